@@ -31,7 +31,7 @@ from fedcli.errors import UserError
 
 __all__ = [
     "Cell", "Claim", "DataSetting", "Gain", "Method", "Post", "Protocol", "PublicSetting", "Table", "UserError",
-    "both_ways", "grid", "load", "option", "rows_by_class", "run",
+    "both_ways", "frame", "grid", "load", "option", "rows_by_class", "run",
 ]  # fmt: skip
 
 
@@ -83,3 +83,22 @@ def load(path, method=()):
     from fedcli.figures.notebook import load as load_
 
     return load_(path, method)
+
+
+def frame(*paths, metrics=()):
+    """Reads runs as a table, what `fedcli table PATHS --format csv` writes.
+
+    Args:
+        *paths: Folders of runs, or folders that hold these at any depth.
+        metrics: Names of metrics that get a column, as of `fedcli table --metric`.
+
+    Returns:
+        A `pandas.DataFrame`, a row a run: its `folder`, method, protocol, data set and seed, the options in which the
+        runs differ, and its numbers, as `selected` (the headline) and `last`; accuracies are in percent.
+
+    Raises:
+        UserError: If there is no run, or a record cannot be read.
+    """
+    from fedcli.results.tables import frame as frame_  # late: pandas takes half a second
+
+    return frame_(paths, metrics)

@@ -46,11 +46,13 @@ def test_columns_are_chosen_by_parts_of_their_titles():
     assert cells(render(sheet))[0] == {"Last round, %": "30.00 (1)", "Method": "one"}
     (sheet,) = tables.sheets([record()], columns=["selected", "round, median"])
     assert sheet.columns == [SELECTED, "Seconds a round, median"]  # not "Validation at the selected round, %"
+    (sheet,) = tables.sheets([record()], ["best", "last"], ["method", "last, %"])
+    assert sheet.columns == ["Method", "last, %", "best, %"]  # what is asked for by --metric is shown too
     with pytest.raises(UserError, match="no column has 'speed' in its title; there are: Method, Settings"):
         tables.sheets([record(), record(lr=0.2)], columns=["speed"])
 
 
-def test_copies_of_a_run_count_once_and_other_runs_of_a_seed_do_not():
+def test_copies_of_a_run_count_once_and_other_runs_of_a_seed_are_told():
     runs = [record(selected=0.5), record(selected=0.5), record(seed=1, selected=0.6)]
     (group,) = tables.group(runs)
     assert len(group.records) == 2
@@ -58,6 +60,8 @@ def test_copies_of_a_run_count_once_and_other_runs_of_a_seed_do_not():
     other["summary"]["params_sha256"] = "f" * 64
     (group,) = tables.group([*runs, other])
     assert [run["summary"]["selected"] for run in group.records] == [0.5, 0.7, 0.6]
+    assert "more than once, and each run counts, in: one." in render(tables.sheet([*runs, other]))
+    assert "more than once" not in render(tables.sheet(runs))
     unfinished = [record(done=0, status="interrupted") for _ in range(2)]
     assert len(tables.group(unfinished)[0].records) == 2
 

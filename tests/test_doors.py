@@ -118,8 +118,8 @@ def test_a_file_brings_methods_protocols_tables_and_a_step_after():
     assert [cell.method for cell in table.cells] == [f"{path}:plain", "fedprox"]
     assert table.cells[0].settings == {"protocol": f"{path}:mine:digits", "post": f"{path}:half"}
     shown = comparison.compare(plans.plan(table))
-    (((name, *_), *_),) = shown.blocks  # a line, that of ours
-    assert (name[0], shown.columns) == ("a", ["Method", "", "b", "c"])
+    ((name, *_),) = shown.lines  # that of ours
+    assert (name, shown.columns) == ("a", ["Method", "", "b", "c"])
     assert not any("paper" in note for note in shown.notes)
     command = "run ./mine.py:plain --post ./mine.py:POST --share 0.25 --train-examples 40"
     result = invoke(*command.split(), "--device", "cpu", "--out", "run")

@@ -73,6 +73,8 @@ def test_a_file_names_groups_by_folders_and_errors_name_the_file(tmp_path):
     study = tmp_path / "study"
     write(study / "a" / "seed-0", run("one", 0, 0.75))
     write(tmp_path / "other" / "seed-1", run("one", 1, 0.85))
+    with pytest.raises(UserError, match=r"has no introduction; .* to intro\.md"):
+        read_study(study)
     (study / "intro.md").write_text("# A study\n")
     assert read_study(study).findings == []
     file = study / "findings.toml"

@@ -50,12 +50,14 @@ def test_accuracies_are_percent_and_rounds_count_from_one(name, answers):
         assert value(name.format(parameter), RUN) == (answer if answer is None else pytest.approx(answer)), parameter
 
 
-def test_the_last_tenth_of_the_rounds_is_at_least_one_of_them():
+def test_the_last_tenth_and_fractions_are_of_the_planned_rounds_not_of_those_that_are_done():
     assert value("last-tenth", RUN) == pytest.approx(60)
     rounds = [entry(number, 0.01 * number if number != 18 else None) for number in range(29)]
     assert value("last-tenth", record(*rounds)) == pytest.approx(27.5)
     assert value("last-tenth", record(*rounds[:20])) == pytest.approx(19)  # of two, the second alone was tested
     assert value("last-tenth", {**record(*rounds), "config": {"rounds": 400}}) is None  # not there yet
+    short = {**RUN, "config": {"rounds": 10, "cohort_size": 4}}
+    assert [value(name, short) for name in ("at:1/5", "at:1")] == [pytest.approx(57), None]
 
 
 def test_drift_and_terms_are_those_of_the_last_round_that_has_them():
@@ -87,11 +89,6 @@ def test_a_name_that_no_run_has_is_refused_where_they_have_others():
             metrics.refuse_absent(name, runs)
 
 
-def test_fractions_count_the_planned_rounds_not_those_that_are_done():
-    short = {**RUN, "config": {"rounds": 10, "cohort_size": 4}}
-    assert [value(name, short) for name in ("at:1/5", "at:1")] == [pytest.approx(57), None]
-
-
 def test_accuracies_by_domain_are_of_the_selected_rounds_and_else_the_mean_over_domains():
     rounds = [
         entry(number, 0.5, domains={"a": a, "b": b}, intra={"a": 1.0, "b": 0.5}, inter={"a": a / 2, "b": b / 2})
@@ -101,6 +98,14 @@ def test_accuracies_by_domain_are_of_the_selected_rounds_and_else_the_mean_over_
     assert {name: value(name, record(*rounds, selected_round=3)) for name in answers} == pytest.approx(answers)
     three = record(*rounds, selection="mean-last-3", selected_round=3)
     assert [value(name, three) for name in ("domain:a", "domain", "inter:b")] == pytest.approx([40, 40, 20])
+
+
+def test_the_spread_over_clients_is_of_the_selected_round():
+    spread = [{"mean": 0.5, "std": 0.25, "worst": 0.125}, {"mean": 0.75, "std": 0.0, "worst": 0.75}]
+    run = record(*(entry(number, 0.5, clients=spread[number]) for number in (0, 1)), selected_round=0)
+    assert [value(f"clients:{name}", run) for name in ("mean", "std", "worst")] == [50, 25, 12.5]
+    with pytest.raises(UserError, match=r"unknown clients 'median'; .*the runs have mean, std, worst"):
+        metrics.refuse_absent("clients:median", [run])
 
 
 def test_a_run_without_a_number_has_none():
@@ -125,20 +130,3 @@ def test_costs_are_of_a_client_in_the_mean_round_and_of_all_in_all_rounds():
 def test_an_unknown_name_is_refused(name):
     with pytest.raises(UserError, match="metric"):
         metrics.find_metric(name)
-
-
-def test_the_best_leads_over_its_own_seeds_and_has_lost_no_run():
-    def runs(*accuracies, **more):
-        return [{"seed": n, "status": "finished", "summary": {"last": a}, **more} for n, a in enumerate(accuracies)]
-
-    last = metrics.find_metric("last")
-    groups = [runs(0.5, 0.52), runs(0.6, 0.61)]
-
-    def best(*groups):
-        return metrics.best(last, dict(enumerate(groups)))
-
-    assert best(*groups) == 1
-    assert best(runs(0.5, 0.6), runs(0.6, 0.51)) is None
-    assert best([*groups[0], {**groups[0][0], "seed": 9, "summary": {"last": 0.99}}], groups[1]) is None
-    lost = {**groups[1][0], "seed": 2, "status": "failed", "error": "NonFiniteLoss: "}
-    assert best(groups[0], [*groups[1], lost]) is None

@@ -76,3 +76,15 @@ def test_exist_ok_keeps_the_run_before(tmp_path):
     (tmp_path / "mine" / "thesis.tex").touch()
     with pytest.raises(UserError, match="never overwritten"):
         fedcli.run("fedavg", out=tmp_path / "mine", exist_ok=True, **TINY)
+
+
+def test_runs_of_folders_are_a_table_with_the_options_in_which_they_differ(run, tmp_path):
+    done = fedcli.run("fedavg", out=tmp_path / "two", lr=0.5, seeds=[0, 1], **TINY)
+    table = fedcli.frame(run.path, tmp_path, metrics=["best", "clients:mean"])
+    assert table["folder"].tolist() == [run.path, *(each.path for each in done)]
+    assert table[["lr", "eval_every", "seed"]].values.tolist() == [[0.05, 2, 0], [0.5, 1, 0], [0.5, 1, 1]]
+    assert table["selected"].tolist() == [100 * each.record["summary"]["selected"] for each in (run, *done)]
+    assert (table["best, %"] >= table["last"]).all()
+    assert "rounds" not in table
+    with pytest.raises(UserError, match="there is no record at"):
+        fedcli.frame(tmp_path / "none")

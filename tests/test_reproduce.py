@@ -262,7 +262,7 @@ def test_the_shipped_runs_are_found_and_never_gone_on_with(monkeypatch):
     (folder,) = frame.shipped()
     runs = frame.read_runs([folder])
     record = runs[(runs["method"] == "fedfa") & (runs["seed"] == 2021)]["record"].iloc[0]
-    stopped = frame.frame_of([{**record, "status": "interrupted"}], [folder / "x"])
+    stopped = frame.frame_of([{**record, "status": "interrupted"}]).assign(folder=[folder / "x"])
     monkeypatch.setattr(plans, "read_runs", lambda folders, damaged: stopped)
     assert not any(seeds())
 
@@ -427,7 +427,7 @@ def lines(text):
 
 def shown(one, results, errors=None):
     """The Markdown cells of each row: paper, ours, difference."""
-    rows = lines(render(comparison.compare(filled(one, results), errors)))[2:]
+    rows = lines(render(comparison.compare(filled(one, results), errors or {})))[2:]
     found, row = {}, ""
     for name, what, *cells in rows:
         row = name or row
@@ -643,6 +643,6 @@ def test_a_terminal_gets_portions_that_fit_with_every_number():
     text = screen.file.getvalue()
     assert max(map(len, text.splitlines())) <= 60
     assert text.count("Reduced: at most 2 rounds.") == 1
-    for text_of_paper, _ in compared.blocks[0][0]:
+    for text_of_paper in compared.lines[0]:
         assert text_of_paper in text
     assert sum(line.startswith(" Method") for line in text.splitlines()) == 3

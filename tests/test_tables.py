@@ -7,8 +7,7 @@ import json
 import pytest
 
 from fedcli.errors import UserError
-from fedcli.results import frame, pages, tables
-from fedcli.results.findings import read_study
+from fedcli.results import frame, tables
 from fedcli.results.render import MISSING, Sheet, render
 
 PLANNED = 4
@@ -219,13 +218,6 @@ def test_options_that_were_given_and_nothing_else_shows_are_named_with_their_row
     assert "Options given" not in markdown([run("one", lr=0.5), run("one", lr=0.6), run("two", lr=0.5)])
 
 
-def test_a_seed_that_ran_twice_is_pointed_out():
-    other = record(checkpoint_every=2)
-    other["summary"]["params_sha256"] = "f" * 64
-    assert "more than once, and each run counts, in: one." in markdown([record(), other])
-    assert "more than once" not in markdown([record(), record(seed=1), record("two")])
-
-
 def bold(runs):
     return [row["Method"] for row in cells(markdown(runs)) if row["Method"].startswith("**")]
 
@@ -239,6 +231,8 @@ def test_the_best_comparable_row_is_bold_where_the_interval_of_its_lead_leaves_o
     assert bold([*one, *runs_of("two", 0.53, 0.64, 0.75), *three]) == ["**two**"]  # ahead by 3, 4 and 5
     assert bold([*one, *runs_of("two", 0.51, 0.64, 0.74), *three]) == []  # by 1, 4 and 4: zero is inside
     assert bold([record("one", selected=0.5), record("two", selected=0.6)]) == []  # one seed
+    lead = [*runs_of("one", 0.5, 0.5), *runs_of("two", 0.6, 0.6)]
+    assert (bold(lead), bold([*lead, lost(9, done=0, method="two")])) == (["**two**"], [])  # a lost run is no lead
     apart = [record("two", seed=seed, selected=0.9 + seed / 1000) for seed in (7, 8, 9)]
     assert bold([*one, *apart]) == []  # other seeds are no pairs
     on_a = [*runs_of("one", 0.5, 0.5, dataset="a"), *runs_of("two", 0.6, 0.6, dataset="a")]
@@ -289,7 +283,7 @@ def test_latex_is_booktabs_with_everything_escaped():
     assert lines[2] == r"\begin{tabular}{llrrr}"
     assert lines[7] == (r"\textbf{my\_method} & 0, 1 & \textbf{61.00 $\pm$ 1.41 (2)} & 41.00 $\pm$ 1.41 (2) & 4 \\")
     assert lines[8:10] == [r"\bottomrule", r"\end{tabular}"]
-    text = render(Sheet(["A", "B"], [[[("y " * 21, ""), ("-1.5 [-2.0, 1.0] (3), cnn-2x32", "")]]], 1, []), "latex")
+    text = render(Sheet(["A", "B"], [["y " * 21, "-1.5 [-2.0, 1.0] (3), cnn-2x32"]], 1), "latex")
     assert r"\begin{tabular}{p{0.3\linewidth}r}" in text  # long texts are wrapped
     assert r" & $-$1.5 [$-$2.0, 1.0] (3), cnn-2x32 \\" in text
 
@@ -300,23 +294,3 @@ def test_records_are_found_at_any_depth_and_once(tmp_path):
     found = frame.find_records([tmp_path / "b", tmp_path, tmp_path / "b" / "record.json"])
     assert [run["method"] for run in found] == ["two", "one"]
     assert found[0] == record("two")
-
-
-def test_the_page_of_a_study(tmp_path):
-    study = tmp_path / "skew"
-    runs = [record("one", 0), record("one", 1, 0.52), record("two", 0, status="interrupted", done=2)]
-    runs[0]["command"] = "fedcli.run"  # from Python: nothing to type again
-    for number, run in enumerate(runs):
-        write(study / "runs" / str(number), run)
-    with pytest.raises(UserError, match=r"intro\.md"):
-        read_study(study)
-    (study / "intro.md").write_text("# Skew\n\nA question.\n")
-    page = pages.study_page(read_study(study))
-    assert page.startswith("# Skew\n\nA question.\n\n## Results\n\nAll rows: ")
-    assert markdown(runs).strip() in page
-    assert "](figures/skew-curves.png)" in page
-    assert "| one | 1 | finished | 52.00 | 2 | 32.00 | 66 | abababababab | 111111111111 |" in page
-    assert "| two | 0 | interrupted after 2 of 4 rounds |" in page
-    assert "- 3 runs: device cpu, cores 2 · torch 2.13" in page
-    assert page.endswith("```console\n$ fedcli run one --seeds 0,1\n$ fedcli run two --seeds 0,1\n```\n")
-    assert str(tmp_path) not in page

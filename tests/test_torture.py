@@ -105,7 +105,7 @@ def test_a_name_is_text_wherever_it_is_written():
     shown = markdown(wild)
     assert "\n" not in shown
     assert all(f"\\{one}" in shown for one in "$<>|`*")
-    sheet = Sheet(["Method"], [[[(wild, "")]]], 1, [{"method": wild, "loss": -1.5}])
+    sheet = Sheet(["Method"], [[wild]], 1, [{"method": wild, "loss": -1.5}])
     assert len(render(sheet, "markdown").splitlines()) == 3
     _, (name, loss) = csv.reader(io.StringIO(render(sheet, "csv")))
     assert (name[:3], loss) == ("'=1", "-1.5")

@@ -179,7 +179,7 @@ def _run(
 
 
 def _run_one(method: str, given: dict[str, Any], workers: int | None, log: str | None, shown: dict[str, Any]) -> None:
-    """Run a method here, or in workers; with several seeds one after the other, and draw their curve."""
+    """Run a method here, or in workers; of several seeds, draw their curve and print their means."""
     from fedcli.runs import run as runs
     from fedcli.runs.workers import joined
 
@@ -197,30 +197,41 @@ def _run_one(method: str, given: dict[str, Any], workers: int | None, log: str |
         from fedcli.results import frame
 
         parent = done[0].path.parent
-        files = plots.write(parent / "curve", curves.learning_curves, frame.find_records([parent]))
+        records = frame.find_records([parent])
+        files = plots.write(parent / "curve", curves.learning_curves, records)
         console(shown["quiet"]).print(f"curve over the seeds: {' and '.join(map(str, files))}", soft_wrap=True)
+        _print_table(records, shown["quiet"])
+
+
+def _print_table(records: list[dict], quiet: bool | None) -> str:
+    """Print the table of some runs, and return it in Markdown."""
+    from fedcli.results import render, tables
+
+    output, table = console(quiet), render.render(tables.sheet(records))
+    output.print(Markdown(table) if output.is_terminal else Text(table), soft_wrap=not output.is_terminal)
+    return table
 
 
 def _run_several(names: Sequence[str], given: dict, experiment: dict, where: dict, shown: dict) -> None:
     """Run every method with every combination of several values; progress goes to stderr, the table to stdout."""
     from fedcli.cli.display import RECORD, run_plan
     from fedcli.data.files import write_atomically
-    from fedcli.results import frame, plans, render, tables
+    from fedcli.results import frame, plans
 
     plan = plans.plan_grid(names, given, **experiment)
     again = f"the same command with --out {shlex.quote(str(plan.folder))} --continue"
     errors = run_plan(plan, consoles(**shown, stderr=True), again, **where)
     begun = [run.folder for run in plan.runs if (run.folder / RECORD).is_file()]
     records = frame.find_records(begun or [plan.folder])
-    table = render.render(tables.sheet(records))
+    table = _print_table(records, shown["quiet"])
     write_atomically(plan.folder / "table.md", lambda path: path.write_text(table, encoding="utf-8"))
-    output = console(shown["quiet"])
-    output.print(Markdown(table) if output.is_terminal else Text(table), soft_wrap=not output.is_terminal)
     from fedcli.figures import curves, plots  # only now, as it takes a second
 
     with suppress(UserError):  # no run has come to a test
         plots.write(plan.folder / "curves", curves.learning_curves, records)
-    output.print(f"table and curves: {plan.folder}, table.md, curves.png and curves.pdf", soft_wrap=True)
+    console(shown["quiet"]).print(
+        f"table and curves: {plan.folder}, table.md, curves.png and curves.pdf", soft_wrap=True
+    )
     if errors:
         raise typer.Exit(1)
 

@@ -160,13 +160,10 @@ def drawn(sheet: Any, width: int) -> Group:
     """Lay out a table in portions of as many columns of numbers as fit, so that no number is broken."""
     from fedcli.results import render
 
-    lines = [line for block in sheet.blocks for line in block]
-    texts = sum(max(len(line[column][0]) for line in lines) + 3 for column in range(sheet.numbers))
+    texts = sum(max(len(line[column]) for line in sheet.lines) + 3 for column in range(sheet.numbers))
     across, parts = max(1, (width - texts) // NUMBER_WIDTH), []
     for start in range(sheet.numbers, len(sheet.columns), across):
-        shown = [*range(sheet.numbers), *range(start, min(start + across, len(sheet.columns)))]
-        blocks = [[[line[column] for column in shown] for line in block] for block in sheet.blocks]
-        part = replace(sheet, columns=[sheet.columns[column] for column in shown], blocks=blocks)
+        part = sheet.select([*range(sheet.numbers), *range(start, min(start + across, len(sheet.columns)))])
         if start > sheet.numbers:
             part = replace(part, title="", setting="")
         if start + across < len(sheet.columns):
@@ -208,12 +205,11 @@ def drawn_claims(answers: Any) -> Group:
     from fedcli.results import claims, render
 
     table = rich_table.Table("Verdict", "Claim, the paper's difference and ours", box=None, pad_edge=False)
-    for block in claims.sheet(answers).blocks:
-        for line in block:
-            claim, verdict, paper, ours, tail, runs = (text.replace("`", "") for text, _ in line)
-            numbers = f"paper {paper or render.MISSING}, ours {ours}, last tenth {tail}; {runs}"
-            style = VERDICTS.get(verdict.partition(",")[0], "")
-            table.add_row(Text(verdict, style), Text(f"{claim}\n{numbers}".strip()))
+    for line in claims.sheet(answers).lines:
+        claim, verdict, paper, ours, tail, runs = (text.replace("`", "") for text in line)
+        numbers = f"paper {paper or render.MISSING}, ours {ours}, last tenth {tail}; {runs}"
+        style = VERDICTS.get(verdict.partition(",")[0], "")
+        table.add_row(Text(verdict, style), Text(f"{claim}\n{numbers}".strip()))
     notes = Markdown("\n".join(f"- {note}" for note in claims.NOTES))
     return Group(table, Text(f"\n{claims.counted(answers)}", "bold"), notes)
 

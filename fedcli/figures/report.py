@@ -23,7 +23,7 @@ from fedcli.figures.curves import find_curves
 from fedcli.figures.plots import setting_colours, setting_name
 from fedcli.results.comparison import printed_accuracies
 from fedcli.results.metrics import find_metric
-from fedcli.results.render import Sheet
+from fedcli.results.render import Best, Sheet
 from fedcli.results.tables import SeedGroup, boards, commands, group, sheets
 
 POINTS = 250  # of a curve at most; of more, as many that lie evenly between the first and the last
@@ -53,11 +53,10 @@ def report(records: Iterable[dict], title: str = "Runs", missing: Sequence[str] 
     groups = [group(runs) for runs in by_board.values()]
     colour = setting_colours(groups)
     for (name, runs), members, sheet in zip(by_board.items(), groups, sheets(records), strict=True):
-        lines = [line for block in sheet.blocks for line in block]
         shown, failed = [], []
-        for member, line in zip(members, lines, strict=True):
+        for member, line in zip(members, sheet.lines, strict=True):
             if all(record["status"] == "failed" for record in member.records):
-                failed.append(", ".join(text for text, _ in line if text))
+                failed.append(", ".join(filter(None, line)))
             else:
                 shown.append((member, line))
         parts.append(_text(f"<h2>{escape(name)}</h2>"))
@@ -78,21 +77,21 @@ def _text(html: str) -> models.Div:
 
 
 def _table(sheet: Sheet, rows: list[tuple[SeedGroup, Any]], colour: dict[str, str]) -> models.DataTable:
-    """A board's table, of the settings with their cells, text and mark, in `rows`, and the paper's numbers.
+    """A board's table, of the settings with their cells in `rows`, and the paper's numbers.
 
     Columns of numbers are sorted as numbers.
     """
     columns = [(title, [line[place] for _, line in rows]) for place, title in enumerate(sheet.columns)]
     printed = printed_accuracies([member.records[0] for member, _ in rows])
     if any(number is not None for number in printed):
-        cells = [("" if number is None else f"{number:.2f}", "") for number in printed]
-        columns.insert(sheet.numbers + 1, ("Paper, %", cells))
+        columns.insert(
+            sheet.numbers + 1, ("Paper, %", ["" if number is None else f"{number:.2f}" for number in printed])
+        )
     data = {"colour": [colour[member.label] for member, _ in rows]}
     shown = []
-    for place, (title, cells) in enumerate(columns):
-        texts = [text for text, _ in cells]
+    for place, (title, texts) in enumerate(columns):
         data[f"text_{place}"] = texts
-        data[f"weight_{place}"] = ["bold" if mark == "best" else "normal" for _, mark in cells]
+        data[f"weight_{place}"] = ["bold" if isinstance(text, Best) else "normal" for text in texts]
         data[f"sort_{place}"] = [_number(text) for text in texts] if place >= sheet.numbers else texts
         template = CELL.format(place, "inherit" if place else "<%= colour %>")
         width = 20 + 7 * min(max(map(len, (*texts, title))), 40)

@@ -380,7 +380,7 @@ def sheet(
         said += [f"decided by {', '.join(filter(None, deciding))}"] if any(deciding) else []
         texts = [f"`{claim.name}` {claim.text}", verdict, paper, answer.ours, difference_text(metric, answer.tail)]
         texts.append("; ".join(said) or MISSING)
-        lines.append([(text, "") for text in texts])
+        lines.append(texts)
         values.append({
             "claim": claim.name, "text": claim.text, "table": claim.table, "row": claim.row,
             "than": "; ".join(claim.others), "columns": "; ".join(claim.columns), "less": "; ".join(claim.less),
@@ -392,7 +392,7 @@ def sheet(
             "lost": answer.lost, "over": answer.over, "runs": "; ".join(map(str, answer.runs)),
         })  # fmt: skip
     titles = ["Claim", "Verdict", "Paper", "Ours", "Over the last tenth of the rounds", "Runs"]
-    return Sheet(titles, [[line] for line in lines], 6, values, notes=NOTES, marked_up=True)
+    return Sheet(titles, lines, 6, values, notes=NOTES, marked_up=True)
 
 
 def counted(answers: Sequence[Answer]) -> str:

@@ -3,39 +3,28 @@
 import json
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
 from statistics import fmean, stdev
-from typing import Any, NamedTuple
+from types import MappingProxyType
+from typing import Any
 
 from fedcli.declarations import Table
 from fedcli.registry import tables
 from fedcli.results.frame import STATES, departures, frame_of
 from fedcli.results.metrics import BOLD, DIVERGED, Metric, best, interval
 from fedcli.results.plans import IN_TEXT, PlannedCell, TablePlan, wanted
-from fedcli.results.render import Line, Sheet
+from fedcli.results.render import Best, Sheet
 from fedcli.results.tables import mean_of_runs, tuned
 
 NOT_REPORTED = "not reported"
 ACCURACIES = ("selected", "last", "best")  # metrics that are points of a learning curve
-Place = tuple[str, str]  # row and column of a cell
 SCALED = re.compile(r"_(1e\d+)_floats$")  # of a column: the paper prints floats in this unit
 LINES = ("paper", "ours", "difference", "interval")
-
-
-class Entry(NamedTuple):
-    """A cell beside the paper's.
-
-    Attributes:
-        texts: What stands in which of `LINES`: "66.69 ± 0.69", "66.10 ± 0.52 (3)", or why there is no number; ours less
-            the paper's; its 95 % interval, where there are two seeds or more.
-        values: The same as numbers, a row of the CSV; None where there is none of ours.
-    """
-
-    texts: dict[str, str]
-    values: dict[str, Any] | None = None
+Place = tuple[str, str]  # row and column of a cell
+Cell = tuple[dict[str, str], dict[str, Any]]  # what stands in which of `LINES`, and the same as numbers, for the CSV
 
 
 @cache
@@ -44,7 +33,7 @@ def reported() -> dict[str, dict[str, Any]]:
     return json.loads(files("fedcli.papers").joinpath("reported.json").read_text(encoding="utf-8"))
 
 
-def printed(table: Table) -> dict[tuple[str, str], dict[str, Any]]:
+def printed(table: Table) -> dict[Place, dict[str, Any]]:
     """The paper's entries of a table by row and column; none for curves without a number or a table of no paper."""
     return {(entry["method"], entry["column"]): entry for entry in _reported(table).get("rows", ())}
 
@@ -95,59 +84,66 @@ def printed_by_table(record: dict[str, Any]) -> dict[str, float]:
         paper = printed(table)
         for cell in table.cells:
             number = paper.get((cell.row, cell.column), {}).get("mean")
-            names = cell.method, cell.settings.get("dataset")
-            if number is None or cell.metric not in ACCURACIES or names != (record["method"], record["dataset"]):
-                continue
-            planned = wanted(cell)
-            if not departures(run, planned.settings, planned.metric):
-                numbers[name] = number
+            is_alike = (cell.method, cell.settings.get("dataset")) == (record["method"], record["dataset"])
+            if is_alike and number is not None and cell.metric in ACCURACIES:
+                planned = wanted(cell)
+                if not departures(run, planned.settings, planned.metric):
+                    numbers[name] = number
     return numbers
 
 
-def compare(plan: TablePlan, errors: dict[Path, str] | None = None) -> Sheet:
+def compare(plan: TablePlan, errors: Mapping[Path, str] = MappingProxyType({})) -> Sheet:
     """The table as it stands beside the paper's; its values are cells, floats in ones also where the paper rounds them.
 
     Args:
         plan: The table, with the records that there are.
         errors: Errors by folder of runs that have just failed, also of those that left no record.
     """
-    errors, paper = errors or {}, printed(plan.table)
-    cells = {(planned.cell.row, planned.cell.column): planned for planned in plan.cells}
-    metrics = {planned.cell.column: planned.metric for planned in plan.cells}
-    shown_rows = {row for row, _ in cells}
-    in_table = {(cell.row, cell.column) for cell in (*plan.table.cells, *plan.table.gains)}
-    entries = {}
-    for row, column in dict.fromkeys([*paper, *cells]):
-        told = paper.get((row, column), {})
-        if (row, column) in cells:
-            entries[row, column] = _entry(cells[row, column], told, errors)
-        elif row in shown_rows and column in metrics and (row, column) not in in_table:
-            entries[row, column] = Entry({"paper": _paper_text(told, metrics[column]), "ours": "not planned"})
-    for gain in plan.table.gains:
+    table, paper = plan.table, printed(plan.table)
+    planned = {(each.cell.row, each.cell.column): each for each in plan.cells}
+    metrics = {each.cell.column: each.metric for each in plan.cells}
+    rows = {row for row, _ in planned}
+    in_table = {(cell.row, cell.column) for cell in (*table.cells, *table.gains)}
+    texts: dict[Place, dict[str, str]] = {}
+    values: dict[Place, dict[str, Any]] = {}
+    for place in dict.fromkeys([*paper, *planned]):
+        if place in planned:
+            texts[place], values[place] = _cell(planned[place], paper.get(place, {}), errors)
+        elif place[0] in rows and place[1] in metrics and place not in in_table:
+            texts[place] = {"paper": _paper_text(paper[place], metrics[place[1]]), "ours": "not planned"}
+    for gain in table.gains:
         more, less = ([(row, column) for row in rows for column in gain.columns] for rows in (gain.more, gain.less))
-        if cells.keys() >= {*more, *less}:
-            metric = metrics[gain.columns[0]]
-            more, less = ([entries[place].values["ours"] for place in places] for places in (more, less))
+        if planned.keys() >= {*more, *less}:
+            more, less = ([values[place]["ours"] for place in places] for places in (more, less))
             ours = None if None in (*more, *less) else fmean(more) - (max if gain.best else fmean)(less)
-            text, told = "not run" if ours is None else metric.signed(ours), paper.get((gain.row, gain.column), {})
-            entries[gain.row, gain.column] = _beside(gain.row, gain.column, metric, told, text, {"ours": ours})
+            metric, place = metrics[gain.columns[0]], (gain.row, gain.column)
+            text = "not run" if ours is None else metric.signed(ours)
+            texts[place], values[place] = _beside(place, metric, paper.get(place, {}), text, {"ours": ours})
     marked = set()
     for column, metric in metrics.items():
-        marked.add(best(metric, {place: planned.records for place, planned in cells.items() if place[1] == column}))
-    columns = list(dict.fromkeys(column for _, column in entries))
-    intervals = any("interval" in entry.texts for entry in entries.values())
-    ours = "ours, reduced" if plan.reduction else "ours"
+        marked.add(best(metric, {place: each.records for place, each in planned.items() if place[1] == column}))
+    for place in marked - {None}:
+        texts[place]["ours"] = Best(texts[place]["ours"])
+    columns, lines = list(dict.fromkeys(column for _, column in texts)), []
+    prints = any(cell["paper"] != NOT_REPORTED for cell in texts.values())
+    for row in dict.fromkeys(row for row, _ in texts):
+        cells = [texts.get((row, column), {}) for column in columns]
+        block = []
+        for name in LINES if prints else LINES[1:]:
+            shown = [cell.get(name, "") for cell in cells]
+            title = "ours, reduced" if name == "ours" and plan.reduction else name
+            block += [["" if block else row, title, *shown]] if any(shown) else []
+        lines += block
     return Sheet(
-        ["Method", "", *map(heading, columns)],
-        [_block(row, columns, entries, marked, ours) for row in dict.fromkeys(row for row, _ in entries)],
-        numbers=2,
-        values=[
-            {**entry.values, "mark": "best" if place in marked else "", "reduced": plan.reduction}
-            for place, entry in entries.items() if entry.values
+        ["Method", "", *map(heading, columns)], lines, 2,
+        [
+            {**numbers, "mark": "best" if place in marked else "", "reduced": plan.reduction}
+            for place, numbers in values.items()
         ],
         title=plan.title,
         setting=f"**Reduced: {plan.reduction}. Not the paper's setting.**" if plan.reduction else "",
-        notes=list(_notes(plan, errors, marked != {None}, intervals)),
+        notes=_notes(plan, errors, marked != {None}, any("interval" in cell for cell in texts.values())),
+        in_blocks=prints,
     )  # fmt: skip
 
 
@@ -163,21 +159,6 @@ def printed_unit(column: str) -> tuple[float, str]:
     return float(unit or 1), "K" if unit == "1e3" else unit.removeprefix("1")
 
 
-def _block(
-    row: str, columns: Sequence[str], entries: Mapping[Place, Entry], marked: set[Place], ours: str
-) -> list[Line]:
-    """The lines of a row that say anything, the first with its name; the paper's only where it prints a number."""
-    prints = any(entry.texts["paper"] != NOT_REPORTED for entry in entries.values())
-    lines = []
-    for name in LINES if prints else LINES[1:]:
-        texts = [entries[row, column].texts.get(name, "") if (row, column) in entries else "" for column in columns]
-        if any(texts):
-            marks = ["best" if name == "ours" and (row, column) in marked else "" for column in columns]
-            title = ours if name == "ours" else name
-            lines.append([("" if lines else row, ""), (title, ""), *zip(texts, marks, strict=True)])
-    return lines
-
-
 def _paper_text(entry: Mapping[str, Any], metric: Metric) -> str:
     value = entry.get(metric.field)
     if value is None:
@@ -189,13 +170,13 @@ def _paper_text(entry: Mapping[str, Any], metric: Metric) -> str:
     return metric.text(value) + spread
 
 
-def _entry(planned: PlannedCell, paper: Mapping[str, Any], errors: Mapping[Path, str]) -> Entry:
+def _cell(planned: PlannedCell, paper: Mapping[str, Any], errors: Mapping[Path, str]) -> Cell:
     """A cell of ours beside the paper's."""
-    metric, cell, records = planned.metric, planned.cell, planned.records
+    metric, records = planned.metric, planned.records
     states = Counter("failed" if run.folder in errors and run.to_do else run.state for run in planned.runs)
     values = metric.values(records)
     numbers = {
-        "method": cell.method,
+        "method": planned.cell.method,
         "paper_std": paper.get("std") if metric.field == "mean" else None,
         "ours": fmean(values) if values else None,
         "ours_std": stdev(values) if len(values) > 1 else None,
@@ -205,62 +186,60 @@ def _entry(planned: PlannedCell, paper: Mapping[str, Any], errors: Mapping[Path,
         "difference_low": None,
         "difference_high": None,
     }
-    entry = _beside(cell.row, cell.column, metric, paper, mean_of_runs(metric, records, states), numbers)
-    if "difference" in entry.texts and len(values) > 1 and metric.unit != "floats":
-        _, low, high, _ = interval([value - entry.values["paper"] for value in values])  # which is taken as exact
-        entry.texts["interval"] = f"[{metric.signed(low)}, {metric.signed(high)}]"
-        entry.values.update(difference_low=low, difference_high=high)
-    return entry
+    place = planned.cell.row, planned.cell.column
+    texts, numbers = _beside(place, metric, paper, mean_of_runs(metric, records, states), numbers)
+    if "difference" in texts and len(values) > 1 and metric.unit != "floats":
+        _, low, high, _ = interval([value - numbers["paper"] for value in values])  # which is taken as exact
+        texts["interval"] = f"[{metric.signed(low)}, {metric.signed(high)}]"
+        numbers |= {"difference_low": low, "difference_high": high}
+    return texts, numbers
 
 
-def _beside(
-    row: str, column: str, metric: Metric, paper: Mapping[str, Any], text: str, numbers: Mapping[str, Any]
-) -> Entry:
+def _beside(place: Place, metric: Metric, paper: Mapping[str, Any], text: str, numbers: dict[str, Any]) -> Cell:
     """A number of ours beside the paper's; floats in the unit that the paper prints, to which it has rounded."""
-    scale, letter = printed_unit(column)
+    scale, letter = printed_unit(place[1])
     target, ours = paper.get(metric.field), numbers["ours"]
-    names = {"row": row, "column": column, "metric": metric.name, "unit": metric.unit}
-    values = {**names, "paper": None if target is None else target * scale, **numbers}
+    exact = None if target is None else target * scale
     texts = {"paper": _paper_text(paper, metric), "ours": text}
     if ours is not None and target is not None:
         steps = round(ours / scale) - round(target)
         floats = f"{steps:+,}{letter}" if steps else "none"
         texts["difference"] = floats if metric.unit == "floats" else metric.signed(ours - target)
-    return Entry(texts, values)
+    names = {"row": place[0], "column": place[1], "metric": metric.name, "unit": metric.unit}
+    return texts, {**names, "paper": exact, **numbers}
 
 
-def _notes(plan: TablePlan, errors: dict[Path, str], marks: bool, intervals: bool) -> Iterator[str]:
+def _notes(plan: TablePlan, errors: Mapping[Path, str], bold: bool, intervals: bool) -> list[str]:
     """What a reader must know of the numbers, each only where it applies."""
-    table, records = plan.table, [run.record for run in plan.runs if run.record is not None]
-    of_paper = table.reported[0] in reported()
-    less = " Difference: ours less the paper's." if of_paper else ""
-    yield f"Ours: mean ± sample standard deviation over seeds (runs).{less}"
-    if intervals:
-        yield "Interval: of the difference, 95 % by Student's t over our seeds; the paper's number is taken as exact."
-    if any(run.state == "diverged" for run in plan.runs):
-        yield DIVERGED
-    if marks:
-        yield BOLD.format(among=" of ours in a column")
-    yield f"The round that counts in a run: {', '.join(sorted({run.setup.selection for run in plan.runs}))}."
-    if any(planned.metric.unit == "floats" for planned in plan.cells):
-        units = "K: thousands, e8: hundred millions"
-        yield f"Floats: the paper rounds them ({units}), ours are exact; the difference is after the same rounding."
+    table, paper = plan.table, printed(plan.table)
+    of_paper, content = table.reported[0] in reported(), _reported(table)
+    in_table = {(cell.row, cell.column) for cell in (*table.cells, *table.gains)}
+    old = [str(run.folder) for run in plan.runs if run.outdated]
+    failures = []
     for run in plan.runs:
         if error := errors.get(run.folder) or (run.record or {}).get("error"):
             state = "Diverged" if run.state == "diverged" else "Failed"
-            yield f"{state}: {run.label}, seed {run.setup.run.seed}: {error.rstrip('.')} ({run.folder})."
-    if old := [str(run.folder) for run in plan.runs if run.outdated]:
-        yield f"Made with another version of the code, which computed something else: {', '.join(old)}."
-    in_table = {(cell.row, cell.column) for cell in (*table.cells, *table.gains)}
-    if of_paper and in_table.isdisjoint(printed(table)):
-        yield "The paper prints none of these numbers."
-    yield from tuned(records)
+            failures.append(f"{state}: {run.label}, seed {run.setup.run.seed}: {error.rstrip('.')} ({run.folder}).")
+    rest = []
     if table.reported[1] != IN_TEXT:  # else these are about other numbers too
         for number, name in enumerate(("rows", "columns")):
-            ours = {place[number] for place in in_table}
-            theirs = dict.fromkeys(place[number] for place in printed(table))
-            if absent := [heading(text) for text in theirs if text not in ours]:
-                yield f"Not planned, {name} of the paper: {'; '.join(absent)}."
-        remarks = (_reported(table).get(key) for key in ("setting", "notes"))
-        yield from (f"Paper: {text.rstrip('.')}." for text in remarks if text)
-    yield from table.notes
+            planned = {place[number] for place in in_table}
+            absent = [heading(text) for text in dict.fromkeys(place[number] for place in paper) if text not in planned]
+            rest += [f"Not planned, {name} of the paper: {'; '.join(absent)}."] * bool(absent)
+        rest += [f"Paper: {content[key].rstrip('.')}." for key in ("setting", "notes") if content.get(key)]
+    notes = {
+        "Ours: mean ± sample standard deviation over seeds (runs)."
+        + " Difference: ours less the paper's." * of_paper: True,
+        "Interval: of the difference, 95 % by Student's t over our seeds; the paper's number is taken as exact.":
+            intervals,
+        DIVERGED: any(run.state == "diverged" for run in plan.runs),
+        BOLD.format(among=" of ours in a column"): bold,
+        f"The round that counts in a run: {', '.join(sorted({run.setup.selection for run in plan.runs}))}.": True,
+        "Floats: the paper rounds them (K: thousands, e8: hundred millions), ours are exact; the difference is after "
+        "the same rounding.": any(each.metric.unit == "floats" for each in plan.cells),
+        **dict.fromkeys(failures, True),
+        f"Made with another version of the code, which computed something else: {', '.join(old)}.": old,
+        "The paper prints none of these numbers.": of_paper and in_table.isdisjoint(paper),
+        **dict.fromkeys((*tuned(run.record for run in plan.runs if run.record is not None), *rest, *table.notes), True),
+    }  # fmt: skip
+    return [note for note, applies in notes.items() if applies]

@@ -30,7 +30,7 @@ from fedcli.errors import UserError
 from fedcli.registry import find_table
 from fedcli.results.claims import interval_text
 from fedcli.results.comparison import printed_value
-from fedcli.results.frame import find_records
+from fedcli.results.frame import find_records, frame_of
 from fedcli.results.metrics import Metric, Record, difference, find_metric, interval
 
 KEYS = {"says", "metric", "of", "than", "than_metric", "beside", "beside_than", "paper"}
@@ -96,14 +96,13 @@ def read_study(folder: Path) -> Study:
     try:
         content = tomllib.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
         for name, entry in content.get("runs", {}).items():
-            folders = [entry] if isinstance(entry, str) else entry
-            groups[name] = find_records(folder / path for path in folders)
+            groups[name] = find_records(folder / path for path in ([entry] if isinstance(entry, str) else entry))
         for entry in content.get("findings", []):
             lines.append(finding(entry, groups))
     except (KeyError, ValueError, UserError) as error:  # a TOMLDecodeError is a ValueError
         raise UserError(f"{file} cannot be read ({error}; got {entry}); see the head of {__name__}.") from error
-    intro_text, figures = intro.read_text(encoding="utf-8").strip(), content.get("figures", {})
-    return Study(folder.resolve().name, intro_text, records, lines, content.get("metrics", []), figures)
+    text, metrics, figures = intro.read_text(encoding="utf-8"), content.get("metrics", []), content.get("figures", {})
+    return Study(folder.resolve().name, text.strip(), records, lines, metrics, figures)
 
 
 def finding(entry: Mapping[str, Any], groups: Mapping[str, list[Record]]) -> str:
@@ -135,24 +134,26 @@ def finding(entry: Mapping[str, Any], groups: Mapping[str, list[Record]]) -> str
         raise ValueError("no run has this value, or no seed has both runs")
     line += f": {interval_text(metric, result, signed=bool(than))}, {result.n} {unit}{'s' * (result.n > 1)}"
     if "paper" in entry:
-        line += f"; paper {_paper(metric, entry['paper'], of, than)}"
+        table, column = entry["paper"]
+        values = [printed_value(find_table(table), row, column, metric) for row in (of, than) if row]
+        if None in values:
+            raise ValueError(f"{table} has no number in {column} for {of}{f' or {than}' if than else ''}")
+        line += f"; paper {metric.signed(values[0] - values[1]) if than else metric.text(values[0])}"
     if "beside" in entry:
         beside, second = (find_metric(entry.get(key, entry["beside"])) for key in ("beside", "beside_than"))
         line += f"; {_words(beside, runs)} {interval_text(beside, difference(beside, runs, others, second))}"
     return f"{entry['says']}. {line}" if "says" in entry else line
 
 
-def _refuse_unlike(first: list[Record], second: list[Record]) -> None:
+def _refuse_unlike(*groups: list[Record]) -> None:
     """Refuses a pair of groups of which one has two runs of a seed, or of which two of a seed have other clients."""
-    sides = [
-        {record["seed"]: (record["dataset_fingerprint"], record["partition"]["fingerprint"]) for record in runs}
-        for runs in (first, second)
-    ]
-    if [len(side) for side in sides] != [len(first), len(second)]:
+    first, second = map(frame_of, groups)
+    if first["seed"].duplicated().any() or second["seed"].duplicated().any():
         raise ValueError("a difference is of groups with one run a seed")
-    unlike = [seed for seed in sides[0].keys() & sides[1].keys() if sides[0][seed] != sides[1][seed]]
-    if unlike:
-        raise ValueError(f"the two runs of seed {min(unlike)} have other images or another partition")
+    pairs = first.merge(second, on="seed")
+    unlike = pairs[(pairs["images_x"] != pairs["images_y"]) | (pairs["partition_x"] != pairs["partition_y"])]
+    if len(unlike):
+        raise ValueError(f"the two runs of seed {unlike['seed'].min()} have other images or another partition")
 
 
 def _words(metric: Metric, records: Iterable[Record]) -> str:
@@ -162,12 +163,3 @@ def _words(metric: Metric, records: Iterable[Record]) -> str:
     name, colon, _ = metric.name.partition(":")
     words = WORDS.get(metric.name) or WORDS.get(name + colon, metric.name)
     return words.format(*metric.arguments).replace("_", " ")
-
-
-def _paper(metric: Metric, place: list[str], of: str, than: str | None) -> str:
-    """What the paper prints, for a group or as the difference of two."""
-    table, column = place
-    values = [printed_value(find_table(table), row, column, metric) for row in (of, than) if row]
-    if None in values:
-        raise ValueError(f"{table} has no number in {column} for {of}{f' or {than}' if than else ''}")
-    return metric.text(values[0]) if than is None else metric.signed(values[0] - values[1])

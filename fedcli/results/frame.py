@@ -1,6 +1,7 @@
 """All runs as one table: records are read into a `pandas.DataFrame`, a row a run, which everything here filters."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -21,9 +22,6 @@ COLUMNS = (
 )  # fmt: skip
 
 ACCURACIES = ("domains", "intra", "inter", "clients")  # groups of accuracies in a round
-NAMES = ("method", "protocol", "dataset", "partition", "seed", "settings")  # of a run, in a file of rounds or clients
-
-_read: dict[tuple[Path, int, int], dict[str, Any]] = {}  # rows by file, time of change and size; pages read each often
 
 
 def state_of(record: Record) -> str:
@@ -33,27 +31,24 @@ def state_of(record: Record) -> str:
     return record["status"] if record["status"] in ("finished", "failed") else "unfinished"
 
 
-def frame_of(records: Iterable[Record], folders: Iterable[Path | None] | None = None) -> pd.DataFrame:
+def frame_of(records: Iterable[Record]) -> pd.DataFrame:
     """Records as a table.
 
     Args:
         records: Of the runs; a `label` in one stands in the place of its method's name.
-        folders: Of the runs, in the same order; None where nobody asks for them.
 
     Returns:
         A row a run, with `COLUMNS`: `images` and `partition` are fingerprints, `settings` what says which experiment
         it is, `before_post` the same without a step after the last round, `key` its hash.
     """
-    records = list(records)
-    pairs = zip(records, folders or [None] * len(records), strict=True)
-    return pd.DataFrame([_row(*pair) for pair in pairs], columns=COLUMNS)
+    return pd.DataFrame(map(_row, records), columns=COLUMNS)
 
 
-def _row(record: Record, folder: Path | None) -> dict[str, Any]:
-    """A run as a row of the table."""
+def _row(record: Record) -> dict[str, Any]:
+    """A run as a row of the table, but for its folder."""
     values = settings(record)
     return {
-        "folder": folder,
+        "folder": None,
         "record": record,
         **{name: record[name] for name in ("method", "protocol", "dataset", "seed")},
         "label": record.get("label", ""),
@@ -67,20 +62,24 @@ def _row(record: Record, folder: Path | None) -> dict[str, Any]:
     }
 
 
+@cache
+def _row_of_file(file: Path, changed: int, size: int) -> dict[str, Any]:
+    """The row of a record file, which pages read many times, as it was when it had changed last and had such a size."""
+    return _row(read_record(file))
+
+
 def rows_by(runs: pd.DataFrame, *columns: str) -> dict[tuple, list[dict[str, Any]]]:
     """The rows of a table of runs, by what they have in some columns."""
     return {values: part.to_dict("records") for values, part in runs.groupby(list(columns), sort=False)}
 
 
-def record_files(paths: Iterable[Path]) -> Iterator[tuple[Path, int]]:
-    """The record files under paths, each once, with the place of its path among them."""
-    seen = set()
+def record_files(paths: Iterable[Path]) -> list[tuple[Path, int]]:
+    """The record files under paths, sorted within each and each once, with the place of its path among them."""
+    files: dict[Path, tuple[Path, int]] = {}
     for place, path in enumerate(paths):
-        files = sorted(path.rglob(RECORD)) if path.is_dir() else [path]
-        for file in files:
-            if file.resolve() not in seen:
-                seen.add(file.resolve())
-                yield file, place
+        for file in sorted(path.rglob(RECORD)) if path.is_dir() else [path]:
+            files.setdefault(file.resolve(), (file, place))
+    return [*files.values()]
 
 
 def read_runs(folders: Iterable[Path], damaged: list[str] | None = None) -> pd.DataFrame:
@@ -93,11 +92,8 @@ def read_runs(folders: Iterable[Path], damaged: list[str] | None = None) -> pd.D
     rows = []
     for file, _ in record_files(folder for folder in folders if folder.is_dir()):
         about = file.stat()
-        version = file.resolve(), about.st_mtime_ns, about.st_size
         try:
-            if version not in _read:
-                _read[version] = _row(read_record(file), file.parent)
-            rows.append({**_read[version], "folder": file.parent})
+            rows.append(_row_of_file(file.resolve(), about.st_mtime_ns, about.st_size) | {"folder": file.parent})
         except UserError as error:
             if damaged is not None:
                 damaged.append(str(error))
@@ -122,8 +118,8 @@ def find_records(paths: Iterable[Path], labels: Sequence[str] = ()) -> list[Reco
     for path in paths:
         if path.is_dir() and next(path.rglob(RECORD), None) is None:
             raise UserError(f"no {RECORD} under the folder '{path}'; give the folder of one run or of several runs.")
-    label = {place: {"label": text} for place, text in enumerate(labels)}
-    return [read_record(file) | label.get(place, {}) for file, place in record_files(paths)]
+    files = record_files(paths)
+    return [read_record(file) | ({"label": labels[place]} if labels else {}) for file, place in files]
 
 
 def departures(run: Mapping[str, Any], planned: Settings, metric: Metric) -> dict[str, tuple[Any, Any]]:
@@ -134,12 +130,14 @@ def departures(run: Mapping[str, Any], planned: Settings, metric: Metric) -> dic
         planned: The settings of what is planned.
         metric: What is read; it may not need that every round is tested.
     """
-    found = differences(run["settings"] if planned["post"] is not None else run["before_post"], planned)
-    if set(found.get("partition_seed", ())) == {run["seed"], AS_SEED}:
-        del found["partition_seed"]  # one names the seed that the other has as its own
-    if "eval_every" in found and metric.fits(run["record"], planned["eval_every"]):
-        del found["eval_every"]
-    return found
+    departed = differences(run["settings"] if planned["post"] is not None else run["before_post"], planned)
+    if set(departed.get("partition_seed", ())) == {run["seed"], AS_SEED}:
+        del departed["partition_seed"]  # one names the seed that the other has as its own
+    needs, record = metric.needs, run["record"]
+    needs = record["summary"]["selection"] if needs == "selected" else needs
+    if needs == "last" or (needs == "drift" and record["config"].get("drift_every", 0) > 0):
+        departed.pop("eval_every", None)  # other rounds than those that are tested do not count
+    return departed
 
 
 def rounds_of(record: Record) -> pd.DataFrame:
@@ -175,11 +173,11 @@ def of_all(records: Iterable[Record], of_one: Callable[[Record], pd.DataFrame]) 
     """
     parts = []
     for record in records:
-        values = [record.get("label", record["method"]), record["protocol"], record["dataset"]]
-        values += [record["config"]["partition"], record["seed"], key(settings(record))]
-        parts.append(of_one(record).assign(**dict(zip(NAMES, values, strict=True))))
-    table = pd.concat(parts, ignore_index=True)
-    return table[[*NAMES, *table.columns.drop(list(NAMES))]]
+        names = {"method": record.get("label", record["method"]), "protocol": record["protocol"]}
+        names |= {"dataset": record["dataset"], "partition": record["config"]["partition"], "seed": record["seed"]}
+        table = of_one(record)
+        parts.append(pd.DataFrame(names | {"settings": key(settings(record))}, index=table.index).join(table))
+    return pd.concat(parts, ignore_index=True)
 
 
 def shipped() -> list[Path]:

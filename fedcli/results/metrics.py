@@ -22,19 +22,12 @@ DECIMALS = {"percent": 2, "": 3, "floats": 0}
 
 
 class Interval(NamedTuple):
-    """A mean over seeds with the interval that holds the expected value in 95 of 100 cases.
-
-    Attributes:
-        mean: Of the values.
-        low: Its lower end; None with one value.
-        high: Its upper end; None with one value.
-        n: Number of values.
-    """
+    """A mean over seeds with the interval that holds the expected value in 95 of 100 cases."""
 
     mean: float
-    low: float | None
+    low: float | None  # the lower end; None with one value
     high: float | None
-    n: int
+    n: int  # number of values
 
     @property
     def leaves_out_zero(self) -> bool:
@@ -49,51 +42,41 @@ def interval(values: Sequence[float]) -> Interval | None:
     mean, count = fmean(values), len(values)
     if count == 1:
         return Interval(mean, None, None, 1)
+    half = _half_width(stdev(values), count)
+    return Interval(mean, mean - half, mean + half, count)
+
+
+def _half_width(deviation: float, count: int) -> float:
+    """Half of the interval of so many values with a sample standard deviation."""
     from scipy.special import stdtrit  # late: it takes a second
 
-    half = float(stdtrit(count - 1, 0.975)) * stdev(values) / count**0.5
-    return Interval(mean, mean - half, mean + half, count)
+    return float(stdtrit(count - 1, 0.975)) * deviation / count**0.5
 
 
 def seeds_needed(difference: Interval, most: int) -> int:
     """With how many seeds the interval would leave out zero if mean and spread stayed; `most` + 1 where not so soon."""
-    from scipy.special import stdtrit
-
-    spread = (difference.high - difference.mean) * difference.n**0.5 / float(stdtrit(difference.n - 1, 0.975))
-    halves = {count: float(stdtrit(count - 1, 0.975)) * spread / count**0.5 for count in range(2, most + 1)}
-    return next((count for count, half in halves.items() if half < abs(difference.mean)), most + 1)
+    deviation = (difference.high - difference.mean) / _half_width(1, difference.n)
+    counts = (count for count in range(2, most + 1) if _half_width(deviation, count) < abs(difference.mean))
+    return next(counts, most + 1)
 
 
 @dataclass(frozen=True)
 class Metric:
-    """A number of a run.
+    """A number of a run."""
 
-    Attributes:
-        name: As in a table's cells.
-        read: From a record, and the parameter of metrics that have one, to the number; accuracies as fractions.
-        unit: "percent", "floats", "rounds", or "" for a plain number.
-        better: "higher", "lower", or "" where no value is the best.
-        field: Where papers/reported.json has the paper's number.
-        none: What a finished run without a value is shown as.
-        needs: What it is read from: the "last" round or the model after it, the "selected" round, "every" round that
-            was to be tested, or the "drift" of the clients' models.
-        parameter: From what stands behind the colon to the parameter; None for a metric without one.
-        names: Where the parameter is a name, the entry of a round or of the record that has the names.
-        optional: Whether the parameter may be left out.
-        arguments: The parameter, once it is read from a name.
-    """
-
-    name: str
-    read: Callable[..., float | None]
-    unit: str = "percent"
-    better: str = "higher"
-    field: str = "mean"
-    none: str = "not measured"
+    name: str  # as in a table's cells
+    read: Callable[..., float | None]  # from a record, and the parameter if there is one; accuracies as fractions
+    unit: str = "percent"  # "percent", "floats", "rounds", or "" for a plain number
+    better: str = "higher"  # "higher", "lower", or "" where no value is the best
+    field: str = "mean"  # where papers/reported.json has the paper's number
+    none: str = "not measured"  # what a finished run without a value is shown as
+    # What it is read from: the "last" round or the model after it, the "selected" round, "every" round that was to be
+    # tested, or the "drift" of the clients' models.
     needs: str = "every"
-    parameter: Callable[[str], Any] | None = None
-    names: str = ""
-    optional: bool = False
-    arguments: tuple[Any, ...] = ()
+    parameter: Callable[[str], Any] | None = None  # from what stands behind the colon; None for a metric without one
+    names: str = ""  # where the parameter is a name, the entry of a round or of the record that has the names
+    optional: bool = False  # whether the parameter may be left out
+    arguments: tuple[Any, ...] = ()  # the parameter, once it is read from a name
 
     @property
     def title(self) -> str:
@@ -130,17 +113,14 @@ class Metric:
             return self.value(record) is not None
         return record["status"] == "finished"
 
-    def fits(self, record: Record, eval_every: int) -> bool:
-        """Whether a run gives the number that one tested after every `eval_every` rounds would give."""
-        if self.needs == "drift":
-            return record["config"].get("drift_every", 0) > 0
-        of_last = self.needs == "last" or (self.needs == "selected" and record["summary"]["selection"] == "last")
-        return of_last or record["config"].get("eval_every", 1) == eval_every
-
     def values(self, records: Iterable[Record]) -> list[float]:
         """The values of the runs that count and have one."""
-        values = [self.value(record) for record in records if self.counts(record)]
-        return [value for value in values if value is not None]
+        return [value for _, value in self.by_seed(records)]
+
+    def by_seed(self, records: Iterable[Record]) -> list[tuple[int, float]]:
+        """The same with the seeds of the runs."""
+        pairs = [(record["seed"], self.value(record)) for record in records if self.counts(record)]
+        return [(seed, value) for seed, value in pairs if value is not None]
 
 
 def find_metric(name: str) -> Metric:
@@ -203,14 +183,8 @@ def difference(
         second: Runs of another.
         second_metric: What is read of these, where it is not the same.
     """
-    ours, theirs = _by_seed(metric, first), _by_seed(second_metric or metric, second)
+    ours, theirs = dict(metric.by_seed(first)), dict((second_metric or metric).by_seed(second))
     return interval([ours[seed] - theirs[seed] for seed in ours if seed in theirs])
-
-
-def _by_seed(metric: Metric, runs: Iterable[Record]) -> dict[int, float]:
-    """The values of the runs that count, by seed."""
-    values = {record["seed"]: metric.value(record) for record in runs if metric.counts(record)}
-    return {seed: value for seed, value in values.items() if value is not None}
 
 
 DIVERGED = (
@@ -246,30 +220,26 @@ def best(metric: Metric, groups: Mapping[Any, Sequence[Record]]) -> Any:
 # What metrics read from a record
 
 
-def _over_rounds(
+def _over(
     record: Record, first: float = 1, last: float = math.inf, combine: Callable = fmean, key: str = "test_accuracy"
 ) -> float | None:
     """The accuracies of the tested rounds from `first` to `last`, counted from 1, in one number."""
-    entries = [entry for entry in record["rounds"] if first <= entry["round"] + 1 <= last]
-    values = [entry[key] for entry in entries if entry.get(key) is not None]
+    values = [entry.get(key) for entry in record["rounds"] if first <= entry["round"] + 1 <= last]
+    values = [value for value in values if value is not None]
     return combine(values) if values else None
 
 
-def _over_last(record: Record, number: int, **how: Any) -> float | None:
+def _of_last(record: Record, number: int, **how: Any) -> float | None:
     """The same of so many last planned rounds."""
-    return _over_rounds(record, record["config"]["rounds"] - number + 1, **how)
-
-
-def _deviation(values: list[float]) -> float:
-    return stdev(values) if len(values) > 1 else 0.0
+    return _over(record, record["config"]["rounds"] - number + 1, **how)
 
 
 def _largest_step(values: list[float]) -> float | None:
     return max((abs(after - before) for before, after in pairwise(values)), default=None)
 
 
-def _of_round(record: Record, number: int | None) -> float | None:
-    return None if number is None else _over_rounds(record, number, number)
+def _deviation(values: list[float]) -> float:
+    return stdev(values) if len(values) > 1 else 0.0
 
 
 def _span(text: str) -> tuple[int, int]:
@@ -278,24 +248,24 @@ def _span(text: str) -> tuple[int, int]:
 
 
 def _at(record: Record, fraction: Fraction) -> float | None:
-    return _of_round(record, max(1, int(fraction * record["config"]["rounds"] + Fraction(1, 2))))
+    number = max(1, int(fraction * record["config"]["rounds"] + Fraction(1, 2)))
+    return _over(record, number, number)
 
 
-def _rounds_to(record: Record, percent: float) -> int | None:
-    accuracies = [(entry["round"] + 1, entry["test_accuracy"]) for entry in record["rounds"]]
-    return next((number for number, value in accuracies if value is not None and value >= percent / 100), None)
+def _reached(record: Record, percent: float, *, part: int) -> float | None:
+    """Of the first round that reaches an accuracy its number, counted from 1, or its accuracy."""
+    tested = [(entry["round"] + 1, entry["test_accuracy"]) for entry in record["rounds"]]
+    return next((pair[part] for pair in tested if pair[1] is not None and pair[1] >= percent / 100), None)
 
 
-def _at_selected(record: Record, domain: str = "", *, key: str) -> float | None:
-    """Mean of a number over the rounds that the selection rule chooses; by domains, it is of one or of their mean."""
-    tested, summary = [entry for entry in record["rounds"] if entry["test_accuracy"] is not None], record["summary"]
-    selected = [entry for entry in tested if entry["round"] == summary["selected_round"]]
-    values = []
-    for entry in tested[-3:] if summary["selection"] == "mean-last-3" else selected:
-        value = entry.get(key)
-        if isinstance(value, dict):
-            value = value.get(domain) if domain or not value else fmean(value.values())
-        values.append(value)
+def _at_selected(record: Record, name: str = "", *, key: str) -> float | None:
+    """Mean of a number over the rounds that the selection rule chooses; of several by name, of one or of their mean."""
+    rounds, summary = [entry for entry in record["rounds"] if entry["test_accuracy"] is not None], record["summary"]
+    if summary["selection"] != "mean-last-3":
+        rounds = [entry for entry in rounds if entry["round"] == summary["selected_round"]]
+    values = [entry.get(key) for entry in rounds[-3:]]
+    if any(isinstance(value, dict) for value in values):
+        values = [(value or {}).get(name) if name or not value else fmean(value.values()) for value in values]
     return fmean(values) if values and None not in values else None
 
 
@@ -318,34 +288,36 @@ def _of_all_clients(record: Record, key: str) -> float | None:
 _BY_DOMAIN = {"needs": "selected", "parameter": str, "optional": True}
 _ALL = (
     # Test accuracy by the protocol's selection rule, of the last round, the highest, mean of the last tenth of rounds.
-    Metric("selected", lambda record: record["summary"]["selected"], needs="selected"),
-    Metric("last", lambda record: record["summary"]["last"], needs="last"),
-    Metric("best", partial(_over_rounds, combine=max)),
-    Metric("last-tenth", lambda record: _over_last(record, max(1, record["config"]["rounds"] // 10))),
+    Metric("selected", lambda run: run["summary"]["selected"], needs="selected"),
+    Metric("last", lambda run: run["summary"]["last"], needs="last"),
+    Metric("best", partial(_over, combine=max)),
+    Metric("last-tenth", lambda run: _of_last(run, max(1, run["config"]["rounds"] // 10))),
     # Mean, lowest and sample standard deviation of so many last rounds, as mean-of-last:50.
-    Metric("mean-of-last", _over_last, parameter=int),
-    Metric("least-of-last", partial(_over_last, combine=min), parameter=int),
-    Metric("deviation-of-last", partial(_over_last, combine=_deviation), better="lower", parameter=int),
+    Metric("mean-of-last", _of_last, parameter=int),
+    Metric("least-of-last", partial(_of_last, combine=min), parameter=int),
+    Metric("deviation-of-last", partial(_of_last, combine=_deviation), better="lower", parameter=int),
     # Largest change from a tested round to the next.
-    Metric("largest-step", partial(_over_rounds, combine=_largest_step), better=""),
+    Metric("largest-step", partial(_over, combine=_largest_step), better=""),
     # Test accuracy of that round, as round:5; the mean of these, as rounds:1-20.
-    Metric("round", _of_round, parameter=int),
-    Metric("rounds", lambda record, span: _over_rounds(record, *span), parameter=_span),
+    Metric("round", lambda run, number: _over(run, number, number), parameter=int),
+    Metric("rounds", lambda run, span: _over(run, *span), parameter=_span),
     # Validation accuracy at the selected round, and test accuracy after the step that follows the last one.
     Metric("validation", partial(_at_selected, key="validation_accuracy"), needs="selected"),
-    Metric("post", lambda record: record.get("post", {}).get("test_accuracy"), needs="last"),
+    Metric("post", lambda run: run.get("post", {}).get("test_accuracy"), needs="last"),
     # Accuracy of the classifier, where the headline is the nearest prototype's; the mean over so many last rounds.
     Metric("classifier", partial(_at_selected, key="classifier_accuracy"), needs="selected"),
-    Metric("classifier-of-last", partial(_over_last, key="classifier_accuracy"), parameter=int),
+    Metric("classifier-of-last", partial(_of_last, key="classifier_accuracy"), parameter=int),
     # Test accuracy after that fraction of the planned rounds, as at:1/5, to the nearest.
     Metric("at", _at, parameter=Fraction),
     # The first round, counted from 1, whose test accuracy reaches so many percent, as rounds-to:70; that accuracy.
-    Metric("rounds-to", _rounds_to, "rounds", "lower", "rounds_to_target", "never", parameter=float),
-    Metric("reached", lambda run, percent: _of_round(run, _rounds_to(run, percent)), none="never", parameter=float),
+    Metric("rounds-to", partial(_reached, part=0), "rounds", "lower", "rounds_to_target", "never", parameter=float),
+    Metric("reached", partial(_reached, part=1), none="never", parameter=float),
     # On the test images of a domain; of the models of its clients on that domain, and on the others; else the means.
     Metric("domain", partial(_at_selected, key="domains"), names="domains", **_BY_DOMAIN),
     Metric("intra", partial(_at_selected, key="intra"), names="intra", **_BY_DOMAIN),
     Metric("inter", partial(_at_selected, key="inter"), names="inter", **_BY_DOMAIN),
+    # Of the clients' accuracies on their own test images, else on their validation images: mean, std or worst.
+    Metric("clients", partial(_at_selected, key="clients"), names="clients", needs="selected", parameter=str),
     # A measure of the features, as quality:nmi; how far the clients' models had drifted apart when last measured, as
     # drift:feature_distance; a term of the objective in the last round, as term:cross_entropy.
     Metric(

@@ -1,8 +1,9 @@
 """A table of texts as Markdown, LaTeX or CSV."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import pandas as pd
@@ -11,7 +12,6 @@ from fedcli.errors import printable
 
 MISSING = "–"
 WRAPPED = 40  # characters; a column with longer texts is set in lines
-Line = Sequence[tuple[str, str]]  # of each cell its text and its mark, "best" or ""
 # Of GitHub's Markdown, with its HTML and mathematics.
 _MARKUP = re.compile(r"[\\`*<>$|~]|\[(?=\^|[^\]]*\][(\[:])|(?<!\w)_|_(?!\w)|&(?=#?\w+;)")
 _FORMULA = re.compile(r"^(?=[=+\-@\t\r])")  # for a spreadsheet; an apostrophe before it makes it a text
@@ -21,41 +21,30 @@ _TEX = str.maketrans(
 )
 
 
+class Best(str):
+    """The text of a cell that stands out among those it is compared with."""
+
+
 @dataclass(frozen=True)
 class Sheet:
-    """A table that can be written.
+    """A table that can be written."""
 
-    Attributes:
-        columns: Titles.
-        blocks: Its lines, those that belong together in one block.
-        numbers: The first of the columns that hold numbers, which stand to the right.
-        values: The same with full precision, a line of the CSV each.
-        title: Of the table; empty for none.
-        setting: What the whole table is of, in a sentence; empty for nothing.
-        notes: What a reader must know of the numbers.
-        details: Columns that the LaTeX leaves out.
-        marked_up: Whether its texts are Markdown already.
-    """
-
-    columns: Sequence[str]
-    blocks: Sequence[Sequence[Line]]
-    numbers: int
-    values: Sequence[dict[str, Any]]
+    columns: Sequence[str]  # titles
+    lines: Sequence[Sequence[str]]  # the texts of its cells, those that stand out as `Best`
+    numbers: int  # the first of the columns that hold numbers, which stand to the right
+    values: Sequence[dict[str, Any]] = ()  # the same with full precision, a line of the CSV each
     title: str = ""
-    setting: str = ""
-    notes: Sequence[str] = ()
-    details: Sequence[str] = ()
-    marked_up: bool = False
+    setting: str = ""  # what the whole table is of, in a sentence
+    notes: Sequence[str] = ()  # what a reader must know of the numbers
+    details: Sequence[str] = ()  # columns that the LaTeX leaves out
+    in_blocks: bool = False  # lines without a text in the first column belong to the line above; LaTeX rules off blocks
+    marked_up: bool = False  # its texts are Markdown already
 
     def select(self, places: Sequence[int]) -> "Sheet":
         """The table with the columns at these places alone, in this order."""
-        texts = [place < self.numbers for place in places]
-        return replace(
-            self,
-            columns=[self.columns[place] for place in places],
-            blocks=[[[line[place] for place in places] for line in block] for block in self.blocks],
-            numbers=texts.index(False) if False in texts else len(texts),
-        )
+        columns, *lines = [[line[place] for place in places] for line in (self.columns, *self.lines)]
+        numbers = next((new for new, place in enumerate(places) if place >= self.numbers), len(places))
+        return replace(self, columns=columns, lines=lines, numbers=numbers)
 
 
 def render(sheet: Sheet, form: str = "markdown") -> str:
@@ -66,10 +55,8 @@ def render(sheet: Sheet, form: str = "markdown") -> str:
 
 
 def _markdown(sheet: Sheet) -> str:
-    escape, rows = printable if sheet.marked_up else markdown, []
-    for line in (line for block in sheet.blocks for line in block):
-        rows.append([f"**{escape(text)}**" if mark else escape(text) for text, mark in line])
-    table = "\n".join(github([markdown(column) for column in sheet.columns], rows, sheet.numbers))
+    rows = [_cells(line, printable if sheet.marked_up else markdown, "**{}**") for line in sheet.lines]
+    table = "\n".join(github([*map(markdown, sheet.columns)], rows, sheet.numbers))
     parts = [f"### {sheet.title}" if sheet.title else "", sheet.setting, table]
     parts.append("\n".join(f"- {note}" for note in sheet.notes))
     return "\n\n".join(filter(None, parts)) + "\n"
@@ -78,21 +65,22 @@ def _markdown(sheet: Sheet) -> str:
 def _latex(sheet: Sheet) -> str:
     r"""A `tabular`, with a rule between blocks of several lines; it needs `\usepackage{booktabs}`."""
     sheet = sheet.select([place for place, column in enumerate(sheet.columns) if column not in sheet.details])
-    all_lines = [line for block in sheet.blocks for line in block]
-    longest = [max((len(line[place][0]) for line in all_lines), default=0) for place in range(sheet.numbers)]
+    longest = [max((len(line[place]) for line in sheet.lines), default=0) for place in range(sheet.numbers)]
     form = "".join(r"p{0.3\linewidth}" if length > WRAPPED else "l" for length in longest)
     form += "r" * (len(sheet.columns) - sheet.numbers)
     lines = [f"% {printable(text)}".replace("*", "") for text in (sheet.title, sheet.setting) if text]
     lines += [r"% needs \usepackage{booktabs}", rf"\begin{{tabular}}{{{form}}}", r"\toprule"]
     lines.append(" & ".join(map(_tex, sheet.columns)) + r" \\")
-    ruled = len(all_lines) > len(sheet.blocks)
-    for number, block in enumerate(sheet.blocks):
-        lines += [r"\midrule"] if ruled or number == 0 else []
-        for line in block:
-            cells = [(_tex(text, sheet.marked_up), mark) for text, mark in line]
-            lines.append(" & ".join(rf"\textbf{{{text}}}" if mark else text for text, mark in cells) + r" \\")
-    notes = (f"% {printable(note)}" for note in sheet.notes)
+    for number, line in enumerate(sheet.lines):
+        lines += [r"\midrule"] if number == 0 or (sheet.in_blocks and line[0]) else []
+        lines.append(" & ".join(_cells(line, partial(_tex, marked_up=sheet.marked_up), r"\textbf{{{}}}")) + r" \\")
+    notes = [f"% {printable(note)}" for note in sheet.notes]
     return "\n".join([*lines, r"\bottomrule", r"\end{tabular}", *notes]) + "\n"
+
+
+def _cells(line: Sequence[str], escape: Callable[[str], str], bold: str) -> list[str]:
+    """The texts of a line with nothing in them that is markup, those that stand out in bold."""
+    return [bold.format(escape(text)) if isinstance(text, Best) else escape(text) for text in line]
 
 
 def csv_of(table: pd.DataFrame) -> str:

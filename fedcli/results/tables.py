@@ -7,8 +7,9 @@ protocols or data sets cannot be compared, so they share no table and no panel.
 import re
 import shlex
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from statistics import median
 from typing import Any
 
@@ -16,9 +17,9 @@ import pandas as pd
 
 from fedcli.errors import UserError, printable, unknown
 from fedcli.registry import find_method, methods
-from fedcli.results.frame import STATES, frame_of, state_of
+from fedcli.results.frame import STATES, find_records, frame_of, record_files, state_of
 from fedcli.results.metrics import BOLD, DIVERGED, Metric, best, diverged, find_metric
-from fedcli.results.render import MISSING, Sheet, github, markdown
+from fedcli.results.render import MISSING, Best, Sheet, github, markdown
 from fedcli.runs.config import describe_reductions, flags_of, given_options, recorded_fields, recorded_value, resolve
 from fedcli.runs.records import is_packaged, quiet, reductions_of
 from fedcli.runs.settings import FIRST, NOT_SETTINGS, differences, draft, settings, settings_text
@@ -39,19 +40,12 @@ SOMETIMES = {
 
 @dataclass(frozen=True)
 class SeedGroup:
-    """Runs that agree in everything but the seed.
+    """Runs that agree in everything but the seed."""
 
-    Attributes:
-        label: Short name among the groups made with it: the method, and those settings that most of them do not have.
-        method: Name of the method, marked where the runs used part of the data.
-        settings: The options in which it differs from the other groups, by name.
-        records: The runs, by seed.
-    """
-
-    label: str
-    method: str
-    settings: dict[str, Any]
-    records: list[dict]
+    label: str  # short name among the groups made with it: the method, and those settings that most of them do not have
+    method: str  # its name, marked where the runs used part of the data
+    settings: dict[str, Any]  # the options in which it differs from the other groups, by name
+    records: list[dict]  # the runs, by seed
 
     @property
     def finished(self) -> list[dict]:
@@ -105,39 +99,37 @@ def group(records: Iterable[dict]) -> list[SeedGroup]:
     copies = runs.duplicated(["label", "key", "numerics", "seed", "parameters"])
     runs = runs[~(copies & (runs["state"] == "finished") & runs["parameters"].notna())]
     parts = [part for _, part in runs.groupby(["label", "key", "numerics"], sort=False)]
-    firsts = [part.iloc[0] for part in parts]
-    labels = Counter(first["label"] for first in firsts)
-    one_method = len({first["method"] for first in firsts}) == 1
+    rows = [{**part["settings"].iloc[0], "numerics": part["numerics"].iloc[0]} for part in parts]
+    labels = Counter(part["label"].iloc[0] for part in parts)
     groups = []
-    for part, first, (differing, unusual) in zip(parts, firsts, _differences(firsts), strict=True):
-        method = first["label"] or first["method"]
-        if any(size["what"] == "train_examples" for size in reductions_of(first["record"])):
+    for part, row in zip(parts, rows, strict=True):
+        differing, unusual = _differences(row, rows)
+        records, label = part.sort_values("seed", kind="stable")["record"].tolist(), part["label"].iloc[0]
+        method = label or row["method"]
+        if any(size["what"] == "train_examples" for size in reductions_of(records[0])):
             method += " (reduced)"  # the notes say what else was smaller
-        told_apart = "" if first["label"] and labels[first["label"]] == 1 else settings_text(unusual)
-        called = "" if one_method and not first["label"] and told_apart else method
-        label = ", ".join(filter(None, (called, told_apart)))
-        groups.append(SeedGroup(label, method, differing, part.sort_values("seed", kind="stable")["record"].tolist()))
+        told_apart = settings_text(unusual) if not label or labels[label] > 1 else ""
+        called = method if label or not told_apart or runs["method"].nunique() > 1 else ""
+        groups.append(SeedGroup(", ".join(filter(None, (called, told_apart))), method, differing, records))
     return groups
 
 
-def _differences(firsts: Sequence[Any]) -> list[tuple[dict[str, Any], dict[str, Any]]]:
-    """For each run the settings in which it differs, from all others or from its own method's, and the unusual ones.
+def _differences(row: dict[str, Any], rows: Sequence[dict[str, Any]]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The settings in which a run differs, from all others or from its own method's, and the unusual ones of them.
 
     An option that only some methods have, or only beside some choice of another, tells nothing about the others. Usual
     is a value that more than half of those have that are compared.
     """
-    rows = [{**first["settings"], "numerics": first["numerics"]} for first in firsts]
-    shown: list[tuple[dict[str, Any], dict[str, Any]]] = [({}, {}) for _ in rows]
-    for name in dict.fromkeys(name for row in rows for name in row if name != "method"):
-        everywhere = name not in ("numerics", "code") and all(name in row for row in rows)
-        for row, (differing, unusual) in zip(rows, shown, strict=True):
-            peers = rows if everywhere else [other for other in rows if other["method"] == row["method"]]
-            others = [other[name] for other in peers if name in other]
-            if name in row and any(value != row[name] for value in others):
-                differing[name] = row[name]
-                if 2 * others.count(row[name]) <= len(others):
-                    unusual[name] = row[name]
-    return shown
+    differing, unusual = {}, {}
+    for name in dict.fromkeys(name for each in rows for name in each if name in row and name != "method"):
+        everywhere = name not in ("numerics", "code") and all(name in other for other in rows)
+        peers = rows if everywhere else [other for other in rows if other["method"] == row["method"]]
+        values = [other[name] for other in peers if name in other]
+        if values.count(row[name]) < len(values):
+            differing[name] = row[name]
+            if 2 * values.count(row[name]) <= len(values):
+                unusual[name] = row[name]
+    return differing, unusual
 
 
 def agreed(records: Iterable[dict]) -> dict[str, Any]:
@@ -146,20 +138,18 @@ def agreed(records: Iterable[dict]) -> dict[str, Any]:
     return {name: rows[0][name] for name in FIRST[1:] if len({row[name] for row in rows}) == 1}
 
 
-def tuned(records: Iterable[dict]) -> Iterator[str]:
+def tuned(records: Iterable[dict]) -> list[str]:
     """What was tuned in the runs, a sentence a rule: the options that `fedcli run --tuned` took, with their values."""
     rules: dict[str, set[str]] = {}
     for record in records:
         method = methods().get(record["method"]) if is_packaged(record) else None
         title = method.title.partition(":")[0] if method else record["method"]
-        for name, origin in record["origin"].items():
-            if origin.startswith("tuned"):
-                rule, _, seed = origin.partition(", ")
-                (flag,) = flags_of({name: record["config"][name]})
-                options = rules.setdefault(f"{rule.capitalize()} ({seed})", set())
-                options.add(f"{title} {flag.replace('=', ' ')} on {record['dataset']}")
-    for rule, options in rules.items():
-        yield markdown(f"{rule}: {'; '.join(sorted(options))}.")
+        for name in (name for name, origin in record["origin"].items() if origin.startswith("tuned")):
+            rule, _, seed = record["origin"][name].partition(", ")
+            (flag,) = flags_of({name: record["config"][name]})
+            options = rules.setdefault(f"{rule.capitalize()} ({seed})", set())
+            options.add(f"{title} {flag.replace('=', ' ')} on {record['dataset']}")
+    return [markdown(f"{rule}: {'; '.join(sorted(options))}.") for rule, options in rules.items()]
 
 
 def mean_of_runs(metric: Metric, records: Sequence[dict], states: Counter) -> str:
@@ -199,21 +189,26 @@ def sheet(records: Iterable[dict], metrics: Sequence[str] = ()) -> Sheet:
         UserError: If there is no record, or a metric is not known.
     """
     records = list(records)
-    groups = group(records)
-    chosen = [find_metric(name) for name in metrics]
+    groups, chosen = group(records), [find_metric(name) for name in metrics]
     rules = {member.selection for member in groups}
     selected = f"Selected ({rules.pop() if len(rules) == 1 else 'rule in the row'}), %"
-    rows = pd.DataFrame([_row(member, selected, chosen) for member in groups])
-    rows = rows.drop(columns=[column for column in ("Settings", *SOMETIMES) if not rows[column].any()])
-    ahead, lines = _best(groups), []
-    for place, row in enumerate(rows.to_dict("records")):
-        strong = ("Method", selected) if place in ahead else ()
-        lines.append([(text, "best" if column in strong else "") for column, text in row.items()])
+    columns = {selected: "selected", "Last round, %": "last", **SOMETIMES}
+    read = {title: find_metric(name) for title, name in columns.items()} | {metric.title: metric for metric in chosen}
+    rows = [_row(member, read) for member in groups]
+    titles = _titles(rows)
+    rivals: dict[tuple, dict[int, list[dict]]] = {}  # the groups that can be compared, by what they agree in
+    for place, member in enumerate(groups):
+        values = settings(member.records[0])
+        rivals.setdefault(tuple(values[name] for name in COMPARABLE), {})[place] = member.records
+    ahead = {best(read[selected], runs) for runs in rivals.values()} - {None}
+    for place in ahead:
+        rows[place] |= {title: Best(rows[place][title]) for title in ("Method", selected)}
     same = ", ".join(f"{name} {markdown(value)}" for name, value in agreed(records).items())
     return Sheet(
-        list(rows), [lines], list(rows).index(selected), [numbers_of(record, chosen) for record in records],
+        titles, [[row[title] for title in titles] for row in rows], titles.index(selected),
+        [numbers_of(record, chosen) for record in records],
         setting=same and f"All rows: {same}.", notes=_notes(groups, bool(ahead)),
-        details=[column for column in rows if column.startswith(("Validation", "Floats", "Seconds"))],
+        details=[title for title in titles if title.startswith(("Validation", "Floats", "Seconds"))],
     )  # fmt: skip
 
 
@@ -225,8 +220,8 @@ def sheets(
     Args:
         records: The runs.
         metrics: Names of metrics that get a column of their own.
-        columns: Parts of the titles of the columns that are shown, in this order; all where empty. A table that has
-            none of them is left out.
+        columns: Parts of the titles of the columns that are shown, in this order, and the metrics'; all where empty. A
+            table that has none of them is left out.
         title: Of the tables.
 
     Raises:
@@ -240,13 +235,13 @@ def sheets(
     for text in columns:
         if not _places(text, there):
             raise UserError(f"no column has '{text}' in its title; there are: {', '.join(there)}.")
-    shown = []
+    texts, shown = [*columns, *(find_metric(name).title for name in metrics)], []
     for name, table in zip(parts, tables, strict=True):
+        places = [place for text in texts for place in _places(text, table.columns)] if columns else table.columns
         notes = [note for note in table.notes if table is tables[-1] or note not in common]
         table = replace(table, title=", ".join(filter(None, (title, name if len(parts) > 1 else ""))), notes=notes)
-        places = dict.fromkeys(place for text in columns for place in _places(text, table.columns))
-        if places or not columns:
-            shown.append(table.select(list(places)) if columns else table)
+        if places:
+            shown.append(table.select([*dict.fromkeys(places)]) if columns else table)
     return shown
 
 
@@ -256,46 +251,36 @@ def _places(text: str, titles: Sequence[str]) -> list[int]:
     return [place for place in places if titles[place].lower().startswith(text.lower())] or places
 
 
-def _row(member: SeedGroup, selected: str, metrics: Sequence[Metric]) -> dict[str, str]:
-    """The cells of a group by column; `selected` is the title over its headline."""
+def _row(member: SeedGroup, read: dict[str, Metric]) -> dict[str, str]:
+    """The cells of a group by column; `read` has the metrics whose means over runs are shown."""
     records, states = member.records, Counter(map(state_of, member.records))
     runs = pd.DataFrame(map(numbers_of, member.finished or records))
     seeds = [", ".join(str(record["seed"]) for record in member.finished)]
     seeds += [f"seed {record['seed']} {_progress(record)}" for record in records if record["status"] != "finished"]
-    columns = {selected: "selected", "Last round, %": "last", **SOMETIMES}
-    read = {title: find_metric(name) for title, name in columns.items()} | {metric.title: metric for metric in metrics}
     shown = {title: metric for title, metric in read.items() if title not in SOMETIMES or metric.values(records)}
-    means = {title: mean_of_runs(shown[title], records, states) if title in shown else "" for title in read}
-    sent = [MISSING if pd.isna(floats) else f"{floats:,.0f}" for floats in runs[["floats_up", "floats_down"]].mean()]
     # Smallest and largest of the runs' median rounds, since runs of different machines have no meaningful mean.
-    seconds = runs["seconds_round_median"].dropna()
-    paces = dict.fromkeys(f"{pace:.2f}" for pace in (seconds.min(), seconds.max())) if len(seconds) else [MISSING]
+    paces = runs["seconds_round_median"].astype(float).agg(["min", "max"])
     return {
         "Method": member.method,
         "Settings": settings_text(member.settings),
         "Seeds": "; ".join(filter(None, seeds)),
-        **means,
+        **{title: mean_of_runs(read[title], records, states) if title in shown else "" for title in read},
         "Rounds": str(records[0]["config"]["rounds"]),
-        "Floats up / down, client and round": " / ".join(sent),
-        "Seconds a round, median": " to ".join(paces),
+        "Floats up / down, client and round": " / ".join(map(_number, runs[["floats_up", "floats_down"]].mean())),
+        "Seconds a round, median": " to ".join(dict.fromkeys(_number(pace, 2) for pace in paces)),
     }
+
+
+def _number(value: float | None, decimals: int = 0) -> str:
+    """A number with so many decimals; None and NaN as missing."""
+    return MISSING if pd.isna(value) else f"{value:,.{decimals}f}"
 
 
 def _progress(record: dict) -> str:
     """`finished`, or how far a run came that is not."""
-    if record["status"] == "finished":
-        return "finished"
     status = "diverged" if diverged(record) else record["status"]
-    return f"{status} after {len(record['rounds'])} of {record['config']['rounds']} rounds"
-
-
-def _best(groups: Sequence[SeedGroup]) -> set[int]:
-    """The places of groups that stand out as the best among those they can be compared with."""
-    rivals: dict[tuple, dict[int, list[dict]]] = {}
-    for place, member in enumerate(groups):
-        values = settings(member.records[0])
-        rivals.setdefault(tuple(values[name] for name in COMPARABLE), {})[place] = member.records
-    return {best(find_metric("selected"), runs) for runs in rivals.values()} - {None}
+    done = f" after {len(record['rounds'])} of {record['config']['rounds']} rounds"
+    return status if status == "finished" else status + done
 
 
 def _notes(groups: Sequence[SeedGroup], bold: bool) -> list[str]:
@@ -330,11 +315,10 @@ def _given(groups: Sequence[SeedGroup]) -> list[str]:
         for name, value in given_options(record["config"], record["origin"]).items():
             if name not in told and not record["origin"][name].startswith("tuned"):
                 having.setdefault(settings_text({name: value}), {})[member.method] = None
-    shared: dict[str, list[str]] = {}  # options by the methods that have them, as text
-    for text, names in having.items():
-        every = len(names) == len({member.method for member in groups})
-        shared.setdefault("" if every else f" ({'; '.join(names)})", []).append(text)
-    return [", ".join(texts) + names for names, texts in shared.items()]
+    names = pd.Series({text: "; ".join(methods) for text, methods in having.items()}, dtype=object)
+    every = "; ".join(dict.fromkeys(member.method for member in groups))
+    parts = [(", ".join(part.index), methods) for methods, part in names.groupby(names, sort=False)]
+    return [texts if methods == every else f"{texts} ({methods})" for texts, methods in parts]
 
 
 def numbers_of(record: dict, metrics: Sequence[Metric] = ()) -> dict[str, Any]:
@@ -343,10 +327,9 @@ def numbers_of(record: dict, metrics: Sequence[Metric] = ()) -> dict[str, Any]:
     `seconds_round_median` is that of the median round, which the first one, a warm-up, does not move. Seconds that
     other work disturbed are left out.
     """
-    summary, cost, undisturbed = record["summary"], record.get("cost") or {}, quiet(record)
+    summary, undisturbed = record["summary"], quiet(record)
     names = ("selected", "last", "validation", "post", "floats-down", "floats-up")
     selected, last, validation, post, down, up = (find_metric(name).value(record) for name in names)
-    chosen = summary["selected_round"]
     seconds = [sum(entry["seconds"].values()) for entry in record["rounds"] if entry.get("seconds")]
     return {
         **{name: record[name] for name in ("method", "protocol", "dataset", "seed", "status")},
@@ -354,7 +337,7 @@ def numbers_of(record: dict, metrics: Sequence[Metric] = ()) -> dict[str, Any]:
         "partition_fingerprint": record["partition"]["fingerprint"],
         "selection": summary["selection"],
         "selected": selected,
-        "selected_round": None if chosen is None else chosen + 1,
+        "selected_round": None if summary["selected_round"] is None else summary["selected_round"] + 1,
         "last": last,
         "validation_accuracy": validation,
         "rounds_done": len(record["rounds"]),
@@ -362,7 +345,7 @@ def numbers_of(record: dict, metrics: Sequence[Metric] = ()) -> dict[str, Any]:
         **{metric.title: metric.value(record) for metric in metrics},
         "floats_down": down and round(down),
         "floats_up": up and round(up),
-        **{name: cost.get(name) for name in ("memory_floats", "buffer_floats")},
+        **{name: (record.get("cost") or {}).get(name) for name in ("memory_floats", "buffer_floats")},
         "parameters": record.get("model", {}).get("parameters"),
         "params_sha256": summary.get("params_sha256"),
         "seconds_round_median": median(seconds) if seconds and undisturbed else None,
@@ -370,6 +353,18 @@ def numbers_of(record: dict, metrics: Sequence[Metric] = ()) -> dict[str, Any]:
         **{name: record.get(name) for name in ("method_hash", "commit")},
         **{f"config.{name}": option for name, option in record["config"].items()},
     }
+
+
+def frame(paths: Iterable[str | Path], metrics: Sequence[str] = ()) -> pd.DataFrame:
+    """The runs under some paths, a row each; the function behind `fedcli.frame`, which says what stands in it."""
+    paths, chosen = list(map(Path, paths)), [find_metric(name) for name in metrics]
+    records = find_records(paths)
+    numbers = pd.DataFrame([numbers_of(record, chosen) for record in records]).filter(regex=r"^(?!config\.)")
+    numbers.insert(0, "folder", [file.parent for file, _ in record_files(paths)])
+    options = pd.DataFrame([settings(record) for record in records], dtype=object)
+    differ = [name for name in options if name not in numbers and options[name].astype(str).nunique() > 1]
+    place = numbers.columns.get_loc("status")
+    return pd.concat([numbers.iloc[:, :place], options[differ], numbers.iloc[:, place:]], axis=1)
 
 
 def every_run(records: Iterable[dict]) -> list[str]:
@@ -383,18 +378,20 @@ def every_run(records: Iterable[dict]) -> list[str]:
                 "Settings": settings_text(member.settings),
                 "Seed": str(run["seed"]),
                 "Status": _progress(record),
-                "Selected, %": run["selected"],
-                "Selected round": run["selected_round"],
-                "Last round, %": run["last"],
-                "Seconds": run["seconds_total"],
+                "Selected, %": _number(run["selected"], 2),
+                "Selected round": _number(run["selected_round"]),
+                "Last round, %": _number(run["last"], 2),
+                "Seconds": _number(run["seconds_total"]),
                 "Partition": run["partition_fingerprint"][:12],
                 "Parameters": (run["params_sha256"] or MISSING)[:12],
             })  # fmt: skip
-    table = pd.DataFrame(rows)
-    for columns, form in ((["Selected, %", "Last round, %"], "{:.2f}"), (["Selected round", "Seconds"], "{:,.0f}")):
-        table[columns] = table[columns].astype(object).map(form.format, na_action="ignore").fillna(MISSING)
-    table = table.loc[:, table.ne("").any()]
-    return github(list(table), table.map(markdown).to_numpy().tolist())
+    titles = _titles(rows)
+    return github(titles, [[markdown(row[title]) for title in titles] for row in rows])
+
+
+def _titles(rows: Sequence[dict[str, str]]) -> list[str]:
+    """The columns in which any row has a text."""
+    return [title for title in rows[0] if any(row[title] for row in rows)]
 
 
 def machines(records: Iterable[dict]) -> list[str]:
@@ -404,9 +401,8 @@ def machines(records: Iterable[dict]) -> list[str]:
         texts = []
         for part in (record, *record.get("moved", ())):
             since = f"from round {part['round'] + 1} on " if part is not record else ""
-            for name in ("hardware", "versions"):
-                values = {key.replace("_", " "): value for key, value in part.get(name, {}).items()}
-                pairs = [f"{key} {value}" for key, value in values.items() if value is not None]
+            for values in (part.get("hardware", {}), part.get("versions", {})):
+                pairs = [f"{key.replace('_', ' ')} {value}" for key, value in values.items() if value is not None]
                 texts += [since + markdown(", ".join(pairs))] if pairs else []
         counts[" · ".join(texts) or "not recorded"] += 1
     return [f"- {count} run{'s' * (count > 1)}: {machine}" for machine, count in counts.items()]
