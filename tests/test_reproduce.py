@@ -158,10 +158,10 @@ def test_only_names_rows_and_columns():
 def test_limits_only_make_smaller():
     plan = plans.plan(SMALL, limits={"rounds": 2, "local_epochs": 5, "train_examples": None})
     assert {(run.setup.run.rounds, run.setup.run.local_epochs) for run in plan.runs} == {(2, 2)}
-    assert plan.limits == {"rounds": 2}
+    assert plan.reduction == "at most 2 rounds"
     whole = table([Cell("FedAvg", "CIFAR-10 NIID-1", "fedavg", {**TINY, "train_examples": None})])
-    assert plans.plan(whole, limits={"train_examples": 1437}).limits == {"train_examples": 1437}
-    assert plans.plan(whole, limits={"train_examples": 1438}).limits == {}  # all images of digits
+    assert plans.plan(whole, limits={"train_examples": 1437}).reduction == "at most 1,437 training images"
+    assert plans.plan(whole, limits={"train_examples": 1438}).reduction == ""  # all images of digits
     assert plans.plan(whole, limits={"train_examples": 1438}).runs[0].setup.run.train_examples is None
 
 
@@ -297,6 +297,9 @@ def test_runs_whose_data_are_missing_are_left_out():
     lines = dict(display.cost(plan))
     assert lines["runs"] == "3, seeds 0: 3 not run; 2 to run"
     assert "'fedcli data download cifar10'" in lines["left out"]
+    assert lines["time"].startswith("not known for 2 runs")
+    assert lines[""].startswith("not counted above: about ")  # by the shipped runs
+    assert lines[""].endswith(" for 1 of 1 runs")
 
 
 KILLED = """
@@ -344,8 +347,8 @@ def test_interrupting_several_jobs_interrupts_each_of_them(folder):
 
 
 def cost(cells, **options):
-    (column,) = costs.estimate(plans.plan(table(cells), **options)).values()
-    return column.seconds, column.known, column.by
+    estimated = costs.estimate(plans.plan(table(cells), **options))
+    return estimated["seconds"].sum(), estimated["seconds"].count(), set().union(*estimated["machines"])
 
 
 def timed(folder, seconds, seed=0, **settings):
@@ -384,7 +387,7 @@ def test_the_estimate_is_by_the_nearest_run_of_the_network_on_images_of_the_size
     write_record(Path("runs/tables/1"), {**second, "load": [], "hardware": hardware})
     assert seconds() == (pytest.approx(3 * 1), 1, set())  # of this machine
     write_record(Path("runs/tables/0"), {**first, "load": [{"start": 9, "end": 9, "others": 9}]})  # which says nothing
-    assert seconds() == (pytest.approx(3 * 2), 1, {"timed on another machine"})
+    assert seconds() == (pytest.approx(3 * 2), 1, {"another machine"})
     assert seconds(backbone="cnn-2x64") == (0, 0, set())
 
 

@@ -144,7 +144,8 @@ def tune_all(protocol: str) -> None:
         if method not in tuned(protocol):
             texts = [f"{option}={','.join(map(str, values))}" for option, values in grid(protocol, method).items()]
             out = RUNS / "tune" / protocol.replace(":", "-") / method
-            trials, _ = tune.tune(method, texts, out=out, execute=EXECUTE, **fixed(method, protocol))
+            plan = tune.plan(method, texts, out=out, **fixed(method, protocol))
+            trials = tune.rank(plan, EXECUTE(plan))
             chosen = {name: tuned(name) for name in BOARDS}
             chosen[protocol][method] = trials[0].values
             (HERE / "options.json").write_text(json.dumps(chosen, indent=1, sort_keys=True) + "\n")
