@@ -3,7 +3,6 @@
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from operator import eq
 from pathlib import Path
 from statistics import fmean, median
 from typing import Any, NamedTuple
@@ -90,10 +89,11 @@ def cost_of(runs: Iterable[PlannedRun], timed: Sequence[Pace], machine: Machine)
         if examples := round_examples(config):
             shape = datasets.describe(config["dataset"])["shape"]
             traits = _traits(config, run.setup.method.name, shape, machine)
-            shared = [tuple(map(eq, traits, pace.traits)) for pace in timed]
-            most = max(shared, default=(False,))
-            if all(most[:ALIKE]):
-                nearest = [pace for pace, same in zip(timed, shared, strict=True) if same == most]
+            nearest = timed
+            for number, trait in enumerate(traits):
+                alike = [pace for pace in nearest if pace.traits[number] == trait]
+                nearest = alike if alike or number < ALIKE else nearest
+            if nearest:
                 seconds = median(pace.train * examples + pace.test for pace in nearest)
                 seconds *= run.setup.run.rounds - run.rounds_done
                 machines = {pace.traits[ALIKE] for pace in nearest} - {machine[1]}

@@ -13,12 +13,12 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from fedcli.data import datasets
-from fedcli.declarations import Cell, Method, Table, check_value
+from fedcli.declarations import Cell, Method, Table
 from fedcli.errors import UserError
 from fedcli.registry import default_protocol, find_method, find_protocol, protocols
 from fedcli.results.frame import ENDED, Record, departures, read_runs, rows_by, shipped, state_of
 from fedcli.results.metrics import Metric, find_metric
-from fedcli.runs.config import RunConfig, Setup, resolve
+from fedcli.runs.config import Setup, resolve
 from fedcli.runs.experiment import combinations, place
 from fedcli.runs.prepare import load_data
 from fedcli.runs.records import RECORD, outdated
@@ -214,8 +214,6 @@ def plan(
     folder = folder or home_of(table)
     seeds = tuple(check_seeds(table.seeds if seeds is None else seeds))
     limits = {name: limit for name, limit in (limits or {}).items() if limit is not None}
-    for name, limit in limits.items():
-        check_value(RunConfig.__dataclass_fields__[name], limit)
     runs: dict[Path, PlannedRun] = {}  # by the folder that a new one gets
     cells, smaller, damaged = [], {}, []
     for cell in _chosen(table, only):
