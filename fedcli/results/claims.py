@@ -243,21 +243,17 @@ def _candidates(claim: Claim, cell: Wanted, runs: pd.DataFrame) -> list[Run]:
         if metric.unit != "floats" and 10 * record["config"]["rounds"] < cell.setup.run.rounds:
             continue
         departed = departures(run, cell.settings, metric)
-        allowed = all(_is_allowed(name, *values, claim, metric) for name, values in departed.items())
-        if allowed and says_something(record, metric):
-            form = json.dumps({name: value for name, (value, _) in departed.items()})
-            run |= {"form": form, "core": run["numerics"].partition(".")[0]}
+        form = {name: value for name, (value, _) in departed.items()}
+        refused = {name for name, values in departed.items() if not is_smaller(name, *values)}
+        refused -= {name for name, value in claim.instead.items() if value in (None, form.get(name))}
+        if metric.needs != "drift":
+            refused.discard("eval_every")
+        if not refused and says_something(record, metric):
+            run |= {"form": json.dumps(form), "core": run["numerics"].partition(".")[0]}
             for name, read in (("value", metric), ("tail", find_metric("last-tenth"))):
                 run[name] = next(iter(read.values([record])), None)
             candidates.append(run)
     return candidates
-
-
-def _is_allowed(name: str, value: Any, planned: Any, claim: Claim, metric: Metric) -> bool:
-    """Whether a run may depart so from a claim's cell."""
-    if is_smaller(name, value, planned) or (name in claim.instead and claim.instead[name] in (None, value)):
-        return True
-    return name == "eval_every" and metric.needs != "drift"
 
 
 def says_something(record: Record, metric: Metric) -> bool:

@@ -16,13 +16,12 @@ import pandas as pd
 
 from fedcli import registry
 from fedcli.data import datasets
-from fedcli.declarations import Table
 from fedcli.results import claims, comparison, costs, plans, tables
 from fedcli.results.claims import Answer
 from fedcli.results.findings import Study, read_study
 from fedcli.results.frame import departures, frame_of
 from fedcli.results.metrics import find_metric
-from fedcli.results.plans import PlannedCell, PlannedRun, TablePlan
+from fedcli.results.plans import TablePlan
 from fedcli.results.render import MISSING, between_marks, github, render
 from fedcli.runs.config import SIZES, resolve
 from fedcli.runs.settings import differences_text, draft, settings
@@ -245,8 +244,13 @@ def coverage(planned: Mapping[Paper, Sequence[TablePlan]], timed: Mapping[costs.
     for paper, its_plans in planned.items():
         cells = []
         for plan in its_plans:
-            printed = [(cell, _lacking(cell)) for cell in plan.cells if _is_printed(plan.table, cell)]
-            if printed and not any(lacking for _, lacking in printed):
+            printed = []
+            for cell in plan.cells:
+                if comparison.printed_value(plan.table, cell.cell.row, cell.cell.column, cell.metric) is None:
+                    continue
+                lacks = [run for run in cell.runs if run.to_do or not claims.says_something(run.record, cell.metric)]
+                printed.append((cell, lacks))
+            if printed and not any(lacks for _, lacks in printed):
                 complete.append(plan.table.name)
             cells += printed
         are_open = [cell for cell in cells if all(map(datasets.open_to_all, cell[0].runs[0].setup.data_sets))]
@@ -254,7 +258,7 @@ def coverage(planned: Mapping[Paper, Sequence[TablePlan]], timed: Mapping[costs.
         for part in (cells, are_open, [cell for cell in cells if not cell[1]]):
             folders = {run.folder for cell, _ in part for run in cell.runs}
             counts.append(f"{len(part):,} ({len(folders):,})")
-        left = {run.folder: run for _, lacking in are_open for run in lacking}
+        left = {run.folder: run for _, lacks in are_open for run in lacks}
         seconds = costs.cost_of(left.values(), paces, machine)["seconds"]
         hours = f"{seconds.sum() / 3600:,.0f} for {seconds.count()} of {len(left)} runs"
         rows.append([f"[{paper.name}](papers/{paper.key}.md)", *counts, hours if seconds.count() else MISSING])
@@ -268,16 +272,6 @@ def coverage(planned: Mapping[Paper, Sequence[TablePlan]], timed: Mapping[costs.
         "are of the runs with open data, one after the other, by quiet runs of the same network on images "
         f"of the same size on {machine[1]} ({machine[0]}); none like the other runs has been timed."
     )
-
-
-def _is_printed(table: Table, planned: PlannedCell) -> bool:
-    """Whether the paper prints a number in a cell."""
-    return comparison.printed_value(table, planned.cell.row, planned.cell.column, planned.metric) is not None
-
-
-def _lacking(cell: PlannedCell) -> list[PlannedRun]:
-    """The runs of a cell that have not ended, or have not measured its number."""
-    return [run for run in cell.runs if run.to_do or not claims.says_something(run.record, cell.metric)]
 
 
 def with_front(text: str, answers: Sequence[Answer]) -> str:

@@ -104,7 +104,6 @@ def plan(
     grid: Sequence[str] = (),
     *,
     out: str | Path | None = None,
-    seed: int | None = None,
     seeds: Sequence[int] | None = None,
     **given: Any,
 ) -> Plan:
@@ -114,9 +113,8 @@ def plan(
         method: Name of a method, or path of a method file.
         grid: See `parse_grid`.
         out: Folder of the trials, of which none runs twice; `tuning/<method>-<protocol>-<data set>` where not given.
-        seed: Of every trial, `SEED` where not given. No table may report it.
-        seeds: Several of each trial, of which the mean counts.
-        **given: Any option of `fedcli run`, the same in every trial.
+        seeds: Several of each trial, of which the mean counts; no table may report one.
+        **given: Any option of `fedcli run`, the same in every trial; its `seed` is `SEED` where not given.
 
     Raises:
         UserError: If a trial cannot start, or a seed is a reported one.
@@ -125,8 +123,8 @@ def plan(
     values, given = parse_grid(chosen, grid), {name: value for name, value in given.items() if value is not None}
     if clash := values.keys() & given.keys():
         raise UserError(f"{flag_of(min(clash))} is given and in --grid; leave one of the two out.")
-    if seed is not None or seeds is None:
-        given["seed"] = SEED if seed is None else seed
+    if seeds is None:
+        given.setdefault("seed", SEED)
     first = resolve(chosen, {**given, **combinations(values)[0]})
     if not first.run.validation:
         given["validation"] = VALIDATION
