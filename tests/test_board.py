@@ -106,7 +106,7 @@ def test_matching_on_top_is_tuned_after_its_methods_with_their_weight(board, tmp
     asked = {}
 
     best = SimpleNamespace(values={"lr": 0.1, "proximal_weight": 0.5, "contrastive_weight": 5.0})
-    monkeypatch.setattr(board.tune, "plan", lambda method, texts, out, **given: asked.update({method: given}))
+    monkeypatch.setattr(board.tune, "plan", lambda method, out, **given: asked.update({method: given}))
     monkeypatch.setattr(board.tune, "rank", lambda plan, errors: [best])
     monkeypatch.setattr(board, "EXECUTE", lambda plan: {})
     board.tune_all(GLOBAL)

@@ -15,12 +15,12 @@ from fedcli.runs.records import read_record, write_record
 from tests.programs import invoke
 
 TINY = {"dataset": "digits", "train_examples": 120, "rounds": 2, "local_epochs": 1}
-GRID = ["proximal-weight=0.01", "lr=0.005,0.1,1e30"]
+GRID = {"proximal_weight": (0.01,), "lr": (0.005, 0.1, 1e30)}
 
 
-def ranked(method, texts, **given):
+def ranked(method, **given):
     """The trials of a grid, run one after the other, and their folder."""
-    plan = tune.plan(method, texts, **given)
+    plan = tune.plan(method, **given)
     return tune.rank(plan, jobs.execute(plan, jobs.Watch())), plan.folder
 
 
@@ -66,24 +66,24 @@ def test_a_value_that_was_chosen_from_the_end_of_a_grid_is_named_where_one_beyon
 
 
 @pytest.mark.parametrize(
-    ("method", "texts", "message"),
+    ("texts", "message"),
     [
-        ("fedprox", ["proximal-wait=1"], "unknown option to tune 'proximal_wait'; did you mean 'proximal_weight'"),
-        ("fedprox", ["lr="], "--grid must be an option and its values"),
-        ("fedprox", ["lr=0.1", "lr=0.2"], "--grid has 'lr' twice"),
-        ("fedprox", ["seed=1,2"], "unknown option to tune 'seed'"),
-        ("fedavg", [], "'fedavg' names no values worth trying"),
+        (["proximal-wait=1"], "unknown option to tune 'proximal_wait'; did you mean 'proximal_weight'"),
+        (["lr="], "--grid must be an option and its values"),
+        (["lr=0.1", "lr=0.2"], "--lr is given twice"),
+        (["rounds=1,2"], "--rounds is given twice"),
+        (["seed=1,2"], "unknown option to tune 'seed'"),
     ],
 )
-def test_what_is_no_grid_is_refused(method, texts, message):
+def test_what_is_no_grid_is_refused(texts, message):
     with pytest.raises(UserError, match=message):
-        tune.parse_grid(find_method(method), texts)
+        tune.read_grid("fedprox", texts, TINY)
 
 
 @pytest.fixture(scope="module")
 def tuned(tmp_path_factory):
     """A grid of three trials, one of which diverges."""
-    return ranked("fedprox", GRID, out=tmp_path_factory.mktemp("tuned") / "grid", **TINY)
+    return ranked("fedprox", out=tmp_path_factory.mktemp("tuned") / "grid", **GRID, **TINY)
 
 
 def test_the_best_trial_by_validation_is_written_down_and_used(tuned, tmp_path):
@@ -119,10 +119,10 @@ def test_trials_keep_their_records_alone_and_are_not_run_again(tuned, tmp_path):
             entry["test_accuracy"] = 1.0 - entry["validation_accuracy"]
         write_record(file.parent, record)
     before = [file.stat().st_mtime_ns for file in sorted(again.rglob("record.json"))]
-    assert [trial.values["lr"] for trial in ranked("fedprox", GRID, out=again, **TINY)[0]] == [0.1, 0.005, 1e30]
+    assert [trial.values["lr"] for trial in ranked("fedprox", out=again, **GRID, **TINY)[0]] == [0.1, 0.005, 1e30]
     assert [file.stat().st_mtime_ns for file in sorted(again.rglob("record.json"))] == before
     with pytest.raises(UserError, match="holds a run with another --rounds"):
-        tune.plan("fedprox", GRID, out=again, **{**TINY, "rounds": 3})
+        tune.plan("fedprox", out=again, **{**GRID, **TINY, "rounds": 3})
 
 
 def test_the_command_tells_validation_accuracies_with_their_spread_and_keeps_trials_from_runs(folder):
@@ -143,14 +143,14 @@ def test_the_command_tells_validation_accuracies_with_their_spread_and_keeps_tri
 
 def test_a_fifth_is_held_out_where_the_protocol_holds_out_nothing(tmp_path):
     few = {**TINY, "protocol": "fedfa:digits", "num_clients": 4, "cohort_size": 4}
-    trials, _ = ranked("fedavg", ["lr=0.05"], out=tmp_path / "grid", **few)
+    trials, _ = ranked("fedavg", lr=(0.05,), out=tmp_path / "grid", **few)
     assert trials[0].records[0]["config"]["validation"] == 0.2
-    del few["rounds"]
-    _, folder = ranked("fedavg", ["rounds=1"], validation=0.4, out=tmp_path / "own", **few)
+    few["rounds"] = (1,)
+    _, folder = ranked("fedavg", validation=0.4, out=tmp_path / "own", **few)
     facts = json.loads((folder / "tuned.json").read_text())
     assert (facts["validation"], "rounds" in facts) == (0.4, False)  # what was tuned is no condition of it
     with pytest.raises(UserError, match="no client has validation examples"):
-        ranked("fedavg", ["rounds=1"], validation=0.01, out=tmp_path / "none", **few)
+        ranked("fedavg", validation=0.01, out=tmp_path / "none", **few)
 
 
 @pytest.mark.parametrize(
@@ -158,14 +158,14 @@ def test_a_fifth_is_held_out_where_the_protocol_holds_out_nothing(tmp_path):
     [
         ({"seed": 0, "protocol": "fedfm:digits"}, "--seed 0 is one that the paper's tables report"),
         ({"seed": 3, "seeds": [1000]}, "--seed 3 was given with --seeds"),
-        ({"lr": 0.1}, "--lr is given and in --grid"),
+        ({"lr": 0.1}, "'fedavg' names no values worth trying"),
     ],
 )
 def test_what_cannot_be_tuned_honestly_is_refused(given, message):
     with pytest.raises(UserError, match=message):
-        tune.plan("fedavg", ["lr=0.05"], **given, **TINY)
+        tune.plan("fedavg", **{"lr": (0.05,), **TINY, **given})
 
 
 def test_trials_that_have_all_diverged_choose_nothing(tmp_path):
     with pytest.raises(UserError, match="all 1 trials have diverged"):
-        ranked("fedavg", ["lr=1e30"], out=tmp_path / "grid", **TINY)
+        ranked("fedavg", lr=(1e30,), out=tmp_path / "grid", **TINY)

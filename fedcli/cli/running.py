@@ -251,10 +251,7 @@ def _tune(
 
     limit_time(time_limit)
     where = {**place_runs(jobs, on, cpus_per_run, gpus_per_run), "records_only": True}
-    texts = list(grid or ())
-    for name in [name for name, value in given.items() if isinstance(value, tuple)]:
-        texts.append(f"{name}={','.join(map(str, given.pop(name)))}")
-    plan = tune.plan(method, texts, seeds=parse_seeds(seeds), out=out, **given)
+    plan = tune.plan(method, seeds=parse_seeds(seeds), out=out, **tune.read_grid(method, grid or (), given))
     told = ("validation", tune.validation_accuracy)
     errors = run_plan(plan, consoles(quiet, log_file, stderr=True), told=told, **where)
     trials, folder = tune.rank(plan, errors), plan.folder

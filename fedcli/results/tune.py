@@ -19,7 +19,7 @@ from fedcli.errors import UserError, unknown
 from fedcli.results.frame import ENDED, Record, state_of
 from fedcli.results.plans import Plan, plan_grid
 from fedcli.runs.config import recorded_fields, resolve
-from fedcli.runs.experiment import Grid, combinations, parse_values
+from fedcli.runs.experiment import combinations, parse_values
 from fedcli.runs.models import remove_models
 from fedcli.runs.records import RECORD, read_record
 
@@ -67,65 +67,55 @@ def validation_accuracy(record: Record) -> float:
     return fmean(accuracies[-3:] if rule == "mean-last-3" else accuracies[-max(len(accuracies) // 10, 1) :])
 
 
-def parse_grid(method: Method, texts: Sequence[str]) -> Grid:
-    """Reads `option=value,value` texts.
+def read_grid(method: str, texts: Sequence[str], given: Mapping[str, Any]) -> dict[str, Any]:
+    """Reads `option=value,value` texts, as "proximal-weight=0.01,0.1", beside options that are given otherwise.
 
-    Args:
-        method: Whose options and every run's may be named.
-        texts: As on the command line, for example "proximal-weight=0.01,0.1"; empty for the values that the method's
-            own options call worth trying.
+    Returns:
+        All options; a tuple of values is to be tried.
 
     Raises:
-        UserError: If an option is unknown, named twice or has a value out of range, or there is nothing to try.
+        UserError: If an option is unknown, named twice or has a value out of range.
     """
-    fields, grid = recorded_fields(method), {}
-    if not texts:
-        options = dataclasses.fields(method.config)
-        grid = {field.name: field.metadata["tune"] for field in options if field.metadata["tune"]}
+    fields = recorded_fields(registry.find_method(method))
+    options = {name: value for name, value in given.items() if value is not None}
     for text in texts:
         flag, _, values = text.partition("=")
         name = flag.strip().lstrip("-").replace("-", "_")
         if not values:
             raise UserError(f"--grid must be an option and its values (got '{text}'); write --grid lr=0.01,0.1.")
         if name in ("seed", "device", "dataset", "protocol") or name not in fields:
-            raise unknown("option to tune", name, fields, f"'fedcli tune {method.name} --help' shows all.")
-        if name in grid:
-            raise UserError(f"--grid has '{name}' twice; put all its values into one, divided by commas.")
-        grid[name] = parse_values(fields[name], values)
-    if not grid:
-        raise UserError(
-            f"'{method.name}' names no values worth trying (got no --grid); give some, e.g. --grid lr=0.01,0.1."
-        )
-    return grid
+            raise unknown("option to tune", name, fields, f"'fedcli tune {method} --help' shows all.")
+        if name in options:
+            raise UserError(f"{flag_of(name)} is given twice (got --grid {text}); put all its values into one --grid.")
+        options[name] = parse_values(fields[name], values)
+    return options
 
 
-def plan(
-    method: str,
-    grid: Sequence[str] = (),
-    *,
-    out: str | Path | None = None,
-    seeds: Sequence[int] | None = None,
-    **given: Any,
-) -> Plan:
-    """Every combination of a grid as runs of one method, to be run and then ranked by `rank`.
+def plan(method: str, *, out: str | Path | None = None, seeds: Sequence[int] | None = None, **given: Any) -> Plan:
+    """Every combination of options' values as runs of one method, to be run and then ranked by `rank`.
 
     Args:
         method: Name of a method, or path of a method file.
-        grid: See `parse_grid`.
         out: Folder of the trials, of which none runs twice; `tuning/<method>-<protocol>-<data set>` where not given.
         seeds: Several of each trial, of which the mean counts; no table may report one.
-        **given: Any option of `fedcli run`, the same in every trial; its `seed` is `SEED` where not given.
+        **given: Any option of `fedcli run`; its `seed` is `SEED` where not given. A tuple of values is tried; where
+            there is none, those that the method's own options call worth trying.
 
     Raises:
-        UserError: If a trial cannot start, or a seed is a reported one.
+        UserError: If there is nothing to try, a trial cannot start, or a seed is a reported one.
     """
     chosen = registry.find_method(method)
-    values, given = parse_grid(chosen, grid), {name: value for name, value in given.items() if value is not None}
-    if clash := values.keys() & given.keys():
-        raise UserError(f"{flag_of(min(clash))} is given and in --grid; leave one of the two out.")
+    grid = {name: values for name, values in given.items() if isinstance(values, tuple)}
+    if not grid:
+        options = dataclasses.fields(chosen.config)
+        grid = {option.name: option.metadata["tune"] for option in options if option.metadata["tune"]}
+    if not grid:
+        raise UserError(
+            f"'{chosen.name}' names no values worth trying (got no --grid); give some, e.g. --grid lr=0.01,0.1."
+        )
     if seeds is None:
         given.setdefault("seed", SEED)
-    first = resolve(chosen, {**given, **combinations(values)[0]})
+    first = resolve(chosen, {**given, **combinations(grid)[0]})
     if not first.run.validation:
         given["validation"] = VALIDATION
     protocol = first.protocol.name
@@ -138,7 +128,7 @@ def plan(
             f"tune with another, such as {SEED}."
         )
     folder = out or HOME / f"{chosen.name}-{protocol.replace(':', '-')}-{first.run.dataset}"
-    return plan_grid([method], {**given, **values}, seeds=seeds, out=folder, continue_=True)
+    return plan_grid([method], {**given, **grid}, seeds=seeds, out=folder, continue_=True)
 
 
 def rank(planned: Plan, errors: Mapping[Path, str]) -> list[Trial]:
