@@ -105,11 +105,10 @@ def test_matching_on_top_is_tuned_after_its_methods_with_their_weight(board, tmp
     (tmp_path / "options.json").write_text("{}")
     asked = {}
 
-    def tune(method, texts, out, execute, **given):
-        asked[method] = given
-        return [SimpleNamespace(values={"lr": 0.1, "proximal_weight": 0.5, "contrastive_weight": 5.0})], out
-
-    monkeypatch.setattr(board.tune, "tune", tune)
+    best = SimpleNamespace(values={"lr": 0.1, "proximal_weight": 0.5, "contrastive_weight": 5.0})
+    monkeypatch.setattr(board.tune, "plan", lambda method, out, **given: asked.update({method: given}))
+    monkeypatch.setattr(board.tune, "rank", lambda plan, errors: [best])
+    monkeypatch.setattr(board, "EXECUTE", lambda plan: {})
     board.tune_all(GLOBAL)
     assert sorted(asked) == sorted(board.GLOBAL)
     assert [*asked][-2:] == ["fedprox-fm", "moon-fm"]

@@ -12,7 +12,7 @@ import fedcli
 from fedcli import Cell, Claim, Table, registry
 from fedcli.cli.tables import drawn_claims
 from fedcli.errors import UserError
-from fedcli.results import claims, costs, plans
+from fedcli.results import claims, costs, pages, plans
 from fedcli.results.metrics import Interval, interval
 from fedcli.results.render import render
 from fedcli.runs.records import write_record
@@ -341,13 +341,13 @@ def test_coverage_by_hand(place):
     again = Table("own:3", "the same runs", table.reported, (*table.cells[:2], unprinted), seeds=(0, 1))
     place.pairs((81, 80))
     place.add("fedavg", 1, 81)
-    cells = costs.printed_cells([plans.plan(each, place.runs) for each in (table, again)])
-    # Four cells in two columns and two of them again: four settings, two seeds each.
-    assert (cells["cell"].nunique(), cells["folder"].nunique(), cells["open"].all()) == (6, 8, True)
-    full = cells[cells["full"]]
-    assert (full["cell"].nunique(), full["folder"].nunique()) == (2, 2)  # FedFA with both seeds, in both tables
-    assert cells[cells["done"] & ~cells["full"]]["cell"].nunique() == 2
     runs = claims.ended_runs([place.runs])
-    lacking = cells[~cells["done"]].drop_duplicates("folder")["run"]
-    left = costs.cost_of(lacking, costs.paces(runs), costs.usual_machine(runs))
-    assert (left.runs, left.known, left.seconds > 0) == (5, 5, True)
+    timed = {costs.usual_machine(runs): costs.paces(runs)}
+    planned = {pages.papers()[0]: [plans.plan(each, place.runs) for each in (table, again)]}
+    # Four cells in two columns and two of them again: four settings, two seeds each. FedFA has both in one column.
+    assert "| 6 (8) | 6 (8) | 2 (2) | 0 for 5 of 5 runs |" in pages.coverage(planned, timed)
+    place.add("fedprox", 1, 80)
+    planned = {pages.papers()[0]: [plans.plan(again, place.runs)]}
+    covered = pages.coverage(planned, {costs.GPU: []})
+    assert "| 2 (4) | 2 (4) | 2 (4) | – |" in covered
+    assert "that has a printed number: own:3." in covered

@@ -2,17 +2,26 @@
 
 import json
 import shutil
+from pathlib import Path
 
 import pytest
 
 import fedcli
 from fedcli.errors import UserError
 from fedcli.registry import find_method, find_protocol
-from fedcli.results.tune import Trial, at_the_edge, parse_grid, tune
+from fedcli.results import jobs, tune
+from fedcli.results.tune import Trial
 from fedcli.runs.records import read_record, write_record
+from tests.programs import invoke
 
 TINY = {"dataset": "digits", "train_examples": 120, "rounds": 2, "local_epochs": 1}
-GRID = ["proximal-weight=0.01", "lr=0.005,0.1,1e30"]
+GRID = {"proximal_weight": (0.01,), "lr": (0.005, 0.1, 1e30)}
+
+
+def ranked(method, **given):
+    """The trials of a grid, run one after the other, and their folder."""
+    plan = tune.plan(method, **given)
+    return tune.rank(plan, jobs.execute(plan, jobs.Watch())), plan.folder
 
 
 def trial(protocol, accuracies, status="finished"):
@@ -53,29 +62,28 @@ def test_a_trial_is_judged_by_its_protocols_rule_on_validation_examples(protocol
     ],
 )  # fmt: skip
 def test_a_value_that_was_chosen_from_the_end_of_a_grid_is_named_where_one_beyond_is_possible(method, tried, expected):
-    assert at_the_edge(find_method(method), [Trial(values, []) for values in tried]) == expected
+    assert tune.at_the_edge(find_method(method), [Trial(values, []) for values in tried]) == expected
 
 
 @pytest.mark.parametrize(
-    ("method", "texts", "message"),
+    ("texts", "message"),
     [
-        ("fedprox", ["proximal-wait=1"], "unknown option to tune 'proximal_wait'; did you mean 'proximal_weight'"),
-        ("fedprox", ["lr="], "--grid must be an option and its values"),
-        ("fedprox", ["lr=0.1", "lr=0.2"], "--grid has 'lr' twice"),
-        ("fedprox", ["seed=1,2"], "unknown option to tune 'seed'"),
-        ("fedavg", [], "'fedavg' names no values worth trying"),
+        (["proximal-wait=1"], "unknown option to tune 'proximal_wait'; did you mean 'proximal_weight'"),
+        (["lr="], "--grid must be an option and its values"),
+        (["lr=0.1", "lr=0.2"], "--lr is given twice"),
+        (["rounds=1,2"], "--rounds is given twice"),
+        (["seed=1,2"], "unknown option to tune 'seed'"),
     ],
 )
-def test_what_is_no_grid_is_refused(method, texts, message):
+def test_what_is_no_grid_is_refused(texts, message):
     with pytest.raises(UserError, match=message):
-        parse_grid(find_method(method), texts)
+        tune.read_grid("fedprox", texts, TINY)
 
 
 @pytest.fixture(scope="module")
 def tuned(tmp_path_factory):
     """A grid of three trials, one of which diverges."""
-    out = tmp_path_factory.mktemp("tuned") / "grid"
-    return tune("fedprox", GRID, out=out, **TINY)
+    return ranked("fedprox", out=tmp_path_factory.mktemp("tuned") / "grid", **GRID, **TINY)
 
 
 def test_the_best_trial_by_validation_is_written_down_and_used(tuned, tmp_path):
@@ -84,12 +92,12 @@ def test_the_best_trial_by_validation_is_written_down_and_used(tuned, tmp_path):
     assert best.accuracy >= second.accuracy
     assert (lost.values["lr"], lost.accuracy) == (1e30, None)
     assert {trial.records[0]["seed"] for trial in trials} == {1000}
-    about = json.loads((folder / "tuned.json").read_text())
-    assert about["options"] == trials[0].values
-    told = [(one["options"], one["validation_accuracy"]) for one in about["trials"]]
-    assert told == [(one.values, one.accuracy) for one in trials]
-    held_out = trials[0].records[0]["config"]["validation"]
-    assert (about["rounds"], about["validation"]) == (TINY["rounds"], held_out)
+    facts = json.loads((folder / "tuned.json").read_text())
+    assert facts["options"] == best.values
+    assert [(one["options"], one["validation_accuracy"]) for one in facts["trials"]] == [
+        (one.values, one.accuracy) for one in trials
+    ]
+    assert (facts["rounds"], facts["validation"]) == (TINY["rounds"], best.records[0]["config"]["validation"])
     run = fedcli.run("fedprox", tuned=folder, lr=0.02, out=tmp_path / "run", **TINY)
     config, origin = run.record["config"], run.record["origin"]
     assert config["proximal_weight"] == 0.01
@@ -111,30 +119,53 @@ def test_trials_keep_their_records_alone_and_are_not_run_again(tuned, tmp_path):
             entry["test_accuracy"] = 1.0 - entry["validation_accuracy"]
         write_record(file.parent, record)
     before = [file.stat().st_mtime_ns for file in sorted(again.rglob("record.json"))]
-    assert [trial.values["lr"] for trial in tune("fedprox", GRID, out=again, **TINY)[0]] == [0.1, 0.005, 1e30]
+    assert [trial.values["lr"] for trial in ranked("fedprox", out=again, **GRID, **TINY)[0]] == [0.1, 0.005, 1e30]
     assert [file.stat().st_mtime_ns for file in sorted(again.rglob("record.json"))] == before
     with pytest.raises(UserError, match="holds a run with another --rounds"):
-        tune("fedprox", GRID, out=again, **{**TINY, "rounds": 3})
+        tune.plan("fedprox", out=again, **{**GRID, **TINY, "rounds": 3})
+
+
+def test_the_command_tells_validation_accuracies_with_their_spread_and_keeps_trials_from_runs(folder):
+    typed = [text for name, value in TINY.items() for text in (f"--{name.replace('_', '-')}", value)]
+    result = invoke("tune", "fedavg", "--grid", "lr=0.05", "--seeds", "1000,1001", *typed)
+    assert result.exit_code == 0, result.output
+    (home,) = Path("tuning").iterdir()
+    records = [read_record(file) for file in sorted(home.rglob("record.json"))]
+    trial = Trial({}, records)
+    first, second = (100 * accuracy for accuracy in trial.accuracies)
+    for number, accuracy in enumerate((first, second)):
+        assert f"[{number + 1}/2] lr 0.05, seed {1000 + number}: validation {accuracy:.2f} % in" in result.stderr
+    spread = abs(first - second) / 2**0.5
+    assert f"0.05  {100 * trial.accuracy:.2f} ± {spread:.2f}" in result.stdout
+    assert home.name == "fedavg-fedfm-digits-digits"
+    assert not Path("runs").exists()
 
 
 def test_a_fifth_is_held_out_where_the_protocol_holds_out_nothing(tmp_path):
     few = {**TINY, "protocol": "fedfa:digits", "num_clients": 4, "cohort_size": 4}
-    trials, _ = tune("fedavg", ["lr=0.05"], out=tmp_path / "grid", **few)
+    trials, _ = ranked("fedavg", lr=(0.05,), out=tmp_path / "grid", **few)
     assert trials[0].records[0]["config"]["validation"] == 0.2
-    del few["rounds"]
-    _, folder = tune("fedavg", ["rounds=1"], validation=0.4, out=tmp_path / "own", **few)
-    about = json.loads((folder / "tuned.json").read_text())
-    assert (about["validation"], "rounds" in about) == (0.4, False)  # what was tuned is no condition of it
+    few["rounds"] = (1,)
+    _, folder = ranked("fedavg", validation=0.4, out=tmp_path / "own", **few)
+    facts = json.loads((folder / "tuned.json").read_text())
+    assert (facts["validation"], "rounds" in facts) == (0.4, False)  # what was tuned is no condition of it
     with pytest.raises(UserError, match="no client has validation examples"):
-        tune("fedavg", ["rounds=1"], validation=0.01, out=tmp_path / "none", **few)
+        ranked("fedavg", validation=0.01, out=tmp_path / "none", **few)
 
 
-def test_what_cannot_be_tuned_honestly_is_refused(tmp_path):
-    with pytest.raises(UserError, match="--seed 0 is one that the paper's tables report"):
-        tune("fedavg", ["lr=0.05"], seed=0, protocol="fedfm:digits", **TINY)
-    with pytest.raises(UserError, match="--seed 3 was given with --seeds"):
-        tune("fedavg", ["lr=0.05"], seed=3, seeds=[1000], **TINY)
-    with pytest.raises(UserError, match="--lr is given and in --grid"):
-        tune("fedavg", ["lr=0.05"], lr=0.1, **TINY)
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"seed": 0, "protocol": "fedfm:digits"}, "--seed 0 is one that the paper's tables report"),
+        ({"seed": 3, "seeds": [1000]}, "--seed 3 was given with --seeds"),
+        ({"lr": 0.1}, "'fedavg' names no values worth trying"),
+    ],
+)
+def test_what_cannot_be_tuned_honestly_is_refused(given, message):
+    with pytest.raises(UserError, match=message):
+        tune.plan("fedavg", **{"lr": (0.05,), **TINY, **given})
+
+
+def test_trials_that_have_all_diverged_choose_nothing(tmp_path):
     with pytest.raises(UserError, match="all 1 trials have diverged"):
-        tune("fedavg", ["lr=1e30"], out=tmp_path / "grid", **TINY)
+        ranked("fedavg", lr=(1e30,), out=tmp_path / "grid", **TINY)

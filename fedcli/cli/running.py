@@ -250,25 +250,27 @@ def _tune(
     cpus_per_run: common.Cpus = None,
     gpus_per_run: common.Gpus = None,
     time_limit: common.TimeLimit = None,
-    out: Annotated[str | None, Option(help="Folder of the trials, of which none runs twice.", **OUTPUT)] = None,
+    out: Annotated[
+        str | None, Option(help="Folder of the trials, of which none runs twice; by default in tuning/.", **OUTPUT)
+    ] = None,
     log_file: common.LogFile = None,
     quiet: common.Quiet = None,
     **given: Any,
 ) -> None:
     """Run a grid, and print its trials and the options to use."""
     from fedcli.cli.display import run_plan
-    from fedcli.results import tune
+    from fedcli.results import metrics, tune
 
     limit_time(time_limit)
     where = {**place_runs(jobs, on, cpus_per_run, gpus_per_run), "records_only": True}
-    execute = partial(run_plan, consoles=consoles(quiet, log_file, stderr=True), **where)
-    texts = list(grid or ())
-    for name in [name for name, value in given.items() if isinstance(value, tuple)]:
-        texts.append(f"{name}={','.join(map(str, given.pop(name)))}")
-    trials, folder = tune.tune(method, texts, execute=execute, seeds=parse_seeds(seeds), out=out, **given)
+    plan = tune.plan(method, seeds=parse_seeds(seeds), out=out, **tune.read_grid(method, grid or (), given))
+    told = ("validation", tune.validation_accuracy)
+    errors = run_plan(plan, consoles(quiet, log_file, stderr=True), told=told, **where)
+    trials, folder = tune.rank(plan, errors), plan.folder
     best, rows = trials[0].values, []
     for trial in trials:
-        accuracy = "diverged" if trial.accuracy is None else f"{100 * trial.accuracy:.2f}"
+        percent = [100 * accuracy for accuracy in trial.accuracies]
+        accuracy = metrics.find_metric("validation").mean_text(percent) if percent else "diverged"
         rows.append((*trial.values.values(), accuracy))
     print_table((*map(flag_of, best), "Validation accuracy, %"), rows)
     for name, beyond in tune.at_the_edge(registry.find_method(method), trials):
@@ -350,6 +352,9 @@ def resume(
                 if isinstance(error, UserError):
                     typer.echo(f"error: {error}", err=True)
                 failed = True
+        if folders != [run] and group.number == 0:
+            again = "the command that made this folder starts them, with --continue"
+            console(quiet).print(f"runs that had not begun have no record to resume; {again}", soft_wrap=True)
     if failed:
         raise typer.Exit(1)
 

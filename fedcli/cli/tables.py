@@ -69,7 +69,8 @@ def table(
 
     For PAPER:ID, runs what is missing of a paper's table, then shows our numbers beside the paper's.
     The cost is shown first: runs to do, hours (from runs timed here before), data sets.
-    Runs whose data set is missing are left out. Ctrl-C interrupts; the same command resumes.
+    Runs whose data set is missing are left out, and their hours told apart.
+    Ctrl-C interrupts; the same command resumes.
     --dataset, --rounds, --local-epochs or --train-examples reduce the table; --seeds default to the table's.
     """
     from fedcli.results import findings, frame, metrics, pages, render, tables

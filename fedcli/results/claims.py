@@ -11,7 +11,7 @@ import itertools
 import json
 import shlex
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, fields, replace
 from importlib.resources import files
 from pathlib import Path
@@ -41,7 +41,9 @@ OURS, TAIL = ("ours", "low", "high", "n"), ("tail", "tail_low", "tail_high", "ta
 RUN_OPTIONS = {field.name for field in fields(RunConfig)} - {"post"}
 
 Run = dict[str, Any]  # a row of the table of runs, with what `_candidates` adds
+Pair = tuple[Run, Run]  # of the row and of the other one
 Form = tuple[str, str]  # what two runs of a pair have other than their cells, as JSON
+SHARED = ("seed", "images", "partition", "core")  # by the two runs of a pair
 
 
 @dataclass(frozen=True)
@@ -157,22 +159,22 @@ def answer(claim: Claim, runs: pd.DataFrame, at_hand: Callable[[str], bool]) -> 
     """
     table, columns = find_table(claim.table), (*claim.columns, *claim.less)
     cells = {(cell.row, cell.column): cell for cell in table.cells}
-    for names in itertools.product((claim.row, *claim.others), columns):
-        if names not in cells:
+    rows: dict[str, list[Wanted]] = {}
+    for row, column in itertools.product((claim.row, *claim.others), columns):
+        if (row, column) not in cells:
             raise UserError(
-                f"the claim {claim.name} names a cell that {claim.table} does not have (got {' / '.join(names)}); "
+                f"the claim {claim.name} names a cell that {claim.table} does not have (got {row} / {column}); "
                 "name a row and a column of the table."
             )
-    rows = [[wanted(cells[row, column]) for column in columns] for row in (claim.row, *claim.others)]
-    metric = rows[0][0].metric
-    open_data = all(at_hand(name) for row in rows for cell in row for name in cell.setup.data_sets)
+        rows.setdefault(row, []).append(wanted(cells[row, column]))
+    metric = rows[claim.row][0].metric
+    open_data = all(at_hand(name) for cell in itertools.chain(*rows.values()) for name in cell.setup.data_sets)
     singles = []
-    for than, row in zip(claim.others, rows[1:], strict=True):
-        parts = [part for part in (claim.columns, claim.less) if part]
-        leads = [printed_lead(table, claim.row, than, part, metric) for part in parts]
+    for than in claim.others:
+        leads = [printed_lead(table, claim.row, than, part, metric) for part in (claim.columns, claim.less) if part]
         paper = None if None in leads else leads[0] - sum(leads[1:])
         blank = Answer(replace(claim, than=than), metric, paper, open_data, NOT_RUN if open_data else NO_DATA)
-        singles.append(_compared(blank, list(zip(rows[0], row, strict=True)), runs))
+        singles.append(_compared(blank, list(zip(rows[claim.row], rows[than], strict=True)), runs))
     return singles[0] if len(singles) == 1 else _smallest_lead(claim, singles)
 
 
@@ -189,8 +191,7 @@ def _smallest_lead(claim: Claim, singles: Sequence[Answer]) -> Answer:
     run = sorted((single for single in singles if single.runs), key=strength)
     if not run:
         return replace(singles[0], claim=claim, paper=paper)
-    weakest = run[0]
-    verdict, why, over = weakest.verdict, weakest.why, f"over {weakest.claim.than}"
+    verdict, why, over = run[0].verdict, run[0].why, f"over {run[0].claim.than}"
     if len(run) == 2:
         over += f"; {run[1].ours} over {run[1].claim.than}"
     if len(run) < len(singles) and verdict != CONTRADICTED:
@@ -198,7 +199,7 @@ def _smallest_lead(claim: Claim, singles: Sequence[Answer]) -> Answer:
     reduced = next((single.reduced for single in run if single.reduced), "")
     folders = dict.fromkeys(folder for single in singles for folder in single.runs)
     return replace(
-        weakest, claim=claim, paper=paper, verdict=verdict, why=why, reduced=reduced, over=over, runs=tuple(folders)
+        run[0], claim=claim, paper=paper, verdict=verdict, why=why, reduced=reduced, over=over, runs=tuple(folders)
     )
 
 
@@ -208,10 +209,15 @@ def _compared(blank: Answer, columns: Sequence[tuple[Wanted, Wanted]], runs: pd.
     Runs in full go first; else the form with the most seeds counts, of these that with the fewest differences and the
     most rounds.
     """
-    forms: dict[Form, dict[int, list[tuple[Run, Run]]]] = {}
-    for row, than in columns:
-        for (form, seed), pair in _pairs(blank.claim, row, than, runs).items():
-            forms.setdefault(form, {}).setdefault(seed, []).append(pair)
+    forms: dict[Form, dict[int, dict[int, Pair]]] = {}  # by form, seed and number of the column
+    for number, (row, than) in enumerate(columns):
+        alike = RUN_OPTIONS - differences(row.settings, than.settings).keys()
+        sides = _candidates(blank.claim, row, runs), _candidates(blank.claim, than, runs)
+        for first, second in itertools.product(*sides):
+            is_pair = all(first[name] == second[name] for name in SHARED)
+            if is_pair and alike.isdisjoint(differences(first["settings"], second["settings"])):
+                seeds = forms.setdefault((first["form"], second["form"]), {})
+                seeds.setdefault(first["seed"], {}).setdefault(number, (first, second))
     ranked = []
     for form, seeds in forms.items():
         whole = {seed: pairs for seed, pairs in sorted(seeds.items()) if len(pairs) == len(columns)}
@@ -220,23 +226,12 @@ def _compared(blank: Answer, columns: Sequence[tuple[Wanted, Wanted]], runs: pd.
         ranked += [(nearness, whole)] if whole else []
     if not ranked:
         return blank
-    (*_, form), pairs = max(ranked)
+    (*_, form), seeds = max(ranked)
     other: dict[str, tuple[Any, Any]] = {}  # of the row, then what only the other one has
     for cell, departed in zip(columns[0], map(json.loads, form), strict=True):
         other = {name: (value, cell.settings.get(name)) for name, value in departed.items()} | other
-    return _judged(replace(blank, reduced=differences_text(other)), pairs)
-
-
-def _pairs(claim: Claim, row: Wanted, than: Wanted, runs: pd.DataFrame) -> dict[tuple[Form, int], tuple[Run, Run]]:
-    """The pairs of runs of two cells, one a form and a seed."""
-    pairs: dict[tuple[Form, int], tuple[Run, Run]] = {}
-    planned = differences(row.settings, than.settings)
-    for first, second in itertools.product(_candidates(claim, row, runs), _candidates(claim, than, runs)):
-        if all(first[name] == second[name] for name in ("seed", "images", "partition", "core")):
-            other = differences(first["settings"], second["settings"])
-            if all(name in planned or name not in RUN_OPTIONS for name in other):
-                pairs.setdefault(((first["departed"], second["departed"]), first["seed"]), (first, second))
-    return pairs
+    judged = _judged(blank, [list(pairs.values()) for pairs in seeds.values()])
+    return replace(judged, reduced=differences_text(other), seeds=tuple(seeds))
 
 
 def _candidates(claim: Claim, cell: Wanted, runs: pd.DataFrame) -> list[Run]:
@@ -248,19 +243,17 @@ def _candidates(claim: Claim, cell: Wanted, runs: pd.DataFrame) -> list[Run]:
         if metric.unit != "floats" and 10 * record["config"]["rounds"] < cell.setup.run.rounds:
             continue
         departed = departures(run, cell.settings, metric)
-        allowed = all(_is_allowed(name, *values, claim, metric) for name, values in departed.items())
-        if allowed and says_something(record, metric):
-            form = json.dumps({name: value for name, (value, _) in departed.items()})
-            core, value = run["numerics"].partition(".")[0], metric.value(record) if metric.counts(record) else None
-            candidates.append({**run, "departed": form, "core": core, "value": value})
+        form = {name: value for name, (value, _) in departed.items()}
+        refused = {name for name, values in departed.items() if not is_smaller(name, *values)}
+        refused -= {name for name, value in claim.instead.items() if value in (None, form.get(name))}
+        if metric.needs != "drift":
+            refused.discard("eval_every")
+        if not refused and says_something(record, metric):
+            run |= {"form": json.dumps(form), "core": run["numerics"].partition(".")[0]}
+            for name, read in (("value", metric), ("tail", find_metric("last-tenth"))):
+                run[name] = next(iter(read.values([record])), None)
+            candidates.append(run)
     return candidates
-
-
-def _is_allowed(name: str, value: Any, planned: Any, claim: Claim, metric: Metric) -> bool:
-    """Whether a run may depart so from a claim's cell."""
-    if is_smaller(name, value, planned) or (name in claim.instead and claim.instead[name] in (None, value)):
-        return True
-    return name == "eval_every" and metric.needs != "drift"
 
 
 def says_something(record: Record, metric: Metric) -> bool:
@@ -268,39 +261,32 @@ def says_something(record: Record, metric: Metric) -> bool:
     return not metric.counts(record) or metric.value(record) is not None or metric.none == "never"
 
 
-def _judged(answer: Answer, pairs: Mapping[int, Sequence[tuple[Run, Run]]]) -> Answer:
-    """A claim on one row with the verdict of pairs of runs, one a column for each seed."""
-    claim, metric, values, tails, lost = answer.claim, answer.metric, [], [], [0, 0]
-    for columns in pairs.values():
+def _judged(answer: Answer, pairs: Sequence[Sequence[Pair]]) -> Answer:
+    """A claim on one row with the verdict of pairs of runs, for each seed one a column."""
+    claim, metric, leads, tails, lost = answer.claim, answer.metric, [], [], [0, 0]
+    for columns in pairs:
         failed = [any(run["value"] is None for run in side) for side in zip(*columns, strict=True)]
         lost = [count + fails for count, fails in zip(lost, failed, strict=True)]
         if not any(failed):
-            values.append(_lead(claim, [row["value"] - than["value"] for row, than in columns]))
-            tail = [_tail(*pair) for pair in columns if metric.name == "selected"]
-            tails += [_lead(claim, tail)] if tail and None not in tail else []
-    difference = interval(values)
+            leads.append(_lead(claim, columns, "value"))
+            tested_alike = all(len({run["settings"].get("eval_every") for run in pair}) == 1 for pair in columns)
+            if metric.name == "selected" and tested_alike:
+                tails.append(_lead(claim, columns, "tail"))
+    difference, tail = interval(leads), interval([lead for lead in tails if lead is not None])
     verdict, why = judge(difference, claim.direction, lost, exact=metric.unit == "floats")
     event = "never got there" if metric.none == "never" else "diverged"
     counts = zip((claim.row, claim.than), lost, strict=True)
     words = "; ".join(f"{name}: {count} of {len(pairs)} {event}" for name, count in counts if count)
-    folders = dict.fromkeys(run["folder"] for columns in pairs.values() for pair in columns for run in pair)
-    return replace(
-        answer, verdict=verdict, why=why, seeds=tuple(pairs), difference=difference, tail=interval(tails), lost=words,
-        runs=tuple(folders),
-    )  # fmt: skip
+    folders = dict.fromkeys(run["folder"] for columns in pairs for pair in columns for run in pair)
+    return replace(answer, verdict=verdict, why=why, difference=difference, tail=tail, lost=words, runs=tuple(folders))
 
 
-def _lead(claim: Claim, differences: Sequence[float]) -> float:
-    """The mean over a claim's columns, less that over those which are taken off."""
-    split = len(claim.columns)
-    return fmean(differences[:split]) - (fmean(differences[split:]) if claim.less else 0)
-
-
-def _tail(row: Run, than: Run) -> float | None:
-    """The difference over the last tenth of the rounds; None where other rounds were tested, or none of them."""
-    ends = find_metric("last-tenth").values([row["record"], than["record"]])
-    is_alike = "eval_every" not in differences(row["settings"], than["settings"])
-    return ends[0] - ends[1] if is_alike and len(ends) == 2 else None
+def _lead(claim: Claim, columns: Sequence[Pair], number: str) -> float | None:
+    """The mean lead of pairs over a claim's columns, less that over those which are taken off; None if one has none."""
+    if any(run[number] is None for pair in columns for run in pair):
+        return None
+    leads, split = [row[number] - than[number] for row, than in columns], len(claim.columns)
+    return fmean(leads[:split]) - (fmean(leads[split:]) if claim.less else 0)
 
 
 def judge(

@@ -1,9 +1,8 @@
-"""What runs cost that are still to do, hours and bytes, and how much of what the papers print has been run."""
+"""What runs cost that are still to do: hours by the runs that were timed, and bytes of the models that they leave."""
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import fmean, median
 from typing import Any, NamedTuple
@@ -14,7 +13,6 @@ from fedcli.data import datasets
 from fedcli.errors import UserError
 from fedcli.registry import find_table
 from fedcli.results import claims, plans
-from fedcli.results.comparison import printed_value
 from fedcli.results.frame import read_runs, shipped
 from fedcli.results.plans import PlannedRun, TablePlan, round_examples
 from fedcli.runs import models
@@ -67,95 +65,69 @@ def _machine(record: Mapping[str, Any]) -> Machine:
     return record["hardware"]["device"], record["hardware"]["name"]
 
 
-@dataclass
-class Cost:
-    """What is known of the time of runs to do."""
-
-    runs: int = 0  # how many they are
-    known: int = 0  # of how many the seconds are known
-    seconds: float = 0.0  # of these, one after the other
-    by: set[str] = field(default_factory=set)  # "timed on <machine>", where the timed runs ran on another machine
-
-
-def cost_of(runs: Iterable[PlannedRun], timed: Sequence[Pace], machine: Machine) -> Cost:
-    """Estimates the time of runs, each by the nearest of the runs that were timed, scaled by its local steps.
-
-    Args:
-        runs: The runs to do.
-        timed: See `paces`.
-        machine: What they would run on.
-    """
-    cost = Cost()
-    for run in runs:
-        cost.runs += 1
-        config = run.setup.values()
-        examples = round_examples(config)
-        if examples is None:
-            continue
-        traits = _traits(config, run.setup.method.name, datasets.describe(config["dataset"])["shape"], machine)
-        alike = [pace for pace in timed if pace.traits[:ALIKE] == traits[:ALIKE]]
-        if alike:
-            likeness = [[mine == other for mine, other in zip(traits, pace.traits, strict=True)] for pace in alike]
-            nearest = [pace for pace, shared in zip(alike, likeness, strict=True) if shared == max(likeness)]
-            cost.known += 1
-            seconds = median(pace.train * examples + pace.test for pace in nearest)
-            cost.seconds += seconds * (run.setup.run.rounds - run.rounds_done)
-            cost.by |= {f"timed on {pace.traits[ALIKE]}" for pace in nearest if pace.traits[ALIKE] != machine[1]}
-    return cost
-
-
-def estimate(plan: TablePlan) -> dict[str, Cost]:
-    """Estimates seconds that the runs to do take, by the runs where the table looks for runs, and the shipped ones.
-
-    Returns:
-        By column, also for runs whose data set is missing; a run of several columns counts in the first.
-    """
-    todo = [run for run in plan.runs if run.to_do]
-    if not todo:
-        return {}
-    runs = read_runs([plan.folder, *plan.search, *shipped()])
-    timed = paces(runs, {run.setup.run.dataset for run in plan.runs})
-    machine = _machine(environment(todo[0].setup.device))
-    first = {run.folder: cell.cell.column for cell in reversed(plan.cells) for run in cell.runs}
-    columns = dict.fromkeys(first[run.folder] for run in todo)
-    return {column: cost_of((run for run in todo if first[run.folder] == column), timed, machine) for column in columns}
-
-
-def bytes_kept(plan: TablePlan) -> int:
-    """Bytes of the models that the runs to do leave, at least; those of a data set of unknown classes are left out."""
-    total = 0
-    for run in (run for run in plan.runs if run.to_do):
-        with suppress(UserError):  # of a damaged file, which the run will refuse
-            images = datasets.describe(run.setup.run.dataset)
-            if images["classes"] is not None:
-                total += models.bytes_kept(run.setup, *images["shape"][:2], images["classes"])
-    return total
-
-
 def usual_machine(runs: pd.DataFrame) -> Machine:
     """What most runs were made on."""
     machines = Counter(map(_machine, runs["record"]))
     return max(machines, key=machines.__getitem__, default=("cpu", ""))
 
 
-def printed_cells(planned: Iterable[TablePlan]) -> pd.DataFrame:
-    """The cells of tables of which the paper prints a number, with their runs: a row a cell and seed.
+def cost_of(runs: Iterable[PlannedRun], timed: Sequence[Pace], machine: Machine) -> pd.DataFrame:
+    """Estimates the time of runs, each by the nearest of the runs that were timed, scaled by its local steps.
+
+    Args:
+        runs: The runs to do.
+        timed: See `paces`.
+        machine: What they would run on.
 
     Returns:
-        Columns `table`, `cell` (its place among all cells), `run`, `folder` (of the run, which cells may share), `open`
-        (whether anybody can have the images), `done`, and of the whole cell `full` (whether all its runs are done).
+        A row a run: `seconds`, NaN where no run like it was timed, and `machines`, the names of those on which the
+        nearest were timed where they are others.
     """
     rows = []
-    for number, (table, cell) in enumerate((plan.table, cell) for plan in planned for cell in plan.cells):
-        if printed_value(table, cell.cell.row, cell.cell.column, cell.metric) is not None:
-            for run in cell.runs:
-                rows.append({
-                    "table": table.name, "cell": number, "run": run, "folder": run.folder,
-                    "open": all(map(datasets.open_to_all, run.setup.data_sets)),
-                    "done": not run.to_do and claims.says_something(run.record, cell.metric),
-                })  # fmt: skip
-    cells = pd.DataFrame(rows, columns=["table", "cell", "run", "folder", "open", "done"])
-    return cells.assign(full=cells.groupby("cell")["done"].transform("all"))
+    for run in runs:
+        config, seconds, machines = run.setup.values(), None, set()
+        if examples := round_examples(config):
+            shape = datasets.describe(config["dataset"])["shape"]
+            traits = _traits(config, run.setup.method.name, shape, machine)
+            nearest = timed
+            for number, trait in enumerate(traits):
+                alike = [pace for pace in nearest if pace.traits[number] == trait]
+                nearest = alike if alike or number < ALIKE else nearest
+            if nearest:
+                seconds = median(pace.train * examples + pace.test for pace in nearest)
+                seconds *= run.setup.run.rounds - run.rounds_done
+                machines = {pace.traits[ALIKE] for pace in nearest} - {machine[1]}
+        rows.append((seconds, machines))
+    return pd.DataFrame(rows, columns=["seconds", "machines"]).astype({"seconds": float})
+
+
+def estimate(plan: TablePlan) -> pd.DataFrame:
+    """Estimates the time of a table's runs to do, by the runs where it looks for runs, and the shipped ones.
+
+    Returns:
+        See `cost_of`, with the `column` of each run, the first of several, and whether it is `left_out` as its data set
+        is missing.
+    """
+    todo = [run for run in plan.runs if run.to_do]
+    runs = read_runs([plan.folder, *plan.search, *shipped()])
+    timed = paces(runs, {run.setup.run.dataset for run in plan.runs})
+    machine = _machine(environment(plan.runs[0].setup.device))
+    first = {run.folder: cell.cell.column for cell in reversed(plan.cells) for run in cell.runs}
+    starting = {run.folder for run in plan.to_run}
+    return cost_of(todo, timed, machine).assign(
+        column=[first[run.folder] for run in todo], left_out=[run.folder not in starting for run in todo]
+    )
+
+
+def bytes_kept(runs: Iterable[PlannedRun]) -> int:
+    """Bytes of the models that runs leave, at least; those of a data set of unknown classes are left out."""
+    total = 0
+    for run in runs:
+        with suppress(UserError):  # of a damaged file, which the run will refuse
+            images = datasets.describe(run.setup.run.dataset)
+            if images["classes"] is not None:
+                total += models.bytes_kept(run.setup, *images["shape"][:2], images["classes"])
+    return total
 
 
 def decided_by(answer: claims.Answer, folder: Path, timed: Mapping[Machine, Sequence[Pace]]) -> str:
@@ -177,10 +149,10 @@ def decided_by(answer: claims.Answer, folder: Path, timed: Mapping[Machine, Sequ
     closed = {name for run in lacking for name in run.setup.data_sets if not datasets.open_to_all(name)}
     if closed:
         words += f" on {' and '.join(sorted(closed))}, whose images are not open"
-    for (kind, name), measured in timed.items():
-        cost = cost_of(lacking, measured, (kind, name))
-        if cost.known:
-            hours = cost.seconds / 3600
-            words += f": {hours:,.{0 if hours >= 10 else 1}f} h on {name}"
-            return words + f" for {cost.known} of them" * (cost.known < cost.runs)
+    for machine, measured in timed.items():
+        seconds = cost_of(lacking, measured, machine)["seconds"]
+        if timed_runs := seconds.count():
+            hours = seconds.sum() / 3600
+            words += f": {hours:,.{0 if hours >= 10 else 1}f} h on {machine[1]}"
+            return words + (f" for {timed_runs} of them" if timed_runs < len(lacking) else "")
     return f"{words}; none like them has been timed"

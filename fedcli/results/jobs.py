@@ -68,31 +68,30 @@ def execute(
     Raises:
         UserError: Another process runs what is in the plan's folder.
     """
-    at_once = jobs if cluster is None else math.inf
     here = _processes(jobs) if jobs > 1 else nullcontext(partial(_run_here, watch))
-    starter = here if cluster is None else _tasks(**cluster)
+    starter, at_once = (here, jobs) if cluster is None else (_tasks(**cluster), math.inf)
+    errors: dict[Path, str] = {}
     with locked(plan.folder), starter as start:
-        waiting, active, errors = plan.to_run, {}, {}
+        waiting, active = plan.to_run, {}
         changes = {run.folder: _last_change(run.folder) for run in waiting}
-        queued = set(changes) if cluster is not None else set()  # by Ray, until a node is free
+        queued = set() if cluster is None else set(changes)  # by Ray, until a node is free
         while waiting or active:
             while waiting and len(active) < at_once:
                 run = waiting.pop(0)
                 if run.folder not in queued:
                     watch.begin(run)
                 active[start(run)] = run
-            futures.wait(active, POLL_SECONDS, futures.FIRST_COMPLETED)
+            ended, _ = futures.wait(active, POLL_SECONDS, futures.FIRST_COMPLETED)
             for future, run in list(active.items()):
-                ended = future.done()  # before its record is read, which is the last one then
                 change = _last_change(run.folder)
-                if change == changes[run.folder] and not ended:
+                if change == changes[run.folder] and future not in ended:
                     continue
                 changes[run.folder] = change
                 if run.folder in queued:
                     queued.remove(run.folder)
                     watch.begin(run)
                 record = read_record(run.folder) if change else None
-                if not ended:
+                if future not in ended:
                     watch.advance(run, len(record["rounds"]) if record else 0)
                     continue
                 del active[future]
@@ -112,20 +111,11 @@ def _last_change(folder: Path) -> int:
     return (folder / RECORD).stat().st_mtime_ns if (folder / RECORD).exists() else 0
 
 
-class _Relay(Listener):
-    """Tells a `Watch` of the rounds of a run in this process."""
-
-    def __init__(self, watch: Watch, run: PlannedRun):
-        self.advance = partial(watch.advance, run)
-
-    def round(self, entry: dict[str, Any]) -> None:
-        self.advance(entry["round"] + 1)
-
-
 def _run_here(watch: Watch, run: PlannedRun) -> futures.Future:
     """Runs it in this process, with whose end it is done."""
-    future: futures.Future = futures.Future()
-    future.set_result(task({}, *_arguments(run), progress=_Relay(watch, run)))
+    progress, future = Listener(), futures.Future()
+    progress.round = lambda entry: watch.advance(run, entry["round"] + 1)
+    future.set_result(task({}, *_arguments(run), progress=progress))
     return future
 
 
@@ -169,10 +159,10 @@ def _first_line(error: BaseException) -> str:
 @contextmanager
 def _processes(jobs: int) -> Iterator[Start]:
     """Starts runs in processes of this machine, each with the next CUDA device; in the end interrupts those left."""
-    slots: list[futures.Future | None] = [None] * jobs
+    slots: dict[int, futures.Future] = {}
 
     def start(run: PlannedRun) -> futures.Future:
-        slot = next(slot for slot, future in enumerate(slots) if future is None or future.done())
+        slot = next(slot for slot in range(jobs) if slot not in slots or slots[slot].done())
         # An executor for each run, since the death of a process breaks its executor.
         executor = futures.ProcessPoolExecutor(1, multiprocessing.get_context("spawn"), _begin_process, (jobs,))
         slots[slot] = executor.submit(task, device_of(slot), *_arguments(run))
@@ -184,7 +174,7 @@ def _processes(jobs: int) -> Iterator[Start]:
     finally:
         for process in multiprocessing.active_children():
             process.terminate()  # a shell script's background processes ignore SIGINT
-        futures.wait(filter(None, slots))
+        futures.wait(slots.values())
 
 
 def _begin_process(jobs: int) -> None:

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import pandas as pd
 
 from fedcli import registry
+from fedcli.data import datasets
 from fedcli.results import claims, comparison, costs, plans, tables
 from fedcli.results.claims import Answer
 from fedcli.results.findings import Study, read_study
@@ -29,6 +30,10 @@ FIGURE = re.compile(r"\]\((figures/([\w.-]+)-([a-z]+)\.png)\)")
 POINTS = 3  # tested rounds that a learning curve needs to say anything
 SHOWN = ("Readings", "Known")  # how the titles begin of a card's sections that a page repeats
 TOLD = (*SIZES, "partition", "partition_seed", "backbone", "lr")  # what a reader takes for the protocol's
+LEGEND = (
+    "Written from the records: means over runs, and differences paired by seed, with their 95 % intervals (Student's "
+    "t); accuracies in percent, their differences in points. One run has no interval: chance is not ruled out."
+)
 
 
 class Paper(NamedTuple):
@@ -37,6 +42,11 @@ class Paper(NamedTuple):
     module: ModuleType
     key: str  # the name of the file and of its page
     name: str  # as it is called in papers/reported.json
+
+    def its(self, answers: Iterable[Answer]) -> list[Answer]:
+        """The claims of the paper among others."""
+        names = {table.name for table in self.module.TABLES}
+        return [answer for answer in answers if answer.claim.table in names]
 
 
 def papers() -> list[Paper]:
@@ -72,11 +82,11 @@ def pages(results: Path) -> dict[Path, str]:
     for paper in papers():
         notes = results / "papers" / "notes" / f"{paper.key}.md"
         missed = notes.read_text(encoding="utf-8") if notes.is_file() else ""
-        planned[paper.key] = [plans.plan(table, records, seeds=table.seeds) for table in paper.module.TABLES]
+        planned[paper] = [plans.plan(table, records, seeds=table.seeds) for table in paper.module.TABLES]
         claimed = claims_table(paper, answers, records, "../", commands=True)
-        text = paper_page(paper, planned[paper.key], studies, claimed, missed)
+        text = paper_page(paper, planned[paper], studies, claimed, missed)
         texts[Path("papers") / f"{paper.key}.md"] = text.replace(f"{records}/", "records/")
-    texts[Path("README.md")] = _readme(records, studies, answers, planned, timed, runs)
+    texts[Path("README.md")] = first_page(records, studies, answers, coverage(planned, timed), runs)
     if (results.parent / "papers").is_dir():
         texts[Path("..") / "papers" / claims.SHIPPED] = render(claims.sheet(answers), "csv").replace(f"{records}/", "")
     if (first := results.parent / "README.md").is_file():
@@ -89,13 +99,8 @@ def _page(head: str, parts: Mapping[str, str]) -> str:
     return "\n\n".join([head, *(f"{heading}\n\n{text}" for heading, text in parts.items() if text)]) + "\n"
 
 
-def _readme(
-    records: Path,
-    studies: Sequence[Study],
-    answers: Sequence[Answer],
-    planned: Mapping[str, Sequence[TablePlan]],
-    timed: Mapping[costs.Machine, Sequence[costs.Pace]],
-    runs: pd.DataFrame,
+def first_page(
+    records: Path, studies: Sequence[Study], answers: Sequence[Answer], covered: str, runs: pd.DataFrame
 ) -> str:
     """The page that `results/` opens with: the claims, how much has been run, the studies, and how to redo a run."""
     rows = []
@@ -110,7 +115,7 @@ def _readme(
         "own runs, and a paper's page has the commands of the runs that would decide a claim.",
         **{f"### {paper.name}": claims_table(paper, answers, records) for paper in papers()},
         "### How a verdict comes about": "\n".join(f"- {note}" for note in claims.NOTES),
-        "## How much of what the papers print has been run": coverage(planned, timed),
+        "## How much of what the papers print has been run": covered,
         "## Studies": "\n".join(github(["Study", "Against its protocol", "First finding"], rows)) + "\n\n"
         "A difference of two methods is that of their runs, paired by seed, in points of accuracy where nothing else "
         "is said, with its 95 % interval (Student's t) and the number of seeds. "
@@ -134,12 +139,6 @@ def _size(record: dict[str, Any]) -> str:
     setup = resolve(method, {name: record[name] for name in ("protocol", "dataset", "seed")}, need_data=False)
     other = departures(frame_of([record]).iloc[0], settings(draft(setup)), find_metric("last"))
     return differences_text({name: other[name] for name in TOLD if name in other}) or "in full"
-
-
-LEGEND = (
-    "Written from the records: means over runs, and differences paired by seed, with their 95 % intervals (Student's "
-    "t); accuracies in percent, their differences in points. One run has no interval: chance is not ruled out."
-)
 
 
 def study_page(study: Study) -> str:
@@ -166,13 +165,6 @@ def figures(text: str) -> dict[Path, tuple[str, str]]:
     return {Path(path): (study, kind) for path, study, kind in FIGURE.findall(text)}
 
 
-def sections(card: str) -> dict[str, str]:
-    """The indented sections of a card by title, as Markdown; under "" what stands before the first."""
-    first, *rest = re.split(r"(?m)^(\S.*)\n(?= )", card)
-    bodies = [textwrap.dedent(body).strip() for body in rest[1::2]]
-    return {"": first.strip(), **dict(zip(rest[::2], bodies, strict=True))}
-
-
 def paper_page(paper: Paper, planned: Sequence[TablePlan], studies: Iterable[Study], claimed: str, missed: str) -> str:
     """The page of a paper.
 
@@ -183,8 +175,13 @@ def paper_page(paper: Paper, planned: Sequence[TablePlan], studies: Iterable[Stu
         claimed: Its claims, see `claims_table`.
         missed: What did not work, in Markdown; empty where nothing is written.
     """
-    card = sections((paper.module.__doc__ or "").strip())
-    title, *about = card.pop("").split("\n\n")
+    head, *sections = re.split(r"(?m)^(\S.*)\n(?= )", (paper.module.__doc__ or "").strip())  # a title, then its text
+    title, *about = head.strip().split("\n\n")
+    about.append(
+        f"Its file is [papers/{paper.key}.py](../../papers/{paper.key}.py). This page is written by `make tables` from "
+        "that file and the records."
+    )
+    card = {name: textwrap.dedent(text).strip() for name, text in zip(sections[::2], sections[1::2], strict=True)}
     methods = {name: method for name, method in registry.methods().items() if method.module is paper.module}
     shown, lacking = ["A run counts that has all settings of the table."], []
     for plan in planned:
@@ -211,10 +208,6 @@ def paper_page(paper: Paper, planned: Sequence[TablePlan], studies: Iterable[Stu
         **{f"## {name}": text for name, text in card.items() if name.startswith(SHOWN)},
         "## What did not work": missed.strip(),
     }
-    about.append(
-        f"Its file is [papers/{paper.key}.py](../../papers/{paper.key}.py). This page is written by `make tables` from "
-        "that file and the records."
-    )
     return _page("\n\n".join([f"# {title.rstrip('.')}", *about]), parts)
 
 
@@ -235,37 +228,44 @@ def claims_table(paper: Paper, answers: Iterable[Answer], records: Path, way: st
         see, size = answer.claim.see, answer.size if commands or not answer.reduced else "reduced"
         return f"{size}: {links}" + (f"; but see [{see}]({way}{see}.md)" if see else "")
 
-    papers_own = _of_paper(paper, answers)
-    table = render(replace(claims.sheet(papers_own, told, commands), notes=())).strip()
-    return f"{table}\n\n{claims.counted(papers_own)}" if papers_own else ""
+    its = paper.its(answers)
+    table = render(replace(claims.sheet(its, told, commands), notes=())).strip()
+    return f"{table}\n\n{claims.counted(its)}" if its else ""
 
 
-def _of_paper(paper: Paper, answers: Iterable[Answer]) -> list[Answer]:
-    """The claims of a paper."""
-    names = {table.name for table in paper.module.TABLES}
-    return [answer for answer in answers if answer.claim.table in names]
-
-
-def coverage(planned: Mapping[str, Sequence[TablePlan]], timed: Mapping[costs.Machine, Sequence[costs.Pace]]) -> str:
+def coverage(planned: Mapping[Paper, Sequence[TablePlan]], timed: Mapping[costs.Machine, Sequence[costs.Pace]]) -> str:
     """How much has been run of what the papers print, in Markdown.
 
     Args:
-        planned: The papers' tables as they stand, by the papers' keys.
+        planned: The papers' tables as they stand.
         timed: The paces of runs by machine, the usual one last.
     """
-    (machine, paces), rows, whole = list(timed.items())[-1], [], []
-    for paper in papers():
-        cells = costs.printed_cells(planned[paper.key])
-        parts = cells, cells[cells["open"]], cells[cells["full"]]
-        counts = [f"{part['cell'].nunique():,} ({part['folder'].nunique():,})" for part in parts]
-        left = costs.cost_of(cells[cells["open"] & ~cells["done"]].drop_duplicates("folder")["run"], paces, machine)
-        hours = f"{left.seconds / 3600:,.0f} for {left.known} of {left.runs} runs"
-        rows.append([f"[{paper.name}](papers/{paper.key}.md)", *counts, hours if left.known else MISSING])
-        whole += [table for table, its in cells.groupby("table", sort=False) if its["full"].all()]
+    (machine, paces), rows, complete = list(timed.items())[-1], [], []
+    for paper, its_plans in planned.items():
+        cells = []
+        for plan in its_plans:
+            printed = []
+            for cell in plan.cells:
+                if comparison.printed_value(plan.table, cell.cell.row, cell.cell.column, cell.metric) is None:
+                    continue
+                lacks = [run for run in cell.runs if run.to_do or not claims.says_something(run.record, cell.metric)]
+                printed.append((cell, lacks))
+            if printed and not any(lacks for _, lacks in printed):
+                complete.append(plan.table.name)
+            cells += printed
+        are_open = [cell for cell in cells if all(map(datasets.open_to_all, cell[0].runs[0].setup.data_sets))]
+        counts = []
+        for part in (cells, are_open, [cell for cell in cells if not cell[1]]):
+            folders = {run.folder for cell, _ in part for run in cell.runs}
+            counts.append(f"{len(part):,} ({len(folders):,})")
+        left = {run.folder: run for _, lacks in are_open for run in lacks}
+        seconds = costs.cost_of(left.values(), paces, machine)["seconds"]
+        hours = f"{seconds.sum() / 3600:,.0f} for {seconds.count()} of {len(left)} runs"
+        rows.append([f"[{paper.name}](papers/{paper.key}.md)", *counts, hours if seconds.count() else MISSING])
     titles = ["Paper", "Printed cells (runs)", "With open data", "In full, all seeds", "Hours left"]
     table = "\n".join(github(titles, rows, 1))
     return (
-        f"{table}\n\nRun in full, every cell here that has a printed number: {', '.join(whole) or 'none'}.\n\n"
+        f"{table}\n\nRun in full, every cell here that has a printed number: {', '.join(complete) or 'none'}.\n\n"
         "A cell is a number that a paper prints and a table here plans; several may be read from one run, so the "
         "different runs, a seed each, stand beside them in brackets. Open data are built in, downloaded by `fedcli "
         "data download`, or made of such. A table has three seeds, or one where the paper prints single runs. Hours "
@@ -278,7 +278,7 @@ def with_front(text: str, answers: Sequence[Answer]) -> str:
     """The project's first page with the number of claims of each verdict between its two marks; else as it is."""
     rows = []
     for paper in papers():
-        counts = Counter(answer.verdict for answer in _of_paper(paper, answers))
+        counts = Counter(answer.verdict for answer in paper.its(answers))
         numbers = [str(counts[verdict]) for verdict in claims.VERDICTS]
         rows.append([f"[{paper.name}](results/papers/{paper.key}.md)", *numbers])
     table = "\n".join(github(["Claims of", *(verdict.capitalize() for verdict in claims.VERDICTS)], rows, 1))

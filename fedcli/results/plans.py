@@ -1,24 +1,24 @@
-"""Runs that are planned: of a paper's table, of a grid, of a tuning; which there are, and which are to do.
+"""Runs that are planned: of a paper's table or of a grid; which there are, and which are to do.
 
 A run of a table is known by its settings, wherever it lies, so that a table goes on where it was interrupted, shares
-runs with other tables, and takes in runs that were made by hand.
+runs with other tables, and takes in runs that were made by hand. A run of a grid is known by its folder.
 """
 
 import itertools
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from fedcli.data import datasets
-from fedcli.declarations import Cell, Method, Table, check_value
+from fedcli.declarations import Cell, Method, Table
 from fedcli.errors import UserError
 from fedcli.registry import default_protocol, find_method, find_protocol, protocols
 from fedcli.results.frame import ENDED, Record, departures, read_runs, rows_by, shipped, state_of
 from fedcli.results.metrics import Metric, find_metric
-from fedcli.runs.config import RunConfig, Setup, num_images, resolve
+from fedcli.runs.config import Setup, num_images, resolve
 from fedcli.runs.experiment import combinations
 from fedcli.runs.prepare import load_data
 from fedcli.runs.records import RECORD, outdated
@@ -30,9 +30,10 @@ from fedcli.userfiles import short_name
 HOME = Path("runs/tables")  # of the runs of all tables, unless another folder is given
 IN_TEXT = "in-text"  # in papers/reported.json: the numbers that stand in no table
 LIMITS = {"rounds": "rounds", "local_epochs": "local epochs", "train_examples": "training images"}
+DIVISION = ("partition", "partition_seed", "validation", "local_test")  # options of how images are divided
 
 
-@dataclass(frozen=True)
+@dataclass
 class PlannedRun:
     """A run that a plan needs.
 
@@ -43,7 +44,8 @@ class PlannedRun:
         setup: The same, resolved.
         folder: Where it is, or will be.
         record: What there is of it; None before it has begun.
-        limits: What makes it smaller than its table says, by option.
+        values: Those of `given` by which it differs: from what its table says, or from others of its grid.
+        metrics: What is read of it.
     """
 
     label: str
@@ -51,8 +53,9 @@ class PlannedRun:
     given: dict[str, Any]
     setup: Setup
     folder: Path
-    record: Record | None
-    limits: dict[str, Any] = field(default_factory=dict)
+    record: Record | None = None
+    values: dict[str, Any] = field(default_factory=dict)
+    metrics: list[Metric] = field(default_factory=list)
 
     @property
     def state(self) -> str:
@@ -81,6 +84,28 @@ class PlannedRun:
     def round_work(self) -> float:
         """Examples that are trained on in a round, all clients and local epochs together."""
         return round_examples(self.setup.values()) or 1.0
+
+    def find_record(self, rows: Mapping[tuple, list[dict[str, Any]]], home: Path) -> None:
+        """Takes that record which has come furthest of those that give all its metrics, and its folder.
+
+        Args:
+            rows: Of the table of runs, by method and seed.
+            home: Of the plan's runs; only what has ended counts elsewhere.
+        """
+        planned = settings(draft(self.setup))
+        alike = rows.get((self.setup.method.name, self.setup.run.seed), ())
+        usable = [row for row in alike if row["state"] in ENDED or row["folder"].is_relative_to(home)]
+        for metric in self.metrics:
+            usable = [row for row in usable if not departures(row, planned, metric)]
+        if usable:
+            furthest = max(usable, key=lambda row: (row["state"] in ENDED, len(row["record"]["rounds"])))
+            self.folder, self.record = furthest["folder"], furthest["record"]
+            return
+        name = self.folder.name
+        for count in itertools.count(2):
+            if not (self.folder / RECORD).exists():
+                return
+            self.folder = self.folder.with_name(f"{name}-{count}")  # a damaged record stays as it is
 
 
 @dataclass(frozen=True)
@@ -136,7 +161,7 @@ class TablePlan(Plan):
         table: The whole table.
         cells: The cells that were asked for.
         seeds: Seeds of each cell.
-        limits: What makes a run smaller, by option.
+        reduction: What makes runs smaller, in words; empty where nothing does.
         search: Where finished runs are looked for too.
         damaged: What is wrong with the records there that cannot be read; their runs are made anew elsewhere.
     """
@@ -144,16 +169,9 @@ class TablePlan(Plan):
     table: Table
     cells: tuple[PlannedCell, ...]
     seeds: tuple[int, ...]
-    limits: dict[str, Any]
+    reduction: str
     search: tuple[Path, ...]
     damaged: tuple[str, ...] = ()
-
-    @property
-    def reduction(self) -> str:
-        """The limits in words; empty where there are none."""
-        return ", ".join(
-            f"at most {limit:,} {LIMITS[name]}" if name in LIMITS else limit for name, limit in self.limits.items()
-        )
 
     @property
     def title(self) -> str:
@@ -196,22 +214,21 @@ def plan(
     folder = folder or home_of(table)
     seeds = tuple(check_seeds(table.seeds if seeds is None else seeds))
     limits = {name: limit for name, limit in (limits or {}).items() if limit is not None}
-    for name, limit in limits.items():
-        check_value(RunConfig.__dataclass_fields__[name], limit)
-    damaged: list[str] = []
-    rows = rows_by(read_runs([folder, *search], damaged), "method", "seed")
-    chosen = []
-    needed: dict[Path, tuple[PlannedRun, list[Metric]]] = {}  # with what is read of it, by the folder of a new run
+    runs: dict[Path, PlannedRun] = {}  # by the folder that a new one gets
+    cells, smaller, damaged = [], {}, []
     for cell in _chosen(table, only):
         metric = find_metric(cell.metric)
-        runs = [_planned_run(table, cell, seed, limits, dataset, folder) for seed in seeds]
-        chosen.append((cell, metric, runs))
-        for run in runs:
-            needed.setdefault(run.folder, (run, []))[1].append(metric)
-    planned = {new: _with_record(run, metrics, rows) for new, (run, metrics) in needed.items()}
-    cells = [PlannedCell(cell, metric, tuple(planned[run.folder] for run in runs)) for cell, metric, runs in chosen]
-    used = {name: limit for run in planned.values() for name, limit in run.limits.items()}
-    return TablePlan(folder, tuple(planned.values()), table, tuple(cells), seeds, used, search, tuple(damaged))
+        planned = [_planned_run(table, cell, seed, limits, dataset, folder) for seed in seeds]
+        cells.append(PlannedCell(cell, metric, tuple(runs.setdefault(run.folder, run) for run in planned)))
+        for run in cells[-1].runs:
+            run.metrics.append(metric)
+            smaller |= run.values
+    rows = rows_by(read_runs([folder, *search], damaged), "method", "seed")
+    for run in runs.values():
+        run.find_record(rows, folder)
+    texts = [f"at most {smaller[name]:,} {words}" for name, words in LIMITS.items() if name in smaller]
+    reduction = ", ".join(([smaller["dataset"]] if "dataset" in smaller else []) + texts)
+    return TablePlan(folder, tuple(runs.values()), table, tuple(cells), seeds, reduction, search, tuple(damaged))
 
 
 class Wanted(NamedTuple):
@@ -259,23 +276,24 @@ def _planned_run(
     method, given, smaller = find_method(cell.method), {**cell.settings, "seed": seed}, {}
     try:
         if dataset is not None:
-            smaller = _on_other_data(method, given, dataset)
-        setup = resolve(method, {**given, **smaller}, need_data=False)
+            other = _on_other_data(method, given, dataset)
+            given |= other
+            smaller = {name: other[name] for name in ("dataset", *LIMITS) if name in other}
+        setup = resolve(method, given, need_data=False)
         for name, limit in limits.items():
             full = getattr(setup.run, name) or (num_images(setup.run.dataset) if name == "train_examples" else None)
             if full is None or limit < full:
                 smaller[name] = limit
-        given |= smaller
-        setup = resolve(method, given, need_data=False)
+        if smaller:
+            given |= smaller
+            setup = resolve(method, given, need_data=False)
     except UserError as error:
         raise UserError(f"{table.name}, row '{cell.row}', column '{cell.column}': {error}") from error
     # Runs that differ only in the seed share a folder.
     partition = short_name(str(setup.partition)).replace(":", "-").replace("/", "-")
     name = f"{method.name}-{short_name(setup.run.dataset)}-{partition}-{key(settings(draft(setup)))[:8]}"
-    told = {name: value for name, value in smaller.items() if name in (*LIMITS, "dataset")}
-    return PlannedRun(
-        f"{cell.row}, {cell.column}", cell.method, given, setup, folder / name / f"seed-{seed}", None, told
-    )
+    label = f"{cell.row}, {cell.column}"
+    return PlannedRun(label, cell.method, given, setup, folder / name / f"seed-{seed}", values=smaller)
 
 
 def _on_other_data(method: Method, given: Mapping[str, Any], dataset: str) -> dict[str, Any]:
@@ -289,37 +307,18 @@ def _on_other_data(method: Method, given: Mapping[str, Any], dataset: str) -> di
         ours = [name for other in protocols().values() if other.name.split(":")[0] == paper for name in other.datasets]
         raise UserError(f"no protocol of '{paper}' is for '{dataset}'; it has {', '.join(dict.fromkeys(ours))}.")
     setting, of_cell = papers_own.datasets[dataset], protocol.datasets[given["dataset"]].settings
-    divided = ("partition", "partition_seed", "validation", "local_test")  # as in the cell
-    options = {"dataset": dataset, "backbone": setting.backbone}
-    options |= {name: value for name, value in papers_own.settings.items() if name not in divided}
+    options = {name: value for name, value in papers_own.settings.items() if name not in DIVISION}
     if "num_clients" in options:
         options.setdefault("cohort_size", options["num_clients"])
-    options |= {name: of_cell[name] for name in divided if name in of_cell}
+    options |= {name: of_cell[name] for name in DIVISION if name in of_cell}
     options |= papers_own.method_options.get(method.name, {})  # as the round in which a term sets in
-    return options | setting.method_options.get(method.name, {})
+    return {"dataset": dataset, "backbone": setting.backbone, **options, **setting.method_options.get(method.name, {})}
 
 
 def round_examples(config: Mapping[str, Any]) -> float | None:
     """Examples that the local steps of a round take, of all clients; None where the data set's size is not known."""
     examples = config["train_examples"] or num_images(config["dataset"])
     return examples and config["cohort_size"] / config["num_clients"] * config["local_epochs"] * examples
-
-
-def _with_record(run: PlannedRun, metrics: Sequence[Metric], rows: Mapping[tuple, list[dict]]) -> PlannedRun:
-    """The run with that record of its method and seed that has come furthest and gives all the numbers of its cells."""
-    wanted, home = settings(draft(run.setup)), run.folder.parent.parent
-    alike = rows.get((run.setup.method.name, run.setup.run.seed), ())
-    usable = [row for row in alike if row["state"] in ENDED or row["folder"].is_relative_to(home)]
-    for metric in metrics:
-        usable = [row for row in usable if not departures(row, wanted, metric)]
-    if usable:
-        furthest = max(usable, key=lambda row: (row["state"] in ENDED, len(row["record"]["rounds"])))
-        return replace(run, folder=furthest["folder"], record=furthest["record"])
-    folder, count = run.folder, 1
-    while (folder / RECORD).exists():  # a damaged record, which stays as it is
-        count += 1
-        folder = run.folder.with_name(f"{run.folder.name}-{count}")
-    return replace(run, folder=folder)
 
 
 def plan_grid(
@@ -352,20 +351,19 @@ def plan_grid(
         raise UserError("--continue needs a folder (got no --out); name it with --out.")
     given = {name: value for name, value in given.items() if value is not None}
     grid = {name: values for name, values in given.items() if isinstance(values, tuple)}
-    cases = []
+    runs = []
     for method, values in itertools.product(names, combinations(grid)):
-        planned_runs = plan_runs(method, out=Path(), seeds=seeds, tuned=tuned, **{**given, **values})
-        cases += [(method, values, *planned) for planned in planned_runs]
-    folder = Path(out or new_folder(cases[0][2]))
-    planned = []
-    for method, values, setup, end in cases:
-        point = ",".join(f"{name}={value}" for name, value in values.items())
-        where = folder.joinpath(*[setup.method.name] * (len(names) > 1), point, end)
-        record = begun(setup, where, bool(continue_))
-        if record is None:
-            load_data(setup)  # which refuses what cannot run
-        seed = {} if seeds is None else {"seed": setup.run.seed}
-        launched = {**given, **values, **seed, "tuned": None if tuned is None else str(tuned)}
-        label = ", ".join([setup.method.name] * (len(names) > 1 or not values) + [settings_text(values)] * bool(values))
-        planned.append(PlannedRun(label, method, launched, setup, where, record))
-    return Plan(folder, tuple(planned))
+        for setup, end in plan_runs(method, out=Path(), seeds=seeds, tuned=tuned, **{**given, **values}):
+            point = ",".join(f"{name}={value}" for name, value in values.items())
+            parts = [setup.method.name] * (len(names) > 1) + [point] * bool(values)
+            texts = [setup.method.name] * (len(names) > 1 or not values) + [settings_text(values)] * bool(values)
+            launched = {**given, **values, "tuned": None if tuned is None else str(tuned)}
+            launched |= {} if seeds is None else {"seed": setup.run.seed}
+            runs.append(PlannedRun(", ".join(texts), method, launched, setup, Path(*parts, end), values=values))
+    folder = Path(out or new_folder(runs[0].setup))
+    for run in runs:
+        run.folder = folder / run.folder
+        run.record = begun(run.setup, run.folder, bool(continue_))
+        if run.record is None:
+            load_data(run.setup)  # which refuses what cannot run
+    return Plan(folder, tuple(runs))

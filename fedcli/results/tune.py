@@ -6,24 +6,24 @@ round, the mean of the last three, or, where the last round counts, the mean ove
 
 import dataclasses
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from fedcli import declarations, registry
+from fedcli import registry
 from fedcli.data.files import write_atomically
-from fedcli.declarations import Method
+from fedcli.declarations import Method, flag_of
 from fedcli.errors import UserError, unknown
-from fedcli.results import jobs
 from fedcli.results.frame import ENDED, Record, state_of
 from fedcli.results.plans import Plan, plan_grid
-from fedcli.runs.config import RunConfig, resolve
-from fedcli.runs.experiment import Grid, combinations, parse_values
+from fedcli.runs.config import recorded_fields, resolve
+from fedcli.runs.experiment import combinations, parse_values
 from fedcli.runs.models import remove_models
 from fedcli.runs.records import RECORD, read_record
 
+HOME = Path("tuning")  # of all trials, unless a folder is given: no table of the runs in `runs` takes them in
 SEED = 1000  # of the trials, where none is given
 VALIDATION = 0.2  # share of each client's examples held out, where the protocol holds out none
 TUNED = "tuned.json"
@@ -34,22 +34,26 @@ class Trial:
     """One combination of values and the records of its runs, one a seed."""
 
     values: dict[str, Any]
-    records: Sequence[Record]
+    records: list[Record]
+
+    @property
+    def accuracies(self) -> list[float]:
+        """Validation accuracies as fractions, one a seed; none where a run has diverged."""
+        finished = all(record["status"] == "finished" for record in self.records)
+        return list(map(validation_accuracy, self.records)) if finished else []
 
     @property
     def accuracy(self) -> float | None:
-        """Validation accuracy as a fraction, the mean over seeds; None where a run has diverged.
-
-        Raises:
-            UserError: If no client has held out an example.
-        """
-        if any(record["status"] != "finished" for record in self.records):
-            return None
-        return fmean(map(_validation_accuracy, self.records))
+        """Their mean, by which trials are ranked; None where a run has diverged."""
+        return fmean(self.accuracies) if self.accuracies else None
 
 
-def _validation_accuracy(record: Record) -> float:
-    """Accuracy of a finished run on the clients' held-out examples, as a fraction, by its protocol's rule."""
+def validation_accuracy(record: Record) -> float:
+    """Accuracy of a finished run on the clients' held-out examples, as a fraction, by its protocol's rule.
+
+    Raises:
+        UserError: If no client has held out an example.
+    """
     accuracies = [entry["validation_accuracy"] for entry in record["rounds"]]
     accuracies = [value for value in accuracies if value is not None]
     if not accuracies:
@@ -63,78 +67,59 @@ def _validation_accuracy(record: Record) -> float:
     return fmean(accuracies[-3:] if rule == "mean-last-3" else accuracies[-max(len(accuracies) // 10, 1) :])
 
 
-def parse_grid(method: Method, texts: Sequence[str]) -> Grid:
-    """Reads `option=value,value` texts.
+def read_grid(method: str, texts: Sequence[str], given: Mapping[str, Any]) -> dict[str, Any]:
+    """Reads `option=value,value` texts, as "proximal-weight=0.01,0.1", beside options that are given otherwise.
 
-    Args:
-        method: Whose options and every run's may be named.
-        texts: As on the command line, for example "proximal-weight=0.01,0.1"; empty for the values that the method's
-            own options call worth trying.
+    Returns:
+        All options; a tuple of values is to be tried.
 
     Raises:
-        UserError: If an option is unknown, named twice or has a value out of range, or there is nothing to try.
+        UserError: If an option is unknown, named twice or has a value out of range.
     """
-    fields, grid = _fields(method), {}
-    if not texts:
-        options = dataclasses.fields(method.config)
-        grid |= {field.name: field.metadata["tune"] for field in options if field.metadata["tune"]}
+    fields = recorded_fields(registry.find_method(method))
+    options = {name: value for name, value in given.items() if value is not None}
     for text in texts:
         flag, _, values = text.partition("=")
         name = flag.strip().lstrip("-").replace("-", "_")
         if not values:
             raise UserError(f"--grid must be an option and its values (got '{text}'); write --grid lr=0.01,0.1.")
         if name in ("seed", "device", "dataset", "protocol") or name not in fields:
-            raise unknown("option to tune", name, fields, f"'fedcli tune {method.name} --help' shows all.")
-        if name in grid:
-            raise UserError(f"--grid has '{name}' twice; put all its values into one, divided by commas.")
-        grid[name] = parse_values(fields[name], values)
-    if not grid:
-        raise UserError(
-            f"'{method.name}' names no values worth trying (got no --grid); give some, e.g. --grid lr=0.01,0.1."
-        )
-    return grid
+            raise unknown("option to tune", name, fields, f"'fedcli tune {method} --help' shows all.")
+        if name in options:
+            raise UserError(f"{flag_of(name)} is given twice (got --grid {text}); put all its values into one --grid.")
+        options[name] = parse_values(fields[name], values)
+    return options
 
 
-def tune(
-    method: str,
-    grid: Sequence[str] = (),
-    *,
-    out: str | Path | None = None,
-    seed: int | None = None,
-    seeds: Sequence[int] | None = None,
-    execute: Callable[[Plan], dict[Path, str]] | None = None,
-    **given: Any,
-) -> tuple[list[Trial], Path]:
-    """Runs every combination of a grid, and writes down which one is best; runs that have ended are not run again.
-
-    They keep their records, and not their models.
+def plan(method: str, *, out: str | Path | None = None, seeds: Sequence[int] | None = None, **given: Any) -> Plan:
+    """Every combination of options' values as runs of one method, to be run and then ranked by `rank`.
 
     Args:
         method: Name of a method, or path of a method file.
-        grid: See `parse_grid`.
-        out: Folder of the trials; `runs/tune-<method>-<protocol>-<data set>` where not given.
-        seed: Of every trial, `SEED` where not given. No table may report it.
-        seeds: Several of each trial, of which the mean counts.
-        execute: Runs what a plan has to do and returns the errors of runs that fail; where not given, one run after
-            the other in this process.
-        **given: Any option of `fedcli run`, the same in every trial.
-
-    Returns:
-        The trials, the best first, and the folder, which holds `tuned.json` for `fedcli run --tuned`.
+        out: Folder of the trials, of which none runs twice; `tuning/<method>-<protocol>-<data set>` where not given.
+        seeds: Several of each trial, of which the mean counts; no table may report one.
+        **given: Any option of `fedcli run`; its `seed` is `SEED` where not given. A tuple of values is tried; where
+            there is none, those that the method's own options call worth trying.
 
     Raises:
-        UserError: If a trial cannot start, a seed is a reported one, or every trial has diverged.
+        UserError: If there is nothing to try, a trial cannot start, or a seed is a reported one.
     """
     chosen = registry.find_method(method)
-    values, given = parse_grid(chosen, grid), {name: value for name, value in given.items() if value is not None}
-    if clash := values.keys() & given.keys():
-        raise UserError(f"{declarations.flag_of(min(clash))} is given and in --grid; leave one of the two out.")
-    if seed is not None or seeds is None:
-        given["seed"] = SEED if seed is None else seed
-    first = resolve(chosen, {**given, **combinations(values)[0]})
+    grid = {name: values for name, values in given.items() if isinstance(values, tuple)}
+    if not grid:
+        options = dataclasses.fields(chosen.config)
+        grid = {option.name: option.metadata["tune"] for option in options if option.metadata["tune"]}
+    if not grid:
+        raise UserError(
+            f"'{chosen.name}' names no values worth trying (got no --grid); give some, e.g. --grid lr=0.01,0.1."
+        )
+    if seeds is None:
+        given.setdefault("seed", SEED)
+    first = resolve(chosen, {**given, **combinations(grid)[0]})
     if not first.run.validation:
         given["validation"] = VALIDATION
-    paper = first.protocol.name.partition(":")[0]
+    protocol = first.protocol.name
+    paper = protocol.partition(":")[0]
     tables = [table for table in registry.tables().values() if table.name.partition(":")[0] == paper]
     reported = {reported for table in tables for reported in table.seeds}
     for each in reported.intersection([given["seed"]] if seeds is None else seeds):
@@ -142,31 +127,43 @@ def tune(
             f"--seed {each} is one that the paper's tables report (they are {', '.join(map(str, sorted(reported)))}); "
             f"tune with another, such as {SEED}."
         )
-    protocol = first.protocol.name.replace(":", "-")
-    folder = Path(out or f"runs/tune-{chosen.name}-{protocol}-{first.run.dataset}")
-    plan = plan_grid([method], {**given, **values}, seeds=seeds, out=folder, continue_=True)
-    errors = (execute or (lambda plan: jobs.execute(plan, jobs.Watch())))(plan)
-    records: dict[str, list[Record]] = {}
-    for run in plan.runs:
+    folder = out or HOME / f"{chosen.name}-{protocol.replace(':', '-')}-{first.run.dataset}"
+    return plan_grid([method], {**given, **grid}, seeds=seeds, out=folder, continue_=True)
+
+
+def rank(planned: Plan, errors: Mapping[Path, str]) -> list[Trial]:
+    """The trials of a plan that has been run, the best first, which it writes down for `fedcli run --tuned`.
+
+    They keep their records, and not their models.
+
+    Args:
+        planned: See `plan`.
+        errors: Of the runs that have failed, by their folders.
+
+    Raises:
+        UserError: If a trial has not ended, or every trial has diverged.
+    """
+    by_label: dict[str, Trial] = {}
+    for run in planned.runs:
         record = read_record(run.folder) if (run.folder / RECORD).is_file() else None
         if record is None or state_of(record) not in ENDED:
             raise UserError(f"the trial '{run.folder}' has not ended ({errors.get(run.folder)}); see its record.")
         remove_models(run.folder)  # those of hundreds of trials, a model a client, fill a disk
-        records.setdefault(run.label, []).append(record)
-    trials = [Trial(*pair) for pair in zip(combinations(values), records.values(), strict=True)]
+        by_label.setdefault(run.label, Trial(run.values, [])).records.append(record)
+    trials = list(by_label.values())
     trials.sort(key=lambda trial: -1.0 if trial.accuracy is None else trial.accuracy, reverse=True)
-    best = trials[0]
+    best, setup = trials[0], planned.runs[0].setup
     if best.accuracy is None:
         raise UserError(f"all {len(trials)} trials have diverged; try smaller values, e.g. of --lr.")
-    about = {
-        "method": chosen.name, "protocol": first.protocol.name, "dataset": first.run.dataset,
-        "seed": given["seed"] if seeds is None else ", ".join(map(str, seeds)),
-        **{name: getattr(plan.runs[0].setup.run, name) for name in ("rounds", "validation") if name not in values},
-        "options": best.values, "validation_accuracy": best.accuracy, "grid": {k: list(v) for k, v in values.items()},
+    facts = {
+        "method": setup.method.name, "protocol": setup.protocol.name, "dataset": setup.run.dataset,
+        "seed": ", ".join(str(record["seed"]) for record in best.records),
+        **{name: getattr(setup.run, name) for name in ("rounds", "validation") if name not in best.values},
+        "options": best.values, "validation_accuracy": best.accuracy,
         "trials": [{"options": trial.values, "validation_accuracy": trial.accuracy} for trial in trials],
     }  # fmt: skip
-    write_atomically(folder / TUNED, lambda path: path.write_text(json.dumps(about, indent=1) + "\n"))
-    return trials, folder
+    write_atomically(planned.folder / TUNED, lambda path: path.write_text(json.dumps(facts, indent=1) + "\n"))
+    return trials
 
 
 def at_the_edge(method: Method, trials: Sequence[Trial]) -> list[tuple[str, str]]:
@@ -174,12 +171,12 @@ def at_the_edge(method: Method, trials: Sequence[Trial]) -> list[tuple[str, str]
 
     Args:
         method: Whose options they are. Beyond the last value that an option may have there is none.
-        trials: As `tune` returns them, the best first. A value whose trials diverged has been tried, too.
+        trials: As `rank` returns them, the best first. A value whose trials diverged has been tried, too.
 
     Returns:
         Each option with "smaller" or "larger", what is left to try.
     """
-    fields, edges = _fields(method), []
+    fields, edges = recorded_fields(method), []
     for name, chosen in trials[0].values.items():
         limits, tried = fields[name].metadata, {trial.values[name] for trial in trials}
         if len(tried) == 1 or any(isinstance(value, bool | str | None) for value in tried):
@@ -188,8 +185,3 @@ def at_the_edge(method: Method, trials: Sequence[Trial]) -> list[tuple[str, str]
             if chosen == edge and chosen != limits[limit]:
                 edges.append((name, beyond))
     return edges
-
-
-def _fields(method: Method) -> dict[str, dataclasses.Field]:
-    """The options that can be tuned, by name: every run's and the method's own."""
-    return {field.name: field for kind in (RunConfig, method.config) for field in dataclasses.fields(kind)}

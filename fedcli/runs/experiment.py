@@ -15,8 +15,6 @@ from fedcli.runs.config import EXPERIMENT, flags_of, given_options, recorded_fie
 from fedcli.runs.records import is_packaged, read_record
 from fedcli.userfiles import own_paths
 
-Grid = dict[str, tuple[Any, ...]]  # the values to try, by option
-
 
 def parse_values(field: dataclasses.Field, text: str) -> tuple[Any, ...]:
     """The values of an option, made by `fedcli.option`, from a text with commas between them, as "0.01,0.1".

@@ -229,7 +229,10 @@ def find_unfinished(path: Path) -> list[Path]:
             if has_ended(records.read_record(folder)):
                 unfinished.remove(folder)
     if not unfinished:
-        raise UserError(f"'{path}' has no unfinished run (got {len(below)} that have ended); name another folder.")
+        raise UserError(
+            f"'{path}' has no unfinished run (got {len(below)} that have ended); name another folder, or start runs "
+            "that have not begun by the command that made this one, with --continue."
+        )
     return unfinished
 
 

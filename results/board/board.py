@@ -142,9 +142,9 @@ def tune_all(protocol: str) -> None:
     """Tunes every method that has no options yet, those on top of others last, and keeps what wins."""
     for method in sorted(BOARDS[protocol].grids, key=lambda method: method in ON_TOP):
         if method not in tuned(protocol):
-            texts = [f"{option}={','.join(map(str, values))}" for option, values in grid(protocol, method).items()]
             out = RUNS / "tune" / protocol.replace(":", "-") / method
-            trials, _ = tune.tune(method, texts, out=out, execute=EXECUTE, **fixed(method, protocol))
+            plan = tune.plan(method, out=out, **grid(protocol, method), **fixed(method, protocol))
+            trials = tune.rank(plan, EXECUTE(plan))
             chosen = {name: tuned(name) for name in BOARDS}
             chosen[protocol][method] = trials[0].values
             (HERE / "options.json").write_text(json.dumps(chosen, indent=1, sort_keys=True) + "\n")

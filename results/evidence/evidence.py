@@ -155,8 +155,8 @@ def seconds_needed(run: Run) -> float:
     """The seconds to a run's end, by the rounds here of the same network, precision and device; infinite without."""
     hardware = environment(run.setup.device)["hardware"]
     timed = paces(read_runs([RUNS]), disturbed=True)
-    cost = cost_of([run], timed, (hardware["device"], hardware["name"]))
-    return cost.seconds if cost.known else math.inf
+    (seconds,) = cost_of([run], timed, (hardware["device"], hardware["name"]))["seconds"]
+    return math.inf if math.isnan(seconds) else seconds
 
 
 def seconds_for(run: Run, runs: Sequence[Run], active: Sequence[Run], left: float, carry: bool) -> tuple[float, str]:
