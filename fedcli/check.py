@@ -4,6 +4,7 @@ Each law is a function that returns what it has measured, each figure with its b
 them, that of a user's own file too, on a CPU or on CUDA.
 """
 
+import math
 import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import field, fields, make_dataclass, replace
@@ -35,24 +36,33 @@ class Finding(NamedTuple):
 
     label: str
     figure: float
-    bound: float
+    bound: float | None  # None where the law has no meaning for the method
     above: bool = False  # whether the figure must be larger than the bound; else it must not be
     meaning: str = ""  # what it says of the method where the bound is not kept
+    error: Exception | None = None  # what the method has raised, then the figure is NaN
 
     @property
     def holds(self) -> bool:
         """Whether the bound is kept; NaN keeps none."""
-        return self.figure > self.bound if self.above else self.figure <= self.bound
+        return self.bound is None or (self.figure > self.bound if self.above else self.figure <= self.bound)
 
     @property
-    def tolerance(self) -> str:
-        """The bound as text."""
+    def cells(self) -> tuple[str, str, str, str]:
+        """Label, figure, tolerance and verdict as texts."""
+        if self.bound is None or self.error is not None:
+            return self.label, "", "", "FAIL" if self.error else "left out"
+        return self.label, f"{self.figure:.1e}", self._tolerance, "pass" if self.holds else "FAIL"
+
+    @property
+    def _tolerance(self) -> str:
         return f"{'>' if self.above else '<='} {self.bound:g}"
 
     def __str__(self) -> str:
         """What is said of a bound that is not kept."""
+        if self.error is not None:
+            return f"{type(self.error).__name__}: {str(self.error).strip()}".splitlines()[0]
         meaning = f" ({self.meaning})" if self.meaning else ""
-        return f"{self.label}: {self.figure:.2e}, must be {self.tolerance}{meaning}"
+        return f"{self.label}: {self.figure:.2e}, must be {self._tolerance}{meaning}"
 
 
 # Small runs
@@ -398,14 +408,6 @@ LAWS = {
 }  # fmt: skip
 
 
-class Outcome(NamedTuple):
-    """What became of a law for a method."""
-
-    findings: list[Finding]
-    errors: list[Exception]  # whatever the method has raised
-    left_out: str | None = None  # why the law has no meaning for this method
-
-
 def keeps_state(method: Method) -> bool:
     """Whether its clients keep something between rounds, so that law 3 has a say."""
     return any(kind.__name__ == "ClientState" for kind in method.state_types)
@@ -419,18 +421,18 @@ def one_of_each_kind() -> list[Method]:
     return list(kinds.values())
 
 
-def check(method: Method, number: int, device: str) -> Outcome:
+def check(method: Method, number: int, device: str) -> list[Finding]:
     """Hold a method to the law of that number on a device, as a run names it; an error ends only its measurement."""
-    law, findings, errors = LAWS[number], [], []
+    law, findings = LAWS[number], []
     declared = {"": True, "reduces_to": method.reduces_to, "ClientState": keeps_state(method), "costs": method.costs}
     if not declared[law.needs]:
-        return Outcome([], [], f"it declares no {law.needs}")
+        return [Finding(f"nothing, as it declares no {law.needs}", 0, None)]
     for words, measure in law.measure.items():
         try:
             with prepare.deterministic(torch.device(device).type == "cuda"):  # as in a run
                 measured = measure(method, device=device)
         except Exception as error:
-            errors.append(error)
+            findings.append(Finding(f"raised {type(error).__name__}", math.nan, 0, error=error))
         else:
             findings += [finding._replace(label=words + finding.label) for finding in measured]
-    return Outcome(findings, errors)
+    return findings

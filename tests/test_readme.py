@@ -6,19 +6,21 @@ from pathlib import Path
 import fedcli
 from fedcli import registry
 from fedcli.runs import config
-from tests import laws
+from tests.programs import invoke
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 
 
-def test_the_method_of_the_readme_runs_and_reduces_to_fedavg(tmp_path):
+def test_the_method_of_the_readme_is_what_new_writes_and_keeps_the_laws(folder):
     (code,) = [block for block in re.findall(r"```python\n(.*?)```", README, re.S) if "METHOD" in block]
-    file = tmp_path / "my_method.py"
-    file.write_text(code)
-    run = fedcli.run(str(file), protocol="fedfm:digits", train_examples=120, rounds=1, out=tmp_path / "run")
+    assert invoke("new", "method", "my_method").exit_code == invoke("new", "method", "mine").exit_code == 0
+    assert Path("my_method.py").read_text() == code
+    assert registry.find_method("./mine.py").name == "mine"
+    result = invoke("check", "./my_method.py", "--device", "cpu")
+    assert result.stdout.endswith("\n7 of 7 laws hold on cpu; 1 left out, see above.\n")
+    run = fedcli.run("./my_method.py", protocol="fedfm:digits", train_examples=120, rounds=1, out="run")
     assert run.record["rounds"][0]["terms"]["norm"] > 0
-    laws.law_1_off_is_the_simpler_method(registry.find_method(str(file)))
 
 
 def test_the_first_page_is_short():

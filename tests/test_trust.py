@@ -81,9 +81,7 @@ def test_no_network_is_imported_that_stands_beside_the_options(work):
 
 def test_named_files_go_on_from_a_new_place_and_changed_ones_only_where_allowed(work):
     begun(backbone="./nets.py:tiny", rounds=2)
-    refused(
-        lambda: runs.resume("run"), "mine.py", f"'fedcli resume run --method {work}/mine.py --method {work}/nets.py'"
-    )
+    refused(lambda: runs.resume("run"), "mine.py", f"add '--method {work}/mine.py --method {work}/nets.py'.")
     refused(lambda: runs.resume("run", method="./mine.py"), "nets.py")
     Path("new").mkdir()
     shutil.move("mine.py", "new/place.py")

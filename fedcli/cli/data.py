@@ -6,11 +6,12 @@ from typing import Annotated, Literal
 import typer
 from typer import Argument, Option
 
-from fedcli.cli.common import Command, completion, print_table, try_write
+from fedcli.cli.common import Command, Group, optional, print_table, try_write
+from fedcli.cli.describe import completion
 from fedcli.declarations import check_value
 from fedcli.errors import UserError
 
-app = typer.Typer(no_args_is_help=True, help="List, download, import and show data sets.")
+app = typer.Typer(cls=Group, no_args_is_help=True, help="List, download, import and show data sets.")
 
 
 @app.command("list", cls=Command)
@@ -67,22 +68,22 @@ def import_(
 @app.command("show", cls=Command)
 def data_show(
     name: Annotated[str, Argument(metavar="NAME", help="A data set.", autocompletion=completion("dataset"))],
-    partition: Annotated[str | None, Option(help="A partition to draw, as for 'fedcli run'.")] = None,
+    partition: optional(str, "A partition to draw, as for 'fedcli run'.") = None,
     num_clients: Annotated[int, Option(help="Clients of the partition.")] = 10,
     partition_seed: Annotated[int, Option(help="Seed of the partition.")] = 0,
-    train_examples: Annotated[int | None, Option(help="Use a stratified part of the training images.")] = None,
-    out: Annotated[Path | None, Option(help="Chart of the partition; <name>-partition.png if not given.")] = None,
+    train_examples: optional(int, "Use a stratified part of the training images.") = None,
+    out: optional(Path, "Chart of the partition; <name>-partition.png if not given.") = None,
 ) -> None:
     """Show what a data set holds and, with --partition, what each client would get."""
     from fedcli.core import partition as partitions
     from fedcli.data import datasets
     from fedcli.runs.config import RunConfig
 
-    check_value(RunConfig.__dataclass_fields__["num_clients"], num_clients)
-    check_value(RunConfig.__dataclass_fields__["partition_seed"], partition_seed)
+    for option, value in {"num_clients": num_clients, "partition_seed": partition_seed}.items():
+        check_value(RunConfig.__dataclass_fields__[option], value)
     if out is not None and partition is None:
         raise UserError(f"--out {out} is for the chart of a partition (got no --partition); give both or neither.")
-    chosen = partitions.from_flag(partition) if partition is not None else None
+    drawn = partitions.from_flag(partition) if partition is not None else None
     dataset = datasets.load(datasets.find_name(name))
     if (partition or "").startswith("file:"):
         dataset = datasets.merge(dataset)  # its lists count the test images too
@@ -103,19 +104,19 @@ def data_show(
         ("made from", datasets.describe(dataset.name)["note"]),
     ]
     print_table(("Data set", dataset.name), [row for row in rows if row[1]])
-    if chosen is None:
+    if drawn is None:
         return
     from fedcli.figures import partition as chart  # late: Matplotlib takes half a second
     from fedcli.figures import plots
 
-    chosen, groups = chosen.scaled(dataset.share), (dataset.domain_train, writers, dataset.place_train)
-    parts = chosen(dataset.y_train, num_clients, partition_seed, *groups)
+    drawn = drawn.scaled(dataset.share)
+    parts = drawn(dataset.y_train, num_clients, partition_seed, dataset.domain_train, writers, dataset.place_train)
     counts = partitions.count_classes(parts, dataset.y_train, dataset.num_classes)
     classes = range(dataset.num_classes if dataset.num_classes <= 10 else 0)  # more columns fit no terminal
     rows = [(client, row.sum(), (row > 0).sum(), *row[classes]) for client, row in enumerate(counts)]
-    typer.echo(f"\npartition {chosen}, seed {partition_seed}, fingerprint {partitions.fingerprint(parts)}")
+    typer.echo(f"\npartition {drawn}, seed {partition_seed}, fingerprint {partitions.fingerprint(parts)}")
     print_table(("Client", "Images", "Classes", *map(str, classes)), rows, gap=1)
-    title = f"{plots.dataset_words(dataset.name)}, {plots.partition_words(str(chosen))}, seed {partition_seed}"
+    title = f"{plots.dataset_words(dataset.name)}, {plots.partition_words(str(drawn))}, seed {partition_seed}"
     out = out or Path(f"{dataset.name}-partition.png")
     files = try_write(out, lambda: plots.write(out, chart.partition_figure, counts, dataset.class_names, title))
     typer.echo(f"chart: {' and '.join(map(str, files))}")

@@ -35,27 +35,31 @@ BEST = {"best-validation": "best on validation", "best-test": "best on the test 
 
 
 def header(record: dict[str, Any], folder: Path) -> dict[str, str]:
-    """Say what is run, as texts by their titles."""
+    """Say what is run, as texts by their titles; a text is empty where there is nothing to say."""
     config, sizes, engine = record["config"], record["partition"]["sizes"], record["engine"]
     reduced = describe_reductions(reductions_of(record))
-    data = f"{record['dataset']}, {sum(sizes):,} training images on {len(sizes)} clients"
-    epochs = f"local epochs {config['local_epochs']}"
     together = engine["clients_per_chunk"]
     mode = "one client after the other" if together == 1 else f"{together} clients {engine['way']}"
     counts = {"workers": engine.get("workers", 1), "threads": record["hardware"]["threads"]}
     several = [f"{count} {name}" for name, count in counts.items() if count > 1]
-    machine = [engine["device"], engine["precision"], *several, mode, engine.get("chosen")]
+    done = len(record["rounds"])
     return {
         "method": f"{record['method']}, protocol {record['protocol']}",
-        "data set": data + (f", reduced: {reduced}" if reduced else ""),
+        "data set": f"{record['dataset']}, {sum(sizes):,} training images on {len(sizes)} clients"
+        + (f", reduced: {reduced}" if reduced else ""),
+        "made from": record.get("dataset_source", ""),
         "partition": f"{record['partition']['flag']}, {min(sizes):,} to {max(sizes):,} images a client",
         "network": f"{record['model']['backbone']}, {record['model']['parameters']:,} parameters",
         "clients": f"{config['num_clients']}, of which {config['cohort_size']} in each of {config['rounds']} rounds",
-        "training": f"{config['optimizer']}, rate {config['lr']:g}, {epochs}, batches of {config['batch_size']}",
+        "training": f"{config['optimizer']}, rate {config['lr']:g}, local epochs {config['local_epochs']}, batches of "
+        f"{config['batch_size']}",
         "headline": f"{SELECTIONS[record['summary']['selection']]}, {EVALUATIONS[record['evaluation']]}",
-        "machine": ", ".join(filter(None, machine)),
+        "machine": ", ".join(
+            filter(None, [engine["device"], engine["precision"], *several, mode, engine.get("chosen")])
+        ),
         "seed": str(record["seed"]),
         "folder": str(folder),
+        "resumed": f"after {done}/{config['rounds']} rounds" if done else "",
     }
 
 
@@ -105,8 +109,6 @@ class Display(Standing):
         super().start(record, folder, samples_per_round, first_round)
         self._print(header(record, folder))
         total = record["config"]["rounds"]
-        if first_round:
-            self._print({"resumed": f"after {first_round}/{total} rounds"})
         self.bar = Progress(console=self._consoles[0], disable=not self._consoles[0].is_terminal)
         self._task = self.bar.add_task(f"round {first_round}/{total}", total=total, completed=first_round)
         self.bar.start()
@@ -154,7 +156,8 @@ class Display(Standing):
 
     def _print(self, texts: dict[str, str]) -> None:
         for title, text in texts.items():
-            print_line(self._consoles, (f"{title:<12}", "bold"), printable(text))
+            if text:
+                print_line(self._consoles, (f"{title:<12}", "bold"), printable(text))
 
 
 def cost(plan: "TablePlan", records_only: bool = False) -> list[tuple[str, str]]:

@@ -13,7 +13,7 @@ from rich.markup import escape
 from typer import Argument, Option
 
 from fedcli import registry
-from fedcli.cli.common import print_table, show_traceback, try_write
+from fedcli.cli.common import optional, print_table, show_traceback, try_write
 from fedcli.errors import UserError
 from fedcli.userfiles import is_from_file
 
@@ -61,9 +61,9 @@ def bench(
     epochs: Annotated[int | None, Option(min=1, help="Local epochs; the workload's if not given.")] = None,
     repeats: Annotated[int, Option(min=1, help="Timed rounds of each side.")] = 5,
     seed: Annotated[int, Option(help="Seed of images, models and batches.")] = 0,
-    json: Annotated[bool, Option("--json", help="One JSON object a line in place of the table.")] = False,
-    csv: Annotated[Path | None, Option(help="File to append results to; in a folder, one named by the device.")] = None,
-    scaling: Annotated[bool, Option("--scaling", help="Measure w1 over clients and over batch sizes, too.")] = False,
+    json: optional(bool, "One JSON object a line in place of the table.", "--json") = None,
+    csv: optional(Path, "File to append results to; in a folder, one named by the device.") = None,
+    scaling: optional(bool, "Measure w1 over clients and over batch sizes, too.", "--scaling") = None,
 ) -> None:
     """Measure the engine against a plain PyTorch loop in the same run.
 
@@ -115,8 +115,8 @@ def check(
         Argument(metavar="METHOD|FILE", help="Methods, or their files; else the engine, and a method of each kind."),
     ] = None,
     device: Device = "auto",
-    law: Annotated[list[int] | None, Option(help="A law to check, 1 to 7 or 9; repeat it for several.")] = None,
-    all_: Annotated[bool, Option("--all", help="Every registered method, minutes.")] = False,
+    law: optional(list[int], "A law to check, 1 to 7 or 9; repeat it for several.") = None,
+    all_: optional(bool, "Every registered method, minutes.", "--all") = None,
 ) -> None:
     """Check that methods, also your own, obey the laws of all methods, on small random images in float64.
 
@@ -147,29 +147,23 @@ def check(
         kinds = registry.methods().values() if all_ else laws.one_of_each_kind()
         cases += [(method.name, method, number) for method in kinds for number in numbers]
     device, single = str(find_device(device)), len({name for name, *_ in cases}) == 1
-    rows, messages, held, broken = [], [], 0, 0
+    rows, messages, broken, left_out = [], [], 0, 0
     with Console(stderr=True).status("") as status:
         for name, method, number in cases:
             status.update(escape(f"{name}: {laws.LAWS[number].title}"))
-            outcome = laws.check(method, number, device)
-            wrong = [finding for finding in outcome.findings if not finding.holds]
-            worst = sorted(outcome.findings, key=lambda finding: -1 if finding.above else finding.figure)[-1:]
-            for finding in outcome.findings if single else wrong or worst:
-                verdict = "pass" if finding.holds else "FAIL"
-                rows.append((name, number, finding.label, f"{finding.figure:.1e}", finding.tolerance, verdict))
-            rows += [(name, number, f"raised {type(error).__name__}", "", "", "FAIL") for error in outcome.errors]
-            if outcome.left_out is not None:
-                rows.append((name, number, f"nothing, as {outcome.left_out}", "", "", "left out"))
-            held += outcome.left_out is None
-            broken += bool(wrong or outcome.errors)
-            messages += [(f"{name}, law {number}", each) for each in (*wrong, *outcome.errors)]
+            findings = laws.check(method, number, device)
+            wrong = [finding for finding in findings if not finding.holds]
+            worst = sorted(findings, key=lambda finding: -1 if finding.above else finding.figure)[-1:]
+            rows += [(name, number, *finding.cells) for finding in (findings if single else wrong or worst)]
+            messages += [(f"{name}, law {number}", finding) for finding in wrong]
+            broken += bool(wrong)
+            left_out += findings[0].bound is None
     print_table(("Checked", "Law", "Compared", "Figure", "Tolerance", ""), rows)
-    for checked, wrong in messages:
-        text = str(wrong).strip()
-        if isinstance(wrong, Exception):
-            show_traceback(ctx, wrong)
-            text = f"{type(wrong).__name__}: {text}"
-        typer.echo(f"{checked}: {text.splitlines()[0]}", err=True)
-    typer.echo(f"{held - broken} of {held} laws hold on {device}.")
+    for checked, finding in messages:
+        if finding.error is not None:
+            show_traceback(ctx, finding.error)
+        typer.echo(f"{checked}: {finding}", err=True)
+    checked, beside = len(cases) - left_out, f"; {left_out} left out, see above" if left_out else ""
+    typer.echo(f"{checked - broken} of {checked} laws hold on {device}{beside}.")
     if broken:
         raise typer.Exit(1)

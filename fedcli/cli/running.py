@@ -21,18 +21,16 @@ from typer.core import TyperGroup
 
 from fedcli import registry
 from fedcli.cli import common
-from fedcli.cli.common import OUTPUT, console, consoles, limit_time, parse_seeds, place_runs, print_table, stop
-from fedcli.cli.describe import index
-from fedcli.declarations import Method, flag_of
+from fedcli.cli.common import OUTPUT, console, consoles, optional, parse_seeds, place_runs, print_table, stop
+from fedcli.cli.describe import completion, index, option_help
+from fedcli.declarations import flag_of
 from fedcli.errors import UserError
 
-FILES, GRID = {"rich_help_panel": "Options from files"}, {"rich_help_panel": "Grid"}
+FILES, GRID = "Options from files", "Grid"  # panels of the help
 
 
 class MethodGroup(TyperGroup):
-    """A group whose commands are the registered methods, and any path of a method file."""
-
-    action: Callable[..., None]  # what a command does; its keyword-only parameters are options beside the method's
+    """A group, `run` or `tune`, whose commands are the registered methods, and any path of a method file."""
 
     def list_commands(self, ctx: typer.Context) -> list[str]:
         """Name the registered methods."""
@@ -46,7 +44,18 @@ class MethodGroup(TyperGroup):
     def parse_args(self, ctx: typer.Context, args: list[str]) -> list[str]:
         """Take the method of `--config` or `--from` where none is named."""
         if args and args[0].startswith("-") and args[0] not in ("-h", "--help") and not ctx.resilient_parsing:
-            args = [_method_of(args, ctx.info_name), *args]
+            from fedcli.runs import experiment
+
+            named = dict(pairwise(args)) | dict(
+                arg.split("=", 1) for arg in args if arg.startswith("--") and "=" in arg
+            )
+            method = experiment.read_config(named["--config"])[0] if "--config" in named else None
+            if method is None and "--from" in named:
+                method = experiment.recorded_method(named["--from"])
+            if method is None:
+                remedy = f"write 'fedcli {self.name} METHOD', see 'fedcli list', or set method = \"fedavg\""
+                raise UserError(f"no method given (got {args[0]}); {remedy} in the --config file.")
+            args = [method, *args]
         return super().parse_args(ctx, args)
 
     def get_command(self, ctx: typer.Context, cmd_name: str) -> Any:
@@ -57,20 +66,19 @@ class MethodGroup(TyperGroup):
         """
         if ctx.resilient_parsing and "post" not in ctx.meta:  # a shell completes the name
             return common.Command(cmd_name, help=index()["method"][cmd_name]["title"])
-        from fedcli.cli.describe import option_help
         from fedcli.runs import config, experiment
 
         first, *others = map(registry.find_method, cmd_name.split(","))
-        post, parameters = ctx.meta.get("post"), []
+        action, post, parameters = ACTIONS[self.name], ctx.meta.get("post"), []
         for title, panel in config.option_panels(first, post).items():
             if not others or title != first.title:
                 parameters += [_parameter(field, title, option_help(first, field)) for field in panel.values()]
-        of_action = inspect.signature(self.action).parameters.values()
+        of_action = inspect.signature(action).parameters.values()
         parameters += [parameter for parameter in of_action if parameter.kind is inspect.Parameter.KEYWORD_ONLY]
 
         def command(**typed: Any) -> None:
             given, sources = experiment.gather(cmd_name.split(",")[0], typed)
-            self.action(cmd_name, sources, **given)
+            action(cmd_name, sources, **given)
 
         command.__signature__ = inspect.Signature(parameters)
         command.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
@@ -79,40 +87,12 @@ class MethodGroup(TyperGroup):
         single = typer.Typer(add_completion=False)
         single.command(cmd_name, cls=_MethodCommand, **look)(command)
         made = typer.main.get_command(single)
-        made.method, made.post = first, post
+        made.unknown_option = partial(config.unknown_option, method=first, chosen=post)
         return made
-
-
-def _method_of(args: list[str], command: str) -> str:
-    """Find the method that a file or a record names."""
-    from fedcli.runs import experiment
-
-    named = dict(pairwise(args)) | dict(arg.split("=", 1) for arg in args if arg.startswith("--") and "=" in arg)
-    method = experiment.read_config(named["--config"])[0] if "--config" in named else None
-    if method is None and "--from" in named:
-        method = experiment.recorded_method(named["--from"])
-    if method is None:
-        remedy = f"write 'fedcli {command} METHOD', see 'fedcli list'"
-        raise UserError(f'no method given (got {args[0]}); {remedy}, or set method = "fedavg" in the --config file.')
-    return method
 
 
 class _MethodCommand(common.Command):
     """A command of a method, whose `--help` stands in the last panel, so that the method's own panel is the first."""
-
-    method: Method
-    post: str | None
-
-    def parse_args(self, ctx: typer.Context, args: list[str]) -> list[str]:
-        """Read the arguments; of an unknown option, say what other toolkits call ours."""
-        from fedcli.runs.config import unknown_option
-
-        try:
-            return super().parse_args(ctx, args)
-        except Exception as error:
-            if not hasattr(error, "possibilities") or not error.option_name.startswith("--"):
-                raise
-            raise unknown_option(error.option_name, self.method, self.post) from error
 
     def get_help_option(self, ctx: typer.Context) -> Any:
         option = super().get_help_option(ctx)
@@ -126,7 +106,7 @@ def _parameter(field: Field, panel: str, help_: str) -> inspect.Parameter:
 
     kinds, flag = {*get_args(field.type)} or {field.type}, flag_of(field.name)
     look = {"help": escape(help_), "rich_help_panel": escape(panel), "show_default": False}
-    look["autocompletion"] = common.completion(field.name, choices=field.metadata["choices"])
+    look["autocompletion"] = completion(field.name, choices=field.metadata["choices"])
 
     def parse(text: str) -> Any:
         if (field.name, text) == ("checkpoint_every", "auto"):
@@ -152,32 +132,52 @@ def _run(
     cpus_per_run: common.Cpus = None,
     gpus_per_run: common.Gpus = None,
     time_limit: common.TimeLimit = None,
-    out: Annotated[str | None, Option(help="New folder of the run; by default in runs/.", **OUTPUT)] = None,
-    continue_: Annotated[bool | None, Option("--continue", help="Continue with the runs in OUT.", **OUTPUT)] = None,
+    out: optional(str, "New folder of the run; by default in runs/.", panel=OUTPUT) = None,
+    continue_: optional(bool, "Continue with the runs in OUT.", "--continue", panel=OUTPUT) = None,
     log: common.Log = None,
     log_file: common.LogFile = None,
     quiet: common.Quiet = None,
-    config: Annotated[str | None, Option(help="TOML file of options; typed ones override.", **FILES)] = None,
-    from_: Annotated[str | None, Option("--from", help="Reuse a run's options; typed ones override.", **FILES)] = None,
-    tuned: Annotated[str | None, Option(help="Use the options found in a 'fedcli tune' folder.", **FILES)] = None,
+    config: optional(str, "TOML file of options; typed ones override.", panel=FILES) = None,
+    from_: optional(str, "Reuse a run's options; typed ones override.", "--from", panel=FILES) = None,
+    tuned: optional(str, "Use the options found in a 'fedcli tune' folder.", panel=FILES) = None,
     **given: Any,
 ) -> None:
-    """Run a method, or several, with what was given; what `config` and `from_` name has been read, see `sources`."""
-    limit_time(time_limit)
-    names, shown = method.split(","), {"quiet": quiet, "log_file": log_file}
-    where = place_runs(jobs, on, cpus_per_run, gpus_per_run)
+    """Run a method, or several, with what was given; what `config` and `from_` name has been read, see `sources`.
+
+    The progress of one run goes to stdout, that of several to stderr, and their table to stdout.
+    """
+    names, where = method.split(","), place_runs(jobs, on, cpus_per_run, gpus_per_run, time_limit)
     experiment = {"seeds": parse_seeds(seeds), "out": out, "tuned": tuned, "continue_": continue_}
     several = len(names) > 1 or any(isinstance(value, tuple) for value in given.values())
     if not several and where == {"jobs": 1, "cluster": None}:
-        _run_one(method, {**given, **experiment, "sources": sources}, workers, log, shown)
+        _run_one(method, {**given, **experiment, "sources": sources}, workers, log, (quiet, log_file))
         return
     for flag, value in (("--workers", workers), ("--log", log)):
         if value is not None:
             raise UserError(f"{flag} {value} is for one run at a time (got several at once); leave it out.")
-    _run_several(names, given, experiment, where, shown)
+    from fedcli.cli.display import RECORD, run_plan
+    from fedcli.data.files import write_atomically
+    from fedcli.results import frame, plans, render, tables
+
+    plan = plans.plan_grid(names, given, **experiment)
+    again = f"the same command with --out {shlex.quote(str(plan.folder))} --continue"
+    errors = run_plan(plan, consoles(quiet, log_file, stderr=True), again, **where)
+    begun = [run.folder for run in plan.runs if (run.folder / RECORD).is_file()]
+    records = frame.find_records(begun or [plan.folder])
+    table = render.render(tables.sheet(records))
+    write_atomically(plan.folder / "table.md", lambda path: path.write_text(table, encoding="utf-8"))
+    screen = console(quiet)
+    screen.print(Markdown(table) if screen.is_terminal else Text(table), soft_wrap=not screen.is_terminal)
+    from fedcli.figures import curves, plots  # only now, as it takes a second
+
+    with suppress(UserError):  # no run has come to a test
+        plots.write(plan.folder / "curves", curves.learning_curves, records)
+    screen.print(f"table and curves: {plan.folder}, table.md, curves.png and curves.pdf", soft_wrap=True)
+    if errors:
+        raise typer.Exit(1)
 
 
-def _run_one(method: str, given: dict[str, Any], workers: int | None, log: str | None, shown: dict[str, Any]) -> None:
+def _run_one(method: str, given: dict[str, Any], workers: int | None, log: str | None, shown: Any) -> None:
     """Run a method here, or in workers; with several seeds one after the other, and draw their curve."""
     from fedcli.runs import run as runs
     from fedcli.runs.workers import joined
@@ -190,55 +190,30 @@ def _run_one(method: str, given: dict[str, Any], workers: int | None, log: str |
 
     _divide(workers, new_folder)
     with joined() as group:
-        done = watch(partial(runs.run, method, **given), **shown, log=log)
+        done = watch(partial(runs.run, method, **given), *shown, log)
     if given["seeds"] is not None and group.number == 0:
         from fedcli.figures import curves, plots
         from fedcli.results import frame
 
         parent = done[0].path.parent
         files = plots.write(parent / "curve", curves.learning_curves, frame.find_records([parent]))
-        console(shown["quiet"]).print(f"curve over the seeds: {' and '.join(map(str, files))}", soft_wrap=True)
-
-
-def _run_several(names: Sequence[str], given: dict, experiment: dict, where: dict, shown: dict) -> None:
-    """Run every method with every combination of several values; progress goes to stderr, the table to stdout."""
-    from fedcli.cli.display import RECORD, run_plan
-    from fedcli.data.files import write_atomically
-    from fedcli.results import frame, plans, render, tables
-
-    plan = plans.plan_grid(names, given, **experiment)
-    again = f"the same command with --out {shlex.quote(str(plan.folder))} --continue"
-    errors = run_plan(plan, consoles(**shown, stderr=True), again, **where)
-    begun = [run.folder for run in plan.runs if (run.folder / RECORD).is_file()]
-    records = frame.find_records(begun or [plan.folder])
-    table = render.render(tables.sheet(records))
-    write_atomically(plan.folder / "table.md", lambda path: path.write_text(table, encoding="utf-8"))
-    output = console(shown["quiet"])
-    output.print(Markdown(table) if output.is_terminal else Text(table), soft_wrap=not output.is_terminal)
-    from fedcli.figures import curves, plots  # only now, as it takes a second
-
-    with suppress(UserError):  # no run has come to a test
-        plots.write(plan.folder / "curves", curves.learning_curves, records)
-    output.print(f"table and curves: {plan.folder}, table.md, curves.png and curves.pdf", soft_wrap=True)
-    if errors:
-        raise typer.Exit(1)
+        console(shown[0]).print(f"curve over the seeds: {' and '.join(map(str, files))}", soft_wrap=True)
 
 
 def _tune(
     method: str,
     sources: Mapping[str, str],
     *,
-    grid: Annotated[
-        list[str] | None,
-        Option(help="Values to try, e.g. lr=0.01,0.1, in all combinations; else the method's own.", **GRID),
-    ] = None,
+    grid: optional(
+        list[str], "Values to try, e.g. lr=0.01,0.1, in all combinations; else the method's own.", panel=GRID
+    ) = None,
     seeds: common.Seeds = None,
     jobs: common.Jobs = None,
     on: common.On = None,
     cpus_per_run: common.Cpus = None,
     gpus_per_run: common.Gpus = None,
     time_limit: common.TimeLimit = None,
-    out: Annotated[str | None, Option(help="Folder of the trials, of which none runs twice.", **OUTPUT)] = None,
+    out: optional(str, "Folder of the trials, of which none runs twice.", panel=OUTPUT) = None,
     log_file: common.LogFile = None,
     quiet: common.Quiet = None,
     **given: Any,
@@ -247,9 +222,8 @@ def _tune(
     from fedcli.cli.display import run_plan
     from fedcli.results import tune
 
-    limit_time(time_limit)
-    where = {**place_runs(jobs, on, cpus_per_run, gpus_per_run), "records_only": True}
-    execute = partial(run_plan, consoles=consoles(quiet, log_file, stderr=True), **where)
+    where = place_runs(jobs, on, cpus_per_run, gpus_per_run, time_limit)
+    execute = partial(run_plan, consoles=consoles(quiet, log_file, stderr=True), records_only=True, **where)
     texts = list(grid or ())
     for name in [name for name, value in given.items() if isinstance(value, tuple)]:
         texts.append(f"{name}={','.join(map(str, given.pop(name)))}")
@@ -263,6 +237,9 @@ def _tune(
         typer.echo(f"{flag_of(name)} {best[name]} is at the edge of what was tried; a {beyond} value may be better")
     flags = shlex.join(text for name, value in best.items() for text in (flag_of(name), str(value)))
     typer.echo(f"use {flags}, or {shlex.join(['--tuned', str(folder)])} ({folder / tune.TUNED})")
+
+
+ACTIONS = {"run": _run, "tune": _tune}
 
 
 def watch(start: Callable, quiet: bool | None = None, log_file: str | None = None, log: str | None = None) -> Any:
@@ -322,7 +299,7 @@ def resume(
     from fedcli.runs import run as runs
     from fedcli.runs.workers import joined
 
-    limit_time(time_limit)
+    common.limit_time(time_limit)
     _divide(workers)
     failed = False
     with joined() as group:
@@ -336,7 +313,7 @@ def resume(
                 if alone or getattr(error, "exit_code", 1) != 1:  # an interruption, or the end of the time of all runs
                     raise
                 if isinstance(error, UserError):
-                    typer.echo(f"error: {error}", err=True)
+                    typer.echo(f"error: '{folder}': {error}", err=True)
                 failed = True
     if failed:
         raise typer.Exit(1)
@@ -344,10 +321,10 @@ def resume(
 
 def verify(
     record: Annotated[Path, Argument(metavar="RECORD", help="Folder or record.json of a run that has ended.")],
-    out: Annotated[Path | None, Option(help="Folder of the repetition, in runs/ if not given.")] = None,
-    device: Annotated[str | None, Option(help="In place of the record's: cpu, cuda or cuda:N.")] = None,
+    out: optional(Path, "Folder of the repetition, in runs/ if not given.") = None,
+    device: optional(str, "In place of the record's: cpu, cuda or cuda:N.") = None,
     method: common.Code = None,
-    rounds: Annotated[int | None, Option(help="Run and compare so many of its rounds only; all if not given.")] = None,
+    rounds: optional(int, "Run and compare so many of its rounds only; all if not given.") = None,
 ) -> None:
     """Run a record again in a new folder, and compare partition, curve, end and parameters.
 
@@ -365,19 +342,7 @@ def verify(
         raise typer.Exit(1)
 
 
-class _Run(MethodGroup):
-    """`fedcli run`."""
-
-    action = staticmethod(_run)
-
-
-class _Tune(MethodGroup):
-    """`fedcli tune`."""
-
-    action = staticmethod(_tune)
-
-
-LOOK = {"no_args_is_help": True, "subcommand_metavar": "METHOD [OPTIONS]"}
+LOOK = {"cls": MethodGroup, "no_args_is_help": True, "subcommand_metavar": "METHOD [OPTIONS]"}
 RUN_HELP = """Run a method, by its name or by the path of a method file.
 
 Numeric and choice options take lists, e.g. --lr 0.01,0.1; every combination runs.
@@ -386,4 +351,4 @@ Numeric and choice options take lists, e.g. --lr 0.01,0.1; every combination run
 TUNE_HELP = """Run a grid of options and choose by validation accuracy, never by test accuracy.
 
 All other options are the same in every trial; with several seeds, the mean counts."""
-run_app, tune_app = typer.Typer(cls=_Run, help=RUN_HELP, **LOOK), typer.Typer(cls=_Tune, help=TUNE_HELP, **LOOK)
+run_app, tune_app = typer.Typer(help=RUN_HELP, **LOOK), typer.Typer(help=TUNE_HELP, **LOOK)

@@ -16,46 +16,43 @@ from typer import Argument, Option
 
 from fedcli import registry
 from fedcli.cli import common
-from fedcli.cli.common import console, limit_time, parse_seeds, place_runs, print_or_write, print_table, try_write
-from fedcli.declarations import Table
+from fedcli.cli.common import console, optional, print_or_write, print_table, try_write
 from fedcli.errors import UserError, needed
 from fedcli.figures import CHARTS, find_chart
 from fedcli.userfiles import is_from_file, short_name
 
-PAPERS = {"rich_help_panel": "A paper's table"}
+RUNS, PAPERS = "A table of runs", "A paper's table"  # panels of the help of `table`
 NUMBER_WIDTH = 16  # characters of a column of numbers in a table
 VERDICTS = {"reproduced": "green", "contradicted": "red", "undecided": "yellow"}
 
 
 def table(
+    ctx: typer.Context,
     runs: Annotated[
         list[str] | None, Argument(metavar="RUN|PAPER:ID", help="Run folders, folders of runs, or a paper's table.")
     ] = None,
-    format: common.Format = "markdown",
-    metric: Annotated[str | None, Option(help="Columns of metrics, e.g. best,at:1/2; or ./file.py:NAME.")] = None,
-    method: common.Methods = None,
     dataset: common.Datasets = None,
-    label: common.Labels = None,
-    columns: Annotated[str | None, Option(help="Columns to show, by parts of their titles, e.g. method,last.")] = None,
-    per: Annotated[
-        Literal["round", "client"] | None, Option(help="A CSV with a row for each round or each client of the runs.")
-    ] = None,
-    title: Annotated[str, Option(help="Title of the table.", show_default=False)] = "",
-    page: Annotated[Path | None, Option(help="Folder of a study: its whole page instead, in Markdown.")] = None,
-    out: Annotated[Path | None, Option(help="File to write; the terminal if not given.")] = None,
-    dry_run: Annotated[bool, Option("--dry-run", help="Run nothing: the cost and the table so far.", **PAPERS)] = False,
-    only: Annotated[
-        list[str] | None, Option(metavar="TEXT", help="Only the row or column with this name or part of it.", **PAPERS)
-    ] = None,
-    rounds: Annotated[int | None, Option(help="Reduced: maximum rounds per run.", **PAPERS)] = None,
-    local_epochs: Annotated[int | None, Option(help="Reduced: maximum local epochs.", **PAPERS)] = None,
-    train_examples: Annotated[int | None, Option(help="Reduced: maximum training images.", **PAPERS)] = None,
-    records_only: Annotated[
-        bool, Option("--records-only", help="Keep no models, which 'export' and 'quality' need.", **PAPERS)
-    ] = False,
-    folder: Annotated[
-        Path | None, Option("--runs", help="Where the runs are, and are kept; by default in runs/tables.", **PAPERS)
-    ] = None,
+    format: common.Format = "markdown",
+    out: optional(Path, "File to write; the terminal if not given.") = None,
+    metric: optional(str, "Columns of metrics, e.g. best,at:1/2; or ./file.py:NAME.", panel=RUNS) = None,
+    method: optional(list[str], "Only runs of this method; repeat it for several.", panel=RUNS) = None,
+    label: optional(list[str], "Label for the runs of a RUN; one for each RUN, in order.", panel=RUNS) = None,
+    columns: optional(str, "Columns to show, by parts of their titles, e.g. method,last.", panel=RUNS) = None,
+    per: optional(
+        Literal["round", "client"], "A CSV with a row for each round or each client of the runs.", panel=RUNS
+    ) = None,
+    title: optional(str, "Title of the table.", panel=RUNS) = None,
+    dry_run: optional(bool, "Run nothing: the cost and the table so far.", "--dry-run", panel=PAPERS) = None,
+    only: optional(list[str], "Only the row or column with this name or part of it.", panel=PAPERS) = None,
+    rounds: optional(int, "Reduced: maximum rounds per run.", panel=PAPERS) = None,
+    local_epochs: optional(int, "Reduced: maximum local epochs.", panel=PAPERS) = None,
+    train_examples: optional(int, "Reduced: maximum training images.", panel=PAPERS) = None,
+    records_only: optional(
+        bool, "Keep no models, which 'export' and 'quality' need.", "--records-only", panel=PAPERS
+    ) = None,
+    folder: optional(
+        Path, "Where the runs are, and are kept; by default in runs/tables.", "--runs", panel=PAPERS
+    ) = None,
     seeds: common.Seeds = None,
     jobs: common.Jobs = None,
     on: common.On = None,
@@ -72,59 +69,44 @@ def table(
     Runs whose data set is missing are left out. Ctrl-C interrupts; the same command resumes.
     --dataset, --rounds, --local-epochs or --train-examples reduce the table; --seeds default to the table's.
     """
-    from fedcli.results import findings, frame, metrics, pages, render, tables
+    from fedcli.results import frame, metrics, render, tables
 
     papers = [run for run in runs or () if ":" in run and not Path(run).exists()]
-    use = "a paper's table" if papers else "a study's page" if page is not None else "a table of runs"
-    for of, flags in {
-        "a table of runs": {
-            "--metric": metric, "--method": method, "--label": label, "--columns": columns, "--title": title,
-            "--per": per,
-        },
-        "a paper's table": {
-            "--dry-run": dry_run, "--only": only, "--seeds": seeds, "--rounds": rounds, "--jobs": jobs, "--on": on,
-            "--local-epochs": local_epochs, "--train-examples": train_examples, "--records-only": records_only,
-            "--cpus-per-run": cpus_per_run, "--gpus-per-run": gpus_per_run, "--time-limit": time_limit,
-            "--runs": folder,
-        },
-    }.items():  # fmt: skip
-        for flag, value in flags.items():
-            if value and use != of:
-                raise UserError(f"{flag} is for {of} (got {use}); 'fedcli table --help' shows what goes with it.")
+    use = PAPERS if papers else RUNS
+    for parameter in ctx.command.params:
+        of = PAPERS if parameter.rich_help_panel == common.MACHINE else parameter.rich_help_panel
+        if of not in (None, use) and ctx.params[parameter.name]:
+            fault = f"{parameter.opts[0]} is for {of.lower()} (got {use.lower()})"
+            raise UserError(f"{fault}; 'fedcli table --help' shows what goes with it.")
     if papers:
-        if len(runs) > 1 or page is not None or len(dataset or ()) > 1:
+        if len(runs) > 1 or len(dataset or ()) > 1:
             raise UserError(f"a paper's table is made alone and on one --dataset (got {papers[0]} with others).")
-        limit_time(time_limit)
-        where = place_runs(jobs, on, cpus_per_run, gpus_per_run) | {"records_only": records_only}
-        limits = {"rounds": rounds, "local_epochs": local_epochs, "train_examples": train_examples}
-        chosen = {"folder": folder, "seeds": parse_seeds(seeds), "only": only or (), "limits": limits}
-        chosen["dataset"] = dataset[0] if dataset else None
-        _paper_table(registry.find_table(papers[0]), chosen, where, dry_run, format, out)
+        chosen = {
+            "folder": folder, "seeds": common.parse_seeds(seeds), "only": only or (), "dataset": (dataset or [None])[0],
+            "limits": {"rounds": rounds, "local_epochs": local_epochs, "train_examples": train_examples},
+        }  # fmt: skip
+        where = common.place_runs(jobs, on, cpus_per_run, gpus_per_run, time_limit)
+        _paper_table(papers[0], chosen, {**where, "records_only": bool(records_only)}, dry_run, format, out)
         return
-    if bool(runs) == (page is not None):
-        raise UserError("a table is of runs or of a study's --page (got both or neither); give one of the two.")
-    if page is not None:
-        if format != "markdown":
-            raise UserError(f"--page is written in Markdown (got --format {format}); leave --format out.")
-        text = pages.study_page(findings.read_study(page))
+    if not runs:
+        raise UserError("there is nothing to show (got no RUN or PAPER:ID); write 'fedcli table runs'.")
+    if (columns and (per or format == "csv")) or (metric and per):
+        raise UserError("a CSV has all its columns (got --columns, or --metric with --per); leave it out.")
+    records = common.records_of(runs, method, dataset, label)
+    names = metric.split(",") if metric else ()
+    for name in names:
+        metrics.refuse_absent(name, records)
+    if per is not None:
+        text = render.csv_of(frame.of_all(records, frame.rounds_of if per == "round" else frame.clients_of))
+    elif format == "csv":
+        text = render.render(tables.sheet(records, names), format)
     else:
-        if (columns and (per or format == "csv")) or (metric and per):
-            raise UserError("a CSV has all its columns (got --columns, or --metric with --per); leave it out.")
-        records = tables.select(frame.find_records(map(Path, runs), label or ()), method or (), dataset or ())
-        names = metric.split(",") if metric else ()
-        for name in names:
-            metrics.refuse_absent(name, records)
-        if per is not None:
-            text = render.csv_of(frame.of_all(records, frame.rounds_of if per == "round" else frame.clients_of))
-        elif format == "csv":
-            text = render.render(tables.sheet(records, names), format)
-        else:
-            sheets = tables.sheets(records, names, columns.split(",") if columns else (), title)
-            text = "\n".join(render.render(sheet, format) for sheet in sheets)
+        sheets = tables.sheets(records, names, columns.split(",") if columns else (), title or "")
+        text = "\n".join(render.render(sheet, format) for sheet in sheets)
     print_or_write(text, out, Markdown(text) if per is None and format == "markdown" else None)
 
 
-def _paper_table(table: Table, chosen: dict, where: dict, dry_run: bool, format: str, out: Path | None) -> None:
+def _paper_table(name: str, chosen: dict, where: dict, dry_run: bool | None, format: str, out: Path | None) -> None:
     """Run what a paper's table lacks and show it; all but the table goes to stderr."""
     from fedcli.cli.display import cost, run_plan
     from fedcli.results import comparison, plans, render
@@ -132,13 +114,12 @@ def _paper_table(table: Table, chosen: dict, where: dict, dry_run: bool, format:
     if out is not None:  # refused now rather than after hours
         try_write(out, lambda: None)
     errors: dict[Path, str] = {}
-    plan = plans.plan(table, **chosen)
+    make_plan = partial(plans.plan, registry.find_table(name), **chosen)
+    plan = make_plan()
     later = [cell.metric.name for cell in plan.cells if cell.metric.after_the_run]
     if where["records_only"] and later:
-        raise UserError(
-            f"--records-only removes the models that 'fedcli quality' measures (got {table.name}, which has "
-            f"{later[0]}); leave it out."
-        )
+        fault = f"--records-only removes the models that 'fedcli quality' measures (got {name}, which has {later[0]})"
+        raise UserError(f"{fault}; leave it out.")
     screen = Console(stderr=True, highlight=False)
     running = bool(plan.to_run) and not dry_run
     if any(run.to_do for run in plan.runs):
@@ -148,7 +129,7 @@ def _paper_table(table: Table, chosen: dict, where: dict, dry_run: bool, format:
         screen.print()
     if running:
         errors = run_plan(plan, [screen], **where)
-        plan = plans.plan(table, **chosen)
+        plan = make_plan()
     sheet = comparison.compare(plan, errors)
     drawing = drawn(sheet, console().width) if format == "markdown" else None
     print_or_write(render.render(sheet, format), out, drawing)
@@ -177,10 +158,7 @@ def drawn(sheet: Any, width: int) -> Group:
 
 def claims(
     paper: Annotated[str | None, Argument(help="Only the claims of this paper, or of your own ./file.py.")] = None,
-    folders: Annotated[
-        list[Path] | None,
-        Option("--runs", metavar="DIR", help="Folders with more runs; by default 'runs'."),
-    ] = None,
+    folders: optional(list[Path], "Folders with more runs; by default 'runs'.", "--runs") = None,
     format: common.Format = "markdown",
 ) -> None:
     """Show the papers' claims and what the existing runs say of them.
@@ -195,9 +173,8 @@ def claims(
             raise UserError(f"there is no folder of runs (got {folder}); give one that exists with --runs.")
     shipped = frame.shipped()
     homes = [*shipped, *(folders or [Path("runs")])]
-    answers = claims.answers(
-        registry.claims(paper), homes, lambda name: datasets.open_to_all(name) or datasets.present(name)
-    )
+    has_data = lambda name: datasets.open_to_all(name) or datasets.present(name)  # noqa: E731
+    answers = claims.answers(registry.claims(paper), homes, has_data)
     answers = answers if shipped else claims.with_shipped(answers)
     drawing = drawn_claims(answers) if format == "markdown" else None
     print_or_write(render.render(claims.sheet(answers), format), None, drawing)
@@ -264,12 +241,13 @@ def quality(
     if clients and client is not None:
         raise UserError(f"--clients is for runs with a global model (got --client {client} too); leave one out.")
     finished, others = quality.find_runs(runs)
-    rows, code = [], files or ()
+    rows = []
     for folder in (record["folder"] for record in finished):
         with Console(stderr=True).status(escape(str(folder))):
-            measured = (
-                quality.add_clients_quality(folder, code) if clients else quality.add_quality(folder, client, code)
-            )
+            if clients:
+                measured = quality.add_clients_quality(folder, files or ())
+            else:
+                measured = quality.add_quality(folder, client, files or ())
         nmi, silhouette, images = (measured["clients_" * clients + key] for key in ("nmi", "silhouette", "examples"))
         rows.append((f"{nmi:.3f}", f"{silhouette:.3f}", images, folder))
     print_table(("NMI", "Silhouette", "Images", "Run"), rows)
@@ -280,21 +258,18 @@ def quality(
 def plot(
     runs: common.Runs,
     kind: Annotated[str, Option(help="What to draw, see above; or your own, ./file.py:NAME.")] = "curves",
-    out: Annotated[
-        Path | None, Option(help="File to write: .pdf, .svg, or .png, which writes a PDF too; by default KIND.png.")
-    ] = None,
+    out: optional(Path, "File: .pdf, .svg, or .png, which writes a PDF too; by default KIND.png.") = None,
     x: Annotated[str, Option("--x", help="What curves stand over: round, floats sent up, or seconds.")] = "round",
-    method: Annotated[list[str] | None, Option(help="Only runs of this method; or your file that they need.")] = None,
+    method: optional(list[str], "Only runs of this method; or your file that they need.") = None,
     dataset: common.Datasets = None,
     label: common.Labels = None,
-    title: Annotated[str | None, Option(help="Title of the figure; what the runs share if not given.")] = None,
+    title: optional(str, "Title of the figure; what the runs share if not given.") = None,
 ) -> None:
     """Draw a figure of runs; several seeds give one line with a band, or only the first is drawn.
 
     Your own kind is a function of the records that returns a matplotlib Figure.
     """
     from fedcli.figures import plots
-    from fedcli.results import frame, tables
 
     chart = find_chart(kind)
     files = [text for text in method or () if is_from_file(text)]
@@ -303,7 +278,7 @@ def plot(
         raise UserError(f"--x is for learning curves (got --x {x} with --kind {kind}); leave it out.")
     given: list[Any] = [runs, files] if chart.needs == "models" else [runs]
     if chart.needs == "records":
-        given = [tables.select(frame.find_records(runs, label or ()), names, dataset or ())]
+        given = [common.records_of(runs, names, dataset, label)]
     elif chosen := names or dataset or label:
         raise UserError(f"--kind {kind} draws the folders that it is given (got {chosen[0]}); name fewer folders.")
     if kind == "curves":
@@ -339,7 +314,6 @@ def report(
     """
     needed("bokeh", "the report", "report")
     from fedcli.figures import report as pages
-    from fedcli.results import frame, tables
     from fedcli.runs.records import RECORD
 
     missing = [path for path in runs if not path.is_file() and next(path.rglob(RECORD), None) is None]
@@ -349,8 +323,7 @@ def report(
         typer.echo(f"warning: there is no run in '{path}'; it is left out.", err=True)
     if label and len(label) == len(runs):
         label = [name for name, path in zip(label, runs, strict=True) if path not in missing]
-    records = frame.find_records([path for path in runs if path not in missing], label or ())
-    records = tables.select(records, method or (), dataset or ())
+    records = common.records_of([path for path in runs if path not in missing], method, dataset, label)
     print_or_write(pages.report(records, title, list(map(str, missing))), out)
 
 
@@ -362,7 +335,7 @@ def export(
     prototypes: Annotated[
         bool, Option("--prototypes", help="Classify by the nearest prototype, where the method does, not by the head.")
     ] = False,
-    out: Annotated[Path | None, Option(help="File to write; model.pt2 or model.safetensors in RUN by default.")] = None,
+    out: optional(Path, "File to write; model.pt2 or model.safetensors in RUN by default.") = None,
     files: common.Code = None,
 ) -> None:
     """Write a run's trained model to a file that needs no fedcli, and a card beside it that says how to load it.

@@ -3,7 +3,6 @@
 import dataclasses
 import itertools
 import json
-import shlex
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
@@ -276,7 +275,7 @@ def resume(
             return Run(record, None, folder, tuple(userfiles.user_files(record)))
         if record["status"] == "finished":
             raise UserError(f"the run '{folder}' has finished ({record['config']['rounds']} rounds); start a new one.")
-        record = userfiles.trust_files(record, method, shlex.join(["fedcli", "resume", str(folder)]), changed_method)
+        record = userfiles.trust_files(record, method, changed_method)
         chosen = find_method(record["method_source"])
         other_file = not userfiles.is_hash_of(record["method_hash"], chosen.file)
         if (other_file or records.outdated(record, chosen)) and not changed_method:
