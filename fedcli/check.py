@@ -51,18 +51,15 @@ class Finding(NamedTuple):
         """Label, figure, tolerance and verdict as texts."""
         if self.bound is None or self.error is not None:
             return self.label, "", "", "FAIL" if self.error else "left out"
-        return self.label, f"{self.figure:.1e}", self._tolerance, "pass" if self.holds else "FAIL"
-
-    @property
-    def _tolerance(self) -> str:
-        return f"{'>' if self.above else '<='} {self.bound:g}"
+        sign, verdict = ">" if self.above else "<=", "pass" if self.holds else "FAIL"
+        return self.label, f"{self.figure:.1e}", f"{sign} {self.bound:g}", verdict
 
     def __str__(self) -> str:
         """What is said of a bound that is not kept."""
         if self.error is not None:
             return f"{type(self.error).__name__}: {str(self.error).strip()}".splitlines()[0]
         meaning = f" ({self.meaning})" if self.meaning else ""
-        return f"{self.label}: {self.figure:.2e}, must be {self._tolerance}{meaning}"
+        return f"{self.label}: {self.figure:.2e}, must be {self.cells[2]}{meaning}"
 
 
 # Small runs
@@ -71,8 +68,9 @@ class Finding(NamedTuple):
 def toy_dataset(num_train=60, channels=1, size=8, num_classes=3, seed=0, absent=()) -> Dataset:
     """Draw random images whose brightness tells the class; the classes `absent` have no example."""
     draw, tensors = np.random.default_rng(seed), []
+    classes = [label for label in range(num_classes) if label not in absent]
     for count in (num_train, 20):
-        labels = np.resize([label for label in range(num_classes) if label not in absent], count)
+        labels = np.resize(classes, count)
         pixels = draw.integers(0, 150, (count, channels, size, size)) + 50 * labels[:, None, None, None] % 100
         tensors += [torch.tensor(pixels, dtype=torch.uint8), torch.tensor(labels)]
     return Dataset("toy", *tensors, class_names=tuple(map(str, range(num_classes))))
@@ -188,10 +186,8 @@ def model_of(setup: Setup, state: Any) -> tuple[dict, dict]:
 def law_1_off_is_the_simpler_method(method: Method, rounds: int = 3, **run: Any) -> list[Finding]:
     """Hold a method to its `reduces_to`: with these options its model is the simpler method's."""
     simpler, overrides = method.reduces_to
-    models = []
-    for which, options in ((method, overrides), (simpler, None)):
-        setup, fed = federation(which, options, **run)
-        models.append(model_of(setup, simulate(setup, fed, rounds)))
+    setups = federation(method, overrides, **run), federation(simpler, **run)
+    models = [model_of(setup, simulate(setup, fed, rounds)) for setup, fed in setups]
     flags = " ".join(f"{flag_of(name)} {value}" for name, value in overrides.items())
     return [Finding(f"{flags} against {simpler}", distance(*models), RELATIVE)]
 
@@ -200,14 +196,12 @@ def law_2_on_is_not(method: Method, rounds: int = 22, **run: Any) -> list[Findin
     """Hold a method to be another than the simpler one, by that round, when its options have their defaults."""
     simpler, overrides = method.reduces_to
     run = {"local_epochs": 1, "parts": toy_parts((13, 7, 10, 2)), **run}  # the last client lacks a class
-    sides = [federation(method, options, **run) for options in (None, overrides)]
-    states, difference = [None, None], 0.0
+    (setup, fed), (simple, simple_fed) = (federation(method, options, **run) for options in (None, overrides))
+    state, simple_state, difference = None, None, 0.0
     for number in range(rounds):
-        models = []
-        for i, (setup, fed) in enumerate(sides):
-            states[i] = simulate(setup, fed, number + 1, state=states[i], first=number)
-            models.append(model_of(setup, states[i])[0])
-        difference = distance(*models)
+        state = simulate(setup, fed, number + 1, state=state, first=number)
+        simple_state = simulate(simple, simple_fed, number + 1, state=simple_state, first=number)
+        difference = distance(model_of(setup, state)[0], model_of(simple, simple_state)[0])
         if difference > DIFFERENT:
             break
     meaning = f"equal to {simpler} under the defaults: your terms have no effect on the model that is tested"
@@ -261,11 +255,12 @@ def law_4_chunking_is_invisible(
 
     def trained(chunk: int | str, captured: bool, kind: type[Federation] | None = None) -> tuple[str, Tree]:
         setup, fed = federation(method, overrides, kind=kind, clients_per_chunk=str(chunk), **run)
-        graphs = fed.engine.graphs = fed.engine.graphs if captured else None
+        if not captured:
+            fed.engine.graphs = None
         state = simulate(setup, fed, rounds)
         how = fed.engine.mode.removesuffix(", captured")
         if captured:
-            how += ", captured" if graphs.captured else ", but no step captured"
+            how += ", captured" if fed.engine.graphs.captured else ", but no step captured"
         return ": ".join([how, *fed.engine.notes]), (model_of(setup, state), state)
 
     has_graphs = federation(method, overrides, **run)[1].engine.graphs is not None
