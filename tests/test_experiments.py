@@ -169,26 +169,6 @@ def test_a_run_of_a_grid_that_diverges_is_told_and_the_others_go_on(monkeypatch)
     assert "| diverged |" in result.stdout
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (("--lr", "0.1,0"), "--lr must be > 0 (got 0)"),
-        (("--rounds", "1,x"), "--rounds must be of type int (got 'x')"),
-        (("--cohort-size", "2,30"), "--cohort-size 30 is larger than --num-clients 4"),
-        (("--seed", "0,1"), "Invalid value for '--seed'"),
-        (("--drop-last", "--no-drop-last"), "--drop-last is given twice; give it once."),
-        (("--jobs", "0"), "--jobs must be a whole number from 1 (got 0)"),
-        (("--lr", "0.1,0.2", "--continue"), "--continue needs a folder (got no --out)"),
-        (("--lr", "0.1,0.2", "--seed", 0, "--seeds", "0,1"), "--seed 0 was given with --seeds"),
-    ],
-)
-def test_a_grid_that_cannot_start_is_refused(arguments, message):
-    result = invoke("run", "fedavg", *TINY[:4], *arguments)
-    assert result.exit_code == 2
-    assert message in result.stderr
-    assert not Path("runs").exists()
-
-
 def test_commas_of_tune_are_its_grid():
     told = done("tune", "fedavg", *TINY, "--lr", "0.01,0.05", "--out", "t", "--quiet")
     assert sorted(path.name for path in Path("t").iterdir()) == ["lr=0.01", "lr=0.05", "tuned.json"]

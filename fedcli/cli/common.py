@@ -24,9 +24,9 @@ FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # what the system says where a
 MACHINE, OUTPUT = "Machine", "Output"  # panels of the help
 
 
-def optional(kind: Any, help: str, *flags: str, panel: str | None = None) -> Any:
+def optional(kind: Any, help: str, *flags: str, panel: str | None = None, **more: Any) -> Any:
     """Make the type of an option that need not be given; without flags it has the name of its parameter."""
-    return Annotated[kind | None, Option(*flags, help=help, rich_help_panel=panel)]
+    return Annotated[kind | None, Option(*flags, help=help, rich_help_panel=panel, **more)]
 
 
 Seeds = optional(str, "Seeds, one run for each, e.g. 0,1,2.", panel=MACHINE)
@@ -136,7 +136,7 @@ def records_of(
     """Read the records of runs that `--method`, `--dataset` and `--label` choose and name."""
     from fedcli.results import frame, tables  # late: pandas takes half a second
 
-    return tables.select(frame.find_records(map(Path, runs), labels or ()), methods or (), datasets or ())
+    return tables.select(frame.find_records(runs, labels or ()), methods or (), datasets or ())
 
 
 class Lasting(io.FileIO):

@@ -101,7 +101,8 @@ def table(
     elif format == "csv":
         text = render.render(tables.sheet(records, names), format)
     else:
-        sheets = tables.sheets(records, names, columns.split(",") if columns else (), title or "")
+        titles = [metrics.find_metric(name).title for name in names]
+        sheets = tables.sheets(records, names, [*columns.split(","), *titles] if columns else (), title or "")
         text = "\n".join(render.render(sheet, format) for sheet in sheets)
     print_or_write(text, out, Markdown(text) if per is None and format == "markdown" else None)
 
@@ -145,12 +146,11 @@ def drawn(sheet: Any, width: int) -> Group:
     texts = sum(max(len(line[column][0]) for line in lines) + 3 for column in range(sheet.numbers))
     across, parts = max(1, (width - texts) // NUMBER_WIDTH), []
     for start in range(sheet.numbers, len(sheet.columns), across):
-        shown = [*range(sheet.numbers), *range(start, min(start + across, len(sheet.columns)))]
-        blocks = [[[line[column] for column in shown] for line in block] for block in sheet.blocks]
-        part = replace(sheet, columns=[sheet.columns[column] for column in shown], blocks=blocks)
+        end = min(start + across, len(sheet.columns))
+        part = sheet.select([*range(sheet.numbers), *range(start, end)])
         if start > sheet.numbers:
             part = replace(part, title="", setting="")
-        if start + across < len(sheet.columns):
+        if end < len(sheet.columns):
             part = replace(part, notes=())
         parts.append(Markdown(render.render(part)))
     return Group(*parts)
@@ -173,8 +173,9 @@ def claims(
             raise UserError(f"there is no folder of runs (got {folder}); give one that exists with --runs.")
     shipped = frame.shipped()
     homes = [*shipped, *(folders or [Path("runs")])]
-    has_data = lambda name: datasets.open_to_all(name) or datasets.present(name)  # noqa: E731
-    answers = claims.answers(registry.claims(paper), homes, has_data)
+    answers = claims.answers(
+        registry.claims(paper), homes, lambda name: datasets.open_to_all(name) or datasets.present(name)
+    )
     answers = answers if shipped else claims.with_shipped(answers)
     drawing = drawn_claims(answers) if format == "markdown" else None
     print_or_write(render.render(claims.sheet(answers), format), None, drawing)
