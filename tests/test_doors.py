@@ -408,6 +408,8 @@ def test_a_wheel_runs_them_beside_a_file_called_papers(tmp_path):
         "table run --metric ./my_parts.py:my_metric,last",
         "plot run --kind ./my_parts.py:my_chart",
         "check ./my_method.py --device cpu --law 1 --law 3 --law 5",
+        "new method fresh",
+        "check ./fresh.py --device cpu --law 9",
         "check ./broken.py --device cpu --law 3 --law 5",
     )
     program = PROGRAM.format(place=str(tmp_path / "target"))
@@ -415,6 +417,7 @@ def test_a_wheel_runs_them_beside_a_file_called_papers(tmp_path):
     assert done.stderr.startswith("./broken.py, law 3: clients that took part whose state is not")
     assert (done.returncode, done.stdout.splitlines()[-1]) == (1, "1 of 2 laws hold on cpu."), done.stderr
     assert "\n3 of 3 laws hold on cpu.\n" in done.stdout
+    assert "\n1 of 1 laws hold on cpu.\n" in done.stdout
     record = json.loads(Path("run/record.json").read_text())
     names = ("data.py", "split.py", "nets.py")
     assert record["user_files"] == {str(Path(name).resolve()): userfiles.file_hash(name) for name in names}

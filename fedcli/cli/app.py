@@ -18,8 +18,8 @@ from typing import Annotated, Any
 import typer
 
 from fedcli.cli import data, describe, machine, running, tables
-from fedcli.cli.common import Command, Group, Lasting, refusal, show_traceback, stop, stop_if_full
-from fedcli.errors import UserError
+from fedcli.cli.common import FULL, Command, Group, Lasting, full, show_traceback, stop
+from fedcli.errors import UserError, unknown
 from fedcli.runs.signals import exit_code, interrupt_on_signals, set_time_limit
 
 COMMANDS = {  # in the order of help
@@ -37,27 +37,36 @@ def _ends_in_a_line(ctx: typer.Context) -> Iterator[None]:
     """End the program with a line for a mistake of the user's, a full disk or memory, and an interruption."""
     try:
         yield
-    except UserError as error:
-        show_traceback(ctx, error)
-        stop(f"error: {error}", 2)
-    except OSError as error:
-        show_traceback(ctx, error)
-        stop_if_full(error, "the same command")
-        if error.filename is None:
-            raise
-        stop(f"error: '{error.filename}' cannot be used ({error.strerror}); choose another path.", 2)
     except KeyboardInterrupt as error:
         stop(f"{str(error) or 'interrupted'}.", exit_code(error))
-    except UsageError as error:
-        if type(error).__name__ == "NoArgsIsHelpError":
-            raise
-        stop(f"error: {refusal(error)}", 2)
-    except (MemoryError, RuntimeError) as error:
-        if not isinstance(error, MemoryError) and not re.search("allocate memory|out of memory", str(error)):
+    except Exception as error:
+        text, code = str(error), 2
+        if isinstance(error, UsageError) and type(error).__name__ != "NoArgsIsHelpError":
+            text = _refusal(error)
+        elif isinstance(error, OSError) and error.errno in FULL:
+            text, code = full(error, "the same command"), 1
+        elif isinstance(error, OSError) and error.filename is not None:
+            text = f"'{error.filename}' cannot be used ({error.strerror}); choose another path."
+        elif isinstance(error, MemoryError) or re.search("allocate memory|out of memory", text):
+            smaller = "use a smaller --batch-size, --cohort-size, --local-epochs or network"
+            text, code = f"out of memory ({text.partition(chr(10))[0]}); {smaller}.", 1
+        elif not isinstance(error, UserError):
             raise
         show_traceback(ctx, error)
-        smaller = "use a smaller --batch-size, --cohort-size, --local-epochs or network"
-        stop(f"error: out of memory ({str(error).partition(chr(10))[0]}); {smaller}.", 1)
+        stop(f"error: {text}", code)
+
+
+def _refusal(error: Any) -> str:
+    """Say in a line of ours what Typer refuses, by one of its usage errors."""
+    path, command = error.ctx.command_path, error.ctx.command
+    remedy = f"'{path} --help' shows all."
+    if not hasattr(error, "possibilities"):
+        text = error.format_message().rstrip(".")
+        return f"{text[0].lower()}{text[1:]}; {remedy}"
+    if hasattr(command, "unknown_option"):
+        return str(command.unknown_option(error.option_name))
+    flags = [flag for parameter in command.params for flag in parameter.opts]
+    return str(unknown(f"option of '{path}'", error.option_name, flags, remedy))
 
 
 class _Root(Group):

@@ -72,18 +72,6 @@ class Group(TyperGroup):
         return super().get_command(ctx, cmd_name)
 
 
-def refusal(error: Any) -> UserError:
-    """Say what Typer refuses, one of its usage errors, as an error of ours."""
-    path, remedy = error.ctx.command_path, f"'{error.ctx.command_path} --help' shows all."
-    if hasattr(error, "possibilities") and hasattr(error.ctx.command, "unknown_option"):
-        return error.ctx.command.unknown_option(error.option_name)
-    if hasattr(error, "possibilities"):
-        flags = [flag for parameter in error.ctx.command.params for flag in parameter.opts]
-        return unknown(f"option of '{path}'", error.option_name, flags, remedy)
-    text = error.format_message().rstrip(".")
-    return UserError(f"{text[0].lower()}{text[1:]}; {remedy}")
-
-
 def parse_seeds(seeds: Any) -> Any:
     """Read the seeds of `--seeds 0,1,2`; what is no text, or a part that is no number, is checked with the others."""
     if not isinstance(seeds, str):
@@ -155,15 +143,14 @@ def stop(message: str, code: int) -> NoReturn:
     raise typer.Exit(code)
 
 
-def stop_if_full(error: OSError, command: str) -> None:
-    """End the program with one line if a disk is full, and tell the command that goes on."""
-    if error.errno in FULL:
-        stop(f"error: '{error.filename}' cannot be written ({error.strerror}); free space and run {command}.", 1)
+def full(error: OSError, command: str) -> str:
+    """Say that a disk is full, and what goes on."""
+    return f"'{error.filename}' cannot be written ({error.strerror}); free space and run {command}."
 
 
 def show_traceback(ctx: typer.Context, error: BaseException) -> None:
     """Print an error's traceback on stderr where `fedcli --traceback` asks for it."""
-    if ctx.find_root().params["traceback"]:
+    if ctx.find_root().params.get("traceback"):
         typer.echo("".join(format_exception(error)), err=True, nl=False)
 
 

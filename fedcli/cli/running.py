@@ -258,9 +258,9 @@ def watch(start: Callable, quiet: bool | None = None, log_file: str | None = Non
     except NonFiniteLoss as error:
         message, code = f"error: {error} The record is {display.folder / RECORD}.", 1
     except OSError as error:
-        if display.folder is not None:
-            common.stop_if_full(error, f"'{display.resume_command()}'")
-        raise
+        if display.folder is None or error.errno not in common.FULL:
+            raise
+        message, code = "error: " + common.full(error, f"'{display.resume_command()}'"), 1
     except KeyboardInterrupt as error:
         message, code = "interrupted before the first round.", signals.exit_code(error)
         if display.folder is not None:
