@@ -334,14 +334,14 @@ def law_9_costs_are_what_is_sent(method: Method, **run: Any) -> list[Finding]:
     run = {"parts": toy_parts((13, 7, 2, 0)), "rounds": 4, **run}  # one client lacks a class, one has no example
     setup, fed = federation(method, **run)
     state = setup.method.init(fed, setup.options)
-    wrong = [0, 0]
+    wrong = np.zeros(2)
     for number, clients in enumerate(([0, 1, 2], [0, 1, 2, 3], [2, 3], [1])):
         cohort = fed.cohort_of(number, clients)
         declared = method.costs(state, cohort, fed, setup.options)
         fed.start_round()
         state, _ = setup.method.run_round(state, cohort, fed, setup.options)
-        for way, counted in enumerate((fed.sent_down, fed.sent_up)):
-            wrong[way] = max(wrong[way], abs(counted["params"] + counted["other"] - declared[way]))
+        counted = [sent["params"] + sent["other"] for sent in (fed.sent_down, fed.sent_up)]
+        wrong = np.maximum(wrong, np.abs(np.subtract(counted, declared)))
     return [
         Finding("floats that clients are sent, counted less declared", wrong[0], 0),
         Finding("floats that clients send, counted less declared", wrong[1], 0),

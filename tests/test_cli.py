@@ -290,7 +290,7 @@ def test_plot_and_table_of_runs(monkeypatch):
     assert Path("new/table.md").read_text() == text
     assert done("plot", "demo/one") == "curves.png and curves.pdf\n"
     assert Path("curves.png").is_file()
-    assert "cannot be written" in refused("plot", "demo", "--out", "new/table.md/c.png")
+    assert "cannot be used" in refused("plot", "demo", "--out", "new/table.md/c.png")
     monkeypatch.setattr("fedcli.cli.common.console", lambda: Console(width=150, force_terminal=True, color_system=None))
     assert "| fedavg" not in done("table", "demo")  # drawn on a terminal
 

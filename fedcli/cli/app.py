@@ -13,12 +13,12 @@ from contextlib import contextmanager
 from importlib.metadata import version
 from itertools import pairwise
 from platform import python_version
-from typing import Annotated, Any
+from typing import Any
 
 import typer
 
 from fedcli.cli import data, describe, machine, running, tables
-from fedcli.cli.common import FULL, Command, Group, Lasting, full, show_traceback, stop
+from fedcli.cli.common import FULL, Command, Group, Lasting, full, optional, show_traceback, stop
 from fedcli.errors import UserError, unknown
 from fedcli.runs.signals import exit_code, interrupt_on_signals, set_time_limit
 
@@ -54,6 +54,8 @@ def _ends_in_a_line(ctx: typer.Context) -> Iterator[None]:
             raise
         show_traceback(ctx, error)
         stop(f"error: {text}", code)
+    finally:
+        set_time_limit(math.inf)
 
 
 def _refusal(error: Any) -> str:
@@ -84,11 +86,8 @@ class _Root(Group):
             return super().parse_args(ctx, args)
 
     def invoke(self, ctx: typer.Context) -> Any:
-        try:
-            with _ends_in_a_line(ctx):
-                return super().invoke(ctx)
-        finally:
-            set_time_limit(math.inf)
+        with _ends_in_a_line(ctx):
+            return super().invoke(ctx)
 
 
 app = typer.Typer(
@@ -110,12 +109,8 @@ def _print_version(asked: bool) -> None:
 
 @app.callback()
 def root(
-    traceback: Annotated[
-        bool, typer.Option("--traceback", help="Show the full traceback of an error; put it before the command.")
-    ] = False,
-    version: Annotated[
-        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print versions and exit.")
-    ] = False,
+    traceback: optional(bool, "Show the full traceback of an error; put it before the command.", "--traceback") = False,
+    version: optional(bool, "Print versions and exit.", "--version", callback=_print_version, is_eager=True) = False,
 ) -> None:
     """Take what all commands have in common; `show_traceback` reads it."""
 

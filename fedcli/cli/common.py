@@ -4,7 +4,7 @@ import errno
 import importlib.util
 import io
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from traceback import format_exception
@@ -22,11 +22,17 @@ from fedcli.runs.signals import set_time_limit
 
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # what the system says where a file has no room
 MACHINE, OUTPUT = "Machine", "Output"  # panels of the help
+Texts = list[str] | None
 
 
 def optional(kind: Any, help: str, *flags: str, panel: str | None = None, **more: Any) -> Any:
     """Make the type of an option that need not be given; without flags it has the name of its parameter."""
     return Annotated[kind | None, Option(*flags, help=help, rich_help_panel=panel, **more)]
+
+
+def argument(kind: Any, metavar: str, help: str, **more: Any) -> Any:
+    """Make the type of an argument, which stands in its place on the command line."""
+    return Annotated[kind, Argument(metavar=metavar, help=help, **more)]
 
 
 Seeds = optional(str, "Seeds, one run for each, e.g. 0,1,2.", panel=MACHINE)
@@ -44,8 +50,8 @@ Methods = optional(list[str], "Only runs of this method; repeat it for several."
 Datasets = optional(list[str], "Only runs on this data set; repeat it for several.")
 Labels = optional(list[str], "Label for the runs of a RUN; one for each RUN, in order.")
 Client = optional(int, "Client whose own model to use, if clients have one; else the global.")
-Runs = Annotated[list[Path], Argument(metavar="RUN", help="Run folders, or folders that hold run folders.")]
-Format = Annotated[Literal["markdown", "csv", "latex"], Option(help="Form of the table.")]
+Runs = argument(list[Path], "RUN", "Run folders, or folders that hold run folders.")
+Format = optional(Literal["markdown", "csv", "latex"], "Form of the table.")
 
 
 class Command(TyperCommand):
@@ -115,12 +121,7 @@ def place_runs(
     return {"jobs": 1, "cluster": cluster}
 
 
-def records_of(
-    runs: Sequence[str | Path],
-    methods: Sequence[str] | None,
-    datasets: Sequence[str] | None,
-    labels: Sequence[str] | None,
-) -> list[dict]:
+def records_of(runs: Sequence[Any], methods: Texts, datasets: Texts, labels: Texts) -> list[dict]:
     """Read the records of runs that `--method`, `--dataset` and `--label` choose and name."""
     from fedcli.results import frame, tables  # late: pandas takes half a second
 
@@ -164,7 +165,8 @@ def consoles(quiet: bool | None, log_file: str | None, stderr: bool = False) -> 
     consoles = [Console(stderr=stderr, highlight=False, quiet=bool(quiet))]
     if log_file is not None:
         path = Path(log_file)
-        file = try_write(path, lambda: path.open("a", encoding="utf-8", buffering=1), "--log-file")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        file = path.open("a", encoding="utf-8", buffering=1)
         consoles.append(Console(file=file, force_terminal=False, color_system=None, highlight=False))
     return consoles
 
@@ -188,20 +190,10 @@ def print_or_write(text: str, out: Path | None, drawing: RenderableType | None =
     from fedcli.data.files import write_atomically  # late: help comes without NumPy
 
     if out is not None:
-        try_write(out, lambda: write_atomically(out, lambda path: path.write_text(text, encoding="utf-8")))
+        out.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(out, lambda path: path.write_text(text, encoding="utf-8"))
         typer.echo(str(out))
     elif drawing is not None and console().is_terminal:
         console().print(drawing)
     else:
         typer.echo(text, nl=False)
-
-
-def try_write(out: Path, write: Callable[[], Any], flag: str = "--out") -> Any:
-    """Make the folder of a file, and return what `write` returns; one that cannot be written is the user's mistake."""
-    try:
-        out.parent.mkdir(parents=True, exist_ok=True)
-        return write()
-    except OSError as error:
-        if error.errno in FULL:
-            raise
-        raise UserError(f"'{out}' cannot be written ({error.strerror}); choose another file with {flag}.") from error

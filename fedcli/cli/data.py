@@ -1,14 +1,12 @@
 """The commands for data sets: `data list | download | import | show`."""
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Literal
 
 import typer
-from typer import Argument, Option
 
-from fedcli.cli.common import Command, Group, optional, print_table, try_write
+from fedcli.cli.common import Command, Group, argument, optional, print_table
 from fedcli.cli.describe import completion
-from fedcli.declarations import check_value
 from fedcli.errors import UserError
 
 app = typer.Typer(cls=Group, no_args_is_help=True, help="List, download, import and show data sets.")
@@ -38,7 +36,7 @@ def data_list() -> None:
 
 
 @app.command(cls=Command)
-def download(name: Annotated[str, Argument(metavar="NAME", help="A data set of kind 'download'.")]) -> None:
+def download(name: argument(str, "NAME", "A data set of kind 'download'.")) -> None:
     """Download a data set into the cache."""
     from fedcli.data import datasets
 
@@ -47,11 +45,11 @@ def download(name: Annotated[str, Argument(metavar="NAME", help="A data set of k
 
 @app.command("import", cls=Command)
 def import_(
-    name: Annotated[str, Argument(metavar="NAME", help="A known name, or a new one of a-z, 0-9 and -.")],
-    path: Annotated[Path, Argument(metavar="PATH", help="An .npz file, a folder of images, or official files.")],
+    name: argument(str, "NAME", "A known name, or a new one of a-z, 0-9 and -."),
+    path: argument(Path, "PATH", "An .npz file, a folder of images, or official files."),
     size: optional(int, "Resize the images to so many pixels a side.", min=1) = None,
-    convert: Annotated[bool, Option("--convert", hidden=True, help="Done by itself.")] = False,
-    source: Annotated[Literal["pfllib"] | None, Option("--from", hidden=True, help="Seen by itself.")] = None,
+    convert: optional(bool, "Done by itself.", "--convert", hidden=True) = False,
+    source: optional(Literal["pfllib"], "Seen by itself.", "--from", hidden=True) = None,
 ) -> None:
     """Import a data set from an archive or a folder into the cache; its format is detected.
 
@@ -67,23 +65,20 @@ def import_(
 
 @app.command("show", cls=Command)
 def data_show(
-    name: Annotated[str, Argument(metavar="NAME", help="A data set.", autocompletion=completion("dataset"))],
+    name: argument(str, "NAME", "A data set.", autocompletion=completion("dataset")),
     partition: optional(str, "A partition to draw, as for 'fedcli run'.") = None,
-    num_clients: Annotated[int, Option(help="Clients of the partition.")] = 10,
-    partition_seed: Annotated[int, Option(help="Seed of the partition.")] = 0,
+    num_clients: optional(int, "Clients of the partition.", min=1) = 10,
+    partition_seed: optional(int, "Seed of the partition.", min=0, max=2**32 - 1) = 0,
     train_examples: optional(int, "Use a stratified part of the training images.") = None,
     out: optional(Path, "Chart of the partition; <name>-partition.png if not given.") = None,
 ) -> None:
     """Show what a data set holds and, with --partition, what each client would get."""
     from fedcli.core import partition as partitions
     from fedcli.data import datasets
-    from fedcli.runs.config import RunConfig
 
-    for option, value in {"num_clients": num_clients, "partition_seed": partition_seed}.items():
-        check_value(RunConfig.__dataclass_fields__[option], value)
     if out is not None and partition is None:
         raise UserError(f"--out {out} is for the chart of a partition (got no --partition); give both or neither.")
-    drawn = partitions.from_flag(partition) if partition is not None else None
+    chosen = partitions.from_flag(partition) if partition is not None else None
     dataset = datasets.load(datasets.find_name(name))
     if (partition or "").startswith("file:"):
         dataset = datasets.merge(dataset)  # its lists count the test images too
@@ -104,19 +99,19 @@ def data_show(
         ("made from", datasets.describe(dataset.name)["note"]),
     ]
     print_table(("Data set", dataset.name), [row for row in rows if row[1]])
-    if drawn is None:
+    if chosen is None:
         return
     from fedcli.figures import partition as chart  # late: Matplotlib takes half a second
     from fedcli.figures import plots
 
-    drawn = drawn.scaled(dataset.share)
-    parts = drawn(dataset.y_train, num_clients, partition_seed, dataset.domain_train, writers, dataset.place_train)
+    chosen = chosen.scaled(dataset.share)
+    parts = chosen(dataset.y_train, num_clients, partition_seed, dataset.domain_train, writers, dataset.place_train)
     counts = partitions.count_classes(parts, dataset.y_train, dataset.num_classes)
     classes = range(dataset.num_classes if dataset.num_classes <= 10 else 0)  # more columns fit no terminal
     rows = [(client, row.sum(), (row > 0).sum(), *row[classes]) for client, row in enumerate(counts)]
-    typer.echo(f"\npartition {drawn}, seed {partition_seed}, fingerprint {partitions.fingerprint(parts)}")
+    typer.echo(f"\npartition {chosen}, seed {partition_seed}, fingerprint {partitions.fingerprint(parts)}")
     print_table(("Client", "Images", "Classes", *map(str, classes)), rows, gap=1)
-    title = f"{plots.dataset_words(dataset.name)}, {plots.partition_words(str(drawn))}, seed {partition_seed}"
+    title = f"{plots.dataset_words(dataset.name)}, {plots.partition_words(str(chosen))}, seed {partition_seed}"
     out = out or Path(f"{dataset.name}-partition.png")
-    files = try_write(out, lambda: plots.write(out, chart.partition_figure, counts, dataset.class_names, title))
+    files = plots.write(out, chart.partition_figure, counts, dataset.class_names, title)
     typer.echo(f"chart: {' and '.join(map(str, files))}")

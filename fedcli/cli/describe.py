@@ -14,13 +14,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import Field, fields
 from functools import cache
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
 import typer
-from typer import Argument
 
 from fedcli import declarations, papers, registry
-from fedcli.cli.common import console, print_table
+from fedcli.cli.common import argument, console, print_table
 from fedcli.declarations import Method, Post, Protocol, flag_of
 from fedcli.errors import UserError
 from fedcli.userfiles import is_from_file
@@ -175,14 +174,12 @@ def list_() -> None:
 
 
 def show(
-    name: Annotated[
+    name: argument(
         str,
-        Argument(
-            metavar="METHOD|PROTOCOL",
-            help="Name of a method or of a protocol, or path of a method file.",
-            autocompletion=completion("method", "protocol", "post"),
-        ),
-    ],
+        "METHOD|PROTOCOL",
+        "Name of a method or of a protocol, or path of a method file.",
+        autocompletion=completion("method", "protocol", "post"),
+    ),
 ) -> None:
     """Show what a protocol fixes, or a method's card, options and protocols; also of a file or a step for --post."""
     methods, protocols = {**index()["method"], **index()["post"]}, index()["protocol"]
@@ -238,8 +235,8 @@ def reflow(card: str, width: int) -> list[str]:
 
 
 def new(
-    kind: Annotated[Literal["method"], Argument(metavar="method", help="What to write.")],
-    name: Annotated[str, Argument(metavar="NAME", help="Its name, of a-z, 0-9, - and _.")],
+    kind: argument(Literal["method"], "method", "What to write."),
+    name: argument(str, "NAME", "Its name, of a-z, 0-9, - and _."),
 ) -> None:
     """Write NAME.py, a method to start from: FedAvg with a term of its own, which keeps all laws."""
     file = Path(f"{name}.py")

@@ -166,25 +166,23 @@ def cost(plan: "TablePlan", records_only: bool = False) -> list[tuple[str, str]]
 
     states = Counter(run.state for run in plan.runs)
     shown = ", ".join(f"{count} {state}" for state, count in states.items())
-    runs = f"{len(plan.runs)}, seeds {', '.join(map(str, plan.seeds))}: {shown}; {len(plan.to_run)} to run"
-    lines = [("table", plan.title), ("runs", runs)]
-    if plan.limits:
-        lines.append(("reduced", f"{plan.reduction}; not the paper's setting"))
-    columns = costs.estimate(plan)
-    if columns:
-        lines.append(("time", _time(list(columns.values())) + ", one run after the other"))
+    columns, kept = costs.estimate(plan), costs.bytes_kept(plan) / 2**30
+    lines = [
+        ("table", plan.title),
+        ("runs", f"{len(plan.runs)}, seeds {', '.join(map(str, plan.seeds))}: {shown}; {len(plan.to_run)} to run"),
+        ("reduced", f"{plan.reduction}; not the paper's setting" if plan.limits else ""),
+        ("time", f"{_time(list(columns.values()))}, one run after the other" if columns else ""),
+    ]
     if len(columns) > 1:
         lines += [("", f"{comparison.heading(column)}: {_time([cost])}") for column, cost in columns.items()]
-    kept = costs.bytes_kept(plan) / 2**30
     if not records_only and kept >= 1:
         disk = next(path for path in (plan.folder, *plan.folder.absolute().parents) if path.is_dir())
         free = f"{disk_usage(disk).free / 2**30:,.0f} GiB are free; --records-only leaves none"
         lines.append(("disk", f"{kept:,.0f} GiB or more for the models that the runs leave, {free}"))
-    data_sets = sorted({name for run in plan.to_run for name in run.setup.data_sets})
-    if data_sets:
-        lines.append(("data sets", ", ".join(data_sets)))
+    lines.append(("data sets", ", ".join(sorted({name for run in plan.to_run for name in run.setup.data_sets}))))
     lines += [("left out", lack) for lack in (*plan.missing_data.values(), *plan.damaged)]
-    return [*lines, ("folder", " and ".join(map(str, (plan.folder, *plan.search))))]
+    lines.append(("folder", " and ".join(map(str, (plan.folder, *plan.search)))))
+    return [(title, text) for title, text in lines if text]
 
 
 def _time(costs: "list[Cost]") -> str:

@@ -5,19 +5,17 @@ from dataclasses import replace
 from json import dumps
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Annotated
 
 import typer
 from rich.console import Console
 from rich.markup import escape
-from typer import Argument, Option
 
 from fedcli import registry
-from fedcli.cli.common import optional, print_table, show_traceback, try_write
+from fedcli.cli.common import argument, optional, print_table, show_traceback
 from fedcli.errors import UserError
 from fedcli.userfiles import is_from_file
 
-Device = Annotated[str, Option(help="auto, cpu, cuda or cuda:N.")]
+Device = optional(str, "auto, cpu, cuda or cuda:N.")
 
 
 def smoke(only: optional(list[str], "A method to try; repeat it for several.") = None) -> None:
@@ -50,16 +48,14 @@ def smoke(only: optional(list[str], "A method to try; repeat it for several.") =
 
 
 def bench(
-    workloads: Annotated[
-        list[str] | None, Argument(metavar="WORKLOAD|METHOD", help="See above; w1 and w2 if none is given.")
-    ] = None,
-    method: Annotated[str, Option(help="Name or file of a method.")] = "fedavg",
+    workloads: argument(list[str] | None, "WORKLOAD|METHOD", "See above; w1 and w2 if none is given.") = None,
+    method: optional(str, "Name or file of a method.") = "fedavg",
     device: Device = "auto",
-    precision: Annotated[str, Option(help="float32, float64, tf32 or bf16.")] = "float32",
-    clients_per_chunk: Annotated[str, Option(help="Clients that the engine trains together.")] = "auto",
+    precision: optional(str, "float32, float64, tf32 or bf16.") = "float32",
+    clients_per_chunk: optional(str, "Clients that the engine trains together.") = "auto",
     epochs: optional(int, "Local epochs; the workload's if not given.", min=1) = None,
-    repeats: Annotated[int, Option(min=1, help="Timed rounds of each side.")] = 5,
-    seed: Annotated[int, Option(help="Seed of images, models and batches.")] = 0,
+    repeats: optional(int, "Timed rounds of each side.", min=1) = 5,
+    seed: optional(int, "Seed of images, models and batches.") = 0,
     json: optional(bool, "One JSON object a line in place of the table.", "--json") = None,
     csv: optional(Path, "File to append results to; in a folder, one named by the device.") = None,
     scaling: optional(bool, "Measure w1 over clients and over batch sizes, too.", "--scaling") = None,
@@ -88,7 +84,7 @@ def bench(
         typer.echo(dumps(result) if json else measure.describe_run(result))
     if csv is not None and cases:  # refused now rather than after minutes
         csv = measure.result_file(csv, cases[0][1].device)
-        try_write(csv, lambda: measure.append_csv(csv, []), "--csv")
+        measure.append_csv(csv, [])
     results = []
     try:
         for workload, setup in cases:
@@ -97,7 +93,7 @@ def bench(
             if json:
                 typer.echo(dumps(results[-1]))
             if csv is not None:
-                try_write(csv, lambda: measure.append_csv(csv, results[-1:]), "--csv")
+                measure.append_csv(csv, results[-1:])
     finally:  # also what was measured before Ctrl-C
         if results and not json:
             rows = list(map(measure.cells, results))
@@ -109,10 +105,7 @@ def bench(
 
 def check(
     ctx: typer.Context,
-    methods: Annotated[
-        list[str] | None,
-        Argument(metavar="METHOD|FILE", help="Methods, or their files; else a method of each kind."),
-    ] = None,
+    methods: argument(list[str] | None, "METHOD|FILE", "Methods, or their files; else a method of each kind.") = None,
     device: Device = "auto",
     law: optional(list[int], "A law to check, 1 to 7 or 9; repeat it for several.") = None,
     all_: optional(bool, "Every registered method, minutes.", "--all") = None,

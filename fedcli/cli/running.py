@@ -10,18 +10,17 @@ from dataclasses import Field
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
-from typing import Annotated, Any, get_args
+from typing import Any, get_args
 
 import typer
 from rich.markdown import Markdown
 from rich.markup import escape
 from rich.text import Text
-from typer import Argument, Option
 from typer.core import TyperGroup
 
 from fedcli import registry
 from fedcli.cli import common
-from fedcli.cli.common import OUTPUT, console, consoles, optional, parse_seeds, place_runs, print_table, stop
+from fedcli.cli.common import OUTPUT, argument, console, consoles, optional, parse_seeds, place_runs, print_table, stop
 from fedcli.cli.describe import completion, index, option_help
 from fedcli.declarations import flag_of
 from fedcli.errors import UserError
@@ -46,9 +45,8 @@ class MethodGroup(TyperGroup):
         if args and args[0].startswith("-") and args[0] not in ("-h", "--help") and not ctx.resilient_parsing:
             from fedcli.runs import experiment
 
-            named = dict(pairwise(args)) | dict(
-                arg.split("=", 1) for arg in args if arg.startswith("--") and "=" in arg
-            )
+            words = [word for arg in args for word in (arg.split("=", 1) if arg.startswith("--") else [arg])]
+            named = dict(pairwise(words))
             method = experiment.read_config(named["--config"])[0] if "--config" in named else None
             if method is None and "--from" in named:
                 method = experiment.recorded_method(named["--from"])
@@ -104,9 +102,7 @@ def _parameter(field: Field, panel: str, help_: str) -> inspect.Parameter:
     """Make the parameter of a field's option, which is None unless it is given; several values are a tuple."""
     from fedcli.runs import experiment
 
-    kinds, flag = {*get_args(field.type)} or {field.type}, flag_of(field.name)
-    look = {"help": escape(help_), "rich_help_panel": escape(panel), "show_default": False}
-    look["autocompletion"] = completion(field.name, choices=field.metadata["choices"])
+    kinds, flag, more = {*get_args(field.type)} or {field.type}, flag_of(field.name), {}
 
     def parse(text: str) -> Any:
         if (field.name, text) == ("checkpoint_every", "auto"):
@@ -115,10 +111,11 @@ def _parameter(field: Field, panel: str, help_: str) -> inspect.Parameter:
         return values if len(values) > 1 else values[0]
 
     if experiment.takes_several(field):
-        look |= {"parser": parse, "metavar": "FLOAT" if float in kinds else "INTEGER" if int in kinds else "TEXT"}
-    option = Option(f"{flag}/--no-{flag[2:]}" if bool in kinds else flag, **look)
-    annotation = Annotated[field.type | None, option]
-    return inspect.Parameter(field.name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
+        more = {"parser": parse, "metavar": "FLOAT" if float in kinds else "INTEGER" if int in kinds else "TEXT"}
+    more["autocompletion"] = completion(field.name, choices=field.metadata["choices"])
+    flags = f"{flag}/--no-{flag[2:]}" if bool in kinds else flag
+    kind = optional(field.type, escape(help_), flags, panel=escape(panel), show_default=False, **more)
+    return inspect.Parameter(field.name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=kind)
 
 
 def _run(
@@ -204,9 +201,7 @@ def _tune(
     method: str,
     sources: Mapping[str, str],
     *,
-    grid: optional(
-        list[str], "Values to try, e.g. lr=0.01,0.1, in all combinations; else the method's own.", panel=GRID
-    ) = None,
+    grid: optional(list[str], "Values to try, e.g. lr=0.01,0.1; the method's own if not given.", panel=GRID) = None,
     seeds: common.Seeds = None,
     jobs: common.Jobs = None,
     on: common.On = None,
@@ -260,7 +255,8 @@ def watch(start: Callable, quiet: bool | None = None, log_file: str | None = Non
     except OSError as error:
         if display.folder is None or error.errno not in common.FULL:
             raise
-        message, code = "error: " + common.full(error, f"'{display.resume_command()}'"), 1
+        again = f"'{display.resume_command()}'"
+        stop(f"error: {common.full(error, again)}", 1)  # not into the log, whose disk may be the full one
     except KeyboardInterrupt as error:
         message, code = "interrupted before the first round.", signals.exit_code(error)
         if display.folder is not None:
@@ -286,9 +282,9 @@ def _divide(workers: int | None, more: Callable[[], Sequence[Any]] = tuple) -> N
 
 
 def resume(
-    run: Annotated[Path, Argument(metavar="RUN", help="Folder of the run, or a folder of several.")],
+    run: argument(Path, "RUN", "Folder of the run, or a folder of several."),
     method: common.Code = None,
-    changed_method: Annotated[bool, Option("--changed-method", help="Go on although a file has changed.")] = False,
+    changed_method: optional(bool, "Go on although a file has changed.", "--changed-method") = False,
     workers: common.Workers = None,
     time_limit: common.TimeLimit = None,
     log_file: common.LogFile = None,
@@ -320,7 +316,7 @@ def resume(
 
 
 def verify(
-    record: Annotated[Path, Argument(metavar="RECORD", help="Folder or record.json of a run that has ended.")],
+    record: argument(Path, "RECORD", "Folder or record.json of a run that has ended."),
     out: optional(Path, "Folder of the repetition, in runs/ if not given.") = None,
     device: optional(str, "In place of the record's: cpu, cuda or cuda:N.") = None,
     method: common.Code = None,

@@ -4,7 +4,7 @@ from dataclasses import replace
 from functools import partial
 from inspect import getdoc
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
 import typer
 from rich import table as rich_table
@@ -12,11 +12,10 @@ from rich.console import Console, Group
 from rich.markdown import Markdown
 from rich.markup import escape
 from rich.text import Text
-from typer import Argument, Option
 
 from fedcli import registry
 from fedcli.cli import common
-from fedcli.cli.common import console, optional, print_or_write, print_table, try_write
+from fedcli.cli.common import argument, console, optional, print_or_write, print_table
 from fedcli.errors import UserError, needed
 from fedcli.figures import CHARTS, find_chart
 from fedcli.userfiles import is_from_file, short_name
@@ -28,9 +27,7 @@ VERDICTS = {"reproduced": "green", "contradicted": "red", "undecided": "yellow"}
 
 def table(
     ctx: typer.Context,
-    runs: Annotated[
-        list[str] | None, Argument(metavar="RUN|PAPER:ID", help="Run folders, folders of runs, or a paper's table.")
-    ] = None,
+    runs: argument(list[str] | None, "RUN|PAPER:ID", "Run folders, folders of runs, or a paper's table.") = None,
     dataset: common.Datasets = None,
     format: common.Format = "markdown",
     out: optional(Path, "File to write; the terminal if not given.") = None,
@@ -38,21 +35,15 @@ def table(
     method: optional(list[str], "Only runs of this method; repeat it for several.", panel=RUNS) = None,
     label: optional(list[str], "Label for the runs of a RUN; one for each RUN, in order.", panel=RUNS) = None,
     columns: optional(str, "Columns to show, by parts of their titles, e.g. method,last.", panel=RUNS) = None,
-    per: optional(
-        Literal["round", "client"], "A CSV with a row for each round or each client of the runs.", panel=RUNS
-    ) = None,
+    per: optional(Literal["round", "client"], "A CSV, a row for each round or client of the runs.", panel=RUNS) = None,
     title: optional(str, "Title of the table.", panel=RUNS) = None,
     dry_run: optional(bool, "Run nothing: the cost and the table so far.", "--dry-run", panel=PAPERS) = None,
-    only: optional(list[str], "Only the row or column with this name or part of it.", panel=PAPERS) = None,
+    only: optional(list[str], "Only rows or columns with this in their name.", panel=PAPERS, metavar="TEXT") = None,
     rounds: optional(int, "Reduced: maximum rounds per run.", panel=PAPERS) = None,
     local_epochs: optional(int, "Reduced: maximum local epochs.", panel=PAPERS) = None,
     train_examples: optional(int, "Reduced: maximum training images.", panel=PAPERS) = None,
-    records_only: optional(
-        bool, "Keep no models, which 'export' and 'quality' need.", "--records-only", panel=PAPERS
-    ) = None,
-    folder: optional(
-        Path, "Where the runs are, and are kept; by default in runs/tables.", "--runs", panel=PAPERS
-    ) = None,
+    records_only: optional(bool, "Keep no models ('export' needs them).", "--records-only", panel=PAPERS) = None,
+    folder: optional(Path, "Where the runs are and are kept; runs/tables if not given.", "--runs", panel=PAPERS) = None,
     seeds: common.Seeds = None,
     jobs: common.Jobs = None,
     on: common.On = None,
@@ -113,7 +104,7 @@ def _paper_table(name: str, chosen: dict, where: dict, dry_run: bool | None, for
     from fedcli.results import comparison, plans, render
 
     if out is not None:  # refused now rather than after hours
-        try_write(out, lambda: None)
+        out.parent.mkdir(parents=True, exist_ok=True)
     errors: dict[Path, str] = {}
     make_plan = partial(plans.plan, registry.find_table(name), **chosen)
     plan = make_plan()
@@ -157,8 +148,8 @@ def drawn(sheet: Any, width: int) -> Group:
 
 
 def claims(
-    paper: Annotated[str | None, Argument(help="Only the claims of this paper, or of your own ./file.py.")] = None,
-    folders: optional(list[Path], "Folders with more runs; by default 'runs'.", "--runs") = None,
+    paper: argument(str | None, None, "Only the claims of this paper, or of your own ./file.py.") = None,
+    folders: optional(list[Path], "More runs; 'runs' if not given.", "--runs", metavar="DIR", exists=True) = None,
     format: common.Format = "markdown",
 ) -> None:
     """Show the papers' claims and what the existing runs say of them.
@@ -168,9 +159,6 @@ def claims(
     from fedcli.data import datasets
     from fedcli.results import claims, frame, render
 
-    for folder in folders or ():
-        if not folder.is_dir():
-            raise UserError(f"there is no folder of runs (got {folder}); give one that exists with --runs.")
     shipped = frame.shipped()
     homes = [*shipped, *(folders or [Path("runs")])]
     answers = claims.answers(
@@ -197,7 +185,7 @@ def drawn_claims(answers: Any) -> Group:
 
 
 def pages(
-    folder: Annotated[Path, Argument(metavar="DIR", help="Folder with records/, a subfolder a study, and README.md.")],
+    folder: argument(Path, "DIR", "Folder with records/, a subfolder a study, and README.md."),
 ) -> None:
     """Write all pages in DIR and their figures from the records: one a study, one a paper, and DIR/README.md.
 
@@ -221,13 +209,13 @@ def pages(
         for path, (study, kind) in made.figures(text).items():
             chart, runs = find_chart(kind), [folder / "records" / study]
             given = frame.find_records(runs) if chart.needs == "records" else runs
-            try_write(folder / path, partial(plots.write, folder / path, chart.draw, given, page=True))
+            plots.write(folder / path, chart.draw, given, page=True)
 
 
 def quality(
     runs: common.Runs,
     client: common.Client = None,
-    clients: Annotated[bool, Option("--clients", help="Use client models after another round.")] = False,
+    clients: optional(bool, "Use client models after another round.", "--clients") = False,
     files: common.Code = None,
 ) -> None:
     """Measure how well the features of finished runs separate the classes, and save the features for figures.
@@ -258,9 +246,9 @@ def quality(
 
 def plot(
     runs: common.Runs,
-    kind: Annotated[str, Option(help="What to draw, see above; or your own, ./file.py:NAME.")] = "curves",
-    out: optional(Path, "File: .pdf, .svg, or .png, which writes a PDF too; by default KIND.png.") = None,
-    x: Annotated[str, Option("--x", help="What curves stand over: round, floats sent up, or seconds.")] = "round",
+    kind: optional(str, "What to draw, see above; or your own, ./file.py:NAME.") = "curves",
+    out: optional(Path, "File to write: .pdf, .svg, or .png, which writes a PDF too; by default KIND.png.") = None,
+    x: optional(str, "What curves stand over: round, floats sent up, or seconds.", "--x") = "round",
     method: optional(list[str], "Only runs of this method; or your file that they need.") = None,
     dataset: common.Datasets = None,
     label: common.Labels = None,
@@ -293,7 +281,7 @@ def plot(
 
     out = out or Path(f"{short_name(kind)}.png")
     with Console(stderr=True).status(escape(kind)):
-        written = try_write(out, lambda: plots.write(out, draw))
+        written = plots.write(out, draw)
     typer.echo(" and ".join(map(str, written)))
 
 
@@ -302,11 +290,11 @@ plot.__doc__ = getdoc(plot) + "".join(f"\n\n{name}: {chart.help}." for name, cha
 
 def report(
     runs: common.Runs,
-    out: Annotated[Path, Option(help="File to write.")] = Path("report.html"),
+    out: optional(Path, "File to write.") = Path("report.html"),
     method: common.Methods = None,
     dataset: common.Datasets = None,
     label: common.Labels = None,
-    title: Annotated[str, Option(help="Title of the page.")] = "Runs",
+    title: optional(str, "Title of the page.") = "Runs",
 ) -> None:
     """Write a report as one HTML file that works offline.
 
@@ -329,13 +317,11 @@ def report(
 
 
 def export(
-    run: Annotated[Path, Argument(metavar="RUN", help="Folder of a finished run.")],
-    format: Annotated[str, Option(help="pt, a program that needs PyTorch alone; or safetensors, the tensors.")] = "pt",
+    run: argument(Path, "RUN", "Folder of a finished run."),
+    format: optional(str, "pt, a program that needs PyTorch alone; or safetensors, the tensors.") = "pt",
     client: common.Client = None,
-    round: Annotated[str, Option(help="Of which round: selected, as in the headline, or last.")] = "selected",
-    prototypes: Annotated[
-        bool, Option("--prototypes", help="Classify by the nearest prototype, where the method does, not by the head.")
-    ] = False,
+    round: optional(str, "Of which round: selected, as in the headline, or last.") = "selected",
+    prototypes: optional(bool, "Classify by the nearest prototype, not by the head.", "--prototypes") = False,
     out: optional(Path, "File to write; model.pt2 or model.safetensors in RUN by default.") = None,
     files: common.Code = None,
 ) -> None:
@@ -346,6 +332,7 @@ def export(
     from fedcli.runs import models
     from fedcli.runs.run import load
 
-    opened = load(run, files or ())
-    written = try_write(out or run, lambda: models.export(opened, format, client, round, prototypes, out))
+    if out is not None:
+        out.parent.mkdir(parents=True, exist_ok=True)
+    written = models.export(load(run, files or ()), format, client, round, prototypes, out)
     typer.echo("\n".join(map(str, written)))
