@@ -18,7 +18,6 @@ from fedcli import declarations, registry
 from fedcli.cli import describe, display
 from fedcli.errors import UserError
 from fedcli.figures import notebook
-from fedcli.papers.baselines import fedavg
 from fedcli.runs import config, prepare
 from fedcli.runs import run as runs
 from tests import programs
@@ -212,27 +211,6 @@ def test_no_seed_starts_when_a_later_one_is_refused(folder, monkeypatch):
     assert refused("run", "fedavg", *TINY, "--seeds", "0,1", "--out", "many") == "seed 1 cannot run."
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ("lr: float = option(0.1, 'Mine')", "the option name 'lr' of 'mine' is reserved"),
-        (
-            "kind: str = option('a', 'Which', choices=('a', 'b'))\n"
-            "    extra: float = option(0.1, 'Mine', only_with={'kind': ('c',)})",
-            "'extra' has only_with ('c',), not a choice; fix ",
-        ),
-    ],
-)
-def test_options_that_a_method_cannot_have_are_refused(options, message, folder):
-    text = Path(fedavg.__file__).read_text().replace('name="fedavg"', 'name="mine"')
-    text = text.replace('"""FedAvg adds no option."""', options)
-    (folder / "mine.py").write_text(
-        text.replace("import Method, Protocol, both_ways\n", "import Method, Protocol, both_ways, option\n")
-    )
-    for command in (("run", "mine.py"), ("run", "mine.py", "--help")):
-        assert message in refused(*command)
-
-
 def test_ctrl_c_before_a_run_begins_leaves_nothing_of_it(no_figures, monkeypatch):
     begin = runs.begin
 
@@ -347,7 +325,6 @@ import torch
 
 import fedcli
 from fedcli.core import weighted_mean
-from fedcli.papers.baselines import fedavg
 
 
 def run_round(state, cohort, fed, config):

@@ -14,12 +14,21 @@ SMALL = "--dataset digits --train-examples 60 --num-clients 4 --cohort-size 4 --
 PUBLIC = f"{SMALL} --public-dataset photos --public-examples 8 --partition iid"
 MIXED = "--backbone cnn-small,resnet10-3x3"
 NO_AVERAGE = "--average-parameters needs one network"
-COSTS = """
-from dataclasses import replace
-from fedcli import both_ways
+METHOD = """
+from dataclasses import dataclass, replace
+from fedcli import both_ways, option
 from fedcli.papers.baselines import fedavg
-METHOD = replace(fedavg.METHOD, name="mine", costs=both_ways)
+@dataclass(frozen=True)
+class Config:
+    kind: str = option('a', 'Which', choices=('a', 'b'))
+    extra: float = option(0.1, 'Mine')
+METHOD = replace(fedavg.METHOD, name="mine", config=Config)
 """
+OWN = {  # a user's files, each with a mistake
+    "costs.py": METHOD.replace("config=Config", "costs=both_ways"),
+    "reserved.py": METHOD.replace("extra", "lr"),
+    "no_choice.py": METHOD.replace("'Mine'", "'Mine', only_with={'kind': ('c',)}"),
+}
 SEEDS = "--seeds must be distinct whole numbers from 0"
 no_cuda = pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without CUDA")
 
@@ -29,7 +38,8 @@ def refused(line, message, folder, monkeypatch):
     (folder / "taken").mkdir(parents=True)
     for name in ("taken/file", "notes.txt", "text.npz"):
         (folder / name).write_text("not what is looked for\n")
-    (folder / "costs.py").write_text(COSTS)
+    for name, text in OWN.items():
+        (folder / name).write_text(text)
     np.savez(folder / "floats.npz", x_train=np.zeros((4, 8, 8)), y_train=[0, 1, 0, 1])
     before = sorted(folder.rglob("*"))
     monkeypatch.chdir(folder)
@@ -47,6 +57,8 @@ def refused(line, message, folder, monkeypatch):
         # Names
         ("fedmf", "unknown method 'fedmf'; did you mean 'fedfm'? 'fedcli list' shows all."),
         ("./none.py", "there is no method file at '"),
+        ("./reserved.py --help", "the option name 'lr' of 'mine' is reserved"),
+        ("./no_choice.py", "'extra' has only_with ('c',), not a choice; fix "),
         ("./costs.py", "(got costs=both_ways); write costs=both_ways(lambda sizes: sizes.parameters), or rows_by"),
         ("fedavg --dataset digit", "unknown data set 'digit'; did you mean 'digits'? 'fedcli data list' shows"),
         ("fedavg --dataset mnist", "or without a network 'fedcli data import mnist PATH'."),
