@@ -4,6 +4,7 @@ Each law is a function that returns what it has measured, each figure with its b
 them, that of a user's own file too, on a CPU or on CUDA.
 """
 
+import math
 import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import field, fields, make_dataclass, replace
@@ -35,24 +36,30 @@ class Finding(NamedTuple):
 
     label: str
     figure: float
-    bound: float
+    bound: float | None  # None where the law has no meaning for the method
     above: bool = False  # whether the figure must be larger than the bound; else it must not be
     meaning: str = ""  # what it says of the method where the bound is not kept
+    error: Exception | None = None  # what the method has raised, then the figure is NaN
 
     @property
     def holds(self) -> bool:
         """Whether the bound is kept; NaN keeps none."""
-        return self.figure > self.bound if self.above else self.figure <= self.bound
+        return self.bound is None or (self.figure > self.bound if self.above else self.figure <= self.bound)
 
     @property
-    def tolerance(self) -> str:
-        """The bound as text."""
-        return f"{'>' if self.above else '<='} {self.bound:g}"
+    def cells(self) -> tuple[str, str, str, str]:
+        """Label, figure, tolerance and verdict as texts."""
+        if self.bound is None or self.error is not None:
+            return self.label, "", "", "FAIL" if self.error else "left out"
+        sign, verdict = ">" if self.above else "<=", "pass" if self.holds else "FAIL"
+        return self.label, f"{self.figure:.1e}", f"{sign} {self.bound:g}", verdict
 
     def __str__(self) -> str:
         """What is said of a bound that is not kept."""
+        if self.error is not None:
+            return f"{type(self.error).__name__}: {str(self.error).strip()}".splitlines()[0]
         meaning = f" ({self.meaning})" if self.meaning else ""
-        return f"{self.label}: {self.figure:.2e}, must be {self.tolerance}{meaning}"
+        return f"{self.label}: {self.figure:.2e}, must be {self.cells[2]}{meaning}"
 
 
 # Small runs
@@ -61,8 +68,9 @@ class Finding(NamedTuple):
 def toy_dataset(num_train=60, channels=1, size=8, num_classes=3, seed=0, absent=()) -> Dataset:
     """Draw random images whose brightness tells the class; the classes `absent` have no example."""
     draw, tensors = np.random.default_rng(seed), []
+    classes = [label for label in range(num_classes) if label not in absent]
     for count in (num_train, 20):
-        labels = np.resize([label for label in range(num_classes) if label not in absent], count)
+        labels = np.resize(classes, count)
         pixels = draw.integers(0, 150, (count, channels, size, size)) + 50 * labels[:, None, None, None] % 100
         tensors += [torch.tensor(pixels, dtype=torch.uint8), torch.tensor(labels)]
     return Dataset("toy", *tensors, class_names=tuple(map(str, range(num_classes))))
@@ -178,10 +186,8 @@ def model_of(setup: Setup, state: Any) -> tuple[dict, dict]:
 def law_1_off_is_the_simpler_method(method: Method, rounds: int = 3, **run: Any) -> list[Finding]:
     """Hold a method to its `reduces_to`: with these options its model is the simpler method's."""
     simpler, overrides = method.reduces_to
-    models = []
-    for which, options in ((method, overrides), (simpler, None)):
-        setup, fed = federation(which, options, **run)
-        models.append(model_of(setup, simulate(setup, fed, rounds)))
+    setups = federation(method, overrides, **run), federation(simpler, **run)
+    models = [model_of(setup, simulate(setup, fed, rounds)) for setup, fed in setups]
     flags = " ".join(f"{flag_of(name)} {value}" for name, value in overrides.items())
     return [Finding(f"{flags} against {simpler}", distance(*models), RELATIVE)]
 
@@ -190,14 +196,12 @@ def law_2_on_is_not(method: Method, rounds: int = 22, **run: Any) -> list[Findin
     """Hold a method to be another than the simpler one, by that round, when its options have their defaults."""
     simpler, overrides = method.reduces_to
     run = {"local_epochs": 1, "parts": toy_parts((13, 7, 10, 2)), **run}  # the last client lacks a class
-    sides = [federation(method, options, **run) for options in (None, overrides)]
-    states, difference = [None, None], 0.0
+    (setup, fed), (simple, simple_fed) = (federation(method, options, **run) for options in (None, overrides))
+    state, simple_state, difference = None, None, 0.0
     for number in range(rounds):
-        models = []
-        for i, (setup, fed) in enumerate(sides):
-            states[i] = simulate(setup, fed, number + 1, state=states[i], first=number)
-            models.append(model_of(setup, states[i])[0])
-        difference = distance(*models)
+        state = simulate(setup, fed, number + 1, state=state, first=number)
+        simple_state = simulate(simple, simple_fed, number + 1, state=simple_state, first=number)
+        difference = distance(model_of(setup, state)[0], model_of(simple, simple_state)[0])
         if difference > DIFFERENT:
             break
     meaning = f"equal to {simpler} under the defaults: your terms have no effect on the model that is tested"
@@ -251,11 +255,12 @@ def law_4_chunking_is_invisible(
 
     def trained(chunk: int | str, captured: bool, kind: type[Federation] | None = None) -> tuple[str, Tree]:
         setup, fed = federation(method, overrides, kind=kind, clients_per_chunk=str(chunk), **run)
-        graphs = fed.engine.graphs = fed.engine.graphs if captured else None
+        if not captured:
+            fed.engine.graphs = None
         state = simulate(setup, fed, rounds)
         how = fed.engine.mode.removesuffix(", captured")
         if captured:
-            how += ", captured" if graphs.captured else ", but no step captured"
+            how += ", captured" if fed.engine.graphs.captured else ", but no step captured"
         return ": ".join([how, *fed.engine.notes]), (model_of(setup, state), state)
 
     has_graphs = federation(method, overrides, **run)[1].engine.graphs is not None
@@ -329,14 +334,14 @@ def law_9_costs_are_what_is_sent(method: Method, **run: Any) -> list[Finding]:
     run = {"parts": toy_parts((13, 7, 2, 0)), "rounds": 4, **run}  # one client lacks a class, one has no example
     setup, fed = federation(method, **run)
     state = setup.method.init(fed, setup.options)
-    wrong = [0, 0]
+    wrong = np.zeros(2)
     for number, clients in enumerate(([0, 1, 2], [0, 1, 2, 3], [2, 3], [1])):
         cohort = fed.cohort_of(number, clients)
         declared = method.costs(state, cohort, fed, setup.options)
         fed.start_round()
         state, _ = setup.method.run_round(state, cohort, fed, setup.options)
-        for way, counted in enumerate((fed.sent_down, fed.sent_up)):
-            wrong[way] = max(wrong[way], abs(counted["params"] + counted["other"] - declared[way]))
+        counted = [sent["params"] + sent["other"] for sent in (fed.sent_down, fed.sent_up)]
+        wrong = np.maximum(wrong, np.abs(np.subtract(counted, declared)))
     return [
         Finding("floats that clients are sent, counted less declared", wrong[0], 0),
         Finding("floats that clients send, counted less declared", wrong[1], 0),
@@ -398,14 +403,6 @@ LAWS = {
 }  # fmt: skip
 
 
-class Outcome(NamedTuple):
-    """What became of a law for a method."""
-
-    findings: list[Finding]
-    errors: list[Exception]  # whatever the method has raised
-    left_out: str | None = None  # why the law has no meaning for this method
-
-
 def keeps_state(method: Method) -> bool:
     """Whether its clients keep something between rounds, so that law 3 has a say."""
     return any(kind.__name__ == "ClientState" for kind in method.state_types)
@@ -419,18 +416,18 @@ def one_of_each_kind() -> list[Method]:
     return list(kinds.values())
 
 
-def check(method: Method, number: int, device: str) -> Outcome:
+def check(method: Method, number: int, device: str) -> list[Finding]:
     """Hold a method to the law of that number on a device, as a run names it; an error ends only its measurement."""
-    law, findings, errors = LAWS[number], [], []
+    law, findings = LAWS[number], []
     declared = {"": True, "reduces_to": method.reduces_to, "ClientState": keeps_state(method), "costs": method.costs}
     if not declared[law.needs]:
-        return Outcome([], [], f"it declares no {law.needs}")
+        return [Finding(f"nothing, as it declares no {law.needs}", 0, None)]
     for words, measure in law.measure.items():
         try:
             with prepare.deterministic(torch.device(device).type == "cuda"):  # as in a run
                 measured = measure(method, device=device)
         except Exception as error:
-            errors.append(error)
+            findings.append(Finding(f"raised {type(error).__name__}", math.nan, 0, error=error))
         else:
             findings += [finding._replace(label=words + finding.label) for finding in measured]
-    return Outcome(findings, errors)
+    return findings

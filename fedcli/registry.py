@@ -109,26 +109,17 @@ def claims(paper: str | None = None) -> list[Claim]:
     registered = list(_registered(Claim).values())
     if paper is None:
         return registered
-    if not is_from_file(paper):
-        papers = dict.fromkeys(claim.name.partition(":")[0] for claim in registered)
-        if paper.lower() not in papers:
-            raise unknown("paper with claims", paper, papers, f"there are {', '.join(papers)}, and your own ./file.py.")
-        return [claim for claim in registered if claim.name.startswith(f"{paper.lower()}:")]
-    path, _ = path_and_name(paper)
-    module = import_file(path, "claim")
-    declared = _declarations(Claim, module).values()
-    if not declared:
-        raise UserError(f"the file '{path}' declares no CLAIMS; add CLAIMS = (fedcli.Claim(...),).")
-    return [replace(claim, table=_full_name(claim.table, Table, path, module)) for claim in declared]
-
-
-def not_planned(module: ModuleType) -> dict[str, str]:
-    """What a paper prints and no table of its file plans, each with the reason: the file's `NOT_PLANNED`.
-
-    A key is a table of papers/reported.json, or "table: row", or "table: column"; or one that is not even there, such
-    as a table of an appendix that cannot be had.
-    """
-    return dict(getattr(module, "NOT_PLANNED", {}))
+    if is_from_file(paper):
+        path, _ = path_and_name(paper)
+        module = import_file(path, "claim")
+        declared = _declarations(Claim, module).values()
+        if not declared:
+            raise UserError(f"the file '{path}' declares no CLAIMS; add CLAIMS = (fedcli.Claim(...),).")
+        return [replace(claim, table=_full_name(claim.table, Table, path, module)) for claim in declared]
+    papers = dict.fromkeys(claim.name.partition(":")[0] for claim in registered)
+    if paper.lower() not in papers:
+        raise unknown("paper with claims", paper, papers, f"there are {', '.join(papers)}, and your own ./file.py.")
+    return [claim for claim in registered if claim.name.startswith(f"{paper.lower()}:")]
 
 
 def posts(method: Method | None = None, chosen: str | None = None) -> dict[str, Post]:

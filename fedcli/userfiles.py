@@ -32,9 +32,8 @@ def is_from_file(text: str) -> bool:
 
 def absolute(text: str) -> str:
     """The same text with the paths of the user's files made absolute, in each of its parts between commas."""
-    if text.startswith("file:"):
-        return f"file:{Path(text.removeprefix('file:')).resolve()}"
-    return replace_paths(text, {})
+    split = text.removeprefix("file:")
+    return replace_paths(text, {}) if split == text else f"file:{Path(split).resolve()}"
 
 
 def short_name(text: str) -> str:
@@ -81,17 +80,13 @@ def replace_paths(value: Any, paths: Mapping[str, str]) -> Any:
 
 
 def trust_files(
-    record: dict[str, Any],
-    named: str | Path | Sequence[str | Path],
-    command: str = "the same command with",
-    changed: bool = False,
+    record: dict[str, Any], named: str | Path | Sequence[str | Path], changed: bool = False
 ) -> dict[str, Any]:
     """The record with its paths of the user's files as they are now; none of them has been imported.
 
     Args:
         record: Of a run.
         named: The files that the user names; one that was moved is known by its hash, or by its name where `changed`.
-        command: What the user has typed, for the refusal.
         changed: Accept a file with another hash.
     """
     recorded, now = user_files(record), own_paths(map(str, [named] if isinstance(named, str | Path) else named))
@@ -100,9 +95,11 @@ def trust_files(
         same = [file for file in now if file == path or is_hash_of(hashes, file)]
         same += [file for file in now if Path(file).name == Path(path).name]
         if not same:
-            needed = " ".join(f"--method {shlex.quote(file)}" for file in recorded)
-            code = f"your code in '{path}' (hash {hashes or 'unknown'})"
-            raise UserError(f"the record uses {code}, run only if you name it; use '{command} {needed}'.")
+            code, flags = (
+                f"'{path}' (hash {hashes or 'unknown'})",
+                [f"--method {shlex.quote(file)}" for file in recorded],
+            )
+            raise UserError(f"the record uses your code in {code}, run only if you name it; add '{' '.join(flags)}'.")
         file = paths[path] = same[0]
         files[file] = hashes or file_hash(file)
         if not is_hash_of(files[file], file):
@@ -150,10 +147,11 @@ def from_file(text: str, kind: str) -> FromFile:
     names = [key for key, value in vars(module).items() if getattr(value, "__module__", None) == module.__name__]
     if not name:
         raise UserError(f"the {kind} lacks a name (got '{text}'); write {text}:NAME, of {', '.join(names)}.")
-    if not callable(getattr(module, name, None)):
+    function = getattr(module, name, None)
+    if not callable(function):
         remedy = f"it must be a function or a class; there are: {', '.join(names)}."
         raise unknown(f"{kind} in '{path}'", name, names, remedy)
-    return FromFile(getattr(module, name), name, Path(path))
+    return FromFile(function, name, Path(path))
 
 
 @contextmanager

@@ -16,7 +16,7 @@ from fedcli.data.catalog import BUILT_IN
 from fedcli.registry import find_method
 from fedcli.runs import rounds
 from fedcli.runs.config import MAY_BE_FILES, resolve
-from tests.test_cli import invoke
+from tests.programs import invoke
 
 ROOT = Path(__file__).parent.parent
 TEXTS = {path.name: path.read_text(encoding="utf-8") for path in (ROOT / "README.md", *sorted(ROOT.glob("docs/*.md")))}

@@ -1,4 +1,4 @@
-"""What docs/ shows works: its experiment is what it says, its example runs, and is the one in the text."""
+"""What README and docs/ show works: an experiment is what it says, and the examples run and are those in the texts."""
 
 import re
 import shlex
@@ -9,30 +9,23 @@ import pytest
 import torch
 
 import fedcli
-from fedcli.registry import find_method
+from fedcli.registry import find_method, methods
 from fedcli.runs import run as runs
-from fedcli.runs.config import RunConfig, resolve
+from fedcli.runs.config import RunConfig, built_in, resolve
 from fedcli.userfiles import from_file
 from tests.programs import invoke, load_script
+from tests.test_commands import commands
 
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
 EXAMPLE = "docs/examples/my_method.py"
 PARTS = "docs/examples/my_parts.py"
+README = (ROOT / "README.md").read_text(encoding="utf-8")
 TEXTS = {path.name: path.read_text(encoding="utf-8") for path in DOCS.glob("*.md")}
 
 
 def blocks(text, language=""):
     return [body for kind, body in re.findall(r"^```(\w*)\n(.*?)^```$", text, re.S | re.M) if kind == language]
-
-
-COMMANDS = [
-    (name, line)
-    for name, text in TEXTS.items()
-    for block in blocks(text)
-    for line in block.splitlines()
-    if line.startswith("fedcli ")
-]
 
 
 @pytest.fixture(autouse=True)
@@ -64,7 +57,7 @@ def resolved(line, monkeypatch):
 
 
 def test_the_experiment_is_the_one_that_the_text_describes(monkeypatch):
-    lines = [line for name, line in COMMANDS if name == "coming-from.md" and " run " in line and "pfllib" not in line]
+    lines = [line for line in commands(TEXTS["coming-from.md"]) if " run " in line and "pfllib" not in line]
     assert [shlex.split(line)[2] for line in lines] == ["fedavg", "fedprox"] * 2
     for number, line in enumerate(lines):
         set_ups = resolved(line, monkeypatch)
@@ -175,3 +168,30 @@ def test_the_page_of_what_a_method_is_given_is_that_of_the_code():
     assert TEXTS["what-a-method-is-given.md"] == make.page()
     for name in ("fed.train(", "fed.class_counts(cohort)", "cohort.weights", "batch.epoch_end", "masked_mean("):
         assert f"| `{name}" in make.page()
+
+
+def test_the_method_of_the_readme_is_what_new_writes_and_keeps_the_laws(folder):
+    (code,) = [block for block in blocks(README, "python") if "METHOD" in block]
+    assert invoke("new", "method", "my_method").exit_code == invoke("new", "method", "mine").exit_code == 0
+    assert Path("my_method.py").read_text() == code
+    assert find_method("./mine.py").name == "mine"
+    result = invoke("check", "./my_method.py", "--device", "cpu")
+    assert result.stdout.endswith("\n7 of 7 laws hold on cpu; 1 left out, see above.\n")
+    run = fedcli.run("./my_method.py", protocol="fedfm:digits", train_examples=120, rounds=1, out="run")
+    assert run.record["rounds"][0]["terms"]["norm"] > 0
+
+
+def test_the_first_page_is_short():
+    assert README.count("\n") <= 200
+
+
+def test_every_directory_and_method_has_its_line():
+    code, table = TEXTS["code.md"], TEXTS["methods.md"]
+    directories = [folder.parent.name for folder in (ROOT / "fedcli").glob("*/__init__.py")]
+    assert len(directories) == 7
+    assert all(re.search(rf"^  {name}/ +\S", code, re.M) for name in directories)
+    modules = [file.stem for file in (ROOT / "fedcli").glob("*.py") if not file.stem.startswith("__")]
+    (top,) = re.findall(r"^fedcli/ +(.*)$", code, re.M)
+    assert all(module in top for module in modules)
+    assert all(f"| `{name}` |" in table for name in methods())
+    assert all(f"`{built_in(method)[1]}`" in table for method in methods().values())

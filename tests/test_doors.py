@@ -148,22 +148,6 @@ def test_a_file_is_imported_once_and_anew_when_it_has_changed():
     assert userfiles.from_file("counts.py:f", "metric")() == 2
 
 
-@pytest.mark.parametrize(
-    ("text", "content", "words"),
-    [
-        ("./none.py:f", "", "there is no metric file at"),
-        ("./own.py", "def f(): pass\n", "write ./own.py:NAME, of f."),
-        ("./own.py:g", "def f(): pass\n", "unknown metric in"),
-        ("./own.py:f", "x = 1\nf = x\n", "it must be a function or a class; there are"),
-        ("./own.py:f", "x = 1\n\nimport nothing_of_that_name\n", "line 3 (got ModuleNotFoundError"),
-    ],
-)
-def test_a_file_that_cannot_be_used_is_refused_in_a_line(text, content, words):
-    if "none" not in text:
-        Path("own.py").write_text(content)
-    refused(lambda: userfiles.from_file(text, "metric"), words)
-
-
 def test_an_error_inside_names_the_line_and_keeps_its_cause():
     Path("own.py").write_text("def g(x):\n    return x[5]\n\ndef f(x):\n    return g(x)\n")
     function = userfiles.from_file("own.py:f", "metric")
@@ -318,7 +302,8 @@ def test_a_network_that_breaks_a_rule_is_refused_in_a_line(body, words):
 
 
 def split(text, num_clients=2, count=10, **groups):
-    Path("own.py").write_text(f"import numpy as np\ndef f(labels, num_clients, rng, *, groups):\n    return {text}\n")
+    if text:
+        Path("own.py").write_text(f"import numpy as np\n{HEAD[SPLITS]}{text}\n")
     chosen = partition.from_flag("./own.py:f")
     return chosen(np.arange(count) % 3, num_clients, 7, **groups)
 
@@ -335,20 +320,6 @@ def test_a_partition_gets_labels_a_generator_and_groups():
     chosen = partition.from_flag("./own.py:f")
     assert chosen.scaled(0.5) == chosen
     assert str(chosen) == "./own.py:f"
-
-
-@pytest.mark.parametrize(
-    ("text", "words"),
-    [
-        ("[[0], [1], [2]]", "gives no list of 2 clients (got 3)"),
-        ("[[0], [10]]", "gives wrong positions to client 1 (got int64 10 ...)"),
-        ("[[True, False], [1]]", "gives wrong positions to client 0 (got bool"),
-        ("[[0, 1], [1]]", "uses an example twice (got position 1)"),
-        ("labels.nothing", "line 3 (got AttributeError"),
-    ],
-)
-def test_a_partition_that_is_wrong_is_refused(text, words):
-    refused(lambda: split(text, **GROUPS), words, "own.py")
 
 
 def test_a_partition_that_needs_groups_says_so():
@@ -370,17 +341,31 @@ def test_a_data_set_is_checked_and_in_canonical_order():
     assert datasets.describe("./data.py:blobs")["train"] == 80
 
 
+SPLITS, SETS = (lambda: split(None, **GROUPS)), (lambda: datasets.load("./own.py:f"))
+HEAD = {SPLITS: "def f(labels, num_clients, rng, *, groups):\n    return ", SETS: "def f():\n    return "}
+
+
 @pytest.mark.parametrize(
-    ("text", "words"),
+    ("use", "content", "words"),
     [
-        ("3", "gives no arrays by name (got int)"),
-        ("{key: np.zeros((3, 4, 4)) for key in ('x_train', 'y_train', 'x_test', 'y_test')}", "must be whole numbers"),
-        ("np.nothing", "line 3 (got AttributeError"),
+        ("./none.py:f", "", "there is no metric file at"),
+        ("./own.py", "def f(): pass", "write ./own.py:NAME, of f."),
+        ("./own.py:g", "def f(): pass", "unknown metric in"),
+        ("./own.py:f", "x = 1\nf = x", "it must be a function or a class; there are"),
+        ("./own.py:f", "x = 1\nimport nothing_of_that_name", "line 3 (got ModuleNotFoundError"),
+        (SPLITS, "[[0], [1], [2]]", "gives no list of 2 clients (got 3)"),
+        (SPLITS, "[[0], [10]]", "gives wrong positions to client 1 (got int64 10 ...)"),
+        (SPLITS, "[[True, False], [1]]", "gives wrong positions to client 0 (got bool"),
+        (SPLITS, "[[0, 1], [1]]", "uses an example twice (got position 1)"),
+        (SPLITS, "labels.nothing", "line 3 (got AttributeError"),
+        (SETS, "3", "gives no arrays by name (got int)"),
+        (SETS, "dict.fromkeys(('x_train', 'y_train', 'x_test', 'y_test'), np.zeros((3, 4, 4)))", "be whole numbers"),
+        (SETS, "np.nothing", "line 3 (got AttributeError"),
     ],
-)
-def test_a_data_set_that_is_wrong_is_refused(text, words):
-    Path("own.py").write_text(f"import numpy as np\ndef f():\n    return {text}\n")
-    refused(lambda: datasets.load("./own.py:f"), words, "own.py")
+)  # fmt: skip
+def test_a_part_that_cannot_be_used_is_refused_in_a_line(use, content, words):
+    Path("own.py").write_text(f"import numpy as np\n{HEAD.get(use, '')}{content}\n")
+    refused(use if callable(use) else lambda: userfiles.from_file(use, "metric"), words)
 
 
 # Installed
@@ -423,6 +408,8 @@ def test_a_wheel_runs_them_beside_a_file_called_papers(tmp_path):
         "table run --metric ./my_parts.py:my_metric,last",
         "plot run --kind ./my_parts.py:my_chart",
         "check ./my_method.py --device cpu --law 1 --law 3 --law 5",
+        "new method fresh",
+        "check ./fresh.py --device cpu --law 9",
         "check ./broken.py --device cpu --law 3 --law 5",
     )
     program = PROGRAM.format(place=str(tmp_path / "target"))
@@ -430,6 +417,7 @@ def test_a_wheel_runs_them_beside_a_file_called_papers(tmp_path):
     assert done.stderr.startswith("./broken.py, law 3: clients that took part whose state is not")
     assert (done.returncode, done.stdout.splitlines()[-1]) == (1, "1 of 2 laws hold on cpu."), done.stderr
     assert "\n3 of 3 laws hold on cpu.\n" in done.stdout
+    assert "\n1 of 1 laws hold on cpu.\n" in done.stdout
     record = json.loads(Path("run/record.json").read_text())
     names = ("data.py", "split.py", "nets.py")
     assert record["user_files"] == {str(Path(name).resolve()): userfiles.file_hash(name) for name in names}

@@ -87,8 +87,7 @@ def moved(method="mine.py"):
 
 def test_named_files_go_on_from_a_new_place_and_changed_ones_only_where_allowed(work):
     begun(backbone="./nets.py:tiny", rounds=2)
-    needed = f"--method {work}/mine.py --method {work}/nets.py"
-    refused(lambda: runs.resume("run"), "mine.py", f"'fedcli resume run {needed}'")
+    refused(lambda: runs.resume("run"), "mine.py", f"add '--method {work}/mine.py --method {work}/nets.py'.")
     refused(lambda: runs.resume("run", method="./mine.py"), "nets.py")
     files = moved("renamed.py")
     before = file_hash("new/nets.py")

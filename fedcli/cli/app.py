@@ -8,60 +8,86 @@ import math
 import os
 import re
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib.metadata import version
 from itertools import pairwise
 from platform import python_version
-from typing import Annotated, Any
+from typing import Any
 
 import typer
-from typer.core import TyperGroup
 
-from fedcli.cli import data, machine, methods, running, tables
-from fedcli.cli.common import Command, Lasting, short, show_traceback, stop, stop_if_full
-from fedcli.errors import UserError
+from fedcli.cli import data, describe, machine, running, tables
+from fedcli.cli.common import FULL, Command, Group, Lasting, full, optional, show_traceback, stop
+from fedcli.errors import UserError, unknown
 from fedcli.runs.signals import exit_code, interrupt_on_signals, set_time_limit
 
+COMMANDS = {  # in the order of help
+    "list": describe.list_, "show": describe.show, "new": describe.new, "run": running.run_app,
+    "resume": running.resume, "verify": running.verify, "tune": running.tune_app, "data": data.app,
+    "quality": tables.quality, "plot": tables.plot, "report": tables.report, "export": tables.export,
+    "table": tables.table, "claims": tables.claims, "pages": tables.pages, "smoke": machine.smoke,
+    "check": machine.check, "bench": machine.bench,
+}  # fmt: skip
+UsageError = typer.BadParameter.__base__  # which Typer does not export
 
-class _Root(TyperGroup):
+
+@contextmanager
+def _ends_in_a_line(ctx: typer.Context) -> Iterator[None]:
+    """End the program with a line for a mistake of the user's, a full disk or memory, and an interruption."""
+    try:
+        yield
+    except KeyboardInterrupt as error:
+        stop(f"{str(error) or 'interrupted'}.", exit_code(error))
+    except Exception as error:
+        text, code = str(error), 2
+        if isinstance(error, UsageError) and type(error).__name__ != "NoArgsIsHelpError":
+            text = _refusal(error)
+        elif isinstance(error, OSError) and error.errno in FULL:
+            text, code = full(error, "the same command"), 1
+        elif isinstance(error, OSError) and error.filename is not None:
+            text = f"'{error.filename}' cannot be used ({error.strerror}); choose another path."
+        elif isinstance(error, MemoryError) or re.search("allocate memory|out of memory", text):
+            smaller = "use a smaller --batch-size, --cohort-size, --local-epochs or network"
+            text, code = f"out of memory ({text.partition(chr(10))[0]}); {smaller}.", 1
+        elif not isinstance(error, UserError):
+            raise
+        show_traceback(ctx, error)
+        stop(f"error: {text}", code)
+    finally:
+        set_time_limit(math.inf)
+
+
+def _refusal(error: Any) -> str:
+    """Say in a line of ours what Typer refuses, by one of its usage errors."""
+    path, command = error.ctx.command_path, error.ctx.command
+    remedy = f"'{path} --help' shows all."
+    if not hasattr(error, "possibilities"):
+        text = error.format_message().rstrip(".")
+        return f"{text[0].lower()}{text[1:]}; {remedy}"
+    if hasattr(command, "unknown_option"):
+        return str(command.unknown_option(error.option_name))
+    flags = [flag for parameter in command.params for flag in parameter.opts]
+    return str(unknown(f"option of '{path}'", error.option_name, flags, remedy))
+
+
+class _Root(Group):
     """The group of all commands, where every mistake of the user's ends."""
 
     def list_commands(self, ctx: typer.Context) -> list[str]:
-        return [
-            "list", "show", "run", "resume", "verify", "tune", "data", "quality", "plot", "report", "export", "table",
-            "claims", "pages", "smoke", "check", "bench",
-        ]  # fmt: skip
+        return list(COMMANDS)
 
     def parse_args(self, ctx: typer.Context, args: list[str]) -> list[str]:
         """Refuse an empty text in any place: as a path it would be the folder one is in, as a name everything."""
         for before, text in pairwise(["fedcli", *args]):
             if not text or re.fullmatch(r"--[a-z-]+=", text):
-                stop(f"error: a value is empty (got it after '{short(text or before)}'); give one.", 2)
-        return super().parse_args(ctx, args)
+                stop(f"error: a value is empty (got it after '{text or before}'); give one.", 2)
+        with _ends_in_a_line(ctx):
+            return super().parse_args(ctx, args)
 
     def invoke(self, ctx: typer.Context) -> Any:
-        try:
+        with _ends_in_a_line(ctx):
             return super().invoke(ctx)
-        except UserError as error:
-            show_traceback(ctx, error)
-            stop(f"error: {error}", 2)
-        except OSError as error:
-            show_traceback(ctx, error)
-            stop_if_full(error, "the same command")
-            if error.filename is None:
-                raise
-            stop(f"error: '{short(error.filename)}' cannot be used ({error.strerror}); choose another path.", 2)
-        except (MemoryError, RuntimeError) as error:
-            if isinstance(error, RuntimeError) and not re.search("allocate memory|out of memory", str(error)):
-                raise
-            show_traceback(ctx, error)
-            stop(
-                f"error: out of memory ({short(str(error))}); use a smaller --batch-size, --cohort-size, "
-                "--local-epochs or network.", 1,
-            )  # fmt: skip
-        except KeyboardInterrupt as error:
-            stop(f"{str(error) or 'interrupted'}.", exit_code(error))
-        finally:
-            set_time_limit(math.inf)
 
 
 app = typer.Typer(
@@ -83,25 +109,17 @@ def _print_version(asked: bool) -> None:
 
 @app.callback()
 def root(
-    traceback: Annotated[
-        bool, typer.Option("--traceback", help="Show the full traceback of an error; put it before the command.")
-    ] = False,
-    version: Annotated[
-        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print versions and exit.")
-    ] = False,
+    traceback: optional(bool, "Show the full traceback of an error; put it before the command.", "--traceback") = False,
+    version: optional(bool, "Print versions and exit.", "--version", callback=_print_version, is_eager=True) = False,
 ) -> None:
     """Take what all commands have in common; `show_traceback` reads it."""
 
 
-app.add_typer(running.run_app, name="run")
-app.add_typer(running.tune_app, name="tune")
-app.add_typer(data.app, name="data")
-app.command("list", cls=Command)(methods.list_)
-for _command in (
-    methods.show, running.resume, running.verify, tables.quality, tables.report, tables.export, tables.table,
-    tables.claims, tables.pages, machine.smoke, machine.check, machine.bench, tables.plot,
-):  # fmt: skip
-    app.command(cls=Command)(_command)
+for _name, _command in COMMANDS.items():
+    if isinstance(_command, typer.Typer):
+        app.add_typer(_command, name=_name)
+    else:
+        app.command(_name, cls=Command)(_command)
 
 
 def main() -> None:

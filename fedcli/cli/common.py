@@ -1,10 +1,10 @@
-"""What the commands share: options, each declared once, how they are read, printing, and ending with a message."""
+"""What the commands share: how arguments are read, options, each declared once, printing, and ending with a message."""
 
 import errno
 import importlib.util
 import io
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from traceback import format_exception
@@ -15,48 +15,43 @@ from rich.console import Console, RenderableType
 from rich.table import Table
 from rich.text import Text
 from typer import Argument, Option
-from typer.core import TyperCommand
+from typer.core import TyperCommand, TyperGroup
 
-from fedcli.cli.describe import index
-from fedcli.errors import UserError, printable
+from fedcli.errors import UserError, printable, unknown
 from fedcli.runs.signals import set_time_limit
 
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # what the system says where a file has no room
-MACHINE, OUTPUT = {"rich_help_panel": "Machine"}, {"rich_help_panel": "Output"}
+MACHINE, OUTPUT = "Machine", "Output"  # panels of the help
+Texts = list[str] | None
 
-Seeds = Annotated[str | None, Option(help="Seeds, one run for each, e.g. 0,1,2.", **MACHINE)]
-Jobs = Annotated[int | None, Option(help="Parallel runs; if several, each in its own process.", **MACHINE)]
-Workers = Annotated[
-    int | None, Option(help="Local processes that share each round; the result is bit-identical.", **MACHINE)
-]
-On = Annotated[
-    str | None, Option(help="ray or ray:ADDRESS: every run a task of Ray; folders are on shared storage.", **MACHINE)
-]
-Cpus = Annotated[
-    float | None, Option("--cpus-per-run", help="With --on ray: cores for a run, 1 if not given.", **MACHINE)
-]
-Gpus = Annotated[
-    float | None, Option("--gpus-per-run", help="With --on ray: GPUs for a run; 0.25 packs four on one.", **MACHINE)
-]
-TimeLimit = Annotated[
-    str | None, Option(help="Stop at a checkpoint after this time, to resume later: 9m, 2h, 1h30m, 90.", **MACHINE)
-]
-LogFile = Annotated[str | None, Option(help="File to append the run's output to, without the progress bar.", **OUTPUT)]
-Quiet = Annotated[bool | None, Option("--quiet", help="Print nothing but errors.", **OUTPUT)]
-Log = Annotated[
-    str | None,
-    Option(help="Also log each round to tensorboard, wandb, ./file.py:NAME, or several of them.", **OUTPUT),
-]
-Runs = Annotated[list[Path], Argument(metavar="RUN", help="Run folders, or folders that hold run folders.")]
-Code = Annotated[
-    list[str] | None,
-    Option("--method", help="Your own file that a run needs, method or part; no other is imported."),
-]
-Methods = Annotated[list[str] | None, Option("--method", help="Only runs of this method; repeat it for several.")]
-Datasets = Annotated[list[str] | None, Option("--dataset", help="Only runs on this data set; repeat it for several.")]
-Labels = Annotated[list[str] | None, Option("--label", help="Label for the runs of a RUN; one for each RUN, in order.")]
-Client = Annotated[int | None, Option(help="Client whose own model to use, if clients have one; else the global.")]
-Format = Annotated[Literal["markdown", "csv", "latex"], Option(help="Form of the table.")]
+
+def optional(kind: Any, help: str, *flags: str, panel: str | None = None, **more: Any) -> Any:
+    """Make the type of an option that need not be given; without flags it has the name of its parameter."""
+    return Annotated[kind | None, Option(*flags, help=help, rich_help_panel=panel, **more)]
+
+
+def argument(kind: Any, metavar: str, help: str, **more: Any) -> Any:
+    """Make the type of an argument, which stands in its place on the command line."""
+    return Annotated[kind, Argument(metavar=metavar, help=help, **more)]
+
+
+Seeds = optional(str, "Seeds, one run for each, e.g. 0,1,2.", panel=MACHINE)
+Jobs = optional(int, "Parallel runs; if several, each in its own process.", panel=MACHINE)
+Workers = optional(int, "Local processes that share each round; the result is bit-identical.", panel=MACHINE)
+On = optional(str, "ray or ray:ADDRESS: every run a task of Ray; folders are on shared storage.", panel=MACHINE)
+Cpus = optional(float, "With --on ray: cores for a run, 1 if not given.", panel=MACHINE)
+Gpus = optional(float, "With --on ray: GPUs for a run; 0.25 packs four on one.", panel=MACHINE)
+TimeLimit = optional(str, "Stop at a checkpoint after this time, to resume later: 9m, 2h, 1h30m, 90.", panel=MACHINE)
+LogFile = optional(str, "File to append the run's output to, without the progress bar.", panel=OUTPUT)
+Quiet = optional(bool, "Print nothing but errors.", "--quiet", panel=OUTPUT)
+Log = optional(str, "Also log each round to tensorboard, wandb, ./file.py:NAME, or several of them.", panel=OUTPUT)
+Code = optional(list[str], "Your own file that a run needs, method or part; no other is imported.", "--method")
+Methods = optional(list[str], "Only runs of this method; repeat it for several.")
+Datasets = optional(list[str], "Only runs on this data set; repeat it for several.")
+Labels = optional(list[str], "Label for the runs of a RUN; one for each RUN, in order.")
+Client = optional(int, "Client whose own model to use, if clients have one; else the global.")
+Runs = argument(list[Path], "RUN", "Run folders, or folders that hold run folders.")
+Format = optional(Literal["markdown", "csv", "latex"], "Form of the table.")
 
 
 class Command(TyperCommand):
@@ -73,20 +68,14 @@ class Command(TyperCommand):
         return super().parse_args(ctx, args)
 
 
-def completion(*kinds: str, choices: Sequence[str] = ()) -> Callable[[str], list[str]]:
-    """Make what tells a shell the choices that a text begins, and the names of some kinds: "method", "dataset", ..."""
+class Group(TyperGroup):
+    """A group of commands that names the command that was probably meant."""
 
-    def complete(incomplete: str) -> list[str]:
-        names = list(choices)
-        for kind in kinds:
-            if kind.endswith("dataset"):
-                from fedcli.data import datasets
-
-                names += datasets.names()
-            names += index().get(kind, ())
-        return [name for name in names if name.startswith(incomplete.lower())]
-
-    return complete
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        """Find a command by its name."""
+        if cmd_name not in self.commands and not cmd_name.startswith("-") and not ctx.resilient_parsing:
+            raise unknown("command", cmd_name, self.commands, f"'{ctx.command_path} --help' shows all.")
+        return super().get_command(ctx, cmd_name)
 
 
 def parse_seeds(seeds: Any) -> Any:
@@ -107,8 +96,11 @@ def limit_time(limit: str | int | None) -> None:
         set_time_limit(3600 * hours + 60 * minutes + seconds)
 
 
-def place_runs(jobs: Any, on: str | None, cpus: float | None, gpus: float | None) -> dict[str, Any]:
-    """Read `--jobs`, `--on`, `--cpus-per-run` and `--gpus-per-run` as `jobs.execute` takes them."""
+def place_runs(
+    jobs: Any, on: str | None, cpus: float | None, gpus: float | None, time_limit: str | int | None = None
+) -> dict[str, Any]:
+    """Read `--jobs`, `--on`, `--cpus-per-run` and `--gpus-per-run` as `jobs.execute` takes them; start the limit."""
+    limit_time(time_limit)
     jobs = 1 if jobs is None else jobs
     if type(jobs) is not int or jobs < 1:
         raise UserError(f"--jobs must be a whole number from 1 (got {jobs}); 1 runs one after the other.")
@@ -129,6 +121,13 @@ def place_runs(jobs: Any, on: str | None, cpus: float | None, gpus: float | None
     return {"jobs": 1, "cluster": cluster}
 
 
+def records_of(runs: Sequence[Any], methods: Texts, datasets: Texts, labels: Texts) -> list[dict]:
+    """Read the records of runs that `--method`, `--dataset` and `--label` choose and name."""
+    from fedcli.results import frame, tables  # late: pandas takes half a second
+
+    return tables.select(frame.find_records(runs, labels or ()), methods or (), datasets or ())
+
+
 class Lasting(io.FileIO):
     """A file that takes everything and loses what cannot be written: a closed terminal or pipe ends no training."""
 
@@ -145,21 +144,14 @@ def stop(message: str, code: int) -> NoReturn:
     raise typer.Exit(code)
 
 
-def stop_if_full(error: OSError, command: str) -> None:
-    """End the program with one line if a disk is full, and tell the command that goes on."""
-    if error.errno in FULL:
-        stop(f"error: '{error.filename}' cannot be written ({error.strerror}); free space and run {command}.", 1)
-
-
-def short(text: object) -> str:
-    """The beginning of the first line of a text, as much of it as a message has room for."""
-    line = (str(text).splitlines() or [""])[0]
-    return line if len(line) <= 100 else line[:97] + "..."
+def full(error: OSError, command: str) -> str:
+    """Say that a disk is full, and what goes on."""
+    return f"'{error.filename}' cannot be written ({error.strerror}); free space and run {command}."
 
 
 def show_traceback(ctx: typer.Context, error: BaseException) -> None:
     """Print an error's traceback on stderr where `fedcli --traceback` asks for it."""
-    if ctx.find_root().params["traceback"]:
+    if ctx.find_root().params.get("traceback"):
         typer.echo("".join(format_exception(error)), err=True, nl=False)
 
 
@@ -173,7 +165,8 @@ def consoles(quiet: bool | None, log_file: str | None, stderr: bool = False) -> 
     consoles = [Console(stderr=stderr, highlight=False, quiet=bool(quiet))]
     if log_file is not None:
         path = Path(log_file)
-        file = try_write(path, lambda: path.open("a", encoding="utf-8", buffering=1), "--log-file")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        file = path.open("a", encoding="utf-8", buffering=1)
         consoles.append(Console(file=file, force_terminal=False, color_system=None, highlight=False))
     return consoles
 
@@ -197,20 +190,10 @@ def print_or_write(text: str, out: Path | None, drawing: RenderableType | None =
     from fedcli.data.files import write_atomically  # late: help comes without NumPy
 
     if out is not None:
-        try_write(out, lambda: write_atomically(out, lambda path: path.write_text(text, encoding="utf-8")))
+        out.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(out, lambda path: path.write_text(text, encoding="utf-8"))
         typer.echo(str(out))
     elif drawing is not None and console().is_terminal:
         console().print(drawing)
     else:
         typer.echo(text, nl=False)
-
-
-def try_write(out: Path, write: Callable[[], Any], flag: str = "--out") -> Any:
-    """Make the folder of a file, and return what `write` returns; one that cannot be written is the user's mistake."""
-    try:
-        out.parent.mkdir(parents=True, exist_ok=True)
-        return write()
-    except OSError as error:
-        if error.errno in FULL:
-            raise
-        raise UserError(f"'{out}' cannot be written ({error.strerror}); choose another file with {flag}.") from error

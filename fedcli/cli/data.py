@@ -1,16 +1,15 @@
 """The commands for data sets: `data list | download | import | show`."""
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Literal
 
 import typer
-from typer import Argument, Option
 
-from fedcli.cli.common import Command, completion, print_table, try_write
-from fedcli.declarations import check_value
+from fedcli.cli.common import Command, Group, argument, optional, print_table
+from fedcli.cli.describe import completion
 from fedcli.errors import UserError
 
-app = typer.Typer(no_args_is_help=True, help="List, download, import and show data sets.")
+app = typer.Typer(cls=Group, no_args_is_help=True, help="List, download, import and show data sets.")
 
 
 @app.command("list", cls=Command)
@@ -37,7 +36,7 @@ def data_list() -> None:
 
 
 @app.command(cls=Command)
-def download(name: Annotated[str, Argument(metavar="NAME", help="A data set of kind 'download'.")]) -> None:
+def download(name: argument(str, "NAME", "A data set of kind 'download'.")) -> None:
     """Download a data set into the cache."""
     from fedcli.data import datasets
 
@@ -46,11 +45,11 @@ def download(name: Annotated[str, Argument(metavar="NAME", help="A data set of k
 
 @app.command("import", cls=Command)
 def import_(
-    name: Annotated[str, Argument(metavar="NAME", help="A known name, or a new one of a-z, 0-9 and -.")],
-    path: Annotated[Path, Argument(metavar="PATH", help="An .npz file, a folder of images, or official files.")],
-    size: Annotated[int | None, Option(min=1, help="Resize the images to so many pixels a side.")] = None,
-    convert: Annotated[bool, Option("--convert", hidden=True, help="Done by itself.")] = False,
-    source: Annotated[Literal["pfllib"] | None, Option("--from", hidden=True, help="Seen by itself.")] = None,
+    name: argument(str, "NAME", "A known name, or a new one of a-z, 0-9 and -."),
+    path: argument(Path, "PATH", "An .npz file, a folder of images, or official files."),
+    size: optional(int, "Resize the images to so many pixels a side.", min=1) = None,
+    convert: optional(bool, "Done by itself.", "--convert", hidden=True) = False,
+    source: optional(Literal["pfllib"], "Seen by itself.", "--from", hidden=True) = None,
 ) -> None:
     """Import a data set from an archive or a folder into the cache; its format is detected.
 
@@ -66,20 +65,17 @@ def import_(
 
 @app.command("show", cls=Command)
 def data_show(
-    name: Annotated[str, Argument(metavar="NAME", help="A data set.", autocompletion=completion("dataset"))],
-    partition: Annotated[str | None, Option(help="A partition to draw, as for 'fedcli run'.")] = None,
-    num_clients: Annotated[int, Option(help="Clients of the partition.")] = 10,
-    partition_seed: Annotated[int, Option(help="Seed of the partition.")] = 0,
-    train_examples: Annotated[int | None, Option(help="Use a stratified part of the training images.")] = None,
-    out: Annotated[Path | None, Option(help="Chart of the partition; <name>-partition.png if not given.")] = None,
+    name: argument(str, "NAME", "A data set.", autocompletion=completion("dataset")),
+    partition: optional(str, "A partition to draw, as for 'fedcli run'.") = None,
+    num_clients: optional(int, "Clients of the partition.", min=1) = 10,
+    partition_seed: optional(int, "Seed of the partition.", min=0, max=2**32 - 1) = 0,
+    train_examples: optional(int, "Use a stratified part of the training images.") = None,
+    out: optional(Path, "Chart of the partition; <name>-partition.png if not given.") = None,
 ) -> None:
     """Show what a data set holds and, with --partition, what each client would get."""
     from fedcli.core import partition as partitions
     from fedcli.data import datasets
-    from fedcli.runs.config import RunConfig
 
-    check_value(RunConfig.__dataclass_fields__["num_clients"], num_clients)
-    check_value(RunConfig.__dataclass_fields__["partition_seed"], partition_seed)
     if out is not None and partition is None:
         raise UserError(f"--out {out} is for the chart of a partition (got no --partition); give both or neither.")
     chosen = partitions.from_flag(partition) if partition is not None else None
@@ -108,8 +104,8 @@ def data_show(
     from fedcli.figures import partition as chart  # late: Matplotlib takes half a second
     from fedcli.figures import plots
 
-    chosen, groups = chosen.scaled(dataset.share), (dataset.domain_train, writers, dataset.place_train)
-    parts = chosen(dataset.y_train, num_clients, partition_seed, *groups)
+    chosen = chosen.scaled(dataset.share)
+    parts = chosen(dataset.y_train, num_clients, partition_seed, dataset.domain_train, writers, dataset.place_train)
     counts = partitions.count_classes(parts, dataset.y_train, dataset.num_classes)
     classes = range(dataset.num_classes if dataset.num_classes <= 10 else 0)  # more columns fit no terminal
     rows = [(client, row.sum(), (row > 0).sum(), *row[classes]) for client, row in enumerate(counts)]
@@ -117,5 +113,5 @@ def data_show(
     print_table(("Client", "Images", "Classes", *map(str, classes)), rows, gap=1)
     title = f"{plots.dataset_words(dataset.name)}, {plots.partition_words(str(chosen))}, seed {partition_seed}"
     out = out or Path(f"{dataset.name}-partition.png")
-    files = try_write(out, lambda: plots.write(out, chart.partition_figure, counts, dataset.class_names, title))
+    files = plots.write(out, chart.partition_figure, counts, dataset.class_names, title)
     typer.echo(f"chart: {' and '.join(map(str, files))}")

@@ -39,33 +39,37 @@ BEST = {"best-validation": "best on validation", "best-test": "best on the test 
 
 
 def header(record: dict[str, Any], folder: Path) -> dict[str, str]:
-    """Say what is run, as texts by their titles."""
+    """Say what is run, as texts by their titles; a text is empty where there is nothing to say."""
     config, sizes, engine = record["config"], record["partition"]["sizes"], record["engine"]
     reduced = describe_reductions(reductions_of(record))
-    data = f"{record['dataset']}, {sum(sizes):,} training images on {len(sizes)} clients"
-    epochs = f"local epochs {config['local_epochs']}"
     together = engine["clients_per_chunk"]
     mode = "one client after the other" if together == 1 else f"{together} clients {engine['way']}"
     counts = {"workers": engine.get("workers", 1), "threads": record["hardware"]["threads"]}
     several = [f"{count} {name}" for name, count in counts.items() if count > 1]
-    machine = [engine["device"], engine["precision"], *several, mode, engine.get("chosen")]
-    start, inactive = config.get(START, 0), {}
+    start, simpler = config.get(START, 0), ""
     if start >= config["rounds"]:
-        simpler, _ = find_method(record["method_source"]).reduces_to or ("the method without it", {})
-        late = f"the method's own term, which starts after {start} rounds: this run is {simpler}"
-        inactive = {"inactive": f"{late}; lower {flag_of(START)}, or give more --rounds"}
+        name, _ = find_method(record["method_source"]).reduces_to or ("the method without it", {})
+        late = f"the method's own term, which starts after {start} rounds: this run is {name}"
+        simpler = f"{late}; lower {flag_of(START)}, or give more --rounds"
+    done = len(record["rounds"])
     return {
         "method": f"{record['method']}, protocol {record['protocol']}",
-        **inactive,
-        "data set": data + (f", reduced: {reduced}" if reduced else ""),
+        "inactive": simpler,
+        "data set": f"{record['dataset']}, {sum(sizes):,} training images on {len(sizes)} clients"
+        + (f", reduced: {reduced}" if reduced else ""),
+        "made from": record.get("dataset_source", ""),
         "partition": f"{record['partition']['flag']}, {min(sizes):,} to {max(sizes):,} images a client",
         "network": f"{record['model']['backbone']}, {record['model']['parameters']:,} parameters",
         "clients": f"{config['num_clients']}, of which {config['cohort_size']} in each of {config['rounds']} rounds",
-        "training": f"{config['optimizer']}, rate {config['lr']:g}, {epochs}, batches of {config['batch_size']}",
+        "training": f"{config['optimizer']}, rate {config['lr']:g}, local epochs {config['local_epochs']}, batches of "
+        f"{config['batch_size']}",
         "headline": f"{SELECTIONS[record['summary']['selection']]}, {EVALUATIONS[record['evaluation']]}",
-        "machine": ", ".join(filter(None, machine)),
+        "machine": ", ".join(
+            filter(None, [engine["device"], engine["precision"], *several, mode, engine.get("chosen")])
+        ),
         "seed": str(record["seed"]),
         "folder": str(folder),
+        "resumed": f"after {done}/{config['rounds']} rounds" if done else "",
     }
 
 
@@ -115,8 +119,6 @@ class Display(Standing):
         super().start(record, folder, samples_per_round, first_round)
         self._print(header(record, folder))
         total = record["config"]["rounds"]
-        if first_round:
-            self._print({"resumed": f"after {first_round}/{total} rounds"})
         self.bar = Progress(console=self._consoles[0], disable=not self._consoles[0].is_terminal)
         self._task = self.bar.add_task(f"round {first_round}/{total}", total=total, completed=first_round)
         self.bar.start()
@@ -164,7 +166,8 @@ class Display(Standing):
 
     def _print(self, texts: dict[str, str]) -> None:
         for title, text in texts.items():
-            print_line(self._consoles, (f"{title:<12}", "bold"), printable(text))
+            if text:
+                print_line(self._consoles, (f"{title:<12}", "bold"), printable(text))
 
 
 def cost(plan: "TablePlan", records_only: bool = False) -> list[tuple[str, str]]:
@@ -174,29 +177,28 @@ def cost(plan: "TablePlan", records_only: bool = False) -> list[tuple[str, str]]
     states = Counter(run.state for run in plan.runs)
     shown = ", ".join(f"{count} {state}" for state, count in states.items())
     runs = f"{len(plan.runs)}, seeds {', '.join(map(str, plan.seeds))}: {shown}; {len(plan.to_run)} to run"
-    lines = [("table", plan.title), ("runs", runs)]
-    if plan.reduction:
-        lines.append(("reduced", f"{plan.reduction}; not the paper's setting"))
-    estimated = costs.estimate(plan)
+    estimated, kept = costs.estimate(plan), costs.bytes_kept(plan.to_run) / 2**30
     starting, left_out = estimated[~estimated["left_out"]], estimated[estimated["left_out"]]
     columns = list(starting.groupby("column", sort=False))
-    if columns:
-        lines.append(("time", _time(starting) + ", one run after the other"))
+    lines = [
+        ("table", plan.title),
+        ("runs", runs),
+        ("reduced", f"{plan.reduction}; not the paper's setting" if plan.reduction else ""),
+        ("time", f"{_time(starting)}, one run after the other" if columns else ""),
+    ]
     if len(columns) > 1:
         lines += [("", f"{comparison.heading(column)}: {_time(part)}") for column, part in columns]
-    kept = costs.bytes_kept(plan.to_run) / 2**30
     if not records_only and kept >= 1:
         disk = next(path for path in (plan.folder, *plan.folder.absolute().parents) if path.is_dir())
         free = f"{disk_usage(disk).free / 2**30:,.0f} GiB are free; --records-only leaves none"
         lines.append(("disk", f"{kept:,.0f} GiB or more for the models that the runs leave, {free}"))
-    data_sets = sorted({name for run in plan.to_run for name in run.setup.data_sets})
-    if data_sets:
-        lines.append(("data sets", ", ".join(data_sets)))
+    lines.append(("data sets", ", ".join(sorted({name for run in plan.to_run for name in run.setup.data_sets}))))
     lines += [("left out", lack) for lack in plan.missing_data.values()]
     if len(left_out):
         lines.append(("", f"not counted above: {_time(left_out)}"))
     lines += [("left out", lack) for lack in plan.damaged]
-    return [*lines, ("folder", " and ".join(map(str, (plan.folder, *plan.search))))]
+    lines.append(("folder", " and ".join(map(str, (plan.folder, *plan.search)))))
+    return [(title, text) for title, text in lines if text]
 
 
 def _time(estimated: "DataFrame") -> str:

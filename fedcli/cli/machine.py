@@ -5,22 +5,20 @@ from dataclasses import replace
 from json import dumps
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Annotated
 
 import typer
 from rich.console import Console
 from rich.markup import escape
-from typer import Argument, Option
 
 from fedcli import registry
-from fedcli.cli.common import print_table, show_traceback, try_write
+from fedcli.cli.common import argument, optional, print_table, show_traceback
 from fedcli.errors import UserError
 from fedcli.userfiles import is_from_file
 
-Device = Annotated[str, Option(help="auto, cpu, cuda or cuda:N.")]
+Device = optional(str, "auto, cpu, cuda or cuda:N.")
 
 
-def smoke(only: Annotated[list[str] | None, Option(help="A method to try; repeat it for several.")] = None) -> None:
+def smoke(only: optional(list[str], "A method to try; repeat it for several.") = None) -> None:
     """Run every registered method for two rounds on built-in data, which needs no network.
 
     Exit code 1 if one of them fails. It shows that every method runs and ends with finite numbers; accuracies after two
@@ -28,42 +26,39 @@ def smoke(only: Annotated[list[str] | None, Option(help="A method to try; repeat
     """
     from fedcli.runs import config, run
 
-    settings = {name: config.built_in(registry.find_method(name)) for name in only or registry.methods()}
+    chosen = {name: config.built_in(registry.find_method(name)) for name in only or registry.methods()}
     rows, errors, began = [], [], time.perf_counter()
     small = {"rounds": 2, "train_examples": 240, "local_epochs": 2, "checkpoint_every": 2}
     with Console(stderr=True).status("") as status, TemporaryDirectory() as folder:
-        for name, setting in settings.items():
+        for name, setting in chosen.items():
             status.update(escape(name))
             dataset, protocol = setting or (None, None)  # then the run says what it lacks
             start, accuracy = time.perf_counter(), "failed"
             try:
-                done = run.run(name, protocol=protocol, dataset=dataset, out=Path(folder) / str(len(rows)), **small)
+                done = run.run(name, protocol=protocol, dataset=dataset, out=f"{folder}/{len(rows)}", **small)
                 accuracy = f"{100 * done.record['summary']['last']:.1f} %"
             except Exception as error:
                 errors.append(f"{name}: {type(error).__name__}: {error}")
             rows.append((name, protocol or "", dataset or "", f"{time.perf_counter() - start:.1f}", accuracy))
     print_table(("Method", "Protocol", "Data set", "Seconds", "Accuracy"), rows)
-    for error in errors:
-        typer.echo(error, err=True)
     typer.echo(f"{len(rows) - len(errors)} of {len(rows)} methods ran, {time.perf_counter() - began:.0f} seconds.")
     if errors:
+        typer.echo("\n".join(errors), err=True)
         raise typer.Exit(1)
 
 
 def bench(
-    workloads: Annotated[
-        list[str] | None, Argument(metavar="WORKLOAD|METHOD", help="See above; w1 and w2 if none is given.")
-    ] = None,
-    method: Annotated[str, Option(help="Name or file of a method.")] = "fedavg",
+    workloads: argument(list[str] | None, "WORKLOAD|METHOD", "See above; w1 and w2 if none is given.") = None,
+    method: optional(str, "Name or file of a method.") = "fedavg",
     device: Device = "auto",
-    precision: Annotated[str, Option(help="float32, float64, tf32 or bf16.")] = "float32",
-    clients_per_chunk: Annotated[str, Option(help="Clients that the engine trains together.")] = "auto",
-    epochs: Annotated[int | None, Option(min=1, help="Local epochs; the workload's if not given.")] = None,
-    repeats: Annotated[int, Option(min=1, help="Timed rounds of each side.")] = 5,
-    seed: Annotated[int, Option(help="Seed of images, models and batches.")] = 0,
-    json: Annotated[bool, Option("--json", help="One JSON object a line in place of the table.")] = False,
-    csv: Annotated[Path | None, Option(help="File to append results to; in a folder, one named by the device.")] = None,
-    scaling: Annotated[bool, Option("--scaling", help="Measure w1 over clients and over batch sizes, too.")] = False,
+    precision: optional(str, "float32, float64, tf32 or bf16.") = "float32",
+    clients_per_chunk: optional(str, "Clients that the engine trains together.") = "auto",
+    epochs: optional(int, "Local epochs; the workload's if not given.", min=1) = None,
+    repeats: optional(int, "Timed rounds of each side.", min=1) = 5,
+    seed: optional(int, "Seed of images, models and batches.") = 0,
+    json: optional(bool, "One JSON object a line in place of the table.", "--json") = None,
+    csv: optional(Path, "File to append results to; in a folder, one named by the device.") = None,
+    scaling: optional(bool, "Measure w1 over clients and over batch sizes, too.", "--scaling") = None,
 ) -> None:
     """Measure the engine against a plain PyTorch loop in the same run.
 
@@ -89,7 +84,7 @@ def bench(
         typer.echo(dumps(result) if json else measure.describe_run(result))
     if csv is not None and cases:  # refused now rather than after minutes
         csv = measure.result_file(csv, cases[0][1].device)
-        try_write(csv, lambda: measure.append_csv(csv, []), "--csv")
+        measure.append_csv(csv, [])
     results = []
     try:
         for workload, setup in cases:
@@ -98,7 +93,7 @@ def bench(
             if json:
                 typer.echo(dumps(results[-1]))
             if csv is not None:
-                try_write(csv, lambda: measure.append_csv(csv, results[-1:]), "--csv")
+                measure.append_csv(csv, results[-1:])
     finally:  # also what was measured before Ctrl-C
         if results and not json:
             rows = list(map(measure.cells, results))
@@ -110,13 +105,10 @@ def bench(
 
 def check(
     ctx: typer.Context,
-    methods: Annotated[
-        list[str] | None,
-        Argument(metavar="METHOD|FILE", help="Methods, or their files; else the engine, and a method of each kind."),
-    ] = None,
+    methods: argument(list[str] | None, "METHOD|FILE", "Methods, or their files; else a method of each kind.") = None,
     device: Device = "auto",
-    law: Annotated[list[int] | None, Option(help="A law to check, 1 to 7 or 9; repeat it for several.")] = None,
-    all_: Annotated[bool, Option("--all", help="Every registered method, minutes.")] = False,
+    law: optional(list[int], "A law to check, 1 to 7 or 9; repeat it for several.") = None,
+    all_: optional(bool, "Every registered method, minutes.", "--all") = None,
 ) -> None:
     """Check that methods, also your own, obey the laws of all methods, on small random images in float64.
 
@@ -127,7 +119,6 @@ def check(
     Exit code 1 if a law is broken. For several methods, the table has the worst figure of each law.
     """
     from fedcli import check as laws
-    from fedcli.bench.rounds import SIMPLEST
     from fedcli.runs.config import find_device
 
     if methods and all_:
@@ -136,40 +127,31 @@ def check(
         titles = ", ".join(f"{number} ({each.title})" for number, each in laws.LAWS.items())
         raise UserError(f"unknown law {min(absent)}; there are {titles}.")
     numbers = [number for number in laws.LAWS if not law or number in law]
-    cases = []  # a name, a method and a law
+    chosen = {}
     for name in methods or ():
-        method = registry.find_method(name)
-        checked = {name: method} | {variant.name: variant for variant in laws.variants_of(method)}
-        cases += [(title, each, number) for title, each in checked.items() for number in numbers]
+        chosen[name] = registry.find_method(name)
+        chosen |= {variant.name: variant for variant in laws.variants_of(chosen[name])}
     if not methods:
-        simplest = registry.find_method(SIMPLEST)
-        cases += [("the engine", simplest, number) for number in numbers if number in (4, 5, 7)]
-        kinds = registry.methods().values() if all_ else laws.one_of_each_kind()
-        cases += [(method.name, method, number) for method in kinds for number in numbers]
-    device, single = str(find_device(device)), len({name for name, *_ in cases}) == 1
-    rows, messages, held, broken = [], [], 0, 0
+        chosen = registry.methods() if all_ else {method.name: method for method in laws.one_of_each_kind()}
+    cases = [(name, method, number) for name, method in chosen.items() for number in numbers]
+    device, single = str(find_device(device)), len(chosen) == 1
+    rows, messages, broken, left_out = [], [], 0, 0
     with Console(stderr=True).status("") as status:
         for name, method, number in cases:
             status.update(escape(f"{name}: {laws.LAWS[number].title}"))
-            outcome = laws.check(method, number, device)
-            wrong = [finding for finding in outcome.findings if not finding.holds]
-            worst = sorted(outcome.findings, key=lambda finding: -1 if finding.above else finding.figure)[-1:]
-            for finding in outcome.findings if single else wrong or worst:
-                verdict = "pass" if finding.holds else "FAIL"
-                rows.append((name, number, finding.label, f"{finding.figure:.1e}", finding.tolerance, verdict))
-            rows += [(name, number, f"raised {type(error).__name__}", "", "", "FAIL") for error in outcome.errors]
-            if outcome.left_out is not None:
-                rows.append((name, number, f"nothing, as {outcome.left_out}", "", "", "left out"))
-            held += outcome.left_out is None
-            broken += bool(wrong or outcome.errors)
-            messages += [(f"{name}, law {number}", each) for each in (*wrong, *outcome.errors)]
+            findings = laws.check(method, number, device)
+            wrong = [finding for finding in findings if not finding.holds]
+            worst = sorted(findings, key=lambda finding: -1 if finding.above else finding.figure)[-1:]
+            rows += [(name, number, *finding.cells) for finding in (findings if single else wrong or worst)]
+            messages += [(f"{name}, law {number}", finding) for finding in wrong]
+            broken += bool(wrong)
+            left_out += findings[0].bound is None
     print_table(("Checked", "Law", "Compared", "Figure", "Tolerance", ""), rows)
-    for checked, wrong in messages:
-        text = str(wrong).strip()
-        if isinstance(wrong, Exception):
-            show_traceback(ctx, wrong)
-            text = f"{type(wrong).__name__}: {text}"
-        typer.echo(f"{checked}: {text.splitlines()[0]}", err=True)
-    typer.echo(f"{held - broken} of {held} laws hold on {device}.")
+    for checked, finding in messages:
+        if finding.error is not None:
+            show_traceback(ctx, finding.error)
+        typer.echo(f"{checked}: {finding}", err=True)
+    checked, beside = len(cases) - left_out, f"; {left_out} left out, see above" if left_out else ""
+    typer.echo(f"{checked - broken} of {checked} laws hold on {device}{beside}.")
     if broken:
         raise typer.Exit(1)

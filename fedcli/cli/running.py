@@ -10,29 +10,26 @@ from dataclasses import Field
 from functools import partial
 from itertools import zip_longest
 from pathlib import Path
-from typing import Annotated, Any, get_args
+from typing import Any, get_args
 
 import typer
 from rich.markdown import Markdown
 from rich.markup import escape
 from rich.text import Text
-from typer import Argument, Option
 from typer.core import TyperGroup
 
 from fedcli import registry
 from fedcli.cli import common
-from fedcli.cli.common import OUTPUT, console, consoles, limit_time, parse_seeds, place_runs, print_table, stop
-from fedcli.cli.describe import index
-from fedcli.declarations import Method, flag_of
+from fedcli.cli.common import OUTPUT, argument, console, consoles, optional, parse_seeds, place_runs, print_table, stop
+from fedcli.cli.describe import completion, index, option_help
+from fedcli.declarations import flag_of
 from fedcli.errors import UserError
 
-FILES, GRID = {"rich_help_panel": "Options from files"}, {"rich_help_panel": "Grid"}
+FILES, GRID = "Options from files", "Grid"  # panels of the help
 
 
 class MethodGroup(TyperGroup):
-    """A group whose commands are the registered methods, and any path of a method file."""
-
-    action: Callable[..., None]  # what a command does; its keyword-only parameters are options beside the method's
+    """A group, `run` or `tune`, whose commands are the registered methods, and any path of a method file."""
 
     def list_commands(self, ctx: typer.Context) -> list[str]:
         """Name the registered methods."""
@@ -59,20 +56,23 @@ class MethodGroup(TyperGroup):
         """
         if ctx.resilient_parsing and "post" not in ctx.meta:  # a shell completes the name
             return common.Command(cmd_name, help=index()["method"][cmd_name]["title"])
-        from fedcli.cli.describe import option_help
         from fedcli.runs import config
 
         first, *others = map(registry.find_method, cmd_name.split(","))
-        post, parameters = ctx.meta.get("post"), []
+        action, post, parameters = ACTIONS[self.name], ctx.meta.get("post"), []
         for title, panel in config.option_panels(first, post).items():
             if not others or title != first.title:
                 parameters += [_parameter(field, title, option_help(first, field)) for field in panel.values()]
-        of_action = inspect.signature(self.action).parameters.values()
+        of_action = inspect.signature(action).parameters.values()
         parameters += [parameter for parameter in of_action if parameter.kind is inspect.Parameter.KEYWORD_ONLY]
 
         def command(**typed: Any) -> None:
             given = {name: value for name, value in typed.items() if value is not None}
-            self.action(cmd_name, ctx.meta["sources"], **given)
+            action(cmd_name, ctx.meta["sources"], **given)
+
+        def unknown_option(flag: str) -> UserError:
+            source = ctx.meta["sources"].get(flag.lstrip("-").replace("-", "_"), "")  # as "file exp.toml"
+            return config.unknown_option(flag, first, post, f" in '{source.partition(' ')[2]}'" if source else "")
 
         command.__signature__ = inspect.Signature(parameters)
         command.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
@@ -81,7 +81,7 @@ class MethodGroup(TyperGroup):
         single = typer.Typer(add_completion=False)
         single.command(cmd_name, cls=_MethodCommand, **look)(command)
         made = typer.main.get_command(single)
-        made.method, made.post = first, post
+        made.unknown_option = unknown_option
         return made
 
 
@@ -98,23 +98,6 @@ def _typed(args: list[str]) -> dict[str, str]:
 class _MethodCommand(common.Command):
     """A command of a method, whose `--help` stands in the last panel, so that the method's own panel is the first."""
 
-    method: Method
-    post: str | None
-
-    def parse_args(self, ctx: typer.Context, args: list[str]) -> list[str]:
-        """Read the arguments; of an unknown option, say what other toolkits call ours."""
-        from fedcli.runs.config import unknown_option
-
-        try:
-            return super().parse_args(ctx, args)
-        except Exception as error:
-            if not hasattr(error, "possibilities") or not error.option_name.startswith("--"):
-                raise
-            name = error.option_name[2:].replace("-", "_")
-            source = ctx.meta.get("sources", {}).get(name, "")  # as "file exp.toml"
-            where = f" in '{source.partition(' ')[2]}'" if source else ""
-            raise unknown_option(error.option_name, self.method, self.post, where) from error
-
     def get_help_option(self, ctx: typer.Context) -> Any:
         option = super().get_help_option(ctx)
         option.rich_help_panel = "Output"
@@ -125,9 +108,7 @@ def _parameter(field: Field, panel: str, help_: str) -> inspect.Parameter:
     """Make the parameter of a field's option, which is None unless it is given; several values are a tuple."""
     from fedcli.runs import experiment
 
-    kinds, flag = {*get_args(field.type)} or {field.type}, flag_of(field.name)
-    look = {"help": escape(help_), "rich_help_panel": escape(panel), "show_default": False}
-    look["autocompletion"] = common.completion(field.name, choices=field.metadata["choices"])
+    kinds, flag, more = {*get_args(field.type)} or {field.type}, flag_of(field.name), {}
 
     def parse(text: str) -> Any:
         if (field.name, text) == ("checkpoint_every", "auto"):
@@ -136,10 +117,11 @@ def _parameter(field: Field, panel: str, help_: str) -> inspect.Parameter:
         return values if len(values) > 1 else values[0]
 
     if experiment.takes_several(field):
-        look |= {"parser": parse, "metavar": "FLOAT" if float in kinds else "INTEGER" if int in kinds else "TEXT"}
-    option = Option(f"{flag}/--no-{flag[2:]}" if bool in kinds else flag, **look)
-    annotation = Annotated[field.type | None, option]
-    return inspect.Parameter(field.name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
+        more = {"parser": parse, "metavar": "FLOAT" if float in kinds else "INTEGER" if int in kinds else "TEXT"}
+    more["autocompletion"] = completion(field.name, choices=field.metadata["choices"])
+    flags = f"{flag}/--no-{flag[2:]}" if bool in kinds else flag
+    kind = optional(field.type, escape(help_), flags, panel=escape(panel), show_default=False, **more)
+    return inspect.Parameter(field.name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=kind)
 
 
 def _run(
@@ -153,32 +135,50 @@ def _run(
     cpus_per_run: common.Cpus = None,
     gpus_per_run: common.Gpus = None,
     time_limit: common.TimeLimit = None,
-    out: Annotated[str | None, Option(help="New folder of the run; by default in runs/.", **OUTPUT)] = None,
-    continue_: Annotated[bool | None, Option("--continue", help="Continue with the runs in OUT.", **OUTPUT)] = None,
+    out: optional(str, "New folder of the run; by default in runs/.", panel=OUTPUT) = None,
+    continue_: optional(bool, "Continue with the runs in OUT.", "--continue", panel=OUTPUT) = None,
     log: common.Log = None,
     log_file: common.LogFile = None,
     quiet: common.Quiet = None,
-    config: Annotated[str | None, Option(help="TOML file of options; typed ones override.", **FILES)] = None,
-    from_: Annotated[str | None, Option("--from", help="Reuse a run's options; typed ones override.", **FILES)] = None,
-    tuned: Annotated[str | None, Option(help="Use the options found in a 'fedcli tune' folder.", **FILES)] = None,
+    config: optional(str, "TOML file of options; typed ones override.", panel=FILES) = None,
+    from_: optional(str, "Reuse a run's options; typed ones override.", "--from", panel=FILES) = None,
+    tuned: optional(str, "Use the options found in a 'fedcli tune' folder.", panel=FILES) = None,
     **given: Any,
 ) -> None:
-    """Run a method, or several, with what was given; what `config` and `from_` name is in it, see `sources`."""
-    limit_time(time_limit)
-    names, shown = method.split(","), {"quiet": quiet, "log_file": log_file}
-    where = place_runs(jobs, on, cpus_per_run, gpus_per_run)
+    """Run a method, or several, with what was given; what `config` and `from_` name is in it, see `sources`.
+
+    The progress of one run goes to stdout, that of several to stderr, and their table to stdout.
+    """
+    names, where = method.split(","), place_runs(jobs, on, cpus_per_run, gpus_per_run, time_limit)
     experiment = {"seeds": parse_seeds(seeds), "out": out, "tuned": tuned, "continue_": continue_}
     several = len(names) > 1 or any(isinstance(value, tuple) for value in given.values())
     if not several and where == {"jobs": 1, "cluster": None}:
-        _run_one(method, {**given, **experiment, "sources": sources}, workers, log, shown)
+        _run_one(method, {**given, **experiment, "sources": sources}, workers, log, (quiet, log_file))
         return
     for flag, value in (("--workers", workers), ("--log", log)):
         if value is not None:
             raise UserError(f"{flag} {value} is for one run at a time (got several at once); leave it out.")
-    _run_several(names, given, experiment, where, shown)
+    from fedcli.cli.display import RECORD, run_plan
+    from fedcli.data.files import write_atomically
+    from fedcli.results import frame, plans
+
+    plan = plans.plan_grid(names, given, **experiment)
+    again = f"the same command with --out {shlex.quote(str(plan.folder))} --continue"
+    errors = run_plan(plan, consoles(quiet, log_file, stderr=True), again, **where)
+    begun = [run.folder for run in plan.runs if (run.folder / RECORD).is_file()]
+    records = frame.find_records(begun or [plan.folder])
+    table = _print_table(records, quiet)
+    write_atomically(plan.folder / "table.md", lambda path: path.write_text(table, encoding="utf-8"))
+    from fedcli.figures import curves, plots  # only now, as it takes a second
+
+    with suppress(UserError):  # no run has come to a test
+        plots.write(plan.folder / "curves", curves.learning_curves, records)
+    console(quiet).print(f"table and curves: {plan.folder}, table.md, curves.png and curves.pdf", soft_wrap=True)
+    if errors:
+        raise typer.Exit(1)
 
 
-def _run_one(method: str, given: dict[str, Any], workers: int | None, log: str | None, shown: dict[str, Any]) -> None:
+def _run_one(method: str, given: dict[str, Any], workers: int | None, log: str | None, shown: Any) -> None:
     """Run a method here, or in workers; of several seeds, draw their curve and print their means."""
     from fedcli.runs import run as runs
     from fedcli.runs.workers import joined
@@ -191,7 +191,7 @@ def _run_one(method: str, given: dict[str, Any], workers: int | None, log: str |
 
     _divide(workers, new_folder)
     with joined() as group:
-        done = watch(partial(runs.run, method, **given), **shown, log=log)
+        done = watch(partial(runs.run, method, **given), *shown, log)
     if given["seeds"] is not None and group.number == 0:
         from fedcli.figures import curves, plots
         from fedcli.results import frame
@@ -199,8 +199,8 @@ def _run_one(method: str, given: dict[str, Any], workers: int | None, log: str |
         parent = done[0].path.parent
         records = frame.find_records([parent])
         files = plots.write(parent / "curve", curves.learning_curves, records)
-        console(shown["quiet"]).print(f"curve over the seeds: {' and '.join(map(str, files))}", soft_wrap=True)
-        _print_table(records, shown["quiet"])
+        console(shown[0]).print(f"curve over the seeds: {' and '.join(map(str, files))}", soft_wrap=True)
+        _print_table(records, shown[0])
 
 
 def _print_table(records: list[dict], quiet: bool | None) -> str:
@@ -212,47 +212,18 @@ def _print_table(records: list[dict], quiet: bool | None) -> str:
     return table
 
 
-def _run_several(names: Sequence[str], given: dict, experiment: dict, where: dict, shown: dict) -> None:
-    """Run every method with every combination of several values; progress goes to stderr, the table to stdout."""
-    from fedcli.cli.display import RECORD, run_plan
-    from fedcli.data.files import write_atomically
-    from fedcli.results import frame, plans
-
-    plan = plans.plan_grid(names, given, **experiment)
-    again = f"the same command with --out {shlex.quote(str(plan.folder))} --continue"
-    errors = run_plan(plan, consoles(**shown, stderr=True), again, **where)
-    begun = [run.folder for run in plan.runs if (run.folder / RECORD).is_file()]
-    records = frame.find_records(begun or [plan.folder])
-    table = _print_table(records, shown["quiet"])
-    write_atomically(plan.folder / "table.md", lambda path: path.write_text(table, encoding="utf-8"))
-    from fedcli.figures import curves, plots  # only now, as it takes a second
-
-    with suppress(UserError):  # no run has come to a test
-        plots.write(plan.folder / "curves", curves.learning_curves, records)
-    console(shown["quiet"]).print(
-        f"table and curves: {plan.folder}, table.md, curves.png and curves.pdf", soft_wrap=True
-    )
-    if errors:
-        raise typer.Exit(1)
-
-
 def _tune(
     method: str,
     sources: Mapping[str, str],
     *,
-    grid: Annotated[
-        list[str] | None,
-        Option(help="Values to try, e.g. lr=0.01,0.1, in all combinations; else the method's own.", **GRID),
-    ] = None,
+    grid: optional(list[str], "Values to try, e.g. lr=0.01,0.1; the method's own if not given.", panel=GRID) = None,
     seeds: common.Seeds = None,
     jobs: common.Jobs = None,
     on: common.On = None,
     cpus_per_run: common.Cpus = None,
     gpus_per_run: common.Gpus = None,
     time_limit: common.TimeLimit = None,
-    out: Annotated[
-        str | None, Option(help="Folder of the trials, of which none runs twice; by default in tuning/.", **OUTPUT)
-    ] = None,
+    out: optional(str, "Folder of the trials, of which none runs twice; by default in tuning/.", panel=OUTPUT) = None,
     log_file: common.LogFile = None,
     quiet: common.Quiet = None,
     **given: Any,
@@ -261,8 +232,7 @@ def _tune(
     from fedcli.cli.display import run_plan
     from fedcli.results import metrics, tune
 
-    limit_time(time_limit)
-    where = {**place_runs(jobs, on, cpus_per_run, gpus_per_run), "records_only": True}
+    where = {**place_runs(jobs, on, cpus_per_run, gpus_per_run, time_limit), "records_only": True}
     plan = tune.plan(method, seeds=parse_seeds(seeds), out=out, **tune.read_grid(method, grid or (), given))
     told = ("validation", tune.validation_accuracy)
     errors = run_plan(plan, consoles(quiet, log_file, stderr=True), told=told, **where)
@@ -277,6 +247,9 @@ def _tune(
         typer.echo(f"{flag_of(name)} {best[name]} is at the edge of what was tried; a {beyond} value may be better")
     flags = shlex.join(text for name, value in best.items() for text in (flag_of(name), str(value)))
     typer.echo(f"use {flags}, or {shlex.join(['--tuned', str(folder)])} ({folder / tune.TUNED})")
+
+
+ACTIONS = {"run": _run, "tune": _tune}
 
 
 def watch(start: Callable, quiet: bool | None = None, log_file: str | None = None, log: str | None = None) -> Any:
@@ -295,9 +268,10 @@ def watch(start: Callable, quiet: bool | None = None, log_file: str | None = Non
     except NonFiniteLoss as error:
         message, code = f"error: {error} The record is {display.folder / RECORD}.", 1
     except OSError as error:
-        if display.folder is not None:
-            common.stop_if_full(error, f"'{display.resume_command()}'")
-        raise
+        if display.folder is None or error.errno not in common.FULL:
+            raise
+        again = f"'{display.resume_command()}'"
+        stop(f"error: {common.full(error, again)}", 1)  # not into the log, whose disk may be the full one
     except KeyboardInterrupt as error:
         message, code = "interrupted before the first round.", signals.exit_code(error)
         if display.folder is not None:
@@ -323,9 +297,9 @@ def _divide(workers: int | None, more: Callable[[], Sequence[Any]] = tuple) -> N
 
 
 def resume(
-    run: Annotated[Path, Argument(metavar="RUN", help="Folder of the run, or a folder of several.")],
+    run: argument(Path, "RUN", "Folder of the run, or a folder of several."),
     method: common.Code = None,
-    changed_method: Annotated[bool, Option("--changed-method", help="Go on although a file has changed.")] = False,
+    changed_method: optional(bool, "Go on although a file has changed.", "--changed-method") = False,
     workers: common.Workers = None,
     time_limit: common.TimeLimit = None,
     log_file: common.LogFile = None,
@@ -336,7 +310,7 @@ def resume(
     from fedcli.runs import run as runs
     from fedcli.runs.workers import joined
 
-    limit_time(time_limit)
+    common.limit_time(time_limit)
     _divide(workers)
     failed = False
     with joined() as group:
@@ -350,7 +324,7 @@ def resume(
                 if alone or getattr(error, "exit_code", 1) != 1:  # an interruption, or the end of the time of all runs
                     raise
                 if isinstance(error, UserError):
-                    typer.echo(f"error: {error}", err=True)
+                    typer.echo(f"error: '{folder}': {error}", err=True)
                 failed = True
         if folders != [run] and group.number == 0:
             again = "the command that made this folder starts them, with --continue"
@@ -360,11 +334,11 @@ def resume(
 
 
 def verify(
-    record: Annotated[Path, Argument(metavar="RECORD", help="Folder or record.json of a run that has ended.")],
-    out: Annotated[Path | None, Option(help="Folder of the repetition, in runs/ if not given.")] = None,
-    device: Annotated[str | None, Option(help="In place of the record's: cpu, cuda or cuda:N.")] = None,
+    record: argument(Path, "RECORD", "Folder or record.json of a run that has ended."),
+    out: optional(Path, "Folder of the repetition, in runs/ if not given.") = None,
+    device: optional(str, "In place of the record's: cpu, cuda or cuda:N.") = None,
     method: common.Code = None,
-    rounds: Annotated[int | None, Option(help="Run and compare so many of its rounds only; all if not given.")] = None,
+    rounds: optional(int, "Run and compare so many of its rounds only; all if not given.") = None,
 ) -> None:
     """Run a record again in a new folder, and compare partition, curve, end and parameters.
 
@@ -382,19 +356,7 @@ def verify(
         raise typer.Exit(1)
 
 
-class _Run(MethodGroup):
-    """`fedcli run`."""
-
-    action = staticmethod(_run)
-
-
-class _Tune(MethodGroup):
-    """`fedcli tune`."""
-
-    action = staticmethod(_tune)
-
-
-LOOK = {"no_args_is_help": True, "subcommand_metavar": "METHOD [OPTIONS]"}
+LOOK = {"cls": MethodGroup, "no_args_is_help": True, "subcommand_metavar": "METHOD [OPTIONS]"}
 RUN_HELP = """Run a method, by its name or by the path of a method file.
 
 Numeric and choice options take lists, e.g. --lr 0.01,0.1; every combination runs.
@@ -403,4 +365,4 @@ Numeric and choice options take lists, e.g. --lr 0.01,0.1; every combination run
 TUNE_HELP = """Run a grid of options and choose by validation accuracy, never by test accuracy.
 
 All other options are the same in every trial; with several seeds, the mean counts."""
-run_app, tune_app = typer.Typer(cls=_Run, help=RUN_HELP, **LOOK), typer.Typer(cls=_Tune, help=TUNE_HELP, **LOOK)
+run_app, tune_app = typer.Typer(help=RUN_HELP, **LOOK), typer.Typer(help=TUNE_HELP, **LOOK)

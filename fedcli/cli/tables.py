@@ -4,7 +4,7 @@ from dataclasses import replace
 from functools import partial
 from inspect import getdoc
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
 import typer
 from rich import table as rich_table
@@ -12,50 +12,38 @@ from rich.console import Console, Group
 from rich.markdown import Markdown
 from rich.markup import escape
 from rich.text import Text
-from typer import Argument, Option
 
 from fedcli import registry
 from fedcli.cli import common
-from fedcli.cli.common import console, limit_time, parse_seeds, place_runs, print_or_write, print_table, try_write
-from fedcli.declarations import Table
+from fedcli.cli.common import argument, console, optional, print_or_write, print_table
 from fedcli.errors import UserError, needed
 from fedcli.figures import CHARTS, find_chart
 from fedcli.userfiles import is_from_file, short_name
 
-PAPERS = {"rich_help_panel": "A paper's table"}
+RUNS, PAPERS = "A table of runs", "A paper's table"  # panels of the help of `table`
 NUMBER_WIDTH = 16  # characters of a column of numbers in a table
 VERDICTS = {"reproduced": "green", "contradicted": "red", "undecided": "yellow"}
 
 
 def table(
-    runs: Annotated[
-        list[str] | None, Argument(metavar="RUN|PAPER:ID", help="Run folders, folders of runs, or a paper's table.")
-    ] = None,
-    format: common.Format = "markdown",
-    metric: Annotated[str | None, Option(help="Columns of metrics, e.g. best,at:1/2; or ./file.py:NAME.")] = None,
-    method: common.Methods = None,
+    ctx: typer.Context,
+    runs: argument(list[str] | None, "RUN|PAPER:ID", "Run folders, folders of runs, or a paper's table.") = None,
     dataset: common.Datasets = None,
-    label: common.Labels = None,
-    columns: Annotated[str | None, Option(help="Columns to show, by parts of their titles, e.g. method,last.")] = None,
-    per: Annotated[
-        Literal["round", "client"] | None, Option(help="A CSV with a row for each round or each client of the runs.")
-    ] = None,
-    title: Annotated[str, Option(help="Title of the table.", show_default=False)] = "",
-    page: Annotated[Path | None, Option(help="Folder of a study: its whole page instead, in Markdown.")] = None,
-    out: Annotated[Path | None, Option(help="File to write; the terminal if not given.")] = None,
-    dry_run: Annotated[bool, Option("--dry-run", help="Run nothing: the cost and the table so far.", **PAPERS)] = False,
-    only: Annotated[
-        list[str] | None, Option(metavar="TEXT", help="Only the row or column with this name or part of it.", **PAPERS)
-    ] = None,
-    rounds: Annotated[int | None, Option(help="Reduced: maximum rounds per run.", **PAPERS)] = None,
-    local_epochs: Annotated[int | None, Option(help="Reduced: maximum local epochs.", **PAPERS)] = None,
-    train_examples: Annotated[int | None, Option(help="Reduced: maximum training images.", **PAPERS)] = None,
-    records_only: Annotated[
-        bool, Option("--records-only", help="Keep no models, which 'export' and 'quality' need.", **PAPERS)
-    ] = False,
-    folder: Annotated[
-        Path | None, Option("--runs", help="Where the runs are, and are kept; by default in runs/tables.", **PAPERS)
-    ] = None,
+    format: common.Format = "markdown",
+    out: optional(Path, "File to write; the terminal if not given.") = None,
+    metric: optional(str, "Columns of metrics, e.g. best,at:1/2; or ./file.py:NAME.", panel=RUNS) = None,
+    method: optional(list[str], "Only runs of this method; repeat it for several.", panel=RUNS) = None,
+    label: optional(list[str], "Label for the runs of a RUN; one for each RUN, in order.", panel=RUNS) = None,
+    columns: optional(str, "Columns to show, by parts of their titles, e.g. method,last.", panel=RUNS) = None,
+    per: optional(Literal["round", "client"], "A CSV, a row for each round or client of the runs.", panel=RUNS) = None,
+    title: optional(str, "Title of the table.", panel=RUNS) = None,
+    dry_run: optional(bool, "Run nothing: the cost and the table so far.", "--dry-run", panel=PAPERS) = None,
+    only: optional(list[str], "Only rows or columns with this in their name.", panel=PAPERS, metavar="TEXT") = None,
+    rounds: optional(int, "Reduced: maximum rounds per run.", panel=PAPERS) = None,
+    local_epochs: optional(int, "Reduced: maximum local epochs.", panel=PAPERS) = None,
+    train_examples: optional(int, "Reduced: maximum training images.", panel=PAPERS) = None,
+    records_only: optional(bool, "Keep no models ('export' needs them).", "--records-only", panel=PAPERS) = None,
+    folder: optional(Path, "Where the runs are and are kept; runs/tables if not given.", "--runs", panel=PAPERS) = None,
     seeds: common.Seeds = None,
     jobs: common.Jobs = None,
     on: common.On = None,
@@ -73,73 +61,58 @@ def table(
     Ctrl-C interrupts; the same command resumes.
     --dataset, --rounds, --local-epochs or --train-examples reduce the table; --seeds default to the table's.
     """
-    from fedcli.results import findings, frame, metrics, pages, render, tables
+    from fedcli.results import frame, metrics, render, tables
 
     papers = [run for run in runs or () if ":" in run and not Path(run).exists()]
-    use = "a paper's table" if papers else "a study's page" if page is not None else "a table of runs"
-    for of, flags in {
-        "a table of runs": {
-            "--metric": metric, "--method": method, "--label": label, "--columns": columns, "--title": title,
-            "--per": per,
-        },
-        "a paper's table": {
-            "--dry-run": dry_run, "--only": only, "--seeds": seeds, "--rounds": rounds, "--jobs": jobs, "--on": on,
-            "--local-epochs": local_epochs, "--train-examples": train_examples, "--records-only": records_only,
-            "--cpus-per-run": cpus_per_run, "--gpus-per-run": gpus_per_run, "--time-limit": time_limit,
-            "--runs": folder,
-        },
-    }.items():  # fmt: skip
-        for flag, value in flags.items():
-            if value and use != of:
-                raise UserError(f"{flag} is for {of} (got {use}); 'fedcli table --help' shows what goes with it.")
+    use = PAPERS if papers else RUNS
+    for parameter in ctx.command.params:
+        of = PAPERS if parameter.rich_help_panel == common.MACHINE else parameter.rich_help_panel
+        if of not in (None, use) and ctx.params[parameter.name]:
+            fault = f"{parameter.opts[0]} is for {of.lower()} (got {use.lower()})"
+            raise UserError(f"{fault}; 'fedcli table --help' shows what goes with it.")
     if papers:
-        if len(runs) > 1 or page is not None or len(dataset or ()) > 1:
+        if len(runs) > 1 or len(dataset or ()) > 1:
             raise UserError(f"a paper's table is made alone and on one --dataset (got {papers[0]} with others).")
-        limit_time(time_limit)
-        where = place_runs(jobs, on, cpus_per_run, gpus_per_run) | {"records_only": records_only}
-        limits = {"rounds": rounds, "local_epochs": local_epochs, "train_examples": train_examples}
-        chosen = {"folder": folder, "seeds": parse_seeds(seeds), "only": only or (), "limits": limits}
-        chosen["dataset"] = dataset[0] if dataset else None
-        _paper_table(registry.find_table(papers[0]), chosen, where, dry_run, format, out)
+        chosen = {
+            "folder": folder, "seeds": common.parse_seeds(seeds), "only": only or (), "dataset": (dataset or [None])[0],
+            "limits": {"rounds": rounds, "local_epochs": local_epochs, "train_examples": train_examples},
+        }  # fmt: skip
+        where = common.place_runs(jobs, on, cpus_per_run, gpus_per_run, time_limit)
+        _paper_table(papers[0], chosen, {**where, "records_only": bool(records_only)}, dry_run, format, out)
         return
-    if bool(runs) == (page is not None):
-        raise UserError("a table is of runs or of a study's --page (got both or neither); give one of the two.")
-    if page is not None:
-        if format != "markdown":
-            raise UserError(f"--page is written in Markdown (got --format {format}); leave --format out.")
-        text = pages.study_page(findings.read_study(page))
+    if not runs:
+        raise UserError("there is nothing to show (got no RUN or PAPER:ID); write 'fedcli table runs'.")
+    if (columns and (per or format == "csv")) or (metric and per):
+        raise UserError("a CSV has all its columns (got --columns, or --metric with --per); leave it out.")
+    records = common.records_of(runs, method, dataset, label)
+    names = metric.split(",") if metric else ()
+    for name in names:
+        metrics.refuse_absent(name, records)
+    if per is not None:
+        text = render.csv_of(frame.of_all(records, frame.rounds_of if per == "round" else frame.clients_of))
+    elif format == "csv":
+        text = render.render(tables.sheet(records, names), format)
     else:
-        if (columns and (per or format == "csv")) or (metric and per):
-            raise UserError("a CSV has all its columns (got --columns, or --metric with --per); leave it out.")
-        records = tables.select(frame.find_records(map(Path, runs), label or ()), method or (), dataset or ())
-        names = metric.split(",") if metric else ()
-        for name in names:
-            metrics.refuse_absent(name, records)
-        if per is not None:
-            text = render.csv_of(frame.of_all(records, frame.rounds_of if per == "round" else frame.clients_of))
-        elif format == "csv":
-            text = render.render(tables.sheet(records, names), format)
-        else:
-            sheets = tables.sheets(records, names, columns.split(",") if columns else (), title)
-            text = "\n".join(render.render(sheet, format) for sheet in sheets)
+        titles = [metrics.find_metric(name).title for name in names]
+        sheets = tables.sheets(records, names, [*columns.split(","), *titles] if columns else (), title or "")
+        text = "\n".join(render.render(sheet, format) for sheet in sheets)
     print_or_write(text, out, Markdown(text) if per is None and format == "markdown" else None)
 
 
-def _paper_table(table: Table, chosen: dict, where: dict, dry_run: bool, format: str, out: Path | None) -> None:
+def _paper_table(name: str, chosen: dict, where: dict, dry_run: bool | None, format: str, out: Path | None) -> None:
     """Run what a paper's table lacks and show it; all but the table goes to stderr."""
     from fedcli.cli.display import cost, run_plan
     from fedcli.results import comparison, plans, render
 
     if out is not None:  # refused now rather than after hours
-        try_write(out, lambda: None)
+        out.parent.mkdir(parents=True, exist_ok=True)
     errors: dict[Path, str] = {}
-    plan = plans.plan(table, **chosen)
+    make_plan = partial(plans.plan, registry.find_table(name), **chosen)
+    plan = make_plan()
     later = [cell.metric.name for cell in plan.cells if cell.metric.after_the_run]
     if where["records_only"] and later:
-        raise UserError(
-            f"--records-only removes the models that 'fedcli quality' measures (got {table.name}, which has "
-            f"{later[0]}); leave it out."
-        )
+        fault = f"--records-only removes the models that 'fedcli quality' measures (got {name}, which has {later[0]})"
+        raise UserError(f"{fault}; leave it out.")
     screen = Console(stderr=True, highlight=False)
     running = bool(plan.to_run) and not dry_run
     if any(run.to_do for run in plan.runs):
@@ -149,7 +122,7 @@ def _paper_table(table: Table, chosen: dict, where: dict, dry_run: bool, format:
         screen.print()
     if running:
         errors = run_plan(plan, [screen], **where)
-        plan = plans.plan(table, **chosen)
+        plan = make_plan()
     sheet = comparison.compare(plan, errors)
     drawing = drawn(sheet, console().width) if format == "markdown" else None
     print_or_write(render.render(sheet, format), out, drawing)
@@ -164,21 +137,19 @@ def drawn(sheet: Any, width: int) -> Group:
     texts = sum(max(len(line[column]) for line in sheet.lines) + 3 for column in range(sheet.numbers))
     across, parts = max(1, (width - texts) // NUMBER_WIDTH), []
     for start in range(sheet.numbers, len(sheet.columns), across):
-        part = sheet.select([*range(sheet.numbers), *range(start, min(start + across, len(sheet.columns)))])
+        end = min(start + across, len(sheet.columns))
+        part = sheet.select([*range(sheet.numbers), *range(start, end)])
         if start > sheet.numbers:
             part = replace(part, title="", setting="")
-        if start + across < len(sheet.columns):
+        if end < len(sheet.columns):
             part = replace(part, notes=())
         parts.append(Markdown(render.render(part)))
     return Group(*parts)
 
 
 def claims(
-    paper: Annotated[str | None, Argument(help="Only the claims of this paper, or of your own ./file.py.")] = None,
-    folders: Annotated[
-        list[Path] | None,
-        Option("--runs", metavar="DIR", help="Folders with more runs; by default 'runs'."),
-    ] = None,
+    paper: argument(str | None, None, "Only the claims of this paper, or of your own ./file.py.") = None,
+    folders: optional(list[Path], "More runs; 'runs' if not given.", "--runs", metavar="DIR", exists=True) = None,
     format: common.Format = "markdown",
 ) -> None:
     """Show the papers' claims and what the existing runs say of them.
@@ -188,9 +159,6 @@ def claims(
     from fedcli.data import datasets
     from fedcli.results import claims, frame, render
 
-    for folder in folders or ():
-        if not folder.is_dir():
-            raise UserError(f"there is no folder of runs (got {folder}); give one that exists with --runs.")
     shipped = frame.shipped()
     homes = [*shipped, *(folders or [Path("runs")])]
     answers = claims.answers(
@@ -216,7 +184,7 @@ def drawn_claims(answers: Any) -> Group:
 
 
 def pages(
-    folder: Annotated[Path, Argument(metavar="DIR", help="Folder with records/, a subfolder a study, and README.md.")],
+    folder: argument(Path, "DIR", "Folder with records/, a subfolder a study, and README.md."),
 ) -> None:
     """Write all pages in DIR and their figures from the records: one a study, one a paper, and DIR/README.md.
 
@@ -240,13 +208,13 @@ def pages(
         for path, (study, kind) in made.figures(text).items():
             chart, runs = find_chart(kind), [folder / "records" / study]
             given = frame.find_records(runs) if chart.needs == "records" else runs
-            try_write(folder / path, partial(plots.write, folder / path, chart.draw, given, page=True))
+            plots.write(folder / path, chart.draw, given, page=True)
 
 
 def quality(
     runs: common.Runs,
     client: common.Client = None,
-    clients: Annotated[bool, Option("--clients", help="Use client models after another round.")] = False,
+    clients: optional(bool, "Use client models after another round.", "--clients") = False,
     files: common.Code = None,
 ) -> None:
     """Measure how well the features of finished runs separate the classes, and save the features for figures.
@@ -261,12 +229,13 @@ def quality(
     if clients and client is not None:
         raise UserError(f"--clients is for runs with a global model (got --client {client} too); leave one out.")
     finished, others = quality.find_runs(runs)
-    rows, code = [], files or ()
+    rows = []
     for folder in (record["folder"] for record in finished):
         with Console(stderr=True).status(escape(str(folder))):
-            measured = (
-                quality.add_clients_quality(folder, code) if clients else quality.add_quality(folder, client, code)
-            )
+            if clients:
+                measured = quality.add_clients_quality(folder, files or ())
+            else:
+                measured = quality.add_quality(folder, client, files or ())
         nmi, silhouette, images = (measured["clients_" * clients + key] for key in ("nmi", "silhouette", "examples"))
         rows.append((f"{nmi:.3f}", f"{silhouette:.3f}", images, folder))
     print_table(("NMI", "Silhouette", "Images", "Run"), rows)
@@ -276,22 +245,19 @@ def quality(
 
 def plot(
     runs: common.Runs,
-    kind: Annotated[str, Option(help="What to draw, see above; or your own, ./file.py:NAME.")] = "curves",
-    out: Annotated[
-        Path | None, Option(help="File to write: .pdf, .svg, or .png, which writes a PDF too; by default KIND.png.")
-    ] = None,
-    x: Annotated[str, Option("--x", help="What curves stand over: round, floats sent up, or seconds.")] = "round",
-    method: Annotated[list[str] | None, Option(help="Only runs of this method; or your file that they need.")] = None,
+    kind: optional(str, "What to draw, see above; or your own, ./file.py:NAME.") = "curves",
+    out: optional(Path, "File to write: .pdf, .svg, or .png, which writes a PDF too; by default KIND.png.") = None,
+    x: optional(str, "What curves stand over: round, floats sent up, or seconds.", "--x") = "round",
+    method: optional(list[str], "Only runs of this method; or your file that they need.") = None,
     dataset: common.Datasets = None,
     label: common.Labels = None,
-    title: Annotated[str | None, Option(help="Title of the figure; what the runs share if not given.")] = None,
+    title: optional(str, "Title of the figure; what the runs share if not given.") = None,
 ) -> None:
     """Draw a figure of runs; several seeds give one line with a band, or only the first is drawn.
 
     Your own kind is a function of the records that returns a matplotlib Figure.
     """
     from fedcli.figures import plots
-    from fedcli.results import frame, tables
 
     chart = find_chart(kind)
     files = [text for text in method or () if is_from_file(text)]
@@ -300,7 +266,7 @@ def plot(
         raise UserError(f"--x is for learning curves (got --x {x} with --kind {kind}); leave it out.")
     given: list[Any] = [runs, files] if chart.needs == "models" else [runs]
     if chart.needs == "records":
-        given = [tables.select(frame.find_records(runs, label or ()), names, dataset or ())]
+        given = [common.records_of(runs, names, dataset, label)]
     elif chosen := names or dataset or label:
         raise UserError(f"--kind {kind} draws the folders that it is given (got {chosen[0]}); name fewer folders.")
     if kind == "curves":
@@ -314,7 +280,7 @@ def plot(
 
     out = out or Path(f"{short_name(kind)}.png")
     with Console(stderr=True).status(escape(kind)):
-        written = try_write(out, lambda: plots.write(out, draw))
+        written = plots.write(out, draw)
     typer.echo(" and ".join(map(str, written)))
 
 
@@ -323,11 +289,11 @@ plot.__doc__ = getdoc(plot) + "".join(f"\n\n{name}: {chart.help}." for name, cha
 
 def report(
     runs: common.Runs,
-    out: Annotated[Path, Option(help="File to write.")] = Path("report.html"),
+    out: optional(Path, "File to write.") = Path("report.html"),
     method: common.Methods = None,
     dataset: common.Datasets = None,
     label: common.Labels = None,
-    title: Annotated[str, Option(help="Title of the page.")] = "Runs",
+    title: optional(str, "Title of the page.") = "Runs",
 ) -> None:
     """Write a report as one HTML file that works offline.
 
@@ -336,7 +302,6 @@ def report(
     """
     needed("bokeh", "the report", "report")
     from fedcli.figures import report as pages
-    from fedcli.results import frame, tables
     from fedcli.runs.records import RECORD
 
     missing = [path for path in runs if not path.is_file() and next(path.rglob(RECORD), None) is None]
@@ -346,20 +311,17 @@ def report(
         typer.echo(f"warning: there is no run in '{path}'; it is left out.", err=True)
     if label and len(label) == len(runs):
         label = [name for name, path in zip(label, runs, strict=True) if path not in missing]
-    records = frame.find_records([path for path in runs if path not in missing], label or ())
-    records = tables.select(records, method or (), dataset or ())
+    records = common.records_of([path for path in runs if path not in missing], method, dataset, label)
     print_or_write(pages.report(records, title, list(map(str, missing))), out)
 
 
 def export(
-    run: Annotated[Path, Argument(metavar="RUN", help="Folder of a finished run.")],
-    format: Annotated[str, Option(help="pt, a program that needs PyTorch alone; or safetensors, the tensors.")] = "pt",
+    run: argument(Path, "RUN", "Folder of a finished run."),
+    format: optional(str, "pt, a program that needs PyTorch alone; or safetensors, the tensors.") = "pt",
     client: common.Client = None,
-    round: Annotated[str, Option(help="Of which round: selected, as in the headline, or last.")] = "selected",
-    prototypes: Annotated[
-        bool, Option("--prototypes", help="Classify by the nearest prototype, where the method does, not by the head.")
-    ] = False,
-    out: Annotated[Path | None, Option(help="File to write; model.pt2 or model.safetensors in RUN by default.")] = None,
+    round: optional(str, "Of which round: selected, as in the headline, or last.") = "selected",
+    prototypes: optional(bool, "Classify by the nearest prototype, not by the head.", "--prototypes") = False,
+    out: optional(Path, "File to write; model.pt2 or model.safetensors in RUN by default.") = None,
     files: common.Code = None,
 ) -> None:
     """Write a run's trained model to a file that needs no fedcli, and a card beside it that says how to load it.
@@ -369,6 +331,7 @@ def export(
     from fedcli.runs import models
     from fedcli.runs.run import load
 
-    opened = load(run, files or ())
-    written = try_write(out or run, lambda: models.export(opened, format, client, round, prototypes, out))
+    if out is not None:
+        out.parent.mkdir(parents=True, exist_ok=True)
+    written = models.export(load(run, files or ()), format, client, round, prototypes, out)
     typer.echo("\n".join(map(str, written)))

@@ -12,7 +12,6 @@ from typing import Any
 
 import matplotlib
 import numpy as np
-from matplotlib.backend_bases import FigureCanvasBase
 from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
 from PIL import Image
@@ -138,9 +137,9 @@ def write(out: Path, draw: Callable[..., Figure], *given: Any, page: bool = Fals
     Raises:
         UserError: If the suffix is of another kind of image.
     """
-    if out.suffix not in UNDATED and out.suffix[1:] in FigureCanvasBase.get_supported_filetypes():
+    if out.suffix not in UNDATED and out.suffix[1:].isalpha():  # "dirichlet:0.5" has no suffix
         raise UserError(f"a figure is written as .png, .pdf or .svg (got '{out}'); choose one of them with --out.")
-    stem = out.with_suffix("") if out.suffix in UNDATED else out  # "dirichlet:0.5" has no suffix
+    stem = out.with_suffix("") if out.suffix in UNDATED else out
     suffixes = [".png"] if page else [out.suffix] if out.suffix in (".pdf", ".svg") else [".png", ".pdf"]
     files = []
     with matplotlib.rc_context(STYLE):

@@ -196,7 +196,7 @@ def paper_page(paper: Paper, planned: Sequence[TablePlan], studies: Iterable[Stu
         if any(names & {record["method"], record["protocol"]} for record in study.records):
             heading = study.intro.partition("\n")[0].lstrip("# ")
             listed.append(": ".join([f"- [{heading}](../{study.name}.md)", *study.findings[:1]]))
-    reasons = registry.not_planned(paper.module)
+    reasons = getattr(paper.module, "NOT_PLANNED", {})
     rows = [[f"`{name}`", method.title] for name, method in methods.items()]
     parts = {
         "## Methods": "\n".join(github(["Name", "Method"], rows)),

@@ -3,7 +3,6 @@
 import dataclasses
 import itertools
 import json
-import shlex
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
@@ -272,8 +271,7 @@ def resume(
             done = f"the run '{folder}' has finished (got all of its {record['config']['rounds']} rounds)"
             raise UserError(f"{done}; {LONGER.format(folder)}.")
         else:
-            command = shlex.join(["fedcli", "resume", str(folder)])
-            record = userfiles.trust_files(record, method, command, changed_method)
+            record = userfiles.trust_files(record, method, changed_method)
             state = _go_on_from_checkpoint(folder, record, changed_method, progress)
     return Run(record, state, folder, tuple(userfiles.user_files(record)))
 

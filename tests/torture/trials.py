@@ -199,7 +199,7 @@ USER_FILES = {
     "empty.py": "",
 }
 COMMANDS = {
-    "table": ("--format", "--metric", "--page", "--out", "--only", "--seeds", "--rounds", "--jobs", "--runs"),
+    "table": ("--format", "--metric", "--out", "--only", "--seeds", "--rounds", "--jobs", "--runs"),
     "plot": ("--kind", "--out", "--x", "--method"), "quality": ("--client", "--clients", "--method"),
     "resume": ("--method", "--changed-method"), "verify": ("--out", "--device", "--method"), "show": ("--help",),
     "data show": ("--partition", "--num-clients", "--partition-seed", "--out"), "data import": ("--help",),
@@ -251,7 +251,7 @@ VALUES = (
 READERS = (
     "table r", "table r --format csv --metric best,domain,at:1/2,total-floats", "table r --format latex", "plot r",
     "plot r --x floats", "plot r --x seconds", "plot r --kind drift", "plot r --kind domains", "resume r", "verify r",
-    "quality r", "plot r --kind confusion", "table --page r",
+    "quality r", "plot r --kind confusion",
 )  # fmt: skip
 
 
