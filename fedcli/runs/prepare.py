@@ -55,11 +55,14 @@ def deterministic(on: bool) -> Iterator[None]:
     if on:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # else matrix products may differ among streams
         torch.utils.deterministic.fill_uninitialized_memory = False  # nothing here reads such memory
-    torch.use_deterministic_algorithms(on, warn_only=on)
+    changed = before != (on, on)  # else not called: it imports the compiler, which takes as long as PyTorch itself
+    if changed:
+        torch.use_deterministic_algorithms(on, warn_only=on)
     try:
         yield
     finally:
-        torch.use_deterministic_algorithms(before[0], warn_only=before[1])
+        if changed:
+            torch.use_deterministic_algorithms(before[0], warn_only=before[1])
         torch.utils.deterministic.fill_uninitialized_memory = filled
 
 
