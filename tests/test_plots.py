@@ -14,13 +14,13 @@ from rich.console import Console
 from fedcli import figures
 from fedcli.cli import display
 from fedcli.errors import UserError
-from fedcli.figures import curves, partition, plots
+from fedcli.figures import curves, plots
 from fedcli.results.frame import find_records
 from tests.programs import invoke
 from tests.test_tables import record
 
 BAND = "mean ± standard deviation over 2 seeds"
-RING = "the tables' number, at the round chosen by validation"
+RING = "the round chosen by validation"
 CROSS = "diverged after this round"
 
 
@@ -39,13 +39,13 @@ def diverged(seed=0, accuracies=(0.6, 0.1), **keywords):
 def drawn(figure):
     """The lines and the bands of the figure's first axes, the names in its legend and then the signs below."""
     axes = figure.axes[0]
-    lines = [line for line in axes.lines if line.get_gid() not in ("headline", "printed")]
+    lines = [line for line in axes.lines if line.get_gid() not in ("chosen", "printed")]
     bands = [item for item in axes.collections if isinstance(item, PolyCollection)]
     texts = [text for legend in (axes.get_legend(), *figure.legends) for text in legend.get_texts()]
     return lines, bands, [text.get_text().replace("\n", " ").replace("\xa0", " ") for text in texts]
 
 
-def marked(figure, gid="headline"):
+def marked(figure, gid="chosen"):
     return [line.get_xydata().tolist() for line in figure.axes[0].lines if line.get_gid() == gid]
 
 
@@ -133,11 +133,11 @@ def test_a_diverged_run_ends_in_a_cross_beside_the_mean_of_the_others():
     assert drawn(figure)[2][0] == "one (unfinished, 1 diverged)"
 
 
-def test_a_ring_has_the_tables_number_at_the_mean_round_chosen_by_validation():
-    runs = [curve(), curve(seed=1)]
-    runs[0]["summary"] |= {"selected": 0.5, "selected_round": 2}
-    runs[1]["summary"] |= {"selected": 0.4, "selected_round": 1}
-    assert marked(curves.learning_curves(runs)) == [[[2.5, 45]]]
+def test_a_ring_lies_on_the_line_at_the_mean_round_chosen_by_validation():
+    runs = [curve(), curve(seed=1, accuracies=(0.2, 0.4, 0.7))]
+    for run, chosen in zip(runs, (2, 1), strict=True):
+        run["summary"] |= {"selected": 0.9, "selected_round": chosen}
+    assert marked(curves.learning_curves(runs)) == [[[2.5, 50]]]
     for run in runs:
         run["summary"]["selection"] = "last"
     figure = curves.learning_curves(runs)
@@ -193,14 +193,14 @@ def test_charts_are_found_by_name_and_in_a_users_file(tmp_path):
 
 def test_a_partition_is_a_matrix_of_counts_with_white_where_there_is_none():
     counts = np.array([[9, 60, 3], [640, 0, 1]])
-    figure = partition.partition_figure(counts, ["a", "b", "c"], "words")
+    figure = plots.partition_figure(counts, ["a", "b", "c"], "words")
     (image,) = figure.axes[0].images
     assert image.get_array().filled(0).tolist() == counts.T.tolist()
     assert image.get_array().mask.sum() == 1
     assert image.get_clim() == (0, 640)
     assert [label.get_text() for label in figure.axes[0].get_yticklabels()] == ["a", "b", "c"]
     with pytest.raises(UserError, match="no example"):
-        partition.partition_figure(np.zeros((3, 2)), ["a", "b"], "")
+        plots.partition_figure(np.zeros((3, 2)), ["a", "b"], "")
 
 
 def test_files_have_the_same_bytes_each_time_and_the_style_stays_inside(tmp_path):

@@ -105,8 +105,7 @@ def data_show(
     print_table(("Data set", dataset.name), [row for row in rows if row[1]])
     if chosen is None:
         return
-    from fedcli.figures import partition as chart  # late: Matplotlib takes half a second
-    from fedcli.figures import plots
+    from fedcli.figures import plots  # late: Matplotlib takes half a second
 
     chosen, groups = chosen.scaled(dataset.share), (dataset.domain_train, writers, dataset.place_train)
     parts = chosen(dataset.y_train, num_clients, partition_seed, *groups)
@@ -117,5 +116,5 @@ def data_show(
     print_table(("Client", "Images", "Classes", *map(str, classes)), rows, gap=1)
     title = f"{plots.dataset_words(dataset.name)}, {plots.partition_words(str(chosen))}, seed {partition_seed}"
     out = out or Path(f"{dataset.name}-partition.png")
-    files = try_write(out, lambda: plots.write(out, chart.partition_figure, counts, dataset.class_names, title))
+    files = try_write(out, lambda: plots.write(out, plots.partition_figure, counts, dataset.class_names, title))
     typer.echo(f"chart: {' and '.join(map(str, files))}")

@@ -226,7 +226,7 @@ def sheets(
         records: The runs.
         metrics: Names of metrics that get a column of their own.
         columns: Parts of the titles of the columns that are shown, in this order; all where empty. A table that has
-            none of them is left out.
+            none of them is left out. Where empty, all that have a number or a text in a row.
         title: Of the tables.
 
     Raises:
@@ -245,8 +245,11 @@ def sheets(
         notes = [note for note in table.notes if table is tables[-1] or note not in common]
         table = replace(table, title=", ".join(filter(None, (title, name if len(parts) > 1 else ""))), notes=notes)
         places = dict.fromkeys(place for text in columns for place in _places(text, table.columns))
-        if places or not columns:
-            shown.append(table.select(list(places)) if columns else table)
+        if not columns:
+            lines = [line for block in table.blocks for line in block]
+            places = [place for place in range(len(table.columns)) if any(line[place][0] != MISSING for line in lines)]
+        if places:
+            shown.append(table.select(list(places)))
     return shown
 
 
