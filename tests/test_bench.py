@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from typer.testing import CliRunner
 
 from fedcli import registry
-from fedcli.bench import measure, rates, rounds
+from fedcli.bench import measure, rounds
 from fedcli.cli import app as cli
 from fedcli.core import backbones
 from fedcli.data import datasets
@@ -29,9 +29,9 @@ CPU = torch.device("cpu")
 @pytest.fixture(autouse=True)
 def small(folder, monkeypatch):
     """Peak rates and workloads that are measured in no time, and an empty working folder."""
-    monkeypatch.setattr(rates, "MATMUL_SIDES", {"cpu": (32,)})
-    monkeypatch.setattr(rates, "COPY_BYTES", 2**12)
-    monkeypatch.setattr(rates, "LASTING", 1e-6)
+    monkeypatch.setattr(measure, "MATMUL_SIDES", {"cpu": (32,)})
+    monkeypatch.setattr(measure, "COPY_BYTES", 2**12)
+    monkeypatch.setattr(measure, "LASTING", 1e-6)
     monkeypatch.setattr(rounds, "PUBLIC_IMAGES", 20)
     for name in rounds.WORKLOADS:
         monkeypatch.setitem(rounds.WORKLOADS, name, dataclasses.replace(TINY, name=name))
@@ -233,15 +233,15 @@ def test_peak_rates_are_of_the_fastest_kind_of_work_by_all_threads(monkeypatch, 
         return torch.ones(3, 4) @ torch.ones(4, 5)
 
     calls = []
-    monkeypatch.setattr(rates, "seconds_of", lambda repeat, device: (repeat(), repeat.args[0] * 0.25)[1])
-    assert rates.times_per_second(lambda: calls.append(torch.get_num_threads()), CPU) == 2 * 4  # both at once
+    monkeypatch.setattr(measure, "seconds_of", lambda repeat, device: (repeat(), repeat.args[0] * 0.25)[1])
+    assert measure.times_per_second(lambda: calls.append(torch.get_num_threads()), CPU) == 2 * 4  # both at once
     assert set(calls) == {1}
     assert torch.get_num_threads() == 2
     times = {"matmul": 1, "layer": 1000, "copy_": 4}
-    monkeypatch.setattr(rates, "times_per_second", lambda work, device: times[getattr(work, "func", work).__name__])
-    assert rates.peak_flops(CPU, torch.float64, []) == 2 * 32**3
-    assert rates.peak_flops(CPU, torch.float64, [layer]) == 2 * 3 * 4 * 5 * 1000
-    assert rates.peak_bandwidth(CPU) == 2 * 2**12 * 4
+    monkeypatch.setattr(measure, "times_per_second", lambda work, device: times[getattr(work, "func", work).__name__])
+    assert measure.peak_flops(CPU, torch.float64, []) == 2 * 32**3
+    assert measure.peak_flops(CPU, torch.float64, [layer]) == 2 * 3 * 4 * 5 * 1000
+    assert measure.peak_bandwidth(CPU) == 2 * 2**12 * 4
 
 
 def test_times_are_medians_and_the_ratio_is_the_median_of_the_pairs(monkeypatch):
