@@ -106,7 +106,8 @@ def measure(
         "peak_bytes": peak, "evaluation_seconds": median(tests), "evaluation_floor_seconds": test_flops / flops,
         "data_seconds_share": median(rest) / pace, "images": images, "torch": machine["versions"]["torch"],
         "threads": machine["hardware"]["threads"], "hardware": machine["hardware"]["name"],
-        **{name: getattr(setup.run, name) for name in ("precision", *SHAPE)}, "repeats": repeats, "seed": setup.run.seed,
+        **{name: getattr(setup.run, name) for name in ("precision", *SHAPE)}, "repeats": repeats,
+        "seed": setup.run.seed,
     }  # fmt: skip
 
 
