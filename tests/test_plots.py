@@ -8,6 +8,7 @@ import matplotlib
 import numpy as np
 import pytest
 from matplotlib.collections import PolyCollection
+from matplotlib.colors import to_hex
 from PIL import Image
 from rich.console import Console
 
@@ -59,6 +60,8 @@ def test_seeds_of_one_setting_are_one_line_with_a_band_of_the_sample_deviation_w
     deviation = 200**0.5  # of both rounds
     assert heights == pytest.approx([30 - deviation, 30 + deviation, 90 - deviation, 100])
     assert one.get_color() != two.get_color()
+    assert to_hex(band.get_edgecolor()[0]) == one.get_color().lower()
+    assert band.get_facecolor()[0][3] < 0.2  # of many bands on each other each is seen
     assert labels == ["one", "two (n = 1)", BAND, RING]  # in the order of the last values
 
 
@@ -74,14 +77,6 @@ def test_of_runs_that_go_on_those_rounds_are_drawn_that_all_have_evaluated_and_f
     assert labels[0] == "one (2 unfinished)"
 
 
-@pytest.mark.parametrize("accuracies", [(), (None, None)])
-def test_without_an_evaluated_round_there_is_nothing_to_draw(accuracies):
-    waiting = curve(accuracies=accuracies, status="running")
-    with pytest.raises(UserError, match="no run has an evaluated round"):
-        curves.learning_curves([waiting])
-    assert len(drawn(curves.learning_curves([curve("two"), waiting]))[0]) == 1
-
-
 def test_curves_stand_over_the_floats_that_all_clients_have_sent():
     runs = [curve(accuracies=(0.2, 0.4, 0.5), cohort_size=3), curve("two", accuracies=(None, 0.3), cohort_size=2)]
     for entry, floats in zip(runs[0]["rounds"], (10, 10, 100), strict=True):
@@ -92,9 +87,8 @@ def test_curves_stand_over_the_floats_that_all_clients_have_sent():
     assert one == [[30, pytest.approx(20)], [60, pytest.approx(40)], [360, pytest.approx(50)]]
     assert two == [[2 * 2 * 12400, pytest.approx(30)]]  # an older record, by its cost; the first round was not tested
     assert marked(figure)[0][0][0] == 60  # of round 2
+    assert figure.axes[0].xaxis.get_major_formatter()(400_000) == "400 k"
     assert figure.get_suptitle().replace("\n", " ").endswith(", without floats, left out: 1")
-    with pytest.raises(UserError, match="no run has an evaluated round with its floats"):
-        curves.learning_curves([unknown], "floats")
 
 
 def test_curves_stand_over_the_seconds_of_quiet_runs_alone():
@@ -103,8 +97,21 @@ def test_curves_stand_over_the_seconds_of_quiet_runs_alone():
     loud = curve(seed=2) | {"load": [{"start": 0, "end": 9, "others": 3.0}]}
     (line,), (_,), _ = drawn(curves.learning_curves([curve(), slower, loud], "seconds"))
     assert line.get_xdata().tolist() == [66, 68, 70]  # 61 and 71, then 2 a round
-    with pytest.raises(UserError, match="no run has an evaluated round with its seconds"):
-        curves.learning_curves([loud], "seconds")
+
+
+@pytest.mark.parametrize(
+    ("run", "x"),
+    [
+        (curve(accuracies=(), status="running"), "round"),
+        (curve(accuracies=(None, None), status="running"), "round"),
+        (curve() | {"cost": None}, "floats"),
+        (curve() | {"load": [{"start": 0, "end": 9, "others": 3.0}]}, "seconds"),
+    ],
+)
+def test_a_run_without_an_evaluated_round_or_its_place_is_left_out(run, x):
+    with pytest.raises(UserError, match=f"no run has an evaluated round with its {x}"):
+        curves.learning_curves([run], x)
+    assert len(drawn(curves.learning_curves([curve("two"), run], x))[0]) == 1
 
 
 def test_only_curves_have_another_axis(tmp_path):
@@ -114,8 +121,7 @@ def test_only_curves_have_another_axis(tmp_path):
         (["--x", "float"], "unknown axis 'float'; did you mean 'floats'"),
         (["--kind", "drift", "--x", "floats"], "--x is for learning curves"),
     ):
-        result = invoke("plot", tmp_path, "--out", tmp_path / "p.svg", *given)
-        assert words in result.output
+        assert words in invoke("plot", tmp_path, "--out", tmp_path / "p.svg", *given).output
 
 
 def test_a_diverged_run_ends_in_a_cross_beside_the_mean_of_the_others():
