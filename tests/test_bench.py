@@ -1,6 +1,5 @@
 """The benchmark: both sides do the same work, and its numbers are what they say. No test looks at a time."""
 
-import csv
 import dataclasses
 import json
 import re
@@ -10,16 +9,18 @@ from pathlib import Path
 from statistics import median
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 import torch.nn.functional as F
 from typer.testing import CliRunner
 
 from fedcli import registry
-from fedcli.bench import measure, rates, rounds
+from fedcli.bench import measure, rounds
 from fedcli.cli import app as cli
 from fedcli.core import backbones
 from fedcli.data import datasets
+from fedcli.runs.prepare import deterministic
 
 TINY = rounds.Workload("tiny", "no-such-set", 1, 28, 4, 20, 2, 2, 8, "cnn-mcmahan", num_test=10)
 TINY_RESNET = dataclasses.replace(TINY, channels=3, image_size=32, images_per_client=6, backbone="resnet18")
@@ -29,9 +30,9 @@ CPU = torch.device("cpu")
 @pytest.fixture(autouse=True)
 def small(folder, monkeypatch):
     """Peak rates and workloads that are measured in no time, and an empty working folder."""
-    monkeypatch.setattr(rates, "MATMUL_SIDES", {"cpu": (32,)})
-    monkeypatch.setattr(rates, "COPY_BYTES", 2**12)
-    monkeypatch.setattr(rates, "LASTING", 1e-6)
+    monkeypatch.setattr(measure, "MATMUL_SIDES", {"cpu": (32,)})
+    monkeypatch.setattr(measure, "COPY_BYTES", 2**12)
+    monkeypatch.setattr(measure, "LASTING", 1e-6)
     monkeypatch.setattr(rounds, "PUBLIC_IMAGES", 20)
     for name in rounds.WORKLOADS:
         monkeypatch.setitem(rounds.WORKLOADS, name, dataclasses.replace(TINY, name=name))
@@ -174,11 +175,10 @@ def test_rounds_take_turns_without_denormal_numbers_and_each_is_run_once_after_t
     monkeypatch.setattr(rounds.EngineRounds, "round", spy("engine", engine))
     monkeypatch.setattr(rounds.PlainRounds, "round", spy("plain", plain))
     measured(repeats=2)
-    cohorts = [sides(TINY)[0].fed.cohort(number).client_ids for number in (1000, 1001, 1002)]
-    assert [(name, *np.atleast_1d(argument)) for name, argument, _ in seen] == [
-        ("engine", 1000), ("plain", *cohorts[0]), ("engine", 1001), ("plain", *cohorts[1]), ("engine", 1002),
-        ("plain", *cohorts[2]),
-    ]  # fmt: skip
+    fed, expected = sides(TINY)[0].fed, []
+    for number in (1000, 1001, 1002):
+        expected += [("engine", number), ("plain", *fed.cohort(number).client_ids)]
+    assert [(name, *np.atleast_1d(argument)) for name, argument, _ in seen] == expected
     assert {smallest for *_, smallest in seen} == {0}
     assert sys.float_info.min / 2 > 0
 
@@ -192,33 +192,26 @@ def test_the_plain_loop_takes_the_operations_that_pytorch_takes_by_default(monke
 
     engine, plain = sides(TINY)
     monkeypatch.setattr(rounds.F, "cross_entropy", spy)
-    torch.use_deterministic_algorithms(True, warn_only=True)  # as in a run on CUDA
-    try:
+    with deterministic(True):  # as in a run on CUDA
         plain.round(engine.fed.cohort(0).client_ids)
-        assert set(seen) == {False}
         assert torch.is_deterministic_algorithms_warn_only_enabled()
-    finally:
-        torch.use_deterministic_algorithms(False)
+    assert set(seen) == {False}
 
 
 # The numbers
 
 
-def test_flops_of_layers_by_hand():
+def test_flops_of_layers_by_hand_without_taps_that_meet_padding_only(monkeypatch):
     _, plain = sides(TINY)
     conv1 = 2 * 24 * 24 * 32 * 25  # multiply-adds count twice; the images need no gradient, so it is passed twice
     conv2 = 2 * 8 * 8 * 64 * 32 * 25
     linear = 2 * 1024 * 512 + 2 * 512 * 10
     assert plain.flops_per_sample() == 2 * conv1 + 3 * (conv2 + linear)
     assert plain.flops_per_sample(train=False) == conv1 + conv2 + linear
-
-
-def test_taps_that_meet_padding_only_are_no_work_that_has_to_be_done(monkeypatch):
-    _, plain = sides(TINY_RESNET)
-    live = plain.flops_per_sample(train=False)
+    live = sides(TINY_RESNET)[1].flops_per_sample(train=False)
     monkeypatch.setattr(rounds, "use_live_taps", lambda *arguments: False)
-    _, plain = sides(TINY_RESNET)
-    assert plain.flops_per_sample(train=False) - live == 2 * 6_946_816  # one place in the image for each dead weight
+    whole = sides(TINY_RESNET)[1].flops_per_sample(train=False)
+    assert whole - live == 2 * 6_946_816  # one place in the image for each dead weight
 
 
 def test_each_kind_of_convolution_is_timed_in_the_precision_of_the_run():
@@ -233,43 +226,39 @@ def test_peak_rates_are_of_the_fastest_kind_of_work_by_all_threads(monkeypatch, 
         return torch.ones(3, 4) @ torch.ones(4, 5)
 
     calls = []
-    monkeypatch.setattr(rates, "seconds_of", lambda repeat, device: (repeat(), repeat.args[0] * 0.25)[1])
-    assert rates.times_per_second(lambda: calls.append(torch.get_num_threads()), CPU) == 2 * 4  # both at once
+    monkeypatch.setattr(measure, "seconds_of", lambda repeat, device: (repeat(), repeat.args[0] * 0.25)[1])
+    assert measure.times_per_second(lambda: calls.append(torch.get_num_threads()), CPU) == 2 * 4  # both at once
     assert set(calls) == {1}
     assert torch.get_num_threads() == 2
     times = {"matmul": 1, "layer": 1000, "copy_": 4}
-    monkeypatch.setattr(rates, "times_per_second", lambda work, device: times[getattr(work, "func", work).__name__])
-    assert rates.peak_flops(CPU, torch.float64, []) == 2 * 32**3
-    assert rates.peak_flops(CPU, torch.float64, [layer]) == 2 * 3 * 4 * 5 * 1000
-    assert rates.peak_bandwidth(CPU) == 2 * 2**12 * 4
+    monkeypatch.setattr(measure, "times_per_second", lambda work, device: times[getattr(work, "func", work).__name__])
+    assert measure.peak_flops(CPU, torch.float64, []) == 2 * 32**3
+    assert measure.peak_flops(CPU, torch.float64, [layer]) == 2 * 3 * 4 * 5 * 1000
+    assert measure.peak_bandwidth(CPU) == 2 * 2**12 * 4
 
 
 def test_times_are_medians_and_the_ratio_is_the_median_of_the_pairs(monkeypatch):
-    timed = fake_seconds(monkeypatch, [1.0, 3.0, 0.5, 2.0, 2.0, 0.25, 4.0, 8.0, 0.125])
-    result = measured(repeats=3)
-    names = [work.func.__qualname__ if isinstance(work, partial) else work.__qualname__ for work in timed]
-    assert names == 3 * ["EngineRounds.round", "PlainRounds.round", "EngineRounds.evaluate"]
-    assert (result["seconds_per_round"], result["seconds_spread"]) == (2.0, [1.0, 4.0])
-    assert (result["plain_seconds_per_round"], result["plain_spread"]) == (3.0, [2.0, 8.0])
-    assert result["ratio"] == median([3.0, 1.0, 2.0])  # of the medians it would be 1.5
-    assert result["samples_per_second"] == 80 / 2.0
-    assert result["evaluation_seconds"] == 0.25
-    assert result["floor_seconds"] == max(result["arithmetic_floor_seconds"], result["memory_floor_seconds"])
-    assert result["floor_share"] == result["floor_seconds"] / 2.0
-    assert result["arithmetic_floor_seconds"] == pytest.approx(80 * sides(TINY)[1].flops_per_sample() / 1e6)
-    assert measure.cells(result)["Bound"].endswith("(failed: too high)")  # at these rates
-
-
-def test_what_is_not_local_training_counts_as_data_and_server(monkeypatch):
-    fake_seconds(monkeypatch, [10.0, 1.0, 1.0, 20.0, 1.0, 1.0, 30.0, 1.0, 1.0])
-    training = {1000: 0.0, 1001: 6.0, 1002: 2.0, 1003: 29.0}
+    timed = fake_seconds(monkeypatch, [10.0, 30.0, 0.5, 20.0, 20.0, 0.25, 40.0, 80.0, 0.125])
+    training, run_round = {1000: 0.0, 1001: 6.0, 1002: 2.0, 1003: 39.0}, rounds.EngineRounds.round
 
     def round(self, number):
-        self.fed.start_round()
+        run_round(self, number)
         self.fed.seconds["train"] = training[number]
 
     monkeypatch.setattr(rounds.EngineRounds, "round", round)
-    assert measured(repeats=3)["data_seconds_share"] == 4 / 20  # the median of 4, 18 and 1
+    result = measured(repeats=3)
+    names = [work.func.__qualname__ if isinstance(work, partial) else work.__qualname__ for work in timed]
+    assert [name.rpartition(".")[2] for name in names] == 3 * ["round", "round", "evaluate"]
+    assert (result["seconds_per_round"], result["seconds_spread"]) == (20.0, [10.0, 40.0])
+    assert (result["plain_seconds_per_round"], result["plain_spread"]) == (30.0, [20.0, 80.0])
+    assert result["ratio"] == median([3.0, 1.0, 2.0])  # of the medians it would be 1.5
+    assert result["data_seconds_share"] == 4 / 20  # the median of 4, 18 and 1
+    assert result["samples_per_second"] == 80 / 20.0
+    assert result["evaluation_seconds"] == 0.25
+    assert result["floor_seconds"] == max(result["arithmetic_floor_seconds"], result["memory_floor_seconds"])
+    assert result["floor_share"] == result["floor_seconds"] / 20.0
+    assert result["arithmetic_floor_seconds"] == pytest.approx(80 * sides(TINY)[1].flops_per_sample() / 1e6)
+    assert measure.cells(result)["Bound"].endswith("(failed: too high)")  # at these rates
 
 
 @pytest.mark.parametrize(("precision", "item"), [("float32", 4), ("bf16", 4), ("float64", 8)])  # bf16 keeps float32
@@ -337,24 +326,17 @@ def test_without_workloads_the_two_short_ones_are_measured_into_tables():
     assert f"threads: {torch.get_num_threads()}, torch {torch.__version__}, float32; times in seconds" in machine
 
 
-def test_a_method_among_the_workloads_is_its_own_run(monkeypatch):
-    monkeypatch.setattr(measure, "measure_run", lambda setup, repeats, progress: {"method": setup.method.name})
-    assert json.loads(done("fedprox", "--json")) == {"method": "fedprox"}
-
-
 def test_options_reach_the_measurement_and_results_go_to_json_and_csv():
     options = ("--epochs", 1, "--precision", "float64", "--clients-per-chunk", 2, "--seed", 4, "--method", "fedfm")
     lines = done("w2", "w1", "--json", "--csv", "deep/out.csv", *options).splitlines()
     results = [json.loads(line) for line in lines]
-    assert [result["workload"] for result in results] == ["w2", "w1"]
     said = [results[0][name] for name in ("local_epochs", "precision", "engine", "seed", "method", "device", "repeats")]
     assert said == [1, "float64", "stacked x 2", 4, "fedfm", "cpu", 1]
     done("w1", "--csv", "deep/out.csv")
-    with open("deep/out.csv", newline="") as file:
-        rows = list(csv.DictReader(file))
-    assert [row["workload"] for row in rows] == ["w2", "w1", "w1"]
-    assert rows[0]["samples_per_second"] == str(results[0]["samples_per_second"])
-    assert json.loads(rows[0]["seconds_spread"]) == results[0]["seconds_spread"]
+    rows = pd.read_csv("deep/out.csv")
+    assert list(rows.workload) == ["w2", "w1", "w1"]
+    assert list(rows.samples_per_second[:2]) == [result["samples_per_second"] for result in results]
+    assert json.loads(rows.seconds_spread[0]) == results[0]["seconds_spread"]
 
 
 def test_in_a_folder_the_files_are_named_after_device_and_version(monkeypatch, tmp_path):

@@ -8,19 +8,20 @@ import matplotlib
 import numpy as np
 import pytest
 from matplotlib.collections import PolyCollection
+from matplotlib.colors import to_hex
 from PIL import Image
 from rich.console import Console
 
 from fedcli import figures
 from fedcli.cli import display
 from fedcli.errors import UserError
-from fedcli.figures import curves, partition, plots
+from fedcli.figures import curves, plots
 from fedcli.results.frame import find_records
 from tests.programs import invoke
 from tests.test_tables import record
 
 BAND = "mean ± standard deviation over 2 seeds"
-RING = "the tables' number, at the round chosen by validation"
+RING = "the round chosen by validation"
 CROSS = "diverged after this round"
 
 
@@ -39,13 +40,13 @@ def diverged(seed=0, accuracies=(0.6, 0.1), **keywords):
 def drawn(figure):
     """The lines and the bands of the figure's first axes, the names in its legend and then the signs below."""
     axes = figure.axes[0]
-    lines = [line for line in axes.lines if line.get_gid() not in ("headline", "printed")]
+    lines = [line for line in axes.lines if line.get_gid() not in ("chosen", "printed")]
     bands = [item for item in axes.collections if isinstance(item, PolyCollection)]
     texts = [text for legend in (axes.get_legend(), *figure.legends) for text in legend.get_texts()]
     return lines, bands, [text.get_text().replace("\n", " ").replace("\xa0", " ") for text in texts]
 
 
-def marked(figure, gid="headline"):
+def marked(figure, gid="chosen"):
     return [line.get_xydata().tolist() for line in figure.axes[0].lines if line.get_gid() == gid]
 
 
@@ -59,6 +60,8 @@ def test_seeds_of_one_setting_are_one_line_with_a_band_of_the_sample_deviation_w
     deviation = 200**0.5  # of both rounds
     assert heights == pytest.approx([30 - deviation, 30 + deviation, 90 - deviation, 100])
     assert one.get_color() != two.get_color()
+    assert to_hex(band.get_edgecolor()[0]) == one.get_color().lower()
+    assert band.get_facecolor()[0][3] < 0.2  # of many bands on each other each is seen
     assert labels == ["one", "two (n = 1)", BAND, RING]  # in the order of the last values
 
 
@@ -74,14 +77,6 @@ def test_of_runs_that_go_on_those_rounds_are_drawn_that_all_have_evaluated_and_f
     assert labels[0] == "one (2 unfinished)"
 
 
-@pytest.mark.parametrize("accuracies", [(), (None, None)])
-def test_without_an_evaluated_round_there_is_nothing_to_draw(accuracies):
-    waiting = curve(accuracies=accuracies, status="running")
-    with pytest.raises(UserError, match="no run has an evaluated round"):
-        curves.learning_curves([waiting])
-    assert len(drawn(curves.learning_curves([curve("two"), waiting]))[0]) == 1
-
-
 def test_curves_stand_over_the_floats_that_all_clients_have_sent():
     runs = [curve(accuracies=(0.2, 0.4, 0.5), cohort_size=3), curve("two", accuracies=(None, 0.3), cohort_size=2)]
     for entry, floats in zip(runs[0]["rounds"], (10, 10, 100), strict=True):
@@ -92,9 +87,8 @@ def test_curves_stand_over_the_floats_that_all_clients_have_sent():
     assert one == [[30, pytest.approx(20)], [60, pytest.approx(40)], [360, pytest.approx(50)]]
     assert two == [[2 * 2 * 12400, pytest.approx(30)]]  # an older record, by its cost; the first round was not tested
     assert marked(figure)[0][0][0] == 60  # of round 2
+    assert figure.axes[0].xaxis.get_major_formatter()(400_000) == "400 k"
     assert figure.get_suptitle().replace("\n", " ").endswith(", without floats, left out: 1")
-    with pytest.raises(UserError, match="no run has an evaluated round with its floats"):
-        curves.learning_curves([unknown], "floats")
 
 
 def test_curves_stand_over_the_seconds_of_quiet_runs_alone():
@@ -103,8 +97,21 @@ def test_curves_stand_over_the_seconds_of_quiet_runs_alone():
     loud = curve(seed=2) | {"load": [{"start": 0, "end": 9, "others": 3.0}]}
     (line,), (_,), _ = drawn(curves.learning_curves([curve(), slower, loud], "seconds"))
     assert line.get_xdata().tolist() == [66, 68, 70]  # 61 and 71, then 2 a round
-    with pytest.raises(UserError, match="no run has an evaluated round with its seconds"):
-        curves.learning_curves([loud], "seconds")
+
+
+@pytest.mark.parametrize(
+    ("run", "x"),
+    [
+        (curve(accuracies=(), status="running"), "round"),
+        (curve(accuracies=(None, None), status="running"), "round"),
+        (curve() | {"cost": None}, "floats"),
+        (curve() | {"load": [{"start": 0, "end": 9, "others": 3.0}]}, "seconds"),
+    ],
+)
+def test_a_run_without_an_evaluated_round_or_its_place_is_left_out(run, x):
+    with pytest.raises(UserError, match=f"no run has an evaluated round with its {x}"):
+        curves.learning_curves([run], x)
+    assert len(drawn(curves.learning_curves([curve("two"), run], x))[0]) == 1
 
 
 def test_only_curves_have_another_axis(tmp_path):
@@ -114,8 +121,7 @@ def test_only_curves_have_another_axis(tmp_path):
         (["--x", "float"], "unknown axis 'float'; did you mean 'floats'"),
         (["--kind", "drift", "--x", "floats"], "--x is for learning curves"),
     ):
-        result = invoke("plot", tmp_path, "--out", tmp_path / "p.svg", *given)
-        assert words in result.output
+        assert words in invoke("plot", tmp_path, "--out", tmp_path / "p.svg", *given).output
 
 
 def test_a_diverged_run_ends_in_a_cross_beside_the_mean_of_the_others():
@@ -133,11 +139,11 @@ def test_a_diverged_run_ends_in_a_cross_beside_the_mean_of_the_others():
     assert drawn(figure)[2][0] == "one (unfinished, 1 diverged)"
 
 
-def test_a_ring_has_the_tables_number_at_the_mean_round_chosen_by_validation():
-    runs = [curve(), curve(seed=1)]
-    runs[0]["summary"] |= {"selected": 0.5, "selected_round": 2}
-    runs[1]["summary"] |= {"selected": 0.4, "selected_round": 1}
-    assert marked(curves.learning_curves(runs)) == [[[2.5, 45]]]
+def test_a_ring_lies_on_the_line_at_the_mean_round_chosen_by_validation():
+    runs = [curve(), curve(seed=1, accuracies=(0.2, 0.4, 0.7))]
+    for run, chosen in zip(runs, (2, 1), strict=True):
+        run["summary"] |= {"selected": 0.9, "selected_round": chosen}
+    assert marked(curves.learning_curves(runs)) == [[[2.5, 50]]]
     for run in runs:
         run["summary"]["selection"] = "last"
     figure = curves.learning_curves(runs)
@@ -193,14 +199,14 @@ def test_charts_are_found_by_name_and_in_a_users_file(tmp_path):
 
 def test_a_partition_is_a_matrix_of_counts_with_white_where_there_is_none():
     counts = np.array([[9, 60, 3], [640, 0, 1]])
-    figure = partition.partition_figure(counts, ["a", "b", "c"], "words")
+    figure = plots.partition_figure(counts, ["a", "b", "c"], "words")
     (image,) = figure.axes[0].images
     assert image.get_array().filled(0).tolist() == counts.T.tolist()
     assert image.get_array().mask.sum() == 1
     assert image.get_clim() == (0, 640)
     assert [label.get_text() for label in figure.axes[0].get_yticklabels()] == ["a", "b", "c"]
     with pytest.raises(UserError, match="no example"):
-        partition.partition_figure(np.zeros((3, 2)), ["a", "b"], "")
+        plots.partition_figure(np.zeros((3, 2)), ["a", "b"], "")
 
 
 def test_files_have_the_same_bytes_each_time_and_the_style_stays_inside(tmp_path):

@@ -121,7 +121,8 @@ def test_a_setting_has_one_colour_in_table_curves_and_costs(monkeypatch):
     looks = {item.label.value[0]: item.renderers[0].glyph.line_color for item in legend.items}
     assert legend.click_policy == "hide"
     assert [looks["b"], looks["c"]] == points["colour"]
-    assert type(charts["Accuracy over what all clients send"].x_scale).__name__ == "LogScale"
+    costs = charts["Accuracy over what all clients send"]
+    assert (type(costs.x_scale).__name__, costs.xaxis.formatter.format) == ("LogScale", "0[.]0 a")  # 400 k
 
 
 def test_every_board_has_the_partition_of_its_first_run(monkeypatch):

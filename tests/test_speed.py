@@ -57,7 +57,7 @@ def test_the_same_bits_each_time_take_longer():
 
 def test_what_is_said_of_others_is_what_was_measured():
     peers = load_script(SPEED / "peers" / "peers.py")
-    rows, text = peers.read_rows(), peers.PAGE.read_text(encoding="utf-8")
+    rows, text = peers.pd.read_csv(peers.CSV), peers.PAGE.read_text(encoding="utf-8")
     assert all(f"\n\n{content}\n\n<!-- {name}: end -->" in text for name, content in peers.tables(rows).items())
     training, tested = (
         [f"{peers.ratios(rows, what, 'w1', side).median():.1f}" for side in ("pfllib", "flower", "flower-default")]

@@ -13,7 +13,7 @@ import pytest
 import fedcli
 from fedcli import registry
 from fedcli.errors import UserError, printable
-from fedcli.figures import partition, plots
+from fedcli.figures import plots
 from fedcli.results.render import Sheet, markdown, render
 from fedcli.runs import run as runs
 from fedcli.runs.config import refuse_without_effect, resolve
@@ -114,7 +114,7 @@ def test_a_name_is_text_wherever_it_is_written():
 
 def test_a_dollar_sign_in_a_name_is_no_mathematics(tmp_path):
     counts, names = np.array([[3, 4]]), ["$\\frac$", "$x^$"]
-    plots.write(tmp_path / "chart", partition.partition_figure, counts, names, "$\\title$")
+    plots.write(tmp_path / "chart", plots.partition_figure, counts, names, "$\\title$")
     assert (tmp_path / "chart.png").is_file()
 
 

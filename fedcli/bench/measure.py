@@ -5,23 +5,28 @@ bits each time, the plain loop by PyTorch's default ones. Each has one round to 
 and one of the plain loop take turns, so that a noisy machine hits both. The ratio is the median over these pairs of
 plain seconds over engine seconds: above 1 the engine is faster.
 
-A lower bound, called "floor" in files, is the time that the arithmetic or the traffic takes at the machine's peak
-rates; the evaluation's is the arithmetic of its forward passes. A lower bound above the measured time is a measurement
-that has failed, most likely because other programs took the cores while the peak rates were measured.
+A lower bound, called "floor" in files, is the time that the arithmetic or the traffic takes at this machine's own peak
+rates, the larger of the two. Arithmetic: the FLOPs of the plain loop's round over those of the fastest of several
+matrix products and of the network's own convolutions in the same precision, done by each thread alone. Memory: the
+bytes of parameters, gradients and momentum, each read and written once in every step of every client, over those of a
+large copy. The evaluation's is the arithmetic of its forward passes. A lower bound above the measured time is a
+measurement that has failed, most likely because other programs took the cores while the peak rates were measured.
 """
 
 import csv
 import json
+import math
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 import torch
+from torch.utils.flop_counter import FlopCounterMode
 
-from fedcli.bench.rates import peak_bandwidth, peak_flops
 from fedcli.bench.rounds import (
     FIRST_ROUND,
     SHAPE,
@@ -32,7 +37,6 @@ from fedcli.bench.rounds import (
     load_images,
     seconds_of,
 )
-from fedcli.core.autotune import autotune, peak_memory
 from fedcli.errors import UserError
 from fedcli.runs.config import Setup
 from fedcli.runs.prepare import flushed_denormals, machine_settings
@@ -52,6 +56,9 @@ MACHINE = (
     "{method} on {device} ({hardware}), threads: {threads}, torch {torch}, {precision}; times in seconds, median of "
     "{repeats} rounds (least-largest)"
 )
+MATMUL_SIDES = {"cpu": (2048, 1024, 512), "cuda": (8192, 4096)}
+COPY_BYTES = 2**28  # beyond any cache
+TRIES, LASTING = 4, 0.15  # tries of each rate, of which the fastest counts; seconds of a try, at least
 
 
 @flushed_denormals()
@@ -68,49 +75,40 @@ def measure(
         outside of local training: drawing the batches and aggregation.
     """
     dataset, images = load_images(workload, setup.run.seed)
-    _reset_peak(setup.device)
     engine = EngineRounds(setup, dataset)
-    fed, seconds, plain_seconds, training, tests = engine.fed, [], [], [], []
+    fed, device = engine.fed, setup.device
     with machine_settings(fed):  # what a run would set, for both sides, as are denormal numbers
-        autotune(fed)
-        progress(f"{workload.name}: warming up")
-        engine.round(FIRST_ROUND)
-        peak = peak_memory(setup.device)
-        engine.evaluate()
+        peak = engine.warm_up(FIRST_ROUND)
         plain = PlainRounds(workload, dataset, fed)
         plain.round(fed.cohort(FIRST_ROUND).client_ids)
         assert plain.parameters == fed.sizes.parameters, "the two sides train different networks"
+        rows = []
         for number in range(FIRST_ROUND + 1, FIRST_ROUND + 1 + repeats):
             progress(f"{workload.name}: pair {number - FIRST_ROUND} of {repeats}")
-            clients = fed.cohort(number).client_ids
-            seconds.append(seconds_of(partial(engine.round, number), setup.device))
-            training.append(fed.seconds["train"])
-            plain_seconds.append(seconds_of(partial(plain.round, clients), setup.device))
-            tests.append(seconds_of(engine.evaluate, setup.device))
+            own, training = seconds_of(partial(engine.round, number), device), fed.seconds["train"]
+            other = seconds_of(partial(plain.round, fed.cohort(number).client_ids), device)
+            rows.append((own, own - training, other, other / own, seconds_of(engine.evaluate, device)))
         progress(f"{workload.name}: peak rates")
         dtype = torch.bfloat16 if setup.run.precision == "bf16" else fed.dtype
-        flops = peak_flops(setup.device, dtype, plain.convolutions(dtype))
+        flops = peak_flops(device, dtype, plain.convolutions(dtype))
         arithmetic = workload.samples * plain.flops_per_sample() / flops
         # Parameter, gradient and momentum, each read and written.
-        memory = workload.steps * 2 * 3 * plain.parameters * fed.dtype.itemsize / peak_bandwidth(setup.device)
+        memory = workload.steps * 2 * 3 * plain.parameters * fed.dtype.itemsize / peak_bandwidth(device)
         test_flops = engine.models_tested * len(fed.test_labels) * plain.flops_per_sample(train=False)
-    bound, machine = max(arithmetic, memory), environment(setup.device)
-    measured = {
-        "workload": workload.name, "engine": fed.engine.mode, "device": str(setup.device),
-        "method": setup.method.name, "seconds_per_round": median(seconds),
-        "seconds_spread": [min(seconds), max(seconds)], "plain_seconds_per_round": median(plain_seconds),
-        "plain_spread": [min(plain_seconds), max(plain_seconds)],
-        "ratio": median(b / a for a, b in zip(seconds, plain_seconds, strict=True)),
-        "samples_per_second": workload.samples / median(seconds), "floor_seconds": bound,
-        "floor_share": bound / median(seconds), "arithmetic_floor_seconds": arithmetic,
-        "memory_floor_seconds": memory, "peak_bytes": peak, "evaluation_seconds": median(tests),
-        "evaluation_floor_seconds": test_flops / flops,
-        "data_seconds_share": median(a - b for a, b in zip(seconds, training, strict=True)) / median(seconds),
-        "images": images, "torch": machine["versions"]["torch"], "threads": machine["hardware"]["threads"],
-        "hardware": machine["hardware"]["name"], "repeats": repeats,
-        **{name: getattr(setup.run, name) for name in ("precision", *SHAPE, "seed")},
+    seconds, rest, plain_seconds, ratios, tests = zip(*rows, strict=True)
+    pace, bound, machine = median(seconds), max(arithmetic, memory), environment(device)
+    return {  # in the order of COLUMNS
+        "workload": workload.name, "engine": fed.engine.mode, "device": str(device), "method": setup.method.name,
+        "seconds_per_round": pace, "seconds_spread": [min(seconds), max(seconds)],
+        "plain_seconds_per_round": median(plain_seconds), "plain_spread": [min(plain_seconds), max(plain_seconds)],
+        "ratio": median(ratios), "samples_per_second": workload.samples / pace, "floor_seconds": bound,
+        "floor_share": bound / pace, "arithmetic_floor_seconds": arithmetic, "memory_floor_seconds": memory,
+        "peak_bytes": peak, "evaluation_seconds": median(tests), "evaluation_floor_seconds": test_flops / flops,
+        "data_seconds_share": median(rest) / pace, "images": images, "torch": machine["versions"]["torch"],
+        "threads": machine["hardware"]["threads"], "hardware": machine["hardware"]["name"],
+        **{name: getattr(setup.run, name) for name in ("precision", *SHAPE)}, "repeats": repeats,
+        "seed": setup.run.seed,
     }  # fmt: skip
-    return {name: measured[name] for name in COLUMNS}
 
 
 @flushed_denormals()
@@ -124,16 +122,10 @@ def measure_run(setup: Setup, repeats: int, progress: Callable[[str], Any] = lam
     run, name = setup.run, setup.method.name
     cifar = Workload(name, run.dataset, 3, 32, 1, run.train_examples or 50_000, 1, 1, 1, run.backbone)
     dataset, images = load_images(cifar, run.seed)
-    _reset_peak(setup.device)
-    engine = EngineRounds(setup, dataset)
+    engine, first = EngineRounds(setup, dataset), max(run.rounds - repeats - 1, 0)
     whole, tests = [], []
     with machine_settings(engine.fed):
-        autotune(engine.fed)
-        first = max(run.rounds - repeats - 1, 0)
-        progress(f"{name}: warming up")
-        engine.round(first)
-        peak = peak_memory(setup.device)
-        engine.evaluate()
+        peak = engine.warm_up(first)
         for number in range(first + 1, first + 1 + repeats):
             progress(f"{name}: round {number + 1}")
             seconds = seconds_of(partial(engine.round, number), setup.device)
@@ -158,12 +150,41 @@ def describe_run(result: dict[str, Any]) -> str:
     ).format(**result)
 
 
-def _reset_peak(device: torch.device) -> None:
-    """Sets the peak memory back to what is used now, on Linux that of the process too."""
-    if device.type == "cuda":
-        torch.cuda.reset_peak_memory_stats(device)
-    elif Path("/proc/self/clear_refs").exists():
-        Path("/proc/self/clear_refs").write_text("5")
+def peak_flops(device: torch.device, dtype: torch.dtype, layers: Iterable[Callable[[], Any]]) -> float:
+    """Measures the FLOPs a second of a device at best: in matrix products, and in layers of a network."""
+    works = list(layers)
+    for side in MATMUL_SIDES[device.type]:
+        works.append(partial(torch.matmul, *torch.randn(2, side, side, device=device).to(dtype)))
+    rates = []
+    for work in works:
+        with FlopCounterMode(display=False) as counter:
+            work()
+        rates.append(counter.get_total_flops() * times_per_second(work, device))
+    return max(rates)
+
+
+def peak_bandwidth(device: torch.device) -> float:
+    """Measures the bytes a second that a device reads and writes at best."""
+    source = torch.zeros(COPY_BYTES // 4, device=device)
+    return 2 * COPY_BYTES * times_per_second(partial(torch.empty_like(source).copy_, source), device)
+
+
+def times_per_second(work: Callable[[], Any], device: torch.device) -> float:
+    """Returns how many times a second some work is done at best, by all threads, each alone."""
+    threads = torch.get_num_threads() if device.type == "cpu" else 1
+
+    @torch.no_grad()
+    def repeat(times: int) -> None:
+        for _ in range(times):
+            work()
+
+    with ThreadPoolExecutor(threads, initializer=torch.set_num_threads, initargs=(1,)) as pool:
+        # On CUDA in this thread, where it has been set up.
+        repeat_all = (lambda times: list(pool.map(repeat, [times] * threads))) if device.type == "cpu" else repeat
+        times = math.ceil(LASTING / min(seconds_of(partial(repeat_all, 1), device) for _ in range(2)))
+        seconds = min(seconds_of(partial(repeat_all, times), device) for _ in range(TRIES))
+    torch.set_num_threads(threads)
+    return threads * times / seconds
 
 
 def result_file(path: Path, device: torch.device) -> Path:
@@ -182,19 +203,19 @@ def append_csv(path: Path, results: Sequence[dict[str, Any]]) -> None:
     Raises:
         UserError: If the file holds something else.
     """
-    lines = path.read_text(encoding="utf-8", errors="replace").splitlines() if path.is_file() else []
-    if lines and lines[0] != ",".join(COLUMNS):
+    first, _, _ = path.read_text(encoding="utf-8", errors="replace").partition("\n") if path.is_file() else ("", "", "")
+    if first not in ("", ",".join(COLUMNS)):
         raise UserError(
-            f"'{path}' does not hold results of this command (got '{lines[0][:40]}' as its first line); "
+            f"'{path}' does not hold results of this command (got '{first[:40]}' as its first line); "
             f"choose a new file or one that --csv wrote."
         )
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("a", newline="", encoding="utf-8") as file:
-        writer = csv.writer(file, lineterminator="\n")
-        if not lines:
-            writer.writerow(COLUMNS)
-        for result in results:
-            writer.writerow(json.dumps(cell) if isinstance(cell, list) else cell for cell in result.values())
+        rows = csv.writer(file, lineterminator="\n")
+        rows.writerows([] if first else [COLUMNS])
+        rows.writerows(
+            [json.dumps(cell) if isinstance(cell, list) else cell for cell in row.values()] for row in results
+        )
 
 
 def cells(result: dict[str, Any]) -> dict[str, str]:

@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -26,6 +27,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from fedcli import registry
 from fedcli.core import evaluation
+from fedcli.core.autotune import autotune, peak_memory
 from fedcli.core.backbones import torchvision
 from fedcli.core.federation import Federation
 from fedcli.core.layers import use_live_taps
@@ -79,7 +81,7 @@ DEFAULT_WORKLOADS = ("w1", "w2")  # w3 takes hours on a CPU
 
 def find_workload(name: str) -> Workload:
     """The workload of that name, short or not; refuses a name that is not known."""
-    by_name = {**WORKLOADS, **{workload.words: workload for workload in WORKLOADS.values()}}
+    by_name = WORKLOADS | {workload.words: workload for workload in WORKLOADS.values()}
     if name not in by_name:
         raise unknown("workload", name, by_name, f"there are {', '.join(by_name)}, and methods.")
     return by_name[name]
@@ -88,9 +90,11 @@ def find_workload(name: str) -> Workload:
 def scaling_workloads() -> list[Workload]:
     """The first workload with one local epoch, over numbers of clients per round and over batch sizes."""
     base = replace(WORKLOADS["w1"], local_epochs=1)
-    varied = [replace(base, cohort_size=size) for size in SCALING_CLIENTS]
-    varied += [replace(base, batch_size=size) for size in SCALING_BATCHES if size != base.batch_size]
-    return [replace(each, name=f"w1 K={each.cohort_size} B={each.batch_size}") for each in varied]
+    sizes = [(size, base.batch_size) for size in SCALING_CLIENTS]
+    sizes += [(base.cohort_size, size) for size in SCALING_BATCHES if size != base.batch_size]
+    return [
+        replace(base, name=f"w1 K={cohort} B={batch}", cohort_size=cohort, batch_size=batch) for cohort, batch in sizes
+    ]
 
 
 def prepare(workload: Workload, method: str = SIMPLEST, **machine: Any) -> Setup:
@@ -141,13 +145,25 @@ class EngineRounds:
     """
 
     def __init__(self, setup: Setup, dataset: datasets.Dataset):
-        """Divides the images among the clients and makes the initial state."""
+        """Divides the images among the clients and makes the initial state; the peak memory starts anew."""
+        if setup.device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats(setup.device)
+        elif Path("/proc/self/clear_refs").exists():
+            Path("/proc/self/clear_refs").write_text("5")
         run, public = setup.run, None
         parts = setup.partition(dataset.y_train, run.num_clients, run.seed, None)
         if run.public_dataset is not None:
             public = datasets.public_images(run.public_dataset, dataset, run.public_examples, run.seed)
         self.setup, self.fed = setup, federation(setup, dataset, parts, public)
         self.state = setup.method.init(self.fed, setup.options)
+
+    def warm_up(self, number: int) -> int:
+        """Trains a round and tests; returns the peak memory of the round in bytes."""
+        autotune(self.fed)
+        self.round(number)
+        peak = peak_memory(self.fed.device)
+        self.evaluate()
+        return peak
 
     def round(self, number: int) -> None:
         """Trains one round; `fed.seconds` then says what it spent on what."""
@@ -233,13 +249,13 @@ class PlainRounds:
         kinds = {}
 
         def note(layer: nn.Module, inputs: tuple[Tensor], output: Tensor) -> None:
-            if isinstance(layer, nn.Conv2d):
-                images = inputs[0].detach().to(dtype, memory_format=torch.channels_last)
-                kinds[images.shape, output.shape, layer.weight.shape] = partial(layer.forward, images)
+            images = inputs[0].detach().to(dtype, memory_format=torch.channels_last)
+            kinds[images.shape, output.shape, layer.weight.shape] = partial(layer.forward, images)
 
         network = copy.deepcopy(self._live).to(dtype, memory_format=torch.channels_last)
         for layer in network.modules():
-            layer.register_forward_hook(note)
+            if isinstance(layer, nn.Conv2d):
+                layer.register_forward_hook(note)
         x, _ = next(iter(self._loaders[0]))
         network(x.to(self._device, dtype))
         return list(kinds.values())

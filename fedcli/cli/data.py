@@ -101,8 +101,7 @@ def data_show(
     print_table(("Data set", dataset.name), [row for row in rows if row[1]])
     if chosen is None:
         return
-    from fedcli.figures import partition as chart  # late: Matplotlib takes half a second
-    from fedcli.figures import plots
+    from fedcli.figures import plots  # late: Matplotlib takes half a second
 
     chosen = chosen.scaled(dataset.share)
     parts = chosen(dataset.y_train, num_clients, partition_seed, dataset.domain_train, writers, dataset.place_train)
@@ -113,5 +112,5 @@ def data_show(
     print_table(("Client", "Images", "Classes", *map(str, classes)), rows, gap=1)
     title = f"{plots.dataset_words(dataset.name)}, {plots.partition_words(str(chosen))}, seed {partition_seed}"
     out = out or Path(f"{dataset.name}-partition.png")
-    files = plots.write(out, chart.partition_figure, counts, dataset.class_names, title)
+    files = plots.write(out, plots.partition_figure, counts, dataset.class_names, title)
     typer.echo(f"chart: {' and '.join(map(str, files))}")

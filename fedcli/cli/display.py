@@ -91,13 +91,13 @@ def headline(record: dict[str, Any], folder: Path) -> dict[str, str]:
 
 def draw(record: dict[str, Any], folder: Path) -> None:
     """Draw a run's learning curve and its partition into its folder, as PNG and PDF."""
-    from fedcli.figures import curves, partition, plots  # late: it takes a second
+    from fedcli.figures import curves, plots  # late: it takes a second
 
     gc.freeze()  # else each search for garbage among what drawing leaves goes through all that PyTorch has
     plots.write(folder / "curve", curves.learning_curves, [record])
     title = plots.title_words([record], f"seed {record['partition']['seed']}")
     counts = np.array(record["partition"]["class_counts"])
-    plots.write(folder / "partition", partition.partition_figure, counts, record["class_names"], title)
+    plots.write(folder / "partition", plots.partition_figure, counts, record["class_names"], title)
     gc.unfreeze()
 
 

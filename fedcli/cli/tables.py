@@ -93,8 +93,7 @@ def table(
     elif format == "csv":
         text = render.render(tables.sheet(records, names), format)
     else:
-        titles = [metrics.find_metric(name).title for name in names]
-        sheets = tables.sheets(records, names, [*columns.split(","), *titles] if columns else (), title or "")
+        sheets = tables.sheets(records, names, columns.split(",") if columns else (), title or "")
         text = "\n".join(render.render(sheet, format) for sheet in sheets)
     print_or_write(text, out, Markdown(text) if per is None and format == "markdown" else None)
 

@@ -1,7 +1,7 @@
 """Figures from records and from finished runs, and the kinds of them that `fedcli plot` knows."""
 
 from collections.abc import Callable
-from importlib import import_module
+from pkgutil import resolve_name
 from typing import Any, NamedTuple
 
 from fedcli.errors import unknown
@@ -18,8 +18,7 @@ class Chart(NamedTuple):
 
 def _chart(function: str, help: str, needs: str = "records") -> Chart:
     """A chart of this package, by `module:function`; the module, slow to import, is imported when it draws."""
-    module, name = function.split(":")
-    return Chart(lambda *given: getattr(import_module(f"fedcli.figures.{module}"), name)(*given), help, needs)
+    return Chart(lambda *given: resolve_name(f"fedcli.figures.{function}")(*given), help, needs)
 
 
 CHARTS = {

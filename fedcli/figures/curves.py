@@ -2,8 +2,10 @@
 
 from collections import Counter
 from collections.abc import Iterable
+from functools import partial
 from itertools import cycle
 from math import ceil
+from operator import itemgetter
 from statistics import fmean
 from textwrap import fill
 from typing import Any, NamedTuple
@@ -14,7 +16,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
-from matplotlib.ticker import MaxNLocator
+from matplotlib.ticker import EngFormatter, MaxNLocator
 
 from fedcli.errors import UserError, unknown
 from fedcli.figures.plots import DASHES, method_name, setting_colours, setting_name, title_words, write_title
@@ -27,14 +29,12 @@ from fedcli.runs.records import quiet, reductions_of
 from fedcli.runs.settings import NOT_SETTINGS, settings_text
 
 WIDTH, HEIGHT = 6.4, 2.8  # inches of a panel with its legend
-STACKED = 2  # panels that stand above each other; more stand two in a row
 LEGEND_WIDTH = 30  # characters in a line of a legend
 MANY, THIN = 300, 0.7  # points of a line from which it is so thin, as it would look like a surface
 FEW = 20  # points of a line up to which each is marked
 TOP = 4  # the level of what no line may hide; lines are at 2, legends at 5
 GREY = "#555555"
-BAND = {"alpha": 0.18, "linewidth": 0}  # around a line, in its colour
-HEADLINE = {"marker": "o", "markersize": 7, "fillstyle": "none", "linestyle": "none", "zorder": TOP}
+CHOSEN = {"marker": "o", "markersize": 7, "fillstyle": "none", "linestyle": "none", "zorder": TOP}
 DIVERGED = {"marker": "X", "markersize": 7, "markeredgewidth": 0, "linewidth": 0.8, "zorder": TOP}
 PRINTED = {"linestyle": ":", "linewidth": 0.8}  # the paper's number
 RULES = {"best-validation": "the round chosen by validation", "best-test": "the best round on the test set"}
@@ -52,8 +52,8 @@ class Curve(NamedTuple):
         line: Their means, a row for each round in which all have a value: `x`, `y`, and of several runs `low` and
             `high`, the mean less and plus the sample standard deviation.
         diverged: `x` and `y` of each run that diverged and has any.
-        headline: Of accuracies, place and height of the number in tables, means over runs; None where no rule looks for
-            a round.
+        chosen: Of accuracies, the point of the line at the round, the mean over runs, that the rule has chosen; None
+            where no rule looks for a round.
         printed: Of accuracies, the paper's number in percent, see `printed_accuracies`; None where there is none.
     """
 
@@ -61,7 +61,7 @@ class Curve(NamedTuple):
     runs: list[dict]
     line: pd.DataFrame
     diverged: list[pd.DataFrame]
-    headline: tuple[float, float] | None
+    chosen: tuple[float, float] | None
     printed: float | None
 
     @property
@@ -81,23 +81,19 @@ def find_curves(groups: list[SeedGroup], measure: str = ACCURACY, x: str = "roun
     limits = (None, None) if measure.startswith("drift") else (0, 100)
     numbers = printed_accuracies([member.records[0] for member in groups])
     curves = []
-    for member, printed in zip(groups, numbers, strict=True):
+    for member, number in zip(groups, numbers, strict=True):
         runs = member.finished or [record for record in member.records if state_of(record) != "diverged"]
         rounds = pd.concat([points(record, measure, x) for record in runs or member.records]).groupby(level=0)
         line = rounds.mean()[rounds.size() == len(runs)]
         deviation = rounds.y.std()[line.index]
         line = line.assign(low=(line.y - deviation).clip(*limits), high=(line.y + deviation).clip(*limits))
         lost = [points(record, measure, x) for record in member.records if state_of(record) == "diverged"]
-        diverged = list(filter(len, lost))
-        if not len(line) and not diverged:
-            continue
-        headline, summaries = None, [record["summary"] for record in runs or member.records]
-        is_searched = member.selection in RULES and all(each["selected"] is not None for each in summaries)
-        if measure == ACCURACY and is_searched:
-            chosen = fmean(each["selected_round"] for each in summaries)
-            place = np.interp(chosen, [*rounds.groups], rounds.x.mean())
-            headline = float(place), 100 * fmean(each["selected"] for each in summaries)
-        curves.append(Curve(member, runs, line, diverged, headline, printed if measure == ACCURACY else None))
+        chosen, rounds_chosen = None, [record["summary"]["selected_round"] for record in runs]
+        if measure == ACCURACY and member.selection in RULES and len(line) and None not in rounds_chosen:
+            chosen = tuple(float(np.interp(fmean(rounds_chosen), line.index, line[axis])) for axis in ("x", "y"))
+        diverged, printed = list(filter(len, lost)), number if measure == ACCURACY else None
+        if len(line) or diverged:
+            curves.append(Curve(member, runs, line, diverged, chosen, printed))
     return curves
 
 
@@ -125,8 +121,8 @@ def learning_curves(records: Iterable[dict], x: str = "round") -> Figure:
 
     The band is the mean ± the sample standard deviation over seeds, within 0 and 100 %. Only finished runs enter them
     where there are any; a run that diverged is a thin line that ends in a cross. The names tell what was left out. A
-    ring has the height of the number in tables and stands at the round, the mean over seeds, that the rule has chosen.
-    A dotted line is the paper's number, which the name has too, see `fedcli.results.comparison.printed_accuracies`.
+    ring marks the round, the mean over seeds, that the rule has chosen. A dotted line is the paper's number, which the
+    name has too, see `fedcli.results.comparison.printed_accuracies`.
 
     Runs of several protocols or data sets have a panel for each, in which a method keeps its colour.
 
@@ -142,8 +138,7 @@ def learning_curves(records: Iterable[dict], x: str = "round") -> Figure:
     records, panels = list(records), []
     usable = [record for record in records if not np.isnan(places(record, x)).any()]
     for runs in boards(usable).values():
-        curves = find_curves(group(runs), x=x)
-        if curves:
+        if curves := find_curves(group(runs), x=x):
             panels.append((f"{title_words(runs)} ({runs[0]['protocol']})", "Test accuracy (%)", curves))
     if not panels:
         raise UserError(
@@ -156,31 +151,13 @@ def learning_curves(records: Iterable[dict], x: str = "round") -> Figure:
     return _draw(panels, AXES[x], ", ".join(titles))
 
 
-def drift_figure(records: Iterable[dict]) -> Figure:
-    """Draws how far the clients' features and updates drift apart, see `measures_figure`."""
-    return measures_figure(
-        records,
-        {
-            "drift/feature_distance": "Distance of features",
-            "drift/classifier_similarity": "Similarity of classifier updates",
-        },
-        "run with --drift-every",
-    )
-
-
-def domains_figure(records: Iterable[dict]) -> Figure:
-    """Draws the accuracy of the clients' models on their own and on other domains, see `measures_figure`."""
-    measures = {"intra": "Accuracy on own domains (%)", "inter": "Accuracy on other domains (%)"}
-    return measures_figure(records, measures, "draw runs of a protocol with evaluation by domain")
-
-
-def measures_figure(records: Iterable[dict], measures: dict[str, str], remedy: str) -> Figure:
+def _draw_measures(measures: dict[str, str], remedy: str, records: Iterable[dict]) -> Figure:
     """Draws measures over rounds, with lines, bands and legends as in `learning_curves`.
 
     Args:
-        records: The runs; those that have none of the measures are left out.
         measures: The label of each, see `find_curves`; each has a panel.
         remedy: What a user can do where no run has any.
+        records: The runs; those that have none of the measures are left out.
 
     Raises:
         UserError: If no run has any.
@@ -190,6 +167,23 @@ def measures_figure(records: Iterable[dict], measures: dict[str, str], remedy: s
         raise UserError(f"no run has measured its {' and '.join(measures.values()).lower()} (got none); {remedy}.")
     panels = [("", label, find_curves(group(measured), name)) for name, label in measures.items()]
     return _draw(panels, AXES["round"], _title(panels[0][2]))
+
+
+# How far the clients' features and updates drift apart.
+drift_figure = partial(
+    _draw_measures,
+    {
+        "drift/feature_distance": "Distance of features",
+        "drift/classifier_similarity": "Similarity of classifier updates",
+    },
+    "run with --drift-every",
+)
+# The accuracy of the clients' models on their own and on other domains.
+domains_figure = partial(
+    _draw_measures,
+    {"intra": "Accuracy on own domains (%)", "inter": "Accuracy on other domains (%)"},
+    "draw runs of a protocol with evaluation by domain",
+)
 
 
 def _title(curves: list[Curve]) -> str:
@@ -211,24 +205,26 @@ def _draw(panels: list[tuple[str, str, list[Curve]]], x_label: str, title: str) 
     """The figure of panels: title, label of the vertical axis, lines; a setting looks the same in all of them."""
     colours = setting_colours([[curve.setting for curve in curves] for *_, curves in panels])
     dashes = dict(zip(dict.fromkeys(colours.values()), cycle(DASHES), strict=False))
-    looks = {label: {"color": colour, "linestyle": dashes[colour]} for label, colour in colours.items()}
-    across = 1 if len(panels) <= STACKED else 2
+    across = 1 if len(panels) <= 2 else 2
     down = ceil(len(panels) / across)
     figure, longest = Figure(layout="constrained"), 0
     for number, (heading, y_label, curves) in enumerate(panels, 1):
         axes = figure.add_subplot(down, across, number, xlabel=x_label, ylabel=y_label)
         axes.set_title(fill(heading, 60) if len(panels) > 1 else "")
-        most = max(len(curve.runs) for curve in curves)
-        drawn = [_draw_curve(axes, curve, looks[curve.setting.label], _name(curve, most)) for curve in curves]
-        by_last = sorted(zip(curves, drawn, strict=True), key=lambda pair: pair[0].last, reverse=True)
+        most, drawn = max(len(curve.runs) for curve in curves), []
+        for curve in curves:
+            colour = colours[curve.setting.label]
+            drawn.append((curve.last, _draw_curve(axes, curve, _name(curve, most), colour, dashes[colour])))
+        handles = [line for _, line in sorted(drawn, key=itemgetter(0), reverse=True)]
+        legend = axes.legend(handles=handles, loc="upper left", bbox_to_anchor=(1, 1.03), handlelength=3)
+        longest = max(longest, sum(text.get_text().count("\n") + 1 for text in legend.get_texts()))
         axes.xaxis.set_major_locator(MaxNLocator("auto", integer=True, min_n_ticks=1, steps=(1, 2, 5, 10)))
         axes.margins(x=0.02)
         axes.grid(axis="y")
+        if x_label == AXES["floats"]:
+            axes.xaxis.set_major_formatter(EngFormatter())
         if x_label == AXES["round"]:  # there is no round 0
             axes.set_xlim(left=1 if max(axes.dataLim.x1, 1) > FEW else 0.5)
-        handles = [line for _, line in by_last]
-        legend = axes.legend(handles=handles, loc="upper left", bbox_to_anchor=(1, 1.03), handlelength=3)
-        longest = max(longest, sum(text.get_text().count("\n") + 1 for text in legend.get_texts()))
     signs = _signs([curve for *_, curves in panels for curve in curves])
     figure.legend(handles=signs, loc="outside lower left", ncols=across, handlelength=3.4)
     height = max(HEIGHT, 0.6 + 0.17 * longest)  # a line of text takes 0.17 inches
@@ -237,20 +233,25 @@ def _draw(panels: list[tuple[str, str, list[Curve]]], x_label: str, title: str) 
     return figure
 
 
-def _draw_curve(axes: Axes, curve: Curve, look: dict[str, Any], name: str) -> Line2D:
+def _draw_curve(axes: Axes, curve: Curve, name: str, colour: str, dash: Any) -> Line2D:
     """Draws mean and band of a curve, the runs that diverged, and the numbers it is judged by; its line."""
-    line, colour = curve.line, look["color"]
+    line, look = curve.line, {"color": colour, "linestyle": dash}
     width, marker = THIN if len(line) > MANY else None, "." if len(line) <= FEW else ""
     (drawn,) = axes.plot(line.x, line.y, label=name, marker=marker, linewidth=width, **look)
     if len(curve.runs) > 1:
-        axes.fill_between(line.x, line.low, line.high, color=colour, **BAND)
+        axes.fill_between(line.x, line.low, line.high, **_band(colour))
     for lost in curve.diverged:
-        axes.plot(lost.x, lost.y, gid="diverged", markevery=[len(lost) - 1], **{**look, **DIVERGED})
-    if curve.headline is not None:
-        axes.plot(*curve.headline, gid="headline", color=colour, clip_on=False, **HEADLINE)
+        axes.plot(lost.x, lost.y, gid="diverged", markevery=[len(lost) - 1], **look | DIVERGED)
+    if curve.chosen is not None:
+        axes.plot(*curve.chosen, gid="chosen", color=colour, clip_on=False, **CHOSEN)
     if curve.printed is not None:
         axes.axhline(curve.printed, gid="printed", color=colour, **PRINTED)
     return drawn
+
+
+def _band(colour: str) -> dict[str, Any]:
+    """The look of a band: pale, as many may lie on each other, with a thin edge in the colour of its line."""
+    return {"facecolor": (colour, 0.1), "edgecolor": (colour, 0.4), "linewidth": 0.4}
 
 
 def _name(curve: Curve, most: int) -> str:
@@ -268,13 +269,14 @@ def _name(curve: Curve, most: int) -> str:
 
 def _signs(curves: list[Curve]) -> list[Patch | Line2D]:
     """What the legend below all panels explains: bands, rings, crosses and dotted lines, each where there is one."""
-    counts = " or ".join(map(str, sorted({len(curve.runs) for curve in curves if len(curve.runs) > 1})))
-    rules = " or ".join(sorted({RULES[curve.setting.selection] for curve in curves if curve.headline is not None}))
-    bands = Patch(label=f"mean ± standard deviation over {counts} seeds", color=GREY, **BAND)
-    lines = {
-        f"the tables' number, at {rules}": (rules, HEADLINE),
-        "diverged after this round": (any(curve.diverged for curve in curves), DIVERGED),
-        "the paper's number for the line of its colour": (any(curve.printed is not None for curve in curves), PRINTED),
-    }
-    signs = [Line2D([], [], label=label, color=GREY, **look) for label, (is_drawn, look) in lines.items() if is_drawn]
-    return [bands, *signs] if counts else signs
+    signs: list[Patch | Line2D] = []
+    if counts := sorted({len(curve.runs) for curve in curves} - {0, 1}):
+        words = f"mean ± standard deviation over {' or '.join(map(str, counts))} seeds"
+        signs.append(Patch(label=words, **_band(GREY)))
+    rules = sorted({RULES[curve.setting.selection] for curve in curves if curve.chosen is not None})
+    looks = {" or ".join(rules): CHOSEN} if rules else {}
+    if any(curve.diverged for curve in curves):
+        looks["diverged after this round"] = DIVERGED
+    if any(curve.printed is not None for curve in curves):
+        looks["the paper's number for the line of its colour"] = PRINTED
+    return signs + [Line2D([], [], label=label, color=GREY, **look) for label, look in looks.items()]

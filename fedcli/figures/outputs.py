@@ -1,10 +1,4 @@
-"""Figures of what the models of finished runs give for images, see `quality`; of several seeds the first is shown.
-
-`tsne` draws features in the plane, a panel a setting, or, of a client's own model and test images of several domains, a
-panel a domain, the client's own first. `clients` shows what the clients' own models make of the
-same images, and how alike these features are. `confusion` draws what images are taken for, and `correlation` how alike
-the clients' logits are, classes by classes.
-"""
+"""Figures of what the models of finished runs give for images, see `quality`; of several seeds the first is shown."""
 
 from collections.abc import Iterable, Sequence
 from math import ceil
@@ -39,7 +33,7 @@ def one_a_setting(paths: Iterable[Path]) -> tuple[list[dict], str]:
     """Of the finished runs under `paths` the first seed of each setting, and what all have in common, as a title.
 
     Returns:
-        The title, and the records with their `folder` and their `name` in a figure.
+        The records with their `folder` and their `name` in a figure, and the title.
 
     Raises:
         UserError: If there is no finished run, or they are of several data sets.
@@ -60,6 +54,10 @@ def _title(run: dict, *more: str) -> str:
     return "\n".join([fill(name, 28), *more])
 
 
+def _numbers(quality: dict[str, float], prefix: str = "") -> str:
+    return f"NMI {quality[prefix + 'nmi']:.2f}, silhouette {quality[prefix + 'silhouette']:.2f}"
+
+
 def _panels(count: int, across: int, side: float, title: str) -> tuple[Figure, list[Axes]]:
     """A figure with so many panels, in rows of as many as stand `across`; `side` is that of a panel in inches."""
     across = min(count, across)
@@ -69,13 +67,9 @@ def _panels(count: int, across: int, side: float, title: str) -> tuple[Figure, l
     return figure, [figure.add_subplot(down, across, place) for place in range(1, count + 1)]
 
 
-# Features in the plane
-
-
 def embedding_chart(paths: Iterable[Path]) -> Figure:
-    """Draws the features of finished runs in the plane, a panel or a row for those that differ in more than the seed.
-
-    Of more than ten classes the first ten are drawn.
+    """Draws features in the plane by t-SNE, a panel a setting; of a client's own model and test images of several
+    domains a panel a domain, its own first. Of more than ten classes the first ten are drawn.
 
     Raises:
         UserError: As `one_a_setting`, or if their features have not been kept.
@@ -100,11 +94,10 @@ def embedding_chart(paths: Iterable[Path]) -> Figure:
 
 
 def clients_chart(paths: Iterable[Path]) -> Figure:
-    """Draws the features of the clients' models of finished runs, a column for those that differ in more than the seed.
+    """Draws the features of the clients' models of a round, a column a setting.
 
     Above they stand in the plane by t-SNE, colours for classes and markers for clients; below are the histograms of the
-    cosine between two of them, of one class or of two. Of more than ten classes the first ten are drawn, of more than
-    ten clients a round too.
+    cosine between two of them, of one class or of two. Of more than ten classes or clients the first ten are drawn.
 
     Raises:
         UserError: As `one_a_setting`, or if their clients' features have not been kept.
@@ -120,8 +113,10 @@ def clients_chart(paths: Iterable[Path]) -> Figure:
         above.set_title(_title(run, numbers, f"{len(np.unique(kept['clients']))} clients, a marker each"))
         cosines, same = pair_cosines(features, kept["labels"])
         bins = np.linspace(min(0, cosines.min()), 1, BINS)
-        pairs = {"of one class": cosines[same], "of two classes": cosines[~same]}
-        for (name, values), colour in zip(pairs.items(), LINE_COLOURS, strict=False):
+        for name, values, colour in (
+            ("of one class", cosines[same], LINE_COLOURS[0]),
+            ("of two classes", cosines[~same], LINE_COLOURS[1]),
+        ):
             shares = np.full(len(values), 100 / max(len(values), 1))  # of the pairs, in percent
             below.hist(values, bins, weights=shares, histtype="stepfilled", alpha=0.4, color=colour, label=name)
         below.set(xlabel="Cosine similarity")
@@ -133,10 +128,6 @@ def clients_chart(paths: Iterable[Path]) -> Figure:
     return figure
 
 
-def _numbers(quality: dict[str, float], prefix: str = "") -> str:
-    return f"NMI {quality[prefix + 'nmi']:.2f}, silhouette {quality[prefix + 'silhouette']:.2f}"
-
-
 def embed(features: np.ndarray) -> np.ndarray:
     """t-SNE of features `[n, D]` in two dimensions `[n, 2]`."""
     perplexity = min(PERPLEXITY, (len(features) - 1) / 3)
@@ -146,16 +137,14 @@ def embed(features: np.ndarray) -> np.ndarray:
 def _scatter(axes: Axes, features: np.ndarray, labels: np.ndarray, clients: np.ndarray | None = None) -> None:
     """Draws features `[n, D]` in the plane, a colour a class and, where there are `clients` [n], a marker a client."""
     visible = labels < len(CLASS_COLOURS)
-    points, labels = embed(features[visible]), labels[visible]
     size = 4 if clients is None else 12  # of which markers can be told apart
-    clients = np.zeros(len(labels), int) if clients is None else clients[visible]
-    order = np.random.default_rng(0).permutation(len(labels))  # so that no class lies above all others
-    colours = np.array(CLASS_COLOURS)[labels]
+    points, colours = embed(features[visible]), np.array(CLASS_COLOURS)[labels[visible]]
+    clients = np.zeros(len(points), int) if clients is None else clients[visible]
+    order = np.random.default_rng(0).permutation(len(points))  # so that no class lies above all others
     for client, marker in zip(np.unique(clients), CLIENT_MARKERS, strict=False):
         rows = order[clients[order] == client]
         axes.scatter(*points[rows].T, c=colours[rows], marker=marker, s=size, linewidths=0, rasterized=True)
-    axes.set(xticks=[], yticks=[])
-    axes.set_box_aspect(1)
+    axes.set(xticks=[], yticks=[], box_aspect=1)
     axes.spines[:].set_visible(True)
 
 
@@ -169,38 +158,34 @@ def _add_legend(figure: Figure, class_names: Sequence[str]) -> None:
     figure.legend(handles=dots, loc="outside lower center", ncols=columns, columnspacing=1, handletextpad=0.2)
 
 
-# Matrices of classes by classes
-
-
 def confusion_chart(paths: Iterable[Path]) -> Figure:
-    """Draws what finished runs take the test images of each class for, a panel for those that differ beside the seed.
-
-    A cell is a share of its row in percent.
+    """Draws what the test images of each class are taken for, in percent of the class, a panel a setting.
 
     Raises:
         UserError: As `one_a_setting`, or if their outputs have not been kept.
     """
     shown, title = one_a_setting(paths)
     class_names = shown[0]["class_names"]
+    few = len(class_names) <= NUMBERED
     figure, all_axes = _panels(len(shown), MATRICES_ACROSS, MATRIX_SIDE + 0.5, title)
     for axes, run in zip(all_axes, shown, strict=True):
         kept = FEATURES.read(run["folder"], run)
         labels, predicted = kept["labels"], kept["predicted"]
         shares = 100 * confusion_matrix(labels, predicted, labels=range(len(class_names)), normalize="true")
         display = ConfusionMatrixDisplay(shares, display_labels=class_names).plot(
-            ax=axes, cmap="Blues", colorbar=False, include_values=len(class_names) <= NUMBERED, values_format=".0f",
+            ax=axes, cmap="Blues", colorbar=False, include_values=few, values_format=".0f",
             im_kw={"vmin": 0, "vmax": 100}, text_kw={"fontsize": 5.5}, xticks_rotation="vertical",
         )  # fmt: skip
         right = f"{100 * (labels == predicted).mean():.1f} % of {len(labels):,} images right"
         axes.set(title=_title(run, right), xlabel="taken for", ylabel="class")
-        if len(class_names) > NUMBERED:
+        if not few:
             axes.set(xticks=[], yticks=[])
     figure.colorbar(display.im_, ax=all_axes, label="% of the class", shrink=0.8, pad=0.02)
     return figure
 
 
 def correlation_chart(paths: Iterable[Path], files: Sequence[str] = ()) -> Figure:
-    """Draws the cross-correlation of the clients' logits with their mean, a row for runs that differ beyond the seed.
+    """Draws the cross-correlation of the clients' logits with their mean, a row a setting.
 
     On the left they are of public images, on the right of the clients' own training images. Where all records have
     their matrices these are drawn, and no checkpoint is needed.
@@ -219,12 +204,12 @@ def correlation_chart(paths: Iterable[Path], files: Sequence[str] = ()) -> Figur
     figure = Figure(figsize=(2 * MATRIX_SIDE + 1.2, len(shown) * (MATRIX_SIDE + 0.3) + 0.8), layout="constrained")
     panels = figure.subplots(len(shown), 2, squeeze=False, sharex=True, sharey=True)
     for pair, run, matrices in zip(panels, shown, kept, strict=True):
-        for axes, key in zip(pair, ("public", "private"), strict=True):
-            matrix = np.array(matrices[key])
+        for axes, kind in zip(pair, ("public", "private"), strict=True):
+            matrix = np.array(matrices[kind])
             same = np.eye(len(matrix), dtype=bool)
             image = axes.imshow(matrix, cmap="RdBu_r", vmin=-1, vmax=1, interpolation="nearest")
             numbers = f"diagonal {matrix[same].mean():.2f}, others {matrix[~same].mean():.2f}"
-            axes.set(title=f"{key.capitalize()} images\n{numbers}", xlabel="Class of the mean")
+            axes.set(title=f"{kind.capitalize()} images\n{numbers}", xlabel="Class of the mean")
             axes.locator_params(integer=True)
         pair[0].set_ylabel(f"{fill(run['name'], 28)}\n\nClass of a client")
     figure.colorbar(image, ax=panels, label="Cross-correlation of logits", shrink=min(1, 1.5 / len(shown)), aspect=25)

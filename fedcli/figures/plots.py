@@ -1,4 +1,4 @@
-"""How every figure looks and is written, and the words in it.
+"""How every figure looks and is written, the words in it, and a partition as a picture.
 
 `write` draws a figure in `STYLE` and saves it; the same input gives the same bytes. Figures are made without pyplot, so
 no global state is touched and no window system is needed.
@@ -51,7 +51,6 @@ LINE_COLOURS = (
 DASHES = (
     "-", (0, (5, 1.5)), (0, (4, 1.2, 1, 1.2)), (0, (3, 2)), (0, (6, 2, 1, 2, 1, 2)), (0, (1.2, 1.2)), (0, (1.2, 3)),
 )  # fmt: skip
-CHART_WIDTH = 5.8  # inches, the width of a chart that goes across a page
 SCREEN_DPI = 110  # of a picture on a page or in a notebook
 UNDATED = {
     ".png": {"Software": None}, ".pdf": {"CreationDate": None, "Creator": None, "Producer": None},
@@ -66,6 +65,7 @@ PARTITIONS = {  # words for `--partition NAME:VALUE`
     "iid": "IID", "dirichlet": "Dirichlet {}", "classes": "{} classes a client", "writers": "whole writers",
     "dominant": "dominant classes a client: {}", "missing": "missing classes a client: {}",
 }  # fmt: skip
+NAMED = 26  # classes of a partition; of more, names would overlap
 
 
 def colours(names: Iterable[str]) -> dict[str, str]:
@@ -125,6 +125,34 @@ def write_title(figure: Figure, title: str) -> None:
     figure.suptitle(fill(title, int(15 * figure.get_figwidth())))
 
 
+def partition_figure(class_counts: np.ndarray, class_names: Sequence[str], title: str) -> Figure:
+    """Draws how many examples of each class each client holds, a column a client, white where there is none.
+
+    Args:
+        class_counts: `[K, C]` examples per client and class.
+        class_names: C names.
+        title: Title of the chart.
+
+    Raises:
+        UserError: If there is no example.
+    """
+    counts = np.asarray(class_counts)
+    if counts.size == 0 or counts.max() <= 0:
+        raise UserError(f"the partition holds no example (got counts {list(counts.shape)}); give each client some.")
+    classes = counts.shape[1]
+    figure = Figure(figsize=(5.8, 1.1 + 0.16 * min(classes, NAMED)), layout="constrained")
+    axes = figure.add_subplot(xlabel="Client", ylabel="Class")
+    # The palest colour of the map differs from white, which stands for no example.
+    shown = np.ma.masked_equal(counts.T, 0)
+    image = axes.imshow(shown, cmap="viridis_r", vmin=0, aspect="auto", interpolation="nearest")
+    axes.locator_params(integer=True)
+    if classes <= NAMED:
+        axes.set_yticks(range(classes), class_names)
+    figure.colorbar(image, label="Examples")
+    write_title(figure, title)
+    return figure
+
+
 def write(out: Path, draw: Callable[..., Figure], *given: Any, page: bool = False) -> list[Path]:
     """Draws a figure in the style of all figures and writes it, without dates, so that equal figures are equal files.
 
@@ -141,15 +169,14 @@ def write(out: Path, draw: Callable[..., Figure], *given: Any, page: bool = Fals
         raise UserError(f"a figure is written as .png, .pdf or .svg (got '{out}'); choose one of them with --out.")
     stem = out.with_suffix("") if out.suffix in UNDATED else out
     suffixes = [".png"] if page else [out.suffix] if out.suffix in (".pdf", ".svg") else [".png", ".pdf"]
-    files = []
+    files = [stem.with_name(stem.name + suffix) for suffix in suffixes]
     with matplotlib.rc_context(STYLE):
         figure = draw(*given)
         stem.parent.mkdir(parents=True, exist_ok=True)
-        for suffix in suffixes:
+        for suffix, file in zip(suffixes, files, strict=True):
             content = small_png(figure) if page else image(figure, suffix, metadata=UNDATED[suffix])
             figure.set_layout_engine("none")  # the next file is laid out as this one
-            files.append(stem.with_name(stem.name + suffix))
-            write_atomically(files[-1], lambda path, content=content: path.write_bytes(content))
+            write_atomically(file, lambda path, content=content: path.write_bytes(content))
     return files
 
 

@@ -1,18 +1,12 @@
 """What the models of finished runs give for images, measured after the run and written into its record.
 
 `add_quality` measures how well the features of test images keep the classes apart, by the global model of the last
-round or by one client's own model. Normalized mutual information compares K-means clusters of the features, as many as
-there are classes, with the classes; the silhouette compares an image's distance to its own class with that to the
-nearest other one.
-
-`add_clients_quality` does so with the models of a round's clients, of which no state is kept: it runs one more round
-from the last checkpoint. The model of a client is shown with images of the classes (and domains, where there are any)
-that the client holds.
-
-`add_correlation` measures how alike the logits of the clients' own models are. All are given the same images, some of
-the public ones and some of each client's training images; each client's logits are correlated with the mean of all.
+round or by one client's own model; `add_clients_quality` by the models of a round's clients, of which no state is kept:
+it runs one more round from the last checkpoint. `add_correlations` measures how alike the logits of the clients' own
+models are: all are given the same images, and each client's logits are correlated with the mean of all.
 """
 
+import io
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -21,6 +15,7 @@ import numpy as np
 import torch
 from sklearn.cluster import KMeans
 from sklearn.metrics import normalized_mutual_info_score, silhouette_score
+from sklearn.metrics.pairwise import cosine_similarity
 from torch import Tensor
 
 from fedcli.core.batches import generator
@@ -51,40 +46,28 @@ def find_runs(paths: Iterable[Path]) -> tuple[list[dict], list[dict]]:
     Raises:
         UserError: If one of the paths holds no run, or no run has finished.
     """
-    paths = list(paths)
+    paths, finished, others = list(paths), [], []
     files = [file for file, _ in record_files(paths)]
-    records = [{**record, "folder": file.parent} for record, file in zip(find_records(paths), files, strict=True)]
-    finished = [record for record in records if record["status"] == "finished"]
+    for record, file in zip(find_records(paths), files, strict=True):
+        (finished if record["status"] == "finished" else others).append({**record, "folder": file.parent})
     if not finished:
-        raise UserError(f"no run has finished (got {len(records)} unfinished); 'fedcli resume RUN' takes one up again.")
-    return finished, [record for record in records if record["status"] != "finished"]
-
-
-# What is kept beside a record
+        raise UserError(f"no run has finished (got {len(others)} unfinished); 'fedcli resume RUN' takes one up again.")
+    return finished, others
 
 
 class Kept(NamedTuple):
-    """Arrays beside a record, with what was measured of them in it.
-
-    Attributes:
-        file: Their name.
-        prefix: Of the keys of what was measured.
-        command: What keeps them.
-    """
+    """Arrays in a file beside a record, with what was measured of them in it, under keys with a prefix."""
 
     file: str
     prefix: str
-    command: str
+    command: str  # that keeps them
 
     def write(self, folder: Path, arrays: dict[str, np.ndarray], measured: dict[str, Any]) -> dict[str, Any]:
         """Writes the arrays and then, into the record, what was measured, with the digest of the file; returns it."""
-
-        def save(part: Path) -> None:
-            with part.open("wb") as file:  # given a name, NumPy would add a suffix to it
-                np.savez_compressed(file, **arrays)
-
+        content = io.BytesIO()
+        np.savez_compressed(content, **arrays)
         with locked(folder):
-            write_atomically(folder / self.file, save)
+            write_atomically(folder / self.file, lambda path: path.write_bytes(content.getvalue()))
             measured = {**measured, "features_sha256": file_digest(folder / self.file)}
             measured = {self.prefix + name: value for name, value in measured.items()}
             record = read_record(folder)
@@ -106,9 +89,6 @@ class Kept(NamedTuple):
 
 FEATURES = Kept("features.npz", "", "fedcli quality")
 CLIENTS_FEATURES = Kept("clients.npz", "clients_", "fedcli quality --clients")
-
-
-# Features of one model
 
 
 def add_quality(folder: Path, client: int | None = None, files: Sequence[str] = ()) -> dict[str, Any]:
@@ -161,7 +141,11 @@ def sample(count: int, domains: np.ndarray | None = None) -> np.ndarray:
 
 
 def separation(features: np.ndarray, labels: np.ndarray) -> dict[str, float]:
-    """NMI after K-means, 0 to 1, and silhouette, -1 to 1, of features `[n, D]` with the classes `labels` [n].
+    """How well features `[n, D]` keep the classes `labels` [n] apart.
+
+    Returns:
+        `nmi`, 0 to 1: normalized mutual information of the classes with as many K-means clusters. `silhouette`, -1 to
+        1: an image's distance to its own class compared with that to the nearest other one.
 
     Raises:
         UserError: If there are too few classes or images.
@@ -172,9 +156,6 @@ def separation(features: np.ndarray, labels: np.ndarray) -> dict[str, float]:
     clusters = KMeans(classes, n_init=10, random_state=SEED).fit_predict(features)
     nmi = normalized_mutual_info_score(labels, clusters)
     return {"nmi": float(nmi), "silhouette": float(silhouette_score(features, labels))}
-
-
-# Features of a round's clients
 
 
 def add_clients_quality(folder: Path, files: Sequence[str] = ()) -> dict[str, float]:
@@ -192,10 +173,8 @@ def add_clients_quality(folder: Path, files: Sequence[str] = ()) -> dict[str, fl
     arrays["features"] = arrays["features"].astype(np.float16)
     features, labels = arrays["features"].astype(float), arrays["labels"]
     cosines, same = pair_cosines(features, labels)
-    measured = {
-        **separation(features, labels), "examples": len(labels),
-        "cosine_same": float(np.median(cosines[same])), "cosine_other": float(np.median(cosines[~same])),
-    }  # fmt: skip
+    measured = {**separation(features, labels), "examples": len(labels)}
+    measured |= {"cosine_same": float(np.median(cosines[same])), "cosine_other": float(np.median(cosines[~same]))}
     return CLIENTS_FEATURES.write(folder, arrays, measured)
 
 
@@ -206,13 +185,11 @@ def one_more_round(folder: Path, files: Sequence[str] = ()) -> dict[str, np.ndar
         UserError: If the clients send no whole model that drifts apart, or the run cannot be opened again.
     """
     run = open_run(folder, files, drift_every=1)
-    fed, cohort = run.fed, run.fed.cohort(len(run.record["rounds"]))
+    fed, method, cohort = run.fed, run.setup.method, run.fed.cohort(len(run.record["rounds"]))
     with machine_settings(fed):
-        run.setup.method.run_round(run.state, cohort, fed, run.setup.options)
+        method.run_round(run.state, cohort, fed, run.setup.options)
         if fed.trained is None:
-            raise UserError(
-                f"the clients of '{run.setup.method.name}' send no whole model (got {folder}); leave it out."
-            )
+            raise UserError(f"the clients of '{method.name}' send no whole model (got {folder}); leave it out.")
         return client_points(fed, cohort)
 
 
@@ -222,11 +199,11 @@ def client_points(fed: Recording, cohort: Cohort) -> dict[str, np.ndarray]:
     Returns:
         `features` `[n, D]`, each by the model of one client, with `labels` `[n]` and the ids of the `clients` `[n]`.
     """
-    test_labels = fed.test_labels.cpu().numpy()
+    test_labels, train_labels = fed.test_labels.cpu().numpy(), fed.engine.labels.cpu().numpy()
     candidates = np.flatnonzero(test_labels < CLASSES)
     index = np.sort(generator(SEED, "images").permutation(candidates)[:DRIFT_EXAMPLES])
     features = local_features(fed, cohort, index).double().cpu().numpy()[:CLIENTS]  # [K, n, D]
-    labels, train_labels = test_labels[index], fed.engine.labels.cpu().numpy()
+    labels = test_labels[index]
     domains = np.zeros_like(labels) if fed.test_domains is None else fed.test_domains.cpu().numpy()[index]
     holds = []
     for client in cohort.client_ids[: len(features)]:
@@ -240,13 +217,8 @@ def client_points(fed: Recording, cohort: Cohort) -> dict[str, np.ndarray]:
 
 def pair_cosines(features: np.ndarray, labels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Cosine of each two features of `[n, D]`, 0 with a zero vector, and whether both are of one class."""
-    lengths = np.linalg.norm(features, axis=1, keepdims=True)
-    directions = features / np.where(lengths > 0, lengths, 1)
     pairs = np.triu_indices(len(labels), 1)
-    return (directions @ directions.T)[pairs], (labels[:, None] == labels)[pairs]
-
-
-# Logits of the clients' own models
+    return cosine_similarity(features)[pairs], (labels[:, None] == labels)[pairs]
 
 
 def add_correlations(folders: Sequence[Path], files: Sequence[str] = ()) -> list[dict[str, list]]:
@@ -292,17 +264,16 @@ def correlations(fed: Federation, method: Method, state: Any, public: Tensor) ->
     """
     clients = [model for _, model in models(fed, method, state, range(fed.num_clients))]
     logits = score(clients, public.to(fed.device, fed.dtype))
-    on_public = [cross_correlation(of_client, logits.mean(0)) for of_client in logits]
-    on_private = []
+    matrices = {"public": [cross_correlation(of_client, logits.mean(0)) for of_client in logits], "private": []}
     for client, part in enumerate(fed.training):
         if len(part) > 1:
             chosen = part[generator(SEED, client, "correlation").permutation(len(part))[:CORRELATED]]
             images = fed.transform(fed.engine.images[torch.as_tensor(chosen, device=fed.device)])
             logits = score(clients, images)
-            on_private.append(cross_correlation(logits[client], logits.mean(0)))
-    if not on_private:
+            matrices["private"].append(cross_correlation(logits[client], logits.mean(0)))
+    if not matrices["private"]:
         raise UserError("no client has two training images (got one or none each); a correlation needs larger clients.")
-    return {"public": torch.stack(on_public).mean(0).cpu(), "private": torch.stack(on_private).mean(0).cpu()}
+    return {name: torch.stack(of_clients).mean(0).cpu() for name, of_clients in matrices.items()}
 
 
 @torch.no_grad()
@@ -316,20 +287,10 @@ def score(clients: Sequence[Model], images: Tensor) -> Tensor:
 
 
 def cross_correlation(logits: Tensor, mean_logits: Tensor) -> Tensor:
-    """Correlation of each class's logits with each class's mean logits, over images.
+    """Correlation `[C, C]` of the logits of a client `[n, C]`, the rows, with the mean of all clients, the columns.
 
-    Columns are standardised by their unbiased deviation, and the sum over images is divided by n: the correlation of a
-    column with itself is (n - 1) / n, or 0 where it is constant.
-
-    Args:
-        logits: Of one client, `[n, C]`, n at least 2.
-        mean_logits: Of all clients, `[n, C]`.
-
-    Returns:
-        `[C, C]`, in [-1, 1]; a row is a class of the client, a column one of the mean.
+    The deviations are unbiased and the sum over images is divided by n: a column has (n - 1) / n with itself, or 0
+    where it is constant.
     """
-
-    def standardise(columns: Tensor) -> Tensor:
-        return (columns - columns.mean(0)) / (columns.std(0) + SMALL)
-
-    return standardise(logits).T @ standardise(mean_logits) / len(logits)
+    standard = [(columns - columns.mean(0)) / (columns.std(0) + SMALL) for columns in (logits, mean_logits)]
+    return standard[0].T @ standard[1] / len(logits)

@@ -11,7 +11,6 @@ from statistics import fmean
 from typing import Any
 
 import numpy as np
-import pandas as pd
 from bokeh import models
 from bokeh.embed import file_html
 from bokeh.layouts import column
@@ -30,8 +29,9 @@ POINTS = 250  # of a curve at most; of more, as many that lie evenly between the
 MOST = 20_000  # cells of a partition that is drawn
 # Of a place and a colour; <%- escapes.
 CELL = '<span title="<%- text_{0} %>" style="font-weight: <%= weight_{0} %>; color: {1}"><%- text_{0} %></span>'
+# Titles of columns are longer than what stands below them: they are broken into lines.
+TITLES = ".slick-header-column.slick-header-column { height: 4em; line-height: 1.25em; white-space: normal; }"
 WIDE = {"sizing_mode": "stretch_width"}
-CHART = {"height": 340, "min_width": 300, "toolbar_location": "right", "tools": "pan,box_zoom,reset,save", **WIDE}
 
 
 def report(records: Iterable[dict], title: str = "Runs", missing: Sequence[str] = ()) -> str:
@@ -62,18 +62,26 @@ def report(records: Iterable[dict], title: str = "Runs", missing: Sequence[str] 
         parts.append(_text(f"<h2>{escape(name)}</h2>"))
         if shown:
             parts.append(_table(sheet, shown, colour))
-        parts.append(_text("".join(f"<li>{escape(note)}</li>" for note in sheet.notes)))
+        texts = [f"<li>{escape(note)}</li>" for note in sheet.notes]
         for summary, folded in ((f"Failed: {len(failed)}", failed), ("Commands", commands(runs))):
             if folded:
                 text = escape("\n".join(folded))
-                parts.append(_text(f"<details><summary>{summary}</summary><pre>{text}</pre></details>"))
-        charts = [_curves(members, colour), _costs(members, colour), _partition(runs[0])]
-        parts += [chart for chart in charts if chart is not None]
+                texts.append(f"<details><summary>{summary}</summary><pre>{text}</pre></details>")
+        parts.append(_text("".join(texts)))
+        parts += filter(None, [_curves(members, colour), _costs(members, colour), _partition(runs[0])])
     return file_html(column(parts, **WIDE, margin=10), INLINE, title)
 
 
 def _text(html: str) -> models.Div:
     return models.Div(text=html, styles={"font-size": "14px"}, **WIDE)
+
+
+def _chart(title: str, x_label: str, y_label: str, shown: list[tuple[str, str]], **more: Any) -> Any:
+    """An empty chart, with what is `shown` of a point below the pointer."""
+    return figure(
+        title=title, x_axis_label=x_label, y_axis_label=y_label, tooltips=shown, height=340, min_width=300,
+        toolbar_location="right", tools="pan,box_zoom,reset,save", **WIDE, **more,
+    )  # fmt: skip
 
 
 def _table(sheet: Sheet, rows: list[tuple[SeedGroup, Any]], colour: dict[str, str]) -> models.DataTable:
@@ -83,10 +91,8 @@ def _table(sheet: Sheet, rows: list[tuple[SeedGroup, Any]], colour: dict[str, st
     """
     columns = [(title, [line[place] for _, line in rows]) for place, title in enumerate(sheet.columns)]
     printed = printed_accuracies([member.records[0] for member, _ in rows])
-    if any(number is not None for number in printed):
-        columns.insert(
-            sheet.numbers + 1, ("Paper, %", ["" if number is None else f"{number:.2f}" for number in printed])
-        )
+    if any(printed):
+        columns.insert(sheet.numbers + 1, ("Paper, %", [f"{number:.2f}" if number else "" for number in printed]))
     data = {"colour": [colour[member.label] for member, _ in rows]}
     shown = []
     for place, (title, texts) in enumerate(columns):
@@ -94,12 +100,12 @@ def _table(sheet: Sheet, rows: list[tuple[SeedGroup, Any]], colour: dict[str, st
         data[f"weight_{place}"] = ["bold" if isinstance(text, Best) else "normal" for text in texts]
         data[f"sort_{place}"] = [_number(text) for text in texts] if place >= sheet.numbers else texts
         template = CELL.format(place, "inherit" if place else "<%= colour %>")
-        width = 20 + 7 * min(max(map(len, (*texts, title))), 40)
+        width = 12 + 6 * min(max(map(len, (*texts, *title.split()))), 24)
         formatter = models.HTMLTemplateFormatter(template=template)
         shown.append(models.TableColumn(field=f"sort_{place}", title=title, formatter=formatter, width=width))
     return models.DataTable(
         source=models.ColumnDataSource(data), columns=shown, index_position=None, autosize_mode="none",
-        reorderable=False, height=60 + 25 * min(len(rows), 20), **WIDE,
+        reorderable=False, height=100 + 25 * min(len(rows), 20), stylesheets=[TITLES], **WIDE,
     )  # fmt: skip
 
 
@@ -114,10 +120,8 @@ def _curves(groups: list[SeedGroup], colour: dict[str, str]) -> Any:
     curves = sorted(find_curves(groups), key=lambda curve: curve.last, reverse=True)
     if not curves:
         return None
-    chart = figure(
-        title="Test accuracy over rounds", x_axis_label="Round", y_axis_label="Test accuracy (%)",
-        tooltips=[("", "@name"), ("round", "@x"), ("accuracy", "@y{0.00} %")], **CHART,
-    )  # fmt: skip
+    shown = [("", "@name"), ("round", "@x"), ("accuracy", "@y{0.00} %")]
+    chart = _chart("Test accuracy over rounds", "Round", "Test accuracy (%)", shown)
     for curve in curves:
         name = setting_name(curve.setting)
         look = {"color": colour[curve.setting.label], "legend_label": name}
@@ -125,7 +129,7 @@ def _curves(groups: list[SeedGroup], colour: dict[str, str]) -> Any:
         line = curve.line.iloc[thinned].assign(name=name)
         chart.line("x", "y", source=dict(line), name="hovered", line_width=2, **look)
         if len(curve.runs) > 1:
-            chart.varea("x", "low", "high", source=dict(line), alpha=0.15, **look)
+            chart.varea("x", "low", "high", source=dict(line), alpha=0.12, **look)
         for lost in curve.diverged:
             cross = lost.iloc[-1:].assign(name=f"{name}, diverged after this round")
             chart.line(lost.x, lost.y, **look)
@@ -143,21 +147,21 @@ def _curves(groups: list[SeedGroup], colour: dict[str, str]) -> Any:
 
 def _costs(groups: list[SeedGroup], colour: dict[str, str]) -> Any:
     """A point for each setting: floats that all clients sent in a run, and the headline; None without any."""
-    rows = []
+    points: dict[str, list] = {"name": [], "floats": [], "value": [], "colour": []}
     for member in groups:
-        sent = find_metric("total-floats").values(member.records)
-        selected = find_metric("selected").values(member.records)
+        sent, selected = (find_metric(name).values(member.records) for name in ("total-floats", "selected"))
         if sent and selected:
-            rows.append((member.label, sent[0], fmean(selected), colour[member.label]))
-    if not rows:
+            row = (member.label, sent[0], fmean(selected), colour[member.label])
+            for values, value in zip(points.values(), row, strict=True):
+                values.append(value)
+    floats = points["floats"]
+    if not floats:
         return None
-    points = pd.DataFrame(rows, columns=["name", "floats", "value", "colour"]).to_dict("list")
-    scale = "log" if 0 < 10 * min(points["floats"]) < max(points["floats"]) else "linear"
-    chart = figure(
-        title="Accuracy over what all clients send", x_axis_label="Floats sent by all clients", x_axis_type=scale,
-        y_axis_label="The table's accuracy (%)",
-        tooltips=[("", "@name"), ("floats sent", "@floats{0,0}"), ("accuracy", "@value{0.00} %")], **CHART,
-    )  # fmt: skip
+    shown = [("", "@name"), ("floats sent", "@floats{0,0}"), ("accuracy", "@value{0.00} %")]
+    scale = "log" if 0 < 10 * min(floats) < max(floats) else "linear"
+    labels = "Accuracy over what all clients send", "Floats sent by all clients", "The table's accuracy (%)"
+    chart = _chart(*labels, shown, x_axis_type=scale)
+    chart.xaxis.formatter = models.NumeralTickFormatter(format="0[.]0 a")
     chart.scatter("floats", "value", source=points, size=10, color="colour")
     return chart
 
@@ -171,11 +175,9 @@ def _partition(record: dict) -> Any:
     names = record.get("class_names") or [str(label) for label in range(counts.shape[1])]
     images = counts[clients, classes]
     source = {"client": clients, "class": classes, "images": images, "name": [names[label] for label in classes]}
-    chart = figure(
-        title=f"Images of each class at each client: {record['partition']['flag']}, seed {record['seed']}",
-        x_axis_label="Client", y_axis_label="Class",
-        tooltips=[("client", "@client"), ("class", "@name"), ("images", "@images{0,0}")], **CHART,
-    )  # fmt: skip
+    title = f"Images of each class at each client: {record['partition']['flag']}, seed {record['seed']}"
+    shown = [("client", "@client"), ("class", "@name"), ("images", "@images{0,0}")]
+    chart = _chart(title, "Client", "Class", shown)
     mapper = models.LinearColorMapper(Viridis256[::-1], low=0, high=int(images.max()))
     colours = {"field": "images", "transform": mapper}
     chart.rect("client", "class", 1, 1, source=source, line_color=None, fill_color=colours)

@@ -220,8 +220,8 @@ def sheets(
     Args:
         records: The runs.
         metrics: Names of metrics that get a column of their own.
-        columns: Parts of the titles of the columns that are shown, in this order, and the metrics'; all where empty. A
-            table that has none of them is left out.
+        columns: Parts of the titles of the columns that are shown, in this order, and the metrics'; where empty, all that
+            have a number or a text in a row. A table that has none of them is left out.
         title: Of the tables.
 
     Raises:
@@ -237,11 +237,14 @@ def sheets(
             raise UserError(f"no column has '{text}' in its title; there are: {', '.join(there)}.")
     texts, shown = [*columns, *(find_metric(name).title for name in metrics)], []
     for name, table in zip(parts, tables, strict=True):
-        places = [place for text in texts for place in _places(text, table.columns)] if columns else table.columns
+        places = [place for text in texts for place in _places(text, table.columns)]
         notes = [note for note in table.notes if table is tables[-1] or note not in common]
         table = replace(table, title=", ".join(filter(None, (title, name if len(parts) > 1 else ""))), notes=notes)
+        if not columns:
+            filled = [any(line[place] != MISSING for line in table.lines) for place in range(len(table.columns))]
+            places = [place for place, is_filled in enumerate(filled) if is_filled]
         if places:
-            shown.append(table.select([*dict.fromkeys(places)]) if columns else table)
+            shown.append(table.select([*dict.fromkeys(places)]))
     return shown
 
 

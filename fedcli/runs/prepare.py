@@ -49,17 +49,20 @@ def deterministic(on: bool) -> Iterator[None]:
 
     PyTorch warns of an operation that has no such form. On a CPU all have it anyway.
     """
-    was_on = torch.are_deterministic_algorithms_enabled()
-    only_warned = torch.is_deterministic_algorithms_warn_only_enabled()
-    fills = torch.utils.deterministic.fill_uninitialized_memory
-    with ExitStack() as put_back:
-        put_back.callback(torch.use_deterministic_algorithms, was_on, warn_only=only_warned)
-        put_back.callback(setattr, torch.utils.deterministic, "fill_uninitialized_memory", fills)
+    before = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
+    filled = torch.utils.deterministic.fill_uninitialized_memory
+    if on:
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # else matrix products may differ among streams
+        torch.utils.deterministic.fill_uninitialized_memory = False  # nothing here reads such memory
+    changed = before != (on, on)  # else not called: it imports the compiler, which takes as long as PyTorch itself
+    if changed:
         torch.use_deterministic_algorithms(on, warn_only=on)
-        if on:
-            os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # else matrix products may differ among streams
-            torch.utils.deterministic.fill_uninitialized_memory = False  # nothing here reads such memory
+    try:
         yield
+    finally:
+        if changed:
+            torch.use_deterministic_algorithms(before[0], warn_only=before[1])
+        torch.utils.deterministic.fill_uninitialized_memory = filled
 
 
 @contextmanager

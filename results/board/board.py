@@ -118,15 +118,6 @@ def fixed(method: str, protocol: str) -> dict[str, Any]:
     return options
 
 
-def table(protocol: str) -> Table:
-    """Every line's headline under a protocol, with the options that have been chosen."""
-    heading, cells = BOARDS[protocol].heading, []
-    for line, (method, own) in lines_of(protocol).items():
-        settings = {**fixed(method, protocol), **tuned(protocol).get(method, {}), **own}
-        cells.append(Cell(line, heading, method, settings))
-    return Table(protocol, heading, ("Board", protocol), tuple(cells), SEEDS)
-
-
 def grid(protocol: str, method: str) -> dict[str, tuple[float, ...]]:
     """The values that are tried, each with each, by option."""
     return {"lr": BOARDS[protocol].rates, **BOARDS[protocol].grids[method]}
@@ -136,6 +127,15 @@ def lines_of(protocol: str) -> dict[str, tuple[str, dict[str, Any]]]:
     """The method of each line of a board, and what it has instead of its tuned options."""
     lines = {method: (method, {}) for method in BOARDS[protocol].grids}
     return lines | {name: (method, own) for name, (method, own) in VARIANTS.items() if method in lines}
+
+
+def table(protocol: str) -> Table:
+    """Every line's headline under a protocol, with the options that have been chosen."""
+    heading, cells = BOARDS[protocol].heading, []
+    for line, (method, own) in lines_of(protocol).items():
+        settings = {**fixed(method, protocol), **tuned(protocol).get(method, {}), **own}
+        cells.append(Cell(line, heading, method, settings))
+    return Table(protocol, heading, ("Board", protocol), tuple(cells), SEEDS)
 
 
 def tune_all(protocol: str) -> None:
@@ -152,36 +152,27 @@ def tune_all(protocol: str) -> None:
 
 def run_all(protocol: str) -> None:
     """Runs what has not ended of a board, and puts its rows into the CSV in place of those that it has."""
-    folder = RUNS / protocol.replace(":", "-")
+    folder, rows = RUNS / protocol.replace(":", "-"), []
     if errors := EXECUTE(plans.plan(table(protocol), folder)):
         raise SystemExit(f"{len(errors)} runs have failed (the first: {next(iter(errors.items()))}); run this again.")
-    cells = plans.plan(table(protocol), folder).cells
-    rows = pd.DataFrame([row(cell.cell.row, run.record) for cell in cells for run in cell.runs])
-    others = read()
-    boards = [rows if name == protocol else others[others.protocol == name] for name in BOARDS]
+    for cell in plans.plan(table(protocol), folder).cells:
+        for run in cell.runs:
+            record = run.record
+            names = (*ACCURACIES, "floats-down", "floats-up", "memory-floats")
+            *accuracies, down, up, held = (metrics.find_metric(name).value(record) for name in names)
+            rows.append({
+                "protocol": protocol, "method": cell.cell.row, "seed": record["seed"], "status": record["status"],
+                **dict(zip(ACCURACIES, accuracies, strict=True)),
+                "floats_sent": round((down or 0) + (up or 0)), "memory_floats": held or 0,  # of a client, a round
+                "params_sha256": record["summary"].get("params_sha256", ""),
+                "machine": f"{record['hardware']['name']}, torch {record['versions']['torch']}",
+            })  # fmt: skip
+    others = pd.read_csv(HERE / "board.csv")
+    boards = [pd.DataFrame(rows) if name == protocol else others[others.protocol == name] for name in BOARDS]
     pd.concat(boards).to_csv(HERE / "board.csv", index=False)
 
 
-def row(line: str, record: dict[str, Any]) -> dict[str, Any]:
-    """What the CSV says of a run: accuracies in percent, floats of a client in the mean round."""
-    names = (*ACCURACIES, "floats-down", "floats-up", "memory-floats")
-    numbers = {name: metrics.find_metric(name).value(record) for name in names}
-    return {
-        "protocol": record["protocol"], "method": line, "seed": record["seed"], "status": record["status"],
-        **{name: numbers[name] for name in ACCURACIES},
-        "floats_sent": round((numbers["floats-down"] or 0) + (numbers["floats-up"] or 0)),
-        "memory_floats": numbers["memory-floats"] or 0,
-        "params_sha256": record["summary"].get("params_sha256", ""),
-        "machine": f"{record['hardware']['name']}, torch {record['versions']['torch']}",
-    }  # fmt: skip
-
-
-def read() -> pd.DataFrame:
-    """The rows of the CSV, a run each."""
-    return pd.read_csv(HERE / "board.csv")
-
-
-def values(rows: pd.DataFrame, protocol: str, column: str) -> pd.DataFrame:
+def by_seed(rows: pd.DataFrame, protocol: str, column: str) -> pd.DataFrame:
     """A column of the finished runs of a board, by seed and line, the line with the best headline first."""
     board = rows[rows.protocol == protocol]
     done = board[board.status == "finished"]
@@ -210,19 +201,18 @@ def options_text(protocol: str, line: str) -> str:
     for name, tried in grid(protocol, method).items():
         value = tuned(protocol)[method].get(name)
         if name not in own and value is not None:
-            arrow = " ↓" if value == min(tried) else " ↑" if value == max(tried) else ""
+            arrow = {min(tried): " ↓", max(tried): " ↑"}.get(value, "")
             texts.append(f"{name.replace('_', ' ')} {value:g}{arrow}")
     return ", ".join(texts)
 
 
 def section(rows: pd.DataFrame, protocol: str) -> str:
     """A board: what is ahead of the plain method, and the table."""
-    headline, tenths, classifier = (values(rows, protocol, column) for column in ACCURACIES)
+    headline, tenths, classifier = (by_seed(rows, protocol, column) for column in ACCURACIES)
     plain, runs = BOARDS[protocol].plain, rows[rows.protocol == protocol].groupby("method")
     leads = headline.sub(headline[plain], axis=0)
     done = runs.status.apply(lambda states: (states == "finished").sum())
-    diverged = (runs.size() - done).map(lambda count: f", {count} diverged" if count else "")
-    table = {
+    table = pd.DataFrame({
         "Method": headline.columns.to_series(),
         "Tuned": {line: options_text(protocol, line) for line in headline},
         "Accuracy, %": headline.apply(told),
@@ -231,55 +221,51 @@ def section(rows: pd.DataFrame, protocol: str) -> str:
         "By the classifier, %": classifier.apply(told).where(classifier.notna().any(), ""),
         "Floats sent a round": runs.floats_sent.max().map("{:,}".format),
         "Floats held": runs.memory_floats.max().map("{:,}".format),
-        "Seeds": done.astype(str) + diverged,
-    }
+        "Seeds": done.astype(str) + (runs.size() - done).map(lambda count: f", {count} diverged" if count else ""),
+    }).loc[headline.columns]  # fmt: skip
     if side(headline.iloc[:, 0] - headline.iloc[:, 1]) == "ahead":
-        table["Accuracy, %"].iloc[0] = f"**{table['Accuracy, %'].iloc[0]}**"
-    if classifier.isna().all(axis=None):
-        del table["By the classifier, %"]
-    lines = pd.DataFrame(table).loc[headline.columns].to_numpy().tolist()
+        table.iloc[0, 2] = f"**{table.iloc[0, 2]}**"
+    table = table.loc[:, table.ne("").any()]
     sides = leads.drop(columns=plain).dropna(axis=1, how="all").apply(side)
     ahead, behind, level = (", ".join(sides.index[sides == name]) or "none" for name in ("ahead", "behind", "level"))
     summary = (
         f"Ahead of {plain}, beyond chance: {ahead}. Behind it: {behind}. "
         f"Not to be told from it with {len(SEEDS)} seeds: {level}."
     )
-    return "\n".join([summary, "", *github([*table], lines, 2)])
+    return "\n".join([summary, "", *github([*table], table.to_numpy().tolist(), 2)])
 
 
 def figure(rows: pd.DataFrame) -> Figure:
     """The means with their intervals, a panel a board."""
-    headlines = {protocol: values(rows, protocol, "selected").dropna(axis=1, how="all") for protocol in BOARDS}
+    headlines = {protocol: by_seed(rows, protocol, "selected").dropna(axis=1, how="all") for protocol in BOARDS}
     tallest = max(len(headline.columns) for headline in headlines.values())
     drawn = Figure((3.2 * len(BOARDS), 0.22 * tallest + 0.7), layout="constrained")
     for axes, (protocol, headline) in zip(drawn.subplots(1, len(BOARDS)), headlines.items(), strict=True):
-        for place, line in enumerate(headline):
-            mean, low, high, _ = interval(headline[line].dropna().tolist())
+        for line in headline:
+            mean, low, *_ = interval(headline[line].dropna().tolist())
             colour = LINE_COLOURS[line == BOARDS[protocol].plain]
-            axes.plot([low, high], [place, place], color=colour)
-            axes.plot(mean, place, "o", color=colour)
-        axes.set_yticks(range(len(headline.columns)), headline.columns)
+            axes.errorbar(mean, line, xerr=mean - low, fmt="o", color=colour)
         axes.invert_yaxis()
         axes.grid(axis="x")
         axes.set(xlabel="Accuracy (%)", title=BOARDS[protocol].heading.replace(", ", ",\n"))
     return drawn
 
 
-def main() -> None:
-    """Does what is left to do of the boards that are named, or of all, and writes the page and its figure."""
-    protocols = sys.argv[1:] or [*BOARDS]
-    if protocols != ["--page"]:
-        if not BOARDS.keys() >= {*protocols}:
-            raise SystemExit(__doc__)
-        for protocol in protocols:
-            tune_all(protocol)
-            run_all(protocol)
-    rows, text = read(), (HERE / "README.md").read_text()
+def main(protocols: list[str]) -> None:
+    """Does what is left to do of these boards, and writes the page and its figure."""
+    for protocol in protocols:
+        tune_all(protocol)
+        run_all(protocol)
+    page, rows = HERE / "README.md", pd.read_csv(HERE / "board.csv")
+    text = page.read_text()
     for protocol in BOARDS:
         text = between_marks(text, protocol, section(rows, protocol))
-    (HERE / "README.md").write_text(text)
+    page.write_text(text)
     write(HERE / "board.png", figure, rows, page=True)
 
 
 if __name__ == "__main__":
-    main()
+    given = sys.argv[1:]
+    if given != ["--page"] and not BOARDS.keys() >= {*given}:
+        raise SystemExit(__doc__)
+    main([] if given == ["--page"] else given or [*BOARDS])

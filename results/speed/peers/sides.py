@@ -8,16 +8,18 @@ import subprocess
 import sys
 import tempfile
 import time
-from functools import cache, partial
+from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import torch
 from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
 
 
-def write_clients(folder: Path, options: dict) -> None:
+def write_clients(folder: Path, options: dict[str, Any]) -> None:
     """Writes the clients' images as PFLlib's generators do, `dataset/train/K.npz` and so on, and the initial model."""
     from fedcli.runs import run as runs
 
@@ -31,50 +33,43 @@ def write_clients(folder: Path, options: dict) -> None:
     torch.save(list(fed.initial_model()[0].values()), folder / "initial.pt")
 
 
-def run_fedcli(folder: Path, options: dict, rounds: int, what: str, pfllib: str) -> dict:
+def run_fedcli(folder: Path, options: dict[str, Any], rounds: int, what: str) -> dict[str, Any]:
     """Rounds by fedcli; the last one's end is not timed, since a run is evaluated there."""
     import fedcli
-    from fedcli.runs.run import Listener
 
-    class Clock(Listener):
-        ends: list[float] = []  # noqa: RUF012
-
-        def round(self, entry: dict) -> None:
-            self.ends.append(time.perf_counter())
-
-    clock, more = Clock(), what not in ("accuracy", "difference")
+    ends, more = [], what not in ("accuracy", "difference")
+    clock = SimpleNamespace(round=lambda entry: ends.append(time.perf_counter()))
     with tempfile.TemporaryDirectory() as out:
         run = fedcli.run(
-            **options, rounds=rounds + more, eval_every=1 if what == "tested" else rounds + more,
-            out=Path(out) / "run", progress=clock,
+            **options, rounds=rounds + more, eval_every=1 if what == "tested" else rounds + more, out=f"{out}/run",
+            log=[clock],
         )  # fmt: skip
-    own = run.state.clients if hasattr(run.state, "clients") else {0: run.state}
+    clients = run.state.clients if hasattr(run.state, "clients") else {0: run.state}
     return {
-        "seconds": np.diff(clock.ends[:rounds]).tolist(),
+        "seconds": np.diff(ends[:rounds]).tolist(),
         "accuracy": [run.record["summary"]["last"]],
-        "parameters": [value for client in sorted(own) for value in own[client].params.values()],
+        "parameters": [value for client in sorted(clients) for value in clients[client].params.values()],
         "versions": f"fedcli {run.record['versions']['fedcli']}, {run.record['commit'][:7]}",
     }
 
 
-def run_pfllib(folder: Path, options: dict, rounds: int, what: str, pfllib: str) -> dict:
+def run_pfllib(folder: Path, options: dict[str, Any], rounds: int, what: str, pfllib: str) -> dict[str, Any]:
     """Rounds by PFLlib's server and client classes."""
     (folder / "system").mkdir(exist_ok=True)
     os.chdir(folder / "system")  # it reads ../dataset
     sys.path.insert(0, f"{pfllib}/system")
     models = importlib.import_module("flcore.trainmodel.models")
     name = {"fedavg": "FedAvg", "fedprox": "FedProx", "fedproto": "FedProto"}[options["method"]]
-    server_class = getattr(importlib.import_module("flcore.servers.server" + name.removeprefix("Fed").lower()), name)
+    server_class = getattr(importlib.import_module(f"flcore.servers.server{options['method'][3:]}"), name)
     network = models.FedAvgCNN()
     with torch.no_grad():
-        for value, given in zip(network.parameters(), torch.load(folder / "initial.pt"), strict=True):
-            value.copy_(given)
+        for value, initial in zip(network.parameters(), torch.load(folder / "initial.pt"), strict=True):
+            value.copy_(initial)
     head, network.fc = network.fc, nn.Identity()  # as its main program divides it
-    shape = {key: options[key] for key in ("num_clients", "local_epochs", "batch_size")}
-    share = options["cohort_size"] / options["num_clients"]
     args = SimpleNamespace(
-        **shape, algorithm=name, dataset=".", model=models.BaseHeadSplit(network, head), device="cpu", num_classes=10,
-        global_rounds=rounds, local_learning_rate=options["lr"], join_ratio=share,
+        **{key: options[key] for key in ("num_clients", "local_epochs", "batch_size")}, algorithm=name, dataset=".",
+        model=models.BaseHeadSplit(network, head), device="cpu", num_classes=10, global_rounds=rounds,
+        local_learning_rate=options["lr"], join_ratio=options["cohort_size"] / options["num_clients"],
         mu=options.get("proximal_weight"), lamda=options.get("prototype_weight"),
         eval_gap=1 if what == "tested" else rounds, goal="", few_shot=0,
         learning_rate_decay=False, learning_rate_decay_gamma=1, random_join_ratio=False, client_drop_rate=0,
@@ -112,20 +107,17 @@ def user_network() -> nn.Module:
 
 
 @cache
-def user_data(folder: str, part: str) -> list[torch.utils.data.TensorDataset]:
+def user_data(folder: str, part: str) -> list[TensorDataset]:
     """Every client's images of a part, train or test, kept by the process."""
-    files = Path(folder, "dataset", part).glob("*.npz")
-    clients = [np.load(f, allow_pickle=True)["data"].item() for f in sorted(files, key=lambda file: int(file.stem))]
-    return [torch.utils.data.TensorDataset(*map(torch.from_numpy, (own["x"], own["y"]))) for own in clients]
+    files = sorted(Path(folder, "dataset", part).glob("*.npz"), key=lambda file: int(file.stem))
+    clients = [np.load(file, allow_pickle=True)["data"].item() for file in files]
+    return [TensorDataset(torch.from_numpy(client["x"]), torch.from_numpy(client["y"])) for client in clients]
 
 
-def user_training(state: dict, client: int, folder: str, options: dict) -> tuple[dict, int]:
-    """Local training as a user of PyTorch writes it: the new `state_dict` and the number of images."""
-    images, network = user_data(folder, "train")[client], user_network()
-    network.load_state_dict(state)
-    loader = torch.utils.data.DataLoader(
-        images, min(options["batch_size"], len(images)), shuffle=True, drop_last=options["drop_last"]
-    )
+def user_training(network: nn.Module, images: TensorDataset, options: dict[str, Any]) -> None:
+    """Local training as a user of PyTorch writes it."""
+    size, drop_last = min(options["batch_size"], len(images)), options["drop_last"]
+    loader = DataLoader(images, size, shuffle=True, drop_last=drop_last)
     optimizer, criterion = torch.optim.SGD(network.parameters(), lr=options["lr"]), nn.CrossEntropyLoss()
     network.train()
     for _ in range(options["local_epochs"]):
@@ -133,22 +125,19 @@ def user_training(state: dict, client: int, folder: str, options: dict) -> tuple
             optimizer.zero_grad()
             criterion(network(x), y).backward()
             optimizer.step()
-    return network.state_dict(), len(images)
 
 
-def user_testing(state: dict, client: int, folder: str, options: dict) -> tuple[int, int]:
-    """Testing as a user of PyTorch writes it: how many images are classified correctly, and their number."""
-    images, network = user_data(folder, "test")[client], user_network()
-    network.load_state_dict(state)
+@torch.no_grad()
+def user_accuracy(network: nn.Module, images: TensorDataset, batch_size: int) -> float:
+    """Testing as a user of PyTorch writes it: the share of images that are classified correctly."""
     network.eval()
-    with torch.no_grad():
-        loader = torch.utils.data.DataLoader(images, options["batch_size"])
-        correct = sum(int((network(x).argmax(1) == y).sum()) for x, y in loader)
-    return correct, len(images)
+    return sum(int((network(x).argmax(1) == y).sum()) for x, y in DataLoader(images, batch_size)) / len(images)
 
 
-def run_flower(folder: Path, options: dict, rounds: int, what: str, pfllib: str, resources: dict | None = None) -> dict:
-    """Rounds by Flower's simulation."""
+def run_flower(
+    folder: Path, options: dict[str, Any], rounds: int, what: str, resources: dict[str, float] | None
+) -> dict[str, Any]:
+    """Rounds by Flower's simulation; `resources` are those of an actor, None for the back end's own."""
     import flwr
     import ray
     from flwr.app import ArrayRecord, Message, MetricRecord, RecordDict
@@ -159,24 +148,29 @@ def run_flower(folder: Path, options: dict, rounds: int, what: str, pfllib: str,
 
     client_app, server_app, ends, trained = ClientApp(), ServerApp(), [], {}
 
+    def received(message, context, part):
+        """The model that was sent, and the client's images."""
+        network = user_network()
+        network.load_state_dict(message.content["arrays"].to_torch_state_dict())
+        return network, user_data(str(folder), part)[context.node_config["partition-id"]]
+
     @client_app.train()
     def train(message, context):
-        received = message.content["arrays"].to_torch_state_dict()
-        state, count = user_training(received, context.node_config["partition-id"], str(folder), options)
-        content = {"arrays": ArrayRecord(state), "metrics": MetricRecord({"num-examples": count})}
+        network, images = received(message, context, "train")
+        user_training(network, images, options)
+        content = {"arrays": ArrayRecord(network.state_dict()), "metrics": MetricRecord({"num-examples": len(images)})}
         return Message(content=RecordDict(content), reply_to=message)
 
     @client_app.evaluate()
     def evaluate(message, context):
-        received = message.content["arrays"].to_torch_state_dict()
-        correct, count = user_testing(received, context.node_config["partition-id"], str(folder), options)
-        metrics = MetricRecord({"accuracy": correct / count, "num-examples": count})
+        network, images = received(message, context, "test")
+        accuracy = user_accuracy(network, images, options["batch_size"])
+        metrics = MetricRecord({"accuracy": accuracy, "num-examples": len(images)})
         return Message(content=RecordDict({"metrics": metrics}), reply_to=message)
 
     @server_app.main()
     def serve(grid, context):
-        network, cohort, count = user_network(), options["cohort_size"], options["num_clients"]
-        state = dict(zip(network.state_dict(), torch.load(folder / "initial.pt"), strict=True))
+        cohort, count = options["cohort_size"], options["num_clients"]
         strategy = FedAvg(
             fraction_train=cohort / count, fraction_evaluate=float(what == "tested"), min_train_nodes=cohort,
             min_available_nodes=count,
@@ -184,12 +178,13 @@ def run_flower(folder: Path, options: dict, rounds: int, what: str, pfllib: str,
         last_step = "aggregate_evaluate" if what == "tested" else "aggregate_train"  # of a round
         aggregate = getattr(strategy, last_step)
 
-        def timed(*given):
-            aggregated = aggregate(*given)
+        def timed(*replies):
+            aggregated = aggregate(*replies)
             ends.append(time.perf_counter())
             return aggregated
 
         setattr(strategy, last_step, timed)
+        state = dict(zip(user_network().state_dict(), torch.load(folder / "initial.pt"), strict=True))
         trained.update(strategy.start(grid, ArrayRecord(state), rounds).arrays.to_torch_state_dict())
 
     config = {"client_resources": resources} if resources else None
@@ -203,9 +198,12 @@ def run_flower(folder: Path, options: dict, rounds: int, what: str, pfllib: str,
 
 def run_side(side: str, folder: str, options: str, rounds: str, what: str, pfllib: str) -> None:
     """Runs one side in this process, and prints what came of it."""
-    given = Path(folder), json.loads(options), int(rounds), what, pfllib
-    a_core_each = partial(run_flower, resources={"num_cpus": 1, "num_gpus": 0.0})
-    run = {"fedcli": run_fedcli, "pfllib": run_pfllib, "flower": a_core_each, "flower-default": run_flower}[side]
-    result = run(*given)
+    given = Path(folder), json.loads(options), int(rounds), what
+    if side == "fedcli":
+        result = run_fedcli(*given)
+    elif side == "pfllib":
+        result = run_pfllib(*given, pfllib)
+    else:
+        result = run_flower(*given, {"num_cpus": 1, "num_gpus": 0.0} if side == "flower" else None)
     torch.save(result.pop("parameters"), Path(folder) / f"{side}.pt")
     print(json.dumps({**result, "torch": torch.__version__, "threads": os.cpu_count()}))
