@@ -2,8 +2,10 @@
 
 import hashlib
 import pickle
+import pwd
 import string
 import zipfile
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -158,6 +160,27 @@ def test_the_cache_folder(monkeypatch, tmp_path):
     assert datasets.cache_folder() == tmp_path / "data"
     monkeypatch.delenv("FEDCLI_DATA")
     assert datasets.cache_folder() == tmp_path / ".cache" / "fedcli"
+
+
+@pytest.mark.parametrize("cause", ["no home", "not readable", "not writable"])
+def test_without_a_cache_built_in_sets_are_there_and_others_are_told_what_to_set(tmp_path, monkeypatch, cause):
+    def fail(*_, **__):
+        raise {"no home": KeyError("uid not found"), "not readable": PermissionError(13, "Permission denied")}[cause]
+
+    np.savez(tmp_path / "a.npz", **images((4, 4), 2))
+    monkeypatch.chdir(tmp_path)
+    if cause == "no home":
+        monkeypatch.delenv("FEDCLI_DATA")
+        monkeypatch.delenv("HOME")
+        monkeypatch.setattr(pwd, "getpwuid", fail)
+    elif cause == "not readable":
+        monkeypatch.setattr(Path, "glob", fail)
+    else:
+        monkeypatch.setenv("FEDCLI_DATA", str(tmp_path / "a.npz" / "below"))
+    assert len(datasets.load(datasets.find_name("digits")).y_test) == 359
+    refused(lambda: datasets.available("mnist"), "'mnist' is not on this machine")
+    refused(lambda: datasets.import_path("mine", tmp_path / "a.npz"), "cannot be kept", "FEDCLI_DATA")
+    assert not Path("~").exists()
 
 
 def test_describe_knows_what_is_not_there_and_reads_what_is(tmp_path):

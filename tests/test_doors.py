@@ -374,7 +374,7 @@ def test_a_data_set_is_checked_and_in_canonical_order():
     ("text", "words"),
     [
         ("3", "gives no arrays by name (got int)"),
-        ("{key: np.zeros((3, 4, 4)) for key in ('x_train', 'y_train', 'x_test', 'y_test')}", "must be whole numbers"),
+        ("{key: np.zeros((3, 4, 4)) for key in ('x_train', 'y_train', 'x_test', 'y_test')}", "a whole number for each"),
         ("np.nothing", "line 3 (got AttributeError"),
     ],
 )

@@ -8,6 +8,7 @@ import hashlib
 import os
 import re
 import shlex
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from pathlib import Path
@@ -88,7 +89,9 @@ def cache_folder() -> Path:
 
 def names() -> list[str]:
     """All names: built in, known, and imported under a name of their own."""
-    imported = sorted(path.stem for path in cache_folder().glob("*.npz") if _NAME.fullmatch(path.stem))
+    imported: list[str] = []
+    with suppress(OSError):  # a cache that may not be read has nothing
+        imported = sorted(path.stem for path in cache_folder().glob("*.npz") if _NAME.fullmatch(path.stem))
     return list(dict.fromkeys([*KNOWN, *imported]))
 
 

@@ -202,6 +202,7 @@ def new_record(
             "flag": str(setup.partition.scaled(dataset.share)),
             "seed": config.partition_seed,
             "fingerprint": partition.fingerprint(parts),
+            "images": len(dataset.y_train),
             "sizes": [len(part) for part in parts],
             "class_counts": counts.tolist(),
         },
