@@ -9,7 +9,7 @@ from PIL import Image
 from sklearn.datasets import load_sample_images
 
 import fedcli
-from fedcli.data import builtin, datasets
+from fedcli.data import datasets
 from fedcli.data import catalog as known
 from fedcli.data.catalog import Share
 from fedcli.data.files import PARTS
@@ -182,8 +182,8 @@ def test_mnist_m_is_made_of_mnist_unless_it_is_brought(tmp_path):
 
 def test_a_blended_digit_is_its_difference_from_a_piece_of_a_photograph():
     digits = np.random.default_rng(0).integers(0, 256, (6, 28, 28), np.uint8)
-    pieces = builtin.blended(np.zeros_like(digits), seed=1).astype(int)
-    assert (builtin.blended(digits, seed=1) == abs(pieces - digits[..., None])).all()
+    pieces = known.blended(np.zeros_like(digits), seed=1).astype(int)
+    assert (known.blended(digits, seed=1) == abs(pieces - digits[..., None])).all()
     for piece in pieces:
         fits = 0
         for photo in load_sample_images().images:

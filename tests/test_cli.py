@@ -241,9 +241,12 @@ def test_data_import_list_show_and_run(no_figures):
     text = flat(done("data", "show", "shapes"))
     assert "images 40 to train, 8 to test shape 1 x 8 x 8 classes 4: " in text
     assert "fingerprint" in text
-    text = done("run", "fedavg", "--dataset", "shapes", "--num-clients", "2", "--rounds", "1", "--out", "a")
-    assert f"made from   {Path('shapes.npz').resolve()}" in text
-    assert (read("a")["dataset"], read("a")["protocol"]) == ("shapes", "own:data")
+    options = ("--num-clients", "3", "--partition", "classes:2", "--rounds", "1", "--out", "a")
+    text = flat(done("run", "fedavg", "--dataset", "shapes", *options))
+    assert f"made from {Path('shapes.npz').resolve()}" in text
+    assert (read("a")["dataset"], read("a")["protocol"], read("a")["reduced"]) == ("shapes", "own:data", [])
+    assert "data set shapes, 36 of 40 training images used on 3 clients" in text
+    assert "headline the last round, on the data's test images" in text
 
 
 def test_data_show_draws_a_partition():

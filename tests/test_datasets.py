@@ -2,8 +2,10 @@
 
 import hashlib
 import pickle
+import pwd
 import string
 import zipfile
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -160,6 +162,27 @@ def test_the_cache_folder(monkeypatch, tmp_path):
     assert datasets.cache_folder() == tmp_path / ".cache" / "fedcli"
 
 
+@pytest.mark.parametrize("cause", ["no home", "not readable", "not writable"])
+def test_without_a_cache_built_in_sets_are_there_and_others_are_told_what_to_set(tmp_path, monkeypatch, cause):
+    def fail(*_, **__):
+        raise {"no home": KeyError("uid not found"), "not readable": PermissionError(13, "Permission denied")}[cause]
+
+    np.savez(tmp_path / "a.npz", **images((4, 4), 2))
+    monkeypatch.chdir(tmp_path)
+    if cause == "no home":
+        monkeypatch.delenv("FEDCLI_DATA")
+        monkeypatch.delenv("HOME")
+        monkeypatch.setattr(pwd, "getpwuid", fail)
+    elif cause == "not readable":
+        monkeypatch.setattr(Path, "glob", fail)
+    else:
+        monkeypatch.setenv("FEDCLI_DATA", str(tmp_path / "a.npz" / "below"))
+    assert len(datasets.load(datasets.find_name("digits")).y_test) == 359
+    refused(lambda: datasets.available("mnist"), "'mnist' is not on this machine")
+    refused(lambda: datasets.import_path("mine", tmp_path / "a.npz"), "cannot be kept", "FEDCLI_DATA")
+    assert not Path("~").exists()
+
+
 def test_describe_knows_what_is_not_there_and_reads_what_is(tmp_path):
     absent = {"name": "cifar10", "kind": "download", "present": False, "note": ""}
     sizes = {"train": 50_000, "test": 10_000, "classes": 10, "shape": (3, 32, 32)}
@@ -247,13 +270,13 @@ def put(key, value):
 
 
 BAD_ARRAYS = {
-    "no labels": (drop("y_test"), "has no y_test"),
-    "floats beside bytes": (put("x_train", lambda a: a["x_train"] / 255), "alike in both parts", "float64"),
+    "no labels": (drop("y_test"), "there is no y_test, but y_train, x_train, x_test, class_names", "as x_train, y_train"),
+    "floats beside bytes": (put("x_train", lambda a: a["x_train"] / 255), "float64 of shape (9, 4, 4) and uint8 of shape (6, 4, 4)"),
     "no squares": (lambda a: a.update({f"x_{part}": a[f"x_{part}"][:, 0, :3] for part in PARTS}), "(15, 3)"),
     "parts of other sizes": (put("x_test", lambda a: a["x_test"][:, :3]), "(9, 4, 4) and uint8 of shape (6, 3, 4)"),
-    "no images": (put("x_test", np.zeros((0, 4, 4), np.uint8)), "x_train or x_test", "(0, 4, 4)"),
+    "no images": (put("x_test", np.zeros((0, 4, 4), np.uint8)), "y_test has 6 entries for 0 images"),
     "labels of another part": (
-        lambda a: a.update(y_train=a["y_train"][:-1], y_test=np.zeros(7, int)), "y_train or y_test", "shape (8,)", "one"
+        lambda a: a.update(y_train=a["y_train"][:-1], y_test=np.zeros(7, int)), "y_train has 8 entries for 9 images"
     ),
     "several labels": (lambda a: a.update(y_train=np.eye(9), y_test=np.ones((6, 9))), "y_train or y_test", "(15, 9)"),
     "labels between": (put("y_train", lambda a: a["y_train"] / 2), "y_train or y_test", "float64"),
@@ -264,7 +287,7 @@ BAD_ARRAYS = {
     ),
     "a class name twice": (put("class_names", ["a", "b", "a"]), "class_names", "twice"),
     "pickled names": (put("class_names", np.array(["a", 1, None], object)), "allow_pickle=False"),
-    "half the writers": (put("writer_test", np.zeros(6, int)), "has no writer_train", "of both parts"),
+    "half the writers": (put("writer_test", np.zeros(6, int)), "no writer_train"),
     "domains beyond their names": (
         lambda a: a.update(domain_train=np.arange(9) % 2, domain_test=np.zeros(6, int), domain_names=["a"]),
         "domain_train or domain_test", "0 to 1", "domain_names",
@@ -301,9 +324,9 @@ def test_files_that_are_no_npz_are_refused(tmp_path):
 def test_known_names_have_one_shape(tmp_path, name):
     _, _, classes, (channels, size, _) = known.KNOWN[name].sizes
     for shape, count, words in (
-        ((size + 1, size + 1, channels), classes, f"be ({size}, {size}"),
-        ((size, size, 4 - channels), classes, f"be ({size}, {size}"),
-        ((size, size, channels), classes + 1, f"got {classes + 1}"),
+        ((size + 1, size + 1, channels), classes, f"not ({size}, {size}"),
+        ((size, size, 4 - channels), classes, f"not ({size}, {size}"),
+        ((size, size, channels), classes + 1, f"are {classes + 1}: "),
     ):
         arrays = images(shape, count)
         refused(lambda arrays=arrays: from_npz(name, tmp_path / "a", **arrays), f"those of '{name}'", words)
@@ -335,7 +358,7 @@ def test_class_folders_of_known_names_get_the_official_labels(tmp_path, name, sp
 def test_class_folders_of_other_names_are_refused_for_known_names(tmp_path):
     arrays, classes = known_images("cifar10"), list(known.KNOWN["cifar10"].class_names)
     folder = write_folder(tmp_path / "a", arrays, [*classes[:-1], "lorry"])
-    refused(lambda: datasets.import_path("cifar10", folder), "the classes in", "'cifar10'", "airplane")
+    refused(lambda: datasets.import_path("cifar10", folder), "the classes are 10", "'cifar10'", "airplane")
 
 
 def test_known_class_names_are_those_of_torchvision():

@@ -359,7 +359,7 @@ HEAD = {SPLITS: "def f(labels, num_clients, rng, *, groups):\n    return ", SETS
         (SPLITS, "[[0, 1], [1]]", "uses an example twice (got position 1)"),
         (SPLITS, "labels.nothing", "line 3 (got AttributeError"),
         (SETS, "3", "gives no arrays by name (got int)"),
-        (SETS, "dict.fromkeys(('x_train', 'y_train', 'x_test', 'y_test'), np.zeros((3, 4, 4)))", "be whole numbers"),
+        (SETS, "dict.fromkeys(('x_train', 'y_train', 'x_test', 'y_test'), np.zeros((3, 4, 4)))", "a whole number for each"),
         (SETS, "np.nothing", "line 3 (got AttributeError"),
     ],
 )  # fmt: skip

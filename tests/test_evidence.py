@@ -83,7 +83,7 @@ def test_runs_that_are_stopped_carried_and_taken_up_end_in_the_same_bits(evidenc
 def records(evidence, monkeypatch):
     """Records of runs by their folders, in place of files."""
     made = {}
-    monkeypatch.setattr(evidence.Run, "record", property(lambda run: made.get(run.folder)))
+    monkeypatch.setattr(evidence, "read_begun", made.get)
     monkeypatch.setattr(evidence, "read_runs", lambda folders: pd.DataFrame({"record": list(made.values())}))
     monkeypatch.setattr(datasets, "present", lambda name: True)
     return made
@@ -100,11 +100,11 @@ def begun(run, seconds):
 
 
 def test_nothing_starts_that_can_neither_end_in_time_nor_be_carried(evidence, records):
-    runs = evidence.planned_runs("x", {}, None)
+    runs = evidence.planned_runs("float32", tiny=False)[0]
     firsts = {run.setup.method.name: run for run in reversed(runs)}
     fedfm, fedavg, scaffold = (firsts[name] for name in ("fedfm", "fedavg", "scaffold"))
-    assert 42 * MIB < fedfm.nbytes == fedavg.nbytes < 44 * MIB
-    assert scaffold.nbytes == 11 * fedavg.nbytes
+    assert 42 * MIB < evidence.nbytes_of(fedfm) == evidence.nbytes_of(fedavg) < 44 * MIB
+    assert evidence.nbytes_of(scaffold) == 11 * evidence.nbytes_of(fedavg)
 
     def seconds(run, active=(), left=500.0, carry=True):
         return evidence.seconds_for(run, runs, active, left, carry)[0]
@@ -121,7 +121,8 @@ def test_nothing_starts_that_can_neither_end_in_time_nor_be_carried(evidence, re
 
 
 def test_a_run_that_cannot_be_carried_is_tried_and_goes_on_if_it_can_end(evidence, records, monkeypatch):
-    scaffold = next(run for run in evidence.planned_runs("x", {}, None) if run.setup.method.name == "scaffold")
+    runs, _ = evidence.planned_runs("float32", tiny=False)
+    scaffold = next(run for run in runs if run.method == "scaffold")
     for pace, expected in ((0.5, ["--time-limit=20s", "--time-limit=500s"]), (50.0, ["--time-limit=20s"])):
         records.clear()
         limits = []
@@ -137,7 +138,7 @@ def test_a_run_that_cannot_be_carried_is_tried_and_goes_on_if_it_can_end(evidenc
 
 
 def test_the_list_runs_both_rows_of_the_claims_that_it_names(evidence):
-    runs = evidence.planned_runs("x", {}, None)
+    runs = evidence.planned_runs("float32", tiny=False)[0]
     made = {(run.setup.method.name, json.dumps(run.given, sort_keys=True)) for run in runs}
     names = {name for work in evidence.WORK if not work.instead for name in work.decides.split() if ":" in name}
     claims = [claim for claim in registry.claims() if claim.name in names]

@@ -20,6 +20,7 @@ from rich.text import Text
 
 from fedcli.cli.common import stop
 from fedcli.cli.describe import EVALUATIONS, SELECTIONS
+from fedcli.data.catalog import KNOWN
 from fedcli.declarations import START, flag_of
 from fedcli.errors import printable
 from fedcli.figures.notebook import Standing
@@ -42,10 +43,16 @@ def header(record: dict[str, Any], folder: Path) -> dict[str, str]:
     """Say what is run, as texts by their titles; a text is empty where there is nothing to say."""
     config, sizes, engine = record["config"], record["partition"]["sizes"], record["engine"]
     reduced = describe_reductions(reductions_of(record))
+    used, images = sum(sizes), record["partition"].get("images", sum(sizes))
+    count = f"{used:,} training images" if used == images else f"{used:,} of {images:,} training images used"
+    tested = EVALUATIONS[record["evaluation"]]
+    if record["dataset"] not in KNOWN:
+        tested = tested.replace("the official", "the data's")
     together = engine["clients_per_chunk"]
     mode = "one client after the other" if together == 1 else f"{together} clients {engine['way']}"
     counts = {"workers": engine.get("workers", 1), "threads": record["hardware"]["threads"]}
-    several = [f"{count} {name}" for name, count in counts.items() if count > 1]
+    several = [f"{number} {name}" for name, number in counts.items() if number > 1]
+    machine = [engine["device"], engine["precision"], *several, mode, engine.get("chosen")]
     start, simpler = config.get(START, 0), ""
     if start >= config["rounds"]:
         name, _ = find_method(record["method_source"]).reduces_to or ("the method without it", {})
@@ -55,7 +62,7 @@ def header(record: dict[str, Any], folder: Path) -> dict[str, str]:
     return {
         "method": f"{record['method']}, protocol {record['protocol']}",
         "inactive": simpler,
-        "data set": f"{record['dataset']}, {sum(sizes):,} training images on {len(sizes)} clients"
+        "data set": f"{record['dataset']}, {count} on {len(sizes)} clients"
         + (f", reduced: {reduced}" if reduced else ""),
         "made from": record.get("dataset_source", ""),
         "partition": f"{record['partition']['flag']}, {min(sizes):,} to {max(sizes):,} images a client",
@@ -63,10 +70,8 @@ def header(record: dict[str, Any], folder: Path) -> dict[str, str]:
         "clients": f"{config['num_clients']}, of which {config['cohort_size']} in each of {config['rounds']} rounds",
         "training": f"{config['optimizer']}, rate {config['lr']:g}, local epochs {config['local_epochs']}, batches of "
         f"{config['batch_size']}",
-        "headline": f"{SELECTIONS[record['summary']['selection']]}, {EVALUATIONS[record['evaluation']]}",
-        "machine": ", ".join(
-            filter(None, [engine["device"], engine["precision"], *several, mode, engine.get("chosen")])
-        ),
+        "headline": f"{SELECTIONS[record['summary']['selection']]}, {tested}",
+        "machine": ", ".join(filter(None, machine)),
         "seed": str(record["seed"]),
         "folder": str(folder),
         "resumed": f"after {done}/{config['rounds']} rounds" if done else "",

@@ -7,20 +7,31 @@ import re
 import string
 from collections.abc import Callable, Sequence
 from functools import cache, lru_cache, partial
+from importlib.util import find_spec
+from itertools import product
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 import torch
 import torch.nn.functional as F
+from PIL import Image, ImageDraw, ImageFont
 from torch import Tensor
 
 from fedcli.core.batches import generator
-from fedcli.data import builtin
-from fedcli.data.files import NAMES, PARTS, Arrays, divided
+from fedcli.data.files import NAMES, Arrays
 from fedcli.errors import UserError
 
-Load = Callable[[str], Arrays]  # from the name of a set to its arrays, in canonical order
+DOMAINS = ("plain", "inverted", "photo", "font")
+SIZE = 16  # pixels, of the rendered digits and of the pieces of photographs
+NUM_PHOTOS = (2000, 200)  # pieces to train and to test
+TYPEFACES = (
+    "DejaVuSans", "DejaVuSans-Bold", "DejaVuSans-Oblique", "DejaVuSansMono", "DejaVuSerif", "DejaVuSerif-Italic",
+    "STIXGeneral", "STIXGeneralBol", "STIXGeneralItalic", "cmr10", "cmb10", "cmss10", "cmtt10",
+)  # fmt: skip
+CANVAS = 64  # pixels, on which a digit of a typeface is drawn before it is made small
+_RESIZED_AT_ONCE = 4096  # images, which are made float for it
+Load = Callable[[str], Arrays]  # from the name of a set to its columns, the training part first
 
 
 class DatasetInfo(NamedTuple):
@@ -70,44 +81,38 @@ class Share(NamedTuple):
 
 
 def _mix(shares: Sequence[Share], name: str, load: Load) -> Arrays:
-    """The arrays of a known set that has a domain from each share, at its size and in colour."""
+    """The columns of a known set that has a domain from each share, at its size and in colour."""
     info, rows = KNOWN[name], []
-    load = lru_cache(1)(load)  # one at a time: some are large
+    size, load = info.image_size, lru_cache(1)(load)  # one at a time: some are large
     for number, (share, domain) in enumerate(zip(shares, info.domain_names, strict=True)):
         source = load(share.source)
-        for is_test, (x, y) in enumerate(_draw_share(name, share, domain, source)):
-            x = np.broadcast_to(resized(x, info.image_size), (len(y), info.image_size, info.image_size, 3))
-            rows.append((x, y, np.full(len(y), number), np.full(len(y), is_test, bool)))
+        for is_test, chosen in enumerate(_draw_share(name, share, domain, source)):
+            x = np.broadcast_to(resized(source["x"][chosen], size), (len(chosen), size, size, 3))
+            rows.append((x, source["y"][chosen], np.full(len(x), number), np.full(len(x), is_test, bool)))
     x, y, domains, test = map(np.concatenate, zip(*rows, strict=True))
     names = {"class_names": source["class_names"], "domain_names": np.array(info.domain_names)}
-    return divided(test, x=x, y=y, domain=domains) | names
+    return {"x": x, "y": y, "domain": domains, "test": test} | names
 
 
-def _draw_share(name: str, share: Share, domain: str, source: Arrays) -> list[tuple[np.ndarray, np.ndarray]]:
-    """Images and labels of both parts that a share takes of its source."""
-    pools = []
-    for part in PARTS:
-        rows = slice(None) if share.domain is None else source["domain_names"][source[f"domain_{part}"]] == share.domain
-        pools.append((source[f"x_{part}"][rows], source[f"y_{part}"][rows]))
-    if share.division != "parts":
-        pools = [tuple(map(np.concatenate, zip(*pools, strict=True)))] * 2
-    (x_train, y_train), (x_test, y_test) = pools
-    allowed, test = np.arange(len(y_train)), np.arange(len(y_test))
-    if share.division == "leaky":  # as many as have a remainder below 8 when divided by 10
-        allowed = np.argsort(y_train, kind="stable")[: (allowed % 10 < 8).sum()]
+def _draw_share(name: str, share: Share, domain: str, source: Arrays) -> tuple[np.ndarray, np.ndarray]:
+    """Positions of the examples to train and to test on that a share takes of its source."""
+    rows = np.arange(len(source["y"]))
+    if share.domain is not None:
+        rows = np.flatnonzero(source["domain_names"][source["domain"]] == share.domain)
+    allowed, test = rows[~source["test"][rows]], rows[source["test"][rows]]
+    if share.division == "pooled":
+        allowed = rows
+    elif share.division == "leaky":  # as many as have a remainder below 8 when divided by 10
+        allowed = rows[np.argsort(source["y"][rows], kind="stable")[: (np.arange(len(rows)) % 10 < 8).sum()]]
+        test = rows
     rng = generator(0, "recipe", name, domain)
     train = rng.permutation(allowed)[: share.num_train]
     if len(train) < share.num_train:
         fault = f"'{share.source}' is too small for '{name}' (got {len(allowed)} training images)"
         raise UserError(f"{fault}; its domain '{domain}' needs {share.num_train}; import the whole set.")
     if share.division == "pooled":
-        test = np.setdiff1d(test, train)
-    if share.num_test is not None:
-        test = rng.permutation(test)[: share.num_test]
-    return [(x_train[train], y_train[train]), (x_test[test], y_test[test])]
-
-
-_RESIZED_AT_ONCE = 4096  # images, which are made float for it
+        test = np.setdiff1d(rows, train)
+    return train, test if share.num_test is None else rng.permutation(test)[: share.num_test]
 
 
 def resize(images: Tensor, size: int) -> Tensor:
@@ -124,24 +129,132 @@ def resized(images: np.ndarray, size: int) -> np.ndarray:
     return resize(torch.from_numpy(images.transpose(0, 3, 1, 2)), size).numpy().transpose(0, 2, 3, 1)
 
 
+# Built in: scikit-learn's digits and photographs. Both sets of digits have the same test part.
+
+
+def digits() -> Arrays:
+    """The columns of the 1,797 digits, 8 x 8, grey."""
+    images, labels = _handwritten()
+    return {"x": images[..., None], "y": labels, "test": _held_out(labels), "class_names": np.arange(10).astype(str)}
+
+
+def digit_domains() -> Arrays:
+    """The columns of the same digits, 16 x 16, in colour, under the renderings `DOMAINS`.
+
+    Plain; inverted; as a difference from photographs; and, for each digit, one of its class drawn from a typeface.
+    A digit is in the training part of all domains or in the test part of all.
+    """
+    small, labels = _handwritten()
+    plain = np.stack([Image.fromarray(image).resize((SIZE, SIZE), Image.Resampling.BICUBIC) for image in small])
+    plain, font = (np.repeat(images[..., None], 3, axis=3) for images in (plain, _drawn(labels)))
+    photo = np.abs(_photo_crops(len(labels)).astype(np.int16) - plain).astype(np.uint8)
+    x, domain = np.concatenate([plain, 255 - plain, photo, font]), np.repeat(np.arange(4), len(labels))
+    names = {"class_names": np.arange(10).astype(str), "domain_names": np.array(DOMAINS)}
+    return {"x": x, "y": np.tile(labels, 4), "domain": domain, "test": np.tile(_held_out(labels), 4)} | names
+
+
+def photos() -> Arrays:
+    """The columns of unlabelled public images: square pieces of scikit-learn's photographs, 16 x 16, in colour.
+
+    Their sides are 16 to 160 pixels of the photograph, uniform in the logarithm. All have the one class `photo`.
+    """
+    rng, pieces = np.random.default_rng(3), []
+    sources = [Image.fromarray(photo) for photo in _photographs()]
+    for _ in range(sum(NUM_PHOTOS)):
+        photo, side = sources[rng.integers(len(sources))], round(SIZE * 10 ** rng.uniform())
+        left, top = (int(rng.integers(length - side + 1)) for length in photo.size)
+        box = (left, top, left + side, top + side)
+        pieces.append(np.asarray(photo.resize((SIZE, SIZE), Image.Resampling.BOX, box=box)))
+    test, y = np.arange(len(pieces)) >= NUM_PHOTOS[0], np.zeros(len(pieces), np.int64)
+    return {"x": np.stack(pieces), "y": y, "test": test, "class_names": np.array(["photo"])}
+
+
+def blended(images: np.ndarray, seed: int) -> np.ndarray:
+    """Grey images uint8 `[N, size, size]` as the difference |piece - image| `[N, size, size, 3]` from random pieces of
+    scikit-learn's photographs, which the seed chooses.
+    """
+    sources, size, rng = _photographs(), images.shape[1], np.random.default_rng(seed)
+    number = rng.integers(len(sources), size=len(images))
+    top, left = (rng.integers(length - size + 1, size=len(images)) for length in sources.shape[1:3])
+    rows, columns = (start[:, None] + np.arange(size) for start in (top, left))
+    pieces = sources[number[:, None, None], rows[:, :, None], columns[:, None, :]]
+    return np.where(pieces > images[..., None], pieces - images[..., None], images[..., None] - pieces)
+
+
+def _of_scikit_learn(file: str) -> Path:
+    """Where a file of scikit-learn's data sets is; importing what reads them would take two seconds."""
+    return Path(find_spec("sklearn").origin).parent / "datasets" / file
+
+
+def _handwritten() -> tuple[np.ndarray, np.ndarray]:
+    """Images uint8 `[1797, 8, 8]`, bright on dark, and labels `[1797]`."""
+    table = np.loadtxt(_of_scikit_learn("data/digits.csv.gz"), np.int64, delimiter=",")  # 64 pixels and the label
+    images, labels = table[:, :-1].reshape(-1, 8, 8), table[:, -1].copy()
+    return ((images * 255 + 8) // 16).astype(np.uint8), labels  # from 0..16, rounded
+
+
+def _photographs() -> np.ndarray:
+    """scikit-learn's two photographs, uint8 `[2, 427, 640, 3]`."""
+    return np.stack([np.asarray(Image.open(_of_scikit_learn(f"images/{name}.jpg"))) for name in ("china", "flower")])
+
+
+def _held_out(labels: np.ndarray) -> np.ndarray:
+    """Whether each digit is in the test part, bool `[N]`: a random fifth of each class."""
+    rng, test = np.random.default_rng(0), np.zeros(len(labels), bool)
+    for label in range(10):
+        members = rng.permutation(np.flatnonzero(labels == label))
+        test[members[: round(len(members) / 5)]] = True
+    return test
+
+
+def _photo_crops(count: int) -> np.ndarray:
+    """Random crops `[count, 16, 16, 3]` of scikit-learn's photographs at a third of their size."""
+    photos = [np.asarray(Image.fromarray(photo).resize((213, 142), Image.Resampling.BOX)) for photo in _photographs()]
+    rng, crops = np.random.default_rng(1), []
+    for _ in range(count):
+        photo = photos[rng.integers(len(photos))]
+        top, left = rng.integers(photo.shape[0] - SIZE + 1), rng.integers(photo.shape[1] - SIZE + 1)
+        crops.append(photo[top : top + SIZE, left : left + SIZE])
+    return np.stack(crops)
+
+
+def _drawn(labels: np.ndarray) -> np.ndarray:
+    """A digit of each label `[N, 16, 16]`, bright on dark, from a random typeface, size, angle and place."""
+    import matplotlib  # late: it takes a second
+
+    folder, fonts = Path(matplotlib.get_data_path(), "fonts", "ttf"), []
+    for name, size in product(TYPEFACES, (52, 60, 68)):
+        fonts.append(ImageFont.truetype(str(folder / f"{name}.ttf"), size, layout_engine=ImageFont.Layout.BASIC))
+    rng, images = np.random.default_rng(2), []
+    for label in labels:
+        canvas = Image.new("L", (CANVAS, CANVAS))
+        center = CANVAS / 2 + rng.uniform(-4, 4, 2)
+        font = fonts[rng.integers(len(fonts))]
+        ImageDraw.Draw(canvas).text(tuple(center), str(label), fill=255, font=font, anchor="mm")
+        turned = canvas.rotate(rng.uniform(-15, 15), Image.Resampling.BILINEAR)
+        images.append(np.asarray(turned.resize((SIZE, SIZE), Image.Resampling.BOX)))
+    return np.stack(images)
+
+
 def _mnist_m(name: str, load: Load) -> Arrays:
     """MNIST's digits as the difference from random pieces of scikit-learn's photographs, in the place of BSDS500's."""
-    arrays = load("mnist")
-    return arrays | {f"x_{part}": builtin.blended(arrays[f"x_{part}"][..., 0], n) for n, part in enumerate(PARTS)}
+    columns = load("mnist")
+    digits, num_train = columns["x"][..., 0], (~columns["test"]).sum()
+    parts = [blended(images, seed) for seed, images in enumerate(np.split(digits, [num_train]))]
+    return columns | {"x": np.concatenate(parts)}
 
 
 def _femnist_digits(name: str, load: Load) -> Arrays:
     """The ten digits of all of FEMNIST's writers; nine tenths of each writer's, rounded down, are the training part."""
     source = load("femnist")
-    if "writer_train" not in source:
+    if "writer" not in source:
         raise UserError("'femnist' does not say who wrote what (got no writers); import it from LEAF's files.")
-    x, y, writer = (np.concatenate([source[f"{kind}_{part}"] for part in PARTS]) for kind in ("x", "y", "writer"))
-    x, y, writer = (values[y < 10] for values in (x, y, writer))
+    x, y, writer = (source[kind][source["y"] < 10] for kind in ("x", "y", "writer"))
     order, test = generator(0, "recipe", "femnist-digits").permutation(len(y)), np.zeros(len(y), bool)
     order = order[np.argsort(writer[order], kind="stable")]  # by writer, random inside
     for members in np.split(order, np.flatnonzero(np.diff(writer[order])) + 1):
         test[members[max(1, len(members) * 9 // 10) :]] = True
-    return divided(test, x=x, y=y, writer=writer) | {"class_names": source["class_names"][:10]}
+    return {"x": x, "y": y, "writer": writer, "test": test, "class_names": source["class_names"][:10]}
 
 
 _DIGITS = tuple(string.digits)
@@ -161,11 +274,11 @@ _FOLDERS = "image folders <domain>/train/<class>/* and <domain>/test/<class>/*"
 _OFFICE = DatasetInfo(3, 32, 0, files="image folders <domain>/<class>/*", resized=True)
 
 KNOWN = {
-    "digits": DatasetInfo(1, 8, _DIGITS, 1438, 359, make=cache(builtin.digits)),
+    "digits": DatasetInfo(1, 8, _DIGITS, 1438, 359, make=cache(digits)),
     "digit-domains": DatasetInfo(
-        3, 16, _DIGITS, 5752, 1436, domain_names=builtin.DOMAINS, make=cache(builtin.digit_domains)
+        3, 16, _DIGITS, 5752, 1436, domain_names=DOMAINS, make=cache(digit_domains)
     ),
-    "photos": DatasetInfo(3, 16, ("photo",), 2000, 200, make=cache(builtin.photos)),
+    "photos": DatasetInfo(3, 16, ("photo",), 2000, 200, make=cache(photos)),
     "mnist": DatasetInfo(1, 28, _DIGITS, 60_000, 10_000, "MNIST"),
     "fmnist": DatasetInfo(1, 28, _FASHION, 60_000, 10_000, "FashionMNIST"),
     "emnist-digits": DatasetInfo(1, 28, _DIGITS, 240_000, 40_000, "EMNIST", "digits"),
@@ -222,29 +335,27 @@ MADE = {name: info.needs for name, info in KNOWN.items() if info.make}  # the se
 BUILT_IN = tuple(name for name, needs in MADE.items() if not needs)
 
 
-def known_form(name: str, arrays: Arrays, path: Path) -> Arrays:
-    """The arrays, of any reader, with the official labels, class names and domains of the known data set `name`.
+def known_form(name: str, columns: Arrays) -> Arrays:
+    """The columns with the official labels, class names and domains of the known data set `name`.
 
     Raises:
-        UserError: The images have another shape, or the classes or domains are others.
+        ValueError: The images have another shape, or the classes or domains are others.
     """
-    info, shape = KNOWN[name], arrays["x_train"].shape[1:]
+    info, shape = KNOWN[name], columns["x"].shape[1:]
+    remedy = f"as those of '{name}': choose another name for another data set"
     expected = (info.image_size, info.image_size, info.channels)
     if shape != expected:
-        fault = f"the images in '{path}' are not those of '{name}' (got {shape}, the channels last)"
-        raise UserError(f"{fault}; they must be {expected}; choose another name for another data set.")
+        raise ValueError(f"the images are {shape}, the channels last, and not {expected} {remedy}")
     for kind, noun, official in (("y", "classes", info.class_names), ("domain", "domains", info.domain_names)):
-        names = arrays.get(NAMES[kind], np.array([])).tolist()
+        names = columns.get(NAMES[kind], np.array([])).tolist()
         if official in (len(names), tuple(names)):  # classes of which the number alone is known, or the official names
             continue
         order = None if isinstance(official, int) else official_order(names, official)
         if order is None:
             rule = official if isinstance(official, int) else f"{len(official)}: {', '.join(official[:4]) or 'none'}"
-            fault = f"the {noun} in '{path}' are not those of '{name}' (got {len(names)}: {', '.join(names[:3])}, …)"
-            raise UserError(f"{fault}; they must be {rule}; rename them, or choose another name for the set.")
-        labels = {f"{kind}_{part}": np.array(order)[arrays[f"{kind}_{part}"]] for part in PARTS}
-        arrays = arrays | labels | {NAMES[kind]: np.array(official)}
-    return arrays
+            raise ValueError(f"the {noun} are {len(names)}: {', '.join(names[:3])}, …; and not {rule}, … {remedy}")
+        columns = columns | {kind: np.array(order)[columns[kind]], NAMES[kind]: np.array(official)}
+    return columns
 
 
 def official_order(names: Sequence[str], official: Sequence[str]) -> list[int] | None:

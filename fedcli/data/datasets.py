@@ -1,13 +1,14 @@
 """Data sets as uint8 tensors: built in, made of others, downloaded or imported into a cache file each, or a user's own.
 
 A set is in canonical order, by label and then by a hash of the pixels, so that a seed gives the same partition
-whichever file the images came from. The cache files are in the `.npz` form of `fedcli.data.files`.
+whichever file the images came from. A file of the cache is an `.npz` of what `files.canonical` gives.
 """
 
 import hashlib
 import os
 import re
 import shlex
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from pathlib import Path
@@ -82,12 +83,15 @@ class Dataset:
 
 def cache_folder() -> Path:
     """Where the data sets are kept: `$FEDCLI_DATA`, or `~/.cache/fedcli`."""
-    return Path(os.environ.get("FEDCLI_DATA") or "~/.cache/fedcli").expanduser()
+    folder = os.environ.get("FEDCLI_DATA") or "~/.cache/fedcli"
+    return Path(os.path.expanduser(folder))  # which leaves ~ where a user has no home, as in a container
 
 
 def names() -> list[str]:
     """All names: built in, known, and imported under a name of their own."""
-    imported = sorted(path.stem for path in cache_folder().glob("*.npz") if _NAME.fullmatch(path.stem))
+    imported: list[str] = []
+    with suppress(OSError):  # a cache that may not be read has nothing
+        imported = sorted(path.stem for path in cache_folder().glob("*.npz") if _NAME.fullmatch(path.stem))
     return list(dict.fromkeys([*KNOWN, *imported]))
 
 
@@ -187,24 +191,27 @@ def import_path(name: str, path: Path, size: int | None = None) -> tuple[Path, l
         raise UserError(f"the name '{name}' is reserved: {_ways(name)}; choose another name.")
     if not _NAME.fullmatch(name):
         raise UserError(f"the name '{name}' is invalid; use only a-z, 0-9 and -.")
-    raw, notes = forms.read(Path(path), info, size)
-    if "client_train" in raw and info:
+    with files.reading(path, forms.FORM):
+        columns, notes = forms.read(Path(path), info, size)
+    if "client" in columns and info:
         raise UserError(f"the name '{name}' is not possible for PFLlib's division '{path}'; choose {name}-pfllib.")
-    arrays = files.in_form(raw, path, notes)
-    if size:
-        arrays |= {f"x_{part}": resized(arrays[f"x_{part}"], size) for part in files.PARTS}
-    if info:
-        arrays = known_form(name, arrays, path)
-    if "client_train" in raw:
-        split, lists, count = _cache_file(name).with_suffix(".split.npz"), {}, raw["client_train"].max() + 1
-        for client in range(count):
-            lists[f"train_{client}"] = np.flatnonzero(raw["client_train"] == client)
-            lists[f"test_{client}"] = len(raw["client_train"]) + np.flatnonzero(raw["client_test"] == client)
+    with files.reading(path, files.ARRAYS):
+        columns = files.in_form(columns, notes)
+        if size:
+            columns["x"] = resized(columns["x"], size)
+        if info:
+            columns = known_form(name, columns)
+    if "client" in columns:
+        split, lists, first = _cache_file(name).with_suffix(".split.npz"), {}, 0
+        for part, rows in (("train", ~columns["test"]), ("test", columns["test"])):
+            clients = columns["client"][rows]
+            lists |= {f"{part}_{k}": first + np.flatnonzero(clients == k) for k in range(clients.max() + 1)}
+            first = len(clients)
         _keep(split, lists)
-        flags = ["--partition", f"file:{split}", "--num-clients", str(count)]
+        flags = ["--partition", f"file:{split}", "--num-clients", str(len(lists) // 2)]
         notes.append(f"its clients: {shlex.join(flags)}, under a protocol that tests on their own parts")
     source = {} if info else {"source": np.array("; ".join([str(Path(path).resolve()), *notes]))}
-    _keep(_cache_file(name), files.canonical(arrays) | source)
+    _keep(_cache_file(name), files.canonical(columns) | source)
     return _cache_file(name), notes
 
 
@@ -218,22 +225,20 @@ def describe(name: str) -> dict[str, Any]:
     Raises:
         UserError: The name is unknown, or its cache file is damaged.
     """
-    info, note = KNOWN.get(name), ""
+    info, facts = KNOWN.get(name), ()
     if info is None:
         available(name)
     if is_from_file(name):
         dataset, kind = load(name), "your own"
-        sizes = len(dataset.y_train), len(dataset.y_test), dataset.num_classes, tuple(dataset.x_train.shape[1:])
+        facts = len(dataset.y_train), len(dataset.y_test), dataset.num_classes, tuple(dataset.x_train.shape[1:]), ""
     elif _is_kept(name):
-        *sizes, note = files.npz_facts(_cache_file(name))
-        kind = "import" if info else "imported"
+        facts, kind = files.npz_facts(_cache_file(name)), "import" if info else "imported"
     else:
+        facts = *info.sizes, "; ".join(filter(None, (", ".join(info.needs), info.note)))
         kind = "import" if not info.make else "made" if info.needs else "built-in"
-        sizes, note = info.sizes, "; ".join(filter(None, (", ".join(info.needs), info.note)))
-    return {
-        "name": name, "kind": "download" if name in forms.DOWNLOADS else kind, "present": present(name), "note": note,
-        **dict(zip(("train", "test", "classes", "shape"), sizes, strict=True)),
-    }  # fmt: skip
+    kind = "download" if name in forms.DOWNLOADS else kind
+    facts = dict(zip(("train", "test", "classes", "shape", "note"), facts, strict=True))
+    return {"name": name, "kind": kind, "present": present(name), **facts}
 
 
 def take(dataset: Dataset, num_train: int, seed: int) -> Dataset:
@@ -316,13 +321,12 @@ def _cache_file(name: str) -> Path:
 
 def _is_kept(name: str) -> bool:
     """Whether a set comes from the cache."""
-    return name not in BUILT_IN and _cache_file(name).is_file()
+    return name not in BUILT_IN and os.path.isfile(_cache_file(name))  # also False where it may not be looked for
 
 
 def _ways(name: str) -> str:
     """How a known data set can be had."""
-    info = KNOWN[name]
-    ways = []
+    info, ways = KNOWN[name], []
     if name in forms.DOWNLOADS:
         ways.append(f"run 'fedcli data download {name}', or without a network 'fedcli data import {name} PATH'")
     if info.needs:
@@ -334,15 +338,18 @@ def _ways(name: str) -> str:
 
 
 def _arrays(name: str) -> files.Arrays:
-    """The arrays of a set that is present, in canonical order."""
+    """What the cache has of a set that is present, or would have."""
     if _is_kept(name):
         return files.read_npz(_cache_file(name))
     info = KNOWN[name]
-    return files.canonical(info.make(name, _arrays) if info.needs else info.make())
+    columns = info.make(name, lambda need: files.columns_of(_arrays(need))) if info.needs else info.make()
+    return files.canonical(columns)
 
 
 def _keep(path: Path, arrays: files.Arrays) -> None:
     """Writes arrays to a file of the cache."""
+    if path.parts[0] == "~":
+        raise UserError(f"the data set cannot be kept as '{path}' (got no home folder); set FEDCLI_DATA to a folder.")
 
     def write(temporary: Path) -> None:
         with temporary.open("wb") as file:  # numpy would append .npz to a path
@@ -364,8 +371,9 @@ def _from_user(text: str, digest: str) -> Dataset:
     arrays = function()
     if not isinstance(arrays, dict):
         raise function.refuse(f"gives no arrays by name (got {type(arrays).__name__})", "return x_train, y_train, ...")
-    arrays = {key: np.asarray(value) for key, value in arrays.items()}
-    return _dataset(short_name(text), files.canonical(files.in_form(arrays, Path(text), [])))
+    with files.reading(text, files.ARRAYS):
+        arrays = {key: np.asarray(value) for key, value in arrays.items()}
+        return _dataset(short_name(text), files.canonical(files.in_form(files.join_parts(arrays, []), [])))
 
 
 def _dataset(name: str, arrays: files.Arrays) -> Dataset:

@@ -1,8 +1,9 @@
-"""Arrays of images in the one form that every reader returns, their order, and files that are written whole.
+"""Files that are written whole, and images as arrays: the one form that every reader returns, and their order.
 
-By name: `x_train`, `x_test` uint8 `[N, H, W, channels]`, `y_train`, `y_test` int64 `[N]`, `class_names`; with several
-domains `domain_train`, `domain_test` int64 `[N]`, `domain_names`; with known writers `writer_train`, `writer_test`
-int64 `[N]`. In canonical order also `place_train`, `place_test` int64 `[N]`: where each image stood before.
+Columns have an entry for each image, by kind: `x` uint8 `[N, H, W, channels]`, `y` int64 `[N]`, `test` bool `[N]` and,
+where these are known, `domain` and `writer` int64 `[N]`. `class_names` and `domain_names` are what labels and domains
+count. The cache has them by kind and part, `x_train`, `x_test` and so on, each part in canonical order; there
+`place_train`, `place_test` int64 `[N]` tell where each image stood before.
 """
 
 import hashlib
@@ -21,7 +22,7 @@ from fedcli.errors import UserError
 
 Arrays = dict[str, np.ndarray]
 PARTS = ("train", "test")
-KINDS = ("x", "y", "domain", "writer", "place")  # of arrays with an entry for each example
+KINDS = ("x", "y", "domain", "writer", "place")  # of what the cache has for each image
 NAMES = {"y": "class_names", "domain": "domain_names"}  # what labels and domains count
 LIMIT = 4 << 30  # bytes that a set may unpack to; a few megabytes of an archive can hold a thousand times as much
 NAME = re.compile(r"[^\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]{1,100}")  # of a class
@@ -31,6 +32,11 @@ WORDS = {
 }  # fmt: skip
 PART = "(train|test|val)(?:ing|id|idation)?"  # of a set, as arrays and folders name it
 _KEY = re.compile(f"(?:{PART}_?)?(.*?)(?:_?{PART})?", re.DOTALL)  # of an array in an .npz file
+_NPZ = "a whole .npz file, as numpy.savez writes it"
+ARRAYS = (
+    "images N x H x W, N x H x W x 1 or N x H x W x 3, alike in both parts, and a whole number for each as its label, "
+    "as x_train, y_train, x_test and y_test, or as images and labels alone"
+)
 _TEMPORARY = re.compile(r"\..+\.(\d+)\.partial", re.DOTALL)
 
 
@@ -98,7 +104,7 @@ def reading(path: object, form: str) -> Iterator[None]:
     except UserError:
         raise
     except Exception as error:
-        text = f"'{path}' cannot be read ({one_line(error)}); it must be {form}; get it or write it again."
+        text = f"'{path}' cannot be read ({one_line(error)}); it must be {form}; correct it or get it again."
         raise UserError(text) from error
 
 
@@ -112,9 +118,6 @@ def check_size(count: int, path: object) -> None:
     if count > max(LIMIT, int(allowed) << 30 if allowed.isdecimal() else 0):
         remedy = f"leave images out, resize them, or set FEDCLI_MAX_GIB={-(-count >> 30)} to allow it"
         raise UserError(f"'{path}' unpacks to more than {LIMIT >> 30} GiB (got {count:,} bytes); {remedy}.")
-
-
-_NPZ = "a whole .npz file, as numpy.savez writes it"
 
 
 def read_npz(path: Path) -> Arrays:
@@ -134,7 +137,7 @@ def npz_facts(path: Path) -> tuple[int, int, int, tuple[int, int, int], str]:
     """Numbers of training images, test images and classes, `(channels, H, W)`, and the source, without the pixels.
 
     Raises:
-        UserError: The file, written from arrays in their one form, is damaged.
+        UserError: The file of the cache is damaged.
     """
     with reading(path, _NPZ), np.load(path, allow_pickle=False) as file:
         with file.zip.open("x_train.npy") as member:
@@ -144,78 +147,37 @@ def npz_facts(path: Path) -> tuple[int, int, int, tuple[int, int, int], str]:
         return num_train, len(file["y_test"]), len(file["class_names"]), (channels, height, width), source
 
 
-def in_form(arrays: Arrays, path: Path, notes: list[str]) -> Arrays:
-    """The arrays, of a reader or an `.npz` file at `path`, in their one form; adds to the notes what was changed.
+# Here a ValueError says what is wrong with arrays; `reading`, around it, adds where they are and what they must be.
 
-    Arrays may be called by `WORDS`, with a part before or after the word; `val` stands for `test` where there is none,
-    and without parts a fixed fifth of each class and domain is the test part. A second axis of 1 or 3 is the channels'
-    where the last one is not; rows of pixels are grey squares. Pixels in [0, 1] or in [-1, 1] are stretched to 0 to
-    255, those in [0, 255] rounded. Black borders make images square. Labels may be in a column or one-hot; from 1 they
-    count from 0. Numbers name what has no names.
 
-    Raises:
-        UserError: Names the array that is missing or not as it should be.
+def join_parts(arrays: Arrays, notes: list[str]) -> Arrays:
+    """Columns of arrays that are called by `WORDS`, with a part before or after the word, and what these count.
+
+    `val` stands for `test` where there is none; there is no column `test` where nothing names a part. Adds to the notes
+    what was left out.
     """
-    named: dict[tuple[str, str], np.ndarray] = {}  # by kind and part
+    named: dict[str, Arrays] = {"x": {}, "y": {}}  # by kind and part
     for key, values in arrays.items():
         before, word, after = _KEY.fullmatch(key.lower()).groups(default="")
         if word in WORDS and not (before and after):
-            named.setdefault((WORDS[word], before or after), values)
-    parts = choose_parts({part for _, part in named}, notes)
-    kinds = [kind for kind in KINDS if kind in {"x", "y", *(kind for kind, _ in named)}]
-    columns: Arrays = {}
-    for kind in kinds:
-        missing = ["_".join(filter(None, (kind, part))) for part in parts if (kind, part) not in named]
-        if missing:
-            rule = "x_train, y_train, x_test and y_test are needed, and domains or writers of both parts or none"
-            raise UserError(f"'{path}' has no {missing[0]} (got {', '.join(arrays) or 'nothing'}); {rule}; add it.")
-        several = [named[kind, part] for part in parts]
-        lengths = [named["x", part].shape[:1] for part in parts]
-        alike = len({(values.shape[1:], kind == "x" and values.dtype == np.uint8) for values in several}) == 1
-        if not alike or [values.shape[:1] for values in several] != lengths or not all(map(sum, lengths)):
-            raise _unusable(kind, several, path)
+            named.setdefault(WORDS[word], {}).setdefault(before or after, values)
+    parts = choose_parts(set().union(*named.values()), notes)
+    columns = {key: arrays[key] for key in NAMES.values() if key in arrays}
+    for kind, by_part in named.items():
+        for part in parts:
+            name = f"{kind}_{part}".rstrip("_")
+            if part not in by_part:
+                raise ValueError(f"there is no {name}, but {', '.join(arrays) or 'nothing'}")
+            if len(by_part[part]) != len(named["x"][part]):
+                raise ValueError(f"{name} has {len(by_part[part])} entries for {len(named['x'][part])} images")
+        several = [by_part[part] for part in parts]
+        if kind == "x" and len({(values.shape[1:], values.dtype == np.uint8) for values in several}) > 1:
+            texts = " and ".join(f"{values.dtype} of shape {values.shape}" for values in several)
+            raise ValueError(f"the images of both parts differ: {texts}")
         columns[kind] = np.concatenate(several)
-    test = np.repeat([False, True][: len(parts)], [length for (length,) in lengths])
-    columns["x"], y = _bytes(columns["x"], path, notes), columns["y"]
-    if y.ndim == 2 and y.shape[1] > 1 and y.dtype.kind in "buif" and (np.sort(y)[:, -2:] == [0, 1]).all():
-        y = y.argmax(1)
-        notes.append("the labels were one-hot")
-    y = y[:, 0] if y.ndim == 2 and y.shape[1] == 1 else y
-    columns["y"] = y.astype(np.int64) if y.dtype.kind == "f" and (y == np.rint(y)).all() else y
-    for kind in kinds[1:]:
-        if columns[kind].dtype.kind not in "iu" or columns[kind].ndim != 1:
-            raise _unusable(kind, [columns[kind]], path)
-        columns[kind] = columns[kind].astype(np.int64)
-    if parts == [""]:
-        test = _a_fifth(columns)
-        notes.append("a fixed fifth of each class is kept to test on")
-        if not test.any():
-            raise UserError(
-                f"'{path}' has too few images to test on a fifth of each class (got {len(test)}); add some."
-            )
-    height, width = columns["x"].shape[1:3]
-    if height != width:
-        top, left = max(width - height, 0), max(height - width, 0)
-        borders = [(0, 0), (top // 2, top - top // 2), (left // 2, left - left // 2), (0, 0)]
-        columns["x"] = np.pad(columns["x"], borders)
-        notes.append(f"black borders made the images {max(height, width)} x {max(height, width)}")
-    names: Arrays = {}
-    for kind, key in NAMES.items():
-        if kind in columns:
-            lowest, highest = int(columns[kind].min()), int(columns[kind].max())
-            if kind == "y" and lowest == 1 and (key not in arrays or highest == arrays[key].size):
-                columns[kind], lowest, highest = columns[kind] - 1, 0, highest - 1
-                notes.append("the labels counted from 1")
-            texts = arrays.get(key, np.arange(min(highest + 1, (~test).sum())))  # a wild label makes no million names
-            if lowest < 0 or highest >= texts.size:
-                fault = f"{kind}_train or {kind}_test in '{path}' is out of range (got {lowest} to {highest})"
-                raise UserError(f"{fault}; it must be from 0 to {texts.size - 1}, the numbers of {key} or images.")
-            names[key] = np.atleast_1d(texts).astype(str)
-            for name, count in Counter(names[key].tolist()).items():
-                if count > 1 or not NAME.fullmatch(name):
-                    fault = f"{key} in '{path}' has a name twice, or one that cannot be shown (got {name[:40]!a})"
-                    raise UserError(f"{fault}; a name has 1 to 100 characters on one line; rename it.")
-    return divided(test, **columns) | names
+    if parts != [""]:
+        columns["test"] = np.repeat([False, True], [len(named["x"][part]) for part in parts])
+    return columns
 
 
 def choose_parts(parts: set[str], notes: list[str]) -> list[str]:
@@ -226,32 +188,68 @@ def choose_parts(parts: set[str], notes: list[str]) -> list[str]:
     return taken
 
 
-def _unusable(kind: str, several: list[np.ndarray], path: Path) -> UserError:
-    """An error, to be raised by the caller, for arrays of a kind, one for each part, that are not as they should be."""
-    texts = " and ".join(f"{values.dtype} of shape {values.shape}" for values in several)
-    rule = "images N x H x W, N x H x W x 1 or N x H x W x 3, alike in both parts, uint8 or all of numbers"
-    rule = rule if kind == "x" else "whole numbers, one for each image"
-    return UserError(f"{kind}_train or {kind}_test in '{path}' is invalid (got {texts}); it must be {rule}.")
+def in_form(columns: Arrays, notes: list[str]) -> Arrays:
+    """The columns, of a reader or of `join_parts`, in their one form; adds to the notes what was changed.
+
+    Without a column `test` a fixed fifth of each class and domain is the test part. A second axis of 1 or 3 is the
+    channels' where the last one is not; rows of pixels are grey squares. Pixels in [0, 1] or in [-1, 1] are stretched
+    to 0 to 255, those in [0, 255] rounded. Black borders make images square. Labels may be in a column or one-hot;
+    from 1 they count from 0. Numbers name what has no names.
+    """
+    x, y = _bytes(columns["x"], notes), columns["y"]
+    if y.ndim == 2 and y.shape[1] > 1 and (np.sort(y)[:, -2:] == [0, 1]).all():
+        y = y.argmax(1)
+        notes.append("the labels were one-hot")
+    columns = columns | {"x": x, "y": y[:, 0] if y.shape[1:] == (1,) else y}
+    for kind in {"y", "domain", "writer"} & columns.keys():
+        values = columns[kind]
+        if values.ndim != 1 or (np.rint(values) != values).any():
+            raise ValueError(f"{kind}_train or {kind}_test is of type {values.dtype} and shape {values.shape}")
+        columns[kind] = values.astype(np.int64)
+    if "test" not in columns:
+        columns["test"] = _a_fifth(columns)
+        notes.append("a fixed fifth of each class is kept to test on")
+    num_test, (height, width) = columns["test"].sum(), x.shape[1:3]
+    if not 0 < num_test < len(x):
+        raise ValueError(f"{len(x) - num_test} images are to train and {num_test} to test on, too few")
+    if height != width:
+        top, left = max(width - height, 0), max(height - width, 0)
+        columns["x"] = np.pad(x, [(0, 0), (top // 2, top - top // 2), (left // 2, left - left // 2), (0, 0)])
+        notes.append(f"black borders made the images {max(height, width)} x {max(height, width)}")
+    for kind, key in [(kind, key) for kind, key in NAMES.items() if kind in columns]:
+        lowest, highest = int(columns[kind].min()), int(columns[kind].max())
+        if kind == "y" and lowest == 1 and (key not in columns or highest == columns[key].size):
+            columns[kind], lowest, highest = columns[kind] - 1, 0, highest - 1
+            notes.append("the labels counted from 1")
+        # A wild label makes no million names.
+        texts = np.atleast_1d(columns.get(key, np.arange(min(highest + 1, len(x) - num_test)))).astype(str)
+        if lowest < 0 or highest >= len(texts):
+            fault = f"{kind}_train or {kind}_test counts from {lowest} to {highest}"
+            raise ValueError(f"{fault}, and {key} or the training images from 0 to {len(texts) - 1}")
+        for name, count in Counter(texts.tolist()).items():
+            if count > 1 or not NAME.fullmatch(name):
+                raise ValueError(f"{key} has {name[:40]!a} twice, or it is not 1 to 100 characters on one line")
+        columns[key] = texts
+    return columns
 
 
-def _bytes(images: np.ndarray, path: Path, notes: list[str]) -> np.ndarray:
+def _bytes(images: np.ndarray, notes: list[str]) -> np.ndarray:
     """The images as uint8 `[N, H, W, channels]`; adds to the notes what was changed."""
     shape, side = images.shape, math.isqrt(images.shape[-1])
-    if len(shape) == 2 and side and shape[1] == side**2:
+    if len(shape) == 2 and side**2 == shape[1]:
         images = images.reshape(-1, side, side)
         notes.append(f"rows of {shape[1]} pixels became images of {side} x {side}")
     if len(shape) == 4 and shape[1] in (1, 3) and shape[3] not in (1, 3):
         images = np.moveaxis(images, 1, 3)
         notes.append("the images' channels came first")
     images = images[..., None] if images.ndim == 3 else images
-    if not images.size or images.dtype.kind not in "buif" or images.shape[3:] not in ((1,), (3,)):
-        raise _unusable("x", [images], path)
+    if not images.size or images.shape[3:] not in ((1,), (3,)):
+        raise ValueError(f"the images are of type {images.dtype} and shape {shape}")
     if images.dtype == np.uint8:
         return images
     low, high = float(images.min()), float(images.max())  # NaN where there is one
     if not (low >= 0 and high <= 255) and not (low >= -1 and high <= 1):
-        fault = f"the pixels in '{path}' have an unknown range (got {low:g} to {high:g})"
-        raise UserError(f"{fault}; use 0 to 255, 0 to 1 or -1 to 1; undo normalisation.")
+        raise ValueError(f"pixels from {low:g} to {high:g} are not in 0 to 255, 0 to 1 or -1 to 1: undo normalisation")
     shift, scale = (1, 127.5) if low < 0 else (0, 255) if high <= 1 else (0, 1)
     notes.append(f"pixels from {low:g} to {high:g} became 8 bits, times {scale:g}")
     return np.rint((images + shift) * scale).astype(np.uint8)
@@ -259,31 +257,36 @@ def _bytes(images: np.ndarray, path: Path, notes: list[str]) -> np.ndarray:
 
 def _a_fifth(columns: Arrays) -> np.ndarray:
     """Whether each image is in the test part: a random fifth of each class and domain, whatever their order."""
-    x, y, domain = columns["x"], columns["y"], columns.get("domain", np.zeros_like(columns["y"]))
-    order, cells, test = canonical_order(x, y, domain), y * (domain.max() + 1) + domain, np.zeros(len(y), bool)
+    y, domain = columns["y"], columns.get("domain", np.zeros_like(columns["y"]))
+    order, cells = canonical_order(columns["x"], y, domain), y * (domain.max() + 1) + domain
+    test = np.zeros(len(y), bool)
     for cell in np.unique(cells):
         members = order[cells[order] == cell]
         test[members[: round(len(members) / 5)]] = True
     return test
 
 
-def divided(test: np.ndarray, **columns: np.ndarray) -> Arrays:
-    """The arrays of examples, in columns `[N]` by kind, of which `test`, bool `[N]`, are the test part."""
-    parts = {"train": ~test, "test": test}
-    return {f"{kind}_{part}": values[chosen] for part, chosen in parts.items() for kind, values in columns.items()}
+def canonical(columns: Arrays) -> Arrays:
+    """What the cache has of columns: each part in order of label, hash of the pixels, domain and writer.
 
-
-def canonical(arrays: Arrays) -> Arrays:
-    """The arrays with each part in order of label, hash of the pixels `[H, W, channels]`, domain and writer.
-
-    Where nothing tells the place of an image, it is that in the arrays.
+    Where nothing tells the place of an image, it is that in its part.
     """
-    result = {f"place_{part}": np.arange(len(arrays[f"y_{part}"])) for part in PARTS} | arrays
-    for part in PARTS:
-        columns = {kind: result[f"{kind}_{part}"] for kind in KINDS if f"{kind}_{part}" in result}
-        order = canonical_order(*(columns[kind] for kind in KINDS[:4] if kind in columns))
-        result |= {f"{kind}_{part}": values[order] for kind, values in columns.items()}
-    return result
+    test, arrays = columns["test"], {key: columns[key] for key in NAMES.values() if key in columns}
+    columns = {"place": np.where(test, test.cumsum(), (~test).cumsum()) - 1} | columns
+    kinds = [kind for kind in KINDS if kind in columns]
+    order = canonical_order(*(columns[kind] for kind in kinds if kind != "place"))
+    for part, rows in zip(PARTS, (order[~test[order]], order[test[order]]), strict=True):
+        arrays |= {f"{kind}_{part}": columns[kind][rows] for kind in kinds}
+    return arrays
+
+
+def columns_of(arrays: Arrays) -> Arrays:
+    """The columns of what the cache has, the training part first."""
+    columns = {key: arrays[key] for key in NAMES.values() if key in arrays}
+    for kind in KINDS:
+        if f"{kind}_train" in arrays:
+            columns[kind] = np.concatenate([arrays[f"{kind}_{part}"] for part in PARTS])
+    return columns | {"test": np.arange(len(columns["y"])) >= len(arrays["y_train"])}
 
 
 def canonical_order(images: np.ndarray, labels: np.ndarray, *groups: np.ndarray) -> np.ndarray:

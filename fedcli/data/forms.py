@@ -1,11 +1,10 @@
-"""Files in which images come, read into the arrays of `fedcli.data.files`: one table of forms, recognised by content.
+"""Files in which images come, read into columns: one table of forms, recognised by content.
 
 A path is a file, a folder or an archive, which is unpacked first; one more folder around it does not matter. Whichever
 form of `FORMS` has a file there that it is recognised by reads it. torchvision downloads the official files where it
 has them, and reads CIFAR; it is imported only then, because that takes seconds.
 """
 
-import bz2
 import gzip
 import json
 import math
@@ -15,6 +14,7 @@ import socket
 import tarfile
 import zipfile
 from collections.abc import Callable
+from functools import partial
 from glob import glob
 from http.client import HTTPException
 from itertools import product, takewhile
@@ -27,7 +27,7 @@ from PIL import Image
 
 from fedcli.core.backbones import torchvision
 from fedcli.data.catalog import KNOWN, DatasetInfo
-from fedcli.data.files import PART, PARTS, Arrays, check_size, choose_parts, divided, read_npz, reading
+from fedcli.data.files import ARRAYS, PART, PARTS, Arrays, check_size, choose_parts, join_parts, read_npz, reading
 from fedcli.data.splits import read_pfllib
 from fedcli.errors import UserError
 
@@ -42,7 +42,6 @@ _LIST = re.compile(rf"(?:.*/)?{_PART}_(?:labels|annotations)\.txt")  # of the cl
 class Source(NamedTuple):
     """The files that a set is read from."""
 
-    path: Path  # as it was given, for refusals
     folder: Path  # the folder that holds them
     names: list[str]  # their paths in it, in order
     info: DatasetInfo | None  # of the set that they are to be, where that is known
@@ -50,72 +49,63 @@ class Source(NamedTuple):
     notes: list[str]  # what the user is told about the reading
 
     def files(self, pattern: str) -> list[tuple[re.Match, Path]]:
-        """The files whose names end as the pattern says.
-
-        Raises:
-            UserError: They lie in several folders, as those of several sets would.
-        """
-        matches = list(filter(None, (re.search(rf"(?:^|/)(?:{pattern})$", name) for name in self.names)))
+        """The files whose names are as the pattern says; those of several sets, in several folders, are refused."""
+        matches = list(filter(None, (re.search(f"(?:^|/)(?:{pattern})$", name) for name in self.names)))
         folders = sorted({os.path.dirname(match.string) or "." for match in matches})
         if len(folders) > 1:
-            raise UserError(f"'{self.path}' holds several data sets (got {', '.join(folders)}); give one's folder.")
+            raise ValueError(f"there are several data sets: give one folder of {', '.join(folders)}")
         return [(match, self.folder / match.string) for match in matches]
 
 
-def read_idx(source: Source) -> Arrays:
-    """MNIST's files `train-images-idx3-ubyte` and so on, compressed or not; of EMNIST those of one division."""
-    split = source.info.split if source.info else None
-    prefix = f"emnist-{split}-" if split else ""
+def read_parts(pattern: str, read_file: Callable[[Path, re.Match], Arrays], source: Source) -> Arrays:
+    """What `read_file` gives by kind of each file of the pattern, whose group `test` says in which part it is."""
     arrays: Arrays = {}
-    for match, file in source.files(rf"{prefix}(train|test|t10k)-(images|labels).idx[13]-ubyte(\.gz)?"):
-        with reading(file, "one of MNIST's files"), (gzip.open if match[3] else open)(file, "rb") as content:
-            shape = np.frombuffer(content.read(4 * content.read(4)[3]), ">u4").tolist()
-            check_size(math.prod(shape), file)
-            values = np.frombuffer(content.read(math.prod(shape) + 1), np.uint8).reshape(shape)
-        if split and match[2] == "images":
-            values = values.transpose(0, 2, 1)  # the files hold every image with its rows as columns
-        elif split == "letters":
-            values = values - 1  # a to z are 1 to 26 there
-        arrays[f"{'x' if match[2] == 'images' else 'y'}_{'train' if match[1] == 'train' else 'test'}"] = values
+    for match, file in source.files(pattern):
+        if match.groupdict().get("split") == (source.info and source.info.split):
+            with reading(file, "one of the official files, compressed or not"):
+                part = "test" if match["test"] else "train"
+                arrays |= {f"{kind}_{part}": values for kind, values in read_file(file, match).items()}
     return arrays
+
+
+def read_idx(file: Path, match: re.Match) -> Arrays:
+    """A file of MNIST, or of a division of EMNIST, in which every image has its rows as columns and a is 1."""
+    with (gzip.open if file.suffix == ".gz" else open)(file, "rb") as content:
+        shape = np.frombuffer(content.read(4 * content.read(4)[3]), ">u4").tolist()
+        check_size(math.prod(shape), file)
+        values = np.frombuffer(content.read(math.prod(shape) + 1), np.uint8).reshape(shape)
+    if match["kind"] == "labels":
+        return {"y": values - 1 if match["split"] == "letters" else values}
+    return {"x": values.transpose(0, 2, 1) if match["split"] else values}
+
+
+def read_usps(file: Path, match: re.Match) -> Arrays:
+    """A file of USPS: labels from 1 and 256 values in [-1, 1], which are rounded down, as torchvision does."""
+    from sklearn.datasets import load_svmlight_file  # late: it takes two seconds
+
+    values, labels = load_svmlight_file(file, n_features=256, dtype=np.float32)
+    return {"x": ((values.toarray() + 1) / 2 * 255).astype(np.uint8), "y": labels - 1}
+
+
+def read_matlab(file: Path, match: re.Match) -> Arrays:
+    """A file of SVHN or SynthDigits: `X` `[H, W, 3, N]` and `y` `[N, 1]`, where 10 stands for 0."""
+    from scipy.io import loadmat  # late: it takes a second
+
+    data = loadmat(file)
+    return {"x": data["X"].transpose(3, 0, 1, 2), "y": data["y"].reshape(-1) % 10}
 
 
 def read_cifar(source: Source) -> Arrays:
     """CIFAR's batches, whose pickles torchvision reads if they have the official MD5, in a folder of any name."""
-    ((match, file),) = source.files(r"(?:batches\.)?meta")
+    ((match, file),) = source.files(CIFAR)
     name = "CIFAR10" if "batches" in match[0] else "CIFAR100"
     reader, arrays = getattr(torchvision().datasets, name), {}
-    with reading(source.path, f"the whole official files of {name}"), TemporaryDirectory(prefix="fedcli-") as root:
+    with reading(file.parent, f"the whole official files of {name}"), TemporaryDirectory(prefix="fedcli-") as root:
         Path(root, reader.base_folder).symlink_to(file.absolute().parent)
         for part in PARTS:
             data = reader(root, train=part == "train")
             arrays |= {f"x_{part}": data.data, f"y_{part}": np.array(data.targets)}
     return arrays | {"class_names": np.array(data.classes)}
-
-
-def read_usps(source: Source) -> Arrays:
-    """USPS as `usps` and `usps.t`, compressed or not: a label from 1 and 256 values `place:value` in [-1, 1] a line."""
-    arrays: Arrays = {}
-    for match, file in source.files(r"usps(\.t)?(\.bz2)?"):
-        with reading(file, "one of the official files of USPS"), (bz2.open if match[2] else open)(file, "rt") as lines:
-            rows = [[word.rpartition(":")[2] for word in line.split()] for line in lines]
-            values = np.array(rows, np.float32)  # rounded down, as torchvision does
-        part = "test" if match[1] else "train"
-        arrays |= {f"x_{part}": ((values[:, 1:] + 1) / 2 * 255).astype(np.uint8), f"y_{part}": values[:, 0] - 1}
-    return arrays
-
-
-def read_matlab(source: Source) -> Arrays:
-    """SVHN and SynthDigits: `train_32x32.mat`, `test_32x32.mat`, each `X` `[H, W, 3, N]` and `y` `[N, 1]`; 0 is 10."""
-    from scipy.io import loadmat  # late: it takes a second
-
-    arrays: Arrays = {}
-    for match, file in source.files(r"(?:synth_)?(train|test)_32x32\.mat"):
-        with reading(file, "one of MATLAB's files with X and y"):
-            data = loadmat(file)
-            x, y = data["X"].transpose(3, 0, 1, 2), data["y"].reshape(-1)
-        arrays |= {f"x_{match[1]}": x, f"y_{match[1]}": np.where(y == 10, 0, y)}
-    return arrays
 
 
 def read_leaf(source: Source) -> Arrays:
@@ -140,17 +130,19 @@ def read_leaf(source: Source) -> Arrays:
                 if (file.parent.name, writer) in written:
                     raise ValueError(f"the writer {writer} is there twice")
                 written[file.parent.name, writer] = np.rint(x * 255).astype(np.uint8).reshape(-1, 28, 28), y
-        check_size(sum(images.size for images, _ in written.values()), source.path)
+        check_size(sum(images.size for images, _ in written.values()), file.parent)
     cells = sorted(written)
     writers, numbers = np.unique([writer for _, writer in cells], return_inverse=True)
     if len(writers) < 2:
-        raise UserError(f"'{source.path}' has too few writers (got {len(writers)}); give all of LEAF's files.")
+        raise ValueError(f"there are too few writers, {len(writers)}: give all of LEAF's files")
     held_out = np.random.default_rng(0).permutation(len(writers))[: max(1, round(len(writers) / LEAF_TEST))]
     test = [folder == "test" for folder, _ in cells] if chosen == set(PARTS) else np.isin(numbers, held_out)
     x, y = zip(*map(written.get, cells), strict=True)
     counts = list(map(len, y))
-    columns = {"x": np.concatenate(x), "y": np.concatenate(y), "writer": np.repeat(numbers, counts)}
-    return divided(np.repeat(test, counts), **columns) | {"class_names": np.arange(62)}
+    return {
+        "x": np.concatenate(x), "y": np.concatenate(y), "writer": np.repeat(numbers, counts),
+        "test": np.repeat(test, counts), "class_names": np.arange(62),
+    }  # fmt: skip
 
 
 def read_pictures(source: Source) -> Arrays:
@@ -160,32 +152,27 @@ def read_pictures(source: Source) -> Arrays:
     `<domain>/<class>/*`, the images are in no part. Files may lie in one more folder `images`, and a list may tell
     their classes, as in Tiny-ImageNet and MNIST-M. Labels and domains follow the sorted names. Grey images become
     coloured where there are coloured ones.
-
-    Raises:
-        UserError: Folders are missing or not alike, a file is no image, or the images differ in size.
     """
-    rows = _find_pictures(source)
-    form = f"an image of 8 bits a channel and at most {PIXELS >> 20} million pixels; known forms: {', '.join(FORMS)}"
-    pictures = []
+    rows, pictures = _find_pictures(source), []
     for *_, name in rows:
-        with reading(f"{source.path}/{name}", form), Image.open(source.folder / name) as image:
-            if image.width * image.height > PIXELS or image.mode.startswith(("I", "F")):
-                raise ValueError(f"{image.width} x {image.height} pixels of mode {image.mode}")
-            whole = image.convert("L" if image.mode in ("1", "L", "LA") else "RGB")
+        with reading(name, f"an image of 8 bits a channel and at most {PIXELS >> 20} million pixels, all of one size"):
+            with Image.open(source.folder / name) as image:
+                if image.width * image.height > PIXELS or image.mode.startswith(("I", "F")):
+                    raise ValueError(f"{image.width} x {image.height} pixels of mode {image.mode}")
+                whole = image.convert("L" if image.mode in ("1", "L", "LA") else "RGB")
             if source.size:
                 whole = whole.resize((source.size, source.size), Image.Resampling.BILINEAR)
             pictures.append(np.atleast_3d(np.asarray(whole)))
-        height, width = pictures[0].shape[:2]
-        if whole.size != (width, height):
-            fault = f"'{name}' in '{source.path}' has another size (got {whole.size}, not {(width, height)})"
-            raise UserError(f"{fault}; resize all to one size: 'fedcli data import NAME PATH --size N'.")
-        check_size(len(rows) * pictures[-1].size, source.path)
-    columns, names = {"x": np.stack(np.broadcast_arrays(*pictures))}, {}
+            if pictures[-1].shape[:2] != pictures[0].shape[:2]:
+                first = pictures[0].shape[1::-1]
+                raise ValueError(f"it has {whole.size} pixels, not {first}: 'fedcli data import NAME PATH --size N'")
+        check_size(len(rows) * pictures[-1].size, source.folder)
     domains, parts, labels = np.array([row[:3] for row in rows]).T
-    names["class_names"], columns["y"] = np.unique(labels, return_inverse=True)
+    columns = {"x": np.stack(np.broadcast_arrays(*pictures))}
+    columns["class_names"], columns["y"] = np.unique(labels, return_inverse=True)
     if any(domains):
-        names["domain_names"], columns["domain"] = np.unique(domains, return_inverse=True)
-    return (divided(parts == "test", **columns) if any(parts) else columns) | names
+        columns["domain_names"], columns["domain"] = np.unique(domains, return_inverse=True)
+    return columns | ({"test": parts == "test"} if any(parts) else {})
 
 
 def _find_pictures(source: Source) -> list[tuple[str, str, str, str]]:
@@ -198,8 +185,7 @@ def _find_pictures(source: Source) -> list[tuple[str, str, str, str]]:
     for name in [name for name in names if "/images/" in f"/{name}"] or names:  # lists of boxes lie beside `images`
         match = _PICTURE.fullmatch(re.sub("(^|/)images/", r"\1", name))
         if match is None:
-            folders = "<class>/, train/<class>/, <domain>/<class>/ or <domain>/train/<class>/"
-            raise UserError(f"'{name}' in '{source.path}' lies too deep; images lie in {folders}; move or remove it.")
+            raise ValueError(f"'{name}' lies too deep: move or remove it")
         domain, part, label, file = match.groups(default="")
         label = label or lists.get(part, {}).pop(file, "")
         if label:
@@ -208,44 +194,48 @@ def _find_pictures(source: Source) -> list[tuple[str, str, str, str]]:
             odd.append(file)
     odd += [file for files in lists.values() for file in files]
     if odd:
-        raise UserError(f"images and the list of classes in '{source.path}' do not fit (got {odd[0]} in one).")
+        raise ValueError(f"images and the list of their classes do not fit: '{odd[0]}' is in one of them")
     if not rows:
-        raise UserError(f"'{source.path}' has no images in folders (got {source.names[0]}); forms: {', '.join(FORMS)}.")
+        raise ValueError(f"there are no images in folders, but '{source.names[0]}'")
     parts = choose_parts({row[1] for row in rows}, source.notes)
     taken = dict(zip(parts, PARTS, strict=False)) if len(parts) > 1 else {"": ""}
     rows = [(domain, taken[part], label, name) for domain, part, label, name in rows if part in taken]
     domains, classes = ({row[column] for row in rows} for column in (0, 2))
     lacking = set(product(domains, taken.values(), classes)) - {row[:3] for row in rows}
     if lacking:
-        folder = "/".join(filter(None, (str(source.path), *min(lacking))))
-        rule = "train and test of each domain must have the same class folders; add or rename them."
-        raise UserError(f"there are no images in '{folder}' (got {len(classes)} classes); {rule}")
+        rule = f"train and test of each domain must have the same {len(classes)} class folders"
+        raise ValueError(f"there are no images in '{'/'.join(filter(None, min(lacking)))}': {rule}")
     return rows
 
 
 # By the form's name: a regular expression of a file's path, from the name of the folder, by which it is recognised, and
 # its reader.
+CIFAR = r"(?:batches\.)?meta"
+IDX = r"(?:emnist-(?P<split>\w+)-)?(?:train|(?P<test>test|t10k))-(?P<kind>images|labels).idx[13]-ubyte(?:\.gz)?"
+USPS = r"usps(?P<test>\.t)?(?:\.bz2)?"
+MATLAB = r"(?:synth_)?(?:train|(?P<test>test))_32x32\.mat"
 FORMS: dict[str, tuple[str, Callable[[Source], Arrays]]] = {
     "PFLlib's train/0.npz": (r"^/train/0\.npz$", lambda source: read_pfllib(source.folder)),
-    "MNIST's *-images-idx3-ubyte": (r"images.idx3-ubyte(\.gz)?$", read_idx),
-    "CIFAR's batches": (r"/(batches\.)?meta$", read_cifar),
-    "USPS's usps and usps.t": (r"/usps(\.t)?(\.bz2)?$", read_usps),
-    "SVHN's or SynthDigits' *_32x32.mat": (r"(train|test)_32x32\.mat$", read_matlab),
+    "MNIST's *-images-idx3-ubyte": (f"/{IDX}$", partial(read_parts, IDX, read_idx)),
+    "CIFAR's batches": (f"/{CIFAR}$", read_cifar),
+    "USPS's usps and usps.t": (f"/{USPS}$", partial(read_parts, USPS, read_usps)),
+    "SVHN's or SynthDigits' *_32x32.mat": (f"/{MATLAB}$", partial(read_parts, MATLAB, read_matlab)),
     "LEAF's all_data_*.json": (r"all_data[^/]*\.json$", read_leaf),
     "image folders <class>/*": ("", read_pictures),
 }
+FORM = f"an .npz file, or a folder, .zip or .tar in one of these forms: {', '.join(FORMS)}"
 
 
 def read(path: Path, info: DatasetInfo | None, size: int | None = None) -> tuple[Arrays, list[str]]:
-    """The arrays of a file, folder or archive in one of `FORMS`, not yet in their one form, and notes for the user.
+    """The columns of a file, folder or archive, not yet in their one form, and notes for the user.
 
-    `info` is of the known set that it is to be; images in files are resized to its size, or to `size` without one.
-
-    Raises:
-        UserError: It is in no such form, damaged, or unpacks to more than `files.LIMIT`.
+    `info` is of the known set that it is to be; images in files are resized to its size, or to `size` without one. What
+    is raised where it is in no such form, or damaged, is for `reading` to refuse.
     """
+    notes: list[str] = []
     if path.suffix == ".npz" and path.is_file():
-        return {key: values for key, values in read_npz(path).items() if not key.startswith("client_")}, []
+        with reading(path, ARRAYS):
+            return join_parts(read_npz(path), notes), notes
     with TemporaryDirectory(prefix="fedcli-") as temporary:
         folder, names = path.parent, [path.name]
         if not path.is_file() or not any(marker and re.search(marker, f"/{path.name}") for marker, _ in FORMS.values()):
@@ -253,12 +243,13 @@ def read(path: Path, info: DatasetInfo | None, size: int | None = None) -> tuple
             names = files_below(folder)
         common = os.path.commonpath([os.path.dirname(name) for name in names] or [""])
         around = "/".join(takewhile(lambda name: not re.fullmatch(_PART, name), common.split("/")))
-        folder, names, notes = folder / around, [name.removeprefix(f"{around}/") for name in names], []
+        folder, names = folder / around, [name.removeprefix(f"{around}/") for name in names]
         size = info.image_size if info and info.resized else size
         for marker, read_form in FORMS.values():
             if any(re.search(marker, f"/{name}") for name in names):
-                return read_form(Source(path, folder, names, info, size, notes)), notes
-    raise UserError(f"'{path}' is empty; it must hold a data set in one of these forms: {', '.join(FORMS)}.")
+                arrays = read_form(Source(folder, names, info, size, notes))
+                return (arrays if "x" in arrays else join_parts(arrays, notes)), notes
+    raise ValueError("it is empty")
 
 
 def files_below(folder: Path) -> list[str]:
@@ -268,24 +259,23 @@ def files_below(folder: Path) -> list[str]:
 
 
 def unpack(path: Path, folder: Path) -> Path:
-    """The empty folder, with what a zip or tar, compressed in any way, holds.
+    """The empty folder, with what a zip or tar, compressed in any way, holds; names that lead out of it are refused.
 
     Raises:
-        UserError: It is no such archive, damaged, unpacks to more than `files.LIMIT`, or names what lies elsewhere.
+        UserError: It unpacks to more than `files.LIMIT`.
     """
-    with reading(path, f"an .npz file, or a folder, .zip or .tar in one of these forms: {', '.join(FORMS)}"):
-        if not path.is_file():  # as a pipe, which would never end
-            raise ValueError("there is no such file or folder")
-        if zipfile.is_zipfile(path):
-            with zipfile.ZipFile(path) as archive:
-                check_size(sum(_image_bytes(member.filename, member.file_size) for member in archive.infolist()), path)
-                archive.extractall(folder)
-        else:
-            with tarfile.open(path) as archive:
-                check_size(sum(_image_bytes(member.name, member.size) for member in archive), path)
-                archive.extractall(folder, filter="data")
-                while archive.fileobj.read(1 << 20):  # the checksum of a compressed archive stands at its end
-                    pass
+    if not path.is_file():  # as a pipe, which would never end
+        raise ValueError("there is no such file or folder")
+    if zipfile.is_zipfile(path):
+        with zipfile.ZipFile(path) as archive:
+            check_size(sum(_image_bytes(member.filename, member.file_size) for member in archive.infolist()), path)
+            archive.extractall(folder)
+    else:
+        with tarfile.open(path) as archive:
+            check_size(sum(_image_bytes(member.name, member.size) for member in archive), path)
+            archive.extractall(folder, filter="data")
+            while archive.fileobj.read(1 << 20):  # the checksum of a compressed archive stands at its end
+                pass
     return folder
 
 

@@ -15,7 +15,7 @@ import numpy as np
 
 from fedcli.core.batches import generator
 from fedcli.core.partition import FlagParameter, Labels, partitioner
-from fedcli.data.files import PARTS, Arrays, divided, reading
+from fedcli.data.files import PARTS, Arrays, reading
 from fedcli.errors import UserError
 
 FORM = 'lists in JSON, {"train": [[0, 3], [2]], "test": [[5], [4]]}, or train_0, train_1, ..., test_0, ... in an .npz'
@@ -88,7 +88,7 @@ def read_split(path: Path) -> tuple[list[np.ndarray], list[np.ndarray]]:
 
 
 def read_pfllib(folder: Path) -> Arrays:
-    """The images of all clients in turn, of `train/0.npz` and so on, and their `client_train` and `client_test` `[N]`.
+    """The columns of all clients' images, of `train/0.npz` and so on, with their `client` `[N]`.
 
     Raises:
         UserError: Files are missing or not in that form.
@@ -108,7 +108,7 @@ def read_pfllib(folder: Path) -> Arrays:
                 rows.append((x, y, np.full(len(y), client), np.full(len(y), part == "test")))
     with reading(folder, "of images of one size"):
         x, y, clients, test = map(np.concatenate, zip(*rows, strict=True))
-    return divided(test, x=x, y=y, client=clients)
+    return {"x": x, "y": y, "client": clients, "test": test}
 
 
 class _Stored:

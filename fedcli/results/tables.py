@@ -220,8 +220,8 @@ def sheets(
     Args:
         records: The runs.
         metrics: Names of metrics that get a column of their own.
-        columns: Parts of the titles of the columns that are shown, in this order, and the metrics'; where empty, all that
-            have a number or a text in a row. A table that has none of them is left out.
+        columns: Parts of the titles of the columns that are shown, in this order, and the metrics'; where empty, all
+            that have a number or a text in a row. A table that has none of them is left out.
         title: Of the tables.
 
     Raises:

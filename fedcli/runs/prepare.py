@@ -189,6 +189,7 @@ def new_record(
             "flag": str(setup.partition.scaled(dataset.share)),
             "seed": config.partition_seed,
             "fingerprint": partition.fingerprint(parts),
+            "images": len(dataset.y_train),
             "sizes": [len(part) for part in parts],
             "class_counts": partition.count_classes(parts, dataset.y_train, dataset.num_classes).tolist(),
         },

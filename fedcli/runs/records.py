@@ -47,8 +47,8 @@ NEEDED = {
     "engine.notes[].round": int, "reduced[].what": str, "reduced[].protocol": COUNT, "reduced[].run": int,
 }  # fmt: skip
 FORM = NEEDED | {
-    "config.*": (str, *MAYBE), "origin.*": str, "partition.flag": str, "partition.sizes": list,
-    "partition.sizes[]": int, "partition.class_counts": list, "partition.class_counts[]": list,
+    "config.*": (str, *MAYBE), "origin.*": str, "partition.flag": str, "partition.images": int,
+    "partition.sizes": list, "partition.sizes[]": int, "partition.class_counts": list, "partition.class_counts[]": list,
     "partition.class_counts[][]": int, "rounds[]": dict, "rounds[].seconds": dict, "rounds[].seconds.*": NUMBER,
     "rounds[].domains": (dict, type(None)), "rounds[].domains.*": NUMBER, "rounds[].intra": dict,
     "rounds[].intra.*": NUMBER, "rounds[].inter": dict, "rounds[].inter.*": NUMBER, "rounds[].drift": dict,

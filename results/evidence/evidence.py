@@ -16,8 +16,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from functools import partial
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -28,12 +27,13 @@ from fedcli.data import datasets
 from fedcli.errors import UserError
 from fedcli.registry import find_method, find_table
 from fedcli.results.costs import cost_of, paces
-from fedcli.results.frame import ENDED, read_runs, state_of
-from fedcli.results.plans import plan
+from fedcli.results.frame import read_runs
+from fedcli.results.plans import PlannedRun, plan
 from fedcli.runs.checkpoints import CHECKPOINT, STATES
-from fedcli.runs.config import Setup, flags_of, resolve
+from fedcli.runs.config import flags_of, resolve
 from fedcli.runs.models import bytes_kept
-from fedcli.runs.records import RECORD, environment, read_record
+from fedcli.runs.records import RECORD, environment
+from fedcli.runs.run import read_begun
 from fedcli.runs.settings import differences, draft, settings
 from fedcli.runs.signals import interrupt_on_signals, time_left
 
@@ -80,99 +80,72 @@ TINY = {
 }  # fmt: skip
 
 
-@dataclass(frozen=True)
-class Run:
-    """A run of WORK."""
+def planned_runs(precision: str, tiny: bool) -> tuple[list[PlannedRun], set[Path]]:
+    """The runs of WORK that the committed records do not have, in its order, each once; a small one of each if `tiny`.
 
-    decides: str
-    label: str
-    given: dict[str, Any]  # its options
-    setup: Setup
-    folder: Path
-    measured: bool  # whether a claim is about its features, so that `fedcli quality` follows
-
-    @property
-    def record(self) -> dict[str, Any] | None:
-        """Its record; None before it has begun."""
-        return read_record(self.folder) if (self.folder / RECORD).is_file() else None
-
-    @property
-    def ended(self) -> bool:
-        """Whether it has finished or diverged."""
-        return self.record is not None and state_of(self.record) in ENDED
-
-    @property
-    def unmeasured(self) -> bool:
-        """Whether `fedcli quality` is still to follow."""
-        return self.measured and self.ended and self.record["status"] == "finished" and "quality" not in self.record
-
-    @property
-    def files(self) -> list[Path]:
-        """What it goes on from, beside its record; the model of the best round so far is not needed for that."""
-        return [*self.folder.glob(CHECKPOINT), *self.folder.glob(f"{STATES}/*")]
-
-    @property
-    def rounds_done(self) -> int:
-        """Its rounds up to now."""
-        return len(self.record["rounds"]) if self.record else 0
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of these files; before there are any, those of the models that the server and the clients keep."""
-        if self.files:
-            return sum(file.stat().st_size for file in self.files)
-        about, method = datasets.describe(self.setup.run.dataset), self.setup.method
-        models = bytes_kept(replace(self.setup, selection="last"), *about["shape"][:2], about["classes"])
-        keeps_states = method.personal is None and len(method.state_types) > 1
-        return models * (1 + keeps_states * self.setup.run.num_clients)
-
-
-def planned_runs(tag: str, more: dict[str, Any], most: int | None) -> list[Run]:
-    """The runs of WORK that the committed records do not have, in its order, each once.
-
-    Args:
-        tag: Of their folders.
-        more: Options of all runs in place of the cells'.
-        most: Runs of each work; None for all.
+    Returns:
+        The runs, and the folders of those whose features a claim is about, so that `fedcli quality` follows.
     """
-    runs: dict[Path, Run] = {}
+    runs, measured = {}, set()
+    more = {**({} if precision == "float32" else {"precision": precision}), **(TINY if tiny else {})}
+    home = RUNS / (f"tiny-{precision}" if tiny else precision)
     for work in WORK:
         table = plan(find_table(work.table), seeds=work.seeds, only=work.only)
-        measured = {run.folder for cell in table.cells if cell.metric.after_the_run for run in cell.runs}
-        for run in sorted(table.runs, key=lambda run: run.setup.run.seed)[:most]:
-            given = {**run.given, **more}
-            if work.instead:  # another protocol, from which none of the cell's options may come
-                given = {**run.setup.values(), **more, **work.instead}
+        after_the_run = {run.folder for cell in table.cells if cell.metric.after_the_run for run in cell.runs}
+        for run in sorted(table.runs, key=lambda run: run.setup.run.seed)[: 1 if tiny else None]:
+            # Under another protocol none of the options may come from the cell's.
+            given = {**(run.setup.values() if work.instead else run.given), **more, **(work.instead or {})}
             setup = resolve(find_method(run.method), given, need_data=False)
-            folder = RUNS / tag / run.folder.parent.name / run.folder.name
-            label = f"{work.table} {run.label}, seed {setup.run.seed}"
+            folder = home / run.folder.parent.name / run.folder.name
+            label = f"{work.decides}: {work.table} {run.label}, seed {setup.run.seed}"
             if run.to_do or differences(settings(draft(setup)), settings(draft(run.setup))):
-                runs.setdefault(folder, Run(work.decides, label, given, setup, folder, run.folder in measured))
-    return list(runs.values())
+                runs.setdefault(folder, replace(run, label=label, given=given, setup=setup, folder=folder))
+                measured |= {folder} if run.folder in after_the_run else set()
+    return [refreshed(run) for run in runs.values()], measured
 
 
-def seconds_needed(run: Run) -> float:
-    """The seconds to a run's end, by the rounds here of the same network, precision and device; infinite without."""
-    hardware = environment(run.setup.device)["hardware"]
-    timed = paces(read_runs([RUNS]), disturbed=True)
-    (seconds,) = cost_of([run], timed, (hardware["device"], hardware["name"]))["seconds"]
-    return math.inf if math.isnan(seconds) else seconds
+def refreshed(run: PlannedRun) -> PlannedRun:
+    """The run with the record that it has now."""
+    return replace(run, record=read_begun(run.folder))
 
 
-def seconds_for(run: Run, runs: Sequence[Run], active: Sequence[Run], left: float, carry: bool) -> tuple[float, str]:
+def files_of(run: PlannedRun) -> list[Path]:
+    """What a run goes on from, beside its record; the model of the best round so far is not needed for that."""
+    return [*run.folder.glob(CHECKPOINT), *run.folder.glob(f"{STATES}/*")]
+
+
+def nbytes_of(run: PlannedRun) -> int:
+    """Bytes of these files; before there are any, those of the models that the server and the clients keep."""
+    if files := files_of(run):
+        return sum(file.stat().st_size for file in files)
+    images, method = datasets.describe(run.setup.run.dataset), run.setup.method
+    models = bytes_kept(replace(run.setup, selection="last"), *images["shape"][:2], images["classes"])
+    keeps_states = method.personal is None and len(method.state_types) > 1
+    return models * (1 + keeps_states * run.setup.run.num_clients)
+
+
+def seconds_for(
+    run: PlannedRun, runs: Sequence[PlannedRun], active: Sequence[PlannedRun], left: float, carry: bool
+) -> tuple[float, str]:
     """How long a run may go on now that so many seconds are left; 0 with a reason where it is not to start."""
-    for name in filter(None, (run.setup.run.dataset, run.setup.run.public_dataset)):
+    for name in run.setup.data_sets:
         if not datasets.present(name):
             return 0, f"the data set {name} is not on this machine"
     if left <= 0:
         return 0, "there is no time left"
-    begun = [other for other in runs if other is not run and not other.ended and (other.record or other in active)]
-    room = CARRIED - sum(other.nbytes for other in begun if other.nbytes <= CARRIED)
-    if not carry or run.nbytes <= room or (seconds := seconds_needed(run)) < left:
+    going_on = {other.folder for other in active}
+    others = [refreshed(other) for other in runs if other.folder != run.folder]
+    sizes = [nbytes_of(other) for other in others if other.to_do and (other.record or other.folder in going_on)]
+    if not carry or nbytes_of(run) + sum(size for size in sizes if size <= CARRIED) <= CARRIED:
         return left, ""
-    if seconds == math.inf and left > 3 * TRIAL:
-        return TRIAL, ""
-    return 0, f"{run.nbytes / MIB:,.0f} MiB cannot be carried, and it may take {seconds:,.0f} s of {left:,.0f}"
+    # It has to end: by the rounds here of the same network, precision and device, or after a trial.
+    hardware = environment(run.setup.device)["hardware"]
+    timed = paces(read_runs([RUNS]), disturbed=True)
+    (seconds,) = cost_of([refreshed(run)], timed, (hardware["device"], hardware["name"]))["seconds"]
+    if seconds < left:
+        return left, ""
+    trial = TRIAL if math.isnan(seconds) and left > 3 * TRIAL else 0
+    return trial, f"{nbytes_of(run) / MIB:,.0f} MiB cannot be carried, and it may not end in {left:,.0f} s"
 
 
 def start(command: Sequence[str], jobs: int) -> subprocess.Popen:
@@ -181,9 +154,9 @@ def start(command: Sequence[str], jobs: int) -> subprocess.Popen:
     return subprocess.Popen([sys.executable, "-m", "fedcli", *command], env={**threads, **os.environ})
 
 
-def work_until(deadline: float, runs: Sequence[Run], jobs: int, carry: bool) -> None:
+def work_until(deadline: float, runs: Sequence[PlannedRun], jobs: int, carry: bool) -> None:
     """Makes runs, so many at once, until none is left that may start; in the end interrupts those still going."""
-    waiting, active = [run for run in runs if not run.ended], {}
+    waiting, active = [run for run in runs if run.to_do], {}
     try:
         while time.monotonic() < deadline + GRACE:
             for run in list(waiting):
@@ -193,16 +166,16 @@ def work_until(deadline: float, runs: Sequence[Run], jobs: int, carry: bool) -> 
                 seconds, _ = seconds_for(run, runs, running, deadline - time.monotonic(), carry)
                 if seconds:
                     waiting.remove(run)
-                    command = ["run", run.setup.method.name, *flags_of(run.given), f"--out={run.folder}", "--continue"]
-                    limit = [] if seconds == math.inf else [f"--time-limit={math.ceil(seconds)}s"]
-                    print(f"{run.decides}: {run.label}: fedcli {' '.join([*command, *limit])}", flush=True)
-                    active[start([*command, "--quiet", *limit], jobs)] = run, seconds
+                    command = ["run", run.method, *flags_of(run.given), f"--out={run.folder}", "--continue", "--quiet"]
+                    command += [] if seconds == math.inf else [f"--time-limit={math.ceil(seconds)}s"]
+                    print(f"{run.label}: fedcli {' '.join(command)}", flush=True)
+                    active[start(command, jobs)] = run, seconds
             if not active:
                 break
             time.sleep(0.2)
             for process in [process for process in active if process.poll() is not None]:
                 run, seconds = active.pop(process)
-                if seconds == TRIAL and process.returncode == 0 and not run.ended:
+                if seconds == TRIAL and process.returncode == 0 and refreshed(run).to_do:
                     waiting.insert(0, run)
     finally:
         for process in active:
@@ -211,7 +184,7 @@ def work_until(deadline: float, runs: Sequence[Run], jobs: int, carry: bool) -> 
             process.wait()
 
 
-def pack(runs: Sequence[Run], folder: Path) -> None:
+def pack(runs: Sequence[PlannedRun], measured: set[Path], folder: Path) -> None:
     """Writes all records, and what open runs need as far as there is room, as parts of an archive in a folder."""
     folder.mkdir(parents=True, exist_ok=True)
     for old in folder.glob("evidence.tgz.*"):
@@ -219,27 +192,26 @@ def pack(runs: Sequence[Run], folder: Path) -> None:
     begun = [run for run in runs if run.record]
     files = [run.folder / RECORD for run in begun]
     room = ARCHIVE - sum(file.stat().st_size for file in files) / 3  # compressed they take less
-    for run in begun:
-        if not run.ended or run.unmeasured:
-            nbytes = sum(file.stat().st_size for file in run.files)
-            print(f"{'carried' if nbytes < room else 'left behind'}: {run.label}, {nbytes / MIB:,.1f} MiB")
-            if nbytes < room:
-                files += run.files
-                room -= nbytes
+    for run in [run for run in begun if run.to_do or (run.folder in measured and "quality" not in run.record)]:
+        fits = nbytes_of(run) < room
+        print(f"{'carried' if fits else 'left behind'}: {run.label}, {nbytes_of(run) / MIB:,.1f} MiB")
+        if fits:
+            files += files_of(run)
+            room -= nbytes_of(run)
     command = f"tar -cz -T - | split -b {PART} -d -a 1 - {shlex.quote(str(folder))}/evidence.tgz."
     subprocess.run(command, shell=True, check=True, text=True, input="\n".join(map(str, files)))
 
 
 def start_mps() -> None:
     """Lets the kernels of several processes run at the same time, if NVIDIA's MPS works here; else they take turns."""
-    if shutil.which(MPS) is None or subprocess.run([MPS, "-d"], check=False).returncode != 0:
-        return
-    end = partial(subprocess.run, [MPS], input=b"quit\n", check=False)
-    attempt = [sys.executable, "-c", "import torch; torch.ones(1, device='cuda')"]
-    if subprocess.run(attempt, check=False).returncode == 0:
+
+    def end() -> None:
+        subprocess.run([MPS], input=b"quit\n", check=False)
+
+    if shutil.which(MPS) and subprocess.run([MPS, "-d"], check=False).returncode == 0:
         atexit.register(end)
-    else:
-        end()
+        if subprocess.run([sys.executable, "-c", "import torch; torch.ones(1, device='cuda')"], check=False).returncode:
+            end()
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -249,20 +221,18 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--jobs", type=int, help=f"runs at once; where left out {JOBS_ON_CUDA} on CUDA, else 1")
     parser.add_argument("--precision", default="float32", help="of all runs; claims count float32 alone")
     parser.add_argument("--carry", type=Path, help="folder for an archive of records and checkpoints")
-    parser.add_argument("--from", type=Path, dest="origin", help="folder with such an archive, to go on from")
+    parser.add_argument("--from", dest="origin", help="folder with such an archive, to go on from")
     parser.add_argument("--tiny", action="store_true", help="try it on the CPU: a run of each work, on built-in digits")
     given = parser.parse_args(arguments)
     carry, on_cuda = given.carry is not None, torch.cuda.is_available() and not given.tiny
     jobs = given.jobs or (JOBS_ON_CUDA if on_cuda else 1)
-    more = {"precision": given.precision} if given.precision != "float32" else {}
     try:
         limit_time(given.time)
         deadline = time.monotonic() + time_left() - RESERVE
         if given.origin:  # what is here already may be newer, and stays
-            parts = f"{shlex.quote(str(given.origin))}/evidence.tgz.*"
-            subprocess.run(f"cat {parts} | tar -xz --skip-old-files", shell=True, check=True)
-        tag = f"tiny-{given.precision}" if given.tiny else given.precision
-        runs = planned_runs(tag, {**more, **TINY} if given.tiny else more, 1 if given.tiny else None)
+            unpack = f"cat {shlex.quote(given.origin)}/evidence.tgz.* | tar -xz --skip-old-files"
+            subprocess.run(unpack, shell=True, check=True)
+        runs, measured = planned_runs(given.precision, given.tiny)
     except (UserError, subprocess.CalledProcessError) as error:
         sys.exit(f"error: {error}")
     interrupt_on_signals()
@@ -270,18 +240,20 @@ def main(arguments: Sequence[str] | None = None) -> None:
         start_mps()
     try:
         work_until(deadline, runs, jobs, carry)
-        if folders := [str(run.folder) for run in runs if run.unmeasured]:
+        finished = [run for run in map(refreshed, runs) if run.state == "finished" and "quality" not in run.record]
+        if folders := [str(run.folder) for run in finished if run.folder in measured]:
             start(["quality", *folders], 1).wait()
     except KeyboardInterrupt as error:
         print(error)
+    runs = [refreshed(run) for run in runs]
     if carry:
-        pack(runs, given.carry)
-    reasons = {}
-    for run in runs:
-        if not run.ended and run.decides not in reasons:
-            reasons[run.decides] = seconds_for(run, runs, (), deadline - time.monotonic(), carry)[1]
-            print(f"open: {run.decides}: {run.label}: {reasons[run.decides] or 'it has failed or was interrupted'}")
-    print(f"{sum(run.ended for run in runs)} of {len(runs)} runs have ended; 'fedcli claims' says what they decide")
+        pack(runs, measured, given.carry)
+    first_open = {run.label.split(": ")[0]: run for run in reversed(runs) if run.to_do}
+    for run in reversed(first_open.values()):
+        _, reason = seconds_for(run, runs, (), deadline - time.monotonic(), carry)
+        print(f"open: {run.label}: {reason or 'it has failed or was interrupted'}")
+    ended = [run for run in runs if not run.to_do]
+    print(f"{len(ended)} of {len(runs)} runs have ended; 'fedcli claims' says what they decide")
 
 
 if __name__ == "__main__":
