@@ -38,6 +38,10 @@ def header(record: dict[str, Any], folder: Path) -> dict[str, str]:
     """Say what is run, as texts by their titles."""
     config, sizes, engine = record["config"], record["partition"]["sizes"], record["engine"]
     reduced = describe_reductions(reductions_of(record))
+    idle, frozen = record["partition"].get("idle", []), record["model"].get("frozen", [])
+    names = ", ".join([*map(str, idle[:10]), *["..."] * (len(idle) > 10)])
+    no_step = f"; {len(idle)} of them have too few for a step and do not train: {names}" if idle else ""
+    fixed = "".join(f", {part['parameters']:,} frozen" for part in frozen)
     data = f"{record['dataset']}, {sum(sizes):,} training images on {len(sizes)} clients"
     epochs = f"local epochs {config['local_epochs']}"
     together = engine["clients_per_chunk"]
@@ -48,8 +52,8 @@ def header(record: dict[str, Any], folder: Path) -> dict[str, str]:
     return {
         "method": f"{record['method']}, protocol {record['protocol']}",
         "data set": data + (f", reduced: {reduced}" if reduced else ""),
-        "partition": f"{record['partition']['flag']}, {min(sizes):,} to {max(sizes):,} images a client",
-        "network": f"{record['model']['backbone']}, {record['model']['parameters']:,} parameters",
+        "partition": f"{record['partition']['flag']}, {min(sizes):,} to {max(sizes):,} images a client{no_step}",
+        "network": f"{record['model']['backbone']}, {record['model']['parameters']:,} parameters{fixed}",
         "clients": f"{config['num_clients']}, of which {config['cohort_size']} in each of {config['rounds']} rounds",
         "training": f"{config['optimizer']}, rate {config['lr']:g}, {epochs}, batches of {config['batch_size']}",
         "headline": f"{SELECTIONS[record['summary']['selection']]}, {EVALUATIONS[record['evaluation']]}",
