@@ -12,7 +12,6 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from functools import cache
 from modulefinder import ModuleFinder
 from pathlib import Path
 from traceback import walk_tb
@@ -199,11 +198,7 @@ def import_file(path: str, kind: str) -> ModuleType:
         beside = Path(path).with_name(f"{name}.py")
         if beside.is_file():
             return import_file(str(beside), "Python")
-        try:
-            return builtins.__import__(name, *arguments, **keywords)
-        except RuntimeError as error:  # of torchvision itself, or of what imports it
-            _add_operators(error)
-        return builtins.__import__(name, *arguments, **keywords)
+        return with_operators(builtins.__import__, name, *arguments, **keywords)
 
     if not Path(path).is_file():
         raise UserError(f"there is no {kind} file at '{path}'; give the path of a Python file.")
@@ -221,28 +216,22 @@ def import_file(path: str, kind: str) -> ModuleType:
     return sys.modules[name]
 
 
-@cache
-def torchvision() -> ModuleType:
-    """Imports torchvision, also where its compiled part does not load; late, as it is slow and most do without."""
-    try:
-        return importlib.import_module("torchvision")
-    except RuntimeError as error:
-        _add_operators(error)
-    return importlib.import_module("torchvision")
-
-
-def _add_operators(error: RuntimeError) -> None:
-    """Defines the operators that torchvision needs to be imported, if this error says that they are lacking.
+def with_operators(import_: Callable[..., ModuleType], *arguments: Any, **keywords: Any) -> ModuleType:
+    """Imports torchvision, or what imports it, also where its compiled part does not load.
 
     torchvision's wheel for CUDA cannot load its compiled operators beside a torch for the CPU, and then stumbles over
     two whose shapes it describes in Python. Networks, data sets and transforms need only their schemas.
     """
-    if "torchvision::nms does not exist" not in str(error):
-        raise error
+    try:
+        return import_(*arguments, **keywords)
+    except RuntimeError as error:
+        if "torchvision::nms does not exist" not in str(error):
+            raise
     import torch  # here, since it is slow
 
     for name in ("nms", "qnms"):
         torch.library.define(f"torchvision::{name}", "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+    return import_(*arguments, **keywords)
 
 
 def is_own(module: ModuleType) -> bool:

@@ -9,6 +9,7 @@ Names are neutral; which network a paper uses is written in its protocols. Names
   so that 512 features are left whatever its width. `-dropout` keeps the dropout that is lost with MobileNetV2's.
 * `-32` is a variant for 32 x 32 images.
 * `-100` has 100 features, where the network without it has 192; `-linear` has no ReLU behind them.
+* `vit-tiny` is a vision transformer for small images, 128 wide, of 4 layers with 4 heads.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -16,19 +17,25 @@ from contextlib import contextmanager, nullcontext
 from functools import cache, partial
 from importlib import import_module
 from itertools import count, pairwise
+from types import ModuleType
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call, grad
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 
-from fedcli.core.clients import Params, under_vmap
+from fedcli.core.clients import Aux, Network, Params, gradient_of, under_vmap
 from fedcli.core.layers import KeyedDraws, KeyedDropout, MaskedBatchNorm2d, use_live_taps
 from fedcli.core.stacked import WAYS, for_many
 from fedcli.core.trees import leaves, stack
 from fedcli.errors import UserError, unknown
-from fedcli.userfiles import FromFile, blame, from_file, is_from_file, torchvision
+from fedcli.userfiles import FromFile, blame, from_file, is_from_file, with_operators
+
+
+@cache
+def torchvision() -> ModuleType:
+    """Imports torchvision; late, as it is slow and most do without."""
+    return with_operators(import_module, "torchvision")
 
 
 class Backbone(nn.Module):
@@ -61,7 +68,7 @@ class Backbone(nn.Module):
         for layer in self._norms:
             layer.mask = mask
         keyed = self.draws is not None and (self.training or under_vmap.get())
-        with self._guard(), self.draws() if keyed else nullcontext():
+        with self._guard(), self.draws if keyed else nullcontext():
             features = self.body(x.expand(-1, 3, -1, -1) if self._colour else x)
         return features, self.head(features)
 
@@ -376,7 +383,7 @@ def _network_from_user(function: FromFile, channels: int, image_size: int, num_c
     _swap_layers(module, _not_compiled)
     x, draws = torch.randn(4, channels, image_size, image_size), KeyedDraws()
     # With our functions of attention, since torch's own for evaluation leave out the layers inside.
-    with torch.no_grad(), blame(function.path), draws(), _watched() as (_, done):
+    with torch.no_grad(), blame(function.path), draws, _watched() as (_, done):
         module.eval()(x[:3])  # lazy layers get their shapes
         logits = module(x)
     shape = tuple(logits.shape) if isinstance(logits, Tensor) else type(logits).__name__
@@ -399,7 +406,6 @@ def _network_from_user(function: FromFile, channels: int, image_size: int, num_c
         other = first_name.setdefault(id(value), name)
         if other != name:
             raise function.refuse(f"has a parameter in two places, '{other}' and '{name}'", "make it two")
-    head_name = next(name for name, layer in module.named_modules() if layer is head)
 
     def new(layer: nn.Module) -> nn.Module:
         if layer is head:
@@ -408,11 +414,10 @@ def _network_from_user(function: FromFile, channels: int, image_size: int, num_c
         return KeyedDropout(layer.p) if keyed else _masked(layer)
 
     _swap_layers(module, new)
-    names = {layer: name for name, layer in module.named_modules() if name} | {head: head_name}
     network = Backbone(module, head.in_features, num_classes, colour=False)
     network.head, network._guard = head, partial(blame, function.path, passes=(torch.OutOfMemoryError,))
-    network.draws, draws.used, draws.number = draws, False, sum(isinstance(layer, KeyedDropout) for layer in names)
-    _check(network, function, names, x, logits)
+    network.draws, draws.used = draws, False
+    _check(network, function, x, logits)
     return network
 
 
@@ -467,7 +472,7 @@ def _watched() -> Iterator[tuple[list[_Call], list[_Call]]]:
 
 
 @torch.no_grad()
-def _check(network: Backbone, function: FromFile, names: dict[nn.Module, str], x: Tensor, logits: Tensor) -> None:
+def _check(network: Backbone, function: FromFile, x: Tensor, logits: Tensor) -> None:
     """Refuses a user's network whose function has changed, which mixes images, or which draws without the key.
 
     `network.alone` then says why its clients cannot train together, if they cannot.
@@ -489,18 +494,14 @@ def _check(network: Backbone, function: FromFile, names: dict[nn.Module, str], x
             value.copy_(kept[name])
         return done
 
-    def where(layer: nn.Module) -> str:
-        return f"in the layer '{names[layer]}' ({type(layer).__name__})" if layer in names else "in its forward pass"
+    def where(layer: nn.Module, network: nn.Module = network) -> str:
+        name = next(name for name, part in network.named_modules() if part is layer).removeprefix("body").lstrip(".")
+        return f"in the layer '{name}' ({type(layer).__name__})" if name else "in its forward pass"
 
-    run(x)
-    shapes, _ = network.draws.shapes, run(x[:2])
-    for several, few in zip(shapes, network.draws.shapes, strict=False):
-        differ = [axis for axis, sizes in enumerate(zip(several, few, strict=False)) if len(set(sizes)) > 1]
-        network.draws.axes.append(differ[0] if differ else 0)
     few, again, several = run(x[:2]), run(x[:2]), run(x)
     layer = _first_difference(few, again, torch.equal)
     if layer or not torch.equal(torch.get_rng_state(), before):
-        uses = "use nn.Dropout, F.dropout, torch.rand or torch.randn"
+        uses = "use nn.Dropout, F.dropout or torch.rand"
         raise function.refuse(f"draws random numbers {where(layer or network)}", uses)
     if not torch.allclose(network.eval()(x)[1], logits, 1e-4, 1e-5):
         raise function.refuse("does not end in its last nn.Linear", "let that give the logits, and be called once")
@@ -510,7 +511,7 @@ def _check(network: Backbone, function: FromFile, names: dict[nn.Module, str], x
         try:
             _train_two_together(network, x)
         except UserError as error:  # of what stands around the body
-            network.alone = f"{where(inside[-1].layer)} ({str(error.__cause__).splitlines()[0]})"
+            network.alone = f"{where(inside[-1].layer, inside[0].layer)} ({str(error.__cause__).splitlines()[0]})"
     if network.alone and ("item()" in network.alone or "control flow" in network.alone):
         reads = "reads a number out of a tensor, as .item(), float() and if do,"
         raise function.refuse(f"{reads} {network.alone.partition(' (vmap')[0]}", "use torch.where")
@@ -521,17 +522,17 @@ def _check(network: Backbone, function: FromFile, names: dict[nn.Module, str], x
 
 
 def _train_two_together(network: Backbone, x: Tensor) -> None:
-    """Takes the gradients of two clients by vmap, as the engine does, of images `[4, channels, H, W]`."""
-    params = {name: value for name, value in network.named_parameters() if value.requires_grad}
-    mask = torch.arange(len(x)) < len(x) - 1
+    """Takes a step of two clients as the engine does, by vmap, on images `[4, channels, H, W]`."""
+    pure, mask = Network(network, "float32", x.device), torch.arange(len(x)) < len(x) - 1
 
-    def gradient(params: Params, buffers: Params) -> Params:
-        def loss(params: Params) -> Tensor:
-            return functional_call(network.train(), {**params, **buffers}, (x, mask))[1].square().sum()
+    def loss(params: Params, buffers: Params, batch: tuple[Tensor, Tensor], context: None) -> tuple[Tensor, Aux]:
+        output = pure(params, buffers, *batch)
+        return output.logits.square().sum(), Aux(output.buffers, {})
 
-        return grad(loss)(params)
+    def gradient(client: tuple, batch: tuple[Tensor, Tensor]) -> Params:
+        return gradient_of(loss, *client, batch, None)[0]
 
-    for_many(gradient, (0, 0), WAYS[0])(*stack(2 * [(params, dict(network.named_buffers()))]))
+    for_many(gradient, (0, 0), WAYS[0])(*stack(2 * [((pure.params, pure.buffers), (x, mask))]))
 
 
 def _first_difference(few: list[_Call], several: list[_Call], same: Callable[..., bool]) -> nn.Module | None:

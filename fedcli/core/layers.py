@@ -178,47 +178,47 @@ class KeyedDropout(nn.Module):
         return torch.where(dropped, 0.0, x / (1 - self.p))
 
 
-class KeyedDraws(nn.Module):
+class KeyedDraws(nn.Module, TorchFunctionMode):
     """Lets a network draw from a key what it draws in functions of torch, see `KEYED`, and not in `KeyedDropout`.
 
-    Attention is computed there by its plain formula: torch's kernels draw their own dropout, and train clients one by
-    one under vmap.
+    It is the context of a forward pass. Attention is computed in it by its plain formula: torch's kernels draw their
+    own dropout, and train clients one by one under vmap.
 
     Attributes:
         key: As of `KeyedDropout`.
-        number: Of the first draw; the layers of `KeyedDropout` have those below.
-        axes: Which axis of each draw is the batch's, for the draws of a forward pass in their order; 0 beyond these.
-        shapes: Of the draws of the last forward pass.
         used: Whether any of the functions has been called.
     """
 
     def __init__(self):
         super().__init__()
-        self.number, self.used = 0, False
-        self.axes: list[int] = []
-        self.shapes: list[torch.Size] = []
+        self.used, self._draws = False, 0
         self.register_buffer("key", torch.tensor(0), persistent=False)
 
-    def forward(self) -> TorchFunctionMode:
-        """Returns the context of a forward pass in training."""
-        self.shapes = []
-        return _FromKey(self)
+    def __enter__(self) -> "KeyedDraws":
+        self._draws = 0  # of this forward pass, so far
+        return super().__enter__()
+
+    def __torch_function__(self, function: Callable, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
+        """Calls the function, or the method that stands for it."""
+        if function not in KEYED:
+            return function(*args, **(kwargs or {}))
+        self.used = True
+        return KEYED[function](self, *args, **(kwargs or {}))
 
     def words(self, shape: torch.Size) -> Tensor:
-        """Draws integers as `_random_words`, which for an example do not depend on how many others the batch has."""
-        draw, self.shapes = len(self.shapes), [*self.shapes, shape]
-        axis = self.axes[draw] if draw < len(self.axes) else 0
-        batch_first = (*shape[axis : axis + 1], *shape[:axis], *shape[axis + 1 :])
-        return _random_words(self.key, self.number + draw, batch_first).movedim(0, axis)
+        """Draws integers in [0, 2^32), by the place on one axis after the other.
+
+        So they do not depend on how long an axis is, whichever is that of the batch.
+        """
+        self._draws += 1
+        words = _random_words(self.key, -1 - self._draws, ())  # the layers of `KeyedDropout` count from 0
+        for size in shape:
+            words = _mix(words[..., None] ^ torch.arange(size, device=words.device))
+        return words
 
     def uniform(self, like: Tensor) -> Tensor:
         """Draws numbers in [0, 1) with the shape and type of a tensor; 24 bits, which float32 holds exactly."""
         return (self.words(like.shape) >> 8).to(like.dtype) / 2**24
-
-    def normal(self, like: Tensor) -> Tensor:
-        """Draws normal numbers with the shape and type of a tensor."""
-        uniform = (self.words(like.shape).double() + 0.5) / 2**32
-        return (2**0.5 * torch.erfinv(2 * uniform - 1)).to(like.dtype)
 
     def bernoulli_(self, x: Tensor, p: Any = 0.5) -> Tensor:
         """Draws ones with probability `p`; into a new tensor, and who goes on with the old one gets NaN."""
@@ -232,18 +232,15 @@ class KeyedDraws(nn.Module):
         """Drops values, or whole `channels` of `[B, C, ...]`, as `F.dropout` and `F.dropout2d`."""
         if not training or p == 0:
             return x
-        shape = x.shape[:2] + (1,) * (x.dim() - 2) if channels else x.shape
-        dropped = self.words(shape) < round(p * 2**32)
+        dropped = self.words(x.shape[:2] + (1,) * (x.dim() - 2) if channels else x.shape) < round(p * 2**32)
         result = torch.where(dropped, 0.0, x / ((1 - p) or 1))
         return x.copy_(result) if inplace else result
 
     def attention(
         self, query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None, dropout_p: float = 0.0,
-        is_causal: bool = False, scale: float | None = None, enable_gqa: bool = False,
+        is_causal: bool = False, scale: float | None = None,
     ) -> Tensor:  # fmt: skip
         """Returns softmax(Q K^T * scale + mask) V with dropout behind the softmax: `F.scaled_dot_product_attention`."""
-        if enable_gqa:
-            key, value = (x.repeat_interleave(query.shape[-3] // x.shape[-3], -3) for x in (key, value))
         scores = query @ key.mT * (query.shape[-1] ** -0.5 if scale is None else scale)
         if is_causal:
             attn_mask = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).tril()
@@ -257,27 +254,13 @@ class KeyedDraws(nn.Module):
     def multi_head_attention(self, *arguments: Any, **options: Any) -> tuple[Tensor, Tensor | None]:
         """Calls `F.multi_head_attention_forward` with these two in the place of the functions of the same names in it.
 
-        No mode sees what it calls, since a mode is not active while it handles a function.
+        What it calls does not come to `__torch_function__`, where a mode is not active.
         """
-        function = F.multi_head_attention_forward
         names = {"dropout": self.dropout, "scaled_dot_product_attention": self.attention}
         names["has_torch_function"] = lambda tensors: False
-        own = FunctionType(function.__code__, {**vars(F), **names}, argdefs=function.__defaults__)
-        return own(*arguments, **options)
-
-
-class _FromKey(TorchFunctionMode):
-    """Calls methods of `KeyedDraws` in the place of the functions of torch in `KEYED`."""
-
-    def __init__(self, draws: KeyedDraws):
-        super().__init__()
-        self.draws = draws
-
-    def __torch_function__(self, function: Callable, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
-        if function not in KEYED:
-            return function(*args, **(kwargs or {}))
-        self.draws.used = True
-        return KEYED[function](self.draws, *args, **(kwargs or {}))
+        theirs = F.multi_head_attention_forward
+        ours = FunctionType(theirs.__code__, {**vars(F), **names}, argdefs=theirs.__defaults__)
+        return ours(*arguments, **options)
 
 
 KEYED: dict[Callable, Callable] = {
@@ -287,8 +270,6 @@ KEYED: dict[Callable, Callable] = {
     F.multi_head_attention_forward: KeyedDraws.multi_head_attention,
     torch.rand: lambda draws, *size, **options: draws.uniform(torch.empty(*size, **options)),
     torch.rand_like: lambda draws, *like, **options: draws.uniform(torch.empty_like(*like, **options)),
-    torch.randn: lambda draws, *size, **options: draws.normal(torch.empty(*size, **options)),
-    torch.randn_like: lambda draws, *like, **options: draws.normal(torch.empty_like(*like, **options)),
     Tensor.bernoulli_: KeyedDraws.bernoulli_,
 }
 
