@@ -393,7 +393,9 @@ def _network_from_user(function: FromFile, channels: int, image_size: int, num_c
         )
     head = next((call.layer for call in reversed(done) if isinstance(call.layer, nn.Linear)), None)
     if type(head) is not nn.Linear or head.bias is None:
-        raise function.refuse("does not end in an nn.Linear with bias, of features [B, D]", "let it be the last layer")
+        last = type([call.layer for call in done if not call.layer._modules][-1]).__name__
+        wrong = f"does not end in an nn.Linear with bias, of features [B, D] (got {last})"
+        raise function.refuse(wrong, "let it be the last layer")
     sizes: dict[nn.Module, list[int]] = {}  # how long what a layer gives is, call by call
     for call in done:
         sizes.setdefault(call.layer, []).extend(len(output) for output in call.outputs if output.dim())
@@ -402,10 +404,12 @@ def _network_from_user(function: FromFile, channels: int, image_size: int, num_c
     if not (head.weight.requires_grad and head.bias.requires_grad):
         raise function.refuse("does not train its last nn.Linear", "freeze other layers only")
     first_name: dict[int, str] = {}
-    for name, value in module.named_parameters(remove_duplicate=False):
-        other = first_name.setdefault(id(value), name)
-        if other != name:
-            raise function.refuse(f"has a parameter in two places, '{other}' and '{name}'", "make it two")
+    for prefix, part in module.named_modules():
+        for key, value in part._parameters.items():
+            name = f"{prefix}.{key}".lstrip(".")
+            other = name if value is None else first_name.setdefault(id(value), name)
+            if other != name:
+                raise function.refuse(f"has a parameter in two places, '{other}' and '{name}'", "make it two")
 
     def new(layer: nn.Module) -> nn.Module:
         if layer is head:
