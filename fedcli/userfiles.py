@@ -196,7 +196,7 @@ def import_file(path: str, kind: str) -> ModuleType:
         beside = Path(path).with_name(f"{name}.py")
         if beside.is_file():
             return import_file(str(beside), "Python")
-        return builtins.__import__(name, *arguments, **keywords)
+        return with_operators(builtins.__import__, name, *arguments, **keywords)
 
     if not Path(path).is_file():
         raise UserError(f"there is no {kind} file at '{path}'; give the path of a Python file.")
@@ -212,6 +212,24 @@ def import_file(path: str, kind: str) -> ModuleType:
             del sys.modules[name]
             raise
     return sys.modules[name]
+
+
+def with_operators(import_: Callable[..., ModuleType], *arguments: Any, **keywords: Any) -> ModuleType:
+    """Imports torchvision, or what imports it, also where its compiled part does not load.
+
+    torchvision's wheel for CUDA cannot load its compiled operators beside a torch for the CPU, and then stumbles over
+    two whose shapes it describes in Python. Networks, data sets and transforms need only their schemas.
+    """
+    try:
+        return import_(*arguments, **keywords)
+    except RuntimeError as error:
+        if "torchvision::nms does not exist" not in str(error):
+            raise
+    import torch  # here, since it is slow
+
+    for name in ("nms", "qnms"):
+        torch.library.define(f"torchvision::{name}", "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+    return import_(*arguments, **keywords)
 
 
 def is_own(module: ModuleType) -> bool:

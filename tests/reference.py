@@ -28,8 +28,8 @@ class Output(NamedTuple):
 def load(module: nn.Module, params: dict[str, Tensor], buffers: dict[str, Tensor]) -> nn.Module:
     """The module with other values in its own parameters and buffers."""
     with torch.no_grad():
-        for name, value in module.named_parameters():
-            value.copy_(params[name])
+        for name, value in params.items():
+            module.get_parameter(name).copy_(value)
         for name, value in module.named_buffers():
             value.copy_(buffers[name])
     return module
@@ -40,6 +40,8 @@ class PlainNetwork:
 
     def __init__(self, module: nn.Module):
         self.module, self.feature_dim = module, module.feature_dim
+        self.params = {name: value for name, value in module.named_parameters() if value.requires_grad}
+        self.buffers = dict(module.named_buffers())
         self.trained: dict[str, Tensor] | None = None  # the buffers after the last call in training mode
 
     def __call__(self, params, buffers, x, mask=None, train=True):

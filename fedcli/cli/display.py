@@ -45,6 +45,10 @@ def header(record: dict[str, Any], folder: Path) -> dict[str, str]:
     reduced = describe_reductions(reductions_of(record))
     used, images = sum(sizes), record["partition"].get("images", sum(sizes))
     count = f"{used:,} training images" if used == images else f"{used:,} of {images:,} training images used"
+    idle, frozen = record["partition"].get("idle", []), record["model"].get("frozen", [])
+    names = ", ".join([*map(str, idle[:10]), *["..."] * (len(idle) > 10)])
+    no_step = f"; {len(idle)} of them have too few for a step and do not train: {names}" if idle else ""
+    fixed = "".join(f", {part['parameters']:,} frozen" for part in frozen)
     tested = EVALUATIONS[record["evaluation"]]
     if record["dataset"] not in KNOWN:
         tested = tested.replace("the official", "the data's")
@@ -65,8 +69,8 @@ def header(record: dict[str, Any], folder: Path) -> dict[str, str]:
         "data set": f"{record['dataset']}, {count} on {len(sizes)} clients"
         + (f", reduced: {reduced}" if reduced else ""),
         "made from": record.get("dataset_source", ""),
-        "partition": f"{record['partition']['flag']}, {min(sizes):,} to {max(sizes):,} images a client",
-        "network": f"{record['model']['backbone']}, {record['model']['parameters']:,} parameters",
+        "partition": f"{record['partition']['flag']}, {min(sizes):,} to {max(sizes):,} images a client{no_step}",
+        "network": f"{record['model']['backbone']}, {record['model']['parameters']:,} parameters{fixed}",
         "clients": f"{config['num_clients']}, of which {config['cohort_size']} in each of {config['rounds']} rounds",
         "training": f"{config['optimizer']}, rate {config['lr']:g}, local epochs {config['local_epochs']}, batches of "
         f"{config['batch_size']}",

@@ -9,10 +9,11 @@ Names are neutral; which network a paper uses is written in its protocols. Names
   so that 512 features are left whatever its width. `-dropout` keeps the dropout that is lost with MobileNetV2's.
 * `-32` is a variant for 32 x 32 images.
 * `-100` has 100 features, where the network without it has 192; `-linear` has no ReLU behind them.
+* `vit-tiny` is a vision transformer for small images, 128 wide, of 4 layers with 4 heads.
 """
 
-from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from functools import cache, partial
 from importlib import import_module
 from itertools import count, pairwise
@@ -21,26 +22,20 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.module import register_module_forward_hook
+from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 
-from fedcli.core.layers import KeyedDropout, MaskedBatchNorm2d, use_live_taps
+from fedcli.core.clients import Aux, Network, Params, gradient_of, under_vmap
+from fedcli.core.layers import KeyedDraws, KeyedDropout, MaskedBatchNorm2d, use_live_taps
+from fedcli.core.stacked import WAYS, for_many
+from fedcli.core.trees import leaves, stack
 from fedcli.errors import UserError, unknown
-from fedcli.userfiles import FromFile, blame, from_file, is_from_file
+from fedcli.userfiles import FromFile, blame, from_file, is_from_file, with_operators
 
 
 @cache
 def torchvision() -> ModuleType:
-    """Imports torchvision, also where its compiled part does not load; late, as it is slow and most do without."""
-    try:
-        return import_module("torchvision")
-    except RuntimeError as error:
-        # torchvision's wheel for CUDA cannot load its compiled operators beside a torch for the CPU, and then stumbles
-        # over two whose shapes it describes in Python. Networks, data sets and transforms need only their schemas.
-        if "torchvision::nms does not exist" not in str(error):
-            raise
-    for name in ("nms", "qnms"):
-        torch.library.define(f"torchvision::{name}", "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
-    return import_module("torchvision")
+    """Imports torchvision; late, as it is slow and most do without."""
+    return with_operators(import_module, "torchvision")
 
 
 class Backbone(nn.Module):
@@ -58,6 +53,8 @@ class Backbone(nn.Module):
         self.body = body
         self.head = nn.Linear(feature_dim, num_classes)
         self._colour = colour
+        self.draws: KeyedDraws | None = None
+        self.alone = ""  # why clients cannot train together by vmap, if they cannot
         self._guard: Callable = nullcontext  # stands around the body's work
         self._norms = [module for module in body.modules() if isinstance(module, MaskedBatchNorm2d)]
         for number, layer in enumerate(module for module in body.modules() if isinstance(module, KeyedDropout)):
@@ -70,7 +67,8 @@ class Backbone(nn.Module):
         """
         for layer in self._norms:
             layer.mask = mask
-        with self._guard():
+        keyed = self.draws is not None and (self.training or under_vmap.get())
+        with self._guard(), self.draws if keyed else nullcontext():
             features = self.body(x.expand(-1, 3, -1, -1) if self._colour else x)
         return features, self.head(features)
 
@@ -317,7 +315,49 @@ def _efficientnet_b0_32(channels: int, image_size: int, num_classes: int) -> Bac
     return Backbone(body, width, num_classes, colour=True)
 
 
+class _Tokens(nn.Module):
+    """Cuts images into patches, and gives a token `[width]` for each, with its place added: `[B, tokens, width]`."""
+
+    def __init__(self, patch: int, image_size: int, width: int):
+        super().__init__()
+        self.patches = nn.Conv2d(3, width, patch, stride=patch)
+        self.places = nn.Parameter(nn.init.trunc_normal_(torch.empty((image_size // patch) ** 2, width), std=0.02))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.patches(x).flatten(2).mT + self.places
+
+
+class _Attention(nn.Module):
+    """Multi-head self-attention of tokens `[B, tokens, width]`, softmax(Q K^T / sqrt(width of a head)) V."""
+
+    def __init__(self, width: int, heads: int):
+        super().__init__()
+        self.heads, self.joint, self.out = heads, nn.Linear(width, 3 * width), nn.Linear(width, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        query, key, value = self.joint(x).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
+        weights = (query @ key.mT / query.shape[-1] ** 0.5).softmax(-1)
+        return self.out((weights @ value).transpose(1, 2).flatten(2))
+
+
+def _vit_tiny(channels: int, image_size: int, num_classes: int) -> Backbone:
+    """Makes a vision transformer for small images: about 8 x 8 patches, of 2 x 2 pixels at least, and no dropout.
+
+    The features are the mean of the tokens behind the last norm. A border that fills no patch is left out. Weights are
+    drawn as torch does by default, the places from a normal distribution.
+    """
+    width, heads, depth = 128, 4, 4
+    layers: list[nn.Module] = [_Tokens(max(-(-image_size // 8), 2), image_size, width)]
+    for _ in range(depth):
+        mixing = nn.LayerNorm(width), _Attention(width, heads)
+        hidden = nn.LayerNorm(width), nn.Linear(width, 2 * width), nn.GELU(), nn.Linear(2 * width, width)
+        layers += [_Sum(nn.Sequential(*mixing), nn.Identity()), _Sum(nn.Sequential(*hidden), nn.Identity())]
+    mean = nn.AdaptiveAvgPool2d((1, width)), nn.Flatten()  # over the tokens
+    return Backbone(nn.Sequential(*layers, nn.LayerNorm(width), *mean), width, num_classes, colour=True)
+
+
 BACKBONES |= {
+    "vit-tiny": Recipe(_vit_tiny, least=2),
     "mobilenet-v2-512": Recipe(partial(_mobilenet_v2_512, False)),
     "mobilenet-v2-dropout-512": Recipe(partial(_mobilenet_v2_512, True)),
     "googlenet-512": Recipe(_googlenet_512, least=15),
@@ -331,7 +371,7 @@ def _network_from_user(function: FromFile, channels: int, image_size: int, num_c
     """Makes a network of a user's module: its last nn.Linear becomes the head, and what enters it are the features.
 
     nn.BatchNorm2d and nn.Dropout become the layers that take the mask and the key. A first run on random images shows
-    that the function is still the user's, that padding reaches no other image, and that nothing is drawn inside.
+    that the function is still the user's, that no image reaches another one, and that all draws come from the key.
 
     Raises:
         UserError: The first of these that does not hold.
@@ -339,30 +379,48 @@ def _network_from_user(function: FromFile, channels: int, image_size: int, num_c
     module = function(channels, image_size, num_classes)
     if not isinstance(module, nn.Module):
         raise function.refuse(f"gives no torch.nn.Module (got {type(module).__name__})", "return one")
-    x = torch.randn(4, channels, image_size, image_size)
-    calls: list[nn.Module] = []
-    with torch.no_grad(), blame(function.path):
-        module.eval()(x)  # lazy layers get their shapes
-        _swap_layers(module, _standing_in)
-        with register_module_forward_hook(lambda layer, *_: calls.append(layer)):
-            logits = module.eval()(x)
+    module = _not_compiled(module)
+    _swap_layers(module, _not_compiled)
+    x, draws = torch.randn(4, channels, image_size, image_size), KeyedDraws()
+    # With our functions of attention, since torch's own for evaluation leave out the layers inside.
+    with torch.no_grad(), blame(function.path), draws, _watched() as (_, done):
+        module.eval()(x[:3])  # lazy layers get their shapes
+        logits = module(x)
     shape = tuple(logits.shape) if isinstance(logits, Tensor) else type(logits).__name__
     if shape != (len(x), num_classes):
         raise function.refuse(
             f"gives no logits of {num_classes} classes (got {shape} of 4 images)", "return logits [B, C]"
         )
-    head = next((layer for layer in reversed(calls) if isinstance(layer, nn.Linear)), None)
+    head = next((call.layer for call in reversed(done) if isinstance(call.layer, nn.Linear)), None)
     if type(head) is not nn.Linear or head.bias is None:
-        raise function.refuse("does not end in an nn.Linear with bias, of features [B, D]", "let it be the last layer")
-    once = [layer for layer in calls if layer is head or isinstance(layer, KeyedDropout)]
-    if len(set(once)) < len(once):
-        raise function.refuse("uses its last nn.Linear or an nn.Dropout twice", "make a layer for each place")
-    held = [value for part in module.modules() for value in part._parameters.values() if value is not None]
-    if len({id(value) for value in held}) < len(held) or not all(value.requires_grad for value in held):
-        raise function.refuse("has a parameter in two places or one that is not trained", "make it two, or a buffer")
-    _swap_layers(module, lambda layer: nn.Identity() if layer is head else layer)
+        last = type([call.layer for call in done if not call.layer._modules][-1]).__name__
+        wrong = f"does not end in an nn.Linear with bias, of features [B, D] (got {last})"
+        raise function.refuse(wrong, "let it be the last layer")
+    sizes: dict[nn.Module, list[int]] = {}  # how long what a layer gives is, call by call
+    for call in done:
+        sizes.setdefault(call.layer, []).extend(len(output) for output in call.outputs if output.dim())
+    if len(sizes[head]) > 2:
+        raise function.refuse("uses its last nn.Linear twice", "make a layer for each place")
+    if not (head.weight.requires_grad and head.bias.requires_grad):
+        raise function.refuse("does not train its last nn.Linear", "freeze other layers only")
+    first_name: dict[int, str] = {}
+    for prefix, part in module.named_modules():
+        for key, value in part._parameters.items():
+            name = f"{prefix}.{key}".lstrip(".")
+            other = name if value is None else first_name.setdefault(id(value), name)
+            if other != name:
+                raise function.refuse(f"has a parameter in two places, '{other}' and '{name}'", "make it two")
+
+    def new(layer: nn.Module) -> nn.Module:
+        if layer is head:
+            return nn.Identity()
+        keyed = type(layer) is nn.Dropout and layer.p < 1 and not layer.inplace and sizes.get(layer) == [3, 4]
+        return KeyedDropout(layer.p) if keyed else _masked(layer)
+
+    _swap_layers(module, new)
     network = Backbone(module, head.in_features, num_classes, colour=False)
     network.head, network._guard = head, partial(blame, function.path, passes=(torch.OutOfMemoryError,))
+    network.draws, draws.used = draws, False
     _check(network, function, x, logits)
     return network
 
@@ -376,35 +434,119 @@ def _swap_layers(module: nn.Module, new: Callable[[nn.Module], nn.Module]) -> No
                 parent._modules[key] = made[layer] = made[layer] if layer in made else new(layer)
 
 
-def _standing_in(layer: nn.Module) -> nn.Module:
-    """Returns a layer of the same function that knows padding or keys, if there is one; else the user's own."""
+def _not_compiled(layer: nn.Module) -> nn.Module:
+    """Returns the layer that `torch.compile` has wrapped, or which was compiled in place."""
+    layer = getattr(layer, "_orig_mod", layer)
+    layer._compiled_call_impl = None
+    return layer
+
+
+def _masked(layer: nn.Module) -> nn.Module:
+    """Returns a layer of the same function that knows padding, if there is one; else the user's own."""
     if type(layer) is nn.BatchNorm2d and layer.affine and layer.track_running_stats and layer.momentum is not None:
         layer.__class__, layer.num_batches_tracked, layer.mask = MaskedBatchNorm2d, None, None
-    if type(layer) is nn.Dropout and layer.p < 1 and not layer.inplace:
-        return KeyedDropout(layer.p)
     return layer
+
+
+class _Call(NamedTuple):
+    """A call of a layer; tensors are copies."""
+
+    layer: nn.Module
+    inputs: list[Tensor]
+    outputs: list[Tensor]
+
+
+@contextmanager
+def _watched() -> Iterator[tuple[list[_Call], list[_Call]]]:
+    """Notes which calls of layers are going on, the innermost last, and which have ended, in this order."""
+    inside: list[_Call] = []
+    done: list[_Call] = []
+
+    def copies(tree: Any) -> list[Tensor]:
+        return [leaf.clone() for leaf in leaves(tree) if isinstance(leaf, Tensor)]
+
+    def enter(layer: nn.Module, given: tuple) -> None:
+        inside.append(_Call(layer, copies(given), []))
+
+    def leave(layer: nn.Module, given: tuple, output: Any) -> None:
+        done.append(inside.pop()._replace(outputs=copies(output)))
+
+    with register_module_forward_pre_hook(enter), register_module_forward_hook(leave):
+        yield inside, done
 
 
 @torch.no_grad()
 def _check(network: Backbone, function: FromFile, x: Tensor, logits: Tensor) -> None:
-    """Refuses a user's network whose function has changed, or which does not keep padding and draws out."""
-    real = torch.tensor([True, True, False, False])
+    """Refuses a user's network whose function has changed, which mixes images, or which draws without the key.
+
+    `network.alone` then says why its clients cannot train together, if they cannot.
+    """
     before, held = torch.get_rng_state(), dict(network.named_buffers())
     kept = {name: value.clone() for name, value in held.items()}
 
-    def run(x: Tensor) -> list[Tensor]:
-        """Returns what training gives for the real images, and the buffers after it, which it puts back."""
-        result = [value[real] for value in network.train()(x, real)] + [value.clone() for value in network.buffers()]
+    def run(x: Tensor) -> list[_Call]:
+        """Returns the calls in training, without batch statistics, and the buffers after it, which it puts back."""
+        network.train()
+        for layer in network._norms:
+            layer.eval()
+        with _watched() as (_, done):
+            network(x)
         if any(value is not held[name] for name, value in network.named_buffers()):
             raise function.refuse("puts a new tensor into a buffer", "change it in place, as by self.name.copy_(...)")
+        done.append(_Call(network, [], [value.clone() for value in held.values()]))
         for name, value in held.items():
             value.copy_(kept[name])
-        return result
+        return done
 
-    if not torch.allclose(network.eval()(x)[1], logits):
+    def where(layer: nn.Module, network: nn.Module = network) -> str:
+        name = next(name for name, part in network.named_modules() if part is layer).removeprefix("body").lstrip(".")
+        return f"in the layer '{name}' ({type(layer).__name__})" if name else "in its forward pass"
+
+    few, again, several = run(x[:2]), run(x[:2]), run(x)
+    layer = _first_difference(few, again, torch.equal)
+    if layer or not torch.equal(torch.get_rng_state(), before):
+        uses = "use nn.Dropout, F.dropout or torch.rand"
+        raise function.refuse(f"draws random numbers {where(layer or network)}", uses)
+    if not torch.allclose(network.eval()(x)[1], logits, 1e-4, 1e-5):
         raise function.refuse("does not end in its last nn.Linear", "let that give the logits, and be called once")
-    once, again, padded = run(x), run(x), run(torch.where(real[:, None, None, None], x, 100 * x.flip(1, 2) + 1))
-    if not all(map(torch.equal, once, again)) or not torch.equal(torch.get_rng_state(), before):
-        raise function.refuse("draws random numbers in its forward pass", "use nn.Dropout, not in place, with p < 1")
-    if not all(torch.allclose(a, b, 1e-4, 1e-4) for a, b in zip(once, padded, strict=True)):
-        raise function.refuse("mixes the images of a batch, padding included", "use nn.BatchNorm2d or nn.GroupNorm")
+    if not network.draws.used:
+        network.draws = None
+    with _watched() as (inside, _):
+        try:
+            _train_two_together(network, x)
+        except UserError as error:  # of what stands around the body
+            network.alone = f"{where(inside[-1].layer, inside[0].layer)} ({str(error.__cause__).splitlines()[0]})"
+    if network.alone and ("item()" in network.alone or "control flow" in network.alone):
+        reads = "reads a number out of a tensor, as .item(), float() and if do,"
+        raise function.refuse(f"{reads} {network.alone.partition(' (vmap')[0]}", "use torch.where")
+    layer = _first_difference(few, several, partial(torch.allclose, rtol=1e-4, atol=1e-4))
+    if layer:
+        uses = "use nn.BatchNorm2d, nn.GroupNorm or nn.LayerNorm, and attention with batch_first=True"
+        raise function.refuse(f"mixes the images of a batch {where(layer)}", uses)
+
+
+def _train_two_together(network: Backbone, x: Tensor) -> None:
+    """Takes a step of two clients as the engine does, by vmap, on images `[4, channels, H, W]`."""
+    pure, mask = Network(network, "float32", x.device), torch.arange(len(x)) < len(x) - 1
+
+    def loss(params: Params, buffers: Params, batch: tuple[Tensor, Tensor], context: None) -> tuple[Tensor, Aux]:
+        output = pure(params, buffers, *batch)
+        return output.logits.square().sum(), Aux(output.buffers, {})
+
+    def gradient(client: tuple, batch: tuple[Tensor, Tensor]) -> Params:
+        return gradient_of(loss, *client, batch, None)[0]
+
+    for_many(gradient, (0, 0), WAYS[0])(*stack(2 * [((pure.params, pure.buffers), (x, mask))]))
+
+
+def _first_difference(few: list[_Call], several: list[_Call], same: Callable[..., bool]) -> nn.Module | None:
+    """Returns the first layer that makes something else of the same first images if there are several more."""
+
+    def differ(ours: list[Tensor], theirs: list[Tensor]) -> bool:
+        pairs = [(a, b[: len(a)] if a.dim() else b) for a, b in zip(ours, theirs, strict=False)]
+        return any(a.shape == b.shape and not same(a, b) for a, b in pairs)
+
+    for one, other in zip(few, several, strict=False):
+        if differ(one.outputs, other.outputs) and not differ(one.inputs, other.inputs):
+            return one.layer
+    return None

@@ -64,6 +64,10 @@ class Network:
 
     def __init__(self, module: nn.Module, precision: str, device: torch.device):
         self.module = module.to(device)
+        named = dict(module.named_parameters())
+        self.params = {name: value for name, value in named.items() if value.requires_grad}
+        self.frozen = {name: value for name, value in named.items() if not value.requires_grad}  # stays in the module
+        self.buffers = dict(module.named_buffers())
         self.feature_dim: int = module.feature_dim
         self._autocast = precision == "bf16"
         self._device = device
@@ -78,7 +82,8 @@ class Network:
             # The tensors are shared, not copied: the copy never uses those that it begins with.
             known = {id(value): value for value in (*self.module.parameters(), *self.module.buffers())}
             self._own.module = copy.deepcopy(self.module, known)
-            self._own.places = _places(self._own.module)
+            places = _places(self._own.module)
+            self._own.places = {name: places[name] for name in (*self.params, *self.buffers)}
         for name, (place, key) in self._own.places.items():
             place[key] = tensors[name]
         return self._own.module
@@ -117,7 +122,7 @@ def _places(module: nn.Module) -> dict[str, tuple[dict[str, Any], str]]:
     return places
 
 
-def _gradient(loss: LocalLoss, params: Params, *arguments: Any) -> tuple[Params, Aux]:
+def gradient_of(loss: LocalLoss, params: Params, *arguments: Any) -> tuple[Params, Aux]:
     """Returns the gradient of a local objective by the parameters, and what it returned beside its value.
 
     The gradient is packed where the parameters are flat.
@@ -199,7 +204,7 @@ def optimizer_step(
 
         some, before = trained(client.params), client.optimizer[key]
         like = (some, before) if isinstance(some, Flat) else (None, None)  # what is packed
-        grads, aux = _gradient(loss if names is None else of_some, some, client.buffers, batch, context)
+        grads, aux = gradient_of(loss if names is None else of_some, some, client.buffers, batch, context)
         grads = clip(grads, clip_norm) if clip_norm else grads
         rate = batch.lr if lr is None else torch.full_like(batch.lr, lr)
         packed, state = pack((some, before), like)

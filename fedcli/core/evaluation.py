@@ -94,7 +94,7 @@ def models(fed: Federation, method: Method, state: Any, clients: Iterable[int]) 
         return
     for client in clients:
         network = fed.networks[fed.architecture[client]]
-        first = dict(network.module.named_parameters()), dict(network.module.named_buffers())
+        first = network.params, network.buffers
         yield client, Model(network, *(own_model(method, state, client) or first))
 
 

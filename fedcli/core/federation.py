@@ -20,7 +20,7 @@ from fedcli.core.clients import Aux, Client, LocalLoss, Network, Output, Params,
 from fedcli.core.engine import Engine, parse_chunk
 from fedcli.core.graphs import CudaGraphs
 from fedcli.core.layers import only_reported, use_live_taps
-from fedcli.core.stacked import with_optimizer
+from fedcli.core.stacked import WAYS, with_optimizer
 from fedcli.core.trees import Tree, concatenate, count_floats, select, stack, tree_map
 from fedcli.declarations import Sizes
 from fedcli.errors import UserError
@@ -61,6 +61,7 @@ class Federation:
         architecture: `[N]`, which of them a client has.
         training: Training examples of each client, positions in the training set.
         validation: Held-out examples of each client, likewise.
+        idle: Ids of the clients that have too few examples for a local step.
         testing: Each client's own test part, likewise; empty unless the protocol tests on it.
         domain_counts: `[N, domains]`, a client's examples of each domain; of one domain where there are none.
         domain_of: `[N]`, the domain that most of a client's examples come from.
@@ -94,6 +95,8 @@ class Federation:
         self.seed, self.local_epochs, self.batch_size = run.seed, run.local_epochs, run.batch_size
         self.optimizer, self.momentum = run.optimizer, run.momentum
         self.parts, self.testing, self.training, self.validation = divide(parts, run)
+        least = run.batch_size if run.drop_last else 1
+        self.idle = [client for client, part in enumerate(self.training) if len(part) < least]
 
         self.dtype = transform.dtype
         names = run.backbone.split(",")  # client i has the (i mod their number)-th
@@ -116,6 +119,12 @@ class Federation:
         self.outputs: dict = {}  # what models gave when they were last evaluated, see fedcli/core/evaluation.py
         # On CUDA, `autotune` chooses for `auto` before the first round.
         way, chunk = parse_chunk(run.clients_per_chunk, 1 if self.device.type == "cpu" else run.cohort_size)
+        alone = next((module.alone for module in modules if module.alone), "")
+        if alone and chunk > 1 and way == WAYS[0]:
+            raise UserError(
+                f"the network {run.backbone} cannot train several clients together: it fails {alone}; use "
+                "--clients-per-chunk 1, or branches:N for N clients."
+            )
         self.engine = Engine(
             dataset.x_train.to(device), dataset.y_train.to(device), transform, min(chunk, run.cohort_size), on_samples,
             way, CudaGraphs(device) if device.type == "cuda" else None,
@@ -172,9 +181,8 @@ class Federation:
 
     def initial_model(self, network: Network | None = None) -> tuple[Params, Params]:
         """Returns parameters and buffers of a network's initial model, drawn from the run's seed."""
-        module = (network or self.network).module
-        params = {name: value.detach().clone() for name, value in module.named_parameters()}
-        return params, {name: value.detach().clone() for name, value in module.named_buffers()}
+        network = network or self.network
+        return tree_map(lambda value: value.detach().clone(), (network.params, network.buffers))
 
     def cohort(self, round: int) -> Cohort:
         """Draws the cohort of a round, without replacement."""
@@ -443,8 +451,8 @@ class Federation:
 
 
 def count_parameters(network: Network) -> int:
-    """Counts a network's parameters."""
-    return sum(value.numel() for value in network.module.parameters())
+    """Counts the parameters of a network that are trained."""
+    return sum(value.numel() for value in network.params.values())
 
 
 def divide(parts: Sequence[np.ndarray], run: Any) -> tuple[list[np.ndarray], ...]:

@@ -1,13 +1,18 @@
 """Layers that torch has not in the form that training many clients together needs."""
 
+from collections.abc import Callable
 from contextvars import ContextVar
+from functools import partial
 from itertools import product
 from math import prod
+from types import FunctionType
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.modules.module import register_module_forward_pre_hook
+from torch.overrides import TorchFunctionMode
 
 # Whether what a network gives is reported and never trained on, so that layers may round in another order.
 only_reported: ContextVar[bool] = ContextVar("only_reported", default=False)
@@ -172,6 +177,101 @@ class KeyedDropout(nn.Module):
         dropped = _random_words(self.key, self.number, shape) < round(self.p * 2**32)
         return torch.where(dropped, 0.0, x / (1 - self.p))
 
+
+class KeyedDraws(nn.Module, TorchFunctionMode):
+    """Lets a network draw from a key what it draws in functions of torch, see `KEYED`, and not in `KeyedDropout`.
+
+    It is the context of a forward pass. Attention is computed in it by its plain formula: torch's kernels draw their
+    own dropout, and train clients one by one under vmap.
+
+    Attributes:
+        key: As of `KeyedDropout`.
+        used: Whether any of the functions has been called.
+    """
+
+    def __init__(self):
+        super().__init__()
+        self.used, self._draws = False, 0
+        self.register_buffer("key", torch.tensor(0), persistent=False)
+
+    def __enter__(self) -> "KeyedDraws":
+        self._draws = 0  # of this forward pass, so far
+        return super().__enter__()
+
+    def __torch_function__(self, function: Callable, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
+        """Calls the function, or the method that stands for it."""
+        if function not in KEYED:
+            return function(*args, **(kwargs or {}))
+        self.used = True
+        return KEYED[function](self, *args, **(kwargs or {}))
+
+    def words(self, shape: torch.Size) -> Tensor:
+        """Draws integers in [0, 2^32), by the place on one axis after the other.
+
+        So they do not depend on how long an axis is, whichever is that of the batch.
+        """
+        self._draws += 1
+        words = _random_words(self.key, -1 - self._draws, ())  # the layers of `KeyedDropout` count from 0
+        for size in shape:
+            words = _mix(words[..., None] ^ torch.arange(size, device=words.device))
+        return words
+
+    def uniform(self, like: Tensor) -> Tensor:
+        """Draws numbers in [0, 1) with the shape and type of a tensor; 24 bits, which float32 holds exactly."""
+        return (self.words(like.shape) >> 8).to(like.dtype) / 2**24
+
+    def bernoulli_(self, x: Tensor, p: Any = 0.5) -> Tensor:
+        """Draws ones with probability `p`; into a new tensor, and who goes on with the old one gets NaN."""
+        ones = (self.uniform(x.double()) < p).to(x.dtype)
+        x.fill_(torch.nan)
+        return ones
+
+    def dropout(
+        self, x: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False, channels: bool = False
+    ) -> Tensor:
+        """Drops values, or whole `channels` of `[B, C, ...]`, as `F.dropout` and `F.dropout2d`."""
+        if not training or p == 0:
+            return x
+        dropped = self.words(x.shape[:2] + (1,) * (x.dim() - 2) if channels else x.shape) < round(p * 2**32)
+        result = torch.where(dropped, 0.0, x / ((1 - p) or 1))
+        return x.copy_(result) if inplace else result
+
+    def attention(
+        self, query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None, dropout_p: float = 0.0,
+        is_causal: bool = False, scale: float | None = None,
+    ) -> Tensor:  # fmt: skip
+        """Returns softmax(Q K^T * scale + mask) V with dropout behind the softmax: `F.scaled_dot_product_attention`."""
+        scores = query @ key.mT * (query.shape[-1] ** -0.5 if scale is None else scale)
+        if is_causal:
+            attn_mask = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).tril()
+        if attn_mask is not None and attn_mask.dtype == torch.bool:
+            lowest = torch.finfo(scores.dtype).min
+            weights = torch.where(attn_mask, torch.where(attn_mask, scores, lowest).softmax(-1), 0.0)
+        else:
+            weights = (scores if attn_mask is None else scores + attn_mask).softmax(-1)
+        return self.dropout(weights, dropout_p) @ value
+
+    def multi_head_attention(self, *arguments: Any, **options: Any) -> tuple[Tensor, Tensor | None]:
+        """Calls `F.multi_head_attention_forward` with these two in the place of the functions of the same names in it.
+
+        What it calls does not come to `__torch_function__`, where a mode is not active.
+        """
+        names = {"dropout": self.dropout, "scaled_dot_product_attention": self.attention}
+        names["has_torch_function"] = lambda tensors: False
+        theirs = F.multi_head_attention_forward
+        ours = FunctionType(theirs.__code__, {**vars(F), **names}, argdefs=theirs.__defaults__)
+        return ours(*arguments, **options)
+
+
+KEYED: dict[Callable, Callable] = {
+    F.dropout: KeyedDraws.dropout,
+    **dict.fromkeys((F.dropout1d, F.dropout2d, F.dropout3d), partial(KeyedDraws.dropout, channels=True)),
+    F.scaled_dot_product_attention: KeyedDraws.attention,
+    F.multi_head_attention_forward: KeyedDraws.multi_head_attention,
+    torch.rand: lambda draws, *size, **options: draws.uniform(torch.empty(*size, **options)),
+    torch.rand_like: lambda draws, *like, **options: draws.uniform(torch.empty_like(*like, **options)),
+    Tensor.bernoulli_: KeyedDraws.bernoulli_,
+}
 
 _WORD = 2**32 - 1
 

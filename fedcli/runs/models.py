@@ -230,9 +230,9 @@ class Run:
         network.to(torch.float64 if config["precision"] == "float64" else torch.float32)
         trained = models.shared if client is None else models.personal.get(client)
         if trained is not None:  # else the initial one, of a client that has never taken part
-            names = network.state_dict().keys()  # without the keys of dropout
-            values = {**trained[0], **trained[1]}
-            network.load_state_dict({name: value for name, value in values.items() if name in names})
+            state, values = network.state_dict(), {**trained[0], **trained[1]}  # the first without the keys of dropout
+            frozen = {name for name, value in network.named_parameters() if not value.requires_grad}
+            network.load_state_dict({name: state[name] if name in frozen else values[name] for name in state})
         pixels, bf16 = record["normalisation"], config["precision"] == "bf16"
         model = Classifier(network, pixels["mean"], pixels["std"], bf16, models.prototypes if prototypes else None)
         return model.eval().requires_grad_(False)

@@ -9,6 +9,7 @@ from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from fedcli.core import NUMERICS, partition
 from fedcli.core.batches import Transform
@@ -19,7 +20,7 @@ from fedcli.errors import UserError
 from fedcli.runs import drift
 from fedcli.runs.checkpoints import Store
 from fedcli.runs.config import Setup, flags_of, given_options, parse_size, reductions
-from fedcli.runs.records import SCHEMA, environment, summarise
+from fedcli.runs.records import SCHEMA, environment, params_hash, summarise
 from fedcli.runs.rounds import Listener
 from fedcli.runs.settings import draft
 from fedcli.runs.strict import Strict
@@ -159,6 +160,12 @@ def federation(
     return fed
 
 
+def frozen_parts(fed: Federation) -> list[dict[str, Any]]:
+    """Returns number and hash of the parameters that are not trained, of each network that has some."""
+    parts = [network.frozen for network in fed.networks if network.frozen]
+    return [{"parameters": sum(map(Tensor.numel, part.values())), "sha256": params_hash(part)} for part in parts]
+
+
 def new_record(
     setup: Setup, dataset: datasets.Dataset, parts: list, fed: Federation, source: str, chosen: str | None
 ) -> dict[str, Any]:
@@ -167,7 +174,7 @@ def new_record(
     `source` is the name of its method or the path of the method's file; `chosen` says why so many clients train
     together, and is None where that was given or is the CPU's rule. For the rest see `prepare`.
     """
-    config, values, public = setup.run, setup.values(), None
+    config, values, public, frozen = setup.run, setup.values(), None, frozen_parts(fed)
     if fed.public_images is not None:
         public = {"name": config.public_dataset, "examples": len(fed.public_images), **_pixels(fed.public_transform)}
     return {
@@ -192,6 +199,7 @@ def new_record(
             "images": len(dataset.y_train),
             "sizes": [len(part) for part in parts],
             "class_counts": partition.count_classes(parts, dataset.y_train, dataset.num_classes).tolist(),
+            **({"idle": fed.idle} if fed.idle else {}),  # clients that train no step
         },
         "class_names": list(dataset.class_names),
         # Of the largest network where there are several; `networks` has the parameters of each.
@@ -201,6 +209,7 @@ def new_record(
             "buffers": max(sum(value.numel() for value in network.module.buffers()) for network in fed.networks),
             "networks": dict(zip(fed.backbones, map(count_parameters, fed.networks), strict=True)),
             "input": [dataset.channels, dataset.image_size, dataset.image_size],
+            **({"frozen": frozen} if frozen else {}),
         },
         "engine": {
             "clients_per_chunk": fed.engine.clients_per_chunk,

@@ -25,7 +25,7 @@ from fedcli.runs.checkpoints import CHECKPOINT, clear_finished, read_checkpoint
 from fedcli.runs.config import Setup, recorded_fields, recorded_options, recorded_value, refuse_without_effect, resolve
 from fedcli.runs.lock import LOCK, InUse, locked
 from fedcli.runs.models import Run, all_params
-from fedcli.runs.prepare import flushed_denormals, load_data, machine_settings, new_record, prepare
+from fedcli.runs.prepare import flushed_denormals, frozen_parts, load_data, machine_settings, new_record, prepare
 from fedcli.runs.rounds import NOT_BLAMED, Listener, go_on
 from fedcli.runs.settings import NOT_SETTINGS, differences, draft, settings
 from fedcli.runs.workers import current, launched
@@ -326,6 +326,7 @@ def restore(
     for part, then, now in (
         ("data set", record["dataset_fingerprint"], dataset.fingerprint),
         ("partition", record["partition"]["fingerprint"], partition.fingerprint(parts)),
+        ("frozen part of the network", record["model"].get("frozen", []), frozen_parts(fed)),
     ):
         if then != now:
             raise UserError(f"the {part} has changed since the run began (fingerprint {now}, was {then}); restore it.")

@@ -1,0 +1,327 @@
+"""Networks as people have them: attention, dropout of every form, frozen parts, torchvision's, compiled ones."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+import fedcli
+from fedcli.cli import display
+from fedcli.core import backbones
+from fedcli.core.layers import KeyedDraws
+from fedcli.errors import UserError
+from fedcli.registry import find_method
+from fedcli.runs import run as runs
+from fedcli.runs.rounds import Listener
+from tests import laws
+from tests.test_backbones import images
+
+FEDAVG = find_method("fedavg")
+
+NETS = """
+import torchvision
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+class Transformer(nn.Module):
+    def __init__(self, channels, size, classes, dropout=0.0, first=True, attention=None):
+        super().__init__()
+        self.patches, self.first = nn.Conv2d(channels, 8, 2, 2), first
+        layer = nn.TransformerEncoderLayer(8, 2, 16, dropout, batch_first=first)
+        self.encoder = attention or nn.TransformerEncoder(layer, 2)
+        self.head = nn.Linear(8, classes)
+
+    def forward(self, x):
+        x = self.patches(x).flatten(2).mT
+        x = self.encoder(x) if self.first else self.encoder(x.transpose(0, 1)).transpose(0, 1)
+        return self.head(x.mean(1))
+
+def plain(*shape):
+    return Transformer(*shape)
+
+def dropping(*shape):
+    return Transformer(*shape, 0.1)
+
+def batch_second(*shape):
+    return Transformer(*shape, 0.1, False)
+
+class MultiHead(nn.Module):
+    def __init__(self, need_weights):
+        super().__init__()
+        self.layer = nn.MultiheadAttention(8, 2, 0.2, add_bias_kv=True, batch_first=True)
+        self.need_weights = need_weights
+
+    def forward(self, x):
+        return self.layer(x, x, x, need_weights=self.need_weights)[0]
+
+def weights(*shape):
+    return Transformer(*shape, attention=MultiHead(True))
+
+def no_weights(*shape):
+    return Transformer(*shape, attention=MultiHead(False))
+
+class Functions(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer, self.twice, self.whole = nn.Linear(8, 8), nn.Dropout(0.1), nn.Dropout2d(0.1)
+
+    def forward(self, x):
+        x = self.twice(self.layer(F.dropout(x, 0.1, self.training)))
+        x = self.twice(F.scaled_dot_product_attention(x, x, x, dropout_p=0.2 * self.training))
+        x = self.whole(x[:, :, :, None])
+        if self.training:  # stochastic depth, and noise
+            x = x * x.new_empty(len(x), 1, 1, 1).bernoulli_(0.8) + (torch.rand(len(x), 1, 1, 1) < 0.5)
+            x = x + 0.1 * torch.rand_like(x)
+        return x[:, :, :, 0]
+
+def functions(*shape):
+    return Transformer(*shape, attention=Functions())
+
+def torchvisions(channels, size, classes):
+    network = torchvision.models.VisionTransformer(size, 2, 1, 2, 8, 16, 0.1, 0.1, classes)
+    network.conv_proj = nn.Conv2d(channels, 8, 2, 2)
+    nn.init.normal_(network.heads.head.weight, std=0.1)
+    return network
+
+def recurrent(channels, size, classes):
+    class Rows(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.rows, self.head = nn.GRU(channels * size, 8, batch_first=True), nn.Linear(8, classes)
+
+        def forward(self, x):
+            return self.head(self.rows(x.transpose(1, 2).flatten(2))[0][:, -1])
+
+    return Rows()
+
+def shared(channels, size, classes):
+    layer = nn.Linear(8, 8)
+    first = nn.Flatten(), nn.Linear(channels * size * size, 8)
+    return nn.Sequential(*first, layer, nn.ReLU(), layer, nn.Linear(8, classes))
+
+def compiled(channels, size, classes):
+    first = torch.compile(nn.Conv2d(channels, 4, 3))
+    network = nn.Sequential(first, nn.Hardswish(True), nn.Dropout(0.3, True), nn.Flatten(), nn.LazyLinear(classes))
+    network[-2].compile()
+    return torch.compile(network)
+
+def frozen(channels, size, classes):
+    network = nn.Sequential(
+        nn.Conv2d(channels, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(),
+        nn.Linear(4 * (size - 2) ** 2, 8), nn.ReLU(), nn.Linear(8, classes),
+    )
+    network[:2].requires_grad_(False)
+    network[4].bias.requires_grad_(False)
+    return network
+
+def mobile(channels, size, classes):
+    network = torchvision.models.mobilenet_v3_small(num_classes=classes)
+    network.features[0][0] = nn.Conv2d(channels, 16, 3, 2, 1, bias=False)
+    return network
+
+class Flat(nn.Module):
+    def forward(self, x):
+        flat = torch.zeros(len(x), x[0].numel())
+        flat[:] = x.flatten(1)
+        return flat
+
+class Filling(nn.Module):
+    def __init__(self, channels, size, classes):
+        super().__init__()
+        self.flat = Flat()
+        self.head = nn.Linear(size * size, classes)
+
+    def forward(self, x):
+        return self.head(self.flat(x))
+"""
+FROZEN = 4 * 9 + 4 + 2 * 4 + 8  # the convolution, its norm, and a bias
+
+
+@pytest.fixture(autouse=True)
+def file(tmp_path, monkeypatch):
+    """The file in an empty folder, which is the working one."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(display, "draw", lambda record, folder: None)
+    Path("net.py").write_text(NETS)
+
+
+def build(name):
+    return backbones.build(f"./net.py:{name}", 1, 8, 10, seed=0)
+
+
+TOGETHER = "plain dropping batch_second weights no_weights functions torchvisions recurrent shared compiled frozen"
+
+
+@pytest.mark.parametrize("name", TOGETHER.split())
+def test_clients_train_together_as_in_the_plain_loop(name):
+    """With batches that are not full, where what is drawn for an image must not depend on how many there are."""
+    network = {"backbone": f"./net.py:{name}", "local_epochs": 1, "weight_decay": 0.0}
+    laws.law_4_chunking_is_invisible(FEDAVG, rounds=1, parts=laws.toy_parts((7, 4, 2, 6)), **network)
+
+
+@pytest.mark.parametrize("law", [laws.law_4_chunking_is_invisible, laws.law_5_order_is_invisible])
+def test_the_built_in_transformer_keeps_the_laws(law):
+    law(FEDAVG, backbone="vit-tiny", local_epochs=1)
+
+
+def test_the_built_in_transformer_is_torchs_encoder():
+    ours = backbones.build("vit-tiny", 3, 8, 10, seed=0).double()
+    layer = nn.TransformerEncoderLayer(128, 4, 256, 0.0, "gelu", batch_first=True, norm_first=True)
+    theirs = nn.TransformerEncoder(layer, 4, nn.LayerNorm(128), enable_nested_tensor=False).double()
+    values = iter(ours.body[1:].parameters())
+    for block in theirs.layers:
+        attention, first, second = block.self_attn, block.linear1, block.linear2
+        parts = block.norm1, attention, attention.out_proj, block.norm2, first, second
+        for part in parts:
+            for value in part.parameters(recurse=False):
+                value.data.copy_(next(values))
+    for value in theirs.norm.parameters():
+        value.data.copy_(next(values))
+    x = images(3, size=8)
+    tokens = F.unfold(x, 2, stride=2).mT @ ours.body[0].patches.weight.flatten(1).T + ours.body[0].patches.bias
+    torch.testing.assert_close(ours(x)[0], theirs(tokens + ours.body[0].places).mean(1))
+
+
+def test_the_built_in_transformer_learns():
+    options = {"rounds": 1, "local_epochs": 5, "num_clients": 2, "cohort_size": 2, "train_examples": 600}
+    options |= {"optimizer": "adam", "lr": 0.001, "batch_size": 32, "partition": "iid"}
+    run = fedcli.run("fedavg", dataset="digits", backbone="vit-tiny", out="run", **options)
+    assert run.record["summary"]["last"] > 0.3
+
+
+# The functions of torch
+
+
+def in_functions(function, *arguments, **options):
+    """What a function of torch gives in a network that trains."""
+    with KeyedDraws():
+        return function(*arguments, **options)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {}, {"is_causal": True}, {"scale": 0.3}, {"attn_mask": torch.ones(5, 5).tril().bool()},
+        {"attn_mask": torch.zeros(5, 5).bool()}, {"attn_mask": torch.linspace(-1, 1, 25).reshape(5, 5).double()},
+    ],
+)  # fmt: skip
+def test_attention_is_torchs(options):
+    query, key, value = torch.randn(3, 2, 4, 5, 6, dtype=torch.float64)
+    function = F.scaled_dot_product_attention
+    torch.testing.assert_close(
+        in_functions(function, query, key, value, **options), function(query, key, value, **options)
+    )
+
+
+def test_dropout_in_attention_drops_weights_and_is_that_of_the_key():
+    ones, identity = torch.ones(8, 16, 16).double(), torch.eye(16).double().expand(8, 16, 16)
+    draws = KeyedDraws()
+
+    def weights():
+        with draws:
+            return F.scaled_dot_product_attention(ones, ones, identity, dropout_p=0.25)
+
+    first, again = weights(), weights()
+    draws.key.fill_(1)
+    assert torch.equal(first, again)
+    assert not torch.equal(first, weights())
+    assert first.unique().tolist() == [0.0, pytest.approx(1 / 16 / 0.75)]
+    assert (first == 0).double().mean().item() == pytest.approx(0.25, abs=0.03)
+
+
+@pytest.mark.parametrize(
+    ("function", "arguments", "mean", "std"),
+    [
+        (torch.rand, (4000,), 1 / 2, 12**-0.5),
+        (torch.rand_like, (torch.zeros(4000),), 1 / 2, 12**-0.5),
+        (torch.Tensor.bernoulli_, (torch.zeros(4000), 0.2), 0.2, 0.4),
+        (F.dropout, (torch.ones(4000), 0.2), 1, 0.5),
+        (F.dropout2d, (torch.ones(4000, 1, 1, 1), 0.2), 1, 0.5),
+        (F.dropout, (torch.ones(4000), 1.0), 0, 0),
+    ],
+)
+def test_draws_have_torchs_distribution(function, arguments, mean, std):
+    values = in_functions(function, *arguments)
+    assert values.mean().item() == pytest.approx(mean, abs=0.03)
+    assert values.std().item() == pytest.approx(std, abs=0.03)
+
+
+def test_channels_are_dropped_whole():
+    values = in_functions(F.dropout2d, torch.ones(50, 40, 3, 3))
+    assert torch.equal(values, values[:, :, :1, :1].expand_as(values))
+    assert (values[:, :, 0, 0] == 0).double().mean().item() == pytest.approx(0.5, abs=0.05)
+
+
+# What a network is given and leaves
+
+
+def test_a_stock_network_with_dropout_in_place_is_taken():
+    network = build("mobile")
+    assert network.head.in_features == 1024
+    x = images(2, 1, 8, dtype=torch.float32)
+    assert not torch.equal(network.train()(x)[0], network.eval()(x)[0])
+
+
+def test_compiled_modules_are_unwrapped():
+    assert [name for name, _ in build("compiled").named_parameters()] == [
+        "body.0.weight", "body.0.bias", "head.weight", "head.bias",
+    ]  # fmt: skip
+
+
+def test_what_is_frozen_is_neither_trained_nor_sent_nor_counted_and_is_exported(monkeypatch):
+    options = {"backbone": "./net.py:frozen", "rounds": 2, "num_clients": 3, "cohort_size": 3, "train_examples": 90}
+    run = fedcli.run("fedavg", dataset="digits", out="run", keep_states=True, **options)
+    first, model = build("frozen"), run.model().network
+    trained = {name for name, value in first.named_parameters() if not torch.equal(value, model.get_parameter(name))}
+    assert trained == {"body.4.weight", "head.weight", "head.bias"}
+    parameters = sum(value.numel() for value in first.parameters()) - FROZEN
+    facts, cost = run.record["model"], run.record["cost"]
+    assert facts["parameters"] == cost["floats_down"] == cost["floats_up"] == parameters
+    assert facts["frozen"][0]["parameters"] == FROZEN
+    assert display.header(run.record, run.path)["network"].endswith(f"{parameters:,} parameters, {FROZEN:,} frozen")
+
+
+class Interrupted(Listener):
+    """Control-C after the first round."""
+
+    def round(self, entry):
+        raise KeyboardInterrupt
+
+
+def test_a_run_goes_on_with_the_frozen_part_that_it_began_with_alone():
+    text = NETS + "\n\ndef loaded(*shape):\n    network = frozen(*shape)\n"
+    Path("net.py").write_text(text + "    network[0].bias.data += float(open('weights').read())\n    return network\n")
+    Path("weights").write_text("1")
+    options = {"backbone": "./net.py:loaded", "rounds": 2, "num_clients": 3, "cohort_size": 3, "train_examples": 90}
+    with pytest.raises(KeyboardInterrupt):
+        fedcli.run("fedavg", dataset="digits", out="run", progress=Interrupted(), **options)
+    Path("weights").write_text("2")
+    with pytest.raises(UserError, match="the frozen part of the network has changed since the run began"):
+        runs.resume("run", method="./net.py")
+
+
+@pytest.mark.parametrize("chunk", ["2", "branches:2"])
+def test_a_network_that_vmap_cannot_take_is_refused_where_it_is_needed(chunk):
+    def network():
+        return laws.federation(FEDAVG, backbone="./net.py:Filling", precision="float32", clients_per_chunk=chunk)
+
+    if chunk == "2":
+        with pytest.raises(
+            UserError, match=r"it fails in the layer 'flat' .Flat. .*; use --clients-per-chunk 1, or branches:N"
+        ):
+            network()
+    else:
+        network()
+
+
+def test_clients_that_train_no_step_are_named():
+    options = {"partition": "dirichlet:0.5", "batch_size": 155, "drop_last": True, "rounds": 1}
+    record = fedcli.run("fedavg", dataset="digits", backbone="cnn-small", out="run", **options).record
+    held = [size - int(size * record["config"]["validation"]) for size in record["partition"]["sizes"]]
+    idle = [client for client, size in enumerate(held) if size < 155]
+    assert record["partition"]["idle"] == idle
+    text = display.header(record, Path("run"))["partition"]
+    assert text.endswith(f"; {len(idle)} of them have too few for a step and do not train: {', '.join(map(str, idle))}")
