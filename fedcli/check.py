@@ -158,15 +158,27 @@ def bound_for(figures: Iterable[float], method: Method, overrides: dict | None, 
     """
     if all(figure <= RELATIVE for figure in figures):
         return RELATIVE
-    trained = []
-    for nudge in (0, *NUDGES):
-        rate = run.get("lr", TOY["lr"]) * (1 + nudge * torch.finfo(torch.float64).eps)
-        setup, fed = federation(method, overrides, **{**run, "lr": rate, "clients_per_chunk": "1"})
-        fed.engine.graphs = None
-        state = simulate(setup, fed, rounds)
-        trained.append((model_of(setup, state), state))
-    grown = [distance(*trees) for nudged in trained[1:] for trees in zip(nudged, trained[0], strict=True)]
+    rate, eps = run.get("lr", TOY["lr"]), torch.finfo(torch.float64).eps
+    _, plain = trained(method, overrides, rounds, 1, **{**run, "lr": rate})
+    grown = []
+    for nudge in NUDGES:
+        _, nudged = trained(method, overrides, rounds, 1, **{**run, "lr": rate * (1 + nudge * eps)})
+        grown += map(distance, nudged, plain)
     return min(max(RELATIVE, MARGIN * max(grown)), MOST)
+
+
+def trained(
+    method: Method, overrides: dict | None, rounds: int, chunk: int | str, captured: bool = False, **run: Any
+) -> tuple[str, tuple[Tree, Tree]]:
+    """Train clients in chunks, `captured` as graphs; return in words how they trained, and the model and the state."""
+    setup, fed = federation(method, overrides, **{**run, "clients_per_chunk": str(chunk)})
+    if not captured:
+        fed.engine.graphs = None
+    state = simulate(setup, fed, rounds)
+    how = fed.engine.mode.removesuffix(", captured")
+    if captured:
+        how += ", captured" if fed.engine.graphs.captured else ", but no step captured"
+    return ": ".join([how, *fed.engine.notes]), (model_of(setup, state), state)
 
 
 def model_of(setup: Setup, state: Any) -> tuple[dict, dict]:
@@ -253,23 +265,13 @@ def law_4_chunking_is_invisible(
     if run.get("device", "cpu").startswith("cuda"):
         run = {"local_epochs": 4, **run}  # enough steps for a graph of each
 
-    def trained(chunk: int | str, captured: bool, kind: type[Federation] | None = None) -> tuple[str, Tree]:
-        setup, fed = federation(method, overrides, kind=kind, clients_per_chunk=str(chunk), **run)
-        if not captured:
-            fed.engine.graphs = None
-        state = simulate(setup, fed, rounds)
-        how = fed.engine.mode.removesuffix(", captured")
-        if captured:
-            how += ", captured" if fed.engine.graphs.captured else ", but no step captured"
-        return ": ".join([how, *fed.engine.notes]), (model_of(setup, state), state)
-
     has_graphs = federation(method, overrides, **run)[1].engine.graphs is not None
-    name, expected = trained(1, False, against)
+    name, expected = trained(method, overrides, rounds, 1, kind=against, **run)
     name = name if against is None else against.__name__
     figures = {}
     for captured in (False, True) if has_graphs else (False,):
         for chunk in chunks:
-            how, trees = trained(chunk, captured)
+            how, trees = trained(method, overrides, rounds, chunk, captured, **run)
             figures[f"{how} against {name}"] = max(map(distance, trees, expected))
     bound = bound_for(figures.values(), method, overrides, rounds, **run)
     return [Finding(label, figure, bound) for label, figure in figures.items()]

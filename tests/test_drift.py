@@ -233,9 +233,3 @@ def test_what_is_measured_of_the_clients_of_one_more_round_stands_in_the_record_
     assert [text.get_text() for text in below.get_legend().get_texts()] == ["of one class", "of two classes"]
     refused = invoke("quality", run.path, "--clients", "--client", "0")
     assert (refused.exit_code, "--clients is for runs with a global model" in refused.output) == (2, True)
-
-
-def test_runs_without_a_global_model_are_refused(tmp_path):
-    run = fedcli.run("local", out=tmp_path / "run", **{**TINY, "rounds": 1})
-    with pytest.raises(UserError, match=r"needs a global model of one network \(got 'local'"):
-        one_more_round(run.path)

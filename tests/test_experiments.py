@@ -57,6 +57,14 @@ def test_a_file_names_method_and_options_and_what_is_typed_goes_before():
     assert read("b")["method"] == "fedavg"
 
 
+def test_of_seed_and_seeds_what_is_typed_goes_before_and_a_file_may_name_a_step_with_its_options():
+    Path("exp.toml").write_text(f"{TOML}seed = 7\npost = 'ccvr'\nccvr-epochs = 1\n")
+    done("run", "--config", "exp.toml", "--seeds", "0,1", "--out", "a")
+    records = [read(f"a/seed-{seed}") for seed in (0, 1)]
+    assert [(record["seed"], record["post"]["name"]) for record in records] == [(0, "ccvr"), (1, "ccvr")]
+    assert records[0]["config"]["ccvr_epochs"] == 1
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [

@@ -30,9 +30,6 @@ from fedcli.runs.rounds import NOT_BLAMED, Listener, go_on
 from fedcli.runs.settings import NOT_SETTINGS, differences, draft, settings
 from fedcli.runs.workers import current, launched
 
-# What is said to who wants more rounds of a run, by its folder.
-LONGER = "a run cannot be lengthened; train anew with 'fedcli run --from {} --rounds N --out NEW'"
-
 
 def run(
     method: str,
@@ -135,9 +132,15 @@ def begun(setup: Setup, folder: Path, going_on: bool) -> dict[str, Any] | None:
             other[name] = values[name], before
     for name, (now, before) in other.items():
         flag = name if name in ("method", "selection") else flag_of(name)
-        remedy = LONGER.format(folder) if name == "rounds" and now > before else "choose another --out"
+        remedy = _more_rounds(folder) if name == "rounds" and now > before else "choose another --out"
         raise UserError(f"'{folder}' holds a run with another {flag} (got {now}, was {before}); {remedy}.")
     return record
+
+
+def _more_rounds(folder: Path) -> str:
+    """What is said to somebody who wants more rounds of a run."""
+    command = shlex.join(["fedcli", "run", "--from", str(folder), "--rounds", "N", "--out", "NEW"])
+    return f"a run cannot be lengthened; train anew with '{command}'"
 
 
 def read_begun(folder: Path) -> dict[str, Any] | None:
@@ -269,7 +272,7 @@ def resume(
             progress.skip(record, folder)
         elif is_finished:
             done = f"the run '{folder}' has finished (got all of its {record['config']['rounds']} rounds)"
-            raise UserError(f"{done}; {LONGER.format(folder)}.")
+            raise UserError(f"{done}; {_more_rounds(folder)}.")
         else:
             record = userfiles.trust_files(record, method, changed_method)
             state = _go_on_from_checkpoint(folder, record, changed_method, progress)
