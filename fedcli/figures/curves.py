@@ -83,37 +83,35 @@ def find_curves(groups: list[SeedGroup], measure: str = ACCURACY, x: str = "roun
     curves = []
     for member, number in zip(groups, numbers, strict=True):
         runs = member.finished or [record for record in member.records if state_of(record) != "diverged"]
-        rounds = pd.concat([points(record, measure, x) for record in runs or member.records]).groupby(level=0)
+        rounds = pd.concat([points(record, measure, x) for record in runs or member.records]).dropna().groupby(level=0)
         line = rounds.mean()[rounds.size() == len(runs)]
         deviation = rounds.y.std()[line.index]
         line = line.assign(low=(line.y - deviation).clip(*limits), high=(line.y + deviation).clip(*limits))
-        lost = [points(record, measure, x) for record in member.records if state_of(record) == "diverged"]
+        lost = [points(record, measure, x).dropna() for record in member.records if state_of(record) == "diverged"]
+        diverged, printed = list(filter(len, lost)), number if measure == ACCURACY else None
         chosen, rounds_chosen = None, [record["summary"]["selected_round"] for record in runs]
         if measure == ACCURACY and member.selection in RULES and len(line) and None not in rounds_chosen:
             chosen = tuple(float(np.interp(fmean(rounds_chosen), line.index, line[axis])) for axis in ("x", "y"))
-        diverged, printed = list(filter(len, lost)), number if measure == ACCURACY else None
         if len(line) or diverged:
             curves.append(Curve(member, runs, line, diverged, chosen, printed))
     return curves
 
 
 def points(record: dict, measure: str, x: str) -> pd.DataFrame:
-    """The rounds of a run, counted from 0, with a value `y` of a measure and its place `x`, see `find_curves`."""
+    """The rounds of a run, counted from 0, with a value `y` of a measure and its place `x`, see `find_curves`.
+
+    NaN stands where the record does not say, or not reliably.
+    """
     table = rounds_of(record)
     columns = [name for name in table if name == measure or name.startswith(f"{measure}/")]
-    return pd.DataFrame({"x": places(record, x), "y": table[columns].mean(axis=1)}, dtype=float).dropna()
-
-
-def places(record: dict, x: str) -> np.ndarray:
-    """Where the rounds of a run stand on one of `AXES`; NaN where the record does not say, or not reliably."""
-    rows = record["rounds"]
-    if x == "round":
-        return np.arange(1, len(rows) + 1)
+    places = table["round"]
     if x == "floats":
         last = (record.get("cost") or {}).get("floats_up")  # older records have that of the last round alone
-        sent = np.array([row.get("floats_up", last) for row in rows], dtype=float)
-        return record["config"]["cohort_size"] * sent.cumsum()
-    return np.cumsum([sum(row["seconds"].values()) if quiet(record) else np.nan for row in rows])
+        sent = pd.Series([row.get("floats_up", last) for row in record["rounds"]], dtype=float)
+        places = record["config"]["cohort_size"] * sent.cumsum()
+    elif x == "seconds":
+        places = table.filter(like="seconds/").sum(axis=1).cumsum() if quiet(record) else np.nan
+    return pd.DataFrame({"x": places, "y": table[columns].mean(axis=1)}, dtype=float)
 
 
 def learning_curves(records: Iterable[dict], x: str = "round") -> Figure:
@@ -136,7 +134,7 @@ def learning_curves(records: Iterable[dict], x: str = "round") -> Figure:
     if x not in AXES:
         raise unknown("axis", x, AXES, f"there are {', '.join(AXES)}.")
     records, panels = list(records), []
-    usable = [record for record in records if not np.isnan(places(record, x)).any()]
+    usable = [record for record in records if points(record, ACCURACY, x)["x"].notna().all()]
     for runs in boards(usable).values():
         if curves := find_curves(group(runs), x=x):
             panels.append((f"{title_words(runs)} ({runs[0]['protocol']})", "Test accuracy (%)", curves))
@@ -162,7 +160,7 @@ def _draw_measures(measures: dict[str, str], remedy: str, records: Iterable[dict
     Raises:
         UserError: If no run has any.
     """
-    measured = [record for record in records if any(len(points(record, name, "round")) for name in measures)]
+    measured = [record for record in records if any(len(points(record, name, "round").dropna()) for name in measures)]
     if not measured:
         raise UserError(f"no run has measured its {' and '.join(measures.values()).lower()} (got none); {remedy}.")
     panels = [("", label, find_curves(group(measured), name)) for name, label in measures.items()]
