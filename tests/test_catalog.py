@@ -8,9 +8,8 @@ import torch
 from PIL import Image
 from sklearn.datasets import load_sample_images
 
-import fedcli
-from fedcli.data import datasets
 from fedcli.data import catalog as known
+from fedcli.data import datasets
 from fedcli.data.catalog import Share
 from fedcli.data.files import PARTS
 from tests.files import assert_same, examples, from_npz, images, imported, known_images, refused, write_folder
@@ -222,21 +221,6 @@ def test_femnist_digits_hold_a_tenth_of_each_writer_out(tmp_path):
 def test_femnist_without_writers_is_refused(tmp_path):
     from_npz("femnist", tmp_path / "a", **known_images("femnist"))
     refused(lambda: datasets.load("femnist-digits"), "'femnist' does not say who", "LEAF's")
-
-
-def test_a_run_on_writers(tmp_path):
-    femnist(tmp_path / "a")
-    options = {
-        "protocol": "fedfm:digits",
-        "backbone": "cnn-small",
-        "partition": "writers",
-        "rounds": 1,
-        "batch_size": 4,
-    }
-    run = fedcli.run("fedavg", dataset="femnist", num_clients=8, out=tmp_path / "run", local_epochs=1, **options)
-    assert run.record["partition"]["flag"] == "writers"
-    counts = datasets.load("femnist").writer_train.unique(return_counts=True)[1]
-    assert sorted(run.record["partition"]["sizes"]) == sorted(counts.tolist())
 
 
 def test_real_and_rendered_digits_in_four_domains(tmp_path):

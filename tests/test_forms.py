@@ -484,7 +484,7 @@ BAD_FOLDERS = {
     "16 bits": (lambda f: Image.new("I;16", (4, 4)).save(f / "test" / "ant" / "deep.png"), "deep.png", "8 bits"),
     "another size": (lambda f: Image.new("L", (5, 4)).save(f / "train" / "ant" / "z.png"), "z.png", "not (4, 4)"),
     "an empty class": (lambda f: [p.unlink() for p in (f / "train" / "bee").iterdir()], "train/bee", "no images"),
-    "another class in test": (lambda f: (f / "test" / "ant").rename(f / "test" / "Ant"), "3 class folders", "in 'test/ant'"),
+    "another class in test": (lambda f: (f / "test" / "ant").rename(f / "test" / "Ant"), "3 class", "'test/ant'"),
     "no test": (lambda f: shutil.rmtree(f / "test"), "in 'test/ant'"),
     "no test of a domain": (in_domain, "in 'right/test/ant'"),
 }  # fmt: skip

@@ -285,17 +285,6 @@ def test_a_capture_that_runs_out_of_memory_halves_the_chunk(monkeypatch):
     assert fed.engine.notes == ["out of memory with 4 clients together; 2 from here on"]
 
 
-@pytest.mark.parametrize(
-    ("size", "way", "mode"), [(1, "stacked", "looped"), (3, "stacked", "stacked x 3"), (3, "branches", "branches x 3")]
-)
-def test_the_mode_says_how_clients_train(size, way, mode):
-    _, fed = laws.federation(FEDAVG)
-    fed.engine.clients_per_chunk, fed.engine.way = size, way
-    assert fed.engine.mode == mode
-    fed.engine.graphs = ListGraphs()
-    assert fed.engine.mode == f"{mode}, captured"
-
-
 # What identifies a step
 
 

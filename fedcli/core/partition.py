@@ -22,6 +22,7 @@ import hashlib
 import math
 import re
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from fractions import Fraction
 from inspect import signature
@@ -56,20 +57,16 @@ class FlagParameter:
 
     def parse(self, text: str) -> Any:
         """Reads the parameter from a flag; refuses a value that is not allowed."""
+        with suppress(ValueError, LookupError, ZeroDivisionError):  # the last for a share of 4/0
+            value = self.read(text if self.low is None or NUMBER.fullmatch(text) else "")
+            if self.low is None or self.low <= value <= self.high:
+                return value
         bounds = ""
         if self.low is not None:
             kind = "a whole number" if self.read is int else "a number"
             bounds = f"it must be {kind} from {self.low:g}" + (f" to {self.high:g}; " if self.high < math.inf else "; ")
-        try:
-            value = self.read(text if self.low is None or NUMBER.fullmatch(text) else "")
-            if self.low is None or self.low <= value <= self.high:
-                return value
-        except (ValueError, LookupError, ZeroDivisionError):  # the last for a share of 4/0
-            pass
-        name = self.example.partition(":")[0]
-        raise UserError(
-            f"partition '{name}' has a wrong {self.meaning} (got '{text[:40]}'); {bounds}write {self.example}."
-        )
+        fault = f"partition '{self.example.partition(':')[0]}' has a wrong {self.meaning} (got '{text[:40]}')"
+        raise UserError(f"{fault}; {bounds}write {self.example}.")
 
 
 # By name: the function, its parameters by their prefix in the flag ("" is the required one, which comes first), and
@@ -88,17 +85,16 @@ def partitioner(parameters: dict[str, FlagParameter] | None = None, needs: str =
 
 
 def _array(values: Labels) -> np.ndarray:
-    return (values.cpu().numpy() if isinstance(values, torch.Tensor) else np.asarray(values)).astype(np.int64)
+    """Returns int64 `[N]` of an array or a tensor."""
+    return np.asarray(values.cpu() if isinstance(values, torch.Tensor) else values).astype(np.int64)
 
 
 def _prepared(labels: Labels, num_clients: int) -> np.ndarray:
     """Returns the labels as an int64 array; refuses fewer examples than clients."""
     array = _array(labels)
     if not 1 <= num_clients <= len(array):
-        raise UserError(
-            f"the data cannot be shared out among {num_clients} clients (got {len(array)} training examples); "
-            f"use 1 to {len(array)} clients."
-        )
+        fault = f"the data cannot be shared out among {num_clients} clients (got {len(array)} training examples)"
+        raise UserError(f"{fault}; use 1 to {len(array)} clients.")
     return array
 
 
@@ -264,10 +260,9 @@ def missing(labels: Labels, num_clients: int, missing_classes: int, seed: int) -
 
 def _unfit(flag: str, labels: np.ndarray, num_clients: int, remedy: str) -> UserError:
     sizes = np.bincount(labels)
-    return UserError(
-        f"partition '{flag}' does not fit the data (got {num_clients} clients and {len(labels)} training examples of "
-        f"{len(sizes)} classes, {sizes.min()} of class {sizes.argmin()}); {remedy}."
-    )
+    rarest = f"{len(sizes)} classes, {sizes.min()} of class {sizes.argmin()}"
+    got = f"got {num_clients} clients and {len(labels)} training examples of {rarest}"
+    return UserError(f"partition '{flag}' does not fit the data ({got}); {remedy}.")
 
 
 @partitioner(needs="domain")
@@ -283,10 +278,8 @@ def domains(
     labels, domain = _prepared(labels, num_clients), _array(domain)
     names = np.unique(domain)
     if num_clients % len(names):
-        raise UserError(
-            f"--num-clients {num_clients} cannot be shared out among the domains equally (got {len(names)} domains); "
-            f"use a multiple of {len(names)}."
-        )
+        fault = f"--num-clients {num_clients} cannot be shared out among the domains equally (got {len(names)} domains)"
+        raise UserError(f"{fault}; use a multiple of {len(names)}.")
     parts = []
     for name in names.tolist():
         positions = np.flatnonzero(domain == name).astype(np.int64)
@@ -310,10 +303,8 @@ def writers(labels: Labels, num_clients: int, writer: Labels, seed: int, by_shar
     """
     names, writer = np.unique(_array(writer), return_inverse=True)
     if not 1 <= num_clients <= len(names):
-        raise UserError(
-            f"partition 'writers' cannot give each of {num_clients} clients a writer (got {len(names)} writers); "
-            f"use 1 to {len(names)} clients."
-        )
+        fault = f"partition 'writers' cannot give each of {num_clients} clients a writer (got {len(names)} writers)"
+        raise UserError(f"{fault}; use 1 to {len(names)} clients.")
     rng = generator(seed, "partition")
     if by_shares:
         labels = _array(labels)
@@ -354,10 +345,8 @@ class Partition:
         if needs:
             keywords[needs] = {"domain": domain, "writer": writer, "place": place}[needs]
             if keywords[needs] is None:
-                raise UserError(
-                    f"partition '{self}' needs a data set with {needs}s (got one without); choose such a data set, "
-                    "import this one anew, or choose another partition, such as iid."
-                )
+                remedy = "choose such a data set, import this one anew, or choose another partition, such as iid"
+                raise UserError(f"partition '{self}' needs a data set with {needs}s (got one without); {remedy}.")
         return function(labels, num_clients, seed=seed, **keywords)
 
     def scaled(self, share: float) -> "Partition":
@@ -424,9 +413,8 @@ def _parts_from_user(function: FromFile, labels: Labels, num_clients: int, seed:
     if len(parts) != num_clients:
         raise function.refuse(f"gives no list of {num_clients} clients (got {len(parts)})", "return one list for each")
     for client, part in enumerate(parts):
-        if part.ndim != 1 or (
-            len(part) and (part.dtype.kind not in "iu" or part.min() < 0 or part.max() >= len(labels))
-        ):
+        is_whole = part.ndim == 1 and (part.dtype.kind in "iu" or not len(part))
+        if not is_whole or (len(part) and not 0 <= part.min() <= part.max() < len(labels)):
             fault = f"gives wrong positions to client {client} (got {part.dtype} {str(part.ravel()[:5])[1:-1]} ...)"
             raise function.refuse(fault, f"return a list of whole numbers from 0 to {len(labels) - 1}")
     parts = [part.astype(np.int64) for part in parts]

@@ -27,7 +27,6 @@ from fedcli.registry import spelt
 from fedcli.userfiles import file_hash, from_file, is_from_file, short_name
 
 _NAME = re.compile("[a-z0-9][a-z0-9-]*")  # of an imported set
-LUMINANCE = (0.299, 0.587, 0.114)  # weights of red, green and blue, ITU-R BT.601
 
 
 @dataclass(frozen=True, eq=False)
@@ -232,7 +231,13 @@ def describe(name: str) -> dict[str, Any]:
         dataset, kind = load(name), "your own"
         facts = len(dataset.y_train), len(dataset.y_test), dataset.num_classes, tuple(dataset.x_train.shape[1:]), ""
     elif _is_kept(name):
-        facts, kind = files.npz_facts(_cache_file(name)), "import" if info else "imported"
+        kind = "import" if info else "imported"
+        with files.reading(_cache_file(name), files.NPZ), np.load(_cache_file(name), allow_pickle=False) as file:
+            with file.zip.open("x_train.npy") as pixels:  # of which the shape alone is read
+                np.lib.format.read_magic(pixels)
+                num_train, *shape, channels = np.lib.format.read_array_header_1_0(pixels)[0]
+            classes, source = len(file["class_names"]), str(file.get("source", ""))
+            facts = num_train, len(file["y_test"]), classes, (channels, *shape), source
     else:
         facts = *info.sizes, "; ".join(filter(None, (", ".join(info.needs), info.note)))
         kind = "import" if not info.make else "made" if info.needs else "built-in"
@@ -287,7 +292,7 @@ def public_images(name: str, private: Dataset, count: int | None, seed: int) -> 
         raise UserError(f"--public-examples {count} is more than '{name}' has; use {total} or fewer.")
     images = public.x_train[np.sort(generator(seed, "public").permutation(total)[:count])]
     if images.shape[1] > private.channels:
-        images = sum(weight * images[:, [c]] for c, weight in enumerate(LUMINANCE)).round().to(torch.uint8)
+        images = sum(weight * images[:, [c]] for c, weight in enumerate((0.299, 0.587, 0.114))).round().to(torch.uint8)
     images = resize(images, private.image_size)
     return replace(public, x_train=images.expand(-1, private.channels, -1, -1), y_train=public.y_train[: len(images)])
 
@@ -297,12 +302,13 @@ def channel_statistics(dataset: Dataset) -> tuple[tuple[float, ...], tuple[float
 
     The deviation of a channel of one value is given as 1, since images are divided by it.
     """
-    values = torch.arange(256, dtype=torch.float64) / 255
-    counts = [torch.bincount(pixels.flatten(), minlength=256) for pixels in dataset.x_train.unbind(1)]
-    shares = [count / count.sum().double() for count in counts]
-    mean = [(share * values).sum().item() for share in shares]
-    squares = [(share * (values - center) ** 2).sum() for share, center in zip(shares, mean, strict=True)]
-    return tuple(mean), tuple(square.sqrt().item() or 1.0 for square in squares)
+    values, statistics = torch.arange(256, dtype=torch.float64) / 255, []
+    for pixels in dataset.x_train.unbind(1):
+        counts = torch.bincount(pixels.flatten(), minlength=256)
+        shares = counts / counts.sum().double()
+        mean = (shares * values).sum().item()
+        statistics.append((mean, (shares * (values - mean) ** 2).sum().sqrt().item() or 1.0))
+    return tuple(zip(*statistics, strict=True))
 
 
 def _interleave(order: np.ndarray, groups: np.ndarray) -> np.ndarray:

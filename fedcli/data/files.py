@@ -32,7 +32,7 @@ WORDS = {
 }  # fmt: skip
 PART = "(train|test|val)(?:ing|id|idation)?"  # of a set, as arrays and folders name it
 _KEY = re.compile(f"(?:{PART}_?)?(.*?)(?:_?{PART})?", re.DOTALL)  # of an array in an .npz file
-_NPZ = "a whole .npz file, as numpy.savez writes it"
+NPZ = "a whole .npz file, as numpy.savez writes it"
 ARRAYS = (
     "images N x H x W, N x H x W x 1 or N x H x W x 3, alike in both parts, and a whole number for each as its label, "
     "as x_train, y_train, x_test and y_test, or as images and labels alone"
@@ -126,25 +126,11 @@ def read_npz(path: Path) -> Arrays:
     Raises:
         UserError: It is damaged, holds objects, or is too large.
     """
-    with reading(path, _NPZ):
+    with reading(path, NPZ):
         with zipfile.ZipFile(path) as archive:  # NumPy would read what is no archive whole, however large
             check_size(sum(member.file_size for member in archive.infolist()), path)
         with np.load(path, allow_pickle=False) as file:
             return dict(file)
-
-
-def npz_facts(path: Path) -> tuple[int, int, int, tuple[int, int, int], str]:
-    """Numbers of training images, test images and classes, `(channels, H, W)`, and the source, without the pixels.
-
-    Raises:
-        UserError: The file of the cache is damaged.
-    """
-    with reading(path, _NPZ), np.load(path, allow_pickle=False) as file:
-        with file.zip.open("x_train.npy") as member:
-            np.lib.format.read_magic(member)
-            num_train, height, width, channels = np.lib.format.read_array_header_1_0(member)[0]
-        source = str(file.get("source", ""))
-        return num_train, len(file["y_test"]), len(file["class_names"]), (channels, height, width), source
 
 
 # Here a ValueError says what is wrong with arrays; `reading`, around it, adds where they are and what they must be.
