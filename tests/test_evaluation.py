@@ -218,5 +218,5 @@ def replace_network(network):
         found = network(*given, **how)
         return found._replace(logits=found.logits.roll(1, 1))
 
-    call.module, call.feature_dim = network.module, network.feature_dim
+    call.params, call.buffers, call.feature_dim = network.params, network.buffers, network.feature_dim
     return call

@@ -82,8 +82,11 @@ class Network:
             # The tensors are shared, not copied: the copy never uses those that it begins with.
             known = {id(value): value for value in (*self.module.parameters(), *self.module.buffers())}
             self._own.module = copy.deepcopy(self.module, known)
-            places = _places(self._own.module)
-            self._own.places = {name: places[name] for name in (*self.params, *self.buffers)}
+            self._own.places = {}  # where the tensor of each name is kept: the dict, and its key there
+            for name in (*self.params, *self.buffers):
+                prefix, _, key = name.rpartition(".")
+                part = self._own.module.get_submodule(prefix)
+                self._own.places[name] = part._parameters if name in self.params else part._buffers, key
         for name, (place, key) in self._own.places.items():
             place[key] = tensors[name]
         return self._own.module
@@ -110,16 +113,6 @@ class Network:
         with torch.autocast(self._device.type, torch.bfloat16):
             features, logits = module(x, mask)
         return Output(features.float(), logits.float(), buffers)
-
-
-def _places(module: nn.Module) -> dict[str, tuple[dict[str, Any], str]]:
-    """Finds where a module keeps the tensor of each name: the dict, and its key there."""
-    places = {}
-    for prefix, part in module.named_modules():
-        for held in (part._parameters, part._buffers):
-            keys = [key for key, value in held.items() if value is not None]
-            places |= {f"{prefix}.{key}" if prefix else key: (held, key) for key in keys}
-    return places
 
 
 def gradient_of(loss: LocalLoss, params: Params, *arguments: Any) -> tuple[Params, Aux]:
