@@ -365,6 +365,14 @@ class _Declared:
         return blame(self.file, passes=passes) if is_own(self.module) else nullcontext()
 
 
+def global_model(state: Any) -> tuple[dict, dict]:
+    """The fields `params` and `buffers` of a state."""
+    if not (hasattr(state, "params") and hasattr(state, "buffers")):
+        fault = f"the state has no params and buffers (got {type(state).__name__})"
+        raise UserError(f"{fault}; let init and run_round return a NamedTuple with both, or declare Method(model=...).")
+    return state.params, state.buffers
+
+
 @dataclass(frozen=True)
 class Method(_Declared):
     """A method, as its file declares it.
@@ -381,7 +389,8 @@ class Method(_Declared):
         variants: Options in place of the defaults, by a name, under which the laws must hold too.
         costs: Law 9: `(state, cohort, fed, config)`, as for `run_round`, to the floats that all clients of the round
             together are sent and send, without buffers; None where they depend on the numbers themselves.
-        default_protocol: Used where `--protocol` is not given; empty takes the first of the method's own file.
+        default_protocol: Used where `--protocol` is not given; empty takes the first of the method's own file, or that
+            of the method to which it reduces.
         client_memory: Floats a client must hold: copies of the model, one if not told, and what the method adds.
         model: From a state to parameters and buffers of the global model that is tested; its fields `params` and
             `buffers` if not told.
@@ -405,7 +414,7 @@ class Method(_Declared):
     costs: Callable[..., tuple[int, int]] | None = None
     default_protocol: str = ""
     client_memory: Callable[[Sizes], int] = field(default=lambda sizes: sizes.parameters)
-    model: Callable[[Any], tuple[dict, dict]] = field(default=lambda state: (state.params, state.buffers))
+    model: Callable[[Any], tuple[dict, dict]] = global_model
     personal: Callable[[Any], dict[int, tuple[dict, dict]]] | None = None
     prototypes: Callable[[Any], tuple[Any, Any]] | None = None
     mixed_networks: bool = False

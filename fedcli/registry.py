@@ -175,19 +175,19 @@ def find_protocol(name: str, method: Method | None = None) -> Protocol:
 def default_protocol(method: Method, dataset: str | None) -> Protocol:
     """The protocol a method runs under where none is named: its default, or another of the paper that knows the data.
 
-    Data that no protocol knows at all go with `own:data`, unless the default is of a user's file.
+    A method that names none, and whose file has none, has that of the method to which it reduces. Data that no protocol
+    knows at all go with `own:data`, unless the default is of a user's file.
 
     Args:
         method: The method.
         dataset: The data set; None for the default protocol whatever the data.
-
-    Raises:
-        UserError: If it names none, and its file has none.
     """
     of_file = _declarations(Protocol, method.module, sys.modules[method.origin])
     name = method.default_protocol or next(iter(of_file), "")
+    if not name and method.reduces_to:
+        return default_protocol(find_method(method.reduces_to[0]), dataset)
     if not name:
-        raise UserError(f"the method '{method.name}' names no protocol; choose one with --protocol ('fedcli list').")
+        return find_protocol("own:data")
     first = find_protocol(name, method)
     for protocol in (first, *{**protocols(), **of_file}.values()):
         if protocol.name.split(":")[0] == first.name.split(":")[0] and dataset in protocol.datasets:

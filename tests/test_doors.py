@@ -137,6 +137,16 @@ def test_a_papers_protocol_is_the_default_of_a_method_made_of_its():
     assert registry.default_protocol(mine, None) == registry.default_protocol(first, None)
 
 
+@pytest.mark.parametrize(("simpler", "protocol"), [("('fedavg', {})", "fedfm:digits"), ("None", "own:data")])
+def test_a_method_without_a_protocol_has_that_of_the_method_to_which_it_reduces(simpler, protocol):
+    Path("mine.py").write_text(
+        "from fedcli import Method\nfrom fedcli.papers.baselines.fedavg import Config, ServerState, init\n"
+        "def run_round(state, cohort, fed, config): return state, {}\n"
+        f"METHOD = Method('mine', 'Mine', Config, init, run_round, {simpler}, state_types=(ServerState,))\n"
+    )
+    assert registry.default_protocol(registry.find_method("./mine.py"), "digits").name == protocol
+
+
 # Finding
 
 
@@ -180,6 +190,40 @@ def test_a_file_may_import_those_beside_it_whose_names_may_be_taken_elsewhere(tm
         lambda: userfiles.from_file(f"{tmp_path / 'one' / 'own.py'}:f", "metric"),
         "shapes.py' fails in line 2 (got ZeroDivisionError",
     )
+
+
+# A round
+
+ROUND = """
+from dataclasses import replace
+from fedcli.papers.baselines import fedavg
+
+def init(fed, config):
+    return STATE
+
+def run_round(state, cohort, fed, config):
+    return OUTCOME
+
+METHOD = replace(fedavg.METHOD, name="mine", init=init, run_round=run_round)
+"""
+STATE = "fedavg.ServerState(*fed.initial_model())"
+
+
+@pytest.mark.parametrize(
+    ("state", "outcome", "words"),
+    [
+        (STATE, "state", "run_round of 'mine' returns no state and terms (got ServerState)"),
+        (STATE, "None", "(got NoneType); end it with 'return state, terms'"),
+        (
+            "dict(w=fed.initial_model()[0])",
+            "state, {}",
+            "no params and buffers (got dict); let init and run_round return",
+        ),
+    ],
+)
+def test_a_round_that_returns_something_else_is_told_what_to_return(state, outcome, words):
+    Path("mine.py").write_text(ROUND.replace("STATE", state).replace("OUTCOME", outcome))
+    refused(lambda: fedcli.run("./mine.py", **SMALL, rounds=1, out="run"), words)
 
 
 # Local objectives
@@ -369,7 +413,7 @@ HEAD = {SPLITS: "def f(labels, num_clients, rng, *, groups):\n    return ", SETS
         (SPLITS, "[[0, 1], [1]]", "uses an example twice (got position 1)"),
         (SPLITS, "labels.nothing", "line 3 (got AttributeError"),
         (SETS, "3", "gives no arrays by name (got int)"),
-        (SETS, "dict.fromkeys(('x_train', 'y_train', 'x_test', 'y_test'), np.zeros((3, 4, 4)))", "a whole number for each"),
+        (SETS, "dict.fromkeys(('x_train', 'y_train', 'x_test', 'y_test'), np.ones((3, 4, 4)))", "number for each"),
         (SETS, "np.nothing", "line 3 (got AttributeError"),
     ],
 )  # fmt: skip

@@ -11,6 +11,7 @@ from fedcli.core import autotune, evaluation
 from fedcli.core.evaluation import NOTHING
 from fedcli.core.federation import Cohort, Federation, NonFiniteLoss
 from fedcli.core.trees import stored
+from fedcli.errors import UserError
 from fedcli.runs import drift
 from fedcli.runs.checkpoints import Unkept, clear, clear_finished, is_due, refuse_non_finite, write_checkpoint
 from fedcli.runs.config import Setup
@@ -144,7 +145,11 @@ def one_round(setup: Setup, fed: Federation, state: Any, cohort: Cohort) -> tupl
     config, is_last = setup.run, cohort.round + 1 == setup.run.rounds
     fed.start_round()
     start = time.perf_counter()
-    after, terms = setup.method.run_round(state, cohort, fed, setup.options)
+    outcome = setup.method.run_round(state, cohort, fed, setup.options)
+    if type(outcome) is not tuple or len(outcome) != 2 or not isinstance(outcome[1], dict):
+        fault = f"run_round of '{setup.method.name}' returns no state and terms (got {type(outcome).__name__})"
+        raise UserError(f"{fault}; end it with 'return state, terms', the terms a dict of tensors [K], {{}} for none.")
+    after, terms = outcome
     refuse_non_finite(after, state, cohort.round)
     if fed.device.type == "cuda":
         torch.cuda.synchronize(fed.device)

@@ -3,6 +3,7 @@
 import dataclasses
 import itertools
 import json
+import shlex
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
