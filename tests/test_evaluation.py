@@ -57,6 +57,7 @@ def test_personal_models_are_each_tested_on_the_test_images():
     own = [accuracy(fed, model, fed.test_images, fed.test_labels) for model in models]
     assert result["test_accuracy"] == pytest.approx(np.mean(own))
     assert result["clients"] == pytest.approx({"mean": np.mean(own), "std": np.std(own), "worst": min(own)})
+    assert result["client_accuracy"] == pytest.approx(dict(zip("0123", own, strict=True)))
 
 
 def test_validation_of_personal_models_is_by_each_its_own():
@@ -81,7 +82,7 @@ def test_own_parts_are_pooled_over_the_clients(method):
         own.append(accuracy(fed, model, fed.engine.images[part], fed.engine.labels[part]))
     result = evaluation.evaluate(fed, setup.method, state)
     assert result["test_accuracy"] == pytest.approx(np.average(own, weights=[5, 2, 4, 1]))
-    assert result["clients"]["worst"] == pytest.approx(min(own))
+    assert list(result["client_accuracy"].values()) == pytest.approx(own)
 
 
 def test_the_cut_into_training_and_test_depends_on_the_partition_seed_only():

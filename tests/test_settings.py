@@ -6,6 +6,7 @@ from pathlib import Path
 
 import hypothesis
 import pandas as pd
+import pytest
 from hypothesis import strategies as st
 
 import fedcli
@@ -90,6 +91,12 @@ def test_files_of_rounds_and_of_clients_count_from_one_and_in_percent(tmp_path):
         assert table["method"].unique().tolist() == ["fedavg", "fedprox"]
         assert table[column].min() == (what == "round")
     first = frame.find_records([tmp_path / "r"])[0]
+    accuracies = [100 * accuracy for accuracy in first["rounds"][-1]["client_accuracy"].values()]
+    assert table[(table.method == "fedavg") & (table.seed == 0)].accuracy.tolist() == pytest.approx(accuracies)
+    kept = [entry["round"] for entry in first["rounds"] if "client_accuracy" in entry]
+    assert kept == sorted({first["summary"]["selected_round"], 1})
+    drawn = invoke("plot", tmp_path / "r", "--kind", "accuracies", "--out", tmp_path / "accuracies.png")
+    assert drawn.exit_code == 0, drawn.output
     history = fedcli.load(tmp_path / "r" / "fedavg" / "seed-0").history
     assert history["test_accuracy"].tolist() == [100 * entry["test_accuracy"] for entry in first["rounds"]]
 

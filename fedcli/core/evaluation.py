@@ -8,7 +8,7 @@ A method that classifies by the nearest prototype has that as its headline and t
 """
 
 import weakref
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -21,7 +21,7 @@ from fedcli.core.trees import stored
 from fedcli.declarations import Method
 
 RULES = ("test_accuracy", "classifier_accuracy")  # by the method's own rule; by the classifier where that is another
-NOTHING = {"test_accuracy": None, "validation_accuracy": None, "clients": None, "domains": None}
+NOTHING = dict.fromkeys(("test_accuracy", "validation_accuracy", "clients", "client_accuracy", "domains"))
 
 
 class Model(NamedTuple):
@@ -55,8 +55,9 @@ def evaluate(fed: Federation, method: Method, state: Any) -> dict[str, Any]:
         `test_accuracy`, the protocol's headline; `validation_accuracy`, pooled over the clients' held-out examples
         (None without any); `clients`, mean, standard deviation and worst over the clients (of their own test parts
         under `clients`, of the tests of their own models under `server`, else of their validation examples);
-        `domains`, test accuracy of each domain (None without domains). Under `domains` also `intra` and `inter`, by
-        the client's own domain. With prototypes also `classifier_accuracy`.
+        `client_accuracy`, the same of each client by its id; `domains`, test accuracy of each domain (None without
+        domains). Under `domains` also `intra` and `inter`, by the client's own domain. With prototypes also
+        `classifier_accuracy`.
     """
     prototypes = method.prototypes(state) if method.prototypes else None
     before, fed.outputs = fed.outputs, {}
@@ -82,8 +83,8 @@ def evaluate(fed: Federation, method: Method, state: Any) -> dict[str, Any]:
         return share(lambda ids: [score_one(m, tests[k]) for k, m in models(fed, method, state, ids)], list(tests))
 
     measure = {"server": _on_test_images, "clients": _on_own_parts, "domains": _on_domains}[fed.evaluation]
-    result = {**NOTHING, **measure(fed, method, state, score)}
-    return {**result, **_on_validation(fed, method, state, score, result["clients"])}
+    tested = measure(fed, method, state, score)
+    return {**NOTHING, **_on_validation(fed, method, state, score), **tested}
 
 
 def models(fed: Federation, method: Method, state: Any, clients: Iterable[int]) -> Iterator[tuple[int, Model]]:
@@ -104,10 +105,11 @@ def own_model(method: Method, state: Any, client: int) -> tuple[Params, Params] 
     return method.personal(state._replace(**read) if read else state).get(client)
 
 
-def spread(accuracies: list[float]) -> dict[str, float]:
-    """Returns mean, standard deviation over the clients, and worst."""
-    values = np.array(accuracies)
-    return {"mean": float(values.mean()), "std": float(values.std()), "worst": float(values.min())}
+def by_client(accuracies: Mapping[int, float]) -> dict[str, Any]:
+    """Returns what a round says of accuracies by client id: `clients`, see `evaluate`, and `client_accuracy`."""
+    values = np.array(list(accuracies.values()))
+    spread = {"mean": float(values.mean()), "std": float(values.std()), "worst": float(values.min())}
+    return {"clients": spread, "client_accuracy": {str(client): value for client, value in accuracies.items()}}
 
 
 def _fractions(hits: Tensor) -> list[float]:
@@ -128,7 +130,8 @@ def _on_test_images(fed: Federation, method: Method, state: Any, score: Score) -
     hits = score(dict.fromkeys(range(1 if method.personal is None else fed.num_clients)))
     accuracies = [*map(_fractions, hits)]
     result = {name: _mean(values) for name, values in zip(RULES, zip(*accuracies, strict=True), strict=False)}
-    result["clients"] = None if method.personal is None else spread([headline for headline, *_ in accuracies])
+    if method.personal is not None:
+        result |= by_client({client: headline for client, (headline, *_) in enumerate(accuracies)})
     if fed.test_domains is not None:
         rows = _by_domain(fed, hits)
         result["domains"] = {name: _mean(row[name] for row in rows) for name in rows[0]}
@@ -136,9 +139,10 @@ def _on_test_images(fed: Federation, method: Method, state: Any, score: Score) -
 
 
 def _on_own_parts(fed: Federation, method: Method, state: Any, score: Score) -> dict[str, Any]:
-    hits = score({client: part for client, part in enumerate(fed.testing) if len(part)})
+    parts = {client: part for client, part in enumerate(fed.testing) if len(part)}
+    hits = score(parts)
     pooled = dict(zip(RULES, _fractions(torch.cat(hits, 1)), strict=False))
-    return {**pooled, "clients": spread([_fractions(each)[0] for each in hits])}
+    return {**pooled, **by_client({client: _fractions(each)[0] for client, each in zip(parts, hits, strict=True)})}
 
 
 def _on_domains(fed: Federation, method: Method, state: Any, score: Score) -> dict[str, Any]:
@@ -154,14 +158,15 @@ def _on_domains(fed: Federation, method: Method, state: Any, score: Score) -> di
     return {"test_accuracy": _mean(inter.values()), "domains": domains, "intra": intra, "inter": inter}
 
 
-def _on_validation(fed: Federation, method: Method, state: Any, score: Score, clients: dict | None) -> dict[str, Any]:
-    """Returns the accuracy on the held-out examples, and its spread over clients unless the tests have given one."""
+def _on_validation(fed: Federation, method: Method, state: Any, score: Score) -> dict[str, Any]:
+    """Returns the accuracy on the held-out examples, of all and by client; nothing where there are none."""
     owners = [client for client, part in enumerate(fed.validation) if len(part)]
     if not owners:
-        return {"validation_accuracy": None, "clients": clients}
+        return {}
     parts = {client: fed.validation[client] for client in owners}
     if method.personal is None:  # any client's model is the global one
         parts = {owners[0]: np.concatenate(list(parts.values()))}
     hits = torch.cat(score(parts), 1)[:1]
-    each = [_fractions(part)[0] for part in hits.split([len(fed.validation[client]) for client in owners], 1)]
-    return {"validation_accuracy": _fractions(hits)[0], "clients": clients or spread(each)}
+    of_owners = hits.split([len(fed.validation[client]) for client in owners], 1)
+    accuracies = {client: _fractions(part)[0] for client, part in zip(owners, of_owners, strict=True)}
+    return {"validation_accuracy": _fractions(hits)[0], **by_client(accuracies)}

@@ -5,6 +5,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 
 from fedcli.errors import UserError
@@ -155,12 +156,18 @@ def rounds_of(record: Record) -> pd.DataFrame:
 
 
 def clients_of(record: Record) -> pd.DataFrame:
-    """The clients of a run, a row each: `client` from 0, `examples`, and the number of examples of each class."""
+    """The clients of a run, a row each.
+
+    The columns are `client`, from 0, `accuracy` after the last round in percent (NaN where the record has none, see
+    `fedcli.core.evaluation.evaluate`), `examples`, and the number of examples of each class.
+    """
     part = record["partition"]
     names = [f"class/{name}" for name in record.get("class_names", range(len(part["class_counts"][0])))]
     table = pd.DataFrame(part["class_counts"], columns=names)
     table.insert(0, "client", range(len(table)))
-    table.insert(1, "examples", part["sizes"])
+    accuracies = (record["rounds"] or [{}])[-1].get("client_accuracy") or {}
+    table.insert(1, "accuracy", [100 * accuracies.get(str(client), np.nan) for client in table.client])
+    table.insert(2, "examples", part["sizes"])
     return table
 
 

@@ -91,6 +91,9 @@ def go_on(
                 "seconds_total": before + time.perf_counter() - start,
                 "peak_bytes": max(record["peak_bytes"], autotune.peak_memory(fed.device)),
             }
+            for earlier in rounds[:-1]:  # of single clients only the last and the selected round are kept
+                if earlier["round"] != record["summary"]["selected_round"]:
+                    earlier.pop("client_accuracy", None)
             if number + 1 == config.rounds and method.personal is None and not config.keep_states:
                 following = fed.cohort(config.rounds).client_ids.tolist()
                 state = state._replace(**{name: kept.only(following) for name, kept in stored(state).items()})

@@ -18,9 +18,11 @@ from fedcli.userfiles import from_file, is_from_file, short_name
 
 
 def flat(entry: dict[str, Any], above: str = "") -> dict[str, float]:
-    """The numbers in what a record says of a round, `terms/cross_entropy`, `seconds/train`, without the round's own."""
+    """The numbers in what a record says of a round, as `terms/cross_entropy`, but for its own and those of clients."""
     numbers: dict[str, float] = {}
     for key, value in entry.items():
+        if key == "client_accuracy":
+            continue
         if isinstance(value, dict):
             numbers |= flat(value, f"{above}{key}/")
         elif isinstance(value, int | float) and (above or key != "round"):
