@@ -7,7 +7,7 @@ as it imports pandas, which a single run does not need.
 import gc
 import shlex
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from datetime import timedelta
 from pathlib import Path
 from shutil import disk_usage
@@ -31,11 +31,8 @@ from fedcli.runs.signals import exit_code
 from fedcli.userfiles import user_files
 
 if TYPE_CHECKING:
-    from pandas import DataFrame
-
     from fedcli.results.plans import Plan, PlannedRun, TablePlan
 
-TOLD = ("test", lambda record: record["summary"]["selected"])  # of a run of several that has finished: its headline
 BEST = {"best-validation": "best on validation", "best-test": "best on the test set"}
 
 
@@ -193,10 +190,10 @@ def cost(plan: "TablePlan", records_only: bool = False) -> list[tuple[str, str]]
         ("table", plan.title),
         ("runs", runs),
         ("reduced", f"{plan.reduction}; not the paper's setting" if plan.reduction else ""),
-        ("time", f"{_time(starting)}, one run after the other" if columns else ""),
+        ("time", f"{costs.time_text(starting)}, one run after the other" if columns else ""),
     ]
     if len(columns) > 1:
-        lines += [("", f"{comparison.heading(column)}: {_time(part)}") for column, part in columns]
+        lines += [("", f"{comparison.heading(column)}: {costs.time_text(part)}") for column, part in columns]
     if not records_only and kept >= 1:
         disk = next(path for path in (plan.folder, *plan.folder.absolute().parents) if path.is_dir())
         free = f"{disk_usage(disk).free / 2**30:,.0f} GiB are free; --records-only leaves none"
@@ -204,29 +201,18 @@ def cost(plan: "TablePlan", records_only: bool = False) -> list[tuple[str, str]]
     lines.append(("data sets", ", ".join(sorted({name for run in plan.to_run for name in run.setup.data_sets}))))
     lines += [("left out", lack) for lack in plan.missing_data.values()]
     if len(left_out):
-        lines.append(("", f"not counted above: {_time(left_out)}"))
+        lines.append(("", f"not counted above: {costs.time_text(left_out)}"))
     lines += [("left out", lack) for lack in plan.damaged]
     lines.append(("folder", " and ".join(map(str, (plan.folder, *plan.search)))))
     return [(title, text) for title, text in lines if text]
 
 
-def _time(estimated: "DataFrame") -> str:
-    """Say what is known of the time of runs, see `fedcli.results.costs.cost_of`."""
-    seconds = estimated["seconds"]
-    if not seconds.count():
-        return f"not known for {len(seconds)} runs, none like them was timed"
-    minutes = max(1, seconds.sum() / 60)
-    text = f"{minutes / 60:,.1f} hours" if minutes >= 90 else f"{minutes:.0f} min"
-    machines = ", ".join(f"timed on {name}" for name in sorted(set().union(*estimated["machines"])))
-    return f"about {text} for {seconds.count()} of {len(seconds)} runs" + (f" ({machines})" if machines else "")
-
-
 class TableDisplay:
     """Show the runs of a table or a grid: a bar of their work on a terminal, and a line for each that ends."""
 
-    def __init__(self, console: Console, plan: "Plan", *logs: Console, told: tuple[str, Callable] = TOLD):
-        """Makes a display on a console, whose lines go to `logs` too; `told` is the accuracy of a run, and its name."""
-        self._consoles, self.ended, self.total, self._told = (console, *logs), 0, len(plan.to_run), told
+    def __init__(self, console: Console, plan: "Plan", *logs: Console):
+        """Makes a display on a console, whose lines go to `logs` too."""
+        self._consoles, self.ended, self.total, self._plan = (console, *logs), 0, len(plan.to_run), plan
         self._done: dict[Path, float] = {}  # work, by folder
         work = sum(run.round_work * (run.setup.run.rounds - run.rounds_done) for run in plan.to_run)
         self.bar = Progress(console=console, disable=not console.is_terminal, transient=True)
@@ -249,8 +235,7 @@ class TableDisplay:
         text = f"failed: {error}"
         if not error:
             seconds = timedelta(seconds=round(record["seconds_total"]))
-            name, accuracy = self._told
-            text = f"{name} {100 * accuracy(record):.2f} % in {seconds}"
+            text = f"{self._plan.accuracy_text(record)} in {seconds}"
         self._print(run, text, f"[{self.ended}/{self.total}] ", "red" if error else "")
 
     def _print(self, run: "PlannedRun", text: str, before: str = "", style: str = "") -> None:
@@ -259,12 +244,12 @@ class TableDisplay:
 
 
 def run_plan(
-    plan: "Plan", consoles: Sequence[Console], again: str = "the same command", told: Any = TOLD, **where: Any
+    plan: "Plan", consoles: Sequence[Console], again: str = "the same command", **where: Any
 ) -> dict[Path, str]:
     """Run what is to do of a plan, and show it; after an interruption say what goes on."""
     from fedcli.results.jobs import execute
 
-    display = TableDisplay(consoles[0], plan, *consoles[1:], told=told)
+    display = TableDisplay(consoles[0], plan, *consoles[1:])
     try:
         with display.bar:
             return execute(plan, display, **where)

@@ -234,8 +234,7 @@ def _tune(
 
     where = {**place_runs(jobs, on, cpus_per_run, gpus_per_run, time_limit), "records_only": True}
     plan = tune.plan(method, seeds=parse_seeds(seeds), out=out, **tune.read_grid(method, grid or (), given))
-    told = ("validation", tune.validation_accuracy)
-    errors = run_plan(plan, consoles(quiet, log_file, stderr=True), told=told, **where)
+    errors = run_plan(plan, consoles(quiet, log_file, stderr=True), **where)
     trials, folder = tune.rank(plan, errors), plan.folder
     best, rows = trials[0].values, []
     for trial in trials:

@@ -119,6 +119,17 @@ def estimate(plan: TablePlan) -> pd.DataFrame:
     )
 
 
+def time_text(estimated: pd.DataFrame) -> str:
+    """What is known of the time of runs, see `cost_of`, in words."""
+    seconds = estimated["seconds"]
+    if not seconds.count():
+        return f"not known for {len(seconds)} runs, none like them was timed"
+    minutes = max(1, seconds.sum() / 60)
+    text = f"{minutes / 60:,.1f} hours" if minutes >= 90 else f"{minutes:.0f} min"
+    machines = ", ".join(f"timed on {name}" for name in sorted(set().union(*estimated["machines"])))
+    return f"about {text} for {seconds.count()} of {len(seconds)} runs" + (f" ({machines})" if machines else "")
+
+
 def bytes_kept(runs: Iterable[PlannedRun]) -> int:
     """Bytes of the models that runs leave, at least; those of a data set of unknown classes are left out."""
     total = 0

@@ -138,6 +138,10 @@ class Plan:
         can = [run for run in self.runs if run.to_do and missing.isdisjoint(run.setup.data_sets)]
         return sorted(can, key=lambda run: run.record is None)
 
+    def accuracy_text(self, record: Record) -> str:
+        """What is told of a run as soon as it has finished."""
+        return f"test {100 * record['summary']['selected']:.2f} %"
+
 
 @dataclass(frozen=True)
 class PlannedCell:

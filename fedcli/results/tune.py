@@ -48,6 +48,14 @@ class Trial:
         return fmean(self.accuracies) if self.accuracies else None
 
 
+class Tuning(Plan):
+    """Runs that choose options; nobody is told what they have on test images."""
+
+    def accuracy_text(self, record: Record) -> str:
+        """The accuracy by which trials are ranked."""
+        return f"validation {100 * validation_accuracy(record):.2f} %"
+
+
 def validation_accuracy(record: Record) -> float:
     """Accuracy of a finished run on the clients' held-out examples, as a fraction, by its protocol's rule.
 
@@ -91,7 +99,7 @@ def read_grid(method: str, texts: Sequence[str], given: Mapping[str, Any]) -> di
     return options
 
 
-def plan(method: str, *, out: str | Path | None = None, seeds: Sequence[int] | None = None, **given: Any) -> Plan:
+def plan(method: str, *, out: str | Path | None = None, seeds: Sequence[int] | None = None, **given: Any) -> Tuning:
     """Every combination of options' values as runs of one method, to be run and then ranked by `rank`.
 
     Args:
@@ -128,10 +136,11 @@ def plan(method: str, *, out: str | Path | None = None, seeds: Sequence[int] | N
             f"tune with another, such as {SEED}."
         )
     folder = out or HOME / f"{chosen.name}-{protocol.replace(':', '-')}-{first.run.dataset}"
-    return plan_grid([method], {**given, **grid}, seeds=seeds, out=folder, continue_=True)
+    planned = plan_grid([method], {**given, **grid}, seeds=seeds, out=folder, continue_=True)
+    return Tuning(planned.folder, planned.runs)
 
 
-def rank(planned: Plan, errors: Mapping[Path, str]) -> list[Trial]:
+def rank(planned: Tuning, errors: Mapping[Path, str]) -> list[Trial]:
     """The trials of a plan that has been run, the best first, which it writes down for `fedcli run --tuned`.
 
     They keep their records, and not their models.

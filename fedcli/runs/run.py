@@ -232,10 +232,8 @@ def find_unfinished(path: Path) -> list[Path]:
             if has_ended(records.read_record(folder)):
                 unfinished.remove(folder)
     if not unfinished:
-        raise UserError(
-            f"'{path}' has no unfinished run (got {len(below)} that have ended); name another folder, or start runs "
-            "that have not begun by the command that made this one, with --continue."
-        )
+        others = "runs that have not begun start by the command that made the folder, with --continue"
+        raise UserError(f"'{path}' has no unfinished run (got {len(below)} that have ended); {others}.")
     return unfinished
 
 
