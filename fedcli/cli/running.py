@@ -193,44 +193,37 @@ def _run_one(method: str, given: dict[str, Any], workers: int | None, log: str |
         done = watch(partial(runs.run, method, **given), **shown, log=log)
     if given["seeds"] is not None and group.number == 0:
         from fedcli.figures import curves, plots
-        from fedcli.results import frame
+        from fedcli.results import frame, render, tables
 
         parent = done[0].path.parent
         records = frame.find_records([parent])
         files = plots.write(parent / "curve", curves.learning_curves, records)
         console(shown["quiet"]).print(f"curve over the seeds: {' and '.join(map(str, files))}", soft_wrap=True)
-        _print_table(records, shown["quiet"])
-
-
-def _print_table(records: list[dict], quiet: bool | None) -> str:
-    """Print the table of some runs, and return it in Markdown."""
-    from fedcli.results import render, tables
-
-    output, table = console(quiet), render.render(tables.sheet(records))
-    output.print(Markdown(table) if output.is_terminal else Text(table), soft_wrap=not output.is_terminal)
-    return table
+        if not shown["quiet"]:
+            table = render.render(tables.sheet(records))
+            common.print_or_write(table, None, Markdown(table))
 
 
 def _run_several(names: Sequence[str], given: dict, experiment: dict, where: dict, shown: dict) -> None:
     """Run every method with every combination of several values; progress goes to stderr, the table to stdout."""
     from fedcli.cli.display import RECORD, run_plan
     from fedcli.data.files import write_atomically
-    from fedcli.results import frame, plans
+    from fedcli.results import frame, plans, render, tables
 
     plan = plans.plan_grid(names, given, **experiment)
     again = f"the same command with --out {shlex.quote(str(plan.folder))} --continue"
     errors = run_plan(plan, consoles(**shown, stderr=True), again, **where)
     begun = [run.folder for run in plan.runs if (run.folder / RECORD).is_file()]
     records = frame.find_records(begun or [plan.folder])
-    table = _print_table(records, shown["quiet"])
+    table = render.render(tables.sheet(records))
     write_atomically(plan.folder / "table.md", lambda path: path.write_text(table, encoding="utf-8"))
+    output = console(shown["quiet"])
+    output.print(Markdown(table) if output.is_terminal else Text(table), soft_wrap=not output.is_terminal)
     from fedcli.figures import curves, plots  # only now, as it takes a second
 
     with suppress(UserError):  # no run has come to a test
         plots.write(plan.folder / "curves", curves.learning_curves, records)
-    console(shown["quiet"]).print(
-        f"table and curves: {plan.folder}, table.md, curves.png and curves.pdf", soft_wrap=True
-    )
+    output.print(f"table and curves: {plan.folder}, table.md, curves.png and curves.pdf", soft_wrap=True)
     if errors:
         raise typer.Exit(1)
 

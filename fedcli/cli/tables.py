@@ -163,12 +163,10 @@ def drawn(sheet: Any, width: int) -> Group:
     texts = sum(max(len(line[column]) for line in sheet.lines) + 3 for column in range(sheet.numbers))
     across, parts = max(1, (width - texts) // NUMBER_WIDTH), []
     for start in range(sheet.numbers, len(sheet.columns), across):
-        part = sheet.select([*range(sheet.numbers), *range(start, min(start + across, len(sheet.columns)))])
-        if start > sheet.numbers:
-            part = replace(part, title="", setting="")
-        if start + across < len(sheet.columns):
-            part = replace(part, notes=())
-        parts.append(Markdown(render.render(part)))
+        end = min(start + across, len(sheet.columns))
+        notes = sheet.notes if end == len(sheet.columns) else ()
+        part = replace(sheet.select([*range(sheet.numbers), *range(start, end)]), notes=notes)
+        parts.append(Markdown(render.render(part if start == sheet.numbers else replace(part, title="", setting=""))))
     return Group(*parts)
 
 
