@@ -213,6 +213,7 @@ def _notes(plan: TablePlan, errors: Mapping[Path, str], bold: bool, intervals: b
     """What a reader must know of the numbers, each only where it applies."""
     table, paper = plan.table, printed(plan.table)
     of_paper, content = table.reported[0] in reported(), _reported(table)
+    less = " Difference: ours less the paper's." if of_paper else ""
     in_table = {(cell.row, cell.column) for cell in (*table.cells, *table.gains)}
     old = [str(run.folder) for run in plan.runs if run.outdated]
     failures = []
@@ -228,8 +229,7 @@ def _notes(plan: TablePlan, errors: Mapping[Path, str], bold: bool, intervals: b
             rest += [f"Not planned, {name} of the paper: {'; '.join(absent)}."] * bool(absent)
         rest += [f"Paper: {content[key].rstrip('.')}." for key in ("setting", "notes") if content.get(key)]
     notes = {
-        "Ours: mean ± sample standard deviation over seeds (runs)."
-        + " Difference: ours less the paper's." * of_paper: True,
+        f"Ours: mean ± sample standard deviation over seeds (runs).{less}": True,
         "Interval: of the difference, 95 % by Student's t over our seeds; the paper's number is taken as exact.":
             intervals,
         DIVERGED: any(run.state == "diverged" for run in plan.runs),

@@ -235,13 +235,14 @@ def sheets(
     for text in columns:
         if not _places(text, there):
             raise UserError(f"no column has '{text}' in its title; there are: {', '.join(there)}.")
-    texts, shown = [*columns, *(find_metric(name).title for name in metrics)], []
+    texts = [*columns, *(find_metric(name).title for name in metrics)] if columns else [""]  # which is in every title
+    shown = []
     for name, table in zip(parts, tables, strict=True):
-        places = [index for text in texts for index in _places(text, table.columns)] if columns else table.columns
+        places = dict.fromkeys(index for text in texts for index in _places(text, table.columns))
         notes = [note for note in table.notes if table is tables[-1] or note not in common]
         table = replace(table, title=", ".join(filter(None, (title, name if len(parts) > 1 else ""))), notes=notes)
         if places:
-            shown.append(table.select([*dict.fromkeys(places)]) if columns else table)
+            shown.append(table.select([*places]))
     return shown
 
 
