@@ -72,13 +72,10 @@ def run(
 
 
 def load(path, method=()):
-    """Opens a run from its folder; the arguments are those of `fedcli.runs.run.load`.
-
-    Returns:
-        The run, as `run` returns it, but for its `state`: with `record`, `history`, `plot()` and `model()`.
+    """Opens a run from its folder, as `run` returns it but for its `state`; see `fedcli.runs.run.load`.
 
     Raises:
-        UserError: If there is no run.
+        UserError: If there is no run; `frame` reads a folder of several.
     """
     from fedcli.figures.notebook import load as load_
 
@@ -86,19 +83,7 @@ def load(path, method=()):
 
 
 def frame(*paths, metrics=()):
-    """Reads runs as a table, what `fedcli table PATHS --format csv` writes.
+    """Reads all runs under some folders as a `pandas.DataFrame`; see `fedcli.results.tables.numbers_of_runs`."""
+    from fedcli.results.tables import numbers_of_runs  # late: pandas takes half a second
 
-    Args:
-        *paths: Folders of runs, or folders that hold these at any depth.
-        metrics: Names of metrics that get a column, as of `fedcli table --metric`.
-
-    Returns:
-        A `pandas.DataFrame`, a row a run: its `folder`, method, protocol, data set and seed, the options in which the
-        runs differ, and its numbers, as `selected` (the headline) and `last`; accuracies are in percent.
-
-    Raises:
-        UserError: If there is no run, or a record cannot be read.
-    """
-    from fedcli.results.tables import frame as frame_  # late: pandas takes half a second
-
-    return frame_(paths, metrics)
+    return numbers_of_runs(paths, metrics)

@@ -4,8 +4,6 @@ import signal
 import sys
 from typing import NoReturn
 
-INTERRUPTED = 128 + signal.SIGINT
-
 
 def main() -> None:
     """Run the program; Control-C ends it in a line at any moment, also while its modules are imported."""
@@ -29,7 +27,7 @@ def main() -> None:
         if not interrupted:
             raise
         sys.stderr.write("interrupted.\n")  # whatever a module has made of it
-        sys.exit(INTERRUPTED)
+        sys.exit(128 + signal.SIGINT)
 
 
 if __name__ == "__main__":

@@ -3,7 +3,7 @@
 import importlib
 import pkgutil
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from functools import cache
 from types import ModuleType
@@ -14,9 +14,8 @@ from fedcli.errors import UserError, unknown
 from fedcli.userfiles import import_file, is_from_file, path_and_name
 
 
-def spelt(text: str, names: Iterable[str]) -> str:
+def spelt(text: str, names: Collection[str]) -> str:
     """The name that a text is, whatever the case of its letters; the text itself where it is none."""
-    names = list(names)
     return text if text in names else {name.lower(): name for name in names}.get(text.lower(), text)
 
 

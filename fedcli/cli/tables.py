@@ -137,12 +137,9 @@ def drawn(sheet: Any, width: int) -> Group:
     across, parts = max(1, (width - texts) // NUMBER_WIDTH), []
     for start in range(sheet.numbers, len(sheet.columns), across):
         end = min(start + across, len(sheet.columns))
-        part = sheet.select([*range(sheet.numbers), *range(start, end)])
-        if start > sheet.numbers:
-            part = replace(part, title="", setting="")
-        if end < len(sheet.columns):
-            part = replace(part, notes=())
-        parts.append(Markdown(render.render(part)))
+        notes = sheet.notes if end == len(sheet.columns) else ()
+        part = replace(sheet.select([*range(sheet.numbers), *range(start, end)]), notes=notes)
+        parts.append(Markdown(render.render(part if start == sheet.numbers else replace(part, title="", setting=""))))
     return Group(*parts)
 
 

@@ -72,9 +72,9 @@ def printed_accuracies(records: Sequence[dict[str, Any]]) -> list[float | None]:
     Returns:
         One for each; None where the run is of no cell with a number.
     """
-    known = [printed_by_table(record) for record in records]
-    cover = Counter(name for numbers in known for name in numbers)
-    return [numbers[max(numbers, key=cover.__getitem__)] if numbers else None for numbers in known]
+    by_table = [printed_by_table(record) for record in records]
+    cover = Counter(name for numbers in by_table for name in numbers)
+    return [numbers[max(numbers, key=cover.__getitem__)] if numbers else None for numbers in by_table]
 
 
 def printed_by_table(record: dict[str, Any]) -> dict[str, float]:
@@ -106,24 +106,24 @@ def compare(plan: TablePlan, errors: Mapping[Path, str] = MappingProxyType({})) 
     in_table = {(cell.row, cell.column) for cell in (*table.cells, *table.gains)}
     texts: dict[Place, dict[str, str]] = {}
     values: dict[Place, dict[str, Any]] = {}
-    for place in dict.fromkeys([*paper, *planned]):
-        if place in planned:
-            texts[place], values[place] = _cell(planned[place], paper.get(place, {}), errors)
-        elif place[0] in rows and place[1] in metrics and place not in in_table:
-            texts[place] = {"paper": _paper_text(paper[place], metrics[place[1]]), "ours": "not planned"}
+    for key in dict.fromkeys([*paper, *planned]):
+        if key in planned:
+            texts[key], values[key] = _cell(planned[key], paper.get(key, {}), errors)
+        elif key[0] in rows and key[1] in metrics and key not in in_table:
+            texts[key] = {"paper": _paper_text(paper[key], metrics[key[1]]), "ours": "not planned"}
     for gain in table.gains:
         more, less = ([(row, column) for row in rows for column in gain.columns] for rows in (gain.more, gain.less))
         if planned.keys() >= {*more, *less}:
-            more, less = ([values[place]["ours"] for place in places] for places in (more, less))
+            more, less = ([values[key]["ours"] for key in places] for places in (more, less))
             ours = None if None in (*more, *less) else fmean(more) - (max if gain.best else fmean)(less)
-            metric, place = metrics[gain.columns[0]], (gain.row, gain.column)
+            metric, key = metrics[gain.columns[0]], (gain.row, gain.column)
             text = "not run" if ours is None else metric.signed(ours)
-            texts[place], values[place] = _beside(place, metric, paper.get(place, {}), text, {"ours": ours})
+            texts[key], values[key] = _beside(key, metric, paper.get(key, {}), text, {"ours": ours})
     marked = set()
     for column, metric in metrics.items():
-        marked.add(best(metric, {place: each.records for place, each in planned.items() if place[1] == column}))
-    for place in marked - {None}:
-        texts[place]["ours"] = Best(texts[place]["ours"])
+        marked.add(best(metric, {key: each.records for key, each in planned.items() if key[1] == column}))
+    for key in marked - {None}:
+        texts[key]["ours"] = Best(texts[key]["ours"])
     columns, lines = list(dict.fromkeys(column for _, column in texts)), []
     prints = any(cell["paper"] != NOT_REPORTED for cell in texts.values())
     for row in dict.fromkeys(row for row, _ in texts):
@@ -137,8 +137,8 @@ def compare(plan: TablePlan, errors: Mapping[Path, str] = MappingProxyType({})) 
     return Sheet(
         ["Method", "", *map(heading, columns)], lines, 2,
         [
-            {**numbers, "mark": "best" if place in marked else "", "reduced": plan.reduction}
-            for place, numbers in values.items()
+            {**numbers, "mark": "best" if key in marked else "", "reduced": plan.reduction}
+            for key, numbers in values.items()
         ],
         title=plan.title,
         setting=f"**Reduced: {plan.reduction}. Not the paper's setting.**" if plan.reduction else "",
@@ -186,8 +186,8 @@ def _cell(planned: PlannedCell, paper: Mapping[str, Any], errors: Mapping[Path, 
         "difference_low": None,
         "difference_high": None,
     }
-    place = planned.cell.row, planned.cell.column
-    texts, numbers = _beside(place, metric, paper, mean_of_runs(metric, records, states), numbers)
+    key = planned.cell.row, planned.cell.column
+    texts, numbers = _beside(key, metric, paper, mean_of_runs(metric, records, states), numbers)
     if "difference" in texts and len(values) > 1 and metric.unit != "floats":
         _, low, high, _ = interval([value - numbers["paper"] for value in values])  # which is taken as exact
         texts["interval"] = f"[{metric.signed(low)}, {metric.signed(high)}]"
@@ -195,9 +195,9 @@ def _cell(planned: PlannedCell, paper: Mapping[str, Any], errors: Mapping[Path, 
     return texts, numbers
 
 
-def _beside(place: Place, metric: Metric, paper: Mapping[str, Any], text: str, numbers: dict[str, Any]) -> Cell:
+def _beside(key: Place, metric: Metric, paper: Mapping[str, Any], text: str, numbers: dict[str, Any]) -> Cell:
     """A number of ours beside the paper's; floats in the unit that the paper prints, to which it has rounded."""
-    scale, letter = printed_unit(place[1])
+    scale, letter = printed_unit(key[1])
     target, ours = paper.get(metric.field), numbers["ours"]
     exact = None if target is None else target * scale
     texts = {"paper": _paper_text(paper, metric), "ours": text}
@@ -205,7 +205,7 @@ def _beside(place: Place, metric: Metric, paper: Mapping[str, Any], text: str, n
         steps = round(ours / scale) - round(target)
         floats = f"{steps:+,}{letter}" if steps else "none"
         texts["difference"] = floats if metric.unit == "floats" else metric.signed(ours - target)
-    names = {"row": place[0], "column": place[1], "metric": metric.name, "unit": metric.unit}
+    names = {"row": key[0], "column": key[1], "metric": metric.name, "unit": metric.unit}
     return texts, {**names, "paper": exact, **numbers}
 
 
@@ -213,6 +213,7 @@ def _notes(plan: TablePlan, errors: Mapping[Path, str], bold: bool, intervals: b
     """What a reader must know of the numbers, each only where it applies."""
     table, paper = plan.table, printed(plan.table)
     of_paper, content = table.reported[0] in reported(), _reported(table)
+    less = " Difference: ours less the paper's." if of_paper else ""
     in_table = {(cell.row, cell.column) for cell in (*table.cells, *table.gains)}
     old = [str(run.folder) for run in plan.runs if run.outdated]
     failures = []
@@ -223,13 +224,12 @@ def _notes(plan: TablePlan, errors: Mapping[Path, str], bold: bool, intervals: b
     rest = []
     if table.reported[1] != IN_TEXT:  # else these are about other numbers too
         for number, name in enumerate(("rows", "columns")):
-            planned = {place[number] for place in in_table}
-            absent = [heading(text) for text in dict.fromkeys(place[number] for place in paper) if text not in planned]
+            planned = {key[number] for key in in_table}
+            absent = [heading(text) for text in dict.fromkeys(key[number] for key in paper) if text not in planned]
             rest += [f"Not planned, {name} of the paper: {'; '.join(absent)}."] * bool(absent)
         rest += [f"Paper: {content[key].rstrip('.')}." for key in ("setting", "notes") if content.get(key)]
     notes = {
-        "Ours: mean ± sample standard deviation over seeds (runs)."
-        + " Difference: ours less the paper's." * of_paper: True,
+        f"Ours: mean ± sample standard deviation over seeds (runs).{less}": True,
         "Interval: of the difference, 95 % by Student's t over our seeds; the paper's number is taken as exact.":
             intervals,
         DIVERGED: any(run.state == "diverged" for run in plan.runs),

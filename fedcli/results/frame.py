@@ -92,9 +92,9 @@ def read_runs(folders: Iterable[Path], damaged: list[str] | None = None) -> pd.D
     """
     rows = []
     for file, _ in record_files(folder for folder in folders if folder.is_dir()):
-        about = file.stat()
+        stat = file.stat()
         try:
-            rows.append(_row_of_file(file.resolve(), about.st_mtime_ns, about.st_size) | {"folder": file.parent})
+            rows.append(_row_of_file(file.resolve(), stat.st_mtime_ns, stat.st_size) | {"folder": file.parent})
         except UserError as error:
             if damaged is not None:
                 damaged.append(str(error))

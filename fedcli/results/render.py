@@ -42,8 +42,8 @@ class Sheet:
 
     def select(self, places: Sequence[int]) -> "Sheet":
         """The table with the columns at these places alone, in this order."""
-        columns, *lines = [[line[place] for place in places] for line in (self.columns, *self.lines)]
-        numbers = next((new for new, place in enumerate(places) if place >= self.numbers), len(places))
+        columns, *lines = [[line[index] for index in places] for line in (self.columns, *self.lines)]
+        numbers = next((new for new, index in enumerate(places) if index >= self.numbers), len(places))
         return replace(self, columns=columns, lines=lines, numbers=numbers)
 
 
@@ -64,8 +64,8 @@ def _markdown(sheet: Sheet) -> str:
 
 def _latex(sheet: Sheet) -> str:
     r"""A `tabular`, with a rule between blocks of several lines; it needs `\usepackage{booktabs}`."""
-    sheet = sheet.select([place for place, column in enumerate(sheet.columns) if column not in sheet.details])
-    longest = [max((len(line[place]) for line in sheet.lines), default=0) for place in range(sheet.numbers)]
+    sheet = sheet.select([index for index, column in enumerate(sheet.columns) if column not in sheet.details])
+    longest = [max((len(line[index]) for line in sheet.lines), default=0) for index in range(sheet.numbers)]
     form = "".join(r"p{0.3\linewidth}" if length > WRAPPED else "l" for length in longest)
     form += "r" * (len(sheet.columns) - sheet.numbers)
     lines = [f"% {printable(text)}".replace("*", "") for text in (sheet.title, sheet.setting) if text]
@@ -91,7 +91,7 @@ def csv_of(table: pd.DataFrame) -> str:
 def github(columns: Sequence[str], rows: Sequence[Sequence[str]], numbers: int | None = None) -> list[str]:
     """The lines of a GitHub table with these titles and cells; the columns from `numbers` on stand to the right."""
     texts = len(columns) if numbers is None else numbers
-    rules = ["---" if place < texts else "---:" for place in range(len(columns))]
+    rules = ["---" if index < texts else "---:" for index in range(len(columns))]
     whole = [[re.sub(r"(?<!\\)\|", r"\|", cell) for cell in row] for row in rows]
     return ["| " + " | ".join(line) + " |" for line in (columns, rules, *whole)]
 

@@ -197,12 +197,12 @@ def sheet(records: Iterable[dict], metrics: Sequence[str] = ()) -> Sheet:
     rows = [_row(member, read) for member in groups]
     titles = _titles(rows)
     rivals: dict[tuple, dict[int, list[dict]]] = {}  # the groups that can be compared, by what they agree in
-    for place, member in enumerate(groups):
+    for index, member in enumerate(groups):
         values = settings(member.records[0])
-        rivals.setdefault(tuple(values[name] for name in COMPARABLE), {})[place] = member.records
+        rivals.setdefault(tuple(values[name] for name in COMPARABLE), {})[index] = member.records
     ahead = {best(read[selected], runs) for runs in rivals.values()} - {None}
-    for place in ahead:
-        rows[place] |= {title: Best(rows[place][title]) for title in ("Method", selected)}
+    for index in ahead:
+        rows[index] |= {title: Best(rows[index][title]) for title in ("Method", selected)}
     same = ", ".join(f"{name} {markdown(value)}" for name, value in agreed(records).items())
     return Sheet(
         titles, [[row[title] for title in titles] for row in rows], titles.index(selected),
@@ -235,23 +235,23 @@ def sheets(
     for text in columns:
         if not _places(text, there):
             raise UserError(f"no column has '{text}' in its title; there are: {', '.join(there)}.")
-    texts, shown = [*columns, *(find_metric(name).title for name in metrics)], []
+    texts = [*columns, *(find_metric(name).title for name in metrics)] if columns else [""]  # which is in every title
+    shown = []
     for name, table in zip(parts, tables, strict=True):
-        places = [place for text in texts for place in _places(text, table.columns)]
+        places = dict.fromkeys(index for text in texts for index in _places(text, table.columns))
         notes = [note for note in table.notes if table is tables[-1] or note not in common]
         table = replace(table, title=", ".join(filter(None, (title, name if len(parts) > 1 else ""))), notes=notes)
         if not columns:
-            filled = [any(line[place] != MISSING for line in table.lines) for place in range(len(table.columns))]
-            places = [place for place, is_filled in enumerate(filled) if is_filled]
+            places = [index for index in places if any(line[index] != MISSING for line in table.lines)]
         if places:
-            shown.append(table.select([*dict.fromkeys(places)]))
+            shown.append(table.select([*places]))
     return shown
 
 
 def _places(text: str, titles: Sequence[str]) -> list[int]:
     """The places of the titles that begin with a text, or else of those that have it; case does not count."""
-    places = [place for place, title in enumerate(titles) if text.lower() in title.lower()]
-    return [place for place in places if titles[place].lower().startswith(text.lower())] or places
+    places = [index for index, title in enumerate(titles) if text.lower() in title.lower()]
+    return [index for index in places if titles[index].lower().startswith(text.lower())] or places
 
 
 def _row(member: SeedGroup, read: dict[str, Metric]) -> dict[str, str]:
@@ -269,12 +269,12 @@ def _row(member: SeedGroup, read: dict[str, Metric]) -> dict[str, str]:
         "Seeds": "; ".join(filter(None, seeds)),
         **{title: mean_of_runs(read[title], records, states) if title in shown else "" for title in read},
         "Rounds": str(records[0]["config"]["rounds"]),
-        "Floats up / down, client and round": " / ".join(map(_number, runs[["floats_up", "floats_down"]].mean())),
-        "Seconds a round, median": " to ".join(dict.fromkeys(_number(pace, 2) for pace in paces)),
+        "Floats up / down, client and round": " / ".join(map(_decimal_text, runs[["floats_up", "floats_down"]].mean())),
+        "Seconds a round, median": " to ".join(dict.fromkeys(_decimal_text(pace, 2) for pace in paces)),
     }
 
 
-def _number(value: float | None, decimals: int = 0) -> str:
+def _decimal_text(value: float | None, decimals: int = 0) -> str:
     """A number with so many decimals; None and NaN as missing."""
     return MISSING if pd.isna(value) else f"{value:,.{decimals}f}"
 
@@ -358,16 +358,28 @@ def numbers_of(record: dict, metrics: Sequence[Metric] = ()) -> dict[str, Any]:
     }
 
 
-def frame(paths: Iterable[str | Path], metrics: Sequence[str] = ()) -> pd.DataFrame:
-    """The runs under some paths, a row each; the function behind `fedcli.frame`, which says what stands in it."""
+def numbers_of_runs(paths: Iterable[str | Path], metrics: Sequence[str] = ()) -> pd.DataFrame:
+    """All runs under some paths, a row each; the function behind `fedcli.frame`.
+
+    Args:
+        paths: Folders of runs, or folders that hold these at any depth.
+        metrics: Names of metrics that get a column, as of `fedcli table --metric`.
+
+    Returns:
+        The `folder` of a run, its method, protocol, data set and seed, the options in which the runs differ, and its
+        numbers as in the CSV of a table: `selected` is the headline, `last` the last round, both in percent.
+
+    Raises:
+        UserError: If there is no run, or a record cannot be read.
+    """
     paths, chosen = list(map(Path, paths)), [find_metric(name) for name in metrics]
     records = find_records(paths)
     numbers = pd.DataFrame([numbers_of(record, chosen) for record in records]).filter(regex=r"^(?!config\.)")
     numbers.insert(0, "folder", [file.parent for file, _ in record_files(paths)])
     options = pd.DataFrame([settings(record) for record in records], dtype=object)
     differ = [name for name in options if name not in numbers and options[name].astype(str).nunique() > 1]
-    place = numbers.columns.get_loc("status")
-    return pd.concat([numbers.iloc[:, :place], options[differ], numbers.iloc[:, place:]], axis=1)
+    names = numbers.columns.get_loc("status")  # of the columns before it, which say what a run is
+    return pd.concat([numbers.iloc[:, :names], options[differ], numbers.iloc[:, names:]], axis=1)
 
 
 def every_run(records: Iterable[dict]) -> list[str]:
@@ -381,10 +393,10 @@ def every_run(records: Iterable[dict]) -> list[str]:
                 "Settings": settings_text(member.settings),
                 "Seed": str(run["seed"]),
                 "Status": _progress(record),
-                "Selected, %": _number(run["selected"], 2),
-                "Selected round": _number(run["selected_round"]),
-                "Last round, %": _number(run["last"], 2),
-                "Seconds": _number(run["seconds_total"]),
+                "Selected, %": _decimal_text(run["selected"], 2),
+                "Selected round": _decimal_text(run["selected_round"]),
+                "Last round, %": _decimal_text(run["last"], 2),
+                "Seconds": _decimal_text(run["seconds_total"]),
                 "Partition": run["partition_fingerprint"][:12],
                 "Parameters": (run["params_sha256"] or MISSING)[:12],
             })  # fmt: skip
