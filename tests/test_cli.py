@@ -330,6 +330,7 @@ import torch
 
 import fedcli
 from fedcli.core import weighted_mean
+from fedcli.papers.baselines import fedavg
 
 
 def run_round(state, cohort, fed, config):

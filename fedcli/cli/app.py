@@ -48,8 +48,9 @@ def _ends_in_a_line(ctx: typer.Context) -> Iterator[None]:
         elif isinstance(error, OSError) and error.filename is not None:
             text = f"'{error.filename}' cannot be used ({error.strerror}); choose another path."
         elif isinstance(error, MemoryError) or re.search("allocate memory|out of memory", text):
+            first, *_ = text.splitlines() or [""]
             smaller = "use a smaller --batch-size, --cohort-size, --local-epochs or network"
-            text, code = f"out of memory ({text.partition(chr(10))[0]}); {smaller}.", 1
+            text, code = f"out of memory ({first}); {smaller}.", 1
         elif not isinstance(error, UserError):
             raise
         show_traceback(ctx, error)

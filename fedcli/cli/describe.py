@@ -245,7 +245,7 @@ def new(
     if name in index()["method"] or file.exists():
         raise UserError(f"there is a method or a file of that name (got '{name}'); choose another name.")
     file.write_text(TEMPLATE.read_text(encoding="utf-8").replace('"my_method"', f'"{name}"'), encoding="utf-8")
-    typer.echo(f"{file}: 'fedcli run ./{file} --protocol fedfm:digits' runs it, 'fedcli check ./{file}' checks it.")
+    typer.echo(f"{file}: 'fedcli run ./{file}' runs it, 'fedcli check ./{file}' checks it.")
 
 
 if __name__ == "__main__":

@@ -179,9 +179,7 @@ def drawn_claims(answers: Any) -> Group:
     return Group(table, Text(f"\n{claims.counted(answers)}", "bold"), notes)
 
 
-def pages(
-    folder: argument(Path, "DIR", "Folder with records/, a subfolder a study, and README.md."),
-) -> None:
+def pages(folder: argument(Path, "DIR", "Folder with records/, a subfolder a study, and README.md.")) -> None:
     """Write all pages in DIR and their figures from the records: one a study, one a paper, and DIR/README.md.
 
     Those of DIR/speed are drawn from its CSV files.
@@ -196,9 +194,7 @@ def pages(
     from fedcli.results import pages as made
 
     if not (folder / "records").is_dir():
-        raise UserError(
-            f"'{folder}' holds no runs for pages (got no folder 'records' in it); name the folder that has one."
-        )
+        raise UserError(f"'{folder}' has no runs for pages (got no folder 'records' in it); name one that has it.")
     for name, text in made.pages(folder).items():
         print_or_write(text, folder / name)
         for path, (study, kind) in made.figures(text).items():
