@@ -85,9 +85,9 @@ def measure(
         rows = []
         for number in range(FIRST_ROUND + 1, FIRST_ROUND + 1 + repeats):
             progress(f"{workload.name}: pair {number - FIRST_ROUND} of {repeats}")
-            own, training = seconds_of(partial(engine.round, number), device), fed.seconds["train"]
-            other = seconds_of(partial(plain.round, fed.cohort(number).client_ids), device)
-            rows.append((own, own - training, other, other / own, seconds_of(engine.evaluate, device)))
+            ours, training = seconds_of(partial(engine.round, number), device), fed.seconds["train"]
+            plains = seconds_of(partial(plain.round, fed.cohort(number).client_ids), device)
+            rows.append((ours, ours - training, plains, plains / ours, seconds_of(engine.evaluate, device)))
         progress(f"{workload.name}: peak rates")
         dtype = torch.bfloat16 if setup.run.precision == "bf16" else fed.dtype
         flops = peak_flops(device, dtype, plain.convolutions(dtype))

@@ -47,7 +47,7 @@ def one_a_setting(paths: Iterable[Path]) -> tuple[list[dict], str]:
     return shown, title_words(records, f"seed {seeds}")
 
 
-def _title(run: dict, *more: str) -> str:
+def _heading(run: dict, *more: str) -> str:
     """The lines over a panel: the name of its run, with the client whose own model was measured, and others."""
     client = run["quality"].get("client")
     name = run["name"] if client is None else f"{run['name']}, client\N{NO-BREAK SPACE}{client}"
@@ -80,10 +80,10 @@ def embedding_chart(paths: Iterable[Path]) -> Figure:
         kept, quality = FEATURES.read(run["folder"], run), run["quality"]
         features, labels, domains = kept["features"], kept["labels"], quality.get("domains", {})
         if not domains:
-            panels.append((_title(run, _numbers(quality)), features, labels))
+            panels.append((_heading(run, _numbers(quality)), features, labels))
         for name in sorted(domains, key=lambda name: name != quality["domain"]):
             across, images = len(domains), kept["domains"] == [*domains].index(name)
-            words = _title(run, f"{quality['domain']} → {name}", _numbers(domains[name]))
+            words = _heading(run, f"{quality['domain']} → {name}", _numbers(domains[name]))
             panels.append((words, features[images], labels[images]))
     figure, all_axes = _panels(len(panels), across, SIDE, title)
     for axes, (words, features, labels) in zip(all_axes, panels, strict=True):
@@ -110,7 +110,7 @@ def clients_chart(paths: Iterable[Path]) -> Figure:
         features = kept["features"].astype(float)
         _scatter(above, features, kept["labels"], kept["clients"])
         numbers = _numbers(run["quality"], CLIENTS_FEATURES.prefix)
-        above.set_title(_title(run, numbers, f"{len(np.unique(kept['clients']))} clients, a marker each"))
+        above.set_title(_heading(run, numbers, f"{len(np.unique(kept['clients']))} clients, a marker each"))
         cosines, same = pair_cosines(features, kept["labels"])
         bins = np.linspace(min(0, cosines.min()), 1, BINS)
         for name, values, colour in (
@@ -177,7 +177,7 @@ def confusion_chart(paths: Iterable[Path]) -> Figure:
             im_kw={"vmin": 0, "vmax": 100}, text_kw={"fontsize": 5.5}, xticks_rotation="vertical",
         )  # fmt: skip
         right = f"{100 * (labels == predicted).mean():.1f} % of {len(labels):,} images right"
-        axes.set(title=_title(run, right), xlabel="taken for", ylabel="class")
+        axes.set(title=_heading(run, right), xlabel="taken for", ylabel="class")
         if not few:
             axes.set(xticks=[], yticks=[])
     figure.colorbar(display.im_, ax=all_axes, label="% of the class", shrink=0.8, pad=0.02)

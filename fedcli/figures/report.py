@@ -76,7 +76,7 @@ def _text(html: str) -> models.Div:
     return models.Div(text=html, styles={"font-size": "14px"}, **WIDE)
 
 
-def _chart(title: str, x_label: str, y_label: str, shown: list[tuple[str, str]], **more: Any) -> Any:
+def _empty_chart(title: str, x_label: str, y_label: str, shown: list[tuple[str, str]], **more: Any) -> Any:
     """An empty chart, with what is `shown` of a point below the pointer."""
     return figure(
         title=title, x_axis_label=x_label, y_axis_label=y_label, tooltips=shown, height=340, min_width=300,
@@ -121,7 +121,7 @@ def _curves(groups: list[SeedGroup], colour: dict[str, str]) -> Any:
     if not curves:
         return None
     shown = [("", "@name"), ("round", "@x"), ("accuracy", "@y{0.00} %")]
-    chart = _chart("Test accuracy over rounds", "Round", "Test accuracy (%)", shown)
+    chart = _empty_chart("Test accuracy over rounds", "Round", "Test accuracy (%)", shown)
     for curve in curves:
         name = setting_name(curve.setting)
         look = {"color": colour[curve.setting.label], "legend_label": name}
@@ -147,20 +147,19 @@ def _curves(groups: list[SeedGroup], colour: dict[str, str]) -> Any:
 
 def _costs(groups: list[SeedGroup], colour: dict[str, str]) -> Any:
     """A point for each setting: floats that all clients sent in a run, and the headline; None without any."""
-    points: dict[str, list] = {"name": [], "floats": [], "value": [], "colour": []}
+    rows = []
     for member in groups:
         sent, selected = (find_metric(name).values(member.records) for name in ("total-floats", "selected"))
         if sent and selected:
-            row = (member.label, sent[0], fmean(selected), colour[member.label])
-            for values, value in zip(points.values(), row, strict=True):
-                values.append(value)
-    floats = points["floats"]
-    if not floats:
+            rows.append((member.label, sent[0], fmean(selected), colour[member.label]))
+    if not rows:
         return None
+    points = dict(zip(("name", "floats", "value", "colour"), map(list, zip(*rows, strict=True)), strict=True))
+    floats = points["floats"]
     shown = [("", "@name"), ("floats sent", "@floats{0,0}"), ("accuracy", "@value{0.00} %")]
     scale = "log" if 0 < 10 * min(floats) < max(floats) else "linear"
     labels = "Accuracy over what all clients send", "Floats sent by all clients", "The table's accuracy (%)"
-    chart = _chart(*labels, shown, x_axis_type=scale)
+    chart = _empty_chart(*labels, shown, x_axis_type=scale)
     chart.xaxis.formatter = models.NumeralTickFormatter(format="0[.]0 a")
     chart.scatter("floats", "value", source=points, size=10, color="colour")
     return chart
@@ -177,7 +176,7 @@ def _partition(record: dict) -> Any:
     source = {"client": clients, "class": classes, "images": images, "name": [names[label] for label in classes]}
     title = f"Images of each class at each client: {record['partition']['flag']}, seed {record['seed']}"
     shown = [("client", "@client"), ("class", "@name"), ("images", "@images{0,0}")]
-    chart = _chart(title, "Client", "Class", shown)
+    chart = _empty_chart(title, "Client", "Class", shown)
     mapper = models.LinearColorMapper(Viridis256[::-1], low=0, high=int(images.max()))
     colours = {"field": "images", "transform": mapper}
     chart.rect("client", "class", 1, 1, source=source, line_color=None, fill_color=colours)

@@ -50,19 +50,16 @@ def deterministic(on: bool) -> Iterator[None]:
 
     PyTorch warns of an operation that has no such form. On a CPU all have it anyway.
     """
-    before = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
-    filled = torch.utils.deterministic.fill_uninitialized_memory
+    before, filled = torch.get_deterministic_debug_mode(), torch.utils.deterministic.fill_uninitialized_memory
     if on:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # else matrix products may differ among streams
         torch.utils.deterministic.fill_uninitialized_memory = False  # nothing here reads such memory
-    changed = before != (on, on)  # else not called: it imports the compiler, which takes as long as PyTorch itself
-    if changed:
-        torch.use_deterministic_algorithms(on, warn_only=on)
+    # As use_deterministic_algorithms(on, warn_only=on), which imports the compiler and takes as long as PyTorch does.
+    torch.set_deterministic_debug_mode("warn" if on else "default")
     try:
         yield
     finally:
-        if changed:
-            torch.use_deterministic_algorithms(before[0], warn_only=before[1])
+        torch.set_deterministic_debug_mode(before)
         torch.utils.deterministic.fill_uninitialized_memory = filled
 
 

@@ -21,6 +21,7 @@ from matplotlib.figure import Figure
 
 from fedcli import Cell, Table
 from fedcli.figures.plots import LINE_COLOURS, write
+from fedcli.registry import find_method
 from fedcli.results import jobs, metrics, plans, tune
 from fedcli.results.claims import interval_text
 from fedcli.results.metrics import interval
@@ -97,7 +98,6 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
 RUNS = Path("runs/board")
 EXECUTE = partial(jobs.execute, watch=jobs.Watch(), jobs=2, records_only=True)  # runs what has not ended of a plan
 PUBLIC = {"public_dataset": "photos", "public_examples": 500, "public_batch_size": 125}
-WITH_PUBLIC = ("fedmd", "feddf", "feddf-client", "rhfl", "fedmatch", "fccl", "fccl-plus")
 ACCURACIES = ("selected", "last-tenth", "classifier")  # columns of the CSV, in percent
 
 
@@ -109,7 +109,7 @@ def tuned(protocol: str) -> dict[str, dict[str, Any]]:
 
 def fixed(method: str, protocol: str) -> dict[str, Any]:
     """Options of a method that are not tuned with it."""
-    options = {"protocol": protocol, "dataset": "digits", **(PUBLIC if method in WITH_PUBLIC else {})}
+    options = {"protocol": protocol, "dataset": "digits", **(PUBLIC if find_method(method).uses_public_data else {})}
     if method == "fedproc":  # under FedFA's protocols it has the form of FedFA's code, which has no temperature
         options["prototypes"] = "means"
     base, option = ON_TOP.get(method, ("", ""))

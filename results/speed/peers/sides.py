@@ -114,26 +114,6 @@ def user_data(folder: str, part: str) -> list[TensorDataset]:
     return [TensorDataset(torch.from_numpy(client["x"]), torch.from_numpy(client["y"])) for client in clients]
 
 
-def user_training(network: nn.Module, images: TensorDataset, options: dict[str, Any]) -> None:
-    """Local training as a user of PyTorch writes it."""
-    size, drop_last = min(options["batch_size"], len(images)), options["drop_last"]
-    loader = DataLoader(images, size, shuffle=True, drop_last=drop_last)
-    optimizer, criterion = torch.optim.SGD(network.parameters(), lr=options["lr"]), nn.CrossEntropyLoss()
-    network.train()
-    for _ in range(options["local_epochs"]):
-        for x, y in loader:
-            optimizer.zero_grad()
-            criterion(network(x), y).backward()
-            optimizer.step()
-
-
-@torch.no_grad()
-def user_accuracy(network: nn.Module, images: TensorDataset, batch_size: int) -> float:
-    """Testing as a user of PyTorch writes it: the share of images that are classified correctly."""
-    network.eval()
-    return sum(int((network(x).argmax(1) == y).sum()) for x, y in DataLoader(images, batch_size)) / len(images)
-
-
 def run_flower(
     folder: Path, options: dict[str, Any], rounds: int, what: str, resources: dict[str, float] | None
 ) -> dict[str, Any]:
@@ -156,16 +136,29 @@ def run_flower(
 
     @client_app.train()
     def train(message, context):
+        """Local training as a user of PyTorch writes it."""
         network, images = received(message, context, "train")
-        user_training(network, images, options)
+        size = min(options["batch_size"], len(images))
+        loader = DataLoader(images, size, shuffle=True, drop_last=options["drop_last"])
+        optimizer, criterion = torch.optim.SGD(network.parameters(), lr=options["lr"]), nn.CrossEntropyLoss()
+        network.train()
+        for _ in range(options["local_epochs"]):
+            for x, y in loader:
+                optimizer.zero_grad()
+                criterion(network(x), y).backward()
+                optimizer.step()
         content = {"arrays": ArrayRecord(network.state_dict()), "metrics": MetricRecord({"num-examples": len(images)})}
         return Message(content=RecordDict(content), reply_to=message)
 
     @client_app.evaluate()
     def evaluate(message, context):
+        """Testing as a user of PyTorch writes it."""
         network, images = received(message, context, "test")
-        accuracy = user_accuracy(network, images, options["batch_size"])
-        metrics = MetricRecord({"accuracy": accuracy, "num-examples": len(images)})
+        network.eval()
+        with torch.no_grad():
+            loader = DataLoader(images, options["batch_size"])
+            correct = sum(int((network(x).argmax(1) == y).sum()) for x, y in loader)
+        metrics = MetricRecord({"accuracy": correct / len(images), "num-examples": len(images)})
         return Message(content=RecordDict({"metrics": metrics}), reply_to=message)
 
     @server_app.main()
