@@ -49,7 +49,6 @@ def import_(
     name: Annotated[str, Argument(metavar="NAME", help="A known name, or a new one of a-z, 0-9 and -.")],
     path: Annotated[Path, Argument(metavar="PATH", help="An .npz file, a folder of images, or official files.")],
     size: Annotated[int | None, Option(min=1, help="Resize the images to so many pixels a side.")] = None,
-    convert: Annotated[bool, Option("--convert", hidden=True, help="Done by itself.")] = False,
     source: Annotated[Literal["pfllib"] | None, Option("--from", hidden=True, help="Seen by itself.")] = None,
 ) -> None:
     """Import a data set from an archive or a folder into the cache; its format is detected.

@@ -20,7 +20,6 @@ from rich.text import Text
 
 from fedcli.cli.common import stop
 from fedcli.cli.describe import EVALUATIONS, SELECTIONS
-from fedcli.data.catalog import KNOWN
 from fedcli.errors import printable
 from fedcli.figures.notebook import Standing
 from fedcli.runs.config import describe_reductions
@@ -39,12 +38,9 @@ def header(record: dict[str, Any], folder: Path) -> dict[str, str]:
     """Say what is run, as texts by their titles."""
     config, sizes, engine = record["config"], record["partition"]["sizes"], record["engine"]
     reduced = describe_reductions(reductions_of(record))
-    used, images = sum(sizes), record["partition"].get("images", sum(sizes))
-    count = f"{used:,} training images" if used == images else f"{used:,} of {images:,} training images used"
-    data = f"{record['dataset']}, {count} on {len(sizes)} clients"
-    tested = EVALUATIONS[record["evaluation"]]
-    if record["dataset"] not in KNOWN:
-        tested = tested.replace("the official", "the data's")
+    unused = record["partition"].get("images", 0) - sum(sizes)
+    data = f"{record['dataset']}, {sum(sizes):,} training images on {len(sizes)} clients"
+    test = EVALUATIONS[record["evaluation"]].replace("official", "data's" if "dataset_source" in record else "official")
     epochs = f"local epochs {config['local_epochs']}"
     together = engine["clients_per_chunk"]
     mode = "one client after the other" if together == 1 else f"{together} clients {engine['way']}"
@@ -53,12 +49,12 @@ def header(record: dict[str, Any], folder: Path) -> dict[str, str]:
     machine = [engine["device"], engine["precision"], *several, mode, engine.get("chosen")]
     return {
         "method": f"{record['method']}, protocol {record['protocol']}",
-        "data set": data + (f", reduced: {reduced}" if reduced else ""),
+        "data set": data + f", {unused:,} are not used" * (unused > 0) + (f", reduced: {reduced}" if reduced else ""),
         "partition": f"{record['partition']['flag']}, {min(sizes):,} to {max(sizes):,} images a client",
         "network": f"{record['model']['backbone']}, {record['model']['parameters']:,} parameters",
         "clients": f"{config['num_clients']}, of which {config['cohort_size']} in each of {config['rounds']} rounds",
         "training": f"{config['optimizer']}, rate {config['lr']:g}, {epochs}, batches of {config['batch_size']}",
-        "headline": f"{SELECTIONS[record['summary']['selection']]}, {tested}",
+        "headline": f"{SELECTIONS[record['summary']['selection']]}, {test}",
         "machine": ", ".join(filter(None, machine)),
         "seed": str(record["seed"]),
         "folder": str(folder),

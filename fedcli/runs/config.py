@@ -215,22 +215,18 @@ SIZES = {
 def reductions(config: Mapping[str, Any], protocol: Protocol) -> list[dict[str, Any]]:
     """What is smaller in a run with these options than its protocol says; empty for a run at full size.
 
-    A protocol of no data set, for data of the user's own, has no full size.
-
     Returns:
         For each of `SIZES` that is smaller, `what`, and the number of the `protocol` and of the `run`; None stands for
         all images where their number is not known.
     """
-    if not protocol.datasets:
-        return []
     full, _ = _merge(protocol, config["dataset"], {})
     full["cohort_size"] = full["cohort_size"] or full["num_clients"]
     full["train_examples"] = full["train_examples"] or _size(config["dataset"], bool(config.get("local_test")))
     full["public_examples"] = full["public_examples"] or _size(config.get("public_dataset"))
     smaller = []
-    for name in SIZES:
-        value = config.get(name)
-        if value is not None and (full[name] is None or value < full[name]):
+    for name, value in [(name, config.get(name)) for name in SIZES]:
+        # A protocol of no data set, for data of the user's own, has no full size.
+        if protocol.datasets and value is not None and (full[name] is None or value < full[name]):
             smaller.append({"what": name, "protocol": full[name], "run": value})
     return smaller
 

@@ -167,7 +167,6 @@ def new_record(
     together, and is None where that was given or is the CPU's rule. For the rest see `prepare`.
     """
     config = setup.run
-    counts = partition.count_classes(parts, dataset.y_train, dataset.num_classes)
     public = None
     if fed.public_images is not None:
         public = {
@@ -204,7 +203,7 @@ def new_record(
             "fingerprint": partition.fingerprint(parts),
             "images": len(dataset.y_train),
             "sizes": [len(part) for part in parts],
-            "class_counts": counts.tolist(),
+            "class_counts": partition.count_classes(parts, dataset.y_train, dataset.num_classes).tolist(),
         },
         "class_names": list(dataset.class_names),
         # Of the largest network where there are several; `networks` has the parameters of each.
