@@ -71,11 +71,11 @@ def test_a_list_alone_an_npz_file_and_numbered_clients_are_the_same_split(tmp_pa
 @pytest.mark.parametrize(
     ("split", "words"),
     [
-        ([[0], [1], [2]], ["another number of clients", "--num-clients 3"]),
-        ([[0], [99]], ["got position 99, of 9 images", "clients' own parts"]),
-        ([[0], [-1]], ["got position -1"]),
-        ([[0, 1], [1]], ["uses an image twice (got position 1)"]),
-        ({"train": [[0, 1], [2]], "test": [[3], [1]]}, ["uses an image twice (got position 1)"]),
+        ([[0], [1], [2]], ["lists of 3 clients, not 2", "--num-clients 3"]),
+        ([[0], [99]], ["position 99 is not among the 9 images", "clients' own parts"]),
+        ([[0], [-1]], ["position -1"]),
+        ([[0, 1], [1]], ["position 1 is in two lists"]),
+        ({"train": [[0, 1], [2]], "test": [[3], [1]]}, ["position 1 is in two lists"]),
         ({"train": [[0], [1]], "test": [[2]]}, ["must be lists", "2 lists to train on, 1 to test on"]),
         ([[0.5], [1]], ["must be lists", "float64"]),
         ([[], []], ["must be lists"]),
@@ -242,7 +242,7 @@ def test_arrays_in_another_form_are_converted_and_that_is_said(tmp_path, number)
     arrays, whole, words = list(cases())[number]
     expected = from_npz("whole", tmp_path / "a", **whole)
     np.savez(tmp_path / "odd.npz", **arrays)
-    result = CliRunner().invoke(app, ["data", "import", "mine", str(tmp_path / "odd.npz"), "--convert"])
+    result = CliRunner().invoke(app, ["data", "import", "mine", str(tmp_path / "odd.npz")])
     assert result.exit_code == 0, result.output
     assert words in result.output
     assert datasets.load("mine").fingerprint == expected.fingerprint

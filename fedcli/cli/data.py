@@ -48,7 +48,6 @@ def import_(
     name: argument(str, "NAME", "A known name, or a new one of a-z, 0-9 and -."),
     path: argument(Path, "PATH", "An .npz file, a folder of images, or official files."),
     size: optional(int, "Resize the images to so many pixels a side.", min=1) = None,
-    convert: optional(bool, "Done by itself.", "--convert", hidden=True) = False,
     source: optional(Literal["pfllib"], "Seen by itself.", "--from", hidden=True) = None,
 ) -> None:
     """Import a data set from an archive or a folder into the cache; its format is detected.

@@ -20,7 +20,6 @@ from rich.text import Text
 
 from fedcli.cli.common import stop
 from fedcli.cli.describe import EVALUATIONS, SELECTIONS
-from fedcli.data.catalog import KNOWN
 from fedcli.declarations import START, flag_of
 from fedcli.errors import printable
 from fedcli.figures.notebook import Standing
@@ -40,15 +39,12 @@ def header(record: dict[str, Any], folder: Path) -> dict[str, str]:
     """Say what is run, as texts by their titles; a text is empty where there is nothing to say."""
     config, sizes, engine = record["config"], record["partition"]["sizes"], record["engine"]
     reduced = describe_reductions(reductions_of(record))
-    used, images = sum(sizes), record["partition"].get("images", sum(sizes))
-    count = f"{used:,} training images" if used == images else f"{used:,} of {images:,} training images used"
-    idle, frozen = record["partition"].get("idle", []), record["model"].get("frozen", [])
+    unused, idle = record["partition"].get("images", 0) - sum(sizes), record["partition"].get("idle", [])
+    count = f"{sum(sizes):,} training images on {len(sizes)} clients" + f", {unused:,} are not used" * (unused > 0)
     names = ", ".join([*map(str, idle[:10]), *["..."] * (len(idle) > 10)])
     no_step = f"; {len(idle)} of them have too few for a step and do not train: {names}" if idle else ""
-    fixed = "".join(f", {part['parameters']:,} frozen" for part in frozen)
-    tested = EVALUATIONS[record["evaluation"]]
-    if record["dataset"] not in KNOWN:
-        tested = tested.replace("the official", "the data's")
+    fixed = "".join(f", {part['parameters']:,} frozen" for part in record["model"].get("frozen", []))
+    test = EVALUATIONS[record["evaluation"]].replace("official", "data's" if "dataset_source" in record else "official")
     together = engine["clients_per_chunk"]
     mode = "one client after the other" if together == 1 else f"{together} clients {engine['way']}"
     counts = {"workers": engine.get("workers", 1), "threads": record["hardware"]["threads"]}
@@ -63,15 +59,14 @@ def header(record: dict[str, Any], folder: Path) -> dict[str, str]:
     return {
         "method": f"{record['method']}, protocol {record['protocol']}",
         "inactive": simpler,
-        "data set": f"{record['dataset']}, {count} on {len(sizes)} clients"
-        + (f", reduced: {reduced}" if reduced else ""),
+        "data set": f"{record['dataset']}, {count}" + (f", reduced: {reduced}" if reduced else ""),
         "made from": record.get("dataset_source", ""),
         "partition": f"{record['partition']['flag']}, {min(sizes):,} to {max(sizes):,} images a client{no_step}",
         "network": f"{record['model']['backbone']}, {record['model']['parameters']:,} parameters{fixed}",
         "clients": f"{config['num_clients']}, of which {config['cohort_size']} in each of {config['rounds']} rounds",
         "training": f"{config['optimizer']}, rate {config['lr']:g}, local epochs {config['local_epochs']}, batches of "
         f"{config['batch_size']}",
-        "headline": f"{SELECTIONS[record['summary']['selection']]}, {tested}",
+        "headline": f"{SELECTIONS[record['summary']['selection']]}, {test}",
         "machine": ", ".join(filter(None, machine)),
         "seed": str(record["seed"]),
         "folder": str(folder),

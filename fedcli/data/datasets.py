@@ -379,7 +379,8 @@ def _from_user(text: str, digest: str) -> Dataset:
         raise function.refuse(f"gives no arrays by name (got {type(arrays).__name__})", "return x_train, y_train, ...")
     with files.reading(text, files.ARRAYS):
         arrays = {key: np.asarray(value) for key, value in arrays.items()}
-        return _dataset(short_name(text), files.canonical(files.in_form(files.join_parts(arrays, []), [])))
+        columns = files.in_form(files.join_parts(arrays, []), [])
+    return _dataset(short_name(text), files.canonical(columns) | {"source": np.array(text)})
 
 
 def _dataset(name: str, arrays: files.Arrays) -> Dataset:

@@ -16,7 +16,6 @@ import numpy as np
 from fedcli.core.batches import generator
 from fedcli.core.partition import FlagParameter, Labels, partitioner
 from fedcli.data.files import PARTS, Arrays, reading
-from fedcli.errors import UserError
 
 FORM = 'lists in JSON, {"train": [[0, 3], [2]], "test": [[5], [4]]}, or train_0, train_1, ..., test_0, ... in an .npz'
 
@@ -31,23 +30,22 @@ class Split(list[np.ndarray]):
 def file(labels: Labels, num_clients: int, place: Labels, seed: int, path: str) -> Split:
     """Gives every client the examples that a file lists, mixed by a fixed seed; `seed` changes nothing.
 
-    `place` `[N]` is where each example stands in the files that the data came from.
+    `place` `[N]` is where each example stands in the files that the data came from. Clients may share images to test
+    on; an image that is trained on is in no other list.
     """
-    train, test = read_split(Path(path))
-    if len(train) != num_clients:
-        fault = f"the split '{path}' has another number of clients than --num-clients (got {len(train)} lists)"
-        raise UserError(f"{fault}; use --num-clients {len(train)}, not {num_clients}.")
-    place = np.asarray(place)
-    tested = np.unique(np.concatenate([*test, np.empty(0, np.int64)]))  # clients may share images to test on
-    positions, times = np.unique(np.concatenate([*train, tested]), return_counts=True)
-    if (times > 1).any():
-        fault = f"the split '{path}' uses an image twice (got position {positions[times.argmax()]})"
-        raise UserError(f"{fault}; one that is trained on may be in no other list; fix the lists.")
-    absent = np.setdiff1d(positions, place)
-    if len(absent):
-        fault = f"the split '{path}' names an image that the run does not have (got position {absent[0]}"
-        remedy = "images to test on need a protocol that tests on the clients' own parts; leave --train-examples out"
-        raise UserError(f"{fault}, of {len(place)} images); {remedy}, or fix the lists.")
+    with reading(path, FORM):
+        train, test = read_split(Path(path))
+        if len(train) != num_clients:
+            raise ValueError(f"it has lists of {len(train)} clients, not {num_clients}: use --num-clients {len(train)}")
+        place = np.asarray(place)
+        tested = np.unique(np.concatenate([*test, np.empty(0, np.int64)]))
+        positions, times = np.unique(np.concatenate([*train, tested]), return_counts=True)
+        if (times > 1).any():
+            raise ValueError(f"position {positions[times.argmax()]} is in two lists, one of them to train on")
+        absent = np.setdiff1d(positions, place)
+        if len(absent):
+            remedy = "a protocol that tests on the clients' own parts has the test images too, --train-examples not all"
+            raise ValueError(f"position {absent[0]} is not among the {len(place)} images of the run: {remedy}")
     rank = np.empty(place.max() + 1, np.int64)  # of the example at each position
     rank[place] = np.arange(len(place))
     rng = generator(0, "split")
@@ -58,29 +56,24 @@ def file(labels: Labels, num_clients: int, place: Labels, seed: int, path: str) 
 
 
 def read_split(path: Path) -> tuple[list[np.ndarray], list[np.ndarray]]:
-    """The lists of a split file, int64, `train` of K clients and `test` of as many, or of none.
-
-    Raises:
-        UserError: There is no such file, or it is in another form.
-    """
-    with reading(path, FORM):
-        if path.suffix == ".npz":
-            with np.load(path, allow_pickle=False) as arrays:
-                clients = dict(arrays)
-        else:
-            content, clients = json.loads(path.read_text(encoding="utf-8")), {}
-            parts = content if isinstance(content, dict) and "train" in content else {"train": content}
-            for part, lists in parts.items():  # clients may be numbered from 0 by name
-                pairs = lists.items() if isinstance(lists, dict) else enumerate(lists)
-                clients |= {f"{part}_{number}": np.array(positions) for number, positions in pairs}
-        train, test = [], []
-        for part, lists in (("train", train), ("test", test)):
-            while (array := clients.pop(f"{part}_{len(lists)}", None)) is not None:
-                if array.ndim != 1 or (array.size and array.dtype.kind not in "iu"):
-                    raise ValueError(f"{array.dtype} of {array.ndim} dimensions for client {len(lists)}")
-                lists.append(array.astype(np.int64))
-        if clients or not sum(map(len, train)) or len(test) not in (0, len(train)):
-            raise ValueError(f"{len(train)} lists to train on, {len(test)} to test on, and {len(clients)} others")
+    """The lists of a split file, int64, `train` of K clients and `test` of as many, or of none."""
+    if path.suffix == ".npz":
+        with np.load(path, allow_pickle=False) as arrays:
+            clients = dict(arrays)
+    else:
+        content, clients = json.loads(path.read_text(encoding="utf-8")), {}
+        parts = content if isinstance(content, dict) and "train" in content else {"train": content}
+        for part, lists in parts.items():  # clients may be numbered from 0 by name
+            pairs = lists.items() if isinstance(lists, dict) else enumerate(lists)
+            clients |= {f"{part}_{number}": np.array(positions) for number, positions in pairs}
+    train, test = [], []
+    for part, lists in (("train", train), ("test", test)):
+        while (array := clients.pop(f"{part}_{len(lists)}", None)) is not None:
+            if array.ndim != 1 or (array.size and array.dtype.kind not in "iu"):
+                raise ValueError(f"{array.dtype} of {array.ndim} dimensions for client {len(lists)}")
+            lists.append(array.astype(np.int64))
+    if clients or not sum(map(len, train)) or len(test) not in (0, len(train)):
+        raise ValueError(f"{len(train)} lists to train on, {len(test)} to test on, and {len(clients)} others")
     return train, test
 
 

@@ -213,19 +213,17 @@ def is_smaller(name: str, value: Any, full: Any) -> bool:
 def reductions(config: Mapping[str, Any], protocol: Protocol) -> list[dict[str, Any]]:
     """What is smaller in a run with these options than its protocol says; empty for a run at full size.
 
-    A protocol of no data set, for data of the user's own, has no full size.
-
     Returns:
         For each of `SIZES` that is smaller, `what`, and the number of the `protocol` and of the `run`; None stands for
         all images where their number is not known.
     """
-    if not protocol.datasets:
-        return []
     full, _ = _merge(protocol, config["dataset"], {})
     full["cohort_size"] = full["cohort_size"] or full["num_clients"]
     full["train_examples"] = full["train_examples"] or num_images(config["dataset"], config.get("local_test"))
     full["public_examples"] = full["public_examples"] or num_images(config.get("public_dataset"))
-    smaller = [name for name in SIZES if is_smaller(name, config.get(name), full[name])]
+    # A protocol of no data set, for data of the user's own, has no full size.
+    sizes = SIZES if protocol.datasets else ()
+    smaller = [name for name in sizes if is_smaller(name, config.get(name), full[name])]
     return [{"what": name, "protocol": full[name], "run": config[name]} for name in smaller]
 
 
