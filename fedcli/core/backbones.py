@@ -422,7 +422,7 @@ def _network_from_user(function: FromFile, channels: int, image_size: int, num_c
     network.head, network._guard = head, partial(blame, function.path, passes=(torch.OutOfMemoryError,))
     network.draws, draws.used = draws, False
     _check(network, function, x, logits)
-    return network
+    return network.train()
 
 
 def _swap_layers(module: nn.Module, new: Callable[[nn.Module], nn.Module]) -> None:
@@ -513,9 +513,11 @@ def _check(network: Backbone, function: FromFile, x: Tensor, logits: Tensor) -> 
         network.draws = None
     with _watched() as (inside, _):
         try:
-            _train_two_together(network, x)
-        except UserError as error:  # of what stands around the body
-            network.alone = f"{where(inside[-1].layer, inside[0].layer)} ({str(error.__cause__).splitlines()[0]})"
+            _train_two_together(network, x[:2])
+        except (UserError, RuntimeError) as error:  # the first of what stands around the body, the other of gradients
+            layers = [call.layer for call in inside] or [network]
+            reason = str(error.__cause__ or error).splitlines()[0]
+            network.alone = f"{where(layers[-1], layers[0])} ({reason})"
     if network.alone and ("item()" in network.alone or "control flow" in network.alone):
         reads = "reads a number out of a tensor, as .item(), float() and if do,"
         raise function.refuse(f"{reads} {network.alone.partition(' (vmap')[0]}", "use torch.where")
@@ -526,7 +528,7 @@ def _check(network: Backbone, function: FromFile, x: Tensor, logits: Tensor) -> 
 
 
 def _train_two_together(network: Backbone, x: Tensor) -> None:
-    """Takes a step of two clients as the engine does, by vmap, on images `[4, channels, H, W]`."""
+    """Takes the gradients of two clients as the engine does, by vmap, each of one image and padding."""
     pure, mask = Network(network, "float32", x.device), torch.arange(len(x)) < len(x) - 1
 
     def loss(params: Params, buffers: Params, batch: tuple[Tensor, Tensor], context: None) -> tuple[Tensor, Aux]:
