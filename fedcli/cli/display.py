@@ -38,10 +38,9 @@ def header(record: dict[str, Any], folder: Path) -> dict[str, str]:
     """Say what is run, as texts by their titles."""
     config, sizes, engine = record["config"], record["partition"]["sizes"], record["engine"]
     reduced = describe_reductions(reductions_of(record))
-    idle, frozen = record["partition"].get("idle", []), record["model"].get("frozen", [])
-    names = ", ".join([*map(str, idle[:10]), *["..."] * (len(idle) > 10)])
-    no_step = f"; {len(idle)} of them have too few for a step and do not train: {names}" if idle else ""
-    fixed = "".join(f", {part['parameters']:,} frozen" for part in frozen)
+    idle = record["partition"].get("idle", [])
+    no_step = f"; too few for a step, and not trained: {', '.join(map(str, idle))}" if idle else ""
+    fixed = "".join(f", {part['parameters']:,} frozen" for part in record["model"].get("frozen", []))
     data = f"{record['dataset']}, {sum(sizes):,} training images on {len(sizes)} clients"
     epochs = f"local epochs {config['local_epochs']}"
     together = engine["clients_per_chunk"]
