@@ -39,7 +39,7 @@ def header(record: dict[str, Any], folder: Path) -> dict[str, str]:
     config, sizes, engine = record["config"], record["partition"]["sizes"], record["engine"]
     reduced = describe_reductions(reductions_of(record))
     idle = record["partition"].get("idle", [])
-    no_step = f"; too few for a step, and not trained: {', '.join(map(str, idle))}" if idle else ""
+    no_step = f"; {len(idle)} have too few for a step and do not train: {', '.join(map(str, idle))}" if idle else ""
     fixed = "".join(f", {part['parameters']:,} frozen" for part in record["model"].get("frozen", []))
     data = f"{record['dataset']}, {sum(sizes):,} training images on {len(sizes)} clients"
     epochs = f"local epochs {config['local_epochs']}"
