@@ -414,8 +414,11 @@ def _network_from_user(function: FromFile, channels: int, image_size: int, num_c
     def new(layer: nn.Module) -> nn.Module:
         if layer is head:
             return nn.Identity()
-        keyed = type(layer) is nn.Dropout and layer.p < 1 and not layer.inplace and sizes.get(layer) == [3, 4]
-        return KeyedDropout(layer.p) if keyed else _masked(layer)
+        if type(layer) is nn.Dropout and layer.p < 1 and not layer.inplace and sizes.get(layer) == [3, 4]:
+            return KeyedDropout(layer.p)
+        if type(layer) is nn.BatchNorm2d and layer.affine and layer.track_running_stats and layer.momentum is not None:
+            layer.__class__, layer.num_batches_tracked, layer.mask = MaskedBatchNorm2d, None, None
+        return layer
 
     _swap_layers(module, new)
     network = Backbone(module, head.in_features, num_classes, colour=False)
@@ -438,13 +441,6 @@ def _not_compiled(layer: nn.Module) -> nn.Module:
     """Returns the layer that `torch.compile` has wrapped, or which was compiled in place."""
     layer = getattr(layer, "_orig_mod", layer)
     layer._compiled_call_impl = None
-    return layer
-
-
-def _masked(layer: nn.Module) -> nn.Module:
-    """Returns a layer of the same function that knows padding, if there is one; else the user's own."""
-    if type(layer) is nn.BatchNorm2d and layer.affine and layer.track_running_stats and layer.momentum is not None:
-        layer.__class__, layer.num_batches_tracked, layer.mask = MaskedBatchNorm2d, None, None
     return layer
 
 
