@@ -324,4 +324,4 @@ def test_clients_that_train_no_step_are_named():
     idle = [client for client, size in enumerate(held) if size < 155]
     assert record["partition"]["idle"] == idle
     text = display.header(record, Path("run"))["partition"]
-    assert text.endswith(f"; {len(idle)} of them have too few for a step and do not train: {', '.join(map(str, idle))}")
+    assert text.endswith(f"; {len(idle)} have too few for a step and do not train: {', '.join(map(str, idle))}")

@@ -41,8 +41,7 @@ def header(record: dict[str, Any], folder: Path) -> dict[str, str]:
     reduced = describe_reductions(reductions_of(record))
     unused, idle = record["partition"].get("images", 0) - sum(sizes), record["partition"].get("idle", [])
     count = f"{sum(sizes):,} training images on {len(sizes)} clients" + f", {unused:,} are not used" * (unused > 0)
-    names = ", ".join([*map(str, idle[:10]), *["..."] * (len(idle) > 10)])
-    no_step = f"; {len(idle)} of them have too few for a step and do not train: {names}" if idle else ""
+    no_step = f"; {len(idle)} have too few for a step and do not train: {', '.join(map(str, idle))}" if idle else ""
     fixed = "".join(f", {part['parameters']:,} frozen" for part in record["model"].get("frozen", []))
     test = EVALUATIONS[record["evaluation"]].replace("official", "data's" if "dataset_source" in record else "official")
     together = engine["clients_per_chunk"]

@@ -414,15 +414,18 @@ def _network_from_user(function: FromFile, channels: int, image_size: int, num_c
     def new(layer: nn.Module) -> nn.Module:
         if layer is head:
             return nn.Identity()
-        keyed = type(layer) is nn.Dropout and layer.p < 1 and not layer.inplace and sizes.get(layer) == [3, 4]
-        return KeyedDropout(layer.p) if keyed else _masked(layer)
+        if type(layer) is nn.Dropout and layer.p < 1 and not layer.inplace and sizes.get(layer) == [3, 4]:
+            return KeyedDropout(layer.p)
+        if type(layer) is nn.BatchNorm2d and layer.affine and layer.track_running_stats and layer.momentum is not None:
+            layer.__class__, layer.num_batches_tracked, layer.mask = MaskedBatchNorm2d, None, None
+        return layer
 
     _swap_layers(module, new)
     network = Backbone(module, head.in_features, num_classes, colour=False)
     network.head, network._guard = head, partial(blame, function.path, passes=(torch.OutOfMemoryError,))
     network.draws, draws.used = draws, False
     _check(network, function, x, logits)
-    return network
+    return network.train()
 
 
 def _swap_layers(module: nn.Module, new: Callable[[nn.Module], nn.Module]) -> None:
@@ -438,13 +441,6 @@ def _not_compiled(layer: nn.Module) -> nn.Module:
     """Returns the layer that `torch.compile` has wrapped, or which was compiled in place."""
     layer = getattr(layer, "_orig_mod", layer)
     layer._compiled_call_impl = None
-    return layer
-
-
-def _masked(layer: nn.Module) -> nn.Module:
-    """Returns a layer of the same function that knows padding, if there is one; else the user's own."""
-    if type(layer) is nn.BatchNorm2d and layer.affine and layer.track_running_stats and layer.momentum is not None:
-        layer.__class__, layer.num_batches_tracked, layer.mask = MaskedBatchNorm2d, None, None
     return layer
 
 
@@ -513,9 +509,11 @@ def _check(network: Backbone, function: FromFile, x: Tensor, logits: Tensor) -> 
         network.draws = None
     with _watched() as (inside, _):
         try:
-            _train_two_together(network, x)
-        except UserError as error:  # of what stands around the body
-            network.alone = f"{where(inside[-1].layer, inside[0].layer)} ({str(error.__cause__).splitlines()[0]})"
+            _train_two_together(network, x[:2])
+        except (UserError, RuntimeError) as error:  # the first of what stands around the body, the other of gradients
+            layers = [call.layer for call in inside] or [network]
+            reason = str(error.__cause__ or error).splitlines()[0]
+            network.alone = f"{where(layers[-1], layers[0])} ({reason})"
     if network.alone and ("item()" in network.alone or "control flow" in network.alone):
         reads = "reads a number out of a tensor, as .item(), float() and if do,"
         raise function.refuse(f"{reads} {network.alone.partition(' (vmap')[0]}", "use torch.where")
@@ -526,7 +524,7 @@ def _check(network: Backbone, function: FromFile, x: Tensor, logits: Tensor) -> 
 
 
 def _train_two_together(network: Backbone, x: Tensor) -> None:
-    """Takes a step of two clients as the engine does, by vmap, on images `[4, channels, H, W]`."""
+    """Takes the gradients of two clients as the engine does, by vmap, each of one image and padding."""
     pure, mask = Network(network, "float32", x.device), torch.arange(len(x)) < len(x) - 1
 
     def loss(params: Params, buffers: Params, batch: tuple[Tensor, Tensor], context: None) -> tuple[Tensor, Aux]:

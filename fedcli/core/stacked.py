@@ -161,6 +161,11 @@ class Stack:
             self.totals = tree_map(torch.zeros_like, terms)
         tree_map(lambda total, term: total.add_(torch.where(active, term, 0.0)), self.totals, terms)
 
+    def steps(self, padded: bool, count: int) -> None:
+        """Takes some local steps of each client."""
+        for _ in range(count):
+            self.step(padded)
+
     def _advance(self, padded: bool, same: int, left: int) -> int:
         """Takes the next step or steps, by a graph as soon as there is one; returns how many.
 
@@ -183,11 +188,7 @@ class Stack:
 
     def _capture(self, padded: bool, count: int) -> None:
         """Takes some steps twice, plainly and by a graph of them, which stays if both lead to the same clients."""
-
-        def steps() -> None:
-            for _ in range(count):
-                self.step(padded)
-
+        steps = partial(self.steps, padded, count)
         state = self.clients, self.totals, self._number
         before = tree_map(_copy, state)
         self.graphs.warm_up(steps)  # before the capture, so that its memory is free again for the graph
