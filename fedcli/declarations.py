@@ -57,9 +57,6 @@ def option(
     return field(default=default, metadata=metadata)
 
 
-START = "start_round"  # an option of this name says after how many rounds a method's own term starts
-
-
 def flag_of(name: str) -> str:
     """An option's name as it is typed on the command line."""
     return "--" + name.strip("-_").replace("_", "-")
@@ -95,6 +92,7 @@ def help_text(metadata: Mapping[str, Any]) -> str:
     return "; ".join(filter(None, parts)) + "."
 
 
+START = "start_round"  # an option of this name says after how many rounds a method's own term starts
 LARGEST = {int: 2**31 - 1, float: 3e38}  # of numbers without a bound of their own; what PyTorch takes as float32
 
 

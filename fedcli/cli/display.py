@@ -20,11 +20,10 @@ from rich.text import Text
 
 from fedcli.cli.common import stop
 from fedcli.cli.describe import EVALUATIONS, SELECTIONS
-from fedcli.declarations import START, flag_of
 from fedcli.errors import printable
 from fedcli.figures.notebook import Standing
 from fedcli.registry import find_method
-from fedcli.runs.config import describe_reductions
+from fedcli.runs.config import describe_reductions, inactive_term
 from fedcli.runs.records import RECORD, reductions_of
 from fedcli.runs.signals import exit_code
 from fedcli.userfiles import user_files
@@ -49,15 +48,10 @@ def header(record: dict[str, Any], folder: Path) -> dict[str, str]:
     counts = {"workers": engine.get("workers", 1), "threads": record["hardware"]["threads"]}
     several = [f"{number} {name}" for name, number in counts.items() if number > 1]
     machine = [engine["device"], engine["precision"], *several, mode, engine.get("chosen")]
-    start, simpler = config.get(START, 0), ""
-    if start >= config["rounds"]:
-        name, _ = find_method(record["method_source"]).reduces_to or ("the method without it", {})
-        late = f"the method's own term, which starts after {start} rounds: this run is {name}"
-        simpler = f"{late}; lower {flag_of(START)}, or give more --rounds"
     done = len(record["rounds"])
     return {
         "method": f"{record['method']}, protocol {record['protocol']}",
-        "inactive": simpler,
+        "inactive": inactive_term(config, find_method(record["method_source"])),
         "data set": f"{record['dataset']}, {count}" + (f", reduced: {reduced}" if reduced else ""),
         "made from": record.get("dataset_source", ""),
         "partition": f"{record['partition']['flag']}, {min(sizes):,} to {max(sizes):,} images a client{no_step}",

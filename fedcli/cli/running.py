@@ -8,7 +8,6 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import Field
 from functools import partial
-from itertools import zip_longest
 from pathlib import Path
 from typing import Any, get_args
 
@@ -37,7 +36,9 @@ class MethodGroup(TyperGroup):
 
     def resolve_command(self, ctx: typer.Context, args: list[str]) -> Any:
         """Look ahead for `--post`: a user's own step after the last round has options too."""
-        ctx.meta["post"] = _typed(args).get("post")
+        from fedcli.runs import experiment
+
+        ctx.meta["post"] = experiment.typed_options(args).get("post")
         return super().resolve_command(ctx, args)
 
     def parse_args(self, ctx: typer.Context, args: list[str]) -> list[str]:
@@ -45,7 +46,7 @@ class MethodGroup(TyperGroup):
         if args and args[0] not in ("-h", "--help") and not ctx.resilient_parsing:
             from fedcli.runs import experiment
 
-            args, ctx.meta["sources"] = experiment.expand(args, _typed(args), ctx.info_name)
+            args, ctx.meta["sources"] = experiment.expand(args, ctx.info_name)
         return super().parse_args(ctx, args)
 
     def get_command(self, ctx: typer.Context, cmd_name: str) -> Any:
@@ -83,16 +84,6 @@ class MethodGroup(TyperGroup):
         made = typer.main.get_command(single)
         made.unknown_option = unknown_option
         return made
-
-
-def _typed(args: list[str]) -> dict[str, str]:
-    """Find the options among arguments, by name, with their values; that of a switch is the word after it."""
-    typed = {}
-    for word, following in zip_longest(args, args[1:], fillvalue=""):
-        flag, equals, value = word.partition("=")
-        if flag.startswith("--"):
-            typed[flag[2:].replace("-", "_").removeprefix("no_")] = value if equals else following
-    return typed
 
 
 class _MethodCommand(common.Command):

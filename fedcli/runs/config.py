@@ -13,6 +13,7 @@ from fedcli.core import backbones, partition
 from fedcli.core.engine import parse_chunk
 from fedcli.data import datasets
 from fedcli.declarations import (
+    START,
     DataSetting,
     Method,
     Post,
@@ -269,8 +270,17 @@ class Setup:
 
     def values(self) -> dict[str, Any]:
         """All options, the run's, the method's and those of the step after it, as one flat dict."""
-        after = vars(self.post_options) if self.post_options is not None else {}
-        return {**vars(self.run), **vars(self.options), **after}
+        return {**vars(self.run), **vars(self.options), **(vars(self.post_options) if self.post else {})}
+
+
+def inactive_term(config: Mapping[str, Any], method: Method) -> str:
+    """What is said of a run whose rounds end before the method's own term starts; empty for another run."""
+    start = config.get(START, 0)
+    if start < config["rounds"]:
+        return ""
+    simpler, _ = method.reduces_to or ("the method without it", {})
+    late = f"the method's own term, which starts after {start} rounds: this run is {simpler}"
+    return f"{late}; lower {flag_of(START)}, or give more --rounds"
 
 
 def flags_of(options: Mapping[str, Any]) -> list[str]:
@@ -286,8 +296,8 @@ def flags_of(options: Mapping[str, Any]) -> list[str]:
 
 def given_options(values: Mapping[str, Any], origin: Mapping[str, str]) -> dict[str, Any]:
     """The options of a run that somebody has given, in whatever way; the others follow from these."""
-    others = ("default", "protocol ", "seed", "num_clients")
-    return {name: value for name, value in values.items() if not origin.get(name, "default").startswith(others)}
+    follow = ("default", "protocol ", "seed", "num_clients")  # beginnings of origins
+    return {name: value for name, value in values.items() if not origin.get(name, "default").startswith(follow)}
 
 
 def resolve(

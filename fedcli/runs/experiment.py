@@ -52,7 +52,17 @@ def combinations(grid: Mapping[str, tuple[Any, ...]]) -> list[dict[str, Any]]:
     return [dict(zip(grid, values, strict=True)) for values in itertools.product(*grid.values())]
 
 
-def expand(args: list[str], typed: Mapping[str, str], command: str) -> tuple[list[str], dict[str, str]]:
+def typed_options(args: list[str]) -> dict[str, str]:
+    """The options among arguments, by name, with their values; that of a switch is the word after it."""
+    typed = {}
+    for word, following in itertools.zip_longest(args, args[1:], fillvalue=""):
+        flag, equals, value = word.partition("=")
+        if flag.startswith("--"):
+            typed[flag[2:].replace("-", "_").removeprefix("no_")] = value if equals else following
+    return typed
+
+
+def expand(args: list[str], command: str) -> tuple[list[str], dict[str, str]]:
     """The arguments of a command with the options that `--config` and `--from` stand for, as if they were typed.
 
     Typed options go before those of the file, and these before those of the run; of `--seed` and `--seeds` only what is
@@ -60,7 +70,6 @@ def expand(args: list[str], typed: Mapping[str, str], command: str) -> tuple[lis
 
     Args:
         args: As they were typed.
-        typed: The options among them, by name, with their values.
         command: `run` or `tune`.
 
     Returns:
@@ -69,6 +78,7 @@ def expand(args: list[str], typed: Mapping[str, str], command: str) -> tuple[lis
     Raises:
         UserError: If a file cannot be read, no method is named, or a file of the user's is not.
     """
+    typed = typed_options(args)
     in_file = _options_in_file(typed["config"]) if "config" in typed else {}
     method = in_file.pop("method", None)
     if not args[0].startswith("-"):

@@ -21,7 +21,6 @@ from fedcli.runs import drift
 from fedcli.runs.checkpoints import Store
 from fedcli.runs.config import Setup, flags_of, given_options, parse_size, reductions
 from fedcli.runs.records import SCHEMA, environment, params_hash, summarise
-from fedcli.runs.rounds import Listener
 from fedcli.runs.settings import draft
 from fedcli.runs.strict import Strict
 from fedcli.runs.workers import current
@@ -82,16 +81,13 @@ def machine_settings(fed: Federation) -> Iterator[None]:
         yield
 
 
-def prepare(setup: Setup, progress: Listener | None = None) -> tuple[datasets.Dataset, list, Federation]:
+def prepare(setup: Setup) -> tuple[datasets.Dataset, list, Federation]:
     """Returns a run's data set, each client's examples, and the federation; refuses what `load_data` does."""
     dataset, parts, public = load_data(setup)
     memory = setup.run.state_memory and parse_size(setup.run.state_memory)
     store = Store(memory, setup.device, setup.method.state_types)
     kind = drift.Recording if setup.run.drift_every else Strict
-    fed = federation(setup, dataset, parts, public, kind, store=store)
-    if progress is not None:
-        fed.engine.on_samples = lambda count: progress.samples(count * current().count)
-    return dataset, parts, fed
+    return dataset, parts, federation(setup, dataset, parts, public, kind, store=store)
 
 
 def load_data(setup: Setup) -> tuple[datasets.Dataset, list, datasets.Dataset | None]:

@@ -62,6 +62,7 @@ def go_on(
         write_record(folder, record)
     samples = config.cohort_size * config.local_epochs * sum(map(len, fed.training)) // config.num_clients
     progress.start(record, folder, samples, len(rounds))
+    fed.engine.on_samples = lambda count: progress.samples(count * current().count)
     best = BestModels(folder, setup, record, state)
     saved = complete = len(rounds)  # rounds of the last checkpoint, and those that state and record both have
     writing, written = 0.0, start  # seconds of the last checkpoint, and when it ended

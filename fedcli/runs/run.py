@@ -185,7 +185,7 @@ def begin(setup: Setup, folder: Path, source: str, progress: Listener | None = N
 
     The `source` is the name of its method, or the path of the method's file.
     """
-    dataset, parts, fed = prepare(setup, progress)
+    dataset, parts, fed = prepare(setup)
     engine = fed.engine
     with machine_settings(fed):
         chosen = autotune.autotune(fed)
@@ -284,7 +284,7 @@ def _go_on_from_checkpoint(folder: Path, record: dict[str, Any], changed_method:
     other_file = not userfiles.is_hash_of(record["method_hash"], method.file)
     if (other_file or records.outdated(record, method)) and not changed_method:
         raise _changed_code(record, method, "go on with --changed-method, or start a new run")
-    setup, fed = restore(record, method, progress)
+    setup, fed = restore(record, method)
     if other_file:
         record["method_hash"] += userfiles.THEN + method.file_hash
     with machine_settings(fed):
@@ -319,12 +319,10 @@ def recorded_setup(record: dict[str, Any], method: Method, **instead: Any) -> Se
     return dataclasses.replace(setup, origin=origin, selection=record["summary"]["selection"])
 
 
-def restore(
-    record: dict[str, Any], method: Method, progress: Listener | None = None, **instead: Any
-) -> tuple[Setup, Federation]:
+def restore(record: dict[str, Any], method: Method, **instead: Any) -> tuple[Setup, Federation]:
     """The set-up and the federation of a run, from its record; refuses other data and another partition."""
     setup = recorded_setup(record, method, **instead)
-    dataset, parts, fed = prepare(setup, progress)
+    dataset, parts, fed = prepare(setup)
     for part, then, now in (
         ("data set", record["dataset_fingerprint"], dataset.fingerprint),
         ("partition", record["partition"]["fingerprint"], partition.fingerprint(parts)),
