@@ -340,9 +340,9 @@ def verify(
     """
     from fedcli.runs.verify import verify as verified
 
-    verdict = watch(partial(verified, record, out=out, method=method or (), device=device, rounds=rounds))
-    typer.echo(verdict.text)
-    if not verdict.same:
+    text, same = watch(partial(verified, record, out=out, method=method or (), device=device, rounds=rounds))
+    typer.echo(text)
+    if not same:
         raise typer.Exit(1)
 
 

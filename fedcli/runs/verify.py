@@ -4,27 +4,19 @@ import shutil
 from collections.abc import Sequence
 from math import inf
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from fedcli.core.federation import NonFiniteLoss
 from fedcli.errors import UserError
 from fedcli.registry import find_method
 from fedcli.runs.records import WHERE, read_record
 from fedcli.runs.rounds import Listener
-from fedcli.runs.run import Run, begin, has_ended, load, new_folder, recorded_setup, remove_unused
+from fedcli.runs.run import begin, has_ended, new_folder, recorded_setup, remove_unused
 from fedcli.runs.signals import OutOfTime
 from fedcli.userfiles import trust_files
 
 WITHIN = 0.02  # of accuracy: how far another machine or version may take a point of a curve
 SURROUNDINGS = (*WHERE, "numerics", "method_hash")  # what the bits of a run depend on
-
-
-class Verdict(NamedTuple):
-    """What a record and its repetition have in common."""
-
-    text: str  # "same bits", "same to the last digit" of some rounds, "same within x", or what differs
-    same: bool  # False for the last of them
-    again: Run  # the repetition
 
 
 def verify(
@@ -35,7 +27,7 @@ def verify(
     device: str | None = None,
     rounds: int | None = None,
     progress: Listener | None = None,
-) -> Verdict:
+) -> tuple[str, bool]:
     """Runs a run again that has finished or diverged, and compares partition, curve, end and parameters.
 
     Of its first rounds alone there are no last parameters; the terms of the objective are compared instead.
@@ -48,6 +40,9 @@ def verify(
         rounds: So many of its rounds only, planned as before; the repetition is then one that was interrupted, and is
             kept only in an `out` that is named.
         progress: Told how it goes on.
+
+    Returns:
+        See `compare`.
 
     Raises:
         UserError: If there is no such run, it has not ended or has not these rounds, or it cannot run here.
@@ -63,15 +58,15 @@ def verify(
     setup = recorded_setup(record, find_method(record["method_source"]), **({"device": device} if device else {}))
     folder = Path(out or new_folder(setup))
     try:
-        again = begin(setup, folder, record["method_source"], progress, until=rounds)
+        again = begin(setup, folder, record["method_source"], progress, until=rounds).record
     except (NonFiniteLoss, OutOfTime):
-        again = load(folder)
-        if again.record["status"] == "interrupted" and out is None:
+        again = read_record(folder)
+        if again["status"] == "interrupted" and out is None:
             shutil.rmtree(folder)  # not a run that anybody wants to go on, as `resume` would with all below `runs`
     finally:
         if out is None:
             remove_unused(folder)
-    return Verdict(*compare(record, again.record), again)
+    return compare(record, again)
 
 
 def _beginning(record: dict[str, Any], rounds: int) -> dict[str, Any]:
@@ -90,7 +85,7 @@ def compare(record: dict[str, Any], again: dict[str, Any]) -> tuple[str, bool]:
     """Compares two records of the same options, both finished, diverged, or interrupted after the same round.
 
     Returns:
-        The text and the answer of a `Verdict`.
+        "same bits", "same to the last digit" of some rounds, "same within x", or what differs; False for the last.
     """
     for name, before, now in (
         ("data set", record["dataset_fingerprint"], again["dataset_fingerprint"]),
