@@ -326,14 +326,13 @@ def net(forward, layers=""):
         (net("return self.fc(self.first(x)) + 0 * self.fc.weight.sum()"), "has no attribute 'weight'"),
         (
             net("return self.fc(self.norm(self.first(x)))", "self.norm = nn.BatchNorm1d(6)"),
-            "mixes the images of a batch in the layer 'norm' (BatchNorm1d); use nn.BatchNorm2d,",
+            "mixes the images of a batch before or in the layer 'norm' (BatchNorm1d); use nn.BatchNorm2d,",
         ),
         (
             net("return self.fc(self.drop(self.first(x)))", "self.drop = nn.AlphaDropout(0.5)"),
-            "draws random numbers in the layer 'drop' (AlphaDropout); use nn.Dropout,",
+            "draws random numbers before or in the layer 'drop' (AlphaDropout); use nn.Dropout or",
         ),
-        (net("return self.fc(self.first(x[:, torch.randperm(64)]))"), "draws random numbers in its forward pass"),
-        (net("x = x if x.sum() > 0 else -x; return self.fc(self.first(x))"), "reads a number out of a tensor"),
+        (net("return self.fc(self.first(x[:, torch.randperm(64)]))"), "draws random numbers before or in the layer 'first'"),
         (net("x = self.first(x); return self.fc(x - x.mean(0) * self.training)"), "mixes the images of a batch"),
         (net("self.n = self.n + 1; return self.fc(self.first(x))", COUNTER), "puts a new tensor"),
         (net("return self.fc(self.first(x))", "self.fc.weight.requires_grad_(False)"), "does not train its last"),
@@ -343,7 +342,7 @@ def net(forward, layers=""):
         ),
         (
             net("return self.fc(self.first(self.att(x, x, x)[0]))", "self.att = nn.MultiheadAttention(64, 2)"),
-            "mixes the images of a batch in the layer 'att' (MultiheadAttention)",
+            "mixes the images of a batch before or in the layer 'att' (MultiheadAttention)",
         ),
         (net("return self.fc(self.first(x[:, :7]))"), "line 13 (got RuntimeError: mat1 and mat2"),
     ],

@@ -9,7 +9,7 @@ Names are neutral; which network a paper uses is written in its protocols. Names
   so that 512 features are left whatever its width. `-dropout` keeps the dropout that is lost with MobileNetV2's.
 * `-32` is a variant for 32 x 32 images.
 * `-100` has 100 features, where the network without it has 192; `-linear` has no ReLU behind them.
-* `vit-tiny` is a vision transformer for small images, 128 wide, of 4 layers with 4 heads.
+* `vit-tiny` is torchvision's vision transformer, small: 128 wide, of 4 layers with 4 heads.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -22,12 +22,11 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
+from torch.nn.modules.module import register_module_forward_hook
 
-from fedcli.core.clients import Aux, Network, Params, gradient_of, under_vmap
+from fedcli.core.clients import under_vmap
 from fedcli.core.layers import KeyedDraws, KeyedDropout, MaskedBatchNorm2d, use_live_taps
-from fedcli.core.stacked import WAYS, for_many
-from fedcli.core.trees import leaves, stack
+from fedcli.core.trees import leaves
 from fedcli.errors import UserError, unknown
 from fedcli.userfiles import FromFile, blame, from_file, is_from_file, with_operators
 
@@ -54,7 +53,6 @@ class Backbone(nn.Module):
         self.head = nn.Linear(feature_dim, num_classes)
         self._colour = colour
         self.draws: KeyedDraws | None = None
-        self.alone = ""  # why clients cannot train together by vmap, if they cannot
         self._guard: Callable = nullcontext  # stands around the body's work
         self._norms = [module for module in body.modules() if isinstance(module, MaskedBatchNorm2d)]
         for number, layer in enumerate(module for module in body.modules() if isinstance(module, KeyedDropout)):
@@ -315,45 +313,17 @@ def _efficientnet_b0_32(channels: int, image_size: int, num_classes: int) -> Bac
     return Backbone(body, width, num_classes, colour=True)
 
 
-class _Tokens(nn.Module):
-    """Cuts images into patches, and gives a token `[width]` for each, with its place added: `[B, tokens, width]`."""
-
-    def __init__(self, patch: int, image_size: int, width: int):
-        super().__init__()
-        self.patches = nn.Conv2d(3, width, patch, stride=patch)
-        self.places = nn.Parameter(nn.init.trunc_normal_(torch.empty((image_size // patch) ** 2, width), std=0.02))
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.patches(x).flatten(2).mT + self.places
-
-
-class _Attention(nn.Module):
-    """Multi-head self-attention of tokens `[B, tokens, width]`, softmax(Q K^T / sqrt(width of a head)) V."""
-
-    def __init__(self, width: int, heads: int):
-        super().__init__()
-        self.heads, self.joint, self.out = heads, nn.Linear(width, 3 * width), nn.Linear(width, width)
-
-    def forward(self, x: Tensor) -> Tensor:
-        query, key, value = self.joint(x).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
-        weights = (query @ key.mT / query.shape[-1] ** 0.5).softmax(-1)
-        return self.out((weights @ value).transpose(1, 2).flatten(2))
-
-
 def _vit_tiny(channels: int, image_size: int, num_classes: int) -> Backbone:
-    """Makes a vision transformer for small images: about 8 x 8 patches, of 2 x 2 pixels at least, and no dropout.
+    """Makes torchvision's vision transformer, 128 wide, of 4 layers with 4 heads, without dropout.
 
-    The features are the mean of the tokens behind the last norm. A border that fills no patch is left out. Weights are
-    drawn as torch does by default, the places from a normal distribution.
+    Patches are the smallest of 2 x 2 pixels or more of which at most 8 x 8 fill an image.
     """
-    width, heads, depth = 128, 4, 4
-    layers: list[nn.Module] = [_Tokens(max(-(-image_size // 8), 2), image_size, width)]
-    for _ in range(depth):
-        mixing = nn.LayerNorm(width), _Attention(width, heads)
-        hidden = nn.LayerNorm(width), nn.Linear(width, 2 * width), nn.GELU(), nn.Linear(2 * width, width)
-        layers += [_Sum(nn.Sequential(*mixing), nn.Identity()), _Sum(nn.Sequential(*hidden), nn.Identity())]
-    mean = nn.AdaptiveAvgPool2d((1, width)), nn.Flatten()  # over the tokens
-    return Backbone(nn.Sequential(*layers, nn.LayerNorm(width), *mean), width, num_classes, colour=True)
+    sides = (side for side in range(2, image_size + 1) if image_size % side == 0 and 8 * side >= image_size)
+    body = torchvision().models.VisionTransformer(image_size, next(sides), 4, 4, 128, 256, num_classes=1)
+    body.heads = nn.Identity()
+    network = Backbone(body, 128, num_classes, colour=True)
+    network.draws = KeyedDraws()
+    return network
 
 
 BACKBONES |= {
@@ -383,7 +353,7 @@ def _network_from_user(function: FromFile, channels: int, image_size: int, num_c
     _swap_layers(module, _not_compiled)
     x, draws = torch.randn(4, channels, image_size, image_size), KeyedDraws()
     # With our functions of attention, since torch's own for evaluation leave out the layers inside.
-    with torch.no_grad(), blame(function.path), draws, _watched() as (_, done):
+    with torch.no_grad(), blame(function.path), draws, _watched() as given:
         module.eval()(x[:3])  # lazy layers get their shapes
         logits = module(x)
     shape = tuple(logits.shape) if isinstance(logits, Tensor) else type(logits).__name__
@@ -391,14 +361,14 @@ def _network_from_user(function: FromFile, channels: int, image_size: int, num_c
         raise function.refuse(
             f"gives no logits of {num_classes} classes (got {shape} of 4 images)", "return logits [B, C]"
         )
-    head = next((call.layer for call in reversed(done) if isinstance(call.layer, nn.Linear)), None)
+    head = next((layer for layer, _ in reversed(given) if isinstance(layer, nn.Linear)), None)
     if type(head) is not nn.Linear or head.bias is None:
-        last = type([call.layer for call in done if not call.layer._modules][-1]).__name__
+        last = type([layer for layer, _ in given if not layer._modules][-1]).__name__
         wrong = f"does not end in an nn.Linear with bias, of features [B, D] (got {last})"
         raise function.refuse(wrong, "let it be the last layer")
     sizes: dict[nn.Module, list[int]] = {}  # how long what a layer gives is, call by call
-    for call in done:
-        sizes.setdefault(call.layer, []).extend(len(output) for output in call.outputs if output.dim())
+    for layer, output in given:
+        sizes.setdefault(layer, []).extend([len(output)] * (output.dim() > 0))
     if len(sizes[head]) > 2:
         raise function.refuse("uses its last nn.Linear twice", "make a layer for each place")
     if not (head.weight.requires_grad and head.bias.requires_grad):
@@ -444,107 +414,58 @@ def _not_compiled(layer: nn.Module) -> nn.Module:
     return layer
 
 
-class _Call(NamedTuple):
-    """A call of a layer; tensors are copies."""
-
-    layer: nn.Module
-    inputs: list[Tensor]
-    outputs: list[Tensor]
-
-
 @contextmanager
-def _watched() -> Iterator[tuple[list[_Call], list[_Call]]]:
-    """Notes which calls of layers are going on, the innermost last, and which have ended, in this order."""
-    inside: list[_Call] = []
-    done: list[_Call] = []
+def _watched() -> Iterator[list[tuple[nn.Module, Tensor]]]:
+    """Notes which tensors the layers give, as copies, in the order in which the calls end."""
+    given: list[tuple[nn.Module, Tensor]] = []
 
-    def copies(tree: Any) -> list[Tensor]:
-        return [leaf.clone() for leaf in leaves(tree) if isinstance(leaf, Tensor)]
+    def note(layer: nn.Module, arguments: tuple, output: Any) -> None:
+        given.extend((layer, leaf.clone()) for leaf in leaves(output) if isinstance(leaf, Tensor))
 
-    def enter(layer: nn.Module, given: tuple) -> None:
-        inside.append(_Call(layer, copies(given), []))
-
-    def leave(layer: nn.Module, given: tuple, output: Any) -> None:
-        done.append(inside.pop()._replace(outputs=copies(output)))
-
-    with register_module_forward_pre_hook(enter), register_module_forward_hook(leave):
-        yield inside, done
+    with register_module_forward_hook(note):
+        yield given
 
 
 @torch.no_grad()
 def _check(network: Backbone, function: FromFile, x: Tensor, logits: Tensor) -> None:
-    """Refuses a user's network whose function has changed, which mixes images, or which draws without the key.
-
-    `network.alone` then says why its clients cannot train together, if they cannot.
-    """
+    """Refuses a user's network whose function has changed, which mixes images, or which draws without the key."""
     before, held = torch.get_rng_state(), dict(network.named_buffers())
     kept = {name: value.clone() for name, value in held.items()}
 
-    def run(x: Tensor) -> list[_Call]:
-        """Returns the calls in training, without batch statistics, and the buffers after it, which it puts back."""
+    def run(x: Tensor) -> list[tuple[nn.Module, Tensor]]:
+        """Returns what the layers give in training, without batch statistics, and the buffers, which it puts back."""
         network.train()
         for layer in network._norms:
             layer.eval()
-        with _watched() as (_, done):
+        with _watched() as given:
             network(x)
         if any(value is not held[name] for name, value in network.named_buffers()):
             raise function.refuse("puts a new tensor into a buffer", "change it in place, as by self.name.copy_(...)")
-        done.append(_Call(network, [], [value.clone() for value in held.values()]))
+        given += [(network, value.clone()) for value in held.values()]
         for name, value in held.items():
             value.copy_(kept[name])
-        return done
+        return given
 
-    def where(layer: nn.Module, network: nn.Module = network) -> str:
-        name = next(name for name, part in network.named_modules() if part is layer).removeprefix("body").lstrip(".")
-        return f"in the layer '{name}' ({type(layer).__name__})" if name else "in its forward pass"
+    def first_difference(others: list[tuple[nn.Module, Tensor]], same: Callable[..., bool]) -> str:
+        """Says where the same two images first give something else; empty where they do not."""
+        for (layer, ours), (_, theirs) in zip(few, others, strict=False):
+            theirs = theirs[: len(ours)] if ours.dim() else theirs
+            if ours.shape == theirs.shape and not same(ours, theirs):
+                names = (name for name, part in network.named_modules() if part is layer)
+                return f"before or in the layer '{next(names).removeprefix('body.')}' ({type(layer).__name__})"
+        return ""
 
     few, again, several = run(x[:2]), run(x[:2]), run(x)
-    layer = _first_difference(few, again, torch.equal)
-    if layer or not torch.equal(torch.get_rng_state(), before):
-        uses = "use nn.Dropout, F.dropout or torch.rand"
-        raise function.refuse(f"draws random numbers {where(layer or network)}", uses)
+    drawing = first_difference(again, torch.equal)
+    if drawing or not torch.equal(torch.get_rng_state(), before):
+        raise function.refuse(
+            f"draws random numbers {drawing or 'that it does not use'}", "use nn.Dropout or F.dropout"
+        )
     if not torch.allclose(network.eval()(x)[1], logits, 1e-4, 1e-5):
         raise function.refuse("does not end in its last nn.Linear", "let that give the logits, and be called once")
     if not network.draws.used:
         network.draws = None
-    with _watched() as (inside, _):
-        try:
-            _train_two_together(network, x[:2])
-        except (UserError, RuntimeError) as error:  # the first of what stands around the body, the other of gradients
-            layers = [call.layer for call in inside] or [network]
-            reason = str(error.__cause__ or error).splitlines()[0]
-            network.alone = f"{where(layers[-1], layers[0])} ({reason})"
-    if network.alone and ("item()" in network.alone or "control flow" in network.alone):
-        reads = "reads a number out of a tensor, as .item(), float() and if do,"
-        raise function.refuse(f"{reads} {network.alone.partition(' (vmap')[0]}", "use torch.where")
-    layer = _first_difference(few, several, partial(torch.allclose, rtol=1e-4, atol=1e-4))
-    if layer:
+    mixing = first_difference(several, partial(torch.allclose, rtol=1e-4, atol=1e-4))
+    if mixing:
         uses = "use nn.BatchNorm2d, nn.GroupNorm or nn.LayerNorm, and attention with batch_first=True"
-        raise function.refuse(f"mixes the images of a batch {where(layer)}", uses)
-
-
-def _train_two_together(network: Backbone, x: Tensor) -> None:
-    """Takes the gradients of two clients as the engine does, by vmap, each of one image and padding."""
-    pure, mask = Network(network, "float32", x.device), torch.arange(len(x)) < len(x) - 1
-
-    def loss(params: Params, buffers: Params, batch: tuple[Tensor, Tensor], context: None) -> tuple[Tensor, Aux]:
-        output = pure(params, buffers, *batch)
-        return output.logits.square().sum(), Aux(output.buffers, {})
-
-    def gradient(client: tuple, batch: tuple[Tensor, Tensor]) -> Params:
-        return gradient_of(loss, *client, batch, None)[0]
-
-    for_many(gradient, (0, 0), WAYS[0])(*stack(2 * [((pure.params, pure.buffers), (x, mask))]))
-
-
-def _first_difference(few: list[_Call], several: list[_Call], same: Callable[..., bool]) -> nn.Module | None:
-    """Returns the first layer that makes something else of the same first images if there are several more."""
-
-    def differ(ours: list[Tensor], theirs: list[Tensor]) -> bool:
-        pairs = [(a, b[: len(a)] if a.dim() else b) for a, b in zip(ours, theirs, strict=False)]
-        return any(a.shape == b.shape and not same(a, b) for a, b in pairs)
-
-    for one, other in zip(few, several, strict=False):
-        if differ(one.outputs, other.outputs) and not differ(one.inputs, other.inputs):
-            return one.layer
-    return None
+        raise function.refuse(f"mixes the images of a batch {mixing}", uses)

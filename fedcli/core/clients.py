@@ -115,7 +115,7 @@ class Network:
         return Output(features.float(), logits.float(), buffers)
 
 
-def gradient_of(loss: LocalLoss, params: Params, *arguments: Any) -> tuple[Params, Aux]:
+def _gradient(loss: LocalLoss, params: Params, *arguments: Any) -> tuple[Params, Aux]:
     """Returns the gradient of a local objective by the parameters, and what it returned beside its value.
 
     The gradient is packed where the parameters are flat.
@@ -197,7 +197,7 @@ def optimizer_step(
 
         some, before = trained(client.params), client.optimizer[key]
         like = (some, before) if isinstance(some, Flat) else (None, None)  # what is packed
-        grads, aux = gradient_of(loss if names is None else of_some, some, client.buffers, batch, context)
+        grads, aux = _gradient(loss if names is None else of_some, some, client.buffers, batch, context)
         grads = clip(grads, clip_norm) if clip_norm else grads
         rate = batch.lr if lr is None else torch.full_like(batch.lr, lr)
         packed, state = pack((some, before), like)

@@ -20,7 +20,7 @@ from fedcli.core.clients import Aux, Client, LocalLoss, Network, Output, Params,
 from fedcli.core.engine import Engine, parse_chunk
 from fedcli.core.graphs import CudaGraphs
 from fedcli.core.layers import only_reported, use_live_taps
-from fedcli.core.stacked import WAYS, with_optimizer
+from fedcli.core.stacked import with_optimizer
 from fedcli.core.trees import Tree, concatenate, count_floats, select, stack, tree_map
 from fedcli.declarations import Sizes
 from fedcli.errors import UserError
@@ -119,12 +119,6 @@ class Federation:
         self.outputs: dict = {}  # what models gave when they were last evaluated, see fedcli/core/evaluation.py
         # On CUDA, `autotune` chooses for `auto` before the first round.
         way, chunk = parse_chunk(run.clients_per_chunk, 1 if self.device.type == "cpu" else run.cohort_size)
-        alone = next((module.alone for module in modules if module.alone), "")
-        if alone and chunk > 1 and way == WAYS[0]:
-            raise UserError(
-                f"the network {run.backbone} cannot train several clients together: it fails {alone}; use "
-                "--clients-per-chunk 1, or branches:N for N clients."
-            )
         self.engine = Engine(
             dataset.x_train.to(device), dataset.y_train.to(device), transform, min(chunk, run.cohort_size), on_samples,
             way, CudaGraphs(device) if device.type == "cuda" else None,

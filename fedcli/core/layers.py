@@ -216,16 +216,6 @@ class KeyedDraws(nn.Module, TorchFunctionMode):
             words = _mix(words[..., None] ^ torch.arange(size, device=words.device))
         return words
 
-    def uniform(self, like: Tensor) -> Tensor:
-        """Draws numbers in [0, 1) with the shape and type of a tensor; 24 bits, which float32 holds exactly."""
-        return (self.words(like.shape) >> 8).to(like.dtype) / 2**24
-
-    def bernoulli_(self, x: Tensor, p: Any = 0.5) -> Tensor:
-        """Draws ones with probability `p`; into a new tensor, and who goes on with the old one gets NaN."""
-        ones = (self.uniform(x.double()) < p).to(x.dtype)
-        x.fill_(torch.nan)
-        return ones
-
     def dropout(
         self, x: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False, channels: bool = False
     ) -> Tensor:
@@ -268,9 +258,6 @@ KEYED: dict[Callable, Callable] = {
     **dict.fromkeys((F.dropout1d, F.dropout2d, F.dropout3d), partial(KeyedDraws.dropout, channels=True)),
     F.scaled_dot_product_attention: KeyedDraws.attention,
     F.multi_head_attention_forward: KeyedDraws.multi_head_attention,
-    torch.rand: lambda draws, *size, **options: draws.uniform(torch.empty(*size, **options)),
-    torch.rand_like: lambda draws, *like, **options: draws.uniform(torch.empty_like(*like, **options)),
-    Tensor.bernoulli_: KeyedDraws.bernoulli_,
 }
 
 _WORD = 2**32 - 1
