@@ -26,7 +26,7 @@ from fedcli.declarations import (
     grid,
     option,
     rows_by_class,
-)
+)  # fmt: skip
 from fedcli.errors import UserError
 
 __all__ = [

@@ -5,10 +5,11 @@ import gc
 import pytest
 import torch
 
-from fedcli.core import autotune, engine
+from fedcli.core import engine
 from fedcli.core.stacked import Stack
 from fedcli.errors import UserError
 from fedcli.registry import find_method
+from fedcli.runs import autotune
 from tests import laws
 from tests.test_graphs import ListGraphs
 

@@ -332,7 +332,10 @@ def net(forward, layers=""):
             net("return self.fc(self.drop(self.first(x)))", "self.drop = nn.AlphaDropout(0.5)"),
             "draws random numbers before or in the layer 'drop' (AlphaDropout); use nn.Dropout or",
         ),
-        (net("return self.fc(self.first(x[:, torch.randperm(64)]))"), "draws random numbers before or in the layer 'first'"),
+        (
+            net("return self.fc(self.first(x[:, torch.randperm(64)]))"),
+            "draws random numbers before or in the layer 'first'",
+        ),
         (net("x = self.first(x); return self.fc(x - x.mean(0) * self.training)"), "mixes the images of a batch"),
         (net("self.n = self.n + 1; return self.fc(self.first(x))", COUNTER), "puts a new tensor"),
         (net("return self.fc(self.first(x))", "self.fc.weight.requires_grad_(False)"), "does not train its last"),

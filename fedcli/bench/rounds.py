@@ -27,12 +27,12 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from fedcli import registry
 from fedcli.core import evaluation
-from fedcli.core.autotune import autotune, peak_memory
 from fedcli.core.backbones import torchvision
 from fedcli.core.federation import Federation
 from fedcli.core.layers import use_live_taps
 from fedcli.data import datasets
 from fedcli.errors import unknown
+from fedcli.runs.autotune import autotune, peak_memory
 from fedcli.runs.config import DEFAULT_DATASET, RunConfig, Setup, resolve
 from fedcli.runs.prepare import deterministic, federation
 

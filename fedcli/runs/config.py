@@ -108,19 +108,15 @@ RESERVED = {"method", "grid", "progress", "help", "exist_ok", *EXPERIMENT}  # na
 
 # What others call our options. A Greek letter stands for the option with that symbol, which goes first.
 WORDS = {
-    "epochs": "local_epochs", "num_epochs": "local_epochs", "local_ep": "local_epochs", "local_steps": "local_epochs",
-    "clients": "num_clients", "n_clients": "num_clients", "num_users": "num_clients", "users": "num_clients",
-    "clients_per_round": "cohort_size", "cohort": "cohort_size", "fraction": "cohort_size", "frac": "cohort_size",
-    "join_ratio": "cohort_size", "participation": "cohort_size", "sample_size": "cohort_size",
-    "num_rounds": "rounds", "global_rounds": "rounds", "comm_rounds": "rounds", "communication_rounds": "rounds",
+    "epochs": "local_epochs", "num_epochs": "local_epochs", "local_steps": "local_epochs", "users": "num_clients",
+    "clients_per_round": "cohort_size", "fraction": "cohort_size", "frac": "cohort_size", "join_ratio": "cohort_size",
+    "participation": "cohort_size", "sample_size": "cohort_size", "communication_rounds": "rounds",
     "learning_rate": "lr", "local_lr": "lr", "step_size": "lr", "eta": "lr", "wd": "weight_decay",
-    "batch": "batch_size", "bs": "batch_size", "local_bs": "batch_size", "opt": "optimizer", "scheduler": "lr_schedule",
-    "model": "backbone", "network": "backbone", "net": "backbone", "arch": "backbone", "architecture": "backbone",
-    "data": "dataset", "data_set": "dataset", "split": "partition", "alpha": "partition", "beta": "partition",
-    "dirichlet": "partition", "non_iid": "partition", "noniid": "partition", "iid": "partition",
-    "val": "validation", "gpu": "device", "cuda": "device", "eval_freq": "eval_every", "eval_interval": "eval_every",
-    "repeats": "seeds", "times": "seeds", "trials": "seeds", "random_seed": "seed",
-    "output": "out", "output_dir": "out", "save_dir": "out", "log_dir": "out", "resume": "continue_",
+    "bs": "batch_size", "local_bs": "batch_size", "opt": "optimizer", "model": "backbone", "network": "backbone",
+    "net": "backbone", "arch": "backbone", "architecture": "backbone", "split": "partition", "alpha": "partition",
+    "beta": "partition", "dirichlet": "partition", "non_iid": "partition", "noniid": "partition", "iid": "partition",
+    "val": "validation", "gpu": "device", "cuda": "device", "repeats": "seeds", "times": "seeds", "trials": "seeds",
+    "random_seed": "seed", "output_dir": "out", "save_dir": "out", "log_dir": "out", "resume": "continue_",
 }  # fmt: skip
 
 

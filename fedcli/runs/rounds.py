@@ -7,12 +7,12 @@ from typing import Any
 
 import torch
 
-from fedcli.core import autotune, evaluation
+from fedcli.core import evaluation
 from fedcli.core.evaluation import NOTHING
 from fedcli.core.federation import Cohort, Federation, NonFiniteLoss
 from fedcli.core.trees import stored
 from fedcli.errors import UserError
-from fedcli.runs import drift
+from fedcli.runs import autotune, drift
 from fedcli.runs.checkpoints import Unkept, clear, clear_finished, is_due, refuse_non_finite, write_checkpoint
 from fedcli.runs.config import Setup
 from fedcli.runs.models import BestModels, all_params

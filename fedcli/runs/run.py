@@ -14,14 +14,14 @@ from typing import Any, NamedTuple
 import torch
 
 from fedcli import userfiles
-from fedcli.core import autotune, partition
+from fedcli.core import partition
 from fedcli.core.engine import WAYS
 from fedcli.core.federation import Federation, NonFiniteLoss
 from fedcli.data.files import is_leftover
 from fedcli.declarations import Method, flag_of
 from fedcli.errors import UserError
 from fedcli.registry import find_method
-from fedcli.runs import records
+from fedcli.runs import autotune, records
 from fedcli.runs.checkpoints import CHECKPOINT, clear_finished, read_checkpoint
 from fedcli.runs.config import Setup, recorded_fields, recorded_options, recorded_value, refuse_without_effect, resolve
 from fedcli.runs.lock import LOCK, InUse, locked

@@ -21,9 +21,7 @@ def flat(entry: dict[str, Any], above: str = "") -> dict[str, float]:
     """The numbers in what a record says of a round, as `terms/cross_entropy`, but for its own and those of clients."""
     numbers: dict[str, float] = {}
     for key, value in entry.items():
-        if key == "client_accuracy":
-            continue
-        if isinstance(value, dict):
+        if isinstance(value, dict) and key != "client_accuracy":
             numbers |= flat(value, f"{above}{key}/")
         elif isinstance(value, int | float) and (above or key != "round"):
             numbers[f"{above}{key}"] = value

@@ -16,8 +16,6 @@ from fedcli.core.trees import tree_map
 STEPS = 16  # of a trial, enough for a capture
 SHARE = 0.6  # of the memory that a trial may take: a method's step needs more than the plain one of a trial
 CLOSE = 1.05  # a trial this much slower than the fastest is as good; the one with the larger chunk is taken
-
-
 Trial = tuple[float, int]  # seconds for one step of one client, and the most bytes that were used
 
 
