@@ -97,6 +97,10 @@ def shared(channels, size, classes):
     first = nn.Flatten(), nn.Linear(channels * size * size, 8)
     return nn.Sequential(*first, layer, nn.ReLU(), layer, nn.Linear(8, classes))
 
+def in_place(channels, size, classes):
+    first = nn.Flatten(), nn.Linear(channels * size * size, 8), nn.ReLU()
+    return nn.Sequential(*first, nn.Dropout(0.2, True), nn.Linear(8, classes))
+
 def compiled(channels, size, classes):
     first = torch.compile(nn.Conv2d(channels, 4, 3))
     network = nn.Sequential(first, nn.Hardswish(True), nn.Dropout(0.3, True), nn.Flatten(), nn.LazyLinear(classes))
@@ -132,7 +136,7 @@ def build(name):
     return backbones.build(f"./net.py:{name}", 1, 8, 10, seed=0)
 
 
-TOGETHER = "plain dropping batch_second weights no_weights functions torchvisions recurrent shared compiled frozen"
+TOGETHER = "in_place plain dropping batch_second weights no_weights functions torchvisions shared compiled frozen"
 
 
 @pytest.mark.parametrize("name", TOGETHER.split())

@@ -384,7 +384,7 @@ def _network_from_user(function: FromFile, channels: int, image_size: int, num_c
     def new(layer: nn.Module) -> nn.Module:
         if layer is head:
             return nn.Identity()
-        if type(layer) is nn.Dropout and layer.p < 1 and not layer.inplace and sizes.get(layer) == [3, 4]:
+        if type(layer) is nn.Dropout and layer.p < 1 and sizes.get(layer) == [3, 4]:  # in place or not
             return KeyedDropout(layer.p)
         if type(layer) is nn.BatchNorm2d and layer.affine and layer.track_running_stats and layer.momentum is not None:
             layer.__class__, layer.num_batches_tracked, layer.mask = MaskedBatchNorm2d, None, None
