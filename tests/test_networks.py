@@ -48,19 +48,15 @@ def batch_second(*shape):
     return Transformer(*shape, 0.1, False)
 
 class MultiHead(nn.Module):
-    def __init__(self, need_weights):
+    def __init__(self):
         super().__init__()
         self.layer = nn.MultiheadAttention(8, 2, 0.2, add_bias_kv=True, batch_first=True)
-        self.need_weights = need_weights
 
     def forward(self, x):
-        return self.layer(x, x, x, need_weights=self.need_weights)[0]
+        return self.layer(x, x, x, need_weights=True)[0]
 
 def weights(*shape):
-    return Transformer(*shape, attention=MultiHead(True))
-
-def no_weights(*shape):
-    return Transformer(*shape, attention=MultiHead(False))
+    return Transformer(*shape, attention=MultiHead())
 
 class Functions(nn.Module):
     def __init__(self):
@@ -136,7 +132,7 @@ def build(name):
     return backbones.build(f"./net.py:{name}", 1, 8, 10, seed=0)
 
 
-TOGETHER = "in_place plain dropping batch_second weights no_weights functions torchvisions shared compiled frozen"
+TOGETHER = "in_place plain dropping batch_second weights functions torchvisions shared compiled frozen"
 
 
 @pytest.mark.parametrize("name", TOGETHER.split())
