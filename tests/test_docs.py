@@ -10,6 +10,7 @@ import torch
 
 import fedcli
 from fedcli.registry import find_method, methods
+from fedcli.results.metrics import METRICS
 from fedcli.runs import run as runs
 from fedcli.runs.config import RunConfig, built_in, resolve
 from fedcli.userfiles import from_file
@@ -195,3 +196,9 @@ def test_every_directory_and_method_has_its_line():
     assert all(module in top for module in modules)
     assert all(f"| `{name}` |" in table for name in methods())
     assert all(f"`{built_in(method)[1]}`" in table for method in methods().values())
+
+
+def test_every_metric_and_every_page_of_the_site_has_its_line():
+    pages, site = sorted((ROOT / "docs").glob("*.md")), (ROOT / "docs" / "mkdocs.yml").read_text(encoding="utf-8")
+    assert [page.name for page in pages if f"docs/{page.name}" not in site] == []
+    assert [name for name in METRICS if f"`{name}" not in TEXTS["tables-and-claims.md"]] == []
