@@ -59,8 +59,8 @@ def parameters(module):
         ("mobilenet-v2-512", 3, 32, 100, 2_275_172),
         ("mobilenet-v2-dropout-512", 3, 32, 100, 2_275_172),
         ("googlenet-512", 3, 32, 100, 5_599_904 + 512 * 100 + 100),
-        # Patches of 4 x 4 pixels, 64 places, 4 layers as nn.TransformerEncoderLayer, and the last norm.
-        ("vit-tiny", 1, 32, 10, 49 * 128 + 64 * 128 + 4 * 132_480 + 256 + 1_290),
+        # Patches of 4 x 4 pixels, a token and 64 + 1 places, 4 layers as nn.TransformerEncoderLayer, and the last norm.
+        ("vit-tiny", 1, 32, 10, 49 * 128 + 128 + 65 * 128 + 4 * 132_480 + 256 + 1_290),
     ],
 )
 def test_parameter_counts_are_those_of_the_papers(name, channels, size, classes, expected):
@@ -69,12 +69,7 @@ def test_parameter_counts_are_those_of_the_papers(name, channels, size, classes,
 
 
 NORMED = ("resnet", "mobilenet", "googlenet", "efficientnet")
-SIGNED = (
-    "vit-tiny",
-    "resnet18-3x3-gn-projection",
-    "efficientnet-b0-32",
-    "cnn-2x32-100-linear",
-)  # no ReLU before their features
+SIGNED = ("vit-tiny", "resnet18-3x3-gn-projection", "efficientnet-b0-32", "cnn-2x32-100-linear")  # without a last ReLU
 
 
 @pytest.mark.parametrize(

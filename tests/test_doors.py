@@ -212,8 +212,7 @@ STATE = "fedavg.ServerState(*fed.initial_model())"
 @pytest.mark.parametrize(
     ("state", "outcome", "words"),
     [
-        (STATE, "state", "run_round of 'mine' returns no state and terms (got ServerState)"),
-        (STATE, "None", "(got NoneType); end it with 'return state, terms'"),
+        (STATE, "state", "of 'mine' returns no state and terms (got ServerState); end it with 'return state, terms'"),
         (
             "dict(w=fed.initial_model()[0])",
             "state, {}",
