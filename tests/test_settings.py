@@ -79,11 +79,11 @@ def test_an_older_run_stands_in_its_cell(tmp_path):
 
 
 def test_files_of_rounds_and_of_clients_count_from_one_and_in_percent(tmp_path):
-    options = ["--dataset", "digits", "--rounds", "2", "--train-examples", "120", "--device", "cpu", "--seeds", "0,1"]
+    options = ["--dataset", "digits", "--rounds", "3", "--train-examples", "120", "--device", "cpu", "--seeds", "0,1"]
     done = invoke("run", "fedavg,fedprox", *options, "--out", tmp_path / "r")
     assert done.exit_code == 0, done.output
     assert len(frame.find_records([tmp_path / "r"])) == 4
-    for what, column, rows in (("round", "round", 8), ("client", "client", 40)):
+    for what, column, rows in (("round", "round", 12), ("client", "client", 40)):
         file = tmp_path / f"{what}.csv"
         invoke("table", tmp_path / "r", "--per", what, "--out", file)
         table = pd.read_csv(file)
@@ -94,7 +94,7 @@ def test_files_of_rounds_and_of_clients_count_from_one_and_in_percent(tmp_path):
     accuracies = [100 * accuracy for accuracy in first["rounds"][-1]["client_accuracy"].values()]
     assert table[(table.method == "fedavg") & (table.seed == 0)].accuracy.dropna().tolist() == pytest.approx(accuracies)
     kept = [entry["round"] for entry in first["rounds"] if "client_accuracy" in entry]
-    assert kept == sorted({first["summary"]["selected_round"], 1})
+    assert kept == sorted({first["summary"]["selected_round"], 2})
     drawn = invoke("plot", tmp_path / "r", "--kind", "accuracies", "--out", tmp_path / "accuracies.png")
     assert drawn.exit_code == 0, drawn.output
     history = fedcli.load(tmp_path / "r" / "fedavg" / "seed-0").history
