@@ -153,6 +153,7 @@ def test_a_run_that_cannot_be_is_refused(line, message, tmp_path, monkeypatch):
         ("plot a --knd x", "unknown option of 'fedcli plot' '--knd'; did you mean '--kind'? 'fedcli plot --help'"),
         ("plot", "missing argument 'RUN'; 'fedcli plot --help' shows all."),
         ("new method 'my method'", "the name 'my method' is invalid; begin with a letter and use only a-z, 0-9, -"),
+        ("new", "missing argument 'method'. Choose from: method; 'fedcli new --help' shows all."),
         ("new method fedavg", "there is a method or a file of that name (got 'fedavg'); choose another name."),
         ("show fedfa:fmnist-c3", "unknown protocol 'fedfa:fmnist-c3'; did you mean 'fedfa:fmnist-c2'?"),
         ("show fedcme:ii", "'fedcme:II' is a paper's table; 'fedcli table fedcme:II --dry-run' shows it."),

@@ -64,7 +64,7 @@ def _refusal(error: Any) -> str:
     path, command = error.ctx.command_path, error.ctx.command
     remedy = f"'{path} --help' shows all."
     if not hasattr(error, "possibilities"):
-        text = error.format_message().rstrip(".")
+        text = " ".join(error.format_message().split()).rstrip(".")
         return f"{text[0].lower()}{text[1:]}; {remedy}"
     if hasattr(command, "unknown_option"):
         return str(command.unknown_option(error.option_name))
