@@ -62,7 +62,7 @@ def report(records: Iterable[dict], title: str = "Runs", missing: Sequence[str] 
         parts.append(_text(f"<h2>{escape(name)}</h2>"))
         if shown:
             parts.append(_table(sheet, shown, colour))
-        texts = [f"<li>{escape(note)}</li>" for note in sheet.notes]
+        texts = [f"<li style='margin-left: 1em'>{escape(note)}</li>" for note in sheet.notes]
         for summary, folded in ((f"Failed: {len(failed)}", failed), ("Commands", commands(runs))):
             if folded:
                 text = escape("\n".join(folded))
