@@ -48,6 +48,7 @@ def test_what_does_not_fit_into_memory_lies_in_files_the_one_used_last_at_last(t
     later = store.keep(first, states(4), 1)
     assert files(tmp_path) == ["000002-0"]
     assert [version.client for version in later.data.values() if version.state is not None] == [1, 4]
+    assert later.nbytes == 3 * BYTES
     assert held(later) == {1: 1, 2: 2, 4: 4}
     assert isinstance(later[2], ClientState)
     assert (list(later), 2 in later, later.get(7, "none")) == ([1, 2, 4], True, "none")

@@ -1,8 +1,7 @@
-"""What runs cost that are still to do: hours by the runs that were timed, and bytes of the models that they leave."""
+"""What runs cost that are still to do: hours, by the runs that were timed."""
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import suppress
 from pathlib import Path
 from statistics import fmean, median
 from typing import Any, NamedTuple
@@ -10,12 +9,10 @@ from typing import Any, NamedTuple
 import pandas as pd
 
 from fedcli.data import datasets
-from fedcli.errors import UserError
 from fedcli.registry import find_table
 from fedcli.results import claims, plans
 from fedcli.results.frame import read_runs, shipped
 from fedcli.results.plans import PlannedRun, TablePlan, round_examples
-from fedcli.runs import models
 from fedcli.runs.records import environment, quiet
 from fedcli.userfiles import is_from_file
 
@@ -128,17 +125,6 @@ def time_text(estimated: pd.DataFrame) -> str:
     text = f"{minutes / 60:,.1f} hours" if minutes >= 90 else f"{minutes:.0f} min"
     machines = ", ".join(f"timed on {name}" for name in sorted(set().union(*estimated["machines"])))
     return f"about {text} for {seconds.count()} of {len(seconds)} runs" + (f" ({machines})" if machines else "")
-
-
-def bytes_kept(runs: Iterable[PlannedRun]) -> int:
-    """Bytes of the models that runs leave, at least; those of a data set of unknown classes are left out."""
-    total = 0
-    for run in runs:
-        with suppress(UserError):  # of a damaged file, which the run will refuse
-            images = datasets.describe(run.setup.run.dataset)
-            if images["classes"] is not None:
-                total += models.bytes_kept(run.setup, *images["shape"][:2], images["classes"])
-    return total
 
 
 def decided_by(answer: claims.Answer, folder: Path, timed: Mapping[Machine, Sequence[Pace]]) -> str:

@@ -180,6 +180,11 @@ class Kept(UserDict):
     def __getitem__(self, client: int) -> Tree:
         return self._store.read(self.data[client])
 
+    @property
+    def nbytes(self) -> int:
+        """The bytes of what all clients keep."""
+        return sum(version.nbytes for version in self.data.values())
+
     def rows(self) -> list[tuple[int, str, int, str | None]]:
         """Names each client's version as a checkpoint does: client, file without suffix, bytes and SHA-256."""
         return [(version.client, version.name, version.nbytes, version.digest) for version in self.data.values()]

@@ -8,7 +8,6 @@ import json
 import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -20,6 +19,7 @@ from fedcli.core import backbones
 from fedcli.core.backbones import Backbone
 from fedcli.core.clients import Params
 from fedcli.core.evaluation import nearness, own_model
+from fedcli.core.trees import leaves
 from fedcli.data.files import write_atomically
 from fedcli.declarations import Method
 from fedcli.errors import UserError
@@ -28,7 +28,7 @@ from fedcli.runs import checkpoints
 from fedcli.runs.checkpoints import CHECKPOINT, PREVIOUS, SELECTED, Damaged, Store
 from fedcli.runs.config import Setup, describe_reductions
 from fedcli.runs.records import identity, reductions_of, summarise
-from fedcli.userfiles import is_from_file, trust_files
+from fedcli.userfiles import trust_files
 
 LARGEST = 2**30  # bytes of all models together that are kept beside the last ones
 ROUNDS = ("selected", "last")
@@ -90,16 +90,18 @@ class BestModels:
     def __init__(self, folder: Path, setup: Setup, record: dict[str, Any], state: Any):
         """Takes up what a run has kept so far; `state` is the one after the rounds in the record."""
         self._file, self._setup = folder / SELECTED, setup
-        self._is_wanted = _keeps_best(setup, *record["model"]["input"][:2], len(record["class_names"]))
         self._round: int | None = None  # the best one, where it is not in the file
         self._models: Models | None = None  # of that round
         self.see(record, state)
 
     def see(self, record: dict[str, Any], state: Any) -> None:
-        """Holds the models of the last round in the record if it is the best one."""
-        best = summarise(record["rounds"], self._setup.selection)["selected_round"]
-        if self._is_wanted and best is not None and best == record["rounds"][-1]["round"]:
-            self._round, self._models = best, models_of(self._setup.method, state)
+        """Holds the models of the last round in the record if it is the best one, and they are not too large."""
+        selection, method = self._setup.selection, self._setup.method
+        best = summarise(record["rounds"], selection)["selected_round"]
+        if selection.startswith("best-") and best is not None and best == record["rounds"][-1]["round"]:
+            kept = method.model(state) if method.personal is None else state  # whose clients' part is not read for it
+            if sum(getattr(leaf, "nbytes", 0) for leaf in leaves(kept)) <= LARGEST:
+                self._round, self._models = best, models_of(method, state)
 
     def write(self, record: dict[str, Any]) -> None:
         """Writes what is held, unless the checkpoint of this round will."""
@@ -108,34 +110,10 @@ class BestModels:
             self._models = None
 
 
-def bytes_kept(setup: Setup, channels: int, image_size: int, num_classes: int) -> int:
-    """Returns the bytes of the models that a run leaves, at least; what else its clients keep is not counted."""
-    images = channels, image_size, num_classes
-    return _bytes_of_round(setup, *images) * (2 if _keeps_best(setup, *images) else 1)
-
-
 def backbone_of(backbone: str, client: int | None) -> str:
     """Returns the network of a client, which has the (id mod their number)-th of those that `--backbone` names."""
     names = backbone.split(",")
     return names[(client or 0) % len(names)]
-
-
-def _keeps_best(setup: Setup, *images: int) -> bool:
-    """Returns whether the models of the best round are kept beside the last ones; for `images` see `bytes_kept`."""
-    return setup.selection.startswith("best-") and _bytes_of_round(setup, *images) <= LARGEST
-
-
-def _bytes_of_round(setup: Setup, *images: int) -> int:
-    """Returns the bytes of the models after a round."""
-    num_models = setup.run.num_clients if setup.method.personal else 1
-    return sum(_bytes_of_network(backbone_of(setup.run.backbone, client), *images) for client in range(num_models))
-
-
-@cache
-def _bytes_of_network(backbone: str, *images: int) -> int:
-    """Returns the bytes of a network; weights are made for a user's own alone, which may not know the meta device."""
-    with torch.device("cpu" if is_from_file(backbone) else "meta"):
-        return sum(value.nbytes for value in backbones.build(backbone, *images, seed=0).state_dict().values())
 
 
 def remove_models(folder: Path) -> None:
@@ -319,37 +297,32 @@ def card_of(run: Run, model: Classifier, name: str, format: str, client: int | N
     config, summary, protocol = record["config"], record["summary"], protocols().get(record["protocol"])
     entry = record["rounds"][summary["selected_round"] if round == "selected" else -1]
     setting = protocol.datasets.get(record["dataset"]) if protocol else None
-    top_k = f"top-{setting.top_k} " if setting and setting.top_k > 1 else ""
-    measured = MEASURED[record["evaluation"]]
+    accuracy = f"{100 * entry['test_accuracy']:.2f} % {MEASURED[record['evaluation']]}"
+    if setting and setting.top_k > 1:
+        accuracy += f", top-{setting.top_k}"
     if method.personal is not None and record["evaluation"] == "server":
-        measured += ", mean of all clients' models"
-    shape = ", ".join(map(str, record["model"]["input"]))
-    mean, std = (", ".join(f"{value:g}" for value in record["normalisation"][key]) for key in ("mean", "std"))
-    classes = model.network.head.out_features
+        accuracy += ", mean of all clients' models"
+    if "classifier_accuracy" in entry:
+        accuracy += f"; by the nearest prototype, {100 * entry['classifier_accuracy']:.2f} % by the classifier"
+    whose, count = (
+        "global" if client is None else f"client {client}",
+        sum(map(Tensor.numel, model.network.parameters())),
+    )
+    shape, classes = ", ".join(map(str, record["model"]["input"])), record["class_names"]
     outputs = "logits" if model.prototypes is None else "minus the squared distance of the features to each prototype"
     rows = {
-        "Model": f"{'global' if client is None else f'client {client}'}, after round {entry['round'] + 1} of "
-        f"{config['rounds']} ({round})",
-        "Network": f"{backbone_of(config['backbone'], client)}, "
-        f"{sum(value.numel() for value in model.network.parameters()):,} parameters",
+        "Model": f"{whose}, after round {entry['round'] + 1} of {config['rounds']} ({round})",
+        "Network": f"{backbone_of(config['backbone'], client)}, {count:,} parameters",
         "Method": f"`{method.name}`, {method.title}",
         "Data set": f"{record['dataset']}, fingerprint {record['dataset_fingerprint']}",
-        "Protocol": f"`{record['protocol']}`" + (f": {protocol.summary} ({protocol.source})" if protocol else ""),
+        "Protocol": f"`{record['protocol']}`",
         "Reduced": describe_reductions(reductions_of(record)) or "no",
-        "Accuracy of the round": f"{100 * entry['test_accuracy']:.2f} % {top_k}{measured}",
-        "Headline of the run": f"{100 * summary['selected']:.2f} % ({summary['selection']}); "
-        f"{100 * summary['last']:.2f} % in the last round",
+        "Accuracy": accuracy,
         "Input": f"float images [N, {shape}] from 0 to 1, computed in {model.mean.dtype}",
-        "Normalisation": f"mean {mean}; std {std}",
-        "Output": f"{outputs} [N, {classes}], classes {', '.join(record['class_names'])}",
-        "Made by": ", ".join(f"{library} {record['versions'][library]}" for library in ("fedcli", "torch", "python"))
-        + f", commit {record['commit'] or 'unknown'}; exported by torch {torch.__version__}",
+        "Output": f"{outputs} [N, {len(classes)}], classes {', '.join(classes)}",
+        "Made by": f"fedcli {record['versions']['fedcli']}, commit {record['commit'] or 'unknown'}",
         "Command": f"`{record['command']}`",
     }
-    if method.prototypes is not None:
-        rows["Accuracy of the round"] += " by the nearest prototype"
-    if "classifier_accuracy" in entry:
-        rows["Accuracy by the classifier"] = f"{100 * entry['classifier_accuracy']:.2f} %"
     lines = [f"# {method.name} on {record['dataset']}: {name}", *method.card.split("\n\n")[:2], "| | |\n|---|---|"]
     for key, value in rows.items():
         lines[-1] += f"\n| {key} | {value.replace('|', chr(92) + '|')} |"

@@ -23,6 +23,7 @@ from typing import Any, NamedTuple
 import torch
 
 from fedcli.cli.common import limit_time
+from fedcli.core import backbones
 from fedcli.data import datasets
 from fedcli.errors import UserError
 from fedcli.registry import find_method, find_table
@@ -31,7 +32,6 @@ from fedcli.results.frame import read_runs
 from fedcli.results.plans import PlannedRun, plan
 from fedcli.runs.checkpoints import CHECKPOINT, STATES
 from fedcli.runs.config import flags_of, resolve
-from fedcli.runs.models import bytes_kept
 from fedcli.runs.records import RECORD, environment
 from fedcli.runs.run import read_begun
 from fedcli.runs.settings import differences, draft, settings
@@ -115,13 +115,14 @@ def files_of(run: PlannedRun) -> list[Path]:
 
 
 def nbytes_of(run: PlannedRun) -> int:
-    """Bytes of these files; before there are any, those of the models that the server and the clients keep."""
+    """Bytes of these files; before there are any, of a model for the server and for each client that keeps one."""
     if files := files_of(run):
         return sum(file.stat().st_size for file in files)
-    images, method = datasets.describe(run.setup.run.dataset), run.setup.method
-    models = bytes_kept(replace(run.setup, selection="last"), *images["shape"][:2], images["classes"])
-    keeps_states = method.personal is None and len(method.state_types) > 1
-    return models * (1 + keeps_states * run.setup.run.num_clients)
+    images, config, method = datasets.describe(run.setup.run.dataset), run.setup.run, run.setup.method
+    with torch.device("meta"):
+        network = backbones.build(config.backbone.split(",")[0], *images["shape"][:2], images["classes"], seed=0)
+    keep_states = method.personal is not None or len(method.state_types) > 1
+    return (1 + keep_states * config.num_clients) * sum(value.nbytes for value in network.state_dict().values())
 
 
 def seconds_for(
