@@ -7,12 +7,9 @@ import signal
 import sys
 
 import pytest
-import torch
 
-from fedcli.runs import workers
 from fedcli.runs.records import read_record
 from tests import law_8
-from tests.files import refused
 from tests.programs import SMALL, Waiting, start
 from tests.test_runs import essence
 
@@ -34,7 +31,7 @@ def act():
 with joined() as group:
     work = lambda items: [act() if group.number == {number} else torch.ones(1) for _ in items]
     group.share(work, [1, 2])
-    group.refuse_differences({{"seed": 1, "data": "ab"[group.number]}}, torch.device("cpu"))
+    group.refuse_differences({{"seed": 1, "data": "ab"[group.number]}})
 """
 
 
@@ -51,21 +48,12 @@ def launched(folder, count, program, *arguments):
         (1, "1 / 0", "RuntimeError: on worker 1, ZeroDivisionError: division by zero"),
         (1, "stop(UserError('wrong; do better.'))", "UserError: on worker 1, wrong; do better."),
         (1, "stop(NonFiniteLoss('the term'))", "NonFiniteLoss: on worker 1, the term"),
-        # The others expect tensors by then, and no word of an error.
-        (1, "torch.cat = lambda parts: stop(RuntimeError('too large'))", "[rank1]: RuntimeError: too large"),
         (0, "pass", "UserError: the workers differ in data (got b on worker 1, a on worker 0); give"),
     ],
 )
 def test_a_worker_that_dies_or_fails_is_named_once_and_the_others_end(number, act, said, tmp_path):
     errors = launched(tmp_path, 2, PROGRAM.format(number=number, act=act))
     assert errors.count(said) == 1, errors
-
-
-def test_workers_need_a_device_each(monkeypatch):
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
-    for here, device in ((2, "cuda"), (1, "cuda:0")):
-        group = workers.Group(0, 2, here)
-        refused(lambda group=group, device=device: group.refuse_differences({}, torch.device(device)), "of its own")
 
 
 def test_law_8_workers_are_invisible(tmp_path, two_threads):

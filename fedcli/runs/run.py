@@ -218,7 +218,7 @@ def _refuse_other_workers(setup: Setup, record: dict[str, Any]) -> None:
         "the version of fedcli": version("fedcli"),
         "the version of PyTorch": torch.__version__,
     }
-    current().refuse_differences(facts, setup.device)
+    current().refuse_differences(facts)
 
 
 def find_unfinished(path: Path) -> list[Path]:

@@ -1,9 +1,8 @@
 """The processes that divide the work of one run: how they start, share what they make, and end together.
 
 PyTorch's launcher starts them, by `torchrun` or for `--workers`. Each runs the whole program and makes the same draws,
-so that each has the same state; only work with parts is divided, by `Group.share`. What a part gives goes to all as
-bytes, over gloo or, on CUDA, NCCL; its structure goes before, pickled: the processes of a run trust each other. The
-first alone writes and prints.
+so that each has the same state; only work with parts is divided, by `Group.share`. What a part gives goes to all over
+gloo, pickled: the processes of a run trust each other. The first alone writes and prints.
 
 No end of one process leaves another waiting. One that fails sends its error where the others expect a message, so that
 all fail with it. One that dies closes its connections: the others lose it and end too.
@@ -25,7 +24,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from fedcli.core.federation import NonFiniteLoss
-from fedcli.core.trees import Tree, leaves, tree_map
+from fedcli.core.trees import Tree, tree_map
 from fedcli.errors import UserError
 from fedcli.runs.signals import Ended, end_with_parent
 
@@ -40,11 +39,10 @@ class Group:
 
     number: int = 0  # of this process; the first, 0, writes
     count: int = 1  # of all processes
-    here: int = 1  # of those on this machine
+    here: int = 1  # of those on this machine, which share its cores
     restarted: bool = False  # whether the launcher has started them before for this run
     _inside: bool = field(default=False, init=False)  # in a part of divided work
     _told: bool = field(default=False, init=False)  # all know the error that this one ends with
-    _silent: bool = field(default=False, init=False)  # the others expect no word of an error
 
     def share(self, work: Callable[[Sequence[Any]], Iterable[Any]], items: Sequence[Any]) -> list[Any]:
         """Returns what `work` gives for all items, in their order, each done by one of the processes.
@@ -65,15 +63,10 @@ class Group:
             return make()
         return self._gather(make() if self.number == 0 else None)[0]
 
-    def refuse_differences(self, facts: dict[str, Any], device: torch.device) -> None:
-        """Refuses facts, by what is said of them, that differ among the processes, and a CUDA device in common."""
+    def refuse_differences(self, facts: dict[str, Any]) -> None:
+        """Refuses facts, by what is said of them, that differ among the processes."""
         if self.count == 1:
             return
-        if device.type == "cuda" and (device.index is not None or self.here > torch.cuda.device_count()):
-            raise UserError(
-                f"every worker needs a CUDA device of its own (got --device {device}, {self.here} workers and "
-                f"{torch.cuda.device_count()} devices on this machine); use --device cuda and fewer workers, or cpu."
-            )
         first, *others = self._gather(facts)
         for number, other in enumerate(others, start=1):
             for name in facts:
@@ -89,10 +82,10 @@ class Group:
         The first process raises it further and says it for all; the others end here, so that the launcher waits for
         the first. An interruption is not told: this process ends, and the others lose it.
         """
-        silent, self._silent = self._silent, True  # what is raised after an error is made of it
-        if silent or not isinstance(error, Exception):
+        if not isinstance(error, Exception):
             return
         if not self._told:
+            self._told = True  # also of what is made of this error
             told = error if isinstance(error, ERRORS) else RuntimeError(f"{type(error).__name__}: {error}")
             with suppress(Exception):
                 self._gather(None, told)
@@ -101,50 +94,26 @@ class Group:
 
     def _gather(self, tree: Tree, error: Exception | None = None) -> list[Tree]:
         """Sends all a tree and returns everyone's, by their numbers, or raises the error that one has sent with it."""
-        # Copies have memory of their own, without gaps between elements.
-        tree = tree_map(lambda leaf: leaf.detach().clone() if isinstance(leaf, Tensor) else leaf, tree)
         messages = [None] * self.count
-        _together(dist.all_gather_object, messages, (tree_map(_form, tree), error))
+        try:
+            dist.all_gather_object(messages, (tree_map(_packed, tree), error))
+        except RuntimeError as failure:
+            raise Ended("another worker has died", LOST) from failure
         for number, (_, error) in enumerate(messages):
             if error is not None:
                 self._told = True
                 raise type(error)(f"on worker {number}, {error}")
-        self._silent = True  # until all have their tensors
-        trees = [tree_map(lambda leaf: leaf() if isinstance(leaf, partial) else leaf, form) for form, _ in messages]
-        trees[self.number] = tree
-        for number, received in enumerate(trees):
-            _broadcast([leaf for leaf in leaves(received) if isinstance(leaf, Tensor) and leaf.numel() > 0], number)
-        self._silent = False
-        return trees
+        return [tree_map(lambda leaf: leaf() if isinstance(leaf, partial) else leaf, tree) for tree, _ in messages]
 
 
-def _form(leaf: Any) -> Any:
-    """Returns what makes an empty tensor like this one, with its strides: the order of a sum may depend on them."""
+def _packed(leaf: Any) -> Any:
+    """Returns what makes the same tensor of a tensor on the device of the process that calls it.
+
+    The copy in it has memory of its own, without gaps, and the strides: the order of a sum may depend on them.
+    """
     if not isinstance(leaf, Tensor):
         return leaf
-    form = leaf.shape, leaf.stride()
-    return partial(torch.empty_strided, *form, dtype=leaf.dtype, device=leaf.device.type)
-
-
-def _broadcast(tensors: list[Tensor], number: int) -> None:
-    """Fills tensors by those of a process, in one message for each kind of device: each takes its time."""
-    parts: dict[str, list[Tensor]] = {}
-    for tensor in tensors:
-        memory = torch.empty(0, dtype=torch.uint8, device=tensor.device).set_(tensor.untyped_storage())
-        parts.setdefault(tensor.device.type, []).append(memory)
-    for here in parts.values():
-        message = torch.cat(here)
-        _together(dist.broadcast, message, number)
-        for part, received in zip(here, message.split([len(part) for part in here]), strict=True):
-            part.copy_(received)
-
-
-def _together(operation: Callable[..., None], *arguments: Any) -> None:
-    """Calls a collective operation, whose failure is the loss of another process."""
-    try:
-        operation(*arguments)
-    except RuntimeError as error:
-        raise Ended("another worker has died", LOST) from error
+    return partial(Tensor.to, leaf.detach().to("cpu", copy=True), leaf.device.type)
 
 
 launched = dist.is_torchelastic_launched  # whether PyTorch's launcher has started this process
@@ -181,18 +150,15 @@ def joined() -> Iterator[Group]:
 
 def _connected() -> Group:
     """Returns the processes that the launcher has started, once all are there."""
-    here, local = int(os.environ["LOCAL_WORLD_SIZE"]), int(os.environ["LOCAL_RANK"])
-    has_device = torch.cuda.is_available() and here <= torch.cuda.device_count()
-    if has_device:
-        torch.cuda.set_device(local)  # which "cuda" stands for from here on
+    if torch.cuda.is_available():  # each has the next device, which "cuda" stands for from here on
+        torch.cuda.set_device(int(os.environ["LOCAL_RANK"]) % torch.cuda.device_count())
     end_with_parent()  # the launcher, which may be killed before it has ended this process
     starts = os.environ["TORCHELASTIC_RESTART_COUNT"]
     store, number, count = next(dist.rendezvous("env://"))
     if os.environ["TORCHELASTIC_USE_AGENT_STORE"] == "True":
         store = dist.PrefixStore(starts, store)  # the launcher's, which has the addresses of earlier starts too
-    backend = "cpu:gloo,cuda:nccl" if has_device else "gloo"
-    dist.init_process_group(backend, store=store, rank=number, world_size=count, timeout=PATIENCE)
-    return Group(number, count, here, restarted=starts != "0")
+    dist.init_process_group("gloo", store=store, rank=number, world_size=count, timeout=PATIENCE)
+    return Group(number, count, int(os.environ["LOCAL_WORLD_SIZE"]), restarted=starts != "0")
 
 
 def launch(count: int, command: Sequence[str]) -> int:
