@@ -77,9 +77,6 @@ def test_a_run_that_cannot_be_opened_is_refused(finished, tmp_path):
     for spoilt, message in (
         (state._replace(params={**state.params, name: value + 1}), r"the run's last model \(got [0-9a-f]{64},"),
         (AnotherState(*state), r"a state of another kind \(got .AnotherState.; ServerState are allowed"),
-        (state._replace(params={**state.params, name: value[:-1]}), f"got state.params.{name} torch.float32"),
-        (state._replace(params={**state.params, name: value.double()}), f"got state.params.{name} torch.float64"),
-        (state._replace(params={"renamed": value}), f"got state.params.{name} missing"),
     ):
         checkpoints.save(file, spoilt, about)
         with pytest.raises(UserError, match=message):

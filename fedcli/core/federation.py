@@ -322,8 +322,6 @@ class Federation:
         plan = self.plan(cohort, epochs)
         with self.timed("train"):
             trained, terms = self.engine.train(step, clients, plan, self.lr(cohort.round), context, axes)
-        if self.store is not None:
-            self.store.settle()
         _refuse_non_finite(terms, cohort)
         return trained, terms
 

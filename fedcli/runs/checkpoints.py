@@ -10,7 +10,6 @@ again. A method holds the versions of all clients as a `Kept`, a mapping from id
 round's clients. A version that no method holds is gone from memory, and its file too unless a checkpoint names it.
 """
 
-import ctypes
 import hashlib
 import json
 import math
@@ -30,7 +29,7 @@ from safetensors.torch import load as deserialize
 from safetensors.torch import save as serialize
 
 from fedcli.core.federation import Federation, NonFiniteLoss
-from fedcli.core.trees import Tree, from_names, leaves, stored, to_names, tree_map
+from fedcli.core.trees import Tree, from_names, leaves, to_names, tree_map
 from fedcli.data.files import write_atomically
 from fedcli.errors import UserError
 from fedcli.runs.config import Setup
@@ -47,16 +46,11 @@ HEAD_BYTES = 1024  # of a file, which hold its digest
 ZEROS = b"0" * 64
 IN_CHECKPOINT = ("rounds", "cost", "seconds_total", "peak_bytes")  # what a round adds to the record
 SHARE, LONGEST = 0.05, 600.0  # of the time that checkpoints may take; seconds between two of them
-MALLOC_TRIM = getattr(ctypes.CDLL(None), "malloc_trim", lambda padding: 0)  # of glibc
 CGROUP_LIMIT = Path("/sys/fs/cgroup/memory.max")  # what a container may use of the machine's memory
 
 
 class Damaged(Exception):
     """A file is not as it was written; the text says by what that shows."""
-
-
-class Unkept(OSError):
-    """The disk does not take a client's state."""
 
 
 def save(path: Path, tree: Tree, facts: Mapping[str, Any], previous: Path | None = None) -> str:
@@ -152,20 +146,13 @@ class Version:
     remove: weakref.finalize | None = None  # removes a file that no checkpoint names once nobody holds the version
 
     def write(self, folder: Path) -> None:
-        """Writes the state to a file, if none has it.
-
-        Raises:
-            Unkept: If the disk does not take it.
-        """
+        """Writes the state to a file, if none has it."""
         if self.file is not None:
             return
         while (file := folder / f"{self.name}{SUFFIX}").exists():  # the client has kept two in this round
             self.name += "-again"
-        try:
-            folder.mkdir(exist_ok=True)
-            self.digest = save(file, self.state, {"client": self.client})
-        except OSError as error:
-            raise Unkept(error.errno, error.strerror, str(file)) from error
+        folder.mkdir(exist_ok=True)
+        self.digest = save(file, self.state, {"client": self.client})
         self.file, self.remove = file, weakref.finalize(self, file.unlink, missing_ok=True)
         self.remove.atexit = False
 
@@ -209,7 +196,6 @@ class Store:
         self._types = {kind.__name__: kind for kind in types}
         self._folder: Path | None = None  # of new files
         self._limit = math.inf
-        self._is_used = False  # whether clients keep anything
         self._cache: weakref.WeakKeyDictionary[Version, None] = weakref.WeakKeyDictionary()  # last used last
 
     def open(self, folder: Path, worker: int = 0) -> None:
@@ -234,9 +220,8 @@ class Store:
 
         Raises:
             NonFiniteLoss: If a new one is infinite or NaN; it says in which round, from 0.
-            Unkept: If the disk does not take them.
+            OSError: If the disk does not take them.
         """
-        self._is_used = True
         refuse_non_finite({"clients": new}, {}, round)
         if isinstance(states, Kept):
             versions = dict(states.data)
@@ -271,11 +256,6 @@ class Store:
         self._cache.pop(version, None)
         self._cache[version] = None
         return state
-
-    def settle(self) -> None:
-        """Gives free memory between the states back to the system: 400 MB after three rounds of 100 clients."""
-        if self._is_used:
-            MALLOC_TRIM(0)
 
     def _held(self) -> int:
         """Returns the bytes of states in memory."""
@@ -374,7 +354,7 @@ def read_checkpoint(
     Raises:
         UserError: If the checkpoints are damaged, or one is another run's or of another kind.
     """
-    initial, damage = setup.method.init(fed, setup.options), []
+    damage = []
     for file in (folder / CHECKPOINT, folder / PREVIOUS):
         if not file.is_file():
             continue
@@ -390,38 +370,12 @@ def read_checkpoint(
         except Damaged as error:
             damage.append(f"the checkpoint '{file}' is damaged ({error})")
             continue
-        if difference := _difference(initial, state):
-            raise UserError(
-                f"the checkpoint '{file}' holds an incompatible state ({difference}); "
-                "delete it to resume from the first round, or start a new run."
-            )
         return state, facts["record"], f"{damage[0]}; going on from the one before it" if damage else ""
     if damage:
         raise UserError(f"{', and '.join(damage)}; delete all of them to resume from the first round.")
-    return initial, {"rounds": [], "cost": None}, ""
+    return setup.method.init(fed, setup.options), {"rounds": [], "cost": None}, ""
 
 
 def _versions(state: Any) -> list[Version]:
     """Returns what clients keep of a method's state."""
     return [version for kept in leaves(state) if isinstance(kept, Kept) for version in kept.data.values()]
-
-
-def _difference(initial: Any, loaded: Any) -> str:
-    """Says where a loaded state lacks a tensor of the initial one or has it in another form; empty for nowhere.
-
-    What is None or empty at first may become anything, as what clients keep; integers, such as ids, may become more.
-    """
-    forms, expected = _forms(loaded), _forms(initial)
-    kept = tuple(f"/{field}/" for field in stored(loaded))
-    for name, form in expected.items():
-        if forms.get(name) != form and not name.startswith(kept):
-            return f"got state{name.replace('/', '.')} {forms.get(name, 'missing')}, should be {form}"
-    return ""
-
-
-def _forms(state: Any) -> dict[str, str]:
-    """Returns type and, of floating-point numbers, shape of a state's tensors by name."""
-    forms = {}
-    for name, tensor in to_names(state)[1].items():
-        forms[name] = f"{tensor.dtype} {list(tensor.shape) if tensor.is_floating_point() else ''}"
-    return forms

@@ -13,14 +13,14 @@ from fedcli.core.federation import Cohort, Federation, NonFiniteLoss
 from fedcli.core.trees import stored
 from fedcli.errors import UserError
 from fedcli.runs import autotune, drift
-from fedcli.runs.checkpoints import Unkept, clear, clear_finished, is_due, refuse_non_finite, write_checkpoint
+from fedcli.runs.checkpoints import clear, clear_finished, is_due, refuse_non_finite, write_checkpoint
 from fedcli.runs.config import Setup
 from fedcli.runs.models import BestModels, all_params
 from fedcli.runs.records import Load, params_hash, summarise, write_record
 from fedcli.runs.signals import OutOfTime, time_left
 from fedcli.runs.workers import current
 
-NOT_BLAMED = NonFiniteLoss, torch.OutOfMemoryError, Unkept  # no mistakes of a user's file in which they are raised
+NOT_BLAMED = NonFiniteLoss, torch.OutOfMemoryError, OSError  # no mistakes of a user's file in which they are raised
 
 
 class Listener:
