@@ -110,9 +110,8 @@ def go_on(
             complete = len(rounds)
             progress.round(entry)
             slowest = max(slowest, time.perf_counter() - begin)
-            # The first worker decides for all.
-            is_late = complete < config.rounds and current().first(lambda most=slowest: time_left() < most)
-            if is_late or complete == until:
+            is_late = current().first(lambda most=slowest: time_left() < most)  # the first worker decides for all
+            if complete < config.rounds and (is_late or complete == until):
                 raise OutOfTime
         record["summary"] = summarise(rounds, setup.selection)
         if writes:  # not by others, since what they keep is soon removed

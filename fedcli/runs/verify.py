@@ -2,9 +2,10 @@
 
 import shutil
 from collections.abc import Sequence
-from math import inf
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from fedcli.core.federation import NonFiniteLoss
 from fedcli.errors import UserError
@@ -50,10 +51,14 @@ def verify(
     record = read_record(Path(path))
     if not has_ended(record):
         raise UserError(f"the run '{path}' has not finished (it is {record['status']}); resume it, or name another.")
-    if rounds == len(record["rounds"]):
-        rounds = None
-    if rounds is not None:
-        record = _beginning(record, rounds)
+    last = len(record["rounds"])
+    if rounds not in (None, last):
+        first = next((row["round"] + 1 for row in record["rounds"] if row["test_accuracy"] is not None), 1)
+        if not first <= rounds <= last:
+            raise UserError(f"--rounds must be from {first}, the first that was tested, to {last} (got {rounds}).")
+        summary = {"selection": record["summary"]["selection"]}
+        record |= {"rounds": record["rounds"][:rounds], "summary": summary, "status": "interrupted"}
+        record.pop("error", None)
     record = trust_files(record, method)
     setup = recorded_setup(record, find_method(record["method_source"]), **({"device": device} if device else {}))
     folder = Path(out or new_folder(setup))
@@ -69,18 +74,6 @@ def verify(
     return compare(record, again)
 
 
-def _beginning(record: dict[str, Any], rounds: int) -> dict[str, Any]:
-    """The record as it would be had the run been interrupted after some rounds, fewer than it has."""
-    tested = [row["round"] + 1 for row in record["rounds"] if row["test_accuracy"] is not None]
-    first, last = min(tested, default=1), len(record["rounds"])
-    if not first <= rounds <= last:
-        raise UserError(f"--rounds must be from {first}, the first that was tested, to {last} (got {rounds}).")
-    moved = [move for move in record.get("moved", ()) if move["round"] < rounds]
-    summary = {"selection": record["summary"]["selection"]}
-    beginning = {"rounds": record["rounds"][:rounds], "summary": summary, "moved": moved}
-    return {**record, **beginning, "status": "interrupted", "error": "interrupted"}
-
-
 def compare(record: dict[str, Any], again: dict[str, Any]) -> tuple[str, bool]:
     """Compares two records of the same options, both finished, diverged, or interrupted after the same round.
 
@@ -94,38 +87,27 @@ def compare(record: dict[str, Any], again: dict[str, Any]) -> tuple[str, bool]:
         if before != now:
             return f"another {name}: fingerprint {now}, was {before}", False
     changes = [name for name in SURROUNDINGS if record.get(name) != again.get(name)]
-    for move in record.get("moved", ()):
-        changes += [f"{name} in round {move['round'] + 1}" for name in WHERE if name in move]
+    moves = [move["round"] for move in record.get("moved", ()) if move["round"] < len(record["rounds"])]
+    changes += [f"machine from round {round + 1} on" for round in moves]
     other = f" (other {', '.join(changes)})" if changes else ""
     end, new_end = (run.get("error", run["status"]) for run in (record, again))
     if end != new_end:
         return f"another end: {new_end}; was: {end}{other}", False
-    distance, number = _distance(record["rounds"], again["rounds"])
-    points, done = f"{100 * distance:.2f} points of accuracy", len(record["rounds"])
-    results = [
-        run["summary"].get("params_sha256") or [row["terms"] for row in run["rounds"]] for run in (record, again)
-    ]
-    part = f" in the first {done} of {record['config']['rounds']} rounds" if end == "interrupted" else ""
+    distance, results = 1.0, []
+    for run in (record, again):
+        results.append(run["summary"].get("params_sha256") or [row["terms"] for row in run["rounds"]])
+    if len(record["rounds"]) == len(again["rounds"]):
+        distance = np.nan_to_num(abs(_curve(record) - _curve(again))).max(initial=0.0)
+    points = f"{100 * distance:.2f} points of accuracy"
     if results[0] == results[1] and distance == 0:
-        until = f" until both diverge in round {done + 1}" if record["status"] == "failed" else ""
-        return f"same to the last digit{part}" if part else f"same bits{until}", True
+        return "same to the last digit" if end == "interrupted" else "same bits", True
     if not changes:
-        kind = "the parameters" if isinstance(results[0], str) else "the terms of the objective"
-        difference = f"the curve by {points} in round {number}" if distance else f"{kind}, and not the curve"
-        return f"another result on the same machine and version: {difference}", False
+        return f"another result on the same machine and version: curves within {points}", False
     if distance > WITHIN:
-        return f"another curve: by {points} in round {number}{other}", False
-    return f"same within {points}{part}{other}", True
+        return f"another curve: by {points}{other}", False
+    return f"same within {points}{other}", True
 
 
-def _distance(rounds: list[dict[str, Any]], again: list[dict[str, Any]]) -> tuple[float, int]:
-    """The largest difference of two curves' accuracies, 1 where one has none, and its round, counted from 1."""
-    curves = []
-    for rows in (rounds, again):
-        kinds = ("test_accuracy", "validation_accuracy")
-        curves.append({(row["round"] + 1, kind): row[kind] for row in rows for kind in kinds if row[kind] is not None})
-    differences = {(0, ""): 0.0}  # of two curves without a point
-    for point in sorted({**curves[0], **curves[1]}):
-        differences[point] = min(abs(curves[0].get(point, inf) - curves[1].get(point, inf)), 1.0)
-    largest = max(differences, key=differences.get)
-    return differences[largest], largest[0]
+def _curve(record: dict[str, Any]) -> np.ndarray:
+    """The accuracies `[rounds, 2]` of a run on the test and validation images; NaN where there is none."""
+    return np.array([(row["test_accuracy"], row["validation_accuracy"]) for row in record["rounds"]], float)
