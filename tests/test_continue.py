@@ -175,6 +175,8 @@ def test_a_run_ends_before_a_round_that_would_pass_the_limit(tmp_path, monkeypat
     with pytest.raises(OutOfTime):
         fedcli.run("fedavg", out=tmp_path / "run", **TINY)
     assert len(read_record(tmp_path / "run")["rounds"]) == 2
+    monkeypatch.setattr(rounds, "time_left", lambda: -1)  # passed in the last round, after which none comes
+    assert fedcli.run("fedavg", out=tmp_path / "last", **ONE).record["status"] == "finished"
 
 
 @pytest.mark.parametrize(

@@ -1,8 +1,10 @@
 """A run's folder: records, checkpoints, and law 7, resume is invisible."""
 
 import dataclasses
+import dis
 import json
 import os
+import sys
 from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 
@@ -76,6 +78,33 @@ def test_a_run_killed_between_two_checkpoints_goes_on_from_the_earlier_and_befor
         assert again.record["resumed"] == [earlier]
         assert essence(again.record)["rounds"] == essence(whole.record)["rounds"]
         assert again.record["summary"] == whole.record["summary"]
+
+
+def test_a_run_interrupted_before_any_line_of_its_loop_ends_in_the_same_bits(tmp_path):
+    """Control-C comes between any two lines; state and rounds must not fall apart in the checkpoint that it writes."""
+    options = {**TINY, "train_examples": 40, "backbone": "cnn-small", "rounds": 3, "checkpoint_every": 3}
+    whole = essence(fedcli.run("fedavg", out=tmp_path / "whole", **options).record)
+    code, interrupted = rounds.go_on.__code__, 0
+
+    def trace(frame, event, argument):
+        if frame.f_code is code and event == "line" and frame.f_lineno == line:
+            passed.append(line)
+            if len(passed) == 2:
+                raise KeyboardInterrupt
+        return trace if frame.f_code is code else None
+
+    for line in sorted({line for _, line in dis.findlinestarts(code)}):
+        passed, folder = [], tmp_path / str(line)
+        sys.settrace(trace)
+        try:
+            fedcli.run("fedavg", out=folder, **options)
+        except KeyboardInterrupt:
+            sys.settrace(None)
+            interrupted += 1
+            assert essence(runs.resume(folder).record) == whole, line
+        finally:
+            sys.settrace(None)
+    assert interrupted > 20
 
 
 def test_the_record_says_what_was_run(tmp_path):
