@@ -30,8 +30,6 @@ def choose(found, sizes=(10, 5, 2), room=10 * GIB):
         ({("stacked", 5): (2, 1)}, ("stacked", 5)),
         ({("branches", 10): (2, 1), ("stacked", 10): (3, 1)}, ("branches", 10)),
         ({("stacked", 1): (2, 1)}, ("stacked", 1)),
-        ({("stacked", 5): (2, 1), ("stacked", 10): (2.05, 1)}, ("stacked", 10)),  # as good as the fastest
-        ({("stacked", 5): (2, 1), ("stacked", 10): (2.2, 1)}, ("stacked", 5)),
         ({("stacked", 10): (1, 6.1), ("stacked", 5): (2, 1)}, ("stacked", 5)),  # more than its share of the memory
         ({("stacked", 10): None, ("stacked", 5): (2, 1)}, ("stacked", 5)),  # out of memory
     ],
@@ -95,7 +93,7 @@ def test_auto_is_chosen_on_cuda_and_nothing_else_is(tried):
     assert autotune.autotune(fed) is None
     assert fed.engine.clients_per_chunk == 1
     fed.device = torch.device("cuda")
-    reason = "fastest of 5 ways tried, 500 ms for a step of one client, 6.0 of 10.0 GiB"
+    reason = "fastest of 5 ways tried, 500 ms for a step of one client"
     assert autotune.autotune(fed) == reason
     assert (fed.engine.way, fed.engine.clients_per_chunk) == ("stacked", 2)
     assert tried == [*((way, size) for way in ("stacked", "branches") for size in (4, 2)), ("stacked", 1)]

@@ -15,7 +15,6 @@ from fedcli.core.trees import tree_map
 
 STEPS = 16  # of a trial, enough for a capture
 SHARE = 0.6  # of the memory that a trial may take: a method's step needs more than the plain one of a trial
-CLOSE = 1.05  # a trial this much slower than the fastest is as good; the one with the larger chunk is taken
 Trial = tuple[float, int]  # seconds for one step of one client, and the most bytes that were used
 
 
@@ -29,11 +28,8 @@ def choose(tried: dict[tuple[str, int], Trial | None], room: int) -> tuple[str, 
     fit = {which: trial for which, trial in tried.items() if trial and trial[1] <= SHARE * room}
     if not fit:
         return WAYS[0], 1, f"none of {len(tried)} ways tried leaves enough of {room / 2**30:.1f} GiB"
-    fastest, _ = min(fit.values())
-    close = [which for which, (seconds, _) in fit.items() if seconds <= CLOSE * fastest]
-    way, size = max(close, key=lambda which: which[1])
-    seconds, peak = fit[way, size]
-    cost = f"{1e3 * seconds:.3g} ms for a step of one client, {peak / 2**30:.1f} of {room / 2**30:.1f} GiB"
+    way, size = min(fit, key=fit.get)
+    cost = f"{1e3 * fit[way, size][0]:.3g} ms for a step of one client"
     return way, size, f"fastest of {len(tried)} ways tried, {cost}"
 
 
