@@ -5,7 +5,6 @@ A file that is exported needs no fedcli; a card beside it says what it is and ho
 
 import io
 import json
-import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -20,7 +19,7 @@ from fedcli.core.backbones import Backbone
 from fedcli.core.clients import Params
 from fedcli.core.evaluation import nearness, own_model
 from fedcli.core.trees import leaves
-from fedcli.data.files import write_atomically
+from fedcli.data.files import one_line, write_atomically
 from fedcli.declarations import Method
 from fedcli.errors import UserError
 from fedcli.registry import find_method, protocols
@@ -278,16 +277,12 @@ def export(
 def _program(model: Classifier, shape: Sequence[int]) -> bytes:
     """Returns a model's forward pass for batches of any size, as `torch.export` keeps it."""
     example, buffer = torch.rand(2, *shape, dtype=model.mean.dtype), io.BytesIO()
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of PyTorch about itself
-        try:
-            program = torch.export.export(model, (example,), dynamic_shapes=({0: torch.export.Dim("N", min=1)},))
-        except Exception as error:  # whatever a user's own network makes of it
-            reason = str(error).strip().split("\n")[0]
-            raise UserError(
-                f"torch.export cannot take this network ({type(error).__name__}: {reason}); use --format safetensors."
-            ) from error
-        torch.export.save(program, buffer)
+    try:
+        program = torch.export.export(model, (example,), dynamic_shapes=({0: torch.export.Dim("N", min=1)},))
+    except Exception as error:  # whatever a user's own network makes of it
+        fault = f"torch.export cannot take this network ({type(error).__name__}: {one_line(error)})"
+        raise UserError(f"{fault}; use --format safetensors.") from error
+    torch.export.save(program, buffer)
     return buffer.getvalue()
 
 
