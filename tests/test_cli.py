@@ -16,9 +16,8 @@ from rich.console import Console
 import fedcli
 from fedcli import declarations, registry
 from fedcli.cli import describe, display
-from fedcli.errors import UserError
 from fedcli.figures import notebook
-from fedcli.runs import config, prepare
+from fedcli.runs import config
 from fedcli.runs import run as runs
 from tests import programs
 
@@ -199,18 +198,6 @@ def test_several_seeds_make_a_folder_each_one_curve_and_a_row_of_means(no_figure
     runs = fedcli.run("fedavg", seeds=[4, 1], out="many", **OPTIONS)  # other seeds beside those that are there
     assert [(run.path, run.record["seed"]) for run in runs] == [(Path(f"many/seed-{seed}"), seed) for seed in (4, 1)]
     assert "many/seed-5' exists" in refused("run", "fedavg", *TINY, "--seeds", "6,5", "--out", "many")
-
-
-def test_no_seed_starts_when_a_later_one_is_refused(folder, monkeypatch):
-    load_data = prepare.load_data
-
-    def refuses_seed_1(setup):
-        if setup.run.seed == 1:
-            raise UserError("seed 1 cannot run.")
-        return load_data(setup)
-
-    monkeypatch.setattr(runs, "load_data", refuses_seed_1)
-    assert refused("run", "fedavg", *TINY, "--seeds", "0,1", "--out", "many") == "seed 1 cannot run."
 
 
 def test_ctrl_c_before_a_run_begins_leaves_nothing_of_it(no_figures, monkeypatch):

@@ -6,7 +6,7 @@ import json
 import shlex
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext, suppress
+from contextlib import nullcontext, suppress
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -26,7 +26,7 @@ from fedcli.runs.checkpoints import CHECKPOINT, clear_finished, read_checkpoint
 from fedcli.runs.config import Setup, recorded_fields, recorded_options, recorded_value, refuse_without_effect, resolve
 from fedcli.runs.lock import LOCK, InUse, locked
 from fedcli.runs.models import Run, all_params
-from fedcli.runs.prepare import flushed_denormals, frozen_parts, load_data, machine_settings, new_record, prepare
+from fedcli.runs.prepare import flushed_denormals, frozen_parts, machine_settings, new_record, prepare
 from fedcli.runs.rounds import NOT_BLAMED, Listener, go_on
 from fedcli.runs.settings import NOT_SETTINGS, differences, draft, settings
 from fedcli.runs.workers import current, launched
@@ -57,8 +57,6 @@ def run(
     going_on, done = continue_ or current().restarted, []
     try:
         begun_before = current().first(lambda: [begun(*run, going_on) for run in planned])
-        for setup, _ in planned[1:]:
-            load_data(setup)  # refused now rather than after the first run; the first is checked as it begins
         for (setup, folder), record in zip(planned, begun_before, strict=True):
             if record is None:
                 done.append(begin(setup, folder, source, progress))
@@ -196,16 +194,12 @@ def begin(setup: Setup, folder: Path, source: str, progress: Listener | None = N
         _refuse_other_workers(setup, record)
         with setup.method.blamed(*NOT_BLAMED):
             state = setup.method.init(fed, setup.options)
-        with _locked_by_first(folder):
-            if current().number == 0:
+        is_first = current().number == 0
+        with locked(folder) if is_first else nullcontext():
+            if is_first:
                 free_folder(folder)  # another process may have begun in it meanwhile
             state = go_on(setup, fed, record, state, folder, progress or Listener(), until)
     return Run(record, state, folder, tuple(userfiles.user_files(record)))
-
-
-def _locked_by_first(folder: Path) -> AbstractContextManager[None]:
-    """Locks a folder where this is the first worker, which writes what there is to write."""
-    return locked(folder) if current().number == 0 else nullcontext()
 
 
 def _refuse_other_workers(setup: Setup, record: dict[str, Any]) -> None:
@@ -260,13 +254,14 @@ def resume(
         UserError: If there is no such run, it has finished, its folder is in use, or its method, data or partition are
             not the same.
     """
-    folder, progress, group, state = Path(path), progress or Listener(), current(), None
+    folder, progress, state = Path(path), progress or Listener(), None
+    is_first = current().number == 0
     records.read_record(folder)  # refuses what is no run, and makes no folder
-    with _locked_by_first(folder):  # which clears what a kill after the last record has left
-        record = group.first(lambda: records.read_record(folder))
+    with locked(folder) if is_first else nullcontext():  # which clears what a kill after the last record has left
+        record = current().first(lambda: records.read_record(folder))
         is_finished = record["status"] == "finished"
-        if (skip_ended or group.restarted) and has_ended(record):
-            if is_finished and group.number == 0:
+        if (skip_ended or current().restarted) and has_ended(record):
+            if is_finished and is_first:
                 clear_finished(folder, record)
             progress.skip(record, folder)
         elif is_finished:
@@ -301,10 +296,9 @@ def _go_on_from_checkpoint(folder: Path, record: dict[str, Any], changed_method:
 
 def _changed_code(record: dict[str, Any], method: Method, remedy: str) -> UserError:
     """An error, to be raised by the caller, for a run whose method is another one by now; it says by what."""
-    then, now = records.numerics_of(record), records.numerics(record, method)
-    change = "; ".join(f"numerics of the {part} {now[part]}, was {then[part]}" for part in now if now != then)
-    change = change or f"hash {method.file_hash}, was {record['method_hash']}"
-    return UserError(f"the code of '{method.name}' has changed since the run began ({change}); {remedy}.")
+    now = f"numerics {records.numerics(record, method)}, hash {method.file_hash}"
+    was = f"{records.numerics_of(record)}, {record['method_hash']}"
+    return UserError(f"the code of '{method.name}' has changed since the run began (got {now}; was {was}); {remedy}.")
 
 
 def recorded_setup(record: dict[str, Any], method: Method, **instead: Any) -> Setup:
