@@ -37,10 +37,12 @@ def test_a_stopped_run_goes_on_also_from_the_checkpoint_before(damaged, tmp_path
         content = bytearray((folder / damaged).read_bytes())
         content[-5] ^= 1
         (folder / damaged).write_bytes(content)
+        with pytest.raises(UserError, match="is missing or not as it was written"):
+            runs.resume(folder, method=NET, changed_method=True)
+        (folder / CHECKPOINT).unlink()
     run = runs.resume(folder, method=NET, changed_method=True)
     whole = fedcli.run("scaffold", out=tmp_path / "whole", backbone=f"{NET}:tiny", **SETTINGS)
     assert run.record["resumed"] == [2 if damaged is None else 1]
-    assert len(run.record["engine"]["notes"]) == (damaged is not None)
     assert list(run.state.clients) == list(whole.state.clients)
     for client in run.state.clients:  # on another machine rounding may differ
         torch.testing.assert_close(run.state.clients[client], whole.state.clients[client], rtol=1e-3, atol=1e-5)

@@ -49,8 +49,8 @@ SHARE, LONGEST = 0.05, 600.0  # of the time that checkpoints may take; seconds b
 CGROUP_LIMIT = Path("/sys/fs/cgroup/memory.max")  # what a container may use of the machine's memory
 
 
-class Damaged(Exception):
-    """A file is not as it was written; the text says by what that shows."""
+class Damaged(UserError):
+    """A file is missing or not as it was written."""
 
 
 def save(path: Path, tree: Tree, facts: Mapping[str, Any], previous: Path | None = None) -> str:
@@ -82,15 +82,12 @@ def verify(path: Path, digest: str | None = None) -> bytes:
     Raises:
         Damaged: If a byte is not the one that was written, or it is another file or none.
     """
-    if not path.is_file():
-        raise Damaged(f"'{path}' is missing")
-    content = path.read_bytes()
+    content = path.read_bytes() if path.is_file() else b""
     match = DIGEST.search(content, 0, HEAD_BYTES)
-    if match is None:
-        raise Damaged(f"'{path}' is cut or has no SHA-256")
-    actual, expected = hashlib.sha256(content.replace(match[1], ZEROS, 1)).hexdigest(), digest or match[1].decode()
-    if actual != expected:
-        raise Damaged(f"the SHA-256 of '{path}' is {actual[:16]}, was {expected[:16]}")
+    actual = hashlib.sha256(content.replace(match[1], ZEROS, 1)).hexdigest() if match else "none"
+    if match is None or actual != (digest or match[1].decode()):
+        fault = f"'{path}' is missing or not as it was written (got SHA-256 {actual[:16]})"
+        raise Damaged(f"{fault}; put a copy back, or delete the newest checkpoint of the run to go on from another.")
     return content
 
 
@@ -243,13 +240,7 @@ class Store:
         """Reads a version, unless its file is damaged; its tensors are on any device, and not to be changed."""
         state = version.state
         if state is None:
-            try:
-                state, _ = load(version.file, self._types, digest=version.digest)
-            except (OSError, Damaged) as error:
-                raise UserError(
-                    f"what client {version.client} keeps cannot be read ({error}); 'fedcli resume' goes on from the "
-                    "checkpoint before, if that is whole."
-                ) from error
+            state, _ = load(version.file, self._types, digest=version.digest)
             if self._held() + version.nbytes > self._limit:  # evicts none: of all clients in turn none would stay
                 return state
         version.state = state
@@ -342,23 +333,18 @@ def clear_finished(folder: Path, record: dict[str, Any]) -> None:
     clear(folder, PREVIOUS, *([SELECTED] if is_last else []), at_rest=True)
 
 
-def read_checkpoint(
-    folder: Path, record: dict[str, Any], setup: Setup, fed: Federation
-) -> tuple[Any, dict[str, Any], str]:
-    """Reads what a run goes on from: the newest checkpoint or, where that is damaged, the one before it.
+def read_checkpoint(folder: Path, record: dict[str, Any], setup: Setup, fed: Federation) -> tuple[Any, dict[str, Any]]:
+    """Reads what a run goes on from: the newest checkpoint that there is.
 
     Returns:
-        The method's state, what the record says up to it, and what was wrong with a newer checkpoint; the initial ones
-        where there is none.
+        The method's state, and what the record says up to it; the initial ones where there is none.
 
     Raises:
-        UserError: If the checkpoints are damaged, or one is another run's or of another kind.
+        Damaged: If the checkpoint, or what a client has kept by then, is.
+        UserError: If it is another run's or of another kind.
     """
-    damage = []
     for file in (folder / CHECKPOINT, folder / PREVIOUS):
-        if not file.is_file():
-            continue
-        try:
+        if file.is_file():
             state, facts = load(file, fed.store.reopen(folder), fed.device)
             if facts["identity"] != identity(record):
                 raise UserError(
@@ -367,13 +353,8 @@ def read_checkpoint(
                 )
             for version in _versions(state):
                 verify(version.file, version.digest)
-        except Damaged as error:
-            damage.append(f"the checkpoint '{file}' is damaged ({error})")
-            continue
-        return state, facts["record"], f"{damage[0]}; going on from the one before it" if damage else ""
-    if damage:
-        raise UserError(f"{', and '.join(damage)}; delete all of them to resume from the first round.")
-    return setup.method.init(fed, setup.options), {"rounds": [], "cost": None}, ""
+            return state, facts["record"]
+    return setup.method.init(fed, setup.options), {"rounds": [], "cost": None}
 
 
 def _versions(state: Any) -> list[Version]:

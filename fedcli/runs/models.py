@@ -24,7 +24,7 @@ from fedcli.declarations import Method
 from fedcli.errors import UserError
 from fedcli.registry import find_method, protocols
 from fedcli.runs import checkpoints
-from fedcli.runs.checkpoints import CHECKPOINT, PREVIOUS, SELECTED, Damaged, Store
+from fedcli.runs.checkpoints import CHECKPOINT, PREVIOUS, SELECTED, Store
 from fedcli.runs.config import Setup, describe_reductions
 from fedcli.runs.records import identity, reductions_of, summarise
 from fedcli.userfiles import trust_files
@@ -221,18 +221,14 @@ def _read_models(folder: Path, record: dict[str, Any], method: Method, round: st
     number = last if round == "last" else record["summary"]["selected_round"]
     file = folder / (CHECKPOINT if number == last else SELECTED)
     store = Store(None, torch.device("cpu"), (*method.state_types, Models))
-    try:
+    if file.is_file():
         state, facts = checkpoints.load(file, store.reopen(folder))
-        models = state if isinstance(state, Models) else models_of(method, state)
         written = facts["record"]["rounds"][-1] if "record" in facts else facts
         if (facts["identity"], written["round"]) == (identity(record), number):
-            return models
-        reason = f"it has those of round {written['round'] + 1} of run {facts['identity'][:16]}"
-    except Damaged as error:
-        reason = error
+            return state if isinstance(state, Models) else models_of(method, state)
     raise UserError(
-        f"'{file}' does not hold the models of round {number + 1} of this run ({reason}); take those of the last round "
-        "with --round last, or run the experiment again."
+        f"'{file}' does not hold the models of round {number + 1} of this run; take those of the last round with "
+        "--round last, or run the experiment again."
     )
 
 

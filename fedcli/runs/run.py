@@ -283,14 +283,13 @@ def _go_on_from_checkpoint(folder: Path, record: dict[str, Any], changed_method:
     if other_file:
         record["method_hash"] += userfiles.THEN + method.file_hash
     with machine_settings(fed):
-        state, before, damage = read_checkpoint(folder, record, setup, fed)
+        state, before = read_checkpoint(folder, record, setup, fed)
         record.update(before)
         record["resumed"].append(len(record["rounds"]))
         record.pop("error", None)
-        fed.engine.notes += filter(None, (records.note_move(record, fed.device), damage))
+        if note := records.note_move(record, fed.device):
+            fed.engine.notes.append(note)
         _refuse_other_workers(setup, record)
-        if damage and current().number == 0:
-            (folder / CHECKPOINT).unlink()  # the next one would take the place of the one before it, which is whole
         return go_on(setup, fed, record, state, folder, progress)
 
 
