@@ -110,7 +110,7 @@ def test_workers_end_with_a_launcher_that_is_killed(tmp_path):
 def test_torchrun_starts_workers_again_that_go_on_in_their_folder(tmp_path):
     waiting = Waiting(tmp_path)
     options = ("--standalone", "--nproc-per-node", "2", "--max-restarts", "2", "-m", "fedcli")
-    command = ("run", "./waits.py", *SMALL, "--out", "run", "--checkpoint-every", "1")
+    command = ("run", "./waits.py", *SMALL, "--out", "run", "--continue", "--checkpoint-every", "1")
     running = start(tmp_path, *options, *command, program=("-m", "torch.distributed.run"))
     os.kill(waiting.two(SLOW)[1], signal.SIGKILL)
     waiting.two(SLOW)

@@ -40,7 +40,6 @@ class Group:
     number: int = 0  # of this process; the first, 0, writes
     count: int = 1  # of all processes
     here: int = 1  # of those on this machine, which share its cores
-    restarted: bool = False  # whether the launcher has started them before for this run
     _inside: bool = field(default=False, init=False)  # in a part of divided work
     _told: bool = field(default=False, init=False)  # all know the error that this one ends with
 
@@ -153,12 +152,12 @@ def _connected() -> Group:
     if torch.cuda.is_available():  # each has the next device, which "cuda" stands for from here on
         torch.cuda.set_device(int(os.environ["LOCAL_RANK"]) % torch.cuda.device_count())
     end_with_parent()  # the launcher, which may be killed before it has ended this process
-    starts = os.environ["TORCHELASTIC_RESTART_COUNT"]
     store, number, count = next(dist.rendezvous("env://"))
     if os.environ["TORCHELASTIC_USE_AGENT_STORE"] == "True":
-        store = dist.PrefixStore(starts, store)  # the launcher's, which has the addresses of earlier starts too
+        # The launcher's, which has the addresses of earlier starts too.
+        store = dist.PrefixStore(os.environ["TORCHELASTIC_RESTART_COUNT"], store)
     dist.init_process_group("gloo", store=store, rank=number, world_size=count, timeout=PATIENCE)
-    return Group(number, count, int(os.environ["LOCAL_WORLD_SIZE"]), restarted=starts != "0")
+    return Group(number, count, int(os.environ["LOCAL_WORLD_SIZE"]))
 
 
 def launch(count: int, command: Sequence[str]) -> int:
