@@ -1,12 +1,11 @@
 """A run from beginning to end: its folder, how it begins in it, and how it is taken up again."""
 
 import dataclasses
-import itertools
 import json
 import shlex
-import time
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import nullcontext, suppress
+from datetime import datetime
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -54,18 +53,14 @@ def run(
         raise UserError("--continue needs a folder (got no --out); name it with --out.")
     planned = plan(method, out=out, seeds=seeds, **given)
     source = userfiles.absolute(method) if userfiles.is_from_file(method) else find_method(method).name
-    going_on, done = continue_ or current().restarted, []
-    try:
-        begun_before = current().first(lambda: [begun(*run, going_on) for run in planned])
-        for (setup, folder), record in zip(planned, begun_before, strict=True):
-            if record is None:
-                done.append(begin(setup, folder, source, progress))
-            else:
-                files = userfiles.own_paths([source, *setup.values().values()])
-                done.append(resume(folder, method=files, progress=progress, skip_ended=True))
-    finally:
-        if out is None:
-            remove_unused(planned[0][1])
+    begun_before = current().first(lambda: [begun(*run, bool(continue_)) for run in planned])
+    done = []
+    for (setup, folder), record in zip(planned, begun_before, strict=True):
+        if record is None:
+            done.append(begin(setup, folder, source, progress))
+        else:
+            files = userfiles.own_paths([source, *setup.values().values()])
+            done.append(resume(folder, method=files, progress=progress, skip_ended=True))
     return done[0] if seeds is None else done
 
 
@@ -96,7 +91,7 @@ def plan(
     if seeds is not None and "seed" in options:
         raise UserError(f"--seed {options['seed']} was given with --seeds; leave one of the two out.")
     if out is None and launched():
-        raise UserError("workers go on in their folder when they are started again (got no --out); name it with --out.")
+        raise UserError("workers share a folder, which each would name by its own clock (got no --out); give --out.")
     setups = []
     for seed in [{}] if seeds is None else [{"seed": seed} for seed in check_seeds(seeds)]:
         setups.append(resolve(chosen, {**options, **seed}, sources=sources))
@@ -248,7 +243,7 @@ def resume(
             it is named here, and has the recorded hash. A file may have been moved.
         changed_method: Go on although one of them is not as it was when the run began.
         progress: Told how the run goes on.
-        skip_ended: Return a run that has ended, as workers do that the launcher has started again.
+        skip_ended: Return a run that has ended.
 
     Raises:
         UserError: If there is no such run, it has finished, its folder is in use, or its method, data or partition are
@@ -260,7 +255,7 @@ def resume(
     with locked(folder) if is_first else nullcontext():  # which clears what a kill after the last record has left
         record = current().first(lambda: records.read_record(folder))
         is_finished = record["status"] == "finished"
-        if (skip_ended or current().restarted) and has_ended(record):
+        if skip_ended and has_ended(record):
             if is_finished and is_first:
                 clear_finished(folder, record)
             progress.skip(record, folder)
@@ -304,8 +299,6 @@ def recorded_setup(record: dict[str, Any], method: Method, **instead: Any) -> Se
     """The set-up of a run, from its record: as many clients train together as did last; some options may be others."""
     config, engine = record["config"], record["engine"]
     way, together = engine.get("way", WAYS[0]), engine["clients_per_chunk"]
-    if config.get("clients_per_chunk", "auto") == "auto":
-        together = min(together, -(-config["cohort_size"] // current().count))  # so that no worker is idle
     instead = {"clients_per_chunk": f"{together}" if way == WAYS[0] else f"{way}:{together}", **instead}
     setup = resolve(method, {**recorded_options(config, method), **instead})
     origin = {**record["origin"], **dict.fromkeys(instead, "command line")}
@@ -374,26 +367,14 @@ def free_folder(folder: Path) -> None:
     """
     holds_run = (folder / records.RECORD).is_file()
     # Without a record, only what a killed process has left behind may be there.
-    is_empty = folder.is_dir() and all(file.name == LOCK or is_leftover(file) for file in folder.iterdir())
-    is_free = read_begun(folder) is None if holds_run else is_empty or not folder.exists()
-    if not is_free:
+    strangers = [file for file in folder.glob("*") if file.name != LOCK and not is_leftover(file)]
+    if read_begun(folder) if holds_run else strangers:
         kind = InUse if (folder / LOCK).exists() else UserError
         remedy = "go on with --continue, or choose another" if holds_run else "choose another"
         raise kind(f"the output folder '{folder}' exists; an existing one is never overwritten; {remedy}.")
 
 
 def new_folder(setup: Setup) -> Path:
-    """Makes a folder named after the time, the method and the data set; two processes never get the same."""
+    """Names a folder after the time, to the microsecond, the method and the data set."""
     dataset = userfiles.short_name(setup.run.dataset)
-    name = f"runs/{time.strftime('%Y%m%d-%H%M%S')}-{setup.method.name}-{dataset}"
-    for folder in map(Path, itertools.chain([name], (f"{name}-{number}" for number in itertools.count(2)))):
-        with suppress(FileExistsError):
-            folder.mkdir(parents=True)
-            return folder
-
-
-def remove_unused(folder: Path) -> None:
-    """Removes what `new_folder` has made, as far as no run has begun in it; `folder` may be one below."""
-    for empty in (folder, *folder.parents):
-        with suppress(OSError):
-            empty.rmdir()
+    return Path("runs", f"{datetime.now():%Y%m%d-%H%M%S-%f}-{setup.method.name}-{dataset}")

@@ -12,7 +12,7 @@ from fedcli.errors import UserError
 from fedcli.registry import find_method
 from fedcli.runs.records import WHERE, read_record
 from fedcli.runs.rounds import Listener
-from fedcli.runs.run import begin, has_ended, new_folder, recorded_setup, remove_unused
+from fedcli.runs.run import begin, has_ended, new_folder, recorded_setup
 from fedcli.runs.signals import OutOfTime
 from fedcli.userfiles import trust_files
 
@@ -68,9 +68,6 @@ def verify(
         again = read_record(folder)
         if again["status"] == "interrupted" and out is None:
             shutil.rmtree(folder)  # not a run that anybody wants to go on, as `resume` would with all below `runs`
-    finally:
-        if out is None:
-            remove_unused(folder)
     return compare(record, again)
 
 
