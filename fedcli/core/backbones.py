@@ -12,8 +12,8 @@ Names are neutral; which network a paper uses is written in its protocols. Names
 * `vit-tiny` is torchvision's vision transformer, small: 128 wide, of 4 layers with 4 heads.
 """
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from functools import cache, partial
 from importlib import import_module
 from itertools import count, pairwise
@@ -352,8 +352,14 @@ def _network_from_user(function: FromFile, channels: int, image_size: int, num_c
     module = _not_compiled(module)
     _swap_layers(module, _not_compiled)
     x, draws = torch.randn(4, channels, image_size, image_size), KeyedDraws()
+    sizes: dict[nn.Module, list[int]] = {}  # how long what a layer gives is, call by call
+
+    def note(layer: nn.Module, arguments: tuple, output: Any) -> None:
+        lengths = [len(leaf) for leaf in leaves(output) if isinstance(leaf, Tensor) and leaf.dim()]
+        sizes.setdefault(layer, []).extend(lengths)
+
     # With our functions of attention, since torch's own for evaluation leave out the layers inside.
-    with torch.no_grad(), blame(function.path), draws, _watched() as given:
+    with torch.no_grad(), blame(function.path), draws, register_module_forward_hook(note):
         module.eval()(x[:3])  # lazy layers get their shapes
         logits = module(x)
     shape = tuple(logits.shape) if isinstance(logits, Tensor) else type(logits).__name__
@@ -361,25 +367,14 @@ def _network_from_user(function: FromFile, channels: int, image_size: int, num_c
         raise function.refuse(
             f"gives no logits of {num_classes} classes (got {shape} of 4 images)", "return logits [B, C]"
         )
-    head = next((layer for layer, _ in reversed(given) if isinstance(layer, nn.Linear)), None)
+    head = next((layer for layer in reversed(sizes) if isinstance(layer, nn.Linear)), None)
     if type(head) is not nn.Linear or head.bias is None:
-        last = type([layer for layer, _ in given if not layer._modules][-1]).__name__
-        wrong = f"does not end in an nn.Linear with bias, of features [B, D] (got {last})"
-        raise function.refuse(wrong, "let it be the last layer")
-    sizes: dict[nn.Module, list[int]] = {}  # how long what a layer gives is, call by call
-    for layer, output in given:
-        sizes.setdefault(layer, []).extend([len(output)] * (output.dim() > 0))
-    if len(sizes[head]) > 2:
-        raise function.refuse("uses its last nn.Linear twice", "make a layer for each place")
+        raise function.refuse("does not end in an nn.Linear with bias, of features [B, D]", "let it be the last layer")
     if not (head.weight.requires_grad and head.bias.requires_grad):
         raise function.refuse("does not train its last nn.Linear", "freeze other layers only")
-    first_name: dict[int, str] = {}
-    for prefix, part in module.named_modules():
-        for key, value in part._parameters.items():
-            name = f"{prefix}.{key}".lstrip(".")
-            other = name if value is None else first_name.setdefault(id(value), name)
-            if other != name:
-                raise function.refuse(f"has a parameter in two places, '{other}' and '{name}'", "make it two")
+    values = [id(value) for part in module.modules() for value in part._parameters.values() if value is not None]
+    if len(set(values)) < len(values):
+        raise function.refuse("has a parameter in two places", "make it two")
 
     def new(layer: nn.Module) -> nn.Module:
         if layer is head:
@@ -414,58 +409,35 @@ def _not_compiled(layer: nn.Module) -> nn.Module:
     return layer
 
 
-@contextmanager
-def _watched() -> Iterator[list[tuple[nn.Module, Tensor]]]:
-    """Notes which tensors the layers give, as copies, in the order in which the calls end."""
-    given: list[tuple[nn.Module, Tensor]] = []
-
-    def note(layer: nn.Module, arguments: tuple, output: Any) -> None:
-        given.extend((layer, leaf.clone()) for leaf in leaves(output) if isinstance(leaf, Tensor))
-
-    with register_module_forward_hook(note):
-        yield given
-
-
 @torch.no_grad()
 def _check(network: Backbone, function: FromFile, x: Tensor, logits: Tensor) -> None:
     """Refuses a user's network whose function has changed, which mixes images, or which draws without the key."""
     before, held = torch.get_rng_state(), dict(network.named_buffers())
     kept = {name: value.clone() for name, value in held.items()}
 
-    def run(x: Tensor) -> list[tuple[nn.Module, Tensor]]:
-        """Returns what the layers give in training, without batch statistics, and the buffers, which it puts back."""
+    def run(x: Tensor) -> list[Tensor]:
+        """Returns the features of the first two images in training, without batch statistics, and the buffers.
+
+        The buffers are put back as they were.
+        """
         network.train()
         for layer in network._norms:
             layer.eval()
-        with _watched() as given:
-            network(x)
+        outcome = [network(x)[0][:2]]
         if any(value is not held[name] for name, value in network.named_buffers()):
             raise function.refuse("puts a new tensor into a buffer", "change it in place, as by self.name.copy_(...)")
-        given += [(network, value.clone()) for value in held.values()]
         for name, value in held.items():
+            outcome.append(value.clone())
             value.copy_(kept[name])
-        return given
-
-    def first_difference(others: list[tuple[nn.Module, Tensor]], same: Callable[..., bool]) -> str:
-        """Says where the same two images first give something else; empty where they do not."""
-        for (layer, ours), (_, theirs) in zip(few, others, strict=False):
-            theirs = theirs[: len(ours)] if ours.dim() else theirs
-            if ours.shape == theirs.shape and not same(ours, theirs):
-                names = (name for name, part in network.named_modules() if part is layer)
-                return f"before or in the layer '{next(names).removeprefix('body.')}' ({type(layer).__name__})"
-        return ""
+        return outcome
 
     few, again, several = run(x[:2]), run(x[:2]), run(x)
-    drawing = first_difference(again, torch.equal)
-    if drawing or not torch.equal(torch.get_rng_state(), before):
-        raise function.refuse(
-            f"draws random numbers {drawing or 'that it does not use'}", "use nn.Dropout or F.dropout"
-        )
+    if not (all(map(torch.equal, few, again)) and torch.equal(torch.get_rng_state(), before)):
+        raise function.refuse("draws random numbers", "use nn.Dropout or F.dropout")
     if not torch.allclose(network.eval()(x)[1], logits, 1e-4, 1e-5):
         raise function.refuse("does not end in its last nn.Linear", "let that give the logits, and be called once")
     if not network.draws.used:
         network.draws = None
-    mixing = first_difference(several, partial(torch.allclose, rtol=1e-4, atol=1e-4))
-    if mixing:
+    if not all(map(partial(torch.allclose, rtol=1e-4, atol=1e-4), few, several)):
         uses = "use nn.BatchNorm2d, nn.GroupNorm or nn.LayerNorm, and attention with batch_first=True"
-        raise function.refuse(f"mixes the images of a batch {mixing}", uses)
+        raise function.refuse("mixes the images of a batch", uses)
