@@ -373,7 +373,7 @@ def test_a_partition_gets_labels_a_generator_and_groups():
     assert partition.fingerprint(drawn[0]) == partition.fingerprint(drawn[1])
     chosen = partition.from_flag("./own.py:f")
     assert chosen.scaled(0.5) == chosen
-    assert str(chosen) == "./own.py:f"
+    assert chosen.flag == "./own.py:f"
 
 
 def test_a_partition_that_needs_groups_says_so():

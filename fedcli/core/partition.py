@@ -13,8 +13,9 @@ import hashlib
 import math
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from fractions import Fraction
+from functools import partial
 from inspect import signature
 from typing import Any
 
@@ -299,10 +300,11 @@ def writers(labels: Labels, num_clients: int, writer: Labels, seed: int, by_shar
 
 @dataclass(frozen=True)
 class Partition:
-    """A partition that is chosen but not yet drawn; `str` of it is its flag in the one canonical spelling."""
+    """A partition that is chosen but not yet drawn; two are equal whose flags are."""
 
-    name: str
-    parameters: tuple[tuple[str, Any], ...] = ()  # keywords of the partitioner; a default is left out
+    flag: str  # in the one canonical spelling
+    function: Callable[..., Parts] = field(compare=False)  # of labels, number of clients, seed and what it needs
+    needs: str = field(default="", compare=False)  # see `PARTITIONS`
 
     def __call__(
         self, labels: Labels, num_clients: int, seed: int, domain: Any = None, writer: Any = None, place: Any = None
@@ -312,39 +314,22 @@ class Partition:
         Raises:
             UserError: The data do not allow this partition.
         """
-        if is_from_file(self.name):
-            groups = writer if domain is None else domain
-            return _parts_from_user(from_file(self.name, "partition"), labels, num_clients, seed, groups)
-        function, _, _, needs = PARTITIONS[self.name]
-        keywords = dict(self.parameters)
-        if needs:
-            keywords[needs] = {"domain": domain, "writer": writer, "place": place}[needs]
-            if keywords[needs] is None:
-                remedy = "choose such a data set, import this one anew, or choose another partition, such as iid"
-                raise UserError(f"partition '{self}' needs a data set with {needs}s (got one without); {remedy}.")
-        return function(labels, num_clients, seed=seed, **keywords)
+        if is_from_file(self.flag):
+            return self.function(labels, num_clients, seed, writer if domain is None else domain)
+        if not self.needs:
+            return self.function(labels, num_clients, seed=seed)
+        column = {"domain": domain, "writer": writer, "place": place}[self.needs]
+        if column is None:
+            remedy = "choose such a data set, import this one anew, or choose another partition, such as iid"
+            fault = f"partition '{self.flag}' needs a data set with {self.needs}s (got one without)"
+            raise UserError(f"{fault}; {remedy}.")
+        return self.function(labels, num_clients, seed=seed, **{self.needs: column})
 
     def scaled(self, share: float) -> "Partition":
         """Returns the partition for a share of the data: a client's least size, unless named, shrinks with it, to 1."""
-        values = dict(self.parameters)
-        if "within" in values:
-            values["within"] = values["within"].scaled(share)
-        elif self.name == "dirichlet" and share < 1:
-            values.setdefault("min_examples", max(1, round(share * MIN_EXAMPLES)))
-        return Partition(self.name, tuple(values.items()))
-
-    def __str__(self) -> str:
-        if is_from_file(self.name):
-            return self.name
-        values = dict(self.parameters)
-        if "within" in values:
-            return f"{self.name}+{values['within']}"
-        texts = [self.name]
-        for prefix, (keyword, _) in PARTITIONS[self.name][2].items():
-            if keyword in values:
-                value = values[keyword]
-                texts.append(prefix if isinstance(value, bool) else prefix + str(value).removesuffix(".0"))
-        return ":".join(texts)
+        if share >= 1 or not re.match(r"(domains\+)?dirichlet:(?!.*:min=)", self.flag):
+            return self
+        return from_flag(f"{self.flag}:min={max(1, round(share * MIN_EXAMPLES))}")
 
 
 def from_flag(flag: str) -> Partition:
@@ -355,29 +340,30 @@ def from_flag(flag: str) -> Partition:
     """
     if flag.startswith("domains+"):
         within = from_flag(flag.removeprefix("domains+"))
-        if within.name not in PARTITIONS or PARTITIONS[within.name][3]:
+        if within.needs or is_from_file(within.flag):
             raise UserError(f"partition 'domains' needs a label skew (got '{flag}'); write domains+dirichlet:0.5.")
-        return Partition("domains", (("within", within),) if within.name != "iid" else ())
+        return Partition(f"domains+{within.flag}".removesuffix("+iid"), partial(domains, within=within), "domain")
     if is_from_file(flag):
-        from_file(flag, "partition")
-        return Partition(flag)
+        return Partition(flag, partial(_parts_from_user, from_file(flag, "partition")))
     name, *texts = flag.split(":")
     if name not in PARTITIONS:
         raise unknown("partition", name, PARTITIONS, f"the partitions are {', '.join(PARTITIONS)}, and ./file.py:NAME.")
-    function, form, options, _ = PARTITIONS[name]
-    values = {}
+    function, form, options, needs = PARTITIONS[name]
+    left = dict(options)
+    values = {keyword: signature(function).parameters[keyword].default for keyword, _ in options.values()}
+    defaults, spelling = dict(values), [name]
     try:
         for index, text in enumerate(texts or [""] * ("" in options)):
             key, equals, value = ("", "", text) if index == 0 and "" in options else text.partition("=")
-            keyword, read = options[key + equals]
-            if keyword in values:
-                raise ValueError
+            keyword, read = left.pop(key + equals)  # what stands twice is not there any more
             values[keyword] = read(value)
     except (LookupError, ValueError, ZeroDivisionError):  # the last for a share of 4/0
         raise UserError(f"partition '{name}' cannot be read (got '{flag[:80]}'); write {form}.") from None
-    defaults = signature(function).parameters
-    ordered = {keyword: values[keyword] for keyword, _ in options.values() if keyword in values}
-    return Partition(name, tuple(item for item in ordered.items() if item[1] != defaults[item[0]].default))
+    for prefix, (keyword, _) in options.items():
+        if values[keyword] != defaults[keyword]:
+            value = "" if isinstance(values[keyword], bool) else str(values[keyword]).removesuffix(".0")
+            spelling.append(prefix + value)
+    return Partition(":".join(spelling), partial(function, **values), needs)
 
 
 def _parts_from_user(function: FromFile, labels: Labels, num_clients: int, seed: int, groups: Labels | None) -> Parts:
