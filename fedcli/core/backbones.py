@@ -221,45 +221,33 @@ def _convolution(**options: Any) -> Callable[..., nn.Module]:
     return partial(torchvision().ops.Conv2dNormActivation, **{"norm_layer": MaskedBatchNorm2d, **options})
 
 
-def _googlenet(conv: Callable[..., nn.Module], double: bool) -> nn.Module:
-    """Makes torchvision's GoogLeNet without auxiliary classifiers, of a convolution with norm and ReLU.
+def _googlenet(is_small: bool, channels: int, image_size: int, num_classes: int) -> Backbone:
+    """Makes torchvision's GoogLeNet without auxiliary classifiers; the features lie behind its dropout.
 
-    Weights are drawn as torch does by default. If `double`, two 3 x 3 convolutions stand for each 5 x 5; else one does.
+    The small one has one 3 x 3 convolution for its stem, two of them for each 5 x 5, biases, no dropout, and weights as
+    torch draws them by default.
     """
+    conv = _convolution(bias=True) if is_small else _convolution(norm_layer=partial(MaskedBatchNorm2d, eps=0.001))
 
     def inception(channels: int, *widths: int) -> nn.Module:
         module = import_module("torchvision.models.googlenet")  # `models.googlenet` is a function
         block = module.Inception(channels, *widths, conv_block=conv)
-        if double:
+        if is_small:
             block.branch3.append(conv(widths[4], widths[4]))
         return block
 
     blocks = [conv, inception, nn.Identity]
-    return torchvision().models.GoogLeNet(num_classes=1, aux_logits=False, init_weights=False, blocks=blocks)
-
-
-def _googlenet_512(channels: int, image_size: int, num_classes: int) -> Backbone:
-    """Makes torchvision's GoogLeNet; the features lie behind its dropout."""
-    body = _googlenet(_convolution(norm_layer=partial(MaskedBatchNorm2d, eps=0.001)), double=False)
+    body = torchvision().models.GoogLeNet(num_classes=1, aux_logits=False, init_weights=False, blocks=blocks)
+    if is_small:
+        body.conv1 = conv(3, 192)
+        body.conv2 = body.conv3 = body.maxpool1 = body.maxpool2 = body.dropout = body.fc = nn.Identity()
+        body.maxpool3 = body.maxpool4 = nn.MaxPool2d(3, stride=2, padding=1)
+        return Backbone(body, 1024, num_classes, colour=True)
     for module in body.modules():
         if isinstance(module, nn.Conv2d):
             nn.init.normal_(module.weight, std=0.01)  # torchvision's, without its truncation at 200 deviations
     body.dropout, body.fc = KeyedDropout(body.dropout.p), nn.AdaptiveAvgPool1d(512)
     return Backbone(body, 512, num_classes, colour=True)
-
-
-def _googlenet_32(channels: int, image_size: int, num_classes: int) -> Backbone:
-    """Makes GoogLeNet with one 3 x 3 convolution for its stem, two of them for each 5 x 5, biases, and no dropout.
-
-    Weights are drawn as torch does by default.
-    """
-    conv = _convolution(bias=True)
-    body = _googlenet(conv, double=True)
-    body.conv1 = conv(3, 192)
-    body.conv2 = body.conv3 = body.maxpool1 = body.maxpool2 = nn.Identity()
-    body.maxpool3 = body.maxpool4 = nn.MaxPool2d(3, stride=2, padding=1)
-    body.dropout = body.fc = nn.Identity()
-    return Backbone(body, 1024, num_classes, colour=True)
 
 
 class _Sum(nn.Module):
@@ -330,8 +318,8 @@ BACKBONES |= {
     "vit-tiny": Recipe(_vit_tiny, least=2),
     "mobilenet-v2-512": Recipe(partial(_mobilenet_v2_512, False)),
     "mobilenet-v2-dropout-512": Recipe(partial(_mobilenet_v2_512, True)),
-    "googlenet-512": Recipe(_googlenet_512, least=15),
-    "googlenet-32": Recipe(_googlenet_32),
+    "googlenet-512": Recipe(partial(_googlenet, False), least=15),
+    "googlenet-32": Recipe(partial(_googlenet, True)),
     "mobilenet-v2-32": Recipe(_mobilenet_v2_32),
     "efficientnet-b0-32": Recipe(_efficientnet_b0_32),
 }
