@@ -336,7 +336,8 @@ def net(forward, layers=""):
         (net("x = self.first(x); return self.fc(x - x.mean(0) * self.training)"), "mixes the images of a batch"),
         (net("self.n += x.mean(); return self.fc(self.first(x))", COUNTER), "mixes the images of a batch"),
         (net("self.n = self.n + 1; return self.fc(self.first(x))", COUNTER), "puts a new tensor"),
-        (net("return self.fc(self.first(x))", "self.fc.weight.requires_grad_(False)"), "does not train its last"),
+        (net("return self.fc(self.first(x))", "self.fc.weight.requires_grad_(False)"), "that is trained"),
+        (net("return self.fc(self.first(x))", "self.first.compile()"), "is compiled"),
         (
             net("return self.fc(self.first(x))", "self.again = nn.ParameterList([self.first.weight])"),
             "has a parameter in two places",

@@ -337,8 +337,8 @@ def _network_from_user(function: FromFile, channels: int, image_size: int, num_c
     module = function(channels, image_size, num_classes)
     if not isinstance(module, nn.Module):
         raise function.refuse(f"gives no torch.nn.Module (got {type(module).__name__})", "return one")
-    module = _not_compiled(module)
-    _swap_layers(module, _not_compiled)
+    if any(layer._compiled_call_impl or hasattr(layer, "_orig_mod") for layer in module.modules()):
+        raise function.refuse("is compiled", "leave torch.compile out: clients train the module itself")
     x, draws = torch.randn(4, channels, image_size, image_size), KeyedDraws()
     sizes: dict[nn.Module, list[int]] = {}  # how long what a layer gives is, call by call
 
@@ -356,10 +356,10 @@ def _network_from_user(function: FromFile, channels: int, image_size: int, num_c
             f"gives no logits of {num_classes} classes (got {shape} of 4 images)", "return logits [B, C]"
         )
     head = next((layer for layer in reversed(sizes) if isinstance(layer, nn.Linear)), None)
-    if type(head) is not nn.Linear or head.bias is None:
-        raise function.refuse("does not end in an nn.Linear with bias, of features [B, D]", "let it be the last layer")
-    if not (head.weight.requires_grad and head.bias.requires_grad):
-        raise function.refuse("does not train its last nn.Linear", "freeze other layers only")
+    trained = type(head) is nn.Linear and [value.requires_grad for value in head.parameters()]
+    if trained != [True, True]:
+        fault = "does not end in an nn.Linear with bias, of features [B, D], that is trained"
+        raise function.refuse(fault, "let it be the last layer, and freeze other layers only")
     values = [id(value) for part in module.modules() for value in part._parameters.values() if value is not None]
     if len(set(values)) < len(values):
         raise function.refuse("has a parameter in two places", "make it two")
@@ -373,28 +373,14 @@ def _network_from_user(function: FromFile, channels: int, image_size: int, num_c
             layer.__class__, layer.num_batches_tracked, layer.mask = MaskedBatchNorm2d, None, None
         return layer
 
-    _swap_layers(module, new)
+    made = {layer: new(layer) for layer in module.modules()}  # one in two places stays one
+    for parent in made:
+        parent._modules.update({key: made[layer] for key, layer in parent._modules.items() if layer is not None})
     network = Backbone(module, head.in_features, num_classes, colour=False)
     network.head, network._guard = head, partial(blame, function.path, passes=(torch.OutOfMemoryError,))
     network.draws, draws.used = draws, False
     _check(network, function, x, logits)
     return network.train()
-
-
-def _swap_layers(module: nn.Module, new: Callable[[nn.Module], nn.Module]) -> None:
-    """Puts `new(layer)` in the place of every layer inside a module; one in two places stays one."""
-    made: dict[nn.Module, nn.Module] = {}
-    for parent in list(module.modules()):
-        for key, layer in parent._modules.items():
-            if layer is not None:
-                parent._modules[key] = made[layer] = made[layer] if layer in made else new(layer)
-
-
-def _not_compiled(layer: nn.Module) -> nn.Module:
-    """Returns the layer that `torch.compile` has wrapped, or which was compiled in place."""
-    layer = getattr(layer, "_orig_mod", layer)
-    layer._compiled_call_impl = None
-    return layer
 
 
 @torch.no_grad()

@@ -82,9 +82,11 @@ def evaluate(fed: Federation, method: Method, state: Any) -> dict[str, Any]:
         share = fed.engine.workers.share
         return share(lambda ids: [score_one(m, tests[k]) for k, m in models(fed, method, state, ids)], list(tests))
 
-    measure = {"server": _on_test_images, "clients": _on_own_parts, "domains": _on_domains}[fed.evaluation]
-    tested = measure(fed, method, score)
     validated, of_clients = _on_parts(fed.validation, method, score)
+    if fed.evaluation == "clients":
+        tested, of_clients = _on_parts(fed.testing, method, score)
+    else:
+        tested = {"server": _on_test_images, "domains": _on_domains}[fed.evaluation](fed, method, score)
     return {**NOTHING, "validation_accuracy": validated.get(RULES[0]), **of_clients, **tested}
 
 
@@ -151,11 +153,6 @@ def _on_parts(parts: Sequence[np.ndarray], method: Method, score: Score) -> tupl
     of_clients = hits[:1].split([len(part) for part in parts.values()], 1)
     accuracies = {client: _fractions(part)[0] for client, part in zip(parts, of_clients, strict=True)}
     return dict(zip(RULES, _fractions(hits), strict=False)), by_client(accuracies)
-
-
-def _on_own_parts(fed: Federation, method: Method, score: Score) -> dict[str, Any]:
-    pooled, clients = _on_parts(fed.testing, method, score)
-    return {**pooled, **clients}
 
 
 def _on_domains(fed: Federation, method: Method, score: Score) -> dict[str, Any]:
