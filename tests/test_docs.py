@@ -69,7 +69,7 @@ def test_the_experiment_is_the_one_that_the_text_describes(monkeypatch):
         assert (run.rounds, run.local_epochs, run.batch_size, run.backbone) == (100, 1, 10, "cnn-mcmahan")
         assert (run.optimizer, run.lr, run.lr_decay, run.momentum, run.weight_decay) == ("sgd", 0.005, 1, 0, 0)
         assert all_take_part or setup.options.proximal_weight == 0.01
-        rest = (str(setup.partition), run.drop_last, run.local_test, run.validation, setup.protocol.evaluation)
+        rest = (setup.partition.flag, run.drop_last, run.local_test, run.validation, setup.protocol.evaluation)
         assert (*rest, setup.selection) == (
             ("dirichlet:0.1:min=40", True, 0.25, 0, "clients", "best-test")  # as in PFLlib
             if number < 2

@@ -14,7 +14,7 @@ import torch
 from fedcli.core import federation
 from fedcli.core.aggregate import class_means, cross_entropy, masked_mean, weighted_mean
 from fedcli.core.batches import Transform
-from fedcli.core.clients import Aux, Client, Step, optimizer_step
+from fedcli.core.clients import Aux, Client, Step
 from fedcli.core.federation import NonFiniteLoss
 from fedcli.core.layers import LiveConv2d
 from fedcli.core.stacked import Stack
@@ -86,7 +86,7 @@ def test_context_axes_give_each_client_its_own(chunk):
     cohort = fed.cohort(0)
     targets = torch.arange(4, dtype=torch.float64)
     start = Client({"a": torch.zeros(4, 2, dtype=torch.float64)}, {}, {})
-    step = optimizer_step(quadratic)
+    step = fed.optimizer_step(quadratic, momentum=0.0, weight_decay=0.0)
     trained, terms = fed.engine.train(step, start, fed.plan(cohort), 0.5, targets, 0)
     steps = torch.tensor(fed.plan(cohort).steps)
     expected = targets * (1 - 0.5**steps)

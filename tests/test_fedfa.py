@@ -236,7 +236,7 @@ def test_the_papers_values():
     run = setup.run
     assert (run.num_clients, run.cohort_size, run.rounds, run.local_epochs, run.batch_size) == (100, 10, 200, 5, 64)
     assert (run.optimizer, run.lr, run.lr_decay, run.momentum, run.weight_decay) == ("sgd", 0.01, 0.99, 0.0, 1e-3)
-    assert (run.validation, run.drop_last, run.backbone, str(setup.partition)) == (0.0, False, "cnn-2x32", "classes:2")
+    assert (run.validation, run.drop_last, run.backbone, setup.partition.flag) == (0.0, False, "cnn-2x32", "classes:2")
     assert (setup.setting.mean, setup.setting.std, setup.selection) == ((0.1307,), (0.3081,), "last")
     large = {"protocol": "fedfa:cifar100-alpha-0.1", "dataset": "cifar100"}
     assert resolve(FEDFA, large, need_data=False).run.momentum == 0.9

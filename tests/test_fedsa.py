@@ -211,7 +211,7 @@ def test_the_papers_values():
     assert (run.num_clients, run.cohort_size, run.rounds, run.local_epochs, run.batch_size) == (20, 20, 1000, 1, 10)
     assert (run.optimizer, run.lr, run.lr_decay, run.momentum, run.weight_decay) == ("sgd", 0.01, 1.0, 0.0, 0.0)
     assert (run.local_test, run.validation, run.drop_last, run.partition_seed) == (0.25, 0.0, True, 1)
-    assert (str(setup.partition), setup.selection, setup.protocol.evaluation) == (
+    assert (setup.partition.flag, setup.selection, setup.protocol.evaluation) == (
         "dirichlet:0.1:min=1:draw=pfllib", "best-test", "clients",
     )  # fmt: skip
     assert (setup.setting.mean, setup.setting.std) == ((0.5,) * 3, (0.5,) * 3)

@@ -1,4 +1,4 @@
-"""Networks as people have them: attention, dropout of every form, frozen parts, torchvision's, compiled ones."""
+"""Networks as people have them: attention, dropout of every form, frozen parts, and torchvision's."""
 
 from pathlib import Path
 
@@ -97,11 +97,9 @@ def in_place(channels, size, classes):
     first = nn.Flatten(), nn.Linear(channels * size * size, 8), nn.ReLU()
     return nn.Sequential(*first, nn.Dropout(0.2, True), nn.Linear(8, classes))
 
-def compiled(channels, size, classes):
-    first = torch.compile(nn.Conv2d(channels, 4, 3))
-    network = nn.Sequential(first, nn.Hardswish(True), nn.Dropout(0.3, True), nn.Flatten(), nn.LazyLinear(classes))
-    network[-2].compile()
-    return torch.compile(network)
+def lazy(channels, size, classes):
+    first = nn.Conv2d(channels, 4, 3), nn.Hardswish(True), nn.Dropout(0.3, True)
+    return nn.Sequential(*first, nn.Flatten(), nn.LazyLinear(classes))
 
 def frozen(channels, size, classes):
     network = nn.Sequential(
@@ -132,7 +130,7 @@ def build(name):
     return backbones.build(f"./net.py:{name}", 1, 8, 10, seed=0)
 
 
-TOGETHER = "in_place plain dropping batch_second weights functions torchvisions shared compiled frozen"
+TOGETHER = "in_place plain dropping batch_second weights functions torchvisions shared lazy frozen"
 
 
 @pytest.mark.parametrize("name", TOGETHER.split())
@@ -226,11 +224,6 @@ def test_a_stock_network_with_dropout_in_place_is_taken():
     assert network.head.in_features == 1024
     x = images(2, 1, 8, dtype=torch.float32)
     assert not torch.equal(network.train()(x)[0], network.eval()(x)[0])
-
-
-def test_compiled_modules_are_unwrapped():
-    names = {name for name, _ in build("compiled").named_parameters()}
-    assert names == {"body.0.weight", "body.0.bias", "head.weight", "head.bias"}
 
 
 def test_what_is_frozen_is_neither_trained_nor_sent_nor_counted_and_is_exported(monkeypatch):

@@ -117,11 +117,11 @@ def refused(line, message, folder, monkeypatch):
         *((f"{name} {SMALL} --backbone cnn-small,cnn-3conv", "cnn-small 64, cnn-3conv 512")
           for name in ("fedsa", "lg-fedavg", "fedproto", "fedtgp", "fedgen")),
         # Data
-        ("fedavg --partition dirichlet", "write dirichlet:0.5."),
+        ("fedavg --partition dirichlet", "such as dirichlet:0.5"),
         ("fedavg --partition dirichlet:0.5:min=19 --num-clients 100", "100 clients"),
-        ("fedavg --partition dominant:1:share=1e-999999", "wrong share"),
-        ("fedavg --partition dominant:1:share=1e9999999999", "wrong share"),
-        ("fedavg --partition classes:1_0", "wrong number of classes"),
+        ("fedavg --partition dominant:1:share=1e-999999", "cannot be read"),
+        ("fedavg --partition dominant:1:share=1e9999999999", "cannot be read"),
+        ("fedavg --partition classes:1_0", "cannot be read"),
         ("fedavg --partition classes:20", "does not fit the data (got 10 clients and "),
         ("fedavg --partition domains", "needs a data set with domains"),
         ("fedavg --train-examples 200 --batch-size 500 --drop-last", "--batch-size 500 is larger than every client's"),

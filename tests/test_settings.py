@@ -105,7 +105,7 @@ def test_a_papers_table_on_other_data_has_the_divisions_of_its_cells():
     table = fedcli.registry.find_table("fedfm:III")
     plan = plans.plan(table, Path("nowhere"), seeds=[0], only=["FedAvg", "CIFAR-10 NIID-1"], dataset="digits")
     (run,) = plan.runs
-    assert (run.setup.run.dataset, str(run.setup.partition)) == ("digits", "dirichlet:0.5")
+    assert (run.setup.run.dataset, run.setup.partition.flag) == ("digits", "dirichlet:0.5")
     assert plan.reduction == "digits, at most 20 rounds, at most 2 local epochs"
     assert comparison.compare(plan).setting == f"**Reduced: {plan.reduction}. Not the paper's setting.**"
     others = plans.plan(fedcli.registry.find_table("fedcme:II"), Path("nowhere"), seeds=[0], dataset="digits")

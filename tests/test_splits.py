@@ -65,7 +65,7 @@ def test_a_list_alone_an_npz_file_and_numbered_clients_are_the_same_split(tmp_pa
     expected = fingerprint(taken(dataset, f"file:{tmp_path / 'split.npz'}", 3))
     for split in (lists, {"train": lists}, {str(k): own for k, own in enumerate(lists)}):
         assert fingerprint(taken(dataset, written(tmp_path, split), 3)) == expected
-    assert str(from_flag("file:split.json")) == "file:split.json"
+    assert from_flag("file:split.json").flag == "file:split.json"
 
 
 @pytest.mark.parametrize(

@@ -73,15 +73,6 @@ def resized_crop(images: Tensor, draws: Tensor) -> Tensor:
     first of ten tries that fits into the image. Images `[N, channels, H, W]` in [0, 1], draws `[N, 23]`.
     """
     height, width = images.shape[2:]
-    top, left, rows, columns = crop_box(draws, height, width)
-    down = _interpolation(top, rows, height)
-    across = _interpolation(left, columns, width)
-    across = torch.where(draws[:, -1, None, None] < 0.5, across.flip(1), across)
-    return down.to(images.dtype)[:, None] @ images @ across.to(images.dtype).mT[:, None]
-
-
-def crop_box(draws: Tensor, height: int, width: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Returns top, left, height and width in pixels, `[N]` each, of the rectangle that `resized_crop` takes."""
     uniform = draws.double()
     area = height * width * (AREA[0] + (AREA[1] - AREA[0]) * uniform[:, 0 : 2 * TRIES : 2])  # [N, TRIES]
     low, high = map(math.log, RATIO)
@@ -93,7 +84,10 @@ def crop_box(draws: Tensor, height: int, width: int) -> tuple[Tensor, Tensor, Te
     columns = torch.where(any_fits, columns.gather(1, first)[:, 0], width)
     top = (uniform[:, -3] * (height - rows + 1)).floor()
     left = (uniform[:, -2] * (width - columns + 1)).floor()
-    return top, left, rows, columns
+    down = _interpolation(top, rows, height)
+    across = _interpolation(left, columns, width)
+    across = torch.where(draws[:, -1, None, None] < 0.5, across.flip(1), across)
+    return down.to(images.dtype)[:, None] @ images @ across.to(images.dtype).mT[:, None]
 
 
 def _interpolation(start: Tensor, length: Tensor, size: int) -> Tensor:

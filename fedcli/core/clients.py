@@ -180,13 +180,11 @@ def clip(grads: Params, max_norm: float) -> Params:
 
 
 def optimizer_step(
-    loss: LocalLoss, optimizer: str = "sgd", *, lr: float | None = None, momentum: float = 0.0,
-    weight_decay: float = 0.0, names: Sequence[str] | None = None, key: str = "local", clip_norm: float = 0.0,
+    loss: LocalLoss, optimizer: str, lr: float | None, momentum: float, weight_decay: float,
+    names: Sequence[str] | None, key: str, clip_norm: float,
 ) -> Step:  # fmt: skip
     """Makes a local step of `sgd` or `adam` on the objective of one client, see `Federation.optimizer_step`."""
-
-    options = {"weight_decay": weight_decay, **({"momentum": momentum} if optimizer == "sgd" else {})}
-    apply = partial({"sgd": sgd, "adam": adam}[optimizer], **options)
+    apply = {"sgd": partial(sgd, momentum=momentum), "adam": adam}[optimizer]
 
     def trained(params: Params) -> Params:
         return params if names is None else {name: params[name] for name in names}
@@ -201,7 +199,7 @@ def optimizer_step(
         grads = clip(grads, clip_norm) if clip_norm else grads
         rate = batch.lr if lr is None else torch.full_like(batch.lr, lr)
         packed, state = pack((some, before), like)
-        new, state = unpack(apply(packed, grads, state, rate, **how), like)
+        new, state = unpack(apply(packed, grads, state, rate, weight_decay=weight_decay, **how), like)
         params = new if names is None else {**client.params, **new}
         optimizer = {**client.optimizer, key: state}
         return client._replace(params=params, buffers=aux.buffers, optimizer=optimizer), aux

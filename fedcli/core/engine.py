@@ -157,9 +157,8 @@ class Engine:
         self, step: Step, clients: Client, context: Tree, axes: Tree, plan: Plan, chunk: slice, rate: Tensor
     ) -> tuple[Client, dict[str, Tensor]]:
         """Trains the only client of a chunk, on batches of their true sizes."""
-        client, context = tree_map(self.own, select(clients, 0)), select_axes(context, axes, 0)
-        if not client.optimizer:
-            client = client._replace(optimizer=step.init_optimizer(client.params))
+        client = tree_map(self.own, select(with_optimizer(step, clients), 0))
+        context = select_axes(context, axes, 0)
         update = keyed(step.in_place or step.update)  # the tensors are this loop's own
         total: dict[str, Tensor] = {}
         for batch in self._batches(plan, chunk.start, rate):

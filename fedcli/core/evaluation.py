@@ -8,7 +8,7 @@ A method that classifies by the nearest prototype has that as its headline and t
 """
 
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -82,9 +82,12 @@ def evaluate(fed: Federation, method: Method, state: Any) -> dict[str, Any]:
         share = fed.engine.workers.share
         return share(lambda ids: [score_one(m, tests[k]) for k, m in models(fed, method, state, ids)], list(tests))
 
-    measure = {"server": _on_test_images, "clients": _on_own_parts, "domains": _on_domains}[fed.evaluation]
-    tested = measure(fed, method, state, score)
-    return {**NOTHING, **_on_validation(fed, method, state, score), **tested}
+    validated, of_clients = _on_parts(fed.validation, method, score)
+    if fed.evaluation == "clients":
+        tested, of_clients = _on_parts(fed.testing, method, score)
+    else:
+        tested = {"server": _on_test_images, "domains": _on_domains}[fed.evaluation](fed, method, score)
+    return {**NOTHING, "validation_accuracy": validated.get(RULES[0]), **of_clients, **tested}
 
 
 def models(fed: Federation, method: Method, state: Any, clients: Iterable[int]) -> Iterator[tuple[int, Model]]:
@@ -126,7 +129,7 @@ def _by_domain(fed: Federation, hits: list[Tensor]) -> list[dict[str, float]]:
     return [{name: _fractions(each[:, part])[0] for name, part in parts.items() if part.any()} for each in hits]
 
 
-def _on_test_images(fed: Federation, method: Method, state: Any, score: Score) -> dict[str, Any]:
+def _on_test_images(fed: Federation, method: Method, score: Score) -> dict[str, Any]:
     hits = score(dict.fromkeys(range(1 if method.personal is None else fed.num_clients)))
     accuracies = [*map(_fractions, hits)]
     result = {name: _mean(values) for name, values in zip(RULES, zip(*accuracies, strict=True), strict=False)}
@@ -138,14 +141,21 @@ def _on_test_images(fed: Federation, method: Method, state: Any, score: Score) -
     return result
 
 
-def _on_own_parts(fed: Federation, method: Method, state: Any, score: Score) -> dict[str, Any]:
-    parts = {client: part for client, part in enumerate(fed.testing) if len(part)}
-    hits = score(parts)
-    pooled = dict(zip(RULES, _fractions(torch.cat(hits, 1)), strict=False))
-    return {**pooled, **by_client({client: _fractions(each)[0] for client, each in zip(parts, hits, strict=True)})}
+def _on_parts(parts: Sequence[np.ndarray], method: Method, score: Score) -> tuple[dict[str, float], dict[str, Any]]:
+    """Returns the accuracy of each rule on all clients' parts together, and that of the first one by client."""
+    parts = {client: part for client, part in enumerate(parts) if len(part)}
+    if not parts:
+        return {}, {}
+    if method.personal is None:  # any client's model is the global one
+        hits = torch.cat(score({next(iter(parts)): np.concatenate(list(parts.values()))}))
+    else:
+        hits = torch.cat(score(parts), 1)
+    of_clients = hits[:1].split([len(part) for part in parts.values()], 1)
+    accuracies = {client: _fractions(part)[0] for client, part in zip(parts, of_clients, strict=True)}
+    return dict(zip(RULES, _fractions(hits), strict=False)), by_client(accuracies)
 
 
-def _on_domains(fed: Federation, method: Method, state: Any, score: Score) -> dict[str, Any]:
+def _on_domains(fed: Federation, method: Method, score: Score) -> dict[str, Any]:
     rows = _by_domain(fed, score(dict.fromkeys(range(fed.num_clients))))  # [N][domain]
     intra, inter = {}, {}
     for d, name in enumerate(fed.domain_names):
@@ -156,17 +166,3 @@ def _on_domains(fed: Federation, method: Method, state: Any, score: Score) -> di
             inter[name] = _mean(others) if others else intra[name]
     domains = {name: _mean(row[name] for row in rows) for name in rows[0]}
     return {"test_accuracy": _mean(inter.values()), "domains": domains, "intra": intra, "inter": inter}
-
-
-def _on_validation(fed: Federation, method: Method, state: Any, score: Score) -> dict[str, Any]:
-    """Returns the accuracy on the held-out examples, of all and by client; nothing where there are none."""
-    owners = [client for client, part in enumerate(fed.validation) if len(part)]
-    if not owners:
-        return {}
-    parts = {client: fed.validation[client] for client in owners}
-    if method.personal is None:  # any client's model is the global one
-        parts = {owners[0]: np.concatenate(list(parts.values()))}
-    hits = torch.cat(score(parts), 1)[:1]
-    of_owners = hits.split([len(fed.validation[client]) for client in owners], 1)
-    accuracies = {client: _fractions(part)[0] for client, part in zip(owners, of_owners, strict=True)}
-    return {"validation_accuracy": _fractions(hits)[0], **by_client(accuracies)}

@@ -276,11 +276,9 @@ class Federation:
             key: Name of its state in `Client.optimizer`; two updates of one local step need two names.
             clip_norm: Norm to which longer gradients are shortened, before the weight decay; 0 for none.
         """
-        return optimizer_step(
-            loss, optimizer or self.optimizer, lr=lr, names=names, key=key, clip_norm=clip_norm,
-            momentum=self.momentum if momentum is None else momentum,
-            weight_decay=self.config.weight_decay if weight_decay is None else weight_decay,
-        )  # fmt: skip
+        momentum = self.momentum if momentum is None else momentum
+        weight_decay = self.config.weight_decay if weight_decay is None else weight_decay
+        return optimizer_step(loss, optimizer or self.optimizer, lr, momentum, weight_decay, names, key, clip_norm)
 
     def plan(self, cohort: Cohort, epochs: range | None = None) -> Plan:
         """Draws the batches of the cohort in this round, for all local epochs or some of them."""

@@ -3,28 +3,19 @@
 A partitioner takes the class of each example (`labels`, `[N]`), the number of clients K from 1 to N and a seed, which
 everything random comes from. It returns K int64 arrays of positions in `labels`, each in random order, because the end
 of a client's list becomes its validation part; no example is used twice. It raises UserError where a value is out of
-range or the data do not suffice. To add one is one function under `@partitioner`.
+range or the data do not suffice. To add one is one function under `@partitioner`, which says its flag.
 
-As a flag (`from_flag`), options in brackets:
-    iid                                   equal sizes
-    dirichlet:ALPHA[:plain][:min=COUNT]   every class cut by Dirichlet proportions, with or without a capacity cap
-      [:draw=pfllib]                      the same in the order in which PFLlib draws
-    classes:COUNT                         shards of sorted labels, so many a client
-    dominant:COUNT[:share=FRACTION]       a share of each client's examples comes from its dominant classes
-    missing:COUNT                         each client lacks so many classes
-    domains[+LABEL_SKEW]                  every client from one domain, optionally with a label skew inside each
-    writers[:shares]                      whole writers, dealt to the clients; or each class cut as writers have it
-    file:PATH                             lists made elsewhere (fedcli/data/splits.py)
-    ./file.py:NAME                        a function of the user's own
+Beside these there are `file:PATH`, lists made elsewhere (fedcli/data/splits.py), `domains+LABEL_SKEW`, a label skew
+inside each domain, and `./file.py:NAME`, a function of the user's own.
 """
 
 import hashlib
 import math
 import re
 from collections.abc import Callable, Sequence
-from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from fractions import Fraction
+from functools import partial
 from inspect import signature
 from typing import Any
 
@@ -44,41 +35,31 @@ NUMBER = re.compile(r"[+-]?[0-9]{0,15}\.?[0-9]{0,15}(e[+-]?[0-9]{1,3}|/[0-9]{1,1
 MAX_DRAWS = 1000  # of a Dirichlet partition before it is refused; seconds for 100 classes and 100 clients
 
 
-@dataclass(frozen=True)
-class FlagParameter:
-    """One parameter of a partition: how it is read from a flag and which values it may take."""
+def number(read: Callable[[str], Any] = int, low: float = 1, high: float = math.inf) -> Callable[[str], Any]:
+    """Makes a reader of numbers from `low` to `high` in a flag; it raises ValueError for anything else."""
 
-    keyword: str  # of the partitioner
-    meaning: str  # in an error message
-    example: str  # a flag that is right
-    read: Callable[[str], Any] = int
-    low: float | None = 1  # None where it is no number
-    high: float = math.inf
+    def read_number(text: str) -> Any:
+        value = read(text if NUMBER.fullmatch(text) else "")
+        if not low <= value <= high:
+            raise ValueError
+        return value
 
-    def parse(self, text: str) -> Any:
-        """Reads the parameter from a flag; refuses a value that is not allowed."""
-        with suppress(ValueError, LookupError, ZeroDivisionError):  # the last for a share of 4/0
-            value = self.read(text if self.low is None or NUMBER.fullmatch(text) else "")
-            if self.low is None or self.low <= value <= self.high:
-                return value
-        bounds = ""
-        if self.low is not None:
-            kind = "a whole number" if self.read is int else "a number"
-            bounds = f"it must be {kind} from {self.low:g}" + (f" to {self.high:g}; " if self.high < math.inf else "; ")
-        fault = f"partition '{self.example.partition(':')[0]}' has a wrong {self.meaning} (got '{text[:40]}')"
-        raise UserError(f"{fault}; {bounds}write {self.example}.")
+    return read_number
 
 
-# By name: the function, its parameters by their prefix in the flag ("" is the required one, which comes first), and
-# what it takes from the data set beside labels: "domain", "writer", "place" or nothing.
-PARTITIONS: dict[str, tuple[Callable[..., Parts], dict[str, FlagParameter], str]] = {}
+# By name: the function, how its flag is written, its options, and what it takes from the data set beside labels:
+# "domain", "writer", "place" or nothing. An option is by its prefix in the flag the keyword of the function and what
+# reads its value; "" is the prefix of the required one, which comes first.
+PARTITIONS: dict[str, tuple[Callable[..., Parts], str, dict[str, tuple[str, Callable]], str]] = {}
 
 
-def partitioner(parameters: dict[str, FlagParameter] | None = None, needs: str = "") -> Callable[[Callable], Callable]:
+def partitioner(
+    form: str, options: dict[str, tuple[str, Callable]] | None = None, needs: str = ""
+) -> Callable[[Callable], Callable]:
     """Registers a function as the partition of its name, see `PARTITIONS`."""
 
     def register(function: Callable[..., Parts]) -> Callable[..., Parts]:
-        PARTITIONS[function.__name__] = (function, parameters or {}, needs)
+        PARTITIONS[function.__name__] = (function, form, options or {}, needs)
         return function
 
     return register
@@ -109,7 +90,7 @@ def _deal(counts: np.ndarray, labels: np.ndarray, rng: Any, order: Parts | None 
     return [rng.permutation(np.concatenate(held)) for held in zip(*pieces, strict=True)]
 
 
-@partitioner()
+@partitioner("iid")
 def iid(labels: Labels, num_clients: int, seed: int) -> Parts:
     """Shares the examples out at random, in sizes that differ by at most one."""
     order = generator(seed, "partition").permutation(len(_prepared(labels, num_clients)))
@@ -117,14 +98,13 @@ def iid(labels: Labels, num_clients: int, seed: int) -> Parts:
 
 
 @partitioner(
+    "dirichlet:ALPHA[:plain][:min=COUNT][:draw=pfllib], such as dirichlet:0.5, with an ALPHA from 1e-6 to 1e6",
     {
-        "": FlagParameter("alpha", "concentration", "dirichlet:0.5", float, 1e-6, 1e6),
-        "plain": FlagParameter("capped", "cap", "dirichlet:0.5:plain", {"": False}.__getitem__, None),
-        "min=": FlagParameter("min_examples", "minimum", "dirichlet:0.5:min=1"),
-        "draw=": FlagParameter(
-            "draw", "draw order", "dirichlet:0.5:draw=pfllib", {"own": "own", "pfllib": "pfllib"}.__getitem__, None
-        ),
-    }
+        "": ("alpha", number(float, 1e-6, 1e6)),
+        "plain": ("capped", {"": False}.__getitem__),
+        "min=": ("min_examples", number()),
+        "draw=": ("draw", {"own": "own", "pfllib": "pfllib"}.__getitem__),
+    },
 )
 def dirichlet(
     labels: Labels, num_clients: int, alpha: float, seed: int, capped: bool = True, min_examples: int = MIN_EXAMPLES,
@@ -192,7 +172,7 @@ def _draw_in_pfllibs_order(
     return order, counts
 
 
-@partitioner({"": FlagParameter("classes_per_client", "number of classes", "classes:2")})
+@partitioner("classes:COUNT, such as classes:2", {"": ("classes_per_client", number())})
 def classes(labels: Labels, num_clients: int, classes_per_client: int, seed: int) -> Parts:
     """Cuts the label-sorted examples into shards and deals `classes_per_client` of them to each client, at random.
 
@@ -213,10 +193,8 @@ def classes(labels: Labels, num_clients: int, classes_per_client: int, seed: int
 
 
 @partitioner(
-    {
-        "": FlagParameter("dominant_classes", "number of dominant classes", "dominant:1"),
-        "share=": FlagParameter("share", "share", "dominant:1:share=4/9", Fraction, 1e-6, 1),
-    }
+    "dominant:COUNT[:share=FRACTION], such as dominant:1:share=4/9",
+    {"": ("dominant_classes", number()), "share=": ("share", number(Fraction, 1e-6, 1))},
 )
 def dominant(
     labels: Labels, num_clients: int, dominant_classes: int, seed: int, share: Fraction | float = SHARE
@@ -240,7 +218,7 @@ def dominant(
     return _deal(counts, labels, generator(seed, "partition"))
 
 
-@partitioner({"": FlagParameter("missing_classes", "number of missing classes", "missing:3", low=0)})
+@partitioner("missing:COUNT, such as missing:3", {"": ("missing_classes", number(low=0))})
 def missing(labels: Labels, num_clients: int, missing_classes: int, seed: int) -> Parts:
     """Gives client i the C - x classes from floor(i C / K) on (mod C), equally many examples of each.
 
@@ -265,7 +243,7 @@ def _unfit(flag: str, labels: np.ndarray, num_clients: int, remedy: str) -> User
     return UserError(f"partition '{flag}' does not fit the data ({got}); {remedy}.")
 
 
-@partitioner(needs="domain")
+@partitioner("domains or domains+LABEL_SKEW, such as domains+dirichlet:0.5", needs="domain")
 def domains(
     labels: Labels, num_clients: int, domain: Labels, seed: int,
     within: Callable[[np.ndarray, int, int], Parts] | None = None,
@@ -292,9 +270,7 @@ def domains(
     return parts
 
 
-@partitioner(
-    {"shares": FlagParameter("by_shares", "kind", "writers:shares", {"": True}.__getitem__, None)}, needs="writer"
-)
+@partitioner("writers[:shares]", {"shares": ("by_shares", {"": True}.__getitem__)}, needs="writer")
 def writers(labels: Labels, num_clients: int, writer: Labels, seed: int, by_shares: bool = False) -> Parts:
     """Deals whole writers to the clients at random, in numbers that differ by at most one.
 
@@ -324,10 +300,11 @@ def writers(labels: Labels, num_clients: int, writer: Labels, seed: int, by_shar
 
 @dataclass(frozen=True)
 class Partition:
-    """A partition that is chosen but not yet drawn; `str` of it is its flag in the one canonical spelling."""
+    """A partition that is chosen but not yet drawn; two are equal whose flags are."""
 
-    name: str
-    parameters: tuple[tuple[str, Any], ...] = ()  # keywords of the partitioner; a default is left out
+    flag: str  # in the one canonical spelling
+    function: Callable[..., Parts] = field(compare=False)  # of labels, number of clients, seed and what it needs
+    needs: str = field(default="", compare=False)  # see `PARTITIONS`
 
     def __call__(
         self, labels: Labels, num_clients: int, seed: int, domain: Any = None, writer: Any = None, place: Any = None
@@ -337,70 +314,56 @@ class Partition:
         Raises:
             UserError: The data do not allow this partition.
         """
-        if is_from_file(self.name):
-            groups = writer if domain is None else domain
-            return _parts_from_user(from_file(self.name, "partition"), labels, num_clients, seed, groups)
-        function, _, needs = PARTITIONS[self.name]
-        keywords = dict(self.parameters)
-        if needs:
-            keywords[needs] = {"domain": domain, "writer": writer, "place": place}[needs]
-            if keywords[needs] is None:
-                remedy = "choose such a data set, import this one anew, or choose another partition, such as iid"
-                raise UserError(f"partition '{self}' needs a data set with {needs}s (got one without); {remedy}.")
-        return function(labels, num_clients, seed=seed, **keywords)
+        if is_from_file(self.flag):
+            return self.function(labels, num_clients, seed, writer if domain is None else domain)
+        if not self.needs:
+            return self.function(labels, num_clients, seed=seed)
+        column = {"domain": domain, "writer": writer, "place": place}[self.needs]
+        if column is None:
+            remedy = "choose such a data set, import this one anew, or choose another partition, such as iid"
+            fault = f"partition '{self.flag}' needs a data set with {self.needs}s (got one without)"
+            raise UserError(f"{fault}; {remedy}.")
+        return self.function(labels, num_clients, seed=seed, **{self.needs: column})
 
     def scaled(self, share: float) -> "Partition":
         """Returns the partition for a share of the data: a client's least size, unless named, shrinks with it, to 1."""
-        values = dict(self.parameters)
-        if "within" in values:
-            values["within"] = values["within"].scaled(share)
-        elif self.name == "dirichlet" and share < 1:
-            values.setdefault("min_examples", max(1, round(share * MIN_EXAMPLES)))
-        return Partition(self.name, tuple(values.items()))
-
-    def __str__(self) -> str:
-        if is_from_file(self.name):
-            return self.name
-        values = dict(self.parameters)
-        if "within" in values:
-            return f"{self.name}+{values['within']}"
-        texts = [self.name]
-        for prefix, parameter in PARTITIONS[self.name][1].items():
-            if parameter.keyword in values:
-                value = values[parameter.keyword]
-                texts.append(prefix if isinstance(value, bool) else prefix + str(value).removesuffix(".0"))
-        return ":".join(texts)
+        if share >= 1 or not re.match(r"(domains\+)?dirichlet:(?!.*:min=)", self.flag):
+            return self
+        return from_flag(f"{self.flag}:min={max(1, round(share * MIN_EXAMPLES))}")
 
 
 def from_flag(flag: str) -> Partition:
-    """Reads a partition from a flag, as listed at the top of this module; checks what needs no data.
+    """Reads a partition from a flag; checks what needs no data.
 
     Raises:
         UserError: An unknown name, or a parameter that is missing, superfluous or out of range.
     """
     if flag.startswith("domains+"):
         within = from_flag(flag.removeprefix("domains+"))
-        if within.name not in PARTITIONS or PARTITIONS[within.name][2]:
+        if within.needs or is_from_file(within.flag):
             raise UserError(f"partition 'domains' needs a label skew (got '{flag}'); write domains+dirichlet:0.5.")
-        return Partition("domains", (("within", within),) if within.name != "iid" else ())
+        return Partition(f"domains+{within.flag}".removesuffix("+iid"), partial(domains, within=within), "domain")
     if is_from_file(flag):
-        from_file(flag, "partition")
-        return Partition(flag)
+        return Partition(flag, partial(_parts_from_user, from_file(flag, "partition")))
     name, *texts = flag.split(":")
     if name not in PARTITIONS:
         raise unknown("partition", name, PARTITIONS, f"the partitions are {', '.join(PARTITIONS)}, and ./file.py:NAME.")
-    function, allowed, _ = PARTITIONS[name]
-    values = {}
-    for number, text in enumerate(texts or [""] * ("" in allowed)):
-        key, equals, value = text.partition("=")
-        prefix, value = ("", text) if number == 0 and "" in allowed else (key + equals, value)
-        if prefix not in allowed or allowed[prefix].keyword in values:
-            examples = " or ".join(parameter.example for parameter in allowed.values()) or name
-            raise UserError(f"partition '{name}' does not take '{text}' (got '{flag}'); write {examples}.")
-        values[allowed[prefix].keyword] = allowed[prefix].parse(value)
-    defaults = signature(function).parameters
-    keywords = [parameter.keyword for parameter in allowed.values() if parameter.keyword in values]
-    return Partition(name, tuple((key, values[key]) for key in keywords if values[key] != defaults[key].default))
+    function, form, options, needs = PARTITIONS[name]
+    left = dict(options)
+    values = {keyword: signature(function).parameters[keyword].default for keyword, _ in options.values()}
+    defaults, spelling = dict(values), [name]
+    try:
+        for index, text in enumerate(texts or [""] * ("" in options)):
+            key, equals, value = ("", "", text) if index == 0 and "" in options else text.partition("=")
+            keyword, read = left.pop(key + equals)  # what stands twice is not there any more
+            values[keyword] = read(value)
+    except (LookupError, ValueError, ZeroDivisionError):  # the last for a share of 4/0
+        raise UserError(f"partition '{name}' cannot be read (got '{flag[:80]}'); write {form}.") from None
+    for prefix, (keyword, _) in options.items():
+        if values[keyword] != defaults[keyword]:
+            value = "" if isinstance(values[keyword], bool) else str(values[keyword]).removesuffix(".0")
+            spelling.append(prefix + value)
+    return Partition(":".join(spelling), partial(function, **values), needs)
 
 
 def _parts_from_user(function: FromFile, labels: Labels, num_clients: int, seed: int, groups: Labels | None) -> Parts:

@@ -5,6 +5,7 @@ of an optimizer or a copy reaches them all.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from operator import attrgetter
 from typing import Any
 
@@ -18,23 +19,20 @@ Tree = Any  # a Tensor, None, or a dict, tuple, list or NamedTuple of trees
 ALIGNMENT = 16  # values, 64 bytes of float32: every client's row of a stacked flat tensor begins on such a boundary
 
 
-def rebuild(like: Tree, children: Sequence[Tree]) -> Tree:
-    """Makes a dict, tuple or list like another one, of other children."""
-    if isinstance(like, dict):
-        return dict(zip(like, children, strict=True))
-    if hasattr(like, "_fields"):
-        return type(like)(*children)
-    return type(like)(children)
+def map_children(function: Callable[..., Any], tree: Tree, *others: Tree) -> Tree:
+    """Makes a dict, tuple or list like `tree`, of `function(child, ...)` over the children of one or more trees."""
+    if isinstance(tree, dict):
+        return {key: function(child, *(other[key] for other in others)) for key, child in tree.items()}
+    children = [function(*column) for column in zip(tree, *others, strict=True)]
+    return type(tree)(*children) if hasattr(tree, "_fields") else type(tree)(children)
 
 
 def tree_map(function: Callable[..., Any], tree: Tree, *others: Tree) -> Tree:
     """Returns the tree of `function(leaf, ...)` over trees of one structure; None stays None."""
     if tree is None:
         return None
-    if isinstance(tree, dict):
-        return {key: tree_map(function, value, *(other[key] for other in others)) for key, value in tree.items()}
-    if isinstance(tree, tuple | list):
-        return rebuild(tree, [tree_map(function, *column) for column in zip(tree, *others, strict=True)])
+    if isinstance(tree, dict | tuple | list):
+        return map_children(partial(tree_map, function), tree, *others)
     return function(tree, *others)
 
 
@@ -71,9 +69,7 @@ def select_axes(tree: Tree, axes: Tree, index: int | slice) -> Tree:
         return tree
     if axes == 0:
         return select(tree, index)
-    if isinstance(tree, dict):
-        return {key: select_axes(value, axes[key], index) for key, value in tree.items()}
-    return rebuild(tree, [select_axes(part, axis, index) for part, axis in zip(tree, axes, strict=True)])
+    return map_children(lambda part, axis: select_axes(part, axis, index), tree, axes)
 
 
 def count_floats(tree: Tree) -> int:
@@ -158,13 +154,11 @@ register_pytree_node(Flat, lambda tree: ([tree.flat], tree.shapes), lambda flat,
 
 def flatten(tree: Tree) -> Tree:
     """Makes a `Flat` of every dict in a tree whose values are several tensors of one floating type."""
-    if isinstance(tree, tuple | list):
-        return rebuild(tree, [flatten(child) for child in tree])
     if not isinstance(tree, dict):
-        return tree
+        return map_children(flatten, tree) if isinstance(tree, tuple | list) else tree
     types = {value.dtype if isinstance(value, Tensor) else None for value in tree.values()}
     if len(tree) < 2 or len(types) > 1 or not getattr(types.pop(), "is_floating_point", False):
-        return {key: flatten(value) for key, value in tree.items()}
+        return map_children(flatten, tree)
     shapes = {name: value.shape for name, value in tree.items()}
     return Flat(_joined(tree, shapes, 0), shapes)
 
@@ -177,20 +171,18 @@ def pack(tree: Tree, like: Tree, lead: int = 0) -> Tree:
     """
     if isinstance(like, Flat):
         return {"": tree.flat if isinstance(tree, Flat) else _joined(tree, like.shapes, lead)}
-    return _walk(pack, tree, like, lead)
+    if not isinstance(like, dict | tuple | list):
+        return tree
+    return map_children(lambda part, child: pack(child, part, lead), like, tree)
 
 
 def unpack(packed: Tree, like: Tree) -> Tree:
     """Returns the tree of which `pack` has made this one, of views."""
-    return Flat(packed[""], like.shapes) if isinstance(like, Flat) else _walk(unpack, packed, like)
-
-
-def _walk(function: Any, tree: Tree, like: Tree, *more: Any) -> Tree:
-    if isinstance(like, dict):
-        return {key: function(tree[key], value, *more) for key, value in like.items()}
-    if isinstance(like, tuple | list):
-        return rebuild(tree, [function(child, part, *more) for child, part in zip(tree, like, strict=True)])
-    return tree
+    if isinstance(like, Flat):
+        return Flat(packed[""], like.shapes)
+    if not isinstance(like, dict | tuple | list):
+        return packed
+    return map_children(lambda part, child: unpack(child, part), like, packed)
 
 
 def _joined(tensors: Mapping[str, Tensor], shapes: Mapping[str, torch.Size], lead: int) -> Tensor:

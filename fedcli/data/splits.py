@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from fedcli.core.batches import generator
-from fedcli.core.partition import FlagParameter, Labels, partitioner
+from fedcli.core.partition import Labels, partitioner
 from fedcli.data.files import PARTS, Arrays, reading
 
 FORM = 'lists in JSON, {"train": [[0, 3], [2]], "test": [[5], [4]]}, or train_0, train_1, ..., test_0, ... in an .npz'
@@ -26,7 +26,7 @@ class Split(list[np.ndarray]):
     num_test: list[int] | None = None  # of each client, how many examples that part has; None where there are none
 
 
-@partitioner({"": FlagParameter("path", "file", "file:split.json", str, None)}, needs="place")
+@partitioner("file:PATH, such as file:split.json", {"": ("path", str)}, needs="place")
 def file(labels: Labels, num_clients: int, place: Labels, seed: int, path: str) -> Split:
     """Gives every client the examples that a file lists, mixed by a fixed seed; `seed` changes nothing.
 

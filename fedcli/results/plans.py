@@ -294,7 +294,7 @@ def _planned_run(
     except UserError as error:
         raise UserError(f"{table.name}, row '{cell.row}', column '{cell.column}': {error}") from error
     # Runs that differ only in the seed share a folder.
-    partition = short_name(str(setup.partition)).replace(":", "-").replace("/", "-")
+    partition = short_name(setup.partition.flag).replace(":", "-").replace("/", "-")
     name = f"{method.name}-{short_name(setup.run.dataset)}-{partition}-{key(settings(draft(setup)))[:8]}"
     label = f"{cell.row}, {cell.column}"
     return PlannedRun(label, cell.method, given, setup, folder / name / f"seed-{seed}", values=smaller)

@@ -186,7 +186,7 @@ def new_record(
         **_pixels(fed.transform),
         "public": public,
         "partition": {
-            "flag": str(setup.partition.scaled(dataset.share)),
+            "flag": setup.partition.scaled(dataset.share).flag,
             "seed": config.partition_seed,
             "fingerprint": partition.fingerprint(parts),
             "images": len(dataset.y_train),

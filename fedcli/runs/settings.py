@@ -57,7 +57,7 @@ def settings(record: Mapping[str, Any], *, post: bool = True) -> Settings:
     division = config["partition"]
     if not own_paths([division]):
         with suppress(UserError):  # of one that there is no more; `dirichlet:.5` and `dirichlet:0.5` are the same
-            division = str(partition.from_flag(division))
+            division = partition.from_flag(division).flag
     values = {name: record[name] for name in ("method", "protocol", "dataset")} | {"partition": division}
     values |= {name: value for name, value in config.items() if name not in left_out}
     values["selection"] = record["summary"]["selection"]
