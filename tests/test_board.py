@@ -1,17 +1,17 @@
-"""The page and the figure of the one board, from a made-up CSV: order, leads, ties and runs that diverged."""
+"""The page of the one board, from a made-up CSV: order, leads, ties and runs that diverged."""
 
 import json
 import shutil
 from pathlib import Path
-from types import SimpleNamespace
 
 import pandas as pd
 import pytest
 
 from fedcli.results.metrics import interval
 from fedcli.runs.config import refuse_without_effect
+from fedcli.runs.records import read_record
 from tests.programs import load_script
-from tests.test_tables import cells, record
+from tests.test_tables import cells
 
 FILE = Path(__file__).parent.parent / "results" / "board" / "board.py"
 GLOBAL, PERSONAL = "fedfa:digits", "fedsa:digits-mixed"
@@ -56,96 +56,69 @@ def read(board):
     return pd.read_csv(board.HERE / "board.csv")
 
 
-def told(values, form=".2f"):
+def mean_text(values, form=".2f"):
     mean, low, high, _ = interval(values)
     return f"{mean:{form}} [{low:{form}}, {high:{form}}]"
 
 
 def test_the_page_has_every_method_the_best_first_beside_the_plain_one(board):
     text = board.section(read(board), GLOBAL)
-    said = "Ahead of fedavg, beyond chance: scaffold, moon. Behind it: fedprox. Not to be told from it with 10 seeds: "
+    said = "Ahead of fedavg, beyond chance: moon, scaffold. Behind it: fedprox. Not to be told from it with 10 seeds: "
     assert text.startswith(f"{said}fednova.\n\n")
     assert "**" not in text  # the first two are equal
     rows = {row["Method"]: row for row in cells(text.partition("\n\n")[2])}
-    assert [*rows] == ["scaffold", "moon", "fednova", "fedavg", "fedprox", "feddyn"]
+    assert [*rows] == ["moon", "scaffold", "fednova", "fedavg", "fedprox", "feddyn"]
     assert rows["fedprox"] == {
-        "Method": "fedprox", "Tuned": "lr 0.4 ↑, proximal weight 0.001 ↓", "Accuracy, %": told([60.0, 63.0]),
-        "Ahead of fedavg": told([-10.0, -11.0], "+.2f"), "Last tenth of the rounds, %": told([59.0, 62.0]),
+        "Method": "fedprox", "Options": "lr 0.4, proximal weight 0.001", "Accuracy, %": mean_text([60.0, 63.0]),
+        "Ahead of fedavg": mean_text([-10.0, -11.0], "+.2f"), "Last tenth of the rounds, %": mean_text([59.0, 62.0]),
         "Floats sent a round": "12,345", "Floats held": "678", "Seeds": "2, 1 diverged",
     }  # fmt: skip
     assert (rows["fedavg"]["Ahead of fedavg"], rows["feddyn"]["Accuracy, %"]) == ("", "–")
 
 
-def test_the_committed_page_is_that_of_the_committed_runs(board, tmp_path, monkeypatch):
+def test_the_committed_page_is_that_of_the_committed_runs(board, tmp_path):
     for name in ("README.md", "board.csv", "options.json"):
         shutil.copy(FILE.parent / name, tmp_path)
-    monkeypatch.setattr(board, "write", lambda *given, **how: None)
-    board.main([])
+    board.main(["--page"])
     text, rows = (FILE.parent / "README.md").read_text(encoding="utf-8"), read(board)
     assert (tmp_path / "README.md").read_text(encoding="utf-8") == text
-    for protocol in board.BOARDS:
+    for protocol in board.PLAIN:
         counts = rows[rows.protocol == protocol].groupby("method").size()
-        assert counts.to_dict() == dict.fromkeys(board.lines_of(protocol), len(board.SEEDS))
+        assert counts.to_dict() == dict.fromkeys(board.options_of(protocol), len(board.SEEDS))
         assert f"<!-- {protocol}: end -->" in text
 
 
 def test_no_run_of_the_committed_options_is_refused(board, tmp_path, monkeypatch):
     monkeypatch.setattr(board, "HERE", FILE.parent)
-    plans = [board.plans.plan(board.table(protocol), tmp_path, seeds=[0]) for protocol in board.BOARDS]
+    plans = [board.plans.plan(board.table(protocol), tmp_path, seeds=[0]) for protocol in board.PLAIN]
     runs = {run.label: run for plan in plans for run in plan.runs}
     assert len(runs) == 56
     for run in runs.values():
         refuse_without_effect(run.setup)
 
 
-def test_matching_on_top_is_tuned_after_its_methods_with_their_weight(board, tmp_path, monkeypatch):
-    assert board.fixed("fedprox-fm", GLOBAL)["proximal_weight"] == 0.001
-    assert "proximal_weight" not in board.fixed("fedprox-fm", "fedfm:digits")  # not tuned there
-    (tmp_path / "options.json").write_text("{}")
-    asked = {}
-
-    best = SimpleNamespace(values={"lr": 0.1, "proximal_weight": 0.5, "contrastive_weight": 5.0})
-    monkeypatch.setattr(board.tune, "plan", lambda method, out, **given: asked.update({method: given}))
-    monkeypatch.setattr(board.tune, "rank", lambda plan, errors: [best])
-    monkeypatch.setattr(board, "EXECUTE", lambda plan: {})
-    board.tune_all(GLOBAL)
-    assert sorted(asked) == sorted(board.GLOBAL)
-    assert [*asked][-2:] == ["fedprox-fm", "moon-fm"]
-    assert asked["fedprox-fm"]["proximal_weight"] == 0.5
-    board.tune_all(GLOBAL)  # nothing is left
-    assert len(asked) == len(board.tuned(GLOBAL))
-
-
-def test_the_rows_of_a_board_that_is_run_take_the_place_of_its_old_ones(board, tmp_path, monkeypatch):
-    run = record("fedavg", 1, status="finished", protocol=GLOBAL)
-    run["hardware"]["name"] = "CPU"
-    for number, entry in enumerate(run["rounds"]):
-        entry.update(floats_down=100, floats_up=0 if number else 2 * len(run["rounds"]), classifier_accuracy=0.2)
-    planned = SimpleNamespace(
-        cells=[SimpleNamespace(cell=SimpleNamespace(row="fedavg"), runs=[SimpleNamespace(record=run)])]
-    )
-    monkeypatch.setattr(board.plans, "plan", lambda *given: planned)
-    monkeypatch.setattr(board, "EXECUTE", lambda plan: {})
-    others = read(board)
-    board.run_all(GLOBAL)
-    new, *kept = read(board).to_dict("records")
-    assert [row["method"] for row in kept] == list(others[others.protocol == PERSONAL].method)
-    assert {name: new[name] for name in ("selected", "classifier", "floats_sent", "machine")} == {
-        "selected": 50.0, "classifier": 20.0, "floats_sent": 102, "machine": "CPU, torch 2.13",
-    }  # fmt: skip
-    monkeypatch.setattr(board, "EXECUTE", lambda plan: {tmp_path: "no space left"})
+def test_the_boards_are_run_and_their_runs_written_into_the_csv(board, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    small = {"train_examples": 120, "rounds": 2, "local_epochs": 1, "device": "cpu"}
+    options = {GLOBAL: {"fedavg": small, "fedavg (slow)": {**small, "lr": 0.01}}}
+    (tmp_path / "options.json").write_text(json.dumps(options))
+    (tmp_path / "README.md").write_text("")
+    monkeypatch.setattr(board, "PLAIN", {GLOBAL: "fedavg"})
+    monkeypatch.setattr(board, "SEEDS", (0,))
+    execute = board.jobs.execute
+    monkeypatch.setattr(board.jobs, "execute", lambda plan, watch, jobs, records_only: execute(plan, watch))
+    board.main([])
+    rows = read(board)
+    assert [*rows.method] == ["fedavg", "fedavg (slow)"]
+    assert rows.params_sha256.nunique() == 2
+    for folder in board.RUNS.glob("*/*/seed-0"):
+        record = read_record(folder)
+        (row,) = rows[rows.params_sha256 == record["summary"]["params_sha256"]].to_dict("records")
+        assert row["selected"] == pytest.approx(100 * record["summary"]["selected"])
+        assert row["floats_sent"] == record["cost"]["floats_down"] + record["cost"]["floats_up"]
+        assert row["memory_floats"] == record["cost"]["memory_floats"]
+    monkeypatch.setattr(board.jobs, "execute", lambda plan, watch, jobs, records_only: {tmp_path: "no space left"})
     with pytest.raises(SystemExit, match="1 runs have failed"):
-        board.run_all(GLOBAL)
-
-
-def test_the_figure_has_means_and_intervals(board, monkeypatch):
-    monkeypatch.setattr(board, "BOARDS", {at: board.BOARDS[at] for at in RUNS})
-    left, right = board.figure(read(board)).axes
-    names = ["scaffold", "moon", "fednova", "fedavg", "fedprox"]
-    assert [label.get_text() for label in left.get_yticklabels()] == names
-    mean, low, high, _ = interval(list(RUNS[GLOBAL]["scaffold"]))
-    dots, bars = zip(*((dot, bar) for dot, _, (bar,) in left.containers), strict=True)
-    assert dots[0].get_xydata().tolist() == [[pytest.approx(mean), 0]]
-    assert bars[0].get_segments()[0].ravel() == pytest.approx([low, 0, high, 0])
-    assert [dots[3].get_color() == dot.get_color() for dot in dots] == [False] * 3 + [True, False]
-    assert len(right.containers) == 1
+        board.main([])
+    with pytest.raises(SystemExit, match="--page"):
+        board.main(["--figure"])

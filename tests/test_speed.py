@@ -70,3 +70,21 @@ def test_what_is_said_of_others_is_what_was_measured():
         ours, theirs = (values.get_group(("accuracy", side)) for side in ("fedcli", "pfllib"))
         assert abs(ours.mean() - theirs.mean()) < min(ours.std(), theirs.std())
         assert values.get_group(("difference", "pfllib")).iloc[1] < 3e-5  # of the median model
+
+
+def test_the_rounds_of_a_side_are_measured_on_the_clients_that_all_sides_read(tmp_path, monkeypatch):
+    peers, sides = (load_script(SPEED / "peers" / f"{name}.py") for name in ("peers", "sides"))
+    small = {"dataset": "digits", "backbone": "cnn-small", "num_clients": 4, "cohort_size": 2, "train_examples": 400}
+    monkeypatch.setitem(peers.SPEED, "w2", {**peers.SPEED["w2"], **small})
+    monkeypatch.setattr(peers, "CSV", tmp_path / "peers.csv")
+    peers.measure("seconds", "w2", ["fedcli"], 7, "", "")
+    rows = peers.pd.read_csv(peers.CSV)
+    assert [*rows] == [*peers.pd.read_csv(SPEED / "peers" / "peers.csv")]
+    assert len(rows) == peers.ROUNDS["seconds"] - 2
+    assert (rows.value > 0).all()
+    peers.write_clients(tmp_path, peers.SPEED["w2"])
+    train, test = (sides.user_data(str(tmp_path), part) for part in ("train", "test"))
+    assert sum(map(len, (*train, *test))) == 400
+    assert {images.tensors[0].shape[1:] for images in train} == {(1, 8, 8)}
+    with pytest.raises(SystemExit, match="fedcli failed"):
+        peers.run_process("fedcli", ["nowhere", "{}", "5", "seconds"], "", "")
