@@ -91,6 +91,47 @@ def train_plainly(fed: Federation, number: int, client: int, model: tuple, objec
     return {name: value.detach() for name, value in module.named_parameters()}
 
 
+def models_of(groups: list, clients: list) -> dict[int, tuple]:
+    """Parameters and buffers of each client, in its order, out of clients that are stacked by their networks."""
+    models = {}
+    for group, stack_of in zip(groups, clients, strict=True):
+        for k, client in enumerate(group.client_ids):
+            models[int(client)] = slice_context((stack_of.params, stack_of.buffers), 0, k)
+    return dict(sorted(models.items()))
+
+
+def exchange_plainly(
+    modules: list[nn.Module], batches: list, objective: Callable, optimizer: Callable, fresh: bool = True
+) -> tuple[dict[int, tuple], list[list]]:
+    """A public phase by torch.optim: what every client says of a batch, and then a step of each.
+
+    Args:
+        modules: The clients' models, which are trained.
+        batches: The public batches.
+        objective: From a client's number, its features and logits, and all clients' of the batch, to the loss and
+            numbers that are kept of it.
+        optimizer: From parameters to their optimizer.
+        fresh: Whether each batch has optimizers of its own.
+
+    Returns:
+        Each client's parameters and buffers, and means over the batches of what is kept, in the order of clients.
+    """
+    optimizers, kept = [optimizer(module.parameters()) for module in modules], [[] for _ in modules]
+    for batch in batches:
+        if fresh:
+            optimizers = [optimizer(module.parameters()) for module in modules]
+        outputs = [module(batch.x) for module in modules]
+        others = [(features.detach(), logits.detach()) for features, logits in outputs]
+        for k, (features, logits) in enumerate(outputs):
+            loss, *numbers = objective(k, features, logits, others)
+            optimizers[k].zero_grad()
+            loss.backward()
+            optimizers[k].step()
+            kept[k].append([number.item() for number in numbers])
+    models = {k: (copied(dict(m.named_parameters())), copied(dict(m.named_buffers()))) for k, m in enumerate(modules)}
+    return models, torch.tensor(kept).mean(1).T.tolist()
+
+
 def means_by_class(rows: dict[int, list[Tensor]]) -> dict[int, Tensor]:
     """The mean of each class that has a row."""
     return {label: torch.stack(own).mean(0) for label, own in rows.items() if own}
