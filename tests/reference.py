@@ -91,6 +91,40 @@ def train_plainly(fed: Federation, number: int, client: int, model: tuple, objec
     return {name: value.detach() for name, value in module.named_parameters()}
 
 
+def train_pair(fed, number: int, client: int, models: list, extra: list, losses: Callable, clip_norm: float) -> tuple:
+    """A client's two networks after a round of SGD, each clipped alone, by the gradients of both losses.
+
+    Args:
+        fed: The federation.
+        number: The round.
+        client: The client.
+        models: Parameters and buffers of its own network, and of the one that all share, which is the first client's.
+        extra: More modules to train.
+        losses: From what both networks give for images, features and logits, and the labels to the two losses.
+        clip_norm: The bound.
+
+    Returns:
+        Parameters of each network and further module, and how many steps were cut.
+    """
+    modules = [*modules_of(fed, {client: models[0]}), *modules_of(fed, {0: models[1]}), *extra]
+    optimizers, cut = [torch.optim.SGD(module.parameters(), fed.config.lr) for module in modules], 0
+    for x, y in minibatches(fed, number, client):
+        for optimizer in optimizers:
+            optimizer.zero_grad()
+        for loss in losses(modules[0](x), modules[1](x), y):
+            loss.backward(retain_graph=True)
+        for module, optimizer in zip(modules, optimizers, strict=True):
+            cut += int(torch.nn.utils.clip_grad_norm_(module.parameters(), clip_norm) > clip_norm)
+            optimizer.step()
+    return [copied(dict(module.named_parameters())) for module in modules], cut
+
+
+def mean_divergence(logits: Tensor, target: Tensor) -> Tensor:
+    """What `torch.nn.KLDivLoss()` gives, which is a mean over samples and classes."""
+    target = target.softmax(1)
+    return (target * (target.log() - logits.log_softmax(1))).mean()
+
+
 def models_of(groups: list, clients: list) -> dict[int, tuple]:
     """Parameters and buffers of each client, in its order, out of clients that are stacked by their networks."""
     models = {}
