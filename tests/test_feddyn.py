@@ -2,6 +2,7 @@
 
 import torch
 
+from fedcli.core.trees import select, stack
 from fedcli.papers.baselines.fedavg import make_local_loss
 from fedcli.papers.baselines.feddyn import (
     client_alphas,
@@ -44,59 +45,33 @@ def test_alpha_is_larger_for_small_clients_and_zero_without_examples():
     assert client_alphas(0.1, float64([20.0, 5.0, 0.0]), 10.0).tolist() == [0.05, 0.2, 0]
 
 
-def test_the_regularizer_of_a_round_is_that_of_the_clients_own_size_and_state():
-    """One full-batch step a round, by plain gradients."""
-    run = {"local_epochs": 1, "batch_size": 16, "momentum": 0.0, "weight_decay": 0.0, "cohort_size": 2}
-    setup, fed = laws.federation(FEDDYN, {"alpha": 0.2}, **run)
-    before, after = (laws.simulate(setup, fed, rounds, COHORTS) for rounds in (1, 2))
-    module = fed.network.module
-    for name, value in module.named_parameters():
-        value.data.copy_(before.params[name])
-    for client, n in ((1, 7), (3, 4)):
-        x, y = fed.engine.gather(fed.training[client])
-        names, values = zip(*module.named_parameters(), strict=True)
-        grads = torch.autograd.grad(torch.nn.functional.cross_entropy(module(x)[1], y), values)
-        for name, grad in zip(names, grads, strict=True):
-            old = before.clients[client].dual[name] if client in before.clients else torch.zeros_like(grad)
-            moved = -setup.run.lr * (grad + 0.2 / (n / 8.5) * old)  # at w = w_g the quadratic term has no gradient
-            torch.testing.assert_close(after.clients[client].dual[name], old + moved, rtol=1e-8, atol=1e-11)
-
-
-def test_without_clipping_and_with_clients_of_one_size_it_is_algorithm_1_in_a_slow_loop():
-    """Three rounds with two of four clients, in h_i, with one alpha for all and plain means."""
-    run = {"parts": laws.toy_parts((5, 5, 5, 5)), "cohort_size": 2}
+def test_without_clipping_it_is_algorithm_1_in_a_slow_loop():
+    """Three rounds with two of four clients, in h_i, with alpha by a client's size, and plain means also of buffers."""
+    run = {"parts": laws.toy_parts((6, 2, 3, 5)), "cohort_size": 2, "local_epochs": 1, "backbone": laws.NORMED}
     ours = laws.simulate(*laws.federation(FEDDYN, {"alpha": 0.2, "clip_norm": 0.0}, **run), 3, COHORTS)
     _, fed = laws.federation(FEDDYN, reference=True, **run)
-    task, w = make_local_loss(fed.network), fed.initial_model()[0]
+    task, (w, buffers) = make_local_loss(fed.network), fed.initial_model()
     h = [{name: torch.zeros_like(value) for name, value in w.items()} for _ in range(4)]
+    alphas = [0.2 / (n / 4) for n in (6, 2, 3, 5)]
 
     def objective(params, buffers, batch, context):
+        alpha, h_i = context
         loss, aux = task(params, buffers, batch, None)
         for name, value in params.items():
-            loss = loss + 0.2 * (value * context[name]).sum() + 0.1 * (value - w[name]).square().sum()
+            loss = loss + alpha * ((value * h_i[name]).sum() + (value - w[name]).square().sum() / 2)
         return loss, aux
 
     for number, members in enumerate(COHORTS):
         cohort = fed.cohort_of(number, members)
-        own = {name: torch.stack([h[client][name] for client in members]) for name in w}
-        ends = fed.train(fed.broadcast(w, {}, cohort), cohort, objective, own, 0)[0].params
-        for place, client in enumerate(members):
-            h[client] = {name: h[client][name] + ends[name][place] - w[name] for name in w}
-        w = {name: (ends[name][0] + ends[name][1]) / 2 + sum(one[name] for one in h) / 4 for name in w}
-    for name, value in w.items():
-        torch.testing.assert_close(ours.params[name], value, rtol=1e-12, atol=1e-12)
-
-
-def test_buffers_are_averaged_as_the_models_are():
-    data, parts = laws.toy_dataset(num_train=12, channels=3), laws.toy_parts((6, 2, 2, 2))
-    run = {"backbone": laws.NORMED, "data": data, "parts": parts, "local_epochs": 1}
-    setup, fed = laws.federation(FEDDYN, {"alpha": 0.0, "clip_norm": 0.0}, **run)
-    cohort = fed.cohort(0)
-    clients, _ = fed.train(fed.broadcast(*fed.initial_model(), cohort), cohort, make_local_loss(fed.network))
-    buffers = laws.simulate(setup, fed, 1).buffers
-    assert buffers
-    for name, value in buffers.items():
-        torch.testing.assert_close(value, sum(clients.buffers[name]) / 4, rtol=1e-10, atol=1e-12)
+        context = float64([alphas[client] for client in members]), stack([h[client] for client in members])
+        clients, _ = fed.train(fed.broadcast(w, buffers, cohort), cohort, objective, context, (0, 0))
+        ends = [select(clients.params, place) for place in range(2)]
+        for client, end in zip(members, ends, strict=True):
+            h[client] = {name: h[client][name] + end[name] - w[name] for name in w}
+        w = {name: (ends[0][name] + ends[1][name]) / 2 + sum(one[name] for one in h) / 4 for name in w}
+        buffers = {name: value.sum(0) / 2 for name, value in clients.buffers.items()}
+    laws.assert_agree(ours.params, w, "the model")
+    laws.assert_agree(ours.buffers, buffers, "its statistics")
 
 
 def test_the_simplified_form_is_fedavg_in_its_first_round_and_keeps_the_last_models():
