@@ -50,11 +50,6 @@ def test_without_distillation_it_is_fedavg():
     assert all(model is state.students[0] for model in found.values())
 
 
-def test_the_rate_falls_like_a_cosine():
-    rates = [feddf.cosine_annealing(0.2, step, 4) for step in range(5)]
-    assert rates == pytest.approx([0.2, 0.1 * (1 + 0.5**0.5), 0.1, 0.1 * (1 - 0.5**0.5), 0])
-
-
 def test_each_architecture_has_a_student_taught_by_all_clients():
     setup, fed = laws.federation(FEDDF, {"distillation_epochs": 2, "distillation_lr": 0.01}, **MIXED)
     cohort, start = fed.cohort(0), setup.method.init(fed, setup.options)

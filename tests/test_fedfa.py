@@ -1,7 +1,5 @@
 """FedFA: the equations against slow loops, local training against plain torch, and what the papers' protocols say."""
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 import torch
@@ -10,15 +8,11 @@ from fedcli.core import partition
 from fedcli.core.batches import generator
 from fedcli.papers import fedfa
 from fedcli.registry import find_method, find_protocol
-from fedcli.results import claims
-from fedcli.results.comparison import printed_by_table
-from fedcli.results.frame import find_records
 from fedcli.runs.config import resolve
 from tests import laws
 from tests.reference import minibatches, modules_of
 
 FEDFA = find_method("fedfa")
-RECORDS = Path(__file__).parent.parent / "results" / "records"
 C, D = 5, 4
 
 
@@ -237,17 +231,6 @@ def test_dirichlet_shares_are_drawn_by_the_runs_seed_and_other_divisions_by_that
         run = resolve(find_method(cell.method), {**cell.settings, "seed": 2022}, need_data=False).run
         drawn = 3 if run.dataset == "mixed-digits" else 2022
         assert run.partition_seed == (drawn if "dirichlet" in run.partition else 1), cell
-
-
-def test_committed_runs_of_one_division_are_of_no_cell_but_still_tell_of_the_claim():
-    """Runs from before the shares were drawn by the run's seed, with the seed 1 for all of them."""
-    records = find_records([RECORDS / "fedfa-fmnist-a0.1", RECORDS / "fedfa-fmnist-a0.5"])
-    assert {record["config"]["partition_seed"] for record in records} == {1}
-    assert not [record for record in records if printed_by_table(record)]
-    (claim,) = (one for one in fedfa.CLAIMS if one.name == "fedfa:best-other")
-    answer = claims.answer(claim, claims.ended_runs([RECORDS / "fedfa-fmnist-a0.1"]), lambda name: True)
-    assert (answer.verdict, answer.seeds) == ("reproduced", (2021, 2022, 2023))
-    assert answer.reduced == "partition seed 1 for the run's"
 
 
 def test_clipping_shortens_the_step_of_alignment_and_not_that_of_calibration():
