@@ -80,6 +80,14 @@ def test_two_rounds_by_plain_gradients():
     laws.assert_agree(states[1].clients[1].c_i, first[1], "client 1 sat out")
 
 
+def test_with_momentum_a_client_has_gone_as_far_as_it_would_along_a_constant_gradient():
+    """After a single step, which has no momentum yet, c_i is (1 - rho) times the gradient."""
+    setup, fed = laws.federation(SCAFFOLD, **{**ONE_STEP, "momentum": 0.9, "weight_decay": 0.0})
+    start, state = fed.initial_model()[0], laws.simulate(setup, fed, 1)
+    expected = {name: 0.1 * value for name, value in full_gradient(fed, start, 1).items()}
+    laws.assert_agree(state.clients[1].c_i, expected, "c_i")
+
+
 def test_the_servers_rate_scales_the_parameters_and_not_the_buffers():
     run = {"backbone": laws.NORMED, "data": laws.toy_dataset(num_train=12, channels=3), "local_epochs": 1}
     run["parts"] = laws.toy_parts((4, 3, 2, 3))
