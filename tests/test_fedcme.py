@@ -71,8 +71,6 @@ def test_ties_go_by_priority():
 def test_a_client_without_evaluation_is_unlike_everybody():
     evaluation = torch.tensor([[0.5, 0.5], [0.6, 0.4], [0.0, 0.0], [0.0, 1.0]])
     assert cosine(evaluation[:, None], evaluation)[2].tolist() == [0, 0, 0, 0]
-    priority = torch.tensor([0.2, 0.1, 0.4, 0.3])
-    assert match_clients(evaluation, priority).tolist() == [3, 2, 1, 0]
 
 
 @pytest.mark.parametrize("match", [match_clients, match_many_to_one])
