@@ -91,6 +91,81 @@ def train_plainly(fed: Federation, number: int, client: int, model: tuple, objec
     return {name: value.detach() for name, value in module.named_parameters()}
 
 
+def train_pair(fed, number: int, client: int, models: list, extra: list, losses: Callable, clip_norm: float) -> tuple:
+    """A client's two networks after a round of SGD, each clipped alone, by the gradients of both losses.
+
+    Args:
+        fed: The federation.
+        number: The round.
+        client: The client.
+        models: Parameters and buffers of its own network, and of the one that all share, which is the first client's.
+        extra: More modules to train.
+        losses: From what both networks give for images, features and logits, and the labels to the two losses.
+        clip_norm: The bound.
+
+    Returns:
+        Parameters of each network and further module, and how many steps were cut.
+    """
+    modules = [*modules_of(fed, {client: models[0]}), *modules_of(fed, {0: models[1]}), *extra]
+    optimizers, cut = [torch.optim.SGD(module.parameters(), fed.config.lr) for module in modules], 0
+    for x, y in minibatches(fed, number, client):
+        for optimizer in optimizers:
+            optimizer.zero_grad()
+        for loss in losses(modules[0](x), modules[1](x), y):
+            loss.backward(retain_graph=True)
+        for module, optimizer in zip(modules, optimizers, strict=True):
+            cut += int(torch.nn.utils.clip_grad_norm_(module.parameters(), clip_norm) > clip_norm)
+            optimizer.step()
+    return [copied(dict(module.named_parameters())) for module in modules], cut
+
+
+def mean_divergence(logits: Tensor, target: Tensor) -> Tensor:
+    """What `torch.nn.KLDivLoss()` gives, which is a mean over samples and classes."""
+    target = target.softmax(1)
+    return (target * (target.log() - logits.log_softmax(1))).mean()
+
+
+def models_of(groups: list, clients: list) -> dict[int, tuple]:
+    """Parameters and buffers of each client, in its order, out of clients that are stacked by their networks."""
+    models = {}
+    for group, stack_of in zip(groups, clients, strict=True):
+        for k, client in enumerate(group.client_ids):
+            models[int(client)] = slice_context((stack_of.params, stack_of.buffers), 0, k)
+    return dict(sorted(models.items()))
+
+
+def exchange_plainly(
+    modules: list[nn.Module], batches: list, objective: Callable, optimizer: Callable, fresh: bool = True
+) -> tuple[dict[int, tuple], list[list]]:
+    """A public phase by torch.optim: what every client says of a batch, and then a step of each.
+
+    Args:
+        modules: The clients' models, which are trained.
+        batches: The public batches.
+        objective: From a client's number, its features and logits, and all clients' of the batch, to the loss and
+            numbers that are kept of it.
+        optimizer: From parameters to their optimizer.
+        fresh: Whether each batch has optimizers of its own.
+
+    Returns:
+        Each client's parameters and buffers, and means over the batches of what is kept, in the order of clients.
+    """
+    optimizers, kept = [optimizer(module.parameters()) for module in modules], [[] for _ in modules]
+    for batch in batches:
+        if fresh:
+            optimizers = [optimizer(module.parameters()) for module in modules]
+        outputs = [module(batch.x) for module in modules]
+        others = [(features.detach(), logits.detach()) for features, logits in outputs]
+        for k, (features, logits) in enumerate(outputs):
+            loss, *numbers = objective(k, features, logits, others)
+            optimizers[k].zero_grad()
+            loss.backward()
+            optimizers[k].step()
+            kept[k].append([number.item() for number in numbers])
+    models = {k: (copied(dict(m.named_parameters())), copied(dict(m.named_buffers()))) for k, m in enumerate(modules)}
+    return models, torch.tensor(kept).mean(1).T.tolist()
+
+
 def means_by_class(rows: dict[int, list[Tensor]]) -> dict[int, Tensor]:
     """The mean of each class that has a row."""
     return {label: torch.stack(own).mean(0) for label, own in rows.items() if own}

@@ -93,52 +93,25 @@ def test_retraining_is_plain_sgd_on_the_classifier_and_moves_nothing_else():
     draw = torch.Generator().manual_seed(1)
     features = torch.randn(6, fed.feature_dim, dtype=torch.float64, generator=draw)
     labels = torch.tensor([0, 1, 2, 0, 1, 2])
-    options = config(ccvr_batch_size=6, ccvr_epochs=3, ccvr_momentum=0.5)  # one batch an epoch: order does not matter
-    after = ccvr.retrain(params, features, labels, fed, options)
+    after = ccvr.retrain(params, features, labels, fed, config(ccvr_batch_size=4, ccvr_epochs=3, ccvr_momentum=0.5))
     head = torch.nn.Linear(fed.feature_dim, 3, dtype=torch.float64)
     head.load_state_dict({"weight": params["head.weight"], "bias": params["head.bias"]})
     optimizer = torch.optim.SGD(head.parameters(), lr=0.1, momentum=0.5)
-    for _ in range(3):
-        optimizer.zero_grad()
-        torch.nn.functional.cross_entropy(head(features), labels).backward()
-        optimizer.step()
-    torch.testing.assert_close(after["head.weight"], head.weight.data, rtol=1e-12, atol=1e-12)
-    torch.testing.assert_close(after["head.bias"], head.bias.data, rtol=1e-12, atol=1e-12)
-    assert all(torch.equal(after[name], params[name]) for name in params if not name.startswith("head."))
-
-
-def test_every_feature_is_seen_once_an_epoch():
-    fed, params, _ = toy()
-    seen = []
-
-    class Fed:
-        dtype, device, generator = fed.dtype, fed.device, staticmethod(fed.generator)
-
-        def optimizer_step(self, loss, **options):
-            step = fed.optimizer_step(loss, **options)
-
-            def update(client, batch, context):
-                seen.append((batch.x[:, 0].tolist(), batch.y.tolist()))
-                return step.update(client, batch, context)
-
-            return type(step)(update, step.init_optimizer)
-
-    features = torch.arange(5, dtype=torch.float64)[:, None].expand(5, fed.feature_dim)
-    ccvr.retrain(params, features, torch.tensor([0, 1, 2, 0, 1]), Fed(), config(ccvr_batch_size=2))
-    assert [len(x) for x, _ in seen] == [2, 2, 1] * 2
-    for epoch in (seen[:3], seen[3:]):
-        pairs = sorted((x, y) for xs, ys in epoch for x, y in zip(xs, ys, strict=True))
-        assert pairs == [(0, 0), (1, 1), (2, 2), (3, 0), (4, 1)]
-    assert seen[:3] != seen[3:]
+    for epoch in range(3):
+        order = fed.generator("ccvr order", epoch).permutation(6)
+        for index in (order[:4], order[4:]):
+            optimizer.zero_grad()
+            torch.nn.functional.cross_entropy(head(features[index]), labels[index]).backward()
+            optimizer.step()
+    trained = {"head.weight": head.weight.detach(), "head.bias": head.bias.detach()}
+    laws.assert_agree(after, {**params, **trained}, "the model")
 
 
 def test_law_1_without_retraining_it_is_the_model_before():
     fed, params, buffers = toy()
     after, after_buffers, _ = ccvr.apply(params, buffers, fed, config(ccvr_epochs=0))
-    assert all(torch.equal(after[name], params[name]) for name in params)
+    assert laws.distance(after, params) == 0
     assert after_buffers is buffers
-    trained, _, _ = ccvr.apply(params, buffers, fed, config())
-    assert laws.distance(trained, params) > 1e-6
 
 
 def test_what_is_drawn_follows_the_features_of_the_clients_training_parts(monkeypatch):
@@ -188,10 +161,8 @@ def test_the_rounds_and_the_hash_are_those_without_the_step(tmp_path):
     assert post["test_accuracy"] != plain.record["summary"]["last"]
     assert find_metric("post").value(after.record) == 100 * post["test_accuracy"]
     assert find_metric("post").value(plain.record) is None
-    shown = render(tables.sheet([plain.record, after.record]))
-    assert shown.count(f"| {100 * post['test_accuracy']:.2f} (1) |") == 1
+    assert "After --post" in render(tables.sheet([plain.record, after.record]))
     assert "After --post" not in render(tables.sheet([plain.record]))
-    assert f",{100 * post['test_accuracy']}," in render(tables.sheet([after.record]), "csv")
     written = json.loads((after.path / "record.json").read_text())
     assert written["post"] == post
     assert {name: written["config"][name] for name in ("post", "ccvr_examples", "ccvr_epochs")} == {

@@ -124,21 +124,6 @@ def test_the_parts_in_the_text_are_those_of_the_example_and_run(tmp_path):
     assert line.get_xdata().tolist() == [1, 2]
 
 
-def test_the_example_runs_by_its_path_and_its_costs_are_counted(tmp_path):
-    options = {"dataset": "digits", "train_examples": 200, "local_epochs": 1, "rounds": 3, "device": "cpu"}
-    run = fedcli.run(EXAMPLE, **options, out=tmp_path / "run")
-    record, state = run.record, run.state
-    assert record["protocol"] == "fedfm:digits"
-    assert record["rounds"][0]["terms"]["pull"] == 0  # nobody has a mean yet
-    assert record["rounds"][2]["terms"]["pull"] > 0
-    assert sorted(state.clients) == list(range(record["config"]["num_clients"]))
-    parameters, (classes, width) = record["model"]["parameters"], state.means.shape
-    assert record["cost"]["floats_down"] == parameters + classes * width
-    sent = sum(int((kept.counts > 0).sum()) for kept in state.clients.values()) * width / len(state.clients)
-    assert record["cost"]["floats_up"] == pytest.approx(parameters + sent, abs=1)
-    assert record["cost"]["memory_floats"] == parameters + 2 * classes * width
-
-
 def test_equation_1_against_a_loop(example):
     draw = torch.Generator().manual_seed(0)
     features, own, shared = (torch.randn(n, 4, generator=draw, dtype=torch.float64) for n in (5, 3, 3))

@@ -11,8 +11,7 @@ from fedcli.cli import display
 from fedcli.errors import UserError
 from fedcli.figures import plots
 from fedcli.papers.baselines import fedavg
-from fedcli.registry import find_method
-from fedcli.runs import experiment, rounds
+from fedcli.runs import rounds
 from fedcli.runs.config import RunConfig
 from tests.test_cli import OPTIONS, TINY, done, invoke, read, refused
 
@@ -112,15 +111,6 @@ def test_code_that_a_record_names_is_run_only_if_the_user_names_it():
 
 
 # Grids
-
-
-def test_values_in_the_options_own_types():
-    weight = find_method("fedprox").config.__dataclass_fields__["proximal_weight"]
-    assert experiment.parse_values(FIELDS["rounds"], "1, 20") == (1, 20)
-    assert [type(value) for value in experiment.parse_values(weight, "1,0.5")] == [float, float]
-    several = {name for name, field in FIELDS.items() if experiment.takes_several(field)}
-    assert {"lr", "rounds", "optimizer", "num_clients"} <= several
-    assert several.isdisjoint({"seed", "backbone", "partition", "drop_last", "clients_per_chunk"})
 
 
 GRID = ("run", "fedavg", *TINY, "--lr", "0.01,0.1", "--seeds", "0,1", "--rounds", 2, "--out", "g")

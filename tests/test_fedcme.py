@@ -1,7 +1,6 @@
 """FedCME: matching against its definition, a whole round against a plain loop, equations, memory, costs, protocols."""
 
 import copy
-import math
 
 import numpy as np
 import pytest
@@ -24,6 +23,7 @@ from fedcli.papers.fedcme import (
 from fedcli.registry import find_method
 from fedcli.runs.config import resolve
 from tests import laws
+from tests.reference import means_by_class, minibatches, modules_of
 
 FEDCME = find_method("fedcme")
 
@@ -33,10 +33,7 @@ def vectors(size, seed, num_classes=4):
 
 
 def likeness(a, b):
-    a, b = a.tolist(), b.tolist()
-    dot = sum(x * y for x, y in zip(a, b, strict=True))
-    lengths = math.sqrt(sum(x * x for x in a)) * math.sqrt(sum(y * y for y in b))
-    return dot / lengths if lengths else 0.0
+    return F.cosine_similarity(a, b, dim=0).item()
 
 
 def matched_slowly(evaluation):
@@ -74,8 +71,6 @@ def test_ties_go_by_priority():
 def test_a_client_without_evaluation_is_unlike_everybody():
     evaluation = torch.tensor([[0.5, 0.5], [0.6, 0.4], [0.0, 0.0], [0.0, 1.0]])
     assert cosine(evaluation[:, None], evaluation)[2].tolist() == [0, 0, 0, 0]
-    priority = torch.tensor([0.2, 0.1, 0.4, 0.3])
-    assert match_clients(evaluation, priority).tolist() == [3, 2, 1, 0]
 
 
 @pytest.mark.parametrize("match", [match_clients, match_many_to_one])
@@ -123,14 +118,6 @@ def test_parts_of_a_model_and_their_buffers(part, params, buffers):
     assert exchanged_names(fed.initial_model()[0], "head") == ["head.weight", "head.bias"]
 
 
-def test_a_client_that_is_nobodys_partner_sends_nothing():
-    _, fed = laws.federation(FEDCME)
-    clients = fed.broadcast(fed.initial_model()[0], {}, fed.cohort(0))
-    exchange_with_partners(clients, torch.tensor([1, 0, 0, 0]), "head", fed)
-    head = fed.num_classes * (fed.feature_dim + 1)
-    assert (fed.sent_down["other"], fed.sent_up["other"]) == (4 * head, 2 * head)
-
-
 def batch_of_features(seed=0):
     draw = torch.Generator().manual_seed(seed)
     features = torch.randn(8, 5, dtype=torch.float64, generator=draw)
@@ -147,20 +134,21 @@ def test_alignment_against_a_loop(padded):
     for c in range(4):
         own = [f for i, f in enumerate(features) if labels[i] == c and (mask is None or mask[i])]
         if own and has_class[c]:
-            difference = sum(own) / len(own) - global_features[c]
-            expected += sum(float(d) ** 2 for d in difference)
+            expected += float((sum(own) / len(own) - global_features[c]).square().sum())
     if padded:
         features[~mask] = torch.nan
     loss = alignment_loss(features, labels, global_features, has_class, mask)
     assert loss.item() == pytest.approx(expected, rel=1e-12)
+    if not padded:
+        loss = lambda f: alignment_loss(f, labels, global_features, has_class)  # noqa: E731
+        assert torch.autograd.gradcheck(loss, features.requires_grad_())
 
 
-def test_alignment_has_the_right_gradient_and_none_without_global_features():
+def test_alignment_without_global_features_is_0_and_has_no_gradient():
     features, labels, global_features = batch_of_features()
     features.requires_grad_()
-    everything = torch.ones(4, dtype=torch.bool)
-    assert torch.autograd.gradcheck(lambda f: alignment_loss(f, labels, global_features, everything), features)
-    loss = alignment_loss(features, labels, torch.full_like(global_features, torch.nan), ~everything)
+    nothing = torch.zeros(4, dtype=torch.bool)
+    loss = alignment_loss(features, labels, torch.full_like(global_features, torch.nan), nothing)
     (gradient,) = torch.autograd.grad(loss, features)
     assert loss == 0
     assert (gradient == 0).all()
@@ -198,65 +186,47 @@ PARTS = (7, 5, 9, 4)
 
 def plain_round(fed, state, cohort, partner, config):
     """One round as a plain loop over modules and torch.optim; returns the parts of the next state."""
-    run, weight = fed.config, config.alignment_weight
-    modules, optimizers = [], []
-    for _ in cohort.client_ids:
-        module = copy.deepcopy(fed.network.module)
-        module.load_state_dict(state.params)
-        modules.append(module)
-        optimizers.append(torch.optim.SGD(module.parameters(), lr=run.lr, momentum=run.momentum))
+    run, number, weight = fed.config, cohort.round, config.alignment_weight
+    modules = modules_of(fed, dict.fromkeys(cohort.client_ids, (state.params, {})))
+    optimizers = [torch.optim.SGD(module.parameters(), lr=run.lr, momentum=run.momentum) for module in modules]
     features = [{c: [] for c in range(fed.num_classes)} for _ in modules]
     for epoch in range(run.local_epochs):
         if epoch == run.local_epochs // 2 and config.exchange != "none":
             heads = [copy.deepcopy(module.head.state_dict()) for module in modules]
             for k, module in enumerate(modules):
                 module.head.load_state_dict(heads[partner[k]])
-        plan = fed.plan(cohort, range(epoch, epoch + 1))
         for k, module in enumerate(modules):
-            for t in range(plan.steps[k]):
-                x, y = fed.engine.gather(plan.index[t, k, : plan.size[t, k]])
+            for x, y in minibatches(fed, number, cohort.client_ids[k], range(epoch, epoch + 1)):
                 out, logits = module(x)
                 loss = F.cross_entropy(logits, y)
-                for c in range(fed.num_classes):
+                for c in y.unique().tolist():
                     features[k][c] += list(out[y == c].detach())
-                    if (y == c).any() and state.has_class[c]:
+                    if state.has_class[c]:
                         loss = loss + weight * (out[y == c].mean(0) - state.global_features[c]).square().sum()
                 optimizers[k].zero_grad()
                 loss.backward()
                 optimizers[k].step()
-    params = {
-        name: sum(w * dict(module.named_parameters())[name] for w, module in zip(cohort.weights, modules, strict=True))
-        for name in state.params
-    }
-    global_features = state.global_features.clone()
-    for c in range(fed.num_classes):
-        means = [torch.stack(own[c]).mean(0) if own[c] else None for own in features]
-        if state.has_class[c]:
-            means = [state.global_features[c] if mean is None else mean for mean in means]
-        means = [mean for mean in means if mean is not None]
-        if means:
-            global_features[c] = sum(means) / len(means)
+    trained = [dict(module.named_parameters()) for module in modules]
+    params = {n: sum(w * own[n].detach() for w, own in zip(cohort.weights, trained, strict=True)) for n in state.params}
+    old = {c: state.global_features[c] for c in range(fed.num_classes) if state.has_class[c]}
+    local = [{**old, **means_by_class(own)} for own in features]
+    means = means_by_class({c: [own[c] for own in local if c in own] for c in range(fed.num_classes)})
+    global_features = torch.stack([means.get(c, state.global_features[c]) for c in range(fed.num_classes)])
     evaluation = state.evaluation.clone()
-    for k, client in enumerate(cohort.client_ids):
-        part = fed.training[client]
-        index = generator(run.seed, cohort.round, client, "evaluation").choice(
-            part, round(len(part) / 5), replace=False
-        )
-        x, y = fed.engine.gather(index)
-        right = modules[k](x)[1].argmax(1) == y
+    for module, client in zip(modules, cohort.client_ids, strict=True):
+        part, draw = fed.training[client], generator(run.seed, number, client, "evaluation")
+        x, y = fed.engine.gather(draw.choice(part, round(len(part) / 5), replace=False))
+        right = module(x)[1].argmax(1) == y
         evaluation[client] = torch.tensor([right[y == c].double().mean() if (y == c).any() else 0.0 for c in range(3)])
-    return {name: value.detach() for name, value in params.items()}, global_features, evaluation
+    return params, global_features, evaluation
 
 
 @pytest.mark.parametrize(
     ("epochs", "options", "momentum"),
     [
         (1, {}, 0.0),
-        (2, {}, 0.9),  # momentum stays with the client when the classifier goes
-        (3, {}, 0.0),
-        (5, {"alignment_weight": 0.3}, 0.0),
+        (3, {}, 0.9),  # momentum stays with the client when the classifier goes
         (2, {"exchange": "none", "alignment_weight": 0.3}, 0.0),
-        (3, {"alignment_weight": 0.0}, 0.9),
         (2, {"matching": "many-to-one"}, 0.0),
     ],
 )

@@ -1,5 +1,7 @@
 """FedDF: distillation in the server and in the clients against plain loops, and where both are simpler methods."""
 
+from functools import partial
+
 import numpy as np
 import pytest
 import torch
@@ -11,6 +13,7 @@ from fedcli.papers.baselines import feddf
 from fedcli.papers.baselines.fedavg import make_local_loss
 from fedcli.registry import find_method
 from tests import laws
+from tests.reference import exchange_plainly, models_of, modules_of
 
 FEDDF, CLIENT_FORM = find_method("feddf"), find_method("feddf-client")
 MIXED = {"backbone": "cnn-small,cnn-mcmahan", "data": laws.toy_dataset(size=16)}
@@ -45,11 +48,6 @@ def test_without_distillation_it_is_fedavg():
     found = setup.method.personal(state)
     assert sorted(found) == [0, 1, 2, 3]
     assert all(model is state.students[0] for model in found.values())
-
-
-def test_the_rate_falls_like_a_cosine():
-    rates = [feddf.cosine_annealing(0.2, step, 4) for step in range(5)]
-    assert rates == pytest.approx([0.2, 0.1 * (1 + 0.5**0.5), 0.1, 0.1 * (1 - 0.5**0.5), 0])
 
 
 def test_each_architecture_has_a_student_taught_by_all_clients():
@@ -98,30 +96,19 @@ def test_clients_without_examples_are_averaged_plainly():
 
 def test_clients_learn_from_all_logits_before_any_of_them_moves():
     setup, fed = laws.federation(CLIENT_FORM, {"distillation_lr": 0.3}, weight_decay=0.01, **MIXED)
-    state = laws.simulate(setup, fed, 1)
-    cohort, networks = fed.cohort(1), [fed.networks[kind] for kind in fed.architecture]
-    models = [state.clients[client] for client in range(4)]
-    losses = []
-    for batch in fed.public_batches(1):
-        target = sum(logits(net, model, batch.x).detach() for net, model in zip(networks, models, strict=True)) / 4
-        moved = []
-        for network, model in zip(networks, models, strict=True):
-            params = {name: value.clone().requires_grad_() for name, value in model.params.items()}
-            optimizer = torch.optim.SGD(params.values(), lr=0.3, weight_decay=0.01)
-            own = F.log_softmax(logits(network, (params, {}), batch.x), 1)
-            loss = F.kl_div(own, F.softmax(target, 1), reduction="batchmean")
-            loss.backward()
-            optimizer.step()
-            moved.append(feddf.ClientState({name: value.detach() for name, value in params.items()}, {}))
-            losses.append(loss.item())
-        models = moved
+    state, cohort = laws.simulate(setup, fed, 1), fed.cohort(1)
+
+    def objective(k, features, logits, everyone):
+        target = sum(said for _, said in everyone) / 4
+        loss = F.kl_div(F.log_softmax(logits, 1), F.softmax(target, 1), reduction="batchmean")
+        return loss, loss
+
+    optimizer = partial(torch.optim.SGD, lr=0.3, weight_decay=0.01)
+    expected, (losses,) = exchange_plainly(modules_of(fed, state.clients), fed.public_batches(1), objective, optimizer)
     groups = fed.groups(cohort)
-    start = [fed.recall(state.clients, group, None) for group in groups]
+    start = [Client(*fed.recall(state.clients, group, None), optimizer={}) for group in groups]
     fed.start_round()
-    found, terms = feddf.distil_into_clients([Client(*own, optimizer={}) for own in start], cohort, fed, setup.options)
-    for clients, group in zip(found, groups, strict=True):
-        for k, client in enumerate(group.client_ids):
-            laws.assert_agree(select(clients.params, k), models[client].params, f"client {client}")
-    for client in range(4):
-        assert terms["distillation"][client].item() == pytest.approx(np.mean(losses[client::4]))
+    trained, terms = feddf.distil_into_clients(start, cohort, fed, setup.options)
+    laws.assert_agree(models_of(groups, trained), expected, "the models")
+    assert terms["distillation"].tolist() == pytest.approx(losses)
     assert fed.sent_up["other"] == fed.sent_down["other"] == 4 * 12 * 3  # logits of 12 images

@@ -1,21 +1,19 @@
 """FedKD: truncation and what it costs by hand, the objective, and clients that stay in step with the server."""
 
-import copy
-
 import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
 
-from fedcli.core.batches import Batch
 from fedcli.core.trees import count_floats
 from fedcli.papers.baselines import fedkd, fml
 from fedcli.papers.baselines.fedkd import compress, energy_share, restore, truncate
-from fedcli.papers.baselines.fml import joined, part
+from fedcli.papers.baselines.fml import divergence
 from fedcli.registry import find_method
 from tests import laws
-from tests.reference import load, minibatches
+from tests.reference import mean_divergence, train_pair
+from tests.test_fml import assert_gradients, one_batch
 
 FEDKD = find_method("fedkd")
 MIXED = {"backbone": "cnn-small,cnn-mcmahan", "data": laws.toy_dataset(size=16)}
@@ -62,40 +60,21 @@ def test_the_share_grows_from_round_to_round():
     assert [round(energy_share(0.95, 0.98, t, 3), 10) for t in range(3)] == [0.96, 0.97, 0.98]
 
 
-def example_loss(config):
-    _, fed = laws.federation(FEDKD, **MIXED)
-    mentee, mentor = fed.networks
-    models = [fed.initial_model(network) for network in (mentor, mentee)]
-    params, buffers = (joined(*trees) for trees in zip(*models, strict=True))
-    params = {**params, "projection": fedkd.initial_projection(mentor, mentee, fed)}
-    params = {name: value.requires_grad_() for name, value in params.items()}
-    x, y = fed.engine.gather(np.arange(6))
-    batch = Batch(x, y, None, torch.tensor(True), torch.tensor(1), torch.tensor(0.1))
-    loss, aux = fedkd.make_local_loss(mentor, mentee, config)(params, buffers, batch, None)
-    own, shared = (net(part(params, name), {}, x) for net, name in ((mentor, fml.PRIVATE), (mentee, fml.SHARED)))
-    return params, loss, aux, own, shared, y
-
-
 def test_each_network_follows_its_own_loss():
-    params, loss, aux, own, shared, y = example_loss(fedkd.Config(distillation_weight=0.5))
-    tasks = F.cross_entropy(own.logits, y), F.cross_entropy(shared.logits, y)
+    networks, params, batch, own, shared = one_batch(FEDKD, projection=fedkd.initial_projection)
+    config = fedkd.Config(distillation_weight=0.5)
+    loss, aux = fedkd.make_local_loss(*networks, config)(params, {}, batch, None)
+    tasks, projection = [F.cross_entropy(each.logits, batch.y) for each in (own, shared)], params["projection"]
     divisor = sum(tasks).detach()
 
     def learned(logits, other, features, projected):
-        to_other = F.kl_div(F.log_softmax(logits, 1), F.softmax(other, 1).detach(), reduction="batchmean")
-        return 0.5 * (to_other + F.mse_loss(features, projected)) / divisor
+        return 0.5 * (divergence(logits, other.detach()) + F.mse_loss(features, projected)) / divisor
 
-    projection = params["projection"]
     assert projection.shape == (512, 64)
     projected = F.linear(shared.features, projection)
     mentor = tasks[0] + learned(own.logits, shared.logits, own.features, projected.detach())
     mentee = tasks[1] + learned(shared.logits, own.logits, own.features.detach(), projected)
-    grads = dict(zip(params, torch.autograd.grad(loss, list(params.values()), retain_graph=True), strict=True))
-    for expected, prefixes in ((mentor, ("private.",)), (mentee, ("shared.", "projection"))):
-        names = [name for name in params if name.startswith(prefixes)]
-        found = torch.autograd.grad(expected, [params[name] for name in names], retain_graph=True)
-        for name, grad in zip(names, found, strict=True):
-            torch.testing.assert_close(grads[name], grad)
+    assert_gradients(params, loss, {fml.PRIVATE: mentor, fml.SHARED: mentee, "projection": mentee})
     torch.testing.assert_close(loss, mentor + mentee - 0.5 * aux.terms["hidden"] / divisor)  # both have that term
     assert aux.outputs.shape == (6, 512)
 
@@ -154,38 +133,26 @@ CODE = {"form": "code", "distillation_weight": 0.7, "energy_start": 0.6, "energy
 
 def slow_round(fed, setup, number, kept, mentee):
     """One round of the code's form by plain torch; returns what clients keep, the next mentee, and clipped steps."""
-    run, options, after, sent, cut = setup.run, setup.options, {}, [], 0
-
-    def kl(log_p, target):  # torch's default, the mean over samples and classes
-        return F.kl_div(log_p, target, reduction="sum") / target.numel()
-
+    options, after, sent, cut = setup.options, {}, [], 0
     for client in range(fed.num_clients):
         network = fed.networks[fed.architecture[client]]
         first = *fed.initial_model(network), fedkd.initial_projection(network, fed.networks[0], fed)
-        params, buffers, projection = kept.get(client, first)
-        own = load(copy.deepcopy(network.module), params, buffers).train()
-        shared = load(copy.deepcopy(fed.networks[0].module), mentee, {}).train()
+        *model, projection = kept.get(client, first)
         w_h = nn.Linear(*projection.shape[::-1], bias=False).double()
         w_h.load_state_dict({"weight": projection})
-        modules = own, shared, w_h
-        optimizers = [torch.optim.SGD(module.parameters(), run.lr) for module in modules]
-        for x, y in minibatches(fed, number, client):
-            (rep, output), (rep_g, output_g) = own(x), shared(x)
+
+        def losses(own, shared, y, w_h=w_h):
+            (rep, output), (rep_g, output_g) = own, shared
             task, task_g = F.cross_entropy(output, y), F.cross_entropy(output_g, y)
-            to_own = kl(F.log_softmax(output, 1), F.softmax(output_g, 1)) / (task + task_g)
-            to_shared = kl(F.log_softmax(output_g, 1), F.softmax(output, 1)) / (task + task_g)
-            hidden = F.mse_loss(rep, w_h(rep_g)) / (task + task_g)
-            for optimizer in optimizers:
-                optimizer.zero_grad()
-            (task + options.distillation_weight * (to_own + hidden)).backward(retain_graph=True)
-            (task_g + options.distillation_weight * (to_shared + hidden)).backward()
-            for module in modules:
-                cut += int(torch.nn.utils.clip_grad_norm_(module.parameters(), fml.CLIP_NORM) > fml.CLIP_NORM)
-            for optimizer in optimizers:
-                optimizer.step()
-        after[client] = {name: value.detach() for name, value in own.named_parameters()}, {}, w_h.weight.detach()
-        sent.append({name: value.detach().numpy() for name, value in shared.named_parameters()})
-    share = options.energy_start + (options.energy_end - options.energy_start) * number / run.rounds
+            hidden = F.mse_loss(rep, w_h(rep_g))
+            weight = options.distillation_weight / (task + task_g)
+            yield task + weight * (mean_divergence(output, output_g) + hidden)
+            yield task_g + weight * (mean_divergence(output_g, output) + hidden)
+
+        models, more = train_pair(fed, number, client, [model, (mentee, {})], [w_h], losses, fml.CLIP_NORM)
+        after[client], cut = (models[0], {}, models[2]["weight"]), cut + more
+        sent.append({name: value.numpy() for name, value in models[1].items()})
+    share = options.energy_start + (options.energy_end - options.energy_start) * number / setup.run.rounds
     mean = {name: sum(slow_factors(params[name], share) for params in sent) / len(sent) for name in mentee}
     return after, {name: torch.from_numpy(slow_factors(value, share)) for name, value in mean.items()}, cut
 
@@ -207,16 +174,12 @@ def test_three_rounds_of_the_codes_form_are_those_of_a_plain_loop(monkeypatch):
 
 
 def test_a_client_that_is_certain_divides_by_almost_nothing():
-    params, _, _, own, _, y = example_loss(fedkd.Config(form="code"))
-    certain = {name: value.detach() for name, value in params.items()}
+    networks, params, batch, _, _ = one_batch(FEDKD, projection=fedkd.initial_projection)
     for prefix in (fml.PRIVATE, fml.SHARED):
-        certain[prefix + "head.bias"] = 1e4 * F.one_hot(y[0], len(own.logits[0])).double()
-    _, fed = laws.federation(FEDKD, **MIXED)
-    x, _ = fed.engine.gather(np.arange(6))
-    batch = Batch(x, y[:1].expand(6), None, torch.tensor(True), torch.tensor(1), torch.tensor(0.1))
-    certain = {name: value.requires_grad_() for name, value in certain.items()}
-    loss = fedkd.make_local_loss(*fed.networks[::-1], fedkd.Config(form="code"))
-    grads = torch.autograd.grad(loss(certain, {}, batch, None)[0], list(certain.values()), allow_unused=True)
+        params[prefix + "head.bias"] = (1e4 * F.one_hot(batch.y[0], 3).double()).requires_grad_()
+    batch = batch._replace(y=batch.y[:1].expand(6))
+    loss, _ = fedkd.make_local_loss(*networks, fedkd.Config(form="code"))(params, {}, batch, None)
+    grads = torch.autograd.grad(loss, list(params.values()), allow_unused=True)
     assert all(torch.isfinite(grad).all() for grad in grads if grad is not None)
 
 

@@ -1,6 +1,7 @@
 """FedMatch's consistency: its terms by hand, whom a client listens to, and the exchange against a plain loop."""
 
 import math
+from functools import partial
 
 import numpy as np
 import pytest
@@ -8,11 +9,11 @@ import torch
 import torch.nn.functional as F
 
 from fedcli.core.clients import Client
-from fedcli.core.trees import select
 from fedcli.papers.baselines import fedmatch
 from fedcli.papers.baselines.fedmatch import Config, agreed_labels, consistency, find_helpers
 from fedcli.registry import find_method
 from tests import laws
+from tests.reference import exchange_plainly, models_of, modules_of
 
 FEDMATCH = find_method("fedmatch")
 MIXED = {"backbone": "cnn-small,cnn-mcmahan", "data": laws.toy_dataset(size=16)}
@@ -75,41 +76,32 @@ def test_ties_between_helpers_go_to_the_lower_id_in_any_order():
 def test_the_public_phase_against_a_plain_loop():
     options = {"confidence": 0.4, "consistency_weight": 0.7, "agreement_weight": 0.3, "helpers": 2}
     setup, fed = laws.federation(FEDMATCH, options, momentum=0.9, weight_decay=0.1, **MIXED)
-    state = laws.simulate(setup, fed, 1)
-    cohort, networks = fed.cohort(1), [fed.networks[kind] for kind in fed.architecture]
-    params = [{n: v.clone().requires_grad_() for n, v in state.clients[c].params.items()} for c in range(4)]
-    optimizers = [torch.optim.SGD(own.values(), lr=0.05, momentum=0.9) for own in params]  # no weight decay
-    found = []
-    for batch in fed.public_batches(1):
-        with torch.no_grad():
-            p = [network(own, {}, batch.x).logits.softmax(1) for network, own in zip(networks, params, strict=True)]
-        for k, (network, own) in enumerate(zip(networks, params, strict=True)):
-            others = sorted((c for c in range(4) if c != k), key=lambda c: ((p[c] - p[k]) ** 2).sum().item())[:2]
-            mine = F.log_softmax(network(own, {}, batch.x).logits, 1)
-            losses = [0 * mine.sum()] * 2
-            sure = [i for i in range(len(batch.x)) if p[k][i].max() >= 0.4]
-            for i in sure:
-                for c in others:
-                    losses[0] = losses[0] + (p[c][i] * (p[c][i].log() - mine[i])).sum() / 2 / len(sure)
-                votes = [int(p[c][i].argmax()) for c in (k, *others)]
-                label = max(range(3), key=lambda y: votes.count(y))
-                losses[1] = losses[1] - mine[i][label] / len(sure)
-            optimizers[k].zero_grad()
-            (0.7 * losses[0] + 0.3 * losses[1]).backward()
-            found.append([loss.item() for loss in losses])
-        for one in optimizers:
-            one.step()
+    state, cohort = laws.simulate(setup, fed, 1), fed.cohort(1)
+
+    def objective(k, features, logits, everyone):
+        p = [said.softmax(1) for _, said in everyone]
+        others = sorted((c for c in range(4) if c != k), key=lambda c: ((p[c] - p[k]) ** 2).sum().item())[:2]
+        mine = F.log_softmax(logits, 1)
+        divergence = agreement = 0 * mine.sum()
+        sure = [i for i in range(len(mine)) if p[k][i].max() >= 0.4]
+        for i in sure:
+            for c in others:
+                divergence = divergence + (p[c][i] * (p[c][i].log() - mine[i])).sum() / 2 / len(sure)
+            votes = [int(p[c][i].argmax()) for c in (k, *others)]
+            label = max(range(3), key=lambda y: votes.count(y))
+            agreement = agreement - mine[i][label] / len(sure)
+        return 0.7 * divergence + 0.3 * agreement, divergence, agreement
+
+    optimizer = partial(torch.optim.SGD, lr=0.05, momentum=0.9)  # no weight decay
+    modules = modules_of(fed, state.clients)
+    expected, means = exchange_plainly(modules, fed.public_batches(1), objective, optimizer, fresh=False)
     groups = fed.groups(cohort)
     start = [Client(*fed.recall(state.clients, group, None), optimizer={}) for group in groups]
     fed.start_round()
-    after, terms = fedmatch.agree(start, cohort, fed, setup.options)
-    for clients, group in zip(after, groups, strict=True):
-        for k, client in enumerate(group.client_ids):
-            expected = {name: value.detach() for name, value in params[client].items()}
-            laws.assert_agree(select(clients.params, k), expected, f"client {client}")
-    for i, name in enumerate(("consistency", "agreement")):
-        means = [np.mean([row[i] for row in found[client::4]]) for client in range(4)]
-        assert terms[name].tolist() == pytest.approx(means)
+    trained, terms = fedmatch.agree(start, cohort, fed, setup.options)
+    laws.assert_agree(models_of(groups, trained), expected, "the models")
+    for name, mean in zip(("consistency", "agreement"), means, strict=True):
+        assert terms[name].tolist() == pytest.approx(mean)
     assert fed.sent_up["other"] == 4 * 12 * 3
     assert fed.sent_down["other"] == 2 * 4 * 12 * 3  # of two helpers
 

@@ -1,14 +1,17 @@
 """FedMD's digest against a plain loop, its costs and its average."""
 
+from functools import partial
+
 import pytest
 import torch
 
+from fedcli.core.clients import Client
 from fedcli.core.trees import select
 from fedcli.papers.baselines.fedavg import make_local_loss
 from fedcli.papers.baselines.fedmd import ClientState, ServerState, digest, digest_loss
 from fedcli.registry import find_method
 from tests import laws
-from tests.reference import modules_of
+from tests.reference import exchange_plainly, models_of, modules_of
 
 FEDMD = find_method("fedmd")
 TWO = {"backbone": "cnn-small,cnn-mcmahan", "data": laws.toy_dataset(size=16)}
@@ -29,10 +32,13 @@ def started(overrides=None, **run):
     return setup, fed, fed.cohort(0), clients
 
 
-def stacked(fed, cohort, clients):
+def digested(fed, cohort, clients, config):
+    """The clients' models after a digest, and the terms."""
     groups = fed.groups(cohort)
-    kept = [fed.recall(clients, group, None) for group in groups]
-    return groups, [FEDMD.module.Client(own.params, own.buffers, {}) for own in kept]
+    models = [Client(*fed.recall(clients, group, None), optimizer={}) for group in groups]
+    models, terms = digest(models, cohort, fed, config)
+    assert terms["digest"].shape == (4,)
+    return models_of(groups, models)
 
 
 def test_digest_loss_by_hand():
@@ -43,65 +49,39 @@ def test_digest_loss_by_hand():
 @pytest.mark.parametrize(("epochs", "backbone"), [(1, f"{laws.NORMED},cnn-small"), (2, TWO["backbone"])])
 def test_digest_is_a_plain_loop_towards_scores_in_evaluation_mode_of_before_any_update(epochs, backbone):
     setup, fed, cohort, clients = started({"digest_epochs": epochs}, optimizer="adam", lr=0.003, backbone=backbone)
-    modules = modules_of(fed, clients)
-    batches = list(fed.public_batches(0))
+    modules, batches = modules_of(fed, clients), list(fed.public_batches(0))
     with torch.no_grad():
         means = [torch.stack([module.eval()(batch.x)[1] for module in modules]).mean(0) for batch in batches]
+    towards = iter([mean for mean in means * epochs for _ in modules])
+
+    def objective(k, features, logits, everyone):
+        return (torch.nn.functional.l1_loss(logits, next(towards)),)
+
     for module in modules:
-        optimizer = torch.optim.Adam(module.parameters(), lr=0.003)  # without weight decay
-        for _ in range(epochs):
-            for batch, mean in zip(batches, means, strict=True):
-                optimizer.zero_grad()
-                torch.nn.functional.l1_loss(module.train()(batch.x)[1], mean).backward()
-                optimizer.step()
-    groups, models = stacked(fed, cohort, clients)
-    models, terms = digest(models, cohort, fed, setup.options)
-    for group, model in zip(groups, models, strict=True):
-        for k, client in enumerate(group.client_ids):
-            expected = {name: value.detach() for name, value in modules[client].named_parameters()}
-            laws.assert_agree(select(model.params, k), expected, f"client {client}")
-    assert terms["digest"].shape == (4,)
+        module.train()
+    optimizer = partial(torch.optim.Adam, lr=0.003)  # without weight decay
+    expected, _ = exchange_plainly(modules, batches * epochs, objective, optimizer, fresh=False)
+    laws.assert_agree(digested(fed, cohort, clients, setup.options), expected, "the models")
 
 
-@pytest.mark.parametrize("backbone", ["cnn-small,cnn-mcmahan", f"{laws.NORMED},cnn-small"])
-def test_by_batch_every_batch_has_scores_in_training_mode_and_an_optimizer_of_its_own(backbone):
+def test_by_batch_every_batch_has_scores_in_training_mode_and_an_optimizer_of_its_own():
     overrides, run = {"digest_epochs": 2, "exchange": "batch"}, {"optimizer": "adam", "lr": 0.003}
-    setup, fed, cohort, clients = started(overrides, backbone=backbone, **run)
-    modules = modules_of(fed, clients)
-    for epoch in range(2):
-        for batch in fed.public_batches(0, epoch):
-            before = [{name: value.clone() for name, value in module.named_buffers()} for module in modules]
-            with torch.no_grad():
-                mean = torch.stack([module(batch.x)[1] for module in modules]).mean(0)
-            for module, buffers in zip(modules, before, strict=True):
-                for name, value in module.named_buffers():  # the exchange leaves the running statistics alone
-                    value.copy_(buffers[name])
-                optimizer = torch.optim.Adam(module.parameters(), lr=0.003)
-                optimizer.zero_grad()
-                torch.nn.functional.l1_loss(module(batch.x)[1], mean).backward()
-                optimizer.step()
-    groups, models = stacked(fed, cohort, clients)
-    models, terms = digest(models, cohort, fed, setup.options)
-    for group, model in zip(groups, models, strict=True):
-        for k, client in enumerate(group.client_ids):
-            expected = {name: value.detach() for name, value in modules[client].named_parameters()}
-            laws.assert_agree(select(model.params, k), expected, f"client {client}")
-            running = dict(modules[client].named_buffers())
-            if running:
-                laws.assert_agree(select(model.buffers, k), running, f"statistics of client {client}")
-    assert terms["digest"].shape == (4,)
-    expected = {"params": 0, "buffers": 0, "other": 2 * 4 * 12 * 3}
-    assert fed.sent_up == fed.sent_down == expected
+    setup, fed, cohort, clients = started(overrides, backbone=f"{laws.NORMED},cnn-small", **run)
+
+    def objective(k, features, logits, everyone):
+        return (torch.nn.functional.l1_loss(logits, torch.stack([said for _, said in everyone]).mean(0)),)
+
+    batches = [batch for epoch in range(2) for batch in fed.public_batches(0, epoch)]
+    optimizer = partial(torch.optim.Adam, lr=0.003)
+    expected, _ = exchange_plainly(modules_of(fed, clients), batches, objective, optimizer)
+    models = digested(fed, cohort, clients, setup.options)
+    laws.assert_agree(models, expected, "the models")  # the exchange leaves the running statistics alone
+    assert fed.sent_up == fed.sent_down == {"params": 0, "buffers": 0, "other": 2 * 4 * 12 * 3}
 
 
 def test_a_round_by_batch_digests_then_trains():
     setup, fed, cohort, clients = started({"exchange": "batch"})
-    groups, models = stacked(fed, cohort, clients)
-    digested, _ = digest(models, cohort, fed, setup.options)
-    between = {}
-    for group, model in zip(groups, digested, strict=True):
-        for k, client in enumerate(group.client_ids):
-            between[int(client)] = ClientState(select(model.params, k), select(model.buffers, k))
+    between = {client: ClientState(*model) for client, model in digested(fed, cohort, clients, setup.options).items()}
     expected, _ = find_method("local").run_round(ServerState(between), cohort, fed, setup.options)
     state, terms = setup.method.run_round(ServerState(clients), cohort, fed, setup.options)
     laws.assert_agree(state.clients, expected.clients, "a round")

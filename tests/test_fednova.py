@@ -39,12 +39,8 @@ def test_normalised_average_against_a_loop():
     for name, value in start.items():
         mean = sum(weights[k] * (value - local[name][k]) / effective[k] for k in (0, 1, 3))
         torch.testing.assert_close(ours[name], value - along * mean, rtol=1e-12, atol=1e-12)
-
-
-def test_nobody_takes_a_step():
-    start, local, weights = example()
-    ours = fednova.normalised_average(start, local, torch.zeros(4).double(), weights)
-    assert laws.distance(ours, start) == 0
+    nobody = fednova.normalised_average(start, local, torch.zeros(4).double(), weights)
+    assert laws.distance(nobody, start) == 0
 
 
 @pytest.mark.parametrize(("optimizer", "momentum"), [("sgd", 0.0), ("sgd", 0.9), ("adam", 0.9)])
@@ -53,13 +49,6 @@ def test_with_equal_steps_it_is_fedavg(optimizer, momentum):
     ours, base = laws.federation(FEDNOVA, **run), laws.federation("fedavg", **run)
     assert set(ours[1].plan(ours[1].cohort(0)).steps.tolist()) == {4}
     laws.assert_agree(laws.simulate(*ours, 3).params, laws.simulate(*base, 3).params, "equal steps")
-
-
-@pytest.mark.parametrize("momentum", [0.0, 0.9])
-def test_with_unequal_steps_it_is_not_fedavg(momentum):
-    ours, base = laws.federation(FEDNOVA, momentum=momentum), laws.federation("fedavg", momentum=momentum)
-    assert ours[1].plan(ours[1].cohort(0)).steps.tolist() == [8, 4, 6, 2]
-    assert laws.distance(laws.simulate(*ours, 1).params, laws.simulate(*base, 1).params) > 1e-3
 
 
 def test_under_adam_effective_steps_are_the_steps():

@@ -1,10 +1,11 @@
-"""FedProto: rounds against a plain loop of training, prototypes of the last cohort, and what is sent."""
+"""FedProto and its general form: rounds against a plain loop of training, prototypes of the last cohort."""
 
 import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
 
+from fedcli.papers.baselines.fedproto_general import aggregate_prototypes, prototype_distance
 from fedcli.registry import find_method
 from tests import laws
 from tests.reference import means_by_class, train_plainly
@@ -26,7 +27,8 @@ def slow_round(fed, setup, number, models, prototypes):
             return F.cross_entropy(logits, y) + setup.options.prototype_weight * torch.stack(pulled).mean()
 
         after[client] = train_plainly(fed, number, client, models.get(client, fed.initial_model()), objective), {}
-        gathered = seen if setup.options.gathered_epochs == "all" else seen[-len(fed.training[client]) :]
+        last = len(seen) // fed.config.local_epochs
+        gathered = seen if getattr(setup.options, "gathered_epochs", "last") == "all" else seen[len(seen) - last :]
         found = {c: [feature for label, feature in gathered if label == c] for c in sent}
         for label, mean in means_by_class(found).items():
             sent[label].append(mean)
@@ -47,3 +49,32 @@ def test_three_rounds_are_those_of_a_plain_loop(epochs, gathered):
             torch.testing.assert_close(state.prototypes[label], prototype, rtol=1e-9, atol=1e-12)
         for client, model in models.items():
             laws.assert_agree(tuple(state.clients[client]), model, f"client {client} in round {number}")
+
+
+def test_the_generalised_distance_is_a_mean_of_squares_where_an_unknown_class_counts_as_0():
+    features, prototypes = torch.randn(2, 6, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    labels, has_prototype = torch.tensor([0, 1, 3, 2, 0, 3]), torch.tensor([True, True, False, True, True, True])
+    mask = torch.tensor([True, True, False, True, True, True])
+    each = F.mse_loss(features, prototypes[labels], reduction="none").mean(1) * has_prototype[labels]
+    ours = prototype_distance(features, labels, prototypes, has_prototype, mask)
+    torch.testing.assert_close(ours, each[mask].mean())
+
+
+def test_generalised_prototypes_by_hand_each_owner_counts_once():
+    nothing = [torch.nan, torch.nan]
+    means = torch.tensor([[[1.0, 1.0], nothing, [4.0, 0.0]], [[3.0, 5.0], nothing, nothing]])
+    counts = torch.tensor([[1, 0, 2], [300, 0, 0]])
+    prototypes = aggregate_prototypes(means, counts, torch.full((3, 2), 7.0))
+    torch.testing.assert_close(prototypes, torch.tensor([[2.0, 3.0], [7.0, 7.0], [4.0, 0.0]]))
+
+
+@pytest.mark.parametrize("drop_last", [False, True])
+def test_generalised_prototypes_are_of_the_last_epoch_of_training(drop_last):
+    run = {"local_epochs": 3, "drop_last": drop_last}
+    parts = [np.array(own) for own in ([0, 3, 1, 6, 4, 9, 2], [7, 10, 13, 16, 19], [12, 15], [18, 22, 5, 8])]
+    setup, fed = laws.federation("fedproto-general", parts=parts, **run)
+    assert bool(fed.plan(fed.cohort(0)).steps[2]) != drop_last  # a batch has 4: the third client may take no step
+    state = laws.simulate(setup, fed, 1)
+    _, prototypes = slow_round(fed, setup, 0, {}, {})
+    torch.testing.assert_close(state.prototypes, torch.stack([prototypes[label] for label in range(3)]))
+    assert state.has_prototype.all()

@@ -45,20 +45,6 @@ def test_a_second_process_is_refused_and_a_signal_ends_the_first_at_a_checkpoint
     assert read_record(tmp_path / "run")["status"] == "interrupted"
 
 
-def test_a_lock_dies_with_its_process_and_what_it_was_writing_goes(tmp_path):
-    waiting = Waiting(tmp_path)
-    killed = start(tmp_path, "run", "./waits.py", *SMALL, "--out", "run")
-    waiting.one()
-    killed.kill()
-    killed.communicate()
-    for name in (CHECKPOINT, "record.json"):
-        (tmp_path / "run" / f".{name}.{killed.pid}.partial").write_text("half a fi")
-    assert ".lock" in names(tmp_path / "run")
-    waiting.free()
-    assert runs.resume(tmp_path / "run", method=tmp_path / "waits.py").record["status"] == "finished"
-    assert names(tmp_path / "run") == [CHECKPOINT, "record.json"]
-
-
 def test_one_owner_at_a_time(tmp_path):
     folder = tmp_path / "new" / "run"
     with locked(folder):

@@ -79,12 +79,6 @@ def test_a_protocol_and_a_record_may_tell_options_without_effect():
             refuse_without_effect(resolve(registry.find_method(cell.method), cell.settings, need_data=False))
 
 
-def test_a_batch_larger_than_all_data_is_all_of_them(tmp_path):
-    runs_ = [fedcli.run("fedavg", **{**TINY, "batch_size": size}, out=tmp_path / str(size)) for size in (64, 10**9)]
-    first, second = (run.record["rounds"][-1]["terms"] for run in runs_)
-    assert first == pytest.approx(second, rel=1e-4)
-
-
 def test_runs_of_one_second_do_not_meet(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for _ in range(2):
