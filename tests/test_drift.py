@@ -139,7 +139,7 @@ def test_curves_are_means_over_seeds_of_the_rounds_measured():
     assert [len(axes.collections) for axes in figure.axes] == [1, 1]
     assert (left.get_xlabel(), left.get_ylabel()) == ("Round", "Distance of features")
     assert right.get_ylabel() == "Similarity of classifier updates"
-    assert drawn(figure)[2] == ["one", "two (n = 1)", "mean ± standard deviation over 2 seeds"]
+    assert drawn(figure)[2] == ["one", "two", "mean ± standard deviation over 2 seeds"]
 
 
 def test_a_run_that_did_not_measure_does_not_hide_those_of_other_seeds():
