@@ -220,9 +220,8 @@ def quality(
 
     if clients and client is not None:
         raise UserError(f"--clients is for runs with a global model (got --client {client} too); leave one out.")
-    finished, others = quality.find_runs(runs)
     rows = []
-    for folder in (record["folder"] for record in finished):
+    for folder in [record["folder"] for record in quality.finished_runs(runs)]:
         with Console(stderr=True).status(escape(str(folder))):
             if clients:
                 measured = quality.add_clients_quality(folder, files or ())
@@ -231,8 +230,6 @@ def quality(
         nmi, silhouette, images = (measured["clients_" * clients + key] for key in ("nmi", "silhouette", "examples"))
         rows.append((f"{nmi:.3f}", f"{silhouette:.3f}", images, folder))
     print_table(("NMI", "Silhouette", "Images", "Run"), rows)
-    if others:
-        typer.echo(f"unfinished, left out: {', '.join(str(record['folder']) for record in others)}")
 
 
 def plot(
