@@ -74,21 +74,6 @@ def test_panels_fill_rows_and_many_classes_are_not_numbered(runs, quick, monkeyp
     assert (len(axes.texts), list(axes.get_xticks())) == (0, [])
 
 
-def test_a_clients_features_are_drawn_by_domain_its_own_first(tmp_path, quick):
-    given = {"protocol": "fccl:digit-domains", "dataset": "digit-domains", "rounds": 1, "local_epochs": 1,
-             "train_examples": 200}  # fmt: skip
-    folder = fedcli.run("local", out=tmp_path / "run", **given).path
-    found = quality.add_quality(folder, client=1)
-    figure, names = outputs.embedding_chart([folder]), list(found["domains"])
-    label = "Local training only\n(reduced), client\N{NO-BREAK SPACE}1"
-    with np.load(folder / "features.npz") as kept:
-        for axes, domain in zip(figure.axes, (1, 0, 2, 3), strict=True):
-            own, numbers = kept["domains"] == domain, found["domains"][names[domain]]
-            title = f"NMI {numbers['nmi']:.2f}, silhouette {numbers['silhouette']:.2f}"
-            assert axes.get_title() == f"{label}\n{names[1]} → {names[domain]}\n{title}"
-            assert shown(axes) == expected(kept["features"][own], kept["labels"][own])
-
-
 def test_confusion_has_a_panel_a_setting_with_shares_of_each_class_in_percent(runs):
     *panels, bar = find_chart("confusion").draw([runs]).axes
     assert (len(panels), bar.get_ylabel()) == (2, "% of the class")

@@ -213,7 +213,7 @@ def quality(
 
     Computes NMI after K-means and silhouette of the last global model on at most 2,000 test images.
     Writes both into the records and the features beside them; 'fedcli plot --kind tsne' draws the features.
-    With --client: of that client's own model, and per domain where the images have several domains.
+    With --client: of that client's own model.
     With --clients: of all clients' features after one more round; 'fedcli plot --kind clients' draws them.
     """
     from fedcli.figures import quality
@@ -286,7 +286,7 @@ def report(
 ) -> None:
     """Write a report as one HTML file that works offline.
 
-    Sortable tables, curves with switchable methods, costs, partitions and commands, by protocol and data set.
+    Sortable tables, curves with switchable methods, partitions and commands, by protocol and data set.
     A path without a run gets a line.
     """
     needed("bokeh", "the report", "report")

@@ -68,27 +68,17 @@ def _panels(count: int, across: int, side: float, title: str) -> tuple[Figure, l
 
 
 def embedding_chart(paths: Iterable[Path]) -> Figure:
-    """Draws features in the plane by t-SNE, a panel a setting; of a client's own model and test images of several
-    domains a panel a domain, its own first. Of more than ten classes the first ten are drawn.
+    """Draws features in the plane by t-SNE, a panel a setting. Of more than ten classes the first ten are drawn.
 
     Raises:
         UserError: As `one_a_setting`, or if their features have not been kept.
     """
     shown, title = one_a_setting(paths)
-    panels, across = [], ACROSS  # of each panel title, features and labels
-    for run in shown:
-        kept, quality = read_outputs(run["folder"], run), run["quality"]
-        features, labels, domains = kept["features"], kept["labels"], quality.get("domains", {})
-        if not domains:
-            panels.append((_heading(run, _numbers(quality)), features, labels))
-        for name in sorted(domains, key=lambda name: name != quality["domain"]):
-            across, images = len(domains), kept["domains"] == [*domains].index(name)
-            words = _heading(run, f"{quality['domain']} → {name}", _numbers(domains[name]))
-            panels.append((words, features[images], labels[images]))
-    figure, all_axes = _panels(len(panels), across, SIDE, title)
-    for axes, (words, features, labels) in zip(all_axes, panels, strict=True):
-        axes.set_title(words)
-        _scatter(axes, features, labels)
+    figure, all_axes = _panels(len(shown), ACROSS, SIDE, title)
+    for axes, run in zip(all_axes, shown, strict=True):
+        kept = read_outputs(run["folder"], run)
+        axes.set_title(_heading(run, _numbers(run["quality"])))
+        _scatter(axes, kept["features"], kept["labels"])
     _add_legend(figure, shown[0]["class_names"])
     return figure
 

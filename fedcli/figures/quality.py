@@ -90,9 +90,8 @@ def add_quality(folder: Path, client: int | None = None, files: Sequence[str] = 
         files: The user's files that the run needs, see `resume`; so below.
 
     Returns:
-        `nmi`, `silhouette`, the number of `examples` and the `seed` they are of, and `features_sha256`, of the file.
-        Of a client's own model also the `client`, and where there are domains its own `domain` and the two numbers of
-        each of the `domains`.
+        `nmi`, `silhouette`, the number of `examples` and the `seed` they are of, and `features_sha256`, of the file;
+        of a client's own model also the `client`.
 
     Raises:
         UserError: If the run has no such model or no test images, or its checkpoint is missing or another one's.
@@ -105,8 +104,7 @@ def add_quality(folder: Path, client: int | None = None, files: Sequence[str] = 
         raise UserError(f"'{method.name}' keeps {allowed} (got --client {client} for {folder}); choose one of these.")
     if len(fed.test_labels) == 0:
         raise UserError(f"the protocol {run.record['protocol']} has no common test images (got {folder}).")
-    domains = None if client is None or fed.test_domains is None else fed.test_domains.cpu().numpy()
-    index = sample(len(fed.test_labels), domains)
+    index = np.sort(generator(SEED, "quality").permutation(len(fed.test_labels))[:EXAMPLES])
     with machine_settings(fed):
         [(_, (network, *model))] = models(fed, method, run.state, [client or 0])
         features, logits, labels = (part.numpy() for part in fed.predict(*model, index, network, test=True))
@@ -114,20 +112,7 @@ def add_quality(folder: Path, client: int | None = None, files: Sequence[str] = 
     measured = {**separation(arrays["features"], labels), "examples": len(index), "seed": SEED}
     if client is not None:
         measured["client"] = client
-    if domains is not None:
-        arrays["domains"] = domains[index]
-        measured |= {"domain": fed.domain_names[fed.domain_of[client]], "domains": {}}
-        for number, name in enumerate(fed.domain_names):
-            of_domain = arrays["domains"] == number
-            measured["domains"][name] = separation(arrays["features"][of_domain], labels[of_domain])
     return write_outputs(folder, arrays, measured)
-
-
-def sample(count: int, domains: np.ndarray | None = None) -> np.ndarray:
-    """Positions of the test images that are looked at, of `count`; equally many of each of `domains` [count]."""
-    parts = [np.arange(count)] if domains is None else [np.flatnonzero(domains == d) for d in np.unique(domains)]
-    chosen = [generator(SEED, "quality").permutation(part)[: EXAMPLES // len(parts)] for part in parts]
-    return np.sort(np.concatenate(chosen))
 
 
 def separation(features: np.ndarray, labels: np.ndarray) -> dict[str, float]:
