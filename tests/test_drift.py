@@ -137,7 +137,7 @@ def test_curves_are_means_over_seeds_of_the_rounds_measured():
     assert right.lines[0].get_xydata() == pytest.approx(np.array([[1, 0.3], [3, -0.5]]))
     assert [len(axes.lines) for axes in figure.axes] == [2, 2]  # the run that did not measure is left out
     assert [len(axes.collections) for axes in figure.axes] == [1, 1]
-    assert drawn(figure)[2] == ["one", "two (n = 1)", "mean ± standard deviation over 2 seeds"]
+    assert drawn(figure)[2] == ["one", "two", "mean ± standard deviation over 2 seeds"]
 
 
 def test_a_run_that_did_not_measure_does_not_hide_those_of_other_seeds():

@@ -64,19 +64,6 @@ def test_tsne_has_a_panel_a_setting_with_the_features_of_its_first_seed(runs, qu
     assert [line.get_color() for line in legend.get_lines()] == list(CLASS_COLOURS)
 
 
-def test_a_clients_features_are_drawn_by_domain_its_own_first(tmp_path, quick):
-    given = {"protocol": "fccl:digit-domains", "dataset": "digit-domains", "rounds": 1, "local_epochs": 1,
-             "train_examples": 200}  # fmt: skip
-    folder = fedcli.run("local", out=tmp_path / "run", **given).path
-    found = quality.add_quality(folder, client=1)
-    figure, names = outputs.embedding_chart([folder]), list(found["domains"])
-    label = "Local training only\n(reduced), client\N{NO-BREAK SPACE}1"
-    with np.load(folder / "features.npz") as kept:
-        for axes, domain in zip(figure.axes, (1, 0, 2, 3), strict=True):
-            own, numbers = kept["domains"] == domain, found["domains"][names[domain]]
-            title = f"NMI {numbers['nmi']:.2f}, silhouette {numbers['silhouette']:.2f}"
-            assert axes.get_title() == f"{label}\n{names[1]} → {names[domain]}\n{title}"
-            assert shown(axes) == expected(kept["features"][own], kept["labels"][own])
 
 
 def test_confusion_has_a_panel_a_setting_with_shares_of_each_class_in_percent(runs):

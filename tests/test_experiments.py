@@ -143,7 +143,7 @@ def test_values_with_commas_are_a_grid_in_one_folder_with_a_table_and_curves(mon
     assert values == [(0.01, 0), (0.01, 1), (0.1, 0), (0.1, 1)]
     assert Path("g/table.md").read_text() in text
     assert all(f"| lr {lr} | 0, 1 |" in text for lr in (0.01, 0.1))
-    assert all(Path(f"g/curves{kind}").stat().st_size > 1000 for kind in (".png", ".pdf"))
+    assert Path("g/curves.png").stat().st_size > 1000
     log = Path("log.txt").read_text().splitlines()
     assert log[0] == "lr 0.01, seed 1: goes on after 1 rounds"
     assert [line[:5] for line in log if line.startswith("[")] == ["[1/3]", "[2/3]", "[3/3]"]

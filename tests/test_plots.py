@@ -62,7 +62,7 @@ def test_seeds_of_one_setting_are_one_line_with_a_band_of_the_sample_deviation_w
     assert one.get_color() != two.get_color()
     assert to_hex(band.get_edgecolor()[0]) == one.get_color().lower()
     assert band.get_facecolor()[0][3] < 0.2  # of many bands on each other each is seen
-    assert labels == ["one", "two (n = 1)", BAND, RING]  # in the order of the last values
+    assert labels == ["one", "two", BAND, RING]  # in the order of the last values
 
 
 def test_of_runs_that_go_on_those_rounds_are_drawn_that_all_have_evaluated_and_finished_ones_go_before():
@@ -131,7 +131,7 @@ def test_a_diverged_run_ends_in_a_cross_beside_the_mean_of_the_others():
     assert mean.get_ydata() == pytest.approx([20, 40, 50])
     assert cross.get_color() == mean.get_color() != two.get_color()
     assert cross.get_zorder() > max(mean.get_zorder(), two.get_zorder())  # no line goes over it
-    assert labels == ["one (1 diverged)", "two (n = 1)", BAND, RING, CROSS]
+    assert labels == ["one (1 diverged)", "two", BAND, CROSS, RING]
     figure = curves.learning_curves([diverged(), diverged(seed=1, accuracies=(0.3,)), diverged(seed=2, accuracies=())])
     assert marked(figure, "diverged") == [[[1, 60], [2, 10]], [[1, 30]]]
     assert drawn(figure)[1:] == ([], ["one (diverged)", CROSS])
@@ -166,10 +166,9 @@ def test_titles_and_names_are_words():
     assert (figure.axes[0].get_xlabel(), figure.axes[0].get_ylabel()) == ("Round", "Test accuracy (%)")
     three = [curve("fedfm"), curve("fedproto-general"), curve("fedavg") | {"label": "mine"}]
     assert drawn(curves.learning_curves(three))[2][:3] == ["FedFM", "FedProto, generalized", "mine"]
-    smaller = curve(lr=0.2, origin={"lr": "command line"})
-    smaller |= {"reduced": [{"what": "rounds", "protocol": 100, "run": 4}]}
+    smaller = curve() | {"reduced": [{"what": "rounds", "protocol": 100, "run": 4}]}
     title = curves.learning_curves([smaller]).get_suptitle().replace("\n", " ")
-    assert title.endswith("1 seed, with lr 0.2; reduced: rounds 4 of 100")
+    assert title.endswith("1 seed; reduced: rounds 4 of 100")
     for flag, words in {"classes:2": "2 classes a client", "iid": "IID", "dirichlet:0.5:plain": "Dirichlet 0.5, plain",
                         "file:my/split.json": "file:my/split.json"}.items():  # fmt: skip
         assert plots.partition_words(flag) == words

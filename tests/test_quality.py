@@ -36,7 +36,7 @@ def run(finished, tmp_path):
 
 def arrays(folder):
     """What has been kept beside a record."""
-    return quality.FEATURES.read(folder, read_record(folder))
+    return quality.read_outputs(folder, read_record(folder))
 
 
 def test_separation_is_that_of_the_classes_and_of_as_many_clusters():
@@ -93,28 +93,16 @@ def personal(tmp_path_factory):
     return fedcli.run("local", out=tmp_path_factory.mktemp("runs") / "local", **{**TINY, **own})
 
 
-def test_a_client_is_measured_by_its_own_model_and_by_domain(personal, monkeypatch):
-    monkeypatch.setattr(quality, "EXAMPLES", 400)
+def test_a_client_is_measured_by_its_own_model(personal):
     written = quality.add_quality(personal.path, client=2)
     fed = restore(personal.record, find_method("local"))[1]
-    model, domains = personal.state.clients[2], fed.test_domains.numpy()
+    model = personal.state.clients[2]
     features, _, labels = fed.predict(model.params, model.buffers, None, fed.networks[fed.architecture[2]])
-    index = quality.sample(len(labels), domains)
     kept = arrays(personal.path)
-    np.testing.assert_allclose(kept["features"], features[index], rtol=1e-5, atol=1e-5)
-    assert kept["labels"].tolist() == labels[index].tolist()
-    assert np.bincount(kept["domains"]).tolist() == [100] * 4
-    for number, name in enumerate(fed.domain_names):
-        own = kept["domains"] == number
-        assert written["domains"][name] == quality.separation(kept["features"][own], kept["labels"][own])
-    assert (written["client"], written["domain"], written["examples"]) == (2, fed.domain_names[2], 400)
-
-
-def test_of_a_small_domain_all_images_are_taken():
-    domains = np.repeat([0, 1, 2], [5, 2000, 2000])
-    index = quality.sample(len(domains), domains)
-    assert np.bincount(domains[index]).tolist() == [5, 666, 666]
-    assert (np.diff(index) > 0).all()
+    np.testing.assert_allclose(kept["features"], features, rtol=1e-5, atol=1e-5)
+    assert kept["labels"].tolist() == labels.tolist()
+    assert written.items() >= quality.separation(kept["features"], kept["labels"]).items()
+    assert (written["client"], written["examples"]) == (2, len(labels))
 
 
 def test_a_client_that_there_is_not_is_refused(run, personal):
@@ -128,12 +116,11 @@ def test_a_client_that_there_is_not_is_refused(run, personal):
             quality.add_quality(folder, client)
 
 
-def test_the_command_measures_finished_runs_and_names_the_others(run, personal, tmp_path):
+def test_the_command_measures_finished_runs_alone(run, personal, tmp_path):
     write_record(shutil.copytree(run.path, tmp_path / "half"), {**run.record, "status": "interrupted"})
     result = invoke("quality", tmp_path)
     assert result.exit_code == 0, result.output
     assert f"{read_record(run.path)['quality']['nmi']:.3f}" in result.stdout
-    assert f"unfinished, left out: {tmp_path / 'half'}" in result.stdout.replace("\n", "")
     assert "quality" not in read_record(tmp_path / "half")
     for path, message in ((tmp_path / "half", "no run has finished"), (tmp_path / "nowhere", "there is no record at")):
         result = invoke("quality", path)

@@ -232,12 +232,14 @@ def cases():
     medical |= {f"{part}_labels": whole[f"y_{part}"][:, None] for part in PARTS} | {"val_labels": whole["y_test"]}
     yield medical, whole, "left out: val"
     yield {{"x": "X", "y": "Targets"}[key[0]] + key[1:].replace("test", "val"): whole[key] for key in whole}, whole, ""
+    names = {f"y_{part}": np.array(["a", "b", "c"])[whole[f"y_{part}"]] for part in PARTS}
+    yield whole | names, whole | {"class_names": ["a", "b", "c"]}, "the labels were class names"
     grey = images((4, 4), 3)
     flat = {f"x_{part}": grey[f"x_{part}"].reshape(-1, 16) for part in PARTS}
     yield grey | flat, grey, "rows of 16 pixels became images of 4 x 4"
 
 
-@pytest.mark.parametrize("number", range(12))
+@pytest.mark.parametrize("number", range(13))
 def test_arrays_in_another_form_are_converted_and_that_is_said(tmp_path, number):
     arrays, whole, words = list(cases())[number]
     expected = from_npz("whole", tmp_path / "a", **whole)
@@ -245,7 +247,8 @@ def test_arrays_in_another_form_are_converted_and_that_is_said(tmp_path, number)
     result = CliRunner().invoke(app, ["data", "import", "mine", str(tmp_path / "odd.npz")])
     assert result.exit_code == 0, result.output
     assert words in result.output
-    assert datasets.load("mine").fingerprint == expected.fingerprint
+    mine = datasets.load("mine")
+    assert (mine.fingerprint, mine.class_names) == (expected.fingerprint, expected.class_names)
 
 
 def test_labels_from_1_that_their_names_explain_stay(tmp_path):

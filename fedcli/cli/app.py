@@ -3,6 +3,8 @@
 PyTorch and the papers are imported inside the commands, so that help comes at once.
 """
 
+import atexit
+import gc
 import io
 import math
 import os
@@ -126,6 +128,7 @@ for _name, _command in COMMANDS.items():
 def main() -> None:
     """Run the program `fedcli`; of several workers of a run the first alone is heard."""
     interrupt_on_signals()
+    atexit.register(gc.freeze)  # else Python ends with a search for garbage in all that PyTorch has, half a second
     silent = "TORCHELASTIC_RUN_ID" in os.environ and os.environ["RANK"] != "0"
     for number, name in enumerate(("stdout", "stderr"), 1):
         file = io.BufferedWriter(Lasting(os.devnull if silent else number, "w", closefd=silent))

@@ -78,20 +78,19 @@ def headline(record: dict[str, Any], folder: Path) -> dict[str, str]:
         **({f"after {post['name']}": f"{100 * post['test_accuracy']:.2f} %"} if post else {}),
         "time": str(timedelta(seconds=round(record["seconds_total"]))),
         "record": str(folder / RECORD),
-        "figures": "curve and partition beside it, .png and .pdf",
+        "figures": "curve.png and partition.png beside it",
     }
 
 
 def draw(record: dict[str, Any], folder: Path) -> None:
-    """Draw a run's learning curve and its partition into its folder, as PNG and PDF."""
-    from fedcli.figures import curves, plots  # late: it takes a second
+    """Draw a run's learning curve and its partition into its folder, as PNG for a screen."""
+    gc.freeze()  # else each search for garbage while figures are drawn goes through all that PyTorch has
+    from fedcli.figures import curves, plots  # late: it takes half a second
 
-    gc.freeze()  # else each search for garbage among what drawing leaves goes through all that PyTorch has
-    plots.write(folder / "curve", curves.learning_curves, [record])
+    plots.write(folder / "curve", curves.learning_curves, [record], page=True)
     title = plots.title_words([record], f"seed {record['partition']['seed']}")
     counts = np.array(record["partition"]["class_counts"])
-    plots.write(folder / "partition", plots.partition_figure, counts, record["class_names"], title)
-    gc.unfreeze()
+    plots.write(folder / "partition", plots.partition_figure, counts, record["class_names"], title, page=True)
 
 
 def print_line(consoles: Iterable[Console], *parts: str | tuple[str, str]) -> None:
@@ -148,7 +147,7 @@ class Display(Standing):
     def skip(self, record: dict[str, Any], folder: Path) -> None:
         """Says that a run has ended before, and draws its figures where a kill came before them."""
         finished = record["status"] == "finished"
-        if finished and len([*folder.glob("curve.p*"), *folder.glob("partition.p*")]) < 4:
+        if finished and not (folder / "partition.png").is_file():  # which is drawn last
             draw(record, folder)
         self._print({"skipped": f"{folder}, which has {'finished' if finished else 'diverged'}"})
 

@@ -163,8 +163,8 @@ def _run(
     from fedcli.figures import curves, plots  # only now, as it takes a second
 
     with suppress(UserError):  # no run has come to a test
-        plots.write(plan.folder / "curves", curves.learning_curves, records)
-    console(quiet).print(f"table and curves: {plan.folder}, table.md, curves.png and curves.pdf", soft_wrap=True)
+        plots.write(plan.folder / "curves", curves.learning_curves, records, page=True)
+    console(quiet).print(f"table and curves: {plan.folder}, table.md and curves.png", soft_wrap=True)
     if errors:
         raise typer.Exit(1)
 
@@ -189,7 +189,7 @@ def _run_one(method: str, given: dict[str, Any], workers: int | None, log: str |
 
         parent = done[0].path.parent
         records = frame.find_records([parent])
-        files = plots.write(parent / "curve", curves.learning_curves, records)
+        files = plots.write(parent / "curve", curves.learning_curves, records, page=True)
         console(shown[0]).print(f"curve over the seeds: {' and '.join(map(str, files))}", soft_wrap=True)
         _print_table(records, shown[0])
 

@@ -213,16 +213,15 @@ def quality(
 
     Computes NMI after K-means and silhouette of the last global model on at most 2,000 test images.
     Writes both into the records and the features beside them; 'fedcli plot --kind tsne' draws the features.
-    With --client: of that client's own model, and per domain where the images have several domains.
+    With --client: of that client's own model.
     With --clients: of all clients' features after one more round; 'fedcli plot --kind clients' draws them.
     """
     from fedcli.figures import quality
 
     if clients and client is not None:
         raise UserError(f"--clients is for runs with a global model (got --client {client} too); leave one out.")
-    finished, others = quality.find_runs(runs)
     rows = []
-    for folder in (record["folder"] for record in finished):
+    for folder in [record["folder"] for record in quality.finished_runs(runs)]:
         with Console(stderr=True).status(escape(str(folder))):
             if clients:
                 measured = quality.add_clients_quality(folder, files or ())
@@ -231,8 +230,6 @@ def quality(
         nmi, silhouette, images = (measured["clients_" * clients + key] for key in ("nmi", "silhouette", "examples"))
         rows.append((f"{nmi:.3f}", f"{silhouette:.3f}", images, folder))
     print_table(("NMI", "Silhouette", "Images", "Run"), rows)
-    if others:
-        typer.echo(f"unfinished, left out: {', '.join(str(record['folder']) for record in others)}")
 
 
 def plot(
@@ -289,7 +286,7 @@ def report(
 ) -> None:
     """Write a report as one HTML file that works offline.
 
-    Sortable tables, curves with switchable methods, costs, partitions and commands, by protocol and data set.
+    Sortable tables, curves with switchable methods, partitions and commands, by protocol and data set.
     A path without a run gets a line.
     """
     needed("bokeh", "the report", "report")

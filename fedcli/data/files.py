@@ -34,8 +34,8 @@ PART = "(train|test|val)(?:ing|id|idation)?"  # of a set, as arrays and folders 
 _KEY = re.compile(f"(?:{PART}_?)?(.*?)(?:_?{PART})?", re.DOTALL)  # of an array in an .npz file
 NPZ = "a whole .npz file, as numpy.savez writes it"
 ARRAYS = (
-    "images N x H x W, N x H x W x 1 or N x H x W x 3, alike in both parts, and a whole number for each as its label, "
-    "as x_train, y_train, x_test and y_test, or as images and labels alone"
+    "images N x H x W, N x H x W x 1 or N x H x W x 3, alike in both parts, and a whole number or a class name for each "
+    "as its label, as x_train, y_train, x_test and y_test, or as images and labels alone"
 )
 _TEMPORARY = re.compile(r"\..+\.(\d+)\.partial", re.DOTALL)
 
@@ -180,13 +180,16 @@ def in_form(columns: Arrays, notes: list[str]) -> Arrays:
     Without a column `test` a fixed fifth of each class and domain is the test part. A second axis of 1 or 3 is the
     channels' where the last one is not; rows of pixels are grey squares. Pixels in [0, 1] or in [-1, 1] are stretched
     to 0 to 255, those in [0, 255] rounded. Black borders make images square. Labels may be in a column or one-hot;
-    from 1 they count from 0. Numbers name what has no names.
+    from 1 they count from 0; texts are the class names and are numbered in their order. Numbers name what has no names.
     """
     x, y = _bytes(columns["x"], notes), columns["y"]
     if y.ndim == 2 and y.shape[1] > 1 and (np.sort(y)[:, -2:] == [0, 1]).all():
         y = y.argmax(1)
         notes.append("the labels were one-hot")
     columns = columns | {"x": x, "y": y[:, 0] if y.shape[1:] == (1,) else y}
+    if y.dtype.kind in "US":
+        columns["class_names"], columns["y"] = np.unique(columns["y"].astype(str), return_inverse=True)
+        notes.append("the labels were class names")
     for kind in {"y", "domain", "writer"} & columns.keys():
         values = columns[kind]
         if values.ndim != 1 or (np.rint(values) != values).any():

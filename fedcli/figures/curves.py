@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
+from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
@@ -20,13 +21,10 @@ from matplotlib.ticker import EngFormatter, MaxNLocator
 
 from fedcli.errors import UserError, unknown
 from fedcli.figures.plots import DASHES, method_name, setting_colours, setting_name, title_words, write_title
-from fedcli.registry import protocols
 from fedcli.results.comparison import printed_accuracies
-from fedcli.results.frame import clients_of, rounds_of, state_of
+from fedcli.results.frame import rounds_of, state_of
 from fedcli.results.tables import SeedGroup, boards, group
-from fedcli.runs.config import given_options
-from fedcli.runs.records import quiet, reductions_of
-from fedcli.runs.settings import NOT_SETTINGS, settings_text
+from fedcli.runs.records import quiet
 
 WIDTH, HEIGHT = 6.4, 2.8  # inches of a panel with its legend
 LEGEND_WIDTH = 30  # characters in a line of a legend
@@ -38,7 +36,6 @@ CHOSEN = {"marker": "o", "markersize": 7, "fillstyle": "none", "linestyle": "non
 DIVERGED = {"marker": "X", "markersize": 7, "markeredgewidth": 0, "linewidth": 0.8, "zorder": TOP}
 PRINTED = {"linestyle": ":", "linewidth": 0.8}  # the paper's number
 RULES = {"best-validation": "the round chosen by validation", "best-test": "the best round on the test set"}
-TOLD = {"protocol", "dataset", "partition", "rounds", "eval_every", *NOT_SETTINGS}  # titles and axes tell them
 ACCURACY = "test_accuracy"
 AXES = {"round": "Round", "floats": "Floats sent by all clients", "seconds": "Seconds"}  # of learning curves
 
@@ -167,29 +164,6 @@ def _draw_measures(measures: dict[str, str], remedy: str, records: Iterable[dict
     return _draw(panels, AXES["round"], _title(panels[0][2]))
 
 
-def accuracies_figure(records: Iterable[dict]) -> Figure:
-    """Draws the accuracies of the clients after the last round, the worst first, a line for each run.
-
-    Raises:
-        UserError: If no run has accuracies of single clients.
-    """
-    measured = [record for record in records if clients_of(record).accuracy.notna().any()]
-    if not measured:
-        raise UserError("no run has the accuracies of its clients (got none); draw runs with validation or own models.")
-    groups, figure = group(measured), Figure((WIDTH, HEIGHT), layout="constrained")
-    colour, axes = setting_colours([groups]), figure.add_subplot(xlabel="Clients, sorted", ylabel="Accuracy (%)")
-    for member in groups:
-        for number, record in enumerate(member.records):
-            accuracies = sorted(clients_of(record).accuracy.dropna())
-            name = fill(setting_name(member), LEGEND_WIDTH) if number == 0 else None
-            axes.plot(range(1, len(accuracies) + 1), accuracies, marker=".", color=colour[member.label], label=name)
-    axes.xaxis.set_major_locator(MaxNLocator("auto", integer=True))
-    axes.grid(axis="y")
-    axes.legend(loc="upper left", bbox_to_anchor=(1, 1.03))
-    write_title(figure, title_words(measured))
-    return figure
-
-
 # How far the clients' features and updates drift apart.
 drift_figure = partial(
     _draw_measures,
@@ -208,18 +182,12 @@ domains_figure = partial(
 
 
 def _title(curves: list[Curve]) -> str:
-    """What all runs have in common, in words: method, data, seeds, and where all leave the protocol."""
+    """What all runs have in common, in words: method, data and the number of seeds."""
     records = [record for curve in curves for record in curve.setting.records]
-    options = [given_options(record["config"], record.get("origin", {})) for record in records]
-    protocol = protocols().get(records[0]["protocol"])
-    usual = protocol.settings.items() if protocol else ()
-    told = TOLD | {reduction["what"] for record in records for reduction in reductions_of(record)}
-    shared = set.intersection(*(set(given.items()) for given in options)).difference(usual)
-    common = {name: value for name, value in options[0].items() if (name, value) in shared and name not in told}
     most = max(len(curve.runs or curve.setting.records) for curve in curves)
-    words = [f"{most} seeds" if most > 1 else "1 seed", *([f"with {settings_text(common)}"] if common else [])]
     names = {method_name(record) for record in records}
-    return ", ".join([*(names if len(names) == 1 else ()), title_words(records, *words)])
+    words = title_words(records, f"{most} seeds" if most > 1 else "1 seed")
+    return f"{names.pop()}, {words}" if len(names) == 1 else words
 
 
 def _draw(panels: list[tuple[str, str, list[Curve]]], x_label: str, title: str) -> Figure:
@@ -228,14 +196,14 @@ def _draw(panels: list[tuple[str, str, list[Curve]]], x_label: str, title: str) 
     dashes = dict(zip(dict.fromkeys(colours.values()), cycle(DASHES), strict=False))
     across = 1 if len(panels) <= 2 else 2
     down = ceil(len(panels) / across)
-    figure, longest = Figure(layout="constrained"), 0
+    figure, longest, signs = Figure(layout="constrained"), 0, {}
     for number, (heading, y_label, curves) in enumerate(panels, 1):
         axes = figure.add_subplot(down, across, number, xlabel=x_label, ylabel=y_label)
         axes.set_title(fill(heading, 60) if len(panels) > 1 else "")
-        most, drawn = max(len(curve.runs) for curve in curves), []
+        drawn = []
         for curve in curves:
             colour = colours[curve.setting.label]
-            drawn.append((curve.last, _draw_curve(axes, curve, _name(curve, most), colour, dashes[colour])))
+            drawn.append((curve.last, _draw_curve(axes, curve, colour, dashes[colour], signs)))
         handles = [line for _, line in sorted(drawn, key=itemgetter(0), reverse=True)]
         legend = axes.legend(handles=handles, loc="upper left", bbox_to_anchor=(1, 1.03), handlelength=3)
         longest = max(longest, sum(text.get_text().count("\n") + 1 for text in legend.get_texts()))
@@ -246,27 +214,35 @@ def _draw(panels: list[tuple[str, str, list[Curve]]], x_label: str, title: str) 
             axes.xaxis.set_major_formatter(EngFormatter())
         if x_label == AXES["round"]:  # there is no round 0
             axes.set_xlim(left=1 if max(axes.dataLim.x1, 1) > FEW else 0.5)
-    signs = _signs([curve for *_, curves in panels for curve in curves])
-    figure.legend(handles=signs, loc="outside lower left", ncols=across, handlelength=3.4)
+    figure.legend(handles=list(signs.values()), loc="outside lower left", ncols=across, handlelength=3.4)
     height = max(HEIGHT, 0.6 + 0.17 * longest)  # a line of text takes 0.17 inches
     figure.set_size_inches(across * WIDTH, down * height + 0.16 * ceil(len(signs) / across))
     write_title(figure, title)
     return figure
 
 
-def _draw_curve(axes: Axes, curve: Curve, name: str, colour: str, dash: Any) -> Line2D:
-    """Draws mean and band of a curve, the runs that diverged, and the numbers it is judged by; its line."""
+def _draw_curve(axes: Axes, curve: Curve, colour: str, dash: Any, signs: dict[str, Artist]) -> Line2D:
+    """Draws mean and band of a curve, the runs that diverged, and the numbers it is judged by.
+
+    Returns:
+        The line; what the legend below all panels explains of the others, by its text, is added to `signs`.
+    """
     line, look = curve.line, {"color": colour, "linestyle": dash}
     width, marker = THIN if len(line) > MANY else None, "." if len(line) <= FEW else ""
-    (drawn,) = axes.plot(line.x, line.y, label=name, marker=marker, linewidth=width, **look)
+    (drawn,) = axes.plot(line.x, line.y, label=_name(curve), marker=marker, linewidth=width, **look)
     if len(curve.runs) > 1:
         axes.fill_between(line.x, line.low, line.high, **_band(colour))
+        words = f"mean ± standard deviation over {len(curve.runs)} seeds"
+        signs[words] = Patch(label=words, **_band(GREY))
     for lost in curve.diverged:
         axes.plot(lost.x, lost.y, gid="diverged", markevery=[len(lost) - 1], **look | DIVERGED)
+        _add_sign(signs, "diverged after this round", DIVERGED)
     if curve.chosen is not None:
         axes.plot(*curve.chosen, gid="chosen", color=colour, clip_on=False, **CHOSEN)
+        _add_sign(signs, RULES[curve.setting.selection], CHOSEN)
     if curve.printed is not None:
         axes.axhline(curve.printed, gid="printed", color=colour, **PRINTED)
+        _add_sign(signs, "the paper's number for the line of its colour", PRINTED)
     return drawn
 
 
@@ -275,9 +251,13 @@ def _band(colour: str) -> dict[str, Any]:
     return {"facecolor": (colour, 0.1), "edgecolor": (colour, 0.4), "linewidth": 0.4}
 
 
-def _name(curve: Curve, most: int) -> str:
-    """The name of a line, with the number of runs where others have more, and with what is left out."""
-    notes = [f"n = {len(curve.runs)}"] if 0 < len(curve.runs) < most else []
+def _add_sign(signs: dict[str, Artist], words: str, look: dict[str, Any]) -> None:
+    signs[words] = Line2D([], [], label=words, color=GREY, **look)
+
+
+def _name(curve: Curve) -> str:
+    """The name of a line, with what is left out and with the paper's number."""
+    notes = []
     if not curve.setting.finished:
         notes.append("unfinished" if curve.runs else "diverged")
     others = [state_of(record) for record in curve.setting.records if curve.runs and record not in curve.runs]
@@ -286,18 +266,3 @@ def _name(curve: Curve, most: int) -> str:
         notes.append(f"paper:\N{NO-BREAK SPACE}{curve.printed:.2f}")
     name = setting_name(curve.setting) + (f" ({', '.join(notes)})" if notes else "")
     return fill(name, LEGEND_WIDTH, break_long_words=False, break_on_hyphens=False)
-
-
-def _signs(curves: list[Curve]) -> list[Patch | Line2D]:
-    """What the legend below all panels explains: bands, rings, crosses and dotted lines, each where there is one."""
-    signs: list[Patch | Line2D] = []
-    if counts := sorted({len(curve.runs) for curve in curves} - {0, 1}):
-        words = f"mean ± standard deviation over {' or '.join(map(str, counts))} seeds"
-        signs.append(Patch(label=words, **_band(GREY)))
-    rules = sorted({RULES[curve.setting.selection] for curve in curves if curve.chosen is not None})
-    looks = {" or ".join(rules): CHOSEN} if rules else {}
-    if any(curve.diverged for curve in curves):
-        looks["diverged after this round"] = DIVERGED
-    if any(curve.printed is not None for curve in curves):
-        looks["the paper's number for the line of its colour"] = PRINTED
-    return signs + [Line2D([], [], label=label, color=GREY, **look) for label, look in looks.items()]

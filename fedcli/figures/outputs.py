@@ -14,7 +14,7 @@ from sklearn.metrics import ConfusionMatrixDisplay, confusion_matrix
 
 from fedcli.errors import UserError
 from fedcli.figures.plots import LINE_COLOURS, setting_name, title_words, write_title
-from fedcli.figures.quality import CLIENTS_FEATURES, FEATURES, add_correlations, find_runs, pair_cosines
+from fedcli.figures.quality import OF_CLIENTS, add_correlations, finished_runs, pair_cosines, read_outputs
 from fedcli.results.tables import group
 
 # Paul Tol's muted scheme, which colour-blind readers tell apart, and black. Further classes are not drawn.
@@ -38,7 +38,7 @@ def one_a_setting(paths: Iterable[Path]) -> tuple[list[dict], str]:
     Raises:
         UserError: If there is no finished run, or they are of several data sets.
     """
-    records = find_runs(paths)[0]
+    records = finished_runs(paths)
     names = sorted({record["dataset"] for record in records})
     if len(names) > 1:
         raise UserError(f"the classes of a figure are those of one data set (got {', '.join(names)}); draw each alone.")
@@ -68,27 +68,17 @@ def _panels(count: int, across: int, side: float, title: str) -> tuple[Figure, l
 
 
 def embedding_chart(paths: Iterable[Path]) -> Figure:
-    """Draws features in the plane by t-SNE, a panel a setting; of a client's own model and test images of several
-    domains a panel a domain, its own first. Of more than ten classes the first ten are drawn.
+    """Draws features in the plane by t-SNE, a panel a setting. Of more than ten classes the first ten are drawn.
 
     Raises:
         UserError: As `one_a_setting`, or if their features have not been kept.
     """
     shown, title = one_a_setting(paths)
-    panels, across = [], ACROSS  # of each panel title, features and labels
-    for run in shown:
-        kept, quality = FEATURES.read(run["folder"], run), run["quality"]
-        features, labels, domains = kept["features"], kept["labels"], quality.get("domains", {})
-        if not domains:
-            panels.append((_heading(run, _numbers(quality)), features, labels))
-        for name in sorted(domains, key=lambda name: name != quality["domain"]):
-            across, images = len(domains), kept["domains"] == [*domains].index(name)
-            words = _heading(run, f"{quality['domain']} → {name}", _numbers(domains[name]))
-            panels.append((words, features[images], labels[images]))
-    figure, all_axes = _panels(len(panels), across, SIDE, title)
-    for axes, (words, features, labels) in zip(all_axes, panels, strict=True):
-        axes.set_title(words)
-        _scatter(axes, features, labels)
+    figure, all_axes = _panels(len(shown), ACROSS, SIDE, title)
+    for axes, run in zip(all_axes, shown, strict=True):
+        kept = read_outputs(run["folder"], run)
+        axes.set_title(_heading(run, _numbers(run["quality"])))
+        _scatter(axes, kept["features"], kept["labels"])
     _add_legend(figure, shown[0]["class_names"])
     return figure
 
@@ -106,10 +96,10 @@ def clients_chart(paths: Iterable[Path]) -> Figure:
     figure = Figure(figsize=(CLIENTS_SIDE * len(shown) + 0.8, 2 * CLIENTS_SIDE), layout="constrained")
     upper, lower = figure.subplots(2, len(shown), squeeze=False, height_ratios=(1.4, 1))
     for above, below, run in zip(upper, lower, shown, strict=True):
-        kept = CLIENTS_FEATURES.read(run["folder"], run)
+        kept = read_outputs(run["folder"], run, OF_CLIENTS)
         features = kept["features"].astype(float)
         _scatter(above, features, kept["labels"], kept["clients"])
-        numbers = _numbers(run["quality"], CLIENTS_FEATURES.prefix)
+        numbers = _numbers(run["quality"], OF_CLIENTS)
         above.set_title(_heading(run, numbers, f"{len(np.unique(kept['clients']))} clients, a marker each"))
         cosines, same = pair_cosines(features, kept["labels"])
         bins = np.linspace(min(0, cosines.min()), 1, BINS)
@@ -169,7 +159,7 @@ def confusion_chart(paths: Iterable[Path]) -> Figure:
     few = len(class_names) <= NUMBERED
     figure, all_axes = _panels(len(shown), MATRICES_ACROSS, MATRIX_SIDE + 0.5, title)
     for axes, run in zip(all_axes, shown, strict=True):
-        kept = FEATURES.read(run["folder"], run)
+        kept = read_outputs(run["folder"], run)
         labels, predicted = kept["labels"], kept["predicted"]
         shares = 100 * confusion_matrix(labels, predicted, labels=range(len(class_names)), normalize="true")
         display = ConfusionMatrixDisplay(shares, display_labels=class_names).plot(

@@ -9,7 +9,7 @@ models are: all are given the same images, and each client's logits are correlat
 import io
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -37,58 +37,48 @@ EXAMPLES = 2000  # test images at most: the silhouette takes all pairs of them
 CORRELATED = 500  # public images at most, and of each client's own
 SEED = 0  # of the choice of images and of K-means, so that all runs are measured on the same ones
 CLASSES, CLIENTS, POINTS = 10, 10, 800  # as many classes, clients and features of these as a panel can tell apart
+OF_CLIENTS = "clients_"  # before the keys of a record's `quality` that are of the models of a round's clients
+FILES = {"": "features.npz", OF_CLIENTS: "clients.npz"}  # beside the record, by that prefix
 SMALL = 1e-5  # added to deviations, which can be 0
 
 
-def find_runs(paths: Iterable[Path]) -> tuple[list[dict], list[dict]]:
-    """The records of the runs under `paths`, each with its `folder`: those that have finished, and the others.
+def finished_runs(paths: Iterable[Path]) -> list[dict]:
+    """The records of the finished runs under `paths`, each with its `folder`.
 
     Raises:
         UserError: If one of the paths holds no run, or no run has finished.
     """
-    paths, finished, others = list(paths), [], []
-    files = [file for file, _ in record_files(paths)]
-    for record, file in zip(find_records(paths), files, strict=True):
-        (finished if record["status"] == "finished" else others).append({**record, "folder": file.parent})
+    paths = list(paths)
+    pairs = list(zip(find_records(paths), record_files(paths), strict=True))
+    finished = [{**record, "folder": file.parent} for record, (file, _) in pairs if record["status"] == "finished"]
     if not finished:
-        raise UserError(f"no run has finished (got {len(others)} unfinished); 'fedcli resume RUN' takes one up again.")
-    return finished, others
+        raise UserError(f"no run has finished (got {len(pairs)} unfinished); 'fedcli resume RUN' takes one up again.")
+    return finished
 
 
-class Kept(NamedTuple):
-    """Arrays in a file beside a record, with what was measured of them in it, under keys with a prefix."""
-
-    file: str
-    prefix: str
-    command: str  # that keeps them
-
-    def write(self, folder: Path, arrays: dict[str, np.ndarray], measured: dict[str, Any]) -> dict[str, Any]:
-        """Writes the arrays and then, into the record, what was measured, with the digest of the file; returns it."""
-        content = io.BytesIO()
-        np.savez_compressed(content, **arrays)
-        with locked(folder):
-            write_atomically(folder / self.file, lambda path: path.write_bytes(content.getvalue()))
-            measured = {**measured, "features_sha256": file_digest(folder / self.file)}
-            measured = {self.prefix + name: value for name, value in measured.items()}
-            record = read_record(folder)
-            write_record(folder, {**record, "quality": {**record.get("quality", {}), **measured}})
-        return measured
-
-    def read(self, folder: Path, record: dict[str, Any]) -> dict[str, np.ndarray]:
-        """The arrays of a run; refused are files that are missing or are not what the record names."""
-        path, expected = folder / self.file, record.get("quality", {}).get(f"{self.prefix}features_sha256")
-        digest = file_digest(path) if path.is_file() else "no file"
-        if digest != expected:
-            raise UserError(
-                f"the outputs of '{folder}' have not been kept, or {self.file} is not what the record names (got "
-                f"{digest}, was {expected}); run '{self.command}' first."
-            )
-        with np.load(path) as arrays:
-            return dict(arrays)
+def write_outputs(folder: Path, arrays: dict[str, np.ndarray], measured: dict[str, Any], prefix: str = "") -> dict:
+    """Writes arrays beside a record and then, into it, what was measured, with the digest of the file; returns it."""
+    content, file = io.BytesIO(), folder / FILES[prefix]
+    np.savez_compressed(content, **arrays)
+    with locked(folder):
+        write_atomically(file, lambda path: path.write_bytes(content.getvalue()))
+        measured = {prefix + name: value for name, value in (measured | {"features_sha256": file_digest(file)}).items()}
+        record = read_record(folder)
+        write_record(folder, {**record, "quality": {**record.get("quality", {}), **measured}})
+    return measured
 
 
-FEATURES = Kept("features.npz", "", "fedcli quality")
-CLIENTS_FEATURES = Kept("clients.npz", "clients_", "fedcli quality --clients")
+def read_outputs(folder: Path, record: dict[str, Any], prefix: str = "") -> dict[str, np.ndarray]:
+    """The arrays beside a record; refused are files that are missing or are not what the record names."""
+    file, expected = folder / FILES[prefix], record.get("quality", {}).get(f"{prefix}features_sha256")
+    digest = file_digest(file) if file.is_file() else "no file"
+    if digest != expected:
+        raise UserError(
+            f"the outputs of '{folder}' have not been kept, or {file.name} is not what the record names (got {digest}, "
+            f"was {expected}); run 'fedcli quality{' --clients' if prefix else ''}' first."
+        )
+    with np.load(file) as arrays:
+        return dict(arrays)
 
 
 def add_quality(folder: Path, client: int | None = None, files: Sequence[str] = ()) -> dict[str, Any]:
@@ -100,9 +90,8 @@ def add_quality(folder: Path, client: int | None = None, files: Sequence[str] = 
         files: The user's files that the run needs, see `resume`; so below.
 
     Returns:
-        `nmi`, `silhouette`, the number of `examples` and the `seed` they are of, and `features_sha256`, of the file.
-        Of a client's own model also the `client`, and where there are domains its own `domain` and the two numbers of
-        each of the `domains`.
+        `nmi`, `silhouette`, the number of `examples` and the `seed` they are of, and `features_sha256`, of the file;
+        of a client's own model also the `client`.
 
     Raises:
         UserError: If the run has no such model or no test images, or its checkpoint is missing or another one's.
@@ -115,8 +104,7 @@ def add_quality(folder: Path, client: int | None = None, files: Sequence[str] = 
         raise UserError(f"'{method.name}' keeps {allowed} (got --client {client} for {folder}); choose one of these.")
     if len(fed.test_labels) == 0:
         raise UserError(f"the protocol {run.record['protocol']} has no common test images (got {folder}).")
-    domains = None if client is None or fed.test_domains is None else fed.test_domains.cpu().numpy()
-    index = sample(len(fed.test_labels), domains)
+    index = np.sort(generator(SEED, "quality").permutation(len(fed.test_labels))[:EXAMPLES])
     with machine_settings(fed):
         [(_, (network, *model))] = models(fed, method, run.state, [client or 0])
         features, logits, labels = (part.numpy() for part in fed.predict(*model, index, network, test=True))
@@ -124,20 +112,7 @@ def add_quality(folder: Path, client: int | None = None, files: Sequence[str] = 
     measured = {**separation(arrays["features"], labels), "examples": len(index), "seed": SEED}
     if client is not None:
         measured["client"] = client
-    if domains is not None:
-        arrays["domains"] = domains[index]
-        measured |= {"domain": fed.domain_names[fed.domain_of[client]], "domains": {}}
-        for number, name in enumerate(fed.domain_names):
-            of_domain = arrays["domains"] == number
-            measured["domains"][name] = separation(arrays["features"][of_domain], labels[of_domain])
-    return FEATURES.write(folder, arrays, measured)
-
-
-def sample(count: int, domains: np.ndarray | None = None) -> np.ndarray:
-    """Positions of the test images that are looked at, of `count`; equally many of each of `domains` [count]."""
-    parts = [np.arange(count)] if domains is None else [np.flatnonzero(domains == d) for d in np.unique(domains)]
-    chosen = [generator(SEED, "quality").permutation(part)[: EXAMPLES // len(parts)] for part in parts]
-    return np.sort(np.concatenate(chosen))
+    return write_outputs(folder, arrays, measured)
 
 
 def separation(features: np.ndarray, labels: np.ndarray) -> dict[str, float]:
@@ -175,7 +150,7 @@ def add_clients_quality(folder: Path, files: Sequence[str] = ()) -> dict[str, fl
     cosines, same = pair_cosines(features, labels)
     measured = {**separation(features, labels), "examples": len(labels)}
     measured |= {"cosine_same": float(np.median(cosines[same])), "cosine_other": float(np.median(cosines[~same]))}
-    return CLIENTS_FEATURES.write(folder, arrays, measured)
+    return write_outputs(folder, arrays, measured, OF_CLIENTS)
 
 
 def one_more_round(folder: Path, files: Sequence[str] = ()) -> dict[str, np.ndarray]:

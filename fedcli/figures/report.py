@@ -1,4 +1,4 @@
-"""One HTML file that shows runs without a network: tables to sort, curves to look into, partitions, costs, commands.
+"""One HTML file that shows runs without a network: tables to sort, curves to look into, partitions, commands.
 
 All is Bokeh's, whose script stands in the file; the module is imported only where Bokeh is installed. What records say
 is escaped: names in them may be anybody's.
@@ -7,7 +7,6 @@ is escaped: names in them may be anybody's.
 import re
 from collections.abc import Iterable, Sequence
 from html import escape
-from statistics import fmean
 from typing import Any
 
 import numpy as np
@@ -21,7 +20,6 @@ from bokeh.resources import INLINE
 from fedcli.figures.curves import find_curves
 from fedcli.figures.plots import setting_colours, setting_name
 from fedcli.results.comparison import printed_accuracies
-from fedcli.results.metrics import find_metric
 from fedcli.results.render import Best, Sheet
 from fedcli.results.tables import SeedGroup, boards, commands, group, sheets
 
@@ -35,7 +33,7 @@ WIDE = {"sizing_mode": "stretch_width"}
 
 
 def report(records: Iterable[dict], title: str = "Runs", missing: Sequence[str] = ()) -> str:
-    """The page of some runs: of each protocol and data set a table, curves, costs and partition, and the commands.
+    """The page of some runs: of each protocol and data set a table, curves and partition, and the commands.
 
     Args:
         records: The runs.
@@ -68,7 +66,7 @@ def report(records: Iterable[dict], title: str = "Runs", missing: Sequence[str] 
                 text = escape("\n".join(folded))
                 texts.append(f"<details><summary>{summary}</summary><pre>{text}</pre></details>")
         parts.append(_text("".join(texts)))
-        parts += filter(None, [_curves(members, colour), _costs(members, colour), _partition(runs[0])])
+        parts += filter(None, [_curves(members, colour), _partition(runs[0])])
     return file_html(column(parts, **WIDE, margin=10), INLINE, title)
 
 
@@ -142,26 +140,6 @@ def _curves(groups: list[SeedGroup], colour: dict[str, str]) -> Any:
     chart.add_layout(chart.legend[0], "right")
     chart.legend.click_policy = "hide"
     chart.legend.label_text_font_size = "11px"
-    return chart
-
-
-def _costs(groups: list[SeedGroup], colour: dict[str, str]) -> Any:
-    """A point for each setting: floats that all clients sent in a run, and the headline; None without any."""
-    rows = []
-    for member in groups:
-        sent, selected = (find_metric(name).values(member.records) for name in ("total-floats", "selected"))
-        if sent and selected:
-            rows.append((member.label, sent[0], fmean(selected), colour[member.label]))
-    if not rows:
-        return None
-    points = dict(zip(("name", "floats", "value", "colour"), map(list, zip(*rows, strict=True)), strict=True))
-    floats = points["floats"]
-    shown = [("", "@name"), ("floats sent", "@floats{0,0}"), ("accuracy", "@value{0.00} %")]
-    scale = "log" if 0 < 10 * min(floats) < max(floats) else "linear"
-    labels = "Accuracy over what all clients send", "Floats sent by all clients", "The table's accuracy (%)"
-    chart = _empty_chart(*labels, shown, x_axis_type=scale)
-    chart.xaxis.formatter = models.NumeralTickFormatter(format="0[.]0 a")
-    chart.scatter("floats", "value", source=points, size=10, color="colour")
     return chart
 
 

@@ -143,10 +143,10 @@ def stopped_run(kind: str) -> tuple[Path, str]:
 
 def ending(folder: Path) -> str:
     """What a run comes to: its parameters once it is resumed, or, where it has features, these and its models."""
-    if not (folder / quality.FEATURES.file).is_file():
+    if not (folder / quality.FILES[""]).is_file():
         return runs.resume(folder).record["summary"]["params_sha256"]
     run = fedcli.load(folder)
-    parts = [quality.FEATURES.read(folder, run.record), *(run.model(round=name).state_dict() for name in ROUNDS)]
+    parts = [quality.read_outputs(folder, run.record), *(run.model(round=name).state_dict() for name in ROUNDS)]
     return params_hash((name, torch.as_tensor(value)) for part in parts for name, value in part.items())
 
 
