@@ -34,6 +34,7 @@ LEGEND = (
     "Written from the records: means over runs, and differences paired by seed, with their 95 % intervals (Student's "
     "t); accuracies in percent, their differences in points. One run has no interval: chance is not ruled out."
 )
+VERIFY = "As they were typed. `fedcli verify RECORD` repeats a run also where a default has changed since."
 
 
 class Paper(NamedTuple):
@@ -155,7 +156,7 @@ def study_page(study: Study) -> str:
         "## Results": "\n\n".join(results),
         "## Every run": "\n".join(tables.every_run(records)),
         "## Machines and versions": "\n".join(tables.machines(records)),
-        "## Commands": f"```console\n{typed}\n```" if typed else "",
+        "## Commands": f"```console\n{typed}\n```\n\n{VERIFY}" if typed else "",
     }
     return _page(study.intro, parts)
 
