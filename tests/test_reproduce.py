@@ -7,7 +7,6 @@ import re
 import signal
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 
 import pandas as pd
 import pytest
@@ -590,18 +589,6 @@ def test_a_run_that_failed_keeps_what_it_goes_on_from(monkeypatch):
     plan = plans.plan(SMALL, seeds=[0], only=["FedAvg"])
     assert ["ZeroDivisionError" in error for error in jobs.execute(plan, watch, records_only=True).values()] == [True]
     assert "checkpoint.safetensors" in models_of(plan.runs[0].folder)
-
-
-def test_the_command_says_what_the_models_of_the_runs_take(offered, monkeypatch):
-    offered(SMALL)
-    assert "disk " not in invoke("fedfm:III", "--dry-run").stderr  # less than a gibibyte
-    monkeypatch.setattr(costs.models, "bytes_kept", lambda setup, *shape: 2**30 if shape == (1, 8, 10) else 0)
-    monkeypatch.setattr(display, "disk_usage", lambda folder: SimpleNamespace(free=3.4 * 2**30))
-    told = " ".join(invoke("fedfm:III", "--dry-run").stderr.split())
-    assert "disk 4 GiB or more for the models that the runs leave, 3 GiB are free; --records-only leaves none" in told
-    assert "disk " not in invoke("fedfm:III", "--dry-run", "--records-only").stderr
-    invoke("fedfm:III", "--only", "FedAvg", "--seeds", 0)
-    assert "disk 3 GiB or more" in " ".join(invoke("fedfm:III", "--dry-run").stderr.split())  # of what is to do
 
 
 def test_a_terminal_gets_portions_that_fit_with_every_number():

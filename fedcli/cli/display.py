@@ -10,7 +10,6 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from datetime import timedelta
 from pathlib import Path
-from shutil import disk_usage
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -164,14 +163,14 @@ class Display(Standing):
                 print_line(self._consoles, (f"{title:<12}", "bold"), printable(text))
 
 
-def cost(plan: "TablePlan", records_only: bool = False) -> list[tuple[str, str]]:
-    """Say what running a table takes, as pairs of title and text; disk where models that are kept take some."""
+def cost(plan: "TablePlan") -> list[tuple[str, str]]:
+    """Say what running a table takes, as pairs of title and text."""
     from fedcli.results import comparison, costs
 
     states = Counter(run.state for run in plan.runs)
     shown = ", ".join(f"{count} {state}" for state, count in states.items())
     runs = f"{len(plan.runs)}, seeds {', '.join(map(str, plan.seeds))}: {shown}; {len(plan.to_run)} to run"
-    estimated, kept = costs.estimate(plan), costs.bytes_kept(plan.to_run) / 2**30
+    estimated = costs.estimate(plan)
     starting, left_out = estimated[~estimated["left_out"]], estimated[estimated["left_out"]]
     columns = list(starting.groupby("column", sort=False))
     lines = [
@@ -182,10 +181,6 @@ def cost(plan: "TablePlan", records_only: bool = False) -> list[tuple[str, str]]
     ]
     if len(columns) > 1:
         lines += [("", f"{comparison.heading(column)}: {costs.time_text(part)}") for column, part in columns]
-    if not records_only and kept >= 1:
-        disk = next(path for path in (plan.folder, *plan.folder.absolute().parents) if path.is_dir())
-        free = f"{disk_usage(disk).free / 2**30:,.0f} GiB are free; --records-only leaves none"
-        lines.append(("disk", f"{kept:,.0f} GiB or more for the models that the runs leave, {free}"))
     lines.append(("data sets", ", ".join(sorted({name for run in plan.to_run for name in run.setup.data_sets}))))
     lines += [("left out", lack) for lack in plan.missing_data.values()]
     if len(left_out):

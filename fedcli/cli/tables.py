@@ -117,7 +117,7 @@ def _paper_table(name: str, chosen: dict, where: dict, dry_run: bool | None, for
     if any(run.to_do for run in plan.runs):
         # Who only wants to see the table may have asked for weeks of work.
         stop = "Ctrl-C, at any time; the same command goes on, and --dry-run only shows the table as it stands"
-        print_table(("", ""), cost(plan, where["records_only"]) + [("to stop", stop)] * running, screen=screen)
+        print_table(("", ""), cost(plan) + [("to stop", stop)] * running, screen=screen)
         screen.print()
     if running:
         errors = run_plan(plan, [screen], **where)

@@ -323,9 +323,9 @@ NOTES = (
     "In full: every option is the paper's. Reduced to: what was smaller or other, the same for both where the paper "
     "has it so. Runs of fewer than a tenth of the rounds count only for what is sent and held.",
     "Over a row: a claim on several rows shows its smallest lead, and counts as reproduced where each has been run.",
-    "Decided by: the runs that are lacking, with as many seeds as would do if mean and spread stayed, and on the pages "
-    "their hours, one after the other, on an H100 at most, as its runs were timed beside others. The command runs the "
-    "rows in full; --dry-run says what that takes, and --rounds, --local-epochs and --train-examples make it smaller.",
+    "Decided by: the runs that are lacking, with as many seeds as would do if mean and spread stayed. The pages have "
+    "their hours, one after the other, on an H100 at most, as its runs were timed beside others; `fedcli claims` has "
+    "the command that makes them, of which --dry-run says what it takes.",
 )
 
 
@@ -344,24 +344,21 @@ def difference_text(metric: Metric, difference: Interval | None) -> str:
     return interval_text(metric, difference) + ("" if metric.unit == "floats" else f" ({difference.n})")
 
 
-def sheet(
-    answers: Sequence[Answer], runs: Callable[[Answer], str] = lambda answer: answer.size, commands: bool = True
-) -> Sheet:
+def sheet(answers: Sequence[Answer], runs: Callable[[Answer], str] = lambda answer: answer.size) -> Sheet:
     """The claims as a table to be written.
 
     Args:
         answers: The claims.
         runs: What is said of the runs of a claim that has some.
-        commands: Whether the command is told that runs what is lacking.
     """
     lines, values = [], []
     for answer in answers:
         claim, metric = answer.claim, answer.metric
         verdict = f"{answer.verdict}, {answer.why}" if answer.why else answer.verdict
         paper = MISSING if answer.paper is None else metric.signed(answer.paper)
-        deciding = [answer.decided, f"`{answer.command}`" if commands and answer.command else ""]
+        deciding = answer.decided or (answer.command and f"`{answer.command}`")
         said = [runs(answer)] if answer.runs else []
-        said += [f"decided by {', '.join(filter(None, deciding))}"] if any(deciding) else []
+        said += [f"decided by {deciding}"] if deciding else []
         texts = [f"`{claim.name}` {claim.text}", verdict, paper, answer.ours, difference_text(metric, answer.tail)]
         texts.append("; ".join(said) or MISSING)
         lines.append(texts)

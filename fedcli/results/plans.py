@@ -227,8 +227,9 @@ def plan(
         for run in cells[-1].runs:
             run.metrics.append(metric)
             smaller |= run.values
-    there = read_runs([folder, *search], damaged)
-    rows = {names: part.to_dict("records") for names, part in there.groupby(["method", "seed"], sort=False)}
+    rows: dict[tuple, list[dict[str, Any]]] = {}
+    for row in read_runs([folder, *search], damaged).to_dict("records"):
+        rows.setdefault((row["method"], row["seed"]), []).append(row)
     for run in runs.values():
         run.find_record(rows, folder)
     texts = [f"at most {smaller[name]:,} {words}" for name, words in LIMITS.items() if name in smaller]
