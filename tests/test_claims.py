@@ -233,7 +233,7 @@ def test_what_would_decide_a_claim_is_the_runs_that_lack_and_their_hours(place):
     def decided():
         records = claims.ended_runs([place.runs])
         machine = costs.usual_machine(records)
-        timed = {costs.GPU: [], machine: costs.paces(records, disturbed=True)}
+        timed = {costs.GPU: costs.paces(records[:0]), machine: costs.paces(records, disturbed=True)}
         return costs.decided_by(place.ahead(), place.runs, timed).removesuffix(f" on {machine[1]}")
 
     place.pairs((81, 80))
@@ -348,6 +348,6 @@ def test_coverage_by_hand(place):
     assert "| 6 (8) | 6 (8) | 2 (2) | 0 for 5 of 5 runs |" in pages.coverage(planned, timed)
     place.add("fedprox", 1, 80)
     planned = {pages.papers()[0]: [plans.plan(again, place.runs)]}
-    covered = pages.coverage(planned, {costs.GPU: []})
+    covered = pages.coverage(planned, {costs.GPU: costs.paces(runs[:0])})
     assert "| 2 (4) | 2 (4) | 2 (4) | – |" in covered
     assert "that has a printed number: own:3." in covered

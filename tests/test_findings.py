@@ -41,11 +41,6 @@ GROUPS = {
             {"than": "FedAvg", "paper": ["fedfa:2", "FMNIST #C=2"]},
             "FedFA - FedAvg, last round: +10.00 [-53.53, +73.53], 2 seeds; paper +9.48",
         ),
-        (
-            {"than": "FedAvg", "beside": "classifier-of-last:1", "beside_than": "last"},
-            "FedFA - FedAvg, last round: +10.00 [-53.53, +73.53], 2 seeds; "
-            "by the classifier, mean of the last 1 rounds +20.00 [-107.06, +147.06]",
-        ),
         ({"paper": ["fedfa:2", "FMNIST #C=2"]}, "FedFA, last round: 80.00 [16.47, 143.53], 2 runs; paper 84.08"),
     ],
 )  # fmt: skip

@@ -69,26 +69,6 @@ def test_drift_and_terms_are_those_of_the_last_round_that_has_them():
     assert [value(name, record()) for name in ("drift:a", "term:cross_entropy")] == [None, None]
 
 
-def test_a_name_that_no_run_has_is_refused_where_they_have_others():
-    first = record(
-        entry(0, 0.5, terms={"cross_entropy": 2.0}, drift={"angle": 1.0}, domains={"mnist": 0.5}),
-        entry(1, None, terms={"cross_entropy": 0.5}),
-    )
-    runs = [first, {**record(entry(0, 0.5, terms={"proximal": 2.0})), "quality": {"nmi": 0.5, "features_sha256": "ab"}}]
-    for name in ("term:proximal", "drift:angle", "domain:mnist", "domain", "quality:nmi", "last", "rounds-to:99"):
-        metrics.refuse_absent(name, runs)
-    metrics.refuse_absent("intra:mnist", runs)  # none has any: that is not a wrong name
-    for name, there in [
-        ("term:proximate", "cross_entropy, proximal"),
-        ("drift:angles", "angle"),
-        ("domain:minst", "mnist"),
-        ("quality:features_sha256", "nmi"),
-    ]:
-        kind, _, wrong = name.partition(":")
-        with pytest.raises(UserError, match=f"^unknown {kind} '{wrong}'; (did you mean .*)?the runs have {there}.$"):
-            metrics.refuse_absent(name, runs)
-
-
 def test_accuracies_by_domain_are_of_the_selected_rounds_and_else_the_mean_over_domains():
     rounds = [
         entry(number, 0.5, domains={"a": a, "b": b}, intra={"a": 1.0, "b": 0.5}, inter={"a": a / 2, "b": b / 2})
@@ -104,8 +84,6 @@ def test_the_spread_over_clients_is_of_the_selected_round():
     spread = [{"mean": 0.5, "std": 0.25, "worst": 0.125}, {"mean": 0.75, "std": 0.0, "worst": 0.75}]
     run = record(*(entry(number, 0.5, clients=spread[number]) for number in (0, 1)), selected_round=0)
     assert [value(f"clients:{name}", run) for name in ("mean", "std", "worst")] == [50, 25, 12.5]
-    with pytest.raises(UserError, match=r"unknown clients 'median'; .*the runs have mean, std, worst"):
-        metrics.refuse_absent("clients:median", [run])
 
 
 def test_a_run_without_a_number_has_none():

@@ -98,10 +98,9 @@ def test_a_claim_leads_to_the_studies_of_its_runs(tmp_path):
         first, verdict="undecided", why="n = 2", reduced="rounds 5 of 200", seeds=(0, 1), runs=folders,
         difference=Interval(1.0, None, None, 2), decided="6 runs", claim=replace(first.claim, see="three"),
     )  # fmt: skip
-    told = "| {1}: [one]({0}one.md), [two]({0}two.md); but see [three]({0}three.md); decided by 6 runs"
-    page = pages.claims_table(paper, [first, *others], tmp_path, "../", commands=True)
-    assert f"{told.format('../', 'reduced to rounds 5 of 200')}, `fedcli table " in page
-    assert f"{told.format('', 'reduced')} |\n" in pages.claims_table(paper, [first, *others], tmp_path)
+    told = "| reduced to rounds 5 of 200: [one]({0}one.md), [two]({0}two.md); but see [three]({0}three.md); decided"
+    assert f"{told.format('../')} by 6 runs |\n" in pages.claims_table(paper, [first, *others], tmp_path, "../")
+    assert f"{told.format('')} by 6 runs |\n" in pages.claims_table(paper, [first, *others], tmp_path)
     quoted = pages.with_front(MARKS, [first, *others])
     assert pages.with_front("# Without a place\n", [first, *others]) == "# Without a place\n"
     line = next(line for line in quoted.splitlines() if "papers/fedfa.md" in line)

@@ -270,7 +270,8 @@ def test_csv_has_one_line_a_run_in_full_precision():
 
 def test_latex_is_booktabs_with_everything_escaped():
     runs = [*runs_of("one", 0.5, 0.52), *runs_of("my_method", 0.6, 0.62)]
-    lines = render(tables.sheet(runs), "latex").splitlines()
+    (sheet,) = tables.sheets(runs, columns=["method", "seeds", "selected", "last", "rounds"])
+    lines = render(sheet, "latex").splitlines()
     assert lines[0] == "% All rows: protocol paper:skew, dataset digits, partition dirichlet:0.5."
     assert lines[2] == r"\begin{tabular}{llrrr}"
     assert lines[7] == (r"\textbf{my\_method} & 0, 1 & \textbf{61.00 $\pm$ 1.41 (2)} & 41.00 $\pm$ 1.41 (2) & 4 \\")

@@ -61,7 +61,7 @@ def table(
     Ctrl-C interrupts; the same command resumes.
     --dataset, --rounds, --local-epochs or --train-examples reduce the table; --seeds default to the table's.
     """
-    from fedcli.results import frame, metrics, render, tables
+    from fedcli.results import frame, render, tables
 
     papers = [run for run in runs or () if ":" in run and not Path(run).exists()]
     use = PAPERS if papers else RUNS
@@ -86,8 +86,6 @@ def table(
         raise UserError("a CSV has all its columns (got --columns, or --metric with --per); leave it out.")
     records = common.records_of(runs, method, dataset, label)
     names = metric.split(",") if metric else ()
-    for name in names:
-        metrics.refuse_absent(name, records)
     if per is not None:
         text = render.csv_of(frame.of_all(records, frame.rounds_of if per == "round" else frame.clients_of))
     elif format == "csv":

@@ -39,11 +39,7 @@ FEWEST, MOST_SEEDS = 3, 30  # for a verdict; a claim that needs more is not deci
 SHIPPED = "verdicts.csv"
 OURS, TAIL = ("ours", "low", "high", "n"), ("tail", "tail_low", "tail_high", "tail_n")  # columns of intervals
 RUN_OPTIONS = {field.name for field in fields(RunConfig)} - {"post"}
-
-Run = dict[str, Any]  # a row of the table of runs, with what `_candidates` adds
-Pair = tuple[Run, Run]  # of the row and of the other one
-Form = tuple[str, str]  # what two runs of a pair have other than their cells, as JSON
-SHARED = ("seed", "images", "partition", "core")  # by the two runs of a pair
+SHARED = ["seed", "images", "partition", "core", "options"]  # by the two runs of a pair
 
 
 @dataclass(frozen=True)
@@ -209,33 +205,37 @@ def _compared(blank: Answer, columns: Sequence[tuple[Wanted, Wanted]], runs: pd.
     Runs in full go first; else the form with the most seeds counts, of these that with the fewest differences and the
     most rounds.
     """
-    forms: dict[Form, dict[int, dict[int, Pair]]] = {}  # by form, seed and number of the column
+    parts = []
     for number, (row, than) in enumerate(columns):
-        alike = RUN_OPTIONS - differences(row.settings, than.settings).keys()
-        sides = _candidates(blank.claim, row, runs), _candidates(blank.claim, than, runs)
-        for first, second in itertools.product(*sides):
-            is_pair = all(first[name] == second[name] for name in SHARED)
-            if is_pair and alike.isdisjoint(differences(first["settings"], second["settings"])):
-                seeds = forms.setdefault((first["form"], second["form"]), {})
-                seeds.setdefault(first["seed"], {}).setdefault(number, (first, second))
-    ranked = []
-    for form, seeds in forms.items():
-        whole = {seed: pairs for seed, pairs in sorted(seeds.items()) if len(pairs) == len(columns)}
+        alike = sorted(RUN_OPTIONS - differences(row.settings, than.settings).keys())
+        first, second = (_candidates(blank.claim, cell, runs, alike) for cell in (row, than))
+        parts.append(first.merge(second, on=SHARED, suffixes=("", "_than")).assign(column=number))
+    pairs = pd.concat(parts).drop_duplicates(["form", "form_than", "seed", "column"])
+    ranked = {}
+    for form, part in pairs.groupby(["form", "form_than"]):
+        whole = part[part.groupby("seed")["column"].transform("size") == len(columns)]
         row, than = map(json.loads, form)
-        nearness = not (row or than), len(whole), -len(row | than), row.get("rounds", float("inf")), form
-        ranked += [(nearness, whole)] if whole else []
+        if len(whole):
+            nearness = not (row or than), whole["seed"].nunique(), -len(row | than), row.get("rounds", float("inf"))
+            ranked[*nearness, form] = whole.sort_values(["seed", "column"])
     if not ranked:
         return blank
-    (*_, form), seeds = max(ranked)
+    best = max(ranked)
     other: dict[str, tuple[Any, Any]] = {}  # of the row, then what only the other one has
-    for cell, departed in zip(columns[0], map(json.loads, form), strict=True):
+    for cell, departed in zip(columns[0], map(json.loads, best[-1]), strict=True):
         other = {name: (value, cell.settings.get(name)) for name, value in departed.items()} | other
-    judged = _judged(blank, [list(pairs.values()) for pairs in seeds.values()])
-    return replace(judged, reduced=differences_text(other), seeds=tuple(seeds))
+    return replace(_judged(blank, ranked[best]), reduced=differences_text(other))
 
 
-def _candidates(claim: Claim, cell: Wanted, runs: pd.DataFrame) -> list[Run]:
-    """The runs that a cell can be read from, also in a smaller form, with what differs and what they measure."""
+def _candidates(claim: Claim, cell: Wanted, runs: pd.DataFrame, alike: Sequence[str]) -> pd.DataFrame:
+    """The runs that a cell can be read from, also in a smaller form: what tells pairs, what differs, what they measure.
+
+    Args:
+        claim: Says what may differ from the cell.
+        cell: The cell.
+        runs: See `ended_runs`.
+        alike: The options of runs in which the two runs of a pair agree.
+    """
     candidates, metric = [], cell.metric
     for run in runs[runs["method"] == cell.setup.method.name].to_dict("records"):
         record = run["record"]
@@ -249,11 +249,11 @@ def _candidates(claim: Claim, cell: Wanted, runs: pd.DataFrame) -> list[Run]:
         if metric.needs != "drift":
             refused.discard("eval_every")
         if not refused and says_something(record, metric):
-            run |= {"form": json.dumps(form), "core": run["numerics"].partition(".")[0]}
-            for name, read in (("value", metric), ("tail", find_metric("last-tenth"))):
-                run[name] = next(iter(read.values([record])), None)
-            candidates.append(run)
-    return candidates
+            value, tail = (next(iter(read.values([record])), None) for read in (metric, find_metric("last-tenth")))
+            core, options = run["numerics"].partition(".")[0], json.dumps([run["settings"].get(name) for name in alike])
+            shared = run["seed"], run["images"], run["partition"], core, options
+            candidates.append((*shared, json.dumps(form), run["folder"], run["settings"]["eval_every"], value, tail))
+    return pd.DataFrame(candidates, columns=[*SHARED, "form", "folder", "tested", "value", "tail"], dtype=object)
 
 
 def says_something(record: Record, metric: Metric) -> bool:
@@ -261,31 +261,29 @@ def says_something(record: Record, metric: Metric) -> bool:
     return not metric.counts(record) or metric.value(record) is not None or metric.none == "never"
 
 
-def _judged(answer: Answer, pairs: Sequence[Sequence[Pair]]) -> Answer:
+def _judged(answer: Answer, pairs: pd.DataFrame) -> Answer:
     """A claim on one row with the verdict of pairs of runs, for each seed one a column."""
-    claim, metric, leads, tails, lost = answer.claim, answer.metric, [], [], [0, 0]
-    for columns in pairs:
-        failed = [any(run["value"] is None for run in side) for side in zip(*columns, strict=True)]
-        lost = [count + fails for count, fails in zip(lost, failed, strict=True)]
-        if not any(failed):
-            leads.append(_lead(claim, columns, "value"))
-            tested_alike = all(len({run["settings"].get("eval_every") for run in pair}) == 1 for pair in columns)
-            if metric.name == "selected" and tested_alike:
-                tails.append(_lead(claim, columns, "tail"))
-    difference, tail = interval(leads), interval([lead for lead in tails if lead is not None])
+    claim, metric, by_seed = answer.claim, answer.metric, pairs.groupby("seed")
+    lost = by_seed[["value", "value_than"]].agg(lambda values: values.isna().any()).sum().tolist()
+    leads = [_lead(claim, each, "value") for _, each in by_seed]
+    tails = [_lead(claim, each, "tail") for _, each in by_seed if (each["tested"] == each["tested_than"]).all()]
+    difference = interval([lead for lead in leads if lead is not None])
     verdict, why = judge(difference, claim.direction, lost, exact=metric.unit == "floats")
     event = "never got there" if metric.none == "never" else "diverged"
     counts = zip((claim.row, claim.than), lost, strict=True)
-    words = "; ".join(f"{name}: {count} of {len(pairs)} {event}" for name, count in counts if count)
-    folders = dict.fromkeys(run["folder"] for columns in pairs for pair in columns for run in pair)
-    return replace(answer, verdict=verdict, why=why, difference=difference, tail=tail, lost=words, runs=tuple(folders))
+    return replace(
+        answer, verdict=verdict, why=why, difference=difference, seeds=tuple(by_seed.groups),
+        tail=interval([lead for lead in tails if lead is not None]) if metric.name == "selected" else None,
+        lost="; ".join(f"{name}: {count} of {len(by_seed)} {event}" for name, count in counts if count),
+        runs=tuple(dict.fromkeys(pairs[["folder", "folder_than"]].to_numpy().ravel())),
+    )  # fmt: skip
 
 
-def _lead(claim: Claim, columns: Sequence[Pair], number: str) -> float | None:
+def _lead(claim: Claim, pairs: pd.DataFrame, name: str) -> float | None:
     """The mean lead of pairs over a claim's columns, less that over those which are taken off; None if one has none."""
-    if any(run[number] is None for pair in columns for run in pair):
+    if pairs[["value", "value_than", name, f"{name}_than"]].isna().any(axis=None):
         return None
-    leads, split = [row[number] - than[number] for row, than in columns], len(claim.columns)
+    leads, split = (pairs[name] - pairs[f"{name}_than"]).tolist(), len(claim.columns)
     return fmean(leads[:split]) - (fmean(leads[split:]) if claim.less else 0)
 
 
@@ -325,9 +323,9 @@ NOTES = (
     "In full: every option is the paper's. Reduced to: what was smaller or other, the same for both where the paper "
     "has it so. Runs of fewer than a tenth of the rounds count only for what is sent and held.",
     "Over a row: a claim on several rows shows its smallest lead, and counts as reproduced where each has been run.",
-    "Decided by: the runs that are lacking, with as many seeds as would do if mean and spread stayed, and on the pages "
-    "their hours, one after the other, on an H100 at most, as its runs were timed beside others. The command runs the "
-    "rows in full; --dry-run says what that takes, and --rounds, --local-epochs and --train-examples make it smaller.",
+    "Decided by: the runs that are lacking, with as many seeds as would do if mean and spread stayed. The pages have "
+    "their hours, one after the other, on an H100 at most, as its runs were timed beside others; `fedcli claims` has "
+    "the command that makes them, of which --dry-run says what it takes.",
 )
 
 
@@ -346,24 +344,21 @@ def difference_text(metric: Metric, difference: Interval | None) -> str:
     return interval_text(metric, difference) + ("" if metric.unit == "floats" else f" ({difference.n})")
 
 
-def sheet(
-    answers: Sequence[Answer], runs: Callable[[Answer], str] = lambda answer: answer.size, commands: bool = True
-) -> Sheet:
+def sheet(answers: Sequence[Answer], runs: Callable[[Answer], str] = lambda answer: answer.size) -> Sheet:
     """The claims as a table to be written.
 
     Args:
         answers: The claims.
         runs: What is said of the runs of a claim that has some.
-        commands: Whether the command is told that runs what is lacking.
     """
     lines, values = [], []
     for answer in answers:
         claim, metric = answer.claim, answer.metric
         verdict = f"{answer.verdict}, {answer.why}" if answer.why else answer.verdict
         paper = MISSING if answer.paper is None else metric.signed(answer.paper)
-        deciding = [answer.decided, f"`{answer.command}`" if commands and answer.command else ""]
+        deciding = answer.decided or (answer.command and f"`{answer.command}`")
         said = [runs(answer)] if answer.runs else []
-        said += [f"decided by {', '.join(filter(None, deciding))}"] if any(deciding) else []
+        said += [f"decided by {deciding}"] if deciding else []
         texts = [f"`{claim.name}` {claim.text}", verdict, paper, answer.ours, difference_text(metric, answer.tail)]
         texts.append("; ".join(said) or MISSING)
         lines.append(texts)

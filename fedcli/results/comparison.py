@@ -17,7 +17,8 @@ from fedcli.results.frame import STATES, departures, frame_of
 from fedcli.results.metrics import BOLD, DIVERGED, Metric, best, interval
 from fedcli.results.plans import IN_TEXT, PlannedCell, TablePlan, wanted
 from fedcli.results.render import Best, Sheet
-from fedcli.results.tables import mean_of_runs, tuned
+from fedcli.results.tables import mean_of_runs
+from fedcli.runs.config import inactive_term
 
 NOT_REPORTED = "not reported"
 ACCURACIES = ("selected", "last", "best")  # metrics that are points of a learning curve
@@ -61,30 +62,25 @@ def _reported(table: Table) -> dict[str, Any]:
 
 
 def printed_accuracies(records: Sequence[dict[str, Any]]) -> list[float | None]:
-    """The paper's accuracies in percent for the settings of runs that stand together.
+    """The paper's accuracies in percent for the settings of runs that stand together; None where it prints none.
 
-    Where several tables print one for a setting, that of the table which has most of these settings counts, of those
-    with as many the first in the registry's order, so that most of the numbers are of one table.
-
-    Args:
-        records: A run of each setting.
-
-    Returns:
-        One for each; None where the run is of no cell with a number.
+    Where several tables print one, that of the table which has most of these settings counts, of those with as many
+    the first in the registry's order, so that most of the numbers are of one table.
     """
     by_table = [printed_by_table(record) for record in records]
     cover = Counter(name for numbers in by_table for name in numbers)
     return [numbers[max(numbers, key=cover.__getitem__)] if numbers else None for numbers in by_table]
 
 
-def printed_by_table(record: dict[str, Any]) -> dict[str, float]:
+def printed_by_table(record: Mapping[str, Any]) -> dict[str, float]:
     """The paper's accuracies in percent for the setting of a run, by the name of the table."""
     run, numbers = frame_of([record]).iloc[0], {}
+    alike = record["method"], record["protocol"], record["dataset"]
     for name, table in tables().items():
         paper = printed(table)
         for cell in table.cells:
             number = paper.get((cell.row, cell.column), {}).get("mean")
-            is_alike = (cell.method, cell.settings.get("dataset")) == (record["method"], record["dataset"])
+            is_alike = (cell.method, cell.settings.get("protocol"), cell.settings.get("dataset")) == alike
             if is_alike and number is not None and cell.metric in ACCURACIES:
                 planned = wanted(cell)
                 if not departures(run, planned.settings, planned.metric):
@@ -102,15 +98,11 @@ def compare(plan: TablePlan, errors: Mapping[Path, str] = MappingProxyType({})) 
     table, paper = plan.table, printed(plan.table)
     planned = {(each.cell.row, each.cell.column): each for each in plan.cells}
     metrics = {each.cell.column: each.metric for each in plan.cells}
-    rows = {row for row, _ in planned}
-    in_table = {(cell.row, cell.column) for cell in (*table.cells, *table.gains)}
     texts: dict[Place, dict[str, str]] = {}
     values: dict[Place, dict[str, Any]] = {}
     for key in dict.fromkeys([*paper, *planned]):
         if key in planned:
             texts[key], values[key] = _cell(planned[key], paper.get(key, {}), errors)
-        elif key[0] in rows and key[1] in metrics and key not in in_table:
-            texts[key] = {"paper": _paper_text(paper[key], metrics[key[1]]), "ours": "not planned"}
     for gain in table.gains:
         more, less = ([(row, column) for row in rows for column in gain.columns] for rows in (gain.more, gain.less))
         if planned.keys() >= {*more, *less}:
@@ -142,7 +134,7 @@ def compare(plan: TablePlan, errors: Mapping[Path, str] = MappingProxyType({})) 
         ],
         title=plan.title,
         setting=f"**Reduced: {plan.reduction}. Not the paper's setting.**" if plan.reduction else "",
-        notes=_notes(plan, errors, marked != {None}, any("interval" in cell for cell in texts.values())),
+        notes=_notes(plan, errors, marked != {None}, prints, any("interval" in cell for cell in texts.values())),
         in_blocks=prints,
     )  # fmt: skip
 
@@ -209,25 +201,19 @@ def _beside(key: Place, metric: Metric, paper: Mapping[str, Any], text: str, num
     return texts, {**names, "paper": exact, **numbers}
 
 
-def _notes(plan: TablePlan, errors: Mapping[Path, str], bold: bool, intervals: bool) -> list[str]:
+def _notes(plan: TablePlan, errors: Mapping[Path, str], bold: bool, prints: bool, intervals: bool) -> list[str]:
     """What a reader must know of the numbers, each only where it applies."""
-    table, paper = plan.table, printed(plan.table)
-    of_paper, content = table.reported[0] in reported(), _reported(table)
+    table, content = plan.table, _reported(plan.table)
+    of_paper = table.reported[0] in reported()
     less = " Difference: ours less the paper's." if of_paper else ""
-    in_table = {(cell.row, cell.column) for cell in (*table.cells, *table.gains)}
     old = [str(run.folder) for run in plan.runs if run.outdated]
     failures = []
     for run in plan.runs:
         if error := errors.get(run.folder) or (run.record or {}).get("error"):
             state = "Diverged" if run.state == "diverged" else "Failed"
             failures.append(f"{state}: {run.label}, seed {run.setup.run.seed}: {error.rstrip('.')} ({run.folder}).")
-    rest = []
-    if table.reported[1] != IN_TEXT:  # else these are about other numbers too
-        for number, name in enumerate(("rows", "columns")):
-            planned = {key[number] for key in in_table}
-            absent = [heading(text) for text in dict.fromkeys(key[number] for key in paper) if text not in planned]
-            rest += [f"Not planned, {name} of the paper: {'; '.join(absent)}."] * bool(absent)
-        rest += [f"Paper: {content[key].rstrip('.')}." for key in ("setting", "notes") if content.get(key)]
+    idle = dict.fromkeys(inactive_term(run.setup.values(), run.setup.method) for run in plan.runs)
+    of_page = [] if table.reported[1] == IN_TEXT else [content.get(key) for key in ("setting", "notes")]
     notes = {
         f"Ours: mean ± sample standard deviation over seeds (runs).{less}": True,
         "Interval: of the difference, 95 % by Student's t over our seeds; the paper's number is taken as exact.":
@@ -238,8 +224,10 @@ def _notes(plan: TablePlan, errors: Mapping[Path, str], bold: bool, intervals: b
         "Floats: the paper rounds them (K: thousands, e8: hundred millions), ours are exact; the difference is after "
         "the same rounding.": any(each.metric.unit == "floats" for each in plan.cells),
         **dict.fromkeys(failures, True),
+        **{f"Inactive: {text}.": text for text in idle},
         f"Made with another version of the code, which computed something else: {', '.join(old)}.": old,
-        "The paper prints none of these numbers.": of_paper and in_table.isdisjoint(paper),
-        **dict.fromkeys((*tuned(run.record for run in plan.runs if run.record is not None), *rest, *table.notes), True),
+        "The paper prints none of these numbers.": of_paper and not prints,
+        **{f"Paper: {text.rstrip('.')}.": True for text in of_page if text},
+        **dict.fromkeys(table.notes, True),
     }  # fmt: skip
     return [note for note, applies in notes.items() if applies]

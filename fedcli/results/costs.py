@@ -1,11 +1,11 @@
-"""What runs cost that are still to do: hours, by the runs that were timed."""
+"""How long runs take that are still to do, by the runs that were timed."""
 
-from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-from statistics import fmean, median
-from typing import Any, NamedTuple
+from statistics import fmean
+from typing import Any
 
+import numpy as np
 import pandas as pd
 
 from fedcli.data import datasets
@@ -16,35 +16,31 @@ from fedcli.results.plans import PlannedRun, TablePlan, round_examples
 from fedcli.runs.records import environment, quiet
 from fedcli.userfiles import is_from_file
 
-ALIKE = 4  # traits that a timed run must share with one whose time it tells, see `_traits`
 Machine = tuple[str, str]  # kind and name of a device, as records have them
 GPU: Machine = ("cuda", "NVIDIA H100 80GB HBM3")  # the one whose hours are told first
+# What the time of a run depends on, the weightiest first; the first ALIKE of them two runs must share.
+TRAITS = ["device", "backbone", "shape", "precision", "machine", "dataset", "batch_size", "method"]
+ALIKE = 4
+WEIGHTS = [2**place for place in reversed(range(len(TRAITS)))]  # a trait outweighs all that come after it
 
 
-class Pace(NamedTuple):
-    """How fast a timed run was, and what tells how near it is to another, see `_traits`."""
-
-    train: float  # seconds of a round but for its test, for each example that is trained on
-    test: float  # seconds of the test after a round
-    traits: tuple
+def _traits(config: Mapping[str, Any], method: str, shape: Iterable[int], machine: Machine) -> dict[str, Any]:
+    """What the time of a run depends on, see `TRAITS`."""
+    options = {name: config[name] for name in ("backbone", "precision", "dataset", "batch_size")}
+    return {**options, "method": method, "shape": str([*shape]), "device": machine[0], "machine": machine[1]}
 
 
-def _traits(config: Mapping[str, Any], method: str, shape: Iterable[int], machine: Machine) -> tuple:
-    """What the time of a run depends on: `ALIKE` traits that two runs must share, then the others by their weight."""
-    device, name = machine
-    return (
-        device, config["backbone"], tuple(shape), config["precision"],
-        name, config["dataset"], config["batch_size"], method,
-    )  # fmt: skip
-
-
-def paces(runs: pd.DataFrame, planned: Iterable[str] = (), disturbed: bool = False) -> list[Pace]:
+def paces(runs: pd.DataFrame, planned: Iterable[str] = (), disturbed: bool = False) -> pd.DataFrame:
     """Measures the quiet runs among those there are.
 
     Args:
         runs: See `fedcli.results.frame`.
         planned: The data sets of runs to do; a file that only a record names is not run for its size.
         disturbed: Measure the others, too: what they took is the most that such a run takes.
+
+    Returns:
+        A row a run: the seconds of a round but for its test, for each example that is trained on, as `train`, those of
+        the test after a round as `test`, and `TRAITS`.
     """
     timed = []
     for record in runs["record"]:
@@ -53,22 +49,23 @@ def paces(runs: pd.DataFrame, planned: Iterable[str] = (), disturbed: bool = Fal
         is_known = not is_from_file(config["dataset"]) or config["dataset"] in planned
         if is_measured and is_known and (examples := round_examples(config)):
             test = fmean(entry["seconds"]["evaluate"] for entry in record["rounds"])
-            train = fmean(sum(entry["seconds"].values()) for entry in record["rounds"]) - test
-            timed.append(Pace(train / examples, test, _traits(config, record["method"], shape, _machine(record))))
-    return timed
+            train = (fmean(sum(entry["seconds"].values()) for entry in record["rounds"]) - test) / examples
+            timed.append({"train": train, "test": test, **_traits(config, record["method"], shape, machine_of(record))})
+    return pd.DataFrame(timed, columns=["train", "test", *TRAITS])
 
 
-def _machine(record: Mapping[str, Any]) -> Machine:
+def machine_of(record: Mapping[str, Any]) -> Machine:
+    """The device on which a run was made."""
     return record["hardware"]["device"], record["hardware"]["name"]
 
 
 def usual_machine(runs: pd.DataFrame) -> Machine:
     """What most runs were made on."""
-    machines = Counter(map(_machine, runs["record"]))
-    return max(machines, key=machines.__getitem__, default=("cpu", ""))
+    machines = runs["record"].map(machine_of).value_counts()
+    return machines.index[0] if len(machines) else ("cpu", "")
 
 
-def cost_of(runs: Iterable[PlannedRun], timed: Sequence[Pace], machine: Machine) -> pd.DataFrame:
+def cost_of(runs: Iterable[PlannedRun], timed: pd.DataFrame, machine: Machine) -> pd.DataFrame:
     """Estimates the time of runs, each by the nearest of the runs that were timed, scaled by its local steps.
 
     Args:
@@ -80,20 +77,18 @@ def cost_of(runs: Iterable[PlannedRun], timed: Sequence[Pace], machine: Machine)
         A row a run: `seconds`, NaN where no run like it was timed, and `machines`, the names of those on which the
         nearest were timed where they are others.
     """
-    rows = []
+    rows, measured = [], timed[TRAITS].to_numpy()
     for run in runs:
         config, seconds, machines = run.setup.values(), None, set()
         if examples := round_examples(config):
             shape = datasets.describe(config["dataset"])["shape"]
             traits = _traits(config, run.setup.method.name, shape, machine)
-            nearest = timed
-            for number, trait in enumerate(traits):
-                alike = [pace for pace in nearest if pace.traits[number] == trait]
-                nearest = alike if alike or number < ALIKE else nearest
-            if nearest:
-                seconds = median(pace.train * examples + pace.test for pace in nearest)
+            nearness = (measured == np.array([traits[name] for name in TRAITS], object)) @ WEIGHTS
+            nearest = timed[(nearness == nearness.max(initial=0)) & (nearness >= sum(WEIGHTS[:ALIKE]))]
+            if len(nearest):
+                seconds = (nearest["train"] * examples + nearest["test"]).median()
                 seconds *= run.setup.run.rounds - run.rounds_done
-                machines = {pace.traits[ALIKE] for pace in nearest} - {machine[1]}
+                machines = {*nearest["machine"]} - {machine[1]}
         rows.append((seconds, machines))
     return pd.DataFrame(rows, columns=["seconds", "machines"]).astype({"seconds": float})
 
@@ -106,9 +101,8 @@ def estimate(plan: TablePlan) -> pd.DataFrame:
         is missing.
     """
     todo = [run for run in plan.runs if run.to_do]
-    runs = read_runs([plan.folder, *plan.search, *shipped()])
-    timed = paces(runs, {run.setup.run.dataset for run in plan.runs})
-    machine = _machine(environment(plan.runs[0].setup.device))
+    timed = paces(read_runs([plan.folder, *plan.search, *shipped()]), {run.setup.run.dataset for run in plan.runs})
+    machine = machine_of(environment(plan.runs[0].setup.device))
     first = {run.folder: cell.cell.column for cell in reversed(plan.cells) for run in cell.runs}
     starting = {run.folder for run in plan.to_run}
     return cost_of(todo, timed, machine).assign(
@@ -127,7 +121,7 @@ def time_text(estimated: pd.DataFrame) -> str:
     return f"about {text} for {seconds.count()} of {len(seconds)} runs" + (f" ({machines})" if machines else "")
 
 
-def decided_by(answer: claims.Answer, folder: Path, timed: Mapping[Machine, Sequence[Pace]]) -> str:
+def decided_by(answer: claims.Answer, folder: Path, timed: Mapping[Machine, pd.DataFrame]) -> str:
     """What would decide a claim and how long that takes, in words; empty where it is decided.
 
     Args:

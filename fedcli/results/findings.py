@@ -15,8 +15,6 @@ metric = "last"
 of = "Ours"
 than = "Theirs"                       # the difference of both, paired by seed; without it the mean of the first
 than_metric = "classifier"            # of the second, where it is another one than of the first
-beside = "classifier"                 # another metric in the same line
-beside_than = "selected"              # of the second, where it is another one there
 paper = ["paper:2", "a column"]       # table and column of the printed numbers, whose rows have the groups' names
 """
 
@@ -33,7 +31,7 @@ from fedcli.results.comparison import printed_value
 from fedcli.results.frame import find_records, frame_of
 from fedcli.results.metrics import Metric, Record, difference, find_metric, interval
 
-KEYS = {"says", "metric", "of", "than", "than_metric", "beside", "beside_than", "paper"}
+KEYS = {"says", "metric", "of", "than", "than_metric", "paper"}
 RULES = {
     "last": "last round",
     "best-validation": "best round by validation",
@@ -45,16 +43,14 @@ WORDS = {  # of a metric, by its name, or for any parameter; the others are call
     "mean-of-last:": "mean of the last {} rounds",
     "deviation-of-last:": "standard deviation over the last {} rounds",
     "least-of-last:": "lowest of the last {} rounds",
-    "round:": "round {}",
-    "rounds:": "mean of rounds {0[0]}-{0[1]}",
-    "rounds-to:": "rounds to {:.3g} %",
+    "rounds:": "mean of rounds {}",
+    "rounds-to:": "rounds to {} %",
     "validation": "validation accuracy in the best round",
     "classifier": "by the classifier in the rounds that count",
     "classifier-of-last:": "by the classifier, mean of the last {} rounds",
     "intra": "own domain",
     "inter": "other domains",
     "inter:": "other domains than {}",
-    "quality:nmi": "NMI",
     "quality:clients_cosine_same": "median cosine of features of one class",
     "quality:clients_cosine_other": "median cosine of features of two classes",
     "quality:": "{}",
@@ -62,8 +58,6 @@ WORDS = {  # of a metric, by its name, or for any parameter; the others are call
     "term:": "{} in the last round",
     "post": "after the step behind the last round",
     "memory-floats": "floats that a client holds",
-    "floats-up": "floats that a client sends in a round",
-    "largest-step": "largest step from a round to the next",
 }
 
 
@@ -139,9 +133,6 @@ def finding(entry: Mapping[str, Any], groups: Mapping[str, list[Record]]) -> str
         if None in values:
             raise ValueError(f"{table} has no number in {column} for {of}{f' or {than}' if than else ''}")
         line += f"; paper {metric.signed(values[0] - values[1]) if than else metric.text(values[0])}"
-    if "beside" in entry:
-        beside, second = (find_metric(entry.get(key, entry["beside"])) for key in ("beside", "beside_than"))
-        line += f"; {_words(beside, runs)} {interval_text(beside, difference(beside, runs, others, second))}"
     return f"{entry['says']}. {line}" if "says" in entry else line
 
 
@@ -160,6 +151,6 @@ def _words(metric: Metric, records: Iterable[Record]) -> str:
     """What a metric is, in words."""
     if metric.name == "selected":
         return " or ".join(sorted({RULES[record["summary"]["selection"]] for record in records}))
-    name, colon, _ = metric.name.partition(":")
-    words = WORDS.get(metric.name) or WORDS.get(name + colon, metric.name)
-    return words.format(*metric.arguments).replace("_", " ")
+    name, colon, parameter = metric.name.partition(":")
+    words = WORDS.get(metric.name) or WORDS.get(name + colon) or f"{name.replace('-', ' ')} {parameter}".rstrip()
+    return words.format(parameter.replace("_", " "))

@@ -69,11 +69,6 @@ def _row_of_file(file: Path, changed: int, size: int) -> dict[str, Any]:
     return _row(read_record(file))
 
 
-def rows_by(runs: pd.DataFrame, *columns: str) -> dict[tuple, list[dict[str, Any]]]:
-    """The rows of a table of runs, by what they have in some columns."""
-    return {values: part.to_dict("records") for values, part in runs.groupby(list(columns), sort=False)}
-
-
 def record_files(paths: Iterable[Path]) -> list[tuple[Path, int]]:
     """The record files under paths, sorted within each and each once, with the place of its path among them."""
     files: dict[Path, tuple[Path, int]] = {}

@@ -74,7 +74,6 @@ class Metric:
     # tested, or the "drift" of the clients' models.
     needs: str = "every"
     parameter: Callable[[str], Any] | None = None  # from what stands behind the colon; None for a metric without one
-    names: str = ""  # where the parameter is a name, the entry of a round or of the record that has the names
     optional: bool = False  # whether the parameter may be left out
     arguments: tuple[Any, ...] = ()  # the parameter, once it is read from a name
 
@@ -151,20 +150,6 @@ def _read_own(function: FromFile, record: Record) -> float | None:
     if not (number is None or isinstance(number, int | float)):
         raise function.refuse(f"is no metric (it returned {type(number).__name__})", "return a number or None")
     return number
-
-
-def refuse_absent(name: str, records: Iterable[Record]) -> None:
-    """Refuses a metric that asks for a name, as that of a term, that none of the runs has, where they have others.
-
-    Raises:
-        UserError: With the names that they have.
-    """
-    metric, numbers = find_metric(name), {}
-    for entry in (entry for record in records for entry in (record, *record["rounds"])):
-        numbers |= entry.get(metric.names) or {}
-    names = [name for name, number in numbers.items() if not isinstance(number, str)]  # a hash is no number
-    if names and metric.arguments and metric.arguments[0] not in names:
-        raise unknown(name.partition(":")[0], metric.arguments[0], names, f"the runs have {', '.join(names)}.")
 
 
 def diverged(record: Record) -> bool:
@@ -313,18 +298,16 @@ _ALL = (
     Metric("rounds-to", partial(_reached, part=0), "rounds", "lower", "rounds_to_target", "never", parameter=float),
     Metric("reached", partial(_reached, part=1), none="never", parameter=float),
     # On the test images of a domain; of the models of its clients on that domain, and on the others; else the means.
-    Metric("domain", partial(_at_selected, key="domains"), names="domains", **_BY_DOMAIN),
-    Metric("intra", partial(_at_selected, key="intra"), names="intra", **_BY_DOMAIN),
-    Metric("inter", partial(_at_selected, key="inter"), names="inter", **_BY_DOMAIN),
+    Metric("domain", partial(_at_selected, key="domains"), **_BY_DOMAIN),
+    Metric("intra", partial(_at_selected, key="intra"), **_BY_DOMAIN),
+    Metric("inter", partial(_at_selected, key="inter"), **_BY_DOMAIN),
     # Of the clients' accuracies on their own test images, else on their validation images: mean, std or worst.
-    Metric("clients", partial(_at_selected, key="clients"), names="clients", needs="selected", parameter=str),
+    Metric("clients", partial(_at_selected, key="clients"), needs="selected", parameter=str),
     # A measure of the features, as quality:nmi; how far the clients' models had drifted apart when last measured, as
     # drift:feature_distance; a term of the objective in the last round, as term:cross_entropy.
-    Metric(
-        "quality", lambda run, name: run.get("quality", {}).get(name), "", names="quality", needs="last", parameter=str
-    ),
-    Metric("drift", partial(_last_measured, key="drift"), "", "", needs="drift", names="drift", parameter=str),
-    Metric("term", partial(_last_measured, key="terms"), "", "", names="terms", needs="last", parameter=str),
+    Metric("quality", lambda run, name: run.get("quality", {}).get(name), "", needs="last", parameter=str),
+    Metric("drift", partial(_last_measured, key="drift"), "", "", needs="drift", parameter=str),
+    Metric("term", partial(_last_measured, key="terms"), "", "", needs="last", parameter=str),
     # Floats that a client sends and receives in a round, on average, and that it must hold.
     Metric("floats-up", partial(_floats, key="floats_up"), "floats", "", needs="last"),
     Metric("floats-down", partial(_floats, key="floats_down"), "floats", "", needs="last"),

@@ -34,6 +34,7 @@ LEGEND = (
     "Written from the records: means over runs, and differences paired by seed, with their 95 % intervals (Student's "
     "t); accuracies in percent, their differences in points. One run has no interval: chance is not ruled out."
 )
+VERIFY = "As they were typed. `fedcli verify RECORD` repeats a run also where a default has changed since."
 
 
 class Paper(NamedTuple):
@@ -83,8 +84,7 @@ def pages(results: Path) -> dict[Path, str]:
         notes = results / "papers" / "notes" / f"{paper.key}.md"
         missed = notes.read_text(encoding="utf-8") if notes.is_file() else ""
         planned[paper] = [plans.plan(table, records, seeds=table.seeds) for table in paper.module.TABLES]
-        claimed = claims_table(paper, answers, records, "../", commands=True)
-        text = paper_page(paper, planned[paper], studies, claimed, missed)
+        text = paper_page(paper, planned[paper], studies, claims_table(paper, answers, records, "../"), missed)
         texts[Path("papers") / f"{paper.key}.md"] = text.replace(f"{records}/", "records/")
     texts[Path("README.md")] = first_page(records, studies, answers, coverage(planned, timed), runs)
     if (results.parent / "papers").is_dir():
@@ -112,7 +112,7 @@ def first_page(
     quickest = min((run["record"]["seconds_total"], run["folder"]) for run in long)[1]
     parts = {
         "## What the papers claim, and what is so": f"{claims.counted(answers)} `fedcli claims` prints them with your "
-        "own runs, and a paper's page has the commands of the runs that would decide a claim.",
+        "own runs, and the commands of the runs that would decide a claim.",
         **{f"### {paper.name}": claims_table(paper, answers, records) for paper in papers()},
         "### How a verdict comes about": "\n".join(f"- {note}" for note in claims.NOTES),
         "## How much of what the papers print has been run": covered,
@@ -155,7 +155,7 @@ def study_page(study: Study) -> str:
         "## Results": "\n\n".join(results),
         "## Every run": "\n".join(tables.every_run(records)),
         "## Machines and versions": "\n".join(tables.machines(records)),
-        "## Commands": f"```console\n{typed}\n```" if typed else "",
+        "## Commands": f"```console\n{typed}\n```\n\n{VERIFY}" if typed else "",
     }
     return _page(study.intro, parts)
 
@@ -200,7 +200,10 @@ def paper_page(paper: Paper, planned: Sequence[TablePlan], studies: Iterable[Stu
     rows = [[f"`{name}`", method.title] for name, method in methods.items()]
     parts = {
         "## Methods": "\n".join(github(["Name", "Method"], rows)),
-        "## Claims": f"{claimed} [Results](../README.md) says how a verdict comes about." if claimed else "",
+        "## Claims": f"{claimed} [Results](../README.md) says how a verdict comes about, `fedcli claims` which "
+        "commands make the runs that are lacking."
+        if claimed
+        else "",
         "## Tables": "\n\n".join(shown),
         "### Without a finished run": "\n".join(github(["Table", "Cells", "Command"], lacking)) if lacking else "",
         "### Not planned": "\n".join(f"- {name}: {reason.rstrip('.')}." for name, reason in reasons.items()),
@@ -211,7 +214,7 @@ def paper_page(paper: Paper, planned: Sequence[TablePlan], studies: Iterable[Stu
     return _page("\n\n".join([f"# {title.rstrip('.')}", *about]), parts)
 
 
-def claims_table(paper: Paper, answers: Iterable[Answer], records: Path, way: str = "", commands: bool = False) -> str:
+def claims_table(paper: Paper, answers: Iterable[Answer], records: Path, way: str = "") -> str:
     """What a paper claims, with verdicts, in Markdown; empty where its file declares no claim.
 
     Args:
@@ -219,53 +222,48 @@ def claims_table(paper: Paper, answers: Iterable[Answer], records: Path, way: st
         answers: The claims of all papers.
         records: Folder of the studies.
         way: From the page to those of the studies.
-        commands: Whether the commands of lacking runs are told, and in what runs are reduced.
     """
 
     def told(answer: Answer) -> str:
         studies = dict.fromkeys(folder.relative_to(records).parts[0] for folder in answer.runs)
-        links = ", ".join(f"[{study}]({way}{study}.md)" for study in studies)
-        see, size = answer.claim.see, answer.size if commands or not answer.reduced else "reduced"
-        return f"{size}: {links}" + (f"; but see [{see}]({way}{see}.md)" if see else "")
+        links, see = ", ".join(f"[{study}]({way}{study}.md)" for study in studies), answer.claim.see
+        return f"{answer.size}: {links}" + (f"; but see [{see}]({way}{see}.md)" if see else "")
 
     its = paper.its(answers)
-    table = render(replace(claims.sheet(its, told, commands), notes=())).strip()
-    return f"{table}\n\n{claims.counted(its)}" if its else ""
+    return f"{render(replace(claims.sheet(its, told), notes=()))}\n{claims.counted(its)}" if its else ""
 
 
-def coverage(planned: Mapping[Paper, Sequence[TablePlan]], timed: Mapping[costs.Machine, Sequence[costs.Pace]]) -> str:
+def coverage(planned: Mapping[Paper, Sequence[TablePlan]], timed: Mapping[costs.Machine, pd.DataFrame]) -> str:
     """How much has been run of what the papers print, in Markdown.
 
     Args:
         planned: The papers' tables as they stand.
         timed: The paces of runs by machine, the usual one last.
     """
-    (machine, paces), rows, complete = list(timed.items())[-1], [], []
-    for paper, its_plans in planned.items():
-        cells = []
-        for plan in its_plans:
-            printed = []
-            for cell in plan.cells:
-                if comparison.printed_value(plan.table, cell.cell.row, cell.cell.column, cell.metric) is None:
-                    continue
+    found = []
+    for paper, plan in ((paper, plan) for paper, its_plans in planned.items() for plan in its_plans):
+        for cell in plan.cells:
+            if comparison.printed_value(plan.table, cell.cell.row, cell.cell.column, cell.metric) is not None:
                 lacks = [run for run in cell.runs if run.to_do or not claims.says_something(run.record, cell.metric)]
-                printed.append((cell, lacks))
-            if printed and not any(lacks for _, lacks in printed):
-                complete.append(plan.table.name)
-            cells += printed
-        are_open = [cell for cell in cells if all(map(datasets.open_to_all, cell[0].runs[0].setup.data_sets))]
+                is_open = all(map(datasets.open_to_all, cell.runs[0].setup.data_sets))
+                found.append((f"[{paper.name}](papers/{paper.key}.md)", plan.table.name, is_open, lacks, cell.runs))
+    cells = pd.DataFrame(found, columns=["paper", "table", "open", "lacks", "runs"])
+    cells["full"] = ~cells["lacks"].astype(bool)
+    (machine, paces), rows = list(timed.items())[-1], []
+    for paper, part in cells.groupby("paper", sort=False):
         counts = []
-        for part in (cells, are_open, [cell for cell in cells if not cell[1]]):
-            folders = {run.folder for cell, _ in part for run in cell.runs}
-            counts.append(f"{len(part):,} ({len(folders):,})")
-        left = {run.folder: run for _, lacks in are_open for run in lacks}
+        for some in (part, part[part["open"]], part[part["full"]]):
+            folders = {run.folder for runs in some["runs"] for run in runs}
+            counts.append(f"{len(some):,} ({len(folders):,})")
+        left = {run.folder: run for runs in part[part["open"]]["lacks"] for run in runs}
         seconds = costs.cost_of(left.values(), paces, machine)["seconds"]
         hours = f"{seconds.sum() / 3600:,.0f} for {seconds.count()} of {len(left)} runs"
-        rows.append([f"[{paper.name}](papers/{paper.key}.md)", *counts, hours if seconds.count() else MISSING])
+        rows.append([paper, *counts, hours if seconds.count() else MISSING])
     titles = ["Paper", "Printed cells (runs)", "With open data", "In full, all seeds", "Hours left"]
-    table = "\n".join(github(titles, rows, 1))
+    in_full = cells.groupby("table", sort=False)["full"].all()
+    table, complete = "\n".join(github(titles, rows, 1)), ", ".join(in_full.index[in_full]) or "none"
     return (
-        f"{table}\n\nRun in full, every cell here that has a printed number: {', '.join(complete) or 'none'}.\n\n"
+        f"{table}\n\nRun in full, every cell here that has a printed number: {complete}.\n\n"
         "A cell is a number that a paper prints and a table here plans; several may be read from one run, so the "
         "different runs, a seed each, stand beside them in brackets. Open data are built in, downloaded by `fedcli "
         "data download`, or made of such. A table has three seeds, or one where the paper prints single runs. Hours "

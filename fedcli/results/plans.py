@@ -15,8 +15,8 @@ from typing import Any, NamedTuple
 from fedcli.data import datasets
 from fedcli.declarations import Cell, Method, Table
 from fedcli.errors import UserError
-from fedcli.registry import default_protocol, find_method, find_protocol, protocols
-from fedcli.results.frame import ENDED, Record, departures, read_runs, rows_by, shipped, state_of
+from fedcli.registry import find_method, find_protocol, protocols
+from fedcli.results.frame import ENDED, Record, departures, read_runs, shipped, state_of
 from fedcli.results.metrics import Metric, find_metric
 from fedcli.runs.config import Setup, num_images, resolve
 from fedcli.runs.experiment import combinations
@@ -227,7 +227,9 @@ def plan(
         for run in cells[-1].runs:
             run.metrics.append(metric)
             smaller |= run.values
-    rows = rows_by(read_runs([folder, *search], damaged), "method", "seed")
+    rows: dict[tuple, list[dict[str, Any]]] = {}
+    for row in read_runs([folder, *search], damaged).to_dict("records"):
+        rows.setdefault((row["method"], row["seed"]), []).append(row)
     for run in runs.values():
         run.find_record(rows, folder)
     texts = [f"at most {smaller[name]:,} {words}" for name, words in LIMITS.items() if name in smaller]
@@ -280,17 +282,15 @@ def _planned_run(
     method, given, smaller = find_method(cell.method), {**cell.settings, "seed": seed}, {}
     try:
         if dataset is not None:
-            other = _on_other_data(method, given, dataset)
-            given |= other
-            smaller = {name: other[name] for name in ("dataset", *LIMITS) if name in other}
+            given = _on_other_data(method, given, dataset)
+            smaller["dataset"] = given["dataset"]
         setup = resolve(method, given, need_data=False)
         for name, limit in limits.items():
             full = getattr(setup.run, name) or (num_images(setup.run.dataset) if name == "train_examples" else None)
             if full is None or limit < full:
                 smaller[name] = limit
-        if smaller:
-            given |= smaller
-            setup = resolve(method, given, need_data=False)
+        given |= smaller
+        setup = resolve(method, given, need_data=False)
     except UserError as error:
         raise UserError(f"{table.name}, row '{cell.row}', column '{cell.column}': {error}") from error
     # Runs that differ only in the seed share a folder.
@@ -301,22 +301,20 @@ def _planned_run(
 
 
 def _on_other_data(method: Method, given: Mapping[str, Any], dataset: str) -> dict[str, Any]:
-    """The options of a cell's run on another data set: those of the paper's protocol for it, but its division."""
-    dataset = datasets.find_name(dataset)
-    protocol, papers_own = find_protocol(given["protocol"], method), default_protocol(method, dataset)
+    """The options of a cell's run under the paper's protocol for another data set, with the division of its own."""
+    dataset, protocol = datasets.find_name(dataset), find_protocol(given["protocol"], method)
     if dataset in protocol.datasets:
-        return {"dataset": dataset}
-    if dataset not in papers_own.datasets:
-        paper = protocol.name.split(":")[0]
-        ours = [name for other in protocols().values() if other.name.split(":")[0] == paper for name in other.datasets]
-        raise UserError(f"no protocol of '{paper}' is for '{dataset}'; it has {', '.join(dict.fromkeys(ours))}.")
-    setting, of_cell = papers_own.datasets[dataset], protocol.datasets[given["dataset"]].settings
-    options = {name: value for name, value in papers_own.settings.items() if name not in DIVISION}
-    if "num_clients" in options:
-        options.setdefault("cohort_size", options["num_clients"])
-    options |= {name: of_cell[name] for name in DIVISION if name in of_cell}
-    options |= papers_own.method_options.get(method.name, {})  # as the round in which a term sets in
-    return {"dataset": dataset, "backbone": setting.backbone, **options, **setting.method_options.get(method.name, {})}
+        return {**given, "dataset": dataset}
+    paper = protocol.name.partition(":")[0]
+    others = [other for other in protocols().values() if other.name.partition(":")[0] == paper]
+    suited = [other for other in others if dataset in other.datasets]
+    if not suited:
+        names = ", ".join(dict.fromkeys(name for other in others for name in other.datasets))
+        raise UserError(f"no protocol of '{paper}' is for '{dataset}'; it has {names}.")
+    options = {**protocol.settings, **protocol.datasets[given["dataset"]].settings, **given}
+    division = {name: options[name] for name in DIVISION if name in options}
+    kept = {name: value for name, value in given.items() if name not in suited[0].settings and name != "backbone"}
+    return {**kept, **division, "protocol": suited[0].name, "dataset": dataset}
 
 
 def round_examples(config: Mapping[str, Any]) -> float | None:

@@ -36,7 +36,6 @@ class Sheet:
     title: str = ""
     setting: str = ""  # what the whole table is of, in a sentence
     notes: Sequence[str] = ()  # what a reader must know of the numbers
-    details: Sequence[str] = ()  # columns that the LaTeX leaves out
     in_blocks: bool = False  # lines without a text in the first column belong to the line above; LaTeX rules off blocks
     marked_up: bool = False  # its texts are Markdown already
 
@@ -64,7 +63,6 @@ def _markdown(sheet: Sheet) -> str:
 
 def _latex(sheet: Sheet) -> str:
     r"""A `tabular`, with a rule between blocks of several lines; it needs `\usepackage{booktabs}`."""
-    sheet = sheet.select([index for index, column in enumerate(sheet.columns) if column not in sheet.details])
     longest = [max((len(line[index]) for line in sheet.lines), default=0) for index in range(sheet.numbers)]
     form = "".join(r"p{0.3\linewidth}" if length > WRAPPED else "l" for length in longest)
     form += "r" * (len(sheet.columns) - sheet.numbers)

@@ -5,7 +5,6 @@ protocols or data sets cannot be compared, so they share no table and no panel.
 """
 
 import re
-import shlex
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -16,16 +15,14 @@ from typing import Any
 import pandas as pd
 
 from fedcli.errors import UserError, printable, unknown
-from fedcli.registry import find_method, methods
 from fedcli.results.frame import STATES, find_records, frame_of, record_files, state_of
 from fedcli.results.metrics import BOLD, DIVERGED, Metric, best, diverged, find_metric
 from fedcli.results.render import MISSING, Best, Sheet, github, markdown
-from fedcli.runs.config import describe_reductions, flags_of, given_options, recorded_fields, recorded_value, resolve
-from fedcli.runs.records import is_packaged, quiet, reductions_of
-from fedcli.runs.settings import FIRST, NOT_SETTINGS, differences, draft, settings, settings_text
-from fedcli.userfiles import own_paths
+from fedcli.runs.config import describe_reductions, given_options
+from fedcli.runs.records import quiet, reductions_of
+from fedcli.runs.settings import FIRST, NOT_SETTINGS, settings, settings_text
 
-OUT = re.compile(r" --out[ =](?:'[^']*'|\S+)")  # where older runs went, which their commands tell; taken there
+OUT = re.compile(r" --out[ =](?:'[^']*'|\S+)")  # where a run went, which the commands of older ones tell
 COMPARABLE = ("protocol", "dataset", "partition", "rounds", "train_examples", "selection")
 # Columns that stand there only where a run has the number, and its metric.
 SOMETIMES = {
@@ -138,20 +135,6 @@ def agreed(records: Iterable[dict]) -> dict[str, Any]:
     return {name: rows[0][name] for name in FIRST[1:] if len({row[name] for row in rows}) == 1}
 
 
-def tuned(records: Iterable[dict]) -> list[str]:
-    """What was tuned in the runs, a sentence a rule: the options that `fedcli run --tuned` took, with their values."""
-    rules: dict[str, set[str]] = {}
-    for record in records:
-        method = methods().get(record["method"]) if is_packaged(record) else None
-        title = method.title.partition(":")[0] if method else record["method"]
-        for name in (name for name, origin in record["origin"].items() if origin.startswith("tuned")):
-            rule, _, seed = record["origin"][name].partition(", ")
-            (flag,) = flags_of({name: record["config"][name]})
-            options = rules.setdefault(f"{rule.capitalize()} ({seed})", set())
-            options.add(f"{title} {flag.replace('=', ' ')} on {record['dataset']}")
-    return [markdown(f"{rule}: {'; '.join(sorted(options))}.") for rule, options in rules.items()]
-
-
 def mean_of_runs(metric: Metric, records: Sequence[dict], states: Counter) -> str:
     """Mean ± sample standard deviation, with the number of runs that have the value and of those that are lost.
 
@@ -208,7 +191,6 @@ def sheet(records: Iterable[dict], metrics: Sequence[str] = ()) -> Sheet:
         titles, [[row[title] for title in titles] for row in rows], titles.index(selected),
         [numbers_of(record, chosen) for record in records],
         setting=same and f"All rows: {same}.", notes=_notes(groups, bool(ahead)),
-        details=[title for title in titles if title.startswith(("Validation", "Floats", "Seconds"))],
     )  # fmt: skip
 
 
@@ -291,14 +273,12 @@ def _notes(groups: Sequence[SeedGroup], bold: bool) -> list[str]:
     records = [record for member in groups for record in member.records]
     repeated = [member.label for member in groups if len({r["seed"] for r in member.finished}) < len(member.finished)]
     smaller = dict.fromkeys(describe_reductions(reductions_of(record)) for record in records)
-    options = _given(groups)
     notes = {
         "Mean ± sample standard deviation over runs (number of runs); a value without ± is one run.": True,
         DIVERGED: any(map(diverged, records)),
         f"A seed was run more than once, and each run counts, in: {markdown('; '.join(repeated))}.": repeated,
         f"Reduced against the protocol: {'; or '.join(filter(None, smaller))}.": any(smaller),
-        f"Options given with the runs: {markdown('; '.join(options))}.": options,
-        **dict.fromkeys(tuned(records), True),
+        **dict.fromkeys(_given(groups), True),
         "Seconds that were measured while the machine did other work are left out.": not all(map(quiet, records)),
         BOLD.format(among=" among rows with the same protocol, data set, partition, rounds and selection rule"): bold,
     }
@@ -306,22 +286,29 @@ def _notes(groups: Sequence[SeedGroup], bold: bool) -> list[str]:
 
 
 def _given(groups: Sequence[SeedGroup]) -> list[str]:
-    """Options that somebody has given and no other line says, with the methods that have them where not all do.
+    """Options that somebody has given or tuned, a sentence for each source, with their methods where not all have them.
 
-    Rows of a method that differ in an option show it, so what is left is that of the whole method.
+    Given ones that another line says are left out: rows of a method that differ in an option show it.
     """
-    having: dict[str, dict[str, None]] = {}  # methods by options
+    rows = []
     for member in groups:
         record = member.records[0]
         told = {"protocol", "dataset", "partition", "rounds", *NOT_SETTINGS, *member.settings}
         told |= {size["what"] for size in reductions_of(record)}
         for name, value in given_options(record["config"], record["origin"]).items():
-            if name not in told and not record["origin"][name].startswith("tuned"):
-                having.setdefault(settings_text({name: value}), {})[member.method] = None
-    names = pd.Series({text: "; ".join(methods) for text, methods in having.items()}, dtype=object)
+            source = record["origin"][name]
+            is_tuned = source.startswith("tuned")
+            if is_tuned or name not in told:
+                source = source if is_tuned else "given with the runs"
+                rows.append((source, settings_text({name: value}), member.method))
+    options = pd.DataFrame(rows, columns=["source", "option", "methods"]).drop_duplicates()
+    options = options.groupby(["source", "option"], sort=False)["methods"].agg("; ".join).reset_index()
     every = "; ".join(dict.fromkeys(member.method for member in groups))
-    parts = [(", ".join(part.index), methods) for methods, part in names.groupby(names, sort=False)]
-    return [texts if methods == every else f"{texts} ({methods})" for texts, methods in parts]
+    texts: dict[str, list[str]] = {}
+    for (source, methods), part in options.groupby(["source", "methods"], sort=False):
+        names = ", ".join(part["option"])
+        texts.setdefault(source, []).append(names if methods == every else f"{names} ({methods})")
+    return [f"Options {source}: {markdown('; '.join(parts))}." for source, parts in texts.items()]
 
 
 def numbers_of(record: dict, metrics: Sequence[Metric] = ()) -> dict[str, Any]:
@@ -397,8 +384,6 @@ def every_run(records: Iterable[dict]) -> list[str]:
                 "Selected round": _decimal_text(run["selected_round"]),
                 "Last round, %": _decimal_text(run["last"], 2),
                 "Seconds": _decimal_text(run["seconds_total"]),
-                "Partition": run["partition_fingerprint"][:12],
-                "Parameters": (run["params_sha256"] or MISSING)[:12],
             })  # fmt: skip
     titles = _titles(rows)
     return github(titles, [[markdown(row[title]) for title in titles] for row in rows])
@@ -424,24 +409,6 @@ def machines(records: Iterable[dict]) -> list[str]:
 
 
 def commands(records: Iterable[dict]) -> list[str]:
-    """What to type to make these runs again, as far as they were made so; each command once."""
-    return [*dict.fromkeys(_command(record) for record in records if record.get("command", "").startswith("fedcli "))]
-
-
-def _command(record: dict) -> str:
-    """A run's command, with the options that its protocol or a default would set otherwise by now."""
-    command, config, origin = OUT.sub("", printable(record["command"])), record["config"], record.get("origin", {})
-    given = {name: value for name, value in given_options(config, origin).items() if value is not None}
-    given |= {name: record[name] for name in ("protocol", "dataset", "seed")}
-    if own_paths([record["method"], record["method_source"], *given.values(), *config.values()]):
-        return command  # a file of the user's is not imported because a record names it
-    try:
-        method = find_method(record["method"])
-        setup = resolve(method, given, need_data=False)
-    except (UserError, TypeError):  # what it names is there no more, or never was
-        return command
-    fields = recorded_fields(method, config.get("post"))
-    other = differences(settings(record), settings(draft(setup)))
-    values = {name: recorded_value(config, fields[name]) for name in other if name in fields}
-    moved = {name: value for name, value in values.items() if value != setup.values().get(name)}
-    return " ".join([command, *map(shlex.quote, flags_of(moved))])
+    """The commands that made these runs, but for the folders that they went to; each once."""
+    texts = dict.fromkeys(OUT.sub("", printable(record.get("command", ""))) for record in records)
+    return [text for text in texts if text.startswith("fedcli ")]

@@ -126,16 +126,16 @@ def plan(method: str, *, out: str | Path | None = None, seeds: Sequence[int] | N
     first = resolve(chosen, {**given, **combinations(grid)[0]})
     if not first.run.validation:
         given["validation"] = VALIDATION
-    protocol = first.protocol.name
-    paper = protocol.partition(":")[0]
-    tables = [table for table in registry.tables().values() if table.name.partition(":")[0] == paper]
-    reported = {reported for table in tables for reported in table.seeds}
+    paper, _, setting = first.protocol.name.partition(":")
+    reported = {
+        seed for table in registry.tables().values() if table.name.startswith(f"{paper}:") for seed in table.seeds
+    }
     for each in reported.intersection([given["seed"]] if seeds is None else seeds):
         raise UserError(  # its options would be fitted to what is reported
             f"--seed {each} is one that the paper's tables report (they are {', '.join(map(str, sorted(reported)))}); "
             f"tune with another, such as {SEED}."
         )
-    folder = out or HOME / f"{chosen.name}-{protocol.replace(':', '-')}-{first.run.dataset}"
+    folder = out or HOME / f"{chosen.name}-{paper}-{setting}-{first.run.dataset}"
     planned = plan_grid([method], {**given, **grid}, seeds=seeds, out=folder, continue_=True)
     return Tuning(planned.folder, planned.runs)
 
@@ -159,18 +159,16 @@ def rank(planned: Tuning, errors: Mapping[Path, str]) -> list[Trial]:
             raise UserError(f"the trial '{run.folder}' has not ended ({errors.get(run.folder)}); see its record.")
         remove_models(run.folder)  # those of hundreds of trials, a model a client, fill a disk
         by_label.setdefault(run.label, Trial(run.values, [])).records.append(record)
-    trials = list(by_label.values())
-    trials.sort(key=lambda trial: -1.0 if trial.accuracy is None else trial.accuracy, reverse=True)
-    best, setup = trials[0], planned.runs[0].setup
+    trials = sorted(by_label.values(), key=lambda trial: -1 if trial.accuracy is None else trial.accuracy, reverse=True)
+    best = trials[0]
     if best.accuracy is None:
         raise UserError(f"all {len(trials)} trials have diverged; try smaller values, e.g. of --lr.")
     facts = {
-        "method": setup.method.name, "protocol": setup.protocol.name, "dataset": setup.run.dataset,
+        "method": planned.runs[0].setup.method.name,
         "seed": ", ".join(str(record["seed"]) for record in best.records),
-        **{name: getattr(setup.run, name) for name in ("rounds", "validation") if name not in best.values},
-        "options": best.values, "validation_accuracy": best.accuracy,
+        "options": best.values,
         "trials": [{"options": trial.values, "validation_accuracy": trial.accuracy} for trial in trials],
-    }  # fmt: skip
+    }
     write_atomically(planned.folder / TUNED, lambda path: path.write_text(json.dumps(facts, indent=1) + "\n"))
     return trials
 
