@@ -55,7 +55,7 @@ def refused(line, message, folder, monkeypatch):
     ("line", "message"),
     [
         # Names
-        ("fedmf", "unknown method 'fedmf'; did you mean 'fedfm'? 'fedcli list' shows all."),
+        ("fedmf", "unknown method 'fedmf'; did you mean 'fedfm'? 'fedcli list --all' shows all."),
         ("./none.py", "there is no method file at '"),
         ("./reserved.py --help", "the option name 'lr' of 'mine' is reserved"),
         ("./no_choice.py", "'extra' has only_with ('c',), not a choice; fix "),

@@ -20,7 +20,7 @@ from typer.core import TyperGroup
 from fedcli import registry
 from fedcli.cli import common
 from fedcli.cli.common import OUTPUT, argument, console, consoles, optional, parse_seeds, place_runs, print_table, stop
-from fedcli.cli.describe import completion, index, option_help
+from fedcli.cli.describe import completion, default_values, index, option_help
 from fedcli.declarations import flag_of
 from fedcli.errors import UserError
 
@@ -61,9 +61,10 @@ class MethodGroup(TyperGroup):
 
         first, *others = map(registry.find_method, cmd_name.split(","))
         action, post, parameters = ACTIONS[self.name], ctx.meta.get("post"), []
+        defaults = default_values(first)
         for title, panel in config.option_panels(first, post).items():
             if not others or title != first.title:
-                parameters += [_parameter(field, title, option_help(first, field)) for field in panel.values()]
+                parameters += [_parameter(field, title, option_help(field, defaults)) for field in panel.values()]
         of_action = inspect.signature(action).parameters.values()
         parameters += [parameter for parameter in of_action if parameter.kind is inspect.Parameter.KEYWORD_ONLY]
 
@@ -78,7 +79,8 @@ class MethodGroup(TyperGroup):
         command.__signature__ = inspect.Signature(parameters)
         command.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
         title, card = escape(first.title), f"'fedcli show {escape(cmd_name)}' prints its card and its protocols."
-        look = {"help": f"{title}.\n\n{card}", "short_help": title, "rich_help_panel": "Methods"}
+        origin = "Defaults are those of a run without options; another data set or protocol brings its own."
+        look = {"help": f"{title}.\n\n{card}\n\n{origin}", "short_help": title, "rich_help_panel": "Methods"}
         single = typer.Typer(add_completion=False)
         single.command(cmd_name, cls=_MethodCommand, **look)(command)
         made = typer.main.get_command(single)
