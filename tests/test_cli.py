@@ -18,6 +18,7 @@ from fedcli import declarations, registry
 from fedcli.cli import describe, display
 from fedcli.errors import UserError
 from fedcli.figures import notebook
+from fedcli.results import plans
 from fedcli.runs import config, prepare
 from fedcli.runs import run as runs
 from tests import programs
@@ -195,11 +196,12 @@ def test_options_given_arrive_in_the_record_and_the_rest_comes_from_protocol_and
         assert Path(f"a/b/{name}.pdf").read_bytes().startswith(b"%PDF")
 
 
-def test_several_seeds_make_a_folder_each_one_curve_and_a_row_of_means(no_figures):
+def test_several_seeds_make_a_folder_each_one_curve_and_a_row_of_means():
     text = done("run", "fedavg", *TINY, "--seeds", "3,5", "--out", "many")
     assert [read(f"many/seed-{seed}")["config"]["seed"] for seed in (3, 5)] == [3, 5]
-    assert sorted(path.name for path in Path("many").iterdir()) == ["curve.pdf", "curve.png", "seed-3", "seed-5"]
-    assert "curve over the seeds: many/curve.png" in text
+    names = ["curves.pdf", "curves.png", "seed-3", "seed-5", "table.md"]
+    assert sorted(path.name for path in Path("many").iterdir()) == names
+    assert text.endswith("table and curves: many, table.md, curves.png and curves.pdf\n")
     first, second = (100 * read(f"many/seed-{seed}")["summary"]["selected"] for seed in (3, 5))
     assert f"| 3, 5 | {(first + second) / 2:.2f} ± {abs(first - second) / 2**0.5:.2f} (2) |" in text
     runs = fedcli.run("fedavg", seeds=[4, 1], out="many", **OPTIONS)  # other seeds beside those that are there
@@ -215,11 +217,11 @@ def test_no_seed_starts_when_a_later_one_is_refused(folder, monkeypatch):
             raise UserError("seed 1 cannot run.")
         return load_data(setup)
 
-    monkeypatch.setattr(runs, "load_data", refuses_seed_1)
+    monkeypatch.setattr(plans, "load_data", refuses_seed_1)
     assert refused("run", "fedavg", *TINY, "--seeds", "0,1", "--out", "many") == "seed 1 cannot run."
 
 
-def test_ctrl_c_before_a_run_begins_leaves_nothing_of_it(no_figures, monkeypatch):
+def test_ctrl_c_before_a_run_begins_leaves_nothing_of_it(monkeypatch):
     begin = runs.begin
 
     def interrupted(setup, folder, source, progress):
@@ -229,7 +231,8 @@ def test_ctrl_c_before_a_run_begins_leaves_nothing_of_it(no_figures, monkeypatch
 
     monkeypatch.setattr(runs, "begin", interrupted)
     result = invoke("run", "fedavg", *TINY, "--seeds", "0,1", "--out", "many")
-    assert (result.exit_code, result.stderr) == (130, "interrupted before the first round.\n")
+    line = "interrupted at 1/2 runs; resume by the same command with --out many --continue."
+    assert (result.exit_code, result.stderr.splitlines()[-1]) == (130, line)
     assert [path.name for path in Path("many").glob("*")] == ["seed-0"]
 
 
@@ -280,8 +283,10 @@ def test_plot_and_table_of_runs(monkeypatch):
     assert done("plot", "demo/one") == "curves.png and curves.pdf\n"
     assert Path("curves.png").is_file()
     assert "cannot be used" in refused("plot", "demo", "--out", "new/table.md/c.png")
-    monkeypatch.setattr("fedcli.cli.common.console", lambda: Console(width=150, force_terminal=True, color_system=None))
-    assert "| fedavg" not in done("table", "demo")  # drawn on a terminal
+    monkeypatch.setattr("fedcli.cli.common.console", lambda: Console(width=100, force_terminal=True, color_system=None))
+    drawn = done("table", "demo")  # on a terminal
+    assert "| fedavg" not in drawn
+    assert {cell for cell in re.split(r"[ |]+", text) if re.fullmatch(r"\d+\.\d+", cell)} <= set(drawn.split())
 
 
 # The display
@@ -303,8 +308,8 @@ def test_the_lines_of_a_run_say_speed_and_time_left(monkeypatch):
     record["status"] = "interrupted"
     shown.finish(record)
     lines = out.getvalue().splitlines()
-    assert lines[6] == "headline    the round with the best validation accuracy, on the official test images"
-    assert lines[10:] == [
+    assert lines[5] == "headline    the round with the best validation accuracy, on the official test images"
+    assert lines[8:] == [
         "resumed     after 2/6 rounds",
         "round 3/6: test 50.00 %, task 1.235, 40 samples/s, 0:00:30 left",
         "round 4/6: task 1.235, 30 samples/s, 0:00:20 left",

@@ -172,7 +172,7 @@ def test_a_run_that_cannot_be_is_refused(line, message, tmp_path, monkeypatch):
         ("data import digits floats.npz", "digits"),
         ("data import 'A name' floats.npz", "A name"),
         # Tables and figures
-        ("table", "there is nothing to show (got no RUN or PAPER:ID); write 'fedcli table runs'."),
+        ("table", "there is nothing to show (got no RUN or PAPER:ID); write 'fedcli table runs', or"),
         ("table nowhere", "nowhere"),
         ("plot nowhere", "nowhere"),
         ("plot .", "no record.json under the folder"),

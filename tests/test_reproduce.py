@@ -7,18 +7,15 @@ import re
 import signal
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 
 import pandas as pd
 import pytest
-from rich.console import Console
 from typer.testing import CliRunner
 
 import fedcli
 from fedcli import Cell, Gain, Table, grid, registry
 from fedcli.cli import app as cli
 from fedcli.cli import display
-from fedcli.cli.tables import drawn
 from fedcli.errors import UserError
 from fedcli.results import comparison, costs, frame, jobs, plans
 from fedcli.results.render import render
@@ -592,29 +589,3 @@ def test_a_run_that_failed_keeps_what_it_goes_on_from(monkeypatch):
     plan = plans.plan(SMALL, seeds=[0], only=["FedAvg"])
     assert ["ZeroDivisionError" in error for error in jobs.execute(plan, watch, records_only=True).values()] == [True]
     assert "checkpoint.safetensors" in models_of(plan.runs[0].folder)
-
-
-def test_the_command_says_what_the_models_of_the_runs_take(offered, monkeypatch):
-    offered(SMALL)
-    assert "disk " not in invoke("fedfm:III", "--dry-run").stderr  # less than a gibibyte
-    monkeypatch.setattr(costs.models, "bytes_kept", lambda setup, *shape: 2**30 if shape == (1, 8, 10) else 0)
-    monkeypatch.setattr(display, "disk_usage", lambda folder: SimpleNamespace(free=3.4 * 2**30))
-    told = " ".join(invoke("fedfm:III", "--dry-run").stderr.split())
-    assert "disk 4 GiB or more for the models that the runs leave, 3 GiB are free; --records-only leaves none" in told
-    assert "disk " not in invoke("fedfm:III", "--dry-run", "--records-only").stderr
-    invoke("fedfm:III", "--only", "FedAvg", "--seeds", 0)
-    assert "disk 3 GiB or more" in " ".join(invoke("fedfm:III", "--dry-run").stderr.split())  # of what is to do
-
-
-def test_a_terminal_gets_portions_that_fit_with_every_number():
-    names = [f"{name} NIID-{n}" for name in ("CIFAR-10", "CINIC-10", "CIFAR-100") for n in (1, 2)]
-    one = table(grid(ROWS, dict.fromkeys(names, TINY)))
-    compared = comparison.compare(plans.plan(one, limits={"rounds": 2}))
-    screen = Console(file=io.StringIO(), width=60, force_terminal=True, color_system=None)
-    screen.print(drawn(compared, 60))
-    text = screen.file.getvalue()
-    assert max(map(len, text.splitlines())) <= 60
-    assert text.count("Reduced: at most 2 rounds.") == 1
-    for text_of_paper in compared.lines[0]:
-        assert text_of_paper in text
-    assert sum(line.startswith(" Method") for line in text.splitlines()) == 3

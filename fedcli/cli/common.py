@@ -1,6 +1,5 @@
 """What the commands share: how arguments are read, options, each declared once, printing, and ending with a message."""
 
-import errno
 import importlib.util
 import io
 import re
@@ -11,7 +10,7 @@ from traceback import format_exception
 from typing import Annotated, Any, Literal, NoReturn
 
 import typer
-from rich.console import Console, RenderableType
+from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 from typer import Argument, Option
@@ -20,7 +19,6 @@ from typer.core import TyperCommand, TyperGroup
 from fedcli.errors import UserError, printable, unknown
 from fedcli.runs.signals import set_time_limit
 
-FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # what the system says where a file has no room
 MACHINE, OUTPUT = "Machine", "Output"  # panels of the help
 Texts = list[str] | None
 
@@ -144,20 +142,15 @@ def stop(message: str, code: int) -> NoReturn:
     raise typer.Exit(code)
 
 
-def full(error: OSError, command: str) -> str:
-    """Say that a disk is full, and what goes on."""
-    return f"'{error.filename}' cannot be written ({error.strerror}); free space and run {command}."
-
-
 def show_traceback(ctx: typer.Context, error: BaseException) -> None:
     """Print an error's traceback on stderr where `fedcli --traceback` asks for it."""
     if ctx.find_root().params.get("traceback"):
         typer.echo("".join(format_exception(error)), err=True, nl=False)
 
 
-def console(quiet: bool = False) -> Console:
-    """Make a console for stdout that leaves numbers and names uncoloured; a quiet one prints nothing."""
-    return Console(highlight=False, quiet=quiet)
+def console() -> Console:
+    """Make a console for stdout that leaves numbers and names uncoloured."""
+    return Console(highlight=False)
 
 
 def consoles(quiet: bool | None, log_file: str | None, stderr: bool = False) -> list[Console]:
@@ -172,28 +165,32 @@ def consoles(quiet: bool | None, log_file: str | None, stderr: bool = False) -> 
 
 
 def print_table(columns: Sequence[str], rows: Sequence[Any], gap: int = 2, screen: Console | None = None) -> None:
-    """Print a table whose cells are taken as they are; the first column is never broken, numbers stand to the right.
+    """Print a table whose cells are taken as they are; columns of whole numbers stand to the right, no cell is cut.
 
     Where all titles are empty there is no line of them. The table goes to stdout unless a screen is given.
     """
     table = Table(box=None, pad_edge=False, padding=(0, gap, 0, 0), show_header=any(columns))
     for number, column in enumerate(columns):
         numbers = all(str(row[number]).isdigit() or row[number] == "" for row in rows)
-        table.add_column(printable(column), no_wrap=number == 0, justify="right" if numbers else "left")
+        table.add_column(printable(column), overflow="fold", justify="right" if numbers else "left")
     for row in rows:
-        table.add_row(*(Text(printable(cell)) for cell in row))
+        table.add_row(*(cell if isinstance(cell, Text) else Text(printable(cell)) for cell in row))
     (screen or console()).print(table)
 
 
-def print_or_write(text: str, out: Path | None, drawing: RenderableType | None = None) -> None:
-    """Print a text, or a drawing of it on a terminal; or write it to a file and print the file's name."""
+def print_or_write(text: str, out: Path | None, sheets: Sequence[Any] = ()) -> None:
+    """Print a text, or on a terminal the sheets it was made of; or write it to a file and print the file's name."""
     from fedcli.data.files import write_atomically  # late: help comes without NumPy
 
     if out is not None:
         out.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(out, lambda path: path.write_text(text, encoding="utf-8"))
         typer.echo(str(out))
-    elif drawing is not None and console().is_terminal:
-        console().print(drawing)
-    else:
+        return
+    if not sheets or not console().is_terminal:
         typer.echo(text, nl=False)
+        return
+    for sheet in sheets:
+        typer.echo("".join(f"{line}\n\n" for line in (sheet.title, sheet.setting) if line), nl=False)
+        print_table(sheet.columns, sheet.lines)
+        typer.echo("".join(f"\n- {note}" for note in sheet.notes))

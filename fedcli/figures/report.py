@@ -5,7 +5,7 @@ is escaped: names in them may be anybody's.
 """
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from html import escape
 from statistics import fmean
 from typing import Any
@@ -34,13 +34,12 @@ TITLES = ".slick-header-column.slick-header-column { height: 4em; line-height: 1
 WIDE = {"sizing_mode": "stretch_width"}
 
 
-def report(records: Iterable[dict], title: str = "Runs", missing: Sequence[str] = ()) -> str:
+def report(records: Iterable[dict], title: str = "Runs") -> str:
     """The page of some runs: of each protocol and data set a table, curves, costs and partition, and the commands.
 
     Args:
         records: The runs.
         title: Of the page.
-        missing: Paths at which no run is, which the page says.
 
     Raises:
         UserError: If there is no record.
@@ -48,7 +47,6 @@ def report(records: Iterable[dict], title: str = "Runs", missing: Sequence[str] 
     records = list(records)
     use = "Click a column's title to sort by it, a name beside curves to switch its line on or off."
     parts: list[Any] = [_text(f"<h1>{escape(title)}</h1>Runs: {len(records)}. {use}")]
-    parts += [_text(f"No run is there, left out: {escape(path)}") for path in missing]
     by_board = boards(records)
     groups = [group(runs) for runs in by_board.values()]
     colour = setting_colours(groups)
