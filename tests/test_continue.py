@@ -132,9 +132,9 @@ def test_resume_takes_up_every_unfinished_run_below_a_folder(finished, tmp_path,
 def test_a_time_limit_is_a_time(monkeypatch):
     limits = []
     monkeypatch.setattr(common, "set_time_limit", limits.append)
-    for text in ("90s", "9m", "2h", "1h30m", "90", 540):
+    for text in ("90s", "9m", "2h", "1h30m", "90"):
         common.limit_time(text)
-    assert limits == [90, 540, 7200, 5400, 90, 540]
+    assert limits == [90, 540, 7200, 5400, 90]
     for text in ("9 m", "", "-1"):
         with pytest.raises(UserError, match=r"--time-limit must be a time \(got '.*'\); write 90s"):
             common.limit_time(text)

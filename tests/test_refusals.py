@@ -94,7 +94,7 @@ def refused(line, message, folder, monkeypatch):
         ("fedavg --num-clients 4 --cohort-size 2,30", "--cohort-size 30 is larger than --num-clients 4"),
         ("fedavg --seed 0,1", "invalid value for '--seed'"),
         ("fedavg --drop-last --no-drop-last", "--drop-last is given twice; give it once."),
-        ("fedavg --jobs 0", "--jobs must be a whole number from 1 (got 0)"),
+        ("fedavg --jobs 0", "invalid value for '--jobs': "),
         ("fedavg --lr 0.1,0.2 --continue", "--continue needs a folder (got no --out)"),
         ("fedavg --lr 0.1,0.2 --seed 0 --seeds 0,1", "--seed 0 was given with --seeds"),
         # Options without effect

@@ -263,8 +263,6 @@ def is_divided(workers: int | None) -> bool:
     """Return whether this process has to start several workers; those of a launcher run the command as it was given."""
     from fedcli.runs.workers import launched
 
-    if workers is not None and workers < 1:
-        raise UserError(f"--workers must be a whole number from 1 (got {workers}); 1 is one process.")
     if launched() and workers not in (None, count := int(os.environ["WORLD_SIZE"])):
         raise UserError(f"--workers {workers} is not what the launcher has started (got {count}); leave it out.")
     return workers not in (None, 1) and not launched()
