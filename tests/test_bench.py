@@ -5,7 +5,6 @@ import json
 import re
 import sys
 from functools import partial
-from pathlib import Path
 from statistics import median
 
 import numpy as np
