@@ -77,7 +77,7 @@ def _find(name: str, kind: type[Declaration], title: str, declared: Mapping[str,
         paper = name.lower().partition(":")[0]
         beside = [other for other in declared if other.startswith(f"{paper}:")]
         remedy = f"'{paper}' has {', '.join(beside)}; " if beside else ""
-        raise unknown(title, name, beside or declared, f"{remedy}'fedcli list' shows all.")
+        raise unknown(title, name, beside or declared, f"{remedy}'fedcli list --all' shows all.")
     return declared[name]
 
 

@@ -5,7 +5,6 @@ import json
 import re
 import sys
 from functools import partial
-from pathlib import Path
 from statistics import median
 
 import numpy as np
@@ -353,18 +352,3 @@ def test_scaling_is_measured_over_clients_and_batches(monkeypatch):
     monkeypatch.setattr(rounds, "SCALING_BATCHES", (4, 8))
     lines = done("w2", "--scaling").splitlines()
     assert [line.split("  ")[0] for line in lines[1:5]] == ["w2", "w1 K=1 B=8", "w1 K=2 B=8", "w1 K=2 B=4"]
-
-
-def test_what_was_measured_before_an_interruption_is_shown(monkeypatch):
-    whole = measure.measure
-
-    def interrupted(workload, *arguments):
-        if workload.name == "w2":
-            raise KeyboardInterrupt
-        return whole(workload, *arguments)
-
-    monkeypatch.setattr(measure, "measure", interrupted)
-    result = invoke("w1", "w2", "--csv", "out.csv")
-    assert result.exit_code == 130
-    assert result.stdout.splitlines()[1].startswith("w1 ")
-    assert len(Path("out.csv").read_text().splitlines()) == 2

@@ -17,7 +17,8 @@ import fedcli
 from fedcli import declarations, registry
 from fedcli.cli import describe, display
 from fedcli.figures import notebook
-from fedcli.runs import config
+from fedcli.results import plans
+from fedcli.runs import config, prepare
 from fedcli.runs import run as runs
 from tests import programs
 
@@ -116,48 +117,54 @@ def test_help_has_every_option_in_the_order_of_the_panels(name):
 def test_help_says_symbol_source_range_off_value_need_and_default():
     text = flat(done("run", "fedfm", "--help"))
     assert "fedcli run METHOD --help" in flat(done("run", "--help"))
-    assert "(λ, Eq. 2); >= 0; 0 switches it off. [default: 50, unless the protocol says" in text
+    assert "(λ, Eq. 2); >= 0; 0 switches it off. [default: 5]" in text  # fedfm:digits has it, the field 50
     assert "(α, Section IV-C); > 0; for --guiding contrastive. [default: 0.1]" in text
-    assert "Learning rate; > 0. [default: from the protocol]" in text
-    assert "[default: fedfm:niid-1 (fedfm:digits for built-in data)]" in text
+    assert "Learning rate; > 0. [default: 0.05]" in text
+    assert "[default: fedfm:digits]" in text
     assert "--drop-last --no-drop-last" in text
     order = ("--match-weight", "--protocol", "--seed ", "--device", "--seeds ", "--out", "--help")
     assert sorted(order, key=text.index) == list(order)
 
 
-def test_list_shows_methods_and_protocols(monkeypatch):
+def test_list_shows_methods_and_networks_and_with_all_the_rest(monkeypatch):
     monkeypatch.setenv("COLUMNS", "250")  # no line is broken
-    text = flat(done("list"))
-    rows = [f"{name} {method.title} {describe.protocol_names(method)}" for name, method in registry.methods().items()]
-    rows += [f"{name} {protocol.summary}" for name, protocol in registry.protocols().items()]
-    rows += [f"{named.name} {named.title}" for named in (*registry.posts().values(), *registry.tables().values())]
-    assert [row for row in rows if row not in text] == []
+    short, text = flat(done("list")), flat(done("list", "--all"))
+    methods = [f"{name} {method.title}" for name, method in registry.methods().items()]
+    rest = [f"{name} {protocol.summary}" for name, protocol in registry.protocols().items()]
+    rest += [f"{named.name} {named.title}" for named in (*registry.posts().values(), *registry.tables().values())]
+    assert [row for row in [*methods, *rest] if row not in text] == []
+    assert [row for row in [*methods, "cnn-small, "] if row not in short] == []
+    assert [row for row in rest if row in short] == []
 
 
 @pytest.mark.parametrize("name", ["fedavg", "fedfm", "fedfa", "fccl-plus", *registry.posts()])
-def test_show_prints_card_options_and_protocols(name):
+def test_show_prints_options_card_and_names_of_protocols(name):
     method = registry.find_post(name) if name in registry.posts() else registry.find_method(name)
     text = done("show", name)
-    assert text.startswith(method.card)  # 120 columns hold every card as it is
+    assert text.startswith(f"{method.title}\n\nOptions of its own")
+    before, _, after = text.partition(f"\n{method.card}\n")
     for field in dataclasses.fields(method.config):
-        assert f"--{field.name.replace('_', '-')} {declarations.help_text(field.metadata)}" in flat(text)
-    for protocol in describe.protocols_of(method) if name in registry.methods() else ():
-        assert f"rounds {protocol.settings['rounds']}" in flat(text)
-        assert f"Protocol {protocol.name} set-up {protocol.summary}" in flat(text)
+        assert f"{declarations.flag_of(field.name)} {declarations.help_text(field.metadata)}" in flat(before)
+    protocols = describe.protocols_of(method) if name in registry.methods() else ()
+    assert [protocol.name for protocol in protocols if f"{protocol.name} {protocol.summary}" not in flat(after)] == []
+    assert bool(after) == bool(protocols)
+    for protocol in protocols[:1]:
+        text = flat(done("show", protocol.name.upper()))
+        assert f"Protocol {protocol.name} set-up {protocol.summary}" in text
+        assert f"rounds {protocol.settings['rounds']}" in text
         for dataset, setting in protocol.datasets.items():
-            assert f"{dataset} {setting.backbone.replace(',', ', ')}" in flat(text)
-        assert done("show", protocol.name.upper()) in text
-    assert ("Protocol" in text) == (name in registry.methods())
+            assert f"{dataset} {setting.backbone.replace(',', ', ')}" in text
 
 
-def test_a_card_is_filled_to_the_width_of_the_terminal(monkeypatch):
-    monkeypatch.setenv("COLUMNS", "80")
-    lines, card = done("show", "fedfm").splitlines(), registry.find_method("fedfm").card
-    assert max(map(len, lines)) <= 80
-    assert " ".join(lines).split()[: len(card.split())] == card.split()
-    formula = "    v <- beta v + Delta,    w <- w - v,"
-    text = f"{formula} more\n1.  A reading that\n    goes on."
-    assert describe.reflow(text, 40) == [formula, "    more", "1.  A reading that goes on."]
+def test_show_tells_of_a_method_and_of_a_protocol_in_a_file(folder):
+    (folder / "mine.py").write_text(
+        "from dataclasses import replace\nfrom fedcli.papers import fedfm\n"
+        'METHOD = replace(fedfm.METHOD, name="mine")\nPROTOCOLS = (replace(fedfm.PROTOCOLS[0], name="mine:skew"),)\n'
+    )
+    text = done("show", "mine.py")
+    assert text.startswith(registry.find_method("fedfm").title)
+    assert "\nmine:skew " in text
+    assert flat(done("show", "./mine.py:mine:skew")).startswith("Protocol ./mine.py:mine:skew set-up Class shares of")
 
 
 # Running
@@ -187,11 +194,11 @@ def test_options_given_arrive_in_the_record_and_the_rest_comes_from_protocol_and
         assert Path(f"a/b/{name}.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_several_seeds_make_a_folder_each_one_curve_and_a_row_of_means(no_figures):
+def test_several_seeds_make_a_folder_each_one_curve_and_a_row_of_means():
     text = done("run", "fedavg", *TINY, "--seeds", "3,5", "--out", "many")
     assert [read(f"many/seed-{seed}")["config"]["seed"] for seed in (3, 5)] == [3, 5]
-    assert sorted(path.name for path in Path("many").iterdir()) == ["curve.png", "seed-3", "seed-5"]
-    assert "curve over the seeds: many/curve.png" in text
+    assert sorted(path.name for path in Path("many").iterdir()) == ["curves.png", "seed-3", "seed-5", "table.md"]
+    assert text.endswith("table and curves: many, table.md and curves.png\n")
     first, second = (100 * read(f"many/seed-{seed}")["summary"]["selected"] for seed in (3, 5))
     assert f"| 3, 5 | {(first + second) / 2:.2f} ± {abs(first - second) / 2**0.5:.2f} (2) |" in text
     runs = fedcli.run("fedavg", seeds=[4, 1], out="many", **OPTIONS)  # other seeds beside those that are there
@@ -199,7 +206,19 @@ def test_several_seeds_make_a_folder_each_one_curve_and_a_row_of_means(no_figure
     assert "many/seed-5' exists" in refused("run", "fedavg", *TINY, "--seeds", "6,5", "--out", "many")
 
 
-def test_ctrl_c_before_a_run_begins_leaves_nothing_of_it(no_figures, monkeypatch):
+def test_no_seed_starts_when_a_later_one_is_refused(folder, monkeypatch):
+    load_data = prepare.load_data
+
+    def refuses_seed_1(setup):
+        if setup.run.seed == 1:
+            raise UserError("seed 1 cannot run.")
+        return load_data(setup)
+
+    monkeypatch.setattr(plans, "load_data", refuses_seed_1)
+    assert refused("run", "fedavg", *TINY, "--seeds", "0,1", "--out", "many") == "seed 1 cannot run."
+
+
+def test_ctrl_c_before_a_run_begins_leaves_nothing_of_it(monkeypatch):
     begin = runs.begin
 
     def interrupted(setup, folder, source, progress):
@@ -209,7 +228,8 @@ def test_ctrl_c_before_a_run_begins_leaves_nothing_of_it(no_figures, monkeypatch
 
     monkeypatch.setattr(runs, "begin", interrupted)
     result = invoke("run", "fedavg", *TINY, "--seeds", "0,1", "--out", "many")
-    assert (result.exit_code, result.stderr) == (130, "interrupted before the first round.\n")
+    line = "interrupted at 1/2 runs; resume by the same command with --out many --continue."
+    assert (result.exit_code, result.stderr.splitlines()[-1]) == (130, line)
     assert [path.name for path in Path("many").glob("*")] == ["seed-0"]
 
 
@@ -260,8 +280,10 @@ def test_plot_and_table_of_runs(monkeypatch):
     assert done("plot", "demo/one") == "curves.png and curves.pdf\n"
     assert Path("curves.png").is_file()
     assert "cannot be used" in refused("plot", "demo", "--out", "new/table.md/c.png")
-    monkeypatch.setattr("fedcli.cli.common.console", lambda: Console(width=150, force_terminal=True, color_system=None))
-    assert "| fedavg" not in done("table", "demo")  # drawn on a terminal
+    monkeypatch.setattr("fedcli.cli.common.console", lambda: Console(width=100, force_terminal=True, color_system=None))
+    drawn = done("table", "demo")  # on a terminal
+    assert "| fedavg" not in drawn
+    assert {cell for cell in re.split(r"[ |]+", text) if re.fullmatch(r"\d+\.\d+", cell)} <= set(drawn.split())
 
 
 # The display
@@ -283,8 +305,8 @@ def test_the_lines_of_a_run_say_speed_and_time_left(monkeypatch):
     record["status"] = "interrupted"
     shown.finish(record)
     lines = out.getvalue().splitlines()
-    assert lines[6] == "headline    the round with the best validation accuracy, on the official test images"
-    assert lines[10:] == [
+    assert lines[5] == "headline    the round with the best validation accuracy, on the official test images"
+    assert lines[8:] == [
         "resumed     after 2/6 rounds",
         "round 3/6: test 50.00 %, task 1.235, 40 samples/s, 0:00:30 left",
         "round 4/6: task 1.235, 30 samples/s, 0:00:20 left",

@@ -31,7 +31,8 @@ def test_a_full_disk_is_one_line_leaves_no_part_of_a_file_and_the_run_goes_on(tm
     _, said = program.communicate()
     place = os.path.realpath(tmp_path / "a run" / CHECKPOINT)
     assert said == (
-        f"error: '{place}' cannot be written (File too large); free space and run 'fedcli resume 'a run''.\n"
+        f"error: '{place}' cannot be written (File too large); free space; then a run goes on with "
+        "'fedcli resume RUN', and all else with the same command.\n"
     )
     assert program.returncode == 1
     assert names(tmp_path / "a run") == ["record.json"]

@@ -55,7 +55,7 @@ def refused(line, message, folder, monkeypatch):
     ("line", "message"),
     [
         # Names
-        ("fedmf", "unknown method 'fedmf'; did you mean 'fedfm'? 'fedcli list' shows all."),
+        ("fedmf", "unknown method 'fedmf'; did you mean 'fedfm'? 'fedcli list --all' shows all."),
         ("./none.py", "there is no method file at '"),
         ("./reserved.py --help", "the option name 'lr' of 'mine' is reserved"),
         ("./no_choice.py", "'extra' has only_with ('c',), not a choice; fix "),
@@ -91,7 +91,9 @@ def refused(line, message, folder, monkeypatch):
         ("fedavg --num-clients 4 --cohort-size 2,30", "--cohort-size 30 is larger than --num-clients 4"),
         ("fedavg --seed 0,1", "invalid value for '--seed'"),
         ("fedavg --drop-last --no-drop-last", "--drop-last is given twice; give it once."),
-        ("fedavg --jobs 0", "--jobs must be a whole number from 1 (got 0)"),
+        ("fedavg --jobs 0", "invalid value for '--jobs': "),
+        ("fedavg --lr 0.1,0.2 --continue", "--continue needs a folder (got no --out)"),
+        ("fedavg --lr 0.1,0.2 --seed 0 --seeds 0,1", "--seed 0 was given with --seeds"),
         # Options without effect
         (f"fedavg {SMALL} --optimizer adam --momentum 0.5", "--momentum is for --optimizer sgd (got --optimizer adam"),
         (f"fedavg {SMALL} --public-examples 5", "--public-examples is for methods that use public images"),
@@ -156,7 +158,7 @@ def test_a_run_that_cannot_be_is_refused(line, message, tmp_path, monkeypatch):
         ("data import shapes floats.npz", "floats.npz"),
         ("data import digits floats.npz", "digits"),
         # Tables and figures
-        ("table", "there is nothing to show (got no RUN or PAPER:ID); write 'fedcli table runs'."),
+        ("table", "there is nothing to show (got no RUN or PAPER:ID); write 'fedcli table runs', or"),
         ("plot .", "no record.json under the folder"),
         ("claims --runs nowhere", "invalid value for '--runs': path 'nowhere' does not exist"),
         ("table fedfm:IIII", "unknown table 'fedfm:IIII'; did you mean 'fedfm:III'?"),

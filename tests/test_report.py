@@ -50,7 +50,7 @@ def test_200_runs_fit_a_small_screen_fetch_nothing_and_can_be_sorted(tmp_path):
     many = [*runs(100), *runs(100, dataset="letters")]
     for number, own in enumerate(many):
         own["summary"]["params_sha256"] = str(number)
-    text = page.report(many, "Many", ["nowhere"])
+    text = page.report(many, "Many")
     assert len(text) < 4_000_000
     look = """(() => {
       const tables = Bokeh.documents[0].roots()[0].children.filter(one => one.type === "DataTable")
@@ -67,7 +67,7 @@ def test_names_from_records_are_shown_and_not_run(tmp_path):
     harm = '<img src=x onerror="alert(1)"></script>'
     bad = record(harm, 0) | {"command": f"fedcli run {harm}", "dataset": harm, "class_names": [harm, "b"]}
     bad["partition"] |= {"class_counts": [[3, 0], [1, 7]], "flag": harm}
-    text = page.report([bad, record("b", dataset=harm)], harm, [harm])
+    text = page.report([bad, record("b", dataset=harm)], harm)
     look = """(() => {
       const roots = [document]
       const images = []
@@ -93,11 +93,10 @@ def test_the_papers_numbers_and_crosses_are_on_the_page(monkeypatch):
     assert lines(charts["Test accuracy over rounds"])["b, diverged after this round"] == ([2], [pytest.approx(50)])
 
 
-def test_failed_runs_are_folded_and_a_path_without_runs_is_a_line(monkeypatch):
-    (table,), text, _ = drawn(monkeypatch, [record("a"), LOST], missing=["no/such"])
+def test_failed_runs_are_folded(monkeypatch):
+    (table,), text, _ = drawn(monkeypatch, [record("a"), LOST])
     assert table.source.data["text_0"] == ["a"]
     assert re.search(r"<details><summary>Failed: 1</summary><pre>b, .*diverged after 2 of 4 rounds", text)
-    assert "No run is there, left out: no/such" in text
 
 
 def test_long_curves_are_thinned_evenly_between_the_first_round_and_the_last(monkeypatch):
@@ -130,17 +129,15 @@ def test_every_board_has_the_partition_of_its_first_run(monkeypatch):
     }
 
 
-def test_the_command_writes_the_runs_that_are_chosen_and_warns_of_missing_ones(tmp_path, monkeypatch):
+def test_the_command_writes_the_runs_that_are_chosen(tmp_path, monkeypatch):
     for number, own in enumerate(runs()):
         write(tmp_path / str(number), own)
     out = tmp_path / "page.html"
     command = ["report", str(tmp_path), "--out", str(out), "--method", "a", "--title", "Mine"]
-    result = invoke(*command, "nowhere")
+    result = invoke(*command)
     assert result.exit_code == 0, result.output
-    assert result.stderr == "warning: there is no run in 'nowhere'; it is left out.\n"
-    words = ("Mine", "Runs: 2.", "fedcli run a --seeds 0,1", "No run is there, left out: nowhere")
-    assert all(text in out.read_text() for text in words)
-    result = invoke("report", "nowhere", "--out", out)
-    assert (result.exit_code, "there is no run in 'nowhere'" in result.stderr) == (2, True)
+    assert all(text in out.read_text() for text in ("Mine", "Runs: 2.", "fedcli run a --seeds 0,1"))
+    result = invoke(*command, "nowhere")
+    assert (result.exit_code, "there is no record at 'nowhere'" in result.stderr) == (2, True)
     monkeypatch.setitem(sys.modules, "bokeh", None)
     assert "pip install 'fedcli[report]'" in invoke(*command).stderr

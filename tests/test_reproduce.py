@@ -9,14 +9,12 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from rich.console import Console
 from typer.testing import CliRunner
 
 import fedcli
 from fedcli import Cell, Gain, Table, grid, registry
 from fedcli.cli import app as cli
 from fedcli.cli import display
-from fedcli.cli.tables import drawn
 from fedcli.errors import UserError
 from fedcli.results import comparison, costs, frame, jobs, plans
 from fedcli.results.render import render
@@ -574,17 +572,3 @@ def test_a_run_that_failed_keeps_what_it_goes_on_from(monkeypatch):
     plan = plans.plan(SMALL, seeds=[0], only=["FedAvg"])
     assert ["ZeroDivisionError" in error for error in jobs.execute(plan, watch, records_only=True).values()] == [True]
     assert "checkpoint.safetensors" in models_of(plan.runs[0].folder)
-
-
-def test_a_terminal_gets_portions_that_fit_with_every_number():
-    names = [f"{name} NIID-{n}" for name in ("CIFAR-10", "CINIC-10", "CIFAR-100") for n in (1, 2)]
-    one = table(grid(ROWS, dict.fromkeys(names, TINY)))
-    compared = comparison.compare(plans.plan(one, limits={"rounds": 2}))
-    screen = Console(file=io.StringIO(), width=60, force_terminal=True, color_system=None)
-    screen.print(drawn(compared, 60))
-    text = screen.file.getvalue()
-    assert max(map(len, text.splitlines())) <= 60
-    assert text.count("Reduced: at most 2 rounds.") == 1
-    for text_of_paper in compared.lines[0]:
-        assert text_of_paper in text
-    assert sum(line.startswith(" Method") for line in text.splitlines()) == 3

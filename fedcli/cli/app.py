@@ -4,6 +4,7 @@ PyTorch and the papers are imported inside the commands, so that help comes at o
 """
 
 import atexit
+import errno
 import gc
 import io
 import math
@@ -20,7 +21,7 @@ from typing import Any
 import typer
 
 from fedcli.cli import data, describe, machine, running, tables
-from fedcli.cli.common import FULL, Command, Group, Lasting, full, optional, show_traceback, stop
+from fedcli.cli.common import Command, Group, Lasting, optional, show_traceback, stop
 from fedcli.errors import UserError, unknown
 from fedcli.runs.signals import exit_code, interrupt_on_signals, set_time_limit
 
@@ -31,6 +32,7 @@ COMMANDS = {  # in the order of help
     "table": tables.table, "claims": tables.claims, "pages": tables.pages, "smoke": machine.smoke,
     "check": machine.check, "bench": machine.bench,
 }  # fmt: skip
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # what the system says where a file has no room
 UsageError = typer.BadParameter.__base__  # which Typer does not export
 
 
@@ -46,7 +48,8 @@ def _ends_in_a_line(ctx: typer.Context) -> Iterator[None]:
         if isinstance(error, UsageError) and type(error).__name__ != "NoArgsIsHelpError":
             text = _refusal(error)
         elif isinstance(error, OSError) and error.errno in FULL:
-            text, code = full(error, "the same command"), 1
+            remedy = "free space; then a run goes on with 'fedcli resume RUN', and all else with the same command"
+            text, code = f"'{error.filename}' cannot be written ({error.strerror}); {remedy}.", 1
         elif isinstance(error, OSError) and error.filename is not None:
             text = f"'{error.filename}' cannot be used ({error.strerror}); choose another path."
         elif isinstance(error, MemoryError) or re.search("allocate memory|out of memory", text):

@@ -1,6 +1,5 @@
 """What the commands share: how arguments are read, options, each declared once, printing, and ending with a message."""
 
-import errno
 import importlib.util
 import io
 import re
@@ -11,7 +10,7 @@ from traceback import format_exception
 from typing import Annotated, Any, Literal, NoReturn
 
 import typer
-from rich.console import Console, RenderableType
+from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 from typer import Argument, Option
@@ -20,7 +19,6 @@ from typer.core import TyperCommand, TyperGroup
 from fedcli.errors import UserError, printable, unknown
 from fedcli.runs.signals import set_time_limit
 
-FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # what the system says where a file has no room
 MACHINE, OUTPUT = "Machine", "Output"  # panels of the help
 Texts = list[str] | None
 
@@ -36,11 +34,11 @@ def argument(kind: Any, metavar: str, help: str, **more: Any) -> Any:
 
 
 Seeds = optional(str, "Seeds, one run for each, e.g. 0,1,2.", panel=MACHINE)
-Jobs = optional(int, "Parallel runs; if several, each in its own process.", panel=MACHINE)
-Workers = optional(int, "Local processes that share each round; the result is bit-identical.", panel=MACHINE)
+Jobs = optional(int, "Parallel runs; if several, each in its own process.", panel=MACHINE, min=1)
+Workers = optional(int, "Local processes that share each round; the result is bit-identical.", panel=MACHINE, min=1)
 On = optional(str, "ray or ray:ADDRESS: every run a task of Ray; folders are on shared storage.", panel=MACHINE)
-Cpus = optional(float, "With --on ray: cores for a run, 1 if not given.", panel=MACHINE)
-Gpus = optional(float, "With --on ray: GPUs for a run; 0.25 packs four on one.", panel=MACHINE)
+Cpus = optional(float, "With --on ray: cores for a run, 1 if not given.", panel=MACHINE, min=0)
+Gpus = optional(float, "With --on ray: GPUs for a run; 0.25 packs four on one.", panel=MACHINE, min=0)
 TimeLimit = optional(str, "Stop at a checkpoint after this time, to resume later: 9m, 2h, 1h30m, 90.", panel=MACHINE)
 LogFile = optional(str, "File to append the run's output to, without the progress bar.", panel=OUTPUT)
 Quiet = optional(bool, "Print nothing but errors.", "--quiet", panel=OUTPUT)
@@ -78,17 +76,17 @@ class Group(TyperGroup):
         return super().get_command(ctx, cmd_name)
 
 
-def parse_seeds(seeds: Any) -> Any:
-    """Read the seeds of `--seeds 0,1,2`; what is no text, or a part that is no number, is checked with the others."""
-    if not isinstance(seeds, str):
-        return seeds
+def parse_seeds(seeds: str | None) -> list[Any] | None:
+    """Read the seeds of `--seeds 0,1,2`; a part that is no number is refused with the others, by `check_seeds`."""
+    if seeds is None:
+        return None
     return [int(part) if re.fullmatch(r"\s*-?[0-9]{1,30}\s*", part) else part for part in seeds.split(",")]
 
 
-def limit_time(limit: str | int | None) -> None:
+def limit_time(limit: str | None) -> None:
     """Read a `--time-limit`, which counts from now; None for none."""
     if limit is not None:
-        text = f"{limit}s" if str(limit).isdecimal() else str(limit)
+        text = f"{limit}s" if limit.isdecimal() else limit
         parts = re.fullmatch(r"(?=.)(?:(\d{1,6})h)?(?:(\d{1,6})m)?(?:(\d{1,6})s)?", text)
         if parts is None:
             raise UserError(f"--time-limit must be a time (got '{limit}'); write 90s, 9m, 2h, 1h30m or seconds.")
@@ -97,17 +95,14 @@ def limit_time(limit: str | int | None) -> None:
 
 
 def place_runs(
-    jobs: Any, on: str | None, cpus: float | None, gpus: float | None, time_limit: str | int | None = None
+    jobs: int | None, on: str | None, cpus: float | None, gpus: float | None, time_limit: str | None = None
 ) -> dict[str, Any]:
     """Read `--jobs`, `--on`, `--cpus-per-run` and `--gpus-per-run` as `jobs.execute` takes them; start the limit."""
     limit_time(time_limit)
-    jobs = 1 if jobs is None else jobs
-    if type(jobs) is not int or jobs < 1:
-        raise UserError(f"--jobs must be a whole number from 1 (got {jobs}); 1 runs one after the other.")
     if on is None and (cpus, gpus) == (None, None):
-        return {"jobs": jobs, "cluster": None}
+        return {"jobs": jobs or 1, "cluster": None}
     name, _, address = str(on).partition(":")
-    if name != "ray" or jobs > 1:
+    if name != "ray" or (jobs or 1) > 1:
         raise UserError(
             f"--on must be ray or ray:ADDRESS, without --jobs (got --on {on}, --jobs {jobs}); write --on ray, or leave "
             "--cpus-per-run and --gpus-per-run out."
@@ -115,7 +110,7 @@ def place_runs(
     if importlib.util.find_spec("ray") is None:
         raise UserError("--on ray needs Ray (got no module 'ray'); pip install 'fedcli[ray]' brings it.")
     for flag, value in (("--cpus-per-run", cpus), ("--gpus-per-run", gpus)):
-        if value is not None and (value < 0 or (value > 1 and value % 1)):
+        if value is not None and value > 1 and value % 1:
             raise UserError(f"{flag} must be a part of one or a whole number (got {value:g}); write 0.25, 1 or 2.")
     cluster = {"address": address or None, "num_cpus": 1.0 if cpus is None else cpus, "num_gpus": gpus or 0.0}
     return {"jobs": 1, "cluster": cluster}
@@ -144,20 +139,15 @@ def stop(message: str, code: int) -> NoReturn:
     raise typer.Exit(code)
 
 
-def full(error: OSError, command: str) -> str:
-    """Say that a disk is full, and what goes on."""
-    return f"'{error.filename}' cannot be written ({error.strerror}); free space and run {command}."
-
-
 def show_traceback(ctx: typer.Context, error: BaseException) -> None:
     """Print an error's traceback on stderr where `fedcli --traceback` asks for it."""
     if ctx.find_root().params.get("traceback"):
         typer.echo("".join(format_exception(error)), err=True, nl=False)
 
 
-def console(quiet: bool = False) -> Console:
-    """Make a console for stdout that leaves numbers and names uncoloured; a quiet one prints nothing."""
-    return Console(highlight=False, quiet=quiet)
+def console() -> Console:
+    """Make a console for stdout that leaves numbers and names uncoloured."""
+    return Console(highlight=False)
 
 
 def consoles(quiet: bool | None, log_file: str | None, stderr: bool = False) -> list[Console]:
@@ -172,28 +162,32 @@ def consoles(quiet: bool | None, log_file: str | None, stderr: bool = False) -> 
 
 
 def print_table(columns: Sequence[str], rows: Sequence[Any], gap: int = 2, screen: Console | None = None) -> None:
-    """Print a table whose cells are taken as they are; the first column is never broken, numbers stand to the right.
+    """Print a table whose cells are taken as they are; columns of whole numbers stand to the right, no cell is cut.
 
     Where all titles are empty there is no line of them. The table goes to stdout unless a screen is given.
     """
     table = Table(box=None, pad_edge=False, padding=(0, gap, 0, 0), show_header=any(columns))
     for number, column in enumerate(columns):
         numbers = all(str(row[number]).isdigit() or row[number] == "" for row in rows)
-        table.add_column(printable(column), no_wrap=number == 0, justify="right" if numbers else "left")
+        table.add_column(printable(column), overflow="fold", justify="right" if numbers else "left")
     for row in rows:
-        table.add_row(*(Text(printable(cell)) for cell in row))
+        table.add_row(*(cell if isinstance(cell, Text) else Text(printable(cell)) for cell in row))
     (screen or console()).print(table)
 
 
-def print_or_write(text: str, out: Path | None, drawing: RenderableType | None = None) -> None:
-    """Print a text, or a drawing of it on a terminal; or write it to a file and print the file's name."""
+def print_or_write(text: str, out: Path | None, sheets: Sequence[Any] = ()) -> None:
+    """Print a text, or on a terminal the sheets it was made of; or write it to a file and print the file's name."""
     from fedcli.data.files import write_atomically  # late: help comes without NumPy
 
     if out is not None:
         out.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(out, lambda path: path.write_text(text, encoding="utf-8"))
         typer.echo(str(out))
-    elif drawing is not None and console().is_terminal:
-        console().print(drawing)
-    else:
+        return
+    if not sheets or not console().is_terminal:
         typer.echo(text, nl=False)
+        return
+    for sheet in sheets:
+        typer.echo("".join(f"{line}\n\n" for line in (sheet.title, sheet.setting) if line), nl=False)
+        print_table(sheet.columns, sheet.lines)
+        typer.echo("".join(f"\n- {note}" for note in sheet.notes))

@@ -9,7 +9,6 @@ import hashlib
 import json
 import os
 import re
-import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import Field, fields
 from functools import cache
@@ -19,7 +18,7 @@ from typing import Any, Literal
 import typer
 
 from fedcli import declarations, papers, registry
-from fedcli.cli.common import argument, console, print_table
+from fedcli.cli.common import argument, console, optional, print_table
 from fedcli.declarations import Method, Post, Protocol, flag_of
 from fedcli.errors import UserError
 from fedcli.userfiles import is_from_file
@@ -67,14 +66,27 @@ def _hash() -> str:
 
 
 def summary(method: Method | Post) -> dict[str, Any]:
-    """Tell of a method, or of a step after the last round: title, default protocol, file, options and protocols."""
+    """Tell of a method, or of a step after the last round: title, file, options and their protocol, all protocols."""
+    defaults = default_values(method)
     return {
         "title": method.title,
-        "protocol": protocol_names(method),
         "file": os.path.relpath(method.file, PAPERS),
-        "options": [(flag_of(field.name), option_help(method, field)) for field in fields(method.config)],
-        "protocols": [protocol.name for protocol in protocols_of(method)],
+        "default": defaults.get("protocol", ""),
+        "options": [(flag_of(field.name), option_help(field, defaults)) for field in fields(method.config)],
+        "protocols": [(protocol.name, protocol.summary) for protocol in protocols_of(method)],
     }
+
+
+def default_values(method: Method | Post) -> dict[str, Any]:
+    """Values of a run of the method with no option given; empty for a step, and for a method that needs an option."""
+    from fedcli.runs.config import resolve
+
+    if isinstance(method, Post):
+        return {}
+    try:
+        return resolve(method, {}, need_data=False).values()
+    except UserError:
+        return {}
 
 
 def protocols_of(method: Method | Post) -> list[Protocol]:
@@ -85,16 +97,6 @@ def protocols_of(method: Method | Post) -> list[Protocol]:
     paper = getattr(method, "default_protocol", "").split(":")[0]
     of_paper = [protocol for protocol in registry.protocols().values() if protocol.name.split(":")[0] == paper]
     return list(getattr(method.module, "PROTOCOLS", ()) or of_paper)
-
-
-def protocol_names(method: Method | Post) -> str:
-    """Name the method's default protocol, and in brackets the one for built-in data where it is another."""
-    if not protocols_of(method):
-        return ""
-    from fedcli.runs.config import DEFAULT_DATASET
-
-    first, built_in = (registry.default_protocol(method, dataset).name for dataset in (None, DEFAULT_DATASET))
-    return first if first == built_in else f"{first} ({built_in} for built-in data)"
 
 
 def protocol_rows(protocol: Protocol) -> list[tuple[str, str]]:
@@ -111,21 +113,10 @@ def protocol_rows(protocol: Protocol) -> list[tuple[str, str]]:
     return rows + [("note", note) for note in protocol.notes]
 
 
-def option_help(method: Method | Post, field: Field) -> str:
-    """Write the help of an option of a method, or of a step after the last round, with its default.
-
-    The default is told as far as it is known without a data set, and not where the help says it in words.
-    """
-    every = [*registry.protocols().values(), *protocols_of(method)]
-    settings = [setting for protocol in every for setting in (protocol, *protocol.datasets.values())]
-    default = "" if field.default is None else _word(field.default)
-    if field.name == "protocol":
-        default = protocol_names(method)
-    elif field.name == "backbone" or any(field.name in protocol.settings for protocol in every):
-        default = "from the protocol"
-    elif any(field.name in setting.method_options.get(method.name, ()) for setting in settings):
-        default += ", unless the protocol says otherwise"
-    return declarations.help_text(field.metadata) + (f" [default: {default}]" if default else "")
+def option_help(field: Field, defaults: Mapping[str, Any]) -> str:
+    """Write the help of an option with its default, which is that of `default_values` or else of its field."""
+    value = defaults.get(field.name, field.default)
+    return declarations.help_text(field.metadata) + ("" if value is None else f" [default: {_word(value)}]")
 
 
 def _settings(settings: Mapping[str, Any]) -> str:
@@ -154,84 +145,58 @@ def completion(*kinds: str, choices: Sequence[str] = ()) -> Callable[[str], list
     return complete
 
 
-def list_() -> None:
-    """List the methods, the protocols, the networks and the papers' tables."""
-    methods = [(name, method["title"], method["protocol"]) for name, method in index()["method"].items()]
-    steps = [(name, step["title"]) for name, step in index()["post"].items()]
-    protocols = [(name, dict(rows)["set-up"]) for name, rows in index()["protocol"].items()]
-    for columns, rows in (
-        (("Method", "Title", "Default protocol"), methods),
-        (("Step after the last round, --post", "Title"), steps),
-        (("Protocol", "Set-up"), protocols),
-        (("Table", "What it shows"), list(index()["table"].items())),
-    ):
-        print_table(columns, rows)
-        typer.echo()
-    networks = textwrap.fill(", ".join(index()["backbone"]), console().width, break_on_hyphens=False)
-    typer.echo(f"Networks, --backbone\n{networks}\n")
-    typer.echo("'fedcli show NAME' tells more of a method or a protocol, 'fedcli run METHOD' runs it.")
-    typer.echo("'fedcli data list' shows the data sets.")
+def list_(all_: optional(bool, "Also list steps, protocols and the papers' tables.", "--all") = False) -> None:
+    """List the methods and the networks."""
+    rows = {kind: list(index()[kind].items()) for kind in ("method", "post", "protocol", "table")}
+    print_table(("Method", "Title"), [(name, method["title"]) for name, method in rows["method"]])
+    if all_:
+        steps = [(name, step["title"]) for name, step in rows["post"]]
+        protocols = [(name, dict(lines)["set-up"]) for name, lines in rows["protocol"]]
+        for title, column, lines in (
+            ("Step after the last round, --post", "Title", steps),
+            ("Protocol, --protocol", "Set-up", protocols),
+            ("Table, 'fedcli table NAME'", "What it shows", rows["table"]),
+        ):
+            typer.echo()
+            print_table((title, column), lines)
+    console().print(f"\nNetworks, --backbone\n{', '.join(index()['backbone'])}\n")
+    typer.echo("'fedcli run METHOD' runs a method, 'fedcli show METHOD' shows its options and its card.")
+    typer.echo("'fedcli list --all' also lists protocols and tables, 'fedcli data list' the data sets.")
 
 
 def show(
     name: argument(
         str,
         "METHOD|PROTOCOL",
-        "Name of a method or of a protocol, or path of a method file.",
+        "Name of a method, a step for --post or a protocol; or ./file.py, ./file.py:NAME.",
         autocompletion=completion("method", "protocol", "post"),
     ),
 ) -> None:
-    """Show what a protocol fixes, or a method's card, options and protocols; also of a file or a step for --post."""
+    """Show a method's options, its card and the names of its protocols, or all that a protocol fixes."""
     methods, protocols = {**index()["method"], **index()["post"]}, index()["protocol"]
     name = registry.spelt(name, (*methods, *protocols, *index()["table"]))
     if name in index()["table"]:
         raise UserError(f"'{name}' is a paper's table; 'fedcli table {name} --dry-run' shows it.")
-    if name in protocols:
-        _print_protocol(name, protocols[name])
+    rows = protocols.get(name)
+    if rows is None and ":" in name:
+        try:
+            rows = protocol_rows(registry.find_protocol(name))
+        except UserError:
+            if not is_from_file(name):
+                raise
+    if rows is not None:
+        print_table((f"Protocol {name}", ""), rows)
         return
-    if ":" in name and not is_from_file(name):
-        registry.find_protocol(name)  # refuses it
-    if name not in methods:
-        method = registry.find_method(name)
-        methods[name] = summary(method)
-        protocols = {protocol.name: protocol_rows(protocol) for protocol in protocols_of(method)}
-    code = (PAPERS / methods[name]["file"]).read_text(encoding="utf-8")
-    typer.echo("\n".join(reflow((ast.get_docstring(ast.parse(code), clean=False) or "").strip(), console().width)))
-    more = f"'fedcli run {name} --help' shows those of every method too"
-    typer.echo(f"\nOptions of its own ({f'with --post {name}' if name in index()['post'] else more})")
-    print_table(("", ""), [(f"    {flag}", text) for flag, text in methods[name]["options"]] or [("    none", "")])
-    for protocol in methods[name]["protocols"]:
-        typer.echo()
-        _print_protocol(protocol, protocols[protocol])
-
-
-def _print_protocol(name: str, rows: list[tuple[str, str]]) -> None:
-    """Print what a protocol fixes."""
-    typer.echo(f"Protocol {name}")
-    print_table(("", ""), [(f"    {title}", text) for title, text in rows])
-
-
-def reflow(card: str, width: int) -> list[str]:
-    """Break a card that is wider than `width` into lines: fill paragraphs and items, keep tables and commands.
-
-    A numbered item or a paragraph continues in lines of the same indent.
-    """
-    if max(map(len, card.splitlines()), default=0) <= width:
-        return card.splitlines()
-    blocks: list[list[Any]] = []  # text, and the indent of what continues it
-    for line in card.splitlines():
-        text, indent, item = line.strip(), len(line) - len(line.lstrip()), re.match(r"\s*\d+\. +", line)
-        begins = not text or item or "  " in text or text.startswith("fedcli ")
-        if blocks and not begins and indent == blocks[-1][1]:
-            blocks[-1][0] += f" {text}"
-        else:
-            # Where an item's text begins, or a table's last column, or a formula or paragraph.
-            start = (item or re.match(r"(.*\s{2,})?", line)).end()
-            blocks.append([line, (start if start <= 0.6 * width else indent) if text else -1])
-    filled, whole = [], {"break_long_words": False, "break_on_hyphens": False}
-    for text, hang in blocks:
-        filled += textwrap.wrap(text, width, subsequent_indent=" " * hang, **whole) or [""]
-    return filled
+    method = methods.get(name) or summary(registry.find_method(name))
+    every = f"with --post {name}" if name in index()["post"] else f"'fedcli run {name} --help' shows all options"
+    values = f", with the values of protocol {method['default']}" if method["default"] else ""
+    typer.echo(f"{method['title']}\n\nOptions of its own{values} ({every})")
+    print_table(("", ""), method["options"] or [("none", "")])
+    code = (PAPERS / method["file"]).read_text(encoding="utf-8")
+    typer.echo(f"\n{ast.get_docstring(ast.parse(code), clean=False) or ''}".rstrip())
+    if method["protocols"]:
+        typer.echo("\nProtocols ('fedcli show PROTOCOL' shows all that one fixes)")
+        print_table(("", ""), method["protocols"])
 
 
 def new(

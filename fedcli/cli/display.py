@@ -4,7 +4,6 @@ The same for a paper's table or a grid: what it costs, and the progress of its r
 as it imports pandas, which a single run does not need.
 """
 
-import gc
 import shlex
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -25,6 +24,7 @@ from fedcli.registry import find_method
 from fedcli.runs.config import describe_reductions, inactive_term
 from fedcli.runs.records import RECORD, reductions_of
 from fedcli.runs.signals import exit_code
+from fedcli.runs.trackers import with_loggers
 from fedcli.userfiles import user_files
 
 if TYPE_CHECKING:
@@ -42,12 +42,9 @@ def header(record: dict[str, Any], folder: Path) -> dict[str, str]:
     no_step = f"; {len(idle)} have too few for a step and do not train: {', '.join(map(str, idle))}" if idle else ""
     fixed = "".join(f", {part['parameters']:,} frozen" for part in record["model"].get("frozen", []))
     test = EVALUATIONS[record["evaluation"]].replace("official", "data's" if "dataset_source" in record else "official")
-    together = engine["clients_per_chunk"]
+    together, workers = engine["clients_per_chunk"], engine.get("workers", 1)
     mode = "one client after the other" if together == 1 else f"{together} clients {engine['way']}"
-    counts = {"workers": engine.get("workers", 1), "threads": record["hardware"]["threads"]}
-    several = [f"{number} {name}" for name, number in counts.items() if number > 1]
-    machine = [engine["device"], engine["precision"], *several, mode, engine.get("chosen")]
-    done = len(record["rounds"])
+    machine = [engine["device"], engine["precision"], f"{workers} workers" * (workers > 1), mode, engine.get("chosen")]
     return {
         "method": f"{record['method']}, protocol {record['protocol']}",
         "inactive": inactive_term(config, find_method(record["method_source"])),
@@ -55,14 +52,12 @@ def header(record: dict[str, Any], folder: Path) -> dict[str, str]:
         "made from": record.get("dataset_source", ""),
         "partition": f"{record['partition']['flag']}, {min(sizes):,} to {max(sizes):,} images a client{no_step}",
         "network": f"{record['model']['backbone']}, {record['model']['parameters']:,} parameters{fixed}",
-        "clients": f"{config['num_clients']}, of which {config['cohort_size']} in each of {config['rounds']} rounds",
-        "training": f"{config['optimizer']}, rate {config['lr']:g}, local epochs {config['local_epochs']}, batches of "
-        f"{config['batch_size']}",
+        "training": f"{config['rounds']} rounds of {config['cohort_size']} clients, {config['optimizer']}, rate "
+        f"{config['lr']:g}, local epochs {config['local_epochs']}, batches of {config['batch_size']}",
         "headline": f"{SELECTIONS[record['summary']['selection']]}, {test}",
         "machine": ", ".join(filter(None, machine)),
-        "seed": str(record["seed"]),
-        "folder": str(folder),
-        "resumed": f"after {done}/{config['rounds']} rounds" if done else "",
+        "folder": f"{folder}, seed {record['seed']}",
+        "resumed": f"after {len(record['rounds'])}/{config['rounds']} rounds" if record["rounds"] else "",
     }
 
 
@@ -77,8 +72,7 @@ def headline(record: dict[str, Any], folder: Path) -> dict[str, str]:
         "last round": f"{100 * summary['last']:.2f} %",
         **({f"after {post['name']}": f"{100 * post['test_accuracy']:.2f} %"} if post else {}),
         "time": str(timedelta(seconds=round(record["seconds_total"]))),
-        "record": str(folder / RECORD),
-        "figures": "curve.png and partition.png beside it",
+        "record": f"{folder / RECORD}, with curve.png and partition.png",
     }
 
 
@@ -103,16 +97,15 @@ class Display(Standing):
     """Show a run: a live bar on a terminal, one line a round elsewhere. Rounds are counted from 1."""
 
     def __init__(self, console: Console, *logs: Console):
-        """Makes a display on a console, whose lines go to `logs` too."""
+        """Make a display on a console, whose lines go to `logs` too."""
         self._consoles = (console, *logs)
 
     def start(self, record: dict[str, Any], folder: Path, samples_per_round: int, first_round: int) -> None:
         """Print the header and show the bar, on a terminal only."""
         super().start(record, folder, samples_per_round, first_round)
         self._print(header(record, folder))
-        total = record["config"]["rounds"]
         self.bar = Progress(console=self._consoles[0], disable=not self._consoles[0].is_terminal)
-        self._task = self.bar.add_task(f"round {first_round}/{total}", total=total, completed=first_round)
+        self._task = self.bar.add_task("", total=record["config"]["rounds"])
         self.bar.start()
 
     def note(self, text: str) -> None:
@@ -136,7 +129,6 @@ class Display(Standing):
         self.bar.stop()
         if record["status"] == "finished":
             self._print(headline(record, self.folder))
-            self._consoles[0].print()
             draw(record, self.folder)
             self.folder = None
 
@@ -145,14 +137,11 @@ class Display(Standing):
         print_line(self._consoles[1:], text)
 
     def skip(self, record: dict[str, Any], folder: Path) -> None:
-        """Says that a run has ended before, and draws its figures where a kill came before them."""
-        finished = record["status"] == "finished"
-        if finished and not (folder / "partition.png").is_file():  # which is drawn last
-            draw(record, folder)
-        self._print({"skipped": f"{folder}, which has {'finished' if finished else 'diverged'}"})
+        """Say that a run has ended before."""
+        self._print({"skipped": f"{folder}, which has {'finished' if record['status'] == 'finished' else 'diverged'}"})
 
     def resume_command(self) -> str:
-        """What to type to take up the run."""
+        """Write the command that resumes the run."""
         files = [text for path in user_files(self.record) for text in ("--method", path)]
         return shlex.join(["fedcli", "resume", str(self.folder), *files])
 
@@ -168,47 +157,46 @@ def cost(plan: "TablePlan") -> list[tuple[str, str]]:
 
     states = Counter(run.state for run in plan.runs)
     shown = ", ".join(f"{count} {state}" for state, count in states.items())
-    runs = f"{len(plan.runs)}, seeds {', '.join(map(str, plan.seeds))}: {shown}; {len(plan.to_run)} to run"
     estimated = costs.estimate(plan)
     starting, left_out = estimated[~estimated["left_out"]], estimated[estimated["left_out"]]
     columns = list(starting.groupby("column", sort=False))
     lines = [
         ("table", plan.title),
-        ("runs", runs),
+        ("runs", f"{len(plan.runs)}, seeds {', '.join(map(str, plan.seeds))}: {shown}; {len(plan.to_run)} to run"),
         ("reduced", f"{plan.reduction}; not the paper's setting" if plan.reduction else ""),
         ("time", f"{costs.time_text(starting)}, one run after the other" if columns else ""),
     ]
     if len(columns) > 1:
         lines += [("", f"{comparison.heading(column)}: {costs.time_text(part)}") for column, part in columns]
     lines.append(("data sets", ", ".join(sorted({name for run in plan.to_run for name in run.setup.data_sets}))))
-    lines += [("left out", lack) for lack in plan.missing_data.values()]
+    lines += [("left out", lack) for lack in (*plan.missing_data.values(), *plan.damaged)]
     if len(left_out):
         lines.append(("", f"not counted above: {costs.time_text(left_out)}"))
-    lines += [("left out", lack) for lack in plan.damaged]
-    lines.append(("folder", " and ".join(map(str, (plan.folder, *plan.search)))))
+    lines.append(("new runs", f"are written to {plan.folder}"))
     return [(title, text) for title, text in lines if text]
 
 
 class TableDisplay:
-    """Show the runs of a table or a grid: a bar of their work on a terminal, and a line for each that ends."""
+    """Show the runs of a table or a grid: a bar of their rounds on a terminal, and a line for each that ends."""
 
-    def __init__(self, console: Console, plan: "Plan", *logs: Console):
-        """Makes a display on a console, whose lines go to `logs` too."""
-        self._consoles, self.ended, self.total, self._plan = (console, *logs), 0, len(plan.to_run), plan
-        self._done: dict[Path, float] = {}  # work, by folder
-        work = sum(run.round_work * (run.setup.run.rounds - run.rounds_done) for run in plan.to_run)
-        self.bar = Progress(console=console, disable=not console.is_terminal, transient=True)
-        self._task = self.bar.add_task("", total=work)
+    def __init__(self, consoles: Sequence[Console], plan: "Plan", log: str | None = None):
+        """Make a display whose bar is on the first console, and its lines on all; `log` names loggers of each run."""
+        self.ended, self.total, self.log = 0, len(plan.to_run), log
+        self._consoles, self._plan = consoles, plan
+        with_loggers(None, log)  # refuses what is none
+        self._rounds = {run.folder: run.rounds_done for run in plan.to_run}
+        self.bar = Progress(console=consoles[0], disable=not consoles[0].is_terminal, transient=True)
+        self._task = self.bar.add_task("", total=sum(run.setup.run.rounds for run in plan.to_run))
 
     def begin(self, run: "PlannedRun") -> None:
         """Say that a run starts or goes on."""
         self._print(run, "starts" if run.record is None else f"goes on after {run.rounds_done} rounds")
 
-    def advance(self, run: "PlannedRun", rounds: float) -> None:
+    def advance(self, run: "PlannedRun", rounds: int) -> None:
         """Move the bar."""
-        self._done[run.folder] = run.round_work * max(rounds - run.rounds_done, 0)
+        self._rounds[run.folder] = rounds
         text = f"{self.ended}/{self.total} runs"
-        self.bar.update(self._task, completed=sum(self._done.values()), description=text)
+        self.bar.update(self._task, completed=sum(self._rounds.values()), description=text)
 
     def end(self, run: "PlannedRun", record: dict[str, Any] | None, error: str) -> None:
         """Say what has become of a run."""
@@ -226,12 +214,12 @@ class TableDisplay:
 
 
 def run_plan(
-    plan: "Plan", consoles: Sequence[Console], again: str = "the same command", **where: Any
+    plan: "Plan", consoles: Sequence[Console], again: str = "the same command", log: str | None = None, **where: Any
 ) -> dict[Path, str]:
     """Run what is to do of a plan, and show it; after an interruption say what goes on."""
     from fedcli.results.jobs import execute
 
-    display = TableDisplay(consoles[0], plan, *consoles[1:])
+    display = TableDisplay(consoles, plan, log)
     try:
         with display.bar:
             return execute(plan, display, **where)

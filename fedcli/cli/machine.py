@@ -1,6 +1,5 @@
 """The commands that try the engine on this machine: `smoke`, `bench` and `check`."""
 
-import time
 from dataclasses import replace
 from json import dumps
 from pathlib import Path
@@ -24,24 +23,22 @@ def smoke(only: optional(list[str], "A method to try; repeat it for several.") =
     Exit code 1 if one of them fails. It shows that every method runs and ends with finite numbers; accuracies after two
     rounds say nothing of how good a method is.
     """
-    from fedcli.runs import config, run
+    from fedcli.runs import run
 
-    chosen = {name: config.built_in(registry.find_method(name)) for name in only or registry.methods()}
-    rows, errors, began = [], [], time.perf_counter()
+    names, rows, errors = [registry.find_method(name).name for name in only or registry.methods()], [], []
     small = {"rounds": 2, "train_examples": 240, "local_epochs": 2, "checkpoint_every": 2}
     with Console(stderr=True).status("") as status, TemporaryDirectory() as folder:
-        for name, setting in chosen.items():
+        for name in names:
             status.update(escape(name))
-            dataset, protocol = setting or (None, None)  # then the run says what it lacks
-            start, accuracy = time.perf_counter(), "failed"
             try:
-                done = run.run(name, protocol=protocol, dataset=dataset, out=f"{folder}/{len(rows)}", **small)
-                accuracy = f"{100 * done.record['summary']['last']:.1f} %"
+                record = run.run(name, out=f"{folder}/{name}", **small).record
             except Exception as error:
                 errors.append(f"{name}: {type(error).__name__}: {error}")
-            rows.append((name, protocol or "", dataset or "", f"{time.perf_counter() - start:.1f}", accuracy))
+                continue
+            accuracy = f"{100 * record['summary']['last']:.1f} %"
+            rows.append((name, record["protocol"], record["dataset"], f"{record['seconds_total']:.1f}", accuracy))
     print_table(("Method", "Protocol", "Data set", "Seconds", "Accuracy"), rows)
-    typer.echo(f"{len(rows) - len(errors)} of {len(rows)} methods ran, {time.perf_counter() - began:.0f} seconds.")
+    typer.echo(f"{len(rows)} of {len(names)} methods ran.")
     if errors:
         typer.echo("\n".join(errors), err=True)
         raise typer.Exit(1)
@@ -86,21 +83,19 @@ def bench(
         csv = measure.result_file(csv, cases[0][1].device)
         measure.append_csv(csv, [])
     results = []
-    try:
-        for workload, setup in cases:
-            with Console(stderr=True).status(workload.name) as status:
-                results.append(measure.measure(workload, setup, repeats, status.update))
-            if json:
-                typer.echo(dumps(results[-1]))
-            if csv is not None:
-                measure.append_csv(csv, results[-1:])
-    finally:  # also what was measured before Ctrl-C
-        if results and not json:
-            rows = list(map(measure.cells, results))
-            for columns in measure.TABLES:
-                print_table(columns, [[cells[column] for column in columns] for cells in rows])
-                typer.echo()
-            typer.echo(measure.MACHINE.format(**results[0]))
+    for workload, setup in cases:
+        with Console(stderr=True).status(workload.name) as status:
+            results.append(measure.measure(workload, setup, repeats, status.update))
+        if json:
+            typer.echo(dumps(results[-1]))
+        if csv is not None:
+            measure.append_csv(csv, results[-1:])
+    if results and not json:
+        rows = list(map(measure.cells, results))
+        for columns in measure.TABLES:
+            print_table(columns, [[cells[column] for column in columns] for cells in rows])
+            typer.echo()
+        typer.echo(measure.MACHINE.format(**results[0]))
 
 
 def check(
@@ -116,7 +111,7 @@ def check(
     4: training clients together equals one by one, also with BatchNorm and, on CUDA, as captured graphs.
     5: client order does not matter. 6: edge cases give finite numbers. 7: a resumed run equals an uninterrupted one.
     9: what is sent is what is declared. Variants that a named method declares are checked too.
-    Exit code 1 if a law is broken. For several methods, the table has the worst figure of each law.
+    Exit code 1 if a law is broken.
     """
     from fedcli import check as laws
     from fedcli.runs.config import find_device
@@ -134,24 +129,22 @@ def check(
     if not methods:
         chosen = registry.methods() if all_ else {method.name: method for method in laws.one_of_each_kind()}
     cases = [(name, method, number) for name, method in chosen.items() for number in numbers]
-    device, single = str(find_device(device)), len(chosen) == 1
-    rows, messages, broken, left_out = [], [], 0, 0
+    device, rows, failures, left_out = str(find_device(device)), [], {}, 0
     with Console(stderr=True).status("") as status:
         for name, method, number in cases:
             status.update(escape(f"{name}: {laws.LAWS[number].title}"))
             findings = laws.check(method, number, device)
-            wrong = [finding for finding in findings if not finding.holds]
-            worst = sorted(findings, key=lambda finding: -1 if finding.above else finding.figure)[-1:]
-            rows += [(name, number, *finding.cells) for finding in (findings if single else wrong or worst)]
-            messages += [(f"{name}, law {number}", finding) for finding in wrong]
-            broken += bool(wrong)
+            rows += [(name, number, *finding.cells) for finding in findings]
+            if wrong := [finding for finding in findings if not finding.holds]:
+                failures[f"{name}, law {number}"] = wrong
             left_out += findings[0].bound is None
     print_table(("Checked", "Law", "Compared", "Figure", "Tolerance", ""), rows)
-    for checked, finding in messages:
-        if finding.error is not None:
-            show_traceback(ctx, finding.error)
-        typer.echo(f"{checked}: {finding}", err=True)
-    checked, beside = len(cases) - left_out, f"; {left_out} left out, see above" if left_out else ""
-    typer.echo(f"{checked - broken} of {checked} laws hold on {device}{beside}.")
-    if broken:
+    for checked, findings in failures.items():
+        for finding in findings:
+            if finding.error is not None:
+                show_traceback(ctx, finding.error)
+            typer.echo(f"{checked}: {finding}", err=True)
+    count, beside = len(cases) - left_out, f"; {left_out} left out, see above" if left_out else ""
+    typer.echo(f"{count - len(failures)} of {count} laws hold on {device}{beside}.")
+    if failures:
         raise typer.Exit(1)

@@ -9,18 +9,26 @@ from contextlib import suppress
 from dataclasses import Field
 from functools import partial
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, NoReturn, get_args
 
 import typer
-from rich.markdown import Markdown
 from rich.markup import escape
-from rich.text import Text
 from typer.core import TyperGroup
 
 from fedcli import registry
 from fedcli.cli import common
-from fedcli.cli.common import OUTPUT, argument, console, consoles, optional, parse_seeds, place_runs, print_table, stop
-from fedcli.cli.describe import completion, index, option_help
+from fedcli.cli.common import (
+    OUTPUT,
+    argument,
+    consoles,
+    optional,
+    parse_seeds,
+    place_runs,
+    print_or_write,
+    print_table,
+    stop,
+)
+from fedcli.cli.describe import completion, default_values, index, option_help
 from fedcli.declarations import flag_of
 from fedcli.errors import UserError
 
@@ -61,9 +69,10 @@ class MethodGroup(TyperGroup):
 
         first, *others = map(registry.find_method, cmd_name.split(","))
         action, post, parameters = ACTIONS[self.name], ctx.meta.get("post"), []
+        defaults = default_values(first)
         for title, panel in config.option_panels(first, post).items():
             if not others or title != first.title:
-                parameters += [_parameter(field, title, option_help(first, field)) for field in panel.values()]
+                parameters += [_parameter(field, title, option_help(field, defaults)) for field in panel.values()]
         of_action = inspect.signature(action).parameters.values()
         parameters += [parameter for parameter in of_action if parameter.kind is inspect.Parameter.KEYWORD_ONLY]
 
@@ -78,7 +87,8 @@ class MethodGroup(TyperGroup):
         command.__signature__ = inspect.Signature(parameters)
         command.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
         title, card = escape(first.title), f"'fedcli show {escape(cmd_name)}' prints its card and its protocols."
-        look = {"help": f"{title}.\n\n{card}", "short_help": title, "rich_help_panel": "Methods"}
+        origin = "Defaults are those of a run without options; another data set or protocol brings its own."
+        look = {"help": f"{title}.\n\n{card}\n\n{origin}", "short_help": title, "rich_help_panel": "Methods"}
         single = typer.Typer(add_completion=False)
         single.command(cmd_name, cls=_MethodCommand, **look)(command)
         made = typer.main.get_command(single)
@@ -141,66 +151,49 @@ def _run(
     The progress of one run goes to stdout, that of several to stderr, and their table to stdout.
     """
     names, where = method.split(","), place_runs(jobs, on, cpus_per_run, gpus_per_run, time_limit)
-    experiment = {"seeds": parse_seeds(seeds), "out": out, "tuned": tuned, "continue_": continue_}
-    several = len(names) > 1 or any(isinstance(value, tuple) for value in given.values())
-    if not several and where == {"jobs": 1, "cluster": None}:
-        _run_one(method, {**given, **experiment, "sources": sources}, workers, log, (quiet, log_file))
+    several = seeds is not None or len(names) > 1 or any(isinstance(value, tuple) for value in given.values())
+    given |= {"sources": sources, "tuned": tuned}
+    if several or where != {"jobs": 1, "cluster": None}:
+        if workers is not None:
+            raise UserError(f"--workers {workers} is for one run at a time (got several); leave it out.")
+        if log is not None and where != {"jobs": 1, "cluster": None}:
+            raise UserError(f"--log {log} is for runs one after the other (got --jobs or --on); leave one out.")
+        experiment = {"seeds": parse_seeds(seeds), "out": out, "continue_": continue_}
+        _run_several(names, given, experiment, (quiet, log_file, log), where)
         return
-    for flag, value in (("--workers", workers), ("--log", log)):
-        if value is not None:
-            raise UserError(f"{flag} {value} is for one run at a time (got several at once); leave it out.")
-    from fedcli.cli.display import RECORD, run_plan
-    from fedcli.data.files import write_atomically
-    from fedcli.results import frame, plans
+    from fedcli.runs import run as runs
 
+    if is_divided(workers):
+        # One folder for all workers; what is refused is so before they start.
+        [(_, folder)] = runs.plan(method, out=out, **given)
+        launch_workers(workers, () if out else ("--out", str(folder)))
+    watch(partial(runs.run, method, out=out, continue_=continue_, **given), quiet, log_file, log)
+
+
+def _run_several(
+    names: list[str], given: dict[str, Any], experiment: dict[str, Any], shown: tuple, where: dict[str, Any]
+) -> None:
+    """Run every method with every combination of options and every seed; print and write the table, draw the curves."""
+    from fedcli.cli.display import run_plan
+    from fedcli.data.files import write_atomically
+    from fedcli.figures import curves, plots
+    from fedcli.results import frame, plans, render, tables
+
+    quiet, log_file, log = shown
     plan = plans.plan_grid(names, given, **experiment)
     again = f"the same command with --out {shlex.quote(str(plan.folder))} --continue"
-    errors = run_plan(plan, consoles(quiet, log_file, stderr=True), again, **where)
-    begun = [run.folder for run in plan.runs if (run.folder / RECORD).is_file()]
-    records = frame.find_records(begun or [plan.folder])
-    table = _print_table(records, quiet)
-    write_atomically(plan.folder / "table.md", lambda path: path.write_text(table, encoding="utf-8"))
-    from fedcli.figures import curves, plots  # only now, as it takes a second
-
+    errors = run_plan(plan, consoles(quiet, log_file, stderr=True), again, log, **where)
+    records = frame.find_records([plan.folder])
+    sheet = tables.sheet(records)
+    text = render.render(sheet)
+    write_atomically(plan.folder / "table.md", lambda path: path.write_text(text, encoding="utf-8"))
     with suppress(UserError):  # no run has come to a test
         plots.write(plan.folder / "curves", curves.learning_curves, records, page=True)
-    console(quiet).print(f"table and curves: {plan.folder}, table.md and curves.png", soft_wrap=True)
+    if not quiet:
+        print_or_write(text, None, [sheet])
+        typer.echo(f"table and curves: {plan.folder}, table.md and curves.png")
     if errors:
         raise typer.Exit(1)
-
-
-def _run_one(method: str, given: dict[str, Any], workers: int | None, log: str | None, shown: Any) -> None:
-    """Run a method here, or in workers; of several seeds, draw their curve and print their means."""
-    from fedcli.runs import run as runs
-    from fedcli.runs.workers import joined
-
-    def new_folder() -> Sequence[Any]:
-        """Name the run's folder, the same for all workers, and refuse what can be refused before they start."""
-        planned = {name: value for name, value in given.items() if name != "continue_"}
-        _, folder = runs.plan(method, **planned)[0]
-        return () if given["out"] else ("--out", folder if given["seeds"] is None else folder.parent)
-
-    _divide(workers, new_folder)
-    with joined() as group:
-        done = watch(partial(runs.run, method, **given), *shown, log)
-    if given["seeds"] is not None and group.number == 0:
-        from fedcli.figures import curves, plots
-        from fedcli.results import frame
-
-        parent = done[0].path.parent
-        records = frame.find_records([parent])
-        files = plots.write(parent / "curve", curves.learning_curves, records, page=True)
-        console(shown[0]).print(f"curve over the seeds: {' and '.join(map(str, files))}", soft_wrap=True)
-        _print_table(records, shown[0])
-
-
-def _print_table(records: list[dict], quiet: bool | None) -> str:
-    """Print the table of some runs, and return it in Markdown."""
-    from fedcli.results import render, tables
-
-    output, table = console(quiet), render.render(tables.sheet(records))
-    output.print(Markdown(table) if output.is_terminal else Text(table), soft_wrap=not output.is_terminal)
-    return table
 
 
 def _tune(
@@ -257,33 +250,29 @@ def watch(start: Callable, quiet: bool | None = None, log_file: str | None = Non
         raise
     except NonFiniteLoss as error:
         message, code = f"error: {error} The record is {display.folder / RECORD}.", 1
-    except OSError as error:
-        if display.folder is None or error.errno not in common.FULL:
-            raise
-        again = f"'{display.resume_command()}'"
-        stop(f"error: {common.full(error, again)}", 1)  # not into the log, whose disk may be the full one
     except KeyboardInterrupt as error:
         message, code = "interrupted before the first round.", signals.exit_code(error)
         if display.folder is not None:
-            done, rounds = len(display.record["rounds"]), display.record["config"]["rounds"]
-            left = "" if code else f", {rounds - done} left"
-            stands = f"{str(error) or 'interrupted'} after {done}/{rounds} rounds{left}"
-            message = f"{stands}; to resume: {display.resume_command()}"
+            stands = f"after {len(display.record['rounds'])}/{display.record['config']['rounds']} rounds"
+            message = f"{str(error) or 'interrupted'} {stands}; to resume: {display.resume_command()}"
     display.log(message)
     stop(message, code)
 
 
-def _divide(workers: int | None, more: Callable[[], Sequence[Any]] = tuple) -> None:
-    """Where several workers are asked for, run this command, and `more` words, in each, and end as the first does."""
-    from fedcli.runs.workers import launch, launched
+def is_divided(workers: int | None) -> bool:
+    """Return whether this process has to start several workers; those of a launcher run the command as it was given."""
+    from fedcli.runs.workers import launched
 
-    if workers is not None and workers < 1:
-        raise UserError(f"--workers must be a whole number from 1 (got {workers}); 1 is one process.")
     if launched() and workers not in (None, count := int(os.environ["WORLD_SIZE"])):
         raise UserError(f"--workers {workers} is not what the launcher has started (got {count}); leave it out.")
-    if workers not in (None, 1) and not launched():  # those of the launcher run the command as it was given
-        command = [sys.executable, "-P", "-m", "fedcli", *sys.argv[1:], *map(str, more())]
-        raise typer.Exit(launch(workers, command))
+    return workers not in (None, 1) and not launched()
+
+
+def launch_workers(workers: int, more: Sequence[str] = ()) -> NoReturn:
+    """Run this command, and `more` words, in several workers, and end as the first does."""
+    from fedcli.runs.workers import launch
+
+    raise typer.Exit(launch(workers, [sys.executable, "-P", "-m", "fedcli", *sys.argv[1:], *more]))
 
 
 def resume(
@@ -298,27 +287,28 @@ def resume(
 ) -> None:
     """Resume a killed or interrupted run from its last checkpoint, or all such runs in a folder."""
     from fedcli.runs import run as runs
-    from fedcli.runs.workers import joined
 
     common.limit_time(time_limit)
-    _divide(workers)
-    failed = False
-    with joined() as group:
-        folders = runs.find_unfinished(run)
-        alone = len(folders) == 1 or group.count > 1  # of several workers one may have failed alone
-        for folder in folders:
-            start = partial(runs.resume, folder, method=method or (), changed_method=changed_method)
-            try:
-                watch(start, quiet, log_file, log)
-            except (UserError, typer.Exit) as error:
-                if alone or getattr(error, "exit_code", 1) != 1:  # an interruption, or the end of the time of all runs
-                    raise
-                if isinstance(error, UserError):
-                    typer.echo(f"error: '{folder}': {error}", err=True)
-                failed = True
-        if folders != [run] and group.number == 0:
-            again = "the command that made this folder starts them, with --continue"
-            console(quiet).print(f"runs that had not begun have no record to resume; {again}", soft_wrap=True)
+    if is_divided(workers):
+        launch_workers(workers)
+    folders, failed = runs.find_unfinished(run), False
+    if workers is not None and len(folders) > 1:
+        raise UserError(f"--workers {workers} is for one run (got {len(folders)} in '{run}'); name one of them.")
+    for folder in folders:
+        start = partial(runs.resume, folder, method=method or (), changed_method=changed_method)
+        try:
+            watch(start, quiet, log_file, log)
+        except UserError as error:
+            if folder == run:
+                raise
+            typer.echo(f"error: '{folder}': {error}", err=True)
+            failed = True
+        except typer.Exit as end:
+            if end.exit_code != 1:  # an interruption, or the end of the time of all runs
+                raise
+            failed = True
+    if folders != [run] and not quiet:
+        typer.echo(f"'{run}' may lack runs that had not begun; the command that made it starts them, with --continue")
     if failed:
         raise typer.Exit(1)
 

@@ -7,22 +7,18 @@ from pathlib import Path
 from typing import Any, Literal
 
 import typer
-from rich import table as rich_table
-from rich.console import Console, Group
-from rich.markdown import Markdown
+from rich.console import Console
 from rich.markup import escape
 from rich.text import Text
 
 from fedcli import registry
 from fedcli.cli import common
-from fedcli.cli.common import argument, console, optional, print_or_write, print_table
+from fedcli.cli.common import argument, optional, print_or_write, print_table
 from fedcli.errors import UserError, needed
 from fedcli.figures import CHARTS, find_chart
 from fedcli.userfiles import is_from_file, short_name
 
 RUNS, PAPERS = "A table of runs", "A paper's table"  # panels of the help of `table`
-NUMBER_WIDTH = 16  # characters of a column of numbers in a table
-VERDICTS = {"reproduced": "green", "contradicted": "red", "undecided": "yellow"}
 
 
 def table(
@@ -64,15 +60,15 @@ def table(
     from fedcli.results import frame, render, tables
 
     papers = [run for run in runs or () if ":" in run and not Path(run).exists()]
-    use = PAPERS if papers else RUNS
+    use, other = (PAPERS, RUNS) if papers else (RUNS, PAPERS)
+    others = (other, common.MACHINE) if other == PAPERS else (other,)
     for parameter in ctx.command.params:
-        of = PAPERS if parameter.rich_help_panel == common.MACHINE else parameter.rich_help_panel
-        if of not in (None, use) and ctx.params[parameter.name]:
-            fault = f"{parameter.opts[0]} is for {of.lower()} (got {use.lower()})"
-            raise UserError(f"{fault}; 'fedcli table --help' shows what goes with it.")
+        if parameter.rich_help_panel in others and ctx.params[parameter.name]:
+            fault = f"{parameter.opts[0]} is for {other.lower()} (got {use.lower()})"
+            raise UserError(f"{fault}; leave it out, or see 'fedcli table --help'.")
     if papers:
         if len(runs) > 1 or len(dataset or ()) > 1:
-            raise UserError(f"a paper's table is made alone and on one --dataset (got {papers[0]} with others).")
+            raise UserError(f"a paper's table is made alone and on one --dataset (got {papers[0]} and more); name one.")
         chosen = {
             "folder": folder, "seeds": common.parse_seeds(seeds), "only": only or (), "dataset": (dataset or [None])[0],
             "limits": {"rounds": rounds, "local_epochs": local_epochs, "train_examples": train_examples},
@@ -81,11 +77,12 @@ def table(
         _paper_table(papers[0], chosen, {**where, "records_only": bool(records_only)}, dry_run, format, out)
         return
     if not runs:
-        raise UserError("there is nothing to show (got no RUN or PAPER:ID); write 'fedcli table runs'.")
+        remedy = "write 'fedcli table runs', or 'fedcli table PAPER:ID' with a table of 'fedcli list --all'"
+        raise UserError(f"there is nothing to show (got no RUN or PAPER:ID); {remedy}.")
     if (columns and (per or format == "csv")) or (metric and per):
         raise UserError("a CSV has all its columns (got --columns, or --metric with --per); leave it out.")
     records = common.records_of(runs, method, dataset, label)
-    names = metric.split(",") if metric else ()
+    names, sheets = metric.split(",") if metric else (), []
     if per is not None:
         text = render.csv_of(frame.of_all(records, frame.rounds_of if per == "round" else frame.clients_of))
     elif format == "csv":
@@ -93,7 +90,7 @@ def table(
     else:
         sheets = tables.sheets(records, names, columns.split(",") if columns else (), title or "")
         text = "\n".join(render.render(sheet, format) for sheet in sheets)
-    print_or_write(text, out, Markdown(text) if per is None and format == "markdown" else None)
+    print_or_write(text, out, sheets if format == "markdown" else ())
 
 
 def _paper_table(name: str, chosen: dict, where: dict, dry_run: bool | None, format: str, out: Path | None) -> None:
@@ -105,40 +102,21 @@ def _paper_table(name: str, chosen: dict, where: dict, dry_run: bool | None, for
         out.parent.mkdir(parents=True, exist_ok=True)
     errors: dict[Path, str] = {}
     make_plan = partial(plans.plan, registry.find_table(name), **chosen)
-    plan = make_plan()
+    plan, screen = make_plan(), Console(stderr=True, highlight=False)
     later = [cell.metric.name for cell in plan.cells if cell.metric.after_the_run]
     if where["records_only"] and later:
         fault = f"--records-only removes the models that 'fedcli quality' measures (got {name}, which has {later[0]})"
         raise UserError(f"{fault}; leave it out.")
-    screen = Console(stderr=True, highlight=False)
-    running = bool(plan.to_run) and not dry_run
-    if any(run.to_do for run in plan.runs):
-        # Who only wants to see the table may have asked for weeks of work.
-        stop = "Ctrl-C, at any time; the same command goes on, and --dry-run only shows the table as it stands"
-        print_table(("", ""), cost(plan) + [("to stop", stop)] * running, screen=screen)
-        screen.print()
-    if running:
+    if any(run.to_do for run in plan.runs):  # who only wants to see the table may have asked for weeks of work
+        stop = "Ctrl-C, at any time; the same command goes on. --dry-run runs nothing and shows the table as it is"
+        print_table(("", ""), [*cost(plan), ("to stop", stop)], screen=screen)
+    if plan.to_run and not dry_run:
         errors = run_plan(plan, [screen], **where)
         plan = make_plan()
     sheet = comparison.compare(plan, errors)
-    drawing = drawn(sheet, console().width) if format == "markdown" else None
-    print_or_write(render.render(sheet, format), out, drawing)
+    print_or_write(render.render(sheet, format), out, [sheet] if format == "markdown" else ())
     if errors:
         raise typer.Exit(1)
-
-
-def drawn(sheet: Any, width: int) -> Group:
-    """Lay out a table in portions of as many columns of numbers as fit, so that no number is broken."""
-    from fedcli.results import render
-
-    texts = sum(max(len(line[column]) for line in sheet.lines) + 3 for column in range(sheet.numbers))
-    across, parts = max(1, (width - texts) // NUMBER_WIDTH), []
-    for start in range(sheet.numbers, len(sheet.columns), across):
-        end = min(start + across, len(sheet.columns))
-        notes = sheet.notes if end == len(sheet.columns) else ()
-        part = replace(sheet.select([*range(sheet.numbers), *range(start, end)]), notes=notes)
-        parts.append(Markdown(render.render(part if start == sheet.numbers else replace(part, title="", setting=""))))
-    return Group(*parts)
 
 
 def claims(
@@ -159,22 +137,15 @@ def claims(
         registry.claims(paper), homes, lambda name: datasets.open_to_all(name) or datasets.present(name)
     )
     answers = answers if shipped else claims.with_shipped(answers)
-    drawing = drawn_claims(answers) if format == "markdown" else None
-    print_or_write(render.render(claims.sheet(answers), format), None, drawing)
-
-
-def drawn_claims(answers: Any) -> Group:
-    """Lay out claims, the verdict before each sentence and the numbers below it."""
-    from fedcli.results import claims, render
-
-    table = rich_table.Table("Verdict", "Claim, the paper's difference and ours", box=None, pad_edge=False)
-    for line in claims.sheet(answers).lines:
-        claim, verdict, paper, ours, tail, runs = (text.replace("`", "") for text in line)
-        numbers = f"paper {paper or render.MISSING}, ours {ours}, last tenth {tail}; {runs}"
-        style = VERDICTS.get(verdict.partition(",")[0], "")
-        table.add_row(Text(verdict, style), Text(f"{claim}\n{numbers}".strip()))
-    notes = Markdown("\n".join(f"- {note}" for note in claims.NOTES))
-    return Group(table, Text(f"\n{claims.counted(answers)}", "bold"), notes)
+    sheet = claims.sheet(answers)
+    rows = []
+    for line in sheet.lines:
+        claim, verdict, paper, ours, tail, where = (text.replace("`", "") for text in line)
+        numbers = f"paper {paper or render.MISSING}, ours {ours}, last tenth {tail}; {where}"
+        rows.append((Text(verdict), Text(f"{claim}\n{numbers}")))
+    titles = ("Verdict", "Claim, the paper's difference and ours")
+    narrow = replace(sheet, columns=titles, lines=rows, notes=(claims.counted(answers), *claims.NOTES))
+    print_or_write(render.render(sheet, format), None, [narrow] if format == "markdown" else ())
 
 
 def pages(folder: argument(Path, "DIR", "Folder with records/, a subfolder a study, and README.md.")) -> None:
@@ -289,17 +260,8 @@ def report(
     """
     needed("bokeh", "the report", "report")
     from fedcli.figures import report as pages
-    from fedcli.runs.records import RECORD
 
-    missing = [path for path in runs if not path.is_file() and next(path.rglob(RECORD), None) is None]
-    if len(missing) == len(runs):
-        raise UserError(f"there is no run in '{missing[0]}' (got no {RECORD}); give run folders.")
-    for path in missing:
-        typer.echo(f"warning: there is no run in '{path}'; it is left out.", err=True)
-    if label and len(label) == len(runs):
-        label = [name for name, path in zip(label, runs, strict=True) if path not in missing]
-    records = common.records_of([path for path in runs if path not in missing], method, dataset, label)
-    print_or_write(pages.report(records, title, list(map(str, missing))), out)
+    print_or_write(pages.report(common.records_of(runs, method, dataset, label), title), out)
 
 
 def export(

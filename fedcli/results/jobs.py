@@ -28,6 +28,7 @@ from fedcli.runs.models import remove_models
 from fedcli.runs.records import RECORD, read_record
 from fedcli.runs.rounds import Listener
 from fedcli.runs.signals import OutOfTime, end_with_parent, interrupt_on_signals, time_left
+from fedcli.runs.trackers import with_loggers
 from fedcli.userfiles import absolute, own_paths
 
 POLL_SECONDS = 0.5  # between two looks at the runs of other processes
@@ -38,6 +39,8 @@ Start = Callable[[PlannedRun], futures.Future]  # starts a run; what was wrong i
 
 class Watch:
     """What the running of a table reports; this one keeps silent."""
+
+    log: str | None = None  # loggers of each run here, as `--log` names them
 
     def begin(self, run: PlannedRun) -> None:
         """The run is about to start or to go on."""
@@ -115,7 +118,7 @@ def _run_here(watch: Watch, run: PlannedRun) -> futures.Future:
     """Runs it in this process, with whose end it is done."""
     progress, future = Listener(), futures.Future()
     progress.round = lambda entry: watch.advance(run, entry["round"] + 1)
-    future.set_result(task({}, *_arguments(run), progress=progress))
+    future.set_result(task({}, *_arguments(run), progress=with_loggers(progress, watch.log)))
     return future
 
 

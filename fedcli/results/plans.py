@@ -80,11 +80,6 @@ class PlannedRun:
         """Rounds that its record has."""
         return len(self.record["rounds"]) if self.record else 0
 
-    @property
-    def round_work(self) -> float:
-        """Examples that are trained on in a round, all clients and local epochs together."""
-        return round_examples(self.setup.values()) or 1.0
-
     def find_record(self, rows: Mapping[tuple, list[dict[str, Any]]], home: Path) -> None:
         """Takes that record which has come furthest of those that give all its metrics, and its folder.
 

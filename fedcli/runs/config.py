@@ -54,7 +54,7 @@ class RunConfig:
     num_clients: int = option(10, "Clients in the population", symbol="N", low=1)
     cohort_size: int | None = option(None, "Clients that take part in each round; all by default", symbol="K", low=1)
     rounds: int = option(10, "Communication rounds", symbol="T", low=1)
-    post: str | None = option(None, "Step after the last round, on the global model; 'fedcli list' shows all")
+    post: str | None = option(None, "Step after the last round, on the global model; 'fedcli list --all' shows all")
     validation: float = option(
         0.0, "Share of each client's examples held out for validation", low=0, high=1, open_high=True, off=0
     )
