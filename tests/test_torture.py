@@ -120,7 +120,7 @@ def test_a_dollar_sign_in_a_name_is_no_mathematics(tmp_path):
 
 def test_a_record_of_another_form_is_refused(tmp_path):
     record = json.loads(trials.RECORDS[0].read_text())
-    for change in ({"rounds": [{}]}, {"class_names": ["\x1b[31m"]}, {"status": "lost"}, {"seed": 2**70}):
+    for change in ({"rounds": [{}]}, {"rounds": [None]}, {"class_names": [3]}, {"status": "lost"}, {"seed": 2**70}):
         write_record(tmp_path, {**record, **change})
         with pytest.raises(UserError, match="is not usable"):
             read_record(tmp_path)

@@ -23,8 +23,9 @@ from fedcli.cli.describe import EVALUATIONS, SELECTIONS
 from fedcli.errors import printable
 from fedcli.figures.notebook import Standing
 from fedcli.registry import find_method
-from fedcli.runs.config import describe_reductions, inactive_term
-from fedcli.runs.records import RECORD, reductions_of
+from fedcli.runs.config import inactive_term
+from fedcli.runs.records import RECORD
+from fedcli.runs.settings import reductions
 from fedcli.runs.signals import exit_code
 from fedcli.userfiles import user_files
 
@@ -37,7 +38,7 @@ BEST = {"best-validation": "best on validation", "best-test": "best on the test 
 def header(record: dict[str, Any], folder: Path) -> dict[str, str]:
     """Say what is run, as texts by their titles; a text is empty where there is nothing to say."""
     config, sizes, engine = record["config"], record["partition"]["sizes"], record["engine"]
-    reduced = describe_reductions(reductions_of(record))
+    reduced = ", ".join(reductions(record).values())
     unused, idle = record["partition"].get("images", 0) - sum(sizes), record["partition"].get("idle", [])
     count = f"{sum(sizes):,} training images on {len(sizes)} clients" + f", {unused:,} are not used" * (unused > 0)
     no_step = f"; {len(idle)} have too few for a step and do not train: {', '.join(map(str, idle))}" if idle else ""
@@ -47,7 +48,6 @@ def header(record: dict[str, Any], folder: Path) -> dict[str, str]:
     mode = "one client after the other" if together == 1 else f"{together} clients {engine['way']}"
     counts = {"workers": engine.get("workers", 1), "threads": record["hardware"]["threads"]}
     several = [f"{number} {name}" for name, number in counts.items() if number > 1]
-    machine = [engine["device"], engine["precision"], *several, mode, engine.get("chosen")]
     done = len(record["rounds"])
     return {
         "method": f"{record['method']}, protocol {record['protocol']}",
@@ -60,7 +60,9 @@ def header(record: dict[str, Any], folder: Path) -> dict[str, str]:
         "training": f"{config['optimizer']}, rate {config['lr']:g}, local epochs {config['local_epochs']}, batches of "
         f"{config['batch_size']}",
         "headline": f"{SELECTIONS[record['summary']['selection']]}, {test}",
-        "machine": ", ".join(filter(None, machine)),
+        "machine": ", ".join(
+            filter(None, (engine["device"], engine["precision"], *several, mode, engine.get("chosen")))
+        ),
         "seed": str(record["seed"]),
         "folder": str(folder),
         "resumed": f"after {done}/{config['rounds']} rounds" if done else "",

@@ -25,8 +25,8 @@ from fedcli.results.comparison import printed_accuracies
 from fedcli.results.frame import clients_of, rounds_of, state_of
 from fedcli.results.tables import SeedGroup, boards, group
 from fedcli.runs.config import given_options
-from fedcli.runs.records import quiet, reductions_of
-from fedcli.runs.settings import NOT_SETTINGS, settings_text
+from fedcli.runs.records import quiet
+from fedcli.runs.settings import NOT_SETTINGS, reductions, settings_text
 
 WIDTH, HEIGHT = 6.4, 2.8  # inches of a panel with its legend
 LEGEND_WIDTH = 30  # characters in a line of a legend
@@ -213,7 +213,7 @@ def _title(curves: list[Curve]) -> str:
     options = [given_options(record["config"], record.get("origin", {})) for record in records]
     protocol = protocols().get(records[0]["protocol"])
     usual = protocol.settings.items() if protocol else ()
-    told = TOLD | {reduction["what"] for record in records for reduction in reductions_of(record)}
+    told = TOLD | {name for record in records for name in reductions(record)}
     shared = set.intersection(*(set(given.items()) for given in options)).difference(usual)
     common = {name: value for name, value in options[0].items() if (name, value) in shared and name not in told}
     most = max(len(curve.runs or curve.setting.records) for curve in curves)

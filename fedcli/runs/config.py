@@ -195,44 +195,6 @@ def _parts(method: Method, values: Mapping[str, Any]) -> list[Method | Post]:
     return [method] if values.get("post") is None else [method, find_post(values["post"], method)]
 
 
-# What a run can have less of than its protocol says, and the word for it.
-SIZES = {
-    "rounds": "rounds", "local_epochs": "local epochs", "num_clients": "clients", "cohort_size": "clients in a round",
-    "train_examples": "training images", "public_examples": "public images",
-}  # fmt: skip
-
-
-def is_smaller(name: str, value: Any, full: Any) -> bool:
-    """Whether an option is a size, and smaller than in full; None stands for all there are."""
-    return name in SIZES and value is not None and (full is None or value < full)
-
-
-def reductions(config: Mapping[str, Any], protocol: Protocol) -> list[dict[str, Any]]:
-    """What is smaller in a run with these options than its protocol says; empty for a run at full size.
-
-    Returns:
-        For each of `SIZES` that is smaller, `what`, and the number of the `protocol` and of the `run`; None stands for
-        all images where their number is not known.
-    """
-    full, _ = _merge(protocol, config["dataset"], {})
-    full["cohort_size"] = full["cohort_size"] or full["num_clients"]
-    full["train_examples"] = full["train_examples"] or num_images(config["dataset"], config.get("local_test"))
-    full["public_examples"] = full["public_examples"] or num_images(config.get("public_dataset"))
-    # A protocol of no data set, for data of the user's own, has no full size.
-    sizes = SIZES if protocol.datasets else ()
-    smaller = [name for name in sizes if is_smaller(name, config.get(name), full[name])]
-    return [{"what": name, "protocol": full[name], "run": config[name]} for name in smaller]
-
-
-def describe_reductions(smaller: list[dict[str, Any]]) -> str:
-    """Reductions as text, `rounds 20 of 200, training images 600 of 60,000`; empty where there are none."""
-    texts = []
-    for size in smaller:
-        run, full = ("all" if number is None else f"{number:,}" for number in (size["run"], size["protocol"]))
-        texts.append(f"{SIZES[size['what']]} {run} of {full}")
-    return ", ".join(texts)
-
-
 def num_images(dataset: str | None, local_test: float | None = None) -> int | None:
     """Images of a data set that clients have, test images with `local_test`; None where only its files tell it."""
     try:

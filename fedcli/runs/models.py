@@ -26,8 +26,9 @@ from fedcli.errors import UserError
 from fedcli.registry import find_method, protocols
 from fedcli.runs import checkpoints
 from fedcli.runs.checkpoints import CHECKPOINT, PREVIOUS, SELECTED, Damaged, Store
-from fedcli.runs.config import Setup, describe_reductions
-from fedcli.runs.records import identity, reductions_of, summarise
+from fedcli.runs.config import Setup
+from fedcli.runs.records import identity, summarise
+from fedcli.runs.settings import reductions
 from fedcli.userfiles import is_from_file, trust_files
 
 LARGEST = 2**30  # bytes of all models together that are kept beside the last ones
@@ -335,7 +336,7 @@ def card_of(run: Run, model: Classifier, name: str, format: str, client: int | N
         "Method": f"`{method.name}`, {method.title}",
         "Data set": f"{record['dataset']}, fingerprint {record['dataset_fingerprint']}",
         "Protocol": f"`{record['protocol']}`" + (f": {protocol.summary} ({protocol.source})" if protocol else ""),
-        "Reduced": describe_reductions(reductions_of(record)) or "no",
+        "Reduced": ", ".join(reductions(record).values()) or "no",
         "Accuracy of the round": f"{100 * entry['test_accuracy']:.2f} % {top_k}{measured}",
         "Headline of the run": f"{100 * summary['selected']:.2f} % ({summary['selection']}); "
         f"{100 * summary['last']:.2f} % in the last round",
