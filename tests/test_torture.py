@@ -131,6 +131,15 @@ def test_a_record_of_another_form_is_refused(tmp_path):
 # Control-C
 
 
+@pytest.mark.parametrize("then", ["raise ValueError('no data')", "pass"])
+def test_an_interruption_that_a_library_swallows_ends_the_program_in_a_line(then, tmp_path):
+    swallow = f"import signal\ntry:\n    signal.raise_signal(signal.SIGINT)\nexcept KeyboardInterrupt:\n    {then}\n"
+    (tmp_path / "mine.py").write_text(f"{swallow}from fedcli.papers.baselines.fedavg import METHOD\n")
+    program = start(tmp_path, "show", "mine.py")
+    _, errors = program.communicate()
+    assert (errors, program.returncode) == ("interrupted.\n", 130)
+
+
 def test_the_line_after_an_interrupted_table_stays_on_the_screen(tmp_path):
     waiting = Waiting(tmp_path)
     ours, theirs = os.openpty()

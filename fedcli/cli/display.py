@@ -48,6 +48,7 @@ def header(record: dict[str, Any], folder: Path) -> dict[str, str]:
     mode = "one client after the other" if together == 1 else f"{together} clients {engine['way']}"
     counts = {"workers": engine.get("workers", 1), "threads": record["hardware"]["threads"]}
     several = [f"{number} {name}" for name, number in counts.items() if number > 1]
+    machine = [engine["device"], engine["precision"], *several, mode, engine.get("chosen")]
     done = len(record["rounds"])
     return {
         "method": f"{record['method']}, protocol {record['protocol']}",
@@ -60,9 +61,7 @@ def header(record: dict[str, Any], folder: Path) -> dict[str, str]:
         "training": f"{config['optimizer']}, rate {config['lr']:g}, local epochs {config['local_epochs']}, batches of "
         f"{config['batch_size']}",
         "headline": f"{SELECTIONS[record['summary']['selection']]}, {test}",
-        "machine": ", ".join(
-            filter(None, (engine["device"], engine["precision"], *several, mode, engine.get("chosen")))
-        ),
+        "machine": ", ".join(filter(None, machine)),
         "seed": str(record["seed"]),
         "folder": str(folder),
         "resumed": f"after {done}/{config['rounds']} rounds" if done else "",

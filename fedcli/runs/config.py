@@ -130,7 +130,7 @@ def recorded_fields(method: Method, chosen: str | None = None) -> dict[str, data
     return fields_of(RunConfig, method.config, *(post.config for post in posts(method, chosen).values()))
 
 
-def unknown_option(name: str, method: Method, chosen: str | None = None, where: str = "") -> UserError:
+def unknown_option(name: str, method: Method, chosen: str | None = None) -> UserError:
     """An error, to be raised by the caller, for an option that a method does not have.
 
     It names the one that is probably meant: with that symbol, of several the last, or another toolkit's word for it.
@@ -139,7 +139,6 @@ def unknown_option(name: str, method: Method, chosen: str | None = None, where: 
         name: What was given.
         method: The method.
         chosen: What `--post` says.
-        where: What it stands in, for example " in 'exp.toml'"; empty for the command line and for Python.
     """
     for step in posts(method, chosen).values():
         if name in fields_of(step.config):
@@ -150,8 +149,8 @@ def unknown_option(name: str, method: Method, chosen: str | None = None, where: 
     by_symbol = [name for name, field in fields.items() if field.metadata["symbol"] in (word, letter)]
     guess = by_symbol[-1] if by_symbol else WORDS.get(word.lower())
     flags = {other: flag_of(other) for other in (*fields, *EXPERIMENT)}
-    kind, remedy = f"option of '{method.name}'{where}", f"'fedcli run {method.name} --help' shows all."
-    return unknown(kind, flag_of(name), flags.values(), remedy, flags.get(guess, ""))
+    remedy = f"'fedcli run {method.name} --help' shows all."
+    return unknown(f"option of '{method.name}'", flag_of(name), flags.values(), remedy, flags.get(guess, ""))
 
 
 def option_panels(method: Method, chosen: str | None = None) -> dict[str, dict[str, dataclasses.Field]]:
