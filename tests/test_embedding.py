@@ -64,8 +64,6 @@ def test_tsne_has_a_panel_a_setting_with_the_features_of_its_first_seed(runs, qu
     assert [line.get_color() for line in legend.get_lines()] == list(CLASS_COLOURS)
 
 
-
-
 def test_confusion_has_a_panel_a_setting_with_shares_of_each_class_in_percent(runs):
     *panels, bar = find_chart("confusion").draw([runs]).axes
     assert (len(panels), bar.get_ylabel()) == (2, "% of the class")

@@ -166,9 +166,9 @@ def test_titles_and_names_are_words():
     assert (figure.axes[0].get_xlabel(), figure.axes[0].get_ylabel()) == ("Round", "Test accuracy (%)")
     three = [curve("fedfm"), curve("fedproto-general"), curve("fedavg") | {"label": "mine"}]
     assert drawn(curves.learning_curves(three))[2][:3] == ["FedFM", "FedProto, generalized", "mine"]
-    smaller = curve() | {"reduced": [{"what": "rounds", "protocol": 100, "run": 4}]}
+    smaller = curve(protocol="fedfm:digits", rounds=4)
     title = curves.learning_curves([smaller]).get_suptitle().replace("\n", " ")
-    assert title.endswith("1 seed; reduced: rounds 4 of 100")
+    assert title.endswith("1 seed; reduced: rounds 4 of 20")
     for flag, words in {"classes:2": "2 classes a client", "iid": "IID", "dirichlet:0.5:plain": "Dirichlet 0.5, plain",
                         "file:my/split.json": "file:my/split.json"}.items():  # fmt: skip
         assert plots.partition_words(flag) == words

@@ -21,6 +21,7 @@ from fedcli.runs import checkpoints, config, records, rounds
 from fedcli.runs import run as runs
 from fedcli.runs.config import resolve
 from fedcli.runs.prepare import machine_settings
+from fedcli.runs.settings import reductions
 
 TINY = {
     "dataset": "digits", "train_examples": 120, "num_clients": 4, "cohort_size": 2, "rounds": 4, "local_epochs": 1,
@@ -112,11 +113,10 @@ def test_the_record_says_what_was_run(tmp_path):
     record = run.record
     assert records.read_record(run.path) == json.loads(json.dumps(record))
     assert (record["schema"], record["seed"], record["public"]) == (1, 0, None)
-    smaller = {one["what"]: (one["protocol"], one["run"]) for one in record["reduced"]}
-    assert (smaller["rounds"], smaller["train_examples"]) == ((20, 4), (1438, 120))
+    assert {"rounds 4 of 20", "training images 120 of 1,438"} < set(reductions(record).values())
     assert record["numerics"] == {"core": 1, "method": 1}
     assert {"torchvision", "scikit-learn", "fedcli"} <= record["versions"].keys()
-    assert [load["round"] for load in record["load"]] == [0]
+    assert [set(load) for load in record["load"]] == [{"round", "start", "end"}]
     assert [entry["round"] for entry in record["rounds"]] == [0, 1, 2, 3]
     assert all(set(entry["terms"]) == {"cross_entropy", "matching"} for entry in record["rounds"])
     assert all(set(entry["seconds"]) == {"data", "train", "aggregate", "evaluate"} for entry in record["rounds"])

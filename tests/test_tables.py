@@ -46,12 +46,11 @@ def record(method="one", seed=0, selected=0.5, *, status="finished", done=PLANNE
     return {
         "schema": 1, "status": status, "method": method, "method_hash": f"{method:0<16}",
         "protocol": config["protocol"], "dataset": config["dataset"], "seed": seed,
-        "reduced": config["train_examples"] is not None,
         "command": f"fedcli run {method} --seeds 0,1", "config": config, "origin": origin or {"partition_seed": "seed"},
         "partition": {"flag": str(config["partition"]).replace(":.", ":0."), "seed": seed, "fingerprint": "ab" * 8},
         "model": {"backbone": "net", "parameters": 12345},
         "cost": {"floats_down": 12345, "floats_up": 12400, "memory_floats": 1, "buffer_floats": 0} if done else None,
-        "rounds": rounds, "summary": summary, "hardware": {"device": "cpu", "cores": 2},
+        "rounds": rounds, "summary": summary, "hardware": {"device": "cpu", "cores": 2, "threads": 1},
         "versions": {"torch": "2.13", "cuda": None}, "seconds_total": 66.0, "peak_bytes": 1, "resumed": [],
         "method_source": method, "dataset_fingerprint": "cd" * 8, "load": [],
     }  # fmt: skip
@@ -91,10 +90,12 @@ def test_seconds_are_the_median_round_and_a_range_over_quiet_runs():
     slow = record(seed=1)
     for entry in slow["rounds"]:
         entry["seconds"]["train"] += 3
-    noisy = record(seed=1) | {"load": [{"round": 0, "start": 0.1, "end": 9.0, "others": 3.2}]}
+    noisy = record(seed=1) | {"load": [{"round": 0, "start": 0.1, "end": 1.6}]}
+    older = record(seed=1) | {"load": [{"round": 0, "start": 9.0, "end": 9.0, "others": 0.2}]}
     unknown = {name: value for name, value in record().items() if name != "load"}  # from before it was measured
     assert seconds(record()) == seconds(record(), noisy) == "2.00"  # not moved by 61 s of warming up
     assert seconds(record(), slow) == "2.00 to 5.00"
+    assert seconds(older, noisy) == "2.00"
     assert seconds(noisy) == seconds(unknown) == MISSING
     assert "Seconds that were measured while the machine did other work are left out." in markdown([noisy])
     assert [line["seconds_total"] for line in csv_lines([record(), noisy])] == ["66.0", ""]
@@ -188,12 +189,12 @@ def test_metrics_that_are_asked_for_get_columns(tmp_path):
 
 
 def test_reduced_runs_are_labelled():
-    text = markdown([record(train_examples=100)])
-    assert cells(text)[0]["Method"] == "one (reduced)"
-    assert "Reduced" not in markdown([record()])
-    few = record() | {"reduced": [{"what": "rounds", "protocol": 2000, "run": 3}]}
-    assert "Reduced against the protocol: rounds 3 of 2,000." in markdown([few])
-    assert csv_lines([few])[0]["reduced"] == "rounds 3 of 2,000"
+    full = {"protocol": "fedfm:digits", "rounds": 20}
+    assert "Reduced" not in markdown([record(**full)])
+    few = record(**full, train_examples=100)
+    assert cells(markdown([few]))[0]["Method"] == "one (reduced)"
+    assert "Reduced against the protocol: training images 100 of 1,438." in markdown([few])
+    assert csv_lines([few])[0]["reduced"] == "training images 100 of 1,438"
 
 
 def test_options_that_were_given_and_nothing_else_shows_are_named_with_their_rows():
@@ -238,7 +239,7 @@ def test_the_best_comparable_row_is_bold_where_the_interval_of_its_lead_leaves_o
     [
         ({"partition": "iid"}, "iid"),
         ({"rounds": 5}, "rounds 5"),
-        ({"train_examples": 9}, "training images 9 of all"),
+        ({"train_examples": 9}, "train examples 9"),
         ({"selection": "last"}, "selection last"),
     ],
 )

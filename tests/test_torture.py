@@ -112,7 +112,7 @@ def test_a_dollar_sign_in_a_name_is_no_mathematics(tmp_path):
 
 def test_a_record_of_another_form_is_refused(tmp_path):
     record = json.loads(trials.RECORDS[0].read_text())
-    for change in ({"rounds": [{}]}, {"class_names": ["\x1b[31m"]}, {"status": "lost"}, {"seed": 2**70}):
+    for change in ({"rounds": [{}]}, {"rounds": [None]}, {"class_names": [3]}, {"status": "lost"}, {"seed": 2**70}):
         write_record(tmp_path, {**record, **change})
         with pytest.raises(UserError, match="is not usable"):
             read_record(tmp_path)
@@ -121,6 +121,15 @@ def test_a_record_of_another_form_is_refused(tmp_path):
 
 
 # Control-C
+
+
+@pytest.mark.parametrize("then", ["raise ValueError('no data')", "pass"])
+def test_an_interruption_that_a_library_swallows_ends_the_program_in_a_line(then, tmp_path):
+    swallow = f"import signal\ntry:\n    signal.raise_signal(signal.SIGINT)\nexcept KeyboardInterrupt:\n    {then}\n"
+    (tmp_path / "mine.py").write_text(f"{swallow}from fedcli.papers.baselines.fedavg import METHOD\n")
+    program = start(tmp_path, "show", "mine.py")
+    _, errors = program.communicate()
+    assert (errors, program.returncode) == ("interrupted.\n", 130)
 
 
 def test_the_line_after_an_interrupted_table_stays_on_the_screen(tmp_path):

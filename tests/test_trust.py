@@ -160,8 +160,7 @@ def test_reports_and_tables_import_no_file_that_a_record_names(name, work):
     begun("fedavg")
     record = read_record(Path("run"))
     record["origin"] |= {"backbone": "given", "post": "given"}
-    older = {"reduced": True, "load": []}  # which say no more
-    write_record(Path("run"), {**record, **older, "command": "fedcli run fedavg"})
+    write_record(Path("run"), {**record, "load": [], "command": "fedcli run fedavg"})
     malicious(**{name: f"{work}/evil.py:some"})
     assert invoke("report", "run", "--out", "report.html").exit_code == 0
     assert "fedcli run fedavg" in Path("report.html").read_text()

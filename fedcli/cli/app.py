@@ -23,7 +23,7 @@ import typer
 from fedcli.cli import data, describe, machine, running, tables
 from fedcli.cli.common import Command, Group, Lasting, optional, show_traceback, stop
 from fedcli.errors import UserError, unknown
-from fedcli.runs.signals import exit_code, interrupt_on_signals, set_time_limit
+from fedcli.runs.signals import exit_code, set_time_limit
 
 COMMANDS = {  # in the order of help
     "list": describe.list_, "show": describe.show, "new": describe.new, "run": running.run_app,
@@ -130,7 +130,6 @@ for _name, _command in COMMANDS.items():
 
 def main() -> None:
     """Run the program `fedcli`; of several workers of a run the first alone is heard."""
-    interrupt_on_signals()
     atexit.register(gc.freeze)  # else Python ends with a search for garbage in all that PyTorch has, half a second
     silent = "TORCHELASTIC_RUN_ID" in os.environ and os.environ["RANK"] != "0"
     for number, name in enumerate(("stdout", "stderr"), 1):

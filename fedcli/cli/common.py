@@ -17,7 +17,7 @@ from typer import Argument, Option
 from typer.core import TyperCommand, TyperGroup
 
 from fedcli.errors import UserError, printable, unknown
-from fedcli.runs.signals import set_time_limit
+from fedcli.runs.signals import interruptions, set_time_limit
 
 MACHINE, OUTPUT = "Machine", "Output"  # panels of the help
 Texts = list[str] | None
@@ -134,7 +134,10 @@ class Lasting(io.FileIO):
 
 
 def stop(message: str, code: int) -> NoReturn:
-    """End the program with one line on stderr."""
+    """End the program with one line on stderr; after a signal it says so, whatever a library has made of that."""
+    if interruptions and not message.startswith("interrupted"):
+        message, code = "interrupted.", interruptions[0].code
+    interruptions.clear()
     typer.echo(printable(message), err=True)
     raise typer.Exit(code)
 

@@ -21,8 +21,9 @@ from fedcli.cli.describe import EVALUATIONS, SELECTIONS
 from fedcli.errors import printable
 from fedcli.figures.notebook import Standing
 from fedcli.registry import find_method
-from fedcli.runs.config import describe_reductions, inactive_term
-from fedcli.runs.records import RECORD, reductions_of
+from fedcli.runs.config import inactive_term
+from fedcli.runs.records import RECORD
+from fedcli.runs.settings import reductions
 from fedcli.runs.signals import exit_code
 from fedcli.runs.trackers import with_loggers
 from fedcli.userfiles import user_files
@@ -36,7 +37,7 @@ BEST = {"best-validation": "best on validation", "best-test": "best on the test 
 def header(record: dict[str, Any], folder: Path) -> dict[str, str]:
     """Say what is run, as texts by their titles; a text is empty where there is nothing to say."""
     config, sizes, engine = record["config"], record["partition"]["sizes"], record["engine"]
-    reduced = describe_reductions(reductions_of(record))
+    reduced = ", ".join(reductions(record).values())
     unused, idle = record["partition"].get("images", 0) - sum(sizes), record["partition"].get("idle", [])
     count = f"{sum(sizes):,} training images on {len(sizes)} clients" + f", {unused:,} are not used" * (unused > 0)
     no_step = f"; {len(idle)} have too few for a step and do not train: {', '.join(map(str, idle))}" if idle else ""

@@ -80,10 +80,6 @@ class MethodGroup(TyperGroup):
             given = {name: value for name, value in typed.items() if value is not None}
             action(cmd_name, ctx.meta["sources"], **given)
 
-        def unknown_option(flag: str) -> UserError:
-            source = ctx.meta["sources"].get(flag.lstrip("-").replace("-", "_"), "")  # as "file exp.toml"
-            return config.unknown_option(flag, first, post, f" in '{source.partition(' ')[2]}'" if source else "")
-
         command.__signature__ = inspect.Signature(parameters)
         command.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
         title, card = escape(first.title), f"'fedcli show {escape(cmd_name)}' prints its card and its protocols."
@@ -92,7 +88,7 @@ class MethodGroup(TyperGroup):
         single = typer.Typer(add_completion=False)
         single.command(cmd_name, cls=_MethodCommand, **look)(command)
         made = typer.main.get_command(single)
-        made.unknown_option = unknown_option
+        made.unknown_option = lambda flag: config.unknown_option(flag, first, post)
         return made
 
 

@@ -20,8 +20,8 @@ from fedcli.data.files import write_atomically
 from fedcli.errors import UserError
 from fedcli.registry import methods
 from fedcli.results.tables import SeedGroup, agreed
-from fedcli.runs.config import describe_reductions
-from fedcli.runs.records import is_packaged, reductions_of
+from fedcli.runs.records import is_packaged
+from fedcli.runs.settings import reductions
 
 STYLE = {
     "font.family": "DejaVu Sans",  # comes with matplotlib, so that every machine draws the same
@@ -116,7 +116,7 @@ def title_words(records: Sequence[dict], *more: str) -> str:
     shared = agreed(records)
     words = {"dataset": dataset_words, "partition": partition_words}
     title = ", ".join([*(word(shared[key]) for key, word in words.items() if key in shared), *more])
-    smaller = {describe_reductions(reductions_of(record)) for record in records} - {""}
+    smaller = {", ".join(reductions(record).values()) for record in records} - {""}
     return f"{title}; reduced: {' or '.join(sorted(smaller))}" if smaller else title
 
 

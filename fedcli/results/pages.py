@@ -23,8 +23,8 @@ from fedcli.results.frame import departures, frame_of
 from fedcli.results.metrics import find_metric
 from fedcli.results.plans import TablePlan
 from fedcli.results.render import MISSING, between_marks, github, render
-from fedcli.runs.config import SIZES, resolve
-from fedcli.runs.settings import differences_text, draft, settings
+from fedcli.runs.config import resolve
+from fedcli.runs.settings import SIZES, differences_text, draft, settings
 
 FIGURE = re.compile(r"\]\((figures/([\w.-]+)-([a-z]+)\.png)\)")
 POINTS = 3  # tested rounds that a learning curve needs to say anything

@@ -18,9 +18,9 @@ from fedcli.errors import UserError, printable, unknown
 from fedcli.results.frame import STATES, find_records, frame_of, record_files, state_of
 from fedcli.results.metrics import BOLD, DIVERGED, Metric, best, diverged, find_metric
 from fedcli.results.render import MISSING, Best, Sheet, github, markdown
-from fedcli.runs.config import describe_reductions, given_options
-from fedcli.runs.records import quiet, reductions_of
-from fedcli.runs.settings import FIRST, NOT_SETTINGS, settings, settings_text
+from fedcli.runs.config import given_options
+from fedcli.runs.records import quiet
+from fedcli.runs.settings import FIRST, NOT_SETTINGS, reductions, settings, settings_text
 
 OUT = re.compile(r" --out[ =](?:'[^']*'|\S+)")  # where a run went, which the commands of older ones tell
 COMPARABLE = ("protocol", "dataset", "partition", "rounds", "train_examples", "selection")
@@ -103,7 +103,7 @@ def group(records: Iterable[dict]) -> list[SeedGroup]:
         differing, unusual = _differences(row, rows)
         records, label = part.sort_values("seed", kind="stable")["record"].tolist(), part["label"].iloc[0]
         method = label or row["method"]
-        if any(size["what"] == "train_examples" for size in reductions_of(records[0])):
+        if "train_examples" in reductions(records[0]):
             method += " (reduced)"  # the notes say what else was smaller
         told_apart = settings_text(unusual) if not label or labels[label] > 1 else ""
         called = method if label or not told_apart or runs["method"].nunique() > 1 else ""
@@ -272,7 +272,7 @@ def _notes(groups: Sequence[SeedGroup], bold: bool) -> list[str]:
     """What a reader must know of the numbers, each only where it applies."""
     records = [record for member in groups for record in member.records]
     repeated = [member.label for member in groups if len({r["seed"] for r in member.finished}) < len(member.finished)]
-    smaller = dict.fromkeys(describe_reductions(reductions_of(record)) for record in records)
+    smaller = dict.fromkeys(", ".join(reductions(record).values()) for record in records)
     notes = {
         "Mean ± sample standard deviation over runs (number of runs); a value without ± is one run.": True,
         DIVERGED: any(map(diverged, records)),
@@ -294,7 +294,7 @@ def _given(groups: Sequence[SeedGroup]) -> list[str]:
     for member in groups:
         record = member.records[0]
         told = {"protocol", "dataset", "partition", "rounds", *NOT_SETTINGS, *member.settings}
-        told |= {size["what"] for size in reductions_of(record)}
+        told |= reductions(record).keys()
         for name, value in given_options(record["config"], record["origin"]).items():
             source = record["origin"][name]
             is_tuned = source.startswith("tuned")
@@ -323,7 +323,7 @@ def numbers_of(record: dict, metrics: Sequence[Metric] = ()) -> dict[str, Any]:
     seconds = [sum(entry["seconds"].values()) for entry in record["rounds"] if entry.get("seconds")]
     return {
         **{name: record[name] for name in ("method", "protocol", "dataset", "seed", "status")},
-        "reduced": describe_reductions(reductions_of(record)),
+        "reduced": ", ".join(reductions(record).values()),
         "partition_fingerprint": record["partition"]["fingerprint"],
         "selection": summary["selection"],
         "selected": selected,

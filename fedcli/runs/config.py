@@ -130,7 +130,7 @@ def recorded_fields(method: Method, chosen: str | None = None) -> dict[str, data
     return fields_of(RunConfig, method.config, *(post.config for post in posts(method, chosen).values()))
 
 
-def unknown_option(name: str, method: Method, chosen: str | None = None, where: str = "") -> UserError:
+def unknown_option(name: str, method: Method, chosen: str | None = None) -> UserError:
     """An error, to be raised by the caller, for an option that a method does not have.
 
     It names the one that is probably meant: with that symbol, of several the last, or another toolkit's word for it.
@@ -139,7 +139,6 @@ def unknown_option(name: str, method: Method, chosen: str | None = None, where: 
         name: What was given.
         method: The method.
         chosen: What `--post` says.
-        where: What it stands in, for example " in 'exp.toml'"; empty for the command line and for Python.
     """
     for step in posts(method, chosen).values():
         if name in fields_of(step.config):
@@ -150,8 +149,8 @@ def unknown_option(name: str, method: Method, chosen: str | None = None, where: 
     by_symbol = [name for name, field in fields.items() if field.metadata["symbol"] in (word, letter)]
     guess = by_symbol[-1] if by_symbol else WORDS.get(word.lower())
     flags = {other: flag_of(other) for other in (*fields, *EXPERIMENT)}
-    kind, remedy = f"option of '{method.name}'{where}", f"'fedcli run {method.name} --help' shows all."
-    return unknown(kind, flag_of(name), flags.values(), remedy, flags.get(guess, ""))
+    remedy = f"'fedcli run {method.name} --help' shows all."
+    return unknown(f"option of '{method.name}'", flag_of(name), flags.values(), remedy, flags.get(guess, ""))
 
 
 def option_panels(method: Method, chosen: str | None = None) -> dict[str, dict[str, dataclasses.Field]]:
@@ -193,44 +192,6 @@ def recorded_options(config: Mapping[str, Any], method: Method) -> dict[str, Any
 def _parts(method: Method, values: Mapping[str, Any]) -> list[Method | Post]:
     """What a run with these options is made of: its method, and its step after the last round if it has one."""
     return [method] if values.get("post") is None else [method, find_post(values["post"], method)]
-
-
-# What a run can have less of than its protocol says, and the word for it.
-SIZES = {
-    "rounds": "rounds", "local_epochs": "local epochs", "num_clients": "clients", "cohort_size": "clients in a round",
-    "train_examples": "training images", "public_examples": "public images",
-}  # fmt: skip
-
-
-def is_smaller(name: str, value: Any, full: Any) -> bool:
-    """Whether an option is a size, and smaller than in full; None stands for all there are."""
-    return name in SIZES and value is not None and (full is None or value < full)
-
-
-def reductions(config: Mapping[str, Any], protocol: Protocol) -> list[dict[str, Any]]:
-    """What is smaller in a run with these options than its protocol says; empty for a run at full size.
-
-    Returns:
-        For each of `SIZES` that is smaller, `what`, and the number of the `protocol` and of the `run`; None stands for
-        all images where their number is not known.
-    """
-    full, _ = _merge(protocol, config["dataset"], {})
-    full["cohort_size"] = full["cohort_size"] or full["num_clients"]
-    full["train_examples"] = full["train_examples"] or num_images(config["dataset"], config.get("local_test"))
-    full["public_examples"] = full["public_examples"] or num_images(config.get("public_dataset"))
-    # A protocol of no data set, for data of the user's own, has no full size.
-    sizes = SIZES if protocol.datasets else ()
-    smaller = [name for name in sizes if is_smaller(name, config.get(name), full[name])]
-    return [{"what": name, "protocol": full[name], "run": config[name]} for name in smaller]
-
-
-def describe_reductions(smaller: list[dict[str, Any]]) -> str:
-    """Reductions as text, `rounds 20 of 200, training images 600 of 60,000`; empty where there are none."""
-    texts = []
-    for size in smaller:
-        run, full = ("all" if number is None else f"{number:,}" for number in (size["run"], size["protocol"]))
-        texts.append(f"{SIZES[size['what']]} {run} of {full}")
-    return ", ".join(texts)
 
 
 def num_images(dataset: str | None, local_test: float | None = None) -> int | None:

@@ -25,8 +25,9 @@ from fedcli.errors import UserError
 from fedcli.registry import find_method, protocols
 from fedcli.runs import checkpoints
 from fedcli.runs.checkpoints import CHECKPOINT, PREVIOUS, SELECTED, Store
-from fedcli.runs.config import Setup, describe_reductions
-from fedcli.runs.records import identity, reductions_of, summarise
+from fedcli.runs.config import Setup
+from fedcli.runs.records import identity, summarise
+from fedcli.runs.settings import reductions
 from fedcli.userfiles import trust_files
 
 LARGEST = 2**30  # bytes of all models together that are kept beside the last ones
@@ -307,7 +308,7 @@ def card_of(run: Run, model: Classifier, name: str, format: str, client: int | N
         "Method": f"`{method.name}`, {method.title}",
         "Data set": f"{record['dataset']}, fingerprint {record['dataset_fingerprint']}",
         "Protocol": f"`{record['protocol']}`",
-        "Reduced": describe_reductions(reductions_of(record)) or "no",
+        "Reduced": ", ".join(reductions(record).values()) or "no",
         "Accuracy": accuracy,
         "Input": f"float images [N, {shape}] from 0 to 1, computed in {model.mean.dtype}",
         "Output": f"{outputs} [N, {len(classes)}], classes {', '.join(classes)}",

@@ -19,7 +19,7 @@ from fedcli.declarations import DataSetting, PublicSetting
 from fedcli.errors import UserError
 from fedcli.runs import drift
 from fedcli.runs.checkpoints import Store
-from fedcli.runs.config import Setup, flags_of, given_options, parse_size, reductions
+from fedcli.runs.config import Setup, flags_of, given_options, parse_size
 from fedcli.runs.records import SCHEMA, environment, params_hash, summarise
 from fedcli.runs.settings import draft
 from fedcli.runs.strict import Strict
@@ -179,7 +179,6 @@ def new_record(
         "user_files": {path: file_hash(path) for path in own_paths([source, *values.values()])},
         "dataset_fingerprint": dataset.fingerprint,
         **({"dataset_source": dataset.source} if dataset.source else {}),
-        "reduced": reductions(values, setup.protocol),
         "command": shlex.join(["fedcli", "run", source, *flags_of(given_options(values, setup.origin))]),
         "started": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         "evaluation": setup.protocol.evaluation,

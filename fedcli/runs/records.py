@@ -7,7 +7,6 @@ import platform
 import re
 import subprocess
 import sys
-import time
 from collections.abc import Iterable
 from functools import cache
 from importlib.metadata import version
@@ -26,45 +25,41 @@ from fedcli.core.clients import Params
 from fedcli.data.files import one_line, write_atomically
 from fedcli.declarations import Method
 from fedcli.errors import UserError
-from fedcli.registry import protocols
-from fedcli.runs.config import recorded_fields, reductions
-from fedcli.userfiles import THEN, is_hash_of, own_paths, replace_paths
+from fedcli.runs.config import recorded_fields
+from fedcli.userfiles import THEN, is_hash_of, replace_paths
 
 SCHEMA = 1
 RECORD = "record.json"
 REMEDY = "put a copy back, or run the experiment again"  # of a record that cannot be used
-NUMBER, MAYBE, COUNT = (int, float), (int, float, type(None)), (int, type(None))
-# The types of what is read of a record, by path: `[]` is an item of a list, `*` any other name. All else is left alone,
-# as long as it is JSON. First what must be there, if the part is there that it stands in.
-NEEDED = {
-    "schema": int, "status": str, "method": str, "method_source": str, "method_hash": str, "protocol": str,
-    "dataset": str, "dataset_fingerprint": str, "seed": int, "seconds_total": MAYBE, "peak_bytes": MAYBE,
-    "config": dict, "config.rounds": int, "config.num_clients": int, "config.cohort_size": int, "origin": dict,
-    "partition": dict, "partition.fingerprint": str, "rounds": list, "rounds[].round": int,
-    "rounds[].test_accuracy": MAYBE, "rounds[].validation_accuracy": MAYBE, "summary": dict, "summary.selection": str,
-    "summary.selected": MAYBE, "summary.selected_round": COUNT, "summary.last": MAYBE, "resumed": list,
-    "post.test_accuracy": MAYBE, "moved[].round": int, "load[].start": NUMBER, "engine.clients_per_chunk": int,
-    "engine.notes[].round": int, "reduced[].what": str, "reduced[].protocol": COUNT, "reduced[].run": int,
-}  # fmt: skip
-FORM = NEEDED | {
-    "config.*": (str, *MAYBE), "origin.*": str, "partition.flag": str, "partition.images": int,
-    "partition.sizes": list, "partition.sizes[]": int, "partition.class_counts": list, "partition.class_counts[]": list,
-    "partition.class_counts[][]": int, "rounds[]": dict, "rounds[].seconds": dict, "rounds[].seconds.*": NUMBER,
-    "rounds[].domains": (dict, type(None)), "rounds[].domains.*": NUMBER, "rounds[].intra": dict,
-    "rounds[].intra.*": NUMBER, "rounds[].inter": dict, "rounds[].inter.*": NUMBER, "rounds[].drift": dict,
-    "rounds[].drift.*": MAYBE, "rounds[].terms": dict, "rounds[].terms.*": NUMBER, "rounds[].floats_up": NUMBER,
-    "rounds[].floats_down": NUMBER, "rounds[].classifier_accuracy": MAYBE, "summary.params_sha256": str,
-    "resumed[]": int, "numerics": dict, "numerics.*": int, "user_files": dict, "user_files.*": str, "command": str,
-    "error": str, "class_names": list, "class_names[]": str, "cost": (dict, type(None)), "cost.*": MAYBE, "post": dict,
-    "moved": list, "moved[]": dict, "load": list, "load[]": dict, "load[].end": MAYBE, "load[].others": MAYBE,
-    "commit": (str, type(None)), "hardware": dict, "hardware.threads": int, "engine": dict, "engine.way": str,
-    "engine.notes": list, "engine.notes[]": dict, "model": dict, "model.backbone": str, "model.parameters": int,
-    "quality": dict, "quality.nmi": NUMBER, "quality.silhouette": NUMBER, "reduced": (list, bool), "reduced[]": dict,
+NUMBER, MAYBE = (int, float), (int, float, type(None))
+# The types of what this program reads of a record, a part after the one that it stands in: `*` is an item of a list or
+# any other name, `?` a part that may be lacking. All else is left alone, as long as it is JSON.
+FORM = {
+    "status": str, "method": str, "method_source": str, "method_hash": str, "protocol": str, "dataset": str,
+    "dataset_fingerprint": str, "seed": int, "seconds_total": MAYBE, "peak_bytes": MAYBE, "command?": str,
+    "error?": str, "evaluation?": str, "commit?": (str, type(None)),
+    "config": dict, "config.*": (str, *MAYBE), "config.rounds": int, "config.num_clients": int,
+    "config.cohort_size": int, "origin": dict, "origin.*": str, "class_names?": list, "class_names?.*": str,
+    "partition": dict, "partition.fingerprint": str, "partition.flag?": str, "partition.images?": int,
+    "partition.sizes?": list, "partition.sizes?.*": int, "partition.class_counts?": list,
+    "partition.class_counts?.*": list, "partition.class_counts?.*.*": int,
+    "rounds": list, "rounds.*": dict, "rounds.*.round": int, "rounds.*.test_accuracy": MAYBE,
+    "rounds.*.validation_accuracy": MAYBE, "rounds.*.classifier_accuracy?": MAYBE, "rounds.*.floats_up?": NUMBER,
+    "rounds.*.floats_down?": NUMBER, "rounds.*.domains?": (dict, type(None)), "rounds.*.domains?.*": NUMBER,
+    "rounds.*.seconds?": dict, "rounds.*.seconds?.*": NUMBER, "rounds.*.intra?": dict, "rounds.*.intra?.*": NUMBER,
+    "rounds.*.inter?": dict, "rounds.*.inter?.*": NUMBER, "rounds.*.drift?": dict, "rounds.*.drift?.*": MAYBE,
+    "rounds.*.terms?": dict, "rounds.*.terms?.*": NUMBER,
+    "summary": dict, "summary.selection": str, "summary.selected": MAYBE, "summary.selected_round": (int, type(None)),
+    "summary.last": MAYBE, "summary.params_sha256?": str, "resumed": list, "resumed.*": int,
+    "numerics?": dict, "numerics?.*": int, "user_files?": dict, "user_files?.*": str,
+    "cost?": (dict, type(None)), "cost?.*": MAYBE, "post?": dict, "post?.test_accuracy": MAYBE,
+    "moved?": list, "moved?.*": dict, "moved?.*.round": int, "load?": list, "load?.*": dict, "load?.*.start": NUMBER,
+    "load?.*.end": NUMBER, "load?.*.others?": MAYBE, "hardware?": dict, "hardware?.threads": int,
+    "engine?": dict, "engine?.clients_per_chunk": int, "engine?.way?": str, "engine?.notes?": list,
+    "engine?.notes?.*": dict, "engine?.notes?.*.round": int, "model?": dict, "model?.backbone": str,
+    "model?.parameters": int, "quality?": dict, "quality?.nmi?": NUMBER, "quality?.silhouette?": NUMBER,
 }  # fmt: skip
 STATES = ("running", "finished", "interrupted", "failed")
-ANY_TEXT = ("command", "error", "engine.notes")  # may hold lines of any kind; what shows them takes care
-_sound: set[bytes] = set()  # SHA-256 of the records that this process has found whole; pages read each many times
-_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069]")
 
 
 def write_record(folder: Path, record: dict[str, Any]) -> None:
@@ -84,47 +79,39 @@ def read_record(path: Path) -> dict[str, Any]:
     if not file.is_file():
         raise UserError(f"there is no record at '{file}'; give the folder of a run, which holds {RECORD}.")
     try:
-        text = file.read_text()
-        record = json.loads(text)
+        record = json.loads(file.read_text())
     except (ValueError, RecursionError) as error:  # also of bytes that are no text
         raise UserError(f"the record '{file}' is not JSON ({one_line(error)}); {REMEDY}.") from error
     schema = record.get("schema") if isinstance(record, dict) else type(record).__name__
     if schema != SCHEMA:
         raise UserError(f"the record '{file}' has schema {schema}; this version reads schema {SCHEMA}.")
-    digest, content = record.pop("digest", None), hashlib.sha256(text.encode()).digest()
-    if content in _sound:
-        return record
+    digest = record.pop("digest", None)
     if digest is not None and digest != _digest(record):
         raise UserError(f"the record '{file}' is damaged or was changed by hand; {REMEDY}.")
     if fault := _fault(record):
         raise UserError(f"the record '{file}' is not usable ({fault}); {REMEDY}.")
-    _sound.add(content)
     return record
 
 
 def _fault(record: dict[str, Any]) -> str:
-    """What no run writes: a part that is lost or of another type, a wild number or text; empty if there is none."""
-    todo: list[tuple[str, Any]] = [("", record)]
-    while todo:
-        path, value = todo.pop()
-        if not isinstance(value, FORM.get(path, object)):
-            return f"'{path}' is of type {type(value).__name__}"
-        if isinstance(value, dict):
-            for needed in NEEDED:
-                parent, _, name = needed.rpartition(".")
-                if parent == path and name not in value:
-                    return f"it lacks {needed}"
-            for name, part in value.items():
-                below = f"{path}.{name}" if path else name
-                todo += [("a name", name), (below if below in FORM else f"{path}.*", part)]
-        elif isinstance(value, list):
-            todo += [(f"{path}[]", part) for part in value]
-        elif path.startswith(ANY_TEXT):
-            continue
-        elif isinstance(value, str) and (len(value) > 10_000 or _CONTROL.search(value)):
-            return f"it has the text {value[:40]!r}"
-        elif isinstance(value, int | float) and not abs(value) < (2**63 if isinstance(value, int) else inf):
-            return "a number in it is too large"
+    """What no run writes: a part that is lost or of another type, a wild number; empty if there is none."""
+    parts: dict[str, list[Any]] = {"": [record]}  # the values in the record, by path
+    for path, types in FORM.items():
+        above, _, name = path.rpartition(".")
+        values: list[Any] = []
+        for whole in parts[above]:
+            if name == "*":
+                values += whole.values() if isinstance(whole, dict) else whole
+            elif name.rstrip("?") in whole:
+                values.append(whole[name.rstrip("?")])
+            elif not name.endswith("?"):
+                return f"it lacks {path}".replace("?", "")
+        for value in values:
+            if not isinstance(value, types):
+                return f"{path} is of type {type(value).__name__}".replace("?", "")
+            if isinstance(value, int | float) and not abs(value) < (2**63 if isinstance(value, int) else inf):
+                return "a number in it is too large"
+        parts[path] = [value for value in values if value is not None]
     return "" if record["status"] in STATES else f"its status is {record['status'][:20]!r}"
 
 
@@ -194,22 +181,6 @@ def params_hash(params: Params | Iterable[tuple[str, Tensor]]) -> str:
     return digest.hexdigest()
 
 
-def reductions_of(record: dict[str, Any]) -> list[dict[str, Any]]:
-    """What was smaller in a run than its protocol says, see `reductions`; also of older records.
-
-    Those say only whether training images were left out; the rest follows from their options and the protocol of now.
-    """
-    if isinstance(record.get("reduced"), list):
-        return record["reduced"]
-    # A data set in a file of somebody's is not asked for its size: that would run the file.
-    config = {name: None if own_paths([value]) else value for name, value in record["config"].items()}
-    protocol = protocols().get(record["protocol"])
-    sizes = {size["what"]: size for size in reductions(config, protocol)} if protocol else {}
-    images = {"what": "train_examples", "protocol": None, "run": config.get("train_examples")}
-    images = sizes.pop("train_examples", images)
-    return [*sizes.values(), *([images] if record.get("reduced") else [])]
-
-
 FLAGS = re.compile(r"(avx|amx|fma|f16c|neon|asimd|sve)\w*")  # the instructions that arithmetic on arrays depends on
 
 
@@ -261,46 +232,19 @@ def note_move(record: dict[str, Any], device: torch.device) -> str:
 NOISE = 0.5  # cores
 
 
-class Load:
-    """What else a machine did since this was made, for the record of a run that was timed meanwhile."""
-
-    def __init__(self):
-        self._start, self._clock, self._seconds = os.getloadavg()[0], time.perf_counter(), _cpu_seconds()
-
-    def so_far(self) -> dict[str, float | None]:
-        """The load averages over a minute at the `start` and at the `end`, which is now, and the load of the `others`.
-
-        That is the number of cores that other processes have kept busy, the mean since the start; None where the
-        system does not tell.
-        """
-        wall = time.perf_counter() - self._clock
-        busy, process = (now - then for now, then in zip(_cpu_seconds(), self._seconds, strict=True))
-        others = round(max(0.0, busy - process) / wall, 3) if busy > 0.5 * process and wall > 0 else None
-        return {"start": round(self._start, 2), "end": round(os.getloadavg()[0], 2), "others": others}
-
-
-def _cpu_seconds() -> tuple[float, float]:
-    """Seconds that all cores have worked since the machine was started, 0 if it does not tell, and this process has."""
-    stat, own = Path("/proc/stat"), sum(os.times()[:4])
-    if not stat.is_file():
-        return 0.0, own
-    ticks = [int(count) for count in stat.read_text().split("\n", 1)[0].split()[1:9]]
-    waiting = sum(ticks[3:5])  # idle, and waiting for a disk
-    return (sum(ticks) - waiting) / os.sysconf("SC_CLK_TCK"), own
-
-
 def quiet(record: dict[str, Any]) -> bool:
     """False where other work disturbed a run, so that its seconds say little: they are not shown then, nor built on.
 
-    Other processes may keep half a core busy. Where the system does not tell what they did, the load averages may be
-    as much above the run's own threads, at its start and at its end. Nor is a run quiet whose record is from before the
-    load was measured: what else the machine did then is not known.
+    The load averages at its start and at its end may be half a core above the run's own threads. Older records have
+    instead the number of cores that `others` kept busy, or nothing: what else the machine did then is not known.
     """
-    busy = []
     for load in record.get("load", [{"others": inf}]):
-        above = max(load["start"], load["end"]) - record["hardware"]["threads"] if load["others"] is None else 0
-        busy.append(load["others"] or above)
-    return max(busy, default=0) <= NOISE
+        others = load.get("others")
+        if others is None:
+            others = max(load["start"], load["end"]) - record["hardware"]["threads"]
+        if others > NOISE:
+            return False
+    return True
 
 
 def _git(*arguments: str) -> str:

@@ -1,6 +1,7 @@
 """The rounds of a run: each is trained and evaluated, and then recorded, checkpointed and shown."""
 
 import dataclasses
+import os
 import time
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from fedcli.runs import autotune, drift
 from fedcli.runs.checkpoints import clear, clear_finished, is_due, refuse_non_finite, write_checkpoint
 from fedcli.runs.config import Setup
 from fedcli.runs.models import BestModels, all_params
-from fedcli.runs.records import Load, params_hash, summarise, write_record
+from fedcli.runs.records import params_hash, summarise, write_record
 from fedcli.runs.signals import OutOfTime, time_left
 from fedcli.runs.workers import current
 
@@ -53,9 +54,9 @@ def go_on(
 ) -> Any:
     """Runs the rounds that the record does not have, or those up to `until`, and returns the state after the last."""
     config, method, rounds, writes = setup.run, setup.method, record["rounds"], current().number == 0
-    start, before, load = time.perf_counter(), record["seconds_total"], Load()
+    start, before, load = time.perf_counter(), record["seconds_total"], os.getloadavg()[0]
     record["status"] = "running"
-    record.setdefault("load", []).append({"round": len(rounds), **load.so_far()})
+    record.setdefault("load", []).append({"round": len(rounds), "start": load, "end": load})
     current().first(lambda: clear(folder, at_rest=True))  # before another worker writes there
     fed.store.open(folder, current().number)
     if writes and not rounds:
@@ -79,7 +80,7 @@ def go_on(
                 progress.note(text)
             fed.engine.notes.clear()
             record["engine"]["clients_per_chunk"] = fed.engine.clients_per_chunk
-            record["load"][-1] |= load.so_far()
+            record["load"][-1]["end"] = os.getloadavg()[0]
             record |= {
                 "cost": {
                     "floats_down": entry["floats_down"],

@@ -14,8 +14,8 @@ from typing import Any
 from fedcli.core import partition
 from fedcli.declarations import is_idle
 from fedcli.errors import UserError
-from fedcli.registry import methods, posts
-from fedcli.runs.config import RunConfig, Setup, describe_reductions, fields_of, is_smaller, recorded_value
+from fedcli.registry import methods, posts, protocols
+from fedcli.runs.config import RunConfig, Setup, fields_of, num_images, recorded_value
 from fedcli.userfiles import own_paths, replace_paths
 
 Settings = dict[str, Any]
@@ -26,6 +26,10 @@ NOT_SETTINGS = (
 FIRST = ("method", "protocol", "dataset", "partition")  # what is told first
 ITS_OWN_WORD = ("protocol", "dataset", "partition", "backbone")  # their values speak for themselves
 AS_SEED = "as seed"
+SIZES = {  # what a run can have less of than its protocol says, and the word for it
+    "rounds": "rounds", "local_epochs": "local epochs", "num_clients": "clients", "cohort_size": "clients in a round",
+    "train_examples": "training images", "public_examples": "public images",
+}  # fmt: skip
 
 
 def settings(record: Mapping[str, Any], *, post: bool = True) -> Settings:
@@ -94,6 +98,32 @@ def differences(run: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, t
     return {name: (run.get(name), other.get(name)) for name in names if run.get(name) != other.get(name)}
 
 
+def is_smaller(name: str, value: Any, full: Any) -> bool:
+    """Whether an option is a size, and smaller than in full; None stands for all there are."""
+    return name in SIZES and value is not None and (full is None or value < full)
+
+
+def reductions(record: Mapping[str, Any]) -> dict[str, str]:
+    """The sizes in which a run is smaller than its protocol says: `{"rounds": "rounds 20 of 200"}`.
+
+    The number of images in a user's file is not known, since the file would have to be run. A protocol in a user's file
+    or for data of the user's own has no full size.
+    """
+    config, protocol = record["config"], protocols().get(record["protocol"])
+    if protocol is None or not protocol.datasets:
+        return {}
+    setting = protocol.datasets.get(record["dataset"])
+    full = {name: field.default for name, field in fields_of(RunConfig).items()} | protocol.settings
+    full |= setting.settings if setting else {}
+    full["cohort_size"] = full["cohort_size"] or full["num_clients"]
+    images = (record["dataset"], config.get("local_test")), (config.get("public_dataset"), None)
+    for name, (dataset, tested) in zip(("train_examples", "public_examples"), images, strict=True):
+        if config.get(name) is not None and not own_paths([dataset]):
+            full[name] = full[name] or num_images(dataset, tested)
+    smaller = [name for name in SIZES if is_smaller(name, config.get(name), full[name])]
+    return {name: differences_text({name: (config[name], full[name])}) for name in smaller}
+
+
 def settings_text(values: Mapping[str, Any]) -> str:
     """Settings as text, `cifar10, lr 0.1, drop last on`."""
     words = {name: "" if name in ITS_OWN_WORD else f"{name.replace('_', ' ')} " for name in values}
@@ -111,7 +141,7 @@ def differences_text(other: Mapping[str, tuple[Any, Any]]) -> str:
     texts = []
     for name, (value, full) in other.items():
         if is_smaller(name, value, full):
-            texts.append(describe_reductions([{"what": name, "run": value, "protocol": full}]))
+            texts.append(f"{SIZES[name]} {value:,} of {'all' if full is None else f'{full:,}'}")
         else:
             texts.append(f"{settings_text({name: value})} for {_word(full)}")
     return ", ".join(texts)

@@ -35,14 +35,18 @@ def exit_code(error: KeyboardInterrupt) -> int:
     return getattr(error, "code", 128 + signal.SIGINT)
 
 
+interruptions: list[Ended] = []  # by signals, until a line has told it: PyTorch swallows one while it imports NumPy
+
+
 def interrupt_on_signals() -> None:
-    """Lets SIGTERM and SIGHUP raise `Ended`, unless they are ignored, as under `nohup`."""
+    """Lets SIGINT, SIGTERM and SIGHUP raise `Ended`, unless they are ignored, as under `nohup`."""
 
     def end(number: int, frame: object) -> NoReturn:
-        raise Ended("interrupted", 128 + number)
+        interruptions.append(Ended("interrupted", 128 + number))
+        raise interruptions[-1]
 
-    for number in (signal.SIGTERM, signal.SIGHUP):
-        if signal.getsignal(number) is signal.SIG_DFL:
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) in (signal.SIG_DFL, signal.default_int_handler):
             signal.signal(number, end)
 
 
