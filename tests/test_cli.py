@@ -16,6 +16,7 @@ from rich.console import Console
 import fedcli
 from fedcli import declarations, registry
 from fedcli.cli import describe, display
+from fedcli.errors import UserError
 from fedcli.figures import notebook
 from fedcli.results import plans
 from fedcli.runs import config, prepare

@@ -95,6 +95,8 @@ def test_files_of_rounds_and_of_clients_count_from_one_and_in_percent(tmp_path):
     assert table[(table.method == "fedavg") & (table.seed == 0)].accuracy.dropna().tolist() == pytest.approx(accuracies)
     kept = [entry["round"] for entry in first["rounds"] if "client_accuracy" in entry]
     assert kept == sorted({first["summary"]["selected_round"], 2})
+    drawn = invoke("plot", tmp_path / "r", "--kind", "accuracies", "--out", tmp_path / "accuracies.png")
+    assert drawn.exit_code == 0, drawn.output
     history = fedcli.load(tmp_path / "r" / "fedavg" / "seed-0").history
     assert history["test_accuracy"].tolist() == [100 * entry["test_accuracy"] for entry in first["rounds"]]
 

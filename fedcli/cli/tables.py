@@ -260,8 +260,15 @@ def report(
     """
     needed("bokeh", "the report", "report")
     from fedcli.figures import report as pages
+    from fedcli.runs.records import RECORD
 
-    print_or_write(pages.report(common.records_of(runs, method, dataset, label), title), out)
+    missing = [path for path in runs if not path.is_file() and next(path.rglob(RECORD), None) is None]
+    if len(missing) == len(runs):
+        raise UserError(f"there is no run in '{missing[0]}' (got no {RECORD}); give run folders.")
+    if label and len(label) == len(runs):
+        label = [name for name, path in zip(label, runs, strict=True) if path not in missing]
+    records = common.records_of([path for path in runs if path not in missing], method, dataset, label)
+    print_or_write(pages.report(records, title, list(map(str, missing))), out)
 
 
 def export(

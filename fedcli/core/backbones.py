@@ -337,8 +337,11 @@ def _network_from_user(function: FromFile, channels: int, image_size: int, num_c
     module = function(channels, image_size, num_classes)
     if not isinstance(module, nn.Module):
         raise function.refuse(f"gives no torch.nn.Module (got {type(module).__name__})", "return one")
-    if any(layer._compiled_call_impl or hasattr(layer, "_orig_mod") for layer in module.modules()):
-        raise function.refuse("is compiled", "leave torch.compile out: clients train the module itself")
+    module = getattr(module, "_orig_mod", module)  # what torch.compile has wrapped, or compiled in place
+    for parent in list(module.modules()):
+        parent._compiled_call_impl = None
+        for key, layer in parent._modules.items():
+            parent._modules[key] = getattr(layer, "_orig_mod", layer)
     x, draws = torch.randn(4, channels, image_size, image_size), KeyedDraws()
     sizes: dict[nn.Module, list[int]] = {}  # how long what a layer gives is, call by call
 

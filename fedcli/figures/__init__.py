@@ -27,6 +27,7 @@ CHARTS = {
     ),
     "drift": _chart("curves:drift_figure", "how far the clients' models drift apart, of runs with --drift-every"),
     "domains": _chart("curves:domains_figure", "accuracy of the clients' models on their own and on other domains"),
+    "accuracies": _chart("curves:accuracies_figure", "test accuracy of each client after the last round, sorted"),
     "tsne": _chart("outputs:embedding_chart", "features of test images by t-SNE, after 'fedcli quality'", "folders"),
     "clients": _chart(
         "outputs:clients_chart", "features of the clients' own models, after 'fedcli quality --clients'", "folders"

@@ -22,7 +22,7 @@ from matplotlib.ticker import EngFormatter, MaxNLocator
 from fedcli.errors import UserError, unknown
 from fedcli.figures.plots import DASHES, method_name, setting_colours, setting_name, title_words, write_title
 from fedcli.results.comparison import printed_accuracies
-from fedcli.results.frame import rounds_of, state_of
+from fedcli.results.frame import clients_of, rounds_of, state_of
 from fedcli.results.tables import SeedGroup, boards, group
 from fedcli.runs.records import quiet
 
@@ -162,6 +162,29 @@ def _draw_measures(measures: dict[str, str], remedy: str, records: Iterable[dict
         raise UserError(f"no run has measured its {' and '.join(measures.values()).lower()} (got none); {remedy}.")
     panels = [("", label, find_curves(group(measured), name)) for name, label in measures.items()]
     return _draw(panels, AXES["round"], _title(panels[0][2]))
+
+
+def accuracies_figure(records: Iterable[dict]) -> Figure:
+    """Draws the accuracies of the clients after the last round, the worst first, a line for each run.
+
+    Raises:
+        UserError: If no run has accuracies of single clients.
+    """
+    measured = [record for record in records if clients_of(record).accuracy.notna().any()]
+    if not measured:
+        raise UserError("no run has the accuracies of its clients (got none); draw runs with validation or own models.")
+    groups, figure = group(measured), Figure((WIDTH, HEIGHT), layout="constrained")
+    colour, axes = setting_colours([groups]), figure.add_subplot(xlabel="Clients, sorted", ylabel="Accuracy (%)")
+    for member in groups:
+        for number, record in enumerate(member.records):
+            accuracies = sorted(clients_of(record).accuracy.dropna())
+            name = fill(setting_name(member), LEGEND_WIDTH) if number == 0 else None
+            axes.plot(range(1, len(accuracies) + 1), accuracies, marker=".", color=colour[member.label], label=name)
+    axes.xaxis.set_major_locator(MaxNLocator("auto", integer=True))
+    axes.grid(axis="y")
+    axes.legend(loc="upper left", bbox_to_anchor=(1, 1.03))
+    write_title(figure, title_words(measured))
+    return figure
 
 
 # How far the clients' features and updates drift apart.

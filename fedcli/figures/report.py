@@ -5,7 +5,7 @@ is escaped: names in them may be anybody's.
 """
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from html import escape
 from typing import Any
 
@@ -38,6 +38,7 @@ def report(records: Iterable[dict], title: str = "Runs", missing: Sequence[str] 
     Args:
         records: The runs.
         title: Of the page.
+        missing: Paths at which no run is, which the page says.
 
     Raises:
         UserError: If there is no record.
@@ -45,6 +46,7 @@ def report(records: Iterable[dict], title: str = "Runs", missing: Sequence[str] 
     records = list(records)
     use = "Click a column's title to sort by it, a name beside curves to switch its line on or off."
     parts: list[Any] = [_text(f"<h1>{escape(title)}</h1>Runs: {len(records)}. {use}")]
+    parts += [_text(f"No run is there, left out: {escape(path)}") for path in missing]
     by_board = boards(records)
     groups = [group(runs) for runs in by_board.values()]
     colour = setting_colours(groups)
