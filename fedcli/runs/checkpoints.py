@@ -53,11 +53,10 @@ class Damaged(UserError):
     """A file is missing or not as it was written."""
 
 
-def save(path: Path, tree: Tree, facts: Mapping[str, Any], previous: Path | None = None) -> str:
+def save(path: Path, tree: Tree, facts: Mapping[str, Any]) -> str:
     """Writes a tree of tensors, numbers and texts to a file, atomically, and returns its SHA-256 as it stands in it.
 
-    NamedTuples are kept by name, and of what a store keeps the names of the versions. JSON holds the `facts`, and
-    `previous` the file that is replaced.
+    NamedTuples are kept by name, and of what a store keeps the names of the versions. JSON holds the `facts`.
     """
     structure, tensors = to_names(tree)
     for name, tensor in tensors.items():  # the library refuses tensors that share memory
@@ -66,13 +65,7 @@ def save(path: Path, tree: Tree, facts: Mapping[str, Any], previous: Path | None
     content = serialize(tensors, {METADATA: text})
     digest = hashlib.sha256(content).hexdigest()
     content = content.replace(ZEROS, digest.encode(), 1)
-
-    def write(temporary: Path) -> None:
-        temporary.write_bytes(content)
-        if previous is not None and path.is_file():
-            path.replace(previous)
-
-    write_atomically(path, write)
+    write_atomically(path, lambda temporary: temporary.write_bytes(content))
     return digest
 
 
@@ -293,7 +286,7 @@ def is_due(number: int, every: int | None, rounds: int, seconds: float, since: f
 def write_checkpoint(folder: Path, record: dict[str, Any], state: Any) -> None:
     """Writes the state and all that the record knows by then; the checkpoint before it is kept.
 
-    After a kill either file, this or the record, may be the older one.
+    After a kill either file, this or the record, may be the older one, and this may be missing beside the one before.
     """
     names = []
     for version in _versions(state):
@@ -302,7 +295,9 @@ def write_checkpoint(folder: Path, record: dict[str, Any], state: Any) -> None:
         if version.remove is not None:
             version.remove.detach()  # `clear` removes what no checkpoint names
     facts = {"identity": identity(record), "record": {key: record[key] for key in IN_CHECKPOINT}, "states": names}
-    save(folder / CHECKPOINT, state, facts, previous=folder / PREVIOUS)
+    if (folder / CHECKPOINT).is_file():
+        (folder / CHECKPOINT).replace(folder / PREVIOUS)
+    save(folder / CHECKPOINT, state, facts)
     clear(folder)
 
 

@@ -3,6 +3,7 @@
 import dataclasses
 import os
 import time
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from fedcli.runs import autotune, drift
 from fedcli.runs.checkpoints import clear, clear_finished, is_due, refuse_non_finite, write_checkpoint
 from fedcli.runs.config import Setup
 from fedcli.runs.models import BestModels, all_params
-from fedcli.runs.records import params_hash, summarise, write_record
+from fedcli.runs.records import identity, params_hash, summarise, write_record
 from fedcli.runs.signals import OutOfTime, time_left
 from fedcli.runs.workers import current
 
@@ -55,6 +56,15 @@ def go_on(
     """Runs the rounds that the record does not have, or those up to `until`, and returns the state after the last."""
     config, method, rounds, writes = setup.run, setup.method, record["rounds"], current().number == 0
     start, before, load = time.perf_counter(), record["seconds_total"], os.getloadavg()[0]
+    facts = {  # of which workers with other data or other code have others
+        "the fingerprint of the data": record["dataset_fingerprint"],
+        "the fingerprint of the partition": record["partition"]["fingerprint"],
+        "the configuration": identity(record),
+        "the method's file": method.file_hash,
+        "the version of fedcli": version("fedcli"),
+        "the version of PyTorch": torch.__version__,
+    }
+    current().refuse_differences(facts)
     record["status"] = "running"
     record.setdefault("load", []).append({"round": len(rounds), "start": load, "end": load})
     current().first(lambda: clear(folder, at_rest=True))  # before another worker writes there

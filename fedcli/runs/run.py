@@ -6,11 +6,8 @@ import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import nullcontext, suppress
 from datetime import datetime
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any, NamedTuple
-
-import torch
 
 from fedcli import userfiles
 from fedcli.core import partition
@@ -186,7 +183,6 @@ def begin(setup: Setup, folder: Path, source: str, progress: Listener | None = N
             lambda: (engine.way, engine.clients_per_chunk, chosen)
         )
         record = new_record(setup, dataset, parts, fed, source, chosen)
-        _refuse_other_workers(setup, record)
         with setup.method.blamed(*NOT_BLAMED):
             state = setup.method.init(fed, setup.options)
         is_first = current().number == 0
@@ -195,19 +191,6 @@ def begin(setup: Setup, folder: Path, source: str, progress: Listener | None = N
                 free_folder(folder)  # another process may have begun in it meanwhile
             state = go_on(setup, fed, record, state, folder, progress or Listener(), until)
     return Run(record, state, folder, tuple(userfiles.user_files(record)))
-
-
-def _refuse_other_workers(setup: Setup, record: dict[str, Any]) -> None:
-    """Refuses a run whose workers have other data or other code; each fact by what is said of it."""
-    facts = {
-        "the fingerprint of the data": record["dataset_fingerprint"],
-        "the fingerprint of the partition": record["partition"]["fingerprint"],
-        "the configuration": records.identity(record),
-        "the method's file": setup.method.file_hash,
-        "the version of fedcli": version("fedcli"),
-        "the version of PyTorch": torch.__version__,
-    }
-    current().refuse_differences(facts)
 
 
 def find_unfinished(path: Path) -> list[Path]:
@@ -284,7 +267,6 @@ def _go_on_from_checkpoint(folder: Path, record: dict[str, Any], changed_method:
         record.pop("error", None)
         if note := records.note_move(record, fed.device):
             fed.engine.notes.append(note)
-        _refuse_other_workers(setup, record)
         return go_on(setup, fed, record, state, folder, progress)
 
 

@@ -118,11 +118,11 @@ def nbytes_of(run: PlannedRun) -> int:
     """Bytes of these files; before there are any, of a model for the server and for each client that keeps one."""
     if files := files_of(run):
         return sum(file.stat().st_size for file in files)
-    images, config, method = datasets.describe(run.setup.run.dataset), run.setup.run, run.setup.method
+    images, config = datasets.describe(run.setup.run.dataset), run.setup.run
     with torch.device("meta"):
         network = backbones.build(config.backbone.split(",")[0], *images["shape"][:2], images["classes"], seed=0)
-    keep_states = method.personal is not None or len(method.state_types) > 1
-    return (1 + keep_states * config.num_clients) * sum(value.nbytes for value in network.state_dict().values())
+    models = 1 + config.num_clients * (len(run.setup.method.state_types) > 1)
+    return models * sum(value.nbytes for value in network.state_dict().values())
 
 
 def seconds_for(
@@ -253,8 +253,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     for run in reversed(first_open.values()):
         _, reason = seconds_for(run, runs, (), deadline - time.monotonic(), carry)
         print(f"open: {run.label}: {reason or 'it has failed or was interrupted'}")
-    ended = [run for run in runs if not run.to_do]
-    print(f"{len(ended)} of {len(runs)} runs have ended; 'fedcli claims' says what they decide")
+    print(f"{sum(not run.to_do for run in runs)} of {len(runs)} runs have ended; 'fedcli claims' says what they decide")
 
 
 if __name__ == "__main__":
