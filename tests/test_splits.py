@@ -150,6 +150,7 @@ def test_a_folder_of_pfllibs_gives_the_same_images_clients_and_test_parts(tmp_pa
     shown = ["data", "show", "mine", "--partition", flag, "--num-clients", "3", "--out", str(tmp_path / "p.png")]
     result = CliRunner().invoke(app, shown)
     assert result.exit_code == 0, result.output
+    assert f"partition {flag}, seed 0, fingerprint " in result.output
 
 
 class Harmful:

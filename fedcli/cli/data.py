@@ -107,9 +107,9 @@ def data_show(
     counts = partitions.count_classes(parts, dataset.y_train, dataset.num_classes)
     classes = range(dataset.num_classes if dataset.num_classes <= 10 else 0)  # more columns fit no terminal
     rows = [(client, row.sum(), (row > 0).sum(), *row[classes]) for client, row in enumerate(counts)]
-    typer.echo(f"\npartition {chosen}, seed {partition_seed}, fingerprint {partitions.fingerprint(parts)}")
+    typer.echo(f"\npartition {chosen.flag}, seed {partition_seed}, fingerprint {partitions.fingerprint(parts)}")
     print_table(("Client", "Images", "Classes", *map(str, classes)), rows, gap=1)
-    title = f"{plots.dataset_words(dataset.name)}, {plots.partition_words(str(chosen))}, seed {partition_seed}"
+    title = f"{plots.dataset_words(dataset.name)}, {plots.partition_words(chosen.flag)}, seed {partition_seed}"
     out = out or Path(f"{dataset.name}-partition.png")
     files = plots.write(out, plots.partition_figure, counts, dataset.class_names, title)
     typer.echo(f"chart: {' and '.join(map(str, files))}")

@@ -110,10 +110,9 @@ class Federation:
         self.transform, self.public_transform = transform, public_transform
         self.test_images, self.test_labels = dataset.x_test.to(self.device), dataset.y_test.to(self.device)
         self.test_domains, self.domain_names = dataset.domain_test, dataset.domain_names
-        self.domain_counts = np.array([[len(part)] for part in parts])
-        if dataset.domain_train is not None:
-            domains, count = dataset.domain_train.numpy(), len(self.domain_names)
-            self.domain_counts = np.array([np.bincount(domains[part], minlength=count) for part in parts])
+        domains, count = dataset.domain_train, max(len(dataset.domain_names), 1)
+        domains = np.zeros(len(dataset.y_train), np.int64) if domains is None else domains.numpy()
+        self.domain_counts = np.array([np.bincount(domains[part], minlength=count) for part in parts])
         self.domain_of = self.domain_counts.argmax(1)
         self.public_images = None if public_images is None else public_images.to(self.device)
         self.outputs: dict = {}  # what models gave when they were last evaluated, see fedcli/core/evaluation.py
