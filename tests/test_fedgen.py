@@ -105,9 +105,8 @@ def test_the_local_objective_adds_the_cross_entropy_of_the_head_on_generated_fea
     task = F.cross_entropy(fed.network(params, buffers, x).logits, y)
     torch.testing.assert_close(loss, task + 2 * generated)
     body = [value for name, value in params.items() if not name.startswith("head.")]
-    for ours, plainly in zip(
-        *(torch.autograd.grad(each, body, retain_graph=True) for each in (loss, task)), strict=True
-    ):
+    gradients = (torch.autograd.grad(each, body, retain_graph=True) for each in (loss, task))
+    for ours, plainly in zip(*gradients, strict=True):
         torch.testing.assert_close(ours, plainly)  # the extractor learns nothing of it
     assert aux.outputs.shape == (4, 64)
 

@@ -75,10 +75,8 @@ def slow_round(fed, setup, number, models, sent_down):
     alpha, beta, after, sent, cut = setup.options.private_task_share, setup.options.shared_task_share, {}, [], 0
 
     def losses(own, shared, y):
-        (_, output), (_, output_g) = own, shared
-        yield F.cross_entropy(output, y) * alpha + divergence(output, output_g) / 3 * (
-            1 - alpha
-        )  # a mean also over classes
+        (_, output), (_, output_g) = own, shared  # 3 classes: the code's divergence is a mean over them too
+        yield F.cross_entropy(output, y) * alpha + divergence(output, output_g) / 3 * (1 - alpha)
         yield F.cross_entropy(output_g, y) * beta + divergence(output_g, output) / 3 * (1 - beta)
 
     for client in range(fed.num_clients):

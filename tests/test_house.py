@@ -27,7 +27,7 @@ MOST_LINES = {
     "scripts": 1237,
 }  # fmt: skip
 MOST_IN_ALL = {"lines": 17930, "bytes": 904_000, "statements": 10095}
-MOST_ELSEWHERE = {"papers": 8000, "tests": 19060}
+MOST_ELSEWHERE = {"papers": 8000, "tests": 18163}
 
 
 def level(module: str) -> int:
