@@ -119,12 +119,6 @@ def train_pair(fed, number: int, client: int, models: list, extra: list, losses:
     return [copied(dict(module.named_parameters())) for module in modules], cut
 
 
-def mean_divergence(logits: Tensor, target: Tensor) -> Tensor:
-    """What `torch.nn.KLDivLoss()` gives, which is a mean over samples and classes."""
-    target = target.softmax(1)
-    return (target * (target.log() - logits.log_softmax(1))).mean()
-
-
 def models_of(groups: list, clients: list) -> dict[int, tuple]:
     """Parameters and buffers of each client, in its order, out of clients that are stacked by their networks."""
     models = {}

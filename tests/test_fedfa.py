@@ -6,6 +6,7 @@ import torch
 
 from fedcli.core import partition
 from fedcli.core.batches import generator
+from fedcli.core.trees import select
 from fedcli.papers import fedfa
 from fedcli.registry import find_method, find_protocol
 from fedcli.runs.config import resolve
@@ -172,22 +173,14 @@ def test_a_first_round_of_fedavg_gives_the_anchors():
     run = {"data": data, "parts": parts, "batch_size": 8}  # one batch an epoch
     setup, fed = laws.federation(FEDFA, {"anchor_init": "fedavg-round"}, **run)
     base, base_fed = laws.federation("fedavg", **run)
-    cohorts = ([0, 1], [2, 3])
+    cohorts, cohort = ([0, 1], [2, 3]), fed.cohort_of(0, [0, 1])
     start = setup.method.init(fed, setup.options)
     first = laws.simulate(setup, fed, 1, cohorts)
     laws.assert_agree(first.params, laws.simulate(base, base_fed, 1, cohorts).params, "round 0")
-    one_epoch, _ = fed.train(
-        fed.broadcast(start.params, start.buffers, fed.cohort_of(0, [0, 1])), fed.cohort_of(0, [0, 1]),
-        find_method("fedavg").module.make_local_loss(fed.network), epochs=range(1),
-    )  # fmt: skip
-    features = []
-    for k, part in enumerate(parts[:2]):
-        x, _ = fed.engine.gather(part)
-        model = {name: value[k] for name, value in one_epoch.params.items()}
-        features.append(fed.network(model, start.buffers, x, train=False).features.detach())
-    expected = torch.stack(
-        [0.6 * features[0][:2].mean(0) + 0.4 * features[1].mean(0), features[0][2], start.anchors[2]]
-    )
+    received, task = fed.broadcast(start.params, start.buffers, cohort), base.method.module.make_local_loss(fed.network)
+    one_epoch, _ = fed.train(received, cohort, task, epochs=range(1))
+    one, other = (fed.predict(select(one_epoch.params, k), {}, parts[k])[0] for k in (0, 1))
+    expected = torch.stack([0.6 * one[:2].mean(0) + 0.4 * other.mean(0), one[2], start.anchors[2]])
     laws.assert_agree(first.anchors, expected, "class means before the second of two steps")
     later = laws.simulate(setup, fed, 2, cohorts)
     assert laws.distance(later.params, laws.simulate(base, base_fed, 2, cohorts).params) > 1e-6
