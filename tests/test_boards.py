@@ -52,11 +52,6 @@ def test_columns_are_chosen_by_parts_of_their_titles():
         tables.sheets([record(), record(lr=0.2)], columns=["speed"])
 
 
-def test_a_column_without_a_number_is_left_out():
-    (sheet,) = tables.sheets([record() | {"load": [{"start": 0, "end": 9, "others": 3.0}]}])
-    assert sheet.columns[-1] == "Floats up / down, client and round"
-
-
 def test_copies_of_a_run_count_once_and_other_runs_of_a_seed_are_told():
     runs = [record(selected=0.5), record(selected=0.5), record(seed=1, selected=0.6)]
     (group,) = tables.group(runs)

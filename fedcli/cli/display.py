@@ -155,23 +155,21 @@ class Display(Standing):
 
 def cost(plan: "TablePlan") -> list[tuple[str, str]]:
     """Say what running a table takes, as pairs of title and text."""
-    from fedcli.results import comparison, costs
+    from fedcli.results import costs
 
     states = Counter(run.state for run in plan.runs)
     shown = ", ".join(f"{count} {state}" for state, count in states.items())
     estimated = costs.estimate(plan)
     starting, left_out = estimated[~estimated["left_out"]], estimated[estimated["left_out"]]
-    columns = list(starting.groupby("column", sort=False))
     lines = [
         ("table", plan.title),
         ("runs", f"{len(plan.runs)}, seeds {', '.join(map(str, plan.seeds))}: {shown}; {len(plan.to_run)} to run"),
         ("reduced", f"{plan.reduction}; not the paper's setting" if plan.reduction else ""),
-        ("time", f"{costs.time_text(starting)}, one run after the other" if columns else ""),
+        ("time", f"{costs.time_text(starting)}, one run after the other" if len(starting) else ""),
+        ("data sets", ", ".join(sorted({name for run in plan.to_run for name in run.setup.data_sets}))),
+        *(("left out", lack) for lack in plan.missing_data.values()),
     ]
-    if len(columns) > 1:
-        lines += [("", f"{comparison.heading(column)}: {costs.time_text(part)}") for column, part in columns]
-    lines.append(("data sets", ", ".join(sorted({name for run in plan.to_run for name in run.setup.data_sets}))))
-    lines += [("left out", lack) for lack in (*plan.missing_data.values(), *plan.damaged)]
+    lines += [("left out", lack) for lack in plan.damaged]
     if len(left_out):
         lines.append(("", f"not counted above: {costs.time_text(left_out)}"))
     lines.append(("new runs", f"are written to {plan.folder}"))

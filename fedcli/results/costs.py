@@ -97,17 +97,12 @@ def estimate(plan: TablePlan) -> pd.DataFrame:
     """Estimates the time of a table's runs to do, by the runs where it looks for runs, and the shipped ones.
 
     Returns:
-        See `cost_of`, with the `column` of each run, the first of several, and whether it is `left_out` as its data set
-        is missing.
+        See `cost_of`, and for each run whether it is `left_out` as its data set is missing.
     """
-    todo = [run for run in plan.runs if run.to_do]
+    todo, starting = [run for run in plan.runs if run.to_do], {run.folder for run in plan.to_run}
     timed = paces(read_runs([plan.folder, *plan.search, *shipped()]), {run.setup.run.dataset for run in plan.runs})
     machine = machine_of(environment(plan.runs[0].setup.device))
-    first = {run.folder: cell.cell.column for cell in reversed(plan.cells) for run in cell.runs}
-    starting = {run.folder for run in plan.to_run}
-    return cost_of(todo, timed, machine).assign(
-        column=[first[run.folder] for run in todo], left_out=[run.folder not in starting for run in todo]
-    )
+    return cost_of(todo, timed, machine).assign(left_out=[run.folder not in starting for run in todo])
 
 
 def time_text(estimated: pd.DataFrame) -> str:

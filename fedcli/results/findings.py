@@ -43,8 +43,8 @@ WORDS = {  # of a metric, by its name, or for any parameter; the others are call
     "mean-of-last:": "mean of the last {} rounds",
     "deviation-of-last:": "standard deviation over the last {} rounds",
     "least-of-last:": "lowest of the last {} rounds",
-    "rounds:": "mean of rounds {}",
-    "rounds-to:": "rounds to {} %",
+    "rounds:": "mean of rounds {0[0]}-{0[1]}",
+    "rounds-to:": "rounds to {:.3g} %",
     "validation": "validation accuracy in the best round",
     "classifier": "by the classifier in the rounds that count",
     "classifier-of-last:": "by the classifier, mean of the last {} rounds",
@@ -153,4 +153,4 @@ def _words(metric: Metric, records: Iterable[Record]) -> str:
         return " or ".join(sorted({RULES[record["summary"]["selection"]] for record in records}))
     name, colon, parameter = metric.name.partition(":")
     words = WORDS.get(metric.name) or WORDS.get(name + colon) or f"{name.replace('-', ' ')} {parameter}".rstrip()
-    return words.format(parameter.replace("_", " "))
+    return words.format(*metric.arguments).replace("_", " ")

@@ -202,8 +202,8 @@ def sheets(
     Args:
         records: The runs.
         metrics: Names of metrics that get a column of their own.
-        columns: Parts of the titles of the columns that are shown, in this order, and the metrics'; where empty, all
-            that have a number or a text in a row. A table that has none of them is left out.
+        columns: Parts of the titles of the columns that are shown, in this order, and the metrics'; all where empty. A
+            table that has none of them is left out.
         title: Of the tables.
 
     Raises:
@@ -223,8 +223,6 @@ def sheets(
         places = dict.fromkeys(index for text in texts for index in _places(text, table.columns))
         notes = [note for note in table.notes if table is tables[-1] or note not in common]
         table = replace(table, title=", ".join(filter(None, (title, name if len(parts) > 1 else ""))), notes=notes)
-        if not columns:
-            places = [index for index in places if any(line[index] != MISSING for line in table.lines)]
         if places:
             shown.append(table.select([*places]))
     return shown
@@ -390,8 +388,8 @@ def every_run(records: Iterable[dict]) -> list[str]:
 
 
 def _titles(rows: Sequence[dict[str, str]]) -> list[str]:
-    """The columns in which any row has a text."""
-    return [title for title in rows[0] if any(row[title] for row in rows)]
+    """The columns in which any row has a number or a text."""
+    return [title for title in rows[0] if any(row[title] not in ("", MISSING) for row in rows)]
 
 
 def machines(records: Iterable[dict]) -> list[str]:
