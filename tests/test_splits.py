@@ -1,8 +1,9 @@
-"""Divisions made elsewhere: lists in a file, PFLlib's by a script, arrays that are brought into form."""
+"""Divisions made elsewhere: lists in a file, folders in the form of PFLlib's, arrays that are brought into form."""
 
+import io
 import json
-import re
-from pathlib import Path
+import pickle
+import zipfile
 
 import numpy as np
 import pytest
@@ -14,9 +15,7 @@ from fedcli.core.federation import divide
 from fedcli.core.partition import fingerprint, from_flag
 from fedcli.data import datasets
 from fedcli.data.files import PARTS
-from tests.files import from_npz, images, imported, refused
-
-DOCS = Path(__file__).parent.parent / "docs" / "coming-from.md"
+from tests.files import from_npz, images, refused
 
 
 @pytest.fixture(autouse=True)
@@ -133,19 +132,76 @@ def pfllib(folder, seed=0):
     return own
 
 
-def test_the_script_of_the_docs_gives_the_images_clients_and_test_parts_of_pfllibs_files(tmp_path, monkeypatch):
+def test_a_folder_of_pfllibs_gives_the_same_images_clients_and_test_parts(tmp_path):
     own = pfllib(tmp_path / "Set")
-    monkeypatch.chdir(tmp_path / "Set")
-    (script,) = re.findall("```python\n(import json\n.*?)```", DOCS.read_text(), re.DOTALL)
-    exec(script, {})
-    dataset = datasets.merge(imported("mine", Path("images.npz")))
-    _, testing, training, _ = divide(taken(dataset, "file:split.json", 3), Config)
+    result = CliRunner().invoke(app, ["data", "import", "mine", str(tmp_path / "Set")])
+    assert result.exit_code == 0, result.output
+    flag = next(word for word in result.output.split() if word.startswith("file:"))
+    assert "18 training and 6 test images, 3 classes" in result.output
+    assert "--num-clients 3" in result.output
+    dataset = datasets.merge(datasets.load("mine"))
+    _, testing, training, _ = divide(taken(dataset, flag, 3), Config)
     for part, positions in (("train", training), ("test", testing)):
         for client in range(3):
             x, y = own[part, client]
             expected = sorted((label, image.tobytes()) for label, image in zip(y.tolist(), x, strict=True))
             labels = dataset.y_train[positions[client]].tolist()
             assert sorted(zip(labels, pixels(dataset, positions[client]), strict=True)) == expected
+    shown = ["data", "show", "mine", "--partition", flag, "--num-clients", "3", "--out", str(tmp_path / "p.png")]
+    result = CliRunner().invoke(app, shown)
+    assert result.exit_code == 0, result.output
+
+
+class Harmful:
+    """What a pickle may do: call any function."""
+
+    def __init__(self, file):
+        self.file = file
+
+    def __reduce__(self):
+        return open, (str(self.file), "w")
+
+
+def stored(path, array, protocol=4):
+    """Writes an .npz file whose `data` is this, pickled."""
+    with zipfile.ZipFile(path, "w") as archive:
+        member = io.BytesIO()
+        np.lib.format.write_array_header_1_0(member, {"descr": "|O", "fortran_order": False, "shape": ()})
+        archive.writestr("data.npy", member.getvalue() + pickle.dumps(array, protocol))
+
+
+def test_nothing_in_a_pickle_is_run(tmp_path):
+    pfllib(tmp_path / "Set")
+    file, sign = tmp_path / "Set" / "train" / "1.npz", tmp_path / "sign"
+    for harm in (Harmful(sign), {"x": np.zeros((2, 1, 4, 4)), "y": Harmful(sign)}):
+        stored(file, np.array(harm, object))
+        refused(lambda: datasets.import_path("mine", tmp_path / "Set"), "1.npz", "which no array needs")
+        assert not sign.exists()
+    with np.load(file, allow_pickle=True) as loaded:
+        loaded["data"]
+    assert sign.exists()  # NumPy's own reader has run it
+    for whole in (np.array({"x": 1}, object), np.array([1, 2]), "text"):
+        stored(file, whole)
+        refused(lambda: datasets.import_path("mine", tmp_path / "Set"), "1.npz", "cannot be read")
+
+
+@pytest.mark.parametrize("protocol", [3, 4])
+def test_arrays_of_every_kind_and_order_are_read(tmp_path, protocol):
+    pfllib(tmp_path / "Set")
+    x = np.asfortranarray(np.arange(32).reshape(2, 1, 4, 4) / 255, ">f8" if protocol == 3 else None)
+    stored(tmp_path / "Set" / "test" / "0.npz", np.array({"x": x, "y": np.array([1, 2], np.int32)}, object), protocol)
+    datasets.import_path("mine", tmp_path / "Set")
+    expected = np.rint((x[:, 0] + 1) * 127.5).astype(np.uint8)  # the others reach below 0
+    found = {image.numpy().tobytes() for image in datasets.load("mine").x_test}
+    assert {image.tobytes() for image in np.ascontiguousarray(expected)} < found
+
+
+def test_a_name_or_folder_that_does_not_fit_is_refused(tmp_path, cache):
+    pfllib(tmp_path / "Set")
+    refused(lambda: datasets.import_path("fmnist", tmp_path / "Set"), "'fmnist' is not possible", "fmnist-pfllib")
+    (tmp_path / "Set" / "test" / "2.npz").unlink()
+    refused(lambda: datasets.import_path("mine", tmp_path / "Set"), "2.npz", "cannot be read")
+    assert not cache.exists()
 
 
 # Arrays that are brought into form

@@ -1,6 +1,7 @@
 """The commands for data sets: `data list | download | import | show`."""
 
 from pathlib import Path
+from typing import Literal
 
 import typer
 
@@ -47,10 +48,11 @@ def import_(
     name: argument(str, "NAME", "A known name, or a new one of a-z, 0-9 and -."),
     path: argument(Path, "PATH", "An .npz file, a folder of images, or official files."),
     size: optional(int, "Resize the images to so many pixels a side.", min=1) = None,
+    source: optional(Literal["pfllib"], "Seen by itself.", "--from", hidden=True) = None,
 ) -> None:
     """Import a data set from an archive or a folder into the cache; its format is detected.
 
-    Pixels, channels, sizes and labels in another form are converted, with a note.
+    Pixels, channels, sizes and labels in another form are converted, with a note. PFLlib sets include their clients.
     """
     from fedcli.data import datasets
 

@@ -7,6 +7,7 @@ whichever file the images came from. A file of the cache is an `.npz` of what `f
 import hashlib
 import os
 import re
+import shlex
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
@@ -18,7 +19,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-import fedcli.data.splits  # noqa: F401  # registers the partition `file`
 from fedcli.core.batches import generator
 from fedcli.data import files, forms
 from fedcli.data.catalog import BUILT_IN, KNOWN, MADE, known_form, resize, resized
@@ -192,12 +192,23 @@ def import_path(name: str, path: Path, size: int | None = None) -> tuple[Path, l
         raise UserError(f"the name '{name}' is invalid; use only a-z, 0-9 and -.")
     with files.reading(path, forms.FORM):
         columns, notes = forms.read(Path(path), info, size)
+    if "client" in columns and info:
+        raise UserError(f"the name '{name}' is not possible for PFLlib's division '{path}'; choose {name}-pfllib.")
     with files.reading(path, files.ARRAYS):
         columns = files.in_form(columns, notes)
         if size:
             columns["x"] = resized(columns["x"], size)
         if info:
             columns = known_form(name, columns)
+    if "client" in columns:
+        split, lists, first = _cache_file(name).with_suffix(".split.npz"), {}, 0
+        for part, rows in (("train", ~columns["test"]), ("test", columns["test"])):
+            clients = columns["client"][rows]
+            lists |= {f"{part}_{k}": first + np.flatnonzero(clients == k) for k in range(clients.max() + 1)}
+            first = len(clients)
+        _keep(split, lists)
+        flags = ["--partition", f"file:{split}", "--num-clients", str(len(lists) // 2)]
+        notes.append(f"its clients: {shlex.join(flags)}, under a protocol that tests on their own parts")
     source = {} if info else {"source": np.array("; ".join([str(Path(path).resolve()), *notes]))}
     _keep(_cache_file(name), files.canonical(columns) | source)
     return _cache_file(name), notes

@@ -28,6 +28,7 @@ from PIL import Image
 from fedcli.core.backbones import torchvision
 from fedcli.data.catalog import KNOWN, DatasetInfo
 from fedcli.data.files import ARRAYS, PART, PARTS, Arrays, check_size, choose_parts, join_parts, read_npz, reading
+from fedcli.data.splits import read_pfllib
 from fedcli.errors import UserError
 
 PIXELS = 1 << 25  # of an image in a file
@@ -214,6 +215,7 @@ IDX = r"(?:emnist-(?P<split>\w+)-)?(?:train|(?P<test>test|t10k))-(?P<kind>images
 USPS = r"usps(?P<test>\.t)?(?:\.bz2)?"
 MATLAB = r"(?:synth_)?(?:train|(?P<test>test))_32x32\.mat"
 FORMS: dict[str, tuple[str, Callable[[Source], Arrays]]] = {
+    "PFLlib's train/0.npz": (r"^/train/0\.npz$", lambda source: read_pfllib(source.folder)),
     "MNIST's *-images-idx3-ubyte": (f"/{IDX}$", partial(read_parts, IDX, read_idx)),
     "CIFAR's batches": (f"/{CIFAR}$", read_cifar),
     "USPS's usps and usps.t": (f"/{USPS}$", partial(read_parts, USPS, read_usps)),

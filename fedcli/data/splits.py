@@ -1,17 +1,21 @@
-"""Divisions made elsewhere: lists of positions in a file, as a partition.
+"""Divisions made elsewhere: lists of positions in a file, as a partition, and the folders that PFLlib writes.
 
 Positions count the training images from 0 in the order of the files that a data set came from, the official ones for a
 set known by name, and then the test images.
 """
 
 import json
+import pickle
+import re
+import zipfile
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from fedcli.core.batches import generator
 from fedcli.core.partition import FlagParameter, Labels, partitioner
-from fedcli.data.files import reading
+from fedcli.data.files import PARTS, Arrays, reading
 
 FORM = 'lists in JSON, {"train": [[0, 3], [2]], "test": [[5], [4]]}, or train_0, train_1, ..., test_0, ... in an .npz'
 
@@ -71,3 +75,63 @@ def read_split(path: Path) -> tuple[list[np.ndarray], list[np.ndarray]]:
     if clients or not sum(map(len, train)) or len(test) not in (0, len(train)):
         raise ValueError(f"{len(train)} lists to train on, {len(test)} to test on, and {len(clients)} others")
     return train, test
+
+
+# PFLlib's folders: train/K.npz and test/K.npz, each a pickled dict of images x and labels y
+
+
+def read_pfllib(folder: Path) -> Arrays:
+    """The columns of all clients' images, of `train/0.npz` and so on, with their `client` `[N]`.
+
+    Raises:
+        UserError: Files are missing or not in that form.
+    """
+    rows = []
+    for part in PARTS:
+        for client in range(len(list(folder.glob("train/*.npz")))):
+            path = folder / part / f"{client}.npz"
+            with reading(path, "an image set's file as PFLlib's generate_*.py write it, a dict of arrays x and y"):
+                with zipfile.ZipFile(path) as archive, archive.open("data.npy") as member:
+                    np.lib.format.read_magic(member)
+                    np.lib.format.read_array_header_1_0(member)
+                    (content,) = _Unpickler(member).load().state[4]
+                x, y = _array(content["x"]), _array(content["y"])
+                if len(x) != len(y):
+                    raise ValueError(f"{len(x)} images, {len(y)} labels")
+                rows.append((x, y, np.full(len(y), client), np.full(len(y), part == "test")))
+    with reading(folder, "of images of one size"):
+        x, y, clients, test = map(np.concatenate, zip(*rows, strict=True))
+    return {"x": x, "y": y, "client": clients, "test": test}
+
+
+class _Stored:
+    """What a pickle says of an array or a dtype, of which nothing is made."""
+
+    def __init__(self, *arguments: Any):
+        self.arguments = arguments
+
+    def __setstate__(self, state: tuple) -> None:
+        self.state = state
+
+
+def _array(stored: _Stored) -> np.ndarray:
+    """The array of numbers that a pickle describes by shape, dtype, order and bytes."""
+    _, shape, dtype, by_column, content = stored.state
+    text = dtype.state[1] + dtype.arguments[0]
+    if not re.fullmatch(r"[<>|=]?(b1|[iuf][1248])", text):
+        raise pickle.UnpicklingError(f"dtype {text}")
+    return np.frombuffer(content, text).reshape(shape, order="F" if by_column else "C")
+
+
+class _Unpickler(pickle.Unpickler):
+    """Reads a pickle that holds numbers, texts, dicts and arrays only.
+
+    A pickle may name any function and have it called. The three names that an array needs stand for a class of this
+    module here, every other one is refused, and so nothing that the file says is run, not even NumPy's own code.
+    """
+
+    def find_class(self, module: str, name: str) -> Any:
+        modules = ("numpy", "numpy.core.multiarray", "numpy._core.multiarray")
+        if module not in modules or name not in ("_reconstruct", "ndarray", "dtype"):
+            raise pickle.UnpicklingError(f"it asks for {module}.{name}, which no array needs")
+        return _Stored
