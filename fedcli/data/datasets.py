@@ -224,26 +224,24 @@ def describe(name: str) -> dict[str, Any]:
     Raises:
         UserError: The name is unknown, or its cache file is damaged.
     """
-    info, facts = KNOWN.get(name), ()
+    info, note = KNOWN.get(name), ""
     if info is None:
         available(name)
     if is_from_file(name):
         dataset, kind = load(name), "your own"
-        facts = len(dataset.y_train), len(dataset.y_test), dataset.num_classes, tuple(dataset.x_train.shape[1:]), ""
+        sizes = len(dataset.y_train), len(dataset.y_test), dataset.num_classes, tuple(dataset.x_train.shape[1:])
     elif _is_kept(name):
         kind = "import" if info else "imported"
         with files.reading(_cache_file(name), files.NPZ), np.load(_cache_file(name), allow_pickle=False) as file:
-            with file.zip.open("x_train.npy") as pixels:  # of which the shape alone is read
-                np.lib.format.read_magic(pixels)
-                num_train, *shape, channels = np.lib.format.read_array_header_1_0(pixels)[0]
-            classes, source = len(file["class_names"]), str(file.get("source", ""))
-            facts = num_train, len(file["y_test"]), classes, (channels, *shape), source
+            num_test, *shape, channels = file["x_test"].shape  # of images, the smaller part alone is read
+            sizes = len(file["y_train"]), num_test, len(file["class_names"]), (channels, *shape)
+            note = file.get("source", "")
     else:
-        facts = *info.sizes, "; ".join(filter(None, (", ".join(info.needs), info.note)))
         kind = "import" if not info.make else "made" if info.needs else "built-in"
+        sizes, note = info.sizes, "; ".join(filter(None, (", ".join(info.needs), info.note)))
     kind = "download" if name in forms.DOWNLOADS else kind
-    facts = dict(zip(("train", "test", "classes", "shape", "note"), facts, strict=True))
-    return {"name": name, "kind": kind, "present": present(name), **facts}
+    traits = dict(zip(("train", "test", "classes", "shape"), sizes, strict=True))
+    return {"name": name, "kind": kind, "present": present(name), **traits, "note": str(note)}
 
 
 def take(dataset: Dataset, num_train: int, seed: int) -> Dataset:

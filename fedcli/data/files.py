@@ -34,8 +34,8 @@ PART = "(train|test|val)(?:ing|id|idation)?"  # of a set, as arrays and folders 
 _KEY = re.compile(f"(?:{PART}_?)?(.*?)(?:_?{PART})?", re.DOTALL)  # of an array in an .npz file
 NPZ = "a whole .npz file, as numpy.savez writes it"
 ARRAYS = (
-    "images N x H x W, N x H x W x 1 or N x H x W x 3, alike in both parts, and a whole number or a class name for "
-    "each as its label, as x_train, y_train, x_test and y_test, or as images and labels alone"
+    "images N x H x W, N x H x W x 1 or N x H x W x 3, alike in both parts, and a whole number or a class name as the "
+    "label of each, as x_train, y_train, x_test and y_test, or as images and labels alone"
 )
 _TEMPORARY = re.compile(r"\..+\.(\d+)\.partial", re.DOTALL)
 
