@@ -13,7 +13,7 @@ from fedcli import option
 from fedcli.cli.app import app
 from fedcli.registry import find_method
 from fedcli.results.tables import commands
-from fedcli.runs.config import recorded_fields, recorded_options, recorded_value, resolve
+from fedcli.runs.config import filled_up, recorded_fields, recorded_options, resolve
 from fedcli.runs.settings import NOT_SETTINGS
 
 RECORDS = Path(__file__).parent.parent / "results" / "records"
@@ -34,8 +34,8 @@ def test_a_committed_record_still_resolves_and_the_command_that_a_page_tells_mak
         given = run.get_command(typer.Context(run), name).make_context(name, words).params
         given = {key: value for key, value in given.items() if value is not None and key != "seeds"}
         values = resolve(find_method(name), {**given, "seed": record["seed"]}, need_data=False).values()
-        fields = recorded_fields(method, record["config"].get("post"))
-        had = {key: recorded_value(record["config"], fields[key]) for key in values if key not in NOT_SETTINGS}
+        recorded = filled_up(record["config"], recorded_fields(method, record["config"].get("post")))
+        had = {key: recorded[key] for key in values if key not in NOT_SETTINGS}
         assert (name, {key: values[key] for key in had}) == (record["method"], had)
 
 

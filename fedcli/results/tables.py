@@ -20,7 +20,7 @@ from fedcli.registry import find_method, methods
 from fedcli.results.frame import STATES, find_records, frame_of, record_files, state_of
 from fedcli.results.metrics import BOLD, DIVERGED, Metric, best, diverged, find_metric
 from fedcli.results.render import MISSING, Best, Sheet, github, markdown
-from fedcli.runs.config import flags_of, given_options, recorded_fields, recorded_value, resolve
+from fedcli.runs.config import filled_up, flags_of, given_options, recorded_fields, resolve
 from fedcli.runs.records import is_packaged, quiet
 from fedcli.runs.settings import FIRST, NOT_SETTINGS, differences, draft, reductions, settings, settings_text
 from fedcli.userfiles import own_paths
@@ -440,8 +440,7 @@ def _command(record: dict) -> str:
         setup = resolve(method, given, need_data=False)
     except (UserError, TypeError):  # what it names is there no more, or never was
         return command
-    fields = recorded_fields(method, config.get("post"))
-    other = differences(settings(record), settings(draft(setup)))
-    values = {name: recorded_value(config, fields[name]) for name in other if name in fields}
-    moved = {name: value for name, value in values.items() if value != setup.values().get(name)}
+    values = filled_up(config, recorded_fields(method, config.get("post")))
+    other = differences(settings(record), settings(draft(setup))).keys() & values.keys()
+    moved = {name: values[name] for name in values if name in other and values[name] != setup.values().get(name)}
     return " ".join([command, *map(shlex.quote, flags_of(moved))])

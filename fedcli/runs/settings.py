@@ -15,7 +15,7 @@ from fedcli.core import partition
 from fedcli.declarations import is_idle
 from fedcli.errors import UserError
 from fedcli.registry import methods, posts, protocols
-from fedcli.runs.config import RunConfig, Setup, fields_of, num_images, recorded_value
+from fedcli.runs.config import RunConfig, Setup, fields_of, filled_up, num_images
 from fedcli.userfiles import own_paths, replace_paths
 
 Settings = dict[str, Any]
@@ -49,7 +49,7 @@ def settings(record: Mapping[str, Any], *, post: bool = True) -> Settings:
     if is_packaged and record["method"] in methods():  # a user's own file is not imported because a record names it
         kinds.append(methods()[record["method"]].config)
     fields = fields_of(*kinds)
-    config = {**record["config"], **{name: recorded_value(record["config"], field) for name, field in fields.items()}}
+    config = filled_up(record["config"], fields)
     left_out = {name for name, field in fields.items() if is_idle(field.metadata, config)} | {*NOT_SETTINGS, *FIRST}
     if not post or config["post"] is None:
         config["post"] = None
