@@ -1,9 +1,8 @@
 """The one exception that a user's mistake raises, and the wording of "did you mean"."""
 
 from collections.abc import Iterable
-from difflib import SequenceMatcher
+from difflib import get_close_matches
 from importlib import import_module
-from itertools import zip_longest
 from types import ModuleType
 
 
@@ -45,14 +44,8 @@ def unknown(kind: str, name: str, names: Iterable[str], remedy: str, guess: str 
         remedy: A sentence that says where to see them all.
         guess: The one that was meant, where the caller knows it.
     """
-
-    def likeness(other: str) -> float:
-        """Of the parts before and after a colon, the lesser: another table of the same paper is no guess."""
-        parts = zip_longest(other.lstrip("-").split(":"), name.lstrip("-").split(":"), fillvalue="")
-        return min(SequenceMatcher(None, *pair).ratio() for pair in parts)
-
-    # Of those that are like it, two letters that changed places come first.
-    near = [other for other in names if likeness(other) >= 0.6]
-    guess = guess or max(near, key=lambda other: (sorted(other) == sorted(name), likeness(other)), default="")
+    by_letters = {other.lower().lstrip("-"): other for other in names}
+    near = [by_letters[other] for other in get_close_matches(name.lower().lstrip("-"), by_letters, 1)]
+    guess = guess or "".join(near)
     meant = f"did you mean '{guess}'? " if guess else ""
     return UserError(f"unknown {kind} '{name}'; {meant}{remedy}")

@@ -50,15 +50,12 @@ def _from_file(text: str, kind: type[Declaration]) -> Declaration:
     module = import_file(path, kind.__name__.lower())
     declared, default = _declarations(kind, module), kind.__name__.upper()
     names = {key: value for key, value in vars(module).items() if isinstance(value, kind)} | declared
-    if not name and default not in names and len(declared) == 1:
-        (name,) = declared
-    item = names.get(name or default)
-    if item is None and name and names:
-        raise unknown(f"{default} in '{path}'", name, names, f"there are {', '.join(declared or names)}.")
-    if item is None and declared:
-        raise UserError(f"the file '{path}' defines several (got {', '.join(declared)}); name one: {text}:NAME.")
-    if item is None:
+    if not names:
         raise UserError(f"the file '{path}' defines no {default}; add {default} = fedcli.{kind.__name__}(...).")
+    name = name or (default if default in names or len(declared) != 1 else next(iter(declared)))
+    if name not in names:
+        raise unknown(f"{default} in '{path}'", name, names, f"write {path}:NAME, of {', '.join(declared or names)}.")
+    item = names[name]
     if kind in (Method, Post) and item._home is None and all(item is not other for other in _registered(kind).values()):
         object.__setattr__(item, "_home", module.__name__)  # no field, so that `replace` does not copy it
     return item

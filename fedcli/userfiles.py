@@ -95,11 +95,8 @@ def trust_files(
         same = [file for file in now if file == path or is_hash_of(hashes, file)]
         same += [file for file in now if Path(file).name == Path(path).name]
         if not same:
-            code, flags = (
-                f"'{path}' (hash {hashes or 'unknown'})",
-                [f"--method {shlex.quote(file)}" for file in recorded],
-            )
-            raise UserError(f"the record uses your code in {code}, run only if you name it; add '{' '.join(flags)}'.")
+            fault = f"the record uses your code in '{path}' (hash {hashes or 'unknown'}), run only if you name it"
+            raise UserError(f"{fault}; add '{' '.join(f'--method {shlex.quote(file)}' for file in recorded)}'.")
         file = paths[path] = same[0]
         files[file] = hashes or file_hash(file)
         if not is_hash_of(files[file], file):

@@ -172,8 +172,8 @@ def test_show_tells_of_a_method_and_of_a_protocol_in_a_file(folder):
 
 
 def test_options_given_arrive_in_the_record_and_the_rest_comes_from_protocol_and_defaults():
-    given = ("--match-weight", "2.5", "--guiding", "L2", "--lr", "0.02", "--no-drop-last", "--cohort-size", "3")
-    words = ("--dataset", "Digits", "--protocol", "FedFM:digits", "--backbone", "CNN-small", "--optimizer", "SGD")
+    given = ("--match-weight", "2.5", "--guiding", "l2", "--lr", "0.02", "--no-drop-last", "--cohort-size", "3")
+    words = ("--dataset", "Digits", "--protocol", "FedFM:digits", "--backbone", "cnn-small", "--optimizer", "sgd")
     text = done("run", "FedFM", *TINY, *given, *words, "--seed", "3", "--checkpoint-every", "auto", "--out", "a/b")
     record = read("a/b")
     assert (record["status"], record["method"], record["protocol"]) == ("finished", "fedfm", "fedfm:digits")

@@ -67,7 +67,6 @@ def test_of_seed_and_seeds_what_is_typed_goes_before_and_a_file_may_name_a_step_
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        (f"{TOML}epochs = 3", "unknown option of 'fedprox' '--epochs'; did you mean '--local-epochs'?"),
         (f"{TOML}lr = 'fast'", "--lr must be of type float (got 'fast')"),
         (f"{TOML}lr = [0.1, -1]", "--lr must be > 0 (got -1)"),
         (f"{TOML}[out]\na = 1", "'out' in 'exp.toml' is no option with a value or a list (got {'a': 1});"),

@@ -25,7 +25,7 @@ from fedcli.declarations import (
     option,
 )
 from fedcli.errors import UserError, unknown
-from fedcli.registry import default_protocol, find_post, find_protocol, posts, spelt
+from fedcli.registry import default_protocol, find_post, find_protocol, posts
 from fedcli.userfiles import absolute, is_from_file
 
 DEFAULT_DATASET = "digits"
@@ -157,17 +157,13 @@ def option_panels(method: Method, chosen: str | None = None) -> dict[str, dict[s
     """The options of a method as `{panel title: {name: field}}`, its own panel first, then those of steps after it.
 
     Of these is what `--post` has `chosen`, which may be the user's own. A method whose options have names of those that
-    every method has, or whose `only_with` names no choice of another, is refused.
+    every method has is refused.
     """
     options, title = fields_of(method.config), ""
     steps = {f"With --post {post.name}": fields_of(post.config) for post in posts(method, chosen).values()}
     taken = {*fields_of(RunConfig), *RESERVED}.union(*steps.values())
-    for name, field in options.items():
-        if name in taken:
-            raise UserError(f"the option name '{name}' of '{method.name}' is reserved; rename it in {method.file}.")
-        for other, needed in field.metadata["only_with"].items():
-            if other not in options or not set(needed) <= set(options[other].metadata["choices"]):
-                raise UserError(f"'{name}' has only_with {needed}, not a choice; fix {method.file}.")
+    for name in options.keys() & taken:
+        raise UserError(f"the option name '{name}' of '{method.name}' is reserved; rename it in {method.file}.")
     panels = {method.title: options} if options else {}
     if method.personal is None:
         panels |= steps
@@ -177,15 +173,14 @@ def option_panels(method: Method, chosen: str | None = None) -> dict[str, dict[s
     return panels
 
 
-def recorded_value(config: Mapping[str, Any], field: dataclasses.Field) -> Any:
-    """What a run did by its record's `config`; without the option it did what its `before` says, else the default."""
-    return config.get(field.name, field.metadata["before"])
+def filled_up(config: Mapping[str, Any], fields: Mapping[str, dataclasses.Field]) -> dict[str, Any]:
+    """The options of a record; a run without one of these fields did what its `before` says, else the default."""
+    return {**config, **{name: field.metadata["before"] for name, field in fields.items() if name not in config}}
 
 
 def recorded_options(config: Mapping[str, Any], method: Method) -> dict[str, Any]:
     """What `resolve` needs so that a run goes on as its record's `config` says, also where options have been added."""
-    fields = fields_of(RunConfig, *(part.config for part in _parts(method, config)))
-    values = {**config, **{name: recorded_value(config, field) for name, field in fields.items()}}
+    values = filled_up(config, fields_of(RunConfig, *(part.config for part in _parts(method, config))))
     return {name: value for name, value in values.items() if value is not None}
 
 
@@ -281,7 +276,7 @@ def resolve(
         datasets.available(dataset)
     protocol = protocol or default_protocol(method, dataset)
     parts = _parts(method, {**protocol.settings, **given})
-    values, origin = _merge(protocol, dataset, given, *parts)
+    values, origin = merge(protocol, dataset, given, *parts)
     origin |= {name: source for name, source in (sources or {}).items() if name in given}
     kinds = RunConfig, *(part.config for part in parts)
     _check_values(values, fields_of(*kinds), method)
@@ -304,22 +299,16 @@ def resolve(
 
 
 def _as_recorded(name: str, value: Any, method: Method) -> Any:
-    """The value of an option as it is recorded: names in their own letters, paths of a user's files absolute."""
+    """The value of an option as it is recorded: full names, paths of a user's files absolute."""
     if name == "clients_per_chunk" and isinstance(value, int):
         return str(value)
-    readers = {
-        "dataset": datasets.find_name,
-        "public_dataset": datasets.find_name,
-        "protocol": lambda text: find_protocol(text, method).name,
-        "post": lambda text: find_post(text, method).name,
-        "partition": lambda text: re.sub("^[^:]*", lambda kind: kind[0].lower(), text),
-        "backbone": lambda text: ",".join(spelt(part, backbones.BACKBONES) for part in text.split(",")),
-    }
-    if isinstance(value, str) and name in readers:
-        is_file = is_from_file(value) and name != "backbone"  # of which there may be several
-        return absolute(value if is_file else readers[name](value))
-    field = recorded_fields(method).get(name)
-    return spelt(value, field.metadata["choices"]) if isinstance(value, str) and field else value
+    if name not in MAY_BE_FILES or not isinstance(value, str):
+        return value
+    if name == "protocol" and not is_from_file(value):
+        return find_protocol(value, method).name
+    if name in ("dataset", "public_dataset"):
+        return absolute(datasets.find_name(value))
+    return absolute(value)
 
 
 def built_in(method: Method) -> tuple[str, str] | None:
@@ -339,7 +328,7 @@ def _default_dataset(method: Method, protocol: Protocol | None) -> str:
     return next(iter(protocol.datasets)) if len(protocol.datasets) == 1 else DEFAULT_DATASET
 
 
-def _merge(
+def merge(
     protocol: Protocol, dataset: str, given: Mapping[str, Any], *parts: Method | Post
 ) -> tuple[dict[str, Any], dict[str, str]]:
     """The options of a run and of its parts, and where each comes from; what is given goes before the protocol."""

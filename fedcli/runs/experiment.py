@@ -10,7 +10,7 @@ from typing import Any, get_args
 
 from fedcli.declarations import check_value, flag_of
 from fedcli.errors import UserError
-from fedcli.registry import find_method, spelt
+from fedcli.registry import find_method
 from fedcli.runs.config import EXPERIMENT, flags_of, given_options, recorded_fields
 from fedcli.runs.records import is_packaged, read_record
 from fedcli.userfiles import own_paths
@@ -24,7 +24,7 @@ def parse_values(field: dataclasses.Field, text: str) -> tuple[Any, ...]:
     """
     values = []
     for part in map(str.strip, text.split(",")):
-        value: Any = spelt(part, field.metadata["choices"])
+        value: Any = part
         if bool in _types(field):
             value = {"true": True, "false": False}.get(part.lower(), part)
         for kind in (float, int):  # a whole number is an int where both are allowed

@@ -19,7 +19,7 @@ from fedcli.errors import UserError
 from fedcli.registry import find_method
 from fedcli.runs import autotune, records
 from fedcli.runs.checkpoints import CHECKPOINT, clear_finished, read_checkpoint
-from fedcli.runs.config import Setup, recorded_fields, recorded_options, recorded_value, refuse_without_effect, resolve
+from fedcli.runs.config import RunConfig, Setup, fields_of, filled_up, recorded_options, refuse_without_effect, resolve
 from fedcli.runs.lock import LOCK, InUse, locked
 from fedcli.runs.models import Run, all_params
 from fedcli.runs.prepare import flushed_denormals, frozen_parts, machine_settings, new_record, prepare
@@ -116,11 +116,10 @@ def begun(setup: Setup, folder: Path, going_on: bool) -> dict[str, Any] | None:
         return None
     other = differences(settings(draft(setup)), settings(record))
     other.pop("code", None)  # `resume` says what to do about it
-    fields, values = recorded_fields(setup.method, setup.run.post), setup.values()
+    values, recorded = setup.values(), filled_up(record["config"], fields_of(RunConfig))
     for name in NOT_SETTINGS:  # these change no result, but what was asked for would not be done
-        before = recorded_value(record["config"], fields[name])
-        if before != values[name] and (name == "seed" or setup.origin[name] == "command line"):
-            other[name] = values[name], before
+        if recorded[name] != values[name] and (name == "seed" or setup.origin[name] == "command line"):
+            other[name] = values[name], recorded[name]
     for name, (now, before) in other.items():
         flag = name if name in ("method", "selection") else flag_of(name)
         remedy = _more_rounds(folder) if name == "rounds" and now > before else "choose another --out"

@@ -15,7 +15,7 @@ from fedcli.core import partition
 from fedcli.declarations import is_idle
 from fedcli.errors import UserError
 from fedcli.registry import methods, posts, protocols
-from fedcli.runs.config import RunConfig, Setup, fields_of, num_images, recorded_value
+from fedcli.runs.config import RunConfig, Setup, fields_of, filled_up, merge, num_images
 from fedcli.userfiles import own_paths, replace_paths
 
 Settings = dict[str, Any]
@@ -49,7 +49,7 @@ def settings(record: Mapping[str, Any], *, post: bool = True) -> Settings:
     if is_packaged and record["method"] in methods():  # a user's own file is not imported because a record names it
         kinds.append(methods()[record["method"]].config)
     fields = fields_of(*kinds)
-    config = {**record["config"], **{name: recorded_value(record["config"], field) for name, field in fields.items()}}
+    config = filled_up(record["config"], fields)
     left_out = {name for name, field in fields.items() if is_idle(field.metadata, config)} | {*NOT_SETTINGS, *FIRST}
     if not post or config["post"] is None:
         config["post"] = None
@@ -112,9 +112,7 @@ def reductions(record: Mapping[str, Any]) -> dict[str, str]:
     config, protocol = record["config"], protocols().get(record["protocol"])
     if protocol is None or not protocol.datasets:
         return {}
-    setting = protocol.datasets.get(record["dataset"])
-    full = {name: field.default for name, field in fields_of(RunConfig).items()} | protocol.settings
-    full |= setting.settings if setting else {}
+    full, _ = merge(protocol, record["dataset"], {})
     full["cohort_size"] = full["cohort_size"] or full["num_clients"]
     images = (record["dataset"], config.get("local_test")), (config.get("public_dataset"), None)
     for name, (dataset, tested) in zip(("train_examples", "public_examples"), images, strict=True):

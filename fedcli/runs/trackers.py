@@ -38,8 +38,6 @@ class TensorBoard(Listener):
     def start(self, record: dict[str, Any], folder: Path, samples_per_round: int, first_round: int) -> None:
         """Opens an event file; rounds that a killed process wrote after its last checkpoint are hidden."""
         self.writer = self.make(folder / "tensorboard", purge_step=first_round + 1)
-        for name, text in (("command", record["command"]), ("config", json.dumps(record["config"], indent=1))):
-            self.writer.add_text(name, f"```\n{text}\n```", first_round)
 
     def round(self, entry: dict[str, Any]) -> None:
         """Adds a point to each curve."""
