@@ -99,7 +99,7 @@ def trust_files(
                 f"'{path}' (hash {hashes or 'unknown'})",
                 [f"--method {shlex.quote(file)}" for file in recorded],
             )
-            raise UserError(f"the record uses your code in {code}, run only if you name it; add '{' '.join(flags)}'.")
+            raise UserError(f"the run needs your code in {code}, run only if you name it; add '{' '.join(flags)}'.")
         file = paths[path] = same[0]
         files[file] = hashes or file_hash(file)
         if not is_hash_of(files[file], file):

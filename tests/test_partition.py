@@ -271,7 +271,7 @@ def refused(flag, num_clients, words, labels=LABEL_SETS["balanced"], **groups):
         ("dirichlet:0.5:min=1:min=2", 4, "does not take 'min=2'"),
         ("dirichlet:0.5:draw=flower", 4, "draw order | got 'flower' | draw=pfllib"),
         ("dirichlet:0.5:min=11", 100, "got 100 clients and 1000 | min=11"),
-        ("dirichlet:1e-3", 40, "dirichlet:0.001 | min=10 | larger concentration, a lower min="),
+        ("dirichlet:1e-3", 40, "dirichlet:0.001 | min=10 | larger concentration or a lower min="),
         ("classes", 4, "wrong number of classes (got '') | write classes:2."),
         ("classes:0", 2, "number of classes | from 1"),
         ("classes:3", 500, "500 clients and 1000 | 1500 shards"),

@@ -36,7 +36,7 @@ def data_list() -> None:
 
 
 @app.command(cls=Command)
-def download(name: argument(str, "NAME", "A data set of kind 'download'.")) -> None:
+def download(name: argument(str, "NAME", "A data set that 'fedcli data list' shows as a download.")) -> None:
     """Download a data set into the cache."""
     from fedcli.data import datasets
 
@@ -45,9 +45,9 @@ def download(name: argument(str, "NAME", "A data set of kind 'download'.")) -> N
 
 @app.command("import", cls=Command)
 def import_(
-    name: argument(str, "NAME", "A known name, or a new one of a-z, 0-9 and -."),
+    name: argument(str, "NAME", "A name of 'fedcli data list', or a new one of a-z, 0-9 and -."),
     path: argument(Path, "PATH", "An .npz file, a folder of images, or official files."),
-    size: optional(int, "Resize the images to so many pixels a side.", min=1) = None,
+    size: optional(int, "Resize images to SIZE x SIZE pixels.", min=1) = None,
     source: optional(Literal["pfllib"], "Seen by itself.", "--from", hidden=True) = None,
 ) -> None:
     """Import a data set from an archive or a folder into the cache; its format is detected.
@@ -65,10 +65,10 @@ def import_(
 @app.command("show", cls=Command)
 def data_show(
     name: argument(str, "NAME", "A data set.", autocompletion=completion("dataset")),
-    partition: optional(str, "A partition to draw, as for 'fedcli run'.") = None,
+    partition: optional(str, "Partition to draw, e.g. dirichlet:0.5.") = None,
     num_clients: optional(int, "Clients of the partition.", min=1) = 10,
     partition_seed: optional(int, "Seed of the partition.", min=0, max=2**32 - 1) = 0,
-    train_examples: optional(int, "Use a stratified part of the training images.") = None,
+    train_examples: optional(int, "Size of a stratified training subset; all images if not given.") = None,
     out: optional(Path, "Chart of the partition; <name>-partition.png if not given.") = None,
 ) -> None:
     """Show what a data set holds and, with --partition, what each client would get."""

@@ -80,8 +80,8 @@ class Kept(NamedTuple):
         digest = file_digest(path) if path.is_file() else "no file"
         if digest != expected:
             raise UserError(
-                f"the outputs of '{folder}' have not been kept, or {self.file} is not what the record names (got "
-                f"{digest}, was {expected}); run '{self.command}' first."
+                f"{self.file} of '{folder}' is missing or is not what its record names (got {digest}, was {expected}); "
+                f"run '{self.command} {folder}' first."
             )
         with np.load(path) as arrays:
             return dict(arrays)
@@ -152,7 +152,7 @@ def separation(features: np.ndarray, labels: np.ndarray) -> dict[str, float]:
     """
     classes, images = len(np.unique(labels)), len(labels)
     if not 2 <= classes < images:
-        raise UserError(f"two classes or more, and more images, can be compared (got {classes} of {images} images).")
+        raise UserError(f"only two classes or more, with more images, are compared (got {classes} and {images}).")
     clusters = KMeans(classes, n_init=10, random_state=SEED).fit_predict(features)
     nmi = normalized_mutual_info_score(labels, clusters)
     return {"nmi": float(nmi), "silhouette": float(silhouette_score(features, labels))}

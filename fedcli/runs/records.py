@@ -82,7 +82,7 @@ def read_record(path: Path) -> dict[str, Any]:
     """
     file = path / RECORD if path.is_dir() else path
     if not file.is_file():
-        raise UserError(f"there is no record at '{file}'; give the folder of a run, which holds {RECORD}.")
+        raise UserError(f"there is no run at '{file}' (got no {RECORD}); give the folder of a run, which holds one.")
     try:
         text = file.read_text()
         record = json.loads(text)
@@ -90,7 +90,7 @@ def read_record(path: Path) -> dict[str, Any]:
         raise UserError(f"the record '{file}' is not JSON ({one_line(error)}); {REMEDY}.") from error
     schema = record.get("schema") if isinstance(record, dict) else type(record).__name__
     if schema != SCHEMA:
-        raise UserError(f"the record '{file}' has schema {schema}; this version reads schema {SCHEMA}.")
+        raise UserError(f"the record '{file}' has schema {schema}; this version reads schema {SCHEMA}; update fedcli.")
     digest, content = record.pop("digest", None), hashlib.sha256(text.encode()).digest()
     if content in _sound:
         return record
