@@ -23,11 +23,11 @@ METHODS = re.compile("fedfm|fedfa|fedcme|fccl|fedsa|scaffold|feddyn|fednova|moon
 
 # The most that a part may have, tests and papers apart. A change may lower a number and never raise one.
 MOST_LINES = {
-    "top": 1498, "core": 3245, "data": 1505, "runs": 3525, "results": 3137, "figures": 1459, "bench": 527, "cli": 1791,
+    "top": 1498, "core": 3245, "data": 1505, "runs": 3523, "results": 3133, "figures": 1457, "bench": 527, "cli": 1673,
     "scripts": 1237,
 }  # fmt: skip
-MOST_IN_ALL = {"lines": 17930, "bytes": 904_000, "statements": 10095}
-MOST_ELSEWHERE = {"papers": 8000, "tests": 19060}
+MOST_IN_ALL = {"lines": 17800, "bytes": 896_500, "statements": 10000}
+MOST_ELSEWHERE = {"papers": 8000, "tests": 19021}
 
 
 def level(module: str) -> int:

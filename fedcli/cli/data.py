@@ -17,7 +17,7 @@ def data_list() -> None:
     """List the data sets: built in, to be downloaded or imported, made from others, and your own."""
     from fedcli.data import datasets
 
-    rows, notes = [], []
+    rows = []
     for name in datasets.names():
         try:
             traits = datasets.describe(name)
@@ -27,12 +27,9 @@ def data_list() -> None:
         numbers = ("" if traits[key] is None else traits[key] for key in ("train", "test", "classes"))
         shape = " x ".join(map(str, traits["shape"]))
         rows.append((name, traits["kind"], "yes" if traits["present"] else "no", *numbers, shape))
-        if traits["kind"] == "made":
-            notes.append((name, traits["note"]))
     print_table(("Data set", "Kind", "Present", "Train", "Test", "Classes", "Shape"), rows)
-    typer.echo()
-    print_table(("Made", "From"), notes)
-    typer.echo(f"\nDownloaded and imported sets are kept in {datasets.cache_folder()} (set FEDCLI_DATA to change it).")
+    typer.echo("\n'fedcli data show NAME' says what a made set is made from.")
+    typer.echo(f"Downloaded and imported sets are kept in {datasets.cache_folder()} (set FEDCLI_DATA to change it).")
 
 
 @app.command(cls=Command)

@@ -195,10 +195,8 @@ def quality(
     rows = []
     for folder in (record["folder"] for record in finished):
         with Console(stderr=True).status(escape(str(folder))):
-            if clients:
-                measured = quality.add_clients_quality(folder, files or ())
-            else:
-                measured = quality.add_quality(folder, client, files or ())
+            add = quality.add_clients_quality if clients else partial(quality.add_quality, client=client)
+            measured = add(folder, files=files or ())
         nmi, silhouette, images = (measured["clients_" * clients + key] for key in ("nmi", "silhouette", "examples"))
         rows.append((f"{nmi:.3f}", f"{silhouette:.3f}", images, folder))
     print_table(("NMI", "Silhouette", "Images", "Run"), rows)
