@@ -101,7 +101,7 @@ def test_the_command_takes_all_of_it(tmp_path):
     text = (tmp_path / "y.svg").read_text()
     assert "<!-- A &lt;title&gt; -->" in text
     assert "<!-- ours" in text
-    assert "written as .png, .pdf or .svg" in call("plot", "--out", str(tmp_path / "y.jpgg"))[1]
+    assert "--out must end in .png, .pdf or .svg" in call("plot", "--out", str(tmp_path / "y.jpgg"))[1]
     assert "--kind tsne draws the folders" in call("plot", "--kind", "tsne", "--method", "one")[1]
 
 

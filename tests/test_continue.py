@@ -127,7 +127,7 @@ def test_resume_takes_up_every_unfinished_run_below_a_folder(finished, tmp_path,
     assert [(one["resumed"], one["status"]) for one in records] == [(past, "finished") for past in ([], [2], [2])]
     result = invoke("resume", tmp_path / "a")
     assert (result.exit_code, result.stderr.count("\n")) == (2, 1)
-    assert "has no unfinished run (got 2 that have ended)" in result.stderr
+    assert "has no unfinished run (got 2 runs, all ended)" in result.stderr
 
 
 def test_a_time_limit_is_a_time(monkeypatch):

@@ -263,7 +263,7 @@ def put(key, value):
 
 
 BAD_ARRAYS = {
-    "no labels": (drop("y_test"), "no y_test, but y_train, x_train, x_test, class_names", "as x_train, y_train"),
+    "no labels": (drop("y_test"), "no array y_test (its arrays: y_train, ", "must be arrays x_train, y_train"),
     "floats beside bytes": (put("x_train", lambda a: a["x_train"] / 255), "float64", "uint8 of shape (6, 4, 4)"),
     "no squares": (lambda a: a.update({f"x_{part}": a[f"x_{part}"][:, 0, :3] for part in PARTS}), "(15, 3)"),
     "parts of other sizes": (put("x_test", lambda a: a["x_test"][:, :3]), "(9, 4, 4) and uint8 of shape (6, 3, 4)"),
@@ -280,7 +280,7 @@ BAD_ARRAYS = {
     ),
     "a class name twice": (put("class_names", ["a", "b", "a"]), "class_names", "twice"),
     "pickled names": (put("class_names", np.array(["a", 1, None], object)), "allow_pickle=False"),
-    "half the writers": (put("writer_test", np.zeros(6, int)), "no writer_train"),
+    "half the writers": (put("writer_test", np.zeros(6, int)), "no array writer_train"),
     "domains beyond their names": (
         lambda a: a.update(domain_train=np.arange(9) % 2, domain_test=np.zeros(6, int), domain_names=["a"]),
         "domain_train or domain_test", "0 to 1", "domain_names",

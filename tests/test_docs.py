@@ -10,8 +10,8 @@ import torch
 
 import fedcli
 from fedcli.registry import find_method, methods
+from fedcli.results import plans
 from fedcli.results.metrics import METRICS
-from fedcli.runs import run as runs
 from fedcli.runs.config import RunConfig, built_in, resolve
 from fedcli.userfiles import from_file
 from tests.programs import invoke, load_script
@@ -44,16 +44,16 @@ def resolved(line, monkeypatch):
     """The set-ups of a `fedcli run` line, one for each seed."""
     given = {}
 
-    def caught(method, **options):
-        given.update(method=method, **options)
+    def caught(methods, options, *, seeds, **experiment):
+        given.update(options, method=methods[0], seeds=seeds)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(runs, "run", caught)
+    monkeypatch.setattr(plans, "plan_grid", caught)
     result = invoke(*shlex.split(line)[1:])
     assert result.exit_code == 130, result.output  # the command line was understood
     method, seeds = given.pop("method"), given.pop("seeds")
-    options = {name: v for name, v in given.items() if v is not None and name not in ("out", "progress", "sources")}
-    seeded = [options] if seeds is None else [{**options, "seed": seed} for seed in seeds]
+    options = {name: v for name, v in given.items() if v is not None and name != "sources"}
+    seeded = [{**options, "seed": seed} for seed in seeds]
     return [resolve(find_method(method), own, need_data=False) for own in seeded]
 
 

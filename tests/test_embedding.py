@@ -86,7 +86,7 @@ def test_the_command_draws_them_and_refuses_others(kind, runs, tmp_path, quick, 
     result = invoke("plot", "--kind", kind, runs / "fedavg-0")
     assert (result.exit_code, result.stdout) == (0, f"{kind}.png and {kind}.pdf\n")
     folder = fedcli.run("fedavg", out=tmp_path / "bare", **{**TINY, "rounds": 1}).path
-    with pytest.raises(UserError, match="have not been kept"):
+    with pytest.raises(UserError, match="is missing or is not what its record names"):
         find_chart(kind).draw([folder])
     write_record(folder, {**read_record(folder), "dataset": "letters"})
     with pytest.raises(UserError, match="of one data set"):

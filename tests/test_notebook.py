@@ -86,5 +86,5 @@ def test_runs_of_folders_are_a_table_with_the_options_in_which_they_differ(run, 
     assert table["selected"].tolist() == [100 * each.record["summary"]["selected"] for each in (run, *done)]
     assert (table["best, %"] >= table["last"]).all()
     assert "rounds" not in table
-    with pytest.raises(UserError, match="there is no record at"):
+    with pytest.raises(UserError, match="there is no run at"):
         fedcli.frame(tmp_path / "none")

@@ -270,7 +270,7 @@ def refused(flag, num_clients, words, labels=LABEL_SETS["balanced"], **groups):
         ("dirichlet:0.5:min=2.5", 4, "cannot be read"),
         ("dirichlet:0.5:min=1:min=2", 4, "cannot be read"),
         ("dirichlet:0.5:min=11", 100, "got 100 clients and 1000 | min=11"),
-        ("dirichlet:1e-3", 40, "dirichlet:0.001 | min=10 | larger concentration, a lower min="),
+        ("dirichlet:1e-3", 40, "dirichlet:0.001 | min=10 | larger concentration or a lower min="),
         ("classes", 4, "(got 'classes') | such as classes:2."),
         ("classes:0", 2, "cannot be read"),
         ("iid:2", 2, "(got 'iid:2') | write iid."),

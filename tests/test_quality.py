@@ -50,7 +50,7 @@ def test_separation_is_that_of_the_classes_and_of_as_many_clusters():
 
 @pytest.mark.parametrize("labels", [[1, 1, 1], [0, 1, 2]])
 def test_too_few_classes_or_images_are_refused(labels):
-    with pytest.raises(UserError, match="two classes or more, and more images"):
+    with pytest.raises(UserError, match="two classes or more, with more images"):
         quality.separation(np.eye(3), np.array(labels))
 
 
@@ -122,7 +122,7 @@ def test_the_command_measures_finished_runs_alone(run, personal, tmp_path):
     assert result.exit_code == 0, result.output
     assert f"{read_record(run.path)['quality']['nmi']:.3f}" in result.stdout
     assert "quality" not in read_record(tmp_path / "half")
-    for path, message in ((tmp_path / "half", "no run has finished"), (tmp_path / "nowhere", "there is no record at")):
+    for path, message in ((tmp_path / "half", "no run has finished"), (tmp_path / "nowhere", "there is no run at")):
         result = invoke("quality", path)
         assert (result.exit_code, message in result.stderr) == (2, True)
     assert invoke("quality", personal.path, "--client", 1).exit_code == 0

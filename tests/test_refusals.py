@@ -78,8 +78,8 @@ def refused(line, message, folder, monkeypatch):
         ("fedavg --seeds ''", "a value is empty (got it after '--seeds')"),
         ("fedavg --checkpoint-every some", "--checkpoint-every must be of type int (got 'some')"),
         ("fedavg --device gpu", "--device must be auto, cpu, cuda or cuda:N (got 'gpu')"),
-        pytest.param("fedavg --device cuda", "--device cuda not found (got 0 CUDA", marks=no_cuda),
-        ("fedavg --device cuda:999", "--device cuda:999 not found"),
+        pytest.param("fedavg --device cuda", "there is no --device cuda here (got 0 CUDA", marks=no_cuda),
+        ("fedavg --device cuda:999", "there is no --device cuda:999 here"),
         ("fedavg --num-clients 20 --cohort-size 30", "--cohort-size 30 is larger than --num-clients 20; use"),
         (f"fedavgm {SMALL} --server-momentum 1.0", "--server-momentum must be >= 0 and < 1"),
         # Several at once
@@ -91,7 +91,7 @@ def refused(line, message, folder, monkeypatch):
         ("fedavg --lr 0.1,0.2 --seed 0 --seeds 0,1", "--seed 0 was given with --seeds"),
         # Options without effect
         (f"fedavg {SMALL} --optimizer adam --momentum 0.5", "--momentum is for --optimizer sgd (got --optimizer adam"),
-        (f"fedavg {SMALL} --public-examples 5", "--public-examples is for methods that use public images"),
+        (f"fedavg {SMALL} --public-examples 5", "--public-examples is for methods with public images"),
         (f"fedfa {SMALL} --calibration never --calibration-lr 0.1", "--calibration-lr is for --calibration batch or"),
         (f"fedcme {SMALL} --exchange none --matching random", "--matching is for --exchange head or body or model"),
         (f"fedfm {SMALL} --guiding l2 --temperature 0.5", "--temperature is for --guiding contrastive (got"),
@@ -133,7 +133,10 @@ def test_a_run_that_cannot_be_is_refused(line, message, tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        ("resume nowhere", "there is no record at 'nowhere'; give the folder of a run, which holds record.json."),
+        (
+            "resume nowhere",
+            "there is no run at 'nowhere' (got no record.json); give the folder of a run, which holds one.",
+        ),
         ("plto", "unknown command 'plto'; did you mean 'plot'? 'fedcli --help' shows all."),
         ("--verson", "unknown option of 'fedcli' '--verson'; did you mean '--version'? 'fedcli --help' shows all."),
         ("plot a --knd x", "unknown option of 'fedcli plot' '--knd'; did you mean '--kind'? 'fedcli plot --help'"),
@@ -152,7 +155,7 @@ def test_a_run_that_cannot_be_is_refused(line, message, tmp_path, monkeypatch):
         ("data import digits floats.npz", "digits"),
         # Tables and figures
         ("table", "there is nothing to show (got no RUN or PAPER:ID); write 'fedcli table runs', or"),
-        ("plot .", "no record.json under the folder"),
+        ("plot .", "there is no run in '.' (got no record.json in it or below)"),
         ("claims --runs nowhere", "invalid value for '--runs': path 'nowhere' does not exist"),
         ("table fedfm:IIII", "unknown table 'fedfm:IIII'; did you mean 'fedfm:III'?"),
         ("table fedfm:2", "'fedfm' has fedfm:Fig1, fedfm:III, "),

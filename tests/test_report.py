@@ -138,6 +138,6 @@ def test_the_command_writes_the_runs_that_are_chosen(tmp_path, monkeypatch):
     assert result.exit_code == 0, result.output
     assert all(text in out.read_text() for text in ("Mine", "Runs: 2.", "fedcli run a --seeds 0,1"))
     result = invoke(*command, "nowhere")
-    assert (result.exit_code, "there is no record at 'nowhere'" in result.stderr) == (2, True)
+    assert (result.exit_code, "there is no run at 'nowhere'" in result.stderr) == (2, True)
     monkeypatch.setitem(sys.modules, "bokeh", None)
     assert "pip install 'fedcli[report]'" in invoke(*command).stderr

@@ -82,6 +82,15 @@ def test_a_logger_of_the_users_own_hears_the_rounds_and_one_that_fails_stops_not
     assert " ".join(result.output.split()).count("the logger Failing fails (ValueError: no network)") == 1
 
 
+def test_a_logger_hears_each_of_several_runs(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine.py").write_text(OWN)
+    flags = [part for name, value in TINY.items() for part in (f"--{name.replace('_', '-')}", str(value))]
+    result = invoke("run", "fedavg", *flags, "--seeds", "0,1", "--out", "run", "--log", "./mine.py:Logger")
+    assert result.exit_code == 0, result.output
+    assert (tmp_path / "heard.txt").read_text().split() == ["1", "2", "3", "4"] * 2
+
+
 def test_loggers_may_be_objects_and_change_no_bit(tmp_path):
     heard = []
     mine = SimpleNamespace(

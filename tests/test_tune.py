@@ -155,7 +155,7 @@ def test_a_fifth_is_held_out_where_the_protocol_holds_out_nothing(tmp_path):
     [
         ({"seed": 0, "protocol": "fedfm:digits"}, "--seed 0 is one that the paper's tables report"),
         ({"seed": 3, "seeds": [1000]}, "--seed 3 was given with --seeds"),
-        ({"lr": 0.1}, "'fedavg' names no values worth trying"),
+        ({"lr": 0.1}, "'fedavg' has no grid of its own"),
     ],
 )
 def test_what_cannot_be_tuned_honestly_is_refused(given, message):

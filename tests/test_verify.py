@@ -50,7 +50,7 @@ def test_a_record_is_verified_and_one_that_was_changed_is_not(whole):
     code, text = verify({**whole, "status": "interrupted"})
     assert (code, "has not finished (it is interrupted)" in text) == (2, True)
     elsewhere = {**whole, "config": {**whole["config"], "device": "cuda:7"}}
-    assert "--device cuda:7 not found" in verify(elsewhere)[1]
+    assert "there is no --device cuda:7 here" in verify(elsewhere)[1]
     assert verify(elsewhere, "--device", "cpu") == (0, "same bits")
 
 

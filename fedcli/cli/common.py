@@ -43,11 +43,11 @@ TimeLimit = optional(str, "Stop at a checkpoint after this time, to resume later
 LogFile = optional(str, "File to append the run's output to, without the progress bar.", panel=OUTPUT)
 Quiet = optional(bool, "Print nothing but errors.", "--quiet", panel=OUTPUT)
 Log = optional(str, "Also log each round to tensorboard, wandb, ./file.py:NAME, or several of them.", panel=OUTPUT)
-Code = optional(list[str], "Your own file that a run needs, method or part; no other is imported.", "--method")
+Code = optional(list[str], "A Python file of yours that the run needs; no other is imported.", "--method")
 Methods = optional(list[str], "Only runs of this method; repeat it for several.")
 Datasets = optional(list[str], "Only runs on this data set; repeat it for several.")
-Labels = optional(list[str], "Label for the runs of a RUN; one for each RUN, in order.")
-Client = optional(int, "Client whose own model to use, if clients have one; else the global.")
+Labels = optional(list[str], "Name for the runs of a RUN, in place of the method's; one for each RUN.")
+Client = optional(int, "Client whose own model to use; the global model if not given.")
 Runs = argument(list[Path], "RUN", "Run folders, or folders that hold run folders.")
 Format = optional(Literal["markdown", "csv", "latex"], "Form of the table.")
 
@@ -104,8 +104,8 @@ def place_runs(
     name, _, address = str(on).partition(":")
     if name != "ray" or (jobs or 1) > 1:
         raise UserError(
-            f"--on must be ray or ray:ADDRESS, without --jobs (got --on {on}, --jobs {jobs}); write --on ray, or leave "
-            "--cpus-per-run and --gpus-per-run out."
+            f"--on must be ray or ray:ADDRESS, without --jobs (got --on {on}, --jobs {jobs or 1}); write --on ray, or "
+            "leave --on, --cpus-per-run and --gpus-per-run out."
         )
     if importlib.util.find_spec("ray") is None:
         raise UserError("--on ray needs Ray (got no module 'ray'); pip install 'fedcli[ray]' brings it.")

@@ -17,7 +17,7 @@ def data_list() -> None:
     """List the data sets: built in, to be downloaded or imported, made from others, and your own."""
     from fedcli.data import datasets
 
-    rows, notes = [], []
+    rows = []
     for name in datasets.names():
         try:
             traits = datasets.describe(name)
@@ -27,16 +27,13 @@ def data_list() -> None:
         numbers = ("" if traits[key] is None else traits[key] for key in ("train", "test", "classes"))
         shape = " x ".join(map(str, traits["shape"]))
         rows.append((name, traits["kind"], "yes" if traits["present"] else "no", *numbers, shape))
-        if traits["kind"] == "made":
-            notes.append((name, traits["note"]))
     print_table(("Data set", "Kind", "Present", "Train", "Test", "Classes", "Shape"), rows)
-    typer.echo()
-    print_table(("Made", "From"), notes)
-    typer.echo(f"\nDownloaded and imported sets are kept in {datasets.cache_folder()} (set FEDCLI_DATA to change it).")
+    typer.echo("\n'fedcli data show NAME' says what a made set is made from.")
+    typer.echo(f"Downloaded and imported sets are kept in {datasets.cache_folder()} (set FEDCLI_DATA to change it).")
 
 
 @app.command(cls=Command)
-def download(name: argument(str, "NAME", "A data set of kind 'download'.")) -> None:
+def download(name: argument(str, "NAME", "A data set that 'fedcli data list' shows as a download.")) -> None:
     """Download a data set into the cache."""
     from fedcli.data import datasets
 
@@ -45,9 +42,9 @@ def download(name: argument(str, "NAME", "A data set of kind 'download'.")) -> N
 
 @app.command("import", cls=Command)
 def import_(
-    name: argument(str, "NAME", "A known name, or a new one of a-z, 0-9 and -."),
+    name: argument(str, "NAME", "A name of 'fedcli data list', or a new one of a-z, 0-9 and -."),
     path: argument(Path, "PATH", "An .npz file, a folder of images, or official files."),
-    size: optional(int, "Resize the images to so many pixels a side.", min=1) = None,
+    size: optional(int, "Resize images to SIZE x SIZE pixels.", min=1) = None,
     source: optional(Literal["pfllib"], "Seen by itself.", "--from", hidden=True) = None,
 ) -> None:
     """Import a data set from an archive or a folder into the cache; its format is detected.
@@ -65,10 +62,10 @@ def import_(
 @app.command("show", cls=Command)
 def data_show(
     name: argument(str, "NAME", "A data set.", autocompletion=completion("dataset")),
-    partition: optional(str, "A partition to draw, as for 'fedcli run'.") = None,
+    partition: optional(str, "Partition to draw, e.g. dirichlet:0.5.") = None,
     num_clients: optional(int, "Clients of the partition.", min=1) = 10,
     partition_seed: optional(int, "Seed of the partition.", min=0, max=2**32 - 1) = 0,
-    train_examples: optional(int, "Use a stratified part of the training images.") = None,
+    train_examples: optional(int, "Size of a stratified training subset; all images if not given.") = None,
     out: optional(Path, "Chart of the partition; <name>-partition.png if not given.") = None,
 ) -> None:
     """Show what a data set holds and, with --partition, what each client would get."""

@@ -49,11 +49,11 @@ def bench(
     method: optional(str, "Name or file of a method.") = "fedavg",
     device: Device = "auto",
     precision: optional(str, "float32, float64, tf32 or bf16.") = "float32",
-    clients_per_chunk: optional(str, "Clients that the engine trains together.") = "auto",
+    clients_per_chunk: optional(str, "Clients trained together: auto, N or branches:N.") = "auto",
     epochs: optional(int, "Local epochs; the workload's if not given.", min=1) = None,
     repeats: optional(int, "Timed rounds of each side.", min=1) = 5,
     seed: optional(int, "Seed of images, models and batches.") = 0,
-    json: optional(bool, "One JSON object a line in place of the table.", "--json") = None,
+    json: optional(bool, "Print one JSON object a line in place of the table.", "--json") = None,
     csv: optional(Path, "File to append results to; in a folder, one named by the device.") = None,
     scaling: optional(bool, "Measure w1 over clients and over batch sizes, too.", "--scaling") = None,
 ) -> None:
@@ -100,10 +100,10 @@ def bench(
 
 def check(
     ctx: typer.Context,
-    methods: argument(list[str] | None, "METHOD|FILE", "Methods, or their files; else a method of each kind.") = None,
+    methods: argument(list[str] | None, "METHOD|FILE", "Methods or files; if none, one of each kind.") = None,
     device: Device = "auto",
     law: optional(list[int], "A law to check, 1 to 7 or 9; repeat it for several.") = None,
-    all_: optional(bool, "Every registered method, minutes.", "--all") = None,
+    all_: optional(bool, "Check every registered method; takes minutes.", "--all") = None,
 ) -> None:
     """Check that methods, also your own, obey the laws of all methods, on small random images in float64.
 

@@ -133,13 +133,13 @@ def _run(
     gpus_per_run: common.Gpus = None,
     time_limit: common.TimeLimit = None,
     out: optional(str, "New folder of the run; by default in runs/.", panel=OUTPUT) = None,
-    continue_: optional(bool, "Continue with the runs in OUT.", "--continue", panel=OUTPUT) = None,
+    continue_: optional(bool, "Go on in --out: skip ended runs, resume others.", "--continue", panel=OUTPUT) = None,
     log: common.Log = None,
     log_file: common.LogFile = None,
     quiet: common.Quiet = None,
-    config: optional(str, "TOML file of options; typed ones override.", panel=FILES) = None,
-    from_: optional(str, "Reuse a run's options; typed ones override.", "--from", panel=FILES) = None,
-    tuned: optional(str, "Use the options found in a 'fedcli tune' folder.", panel=FILES) = None,
+    config: optional(str, "TOML file of options; typed ones override them.", panel=FILES) = None,
+    from_: optional(str, "Run whose options to use; typed ones override them.", "--from", panel=FILES) = None,
+    tuned: optional(str, "Folder of 'fedcli tune' whose best options to use.", panel=FILES) = None,
     **given: Any,
 ) -> None:
     """Run a method, or several, with what was given; what `config` and `from_` name is in it, see `sources`.
@@ -196,14 +196,14 @@ def _tune(
     method: str,
     sources: Mapping[str, str],
     *,
-    grid: optional(list[str], "Values to try, e.g. lr=0.01,0.1; the method's own if not given.", panel=GRID) = None,
+    grid: optional(list[str], "Values to try, e.g. lr=0.01,0.1; repeat it for more options.", panel=GRID) = None,
     seeds: common.Seeds = None,
     jobs: common.Jobs = None,
     on: common.On = None,
     cpus_per_run: common.Cpus = None,
     gpus_per_run: common.Gpus = None,
     time_limit: common.TimeLimit = None,
-    out: optional(str, "Folder of the trials, of which none runs twice; by default in tuning/.", panel=OUTPUT) = None,
+    out: optional(str, "Folder of the trials, of which none runs twice; in tuning/ if not given.", panel=OUTPUT) = None,
     log_file: common.LogFile = None,
     quiet: common.Quiet = None,
     **given: Any,
@@ -274,7 +274,7 @@ def launch_workers(workers: int, more: Sequence[str] = ()) -> NoReturn:
 def resume(
     run: argument(Path, "RUN", "Folder of the run, or a folder of several."),
     method: common.Code = None,
-    changed_method: optional(bool, "Go on although a file has changed.", "--changed-method") = False,
+    changed_method: optional(bool, "Resume although a file has changed.", "--changed-method") = False,
     workers: common.Workers = None,
     time_limit: common.TimeLimit = None,
     log_file: common.LogFile = None,
@@ -312,9 +312,9 @@ def resume(
 def verify(
     record: argument(Path, "RECORD", "Folder or record.json of a run that has ended."),
     out: optional(Path, "Folder of the repetition, in runs/ if not given.") = None,
-    device: optional(str, "In place of the record's: cpu, cuda or cuda:N.") = None,
+    device: optional(str, "Device in place of the record's: cpu, cuda, cuda:N.") = None,
     method: common.Code = None,
-    rounds: optional(int, "Run and compare so many of its rounds only; all if not given.") = None,
+    rounds: optional(int, "Run and compare the first rounds only; all if not given.") = None,
 ) -> None:
     """Run a record again in a new folder, and compare partition, curve, end and parameters.
 

@@ -29,17 +29,17 @@ def table(
     out: optional(Path, "File to write; the terminal if not given.") = None,
     metric: optional(str, "Columns of metrics, e.g. best,at:1/2; or ./file.py:NAME.", panel=RUNS) = None,
     method: optional(list[str], "Only runs of this method; repeat it for several.", panel=RUNS) = None,
-    label: optional(list[str], "Label for the runs of a RUN; one for each RUN, in order.", panel=RUNS) = None,
+    label: optional(list[str], "Name for the runs of a RUN; one for each RUN, in order.", panel=RUNS) = None,
     columns: optional(str, "Columns to show, by parts of their titles, e.g. method,last.", panel=RUNS) = None,
     per: optional(Literal["round", "client"], "A CSV, a row for each round or client of the runs.", panel=RUNS) = None,
     title: optional(str, "Title of the table.", panel=RUNS) = None,
-    dry_run: optional(bool, "Run nothing: the cost and the table so far.", "--dry-run", panel=PAPERS) = None,
+    dry_run: optional(bool, "Run nothing; print cost and table.", "--dry-run", panel=PAPERS) = None,
     only: optional(list[str], "Only rows or columns with this in their name.", panel=PAPERS, metavar="TEXT") = None,
-    rounds: optional(int, "Reduced: maximum rounds per run.", panel=PAPERS) = None,
-    local_epochs: optional(int, "Reduced: maximum local epochs.", panel=PAPERS) = None,
-    train_examples: optional(int, "Reduced: maximum training images.", panel=PAPERS) = None,
-    records_only: optional(bool, "Keep no models ('export' needs them).", "--records-only", panel=PAPERS) = None,
-    folder: optional(Path, "Where the runs are and are kept; runs/tables if not given.", "--runs", panel=PAPERS) = None,
+    rounds: optional(int, "Reduce: at most so many rounds a run.", panel=PAPERS) = None,
+    local_epochs: optional(int, "Reduce: at most so many local epochs.", panel=PAPERS) = None,
+    train_examples: optional(int, "Reduce: at most so many training images.", panel=PAPERS) = None,
+    records_only: optional(bool, "Keep no models, which 'export' needs.", "--records-only", panel=PAPERS) = None,
+    folder: optional(Path, "Folder of its runs; in runs/tables if not given.", "--runs", panel=PAPERS) = None,
     seeds: common.Seeds = None,
     jobs: common.Jobs = None,
     on: common.On = None,
@@ -121,7 +121,7 @@ def _paper_table(name: str, chosen: dict, where: dict, dry_run: bool | None, for
 
 def claims(
     paper: argument(str | None, None, "Only the claims of this paper, or of your own ./file.py.") = None,
-    folders: optional(list[Path], "More runs; 'runs' if not given.", "--runs", metavar="DIR", exists=True) = None,
+    folders: optional(list[Path], "Other runs; 'runs' if not given.", "--runs", metavar="DIR", exists=True) = None,
     format: common.Format = "markdown",
 ) -> None:
     """Show the papers' claims and what the existing runs say of them.
@@ -175,7 +175,7 @@ def pages(folder: argument(Path, "DIR", "Folder with records/, a subfolder a stu
 def quality(
     runs: common.Runs,
     client: common.Client = None,
-    clients: optional(bool, "Use client models after another round.", "--clients") = False,
+    clients: optional(bool, "Use the clients' own models after one more round.", "--clients") = False,
     files: common.Code = None,
 ) -> None:
     """Measure how well the features of finished runs separate the classes, and save the features for figures.
@@ -192,10 +192,8 @@ def quality(
     rows = []
     for folder in [record["folder"] for record in quality.finished_runs(runs)]:
         with Console(stderr=True).status(escape(str(folder))):
-            if clients:
-                measured = quality.add_clients_quality(folder, files or ())
-            else:
-                measured = quality.add_quality(folder, client, files or ())
+            add = quality.add_clients_quality if clients else partial(quality.add_quality, client=client)
+            measured = add(folder, files=files or ())
         nmi, silhouette, images = (measured["clients_" * clients + key] for key in ("nmi", "silhouette", "examples"))
         rows.append((f"{nmi:.3f}", f"{silhouette:.3f}", images, folder))
     print_table(("NMI", "Silhouette", "Images", "Run"), rows)
@@ -205,8 +203,8 @@ def plot(
     runs: common.Runs,
     kind: optional(str, "What to draw, see above; or your own, ./file.py:NAME.") = "curves",
     out: optional(Path, "File to write: .pdf, .svg, or .png, which writes a PDF too; by default KIND.png.") = None,
-    x: optional(str, "What curves stand over: round, floats sent up, or seconds.", "--x") = "round",
-    method: optional(list[str], "Only runs of this method; or your file that they need.") = None,
+    x: optional(str, "Horizontal axis of curves: round, floats (sent up) or seconds.", "--x") = "round",
+    method: optional(list[str], "Only runs of this method; or a file of yours that they need.") = None,
     dataset: common.Datasets = None,
     label: common.Labels = None,
     title: optional(str, "Title of the figure; what the runs share if not given.") = None,
@@ -273,9 +271,9 @@ def report(
 
 def export(
     run: argument(Path, "RUN", "Folder of a finished run."),
-    format: optional(str, "pt, a program that needs PyTorch alone; or safetensors, the tensors.") = "pt",
+    format: optional(str, "pt, a program that needs only PyTorch; or safetensors.") = "pt",
     client: common.Client = None,
-    round: optional(str, "Of which round: selected, as in the headline, or last.") = "selected",
+    round: optional(str, "Round of the model: selected, as in the headline, or last.") = "selected",
     prototypes: optional(bool, "Classify by the nearest prototype, not by the head.", "--prototypes") = False,
     out: optional(Path, "File to write; model.pt2 or model.safetensors in RUN by default.") = None,
     files: common.Code = None,

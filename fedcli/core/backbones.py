@@ -86,7 +86,7 @@ def find(name: str) -> Recipe:
     if is_from_file(name):
         return Recipe(partial(_network_from_user, from_file(name, "backbone")))
     if name not in BACKBONES:
-        raise unknown("backbone", name, BACKBONES, "'fedcli list' shows all.")
+        raise unknown("network", name, BACKBONES, "'fedcli list' shows all.")
     return BACKBONES[name]
 
 

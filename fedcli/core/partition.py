@@ -74,8 +74,8 @@ def _prepared(labels: Labels, num_clients: int) -> np.ndarray:
     """Returns the labels as an int64 array; refuses fewer examples than clients."""
     array = _array(labels)
     if not 1 <= num_clients <= len(array):
-        fault = f"the data cannot be shared out among {num_clients} clients (got {len(array)} training examples)"
-        raise UserError(f"{fault}; use 1 to {len(array)} clients.")
+        fault = f"every client needs a training image (got {num_clients} clients and {len(array)} images)"
+        raise UserError(f"{fault}; use --num-clients 1 to {len(array)}.")
     return array
 
 
@@ -128,7 +128,7 @@ def dirichlet(
         order, counts = draw_counts(labels, num_clients, alpha, capped, rng)
         if counts.sum(1).min() >= min_examples:
             return _deal(counts, labels, rng, order)
-    remedy = f"in no draw each client has min={min_examples}; use a larger concentration, a lower min= or fewer clients"
+    remedy = f"no draw gave every client min={min_examples}; use fewer clients, a larger concentration or a lower min="
     raise _unfit(f"dirichlet:{alpha:g}", labels, num_clients, remedy)
 
 

@@ -34,8 +34,8 @@ PART = "(train|test|val)(?:ing|id|idation)?"  # of a set, as arrays and folders 
 _KEY = re.compile(f"(?:{PART}_?)?(.*?)(?:_?{PART})?", re.DOTALL)  # of an array in an .npz file
 NPZ = "a whole .npz file, as numpy.savez writes it"
 ARRAYS = (
-    "images N x H x W, N x H x W x 1 or N x H x W x 3, alike in both parts, and a whole number or a class name as the "
-    "label of each, as x_train, y_train, x_test and y_test, or as images and labels alone"
+    "arrays x_train, y_train, x_test and y_test, or x and y: images N x H x W, N x H x W x 1 or N x H x W x 3, "
+    "all images of one size, with a whole number or a class name for each as its label"
 )
 _TEMPORARY = re.compile(r"\..+\.(\d+)\.partial", re.DOTALL)
 
@@ -104,7 +104,7 @@ def reading(path: object, form: str) -> Iterator[None]:
     except UserError:
         raise
     except Exception as error:
-        text = f"'{path}' cannot be read ({one_line(error)}); it must be {form}; correct it or get it again."
+        text = f"'{path}' cannot be read ({one_line(error)}); it must be {form}; correct it, or get it again."
         raise UserError(text) from error
 
 
@@ -153,7 +153,7 @@ def join_parts(arrays: Arrays, notes: list[str]) -> Arrays:
         for part in parts:
             name = f"{kind}_{part}".rstrip("_")
             if part not in by_part:
-                raise ValueError(f"there is no {name}, but {', '.join(arrays) or 'nothing'}")
+                raise ValueError(f"it has no array {name} (its arrays: {', '.join(arrays) or 'none'})")
             if len(by_part[part]) != len(named["x"][part]):
                 raise ValueError(f"{name} has {len(by_part[part])} entries for {len(named['x'][part])} images")
         several = [by_part[part] for part in parts]

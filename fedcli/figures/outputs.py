@@ -41,7 +41,7 @@ def one_a_setting(paths: Iterable[Path]) -> tuple[list[dict], str]:
     records = finished_runs(paths)
     names = sorted({record["dataset"] for record in records})
     if len(names) > 1:
-        raise UserError(f"the classes of a figure are those of one data set (got {', '.join(names)}); draw each alone.")
+        raise UserError(f"a figure shows the classes of one data set (got {', '.join(names)}); draw each alone.")
     shown = [{**member.records[0], "name": setting_name(member)} for member in group(records)]
     seeds = " or ".join(sorted({str(record["seed"]) for record in shown}))
     return shown, title_words(records, f"seed {seeds}")

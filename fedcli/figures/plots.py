@@ -166,7 +166,7 @@ def write(out: Path, draw: Callable[..., Figure], *given: Any, page: bool = Fals
         UserError: If the suffix is of another kind of image.
     """
     if out.suffix not in UNDATED and out.suffix[1:].isalpha():  # "dirichlet:0.5" has no suffix
-        raise UserError(f"a figure is written as .png, .pdf or .svg (got '{out}'); choose one of them with --out.")
+        raise UserError(f"--out must end in .png, .pdf or .svg (got '{out}'); choose one of them.")
     stem = out.with_suffix("") if out.suffix in UNDATED else out
     suffixes = [".png"] if page else [out.suffix] if out.suffix in (".pdf", ".svg") else [".png", ".pdf"]
     files = [stem.with_name(stem.name + suffix) for suffix in suffixes]

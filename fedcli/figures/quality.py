@@ -74,8 +74,8 @@ def read_outputs(folder: Path, record: dict[str, Any], prefix: str = "") -> dict
     digest = file_digest(file) if file.is_file() else "no file"
     if digest != expected:
         raise UserError(
-            f"the outputs of '{folder}' have not been kept, or {file.name} is not what the record names (got {digest}, "
-            f"was {expected}); run 'fedcli quality{' --clients' if prefix else ''}' first."
+            f"{file.name} of '{folder}' is missing or is not what its record names (got {digest}, was {expected}); run "
+            f"'fedcli quality{' --clients' if prefix else ''} {folder}' first."
         )
     with np.load(file) as arrays:
         return dict(arrays)
@@ -127,7 +127,7 @@ def separation(features: np.ndarray, labels: np.ndarray) -> dict[str, float]:
     """
     classes, images = len(np.unique(labels)), len(labels)
     if not 2 <= classes < images:
-        raise UserError(f"two classes or more, and more images, can be compared (got {classes} of {images} images).")
+        raise UserError(f"only two classes or more, with more images, are compared (got {classes} and {images}).")
     clusters = KMeans(classes, n_init=10, random_state=SEED).fit_predict(features)
     nmi = normalized_mutual_info_score(labels, clusters)
     return {"nmi": float(nmi), "silhouette": float(silhouette_score(features, labels))}

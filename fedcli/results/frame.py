@@ -113,7 +113,7 @@ def find_records(paths: Iterable[Path], labels: Sequence[str] = ()) -> list[Reco
         )
     for path in paths:
         if path.is_dir() and next(path.rglob(RECORD), None) is None:
-            raise UserError(f"no {RECORD} under the folder '{path}'; give the folder of one run or of several runs.")
+            raise UserError(f"there is no run in '{path}' (got no {RECORD} in it or below); give the folder of a run.")
     files = record_files(paths)
     return [read_record(file) | ({"label": labels[place]} if labels else {}) for file, place in files]
 

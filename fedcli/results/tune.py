@@ -118,9 +118,7 @@ def plan(method: str, *, out: str | Path | None = None, seeds: Sequence[int] | N
         options = dataclasses.fields(chosen.config)
         grid = {option.name: option.metadata["tune"] for option in options if option.metadata["tune"]}
     if not grid:
-        raise UserError(
-            f"'{chosen.name}' names no values worth trying (got no --grid); give some, e.g. --grid lr=0.01,0.1."
-        )
+        raise UserError(f"'{chosen.name}' has no grid of its own (got no --grid); give one, e.g. --grid lr=0.01,0.1.")
     if seeds is None:
         given.setdefault("seed", SEED)
     first = resolve(chosen, {**given, **combinations(grid)[0]})

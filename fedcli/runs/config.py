@@ -36,13 +36,11 @@ class RunConfig:
     """The options that every method has. None stands for what is found out later: from the data or the machine."""
 
     protocol: str | None = option(
-        None, "Experimental set-up, paper:setting; fixes every option below that is not given"
+        None, "A paper's experimental set-up; has the value of every option below that you do not give"
     )
-    dataset: str | None = option(
-        None, "Data set, or ./file.py:NAME; built-in digits where none is given. 'fedcli data list' shows all"
-    )
+    dataset: str | None = option(None, "Data set, or ./file.py:NAME; 'fedcli data list' shows all")
     public_dataset: str | None = option(None, "Data set of unlabelled public images, for methods that need it")
-    public_examples: int | None = option(None, "Number of public images to use; all by default", low=1)
+    public_examples: int | None = option(None, "Public images to use; all by default", low=1)
     partition: str = option(
         "iid",
         "How the examples are divided among clients: iid, dirichlet:A, classes:C, dominant:C, missing:X, domains, "
@@ -368,7 +366,7 @@ def refuse_without_effect(setup: Setup) -> None:
         if setup.origin[name] != "command line" or values[name] == field.default:
             continue
         if name in ("public_examples", "public_batch_size") and not setup.method.uses_public_data:
-            raise UserError(f"{flag_of(name)} is for methods that use public images (got '{setup.method.name}').")
+            raise UserError(f"{flag_of(name)} is for methods with public images (got '{setup.method.name}').")
         if is_idle(field.metadata, values):
             others = ", ".join(f"{flag_of(other)} {values[other]}" for other in field.metadata["only_with"])
             raise UserError(f"{flag_of(name)} is for {describe_need(field.metadata)} (got {others}); leave it out.")
@@ -389,8 +387,8 @@ def _refuse_combinations(run: RunConfig, method: Method, protocol: Protocol) -> 
     faults = {
         f"--cohort-size {run.cohort_size} is larger than --num-clients {run.num_clients}; use as many or fewer":
             run.cohort_size > run.num_clients,
-        f"{paper} names no network for '{run.dataset}' (got no --backbone); choose one, e.g. cnn-small; 'fedcli list' "
-        "shows all": not networks,
+        f"{paper} has networks for {', '.join(protocol.datasets) or 'no data set'} (got --dataset {run.dataset} and no "
+        "--backbone); choose one of these, or add --backbone, e.g. cnn-small": not networks,
         f"'{method.name}' needs one network for all clients (got --backbone {run.backbone}); name one of them":
             mixed and not method.mixed_networks,
         f"{paper} tests on each client's own part (got --local-test 0); set it above 0":
@@ -426,5 +424,5 @@ def find_device(name: str) -> torch.device:
     if device is None:
         raise UserError(f"--device must be auto, cpu, cuda or cuda:N (got '{name}'); choose one of them.")
     if name != "cpu" and int(device[1] or 0) >= torch.cuda.device_count():  # torch.device takes it modulo 256
-        raise UserError(f"--device {name} not found (got {torch.cuda.device_count()} CUDA devices); use cpu.")
+        raise UserError(f"there is no --device {name} here (got {torch.cuda.device_count()} CUDA devices); use cpu.")
     return torch.device(name)

@@ -77,14 +77,14 @@ def read_record(path: Path) -> dict[str, Any]:
     """
     file = path / RECORD if path.is_dir() else path
     if not file.is_file():
-        raise UserError(f"there is no record at '{file}'; give the folder of a run, which holds {RECORD}.")
+        raise UserError(f"there is no run at '{file}' (got no {RECORD}); give the folder of a run, which holds one.")
     try:
         record = json.loads(file.read_text())
     except (ValueError, RecursionError) as error:  # also of bytes that are no text
         raise UserError(f"the record '{file}' is not JSON ({one_line(error)}); {REMEDY}.") from error
     schema = record.get("schema") if isinstance(record, dict) else type(record).__name__
     if schema != SCHEMA:
-        raise UserError(f"the record '{file}' has schema {schema}; this version reads schema {SCHEMA}.")
+        raise UserError(f"the record '{file}' has schema {schema}; this version reads schema {SCHEMA}; update fedcli.")
     digest = record.pop("digest", None)
     if digest is not None and digest != _digest(record):
         raise UserError(f"the record '{file}' is damaged or was changed by hand; {REMEDY}.")

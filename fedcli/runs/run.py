@@ -88,7 +88,7 @@ def plan(
     if seeds is not None and "seed" in options:
         raise UserError(f"--seed {options['seed']} was given with --seeds; leave one of the two out.")
     if out is None and launched():
-        raise UserError("workers share a folder, which each would name by its own clock (got no --out); give --out.")
+        raise UserError("the workers of a launcher need one folder for all (got no --out); name it with --out.")
     setups = []
     for seed in [{}] if seeds is None else [{"seed": seed} for seed in check_seeds(seeds)]:
         setups.append(resolve(chosen, {**options, **seed}, sources=sources))
@@ -204,7 +204,7 @@ def find_unfinished(path: Path) -> list[Path]:
                 unfinished.remove(folder)
     if not unfinished:
         others = "runs that have not begun start by the command that made the folder, with --continue"
-        raise UserError(f"'{path}' has no unfinished run (got {len(below)} that have ended); {others}.")
+        raise UserError(f"'{path}' has no unfinished run (got {len(below)} runs, all ended); {others}.")
     return unfinished
 
 
