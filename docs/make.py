@@ -9,8 +9,8 @@ from fedcli.core import Batch, Client, Cohort, Federation, aggregate
 PAGE = Path(__file__).parent / "what-a-method-is-given.md"
 HEAD = """# What a method is given
 
-Generated from the code by `make docs`; a test holds both equal. `init(fed, config)` and `run_round(state, cohort, fed,
-config)` are given a `Federation` and a `Cohort`, a local objective a `Batch`. `fed.config` has the options of the run,
+Generated from the code by `make docs`; a test keeps them equal. `init(fed, config)` and `run_round(state, cohort, fed,
+config)` get a `Federation` and a `Cohort`; a local objective gets a `Batch`. `fed.config` has the options of the run,
 `fed.device` and `fed.dtype` are those of its tensors. Axes: N clients in all, K in the cohort, B samples in a batch, C
 classes, D features.
 """
@@ -18,45 +18,42 @@ classes, D features.
 
 def page() -> str:
     """Returns the page."""
-    own = [(name, value) for name, value in vars(Federation).items() if not name.startswith("_")]
-    calls = [(f"fed.{name}{_signature(value)}", _first_line(value)) for name, value in own if inspect.isfunction(value)]
-    computed = [(f"fed.{name}", _first_line(value.fget)) for name, value in own if isinstance(value, property)]
+    functions = [_entry(name, value) for name, value in vars(aggregate).items() if _is_of(value, aggregate)]
     attributes = re.findall(r"^ {8}(\w+): (.*)$", Federation.__doc__, re.M)
-    public = [getattr(aggregate, name) for name in vars(aggregate) if not name.startswith("_")]
-    means = [one for one in public if inspect.isfunction(one) and one.__module__ == aggregate.__name__]
-    recurring = [(f"{one.__name__}{_signature(one)}", _first_line(one)) for one in means]
-    parts = [
-        HEAD,
-        _table("`fed`, to ask for", calls),
-        _table("`fed`, to look at", [*((f"fed.{name}", text) for name, text in attributes), *computed]),
-        _table("`cohort`, the clients of a round", _fields("cohort", Cohort)),
-        _table("`batch`, of one client in its local objective", _fields("batch", Batch)),
-        _table("`clients`, while they train", _fields("clients", Client)),
-        _table("From `fedcli.core`, the means that recur", recurring),
-    ]
-    return "\n".join(parts)
+    members = [(f"fed.{name}", value) for name, value in vars(Federation).items() if not name.startswith("_")]
+    calls = [_entry(name, value) for name, value in members if inspect.isfunction(value)]
+    properties = [_entry(name, value) for name, value in members if isinstance(value, property)]
+    tables = {
+        "Methods of `fed`": calls,
+        "Attributes of `fed`": [*((f"fed.{name}", text) for name, text in attributes), *properties],
+        "`cohort`, the clients of a round": _fields("cohort", Cohort),
+        "`batch`, of one client in its local objective": _fields("batch", Batch),
+        "`clients`, while they train": _fields("clients", Client),
+        "Functions of `fedcli.core` that many methods need": functions,
+    }
+    lines = [HEAD]
+    for title, rows in tables.items():
+        cells = [f"| `{name}` | {text.replace('|', chr(92) + '|')} |" for name, text in rows]
+        lines += [f"## {title}", "", "| | |", "|---|---|", *cells, ""]
+    return "\n".join(lines)
 
 
-def _signature(function) -> str:
-    """Returns the names of a function's arguments, with their defaults."""
-    parameters = [one for one in inspect.signature(function).parameters.values() if one.name != "self"]
-    shown = [one.replace(annotation=inspect.Parameter.empty) for one in parameters]
-    return str(inspect.Signature(shown))
+def _is_of(value: object, module: object) -> bool:
+    return inspect.isfunction(value) and value.__module__ == module.__name__ and not value.__name__.startswith("_")
 
 
-def _first_line(function) -> str:
-    return inspect.getdoc(function).splitlines()[0]
+def _entry(name: str, member: object) -> tuple[str, str]:
+    """Returns a function with its arguments, or a property, and the first line of its docstring."""
+    if inspect.isfunction(member):
+        parameters = [each for each in inspect.signature(member).parameters.values() if each.name != "self"]
+        name += str(inspect.Signature([each.replace(annotation=inspect.Parameter.empty) for each in parameters]))
+    return name, inspect.getdoc(member).splitlines()[0]
 
 
 def _fields(name: str, kind: type) -> list[tuple[str, str]]:
     """Returns the fields of a NamedTuple with the comments beside them."""
-    found = re.findall(r"^    (\w+): .*?  # (.*)$", inspect.getsource(kind), re.M)
-    return [(f"{name}.{field}", text) for field, text in found]
-
-
-def _table(title: str, rows: list[tuple[str, str]]) -> str:
-    cells = [f"| `{name}` | {text.replace('|', chr(92) + '|')} |" for name, text in rows]
-    return "\n".join([f"## {title}", "", "| | |", "|---|---|", *cells, ""])
+    fields = re.findall(r"^    (\w+): .*?  # (.*)$", inspect.getsource(kind), re.M)
+    return [(f"{name}.{field}", text) for field, text in fields]
 
 
 if __name__ == "__main__":

@@ -1,9 +1,8 @@
 """The open claims, run in pieces on one machine after the other: the same bits, and nothing begun that is lost."""
 
 import json
-import time
+import math
 from pathlib import Path
-from types import SimpleNamespace
 
 import pandas as pd
 import pytest
@@ -12,11 +11,17 @@ from fedcli import registry
 from fedcli.data import datasets
 from fedcli.results import plans
 from fedcli.runs.checkpoints import STATES
+from fedcli.runs.config import flags_of
 from fedcli.runs.records import environment, read_record
+from fedcli.runs.signals import Ended, set_time_limit
 from tests.programs import invoke, load_script
 
 FILE = Path(__file__).parent.parent / "results" / "evidence" / "evidence.py"
 MIB = 2**20
+TINY = {
+    "dataset": "digits", "backbone": "cnn-small", "num_clients": 4, "cohort_size": 2, "rounds": 3, "local_epochs": 1,
+    "batch_size": 8, "device": "cpu",
+}  # fmt: skip
 
 
 @pytest.fixture
@@ -26,20 +31,8 @@ def evidence(tmp_path, monkeypatch):
     monkeypatch.setattr(plans, "shipped", list)
     monkeypatch.setattr(module, "interrupt_on_signals", lambda: None)
     monkeypatch.chdir(tmp_path)
-    return module
-
-
-class Process(SimpleNamespace):
-    """A program that has ended."""
-
-    __hash__ = object.__hash__
-    poll = lambda self: self.returncode  # noqa: E731
-    wait = terminate = lambda self: None
-
-
-def start_here(command, jobs):
-    """Runs `fedcli` in this process."""
-    return Process(returncode=invoke(*command).exit_code)
+    yield module
+    set_time_limit(math.inf)
 
 
 def ended(folder):
@@ -49,30 +42,31 @@ def ended(folder):
 
 
 def test_runs_that_are_stopped_carried_and_taken_up_end_in_the_same_bits(evidence, tmp_path, monkeypatch):
-    monkeypatch.setattr(evidence, "WORK", [evidence.Work("", "fedfm:V", (row, "NMI")) for row in ("FedFM", "SCAFFOLD")])
-    monkeypatch.setattr(evidence, "start", start_here)
-    started = []
+    rows = ("FedFM", "SCAFFOLD")
+    monkeypatch.setattr(evidence, "WORK", [evidence.Work("", "fedfm:V", (row, "NMI"), (0,), TINY) for row in rows])
+    execute, stopped = evidence.jobs.execute, []
     for name in ("whole", "first", "second"):
         (tmp_path / name).mkdir()
     monkeypatch.chdir("whole")
-    evidence.main(["--tiny"])
+    evidence.main([])
     monkeypatch.chdir(tmp_path / "first")
 
-    def start_once_round(command, jobs):
-        started.append(start_here([*command, "--time-limit=0s"], jobs))
-        if len(started) == 2:
-            raise KeyboardInterrupt  # as by SIGTERM
-        return started[-1]
+    def execute_a_round_each(plan, watch, at_once):
+        for run in plan.runs:
+            invoke("run", run.method, *flags_of(run.given), f"--out={run.folder}", "--time-limit=0s")
+            stopped.append(run.folder)
+        raise Ended("interrupted", 143)  # as by SIGTERM
 
-    monkeypatch.setattr(evidence, "start", start_once_round)
+    monkeypatch.setattr(evidence.jobs, "execute", execute_a_round_each)
     monkeypatch.setattr(evidence, "PART", 2**16)
-    evidence.main(["--tiny", "--carry", "out"])
+    evidence.main(["--carry", "out", "--jobs", "2"])
+    set_time_limit(math.inf)
     parts = sorted(Path("out").iterdir())
     assert len(parts) > 1 >= max(part.stat().st_size for part in parts) / 2**16
-    monkeypatch.setattr(evidence, "start", start_here)
+    monkeypatch.setattr(evidence.jobs, "execute", execute)
     monkeypatch.chdir(tmp_path / "second")
-    evidence.main(["--tiny", "--from", "../first/out"])
-    assert {len(read_record(file)["rounds"]) for file in (tmp_path / "first").rglob("record.json")} == {1}
+    evidence.main(["--from", "../first/out"])
+    assert {len(read_record(tmp_path / "first" / folder)["rounds"]) for folder in stopped} == {1}
     assert list((tmp_path / "second").rglob(f"{STATES}/*")) != []  # SCAFFOLD's clients
     assert len(ended(tmp_path / "whole")) == 2
     assert ended(tmp_path / "second") == ended(tmp_path / "whole")
@@ -99,46 +93,49 @@ def begun(run, seconds):
     }  # fmt: skip
 
 
-def test_nothing_starts_that_can_neither_end_in_time_nor_be_carried(evidence, records):
-    runs = evidence.planned_runs("float32", tiny=False)[0]
+def test_nothing_starts_that_can_neither_finish_in_time_nor_be_carried(evidence, records):
+    runs = evidence.planned_runs()
     firsts = {run.setup.method.name: run for run in reversed(runs)}
     fedfm, fedavg, scaffold = (firsts[name] for name in ("fedfm", "fedavg", "scaffold"))
     assert 42 * MIB < evidence.nbytes_of(fedfm) == evidence.nbytes_of(fedavg) < 44 * MIB
     assert evidence.nbytes_of(scaffold) == 11 * evidence.nbytes_of(fedavg)
 
-    def seconds(run, active=(), left=500.0, carry=True):
-        return evidence.seconds_for(run, runs, active, left, carry)[0]
+    def chosen(*runs, left=500.0, carry=True, at_once=3):
+        set_time_limit(left)
+        return [run.setup.method.name for run in evidence.choose(evidence.refreshed(runs), at_once, carry)]
 
-    assert seconds(fedfm) == 500
-    assert seconds(scaffold) == evidence.TRIAL  # nobody knows yet how long it takes
-    assert seconds(scaffold, carry=False) == 500
-    assert seconds(fedavg, active=[fedfm]) == evidence.TRIAL  # only one of them can be carried
-    records[fedfm.folder] = begun(fedfm, 6.0)
-    assert seconds(fedfm) == 500
-    assert seconds(fedavg) == seconds(scaffold) == 0
-    assert seconds(fedavg, left=601) == seconds(scaffold, left=601) == 601
-    assert seconds(fedavg, left=0) == 0
+    assert chosen(fedfm, fedavg, scaffold) == ["fedfm"]  # only one can be carried, and nobody knows how long they take
+    assert chosen(fedfm, fedavg, scaffold, carry=False) == ["fedfm", "fedavg", "scaffold"]
+    assert chosen(fedfm, fedavg, scaffold, carry=False, at_once=2) == ["fedfm", "fedavg"]
+    records[fedavg.folder] = begun(fedavg, 6.0)
+    assert chosen(fedfm, fedavg, scaffold) == ["fedavg"]  # which has begun
+    assert chosen(fedfm, fedavg, scaffold, left=605) == ["fedavg", "fedfm", "scaffold"]
+    records[fedavg.folder]["status"] = "finished"
+    assert chosen(fedfm, scaffold) == ["fedfm"]
+    assert "MiB cannot be carried" in evidence.obstacle(scaffold, evidence.CARRIED)
 
 
-def test_a_run_that_cannot_be_carried_is_tried_and_goes_on_if_it_can_end(evidence, records, monkeypatch):
-    runs, _ = evidence.planned_runs("float32", tiny=False)
-    scaffold = next(run for run in runs if run.method == "scaffold")
-    for pace, expected in ((0.5, ["--time-limit=20s", "--time-limit=500s"]), (50.0, ["--time-limit=20s"])):
-        records.clear()
-        limits = []
+def test_runs_follow_each_other_in_the_order_of_the_list_until_none_may_start(evidence, records, monkeypatch):
+    runs = [run for run in evidence.planned_runs() if "fedfm:V" in run.label]
+    started = []
 
-        def start(command, jobs, pace=pace, limits=limits):
-            limits.append(command[-1])
-            records[scaffold.folder] = begun(scaffold, pace) | {"status": ["interrupted", "finished"][len(limits) - 1]}
-            return Process(returncode=0)
+    def execute(plan, watch, at_once):
+        started.extend(plan.runs)
+        records.update({run.folder: begun(run, 600.0) | {"status": "finished"} for run in plan.runs})
+        return {}
 
-        monkeypatch.setattr(evidence, "start", start)
-        evidence.work_until(time.monotonic() + 500, [scaffold], jobs=1, carry=True)
-        assert limits == expected
+    monkeypatch.setattr(evidence.jobs, "execute", execute)
+    set_time_limit(500)
+    evidence.work_through(runs, 1, carry=True)
+    assert [(run.method, run.setup.run.seed) for run in started] == [
+        ("fedfm", 0), ("fedavg", 0), ("fedavg", 1), ("fedfm", 1), ("fedavg", 2), ("fedfm", 2),
+    ]  # fmt: skip
+    evidence.work_through(evidence.refreshed(runs), 1, carry=True)
+    assert len(started) == 6  # SCAFFOLD can neither finish nor be carried
 
 
 def test_the_list_runs_both_rows_of_the_claims_that_it_names(evidence):
-    runs = evidence.planned_runs("float32", tiny=False)[0]
+    runs = evidence.planned_runs()
     made = {(run.setup.method.name, json.dumps(run.given, sort_keys=True)) for run in runs}
     names = {name for work in evidence.WORK if not work.instead for name in work.decides.split() if ":" in name}
     claims = [claim for claim in registry.claims() if claim.name in names]

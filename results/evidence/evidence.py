@@ -7,15 +7,12 @@ README.md beside this file says how code and data come to such a machine, and wh
 """
 
 import argparse
-import atexit
 import math
-import os
 import shlex
-import shutil
 import subprocess
 import sys
-import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -24,28 +21,24 @@ import torch
 
 from fedcli.cli.common import limit_time
 from fedcli.data import datasets
+from fedcli.declarations import Table
 from fedcli.errors import UserError
-from fedcli.registry import find_method, find_table
+from fedcli.registry import find_table
+from fedcli.results import jobs
 from fedcli.results.costs import cost_of, paces
 from fedcli.results.frame import read_runs
-from fedcli.results.plans import PlannedRun, plan
+from fedcli.results.plans import HOME, Plan, PlannedRun, plan, wanted
 from fedcli.runs.checkpoints import CHECKPOINT, STATES
-from fedcli.runs.config import flags_of, resolve
 from fedcli.runs.models import bytes_kept
 from fedcli.runs.records import RECORD, environment
 from fedcli.runs.run import read_begun
-from fedcli.runs.settings import differences, draft, settings
-from fedcli.runs.signals import interrupt_on_signals, time_left
+from fedcli.runs.signals import OutOfTime, interrupt_on_signals, set_time_limit, time_left
 
-RUNS = Path("runs/evidence")
 MIB = 2**20
 PART = 16 * MIB  # bytes of a file of the archive
 ARCHIVE, CARRIED = 62 * MIB, 60 * MIB  # bytes of the archive, and of the checkpoints in it, at most
-RESERVE = 45  # seconds of --time for the starts of processes, last checkpoints, `fedcli quality` and the archive
-TRIAL = 20  # seconds in which a run that can only be carried finished shows how long it takes
-GRACE = 15  # seconds after which a run that did not end at its time limit is interrupted
+RESERVE = 45  # seconds of --time for last checkpoints, `fedcli quality` and the archive
 JOBS_ON_CUDA = 4  # not measured yet
-MPS = "nvidia-cuda-mps-control"
 
 
 class Work(NamedTuple):
@@ -74,48 +67,49 @@ WORK = (
     Work("fccl:other-domains", "fccl:8", ("FCCL+", "FCCL", "BASE", "Digits inter AVG"), instead=OPEN_DIGITS),
     Work("FedFM's Table III", "fedfm:III", ("CIFAR-10 NIID-1", "CIFAR-10 NIID-2")),
 )
-TINY = {
-    "dataset": "digits", "backbone": "cnn-small", "num_clients": 4, "cohort_size": 2, "rounds": 3, "local_epochs": 1,
-    "batch_size": 8, "device": "cpu",
-}  # fmt: skip
 
 
-def planned_runs(precision: str, tiny: bool) -> tuple[list[PlannedRun], set[Path]]:
-    """The runs of WORK that the committed records do not have, in its order, each once; a small one of each if `tiny`.
-
-    Returns:
-        The runs, and the folders of those whose features a claim is about, so that `fedcli quality` follows.
-    """
-    runs, measured = {}, set()
-    more = {**({} if precision == "float32" else {"precision": precision}), **(TINY if tiny else {})}
-    home = RUNS / (f"tiny-{precision}" if tiny else precision)
+def planned_runs() -> list[PlannedRun]:
+    """Returns the runs of WORK that the committed records lack, in its order, each once."""
+    runs = {}
     for work in WORK:
-        table = plan(find_table(work.table), seeds=work.seeds, only=work.only)
-        after_the_run = {run.folder for cell in table.cells if cell.metric.after_the_run for run in cell.runs}
-        for run in sorted(table.runs, key=lambda run: run.setup.run.seed)[: 1 if tiny else None]:
-            # Under another protocol none of the options may come from the cell's.
-            given = {**(run.setup.values() if work.instead else run.given), **more, **(work.instead or {})}
-            setup = resolve(find_method(run.method), given, need_data=False)
-            folder = home / run.folder.parent.name / run.folder.name
-            label = f"{work.decides}: {work.table} {run.label}, seed {setup.run.seed}"
-            if run.to_do or differences(settings(draft(setup)), settings(draft(run.setup))):
-                runs.setdefault(folder, replace(run, label=label, given=given, setup=setup, folder=folder))
-                measured |= {folder} if run.folder in after_the_run else set()
-    return [refreshed(run) for run in runs.values()], measured
+        table = plan(table_of(work), seeds=work.seeds, only=work.only)
+        for run in sorted(table.runs, key=lambda run: run.setup.run.seed):
+            run.label = f"{work.decides}: {work.table} {run.label}, seed {run.setup.run.seed}"
+            if run.folder.is_relative_to(HOME):  # of several tables that share a run the first has its folder
+                runs.setdefault((run.folder.parent.name, run.folder.name), run)
+    return [*runs.values()]
 
 
-def refreshed(run: PlannedRun) -> PlannedRun:
-    """The run with the record that it has now."""
-    return replace(run, record=read_begun(run.folder))
+def table_of(work: Work) -> Table:
+    """Returns the paper's table, its cells with the options that stand in place of theirs."""
+    table, cells = find_table(work.table), []
+    if not work.instead:
+        return table
+    for cell in table.cells:
+        options = wanted(cell).setup.values()  # all of them, since another protocol would set its own
+        options = {name: value for name, value in options.items() if value is not None and not name.endswith("seed")}
+        cells.append(replace(cell, settings={**options, **work.instead}))
+    return replace(table, cells=tuple(cells))
+
+
+def refreshed(runs: Iterable[PlannedRun]) -> list[PlannedRun]:
+    """Returns the runs with the records that they have now."""
+    return [replace(run, record=read_begun(run.folder)) for run in runs]
+
+
+def lacks_quality(run: PlannedRun) -> bool:
+    """Returns whether `fedcli quality` has to follow the run, as a claim is about its features."""
+    return any(metric.after_the_run for metric in run.metrics) and "quality" not in (run.record or {})
 
 
 def files_of(run: PlannedRun) -> list[Path]:
-    """What a run goes on from, beside its record; the model of the best round so far is not needed for that."""
+    """Returns what a run goes on from, beside its record; the model of the best round so far is not needed for that."""
     return [*run.folder.glob(CHECKPOINT), *run.folder.glob(f"{STATES}/*")]
 
 
 def nbytes_of(run: PlannedRun) -> int:
-    """Bytes of these files; before there are any, those of the models that the server and the clients keep."""
+    """Returns the bytes of these files; before there are any, of the models that the server and the clients keep."""
     if files := files_of(run):
         return sum(file.stat().st_size for file in files)
     images, method = datasets.describe(run.setup.run.dataset), run.setup.method
@@ -124,67 +118,42 @@ def nbytes_of(run: PlannedRun) -> int:
     return models * (1 + keeps_states * run.setup.run.num_clients)
 
 
-def seconds_for(
-    run: PlannedRun, runs: Sequence[PlannedRun], active: Sequence[PlannedRun], left: float, carry: bool
-) -> tuple[float, str]:
-    """How long a run may go on now that so many seconds are left; 0 with a reason where it is not to start."""
-    for name in run.setup.data_sets:
-        if not datasets.present(name):
-            return 0, f"the data set {name} is not on this machine"
-    if left <= 0:
-        return 0, "there is no time left"
-    going_on = {other.folder for other in active}
-    others = [refreshed(other) for other in runs if other.folder != run.folder]
-    sizes = [nbytes_of(other) for other in others if other.to_do and (other.record or other.folder in going_on)]
-    if not carry or nbytes_of(run) + sum(size for size in sizes if size <= CARRIED) <= CARRIED:
-        return left, ""
-    # It has to end: by the rounds here of the same network, precision and device, or after a trial.
+def obstacle(run: PlannedRun, room: float) -> str:
+    """Says why a run may not start: no data, or neither room in the archive nor time to finish; empty if it may."""
+    if not all(map(datasets.present, run.setup.data_sets)):
+        return "its data set is not on this machine"
+    if nbytes_of(run) <= room:
+        return ""
     hardware = environment(run.setup.device)["hardware"]
-    timed = paces(read_runs([RUNS]), disturbed=True)
-    (seconds,) = cost_of([refreshed(run)], timed, (hardware["device"], hardware["name"]))["seconds"]
-    if seconds < left:
-        return left, ""
-    trial = TRIAL if math.isnan(seconds) and left > 3 * TRIAL else 0
-    return trial, f"{nbytes_of(run) / MIB:,.0f} MiB cannot be carried, and it may not end in {left:,.0f} s"
+    timed = paces(read_runs([HOME]), disturbed=True)  # of the same network, precision and device
+    (seconds,) = cost_of([run], timed, (hardware["device"], hardware["name"]))["seconds"]  # NaN where none was timed
+    if seconds < time_left():
+        return ""
+    return f"{nbytes_of(run) / MIB:,.0f} MiB cannot be carried, and it is not known to finish in the time left"
 
 
-def start(command: Sequence[str], jobs: int) -> subprocess.Popen:
-    """Starts `fedcli`, with its share of the cores where several run at once."""
-    threads = {} if jobs == 1 else {"OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) // jobs))}
-    return subprocess.Popen([sys.executable, "-m", "fedcli", *command], env={**threads, **os.environ})
+def choose(runs: Sequence[PlannedRun], at_once: int, carry: bool) -> list[PlannedRun]:
+    """Returns the first so many runs that may go on together, those that have begun before the others."""
+    room, chosen = CARRIED if carry else math.inf, []
+    for run in sorted(runs, key=lambda run: run.record is None):
+        if len(chosen) < at_once and not obstacle(run, room):
+            chosen.append(run)
+            room -= nbytes_of(run) if nbytes_of(run) <= room else 0
+    return chosen
 
 
-def work_until(deadline: float, runs: Sequence[PlannedRun], jobs: int, carry: bool) -> None:
-    """Makes runs, so many at once, until none is left that may start; in the end interrupts those still going."""
-    waiting, active = [run for run in runs if run.to_do], {}
-    try:
-        while time.monotonic() < deadline + GRACE:
-            for run in list(waiting):
-                running = [other for other, _ in active.values()]
-                if len(running) == jobs:
-                    break
-                seconds, _ = seconds_for(run, runs, running, deadline - time.monotonic(), carry)
-                if seconds:
-                    waiting.remove(run)
-                    command = ["run", run.method, *flags_of(run.given), f"--out={run.folder}", "--continue", "--quiet"]
-                    command += [] if seconds == math.inf else [f"--time-limit={math.ceil(seconds)}s"]
-                    print(f"{run.label}: fedcli {' '.join(command)}", flush=True)
-                    active[start(command, jobs)] = run, seconds
-            if not active:
-                break
-            time.sleep(0.2)
-            for process in [process for process in active if process.poll() is not None]:
-                run, seconds = active.pop(process)
-                if seconds == TRIAL and process.returncode == 0 and refreshed(run).to_do:
-                    waiting.insert(0, run)
-    finally:
-        for process in active:
-            process.terminate()
-        for process in active:
-            process.wait()
+def work_through(runs: list[PlannedRun], at_once: int, carry: bool) -> None:
+    """Makes so many runs at once, then the next, until none may start or the time is over."""
+    waiting = [run for run in runs if run.to_do]
+    while time_left() > 0 and (chosen := choose(waiting, at_once, carry)):
+        for run in chosen:
+            print(f"next: {run.label} in {run.folder}", flush=True)
+        for folder, error in jobs.execute(Plan(HOME, tuple(chosen)), jobs.Watch(), at_once).items():
+            print(f"failed: {folder}: {error}")
+        waiting = [run for run in waiting if run not in chosen]  # one that has failed does not start again
 
 
-def pack(runs: Sequence[PlannedRun], measured: set[Path], folder: Path) -> None:
+def pack(runs: Sequence[PlannedRun], folder: Path) -> None:
     """Writes all records, and what open runs need as far as there is room, as parts of an archive in a folder."""
     folder.mkdir(parents=True, exist_ok=True)
     for old in folder.glob("evidence.tgz.*"):
@@ -192,7 +161,7 @@ def pack(runs: Sequence[PlannedRun], measured: set[Path], folder: Path) -> None:
     begun = [run for run in runs if run.record]
     files = [run.folder / RECORD for run in begun]
     room = ARCHIVE - sum(file.stat().st_size for file in files) / 3  # compressed they take less
-    for run in [run for run in begun if run.to_do or (run.folder in measured and "quality" not in run.record)]:
+    for run in [run for run in begun if run.to_do or lacks_quality(run)]:
         fits = nbytes_of(run) < room
         print(f"{'carried' if fits else 'left behind'}: {run.label}, {nbytes_of(run) / MIB:,.1f} MiB")
         if fits:
@@ -202,56 +171,40 @@ def pack(runs: Sequence[PlannedRun], measured: set[Path], folder: Path) -> None:
     subprocess.run(command, shell=True, check=True, text=True, input="\n".join(map(str, files)))
 
 
-def start_mps() -> None:
-    """Lets the kernels of several processes run at the same time, if NVIDIA's MPS works here; else they take turns."""
-
-    def end() -> None:
-        subprocess.run([MPS], input=b"quit\n", check=False)
-
-    if shutil.which(MPS) and subprocess.run([MPS, "-d"], check=False).returncode == 0:
-        atexit.register(end)
-        if subprocess.run([sys.executable, "-c", "import torch; torch.ones(1, device='cuda')"], check=False).returncode:
-            end()
-
-
 def main(arguments: Sequence[str] | None = None) -> None:
     """Unpacks, runs, measures and packs, and says what is left."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--time", help="time for all, as 9m or 2h; no limit where left out")
     parser.add_argument("--jobs", type=int, help=f"runs at once; where left out {JOBS_ON_CUDA} on CUDA, else 1")
-    parser.add_argument("--precision", default="float32", help="of all runs; claims count float32 alone")
     parser.add_argument("--carry", type=Path, help="folder for an archive of records and checkpoints")
     parser.add_argument("--from", dest="origin", help="folder with such an archive, to go on from")
-    parser.add_argument("--tiny", action="store_true", help="try it on the CPU: a run of each work, on built-in digits")
-    given = parser.parse_args(arguments)
-    carry, on_cuda = given.carry is not None, torch.cuda.is_available() and not given.tiny
-    jobs = given.jobs or (JOBS_ON_CUDA if on_cuda else 1)
+    options = parser.parse_args(arguments)
+    carry, at_once = options.carry is not None, options.jobs or (JOBS_ON_CUDA if torch.cuda.is_available() else 1)
     try:
-        limit_time(given.time)
-        deadline = time.monotonic() + time_left() - RESERVE
-        if given.origin:  # what is here already may be newer, and stays
-            unpack = f"cat {shlex.quote(given.origin)}/evidence.tgz.* | tar -xz --skip-old-files"
+        limit_time(options.time)
+        set_time_limit(time_left() - RESERVE)
+        if options.origin:  # what is here already may be newer, and stays
+            unpack = f"cat {shlex.quote(options.origin)}/evidence.tgz.* | tar -xz --skip-old-files"
             subprocess.run(unpack, shell=True, check=True)
-        runs, measured = planned_runs(given.precision, given.tiny)
+        runs = planned_runs()
     except (UserError, subprocess.CalledProcessError) as error:
         sys.exit(f"error: {error}")
     interrupt_on_signals()
-    if on_cuda and jobs > 1:
-        start_mps()
     try:
-        work_until(deadline, runs, jobs, carry)
-        finished = [run for run in map(refreshed, runs) if run.state == "finished" and "quality" not in run.record]
-        if folders := [str(run.folder) for run in finished if run.folder in measured]:
-            start(["quality", *folders], 1).wait()
+        with suppress(OutOfTime):
+            work_through(runs, at_once, carry)
+        finished = [run for run in refreshed(runs) if run.state == "finished" and lacks_quality(run)]
+        if finished:
+            command = [sys.executable, "-m", "fedcli", "quality", *(str(run.folder) for run in finished)]
+            subprocess.run(command, check=False)
     except KeyboardInterrupt as error:
         print(error)
-    runs = [refreshed(run) for run in runs]
+    runs = refreshed(runs)
     if carry:
-        pack(runs, measured, given.carry)
+        pack(runs, options.carry)
     first_open = {run.label.split(": ")[0]: run for run in reversed(runs) if run.to_do}
     for run in reversed(first_open.values()):
-        _, reason = seconds_for(run, runs, (), deadline - time.monotonic(), carry)
-        print(f"open: {run.label}: {reason or 'it has failed or was interrupted'}")
+        print(f"open: {run.label}: {obstacle(run, CARRIED if carry else math.inf) or 'goes on next time'}")
     ended = [run for run in runs if not run.to_do]
     print(f"{len(ended)} of {len(runs)} runs have ended; 'fedcli claims' says what they decide")
 
