@@ -24,10 +24,10 @@ METHODS = re.compile("fedfm|fedfa|fedcme|fccl|fedsa|scaffold|feddyn|fednova|moon
 # The most that a part may have, tests and papers apart. A change may lower a number and never raise one.
 MOST_LINES = {
     "top": 1498, "core": 3245, "data": 1505, "runs": 3525, "results": 3137, "figures": 1459, "bench": 527, "cli": 1791,
-    "scripts": 1237,
+    "scripts": 904,
 }  # fmt: skip
-MOST_IN_ALL = {"lines": 17930, "bytes": 904_000, "statements": 10095}
-MOST_ELSEWHERE = {"papers": 8000, "tests": 19060}
+MOST_IN_ALL = {"lines": 17591, "bytes": 886_700, "statements": 9920}
+MOST_ELSEWHERE = {"papers": 8000, "tests": 19050}
 
 
 def level(module: str) -> int:

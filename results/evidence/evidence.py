@@ -193,10 +193,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     try:
         with suppress(OutOfTime):
             work_through(runs, at_once, carry)
-        finished = [run for run in refreshed(runs) if run.state == "finished" and lacks_quality(run)]
-        if finished:
-            command = [sys.executable, "-m", "fedcli", "quality", *(str(run.folder) for run in finished)]
-            subprocess.run(command, check=False)
+        folders = [run.folder for run in refreshed(runs) if run.state == "finished" and lacks_quality(run)]
+        if folders:
+            subprocess.run([sys.executable, "-m", "fedcli", "quality", *folders], check=False)
     except KeyboardInterrupt as error:
         print(error)
     runs = refreshed(runs)
