@@ -56,7 +56,6 @@ evidence: install ## Go on with claims that have not been run; TIME=9m, JOBS=4, 
 
 docs: install ## Make the documentation site in build/site: README, docs, results, and the reference from docstrings
 	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[docs]'
-	$(BIN)/python docs/make.py
 	rm -rf build/pages build/site && mkdir -p build/pages
 	for name in README.md CHANGELOG.md LICENSE CITATION.cff pyproject.toml docs papers results; do \
 		ln -s ../../$$name build/pages/$$name; done

@@ -17,7 +17,7 @@ divides the images, and they are written normalised into files in PFLlib's form,
     flower    its simulation on Ray with the strategy FedAvg; the client app is a plain PyTorch loop; an actor for each
               core, with one thread; timed as in fedcli
 
-The rows "memory", "difference" and "flower-default" of the CSV were measured by an earlier version of this script.
+"memory", "difference" and "flower-default" in the CSV were measured by an earlier version of this script.
 """
 
 import json
