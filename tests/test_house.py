@@ -23,11 +23,11 @@ METHODS = re.compile("fedfm|fedfa|fedcme|fccl|fedsa|scaffold|feddyn|fednova|moon
 
 # The most that a part may have, tests and papers apart. A change may lower a number and never raise one.
 MOST_LINES = {
-    "top": 1498, "core": 3243, "data": 1505, "runs": 3310, "results": 3123, "figures": 1459, "bench": 527, "cli": 1786,
-    "scripts": 1237,
+    "top": 1462, "core": 3131, "data": 1497, "runs": 3232, "results": 3017, "figures": 1390, "bench": 527, "cli": 1678,
+    "scripts": 952,
 }  # fmt: skip
-MOST_IN_ALL = {"lines": 17690, "bytes": 892_000, "statements": 9940}
-MOST_ELSEWHERE = {"papers": 8000, "tests": 18987}
+MOST_IN_ALL = {"lines": 16890, "bytes": 848_500, "statements": 9450}
+MOST_ELSEWHERE = {"papers": 8000, "tests": 17990}
 
 
 def level(module: str) -> int:
