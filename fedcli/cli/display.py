@@ -198,6 +198,10 @@ class TableDisplay:
         text = f"{self.ended}/{self.total} runs"
         self.bar.update(self._task, completed=sum(self._rounds.values()), description=text)
 
+    def note(self, run: "PlannedRun", text: str) -> None:
+        """Show what the engine or a logger has to say."""
+        self._print(run, text)
+
     def end(self, run: "PlannedRun", record: dict[str, Any] | None, error: str) -> None:
         """Say what has become of a run."""
         self.ended += 1

@@ -48,6 +48,9 @@ class Watch:
     def advance(self, run: PlannedRun, rounds: int) -> None:
         """So many of its rounds are done."""
 
+    def note(self, run: PlannedRun, text: str) -> None:
+        """Something has happened in the run that the user has to know."""
+
     def end(self, run: PlannedRun, record: dict[str, Any] | None, error: str) -> None:
         """The run has finished, or has failed with `error`; there may be no record then."""
 
@@ -118,6 +121,7 @@ def _run_here(watch: Watch, run: PlannedRun) -> futures.Future:
     """Runs it in this process, with whose end it is done."""
     progress, future = Listener(), futures.Future()
     progress.round = lambda entry: watch.advance(run, entry["round"] + 1)
+    progress.note = partial(watch.note, run)
     future.set_result(task({}, *_arguments(run), progress=with_loggers(progress, watch.log)))
     return future
 

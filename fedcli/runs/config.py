@@ -302,8 +302,9 @@ def _as_recorded(name: str, value: Any, method: Method) -> Any:
         return str(value)
     if name not in MAY_BE_FILES or not isinstance(value, str):
         return value
-    if name == "protocol" and not is_from_file(value):
-        return find_protocol(value, method).name
+    finders = {"protocol": find_protocol, "post": find_post}
+    if name in finders and not is_from_file(value):
+        return finders[name](value, method).name
     if name in ("dataset", "public_dataset"):
         return absolute(datasets.find_name(value))
     return absolute(value)
