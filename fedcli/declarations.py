@@ -46,7 +46,7 @@ def option(
         off: The value that switches the term off; None where there is none.
         choices: The strings allowed; empty for any.
         tune: Values worth trying where the option is tuned.
-        before: What runs did whose records lack the option, where that is not its default.
+        before: Value to assume for older records without this option; its default if not given.
         only_with: Another option of the method, and those of its choices beside which this one changes anything.
     """
     metadata = {

@@ -323,7 +323,6 @@ def net(forward, layers=""):
         (net("self.n += x.mean(); return self.fc(self.first(x))", COUNTER), "mixes the images of a batch"),
         (net("self.n = self.n + 1; return self.fc(self.first(x))", COUNTER), "puts a new tensor"),
         (net("return self.fc(self.first(x))", "self.fc.weight.requires_grad_(False)"), "that is trained"),
-        (net("return self.fc(self.first(x))", "self.first.compile()"), "is compiled"),
         (
             net("return self.fc(self.first(x))", "self.again = nn.ParameterList([self.first.weight])"),
             "has a parameter in two places",
@@ -400,7 +399,7 @@ HEAD = {SPLITS: "def f(labels, num_clients, rng, *, groups):\n    return ", SETS
         (SPLITS, "[[0, 1], [1]]", "uses an example twice (got position 1)"),
         (SPLITS, "labels.nothing", "line 3 (got AttributeError"),
         (SETS, "3", "gives no arrays by name (got int)"),
-        (SETS, "dict.fromkeys(('x_train', 'y_train', 'x_test', 'y_test'), np.ones((3, 4, 4)))", "number for each"),
+        (SETS, "dict.fromkeys(('x_train', 'y_train', 'x_test', 'y_test'), np.ones((3, 4, 4)))", "name for each"),
         (SETS, "np.nothing", "line 3 (got AttributeError"),
     ],
 )  # fmt: skip

@@ -58,7 +58,7 @@ def test_fisher_squares_the_gradient_of_each_image(uniform):
 
 
 def test_fisher_is_of_the_model_in_evaluation_mode():
-    _, fed = laws.federation("fedmd", backbone=laws.NORMED, data=laws.toy_dataset(num_train=12))
+    _, fed = laws.federation("fedmd", backbone=laws.NORMED, data=laws.toy_dataset(num_train=34))
     params, buffers = fed.initial_model()
     shifted = {name: value + 0.5 for name, value in buffers.items()}
     x, uniform = next(iter(fed.public_batches(0))).x[:1], torch.tensor([0.3]).double()

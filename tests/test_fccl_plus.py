@@ -206,7 +206,7 @@ def test_collaboration_is_the_plain_loop_with_all_targets_before_any_update(life
 
 def test_average_is_uniform_and_of_buffers_too():
     overrides = {**ALONE, "average_parameters": True}
-    run = {"backbone": laws.NORMED, "data": laws.toy_dataset(num_train=12), "parts": laws.toy_parts((7, 5))}
+    run = {"backbone": laws.NORMED, "data": laws.toy_dataset(num_train=34), "parts": laws.toy_parts((7, 5))}
     setup, fed, cohort, clients = started(PLUS, overrides, num_clients=2, **run)
     clients[1] = clients[1]._replace(buffers={name: value + 2.0 for name, value in clients[1].buffers.items()})
     ((model,), _) = collaborate(kept(fed, cohort, clients), cohort, fed, setup.options)
@@ -321,7 +321,7 @@ def test_conference_objective_has_both_teachers():
 
 
 def test_the_teacher_of_the_code_drops_other_units_than_the_student():
-    _, fed = laws.federation(PLUS, backbone="mobilenet-v2-dropout-512", data=laws.toy_dataset(num_train=12, size=32))
+    _, fed = laws.federation(PLUS, backbone="mobilenet-v2-dropout-512", data=laws.toy_dataset(num_train=34, size=32))
     params, buffers = fed.initial_model()
     batch = next(iter(fed.public_batches(0)))
     drawn = [
@@ -337,7 +337,7 @@ def test_the_teacher_of_the_code_drops_other_units_than_the_student():
 @pytest.mark.parametrize("mode", ["evaluate", "train"])
 def test_a_local_step_of_two_clients_distils_from_the_teacher_in_its_mode(mode):
     run = {"backbone": "resnet10-3x3", "num_clients": 2, "batch_size": 20, "local_epochs": 1, "clients_per_chunk": "2"}
-    data, parts = laws.toy_dataset(num_train=12), laws.toy_parts((6, 5))
+    data, parts = laws.toy_dataset(num_train=34), laws.toy_parts((6, 5))
     setup, fed, cohort, clients = started(PLUS, {**ALONE, "teacher_mode": mode}, data=data, parts=parts, **run)
     previous = {k: own._replace(params=clients[1 - k].params) for k, own in clients.items()}  # another model
     (stacked,) = kept(fed, cohort, previous)

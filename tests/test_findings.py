@@ -77,7 +77,7 @@ def test_a_file_names_groups_by_folders_and_errors_name_the_file(tmp_path):
     assert read_study(study).findings == ["mine, last round: 80.00 [16.47, 143.53], 2 runs"]
     for text, message in (
         ("runs = ", "findings.toml cannot be read"),
-        ('[runs]\nmine = "b"', "findings.toml cannot be read .there is no record.* got b"),
+        ('[runs]\nmine = "b"', "findings.toml cannot be read .there is no run.* got b"),
         ('[[findings]]\nmetric = "last"\nof = "mine"', "findings.toml cannot be read .'mine'; got .*'last'"),
         ('[runs]\nmine = "a"\n[[findings]]\nof = "mine"', "findings.toml cannot be read .'metric'"),
     ):

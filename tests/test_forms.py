@@ -364,11 +364,11 @@ BAD_FILES = {
     "an image missing": ("tiny-imagenet", without(tiny_files(images((4, 4), 9), ""), "val/images/7.JPEG"), "7.JPEG"),
     "an image not listed": ("mnist-m", LISTED | {"mnist_m_test/9.png": encoded(np.eye(9) > 0)}, "do not fit", "9.png"),
     "a cut file": ("synth-digits", SYNTH | {"synth_test_32x32.mat": b"MATLAB 5.0"}, "synth_test_32x32", "truncated"),
-    "no test": ("synth-digits", without(SYNTH, "test_32x32.mat"), "no x_test"),
-    "no labels": ("mnist", without(MNIST, "t10k-labels-idx1-ubyte.gz"), "no y_test"),
+    "no test": ("synth-digits", without(SYNTH, "test_32x32.mat"), "no array x_test"),
+    "no labels": ("mnist", without(MNIST, "t10k-labels-idx1-ubyte.gz"), "no array y_test"),
     "a cut gzip": ("mnist", {**MNIST, **{k: v[:-9] for k, v in MNIST.items() if "t10k-i" in k}}, "t10k-images"),
     "a batch changed": ("cifar10", lambda: cifar_files(known_images("cifar10"), "cifar10"), "files of CIFAR10"),
-    "half of USPS": ("usps", without(usps_files(known_images("usps"), "usps"), "usps.t.bz2"), "no x_test"),
+    "half of USPS": ("usps", without(usps_files(known_images("usps"), "usps"), "usps.t.bz2"), "no array x_test"),
     "nothing": ("mnist", {".hidden": b""}, "it is empty", "image folders"),
 }  # fmt: skip
 

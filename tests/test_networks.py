@@ -1,4 +1,4 @@
-"""Networks as people have them: attention, dropout of every form, frozen parts, and torchvision's."""
+"""Networks as people have them: attention, dropout of every form, frozen parts, torchvision's, compiled ones."""
 
 from pathlib import Path
 
@@ -84,6 +84,12 @@ def in_place(channels, size, classes):
 def lazy(channels, size, classes):
     first = nn.Conv2d(channels, 4, 3), nn.Hardswish(True), nn.Dropout(0.3, True)
     return nn.Sequential(*first, nn.Flatten(), nn.LazyLinear(classes))
+
+def compiled(channels, size, classes):
+    first = torch.compile(nn.Conv2d(channels, 4, 3))
+    network = nn.Sequential(first, nn.Hardswish(True), nn.Dropout(0.3, True), nn.Flatten(), nn.LazyLinear(classes))
+    network[-2].compile()
+    return torch.compile(network)
 
 def frozen(channels, size, classes):
     network = nn.Sequential(

@@ -122,7 +122,7 @@ def refused(line, message, folder, monkeypatch):
          "--cohort-size 2 --backbone cnn-small", "no client has a test part (got --local-test 0.001)"),
         # Folders
         (f"fedavg {SMALL} --out taken", "the output folder 'taken' exists; an existing one is never overwritten"),
-        (f"fedavg {SMALL} --out taken/file", "the output folder 'taken/file' exists;"),
+        (f"fedavg {SMALL} --out taken/file", "'taken/file' cannot be made (File exists)"),
         (f"fedavg {SMALL} --out taken/file/below", "'taken/file/below' cannot be made (Not a directory)"),
     ],
 )  # fmt: skip

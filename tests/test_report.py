@@ -129,15 +129,17 @@ def test_every_board_has_the_partition_of_its_first_run(monkeypatch):
     }
 
 
-def test_the_command_writes_the_runs_that_are_chosen(tmp_path, monkeypatch):
+def test_the_command_writes_the_runs_that_are_chosen_and_warns_of_missing_ones(tmp_path, monkeypatch):
     for number, own in enumerate(runs()):
         write(tmp_path / str(number), own)
     out = tmp_path / "page.html"
     command = ["report", str(tmp_path), "--out", str(out), "--method", "a", "--title", "Mine"]
-    result = invoke(*command)
-    assert result.exit_code == 0, result.output
-    assert all(text in out.read_text() for text in ("Mine", "Runs: 2.", "fedcli run a --seeds 0,1"))
     result = invoke(*command, "nowhere")
-    assert (result.exit_code, "there is no run at 'nowhere'" in result.stderr) == (2, True)
+    assert result.exit_code == 0, result.output
+    assert result.stderr == "warning: there is no run in 'nowhere'; it is left out.\n"
+    words = ("Mine", "Runs: 2.", "fedcli run a --seeds 0,1", "No run is there, left out: nowhere")
+    assert all(text in out.read_text() for text in words)
+    result = invoke("report", "nowhere", "--out", out)
+    assert (result.exit_code, "there is no run in 'nowhere'" in result.stderr) == (2, True)
     monkeypatch.setitem(sys.modules, "bokeh", None)
     assert "pip install 'fedcli[report]'" in invoke(*command).stderr

@@ -85,7 +85,7 @@ def test_a_run_interrupted_before_any_line_of_its_loop_ends_in_the_same_bits(tmp
     """Control-C comes between any two lines; state and rounds must not fall apart in the checkpoint that it writes."""
     options = {**TINY, "train_examples": 40, "backbone": "cnn-small", "rounds": 3, "checkpoint_every": 3}
     whole = essence(fedcli.run("fedavg", out=tmp_path / "whole", **options).record)
-    code, interrupted = rounds.go_on.__code__, 0
+    code, interrupted = rounds.run_rounds.__code__, 0
 
     def trace(frame, event, argument):
         if frame.f_code is code and event == "line" and frame.f_lineno == line:

@@ -263,6 +263,8 @@ def report(
     missing = [path for path in runs if not path.is_file() and next(path.rglob(RECORD), None) is None]
     if len(missing) == len(runs):
         raise UserError(f"there is no run in '{missing[0]}' (got no {RECORD}); give run folders.")
+    for path in missing:
+        typer.echo(f"warning: there is no run in '{path}'; it is left out.", err=True)
     if label and len(label) == len(runs):
         label = [name for name, path in zip(label, runs, strict=True) if path not in missing]
     records = common.records_of([path for path in runs if path not in missing], method, dataset, label)

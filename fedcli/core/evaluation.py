@@ -1,6 +1,6 @@
 """Measures the accuracy of a method's models as its protocol does.
 
-    server     on the official test images: the global model, or every client's own model and their mean
+    server     on the official test images: the global model, or the mean accuracy of every client's own model
     clients    on every client's own test part, pooled over the clients; a global model is tested on each part
     domains    every client's model on every domain's test images: its own (intra) and the others (inter)
 

@@ -3,7 +3,8 @@
 A partitioner takes the class of each example (`labels`, `[N]`), the number of clients K from 1 to N and a seed, which
 everything random comes from. It returns K int64 arrays of positions in `labels`, each in random order, because the end
 of a client's list becomes its validation part; no example is used twice. It raises UserError where a value is out of
-range or the data do not suffice. To add one is one function under `@partitioner`, which says its flag.
+range or the data do not suffice. To add one, decorate a function with `@partitioner`, whose first argument shows how
+the flag is written.
 
 Beside these there are `file:PATH`, lists made elsewhere (fedcli/data/splits.py), `domains+LABEL_SKEW`, a label skew
 inside each domain, and `./file.py:NAME`, a function of the user's own.

@@ -1,7 +1,7 @@
 """Files in which images come, read into columns: one table of forms, recognised by content.
 
-A path is a file, a folder or an archive, which is unpacked first; one more folder around it does not matter. Whichever
-form of `FORMS` has a file there that it is recognised by reads it. torchvision downloads the official files where it
+A path is a file, a folder or an archive, which is unpacked first; one more folder around it does not matter. The first
+form in `FORMS` whose pattern matches a file reads the data set. torchvision downloads the official files where it
 has them, and reads CIFAR; it is imported only then, because that takes seconds.
 """
 

@@ -200,7 +200,7 @@ def _smallest_lead(claim: Claim, singles: Sequence[Answer]) -> Answer:
 
 
 def _compared(blank: Answer, columns: Sequence[tuple[Wanted, Wanted]], runs: pd.DataFrame) -> Answer:
-    """A claim on one row with what runs in one form say of it; as it is where there are no pairs.
+    """Judges a claim against one row by its best-matching group of paired runs; returns `blank` without pairs.
 
     Runs in full go first; else the form with the most seeds counts, of these that with the fewest differences and the
     most rounds.
@@ -228,7 +228,7 @@ def _compared(blank: Answer, columns: Sequence[tuple[Wanted, Wanted]], runs: pd.
 
 
 def _candidates(claim: Claim, cell: Wanted, runs: pd.DataFrame, alike: Sequence[str]) -> pd.DataFrame:
-    """The runs that a cell can be read from, also in a smaller form: what tells pairs, what differs, what they measure.
+    """Returns the runs usable for a cell, also reduced ones: keys for pairing, differing options, values.
 
     Args:
         claim: Says what may differ from the cell.
@@ -280,7 +280,7 @@ def _judged(answer: Answer, pairs: pd.DataFrame) -> Answer:
 
 
 def _lead(claim: Claim, pairs: pd.DataFrame, name: str) -> float | None:
-    """The mean lead of pairs over a claim's columns, less that over those which are taken off; None if one has none."""
+    """The mean lead over `claim.columns` minus that over `claim.less`; None if a value is missing."""
     if pairs[["value", "value_than", name, f"{name}_than"]].isna().any(axis=None):
         return None
     leads, split = (pairs[name] - pairs[f"{name}_than"]).tolist(), len(claim.columns)

@@ -65,7 +65,7 @@ def _row(record: Record) -> dict[str, Any]:
 
 @cache
 def _row_of_file(file: Path, changed: int, size: int) -> dict[str, Any]:
-    """The row of a record file, which pages read many times, as it was when it had changed last and had such a size."""
+    """The row of a record file, cached by path, modification time and size, since pages read each many times."""
     return _row(read_record(file))
 
 
@@ -122,7 +122,7 @@ def departures(run: Mapping[str, Any], planned: Settings, metric: Metric) -> dic
     """The settings in which a run departs from planned ones, as far as a metric needs them; empty for such a run.
 
     Args:
-        run: A row of the table. A run with a step after its last round has all that one without such a step has.
+        run: A row of the table. A run with a step after its last round also matches plans without one.
         planned: The settings of what is planned.
         metric: What is read; it may not need that every round is tested.
     """

@@ -118,7 +118,7 @@ def _last_change(folder: Path) -> int:
 
 
 def _run_here(watch: Watch, run: PlannedRun) -> futures.Future:
-    """Runs it in this process, with whose end it is done."""
+    """Runs it in this process; returns a completed future."""
     progress, future = Listener(), futures.Future()
     progress.round = lambda entry: watch.advance(run, entry["round"] + 1)
     progress.note = partial(watch.note, run)

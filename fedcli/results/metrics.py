@@ -244,7 +244,7 @@ def _reached(record: Record, percent: float, *, part: int) -> float | None:
 
 
 def _at_selected(record: Record, name: str = "", *, key: str) -> float | None:
-    """Mean of a number over the rounds that the selection rule chooses; of several by name, of one or of their mean."""
+    """Mean of `key` over the selected rounds; of a dict the entry `name`, or the mean of all if empty."""
     rounds, summary = [entry for entry in record["rounds"] if entry["test_accuracy"] is not None], record["summary"]
     if summary["selection"] != "mean-last-3":
         rounds = [entry for entry in rounds if entry["round"] == summary["selected_round"]]

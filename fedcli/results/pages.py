@@ -131,7 +131,7 @@ def first_page(
 
 
 def _size(record: dict[str, Any]) -> str:
-    """What a run has other than its protocol, of what a reader takes for the protocol's."""
+    """Describes how a run differs from its protocol, in the options of `TOLD` only."""
     protocol = registry.protocols().get(record["protocol"])
     if protocol is None or record["dataset"] not in protocol.datasets or protocol.source == "not from the paper":
         return "not a setting of the paper"

@@ -39,7 +39,7 @@ SUFFIX = ".safetensors"
 CHECKPOINT, PREVIOUS = f"checkpoint{SUFFIX}", f"checkpoint-before{SUFFIX}"
 SELECTED = f"selected{SUFFIX}"  # the models of the best round, see fedcli/runs/models.py
 STATES = "states"  # folder of what clients keep
-STATES_OF_WORKER = "states-w"  # of what every worker but the first keeps there for itself, its number behind
+STATES_OF_WORKER = "states-w"  # client states of worker N > 0, in `states-wN`
 METADATA = "fedcli"  # key of the JSON text
 DIGEST = re.compile(rb"sha256\W+([0-9a-f]{64})")
 HEAD_BYTES = 1024  # of a file, which hold its digest
@@ -56,7 +56,7 @@ class Damaged(UserError):
 def save(path: Path, tree: Tree, facts: Mapping[str, Any]) -> str:
     """Writes a tree of tensors, numbers and texts to a file, atomically, and returns its SHA-256 as it stands in it.
 
-    NamedTuples are kept by name, and of what a store keeps the names of the versions. JSON holds the `facts`.
+    NamedTuples are stored by class name, client states by the names of their versions, `facts` as JSON.
     """
     structure, tensors = to_names(tree)
     for name, tensor in tensors.items():  # the library refuses tensors that share memory
@@ -70,7 +70,7 @@ def save(path: Path, tree: Tree, facts: Mapping[str, Any]) -> str:
 
 
 def verify(path: Path, digest: str | None = None) -> bytes:
-    """Returns the bytes of a file that `save` has written, and returned the digest of, where that is known.
+    """Reads a file and checks its SHA-256 against `digest`, or against its embedded one if None.
 
     Raises:
         Damaged: If a byte is not the one that was written, or it is another file or none.
@@ -80,7 +80,7 @@ def verify(path: Path, digest: str | None = None) -> bytes:
     actual = hashlib.sha256(content.replace(match[1], ZEROS, 1)).hexdigest() if match else "none"
     if match is None or actual != (digest or match[1].decode()):
         fault = f"'{path}' is missing or not as it was written (got SHA-256 {actual[:16]})"
-        raise Damaged(f"{fault}; put a copy back, or delete the newest checkpoint of the run to go on from another.")
+        raise Damaged(f"{fault}; put a copy back, or delete the newest checkpoint to resume from the one before.")
     return content
 
 
@@ -234,7 +234,7 @@ class Store:
         state = version.state
         if state is None:
             state, _ = load(version.file, self._types, digest=version.digest)
-            if self._held() + version.nbytes > self._limit:  # evicts none: of all clients in turn none would stay
+            if self._held() + version.nbytes > self._limit:  # not cached: all clients in turn would evict each
                 return state
         version.state = state
         self._cache.pop(version, None)
@@ -258,7 +258,7 @@ class Store:
 
 
 def refuse_non_finite(state: Any, before: Any, round: int) -> None:
-    """Refuses floating-point tensors that are not finite, of those that a round, from 0, has made of the one before."""
+    """Raises NonFiniteLoss if a tensor that differs from `before` contains NaN or inf; `round` counts from 0."""
     checked, finite = {id(leaf) for leaf in leaves(before)}, {}
     for name, leaf in to_names(state)[1].items():
         if leaf.is_floating_point() and id(leaf) not in checked:
@@ -274,8 +274,8 @@ def refuse_non_finite(state: Any, before: Any, round: int) -> None:
 def is_due(number: int, every: int | None, rounds: int, seconds: float, since: float) -> bool:
     """Returns whether round `number` of `rounds` ends with a checkpoint: one in `every`, and the last.
 
-    Where `every` is None, they take a twentieth of the time at most but come at least every ten minutes: the last one
-    took `seconds`, 0 before the first, and ended `since` seconds ago.
+    If `every` is None, they take at most 5 % of the time but come at least every ten minutes. The last one took
+    `seconds`, 0 before the first, and ended `since` seconds ago.
     """
     is_last = number + 1 == rounds
     if every is not None:
@@ -329,7 +329,7 @@ def clear_finished(folder: Path, record: dict[str, Any]) -> None:
 
 
 def read_checkpoint(folder: Path, record: dict[str, Any], setup: Setup, fed: Federation) -> tuple[Any, dict[str, Any]]:
-    """Reads what a run goes on from: the newest checkpoint that there is.
+    """Reads the newest checkpoint of a run; a damaged one is refused, never skipped.
 
     Returns:
         The method's state, and what the record says up to it; the initial ones where there is none.

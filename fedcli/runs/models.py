@@ -83,8 +83,8 @@ def all_params(method: Method, state: Any, num_clients: int) -> Iterator[tuple[s
 class BestModels:
     """Keeps the models of the round that the headline of a run is from, where that is not the last round.
 
-    They are held from that round on, and written before a checkpoint of a later one; so the file is of a round that
-    the next checkpoint has, or, after a kill in between, of one that the resumed run comes to again.
+    They are kept in memory, and written just before the next checkpoint of a later round. After a kill between both
+    writes, the resumed run computes that round again.
     """
 
     def __init__(self, folder: Path, setup: Setup, record: dict[str, Any], state: Any):

@@ -132,7 +132,7 @@ def _digest(value: Any) -> str:
 
 
 def numerics(record: dict[str, Any], method: Method) -> dict[str, int]:
-    """The numbers of now for a run, raised when the code begins to compute something else: the core's, the method's.
+    """The current versions of the numerics for a run, of core and method; raised when code changes results.
 
     The networks of its options are built, which say whether they have dead taps; without their input, none have. Those
     from a user's file must be named by the user, see `fedcli.userfiles`.
@@ -214,15 +214,15 @@ def environment(device: torch.device) -> dict[str, Any]:
     }
 
 
-WHERE = ("hardware", "machine", "versions")  # of what `environment` tells, what the bits of a run depend on
+ENVIRONMENT_KEYS = ("hardware", "machine", "versions")  # of what `environment` tells, what the bits of a run depend on
 
 
 def note_move(record: dict[str, Any], device: torch.device) -> str:
-    """Puts into the record of a run that goes on where it does so, if that is not where it was, and says so."""
+    """Records the current machine if it has changed since the run last trained; returns a note, or an empty text."""
     here, before = environment(device), dict(record)
     for move in record.get("moved", ()):
         before |= move
-    other = {name: here[name] for name in WHERE if name in before and before[name] != here[name]}
+    other = {name: here[name] for name in ENVIRONMENT_KEYS if name in before and before[name] != here[name]}
     if not other:
         return ""
     record.setdefault("moved", []).append({"round": len(record["rounds"]), **other})

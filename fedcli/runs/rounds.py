@@ -50,13 +50,13 @@ class Listener:
         """The run in `folder` had ended before, and nothing of it is run."""
 
 
-def go_on(
+def run_rounds(
     setup: Setup, fed: Federation, record: dict, state: Any, folder: Path, progress: Listener, until: int | None = None
 ) -> Any:
     """Runs the rounds that the record does not have, or those up to `until`, and returns the state after the last."""
     config, method, rounds, writes = setup.run, setup.method, record["rounds"], current().number == 0
     start, before, load = time.perf_counter(), record["seconds_total"], os.getloadavg()[0]
-    facts = {  # of which workers with other data or other code have others
+    facts = {  # must be equal on all workers
         "the fingerprint of the data": record["dataset_fingerprint"],
         "the fingerprint of the partition": record["partition"]["fingerprint"],
         "the configuration": identity(record),
@@ -75,7 +75,7 @@ def go_on(
     progress.start(record, folder, samples, len(rounds))
     fed.engine.on_samples = lambda count: progress.samples(count * current().count)
     best = BestModels(folder, setup, record, state)
-    saved = complete = len(rounds)  # rounds of the last checkpoint, and those that state and record both have
+    saved = complete = len(rounds)  # number of rounds in the last checkpoint; in both state and record
     writing, written = 0.0, start  # seconds of the last checkpoint, and when it ended
     slowest = 0.0  # seconds of the longest round
     try:
@@ -170,7 +170,7 @@ def one_round(setup: Setup, fed: Federation, state: Any, cohort: Cohort) -> tupl
     seconds = time.perf_counter() - start - sum(fed.seconds.values())
     is_tested = is_last or (cohort.round + 1) % config.eval_every == 0
     entry = {"round": cohort.round, **(evaluation.evaluate(fed, setup.method, after) if is_tested else NOTHING)}
-    # Means over the clients: of the terms by their numbers of examples, of what is sent without buffers.
+    # Means over the clients: terms weighted by numbers of examples; floats sent, without buffers.
     entry["terms"] = {name: (terms[name].double() * cohort.weights.double()).sum().item() for name in terms}
     for name, sent in (("floats_down", fed.sent_down), ("floats_up", fed.sent_up)):
         entry[name] = sum(round(sent[part] / config.cohort_size) for part in ("params", "other"))

@@ -23,7 +23,7 @@ from fedcli.runs.config import RunConfig, Setup, fields_of, filled_up, recorded_
 from fedcli.runs.lock import LOCK, InUse, locked
 from fedcli.runs.models import Run, all_params
 from fedcli.runs.prepare import flushed_denormals, frozen_parts, machine_settings, new_record, prepare
-from fedcli.runs.rounds import NOT_BLAMED, Listener, go_on
+from fedcli.runs.rounds import NOT_BLAMED, Listener, run_rounds
 from fedcli.runs.settings import NOT_SETTINGS, differences, draft, settings
 from fedcli.runs.workers import current, launched
 
@@ -188,7 +188,7 @@ def begin(setup: Setup, folder: Path, source: str, progress: Listener | None = N
         with locked(folder) if is_first else nullcontext():
             if is_first:
                 free_folder(folder)  # another process may have begun in it meanwhile
-            state = go_on(setup, fed, record, state, folder, progress or Listener(), until)
+            state = run_rounds(setup, fed, record, state, folder, progress or Listener(), until)
     return Run(record, state, folder, tuple(userfiles.user_files(record)))
 
 
@@ -266,7 +266,7 @@ def _go_on_from_checkpoint(folder: Path, record: dict[str, Any], changed_method:
         record.pop("error", None)
         if note := records.note_move(record, fed.device):
             fed.engine.notes.append(note)
-        return go_on(setup, fed, record, state, folder, progress)
+        return run_rounds(setup, fed, record, state, folder, progress)
 
 
 def _changed_code(record: dict[str, Any], method: Method, remedy: str) -> UserError:
@@ -277,7 +277,7 @@ def _changed_code(record: dict[str, Any], method: Method, remedy: str) -> UserEr
 
 
 def recorded_setup(record: dict[str, Any], method: Method, **instead: Any) -> Setup:
-    """The set-up of a run, from its record: as many clients train together as did last; some options may be others."""
+    """Rebuilds the set-up of a run from its record, with its last chunk size; `instead` overrides options."""
     config, engine = record["config"], record["engine"]
     way, together = engine.get("way", WAYS[0]), engine["clients_per_chunk"]
     instead = {"clients_per_chunk": f"{together}" if way == WAYS[0] else f"{way}:{together}", **instead}

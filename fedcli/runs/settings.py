@@ -42,7 +42,7 @@ def settings(record: Mapping[str, Any], *, post: bool = True) -> Settings:
 
     Args:
         record: Of a run, or what `draft` says of a planned one.
-        post: Whether the step after the last round counts; without it a run has all that one without such a step has.
+        post: If False, the step after the last round and its options are ignored.
     """
     is_packaged = record["method_source"] == record["method"]
     kinds = [RunConfig]

@@ -10,14 +10,14 @@ import numpy as np
 from fedcli.core.federation import NonFiniteLoss
 from fedcli.errors import UserError
 from fedcli.registry import find_method
-from fedcli.runs.records import WHERE, read_record
+from fedcli.runs.records import ENVIRONMENT_KEYS, read_record
 from fedcli.runs.rounds import Listener
 from fedcli.runs.run import begin, has_ended, new_folder, recorded_setup
 from fedcli.runs.signals import OutOfTime
 from fedcli.userfiles import trust_files
 
-WITHIN = 0.02  # of accuracy: how far another machine or version may take a point of a curve
-SURROUNDINGS = (*WHERE, "numerics", "method_hash")  # what the bits of a run depend on
+ACCURACY_TOLERANCE = 0.02  # of accuracy: how far another machine or version may take a point of a curve
+SURROUNDINGS = (*ENVIRONMENT_KEYS, "numerics", "method_hash")  # what the bits of a run depend on
 
 
 def verify(
@@ -100,7 +100,7 @@ def compare(record: dict[str, Any], again: dict[str, Any]) -> tuple[str, bool]:
         return "same to the last digit" if end == "interrupted" else "same bits", True
     if not changes:
         return f"another result on the same machine and version: curves within {points}", False
-    if distance > WITHIN:
+    if distance > ACCURACY_TOLERANCE:
         return f"another curve: by {points}{other}", False
     return f"same within {points}{other}", True
 
