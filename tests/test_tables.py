@@ -195,6 +195,11 @@ def test_reduced_runs_are_labelled():
     assert cells(markdown([few]))[0]["Method"] == "one (reduced)"
     assert "Reduced against the protocol: training images 100 of 1,438." in markdown([few])
     assert csv_lines([few])[0]["reduced"] == "training images 100 of 1,438"
+    late = record("fedfm", rounds=5, start_round=5)
+    assert "Inactive in fedfm: the method's own term, which starts after 5 rounds: this run is fedavg" in markdown(
+        [late]
+    )
+    assert "Inactive" not in markdown([record("fedfm", rounds=6, start_round=5), record("fedavg")])
 
 
 def test_options_that_were_given_and_nothing_else_shows_are_named_with_their_rows():

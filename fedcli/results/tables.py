@@ -14,11 +14,12 @@ from typing import Any
 
 import pandas as pd
 
+from fedcli import registry
 from fedcli.errors import UserError, printable, unknown
 from fedcli.results.frame import STATES, find_records, frame_of, record_files, state_of
 from fedcli.results.metrics import BOLD, DIVERGED, Metric, best, diverged, find_metric
 from fedcli.results.render import MISSING, Best, Sheet, github, markdown
-from fedcli.runs.config import given_options
+from fedcli.runs.config import given_options, inactive_term
 from fedcli.runs.records import quiet
 from fedcli.runs.settings import FIRST, NOT_SETTINGS, reductions, settings, settings_text
 
@@ -271,11 +272,17 @@ def _notes(groups: Sequence[SeedGroup], bold: bool) -> list[str]:
     records = [record for member in groups for record in member.records]
     repeated = [member.label for member in groups if len({r["seed"] for r in member.finished}) < len(member.finished)]
     smaller = dict.fromkeys(", ".join(reductions(record).values()) for record in records)
+    inactive = {}
+    for member in groups:
+        if method := registry.methods().get(member.records[0]["method"]):
+            text = inactive_term(member.records[0]["config"], method)
+            inactive[f"Inactive in {markdown(member.label)}: {text}."] = text
     notes = {
         "Mean ± sample standard deviation over runs (number of runs); a value without ± is one run.": True,
         DIVERGED: any(map(diverged, records)),
         f"A seed was run more than once, and each run counts, in: {markdown('; '.join(repeated))}.": repeated,
         f"Reduced against the protocol: {'; or '.join(filter(None, smaller))}.": any(smaller),
+        **inactive,
         **dict.fromkeys(_given(groups), True),
         "Seconds that were measured while the machine did other work are left out.": not all(map(quiet, records)),
         BOLD.format(among=" among rows with the same protocol, data set, partition, rounds and selection rule"): bold,
