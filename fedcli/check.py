@@ -123,7 +123,7 @@ def federation(
         public = toy_dataset(12, data.channels, data.image_size, seed=7)  # batches of 5, 5 and 2
     setup = resolve(method, {"protocol": protocol.name, **TOY, **defaults, **(overrides or {}), **run})
     parts = toy_parts() if parts is None else parts
-    return setup, prepare.federation(setup, data, parts, public, kind=kind or Federation)
+    return setup, prepare.make_federation(setup, data, parts, public, kind=kind or Federation)
 
 
 def simulate(setup: Setup, fed: Federation, rounds: int, cohorts: Any = None, state: Any = None, first: int = 0) -> Any:

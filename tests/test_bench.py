@@ -40,14 +40,14 @@ def small(folder, monkeypatch):
 
 def sides(workload, **options):
     """Both sides of a workload."""
-    setup = rounds.prepare(workload, device="cpu", **options)
+    setup = rounds.prepare_workload(workload, device="cpu", **options)
     dataset, _ = rounds.load_images(workload, setup.run.seed)
     engine = rounds.EngineRounds(setup, dataset)
     return engine, rounds.PlainRounds(workload, dataset, engine.fed)
 
 
 def measured(workload=TINY, repeats=1, **options):
-    return measure.measure(workload, rounds.prepare(workload, device="cpu", **options), repeats)
+    return measure.measure(workload, rounds.prepare_workload(workload, device="cpu", **options), repeats)
 
 
 def fake_seconds(monkeypatch, values):
@@ -104,7 +104,7 @@ def test_real_images_are_taken_where_they_are_there(tmp_path):
 @pytest.mark.parametrize("chunk", ["1", "2"])
 def test_both_sides_take_the_same_steps_on_the_same_images(chunk, monkeypatch):
     engine_sizes, plain_sizes, steps, seen = [], [], [], []
-    monkeypatch.setattr(rounds, "federation", partial(rounds.federation, on_samples=engine_sizes.append))
+    monkeypatch.setattr(rounds, "make_federation", partial(rounds.make_federation, on_samples=engine_sizes.append))
     engine, plain = sides(TINY, clients_per_chunk=chunk)
     step = torch.optim.SGD.step
     monkeypatch.setattr(torch.optim.SGD, "step", lambda *arguments: (steps.append(1), step(*arguments))[1])
@@ -146,7 +146,7 @@ def test_no_value_of_a_protocol_enters(monkeypatch):
     known = {name: each for name, each in registry.protocols().items() if "digits" in each.datasets}
     monkeypatch.setattr(registry, "protocols", lambda: known)
     for method in registry.methods().values():
-        setup = rounds.prepare(TINY, method=method.name, device="cpu")
+        setup = rounds.prepare_workload(TINY, method=method.name, device="cpu")
         run = setup.run
         assert (run.lr, run.momentum, run.weight_decay, run.lr_decay, run.optimizer) == (0.01, 0.9, 0, 1, "sgd")
         assert (run.validation, run.drop_last, run.partition, setup.setting) == (0, False, "iid", None)

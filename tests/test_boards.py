@@ -31,13 +31,13 @@ def test_a_board_holds_one_protocol_and_data_set():
 
 
 def test_methods_and_data_sets_are_selected_in_any_case():
-    assert tables.select(MIXED, ["ONE"]) == MIXED[:2]
-    assert tables.select(MIXED, ["one", "two"], ["Letters"]) == MIXED[1:3]
-    assert tables.select(MIXED) == MIXED
+    assert tables.select_records(MIXED, ["ONE"]) == MIXED[:2]
+    assert tables.select_records(MIXED, ["one", "two"], ["Letters"]) == MIXED[1:3]
+    assert tables.select_records(MIXED) == MIXED
     with pytest.raises(UserError, match=r"unknown method among the runs 'on'; did you mean 'one'.*there are one, two"):
-        tables.select(MIXED, ["on"])
+        tables.select_records(MIXED, ["on"])
     with pytest.raises(UserError, match="unknown data set among the runs 'digits'"):
-        tables.select(MIXED[1:3], [], ["digits"])
+        tables.select_records(MIXED[1:3], [], ["digits"])
 
 
 def test_columns_are_chosen_by_parts_of_their_titles():

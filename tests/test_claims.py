@@ -299,7 +299,7 @@ def test_the_command_of_a_claim_runs_its_rows_and_nothing_else(monkeypatch):
 def test_a_claim_without_runs_tells_their_command_where_the_data_can_be_had():
     claim = registry.claims("fedsa")[0]
     (answer,) = claims.answers([claim], [])
-    assert f"| decided by `{answer.command}` |\n" in render(claims.sheet([answer]))
+    assert f"| decided by `{answer.command}` |\n" in render(claims.claims_sheet([answer]))
     assert claims.answers([claim], [], lambda name: False)[0].command == ""
 
 

@@ -15,7 +15,7 @@ from fedcli.registry import find_method
 from fedcli.results.metrics import find_metric
 from fedcli.runs import drift
 from fedcli.runs.config import resolve
-from fedcli.runs.prepare import federation
+from fedcli.runs.prepare import make_federation
 from fedcli.runs.records import read_record
 from fedcli.runs.rounds import one_round
 from tests import laws
@@ -58,7 +58,7 @@ def test_similarity_of_classifier_updates_by_hand():
 
 def watched(**run):
     setup, _ = laws.federation("fedavg", drift_every=1, **run)
-    return setup, federation(setup, laws.toy_dataset(), laws.toy_parts(), kind=drift.Recording)
+    return setup, make_federation(setup, laws.toy_dataset(), laws.toy_parts(), kind=drift.Recording)
 
 
 @pytest.mark.parametrize(("chunk", "at_once"), [("1", 7), ("4", 100)])

@@ -9,7 +9,7 @@ import torch
 from fedcli.core import evaluation
 from fedcli.core.trees import tree_map
 from fedcli.registry import find_method
-from fedcli.runs.prepare import federation
+from fedcli.runs.prepare import make_federation
 from tests import laws
 
 LOCAL, FEDAVG = find_method("local"), find_method("fedavg")
@@ -21,7 +21,7 @@ def with_evaluation(how, method=LOCAL, data=None, parts=None, rounds=1, **run):
     setup, _ = laws.federation(method, data=data, parts=parts, **run)
     share = 0.4 if how == "clients" else 0.0
     setup = replace(setup, protocol=replace(setup.protocol, evaluation=how), run=replace(setup.run, local_test=share))
-    fed = federation(setup, data or laws.toy_dataset(), laws.toy_parts() if parts is None else parts)
+    fed = make_federation(setup, data or laws.toy_dataset(), laws.toy_parts() if parts is None else parts)
     return setup, fed, laws.simulate(setup, fed, rounds)
 
 

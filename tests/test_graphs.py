@@ -13,7 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from fedcli.core import stacked
-from fedcli.core.graphs import CudaGraphs, Unrepeatable, identity
+from fedcli.core.graphs import CudaGraphs, Unrepeatable, graph_key
 from fedcli.core.trees import Flat, tree_map
 from fedcli.registry import find_method, methods
 from tests import laws
@@ -307,24 +307,24 @@ def make(network, weight=0.5, more=(1, {"a": None}), start=1, thing=None):
 
 def test_a_function_made_again_from_equal_parts_is_the_same():
     network, other = (laws.federation(FEDAVG)[1].network for _ in "ab")
-    same = identity(make(network))
-    assert same == identity(make(network))
-    assert hash(same) == hash(identity(make(network)))
+    same = graph_key(make(network))
+    assert same == graph_key(make(network))
+    assert hash(same) == hash(graph_key(make(network)))
     changes = [{"weight": 0.6}, {"more": (1.0, {"a": None})}, {"more": (1, {"b": None})}, {"more": [1, {"a": None}]}]
     for change in (*changes, {"start": 2}, {"network": other}, {"thing": Options(0.5)}):
-        assert identity(make(**{"network": network, **change})) != same
-    assert identity(lambda x: x) != same
+        assert graph_key(make(**{"network": network, **change})) != same
+    assert graph_key(lambda x: x) != same
 
 
 @pytest.mark.parametrize("thing", [torch.zeros(1), object(), partial(print), {"a": torch.zeros(1)}])
 def test_what_may_change_has_no_identity(thing):
     with pytest.raises(Unrepeatable):
-        identity(make(None, thing=thing))
+        graph_key(make(None, thing=thing))
 
 
 def test_where_shapes_count_a_tree_is_its_structure_and_shapes():
     def tree(shape=(2, 3), name="b", last=None, dtype=torch.float32):
-        return identity({"a": torch.zeros(shape, dtype=dtype), name: (torch.zeros(1), last)}, shapes=True)
+        return graph_key({"a": torch.zeros(shape, dtype=dtype), name: (torch.zeros(1), last)}, shapes=True)
 
     assert tree() == tree()
     for other in ({"shape": (3, 2)}, {"dtype": torch.float64}, {"name": "c"}, {"last": torch.zeros(1)}, {"last": 1}):

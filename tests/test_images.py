@@ -13,7 +13,7 @@ from fedcli.core.backbones import torchvision
 from fedcli.core.batches import Transform, generator
 from fedcli.data import catalog
 from fedcli.declarations import PublicSetting
-from fedcli.runs.prepare import federation
+from fedcli.runs.prepare import make_federation
 from tests import laws
 
 F = torchvision().transforms.functional
@@ -125,7 +125,7 @@ def test_public_and_private_batches_get_the_draws_of_their_augmentation():
     run = replace(setup.run, public_dataset="toy", public_batch_size=25)
     setup = replace(setup, protocol=replace(setup.protocol, public=public), setting=setting, run=run)
     data = laws.toy_dataset()
-    fed = federation(setup, data, laws.toy_parts(), data)
+    fed = make_federation(setup, data, laws.toy_parts(), data)
     assert fed.plan(fed.cohort(0)).draws.shape[-1] == NUM_DRAWS["resized-crop-colour"]
     order = generator(run.seed, 2, "public order", 0).permutation(60)
     uniform = generator(run.seed, 2, "public augment", 0).random((60, NUM_DRAWS["resized-crop"])).astype(np.float32)

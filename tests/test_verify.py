@@ -13,7 +13,7 @@ from fedcli.results.frame import read_runs
 from fedcli.results.tables import machines
 from fedcli.runs.records import read_record, write_record
 from fedcli.runs.run import resume
-from fedcli.runs.verify import compare
+from fedcli.runs.verify import compare_records
 from tests.programs import invoke
 from tests.test_runs import TINY, Stop, StopAfter, essence
 from tests.test_trust import NETS
@@ -60,9 +60,9 @@ def test_a_run_that_diverged_is_verified_by_its_curve_and_its_end():
     record = read_record(Path("a run"))
     assert verify(record) == (0, "same bits")
     text = f"another end: NonFiniteLoss: later; was: {record['error']}"
-    assert compare(record, {**record, "error": "NonFiniteLoss: later"}) == (text, False)
+    assert compare_records(record, {**record, "error": "NonFiniteLoss: later"}) == (text, False)
     finished = {name: value for name, value in record.items() if name != "error"} | {"status": "finished"}
-    text, same = compare(record, {**finished, "versions": "unknown"})
+    text, same = compare_records(record, {**finished, "versions": "unknown"})
     assert (text[:22], text[-16:], same) == ("another end: finished;", "(other versions)", False)
     code, text = verify({**record, "config": {**record["config"], "dataset": "mnist"}})
     assert (code, "data download mnist" in text) == (2, True)
@@ -88,7 +88,7 @@ def test_a_run_that_goes_on_elsewhere_says_so_and_is_not_held_to_the_bits():
     (line,) = machines([record])
     assert f"threads {threads + 1} · " in line
     assert f" · from round 2 on device cpu, name {moved[0]['hardware']['name']}, " in line
-    assert compare(record, changed(record, accuracy=0.01))[0] == (
+    assert compare_records(record, changed(record, accuracy=0.01))[0] == (
         "same within 1.00 points of accuracy (other machine from round 2 on)"
     )
     assert paces(read_runs([Path()]), {"digits"}).empty
@@ -115,10 +115,10 @@ def test_what_differs_is_told(whole):
         ),
         (changed(whole, 0.01), (f"{ANOTHER}: curves within 1.00 points of accuracy", False)),
     ):
-        assert compare(whole, repetition) == verdict
-    text, same = compare(whole, {**whole, "partition": {**whole["partition"], "fingerprint": "0"}})
+        assert compare_records(whole, repetition) == verdict
+    text, same = compare_records(whole, {**whole, "partition": {**whole["partition"], "fingerprint": "0"}})
     assert (text.startswith("another partition: fingerprint 0, was"), same) == (True, False)
-    assert not compare(whole, {**whole, "rounds": whole["rounds"][:1]})[1]
+    assert not compare_records(whole, {**whole, "rounds": whole["rounds"][:1]})[1]
 
 
 def test_the_first_rounds_of_a_record_are_verified_and_the_repetition_can_go_on():
@@ -127,7 +127,7 @@ def test_the_first_rounds_of_a_record_are_verified_and_the_repetition_can_go_on(
     assert verify(record, "--rounds", 2, "--out", "again") == (0, "same to the last digit")
     again = read_record(Path("again"))
     assert (again["status"], len(again["rounds"]), again["config"]["rounds"]) == ("interrupted", 2, 3)
-    assert compare(record, resume("again").record) == ("same bits", True)
+    assert compare_records(record, resume("again").record) == ("same bits", True)
     assert verify(record, "--rounds", 3) == (0, "same bits")
     assert verify({**record, "status": "failed", "error": "NonFiniteLoss: in round 4"}, "--rounds", 2)[0] == 0
     assert len([*Path("runs").iterdir()]) == 1  # that of all rounds

@@ -34,7 +34,7 @@ from fedcli.data import datasets
 from fedcli.errors import unknown
 from fedcli.runs.autotune import autotune, peak_memory
 from fedcli.runs.config import DEFAULT_DATASET, RunConfig, Setup, resolve
-from fedcli.runs.prepare import deterministic, federation
+from fedcli.runs.prepare import deterministic, make_federation
 
 SGD = {"lr": 0.01, "momentum": 0.9}
 SIMPLEST = "fedavg"  # the method that adds nothing to the plain loop
@@ -97,7 +97,7 @@ def scaling_workloads() -> list[Workload]:
     ]
 
 
-def prepare(workload: Workload, method: str = SIMPLEST, **machine: Any) -> Setup:
+def prepare_workload(workload: Workload, method: str = SIMPLEST, **machine: Any) -> Setup:
     """Sets up the run of a workload; every option is given, so that no protocol's values enter.
 
     `machine` is its `device`, `precision`, `clients_per_chunk` and `seed`.
@@ -154,7 +154,7 @@ class EngineRounds:
         parts = setup.partition(dataset.y_train, run.num_clients, run.seed, None)
         if run.public_dataset is not None:
             public = datasets.public_images(run.public_dataset, dataset, run.public_examples, run.seed)
-        self.setup, self.fed = setup, federation(setup, dataset, parts, public)
+        self.setup, self.fed = setup, make_federation(setup, dataset, parts, public)
         self.state = setup.method.init(self.fed, setup.options)
 
     def warm_up(self, number: int) -> int:

@@ -21,7 +21,7 @@ from typing import Any
 import typer
 
 from fedcli.cli import data, describe, machine, running, tables
-from fedcli.cli.common import Command, Group, Lasting, optional, show_traceback, stop
+from fedcli.cli.common import Command, CommandGroup, Lasting, optional, show_traceback, stop
 from fedcli.errors import UserError, unknown
 from fedcli.runs.signals import exit_code, set_time_limit
 
@@ -77,7 +77,7 @@ def _refusal(error: Any) -> str:
     return str(unknown(f"option of '{path}'", error.option_name, flags, remedy))
 
 
-class _Root(Group):
+class _Root(CommandGroup):
     """The group of all commands, where every mistake of the user's ends."""
 
     def list_commands(self, ctx: typer.Context) -> list[str]:

@@ -66,7 +66,7 @@ class Command(TyperCommand):
         return super().parse_args(ctx, args)
 
 
-class Group(TyperGroup):
+class CommandGroup(TyperGroup):
     """A group of commands that names the command that was probably meant."""
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
@@ -120,7 +120,7 @@ def records_of(runs: Sequence[Any], methods: Texts, datasets: Texts, labels: Tex
     """Read the records of runs that `--method`, `--dataset` and `--label` choose and name."""
     from fedcli.results import frame, tables  # late: pandas takes half a second
 
-    return tables.select(frame.find_records(runs, labels or ()), methods or (), datasets or ())
+    return tables.select_records(frame.find_records(runs, labels or ()), methods or (), datasets or ())
 
 
 class Lasting(io.FileIO):

@@ -5,11 +5,11 @@ from typing import Literal
 
 import typer
 
-from fedcli.cli.common import Command, Group, argument, optional, print_table
+from fedcli.cli.common import Command, CommandGroup, argument, optional, print_table
 from fedcli.cli.describe import completion
 from fedcli.errors import UserError
 
-app = typer.Typer(cls=Group, no_args_is_help=True, help="List, download, import and show data sets.")
+app = typer.Typer(cls=CommandGroup, no_args_is_help=True, help="List, download, import and show data sets.")
 
 
 @app.command("list", cls=Command)

@@ -116,14 +116,14 @@ def protocol_rows(protocol: Protocol) -> list[tuple[str, str]]:
 def option_help(field: Field, defaults: Mapping[str, Any]) -> str:
     """Write the help of an option with its default, which is that of `default_values` or else of its field."""
     value = defaults.get(field.name, field.default)
-    return declarations.help_text(field.metadata) + ("" if value is None else f" [default: {_word(value)}]")
+    return declarations.help_text(field.metadata) + ("" if value is None else f" [default: {_option_word(value)}]")
 
 
 def _settings(settings: Mapping[str, Any]) -> str:
-    return ", ".join(f"{name.replace('_', ' ')} {_word(value)}" for name, value in settings.items())
+    return ", ".join(f"{name.replace('_', ' ')} {_option_word(value)}" for name, value in settings.items())
 
 
-def _word(value: Any) -> str:
+def _option_word(value: Any) -> str:
     if isinstance(value, bool):
         return "on" if value else "off"
     return f"{value:g}" if isinstance(value, float) else str(value)

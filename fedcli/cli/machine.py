@@ -74,7 +74,7 @@ def bench(
     if epochs is not None:
         chosen = [replace(workload, local_epochs=epochs) for workload in chosen]
     machine = {"device": device, "precision": precision, "clients_per_chunk": clients_per_chunk, "seed": seed}
-    cases = [(workload, rounds.prepare(workload, method, **machine)) for workload in chosen]
+    cases = [(workload, rounds.prepare_workload(workload, method, **machine)) for workload in chosen]
     for setup in [rounds.prepare_run(name, epochs, **machine) for name in methods]:
         with Console(stderr=True).status(setup.method.name) as status:
             result = measure.measure_run(setup, repeats, status.update)

@@ -137,7 +137,7 @@ def claims(
         registry.claims(paper), homes, lambda name: datasets.open_to_all(name) or datasets.present(name)
     )
     answers = answers if shipped else claims.with_shipped(answers)
-    sheet = claims.sheet(answers)
+    sheet = claims.claims_sheet(answers)
     rows = []
     for line in sheet.lines:
         claim, verdict, paper, ours, tail, where = (text.replace("`", "") for text in line)

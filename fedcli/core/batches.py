@@ -40,7 +40,7 @@ def draw_cohort(seed: int, round: int, num_clients: int, cohort_size: int) -> np
     return np.sort(generator(seed, round, "cohort").choice(num_clients, cohort_size, replace=False))
 
 
-class Plan(NamedTuple):
+class BatchPlan(NamedTuple):
     """The batches of K clients over T local steps, ragged clients padded (host side, numpy)."""
 
     index: np.ndarray  # [T, K, B] positions in the training set; 0 where padded
@@ -59,7 +59,7 @@ class Plan(NamedTuple):
 def plan_batches(
     parts: Sequence[np.ndarray], client_ids: Sequence[int], seed: int, round: int, epochs: range, batch_size: int,
     drop_last: bool, num_draws: int,
-) -> Plan:  # fmt: skip
+) -> BatchPlan:  # fmt: skip
     """Draws the batches of a cohort: a plan whose T is the largest number of steps of any client, and may be 0.
 
     `parts` are each client's training examples, positions in the training set; the draws are keyed by `client_ids` and
@@ -85,7 +85,7 @@ def plan_batches(
             keys[rows, k] = generator(seed, round, client, "dropout", epoch).integers(2**63, size=count)
             if draws is not None:
                 draws[rows, k] = generator(seed, round, client, "augment", epoch).random((count, width, num_draws))
-    return Plan(index, size, epoch_end, np.array(counts), draws, keys)
+    return BatchPlan(index, size, epoch_end, np.array(counts), draws, keys)
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedcli.core.batches import Batch, Plan, Transform
+from fedcli.core.batches import Batch, BatchPlan, Transform
 from fedcli.core.clients import Client, Step, keyed
 from fedcli.core.graphs import CudaGraphs
 from fedcli.core.stacked import WAYS, Stack, find_stack, for_many, packed, with_optimizer, with_room
@@ -77,7 +77,7 @@ class Engine:
             raise Stopped
 
     def train(
-        self, step: Step, clients: Client, plan: Plan, lr: float, context: Tree, axes: Tree
+        self, step: Step, clients: Client, plan: BatchPlan, lr: float, context: Tree, axes: Tree
     ) -> tuple[Client, dict[str, Tensor]]:
         """Trains K stacked clients through a plan; `context` and `axes` as in `Federation.train`.
 
@@ -154,7 +154,7 @@ class Engine:
             torch.set_num_threads(threads)  # the workers' setting was everyone's
 
     def _alone(
-        self, step: Step, clients: Client, context: Tree, axes: Tree, plan: Plan, chunk: slice, rate: Tensor
+        self, step: Step, clients: Client, context: Tree, axes: Tree, plan: BatchPlan, chunk: slice, rate: Tensor
     ) -> tuple[Client, dict[str, Tensor]]:
         """Trains the only client of a chunk, on batches of their true sizes."""
         client = tree_map(self.own, select(with_optimizer(step, clients), 0))
@@ -167,7 +167,7 @@ class Engine:
             self._step_done(len(batch.y))
         return tree_map(lambda leaf: leaf.contiguous()[None], (client, total))
 
-    def _batches(self, plan: Plan, k: int, rate: Tensor) -> Iterator[Batch]:
+    def _batches(self, plan: BatchPlan, k: int, rate: Tensor) -> Iterator[Batch]:
         """Yields client k's batches, of their true sizes; images are prepared for several batches at a time."""
         device, steps = self.images.device, int(plan.steps[k])
         sizes = plan.size[:steps, k]
@@ -187,7 +187,7 @@ class Engine:
                 yield Batch(x, y, None, end, num_batches, rate, key)
 
     def _together(
-        self, step: Step, clients: Client, context: Tree, axes: Tree, plan: Plan, chunk: slice, rate: Tensor
+        self, step: Step, clients: Client, context: Tree, axes: Tree, plan: BatchPlan, chunk: slice, rate: Tensor
     ) -> tuple[Client, dict[str, Tensor]]:
         """Trains the chunk's clients together, batch by batch."""
         device, steps = self.images.device, int(plan.steps[chunk].max())

@@ -15,7 +15,7 @@ from torch import Tensor
 from fedcli.core import backbones
 from fedcli.core.aggregate import class_sums
 from fedcli.core.augment import NUM_DRAWS
-from fedcli.core.batches import Batch, Plan, Transform, draw_cohort, generator, plan_batches
+from fedcli.core.batches import Batch, BatchPlan, Transform, draw_cohort, generator, plan_batches
 from fedcli.core.clients import Aux, Client, LocalLoss, Network, Output, Params, Step, Terms, keyed, optimizer_step
 from fedcli.core.engine import Engine, parse_chunk
 from fedcli.core.graphs import CudaGraphs
@@ -279,7 +279,7 @@ class Federation:
         weight_decay = self.config.weight_decay if weight_decay is None else weight_decay
         return optimizer_step(loss, optimizer or self.optimizer, lr, momentum, weight_decay, names, key, clip_norm)
 
-    def plan(self, cohort: Cohort, epochs: range | None = None) -> Plan:
+    def plan(self, cohort: Cohort, epochs: range | None = None) -> BatchPlan:
         """Draws the batches of the cohort in this round, for all local epochs or some of them."""
         with self.timed("data"):
             return plan_batches(

@@ -1,7 +1,7 @@
 """CUDA graphs: a step captured once and replayed, which spares the Python and the launches of its hundreds of kernels.
 
 A graph reads and writes the addresses it was captured with and repeats what Python did then. So whatever changes from
-step to step has to be copied into tensors that stay, and a graph serves only steps that do the same: `identity`.
+step to step has to be copied into tensors that stay, and a graph serves only steps that do the same: `graph_key`.
 """
 
 import dataclasses
@@ -84,7 +84,7 @@ class Unrepeatable(Exception):
     """Says that it cannot be known whether another step would do the same."""
 
 
-def identity(thing: Any, shapes: bool = False) -> Hashable:
+def graph_key(thing: Any, shapes: bool = False) -> Hashable:
     """Returns what is equal for two things that make a step do the same.
 
     A function is its code and what it is closed over: a method makes its local objective anew in every round, from the
@@ -100,13 +100,13 @@ def identity(thing: Any, shapes: bool = False) -> Hashable:
         return (tuple(thing.shape), thing.dtype)
     if isinstance(thing, FunctionType):
         closed = (cell.cell_contents for cell in thing.__closure__ or ())
-        return (thing.__code__, identity((*closed, thing.__defaults__, thing.__kwdefaults__)))
+        return (thing.__code__, graph_key((*closed, thing.__defaults__, thing.__kwdefaults__)))
     if isinstance(thing, partial):
-        return (partial, identity((thing.func, thing.args, thing.keywords)))
+        return (partial, graph_key((thing.func, thing.args, thing.keywords)))
     if isinstance(thing, tuple | list):
-        return (type(thing), *(identity(part, shapes) for part in thing))
+        return (type(thing), *(graph_key(part, shapes) for part in thing))
     if isinstance(thing, dict):
-        return (dict, *((key, identity(value, shapes)) for key, value in thing.items()))
+        return (dict, *((key, graph_key(value, shapes)) for key, value in thing.items()))
     if dataclasses.is_dataclass(thing) and not isinstance(thing, type):
-        return (type(thing), *(identity(getattr(thing, field.name)) for field in dataclasses.fields(thing)))
+        return (type(thing), *(graph_key(getattr(thing, field.name)) for field in dataclasses.fields(thing)))
     raise Unrepeatable

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 from torch.func import vmap
 
-from fedcli.core.batches import Batch, Plan
+from fedcli.core.batches import Batch, BatchPlan
 from fedcli.core.clients import Client, Step, Update, under_vmap
-from fedcli.core.graphs import CudaGraphs, Unrepeatable, Work, identity
+from fedcli.core.graphs import CudaGraphs, Unrepeatable, Work, graph_key
 from fedcli.core.trees import Tree, leaves, pack, select, select_axes, stack, tree_map, unpack
 
 WAYS = ("stacked", "branches")  # in which several clients train together
@@ -110,7 +110,7 @@ class Stack:
         self._eager_steps = {False: 0, True: 0}
 
     def train(
-        self, clients: Callable[[], Client], context: Tree, rows: Plan, num_batches: Tensor, rate: Tensor,
+        self, clients: Callable[[], Client], context: Tree, rows: BatchPlan, num_batches: Tensor, rate: Tensor,
         padded: Sequence[bool], step_done: Callable[[int], None],
     ) -> tuple[Client, dict[str, Tensor]]:  # fmt: skip
         """Trains stacked clients through all rows; returns them after it, and the sums of their terms, `[K]` by name.
@@ -219,7 +219,7 @@ def find_stack(kept: dict[Hashable, Stack], parts: Any, tensors: Tree, make: Cal
     It is put into `kept`, the oldest first, so that its graph serves in later rounds too.
     """
     try:
-        key = identity(parts), identity(tensors, shapes=True)
+        key = graph_key(parts), graph_key(tensors, shapes=True)
     except Unrepeatable:
         return make(kept=False)
     if key not in kept and len(kept) == KEPT:

@@ -60,7 +60,7 @@ class DatasetInfo(NamedTuple):
     def made_of(self, *shares: "Share", note: str = "") -> "DatasetInfo":
         """The set that has a domain from each share, in this one's size and with its domains."""
         needs, count = tuple(dict.fromkeys(share.source for share in shares)), sum(share.num_train for share in shares)
-        return self._replace(num_train=count, make=partial(_mix, shares), needs=needs, note=note)
+        return self._replace(num_train=count, make=partial(_mixture, shares), needs=needs, note=note)
 
 
 class Share(NamedTuple):
@@ -80,7 +80,7 @@ class Share(NamedTuple):
     division: str = "parts"
 
 
-def _mix(shares: Sequence[Share], name: str, load: Load) -> Arrays:
+def _mixture(shares: Sequence[Share], name: str, load: Load) -> Arrays:
     """The columns of a known set that has a domain from each share, at its size and in colour."""
     info, rows = KNOWN[name], []
     size, load = info.image_size, lru_cache(1)(load)  # one at a time: some are large

@@ -167,7 +167,7 @@ def download(name: str) -> Path:
     if _is_kept(name):
         return _cache_file(name)
     with TemporaryDirectory(prefix="fedcli-") as folder:
-        forms.download(name, Path(folder))
+        forms.download_files(name, Path(folder))
         return import_path(name, Path(folder))[0]
 
 

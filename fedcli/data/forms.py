@@ -239,7 +239,7 @@ def read(path: Path, info: DatasetInfo | None, size: int | None = None) -> tuple
     with TemporaryDirectory(prefix="fedcli-") as temporary:
         folder, names = path.parent, [path.name]
         if not path.is_file() or not any(marker and re.search(marker, f"/{path.name}") for marker, _ in FORMS.values()):
-            folder = path if path.is_dir() else unpack(path, Path(temporary))
+            folder = path if path.is_dir() else unpack_archive(path, Path(temporary))
             names = files_below(folder)
         common = os.path.commonpath([os.path.dirname(name) for name in names] or [""])
         around = "/".join(takewhile(lambda name: not re.fullmatch(_PART, name), common.split("/")))
@@ -258,7 +258,7 @@ def files_below(folder: Path) -> list[str]:
     return sorted(names, key=lambda name: name.split("/"))
 
 
-def unpack(path: Path, folder: Path) -> Path:
+def unpack_archive(path: Path, folder: Path) -> Path:
     """The empty folder, with what a zip or tar, compressed in any way, holds; names that lead out of it are refused.
 
     Raises:
@@ -293,7 +293,7 @@ ARCHIVES = {  # address and MD5 of those that torchvision does not have
 DOWNLOADS = tuple(name for name, info in KNOWN.items() if info.source or name in ARCHIVES)
 
 
-def download(name: str, folder: Path) -> None:
+def download_files(name: str, folder: Path) -> None:
     """Downloads the official files of one of `DOWNLOADS` into an empty folder, compared with their MD5, by torchvision.
 
     Raises:

@@ -95,7 +95,7 @@ def read_pfllib(folder: Path) -> Arrays:
                     np.lib.format.read_magic(member)
                     np.lib.format.read_array_header_1_0(member)
                     (content,) = _Unpickler(member).load().state[4]
-                x, y = _array(content["x"]), _array(content["y"])
+                x, y = _stored_array(content["x"]), _stored_array(content["y"])
                 if len(x) != len(y):
                     raise ValueError(f"{len(x)} images, {len(y)} labels")
                 rows.append((x, y, np.full(len(y), client), np.full(len(y), part == "test")))
@@ -114,7 +114,7 @@ class _Stored:
         self.state = state
 
 
-def _array(stored: _Stored) -> np.ndarray:
+def _stored_array(stored: _Stored) -> np.ndarray:
     """The array of numbers that a pickle describes by shape, dtype, order and bytes."""
     _, shape, dtype, by_column, content = stored.state
     text = dtype.state[1] + dtype.arguments[0]

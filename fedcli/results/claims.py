@@ -344,7 +344,7 @@ def difference_text(metric: Metric, difference: Interval | None) -> str:
     return interval_text(metric, difference) + ("" if metric.unit == "floats" else f" ({difference.n})")
 
 
-def sheet(answers: Sequence[Answer], runs: Callable[[Answer], str] = lambda answer: answer.size) -> Sheet:
+def claims_sheet(answers: Sequence[Answer], runs: Callable[[Answer], str] = lambda answer: answer.size) -> Sheet:
     """The claims as a table to be written.
 
     Args:

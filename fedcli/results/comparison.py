@@ -134,7 +134,7 @@ def compare(plan: TablePlan, errors: Mapping[Path, str] = MappingProxyType({})) 
         ],
         title=plan.title,
         setting=f"**Reduced: {plan.reduction}. Not the paper's setting.**" if plan.reduction else "",
-        notes=_notes(plan, errors, marked != {None}, prints, any("interval" in cell for cell in texts.values())),
+        notes=_table_notes(plan, errors, marked != {None}, prints, any("interval" in cell for cell in texts.values())),
         in_blocks=prints,
     )  # fmt: skip
 
@@ -201,7 +201,7 @@ def _beside(key: Place, metric: Metric, paper: Mapping[str, Any], text: str, num
     return texts, {**names, "paper": exact, **numbers}
 
 
-def _notes(plan: TablePlan, errors: Mapping[Path, str], bold: bool, prints: bool, intervals: bool) -> list[str]:
+def _table_notes(plan: TablePlan, errors: Mapping[Path, str], bold: bool, prints: bool, intervals: bool) -> list[str]:
     """What a reader must know of the numbers, each only where it applies."""
     table, content = plan.table, _reported(plan.table)
     of_paper = table.reported[0] in reported()

@@ -42,10 +42,10 @@ def frame_of(records: Iterable[Record]) -> pd.DataFrame:
         A row a run, with `COLUMNS`: `images` and `partition` are fingerprints, `settings` what says which experiment
         it is, `before_post` the same without a step after the last round, `key` its hash.
     """
-    return pd.DataFrame(map(_row, records), columns=COLUMNS)
+    return pd.DataFrame(map(_run_row, records), columns=COLUMNS)
 
 
-def _row(record: Record) -> dict[str, Any]:
+def _run_row(record: Record) -> dict[str, Any]:
     """A run as a row of the table, but for its folder."""
     values = settings(record)
     return {
@@ -66,7 +66,7 @@ def _row(record: Record) -> dict[str, Any]:
 @cache
 def _row_of_file(file: Path, changed: int, size: int) -> dict[str, Any]:
     """The row of a record file, cached by path, modification time and size, since pages read each many times."""
-    return _row(read_record(file))
+    return _run_row(read_record(file))
 
 
 def record_files(paths: Iterable[Path]) -> list[tuple[Path, int]]:

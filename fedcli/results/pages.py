@@ -88,7 +88,8 @@ def pages(results: Path) -> dict[Path, str]:
         texts[Path("papers") / f"{paper.key}.md"] = text.replace(f"{records}/", "records/")
     texts[Path("README.md")] = first_page(records, studies, answers, coverage(planned, timed), runs)
     if (results.parent / "papers").is_dir():
-        texts[Path("..") / "papers" / claims.SHIPPED] = render(claims.sheet(answers), "csv").replace(f"{records}/", "")
+        verdicts = render(claims.claims_sheet(answers), "csv")
+        texts[Path("..") / "papers" / claims.SHIPPED] = verdicts.replace(f"{records}/", "")
     if (first := results.parent / "README.md").is_file():
         texts[Path("..") / "README.md"] = with_front(first.read_text(encoding="utf-8"), answers)
     return texts
@@ -230,7 +231,7 @@ def claims_table(paper: Paper, answers: Iterable[Answer], records: Path, way: st
         return f"{answer.size}: {links}" + (f"; but see [{see}]({way}{see}.md)" if see else "")
 
     its = paper.its(answers)
-    return f"{render(replace(claims.sheet(its, told), notes=()))}\n{claims.counted(its)}" if its else ""
+    return f"{render(replace(claims.claims_sheet(its, told), notes=()))}\n{claims.counted(its)}" if its else ""
 
 
 def coverage(planned: Mapping[Paper, Sequence[TablePlan]], timed: Mapping[costs.Machine, pd.DataFrame]) -> str:

@@ -56,7 +56,7 @@ class SeedGroup:
         return self.records[0]["summary"]["selection"]
 
 
-def select(records: Iterable[dict], methods: Sequence[str] = (), datasets: Sequence[str] = ()) -> list[dict]:
+def select_records(records: Iterable[dict], methods: Sequence[str] = (), datasets: Sequence[str] = ()) -> list[dict]:
     """The records of these methods and data sets; of all where none is named. Case does not count.
 
     Raises:

@@ -69,7 +69,7 @@ def save(path: Path, tree: Tree, facts: Mapping[str, Any]) -> str:
     return digest
 
 
-def verify(path: Path, digest: str | None = None) -> bytes:
+def read_verified(path: Path, digest: str | None = None) -> bytes:
     """Reads a file and checks its SHA-256 against `digest`, or against its embedded one if None.
 
     Raises:
@@ -95,10 +95,10 @@ def load(
     `types` maps names to NamedTuple classes of the tree; its entry `kept` rebuilds what a store keeps from its rows.
 
     Raises:
-        Damaged: See `verify`.
+        Damaged: See `read_verified`.
         UserError: If a NamedTuple is none of the types.
     """
-    content = verify(path, digest)
+    content = read_verified(path, digest)
     structure, facts = _read_metadata(content)
     tensors = deserialize(content)
     for name, tensor in tensors.items():
@@ -311,7 +311,7 @@ def clear(folder: Path, *files: str, at_rest: bool = False) -> None:
     names = set()
     for checkpoint in (folder / CHECKPOINT, folder / PREVIOUS):
         with suppress(Damaged):
-            names.update(_read_metadata(verify(checkpoint))[1].get("states", []))
+            names.update(_read_metadata(read_verified(checkpoint))[1].get("states", []))
     for file in (folder / STATES).glob("*"):
         if file.name.removesuffix(SUFFIX) not in names:
             file.unlink()
@@ -347,7 +347,7 @@ def read_checkpoint(folder: Path, record: dict[str, Any], setup: Setup, fed: Fed
                     f"{identity(record)[:16]}); put the run's own back, or delete it to go on from an earlier round."
                 )
             for version in _versions(state):
-                verify(version.file, version.digest)
+                read_verified(version.file, version.digest)
             return state, facts["record"]
     return setup.method.init(fed, setup.options), {"rounds": [], "cost": None}
 

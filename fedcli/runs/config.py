@@ -274,7 +274,7 @@ def resolve(
         datasets.available(dataset)
     protocol = protocol or default_protocol(method, dataset)
     parts = _parts(method, {**protocol.settings, **given})
-    values, origin = merge(protocol, dataset, given, *parts)
+    values, origin = merge_options(protocol, dataset, given, *parts)
     origin |= {name: source for name, source in (sources or {}).items() if name in given}
     kinds = RunConfig, *(part.config for part in parts)
     _check_values(values, fields_of(*kinds), method)
@@ -327,7 +327,7 @@ def _default_dataset(method: Method, protocol: Protocol | None) -> str:
     return next(iter(protocol.datasets)) if len(protocol.datasets) == 1 else DEFAULT_DATASET
 
 
-def merge(
+def merge_options(
     protocol: Protocol, dataset: str, given: Mapping[str, Any], *parts: Method | Post
 ) -> tuple[dict[str, Any], dict[str, str]]:
     """The options of a run and of its parts, and where each comes from; what is given goes before the protocol."""

@@ -87,7 +87,7 @@ def prepare(setup: Setup) -> tuple[datasets.Dataset, list, Federation]:
     memory = setup.run.state_memory and parse_size(setup.run.state_memory)
     store = Store(memory, setup.device, setup.method.state_types)
     kind = drift.Recording if setup.run.drift_every else Strict
-    return dataset, parts, federation(setup, dataset, parts, public, kind, store=store)
+    return dataset, parts, make_federation(setup, dataset, parts, public, kind, store=store)
 
 
 def load_data(setup: Setup) -> tuple[datasets.Dataset, list, datasets.Dataset | None]:
@@ -124,7 +124,7 @@ def load_data(setup: Setup) -> tuple[datasets.Dataset, list, datasets.Dataset | 
     return dataset, parts, public
 
 
-def federation(
+def make_federation(
     setup: Setup,
     dataset: datasets.Dataset,
     parts: list,

@@ -15,7 +15,7 @@ from fedcli.core import partition
 from fedcli.declarations import is_idle
 from fedcli.errors import UserError
 from fedcli.registry import methods, posts, protocols
-from fedcli.runs.config import RunConfig, Setup, fields_of, filled_up, merge, num_images
+from fedcli.runs.config import RunConfig, Setup, fields_of, filled_up, merge_options, num_images
 from fedcli.userfiles import own_paths, replace_paths
 
 Settings = dict[str, Any]
@@ -112,7 +112,7 @@ def reductions(record: Mapping[str, Any]) -> dict[str, str]:
     config, protocol = record["config"], protocols().get(record["protocol"])
     if protocol is None or not protocol.datasets:
         return {}
-    full, _ = merge(protocol, record["dataset"], {})
+    full, _ = merge_options(protocol, record["dataset"], {})
     full["cohort_size"] = full["cohort_size"] or full["num_clients"]
     images = (record["dataset"], config.get("local_test")), (config.get("public_dataset"), None)
     for name, (dataset, tested) in zip(("train_examples", "public_examples"), images, strict=True):

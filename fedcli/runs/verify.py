@@ -43,7 +43,7 @@ def verify(
         progress: Told how it goes on.
 
     Returns:
-        See `compare`.
+        See `compare_records`.
 
     Raises:
         UserError: If there is no such run, it has not ended or has not these rounds, or it cannot run here.
@@ -68,10 +68,10 @@ def verify(
         again = read_record(folder)
         if again["status"] == "interrupted" and out is None:
             shutil.rmtree(folder)  # not a run that anybody wants to go on, as `resume` would with all below `runs`
-    return compare(record, again)
+    return compare_records(record, again)
 
 
-def compare(record: dict[str, Any], again: dict[str, Any]) -> tuple[str, bool]:
+def compare_records(record: dict[str, Any], again: dict[str, Any]) -> tuple[str, bool]:
     """Compares two records of the same options, both finished, diverged, or interrupted after the same round.
 
     Returns:
