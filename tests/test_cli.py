@@ -219,6 +219,12 @@ def test_no_seed_starts_when_a_later_one_is_refused(folder, monkeypatch):
     assert refused("run", "fedavg", *TINY, "--seeds", "0,1", "--out", "many") == "seed 1 cannot run."
 
 
+def test_workers_share_one_run(monkeypatch):
+    assert "workers share one run" in refused("run", "fedavg", *TINY, "--seeds", "0,1", "--workers", "2")
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "by torchrun")
+    assert "workers share one run" in refused("run", "fedavg,fedprox", *TINY)
+
+
 def test_ctrl_c_before_a_run_begins_leaves_nothing_of_it(monkeypatch):
     begin = runs.begin
 

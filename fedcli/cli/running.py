@@ -150,8 +150,10 @@ def _run(
     several = seeds is not None or len(names) > 1 or any(isinstance(value, tuple) for value in given.values())
     given |= {"sources": sources, "tuned": tuned}
     if several or where != {"jobs": 1, "cluster": None}:
-        if workers is not None:
-            raise UserError(f"--workers {workers} is for one run at a time (got several); leave it out.")
+        from fedcli.runs.workers import launched
+
+        if workers is not None or launched():
+            raise UserError("workers share one run (got several runs); leave --workers or the launcher out.")
         if log is not None and where != {"jobs": 1, "cluster": None}:
             raise UserError(f"--log {log} is for runs one after the other (got --jobs or --on); leave one out.")
         experiment = {"seeds": parse_seeds(seeds), "out": out, "continue_": continue_}
