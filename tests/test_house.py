@@ -27,7 +27,7 @@ MOST_LINES = {
     "scripts": 952,
 }  # fmt: skip
 MOST_IN_ALL = {"lines": 16908, "bytes": 849_000, "statements": 9463}
-MOST_ELSEWHERE = {"papers": 8000, "tests": 18018}
+MOST_ELSEWHERE = {"papers": 8000, "tests": 18026}
 VAGUE = {"found", "one", "own", "place", "known", "given", "about", "what"}  # names that say nothing
 
 

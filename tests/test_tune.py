@@ -11,6 +11,7 @@ from fedcli.errors import UserError
 from fedcli.registry import find_method, find_protocol
 from fedcli.results import jobs, tune
 from fedcli.results.tune import Trial
+from fedcli.runs.config import flags_of
 from fedcli.runs.records import read_record, write_record
 from tests.programs import invoke
 
@@ -105,6 +106,13 @@ def test_the_best_trial_by_validation_is_written_down_and_used(tuned, tmp_path):
     for place, message in ((folder, "has options of 'fedprox'"), (tmp_path, "cannot be read")):
         with pytest.raises(UserError, match=message):
             fedcli.run("moon", tuned=place, out=tmp_path / "other", **TINY)
+    for options in ("--seeds=0,1", "--batch-size=8,16"):
+        result = invoke("run", "fedprox", "--tuned", folder, options, "--out", tmp_path / options, *flags_of(TINY))
+        assert result.exit_code == 0, result.output
+        records = [read_record(file) for file in (tmp_path / options).rglob("record.json")]
+        assert [record["config"]["proximal_weight"] for record in records] == [0.01, 0.01]
+    result = invoke("run", "fedprox,fedavg", "--tuned", folder, "--out", tmp_path / "both", *flags_of(TINY))
+    assert (result.exit_code, "has options of 'fedprox' (got 'fedavg')" in result.stderr) == (2, True)
 
 
 def test_trials_keep_their_records_alone_and_are_not_run_again(tuned, tmp_path):

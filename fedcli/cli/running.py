@@ -148,7 +148,7 @@ def _run(
     """
     names, where = method.split(","), place_runs(jobs, on, cpus_per_run, gpus_per_run, time_limit)
     several = seeds is not None or len(names) > 1 or any(isinstance(value, tuple) for value in given.values())
-    given |= {"sources": sources, "tuned": tuned}
+    given["sources"] = sources
     if several or where != {"jobs": 1, "cluster": None}:
         from fedcli.runs.workers import launched
 
@@ -156,16 +156,16 @@ def _run(
             raise UserError("workers share one run (got several runs); leave --workers or the launcher out.")
         if log is not None and where != {"jobs": 1, "cluster": None}:
             raise UserError(f"--log {log} is for runs one after the other (got --jobs or --on); leave one out.")
-        experiment = {"seeds": parse_seeds(seeds), "out": out, "continue_": continue_}
+        experiment = {"seeds": parse_seeds(seeds), "out": out, "tuned": tuned, "continue_": continue_}
         _run_several(names, given, experiment, (quiet, log_file, log), where)
         return
     from fedcli.runs import run as runs
 
     if is_divided(workers):
         # One folder for all workers; what is refused is so before they start.
-        [(_, folder)] = runs.plan(method, out=out, **given)
+        [(_, folder)] = runs.plan(method, out=out, tuned=tuned, **given)
         launch_workers(workers, () if out else ("--out", str(folder)))
-    watch(partial(runs.run, method, out=out, continue_=continue_, **given), quiet, log_file, log)
+    watch(partial(runs.run, method, out=out, tuned=tuned, continue_=continue_, **given), quiet, log_file, log)
 
 
 def _run_several(
