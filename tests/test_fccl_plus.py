@@ -25,7 +25,7 @@ from fedcli.papers.fccl_plus import (
     kd_loss,
     similarity,
 )
-from fedcli.registry import find_method
+from fedcli.registry import find_method, find_table
 from fedcli.runs.config import resolve
 from tests import laws
 from tests.reference import exchange_plainly, models_of, modules_of
@@ -364,3 +364,12 @@ def test_protocols_of_the_paper_have_the_forms_of_the_code():
     fields = {own.name: own for method in (PLUS, find_method("fedmd")) for own in dataclasses.fields(method.config)}
     assert fields["teacher_mode"].metadata["before"] == "evaluate"  # of records from before
     assert fields["pretrain_epochs"].metadata["before"] == 0
+
+
+def test_in_table_15_three_methods_have_the_batch_size_of_the_code():
+    sizes = {cell.row: resolve(find_method(cell.method), cell.settings, need_data=False).run.batch_size
+             for cell in find_table("fccl:15").cells}  # fmt: skip
+    assert {row for row, size in sizes.items() if size == 64} == {
+        "FedAvg", "FedProx", "MOON (mu=5, printed tau)", "MOON (mu=1, printed tau)",
+    }  # fmt: skip
+    assert {size for size in sizes.values() if size != 64} == {128}

@@ -299,3 +299,21 @@ def test_the_card_has_all_readings_that_the_code_names():
     numbered = {int(number) for number in re.findall(r"(?m)^    (\d+)\. ", fedfm.__doc__)}
     named = re.findall(r"Readings? (\d+)", Path(fedfm.__file__).read_text())
     assert numbered == set(range(1, 18)) >= set(map(int, named))
+
+
+def test_the_means_of_plain_features_minimise_eq_3_and_not_its_normalised_form():
+    """What Lemma 2 needs, on two clients and three classes."""
+    draw = torch.Generator().manual_seed(0)
+    features = torch.randn(2, 6, 4, dtype=torch.float64, generator=draw) * torch.tensor([1.0, 9.0])[:, None, None]
+    labels = torch.tensor([[0, 1, 2, 0, 1, 1], [2, 1, 0, 0, 2, 2]])
+    means = torch.stack([torch.stack([own[of == c].mean(0) for c in range(3)])
+                         for own, of in zip(features, labels, strict=True)])  # fmt: skip
+    counts = torch.stack([torch.bincount(of, minlength=3) for of in labels])
+    anchors = aggregate_anchors(means, counts, torch.zeros(3, 4).double()).requires_grad_()
+
+    def slope(guiding):
+        losses = [guiding(own, of, anchors) for own, of in zip(features, labels, strict=True)]
+        return torch.autograd.grad(sum(losses) / 2, anchors)[0].abs().max()
+
+    assert slope(fedfm.plain_l2_guiding) < 1e-12
+    assert slope(l2_guiding) > 1e-3

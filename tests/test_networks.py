@@ -26,21 +26,26 @@ from torch import nn
 from torch.nn import functional as F
 
 class Transformer(nn.Module):
-    def __init__(self, channels, size, classes, dropout=0.0, attention=None):
+    def __init__(self, channels, size, classes, dropout=0.0, first=True, attention=None):
         super().__init__()
-        self.patches = nn.Conv2d(channels, 8, 2, 2)
-        layer = nn.TransformerEncoderLayer(8, 2, 16, dropout, batch_first=True)
+        self.patches, self.first = nn.Conv2d(channels, 8, 2, 2), first
+        layer = nn.TransformerEncoderLayer(8, 2, 16, dropout, batch_first=first)
         self.encoder = attention or nn.TransformerEncoder(layer, 2)
         self.head = nn.Linear(8, classes)
 
     def forward(self, x):
-        return self.head(self.encoder(self.patches(x).flatten(2).mT).mean(1))
+        x = self.patches(x).flatten(2).mT
+        x = self.encoder(x) if self.first else self.encoder(x.transpose(0, 1)).transpose(0, 1)
+        return self.head(x.mean(1))
 
 def plain(*shape):
     return Transformer(*shape)
 
 def dropping(*shape):
     return Transformer(*shape, 0.1)
+
+def batch_second(*shape):
+    return Transformer(*shape, 0.1, False)
 
 class MultiHead(nn.Module):
     def __init__(self):
@@ -72,6 +77,17 @@ def torchvisions(channels, size, classes):
     nn.init.normal_(network.heads.head.weight, std=0.1)
     return network
 
+def recurrent(channels, size, classes):
+    class Rows(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.rows, self.head = nn.GRU(channels * size, 8, batch_first=True), nn.Linear(8, classes)
+
+        def forward(self, x):
+            return self.head(self.rows(x.transpose(1, 2).flatten(2))[0][:, -1])
+
+    return Rows()
+
 def shared(channels, size, classes):
     layer = nn.Linear(8, 8)
     first = nn.Flatten(), nn.Linear(channels * size * size, 8)
@@ -80,10 +96,6 @@ def shared(channels, size, classes):
 def in_place(channels, size, classes):
     first = nn.Flatten(), nn.Linear(channels * size * size, 8), nn.ReLU()
     return nn.Sequential(*first, nn.Dropout(0.2, True), nn.Linear(8, classes))
-
-def lazy(channels, size, classes):
-    first = nn.Conv2d(channels, 4, 3), nn.Hardswish(True), nn.Dropout(0.3, True)
-    return nn.Sequential(*first, nn.Flatten(), nn.LazyLinear(classes))
 
 def compiled(channels, size, classes):
     first = torch.compile(nn.Conv2d(channels, 4, 3))
@@ -98,6 +110,11 @@ def frozen(channels, size, classes):
     )
     network[:2].requires_grad_(False)
     network[4].bias.requires_grad_(False)
+    return network
+
+def mobile(channels, size, classes):
+    network = torchvision.models.mobilenet_v3_small(num_classes=classes)
+    network.features[0][0] = nn.Conv2d(channels, 16, 3, 2, 1, bias=False)
     return network
 """
 FROZEN = 4 * 9 + 4 + 2 * 4 + 8  # the convolution, its norm, and a bias
@@ -115,7 +132,7 @@ def build(name):
     return backbones.build(f"./net.py:{name}", 1, 8, 10, seed=0)
 
 
-TOGETHER = "in_place plain dropping weights functions torchvisions shared compiled frozen"
+TOGETHER = "in_place plain dropping batch_second weights functions torchvisions shared compiled frozen"
 
 
 @pytest.mark.parametrize("name", TOGETHER.split())
@@ -133,6 +150,13 @@ def test_the_built_in_transformer_keeps_the_laws(law):
 def test_the_built_in_transformer_trains_by_the_function_that_it_is_tested_by():
     network, x = backbones.build("vit-tiny", 3, 8, 10, seed=0).double(), images(3, size=8)
     torch.testing.assert_close(network.train()(x)[0], network.eval()(x)[0])
+
+
+def test_the_built_in_transformer_learns():
+    options = {"rounds": 1, "local_epochs": 5, "num_clients": 2, "cohort_size": 2, "train_examples": 600}
+    options |= {"optimizer": "adam", "lr": 0.001, "batch_size": 32, "partition": "iid"}
+    run = fedcli.run("fedavg", dataset="digits", backbone="vit-tiny", out="run", **options)
+    assert run.record["summary"]["last"] > 0.3
 
 
 # The functions of torch
@@ -175,6 +199,20 @@ def test_dropout_in_attention_drops_weights_and_is_that_of_the_key():
     assert (first == 0).double().mean().item() == pytest.approx(0.25, abs=0.03)
 
 
+@pytest.mark.parametrize(
+    ("function", "arguments", "mean", "std"),
+    [
+        (F.dropout, (torch.ones(4000), 0.2), 1, 0.5),
+        (F.dropout2d, (torch.ones(4000, 1, 1, 1), 0.2), 1, 0.5),
+        (F.dropout, (torch.ones(4000), 1.0), 0, 0),
+    ],
+)
+def test_draws_have_torchs_distribution(function, arguments, mean, std):
+    values = in_functions(function, *arguments)
+    assert values.mean().item() == pytest.approx(mean, abs=0.03)
+    assert values.std().item() == pytest.approx(std, abs=0.03)
+
+
 def test_channels_are_dropped_whole():
     values = in_functions(F.dropout2d, torch.ones(50, 40, 3, 3))
     assert torch.equal(values, values[:, :, :1, :1].expand_as(values))
@@ -184,9 +222,17 @@ def test_channels_are_dropped_whole():
 # What a network is given and leaves
 
 
+def test_a_stock_network_with_dropout_in_place_is_taken():
+    network = build("mobile")
+    assert network.head.in_features == 1024
+    x = images(2, 1, 8, dtype=torch.float32)
+    assert not torch.equal(network.train()(x)[0], network.eval()(x)[0])
+
+
 def test_compiled_modules_are_unwrapped():
-    names = {name for name, _ in build("compiled").named_parameters()}
-    assert names == {"body.0.weight", "body.0.bias", "head.weight", "head.bias"}
+    assert [name for name, _ in build("compiled").named_parameters()] == [
+        "body.0.weight", "body.0.bias", "head.weight", "head.bias",
+    ]  # fmt: skip
 
 
 def test_what_is_frozen_is_neither_trained_nor_sent_nor_counted_and_is_exported(monkeypatch):

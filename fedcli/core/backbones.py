@@ -12,8 +12,8 @@ Names are neutral; which network a paper uses is written in its protocols. Names
 * `vit-tiny` is torchvision's vision transformer, small: 128 wide, of 4 layers with 4 heads.
 """
 
-from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from functools import cache, partial
 from importlib import import_module
 from itertools import count, pairwise
@@ -337,20 +337,11 @@ def _network_from_user(function: FromFile, channels: int, image_size: int, num_c
     module = function(channels, image_size, num_classes)
     if not isinstance(module, nn.Module):
         raise function.refuse(f"gives no torch.nn.Module (got {type(module).__name__})", "return one")
-    module = getattr(module, "_orig_mod", module)  # what torch.compile has wrapped, or compiled in place
-    for parent in list(module.modules()):
-        parent._compiled_call_impl = None
-        for key, layer in parent._modules.items():
-            parent._modules[key] = getattr(layer, "_orig_mod", layer)
+    module = _not_compiled(module)
+    _swap_layers(module, _not_compiled)
     x, draws = torch.randn(4, channels, image_size, image_size), KeyedDraws()
-    sizes: dict[nn.Module, list[int]] = {}  # how long what a layer gives is, call by call
-
-    def note(layer: nn.Module, arguments: tuple, output: Any) -> None:
-        lengths = [len(leaf) for leaf in leaves(output) if isinstance(leaf, Tensor) and leaf.dim()]
-        sizes.setdefault(layer, []).extend(lengths)
-
     # With our functions of attention, since torch's own for evaluation leave out the layers inside.
-    with torch.no_grad(), blame(function.path), draws, register_module_forward_hook(note):
+    with torch.no_grad(), blame(function.path), draws, _watched() as outputs:
         module.eval()(x[:3])  # lazy layers get their shapes
         logits = module(x)
     shape = tuple(logits.shape) if isinstance(logits, Tensor) else type(logits).__name__
@@ -358,14 +349,25 @@ def _network_from_user(function: FromFile, channels: int, image_size: int, num_c
         raise function.refuse(
             f"gives no logits of {num_classes} classes (got {shape} of 4 images)", "return logits [B, C]"
         )
-    head = next((layer for layer in reversed(sizes) if isinstance(layer, nn.Linear)), None)
-    trained = type(head) is nn.Linear and [value.requires_grad for value in head.parameters()]
-    if trained != [True, True]:
-        fault = "does not end in an nn.Linear with bias, of features [B, D], that is trained"
-        raise function.refuse(fault, "let it be the last layer, and freeze other layers only")
-    values = [id(value) for part in module.modules() for value in part._parameters.values() if value is not None]
-    if len(set(values)) < len(values):
-        raise function.refuse("has a parameter in two places", "make it two")
+    head = next((layer for layer, _ in reversed(outputs) if isinstance(layer, nn.Linear)), None)
+    if type(head) is not nn.Linear or head.bias is None:
+        last = type([layer for layer, _ in outputs if not layer._modules][-1]).__name__
+        wrong = f"does not end in an nn.Linear with bias, of features [B, D] (got {last})"
+        raise function.refuse(wrong, "let it be the last layer")
+    sizes: dict[nn.Module, list[int]] = {}  # how long what a layer gives is, call by call
+    for layer, output in outputs:
+        sizes.setdefault(layer, []).extend([len(output)] * (output.dim() > 0))
+    if len(sizes[head]) > 2:
+        raise function.refuse("uses its last nn.Linear twice", "make a layer for each place")
+    if not (head.weight.requires_grad and head.bias.requires_grad):
+        raise function.refuse("does not train its last nn.Linear", "freeze other layers only")
+    first_name: dict[int, str] = {}
+    for prefix, part in module.named_modules():
+        for key, value in part._parameters.items():
+            name = f"{prefix}.{key}".lstrip(".")
+            other = name if value is None else first_name.setdefault(id(value), name)
+            if other != name:
+                raise function.refuse(f"has a parameter in two places, '{other}' and '{name}'", "make it two")
 
     def new(layer: nn.Module) -> nn.Module:
         if layer is head:
@@ -376,14 +378,40 @@ def _network_from_user(function: FromFile, channels: int, image_size: int, num_c
             layer.__class__, layer.num_batches_tracked, layer.mask = MaskedBatchNorm2d, None, None
         return layer
 
-    made = {layer: new(layer) for layer in module.modules()}  # one in two places stays one
-    for parent in made:
-        parent._modules.update({key: made[layer] for key, layer in parent._modules.items() if layer is not None})
+    _swap_layers(module, new)
     network = Backbone(module, head.in_features, num_classes, colour=False)
     network.head, network._guard = head, partial(blame, function.path, passes=(torch.OutOfMemoryError,))
     network.draws, draws.used = draws, False
     _check(network, function, x, logits)
     return network.train()
+
+
+def _swap_layers(module: nn.Module, new: Callable[[nn.Module], nn.Module]) -> None:
+    """Puts `new(layer)` in the place of every layer inside a module; one in two places stays one."""
+    made: dict[nn.Module, nn.Module] = {}
+    for parent in list(module.modules()):
+        for key, layer in parent._modules.items():
+            if layer is not None:
+                parent._modules[key] = made[layer] = made[layer] if layer in made else new(layer)
+
+
+def _not_compiled(layer: nn.Module) -> nn.Module:
+    """Returns the layer that `torch.compile` has wrapped, or which was compiled in place."""
+    layer = getattr(layer, "_orig_mod", layer)
+    layer._compiled_call_impl = None
+    return layer
+
+
+@contextmanager
+def _watched() -> Iterator[list[tuple[nn.Module, Tensor]]]:
+    """Notes which tensors the layers give, as copies, in the order in which the calls end."""
+    outputs: list[tuple[nn.Module, Tensor]] = []
+
+    def note(layer: nn.Module, arguments: tuple, output: Any) -> None:
+        outputs.extend((layer, leaf.clone()) for leaf in leaves(output) if isinstance(leaf, Tensor))
+
+    with register_module_forward_hook(note):
+        yield outputs
 
 
 @torch.no_grad()
@@ -392,29 +420,40 @@ def _check(network: Backbone, function: FromFile, x: Tensor, logits: Tensor) -> 
     before, held = torch.get_rng_state(), dict(network.named_buffers())
     kept = {name: value.clone() for name, value in held.items()}
 
-    def run(x: Tensor) -> list[Tensor]:
-        """Returns the features of the first two images in training, without batch statistics, and the buffers.
-
-        The buffers are put back as they were.
-        """
+    def run(x: Tensor) -> list[tuple[nn.Module, Tensor]]:
+        """Returns what the layers give in training, without batch statistics, and the buffers, which it puts back."""
         network.train()
         for layer in network._norms:
             layer.eval()
-        outcome = [network(x)[0][:2]]
+        with _watched() as outputs:
+            network(x)
         if any(value is not held[name] for name, value in network.named_buffers()):
             raise function.refuse("puts a new tensor into a buffer", "change it in place, as by self.name.copy_(...)")
+        outputs += [(network, value.clone()) for value in held.values()]
         for name, value in held.items():
-            outcome.append(value.clone())
             value.copy_(kept[name])
-        return outcome
+        return outputs
+
+    def first_difference(others: list[tuple[nn.Module, Tensor]], same: Callable[..., bool]) -> str:
+        """Says where the same two images first give something else; empty where they do not."""
+        for (layer, ours), (_, theirs) in zip(few, others, strict=False):
+            theirs = theirs[: len(ours)] if ours.dim() else theirs
+            if ours.shape == theirs.shape and not same(ours, theirs):
+                names = (name for name, part in network.named_modules() if part is layer)
+                return f"before or in the layer '{next(names).removeprefix('body.')}' ({type(layer).__name__})"
+        return ""
 
     few, again, several = run(x[:2]), run(x[:2]), run(x)
-    if not (all(map(torch.equal, few, again)) and torch.equal(torch.get_rng_state(), before)):
-        raise function.refuse("draws random numbers", "use nn.Dropout or F.dropout")
+    drawing = first_difference(again, torch.equal)
+    if drawing or not torch.equal(torch.get_rng_state(), before):
+        raise function.refuse(
+            f"draws random numbers {drawing or 'that it does not use'}", "use nn.Dropout or F.dropout"
+        )
     if not torch.allclose(network.eval()(x)[1], logits, 1e-4, 1e-5):
         raise function.refuse("does not end in its last nn.Linear", "let that give the logits, and be called once")
     if not network.draws.used:
         network.draws = None
-    if not all(map(partial(torch.allclose, rtol=1e-4, atol=1e-4), few, several)):
+    mixing = first_difference(several, partial(torch.allclose, rtol=1e-4, atol=1e-4))
+    if mixing:
         uses = "use nn.BatchNorm2d, nn.GroupNorm or nn.LayerNorm, and attention with batch_first=True"
-        raise function.refuse("mixes the images of a batch", uses)
+        raise function.refuse(f"mixes the images of a batch {mixing}", uses)

@@ -241,14 +241,14 @@ def coverage(planned: Mapping[Paper, Sequence[TablePlan]], timed: Mapping[costs.
         planned: The papers' tables as they stand.
         timed: The paces of runs by machine, the usual one last.
     """
-    found = []
+    printed = []
     for paper, plan in ((paper, plan) for paper, its_plans in planned.items() for plan in its_plans):
         for cell in plan.cells:
             if comparison.printed_value(plan.table, cell.cell.row, cell.cell.column, cell.metric) is not None:
                 lacks = [run for run in cell.runs if run.to_do or not claims.says_something(run.record, cell.metric)]
                 is_open = all(map(datasets.open_to_all, cell.runs[0].setup.data_sets))
-                found.append((f"[{paper.name}](papers/{paper.key}.md)", plan.table.name, is_open, lacks, cell.runs))
-    cells = pd.DataFrame(found, columns=["paper", "table", "open", "lacks", "runs"])
+                printed.append((f"[{paper.name}](papers/{paper.key}.md)", plan.table.name, is_open, lacks, cell.runs))
+    cells = pd.DataFrame(printed, columns=["paper", "table", "open", "lacks", "runs"])
     cells["full"] = ~cells["lacks"].astype(bool)
     (machine, paces), rows = list(timed.items())[-1], []
     for paper, part in cells.groupby("paper", sort=False):
