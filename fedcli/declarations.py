@@ -419,6 +419,18 @@ class Method(_Declared):
     uses_public_data: bool = False
     numerics: int = 1
 
+    def __post_init__(self) -> None:
+        """Refuse costs without their number of floats.
+
+        Raises:
+            UserError: If `both_ways` or `rows_by_class` stands there and is not called.
+        """
+        if self.costs in (both_ways, rows_by_class):
+            remedy = "write costs=both_ways(lambda sizes: sizes.parameters), or rows_by_class(...) with a row's width"
+            raise UserError(
+                f"the costs of '{self.name}' lack a number of floats (got costs={self.costs.__name__}); {remedy}."
+            )
+
 
 @dataclass(frozen=True)
 class Post(_Declared):

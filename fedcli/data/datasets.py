@@ -233,8 +233,10 @@ def describe(name: str) -> dict[str, Any]:
     elif _is_kept(name):
         kind = "import" if info else "imported"
         with files.reading(_cache_file(name), files.NPZ), np.load(_cache_file(name), allow_pickle=False) as file:
-            num_test, *shape, channels = file["x_test"].shape  # of images, the smaller part alone is read
-            sizes = len(file["y_train"]), num_test, len(file["class_names"]), (channels, *shape)
+            with file.zip.open("x_train.npy") as pixels:  # of which the shape alone is read
+                np.lib.format.read_magic(pixels)
+                num_train, *shape, channels = np.lib.format.read_array_header_1_0(pixels)[0]
+            sizes = num_train, len(file["y_test"]), len(file["class_names"]), (channels, *shape)
             note = file.get("source", "")
     else:
         kind = "import" if not info.make else "made" if info.needs else "built-in"

@@ -162,6 +162,10 @@ def option_panels(method: Method, chosen: str | None = None) -> dict[str, dict[s
     taken = {*fields_of(RunConfig), *RESERVED}.union(*steps.values())
     for name in options.keys() & taken:
         raise UserError(f"the option name '{name}' of '{method.name}' is reserved; rename it in {method.file}.")
+    for name, field in options.items():
+        for other, needed in field.metadata["only_with"].items():
+            if other not in options or not set(needed) <= set(options[other].metadata["choices"]):
+                raise UserError(f"'{name}' has only_with {needed}, not a choice; fix {method.file}.")
     panels = {method.title: options} if options else {}
     if method.personal is None:
         panels |= steps
