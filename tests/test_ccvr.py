@@ -153,7 +153,7 @@ def test_law_6_edge_data(run):
 
 def test_the_rounds_and_the_hash_are_those_without_the_step(tmp_path):
     plain = fedcli.run("fedavg", out=tmp_path / "plain", **TINY)
-    after = fedcli.run("fedavg", out=tmp_path / "post", post="ccvr", ccvr_examples=50, ccvr_lr=0.05, **TINY)
+    after = fedcli.run("fedavg", out=tmp_path / "post", post="CCVR", ccvr_examples=50, ccvr_lr=0.05, **TINY)
     assert after.record["summary"] == plain.record["summary"]
     assert after.record["summary"]["params_sha256"] == params_hash(after.state.params)
     post = after.record["post"]

@@ -4,7 +4,9 @@ import csv
 import dataclasses
 import io
 import shlex
+from pathlib import Path
 
+import pandas as pd
 import pytest
 
 import fedcli
@@ -346,3 +348,16 @@ def test_coverage_by_hand(place):
     covered = pages.coverage(planned, {costs.GPU: costs.paces(runs[:0])})
     assert "| 2 (4) | 2 (4) | 2 (4) | – |" in covered
     assert "that has a printed number: own:3." in covered
+
+
+def test_a_run_takes_the_median_of_the_nearest_that_were_timed():
+    table = registry.find_table("fedfm:III")
+    only = ["FedAvg", "CIFAR-10 NIID-1"]
+    (run,) = plans.plan(table, Path("nowhere"), seeds=[0], only=only, dataset="digits").runs
+    config = run.setup.values()
+    traits = {name: config[name] for name in ("backbone", "precision", "dataset", "batch_size")}
+    traits |= {"device": "cpu", "machine": "mine", "shape": "[1, 8, 8]", "method": "fedavg"}
+    rows = [{"train": train, "test": 0.5, **traits} for train in (1.0, 2.0, 9.0)]
+    rows.append({**rows[0], "train": 70.0, "method": "fedfm"})
+    cost = costs.cost_of([run], pd.DataFrame(rows), ("cpu", "mine"))
+    assert cost["seconds"].tolist() == [20 * (2.0 * plans.round_examples(config) + 0.5)]

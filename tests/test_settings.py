@@ -110,6 +110,10 @@ def test_a_papers_table_on_other_data_has_the_divisions_of_its_cells():
     assert comparison.compare(plan).setting == f"**Reduced: {plan.reduction}. Not the paper's setting.**"
     others = plans.plan(fedcli.registry.find_table("fedcme:II"), Path("nowhere"), seeds=[0], dataset="digits")
     assert all(run.setup.run.cohort_size <= run.setup.run.num_clients for run in others.runs)
+    special = {**table.cells[0].settings, "rounds": 500, "match_weight": 1.0}
+    cell = dataclasses.replace(table.cells[0], method="fedfm", settings=special)
+    (run,) = plans.plan(dataclasses.replace(table, cells=(cell,)), Path(), seeds=[0], dataset="digits").runs
+    assert (run.setup.run.rounds, run.setup.options.match_weight) == (20, 1.0)  # that of the data set, and the cell's
 
 
 def test_the_verdicts_that_are_installed_are_those_of_the_records():

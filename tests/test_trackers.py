@@ -86,8 +86,10 @@ def test_a_logger_hears_each_of_several_runs(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "mine.py").write_text(OWN)
     flags = [part for name, value in TINY.items() for part in (f"--{name.replace('_', '-')}", str(value))]
-    result = invoke("run", "fedavg", *flags, "--seeds", "0,1", "--out", "run", "--log", "./mine.py:Logger")
+    log = "./mine.py:Failing,./mine.py:Logger"
+    result = invoke("run", "fedavg", *flags, "--seeds", "0,1", "--out", "run", "--log", log)
     assert result.exit_code == 0, result.output
+    assert " ".join(result.output.split()).count("the logger Failing fails (ValueError: no network)") == 2
     assert (tmp_path / "heard.txt").read_text().split() == ["1", "2", "3", "4"] * 2
 
 
