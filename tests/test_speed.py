@@ -52,7 +52,7 @@ def test_the_same_bits_each_time_take_longer():
         fmean(float(row["value"]) for row in rows if (row["what"], row["measured"]) == (what, "seconds a round"))
         for what in ("the fastest", "all deterministic")
     )
-    assert f"a round of w1 takes {same / fastest:.1f} times as long." in README
+    assert f"with which w1 takes {same / fastest:.1f} times as long." in README
 
 
 def test_what_is_said_of_others_is_what_was_measured():
