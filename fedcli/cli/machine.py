@@ -134,7 +134,7 @@ def check(
         for name, method, number in cases:
             status.update(escape(f"{name}: {laws.LAWS[number].title}"))
             findings = laws.check(method, number, device)
-            rows += [(name, number, *finding.cells) for finding in findings]
+            rows += [(method.name, number, *finding.cells) for finding in findings]
             if wrong := [finding for finding in findings if not finding.holds]:
                 failures[f"{name}, law {number}"] = wrong
             left_out += findings[0].bound is None
