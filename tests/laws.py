@@ -45,3 +45,27 @@ def federation(method, overrides=None, *, reference=False, **run):
 
 def assert_agree(tree, other, what: str) -> None:
     assert distance(tree, other) <= RELATIVE, f"{what}: relative distance {distance(tree, other):.2e}"
+
+
+def assert_rounds_agree(setup, fed, slow_round, shared, shared_of, rounds=3):
+    """Holds rounds of a method to those of a plain loop: to what all share, and to what each client keeps.
+
+    Args:
+        setup: The method and its options.
+        fed: Its federation.
+        slow_round: From federation, setup, round, what clients keep and what all share to the next of the last two.
+        shared: What all share before the first round.
+        shared_of: From a state to what all share.
+        rounds: How many.
+
+    Returns:
+        The last state.
+    """
+    state, kept = setup.method.init(fed, setup.options), {}
+    for number in range(rounds):
+        kept, shared = slow_round(fed, setup, number, kept, shared)
+        state, _ = setup.method.run_round(state, fed.cohort(number), fed, setup.options)
+        assert_agree(shared_of(state), shared, f"what all share after round {number}")
+        for client, parts in kept.items():
+            assert_agree(tuple(state.clients[client]), parts, f"client {client} in round {number}")
+    return state

@@ -119,6 +119,11 @@ def train_pair(fed, number: int, client: int, models: list, extra: list, losses:
     return [copied(dict(module.named_parameters())) for module in modules], cut
 
 
+def stacked_by_network(fed: Federation, cohort, states: dict) -> list[Client]:
+    """The cohort's clients as a public phase is given them: stacked by their networks, without optimizer states."""
+    return [Client(*fed.recall(states, group, None)[:2], optimizer={}) for group in fed.groups(cohort)]
+
+
 def models_of(groups: list, clients: list) -> dict[int, tuple]:
     """Parameters and buffers of each client, in its order, out of clients that are stacked by their networks."""
     models = {}

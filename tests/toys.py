@@ -1,19 +1,45 @@
-"""Small methods for the tests: one that keeps state at the clients, and ones with a planted defect."""
+"""Numbers, minibatches and clients for the tests, and small methods: one with state, and ones with a planted defect."""
 
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from fedcli import option
-from fedcli.check import federation, with_defaults
+from fedcli.check import federation, toy_dataset, with_defaults
 from fedcli.core import backbones
 from fedcli.core.aggregate import weighted_mean
+from fedcli.core.batches import Batch
 from fedcli.core.clients import Aux, Params
 from fedcli.core.layers import KeyedDropout, MaskedBatchNorm2d
 from fedcli.papers.baselines import fedavg
 from fedcli.registry import find_method
+
+TWO_NETWORKS = {"backbone": "cnn-small,cnn-mcmahan", "data": toy_dataset(size=16)}
+
+
+def randn(*shape, seed=0):
+    """Normal numbers in float64, the same in every call."""
+    return torch.randn(*shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+
+
+def minibatch(fed, size):
+    """The first examples as a minibatch without padding."""
+    x, y = fed.engine.gather(np.arange(size))
+    return Batch(x, y, None, torch.tensor(True), torch.tensor(1), torch.tensor(0.1))
+
+
+def with_different_models(method, overrides=None, **run):
+    """A setup, its federation, the first cohort, and a state of each client: its first model, moved its own way."""
+    setup, fed = federation(method, overrides, **run)
+    states = {}
+    for client in range(fed.num_clients):
+        params, buffers = fed.initial_model(fed.networks[fed.architecture[client]])
+        moved = {name: value + 0.05 * randn(*value.shape, seed=client) for name, value in params.items()}
+        states[client] = setup.method.module.ClientState(moved, buffers)
+    return setup, fed, fed.cohort(0), states
 
 
 @dataclass(frozen=True)
