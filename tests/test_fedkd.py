@@ -10,22 +10,15 @@ from fedcli.core.trees import count_floats
 from fedcli.papers.baselines import fedkd, fml
 from fedcli.papers.baselines.fedkd import compress, energy_share, restore, truncate
 from fedcli.papers.baselines.fml import divergence
-from fedcli.registry import find_method
 from tests import laws
 from tests.reference import train_pair
 from tests.test_fml import assert_gradients, one_batch
-
-FEDKD = find_method("fedkd")
-MIXED = {"backbone": "cnn-small,cnn-mcmahan", "data": laws.toy_dataset(size=16)}
+from tests.toys import TWO_NETWORKS, randn
 
 
 def with_values(values, rows, columns, seed=0):
     """A matrix of these singular values."""
-    draw = torch.Generator().manual_seed(seed)
-    u, v = (
-        torch.linalg.qr(torch.randn(size, len(values), dtype=torch.float64, generator=draw))[0]
-        for size in (rows, columns)
-    )
+    u, v = (torch.linalg.qr(randn(size, len(values), seed=seed + size))[0] for size in (rows, columns))
     return (u * torch.tensor(values, dtype=torch.float64)) @ v.T
 
 
@@ -61,7 +54,7 @@ def test_the_share_grows_from_round_to_round():
 
 
 def test_each_network_follows_its_own_loss():
-    networks, params, batch, own, shared = one_batch(FEDKD, projection=fedkd.initial_projection)
+    networks, params, batch, own, shared = one_batch("fedkd", projection=fedkd.initial_projection)
     config = fedkd.Config(distillation_weight=0.5)
     loss, aux = fedkd.make_local_loss(*networks, config)(params, {}, batch, None)
     tasks, projection = [F.cross_entropy(each.logits, batch.y) for each in (own, shared)], params["projection"]
@@ -79,28 +72,19 @@ def test_each_network_follows_its_own_loss():
     assert aux.outputs.shape == (6, 512)
 
 
-def mentees(*changes):
-    """A server state with one matrix and one vector, and clients whose matrices have moved by `changes`."""
-    params = {"matrix": torch.ones(6, 8, dtype=torch.float64), "vector": torch.zeros(3, dtype=torch.float64)}
-    trained = {
-        "matrix": params["matrix"] + torch.stack(changes),
-        "vector": torch.arange(3 * len(changes)).reshape(-1, 3).double(),
-    }
-    return fedkd.ServerState(params, {}, torch.arange(4), {}), trained
-
-
 def test_exchange_by_hand_and_what_it_sends():
-    _, fed = laws.federation(FEDKD)
-    first, second = with_values([4.0, 0.5], 6, 8, seed=1), with_values([2.0, 2.0], 6, 8, seed=2)
-    state, trained = mentees(first, second)
+    _, fed = laws.federation("fedkd")
+    changes = with_values([4.0, 0.5], 6, 8, seed=1), with_values([2.0, 2.0], 6, 8, seed=2)
+    params = {"matrix": torch.ones(6, 8, dtype=torch.float64), "vector": torch.zeros(3, dtype=torch.float64)}
+    trained = {"matrix": 1 + torch.stack(changes), "vector": torch.arange(6.0).reshape(2, 3)}
+    state = fedkd.ServerState(params, {}, torch.arange(4), {})
     new = fedkd.exchange(trained, state, fed.cohort_of(0, [0, 1]), fed, share=0.95)
-    mean = (restore(truncate(first, 0.95), first) + second) / 2  # 16 of 16.25 are enough for the first
-    expected = state.params["matrix"] + restore(truncate(mean, 0.95), mean)
-    torch.testing.assert_close(new["matrix"], expected)
+    mean = (restore(truncate(changes[0], 0.95), changes[0]) + changes[1]) / 2  # 16 of 16.25 are enough for the first
+    sent = truncate(mean, 0.95)
+    torch.testing.assert_close(new["matrix"], 1 + restore(sent, mean))
     assert new["vector"].tolist() == [1.5, 2.5, 3.5]
     assert fed.sent_up["other"] == (15 + 3) + (30 + 3)
-    rank = len(truncate(mean, 0.95).s)
-    assert fed.sent_down["other"] == 2 * (15 * rank + 3)
+    assert fed.sent_down["other"] == 2 * (15 * len(sent.s) + 3)
 
 
 def slow_factors(weights, share):
@@ -115,8 +99,7 @@ def slow_factors(weights, share):
 
 
 @pytest.mark.parametrize(("shape", "share"), [
-    ((6, 8), 0.95), ((8, 6), 0.5), ((1, 9), 0.9), ((7,), 0.9), ((4, 3, 5, 5), 0.95), ((4, 3, 5, 5), 0.6),
-    ((4, 3, 1, 1), 0.95), ((3, 64), 0.95),
+    ((8, 6), 0.5), ((1, 9), 0.9), ((7,), 0.9), ((4, 3, 5, 5), 0.6), ((4, 3, 1, 1), 0.95), ((3, 64), 0.95),
 ])  # fmt: skip
 def test_what_the_codes_form_leaves_of_a_tensor(shape, share):
     weights = np.random.default_rng(0).standard_normal(shape)
@@ -128,53 +111,45 @@ def test_what_the_codes_form_leaves_of_a_tensor(shape, share):
     assert (count_floats(sent) == 0) == nothing
 
 
-CODE = {"form": "code", "distillation_weight": 0.7, "energy_start": 0.6, "energy_end": 0.9}
-
-
-def slow_round(fed, setup, number, kept, mentee):
-    """One round of the code's form by plain torch; returns what clients keep, the next mentee, and clipped steps."""
-    options, after, sent, cut = setup.options, {}, [], 0
-    for client in range(fed.num_clients):
-        network = fed.networks[fed.architecture[client]]
-        first = *fed.initial_model(network), fedkd.initial_projection(network, fed.networks[0], fed)
-        *model, projection = kept.get(client, first)
-        w_h = nn.Linear(*projection.shape[::-1], bias=False).double()
-        w_h.load_state_dict({"weight": projection})
-
-        def losses(own, shared, y, w_h=w_h):
-            (rep, output), (rep_g, output_g) = own, shared
-            task, task_g = F.cross_entropy(output, y), F.cross_entropy(output_g, y)
-            hidden = F.mse_loss(rep, w_h(rep_g))
-            weight = options.distillation_weight / (task + task_g)
-            yield task + weight * (divergence(output, output_g) / 3 + hidden)  # a mean also over classes
-            yield task_g + weight * (divergence(output_g, output) / 3 + hidden)
-
-        models, more = train_pair(fed, number, client, [model, (mentee, {})], [w_h], losses, fml.CLIP_NORM)
-        after[client], cut = (models[0], {}, models[2]["weight"]), cut + more
-        sent.append({name: value.numpy() for name, value in models[1].items()})
-    share = options.energy_start + (options.energy_end - options.energy_start) * number / setup.run.rounds
-    mean = {name: sum(slow_factors(params[name], share) for params in sent) / len(sent) for name in mentee}
-    return after, {name: torch.from_numpy(slow_factors(value, share)) for name, value in mean.items()}, cut
-
-
 def test_three_rounds_of_the_codes_form_are_those_of_a_plain_loop(monkeypatch):
     monkeypatch.setattr(fml, "CLIP_NORM", 0.05)  # which is reached
-    run = {"momentum": 0.0, "weight_decay": 0.0, "lr": 0.1, "rounds": 3, "local_epochs": 1}
-    setup, fed = laws.federation(FEDKD, CODE, **MIXED, **run)
-    state, kept, cut = setup.method.init(fed, setup.options), {}, 0
-    mentee = state.params
-    for number in range(3):
-        kept, mentee, more = slow_round(fed, setup, number, kept, mentee)
-        cut += more
-        state, _ = setup.method.run_round(state, fed.cohort(number), fed, setup.options)
-        laws.assert_agree(state.params, mentee, "the mentee")
-        for client, own in kept.items():
-            laws.assert_agree(tuple(state.clients[client]), own, f"client {client} in round {number}")
-    assert cut > 10
+    options = {"form": "code", "distillation_weight": 0.7, "energy_start": 0.6, "energy_end": 0.9}
+    run = {"momentum": 0.0, "weight_decay": 0.0, "lr": 0.1, "rounds": 3, "local_epochs": 1, **TWO_NETWORKS}
+    setup, fed = laws.federation("fedkd", options, **run)
+    cut = []
+
+    def slow_round(fed, setup, number, kept, mentee):
+        after, sent = {}, []
+        for client in range(fed.num_clients):
+            network = fed.networks[fed.architecture[client]]
+            first = *fed.initial_model(network), fedkd.initial_projection(network, fed.networks[0], fed)
+            *model, projection = kept.get(client, first)
+            w_h = nn.Linear(*projection.shape[::-1], bias=False).double()
+            w_h.load_state_dict({"weight": projection})
+
+            def losses(own, shared, y, w_h=w_h):
+                (rep, output), (rep_g, output_g) = own, shared
+                task, task_g = F.cross_entropy(output, y), F.cross_entropy(output_g, y)
+                hidden = F.mse_loss(rep, w_h(rep_g))
+                weight = 0.7 / (task + task_g)
+                yield task + weight * (divergence(output, output_g) / 3 + hidden)  # a mean also over classes
+                yield task_g + weight * (divergence(output_g, output) / 3 + hidden)
+
+            models, more = train_pair(fed, number, client, [model, (mentee, {})], [w_h], losses, fml.CLIP_NORM)
+            after[client] = models[0], {}, models[2]["weight"]
+            sent.append({name: value.numpy() for name, value in models[1].items()})
+            cut.append(more)
+        share = 0.6 + 0.3 * number / 3
+        mean = {name: sum(slow_factors(params[name], share) for params in sent) / len(sent) for name in mentee}
+        return after, {name: torch.from_numpy(slow_factors(value, share)) for name, value in mean.items()}
+
+    mentee = setup.method.init(fed, setup.options).params
+    laws.assert_rounds_agree(setup, fed, slow_round, mentee, lambda state: state.params)
+    assert sum(cut) > 10
 
 
 def test_a_client_that_is_certain_divides_by_almost_nothing():
-    networks, params, batch, _, _ = one_batch(FEDKD, projection=fedkd.initial_projection)
+    networks, params, batch, _, _ = one_batch("fedkd", projection=fedkd.initial_projection)
     for prefix in (fml.PRIVATE, fml.SHARED):
         params[prefix + "head.bias"] = (1e4 * F.one_hot(batch.y[0], 3).double()).requires_grad_()
     batch = batch._replace(y=batch.y[:1].expand(6))
@@ -184,7 +159,7 @@ def test_a_client_that_is_certain_divides_by_almost_nothing():
 
 
 def test_who_sat_out_is_sent_the_whole_mentee():
-    setup, fed = laws.federation(FEDKD, cohort_size=2)
+    setup, fed = laws.federation("fedkd", cohort_size=2)
     state = setup.method.init(fed, setup.options)
     size = fed.sizes.parameters
     for clients, whole in (([0, 1], 0), ([1, 0], 0), ([1, 2], 1), ([0, 3], 2)):
@@ -197,8 +172,7 @@ def test_who_sat_out_is_sent_the_whole_mentee():
 
 def test_running_statistics_are_averaged_and_sent_as_they_are(monkeypatch):
     monkeypatch.setattr(fedkd, "exchange", lambda trained, state, *rest: state.params)  # slow for so many weights
-    run = {"local_epochs": 1, "parts": laws.toy_parts((4, 3, 2, 3)), "data": laws.toy_dataset(num_train=12, channels=3)}
-    setup, fed = laws.federation(FEDKD, backbone=f"{laws.NORMED},cnn-small", **run)
+    setup, fed = laws.federation("fedkd", backbone=f"{laws.NORMED},cnn-small", local_epochs=1)
     start = setup.method.init(fed, setup.options)
     _, (_, trained), _ = fedkd.train_clients(start, fed.cohort(0), fed, setup.options)
     after, _ = setup.method.run_round(start, fed.cohort(0), fed, setup.options)
