@@ -1,7 +1,5 @@
-"""FCCL+'s equations against slow loops and hand numbers; both phases against a plain loop; costs, FCCL, protocols."""
+"""FCCL+'s equations against torch and hand numbers; both phases against a plain loop; FCCL; the batches of Table 15."""
 
-import dataclasses
-import math
 from functools import partial
 
 import pytest
@@ -11,9 +9,8 @@ import torch.nn.functional as F
 from fedcli.core.clients import Client
 from fedcli.core.trees import select, stack, tree_map
 from fedcli.papers import fccl_plus
-from fedcli.papers.baselines import ewc
+from fedcli.papers.baselines import ewc, fedavg
 from fedcli.papers.fccl_plus import (
-    ClientState,
     ServerState,
     Teacher,
     Teachers,
@@ -28,19 +25,10 @@ from fedcli.papers.fccl_plus import (
 from fedcli.registry import find_method, find_table
 from fedcli.runs.config import resolve
 from tests import laws
-from tests.reference import exchange_plainly, models_of, modules_of
+from tests.reference import exchange_plainly, models_of, modules_of, stacked_by_network
+from tests.toys import minibatch, randn, with_different_models
 
-PLUS, FCCL, LOCAL = find_method("fccl-plus"), find_method("fccl"), find_method("local")
 ALONE = {"correlation_weight": 0.0, "similarity_weight": 0.0}  # no exchange
-
-
-def randn(*shape, seed=0):
-    return torch.randn(*shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
-
-
-def softmax(values):
-    exps = [math.exp(value) for value in values]
-    return [value / sum(exps) for value in exps]
 
 
 # FCCM
@@ -84,23 +72,16 @@ def test_similarity_is_the_cosine_with_every_other_image():
     torch.testing.assert_close(similarity(features, 0.7), cosines[others].reshape(5, 4) / 0.7)
 
 
-def test_a_zero_feature_is_like_none_and_has_a_finite_gradient():
-    features = torch.where(torch.arange(4)[:, None] == 1, 0.0, randn(4, 3)).requires_grad_()
-    found = similarity(features, 0.5)
-    assert (found[1] == 0).all()
-    fisl_loss(found, similarity(randn(4, 3, seed=1), 0.5)).backward()
-    assert torch.isfinite(features.grad).all()
-
-
-@pytest.mark.parametrize("size", [1, 2])
-def test_one_or_two_images_have_nothing_to_align(size):
-    own = randn(size, 3).requires_grad_()
-    found = similarity(own, 0.02)
-    assert found.shape == (size, size - 1)
-    loss = fisl_loss(found, similarity(randn(size, 3, seed=1), 0.02))
+@pytest.mark.parametrize("size", [1, 2, 4])
+def test_a_zero_feature_is_like_none_and_one_or_two_images_have_nothing_to_align(size):
+    features = torch.where(torch.arange(size)[:, None] == 1, 0.0, randn(size, 3)).requires_grad_()
+    ours = similarity(features, 0.02)
+    assert ours.shape == (size, size - 1)
+    assert (ours[1:2] == 0).all()
+    loss = fisl_loss(ours, similarity(randn(size, 3, seed=1), 0.02))
     loss.backward()
-    assert loss == 0
-    assert (own.grad == 0).all()
+    assert torch.isfinite(features.grad).all()
+    assert (loss.item() == features.grad.abs().max() == 0) == (size < 3)
 
 
 def test_fisl_is_the_divergence_of_the_softmax_of_a_row():
@@ -113,69 +94,32 @@ def test_fisl_is_the_divergence_of_the_softmax_of_a_row():
 # FNTD
 
 
-def distillation(seed=0):
-    labels = torch.tensor([0, 3, 1, 1, 2])
-    return 2 * randn(5, 4, seed=seed), 2 * randn(5, 4, seed=seed + 1), labels
-
-
 @pytest.mark.parametrize("renormalize", [False, True])
-@pytest.mark.parametrize("temperature", [1.0, 3.0])
-def test_fntd_against_a_loop(renormalize, temperature):
-    student, teacher, labels = distillation()
-    rows = []
-    for own, known, label in zip(student.tolist(), teacher.tolist(), labels.tolist(), strict=True):
-        p, q = (softmax([value / temperature for value in logits]) for logits in (known, own))
-        others = [u for u in range(4) if u != label]
-        sums = [sum(each[u] for u in others) if renormalize else 1.0 for each in (p, q)]
-        rows.append(sum(p[u] / sums[0] * math.log(p[u] / sums[0] / (q[u] / sums[1])) for u in others))
-    expected = temperature**2 * sum(rows) / 5
-    found = fntd_loss(student, teacher, labels, temperature, renormalize)
-    assert found.item() == pytest.approx(expected, rel=1e-12)
-
-
-def test_without_the_factor_fntd_is_equation_13_as_printed():
-    student, teacher, labels = distillation()
-    printed = fntd_loss(student, teacher, labels, 3.0, factor="one")
-    torch.testing.assert_close(9 * printed, fntd_loss(student, teacher, labels, 3.0))
+@pytest.mark.parametrize(("factor", "weight"), [("square", 9.0), ("one", 1.0)])  # "one" is Eq. 13 as printed
+def test_fntd_is_the_divergence_of_the_other_classes(renormalize, factor, weight):
+    student, teacher, labels = 2 * randn(5, 4), 2 * randn(5, 4, seed=1), torch.tensor([0, 3, 1, 1, 2])
+    others = ~F.one_hot(labels, 4).bool()
+    q, p = ((logits / 3).softmax(1)[others].reshape(5, 3) for logits in (student, teacher))
+    if renormalize:
+        q, p = q / q.sum(1, keepdim=True), p / p.sum(1, keepdim=True)
+    expected = weight * (p * (p / q).log()).sum(1).mean()
+    ours = fntd_loss(student, teacher, labels, 3.0, renormalize, factor=factor)
+    torch.testing.assert_close(ours, expected, rtol=1e-12, atol=0)
 
 
 def test_plain_distillation_is_the_divergence_with_the_factor():
-    student, teacher, _ = distillation()
+    student, teacher = randn(5, 4), randn(5, 4, seed=1)
     expected = 9 * F.kl_div((student / 3).log_softmax(1), (teacher / 3).softmax(1), reduction="batchmean")
     torch.testing.assert_close(kd_loss(student, teacher, 3.0), expected)
-
-
-@pytest.mark.parametrize("renormalize", [False, True])
-def test_masked_samples_are_not_distilled(renormalize):
-    student, teacher, labels = distillation()
-    mask = torch.tensor([True, False, True, True, False])
-    kept = fntd_loss(student[mask], teacher[mask], labels[mask], 3.0, renormalize)
-    student[1], teacher[4] = torch.nan, torch.nan
-    student.requires_grad_()
-    found = fntd_loss(student, teacher, labels, 3.0, renormalize, mask)
-    torch.testing.assert_close(found, kept)
-    found.backward()
-    assert torch.isfinite(student.grad[mask]).all()
 
 
 # The collaborative phase against a plain loop
 
 
-def started(method, overrides=None, **run):
-    """A federation, its clients' different models under its networks, and the whole cohort."""
-    setup, fed = laws.federation(method, overrides, **run)
-    cohort = fed.cohort(0)
-    clients = {}
-    for client in range(fed.num_clients):
-        params, buffers = fed.initial_model(fed.networks[fed.architecture[client]])
-        moved = {name: value + 0.05 * randn(*value.shape, seed=client) for name, value in params.items()}
-        clients[client] = ClientState(moved, buffers)
-    return setup, fed, cohort, clients
-
-
-def kept(fed, cohort, clients):
-    """The clients' states by network, stacked."""
-    return [fed.recall(clients, group, None) for group in fed.groups(cohort)]
+def after_both_phases(fed, setup, cohort, states):
+    """The clients' stacked parameters after a round from these states, and the round's terms."""
+    after, terms = setup.method.run_round(ServerState(states), cohort, fed, setup.options)
+    return stack([after.clients[client].params for client in range(fed.num_clients)]), terms
 
 
 @pytest.mark.parametrize(
@@ -184,7 +128,7 @@ def kept(fed, cohort, clients):
 def test_collaboration_is_the_plain_loop_with_all_targets_before_any_update(lifetime, size, backbone):
     run = {"backbone": backbone, "num_clients": 2, "optimizer": "adam", "lr": 0.003, "parts": laws.toy_parts((5, 4))}
     data = laws.toy_dataset(size=size)
-    setup, fed, cohort, clients = started(PLUS, {"public_optimizer": lifetime}, data=data, **run)
+    setup, fed, cohort, clients = with_different_models("fccl-plus", {"public_optimizer": lifetime}, data=data, **run)
     fed.public_images = fed.public_images[:8]  # batches of 5 and 3
 
     def objective(k, features, logits, everyone):
@@ -195,7 +139,7 @@ def test_collaboration_is_the_plain_loop_with_all_targets_before_any_update(life
 
     optimizer, fresh = partial(torch.optim.Adam, lr=0.003), lifetime == "batch"
     expected, _ = exchange_plainly(modules_of(fed, clients), fed.public_batches(0), objective, optimizer, fresh)
-    models, terms = collaborate(kept(fed, cohort, clients), cohort, fed, setup.options)
+    models, terms = collaborate(stacked_by_network(fed, cohort, clients), cohort, fed, setup.options)
     laws.assert_agree(models_of(fed.groups(cohort), models), expected, "the models")
     assert all(model.optimizer == {} for model in models)
     assert {name: values.shape for name, values in terms.items()} == {"fccm": (2,), "fisl": (2,)}
@@ -206,13 +150,12 @@ def test_collaboration_is_the_plain_loop_with_all_targets_before_any_update(life
 
 def test_average_is_uniform_and_of_buffers_too():
     overrides = {**ALONE, "average_parameters": True}
-    run = {"backbone": laws.NORMED, "data": laws.toy_dataset(num_train=34), "parts": laws.toy_parts((7, 5))}
-    setup, fed, cohort, clients = started(PLUS, overrides, num_clients=2, **run)
+    run = {"backbone": laws.NORMED, "num_clients": 2, "parts": laws.toy_parts((7, 5))}
+    setup, fed, cohort, clients = with_different_models("fccl-plus", overrides, **run)
     clients[1] = clients[1]._replace(buffers={name: value + 2.0 for name, value in clients[1].buffers.items()})
-    ((model,), _) = collaborate(kept(fed, cohort, clients), cohort, fed, setup.options)
-    mean = tree_map(lambda one, other: (one + other) / 2, tuple(clients[0][:2]), tuple(clients[1][:2]))
-    for k in (0, 1):
-        laws.assert_agree(select((model.params, model.buffers), k), mean, "the mean")
+    ((model,), _) = collaborate(stacked_by_network(fed, cohort, clients), cohort, fed, setup.options)
+    mean = tree_map(lambda first, second: (first + second) / 2, clients[0][:2], clients[1][:2])
+    laws.assert_agree((model.params, model.buffers), stack([mean, mean]), "the mean")
 
 
 # The local phase
@@ -222,10 +165,9 @@ def test_average_is_uniform_and_of_buffers_too():
     "overrides", [{"teacher": "previous"}, {"teacher": "collaborative"}, {**ALONE, "average_parameters": True}]
 )
 def test_the_teacher_is_the_model_after_the_previous_local_phase_or_the_collaborative_one(overrides):
-    setup, fed, cohort, clients = started(PLUS, overrides, batch_size=20, local_epochs=1)
-    previous = kept(fed, cohort, clients)
-    ((model,), _) = collaborate(previous, cohort, fed, setup.options)
-    _, terms = setup.method.run_round(ServerState(clients), cohort, fed, setup.options)
+    setup, fed, cohort, clients = with_different_models("fccl-plus", overrides, batch_size=20, local_epochs=1)
+    ((model,), _) = collaborate(stacked_by_network(fed, cohort, clients), cohort, fed, setup.options)
+    _, terms = after_both_phases(fed, setup, cohort, clients)
     for client, part in enumerate(fed.training):
         x, y = fed.engine.gather(part)
         student = fed.network(select(model.params, client), {}, x).logits
@@ -235,74 +177,63 @@ def test_the_teacher_is_the_model_after_the_previous_local_phase_or_the_collabor
 
 
 def test_in_round_0_the_teacher_is_the_initial_network():
-    setup, fed = laws.federation(PLUS, ALONE, batch_size=20, local_epochs=1)
+    setup, fed = laws.federation("fccl-plus", ALONE, batch_size=20, local_epochs=1)
     _, terms = setup.method.run_round(setup.method.init(fed, setup.options), fed.cohort(0), fed, setup.options)
     assert terms["fntd"].abs().max() < 1e-12  # student and teacher are still one
 
 
 def test_plain_distillation_comes_in_the_first_epochs():
-    setup, fed, cohort, clients = started(PLUS, {**ALONE, "plain_share": 0.5})
-    after, terms = setup.method.run_round(ServerState(clients), cohort, fed, setup.options)
-    (previous,) = kept(fed, cohort, clients)
-    model, found = Client(previous.params, previous.buffers, optimizer={}), []
+    setup, fed, cohort, clients = with_different_models("fccl-plus", {**ALONE, "plain_share": 0.5})
+    params, terms = after_both_phases(fed, setup, cohort, clients)
+    (model,) = stacked_by_network(fed, cohort, clients)
+    teacher, trained = Teacher(model.params, model.buffers), []
     for epoch, term in enumerate(("kd", "fntd")):
         loss = fccl_plus.make_local_loss(fed.network, setup.options, term)
-        teacher = Teacher(previous.params, previous.buffers)
         model, own = fed.train(model, cohort, loss, teacher, 0, range(epoch, epoch + 1))
-        found.append(own)
-    laws.assert_agree(stack([after.clients[client].params for client in range(4)]), model.params, "parameters")
-    torch.testing.assert_close(terms["kd"], found[0]["kd"] / 2)
-    torch.testing.assert_close(terms["fntd"], found[1]["fntd"] / 2)
-    torch.testing.assert_close(terms["cross_entropy"], (found[0]["cross_entropy"] + found[1]["cross_entropy"]) / 2)
+        trained.append(own)
+    laws.assert_agree(params, model.params, "parameters")
+    halves = {"kd": trained[0]["kd"], "fntd": trained[1]["fntd"]}
+    expected = {**halves, "cross_entropy": trained[0]["cross_entropy"] + trained[1]["cross_entropy"]}
+    for name, value in expected.items():
+        torch.testing.assert_close(terms[name], value / 2)
 
 
 # EWC
 
 
 def test_with_ewc_a_client_holds_on_to_the_collaborative_phase():
-    setup, fed, cohort, clients = started(PLUS, {"regularizer": "ewc", "ewc_weight": 2.0})
-    after, _ = setup.method.run_round(ServerState(clients), cohort, fed, setup.options)
-    ((model,), _) = collaborate(kept(fed, cohort, clients), cohort, fed, setup.options)
+    setup, fed, cohort, clients = with_different_models("fccl-plus", {"regularizer": "ewc", "ewc_weight": 2.0})
+    params, _ = after_both_phases(fed, setup, cohort, clients)
+    ((model,), _) = collaborate(stacked_by_network(fed, cohort, clients), cohort, fed, setup.options)
     unseen = next(iter(fed.public_batches(0, epoch=1))).x  # the phase has gone through epoch 0
     anchor = ewc.anchors(model, cohort, fed, unseen)
     expected, _ = fed.train(model, cohort, ewc.make_local_loss(fed.network, 2.0), anchor, 0)
-    laws.assert_agree(stack([after.clients[client].params for client in range(4)]), expected.params, "EWC")
+    laws.assert_agree(params, expected.params, "EWC")
 
 
 # The conference version
 
 
-def test_rounds_begin_at_the_pretrained_model():
-    setup, fed = laws.federation(FCCL, {**ALONE, "distillation_weight": 0.0, "pretrain_epochs": 3})
-    cohort = fed.cohort(0)
-    state, _ = setup.method.run_round(setup.method.init(fed, setup.options), cohort, fed, setup.options)
-    task = LOCAL.module.make_local_loss(fed.network)
-    first = Client(*fed.recall({}, cohort, fed.initial_model()), optimizer={})
-    pretrained, _ = fed.train(first, cohort, task, epochs=range(2, 5))  # 2 local epochs have the draws 0 and 1
-    trained, _ = fed.train(pretrained._replace(optimizer={}), cohort, task)
+@pytest.mark.parametrize("form", ["run", "code"])
+def test_rounds_begin_at_the_pretrained_model_which_in_the_code_has_a_cosine_rate_and_no_weight_decay(form):
+    options = {**ALONE, "distillation_weight": 0.0, "pretrain_epochs": 3, "pretraining": form}
+    state = laws.simulate(*laws.federation("fccl", options), 1)
+    setup, plain = laws.federation("fccl", options, reference=True)
+    cohort, task = plain.cohort(0), fedavg.make_local_loss(plain.network)
+    model = Client(*plain.recall({}, cohort, plain.initial_model()), optimizer={})
+    for epoch, share in enumerate((1.0, 0.75, 0.25)):  # (1 + cos(pi e / 3)) / 2
+        of_code = {"lr": share * setup.run.lr, "weight_decay": 0.0} if form == "code" else {}
+        # Two local epochs have the draws 0 and 1.
+        model, _ = plain.train(model, cohort, plain.optimizer_step(task, **of_code), epochs=range(2 + epoch, 3 + epoch))
+    trained, _ = plain.train(model._replace(optimizer=[{}] * 4), cohort, task)
     for client, own in state.clients.items():
-        laws.assert_agree(own.pretrained.params, select(pretrained.params, client), "theta*")
+        laws.assert_agree(own.pretrained.params, select(model.params, client), "theta*")
         laws.assert_agree(own.params, select(trained.params, client), "the model after round 0")
 
 
-def test_pretraining_of_the_code_has_a_cosine_rate_and_no_weight_decay():
-    own = {**ALONE, "distillation_weight": 0.0, "pretrain_epochs": 3, "pretraining": "code"}
-    setup, fed = laws.federation(FCCL, own, lr=0.05)
-    state, _ = setup.method.run_round(setup.method.init(fed, setup.options), fed.cohort(0), fed, setup.options)
-    _, plain = laws.federation(FCCL, own, lr=0.05, reference=True)
-    model = Client(*plain.recall({}, plain.cohort(0), plain.initial_model()), optimizer={})
-    task = LOCAL.module.make_local_loss(plain.network)
-    for epoch, share in enumerate((1.0, 0.75, 0.25)):  # (1 + cos(pi e / 3)) / 2
-        step = plain.optimizer_step(task, lr=0.05 * share, weight_decay=0.0)
-        model, _ = plain.train(model, plain.cohort(0), step, epochs=range(2 + epoch, 3 + epoch))
-    for client, own in state.clients.items():
-        laws.assert_agree(own.pretrained.params, select(model.params, client), "theta*")
-
-
 def test_the_pretrained_model_stays_and_newcomers_get_theirs():
-    setup, fed = laws.federation(FCCL, cohort_size=2)
-    state = laws.simulate(setup, fed, 1, [[0, 1]])
-    later, _ = setup.method.run_round(state, fed.cohort_of(1, [1, 3]), fed, setup.options)
+    setup, fed = laws.federation("fccl", cohort_size=2)
+    state, later = (laws.simulate(setup, fed, rounds, [[0, 1], [1, 3]]) for rounds in (1, 2))
     assert laws.distance(later.clients[1].pretrained, state.clients[1].pretrained) == 0
     assert laws.distance(later.clients[1].params, state.clients[1].params) > 0
     assert laws.distance(later.clients[3].pretrained.params, fed.initial_model()[0]) > 0
@@ -310,10 +241,10 @@ def test_the_pretrained_model_stays_and_newcomers_get_theirs():
 
 
 def test_conference_objective_has_both_teachers():
-    setup, fed, _, clients = started(FCCL, {"distillation_weight": 0.5})
+    setup, fed, _, clients = with_different_models("fccl", {"distillation_weight": 0.5})
     loss = fccl_plus.make_conference_loss(fed.network, setup.options)
     teachers = Teachers(*(Teacher(*clients[client][:2]) for client in (1, 2)))
-    batch = next(iter(fed.public_batches(0)))._replace(y=torch.tensor([0, 2, 1, 1, 0]))
+    batch = minibatch(fed, 5)
     value, _ = loss(clients[0].params, {}, batch, teachers)
     own, previous, pretrained = (fed.network(clients[client].params, {}, batch.x).logits for client in range(3))
     expected = F.cross_entropy(own, batch.y) + 0.5 * (kd_loss(own, previous, 1.0) + kd_loss(own, pretrained, 1.0))
@@ -321,13 +252,11 @@ def test_conference_objective_has_both_teachers():
 
 
 def test_the_teacher_of_the_code_drops_other_units_than_the_student():
-    _, fed = laws.federation(PLUS, backbone="mobilenet-v2-dropout-512", data=laws.toy_dataset(num_train=34, size=32))
-    params, buffers = fed.initial_model()
-    batch = next(iter(fed.public_batches(0)))
-    drawn = [
-        {name: torch.tensor(7 + number) if name.endswith(".key") else value for name, value in buffers.items()}
-        for number in (0, 2)  # of two batches
-    ]
+    _, fed = laws.federation("fccl-plus", backbone="mobilenet-v2-dropout-512", data=laws.toy_dataset(size=32))
+    (params, buffers), batch, drawn = fed.initial_model(), minibatch(fed, 5), []
+    for key in (7, 9):  # of two batches
+        keys = {name: torch.tensor(key) for name in buffers if name.endswith(".key")}
+        drawn.append({**buffers, **keys})
     student = fed.network(params, drawn[0], batch.x).logits.detach()
     first, second = (fccl_plus.predict_in_training(fed.network, Teacher(params, buffers), own, batch) for own in drawn)
     assert laws.distance(first, student) > 1e-3
@@ -337,33 +266,17 @@ def test_the_teacher_of_the_code_drops_other_units_than_the_student():
 @pytest.mark.parametrize("mode", ["evaluate", "train"])
 def test_a_local_step_of_two_clients_distils_from_the_teacher_in_its_mode(mode):
     run = {"backbone": "resnet10-3x3", "num_clients": 2, "batch_size": 20, "local_epochs": 1, "clients_per_chunk": "2"}
-    data, parts = laws.toy_dataset(num_train=34), laws.toy_parts((6, 5))
-    setup, fed, cohort, clients = started(PLUS, {**ALONE, "teacher_mode": mode}, data=data, parts=parts, **run)
-    previous = {k: own._replace(params=clients[1 - k].params) for k, own in clients.items()}  # another model
-    (stacked,) = kept(fed, cohort, previous)
-    (own,) = kept(fed, cohort, clients)
+    run |= {"parts": laws.toy_parts((6, 5))}
+    setup, fed, cohort, clients = with_different_models("fccl-plus", {**ALONE, "teacher_mode": mode}, **run)
+    (own,) = stacked_by_network(fed, cohort, clients)
+    swapped = Teacher(*tree_map(lambda value: value.flip(0), (own.params, own.buffers)))  # another client's model
     loss = fccl_plus.make_local_loss(fed.network, setup.options, "fntd")
-    model = Client(own.params, own.buffers, optimizer={})
-    _, terms = fed.train(model, cohort, loss, Teacher(stacked.params, stacked.buffers), 0)
-    teachers = [module.train(mode == "train") for module in modules_of(fed, previous)]
-    for client, (student, teacher) in enumerate(zip(modules_of(fed, clients), teachers, strict=True)):
+    _, terms = fed.train(own, cohort, loss, swapped, 0)
+    students, teachers = modules_of(fed, clients), [each.train(mode == "train") for each in modules_of(fed, clients)]
+    for client, student in enumerate(students):
         x, y = fed.engine.gather(fed.training[client])
-        expected = fntd_loss(student.train()(x)[1], teacher(x)[1].detach(), y, 3.0).item()
+        expected = fntd_loss(student(x)[1], teachers[1 - client](x)[1].detach(), y, 3.0).item()
         assert terms["fntd"][client].item() == pytest.approx(expected, rel=1e-9)
-
-
-def test_protocols_of_the_paper_have_the_forms_of_the_code():
-    for protocol in fccl_plus.PROTOCOLS[:-1]:  # less the built-in one
-        given = {"protocol": protocol.name, "dataset": next(iter(protocol.datasets))}
-        assert resolve(PLUS, given, need_data=False).options.teacher_mode == "train"
-        fedmd = resolve(find_method("fedmd"), given, need_data=False).options
-        assert (fedmd.exchange, fedmd.pretrain_epochs) == ("batch", 40)
-        kinds = {own.augmentation for own in protocol.public.values()}
-        end = protocol.name.rpartition("-")[2]
-        assert kinds == {{"crop": "crop-flip", "strong": "resized-crop-colour"}.get(end, "resized-crop")}
-    fields = {own.name: own for method in (PLUS, find_method("fedmd")) for own in dataclasses.fields(method.config)}
-    assert fields["teacher_mode"].metadata["before"] == "evaluate"  # of records from before
-    assert fields["pretrain_epochs"].metadata["before"] == 0
 
 
 def test_in_table_15_three_methods_have_the_batch_size_of_the_code():

@@ -10,44 +10,30 @@ from torch import nn
 
 from fedcli.core.batches import generator
 from fedcli.papers.baselines import fedtgp
-from fedcli.registry import find_method
 from tests import laws
 
-FEDTGP = find_method("fedtgp")
 C, D = 4, 3
+NOBODY = np.array([], int)
 
 
 def network_of(params):
-    """The server's network as torch modules."""
+    """The server's network as torch modules, and what it gives."""
     classes, width = params["vectors"].shape
-    vectors, hidden, out = nn.Embedding(classes, width), nn.Linear(width, width), nn.Linear(width, width)
-    modules = nn.ModuleList([vectors, nn.Sequential(hidden, nn.ReLU(), out)]).double()
-    with torch.no_grad():
-        for own, value in zip(modules.parameters(), (params[name] for name in params_in_order(params)), strict=True):
-            own.copy_(value)
-    return modules
-
-
-def params_in_order(params):
-    return ["vectors", "hidden.weight", "hidden.bias", "out.weight", "out.bias"]
-
-
-def example(seed=0):
-    """Eleven prototypes of three of four classes, and a network."""
-    draw = np.random.default_rng(seed)
-    prototypes = torch.from_numpy(draw.standard_normal((11, D)))
-    return prototypes, torch.tensor([0, 1, 3, 0, 1, 3, 0, 1, 3, 0, 1]), fedtgp.initial_network(C, D, draw)
+    layers = {
+        "vectors": nn.Embedding(classes, width),
+        "hidden": nn.Linear(width, width),
+        "out": nn.Linear(width, width),
+    }
+    modules = nn.ModuleDict(layers).double()
+    modules.load_state_dict({name.replace("vectors", "vectors.weight"): value for name, value in params.items()})
+    return modules, lambda: modules["out"](modules["hidden"](modules["vectors"].weight).relu())
 
 
 def test_the_network_is_the_authors():
     params = fedtgp.initial_network(100, 512, np.random.default_rng(0))
     assert sum(value.numel() for value in params.values()) == 576_512
-    assert abs(params["vectors"].std() - 1) < 0.02
-    for name in params_in_order(params)[1:]:
-        assert 0.9 < params[name].abs().max() * 512**0.5 <= 1
-    _, _, params = example()
-    vectors, layers = network_of(params)
-    torch.testing.assert_close(fedtgp.global_prototypes(params), layers(vectors.weight).detach())
+    assert abs(params.pop("vectors").std() - 1) < 0.02
+    assert all(0.9 < value.abs().max() * 512**0.5 <= 1 for value in params.values())
 
 
 def test_margin_by_hand():
@@ -60,106 +46,89 @@ def test_margin_by_hand():
         assert fedtgp.adaptive_margin(centres, torch.tensor([False, True, False, False]), 10.0, form).item() == 0
 
 
-def test_contrastive_loss_is_the_cross_entropy_of_distances_with_a_margin():
-    prototypes, labels, params = example()
-    targets = fedtgp.global_prototypes(params)
-    expected = F.cross_entropy(-torch.cdist(prototypes, targets) - 0.7 * F.one_hot(labels, C), labels)
-    found = fedtgp.contrastive_loss(prototypes, labels, targets, torch.tensor(0.7).double())
-    torch.testing.assert_close(found, expected)
-
-
-def test_distance_has_a_gradient_everywhere():
-    points = torch.tensor([[0.0, 0.0], [3.0, 4.0]], dtype=torch.float64, requires_grad=True)
-    distances = fedtgp.distance(points, torch.zeros(2, 2).double())
-    assert distances.tolist() == [0, 5]
-    (grad,) = torch.autograd.grad(distances.sum(), points)
-    assert grad.tolist() == [[0, 0], pytest.approx([0.6, 0.8])]
-
-
-def test_the_servers_training_is_sgd():
-    prototypes, labels, params = example()
-    config = fedtgp.Config(server_batch_size=4, server_lr=0.3)
-    order = [np.random.default_rng(epoch).permutation(11) for epoch in range(3)]
-    modules = network_of(params)
+def test_the_servers_training_is_sgd_on_the_cross_entropy_of_distances_with_a_margin():
+    draw = np.random.default_rng(0)
+    prototypes, labels = torch.from_numpy(draw.standard_normal((11, D))), torch.tensor([0, 1, 3] * 3 + [0, 1])
+    params, order = fedtgp.initial_network(C, D, draw), [draw.permutation(11) for _ in range(3)]
+    modules, targets = network_of(params)
+    torch.testing.assert_close(fedtgp.global_prototypes(params), targets().detach())
     optimizer = torch.optim.SGD(modules.parameters(), lr=0.3)
     for epoch in order:
         for index in (epoch[:4], epoch[4:8], epoch[8:]):
-            distances = torch.cdist(prototypes[index], modules[1](modules[0].weight))
+            distances = torch.cdist(prototypes[index], targets())
             loss = F.cross_entropy(-distances - 0.5 * F.one_hot(labels[index], C), labels[index])
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
+    config = fedtgp.Config(server_batch_size=4, server_lr=0.3)
     trained = fedtgp.train_network(params, prototypes, labels, torch.tensor(0.5).double(), order, config)
-    assert list(trained) == list(params)
-    for own, name in zip(modules.parameters(), params_in_order(params), strict=True):
-        torch.testing.assert_close(trained[name], own.detach(), rtol=1e-9, atol=1e-12)
-        assert not trained[name].requires_grad
+    laws.assert_agree(network_of(trained)[0].state_dict(), modules.state_dict(), "the network")
+
+
+def means_of(fed, client, model):
+    """A client's class means under a model in evaluation mode, and their classes."""
+    features, _, labels = fed.predict(*model, fed.training[client])
+    classes = labels.unique().tolist()
+    return [features[labels == label].mean(0) for label in classes], classes
 
 
 def test_a_round_trains_on_the_class_means_of_the_trained_models():
-    parts = [np.array([0, 3, 1, 6, 4]), np.array([7, 10, 13]), np.array([12, 15]), np.array([], int)]
+    parts = [np.array([0, 3, 1, 6, 4]), np.array([7, 10, 13]), np.array([12, 15]), NOBODY]
     options = {"server_epochs": 3, "server_batch_size": 2}
-    setup, fed = laws.federation(FEDTGP, options, parts=parts)
+    setup, fed = laws.federation("fedtgp", options, parts=parts)
     first = setup.method.init(fed, setup.options)
     first = first._replace(network={name: 0.9 * value for name, value in first.network.items()})  # of an earlier round
     state, _ = setup.method.run_round(first, fed.cohort(0), fed, setup.options)
     rows, labels = [], []
-    for client in range(4):
-        own = state.clients[client]
-        features, _, found = fed.predict(*own, fed.training[client])  # in evaluation mode
-        for label in range(3):
-            if (found == label).any():
-                rows.append(features[found == label].mean(0))
-                labels.append(label)
+    for client in range(3):
+        means, classes = means_of(fed, client, state.clients[client])
+        rows, labels = rows + means, labels + classes
     assert labels == [0, 1, 1, 0]
-    centres = [(rows[0] + rows[3]) / 2, (rows[1] + rows[2]) / 2]
-    margin = (centres[0] - centres[1]).norm()
+    margin = ((rows[0] + rows[3]) / 2 - (rows[1] + rows[2]) / 2).norm()
     order = [generator(fed.config.seed, 0, "server order", epoch).permutation(4) for epoch in range(3)]
-    expected = fedtgp.train_network(
-        first.network, torch.stack(rows), torch.tensor(labels), margin, order, setup.options
-    )
-    laws.assert_agree(state.network, expected, "the server's network")
-    assert state.has_prototype.all()
-    prototypes, known = setup.method.prototypes(state)
+    given = torch.stack(rows), torch.tensor(labels), margin, order, setup.options
+    laws.assert_agree(state.network, fedtgp.train_network(first.network, *given), "the server's network")
+    prototypes, has_prototype = setup.method.prototypes(state)
     assert torch.equal(prototypes, fedtgp.global_prototypes(state.network))
-    assert known.all()
+    assert has_prototype.all()
 
 
 def test_without_any_prototype_the_network_stays():
-    parts = [np.array([], int), np.array([0, 1, 2]), np.array([3]), np.array([4])]
-    setup, fed = laws.federation(FEDTGP, parts=parts, cohort_size=1)
-    first = setup.method.init(fed, setup.options)
-    state = laws.simulate(setup, fed, 1, [[0]])
+    parts = [NOBODY, np.array([0, 1, 2]), np.array([3]), np.array([4])]
+    setup, fed = laws.federation("fedtgp", parts=parts, cohort_size=1)
+    first, state = (laws.simulate(setup, fed, rounds, [[0]]) for rounds in (0, 1))
     laws.assert_agree(state.network, first.network, "the server's network")
     assert not state.has_prototype.any()
 
 
-def test_the_code_form_sends_prototypes_of_the_model_before_training(monkeypatch):
+@pytest.fixture
+def given_to_the_server(monkeypatch):
+    """Prototypes and margin of each training of the server, which does not take place."""
+    given = []
+
+    def train_network(network, prototypes, labels, margin, *rest):
+        given.append((prototypes, float(margin)))
+        return network
+
+    monkeypatch.setattr(fedtgp, "train_network", train_network)
+    return given
+
+
+def test_the_code_form_sends_prototypes_of_the_model_before_training(given_to_the_server):
     """The authors' order of steps: load the model, train it, collect prototypes by the stored model, store it."""
-    sent = []
-    monkeypatch.setattr(
-        fedtgp, "train_network", lambda network, prototypes, labels, *rest: sent.append(prototypes) or network
-    )
-    parts = [np.array([0, 3, 1]), np.array([7, 10, 13, 2]), np.array([], int), np.array([], int)]
-    setup, fed = laws.federation(FEDTGP, {"form": "code"}, parts=parts)
+    parts = [np.array([0, 3, 1]), np.array([7, 10, 13, 2]), NOBODY, NOBODY]
+    setup, fed = laws.federation("fedtgp", {"form": "code"}, parts=parts)
     state = setup.method.init(fed, setup.options)
     stored = dict.fromkeys(range(2), fed.initial_model())
     for number, cohort in enumerate([[0, 1], [0], [0, 1]]):  # client 1 sits a round out, what it has stored is older
         state, _ = setup.method.run_round(state, fed.cohort_of(number, cohort), fed, setup.options)
-        expected = []
-        for client in cohort:
-            features, _, labels = fed.predict(*stored[client], fed.training[client])
-            expected += [features[labels == label].mean(0) for label in labels.unique()]
-            stored[client] = state.clients[client]
-        laws.assert_agree(sent[number], torch.stack(expected), f"what is sent in round {number}")
+        expected = [mean for client in cohort for mean in means_of(fed, client, stored[client])[0]]
+        laws.assert_agree(given_to_the_server[number][0], torch.stack(expected), f"what is sent in round {number}")
+        stored |= {client: state.clients[client] for client in cohort}
 
 
 @pytest.mark.parametrize(("form", "margin"), [("paper", 0.0), ("code", 7.0)])
-def test_the_margin_of_a_single_class_is_the_threshold_in_the_code_form(monkeypatch, form, margin):
-    found = []
-    monkeypatch.setattr(
-        fedtgp, "train_network", lambda network, prototypes, labels, margin, *rest: found.append(margin) or network
-    )
-    setup, fed = laws.federation(FEDTGP, {"form": form, "margin_threshold": 7.0}, parts=[np.array([0, 3])] * 4)
+def test_the_margin_of_a_single_class_is_the_threshold_in_the_code_form(form, margin, given_to_the_server):
+    setup, fed = laws.federation("fedtgp", {"form": form, "margin_threshold": 7.0}, parts=[np.array([0, 3])] * 4)
     laws.simulate(setup, fed, 1)
-    assert [float(one) for one in found] == [margin]
+    assert [own for _, own in given_to_the_server] == [margin]
