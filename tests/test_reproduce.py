@@ -9,26 +9,21 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
 
 import fedcli
 from fedcli import Cell, Gain, Table, grid, registry
-from fedcli.cli import app as cli
 from fedcli.cli import display
 from fedcli.errors import UserError
 from fedcli.results import comparison, costs, frame, jobs, plans
 from fedcli.results.render import render
 from fedcli.runs.records import write_record
+from tests import programs
 from tests.programs import Waiting, start
 
 TINY = {
     "protocol": "fedfm:digits", "dataset": "digits", "train_examples": 120, "num_clients": 3, "partition": "iid",
     "rounds": 3, "local_epochs": 2, "device": "cpu",
 }  # fmt: skip
-DIVERGES = {"lr": 1e8}
-IMPOSSIBLE = {"batch_size": 1000, "drop_last": True}  # refused when the data are there, before there is a record
-
-
 ROWS = {"FedAvg": ("fedavg", {}), "FedFM": ("fedfm", {})}
 
 
@@ -37,7 +32,8 @@ def table(cells, **more):
     return Table("fedfm:III", "Test accuracy", ("FedFM", "Table III"), tuple(cells), **options)
 
 
-SMALL = table(grid(ROWS, {"CIFAR-10 NIID-1": TINY}))
+PLACE = "CIFAR-10 NIID-1"
+SMALL = table(grid(ROWS, {PLACE: TINY}))
 
 
 class Watch(jobs.Watch):
@@ -69,7 +65,7 @@ def offered(monkeypatch):
 
 
 def invoke(*arguments):
-    return CliRunner().invoke(cli.app, ["table", *map(str, arguments)], prog_name="fedcli")
+    return programs.invoke("table", *arguments)
 
 
 def records():
@@ -96,12 +92,10 @@ def test_every_table_resolves_without_data_and_stands_in_the_paper(name):
         assert (planned.metric.unit == "floats") == planned.cell.column.endswith("_floats")
 
 
-def test_names_of_tables_are_unique_and_found_in_any_case():
+def test_names_of_tables_are_unique():
     modules = {method.module for method in registry.methods().values()}
     every = [table.name for module in modules for table in getattr(module, "TABLES", ())]
     assert len(every) == len(set(every))
-    for name in every:
-        assert registry.find_table(name.lower()) is registry.find_table(name.upper())
 
 
 def test_grid_is_rows_by_columns_and_a_row_comes_before_a_column():
@@ -141,14 +135,13 @@ def test_limits_only_make_smaller():
     plan = plans.plan(SMALL, limits={"rounds": 2, "local_epochs": 5, "train_examples": None})
     assert {(run.setup.run.rounds, run.setup.run.local_epochs) for run in plan.runs} == {(2, 2)}
     assert plan.reduction == "at most 2 rounds"
-    whole = table([Cell("FedAvg", "CIFAR-10 NIID-1", "fedavg", {**TINY, "train_examples": None})])
-    assert plans.plan(whole, limits={"train_examples": 1437}).reduction == "at most 1,437 training images"
-    assert plans.plan(whole, limits={"train_examples": 1438}).reduction == ""  # all images of digits
-    assert plans.plan(whole, limits={"train_examples": 1438}).runs[0].setup.run.train_examples is None
+    whole = table([Cell("FedAvg", PLACE, "fedavg", {**TINY, "train_examples": None})])
+    for limit, reduction in ((1437, "at most 1,437 training images"), (1438, "")):  # which are all images of digits
+        assert plans.plan(whole, limits={"train_examples": limit}).reduction == reduction
 
 
 def test_a_wrong_option_of_a_cell_is_told_with_its_place():
-    wrong = table(grid(ROWS, {"CIFAR-10 NIID-1": {**TINY, "wieght": 1}}))
+    wrong = table(grid(ROWS, {PLACE: {**TINY, "wieght": 1}}))
     with pytest.raises(UserError, match="row 'FedAvg', column 'CIFAR-10 NIID-1': unknown option of 'fedavg' '--wieght"):
         plans.plan(wrong)
 
@@ -164,22 +157,12 @@ def test_a_table_that_was_interrupted_goes_on_without_repeating_anything():
     plan, watch = plans.plan(SMALL), Watch()
     assert [run.state for run in plan.runs] == ["finished", "unfinished", "not run", "not run"]
     assert jobs.execute(plan, watch) == {}
-    label = "CIFAR-10 NIID-1"
-    assert watch.begun == [(f"FedAvg, {label}", 1), (f"FedFM, {label}", 0), (f"FedFM, {label}", 1)]
-    after = records()
-    first, second = before
+    assert watch.begun == [(f"FedAvg, {PLACE}", 1), (f"FedFM, {PLACE}", 0), (f"FedFM, {PLACE}", 1)]
+    after, (first, second) = records(), before
     assert after[first] == before[first]
     assert after[second]["resumed"] == [2]
     assert after[second]["rounds"][:2] == before[second]["rounds"]
     assert [one["status"] for one in after.values()] == ["finished"] * 4
-
-
-def test_runs_are_known_by_what_they_are_not_by_where_they_lie(folder):
-    fedcli.run("fedavg", **TINY, seed=1, out="elsewhere/by-hand")
-    own = plans.plan(SMALL, folder / "elsewhere").cells[0].runs
-    assert [run.state for run in own] == ["not run", "finished"]
-    assert own[1].folder.name == "by-hand"
-    assert plans.plan(SMALL, folder / "elsewhere", limits={"rounds": 2}).cells[0].runs[1].state == "not run"
 
 
 def test_tables_share_finished_runs_and_leave_unfinished_ones_alone(folder):
@@ -192,26 +175,23 @@ def test_tables_share_finished_runs_and_leave_unfinished_ones_alone(folder):
     assert states == [("finished", "fedfm-III"), ("not run", "fedfm-IV")]
 
 
-@pytest.mark.parametrize(
-    ("changes", "removed", "expected"),
-    [
-        ({"config": {"an_option_that_is_no_more": 1}}, "", "not run"),
-        ({"seed": 1}, "", "not run"),
-        ({"summary": {"selection": "last"}}, "", "not run"),
-        ({"status": "failed", "error": "NonFiniteLoss: the term"}, "", "diverged"),
-        ({"status": "failed", "error": "OutOfMemoryError: "}, "", "failed"),
-        ({"status": "running"}, "", "unfinished"),
-        ({}, "lr_decay", "finished"),  # older than the option, whose default is what the run has
-        ({}, "momentum", "not run"),  # and here another value than the protocol's
-    ],
-)
-def test_a_record_is_of_a_run_only_if_all_settings_are(changes, removed, expected):
+def test_a_record_is_of_a_run_only_if_all_settings_are():
     place = Path("runs/tables/fedfm-III/one")
     record = fedcli.run("fedfm", **TINY, seed=0, out=place).record
-    config = {**record["config"], **changes.get("config", {})}
-    config.pop(removed, None)
-    write_record(place, {**record, **changes, "config": config})
-    assert plans.plan(SMALL, seeds=[0], only=["FedFM"]).runs[0].state == expected
+
+    def state(removed="", **changes):
+        config = {name: value for name, value in record["config"].items() if name != removed}
+        write_record(place, {**record, "config": config, **changes})
+        return plans.plan(SMALL, seeds=[0], only=["FedFM"]).runs[0].state
+
+    assert state(config={**record["config"], "an_option_that_is_no_more": 1}) == "not run"
+    assert state(seed=1) == "not run"
+    assert state(summary={"selection": "last"}) == "not run"
+    assert state(status="failed", error="NonFiniteLoss: the term") == "diverged"
+    assert state(status="failed", error="OutOfMemoryError: ") == "failed"
+    assert state(status="running") == "unfinished"
+    assert state(removed="lr_decay") == "finished"  # older than the option, whose default is what the run has
+    assert state(removed="momentum") == "not run"  # and here another value than the protocol's
 
 
 def test_a_run_tested_in_other_rounds_counts_where_the_number_does_not_need_them():
@@ -232,30 +212,27 @@ def test_a_run_tested_in_other_rounds_counts_where_the_number_does_not_need_them
 def test_the_shipped_runs_are_found_and_never_gone_on_with(monkeypatch):
     def seeds():
         cells = plans.plan(registry.find_table("fedfa:2")).cells
-        return [[run.setup.run.seed for run in cell.runs if run.record] for cell in cells]
+        return {(planned.cell.row, planned.cell.column): [run.setup.run.seed for run in planned.runs if run.record]
+                for planned in cells if any(run.record for run in planned.runs)}  # fmt: skip
 
-    cells = [(cell.row, cell.column) for cell in registry.find_table("fedfa:2").cells]
-    shipped = {place: own for place, own in zip(cells, seeds(), strict=True) if own}
     # Those with Dirichlet shares are of one division, which the run's seed draws by now.
     places = [(row, "FMNIST #C=2") for row in ("FedAvg", "FedProx", "FedDyn", "MOON", "FedProc", "FedFA")]
-    places += [("FedAvg w/o skew", "FMNIST (no skew)"), ("FedFA w/o skew", "FMNIST (no skew)")]
-    assert shipped == {place: [2021, 2022, 2023] for place in places}
+    places += [(row, "FMNIST (no skew)") for row in ("FedAvg w/o skew", "FedFA w/o skew")]
+    assert seeds() == {place: [2021, 2022, 2023] for place in places}
     (folder,) = frame.shipped()
     runs = frame.read_runs([folder])
     record = runs[(runs["method"] == "fedfa") & (runs["seed"] == 2021)]["record"].iloc[0]
     stopped = frame.frame_of([{**record, "status": "interrupted"}]).assign(folder=[folder / "x"])
     monkeypatch.setattr(plans, "read_runs", lambda folders, damaged: stopped)
-    assert not any(seeds())
+    assert seeds() == {}
 
 
-FAILING = table(
-    [
-        Cell("FedAvg", "CIFAR-10 NIID-1", "fedavg", {**TINY, **IMPOSSIBLE}),
-        Cell("FedAvg", "CIFAR-10 NIID-2", "fedavg", {**TINY, **DIVERGES}),
-        Cell("FedFM", "CIFAR-10 NIID-1", "fedfm", TINY),
-    ],
-    seeds=(0,),
+WRONG, DIVERGING, GOOD = (  # the first is refused when the data are there, before there is a record
+    Cell("FedAvg", PLACE, "fedavg", {**TINY, "batch_size": 1000, "drop_last": True}),
+    Cell("FedAvg", "CIFAR-10 NIID-2", "fedavg", {**TINY, "lr": 1e8}),
+    Cell("FedFM", PLACE, "fedfm", TINY),
 )
+FAILING = table([WRONG, DIVERGING, GOOD], seeds=(0,))
 
 
 def test_a_failed_run_does_not_stop_the_others_and_the_command_fails_after_all(offered):
@@ -297,12 +274,10 @@ def test_several_jobs_are_processes_that_run_resume_fail_and_may_be_killed(monke
     Path("killed.py").write_text(KILLED)
     with pytest.raises(KeyboardInterrupt):
         jobs.execute(plans.plan(FAILING, only=["FedFM"]), Watch(patience=1))
-    more = Cell("Killed", "CIFAR-10 NIID-1", "./killed.py", TINY)
-    several = replace(FAILING, cells=(FAILING.cells[0], FAILING.cells[2], more))
+    several = replace(FAILING, cells=(WRONG, GOOD, Cell("Killed", PLACE, "./killed.py", TINY)))
     watch = Watch()
     errors = jobs.execute(plans.plan(several), watch, jobs=2, records_only=True)
-    labels = [f"{row}, CIFAR-10 NIID-1" for row in ("FedFM", "FedAvg", "Killed")]
-    assert [label for label, _ in watch.begun] == labels
+    assert [label for label, _ in watch.begun] == [f"{row}, {PLACE}" for row in ("FedFM", "FedAvg", "Killed")]
     impossible, resumed, killed = plans.plan(several).runs
     assert [run.state for run in (impossible, resumed, killed)] == ["not run", "finished", "unfinished"]
     assert resumed.record["origin"] == resumed.setup.origin  # every setting was given, and no other
@@ -343,7 +318,7 @@ def test_the_estimate_goes_by_rounds_and_local_steps():
     assert cost(SMALL.cells) == (pytest.approx(3 * 3 * 2), 3, set())  # the other method's by this one's
     half = {"local_epochs": 1, "rounds": 2, "train_examples": 60}
     assert cost(SMALL.cells, limits=half) == (pytest.approx(4 * 2 * (1.75 / 4 + 0.25)), 4, set())  # the test is whole
-    more = grid(ROWS, {"CIFAR-10 NIID-1": {**TINY, "num_clients": 6, "cohort_size": 3}})
+    more = grid(ROWS, {PLACE: {**TINY, "num_clients": 6, "cohort_size": 3}})
     assert cost(more, seeds=[0])[0] == pytest.approx(2 * 3 * (1.75 / 2 + 0.25))
     with pytest.raises(KeyboardInterrupt):
         jobs.execute(plans.plan(SMALL, seeds=[1], only=["FedAvg"]), Watch(patience=1))
@@ -392,7 +367,7 @@ def finished(selected, *, cost=None, rounds=()):
 DIVERGED = {**finished(0.9), "status": "failed", "error": "NonFiniteLoss: the term; use less"}
 STARTED = {**finished(0.9), "status": "running"}
 NAMES = ("FedAvg", "FedProx", "MOON", "FedFM")
-FOUR = table(grid({name: ("fedavg", {"lr": len(name)}) for name in NAMES}, {"CIFAR-10 NIID-1": TINY}))
+FOUR = table(grid({name: ("fedavg", {"lr": len(name)}) for name in NAMES}, {PLACE: TINY}))
 
 
 def lines(text):
@@ -410,7 +385,7 @@ def shown(one, results):
 
 
 def column(*values):
-    return {(name, "CIFAR-10 NIID-1"): value for name, value in zip(NAMES, values, strict=True)}
+    return {(name, PLACE): value for name, value in zip(NAMES, values, strict=True)}
 
 
 def seeds(*accuracies):
@@ -443,8 +418,8 @@ def test_paper_ours_and_difference_of_known_values():
 
 def test_numbers_that_follow_from_cells_by_hand():
     gains = (
-        Gain("mean gain", "gap", ("MOON", "FedFM"), ("FedAvg", "FedProx"), of="CIFAR-10 NIID-1"),
-        Gain("less the best other", "CIFAR-10 NIID-1", ("FedFM",), ("FedAvg", "FedProx", "MOON"), best=True),
+        Gain("mean gain", "gap", ("MOON", "FedFM"), ("FedAvg", "FedProx"), of=PLACE),
+        Gain("less the best other", PLACE, ("FedFM",), ("FedAvg", "FedProx", "MOON"), best=True),
     )
     one = replace(FOUR, gains=gains)
     text = shown(one, column(seeds(0.5, 0.54), seeds(0.6, 0.6), seeds(0.7, 0.7), seeds(0.66, 0.66)))
@@ -456,12 +431,15 @@ def test_numbers_that_follow_from_cells_by_hand():
 
 
 def test_cells_that_the_paper_or_the_table_lacks_are_said():
-    cells = [Cell(row, "CIFAR-10 NIID-1", "fedavg", TINY) for row in ("FedAvg", "MOON", "Ours")]
+    cells = [Cell(row, PLACE, "fedavg", TINY) for row in ("FedAvg", "MOON", "Ours")]
     one = table([*cells, Cell("FedAvg", "CIFAR-10 NIID-2", "fedavg", TINY)], notes=("Ours: not in the paper.",))
     text = render(comparison.compare(plans.plan(one)))
     assert "| MOON | paper | 67.74 ± 0.30 |  |\n|  | ours | not run |  |" in text
     assert "| Ours | paper | not reported |  |\n|  | ours | not run |  |" in text
     assert text.endswith("- Ours: not in the paper.\n")
+    figure = render(comparison.compare(plans.plan(replace(SMALL, name="fedfm:Fig7", reported=("FedFM", "in-text")))))
+    assert [line[:2] for line in lines(figure)[2:]] == [["FedAvg", "ours"], ["FedFM", "ours"]]
+    assert "- The paper prints none of these numbers." in figure
 
 
 def test_the_reduced_label_is_on_every_form(offered):
@@ -473,15 +451,7 @@ def test_the_reduced_label_is_on_every_form(offered):
         assert "reduced    at most 2 rounds, at most 1 local epochs; not the paper's setting" in result.stderr
     result = invoke("fedfm:III", "--rounds", 2, "--dry-run", "--format", "csv")
     assert {row["reduced"] for row in csv.DictReader(io.StringIO(result.stdout))} == {"at most 2 rounds"}
-    full = invoke("fedfm:III", "--rounds", 3, "--dry-run")
-    assert "educed" not in full.stdout
-
-
-def test_a_figure_has_ours_alone():
-    one = replace(SMALL, name="fedfm:Fig7", reported=("FedFM", "in-text"))
-    text = render(comparison.compare(plans.plan(one)))
-    assert [line[:2] for line in lines(text)[2:]] == [["FedAvg", "ours"], ["FedFM", "ours"]]
-    assert "- The paper prints none of these numbers." in text
+    assert "educed" not in invoke("fedfm:III", "--rounds", 3, "--dry-run").stdout
 
 
 SENT = {**finished(0.5, cost={"floats_up": 23_705_252}, rounds=[0.5]), "config": {"rounds": 100, "cohort_size": 20}}
@@ -512,15 +482,14 @@ def test_every_metric_stands_in_the_papers_unit(place, metric, reported, records
 
 def test_csv_has_a_line_a_cell_in_full_precision():
     results = column([finished(1 / 3), DIVERGED], [None, None], [None, STARTED], seeds(0.5, 0.6))
-    text = render(comparison.compare(filled(FOUR, results)), "csv")
-    first, second, third, last = csv.DictReader(io.StringIO(text))
+    first, second, third, last = csv.DictReader(io.StringIO(render(comparison.compare(filled(FOUR, results)), "csv")))
     assert float(first["ours"]) == pytest.approx(100 / 3, abs=1e-12)
     assert (first["row"], first["paper"], first["paper_std"], first["ours_std"]) == ("FedAvg", "66.69", "0.69", "")
     assert (first["runs_planned"], first["runs_finished"], first["runs_diverged"]) == ("2", "1", "1")
     assert (second["ours"], second["runs_not_run"], third["runs_unfinished"]) == ("", "2", "1")
     half = 12.706205 * 5  # t of one degree of freedom, times 7.07 / sqrt(2)
-    assert float(last["difference_low"]) == pytest.approx(55 - 72.89 - half, abs=1e-4)
-    assert float(last["difference_high"]) == pytest.approx(55 - 72.89 + half, abs=1e-4)
+    bounds = [float(last[f"difference_{end}"]) for end in ("low", "high")]
+    assert bounds == pytest.approx([55 - 72.89 - half, 55 - 72.89 + half], abs=1e-4)
 
 
 def test_a_run_of_another_version_of_its_method_is_pointed_out():
