@@ -4,12 +4,9 @@ import numpy as np
 import pytest
 import torch
 
-from fedcli.core import partition
 from fedcli.core.batches import generator
 from fedcli.core.trees import select
 from fedcli.papers import fedfa
-from fedcli.registry import find_method
-from fedcli.runs.config import resolve
 from tests import laws
 from tests.reference import minibatches, modules_of
 from tests.toys import randn
@@ -161,28 +158,6 @@ def test_a_first_round_of_fedavg_gives_the_anchors():
     later = laws.simulate(setup, fed, 2, cohorts)
     assert laws.distance(later.params, laws.simulate(base, base_fed, 2, cohorts).params) > 1e-6
     laws.assert_agree(later.anchors[:2], first.anchors[:2], "classes that the second cohort lacks")
-
-
-@pytest.mark.parametrize("dataset", ["fmnist", "mixed-digits"])
-def test_clients_of_the_validation_experiment_have_the_papers_images(dataset):
-    setup = resolve(find_method("fedfa"), {"protocol": "fedfa:validation", "dataset": dataset}, need_data=False)
-    domains, labels = np.repeat(np.arange(5), 2000), np.tile(np.arange(10), 1000)
-    parts = setup.partition(labels, setup.run.num_clients, setup.run.partition_seed, domains)
-    counts = partition.count_classes(parts, labels, 10)
-    assert setup.run.train_examples == 10_000
-    if dataset == "fmnist":
-        assert (np.sort(counts, 1)[:, -2:] == 500).all()
-        assert (counts.sum(0) == 1000).all()
-    else:
-        assert (counts == 100).all()
-        assert [set(domains[part]) for part in parts] == [{i // 2} for i in range(10)]
-
-
-def test_dirichlet_shares_are_drawn_by_the_runs_seed_and_other_divisions_by_that_of_the_code():
-    for cell in (cell for table in fedfa.TABLES for cell in table.cells):
-        run = resolve(find_method(cell.method), {**cell.settings, "seed": 2022}, need_data=False).run
-        drawn = 3 if run.dataset == "mixed-digits" else 2022
-        assert run.partition_seed == (drawn if "dirichlet" in run.partition else 1), cell
 
 
 def test_clipping_shortens_the_step_of_alignment_and_not_that_of_calibration():

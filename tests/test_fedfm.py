@@ -5,19 +5,17 @@ from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
 
-import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
 
-from fedcli.core import partition
 from fedcli.core.clients import Client
 from fedcli.core.trees import select, stack
 from fedcli.declarations import Sizes
 from fedcli.papers import fedfm
 from fedcli.papers.baselines import fedavg
 from fedcli.papers.fedfm import aggregate_anchors, contrastive_guiding, l2_guiding, plain_l2_guiding
-from fedcli.registry import find_method, find_protocol
+from fedcli.registry import find_method
 from fedcli.results.comparison import reported
 from tests import laws
 from tests.toys import randn
@@ -98,26 +96,6 @@ def test_rounds_before_start_round_are_fedavg_and_that_round_is_not():
     for rounds in (1, 2):
         laws.assert_agree(laws.simulate(*ours, rounds).params, laws.simulate(*base, rounds).params, "before T_s")
     assert laws.distance(laws.simulate(*ours, 3).params, laws.simulate(*base, 3).params) > 1e-6
-
-
-@pytest.mark.parametrize(
-    ("protocol", "dataset", "classes", "counts"),
-    [
-        ("fedfm:niid-2", "cifar10", 10, {300: 9, 2300: 1}),
-        ("fedfm:niid-2", "cinic10", 10, {500: 9, 4500: 1}),
-        ("fedfm:niid-2", "cifar100", 100, {30: 90, 230: 10}),
-        ("fedfm:niid-3", "cifar10", 10, {0: 3, 714: 7}),
-    ],
-)
-def test_partitions_of_the_protocols_have_the_papers_sizes(protocol, dataset, classes, counts):
-    chosen = find_protocol(protocol, find_method("fedfm"))
-    flag = {**chosen.settings, **chosen.datasets[dataset].settings}["partition"]
-    images = {"cinic10": 90_000}.get(dataset, 50_000)
-    labels = np.repeat(np.arange(classes), images // classes)
-    parts = partition.from_flag(flag)(labels, 10, 0)
-    for row in partition.count_classes(parts, labels, classes):
-        sizes, times = np.unique(row, return_counts=True)
-        assert dict(zip(sizes.tolist(), times.tolist(), strict=True)) == counts
 
 
 # FedFM-Lite
