@@ -147,25 +147,6 @@ def test_the_rounds_and_the_hash_are_those_without_the_step(tmp_path):
     assert not any(name.startswith("ccvr") for name in plain.record["config"])
 
 
-NEAREST = """
-from dataclasses import replace
-
-import torch
-
-from fedcli.papers.baselines import fedavg
-
-PROTOTYPES = torch.zeros(10, 64), torch.arange(10) == 0  # of which every image is nearest to class 0
-METHOD = replace(fedavg.METHOD, name="nearest", prototypes=lambda state: PROTOTYPES)
-"""
-
-
-def test_what_is_tested_after_the_step_is_the_classifier(tmp_path):
-    (tmp_path / "nearest.py").write_text(NEAREST)
-    run = fedcli.run(str(tmp_path / "nearest.py"), out=tmp_path / "run", post="ccvr", ccvr_epochs=0, **TINY)
-    last = run.record["rounds"][-1]
-    assert run.record["post"]["test_accuracy"] == last["classifier_accuracy"] != last["test_accuracy"]
-
-
 def interrupted(*arguments):
     raise KeyboardInterrupt
 

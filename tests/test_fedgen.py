@@ -1,4 +1,4 @@
-"""FedGen: its generator against a plain module, and what the clients are given."""
+"""FedGen: its generator against a plain module, and rounds against a plain loop."""
 
 import numpy as np
 import pytest
@@ -8,10 +8,10 @@ from torch import nn
 
 from fedcli.core.batches import generator
 from fedcli.papers.baselines import fedgen
-from fedcli.papers.baselines.fedgen import HIDDEN, NOISE, Context, Samples, draw_samples, generate, initial_generator
+from fedcli.papers.baselines.fedgen import HIDDEN, NOISE, draw_samples, generate, initial_generator
 from tests import laws
 from tests.reference import train_plainly
-from tests.toys import minibatch, randn
+from tests.toys import randn
 
 COUNTS = torch.tensor([3, 0, 1])
 
@@ -85,79 +85,45 @@ def test_training_is_plain_adam_on_the_mean_head():
     assert laws.distance(made, example()[0]) == 0  # it is left as it was
 
 
-def test_the_local_objective_adds_the_cross_entropy_of_the_head_on_generated_features():
-    _, fed = laws.federation("fedgen")
-    params, buffers = fed.initial_model()
-    params = {name: value.requires_grad_() for name, value in params.items()}
-    made, samples = example(dim=fed.feature_dim)
-    context = Context(made, Samples(samples.noise[2], samples.labels[2]))
-    batch, local_loss = minibatch(fed, 4), fedgen.make_local_loss(fed.network, fedgen.Config(generator_weight=2.0))
-    loss, aux = local_loss(params, buffers, batch, context)
-    features = plain(made).eval()(inputs(*context.samples))
-    generated = F.cross_entropy(F.linear(features, params["head.weight"], params["head.bias"]), context.samples.labels)
-    task = F.cross_entropy(fed.network(params, buffers, batch.x).logits, batch.y)
-    torch.testing.assert_close(loss, task + 2 * generated)
-    body = [value for name, value in params.items() if not name.startswith("head.")]
-    gradients = (torch.autograd.grad(each, body, retain_graph=True) for each in (loss, task))
-    for ours, plainly in zip(*gradients, strict=True):
-        torch.testing.assert_close(ours, plainly)  # the extractor learns nothing of it
-    assert aux.outputs.shape == (4, 64)
-
-
-def test_the_first_round_is_lg_fedavg_and_later_ones_are_not():
-    ours, base = laws.federation("fedgen"), laws.federation("lg-fedavg")
-    first = laws.simulate(*ours, 1)
-    laws.assert_agree(first.head, laws.simulate(*base, 1).head, "round 0")
-    assert laws.distance(laws.simulate(*ours, 2).head, laws.simulate(*base, 2).head) > 1e-4
-    assert first.class_counts.tolist() == torch.bincount(ours[1].engine.labels[:34]).tolist()
-
-
-def test_clients_are_given_the_trained_generator():
-    setup, fed = laws.federation("fedgen", lr=1e-12)  # nobody moves, so every step sees the received head
-    state = laws.simulate(setup, fed, 1)
-    first = setup.method.init(fed, setup.options)
-    assert laws.distance(state.generator.params, first.generator.params) > 0.1
-    _, terms = setup.method.run_round(state, fed.cohort(1), fed, setup.options)
-    for k, steps in enumerate((8, 4, 6, 2)):
-        draw = generator(fed.config.seed, 1, k, "generated")
-        samples = draw_samples(state.class_counts, 8, 4, draw)
-        module, losses = plain(state.generator).eval(), []
-        for noise, labels in zip(samples.noise[:steps], samples.labels[:steps], strict=True):
-            features = module(inputs(noise, labels))
-            logits = F.linear(features, state.head["head.weight"], state.head["head.bias"])
-            losses.append(F.cross_entropy(logits, labels).item())
-        assert terms["generated"][k].item() == pytest.approx(np.mean(losses), rel=1e-6)
-
-
-def slow_round(fed, setup, number, kept, head):
-    """One round of the code's form by plain torch: every client, the head, and a generator that nobody trains."""
-    run, after, heads, untrained = setup.run, {}, [], setup.method.init(fed, setup.options).generator
+def slow_round(fed, setup, number, kept, shared):
+    """One round by plain torch: every client, the mean head, and the generator, which the code's form leaves alone."""
+    (head, made), run, code, after, heads = shared, setup.run, setup.options.form == "code", {}, []
     counts = torch.bincount(torch.cat([fed.engine.labels[torch.as_tensor(own)] for own in fed.training]), minlength=3)
+    weight = setup.options.generator_weight if code or number else 0.0
     for client in range(fed.num_clients):
         params, buffers = kept.get(client, fed.initial_model(fed.networks[fed.architecture[client]]))
-        made, draw = plain(untrained).train(), generator(run.seed, number, client, "generated")
+        module, draw = plain(made).train(code), generator(run.seed, number, client, "generated")
         most = run.local_epochs * -(-max(len(own) for own in fed.training) // run.batch_size)
-        samples = zip(*draw_samples(counts, most, run.batch_size, draw, uniform=True), strict=True)
+        samples = zip(*draw_samples(counts, most, run.batch_size, draw, uniform=code), strict=True)
 
-        def objective(module, features, logits, y, made=made, samples=samples):
+        def objective(network, features, logits, y, module=module, samples=samples):
             noise, labels = next(samples)
-            generated = F.cross_entropy(module.head(made(inputs(noise, labels))), labels)
-            return F.cross_entropy(logits, y) + setup.options.generator_weight * generated
+            generated = F.cross_entropy(network.head(module(inputs(noise, labels))), labels)
+            return F.cross_entropy(logits, y) + weight * generated
 
         own = train_plainly(fed, number, client, ({**params, **head}, buffers), objective)
         after[client] = {name: value for name, value in own.items() if name not in head}, {}
         heads.append({name: own[name] for name in head})
     sizes = [len(own) / sum(map(len, fed.training)) for own in fed.training]
-    return after, {name: sum(w * one[name] for w, one in zip(sizes, heads, strict=True)) for name in head}
+    head = {name: sum(w * one[name] for w, one in zip(sizes, heads, strict=True)) for name in head}
+    if not code:
+        draw = generator(run.seed, number, "generator")
+        samples = draw_samples(counts, setup.options.generator_steps, run.batch_size, draw)
+        made = fedgen.train_generator(made, head, samples, setup.options.generator_lr)
+    return after, (head, made)
 
 
-def test_three_rounds_of_the_codes_form_are_those_of_a_plain_loop():
+@pytest.mark.parametrize("form", ["paper", "code"])
+def test_three_rounds_are_those_of_a_plain_loop(form):
     run = {"momentum": 0.0, "weight_decay": 0.0, "backbone": "cnn-2x32,cnn-2x64", "data": laws.toy_dataset(size=16)}
-    setup, fed = laws.federation("fedgen", {"form": "code", "generator_weight": 2.0}, **run)
+    options = {"form": form, "generator_weight": 2.0, "generator_steps": 5, "generator_lr": 0.01}
+    setup, fed = laws.federation("fedgen", options, **run)
     first = setup.method.init(fed, setup.options)
-    assert first.class_counts.tolist() == torch.bincount(fed.engine.labels[:34]).tolist()  # of all clients, at once
-    state = laws.assert_rounds_agree(setup, fed, slow_round, first.head, lambda state: state.head)
-    assert laws.distance(state.generator, first.generator) == 0
+    counts = torch.bincount(fed.engine.labels[:34]).tolist()  # of all clients, in the code's form at once
+    assert first.class_counts.tolist() == (counts if form == "code" else [1, 1, 1])
+    shared = first.head, first.generator
+    state = laws.assert_rounds_agree(setup, fed, slow_round, shared, lambda state: (state.head, state.generator))
+    assert state.class_counts.tolist() == counts
 
 
 def test_class_counts_are_kept_where_nobody_has_an_example():

@@ -113,10 +113,3 @@ def test_more_classes_than_features_are_refused_beside_the_identity():
     fed.num_classes = 65
     with pytest.raises(UserError, match=r"got 64 features for 65 classes.*--prototypes"):
         setup.method.init(fed, setup.options)
-
-
-def test_the_first_round_is_fedavg_and_so_are_those_after_the_ramp():
-    base, ours = laws.federation("fedavg"), laws.federation("fedproc", {"cross_entropy_weight": 0.0})
-    laws.assert_agree(laws.simulate(*ours, 1).params, laws.simulate(*base, 1).params, "the first round")
-    short = laws.federation("fedproc", {"ramp_rounds": 1})
-    laws.assert_agree(laws.simulate(*short, 3).params, laws.simulate(*base, 3).params, "a ramp of one round")

@@ -3,7 +3,6 @@
 import torch
 
 from fedcli.papers.baselines import fedavg, fedprox
-from tests import laws
 from tests.toys import minibatch, with_different_models
 
 
@@ -25,10 +24,3 @@ def test_the_local_objective_adds_mu_times_the_distance_to_fedavgs_gradient():
         torch.testing.assert_close(grad, plain + 0.7 * (value - received[name]), rtol=1e-10, atol=1e-12)
     assert aux.terms["cross_entropy"] == base
     assert aux.terms["proximal"] == fedprox.proximal_term(moved, received)
-
-
-def test_the_term_holds_to_the_model_of_this_round():
-    setup, fed = laws.federation("fedprox", {"proximal_weight": 1.0})
-    state = laws.simulate(setup, fed, 1)
-    context, _ = fedprox.local_context(state, fed.cohort(1), fed, setup.options)
-    assert laws.distance(context.global_params, state.params) == 0

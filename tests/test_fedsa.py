@@ -136,17 +136,3 @@ def test_three_rounds_are_those_of_a_plain_loop(drop_last):
     state = laws.assert_rounds_agree(setup, fed, slow_round, (first, {}), shared_of)
     assert state.clients[1].margin == state.clients[2].margin == 0  # of one class each
     assert state.clients[0].margin > 0
-
-
-def test_the_larger_margin_counts():
-    setup, fed = laws.federation("fedsa", {"contrastive_weight": 1.0})
-    state = laws.simulate(setup, fed, 1)
-
-    def after(margin):
-        clients = {c: own._replace(margin=torch.tensor(margin).double()) for c, own in state.clients.items()}
-        new, _ = setup.method.run_round(state._replace(clients=clients), fed.cohort(1), fed, setup.options)
-        return laws.model_of(setup, new)[0]
-
-    least = fedsa.margin(state.anchors, torch.ones(3, dtype=torch.bool)).item()
-    assert laws.distance(after(0.0), after(0.9 * least)) == 0
-    assert laws.distance(after(0.0), after(1.1 * least)) > 1e-9
