@@ -127,9 +127,6 @@ def test_law_6_edge_data(run):
     assert floats > 0
 
 
-# The step in a run
-
-
 def test_the_rounds_and_the_hash_are_those_without_the_step(tmp_path):
     plain = fedcli.run("fedavg", out=tmp_path / "plain", **TINY)
     after = fedcli.run("fedavg", out=tmp_path / "post", **TINY, **STEP)

@@ -29,9 +29,6 @@ from tests.toys import minibatch, randn, with_different_models
 ALONE = {"correlation_weight": 0.0, "similarity_weight": 0.0}  # no exchange
 
 
-# FCCM
-
-
 def test_cross_correlation_of_the_clients_classes_with_the_means():
     own, mean = 1000 * randn(6, 3), 2 + 5 * randn(6, 3, seed=1)
     first, second = ((value - value.mean(0)) / (value.var(0).sqrt() + 1e-5) for value in (own, mean))
@@ -60,9 +57,6 @@ def test_fccm_by_hand():
     assert fccm_loss(2 * torch.eye(3) - 1, 0.0051) == 0  # the target of Fig. 2
 
 
-# FISL
-
-
 def test_similarity_is_the_cosine_with_every_other_image():
     features = randn(5, 4)
     cosines = F.cosine_similarity(features[:, None], features, dim=-1)
@@ -89,9 +83,6 @@ def test_fisl_is_the_divergence_of_the_softmax_of_a_row():
     assert torch.autograd.gradcheck(lambda rows: fisl_loss(rows, mean), own.requires_grad_())
 
 
-# FNTD
-
-
 @pytest.mark.parametrize("renormalize", [False, True])
 @pytest.mark.parametrize(("factor", "weight"), [("square", 9.0), ("one", 1.0)])  # "one" is Eq. 13 as printed
 def test_fntd_is_the_divergence_of_the_other_classes(renormalize, factor, weight):
@@ -109,9 +100,6 @@ def test_plain_distillation_is_the_divergence_with_the_factor():
     student, teacher = randn(5, 4), randn(5, 4, seed=1)
     expected = 9 * F.kl_div((student / 3).log_softmax(1), (teacher / 3).softmax(1), reduction="batchmean")
     torch.testing.assert_close(kd_loss(student, teacher, 3.0), expected)
-
-
-# The collaborative phase against a plain loop
 
 
 def after_both_phases(fed, setup, cohort, states):
@@ -143,9 +131,6 @@ def test_collaboration_is_the_plain_loop_with_all_targets_before_any_update(life
     assert {name: values.shape for name, values in terms.items()} == {"fccm": (2,), "fisl": (2,)}
 
 
-# Equal networks
-
-
 def test_average_is_uniform_and_of_buffers_too():
     overrides = {**ALONE, "average_parameters": True}
     run = {"backbone": laws.NORMED, "num_clients": 2, "parts": laws.toy_parts((7, 5))}
@@ -154,9 +139,6 @@ def test_average_is_uniform_and_of_buffers_too():
     ((model,), _) = collaborate(stacked_by_network(fed, cohort, clients), cohort, fed, setup.options)
     mean = tree_map(lambda first, second: (first + second) / 2, clients[0][:2], clients[1][:2])
     laws.assert_agree((model.params, model.buffers), stack([mean, mean]), "the mean")
-
-
-# The local phase
 
 
 @pytest.mark.parametrize(
@@ -194,9 +176,6 @@ def test_plain_distillation_comes_in_the_first_epochs():
         torch.testing.assert_close(terms[name], value / 2)
 
 
-# EWC
-
-
 def test_with_ewc_a_client_holds_on_to_the_collaborative_phase():
     setup, fed, cohort, clients = with_different_models("fccl-plus", {"regularizer": "ewc", "ewc_weight": 2.0})
     params, _ = after_both_phases(fed, setup, cohort, clients)
@@ -205,9 +184,6 @@ def test_with_ewc_a_client_holds_on_to_the_collaborative_phase():
     anchor = ewc.anchors(model, cohort, fed, unseen)
     expected, _ = fed.train(model, cohort, ewc.make_local_loss(fed.network, 2.0), anchor, 0)
     laws.assert_agree(params, expected.params, "EWC")
-
-
-# The conference version
 
 
 @pytest.mark.parametrize("form", ["run", "code"])

@@ -14,7 +14,6 @@ from fedcli.papers.fedcme import (
     alignment_loss,
     cosine,
     evaluation_sample,
-    evaluation_vector,
     exchange_with_partners,
     exchanged_names,
     match_clients,
@@ -123,13 +122,6 @@ def test_global_features_by_hand():
     assert has.tolist() == [True, True, False, True]
 
 
-def test_evaluation_vector_by_hand():
-    correct = torch.tensor([True, False, True, True, False])
-    vector = evaluation_vector(correct, torch.tensor([0, 0, 2, 0, 3]), 5)
-    assert vector.tolist() == pytest.approx([2 / 3, 0, 1, 0, 0])
-    assert evaluation_vector(correct[:0], torch.zeros(0, dtype=torch.int64), 2).tolist() == [0, 0]
-
-
 @pytest.mark.parametrize(("size", "drawn"), [(0, 0), (1, 1), (2, 1), (5, 1), (13, 3), (100, 20)])
 def test_a_fifth_of_the_examples_is_evaluated(size, drawn):
     part = np.arange(size) + 50
@@ -170,8 +162,8 @@ def plain_round(fed, state, cohort, partner, config):
     global_features = torch.stack([means.get(c, state.global_features[c]) for c in range(fed.num_classes)])
     evaluation = state.evaluation.clone()
     for module, client in zip(modules, cohort.client_ids, strict=True):
-        part, draw = fed.training[client], generator(run.seed, number, client, "evaluation")
-        x, y = fed.engine.gather(draw.choice(part, round(len(part) / 5), replace=False))
+        draw = generator(run.seed, number, client, "evaluation")
+        x, y = fed.engine.gather(evaluation_sample(fed.training[client], draw))
         right = module(x)[1].argmax(1) == y
         evaluation[client] = torch.tensor([right[y == c].double().mean() if (y == c).any() else 0.0 for c in range(3)])
     return params, global_features, evaluation

@@ -1,42 +1,12 @@
-"""FedDyn: its regularizer and its server by hand, a slow loop, and FedFA's form of it."""
+"""FedDyn: Algorithm 1 in a slow loop, and FedFA's form of it."""
 
 import torch
 
 from fedcli.core.trees import select, stack
 from fedcli.papers.baselines.fedavg import make_local_loss
-from fedcli.papers.baselines.feddyn import (
-    client_alphas,
-    dynamic_regularizer,
-    linear_regularizer,
-    update_dual,
-    update_server,
-)
 from tests import laws
 
 COHORTS = ([0, 1], [1, 3], [0, 2])
-
-
-def float64(values):
-    return torch.tensor(values, dtype=torch.float64)
-
-
-def test_the_regularizers_by_hand():
-    w, h_i = {"a": float64([1.0, 2.0]), "b": float64(3.0)}, {"a": float64([5.0, -1.0]), "b": float64(2.0)}
-    start = {"a": float64([0.0, 4.0]), "b": float64(1.0)}
-    assert dynamic_regularizer(w, start, h_i, float64(0.5)).item() == 0.5 * (5 - 2 + 6) + 0.25 * (1 + 4 + 4)
-    assert linear_regularizer(w, h_i, float64(0.5)).item() == 0.5 * (5 - 2 + 6)
-
-
-def test_the_server_and_what_clients_keep_by_hand():
-    h_i = update_dual({"w": float64([[7.0], [1.0]])}, {"w": float64([1.0])}, {"w": float64([[2.0], [5.0]])})
-    assert h_i["w"].tolist() == [[8], [5]]
-    params, h = update_server({"w": float64([1.0])}, {"w": float64([0.5])}, {"w": float64([[2.0], [5.0]])}, 10)
-    assert h["w"].tolist() == [0.5 + (1 + 4) / 10]
-    assert params["w"].tolist() == [3.5 + 1.0]
-
-
-def test_alpha_is_larger_for_small_clients_and_zero_without_examples():
-    assert client_alphas(0.1, float64([20.0, 5.0, 0.0]), 10.0).tolist() == [0.05, 0.2, 0]
 
 
 def test_without_clipping_it_is_algorithm_1_in_a_slow_loop():
@@ -57,7 +27,10 @@ def test_without_clipping_it_is_algorithm_1_in_a_slow_loop():
 
     for number, members in enumerate(COHORTS):
         cohort = fed.cohort_of(number, members)
-        context = float64([alphas[client] for client in members]), stack([h[client] for client in members])
+        context = (
+            torch.tensor([alphas[client] for client in members]).double(),
+            stack([h[client] for client in members]),
+        )
         clients, _ = fed.train(fed.broadcast(w, buffers, cohort), cohort, objective, context, (0, 0))
         ends = [select(clients.params, place) for place in range(2)]
         for client, end in zip(members, ends, strict=True):

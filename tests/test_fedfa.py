@@ -17,18 +17,10 @@ C, D = 5, 4
 LABELS = torch.tensor([0, 1, 2, 4, 4, 0, 4, 2, 4])  # class 3 is absent
 
 
-def test_anchor_loss_is_half_the_mean_of_squares_or_the_mean_over_all_classes_of_class_means():
+def test_anchor_loss_of_the_paper_is_half_the_mean_of_squares():
     features, anchors = randn(9, D), randn(C, D, seed=1)
-    squares = (features - anchors[LABELS]).square().sum(1)
-    by_class = sum(squares[c == LABELS].mean() for c in LABELS.unique()) / C
-    for form, expected in (("paper", squares.mean() / 2), ("code", by_class)):
-        torch.testing.assert_close(fedfa.anchor_loss(features, LABELS, anchors, form), expected)
-
-
-def test_calibration_loss_is_the_cross_entropy_of_the_classifier_on_the_anchors():
-    weight, bias, anchors = randn(C, D), randn(C), randn(C, D, seed=1)
-    expected = torch.nn.functional.cross_entropy(anchors @ weight.T + bias, torch.arange(C))
-    torch.testing.assert_close(fedfa.calibration_loss(weight, bias, anchors), expected)
+    expected = (features - anchors[LABELS]).square().sum(1).mean() / 2
+    torch.testing.assert_close(fedfa.anchor_loss(features, LABELS, anchors, "paper"), expected)
 
 
 @pytest.mark.parametrize(("classes", "dim"), [(10, 64), (10, 10)])
@@ -48,22 +40,6 @@ def test_anchors_are_random_directions_where_there_are_too_few_rows():
     assert len(anchors.unique(dim=0)) == 400
     assert anchors.mean(0).abs().max() < 0.1  # uniform on the sphere: standard deviation 0.03
     assert torch.equal(anchors, fedfa.random_anchors(400, 3, generator(0, "anchors")))
-
-
-def test_class_features_of_an_epoch_shrink_for_a_class_that_batches_lack():
-    first = fedfa.batch_class_features(torch.tensor([[2.0], [4.0], [10.0]]), torch.tensor([0, 0, 1]), 3, 2)
-    second = fedfa.batch_class_features(torch.tensor([[5.0]]), torch.tensor([0]), 3, torch.tensor(2))
-    assert first.tolist() == [[1.5], [5.0], [0.0]]  # (3, 10, -) / 2
-    assert (first + second).tolist() == [[4.0], [5.0], [0.0]]  # class 1 has mean 10, in one of two batches
-
-
-def test_anchors_decay_from_the_received_one_and_those_of_absent_classes_stay():
-    anchors, has_class = torch.tensor([[8.0], [8.0]]), torch.tensor([True, False])
-    for epoch_mean, expected in ((4.0, 5.0), (1.0, 2.0)):  # 0.25 * 8 + 0.75 * 4; 0.25 * 5 + 0.75 * 1
-        anchors = fedfa.decay_anchors(anchors, torch.tensor([[epoch_mean], [0.0]]), has_class, 0.25)
-        assert anchors.tolist() == [[expected], [8.0]]
-    assert fedfa.decay_anchors(anchors, torch.zeros(2, 1), has_class, 1.0).tolist() == [[2.0], [8.0]]
-    assert fedfa.decay_anchors(anchors, torch.zeros(2, 1), has_class, 0.0).tolist() == [[0.0], [8.0]]
 
 
 def test_anchors_of_clients_are_averaged_with_or_without_those_that_lack_the_class():

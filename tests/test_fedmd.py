@@ -8,7 +8,7 @@ import torch.nn.functional as F
 
 from fedcli.core.trees import select
 from fedcli.papers.baselines.fedavg import make_local_loss
-from fedcli.papers.baselines.fedmd import ClientState, ServerState, digest, digest_loss
+from fedcli.papers.baselines.fedmd import ClientState, ServerState, digest
 from fedcli.registry import find_method
 from tests import laws
 from tests.reference import exchange_plainly, models_of, modules_of, stacked_by_network
@@ -23,11 +23,6 @@ def digested(fed, cohort, states, config):
     models, terms = digest(stacked_by_network(fed, cohort, states), cohort, fed, config)
     assert terms["digest"].shape == (4,)
     return models_of(fed.groups(cohort), models)
-
-
-def test_digest_loss_by_hand():
-    logits, consensus = torch.tensor([[1.0, -2.0], [0.0, 4.0]]), torch.tensor([[0.0, -2.0], [0.0, 1.0]])
-    assert digest_loss(logits, consensus) == (1 + 0 + 0 + 3) / 4
 
 
 def test_digest_is_a_plain_loop_towards_scores_in_evaluation_mode_of_before_any_update():

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from fedcli.core.trees import select
 from fedcli.errors import UserError
 from fedcli.papers.baselines import fedavg, fedproc
-from fedcli.papers.baselines.fedproc import aggregate_prototypes, identity_contrastive, prototype_contrastive, schedule
+from fedcli.papers.baselines.fedproc import aggregate_prototypes, prototype_contrastive, schedule
 from fedcli.registry import find_method
 from fedcli.runs.config import resolve
 from tests import laws
@@ -26,12 +26,6 @@ def test_the_term_is_the_cross_entropy_of_cosines_among_the_classes_that_have_a_
     expected = F.cross_entropy(scores.masked_fill(~has_class, -torch.inf)[rows], LABELS[rows])
     torch.testing.assert_close(prototype_contrastive(features, LABELS, prototypes, has_class, 0.5), expected)
     assert prototype_contrastive(features, LABELS, prototypes, torch.zeros(4, dtype=torch.bool)) == 0
-
-
-def test_the_term_of_fedfas_code_is_the_cross_entropy_of_plain_products():
-    features, prototypes = randn(7, 5), randn(4, 5, seed=1)
-    expected = F.cross_entropy(features @ prototypes.T, LABELS)
-    torch.testing.assert_close(identity_contrastive(features, LABELS, prototypes), expected)
 
 
 def test_the_schedule_is_a_ramp_or_constant_and_counts_from_one_with_a_ramp_of_0():

@@ -19,18 +19,10 @@ C, D = 4, 5
 LABELS = torch.tensor([0, 1, 2, 2, 0, 2, 1])  # class 3 is absent
 
 
-def test_regularization_against_a_loop():
+def test_regularization_of_the_code_is_a_mean_of_squares():
     features, anchors = randn(7, D), randn(C, D, seed=1)
-    by_class = sum((features[c == LABELS].mean(0) - anchors[c]).norm() for c in range(3))
-    torch.testing.assert_close(fedsa.regularization(features, LABELS, anchors), by_class)
     ours = fedsa.regularization(features, LABELS, anchors, form="code")
     torch.testing.assert_close(ours, F.mse_loss(features, anchors[LABELS]))
-
-
-def test_margin_contrastive_is_the_cross_entropy_of_distances_with_a_margin():
-    features, anchors = randn(7, D), randn(C, D, seed=1)
-    expected = F.cross_entropy(-torch.cdist(features, anchors) - 1.5 * F.one_hot(LABELS, C), LABELS)
-    torch.testing.assert_close(fedsa.margin_contrastive(features, LABELS, anchors, 1.5), expected)
 
 
 def test_no_loss_is_nan_where_a_feature_is_its_anchor():
@@ -55,12 +47,6 @@ def test_margin_by_hand():
         assert fedsa.margin(points, torch.tensor([True, False, True]), form).item() == pytest.approx(far)
         assert fedsa.margin(points, torch.tensor([False, True, False]), form).item() == 0
         assert fedsa.margin(points, ~everyone, form).item() == 0
-
-
-def test_classifier_calibration_is_the_cross_entropy_of_the_classifier_on_the_anchors():
-    weight, bias, anchors = randn(C, D), randn(C), randn(C, D, seed=1)
-    expected = F.cross_entropy(anchors @ weight.T + bias, torch.arange(C))
-    torch.testing.assert_close(fedsa.classifier_calibration(weight, bias, anchors), expected)
 
 
 def test_semantic_anchors_are_one_pass_through_the_embedding():
@@ -126,8 +112,8 @@ def slow_round(fed, setup, number, kept, shared):
 def test_three_rounds_are_those_of_a_plain_loop(drop_last):
     parts = [np.array([0, 3, 1, 6, 4, 5, 8, 11, 14, 2]), np.array([7, 10, 13, 16, 19]), np.array([9, 12]),
              np.array([15, 18, 21, 24, 22])]  # fmt: skip
-    weights = {"regularization_weight": 0.3, "contrastive_weight": 0.5, "calibration_weight": 0.7, "anchor_decay": 0.9}
-    setup, fed = laws.federation("fedsa", weights, parts=parts, drop_last=drop_last, lr=0.01)
+    weights = {"regularization_weight": 0.3, "contrastive_weight": 0.5, "calibration_weight": 0.7, "anchor_decay": 0.1}
+    setup, fed = laws.federation("fedsa", weights, parts=parts, drop_last=drop_last)
 
     def shared_of(state):
         return state.anchors, {c: state.prototypes[c] for c in range(3) if state.has_class[c]}
@@ -135,4 +121,6 @@ def test_three_rounds_are_those_of_a_plain_loop(drop_last):
     first = setup.method.init(fed, setup.options).anchors
     state = laws.assert_rounds_agree(setup, fed, slow_round, (first, {}), shared_of)
     assert state.clients[1].margin == state.clients[2].margin == 0  # of one class each
-    assert state.clients[0].margin > 0
+    if not drop_last:  # in the third round either margin is the larger one of some client
+        second = laws.simulate(setup, fed, 2)
+        assert second.clients[3].margin > slow_margin(list(second.anchors)) > second.clients[0].margin > 0
