@@ -358,6 +358,10 @@ def test_a_run_takes_the_median_of_the_nearest_that_were_timed():
     traits = {name: config[name] for name in ("backbone", "precision", "dataset", "batch_size")}
     traits |= {"device": "cpu", "machine": "mine", "shape": "[1, 8, 8]", "method": "fedavg"}
     rows = [{"train": train, "test": 0.5, **traits} for train in (1.0, 2.0, 9.0)]
-    rows.append({**rows[0], "train": 70.0, "method": "fedfm"})
+    others = ({"method": "fedfm"}, {"batch_size": 7}, {"machine": "another"}, {"backbone": "resnet18"})
+    rows += [{**rows[0], "train": 70.0, **other} for other in others]
     cost = costs.cost_of([run], pd.DataFrame(rows), ("cpu", "mine"))
     assert cost["seconds"].tolist() == [20 * (2.0 * plans.round_examples(config) + 0.5)]
+    away = costs.cost_of([run], pd.DataFrame(rows[-2:]), ("cpu", "mine"))  # no other network says anything
+    assert (away["seconds"].count(), away["machines"].tolist()) == (1, [{"another"}])
+    assert costs.cost_of([run], pd.DataFrame(rows[-1:]), ("cpu", "mine"))["seconds"].isna().all()
