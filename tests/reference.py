@@ -52,12 +52,6 @@ class PlainNetwork:
         return Output(features, logits, own)
 
 
-def optimizer_of(module: nn.Module, config, lr: float) -> torch.optim.Optimizer:
-    if config.optimizer == "adam":
-        return torch.optim.Adam(module.parameters(), lr=lr, weight_decay=config.weight_decay)
-    return torch.optim.SGD(module.parameters(), lr=lr, momentum=config.momentum, weight_decay=config.weight_decay)
-
-
 def modules_of(fed: Federation, clients: dict) -> list[nn.Module]:
     """The clients' models as plain modules in training mode."""
     networks = [copy.deepcopy(fed.networks[fed.architecture[client]].module).train() for client in clients]
@@ -72,17 +66,18 @@ def minibatches(fed: Federation, number: int, client: int, epochs: range | None 
 
 
 def train_plainly(fed: Federation, number: int, client: int, model: tuple, objective: Callable) -> dict[str, Tensor]:
-    """A client's parameters after a round of torch.optim.
+    """A client's parameters after a round of SGD.
 
     Args:
-        fed: The federation, whose minibatches and options of the optimizer count.
+        fed: The federation, whose minibatches and options of SGD count.
         number: The round.
         client: The client.
         model: Parameters and buffers that it begins with.
         objective: From module, features, logits and labels to the loss.
     """
     module = load(copy.deepcopy(fed.networks[fed.architecture[client]].module), *model).train()
-    optimizer = optimizer_of(module, fed.config, fed.config.lr)
+    run = fed.config
+    optimizer = torch.optim.SGD(module.parameters(), run.lr, run.momentum, weight_decay=run.weight_decay)
     for x, y in minibatches(fed, number, client):
         loss = objective(module, *module(x), y)
         optimizer.zero_grad()

@@ -120,9 +120,9 @@ def rounds_of(setup, fed, cohorts):
 EVERYONE = [0, 1, 2, 3]
 
 
-def test_lite_exchanges_models_after_every_interval_and_after_the_last_round():
+def test_lite_exchanges_models_after_every_interval_and_the_last_round_and_means_of_trained_models_after_each():
     setup, fed = lite(2, rounds=5)
-    states, _ = rounds_of(setup, fed, [EVERYONE] * 5)
+    states, terms = rounds_of(setup, fed, [EVERYONE] * 5)
     changed = [laws.distance(after.params, before.params) > 0 for before, after in pairwise(states)]
     assert changed == [False, True, False, True, True]
     weights = fed.cohort(0).weights
@@ -130,6 +130,10 @@ def test_lite_exchanges_models_after_every_interval_and_after_the_last_round():
         kept = states[number].clients
         mean = {name: sum(w * kept[k].params[name] for k, w in enumerate(weights)) for name in states[0].params}
         laws.assert_agree(states[number].params, mean, f"the model after round {number - 1}")
+    for state in states[1:]:
+        torch.testing.assert_close(state.anchors, class_means(fed, state.clients))
+    assert terms[0]["matching"].tolist() == [0] * 4  # no class has an anchor before the first hand-shake
+    assert (terms[1]["matching"] > 0).all()
 
 
 def test_a_client_that_is_new_since_the_last_exchange_begins_with_the_global_model():
@@ -147,15 +151,6 @@ def test_a_client_that_is_new_since_the_last_exchange_begins_with_the_global_mod
     second = [states[2].clients[client].params for client in (1, 2)]  # the exchange's own clients: 7 and 10 examples
     mean = {name: (7 * one + 10 * second[1][name]) / 17 for name, one in second[0].items()}
     laws.assert_agree(states[2].params, mean, "the model of the exchange")
-
-
-def test_lite_anchors_are_class_means_by_the_trained_local_models():
-    setup, fed = lite(2)
-    states, terms = rounds_of(setup, fed, [EVERYONE] * 2)
-    for state in states[1:]:
-        torch.testing.assert_close(state.anchors, class_means(fed, state.clients))
-    assert terms[0]["matching"].tolist() == [0] * 4  # no class has an anchor before the first hand-shake
-    assert (terms[1]["matching"] > 0).all()
 
 
 def test_between_exchanges_a_client_goes_on_from_its_own_model_with_a_new_optimizer_and_the_last_anchors():
