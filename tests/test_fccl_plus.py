@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 
 from fedcli.core.clients import Client
-from fedcli.core.trees import select, stack, tree_map
+from fedcli.core.trees import select, stack
 from fedcli.papers import fccl_plus
 from fedcli.papers.baselines import ewc, fedavg
 from fedcli.papers.fccl_plus import (
@@ -129,16 +129,6 @@ def test_collaboration_is_the_plain_loop_with_all_targets_before_any_update(life
     laws.assert_agree(models_of(fed.groups(cohort), models), expected, "the models")
     assert all(model.optimizer == {} for model in models)
     assert {name: values.shape for name, values in terms.items()} == {"fccm": (2,), "fisl": (2,)}
-
-
-def test_average_is_uniform_and_of_buffers_too():
-    overrides = {**ALONE, "average_parameters": True}
-    run = {"backbone": laws.NORMED, "num_clients": 2, "parts": laws.toy_parts((7, 5))}
-    setup, fed, cohort, clients = with_different_models("fccl-plus", overrides, **run)
-    clients[1] = clients[1]._replace(buffers={name: value + 2.0 for name, value in clients[1].buffers.items()})
-    ((model,), _) = collaborate(stacked_by_network(fed, cohort, clients), cohort, fed, setup.options)
-    mean = tree_map(lambda first, second: (first + second) / 2, clients[0][:2], clients[1][:2])
-    laws.assert_agree((model.params, model.buffers), stack([mean, mean]), "the mean")
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from fedcli.core.trees import select
+from fedcli.core.trees import select, tree_map
 from fedcli.papers.baselines.fedavg import make_local_loss
 from fedcli.papers.baselines.fedmd import ClientState, ServerState, digest
 from fedcli.registry import find_method
@@ -59,11 +59,11 @@ def test_by_batch_every_batch_has_scores_in_training_mode_and_an_optimizer_of_it
 @pytest.mark.parametrize("averaged", [False, True])
 def test_local_training_begins_at_the_digested_models_or_at_their_average(averaged):
     overrides = {"exchange": "batch", "average_parameters": averaged}
-    setup, fed, cohort, states = with_different_models("fedmd", overrides, backbone="cnn-small")
+    setup, fed, cohort, states = with_different_models("fedmd", overrides, backbone=laws.NORMED)
     models = digested(fed, cohort, states, setup.options)
-    if averaged:
-        mean = {name: sum(params[name] for params, _ in models.values()) / 4 for name in models[0][0]}
-        models = dict.fromkeys(models, (mean, {}))
+    if averaged:  # uniformly, buffers too
+        mean = tree_map(lambda *leaves: sum(leaves) / 4, *models.values())
+        models = dict.fromkeys(models, mean)
     between = {client: ClientState(*model) for client, model in models.items()}
     expected, _ = LOCAL.run_round(ServerState(between), cohort, fed, setup.options)
     state, terms = setup.method.run_round(ServerState(states), cohort, fed, setup.options)
