@@ -6,6 +6,7 @@ import json
 import re
 import signal
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -64,8 +65,7 @@ def offered(monkeypatch):
     return lambda one: monkeypatch.setattr(registry, "tables", lambda: {one.name: one})
 
 
-def invoke(*arguments):
-    return programs.invoke("table", *arguments)
+invoke = partial(programs.invoke, "table")
 
 
 def records():
