@@ -21,6 +21,7 @@ from torch import Tensor
 from fedcli.core.batches import Batch, BatchPlan, Transform
 from fedcli.core.clients import Client, Step, keyed
 from fedcli.core.graphs import CudaGraphs
+from fedcli.core.layers import used_for
 from fedcli.core.stacked import WAYS, Stack, find_stack, for_many, packed, with_optimizer, with_room
 from fedcli.core.trees import Tree, concatenate, flatten, leaves, select, select_axes, tree_map
 from fedcli.errors import UserError
@@ -161,10 +162,11 @@ class Engine:
         context = select_axes(context, axes, 0)
         update = keyed(step.in_place or step.update)  # the tensors are this loop's own
         total: dict[str, Tensor] = {}
-        for batch in self._batches(plan, chunk.start, rate):
-            client, aux = update(client, batch, context)
-            total = {name: value + total.get(name, 0.0) for name, value in aux.terms.items()}
-            self._step_done(len(batch.y))
+        with used_for("training" if self.images.device.type == "cpu" else ""):
+            for batch in self._batches(plan, chunk.start, rate):
+                client, aux = update(client, batch, context)
+                total = {name: value + total.get(name, 0.0) for name, value in aux.terms.items()}
+                self._step_done(len(batch.y))
         return tree_map(lambda leaf: leaf.contiguous()[None], (client, total))
 
     def _batches(self, plan: BatchPlan, k: int, rate: Tensor) -> Iterator[Batch]:

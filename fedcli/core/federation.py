@@ -19,7 +19,7 @@ from fedcli.core.batches import Batch, BatchPlan, Transform, draw_cohort, genera
 from fedcli.core.clients import Aux, Client, LocalLoss, Network, Output, Params, Step, Terms, keyed, optimizer_step
 from fedcli.core.engine import Engine, parse_chunk
 from fedcli.core.graphs import CudaGraphs
-from fedcli.core.layers import only_reported, use_live_taps
+from fedcli.core.layers import use_live_taps, used_for
 from fedcli.core.stacked import with_optimizer
 from fedcli.core.trees import Tree, concatenate, count_floats, select, stack, tree_map
 from fedcli.declarations import Sizes
@@ -420,12 +420,9 @@ class Federation:
 
         @torch.no_grad()
         def of_portion(positions: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-            token = only_reported.set(quick)
-            try:
+            with used_for("testing" if quick else ""):
                 x = self.transform(images[positions])
                 output = network(params, buffers, self.engine.own(x) if quick else x, train=False)
-            finally:
-                only_reported.reset(token)
             return output.features, output.logits, labels[positions]
 
         with self.timed("evaluate"):

@@ -1,6 +1,7 @@
 """Layers that torch has not in the form that training many clients together needs."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import partial
 from itertools import product
@@ -14,9 +15,10 @@ from torch import Tensor, nn
 from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.overrides import TorchFunctionMode
 
-# Whether what a network gives is reported and never trained on, so that layers may round in another order.
-only_reported: ContextVar[bool] = ContextVar("only_reported", default=False)
-FEW = 4  # places of a convolution's output up to which it is tested place by place
+# What a network is used for where it may be computed in another order on a CPU: "testing", of which nothing is trained
+# on, or "training" of a client alone. Empty elsewhere.
+purpose: ContextVar[str] = ContextVar("purpose", default="")
+FEW = 4  # places of a convolution's output up to which it may be computed place by place
 
 
 class MaskedBatchNorm2d(nn.BatchNorm2d):
@@ -74,7 +76,7 @@ class LiveConv2d(nn.Conv2d):
     Attributes:
         live: Of height and width, the taps.
         live_padding: Of height and width, the padding that is left.
-        few: Whether the output has few places.
+        place_by_place: For which purposes the few places of its output are computed one by one.
     """
 
     def forward(self, x: Tensor) -> Tensor:
@@ -83,7 +85,7 @@ class LiveConv2d(nn.Conv2d):
             weight = self.weight.permute(0, 2, 3, 1)[:, *self.live].permute(0, 3, 1, 2)
         else:
             weight = self.weight[:, :, *self.live]
-        if self.few and only_reported.get():
+        if purpose.get() in self.place_by_place:
             return self._place_by_place(x.permute(0, 2, 3, 1), weight.permute(0, 2, 3, 1))
         return F.conv2d(x, weight, self.bias, self.stride, self.live_padding, self.dilation, self.groups)
 
@@ -135,7 +137,7 @@ def use_live_taps(network: nn.Module, channels: int, image_size: int) -> bool:
     with register_module_forward_pre_hook(note):
         network.eval()(next(network.parameters()).new_zeros(2, channels, image_size, image_size))
     network.train(training)
-    dead_taps = False
+    dead_taps, few_places = False, []
     for layer, seen in sizes.items():
         if len(seen) > 1 or None in seen or isinstance(layer.padding, str) or layer.padding_mode != "zeros":
             continue
@@ -144,9 +146,22 @@ def use_live_taps(network: nn.Module, channels: int, image_size: int) -> bool:
         few = prod(len(_starts(*axis)) for axis in axes) <= FEW and layer.groups == 1 and layer.dilation == (1, 1)
         dead = live != tuple(slice(0, size) for size in layer.kernel_size)
         if dead or few:
-            layer.__class__, layer.live, layer.live_padding, layer.few = LiveConv2d, live, padding, few
+            layer.__class__, layer.live, layer.live_padding, layer.place_by_place = LiveConv2d, live, padding, ()
+        few_places += [layer] * few
         dead_taps = dead_taps or dead
+    for layer in few_places:  # a network without dead taps goes on to train to the bits that it always has
+        layer.place_by_place = ("testing", "training") if dead_taps else ("testing",)
     return dead_taps
+
+
+@contextmanager
+def used_for(name: str) -> Iterator[None]:
+    """Sets the `purpose` of what networks compute inside."""
+    token = purpose.set(name)
+    try:
+        yield
+    finally:
+        purpose.reset(token)
 
 
 class KeyedDropout(nn.Module):
