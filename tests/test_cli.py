@@ -104,7 +104,7 @@ def test_the_index_is_what_the_papers_declare(monkeypatch):
 @pytest.mark.parametrize("name", list(registry.methods()))
 def test_help_has_every_option_in_the_order_of_the_panels(name):
     method, text = registry.find_method(name), done("run", name, "--help")
-    own = [method.title] if dataclasses.fields(method.config) else []
+    own = ["Arguments", "Options", *([method.title] if dataclasses.fields(method.config) else [])]
     titles = re.findall(r"^╭─ (.+?) ─+╮$", text, re.MULTILINE)
     steps = list(registry.posts().values()) if method.personal is None else []
     after = [f"With --post {step.name}" for step in steps]
@@ -123,7 +123,7 @@ def test_help_says_symbol_source_range_off_value_need_and_default():
     assert "Learning rate; > 0. [default: 0.05]" in text
     assert "[default: fedfm:digits]" in text
     assert "--drop-last --no-drop-last" in text
-    order = ("--match-weight", "--protocol", "--seed ", "--device", "--seeds ", "--out", "--help")
+    order = ("--match-weight", "--protocol", "--seed ", "--device", "--seeds ", "--out")
     assert sorted(order, key=text.index) == list(order)
 
 

@@ -1,4 +1,4 @@
-"""What the commands share: how arguments are read, options, each declared once, printing, and ending with a message."""
+"""What the commands share: options, each declared once, printing, and ending with a message."""
 
 import importlib.util
 import io
@@ -14,9 +14,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 from typer import Argument, Option
-from typer.core import TyperCommand, TyperGroup
 
-from fedcli.errors import UserError, printable, unknown
+from fedcli.errors import UserError, printable
 from fedcli.runs.signals import interruptions, set_time_limit
 
 MACHINE, OUTPUT = "Machine", "Output"  # panels of the help
@@ -50,30 +49,6 @@ Labels = optional(list[str], "Name for the runs of a RUN, in place of the method
 Client = optional(int, "Client whose own model to use; the global model if not given.")
 Runs = argument(list[Path], "RUN", "Run folders, or folders that hold run folders.")
 Format = optional(Literal["markdown", "csv", "latex"], "Form of the table.")
-
-
-class Command(TyperCommand):
-    """A command that takes options with underscores too, and refuses one given twice."""
-
-    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Read the arguments after having looked for such a mistake."""
-        args = [re.sub(r"^--\w+(?==|$)", lambda flag: flag[0].replace("_", "-"), arg) for arg in args]
-        if not ctx.resilient_parsing:
-            *_, given = self.make_parser(ctx).parse_args(args=list(args))
-            for parameter in given:
-                if given.count(parameter) > 1 and not getattr(parameter, "multiple", True):
-                    raise UserError(f"{parameter.opts[0]} is given twice; give it once.")
-        return super().parse_args(ctx, args)
-
-
-class CommandGroup(TyperGroup):
-    """A group of commands that names the command that was probably meant."""
-
-    def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        """Find a command by its name."""
-        if cmd_name not in self.commands and not cmd_name.startswith("-") and not ctx.resilient_parsing:
-            raise unknown("command", cmd_name, self.commands, f"'{ctx.command_path} --help' shows all.")
-        return super().get_command(ctx, cmd_name)
 
 
 def parse_seeds(seeds: str | None) -> list[Any] | None:

@@ -5,14 +5,14 @@ from typing import Literal
 
 import typer
 
-from fedcli.cli.common import Command, CommandGroup, argument, optional, print_table
+from fedcli.cli.common import argument, optional, print_table
 from fedcli.cli.describe import completion
 from fedcli.errors import UserError
 
-app = typer.Typer(cls=CommandGroup, no_args_is_help=True, help="List, download, import and show data sets.")
+app = typer.Typer(no_args_is_help=True, help="List, download, import and show data sets.")
 
 
-@app.command("list", cls=Command)
+@app.command("list")
 def data_list() -> None:
     """List the data sets: built in, to be downloaded or imported, made from others, and your own."""
     from fedcli.data import datasets
@@ -32,7 +32,7 @@ def data_list() -> None:
     typer.echo(f"Downloaded and imported sets are kept in {datasets.cache_folder()} (set FEDCLI_DATA to change it).")
 
 
-@app.command(cls=Command)
+@app.command()
 def download(name: argument(str, "NAME", "A data set that 'fedcli data list' shows as a download.")) -> None:
     """Download a data set into the cache."""
     from fedcli.data import datasets
@@ -40,7 +40,7 @@ def download(name: argument(str, "NAME", "A data set that 'fedcli data list' sho
     typer.echo(f"{name}: {datasets.download(datasets.find_name(name))}")
 
 
-@app.command("import", cls=Command)
+@app.command("import")
 def import_(
     name: argument(str, "NAME", "A name of 'fedcli data list', or a new one of a-z, 0-9 and -."),
     path: argument(Path, "PATH", "An .npz file, a folder of images, or official files."),
@@ -59,7 +59,7 @@ def import_(
     typer.echo("\n".join([f"{name}: {numbers}: {file}", *notes]))
 
 
-@app.command("show", cls=Command)
+@app.command("show")
 def data_show(
     name: argument(str, "NAME", "A data set.", autocompletion=completion("dataset")),
     partition: optional(str, "Partition to draw, e.g. dirichlet:0.5.") = None,
