@@ -94,11 +94,8 @@ def test_what_tells_of_methods_comes_without_torch_from_a_new_process(words, tmp
     assert result.stdout.splitlines()[-1] == "False"
 
 
-def test_the_index_is_what_the_papers_declare(monkeypatch):
-    made = json.loads(json.dumps(describe.make_index()))
-    assert json.loads(describe.INDEX.read_text(encoding="utf-8")) == made, "'make index' writes it"
-    monkeypatch.setattr(describe, "_hash", lambda: "of a file that has changed")
-    assert json.loads(json.dumps(describe.index.__wrapped__())) == {**made, "sha256": "of a file that has changed"}
+def test_the_index_is_what_the_papers_declare():
+    assert describe.index() == json.loads(json.dumps(describe.make_index())), "'make index' writes it"
 
 
 @pytest.mark.parametrize("name", list(registry.methods()))
@@ -260,7 +257,7 @@ def test_data_import_list_show_and_run(no_figures):
     assert (read("a")["dataset"], read("a")["protocol"]) == ("shapes", "own:data")
     assert "reduced" not in text
     assert "data set shapes, 36 training images on 3 clients, 4 are not used" in text
-    assert "headline the last round, on the data's test images" in text
+    assert re.search(r"headline [0-9.]+ % \(the last round\)", text)
 
 
 def test_data_show_draws_a_partition():
@@ -313,8 +310,7 @@ def test_the_lines_of_a_run_say_speed_and_time_left(monkeypatch):
     record["status"] = "interrupted"
     shown.finish(record)
     lines = out.getvalue().splitlines()
-    assert lines[5] == "headline    the round with the best validation accuracy, on the official test images"
-    assert lines[8:] == [
+    assert lines[7:] == [
         "resumed     after 2/6 rounds",
         "round 3/6: test 50.00 %, task 1.235, 40 samples/s, 0:00:30 left",
         "round 4/6: task 1.235, 30 samples/s, 0:00:20 left",

@@ -1,6 +1,5 @@
 """What the commands share: options, each declared once, printing, and ending with a message."""
 
-import importlib.util
 import io
 import re
 from collections.abc import Sequence
@@ -15,7 +14,7 @@ from rich.table import Table
 from rich.text import Text
 from typer import Argument, Option
 
-from fedcli.errors import UserError, printable
+from fedcli.errors import UserError, needed, printable
 from fedcli.runs.signals import interruptions, set_time_limit
 
 MACHINE, OUTPUT = "Machine", "Output"  # panels of the help
@@ -82,8 +81,7 @@ def place_runs(
             f"--on must be ray or ray:ADDRESS, without --jobs (got --on {on}, --jobs {jobs or 1}); write --on ray, or "
             "leave --on, --cpus-per-run and --gpus-per-run out."
         )
-    if importlib.util.find_spec("ray") is None:
-        raise UserError("--on ray needs Ray (got no module 'ray'); pip install 'fedcli[ray]' brings it.")
+    needed("ray", "--on ray", "ray")
     for flag, value in (("--cpus-per-run", cpus), ("--gpus-per-run", gpus)):
         if value is not None and value > 1 and value % 1:
             raise UserError(f"{flag} must be a part of one or a whole number (got {value:g}); write 0.25, 1 or 2.")

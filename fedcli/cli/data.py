@@ -1,7 +1,6 @@
 """The commands for data sets: `data list | download | import | show`."""
 
 from pathlib import Path
-from typing import Literal
 
 import typer
 
@@ -45,7 +44,6 @@ def import_(
     name: argument(str, "NAME", "A name of 'fedcli data list', or a new one of a-z, 0-9 and -."),
     path: argument(Path, "PATH", "An .npz file, a folder of images, or official files."),
     size: optional(int, "Resize images to SIZE x SIZE pixels.", min=1) = None,
-    source: optional(Literal["pfllib"], "Seen by itself.", "--from", hidden=True) = None,
 ) -> None:
     """Import a data set from an archive or a folder into the cache; its format is detected.
 

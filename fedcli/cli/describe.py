@@ -5,7 +5,6 @@ kept in papers/index.json, which `make index` writes.
 """
 
 import ast
-import hashlib
 import json
 import os
 import re
@@ -41,9 +40,8 @@ EVALUATIONS = {
 
 @cache
 def index() -> dict[str, Any]:
-    """Methods, steps, protocols, tables and networks by name; made anew where a paper's file is not as it was."""
-    stored = json.loads(INDEX.read_text(encoding="utf-8"))
-    return stored if stored["sha256"] == _hash() else make_index()
+    """Methods, steps, protocols, tables and networks by name, as `make index` has written them."""
+    return json.loads(INDEX.read_text(encoding="utf-8"))
 
 
 def make_index() -> dict[str, Any]:
@@ -51,18 +49,12 @@ def make_index() -> dict[str, Any]:
     from fedcli.core.backbones import BACKBONES
 
     return {
-        "sha256": _hash(),
         "method": {name: summary(method) for name, method in registry.methods().items()},
         "post": {name: summary(step) for name, step in registry.posts().items()},
         "protocol": {name: protocol_rows(protocol) for name, protocol in registry.protocols().items()},
         "table": {name: table.title for name, table in registry.tables().items()},
         "backbone": list(BACKBONES),
     }
-
-
-def _hash() -> str:
-    """SHA-256 of the papers' files."""
-    return hashlib.sha256(b"".join(file.read_bytes() for file in sorted(PAPERS.rglob("*.py")))).hexdigest()
 
 
 def summary(method: Method | Post) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from rich.progress import Progress
 from rich.text import Text
 
 from fedcli.cli.common import stop
-from fedcli.cli.describe import EVALUATIONS, SELECTIONS
+from fedcli.cli.describe import SELECTIONS
 from fedcli.errors import printable
 from fedcli.figures.notebook import Standing
 from fedcli.registry import find_method
@@ -43,7 +43,6 @@ def header(record: dict[str, Any], folder: Path) -> dict[str, str]:
     count = f"{sum(sizes):,} training images on {len(sizes)} clients" + f", {unused:,} are not used" * (unused > 0)
     no_step = f"; {len(idle)} have too few for a step and do not train: {', '.join(map(str, idle))}" if idle else ""
     fixed = "".join(f", {part['parameters']:,} frozen" for part in record["model"].get("frozen", []))
-    test = EVALUATIONS[record["evaluation"]].replace("official", "data's" if "dataset_source" in record else "official")
     together, workers = engine["clients_per_chunk"], engine.get("workers", 1)
     mode = "one client after the other" if together == 1 else f"{together} clients {engine['way']}"
     machine = [engine["device"], engine["precision"], f"{workers} workers" * (workers > 1), mode, engine.get("chosen")]
@@ -56,7 +55,6 @@ def header(record: dict[str, Any], folder: Path) -> dict[str, str]:
         "network": f"{record['model']['backbone']}, {record['model']['parameters']:,} parameters{fixed}",
         "training": f"{config['rounds']} rounds of {config['cohort_size']} clients, {config['optimizer']}, rate "
         f"{config['lr']:g}, local epochs {config['local_epochs']}, batches of {config['batch_size']}",
-        "headline": f"{SELECTIONS[record['summary']['selection']]}, {test}",
         "machine": ", ".join(filter(None, machine)),
         "folder": f"{folder}, seed {record['seed']}",
         "resumed": f"after {len(record['rounds'])}/{config['rounds']} rounds" if record["rounds"] else "",

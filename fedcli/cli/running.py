@@ -9,7 +9,7 @@ from contextlib import suppress
 from dataclasses import Field
 from functools import partial
 from pathlib import Path
-from typing import Any, NoReturn, get_args
+from typing import Any, NoReturn
 
 import typer
 from rich.markup import escape
@@ -83,18 +83,15 @@ def _parameter(field: Field, panel: str, help_: str) -> inspect.Parameter:
     """Make the parameter of a field's option, which is None unless it is given; several values are a tuple."""
     from fedcli.runs import experiment
 
-    kinds, flag, more = {*get_args(field.type)} or {field.type}, flag_of(field.name), {}
-
     def parse(text: str) -> Any:
         if (field.name, text) == ("checkpoint_every", "auto"):
             return None
         values = experiment.parse_values(field, text)
         return values if len(values) > 1 else values[0]
 
-    if experiment.takes_several(field):
-        more = {"parser": parse, "metavar": "FLOAT" if float in kinds else "INTEGER" if int in kinds else "TEXT"}
+    flag, more = flag_of(field.name), {"parser": parse, "metavar": "VALUE"} if experiment.takes_several(field) else {}
     more["autocompletion"] = completion(field.name, choices=field.metadata["choices"])
-    flags = f"{flag}/--no-{flag[2:]}" if bool in kinds else flag
+    flags = f"{flag}/--no-{flag[2:]}" if field.type is bool else flag
     kind = optional(field.type, escape(help_), flags, panel=escape(panel), show_default=False, **more)
     return inspect.Parameter(field.name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=kind)
 

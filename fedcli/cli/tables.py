@@ -1,6 +1,5 @@
 """The commands that read records: `table`, `claims`, `pages`, `quality`, `plot`, `report` and `export`."""
 
-from dataclasses import replace
 from functools import partial
 from inspect import getdoc
 from pathlib import Path
@@ -9,7 +8,6 @@ from typing import Any, Literal
 import typer
 from rich.console import Console
 from rich.markup import escape
-from rich.text import Text
 
 from fedcli import registry
 from fedcli.cli import common
@@ -32,7 +30,6 @@ def table(
     label: optional(list[str], "Name for the runs of a RUN; one for each RUN, in order.", panel=RUNS) = None,
     columns: optional(str, "Columns to show, by parts of their titles, e.g. method,last.", panel=RUNS) = None,
     per: optional(Literal["round", "client"], "A CSV, a row for each round or client of the runs.", panel=RUNS) = None,
-    title: optional(str, "Title of the table.", panel=RUNS) = None,
     dry_run: optional(bool, "Run nothing; print cost and table.", "--dry-run", panel=PAPERS) = None,
     only: optional(list[str], "Only rows or columns with this in their name.", panel=PAPERS, metavar="TEXT") = None,
     rounds: optional(int, "Reduce: at most so many rounds a run.", panel=PAPERS) = None,
@@ -79,8 +76,6 @@ def table(
     if not runs:
         remedy = "write 'fedcli table runs', or 'fedcli table PAPER:ID' with a table of 'fedcli list --all'"
         raise UserError(f"there is nothing to show (got no RUN or PAPER:ID); {remedy}.")
-    if (columns and (per or format == "csv")) or (metric and per):
-        raise UserError("a CSV has all its columns (got --columns, or --metric with --per); leave it out.")
     records = common.records_of(runs, method, dataset, label)
     names, sheets = metric.split(",") if metric else (), []
     if per is not None:
@@ -88,7 +83,7 @@ def table(
     elif format == "csv":
         text = render.render(tables.sheet(records, names), format)
     else:
-        sheets = tables.sheets(records, names, columns.split(",") if columns else (), title or "")
+        sheets = tables.sheets(records, names, columns.split(",") if columns else ())
         text = "\n".join(render.render(sheet, format) for sheet in sheets)
     print_or_write(text, out, sheets if format == "markdown" else ())
 
@@ -138,14 +133,8 @@ def claims(
     )
     answers = answers if shipped else claims.with_shipped(answers)
     sheet = claims.claims_sheet(answers)
-    rows = []
-    for line in sheet.lines:
-        claim, verdict, paper, ours, tail, where = (text.replace("`", "") for text in line)
-        numbers = f"paper {paper or render.MISSING}, ours {ours}, last tenth {tail}; {where}"
-        rows.append((Text(verdict), Text(f"{claim}\n{numbers}")))
-    titles = ("Verdict", "Claim, the paper's difference and ours")
-    narrow = replace(sheet, columns=titles, lines=rows, notes=(claims.counted(answers), *claims.NOTES))
-    print_or_write(render.render(sheet, format), None, [narrow] if format == "markdown" else ())
+    print_or_write(render.render(sheet, format), None, [sheet.select((1, 0, 3, 5))] if format == "markdown" else ())
+    typer.echo(claims.counted(answers), err=True)
 
 
 def pages(folder: argument(Path, "DIR", "Folder with records/, a subfolder a study, and README.md.")) -> None:
@@ -187,8 +176,6 @@ def quality(
     """
     from fedcli.figures import quality
 
-    if clients and client is not None:
-        raise UserError(f"--clients is for runs with a global model (got --client {client} too); leave one out.")
     rows = []
     for folder in [record["folder"] for record in quality.finished_runs(runs)]:
         with Console(stderr=True).status(escape(str(folder))):
@@ -218,8 +205,6 @@ def plot(
     chart = find_chart(kind)
     files = [text for text in method or () if is_from_file(text)]
     names = [text for text in method or () if text not in files]
-    if kind != "curves" and x != "round":
-        raise UserError(f"--x is for learning curves (got --x {x} with --kind {kind}); leave it out.")
     given: list[Any] = [runs, files] if chart.needs == "models" else [runs]
     if chart.needs == "records":
         given = [common.records_of(runs, names, dataset, label)]
@@ -265,8 +250,6 @@ def report(
         raise UserError(f"there is no run in '{missing[0]}' (got no {RECORD}); give run folders.")
     for path in missing:
         typer.echo(f"warning: there is no run in '{path}'; it is left out.", err=True)
-    if label and len(label) == len(runs):
-        label = [name for name, path in zip(label, runs, strict=True) if path not in missing]
     records = common.records_of([path for path in runs if path not in missing], method, dataset, label)
     print_or_write(pages.report(records, title, list(map(str, missing))), out)
 
