@@ -187,7 +187,7 @@ def test_options_given_arrive_in_the_record_and_the_rest_comes_from_protocol_and
     entry = record["rounds"][0]
     line = next(line for line in text.splitlines() if line.startswith("round 1/1: "))
     assert f"test {100 * entry['test_accuracy']:.2f} %, validation {100 * entry['validation_accuracy']:.2f} %" in line
-    assert f"headline    {100 * record['summary']['selected']:.2f} % (best on validation: round 1/1)" in text
+    assert f"headline    {100 * record['summary']['selected']:.2f} % (the round with the best validation accuracy, 1/1)" in text
     for name in ("curve", "partition"):
         assert Path(f"a/b/{name}.png").read_bytes().startswith(b"\x89PNG")
 
@@ -256,19 +256,19 @@ def test_data_import_list_show_and_run(no_figures):
     assert f"made from {Path('shapes.npz').resolve()}" in text
     assert (read("a")["dataset"], read("a")["protocol"]) == ("shapes", "own:data")
     assert "reduced" not in text
-    assert "data set shapes, 36 training images on 3 clients, 4 are not used" in text
+    assert "data set shapes, 36 training images on 3 clients" in text
     assert re.search(r"headline [0-9.]+ % \(the last round\)", text)
 
 
 def test_data_show_draws_a_partition():
-    options = ("--partition", "classes:2", "--num-clients", 5, "--train-examples", 200, "--partition-seed", 3)
+    options = ("--partition", "classes:2", "--num-clients", 5, "--partition-seed", 3)
     text = done("data", "show", "digits", *options, "--out", "chart.png")
-    assert "200 to train (reduced), 359 to test" in text
+    assert "1,438 to train, 359 to test" in text
     lines = text.splitlines()
     start = next(number for number, line in enumerate(lines) if line.startswith("Client"))
     counts = [[int(cell) for cell in line.split()] for line in lines[start + 1 : start + 6]]
     assert [row[0] for row in counts] == list(range(5))
-    assert all(row[1] == sum(row[3:]) == 40 and row[2] == sum(count > 0 for count in row[3:]) for row in counts)
+    assert all(row[1] == sum(row[3:]) and row[2] == sum(count > 0 for count in row[3:]) for row in counts)
     assert {path.name for path in Path.cwd().iterdir()} == {"chart.png", "chart.pdf"}
 
 

@@ -25,7 +25,7 @@ from fedcli.cli.common import Lasting, optional, show_traceback, stop
 from fedcli.errors import UserError, unknown
 from fedcli.runs.signals import exit_code, set_time_limit
 
-COMMANDS = {  # in the order of help
+COMMANDS = {
     "list": describe.list_, "show": describe.show, "new": describe.new, "run": running.run,
     "resume": running.resume, "verify": running.verify, "tune": running.tune, "data": data.app,
     "quality": tables.quality, "plot": tables.plot, "report": tables.report, "export": tables.export,
@@ -79,9 +79,6 @@ def _refusal(error: Any) -> str:
 
 class _Root(TyperGroup):
     """The group of all commands, where every mistake of the user's ends."""
-
-    def list_commands(self, ctx: typer.Context) -> list[str]:
-        return list(COMMANDS)
 
     def parse_args(self, ctx: typer.Context, args: list[str]) -> list[str]:
         with _ends_in_a_line(ctx):

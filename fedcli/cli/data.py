@@ -63,28 +63,23 @@ def data_show(
     partition: optional(str, "Partition to draw, e.g. dirichlet:0.5.") = None,
     num_clients: optional(int, "Clients of the partition.", min=1) = 10,
     partition_seed: optional(int, "Seed of the partition.", min=0, max=2**32 - 1) = 0,
-    train_examples: optional(int, "Size of a stratified training subset; all images if not given.") = None,
     out: optional(Path, "Chart of the partition; <name>-partition.png if not given.") = None,
 ) -> None:
     """Show what a data set holds and, with --partition, what each client would get."""
     from fedcli.core import partition as partitions
     from fedcli.data import datasets
 
-    if out is not None and partition is None:
-        raise UserError(f"--out {out} is for the chart of a partition (got no --partition); give both or neither.")
     chosen = partitions.from_flag(partition) if partition is not None else None
     dataset = datasets.load(datasets.find_name(name))
     if (partition or "").startswith("file:"):
         dataset = datasets.merge(dataset)  # its lists count the test images too
-    if train_examples is not None:
-        dataset = datasets.take(dataset, train_examples, partition_seed)
     domains = []
     for number, text in enumerate(dataset.domain_names):
         train, test = ((part == number).sum() for part in (dataset.domain_train, dataset.domain_test))
         domains.append(f"{text} {train:,} + {test:,}")
-    writers, reduced = dataset.writer_train, " (reduced)" if dataset.share < 1 else ""
+    writers = dataset.writer_train
     rows = [
-        ("images", f"{len(dataset.y_train):,} to train{reduced}, {len(dataset.y_test):,} to test"),
+        ("images", f"{len(dataset.y_train):,} to train, {len(dataset.y_test):,} to test"),
         ("shape", " x ".join(map(str, dataset.x_train.shape[1:]))),
         ("classes", f"{dataset.num_classes}: {', '.join(dataset.class_names)}"),
         ("domains", ", ".join(domains)),
@@ -97,7 +92,6 @@ def data_show(
         return
     from fedcli.figures import plots  # late: Matplotlib takes half a second
 
-    chosen = chosen.scaled(dataset.share)
     parts = chosen(dataset.y_train, num_clients, partition_seed, dataset.domain_train, writers, dataset.place_train)
     counts = partitions.count_classes(parts, dataset.y_train, dataset.num_classes)
     classes = range(dataset.num_classes if dataset.num_classes <= 10 else 0)  # more columns fit no terminal

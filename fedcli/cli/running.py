@@ -17,20 +17,11 @@ from typer.core import TyperCommand
 
 from fedcli import registry
 from fedcli.cli import common
-from fedcli.cli.common import (
-    OUTPUT,
-    argument,
-    consoles,
-    optional,
-    parse_seeds,
-    place_runs,
-    print_or_write,
-    print_table,
-    stop,
-)
+from fedcli.cli.common import OUTPUT, argument, optional, print_table
 from fedcli.cli.describe import completion, default_values, option_help
 from fedcli.declarations import Method, flag_of
 from fedcli.errors import UserError
+from fedcli.userfiles import user_files
 
 FILES, GRID = "Options from files", "Grid"  # panels of the help
 MethodName = argument(str, "METHOD", "A method or a method file.", autocompletion=completion("method"))
@@ -127,7 +118,7 @@ def run(
     from fedcli.runs.workers import launched
 
     given, names = {**ctx.meta["given"], "sources": ctx.meta["sources"]}, method.split(",")
-    where = place_runs(jobs, on, cpus_per_run, gpus_per_run, time_limit)
+    where = common.place_runs(jobs, on, cpus_per_run, gpus_per_run, time_limit)
     is_placed = where != {"jobs": 1, "cluster": None}
     experiment = {"out": out, "tuned": tuned, "continue_": continue_}
     if is_placed or seeds is not None or len(names) > 1 or any(isinstance(value, tuple) for value in given.values()):
@@ -137,8 +128,8 @@ def run(
             raise UserError(f"--log {log} is for runs one after the other (got --jobs or --on); leave one out.")
         from fedcli.results import plans
 
-        plan = plans.plan_grid(names, given, seeds=parse_seeds(seeds), **experiment)
-        _run_several(plan, consoles(quiet, log_file, stderr=True), log, where, quiet)
+        plan = plans.plan_grid(names, given, seeds=common.parse_seeds(seeds), **experiment)
+        _run_several(plan, common.consoles(quiet, log_file, stderr=True), log, where, quiet)
         return
     if is_divided(workers):
         # One folder for all workers; what is refused is so before they start.
@@ -163,7 +154,7 @@ def _run_several(plan: Any, shown: list, log: str | None, where: dict[str, Any],
     with suppress(UserError):  # no run has come to a test
         plots.write(plan.folder / "curves", curves.learning_curves, records, page=True)
     if not quiet:
-        print_or_write(text, None, [sheet])
+        common.print_or_write(text, None, [sheet])
         typer.echo(f"table and curves: {plan.folder}, table.md and curves.png")
     if errors:
         raise typer.Exit(1)
@@ -190,9 +181,11 @@ def tune(
     from fedcli.cli.display import run_plan
     from fedcli.results import metrics, tune
 
-    where = {**place_runs(jobs, on, cpus_per_run, gpus_per_run, time_limit), "records_only": True}
-    plan = tune.plan(method, seeds=parse_seeds(seeds), out=out, **tune.read_grid(method, grid or (), ctx.meta["given"]))
-    errors = run_plan(plan, consoles(quiet, log_file, stderr=True), **where)
+    where = {**common.place_runs(jobs, on, cpus_per_run, gpus_per_run, time_limit), "records_only": True}
+    plan = tune.plan(
+        method, seeds=common.parse_seeds(seeds), out=out, **tune.read_grid(method, grid or (), ctx.meta["given"])
+    )
+    errors = run_plan(plan, common.consoles(quiet, log_file, stderr=True), **where)
     trials, folder = tune.rank(plan, errors), plan.folder
     best, rows = trials[0].values, []
     for trial in trials:
@@ -208,26 +201,30 @@ def tune(
 
 def watch(start: Callable, quiet: bool | None = None, log_file: str | None = None, log: str | None = None) -> Any:
     """Start a run with a display, and loggers; when it fails or is interrupted, say where it stands."""
-    from fedcli.cli.display import RECORD, Display
+    from fedcli.cli.display import RECORD, Display, print_line
     from fedcli.core.federation import NonFiniteLoss
     from fedcli.runs import signals, trackers, workers
 
-    display = Display(*consoles(quiet, log_file))
+    consoles = common.consoles(quiet, log_file)
+    display, logs = Display(*consoles), consoles[1:]
     try:
         with workers.joined() as group:
             return start(progress=trackers.with_loggers(display, log) if group.number == 0 else None)
     except UserError as error:
-        display.log(f"error: {error}")
+        print_line(logs, f"error: {error}")
         raise
     except NonFiniteLoss as error:
         message, code = f"error: {error} The record is {display.folder / RECORD}.", 1
     except KeyboardInterrupt as error:
         message, code = "interrupted before the first round.", signals.exit_code(error)
         if display.folder is not None:
-            stands = f"after {len(display.record['rounds'])}/{display.record['config']['rounds']} rounds"
-            message = f"{str(error) or 'interrupted'} {stands}; to resume: {display.resume_command()}"
-    display.log(message)
-    stop(message, code)
+            record, command = display.record, ["fedcli", "resume", str(display.folder)]
+            for file in user_files(record):
+                command += ["--method", file]
+            stands = f"after {len(record['rounds'])}/{record['config']['rounds']} rounds"
+            message = f"{str(error) or 'interrupted'} {stands}; to resume: {shlex.join(command)}"
+    print_line(logs, message)
+    common.stop(message, code)
 
 
 def is_divided(workers: int | None) -> bool:
@@ -276,8 +273,6 @@ def resume(
             if end.exit_code != 1:  # an interruption, or the end of the time of all runs
                 raise
             failed = True
-    if folders != [run] and not quiet:
-        typer.echo(f"'{run}' may lack runs that had not begun; the command that made it starts them, with --continue")
     if failed:
         raise typer.Exit(1)
 

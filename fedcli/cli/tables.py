@@ -1,5 +1,6 @@
 """The commands that read records: `table`, `claims`, `pages`, `quality`, `plot`, `report` and `export`."""
 
+from collections.abc import Callable
 from functools import partial
 from inspect import getdoc
 from pathlib import Path
@@ -54,24 +55,23 @@ def table(
     Ctrl-C interrupts; the same command resumes.
     --dataset, --rounds, --local-epochs or --train-examples reduce the table; --seeds default to the table's.
     """
-    from fedcli.results import frame, render, tables
+    from fedcli.results import frame, plans, render, tables
 
     papers = [run for run in runs or () if ":" in run and not Path(run).exists()]
-    use, other = (PAPERS, RUNS) if papers else (RUNS, PAPERS)
-    others = (other, common.MACHINE) if other == PAPERS else (other,)
+    use, others = (PAPERS, (RUNS,)) if papers else (RUNS, (PAPERS, common.MACHINE))
     for parameter in ctx.command.params:
         if parameter.rich_help_panel in others and ctx.params[parameter.name]:
-            fault = f"{parameter.opts[0]} is for {other.lower()} (got {use.lower()})"
+            fault = f"{parameter.opts[0]} is for {others[0].lower()} (got {use.lower()})"
             raise UserError(f"{fault}; leave it out, or see 'fedcli table --help'.")
     if papers:
         if len(runs) > 1 or len(dataset or ()) > 1:
             raise UserError(f"a paper's table is made alone and on one --dataset (got {papers[0]} and more); name one.")
-        chosen = {
-            "folder": folder, "seeds": common.parse_seeds(seeds), "only": only or (), "dataset": (dataset or [None])[0],
-            "limits": {"rounds": rounds, "local_epochs": local_epochs, "train_examples": train_examples},
-        }  # fmt: skip
+        limits = {"rounds": rounds, "local_epochs": local_epochs, "train_examples": train_examples}
+        options = {"seeds": common.parse_seeds(seeds), "only": only or (), "dataset": (dataset or [None])[0]}
         where = common.place_runs(jobs, on, cpus_per_run, gpus_per_run, time_limit)
-        _paper_table(papers[0], chosen, {**where, "records_only": bool(records_only)}, dry_run, format, out)
+        where["records_only"] = bool(records_only)
+        make_plan = partial(plans.plan, registry.find_table(papers[0]), folder, limits=limits, **options)
+        _paper_table(make_plan, where, dry_run, format, out)
         return
     if not runs:
         remedy = "write 'fedcli table runs', or 'fedcli table PAPER:ID' with a table of 'fedcli list --all'"
@@ -88,19 +88,19 @@ def table(
     print_or_write(text, out, sheets if format == "markdown" else ())
 
 
-def _paper_table(name: str, chosen: dict, where: dict, dry_run: bool | None, format: str, out: Path | None) -> None:
+def _paper_table(
+    make_plan: Callable[[], Any], where: dict[str, Any], dry_run: bool | None, format: str, out: Path | None
+) -> None:
     """Run what a paper's table lacks and show it; all but the table goes to stderr."""
     from fedcli.cli.display import cost, run_plan
-    from fedcli.results import comparison, plans, render
+    from fedcli.results import comparison, render
 
     if out is not None:  # refused now rather than after hours
         out.parent.mkdir(parents=True, exist_ok=True)
-    errors: dict[Path, str] = {}
-    make_plan = partial(plans.plan, registry.find_table(name), **chosen)
-    plan, screen = make_plan(), Console(stderr=True, highlight=False)
+    plan, screen, errors = make_plan(), Console(stderr=True, highlight=False), {}
     later = [cell.metric.name for cell in plan.cells if cell.metric.after_the_run]
     if where["records_only"] and later:
-        fault = f"--records-only removes the models that 'fedcli quality' measures (got {name}, which has {later[0]})"
+        fault = f"--records-only removes the models that 'fedcli quality' measures (got a table with {later[0]})"
         raise UserError(f"{fault}; leave it out.")
     if any(run.to_do for run in plan.runs):  # who only wants to see the table may have asked for weeks of work
         stop = "Ctrl-C, at any time; the same command goes on. --dry-run runs nothing and shows the table as it is"
