@@ -106,7 +106,7 @@ def test_a_file_brings_methods_protocols_tables_and_a_step_after():
     path = str(Path("mine.py").resolve())
     for text, name in (("other", "other"), ("PLAIN", "plain")):
         method = registry.find_method(f"./mine.py:{text}")  # made of a paper's, and that of the user's file
-        assert (method.name, method.card, method.file_hash) == (name, "My card.", userfiles.file_hash("mine.py"))
+        assert (method.name, method.file_hash) == (name, userfiles.file_hash("mine.py"))
         assert str(method.file) == path
         assert registry.find_protocol("mine:digits", method).name == "mine:digits"
     assert registry.find_method("./mine.py:SIMPLE") is registry.find_method("fedavg")  # imported, not declared

@@ -119,7 +119,6 @@ def test_only_curves_have_another_axis(tmp_path):
     for given, words in (
         (["--x", "floats"], "p.svg"),
         (["--x", "float"], "unknown axis 'float'; did you mean 'floats'"),
-        (["--kind", "drift", "--x", "floats"], "--x is for learning curves"),
     ):
         assert words in invoke("plot", tmp_path, "--out", tmp_path / "p.svg", *given).output
 

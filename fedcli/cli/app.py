@@ -22,7 +22,7 @@ from typer.core import TyperGroup
 
 from fedcli.cli import data, describe, machine, running, tables
 from fedcli.cli.common import Lasting, optional, show_traceback, stop
-from fedcli.errors import UserError, unknown
+from fedcli.errors import UserError
 from fedcli.runs.signals import exit_code, set_time_limit
 
 COMMANDS = {
@@ -66,15 +66,10 @@ def _ends_in_a_line(ctx: typer.Context) -> Iterator[None]:
 
 def _refusal(error: Any) -> str:
     """Say in a line of ours what Typer refuses, by one of its usage errors."""
-    path = error.ctx.command_path
-    remedy = f"'{path} --help' shows all."
-    if not hasattr(error, "possibilities"):
-        text = " ".join(error.format_message().split()).rstrip(".")
-        return f"{text[0].lower()}{text[1:]}; {remedy}"
-    if "unknown_option" in error.ctx.meta:
+    if hasattr(error, "possibilities") and "unknown_option" in error.ctx.meta:
         return str(error.ctx.meta["unknown_option"](error.option_name))
-    flags = [flag for parameter in error.ctx.command.params for flag in parameter.opts]
-    return str(unknown(f"option of '{path}'", error.option_name, flags, remedy))
+    text = " ".join(error.format_message().split()).rstrip(".")
+    return f"{text[0].lower()}{text[1:]}; '{error.ctx.command_path} --help' shows all."
 
 
 class _Root(TyperGroup):

@@ -137,12 +137,12 @@ def consoles(quiet: bool | None, log_file: str | None, stderr: bool = False) -> 
     return consoles
 
 
-def print_table(columns: Sequence[str], rows: Sequence[Any], gap: int = 2, screen: Console | None = None) -> None:
+def print_table(columns: Sequence[str], rows: Sequence[Any], screen: Console | None = None) -> None:
     """Print a table whose cells are taken as they are; columns of whole numbers stand to the right, no cell is cut.
 
     Where all titles are empty there is no line of them. The table goes to stdout unless a screen is given.
     """
-    table = Table(box=None, pad_edge=False, padding=(0, gap, 0, 0), show_header=any(columns))
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), show_header=any(columns))
     for number, column in enumerate(columns):
         numbers = all(str(row[number]).isdigit() or row[number] == "" for row in rows)
         table.add_column(printable(column), overflow="fold", justify="right" if numbers else "left")

@@ -95,9 +95,9 @@ def data_show(
     parts = chosen(dataset.y_train, num_clients, partition_seed, dataset.domain_train, writers, dataset.place_train)
     counts = partitions.count_classes(parts, dataset.y_train, dataset.num_classes)
     classes = range(dataset.num_classes if dataset.num_classes <= 10 else 0)  # more columns fit no terminal
-    rows = [(client, row.sum(), (row > 0).sum(), *row[classes]) for client, row in enumerate(counts)]
+    rows = [(client, row.sum(), *row[classes]) for client, row in enumerate(counts)]
     typer.echo(f"\npartition {chosen.flag}, seed {partition_seed}, fingerprint {partitions.fingerprint(parts)}")
-    print_table(("Client", "Images", "Classes", *map(str, classes)), rows, gap=1)
+    print_table(("Client", "Images", *map(str, classes)), rows)
     title = f"{plots.dataset_words(dataset.name)}, {plots.partition_words(chosen.flag)}, seed {partition_seed}"
     out = out or Path(f"{dataset.name}-partition.png")
     files = plots.write(out, plots.partition_figure, counts, dataset.class_names, title)

@@ -118,39 +118,35 @@ def run(
     from fedcli.runs.workers import launched
 
     given, names = {**ctx.meta["given"], "sources": ctx.meta["sources"]}, method.split(",")
-    where = common.place_runs(jobs, on, cpus_per_run, gpus_per_run, time_limit)
-    is_placed = where != {"jobs": 1, "cluster": None}
     experiment = {"out": out, "tuned": tuned, "continue_": continue_}
-    if is_placed or seeds is not None or len(names) > 1 or any(isinstance(value, tuple) for value in given.values()):
-        if workers is not None or launched():
-            raise UserError("workers share one run (got several runs); leave --workers or the launcher out.")
-        if log is not None and is_placed:
-            raise UserError(f"--log {log} is for runs one after the other (got --jobs or --on); leave one out.")
-        from fedcli.results import plans
-
-        plan = plans.plan_grid(names, given, seeds=common.parse_seeds(seeds), **experiment)
-        _run_several(plan, common.consoles(quiet, log_file, stderr=True), log, where, quiet)
+    where = common.place_runs(jobs, on, cpus_per_run, gpus_per_run, time_limit)
+    is_placed, is_grid = (
+        where != {"jobs": 1, "cluster": None},
+        any(isinstance(value, tuple) for value in given.values()),
+    )
+    if not (is_placed or is_grid or seeds is not None or len(names) > 1):
+        if is_divided(workers):
+            # One folder for all workers; what is refused is so before they start.
+            [(_, path)] = runs.plan(method, out=out, tuned=tuned, **given)
+            launch_workers(workers, () if out else ("--out", str(path)))
+        watch(partial(runs.run, method, **experiment, **given), quiet, log_file, log)
         return
-    if is_divided(workers):
-        # One folder for all workers; what is refused is so before they start.
-        [(_, folder)] = runs.plan(method, out=out, tuned=tuned, **given)
-        launch_workers(workers, () if out else ("--out", str(folder)))
-    watch(partial(runs.run, method, **experiment, **given), quiet, log_file, log)
-
-
-def _run_several(plan: Any, shown: list, log: str | None, where: dict[str, Any], quiet: bool | None) -> None:
-    """Run a grid, with its progress on stderr; print and write its table, and draw its curves."""
-    from fedcli.cli.display import run_plan
+    if workers is not None or launched():
+        raise UserError("workers share one run (got several runs); leave --workers or the launcher out.")
+    if log is not None and is_placed:
+        raise UserError(f"--log {log} is for runs one after the other (got --jobs or --on); leave one out.")
+    from fedcli.cli.display import run_plan  # late, as pandas and Matplotlib are slow to import
     from fedcli.data.files import write_atomically
     from fedcli.figures import curves, plots
-    from fedcli.results import frame, render, tables
+    from fedcli.results import frame, plans, render, tables
 
+    plan = plans.plan_grid(names, given, seeds=common.parse_seeds(seeds), **experiment)
     again = f"the same command with --out {shlex.quote(str(plan.folder))} --continue"
-    errors = run_plan(plan, shown, again, log, **where)
+    errors = run_plan(plan, common.consoles(quiet, log_file, stderr=True), again, log, **where)
     records = frame.find_records([plan.folder])
     sheet = tables.sheet(records)
     text = render.render(sheet)
-    write_atomically(plan.folder / "table.md", lambda path: path.write_text(text, encoding="utf-8"))
+    write_atomically(plan.folder / "table.md", lambda file: file.write_text(text, encoding="utf-8"))
     with suppress(UserError):  # no run has come to a test
         plots.write(plan.folder / "curves", curves.learning_curves, records, page=True)
     if not quiet:

@@ -194,7 +194,6 @@ def plot(
     method: optional(list[str], "Only runs of this method; or a file of yours that they need.") = None,
     dataset: common.Datasets = None,
     label: common.Labels = None,
-    title: optional(str, "Title of the figure; what the runs share if not given.") = None,
 ) -> None:
     """Draw a figure of runs; several seeds give one line with a band, or only the first is drawn.
 
@@ -212,16 +211,9 @@ def plot(
         raise UserError(f"--kind {kind} draws the folders that it is given (got {chosen[0]}); name fewer folders.")
     if kind == "curves":
         given.append(x)
-
-    def draw() -> Any:
-        figure = chart.draw(*given)
-        if title is not None:
-            plots.write_title(figure, title)
-        return figure
-
     out = out or Path(f"{short_name(kind)}.png")
     with Console(stderr=True).status(escape(kind)):
-        written = plots.write(out, draw)
+        written = plots.write(out, chart.draw, *given)
     typer.echo(" and ".join(map(str, written)))
 
 

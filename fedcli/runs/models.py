@@ -315,7 +315,8 @@ def card_of(run: Run, model: Classifier, name: str, format: str, client: int | N
         "Made by": f"fedcli {record['versions']['fedcli']}, commit {record['commit'] or 'unknown'}",
         "Command": f"`{record['command']}`",
     }
-    lines = [f"# {method.name} on {record['dataset']}: {name}", *method.card.split("\n\n")[:2], "| | |\n|---|---|"]
+    card = (method.module.__doc__ or "").strip().split("\n\n")[:2]
+    lines = [f"# {method.name} on {record['dataset']}: {name}", *card, "| | |\n|---|---|"]
     for key, value in rows.items():
         lines[-1] += f"\n| {key} | {value.replace('|', chr(92) + '|')} |"
     if model.mean.dtype != torch.float32:
