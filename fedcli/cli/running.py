@@ -120,10 +120,8 @@ def run(
     given, names = {**ctx.meta["given"], "sources": ctx.meta["sources"]}, method.split(",")
     experiment = {"out": out, "tuned": tuned, "continue_": continue_}
     where = common.place_runs(jobs, on, cpus_per_run, gpus_per_run, time_limit)
-    is_placed, is_grid = (
-        where != {"jobs": 1, "cluster": None},
-        any(isinstance(value, tuple) for value in given.values()),
-    )
+    is_placed = where != {"jobs": 1, "cluster": None}
+    is_grid = any(isinstance(value, tuple) for value in given.values())
     if not (is_placed or is_grid or seeds is not None or len(names) > 1):
         if is_divided(workers):
             # One folder for all workers; what is refused is so before they start.
