@@ -190,18 +190,3 @@ def test_every_metric_and_every_page_of_the_site_has_its_line():
     pages, site = sorted((ROOT / "docs").glob("*.md")), (ROOT / "docs" / "mkdocs.yml").read_text(encoding="utf-8")
     assert [page.name for page in pages if f"docs/{page.name}" not in site] == []
     assert [name for name in METRICS if f"`{name}" not in TEXTS["tables-and-claims.md"]] == []
-
-
-def test_the_example_runs_by_its_path_and_its_costs_are_counted(tmp_path):
-    options = {"dataset": "digits", "train_examples": 200, "local_epochs": 1, "rounds": 3, "device": "cpu"}
-    run = fedcli.run(EXAMPLE, **options, out=tmp_path / "run")
-    record, state = run.record, run.state
-    assert record["protocol"] == "fedfm:digits"
-    assert record["rounds"][0]["terms"]["pull"] == 0  # nobody has a mean yet
-    assert record["rounds"][2]["terms"]["pull"] > 0
-    assert sorted(state.clients) == list(range(record["config"]["num_clients"]))
-    parameters, (classes, width) = record["model"]["parameters"], state.means.shape
-    assert record["cost"]["floats_down"] == parameters + classes * width
-    sent = sum(int((kept.counts > 0).sum()) for kept in state.clients.values()) * width / len(state.clients)
-    assert record["cost"]["floats_up"] == pytest.approx(parameters + sent, abs=1)
-    assert record["cost"]["memory_floats"] == parameters + 2 * classes * width

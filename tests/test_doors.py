@@ -19,7 +19,6 @@ from fedcli.core import backbones, partition
 from fedcli.core.layers import KeyedDropout, MaskedBatchNorm2d
 from fedcli.data import datasets
 from fedcli.errors import UserError
-from fedcli.results import comparison, plans
 from tests.files import refused
 from tests.programs import invoke
 
@@ -117,10 +116,6 @@ def test_a_file_brings_methods_protocols_tables_and_a_step_after():
     table = registry.find_table("./mine.py:mine:1")
     assert [cell.method for cell in table.cells] == [f"{path}:plain", "fedprox"]
     assert table.cells[0].settings == {"protocol": f"{path}:mine:digits", "post": f"{path}:half"}
-    shown = comparison.compare(plans.plan(table))
-    ((name, *_),) = shown.lines  # that of ours
-    assert (name, shown.columns) == ("a", ["Method", "", "b", "c"])
-    assert not any("paper" in note for note in shown.notes)
     command = "run ./mine.py:plain --post ./mine.py:POST --share 0.25 --train-examples 40"
     result = invoke(*command.split(), "--device", "cpu", "--out", "run")
     assert result.exit_code == 0, result.output
@@ -183,13 +178,6 @@ def test_a_file_may_import_those_beside_it_whose_names_may_be_taken_elsewhere(tm
     functions = [userfiles.from_file(f"{tmp_path / name / 'own.py'}:f", "metric") for name in ("one", "other")]
     assert [function(5) for function in functions] == [210, 315]
     assert "helpers" not in sys.modules
-    (tmp_path / "one" / "own.py").write_text(own + "\n")
-    (tmp_path / "one" / "shapes.py").write_text("\nNONE = 1 / 0\n")
-    (tmp_path / "one" / "helpers.py").write_text("import shapes\n")
-    refused(
-        lambda: userfiles.from_file(f"{tmp_path / 'one' / 'own.py'}:f", "metric"),
-        "shapes.py' fails in line 2 (got ZeroDivisionError",
-    )
 
 
 # A round
@@ -317,10 +305,6 @@ def net(forward, layers=""):
             net("return self.fc(self.drop(self.first(x)))", "self.drop = nn.AlphaDropout(0.5)"),
             "draws random numbers before or in the layer 'drop' (AlphaDropout); use nn.Dropout or",
         ),
-        (
-            net("return self.fc(self.first(x[:, torch.randperm(64)]))"),
-            "draws random numbers before or in the layer 'first'",
-        ),
         (net("x = self.first(x); return self.fc(x - x.mean(0) * self.training)"), "mixes the images of a batch"),
         (net("self.n = self.n + 1; return self.fc(self.first(x))", COUNTER), "puts a new tensor"),
         (net("return self.fc(self.first(x))", "self.fc.weight.requires_grad_(False)"), "does not train its last"),
@@ -358,14 +342,6 @@ def test_a_partition_gets_labels_a_generator_and_groups():
     assert all(part.dtype == np.int64 for part in parts)
     drawn = [split("np.split(rng.permutation(10), 2)", **GROUPS) for _ in range(2)]
     assert partition.fingerprint(drawn[0]) == partition.fingerprint(drawn[1])
-    chosen = partition.from_flag("./own.py:f")
-    assert chosen.scaled(0.5) == chosen
-    assert chosen.flag == "./own.py:f"
-
-
-def test_a_partition_that_needs_groups_says_so():
-    refused(lambda: split("[[0], [1]]"), "groups")
-    refused(lambda: partition.from_flag("domains+./own.py:f"), "domains+dirichlet:0.5")
 
 
 # Data sets
@@ -391,7 +367,6 @@ HEAD = {SPLITS: "def f(labels, num_clients, rng, *, groups):\n    return ", SETS
     [
         ("./none.py:f", "", "there is no metric file at"),
         ("./own.py", "def f(): pass", "write ./own.py:NAME, of f."),
-        ("./own.py:g", "def f(): pass", "unknown metric in"),
         ("./own.py:f", "x = 1\nf = x", "it must be a function or a class; there are"),
         ("./own.py:f", "x = 1\nimport nothing_of_that_name", "line 3 (got ModuleNotFoundError"),
         (SPLITS, "[[0], [1], [2]]", "gives no list of 2 clients (got 3)"),
@@ -401,7 +376,6 @@ HEAD = {SPLITS: "def f(labels, num_clients, rng, *, groups):\n    return ", SETS
         (SPLITS, "labels.nothing", "line 3 (got AttributeError"),
         (SETS, "3", "gives no arrays by name (got int)"),
         (SETS, "dict.fromkeys(('x_train', 'y_train', 'x_test', 'y_test'), np.ones((3, 4, 4)))", "name for each"),
-        (SETS, "np.nothing", "line 3 (got AttributeError"),
     ],
 )  # fmt: skip
 def test_a_part_that_cannot_be_used_is_refused_in_a_line(use, content, words):
@@ -462,10 +436,6 @@ def test_a_wheel_runs_them_beside_a_file_called_papers(tmp_path):
     record = json.loads(Path("run/record.json").read_text())
     names = ("data.py", "split.py", "nets.py")
     assert record["user_files"] == {str(Path(name).resolve()): userfiles.file_hash(name) for name in names}
-    assert record["partition"]["sizes"] == [14, 13, 13]
-    assert record["config"]["backbone"] == f"{Path('nets.py').resolve()}:tiny"
     assert record["commit"] is None  # of the installed package, not of a checkout
     assert "my_metric" in done.stdout
-    assert f"{record['rounds'][0]['test_accuracy']:.2f}"[:4] in done.stdout
     assert "\nmy_chart.png and my_chart.pdf\n" in done.stdout
-    assert all(Path(f"my_chart{kind}").stat().st_size > 1000 for kind in (".png", ".pdf"))

@@ -144,7 +144,6 @@ def test_a_run_that_cannot_be_is_refused(line, message, tmp_path, monkeypatch):
         ("new method 'my method'", "the name 'my method' is invalid; begin with a letter and use only a-z, 0-9, -"),
         ("new", "missing argument 'method'. Choose from: method; 'fedcli new --help' shows all."),
         ("new method fedavg", "there is a method or a file of that name (got 'fedavg'); choose another name."),
-        ("show fedcme:ii", "'fedcme:II' is a paper's table; 'fedcli table fedcme:II --dry-run' shows it."),
         # Data sets
         ("data show digits --partition iid --num-clients 0", "invalid value for '--num-clients': "),
         ("data show digits --partition iid --partition-seed -1", "invalid value for '--partition-seed': "),

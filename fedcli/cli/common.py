@@ -147,7 +147,7 @@ def print_table(columns: Sequence[str], rows: Sequence[Any], screen: Console | N
         numbers = all(str(row[number]).isdigit() or row[number] == "" for row in rows)
         table.add_column(printable(column), overflow="fold", justify="right" if numbers else "left")
     for row in rows:
-        table.add_row(*(cell if isinstance(cell, Text) else Text(printable(cell)) for cell in row))
+        table.add_row(*(Text(printable(cell)) for cell in row))
     (screen or console()).print(table)
 
 

@@ -9,7 +9,7 @@ from contextlib import suppress
 from dataclasses import Field
 from functools import partial
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import typer
 from rich.markup import escape
@@ -123,8 +123,7 @@ def run(
     is_placed = where != {"jobs": 1, "cluster": None}
     is_grid = any(isinstance(value, tuple) for value in given.values())
     if not (is_placed or is_grid or seeds is not None or len(names) > 1):
-        if is_divided(workers):
-            # One folder for all workers; what is refused is so before they start.
+        if workers is not None:  # one folder for all workers; what is refused is so before they start
             [(_, path)] = runs.plan(method, out=out, tuned=tuned, **given)
             launch_workers(workers, () if out else ("--out", str(path)))
         watch(partial(runs.run, method, **experiment, **given), quiet, log_file, log)
@@ -221,18 +220,12 @@ def watch(start: Callable, quiet: bool | None = None, log_file: str | None = Non
     common.stop(message, code)
 
 
-def is_divided(workers: int | None) -> bool:
-    """Return whether this process has to start several workers; those of a launcher run the command as it was given."""
-    from fedcli.runs.workers import launched
+def launch_workers(workers: int | None, more: Sequence[str] = ()) -> None:
+    """Run this command, and `more` words, in several workers, and end as the first does; go on if this is one."""
+    from fedcli.runs.workers import launch, launched
 
-    return workers not in (None, 1) and not launched()
-
-
-def launch_workers(workers: int, more: Sequence[str] = ()) -> NoReturn:
-    """Run this command, and `more` words, in several workers, and end as the first does."""
-    from fedcli.runs.workers import launch
-
-    raise typer.Exit(launch(workers, [sys.executable, "-P", "-m", "fedcli", *sys.argv[1:], *more]))
+    if workers not in (None, 1) and not launched():
+        raise typer.Exit(launch(workers, [sys.executable, "-P", "-m", "fedcli", *sys.argv[1:], *more]))
 
 
 def resume(
@@ -249,8 +242,7 @@ def resume(
     from fedcli.runs import run as runs
 
     common.limit_time(time_limit)
-    if is_divided(workers):
-        launch_workers(workers)
+    launch_workers(workers)
     folders, failed = runs.find_unfinished(run), False
     if workers is not None and len(folders) > 1:
         raise UserError(f"--workers {workers} is for one run (got {len(folders)} in '{run}'); name one of them.")
@@ -267,6 +259,8 @@ def resume(
             if end.exit_code != 1:  # an interruption, or the end of the time of all runs
                 raise
             failed = True
+    if folders != [run] and not quiet:
+        typer.echo(f"'{run}' may lack runs that had not begun; the command that made it starts them, with --continue")
     if failed:
         raise typer.Exit(1)
 
