@@ -103,8 +103,7 @@ def _paper_table(
         fault = f"--records-only removes the models that 'fedcli quality' measures (got a table with {later[0]})"
         raise UserError(f"{fault}; leave it out.")
     if any(run.to_do for run in plan.runs):  # who only wants to see the table may have asked for weeks of work
-        stop = "Ctrl-C, at any time; the same command goes on. --dry-run runs nothing and shows the table as it is"
-        print_table(("", ""), [*cost(plan), ("to stop", stop)], screen=screen)
+        print_table(("", ""), cost(plan), screen=screen)
     if plan.to_run and not dry_run:
         errors = run_plan(plan, [screen], **where)
         plan = make_plan()

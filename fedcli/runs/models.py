@@ -296,10 +296,8 @@ def card_of(run: Run, model: Classifier, name: str, format: str, client: int | N
         accuracy += ", mean of all clients' models"
     if "classifier_accuracy" in entry:
         accuracy += f"; by the nearest prototype, {100 * entry['classifier_accuracy']:.2f} % by the classifier"
-    whose, count = (
-        "global" if client is None else f"client {client}",
-        sum(map(Tensor.numel, model.network.parameters())),
-    )
+    whose = "global" if client is None else f"client {client}"
+    count = sum(map(Tensor.numel, model.network.parameters()))
     shape, classes = ", ".join(map(str, record["model"]["input"])), record["class_names"]
     outputs = "logits" if model.prototypes is None else "minus the squared distance of the features to each prototype"
     rows = {
