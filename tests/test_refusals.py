@@ -158,7 +158,7 @@ def test_a_run_that_cannot_be_is_refused(line, message, tmp_path, monkeypatch):
         ("table fedfm:IIII", "unknown table 'fedfm:IIII'; did you mean 'fedfm:III'?"),
         ("table fedfm:2", "'fedfm' has fedfm:Fig1, fedfm:III, "),
         ("table fedfm:III runs", "a paper's table is made alone"),
-        ("table runs --rounds 3", "--rounds is for a paper's table (got a table of runs)"),
+        ("table runs --rounds 3", "--rounds is for a paper's table; see"),
         ("table --dry-run", "--dry-run is for a paper's table"),
         ("table fedfm:III --label x", "--label is for a table of runs"),
         ("table --records-only", "--records-only is for a paper's table"),

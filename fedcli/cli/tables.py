@@ -58,11 +58,10 @@ def table(
     from fedcli.results import frame, plans, render, tables
 
     papers = [run for run in runs or () if ":" in run and not Path(run).exists()]
-    use, others = (PAPERS, (RUNS,)) if papers else (RUNS, (PAPERS, common.MACHINE))
+    others = (RUNS,) if papers else (PAPERS, common.MACHINE)
     for parameter in ctx.command.params:
         if parameter.rich_help_panel in others and ctx.params[parameter.name]:
-            fault = f"{parameter.opts[0]} is for {others[0].lower()} (got {use.lower()})"
-            raise UserError(f"{fault}; leave it out, or see 'fedcli table --help'.")
+            raise UserError(f"{parameter.opts[0]} is for {others[0].lower()}; see 'fedcli table --help'.")
     if papers:
         if len(runs) > 1 or len(dataset or ()) > 1:
             raise UserError(f"a paper's table is made alone and on one --dataset (got {papers[0]} and more); name one.")
