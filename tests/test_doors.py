@@ -22,33 +22,8 @@ from fedcli.errors import UserError
 from tests.files import refused
 from tests.programs import invoke
 
-NETS = """
-import torch
-from torch import nn
-
-def tiny(channels, image_size, num_classes):
-    return nn.Sequential(
-        nn.Conv2d(channels, 4, 3, padding=1), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Dropout(0.3),
-        nn.Linear(4 * image_size**2, 12), nn.ReLU(), nn.Linear(12, num_classes),
-    )
-"""
-SPLIT = """
-import numpy as np
-
-def by_halves(labels, num_clients, rng, groups=None):
-    order = rng.permutation(len(labels))[: len(labels) // 2]
-    return np.array_split(order, num_clients)
-"""
-DATA = """
-import numpy as np
-
-def blobs():
-    rng, y = np.random.default_rng(0), np.arange(120) % 4
-    x = rng.integers(0, 120, (120, 8, 8)).astype(np.uint8)
-    x[np.arange(120), y, y] = 255
-    return {"x_train": x[:80], "y_train": y[:80], "x_test": x[80:], "y_test": y[80:]}
-"""
-OPTIONS = {"dataset": "./data.py:blobs", "partition": "./split.py:by_halves", "backbone": "./nets.py:tiny"}
+PARTS = Path(__file__).parent.parent / "docs/examples/my_parts.py"
+OPTIONS = {"dataset": "./parts.py:blobs", "partition": "./parts.py:by_halves", "backbone": "./parts.py:tiny"}
 SMALL = {"protocol": "fedfm:digits", "num_clients": 3, "cohort_size": 2, "device": "cpu", "batch_size": 8}
 
 FLAGS = [text for key, value in {**OPTIONS, **SMALL}.items() for text in ("--" + key.replace("_", "-"), str(value))]
@@ -56,10 +31,9 @@ FLAGS = [text for key, value in {**OPTIONS, **SMALL}.items() for text in ("--" +
 
 @pytest.fixture(autouse=True)
 def files(folder, monkeypatch):
-    """The three files in an empty folder, which is the working one."""
+    """The file with parts in an empty folder, which is the working one."""
     monkeypatch.setattr(display, "draw", lambda record, folder: None)
-    for name, text in (("nets.py", NETS), ("split.py", SPLIT), ("data.py", DATA)):
-        Path(name).write_text(text)
+    shutil.copy(PARTS, "parts.py")
 
 
 def build(body, size=8, classes=5):
@@ -257,11 +231,11 @@ def test_what_cannot_train_together_is_refused_alone_too_with_the_line(line, wor
 
 
 def test_the_last_linear_becomes_the_head_and_layers_those_that_know_padding_and_keys():
-    module = build(NETS.split(":\n", 1)[1].replace("\n    ", "\n").strip())
+    module = backbones.build("./parts.py:tiny", 1, 8, 5, seed=3)
     torch.manual_seed(3)
     theirs = nn.Sequential(
-        nn.Conv2d(1, 4, 3, padding=1), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(256, 12), nn.ReLU(),
-        nn.Linear(12, 5),
+        nn.Conv2d(1, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU(), nn.Flatten(), nn.Linear(512, 32), nn.ReLU(),
+        nn.Linear(32, 5),
     )  # fmt: skip
     for ours, other in zip(module.parameters(), theirs.parameters(), strict=True):
         assert torch.equal(ours, other)
@@ -269,10 +243,10 @@ def test_the_last_linear_becomes_the_head_and_layers_those_that_know_padding_and
     features, logits = module.eval()(x)
     torch.testing.assert_close(logits, theirs.eval()(x))
     torch.testing.assert_close(features, theirs[:-1](x))
-    assert module.feature_dim == 12
+    assert module.feature_dim == 32
     kinds = [type(layer) for layer in module.body]
     assert (kinds[1], kinds[4]) == (MaskedBatchNorm2d, KeyedDropout)
-    torch.testing.assert_close(module.body[1].running_mean, torch.zeros(4))  # the trial leaves no trace
+    torch.testing.assert_close(module.body[1].running_mean, torch.zeros(8))  # the trial leaves no trace
 
 
 COUNTER = "self.register_buffer('n', torch.zeros(1))"
@@ -348,14 +322,14 @@ def test_a_partition_gets_labels_a_generator_and_groups():
 
 
 def test_a_data_set_is_checked_and_in_canonical_order():
-    one = datasets.load("./data.py:blobs")
+    one = datasets.load("./parts.py:blobs")
     assert (one.name, one.num_classes, one.channels, one.image_size) == ("blobs", 4, 1, 8)
     assert one.y_train.tolist() == sorted(one.y_train.tolist())
-    Path("data.py").write_text(DATA.replace("x[:80]", "x[:80][::-1]").replace("y[:80]", "y[:80][::-1]"))
-    other = datasets.load("./data.py:blobs")  # the same images in another order
+    Path("parts.py").write_text(PARTS.read_text().replace("s[:400]", "s[:400][::-1]"))
+    other = datasets.load("./parts.py:blobs")  # the same images in another order
     assert other is not one
     assert other.fingerprint == one.fingerprint
-    assert datasets.describe("./data.py:blobs")["train"] == 80
+    assert datasets.describe("./parts.py:blobs")["train"] == 400
 
 
 SPLITS, SETS = (lambda: split(None, **GROUPS)), (lambda: datasets.load("./own.py:f"))
@@ -414,14 +388,13 @@ def test_a_wheel_runs_them_beside_a_file_called_papers(tmp_path):
     assert {name for name in there if not name.endswith(".dist-info")} == {"fedcli"}
     Path("papers.py").write_text("raise RuntimeError('not this one')\n")
     # What is a user's own is a copy, and the laws need no file of the checkout.
-    for name in ("my_method.py", "my_parts.py"):
-        shutil.copy(root / "docs" / "examples" / name, name)
+    shutil.copy(root / "docs" / "examples" / "my_method.py", "my_method.py")
     text = Path("my_method.py").read_text()
     Path("broken.py").write_text(text.replace("fed.remember(state.clients, cohort, kept)", "state.clients"))
     lines = (
         " ".join(["run fedavg --rounds 1 --quiet --out run", *FLAGS]),
-        "table run --metric ./my_parts.py:my_metric,last",
-        "plot run --kind ./my_parts.py:my_chart",
+        "table run --metric ./parts.py:my_metric,last",
+        "plot run --kind ./parts.py:my_chart",
         "check ./my_method.py --device cpu --law 1 --law 3 --law 5",
         "new method fresh",
         "check ./fresh.py --device cpu --law 9",
@@ -434,8 +407,7 @@ def test_a_wheel_runs_them_beside_a_file_called_papers(tmp_path):
     assert "\n3 of 3 laws hold on cpu.\n" in done.stdout
     assert "\n1 of 1 laws hold on cpu.\n" in done.stdout
     record = json.loads(Path("run/record.json").read_text())
-    names = ("data.py", "split.py", "nets.py")
-    assert record["user_files"] == {str(Path(name).resolve()): userfiles.file_hash(name) for name in names}
+    assert record["user_files"] == {str(Path("parts.py").resolve()): userfiles.file_hash("parts.py")}
     assert record["commit"] is None  # of the installed package, not of a checkout
     assert "my_metric" in done.stdout
     assert "\nmy_chart.png and my_chart.pdf\n" in done.stdout
