@@ -43,19 +43,16 @@ def example():
 
 def resolved(line, monkeypatch):
     """The set-ups of a `fedcli run` line, one for each seed."""
-    given = {}
+    set_ups = []
 
-    def caught(methods, options, *, seeds, **experiment):
-        given.update(options, method=methods[0], seeds=seeds)
+    def resolve_all(names, given, *, seeds, **experiment):
+        del given["sources"]
+        set_ups.extend(resolve(find_method(names[0]), {**given, "seed": seed}, need_data=False) for seed in seeds)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(plans, "plan_grid", caught)
-    result = invoke(*shlex.split(line)[1:])
-    assert result.exit_code == 130, result.output  # the command line was understood
-    method, seeds = given.pop("method"), given.pop("seeds")
-    options = {name: v for name, v in given.items() if v is not None and name != "sources"}
-    seeded = [{**options, "seed": seed} for seed in seeds]
-    return [resolve(find_method(method), own, need_data=False) for own in seeded]
+    monkeypatch.setattr(plans, "plan_grid", resolve_all)
+    assert invoke(*shlex.split(line)[1:]).exit_code == 130
+    return set_ups
 
 
 def test_the_experiment_is_the_one_that_the_text_describes(monkeypatch):
