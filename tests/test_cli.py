@@ -47,6 +47,15 @@ def flat(text):
     return " ".join(re.sub("[│╭╮╰╯─]", " ", text).split())
 
 
+def refused(*arguments):
+    """The one line on stderr of a command that must be refused, and must write nothing, but what Python compiles."""
+    before = {*Path.cwd().rglob("*")}
+    result = invoke(*arguments)
+    assert (result.exit_code, result.stderr.count("\n"), type(result.exception)) == (2, 1, SystemExit), result.output
+    assert all("__pycache__" in path.parts for path in {*Path.cwd().rglob("*")} ^ before)
+    return result.stderr.removeprefix("error: ").strip()
+
+
 def read(path):
     return json.loads((Path(path) / "record.json").read_text())
 
@@ -170,9 +179,9 @@ def test_options_given_arrive_in_the_record_and_the_rest_comes_from_protocol_and
 
 
 def test_workers_share_one_run(monkeypatch):
-    assert "workers share one run" in invoke("run", "fedavg", *TINY, "--seeds", "0,1", "--workers", "2").stderr
+    assert "workers share one run" in refused("run", "fedavg", *TINY, "--seeds", "0,1", "--workers", "2")
     monkeypatch.setenv("TORCHELASTIC_RUN_ID", "by torchrun")
-    assert "workers share one run" in invoke("run", "fedavg,fedprox", *TINY).stderr
+    assert "workers share one run" in refused("run", "fedavg,fedprox", *TINY)
 
 
 def test_ctrl_c_before_a_run_begins_leaves_nothing_of_it(monkeypatch):
