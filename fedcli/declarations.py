@@ -1,7 +1,6 @@
 """What a method file and a paper file declare: methods, protocols, tables, claims, and the options of all."""
 
 import dataclasses
-import math
 import sys
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
@@ -112,17 +111,15 @@ def check_value(field: dataclasses.Field, value: Any) -> None:
         raise UserError(f"{flag} must be {allowed} (got '{value}'); choose one of them.")
     if isinstance(value, bool | str) or value is None:
         return
-    low, high, most = metadata["low"], metadata["high"], LARGEST[type(value)]
-    too_low = low is not None and (value <= low if metadata["open_low"] else value < low)
-    too_high = high is not None and (value >= high if metadata["open_high"] else value > high)
-    if isinstance(value, float) and not math.isfinite(value):
-        allowed = f"finite and {allowed}" if allowed else "finite"
-    elif high is None and abs(value) > most:
-        allowed = f"from {-most if low is None else low} to {most}"
-    elif not (too_low or too_high):
-        return
-    text = str(value) if isinstance(value, int) else f"{value:g}"
-    raise UserError(f"{flag} must be {allowed} (got {text}); choose a value in that range.")
+    most = LARGEST[type(value)]
+    low = -most if metadata["low"] is None else metadata["low"]
+    high = most if metadata["high"] is None else metadata["high"]
+    is_above = value > low or (value == low and not metadata["open_low"])  # no NaN is above or below
+    is_below = value < high or (value == high and not metadata["open_high"])
+    if not (is_above and is_below):
+        allowed = allowed if abs(value) <= most else describe_range({**metadata, "low": low, "high": high})
+        text = str(value) if isinstance(value, int) else f"{value:g}"
+        raise UserError(f"{flag} must be {allowed} (got {text}); choose a value in that range.")
 
 
 @dataclass(frozen=True)
@@ -349,11 +346,6 @@ class _Declared:
         return Path(self.module.__file__)
 
     @property
-    def card(self) -> str:
-        """The docstring of that file."""
-        return (self.module.__doc__ or "").strip()
-
-    @property
     def file_hash(self) -> str:
         """SHA-256 of that file, its first 16 hexadecimal digits."""
         return file_hash(self.file)
@@ -418,18 +410,6 @@ class Method(_Declared):
     mixed_networks: bool = False
     uses_public_data: bool = False
     numerics: int = 1
-
-    def __post_init__(self) -> None:
-        """Refuse costs without their number of floats.
-
-        Raises:
-            UserError: If `both_ways` or `rows_by_class` stands there and is not called.
-        """
-        if self.costs in (both_ways, rows_by_class):
-            remedy = "write costs=both_ways(lambda sizes: sizes.parameters), or rows_by_class(...) with a row's width"
-            raise UserError(
-                f"the costs of '{self.name}' lack a number of floats (got costs={self.costs.__name__}); {remedy}."
-            )
 
 
 @dataclass(frozen=True)

@@ -10,9 +10,8 @@ import re
 import shlex
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
-from modulefinder import ModuleFinder
 from pathlib import Path
 from traceback import walk_tb
 from types import ModuleType
@@ -48,18 +47,7 @@ def file_hash(path: str | Path) -> str:
 
 def is_hash_of(recorded: str, path: str | Path) -> bool:
     """Whether a record's hash, the last of several, is that of a file as it is now."""
-    last = recorded.rpartition(THEN)[2]
-    return last == file_hash(path) or last == _old_hash(path)
-
-
-def _old_hash(path: str | Path) -> str:
-    """The hash in older records, of a file together with those beside it that it imports; none of them is run."""
-    folder = Path(path).resolve().parent
-    finder = ModuleFinder([str(folder)])
-    with suppress(SyntaxError):
-        finder.run_script(str(path))
-    files = sorted(module.__file__ for name, module in finder.modules.items() if name != "__main__")
-    return hashlib.sha256(b"".join(Path(file).read_bytes() for file in [path, *files])).hexdigest()[:16]
+    return recorded.rpartition(THEN)[2] == file_hash(path)
 
 
 def own_paths(values: Iterable[Any]) -> list[str]:

@@ -43,7 +43,7 @@ RUNS = {
     "export": "export fedfm/seed-0",
     "table": "table fedfm grid scaffold",
     "table-csv": "table fedfm grid scaffold --format csv --metric selected,last,best,round:1",
-    "table-latex": "table fedfm --format latex --columns method,seeds,last --title Ours",
+    "table-latex": "table fedfm --format latex --columns method,seeds,last",
     "claims-own": "claims --runs fedfm --format csv",
     "report": "report fedfm grid --out report.html",
     "plot": "plot fedfm grid --out curves.png",

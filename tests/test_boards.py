@@ -21,13 +21,13 @@ def test_a_board_holds_one_protocol_and_data_set():
     found = tables.boards(MIXED)
     assert [*found] == ["paper:skew, digits", "paper:skew, letters", "paper:other, digits"]
     assert [run["method"] for run in found["paper:skew, letters"]] == ["one", "two"]
-    one, two, three = tables.sheets(MIXED, title="Mine")
-    assert (one.title, two.title) == ("Mine, paper:skew, digits", "Mine, paper:skew, letters")
+    one, two, three = tables.sheets(MIXED)
+    assert (one.title, two.title) == ("paper:skew, digits", "paper:skew, letters")
     assert [row["Settings"] for row in cells("All\n\n" + render(two).split("\n\n", 2)[2])] == ["lr 0.2", "lr 0.1"]
     assert not any(note.startswith("Mean") for sheet in (one, two) for note in sheet.notes)
     assert three.notes[0].startswith("Mean")
-    (alone,) = tables.sheets(MIXED[:1], title="Mine")
-    assert alone.title == "Mine"
+    (alone,) = tables.sheets(MIXED[:1])
+    assert alone.title == ""
 
 
 def test_methods_and_data_sets_are_selected_in_any_case():
@@ -87,19 +87,17 @@ def test_the_command_takes_all_of_it(tmp_path):
         result = invoke(command, tmp_path, *given)
         return result.exit_code, result.output
 
-    code, text = call("table", "--dataset", "digits", "--columns", "method,selected", "--title", "Mine")
+    code, text = call("table", "--dataset", "digits", "--columns", "method,selected")
     assert code == 0, text
     assert text.count(f"| Method | {SELECTED} |") == 2
-    assert "### Mine, paper:other, digits" in text
+    assert "### paper:other, digits" in text
     code, text = call("table", "--format", "csv", "--method", "one")
     assert (code, len(text.splitlines())) == (0, 3)  # one file for all
-    assert "a CSV has all its columns" in call("table", "--format", "csv", "--columns", "last")[1]
     for name in ("y.svg", "z.pdf"):
-        given = ("--out", str(tmp_path / name), "--dataset", "letters", "--label", "ours", "--title", "A <title>")
+        given = ("--out", str(tmp_path / name), "--dataset", "letters", "--label", "ours")
         assert call("plot", *given) == (0, f"{tmp_path / name}\n")
     assert not (tmp_path / "z.png").exists()
     text = (tmp_path / "y.svg").read_text()
-    assert "<!-- A &lt;title&gt; -->" in text
     assert "<!-- ours" in text
     assert "--out must end in .png, .pdf or .svg" in call("plot", "--out", str(tmp_path / "y.jpgg"))[1]
     assert "--kind tsne draws the folders" in call("plot", "--kind", "tsne", "--method", "one")[1]

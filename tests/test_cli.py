@@ -16,12 +16,10 @@ from rich.console import Console
 import fedcli
 from fedcli import declarations, registry
 from fedcli.cli import describe, display
-from fedcli.errors import UserError
 from fedcli.figures import notebook
-from fedcli.results import plans
-from fedcli.runs import config, prepare
+from fedcli.runs import config
 from fedcli.runs import run as runs
-from tests import programs
+from tests.programs import invoke
 
 TINY = ("--train-examples", "200", "--num-clients", "4", "--partition", "iid", "--rounds", "1", "--device", "cpu")
 EXAMPLE = str(Path(__file__).parent.parent / "docs/examples/my_method.py")
@@ -37,30 +35,16 @@ def no_figures(monkeypatch):
     monkeypatch.setattr(display, "draw", lambda record, folder: None)
 
 
-def invoke(*arguments):
-    """The result of a command; an option that comes after `TINY` takes the place of that in it."""
-    texts = [str(argument) for argument in arguments]
-    for flag in TINY[::2]:
-        while texts.count(flag) > 1:
-            first = texts.index(flag)
-            del texts[first : first + 2]
-    return programs.invoke(*texts)
-
-
 def done(*arguments):
     """The output of a command that must succeed."""
     result = invoke(*arguments)
     assert result.exit_code == 0, result.output
-    return plain(result.stdout)
-
-
-def plain(text):
-    return re.sub(r"\x1b\[[0-9;]*m", "", text)
+    return result.stdout
 
 
 def flat(text):
     """A text without frames, colours and line breaks."""
-    return " ".join(re.sub("[│╭╮╰╯─]", " ", plain(text)).split())
+    return " ".join(re.sub("[│╭╮╰╯─]", " ", text).split())
 
 
 def refused(*arguments):
@@ -68,7 +52,6 @@ def refused(*arguments):
     before = {*Path.cwd().rglob("*")}
     result = invoke(*arguments)
     assert (result.exit_code, result.stderr.count("\n"), type(result.exception)) == (2, 1, SystemExit), result.output
-    assert result.stderr.startswith("error: ")
     assert all("__pycache__" in path.parts for path in {*Path.cwd().rglob("*")} ^ before)
     return result.stderr.removeprefix("error: ").strip()
 
@@ -94,17 +77,14 @@ def test_what_tells_of_methods_comes_without_torch_from_a_new_process(words, tmp
     assert result.stdout.splitlines()[-1] == "False"
 
 
-def test_the_index_is_what_the_papers_declare(monkeypatch):
-    made = json.loads(json.dumps(describe.make_index()))
-    assert json.loads(describe.INDEX.read_text(encoding="utf-8")) == made, "'make index' writes it"
-    monkeypatch.setattr(describe, "_hash", lambda: "of a file that has changed")
-    assert json.loads(json.dumps(describe.index.__wrapped__())) == {**made, "sha256": "of a file that has changed"}
+def test_the_index_is_what_the_papers_declare():
+    assert describe.index() == json.loads(json.dumps(describe.make_index())), "'make index' writes it"
 
 
 @pytest.mark.parametrize("name", list(registry.methods()))
 def test_help_has_every_option_in_the_order_of_the_panels(name):
     method, text = registry.find_method(name), done("run", name, "--help")
-    own = [method.title] if dataclasses.fields(method.config) else []
+    own = ["Arguments", "Options", *([method.title] if dataclasses.fields(method.config) else [])]
     titles = re.findall(r"^╭─ (.+?) ─+╮$", text, re.MULTILINE)
     steps = list(registry.posts().values()) if method.personal is None else []
     after = [f"With --post {step.name}" for step in steps]
@@ -123,7 +103,7 @@ def test_help_says_symbol_source_range_off_value_need_and_default():
     assert "Learning rate; > 0. [default: 0.05]" in text
     assert "[default: fedfm:digits]" in text
     assert "--drop-last --no-drop-last" in text
-    order = ("--match-weight", "--protocol", "--seed ", "--device", "--seeds ", "--out", "--help")
+    order = ("--match-weight", "--protocol", "--seed ", "--device", "--seeds ", "--out")
     assert sorted(order, key=text.index) == list(order)
 
 
@@ -143,7 +123,7 @@ def test_show_prints_options_card_and_names_of_protocols(name):
     method = registry.find_post(name) if name in registry.posts() else registry.find_method(name)
     text = done("show", name)
     assert text.startswith(f"{method.title}\n\nOptions of its own")
-    before, _, after = text.partition(f"\n{method.card}\n")
+    before, _, after = text.partition(f"\n{method.module.__doc__.strip()}\n")
     for field in dataclasses.fields(method.config):
         assert f"{declarations.flag_of(field.name)} {declarations.help_text(field.metadata)}" in flat(before)
     protocols = describe.protocols_of(method) if name in registry.methods() else ()
@@ -190,33 +170,12 @@ def test_options_given_arrive_in_the_record_and_the_rest_comes_from_protocol_and
     entry = record["rounds"][0]
     line = next(line for line in text.splitlines() if line.startswith("round 1/1: "))
     assert f"test {100 * entry['test_accuracy']:.2f} %, validation {100 * entry['validation_accuracy']:.2f} %" in line
-    assert f"headline    {100 * record['summary']['selected']:.2f} % (best on validation: round 1/1)" in text
+    assert (
+        f"headline    {100 * record['summary']['selected']:.2f} % (the round with the best validation accuracy, 1/1)"
+        in text
+    )
     for name in ("curve", "partition"):
         assert Path(f"a/b/{name}.png").read_bytes().startswith(b"\x89PNG")
-
-
-def test_several_seeds_make_a_folder_each_one_curve_and_a_row_of_means():
-    text = done("run", "fedavg", *TINY, "--seeds", "3,5", "--out", "many")
-    assert [read(f"many/seed-{seed}")["config"]["seed"] for seed in (3, 5)] == [3, 5]
-    assert sorted(path.name for path in Path("many").iterdir()) == ["curves.png", "seed-3", "seed-5", "table.md"]
-    assert text.endswith("table and curves: many, table.md and curves.png\n")
-    first, second = (100 * read(f"many/seed-{seed}")["summary"]["selected"] for seed in (3, 5))
-    assert f"| 3, 5 | {(first + second) / 2:.2f} ± {abs(first - second) / 2**0.5:.2f} (2) |" in text
-    runs = fedcli.run("fedavg", seeds=[4, 1], out="many", **OPTIONS)  # other seeds beside those that are there
-    assert [(run.path, run.record["seed"]) for run in runs] == [(Path(f"many/seed-{seed}"), seed) for seed in (4, 1)]
-    assert "many/seed-5' exists" in refused("run", "fedavg", *TINY, "--seeds", "6,5", "--out", "many")
-
-
-def test_no_seed_starts_when_a_later_one_is_refused(folder, monkeypatch):
-    load_data = prepare.load_data
-
-    def refuses_seed_1(setup):
-        if setup.run.seed == 1:
-            raise UserError("seed 1 cannot run.")
-        return load_data(setup)
-
-    monkeypatch.setattr(plans, "load_data", refuses_seed_1)
-    assert refused("run", "fedavg", *TINY, "--seeds", "0,1", "--out", "many") == "seed 1 cannot run."
 
 
 def test_workers_share_one_run(monkeypatch):
@@ -259,19 +218,19 @@ def test_data_import_list_show_and_run(no_figures):
     assert f"made from {Path('shapes.npz').resolve()}" in text
     assert (read("a")["dataset"], read("a")["protocol"]) == ("shapes", "own:data")
     assert "reduced" not in text
-    assert "data set shapes, 36 training images on 3 clients, 4 are not used" in text
-    assert "headline the last round, on the data's test images" in text
+    assert "data set shapes, 36 training images on 3 clients" in text
+    assert re.search(r"headline [0-9.]+ % \(the last round\)", text)
 
 
 def test_data_show_draws_a_partition():
-    options = ("--partition", "classes:2", "--num-clients", 5, "--train-examples", 200, "--partition-seed", 3)
+    options = ("--partition", "classes:2", "--num-clients", 5, "--partition-seed", 3)
     text = done("data", "show", "digits", *options, "--out", "chart.png")
-    assert "200 to train (reduced), 359 to test" in text
+    assert "1,438 to train, 359 to test" in text
     lines = text.splitlines()
     start = next(number for number, line in enumerate(lines) if line.startswith("Client"))
     counts = [[int(cell) for cell in line.split()] for line in lines[start + 1 : start + 6]]
     assert [row[0] for row in counts] == list(range(5))
-    assert all(row[1] == sum(row[3:]) == 40 and row[2] == sum(count > 0 for count in row[3:]) for row in counts)
+    assert all(row[1] == sum(row[2:]) for row in counts)
     assert {path.name for path in Path.cwd().iterdir()} == {"chart.png", "chart.pdf"}
 
 
@@ -282,12 +241,9 @@ def test_plot_and_table_of_runs(monkeypatch):
     fedcli.run("fedavg", **OPTIONS, seeds=[0, 1], out="demo/one")
     text = done("table", "demo")
     assert re.search(r"\| \W*fedavg \(reduced\)", text)
-    assert r"\toprule" in done("table", "demo/one/seed-0", "demo/one/seed-1", "--format", "latex")
     assert done("table", "demo", "--out", "new/table.md") == "new/table.md\n"
     assert Path("new/table.md").read_text() == text
     assert done("plot", "demo/one") == "curves.png and curves.pdf\n"
-    assert Path("curves.png").is_file()
-    assert "cannot be used" in refused("plot", "demo", "--out", "new/table.md/c.png")
     monkeypatch.setattr("fedcli.cli.common.console", lambda: Console(width=100, force_terminal=True, color_system=None))
     drawn = done("table", "demo")  # on a terminal
     assert "| fedavg" not in drawn
@@ -313,8 +269,7 @@ def test_the_lines_of_a_run_say_speed_and_time_left(monkeypatch):
     record["status"] = "interrupted"
     shown.finish(record)
     lines = out.getvalue().splitlines()
-    assert lines[5] == "headline    the round with the best validation accuracy, on the official test images"
-    assert lines[8:] == [
+    assert lines[7:] == [
         "resumed     after 2/6 rounds",
         "round 3/6: test 50.00 %, task 1.235, 40 samples/s, 0:00:30 left",
         "round 4/6: task 1.235, 30 samples/s, 0:00:20 left",
@@ -339,34 +294,13 @@ def test_a_failure_does_not_stop_the_others_and_is_told(monkeypatch):
 
 # Checking the laws
 
-PLANTED = """
-from dataclasses import replace
-
-import torch
-
-import fedcli
-from fedcli.core import weighted_mean
-from fedcli.papers.baselines import fedavg
-
-
-def run_round(state, cohort, fed, config):
-    clients = fed.broadcast(state.params, state.buffers, cohort)
-    clients, terms = fed.train(clients, cohort, fedavg.make_local_loss(fed.network))
-    {defect}
-    return fedavg.ServerState(*weighted_mean(fed.upload_model(clients), weights)), terms
-
-
-METHOD = replace(fedavg.METHOD, name="planted", run_round=run_round)
-"""
-ORDER = "weights = torch.arange(len(cohort.client_ids), 0, -1, dtype=fed.dtype)"
-
 
 def test_check_holds_a_users_method_to_the_laws():
     lines = done("check", EXAMPLE).splitlines()
     rows = [line for line in lines if line.startswith("remembered-means ")]
     assert {line.split()[1] for line in rows} == set("12345679")
     assert all(line.rstrip().endswith(("pass", "left out")) for line in rows)
-    assert re.search(r"branches x 4 against looped +\d\.\de-\d\d +<= 1e-08 +pass", plain("\n".join(lines)))
+    assert re.search(r"branches x 4 against looped +\d\.\de-\d\d +<= 1e-08 +pass", "\n".join(lines))
     assert re.fullmatch(r"([67]) of \1 laws hold on cpu; [12] left out, see above\.", lines[-1])
 
 
@@ -376,20 +310,27 @@ def test_check_without_a_method_checks_one_of_each_kind():
     assert {(False, False), (True, False), (True, True)} <= set(kinds)
 
 
-def test_check_fails_where_a_law_is_broken_and_names_it(folder):
-    (folder / "planted.py").write_text(PLANTED.replace("{defect}", ORDER))
-    result = invoke("check", "planted.py", "--law", 5, "--law", 7)
-    assert result.exit_code == 1
-    assert result.stderr.startswith("planted.py, law 5: state after a permuted cohort: ")
-    rows = [line.split() for line in result.stdout.splitlines() if line.startswith("planted ")]
-    assert [(row[1], row[-1]) for row in rows] == [("5", "FAIL"), ("5", "pass"), ("7", "pass"), ("7", "pass")]
-    assert result.stdout.endswith("1 of 2 laws hold on cpu.\n")
+# What goes wrong in a user's method
+
+FAILING = """
+from dataclasses import replace
+
+import fedcli
+from fedcli.core import weighted_mean
+from fedcli.papers.baselines import fedavg
 
 
-FAILING = f"""{PLANTED.replace("{defect}", "weights = cohort.weights")}
+def run_round(state, cohort, fed, config):
+    clients = fed.broadcast(state.params, state.buffers, cohort)
+    clients, terms = fed.train(clients, cohort, fedavg.make_local_loss(fed.network))
+    return fedavg.ServerState(*weighted_mean(fed.upload_model(clients), cohort.weights)), terms
+
+
+METHOD = replace(fedavg.METHOD, name="planted", run_round=run_round)
+
 
 def apply(params, buffers, fed, config):
-    return params, buffers, {{}}["step"]
+    return params, buffers, {}["step"]
 
 
 POST = fedcli.Post("broken-step", "A step", fedavg.Config, apply)

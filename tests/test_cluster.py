@@ -1,6 +1,7 @@
 """Runs on a Ray cluster: three nodes on this machine, of which one is lost."""
 
 import os
+import sys
 from pathlib import Path
 
 import pytest
@@ -87,7 +88,7 @@ def test_where_ray_cannot_run_them_is_refused(monkeypatch):
     ):
         with pytest.raises(UserError, match=message):
             place_runs(None, on, None, gpus)
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(UserError, match=r"pip install 'fedcli\[ray\]'"):
         place_runs(None, "ray", None, None)
 

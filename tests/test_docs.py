@@ -43,19 +43,16 @@ def example():
 
 def resolved(line, monkeypatch):
     """The set-ups of a `fedcli run` line, one for each seed."""
-    given = {}
+    set_ups = []
 
-    def caught(methods, options, *, seeds, **experiment):
-        given.update(options, method=methods[0], seeds=seeds)
+    def resolve_all(names, given, *, seeds, **experiment):
+        del given["sources"]
+        set_ups.extend(resolve(find_method(names[0]), {**given, "seed": seed}, need_data=False) for seed in seeds)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(plans, "plan_grid", caught)
-    result = invoke(*shlex.split(line)[1:])
-    assert result.exit_code == 130, result.output  # the command line was understood
-    method, seeds = given.pop("method"), given.pop("seeds")
-    options = {name: v for name, v in given.items() if v is not None and name != "sources"}
-    seeded = [{**options, "seed": seed} for seed in seeds]
-    return [resolve(find_method(method), own, need_data=False) for own in seeded]
+    monkeypatch.setattr(plans, "plan_grid", resolve_all)
+    assert invoke(*shlex.split(line)[1:]).exit_code == 130
+    return set_ups
 
 
 def test_the_experiment_is_the_one_that_the_text_describes(monkeypatch):
@@ -190,18 +187,3 @@ def test_every_metric_and_every_page_of_the_site_has_its_line():
     pages, site = sorted((ROOT / "docs").glob("*.md")), (ROOT / "docs" / "mkdocs.yml").read_text(encoding="utf-8")
     assert [page.name for page in pages if f"docs/{page.name}" not in site] == []
     assert [name for name in METRICS if f"`{name}" not in TEXTS["tables-and-claims.md"]] == []
-
-
-def test_the_example_runs_by_its_path_and_its_costs_are_counted(tmp_path):
-    options = {"dataset": "digits", "train_examples": 200, "local_epochs": 1, "rounds": 3, "device": "cpu"}
-    run = fedcli.run(EXAMPLE, **options, out=tmp_path / "run")
-    record, state = run.record, run.state
-    assert record["protocol"] == "fedfm:digits"
-    assert record["rounds"][0]["terms"]["pull"] == 0  # nobody has a mean yet
-    assert record["rounds"][2]["terms"]["pull"] > 0
-    assert sorted(state.clients) == list(range(record["config"]["num_clients"]))
-    parameters, (classes, width) = record["model"]["parameters"], state.means.shape
-    assert record["cost"]["floats_down"] == parameters + classes * width
-    sent = sum(int((kept.counts > 0).sum()) for kept in state.clients.values()) * width / len(state.clients)
-    assert record["cost"]["floats_up"] == pytest.approx(parameters + sent, abs=1)
-    assert record["cost"]["memory_floats"] == parameters + 2 * classes * width

@@ -226,5 +226,3 @@ def test_what_is_measured_of_the_clients_of_one_more_round_stands_in_the_record_
     places = [tuple(point) for part in above.collections for point in part.get_offsets().tolist()]
     assert sorted(places) == sorted(map(tuple, features[:, :2].tolist()))
     assert len(above.collections) == len(np.unique(points["clients"]))  # a marker each
-    refused = invoke("quality", run.path, "--clients", "--client", "0")
-    assert (refused.exit_code, "--clients is for runs with a global model" in refused.output) == (2, True)

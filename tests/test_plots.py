@@ -119,7 +119,6 @@ def test_only_curves_have_another_axis(tmp_path):
     for given, words in (
         (["--x", "floats"], "p.svg"),
         (["--x", "float"], "unknown axis 'float'; did you mean 'floats'"),
-        (["--kind", "drift", "--x", "floats"], "--x is for learning curves"),
     ):
         assert words in invoke("plot", tmp_path, "--out", tmp_path / "p.svg", *given).output
 
@@ -237,4 +236,4 @@ def test_a_run_says_what_it_came_to_before_it_is_drawn(monkeypatch):
     monkeypatch.setattr(display, "draw", lambda record, folder: said.append(out.getvalue()))
     shown.start(curve(), Path("there"), samples_per_round=1, first_round=0)
     shown.finish(curve())
-    assert "headline    50.00 % (best on validation: round 2/3)" in said[0]
+    assert "headline    50.00 % (the round with the best validation accuracy, 2/3)" in said[0]

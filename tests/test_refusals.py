@@ -16,7 +16,7 @@ MIXED = "--backbone cnn-small,resnet10-3x3"
 NO_AVERAGE = "--average-parameters needs one network"
 METHOD = """
 from dataclasses import dataclass, replace
-from fedcli import both_ways, option
+from fedcli import option
 from fedcli.papers.baselines import fedavg
 @dataclass(frozen=True)
 class Config:
@@ -26,7 +26,6 @@ METHOD = replace(fedavg.METHOD, name="mine", config=Config)
 """
 OWN = {  # a user's files, each with a mistake
     "reserved.py": METHOD.replace("extra", "lr"),
-    "costs.py": METHOD.replace("config=Config", "costs=both_ways"),
     "no_choice.py": METHOD.replace("'Mine'", "'Mine', only_with={'kind': ('c',)}"),
 }
 SEEDS = "--seeds must be distinct whole numbers from 0"
@@ -59,7 +58,6 @@ def refused(line, message, folder, monkeypatch):
         ("./none.py", "there is no method file at '"),
         ("./reserved.py --help", "the option name 'lr' of 'mine' is reserved"),
         ("./no_choice.py", "'extra' has only_with ('c',), not a choice; fix "),
-        ("./costs.py", "(got costs=both_ways); write costs=both_ways(lambda sizes: sizes.parameters), or rows_by"),
         ("fedavg --dataset digit", "unknown data set 'digit'; did you mean 'digits'? 'fedcli data list' shows"),
         ("fedavg --dataset mnist", "or without a network 'fedcli data import mnist PATH'."),
         ("fedavg --protocol fedfm:digit", "unknown protocol 'fedfm:digit'; did you mean 'fedfm:digits'?"),
@@ -67,19 +65,18 @@ def refused(line, message, folder, monkeypatch):
         ("fedavg --backbone cnn-smal", "did you mean 'cnn-small'? 'fedcli list' shows all."),
         ("fedavg,FedAvg", "two methods have the same name (got fedavg, fedavg); name each once."),
         ("fedavg --mu 1", "unknown option of 'fedavg' '--mu'; 'fedcli run fedavg --help' shows all."),
-        ("fedavg extra", "got unexpected extra argument(s) (extra); 'fedcli run fedavg --help' shows all."),
+        ("fedavg extra", "got unexpected extra argument(s) (extra); 'fedcli run --help' shows all."),
         ("fedfm --guiding x", "--guiding must be contrastive or l2 or l2-sum (got 'x'); choose one of them."),
         # Options out of range
         ("fedavg --rounds 0", "--rounds must be >= 1 (got 0); choose a value in that range."),
         ("fedavg --rounds x", "--rounds must be of type int (got 'x'); give a value of that type."),
-        ("fedavg --lr nan", "--lr must be finite and > 0 (got nan)"),
+        ("fedavg --lr nan", "--lr must be > 0 and <= 3e+38 (got nan)"),
         (f"fedavg --seed {2**40}", "--seed must be >= 0 and <= 4294967295 (got"),
         (f"fedavg --seed {10**400}", "--seed must be >= 0 and <= 4294967295 (got 1000"),
-        (f"fedavg --rounds {10**24}", "--rounds must be from 1 to 2147483647"),
-        ("fedavg --weight-decay 1e300", "--weight-decay must be from 0 to 3e+38"),
+        (f"fedavg --rounds {10**24}", "--rounds must be >= 1 and <= 2147483647"),
+        ("fedavg --weight-decay 1e300", "--weight-decay must be >= 0 and <= 3e+38"),
         ("fedavg --seeds 0,x", f"{SEEDS} (got '0,x'); write --seeds"),
         ("fedavg --seeds 1,1", f"{SEEDS} (got '1,1')"),
-        ("fedavg --seeds ''", "a value is empty (got it after '--seeds')"),
         ("fedavg --checkpoint-every some", "--checkpoint-every must be of type int (got 'some')"),
         ("fedavg --device gpu", "--device must be auto, cpu, cuda or cuda:N (got 'gpu')"),
         pytest.param("fedavg --device cuda", "there is no --device cuda here (got 0 CUDA", marks=no_cuda),
@@ -89,7 +86,6 @@ def refused(line, message, folder, monkeypatch):
         # Several at once
         ("fedavg --num-clients 4 --cohort-size 2,30", "--cohort-size 30 is larger than --num-clients 4"),
         ("fedavg --seed 0,1", "invalid value for '--seed'"),
-        ("fedavg --drop-last --no-drop-last", "--drop-last is given twice; give it once."),
         ("fedavg --jobs 0", "invalid value for '--jobs': "),
         ("fedavg --lr 0.1,0.2 --continue", "--continue needs a folder (got no --out)"),
         ("fedavg --lr 0.1,0.2 --seed 0 --seeds 0,1", "--seed 0 was given with --seeds"),
@@ -141,16 +137,14 @@ def test_a_run_that_cannot_be_is_refused(line, message, tmp_path, monkeypatch):
             "resume nowhere",
             "there is no run at 'nowhere' (got no record.json); give the folder of a run, which holds one.",
         ),
-        ("plto", "unknown command 'plto'; did you mean 'plot'? 'fedcli --help' shows all."),
-        ("--verson", "unknown option of 'fedcli' '--verson'; did you mean '--version'? 'fedcli --help' shows all."),
-        ("plot a --knd x", "unknown option of 'fedcli plot' '--knd'; did you mean '--kind'? 'fedcli plot --help'"),
+        ("plto", "no such command 'plto'. Did you mean 'plot'?; 'fedcli --help' shows all."),
+        ("--verson", "no such option: --verson (Possible options: --version); 'fedcli --help' shows all."),
+        ("plot a --knd x", "no such option: --knd (Possible options: --kind); 'fedcli plot --help'"),
         ("plot", "missing argument 'RUN'; 'fedcli plot --help' shows all."),
         ("new method 'my method'", "the name 'my method' is invalid; begin with a letter and use only a-z, 0-9, -"),
         ("new", "missing argument 'method'. Choose from: method; 'fedcli new --help' shows all."),
         ("new method fedavg", "there is a method or a file of that name (got 'fedavg'); choose another name."),
-        ("show fedcme:ii", "'fedcme:II' is a paper's table; 'fedcli table fedcme:II --dry-run' shows it."),
         # Data sets
-        ("data show digits --out a.png", "--out a.png is for the chart of a partition (got no --partition)"),
         ("data show digits --partition iid --num-clients 0", "invalid value for '--num-clients': "),
         ("data show digits --partition iid --partition-seed -1", "invalid value for '--partition-seed': "),
         ("data download digits", "is built in"),
@@ -164,7 +158,7 @@ def test_a_run_that_cannot_be_is_refused(line, message, tmp_path, monkeypatch):
         ("table fedfm:IIII", "unknown table 'fedfm:IIII'; did you mean 'fedfm:III'?"),
         ("table fedfm:2", "'fedfm' has fedfm:Fig1, fedfm:III, "),
         ("table fedfm:III runs", "a paper's table is made alone"),
-        ("table runs --rounds 3", "--rounds is for a paper's table (got a table of runs)"),
+        ("table runs --rounds 3", "--rounds is for a paper's table; see"),
         ("table --dry-run", "--dry-run is for a paper's table"),
         ("table fedfm:III --label x", "--label is for a table of runs"),
         ("table --records-only", "--records-only is for a paper's table"),
@@ -179,7 +173,6 @@ def test_a_run_that_cannot_be_is_refused(line, message, tmp_path, monkeypatch):
         ("bench w1 --device cpu --csv notes.txt/out.csv", "'notes.txt' cannot be used"),
         ("check fedavg --law 8", "unknown law 8; there are 1 (switched off"),
         ("check fedavg --device abacus", "--device must be"),
-        ("check fedavg --all", "--all checks every method"),
     ],
 )
 def test_another_command_that_cannot_be_is_refused(line, message, tmp_path, monkeypatch):

@@ -14,20 +14,20 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.metadata import version
-from itertools import pairwise
 from platform import python_version
 from typing import Any
 
 import typer
+from typer.core import TyperGroup
 
 from fedcli.cli import data, describe, machine, running, tables
-from fedcli.cli.common import Command, CommandGroup, Lasting, optional, show_traceback, stop
-from fedcli.errors import UserError, unknown
+from fedcli.cli.common import Lasting, optional, show_traceback, stop
+from fedcli.errors import UserError
 from fedcli.runs.signals import exit_code, set_time_limit
 
-COMMANDS = {  # in the order of help
-    "list": describe.list_, "show": describe.show, "new": describe.new, "run": running.run_app,
-    "resume": running.resume, "verify": running.verify, "tune": running.tune_app, "data": data.app,
+COMMANDS = {
+    "list": describe.list_, "show": describe.show, "new": describe.new, "run": running.run,
+    "resume": running.resume, "verify": running.verify, "tune": running.tune, "data": data.app,
     "quality": tables.quality, "plot": tables.plot, "report": tables.report, "export": tables.export,
     "table": tables.table, "claims": tables.claims, "pages": tables.pages, "smoke": machine.smoke,
     "check": machine.check, "bench": machine.bench,
@@ -66,28 +66,16 @@ def _ends_in_a_line(ctx: typer.Context) -> Iterator[None]:
 
 def _refusal(error: Any) -> str:
     """Say in a line of ours what Typer refuses, by one of its usage errors."""
-    path, command = error.ctx.command_path, error.ctx.command
-    remedy = f"'{path} --help' shows all."
-    if not hasattr(error, "possibilities"):
-        text = " ".join(error.format_message().split()).rstrip(".")
-        return f"{text[0].lower()}{text[1:]}; {remedy}"
-    if hasattr(command, "unknown_option"):
-        return str(command.unknown_option(error.option_name))
-    flags = [flag for parameter in command.params for flag in parameter.opts]
-    return str(unknown(f"option of '{path}'", error.option_name, flags, remedy))
+    if hasattr(error, "possibilities") and "unknown_option" in error.ctx.meta:
+        return str(error.ctx.meta["unknown_option"](error.option_name))
+    text = " ".join(error.format_message().split()).rstrip(".")
+    return f"{text[0].lower()}{text[1:]}; '{error.ctx.command_path} --help' shows all."
 
 
-class _Root(CommandGroup):
+class _Root(TyperGroup):
     """The group of all commands, where every mistake of the user's ends."""
 
-    def list_commands(self, ctx: typer.Context) -> list[str]:
-        return list(COMMANDS)
-
     def parse_args(self, ctx: typer.Context, args: list[str]) -> list[str]:
-        """Refuse an empty text in any place: as a path it would be the folder one is in, as a name everything."""
-        for before, text in pairwise(["fedcli", *args]):
-            if not text or re.fullmatch(r"--[a-z-]+=", text):
-                stop(f"error: a value is empty (got it after '{text or before}'); give one.", 2)
         with _ends_in_a_line(ctx):
             return super().parse_args(ctx, args)
 
@@ -125,7 +113,7 @@ for _name, _command in COMMANDS.items():
     if isinstance(_command, typer.Typer):
         app.add_typer(_command, name=_name)
     else:
-        app.command(_name, cls=Command)(_command)
+        app.command(_name, cls=running.MethodCommand if _name in ("run", "tune") else None)(_command)
 
 
 def main() -> None:

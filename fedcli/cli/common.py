@@ -1,6 +1,5 @@
-"""What the commands share: how arguments are read, options, each declared once, printing, and ending with a message."""
+"""What the commands share: options, each declared once, printing, and ending with a message."""
 
-import importlib.util
 import io
 import re
 from collections.abc import Sequence
@@ -14,9 +13,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 from typer import Argument, Option
-from typer.core import TyperCommand, TyperGroup
 
-from fedcli.errors import UserError, printable, unknown
+from fedcli.errors import UserError, needed, printable
 from fedcli.runs.signals import interruptions, set_time_limit
 
 MACHINE, OUTPUT = "Machine", "Output"  # panels of the help
@@ -52,30 +50,6 @@ Runs = argument(list[Path], "RUN", "Run folders, or folders that hold run folder
 Format = optional(Literal["markdown", "csv", "latex"], "Form of the table.")
 
 
-class Command(TyperCommand):
-    """A command that takes options with underscores too, and refuses one given twice."""
-
-    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Read the arguments after having looked for such a mistake."""
-        args = [re.sub(r"^--\w+(?==|$)", lambda flag: flag[0].replace("_", "-"), arg) for arg in args]
-        if not ctx.resilient_parsing:
-            *_, given = self.make_parser(ctx).parse_args(args=list(args))
-            for parameter in given:
-                if given.count(parameter) > 1 and not getattr(parameter, "multiple", True):
-                    raise UserError(f"{parameter.opts[0]} is given twice; give it once.")
-        return super().parse_args(ctx, args)
-
-
-class CommandGroup(TyperGroup):
-    """A group of commands that names the command that was probably meant."""
-
-    def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        """Find a command by its name."""
-        if cmd_name not in self.commands and not cmd_name.startswith("-") and not ctx.resilient_parsing:
-            raise unknown("command", cmd_name, self.commands, f"'{ctx.command_path} --help' shows all.")
-        return super().get_command(ctx, cmd_name)
-
-
 def parse_seeds(seeds: str | None) -> list[Any] | None:
     """Read the seeds of `--seeds 0,1,2`; a part that is no number is refused with the others, by `check_seeds`."""
     if seeds is None:
@@ -107,8 +81,7 @@ def place_runs(
             f"--on must be ray or ray:ADDRESS, without --jobs (got --on {on}, --jobs {jobs or 1}); write --on ray, or "
             "leave --on, --cpus-per-run and --gpus-per-run out."
         )
-    if importlib.util.find_spec("ray") is None:
-        raise UserError("--on ray needs Ray (got no module 'ray'); pip install 'fedcli[ray]' brings it.")
+    needed("ray", "--on ray", "ray")
     for flag, value in (("--cpus-per-run", cpus), ("--gpus-per-run", gpus)):
         if value is not None and value > 1 and value % 1:
             raise UserError(f"{flag} must be a part of one or a whole number (got {value:g}); write 0.25, 1 or 2.")
@@ -164,17 +137,17 @@ def consoles(quiet: bool | None, log_file: str | None, stderr: bool = False) -> 
     return consoles
 
 
-def print_table(columns: Sequence[str], rows: Sequence[Any], gap: int = 2, screen: Console | None = None) -> None:
+def print_table(columns: Sequence[str], rows: Sequence[Any], screen: Console | None = None) -> None:
     """Print a table whose cells are taken as they are; columns of whole numbers stand to the right, no cell is cut.
 
     Where all titles are empty there is no line of them. The table goes to stdout unless a screen is given.
     """
-    table = Table(box=None, pad_edge=False, padding=(0, gap, 0, 0), show_header=any(columns))
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), show_header=any(columns))
     for number, column in enumerate(columns):
         numbers = all(str(row[number]).isdigit() or row[number] == "" for row in rows)
         table.add_column(printable(column), overflow="fold", justify="right" if numbers else "left")
     for row in rows:
-        table.add_row(*(cell if isinstance(cell, Text) else Text(printable(cell)) for cell in row))
+        table.add_row(*(Text(printable(cell)) for cell in row))
     (screen or console()).print(table)
 
 

@@ -1,18 +1,17 @@
 """The commands for data sets: `data list | download | import | show`."""
 
 from pathlib import Path
-from typing import Literal
 
 import typer
 
-from fedcli.cli.common import Command, CommandGroup, argument, optional, print_table
+from fedcli.cli.common import argument, optional, print_table
 from fedcli.cli.describe import completion
 from fedcli.errors import UserError
 
-app = typer.Typer(cls=CommandGroup, no_args_is_help=True, help="List, download, import and show data sets.")
+app = typer.Typer(no_args_is_help=True, help="List, download, import and show data sets.")
 
 
-@app.command("list", cls=Command)
+@app.command("list")
 def data_list() -> None:
     """List the data sets: built in, to be downloaded or imported, made from others, and your own."""
     from fedcli.data import datasets
@@ -32,7 +31,7 @@ def data_list() -> None:
     typer.echo(f"Downloaded and imported sets are kept in {datasets.cache_folder()} (set FEDCLI_DATA to change it).")
 
 
-@app.command(cls=Command)
+@app.command()
 def download(name: argument(str, "NAME", "A data set that 'fedcli data list' shows as a download.")) -> None:
     """Download a data set into the cache."""
     from fedcli.data import datasets
@@ -40,12 +39,11 @@ def download(name: argument(str, "NAME", "A data set that 'fedcli data list' sho
     typer.echo(f"{name}: {datasets.download(datasets.find_name(name))}")
 
 
-@app.command("import", cls=Command)
+@app.command("import")
 def import_(
     name: argument(str, "NAME", "A name of 'fedcli data list', or a new one of a-z, 0-9 and -."),
     path: argument(Path, "PATH", "An .npz file, a folder of images, or official files."),
     size: optional(int, "Resize images to SIZE x SIZE pixels.", min=1) = None,
-    source: optional(Literal["pfllib"], "Seen by itself.", "--from", hidden=True) = None,
 ) -> None:
     """Import a data set from an archive or a folder into the cache; its format is detected.
 
@@ -59,34 +57,29 @@ def import_(
     typer.echo("\n".join([f"{name}: {numbers}: {file}", *notes]))
 
 
-@app.command("show", cls=Command)
+@app.command("show")
 def data_show(
     name: argument(str, "NAME", "A data set.", autocompletion=completion("dataset")),
     partition: optional(str, "Partition to draw, e.g. dirichlet:0.5.") = None,
     num_clients: optional(int, "Clients of the partition.", min=1) = 10,
     partition_seed: optional(int, "Seed of the partition.", min=0, max=2**32 - 1) = 0,
-    train_examples: optional(int, "Size of a stratified training subset; all images if not given.") = None,
     out: optional(Path, "Chart of the partition; <name>-partition.png if not given.") = None,
 ) -> None:
     """Show what a data set holds and, with --partition, what each client would get."""
     from fedcli.core import partition as partitions
     from fedcli.data import datasets
 
-    if out is not None and partition is None:
-        raise UserError(f"--out {out} is for the chart of a partition (got no --partition); give both or neither.")
     chosen = partitions.from_flag(partition) if partition is not None else None
     dataset = datasets.load(datasets.find_name(name))
     if (partition or "").startswith("file:"):
         dataset = datasets.merge(dataset)  # its lists count the test images too
-    if train_examples is not None:
-        dataset = datasets.take(dataset, train_examples, partition_seed)
     domains = []
     for number, text in enumerate(dataset.domain_names):
         train, test = ((part == number).sum() for part in (dataset.domain_train, dataset.domain_test))
         domains.append(f"{text} {train:,} + {test:,}")
-    writers, reduced = dataset.writer_train, " (reduced)" if dataset.share < 1 else ""
+    writers = dataset.writer_train
     rows = [
-        ("images", f"{len(dataset.y_train):,} to train{reduced}, {len(dataset.y_test):,} to test"),
+        ("images", f"{len(dataset.y_train):,} to train, {len(dataset.y_test):,} to test"),
         ("shape", " x ".join(map(str, dataset.x_train.shape[1:]))),
         ("classes", f"{dataset.num_classes}: {', '.join(dataset.class_names)}"),
         ("domains", ", ".join(domains)),
@@ -99,13 +92,12 @@ def data_show(
         return
     from fedcli.figures import plots  # late: Matplotlib takes half a second
 
-    chosen = chosen.scaled(dataset.share)
     parts = chosen(dataset.y_train, num_clients, partition_seed, dataset.domain_train, writers, dataset.place_train)
     counts = partitions.count_classes(parts, dataset.y_train, dataset.num_classes)
     classes = range(dataset.num_classes if dataset.num_classes <= 10 else 0)  # more columns fit no terminal
-    rows = [(client, row.sum(), (row > 0).sum(), *row[classes]) for client, row in enumerate(counts)]
+    rows = [(client, row.sum(), *row[classes]) for client, row in enumerate(counts)]
     typer.echo(f"\npartition {chosen.flag}, seed {partition_seed}, fingerprint {partitions.fingerprint(parts)}")
-    print_table(("Client", "Images", "Classes", *map(str, classes)), rows, gap=1)
+    print_table(("Client", "Images", *map(str, classes)), rows)
     title = f"{plots.dataset_words(dataset.name)}, {plots.partition_words(chosen.flag)}, seed {partition_seed}"
     out = out or Path(f"{dataset.name}-partition.png")
     files = plots.write(out, plots.partition_figure, counts, dataset.class_names, title)

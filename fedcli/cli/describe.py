@@ -5,7 +5,6 @@ kept in papers/index.json, which `make index` writes.
 """
 
 import ast
-import hashlib
 import json
 import os
 import re
@@ -41,9 +40,8 @@ EVALUATIONS = {
 
 @cache
 def index() -> dict[str, Any]:
-    """Methods, steps, protocols, tables and networks by name; made anew where a paper's file is not as it was."""
-    stored = json.loads(INDEX.read_text(encoding="utf-8"))
-    return stored if stored["sha256"] == _hash() else make_index()
+    """Methods, steps, protocols, tables and networks by name, as `make index` has written them."""
+    return json.loads(INDEX.read_text(encoding="utf-8"))
 
 
 def make_index() -> dict[str, Any]:
@@ -51,7 +49,6 @@ def make_index() -> dict[str, Any]:
     from fedcli.core.backbones import BACKBONES
 
     return {
-        "sha256": _hash(),
         "method": {name: summary(method) for name, method in registry.methods().items()},
         "post": {name: summary(step) for name, step in registry.posts().items()},
         "protocol": {name: protocol_rows(protocol) for name, protocol in registry.protocols().items()},
@@ -60,14 +57,9 @@ def make_index() -> dict[str, Any]:
     }
 
 
-def _hash() -> str:
-    """SHA-256 of the papers' files."""
-    return hashlib.sha256(b"".join(file.read_bytes() for file in sorted(PAPERS.rglob("*.py")))).hexdigest()
-
-
 def summary(method: Method | Post) -> dict[str, Any]:
     """Tell of a method, or of a step after the last round: title, file, options and their protocol, all protocols."""
-    defaults = default_values(method)
+    defaults = default_values(method) if isinstance(method, Method) else {}
     return {
         "title": method.title,
         "file": os.path.relpath(method.file, PAPERS),
@@ -77,12 +69,10 @@ def summary(method: Method | Post) -> dict[str, Any]:
     }
 
 
-def default_values(method: Method | Post) -> dict[str, Any]:
-    """Values of a run of the method with no option given; empty for a step, and for a method that needs an option."""
+def default_values(method: Method) -> dict[str, Any]:
+    """Values of a run of the method with no option given; empty for a method that needs one."""
     from fedcli.runs.config import resolve
 
-    if isinstance(method, Post):
-        return {}
     try:
         return resolve(method, {}, need_data=False).values()
     except UserError:
@@ -147,18 +137,16 @@ def completion(*kinds: str, choices: Sequence[str] = ()) -> Callable[[str], list
 
 def list_(all_: optional(bool, "Also list steps, protocols and the papers' tables.", "--all") = False) -> None:
     """List the methods and the networks."""
-    rows = {kind: list(index()[kind].items()) for kind in ("method", "post", "protocol", "table")}
-    print_table(("Method", "Title"), [(name, method["title"]) for name, method in rows["method"]])
+    print_table(("Method", "Title"), [(name, method["title"]) for name, method in index()["method"].items()])
     if all_:
-        steps = [(name, step["title"]) for name, step in rows["post"]]
-        protocols = [(name, dict(lines)["set-up"]) for name, lines in rows["protocol"]]
-        for title, column, lines in (
-            ("Step after the last round, --post", "Title", steps),
-            ("Protocol, --protocol", "Set-up", protocols),
-            ("Table, 'fedcli table NAME'", "What it shows", rows["table"]),
-        ):
-            typer.echo()
-            print_table((title, column), lines)
+        typer.echo()
+        steps = [(name, step["title"]) for name, step in index()["post"].items()]
+        print_table(("Step after the last round, --post", "Title"), steps)
+        typer.echo()
+        protocols = [(name, dict(rows)["set-up"]) for name, rows in index()["protocol"].items()]
+        print_table(("Protocol, --protocol", "Set-up"), protocols)
+        typer.echo()
+        print_table(("Table, 'fedcli table NAME'", "What it shows"), list(index()["table"].items()))
     console().print(f"\nNetworks, --backbone\n{', '.join(index()['backbone'])}\n")
     typer.echo("'fedcli run METHOD' runs a method, 'fedcli show METHOD' shows its options and its card.")
     typer.echo("'fedcli list --all' also lists protocols and tables, 'fedcli data list' the data sets.")
@@ -174,15 +162,13 @@ def show(
 ) -> None:
     """Show a method's options, its card and the names of its protocols, or all that a protocol fixes."""
     methods, protocols = {**index()["method"], **index()["post"]}, index()["protocol"]
-    name = registry.spelt(name, (*methods, *protocols, *index()["table"]))
-    if name in index()["table"]:
-        raise UserError(f"'{name}' is a paper's table; 'fedcli table {name} --dry-run' shows it.")
+    name = registry.spelt(name, (*methods, *protocols))
     rows = protocols.get(name)
     if rows is None and ":" in name:
         try:
             rows = protocol_rows(registry.find_protocol(name))
         except UserError:
-            if not is_from_file(name):
+            if not is_from_file(name):  # a method in a user's file has a colon too
                 raise
     if rows is not None:
         print_table((f"Protocol {name}", ""), rows)

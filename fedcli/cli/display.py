@@ -5,7 +5,6 @@ as it imports pandas, which a single run does not need.
 """
 
 import gc
-import shlex
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from datetime import timedelta
@@ -18,7 +17,7 @@ from rich.progress import Progress
 from rich.text import Text
 
 from fedcli.cli.common import stop
-from fedcli.cli.describe import EVALUATIONS, SELECTIONS
+from fedcli.cli.describe import SELECTIONS
 from fedcli.errors import printable
 from fedcli.figures.notebook import Standing
 from fedcli.registry import find_method
@@ -27,23 +26,18 @@ from fedcli.runs.records import RECORD
 from fedcli.runs.settings import reductions
 from fedcli.runs.signals import exit_code
 from fedcli.runs.trackers import with_loggers
-from fedcli.userfiles import user_files
 
 if TYPE_CHECKING:
     from fedcli.results.plans import Plan, PlannedRun, TablePlan
-
-BEST = {"best-validation": "best on validation", "best-test": "best on the test set"}
 
 
 def header(record: dict[str, Any], folder: Path) -> dict[str, str]:
     """Say what is run, as texts by their titles; a text is empty where there is nothing to say."""
     config, sizes, engine = record["config"], record["partition"]["sizes"], record["engine"]
     reduced = ", ".join(reductions(record).values())
-    unused, idle = record["partition"].get("images", 0) - sum(sizes), record["partition"].get("idle", [])
-    count = f"{sum(sizes):,} training images on {len(sizes)} clients" + f", {unused:,} are not used" * (unused > 0)
+    idle, count = record["partition"].get("idle", []), f"{sum(sizes):,} training images on {len(sizes)} clients"
     no_step = f"; {len(idle)} have too few for a step and do not train: {', '.join(map(str, idle))}" if idle else ""
     fixed = "".join(f", {part['parameters']:,} frozen" for part in record["model"].get("frozen", []))
-    test = EVALUATIONS[record["evaluation"]].replace("official", "data's" if "dataset_source" in record else "official")
     together, workers = engine["clients_per_chunk"], engine.get("workers", 1)
     mode = "one client after the other" if together == 1 else f"{together} clients {engine['way']}"
     machine = [engine["device"], engine["precision"], f"{workers} workers" * (workers > 1), mode, engine.get("chosen")]
@@ -56,25 +50,9 @@ def header(record: dict[str, Any], folder: Path) -> dict[str, str]:
         "network": f"{record['model']['backbone']}, {record['model']['parameters']:,} parameters{fixed}",
         "training": f"{config['rounds']} rounds of {config['cohort_size']} clients, {config['optimizer']}, rate "
         f"{config['lr']:g}, local epochs {config['local_epochs']}, batches of {config['batch_size']}",
-        "headline": f"{SELECTIONS[record['summary']['selection']]}, {test}",
         "machine": ", ".join(filter(None, machine)),
         "folder": f"{folder}, seed {record['seed']}",
         "resumed": f"after {len(record['rounds'])}/{config['rounds']} rounds" if record["rounds"] else "",
-    }
-
-
-def headline(record: dict[str, Any], folder: Path) -> dict[str, str]:
-    """Say at the end what a run came to, as texts by their titles."""
-    summary, post = record["summary"], record.get("post")
-    rule = SELECTIONS[summary["selection"]]
-    if summary["selection"] in BEST:
-        rule = f"{BEST[summary['selection']]}: round {summary['selected_round'] + 1}/{summary['rounds']}"
-    return {
-        "headline": f"{100 * summary['selected']:.2f} % ({rule})",
-        "last round": f"{100 * summary['last']:.2f} %",
-        **({f"after {post['name']}": f"{100 * post['test_accuracy']:.2f} %"} if post else {}),
-        "time": str(timedelta(seconds=round(record["seconds_total"]))),
-        "record": f"{folder / RECORD}, with curve.png and partition.png",
     }
 
 
@@ -98,9 +76,9 @@ def print_line(consoles: Iterable[Console], *parts: str | tuple[str, str]) -> No
 class Display(Standing):
     """Show a run: a live bar on a terminal, one line a round elsewhere. Rounds are counted from 1."""
 
-    def __init__(self, console: Console, *logs: Console):
-        """Make a display on a console, whose lines go to `logs` too."""
-        self._consoles = (console, *logs)
+    def __init__(self, *consoles: Console):
+        """Make a display whose bar is on the first console, and its lines on all."""
+        self._consoles = consoles
 
     def start(self, record: dict[str, Any], folder: Path, samples_per_round: int, first_round: int) -> None:
         """Print the header and show the bar, on a terminal only."""
@@ -129,23 +107,23 @@ class Display(Standing):
     def finish(self, record: dict[str, Any]) -> None:
         """Stop the bar; for a run that has gone through, print its headline and then draw its figures."""
         self.bar.stop()
-        if record["status"] == "finished":
-            self._print(headline(record, self.folder))
-            draw(record, self.folder)
-            self.folder = None
-
-    def log(self, text: str) -> None:
-        """Write a line into the logs only."""
-        print_line(self._consoles[1:], text)
+        if record["status"] != "finished":
+            return
+        summary, post = record["summary"], record.get("post")
+        counts = f", {summary['selected_round'] + 1}/{summary['rounds']}" if "best" in summary["selection"] else ""
+        self._print({
+            "headline": f"{100 * summary['selected']:.2f} % ({SELECTIONS[summary['selection']]}{counts})",
+            "last round": f"{100 * summary['last']:.2f} %",
+            **({f"after {post['name']}": f"{100 * post['test_accuracy']:.2f} %"} if post else {}),
+            "time": str(timedelta(seconds=round(record["seconds_total"]))),
+            "record": f"{self.folder / RECORD}, with curve.png and partition.png",
+        })  # fmt: skip
+        draw(record, self.folder)
+        self.folder = None
 
     def skip(self, record: dict[str, Any], folder: Path) -> None:
         """Say that a run has ended before."""
         self._print({"skipped": f"{folder}, which has {'finished' if record['status'] == 'finished' else 'diverged'}"})
-
-    def resume_command(self) -> str:
-        """Write the command that resumes the run."""
-        files = [text for path in user_files(self.record) for text in ("--method", path)]
-        return shlex.join(["fedcli", "resume", str(self.folder), *files])
 
     def _print(self, texts: dict[str, str]) -> None:
         for title, text in texts.items():
@@ -167,12 +145,10 @@ def cost(plan: "TablePlan") -> list[tuple[str, str]]:
         ("reduced", f"{plan.reduction}; not the paper's setting" if plan.reduction else ""),
         ("time", f"{costs.time_text(starting)}, one run after the other" if len(starting) else ""),
         ("data sets", ", ".join(sorted({name for run in plan.to_run for name in run.setup.data_sets}))),
-        *(("left out", lack) for lack in plan.missing_data.values()),
+        *(("left out", lack) for lack in (*plan.missing_data.values(), *plan.damaged)),
+        ("", f"not counted above: {costs.time_text(left_out)}" if len(left_out) else ""),
+        ("new runs", f"are written to {plan.folder}"),
     ]
-    lines += [("left out", lack) for lack in plan.damaged]
-    if len(left_out):
-        lines.append(("", f"not counted above: {costs.time_text(left_out)}"))
-    lines.append(("new runs", f"are written to {plan.folder}"))
     return [(title, text) for title, text in lines if text]
 
 
@@ -190,7 +166,7 @@ class TableDisplay:
 
     def begin(self, run: "PlannedRun") -> None:
         """Say that a run starts or goes on."""
-        self._print(run, "starts" if run.record is None else f"goes on after {run.rounds_done} rounds")
+        self.note(run, "starts" if run.record is None else f"goes on after {run.rounds_done} rounds")
 
     def advance(self, run: "PlannedRun", rounds: int) -> None:
         """Move the bar."""
@@ -198,9 +174,10 @@ class TableDisplay:
         text = f"{self.ended}/{self.total} runs"
         self.bar.update(self._task, completed=sum(self._rounds.values()), description=text)
 
-    def note(self, run: "PlannedRun", text: str) -> None:
-        """Show what the engine or a logger has to say."""
-        self._print(run, text)
+    def note(self, run: "PlannedRun", text: str, before: str = "", style: str = "") -> None:
+        """Show what a run, its engine or a logger has to say."""
+        line = f"{before}{run.label}, seed {run.setup.run.seed}: {text}"
+        print_line(self._consoles, (printable(line), style))
 
     def end(self, run: "PlannedRun", record: dict[str, Any] | None, error: str) -> None:
         """Say what has become of a run."""
@@ -210,11 +187,7 @@ class TableDisplay:
         if not error:
             seconds = timedelta(seconds=round(record["seconds_total"]))
             text = f"{self._plan.accuracy_text(record)} in {seconds}"
-        self._print(run, text, f"[{self.ended}/{self.total}] ", "red" if error else "")
-
-    def _print(self, run: "PlannedRun", text: str, before: str = "", style: str = "") -> None:
-        line = f"{before}{run.label}, seed {run.setup.run.seed}: {text}"
-        print_line(self._consoles, (printable(line), style))
+        self.note(run, text, f"[{self.ended}/{self.total}] ", "red" if error else "")
 
 
 def run_plan(

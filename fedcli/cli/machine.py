@@ -82,20 +82,20 @@ def bench(
     if csv is not None and cases:  # refused now rather than after minutes
         csv = measure.result_file(csv, cases[0][1].device)
         measure.append_csv(csv, [])
-    results = []
+    rows = []
     for workload, setup in cases:
         with Console(stderr=True).status(workload.name) as status:
-            results.append(measure.measure(workload, setup, repeats, status.update))
+            result = measure.measure(workload, setup, repeats, status.update)
+        rows.append(measure.cells(result))
         if json:
-            typer.echo(dumps(results[-1]))
+            typer.echo(dumps(result))
         if csv is not None:
-            measure.append_csv(csv, results[-1:])
-    if results and not json:
-        rows = list(map(measure.cells, results))
+            measure.append_csv(csv, [result])
+    if rows and not json:
         for columns in measure.TABLES:
             print_table(columns, [[cells[column] for column in columns] for cells in rows])
             typer.echo()
-        typer.echo(measure.MACHINE.format(**results[0]))
+        typer.echo(measure.MACHINE.format(**result))
 
 
 def check(
@@ -116,35 +116,31 @@ def check(
     from fedcli import check as laws
     from fedcli.runs.config import find_device
 
-    if methods and all_:
-        raise UserError(f"--all checks every method (got {methods[0]} too); give one of the two.")
     if absent := set(law or ()) - laws.LAWS.keys():
         titles = ", ".join(f"{number} ({each.title})" for number, each in laws.LAWS.items())
         raise UserError(f"unknown law {min(absent)}; there are {titles}.")
     numbers = [number for number in laws.LAWS if not law or number in law]
-    chosen = {}
-    for name in methods or ():
-        chosen[name] = registry.find_method(name)
-        chosen |= {variant.name: variant for variant in laws.variants_of(chosen[name])}
-    if not methods:
-        chosen = registry.methods() if all_ else {method.name: method for method in laws.one_of_each_kind()}
+    chosen = registry.methods() if all_ else {method.name: method for method in laws.one_of_each_kind()}
+    if methods:
+        chosen = {name: registry.find_method(name) for name in methods}
+        for method in list(chosen.values()):
+            chosen |= {variant.name: variant for variant in laws.variants_of(method)}
     cases = [(name, method, number) for name, method in chosen.items() for number in numbers]
-    device, rows, failures, left_out = str(find_device(device)), [], {}, 0
+    device, rows, broken, left_out = str(find_device(device)), [], 0, 0
     with Console(stderr=True).status("") as status:
         for name, method, number in cases:
             status.update(escape(f"{name}: {laws.LAWS[number].title}"))
             findings = laws.check(method, number, device)
             rows += [(method.name, number, *finding.cells) for finding in findings]
-            if wrong := [finding for finding in findings if not finding.holds]:
-                failures[f"{name}, law {number}"] = wrong
+            broken += not all(finding.holds for finding in findings)
             left_out += findings[0].bound is None
+            for finding in findings:
+                if finding.error is not None:
+                    show_traceback(ctx, finding.error)
+                if not finding.holds:
+                    typer.echo(f"{name}, law {number}: {finding}", err=True)
     print_table(("Checked", "Law", "Compared", "Figure", "Tolerance", ""), rows)
-    for checked, findings in failures.items():
-        for finding in findings:
-            if finding.error is not None:
-                show_traceback(ctx, finding.error)
-            typer.echo(f"{checked}: {finding}", err=True)
     count, beside = len(cases) - left_out, f"; {left_out} left out, see above" if left_out else ""
-    typer.echo(f"{count - len(failures)} of {count} laws hold on {device}{beside}.")
-    if failures:
+    typer.echo(f"{count - broken} of {count} laws hold on {device}{beside}.")
+    if broken:
         raise typer.Exit(1)

@@ -1,111 +1,78 @@
 """The commands that run methods: `run`, `resume`, `verify` and `tune`."""
 
 import inspect
-import os
+import re
 import shlex
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import Field
 from functools import partial
 from pathlib import Path
-from typing import Any, NoReturn, get_args
+from typing import Any
 
 import typer
 from rich.markup import escape
-from typer.core import TyperGroup
+from typer.core import TyperCommand
 
 from fedcli import registry
 from fedcli.cli import common
-from fedcli.cli.common import (
-    OUTPUT,
-    argument,
-    consoles,
-    optional,
-    parse_seeds,
-    place_runs,
-    print_or_write,
-    print_table,
-    stop,
-)
-from fedcli.cli.describe import completion, default_values, index, option_help
-from fedcli.declarations import flag_of
+from fedcli.cli.common import OUTPUT, argument, optional, print_table
+from fedcli.cli.describe import completion, default_values, option_help
+from fedcli.declarations import Method, flag_of
 from fedcli.errors import UserError
+from fedcli.userfiles import user_files
 
 FILES, GRID = "Options from files", "Grid"  # panels of the help
+MethodName = argument(str, "METHOD", "A method or a method file.", autocompletion=completion("method"))
 
 
-class MethodGroup(TyperGroup):
-    """A group, `run` or `tune`, whose commands are the registered methods, and any path of a method file."""
-
-    def list_commands(self, ctx: typer.Context) -> list[str]:
-        """Name the registered methods."""
-        return list(index()["method"])
-
-    def resolve_command(self, ctx: typer.Context, args: list[str]) -> Any:
-        """Look ahead for `--post`: a user's own step after the last round has options too."""
-        from fedcli.runs import experiment
-
-        ctx.meta["post"] = experiment.typed_options(args).get("post")
-        return super().resolve_command(ctx, args)
+class MethodCommand(TyperCommand):
+    """A command, `run` or `tune`, that has the options of the method that it is given, beside its own."""
 
     def parse_args(self, ctx: typer.Context, args: list[str]) -> list[str]:
-        """Put in what `--config` and `--from` stand for, the method too where none is named."""
-        if args and args[0] not in ("-h", "--help") and not ctx.resilient_parsing:
-            from fedcli.runs import experiment
+        """Put in what `--config` and `--from` stand for; take underscores for dashes; collect the method's options."""
+        options = ctx.meta["options"] = []
+        if args and args[0] not in ("-h", "--help"):
+            from fedcli.runs import config, experiment
 
+            args = [re.sub(r"^--\w+(?==|$)", lambda flag: flag[0].replace("_", "-"), word) for word in args]
             args, ctx.meta["sources"] = experiment.expand(args, ctx.info_name)
-        return super().parse_args(ctx, args)
+            first, *others = map(registry.find_method, args[0].split(","))
+            post = experiment.typed_options(args).get("post")  # a user's own step after the last round has options too
+            ctx.meta["unknown_option"] = lambda flag: config.unknown_option(flag, first, post)
+            options += make_options(first, post, with_own=not others)
+        rest = super().parse_args(ctx, args)
+        values = {option.name: ctx.params.pop(option.name) for option in options}
+        ctx.meta["given"] = {name: value for name, value in values.items() if value is not None}
+        return rest
 
-    def get_command(self, ctx: typer.Context, cmd_name: str) -> Any:
-        """Make the command of a method, of a method file, or of several methods divided by commas.
-
-        Its options are the fields of the method's `Config`, of `--post`'s and of `RunConfig`, and those of the action;
-        several methods share the latter two.
-        """
-        if ctx.resilient_parsing and "post" not in ctx.meta:  # a shell completes the name
-            return common.Command(cmd_name, help=index()["method"][cmd_name]["title"])
-        from fedcli.runs import config
-
-        first, *others = map(registry.find_method, cmd_name.split(","))
-        action, post, parameters = ACTIONS[self.name], ctx.meta.get("post"), []
-        defaults = default_values(first)
-        for title, panel in config.option_panels(first, post).items():
-            if not others or title != first.title:
-                parameters += [_parameter(field, title, option_help(field, defaults)) for field in panel.values()]
-        of_action = inspect.signature(action).parameters.values()
-        parameters += [parameter for parameter in of_action if parameter.kind is inspect.Parameter.KEYWORD_ONLY]
-
-        def command(**typed: Any) -> None:
-            given = {name: value for name, value in typed.items() if value is not None}
-            action(cmd_name, ctx.meta["sources"], **given)
-
-        command.__signature__ = inspect.Signature(parameters)
-        command.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
-        title, card = escape(first.title), f"'fedcli show {escape(cmd_name)}' prints its card and its protocols."
-        origin = "Defaults are those of a run without options; another data set or protocol brings its own."
-        look = {"help": f"{title}.\n\n{card}\n\n{origin}", "short_help": title, "rich_help_panel": "Methods"}
-        single = typer.Typer(add_completion=False)
-        single.command(cmd_name, cls=_MethodCommand, **look)(command)
-        made = typer.main.get_command(single)
-        made.unknown_option = lambda flag: config.unknown_option(flag, first, post)
-        return made
+    def get_params(self, ctx: typer.Context) -> list[Any]:
+        """List the options of the method before those of the command."""
+        return [*ctx.meta.get("options", ()), *super().get_params(ctx)]
 
 
-class _MethodCommand(common.Command):
-    """A command of a method, whose `--help` stands in the last panel, so that the method's own panel is the first."""
+def make_options(method: Method, post: str | None, with_own: bool) -> list[Any]:
+    """Make the options of a run, of the step `--post` and of a method, which several leave out."""
+    from fedcli.runs import config
 
-    def get_help_option(self, ctx: typer.Context) -> Any:
-        option = super().get_help_option(ctx)
-        option.rich_help_panel = "Output"
-        return option
+    def command() -> None:
+        pass
+
+    parameters, defaults = [], default_values(method)
+    for title, panel in config.option_panels(method, post).items():
+        if with_own or title != method.title:
+            parameters += [_parameter(field, title, option_help(field, defaults)) for field in panel.values()]
+    command.__signature__ = inspect.Signature(parameters)
+    command.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+    app = typer.Typer(add_completion=False)
+    app.command()(command)
+    return typer.main.get_command(app).params
 
 
 def _parameter(field: Field, panel: str, help_: str) -> inspect.Parameter:
     """Make the parameter of a field's option, which is None unless it is given; several values are a tuple."""
     from fedcli.runs import experiment
-
-    kinds, flag, more = {*get_args(field.type)} or {field.type}, flag_of(field.name), {}
 
     def parse(text: str) -> Any:
         if (field.name, text) == ("checkpoint_every", "auto"):
@@ -113,18 +80,16 @@ def _parameter(field: Field, panel: str, help_: str) -> inspect.Parameter:
         values = experiment.parse_values(field, text)
         return values if len(values) > 1 else values[0]
 
-    if experiment.takes_several(field):
-        more = {"parser": parse, "metavar": "FLOAT" if float in kinds else "INTEGER" if int in kinds else "TEXT"}
+    flag, more = flag_of(field.name), {"parser": parse, "metavar": "VALUE"} if experiment.takes_several(field) else {}
     more["autocompletion"] = completion(field.name, choices=field.metadata["choices"])
-    flags = f"{flag}/--no-{flag[2:]}" if bool in kinds else flag
+    flags = f"{flag}/--no-{flag[2:]}" if field.type is bool else flag
     kind = optional(field.type, escape(help_), flags, panel=escape(panel), show_default=False, **more)
     return inspect.Parameter(field.name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=kind)
 
 
-def _run(
-    method: str,
-    sources: Mapping[str, str],
-    *,
+def run(
+    ctx: typer.Context,
+    method: MethodName,
     seeds: common.Seeds = None,
     jobs: common.Jobs = None,
     workers: common.Workers = None,
@@ -140,64 +105,57 @@ def _run(
     config: optional(str, "TOML file of options; typed ones override them.", panel=FILES) = None,
     from_: optional(str, "Run whose options to use; typed ones override them.", "--from", panel=FILES) = None,
     tuned: optional(str, "Folder of 'fedcli tune' whose best options to use.", panel=FILES) = None,
-    **given: Any,
 ) -> None:
-    """Run a method, or several, with what was given; what `config` and `from_` name is in it, see `sources`.
+    """Run a method, by its name or by the path of a method file, or several with commas between them.
 
-    The progress of one run goes to stdout, that of several to stderr, and their table to stdout.
+    Numeric and choice options take lists, e.g. --lr 0.01,0.1; every combination runs.
+
+    Defaults are those of a run without options; another data set or protocol brings its own.
+
+    'fedcli run METHOD --help' shows a method's options, 'fedcli show METHOD' its card and its protocols.
     """
-    names, where = method.split(","), place_runs(jobs, on, cpus_per_run, gpus_per_run, time_limit)
-    several = seeds is not None or len(names) > 1 or any(isinstance(value, tuple) for value in given.values())
-    given["sources"] = sources
-    if several or where != {"jobs": 1, "cluster": None}:
-        from fedcli.runs.workers import launched
-
-        if workers is not None or launched():
-            raise UserError("workers share one run (got several runs); leave --workers or the launcher out.")
-        if log is not None and where != {"jobs": 1, "cluster": None}:
-            raise UserError(f"--log {log} is for runs one after the other (got --jobs or --on); leave one out.")
-        experiment = {"seeds": parse_seeds(seeds), "out": out, "tuned": tuned, "continue_": continue_}
-        _run_several(names, given, experiment, (quiet, log_file, log), where)
-        return
     from fedcli.runs import run as runs
+    from fedcli.runs.workers import launched
 
-    if is_divided(workers):
-        # One folder for all workers; what is refused is so before they start.
-        [(_, folder)] = runs.plan(method, out=out, tuned=tuned, **given)
-        launch_workers(workers, () if out else ("--out", str(folder)))
-    watch(partial(runs.run, method, out=out, tuned=tuned, continue_=continue_, **given), quiet, log_file, log)
-
-
-def _run_several(
-    names: list[str], given: dict[str, Any], experiment: dict[str, Any], shown: tuple, where: dict[str, Any]
-) -> None:
-    """Run every method with every combination of options and every seed; print and write the table, draw the curves."""
-    from fedcli.cli.display import run_plan
+    given, names = {**ctx.meta["given"], "sources": ctx.meta["sources"]}, method.split(",")
+    experiment = {"out": out, "tuned": tuned, "continue_": continue_}
+    where = common.place_runs(jobs, on, cpus_per_run, gpus_per_run, time_limit)
+    is_placed = where != {"jobs": 1, "cluster": None}
+    is_grid = any(isinstance(value, tuple) for value in given.values())
+    if not (is_placed or is_grid or seeds is not None or len(names) > 1):
+        if workers is not None:  # one folder for all workers; what is refused is so before they start
+            [(_, path)] = runs.plan(method, out=out, tuned=tuned, **given)
+            launch_workers(workers, () if out else ("--out", str(path)))
+        watch(partial(runs.run, method, **experiment, **given), quiet, log_file, log)
+        return
+    if workers is not None or launched():
+        raise UserError("workers share one run (got several runs); leave --workers or the launcher out.")
+    if log is not None and is_placed:
+        raise UserError(f"--log {log} is for runs one after the other (got --jobs or --on); leave one out.")
+    from fedcli.cli.display import run_plan  # late, as pandas and Matplotlib are slow to import
     from fedcli.data.files import write_atomically
     from fedcli.figures import curves, plots
     from fedcli.results import frame, plans, render, tables
 
-    quiet, log_file, log = shown
-    plan = plans.plan_grid(names, given, **experiment)
+    plan = plans.plan_grid(names, given, seeds=common.parse_seeds(seeds), **experiment)
     again = f"the same command with --out {shlex.quote(str(plan.folder))} --continue"
-    errors = run_plan(plan, consoles(quiet, log_file, stderr=True), again, log, **where)
+    errors = run_plan(plan, common.consoles(quiet, log_file, stderr=True), again, log, **where)
     records = frame.find_records([plan.folder])
     sheet = tables.sheet(records)
     text = render.render(sheet)
-    write_atomically(plan.folder / "table.md", lambda path: path.write_text(text, encoding="utf-8"))
+    write_atomically(plan.folder / "table.md", lambda file: file.write_text(text, encoding="utf-8"))
     with suppress(UserError):  # no run has come to a test
         plots.write(plan.folder / "curves", curves.learning_curves, records, page=True)
     if not quiet:
-        print_or_write(text, None, [sheet])
+        common.print_or_write(text, None, [sheet])
         typer.echo(f"table and curves: {plan.folder}, table.md and curves.png")
     if errors:
         raise typer.Exit(1)
 
 
-def _tune(
-    method: str,
-    sources: Mapping[str, str],
-    *,
+def tune(
+    ctx: typer.Context,
+    method: MethodName,
     grid: optional(list[str], "Values to try, e.g. lr=0.01,0.1; repeat it for more options.", panel=GRID) = None,
     seeds: common.Seeds = None,
     jobs: common.Jobs = None,
@@ -208,15 +166,19 @@ def _tune(
     out: optional(str, "Folder of the trials, of which none runs twice; in tuning/ if not given.", panel=OUTPUT) = None,
     log_file: common.LogFile = None,
     quiet: common.Quiet = None,
-    **given: Any,
 ) -> None:
-    """Run a grid, and print its trials and the options to use."""
+    """Run a grid of options and choose by validation accuracy, never by test accuracy.
+
+    All other options are the same in every trial; with several seeds, the mean counts.
+    """
     from fedcli.cli.display import run_plan
     from fedcli.results import metrics, tune
 
-    where = {**place_runs(jobs, on, cpus_per_run, gpus_per_run, time_limit), "records_only": True}
-    plan = tune.plan(method, seeds=parse_seeds(seeds), out=out, **tune.read_grid(method, grid or (), given))
-    errors = run_plan(plan, consoles(quiet, log_file, stderr=True), **where)
+    where = {**common.place_runs(jobs, on, cpus_per_run, gpus_per_run, time_limit), "records_only": True}
+    plan = tune.plan(
+        method, seeds=common.parse_seeds(seeds), out=out, **tune.read_grid(method, grid or (), ctx.meta["given"])
+    )
+    errors = run_plan(plan, common.consoles(quiet, log_file, stderr=True), **where)
     trials, folder = tune.rank(plan, errors), plan.folder
     best, rows = trials[0].values, []
     for trial in trials:
@@ -230,47 +192,40 @@ def _tune(
     typer.echo(f"use {flags}, or {shlex.join(['--tuned', str(folder)])} ({folder / tune.TUNED})")
 
 
-ACTIONS = {"run": _run, "tune": _tune}
-
-
 def watch(start: Callable, quiet: bool | None = None, log_file: str | None = None, log: str | None = None) -> Any:
     """Start a run with a display, and loggers; when it fails or is interrupted, say where it stands."""
-    from fedcli.cli.display import RECORD, Display
+    from fedcli.cli.display import RECORD, Display, print_line
     from fedcli.core.federation import NonFiniteLoss
     from fedcli.runs import signals, trackers, workers
 
-    display = Display(*consoles(quiet, log_file))
+    consoles = common.consoles(quiet, log_file)
+    display, logs = Display(*consoles), consoles[1:]
     try:
         with workers.joined() as group:
             return start(progress=trackers.with_loggers(display, log) if group.number == 0 else None)
     except UserError as error:
-        display.log(f"error: {error}")
+        print_line(logs, f"error: {error}")
         raise
     except NonFiniteLoss as error:
         message, code = f"error: {error} The record is {display.folder / RECORD}.", 1
     except KeyboardInterrupt as error:
         message, code = "interrupted before the first round.", signals.exit_code(error)
         if display.folder is not None:
-            stands = f"after {len(display.record['rounds'])}/{display.record['config']['rounds']} rounds"
-            message = f"{str(error) or 'interrupted'} {stands}; to resume: {display.resume_command()}"
-    display.log(message)
-    stop(message, code)
+            record, command = display.record, ["fedcli", "resume", str(display.folder)]
+            for file in user_files(record):
+                command += ["--method", file]
+            stands = f"after {len(record['rounds'])}/{record['config']['rounds']} rounds"
+            message = f"{str(error) or 'interrupted'} {stands}; to resume: {shlex.join(command)}"
+    print_line(logs, message)
+    common.stop(message, code)
 
 
-def is_divided(workers: int | None) -> bool:
-    """Return whether this process has to start several workers; those of a launcher run the command as it was given."""
-    from fedcli.runs.workers import launched
+def launch_workers(workers: int | None, more: Sequence[str] = ()) -> None:
+    """Run this command, and `more` words, in several workers, and end as the first does; go on if this is one."""
+    from fedcli.runs.workers import launch, launched
 
-    if launched() and workers not in (None, count := int(os.environ["WORLD_SIZE"])):
-        raise UserError(f"--workers {workers} is not what the launcher has started (got {count}); leave it out.")
-    return workers not in (None, 1) and not launched()
-
-
-def launch_workers(workers: int, more: Sequence[str] = ()) -> NoReturn:
-    """Run this command, and `more` words, in several workers, and end as the first does."""
-    from fedcli.runs.workers import launch
-
-    raise typer.Exit(launch(workers, [sys.executable, "-P", "-m", "fedcli", *sys.argv[1:], *more]))
+    if workers not in (None, 1) and not launched():
+        raise typer.Exit(launch(workers, [sys.executable, "-P", "-m", "fedcli", *sys.argv[1:], *more]))
 
 
 def resume(
@@ -287,8 +242,7 @@ def resume(
     from fedcli.runs import run as runs
 
     common.limit_time(time_limit)
-    if is_divided(workers):
-        launch_workers(workers)
+    launch_workers(workers)
     folders, failed = runs.find_unfinished(run), False
     if workers is not None and len(folders) > 1:
         raise UserError(f"--workers {workers} is for one run (got {len(folders)} in '{run}'); name one of them.")
@@ -332,15 +286,3 @@ def verify(
     typer.echo(text)
     if not same:
         raise typer.Exit(1)
-
-
-LOOK = {"cls": MethodGroup, "no_args_is_help": True, "subcommand_metavar": "METHOD [OPTIONS]"}
-RUN_HELP = """Run a method, by its name or by the path of a method file.
-
-Numeric and choice options take lists, e.g. --lr 0.01,0.1; every combination runs.
-
-'fedcli run METHOD --help' shows a method's options, 'fedcli show METHOD' its card and its protocols."""
-TUNE_HELP = """Run a grid of options and choose by validation accuracy, never by test accuracy.
-
-All other options are the same in every trial; with several seeds, the mean counts."""
-run_app, tune_app = typer.Typer(help=RUN_HELP, **LOOK), typer.Typer(help=TUNE_HELP, **LOOK)

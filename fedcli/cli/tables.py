@@ -1,6 +1,6 @@
 """The commands that read records: `table`, `claims`, `pages`, `quality`, `plot`, `report` and `export`."""
 
-from dataclasses import replace
+from collections.abc import Callable
 from functools import partial
 from inspect import getdoc
 from pathlib import Path
@@ -9,7 +9,6 @@ from typing import Any, Literal
 import typer
 from rich.console import Console
 from rich.markup import escape
-from rich.text import Text
 
 from fedcli import registry
 from fedcli.cli import common
@@ -32,7 +31,6 @@ def table(
     label: optional(list[str], "Name for the runs of a RUN; one for each RUN, in order.", panel=RUNS) = None,
     columns: optional(str, "Columns to show, by parts of their titles, e.g. method,last.", panel=RUNS) = None,
     per: optional(Literal["round", "client"], "A CSV, a row for each round or client of the runs.", panel=RUNS) = None,
-    title: optional(str, "Title of the table.", panel=RUNS) = None,
     dry_run: optional(bool, "Run nothing; print cost and table.", "--dry-run", panel=PAPERS) = None,
     only: optional(list[str], "Only rows or columns with this in their name.", panel=PAPERS, metavar="TEXT") = None,
     rounds: optional(int, "Reduce: at most so many rounds a run.", panel=PAPERS) = None,
@@ -57,30 +55,26 @@ def table(
     Ctrl-C interrupts; the same command resumes.
     --dataset, --rounds, --local-epochs or --train-examples reduce the table; --seeds default to the table's.
     """
-    from fedcli.results import frame, render, tables
+    from fedcli.results import frame, plans, render, tables
 
     papers = [run for run in runs or () if ":" in run and not Path(run).exists()]
-    use, other = (PAPERS, RUNS) if papers else (RUNS, PAPERS)
-    others = (other, common.MACHINE) if other == PAPERS else (other,)
+    others = (RUNS,) if papers else (PAPERS, common.MACHINE)
     for parameter in ctx.command.params:
         if parameter.rich_help_panel in others and ctx.params[parameter.name]:
-            fault = f"{parameter.opts[0]} is for {other.lower()} (got {use.lower()})"
-            raise UserError(f"{fault}; leave it out, or see 'fedcli table --help'.")
+            raise UserError(f"{parameter.opts[0]} is for {others[0].lower()}; see 'fedcli table --help'.")
     if papers:
         if len(runs) > 1 or len(dataset or ()) > 1:
             raise UserError(f"a paper's table is made alone and on one --dataset (got {papers[0]} and more); name one.")
-        chosen = {
-            "folder": folder, "seeds": common.parse_seeds(seeds), "only": only or (), "dataset": (dataset or [None])[0],
-            "limits": {"rounds": rounds, "local_epochs": local_epochs, "train_examples": train_examples},
-        }  # fmt: skip
+        limits = {"rounds": rounds, "local_epochs": local_epochs, "train_examples": train_examples}
+        options = {"seeds": common.parse_seeds(seeds), "only": only or (), "dataset": (dataset or [None])[0]}
         where = common.place_runs(jobs, on, cpus_per_run, gpus_per_run, time_limit)
-        _paper_table(papers[0], chosen, {**where, "records_only": bool(records_only)}, dry_run, format, out)
+        where["records_only"] = bool(records_only)
+        make_plan = partial(plans.plan, registry.find_table(papers[0]), folder, limits=limits, **options)
+        _paper_table(make_plan, where, dry_run, format, out)
         return
     if not runs:
         remedy = "write 'fedcli table runs', or 'fedcli table PAPER:ID' with a table of 'fedcli list --all'"
         raise UserError(f"there is nothing to show (got no RUN or PAPER:ID); {remedy}.")
-    if (columns and (per or format == "csv")) or (metric and per):
-        raise UserError("a CSV has all its columns (got --columns, or --metric with --per); leave it out.")
     records = common.records_of(runs, method, dataset, label)
     names, sheets = metric.split(",") if metric else (), []
     if per is not None:
@@ -88,28 +82,27 @@ def table(
     elif format == "csv":
         text = render.render(tables.sheet(records, names), format)
     else:
-        sheets = tables.sheets(records, names, columns.split(",") if columns else (), title or "")
+        sheets = tables.sheets(records, names, columns.split(",") if columns else ())
         text = "\n".join(render.render(sheet, format) for sheet in sheets)
     print_or_write(text, out, sheets if format == "markdown" else ())
 
 
-def _paper_table(name: str, chosen: dict, where: dict, dry_run: bool | None, format: str, out: Path | None) -> None:
+def _paper_table(
+    make_plan: Callable[[], Any], where: dict[str, Any], dry_run: bool | None, format: str, out: Path | None
+) -> None:
     """Run what a paper's table lacks and show it; all but the table goes to stderr."""
     from fedcli.cli.display import cost, run_plan
-    from fedcli.results import comparison, plans, render
+    from fedcli.results import comparison, render
 
     if out is not None:  # refused now rather than after hours
         out.parent.mkdir(parents=True, exist_ok=True)
-    errors: dict[Path, str] = {}
-    make_plan = partial(plans.plan, registry.find_table(name), **chosen)
-    plan, screen = make_plan(), Console(stderr=True, highlight=False)
+    plan, screen, errors = make_plan(), Console(stderr=True, highlight=False), {}
     later = [cell.metric.name for cell in plan.cells if cell.metric.after_the_run]
     if where["records_only"] and later:
-        fault = f"--records-only removes the models that 'fedcli quality' measures (got {name}, which has {later[0]})"
+        fault = f"--records-only removes the models that 'fedcli quality' measures (got a table with {later[0]})"
         raise UserError(f"{fault}; leave it out.")
     if any(run.to_do for run in plan.runs):  # who only wants to see the table may have asked for weeks of work
-        stop = "Ctrl-C, at any time; the same command goes on. --dry-run runs nothing and shows the table as it is"
-        print_table(("", ""), [*cost(plan), ("to stop", stop)], screen=screen)
+        print_table(("", ""), cost(plan), screen=screen)
     if plan.to_run and not dry_run:
         errors = run_plan(plan, [screen], **where)
         plan = make_plan()
@@ -138,14 +131,8 @@ def claims(
     )
     answers = answers if shipped else claims.with_shipped(answers)
     sheet = claims.claims_sheet(answers)
-    rows = []
-    for line in sheet.lines:
-        claim, verdict, paper, ours, tail, where = (text.replace("`", "") for text in line)
-        numbers = f"paper {paper or render.MISSING}, ours {ours}, last tenth {tail}; {where}"
-        rows.append((Text(verdict), Text(f"{claim}\n{numbers}")))
-    titles = ("Verdict", "Claim, the paper's difference and ours")
-    narrow = replace(sheet, columns=titles, lines=rows, notes=(claims.counted(answers), *claims.NOTES))
-    print_or_write(render.render(sheet, format), None, [narrow] if format == "markdown" else ())
+    print_or_write(render.render(sheet, format), None, [sheet.select((1, 0, 3, 5))] if format == "markdown" else ())
+    typer.echo(claims.counted(answers), err=True)
 
 
 def pages(folder: argument(Path, "DIR", "Folder with records/, a subfolder a study, and README.md.")) -> None:
@@ -187,8 +174,6 @@ def quality(
     """
     from fedcli.figures import quality
 
-    if clients and client is not None:
-        raise UserError(f"--clients is for runs with a global model (got --client {client} too); leave one out.")
     rows = []
     for folder in [record["folder"] for record in quality.finished_runs(runs)]:
         with Console(stderr=True).status(escape(str(folder))):
@@ -207,7 +192,6 @@ def plot(
     method: optional(list[str], "Only runs of this method; or a file of yours that they need.") = None,
     dataset: common.Datasets = None,
     label: common.Labels = None,
-    title: optional(str, "Title of the figure; what the runs share if not given.") = None,
 ) -> None:
     """Draw a figure of runs; several seeds give one line with a band, or only the first is drawn.
 
@@ -218,8 +202,6 @@ def plot(
     chart = find_chart(kind)
     files = [text for text in method or () if is_from_file(text)]
     names = [text for text in method or () if text not in files]
-    if kind != "curves" and x != "round":
-        raise UserError(f"--x is for learning curves (got --x {x} with --kind {kind}); leave it out.")
     given: list[Any] = [runs, files] if chart.needs == "models" else [runs]
     if chart.needs == "records":
         given = [common.records_of(runs, names, dataset, label)]
@@ -227,16 +209,9 @@ def plot(
         raise UserError(f"--kind {kind} draws the folders that it is given (got {chosen[0]}); name fewer folders.")
     if kind == "curves":
         given.append(x)
-
-    def draw() -> Any:
-        figure = chart.draw(*given)
-        if title is not None:
-            plots.write_title(figure, title)
-        return figure
-
     out = out or Path(f"{short_name(kind)}.png")
     with Console(stderr=True).status(escape(kind)):
-        written = plots.write(out, draw)
+        written = plots.write(out, chart.draw, *given)
     typer.echo(" and ".join(map(str, written)))
 
 
@@ -265,8 +240,6 @@ def report(
         raise UserError(f"there is no run in '{missing[0]}' (got no {RECORD}); give run folders.")
     for path in missing:
         typer.echo(f"warning: there is no run in '{path}'; it is left out.", err=True)
-    if label and len(label) == len(runs):
-        label = [name for name, path in zip(label, runs, strict=True) if path not in missing]
     records = common.records_of([path for path in runs if path not in missing], method, dataset, label)
     print_or_write(pages.report(records, title, list(map(str, missing))), out)
 

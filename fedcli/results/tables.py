@@ -195,9 +195,7 @@ def sheet(records: Iterable[dict], metrics: Sequence[str] = ()) -> Sheet:
     )  # fmt: skip
 
 
-def sheets(
-    records: Iterable[dict], metrics: Sequence[str] = (), columns: Sequence[str] = (), title: str = ""
-) -> list[Sheet]:
+def sheets(records: Iterable[dict], metrics: Sequence[str] = (), columns: Sequence[str] = ()) -> list[Sheet]:
     """A table for each board, see `sheet`; notes that all tables have stand below the last one.
 
     Args:
@@ -205,7 +203,6 @@ def sheets(
         metrics: Names of metrics that get a column of their own.
         columns: Parts of the titles of the columns that are shown, in this order, and the metrics'; all where empty. A
             table that has none of them is left out.
-        title: Of the tables.
 
     Raises:
         UserError: If there is no record, or no table has such a column.
@@ -223,7 +220,7 @@ def sheets(
     for name, table in zip(parts, tables, strict=True):
         places = dict.fromkeys(index for text in texts for index in _places(text, table.columns))
         notes = [note for note in table.notes if table is tables[-1] or note not in common]
-        table = replace(table, title=", ".join(filter(None, (title, name if len(parts) > 1 else ""))), notes=notes)
+        table = replace(table, title=name if len(parts) > 1 else "", notes=notes)
         if places:
             shown.append(table.select([*places]))
     return shown

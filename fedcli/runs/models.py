@@ -296,10 +296,8 @@ def card_of(run: Run, model: Classifier, name: str, format: str, client: int | N
         accuracy += ", mean of all clients' models"
     if "classifier_accuracy" in entry:
         accuracy += f"; by the nearest prototype, {100 * entry['classifier_accuracy']:.2f} % by the classifier"
-    whose, count = (
-        "global" if client is None else f"client {client}",
-        sum(map(Tensor.numel, model.network.parameters())),
-    )
+    whose = "global" if client is None else f"client {client}"
+    count = sum(map(Tensor.numel, model.network.parameters()))
     shape, classes = ", ".join(map(str, record["model"]["input"])), record["class_names"]
     outputs = "logits" if model.prototypes is None else "minus the squared distance of the features to each prototype"
     rows = {
@@ -315,7 +313,8 @@ def card_of(run: Run, model: Classifier, name: str, format: str, client: int | N
         "Made by": f"fedcli {record['versions']['fedcli']}, commit {record['commit'] or 'unknown'}",
         "Command": f"`{record['command']}`",
     }
-    lines = [f"# {method.name} on {record['dataset']}: {name}", *method.card.split("\n\n")[:2], "| | |\n|---|---|"]
+    card = (method.module.__doc__ or "").strip().split("\n\n")[:2]
+    lines = [f"# {method.name} on {record['dataset']}: {name}", *card, "| | |\n|---|---|"]
     for key, value in rows.items():
         lines[-1] += f"\n| {key} | {value.replace('|', chr(92) + '|')} |"
     if model.mean.dtype != torch.float32:
