@@ -29,7 +29,6 @@ rounds = 1
 proximal-weight = 0.5
 device = "cpu"
 drop-last = false
-quiet = false
 """
 
 

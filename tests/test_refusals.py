@@ -20,14 +20,12 @@ from fedcli import both_ways, option
 from fedcli.papers.baselines import fedavg
 @dataclass(frozen=True)
 class Config:
-    kind: str = option('a', 'Which', choices=('a', 'b'))
     extra: float = option(0.1, 'Mine')
 METHOD = replace(fedavg.METHOD, name="mine", config=Config)
 """
 OWN = {  # a user's files, each with a mistake
     "reserved.py": METHOD.replace("extra", "lr"),
     "costs.py": METHOD.replace("config=Config", "costs=both_ways"),
-    "no_choice.py": METHOD.replace("'Mine'", "'Mine', only_with={'kind': ('c',)}"),
 }
 SEEDS = "--seeds must be distinct whole numbers from 0"
 no_cuda = pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without CUDA")
@@ -58,7 +56,6 @@ def refused(line, message, folder, monkeypatch):
         ("fedfmm", "unknown method 'fedfmm'; did you mean 'fedfm'? 'fedcli list --all' shows all."),
         ("./none.py", "there is no method file at '"),
         ("./reserved.py --help", "the option name 'lr' of 'mine' is reserved"),
-        ("./no_choice.py", "'extra' has only_with ('c',), not a choice; fix "),
         ("./costs.py", "(got costs=both_ways); write costs=both_ways(lambda sizes: sizes.parameters), or rows_by"),
         ("fedavg --dataset digit", "unknown data set 'digit'; did you mean 'digits'? 'fedcli data list' shows"),
         ("fedavg --dataset mnist", "or without a network 'fedcli data import mnist PATH'."),

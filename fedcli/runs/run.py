@@ -272,7 +272,7 @@ def _go_on_from_checkpoint(folder: Path, record: dict[str, Any], changed_method:
 def _changed_code(record: dict[str, Any], method: Method, remedy: str) -> UserError:
     """An error, to be raised by the caller, for a run whose method is another one by now; it says by what."""
     now = f"numerics {records.numerics(record, method)}, hash {method.file_hash}"
-    was = f"{records.numerics_of(record)}, {record['method_hash']}"
+    was = f"{record['numerics']}, {record['method_hash']}"
     return UserError(f"the code of '{method.name}' has changed since the run began (got {now}; was {was}); {remedy}.")
 
 
