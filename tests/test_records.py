@@ -13,6 +13,7 @@ from fedcli.registry import find_method
 from fedcli.runs import checkpoints, records
 from fedcli.runs import run as runs
 from tests import laws
+from tests.test_runs import TINY
 
 
 class AnotherState(NamedTuple):
@@ -20,15 +21,9 @@ class AnotherState(NamedTuple):
     buffers: dict
 
 
-TINY = {
-    "dataset": "digits", "train_examples": 120, "num_clients": 4, "cohort_size": 2, "rounds": 2, "local_epochs": 1,
-    "batch_size": 16, "device": "cpu",
-}  # fmt: skip
-
-
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory):
-    return fedcli.run("fedavg", out=tmp_path_factory.mktemp("runs") / "fedavg", **TINY)
+    return fedcli.run("fedavg", out=tmp_path_factory.mktemp("runs") / "fedavg", **{**TINY, "rounds": 2})
 
 
 def test_a_finished_run_is_opened_with_all_it_had(finished):

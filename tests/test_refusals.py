@@ -13,7 +13,6 @@ from fedcli.cli import app as cli
 SMALL = "--dataset digits --train-examples 60 --num-clients 4 --cohort-size 4 --rounds 1 --local-epochs 1 --device cpu"
 PUBLIC = f"{SMALL} --public-dataset photos --public-examples 8 --partition iid"
 MIXED = "--backbone cnn-small,resnet10-3x3"
-NO_AVERAGE = "--average-parameters needs one network"
 METHOD = """
 from dataclasses import dataclass, replace
 from fedcli import both_ways, option
@@ -57,9 +56,7 @@ def refused(line, message, folder, monkeypatch):
         ("./none.py", "there is no method file at '"),
         ("./reserved.py --help", "the option name 'lr' of 'mine' is reserved"),
         ("./costs.py", "(got costs=both_ways); write costs=both_ways(lambda sizes: sizes.parameters), or rows_by"),
-        ("fedavg --dataset digit", "unknown data set 'digit'; did you mean 'digits'? 'fedcli data list' shows"),
         ("fedavg --dataset mnist", "or without a network 'fedcli data import mnist PATH'."),
-        ("fedavg --protocol fedfm:digit", "unknown protocol 'fedfm:digit'; did you mean 'fedfm:digits'?"),
         ("fedavg --partition dirichle:1", "unknown partition 'dirichle'; did you mean 'dirichlet'?"),
         ("fedavg --backbone cnn-smal", "did you mean 'cnn-small'? 'fedcli list' shows all."),
         ("fedavg,FedAvg", "two methods have the same name (got fedavg, fedavg); name each once."),
@@ -71,18 +68,14 @@ def refused(line, message, folder, monkeypatch):
         ("fedavg --rounds x", "--rounds must be of type int (got 'x'); give a value of that type."),
         ("fedavg --lr nan", "--lr must be finite and > 0 (got nan)"),
         (f"fedavg --seed {2**40}", "--seed must be >= 0 and <= 4294967295 (got"),
-        (f"fedavg --seed {10**400}", "--seed must be >= 0 and <= 4294967295 (got 1000"),
         (f"fedavg --rounds {10**24}", "--rounds must be from 1 to 2147483647"),
         ("fedavg --weight-decay 1e300", "--weight-decay must be from 0 to 3e+38"),
         ("fedavg --seeds 0,x", f"{SEEDS} (got '0,x'); write --seeds"),
         ("fedavg --seeds 1,1", f"{SEEDS} (got '1,1')"),
-        ("fedavg --seeds ''", "a value is empty (got it after '--seeds')"),
-        ("fedavg --checkpoint-every some", "--checkpoint-every must be of type int (got 'some')"),
         ("fedavg --device gpu", "--device must be auto, cpu, cuda or cuda:N (got 'gpu')"),
         pytest.param("fedavg --device cuda", "there is no --device cuda here (got 0 CUDA", marks=no_cuda),
         ("fedavg --device cuda:999", "there is no --device cuda:999 here"),
         ("fedavg --num-clients 20 --cohort-size 30", "--cohort-size 30 is larger than --num-clients 20; use"),
-        (f"fedavgm {SMALL} --server-momentum 1.0", "--server-momentum must be >= 0 and < 1"),
         # Several at once
         ("fedavg --num-clients 4 --cohort-size 2,30", "--cohort-size 30 is larger than --num-clients 4"),
         ("fedavg --seed 0,1", "invalid value for '--seed'"),
@@ -92,10 +85,7 @@ def refused(line, message, folder, monkeypatch):
         ("fedavg --lr 0.1,0.2 --seed 0 --seeds 0,1", "--seed 0 was given with --seeds"),
         # Options without effect
         (f"fedavg {SMALL} --optimizer adam --momentum 0.5", "--momentum is for --optimizer sgd (got --optimizer adam"),
-        (f"fedavg {SMALL} --public-examples 5", "--public-examples is for methods with public images"),
         (f"fedfa {SMALL} --calibration never --calibration-lr 0.1", "--calibration-lr is for --calibration batch or"),
-        (f"fedcme {SMALL} --exchange none --matching random", "--matching is for --exchange head or body or model"),
-        (f"fedfm {SMALL} --guiding l2 --temperature 0.5", "--temperature is for --guiding contrastive (got"),
         # The step after the last round
         (f"fedavg {SMALL} --post cvr", "unknown step after the last round 'cvr'; did you mean 'ccvr'?"),
         (f"local {SMALL} --post ccvr", "--post ccvr needs a global model"),
@@ -103,10 +93,7 @@ def refused(line, message, folder, monkeypatch):
         (f"fedavg {SMALL} --ccvr-epochs 3", "--ccvr-epochs is for --post ccvr (got no --post)"),
         # Different networks
         (f"fedavg {SMALL} {MIXED}", "'fedavg' needs one network for all clients"),
-        (f"fccl-plus {PUBLIC} {MIXED} --average-parameters", NO_AVERAGE),
-        (f"fccl {PUBLIC} {MIXED} --average-parameters", NO_AVERAGE),
-        (f"fedmd {PUBLIC} {MIXED} --average-parameters", NO_AVERAGE),
-        (f"feddf-client {PUBLIC} {MIXED} --average-parameters", NO_AVERAGE),
+        (f"fccl-plus {PUBLIC} {MIXED} --average-parameters", "--average-parameters needs one network"),
         *((f"{name} {SMALL} --backbone cnn-small,cnn-3conv", "cnn-small 64, cnn-3conv 512")
           for name in ("fedsa", "lg-fedavg", "fedproto", "fedtgp", "fedgen")),
         # Data
@@ -124,7 +111,6 @@ def refused(line, message, folder, monkeypatch):
         # Folders
         (f"fedavg {SMALL} --out taken", "the output folder 'taken' exists; an existing one is never overwritten"),
         (f"fedavg {SMALL} --out taken/file", "'taken/file' cannot be made (File exists)"),
-        (f"fedavg {SMALL} --out taken/file/below", "'taken/file/below' cannot be made (Not a directory)"),
     ],
 )  # fmt: skip
 def test_a_run_that_cannot_be_is_refused(line, message, tmp_path, monkeypatch):
@@ -149,8 +135,6 @@ def test_a_run_that_cannot_be_is_refused(line, message, tmp_path, monkeypatch):
         # Data sets
         ("data show digits --out a.png", "--out a.png is for the chart of a partition (got no --partition)"),
         ("data show digits --partition iid --num-clients 0", "invalid value for '--num-clients': "),
-        ("data show digits --partition iid --partition-seed -1", "invalid value for '--partition-seed': "),
-        ("data download digits", "is built in"),
         ("data download digit", "these can be downloaded: mnist, "),
         ("data import shapes floats.npz", "floats.npz"),
         ("data import digits floats.npz", "digits"),
@@ -164,8 +148,6 @@ def test_a_run_that_cannot_be_is_refused(line, message, tmp_path, monkeypatch):
         ("table runs --rounds 3", "--rounds is for a paper's table (got a table of runs)"),
         ("table --dry-run", "--dry-run is for a paper's table"),
         ("table fedfm:III --label x", "--label is for a table of runs"),
-        ("table --records-only", "--records-only is for a paper's table"),
-        ("table fedfm:III --seeds 0,a", f"{SEEDS} (got '0,a')"),
         ("table fedfm:III --rounds 0", "--rounds must be >= 1 (got 0)"),
         ("table fedfm:III --only x9", "no row or column of fedfm:III has 'x9' in its name"),
         ("table fedfm:III --out notes.txt/t.md", "'notes.txt' cannot be used (File exists); choose another path."),
@@ -173,7 +155,6 @@ def test_a_run_that_cannot_be_is_refused(line, message, tmp_path, monkeypatch):
         ("bench w11", "unknown workload 'w11'; did you mean 'w1'? there are w1, w2, w3, "),
         ("bench w1 --precision half", "--precision must be"),
         ("bench w1 --device cpu --csv notes.txt", "does not hold results"),
-        ("bench w1 --device cpu --csv notes.txt/out.csv", "'notes.txt' cannot be used"),
         ("check fedavg --law 8", "unknown law 8; there are 1 (switched off"),
         ("check fedavg --device abacus", "--device must be"),
         ("check fedavg --all", "--all checks every method"),

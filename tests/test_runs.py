@@ -113,10 +113,6 @@ def test_the_record_says_what_was_run(tmp_path):
     assert records.read_record(run.path) == json.loads(json.dumps(record))
     assert (record["schema"], record["seed"], record["public"]) == (1, 0, None)
     assert {"rounds 4 of 20", "training images 120 of 1,438"} < set(reductions(record).values())
-    assert record["numerics"] == {"core": 1, "method": 1}
-    assert {"torchvision", "scikit-learn", "fedcli"} <= record["versions"].keys()
-    assert [set(load) for load in record["load"]] == [{"round", "start", "end"}]
-    assert [entry["round"] for entry in record["rounds"]] == [0, 1, 2, 3]
     assert all(set(entry["terms"]) == {"cross_entropy", "matching"} for entry in record["rounds"])
     assert all(set(entry["seconds"]) == {"data", "train", "aggregate", "evaluate"} for entry in record["rounds"])
     assert record["summary"]["params_sha256"] == records.params_hash(run.state.params)

@@ -339,8 +339,6 @@ def refuse_without_effect(setup: Setup) -> None:
     for name, field in fields_of(RunConfig, setup.method.config).items():
         if setup.origin[name] != "command line" or values[name] == field.default:
             continue
-        if name in ("public_examples", "public_batch_size") and not setup.method.uses_public_data:
-            raise UserError(f"{flag_of(name)} is for methods with public images (got '{setup.method.name}').")
         if is_idle(field.metadata, values):
             others = ", ".join(f"{flag_of(other)} {values[other]}" for other in field.metadata["only_with"])
             raise UserError(f"{flag_of(name)} is for {describe_need(field.metadata)} (got {others}); leave it out.")
@@ -354,8 +352,8 @@ def _refuse_combinations(run: RunConfig, method: Method, protocol: Protocol) -> 
     parse_chunk(run.clients_per_chunk, 1)
     if run.state_memory is not None:
         parse_size(run.state_memory)
-    mixed, on_clients = len(networks) > 1, protocol.evaluation == "clients"
-    public, drift, paper = run.public_dataset, f"--drift-every {run.drift_every}", f"the protocol {protocol.name}"
+    mixed, on_clients, public = len(networks) > 1, protocol.evaluation == "clients", run.public_dataset
+    drift, paper = f"--drift-every {run.drift_every}", f"the protocol {protocol.name}"
     no_model = f"needs a global model of one network (got '{method.name}' with {run.backbone}); leave it out"
     has_model = method.personal is None and not mixed
     faults = {
@@ -365,8 +363,6 @@ def _refuse_combinations(run: RunConfig, method: Method, protocol: Protocol) -> 
         "--backbone); choose one of these, or add --backbone, e.g. cnn-small": not networks,
         f"'{method.name}' needs one network for all clients (got --backbone {run.backbone}); name one of them":
             mixed and not method.mixed_networks,
-        f"{paper} tests on each client's own part (got --local-test 0); set it above 0":
-            on_clients and not run.local_test,
         f"{paper} uses no --local-test (got {run.local_test:g}); leave it out":
             run.local_test and not on_clients,
         f"'{method.name}' uses no public images (got --public-dataset {public}); leave the option out":
