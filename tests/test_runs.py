@@ -67,9 +67,12 @@ def test_law_7_resume_is_invisible(method, tmp_path):
         assert again.record["resumed"] == [killed_after]
 
 
-def test_a_run_killed_between_two_checkpoints_goes_on_from_the_earlier_and_before_all_from_the_beginning(tmp_path):
+def test_a_run_killed_between_two_checkpoints_goes_on_from_the_earlier_and_before_all_from_the_beginning(
+    tmp_path, monkeypatch
+):
+    monkeypatch.setattr(checkpoints, "SHARE", 1e-9)  # at its own pace a run writes one after the first round alone
     whole = fedcli.run("fedavg", out=tmp_path / "whole", **TINY)
-    for every, earlier in ((2, 2), (4, 0)):
+    for every, earlier in ((2, 2), (4, 0), ("auto", 1)):
         folder = tmp_path / str(every)
         with pytest.raises(Stop):
             fedcli.run("fedavg", out=folder, progress=StopAfter(3), **{**TINY, "checkpoint_every": every})
@@ -78,6 +81,7 @@ def test_a_run_killed_between_two_checkpoints_goes_on_from_the_earlier_and_befor
         assert again.record["resumed"] == [earlier]
         assert essence(again.record)["rounds"] == essence(whole.record)["rounds"]
         assert again.record["summary"] == whole.record["summary"]
+    assert again.record["config"]["checkpoint_every"] is None
 
 
 def test_a_run_interrupted_before_any_line_of_its_loop_ends_in_the_same_bits(tmp_path):
@@ -300,13 +304,3 @@ def test_checkpoints_take_a_twentieth_of_the_time_at_most_and_come_every_ten_min
     assert rounds_written(10, 0.5) == list(range(100))
     assert rounds_written(100, 60, rounds=14) == [0, 6, 12, 13]  # a twentieth would be 1,140 seconds
     assert rounds_written(1, 9, every=4, rounds=10) == [3, 7, 9]
-
-
-def test_a_run_keeps_its_own_pace_unless_a_number_is_given(tmp_path, monkeypatch):
-    given = {**TINY, "checkpoint_every": "auto"}
-    monkeypatch.setattr(checkpoints, "SHARE", 1e-9)
-    with pytest.raises(Stop):
-        fedcli.run("fedavg", out=tmp_path / "run", progress=StopAfter(3), **given)
-    again = runs.resume(tmp_path / "run").record
-    assert (again["resumed"], again["config"]["checkpoint_every"]) == ([1], None)
-    assert len(again["rounds"]) == 4

@@ -8,7 +8,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, get_args
 
-from fedcli.declarations import Method, check_value, flag_of
+from fedcli.declarations import check_value, flag_of
 from fedcli.errors import UserError
 from fedcli.registry import find_method
 from fedcli.runs.config import flags_of, given_options, recorded_fields
@@ -96,7 +96,13 @@ def expand(args: list[str], command: str) -> tuple[list[str], dict[str, str]]:
     sources: dict[str, str] = {}
     layers = [(f"file {typed.get('config')}", in_file)]
     if record is not None:
-        layers.append((f"run {typed['from']}", _options_of_run(record, find_method(method.split(",")[0]))))
+        # Not what came from the protocol: it comes from there again, and follows where another one is given.
+        in_run = {name: record["config"].get(name) for name in ("protocol", "dataset")}
+        in_run |= given_options(record["config"], record["origin"])
+        chosen = find_method(method.split(",")[0])
+        if chosen.name != record["method"]:
+            in_run = {name: value for name, value in in_run.items() if name in recorded_fields(chosen)}
+        layers.append((f"run {typed['from']}", in_run))
     for source, layer in layers:
         taken = {*typed, *options}
         if taken & {"seed", "seeds"}:
@@ -122,16 +128,3 @@ def _options_in_file(path: str) -> dict[str, Any]:
             raise UserError(f"'{key}' in '{path}' is no option with a value or a list (got {value!r}); leave it out.")
         options[key.replace("-", "_")] = ",".join(map(str, value)) if isinstance(value, list) else value
     return options
-
-
-def _options_of_run(record: dict[str, Any], method: Method) -> dict[str, Any]:
-    """The options that a run was given, its protocol and data set among them, as far as the method has them.
-
-    What came from the protocol is not among them: it comes from there again, so that it follows where another protocol
-    is given.
-    """
-    options = given_options(record["config"], record["origin"])
-    options |= {name: record["config"].get(name) for name in ("protocol", "dataset")}
-    if method.name == record["method"]:
-        return options
-    return {name: value for name, value in options.items() if name in recorded_fields(method)}
