@@ -110,7 +110,7 @@ def test_code_that_a_record_names_is_run_only_if_the_user_names_it():
 # Grids
 
 
-GRID = ("run", "fedavg", *TINY, "--lr", "0.01,0.1", "--seeds", "0,1", "--rounds", 2, "--out", "g")
+GRID = ("run", "fedavg", *TINY, "--lr", "0.01,0.1,0.01", "--seeds", "0,1", "--rounds", 2, "--out", "g")
 
 
 def interrupt_after(number, monkeypatch):
