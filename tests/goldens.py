@@ -47,9 +47,8 @@ def options(name: str) -> dict[str, Any]:
     """The options of a golden's run, the method among them."""
     if name in OTHER_RUNS:
         return {"rounds": 3, "train_examples": 240, "local_epochs": 1, "seed": 1, **OTHER_RUNS[name]}
-    dataset, protocol = config.built_in(registry.find_method(name))
     sizes = {"rounds": 2, "train_examples": 240, "local_epochs": 2}
-    return {"method": name, "protocol": protocol, "dataset": dataset, **sizes}
+    return {"method": name, "dataset": config.default_dataset(registry.find_method(name)), **sizes}
 
 
 def golden(name: str) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from fedcli.cli import display
 from fedcli.data.catalog import BUILT_IN
 from fedcli.registry import find_method
 from fedcli.runs import rounds
-from fedcli.runs.config import MAY_BE_FILES, resolve
+from fedcli.runs.config import resolve
 from tests.programs import invoke
 
 ROOT = Path(__file__).parent.parent
@@ -72,7 +72,7 @@ def needs_data(words):
     options = {
         name.removeprefix("--").replace("-", "_"): text
         for name, text in given.items()
-        if name in ("--" + one.replace("_", "-") for one in MAY_BE_FILES)
+        if name in ("--protocol", "--dataset", "--public-dataset", "--partition", "--backbone")
     }
     setup = resolve(find_method(words[1].partition(",")[0]), options, need_data=False)
     return not ({setup.run.dataset, setup.run.public_dataset} <= {*BUILT_IN, None} or ".py" in setup.run.dataset)

@@ -41,7 +41,7 @@ class Config:
 
 def test_a_record_without_an_option_stands_at_what_was_done_before():
     method = replace(find_method("fedavg"), name="toy", config=Config)
-    config = {"protocol": "fedfm:digits", "dataset": "digits", "rounds": 7, "old": 4.0}
+    config = {"protocol": "fedfm:digits", "dataset": "digits", "rounds": 7, "old": 4.0, "backbone": "cnn-small"}
     assert resolve(method, recorded_options(config, method)).options == Config(4.0, 0.5, 3.0)
     assert resolve(method, recorded_options({**config, "new": 9.0}, method)).options == Config(4.0, 9.0, 3.0)
     assert resolve(method, config).options == Config(4.0, 2.0, 3.0)  # of a run that begins now

@@ -97,7 +97,6 @@ def finished(tmp_path_factory):
     [
         ("fedavg", {"lr": 0.5}, r"another --lr \(got 0.5, was 0.02\); choose another --out"),
         ("fedavg", {"rounds": 2}, r"another --rounds \(got 2, was 1\); a run cannot be lengthened; .* --from .*/run -"),
-        ("fedavg", {"partition_seed": 7}, r"another --partition-seed \(got 7, was as seed\)"),
         ("fedprox", {}, r"another method \(got fedprox, was fedavg\)"),
         ("fedavg", {"out": None}, r"--continue needs a folder \(got no --out\)"),
         ("fedavg", {"out": Path(__file__).parent}, "never overwritten"),
@@ -172,11 +171,9 @@ def test_a_run_ends_before_a_round_that_would_pass_the_limit(tmp_path, monkeypat
     assert read_record(tmp_path / "last")["status"] == "finished"
 
 
-@pytest.mark.parametrize(
-    "command", [("run", "fedavg", "--lr", "0.1,0.2", "--jobs", "2"), ("tune", "fedavg", "--grid", "lr=0.1,0.2")]
-)
-def test_a_time_limit_ends_a_grid_and_its_processes(command, tmp_path, monkeypatch):
+def test_a_time_limit_ends_a_grid_and_its_processes(tmp_path, monkeypatch):
     monkeypatch.setattr(jobs, "time_left", lambda: -1)
+    command = ("run", "fedavg", "--lr", "0.1,0.2", "--jobs", "2")
     result = invoke(*command, *TINY_FLAGS, "--out", tmp_path / "grid", "--time-limit", "0")
     assert result.exit_code == 0
     assert "time limit reached at 0/2 runs" in result.stderr

@@ -3,19 +3,15 @@
 import os
 from pathlib import Path
 
-import pytest
-from matplotlib.figure import Figure
-
 import fedcli
 from fedcli.cli import display
 from fedcli.declarations import Cell, Table
-from fedcli.figures import plots
 from fedcli.results import jobs, plans
 from fedcli.runs import run as runs
 from fedcli.runs.checkpoints import CHECKPOINT
 from tests.programs import SMALL, start
 from tests.test_lock import names
-from tests.test_runs import TINY, Stop, essence
+from tests.test_runs import TINY, essence
 
 LIMITED = """
 import resource, sys
@@ -55,20 +51,3 @@ def test_a_damaged_record_stops_no_table_and_is_left_as_it_is(tmp_path):
     assert jobs.execute(plan, jobs.Watch()) == {}
     assert [run.folder for run in plans.plan(table, tmp_path).runs] == [Path(f"{damaged}-2"), whole]
     assert (damaged / "record.json").read_text() == "{"
-
-
-def test_a_figure_is_whole_or_not_there(tmp_path, monkeypatch):
-    plots.write(tmp_path / "a", Figure)
-    before = (tmp_path / "a.png").read_bytes()
-    assert before.startswith(b"\x89PNG")
-    assert (tmp_path / "a.pdf").read_bytes().startswith(b"%PDF")
-
-    def half(self, content):
-        self.open("wb").write(content[:9])
-        raise Stop
-
-    monkeypatch.setattr(Path, "write_bytes", half)
-    with pytest.raises(Stop):
-        plots.write(tmp_path / "a", Figure)
-    assert (tmp_path / "a.png").read_bytes() == before
-    assert names(tmp_path) == ["a.pdf", "a.png"]

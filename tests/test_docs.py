@@ -10,10 +10,10 @@ import torch
 
 import fedcli
 from fedcli.core import Batch, Cohort, Federation
-from fedcli.registry import find_method, methods
+from fedcli.registry import default_protocol, find_method, methods
 from fedcli.results import plans
 from fedcli.results.metrics import METRICS
-from fedcli.runs.config import RunConfig, built_in, resolve
+from fedcli.runs.config import RunConfig, default_dataset, resolve
 from fedcli.userfiles import from_file
 from tests.programs import invoke
 from tests.test_commands import commands
@@ -180,7 +180,8 @@ def test_every_directory_and_method_has_its_line():
     (top,) = re.findall(r"^fedcli/ +(.*)$", code, re.M)
     assert all(module in top for module in modules)
     assert all(f"| `{name}` |" in table for name in methods())
-    assert all(f"`{built_in(method)[1]}`" in table for method in methods().values())
+    names = {default_protocol(method, default_dataset(method)).name for method in methods().values()}
+    assert all(f"`{name}`" in table for name in names)
 
 
 def test_every_metric_and_every_page_of_the_site_has_its_line():

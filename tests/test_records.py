@@ -13,6 +13,7 @@ from fedcli.registry import find_method
 from fedcli.runs import checkpoints, records
 from fedcli.runs import run as runs
 from tests import laws
+from tests.test_runs import TINY
 
 
 class AnotherState(NamedTuple):
@@ -20,15 +21,9 @@ class AnotherState(NamedTuple):
     buffers: dict
 
 
-TINY = {
-    "dataset": "digits", "train_examples": 120, "num_clients": 4, "cohort_size": 2, "rounds": 2, "local_epochs": 1,
-    "batch_size": 16, "device": "cpu",
-}  # fmt: skip
-
-
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory):
-    return fedcli.run("fedavg", out=tmp_path_factory.mktemp("runs") / "fedavg", **TINY)
+    return fedcli.run("fedavg", out=tmp_path_factory.mktemp("runs") / "fedavg", **{**TINY, "rounds": 2})
 
 
 def test_a_finished_run_is_opened_with_all_it_had(finished):
@@ -45,7 +40,8 @@ def test_a_record_that_is_changed_on_disk_is_checked_again(finished, tmp_path):
     records.write_record(tmp_path, finished.record)
     file, whole = tmp_path / records.RECORD, records.read_record(tmp_path)
     text = file.read_text()
-    file.write_text(json.dumps(whole))  # an older one has no digest
+    older = {name: value for name, value in whole.items() if name != "numerics"}  # and has no digest
+    file.write_text(json.dumps(older))
     assert records.read_record(tmp_path) == whole
     file.write_text(text)
     assert records.read_record(tmp_path) == whole  # as often as it is read, without its digest
@@ -98,8 +94,6 @@ FEDPROX = find_method("fedprox")
         ({"config": {"rounds": 3, "gone": 1}}, {}, True),
         ({}, {"numerics": 2}, True),
         ({"numerics": {"core": 0, "method": 1}}, {}, True),
-        ({"numerics": None}, {}, False),  # of before there were any
-        ({"numerics": None}, {"numerics": 2}, True),
         ({"method_source": "elsewhere/fedprox.py"}, {}, False),  # of a user's own file the hash counts
         ({"method_source": "elsewhere/fedprox.py", "method_hash": "changed"}, {}, True),
         ({"method_source": "elsewhere/f.py", "method_hash": f"then, then {FEDPROX.file_hash}"}, {}, False),
@@ -109,5 +103,4 @@ def test_a_record_is_outdated_by_numerics_lost_options_and_changed_files(record,
     record = {"method": "fedprox", "method_source": "fedprox", "method_hash": FEDPROX.file_hash, **record}
     record = {"config": {"rounds": 3, dataclasses.fields(FEDPROX.config)[0].name: 0.1}, **record}
     record = {"numerics": records.numerics(record, FEDPROX), **record}
-    record = {name: value for name, value in record.items() if value is not None}
     assert records.outdated(record, dataclasses.replace(FEDPROX, **method)) == outdated

@@ -326,6 +326,7 @@ def finished(selected, *, cost=None, rounds=()):
         "status": "finished", "rounds": tested, "cost": cost, "config": {"rounds": 3, "cohort_size": 10},
         "summary": {"selected": selected, "last": selected, "selection": "last", "selected_round": 0},
         "method_hash": registry.find_method("fedavg").file_hash, "origin": {}, "method": "m", "method_source": "m",
+        "numerics": {"core": 1, "method": 1},
     }  # fmt: skip
 
 

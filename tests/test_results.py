@@ -11,7 +11,6 @@ from fedcli.figures import outputs
 from fedcli.registry import find_method
 from fedcli.results import claims, comparison, frame, pages
 from fedcli.results.findings import read_study
-from fedcli.runs.records import numerics_of
 
 ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "results"
@@ -85,7 +84,7 @@ def test_only_the_runs_that_a_page_names_are_of_an_earlier_version_of_their_meth
     old = {
         (run["folder"].relative_to(RESULTS / "records").parts[0], run["method"])
         for _, run in claims.ended_runs([RESULTS / "records"]).iterrows()
-        if numerics_of(run["record"])["method"] != find_method(run["method"]).numerics
+        if run["record"]["numerics"]["method"] != find_method(run["method"]).numerics
     }  # fmt: skip
     assert old == {("fmnist-nine-methods", "scaffold")}
     assert "SCAFFOLD's runs are of an earlier version of its file" in (RESULTS / "fmnist-nine-methods.md").read_text()

@@ -52,8 +52,7 @@ def essence(record):
 @pytest.mark.parametrize("method", list(methods()))
 def test_law_7_resume_is_invisible(method, tmp_path):
     chosen = find_method(method)
-    dataset, protocol = config.built_in(chosen)
-    tiny = {**TINY, "protocol": protocol, "dataset": dataset, "rounds": 3}
+    tiny = {**TINY, "dataset": config.default_dataset(chosen), "rounds": 3}
     if chosen.uses_public_data:
         tiny |= {"public_examples": 12, "public_batch_size": 5}
     whole = fedcli.run(method, out=tmp_path / "whole", **tiny)
@@ -68,9 +67,12 @@ def test_law_7_resume_is_invisible(method, tmp_path):
         assert again.record["resumed"] == [killed_after]
 
 
-def test_a_run_killed_between_two_checkpoints_goes_on_from_the_earlier_and_before_all_from_the_beginning(tmp_path):
+def test_a_run_killed_between_two_checkpoints_goes_on_from_the_earlier_and_before_all_from_the_beginning(
+    tmp_path, monkeypatch
+):
+    monkeypatch.setattr(checkpoints, "SHARE", 1e-9)  # at its own pace a run writes one after the first round alone
     whole = fedcli.run("fedavg", out=tmp_path / "whole", **TINY)
-    for every, earlier in ((2, 2), (4, 0)):
+    for every, earlier in ((2, 2), (4, 0), ("auto", 1)):
         folder = tmp_path / str(every)
         with pytest.raises(Stop):
             fedcli.run("fedavg", out=folder, progress=StopAfter(3), **{**TINY, "checkpoint_every": every})
@@ -79,6 +81,7 @@ def test_a_run_killed_between_two_checkpoints_goes_on_from_the_earlier_and_befor
         assert again.record["resumed"] == [earlier]
         assert essence(again.record)["rounds"] == essence(whole.record)["rounds"]
         assert again.record["summary"] == whole.record["summary"]
+    assert again.record["config"]["checkpoint_every"] is None
 
 
 def test_a_run_interrupted_before_any_line_of_its_loop_ends_in_the_same_bits(tmp_path):
@@ -114,10 +117,6 @@ def test_the_record_says_what_was_run(tmp_path):
     assert records.read_record(run.path) == json.loads(json.dumps(record))
     assert (record["schema"], record["seed"], record["public"]) == (1, 0, None)
     assert {"rounds 4 of 20", "training images 120 of 1,438"} < set(reductions(record).values())
-    assert record["numerics"] == {"core": 1, "method": 1}
-    assert {"torchvision", "scikit-learn", "fedcli"} <= record["versions"].keys()
-    assert [set(load) for load in record["load"]] == [{"round", "start", "end"}]
-    assert [entry["round"] for entry in record["rounds"]] == [0, 1, 2, 3]
     assert all(set(entry["terms"]) == {"cross_entropy", "matching"} for entry in record["rounds"])
     assert all(set(entry["seconds"]) == {"data", "train", "aggregate", "evaluate"} for entry in record["rounds"])
     assert record["summary"]["params_sha256"] == records.params_hash(run.state.params)
@@ -305,13 +304,3 @@ def test_checkpoints_take_a_twentieth_of_the_time_at_most_and_come_every_ten_min
     assert rounds_written(10, 0.5) == list(range(100))
     assert rounds_written(100, 60, rounds=14) == [0, 6, 12, 13]  # a twentieth would be 1,140 seconds
     assert rounds_written(1, 9, every=4, rounds=10) == [3, 7, 9]
-
-
-def test_a_run_keeps_its_own_pace_unless_a_number_is_given(tmp_path, monkeypatch):
-    given = {**TINY, "checkpoint_every": "auto"}
-    monkeypatch.setattr(checkpoints, "SHARE", 1e-9)
-    with pytest.raises(Stop):
-        fedcli.run("fedavg", out=tmp_path / "run", progress=StopAfter(3), **given)
-    again = runs.resume(tmp_path / "run").record
-    assert (again["resumed"], again["config"]["checkpoint_every"]) == ([1], None)
-    assert len(again["rounds"]) == 4

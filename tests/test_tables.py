@@ -53,6 +53,7 @@ def record(method="one", seed=0, selected=0.5, *, status="finished", done=PLANNE
         "rounds": rounds, "summary": summary, "hardware": {"device": "cpu", "cores": 2, "threads": 1},
         "versions": {"torch": "2.13", "cuda": None}, "seconds_total": 66.0, "peak_bytes": 1, "resumed": [],
         "method_source": method, "dataset_fingerprint": "cd" * 8, "load": [],
+        "numerics": {"core": 1, "method": 1}, "engine": {"way": "stacked", "notes": []},
     }  # fmt: skip
 
 

@@ -109,10 +109,7 @@ def test_what_differs_is_told(whole):
     for repetition, verdict in (
         (whole, ("same bits", True)),
         (changed(whole, 0.01, **other), ("same within 1.00 points of accuracy (other versions)", True)),
-        (
-            changed(whole, 0.03, **other),
-            ("another curve: by 3.00 points of accuracy (other versions)", False),
-        ),
+        (changed(whole, 0.03, **other), ("another curve: by 3.00 points of accuracy (other versions)", False)),
         (changed(whole, 0.01), (f"{ANOTHER}: curves within 1.00 points of accuracy", False)),
     ):
         assert compare_records(whole, repetition) == verdict

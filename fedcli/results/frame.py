@@ -10,7 +10,7 @@ import pandas as pd
 
 from fedcli.errors import UserError
 from fedcli.results.metrics import Metric, diverged
-from fedcli.runs.records import RECORD, checkout, numerics_of, read_record
+from fedcli.runs.records import RECORD, checkout, read_record
 from fedcli.runs.settings import AS_SEED, Settings, differences, key, settings
 from fedcli.runs.trackers import flat
 
@@ -54,7 +54,7 @@ def _run_row(record: Record) -> dict[str, Any]:
         **{name: record[name] for name in ("method", "protocol", "dataset", "seed")},
         "label": record.get("label", ""),
         "state": state_of(record),
-        "numerics": ".".join(map(str, numerics_of(record).values())),
+        "numerics": ".".join(map(str, record["numerics"].values())),
         "images": record["dataset_fingerprint"],
         "partition": record["partition"]["fingerprint"],
         "settings": values,

@@ -22,7 +22,6 @@ from fedcli.core.federation import NonFiniteLoss
 from fedcli.errors import UserError
 from fedcli.results.plans import Plan, PlannedRun
 from fedcli.runs import run as runs
-from fedcli.runs.config import MAY_BE_FILES
 from fedcli.runs.lock import InUse, locked
 from fedcli.runs.models import remove_models
 from fedcli.runs.records import RECORD, read_record
@@ -128,7 +127,7 @@ def _run_here(watch: Watch, run: PlannedRun) -> futures.Future:
 
 def _arguments(run: PlannedRun) -> tuple[str, Path, dict[str, Any], list[str]]:
     """What `task` is given of a run, with paths that hold on any node."""
-    options = {name: absolute(value) if name in MAY_BE_FILES else value for name, value in run.given.items()}
+    options = {name: absolute(value) if isinstance(value, str) else value for name, value in run.given.items()}
     return absolute(run.method), run.folder.resolve(), options, own_paths([run.method, *run.setup.values().values()])
 
 

@@ -96,7 +96,6 @@ class RunConfig:
 
 # The panels of `fedcli run METHOD --help`, by the first option of each.
 PANELS = {"protocol": "Federation", "local_epochs": "Local training", "seed": "Machine", "eval_every": "Output"}
-MAY_BE_FILES = ("protocol", "dataset", "public_dataset", "partition", "post", "backbone")  # of a user's: ./file.py:NAME
 # Of an experiment and not of a run, typed like options, and most of them taken by `fedcli.run` too.
 EXPERIMENT = (
     "seeds", "tuned", "out", "continue_", "jobs", "config", "from_", "log_file", "log", "quiet", "workers", "on",
@@ -104,17 +103,11 @@ EXPERIMENT = (
 )  # fmt: skip
 RESERVED = {"method", "grid", "progress", "help", "exist_ok", *EXPERIMENT}  # names that no method's option may have
 
-# What others call our options. A Greek letter stands for the option with that symbol, which goes first.
+# What others call our options.
 WORDS = {
-    "epochs": "local_epochs", "num_epochs": "local_epochs", "local_steps": "local_epochs", "users": "num_clients",
-    "clients_per_round": "cohort_size", "fraction": "cohort_size", "frac": "cohort_size", "join_ratio": "cohort_size",
-    "participation": "cohort_size", "sample_size": "cohort_size", "communication_rounds": "rounds",
-    "learning_rate": "lr", "local_lr": "lr", "step_size": "lr", "eta": "lr", "wd": "weight_decay",
-    "bs": "batch_size", "local_bs": "batch_size", "opt": "optimizer", "model": "backbone", "network": "backbone",
-    "net": "backbone", "arch": "backbone", "architecture": "backbone", "split": "partition", "alpha": "partition",
-    "beta": "partition", "dirichlet": "partition", "non_iid": "partition", "noniid": "partition", "iid": "partition",
-    "val": "validation", "gpu": "device", "cuda": "device", "repeats": "seeds", "times": "seeds", "trials": "seeds",
-    "random_seed": "seed", "output_dir": "out", "save_dir": "out", "log_dir": "out", "resume": "continue_",
+    "epochs": "local_epochs", "clients_per_round": "cohort_size", "fraction": "cohort_size",
+    "join_ratio": "cohort_size", "learning_rate": "lr", "wd": "weight_decay", "model": "backbone",
+    "alpha": "partition", "gpu": "device", "resume": "continue_",
 }  # fmt: skip
 
 
@@ -131,7 +124,7 @@ def recorded_fields(method: Method, chosen: str | None = None) -> dict[str, data
 def unknown_option(name: str, method: Method, chosen: str | None = None) -> UserError:
     """An error, to be raised by the caller, for an option that a method does not have.
 
-    It names the one that is probably meant: with that symbol, of several the last, or another toolkit's word for it.
+    It names the one that is probably meant, by its symbol or another toolkit's word for it.
 
     Args:
         name: What was given.
@@ -142,13 +135,12 @@ def unknown_option(name: str, method: Method, chosen: str | None = None) -> User
         if name in fields_of(step.config):
             got = f"--post {chosen}" if chosen else "no --post"
             return UserError(f"{flag_of(name)} is for --post {step.name} (got {got}); give both or neither.")
-    fields, word = recorded_fields(method, chosen), name.lstrip("-").replace("-", "_")
-    letter = html.unescape("&lambda;" if word == "lam" else f"&{word.lower()};")
-    by_symbol = [name for name, field in fields.items() if field.metadata["symbol"] in (word, letter)]
-    guess = by_symbol[-1] if by_symbol else WORDS.get(word.lower())
-    flags = {other: flag_of(other) for other in (*fields, *EXPERIMENT)}
+    fields, word = recorded_fields(method, chosen), name.strip("-").replace("-", "_").lower()
+    meant = {field.metadata["symbol"].lower(): name for name, field in fields.items()} | WORDS
+    guess = meant.get(html.unescape(f"&{word};"), meant.get(word))  # `mu` as the Greek letter too
     remedy = f"'fedcli run {method.name} --help' shows all."
-    return unknown(f"option of '{method.name}'", flag_of(name), flags.values(), remedy, flags.get(guess, ""))
+    flags = map(flag_of, (*fields, *EXPERIMENT))
+    return unknown(f"option of '{method.name}'", flag_of(name), flags, remedy, flag_of(guess) if guess else "")
 
 
 def option_panels(method: Method, chosen: str | None = None) -> dict[str, dict[str, dataclasses.Field]]:
@@ -162,10 +154,6 @@ def option_panels(method: Method, chosen: str | None = None) -> dict[str, dict[s
     taken = {*fields_of(RunConfig), *RESERVED}.union(*steps.values())
     for name in options.keys() & taken:
         raise UserError(f"the option name '{name}' of '{method.name}' is reserved; rename it in {method.file}.")
-    for name, field in options.items():
-        for other, needed in field.metadata["only_with"].items():
-            if other not in options or not set(needed) <= set(options[other].metadata["choices"]):
-                raise UserError(f"'{name}' has only_with {needed}, not a choice; fix {method.file}.")
     panels = {method.title: options} if options else {}
     if method.personal is None:
         panels |= steps
@@ -182,23 +170,22 @@ def filled_up(config: Mapping[str, Any], fields: Mapping[str, dataclasses.Field]
 
 def recorded_options(config: Mapping[str, Any], method: Method) -> dict[str, Any]:
     """What `resolve` needs so that a run goes on as its record's `config` says, also where options have been added."""
-    values = filled_up(config, fields_of(RunConfig, *(part.config for part in _parts(method, config))))
-    return {name: value for name, value in values.items() if value is not None}
+    return filled_up(config, fields_of(RunConfig, *(part.config for part in _parts(method, config.get("post")))))
 
 
-def _parts(method: Method, values: Mapping[str, Any]) -> list[Method | Post]:
-    """What a run with these options is made of: its method, and its step after the last round if it has one."""
-    return [method] if values.get("post") is None else [method, find_post(values["post"], method)]
+def _parts(method: Method, post: str | None) -> list[Method | Post]:
+    """What a run is made of: its method, and its step after the last round if it has one."""
+    return [method] if post is None else [method, find_post(post, method)]
 
 
 def num_images(dataset: str | None, local_test: float | None = None) -> int | None:
     """Images of a data set that clients have, test images with `local_test`; None where only its files tell it."""
     try:
-        sizes = {"train": None, **(datasets.describe(dataset) if dataset is not None else {})}
+        described = datasets.describe(dataset) if dataset is not None else {"train": None, "test": None}
     except UserError:
         return None
-    counts = [sizes["train"], sizes["test"] if local_test else 0]
-    return None if None in counts else sum(counts)
+    sizes = described["train"], described["test"] if local_test else 0
+    return None if None in sizes else sum(sizes)
 
 
 @dataclass(frozen=True)
@@ -271,17 +258,20 @@ def resolve(
     """
     option_panels(method)  # refuses clashes of names
     given = {name: _as_recorded(name, value, method) for name, value in given.items()}
-    _check_values(given, recorded_fields(method, given.get("post")), method)
     protocol = find_protocol(given["protocol"], method) if "protocol" in given else None
-    dataset = given.get("dataset") or _default_dataset(method, protocol)
+    dataset = given.get("dataset") or default_dataset(method, protocol)
     if need_data:
         datasets.available(dataset)
     protocol = protocol or default_protocol(method, dataset)
-    parts = _parts(method, {**protocol.settings, **given})
+    parts = _parts(method, {**protocol.settings, **given}.get("post"))
     values, origin = merge_options(protocol, dataset, given, *parts)
     origin |= {name: source for name, source in (sources or {}).items() if name in given}
     kinds = RunConfig, *(part.config for part in parts)
-    _check_values(values, fields_of(*kinds), method)
+    fields = fields_of(*kinds)
+    for name, value in values.items():
+        if name not in fields:
+            raise unknown_option(name, method, values["post"])
+        check_value(fields[name], value)
     for name, source in (("partition_seed", "seed"), ("cohort_size", "num_clients")):
         if values[name] is None:
             values[name], origin[name] = values[source], source
@@ -304,30 +294,19 @@ def _as_recorded(name: str, value: Any, method: Method) -> Any:
     """The value of an option as it is recorded: full names, paths of a user's files absolute."""
     if name == "clients_per_chunk" and isinstance(value, int):
         return str(value)
-    if name not in MAY_BE_FILES or not isinstance(value, str):
+    if not isinstance(value, str):
         return value
     finders = {"protocol": find_protocol, "post": find_post}
     if name in finders and not is_from_file(value):
         return finders[name](value, method).name
-    if name in ("dataset", "public_dataset"):
-        return absolute(datasets.find_name(value))
-    return absolute(value)
+    return absolute(datasets.find_name(value) if name in ("dataset", "public_dataset") else value)
 
 
-def built_in(method: Method) -> tuple[str, str] | None:
-    """A built-in data set that the method's paper has a protocol for, and that protocol's name; None without one."""
-    if method.default_protocol or getattr(method.module, "PROTOCOLS", ()):
-        for dataset in datasets.BUILT_IN:
-            protocol = default_protocol(method, dataset)
-            if dataset in protocol.datasets:
-                return dataset, protocol.name
-    return None
-
-
-def _default_dataset(method: Method, protocol: Protocol | None) -> str:
-    """The data set where none is given: the only one of a named protocol, or a built-in one."""
+def default_dataset(method: Method, protocol: Protocol | None = None) -> str:
+    """The data set where none is given: the only one of a named protocol, or a built-in one that the paper has."""
     if protocol is None:
-        return (built_in(method) or (DEFAULT_DATASET, ""))[0]
+        suited = (name for name in datasets.BUILT_IN if name in default_protocol(method, name).datasets)
+        return next(suited, DEFAULT_DATASET)
     return next(iter(protocol.datasets)) if len(protocol.datasets) == 1 else DEFAULT_DATASET
 
 
@@ -339,25 +318,15 @@ def merge_options(
     values = {name: field.default for name, field in fields.items()}
     values |= {"protocol": protocol.name, "dataset": dataset}
     origin = dict.fromkeys(values, "default")
-    layers = [(source, protocol, {})]
-    if dataset in protocol.datasets:
-        setting = protocol.datasets[dataset]
-        layers.append((f"{source}, {dataset}", setting, {"backbone": setting.backbone}))
-    for source, layer, options in layers:
-        options |= layer.settings
-        for part in parts:
-            options |= layer.method_options.get(part.name, {})
-        values |= options
-        origin |= dict.fromkeys(options, source)
+    layers = [(source, protocol.settings, protocol.method_options)]
+    if setting := protocol.datasets.get(dataset):
+        options = {"backbone": setting.backbone, **setting.settings}
+        layers.append((f"{source}, {dataset}", options, setting.method_options))
+    for source, options, of_parts in layers:
+        for layer in (options, *(of_parts.get(part.name, {}) for part in parts)):
+            values |= layer
+            origin |= dict.fromkeys(layer, source)
     return {**values, **given}, {**origin, **dict.fromkeys(given, "command line")}
-
-
-def _check_values(values: Mapping[str, Any], fields: Mapping[str, dataclasses.Field], method: Method) -> None:
-    """Refuses options that are not among these fields, and values that they do not take."""
-    for name, value in values.items():
-        if name not in fields:
-            raise unknown_option(name, method, values.get("post"))
-        check_value(fields[name], value)
 
 
 def refuse_without_effect(setup: Setup) -> None:
@@ -370,8 +339,6 @@ def refuse_without_effect(setup: Setup) -> None:
     for name, field in fields_of(RunConfig, setup.method.config).items():
         if setup.origin[name] != "command line" or values[name] == field.default:
             continue
-        if name in ("public_examples", "public_batch_size") and not setup.method.uses_public_data:
-            raise UserError(f"{flag_of(name)} is for methods with public images (got '{setup.method.name}').")
         if is_idle(field.metadata, values):
             others = ", ".join(f"{flag_of(other)} {values[other]}" for other in field.metadata["only_with"])
             raise UserError(f"{flag_of(name)} is for {describe_need(field.metadata)} (got {others}); leave it out.")
@@ -385,8 +352,8 @@ def _refuse_combinations(run: RunConfig, method: Method, protocol: Protocol) -> 
     parse_chunk(run.clients_per_chunk, 1)
     if run.state_memory is not None:
         parse_size(run.state_memory)
-    mixed, on_clients = len(networks) > 1, protocol.evaluation == "clients"
-    public, drift, paper = run.public_dataset, f"--drift-every {run.drift_every}", f"the protocol {protocol.name}"
+    mixed, on_clients, public = len(networks) > 1, protocol.evaluation == "clients", run.public_dataset
+    drift, paper = f"--drift-every {run.drift_every}", f"the protocol {protocol.name}"
     no_model = f"needs a global model of one network (got '{method.name}' with {run.backbone}); leave it out"
     has_model = method.personal is None and not mixed
     faults = {
@@ -396,8 +363,6 @@ def _refuse_combinations(run: RunConfig, method: Method, protocol: Protocol) -> 
         "--backbone); choose one of these, or add --backbone, e.g. cnn-small": not networks,
         f"'{method.name}' needs one network for all clients (got --backbone {run.backbone}); name one of them":
             mixed and not method.mixed_networks,
-        f"{paper} tests on each client's own part (got --local-test 0); set it above 0":
-            on_clients and not run.local_test,
         f"{paper} uses no --local-test (got {run.local_test:g}); leave it out":
             run.local_test and not on_clients,
         f"'{method.name}' uses no public images (got --public-dataset {public}); leave the option out":

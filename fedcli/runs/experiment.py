@@ -3,7 +3,7 @@
 import dataclasses
 import itertools
 import tomllib
-from collections.abc import Container, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, get_args
@@ -11,7 +11,7 @@ from typing import Any, get_args
 from fedcli.declarations import check_value, flag_of
 from fedcli.errors import UserError
 from fedcli.registry import find_method
-from fedcli.runs.config import EXPERIMENT, flags_of, given_options, recorded_fields
+from fedcli.runs.config import flags_of, given_options, recorded_fields
 from fedcli.runs.records import is_packaged, read_record
 from fedcli.userfiles import own_paths
 
@@ -19,10 +19,12 @@ from fedcli.userfiles import own_paths
 def parse_values(field: dataclasses.Field, text: str) -> tuple[Any, ...]:
     """The values of an option, made by `fedcli.option`, from a text with commas between them, as "0.01,0.1".
 
+    A value that stands there twice counts once.
+
     Raises:
-        UserError: If a value is of the wrong type or out of range, or one stands there twice.
+        UserError: If a value is of the wrong type or out of range.
     """
-    values = []
+    values: dict[Any, None] = {}
     for part in map(str.strip, text.split(",")):
         value: Any = part
         if bool in _types(field):
@@ -31,9 +33,7 @@ def parse_values(field: dataclasses.Field, text: str) -> tuple[Any, ...]:
             with suppress(ValueError):
                 value = kind(part) if kind in _types(field) else value
         check_value(field, value)
-        values.append(value)
-    if len(set(values)) < len(values):
-        raise UserError(f"{flag_of(field.name)} has a value twice (got {text}); give each value once.")
+        values[value] = None
     return tuple(values)
 
 
@@ -80,24 +80,39 @@ def expand(args: list[str], command: str) -> tuple[list[str], dict[str, str]]:
     """
     typed = typed_options(args)
     in_file = _options_in_file(typed["config"]) if "config" in typed else {}
+    record = read_record(Path(typed["from"])) if "from" in typed else None
     method = in_file.pop("method", None)
     if not args[0].startswith("-"):
         method, *args = args
-    elif method is None and "from" in typed:
-        method = _recorded_method(typed["from"])
+    elif method is None and record is not None:
+        method = record["method"]
+        if not is_packaged(record):
+            again = f"'fedcli {command} {record['method_source']} --from {typed['from']}'"
+            raise UserError(f"the run's method is a file of yours, run only if you name it; write {again}.")
     if not isinstance(method, str):
         remedy = f"write 'fedcli {command} METHOD', see 'fedcli list'"
         raise UserError(f'no method given (got {args[0]}); {remedy}, or set method = "fedavg" in the --config file.')
     options: dict[str, Any] = {}
     sources: dict[str, str] = {}
-    for kind, flag in (("file", "config"), ("run", "from")):
-        if flag in typed:
-            taken = {*typed, *options}
-            if taken & {"seed", "seeds"}:
-                taken |= {"seed", "seeds"}
-            more = in_file if kind == "file" else _options_of_run(typed[flag], method, taken)
-            options |= {name: value for name, value in more.items() if name not in taken}
-            sources |= dict.fromkeys(options.keys() - taken, f"{kind} {typed[flag]}")
+    layers = [(f"file {typed.get('config')}", in_file)]
+    if record is not None:
+        # Not what came from the protocol: it comes from there again, and follows where another one is given.
+        in_run = {name: record["config"].get(name) for name in ("protocol", "dataset")}
+        in_run |= given_options(record["config"], record["origin"])
+        chosen = find_method(method.split(",")[0])
+        if chosen.name != record["method"]:
+            in_run = {name: value for name, value in in_run.items() if name in recorded_fields(chosen)}
+        layers.append((f"run {typed['from']}", in_run))
+    for source, layer in layers:
+        taken = {*typed, *options}
+        if taken & {"seed", "seeds"}:
+            taken |= {"seed", "seeds"}
+        sources |= dict.fromkeys(layer.keys() - taken, source)
+        options |= {name: value for name, value in layer.items() if name not in taken}
+    for name, source in sources.items():
+        if source.startswith("run ") and own_paths([options[name]]):
+            part = f"{flag_of(name)} {options[name]}"
+            raise UserError(f"'{typed['from']}' has code of yours in {part}, run only if you name it; add {part}.")
     return [method, *flags_of(options), *args], sources
 
 
@@ -107,37 +122,9 @@ def _options_in_file(path: str) -> dict[str, Any]:
         table = tomllib.loads(Path(path).read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise UserError(f"--config {path} cannot be read ({error}); give a TOML file, e.g. lr = 0.1.") from error
-    options, switches = {}, set(map(flag_of, EXPERIMENT))
+    options = {}
     for key, value in table.items():
         if isinstance(value, dict) or key in ("config", "from"):
             raise UserError(f"'{key}' in '{path}' is no option with a value or a list (got {value!r}); leave it out.")
-        if value is not False or flag_of(key) not in switches:  # which are off unless they are typed
-            options[key.replace("-", "_")] = ",".join(map(str, value)) if isinstance(value, list) else value
-    return options
-
-
-def _recorded_method(path: str) -> str:
-    """The method of a run, to be run again by `--from`; a user's own file is imported only where the user names it."""
-    record = read_record(Path(path))
-    if not is_packaged(record):
-        again = f"'fedcli run {record['method_source']} --from {path}'"
-        raise UserError(f"the method of '{path}' is a file of yours, which is run only if you name it; write {again}.")
-    return record["method"]
-
-
-def _options_of_run(path: str, method: str, taken: Container[str]) -> dict[str, Any]:
-    """The options that a run was given, its protocol and data set among them, as far as the method has them.
-
-    What came from the protocol is not among them: it comes from there again, so that it follows where another protocol
-    is given. A file of the user's must be named anew, by an option that is `taken`.
-    """
-    record, chosen = read_record(Path(path)), find_method(method.split(",")[0])
-    options = given_options(record["config"], record["origin"])
-    options |= {name: record["config"].get(name) for name in ("protocol", "dataset")}
-    if chosen.name != record["method"]:
-        options = {name: value for name, value in options.items() if name in recorded_fields(chosen)}
-    for name, value in sorted(options.items()):
-        if own_paths([value]) and name not in taken:
-            part = f"{flag_of(name)} {value}"
-            raise UserError(f"'{path}' has code of yours in {part}, run only if you name it; add {part}.")
+        options[key.replace("-", "_")] = ",".join(map(str, value)) if isinstance(value, list) else value
     return options

@@ -37,10 +37,12 @@ def flushed_denormals() -> Iterator[None]:
     The setting is a thread's and of those that it makes. So this comes before a run loads its data, by when PyTorch has
     made no threads of its own in a program of ours; where it has, they keep what they have.
     """
-    with ExitStack() as put_back:
-        put_back.callback(torch.set_flush_denormal, sys.float_info.min / 2 == 0)
-        torch.set_flush_denormal(True)  # False where the processor cannot
+    before = sys.float_info.min / 2 == 0
+    torch.set_flush_denormal(True)  # False where the processor cannot
+    try:
         yield
+    finally:
+        torch.set_flush_denormal(before)
 
 
 @contextmanager
@@ -114,7 +116,7 @@ def load_data(setup: Setup) -> tuple[datasets.Dataset, list, datasets.Dataset | 
         )
     _, testing, _, validation = divide(parts, config)
     remedy = "give a larger share, more data or fewer clients."
-    if config.local_test and not any(map(len, testing)):
+    if setup.protocol.evaluation == "clients" and not any(map(len, testing)):
         raise UserError(f"no client has a test part (got --local-test {config.local_test:g}); {remedy}")
     if setup.selection == "best-validation" and not any(map(len, validation)):
         raise UserError(f"no client has a validation part (got --validation {config.validation:g}); {remedy}")

@@ -22,6 +22,7 @@ import fedcli
 from fedcli.core import NUMERICS
 from fedcli.core.backbones import have_dead_taps
 from fedcli.core.clients import Params
+from fedcli.core.engine import WAYS
 from fedcli.data.files import one_line, write_atomically
 from fedcli.declarations import Method
 from fedcli.errors import UserError
@@ -31,35 +32,10 @@ from fedcli.userfiles import THEN, is_hash_of, replace_paths
 SCHEMA = 1
 RECORD = "record.json"
 REMEDY = "put a copy back, or run the experiment again"  # of a record that cannot be used
-NUMBER, MAYBE = (int, float), (int, float, type(None))
-# The types of what this program reads of a record, a part after the one that it stands in: `*` is an item of a list or
-# any other name, `?` a part that may be lacking. All else is left alone, as long as it is JSON.
-FORM = {
-    "status": str, "method": str, "method_source": str, "method_hash": str, "protocol": str, "dataset": str,
-    "dataset_fingerprint": str, "seed": int, "seconds_total": MAYBE, "peak_bytes": MAYBE, "command?": str,
-    "error?": str, "evaluation?": str, "commit?": (str, type(None)),
-    "config": dict, "config.*": (str, *MAYBE), "config.rounds": int, "config.num_clients": int,
-    "config.cohort_size": int, "origin": dict, "origin.*": str, "class_names?": list, "class_names?.*": str,
-    "partition": dict, "partition.fingerprint": str, "partition.flag?": str, "partition.images?": int,
-    "partition.sizes?": list, "partition.sizes?.*": int, "partition.class_counts?": list,
-    "partition.class_counts?.*": list, "partition.class_counts?.*.*": int,
-    "rounds": list, "rounds.*": dict, "rounds.*.round": int, "rounds.*.test_accuracy": MAYBE,
-    "rounds.*.validation_accuracy": MAYBE, "rounds.*.classifier_accuracy?": MAYBE, "rounds.*.floats_up?": NUMBER,
-    "rounds.*.floats_down?": NUMBER, "rounds.*.domains?": (dict, type(None)), "rounds.*.domains?.*": NUMBER,
-    "rounds.*.seconds?": dict, "rounds.*.seconds?.*": NUMBER, "rounds.*.intra?": dict, "rounds.*.intra?.*": NUMBER,
-    "rounds.*.inter?": dict, "rounds.*.inter?.*": NUMBER, "rounds.*.drift?": dict, "rounds.*.drift?.*": MAYBE,
-    "rounds.*.terms?": dict, "rounds.*.terms?.*": NUMBER,
-    "summary": dict, "summary.selection": str, "summary.selected": MAYBE, "summary.selected_round": (int, type(None)),
-    "summary.last": MAYBE, "summary.params_sha256?": str, "resumed": list, "resumed.*": int,
-    "numerics?": dict, "numerics?.*": int, "user_files?": dict, "user_files?.*": str,
-    "cost?": (dict, type(None)), "cost?.*": MAYBE, "post?": dict, "post?.test_accuracy": MAYBE,
-    "moved?": list, "moved?.*": dict, "moved?.*.round": int, "load?": list, "load?.*": dict, "load?.*.start": NUMBER,
-    "load?.*.end": NUMBER, "load?.*.others?": MAYBE, "hardware?": dict, "hardware?.threads": int,
-    "engine?": dict, "engine?.clients_per_chunk": int, "engine?.way?": str, "engine?.notes?": list,
-    "engine?.notes?.*": dict, "engine?.notes?.*.round": int, "model?": dict, "model?.backbone": str,
-    "model?.parameters": int, "quality?": dict, "quality?.nmi?": NUMBER, "quality?.silhouette?": NUMBER,
-}  # fmt: skip
-STATES = ("running", "finished", "interrupted", "failed")
+PARTS = (  # that every record has
+    "status", "method", "method_source", "method_hash", "protocol", "dataset", "dataset_fingerprint", "seed", "config",
+    "origin", "partition", "model", "engine", "hardware", "rounds", "summary", "resumed",
+)  # fmt: skip
 
 
 def write_record(folder: Path, record: dict[str, Any]) -> None:
@@ -72,8 +48,11 @@ def write_record(folder: Path, record: dict[str, Any]) -> None:
 def read_record(path: Path) -> dict[str, Any]:
     """The record in a run folder or of a record file, without its digest; older records have none.
 
+    An older one is filled up with what it lacks: its numerics, both of which began at 1, and of its engine, which then
+    had one way, no notes.
+
     Raises:
-        UserError: If there is none, it is not JSON, its digest is another's, or its schema is another one.
+        UserError: If there is none, it is not JSON or lacks a part, its digest or its schema is another one.
     """
     file = path / RECORD if path.is_dir() else path
     if not file.is_file():
@@ -88,31 +67,10 @@ def read_record(path: Path) -> dict[str, Any]:
     digest = record.pop("digest", None)
     if digest is not None and digest != _digest(record):
         raise UserError(f"the record '{file}' is damaged or was changed by hand; {REMEDY}.")
-    if fault := _fault(record):
-        raise UserError(f"the record '{file}' is not usable ({fault}); {REMEDY}.")
-    return record
-
-
-def _fault(record: dict[str, Any]) -> str:
-    """What no run writes: a part that is lost or of another type, a wild number; empty if there is none."""
-    parts: dict[str, list[Any]] = {"": [record]}  # the values in the record, by path
-    for path, types in FORM.items():
-        above, _, name = path.rpartition(".")
-        values: list[Any] = []
-        for whole in parts[above]:
-            if name == "*":
-                values += whole.values() if isinstance(whole, dict) else whole
-            elif name.rstrip("?") in whole:
-                values.append(whole[name.rstrip("?")])
-            elif not name.endswith("?"):
-                return f"it lacks {path}".replace("?", "")
-        for value in values:
-            if not isinstance(value, types):
-                return f"{path} is of type {type(value).__name__}".replace("?", "")
-            if isinstance(value, int | float) and not abs(value) < (2**63 if isinstance(value, int) else inf):
-                return "a number in it is too large"
-        parts[path] = [value for value in values if value is not None]
-    return "" if record["status"] in STATES else f"its status is {record['status'][:20]!r}"
+    if lost := [name for name in PARTS if name not in record]:
+        raise UserError(f"the record '{file}' is not usable (it lacks {', '.join(lost)}); {REMEDY}.")
+    record["engine"] = {"way": WAYS[0], "notes": [], **record["engine"]}
+    return {"numerics": {"core": 1, "method": 1}, **record}
 
 
 def identity(record: dict[str, Any]) -> str:
@@ -142,11 +100,6 @@ def numerics(record: dict[str, Any], method: Method) -> dict[str, int]:
     return {"core": NUMERICS[dead_taps], "method": method.numerics}
 
 
-def numerics_of(record: dict[str, Any]) -> dict[str, int]:
-    """The numbers that a record was made with; those without any are older than both numbers, which began at 1."""
-    return record.get("numerics", {"core": 1, "method": 1})
-
-
 def is_packaged(record: dict[str, Any]) -> bool:
     """True where a run's method came by its name and not from a user's own file."""
     return record["method_source"] == record["method"]
@@ -163,7 +116,7 @@ def is_other_method(record: dict[str, Any], method: Method) -> bool:
 
 def outdated(record: dict[str, Any], method: Method) -> bool:
     """True where the code would not repeat a run: it is another method, or has other numerics."""
-    return is_other_method(record, method) or numerics_of(record) != numerics(record, method)
+    return is_other_method(record, method) or record["numerics"] != numerics(record, method)
 
 
 def file_digest(path: Path) -> str:
@@ -181,16 +134,14 @@ def params_hash(params: Params | Iterable[tuple[str, Tensor]]) -> str:
     return digest.hexdigest()
 
 
-FLAGS = re.compile(r"(avx|amx|fma|f16c|neon|asimd|sve)\w*")  # the instructions that arithmetic on arrays depends on
-
-
 def environment(device: torch.device) -> dict[str, Any]:
     """Hardware, system, library versions and the commit of the code."""
     cpuinfo = Path("/proc/cpuinfo")
     text = cpuinfo.read_text() if cpuinfo.is_file() else ""
-    cpu = dict(re.findall(r"^(model name|flags|Features)\s*: (.*)$", text, re.MULTILINE))
-    processor = (cpu.get("model name") or platform.processor() or platform.machine()).strip()
-    flags = cpu.get("flags", cpu.get("Features", "")).split()
+    model = re.search(r"^model name\s*: (.+)$", text, re.MULTILINE)
+    processor = (model[1] if model else platform.processor() or platform.machine()).strip()
+    # The instructions that arithmetic on arrays depends on.
+    flags = set(re.findall(r"\b(?:avx|amx|fma|f16c|neon|asimd|sve)\w*", text))
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else processor
     flushes = torch.set_flush_denormal(sys.float_info.min / 2 == 0)  # leaves it as it is, and says whether it can be
     # Of the checkout, with "+" if it was changed since; None outside of one.
@@ -200,7 +151,7 @@ def environment(device: torch.device) -> dict[str, Any]:
         "hardware": {"device": device.type, "name": name, "cores": os.cpu_count(), "threads": torch.get_num_threads()},
         "machine": {
             "processor": processor,
-            "flags": sorted(flag for flag in set(flags) if FLAGS.fullmatch(flag)),
+            "flags": sorted(flags),
             "system": platform.platform(),
             "denormals": "0 in a run" if flushes else "kept",
         },
@@ -238,13 +189,11 @@ def quiet(record: dict[str, Any]) -> bool:
     The load averages at its start and at its end may be half a core above the run's own threads. Older records have
     instead the number of cores that `others` kept busy, or nothing: what else the machine did then is not known.
     """
+    threads, busy = record["hardware"]["threads"], [0.0]
     for load in record.get("load", [{"others": inf}]):
         others = load.get("others")
-        if others is None:
-            others = max(load["start"], load["end"]) - record["hardware"]["threads"]
-        if others > NOISE:
-            return False
-    return True
+        busy.append(max(load["start"], load["end"]) - threads if others is None else others)
+    return max(busy) <= NOISE
 
 
 def _git(*arguments: str) -> str:

@@ -77,7 +77,6 @@ def run_rounds(
     best = BestModels(folder, setup, record, state)
     saved = complete = len(rounds)  # number of rounds in the last checkpoint; in both state and record
     writing, written = 0.0, start  # seconds of the last checkpoint, and when it ended
-    slowest = 0.0  # seconds of the longest round
     try:
         for number in range(len(rounds), config.rounds):
             begin = time.perf_counter()
@@ -120,8 +119,8 @@ def run_rounds(
                 write_record(folder, record)
             complete = len(rounds)
             progress.round(entry)
-            slowest = max(slowest, time.perf_counter() - begin)
-            is_late = current().first(lambda most=slowest: time_left() < most)  # the first worker decides for all
+            seconds = time.perf_counter() - begin
+            is_late = current().first(lambda next=seconds: time_left() < next)  # the first worker decides for all
             if complete < config.rounds and (is_late or complete == until):
                 raise OutOfTime
         record["summary"] = summarise(rounds, setup.selection)

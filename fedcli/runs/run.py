@@ -51,7 +51,7 @@ def run(
     planned = plan(method, out=out, seeds=seeds, **given)
     source = userfiles.absolute(method) if userfiles.is_from_file(method) else find_method(method).name
     begun_before = current().first(lambda: [begun(*run, bool(continue_)) for run in planned])
-    done = []
+    done: list[Run] = []
     for (setup, folder), record in zip(planned, begun_before, strict=True):
         if record is None:
             done.append(begin(setup, folder, source, progress))
@@ -116,10 +116,10 @@ def begun(setup: Setup, folder: Path, going_on: bool) -> dict[str, Any] | None:
         return None
     other = differences(settings(draft(setup)), settings(record))
     other.pop("code", None)  # `resume` says what to do about it
-    values, recorded = setup.values(), filled_up(record["config"], fields_of(RunConfig))
+    recorded = filled_up(record["config"], fields_of(RunConfig))
     for name in NOT_SETTINGS:  # these change no result, but what was asked for would not be done
-        if recorded[name] != values[name] and (name == "seed" or setup.origin[name] == "command line"):
-            other[name] = values[name], recorded[name]
+        if name == "seed" or setup.origin[name] == "command line":
+            other |= differences({name: getattr(setup.run, name)}, {name: recorded[name]})
     for name, (now, before) in other.items():
         flag = name if name in ("method", "selection") else flag_of(name)
         remedy = _more_rounds(folder) if name == "rounds" and now > before else "choose another --out"
@@ -231,7 +231,7 @@ def resume(
         UserError: If there is no such run, it has finished, its folder is in use, or its method, data or partition are
             not the same.
     """
-    folder, progress, state = Path(path), progress or Listener(), None
+    folder, progress = Path(path), progress or Listener()
     is_first = current().number == 0
     records.read_record(folder)  # refuses what is no run, and makes no folder
     with locked(folder) if is_first else nullcontext():  # which clears what a kill after the last record has left
@@ -241,47 +241,42 @@ def resume(
             if is_finished and is_first:
                 clear_finished(folder, record)
             progress.skip(record, folder)
-        elif is_finished:
+            return load(folder, tuple(userfiles.user_files(record)))
+        if is_finished:
             done = f"the run '{folder}' has finished (got all of its {record['config']['rounds']} rounds)"
             raise UserError(f"{done}; {_more_rounds(folder)}.")
-        else:
-            record = userfiles.trust_files(record, method, changed_method)
-            state = _go_on_from_checkpoint(folder, record, changed_method, progress)
+        record = userfiles.trust_files(record, method, changed_method)
+        chosen = find_method(record["method_source"])
+        other_file = not userfiles.is_hash_of(record["method_hash"], chosen.file)
+        if (other_file or records.outdated(record, chosen)) and not changed_method:
+            raise _changed_code(record, chosen, "go on with --changed-method, or start a new run")
+        if other_file:
+            record["method_hash"] += userfiles.THEN + chosen.file_hash
+        setup, fed = restore(record, chosen)
+        with machine_settings(fed):
+            state, before = read_checkpoint(folder, record, setup, fed)
+            record |= before
+            record["resumed"].append(len(record["rounds"]))
+            record.pop("error", None)
+            if note := records.note_move(record, fed.device):
+                fed.engine.notes.append(note)
+            state = run_rounds(setup, fed, record, state, folder, progress)
     return Run(record, state, folder, tuple(userfiles.user_files(record)))
-
-
-def _go_on_from_checkpoint(folder: Path, record: dict[str, Any], changed_method: bool, progress: Listener) -> Any:
-    """Runs the rounds that a run has not done by its last checkpoint; its folder is locked, its files are trusted."""
-    method = find_method(record["method_source"])
-    other_file = not userfiles.is_hash_of(record["method_hash"], method.file)
-    if (other_file or records.outdated(record, method)) and not changed_method:
-        raise _changed_code(record, method, "go on with --changed-method, or start a new run")
-    setup, fed = restore(record, method)
-    if other_file:
-        record["method_hash"] += userfiles.THEN + method.file_hash
-    with machine_settings(fed):
-        state, before = read_checkpoint(folder, record, setup, fed)
-        record.update(before)
-        record["resumed"].append(len(record["rounds"]))
-        record.pop("error", None)
-        if note := records.note_move(record, fed.device):
-            fed.engine.notes.append(note)
-        return run_rounds(setup, fed, record, state, folder, progress)
 
 
 def _changed_code(record: dict[str, Any], method: Method, remedy: str) -> UserError:
     """An error, to be raised by the caller, for a run whose method is another one by now; it says by what."""
     now = f"numerics {records.numerics(record, method)}, hash {method.file_hash}"
-    was = f"{records.numerics_of(record)}, {record['method_hash']}"
+    was = f"{record['numerics']}, {record['method_hash']}"
     return UserError(f"the code of '{method.name}' has changed since the run began (got {now}; was {was}); {remedy}.")
 
 
 def recorded_setup(record: dict[str, Any], method: Method, **instead: Any) -> Setup:
     """Rebuilds the set-up of a run from its record, with its last chunk size; `instead` overrides options."""
-    config, engine = record["config"], record["engine"]
-    way, together = engine.get("way", WAYS[0]), engine["clients_per_chunk"]
-    instead = {"clients_per_chunk": f"{together}" if way == WAYS[0] else f"{way}:{together}", **instead}
-    setup = resolve(method, {**recorded_options(config, method), **instead})
+    engine = record["engine"]
+    chunk = f"{engine['way']}:{engine['clients_per_chunk']}".removeprefix(f"{WAYS[0]}:")
+    instead = {"clients_per_chunk": chunk, **instead}
+    setup = resolve(method, {**recorded_options(record["config"], method), **instead})
     origin = {**record["origin"], **dict.fromkeys(instead, "command line")}
     return dataclasses.replace(setup, origin=origin, selection=record["summary"]["selection"])
 
@@ -297,7 +292,7 @@ def restore(record: dict[str, Any], method: Method, **instead: Any) -> tuple[Set
     ):
         if then != now:
             raise UserError(f"the {part} has changed since the run began (fingerprint {now}, was {then}); restore it.")
-    record["engine"] = {"way": WAYS[0], "notes": [], **record["engine"], "workers": current().count}
+    record["engine"]["workers"] = current().count
     return setup, fed
 
 
