@@ -68,8 +68,9 @@ def _refusal(error: Any) -> str:
     """Say in a line of ours what Typer refuses, by one of its usage errors."""
     if hasattr(error, "possibilities") and "unknown_option" in error.ctx.meta:
         return str(error.ctx.meta["unknown_option"](error.option_name))
-    text = " ".join(error.format_message().split()).rstrip(".")
-    return f"{text[0].lower()}{text[1:]}; '{error.ctx.command_path} --help' shows all."
+    text = " ".join(error.format_message().split()).removesuffix(".").replace(". Did you", "; did you")
+    end = "" if text.endswith("?") else ";"
+    return f"{text[0].lower()}{text[1:]}{end} '{error.ctx.command_path} --help' shows all."
 
 
 class _Root(TyperGroup):
