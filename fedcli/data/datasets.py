@@ -348,7 +348,7 @@ def _arrays(name: str) -> files.Arrays:
     if _is_kept(name):
         return files.read_npz(_cache_file(name))
     info = KNOWN[name]
-    columns = info.make(name, lambda need: files.columns_of(_arrays(need))) if info.needs else info.make()
+    columns = info.make(name, lambda need: files.join_parts(_arrays(need), [])) if info.needs else info.make()
     return files.canonical(columns)
 
 
