@@ -318,9 +318,6 @@ def test_femnist_holds_writers_out(tmp_path, monkeypatch):
         assert_same(dataset, imported("femnist", write(tmp_path / write.__name__, contents)))
     monkeypatch.setattr(files, "LIMIT", 784 * (len(dataset.y_train) + len(dataset.y_test)) - 1)
     refused(lambda: datasets.import_path("femnist", tmp_path / "all_data"), "unpacks to more than", "MAX_GIB=1")
-    monkeypatch.setattr(files, "LIMIT", 1 << 30)
-    single = imported("femnist", write_files(tmp_path / "single", leaf_files(5, 5)[0]) / "all_data_0.json")
-    assert len(by_writer(single, "train")) == 4
 
 
 def test_a_split_that_leaf_has_made_is_taken(tmp_path):

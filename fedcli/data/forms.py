@@ -1,8 +1,8 @@
 """Files in which images come, read into columns: one table of forms, recognised by content.
 
-A path is a file, a folder or an archive, which is unpacked first; one more folder around it does not matter. The first
-form in `FORMS` whose pattern matches a file reads the data set. torchvision downloads the official files where it
-has them, and reads CIFAR; it is imported only then, because that takes seconds.
+A path is a folder or an archive, which is unpacked first; one more folder around it does not matter. The first form in
+`FORMS` whose pattern matches a file reads the data set. torchvision downloads the official files where it has them, and
+reads CIFAR; it is imported only then, because that takes seconds.
 """
 
 import gzip
@@ -224,10 +224,8 @@ def read(path: Path, info: DatasetInfo | None, size: int | None = None) -> tuple
         with reading(path, ARRAYS):
             return join_parts(read_npz(path), notes), notes
     with TemporaryDirectory(prefix="fedcli-") as temporary:
-        folder, names = path.parent, [path.name]
-        if not path.is_file() or not any(marker and re.search(marker, f"/{path.name}") for marker, _ in FORMS.values()):
-            folder = path if path.is_dir() else unpack_archive(path, Path(temporary))
-            names = files_below(folder)
+        folder = path if path.is_dir() else unpack_archive(path, Path(temporary))
+        names = files_below(folder)
         common = os.path.commonpath([os.path.dirname(name) for name in names] or [""])
         around = "/".join(takewhile(lambda name: not re.fullmatch(_PART, name), common.split("/")))
         folder, names = folder / around, [name.removeprefix(f"{around}/") for name in names]

@@ -77,7 +77,7 @@ def read_split(path: Path) -> tuple[list[np.ndarray], list[np.ndarray]]:
 
 
 def read_pfllib(folder: Path) -> Arrays:
-    """The columns of all clients' images, of `train/0.npz` and so on, with their `client` `[N]`.
+    """The columns of all clients' images, of `train/0.npz` and so on and then `test/0.npz`, with their `client` `[N]`.
 
     Raises:
         UserError: Files are missing or not in that form.
