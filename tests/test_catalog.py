@@ -13,14 +13,6 @@ from fedcli.data.catalog import Share
 from fedcli.data.files import PARTS
 from tests.files import assert_same, examples, from_npz, images, imported, known_images, refused, write_folder
 
-
-@pytest.fixture(autouse=True)
-def cache(tmp_path, monkeypatch):
-    folder = tmp_path / "cache"
-    monkeypatch.setenv("FEDCLI_DATA", str(folder))
-    return folder
-
-
 DIGIT_SETS = ("mnist", "svhn", "usps", "synth-digits", "mnist-m")
 SMALL = {
     "mixed-digits": (

@@ -26,13 +26,6 @@ from fedcli.data.files import PARTS
 from tests.files import assert_same, examples, from_npz, images, imported, known_images, refused, write_folder
 
 
-@pytest.fixture(autouse=True)
-def cache(tmp_path, monkeypatch):
-    folder = tmp_path / "cache"
-    monkeypatch.setenv("FEDCLI_DATA", str(folder))
-    return folder
-
-
 def write_files(folder, contents):
     """A folder with these contents by path."""
     for name, content in contents.items():

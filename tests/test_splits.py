@@ -18,12 +18,6 @@ from fedcli.data.files import PARTS
 from tests.files import from_npz, images, refused
 
 
-@pytest.fixture(autouse=True)
-def cache(tmp_path, monkeypatch):
-    monkeypatch.setenv("FEDCLI_DATA", str(tmp_path / "cache"))
-    return tmp_path / "cache"
-
-
 class Config:
     """What `divide` reads of a run's options."""
 
