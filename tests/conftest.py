@@ -29,9 +29,10 @@ def one_thread():
 
 
 @pytest.fixture(autouse=True)
-def own_data_folder(tmp_path, monkeypatch):
-    """No test sees the data sets of the person who runs it."""
-    monkeypatch.setenv("FEDCLI_DATA", str(tmp_path / "fedcli-data"))
+def cache(tmp_path, monkeypatch):
+    """The folder of data sets, which no test shares with the person who runs it."""
+    monkeypatch.setenv("FEDCLI_DATA", str(tmp_path / "cache"))
+    return tmp_path / "cache"
 
 
 @pytest.fixture

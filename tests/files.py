@@ -7,9 +7,9 @@ from PIL import Image
 
 from fedcli.data import datasets
 from fedcli.data.catalog import KNOWN
+from fedcli.data.files import PARTS
 from fedcli.errors import UserError
 
-PARTS = ("train", "test")
 FIELDS = tuple(f"{kind}_{part}" for part in PARTS for kind in ("x", "y", "domain", "writer"))
 
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from fedcli.core.augment import crop_flip
-from fedcli.core.batches import Transform, draw_cohort, generator, plan_batches
+from fedcli.core.batches import Transform, draw_cohort, plan_batches
 
 PARTS = [np.arange(0, 10), np.arange(10, 13), np.arange(13, 13)]
 
@@ -56,11 +56,6 @@ def test_cohorts_are_sorted_distinct_and_new_every_round():
     assert len(set(cohorts)) > 40
     assert {client for cohort in cohorts for client in cohort} == set(range(20))
     assert tuple(draw_cohort(1, 0, 20, 5)) != cohorts[0]
-
-
-def test_generators_of_different_purposes_differ():
-    assert generator(0, 1, 2, "order").random() != generator(0, 1, 2, "augment").random()
-    assert generator(0, 1, 2, "order").random() == generator(0, 1, 2, "order").random()
 
 
 def slow_augment(image, draw, rotate):

@@ -6,21 +6,12 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from sklearn.datasets import load_sample_images
 
 from fedcli.data import catalog as known
 from fedcli.data import datasets
 from fedcli.data.catalog import Share
 from fedcli.data.files import PARTS
 from tests.files import assert_same, examples, from_npz, images, imported, known_images, refused, write_folder
-
-
-@pytest.fixture(autouse=True)
-def cache(tmp_path, monkeypatch):
-    folder = tmp_path / "cache"
-    monkeypatch.setenv("FEDCLI_DATA", str(folder))
-    return folder
-
 
 DIGIT_SETS = ("mnist", "svhn", "usps", "synth-digits", "mnist-m")
 SMALL = {
@@ -83,7 +74,7 @@ def test_what_is_missing_is_named(tmp_path, cache):
     for name in ("mnist", "usps"):
         from_npz(name, tmp_path / "a", **known_images(name))
     refused(lambda: datasets.available("digits-4"), "bring svhn, synth-digits, or", "fedcli data import digits-4 PATH")
-    refused(lambda: datasets.available("mixed-digits"), "bring svhn, synth-digits, or")  # mnist-m can be made
+    refused(lambda: datasets.available("mixed-digits"), "bring svhn, synth-digits, mnist-m, or")
     refused(lambda: datasets.download("digits-4"), "to download 'digits-4'", "bring svhn")
     refused(lambda: datasets.download("femnist"), "to download 'femnist'", "all_data_*.json")
     for name in ("svhn", "synth-digits"):
@@ -168,27 +159,6 @@ def test_leaky_sets_test_on_everything_and_never_train_on_the_last_classes(offic
 
 
 # One set from one other
-
-
-def test_mnist_m_is_made_of_mnist_unless_it_is_brought(tmp_path):
-    from_npz("mnist", tmp_path / "a", **known_images("mnist"))
-    assert datasets.load("mnist-m").fingerprint == "fa3112cb3cdd266a"
-    assert datasets.describe("mnist-m")["note"] == "mnist; blended with scikit-learn's photographs"
-    brought = from_npz("mnist-m", tmp_path / "b", **known_images("mnist-m", seed=9))
-    assert_same(datasets.load("mnist-m"), brought)
-    assert datasets.describe("mnist-m")["note"] == ""
-
-
-def test_a_blended_digit_is_its_difference_from_a_piece_of_a_photograph():
-    digits = np.random.default_rng(0).integers(0, 256, (6, 28, 28), np.uint8)
-    pieces = known.blended(np.zeros_like(digits), seed=1).astype(int)
-    assert (known.blended(digits, seed=1) == abs(pieces - digits[..., None])).all()
-    for piece in pieces:
-        fits = 0
-        for photo in load_sample_images().images:
-            for top, left in np.argwhere((photo[:400, :613] == piece[0, 0]).all(2)):
-                fits += (photo[top : top + 28, left : left + 28] == piece).all()
-        assert fits == 1
 
 
 def femnist(folder, num_writers=12, seed=0):

@@ -18,12 +18,6 @@ from fedcli.data.files import PARTS
 from tests.files import from_npz, images, refused
 
 
-@pytest.fixture(autouse=True)
-def cache(tmp_path, monkeypatch):
-    monkeypatch.setenv("FEDCLI_DATA", str(tmp_path / "cache"))
-    return tmp_path / "cache"
-
-
 class Config:
     """What `divide` reads of a run's options."""
 
@@ -59,11 +53,11 @@ def test_positions_are_those_in_the_files_and_go_on_into_the_test_images(tmp_pat
     assert fingerprint(taken(dataset, written(tmp_path, moved), 3)) != fingerprint(parts)
 
 
-def test_a_list_alone_an_npz_file_and_numbered_clients_are_the_same_split(tmp_path):
+def test_a_list_alone_and_an_npz_file_are_the_same_split(tmp_path):
     dataset, lists = from_npz("mine", tmp_path / "a", **images((4, 4), 3)), [[8, 0], [], [2]]
     np.savez(tmp_path / "split.npz", **{f"train_{k}": np.array(own, int) for k, own in enumerate(lists)})
     expected = fingerprint(taken(dataset, f"file:{tmp_path / 'split.npz'}", 3))
-    for split in (lists, {"train": lists}, {str(k): own for k, own in enumerate(lists)}):
+    for split in (lists, {"train": lists}):
         assert fingerprint(taken(dataset, written(tmp_path, split), 3)) == expected
     assert from_flag("file:split.json").flag == "file:split.json"
 
@@ -217,7 +211,7 @@ def cases():
     whole = images((4, 4, 3), 3)
     whole["x_train"][0, 0, :2] = np.array([0, 255])[:, None]
     for low, high in ((0, 1), (-1, 1), (0, 255)):
-        yield scaled(whole, low, high), whole, f"pixels from {low} to {high} became 8 bits"
+        yield scaled(whole, low, high), whole, f"pixels x from {low} to {high} became 8 bits"
     first = {f"x_{part}": whole[f"x_{part}"].transpose(0, 3, 1, 2) for part in PARTS}
     yield whole | first, whole, "the images' channels came first"
     from_1 = {f"y_{part}": whole[f"y_{part}"] + 1 for part in PARTS}

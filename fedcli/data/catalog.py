@@ -119,9 +119,11 @@ def resize(images: Tensor, size: int) -> Tensor:
     """Resizes uint8 images `[N, channels, H, W]` to `size` x `size` pixels: bilinear, antialiased, rounded."""
     if images.shape[2:] == (size, size):
         return images
-    portions = (portion.float() for portion in images.split(_RESIZED_AT_ONCE))
-    smooth = (F.interpolate(portion, (size, size), mode="bilinear", antialias=True) for portion in portions)
-    return torch.cat([portion.round().clamp(0, 255).to(torch.uint8) for portion in smooth])
+    small = []
+    for portion in images.split(_RESIZED_AT_ONCE):
+        smooth = F.interpolate(portion.float(), (size, size), mode="bilinear", antialias=True)
+        small.append(smooth.round().clamp(0, 255).to(torch.uint8))
+    return torch.cat(small)
 
 
 def resized(images: np.ndarray, size: int) -> np.ndarray:
@@ -141,13 +143,20 @@ def digits() -> Arrays:
 def digit_domains() -> Arrays:
     """The columns of the same digits, 16 x 16, in colour, under the renderings `DOMAINS`.
 
-    Plain; inverted; as a difference from photographs; and, for each digit, one of its class drawn from a typeface.
+    Plain; inverted; as a difference from crops of photographs at a third of their size; and, for each digit, one of its
+    class drawn from a typeface.
     A digit is in the training part of all domains or in the test part of all.
     """
     small, labels = _handwritten()
     plain = np.stack([Image.fromarray(image).resize((SIZE, SIZE), Image.Resampling.BICUBIC) for image in small])
     plain, font = (np.repeat(images[..., None], 3, axis=3) for images in (plain, _drawn(labels)))
-    photo = np.abs(_photo_crops(len(labels)).astype(np.int16) - plain).astype(np.uint8)
+    photos = [np.asarray(Image.fromarray(photo).resize((213, 142), Image.Resampling.BOX)) for photo in _photographs()]
+    rng, crops = np.random.default_rng(1), []
+    for _ in labels:
+        photo = photos[rng.integers(len(photos))]
+        top, left = rng.integers(photo.shape[0] - SIZE + 1), rng.integers(photo.shape[1] - SIZE + 1)
+        crops.append(photo[top : top + SIZE, left : left + SIZE])
+    photo = np.abs(np.stack(crops).astype(np.int16) - plain).astype(np.uint8)
     x, domain = np.concatenate([plain, 255 - plain, photo, font]), np.repeat(np.arange(4), len(labels))
     names = {"class_names": np.arange(10).astype(str), "domain_names": np.array(DOMAINS)}
     return {"x": x, "y": np.tile(labels, 4), "domain": domain, "test": np.tile(_held_out(labels), 4)} | names
@@ -167,18 +176,6 @@ def photos() -> Arrays:
         pieces.append(np.asarray(photo.resize((SIZE, SIZE), Image.Resampling.BOX, box=box)))
     test, y = np.arange(len(pieces)) >= NUM_PHOTOS[0], np.zeros(len(pieces), np.int64)
     return {"x": np.stack(pieces), "y": y, "test": test, "class_names": np.array(["photo"])}
-
-
-def blended(images: np.ndarray, seed: int) -> np.ndarray:
-    """Grey images uint8 `[N, size, size]` as the difference |piece - image| `[N, size, size, 3]` from random pieces of
-    scikit-learn's photographs, which the seed chooses.
-    """
-    sources, size, rng = _photographs(), images.shape[1], np.random.default_rng(seed)
-    number = rng.integers(len(sources), size=len(images))
-    top, left = (rng.integers(length - size + 1, size=len(images)) for length in sources.shape[1:3])
-    rows, columns = (start[:, None] + np.arange(size) for start in (top, left))
-    pieces = sources[number[:, None, None], rows[:, :, None], columns[:, None, :]]
-    return np.where(pieces > images[..., None], pieces - images[..., None], images[..., None] - pieces)
 
 
 def _of_scikit_learn(file: str) -> Path:
@@ -207,17 +204,6 @@ def _held_out(labels: np.ndarray) -> np.ndarray:
     return test
 
 
-def _photo_crops(count: int) -> np.ndarray:
-    """Random crops `[count, 16, 16, 3]` of scikit-learn's photographs at a third of their size."""
-    photos = [np.asarray(Image.fromarray(photo).resize((213, 142), Image.Resampling.BOX)) for photo in _photographs()]
-    rng, crops = np.random.default_rng(1), []
-    for _ in range(count):
-        photo = photos[rng.integers(len(photos))]
-        top, left = rng.integers(photo.shape[0] - SIZE + 1), rng.integers(photo.shape[1] - SIZE + 1)
-        crops.append(photo[top : top + SIZE, left : left + SIZE])
-    return np.stack(crops)
-
-
 def _drawn(labels: np.ndarray) -> np.ndarray:
     """A digit of each label `[N, 16, 16]`, bright on dark, from a random typeface, size, angle and place."""
     import matplotlib  # late: it takes a second
@@ -234,14 +220,6 @@ def _drawn(labels: np.ndarray) -> np.ndarray:
         turned = canvas.rotate(rng.uniform(-15, 15), Image.Resampling.BILINEAR)
         images.append(np.asarray(turned.resize((SIZE, SIZE), Image.Resampling.BOX)))
     return np.stack(images)
-
-
-def _mnist_m(name: str, load: Load) -> Arrays:
-    """MNIST's digits as the difference from random pieces of scikit-learn's photographs, in the place of BSDS500's."""
-    columns = load("mnist")
-    digits, num_train = columns["x"][..., 0], (~columns["test"]).sum()
-    parts = [blended(images, seed) for seed, images in enumerate(np.split(digits, [num_train]))]
-    return columns | {"x": np.concatenate(parts)}
 
 
 def _femnist_digits(name: str, load: Load) -> Arrays:
@@ -288,10 +266,7 @@ KNOWN = {
     "tiny-imagenet": DatasetInfo(3, 64, 200, 100_000, 10_000),
     "femnist": DatasetInfo(1, 28, _CHARACTERS, files="the folder of LEAF's all_data_*.json"),
     "synth-digits": DatasetInfo(3, 32, _DIGITS, 479_400, 9_553, files="SynthDigits.zip or its .mat files"),
-    "mnist-m": DatasetInfo(
-        3, 28, _DIGITS, 60_000, 10_000, files="mnist_m.tar.gz or its folder", resized=True, make=_mnist_m,
-        needs=("mnist",), note="blended with scikit-learn's photographs",
-    ),
+    "mnist-m": DatasetInfo(3, 28, _DIGITS, 60_000, 10_000, files="mnist_m.tar.gz or its folder", resized=True),
     "office-caltech": _OFFICE._replace(class_names=10, domain_names=("amazon", "caltech", "dslr", "webcam")),
     "office31": _OFFICE._replace(class_names=31, domain_names=("amazon", "dslr", "webcam")),
     "office-home": _OFFICE._replace(class_names=65, domain_names=("Art", "Clipart", "Product", "Real World")),

@@ -201,11 +201,10 @@ def import_path(name: str, path: Path, size: int | None = None) -> tuple[Path, l
         if info:
             columns = known_form(name, columns)
     if "client" in columns:
-        split, lists, first = _cache_file(name).with_suffix(".split.npz"), {}, 0
-        for part, rows in (("train", ~columns["test"]), ("test", columns["test"])):
-            clients = columns["client"][rows]
-            lists |= {f"{part}_{k}": first + np.flatnonzero(clients == k) for k in range(clients.max() + 1)}
-            first = len(clients)
+        split, clients, lists = _cache_file(name).with_suffix(".split.npz"), columns["client"], {}
+        for client in range(clients.max() + 1):
+            lists[f"train_{client}"] = np.flatnonzero((clients == client) & ~columns["test"])
+            lists[f"test_{client}"] = np.flatnonzero((clients == client) & columns["test"])
         _keep(split, lists)
         flags = ["--partition", f"file:{split}", "--num-clients", str(len(lists) // 2)]
         notes.append(f"its clients: {shlex.join(flags)}, under a protocol that tests on their own parts")
@@ -219,7 +218,7 @@ def describe(name: str) -> dict[str, Any]:
 
     Returns:
         `name`; `kind` (built-in, download, import, made, imported or your own); `present`; `train`, `test`, `classes`
-        (numbers, None where they depend on files that are not there); `shape` (channels, H, W); and of what, in `note`.
+        (numbers, None where they depend on files that are not there); `shape` (channels, H, W); what it is made from.
 
     Raises:
         UserError: The name is unknown, or its cache file is damaged.
@@ -348,7 +347,7 @@ def _arrays(name: str) -> files.Arrays:
     if _is_kept(name):
         return files.read_npz(_cache_file(name))
     info = KNOWN[name]
-    columns = info.make(name, lambda need: files.columns_of(_arrays(need))) if info.needs else info.make()
+    columns = info.make(name, lambda need: files.join_parts(_arrays(need), [])) if info.needs else info.make()
     return files.canonical(columns)
 
 

@@ -11,7 +11,6 @@ import math
 import os
 import re
 import zipfile
-from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -29,6 +28,7 @@ NAME = re.compile(r"[^\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\u
 WORDS = {
     "x": "x", "image": "x", "images": "x", "imgs": "x", "data": "x", "y": "y", "label": "y", "labels": "y",
     "target": "y", "targets": "y", "domain": "domain", "domains": "domain", "writer": "writer", "writers": "writer",
+    "place": "place",
 }  # fmt: skip
 PART = "(train|test|val)(?:ing|id|idation)?"  # of a set, as arrays and folders name it
 _KEY = re.compile(f"(?:{PART}_?)?(.*?)(?:_?{PART})?", re.DOTALL)  # of an array in an .npz file
@@ -56,7 +56,6 @@ def write_atomically(path: Path, write: Callable[[Path], None]) -> None:
     temporary = path.with_name(f".{path.name}.{os.getpid()}.partial")
     try:
         temporary.unlink(missing_ok=True)  # somebody may have put a link to another file there
-        temporary.touch(exist_ok=False)
         write(temporary)
         with temporary.open("rb+") as file:
             os.fsync(file.fileno())
@@ -145,7 +144,7 @@ def join_parts(arrays: Arrays, notes: list[str]) -> Arrays:
     named: dict[str, Arrays] = {"x": {}, "y": {}}  # by kind and part
     for key, values in arrays.items():
         before, word, after = _KEY.fullmatch(key.lower()).groups(default="")
-        if word in WORDS and not (before and after):
+        if word in WORDS:
             named.setdefault(WORDS[word], {}).setdefault(before or after, values)
     parts = choose_parts(set().union(*named.values()), notes)
     columns = {key: arrays[key] for key in NAMES.values() if key in arrays}
@@ -190,7 +189,7 @@ def in_form(columns: Arrays, notes: list[str]) -> Arrays:
     if y.dtype.kind in "US":
         columns["class_names"], columns["y"] = np.unique(columns["y"].astype(str), return_inverse=True)
         notes.append("the labels were class names")
-    for kind in {"y", "domain", "writer"} & columns.keys():
+    for kind in {"y", "domain", "writer", "place"} & columns.keys():
         values = columns[kind]
         if values.ndim != 1 or (np.rint(values) != values).any():
             raise ValueError(f"{kind}_train or {kind}_test is of type {values.dtype} and shape {values.shape}")
@@ -198,27 +197,30 @@ def in_form(columns: Arrays, notes: list[str]) -> Arrays:
     if "test" not in columns:
         columns["test"] = _a_fifth(columns)
         notes.append("a fixed fifth of each class is kept to test on")
-    num_test, (height, width) = columns["test"].sum(), x.shape[1:3]
-    if not 0 < num_test < len(x):
-        raise ValueError(f"{len(x) - num_test} images are to train and {num_test} to test on, too few")
+    test, (height, width) = columns["test"], x.shape[1:3]
+    num_train = len(x) - test.sum()
+    if not 0 < num_train < len(x):
+        raise ValueError(f"{num_train} images are to train and {len(x) - num_train} to test on, too few")
     if height != width:
         top, left = max(width - height, 0), max(height - width, 0)
         columns["x"] = np.pad(x, [(0, 0), (top // 2, top - top // 2), (left // 2, left - left // 2), (0, 0)])
         notes.append(f"black borders made the images {max(height, width)} x {max(height, width)}")
+    y = columns["y"]
+    if y.min() == 1 and y.max() == np.size(columns.get("class_names", range(y.max()))):
+        columns["y"] = y - 1
+        notes.append("the labels counted from 1")
     for kind, key in [(kind, key) for kind, key in NAMES.items() if kind in columns]:
-        lowest, highest = int(columns[kind].min()), int(columns[kind].max())
-        if kind == "y" and lowest == 1 and (key not in columns or highest == columns[key].size):
-            columns[kind], lowest, highest = columns[kind] - 1, 0, highest - 1
-            notes.append("the labels counted from 1")
-        # A wild label makes no million names.
-        texts = np.atleast_1d(columns.get(key, np.arange(min(highest + 1, len(x) - num_test)))).astype(str)
-        if lowest < 0 or highest >= len(texts):
-            fault = f"{kind}_train or {kind}_test counts from {lowest} to {highest}"
+        numbers = columns[kind]
+        texts = np.atleast_1d(columns.get(key, np.arange(min(numbers.max() + 1, num_train)))).astype(str)
+        if numbers.min() < 0 or numbers.max() >= len(texts):
+            fault = f"{kind}_train or {kind}_test counts from {numbers.min()} to {numbers.max()}"
             raise ValueError(f"{fault}, and {key} or the training images from 0 to {len(texts) - 1}")
-        for name, count in Counter(texts.tolist()).items():
-            if count > 1 or not NAME.fullmatch(name):
-                raise ValueError(f"{key} has {name[:40]!a} twice, or it is not 1 to 100 characters on one line")
+        if len(set(texts.tolist())) < len(texts) or not all(map(NAME.fullmatch, texts.tolist())):
+            raise ValueError(f"{key} has a name twice, or one that is not 1 to 100 characters on one line")
         columns[key] = texts
+    untrained = columns["class_names"][np.setdiff1d(columns["y"][test], columns["y"][~test])]
+    if len(untrained):
+        notes.append(f"without training images: {', '.join(untrained[:5])}")
     return columns
 
 
@@ -240,7 +242,7 @@ def _bytes(images: np.ndarray, notes: list[str]) -> np.ndarray:
     if not (low >= 0 and high <= 255) and not (low >= -1 and high <= 1):
         raise ValueError(f"pixels from {low:g} to {high:g} are not in 0 to 255, 0 to 1 or -1 to 1: undo normalisation")
     shift, scale = (1, 127.5) if low < 0 else (0, 255) if high <= 1 else (0, 1)
-    notes.append(f"pixels from {low:g} to {high:g} became 8 bits, times {scale:g}")
+    notes.append(f"pixels x from {low:g} to {high:g} became 8 bits, (x + {shift}) * {scale:g}")
     return np.rint((images + shift) * scale).astype(np.uint8)
 
 
@@ -267,15 +269,6 @@ def canonical(columns: Arrays) -> Arrays:
     for part, rows in zip(PARTS, (order[~test[order]], order[test[order]]), strict=True):
         arrays |= {f"{kind}_{part}": columns[kind][rows] for kind in kinds}
     return arrays
-
-
-def columns_of(arrays: Arrays) -> Arrays:
-    """The columns of what the cache has, the training part first."""
-    columns = {key: arrays[key] for key in NAMES.values() if key in arrays}
-    for kind in KINDS:
-        if f"{kind}_train" in arrays:
-            columns[kind] = np.concatenate([arrays[f"{kind}_{part}"] for part in PARTS])
-    return columns | {"test": np.arange(len(columns["y"])) >= len(arrays["y_train"])}
 
 
 def canonical_order(images: np.ndarray, labels: np.ndarray, *groups: np.ndarray) -> np.ndarray:

@@ -1,8 +1,8 @@
 """Files in which images come, read into columns: one table of forms, recognised by content.
 
-A path is a file, a folder or an archive, which is unpacked first; one more folder around it does not matter. The first
-form in `FORMS` whose pattern matches a file reads the data set. torchvision downloads the official files where it
-has them, and reads CIFAR; it is imported only then, because that takes seconds.
+A path is a folder or an archive, which is unpacked first; one more folder around it does not matter. The first form in
+`FORMS` whose pattern matches a file reads the data set. torchvision downloads the official files where it has them, and
+reads CIFAR; it is imported only then, because that takes seconds.
 """
 
 import gzip
@@ -17,7 +17,7 @@ from collections.abc import Callable
 from functools import partial
 from glob import glob
 from http.client import HTTPException
-from itertools import product, takewhile
+from itertools import takewhile
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import NamedTuple
@@ -127,8 +127,6 @@ def read_leaf(source: Source) -> Arrays:
                 x, y = (np.asarray(content["user_data"][writer][key]) for key in "xy")
                 if x.shape != (len(y), 784) or not 0 <= x.min() <= x.max() <= 1:
                     raise ValueError(f"the writer {writer} has no images of 784 values from 0 to 1 with a label each")
-                if (file.parent.name, writer) in written:
-                    raise ValueError(f"the writer {writer} is there twice")
                 written[file.parent.name, writer] = np.rint(x * 255).astype(np.uint8).reshape(-1, 28, 28), y
         check_size(sum(images.size for images, _ in written.values()), file.parent)
     cells = sorted(written)
@@ -181,31 +179,20 @@ def _find_pictures(source: Source) -> list[tuple[str, str, str, str]]:
     for match in filter(None, map(_LIST.fullmatch, source.names)):
         lines = (source.folder / match.string).read_text(errors="replace").splitlines()
         lists[match[1]] = dict(line.split()[:2] for line in lines if len(line.split()) > 1)
-    names, rows, odd = [name for name in source.names if not _LIST.fullmatch(name)], [], []
+    names, rows = [name for name in source.names if not _LIST.fullmatch(name)], []
     for name in [name for name in names if "/images/" in f"/{name}"] or names:  # lists of boxes lie beside `images`
         match = _PICTURE.fullmatch(re.sub("(^|/)images/", r"\1", name))
         if match is None:
             raise ValueError(f"'{name}' lies too deep: move or remove it")
         domain, part, label, file = match.groups(default="")
-        label = label or lists.get(part, {}).pop(file, "")
+        label = label or lists.get(part, {}).get(file)
         if label:
             rows.append((domain, part, label, name))
-        elif part in lists:
-            odd.append(file)
-    odd += [file for files in lists.values() for file in files]
-    if odd:
-        raise ValueError(f"images and the list of their classes do not fit: '{odd[0]}' is in one of them")
     if not rows:
         raise ValueError(f"there are no images in folders, but '{source.names[0]}'")
     parts = choose_parts({row[1] for row in rows}, source.notes)
     taken = dict(zip(parts, PARTS, strict=False)) if len(parts) > 1 else {"": ""}
-    rows = [(domain, taken[part], label, name) for domain, part, label, name in rows if part in taken]
-    domains, classes = ({row[column] for row in rows} for column in (0, 2))
-    lacking = set(product(domains, taken.values(), classes)) - {row[:3] for row in rows}
-    if lacking:
-        rule = f"train and test of each domain must have the same {len(classes)} class folders"
-        raise ValueError(f"there are no images in '{'/'.join(filter(None, min(lacking)))}': {rule}")
-    return rows
+    return [(domain, taken[part], label, name) for domain, part, label, name in rows if part in taken]
 
 
 # By the form's name: a regular expression of a file's path, from the name of the folder, by which it is recognised, and
@@ -237,10 +224,8 @@ def read(path: Path, info: DatasetInfo | None, size: int | None = None) -> tuple
         with reading(path, ARRAYS):
             return join_parts(read_npz(path), notes), notes
     with TemporaryDirectory(prefix="fedcli-") as temporary:
-        folder, names = path.parent, [path.name]
-        if not path.is_file() or not any(marker and re.search(marker, f"/{path.name}") for marker, _ in FORMS.values()):
-            folder = path if path.is_dir() else unpack_archive(path, Path(temporary))
-            names = files_below(folder)
+        folder = path if path.is_dir() else unpack_archive(path, Path(temporary))
+        names = files_below(folder)
         common = os.path.commonpath([os.path.dirname(name) for name in names] or [""])
         around = "/".join(takewhile(lambda name: not re.fullmatch(_PART, name), common.split("/")))
         folder, names = folder / around, [name.removeprefix(f"{around}/") for name in names]

@@ -33,11 +33,11 @@ def file(labels: Labels, num_clients: int, place: Labels, seed: int, path: str) 
     `place` `[N]` is where each example stands in the files that the data came from. Clients may share images to test
     on; an image that is trained on is in no other list.
     """
+    place = np.asarray(place)
     with reading(path, FORM):
         train, test = read_split(Path(path))
         if len(train) != num_clients:
             raise ValueError(f"it has lists of {len(train)} clients, not {num_clients}: use --num-clients {len(train)}")
-        place = np.asarray(place)
         tested = np.unique(np.concatenate([*test, np.empty(0, np.int64)]))
         positions, times = np.unique(np.concatenate([*train, tested]), return_counts=True)
         if (times > 1).any():
@@ -58,30 +58,26 @@ def file(labels: Labels, num_clients: int, place: Labels, seed: int, path: str) 
 def read_split(path: Path) -> tuple[list[np.ndarray], list[np.ndarray]]:
     """The lists of a split file, int64, `train` of K clients and `test` of as many, or of none."""
     if path.suffix == ".npz":
-        with np.load(path, allow_pickle=False) as arrays:
-            clients = dict(arrays)
+        with np.load(path, allow_pickle=False) as file:
+            counts = {part: sum(name.startswith(f"{part}_") for name in file) for part in PARTS}
+            content = {part: [file[f"{part}_{k}"] for k in range(count)] for part, count in counts.items()}
     else:
-        content, clients = json.loads(path.read_text(encoding="utf-8")), {}
-        parts = content if isinstance(content, dict) and "train" in content else {"train": content}
-        for part, lists in parts.items():  # clients may be numbered from 0 by name
-            pairs = lists.items() if isinstance(lists, dict) else enumerate(lists)
-            clients |= {f"{part}_{number}": np.array(positions) for number, positions in pairs}
-    train, test = [], []
-    for part, lists in (("train", train), ("test", test)):
-        while (array := clients.pop(f"{part}_{len(lists)}", None)) is not None:
-            if array.ndim != 1 or (array.size and array.dtype.kind not in "iu"):
-                raise ValueError(f"{array.dtype} of {array.ndim} dimensions for client {len(lists)}")
-            lists.append(array.astype(np.int64))
-    if clients or not sum(map(len, train)) or len(test) not in (0, len(train)):
-        raise ValueError(f"{len(train)} lists to train on, {len(test)} to test on, and {len(clients)} others")
-    return train, test
+        content = json.loads(path.read_text(encoding="utf-8"))
+        content = content if isinstance(content, dict) else {"train": content}
+    train, test = ([np.array(positions) for positions in content.get(part, ())] for part in PARTS)
+    for positions in [*train, *test]:
+        if positions.ndim != 1 or (positions.size and positions.dtype.kind not in "iu"):
+            raise ValueError(f"a list is {positions.dtype} of {positions.ndim} dimensions")
+    if not sum(map(len, train)) or len(test) not in (0, len(train)):
+        raise ValueError(f"{len(train)} lists to train on, {len(test)} to test on")
+    return [positions.astype(np.int64) for positions in train], [positions.astype(np.int64) for positions in test]
 
 
 # PFLlib's folders: train/K.npz and test/K.npz, each a pickled dict of images x and labels y
 
 
 def read_pfllib(folder: Path) -> Arrays:
-    """The columns of all clients' images, of `train/0.npz` and so on, with their `client` `[N]`.
+    """The columns of all clients' images, of `train/0.npz` and so on and then `test/0.npz`, with their `client` `[N]`.
 
     Raises:
         UserError: Files are missing or not in that form.
@@ -124,10 +120,10 @@ def _stored_array(stored: _Stored) -> np.ndarray:
 
 
 class _Unpickler(pickle.Unpickler):
-    """Reads a pickle that holds numbers, texts, dicts and arrays only.
+    """Reads a pickle of numbers, texts, dicts and arrays, and runs nothing that it says.
 
-    A pickle may name any function and have it called. The three names that an array needs stand for a class of this
-    module here, every other one is refused, and so nothing that the file says is run, not even NumPy's own code.
+    A pickle may name any function and have it called. Here the three names that an array needs stand for `_Stored`, and
+    every other one is refused.
     """
 
     def find_class(self, module: str, name: str) -> Any:
