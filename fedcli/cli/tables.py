@@ -30,7 +30,6 @@ def table(
     metric: optional(str, "Columns of metrics, e.g. best,at:1/2; or ./file.py:NAME.", panel=RUNS) = None,
     method: optional(list[str], "Only runs of this method; repeat it for several.", panel=RUNS) = None,
     label: optional(list[str], "Name for the runs of a RUN; one for each RUN, in order.", panel=RUNS) = None,
-    columns: optional(str, "Columns to show, by parts of their titles, e.g. method,last.", panel=RUNS) = None,
     per: optional(Literal["round", "client"], "A CSV, a row for each round or client of the runs.", panel=RUNS) = None,
     title: optional(str, "Title of the table.", panel=RUNS) = None,
     dry_run: optional(bool, "Run nothing; print cost and table.", "--dry-run", panel=PAPERS) = None,
@@ -79,8 +78,8 @@ def table(
     if not runs:
         remedy = "write 'fedcli table runs', or 'fedcli table PAPER:ID' with a table of 'fedcli list --all'"
         raise UserError(f"there is nothing to show (got no RUN or PAPER:ID); {remedy}.")
-    if (columns and (per or format == "csv")) or (metric and per):
-        raise UserError("a CSV has all its columns (got --columns, or --metric with --per); leave it out.")
+    if metric and per:
+        raise UserError(f"--per has all numbers of a round or client (got --metric {metric} too); leave it out.")
     records = common.records_of(runs, method, dataset, label)
     names, sheets = metric.split(",") if metric else (), []
     if per is not None:
@@ -88,7 +87,7 @@ def table(
     elif format == "csv":
         text = render.render(tables.sheet(records, names), format)
     else:
-        sheets = tables.sheets(records, names, columns.split(",") if columns else (), title or "")
+        sheets = tables.sheets(records, names, title or "")
         text = "\n".join(render.render(sheet, format) for sheet in sheets)
     print_or_write(text, out, sheets if format == "markdown" else ())
 
