@@ -84,10 +84,8 @@ def find_curves(groups: list[SeedGroup], measure: str = ACCURACY, x: str = "roun
         deviation = rounds.y.std()[line.index]
         line = line.assign(low=(line.y - deviation).clip(*limits), high=(line.y + deviation).clip(*limits))
         lost = [points(record, measure, x).dropna() for record in member.records if state_of(record) == "diverged"]
-        diverged, printed = (
-            list(filter(len, lost)),
-            printed_accuracy(member.records[0]) if measure == ACCURACY else None,
-        )
+        diverged = list(filter(len, lost))
+        printed = printed_accuracy(member.records[0]) if measure == ACCURACY else None
         chosen, rounds_chosen = None, [record["summary"]["selected_round"] for record in runs]
         if measure == ACCURACY and member.selection in RULES and len(line) and None not in rounds_chosen:
             chosen = tuple(float(np.interp(fmean(rounds_chosen), line.index, line[axis])) for axis in ("x", "y"))

@@ -94,22 +94,22 @@ def compare(plan: TablePlan, errors: Mapping[Path, str] = MappingProxyType({})) 
     planned = {(each.cell.row, each.cell.column): each for each in plan.cells}
     metrics = {each.cell.column: each.metric for each in plan.cells}
     cells: dict[Place, ComparedCell] = {}
-    for place in dict.fromkeys([*paper, *planned]):
-        if place in planned:
-            cells[place] = _cell(planned[place], paper.get(place, {}), errors)
+    for key in dict.fromkeys([*paper, *planned]):
+        if key in planned:
+            cells[key] = _cell(planned[key], paper.get(key, {}), errors)
     for gain in table.gains:
         more, less = ([(row, column) for row in rows for column in gain.columns] for rows in (gain.more, gain.less))
         if planned.keys() >= {*more, *less}:
-            more, less = ([cells[place].numbers["ours"] for place in places] for places in (more, less))
+            more, less = ([cells[key].numbers["ours"] for key in places] for places in (more, less))
             ours = None if None in (*more, *less) else fmean(more) - (max if gain.best else fmean)(less)
-            metric, place = metrics[gain.columns[0]], (gain.row, gain.column)
+            metric, key = metrics[gain.columns[0]], (gain.row, gain.column)
             text = "not run" if ours is None else metric.signed(ours)
-            cells[place] = _beside(place, metric, paper.get(place, {}), text, {"ours": ours})
+            cells[key] = _beside(key, metric, paper.get(key, {}), text, {"ours": ours})
     marked = set()
     for column, metric in metrics.items():
-        marked.add(best(metric, {place: each.records for place, each in planned.items() if place[1] == column}))
-    for place in marked - {None}:
-        cells[place].texts["ours"] = Best(cells[place].texts["ours"])
+        marked.add(best(metric, {key: each.records for key, each in planned.items() if key[1] == column}))
+    for key in marked - {None}:
+        cells[key].texts["ours"] = Best(cells[key].texts["ours"])
     columns, lines = list(dict.fromkeys(column for _, column in cells)), []
     prints = not paper.keys().isdisjoint(cells)
     for row in dict.fromkeys(row for row, _ in cells):
@@ -123,8 +123,8 @@ def compare(plan: TablePlan, errors: Mapping[Path, str] = MappingProxyType({})) 
     return Sheet(
         ["Method", "", *map(heading, columns)], lines, 2,
         [
-            {**cell.numbers, "mark": "best" if place in marked else "", "reduced": plan.reduction}
-            for place, cell in cells.items()
+            {**cell.numbers, "mark": "best" if key in marked else "", "reduced": plan.reduction}
+            for key, cell in cells.items()
         ],
         title=plan.title,
         setting=f"**Reduced: {plan.reduction}. Not the paper's setting.**" if plan.reduction else "",
@@ -160,8 +160,8 @@ def _cell(planned: PlannedCell, paper: Mapping[str, Any], errors: Mapping[Path, 
         "difference_low": None,
         "difference_high": None,
     }
-    place = planned.cell.row, planned.cell.column
-    texts, numbers = cell = _beside(place, metric, paper, mean_of_runs(metric, records, states), numbers)
+    key = planned.cell.row, planned.cell.column
+    texts, numbers = cell = _beside(key, metric, paper, mean_of_runs(metric, records, states), numbers)
     if "difference" in texts and len(values) > 1 and metric.unit != "floats":
         _, low, high, _ = interval([value - numbers["paper"] for value in values])  # which is taken as exact
         texts["interval"] = f"[{metric.signed(low)}, {metric.signed(high)}]"
@@ -169,9 +169,9 @@ def _cell(planned: PlannedCell, paper: Mapping[str, Any], errors: Mapping[Path, 
     return cell
 
 
-def _beside(place: Place, metric: Metric, paper: Mapping[str, Any], text: str, numbers: dict[str, Any]) -> ComparedCell:
+def _beside(key: Place, metric: Metric, paper: Mapping[str, Any], text: str, numbers: dict[str, Any]) -> ComparedCell:
     """A number of ours beside the paper's; of floats the difference is rounded as the paper has rounded."""
-    unit, value, ours = printed_unit(place[1]), paper.get(metric.field), numbers["ours"]
+    unit, value, ours = printed_unit(key[1]), paper.get(metric.field), numbers["ours"]
     target = None if value is None else value * unit
     texts = {"paper": metric.none if paper.get("printed") == "0" else NO_NUMBER, "ours": text}
     if target is not None:
@@ -180,7 +180,7 @@ def _beside(place: Place, metric: Metric, paper: Mapping[str, Any], text: str, n
     if ours is not None and target is not None:
         rounded = unit * round(ours / unit) if metric.unit == "floats" else ours
         texts["difference"] = metric.signed(rounded - target)
-    names = {"row": place[0], "column": place[1], "metric": metric.name, "unit": metric.unit}
+    names = {"row": key[0], "column": key[1], "metric": metric.name, "unit": metric.unit}
     return ComparedCell(texts, {**names, "paper": target, **numbers})
 
 
