@@ -86,13 +86,6 @@ def test_the_spread_over_clients_is_of_the_selected_round():
     assert [value(f"clients:{name}", run) for name in ("mean", "std", "worst")] == [50, 25, 12.5]
 
 
-def test_a_run_without_a_number_has_none():
-    run = record(entry(0, 0.5), selected_round=0)
-    for name in ("validation", "classifier", "domain", "domain:a", "inter", "quality:nmi", "floats-up", "total-floats"):
-        assert value(name, run) is None
-    assert value("best", record(entry(0, None))) is None
-
-
 def test_costs_are_of_a_client_in_the_mean_round_and_of_all_in_all_rounds():
     rounds = [entry(number, 0.5, floats_up=floats) for number, floats in enumerate((10, 10, 100))]
     run = record(*rounds, cost={"floats_up": 100, "floats_down": 90, "memory_floats": 300})  # older ones have the last

@@ -86,8 +86,8 @@ def test_a_run_that_goes_on_elsewhere_says_so_and_is_not_held_to_the_bits():
     [note] = record["engine"]["notes"]
     assert (note["round"], "hardware and machine are not what they were" in note["text"]) == (1, True)
     (line,) = machines([record])
-    assert f"threads {threads + 1} · " in line
-    assert f" · from round 2 on device cpu, name {moved[0]['hardware']['name']}, " in line
+    assert f"threads {threads + 1}, " in line
+    assert f", then device cpu, name {moved[0]['hardware']['name']}, " in line
     assert compare_records(record, changed(record, accuracy=0.01))[0] == (
         "same within 1.00 points of accuracy (other machine from round 2 on)"
     )

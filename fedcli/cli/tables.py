@@ -29,7 +29,6 @@ def table(
     metric: optional(str, "Columns of metrics, e.g. best,at:1/2; or ./file.py:NAME.", panel=RUNS) = None,
     method: optional(list[str], "Only runs of this method; repeat it for several.", panel=RUNS) = None,
     label: optional(list[str], "Name for the runs of a RUN; one for each RUN, in order.", panel=RUNS) = None,
-    columns: optional(str, "Columns to show, by parts of their titles, e.g. method,last.", panel=RUNS) = None,
     per: optional(Literal["round", "client"], "A CSV, a row for each round or client of the runs.", panel=RUNS) = None,
     dry_run: optional(bool, "Run nothing; print cost and table.", "--dry-run", panel=PAPERS) = None,
     only: optional(list[str], "Only rows or columns with this in their name.", panel=PAPERS, metavar="TEXT") = None,
@@ -82,7 +81,7 @@ def table(
     elif format == "csv":
         text = render.render(tables.sheet(records, names), format)
     else:
-        sheets = tables.sheets(records, names, columns.split(",") if columns else ())
+        sheets = tables.sheets(records, names)
         text = "\n".join(render.render(sheet, format) for sheet in sheets)
     print_or_write(text, out, sheets if format == "markdown" else ())
 

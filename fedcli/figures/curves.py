@@ -21,7 +21,7 @@ from matplotlib.ticker import EngFormatter, MaxNLocator
 
 from fedcli.errors import UserError, unknown
 from fedcli.figures.plots import DASHES, method_name, setting_colours, setting_name, title_words, write_title
-from fedcli.results.comparison import printed_accuracies
+from fedcli.results.comparison import printed_accuracy
 from fedcli.results.frame import clients_of, rounds_of, state_of
 from fedcli.results.tables import SeedGroup, boards, group
 from fedcli.runs.records import quiet
@@ -51,7 +51,7 @@ class Curve(NamedTuple):
         diverged: `x` and `y` of each run that diverged and has any.
         chosen: Of accuracies, the point of the line at the round, the mean over runs, that the rule has chosen; None
             where no rule looks for a round.
-        printed: Of accuracies, the paper's number in percent, see `printed_accuracies`; None where there is none.
+        printed: Of accuracies, the paper's number in percent, see `printed_accuracy`; None where there is none.
     """
 
     setting: SeedGroup
@@ -76,16 +76,16 @@ def find_curves(groups: list[SeedGroup], measure: str = ACCURACY, x: str = "roun
         x: One of `AXES`.
     """
     limits = (None, None) if measure.startswith("drift") else (0, 100)
-    numbers = printed_accuracies([member.records[0] for member in groups])
     curves = []
-    for member, number in zip(groups, numbers, strict=True):
+    for member in groups:
         runs = member.finished or [record for record in member.records if state_of(record) != "diverged"]
         rounds = pd.concat([points(record, measure, x) for record in runs or member.records]).dropna().groupby(level=0)
         line = rounds.mean()[rounds.size() == len(runs)]
         deviation = rounds.y.std()[line.index]
         line = line.assign(low=(line.y - deviation).clip(*limits), high=(line.y + deviation).clip(*limits))
         lost = [points(record, measure, x).dropna() for record in member.records if state_of(record) == "diverged"]
-        diverged, printed = list(filter(len, lost)), number if measure == ACCURACY else None
+        diverged = list(filter(len, lost))
+        printed = printed_accuracy(member.records[0]) if measure == ACCURACY else None
         chosen, rounds_chosen = None, [record["summary"]["selected_round"] for record in runs]
         if measure == ACCURACY and member.selection in RULES and len(line) and None not in rounds_chosen:
             chosen = tuple(float(np.interp(fmean(rounds_chosen), line.index, line[axis])) for axis in ("x", "y"))
@@ -117,7 +117,7 @@ def learning_curves(records: Iterable[dict], x: str = "round") -> Figure:
     The band is the mean ± the sample standard deviation over seeds, within 0 and 100 %. Only finished runs enter them
     where there are any; a run that diverged is a thin line that ends in a cross. The names tell what was left out. A
     ring marks the round, the mean over seeds, that the rule has chosen. A dotted line is the paper's number, which the
-    name has too, see `fedcli.results.comparison.printed_accuracies`.
+    name has too, see `fedcli.results.comparison.printed_accuracy`.
 
     Runs of several protocols or data sets have a panel for each, in which a method keeps its colour.
 

@@ -95,7 +95,7 @@ def method_name(record: dict) -> str:
 def setting_name(member: SeedGroup) -> str:
     """What the runs of a setting are called in a figure: the method's name and what tells the setting apart."""
     record = member.records[0]
-    if "label" in record or not member.label.startswith(record["method"]):
+    if "label" in record:
         return member.label
     return method_name(record) + member.label.removeprefix(record["method"])
 

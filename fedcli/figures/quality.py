@@ -25,7 +25,7 @@ from fedcli.core.trees import tree_map
 from fedcli.data.files import write_atomically
 from fedcli.declarations import Method
 from fedcli.errors import UserError
-from fedcli.results.frame import find_records, record_files
+from fedcli.results.frame import find_records
 from fedcli.runs.drift import EXAMPLES as DRIFT_EXAMPLES
 from fedcli.runs.drift import Recording, local_features
 from fedcli.runs.lock import locked
@@ -48,11 +48,10 @@ def finished_runs(paths: Iterable[Path]) -> list[dict]:
     Raises:
         UserError: If one of the paths holds no run, or no run has finished.
     """
-    paths = list(paths)
-    pairs = list(zip(find_records(paths), record_files(paths), strict=True))
-    finished = [{**record, "folder": file.parent} for record, (file, _) in pairs if record["status"] == "finished"]
+    records = find_records(paths)
+    finished = [record for record in records if record["status"] == "finished"]
     if not finished:
-        raise UserError(f"no run has finished (got {len(pairs)} unfinished); 'fedcli resume RUN' takes one up again.")
+        raise UserError(f"no run has finished (got {len(records)} unfinished); 'fedcli resume RUN' takes one up again.")
     return finished
 
 

@@ -19,7 +19,7 @@ from bokeh.resources import INLINE
 
 from fedcli.figures.curves import find_curves
 from fedcli.figures.plots import setting_colours, setting_name
-from fedcli.results.comparison import printed_accuracies
+from fedcli.results.comparison import printed_accuracy
 from fedcli.results.render import Best, Sheet
 from fedcli.results.tables import SeedGroup, boards, commands, group, sheets
 
@@ -88,7 +88,7 @@ def _table(sheet: Sheet, rows: list[tuple[SeedGroup, Any]], colour: dict[str, st
     Columns of numbers are sorted as numbers.
     """
     columns = [(title, [line[place] for _, line in rows]) for place, title in enumerate(sheet.columns)]
-    printed = printed_accuracies([member.records[0] for member, _ in rows])
+    printed = [printed_accuracy(member.records[0]) for member, _ in rows]
     if any(printed):
         columns.insert(sheet.numbers + 1, ("Paper, %", [f"{number:.2f}" if number else "" for number in printed]))
     data = {"colour": [colour[member.label] for member, _ in rows]}

@@ -246,8 +246,7 @@ def _candidates(claim: Claim, cell: Wanted, runs: pd.DataFrame, alike: Sequence[
         form = {name: value for name, (value, _) in departed.items()}
         refused = {name for name, values in departed.items() if not is_smaller(name, *values)}
         refused -= {name for name, value in claim.instead.items() if value in (None, form.get(name))}
-        if metric.needs != "drift":
-            refused.discard("eval_every")
+        refused.discard("eval_every")
         if not refused and says_something(record, metric):
             value, tail = (next(iter(read.values([record])), None) for read in (metric, find_metric("last-tenth")))
             core, options = run["numerics"].partition(".")[0], json.dumps([run["settings"].get(name) for name in alike])

@@ -19,9 +19,8 @@ STATES = ("finished", "diverged", "failed", "unfinished", "not run")
 ENDED = STATES[:2]
 COLUMNS = (
     "folder", "record", "method", "label", "protocol", "dataset", "seed", "state", "numerics", "images", "partition",
-    "settings", "key", "before_post",
+    "settings", "key",
 )  # fmt: skip
-
 ACCURACIES = ("domains", "intra", "inter", "clients")  # groups of accuracies in a round
 
 
@@ -40,16 +39,15 @@ def frame_of(records: Iterable[Record]) -> pd.DataFrame:
 
     Returns:
         A row a run, with `COLUMNS`: `images` and `partition` are fingerprints, `settings` what says which experiment
-        it is, `before_post` the same without a step after the last round, `key` its hash.
+        it is, `key` its hash.
     """
     return pd.DataFrame(map(_run_row, records), columns=COLUMNS)
 
 
 def _run_row(record: Record) -> dict[str, Any]:
-    """A run as a row of the table, but for its folder."""
     values = settings(record)
     return {
-        "folder": None,
+        "folder": record.get("folder"),
         "record": record,
         **{name: record[name] for name in ("method", "protocol", "dataset", "seed")},
         "label": record.get("label", ""),
@@ -59,7 +57,6 @@ def _run_row(record: Record) -> dict[str, Any]:
         "partition": record["partition"]["fingerprint"],
         "settings": values,
         "key": key(values),
-        "before_post": values if values["post"] is None else settings(record, post=False),
     }
 
 
@@ -69,27 +66,22 @@ def _row_of_file(file: Path, changed: int, size: int) -> dict[str, Any]:
     return _run_row(read_record(file))
 
 
-def record_files(paths: Iterable[Path]) -> list[tuple[Path, int]]:
-    """The record files under paths, sorted within each and each once, with the place of its path among them."""
-    files: dict[Path, tuple[Path, int]] = {}
-    for place, path in enumerate(paths):
-        for file in sorted(path.rglob(RECORD)) if path.is_dir() else [path]:
-            files.setdefault(file.resolve(), (file, place))
-    return [*files.values()]
-
-
 def read_runs(folders: Iterable[Path], damaged: list[str] | None = None) -> pd.DataFrame:
-    """The runs under folders, at any depth, as a table.
+    """The runs under folders, at any depth, as a table in which each stands once.
 
     Args:
         folders: Those that are not there hold no runs.
         damaged: Is told what is wrong with records that cannot be read; these are left out.
     """
+    files: dict[Path, Path] = {}
+    for folder in folders:
+        for file in sorted(folder.rglob(RECORD)):
+            files.setdefault(file.resolve(), file)
     rows = []
-    for file, _ in record_files(folder for folder in folders if folder.is_dir()):
+    for path, file in files.items():
         stat = file.stat()
         try:
-            rows.append(_row_of_file(file.resolve(), stat.st_mtime_ns, stat.st_size) | {"folder": file.parent})
+            rows.append(_row_of_file(path, stat.st_mtime_ns, stat.st_size) | {"folder": file.parent})
         except UserError as error:
             if damaged is not None:
                 damaged.append(str(error))
@@ -97,25 +89,31 @@ def read_runs(folders: Iterable[Path], damaged: list[str] | None = None) -> pd.D
 
 
 def find_records(paths: Iterable[Path], labels: Sequence[str] = ()) -> list[Record]:
-    """The records under `paths`, in the order given and sorted by path within each; none is read twice.
+    """The records under `paths`, in the order given and sorted by path within each; each stands once.
 
     Args:
         paths: Run folders, record files, or folders that hold run folders at any depth.
         labels: Of each path what its runs are called in the place of their method, as `label` in the record; or none.
 
+    Returns:
+        The records, each with its `folder`.
+
     Raises:
         UserError: If one of the paths holds no record or holds one that cannot be read.
     """
-    paths = list(map(Path, paths))
+    paths, records = list(map(Path, paths)), {}
     if labels and len(labels) != len(paths):
         raise UserError(
             f"--label stands once for each path, in order (got {len(labels)} for {len(paths)}); give {len(paths)}."
         )
-    for path in paths:
-        if path.is_dir() and next(path.rglob(RECORD), None) is None:
+    for number, path in enumerate(paths):
+        files = sorted(path.rglob(RECORD)) if path.is_dir() else [path]
+        if not files:
             raise UserError(f"there is no run in '{path}' (got no {RECORD} in it or below); give the folder of a run.")
-    files = record_files(paths)
-    return [read_record(file) | ({"label": labels[place]} if labels else {}) for file, place in files]
+        more = {"label": labels[number]} if labels else {}
+        for file in files:
+            records.setdefault(file.resolve(), {**read_record(file), "folder": file.parent, **more})
+    return [*records.values()]
 
 
 def departures(run: Mapping[str, Any], planned: Settings, metric: Metric) -> dict[str, tuple[Any, Any]]:
@@ -126,12 +124,14 @@ def departures(run: Mapping[str, Any], planned: Settings, metric: Metric) -> dic
         planned: The settings of what is planned.
         metric: What is read; it may not need that every round is tested.
     """
-    departed = differences(run["settings"] if planned["post"] is not None else run["before_post"], planned)
+    record, values = run["record"], run["settings"]
+    if planned["post"] is None and values["post"] is not None:
+        values = settings(record, post=False)
+    departed = differences(values, planned)
     if set(departed.get("partition_seed", ())) == {run["seed"], AS_SEED}:
         del departed["partition_seed"]  # one names the seed that the other has as its own
-    needs, record = metric.needs, run["record"]
-    needs = record["summary"]["selection"] if needs == "selected" else needs
-    if needs == "last" or (needs == "drift" and record["config"].get("drift_every", 0) > 0):
+    needs = record["summary"]["selection"] if metric.needs == "selected" else metric.needs
+    if needs == "last":
         departed.pop("eval_every", None)  # other rounds than those that are tested do not count
     return departed
 

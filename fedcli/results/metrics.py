@@ -15,7 +15,7 @@ from statistics import fmean, stdev
 from typing import Any, NamedTuple
 
 from fedcli.errors import UserError, unknown
-from fedcli.userfiles import FromFile, from_file, is_from_file
+from fedcli.userfiles import from_file, is_from_file
 
 Record = dict[str, Any]
 DECIMALS = {"percent": 2, "": 3, "floats": 0}
@@ -70,12 +70,10 @@ class Metric:
     better: str = "higher"  # "higher", "lower", or "" where no value is the best
     field: str = "mean"  # where papers/reported.json has the paper's number
     none: str = "not measured"  # what a finished run without a value is shown as
-    # What it is read from: the "last" round or the model after it, the "selected" round, "every" round that was to be
-    # tested, or the "drift" of the clients' models.
+    # What it is read from: the "last" round or the model after it, the "selected" round, or "every" tested round.
     needs: str = "every"
     parameter: Callable[[str], Any] | None = None  # from what stands behind the colon; None for a metric without one
-    optional: bool = False  # whether the parameter may be left out
-    arguments: tuple[Any, ...] = ()  # the parameter, once it is read from a name
+    arguments: tuple[Any, ...] = ()  # the parameter, once it is read from a name; before that its default, if any
 
     @property
     def title(self) -> str:
@@ -96,14 +94,18 @@ class Metric:
         return f"{value:+,.{DECIMALS.get(self.unit, 1)}f}"
 
     def mean_text(self, values: Sequence[float]) -> str:
-        """The mean of values ± their sample standard deviation, without it where all floats are equal."""
-        same = self.unit == "floats" and len(set(values)) == 1
-        spread = "" if len(values) == 1 or same else f" ± {self.text(stdev(values))}"
-        return self.text(fmean(values)) + spread
+        """The mean of values ± their sample standard deviation, which one value has not."""
+        return self.text(fmean(values)) + (f" ± {self.text(stdev(values))}" if len(values) > 1 else "")
 
     def value(self, record: Record) -> float | None:
-        """The number of a run, in the unit; None where there is none."""
+        """The number of a run, in the unit; None where there is none.
+
+        Raises:
+            UserError: If what is read is no number.
+        """
         number = self.read(record, *self.arguments)
+        if not isinstance(number, int | float | None):
+            raise UserError(f"the metric '{self.name}' is no number (got {type(number).__name__}); return one or None.")
         return number if number is None or self.unit != "percent" else 100 * number
 
     def counts(self, record: Record) -> bool:
@@ -126,30 +128,22 @@ def find_metric(name: str) -> Metric:
     """The metric of that name, or a user's own, `./file.py:NAME`, a function of a record.
 
     Raises:
-        UserError: If there is none, or it has another parameter; of a user's own also when it gives no number.
+        UserError: If there is none, or it has another parameter.
     """
     if is_from_file(name):
         function = from_file(name, "metric")
-        return Metric(function.name, partial(_read_own, function), unit="", better="")
+        return Metric(function.name, function, unit="", better="")
     key, colon, text = name.partition(":")
     if key not in METRICS:
         raise unknown("metric", key, METRICS, f"there are {', '.join(METRICS)}, and your own by ./file.py:NAME.")
     metric = METRICS[key]
-    if not colon and (metric.optional or metric.parameter is None):
+    if not colon and (metric.arguments or metric.parameter is None):
         return metric
     with suppress(ValueError):  # no number behind the colon
         if text and metric.parameter is not None:
             return replace(metric, name=name, arguments=(metric.parameter(text),))
     form = key if metric.parameter is None else f"{key}:PARAMETER"
     raise UserError(f"the metric '{key}' is malformed (got '{name}'); write {form}.")
-
-
-def _read_own(function: FromFile, record: Record) -> float | None:
-    """The number that a user's function reads from a record; what is none is refused."""
-    number = function(record)
-    if not (number is None or isinstance(number, int | float)):
-        raise function.refuse(f"is no metric (it returned {type(number).__name__})", "return a number or None")
-    return number
 
 
 def diverged(record: Record) -> bool:
@@ -270,7 +264,7 @@ def _of_all_clients(record: Record, key: str) -> float | None:
     return None if floats is None else floats * config["cohort_size"] * config["rounds"]
 
 
-_BY_DOMAIN = {"needs": "selected", "parameter": str, "optional": True}
+_BY_DOMAIN = {"needs": "selected", "parameter": str, "arguments": ("",)}
 _ALL = (
     # Test accuracy by the protocol's selection rule, of the last round, the highest, mean of the last tenth of rounds.
     Metric("selected", lambda run: run["summary"]["selected"], needs="selected"),
@@ -306,7 +300,7 @@ _ALL = (
     # A measure of the features, as quality:nmi; how far the clients' models had drifted apart when last measured, as
     # drift:feature_distance; a term of the objective in the last round, as term:cross_entropy.
     Metric("quality", lambda run, name: run.get("quality", {}).get(name), "", needs="last", parameter=str),
-    Metric("drift", partial(_last_measured, key="drift"), "", "", needs="drift", parameter=str),
+    Metric("drift", partial(_last_measured, key="drift"), "", "", needs="last", parameter=str),
     Metric("term", partial(_last_measured, key="terms"), "", "", needs="last", parameter=str),
     # Floats that a client sends and receives in a round, on average, and that it must hold.
     Metric("floats-up", partial(_floats, key="floats_up"), "floats", "", needs="last"),

@@ -2,8 +2,7 @@
 
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from functools import partial
+from dataclasses import dataclass
 from typing import Any
 
 import pandas as pd
@@ -11,13 +10,19 @@ import pandas as pd
 from fedcli.errors import printable
 
 MISSING = "–"
-WRAPPED = 40  # characters; a column with longer texts is set in lines
 # Of GitHub's Markdown, with its HTML and mathematics.
 _MARKUP = re.compile(r"[\\`*<>$|~]|\[(?=\^|[^\]]*\][(\[:])|(?<!\w)_|_(?!\w)|&(?=#?\w+;)")
 _FORMULA = re.compile(r"^(?=[=+\-@\t\r])")  # for a spreadsheet; an apostrophe before it makes it a text
 _TEX = str.maketrans(
     {character: "\\" + character for character in "&%$#_{}"}
-    | {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "±": r"$\pm$", MISSING: "--"}
+    | {
+        "`": "",
+        "\\": r"\textbackslash{}",
+        "~": r"\textasciitilde{}",
+        "^": r"\textasciicircum{}",
+        "±": r"$\pm$",
+        MISSING: "--",
+    }
 )
 
 
@@ -39,12 +44,6 @@ class Sheet:
     in_blocks: bool = False  # lines without a text in the first column belong to the line above; LaTeX rules off blocks
     marked_up: bool = False  # its texts are Markdown already
 
-    def select(self, places: Sequence[int]) -> "Sheet":
-        """The table with the columns at these places alone, in this order."""
-        columns, *lines = [[line[index] for index in places] for line in (self.columns, *self.lines)]
-        numbers = next((new for new, index in enumerate(places) if index >= self.numbers), len(places))
-        return replace(self, columns=columns, lines=lines, numbers=numbers)
-
 
 def render(sheet: Sheet, form: str = "markdown") -> str:
     """The text of a table as "markdown", "latex" or "csv", which has the values."""
@@ -54,7 +53,8 @@ def render(sheet: Sheet, form: str = "markdown") -> str:
 
 
 def _markdown(sheet: Sheet) -> str:
-    rows = [_cells(line, printable if sheet.marked_up else markdown, "**{}**") for line in sheet.lines]
+    escape = printable if sheet.marked_up else markdown
+    rows = [[_marked(text, escape, "**{}**") for text in line] for line in sheet.lines]
     table = "\n".join(github([*map(markdown, sheet.columns)], rows, sheet.numbers))
     parts = [f"### {sheet.title}" if sheet.title else "", sheet.setting, table]
     parts.append("\n".join(f"- {note}" for note in sheet.notes))
@@ -63,22 +63,20 @@ def _markdown(sheet: Sheet) -> str:
 
 def _latex(sheet: Sheet) -> str:
     r"""A `tabular`, with a rule between blocks of several lines; it needs `\usepackage{booktabs}`."""
-    longest = [max((len(line[index]) for line in sheet.lines), default=0) for index in range(sheet.numbers)]
-    form = "".join(r"p{0.3\linewidth}" if length > WRAPPED else "l" for length in longest)
-    form += "r" * (len(sheet.columns) - sheet.numbers)
+    form = "l" * sheet.numbers + "r" * (len(sheet.columns) - sheet.numbers)
     lines = [f"% {printable(text)}".replace("*", "") for text in (sheet.title, sheet.setting) if text]
     lines += [r"% needs \usepackage{booktabs}", rf"\begin{{tabular}}{{{form}}}", r"\toprule"]
     lines.append(" & ".join(map(_tex, sheet.columns)) + r" \\")
     for number, line in enumerate(sheet.lines):
         lines += [r"\midrule"] if number == 0 or (sheet.in_blocks and line[0]) else []
-        lines.append(" & ".join(_cells(line, partial(_tex, marked_up=sheet.marked_up), r"\textbf{{{}}}")) + r" \\")
+        lines.append(" & ".join(_marked(text, _tex, r"\textbf{{{}}}") for text in line) + r" \\")
     notes = [f"% {printable(note)}" for note in sheet.notes]
     return "\n".join([*lines, r"\bottomrule", r"\end{tabular}", *notes]) + "\n"
 
 
-def _cells(line: Sequence[str], escape: Callable[[str], str], bold: str) -> list[str]:
-    """The texts of a line with nothing in them that is markup, those that stand out in bold."""
-    return [bold.format(escape(text)) if isinstance(text, Best) else escape(text) for text in line]
+def _marked(text: str, escape: Callable[[str], str], bold: str) -> str:
+    """The text of a cell with nothing in it that is markup, in bold if it stands out."""
+    return bold.format(escape(text)) if isinstance(text, Best) else escape(text)
 
 
 def csv_of(table: pd.DataFrame) -> str:
@@ -99,10 +97,9 @@ def markdown(text: str) -> str:
     return _MARKUP.sub(r"\\\g<0>", printable(text))
 
 
-def _tex(text: str, marked_up: bool = False) -> str:
-    """A text for LaTeX, with a minus sign before a negative number, and Markdown's code in LaTeX's."""
-    text = re.sub(r"(?<![\w-])-(?=\d)", "$-$", printable(text).translate(_TEX))
-    return re.sub(r"`([^`]*)`", r"\\texttt{\1}", text) if marked_up else text
+def _tex(text: str) -> str:
+    """A text for LaTeX, with a minus sign before a negative number; Markdown's marks of code are left out."""
+    return re.sub(r"(?<![\w-])-(?=\d)", "$-$", printable(text).translate(_TEX))
 
 
 def between_marks(text: str, name: str, content: str) -> str:

@@ -7,7 +7,7 @@ protocols or data sets cannot be compared, so they share no table and no panel.
 import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -16,7 +16,7 @@ import pandas as pd
 
 from fedcli import registry
 from fedcli.errors import UserError, printable, unknown
-from fedcli.results.frame import STATES, find_records, frame_of, record_files, state_of
+from fedcli.results.frame import STATES, find_records, frame_of, state_of
 from fedcli.results.metrics import BOLD, DIVERGED, Metric, best, diverged, find_metric
 from fedcli.results.render import MISSING, Best, Sheet, github, markdown
 from fedcli.runs.config import given_options, inactive_term
@@ -41,7 +41,7 @@ class SeedGroup:
     """Runs that agree in everything but the seed."""
 
     label: str  # short name among the groups made with it: the method, and those settings that most of them do not have
-    method: str  # its name, marked where the runs used part of the data
+    method: str  # its name, or the label that stands for it
     settings: dict[str, Any]  # the options in which it differs from the other groups, by name
     records: list[dict]  # the runs, by seed
 
@@ -85,7 +85,7 @@ def group(records: Iterable[dict]) -> list[SeedGroup]:
     """The records as groups that agree in everything but the seed, in the order in which they appear.
 
     The machine (device, chunk size, checkpoint interval) does not divide a group. Other numerics do, and a label. Of
-    finished runs with the same seed and parameters, one counts.
+    runs with the same seed and parameters, one counts.
 
     Raises:
         UserError: If there is no record.
@@ -93,22 +93,19 @@ def group(records: Iterable[dict]) -> list[SeedGroup]:
     runs = frame_of(records)
     if runs.empty:
         raise UserError("there is no run to show (got 0 records); give the folder of one run or of several runs.")
-    runs["parameters"] = [record["summary"].get("params_sha256") for record in runs["record"]]
-    copies = runs.duplicated(["label", "key", "numerics", "seed", "parameters"])
-    runs = runs[~(copies & (runs["state"] == "finished") & runs["parameters"].notna())]
+    runs = runs.assign(parameters=[record["summary"].get("params_sha256") for record in runs["record"]])
+    runs = runs[~runs.duplicated(["label", "key", "numerics", "seed", "state", "parameters"])]
     parts = [part for _, part in runs.groupby(["label", "key", "numerics"], sort=False)]
     rows = [{**part["settings"].iloc[0], "numerics": part["numerics"].iloc[0]} for part in parts]
     labels = Counter(part["label"].iloc[0] for part in parts)
     groups = []
     for part, row in zip(parts, rows, strict=True):
         differing, unusual = _differences(row, rows)
-        records, label = part.sort_values("seed", kind="stable")["record"].tolist(), part["label"].iloc[0]
-        method = label or row["method"]
-        if "train_examples" in reductions(records[0]):
-            method += " (reduced)"  # the notes say what else was smaller
-        told_apart = settings_text(unusual) if not label or labels[label] > 1 else ""
-        called = method if label or not told_apart or runs["method"].nunique() > 1 else ""
-        groups.append(SeedGroup(", ".join(filter(None, (called, told_apart))), method, differing, records))
+        name = label = part["label"].iloc[0] or row["method"]
+        if unusual and labels[name] != 1:  # a label of the user's tells apart unless it stands for several groups
+            label = f"{name}, {settings_text(unusual)}"
+        records = part.sort_values("seed", kind="stable")["record"].tolist()
+        groups.append(SeedGroup(label, name, differing, records))
     return groups
 
 
@@ -119,14 +116,14 @@ def _differences(row: dict[str, Any], rows: Sequence[dict[str, Any]]) -> tuple[d
     is a value that more than half of those have that are compared.
     """
     differing, unusual = {}, {}
-    for name in dict.fromkeys(name for each in rows for name in each if name in row and name != "method"):
+    for name, value in row.items():
         everywhere = name not in ("numerics", "code") and all(name in other for other in rows)
-        peers = rows if everywhere else [other for other in rows if other["method"] == row["method"]]
-        values = [other[name] for other in peers if name in other]
-        if values.count(row[name]) < len(values):
-            differing[name] = row[name]
-            if 2 * values.count(row[name]) <= len(values):
-                unusual[name] = row[name]
+        peers = [other for other in rows if name in other and (everywhere or other["method"] == row["method"])]
+        same = [other for other in peers if other[name] == value]
+        if len(same) < len(peers) and name != "method":
+            differing[name] = value
+            if 2 * len(same) <= len(peers):
+                unusual[name] = value
     return differing, unusual
 
 
@@ -137,7 +134,7 @@ def agreed(records: Iterable[dict]) -> dict[str, Any]:
 
 
 def mean_of_runs(metric: Metric, records: Sequence[dict], states: Counter) -> str:
-    """Mean ± sample standard deviation, with the number of runs that have the value and of those that are lost.
+    """Mean ± sample standard deviation, with the number of runs that have the value.
 
     Args:
         metric: What is read of each run.
@@ -145,29 +142,26 @@ def mean_of_runs(metric: Metric, records: Sequence[dict], states: Counter) -> st
         states: How many of the runs, also of those that are not there, are in which of `STATES`.
 
     Returns:
-        "66.10 ± 0.52 (2 of 3, 1 of 3 diverged)"; where no run counts, the furthest that one has come.
+        "66.10 ± 0.52 (3)", or "66.10 ± 0.52 (2 of 3 runs; 1 diverged)"; where no run counts, how far the furthest is.
     """
     values, counted, planned = metric.values(records), sum(map(metric.counts, records)), states.total()
     if not counted:
         return next(state for state in STATES if states[state])
-    lost = states["finished"] + states["diverged"] - counted
     number = len(values) or counted
-    notes = {
-        f"{number}" if number + lost == planned else f"{number} of {planned}": True,
-        f"{states['diverged'] - lost} diverged": states["diverged"] > lost,
-        f"{lost} of {planned} diverged": lost,
-        f"{states['failed']} failed": states["failed"],
-    }
-    told = ", ".join(note for note, applies in notes.items() if applies)
+    told = str(number) if number == planned else f"{number} of {planned}"
+    lost = "".join(f"; {states[state]} {state}" for state in ("diverged", "failed") if states[state])
+    if lost or number < planned:
+        told += f" run{'s' * (planned > 1)}{lost}"
     return f"{metric.mean_text(values) if values else metric.none} ({told})"
 
 
-def sheet(records: Iterable[dict], metrics: Sequence[str] = ()) -> Sheet:
+def sheet(records: Iterable[dict], metrics: Sequence[str] = (), title: str = "") -> Sheet:
     """A table with one row a group; its values are the runs, one a line.
 
     Args:
         records: The runs.
         metrics: Names of metrics that get a column of their own.
+        title: Of the table.
 
     Raises:
         UserError: If there is no record, or a metric is not known.
@@ -179,7 +173,6 @@ def sheet(records: Iterable[dict], metrics: Sequence[str] = ()) -> Sheet:
     columns = {selected: "selected", "Last round, %": "last", **SOMETIMES}
     read = {title: find_metric(name) for title, name in columns.items()} | {metric.title: metric for metric in chosen}
     rows = [_row(member, read) for member in groups]
-    titles = _titles(rows)
     rivals: dict[tuple, dict[int, list[dict]]] = {}  # the groups that can be compared, by what they agree in
     for index, member in enumerate(groups):
         values = settings(member.records[0])
@@ -187,49 +180,18 @@ def sheet(records: Iterable[dict], metrics: Sequence[str] = ()) -> Sheet:
     ahead = {best(read[selected], runs) for runs in rivals.values()} - {None}
     for index in ahead:
         rows[index] |= {title: Best(rows[index][title]) for title in ("Method", selected)}
+    titles, lines = _filled(rows)
     same = ", ".join(f"{name} {markdown(value)}" for name, value in agreed(records).items())
     return Sheet(
-        titles, [[row[title] for title in titles] for row in rows], titles.index(selected),
-        [numbers_of(record, chosen) for record in records],
+        titles, lines, titles.index(selected), [numbers_of(record, chosen) for record in records], title=title,
         setting=same and f"All rows: {same}.", notes=_notes(groups, bool(ahead)),
     )  # fmt: skip
 
 
-def sheets(records: Iterable[dict], metrics: Sequence[str] = (), columns: Sequence[str] = ()) -> list[Sheet]:
-    """A table for each board, see `sheet`; notes that all tables have stand below the last one.
-
-    Args:
-        records: The runs.
-        metrics: Names of metrics that get a column of their own.
-        columns: Parts of the titles of the columns that are shown, in this order, and the metrics'; all where empty. A
-            table that has none of them is left out.
-
-    Raises:
-        UserError: If there is no record, or no table has such a column.
-    """
-    records = list(records)
-    parts = boards(records) or {"": records}
-    tables = [sheet(runs, metrics) for runs in parts.values()]
-    common = set.intersection(*(set(table.notes) for table in tables))
-    there = list(dict.fromkeys(column for table in tables for column in table.columns))
-    for text in columns:
-        if not _places(text, there):
-            raise UserError(f"no column has '{text}' in its title; there are: {', '.join(there)}.")
-    texts = [*columns, *(find_metric(name).title for name in metrics)] if columns else [""]  # which is in every title
-    shown = []
-    for name, table in zip(parts, tables, strict=True):
-        places = dict.fromkeys(index for text in texts for index in _places(text, table.columns))
-        notes = [note for note in table.notes if table is tables[-1] or note not in common]
-        table = replace(table, title=name if len(parts) > 1 else "", notes=notes)
-        if places:
-            shown.append(table.select([*places]))
-    return shown
-
-
-def _places(text: str, titles: Sequence[str]) -> list[int]:
-    """The places of the titles that begin with a text, or else of those that have it; case does not count."""
-    places = [index for index, title in enumerate(titles) if text.lower() in title.lower()]
-    return [index for index in places if titles[index].lower().startswith(text.lower())] or places
+def sheets(records: Iterable[dict], metrics: Sequence[str] = ()) -> list[Sheet]:
+    """A table for each board, see `sheet`; the title names the board where there are several."""
+    parts = boards(records) or {"": []}
+    return [sheet(runs, metrics, name if len(parts) > 1 else "") for name, runs in parts.items()]
 
 
 def _row(member: SeedGroup, read: dict[str, Metric]) -> dict[str, str]:
@@ -267,8 +229,8 @@ def _progress(record: dict) -> str:
 def _notes(groups: Sequence[SeedGroup], bold: bool) -> list[str]:
     """What a reader must know of the numbers, each only where it applies."""
     records = [record for member in groups for record in member.records]
-    repeated = [member.label for member in groups if len({r["seed"] for r in member.finished}) < len(member.finished)]
     smaller = dict.fromkeys(", ".join(reductions(record).values()) for record in records)
+    options = _options_note(groups)
     inactive = {}
     for member in groups:
         if method := registry.methods().get(member.records[0]["method"]):
@@ -277,40 +239,32 @@ def _notes(groups: Sequence[SeedGroup], bold: bool) -> list[str]:
     notes = {
         "Mean ± sample standard deviation over runs (number of runs); a value without ± is one run.": True,
         DIVERGED: any(map(diverged, records)),
-        f"A seed was run more than once, and each run counts, in: {markdown('; '.join(repeated))}.": repeated,
         f"Reduced against the protocol: {'; or '.join(filter(None, smaller))}.": any(smaller),
         **inactive,
-        **dict.fromkeys(_given(groups), True),
+        options: options,
         "Seconds that were measured while the machine did other work are left out.": not all(map(quiet, records)),
         BOLD.format(among=" among rows with the same protocol, data set, partition, rounds and selection rule"): bold,
     }
     return [note for note, applies in notes.items() if applies]
 
 
-def _given(groups: Sequence[SeedGroup]) -> list[str]:
-    """Options that somebody has given or tuned, a sentence for each source, with their methods where not all have them.
+def _options_note(groups: Sequence[SeedGroup]) -> str:
+    """Options that somebody has given or tuned, with their methods where not all have them; empty where none is told.
 
-    Given ones that another line says are left out: rows of a method that differ in an option show it.
+    Those that another line says are left out: rows of a method that differ in an option show it.
     """
-    rows = []
+    methods: dict[str, list[str]] = {}
     for member in groups:
         record = member.records[0]
-        told = {"protocol", "dataset", "partition", "rounds", *NOT_SETTINGS, *member.settings}
-        told |= reductions(record).keys()
+        told = {"protocol", "dataset", "partition", "rounds", *NOT_SETTINGS, *member.settings, *reductions(record)}
         for name, value in given_options(record["config"], record["origin"]).items():
-            source = record["origin"][name]
-            is_tuned = source.startswith("tuned")
-            if is_tuned or name not in told:
-                source = source if is_tuned else "given with the runs"
-                rows.append((source, settings_text({name: value}), member.method))
-    options = pd.DataFrame(rows, columns=["source", "option", "methods"]).drop_duplicates()
-    options = options.groupby(["source", "option"], sort=False)["methods"].agg("; ".join).reset_index()
-    every = "; ".join(dict.fromkeys(member.method for member in groups))
-    texts: dict[str, list[str]] = {}
-    for (source, methods), part in options.groupby(["source", "methods"], sort=False):
-        names = ", ".join(part["option"])
-        texts.setdefault(source, []).append(names if methods == every else f"{names} ({methods})")
-    return [f"Options {source}: {markdown('; '.join(parts))}." for source, parts in texts.items()]
+            tuned = ", tuned" * record["origin"][name].startswith("tuned")
+            if tuned or name not in told:
+                methods.setdefault(settings_text({name: value}) + tuned, []).append(member.method)
+    texts, every = [], {member.method for member in groups}
+    for text, names in methods.items():
+        texts.append(text if set(names) == every else f"{text} ({', '.join(dict.fromkeys(names))})")
+    return f"Options given with the runs: {markdown('; '.join(texts))}." if texts else ""
 
 
 def numbers_of(record: dict, metrics: Sequence[Metric] = ()) -> dict[str, Any]:
@@ -333,7 +287,7 @@ def numbers_of(record: dict, metrics: Sequence[Metric] = ()) -> dict[str, Any]:
         "last": last,
         "validation_accuracy": validation,
         "rounds_done": len(record["rounds"]),
-        **({"post_accuracy": post} if "post" in record else {}),
+        "post_accuracy": post,
         **{metric.title: metric.value(record) for metric in metrics},
         "floats_down": down and round(down),
         "floats_up": up and round(up),
@@ -361,10 +315,9 @@ def numbers_of_runs(paths: Iterable[str | Path], metrics: Sequence[str] = ()) ->
     Raises:
         UserError: If there is no run, or a record cannot be read.
     """
-    paths, chosen = list(map(Path, paths)), [find_metric(name) for name in metrics]
-    records = find_records(paths)
+    records, chosen = find_records(paths), [find_metric(name) for name in metrics]
     numbers = pd.DataFrame([numbers_of(record, chosen) for record in records]).filter(regex=r"^(?!config\.)")
-    numbers.insert(0, "folder", [file.parent for file, _ in record_files(paths)])
+    numbers.insert(0, "folder", [record["folder"] for record in records])
     options = pd.DataFrame([settings(record) for record in records], dtype=object)
     differ = [name for name in options if name not in numbers and options[name].astype(str).nunique() > 1]
     names = numbers.columns.get_loc("status")  # of the columns before it, which say what a run is
@@ -387,26 +340,25 @@ def every_run(records: Iterable[dict]) -> list[str]:
                 "Last round, %": _decimal_text(run["last"], 2),
                 "Seconds": _decimal_text(run["seconds_total"]),
             })  # fmt: skip
-    titles = _titles(rows)
-    return github(titles, [[markdown(row[title]) for title in titles] for row in rows])
+    titles, lines = _filled(rows)
+    return github(titles, [list(map(markdown, line)) for line in lines])
 
 
-def _titles(rows: Sequence[dict[str, str]]) -> list[str]:
-    """The columns in which any row has a number or a text."""
-    return [title for title in rows[0] if any(row[title] not in ("", MISSING) for row in rows)]
+def _filled(rows: Sequence[dict[str, str]]) -> tuple[list[str], list[list[str]]]:
+    """The titles of the columns in which any row has a number or a text, and the cells in these, row by row."""
+    titles = [title for title in rows[0] if any(row[title] not in ("", MISSING) for row in rows)]
+    return titles, [[row[title] for title in titles] for row in rows]
 
 
 def machines(records: Iterable[dict]) -> list[str]:
-    """One line for each machine and set of versions, with the number of runs it did."""
+    """One line for each machine and set of versions, with the number of runs it did; a run that moved names each."""
     counts = Counter()
     for record in records:
         texts = []
         for part in (record, *record.get("moved", ())):
-            since = f"from round {part['round'] + 1} on " if part is not record else ""
-            for values in (part.get("hardware", {}), part.get("versions", {})):
-                pairs = [f"{key.replace('_', ' ')} {value}" for key, value in values.items() if value is not None]
-                texts += [since + markdown(", ".join(pairs))] if pairs else []
-        counts[" · ".join(texts) or "not recorded"] += 1
+            values = {**part.get("hardware", {}), **part.get("versions", {})}
+            texts.append(settings_text({name: value for name, value in values.items() if value is not None}))
+        counts[markdown(", then ".join(filter(None, texts))) or "not recorded"] += 1
     return [f"- {count} run{'s' * (count > 1)}: {machine}" for machine, count in counts.items()]
 
 
