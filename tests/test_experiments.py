@@ -162,13 +162,10 @@ def test_a_run_of_a_grid_that_diverges_is_told_and_the_others_go_on(monkeypatch)
 
 
 def test_commas_of_tune_are_its_grid():
-    told = done("tune", "fedavg", *TINY, "--lr", "0.01,0.05", "--out", "t", "--quiet")
+    done("tune", "fedavg", *TINY, "--lr", "0.01,0.05", "--out", "t", "--quiet")
     assert sorted(path.name for path in Path("t").iterdir()) == ["lr=0.01", "lr=0.05", "tuned.json"]
     about = json.loads(Path("t/tuned.json").read_text())
     assert sorted(trial["options"]["lr"] for trial in about["trials"]) == [0.01, 0.05]
-    rate = about["options"]["lr"]
-    beyond = {0.01: "smaller", 0.05: "larger"}[rate]
-    assert f"--lr {rate} is at the edge of what was tried; a {beyond} value may be better\n" in told
 
 
 # What is shown

@@ -160,18 +160,15 @@ def cost(plan: "TablePlan") -> list[tuple[str, str]]:
     states = Counter(run.state for run in plan.runs)
     shown = ", ".join(f"{count} {state}" for state, count in states.items())
     estimated = costs.estimate(plan)
-    starting, left_out = estimated[~estimated["left_out"]], estimated[estimated["left_out"]]
     lines = [
         ("table", plan.title),
         ("runs", f"{len(plan.runs)}, seeds {', '.join(map(str, plan.seeds))}: {shown}; {len(plan.to_run)} to run"),
         ("reduced", f"{plan.reduction}; not the paper's setting" if plan.reduction else ""),
-        ("time", f"{costs.time_text(starting)}, one run after the other" if len(starting) else ""),
+        ("time", f"{costs.time_text(estimated)}, one run after the other" if len(estimated) else ""),
         ("data sets", ", ".join(sorted({name for run in plan.to_run for name in run.setup.data_sets}))),
         *(("left out", lack) for lack in plan.missing_data.values()),
     ]
     lines += [("left out", lack) for lack in plan.damaged]
-    if len(left_out):
-        lines.append(("", f"not counted above: {costs.time_text(left_out)}"))
     lines.append(("new runs", f"are written to {plan.folder}"))
     return [(title, text) for title, text in lines if text]
 
