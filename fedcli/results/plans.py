@@ -5,10 +5,8 @@ runs with other tables, and takes in runs that were made by hand. A run of a gri
 """
 
 import itertools
-import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -226,13 +224,8 @@ class Wanted(NamedTuple):
 
 def wanted(cell: Cell) -> Wanted:
     """A cell as a run."""
-    setup = _resolved(cell.method, json.dumps(dict(cell.settings), sort_keys=True))
+    setup = resolve(find_method(cell.method), {**cell.settings, "seed": 0}, need_data=False)
     return Wanted(setup, settings(draft(setup)), find_metric(cell.metric))
-
-
-@cache
-def _resolved(method: str, options: str) -> Setup:
-    return resolve(find_method(method), {**json.loads(options), "seed": 0}, need_data=False)
 
 
 def _chosen(table: Table, only: Sequence[str]) -> list[Cell]:
