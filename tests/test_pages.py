@@ -119,7 +119,7 @@ def test_the_page_shows_tables_with_runs_first_and_the_studies_of_the_paper(resu
     page = pages.paper_page(paper, [empty, plan], [study], "", "- It | missed.\n")
     assert page.index("### FedFA, Table 2: Accuracy under label skew") < page.index("### Without a finished run")
     assert "| FedFA, Table 3: Ablation | 1 | `fedcli table fedfa:3` |" in page
-    assert "- [A tiny study](../tiny.md): It runs. one, rounds to 1 %: 1, 1 run\n" in page
+    assert "- [A tiny study](../tiny.md): It runs. one, rounds to 1: 1, 1 run\n" in page
     assert page.endswith("## What did not work\n\n- It | missed.\n")
     other = pages.paper_page(paper, [empty], [replace(study, records=[])], "", "")
     assert "tiny" not in other
@@ -156,7 +156,7 @@ def test_the_command_writes_the_pages_and_what_the_first_page_quotes(results, tm
 
 def test_a_study_has_its_introduction_its_findings_and_what_follows_from_its_records(results):
     page = pages.study_page(read_study(results / "records" / "tiny"))
-    assert page.startswith(f"{INTRO}\n## Findings\n\n- It runs. one, rounds to 1 %: 1, 1 run\n\n")
+    assert page.startswith(f"{INTRO}\n## Findings\n\n- It runs. one, rounds to 1: 1, 1 run\n\n")
     assert "| best, % |" in page
     # It is too short for a figure by itself.
     assert pages.figures(page) == {Path("figures/tiny-curves.png"): ("tiny", "curves")}

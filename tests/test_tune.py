@@ -48,25 +48,6 @@ def test_a_trial_is_judged_by_its_protocols_rule_on_validation_examples(protocol
 
 
 @pytest.mark.parametrize(
-    ("method", "tried", "expected"),
-    [
-        ("fedprox", [{"lr": 0.03}, {"lr": 0.01}, {"lr": 0.1}], []),
-        ("fedprox", [{"lr": 0.1, "proximal_weight": 0.01}, {"lr": 0.01, "proximal_weight": 1.0}],
-         [("lr", "larger"), ("proximal_weight", "smaller")]),
-        ("fedprox", [{"lr": 0.1, "proximal_weight": 1.0}, {"lr": 0.01, "proximal_weight": 1.0}], [("lr", "larger")]),
-        ("fedprox", [{"proximal_weight": 0.0}, {"proximal_weight": 1.0}], []),  # its least value
-        ("fedprox", [{"local_epochs": 1}, {"local_epochs": 5}], []),
-        ("feddyn", [{"clip_norm": 0.0}, {"clip_norm": 10.0}], []),
-        ("feddyn", [{"clip_norm": 1.0}, {"clip_norm": 10.0}], [("clip_norm", "smaller")]),
-        ("fedfa", [{"anchor_decay": 1.0}, {"anchor_decay": 0.5}], []),  # its largest value
-        ("feddyn", [{"form": "simplified", "drop_last": True}, {"form": "original", "drop_last": False}], []),
-    ],
-)  # fmt: skip
-def test_a_value_that_was_chosen_from_the_end_of_a_grid_is_named_where_one_beyond_is_possible(method, tried, expected):
-    assert tune.at_the_edge(find_method(method), [Trial(values, []) for values in tried]) == expected
-
-
-@pytest.mark.parametrize(
     ("texts", "message"),
     [
         (["proximal-wait=1"], "unknown option to tune 'proximal_wait'; did you mean 'proximal_weight'"),

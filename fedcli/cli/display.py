@@ -138,15 +138,13 @@ def cost(plan: "TablePlan") -> list[tuple[str, str]]:
     states = Counter(run.state for run in plan.runs)
     shown = ", ".join(f"{count} {state}" for state, count in states.items())
     estimated = costs.estimate(plan)
-    starting, left_out = estimated[~estimated["left_out"]], estimated[estimated["left_out"]]
     lines = [
         ("table", plan.title),
         ("runs", f"{len(plan.runs)}, seeds {', '.join(map(str, plan.seeds))}: {shown}; {len(plan.to_run)} to run"),
         ("reduced", f"{plan.reduction}; not the paper's setting" if plan.reduction else ""),
-        ("time", f"{costs.time_text(starting)}, one run after the other" if len(starting) else ""),
+        ("time", f"{costs.time_text(estimated)}, one run after the other" if len(estimated) else ""),
         ("data sets", ", ".join(sorted({name for run in plan.to_run for name in run.setup.data_sets}))),
         *(("left out", lack) for lack in (*plan.missing_data.values(), *plan.damaged)),
-        ("", f"not counted above: {costs.time_text(left_out)}" if len(left_out) else ""),
         ("new runs", f"are written to {plan.folder}"),
     ]
     return [(title, text) for title, text in lines if text]

@@ -186,8 +186,6 @@ def tune(
         accuracy = metrics.find_metric("validation").mean_text(percent) if percent else "diverged"
         rows.append((*trial.values.values(), accuracy))
     print_table((*map(flag_of, best), "Validation accuracy, %"), rows)
-    for name, beyond in tune.at_the_edge(registry.find_method(method), trials):
-        typer.echo(f"{flag_of(name)} {best[name]} is at the edge of what was tried; a {beyond} value may be better")
     flags = shlex.join(text for name, value in best.items() for text in (flag_of(name), str(value)))
     typer.echo(f"use {flags}, or {shlex.join(['--tuned', str(folder)])} ({folder / tune.TUNED})")
 

@@ -14,6 +14,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, fields, replace
 from importlib.resources import files
+from math import inf
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -205,26 +206,50 @@ def _compared(blank: Answer, columns: Sequence[tuple[Wanted, Wanted]], runs: pd.
     Runs in full go first; else the form with the most seeds counts, of these that with the fewest differences and the
     most rounds.
     """
-    parts = []
+    parts, claim, metric = [], blank.claim, blank.metric
     for number, (row, than) in enumerate(columns):
         alike = sorted(RUN_OPTIONS - differences(row.settings, than.settings).keys())
-        first, second = (_candidates(blank.claim, cell, runs, alike) for cell in (row, than))
+        first, second = (_candidates(claim, cell, runs, alike) for cell in (row, than))
         parts.append(first.merge(second, on=SHARED, suffixes=("", "_than")).assign(column=number))
     pairs = pd.concat(parts).drop_duplicates(["form", "form_than", "seed", "column"])
-    ranked = {}
-    for form, part in pairs.groupby(["form", "form_than"]):
-        whole = part[part.groupby("seed")["column"].transform("size") == len(columns)]
-        row, than = map(json.loads, form)
-        if len(whole):
-            nearness = not (row or than), whole["seed"].nunique(), -len(row | than), row.get("rounds", float("inf"))
-            ranked[*nearness, form] = whole.sort_values(["seed", "column"])
-    if not ranked:
+    pairs = pairs[pairs.groupby(["form", "form_than", "seed"])["column"].transform("size") == len(columns)]
+    if pairs.empty:
         return blank
-    best = max(ranked)
+
+    def nearness(forms: tuple[str, str]) -> tuple:
+        row, than = map(json.loads, forms)
+        seeds = groups.get_group(forms)["seed"].nunique()
+        return not (row or than), seeds, -len(row | than), row.get("rounds", inf), forms
+
+    groups = pairs.groupby(["form", "form_than"])
+    best = max(groups.groups, key=nearness)
+    pairs = groups.get_group(best).sort_values(["seed", "column"])
     other: dict[str, tuple[Any, Any]] = {}  # of the row, then what only the other one has
-    for cell, departed in zip(columns[0], map(json.loads, best[-1]), strict=True):
+    for cell, departed in zip(columns[0], map(json.loads, best), strict=True):
         other = {name: (value, cell.settings.get(name)) for name, value in departed.items()} | other
-    return replace(_judged(blank, ranked[best]), reduced=differences_text(other))
+    by_seed, leads, tails = pairs.groupby("seed"), [], []
+    for _, each in by_seed:
+        if each[["value", "value_than"]].notna().all(axis=None):
+            leads.append(_lead(claim, each["value"] - each["value_than"]))
+            if (each["tested"] == each["tested_than"]).all() and each[["tail", "tail_than"]].notna().all(axis=None):
+                tails.append(_lead(claim, each["tail"] - each["tail_than"]))
+    lost = by_seed[["value", "value_than"]].agg(lambda values: values.isna().any()).sum().tolist()
+    difference = interval(leads)
+    verdict, why = judge(difference, claim.direction, lost, exact=metric.unit == "floats")
+    event = "never got there" if metric.none == "never" else "diverged"
+    counts = zip((claim.row, claim.than), lost, strict=True)
+    return replace(
+        blank, verdict=verdict, why=why, reduced=differences_text(other), seeds=tuple(by_seed.groups),
+        difference=difference, tail=interval(tails) if metric.name == "selected" else None,
+        lost="; ".join(f"{name}: {count} of {len(by_seed)} {event}" for name, count in counts if count),
+        runs=tuple(dict.fromkeys(pairs[["folder", "folder_than"]].to_numpy().ravel())),
+    )  # fmt: skip
+
+
+def _lead(claim: Claim, leads: pd.Series) -> float:
+    """The mean lead over `claim.columns` less that over `claim.less`, which come after."""
+    values, split = leads.tolist(), len(claim.columns)
+    return fmean(values[:split]) - (fmean(values[split:]) if claim.less else 0)
 
 
 def _candidates(claim: Claim, cell: Wanted, runs: pd.DataFrame, alike: Sequence[str]) -> pd.DataFrame:
@@ -258,32 +283,6 @@ def _candidates(claim: Claim, cell: Wanted, runs: pd.DataFrame, alike: Sequence[
 def says_something(record: Record, metric: Metric) -> bool:
     """Whether a run has a value, or has none because it diverged or never got there."""
     return not metric.counts(record) or metric.value(record) is not None or metric.none == "never"
-
-
-def _judged(answer: Answer, pairs: pd.DataFrame) -> Answer:
-    """A claim on one row with the verdict of pairs of runs, for each seed one a column."""
-    claim, metric, by_seed = answer.claim, answer.metric, pairs.groupby("seed")
-    lost = by_seed[["value", "value_than"]].agg(lambda values: values.isna().any()).sum().tolist()
-    leads = [_lead(claim, each, "value") for _, each in by_seed]
-    tails = [_lead(claim, each, "tail") for _, each in by_seed if (each["tested"] == each["tested_than"]).all()]
-    difference = interval([lead for lead in leads if lead is not None])
-    verdict, why = judge(difference, claim.direction, lost, exact=metric.unit == "floats")
-    event = "never got there" if metric.none == "never" else "diverged"
-    counts = zip((claim.row, claim.than), lost, strict=True)
-    return replace(
-        answer, verdict=verdict, why=why, difference=difference, seeds=tuple(by_seed.groups),
-        tail=interval([lead for lead in tails if lead is not None]) if metric.name == "selected" else None,
-        lost="; ".join(f"{name}: {count} of {len(by_seed)} {event}" for name, count in counts if count),
-        runs=tuple(dict.fromkeys(pairs[["folder", "folder_than"]].to_numpy().ravel())),
-    )  # fmt: skip
-
-
-def _lead(claim: Claim, pairs: pd.DataFrame, name: str) -> float | None:
-    """The mean lead over `claim.columns` minus that over `claim.less`; None if a value is missing."""
-    if pairs[["value", "value_than", name, f"{name}_than"]].isna().any(axis=None):
-        return None
-    leads, split = (pairs[name] - pairs[f"{name}_than"]).tolist(), len(claim.columns)
-    return fmean(leads[:split]) - (fmean(leads[split:]) if claim.less else 0)
 
 
 def judge(
@@ -323,8 +322,8 @@ NOTES = (
     "has it so. Runs of fewer than a tenth of the rounds count only for what is sent and held.",
     "Over a row: a claim on several rows shows its smallest lead, and counts as reproduced where each has been run.",
     "Decided by: the runs that are lacking, with as many seeds as would do if mean and spread stayed. The pages have "
-    "their hours, one after the other, on an H100 at most, as its runs were timed beside others; `fedcli claims` has "
-    "the command that makes them, of which --dry-run says what it takes.",
+    "their hours, one after the other, by the runs of such a network that were timed; `fedcli claims` has the command "
+    "that makes them, of which --dry-run says what it takes.",
 )
 
 
@@ -362,9 +361,7 @@ def claims_sheet(answers: Sequence[Answer], runs: Callable[[Answer], str] = lamb
         texts.append("; ".join(said) or MISSING)
         lines.append(texts)
         values.append({
-            "claim": claim.name, "text": claim.text, "table": claim.table, "row": claim.row,
-            "than": "; ".join(claim.others), "columns": "; ".join(claim.columns), "less": "; ".join(claim.less),
-            "metric": metric.name, "direction": claim.direction, "paper": answer.paper,
+            "claim": claim.name, "text": claim.text, "table": claim.table, "paper": answer.paper,
             "verdict": answer.verdict, "why": answer.why, "reduced": answer.reduced,
             "seeds": " ".join(map(str, answer.seeds)),
             **dict(zip(OURS, answer.difference or [None] * 4, strict=True)),

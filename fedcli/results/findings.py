@@ -31,33 +31,14 @@ from fedcli.results.comparison import printed_value
 from fedcli.results.frame import find_records, frame_of
 from fedcli.results.metrics import Metric, Record, difference, find_metric, interval
 
-KEYS = {"says", "metric", "of", "than", "than_metric", "paper"}
-RULES = {
+WORDS = {  # of a rule by which rounds are selected, or of a metric whose name says too little
     "last": "last round",
     "best-validation": "best round by validation",
     "best-test": "best round",
     "mean-last-3": "mean of the last 3 tested rounds",
-}
-WORDS = {  # of a metric, by its name, or for any parameter; the others are called by their names
-    "last": "last round",
-    "mean-of-last:": "mean of the last {} rounds",
-    "deviation-of-last:": "standard deviation over the last {} rounds",
-    "least-of-last:": "lowest of the last {} rounds",
-    "rounds:": "mean of rounds {0[0]}-{0[1]}",
-    "rounds-to:": "rounds to {:.3g} %",
-    "validation": "validation accuracy in the best round",
-    "classifier": "by the classifier in the rounds that count",
-    "classifier-of-last:": "by the classifier, mean of the last {} rounds",
     "intra": "own domain",
     "inter": "other domains",
-    "inter:": "other domains than {}",
-    "quality:clients_cosine_same": "median cosine of features of one class",
-    "quality:clients_cosine_other": "median cosine of features of two classes",
-    "quality:": "{}",
-    "drift:": "{} when last measured",
-    "term:": "{} in the last round",
-    "post": "after the step behind the last round",
-    "memory-floats": "floats that a client holds",
+    "inter:": "other domains than",
 }
 
 
@@ -108,10 +89,8 @@ def finding(entry: Mapping[str, Any], groups: Mapping[str, list[Record]]) -> str
 
     Raises:
         KeyError: If a key or a group is missing.
-        ValueError: If the runs have no such value, or a key is not known.
+        ValueError: If the runs have no such value, or are no pairs.
     """
-    if unknown := entry.keys() - KEYS:
-        raise ValueError(f"unknown key {min(unknown)}")
     of, than = entry["of"], entry.get("than")
     runs, others = groups[of], groups[than] if than else []
     metric, second = (find_metric(entry.get(key, entry["metric"])) for key in ("metric", "than_metric"))
@@ -150,7 +129,6 @@ def _refuse_unlike(*groups: list[Record]) -> None:
 def _words(metric: Metric, records: Iterable[Record]) -> str:
     """What a metric is, in words."""
     if metric.name == "selected":
-        return " or ".join(sorted({RULES[record["summary"]["selection"]] for record in records}))
+        return " or ".join(sorted({WORDS[record["summary"]["selection"]] for record in records}))
     name, colon, parameter = metric.name.partition(":")
-    words = WORDS.get(metric.name) or WORDS.get(name + colon) or f"{name.replace('-', ' ')} {parameter}".rstrip()
-    return words.format(*metric.arguments).replace("_", " ")
+    return f"{WORDS.get(name + colon, name.replace('-', ' '))} {parameter.replace('_', ' ')}".rstrip()

@@ -11,7 +11,7 @@ import signal
 import time
 from collections.abc import Callable, Iterator
 from concurrent import futures
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -95,7 +95,9 @@ def execute(
                 if run.folder in queued:
                     queued.remove(run.folder)
                     watch.begin(run)
-                record = read_record(run.folder) if change else None
+                record = None
+                with suppress(UserError):  # there is none yet, or it is damaged, as the run's error says
+                    record = read_record(run.folder)
                 if future not in ended:
                     watch.advance(run, len(record["rounds"]) if record else 0)
                     continue

@@ -10,26 +10,18 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
-from typing import Any, NamedTuple
-
-import pandas as pd
+from typing import NamedTuple
 
 from fedcli import registry
-from fedcli.data import datasets
 from fedcli.results import claims, comparison, costs, plans, tables
 from fedcli.results.claims import Answer
 from fedcli.results.findings import Study, read_study
-from fedcli.results.frame import departures, frame_of
-from fedcli.results.metrics import find_metric
 from fedcli.results.plans import TablePlan
 from fedcli.results.render import MISSING, between_marks, github, render
-from fedcli.runs.config import resolve
-from fedcli.runs.settings import SIZES, differences_text, draft, settings
 
 FIGURE = re.compile(r"\]\((figures/([\w.-]+)-([a-z]+)\.png)\)")
 POINTS = 3  # tested rounds that a learning curve needs to say anything
 SHOWN = ("Readings", "Known")  # how the titles begin of a card's sections that a page repeats
-TOLD = (*SIZES, "partition", "partition_seed", "backbone", "lr")  # what a reader takes for the protocol's
 LEGEND = (
     "Written from the records: means over runs, and differences paired by seed, with their 95 % intervals (Student's "
     "t); accuracies in percent, their differences in points. One run has no interval: chance is not ruled out."
@@ -73,7 +65,7 @@ def pages(results: Path) -> dict[Path, str]:
     records = results / "records"
     studies = [read_study(file.parent) for file in sorted(records.glob("*/intro.md"))]
     runs = claims.ended_runs([records])
-    timed = {costs.GPU: costs.paces(runs, disturbed=True), costs.usual_machine(runs): costs.paces(runs)}
+    timed = costs.paces(runs)
     answers = [
         replace(answer, decided=costs.decided_by(answer, records, timed))
         for answer in claims.answers(registry.claims(), [records])
@@ -86,7 +78,7 @@ def pages(results: Path) -> dict[Path, str]:
         planned[paper] = [plans.plan(table, records, seeds=table.seeds) for table in paper.module.TABLES]
         text = paper_page(paper, planned[paper], studies, claims_table(paper, answers, records, "../"), missed)
         texts[Path("papers") / f"{paper.key}.md"] = text.replace(f"{records}/", "records/")
-    texts[Path("README.md")] = first_page(records, studies, answers, coverage(planned, timed), runs)
+    texts[Path("README.md")] = first_page(records, studies, answers, coverage(planned))
     if (results.parent / "papers").is_dir():
         verdicts = render(claims.claims_sheet(answers), "csv")
         texts[Path("..") / "papers" / claims.SHIPPED] = verdicts.replace(f"{records}/", "")
@@ -100,46 +92,27 @@ def _page(head: str, parts: Mapping[str, str]) -> str:
     return "\n\n".join([head, *(f"{heading}\n\n{text}" for heading, text in parts.items() if text)]) + "\n"
 
 
-def first_page(
-    records: Path, studies: Sequence[Study], answers: Sequence[Answer], covered: str, runs: pd.DataFrame
-) -> str:
+def first_page(records: Path, studies: Sequence[Study], answers: Sequence[Answer], covered: str) -> str:
     """The page that `results/` opens with: the claims, how much has been run, the studies, and how to redo a run."""
-    rows = []
-    for study in studies:
-        sizes = "; ".join(dict.fromkeys(map(_size, study.records)))
-        rows.append([f"[{study.name}]({study.name}.md)", sizes, (study.findings or [MISSING])[0]])
-    # The run to redo is the quickest of ten rounds or more.
-    long = [run for run in runs.to_dict("records") if len(run["record"]["rounds"]) >= 10] or runs.to_dict("records")
-    quickest = min((run["record"]["seconds_total"], run["folder"]) for run in long)[1]
+    rows = [[f"[{study.name}]({study.name}.md)", (study.findings or [MISSING])[0]] for study in studies]
     parts = {
         "## What the papers claim, and what is so": f"{claims.counted(answers)} `fedcli claims` prints them with your "
         "own runs, and the commands of the runs that would decide a claim.",
         **{f"### {paper.name}": claims_table(paper, answers, records) for paper in papers()},
         "### How a verdict comes about": "\n".join(f"- {note}" for note in claims.NOTES),
         "## How much of what the papers print has been run": covered,
-        "## Studies": "\n".join(github(["Study", "Against its protocol", "First finding"], rows)) + "\n\n"
+        "## Studies": "\n".join(github(["Study", "First finding"], rows)) + "\n\n"
         "A difference of two methods is that of their runs, paired by seed, in points of accuracy where nothing else "
         "is said, with its 95 % interval (Student's t) and the number of seeds. "
         "[board](board/README.md) has methods side by side on small digits, ten seeds each, with tuned options. "
         "[speed](speed/README.md) holds what `fedcli bench` measured: the engine against a plain PyTorch loop.",
-        "## Redo one": f"```console\n$ fedcli verify {quickest.relative_to(records.parent.parent).as_posix()}\n```\n\n"
-        "It runs the record's own options again and compares: on such a processor with the same version of PyTorch it "
+        "## Redo one": "`fedcli verify` with the folder of a record, as `results/records/STUDY/RUN`, "
+        "runs the record's own options again and compares: on such a processor with the same version of PyTorch it "
         "ends in the same bits, elsewhere near them, and it says which. With `--rounds 1` it does only so many of the "
         "rounds. The page of a study says on which machines its runs were made, and by which commands.",
     }
     made = "Written by `make tables` from the records in `records/`; a test fails where a page and its records differ."
     return _page(f"# Results\n\n{made}", parts)
-
-
-def _size(record: dict[str, Any]) -> str:
-    """Describes how a run differs from its protocol, in the options of `TOLD` only."""
-    protocol = registry.protocols().get(record["protocol"])
-    if protocol is None or record["dataset"] not in protocol.datasets or protocol.source == "not from the paper":
-        return "not a setting of the paper"
-    method = registry.find_method(record["method"])
-    setup = resolve(method, {name: record[name] for name in ("protocol", "dataset", "seed")}, need_data=False)
-    other = departures(frame_of([record]).iloc[0], settings(draft(setup)), find_metric("last"))
-    return differences_text({name: other[name] for name in TOLD if name in other}) or "in full"
 
 
 def study_page(study: Study) -> str:
@@ -234,42 +207,29 @@ def claims_table(paper: Paper, answers: Iterable[Answer], records: Path, way: st
     return f"{render(replace(claims.claims_sheet(its, told), notes=()))}\n{claims.counted(its)}" if its else ""
 
 
-def coverage(planned: Mapping[Paper, Sequence[TablePlan]], timed: Mapping[costs.Machine, pd.DataFrame]) -> str:
+def coverage(planned: Mapping[Paper, Sequence[TablePlan]]) -> str:
     """How much has been run of what the papers print, in Markdown.
 
     Args:
         planned: The papers' tables as they stand.
-        timed: The paces of runs by machine, the usual one last.
     """
-    printed = []
-    for paper, plan in ((paper, plan) for paper, its_plans in planned.items() for plan in its_plans):
-        for cell in plan.cells:
-            if comparison.printed_value(plan.table, cell.cell.row, cell.cell.column, cell.metric) is not None:
-                lacks = [run for run in cell.runs if run.to_do or not claims.says_something(run.record, cell.metric)]
-                is_open = all(map(datasets.open_to_all, cell.runs[0].setup.data_sets))
-                printed.append((f"[{paper.name}](papers/{paper.key}.md)", plan.table.name, is_open, lacks, cell.runs))
-    cells = pd.DataFrame(printed, columns=["paper", "table", "open", "lacks", "runs"])
-    cells["full"] = ~cells["lacks"].astype(bool)
-    (machine, paces), rows = list(timed.items())[-1], []
-    for paper, part in cells.groupby("paper", sort=False):
-        counts = []
-        for some in (part, part[part["open"]], part[part["full"]]):
-            folders = {run.folder for runs in some["runs"] for run in runs}
-            counts.append(f"{len(some):,} ({len(folders):,})")
-        left = {run.folder: run for runs in part[part["open"]]["lacks"] for run in runs}
-        seconds = costs.cost_of(left.values(), paces, machine)["seconds"]
-        hours = f"{seconds.sum() / 3600:,.0f} for {seconds.count()} of {len(left)} runs"
-        rows.append([paper, *counts, hours if seconds.count() else MISSING])
-    titles = ["Paper", "Printed cells (runs)", "With open data", "In full, all seeds", "Hours left"]
-    in_full = cells.groupby("table", sort=False)["full"].all()
-    table, complete = "\n".join(github(titles, rows, 1)), ", ".join(in_full.index[in_full]) or "none"
+    rows, in_full = [], []
+    for paper, its_plans in planned.items():
+        cells = []
+        for plan in its_plans:
+            of_table = []
+            for cell in plan.cells:
+                if comparison.printed_value(plan.table, cell.cell.row, cell.cell.column, cell.metric) is not None:
+                    said = [not run.to_do and claims.says_something(run.record, cell.metric) for run in cell.runs]
+                    of_table.append(all(said))
+            in_full += [plan.table.name] if of_table and all(of_table) else []
+            cells += of_table
+        rows.append([f"[{paper.name}](papers/{paper.key}.md)", f"{len(cells):,}", f"{sum(cells):,}"])
+    table = "\n".join(github(["Paper", "Printed cells", "In full, all seeds"], rows, 1))
     return (
-        f"{table}\n\nRun in full, every cell here that has a printed number: {complete}.\n\n"
-        "A cell is a number that a paper prints and a table here plans; several may be read from one run, so the "
-        "different runs, a seed each, stand beside them in brackets. Open data are built in, downloaded by `fedcli "
-        "data download`, or made of such. A table has three seeds, or one where the paper prints single runs. Hours "
-        "are of the runs with open data, one after the other, by quiet runs of the same network on images "
-        f"of the same size on {machine[1]} ({machine[0]}); none like the other runs has been timed."
+        f"{table}\n\nRun in full, every cell here that has a printed number: {', '.join(in_full) or 'none'}.\n\n"
+        "A cell is a number that a paper prints and a table here plans; several may be read from one run. A table has "
+        "three seeds, or one where the paper prints single runs."
     )
 
 

@@ -5,10 +5,8 @@ runs with other tables, and takes in runs that were made by hand. A run of a gri
 """
 
 import itertools
-import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -21,7 +19,7 @@ from fedcli.results.metrics import Metric, find_metric
 from fedcli.runs.config import Setup, num_images, resolve
 from fedcli.runs.experiment import combinations
 from fedcli.runs.prepare import load_data
-from fedcli.runs.records import RECORD, outdated
+from fedcli.runs.records import outdated
 from fedcli.runs.run import begun, check_seeds, new_folder
 from fedcli.runs.run import plan as plan_runs
 from fedcli.runs.settings import Settings, draft, key, settings, settings_text
@@ -79,28 +77,6 @@ class PlannedRun:
     def rounds_done(self) -> int:
         """Rounds that its record has."""
         return len(self.record["rounds"]) if self.record else 0
-
-    def find_record(self, rows: Mapping[tuple, list[dict[str, Any]]], home: Path) -> None:
-        """Takes that record which has come furthest of those that give all its metrics, and its folder.
-
-        Args:
-            rows: Of the table of runs, by method and seed.
-            home: Of the plan's runs; only what has ended counts elsewhere.
-        """
-        planned = settings(draft(self.setup))
-        alike = rows.get((self.setup.method.name, self.setup.run.seed), ())
-        usable = [row for row in alike if row["state"] in ENDED or row["folder"].is_relative_to(home)]
-        for metric in self.metrics:
-            usable = [row for row in usable if not departures(row, planned, metric)]
-        if usable:
-            furthest = max(usable, key=lambda row: (row["state"] in ENDED, len(row["record"]["rounds"])))
-            self.folder, self.record = furthest["folder"], furthest["record"]
-            return
-        name = self.folder.name
-        for count in itertools.count(2):
-            if not (self.folder / RECORD).exists():
-                return
-            self.folder = self.folder.with_name(f"{name}-{count}")  # a damaged record stays as it is
 
 
 @dataclass(frozen=True)
@@ -162,7 +138,7 @@ class TablePlan(Plan):
         seeds: Seeds of each cell.
         reduction: What makes runs smaller, in words; empty where nothing does.
         search: Where finished runs are looked for too.
-        damaged: What is wrong with the records there that cannot be read; their runs are made anew elsewhere.
+        damaged: What is wrong with the records there that cannot be read.
     """
 
     table: Table
@@ -224,9 +200,15 @@ def plan(
             smaller |= run.values
     rows: dict[tuple, list[dict[str, Any]]] = {}
     for row in read_runs([folder, *search], damaged).to_dict("records"):
-        rows.setdefault((row["method"], row["seed"]), []).append(row)
+        if row["state"] in ENDED or row["folder"].is_relative_to(folder):  # elsewhere only what has ended counts
+            rows.setdefault((row["method"], row["seed"]), []).append(row)
     for run in runs.values():
-        run.find_record(rows, folder)
+        usable, planned = rows.get((run.setup.method.name, run.setup.run.seed), []), settings(draft(run.setup))
+        for metric in run.metrics:
+            usable = [row for row in usable if not departures(row, planned, metric)]
+        if usable:
+            furthest = max(usable, key=lambda row: (row["state"] in ENDED, len(row["record"]["rounds"])))
+            run.folder, run.record = furthest["folder"], furthest["record"]
     texts = [f"at most {smaller[name]:,} {words}" for name, words in LIMITS.items() if name in smaller]
     reduction = ", ".join(([smaller["dataset"]] if "dataset" in smaller else []) + texts)
     return TablePlan(folder, tuple(runs.values()), table, tuple(cells), seeds, reduction, search, tuple(damaged))
@@ -242,13 +224,8 @@ class Wanted(NamedTuple):
 
 def wanted(cell: Cell) -> Wanted:
     """A cell as a run."""
-    setup = _resolved(cell.method, json.dumps(dict(cell.settings), sort_keys=True))
+    setup = resolve(find_method(cell.method), {**cell.settings, "seed": 0}, need_data=False)
     return Wanted(setup, settings(draft(setup)), find_metric(cell.metric))
-
-
-@cache
-def _resolved(method: str, options: str) -> Setup:
-    return resolve(find_method(method), {**json.loads(options), "seed": 0}, need_data=False)
 
 
 def _chosen(table: Table, only: Sequence[str]) -> list[Cell]:
@@ -310,12 +287,6 @@ def _on_other_data(method: Method, given: Mapping[str, Any], dataset: str) -> di
     division = {name: options[name] for name in DIVISION if name in options}
     kept = {name: value for name, value in given.items() if name not in suited[0].settings and name != "backbone"}
     return {**kept, **division, "protocol": suited[0].name, "dataset": dataset}
-
-
-def round_examples(config: Mapping[str, Any]) -> float | None:
-    """Examples that the local steps of a round take, of all clients; None where the data set's size is not known."""
-    examples = config["train_examples"] or num_images(config["dataset"])
-    return examples and config["cohort_size"] / config["num_clients"] * config["local_epochs"] * examples
 
 
 def plan_grid(

@@ -14,7 +14,7 @@ from typing import Any
 
 from fedcli import registry
 from fedcli.data.files import write_atomically
-from fedcli.declarations import Method, flag_of
+from fedcli.declarations import flag_of
 from fedcli.errors import UserError, unknown
 from fedcli.results.frame import ENDED, Record, state_of
 from fedcli.results.plans import Plan, plan_grid
@@ -169,24 +169,3 @@ def rank(planned: Tuning, errors: Mapping[Path, str]) -> list[Trial]:
     }
     write_atomically(planned.folder / TUNED, lambda path: path.write_text(json.dumps(facts, indent=1) + "\n"))
     return trials
-
-
-def at_the_edge(method: Method, trials: Sequence[Trial]) -> list[tuple[str, str]]:
-    """Options of which a value beyond those tried may be better: the best trial has the least or the largest.
-
-    Args:
-        method: Whose options they are. Beyond the last value that an option may have there is none.
-        trials: As `rank` returns them, the best first. A value whose trials diverged has been tried, too.
-
-    Returns:
-        Each option with "smaller" or "larger", what is left to try.
-    """
-    fields, edges = recorded_fields(method), []
-    for name, chosen in trials[0].values.items():
-        limits, tried = fields[name].metadata, {trial.values[name] for trial in trials}
-        if len(tried) == 1 or any(isinstance(value, bool | str | None) for value in tried):
-            continue
-        for beyond, edge, limit in (("smaller", min(tried), "low"), ("larger", max(tried), "high")):
-            if chosen == edge and chosen != limits[limit]:
-                edges.append((name, beyond))
-    return edges

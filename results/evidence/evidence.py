@@ -7,11 +7,9 @@ README.md beside this file says how code and data come to such a machine, and wh
 """
 
 import argparse
-import atexit
 import math
 import os
 import shlex
-import shutil
 import subprocess
 import sys
 import time
@@ -28,7 +26,7 @@ from fedcli.data import datasets
 from fedcli.errors import UserError
 from fedcli.registry import find_method, find_table
 from fedcli.results.costs import cost_of, paces
-from fedcli.results.frame import read_runs
+from fedcli.results.frame import read_runs, shipped
 from fedcli.results.plans import PlannedRun, plan
 from fedcli.runs.checkpoints import CHECKPOINT, STATES
 from fedcli.runs.config import flags_of, resolve
@@ -42,10 +40,8 @@ MIB = 2**20
 PART = 16 * MIB  # bytes of a file of the archive
 ARCHIVE, CARRIED = 62 * MIB, 60 * MIB  # bytes of the archive, and of the checkpoints in it, at most
 RESERVE = 45  # seconds of --time for the starts of processes, last checkpoints, `fedcli quality` and the archive
-TRIAL = 20  # seconds in which a run that can only be carried finished shows how long it takes
 GRACE = 15  # seconds after which a run that did not end at its time limit is interrupted
 JOBS_ON_CUDA = 4  # not measured yet
-MPS = "nvidia-cuda-mps-control"
 
 
 class Work(NamedTuple):
@@ -125,28 +121,27 @@ def nbytes_of(run: PlannedRun) -> int:
     return models * sum(value.nbytes for value in network.state_dict().values())
 
 
-def seconds_for(
+def obstacle(
     run: PlannedRun, runs: Sequence[PlannedRun], active: Sequence[PlannedRun], left: float, carry: bool
-) -> tuple[float, str]:
-    """How long a run may go on now that so many seconds are left; 0 with a reason where it is not to start."""
+) -> str:
+    """Why a run is not to start now that so many seconds are left; empty where it may."""
     for name in run.setup.data_sets:
         if not datasets.present(name):
-            return 0, f"the data set {name} is not on this machine"
+            return f"the data set {name} is not on this machine"
     if left <= 0:
-        return 0, "there is no time left"
+        return "there is no time left"
     going_on = {other.folder for other in active}
     others = [refreshed(other) for other in runs if other.folder != run.folder]
     sizes = [nbytes_of(other) for other in others if other.to_do and (other.record or other.folder in going_on)]
     if not carry or nbytes_of(run) + sum(size for size in sizes if size <= CARRIED) <= CARRIED:
-        return left, ""
-    # It has to end: by the rounds here of the same network, precision and device, or after a trial.
+        return ""
+    # It has to end, by what runs of the same network, precision and device have taken.
     hardware = environment(run.setup.device)["hardware"]
-    timed = paces(read_runs([RUNS]), disturbed=True)
-    (seconds,) = cost_of([refreshed(run)], timed, (hardware["device"], hardware["name"]))["seconds"]
+    timed = paces(read_runs([RUNS, *shipped()]))
+    (seconds,) = cost_of([refreshed(run)], timed, hardware["device"], hardware["name"])["seconds"]
     if seconds < left:
-        return left, ""
-    trial = TRIAL if math.isnan(seconds) and left > 3 * TRIAL else 0
-    return trial, f"{nbytes_of(run) / MIB:,.0f} MiB cannot be carried, and it may not end in {left:,.0f} s"
+        return ""
+    return f"{nbytes_of(run) / MIB:,.0f} MiB cannot be carried, and it may not end in {left:,.0f} s"
 
 
 def start(command: Sequence[str], jobs: int) -> subprocess.Popen:
@@ -161,23 +156,17 @@ def work_until(deadline: float, runs: Sequence[PlannedRun], jobs: int, carry: bo
     try:
         while time.monotonic() < deadline + GRACE:
             for run in list(waiting):
-                running = [other for other, _ in active.values()]
-                if len(running) == jobs:
-                    break
-                seconds, _ = seconds_for(run, runs, running, deadline - time.monotonic(), carry)
-                if seconds:
+                left = deadline - time.monotonic()
+                if len(active) < jobs and not obstacle(run, runs, [*active.values()], left, carry):
                     waiting.remove(run)
                     command = ["run", run.method, *flags_of(run.given), f"--out={run.folder}", "--continue", "--quiet"]
-                    command += [] if seconds == math.inf else [f"--time-limit={math.ceil(seconds)}s"]
+                    command += [] if left == math.inf else [f"--time-limit={math.ceil(left)}s"]
                     print(f"{run.label}: fedcli {' '.join(command)}", flush=True)
-                    active[start(command, jobs)] = run, seconds
+                    active[start(command, jobs)] = run
             if not active:
                 break
             time.sleep(0.2)
-            for process in [process for process in active if process.poll() is not None]:
-                run, seconds = active.pop(process)
-                if seconds == TRIAL and process.returncode == 0 and refreshed(run).to_do:
-                    waiting.insert(0, run)
+            active = {process: run for process, run in active.items() if process.poll() is None}
     finally:
         for process in active:
             process.terminate()
@@ -203,18 +192,6 @@ def pack(runs: Sequence[PlannedRun], measured: set[Path], folder: Path) -> None:
     subprocess.run(command, shell=True, check=True, text=True, input="\n".join(map(str, files)))
 
 
-def start_mps() -> None:
-    """Lets the kernels of several processes run at the same time, if NVIDIA's MPS works here; else they take turns."""
-
-    def end() -> None:
-        subprocess.run([MPS], input=b"quit\n", check=False)
-
-    if shutil.which(MPS) and subprocess.run([MPS, "-d"], check=False).returncode == 0:
-        atexit.register(end)
-        if subprocess.run([sys.executable, "-c", "import torch; torch.ones(1, device='cuda')"], check=False).returncode:
-            end()
-
-
 def main(arguments: Sequence[str] | None = None) -> None:
     """Unpacks, runs, measures and packs, and says what is left."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -237,8 +214,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
     except (UserError, subprocess.CalledProcessError) as error:
         sys.exit(f"error: {error}")
     interrupt_on_signals()
-    if on_cuda and jobs > 1:
-        start_mps()
     try:
         work_until(deadline, runs, jobs, carry)
         finished = [run for run in map(refreshed, runs) if run.state == "finished" and "quality" not in run.record]
@@ -249,10 +224,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     runs = [refreshed(run) for run in runs]
     if carry:
         pack(runs, measured, given.carry)
-    first_open = {run.label.split(": ")[0]: run for run in reversed(runs) if run.to_do}
-    for run in reversed(first_open.values()):
-        _, reason = seconds_for(run, runs, (), deadline - time.monotonic(), carry)
-        print(f"open: {run.label}: {reason or 'it has failed or was interrupted'}")
+    for run in runs:
+        if run.to_do:
+            reason = obstacle(run, runs, (), deadline - time.monotonic(), carry)
+            print(f"open: {run.label}: {reason or 'it has failed or was interrupted'}")
     print(f"{sum(not run.to_do for run in runs)} of {len(runs)} runs have ended; 'fedcli claims' says what they decide")
 
 
