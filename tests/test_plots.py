@@ -21,7 +21,7 @@ from tests.programs import invoke
 from tests.test_tables import record
 
 BAND = "mean ± standard deviation over 2 seeds"
-RING = "the round chosen by validation"
+RING = "the headline: the round chosen by validation"
 CROSS = "diverged after this round"
 
 
@@ -139,11 +139,11 @@ def test_a_diverged_run_ends_in_a_cross_beside_the_mean_of_the_others():
     assert drawn(figure)[2][0] == "one (unfinished, 1 diverged)"
 
 
-def test_a_ring_lies_on_the_line_at_the_mean_round_chosen_by_validation():
-    runs = [curve(), curve(seed=1, accuracies=(0.2, 0.4, 0.7))]
-    for run, chosen in zip(runs, (2, 1), strict=True):
-        run["summary"] |= {"selected": 0.9, "selected_round": chosen}
-    assert marked(curves.learning_curves(runs)) == [[[2.5, 50]]]
+def test_a_ring_lies_at_the_mean_headline_and_the_mean_round_chosen_by_validation():
+    runs = [curve(), curve(seed=1, accuracies=(0.2, 0.7, 0.6))]
+    for run, chosen, selected in zip(runs, (2, 1), (0.5, 0.7), strict=True):
+        run["summary"] |= {"selected": selected, "selected_round": chosen}
+    assert marked(curves.learning_curves(runs)) == [[[2.5, pytest.approx(60)]]]  # the line has 55 in both rounds
     for run in runs:
         run["summary"]["selection"] = "last"
     figure = curves.learning_curves(runs)
