@@ -254,7 +254,6 @@ def report(
     """Write a report as one HTML file that works offline.
 
     Sortable tables, curves with switchable methods, partitions and commands, by protocol and data set.
-    A path without a run gets a line.
     """
     needed("bokeh", "the report", "report")
     from fedcli.figures import report as pages
@@ -268,7 +267,7 @@ def report(
     if label and len(label) == len(runs):
         label = [name for name, path in zip(label, runs, strict=True) if path not in missing]
     records = common.records_of([path for path in runs if path not in missing], method, dataset, label)
-    print_or_write(pages.report(records, title, list(map(str, missing))), out)
+    print_or_write(pages.report(records, title), out)
 
 
 def export(

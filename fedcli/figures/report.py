@@ -5,7 +5,7 @@ is escaped: names in them may be anybody's.
 """
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from html import escape
 from typing import Any
 
@@ -32,13 +32,12 @@ TITLES = ".slick-header-column.slick-header-column { height: 4em; line-height: 1
 WIDE = {"sizing_mode": "stretch_width"}
 
 
-def report(records: Iterable[dict], title: str = "Runs", missing: Sequence[str] = ()) -> str:
+def report(records: Iterable[dict], title: str = "Runs") -> str:
     """The page of some runs: of each protocol and data set a table, curves and partition, and the commands.
 
     Args:
         records: The runs.
         title: Of the page.
-        missing: Paths at which no run is, which the page says.
 
     Raises:
         UserError: If there is no record.
@@ -46,7 +45,6 @@ def report(records: Iterable[dict], title: str = "Runs", missing: Sequence[str] 
     records = list(records)
     use = "Click a column's title to sort by it, a name beside curves to switch its line on or off."
     parts: list[Any] = [_text(f"<h1>{escape(title)}</h1>Runs: {len(records)}. {use}")]
-    parts += [_text(f"No run is there, left out: {escape(path)}") for path in missing]
     by_board = boards(records)
     groups = [group(runs) for runs in by_board.values()]
     colour = setting_colours(groups)
@@ -74,12 +72,14 @@ def _text(html: str) -> models.Div:
     return models.Div(text=html, styles={"font-size": "14px"}, **WIDE)
 
 
-def _empty_chart(title: str, x_label: str, y_label: str, shown: list[tuple[str, str]], **more: Any) -> Any:
-    """An empty chart, with what is `shown` of a point below the pointer."""
-    return figure(
+def _empty_chart(title: str, x_label: str, y_label: str, shown: list[tuple[str, str]]) -> Any:
+    """An empty chart over whole numbers, with what is `shown` of a point below the pointer."""
+    chart = figure(
         title=title, x_axis_label=x_label, y_axis_label=y_label, tooltips=shown, height=340, min_width=300,
-        toolbar_location="right", tools="pan,box_zoom,reset,save", **WIDE, **more,
+        toolbar_location="right", tools="pan,box_zoom,reset,save", **WIDE,
     )  # fmt: skip
+    chart.xaxis.ticker = models.BasicTicker(min_interval=1, num_minor_ticks=0)
+    return chart
 
 
 def _table(sheet: Sheet, rows: list[tuple[SeedGroup, Any]], colour: dict[str, str]) -> models.DataTable:
@@ -97,9 +97,8 @@ def _table(sheet: Sheet, rows: list[tuple[SeedGroup, Any]], colour: dict[str, st
         data[f"text_{place}"] = texts
         data[f"weight_{place}"] = ["bold" if isinstance(text, Best) else "normal" for text in texts]
         data[f"sort_{place}"] = [_number(text) for text in texts] if place >= sheet.numbers else texts
-        template = CELL.format(place, "inherit" if place else "<%= colour %>")
-        width = 12 + 6 * min(max(map(len, (*texts, *title.split()))), 24)
-        formatter = models.HTMLTemplateFormatter(template=template)
+        formatter = models.HTMLTemplateFormatter(template=CELL.format(place, "inherit" if place else "<%= colour %>"))
+        width = 12 + 6 * min(max(map(len, (*texts, *title.split()))), 40)
         shown.append(models.TableColumn(field=f"sort_{place}", title=title, formatter=formatter, width=width))
     return models.DataTable(
         source=models.ColumnDataSource(data), columns=shown, index_position=None, autosize_mode="none",
@@ -114,7 +113,7 @@ def _number(text: str) -> float:
 
 
 def _curves(groups: list[SeedGroup], colour: dict[str, str]) -> Any:
-    """The lines of `curves.learning_curves` with their bands, crosses and paper's numbers; None without a value."""
+    """The lines of `curves.learning_curves` with their bands and crosses; None without a value."""
     curves = sorted(find_curves(groups), key=lambda curve: curve.last, reverse=True)
     if not curves:
         return None
@@ -132,10 +131,6 @@ def _curves(groups: list[SeedGroup], colour: dict[str, str]) -> Any:
             cross = lost.iloc[-1:].assign(name=f"{name}, diverged after this round")
             chart.line(lost.x, lost.y, **look)
             chart.scatter("x", "y", source=dict(cross), name="hovered", marker="x", size=9, **look)
-        if curve.printed is not None:
-            names = [f"{name}, the paper's number"] * 2
-            ends = {"x": [1, max(line.x, default=1)], "y": [curve.printed] * 2, "name": names}
-            chart.line("x", "y", source=ends, name="hovered", line_dash="dotted", **look)
     chart.hover.renderers = list(chart.select(name="hovered"))
     chart.add_layout(chart.legend[0], "right")
     chart.legend.click_policy = "hide"
@@ -159,5 +154,6 @@ def _partition(record: dict) -> Any:
     colours = {"field": "images", "transform": mapper}
     chart.rect("client", "class", 1, 1, source=source, line_color=None, fill_color=colours)
     chart.yaxis.ticker = models.BasicTicker(min_interval=1, num_minor_ticks=0)
+    chart.yaxis.major_label_overrides = dict(enumerate(names))
     chart.add_layout(models.ColorBar(color_mapper=mapper, width=8), "right")
     return chart
