@@ -116,18 +116,6 @@ def test_a_setting_has_one_colour_in_table_and_curves(monkeypatch):
     assert [looks["b"], looks["c"]] == table.source.data["colour"][1:]
 
 
-def test_every_board_has_the_partition_of_its_first_run(monkeypatch):
-    other = record("a", dataset="letters")
-    other["partition"] |= {"class_counts": [[0, 0, 4], [1, 0, 0]]}
-    (cells,) = drawn(monkeypatch, [other])[2]["Images of each class at each client"].renderers
-    assert {key: list(values) for key, values in cells.data_source.data.items()} == {
-        "client": [0, 1],
-        "class": [2, 0],
-        "images": [4, 1],
-        "name": ["2", "0"],
-    }
-
-
 def test_the_command_writes_the_runs_that_are_chosen_and_warns_of_missing_ones(tmp_path, monkeypatch):
     for number, own in enumerate(runs()):
         write(tmp_path / str(number), own)

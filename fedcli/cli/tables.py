@@ -253,7 +253,7 @@ def report(
 ) -> None:
     """Write a report as one HTML file that works offline.
 
-    Sortable tables, curves with switchable methods, partitions and commands, by protocol and data set.
+    Sortable tables, curves with switchable methods and commands, by protocol and data set.
     """
     needed("bokeh", "the report", "report")
     from fedcli.figures import report as pages

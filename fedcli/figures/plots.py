@@ -28,14 +28,10 @@ STYLE = {
     "font.family": "DejaVu Sans",  # comes with matplotlib, so that every machine draws the same
     "font.size": 8,
     "axes.titlesize": 8.5,
-    "axes.labelsize": 8.5,
-    "axes.linewidth": 0.7,
     "axes.spines.top": False,
     "axes.spines.right": False,
-    "axes.axisbelow": True,
     "figure.titlesize": 9,
     "grid.color": "#dddddd",
-    "grid.linewidth": 0.5,
     "legend.frameon": False,
     "lines.linewidth": 1.4,
     "savefig.bbox": "tight",  # cut to what it shows

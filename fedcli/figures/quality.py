@@ -9,6 +9,7 @@ with the mean of all.
 
 import io
 from collections.abc import Iterable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -50,22 +51,22 @@ def finished_runs(paths: Iterable[Path]) -> list[dict]:
         UserError: If one of the paths holds no run, or no run has finished.
     """
     paths = list(paths)
-    records = find_records(paths)
-    folders = [file.parent for file, _ in record_files(paths)]
-    runs = [{**record, "folder": folder} for record, folder in zip(records, folders, strict=True)]
-    finished = [run for run in runs if run["status"] == "finished"]
+    runs = zip(find_records(paths), record_files(paths), strict=True)
+    finished = [{**record, "folder": file.parent} for record, (file, _) in runs if record["status"] == "finished"]
     if not finished:
-        raise UserError(f"no run has finished (got {len(runs)} unfinished); 'fedcli resume RUN' takes one up again.")
+        raise UserError("no run has finished (got none); 'fedcli resume RUN' takes one up again.")
     return finished
 
 
 def write_outputs(folder: Path, arrays: dict[str, np.ndarray], measured: dict[str, Any], prefix: str = "") -> dict:
-    """Writes arrays beside a record and then, into it, what was measured, with the digest of the file; returns it."""
+    """Writes features with their labels beside a record, and into it what was measured of them; returns that."""
     content, file = io.BytesIO(), folder / FILES[prefix]
     np.savez_compressed(content, **arrays)
+    measured = {**separation(arrays["features"].astype(float), arrays["labels"]), **measured}
     with locked(folder):
         write_atomically(file, lambda path: path.write_bytes(content.getvalue()))
-        measured = {prefix + name: value for name, value in (measured | {"features_sha256": file_digest(file)}).items()}
+        measured |= {"examples": len(arrays["labels"]), "features_sha256": file_digest(file)}
+        measured = {prefix + name: value for name, value in measured.items()}
         record = read_record(folder)
         write_record(folder, {**record, "quality": {**record.get("quality", {}), **measured}})
     return measured
@@ -112,10 +113,7 @@ def add_quality(folder: Path, client: int | None = None, files: Sequence[str] = 
         [(_, (network, *model))] = models(fed, method, run.state, [client or 0])
         features, logits, labels = (part.numpy() for part in fed.predict(*model, index, network, test=True))
     arrays = {"features": features.astype(float), "labels": labels, "predicted": logits.argmax(1)}
-    measured = {**separation(arrays["features"], labels), "examples": len(index), "seed": SEED}
-    if client is not None:
-        measured["client"] = client
-    return write_outputs(folder, arrays, measured)
+    return write_outputs(folder, arrays, {"seed": SEED} | ({} if client is None else {"client": client}))
 
 
 def separation(features: np.ndarray, labels: np.ndarray) -> dict[str, float]:
@@ -149,10 +147,8 @@ def add_clients_quality(folder: Path, files: Sequence[str] = ()) -> dict[str, fl
     """
     arrays = one_more_round(folder, files)
     arrays["features"] = arrays["features"].astype(np.float16)
-    features, labels = arrays["features"].astype(float), arrays["labels"]
-    cosines, same = pair_cosines(features, labels)
-    measured = {**separation(features, labels), "examples": len(labels)}
-    measured |= {"cosine_same": float(np.median(cosines[same])), "cosine_other": float(np.median(cosines[~same]))}
+    cosines, same = pair_cosines(arrays["features"].astype(float), arrays["labels"])
+    measured = {"cosine_same": float(np.median(cosines[same])), "cosine_other": float(np.median(cosines[~same]))}
     return write_outputs(folder, arrays, measured, OF_CLIENTS)
 
 
@@ -211,21 +207,22 @@ def correlations(fed: Federation, method: Method, state: Any, public: Tensor) ->
 
     A client with less than two training images is left out of the private mean.
     """
-    clients = [model for _, model in models(fed, method, state, range(fed.num_clients))]
-    clients = [(network, *tree_map(lambda leaf: leaf.to(fed.device), model)) for network, *model in clients]
+    clients = []
+    for _, (network, *model) in models(fed, method, state, range(fed.num_clients)):
+        params, buffers = tree_map(lambda leaf: leaf.to(fed.device), model)  # some may lie on the host
+        clients.append(partial(network, params, buffers, train=False))
 
     def logits(images: Tensor) -> Tensor:
         """Logits `[N, n, C]` of the clients' models in evaluation mode, in double precision."""
-        return torch.stack([network(*model, images, train=False).logits for network, *model in clients]).double()
+        return torch.stack([client(images).logits for client in clients]).double()
 
-    of_public, private = logits(public.to(fed.device, fed.dtype)), []
+    of_public = logits(public.to(fed.device, fed.dtype))
+    matrices = {"public": [cross_correlation(of_client, of_public.mean(0)) for of_client in of_public], "private": []}
     for client, part in enumerate(fed.training):
         chosen = part[generator(SEED, client, "correlation").permutation(len(part))[:CORRELATED]]
         if len(chosen) > 1:
             of_own = logits(fed.transform(fed.engine.images[torch.as_tensor(chosen, device=fed.device)]))
-            private.append(cross_correlation(of_own[client], of_own.mean(0)))
-    matrices = {"public": [cross_correlation(of_client, of_public.mean(0)) for of_client in of_public]}
-    matrices["private"] = private
+            matrices["private"].append(cross_correlation(of_own[client], of_own.mean(0)))
     return {name: torch.stack(of_clients).mean(0).cpu().numpy() for name, of_clients in matrices.items()}
 
 
