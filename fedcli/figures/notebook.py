@@ -28,8 +28,8 @@ if TYPE_CHECKING:
 UPDATE = 0.2  # seconds between two looks of the display
 # What a run shows of itself, by column of a table's CSV.
 SHOWN = [
-    "method", "protocol", "dataset", "seed", "status", "rounds_done", "selection", "selected", "last", "seconds_total",
-    "folder",
+    "method", "protocol", "dataset", "config.partition", "seed", "status", "rounds_done", "selection", "selected",
+    "last", "folder",
 ]  # fmt: skip
 
 

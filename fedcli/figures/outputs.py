@@ -13,14 +13,7 @@ from sklearn.metrics import ConfusionMatrixDisplay
 
 from fedcli.errors import UserError
 from fedcli.figures.plots import LINE_COLOURS, setting_name, title_words, write_title
-from fedcli.figures.quality import (
-    OF_CLIENTS,
-    correlations,
-    finished_runs,
-    pair_cosines,
-    public_sample,
-    read_outputs,
-)  # fmt: skip
+from fedcli.figures.quality import OF_CLIENTS, correlations, finished_runs, pair_cosines, public_sample, read_outputs
 from fedcli.results.tables import group
 from fedcli.runs.prepare import machine_settings
 from fedcli.runs.run import open_run

@@ -63,7 +63,7 @@ def report(records: Iterable[dict], title: str = "Runs") -> str:
                 texts.append(f"<details><summary>{summary}</summary><pre>{text}</pre></details>")
         parts.append(_text("".join(texts)))
         if curves := find_curves(members):
-            parts.append(_chart(curves, colour))
+            parts.append(_curves(curves, colour))
     return file_html(column(parts, **WIDE, margin=10), INLINE, title)
 
 
@@ -101,7 +101,7 @@ def _number(text: str) -> float:
     return float(match[0].replace(",", "")) if match else -1.0
 
 
-def _chart(curves: list[Curve], colour: dict[str, str]) -> Any:
+def _curves(curves: list[Curve], colour: dict[str, str]) -> Any:
     """The lines of `curves.learning_curves` with their bands and crosses."""
     chart = figure(
         title="Test accuracy over rounds", x_axis_label="Round", y_axis_label="Test accuracy (%)", height=340,
