@@ -104,9 +104,8 @@ def clients_chart(paths: Iterable[Path]) -> Figure:
         pairs = {"of one class": cosines[same], "of two classes": cosines[~same]}
         percent = [np.full(len(values), 100 / max(len(values), 1)) for values in pairs.values()]
         bins = np.linspace(min(0, cosines.min()), 1, 40)
-        below.hist(
-            pairs.values(), bins, weights=percent, histtype="stepfilled", alpha=0.4, color=LINE_COLOURS[:2], label=pairs
-        )
+        look = {"histtype": "stepfilled", "alpha": 0.4, "color": LINE_COLOURS[:2], "label": [*pairs]}
+        below.hist([*pairs.values()], bins, weights=percent, **look)
         below.set(xlabel="Cosine similarity")
         below.sharey(lower[0])
     lower[0].set_ylabel("Pairs of features (%)")
