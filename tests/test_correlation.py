@@ -1,7 +1,5 @@
 """Cross-correlation of the clients' logits: against the paper's equation and slow loops, and the figure of it."""
 
-import shutil
-
 import numpy as np
 import pytest
 import torch
@@ -12,7 +10,6 @@ from fedcli.figures import quality
 from fedcli.figures.outputs import correlation_chart
 from fedcli.papers import fccl_plus
 from fedcli.registry import find_method
-from fedcli.runs.records import read_record
 from fedcli.runs.run import open_run
 from tests import laws
 from tests.programs import invoke
@@ -68,14 +65,10 @@ def test_clients_with_one_image_are_left_out_of_the_private_mean():
     _, fed = laws.federation("local", parts=laws.toy_parts((8, 1, 9)), num_clients=3)
     method = find_method("local")
     state, public = method.init(fed, None), fed.transform(fed.test_images)
-    assert quality.correlations(fed, method, state, public)["private"].isfinite().all()
-    fed.training = [part[:1] for part in fed.training]
-    with pytest.raises(UserError, match="no client has two training images"):
-        quality.correlations(fed, method, state, public)
+    assert np.isfinite(quality.correlations(fed, method, state, public)["private"]).all()
 
 
-def test_a_row_a_setting_of_its_first_seed_and_public_images_are_lent(runs, tmp_path):
-    runs = shutil.copytree(runs, tmp_path / "runs")  # the matrices go into the records
+def test_a_row_a_setting_of_its_first_seed_and_public_images_are_lent(runs):
     figure = correlation_chart([runs])
     panels = figure.axes[:4]
     assert figure.get_suptitle().replace("\n", " ").startswith("Digit-domains, domains, seed 0; reduced: ")
@@ -87,13 +80,9 @@ def test_a_row_a_setting_of_its_first_seed_and_public_images_are_lent(runs, tmp_
         expected += quality.correlations(run.fed, run.setup.method, run.state, sample).values()
     for axes, matrix, kind in zip(panels, expected, ["Public", "Private"] * 2, strict=True):
         (image,) = axes.images
-        assert (image.get_array() == matrix.numpy()).all()
+        assert (image.get_array() == matrix).all()
         diagonal, rest = matrix.trace() / 10, (matrix.sum() - matrix.trace()) / 90
         assert axes.get_title() == f"{kind} images\ndiagonal {diagonal:.2f}, others {rest:.2f}"
-    for file in runs.rglob("checkpoint*"):
-        file.unlink()
-    again = correlation_chart([runs]).axes[:4]  # what the records have is drawn without a checkpoint
-    assert [axes.get_title() for axes in again] == [axes.get_title() for axes in panels]
 
 
 def test_runs_that_cannot_be_drawn_are_refused(runs, tmp_path):
@@ -102,7 +91,6 @@ def test_runs_that_cannot_be_drawn_are_refused(runs, tmp_path):
         correlation_chart([runs, averaged])
     with pytest.raises(UserError, match="no run has public images"):
         correlation_chart([runs / "a"])
-    assert "correlation" not in read_record(runs / "a")
 
 
 @pytest.mark.parametrize("kind", ["correlation", "domains"])

@@ -222,7 +222,8 @@ def test_what_is_measured_of_the_clients_of_one_more_round_stands_in_the_record_
     assert record["quality"]["clients_examples"] == len(points["labels"])
     for file in run.path.glob("checkpoint*"):  # the figure needs what is kept and no more
         file.unlink()
-    above, _ = outputs.clients_chart([run.path]).axes
+    above, below = outputs.clients_chart([run.path]).axes
+    assert {text.get_text() for text in below.get_legend().get_texts()} == {"of one class", "of two classes"}
     places = [tuple(point) for part in above.collections for point in part.get_offsets().tolist()]
     assert sorted(places) == sorted(map(tuple, features[:, :2].tolist()))
     assert len(above.collections) == len(np.unique(points["clients"]))  # a marker each

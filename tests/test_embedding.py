@@ -66,16 +66,16 @@ def test_tsne_has_a_panel_a_setting_with_the_features_of_its_first_seed(runs, qu
 
 def test_confusion_has_a_panel_a_setting_with_shares_of_each_class_in_percent(runs):
     *panels, bar = find_chart("confusion").draw([runs]).axes
-    assert (len(panels), bar.get_ylabel()) == (2, "% of the class")
+    assert (len(panels), bar.get_ylabel()) == (2, "Share of the class")
     for axes, method, name in zip(panels, ("fedavg", "fedprox"), ("FedAvg", "FedProx"), strict=True):
         with np.load(runs / f"{method}-0" / "features.npz") as kept:
             labels, predicted = kept["labels"], kept["predicted"]
         counts = confusion_matrix(labels, predicted, labels=range(10))
-        shares = 100 * counts / counts.sum(1, keepdims=True)
+        shares = counts / counts.sum(1, keepdims=True)
         (image,) = axes.images
         np.testing.assert_allclose(image.get_array(), shares)
-        assert image.get_clim() == (0, 100)
-        assert [text.get_text() for text in axes.texts] == [f"{share:.0f}" for share in shares.flat]
+        assert image.get_clim() == (0, 1)
+        assert [text.get_text() for text in axes.texts] == [f"{share:.0%}" for share in shares.flat]
         right = f"{100 * np.mean(labels == predicted):.1f} % of {len(labels)} images right"
         assert axes.get_title() == f"{name} (reduced)\n{right}"
 

@@ -106,7 +106,7 @@ def test_a_name_is_text_wherever_it_is_written():
 
 def test_a_dollar_sign_in_a_name_is_no_mathematics(tmp_path):
     counts, names = np.array([[3, 4]]), ["$\\frac$", "$x^$"]
-    plots.write(tmp_path / "chart", plots.partition_figure, counts, names, "$\\title$")
+    plots.write(tmp_path / "chart.png", plots.partition_figure, counts, names, "$\\title$")
     assert (tmp_path / "chart.png").is_file()
 
 

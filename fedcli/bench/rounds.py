@@ -15,7 +15,6 @@ import dataclasses
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -35,11 +34,13 @@ from fedcli.errors import unknown
 from fedcli.runs.autotune import autotune, peak_memory
 from fedcli.runs.config import DEFAULT_DATASET, RunConfig, Setup, resolve
 from fedcli.runs.prepare import deterministic, make_federation
+from fedcli.runs.rounds import one_round
 
 SGD = {"lr": 0.01, "momentum": 0.9}
 SIMPLEST = "fedavg"  # the method that adds nothing to the plain loop
 FIRST_ROUND = 1000  # the number of the first round, so late that a method's terms have all begun
 SCALING_CLIENTS, SCALING_BATCHES = (1, 2, 5, 10, 20, 50, 100), (10, 32, 64, 128)
+NUM_TEST = 10_000  # random images for the evaluation
 PUBLIC_IMAGES = 512  # for the methods that need some; the plain loop has no part in that
 SHAPE = ("cohort_size", "local_epochs", "batch_size")  # of a workload: what a result says
 
@@ -58,7 +59,6 @@ class Workload:
     local_epochs: int
     batch_size: int
     backbone: str
-    num_test: int = 10_000  # random images for the evaluation
     words: str = ""  # the name that says what it is
 
     @property
@@ -80,7 +80,7 @@ DEFAULT_WORKLOADS = ("w1", "w2")  # w3 takes hours on a CPU
 
 
 def find_workload(name: str) -> Workload:
-    """The workload of that name, short or not; refuses a name that is not known."""
+    """The workload of that name, short or in words; refuses another."""
     by_name = WORKLOADS | {workload.words: workload for workload in WORKLOADS.values()}
     if name not in by_name:
         raise unknown("workload", name, by_name, f"there are {', '.join(by_name)}, and methods.")
@@ -90,11 +90,9 @@ def find_workload(name: str) -> Workload:
 def scaling_workloads() -> list[Workload]:
     """The first workload with one local epoch, over numbers of clients per round and over batch sizes."""
     base = replace(WORKLOADS["w1"], local_epochs=1)
-    sizes = [(size, base.batch_size) for size in SCALING_CLIENTS]
-    sizes += [(base.cohort_size, size) for size in SCALING_BATCHES if size != base.batch_size]
-    return [
-        replace(base, name=f"w1 K={cohort} B={batch}", cohort_size=cohort, batch_size=batch) for cohort, batch in sizes
-    ]
+    over_clients = [replace(base, cohort_size=size) for size in SCALING_CLIENTS]
+    over_batches = [replace(base, batch_size=size) for size in SCALING_BATCHES if size != base.batch_size]
+    return [replace(w, name=f"w1 K={w.cohort_size} B={w.batch_size}") for w in (*over_clients, *over_batches)]
 
 
 def prepare_workload(workload: Workload, method: str = SIMPLEST, **machine: Any) -> Setup:
@@ -114,13 +112,6 @@ def prepare_workload(workload: Workload, method: str = SIMPLEST, **machine: Any)
     return replace(resolve(chosen, {**options, **machine}), setting=None)
 
 
-def prepare_run(method: str, epochs: int | None = None, **machine: Any) -> Setup:
-    """Sets up the run of a method's own protocol on CIFAR-10's images, whether or not these are on the machine."""
-    options = {"dataset": "cifar10", "local_epochs": epochs, **machine}
-    given = {name: value for name, value in options.items() if value is not None}
-    return resolve(registry.find_method(method), given, need_data=False)
-
-
 def load_images(workload: Workload, seed: int) -> tuple[datasets.Dataset, str]:
     """The images of a workload, as many as its clients hold, and whether they are "real" or "random"."""
     count = workload.num_clients * workload.images_per_client
@@ -128,7 +119,7 @@ def load_images(workload: Workload, seed: int) -> tuple[datasets.Dataset, str]:
         return datasets.take(datasets.load(workload.dataset), count, seed), "real"
     draw = torch.Generator().manual_seed(seed)
     tensors = []
-    for number in (count, workload.num_test):
+    for number in (count, NUM_TEST):
         shape = (number, workload.channels, workload.image_size, workload.image_size)
         tensors.append(torch.randint(256, shape, generator=draw, dtype=torch.uint8))
         tensors.append(torch.randint(10, (number,), generator=draw))
@@ -141,7 +132,6 @@ class EngineRounds:
     Attributes:
         fed: The federation.
         state: The method's server state.
-        models_tested: By the last evaluation, each on all test images.
     """
 
     def __init__(self, setup: Setup, dataset: datasets.Dataset):
@@ -160,23 +150,17 @@ class EngineRounds:
     def warm_up(self, number: int) -> int:
         """Trains a round and tests; returns the peak memory of the round in bytes."""
         autotune(self.fed)
-        self.round(number)
+        self.fed.start_round()
+        cohort, method = self.fed.cohort(number), self.setup.method
+        self.state, _ = method.run_round(self.state, cohort, self.fed, self.setup.options)
         peak = peak_memory(self.fed.device)
-        self.evaluate()
+        evaluation.evaluate(self.fed, method, self.state)
         return peak
 
-    def round(self, number: int) -> None:
-        """Trains one round; `fed.seconds` then says what it spent on what."""
-        self.fed.start_round()
-        cohort = self.fed.cohort(number)
-        self.state, _ = self.setup.method.run_round(self.state, cohort, self.fed, self.setup.options)
-
-    def evaluate(self) -> None:
-        """Tests the model as it is, or every client's that has changed."""
-        before, personal = set(self.fed.outputs), self.setup.method.personal is not None
-        evaluation.evaluate(self.fed, self.setup.method, self.state)
-        new = len(self.fed.outputs.keys() - before)  # none where outputs are not kept: then all models are run
-        self.models_tested = new or (self.fed.num_clients if personal else 1)
+    def round(self, number: int) -> dict[str, float]:
+        """Trains one round and tests; returns the seconds of each part, as a record has them."""
+        self.state, entry = one_round(self.setup, self.fed, self.state, self.fed.cohort(number))
+        return entry["seconds"]
 
 
 def plain_network(workload: Workload) -> nn.Module:
@@ -204,9 +188,8 @@ class PlainRounds:
         """Takes the images and parts of a federation, and nothing else of it."""
         self._epochs, self._device, seed = workload.local_epochs, fed.device, fed.config.seed
         self._bf16 = fed.config.precision == "bf16"
-        with torch.random.fork_rng(devices=[]):
-            torch.default_generator.manual_seed(seed)
-            self.model = plain_network(workload).to(fed.device, fed.dtype)
+        torch.manual_seed(seed)
+        self.model = plain_network(workload).to(fed.device, fed.dtype)
         self.parameters = sum(value.numel() for value in self.model.parameters())
         self._live = copy.deepcopy(self.model)  # the work that has to be done
         use_live_taps(self._live, workload.channels, workload.image_size)
@@ -243,22 +226,6 @@ class PlainRounds:
             if train:
                 loss.backward()
         return counter.get_total_flops() / len(x)
-
-    def convolutions(self, dtype: torch.dtype) -> list[Callable[[], Tensor]]:
-        """The forward pass of each kind of convolution in a training step, in a precision and the fastest layout."""
-        kinds = {}
-
-        def note(layer: nn.Module, inputs: tuple[Tensor], output: Tensor) -> None:
-            images = inputs[0].detach().to(dtype, memory_format=torch.channels_last)
-            kinds[images.shape, output.shape, layer.weight.shape] = partial(layer.forward, images)
-
-        network = copy.deepcopy(self._live).to(dtype, memory_format=torch.channels_last)
-        for layer in network.modules():
-            if isinstance(layer, nn.Conv2d):
-                layer.register_forward_hook(note)
-        x, _ = next(iter(self._loaders[0]))
-        network(x.to(self._device, dtype))
-        return list(kinds.values())
 
     def _loss(self, model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
         x, y = x.to(self._device), y.to(self._device)

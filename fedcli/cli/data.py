@@ -98,7 +98,7 @@ def data_show(
     rows = [(client, row.sum(), *row[classes]) for client, row in enumerate(counts)]
     typer.echo(f"\npartition {chosen.flag}, seed {partition_seed}, fingerprint {partitions.fingerprint(parts)}")
     print_table(("Client", "Images", *map(str, classes)), rows)
-    title = f"{plots.dataset_words(dataset.name)}, {plots.partition_words(chosen.flag)}, seed {partition_seed}"
+    title = plots.data_words(dataset.name, chosen.flag, f"seed {partition_seed}")
     out = out or Path(f"{dataset.name}-partition.png")
     files = plots.write(out, plots.partition_figure, counts, dataset.class_names, title)
     typer.echo(f"chart: {' and '.join(map(str, files))}")

@@ -61,10 +61,10 @@ def draw(record: dict[str, Any], folder: Path) -> None:
     gc.freeze()  # else each search for garbage while figures are drawn goes through all that PyTorch has
     from fedcli.figures import curves, plots  # late: it takes half a second
 
-    plots.write(folder / "curve", curves.learning_curves, [record], page=True)
+    plots.write(folder / "curve.png", curves.learning_curves, [record], page=True)
     title = plots.title_words([record], f"seed {record['partition']['seed']}")
     counts = np.array(record["partition"]["class_counts"])
-    plots.write(folder / "partition", plots.partition_figure, counts, record["class_names"], title, page=True)
+    plots.write(folder / "partition.png", plots.partition_figure, counts, record["class_names"], title, page=True)
 
 
 def print_line(consoles: Iterable[Console], *parts: str | tuple[str, str]) -> None:

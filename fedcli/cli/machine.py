@@ -54,7 +54,7 @@ def bench(
     repeats: optional(int, "Timed rounds of each side.", min=1) = 5,
     seed: optional(int, "Seed of images, models and batches.") = 0,
     json: optional(bool, "Print one JSON object a line in place of the table.", "--json") = None,
-    csv: optional(Path, "File to append results to; in a folder, one named by the device.") = None,
+    csv: optional(Path, "File to append the results of workloads to.") = None,
     scaling: optional(bool, "Measure w1 over clients and over batch sizes, too.", "--scaling") = None,
 ) -> None:
     """Measure the engine against a plain PyTorch loop in the same run.
@@ -66,6 +66,7 @@ def bench(
     Real images where fmnist and cifar10 are there, random ones otherwise; the output says which.
     """
     from fedcli.bench import measure, rounds
+    from fedcli.runs.config import resolve
 
     named = workloads or (() if scaling else rounds.DEFAULT_WORKLOADS)
     methods = [name for name in named if name in registry.methods() or is_from_file(name)]
@@ -75,13 +76,13 @@ def bench(
         chosen = [replace(workload, local_epochs=epochs) for workload in chosen]
     machine = {"device": device, "precision": precision, "clients_per_chunk": clients_per_chunk, "seed": seed}
     cases = [(workload, rounds.prepare_workload(workload, method, **machine)) for workload in chosen]
-    for setup in [rounds.prepare_run(name, epochs, **machine) for name in methods]:
+    given = {"dataset": "cifar10", **machine} | ({} if epochs is None else {"local_epochs": epochs})
+    for setup in [resolve(registry.find_method(name), given, need_data=False) for name in methods]:
         with Console(stderr=True).status(setup.method.name) as status:
             result = measure.measure_run(setup, repeats, status.update)
         typer.echo(dumps(result) if json else measure.describe_run(result))
-    if csv is not None and cases:  # refused now rather than after minutes
-        csv = measure.result_file(csv, cases[0][1].device)
-        measure.append_csv(csv, [])
+    if csv is not None:  # refused now rather than after minutes
+        measure.check_csv(csv)
     rows = []
     for workload, setup in cases:
         with Console(stderr=True).status(workload.name) as status:
@@ -90,11 +91,9 @@ def bench(
         if json:
             typer.echo(dumps(result))
         if csv is not None:
-            measure.append_csv(csv, [result])
+            measure.append_csv(csv, result)
     if rows and not json:
-        for columns in measure.TABLES:
-            print_table(columns, [[cells[column] for column in columns] for cells in rows])
-            typer.echo()
+        print_table(measure.COLUMNS, rows)
         typer.echo(measure.MACHINE.format(**result))
 
 

@@ -145,7 +145,7 @@ def run(
     text = render.render(sheet)
     write_atomically(plan.folder / "table.md", lambda file: file.write_text(text, encoding="utf-8"))
     with suppress(UserError):  # no run has come to a test
-        plots.write(plan.folder / "curves", curves.learning_curves, records, page=True)
+        plots.write(plan.folder / "curves.png", curves.learning_curves, records, page=True)
     if not quiet:
         common.print_or_write(text, None, [sheet])
         typer.echo(f"table and curves: {plan.folder}, table.md and curves.png")

@@ -227,8 +227,7 @@ def report(
 ) -> None:
     """Write a report as one HTML file that works offline.
 
-    Sortable tables, curves with switchable methods, partitions and commands, by protocol and data set.
-    A path without a run gets a line.
+    Sortable tables, curves with switchable methods and commands, by protocol and data set.
     """
     needed("bokeh", "the report", "report")
     from fedcli.figures import report as pages
@@ -240,7 +239,7 @@ def report(
     for path in missing:
         typer.echo(f"warning: there is no run in '{path}'; it is left out.", err=True)
     records = common.records_of([path for path in runs if path not in missing], method, dataset, label)
-    print_or_write(pages.report(records, title, list(map(str, missing))), out)
+    print_or_write(pages.report(records, title), out)
 
 
 def export(

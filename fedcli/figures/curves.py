@@ -1,11 +1,10 @@
-"""Curves of runs as lines in panels: test accuracy, how far clients drift apart, and accuracy by domain."""
+"""Curves of runs as lines in panels: test accuracy, how far clients drift apart, and accuracy by domain and client."""
 
 from collections import Counter
 from collections.abc import Iterable
 from functools import partial
 from itertools import cycle
 from math import ceil
-from operator import itemgetter
 from statistics import fmean
 from textwrap import fill
 from typing import Any, NamedTuple
@@ -27,16 +26,18 @@ from fedcli.results.tables import SeedGroup, boards, group
 from fedcli.runs.records import quiet
 
 WIDTH, HEIGHT = 6.4, 2.8  # inches of a panel with its legend
-LEGEND_WIDTH = 30  # characters in a line of a legend
-MANY, THIN = 300, 0.7  # points of a line from which it is so thin, as it would look like a surface
 FEW = 20  # points of a line up to which each is marked
 TOP = 4  # the level of what no line may hide; lines are at 2, legends at 5
 GREY = "#555555"
+BAND = {"alpha": 0.15, "linewidth": 0.4}
 CHOSEN = {"marker": "o", "markersize": 7, "fillstyle": "none", "linestyle": "none", "zorder": TOP}
 DIVERGED = {"marker": "X", "markersize": 7, "markeredgewidth": 0, "linewidth": 0.8, "zorder": TOP}
 PRINTED = {"linestyle": ":", "linewidth": 0.8}  # the paper's number
-RULES = {"best-validation": "the round chosen by validation", "best-test": "the best round on the test set"}
-ACCURACY = "test_accuracy"
+RULES = {
+    "best-validation": "the headline: the round chosen by validation",
+    "best-test": "the headline: the best round on the test set",
+}
+ACCURACY, OF_CLIENTS = "test_accuracy", "accuracy of the clients"
 AXES = {"round": "Round", "floats": "Floats sent by all clients", "seconds": "Seconds"}  # of learning curves
 
 
@@ -49,8 +50,8 @@ class Curve(NamedTuple):
         line: Their means, a row for each round in which all have a value: `x`, `y`, and of several runs `low` and
             `high`, the mean less and plus the sample standard deviation.
         diverged: `x` and `y` of each run that diverged and has any.
-        chosen: Of accuracies, the point of the line at the round, the mean over runs, that the rule has chosen; None
-            where no rule looks for a round.
+        chosen: Of accuracies, the mean over the runs of the headline and of the round that the rule has chosen for it;
+            None where no rule looks for a round. Where runs chose different rounds it lies off the line.
         printed: Of accuracies, the paper's number in percent, see `printed_accuracy`; None where there is none.
     """
 
@@ -66,29 +67,42 @@ class Curve(NamedTuple):
         """The value of the last round, by which legends are ordered."""
         return max(values.y.iloc[-1] for values in ([self.line] if len(self.line) else self.diverged))
 
+    @property
+    def name(self) -> str:
+        """What it is called in a legend, with what is left out and with the paper's number."""
+        notes = [] if self.setting.finished else ["unfinished" if self.runs else "diverged"]
+        others = [state_of(record) for record in self.setting.records if self.runs and record not in self.runs]
+        notes += [f"{count} {state}" for state, count in Counter(others).items()]
+        if self.printed is not None:
+            notes.append(f"paper:\N{NO-BREAK SPACE}{self.printed:.2f}")
+        name = setting_name(self.setting) + (f" ({', '.join(notes)})" if notes else "")
+        return fill(name, 30, break_long_words=False, break_on_hyphens=False)
+
 
 def find_curves(groups: list[SeedGroup], measure: str = ACCURACY, x: str = "round") -> list[Curve]:
     """The curve of each group with a value.
 
     Args:
         groups: The groups.
-        measure: A column of `rounds_of`, or what the columns begin with whose mean is drawn, as "intra".
+        measure: A column of `rounds_of`, or what the columns begin with whose mean is drawn, as "intra"; or
+            `OF_CLIENTS`, of which the points are clients in place of rounds.
         x: One of `AXES`.
     """
     limits = (None, None) if measure.startswith("drift") else (0, 100)
     curves = []
     for member in groups:
-        runs = member.finished or [record for record in member.records if state_of(record) != "diverged"]
-        rounds = pd.concat([points(record, measure, x) for record in runs or member.records]).dropna().groupby(level=0)
+        lost = [record for record in member.records if state_of(record) == "diverged"]
+        runs = member.finished or [record for record in member.records if record not in lost]
+        rounds = pd.concat([points(record, measure, x) for record in runs or lost]).dropna().groupby(level=0)
         line = rounds.mean()[rounds.size() == len(runs)]
         deviation = rounds.y.std()[line.index]
         line = line.assign(low=(line.y - deviation).clip(*limits), high=(line.y + deviation).clip(*limits))
-        lost = [points(record, measure, x).dropna() for record in member.records if state_of(record) == "diverged"]
-        diverged = list(filter(len, lost))
+        diverged = [values for record in lost if len(values := points(record, measure, x).dropna())]
         printed = printed_accuracy(member.records[0]) if measure == ACCURACY else None
-        chosen, rounds_chosen = None, [record["summary"]["selected_round"] for record in runs]
-        if measure == ACCURACY and member.selection in RULES and len(line) and None not in rounds_chosen:
-            chosen = tuple(float(np.interp(fmean(rounds_chosen), line.index, line[axis])) for axis in ("x", "y"))
+        chosen, chosen_rounds = None, [record["summary"]["selected_round"] for record in runs]
+        if measure == ACCURACY and member.selection in RULES and len(line) and None not in chosen_rounds:
+            headline = fmean(100 * record["summary"]["selected"] for record in runs)
+            chosen = float(np.interp(fmean(chosen_rounds), line.index, line.x)), headline
         if len(line) or diverged:
             curves.append(Curve(member, runs, line, diverged, chosen, printed))
     return curves
@@ -99,6 +113,9 @@ def points(record: dict, measure: str, x: str) -> pd.DataFrame:
 
     NaN stands where the record does not say, or not reliably.
     """
+    if measure == OF_CLIENTS:
+        accuracies = clients_of(record).accuracy.dropna().sort_values(ignore_index=True)
+        return pd.DataFrame({"x": accuracies.index + 1, "y": accuracies})
     table = rounds_of(record)
     columns = [name for name in table if name == measure or name.startswith(f"{measure}/")]
     places = table["round"]
@@ -116,8 +133,9 @@ def learning_curves(records: Iterable[dict], x: str = "round") -> Figure:
 
     The band is the mean ± the sample standard deviation over seeds, within 0 and 100 %. Only finished runs enter them
     where there are any; a run that diverged is a thin line that ends in a cross. The names tell what was left out. A
-    ring marks the round, the mean over seeds, that the rule has chosen. A dotted line is the paper's number, which the
-    name has too, see `fedcli.results.comparison.printed_accuracy`.
+    ring marks the headline, at the round that the rule has chosen; both are means over seeds, so that with several it
+    need not lie on the line. A dotted line is the paper's number, which the name has too, see
+    `fedcli.results.comparison.printed_accuracy`.
 
     Runs of several protocols or data sets have a panel for each, in which a method keeps its colour.
 
@@ -146,13 +164,14 @@ def learning_curves(records: Iterable[dict], x: str = "round") -> Figure:
     return _draw(panels, AXES[x], ", ".join(titles))
 
 
-def _draw_measures(measures: dict[str, str], remedy: str, records: Iterable[dict]) -> Figure:
-    """Draws measures over rounds, with lines, bands and legends as in `learning_curves`.
+def _draw_measures(measures: dict[str, str], remedy: str, records: Iterable[dict], x_label: str = "Round") -> Figure:
+    """Draws measures, with lines, bands and legends as in `learning_curves`.
 
     Args:
         measures: The label of each, see `find_curves`; each has a panel.
         remedy: What a user can do where no run has any.
         records: The runs; those that have none of the measures are left out.
+        x_label: What the points of a line are.
 
     Raises:
         UserError: If no run has any.
@@ -161,30 +180,7 @@ def _draw_measures(measures: dict[str, str], remedy: str, records: Iterable[dict
     if not measured:
         raise UserError(f"no run has measured its {' and '.join(measures.values()).lower()} (got none); {remedy}.")
     panels = [("", label, find_curves(group(measured), name)) for name, label in measures.items()]
-    return _draw(panels, AXES["round"], _title(panels[0][2]))
-
-
-def accuracies_figure(records: Iterable[dict]) -> Figure:
-    """Draws the accuracies of the clients after the last round, the worst first, a line for each run.
-
-    Raises:
-        UserError: If no run has accuracies of single clients.
-    """
-    measured = [record for record in records if clients_of(record).accuracy.notna().any()]
-    if not measured:
-        raise UserError("no run has the accuracies of its clients (got none); draw runs with validation or own models.")
-    groups, figure = group(measured), Figure((WIDTH, HEIGHT), layout="constrained")
-    colour, axes = setting_colours([groups]), figure.add_subplot(xlabel="Clients, sorted", ylabel="Accuracy (%)")
-    for member in groups:
-        for number, record in enumerate(member.records):
-            accuracies = sorted(clients_of(record).accuracy.dropna())
-            name = fill(setting_name(member), LEGEND_WIDTH) if number == 0 else None
-            axes.plot(range(1, len(accuracies) + 1), accuracies, marker=".", color=colour[member.label], label=name)
-    axes.xaxis.set_major_locator(MaxNLocator("auto", integer=True))
-    axes.grid(axis="y")
-    axes.legend(loc="upper left", bbox_to_anchor=(1, 1.03))
-    write_title(figure, title_words(measured))
-    return figure
+    return _draw(panels, x_label, _title(panels[0][2]))
 
 
 # How far the clients' features and updates drift apart.
@@ -201,6 +197,13 @@ domains_figure = partial(
     _draw_measures,
     {"intra": "Accuracy on own domains (%)", "inter": "Accuracy on other domains (%)"},
     "draw runs of a protocol with evaluation by domain",
+)
+# The accuracies of single clients after the last round, the worst first.
+accuracies_figure = partial(
+    _draw_measures,
+    {OF_CLIENTS: "Accuracy of single clients (%)"},
+    "draw runs with validation or own models",
+    x_label="Clients, sorted",
 )
 
 
@@ -223,20 +226,20 @@ def _draw(panels: list[tuple[str, str, list[Curve]]], x_label: str, title: str) 
     for number, (heading, y_label, curves) in enumerate(panels, 1):
         axes = figure.add_subplot(down, across, number, xlabel=x_label, ylabel=y_label)
         axes.set_title(fill(heading, 60) if len(panels) > 1 else "")
-        drawn = []
+        lines = {}
         for curve in curves:
             colour = colours[curve.setting.label]
-            drawn.append((curve.last, _draw_curve(axes, curve, colour, dashes[colour], signs)))
-        handles = [line for _, line in sorted(drawn, key=itemgetter(0), reverse=True)]
-        legend = axes.legend(handles=handles, loc="upper left", bbox_to_anchor=(1, 1.03), handlelength=3)
-        longest = max(longest, sum(text.get_text().count("\n") + 1 for text in legend.get_texts()))
+            lines[_draw_curve(axes, curve, colour, dashes[colour], signs)] = curve.last
+        handles = sorted(lines, key=lines.get, reverse=True)
+        axes.legend(handles=handles, loc="upper left", bbox_to_anchor=(1, 1.03), handlelength=3)
+        longest = max(longest, sum(line.get_label().count("\n") + 1 for line in handles))
         axes.xaxis.set_major_locator(MaxNLocator("auto", integer=True, min_n_ticks=1, steps=(1, 2, 5, 10)))
-        axes.margins(x=0.02)
         axes.grid(axis="y")
+        axes.margins(x=0.02)
         if x_label == AXES["floats"]:
             axes.xaxis.set_major_formatter(EngFormatter())
-        if x_label == AXES["round"]:  # there is no round 0
-            axes.set_xlim(left=1 if max(axes.dataLim.x1, 1) > FEW else 0.5)
+        elif x_label != AXES["seconds"]:  # there is no round 0
+            axes.set_xlim(left=0.5)
     figure.legend(handles=list(signs.values()), loc="outside lower left", ncols=across, handlelength=3.4)
     height = max(HEIGHT, 0.6 + 0.17 * longest)  # a line of text takes 0.17 inches
     figure.set_size_inches(across * WIDTH, down * height + 0.16 * ceil(len(signs) / across))
@@ -250,42 +253,22 @@ def _draw_curve(axes: Axes, curve: Curve, colour: str, dash: Any, signs: dict[st
     Returns:
         The line; what the legend below all panels explains of the others, by its text, is added to `signs`.
     """
-    line, look = curve.line, {"color": colour, "linestyle": dash}
-    width, marker = THIN if len(line) > MANY else None, "." if len(line) <= FEW else ""
-    (drawn,) = axes.plot(line.x, line.y, label=_name(curve), marker=marker, linewidth=width, **look)
+
+    def explain(words: str, sign: Any, **look: Any) -> None:
+        signs[words] = sign(label=words, color=GREY, **look)
+
+    line, look, sign = curve.line, {"color": colour, "linestyle": dash}, partial(Line2D, [], [])
+    (drawn,) = axes.plot(line.x, line.y, label=curve.name, marker="." if len(line) <= FEW else "", **look)
     if len(curve.runs) > 1:
-        axes.fill_between(line.x, line.low, line.high, **_band(colour))
-        words = f"mean ± standard deviation over {len(curve.runs)} seeds"
-        signs[words] = Patch(label=words, **_band(GREY))
+        axes.fill_between(line.x, line.low, line.high, color=colour, **BAND)
+        explain(f"mean ± standard deviation over {len(curve.runs)} seeds", Patch, **BAND)
     for lost in curve.diverged:
         axes.plot(lost.x, lost.y, gid="diverged", markevery=[len(lost) - 1], **look | DIVERGED)
-        _add_sign(signs, "diverged after this round", DIVERGED)
+        explain("diverged after this round", sign, **DIVERGED)
     if curve.chosen is not None:
         axes.plot(*curve.chosen, gid="chosen", color=colour, clip_on=False, **CHOSEN)
-        _add_sign(signs, RULES[curve.setting.selection], CHOSEN)
+        explain(RULES[curve.setting.selection], sign, **CHOSEN)
     if curve.printed is not None:
         axes.axhline(curve.printed, gid="printed", color=colour, **PRINTED)
-        _add_sign(signs, "the paper's number for the line of its colour", PRINTED)
+        explain("the paper's number for the line of its colour", sign, **PRINTED)
     return drawn
-
-
-def _band(colour: str) -> dict[str, Any]:
-    """The look of a band: pale, as many may lie on each other, with a thin edge in the colour of its line."""
-    return {"facecolor": (colour, 0.1), "edgecolor": (colour, 0.4), "linewidth": 0.4}
-
-
-def _add_sign(signs: dict[str, Artist], words: str, look: dict[str, Any]) -> None:
-    signs[words] = Line2D([], [], label=words, color=GREY, **look)
-
-
-def _name(curve: Curve) -> str:
-    """The name of a line, with what is left out and with the paper's number."""
-    notes = []
-    if not curve.setting.finished:
-        notes.append("unfinished" if curve.runs else "diverged")
-    others = [state_of(record) for record in curve.setting.records if curve.runs and record not in curve.runs]
-    notes += [f"{count} {state}" for state, count in Counter(others).items()]
-    if curve.printed is not None:
-        notes.append(f"paper:\N{NO-BREAK SPACE}{curve.printed:.2f}")
-    name = setting_name(curve.setting) + (f" ({', '.join(notes)})" if notes else "")
-    return fill(name, LEGEND_WIDTH, break_long_words=False, break_on_hyphens=False)

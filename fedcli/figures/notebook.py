@@ -5,6 +5,7 @@ import math
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from html import escape
@@ -25,6 +26,11 @@ if TYPE_CHECKING:
     import pandas
 
 UPDATE = 0.2  # seconds between two looks of the display
+# What a run shows of itself, by column of a table's CSV.
+SHOWN = [
+    "method", "protocol", "dataset", "config.partition", "seed", "status", "rounds_done", "selection", "selected",
+    "last", "folder",
+]  # fmt: skip
 
 
 @dataclass(frozen=True, repr=False)
@@ -49,7 +55,9 @@ class Run(runs.Run):
         return Runs([self]).plot(x)
 
     def __repr__(self) -> str:
-        return f"Run({', '.join(f'{name}: {text}' for name, text in _facts(self).items())})"
+        record = self.record
+        accuracy = f"{record['summary']['selected'] or math.nan:.2%} ({record['summary']['selection']})"
+        return f"Run({record['method']} on {record['dataset']}, seed {record['seed']}: {accuracy}, in {self.path})"
 
     def _repr_html_(self) -> str:
         return Runs([self])._repr_html_()
@@ -74,31 +82,17 @@ class Runs(list[Run]):
 
     def _repr_html_(self) -> str:
         """A small table of the runs, a column each, and their curves."""
-        import pandas
+        import pandas as pd
 
-        with pandas.option_context("display.max_colwidth", None):
-            table = pandas.DataFrame(map(_facts, self)).T.to_html(header=False)
-        try:
+        from fedcli.results.tables import numbers_of
+
+        table = pd.DataFrame({**numbers_of(run.record), "folder": run.path} for run in self)
+        with pd.option_context("display.max_colwidth", None):
+            page = table[SHOWN].T.to_html(header=False, float_format="{:,.2f}".format)
+        with suppress(UserError):  # nothing was evaluated
             picture = base64.b64encode(self.plot()._repr_png_()).decode()
-        except UserError:  # nothing was evaluated
-            return table
-        return f'{table}<img alt="learning curves" style="max-width: 100%" src="data:image/png;base64,{picture}">'
-
-
-def _facts(run: runs.Run) -> dict[str, str]:
-    """What a run was and came to, as titles and texts."""
-    record, summary, percent = run.record, run.record["summary"], "{:.2%}".format
-    return {
-        "method": record["method"],
-        "protocol": record["protocol"],
-        "data set": f"{record['dataset']}, {record['partition']['flag']}",
-        "seed": str(record["seed"]),
-        "rounds": f"{len(record['rounds'])} of {record['config']['rounds']}, {record['status']}",
-        "selected": f"{percent(summary.get('selected') or math.nan)} ({summary['selection']})",
-        "last round": percent(summary.get("last") or math.nan),
-        "seconds": f"{record['seconds_total']:,.1f}",
-        "folder": str(run.path),
-    }
+            page += f'<img alt="learning curves" style="max-width: 100%" src="data:image/png;base64,{picture}">'
+        return page
 
 
 def run(
@@ -177,12 +171,12 @@ class Progress(Standing):
     def start(self, record: dict[str, Any], folder: Path, samples_per_round: int, first_round: int) -> None:
         """Shows the bar."""
         super().start(record, folder, samples_per_round, first_round)
-        self._ipython, self._notes, self._shown = import_module("IPython.display"), "", 0.0
+        self._ipython, self._notes, self._shown = import_module("IPython.display"), [], 0.0
         self._handle = self._ipython.display(display_id=True)
 
     def note(self, text: str) -> None:
         """Shows what the engine has to say, from the next step on."""
-        self._notes += f"<br>{escape(text)}"
+        self._notes.append(text)
 
     def finish(self, record: dict[str, Any]) -> None:
         """Shows how the run has ended."""
@@ -195,5 +189,5 @@ class Progress(Standing):
         self._shown, (done, texts) = time.perf_counter(), self.standing()
         run = f"{self.record['method']} on {self.record['dataset']}, seed {self.record['seed']}"
         bar = f'<progress value="{done:g}" max="{self.record["config"]["rounds"]}" style="width: 20em"></progress>'
-        text = escape(" · ".join([run, *texts, self.record["status"]]))
-        self._handle.update(self._ipython.HTML(f"{bar} {text}{self._notes}"))
+        text = escape(" · ".join([run, *texts, self.record["status"], *self._notes]))
+        self._handle.update(self._ipython.HTML(f"{bar} {text}"))

@@ -8,14 +8,15 @@ from textwrap import fill
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.lines import Line2D
 from sklearn.manifold import TSNE
-from sklearn.metrics import ConfusionMatrixDisplay, confusion_matrix
+from sklearn.metrics import ConfusionMatrixDisplay
 
 from fedcli.errors import UserError
 from fedcli.figures.plots import LINE_COLOURS, setting_name, title_words, write_title
-from fedcli.figures.quality import OF_CLIENTS, add_correlations, finished_runs, pair_cosines, read_outputs
+from fedcli.figures.quality import OF_CLIENTS, correlations, finished_runs, pair_cosines, public_sample, read_outputs
 from fedcli.results.tables import group
+from fedcli.runs.prepare import machine_settings
+from fedcli.runs.run import open_run
 
 # Paul Tol's muted scheme, which colour-blind readers tell apart, and black. Further classes are not drawn.
 CLASS_COLOURS = (
@@ -23,9 +24,8 @@ CLASS_COLOURS = (
 )  # fmt: skip
 CLIENT_MARKERS = ("o", "s", "^", "v", "<", ">", "D", "P", "X", "*")  # further clients are not kept
 PERPLEXITY = 30
-ACROSS, SIDE = 5, 1.7  # of t-SNE: panels in a row, inches of a panel
-CLIENTS_SIDE, BINS = 2.5, 40  # of the clients' features
-MATRICES_ACROSS, MATRIX_SIDE = 3, 2.5
+SIDE = 2.5  # inches of a panel, with its titles
+ACROSS = 3  # panels in a row
 NUMBERED = 10  # classes; of more, numbers and names would overlap
 
 
@@ -58,11 +58,10 @@ def _numbers(quality: dict[str, float], prefix: str = "") -> str:
     return f"NMI {quality[prefix + 'nmi']:.2f}, silhouette {quality[prefix + 'silhouette']:.2f}"
 
 
-def _panels(count: int, across: int, side: float, title: str) -> tuple[Figure, list[Axes]]:
-    """A figure with so many panels, in rows of as many as stand `across`; `side` is that of a panel in inches."""
-    across = min(count, across)
-    down = ceil(count / across)
-    figure = Figure(figsize=(side * max(across, 2), (side + 0.8) * down + 0.5), layout="constrained")
+def _panels(count: int, title: str) -> tuple[Figure, list[Axes]]:
+    """A figure with so many panels, in rows of `ACROSS`."""
+    across, down = min(count, ACROSS), ceil(count / ACROSS)
+    figure = Figure(figsize=(SIDE * max(across, 2) + 0.8, (SIDE + 0.8) * down + 0.5), layout="constrained")
     write_title(figure, title)
     return figure, [figure.add_subplot(down, across, place) for place in range(1, count + 1)]
 
@@ -74,7 +73,7 @@ def embedding_chart(paths: Iterable[Path]) -> Figure:
         UserError: As `one_a_setting`, or if their features have not been kept.
     """
     shown, title = one_a_setting(paths)
-    figure, all_axes = _panels(len(shown), ACROSS, SIDE, title)
+    figure, all_axes = _panels(len(shown), title)
     for axes, run in zip(all_axes, shown, strict=True):
         kept = read_outputs(run["folder"], run)
         axes.set_title(_heading(run, _numbers(run["quality"])))
@@ -93,7 +92,7 @@ def clients_chart(paths: Iterable[Path]) -> Figure:
         UserError: As `one_a_setting`, or if their clients' features have not been kept.
     """
     shown, title = one_a_setting(paths)
-    figure = Figure(figsize=(CLIENTS_SIDE * len(shown) + 0.8, 2 * CLIENTS_SIDE), layout="constrained")
+    figure = Figure(figsize=(SIDE * len(shown) + 0.8, 2 * SIDE), layout="constrained")
     upper, lower = figure.subplots(2, len(shown), squeeze=False, height_ratios=(1.4, 1))
     for above, below, run in zip(upper, lower, shown, strict=True):
         kept = read_outputs(run["folder"], run, OF_CLIENTS)
@@ -102,13 +101,11 @@ def clients_chart(paths: Iterable[Path]) -> Figure:
         numbers = _numbers(run["quality"], OF_CLIENTS)
         above.set_title(_heading(run, numbers, f"{len(np.unique(kept['clients']))} clients, a marker each"))
         cosines, same = pair_cosines(features, kept["labels"])
-        bins = np.linspace(min(0, cosines.min()), 1, BINS)
-        for name, values, colour in (
-            ("of one class", cosines[same], LINE_COLOURS[0]),
-            ("of two classes", cosines[~same], LINE_COLOURS[1]),
-        ):
-            shares = np.full(len(values), 100 / max(len(values), 1))  # of the pairs, in percent
-            below.hist(values, bins, weights=shares, histtype="stepfilled", alpha=0.4, color=colour, label=name)
+        pairs = {"of one class": cosines[same], "of two classes": cosines[~same]}
+        percent = [np.full(len(values), 100 / max(len(values), 1)) for values in pairs.values()]
+        bins = np.linspace(min(0, cosines.min()), 1, 40)
+        look = {"histtype": "stepfilled", "alpha": 0.4, "color": LINE_COLOURS[:2], "label": [*pairs]}
+        below.hist([*pairs.values()], bins, weights=percent, **look)
         below.set(xlabel="Cosine similarity")
         below.sharey(lower[0])
     lower[0].set_ylabel("Pairs of features (%)")
@@ -140,12 +137,10 @@ def _scatter(axes: Axes, features: np.ndarray, labels: np.ndarray, clients: np.n
 
 def _add_legend(figure: Figure, class_names: Sequence[str]) -> None:
     """Adds the legend of the classes that are drawn."""
-    dots = []
     for name, colour in zip(class_names, CLASS_COLOURS, strict=False):
-        dots.append(Line2D([], [], linestyle="none", marker="o", markersize=4, color=colour, label=name))
-    width = 0.4 + 0.065 * max(len(dot.get_label()) for dot in dots)  # inches of an entry
-    columns = max(1, min(len(dots), int(figure.get_figwidth() / width)))
-    figure.legend(handles=dots, loc="outside lower center", ncols=columns, columnspacing=1, handletextpad=0.2)
+        figure.axes[0].plot([], [], linestyle="none", marker="o", markersize=4, color=colour, label=name)
+    columns = max(1, int(figure.get_figwidth() / (0.4 + 0.065 * max(map(len, class_names)))))  # inches of an entry
+    figure.legend(*figure.axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=columns)
 
 
 def confusion_chart(paths: Iterable[Path]) -> Figure:
@@ -157,45 +152,52 @@ def confusion_chart(paths: Iterable[Path]) -> Figure:
     shown, title = one_a_setting(paths)
     class_names = shown[0]["class_names"]
     few = len(class_names) <= NUMBERED
-    figure, all_axes = _panels(len(shown), MATRICES_ACROSS, MATRIX_SIDE + 0.5, title)
+    figure, all_axes = _panels(len(shown), title)
     for axes, run in zip(all_axes, shown, strict=True):
         kept = read_outputs(run["folder"], run)
         labels, predicted = kept["labels"], kept["predicted"]
-        shares = 100 * confusion_matrix(labels, predicted, labels=range(len(class_names)), normalize="true")
-        display = ConfusionMatrixDisplay(shares, display_labels=class_names).plot(
-            ax=axes, cmap="Blues", colorbar=False, include_values=few, values_format=".0f",
-            im_kw={"vmin": 0, "vmax": 100}, text_kw={"fontsize": 5.5}, xticks_rotation="vertical",
+        display = ConfusionMatrixDisplay.from_predictions(
+            labels, predicted, labels=range(len(class_names)), display_labels=class_names, normalize="true", ax=axes,
+            cmap="Blues", colorbar=False, include_values=few, values_format=".0%", im_kw={"vmin": 0, "vmax": 1},
+            text_kw={"fontsize": 5}, xticks_rotation="vertical",
         )  # fmt: skip
         right = f"{100 * (labels == predicted).mean():.1f} % of {len(labels):,} images right"
         axes.set(title=_heading(run, right), xlabel="taken for", ylabel="class")
         if not few:
             axes.set(xticks=[], yticks=[])
-    figure.colorbar(display.im_, ax=all_axes, label="% of the class", shrink=0.8, pad=0.02)
+    figure.colorbar(display.im_, ax=all_axes, label="Share of the class", shrink=0.8, pad=0.02)
     return figure
 
 
 def correlation_chart(paths: Iterable[Path], files: Sequence[str] = ()) -> Figure:
     """Draws the cross-correlation of the clients' logits with their mean, a row a setting.
 
-    On the left they are of public images, on the right of the clients' own training images. Where all records have
-    their matrices these are drawn, and no checkpoint is needed.
+    On the left they are of public images, those of the first run that has any, on the right of the clients' own
+    training images.
 
     Args:
         paths: See `one_a_setting`.
         files: The user's files that the runs need, see `resume`.
 
     Raises:
-        UserError: As `one_a_setting` and `add_correlations`.
+        UserError: As `one_a_setting`; or if no run has public images, or one has no personal models, no checkpoint or
+            another one's.
     """
     shown, title = one_a_setting(paths)
-    kept = [run.get("correlation") for run in shown]
-    if not all(kept):
-        kept = add_correlations([run["folder"] for run in shown], files)
-    figure = Figure(figsize=(2 * MATRIX_SIDE + 1.2, len(shown) * (MATRIX_SIDE + 0.3) + 0.8), layout="constrained")
+    figure = Figure(figsize=(2 * SIDE + 1.2, len(shown) * (SIDE + 0.3) + 0.8), layout="constrained")
     panels = figure.subplots(len(shown), 2, squeeze=False, sharex=True, sharey=True)
-    for pair, run, matrices in zip(panels, shown, kept, strict=True):
-        for axes, kind in zip(pair, ("public", "private"), strict=True):
-            matrix = np.array(matrices[kind])
+    lenders = [run["folder"] for run in shown if run["config"].get("public_dataset")]
+    if not lenders:
+        raise UserError(f"no run has public images (got {len(shown)} without); add a run of a method that uses them.")
+    public = public_sample(open_run(lenders[0], files).fed)
+    for pair, run in zip(panels, shown, strict=True):
+        opened = open_run(run["folder"], files)
+        fed, method = opened.fed, opened.setup.method
+        if method.personal is None:
+            raise UserError(f"'{method.name}' has no personal models (got {run['folder']}); leave the run out.")
+        with machine_settings(fed):
+            matrices = correlations(fed, method, opened.state, public)
+        for axes, (kind, matrix) in zip(pair, matrices.items(), strict=True):
             same = np.eye(len(matrix), dtype=bool)
             image = axes.imshow(matrix, cmap="RdBu_r", vmin=-1, vmax=1, interpolation="nearest")
             numbers = f"diagonal {matrix[same].mean():.2f}, others {matrix[~same].mean():.2f}"

@@ -6,6 +6,7 @@ no global state is touched and no window system is needed.
 
 import io
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from pathlib import Path
 from textwrap import fill
 from typing import Any
@@ -27,17 +28,15 @@ STYLE = {
     "font.family": "DejaVu Sans",  # comes with matplotlib, so that every machine draws the same
     "font.size": 8,
     "axes.titlesize": 8.5,
-    "axes.labelsize": 8.5,
-    "axes.linewidth": 0.7,
     "axes.spines.top": False,
     "axes.spines.right": False,
-    "axes.axisbelow": True,
     "figure.titlesize": 9,
     "grid.color": "#dddddd",
-    "grid.linewidth": 0.5,
     "legend.frameon": False,
     "lines.linewidth": 1.4,
+    "savefig.bbox": "tight",  # cut to what it shows
     "savefig.dpi": 300,
+    "savefig.pad_inches": 0.04,
     "pdf.fonttype": 42,  # fonts as text that can be edited and searched
     "svg.hashsalt": "fedcli",
     "text.parse_math": False,  # a name may have a dollar sign
@@ -52,10 +51,7 @@ DASHES = (
     "-", (0, (5, 1.5)), (0, (4, 1.2, 1, 1.2)), (0, (3, 2)), (0, (6, 2, 1, 2, 1, 2)), (0, (1.2, 1.2)), (0, (1.2, 3)),
 )  # fmt: skip
 SCREEN_DPI = 110  # of a picture on a page or in a notebook
-UNDATED = {
-    ".png": {"Software": None}, ".pdf": {"CreationDate": None, "Creator": None, "Producer": None},
-    ".svg": {"Date": None, "Creator": None},
-}  # fmt: skip
+UNDATED = {".png": {}, ".pdf": {"CreationDate": None}, ".svg": {"Date": None}}  # metadata of each kind of file
 DATASETS = {
     "mnist": "MNIST", "fmnist": "Fashion-MNIST", "mnist-m": "MNIST-M", "femnist": "FEMNIST", "svhn": "SVHN",
     "usps": "USPS", "cifar10": "CIFAR-10", "cifar100": "CIFAR-100", "cinic10": "CINIC-10",
@@ -100,22 +96,17 @@ def setting_name(member: SeedGroup) -> str:
     return method_name(record) + member.label.removeprefix(record["method"])
 
 
-def dataset_words(name: str) -> str:
-    """The name of a data set as papers write it."""
-    return DATASETS.get(name, name[:1].upper() + name[1:])
-
-
-def partition_words(flag: str) -> str:
-    """A partition in words, "Dirichlet 0.5" for `dirichlet:0.5`; one of a file, or of two parts, as it is typed."""
-    name, _, value = flag.partition(":")
-    return PARTITIONS.get(name, flag).format(value.replace(":", ", "))
+def data_words(dataset: str = "", partition: str = "", *more: str) -> str:
+    """Data in words, as in "Digits, Dirichlet 0.5"; a partition of a file, or of two parts, as it is typed."""
+    name, _, value = partition.partition(":")
+    division = PARTITIONS.get(name, partition).format(value.replace(":", ", "))
+    return ", ".join(filter(None, [DATASETS.get(dataset, dataset[:1].upper() + dataset[1:]), division, *more]))
 
 
 def title_words(records: Sequence[dict], *more: str) -> str:
     """What runs share, in words, with `more` behind: "Digits, Dirichlet 0.5, 3 seeds; reduced: rounds 4 of 100"."""
     shared = agreed(records)
-    words = {"dataset": dataset_words, "partition": partition_words}
-    title = ", ".join([*(word(shared[key]) for key, word in words.items() if key in shared), *more])
+    title = data_words(shared.get("dataset", ""), shared.get("partition", ""), *more)
     smaller = {", ".join(reductions(record).values()) for record in records} - {""}
     return f"{title}; reduced: {' or '.join(sorted(smaller))}" if smaller else title
 
@@ -157,7 +148,7 @@ def write(out: Path, draw: Callable[..., Figure], *given: Any, page: bool = Fals
     """Draws a figure in the style of all figures and writes it, without dates, so that equal figures are equal files.
 
     Args:
-        out: Where to write, with or without suffix: `.pdf` and `.svg` alone, else PNG and PDF.
+        out: Where to write: `.pdf`, `.svg`, or `.png`, beside which a PDF is written.
         draw: Returns the figure.
         *given: What it is drawn of.
         page: Whether to write a small PNG alone, as pages in a repository show it.
@@ -165,30 +156,23 @@ def write(out: Path, draw: Callable[..., Figure], *given: Any, page: bool = Fals
     Raises:
         UserError: If the suffix is of another kind of image.
     """
-    if out.suffix not in UNDATED and out.suffix[1:].isalpha():  # "dirichlet:0.5" has no suffix
+    if out.suffix not in UNDATED:
         raise UserError(f"--out must end in .png, .pdf or .svg (got '{out}'); choose one of them.")
-    stem = out.with_suffix("") if out.suffix in UNDATED else out
-    suffixes = [".png"] if page else [out.suffix] if out.suffix in (".pdf", ".svg") else [".png", ".pdf"]
-    files = [stem.with_name(stem.name + suffix) for suffix in suffixes]
+    files = [out, out.with_suffix(".pdf")] if out.suffix == ".png" and not page else [out]
     with matplotlib.rc_context(STYLE):
         figure = draw(*given)
-        stem.parent.mkdir(parents=True, exist_ok=True)
-        for suffix, file in zip(suffixes, files, strict=True):
-            content = small_png(figure) if page else image(figure, suffix, metadata=UNDATED[suffix])
+        out.parent.mkdir(parents=True, exist_ok=True)
+        for file in files:
+            save = partial(figure.savefig, format=file.suffix[1:], metadata=UNDATED[file.suffix])
+            write_atomically(file, (lambda path: path.write_bytes(small_png(figure))) if page else save)
             figure.set_layout_engine("none")  # the next file is laid out as this one
-            write_atomically(file, lambda path, content=content: path.write_bytes(content))
     return files
-
-
-def image(figure: Figure, suffix: str, **options: Any) -> bytes:
-    """The content of a file with the figure, cut to what it shows; `options` are further ones of `Figure.savefig`."""
-    content = io.BytesIO()
-    figure.savefig(content, format=suffix[1:], bbox_inches="tight", pad_inches=0.04, **options)
-    return content.getvalue()
 
 
 def small_png(figure: Figure) -> bytes:
     """The figure as a PNG for a screen, with a palette of 256 colours, a third of the bytes."""
-    picture, small = io.BytesIO(image(figure, ".png", dpi=SCREEN_DPI)), io.BytesIO()
+    picture, small = io.BytesIO(), io.BytesIO()
+    with matplotlib.rc_context(STYLE):
+        figure.savefig(picture, format="png", dpi=SCREEN_DPI)
     Image.open(picture).convert("RGB").quantize(256).save(small, "png", optimize=True)
     return small.getvalue()

@@ -1,13 +1,15 @@
-"""What the models of finished runs give for images, measured after the run and written into its record.
+"""What the models of finished runs give for images, measured after the run.
 
 `add_quality` measures how well the features of test images keep the classes apart, by the global model of the last
 round or by one client's own model; `add_clients_quality` by the models of a round's clients, of which no state is kept:
-it runs one more round from the last checkpoint. `add_correlations` measures how alike the logits of the clients' own
-models are: all are given the same images, and each client's logits are correlated with the mean of all.
+it runs one more round from the last checkpoint. Both write what they find into the record. `correlations` measures how
+alike the logits of the clients' own models are: all are given the same images, and each client's logits are correlated
+with the mean of all.
 """
 
 import io
 from collections.abc import Iterable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +21,7 @@ from sklearn.metrics.pairwise import cosine_similarity
 from torch import Tensor
 
 from fedcli.core.batches import generator
-from fedcli.core.evaluation import Model, models
+from fedcli.core.evaluation import models
 from fedcli.core.federation import Cohort, Federation
 from fedcli.core.trees import tree_map
 from fedcli.data.files import write_atomically
@@ -56,12 +58,14 @@ def finished_runs(paths: Iterable[Path]) -> list[dict]:
 
 
 def write_outputs(folder: Path, arrays: dict[str, np.ndarray], measured: dict[str, Any], prefix: str = "") -> dict:
-    """Writes arrays beside a record and then, into it, what was measured, with the digest of the file; returns it."""
+    """Writes features with their labels beside a record, and into it what was measured of them; returns that."""
     content, file = io.BytesIO(), folder / FILES[prefix]
     np.savez_compressed(content, **arrays)
+    measured = {**separation(arrays["features"].astype(float), arrays["labels"]), **measured}
     with locked(folder):
         write_atomically(file, lambda path: path.write_bytes(content.getvalue()))
-        measured = {prefix + name: value for name, value in (measured | {"features_sha256": file_digest(file)}).items()}
+        measured |= {"examples": len(arrays["labels"]), "features_sha256": file_digest(file)}
+        measured = {prefix + name: value for name, value in measured.items()}
         record = read_record(folder)
         write_record(folder, {**record, "quality": {**record.get("quality", {}), **measured}})
     return measured
@@ -108,10 +112,7 @@ def add_quality(folder: Path, client: int | None = None, files: Sequence[str] = 
         [(_, (network, *model))] = models(fed, method, run.state, [client or 0])
         features, logits, labels = (part.numpy() for part in fed.predict(*model, index, network, test=True))
     arrays = {"features": features.astype(float), "labels": labels, "predicted": logits.argmax(1)}
-    measured = {**separation(arrays["features"], labels), "examples": len(index), "seed": SEED}
-    if client is not None:
-        measured["client"] = client
-    return write_outputs(folder, arrays, measured)
+    return write_outputs(folder, arrays, {"seed": SEED} | ({} if client is None else {"client": client}))
 
 
 def separation(features: np.ndarray, labels: np.ndarray) -> dict[str, float]:
@@ -145,10 +146,8 @@ def add_clients_quality(folder: Path, files: Sequence[str] = ()) -> dict[str, fl
     """
     arrays = one_more_round(folder, files)
     arrays["features"] = arrays["features"].astype(np.float16)
-    features, labels = arrays["features"].astype(float), arrays["labels"]
-    cosines, same = pair_cosines(features, labels)
-    measured = {**separation(features, labels), "examples": len(labels)}
-    measured |= {"cosine_same": float(np.median(cosines[same])), "cosine_other": float(np.median(cosines[~same]))}
+    cosines, same = pair_cosines(arrays["features"].astype(float), arrays["labels"])
+    measured = {"cosine_same": float(np.median(cosines[same])), "cosine_other": float(np.median(cosines[~same]))}
     return write_outputs(folder, arrays, measured, OF_CLIENTS)
 
 
@@ -195,69 +194,35 @@ def pair_cosines(features: np.ndarray, labels: np.ndarray) -> tuple[np.ndarray, 
     return cosine_similarity(features)[pairs], (labels[:, None] == labels)[pairs]
 
 
-def add_correlations(folders: Sequence[Path], files: Sequence[str] = ()) -> list[dict[str, list]]:
-    """Measures the cross-correlations of the clients' logits in finished runs, and writes them into their records.
-
-    Returns:
-        For each run the matrices `public` and `private`, see `correlations`. A run that has no public images is given
-        those of the first run that has.
-
-    Raises:
-        UserError: If no run has public images, or one has no personal models, no checkpoint or another one's.
-    """
-    lenders = [folder for folder in folders if read_record(folder)["config"].get("public_dataset")]
-    if not lenders:
-        raise UserError(f"no run has public images (got {len(folders)} without); add a run of a method that uses them.")
-    lent = public_sample(open_run(lenders[0], files).fed)
-    measured = []
-    for folder in folders:
-        run = open_run(folder, files)
-        if run.setup.method.personal is None:
-            raise UserError(f"'{run.setup.method.name}' has no personal models (got {folder}); leave the run out.")
-        public = lent if run.fed.public_images is None else public_sample(run.fed)
-        with machine_settings(run.fed):
-            matrices = correlations(run.fed, run.setup.method, run.state, public)
-        measured.append({name: matrix.tolist() for name, matrix in matrices.items()})
-    for folder, matrices in zip(folders, measured, strict=True):
-        with locked(folder):
-            write_record(folder, {**read_record(folder), "correlation": matrices})
-    return measured
-
-
 def public_sample(fed: Federation) -> Tensor:
     """Some public images `[n, channels, H, W]`, normalised and not augmented."""
     chosen = generator(SEED, "correlation").permutation(len(fed.public_images))[:CORRELATED]
     return fed.public_transform(fed.public_images[torch.as_tensor(chosen, device=fed.device)])
 
 
-def correlations(fed: Federation, method: Method, state: Any, public: Tensor) -> dict[str, Tensor]:
+@torch.no_grad()
+def correlations(fed: Federation, method: Method, state: Any, public: Tensor) -> dict[str, np.ndarray]:
     """The clients' mean cross-correlations `[C, C]` on `public` images and on `private` ones, each client's own.
 
-    Raises:
-        UserError: If no client has two training images; those with less are left out of the private mean.
+    A client with less than two training images is left out of the private mean.
     """
-    clients = [model for _, model in models(fed, method, state, range(fed.num_clients))]
-    logits = score(clients, public.to(fed.device, fed.dtype))
-    matrices = {"public": [cross_correlation(of_client, logits.mean(0)) for of_client in logits], "private": []}
+    clients = []
+    for _, (network, *model) in models(fed, method, state, range(fed.num_clients)):
+        params, buffers = tree_map(lambda leaf: leaf.to(fed.device), model)  # some may lie on the host
+        clients.append(partial(network, params, buffers, train=False))
+
+    def logits(images: Tensor) -> Tensor:
+        """Logits `[N, n, C]` of the clients' models in evaluation mode, in double precision."""
+        return torch.stack([client(images).logits for client in clients]).double()
+
+    of_public = logits(public.to(fed.device, fed.dtype))
+    matrices = {"public": [cross_correlation(of_client, of_public.mean(0)) for of_client in of_public], "private": []}
     for client, part in enumerate(fed.training):
-        if len(part) > 1:
-            chosen = part[generator(SEED, client, "correlation").permutation(len(part))[:CORRELATED]]
-            images = fed.transform(fed.engine.images[torch.as_tensor(chosen, device=fed.device)])
-            logits = score(clients, images)
-            matrices["private"].append(cross_correlation(logits[client], logits.mean(0)))
-    if not matrices["private"]:
-        raise UserError("no client has two training images (got one or none each); a correlation needs larger clients.")
-    return {name: torch.stack(of_clients).mean(0).cpu() for name, of_clients in matrices.items()}
-
-
-@torch.no_grad()
-def score(clients: Sequence[Model], images: Tensor) -> Tensor:
-    """Logits `[N, n, C]` of the clients' models in evaluation mode, in double precision."""
-    logits = []
-    for network, *model in clients:
-        params, buffers = tree_map(lambda leaf: leaf.to(images.device), model)
-        logits.append(network(params, buffers, images, train=False).logits)
-    return torch.stack(logits).double()
+        chosen = part[generator(SEED, client, "correlation").permutation(len(part))[:CORRELATED]]
+        if len(chosen) > 1:
+            of_own = logits(fed.transform(fed.engine.images[torch.as_tensor(chosen, device=fed.device)]))
+            matrices["private"].append(cross_correlation(of_own[client], of_own.mean(0)))
+    return {name: torch.stack(of_clients).mean(0).cpu().numpy() for name, of_clients in matrices.items()}
 
 
 def cross_correlation(logits: Tensor, mean_logits: Tensor) -> Tensor:

@@ -1,11 +1,11 @@
-"""One HTML file that shows runs without a network: tables to sort, curves to look into, partitions, commands.
+"""One HTML file that shows runs without a network: tables to sort, curves to look into, commands.
 
 All is Bokeh's, whose script stands in the file; the module is imported only where Bokeh is installed. What records say
 is escaped: names in them may be anybody's.
 """
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from html import escape
 from typing import Any
 
@@ -13,18 +13,16 @@ import numpy as np
 from bokeh import models
 from bokeh.embed import file_html
 from bokeh.layouts import column
-from bokeh.palettes import Viridis256
 from bokeh.plotting import figure
 from bokeh.resources import INLINE
 
-from fedcli.figures.curves import find_curves
+from fedcli.figures.curves import Curve, find_curves
 from fedcli.figures.plots import setting_colours, setting_name
 from fedcli.results.comparison import printed_accuracy
 from fedcli.results.render import Best, Sheet
 from fedcli.results.tables import SeedGroup, boards, commands, group, sheets
 
 POINTS = 250  # of a curve at most; of more, as many that lie evenly between the first and the last
-MOST = 20_000  # cells of a partition that is drawn
 # Of a place and a colour; <%- escapes.
 CELL = '<span title="<%- text_{0} %>" style="font-weight: <%= weight_{0} %>; color: {1}"><%- text_{0} %></span>'
 # Titles of columns are longer than what stands below them: they are broken into lines.
@@ -32,13 +30,12 @@ TITLES = ".slick-header-column.slick-header-column { height: 4em; line-height: 1
 WIDE = {"sizing_mode": "stretch_width"}
 
 
-def report(records: Iterable[dict], title: str = "Runs", missing: Sequence[str] = ()) -> str:
-    """The page of some runs: of each protocol and data set a table, curves and partition, and the commands.
+def report(records: Iterable[dict], title: str = "Runs") -> str:
+    """The page of some runs: of each protocol and data set a table, curves, and the commands.
 
     Args:
         records: The runs.
         title: Of the page.
-        missing: Paths at which no run is, which the page says.
 
     Raises:
         UserError: If there is no record.
@@ -46,7 +43,6 @@ def report(records: Iterable[dict], title: str = "Runs", missing: Sequence[str] 
     records = list(records)
     use = "Click a column's title to sort by it, a name beside curves to switch its line on or off."
     parts: list[Any] = [_text(f"<h1>{escape(title)}</h1>Runs: {len(records)}. {use}")]
-    parts += [_text(f"No run is there, left out: {escape(path)}") for path in missing]
     by_board = boards(records)
     groups = [group(runs) for runs in by_board.values()]
     colour = setting_colours(groups)
@@ -66,20 +62,13 @@ def report(records: Iterable[dict], title: str = "Runs", missing: Sequence[str] 
                 text = escape("\n".join(folded))
                 texts.append(f"<details><summary>{summary}</summary><pre>{text}</pre></details>")
         parts.append(_text("".join(texts)))
-        parts += filter(None, [_curves(members, colour), _partition(runs[0])])
+        if curves := find_curves(members):
+            parts.append(_curves(curves, colour))
     return file_html(column(parts, **WIDE, margin=10), INLINE, title)
 
 
 def _text(html: str) -> models.Div:
     return models.Div(text=html, styles={"font-size": "14px"}, **WIDE)
-
-
-def _empty_chart(title: str, x_label: str, y_label: str, shown: list[tuple[str, str]], **more: Any) -> Any:
-    """An empty chart, with what is `shown` of a point below the pointer."""
-    return figure(
-        title=title, x_axis_label=x_label, y_axis_label=y_label, tooltips=shown, height=340, min_width=300,
-        toolbar_location="right", tools="pan,box_zoom,reset,save", **WIDE, **more,
-    )  # fmt: skip
 
 
 def _table(sheet: Sheet, rows: list[tuple[SeedGroup, Any]], colour: dict[str, str]) -> models.DataTable:
@@ -97,9 +86,8 @@ def _table(sheet: Sheet, rows: list[tuple[SeedGroup, Any]], colour: dict[str, st
         data[f"text_{place}"] = texts
         data[f"weight_{place}"] = ["bold" if isinstance(text, Best) else "normal" for text in texts]
         data[f"sort_{place}"] = [_number(text) for text in texts] if place >= sheet.numbers else texts
-        template = CELL.format(place, "inherit" if place else "<%= colour %>")
-        width = 12 + 6 * min(max(map(len, (*texts, *title.split()))), 24)
-        formatter = models.HTMLTemplateFormatter(template=template)
+        formatter = models.HTMLTemplateFormatter(template=CELL.format(place, "inherit" if place else "<%= colour %>"))
+        width = 12 + 6 * min(max(map(len, (*texts, *title.split()))), 40)
         shown.append(models.TableColumn(field=f"sort_{place}", title=title, formatter=formatter, width=width))
     return models.DataTable(
         source=models.ColumnDataSource(data), columns=shown, index_position=None, autosize_mode="none",
@@ -113,14 +101,15 @@ def _number(text: str) -> float:
     return float(match[0].replace(",", "")) if match else -1.0
 
 
-def _curves(groups: list[SeedGroup], colour: dict[str, str]) -> Any:
-    """The lines of `curves.learning_curves` with their bands, crosses and paper's numbers; None without a value."""
-    curves = sorted(find_curves(groups), key=lambda curve: curve.last, reverse=True)
-    if not curves:
-        return None
-    shown = [("", "@name"), ("round", "@x"), ("accuracy", "@y{0.00} %")]
-    chart = _empty_chart("Test accuracy over rounds", "Round", "Test accuracy (%)", shown)
-    for curve in curves:
+def _curves(curves: list[Curve], colour: dict[str, str]) -> Any:
+    """The lines of `curves.learning_curves` with their bands and crosses."""
+    chart = figure(
+        title="Test accuracy over rounds", x_axis_label="Round", y_axis_label="Test accuracy (%)", height=340,
+        tooltips=[("", "@name"), ("round", "@x"), ("accuracy", "@y{0.00} %")], min_width=300, toolbar_location="right",
+        tools="pan,box_zoom,reset,save", **WIDE,
+    )  # fmt: skip
+    chart.xaxis.ticker = models.BasicTicker(min_interval=1, num_minor_ticks=0)
+    for curve in sorted(curves, key=lambda curve: curve.last, reverse=True):
         name = setting_name(curve.setting)
         look = {"color": colour[curve.setting.label], "legend_label": name}
         thinned = np.linspace(0, len(curve.line) - 1, min(len(curve.line), POINTS)).astype(int)
@@ -132,32 +121,8 @@ def _curves(groups: list[SeedGroup], colour: dict[str, str]) -> Any:
             cross = lost.iloc[-1:].assign(name=f"{name}, diverged after this round")
             chart.line(lost.x, lost.y, **look)
             chart.scatter("x", "y", source=dict(cross), name="hovered", marker="x", size=9, **look)
-        if curve.printed is not None:
-            names = [f"{name}, the paper's number"] * 2
-            ends = {"x": [1, max(line.x, default=1)], "y": [curve.printed] * 2, "name": names}
-            chart.line("x", "y", source=ends, name="hovered", line_dash="dotted", **look)
     chart.hover.renderers = list(chart.select(name="hovered"))
     chart.add_layout(chart.legend[0], "right")
     chart.legend.click_policy = "hide"
     chart.legend.label_text_font_size = "11px"
-    return chart
-
-
-def _partition(record: dict) -> Any:
-    """How many images of each class each client of one run holds; None where a record has no counts."""
-    counts = np.array(record["partition"].get("class_counts") or [[]])
-    clients, classes = counts.nonzero()
-    if not 0 < len(clients) <= MOST:
-        return None
-    names = record.get("class_names") or [str(label) for label in range(counts.shape[1])]
-    images = counts[clients, classes]
-    source = {"client": clients, "class": classes, "images": images, "name": [names[label] for label in classes]}
-    title = f"Images of each class at each client: {record['partition']['flag']}, seed {record['seed']}"
-    shown = [("client", "@client"), ("class", "@name"), ("images", "@images{0,0}")]
-    chart = _empty_chart(title, "Client", "Class", shown)
-    mapper = models.LinearColorMapper(Viridis256[::-1], low=0, high=int(images.max()))
-    colours = {"field": "images", "transform": mapper}
-    chart.rect("client", "class", 1, 1, source=source, line_color=None, fill_color=colours)
-    chart.yaxis.ticker = models.BasicTicker(min_interval=1, num_minor_ticks=0)
-    chart.add_layout(models.ColorBar(color_mapper=mapper, width=8), "right")
     return chart
