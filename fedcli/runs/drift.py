@@ -11,14 +11,13 @@ from torch import Tensor
 from fedcli.core.batches import generator
 from fedcli.core.clients import Client, Params
 from fedcli.core.federation import Cohort, Federation
-from fedcli.runs.strict import Strict
 
 EXAMPLES = 500  # test images at most that all clients' models are given
 SEED = 0  # of the choice of these images, so that all runs are measured on the same ones
 AT_ONCE = 100  # images in a forward pass of all clients together
 
 
-class Recording(Strict):
+class Recording(Federation):
     """A federation that remembers the models of its round: what the clients were sent first, and what they sent back.
 
     The clients that sent their whole models are stacked; None stands for no model.
