@@ -159,15 +159,11 @@ def trained(
     return ": ".join([fed.engine.mode, *fed.engine.notes]), (model_of(setup, state), state)
 
 
-def model_of(setup: Setup, state: Any) -> tuple[dict, dict]:
-    """Return parameters and buffers: of the global model, or of all clients' own models under their ids."""
+def model_of(setup: Setup, state: Any) -> Tree:
+    """Return parameters and buffers: of the global model, or by client of all clients' own models."""
     if setup.method.personal is None:
         return setup.method.model(state)
-    params, buffers = {}, {}
-    for client, model in sorted(setup.method.personal(state).items()):
-        params |= {f"{client}.{name}": value for name, value in model[0].items()}
-        buffers |= {f"{client}.{name}": value for name, value in model[1].items()}
-    return params, buffers
+    return dict(sorted(setup.method.personal(state).items()))
 
 
 # The laws
@@ -191,7 +187,7 @@ def law_2_on_is_not(method: Method, rounds: int = 22, **run: Any) -> list[Findin
     for number in range(rounds):
         state = simulate(setup, fed, number + 1, state=state, first=number)
         simple_state = simulate(simple, simple_fed, number + 1, state=simple_state, first=number)
-        difference = distance(model_of(setup, state)[0], model_of(simple, simple_state)[0])
+        difference = distance(model_of(setup, state), model_of(simple, simple_state))
         if difference > DIFFERENT:
             break
     meaning = f"equal to {simpler} under the defaults: your terms have no effect on the model that is tested"
@@ -219,7 +215,7 @@ def law_3_state_survives(method: Method, **run: Any) -> list[Finding]:
         return findings
     other = early._replace(clients={**before, 0: tree_map(lambda leaf: leaf + 1, before[0])})
     then = simulate(setup, fed, len(COHORTS), COHORTS, other, len(COHORTS) - 1)
-    read = distance(model_of(setup, state)[0], model_of(setup, then)[0])
+    read = distance(model_of(setup, state), model_of(setup, then))
     findings.append(Finding("effect of what a client stored on its next round", read, 1e-9, above=True))
     return findings
 

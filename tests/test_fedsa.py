@@ -171,7 +171,7 @@ def test_the_larger_margin_counts():
     def after(margin):
         clients = {c: own._replace(margin=torch.tensor(margin).double()) for c, own in state.clients.items()}
         new, _ = setup.method.run_round(state._replace(clients=clients), fed.cohort(1), fed, setup.options)
-        return laws.model_of(setup, new)[0]
+        return laws.model_of(setup, new)
 
     least = fedsa.margin(state.anchors, torch.ones(3, dtype=torch.bool)).item()
     assert laws.distance(after(0.0), after(0.9 * least)) == 0

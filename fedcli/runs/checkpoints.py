@@ -42,7 +42,6 @@ STATES = "states"  # folder of what clients keep
 STATES_OF_WORKER = "states-w"  # client states of worker N > 0, in `states-wN`
 METADATA = "fedcli"  # key of the JSON text
 DIGEST = re.compile(rb"sha256\W+([0-9a-f]{64})")
-HEAD_BYTES = 1024  # of a file, which hold its digest
 ZEROS = b"0" * 64
 IN_CHECKPOINT = ("rounds", "cost", "seconds_total", "peak_bytes")  # what a round adds to the record
 SHARE, LONGEST = 0.05, 600.0  # of the time that checkpoints may take; seconds between two of them
@@ -76,7 +75,7 @@ def read_verified(path: Path, digest: str | None = None) -> bytes:
         Damaged: If a byte is not the one that was written, or it is another file or none.
     """
     content = path.read_bytes() if path.is_file() else b""
-    match = DIGEST.search(content, 0, HEAD_BYTES)
+    match = DIGEST.search(content)
     actual = hashlib.sha256(content.replace(match[1], ZEROS, 1)).hexdigest() if match else "none"
     if match is None or actual != (digest or match[1].decode()):
         fault = f"'{path}' is missing or not as it was written (got SHA-256 {actual[:16]})"
@@ -223,10 +222,8 @@ class Store:
             home = home if 4 * free > total else torch.device("cpu")
         for client, state in new.items():
             nbytes = sum(leaf.nbytes for leaf in leaves(state))
-            version = versions[client] = Version(client, f"{client:06}-{round}", nbytes)
-            version.state = tree_map(lambda leaf: leaf.to(home, copy=True).contiguous(), state)
-            self._cache[version] = None
-            self._evict()
+            versions[client] = Version(client, f"{client:06}-{round}", nbytes)
+            self._hold(versions[client], tree_map(lambda leaf: leaf.to(home, copy=True).contiguous(), state))
         return Kept(self, versions.values())
 
     def read(self, version: Version) -> Tree:
@@ -234,27 +231,23 @@ class Store:
         state = version.state
         if state is None:
             state, _ = load(version.file, self._types, digest=version.digest)
-            if self._held() + version.nbytes > self._limit:  # not cached: all clients in turn would evict each
-                return state
-        version.state = state
-        self._cache.pop(version, None)
-        self._cache[version] = None
+            self._hold(version, state)
+        else:
+            self._cache[version] = self._cache.pop(version, None)
         return state
 
-    def _held(self) -> int:
-        """Returns the bytes of states in memory."""
-        return sum(version.nbytes for version in self._cache)
-
-    def _evict(self) -> None:
-        """Evicts least-recently-used states until the limit holds; writes those that no file has."""
-        held = self._held()
-        for version in list(self._cache):
+    def _hold(self, version: Version, state: Tree) -> None:
+        """Holds a state in memory, and evicts least-recently-used ones, writing those that no file has."""
+        version.state = state
+        self._cache[version] = None
+        held = sum(each.nbytes for each in self._cache)
+        for oldest in list(self._cache):
             if held <= self._limit:
                 return
-            held -= version.nbytes
-            version.write(self._folder)
-            version.state = None
-            del self._cache[version]
+            oldest.write(self._folder)
+            oldest.state = None
+            held -= oldest.nbytes
+            del self._cache[oldest]
 
 
 def refuse_non_finite(state: Any, before: Any, round: int) -> None:
@@ -315,11 +308,10 @@ def clear(folder: Path, *files: str, at_rest: bool = False) -> None:
     for file in (folder / STATES).glob("*"):
         if file.name.removesuffix(SUFFIX) not in names:
             file.unlink()
-    if at_rest:
-        for other in folder.glob(f"{STATES_OF_WORKER}*"):
-            shutil.rmtree(other, ignore_errors=True)  # they may be removing some themselves
-        with suppress(OSError):  # it is not empty, or not there
-            (folder / STATES).rmdir()
+    for other in folder.glob(f"{STATES_OF_WORKER}*") if at_rest else ():
+        shutil.rmtree(other, ignore_errors=True)  # they may be removing some themselves
+    with suppress(OSError):  # it is not empty, or not there
+        (folder / STATES).rmdir()
 
 
 def clear_finished(folder: Path, record: dict[str, Any]) -> None:

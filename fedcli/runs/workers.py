@@ -48,7 +48,7 @@ class Group:
 
         A single item is done by all, so that its own parts can be divided; parts of a part are not divided again.
         """
-        if self.count == 1 or self._inside or len(items) < 2:
+        if self._inside or len(items) < 2:
             return list(work(items))
         self._inside = True  # for good where this fails: then all end
         made = list(work(items[self.number :: self.count]))
@@ -58,14 +58,10 @@ class Group:
 
     def first(self, make: Callable[[], Tree]) -> Tree:
         """Returns on all processes what `make` gives on the first, the only one to call it."""
-        if self.count == 1:
-            return make()
         return self._gather(make() if self.number == 0 else None)[0]
 
     def refuse_differences(self, facts: dict[str, Any]) -> None:
         """Refuses facts, by what is said of them, that differ among the processes."""
-        if self.count == 1:
-            return
         first, *others = self._gather(facts)
         for number, other in enumerate(others, start=1):
             for name in facts:
@@ -75,24 +71,18 @@ class Group:
                         "0); give all of them the same data and the same versions."
                     )
 
-    def end(self, error: BaseException) -> None:
-        """Ends all processes with an error of this one, unless it is that of another, which all know of.
-
-        The first process raises it further and says it for all; the others end here, so that the launcher waits for
-        the first. An interruption is not told: this process ends, and the others lose it.
-        """
-        if not isinstance(error, Exception):
-            return
+    def tell(self, error: Exception) -> None:
+        """Ends the other processes with an error of this one, unless it is that of another, which all know of."""
         if not self._told:
             self._told = True  # also of what is made of this error
             told = error if isinstance(error, ERRORS) else RuntimeError(f"{type(error).__name__}: {error}")
             with suppress(Exception):
                 self._gather(None, told)
-        if self.number > 0:
-            sys.exit()
 
     def _gather(self, tree: Tree, error: Exception | None = None) -> list[Tree]:
         """Sends all a tree and returns everyone's, by their numbers, or raises the error that one has sent with it."""
+        if self.count == 1:
+            return [tree]
         messages = [None] * self.count
         try:
             dist.all_gather_object(messages, (tree_map(_packed, tree), error))
@@ -129,7 +119,8 @@ def current() -> Group:
 def joined() -> Iterator[Group]:
     """Connects this process with the others that the launcher has started with it; alone where there is none.
 
-    An error inside ends all of them.
+    An error inside ends all of them: the first raises it further and says it for all, the others end here, so that the
+    launcher waits for the first. An interruption is not told: this process ends, and the others lose it.
     """
     global _current
     connects = launched() and _current is _ALONE
@@ -137,9 +128,10 @@ def joined() -> Iterator[Group]:
         _current = _connected()
     try:
         yield _current
-    except BaseException as error:
-        if _current.count > 1:
-            _current.end(error)
+    except Exception as error:
+        _current.tell(error)
+        if _current.number > 0:
+            sys.exit()
         raise
     finally:
         if connects:
