@@ -15,7 +15,6 @@ import json
 import math
 import os
 import re
-import shutil
 import weakref
 from collections import UserDict
 from collections.abc import Callable, Iterable, Mapping
@@ -39,7 +38,7 @@ SUFFIX = ".safetensors"
 CHECKPOINT, PREVIOUS = f"checkpoint{SUFFIX}", f"checkpoint-before{SUFFIX}"
 SELECTED = f"selected{SUFFIX}"  # the models of the best round, see fedcli/runs/models.py
 STATES = "states"  # folder of what clients keep
-STATES_OF_WORKER = "states-w"  # client states of worker N > 0, in `states-wN`
+OTHER = "-w"  # in the names of files of workers beside the first, 000001-3-w2, which no checkpoint names
 METADATA = "fedcli"  # key of the JSON text
 DIGEST = re.compile(rb"sha256\W+([0-9a-f]{64})")
 ZEROS = b"0" * 64
@@ -184,12 +183,13 @@ class Store:
         self._memory, self._device = memory, device
         self._types = {kind.__name__: kind for kind in types}
         self._folder: Path | None = None  # of new files
+        self._ending = ""  # of their names
         self._limit = math.inf
         self._cache: weakref.WeakKeyDictionary[Version, None] = weakref.WeakKeyDictionary()  # last used last
 
     def open(self, folder: Path, worker: int = 0) -> None:
         """Lets states be written into a run's folder; of several workers checkpoints name the files of the first, 0."""
-        self._folder = folder / (f"{STATES_OF_WORKER}{worker}" if worker else STATES)
+        self._folder, self._ending = folder / STATES, f"{OTHER}{worker}" if worker else ""
         self._limit = self._memory
         if self._limit is None:
             total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
@@ -222,7 +222,7 @@ class Store:
             home = home if 4 * free > total else torch.device("cpu")
         for client, state in new.items():
             nbytes = sum(leaf.nbytes for leaf in leaves(state))
-            versions[client] = Version(client, f"{client:06}-{round}", nbytes)
+            versions[client] = Version(client, f"{client:06}-{round}{self._ending}", nbytes)
             self._hold(versions[client], tree_map(lambda leaf: leaf.to(home, copy=True).contiguous(), state))
         return Kept(self, versions.values())
 
@@ -231,14 +231,13 @@ class Store:
         state = version.state
         if state is None:
             state, _ = load(version.file, self._types, digest=version.digest)
-            self._hold(version, state)
-        else:
-            self._cache[version] = self._cache.pop(version, None)
+        self._hold(version, state)
         return state
 
     def _hold(self, version: Version, state: Tree) -> None:
         """Holds a state in memory, and evicts least-recently-used ones, writing those that no file has."""
         version.state = state
+        self._cache.pop(version, None)
         self._cache[version] = None
         held = sum(each.nbytes for each in self._cache)
         for oldest in list(self._cache):
@@ -306,12 +305,11 @@ def clear(folder: Path, *files: str, at_rest: bool = False) -> None:
         with suppress(Damaged):
             names.update(_read_metadata(read_verified(checkpoint))[1].get("states", []))
     for file in (folder / STATES).glob("*"):
-        if file.name.removesuffix(SUFFIX) not in names:
-            file.unlink()
-    for other in folder.glob(f"{STATES_OF_WORKER}*") if at_rest else ():
-        shutil.rmtree(other, ignore_errors=True)  # they may be removing some themselves
-    with suppress(OSError):  # it is not empty, or not there
-        (folder / STATES).rmdir()
+        if file.name.removesuffix(SUFFIX) not in names and (at_rest or OTHER not in file.name):
+            file.unlink(missing_ok=True)  # its worker may have removed it
+    if at_rest:
+        with suppress(OSError):  # it is not empty, or not there
+            (folder / STATES).rmdir()
 
 
 def clear_finished(folder: Path, record: dict[str, Any]) -> None:

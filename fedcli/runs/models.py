@@ -235,7 +235,14 @@ def export(
         raise UserError(f"--out must end in {SUFFIXES[format]} (got '{file}'); name it so, or choose another --format.")
     model = run.model(client, round, prototypes=prototypes)
     if format == "pt":
-        content = _program(model, run.record["model"]["input"])
+        example, buffer = torch.rand(2, *run.record["model"]["input"], dtype=model.mean.dtype), io.BytesIO()
+        try:
+            program = torch.export.export(model, (example,), dynamic_shapes=({0: torch.export.Dim("N", min=1)},))
+        except Exception as error:  # whatever a user's own network makes of it
+            fault = f"torch.export cannot take this network ({type(error).__name__}: {one_line(error)})"
+            raise UserError(f"{fault}; use --format safetensors.") from error
+        torch.export.save(program, buffer)
+        content = buffer.getvalue()
     else:
         tensors = {name.removeprefix("network."): value.clone() for name, value in model.state_dict().items()}
         classes = json.dumps(run.record["class_names"])
@@ -245,18 +252,6 @@ def export(
     write_atomically(file, lambda temporary: temporary.write_bytes(content))
     write_atomically(card, lambda temporary: temporary.write_text(text))
     return file, card
-
-
-def _program(model: Classifier, shape: Sequence[int]) -> bytes:
-    """Returns a model's forward pass for batches of any size, as `torch.export` keeps it."""
-    example, buffer = torch.rand(2, *shape, dtype=model.mean.dtype), io.BytesIO()
-    try:
-        program = torch.export.export(model, (example,), dynamic_shapes=({0: torch.export.Dim("N", min=1)},))
-    except Exception as error:  # whatever a user's own network makes of it
-        fault = f"torch.export cannot take this network ({type(error).__name__}: {one_line(error)})"
-        raise UserError(f"{fault}; use --format safetensors.") from error
-    torch.export.save(program, buffer)
-    return buffer.getvalue()
 
 
 def card_of(run: Run, model: Classifier, name: str, format: str, client: int | None, round: str) -> str:

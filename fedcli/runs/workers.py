@@ -125,7 +125,15 @@ def joined() -> Iterator[Group]:
     global _current
     connects = launched() and _current is _ALONE
     if connects:
-        _current = _connected()
+        if torch.cuda.is_available():  # each has the next device, which "cuda" stands for from here on
+            torch.cuda.set_device(int(os.environ["LOCAL_RANK"]) % torch.cuda.device_count())
+        end_with_parent()  # the launcher, which may be killed before it has ended this process
+        store, number, count = next(dist.rendezvous("env://"))
+        if os.environ["TORCHELASTIC_USE_AGENT_STORE"] == "True":
+            # The launcher's, which has the addresses of earlier starts too.
+            store = dist.PrefixStore(os.environ["TORCHELASTIC_RESTART_COUNT"], store)
+        dist.init_process_group("gloo", store=store, rank=number, world_size=count, timeout=PATIENCE)
+        _current = Group(number, count, int(os.environ["LOCAL_WORLD_SIZE"]))
     try:
         yield _current
     except Exception as error:
@@ -137,19 +145,6 @@ def joined() -> Iterator[Group]:
         if connects:
             _current = _ALONE
             dist.destroy_process_group()  # closes the connections, which the others see
-
-
-def _connected() -> Group:
-    """Returns the processes that the launcher has started, once all are there."""
-    if torch.cuda.is_available():  # each has the next device, which "cuda" stands for from here on
-        torch.cuda.set_device(int(os.environ["LOCAL_RANK"]) % torch.cuda.device_count())
-    end_with_parent()  # the launcher, which may be killed before it has ended this process
-    store, number, count = next(dist.rendezvous("env://"))
-    if os.environ["TORCHELASTIC_USE_AGENT_STORE"] == "True":
-        # The launcher's, which has the addresses of earlier starts too.
-        store = dist.PrefixStore(os.environ["TORCHELASTIC_RESTART_COUNT"], store)
-    dist.init_process_group("gloo", store=store, rank=number, world_size=count, timeout=PATIENCE)
-    return Group(number, count, int(os.environ["LOCAL_WORLD_SIZE"]))
 
 
 def launch(count: int, command: Sequence[str]) -> int:
