@@ -173,11 +173,11 @@ class Run:
             raise UserError(f"the run '{self.path}' has not finished (it is {status}); 'fedcli resume' goes on.")
         record = trust_files(self.record, self.files)
         method, config = find_method(record["method_source"]), record["config"]
-        if method.personal is None and client is not None:
-            raise UserError(f"'{method.name}' has one model for all clients (got --client {client}); leave it out.")
-        if method.personal is not None and client not in range(config["num_clients"]):
-            remedy = f"choose one from 0 to {config['num_clients'] - 1} with --client"
-            raise UserError(f"'{method.name}' has a model for every client (got --client {client}); {remedy}.")
+        if client not in ([None] if method.personal is None else range(config["num_clients"])):
+            allowed = "one model for all clients; leave --client out"
+            if method.personal is not None:
+                allowed = f"a model for every client; choose one from 0 to {config['num_clients'] - 1} with --client"
+            raise UserError(f"'{method.name}' has no model of client {client}, but {allowed}.")
         if prototypes and method.prototypes is None:
             raise UserError(f"'{method.name}' does not classify by prototypes (got --prototypes); leave it out.")
         models = _read_models(self.path, record, method, round)
@@ -221,7 +221,7 @@ def export(
     """Writes a model, see `Run.model`, to a file and a card in Markdown beside it, and returns both.
 
     The format is "pt", a program of `torch.export` for batches of any size, or "safetensors", the tensors alone. Where
-    `out` is not given the file is in the run's folder; what is there is replaced.
+    `out` is not given the file is in the run's folder; what is there is replaced. Its suffix is that of the format.
 
     Raises:
         UserError: If there is no such model or format, or `torch.export` cannot take the network.
@@ -230,9 +230,7 @@ def export(
         raise UserError(f"--format must be {' or '.join(SUFFIXES)} (got '{format}'); choose one of them.")
     name = "model" if client is None else f"model-client-{client}"
     name += ("-last" if round == "last" else "") + ("-prototypes" if prototypes else "") + SUFFIXES[format]
-    file = run.path / name if out is None else Path(out)
-    if file.suffix != SUFFIXES[format]:
-        raise UserError(f"--out must end in {SUFFIXES[format]} (got '{file}'); name it so, or choose another --format.")
+    file = run.path / name if out is None else Path(out).with_suffix(SUFFIXES[format])
     model = run.model(client, round, prototypes=prototypes)
     if format == "pt":
         example, buffer = torch.rand(2, *run.record["model"]["input"], dtype=model.mean.dtype), io.BytesIO()
