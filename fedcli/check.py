@@ -375,11 +375,9 @@ def keeps_state(method: Method) -> bool:
 
 
 def one_of_each_kind() -> list[Method]:
-    """The first registered method of each kind: by models of the clients' own, public images and kept states."""
-    kinds: dict[tuple[bool, bool, bool], Method] = {}
-    for method in registry.methods().values():
-        kinds.setdefault((method.personal is not None, method.uses_public_data, keeps_state(method)), method)
-    return list(kinds.values())
+    """One registered method of each kind: by models of the clients' own, public images and kept states."""
+    methods = registry.methods().values()
+    return list({(bool(each.personal), each.uses_public_data, keeps_state(each)): each for each in methods}.values())
 
 
 def check(method: Method, number: int, device: str) -> list[Finding]:

@@ -28,7 +28,7 @@ from fedcli.runs.config import recorded_fields
 from fedcli.runs.models import ROUNDS
 from fedcli.runs.records import params_hash, read_record, write_record
 from fedcli.runs.rounds import Listener
-from tests.programs import SMALL, start
+from tests.programs import SMALL
 from tests.test_lock import names
 from tests.test_runs import TINY, Stop, StopAfter, essence
 from tests.torture.commands import Ended, call, fork
@@ -289,42 +289,9 @@ def hostile_record(number: int) -> str:
     return f"{how} {key!r}, {command}: {end.fault[:200]}" if end.fault else ""
 
 
-# Control-C
-
-INTERRUPTED = """
-import os, runpy, signal, sys
-
-class Finder:
-    left = int(sys.argv.pop(1))
-
-    def find_spec(self, *about):
-        Finder.left -= 1
-        if Finder.left == 0:
-            os.kill(os.getpid(), signal.SIGINT)
-
-import fedcli.__main__
-sys.meta_path.insert(0, Finder())
-sys.argv[0] = "fedcli"
-fedcli.__main__.main()
-"""
-
-
-def interrupt(number: int) -> str:
-    """Control-C at the so-many-th import of a program ends it in a line."""
-    moment = random.Random(number).randint(1, 1500)
-    with TemporaryDirectory() as place:
-        program = start(place, moment, "run", "fedavg", *SMALL, "--out", "run", program=("-c", INTERRUPTED))
-        _, errors = program.communicate()
-    if "Traceback" in errors:
-        return f"at import {moment}: a traceback"
-    ends_well = program.returncode == 128 + signal.SIGINT and errors.splitlines()[-1].startswith("interrupted")
-    return "" if ends_well else f"at import {moment}: exit code {program.returncode}, {errors.strip()[-200:]}"
-
-
 TRIALS: dict[str, tuple[Callable[[int], str], int]] = {  # each with how often in the long round
     "a run killed four times at random moments, over 12 methods": (kill, 84),
     "flipped bits, cut and exchanged files of seven kinds of runs": (damage, 500),
     "fuzzed command lines": (fuzz, 1000),
     "hostile records": (hostile_record, 260),
-    "Control-C while modules are imported": (interrupt, 20),
 }
