@@ -274,13 +274,13 @@ def law_6_edge_data(method: Method, chunk: int, **run: Any) -> list[Finding]:
     for name, case in cases.items():
         setup, fed = federation(method, clients_per_chunk=str(chunk), **run, **case)
         state = setup.method.init(fed, setup.options)
+        wrong = 0
         try:
             for number in range(2):
-                state, entry = one_round(setup, fed, state, fed.cohort(number))
-            wrong = not 0 <= entry["test_accuracy"] <= 1
+                state, _ = one_round(setup, fed, state, fed.cohort(number))
         except NonFiniteLoss:  # of a loss or of the state after the round
-            wrong = True
-        findings.append(Finding(f"rounds with numbers that are not finite, {name}", int(wrong), 0))
+            wrong = 1
+        findings.append(Finding(f"rounds with numbers that are not finite, {name}", wrong, 0))
     return findings
 
 
