@@ -48,8 +48,6 @@ class Finding(NamedTuple):
     @property
     def cells(self) -> tuple[str, str, str, str]:
         """Label, figure, tolerance and verdict as texts."""
-        if self.error is not None:
-            return self.label, "", "", "FAIL"
         sign, verdict = ">" if self.above else "<=", "pass" if self.holds else "FAIL"
         return self.label, f"{self.figure:.1e}", f"{sign} {self.bound:g}", verdict
 
@@ -326,10 +324,10 @@ def law_9_costs_are_what_is_sent(method: Method, **run: Any) -> list[Finding]:
 
 def with_defaults(method: Method, name: str, defaults: Mapping[str, Any]) -> Method:
     """Return a method of this name whose options have other defaults."""
-    options = []
-    for option in fields(method.config):
-        default = defaults.get(option.name, option.default)
-        options.append((option.name, option.type, field(default=default, metadata=option.metadata)))
+    options = [
+        (option.name, option.type, field(default=defaults.get(option.name, option.default), metadata=option.metadata))
+        for option in fields(method.config)
+    ]
     return replace(method, name=name, config=make_dataclass("Config", options, frozen=True), variants={})
 
 
