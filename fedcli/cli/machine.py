@@ -121,23 +121,22 @@ def check(
     if absent := set(law or ()) - laws.LAWS.keys():
         titles = ", ".join(f"{number} ({each.title})" for number, each in laws.LAWS.items())
         raise UserError(f"unknown law {min(absent)}; there are {titles}.")
-    numbers = [number for number in laws.LAWS if not law or number in law]
     chosen = {}
     for name in methods or ():
         chosen[name] = registry.find_method(name)
         chosen |= {variant.name: variant for variant in laws.variants_of(chosen[name])}
     if not methods:
         chosen = registry.methods() if all_ else {method.name: method for method in laws.one_of_each_kind()}
+    numbers = [number for number in laws.LAWS if not law or number in law]
     cases = [(name, method, number) for name, method in chosen.items() for number in numbers]
     device, rows, failures, left_out = str(find_device(device)), [], {}, 0
     with Console(stderr=True).status("") as status:
         for name, method, number in cases:
             status.update(escape(f"{name}: {laws.LAWS[number].title}"))
             findings = laws.check(method, number, device)
-            rows += [(method.name, number, *finding.cells) for finding in findings]
-            if not findings:
-                missing = f"nothing, as it declares no {laws.LAWS[number].needs}"
-                rows.append((method.name, number, missing, "", "", "left out"))
+            cells = [finding.cells for finding in findings]
+            cells = cells or [(f"nothing, as it declares no {laws.LAWS[number].needs}", "", "", "left out")]
+            rows += [(method.name, number, *texts) for texts in cells]
             if wrong := [finding for finding in findings if not finding.holds]:
                 failures[f"{name}, law {number}"] = wrong
             left_out += not findings

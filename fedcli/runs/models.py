@@ -246,6 +246,7 @@ def export(
         classes = json.dumps(run.record["class_names"])
         content = serialize(tensors, {"format": "pt", "method": run.record["method"], "class_names": classes})
     card = file.with_name(f"{file.name}.md")
+    card.parent.mkdir(parents=True, exist_ok=True)
     text = card_of(run, model, file.name, format, client, round)
     write_atomically(file, lambda temporary: temporary.write_bytes(content))
     write_atomically(card, lambda temporary: temporary.write_text(text))
