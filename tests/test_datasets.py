@@ -270,6 +270,7 @@ BAD_ARRAYS = {
     "a wild label": (
         lambda a: (a.pop("class_names"), a.update(y_train=a["y_train"] * 10**9)), "0 to 2000000000", "0 to 8"
     ),
+    "a class name of two lines": (put("class_names", np.array(["two\nlines", "b", "c"])), "on one line"),
     "a class name twice": (put("class_names", ["a", "b", "a"]), "class_names", "twice"),
     "pickled names": (put("class_names", np.array(["a", 1, None], object)), "allow_pickle=False"),
     "half the writers": (put("writer_test", np.zeros(6, int)), "no array writer_train"),

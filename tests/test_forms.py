@@ -5,11 +5,14 @@ import gzip
 import hashlib
 import io
 import json
+import os
 import pickle
 import shutil
 import string
+import struct
 import tarfile
 import zipfile
+import zlib
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from threading import Thread
@@ -41,11 +44,13 @@ def write_zip(path, contents):
     return path
 
 
-def write_tar(path, contents, prefix=""):
+def write_tar(path, contents, prefix="", **attributes):
     with tarfile.open(path, "w:gz") as archive:
         for name, content in contents.items():
             member = tarfile.TarInfo(prefix + name)
             member.size = len(content)
+            for key, value in attributes.items():
+                setattr(member, key, value)
             archive.addfile(member, io.BytesIO(content))
     return path
 
@@ -342,6 +347,9 @@ SYNTH = matlab_files(known_images("synth-digits"), "synth-digits")
 MNIST = mnist_files(known_images("mnist"), "mnist")
 BAD_FILES = {
     "no JSON": ("femnist", {"all_data_0.json": b"users"}, "all_data_0.json", "one of LEAF's files"),
+    "lists in lists": ("femnist", {"all_data_0.json": b"[" * 100_000}, "all_data_0.json", "one of LEAF's files"),
+    "no writers": ("femnist", leaf(lambda c: c.update(users=[1])), "one of LEAF's files"),
+    "no numbers": ("femnist", leaf(lambda c: c["user_data"][c["users"][0]]["x"][0].__setitem__(3, np.nan)), "0 to 1"),
     "no data of a writer": ("femnist", leaf(lambda c: c["user_data"].pop(c["users"][1])), "one of LEAF's files"),
     "bytes": ("femnist", leaf(lambda c: c["user_data"][c["users"][0]]["x"][0].__setitem__(3, 128)), "from 0 to 1"),
     "other images": ("femnist", leaf(lambda c: c["user_data"][c["users"][0]].update(x=[[0.5] * 783])), "784 values"),
@@ -377,7 +385,9 @@ def test_archives_that_are_damaged_or_lead_astray_are_refused(tmp_path, cache, m
     flipped.write_bytes(content)
     (tmp_path / "flowers.parquet").write_bytes(b"hello")
     outside = write_tar(tmp_path / "c.tar.gz", contents, "../")
-    for path in (*paths, flipped, tmp_path / "flowers.parquet", outside):
+    linked = write_tar(tmp_path / "d.tar.gz", contents, type=tarfile.SYMTYPE, linkname="/etc/passwd")
+    os.mkfifo(tmp_path / "pipe.tar.gz")
+    for path in (*paths, flipped, tmp_path / "flowers.parquet", outside, linked, tmp_path / "pipe.tar.gz"):
         refused(
             lambda path=path: datasets.import_path("cinic10", path), path, "cannot be read", ".zip or .tar", "LEAF's"
         )
@@ -420,6 +430,7 @@ def test_folders_may_hold_hidden_files_links_and_mixed_colours(tmp_path):
     folder = write_folder(tmp_path / "images", arrays, ["ant", "bee"])
     for place in (folder, folder / "train" / "ant"):
         (place / ".DS_Store").touch()
+        os.mkfifo(place / "pipe.png")
     (folder / "README.md").touch()
     (folder / "train" / "bee").rename(tmp_path / "elsewhere")
     (folder / "train" / "bee").symlink_to(tmp_path / "elsewhere")
@@ -454,7 +465,10 @@ def spoil_cut(folder):
     path.write_bytes(encoded(np.random.default_rng(0).integers(0, 256, (4, 4), np.uint8))[:-30])
 
 
+HEAD = b"IHDR" + struct.pack(">IIBBBBB", 30_000, 30_000, 8, 0, 0, 0, 0)  # of a PNG of 900 million pixels
+BOMB = b"\x89PNG\r\n\x1a\n" + struct.pack(">I", 13) + HEAD + struct.pack(">I", zlib.crc32(HEAD))
 BAD_FOLDERS = {
+    "a huge image": (lambda f: (f / "train" / "ant" / "z.png").write_bytes(BOMB), "z.png", "at most 32 million pixels"),
     "a file that is no image": (lambda f: (f / "train" / "ant" / "notes.txt").write_text(""), "notes.txt", "image"),
     "a partial image": (spoil_cut, "cut.png", "an image"),
     "too deep": (lambda f: shutil.copytree(f / "train", f / "test" / "ant" / "a"), "test/ant/a/ant", "too deep"),

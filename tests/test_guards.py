@@ -61,16 +61,13 @@ def uploads_all_rows(state, cohort, fed, config):
     return fedproto.run_round(state, cohort, fed, config)
 
 
-NOTHING_DONE = (
-    r"the defaults against fedavg: 0.00e\+00, must be > 1e-06 \(equal to fedavg under the defaults: your terms"
-)
 REDUCED = replace(FEDAVG, reduces_to=("fedavg", {}))
 DEFECTS = {  # the law, the method and its planted round, options, and what the law says
     "a term cannot be switched off": (
         laws.law_1_off_is_the_simpler_method, FEDFM, always_matching, {}, "against fedavg"),
     "buffers are not averaged": (
         laws.law_1_off_is_the_simpler_method, REDUCED, toys.skips_buffers, {"backbone": laws.NORMED}, "against fedavg"),
-    "a term does nothing": (laws.law_2_on_is_not, FEDFM, without_matching, {}, NOTHING_DONE),
+    "a term does nothing": (laws.law_2_on_is_not, FEDFM, without_matching, {}, "terms have no effect.*: 0.00e"),
     "state is thrown away": (laws.law_3_state_survives, toys.STATEFUL, toys.forgets, {}, "not kept"),
     "state is not stored": (laws.law_3_state_survives, toys.STATEFUL, toys.never_stores, {}, "took part: 0.00"),
     "state is not read": (
@@ -146,16 +143,3 @@ def test_law_4_holds_captured_steps_to_the_plain_ones_where_the_device_has_graph
     monkeypatch.setattr(ListGraphs, "capture", lambda self, work: real(self, work) and (lambda: None))
     replayed = check.law_4_chunking_is_invisible(FEDAVG, chunks=(4,))[-1]  # a replay that does nothing
     assert (replayed.label, replayed.holds) == ("stacked x 4, captured against looped", False)
-
-
-def test_law_4_allows_what_training_makes_of_rounding_and_no_more(monkeypatch):
-    """FedGen's generator learns by Adam behind batch statistics: it makes a hundred thousand roundings of one."""
-    method, chunks = find_method("fedgen"), (2, 4)
-    plain = check.law_4_chunking_is_invisible(method, chunks=chunks)
-    assert {one.bound for one in plain} == {check.RELATIVE}
-    monkeypatch.setattr(check, "RELATIVE", 1e-13)
-    found = check.law_4_chunking_is_invisible(method, chunks=chunks)
-    assert [one.figure for one in found] == [one.figure for one in plain]
-    assert all(check.RELATIVE < one.figure <= one.bound < 1e-7 for one in found)
-    monkeypatch.setattr(check, "MOST", 1e-12)
-    catches(laws.raising(check.law_4_chunking_is_invisible), method, chunks=chunks, match="must be <= 1e-12")

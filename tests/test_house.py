@@ -23,7 +23,7 @@ METHODS = re.compile("fedfm|fedfa|fedcme|fccl|fedsa|scaffold|feddyn|fednova|moon
 
 # The most that a part may have, tests and papers apart. A change may lower a number and never raise one.
 MOST_LINES = {
-    "top": 1442, "core": 3171, "data": 1452, "runs": 3134, "results": 2893, "figures": 1283, "bench": 442, "cli": 1509,
+    "top": 1434, "core": 3171, "data": 1452, "runs": 3104, "results": 2893, "figures": 1283, "bench": 442, "cli": 1509,
     "scripts": 865,
 }  # fmt: skip
 MOST_IN_ALL = {"lines": 16970, "bytes": 852_600, "statements": 9502}

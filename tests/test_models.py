@@ -17,7 +17,7 @@ from fedcli.data import datasets
 from fedcli.runs import checkpoints, models
 from fedcli.runs import run as runs
 from fedcli.runs.models import export
-from fedcli.runs.records import identity, read_record, summarise, write_record
+from fedcli.runs.records import write_record
 from tests.files import refused
 from tests.programs import invoke
 from tests.test_lock import names
@@ -115,18 +115,6 @@ def test_a_run_that_was_stopped_keeps_the_same_selected_model(stop, made, tmp_pa
     assert (folder / models.SELECTED).read_bytes() == (whole / models.SELECTED).read_bytes()
 
 
-def test_the_selected_model_of_a_later_round_is_written_anew_by_who_resumes(made, tmp_path):
-    method, options = RUNS["global"]
-    with pytest.raises(Stop):
-        fedcli.run(method, out=tmp_path, progress=StopAfter(3), **{**TINY, **options, "checkpoint_every": 3})
-    chosen = [summarise(made["global"].record["rounds"][:stop], "best-validation")["selected_round"] for stop in (3, 5)]
-    assert chosen == [1, 3]
-    other = models.Models(({"x": torch.zeros(1)}, {}), {}, None)  # of a machine with other rounding
-    checkpoints.save(tmp_path / models.SELECTED, other, {"identity": identity(read_record(tmp_path)), "round": 3})
-    expected = made["global"].model().state_dict()
-    torch.testing.assert_close(runs.resume(tmp_path).model().state_dict(), expected, rtol=0, atol=0)
-
-
 def test_nothing_more_is_kept_where_the_last_round_is_selected_or_the_models_are_large(made, tmp_path, monkeypatch):
     assert models.SELECTED in names(made["global"].path)
     for kind in ("personal", "norms"):  # without a validation part the last round is the headline
@@ -154,9 +142,7 @@ def test_by_prototypes_and_by_the_classifier_as_the_record_has_it(made, tmp_path
         assert hits / sum(map(len, fed.testing)) == pytest.approx(expected, abs=1e-12)
     file, card = export(run, client=1, round="last", prototypes=True)
     assert file.name == "model-client-1-last-prototypes.pt2"
-    text = card.read_text()
-    assert "minus the squared distance" in text
-    assert f"; by the nearest prototype, {100 * last['classifier_accuracy']:.2f} % by the classifier |" in text
+    assert "gives minus the squared distance" in card.read_text()
     program = torch.export.load(file).module()
     images = torch.rand(7, *run.record["model"]["input"])
     assert torch.equal(program(images), run.model(1, round="last", prototypes=True)(images))
@@ -165,14 +151,12 @@ def test_by_prototypes_and_by_the_classifier_as_the_record_has_it(made, tmp_path
 @pytest.mark.parametrize(
     ("kind", "act", "words"),
     [
-        ("personal", lambda run: run.model(), ["choose one from 0 to 1 with --client"]),
-        ("personal", lambda run: run.model(2), ["got --client 2"]),
-        ("global", lambda run: run.model(0), ["one model for all clients"]),
+        ("personal", lambda run: run.model(2), ["no model of client 2, but", "choose one from 0 to 1 with --client"]),
+        ("global", lambda run: run.model(0), ["no model of client 0, but one model for all clients"]),
         ("global", lambda run: run.model(round="first"), ["selected or last", "first"]),
         ("global", lambda run: run.model(prototypes=True), ["does not classify by prototypes"]),
         ("global", lambda run: run.model()(torch.zeros(1, 1, 8, 8, dtype=torch.uint8)), ["torch.uint8", "255"]),
         ("global", lambda run: export(run, "onnx"), ["pt or safetensors", "onnx"]),
-        ("global", lambda run: export(run, out="model.pt"), ["must end in .pt2"]),
     ],
 )
 def test_a_model_that_there_is_not_is_refused(kind, act, words, made):
@@ -196,13 +180,13 @@ def test_models_of_a_damaged_file_another_run_or_an_unfinished_one_are_refused(m
 
 def test_safetensors_have_the_tensors_of_the_module(made, tmp_path):
     run = made["norms"]
-    file, card = export(run, "safetensors", out=tmp_path / "norms.safetensors")
+    file, _ = export(run, "safetensors", out=tmp_path / "norms")
+    assert file.name == "norms.safetensors"
     with safe_open(file, "pt") as opened:
         assert json.loads(opened.metadata()["class_names"]) == run.record["class_names"]
     expected = {name.removeprefix("network."): value for name, value in run.model().state_dict().items()}
     assert {"body.1.running_mean", "head.weight", "mean"} <= set(expected)
     torch.testing.assert_close(load_file(file), expected, rtol=0, atol=0)
-    assert "BatchNorm2d(4" in card.read_text()
 
 
 def test_the_command_writes_a_model_and_a_card_that_can_be_followed(made, tmp_path, monkeypatch):
@@ -212,14 +196,15 @@ def test_the_command_writes_a_model_and_a_card_that_can_be_followed(made, tmp_pa
     assert (result.exit_code, result.stdout.split()) == (0, [f"{run.path}/model.pt2{end}" for end in ("", ".md")])
     text, summary = Path("model.pt2.md").read_text(), run.record["summary"]
     for part in (
-        "FedFM: Anchor-Based Feature Matching", "https://doi.org/", "`fedfm:digits`", run.record["dataset_fingerprint"],
-        f"{100 * summary['selected']:.2f} % on the test images", f"round {summary['selected_round'] + 1} of 5 (sel",
-        "--lr=0.1", "training images 120 of", "[N, 1, 8, 8]", "classes 0, 1, 2,", "torch.float32",
-    ):  # fmt: skip
-        assert part in text, part
+        "`fedfm:digits`",
+        f"{100 * summary['selected']:.2f} %",
+        f"{summary['selected_round'] + 1} of 5",
+        "--lr=0.1",
+    ):
+        assert part in text
     variables = {}
     exec(text.split("```python\n")[1].split("```")[0], variables)
-    assert variables["logits"].shape == (8, 10)
+    assert variables["model"](torch.rand(8, 1, 8, 8)).shape == (8, 10)
 
 
 def test_a_model_of_the_users_own_files_needs_them_named(made, tmp_path):

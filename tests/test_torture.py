@@ -22,10 +22,7 @@ from tests.programs import Waiting, start
 from tests.test_runs import TINY
 from tests.torture import commands, trials
 
-SHORT = {
-    trials.kill: 3, trials.damage: 28, trials.fuzz: 12, trials.hostile_record: 13,
-    trials.hostile_import: len(trials.IMPORTS), trials.interrupt: 1,
-}  # fmt: skip
+SHORT = {trials.kill: 3, trials.damage: 28, trials.fuzz: 12, trials.hostile_record: 13}
 
 
 @pytest.fixture(scope="module")

@@ -61,6 +61,7 @@ OWN = """
 class Logger:
     def __init__(self):
         self.file = open("heard.txt", "a")
+        print("made", file=self.file)
     def round(self, entry):
         print(entry["round"] + 1, file=self.file, flush=True)
 
@@ -70,27 +71,16 @@ class Failing:
 """
 
 
-def test_a_logger_of_the_users_own_hears_the_rounds_and_one_that_fails_stops_nothing(tmp_path, monkeypatch):
+@pytest.mark.parametrize(("seeds", "runs"), [(("--seed", "0"), 1), (("--seeds", "0,1"), 2)])
+def test_a_logger_is_made_once_and_hears_each_run_and_one_that_fails_stops_nothing(seeds, runs, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(display, "draw", lambda record, folder: None)
     (tmp_path / "mine.py").write_text(OWN)
     flags = [part for name, value in TINY.items() for part in (f"--{name.replace('_', '-')}", str(value))]
-    log = "./mine.py:Failing,./mine.py:Logger"
-    result = invoke("run", "fedavg", *flags, "--out", "run", "--log", log)
+    result = invoke("run", "fedavg", *flags, *seeds, "--out", "run", "--log", "./mine.py:Failing,./mine.py:Logger")
     assert result.exit_code == 0, result.output
-    assert (tmp_path / "heard.txt").read_text().split() == ["1", "2", "3", "4"]
-    assert " ".join(result.output.split()).count("the logger Failing fails (ValueError: no network)") == 1
-
-
-def test_a_logger_hears_each_of_several_runs(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "mine.py").write_text(OWN)
-    flags = [part for name, value in TINY.items() for part in (f"--{name.replace('_', '-')}", str(value))]
-    log = "./mine.py:Failing,./mine.py:Logger"
-    result = invoke("run", "fedavg", *flags, "--seeds", "0,1", "--out", "run", "--log", log)
-    assert result.exit_code == 0, result.output
-    assert " ".join(result.output.split()).count("the logger Failing fails (ValueError: no network)") == 2
-    assert (tmp_path / "heard.txt").read_text().split() == ["1", "2", "3", "4"] * 2
+    assert (tmp_path / "heard.txt").read_text().split() == ["made", *["1", "2", "3", "4"] * runs]
+    assert " ".join(result.output.split()).count("the logger Failing fails (ValueError: no network)") == runs
 
 
 def test_loggers_may_be_objects_and_change_no_bit(tmp_path):

@@ -25,7 +25,7 @@ from fedcli.runs.config import inactive_term
 from fedcli.runs.records import RECORD
 from fedcli.runs.settings import reductions
 from fedcli.runs.signals import exit_code
-from fedcli.runs.trackers import with_loggers
+from fedcli.runs.trackers import find_loggers
 
 if TYPE_CHECKING:
     from fedcli.results.plans import Plan, PlannedRun, TablePlan
@@ -155,9 +155,8 @@ class TableDisplay:
 
     def __init__(self, consoles: Sequence[Console], plan: "Plan", log: str | None = None):
         """Make a display whose bar is on the first console, and its lines on all; `log` names loggers of each run."""
-        self.ended, self.total, self.log = 0, len(plan.to_run), log
+        self.ended, self.total, self.log = 0, len(plan.to_run), find_loggers(log)
         self._consoles, self._plan = consoles, plan
-        with_loggers(None, log)  # refuses what is none
         self._rounds = {run.folder: run.rounds_done for run in plan.to_run}
         self.bar = Progress(console=consoles[0], disable=not consoles[0].is_terminal, transient=True)
         self._task = self.bar.add_task("", total=sum(run.setup.run.rounds for run in plan.to_run))

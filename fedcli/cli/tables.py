@@ -258,7 +258,5 @@ def export(
     from fedcli.runs import models
     from fedcli.runs.run import load
 
-    if out is not None:
-        out.parent.mkdir(parents=True, exist_ok=True)
     written = models.export(load(run, files or ()), format, client, round, prototypes, out)
     typer.echo("\n".join(map(str, written)))

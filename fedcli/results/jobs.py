@@ -39,7 +39,7 @@ Start = Callable[[PlannedRun], futures.Future]  # starts a run; what was wrong i
 class Watch:
     """What the running of a table reports; this one keeps silent."""
 
-    log: str | None = None  # loggers of each run here, as `--log` names them
+    log: Any = None  # loggers, which hear each run here
 
     def begin(self, run: PlannedRun) -> None:
         """The run is about to start or to go on."""

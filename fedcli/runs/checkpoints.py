@@ -15,7 +15,6 @@ import json
 import math
 import os
 import re
-import shutil
 import weakref
 from collections import UserDict
 from collections.abc import Callable, Iterable, Mapping
@@ -39,10 +38,9 @@ SUFFIX = ".safetensors"
 CHECKPOINT, PREVIOUS = f"checkpoint{SUFFIX}", f"checkpoint-before{SUFFIX}"
 SELECTED = f"selected{SUFFIX}"  # the models of the best round, see fedcli/runs/models.py
 STATES = "states"  # folder of what clients keep
-STATES_OF_WORKER = "states-w"  # client states of worker N > 0, in `states-wN`
+OTHER = "-w"  # in the names of files of workers beside the first, 000001-3-w2, which no checkpoint names
 METADATA = "fedcli"  # key of the JSON text
 DIGEST = re.compile(rb"sha256\W+([0-9a-f]{64})")
-HEAD_BYTES = 1024  # of a file, which hold its digest
 ZEROS = b"0" * 64
 IN_CHECKPOINT = ("rounds", "cost", "seconds_total", "peak_bytes")  # what a round adds to the record
 SHARE, LONGEST = 0.05, 600.0  # of the time that checkpoints may take; seconds between two of them
@@ -76,7 +74,7 @@ def read_verified(path: Path, digest: str | None = None) -> bytes:
         Damaged: If a byte is not the one that was written, or it is another file or none.
     """
     content = path.read_bytes() if path.is_file() else b""
-    match = DIGEST.search(content, 0, HEAD_BYTES)
+    match = DIGEST.search(content)
     actual = hashlib.sha256(content.replace(match[1], ZEROS, 1)).hexdigest() if match else "none"
     if match is None or actual != (digest or match[1].decode()):
         fault = f"'{path}' is missing or not as it was written (got SHA-256 {actual[:16]})"
@@ -185,12 +183,13 @@ class Store:
         self._memory, self._device = memory, device
         self._types = {kind.__name__: kind for kind in types}
         self._folder: Path | None = None  # of new files
+        self._ending = ""  # of their names
         self._limit = math.inf
         self._cache: weakref.WeakKeyDictionary[Version, None] = weakref.WeakKeyDictionary()  # last used last
 
     def open(self, folder: Path, worker: int = 0) -> None:
         """Lets states be written into a run's folder; of several workers checkpoints name the files of the first, 0."""
-        self._folder = folder / (f"{STATES_OF_WORKER}{worker}" if worker else STATES)
+        self._folder, self._ending = folder / STATES, f"{OTHER}{worker}" if worker else ""
         self._limit = self._memory
         if self._limit is None:
             total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
@@ -223,10 +222,8 @@ class Store:
             home = home if 4 * free > total else torch.device("cpu")
         for client, state in new.items():
             nbytes = sum(leaf.nbytes for leaf in leaves(state))
-            version = versions[client] = Version(client, f"{client:06}-{round}", nbytes)
-            version.state = tree_map(lambda leaf: leaf.to(home, copy=True).contiguous(), state)
-            self._cache[version] = None
-            self._evict()
+            versions[client] = Version(client, f"{client:06}-{round}{self._ending}", nbytes)
+            self._hold(versions[client], tree_map(lambda leaf: leaf.to(home, copy=True).contiguous(), state))
         return Kept(self, versions.values())
 
     def read(self, version: Version) -> Tree:
@@ -234,27 +231,22 @@ class Store:
         state = version.state
         if state is None:
             state, _ = load(version.file, self._types, digest=version.digest)
-            if self._held() + version.nbytes > self._limit:  # not cached: all clients in turn would evict each
-                return state
+        self._hold(version, state)
+        return state
+
+    def _hold(self, version: Version, state: Tree) -> None:
+        """Holds a state in memory, and evicts least-recently-used ones, writing those that no file has."""
         version.state = state
         self._cache.pop(version, None)
         self._cache[version] = None
-        return state
-
-    def _held(self) -> int:
-        """Returns the bytes of states in memory."""
-        return sum(version.nbytes for version in self._cache)
-
-    def _evict(self) -> None:
-        """Evicts least-recently-used states until the limit holds; writes those that no file has."""
-        held = self._held()
-        for version in list(self._cache):
+        held = sum(each.nbytes for each in self._cache)
+        for oldest in list(self._cache):
             if held <= self._limit:
                 return
-            held -= version.nbytes
-            version.write(self._folder)
-            version.state = None
-            del self._cache[version]
+            oldest.write(self._folder)
+            oldest.state = None
+            held -= oldest.nbytes
+            del self._cache[oldest]
 
 
 def refuse_non_finite(state: Any, before: Any, round: int) -> None:
@@ -313,11 +305,9 @@ def clear(folder: Path, *files: str, at_rest: bool = False) -> None:
         with suppress(Damaged):
             names.update(_read_metadata(read_verified(checkpoint))[1].get("states", []))
     for file in (folder / STATES).glob("*"):
-        if file.name.removesuffix(SUFFIX) not in names:
-            file.unlink()
+        if file.name.removesuffix(SUFFIX) not in names and (at_rest or OTHER not in file.name):
+            file.unlink(missing_ok=True)  # its worker may have removed it
     if at_rest:
-        for other in folder.glob(f"{STATES_OF_WORKER}*"):
-            shutil.rmtree(other, ignore_errors=True)  # they may be removing some themselves
         with suppress(OSError):  # it is not empty, or not there
             (folder / STATES).rmdir()
 

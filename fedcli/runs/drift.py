@@ -7,18 +7,18 @@ updates of their classifiers point the same way.
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn.functional import normalize
 
 from fedcli.core.batches import generator
 from fedcli.core.clients import Client, Params
 from fedcli.core.federation import Cohort, Federation
-from fedcli.runs.strict import Strict
 
 EXAMPLES = 500  # test images at most that all clients' models are given
 SEED = 0  # of the choice of these images, so that all runs are measured on the same ones
 AT_ONCE = 100  # images in a forward pass of all clients together
 
 
-class Recording(Strict):
+class Recording(Federation):
     """A federation that remembers the models of its round: what the clients were sent first, and what they sent back.
 
     The clients that sent their whole models are stacked; None stands for no model.
@@ -46,13 +46,12 @@ def measure_drift(fed: Recording, cohort: Cohort) -> dict[str, float | None]:
 
     None for a single client, and in a round in which no whole model is sent, or for the second none received.
     """
-    values = {"feature_distance": None, "classifier_similarity": None}
+    distance = similarity = None
     if fed.trained is not None:
-        values["feature_distance"] = feature_distance(local_features(fed, cohort, sample(fed)))
+        distance = feature_distance(local_features(fed, cohort, sample(fed)))
     if fed.trained is not None and fed.received is not None:
-        trained, received = fed.trained.params["head.weight"], fed.received["head.weight"]
-        values["classifier_similarity"] = classifier_similarity(trained, received)
-    return values
+        similarity = classifier_similarity(fed.trained.params["head.weight"], fed.received["head.weight"])
+    return {"feature_distance": distance, "classifier_similarity": similarity}
 
 
 def sample(fed: Federation) -> np.ndarray:
@@ -84,9 +83,7 @@ def classifier_similarity(trained: Tensor, received: Tensor) -> float | None:
     class.
     """
     updates = (trained - received).double().transpose(0, 1)  # [C, K, D]
-    lengths = updates.norm(dim=-1)  # [C, K]
-    moved = lengths > 0
-    directions = updates / torch.where(moved, lengths, 1.0)[..., None]
+    directions, moved = normalize(updates, dim=-1, eps=1e-300), updates.any(-1)
     cosines = directions @ directions.transpose(1, 2)  # [C, K, K]
     pairs = (moved[:, :, None] & moved[:, None, :]).triu(1)  # each pair of two clients that have moved once
     return cosines[pairs].mean().item() if pairs.any() else None

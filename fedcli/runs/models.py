@@ -6,7 +6,7 @@ A file that is exported needs no fedcli; a card beside it says what it is and ho
 import io
 import json
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -22,7 +22,7 @@ from fedcli.core.trees import leaves
 from fedcli.data.files import one_line, write_atomically
 from fedcli.declarations import Method
 from fedcli.errors import UserError
-from fedcli.registry import find_method, protocols
+from fedcli.registry import find_method
 from fedcli.runs import checkpoints
 from fedcli.runs.checkpoints import CHECKPOINT, PREVIOUS, SELECTED, Store
 from fedcli.runs.config import Setup
@@ -33,24 +33,9 @@ from fedcli.userfiles import trust_files
 LARGEST = 2**30  # bytes of all models together that are kept beside the last ones
 ROUNDS = ("selected", "last")
 SUFFIXES = {"pt": ".pt2", "safetensors": ".safetensors"}
-MEASURED = {
-    "server": "on the test images",
-    "clients": "on the clients' own test parts, pooled",
-    "domains": "mean of the clients' models on the test images of the other domains",
-}
 LOADING = {
-    "pt": """\
-import torch
-
-model = torch.export.load("{name}").module()  # the network with its normalisation
-logits = model(torch.rand(8, {shape}))
-""",
-    "safetensors": """\
-from safetensors.torch import load_file
-
-# `body.` gives the features and `head.` is the classifier of the network below; `mean` and `std` normalise its images.
-tensors = load_file("{name}")
-""",
+    "pt": 'import torch\n\nmodel = torch.export.load("{}").module()',
+    "safetensors": 'from safetensors.torch import load_file\n\ntensors = load_file("{}")',
 }
 
 
@@ -90,8 +75,7 @@ class BestModels:
     def __init__(self, folder: Path, setup: Setup, record: dict[str, Any], state: Any):
         """Takes up what a run has kept so far; `state` is the one after the rounds in the record."""
         self._file, self._setup = folder / SELECTED, setup
-        self._round: int | None = None  # the best one, where it is not in the file
-        self._models: Models | None = None  # of that round
+        self._held: tuple[int, Models] | None = None  # the best round and its models, where they are not in the file
         self.see(record, state)
 
     def see(self, record: dict[str, Any], state: Any) -> None:
@@ -101,19 +85,14 @@ class BestModels:
         if selection.startswith("best-") and best is not None and best == record["rounds"][-1]["round"]:
             kept = method.model(state) if method.personal is None else state  # whose clients' part is not read for it
             if sum(getattr(leaf, "nbytes", 0) for leaf in leaves(kept)) <= LARGEST:
-                self._round, self._models = best, models_of(method, state)
+                self._held = best, models_of(method, state)
 
     def write(self, record: dict[str, Any]) -> None:
         """Writes what is held, unless the checkpoint of this round will."""
-        if self._models is not None and self._round != record["rounds"][-1]["round"]:
-            checkpoints.save(self._file, self._models, {"identity": identity(record), "round": self._round})
-            self._models = None
-
-
-def backbone_of(backbone: str, client: int | None) -> str:
-    """Returns the network of a client, which has the (id mod their number)-th of those that `--backbone` names."""
-    names = backbone.split(",")
-    return names[(client or 0) % len(names)]
+        if self._held is not None and self._held[0] != record["rounds"][-1]["round"]:
+            best, models = self._held
+            checkpoints.save(self._file, models, {"identity": identity(record), "round": best})
+            self._held = None
 
 
 def remove_models(folder: Path) -> None:
@@ -194,23 +173,21 @@ class Run:
             raise UserError(f"the run '{self.path}' has not finished (it is {status}); 'fedcli resume' goes on.")
         record = trust_files(self.record, self.files)
         method, config = find_method(record["method_source"]), record["config"]
-        if method.personal is None and client is not None:
-            raise UserError(f"'{method.name}' has one model for all clients (got --client {client}); leave it out.")
-        if method.personal is not None and client not in range(config["num_clients"]):
-            remedy = f"choose one from 0 to {config['num_clients'] - 1} with --client"
-            raise UserError(f"'{method.name}' has a model for every client (got --client {client}); {remedy}.")
+        if client not in ([None] if method.personal is None else range(config["num_clients"])):
+            allowed = "one model for all clients; leave --client out"
+            if method.personal is not None:
+                allowed = f"a model for every client; choose one from 0 to {config['num_clients'] - 1} with --client"
+            raise UserError(f"'{method.name}' has no model of client {client}, but {allowed}.")
         if prototypes and method.prototypes is None:
             raise UserError(f"'{method.name}' does not classify by prototypes (got --prototypes); leave it out.")
         models = _read_models(self.path, record, method, round)
-        channels, image_size = record["model"]["input"][:2]
-        backbone, num_classes = backbone_of(config["backbone"], client), len(record["class_names"])
-        network = backbones.build(backbone, channels, image_size, num_classes, config["seed"])
+        names, num_classes = config["backbone"].split(","), len(record["class_names"])
+        backbone = names[(client or 0) % len(names)]  # as the clients have them, in turn
+        network = backbones.build(backbone, *record["model"]["input"][:2], num_classes, config["seed"])
         network.to(torch.float64 if config["precision"] == "float64" else torch.float32)
         trained = models.shared if client is None else models.personal.get(client)
         if trained is not None:  # else the initial one, of a client that has never taken part
-            state, values = network.state_dict(), {**trained[0], **trained[1]}  # the first without the keys of dropout
-            frozen = {name for name, value in network.named_parameters() if not value.requires_grad}
-            network.load_state_dict({name: state[name] if name in frozen else values[name] for name in state})
+            network.load_state_dict({**trained[0], **trained[1]}, strict=False)  # what is frozen is as it began
         pixels, bf16 = record["normalisation"], config["precision"] == "bf16"
         model = Classifier(network, pixels["mean"], pixels["std"], bf16, models.prototypes if prototypes else None)
         return model.eval().requires_grad_(False)
@@ -244,7 +221,7 @@ def export(
     """Writes a model, see `Run.model`, to a file and a card in Markdown beside it, and returns both.
 
     The format is "pt", a program of `torch.export` for batches of any size, or "safetensors", the tensors alone. Where
-    `out` is not given the file is in the run's folder; what is there is replaced.
+    `out` is not given the file is in the run's folder; what is there is replaced. Its suffix is that of the format.
 
     Raises:
         UserError: If there is no such model or format, or `torch.export` cannot take the network.
@@ -253,73 +230,46 @@ def export(
         raise UserError(f"--format must be {' or '.join(SUFFIXES)} (got '{format}'); choose one of them.")
     name = "model" if client is None else f"model-client-{client}"
     name += ("-last" if round == "last" else "") + ("-prototypes" if prototypes else "") + SUFFIXES[format]
-    file = run.path / name if out is None else Path(out)
-    if file.suffix != SUFFIXES[format]:
-        raise UserError(f"--out must end in {SUFFIXES[format]} (got '{file}'); name it so, or choose another --format.")
-    run = replace(run, record=trust_files(run.record, run.files))
+    file = run.path / name if out is None else Path(out).with_suffix(SUFFIXES[format])
     model = run.model(client, round, prototypes=prototypes)
     if format == "pt":
-        content = _program(model, run.record["model"]["input"])
+        example, buffer = torch.rand(2, *run.record["model"]["input"], dtype=model.mean.dtype), io.BytesIO()
+        try:
+            program = torch.export.export(model, (example,), dynamic_shapes=({0: torch.export.Dim("N", min=1)},))
+        except Exception as error:  # whatever a user's own network makes of it
+            fault = f"torch.export cannot take this network ({type(error).__name__}: {one_line(error)})"
+            raise UserError(f"{fault}; use --format safetensors.") from error
+        torch.export.save(program, buffer)
+        content = buffer.getvalue()
     else:
         tensors = {name.removeprefix("network."): value.clone() for name, value in model.state_dict().items()}
         classes = json.dumps(run.record["class_names"])
         content = serialize(tensors, {"format": "pt", "method": run.record["method"], "class_names": classes})
     card = file.with_name(f"{file.name}.md")
+    card.parent.mkdir(parents=True, exist_ok=True)
     text = card_of(run, model, file.name, format, client, round)
     write_atomically(file, lambda temporary: temporary.write_bytes(content))
     write_atomically(card, lambda temporary: temporary.write_text(text))
     return file, card
 
 
-def _program(model: Classifier, shape: Sequence[int]) -> bytes:
-    """Returns a model's forward pass for batches of any size, as `torch.export` keeps it."""
-    example, buffer = torch.rand(2, *shape, dtype=model.mean.dtype), io.BytesIO()
-    try:
-        program = torch.export.export(model, (example,), dynamic_shapes=({0: torch.export.Dim("N", min=1)},))
-    except Exception as error:  # whatever a user's own network makes of it
-        fault = f"torch.export cannot take this network ({type(error).__name__}: {one_line(error)})"
-        raise UserError(f"{fault}; use --format safetensors.") from error
-    torch.export.save(program, buffer)
-    return buffer.getvalue()
-
-
 def card_of(run: Run, model: Classifier, name: str, format: str, client: int | None, round: str) -> str:
-    """Returns the card of a model that is exported as `name`, all of it from the record and the method's card."""
-    record, method = run.record, find_method(run.record["method_source"])
-    config, summary, protocol = record["config"], record["summary"], protocols().get(record["protocol"])
-    entry = record["rounds"][summary["selected_round"] if round == "selected" else -1]
-    setting = protocol.datasets.get(record["dataset"]) if protocol else None
-    accuracy = f"{100 * entry['test_accuracy']:.2f} % {MEASURED[record['evaluation']]}"
-    if setting and setting.top_k > 1:
-        accuracy += f", top-{setting.top_k}"
-    if method.personal is not None and record["evaluation"] == "server":
-        accuracy += ", mean of all clients' models"
-    if "classifier_accuracy" in entry:
-        accuracy += f"; by the nearest prototype, {100 * entry['classifier_accuracy']:.2f} % by the classifier"
-    whose = "global" if client is None else f"client {client}"
-    count = sum(map(Tensor.numel, model.network.parameters()))
-    shape, classes = ", ".join(map(str, record["model"]["input"])), record["class_names"]
-    outputs = "logits" if model.prototypes is None else "minus the squared distance of the features to each prototype"
-    rows = {
-        "Model": f"{whose}, after round {entry['round'] + 1} of {config['rounds']} ({round})",
-        "Network": f"{backbone_of(config['backbone'], client)}, {count:,} parameters",
-        "Method": f"`{method.name}`, {method.title}",
-        "Data set": f"{record['dataset']}, fingerprint {record['dataset_fingerprint']}",
-        "Protocol": f"`{record['protocol']}`",
-        "Reduced": ", ".join(reductions(record).values()) or "no",
-        "Accuracy": accuracy,
-        "Input": f"float images [N, {shape}] from 0 to 1, computed in {model.mean.dtype}",
-        "Output": f"{outputs} [N, {len(classes)}], classes {', '.join(classes)}",
-        "Made by": f"fedcli {record['versions']['fedcli']}, commit {record['commit'] or 'unknown'}",
-        "Command": f"`{record['command']}`",
-    }
-    card = (method.module.__doc__ or "").strip().split("\n\n")[:2]
-    lines = [f"# {method.name} on {record['dataset']}: {name}", *card, "| | |\n|---|---|"]
-    for key, value in rows.items():
-        lines[-1] += f"\n| {key} | {value.replace('|', chr(92) + '|')} |"
-    if model.mean.dtype != torch.float32:
-        shape += f", dtype={model.mean.dtype}"
-    lines.append(f"```python\n{LOADING[format].format(name=name, shape=shape)}```")
-    if format == "safetensors":
-        lines.append(f"```\n{model.network}\n```")
-    return "\n\n".join(lines) + "\n"
+    """Returns the card of a model that is exported as `name`: what it is, how good, and how to load it."""
+    record, rounds = run.record, run.record["rounds"]
+    entry = rounds[record["summary"]["selected_round"] if round == "selected" else -1]
+    whose = "The global model" if client is None else f"The model of client {client}"
+    reduced = "".join(f", {text}" for text in reductions(record).values())
+    gives = "logits" if model.prototypes is None else "minus the squared distance of the features to the prototypes"
+    return f"""\
+# {record["method"]} on {record["dataset"]}: {name}
+
+{whose} after round {entry["round"] + 1} of {record["config"]["rounds"]} ({round}) under the protocol \
+`{record["protocol"]}`{reduced}. The accuracy of the run in this round is {100 * entry["test_accuracy"]:.2f} %.
+
+It takes images {[None, *record["model"]["input"]]} in 0 to 1, of type {model.mean.dtype}, and gives {gives} for the
+classes {", ".join(record["class_names"])}. fedcli {record["versions"]["fedcli"]} made it by `{record["command"]}`.
+
+```python
+{LOADING[format].format(name)}
+```
+"""

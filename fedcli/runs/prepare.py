@@ -22,7 +22,6 @@ from fedcli.runs.checkpoints import Store
 from fedcli.runs.config import Setup, flags_of, given_options, parse_size
 from fedcli.runs.records import SCHEMA, environment, params_hash, summarise
 from fedcli.runs.settings import draft
-from fedcli.runs.strict import Strict
 from fedcli.runs.workers import current
 from fedcli.userfiles import file_hash, own_paths
 
@@ -88,7 +87,7 @@ def prepare(setup: Setup) -> tuple[datasets.Dataset, list, Federation]:
     dataset, parts, public = load_data(setup)
     memory = setup.run.state_memory and parse_size(setup.run.state_memory)
     store = Store(memory, setup.device, setup.method.state_types)
-    kind = drift.Recording if setup.run.drift_every else Strict
+    kind = drift.Recording if setup.run.drift_every else Federation
     return dataset, parts, make_federation(setup, dataset, parts, public, kind, store=store)
 
 

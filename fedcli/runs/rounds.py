@@ -157,11 +157,16 @@ def one_round(setup: Setup, fed: Federation, state: Any, cohort: Cohort) -> tupl
     """
     config, is_last = setup.run, cohort.round + 1 == setup.run.rounds
     fed.start_round()
-    start = time.perf_counter()
+    start, drawn = time.perf_counter(), torch.get_rng_state()
     outcome = setup.method.run_round(state, cohort, fed, setup.options)
     if type(outcome) is not tuple or len(outcome) != 2 or not isinstance(outcome[1], dict):
         fault = f"run_round of '{setup.method.name}' returns no state and terms (got {type(outcome).__name__})"
         raise UserError(f"{fault}; end it with 'return state, terms', the terms a dict of tensors [K], {{}} for none.")
+    if not torch.equal(drawn, torch.get_rng_state()):  # a run that is resumed would draw something else
+        raise UserError(
+            f"run_round of '{setup.method.name}' draws from PyTorch's global generator (got another state of it after "
+            f"round {cohort.round + 1}); draw on the server by fed.generator(...), and at a client nothing."
+        )
     after, terms = outcome
     refuse_non_finite(after, state, cohort.round)
     if fed.device.type == "cuda":

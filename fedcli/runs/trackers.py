@@ -14,7 +14,7 @@ from typing import Any
 
 from fedcli.errors import needed, unknown
 from fedcli.runs.rounds import Listener
-from fedcli.userfiles import from_file, is_from_file, short_name
+from fedcli.userfiles import from_file, is_from_file
 
 
 def flat(entry: dict[str, Any], above: str = "") -> dict[str, float]:
@@ -81,9 +81,9 @@ LOGGERS: dict[str, Callable[[], Any]] = {"tensorboard": TensorBoard, "wandb": We
 
 
 class Loggers:
-    """A listener that tells a display and then each logger, by name; one that fails is left out, the run goes on."""
+    """A listener that tells a display and then each logger; one that fails is left out, and the run goes on."""
 
-    def __init__(self, display: Listener, loggers: dict[str, Any]):
+    def __init__(self, display: Listener, loggers: list[Any]):
         self.display, self.loggers = display, loggers
 
     def __getattr__(self, event: str) -> Callable[..., None]:
@@ -91,33 +91,35 @@ class Loggers:
 
         def tell(*arguments: Any) -> None:
             getattr(self.display, event)(*arguments)
-            for name, logger in list(self.loggers.items()):
+            for logger in list(self.loggers):
                 try:
                     getattr(logger, event, lambda *_: None)(*arguments)
                 except Exception as error:
-                    del self.loggers[name]
-                    self.display.note(f"the logger {name} fails ({type(error).__name__}: {error}) and hears no more")
+                    self.loggers.remove(logger)
+                    fault = f"{type(error).__name__}: {error}"
+                    self.display.note(f"the logger {type(logger).__name__} fails ({fault}) and hears no more")
 
         return tell
 
 
-def with_loggers(display: Listener | None, log: str | Iterable[Any] | None) -> Listener | None:
-    """A display, None for none, that loggers listen to as well; the display itself where there are none.
+def find_loggers(log: str | Iterable[Any] | None) -> list[Any]:
+    """Makes the loggers that are named: `tensorboard`, `wandb`, `./file.py:NAME` of a class of yours.
 
-    Args:
-        display: What shows the run.
-        log: `tensorboard`, `wandb`, `./file.py:NAME` of a class of yours, several divided by commas; or a list of
-            these and of loggers themselves.
+    Several are divided by commas, or stand in a list, in which a logger itself stays what it is.
     """
-    if log is None:
-        return display
-    loggers = {}
-    for logger in log.split(",") if isinstance(log, str) else log:
-        if not isinstance(logger, str):
-            loggers[type(logger).__name__] = logger
-            continue
-        make = from_file(logger, "logger") if is_from_file(logger) else LOGGERS.get(logger)
-        if make is None:
-            raise unknown("logger", logger, LOGGERS, f"there are {', '.join(LOGGERS)}, and your own by ./file.py:NAME.")
-        loggers[short_name(logger)] = make()
-    return Loggers(display or Listener(), loggers)
+    loggers = []
+    for logger in log.split(",") if isinstance(log, str) else log or ():
+        if isinstance(logger, str):
+            make = from_file(logger, "logger") if is_from_file(logger) else LOGGERS.get(logger)
+            if make is None:
+                allowed = f"there are {', '.join(LOGGERS)}, and your own by ./file.py:NAME."
+                raise unknown("logger", logger, LOGGERS, allowed)
+            logger = make()
+        loggers.append(logger)
+    return loggers
+
+
+def with_loggers(display: Listener | None, log: str | Iterable[Any] | None) -> Listener | None:
+    """Returns a display, None for none, that loggers listen to as well, see `find_loggers`; itself without loggers."""
+    loggers = find_loggers(log)
+    return Loggers(display or Listener(), loggers) if loggers else display

@@ -48,7 +48,7 @@ class Group:
 
         A single item is done by all, so that its own parts can be divided; parts of a part are not divided again.
         """
-        if self.count == 1 or self._inside or len(items) < 2:
+        if self._inside or len(items) < 2:
             return list(work(items))
         self._inside = True  # for good where this fails: then all end
         made = list(work(items[self.number :: self.count]))
@@ -58,14 +58,10 @@ class Group:
 
     def first(self, make: Callable[[], Tree]) -> Tree:
         """Returns on all processes what `make` gives on the first, the only one to call it."""
-        if self.count == 1:
-            return make()
         return self._gather(make() if self.number == 0 else None)[0]
 
     def refuse_differences(self, facts: dict[str, Any]) -> None:
         """Refuses facts, by what is said of them, that differ among the processes."""
-        if self.count == 1:
-            return
         first, *others = self._gather(facts)
         for number, other in enumerate(others, start=1):
             for name in facts:
@@ -75,24 +71,18 @@ class Group:
                         "0); give all of them the same data and the same versions."
                     )
 
-    def end(self, error: BaseException) -> None:
-        """Ends all processes with an error of this one, unless it is that of another, which all know of.
-
-        The first process raises it further and says it for all; the others end here, so that the launcher waits for
-        the first. An interruption is not told: this process ends, and the others lose it.
-        """
-        if not isinstance(error, Exception):
-            return
+    def tell(self, error: Exception) -> None:
+        """Ends the other processes with an error of this one, unless it is that of another, which all know of."""
         if not self._told:
             self._told = True  # also of what is made of this error
             told = error if isinstance(error, ERRORS) else RuntimeError(f"{type(error).__name__}: {error}")
             with suppress(Exception):
                 self._gather(None, told)
-        if self.number > 0:
-            sys.exit()
 
     def _gather(self, tree: Tree, error: Exception | None = None) -> list[Tree]:
         """Sends all a tree and returns everyone's, by their numbers, or raises the error that one has sent with it."""
+        if self.count == 1:
+            return [tree]
         messages = [None] * self.count
         try:
             dist.all_gather_object(messages, (tree_map(_packed, tree), error))
@@ -129,35 +119,32 @@ def current() -> Group:
 def joined() -> Iterator[Group]:
     """Connects this process with the others that the launcher has started with it; alone where there is none.
 
-    An error inside ends all of them.
+    An error inside ends all of them: the first raises it further and says it for all, the others end here, so that the
+    launcher waits for the first. An interruption is not told: this process ends, and the others lose it.
     """
     global _current
     connects = launched() and _current is _ALONE
     if connects:
-        _current = _connected()
+        if torch.cuda.is_available():  # each has the next device, which "cuda" stands for from here on
+            torch.cuda.set_device(int(os.environ["LOCAL_RANK"]) % torch.cuda.device_count())
+        end_with_parent()  # the launcher, which may be killed before it has ended this process
+        store, number, count = next(dist.rendezvous("env://"))
+        if os.environ["TORCHELASTIC_USE_AGENT_STORE"] == "True":
+            # The launcher's, which has the addresses of earlier starts too.
+            store = dist.PrefixStore(os.environ["TORCHELASTIC_RESTART_COUNT"], store)
+        dist.init_process_group("gloo", store=store, rank=number, world_size=count, timeout=PATIENCE)
+        _current = Group(number, count, int(os.environ["LOCAL_WORLD_SIZE"]))
     try:
         yield _current
-    except BaseException as error:
-        if _current.count > 1:
-            _current.end(error)
+    except Exception as error:
+        _current.tell(error)
+        if _current.number > 0:
+            sys.exit()
         raise
     finally:
         if connects:
             _current = _ALONE
             dist.destroy_process_group()  # closes the connections, which the others see
-
-
-def _connected() -> Group:
-    """Returns the processes that the launcher has started, once all are there."""
-    if torch.cuda.is_available():  # each has the next device, which "cuda" stands for from here on
-        torch.cuda.set_device(int(os.environ["LOCAL_RANK"]) % torch.cuda.device_count())
-    end_with_parent()  # the launcher, which may be killed before it has ended this process
-    store, number, count = next(dist.rendezvous("env://"))
-    if os.environ["TORCHELASTIC_USE_AGENT_STORE"] == "True":
-        # The launcher's, which has the addresses of earlier starts too.
-        store = dist.PrefixStore(os.environ["TORCHELASTIC_RESTART_COUNT"], store)
-    dist.init_process_group("gloo", store=store, rank=number, world_size=count, timeout=PATIENCE)
-    return Group(number, count, int(os.environ["LOCAL_WORLD_SIZE"]))
 
 
 def launch(count: int, command: Sequence[str]) -> int:

@@ -1,16 +1,13 @@
-"""Misfortunes with fixed seeds: kills, damaged files, wild command lines, hostile records and imports.
+"""Misfortunes with fixed seeds: kills, damaged files, wild command lines and hostile records.
 
 Each trial is a function of its number, which seeds what it draws; it returns what went wrong, or an empty text.
 """
 
-import io
 import json
 import os
 import random
 import shutil
 import signal
-import tarfile
-import zipfile
 from collections.abc import Callable
 from contextlib import suppress
 from functools import lru_cache
@@ -18,9 +15,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory, mkdtemp
 from typing import Any
 
-import numpy as np
 import torch
-from PIL import Image
 
 import fedcli
 from fedcli import registry
@@ -33,8 +28,7 @@ from fedcli.runs.config import recorded_fields
 from fedcli.runs.models import ROUNDS
 from fedcli.runs.records import params_hash, read_record, write_record
 from fedcli.runs.rounds import Listener
-from tests.files import images, write_folder
-from tests.programs import SMALL, start
+from tests.programs import SMALL
 from tests.test_lock import names
 from tests.test_runs import TINY, Stop, StopAfter, essence
 from tests.torture.commands import Ended, call, fork
@@ -298,139 +292,9 @@ def hostile_record(number: int) -> str:
     return f"{how} {key!r}, {command}: {end.fault[:200]}" if end.fault else ""
 
 
-# Archives, folders and images
-
-
-IMAGES = images((8, 8), 2, per_class=(2, 2))
-
-
-def image(size: int = 32) -> bytes:
-    """A black image as PNG."""
-    file = io.BytesIO()
-    Image.new("L", (size, size)).save(file, "PNG")
-    return file.getvalue()
-
-
-def folder_of(folder: Path, contents: dict[str, bytes]) -> Path:
-    """A folder with these files."""
-    for name, content in contents.items():
-        (folder / name).parent.mkdir(parents=True, exist_ok=True)
-        (folder / name).write_bytes(content)
-    return folder
-
-
-def npz(path: Path, **changed: Any) -> Path:
-    """An `.npz` of four images, with other arrays beside or instead."""
-    np.savez(path, **IMAGES | changed)
-    return path
-
-
-def npz_bomb(path: Path) -> Path:
-    """A few megabytes that unpack to gigabytes: a header that says so, and zeros."""
-    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive, archive.open("x_train.npy", "w") as file:
-        header = {"descr": "|u1", "fortran_order": False, "shape": (3 << 20, 32, 32)}
-        np.lib.format.write_array_header_1_0(file, header)
-        for _ in range(64):
-            file.write(bytes(1 << 22))
-    return path
-
-
-def listed() -> dict[str, bytes]:
-    """MNIST-M's files, which have no checksum."""
-    contents = {}
-    for part in ("train", "test"):
-        contents |= {f"mnist_m_{part}/{label}.png": image() for label in range(10)}
-        lines = "".join(f"{label}.png {label}\n" for label in range(10))
-        contents[f"mnist_m_{part}_labels.txt"] = lines.encode()
-    return contents
-
-
-def as_tar(path: Path, contents: dict[str, bytes], **attributes: Any) -> Path:
-    """A tar whose members have these attributes beside name and size."""
-    with tarfile.open(path, "w:gz") as archive:
-        for name, content in contents.items():
-            member = tarfile.TarInfo(name)
-            member.size = len(content)
-            for key, value in attributes.items():
-                setattr(member, key, value)
-            archive.addfile(member, io.BytesIO(content))
-    return path
-
-
-def fifo(path: Path) -> Path:
-    """A pipe that nobody writes into."""
-    os.mkfifo(path)
-    return path
-
-
-NOT_NUMBERS = json.dumps({"users": ["a"], "user_data": {"a": {"x": [[float("nan")] * 784], "y": [0]}}}).encode()
-NO_USERS = b'{"users": [1], "user_data": {"1": 3}}'
-NOT_TEXT = os.fsdecode(b"train/\xff\xfe/0.png")
-IMPORTS: tuple[tuple[str, Callable[[Path], Path]], ...] = (
-    ("x", lambda to: fifo(to / "x.npz")),
-    ("cinic10", lambda to: fifo(to / "a.tar.gz")),
-    ("x", lambda to: fifo(write_folder(to / "f", IMAGES, "ab") / "train/a/z.png").parents[2]),
-    ("x", lambda to: npz_bomb(to / "x.npz")),
-    ("x", lambda to: folder_of(write_folder(to / "f", IMAGES, "ab"), {"train/a/z.png": image(30_000)})),
-    ("mnist-m", lambda to: as_tar(to / "a.tgz", listed(), type=tarfile.SYMTYPE, linkname="/etc/passwd")),
-    ("mnist-m", lambda to: as_tar(to / "a.tgz", {**listed(), "mnist_m_train/0.png": bytes(1 << 27)})),
-    ("femnist", lambda to: folder_of(to / "l", {"all_data_0.json": b"[" * 100_000})),
-    ("femnist", lambda to: folder_of(to / "l", {"all_data_0.json": NO_USERS})),
-    ("femnist", lambda to: folder_of(to / "l", {"all_data_0.json": NOT_NUMBERS})),
-    ("x", lambda to: folder_of(write_folder(to / "f", IMAGES, "ab"), {NOT_TEXT: image()})),
-    ("x", lambda to: npz(to / "x.npz", y_train=np.array([0, 2**62, 1, 0]))),
-    ("x", lambda to: npz(to / "x.npz", class_names=np.array(["two\nlines \x1b[31m", "b"]))),
-)
-
-
-def hostile_import(number: int) -> str:
-    """An archive, folder or image that hangs, bursts or leads astray is refused in a line, or harmless."""
-    name, make = IMPORTS[number % len(IMPORTS)]
-    with TemporaryDirectory() as place:
-        path = make(Path(place))
-        end = call(Path(place), "data", "import", name, path)
-        if not end.code and not end.fault:
-            end = call(Path(place), "data", "show", name)
-    return f"import {number % len(IMPORTS)}: {end.fault[:200]}" if end.fault else ""
-
-
-# Control-C
-
-INTERRUPTED = """
-import os, runpy, signal, sys
-
-class Finder:
-    left = int(sys.argv.pop(1))
-
-    def find_spec(self, *about):
-        Finder.left -= 1
-        if Finder.left == 0:
-            os.kill(os.getpid(), signal.SIGINT)
-
-import fedcli.__main__
-sys.meta_path.insert(0, Finder())
-sys.argv[0] = "fedcli"
-fedcli.__main__.main()
-"""
-
-
-def interrupt(number: int) -> str:
-    """Control-C at the so-many-th import of a program ends it in a line."""
-    moment = random.Random(number).randint(1, 1500)
-    with TemporaryDirectory() as place:
-        program = start(place, moment, "run", "fedavg", *SMALL, "--out", "run", program=("-c", INTERRUPTED))
-        _, errors = program.communicate()
-    if "Traceback" in errors:
-        return f"at import {moment}: a traceback"
-    ends_well = program.returncode == 128 + signal.SIGINT and errors.splitlines()[-1].startswith("interrupted")
-    return "" if ends_well else f"at import {moment}: exit code {program.returncode}, {errors.strip()[-200:]}"
-
-
 TRIALS: dict[str, tuple[Callable[[int], str], int]] = {  # each with how often in the long round
     "a run killed four times at random moments, over 12 methods": (kill, 84),
     "flipped bits, cut and exchanged files of seven kinds of runs": (damage, 500),
     "fuzzed command lines": (fuzz, 1000),
     "hostile records": (hostile_record, 260),
-    "hostile archives, folders and images": (hostile_import, 13),
-    "Control-C while modules are imported": (interrupt, 20),
 }
