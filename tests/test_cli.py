@@ -240,7 +240,7 @@ def test_data_show_draws_a_partition():
 def test_plot_and_table_of_runs(monkeypatch):
     fedcli.run("fedavg", **OPTIONS, seeds=[0, 1], out="demo/one")
     text = done("table", "demo")
-    assert re.search(r"\| \W*fedavg \(reduced\)", text)
+    assert re.search(r"\| \W*fedavg", text)
     assert done("table", "demo", "--out", "new/table.md") == "new/table.md\n"
     assert Path("new/table.md").read_text() == text
     assert done("plot", "demo/one") == "curves.png and curves.pdf\n"

@@ -72,7 +72,7 @@ def test_a_row_a_setting_of_its_first_seed_and_public_images_are_lent(runs):
     figure = correlation_chart([runs])
     panels = figure.axes[:4]
     assert figure.get_suptitle().replace("\n", " ").startswith("Digit-domains, domains, seed 0; reduced: ")
-    assert [axes.get_ylabel().split(" ")[0] for axes in panels] == ["Local", "", "FCCL+", ""]
+    assert [axes.get_ylabel().split("\n")[0] for axes in panels] == ["Local training only", "", "FCCL+", ""]
     sample = quality.public_sample(open_run(runs / "c").fed)  # of the first shown that has any
     expected = []
     for folder in ("a", "c"):

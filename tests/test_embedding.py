@@ -56,7 +56,7 @@ def test_tsne_has_a_panel_a_setting_with_the_features_of_its_first_seed(runs, qu
         folder = runs / f"{method}-0"
         found = json.loads((folder / "record.json").read_text())["quality"]
         numbers = f"NMI {found['nmi']:.2f}, silhouette {found['silhouette']:.2f}"
-        assert axes.get_title() == f"{name} (reduced)\n{numbers}"
+        assert axes.get_title() == f"{name}\n{numbers}"
         with np.load(folder / "features.npz") as kept:
             assert shown(axes) == expected(kept["features"], kept["labels"])
     (legend,) = figure.legends
@@ -77,7 +77,7 @@ def test_confusion_has_a_panel_a_setting_with_shares_of_each_class_in_percent(ru
         assert image.get_clim() == (0, 1)
         assert [text.get_text() for text in axes.texts] == [f"{share:.0%}" for share in shares.flat]
         right = f"{100 * np.mean(labels == predicted):.1f} % of {len(labels)} images right"
-        assert axes.get_title() == f"{name} (reduced)\n{right}"
+        assert axes.get_title() == f"{name}\n{right}"
 
 
 @pytest.mark.parametrize("kind", ["tsne", "confusion"])

@@ -1,6 +1,7 @@
 """The commands that read records: `table`, `claims`, `pages`, `quality`, `plot`, `report` and `export`."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from inspect import getdoc
 from pathlib import Path
@@ -130,7 +131,9 @@ def claims(
     )
     answers = answers if shipped else claims.with_shipped(answers)
     sheet = claims.claims_sheet(answers)
-    print_or_write(render.render(sheet, format), None, [sheet.select((1, 0, 3, 5))] if format == "markdown" else ())
+    titles, *lines = ((verdict, claim, paper, ours) for claim, verdict, paper, ours, *_ in (sheet.columns, *sheet.lines))
+    narrow = replace(sheet, columns=titles, lines=lines)  # for a terminal
+    print_or_write(render.render(sheet, format), None, [narrow] if format == "markdown" else ())
     typer.echo(claims.counted(answers), err=True)
 
 

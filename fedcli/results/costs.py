@@ -25,26 +25,25 @@ def round_examples(config: Mapping[str, Any], images: int) -> float:
 
 
 def paces(runs: pd.DataFrame) -> pd.DataFrame:
-    """Measures the runs there are, but for those that moved to another machine, or that other work disturbed on a CPU.
+    """Measures the runs there are, but for those that went on on another machine.
 
     Args:
         runs: See `fedcli.results.frame`.
 
     Returns:
-        A row a run: the `seconds` of a round, its test included, for each example that is trained on, the `machine`,
-        and `ALIKE`.
+        A row a run: the `seconds` of a round, its test included, for each example that is trained on, whether the
+        machine was `quiet`, its name as `machine`, and `ALIKE`.
     """
     timed = []
     for record in runs["record"]:
         shape, hardware = record["model"].get("input"), record["hardware"]
-        is_fair = "moved" not in record and (quiet(record) or hardware["device"] == "cuda")
-        if record["rounds"] and shape is not None and is_fair:
+        if record["rounds"] and shape is not None and "moved" not in record:
             config = record["config"]
             examples = round_examples(config, sum(record["partition"]["sizes"]))
             seconds = fmean(sum(entry["seconds"].values()) for entry in record["rounds"]) / examples
             alike = hardware["device"], config["backbone"], str([*shape]), config["precision"]
-            timed.append((seconds, hardware["name"], *alike))
-    return pd.DataFrame(timed, columns=["seconds", "machine", *ALIKE])
+            timed.append((seconds, quiet(record), hardware["name"], *alike))
+    return pd.DataFrame(timed, columns=["seconds", "quiet", "machine", *ALIKE]).astype({"quiet": bool})
 
 
 def cost_of(runs: Iterable[PlannedRun], timed: pd.DataFrame, device: str, machine: str) -> pd.DataFrame:
@@ -54,7 +53,8 @@ def cost_of(runs: Iterable[PlannedRun], timed: pd.DataFrame, device: str, machin
         runs: The runs to do.
         timed: See `paces`.
         device: The kind of device that they would run on.
-        machine: Its name, as records have it; where no such run was timed on it, others of its kind count.
+        machine: Its name, as records have it. Runs of this machine go before others of its kind, and of each those
+            that no other work disturbed.
 
     Returns:
         A row a run: `seconds`, NaN where no run like it was timed, and `machines`, the names of those that were timed
@@ -67,7 +67,8 @@ def cost_of(runs: Iterable[PlannedRun], timed: pd.DataFrame, device: str, machin
             shape = str([*datasets.describe(config["dataset"])["shape"]])
             alike = timed[(timed[ALIKE] == [device, config["backbone"], shape, config["precision"]]).all(axis=1)]
             here = alike[alike["machine"] == machine]
-            nearest = here if len(here) else alike
+            candidates = here[here["quiet"]], here, alike[alike["quiet"]], alike
+            nearest = next(filter(len, candidates), alike)
             seconds = nearest["seconds"].median() * round_examples(config, images)
             seconds *= run.setup.run.rounds - run.rounds_done
             machines = {*nearest["machine"]} - {machine}
