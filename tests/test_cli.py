@@ -300,7 +300,7 @@ def test_check_holds_a_users_method_to_the_laws():
     rows = [line for line in lines if line.startswith("remembered-means ")]
     assert {line.split()[1] for line in rows} == set("12345679")
     assert all(line.rstrip().endswith(("pass", "left out")) for line in rows)
-    assert re.search(r"branches x 4 against looped +\d\.\de-\d\d +<= 1e-07 +pass", "\n".join(lines))
+    assert re.search(r"branches x 4 against looped +\d\.\de-\d\d +<= 1e-08 +pass", "\n".join(lines))
     assert re.fullmatch(r"([67]) of \1 laws hold on cpu; [12] left out, see above\.", lines[-1])
 
 

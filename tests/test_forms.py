@@ -344,6 +344,7 @@ def without(contents, name):
 
 
 SYNTH = matlab_files(known_images("synth-digits"), "synth-digits")
+LISTED = mnist_m_files(known_images("mnist-m"))
 MNIST = mnist_files(known_images("mnist"), "mnist")
 BAD_FILES = {
     "no JSON": ("femnist", {"all_data_0.json": b"users"}, "all_data_0.json", "one of LEAF's files"),
@@ -356,6 +357,8 @@ BAD_FILES = {
     "class 62": ("femnist", leaf(lambda c: c["user_data"][c["users"][0]]["y"].__setitem__(0, 62)), "0 to 61"),
     "labels missing": ("femnist", leaf(lambda c: c["user_data"][c["users"][0]]["y"].append(1)), "a label"),
     "one writer": ("femnist", leaf_files(1)[0], "too few writers, 1"),
+    "an image missing": ("tiny-imagenet", without(tiny_files(images((4, 4), 9), ""), "val/images/7.JPEG"), "7.JPEG"),
+    "an image not listed": ("mnist-m", LISTED | {"mnist_m_test/9.png": encoded(np.eye(9) > 0)}, "do not fit", "9.png"),
     "a cut file": ("synth-digits", SYNTH | {"synth_test_32x32.mat": b"MATLAB 5.0"}, "synth_test_32x32", "truncated"),
     "no test": ("synth-digits", without(SYNTH, "test_32x32.mat"), "no array x_test"),
     "no labels": ("mnist", without(MNIST, "t10k-labels-idx1-ubyte.gz"), "no array y_test"),

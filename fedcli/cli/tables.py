@@ -131,7 +131,9 @@ def claims(
     )
     answers = answers if shipped else claims.with_shipped(answers)
     sheet = claims.claims_sheet(answers)
-    titles, *lines = ((verdict, claim, paper, ours) for claim, verdict, paper, ours, *_ in (sheet.columns, *sheet.lines))
+    titles, *lines = (
+        (verdict, claim, paper, ours) for claim, verdict, paper, ours, *_ in (sheet.columns, *sheet.lines)
+    )
     narrow = replace(sheet, columns=titles, lines=lines)  # for a terminal
     print_or_write(render.render(sheet, format), None, [narrow] if format == "markdown" else ())
     typer.echo(claims.counted(answers), err=True)

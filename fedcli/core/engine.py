@@ -8,7 +8,7 @@ import gc
 import re
 import threading
 from collections.abc import Callable, Hashable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import CancelledError, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
 from types import SimpleNamespace
@@ -21,7 +21,7 @@ from torch import Tensor
 from fedcli.core.batches import Batch, BatchPlan, Transform
 from fedcli.core.clients import Client, Step, keyed
 from fedcli.core.graphs import CudaGraphs
-from fedcli.core.layers import used_for
+from fedcli.core.layers import by_places, set_to
 from fedcli.core.stacked import WAYS, Stack, find_stack, for_many, packed, with_optimizer, with_room
 from fedcli.core.trees import Tree, concatenate, flatten, leaves, select, select_axes, tree_map
 from fedcli.errors import UserError
@@ -44,10 +44,6 @@ def parse_chunk(text: str, default: int) -> tuple[str, int]:
     return "branches" if match[1] else WAYS[0], int(match[2])
 
 
-class Stopped(Exception):
-    """Ends the work of a thread after another one has failed."""
-
-
 @dataclass
 class Engine:
     """Runs the local steps of a cohort."""
@@ -59,6 +55,7 @@ class Engine:
     on_samples: Callable[[int], None]  # called with the number of samples after each step, by one thread at a time
     way: str = WAYS[0]  # one of `WAYS`, how clients train together
     graphs: CudaGraphs | None = None  # None without CUDA, and after one could not be made or was wrong
+    by_places: bool = False  # for clients that train alone, see fedcli/core/layers.py
     notes: list[str] = field(default_factory=list)  # what a user has to know of such changes of plan
     stacks: dict[Hashable, Stack] = field(default_factory=dict, init=False)  # kept from round to round
     workers: Any = field(default_factory=lambda: ALONE)
@@ -75,7 +72,7 @@ class Engine:
         with self._lock:
             self.on_samples(samples)
         if self.stopping.is_set():
-            raise Stopped
+            raise CancelledError  # another thread has failed
 
     def train(
         self, step: Step, clients: Client, plan: BatchPlan, lr: float, context: Tree, axes: Tree
@@ -162,7 +159,7 @@ class Engine:
         context = select_axes(context, axes, 0)
         update = keyed(step.in_place or step.update)  # the tensors are this loop's own
         total: dict[str, Tensor] = {}
-        with used_for("training" if self.images.device.type == "cpu" else ""):
+        with set_to(by_places, self.by_places):
             for batch in self._batches(plan, chunk.start, rate):
                 client, aux = update(client, batch, context)
                 total = {name: value + total.get(name, 0.0) for name, value in aux.terms.items()}

@@ -19,7 +19,7 @@ from fedcli.core.batches import Batch, BatchPlan, Transform, draw_cohort, genera
 from fedcli.core.clients import Aux, Client, LocalLoss, Network, Output, Params, Step, Terms, keyed, optimizer_step
 from fedcli.core.engine import Engine, parse_chunk
 from fedcli.core.graphs import CudaGraphs
-from fedcli.core.layers import use_live_taps, used_for
+from fedcli.core.layers import by_places, set_to, use_live_taps
 from fedcli.core.stacked import with_optimizer
 from fedcli.core.trees import Tree, concatenate, count_floats, select, stack, tree_map
 from fedcli.declarations import Sizes
@@ -120,7 +120,7 @@ class Federation:
         way, chunk = parse_chunk(run.clients_per_chunk, 1 if self.device.type == "cpu" else run.cohort_size)
         self.engine = Engine(
             dataset.x_train.to(device), dataset.y_train.to(device), transform, min(chunk, run.cohort_size), on_samples,
-            way, CudaGraphs(device) if device.type == "cuda" else None,
+            way, CudaGraphs(device) if device.type == "cuda" else None, self.dead_taps and device.type == "cpu",
         )  # fmt: skip
         self.start_round()
 
@@ -420,7 +420,7 @@ class Federation:
 
         @torch.no_grad()
         def of_portion(positions: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-            with used_for("testing" if quick else ""):
+            with set_to(by_places, quick):
                 x = self.transform(images[positions])
                 output = network(params, buffers, self.engine.own(x) if quick else x, train=False)
             return output.features, output.logits, labels[positions]

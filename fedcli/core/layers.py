@@ -15,10 +15,10 @@ from torch import Tensor, nn
 from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.overrides import TorchFunctionMode
 
-# What a network is used for where it may be computed in another order on a CPU: "testing", of which nothing is trained
-# on, or "training" of a client alone. Empty elsewhere.
-purpose: ContextVar[str] = ContextVar("purpose", default="")
-FEW = 4  # places of a convolution's output up to which it may be computed place by place
+# Whether convolutions of few places are computed place by place, faster on a CPU and rounded in another order: in
+# tests, and where a client trains alone, in runs whose networks have dead taps.
+by_places: ContextVar[bool] = ContextVar("by_places", default=False)
+FEW = 4  # places of a convolution's output
 
 
 class MaskedBatchNorm2d(nn.BatchNorm2d):
@@ -76,7 +76,7 @@ class LiveConv2d(nn.Conv2d):
     Attributes:
         live: Of height and width, the taps.
         live_padding: Of height and width, the padding that is left.
-        place_by_place: For which purposes the few places of its output are computed one by one.
+        few: Whether the output has few places.
     """
 
     def forward(self, x: Tensor) -> Tensor:
@@ -85,7 +85,7 @@ class LiveConv2d(nn.Conv2d):
             weight = self.weight.permute(0, 2, 3, 1)[:, *self.live].permute(0, 3, 1, 2)
         else:
             weight = self.weight[:, :, *self.live]
-        if purpose.get() in self.place_by_place:
+        if self.few and by_places.get():
             return self._place_by_place(x.permute(0, 2, 3, 1), weight.permute(0, 2, 3, 1))
         return F.conv2d(x, weight, self.bias, self.stride, self.live_padding, self.dilation, self.groups)
 
@@ -103,6 +103,16 @@ class LiveConv2d(nn.Conv2d):
             taps = weight[:, max(-top, 0) :, max(-left, 0) :][:, : pixels.shape[1], : pixels.shape[2]]
             places.append(F.linear(pixels.flatten(1), taps.flatten(1), self.bias))
         return torch.stack(places, 1).view(len(x), len(rows), len(columns), -1).permute(0, 3, 1, 2)
+
+
+@contextmanager
+def set_to(variable: ContextVar[bool], value: bool) -> Iterator[None]:
+    """Gives a context variable a value inside."""
+    token = variable.set(value)
+    try:
+        yield
+    finally:
+        variable.reset(token)
 
 
 def _starts(size: int, kernel: int, stride: int, padding: int, dilation: int) -> range:
@@ -137,7 +147,7 @@ def use_live_taps(network: nn.Module, channels: int, image_size: int) -> bool:
     with register_module_forward_pre_hook(note):
         network.eval()(next(network.parameters()).new_zeros(2, channels, image_size, image_size))
     network.train(training)
-    dead_taps, few_places = False, []
+    dead_taps = False
     for layer, seen in sizes.items():
         if len(seen) > 1 or None in seen or isinstance(layer.padding, str) or layer.padding_mode != "zeros":
             continue
@@ -146,22 +156,9 @@ def use_live_taps(network: nn.Module, channels: int, image_size: int) -> bool:
         few = prod(len(_starts(*axis)) for axis in axes) <= FEW and layer.groups == 1 and layer.dilation == (1, 1)
         dead = live != tuple(slice(0, size) for size in layer.kernel_size)
         if dead or few:
-            layer.__class__, layer.live, layer.live_padding, layer.place_by_place = LiveConv2d, live, padding, ()
-        few_places += [layer] * few
+            layer.__class__, layer.live, layer.live_padding, layer.few = LiveConv2d, live, padding, few
         dead_taps = dead_taps or dead
-    for layer in few_places:  # a network without dead taps goes on to train to the bits that it always has
-        layer.place_by_place = ("testing", "training") if dead_taps else ("testing",)
     return dead_taps
-
-
-@contextmanager
-def used_for(name: str) -> Iterator[None]:
-    """Sets the `purpose` of what networks compute inside."""
-    token = purpose.set(name)
-    try:
-        yield
-    finally:
-        purpose.reset(token)
 
 
 class KeyedDropout(nn.Module):

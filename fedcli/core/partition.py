@@ -36,16 +36,12 @@ NUMBER = re.compile(r"[+-]?[0-9]{0,15}\.?[0-9]{0,15}(e[+-]?[0-9]{1,3}|/[0-9]{1,1
 MAX_DRAWS = 1000  # of a Dirichlet partition before it is refused; seconds for 100 classes and 100 clients
 
 
-def number(read: Callable[[str], Any] = int, low: float = 1, high: float = math.inf) -> Callable[[str], Any]:
-    """Makes a reader of numbers from `low` to `high` in a flag; it raises ValueError for anything else."""
-
-    def read_number(text: str) -> Any:
-        value = read(text if NUMBER.fullmatch(text) else "")
-        if not low <= value <= high:
-            raise ValueError
-        return value
-
-    return read_number
+def number(text: str, read: Callable[[str], Any] = int, low: float = 1, high: float = math.inf) -> Any:
+    """Reads a number from `low` to `high` in a flag; it raises ValueError for anything else."""
+    value = read(text if NUMBER.fullmatch(text) else "")
+    if not low <= value <= high:
+        raise ValueError
+    return value
 
 
 # By name: the function, how its flag is written, its options, and what it takes from the data set beside labels:
@@ -101,9 +97,9 @@ def iid(labels: Labels, num_clients: int, seed: int) -> Parts:
 @partitioner(
     "dirichlet:ALPHA[:plain][:min=COUNT][:draw=pfllib], such as dirichlet:0.5, with an ALPHA from 1e-6 to 1e6",
     {
-        "": ("alpha", number(float, 1e-6, 1e6)),
+        "": ("alpha", partial(number, read=float, low=1e-6, high=1e6)),
         "plain": ("capped", {"": False}.__getitem__),
-        "min=": ("min_examples", number()),
+        "min=": ("min_examples", number),
         "draw=": ("draw", {"own": "own", "pfllib": "pfllib"}.__getitem__),
     },
 )
@@ -173,7 +169,7 @@ def _draw_in_pfllibs_order(
     return order, counts
 
 
-@partitioner("classes:COUNT, such as classes:2", {"": ("classes_per_client", number())})
+@partitioner("classes:COUNT, such as classes:2", {"": ("classes_per_client", number)})
 def classes(labels: Labels, num_clients: int, classes_per_client: int, seed: int) -> Parts:
     """Cuts the label-sorted examples into shards and deals `classes_per_client` of them to each client, at random.
 
@@ -195,7 +191,7 @@ def classes(labels: Labels, num_clients: int, classes_per_client: int, seed: int
 
 @partitioner(
     "dominant:COUNT[:share=FRACTION], such as dominant:1:share=4/9",
-    {"": ("dominant_classes", number()), "share=": ("share", number(Fraction, 1e-6, 1))},
+    {"": ("dominant_classes", number), "share=": ("share", partial(number, read=Fraction, low=1e-6, high=1))},
 )
 def dominant(
     labels: Labels, num_clients: int, dominant_classes: int, seed: int, share: Fraction | float = SHARE
@@ -219,7 +215,7 @@ def dominant(
     return _deal(counts, labels, generator(seed, "partition"))
 
 
-@partitioner("missing:COUNT, such as missing:3", {"": ("missing_classes", number(low=0))})
+@partitioner("missing:COUNT, such as missing:3", {"": ("missing_classes", partial(number, low=0))})
 def missing(labels: Labels, num_clients: int, missing_classes: int, seed: int) -> Parts:
     """Gives client i the C - x classes from floor(i C / K) on (mod C), equally many examples of each.
 

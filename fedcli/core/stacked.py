@@ -12,6 +12,7 @@ from torch.func import vmap
 from fedcli.core.batches import Batch, BatchPlan
 from fedcli.core.clients import Client, Step, Update, under_vmap
 from fedcli.core.graphs import CudaGraphs, Unrepeatable, Work, graph_key
+from fedcli.core.layers import set_to
 from fedcli.core.trees import Tree, leaves, pack, select, select_axes, stack, tree_map, unpack
 
 WAYS = ("stacked", "branches")  # in which several clients train together
@@ -39,11 +40,8 @@ def for_many(
     mapped = vmap(function, in_dims=axes, randomness="error")
 
     def by_vmap(*arguments: Tree) -> Tree:
-        token = under_vmap.set(True)
-        try:
+        with set_to(under_vmap, True):
             return mapped(*arguments)
-        finally:
-            under_vmap.reset(token)
 
     def by_branches(*arguments: Tree) -> Tree:
         count = len(next(leaves(arguments[0])))

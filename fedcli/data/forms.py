@@ -185,9 +185,13 @@ def _find_pictures(source: Source) -> list[tuple[str, str, str, str]]:
         if match is None:
             raise ValueError(f"'{name}' lies too deep: move or remove it")
         domain, part, label, file = match.groups(default="")
-        label = label or lists.get(part, {}).get(file)
+        label = label or lists.get(part, {}).pop(file, "")
         if label:
             rows.append((domain, part, label, name))
+        elif part in lists:
+            lists[part][file] = "in no list"
+    if odd := [file for files in lists.values() for file in files]:
+        raise ValueError(f"images and the list of their classes do not fit: '{odd[0]}' is in one of them")
     if not rows:
         raise ValueError(f"there are no images in folders, but '{source.names[0]}'")
     parts = choose_parts({row[1] for row in rows}, source.notes)
