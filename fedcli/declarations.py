@@ -254,7 +254,7 @@ class Claim:
         row: The row that the sentence is about.
         than: The row that it is compared with, or several, of which each must be behind.
         columns: The columns; of several, the mean of the differences counts.
-        direction: "higher" or "lower": on which side of zero the paper sees the row less the other.
+        direction: "higher" or "lower": whether the paper has the row minus the other above or below zero.
         instead: Options that a smaller form of the claim may have in place of the cells', with their values, or None
             for any value; sizes (rounds, images, clients, ...) may always be smaller.
         less: Columns whose mean difference is taken off: is the lead larger in `columns` than in these?
@@ -375,10 +375,11 @@ class Method(_Declared):
         run_round: `(state, cohort, fed, config) -> (state, terms)`; terms `[K]` by name, for the record.
         reduces_to: Law 1: `(method, overrides)` under which the parameters equal that method's; None where no
             overrides make it a simpler one.
-        state_types: The NamedTuple classes of its state, so that a checkpoint can be read.
+        state_types: The NamedTuple classes of its state, so that a checkpoint can be read. What a client keeps is
+            called `ClientState`, in the field `clients` of the server's state.
         variants: Options in place of the defaults, by a name, under which the laws must hold too.
-        costs: Law 9: `(state, cohort, fed, config)`, as for `run_round`, to the floats that all clients of the round
-            together are sent and send, without buffers; None where they depend on the numbers themselves.
+        costs: Law 9: `(state, cohort, fed, config)`, as for `run_round`, to the floats down and up, summed over
+            the cohort, without buffers; None where they depend on values found in training.
         default_protocol: Used where `--protocol` is not given; empty takes the first of the method's own file, or that
             of the method to which it reduces.
         client_memory: Floats a client must hold: copies of the model, one if not told, and what the method adds.
@@ -390,7 +391,8 @@ class Method(_Declared):
             prototype; None where it classifies by the head.
         mixed_networks: Whether its clients may have different networks.
         uses_public_data: Whether it needs `--public-dataset`.
-        numerics: Raised whenever its file changes the numbers of its runs; records with another one are outdated.
+        numerics: Version of its numbers, to be increased whenever a change of its file changes results; records with
+            another one are outdated.
     """
 
     name: str

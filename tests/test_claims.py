@@ -117,7 +117,7 @@ UP, DOWN, ACROSS = Interval(2.0, 1.0, 3.0, 3), Interval(-2.0, -3.0, -1.0, 3), In
         (Interval(2.0, 0.0, 4.0, 3), "higher", (0, 0), ("undecided", "zero inside, n = 3")),
         (Interval(2.0, 1.9, 2.1, 2), "higher", (0, 0), ("undecided", "n = 2")),
         (Interval(2.0, None, None, 1), "higher", (0, 0), ("undecided", "n = 1")),
-        (None, "higher", (1, 0), ("undecided", "diverged")),
+        (None, "higher", (1, 0), ("undecided", "no pair has a value")),
         (UP, "higher", (0, 2), ("reproduced", "")),  # the other one failed: the claim holds all the more
         (UP, "higher", (2, 0), ("undecided", "the better one diverged with 2 seeds")),
         (DOWN, "higher", (0, 1), ("undecided", "the better one diverged with 1 seed")),

@@ -278,7 +278,7 @@ def refused(flag, num_clients, words, labels=LABEL_SETS["balanced"], **groups):
         ("dominant:11", 10, "dominant:11 | 10 classes"),
         ("dominant:1:share=4/0", 10, "cannot be read"),
         ("dominant:1:min=3", 10, "cannot be read"),
-        ("dominant:1", 3, "3 clients | 100 of class 0 | multiple of 10"),
+        ("dominant:1", 3, "3 clients | class 0, has 100 | multiple of 10"),
         ("missing:10", 10, "missing:10 | 10 classes"),
         ("domains+domains", 4, "needs a label skew | domains+dirichlet:0.5"),
         ("domains+dirichlet:0.5", 4, "domains+dirichlet:0.5 | with domains | without"),
@@ -291,7 +291,7 @@ def test_what_cannot_be_dealt_is_refused(flag, num_clients, words):
 
 def test_groups_and_classes_that_do_not_suffice_are_refused():
     labels = LABEL_SETS["balanced"]
-    refused("dominant:1", 10, "does not fit | 0 of class 4", labels[labels != 4])
+    refused("dominant:1", 10, "does not fit | class 4, has 0", labels[labels != 4])
     refused("domains", 5, "5 | 2 domains | multiple of 2", domain=labels % 2)
     refused("domains+dirichlet:0.5:min=60", 20, "in domain 0 | 500 training", domain=labels % 2)
     refused("writers", 11, "each of 11 clients | got 10 writers | 1 to 10", writer=labels)

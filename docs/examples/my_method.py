@@ -74,9 +74,16 @@ class ServerState(NamedTuple):
 
 
 def pull(features: Tensor, labels: Tensor, context: Context, mask: Tensor | None = None) -> Tensor:
-    """Eq. 1: mean over the samples `[B, D]` of ||h - (m_i,y + g_y) / 2||^2 / D; 0 where none has a target.
+    """Eq. 1: mean over the samples of ||h - (m_i,y + g_y) / 2||^2 / D.
 
-    `mask` `[B]` is False for padding.
+    Args:
+        features: `[B, D]`.
+        labels: `[B]`.
+        context: Of this client.
+        mask: `[B]`, False for padding.
+
+    Returns:
+        Scalar, 0 where no sample has a target.
     """
     target = (context.own + context.shared)[labels] / 2  # [B, D]
     wanted = context.has_target[labels]
@@ -87,7 +94,11 @@ def pull(features: Tensor, labels: Tensor, context: Context, mask: Tensor | None
 def remember(state: ClientState, means: Tensor, counts: Tensor, memory: float) -> ClientState:
     """Eq. 3: m_i <- beta m_i + (1 - beta) mu_i for the classes in the data; the first time mu_i itself.
 
-    The class means mu_i after training are `[K, C, D]`, their examples `counts` `[K, C]`; `memory` is beta.
+    Args:
+        state: Of K clients, `[K, C, D]` and `[K, C]`.
+        means: mu_i, the class means after training, `[K, C, D]`.
+        counts: `[K, C]`.
+        memory: beta.
     """
     mixed = torch.where(state.counts[..., None] > 0, memory * state.means + (1 - memory) * means, means)
     present = counts > 0
@@ -97,7 +108,13 @@ def remember(state: ClientState, means: Tensor, counts: Tensor, memory: float) -
 def gather(old: Tensor, has_class: Tensor, sent: ClientState) -> tuple[Tensor, Tensor]:
     """Eq. 4: g_c = sum_i n_ic m_ic / sum_i n_ic over the cohort; the old one for a class that nobody has.
 
-    Returns g `[C, D]` and whether there is one `[C]`.
+    Args:
+        old: g before, `[C, D]`.
+        has_class: `[C]`, whether there is one.
+        sent: Of the cohort, `[K, C, D]` and `[K, C]`.
+
+    Returns:
+        g `[C, D]` and whether there is one `[C]`.
     """
     total = sent.counts.sum(0)  # [C]
     mean = (sent.counts[..., None] * sent.means).sum(0) / total.clamp(min=1)[:, None]

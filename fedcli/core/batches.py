@@ -62,8 +62,8 @@ def plan_batches(
 ) -> BatchPlan:  # fmt: skip
     """Draws the batches of a cohort: a plan whose T is the largest number of steps of any client, and may be 0.
 
-    `parts` are each client's training examples, positions in the training set; the draws are keyed by `client_ids` and
-    by the local epochs of the round, of which `epochs` are drawn. An epoch's last batch is left out if `drop_last` and
+    `parts` are each client's training examples, positions in the training set. The draws are keyed by `client_ids` and
+    local epoch; `epochs` says which of the round's are drawn. An epoch's last batch is left out if `drop_last` and
     it is not full. The augmentation of an image needs `num_draws`, 0 without one.
     """
     counts = [len(part) // batch_size if drop_last else -(-len(part) // batch_size) for part in parts]

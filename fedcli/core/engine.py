@@ -1,4 +1,4 @@
-"""The engine: makes all local steps of a cohort of one local step of one client.
+"""The engine: turns the local step of one client into the local training of a whole cohort.
 
 Clients train one after the other (looped; on the CPU one in each thread), or several together, see
 `fedcli.core.stacked`. A method cannot tell the difference.

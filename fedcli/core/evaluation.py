@@ -32,7 +32,7 @@ class Model(NamedTuple):
     buffers: Params
 
 
-# Of clients' models, each on training positions, or on all tests if None: whether it is right, bool `[rules, n]`.
+# Of positions by client, None for all test images: whether each prediction of its model is right, bool `[rules, n]`.
 Score = Callable[[dict[int, Any]], list[Tensor]]
 
 
@@ -53,8 +53,8 @@ def evaluate(fed: Federation, method: Method, state: Any) -> dict[str, Any]:
 
     Returns:
         `test_accuracy`, the protocol's headline; `validation_accuracy`, pooled over the clients' held-out examples
-        (None without any); `clients`, mean, standard deviation and worst over the clients (of their own test parts
-        under `clients`, of the tests of their own models under `server`, else of their validation examples);
+        (None without any); `clients`, mean, standard deviation and worst over the clients (on their own test parts
+        under `clients`; of their own models on the test images under `server`; else on their validation examples);
         `client_accuracy`, the same of each client by its id; `domains`, test accuracy of each domain (None without
         domains). Under `domains` also `intra` and `inter`, by the client's own domain. With prototypes also
         `classifier_accuracy`.
@@ -103,7 +103,7 @@ def models(fed: Federation, method: Method, state: Any, clients: Iterable[int]) 
 
 
 def own_model(method: Method, state: Any, client: int) -> tuple[Params, Params] | None:
-    """Returns a client's own model, None before it has taken part; of what a store keeps only its part is read."""
+    """Returns a client's own model, None before it has taken part; only this client's stored state is read."""
     read = {name: {client: part[client]} if client in part else {} for name, part in stored(state).items()}
     return method.personal(state._replace(**read) if read else state).get(client)
 

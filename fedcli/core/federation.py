@@ -289,7 +289,7 @@ class Federation:
             )  # fmt: skip
 
     def lr(self, round: int) -> float:
-        """Returns the learning rate of a round; a linear schedule has the full rate in the first two."""
+        """Returns the learning rate of a round; a linear schedule has the full rate in rounds 0 and 1."""
         rate = self.config.lr * self.config.lr_decay**round
         if self.config.lr_schedule == "linear":
             rate *= 1 - 0.9 * max(round - 1, 0) / self.num_rounds

@@ -3,8 +3,8 @@
 A partitioner takes the class of each example (`labels`, `[N]`), the number of clients K from 1 to N and a seed, which
 everything random comes from. It returns K int64 arrays of positions in `labels`, each in random order, because the end
 of a client's list becomes its validation part; no example is used twice. It raises UserError where a value is out of
-range or the data do not suffice. To add one, decorate a function with `@partitioner`, whose first argument shows how
-the flag is written.
+range or the data do not suffice. To add one, decorate a function with `@partitioner`: the function's name is the
+flag's, and the first argument shows how the flag is written.
 
 Beside these there are `file:PATH`, lists made elsewhere (fedcli/data/splits.py), `domains+LABEL_SKEW`, a label skew
 inside each domain, and `./file.py:NAME`, a function of the user's own.
@@ -45,8 +45,8 @@ def number(text: str, read: Callable[[str], Any] = int, low: float = 1, high: fl
 
 
 # By name: the function, how its flag is written, its options, and what it takes from the data set beside labels:
-# "domain", "writer", "place" or nothing. An option is by its prefix in the flag the keyword of the function and what
-# reads its value; "" is the prefix of the required one, which comes first.
+# "domain", "writer", "place" or nothing. Options are a dict from the prefix in the flag to the keyword argument and the
+# function that reads its value; "" is the prefix of the required one, which comes first.
 PARTITIONS: dict[str, tuple[Callable[..., Parts], str, dict[str, tuple[str, Callable]], str]] = {}
 
 
@@ -235,7 +235,7 @@ def missing(labels: Labels, num_clients: int, missing_classes: int, seed: int) -
 
 def _unfit(flag: str, labels: np.ndarray, num_clients: int, remedy: str) -> UserError:
     sizes = np.bincount(labels)
-    rarest = f"{len(sizes)} classes, {sizes.min()} of class {sizes.argmin()}"
+    rarest = f"{len(sizes)} classes; the rarest, class {sizes.argmin()}, has {sizes.min()}"
     got = f"got {num_clients} clients and {len(labels)} training examples of {rarest}"
     return UserError(f"partition '{flag}' does not fit the data ({got}); {remedy}.")
 
@@ -323,7 +323,7 @@ class Partition:
         return self.function(labels, num_clients, seed=seed, **{self.needs: column})
 
     def scaled(self, share: float) -> "Partition":
-        """Returns the partition for a share of the data: a client's least size, unless named, shrinks with it, to 1."""
+        """Returns the partition for a share of the data: the default of `min=` shrinks with it, at least to 1."""
         if share >= 1 or not re.match(r"(domains\+)?dirichlet:(?!.*:min=)", self.flag):
             return self
         return from_flag(f"{self.flag}:min={max(1, round(share * MIN_EXAMPLES))}")

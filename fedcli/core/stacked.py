@@ -228,7 +228,7 @@ def find_stack(kept: dict[Hashable, Stack], parts: Any, tensors: Tree, make: Cal
 def agree(replayed: Tree, plain: Tree, before: Tree) -> bool:
     """Says whether two takes of a step lead to what differs by rounding only, see `TOLERANCE`.
 
-    Each argument is clients, totals, and the number of the next step, from the second on as left by or before a take.
+    Each argument is clients, totals and step number: after the replay, after the plain step, before both.
     """
     for parts in zip(*((*clients, *more) for clients, *more in (replayed, plain, before)), strict=True):
         error, allowed = 0.0, 0.0  # squared norms of parameters, buffers, optimizer state, memory or totals

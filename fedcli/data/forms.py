@@ -199,8 +199,8 @@ def _find_pictures(source: Source) -> list[tuple[str, str, str, str]]:
     return [(domain, taken[part], label, name) for domain, part, label, name in rows if part in taken]
 
 
-# By the form's name: a regular expression of a file's path, from the name of the folder, by which it is recognised, and
-# its reader.
+# By the form's name: a regular expression that some "/" + relative path must match, and its reader. The first match
+# wins, and the last entry matches everything.
 CIFAR = r"(?:batches\.)?meta"
 IDX = r"(?:emnist-(?P<split>\w+)-)?(?:train|(?P<test>test|t10k))-(?P<kind>images|labels).idx[13]-ubyte(?:\.gz)?"
 USPS = r"usps(?P<test>\.t)?(?:\.bz2)?"
@@ -220,8 +220,8 @@ FORM = f"an .npz file, or a folder, .zip or .tar in one of these forms: {', '.jo
 def read(path: Path, info: DatasetInfo | None, size: int | None = None) -> tuple[Arrays, list[str]]:
     """The columns of a file, folder or archive, not yet in their one form, and notes for the user.
 
-    `info` is of the known set that it is to be; images in files are resized to its size, or to `size` without one. What
-    is raised where it is in no such form, or damaged, is for `reading` to refuse.
+    `info` describes the known set of that name, if there is one; images in files are resized to its size, else to
+    `size`. Call this inside `reading`, which turns an error into one refusal.
     """
     notes: list[str] = []
     if path.suffix == ".npz" and path.is_file():

@@ -1,9 +1,8 @@
 """The papers' claims with verdicts, from records alone.
 
-A claim compares a row of a table with another one, or with several. A run counts for it that has all settings of the
-cell it belongs to, but for sizes that may be smaller and for what the claim itself allows in place of the cell's; what
-differs is said. Two runs are a pair if they have the same seed, partition, images and core, and all options of runs in
-which the two cells agree.
+A claim compares a row of a table with another one, or with several. A run counts for it if it has the settings of its
+cell; sizes may be smaller, the claim may allow other values, and what differs is said. Two runs are a pair if they have
+the same seed, partition, images, numerics of the core, and the same value of all options in which the two cells agree.
 """
 
 import csv
@@ -203,8 +202,8 @@ def _smallest_lead(claim: Claim, singles: Sequence[Answer]) -> Answer:
 def _compared(blank: Answer, columns: Sequence[tuple[Wanted, Wanted]], runs: pd.DataFrame) -> Answer:
     """Judges a claim against one row by its best-matching group of paired runs; returns `blank` without pairs.
 
-    Runs in full go first; else the form with the most seeds counts, of these that with the fewest differences and the
-    most rounds.
+    Runs in full go first; else the group of reduced runs with the most seeds, then the fewest options that differ from
+    the cell's, then the most rounds.
     """
     parts, claim, metric = [], blank.claim, blank.metric
     for number, (row, than) in enumerate(columns):
@@ -290,8 +289,7 @@ def judge(
 ) -> tuple[str, str]:
     """Verdict on a claim, and why it is undecided.
 
-    A run that diverged has no difference. Leaving it out is fair to a verdict only as long as it was the other's run:
-    otherwise the verdict is for a method that failed.
+    A run that diverged has no difference. Leaving it out is fair only where it is a run of the row that is behind.
 
     Args:
         difference: Of the row less the other one.
@@ -300,7 +298,7 @@ def judge(
         exact: Whether chance has no part in the values, as in counts of floats; then one pair suffices.
     """
     if difference is None:
-        return UNDECIDED, "diverged"
+        return UNDECIDED, "no pair has a value"
     if difference.n < FEWEST and not exact:
         return UNDECIDED, f"n = {difference.n}"
     low, high = (difference.mean, difference.mean) if exact else (difference.low, difference.high)

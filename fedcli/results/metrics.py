@@ -94,7 +94,7 @@ class Metric:
         return f"{value:+,.{DECIMALS.get(self.unit, 1)}f}"
 
     def mean_text(self, values: Sequence[float]) -> str:
-        """The mean of values ± their sample standard deviation, which one value has not."""
+        """The mean of values ± their sample standard deviation, which is left out for a single value."""
         return self.text(fmean(values)) + (f" ± {self.text(stdev(values))}" if len(values) > 1 else "")
 
     def value(self, record: Record) -> float | None:
@@ -167,8 +167,8 @@ def difference(
 
 
 DIVERGED = (
-    "Diverged: a loss became infinite or NaN. Where the best round on validation counts, that of such a run does; "
-    "other means are without it, and say so."
+    "Diverged: a loss became infinite or NaN. Under selection by validation such a run counts with its best round "
+    "before; other means leave it out, and say so."
 )
 BOLD = (
     "Bold: the best mean{among}, where the 95 % interval (Student's t) of its lead over the second, paired over the "

@@ -1,7 +1,7 @@
 """The files that a run goes on from: its checkpoints, and the states that its clients keep from round to round.
 
-A file has the form of safetensors. What it says beside its tensors is one JSON text of its metadata, since the library
-orders several by chance: the SHA-256 of the whole file, taken with zeros in its own place; the structure of the tree,
+A file has the form of safetensors. All its metadata are one JSON text, since the library does not keep the order of
+several: the SHA-256 of the whole file, taken with zeros in its own place; the structure of the tree,
 see `to_names`; and what the caller adds. Older files have a text for each of the three.
 
 Each time that a client keeps a state, that is a version of it, which never changes. The versions used last are in
@@ -78,7 +78,7 @@ def read_verified(path: Path, digest: str | None = None) -> bytes:
     actual = hashlib.sha256(content.replace(match[1], ZEROS, 1)).hexdigest() if match else "none"
     if match is None or actual != (digest or match[1].decode()):
         fault = f"'{path}' is missing or not as it was written (got SHA-256 {actual[:16]})"
-        raise Damaged(f"{fault}; put a copy back, or delete the newest checkpoint to resume from the one before.")
+        raise Damaged(f"{fault}; put a copy back, or delete {CHECKPOINT} to resume from {PREVIOUS}.")
     return content
 
 
@@ -278,7 +278,7 @@ def is_due(number: int, every: int | None, rounds: int, seconds: float, since: f
 def write_checkpoint(folder: Path, record: dict[str, Any], state: Any) -> None:
     """Writes the state and all that the record knows by then; the checkpoint before it is kept.
 
-    After a kill either file, this or the record, may be the older one, and this may be missing beside the one before.
+    After a kill, checkpoint and record may be of different rounds, and only the checkpoint before may be there.
     """
     names = []
     for version in _versions(state):

@@ -165,7 +165,7 @@ def one_round(setup: Setup, fed: Federation, state: Any, cohort: Cohort) -> tupl
     if not torch.equal(drawn, torch.get_rng_state()):  # a run that is resumed would draw something else
         raise UserError(
             f"run_round of '{setup.method.name}' draws from PyTorch's global generator (got another state of it after "
-            f"round {cohort.round + 1}); draw on the server by fed.generator(...), and at a client nothing."
+            f"round {cohort.round + 1}); use fed.generator(...) on the server; a client must not draw."
         )
     after, terms = outcome
     refuse_non_finite(after, state, cohort.round)

@@ -11,7 +11,7 @@ GRACE = 10.0  # seconds in which a process whose parent is dead writes its check
 _deadline = math.inf  # of this program's runs, by `time.monotonic`
 
 
-class Ended(KeyboardInterrupt):
+class Interrupted(KeyboardInterrupt):
     """The end of a program from outside; whoever handles Control-C handles this.
 
     Attributes:
@@ -23,7 +23,7 @@ class Ended(KeyboardInterrupt):
         self.code = code
 
 
-class OutOfTime(Ended):
+class OutOfTime(Interrupted):
     """The end by `--time-limit`, which is a good one."""
 
     def __init__(self):
@@ -35,14 +35,14 @@ def exit_code(error: KeyboardInterrupt) -> int:
     return getattr(error, "code", 128 + signal.SIGINT)
 
 
-interruptions: list[Ended] = []  # by signals, until a line has told it: PyTorch swallows one while it imports NumPy
+interruptions: list[Interrupted] = []  # not yet told; kept, as PyTorch swallows the exception while it imports NumPy
 
 
 def interrupt_on_signals() -> None:
-    """Lets SIGINT, SIGTERM and SIGHUP raise `Ended`, unless they are ignored, as under `nohup`."""
+    """Lets SIGINT, SIGTERM and SIGHUP raise `Interrupted`, unless they are ignored, as under `nohup`."""
 
     def end(number: int, frame: object) -> NoReturn:
-        interruptions.append(Ended("interrupted", 128 + number))
+        interruptions.append(Interrupted("interrupted", 128 + number))
         raise interruptions[-1]
 
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):

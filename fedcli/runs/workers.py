@@ -26,7 +26,7 @@ from torch import Tensor
 from fedcli.core.federation import NonFiniteLoss
 from fedcli.core.trees import Tree, tree_map
 from fedcli.errors import UserError
-from fedcli.runs.signals import Ended, end_with_parent
+from fedcli.runs.signals import Interrupted, end_with_parent
 
 LOST = 75  # exit code of a process that no longer reaches the others
 PATIENCE = timedelta(days=30)  # to wait for the others, who may train a large chunk
@@ -87,7 +87,7 @@ class Group:
         try:
             dist.all_gather_object(messages, (tree_map(_packed, tree), error))
         except RuntimeError as failure:
-            raise Ended("another worker has died", LOST) from failure
+            raise Interrupted("another worker has died", LOST) from failure
         for number, (_, error) in enumerate(messages):
             if error is not None:
                 self._told = True

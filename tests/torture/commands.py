@@ -22,7 +22,7 @@ MEMORY = 4 << 30  # bytes that a command may ask for beyond what this process ha
 GRACE = 20  # seconds in which an interrupted command must end
 
 
-class Ended(NamedTuple):
+class Interrupted(NamedTuple):
     """How a command ended: its exit code, minus a signal's number, and what it printed."""
 
     code: int
@@ -55,7 +55,7 @@ def load() -> None:
         call(Path(folder), "table", run.path)
 
 
-def call(folder: Path, *arguments: object, seconds: float = 60) -> Ended:
+def call(folder: Path, *arguments: object, seconds: float = 60) -> Interrupted:
     """Runs `fedcli` with arguments in a folder."""
 
     def command() -> None:
@@ -66,7 +66,7 @@ def call(folder: Path, *arguments: object, seconds: float = 60) -> Ended:
     return fork(command, seconds)
 
 
-def fork(action: Callable[[], object], seconds: float = 60) -> Ended:
+def fork(action: Callable[[], object], seconds: float = 60) -> Interrupted:
     """Does something in a process of its own; after so many seconds it is interrupted, and then killed."""
     with TemporaryDirectory() as folder:
         files = Path(folder, "output"), Path(folder, "errors")
@@ -79,7 +79,7 @@ def fork(action: Callable[[], object], seconds: float = 60) -> Ended:
         if child.is_alive():
             child.kill()
         child.join()
-        return Ended(child.exitcode, *(file.read_text(errors="replace") for file in files))
+        return Interrupted(child.exitcode, *(file.read_text(errors="replace") for file in files))
 
 
 def _live(action: Callable[[], object], output: Path, errors: Path) -> None:

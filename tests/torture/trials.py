@@ -31,7 +31,7 @@ from fedcli.runs.rounds import Listener
 from tests.programs import SMALL
 from tests.test_lock import names
 from tests.test_runs import TINY, Stop, StopAfter, essence
-from tests.torture.commands import Ended, call, fork
+from tests.torture.commands import Interrupted, call, fork
 
 RECORDS = sorted((Path(__file__).parents[2] / "results" / "records").rglob("record.json"))
 RECORDS = [file for file in RECORDS if '"digest"' in file.read_text()]  # older ones have none
@@ -86,7 +86,7 @@ def kill(number: int) -> str:
         whole, killed = Path(place, "whole"), Path(place, "killed")
         fedcli.run(method.name, out=whole, **options)
 
-        def go_on(moments: int) -> Ended:
+        def go_on(moments: int) -> Interrupted:
             return fork(lambda: fedcli.run(method.name, progress=Doom(moments), out=killed, continue_=True, **options))
 
         for kills in range(KILLS):
