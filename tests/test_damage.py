@@ -34,6 +34,17 @@ def test_damage_is_refused_and_the_checkpoint_before_ends_in_the_same_bits(part,
     assert (record["summary"]["params_sha256"], record["resumed"]) == (end, [1])
 
 
+def test_the_checkpoint_of_another_run_is_refused(tmp_path):
+    source, end = stopped_run("client state")
+    folder = shutil.copytree(source / "run", tmp_path / "run")
+    file, own = folder / checkpoints.CHECKPOINT, (source / "run" / checkpoints.CHECKPOINT).read_bytes()
+    shutil.copy(source / "other" / checkpoints.CHECKPOINT, file)
+    with pytest.raises(UserError, match=r"is of another run .*; put the run's own back"):
+        runs.resume(folder)
+    file.write_bytes(own)
+    assert runs.resume(folder).record["summary"]["params_sha256"] == end
+
+
 def test_tensors_are_read_as_they_were_written(tmp_path):
     shared = torch.tensor([float("nan"), float("-inf"), 1, 2])
     tree = {
