@@ -360,7 +360,7 @@ def test_what_a_users_method_raises_is_a_line_with_the_place(line, planted, word
 
 def test_a_loss_that_is_no_number_is_not_the_fault_of_a_users_file(folder):
     (folder / "planted.py").write_text(FAILING)
-    result = invoke("run", "planted.py", *TINY, "--rounds", "3", "--lr", "1e6", "--out", "a")
+    result = invoke("run", "planted.py", *TINY, "--lr", "1e6", "--out", "a")
     assert (result.exit_code, result.stderr.count("\n")) == (1, 1)
     assert re.match(r"error: the term 'cross_entropy' .* client\(s\) 0.* record is a/record.json\.\n", result.stderr)
     assert read("a")["status"] == "failed"

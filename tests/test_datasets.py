@@ -185,7 +185,7 @@ def test_describe_knows_what_is_not_there_and_reads_what_is(tmp_path):
 @pytest.mark.parametrize("call", [datasets.available, datasets.load])
 def test_unknown_and_missing_data_are_refused(call, cache):
     refused(lambda: call("fmnits"), "unknown data set 'fmnits'", "did you mean 'fmnist'?", "fedcli data list")
-    refused(lambda: call("../digits"), "unknown data set '../digits'")
+    refused(lambda: call("../digits"), "there is no file or folder '../digits'")
     refused(lambda: call("svhn"), "'svhn'", "fedcli data download svhn", "fedcli data import svhn PATH")
     assert not cache.exists()
 
@@ -240,7 +240,7 @@ def test_a_file_or_folder_is_taken_where_it_stands(tmp_path, monkeypatch):
     assert datasets.load(folder).fingerprint == record["dataset_fingerprint"]
     (next((tmp_path / "folder").rglob("*.png"))).rename(tmp_path / "folder" / "train" / "1" / "other.png")
     assert datasets.find_name("folder") != folder
-    refused(lambda: datasets.available(datasets.find_name("./none.npz")), "unknown data set './none.npz'", "a path")
+    refused(lambda: datasets.available(datasets.find_name("./none.npz")), "there is no file or folder './none.npz'")
 
 
 # .npz files that are wrong

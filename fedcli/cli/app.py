@@ -14,6 +14,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.metadata import version
+from itertools import pairwise
 from platform import python_version
 from typing import Any
 
@@ -25,6 +26,7 @@ from fedcli.cli.common import Lasting, optional, show_traceback, stop
 from fedcli.errors import UserError
 from fedcli.runs.signals import exit_code, set_time_limit
 
+REPEATED = ("--method", "--dataset", "--label", "--only", "--grid", "--law", "--runs")  # options that may stand twice
 COMMANDS = {
     "list": describe.list_, "show": describe.show, "new": describe.new, "run": running.run,
     "resume": running.resume, "verify": running.verify, "tune": running.tune, "data": data.app,
@@ -68,15 +70,23 @@ def _refusal(error: Any) -> str:
     """Say in a line of ours what Typer refuses, by one of its usage errors."""
     if hasattr(error, "possibilities") and "unknown_option" in error.ctx.meta:
         return str(error.ctx.meta["unknown_option"](error.option_name))
+    path = error.ctx.command_path if error.ctx else "fedcli"  # none where the last option lacks its value
     text = " ".join(error.format_message().split()).removesuffix(".").replace(". Did you", "; did you")
     end = "" if text.endswith("?") else ";"
-    return f"{text[0].lower()}{text[1:]}{end} '{error.ctx.command_path} --help' shows all."
+    return f"{text[0].lower()}{text[1:]}{end} '{path} --help' shows all."
 
 
 class _Root(TyperGroup):
     """The group of all commands, where every mistake of the user's ends."""
 
     def parse_args(self, ctx: typer.Context, args: list[str]) -> list[str]:
+        """Refuse an empty value, which as a path would be the folder one is in, and an option given twice."""
+        flags = [word.partition("=")[0] for word in args if word.startswith("--")]
+        for before, word in pairwise(["fedcli", *args]):
+            if not word or re.fullmatch(r"--[a-z-]+=", word):
+                stop(f"error: a value is empty (got it after '{word or before}'); give one.", 2)
+            if flags.count(word.partition("=")[0]) > 1 and word.partition("=")[0] not in REPEATED:
+                stop(f"error: {word.partition('=')[0]} is given twice; give it once, several values as 0.01,0.1.", 2)
         with _ends_in_a_line(ctx):
             return super().parse_args(ctx, args)
 

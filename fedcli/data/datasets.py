@@ -126,6 +126,8 @@ def available(name: str) -> None:
     if is_from_file(name):
         from_file(name, "data set")
     elif name not in names():
+        if os.sep in name:
+            raise UserError(f"there is no file or folder '{name}' (got no such path); give the path of the images.")
         remedy = "'fedcli data list' shows all, 'fedcli data import NAME PATH' adds one; a path may stand for a name."
         raise unknown("data set", name, names(), remedy)
     elif not present(name):

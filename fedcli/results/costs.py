@@ -89,7 +89,7 @@ def time_text(estimated: pd.DataFrame) -> str:
     if not seconds.count():
         return f"not known for {len(seconds)} runs, none like them was timed"
     minutes = max(1, seconds.sum() / 60)
-    text = f"{minutes / 60:,.1f} hours" if minutes >= 90 else f"{minutes:.0f} min"
+    text = f"{minutes / 60:,.0f} hours" if minutes >= 90 else f"{minutes:.0f} min"
     machines = ", ".join(f"timed on {name}" for name in sorted(set().union(*estimated["machines"])))
     return f"about {text} for {seconds.count()} of {len(seconds)} runs" + (f" ({machines})" if machines else "")
 
