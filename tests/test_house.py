@@ -27,7 +27,7 @@ MOST_LINES = {
     "scripts": 857,
 }  # fmt: skip
 MOST_IN_ALL = {"lines": 15944, "bytes": 796_800, "statements": 8898}
-MOST_ELSEWHERE = {"papers": 8000, "tests": 16420}
+MOST_ELSEWHERE = {"papers": 8000, "tests": 16421}
 VAGUE = {"found", "one", "own", "place", "known", "given", "about", "what"}  # names that say nothing
 
 
