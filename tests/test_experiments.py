@@ -52,6 +52,7 @@ def test_a_file_names_method_and_options_and_what_is_typed_goes_before():
     assert {name: record["origin"][name] for name in origins} == origins
     assert "--num-clients=4" in record["command"]  # which needs no file
     Path("exp.toml").write_text(TOML.replace("proximal-weight = 0.5\n", ""))
+    Path("exp.toml").write_text(f"{Path('exp.toml').read_text()}quiet = false\ncontinue = false\n")
     done("run", "fedavg", "--config=exp.toml", "--out", "b")  # so does the method
     assert read("b")["method"] == "fedavg"
 

@@ -15,6 +15,8 @@ from fedcli.runs.config import flags_of, given_options, recorded_fields
 from fedcli.runs.records import is_packaged, read_record
 from fedcli.userfiles import own_paths
 
+SWITCHES = ("quiet", "continue")  # of a command, which have no form beginning with `--no-`
+
 
 def parse_values(field: dataclasses.Field, text: str) -> tuple[Any, ...]:
     """The values of an option, made by `fedcli.option`, from a text with commas between them, as "0.01,0.1".
@@ -126,5 +128,6 @@ def _options_in_file(path: str) -> dict[str, Any]:
     for key, value in table.items():
         if isinstance(value, dict) or key in ("config", "from"):
             raise UserError(f"'{key}' in '{path}' is no option with a value or a list (got {value!r}); leave it out.")
-        options[key.replace("-", "_")] = ",".join(map(str, value)) if isinstance(value, list) else value
+        if value is not False or key.replace("-", "_").removesuffix("_") not in SWITCHES:  # off unless they are on
+            options[key.replace("-", "_")] = ",".join(map(str, value)) if isinstance(value, list) else value
     return options
