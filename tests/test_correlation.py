@@ -68,6 +68,12 @@ def test_clients_with_one_image_are_left_out_of_the_private_mean():
     assert np.isfinite(quality.correlations(fed, method, state, public)["private"]).all()
 
 
+def test_clients_with_one_image_each_have_no_correlation():
+    _, fed = laws.federation("local", parts=laws.toy_parts((1, 1)), num_clients=2)
+    with pytest.raises(UserError, match="no client has two training images"):
+        quality.correlations(fed, find_method("local"), find_method("local").init(fed, None), fed.test_images / 255)
+
+
 def test_a_row_a_setting_of_its_first_seed_and_public_images_are_lent(runs):
     figure = correlation_chart([runs])
     panels = figure.axes[:4]

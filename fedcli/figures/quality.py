@@ -222,6 +222,8 @@ def correlations(fed: Federation, method: Method, state: Any, public: Tensor) ->
         if len(chosen) > 1:
             of_own = logits(fed.transform(fed.engine.images[torch.as_tensor(chosen, device=fed.device)]))
             matrices["private"].append(cross_correlation(of_own[client], of_own.mean(0)))
+    if not matrices["private"]:
+        raise UserError("no client has two training images (got one or none each); a correlation needs larger clients.")
     return {name: torch.stack(of_clients).mean(0).cpu().numpy() for name, of_clients in matrices.items()}
 
 
