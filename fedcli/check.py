@@ -152,7 +152,10 @@ def trained(
     if not captured:
         fed.engine.graphs = None
     state = simulate(setup, fed, rounds)
-    return ": ".join([fed.engine.mode, *fed.engine.notes]), (model_of(setup, state), state)
+    how = fed.engine.mode
+    if fed.engine.graphs is not None and not fed.engine.graphs.captured:
+        how = how.replace(", captured", ", but no step captured")
+    return ": ".join([how, *fed.engine.notes]), (model_of(setup, state), state)
 
 
 def model_of(setup: Setup, state: Any) -> Tree:

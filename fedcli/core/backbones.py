@@ -117,8 +117,8 @@ def build(name: str, channels: int, image_size: int, num_classes: int, seed: int
 @cache
 def have_dead_taps(names: str, channels: int, image_size: int) -> bool:
     """Says whether a network of those named, with commas between them, has dead taps, see `use_live_taps`."""
-    shape = channels, image_size
-    return any(use_live_taps(build(name, *shape, 2, seed=0), *shape) for name in names.split(","))
+    networks = (build(name, channels, image_size, 2, seed=0) for name in names.split(","))
+    return any(use_live_taps(network, channels, image_size) for network in networks)
 
 
 def plain_cnn(
@@ -446,9 +446,7 @@ def _check(network: Backbone, function: FromFile, x: Tensor, logits: Tensor) -> 
     few, again, several = run(x[:2]), run(x[:2]), run(x)
     drawing = first_difference(again, torch.equal)
     if drawing or not torch.equal(torch.get_rng_state(), before):
-        raise function.refuse(
-            f"draws random numbers {drawing or 'that it does not use'}", "use nn.Dropout or F.dropout"
-        )
+        raise function.refuse(f"draws random numbers {drawing or 'without effect'}", "use nn.Dropout or F.dropout")
     if not torch.allclose(network.eval()(x)[1], logits, 1e-4, 1e-5):
         raise function.refuse("does not end in its last nn.Linear", "let that give the logits, and be called once")
     if not network.draws.used:

@@ -29,6 +29,7 @@ class CudaGraphs:
         self._device, self._pool = device, torch.cuda.graph_pool_handle()
         self._stream = torch.cuda.Stream(device)
         self._branches: list[torch.cuda.Stream] = []
+        self.captured = 0  # how many graphs it has made
 
     def warm_up(self, work: Work) -> None:
         """Does the work on a side stream."""
@@ -50,6 +51,7 @@ class CudaGraphs:
                 work()
         finally:
             torch.cuda.set_stream(ambient)  # a capture that fails leaves its own stream as the current one
+        self.captured += 1
         return graph.replay
 
     def fork(self, works: list[Work]) -> list[Any]:
