@@ -16,7 +16,7 @@ from fedcli.core.aggregate import class_means, cross_entropy, masked_mean, weigh
 from fedcli.core.batches import Transform
 from fedcli.core.clients import Aux, Client, Step
 from fedcli.core.federation import NonFiniteLoss
-from fedcli.core.layers import LiveConv2d
+from fedcli.core.layers import LiveConv2d, by_places
 from fedcli.core.stacked import Stack
 from fedcli.core.trees import leaves, select, tree_map
 from fedcli.registry import find_method
@@ -45,9 +45,13 @@ def of_two_steps(reference=False, chunk="auto"):
 
 
 @pytest.mark.parametrize("chunk", ["1", "2", "4", "branches:3"])
-def test_dead_taps_frozen_parameters_and_clipping_agree_with_the_plain_loop(chunk):
-    """With unequal clients, partial batches, weight decay and momentum."""
-    laws.assert_agree(of_two_steps(chunk=chunk), of_two_steps(reference=True), "with dead taps")
+def test_dead_taps_frozen_parameters_and_clipping_agree_with_the_plain_loop(chunk, monkeypatch):
+    """With unequal clients, partial batches, weight decay and momentum; one by one also place by place."""
+    calls, place_by_place = [], LiveConv2d._place_by_place
+    monkeypatch.setattr(LiveConv2d, "_place_by_place", lambda *given: calls.append(1) or place_by_place(*given))
+    ours = of_two_steps(chunk=chunk)
+    assert (bool(calls), by_places.get()) == (chunk in ("1", "branches:3"), False)  # of four clients one is left alone
+    laws.assert_agree(ours, of_two_steps(reference=True), "with dead taps")
 
 
 @pytest.mark.parametrize("drop_last", [True, False])

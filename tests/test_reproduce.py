@@ -331,6 +331,9 @@ def test_the_estimate_is_by_runs_of_the_network_on_images_of_the_size_here_or_el
     assert seconds() == (pytest.approx(3 * 2), 1, {"another machine"})
     timed("runs/tables/3", 5.0, seed=9, lr=0.04)
     assert seconds() == (pytest.approx(3 * 5), 1, set())
+    disturbed = timed("runs/tables/4", 500.0, seed=9, lr=0.05)
+    write_record(Path("runs/tables/4"), {**disturbed, "load": [{"start": 99.0, "end": 99.0}]})
+    assert seconds() == (pytest.approx(3 * 5), 1, set())  # what other work disturbed says less
     assert seconds(backbone="cnn-2x64") == (0, 0, set())
 
 

@@ -117,16 +117,16 @@ def run(
     from fedcli.runs import run as runs
     from fedcli.runs.workers import launched
 
-    given, names = {**ctx.meta["given"], "sources": ctx.meta["sources"]}, method.split(",")
+    options, names = {**ctx.meta["given"], "sources": ctx.meta["sources"]}, method.split(",")
     experiment = {"out": out, "tuned": tuned, "continue_": continue_}
     where = common.place_runs(jobs, on, cpus_per_run, gpus_per_run, time_limit)
     is_placed = where != {"jobs": 1, "cluster": None}
-    is_grid = any(isinstance(value, tuple) for value in given.values())
+    is_grid = any(isinstance(value, tuple) for value in options.values())
     if not (is_placed or is_grid or seeds is not None or len(names) > 1):
         if workers is not None:  # one folder for all workers; what is refused is so before they start
-            [(_, path)] = runs.plan(method, out=out, tuned=tuned, **given)
+            [(_, path)] = runs.plan(method, out=out, tuned=tuned, **options)
             launch_workers(workers, () if out else ("--out", str(path)))
-        watch(partial(runs.run, method, **experiment, **given), quiet, log_file, log)
+        watch(partial(runs.run, method, **experiment, **options), quiet, log_file, log)
         return
     if workers is not None or launched():
         raise UserError("workers share one run (got several runs); leave --workers or the launcher out.")
@@ -137,7 +137,7 @@ def run(
     from fedcli.figures import curves, plots
     from fedcli.results import frame, plans, render, tables
 
-    plan = plans.plan_grid(names, given, seeds=common.parse_seeds(seeds), **experiment)
+    plan = plans.plan_grid(names, options, seeds=common.parse_seeds(seeds), **experiment)
     again = f"the same command with --out {shlex.quote(str(plan.folder))} --continue"
     errors = run_plan(plan, common.consoles(quiet, log_file, stderr=True), again, log, **where)
     records = frame.find_records([plan.folder])
