@@ -204,17 +204,17 @@ def test_pfllibs_draw_order_is_followed_index_for_index(sizes, num_clients, alph
         assert ours.tolist() == theirs.tolist()
 
 
-@pytest.mark.parametrize("within", [None, from_flag("dirichlet:0.5:min=5"), from_flag("classes:2")])
+@pytest.mark.parametrize("within", ["", "+dirichlet:0.5:min=5", "+classes:2"])
 def test_domains_keep_to_themselves(within):
     labels = np.tile(np.arange(5), 240)
     domain = np.repeat([0, 2, 7], [300, 500, 400])[np.random.default_rng(0).permutation(1200)]
-    parts = partition.domains(labels, 6, torch.from_numpy(domain), 0, within)
+    parts = from_flag(f"domains{within}")(labels, 6, 0, torch.from_numpy(domain))
     used = assert_partition(parts, 1200, 6)
-    assert used == 1200 or within is not None
+    assert used == 1200 or within
     assert [set(domain[part]) for part in parts] == [{0}, {0}, {2}, {2}, {7}, {7}]
-    if within is None:
+    if not within:
         assert [len(part) for part in parts] == [150, 150, 250, 250, 200, 200]
-    elif within.flag == "classes:2":
+    elif within == "+classes:2":
         assert (count_classes(parts, labels, 5) > 0).sum(1).max() <= 4
     else:
         assert count_classes(parts, labels, 5).std(1).min() > 5

@@ -31,14 +31,12 @@ Labels = np.ndarray | torch.Tensor
 Parts = list[np.ndarray]
 MIN_EXAMPLES = 10
 SHARE = Fraction(2, 5)
-# What a number looks like in a flag: not 1_000, and not 1e-9999, of which Fraction would make 9,999 digits.
-NUMBER = re.compile(r"[+-]?[0-9]{0,15}\.?[0-9]{0,15}(e[+-]?[0-9]{1,3}|/[0-9]{1,15})?")
 MAX_DRAWS = 1000  # of a Dirichlet partition before it is refused; seconds for 100 classes and 100 clients
 
 
 def number(text: str, read: Callable[[str], Any] = int, low: float = 1, high: float = math.inf) -> Any:
     """Reads a number from `low` to `high` in a flag; it raises ValueError for anything else."""
-    value = read(text if NUMBER.fullmatch(text) else "")
+    value = read(text)
     if not low <= value <= high:
         raise ValueError
     return value
@@ -62,20 +60,6 @@ def partitioner(
     return register
 
 
-def _array(values: Labels) -> np.ndarray:
-    """Returns int64 `[N]` of an array or a tensor."""
-    return np.asarray(values.cpu() if isinstance(values, torch.Tensor) else values).astype(np.int64)
-
-
-def _prepared(labels: Labels, num_clients: int) -> np.ndarray:
-    """Returns the labels as an int64 array; refuses fewer examples than clients."""
-    array = _array(labels)
-    if not 1 <= num_clients <= len(array):
-        fault = f"every client needs a training image (got {num_clients} clients and {len(array)} images)"
-        raise UserError(f"{fault}; use --num-clients 1 to {len(array)}.")
-    return array
-
-
 def _deal(counts: np.ndarray, labels: np.ndarray, rng: Any, order: Parts | None = None) -> Parts:
     """Gives each client its number of examples of each class, `counts` `[K, C]`, and mixes them.
 
@@ -88,9 +72,9 @@ def _deal(counts: np.ndarray, labels: np.ndarray, rng: Any, order: Parts | None 
 
 
 @partitioner("iid")
-def iid(labels: Labels, num_clients: int, seed: int) -> Parts:
+def iid(labels: np.ndarray, num_clients: int, seed: int) -> Parts:
     """Shares the examples out at random, in sizes that differ by at most one."""
-    order = generator(seed, "partition").permutation(len(_prepared(labels, num_clients)))
+    order = generator(seed, "partition").permutation(len(labels))
     return np.array_split(order.astype(np.int64), num_clients)
 
 
@@ -104,8 +88,8 @@ def iid(labels: Labels, num_clients: int, seed: int) -> Parts:
     },
 )
 def dirichlet(
-    labels: Labels, num_clients: int, alpha: float, seed: int, capped: bool = True, min_examples: int = MIN_EXAMPLES,
-    draw: str = "own",
+    labels: np.ndarray, num_clients: int, alpha: float, seed: int, capped: bool = True,
+    min_examples: int = MIN_EXAMPLES, draw: str = "own",
 ) -> Parts:  # fmt: skip
     """Cuts every class among the clients by p ~ Dir(alpha, ..., alpha), drawn anew until no client has too little.
 
@@ -117,7 +101,6 @@ def dirichlet(
     give its clients. Here labels come sorted and images of a class by their hash: how many examples of each class a
     client has is then as there, which images of the class these are is not.
     """
-    labels = _prepared(labels, num_clients)
     draw_counts, rng = _draw_counts, generator(seed, "partition")
     if draw == "pfllib":
         draw_counts, rng = _draw_in_pfllibs_order, np.random.RandomState(seed % 2**32)
@@ -170,13 +153,12 @@ def _draw_in_pfllibs_order(
 
 
 @partitioner("classes:COUNT, such as classes:2", {"": ("classes_per_client", number)})
-def classes(labels: Labels, num_clients: int, classes_per_client: int, seed: int) -> Parts:
+def classes(labels: np.ndarray, num_clients: int, classes_per_client: int, seed: int) -> Parts:
     """Cuts the label-sorted examples into shards and deals `classes_per_client` of them to each client, at random.
 
     There are S = K * classes_per_client shards of floor(N/S) examples; what is left over is not used. Two shards of a
     client may be of one class, and a shard holds two where the class sizes are no multiples of the shard's.
     """
-    labels = _prepared(labels, num_clients)
     num_shards = num_clients * classes_per_client
     if classes_per_client > len(np.unique(labels)) or num_shards > len(labels):
         remedy = f"it takes {num_shards} shards; use fewer classes or clients"
@@ -194,14 +176,13 @@ def classes(labels: Labels, num_clients: int, classes_per_client: int, seed: int
     {"": ("dominant_classes", number), "share=": ("share", partial(number, read=Fraction, low=1e-6, high=1))},
 )
 def dominant(
-    labels: Labels, num_clients: int, dominant_classes: int, seed: int, share: Fraction | float = SHARE
+    labels: np.ndarray, num_clients: int, dominant_classes: int, seed: int, share: Fraction | float = SHARE
 ) -> Parts:
     """Gives all clients equally much: a share from their d dominant classes each, the rest from all C classes alike.
 
     With m the size of the rarest class and n = floor(C m / K), a client gets floor(n (1 - share) / C) examples of
     every class and floor(n share / d) more of each dominant one; those of client i are (i d + j) mod C, j < d.
     """
-    labels = _prepared(labels, num_clients)
     sizes = np.bincount(labels)
     exact = Fraction(share).limit_denominator(10**6)  # in floats, 500 * (1 - 0.8) / 10 is below 10
     budget = len(sizes) * int(sizes.min()) // num_clients
@@ -216,13 +197,12 @@ def dominant(
 
 
 @partitioner("missing:COUNT, such as missing:3", {"": ("missing_classes", partial(number, low=0))})
-def missing(labels: Labels, num_clients: int, missing_classes: int, seed: int) -> Parts:
+def missing(labels: np.ndarray, num_clients: int, missing_classes: int, seed: int) -> Parts:
     """Gives client i the C - x classes from floor(i C / K) on (mod C), equally many examples of each.
 
     That number is the largest one that every class suffices for: with K = C and classes of m examples,
     floor(m / (C - x)).
     """
-    labels = _prepared(labels, num_clients)
     sizes = np.bincount(labels)
     first = np.arange(num_clients)[:, None] * len(sizes) // num_clients
     held = (np.arange(len(sizes)) - first) % len(sizes) < len(sizes) - missing_classes  # [K, C]
@@ -241,26 +221,22 @@ def _unfit(flag: str, labels: np.ndarray, num_clients: int, remedy: str) -> User
 
 
 @partitioner("domains or domains+LABEL_SKEW, such as domains+dirichlet:0.5", needs="domain")
-def domains(
-    labels: Labels, num_clients: int, domain: Labels, seed: int,
-    within: Callable[[np.ndarray, int, int], Parts] | None = None,
-) -> Parts:  # fmt: skip
+def domains(labels: np.ndarray, num_clients: int, domain: np.ndarray, seed: int, within: "Partition") -> Parts:
     """Gives every client examples of one domain: the first K/D clients share the first, the next ones the second.
 
-    K must be a multiple of the number of domains; `domain` is the domain of each example, `[N]`. `within` shares out a
-    domain's examples: `(labels, num_clients, seed)` to parts; None for `iid`.
+    K must be a multiple of the number of domains; `domain` is the domain of each example, `[N]`. `within` shares a
+    domain's examples out among its clients.
     """
-    labels, domain = _prepared(labels, num_clients), _array(domain)
     names = np.unique(domain)
     if num_clients % len(names):
         fault = f"--num-clients {num_clients} cannot be shared out among the domains equally (got {len(names)} domains)"
         raise UserError(f"{fault}; use a multiple of {len(names)}.")
     parts = []
     for name in names.tolist():
-        positions = np.flatnonzero(domain == name).astype(np.int64)
+        positions = np.flatnonzero(domain == name)
         domain_seed = int(generator(seed, "domain", name).integers(2**63))  # two domains must not be cut alike
         try:
-            shares = (within or iid)(labels[positions], num_clients // len(names), domain_seed)
+            shares = within(labels[positions], num_clients // len(names), domain_seed)
         except UserError as mistake:
             raise UserError(f"in domain {name}, {mistake}") from None
         parts += [positions[share] for share in shares]
@@ -268,19 +244,18 @@ def domains(
 
 
 @partitioner("writers[:shares]", {"shares": ("by_shares", {"": True}.__getitem__)}, needs="writer")
-def writers(labels: Labels, num_clients: int, writer: Labels, seed: int, by_shares: bool = False) -> Parts:
+def writers(labels: np.ndarray, num_clients: int, writer: np.ndarray, seed: int, by_shares: bool = False) -> Parts:
     """Deals whole writers to the clients at random, in numbers that differ by at most one.
 
     By shares, K writers are drawn instead and only counted: the examples of every class, whoever wrote them, are cut
     among the clients in proportion to these writers' numbers of that class, alike where none of them has it.
     """
-    names, writer = np.unique(_array(writer), return_inverse=True)
-    if not 1 <= num_clients <= len(names):
+    names, writer = np.unique(writer, return_inverse=True)
+    if num_clients > len(names):
         fault = f"partition 'writers' cannot give each of {num_clients} clients a writer (got {len(names)} writers)"
         raise UserError(f"{fault}; use 1 to {len(names)} clients.")
     rng = generator(seed, "partition")
     if by_shares:
-        labels = _array(labels)
         counts = np.zeros((len(names), labels.max() + 1), np.int64)
         np.add.at(counts, (writer, labels), 1)
         drawn = counts[rng.permutation(len(names))[:num_clients]]  # [K, C]
@@ -300,7 +275,7 @@ class Partition:
     """A partition that is chosen but not yet drawn; two are equal whose flags are."""
 
     flag: str  # in the one canonical spelling
-    function: Callable[..., Parts] = field(compare=False)  # of labels, number of clients, seed and what it needs
+    function: Callable[..., Parts] = field(compare=False)  # of labels, number of clients, what it needs, and the seed
     needs: str = field(default="", compare=False)  # see `PARTITIONS`
 
     def __call__(
@@ -311,6 +286,10 @@ class Partition:
         Raises:
             UserError: The data do not allow this partition.
         """
+        labels = np.asarray(labels, np.int64)
+        if not 1 <= num_clients <= len(labels):
+            fault = f"every client needs a training image (got {num_clients} clients and {len(labels)} images)"
+            raise UserError(f"{fault}; use --num-clients 1 to {len(labels)}.")
         if is_from_file(self.flag):
             return self.function(labels, num_clients, seed, writer if domain is None else domain)
         if not self.needs:
@@ -320,7 +299,7 @@ class Partition:
             remedy = "choose such a data set, import this one anew, or choose another partition, such as iid"
             fault = f"partition '{self.flag}' needs a data set with {self.needs}s (got one without)"
             raise UserError(f"{fault}; {remedy}.")
-        return self.function(labels, num_clients, seed=seed, **{self.needs: column})
+        return self.function(labels, num_clients, np.asarray(column, np.int64), seed=seed)
 
     def scaled(self, share: float) -> "Partition":
         """Returns the partition for a share of the data: the default of `min=` shrinks with it, at least to 1."""
@@ -335,8 +314,9 @@ def from_flag(flag: str) -> Partition:
     Raises:
         UserError: An unknown name, or a parameter that is missing, superfluous or out of range.
     """
-    if flag.startswith("domains+"):
-        within = from_flag(flag.removeprefix("domains+"))
+    kind, plus, skew = flag.partition("+")
+    if kind == "domains":
+        within = from_flag(skew if plus else "iid")
         if within.needs or is_from_file(within.flag):
             raise UserError(f"partition 'domains' needs a label skew (got '{flag}'); write domains+dirichlet:0.5.")
         return Partition(f"domains+{within.flag}".removesuffix("+iid"), partial(domains, within=within), "domain")
@@ -346,9 +326,7 @@ def from_flag(flag: str) -> Partition:
     if name not in PARTITIONS:
         raise unknown("partition", name, PARTITIONS, f"the partitions are {', '.join(PARTITIONS)}, and ./file.py:NAME.")
     function, form, options, needs = PARTITIONS[name]
-    left = dict(options)
-    values = {keyword: signature(function).parameters[keyword].default for keyword, _ in options.values()}
-    defaults, spelling = dict(values), [name]
+    left, values, spelling = dict(options), {}, name
     try:
         for index, text in enumerate(texts or [""] * ("" in options)):
             key, equals, value = ("", "", text) if index == 0 and "" in options else text.partition("=")
@@ -357,31 +335,32 @@ def from_flag(flag: str) -> Partition:
     except (LookupError, ValueError, ZeroDivisionError):  # the last for a share of 4/0
         raise UserError(f"partition '{name}' cannot be read (got '{flag[:80]}'); write {form}.") from None
     for prefix, (keyword, _) in options.items():
-        if values[keyword] != defaults[keyword]:
-            value = "" if isinstance(values[keyword], bool) else str(values[keyword]).removesuffix(".0")
-            spelling.append(prefix + value)
-    return Partition(":".join(spelling), partial(function, **values), needs)
+        value, default = values.get(keyword), signature(function).parameters[keyword].default
+        if value not in (None, default):
+            spelling += f":{prefix}" + ("" if isinstance(value, bool) else str(value).removesuffix(".0"))
+    return Partition(spelling, partial(function, **values), needs)
 
 
-def _parts_from_user(function: FromFile, labels: Labels, num_clients: int, seed: int, groups: Labels | None) -> Parts:
+def _parts_from_user(
+    function: FromFile, labels: np.ndarray, num_clients: int, seed: int, groups: Labels | None
+) -> Parts:
     """Returns what a user's function gives, checked, as int64; it gets `groups` `[N]` if it has such an argument."""
-    labels, keywords = _prepared(labels, num_clients), {}
+    keywords = {}
     if groups is not None and "groups" in signature(function.function).parameters:
-        keywords["groups"] = _array(groups)
+        keywords["groups"] = np.array(groups, np.int64)
     with blame(function.path):
         parts = [*map(np.asarray, function(labels.copy(), num_clients, generator(seed, "partition"), **keywords))]
     if len(parts) != num_clients:
         raise function.refuse(f"gives no list of {num_clients} clients (got {len(parts)})", "return one list for each")
     for client, part in enumerate(parts):
-        is_whole = part.ndim == 1 and (part.dtype.kind in "iu" or not len(part))
-        if not is_whole or (len(part) and not 0 <= part.min() <= part.max() < len(labels)):
+        is_whole = part.ndim == 1 and part.dtype.kind in "iu"
+        if len(part) and not (is_whole and 0 <= part.min() <= part.max() < len(labels)):
             fault = f"gives wrong positions to client {client} (got {part.dtype} {str(part.ravel()[:5])[1:-1]} ...)"
             raise function.refuse(fault, f"return a list of whole numbers from 0 to {len(labels) - 1}")
-    parts = [part.astype(np.int64) for part in parts]
     positions, times = np.unique(np.concatenate(parts), return_counts=True)
     if (times > 1).any():
-        raise function.refuse(f"uses an example twice (got position {positions[times.argmax()]})", "use it once")
-    return parts
+        raise function.refuse(f"uses an example twice (got position {positions[times.argmax()]:.0f})", "use it once")
+    return [part.astype(np.int64) for part in parts]
 
 
 def fingerprint(parts: Sequence[np.ndarray]) -> str:
@@ -392,5 +371,5 @@ def fingerprint(parts: Sequence[np.ndarray]) -> str:
 
 def count_classes(parts: Sequence[np.ndarray], labels: Labels, num_classes: int) -> np.ndarray:
     """Counts each client's examples of each class, int64 `[K, C]`; labels are `[N]`, from 0 to C - 1."""
-    array = _array(labels)
+    array = np.asarray(labels)
     return np.stack([np.bincount(array[part], minlength=num_classes) for part in parts])
