@@ -8,7 +8,7 @@ A method that classifies by the nearest prototype has that as its headline and t
 """
 
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -33,7 +33,7 @@ class Model(NamedTuple):
 
 
 # Of positions by client, None for all test images: whether each prediction of its model is right, bool `[rules, n]`.
-Score = Callable[[dict[int, Any]], list[Tensor]]
+Score = Callable[[dict[int, Any]], list[np.ndarray]]
 
 
 def top_k(scores: Tensor, labels: Tensor, k: int) -> Tensor:
@@ -78,9 +78,11 @@ def evaluate(fed: Federation, method: Method, state: Any) -> dict[str, Any]:
         near = nearness(features, *(tensor.cpu() for tensor in prototypes))
         return torch.stack([top_k(near, labels, fed.top_k), by_classifier])
 
-    def score(tests: dict[int, np.ndarray | None]) -> list[Tensor]:
-        share = fed.engine.workers.share
-        return share(lambda ids: [score_one(m, tests[k]) for k, m in models(fed, method, state, ids)], list(tests))
+    def score(tests: dict[int, np.ndarray | None]) -> list[np.ndarray]:
+        def of_some(ids: list[int]) -> list[Tensor]:
+            return [score_one(model, tests[client]) for client, model in models(fed, method, state, ids)]
+
+        return [hits.numpy() for hits in fed.engine.workers.share(of_some, list(tests))]
 
     validated, of_clients = _on_parts(fed.validation, method, score)
     if fed.evaluation == "clients":
@@ -108,36 +110,31 @@ def own_model(method: Method, state: Any, client: int) -> tuple[Params, Params] 
     return method.personal(state._replace(**read) if read else state).get(client)
 
 
-def by_client(accuracies: Mapping[int, float]) -> dict[str, Any]:
-    """Returns what a round says of accuracies by client id: `clients`, see `evaluate`, and `client_accuracy`."""
-    values = np.array(list(accuracies.values()))
-    spread = {"mean": float(values.mean()), "std": float(values.std()), "worst": float(values.min())}
-    return {"clients": spread, "client_accuracy": {str(client): value for client, value in accuracies.items()}}
+def _mean(values: Sequence[float]) -> float:
+    return float(np.mean(values))
 
 
-def _fractions(hits: Tensor) -> list[float]:
-    return hits.double().mean(1).tolist()
+def _by_client(clients: Iterable[int], accuracies: Sequence[float]) -> dict[str, Any]:
+    """Returns what a round says of the clients' accuracies: `clients`, see `evaluate`, and `client_accuracy`."""
+    spread = {"mean": _mean(accuracies), "std": float(np.std(accuracies)), "worst": min(accuracies)}
+    return {"clients": spread, "client_accuracy": dict(zip(map(str, clients), accuracies, strict=True))}
 
 
-def _mean(values: Iterable[float]) -> float:
-    return float(np.mean(list(values)))
-
-
-def _by_domain(fed: Federation, hits: list[Tensor]) -> list[dict[str, float]]:
-    """Returns each model's accuracy on the test images of each domain that has any."""
-    parts = {name: fed.test_domains == number for number, name in enumerate(fed.domain_names)}
-    return [{name: _fractions(each[:, part])[0] for name, part in parts.items() if part.any()} for each in hits]
+def _by_domain(fed: Federation, hits: list[np.ndarray]) -> dict[str, np.ndarray]:
+    """Returns the models' accuracies, `[models]`, on the test images of each domain that has any."""
+    parts = {name: (fed.test_domains == number).numpy() for number, name in enumerate(fed.domain_names)}
+    return {name: np.array([_mean(each[0, part]) for each in hits]) for name, part in parts.items() if part.any()}
 
 
 def _on_test_images(fed: Federation, method: Method, score: Score) -> dict[str, Any]:
-    hits = score(dict.fromkeys(range(1 if method.personal is None else fed.num_clients)))
-    accuracies = [*map(_fractions, hits)]
-    result = {name: _mean(values) for name, values in zip(RULES, zip(*accuracies, strict=True), strict=False)}
+    clients = range(1 if method.personal is None else fed.num_clients)
+    hits = score(dict.fromkeys(clients))
+    by_rule = [[_mean(each[rule]) for each in hits] for rule in range(len(hits[0]))]
+    result = {name: _mean(accuracies) for name, accuracies in zip(RULES, by_rule, strict=False)}
     if method.personal is not None:
-        result |= by_client({client: headline for client, (headline, *_) in enumerate(accuracies)})
+        result |= _by_client(clients, by_rule[0])
     if fed.test_domains is not None:
-        rows = _by_domain(fed, hits)
-        result["domains"] = {name: _mean(row[name] for row in rows) for name in rows[0]}
+        result["domains"] = {name: _mean(accuracies) for name, accuracies in _by_domain(fed, hits).items()}
     return result
 
 
@@ -147,22 +144,21 @@ def _on_parts(parts: Sequence[np.ndarray], method: Method, score: Score) -> tupl
     if not parts:
         return {}, {}
     if method.personal is None:  # any client's model is the global one
-        hits = torch.cat(score({next(iter(parts)): np.concatenate(list(parts.values()))}))
+        (hits,) = score({0: np.concatenate(list(parts.values()))})
     else:
-        hits = torch.cat(score(parts), 1)
-    of_clients = hits[:1].split([len(part) for part in parts.values()], 1)
-    accuracies = {client: _fractions(part)[0] for client, part in zip(parts, of_clients, strict=True)}
-    return dict(zip(RULES, _fractions(hits), strict=False)), by_client(accuracies)
+        hits = np.concatenate(score(parts), 1)
+    of_clients = np.split(hits[0], np.cumsum([*map(len, parts.values())])[:-1])
+    return dict(zip(RULES, map(_mean, hits), strict=False)), _by_client(parts, [*map(_mean, of_clients)])
 
 
 def _on_domains(fed: Federation, method: Method, score: Score) -> dict[str, Any]:
-    rows = _by_domain(fed, score(dict.fromkeys(range(fed.num_clients))))  # [N][domain]
+    by_domain = _by_domain(fed, score(dict.fromkeys(range(fed.num_clients))))
     intra, inter = {}, {}
-    for d, name in enumerate(fed.domain_names):
-        inside = [row for client, row in enumerate(rows) if fed.domain_of[client] == d]
-        if inside:
-            intra |= {name: _mean(row[name] for row in inside)} if name in inside[0] else {}
-            others = [accuracy for row in inside for other, accuracy in row.items() if other != name]
-            inter[name] = _mean(others) if others else intra[name]
-    domains = {name: _mean(row[name] for row in rows) for name in rows[0]}
-    return {"test_accuracy": _mean(inter.values()), "domains": domains, "intra": intra, "inter": inter}
+    for number, name in enumerate(fed.domain_names):
+        inside = fed.domain_of == number  # [N]
+        if inside.any():
+            intra |= {name: _mean(by_domain[name][inside])} if name in by_domain else {}
+            others = [accuracies[inside] for other, accuracies in by_domain.items() if other != name]
+            inter[name] = _mean(np.stack(others, 1)) if others else intra[name]
+    domains = {name: _mean(accuracies) for name, accuracies in by_domain.items()}
+    return {"test_accuracy": _mean([*inter.values()]), "domains": domains, "intra": intra, "inter": inter}
