@@ -260,7 +260,7 @@ def net(forward, layers=""):
         (net("return self.first(x)"), "gives no logits of 5 classes (got (4, 6) of 4 images)"),
         (net("return self.fc(self.first(x)).log_softmax(1)"), "does not end in its last nn.Linear"),
         (net("return self.fc(self.first(x))", "self.fc = nn.Linear(6, num_classes, bias=False)"), "D] (got Linear)"),
-        (net("return self.fc(self.first(x) + 0 * self.fc(self.first(x)).sum())"), "uses its last nn.Linear"),
+        (net("return self.fc(self.first(x) + self.fc(self.first(x)).sum())"), "in its last nn.Linear; let that give"),
         (net("return self.fc(self.first(x)) + 0 * self.fc.weight.sum()"), "has no attribute 'weight'"),
         (
             net("return self.fc(self.norm(self.first(x)))", "self.norm = nn.BatchNorm1d(6)"),

@@ -12,11 +12,12 @@ Names are neutral; which network a paper uses is written in its protocols. Names
 * `vit-tiny` is torchvision's vision transformer, small: 128 wide, of 4 layers with 4 heads.
 """
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+import copy
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from functools import cache, partial
 from importlib import import_module
-from itertools import count, pairwise
+from itertools import pairwise
 from types import ModuleType
 from typing import Any, NamedTuple
 
@@ -122,8 +123,8 @@ def have_dead_taps(names: str, channels: int, image_size: int) -> bool:
 
 
 def plain_cnn(
-    kernel: int, padding: int, widths: Sequence[int], pooled: Sequence[int], hidden: Sequence[int], stride: int = 1,
-    colour: bool = False, linear_features: bool = False,
+    least: int, kernel: int, padding: int, widths: Sequence[int], pooled: Sequence[int], hidden: Sequence[int],
+    stride: int = 1, colour: bool = False, linear_features: bool = False,
 ) -> Recipe:  # fmt: skip
     """Describes a plain convolutional network: convolutions, then fully connected layers, each followed by ReLU.
 
@@ -132,42 +133,35 @@ def plain_cnn(
     which have no ReLU if `linear_features`. A network of `colour` always takes three channels.
     """
 
-    def side(size: int) -> int:
-        """Returns height and width of the last feature map; less than 1 where the image is too small."""
-        for i in range(len(widths)):
-            size = (size + 2 * padding - kernel) // (stride if i == 0 else 1) + 1
-            size = size // 2 if i in pooled else size
-        return size
-
     def make(channels: int, image_size: int, num_classes: int) -> Backbone:
-        layers: list[nn.Module] = []
         channels = 3 if colour else channels
-        for i, width in enumerate(widths):
-            layers.append(nn.Conv2d(channels, width, kernel, stride if i == 0 else 1, padding))
+        layers: list[nn.Module] = []
+        for i, (width, out) in enumerate(pairwise((channels, *widths))):
+            layers.append(nn.Conv2d(width, out, kernel, stride if i == 0 else 1, padding))
             # Pooling before ReLU: the same function with a quarter of the ReLU work.
             layers += [nn.MaxPool2d(2), nn.ReLU()] if i in pooled else [nn.ReLU()]
-            channels = width
         layers.append(nn.Flatten())
-        for width, out in pairwise((channels * side(image_size) ** 2, *hidden)):
+        flat = nn.Sequential(*layers)(torch.zeros(1, channels, image_size, image_size))
+        for width, out in pairwise((flat.shape[1], *hidden)):
             layers += [nn.Linear(width, out), nn.ReLU()]
         body = nn.Sequential(*layers[: -1 if linear_features else None])
         return Backbone(body, hidden[-1], num_classes, colour)
 
-    return Recipe(make, next(size for size in count(1) if side(size) >= 1))
+    return Recipe(make, least)
 
 
 BACKBONES |= {
-    "cnn-small": plain_cnn(3, 1, widths=(16, 32), pooled=(0, 1), hidden=(64,)),
-    "cnn-mcmahan": plain_cnn(5, 0, widths=(32, 64), pooled=(0, 1), hidden=(512,)),
-    "cnn-2x32": plain_cnn(5, 0, widths=(32, 32), pooled=(0, 1), hidden=(384, 192)),
-    "cnn-2x32-100": plain_cnn(5, 0, widths=(32, 32), pooled=(0, 1), hidden=(384, 100)),
-    "cnn-2x32-100-linear": plain_cnn(5, 0, (32, 32), pooled=(0, 1), hidden=(384, 100), linear_features=True),
-    "cnn-2x64": plain_cnn(5, 0, widths=(64, 64), pooled=(0, 1), hidden=(384, 192), colour=True),
-    "cnn-2x64-100": plain_cnn(5, 0, widths=(64, 64), pooled=(0, 1), hidden=(384, 100), colour=True),
-    "cnn-3conv": plain_cnn(5, 2, widths=(64, 64, 128), pooled=(0, 1), hidden=(2048, 512), colour=True),
+    "cnn-small": plain_cnn(4, 3, 1, widths=(16, 32), pooled=(0, 1), hidden=(64,)),
+    "cnn-mcmahan": plain_cnn(16, 5, 0, widths=(32, 64), pooled=(0, 1), hidden=(512,)),
+    "cnn-2x32": plain_cnn(16, 5, 0, widths=(32, 32), pooled=(0, 1), hidden=(384, 192)),
+    "cnn-2x32-100": plain_cnn(16, 5, 0, widths=(32, 32), pooled=(0, 1), hidden=(384, 100)),
+    "cnn-2x32-100-linear": plain_cnn(16, 5, 0, (32, 32), pooled=(0, 1), hidden=(384, 100), linear_features=True),
+    "cnn-2x64": plain_cnn(16, 5, 0, widths=(64, 64), pooled=(0, 1), hidden=(384, 192), colour=True),
+    "cnn-2x64-100": plain_cnn(16, 5, 0, widths=(64, 64), pooled=(0, 1), hidden=(384, 100), colour=True),
+    "cnn-3conv": plain_cnn(4, 5, 2, widths=(64, 64, 128), pooled=(0, 1), hidden=(2048, 512), colour=True),
     # The usual form of AlexNet for CIFAR: 3 x 3 convolutions, 2 x 2 pooling after the first, second and fifth, and of
     # a 32 x 32 image 2 x 2 x 256 values for the fully connected layers. Without AlexNet's dropout before each of those.
-    "alexnet-32": plain_cnn(3, 1, (64, 192, 384, 256, 256), (0, 1, 4), hidden=(4096, 4096), stride=2, colour=True),
+    "alexnet-32": plain_cnn(15, 3, 1, (64, 192, 384, 256, 256), (0, 1, 4), hidden=(4096, 4096), stride=2, colour=True),
 }
 _RESNETS = {  # kind of block, blocks in each of the four stages
     "resnet10": ("BasicBlock", [1, 1, 1, 1]),
@@ -341,9 +335,9 @@ def _network_from_user(function: FromFile, channels: int, image_size: int, num_c
     _swap_layers(module, _not_compiled)
     x, draws = torch.randn(4, channels, image_size, image_size), KeyedDraws()
     # With our functions of attention, since torch's own for evaluation leave out the layers inside.
-    with torch.no_grad(), blame(function.path), draws, _watched() as outputs:
-        module.eval()(x[:3])  # lazy layers get their shapes
-        logits = module(x)
+    with torch.no_grad(), blame(function.path), draws:
+        _, few = _watch(module.eval(), x[:3])  # lazy layers get their shapes
+        logits, outputs = _watch(module, x)
     shape = tuple(logits.shape) if isinstance(logits, Tensor) else type(logits).__name__
     if shape != (len(x), num_classes):
         raise function.refuse(
@@ -354,25 +348,19 @@ def _network_from_user(function: FromFile, channels: int, image_size: int, num_c
         last = type([layer for layer, _ in outputs if not layer._modules][-1]).__name__
         wrong = f"does not end in an nn.Linear with bias, of features [B, D] (got {last})"
         raise function.refuse(wrong, "let it be the last layer")
-    sizes: dict[nn.Module, list[int]] = {}  # how long what a layer gives is, call by call
-    for layer, output in outputs:
-        sizes.setdefault(layer, []).extend([len(output)] * (output.dim() > 0))
-    if len(sizes[head]) > 2:
-        raise function.refuse("uses its last nn.Linear twice", "make a layer for each place")
     if not (head.weight.requires_grad and head.bias.requires_grad):
         raise function.refuse("does not train its last nn.Linear", "freeze other layers only")
-    first_name: dict[int, str] = {}
+    names: dict[nn.Parameter, str] = {}
     for prefix, part in module.named_modules():
-        for key, value in part._parameters.items():
-            name = f"{prefix}.{key}".lstrip(".")
-            other = name if value is None else first_name.setdefault(id(value), name)
-            if other != name:
-                raise function.refuse(f"has a parameter in two places, '{other}' and '{name}'", "make it two")
+        for name, value in part.named_parameters(prefix, recurse=False, remove_duplicate=False):
+            if names.setdefault(value, name) != name:
+                raise function.refuse(f"has a parameter in two places, '{names[value]}' and '{name}'", "make it two")
 
     def new(layer: nn.Module) -> nn.Module:
         if layer is head:
             return nn.Identity()
-        if type(layer) is nn.Dropout and layer.p < 1 and sizes.get(layer) == [3, 4]:  # in place or not
+        sizes = [len(output) for other, output in (*few, *outputs) if other is layer and output.dim()]
+        if type(layer) is nn.Dropout and layer.p < 1 and sizes == [3, 4]:  # called once, in place or not
             return KeyedDropout(layer.p)
         if type(layer) is nn.BatchNorm2d and layer.affine and layer.track_running_stats and layer.momentum is not None:
             layer.__class__, layer.num_batches_tracked, layer.mask = MaskedBatchNorm2d, None, None
@@ -387,12 +375,10 @@ def _network_from_user(function: FromFile, channels: int, image_size: int, num_c
 
 
 def _swap_layers(module: nn.Module, new: Callable[[nn.Module], nn.Module]) -> None:
-    """Puts `new(layer)` in the place of every layer inside a module; one in two places stays one."""
-    made: dict[nn.Module, nn.Module] = {}
+    """Puts `new(layer)` in the place of every layer inside a module."""
     for parent in list(module.modules()):
         for key, layer in parent._modules.items():
-            if layer is not None:
-                parent._modules[key] = made[layer] = made[layer] if layer in made else new(layer)
+            parent._modules[key] = None if layer is None else new(layer)
 
 
 def _not_compiled(layer: nn.Module) -> nn.Module:
@@ -402,45 +388,43 @@ def _not_compiled(layer: nn.Module) -> nn.Module:
     return layer
 
 
-@contextmanager
-def _watched() -> Iterator[list[tuple[nn.Module, Tensor]]]:
-    """Notes which tensors the layers give, as copies, in the order in which the calls end."""
+def _watch(network: nn.Module, x: Tensor) -> tuple[Any, list[tuple[nn.Module, Tensor]]]:
+    """Runs a network; returns what it gives, and copies of what its layers give, in the order in which calls end."""
     outputs: list[tuple[nn.Module, Tensor]] = []
 
     def note(layer: nn.Module, arguments: tuple, output: Any) -> None:
         outputs.extend((layer, leaf.clone()) for leaf in leaves(output) if isinstance(leaf, Tensor))
 
     with register_module_forward_hook(note):
-        yield outputs
+        return network(x), outputs
 
 
 @torch.no_grad()
 def _check(network: Backbone, function: FromFile, x: Tensor, logits: Tensor) -> None:
     """Refuses a user's network whose function has changed, which mixes images, or which draws without the key."""
-    before, held = torch.get_rng_state(), dict(network.named_buffers())
-    kept = {name: value.clone() for name, value in held.items()}
+    before = torch.get_rng_state()
 
-    def run(x: Tensor) -> list[tuple[nn.Module, Tensor]]:
-        """Returns what the layers give in training, without batch statistics, and the buffers, which it puts back."""
-        network.train()
-        for layer in network._norms:
+    def run(x: Tensor) -> list[tuple[str, Tensor]]:
+        """Returns what the layers of a copy give in training, without batch statistics, and its buffers, by layer."""
+        trial = copy.deepcopy(network).train()
+        for layer in trial._norms:
             layer.eval()
-        with _watched() as outputs:
-            network(x)
-        if any(value is not held[name] for name, value in network.named_buffers()):
+        buffers = dict(trial.named_buffers())
+        _, outputs = _watch(trial, x)
+        if any(value is not buffers[name] for name, value in trial.named_buffers()):
             raise function.refuse("puts a new tensor into a buffer", "change it in place, as by self.name.copy_(...)")
-        outputs += [(network, value.clone()) for value in held.values()]
-        for name, value in held.items():
-            value.copy_(kept[name])
-        return outputs
+        network.draws.used = trial.draws.used
+        names = {
+            layer: f"'{name.removeprefix('body.')}' ({type(layer).__name__})" for name, layer in trial.named_modules()
+        }
+        return [(names[layer], value) for layer, value in [*outputs, *((trial, value) for value in buffers.values())]]
 
-    def first_difference(others: list[tuple[nn.Module, Tensor]], same: Callable[..., bool]) -> str:
+    def first_difference(others: list[tuple[str, Tensor]], same: Callable[..., bool]) -> str:
         """Says where the same two images first give something else; empty where they do not."""
         for (layer, ours), (_, theirs) in zip(few, others, strict=False):
             theirs = theirs[: len(ours)] if ours.dim() else theirs
             if ours.shape == theirs.shape and not same(ours, theirs):
-                names = (name for name, part in network.named_modules() if part is layer)
-                return f"before or in the layer '{next(names).removeprefix('body.')}' ({type(layer).__name__})"
+                return f"before or in the layer {layer}"
         return ""
 
     few, again, several = run(x[:2]), run(x[:2]), run(x)
