@@ -17,7 +17,6 @@ from fedcli.core.trees import Tree, leaves, pack, select, select_axes, stack, tr
 
 WAYS = ("stacked", "branches")  # in which several clients train together
 WARM_UP = 3  # steps before one is captured, as PyTorch's notes on CUDA graphs have it
-WORTHWHILE = 10  # steps that must be left for a capture; it takes about as long as two of them
 BURST = 8  # steps of the larger graph of a kind
 KEPT = 4  # stacks kept for the rounds to come
 
@@ -89,7 +88,7 @@ class Stack:
         gather: Turns positions and draws into network input and labels.
         like: A client, which says how they are packed.
         graphs: Of the device, if it has any; `give_up` is told why, if the step cannot be a graph.
-        kept: Whether it is used again in later rounds.
+        kept: Whether it is used again in later rounds, and a graph of several steps is worth its capture.
         clients: Stacked and packed; None before the first call of `train`.
         totals: Sums of the terms so far, `[K]` by name; empty before the first step.
         replays: Graphs by kind and by how many steps they take.
@@ -135,7 +134,7 @@ class Stack:
         for kind, steps in groupby(padded):
             end = done + len(list(steps))
             while done < end:
-                taken = self._advance(kind, end - done, len(padded) - done)
+                taken = self._advance(kind, end - done)
                 for number in range(done, done + taken):
                     step_done(number)
                 done += taken
@@ -164,24 +163,18 @@ class Stack:
         for _ in range(count):
             self.step(padded)
 
-    def _advance(self, padded: bool, same: int, left: int) -> int:
-        """Takes the next step or steps, by a graph as soon as there is one; returns how many.
-
-        There are `same` of this kind until the next one of the other kind, and `left` of any kind.
-        """
-        count = BURST if same >= BURST and (padded, 1) in self.replays else 1
-        worthwhile = self.kept or left >= WORTHWHILE * count
+    def _advance(self, padded: bool, same: int) -> int:
+        """Takes one or more of the next `same` steps, all of one kind, by a graph once there is one; returns how many."""
+        count = BURST if self.kept and same >= BURST and (padded, 1) in self.replays else 1
         if self.graphs is None:
-            self.step(padded)
+            self.steps(padded, count)
         elif (padded, count) in self.replays:
             self.replays[padded, count]()
-        elif count > 1 and not worthwhile:
-            return self._advance(padded, 1, left)
-        elif self._eager_steps[padded] >= WARM_UP and worthwhile:
-            self._capture(padded, count)
-        else:
+        elif self._eager_steps[padded] < WARM_UP:
             self.graphs.warm_up(partial(self.step, padded))
             self._eager_steps[padded] += 1
+        else:
+            self._capture(padded, count)
         return count
 
     def _capture(self, padded: bool, count: int) -> None:
@@ -219,7 +212,7 @@ def find_stack(kept: dict[Hashable, Stack], parts: Any, tensors: Tree, make: Cal
     try:
         key = graph_key(parts), graph_key(tensors, shapes=True)
     except Unrepeatable:
-        return make(kept=False)
+        return make()
     if key not in kept and len(kept) == KEPT:
         kept.pop(next(iter(kept)))  # the oldest
     return kept.setdefault(key, make(kept=True))
