@@ -228,18 +228,12 @@ def test_the_axes_of_an_image_have_live_taps_of_their_own():
     torch.testing.assert_close(network(x), expected, rtol=1e-12, atol=1e-12)
 
 
-def test_a_layer_that_is_given_images_of_two_sizes_keeps_all_taps():
-    class Twice(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.layer = nn.Conv2d(3, 3, 3, padding=1)
-
-        def forward(self, x):
-            return self.layer(input=self.layer(x).mean((2, 3), keepdim=True))
-
-    network = Twice()
-    assert not use_live_taps(network, 3, 4)
-    assert type(network.layer) is nn.Conv2d
+def test_images_of_another_size_are_convolved_with_all_taps():
+    layer = nn.Conv2d(4, 6, 3, padding=1).double()
+    expected = [layer(images(2, 4, size)) for size in (1, 4)]
+    assert use_live_taps(nn.Sequential(layer), 4, 1)
+    for size, old in zip((1, 4), expected, strict=True):
+        torch.testing.assert_close(layer(input=images(2, 4, size)), old, rtol=1e-12, atol=1e-12)
 
 
 def test_the_parameters_that_a_network_needs_of_an_image():

@@ -104,15 +104,15 @@ class Engine:
         Where the device's memory is too small for a chunk, it and all that follow are cut in half.
         """
 
-        def attempt(chunk: slice) -> tuple[list[Any], int]:
-            results, start = [], chunk.start
-            while start < chunk.stop:
-                part = slice(start, min(start + self.clients_per_chunk, chunk.stop))
-                size = part.stop - part.start
+        def parts(chunk: slice) -> list[slice]:
+            starts = range(chunk.start, chunk.stop, self.clients_per_chunk)
+            return [slice(start, min(start + self.clients_per_chunk, chunk.stop)) for start in starts]
+
+        def attempt(chunk: slice) -> list[Any]:
+            size = chunk.stop - chunk.start
+            if size <= self.clients_per_chunk:
                 try:
-                    results.append(run(part))
-                    start = part.stop
-                    continue
+                    return [run(chunk)]
                 except torch.OutOfMemoryError:
                     if size == 1:
                         raise
@@ -122,10 +122,10 @@ class Engine:
                 gc.collect()
                 torch.cuda.empty_cache()  # which does nothing where CUDA is not used
                 self.notes.append(f"out of memory with {size} clients together; {self.clients_per_chunk} from here on")
-            return results, self.clients_per_chunk
+            return [result for part in parts(chunk) for result in attempt(part)]
 
-        starts, size = range(0, num_clients, self.clients_per_chunk), self.clients_per_chunk
-        done = self.side_by_side(attempt, [slice(start, min(start + size, num_clients)) for start in starts])
+        chunks = parts(slice(0, num_clients))
+        done = self.side_by_side(lambda chunk: (attempt(chunk), self.clients_per_chunk), chunks)
         self.clients_per_chunk = min([size for _, size in done], default=self.clients_per_chunk)  # of all workers
         return [result for part, _ in done for result in part]
 
@@ -168,14 +168,13 @@ class Engine:
 
     def _batches(self, plan: BatchPlan, k: int, rate: Tensor) -> Iterator[Batch]:
         """Yields client k's batches, of their true sizes; images are prepared for several batches at a time."""
-        device, steps = self.images.device, int(plan.steps[k])
+        device, steps, width = self.images.device, int(plan.steps[k]), plan.index.shape[2]
         sizes = plan.size[:steps, k]
-        real = np.arange(plan.index.shape[2]) < sizes[:, None]  # [steps, B]
+        real = np.arange(width) < sizes[:, None]  # [steps, B]
         num_batches = torch.tensor(int(plan.num_batches[k]), device=device)
-        ends = torch.as_tensor(plan.epoch_end[:steps, k], device=device).unbind()
-        keys = torch.as_tensor(plan.keys[:steps, k], device=device).unbind()
-        batch_bytes = self.images[0].numel() * self.transform.dtype.itemsize * plan.index.shape[2]
-        at_a_time = max(PREPARED_BYTES // batch_bytes, 1)
+        columns = plan.epoch_end[:steps, k], plan.keys[:steps, k]
+        ends, keys = (torch.as_tensor(column, device=device).unbind() for column in columns)
+        at_a_time = max(PREPARED_BYTES // (self.images[0].numel() * self.transform.dtype.itemsize * width), 1)
         for start in range(0, steps, at_a_time):
             rows = slice(start, min(start + at_a_time, steps))
             draws = None if plan.draws is None else plan.draws[rows, k][real[rows]]
@@ -197,10 +196,11 @@ class Engine:
         rows = tree_map(lambda column: torch.as_tensor(column[:steps, chunk], device=device), columns)
         sizes = plan.size[:steps, chunk]
         like = flatten(tree_map(lambda leaf: leaf[0].to("meta"), begin(select(clients, slice(0, 1)))))
-        update, updates = packed(keyed(step.update), like), {}
-        for padded in (False, True):
-            of_batch = Batch(0, 0, 0 if padded else None, 0, 0, None, 0)
-            updates[padded] = self._for_many(update, (0, of_batch, axes), len(sizes[0]))
+        update, of_batch = packed(keyed(step.update), like), Batch(0, 0, None, 0, 0, None, 0)
+        updates = {
+            padded: self._for_many(update, (0, of_batch._replace(mask=mask), axes), len(sizes[0]))
+            for padded, mask in ((False, None), (True, 0))
+        }
         make = partial(Stack, updates, self.gather, like, self.graphs, self._without_graphs)
         if self.graphs is None:
             together = make()

@@ -6,8 +6,7 @@ step to step has to be copied into tensors that stay, and a graph serves only st
 
 import dataclasses
 import gc
-from collections.abc import Callable, Hashable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Hashable
 from functools import partial
 from types import FunctionType
 from typing import Any
@@ -46,11 +45,15 @@ class CudaGraphs:
             RuntimeError: If the work does what a graph cannot hold, such as bringing a value to Python.
         """
         ambient, graph = torch.cuda.current_stream(self._device), torch.cuda.CUDAGraph()
+        collect = gc.enable if gc.isenabled() else gc.disable
+        gc.collect()
+        gc.disable()  # giving up an older graph would end the capture
         try:
-            with _no_garbage(), torch.cuda.graph(graph, pool=self._pool, stream=self._stream):
+            with torch.cuda.graph(graph, pool=self._pool, stream=self._stream):
                 work()
         finally:
             torch.cuda.set_stream(ambient)  # a capture that fails leaves its own stream as the current one
+            collect()
         self.captured += 1
         return graph.replay
 
@@ -66,18 +69,6 @@ class CudaGraphs:
         for stream in self._branches[: len(works)]:
             ambient.wait_stream(stream)
         return results
-
-
-@contextmanager
-def _no_garbage() -> Iterator[None]:
-    """Collects garbage before and none within: giving up an older graph would end the capture of a new one."""
-    collect = gc.enable if gc.isenabled() else gc.disable
-    gc.collect()
-    gc.disable()
-    try:
-        yield
-    finally:
-        collect()
 
 
 class Unrepeatable(Exception):

@@ -74,20 +74,23 @@ class LiveConv2d(nn.Conv2d):
     goes on with all of the weight, by its decay and its momentum.
 
     Attributes:
+        size: Of height and width, the pixels; images of another size are convolved with all taps.
         live: Of height and width, the taps.
         live_padding: Of height and width, the padding that is left.
         few: Whether the output has few places.
     """
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, input: Tensor) -> Tensor:
         """Convolves `[B, C, H, W]`."""
+        if input.shape[-2:] != self.size:
+            return super().forward(input)
         if self.weight.stride(1) == 1:  # with the channels last, as then its gradient is
             weight = self.weight.permute(0, 2, 3, 1)[:, *self.live].permute(0, 3, 1, 2)
         else:
             weight = self.weight[:, :, *self.live]
         if self.few and by_places.get():
-            return self._place_by_place(x.permute(0, 2, 3, 1), weight.permute(0, 2, 3, 1))
-        return F.conv2d(x, weight, self.bias, self.stride, self.live_padding, self.dilation, self.groups)
+            return self._place_by_place(input.permute(0, 2, 3, 1), weight.permute(0, 2, 3, 1))
+        return F.conv2d(input, weight, self.bias, self.stride, self.live_padding, self.dilation, self.groups)
 
     def _place_by_place(self, x: Tensor, weight: Tensor) -> Tensor:
         """Convolves by a product of matrices for each place of the output, of the taps that meet the image there.
@@ -135,30 +138,27 @@ def _live_taps(size: int, kernel: int, stride: int, padding: int, dilation: int)
 def use_live_taps(network: nn.Module, channels: int, image_size: int) -> bool:
     """Lets the convolutions of a network do less work, see `LiveConv2d`; returns whether there are dead taps.
 
-    What its layers are given is seen when two empty images of this size pass through, in evaluation mode.
+    What its layers are given is seen when two empty images of this size pass through, in evaluation mode; the network
+    is in training mode after it.
     """
-    sizes: dict[nn.Conv2d, set[torch.Size | None]] = {}
+    dead_taps = []
 
-    def note(layer: nn.Module, given: tuple) -> None:
-        if type(layer) is nn.Conv2d:  # None for an image that is given by its keyword, which is not seen here
-            sizes.setdefault(layer, set()).add(given[0].shape[-2:] if given else None)
-
-    training = network.training
-    with register_module_forward_pre_hook(note):
-        network.eval()(next(network.parameters()).new_zeros(2, channels, image_size, image_size))
-    network.train(training)
-    dead_taps = False
-    for layer, seen in sizes.items():
-        if len(seen) > 1 or None in seen or isinstance(layer.padding, str) or layer.padding_mode != "zeros":
-            continue
-        axes = [*zip(seen.pop(), layer.kernel_size, layer.stride, layer.padding, layer.dilation, strict=True)]
+    def leave_out(layer: nn.Module, given: tuple) -> None:
+        if type(layer) is not nn.Conv2d or not given or isinstance(layer.padding, str) or layer.padding_mode != "zeros":
+            return
+        size = given[0].shape[-2:]
+        axes = [*zip(size, layer.kernel_size, layer.stride, layer.padding, layer.dilation, strict=True)]
         live, padding = zip(*(_live_taps(*axis) for axis in axes), strict=True)
         few = prod(len(_starts(*axis)) for axis in axes) <= FEW and layer.groups == 1 and layer.dilation == (1, 1)
-        dead = live != tuple(slice(0, size) for size in layer.kernel_size)
-        if dead or few:
-            layer.__class__, layer.live, layer.live_padding, layer.few = LiveConv2d, live, padding, few
-        dead_taps = dead_taps or dead
-    return dead_taps
+        dead_taps.append(live != tuple(slice(0, taps) for taps in layer.kernel_size))
+        if dead_taps[-1] or few:
+            layer.__class__ = LiveConv2d
+            layer.size, layer.live, layer.live_padding, layer.few = size, live, padding, few
+
+    with register_module_forward_pre_hook(leave_out):
+        network.eval()(next(network.parameters()).new_zeros(2, channels, image_size, image_size))
+    network.train()
+    return any(dead_taps)
 
 
 class KeyedDropout(nn.Module):

@@ -164,7 +164,7 @@ class Stack:
             self.step(padded)
 
     def _advance(self, padded: bool, same: int) -> int:
-        """Takes one or more of the next `same` steps, all of one kind, by a graph once there is one; returns how many."""
+        """Takes some of the next `same` steps, all of one kind, by a graph once there is one; returns how many."""
         count = BURST if self.kept and same >= BURST and (padded, 1) in self.replays else 1
         if self.graphs is None:
             self.steps(padded, count)
