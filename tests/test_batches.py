@@ -7,7 +7,8 @@ import pytest
 import torch
 
 from fedcli.core.augment import crop_flip
-from fedcli.core.batches import Transform, draw_cohort, plan_batches
+from fedcli.core.batches import Transform, plan_batches
+from tests import laws
 
 PARTS = [np.arange(0, 10), np.arange(10, 13), np.arange(13, 13)]
 
@@ -51,11 +52,13 @@ def test_draws_depend_on_seed_round_client_and_epoch_and_on_nothing_else():
 
 
 def test_cohorts_are_sorted_distinct_and_new_every_round():
-    cohorts = [tuple(draw_cohort(0, number, 20, 5)) for number in range(50)]
+    run = {"num_clients": 20, "cohort_size": 5, "parts": laws.toy_parts([1] * 20)}
+    federations = [laws.federation("fedavg", seed=seed, **run)[1] for seed in (0, 1)]
+    cohorts = [tuple(federations[0].cohort(number).client_ids) for number in range(50)]
     assert all(list(cohort) == sorted(set(cohort)) and len(cohort) == 5 for cohort in cohorts)
     assert len(set(cohorts)) > 40
     assert {client for cohort in cohorts for client in cohort} == set(range(20))
-    assert tuple(draw_cohort(1, 0, 20, 5)) != cohorts[0]
+    assert tuple(federations[1].cohort(0).client_ids) != cohorts[0]
 
 
 def slow_augment(image, draw, rotate):

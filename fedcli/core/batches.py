@@ -35,11 +35,6 @@ def generator(seed: int, *key: int | str) -> np.random.Generator:
     return np.random.Generator(np.random.PCG64(np.random.SeedSequence([seed, *words])))
 
 
-def draw_cohort(seed: int, round: int, num_clients: int, cohort_size: int) -> np.ndarray:
-    """Draws the ids of a round's clients, without replacement; ascending."""
-    return np.sort(generator(seed, round, "cohort").choice(num_clients, cohort_size, replace=False))
-
-
 class BatchPlan(NamedTuple):
     """The batches of K clients over T local steps, ragged clients padded (host side, numpy)."""
 

@@ -9,7 +9,7 @@ A method that classifies by the nearest prototype has that as its headline and t
 
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -17,21 +17,14 @@ from torch import Tensor
 
 from fedcli.core.clients import Network, Params
 from fedcli.core.federation import Federation
-from fedcli.core.trees import stored
+from fedcli.core.trees import leaves, stored
 from fedcli.declarations import Method
 
 RULES = ("test_accuracy", "classifier_accuracy")  # by the method's own rule; by the classifier where that is another
 NOTHING = dict.fromkeys(("test_accuracy", "validation_accuracy", "clients", "client_accuracy", "domains"))
 
 
-class Model(NamedTuple):
-    """One model that is tested."""
-
-    network: Network
-    params: Params
-    buffers: Params
-
-
+Model = tuple[Network, Params, Params]  # the last are its buffers
 # Of positions by client, None for all test images: whether each prediction of its model is right, bool `[rules, n]`.
 Score = Callable[[dict[int, Any]], list[np.ndarray]]
 
@@ -63,11 +56,12 @@ def evaluate(fed: Federation, method: Method, state: Any) -> dict[str, Any]:
     before, fed.outputs = fed.outputs, {}
 
     def score_one(model: Model, index: np.ndarray | None) -> Tensor:
-        tensors = [*model.params.values(), *model.buffers.values()]
-        key = prototypes is None, id(index), id(model.network), *((id(value), value._version) for value in tensors)
+        network, *parts = model
+        tensors = list(leaves(parts))
+        key = prototypes is None, id(index), id(network), *((id(value), value._version) for value in tensors)
         kept = before.get(key)
         if kept is None or any(owner() is None for owner in kept[0]):  # one that is gone leaves its id to another
-            features, logits, labels = fed.predict(*model[1:], index, model.network, quick=True)
+            features, logits, labels = fed.predict(*parts, index, network, quick=True)
             outputs = None if prototypes is None else features, top_k(logits, labels, fed.top_k), labels
             kept = [weakref.ref(value) for value in tensors], index, outputs
         if prototypes is None or index is not None:  # all clients' features of all test images are too many to keep
@@ -94,14 +88,12 @@ def evaluate(fed: Federation, method: Method, state: Any) -> dict[str, Any]:
 
 def models(fed: Federation, method: Method, state: Any, clients: Iterable[int]) -> Iterator[tuple[int, Model]]:
     """Yields clients' ids and models: its own, its initial one before it has taken part, or the global one."""
-    if method.personal is None:
-        shared = Model(fed.network, *method.model(state))
-        yield from ((client, shared) for client in clients)
-        return
     for client in clients:
-        network = fed.networks[fed.architecture[client]]
-        first = network.params, network.buffers
-        yield client, Model(network, *(own_model(method, state, client) or first))
+        if method.personal is None:
+            yield client, (fed.network, *method.model(state))
+        else:
+            network = fed.networks[fed.architecture[client]]
+            yield client, (network, *(own_model(method, state, client) or (network.params, network.buffers)))
 
 
 def own_model(method: Method, state: Any, client: int) -> tuple[Params, Params] | None:

@@ -15,7 +15,7 @@ from torch import Tensor
 from fedcli.core import backbones
 from fedcli.core.aggregate import class_sums
 from fedcli.core.augment import NUM_DRAWS
-from fedcli.core.batches import Batch, BatchPlan, Transform, draw_cohort, generator, plan_batches
+from fedcli.core.batches import Batch, BatchPlan, Transform, generator, plan_batches
 from fedcli.core.clients import Aux, Client, LocalLoss, Network, Output, Params, Step, Terms, keyed, optimizer_step
 from fedcli.core.engine import Engine, parse_chunk
 from fedcli.core.graphs import CudaGraphs
@@ -59,6 +59,7 @@ class Federation:
         momentum: Of the run's SGD; Adam has no use for it.
         networks: The networks as pure functions of parameters and buffers, one of each architecture.
         architecture: `[N]`, which of them a client has.
+        sizes: What costs depend on, of the largest network.
         training: Training examples of each client, positions in the training set.
         validation: Held-out examples of each client, likewise.
         idle: Ids of the clients that have too few examples for a local step.
@@ -107,6 +108,8 @@ class Federation:
         # Whether some convolutions leave out taps, which goes into the record.
         self.dead_taps = any([use_live_taps(module, *shape[:2]) for module in modules])
         self.networks = [Network(module, run.precision, device) for module in modules]
+        largest = max(self.networks, key=count_parameters)
+        self.sizes = Sizes(count_parameters(largest), self.num_classes, largest.feature_dim)
         self.transform, self.public_transform = transform, public_transform
         self.test_images, self.test_labels = dataset.x_test.to(self.device), dataset.y_test.to(self.device)
         self.test_domains, self.domain_names = dataset.domain_test, dataset.domain_names
@@ -166,20 +169,15 @@ class Federation:
             torch.cuda.synchronize(self.device)
         self.seconds[what] += time.perf_counter() - start
 
-    @property
-    def sizes(self) -> Sizes:
-        """Returns the sizes that costs depend on, of the largest network."""
-        largest = max(self.networks, key=count_parameters)
-        return Sizes(count_parameters(largest), self.num_classes, largest.feature_dim)
-
     def initial_model(self, network: Network | None = None) -> tuple[Params, Params]:
         """Returns parameters and buffers of a network's initial model, drawn from the run's seed."""
         network = network or self.network
         return tree_map(lambda value: value.detach().clone(), (network.params, network.buffers))
 
     def cohort(self, round: int) -> Cohort:
-        """Draws the cohort of a round, without replacement."""
-        return self.cohort_of(round, draw_cohort(self.seed, round, self.num_clients, self.config.cohort_size))
+        """Draws the cohort of a round, without replacement; ascending by id."""
+        draw = self.generator(round, "cohort").choice
+        return self.cohort_of(round, np.sort(draw(self.num_clients, self.config.cohort_size, replace=False)))
 
     def cohort_of(self, round: int, client_ids: Sequence[int]) -> Cohort:
         """Makes the cohort of these clients."""
@@ -187,8 +185,8 @@ class Federation:
         total = num_examples.sum()
         shares = num_examples / total if total else np.full(len(num_examples), 1 / len(num_examples))
         weights = torch.tensor(shares, dtype=self.dtype, device=self.device)
-        kinds = {int(self.architecture[client]) for client in client_ids}
-        network = self.networks[kinds.pop()] if len(kinds) == 1 else None
+        kind, *others = set(self.architecture[client_ids])
+        network = None if others else self.networks[kind]
         return Cohort(round, np.asarray(client_ids), num_examples, weights, network)
 
     def groups(self, cohort: Cohort) -> list[Cohort]:
