@@ -1,12 +1,10 @@
 """Local training the plain way: one `nn.Module`, `torch.optim`, one client after the other, true batch sizes.
 
-Of the core's clients only the tuple `Client` is used. `ReferenceFederation` puts this in the engine's place under any
-method.
+Of the core's clients only the tuples are used. `ReferenceFederation` puts this in the engine's place under any method.
 """
 
 import copy
 from collections.abc import Callable, Iterator
-from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -14,15 +12,9 @@ from torch.func import functional_call
 
 from fedcli.core import backbones
 from fedcli.core.batches import Batch
-from fedcli.core.clients import Client
+from fedcli.core.clients import Client, Output
 from fedcli.core.federation import Federation
-from fedcli.core.trees import stack, tree_map
-
-
-class Output(NamedTuple):
-    features: Tensor
-    logits: Tensor
-    buffers: dict[str, Tensor]
+from fedcli.core.trees import select, select_axes, stack, tree_map
 
 
 def load(module: nn.Module, params: dict[str, Tensor], buffers: dict[str, Tensor]) -> nn.Module:
@@ -75,15 +67,14 @@ def train_plainly(fed: Federation, number: int, client: int, model: tuple, objec
         model: Parameters and buffers that it begins with.
         objective: From module, features, logits and labels to the loss.
     """
-    module = load(copy.deepcopy(fed.networks[fed.architecture[client]].module), *model).train()
-    run = fed.config
+    (module,), run = modules_of(fed, {client: model}), fed.config
     optimizer = torch.optim.SGD(module.parameters(), run.lr, run.momentum, weight_decay=run.weight_decay)
     for x, y in minibatches(fed, number, client):
         loss = objective(module, *module(x), y)
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
-    return {name: value.detach() for name, value in module.named_parameters()}
+    return copied(dict(module.named_parameters()))
 
 
 def train_pair(fed, number: int, client: int, models: list, extra: list, losses: Callable, clip_norm: float) -> tuple:
@@ -124,7 +115,7 @@ def models_of(groups: list, clients: list) -> dict[int, tuple]:
     models = {}
     for group, stack_of in zip(groups, clients, strict=True):
         for k, client in enumerate(group.client_ids):
-            models[int(client)] = slice_context((stack_of.params, stack_of.buffers), 0, k)
+            models[int(client)] = select((stack_of.params, stack_of.buffers), k)
     return dict(sorted(models.items()))
 
 
@@ -210,22 +201,9 @@ class PlainUpdate:
         return {}
 
 
-def slice_context(context, axes, k):
-    """Client k's part of a context."""
-    if axes is None or context is None:
-        return context
-    if isinstance(context, Tensor):
-        return context[k]
-    if isinstance(context, dict):
-        return {name: slice_context(value, axes if axes == 0 else axes[name], k) for name, value in context.items()}
-    pairs = zip(context, [0] * len(context) if axes == 0 else axes, strict=True)
-    parts = [slice_context(value, axis, k) for value, axis in pairs]
-    return type(context)(*parts) if hasattr(context, "_fields") else tuple(parts)
-
-
 def client_of(clients: Client, k: int) -> Client:
     """Client k of stacked ones, whose optimizer states are a list."""
-    params, buffers, memory = slice_context((clients.params, clients.buffers, clients.memory), 0, k)
+    params, buffers, memory = select((clients.params, clients.buffers, clients.memory), k)
     return Client(params, buffers, clients.optimizer[k] if clients.optimizer else {}, memory)
 
 
@@ -244,22 +222,19 @@ class ReferenceFederation(Federation):
         shape = dataset.channels, dataset.image_size, dataset.num_classes, run.seed
         self.networks = [PlainNetwork(backbones.build(name, *shape).to(self.dtype)) for name in self.backbones]
 
-    def optimizer_step(
-        self, loss, *, optimizer=None, lr=None, momentum=None, weight_decay=None, names=None, key="local", clip_norm=0.0
-    ):
+    def optimizer_step(self, loss, **given):
         run = self.config
-        return PlainUpdate(
-            self.networks, loss, optimizer or run.optimizer, lr,
-            run.momentum if momentum is None else momentum,
-            run.weight_decay if weight_decay is None else weight_decay, names, key, clip_norm,
-        )  # fmt: skip
+        options = {"kind": run.optimizer, "lr": None, "momentum": run.momentum, "weight_decay": run.weight_decay}
+        options |= {"names": None, "key": "local", "clip_norm": 0.0, **given}
+        options["kind"] = options.pop("optimizer", options["kind"])
+        return PlainUpdate(self.networks, loss, **options)
 
     def train(self, clients, cohort, local, context=None, axes=None, epochs=None):
         plan, lr = self.plan(cohort, epochs), self.lr(cohort.round)
         step = local if hasattr(local, "update") else self.optimizer_step(local)
         trained, terms = [], {}
         for k in range(len(cohort.client_ids)):
-            client, own = client_of(clients, k), slice_context(context, axes, k)
+            client, own = client_of(clients, k), select_axes(context, axes, k)
             for t in range(int(plan.steps[k])):
                 size = int(plan.size[t, k])
                 draws = None if plan.draws is None else torch.as_tensor(plan.draws[t, k, :size])
@@ -280,29 +255,25 @@ class ReferenceFederation(Federation):
         for k in range(len(cohort.client_ids)):
             client = client_of(clients, k)
             client = client if batch.key is None else with_key(client, int(batch.key))
-            client, aux = step.update(client, batch, slice_context(context, axes, k))
+            client, aux = step.update(client, batch, select_axes(context, axes, k))
             after.append(with_key(client, 0))
             found.append(tree_map(Tensor.detach, aux))
         return stacked(after), stack(found)
 
+    @torch.no_grad()
     def forward(self, clients, cohort, x, train=True):
-        found = []
-        for k in range(len(cohort.client_ids)):
-            params, buffers = slice_context((clients.params, clients.buffers), 0, k)
-            module = load(copy.deepcopy(cohort.network.module), params, buffers).train(train)
-            with torch.no_grad():
-                found.append(Output(*module(x), copied(dict(module.named_buffers()))))
-        return stack(found)
+        models = [select((clients.params, clients.buffers), k) for k in range(len(cohort.client_ids))]
+        return stack([cohort.network(*model, x, train=train) for model in models])
 
+    @torch.no_grad()
     def class_means(self, clients, cohort):
         means = torch.zeros(len(cohort.client_ids), self.num_classes, cohort.network.feature_dim, dtype=self.dtype)
         counts = torch.zeros(len(cohort.client_ids), self.num_classes, dtype=torch.int64)
         for k, client in enumerate(cohort.client_ids):
-            model = [{name: value[k] for name, value in tree.items()} for tree in (clients.params, clients.buffers)]
+            model = select((clients.params, clients.buffers), k)
             for position in self.training[client]:
                 label = int(self.engine.labels[position])
                 x = self.transform(self.engine.images[position][None])
-                with torch.no_grad():
-                    means[k, label] += cohort.network(*model, x, train=False).features[0]
+                means[k, label] += cohort.network(*model, x, train=False).features[0]
                 counts[k, label] += 1
         return means / counts.clamp(min=1)[..., None], counts
