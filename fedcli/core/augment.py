@@ -11,13 +11,7 @@ from torch import Tensor
 
 CROP_PADDING = 4  # pixels
 ROTATION = 15.0  # degrees, each way
-AREA = (0.2, 1.0)  # share of the image that a crop covers
-RATIO = (3 / 4, 4 / 3)  # width over height of a crop
 TRIES = 10  # draws of a crop's shape before the whole image is taken
-JITTER = 0.4  # brightness, contrast and saturation change by a factor of 1 - 0.4 to 1 + 0.4
-HUE = 0.1  # turns of the colour circle, each way
-JITTERED, GREYED = 0.8, 0.2  # shares of the images
-LUMINANCE = (0.2989, 0.587, 0.114)
 _BOX = 2 * TRIES + 3  # area and ratio of each try, row, column, flip
 _COLOUR = 10  # whether to jitter, 4 keys of the order, 4 strengths, whether to turn grey
 NUM_DRAWS = {
@@ -69,13 +63,14 @@ def crop_flip(images: Tensor, draws: Tensor, rotate: bool) -> Tensor:
 def resized_crop(images: Tensor, draws: Tensor) -> Tensor:
     """Enlarges a random rectangle of each image to the image's size (bilinear), and mirrors half of them.
 
-    The rectangle is torchvision's `RandomResizedCrop(scale=AREA, ratio=RATIO)`: area uniform, ratio log-uniform, the
-    first of ten tries that fits into the image. Images `[N, channels, H, W]` in [0, 1], draws `[N, 23]`.
+    The rectangle is torchvision's `RandomResizedCrop(scale=(0.2, 1), ratio=(3 / 4, 4 / 3))`: share of the area uniform,
+    ratio log-uniform, the first of ten tries that fits into the image. Images `[N, channels, H, W]` in [0, 1], draws
+    `[N, 23]`.
     """
     height, width = images.shape[2:]
     uniform = draws.double()
-    area = height * width * (AREA[0] + (AREA[1] - AREA[0]) * uniform[:, 0 : 2 * TRIES : 2])  # [N, TRIES]
-    low, high = map(math.log, RATIO)
+    area = height * width * (0.2 + 0.8 * uniform[:, 0 : 2 * TRIES : 2])  # [N, TRIES]
+    low, high = math.log(3 / 4), math.log(4 / 3)
     ratio = (low + (high - low) * uniform[:, 1 : 2 * TRIES : 2]).exp()
     columns, rows = (area * ratio).sqrt().round(), (area / ratio).sqrt().round()
     fits = (columns <= width) & (rows <= height) & (columns > 0) & (rows > 0)
@@ -108,8 +103,8 @@ def colour_jitter(images: Tensor, draws: Tensor) -> Tensor:
     """
     colour, draws = images.expand(-1, 3, -1, -1), draws.double()
     order = draws[:, 1:5].argsort(1)  # [N, 4], the number of the change at each place
-    factors = (1 + JITTER * (2 * draws[:, 5:8] - 1)).to(images.dtype)[..., None, None, None]  # [N, 3, 1, 1, 1]
-    turns = (HUE * (2 * draws[:, 8] - 1)).to(images.dtype)[:, None, None]
+    factors = (1 + 0.4 * (2 * draws[:, 5:8] - 1)).to(images.dtype)[..., None, None, None]  # [N, 3, 1, 1, 1]
+    turns = (0.1 * (2 * draws[:, 8] - 1)).to(images.dtype)[:, None, None]
     each = torch.arange(len(images), device=images.device)
     changed = colour
     for place in range(4):
@@ -121,15 +116,15 @@ def colour_jitter(images: Tensor, draws: Tensor) -> Tensor:
             _turn_hue(changed, turns),
         ]
         changed = torch.stack(candidates)[order[:, place], each]
-    colour = torch.where(draws[:, 0, None, None, None] < JITTERED, changed, colour)
-    colour = torch.where(draws[:, 9, None, None, None] < GREYED, _grey(colour), colour)
+    colour = torch.where(draws[:, 0, None, None, None] < 0.8, changed, colour)
+    colour = torch.where(draws[:, 9, None, None, None] < 0.2, _grey(colour), colour)
     return colour[:, : images.shape[1]]
 
 
 def _grey(images: Tensor) -> Tensor:
     """Returns the luminance `[N, 1, H, W]` of images `[N, 3, H, W]`."""
     red, green, blue = images.unbind(1)
-    return (LUMINANCE[0] * red + LUMINANCE[1] * green + LUMINANCE[2] * blue)[:, None]
+    return (0.2989 * red + 0.587 * green + 0.114 * blue)[:, None]
 
 
 def _blend(images: Tensor, other: Tensor, factor: Tensor) -> Tensor:
