@@ -355,16 +355,6 @@ def test_keyed_layers_of_a_network_draw_apart():
     assert [key for key, _ in module.named_buffers() if key.endswith(".key")][-1] == "body.classifier.key"
 
 
-def test_features_lie_behind_the_dropout():
-    modules = [build("efficientnet-b0-32", 3, 16, 10, seed=0) for _ in range(2)]
-    for key, value in modules[1].named_buffers():
-        if key.endswith(".key"):
-            value.fill_(1)
-    features, other = (module(images(3, size=16, dtype=torch.float32))[0] for module in modules)
-    assert not torch.equal(other, features)
-    assert 0.1 < (features == 0).double().mean() < 0.3
-
-
 # torchvision
 
 TORCHVISION = """

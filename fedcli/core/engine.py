@@ -86,11 +86,9 @@ class Engine:
         rate = torch.tensor(lr, dtype=self.transform.dtype, device=self.images.device)
 
         def run(chunk: slice) -> tuple[Client, dict[str, Tensor], Tensor]:
-            alone = chunk.stop - chunk.start == 1 and self.graphs is None
-            train = self._alone if alone else self._together
-            part = select_axes(context, axes, chunk)
-            after, sums = train(step, select(clients, chunk), part, axes, plan, chunk, rate)
-            return after, sums, rate.new_zeros(chunk.stop - chunk.start)
+            size, parts = chunk.stop - chunk.start, (select(clients, chunk), select_axes(context, axes, chunk))
+            train = self._alone if size == 1 and self.graphs is None else self._together
+            return *train(step, *parts, axes, plan, chunk, rate), rate.new_zeros(size)
 
         done = self._in_chunks(run, plan.size.shape[1])
         names = next((sums for _, sums, _ in done if sums), {})  # a chunk whose clients took no step has none

@@ -204,8 +204,8 @@ class Federation:
         order = torch.tensor([places[int(client)] for client in cohort.client_ids], device=self.device)
         if isinstance(trees[0], dict):  # terms: those of training are lacking where a group's clients took no step
             names = dict.fromkeys(name for tree in trees for name in tree)
-            zeros = [torch.zeros(len(group.client_ids), dtype=self.dtype, device=self.device) for group in groups]
-            trees = [{n: tree.get(n, none) for n in names} for tree, none in zip(trees, zeros, strict=True)]
+            pairs = zip(trees, groups, strict=True)
+            trees = [{name: tree.get(name, 0 * group.weights) for name in names} for tree, group in pairs]
         return select(concatenate(trees), order)
 
     def broadcast(self, params: Params, buffers: Params, cohort: Cohort) -> Client:

@@ -74,8 +74,7 @@ def _deal(counts: np.ndarray, labels: np.ndarray, rng: Any, order: Parts | None 
 @partitioner("iid")
 def iid(labels: np.ndarray, num_clients: int, seed: int) -> Parts:
     """Shares the examples out at random, in sizes that differ by at most one."""
-    order = generator(seed, "partition").permutation(len(labels))
-    return np.array_split(order.astype(np.int64), num_clients)
+    return np.array_split(generator(seed, "partition").permutation(len(labels)), num_clients)
 
 
 @partitioner(
