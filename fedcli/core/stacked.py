@@ -38,16 +38,15 @@ def for_many(
     """
     mapped = vmap(function, in_dims=axes, randomness="error")
 
-    def by_vmap(*arguments: Tree) -> Tree:
+    def together(*arguments: Tree) -> Tree:
+        if way == "branches":
+            count = len(next(leaves(arguments[0])))
+            works = [partial(function, *select_axes(arguments, axes, k)) for k in range(count)]
+            return stack(fork(works) if fork else [work() for work in works])
         with set_to(under_vmap, True):
             return mapped(*arguments)
 
-    def by_branches(*arguments: Tree) -> Tree:
-        count = len(next(leaves(arguments[0])))
-        works = [partial(function, *select_axes(arguments, axes, k)) for k in range(count)]
-        return stack(fork(works) if fork else [work() for work in works])
-
-    return by_branches if way == "branches" else by_vmap
+    return together
 
 
 def with_optimizer(step: Step, clients: Client) -> Client:
