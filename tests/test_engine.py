@@ -21,7 +21,7 @@ from fedcli.core.stacked import Stack
 from fedcli.core.trees import leaves, select, tree_map
 from fedcli.registry import find_method
 from tests import laws
-from tests.toys import first_round, use_tiny_network
+from tests.toys import first_round
 
 FEDAVG = find_method("fedavg")
 
@@ -268,15 +268,6 @@ def test_networks_of_all_kinds_of_layers_agree_with_the_plain_loop(name, size):
     run = {"parts": laws.toy_parts((6, 5)), "data": laws.toy_dataset(11, channels=3, size=size), "batch_size": 6}
     run |= {"num_clients": 2, "local_epochs": 1, "lr": 1e-3, "backbone": name}
     laws.law_4_chunking_is_invisible(FEDAVG, rounds=1, chunks=(2,), **run)
-
-
-# Dropout
-
-
-def test_dropout_and_batch_statistics_agree_with_the_plain_loop(monkeypatch):
-    use_tiny_network(monkeypatch)
-    run = {"parts": laws.toy_parts((7, 4, 2, 6)), "local_epochs": 2, "lr": 0.01}
-    laws.law_4_chunking_is_invisible(FEDAVG, rounds=2, chunks=(1, 2, 4, "branches:3"), **run)
 
 
 # Too little memory

@@ -77,17 +77,6 @@ def torchvisions(channels, size, classes):
     nn.init.normal_(network.heads.head.weight, std=0.1)
     return network
 
-def recurrent(channels, size, classes):
-    class Rows(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.rows, self.head = nn.GRU(channels * size, 8, batch_first=True), nn.Linear(8, classes)
-
-        def forward(self, x):
-            return self.head(self.rows(x.transpose(1, 2).flatten(2))[0][:, -1])
-
-    return Rows()
-
 def shared(channels, size, classes):
     layer = nn.Linear(8, 8)
     first = nn.Flatten(), nn.Linear(channels * size * size, 8)
