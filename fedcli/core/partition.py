@@ -21,13 +21,12 @@ from inspect import signature
 from typing import Any
 
 import numpy as np
-import torch
+from numpy.typing import ArrayLike
 
 from fedcli.core.batches import generator
 from fedcli.errors import UserError, unknown
 from fedcli.userfiles import FromFile, blame, from_file, is_from_file
 
-Labels = np.ndarray | torch.Tensor
 Parts = list[np.ndarray]
 MIN_EXAMPLES = 10
 SHARE = Fraction(2, 5)
@@ -278,7 +277,7 @@ class Partition:
     needs: str = field(default="", compare=False)  # see `PARTITIONS`
 
     def __call__(
-        self, labels: Labels, num_clients: int, seed: int, domain: Any = None, writer: Any = None, place: Any = None
+        self, labels: ArrayLike, num_clients: int, seed: int, domain: Any = None, writer: Any = None, place: Any = None
     ) -> Parts:
         """Shares labels `[N]` out among K clients; domain, writer and place are `[N]`, where the data have them.
 
@@ -341,7 +340,7 @@ def from_flag(flag: str) -> Partition:
 
 
 def _parts_from_user(
-    function: FromFile, labels: np.ndarray, num_clients: int, seed: int, groups: Labels | None
+    function: FromFile, labels: np.ndarray, num_clients: int, seed: int, groups: ArrayLike | None
 ) -> Parts:
     """Returns what a user's function gives, checked, as int64; it gets `groups` `[N]` if it has such an argument."""
     keywords = {}
@@ -368,7 +367,7 @@ def fingerprint(parts: Sequence[np.ndarray]) -> str:
     return hashlib.sha256(b"".join(np.asarray(part, "<i8").tobytes() for part in (sizes, *parts))).hexdigest()[:16]
 
 
-def count_classes(parts: Sequence[np.ndarray], labels: Labels, num_classes: int) -> np.ndarray:
+def count_classes(parts: Sequence[np.ndarray], labels: ArrayLike, num_classes: int) -> np.ndarray:
     """Counts each client's examples of each class, int64 `[K, C]`; labels are `[N]`, from 0 to C - 1."""
     array = np.asarray(labels)
     return np.stack([np.bincount(array[part], minlength=num_classes) for part in parts])

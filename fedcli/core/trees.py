@@ -6,7 +6,6 @@ of an optimizer or a copy reaches them all.
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
-from operator import attrgetter
 from typing import Any
 
 import torch
@@ -83,15 +82,11 @@ def stored(state: Any) -> dict[str, Mapping]:
     return {name: part for name, part in parts if isinstance(part, Mapping) and not isinstance(part, dict)}
 
 
-def to_names(tree: Tree, name_type: Callable[[type], str] = attrgetter("__name__")) -> tuple[Any, dict[str, Tensor]]:
+def to_names(tree: Tree) -> tuple[Any, dict[str, Tensor]]:
     """Takes a tree apart into a structure that JSON can hold and its tensors by name; `from_names` is the inverse.
 
-    Args:
-        tree: Of tensors, numbers, texts, None, dicts, tuples, lists, NamedTuples and what a store keeps.
-        name_type: Gives a NamedTuple class the name by which `from_names` finds it.
-
-    Returns:
-        The structure, and the tensors by their paths in the tree, as `/params/conv.weight`.
+    The tree is of tensors, numbers, texts, None, dicts, tuples, lists, NamedTuples and what a store keeps; a tensor's
+    name is its path in it, as `/params/conv.weight`.
     """
     tensors: dict[str, Tensor] = {}
 
@@ -107,8 +102,8 @@ def to_names(tree: Tree, name_type: Callable[[type], str] = attrgetter("__name__
             return {"dict": [[key, walk(value, f"{path}/{key}")] for key, value in part.items()]}
         if isinstance(part, tuple | list):
             fields = getattr(part, "_fields", range(len(part)))
-            name = name_type(type(part)) if hasattr(part, "_fields") else type(part).__name__
-            return {name: [walk(value, f"{path}/{field}") for field, value in zip(fields, part, strict=True)]}
+            parts = [walk(value, f"{path}/{field}") for field, value in zip(fields, part, strict=True)]
+            return {type(part).__name__: parts}
         if isinstance(part, Mapping):
             return {"kept": part.rows()}
         raise UserError(f"a tree holds tensors, numbers, texts, dicts, tuples, lists (got {type(part)} at '{path}').")

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from fedcli.core.batches import generator
-from fedcli.core.partition import Labels, partitioner
+from fedcli.core.partition import partitioner
 from fedcli.data.files import PARTS, Arrays, reading
 
 FORM = 'lists in JSON, {"train": [[0, 3], [2]], "test": [[5], [4]]}, or train_0, train_1, ..., test_0, ... in an .npz'
@@ -27,13 +27,12 @@ class Split(list[np.ndarray]):
 
 
 @partitioner("file:PATH, such as file:split.json", {"": ("path", str)}, needs="place")
-def file(labels: Labels, num_clients: int, place: Labels, seed: int, path: str) -> Split:
+def file(labels: np.ndarray, num_clients: int, place: np.ndarray, seed: int, path: str) -> Split:
     """Gives every client the examples that a file lists, mixed by a fixed seed; `seed` changes nothing.
 
     `place` `[N]` is where each example stands in the files that the data came from. Clients may share images to test
     on; an image that is trained on is in no other list.
     """
-    place = np.asarray(place)
     with reading(path, FORM):
         train, test = read_split(Path(path))
         if len(train) != num_clients:
