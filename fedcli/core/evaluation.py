@@ -82,7 +82,7 @@ def evaluate(fed: Federation, method: Method, state: Any) -> dict[str, Any]:
     if fed.evaluation == "clients":
         tested, of_clients = _on_parts(fed.testing, method, score)
     else:
-        tested = {"server": _on_test_images, "domains": _on_domains}[fed.evaluation](fed, method, score)
+        tested = _on_test_images(fed, method, score)
     return {**NOTHING, "validation_accuracy": validated.get(RULES[0]), **of_clients, **tested}
 
 
@@ -112,22 +112,18 @@ def _by_client(clients: Iterable[int], accuracies: Sequence[float]) -> dict[str,
     return {"clients": spread, "client_accuracy": dict(zip(map(str, clients), accuracies, strict=True))}
 
 
-def _by_domain(fed: Federation, hits: list[np.ndarray]) -> dict[str, np.ndarray]:
-    """Returns the models' accuracies, `[models]`, on the test images of each domain that has any."""
-    parts = {name: (fed.test_domains == number).numpy() for number, name in enumerate(fed.domain_names)}
-    return {name: np.array([_mean(each[0, part]) for each in hits]) for name, part in parts.items() if part.any()}
-
-
 def _on_test_images(fed: Federation, method: Method, score: Score) -> dict[str, Any]:
-    clients = range(1 if method.personal is None else fed.num_clients)
+    inside_and_outside = fed.evaluation == "domains"
+    clients = range(fed.num_clients if method.personal or inside_and_outside else 1)
     hits = score(dict.fromkeys(clients))
+    parts = {name: (fed.test_domains == number).numpy() for number, name in enumerate(fed.domain_names)}
+    by_domain = {name: np.array([_mean(each[0, part]) for each in hits]) for name, part in parts.items() if part.any()}
+    result = {"domains": {name: _mean(accuracies) for name, accuracies in by_domain.items()} or None}
+    if inside_and_outside:
+        return {**result, **_inside_and_outside(fed, by_domain)}
     by_rule = [[_mean(each[rule]) for each in hits] for rule in range(len(hits[0]))]
-    result = {name: _mean(accuracies) for name, accuracies in zip(RULES, by_rule, strict=False)}
-    if method.personal is not None:
-        result |= _by_client(clients, by_rule[0])
-    if fed.test_domains is not None:
-        result["domains"] = {name: _mean(accuracies) for name, accuracies in _by_domain(fed, hits).items()}
-    return result
+    result |= {name: _mean(accuracies) for name, accuracies in zip(RULES, by_rule, strict=False)}
+    return result if method.personal is None else {**result, **_by_client(clients, by_rule[0])}
 
 
 def _on_parts(parts: Sequence[np.ndarray], method: Method, score: Score) -> tuple[dict[str, float], dict[str, Any]]:
@@ -143,8 +139,8 @@ def _on_parts(parts: Sequence[np.ndarray], method: Method, score: Score) -> tupl
     return dict(zip(RULES, map(_mean, hits), strict=False)), _by_client(parts, [*map(_mean, of_clients)])
 
 
-def _on_domains(fed: Federation, method: Method, score: Score) -> dict[str, Any]:
-    by_domain = _by_domain(fed, score(dict.fromkeys(range(fed.num_clients))))
+def _inside_and_outside(fed: Federation, by_domain: dict[str, np.ndarray]) -> dict[str, Any]:
+    """Returns `intra`, `inter` and the headline, from the accuracies of all clients' models, `[N]`, by domain."""
     intra, inter = {}, {}
     for number, name in enumerate(fed.domain_names):
         inside = fed.domain_of == number  # [N]
@@ -152,5 +148,4 @@ def _on_domains(fed: Federation, method: Method, score: Score) -> dict[str, Any]
             intra |= {name: _mean(by_domain[name][inside])} if name in by_domain else {}
             others = [accuracies[inside] for other, accuracies in by_domain.items() if other != name]
             inter[name] = _mean(np.stack(others, 1)) if others else intra[name]
-    domains = {name: _mean(accuracies) for name, accuracies in by_domain.items()}
-    return {"test_accuracy": _mean([*inter.values()]), "domains": domains, "intra": intra, "inter": inter}
+    return {"test_accuracy": _mean([*inter.values()]), "intra": intra, "inter": inter}
