@@ -265,19 +265,12 @@ def refused(flag, num_clients, words, labels=LABEL_SETS["balanced"], **groups):
         ("iid", 0, "0 clients | 1 to 1000"),
         ("iid", 1001, "1001 clients | 1 to 1000"),
         ("dirichlet:", 4, "(got 'dirichlet:') | write dirichlet:ALPHA[:plain][:min=COUNT] | from 1e-6 to 1e6"),
-        ("dirichlet:0", 2, "cannot be read"),
-        ("dirichlet:0.5:0.5", 4, "cannot be read"),
-        ("dirichlet:0.5:min=2.5", 4, "cannot be read"),
-        ("dirichlet:0.5:min=1:min=2", 4, "cannot be read"),
         ("dirichlet:0.5:min=11", 100, "got 100 clients and 1000 | min=11"),
         ("dirichlet:1e-3", 40, "dirichlet:0.001 | min=10 | larger concentration or a lower min="),
         ("classes", 4, "(got 'classes') | such as classes:2."),
-        ("classes:0", 2, "cannot be read"),
         ("iid:2", 2, "(got 'iid:2') | write iid."),
         ("classes:3", 500, "500 clients and 1000 | 1500 shards"),
         ("dominant:11", 10, "dominant:11 | 10 classes"),
-        ("dominant:1:share=4/0", 10, "cannot be read"),
-        ("dominant:1:min=3", 10, "cannot be read"),
         ("dominant:1", 3, "3 clients | class 0, has 100 | multiple of 10"),
         ("missing:10", 10, "missing:10 | 10 classes"),
         ("domains+domains", 4, "needs a label skew | domains+dirichlet:0.5"),
@@ -287,6 +280,13 @@ def refused(flag, num_clients, words, labels=LABEL_SETS["balanced"], **groups):
 )
 def test_what_cannot_be_dealt_is_refused(flag, num_clients, words):
     refused(flag, num_clients, words)
+
+
+def test_values_that_are_out_of_range_twice_or_of_another_partition_cannot_be_read():
+    for values in ("0", "0.5:0.5", "0.5:min=2.5", "0.5:min=1:min=2", "nan"):
+        refused(f"dirichlet:{values}", 4, "cannot be read")
+    for flag in ("classes:0", "dominant:1:share=4/0", "dominant:1:min=3"):
+        refused(flag, 10, "cannot be read")
 
 
 def test_groups_and_classes_that_do_not_suffice_are_refused():

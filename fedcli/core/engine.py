@@ -175,7 +175,7 @@ class Engine:
         at_a_time = max(PREPARED_BYTES // (self.images[0].numel() * self.transform.dtype.itemsize * width), 1)
         for start in range(0, steps, at_a_time):
             rows = slice(start, min(start + at_a_time, steps))
-            draws = None if plan.draws is None else plan.draws[rows, k][real[rows]]
+            draws = None if plan.draws is None else torch.as_tensor(plan.draws[rows, k][real[rows]], device=device)
             x, y = self.gather(plan.index[rows, k][real[rows]], draws)
             parts = sizes[rows].tolist()
             columns = self.own(x).split(parts), y.split(parts), ends[rows], keys[rows]
@@ -230,12 +230,9 @@ class Engine:
 
         return concatenate(self._in_chunks(of_chunk, len(next(leaves(arguments[0])))))
 
-    def gather(self, index: Any, draws: Any = None) -> tuple[Tensor, Tensor]:
+    def gather(self, index: Tensor | np.ndarray, draws: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Returns network input and labels of training examples `index` (any shape), augmented by `draws` if given."""
-        device = self.images.device
-        positions = torch.as_tensor(index, device=device)
-        uniform = None if draws is None else torch.as_tensor(draws, device=device)
-        return self.transform(self.images[positions], uniform), self.labels[positions]
+        return self.transform(self.images[index], draws), self.labels[index]
 
     def own(self, tensor: Tensor) -> Tensor:
         """Copies; on the CPU, image-shaped tensors with the channels last, faster in convolution and pooling."""

@@ -20,6 +20,7 @@ from fedcli.core.clients import Aux, Client, LocalLoss, Network, Output, Params,
 from fedcli.core.engine import Engine, parse_chunk
 from fedcli.core.graphs import CudaGraphs
 from fedcli.core.layers import by_places, set_to, use_live_taps
+from fedcli.core.partition import count_classes
 from fedcli.core.stacked import with_optimizer
 from fedcli.core.trees import Tree, concatenate, count_floats, select, stack, tree_map
 from fedcli.declarations import Sizes
@@ -113,9 +114,8 @@ class Federation:
         self.transform, self.public_transform = transform, public_transform
         self.test_images, self.test_labels = dataset.x_test.to(self.device), dataset.y_test.to(self.device)
         self.test_domains, self.domain_names = dataset.domain_test, dataset.domain_names
-        domains, count = dataset.domain_train, max(len(dataset.domain_names), 1)
-        domains = np.zeros(len(dataset.y_train), np.int64) if domains is None else domains.numpy()
-        self.domain_counts = np.array([np.bincount(domains[part], minlength=count) for part in parts])
+        domains = torch.zeros_like(dataset.y_train) if dataset.domain_train is None else dataset.domain_train
+        self.domain_counts = count_classes(parts, domains, max(len(dataset.domain_names), 1))
         self.domain_of = self.domain_counts.argmax(1)
         self.public_images = None if public_images is None else public_images.to(self.device)
         self.outputs: dict = {}  # what models gave when they were last evaluated, see fedcli/core/evaluation.py
@@ -370,7 +370,7 @@ class Federation:
 
     def class_counts(self, cohort: Cohort) -> Tensor:
         """Counts each client's training examples of each class: `[K, C]`, int64; to send it is the method's part."""
-        labels = [self.engine.labels[torch.as_tensor(self.training[k], device=self.device)] for k in cohort.client_ids]
+        labels = [self.engine.labels[self.training[client]] for client in cohort.client_ids]
         return torch.stack([part.bincount(minlength=self.num_classes) for part in labels])
 
     def class_means(self, clients: Client, cohort: Cohort) -> tuple[Tensor, Tensor]:
