@@ -190,7 +190,7 @@ def test_only_changed_models_are_run_again(how, method, monkeypatch):
     assert len(trained) == 2
 
 
-@pytest.mark.parametrize("change", ["in place", "replaced", "clients", "network"])
+@pytest.mark.parametrize("change", ["in place", "replaced", "clients"])
 def test_a_model_that_changes_in_any_way_is_run_again(change, monkeypatch):
     setup, fed, state = with_evaluation("clients", data=laws.toy_dataset(num_train=34))
     first = evaluation.evaluate(fed, setup.method, state)
@@ -201,23 +201,9 @@ def test_a_model_that_changes_in_any_way_is_run_again(change, monkeypatch):
         params["head.bias"].add_(torch.tensor([100.0, *[0.0] * (len(params["head.bias"]) - 1)]))
     elif change == "replaced":
         state.clients[1] = state.clients[1]._replace(params={**params, "head.bias": params["head.bias"].flip(0)})
-    elif change == "clients":
-        state.clients[0], state.clients[1] = state.clients[1], state.clients[0]
     else:
-        fed.networks[0] = other.networks[0] = replace_network(fed.networks[0])
-    assert evaluation.evaluate(fed, setup.method, state) == evaluation.evaluate(
-        other, setup.method, tree_map(torch.Tensor.clone, state)
-    )
-    assert len(runs) == {"clients": 2, "network": 4}.get(change, 1)
-    assert change == "replaced" or evaluation.evaluate(other, setup.method, state) != first
-
-
-def replace_network(network):
-    """The same network, whose logits are those of the next class."""
-
-    def call(*given, **how):
-        found = network(*given, **how)
-        return found._replace(logits=found.logits.roll(1, 1))
-
-    call.params, call.buffers, call.feature_dim = network.params, network.buffers, network.feature_dim
-    return call
+        state.clients[0], state.clients[1] = state.clients[1], state.clients[0]
+    changed = evaluation.evaluate(other, setup.method, tree_map(torch.Tensor.clone, state))
+    assert evaluation.evaluate(fed, setup.method, state) == changed
+    assert len(runs) == (2 if change == "clients" else 1)
+    assert change == "replaced" or changed != first

@@ -58,7 +58,7 @@ def evaluate(fed: Federation, method: Method, state: Any) -> dict[str, Any]:
     def score_one(model: Model, index: np.ndarray | None) -> Tensor:
         network, *parts = model
         tensors = list(leaves(parts))
-        key = prototypes is None, id(index), id(network), *((id(value), value._version) for value in tensors)
+        key = prototypes is None, id(index), *((id(value), value._version) for value in tensors)
         kept = before.get(key)
         if kept is None or any(owner() is None for owner in kept[0]):  # one that is gone leaves its id to another
             features, logits, labels = fed.predict(*parts, index, network, quick=True)
