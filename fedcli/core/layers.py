@@ -54,15 +54,14 @@ class MaskedBatchNorm2d(nn.BatchNorm2d):
         dtype, x, real = x.dtype, x.to(self.running_mean.dtype), mask[:, None, None, None]
         # Values per channel, in the type of x: from integers torch would make quotients in float32.
         values = real.sum().to(x.dtype) * (x.shape[2] * x.shape[3])
-        divisor = values.clamp(min=1)  # a batch of padding only
+        divisor = values.clamp(min=1)  # a batch of padding only, of a client that stands still
         mean = torch.where(real, x, 0.0).sum((0, 2, 3)) / divisor
         centred = torch.where(real, x - mean[:, None, None], 0.0)
         var = centred.square().sum((0, 2, 3)) / divisor
         with torch.no_grad():
-            rate = self.momentum * (values > 0).to(x.dtype)
             unbiased = var * (divisor / (values - 1).clamp(min=1))
-            self.running_mean.add_(rate * (mean - self.running_mean))
-            self.running_var.add_(rate * (unbiased - self.running_var))
+            self.running_mean.add_(self.momentum * (mean - self.running_mean))
+            self.running_var.add_(self.momentum * (unbiased - self.running_var))
         scale = self.weight * (var + self.eps).rsqrt()
         return (centred * scale[:, None, None] + self.bias[:, None, None]).to(dtype)
 
