@@ -2,10 +2,9 @@
 
 import gc
 import weakref
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
-from types import SimpleNamespace
+from unittest.mock import MagicMock, call
 
 import pytest
 import torch
@@ -342,75 +341,59 @@ def test_where_shapes_count_a_tree_is_its_structure_and_shapes():
 # The device
 
 
-class Events:
-    """Streams and graphs of a device that is made up; keeps what happened in which order."""
-
-    def __init__(self, monkeypatch):
-        self.log, self.names = [], iter(["ambient", "own", "first", "second"])
-        self.current = self.ambient = self.stream()
-        cuda = torch.cuda
-        monkeypatch.setattr(cuda, "Stream", lambda device: self.stream())
-        monkeypatch.setattr(cuda, "current_stream", lambda device: self.current)
-        monkeypatch.setattr(cuda, "set_stream", lambda stream: setattr(self, "current", stream))
-        monkeypatch.setattr(cuda, "stream", self.on)
-        monkeypatch.setattr(cuda, "CUDAGraph", lambda: SimpleNamespace(replay=lambda: self.log.append("replay")))
-        monkeypatch.setattr(cuda, "graph_pool_handle", lambda: "the pool of all graphs")
-        monkeypatch.setattr(cuda, "graph", self.graph)
-
-    def stream(self):
-        name = next(self.names)
-        return SimpleNamespace(name=name, wait_stream=lambda other: self.log.append(f"{name} waits for {other.name}"))
-
-    @contextmanager
-    def on(self, stream, capture=False):
-        before, self.current = self.current, stream
-        yield
-        self.current = before  # not after an error, as in torch's capture
-
-    def graph(self, graph, pool, stream):
-        assert pool == "the pool of all graphs"
-        return self.on(stream, capture=True)
-
-    def work(self):
-        self.log.append(f"work on {self.current.name}")
-        return self.current.name
+@pytest.fixture
+def cuda(monkeypatch):
+    """A device that is made up, in the place of `torch.cuda`; it keeps in which order it is asked for what."""
+    cuda = MagicMock()
+    cuda.Stream.side_effect = [cuda.own, cuda.first, cuda.second]
+    cuda.current_stream.return_value = cuda.ambient
+    cuda.graph.return_value.__exit__.return_value = False  # an error passes
+    monkeypatch.setattr(torch, "cuda", cuda)
+    return cuda
 
 
-def test_warm_ups_and_branches_wait_for_what_was_before_and_are_waited_for(monkeypatch):
-    events = Events(monkeypatch)
-    graphs = CudaGraphs(torch.device("cuda"))
-    graphs.warm_up(events.work)
-    assert events.log == ["own waits for ambient", "work on own", "ambient waits for own"]
-    events.log.clear()
-    assert graphs.fork([events.work, events.work]) == ["first", "second"]
-    assert events.log == [
-        "first waits for ambient", "work on first", "second waits for ambient", "work on second",
-        "ambient waits for first", "ambient waits for second",
+def test_warm_ups_and_branches_wait_for_what_was_before_and_are_waited_for(cuda):
+    graphs, works = CudaGraphs(torch.device("cuda")), [lambda: cuda.work(1), lambda: cuda.work(2)]
+
+    def order():
+        calls = [made for made in cuda.mock_calls if made[0].split(".")[-1] in ("stream", "work", "wait_stream")]
+        cuda.reset_mock()
+        return calls
+
+    graphs.warm_up(works[0])
+    assert order() == [
+        call.own.wait_stream(cuda.ambient), call.stream(cuda.own), call.work(1), call.ambient.wait_stream(cuda.own),
     ]  # fmt: skip
-    assert graphs.fork([events.work]) == ["first"]  # streams are used again
+    assert graphs.fork(works) == [cuda.work.return_value] * 2
+    assert order() == [
+        call.first.wait_stream(cuda.ambient), call.stream(cuda.first), call.work(1),
+        call.second.wait_stream(cuda.ambient), call.stream(cuda.second), call.work(2),
+        call.ambient.wait_stream(cuda.first), call.ambient.wait_stream(cuda.second),
+    ]  # fmt: skip
+    graphs.fork(works[:1])
+    assert cuda.Stream.call_count == 0  # streams are used again
 
 
 @pytest.mark.parametrize("enabled", [True, False])
-def test_a_capture_ends_on_the_stream_it_began_on_and_collects_no_garbage(enabled, monkeypatch):
+def test_a_capture_ends_on_the_stream_it_began_on_and_collects_no_garbage(enabled, cuda):
     """Among it may be older graphs, and to give one up ends the capture of another."""
-    events = Events(monkeypatch)
-    graphs = CudaGraphs(torch.device("cuda"))
-    graphs.capture(events.work)()
-    assert events.log == ["work on own", "replay"]
-    events.log.clear()
+    graphs, log = CudaGraphs(torch.device("cuda")), []
+    assert graphs.capture(lambda: None) is cuda.CUDAGraph.return_value.replay
+    assert cuda.graph.call_args.kwargs == {"pool": cuda.graph_pool_handle.return_value, "stream": cuda.own}
     (gc.enable if enabled else gc.disable)()
     try:
         old = ListGraphs()
         old.itself = old
-        weakref.finalize(old, events.log.append, "old one given up")
+        weakref.finalize(old, log.append, "old one given up")
         del old
-        graphs.capture(lambda: events.log.append(f"collecting: {gc.isenabled()}"))
-        assert events.log == ["old one given up", "collecting: False"]
+        graphs.capture(lambda: log.append(f"collecting: {gc.isenabled()}"))
+        assert log == ["old one given up", "collecting: False"]
         assert gc.isenabled() == enabled
+        cuda.set_stream.reset_mock()
         with pytest.raises(ZeroDivisionError):
             graphs.capture(lambda: 1 / 0)
         assert gc.isenabled() == enabled
-        assert events.current is events.ambient
+        cuda.set_stream.assert_called_once_with(cuda.ambient)
     finally:
         gc.enable()
 
