@@ -35,9 +35,9 @@ def norm_images(batch=4, size=3):
 
 
 @pytest.mark.parametrize("train", [True, False])
-def test_without_a_mask_it_is_torchs(train):
+def test_without_a_mask_and_in_evaluation_it_is_torchs(train):
     ours, theirs = norm_pair()
-    x = norm_images()
+    ours.mask, x = None if train else torch.tensor([True, False, False, True]), norm_images()
     for one, other in zip(run_norm(ours.train(train), x), run_norm(theirs.train(train), x), strict=True):
         assert torch.equal(one, other)
 
@@ -67,12 +67,6 @@ def test_one_value_per_channel_has_variance_0():
         torch.testing.assert_close(results[0].flatten(), ours.bias)
         torch.testing.assert_close(ours.running_mean, 0.9 * mean + 0.1 * x.flatten())
         torch.testing.assert_close(ours.running_var, 0.9 * var)
-
-
-def test_evaluation_ignores_the_mask():
-    ours, theirs = norm_pair()
-    ours.mask = torch.tensor([True, False, False, True])
-    assert torch.equal(ours.eval()(norm_images()), theirs.eval()(norm_images()))
 
 
 def test_half_precision_input_keeps_its_type_and_the_statistics_theirs():
