@@ -115,7 +115,7 @@ def test_the_record_says_what_was_run(tmp_path):
     run = fedcli.run("fedfm", out=tmp_path / "run", **{**TINY, "start_round": 1, "lr": 0.02})
     record = run.record
     assert records.read_record(run.path) == json.loads(json.dumps(record))
-    assert (record["schema"], record["seed"], record["public"]) == (1, 0, None)
+    assert (record["schema"], record["seed"]) == (1, 0)
     assert {"rounds 4 of 20", "training images 120 of 1,438"} < set(reductions(record).values())
     assert all(set(entry["terms"]) == {"cross_entropy", "matching"} for entry in record["rounds"])
     assert all(set(entry["seconds"]) == {"data", "train", "aggregate", "evaluate"} for entry in record["rounds"])

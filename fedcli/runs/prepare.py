@@ -13,7 +13,7 @@ from torch import Tensor
 
 from fedcli.core import NUMERICS, partition
 from fedcli.core.batches import Transform
-from fedcli.core.federation import Federation, count_parameters, divide
+from fedcli.core.federation import Federation, divide
 from fedcli.data import datasets
 from fedcli.declarations import DataSetting, PublicSetting
 from fedcli.errors import UserError
@@ -126,13 +126,9 @@ def load_data(setup: Setup) -> tuple[datasets.Dataset, list, datasets.Dataset | 
 
 
 def make_federation(
-    setup: Setup,
-    dataset: datasets.Dataset,
-    parts: list,
-    public: datasets.Dataset | None = None,
-    kind: type[Federation] = Federation,
-    **more: Any,
-) -> Federation:
+    setup: Setup, dataset: datasets.Dataset, parts: list, public: datasets.Dataset | None = None,
+    kind: type[Federation] = Federation, **more: Any,
+) -> Federation:  # fmt: skip
     """The federation of a run: data as `load_data` has them, normalised, augmented and tested as its protocol says.
 
     It is of the class `kind`, which takes what else is given.
@@ -168,14 +164,9 @@ def new_record(
     `source` is the name of its method or the path of the method's file; `chosen` says why so many clients train
     together, and is None where that was given or is the CPU's rule. For the rest see `prepare`.
     """
-    config, values, public, frozen = setup.run, setup.values(), None, frozen_parts(fed)
-    if fed.public_images is not None:
-        public = {"name": config.public_dataset, "examples": len(fed.public_images), **_pixels(fed.public_transform)}
+    config, values, pixels, frozen = setup.run, setup.values(), fed.transform, frozen_parts(fed)
     return {
-        "schema": SCHEMA,
-        "status": "running",
-        **draft(setup),
-        "method_source": source,
+        "schema": SCHEMA, "status": "running", **draft(setup), "method_source": source,
         "numerics": {"core": NUMERICS[fed.dead_taps], "method": setup.method.numerics},
         "user_files": {path: file_hash(path) for path in own_paths([source, *values.values()])},
         "dataset_fingerprint": dataset.fingerprint,
@@ -183,47 +174,27 @@ def new_record(
         "command": shlex.join(["fedcli", "run", source, *flags_of(given_options(values, setup.origin))]),
         "started": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         "evaluation": setup.protocol.evaluation,
-        **_pixels(fed.transform),
-        "public": public,
+        "normalisation": {"mean": pixels.mean, "std": pixels.std}, "augmentation": pixels.augmentation,
         "partition": {
-            "flag": setup.partition.scaled(dataset.share).flag,
-            "seed": config.partition_seed,
+            "flag": setup.partition.scaled(dataset.share).flag, "seed": config.partition_seed,
             "fingerprint": partition.fingerprint(parts),
-            "images": len(dataset.y_train),
-            "sizes": [len(part) for part in parts],
+            "images": len(dataset.y_train), "sizes": [len(part) for part in parts],
             "class_counts": partition.count_classes(parts, dataset.y_train, dataset.num_classes).tolist(),
             **({"idle": fed.idle} if fed.idle else {}),  # clients that train no step
         },
         "class_names": list(dataset.class_names),
-        # Of the largest network where there are several; `networks` has the parameters of each.
         "model": {
             "backbone": config.backbone,
-            "parameters": fed.sizes.parameters,
-            "buffers": max(sum(value.numel() for value in network.module.buffers()) for network in fed.networks),
-            "networks": dict(zip(fed.backbones, map(count_parameters, fed.networks), strict=True)),
+            "parameters": fed.sizes.parameters,  # of the largest network where there are several
             "input": [dataset.channels, dataset.image_size, dataset.image_size],
             **({"frozen": frozen} if frozen else {}),
         },
         "engine": {
-            "clients_per_chunk": fed.engine.clients_per_chunk,
-            "way": fed.engine.way,
-            "chosen": chosen,
-            "workers": current().count,
-            "device": str(fed.device),
-            "precision": config.precision,
-            "notes": [],
+            "clients_per_chunk": fed.engine.clients_per_chunk, "way": fed.engine.way, "chosen": chosen,
+            "workers": current().count, "device": str(fed.device), "precision": config.precision, "notes": [],
         },
-        "cost": None,
-        "resumed": [],
+        "cost": None, "resumed": [],
         "load": [],  # of the machine, once from the start and once from each round that the run was resumed in
         **environment(fed.device),
-        "rounds": [],
-        "summary": summarise([], setup.selection),
-        "seconds_total": 0.0,
-        "peak_bytes": 0,
-    }
-
-
-def _pixels(transform: Transform) -> dict[str, Any]:
-    """What a record says of the way from pixels to a network's input."""
-    return {"normalisation": {"mean": transform.mean, "std": transform.std}, "augmentation": transform.augmentation}
+        "rounds": [], "summary": summarise([], setup.selection), "seconds_total": 0.0, "peak_bytes": 0,
+    }  # fmt: skip
