@@ -65,17 +65,13 @@ def typed_options(args: list[str]) -> dict[str, str]:
 
 
 def expand(args: list[str], command: str) -> tuple[list[str], dict[str, str]]:
-    """The arguments of a command with the options that `--config` and `--from` stand for, as if they were typed.
+    """The typed arguments of a command with the options that `--config` and `--from` stand for, the method first.
 
     Typed options go before those of the file, and these before those of the run; of `--seed` and `--seeds` only what is
     given first counts. A list in a file stands for several values.
 
-    Args:
-        args: As they were typed.
-        command: `run` or `tune`.
-
     Returns:
-        The arguments, the method first, and where the options come from that were not typed, by name.
+        The arguments, and where the options come from that were not typed, by name.
 
     Raises:
         UserError: If a file cannot be read, no method is named, or a file of the user's is not.
@@ -94,9 +90,7 @@ def expand(args: list[str], command: str) -> tuple[list[str], dict[str, str]]:
     if not isinstance(method, str):
         remedy = f"write 'fedcli {command} METHOD', see 'fedcli list'"
         raise UserError(f'no method given (got {args[0]}); {remedy}, or set method = "fedavg" in the --config file.')
-    options: dict[str, Any] = {}
-    sources: dict[str, str] = {}
-    layers = [(f"file {typed.get('config')}", in_file)]
+    in_run: dict[str, Any] = {}
     if record is not None:
         # Not what came from the protocol: it comes from there again, and follows where another one is given.
         in_run = {name: record["config"].get(name) for name in ("protocol", "dataset")}
@@ -104,15 +98,14 @@ def expand(args: list[str], command: str) -> tuple[list[str], dict[str, str]]:
         chosen = find_method(method.split(",")[0])
         if chosen.name != record["method"]:
             in_run = {name: value for name, value in in_run.items() if name in recorded_fields(chosen)}
-        layers.append((f"run {typed['from']}", in_run))
-    for source, layer in layers:
-        taken = {*typed, *options}
-        if taken & {"seed", "seeds"}:
-            taken |= {"seed", "seeds"}
-        sources |= dict.fromkeys(layer.keys() - taken, source)
-        options |= {name: value for name, value in layer.items() if name not in taken}
-    for name, source in sources.items():
-        if source.startswith("run ") and own_paths([options[name]]):
+    seeds = {"seed", "seeds"}
+    if seeds & {*typed, *in_file}:
+        in_run.pop("seed", None)
+    taken = typed.keys() | (seeds if seeds & typed.keys() else ())
+    options = {name: value for name, value in {**in_run, **in_file}.items() if name not in taken}
+    sources = {name: f"file {typed['config']}" if name in in_file else f"run {typed['from']}" for name in options}
+    for name in options.keys() - in_file.keys():
+        if own_paths([options[name]]):
             part = f"{flag_of(name)} {options[name]}"
             raise UserError(f"'{typed['from']}' has code of yours in {part}, run only if you name it; add {part}.")
     return [method, *flags_of(options), *args], sources
