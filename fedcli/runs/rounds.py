@@ -55,7 +55,7 @@ def run_rounds(
 ) -> Any:
     """Runs the rounds that the record does not have, or those up to `until`, and returns the state after the last."""
     config, method, rounds, writes = setup.run, setup.method, record["rounds"], current().number == 0
-    start, before, load = time.perf_counter(), record["seconds_total"], os.getloadavg()[0]
+    load = os.getloadavg()[0]
     facts = {  # must be equal on all workers
         "the fingerprint of the data": record["dataset_fingerprint"],
         "the fingerprint of the partition": record["partition"]["fingerprint"],
@@ -76,14 +76,15 @@ def run_rounds(
     fed.engine.on_samples = lambda count: progress.samples(count * current().count)
     best = BestModels(folder, setup, record, state)
     saved = complete = len(rounds)  # number of rounds in the last checkpoint; in both state and record
-    writing, written = 0.0, start  # seconds of the last checkpoint, and when it ended
+    ended = written = time.perf_counter()  # when the last round was trained and tested, and the last checkpoint written
+    writing = 0.0  # seconds that it took
     try:
         for number in range(len(rounds), config.rounds):
-            begin = time.perf_counter()
             with method.blamed(*NOT_BLAMED):
                 after, entry = one_round(setup, fed, state, fed.cohort(number))
             rounds.append(entry)
             state = after
+            now = time.perf_counter()
             for text in fed.engine.notes:
                 record["engine"]["notes"].append({"round": number, "text": text})
                 progress.note(text)
@@ -99,7 +100,7 @@ def run_rounds(
                     "buffer_floats": round(max(fed.sent_down["buffers"], fed.sent_up["buffers"]) / config.cohort_size),
                 },
                 "summary": summarise(rounds, setup.selection),
-                "seconds_total": before + time.perf_counter() - start,
+                "seconds_total": record["seconds_total"] + now - ended,
                 "peak_bytes": max(record["peak_bytes"], autotune.peak_memory(fed.device)),
             }
             for earlier in rounds[:-1]:  # of single clients only the last and the selected round are kept
@@ -110,7 +111,6 @@ def run_rounds(
                 state = state._replace(**{name: kept.only(following) for name, kept in stored(state).items()})
             if writes:
                 best.see(record, state)
-            now = time.perf_counter()
             if writes and is_due(number, config.checkpoint_every, config.rounds, writing, now - written):
                 best.write(record)
                 write_checkpoint(folder, record, state)
@@ -119,7 +119,7 @@ def run_rounds(
                 write_record(folder, record)
             complete = len(rounds)
             progress.round(entry)
-            seconds = time.perf_counter() - begin
+            seconds, ended = now - ended, now
             is_late = current().first(lambda next=seconds: time_left() < next)  # the first worker decides for all
             if complete < config.rounds and (is_late or complete == until):
                 raise OutOfTime
