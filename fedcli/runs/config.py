@@ -264,10 +264,8 @@ def resolve(
 
 def _as_recorded(name: str, value: Any, method: Method) -> Any:
     """The value of an option as it is recorded: full names, paths of a user's files absolute."""
-    if name == "clients_per_chunk":
-        return str(value)
-    if not isinstance(value, str):
-        return value
+    if name == "clients_per_chunk" or not isinstance(value, str):
+        return str(value) if name == "clients_per_chunk" else value
     if name in ("protocol", "post") and not is_from_file(value):
         return (find_protocol if name == "protocol" else find_post)(value, method).name
     return absolute(datasets.find_name(value) if name in ("dataset", "public_dataset") else value)

@@ -55,18 +55,15 @@ def run_rounds(
 ) -> Any:
     """Runs the rounds that the record does not have, or those up to `until`, and returns the state after the last."""
     config, method, rounds, writes = setup.run, setup.method, record["rounds"], current().number == 0
-    load = os.getloadavg()[0]
-    facts = {  # must be equal on all workers
+    current().refuse_differences({
         "the fingerprint of the data": record["dataset_fingerprint"],
         "the fingerprint of the partition": record["partition"]["fingerprint"],
-        "the configuration": identity(record),
-        "the method's file": method.file_hash,
-        "the version of fedcli": version("fedcli"),
-        "the version of PyTorch": torch.__version__,
-    }
-    current().refuse_differences(facts)
+        "the configuration": identity(record), "the method's file": method.file_hash,
+        "the version of fedcli": version("fedcli"), "the version of PyTorch": torch.__version__,
+    })  # fmt: skip
     record["status"] = "running"
-    record.setdefault("load", []).append({"round": len(rounds), "start": load, "end": load})
+    load = dict.fromkeys(("start", "end"), os.getloadavg()[0])
+    record.setdefault("load", []).append({"round": len(rounds), **load})
     current().first(lambda: clear(folder, at_rest=True))  # before another worker writes there
     fed.store.open(folder, current().number)
     if writes and not rounds:
@@ -93,8 +90,7 @@ def run_rounds(
             record["load"][-1]["end"] = os.getloadavg()[0]
             record |= {
                 "cost": {
-                    "floats_down": entry["floats_down"],
-                    "floats_up": entry["floats_up"],
+                    "floats_down": entry["floats_down"], "floats_up": entry["floats_up"],
                     "memory_floats": method.client_memory(fed.sizes),
                     # Of batch normalisation, one way.
                     "buffer_floats": round(max(fed.sent_down["buffers"], fed.sent_up["buffers"]) / config.cohort_size),
@@ -102,7 +98,7 @@ def run_rounds(
                 "summary": summarise(rounds, setup.selection),
                 "seconds_total": record["seconds_total"] + now - ended,
                 "peak_bytes": max(record["peak_bytes"], autotune.peak_memory(fed.device)),
-            }
+            }  # fmt: skip
             for earlier in rounds[:-1]:  # of single clients only the last and the selected round are kept
                 if earlier["round"] != record["summary"]["selected_round"]:
                     earlier.pop("client_accuracy", None)

@@ -30,14 +30,9 @@ LONGER = "a run cannot be lengthened; train anew with 'fedcli run --from RUN --r
 
 
 def run(
-    method: str,
-    *,
-    out: str | Path | None = None,
-    seeds: Iterable[int] | None = None,
-    continue_: bool | None = None,
-    progress: Listener | None = None,
-    **given: Any,
-) -> Run | list[Run]:
+    method: str, *, out: str | Path | None = None, seeds: Iterable[int] | None = None, continue_: bool | None = None,
+    progress: Listener | None = None, **given: Any,
+) -> Run | list[Run]:  # fmt: skip
     """Runs a method and returns its record, state and folder, or a list of these where `seeds` is given.
 
     The arguments are those of `fedcli.run` and `plan`. With `continue_`, a run that has ended is skipped, and its
@@ -63,14 +58,9 @@ def run(
 
 
 def plan(
-    method: str,
-    *,
-    out: str | Path | None = None,
-    seeds: Iterable[int] | None = None,
-    tuned: str | Path | None = None,
-    sources: Mapping[str, str] | None = None,
-    **options: Any,
-) -> list[tuple[Setup, Path]]:
+    method: str, *, out: str | Path | None = None, seeds: Iterable[int] | None = None, tuned: str | Path | None = None,
+    sources: Mapping[str, str] | None = None, **options: Any,
+) -> list[tuple[Setup, Path]]:  # fmt: skip
     """The runs that `run` makes of what it is given, each with its folder.
 
     Of `sources` are the options that were not typed: where they come from, by name, for the record's `origin`.
@@ -79,9 +69,8 @@ def plan(
         UserError: If one of them cannot start, as far as that shows without its data and its folder.
     """
     chosen, sources = find_method(method), dict(sources or {})
-    options = {name: value for name, value in options.items() if value is not None}
-    if options.get("checkpoint_every") == "auto":
-        del options["checkpoint_every"]
+    auto = "checkpoint_every", "auto"  # as where it is not given
+    options = {name: value for name, value in options.items() if value is not None and (name, value) != auto}
     if tuned is not None:
         best, source = read_tuned(tuned, chosen)
         sources |= dict.fromkeys(best.keys() - options.keys(), source)
@@ -90,23 +79,17 @@ def plan(
         raise UserError(f"--seed {options['seed']} was given with --seeds; leave one of the two out.")
     if out is None and launched():
         raise UserError("the workers of a launcher need one folder for all (got no --out); name it with --out.")
-    setups = []
-    for seed in [{}] if seeds is None else [{"seed": seed} for seed in check_seeds(seeds)]:
-        setups.append(resolve(chosen, {**options, **seed}, sources=sources))
-        refuse_without_effect(setups[-1])
+    different = [{}] if seeds is None else [{"seed": seed} for seed in check_seeds(seeds)]
+    setups = [resolve(chosen, {**options, **seed}, sources=sources) for seed in different]
+    refuse_without_effect(setups[0])
     parent = Path(out or new_folder(setups[0]))
     return [(setup, parent if seeds is None else parent / f"seed-{setup.run.seed}") for setup in setups]
 
 
 def load(path: str | Path, method: str | Path | Sequence[str | Path] = ()) -> Run:
-    """A run from its folder: its record, and its models by `Run.model`.
-
-    Args:
-        path: The folder, or `record.json` in it; one without a run is refused.
-        method: The user's files that the run needs, see `resume`.
-    """
-    path = Path(path)
-    return Run(records.read_record(path), None, path if path.is_dir() else path.parent, method)
+    """A run from its folder or the record in it, its models by `Run.model`; `method` is as for `resume`."""
+    folder = Path(path) if Path(path).is_dir() else Path(path).parent
+    return Run(records.read_record(Path(path)), None, folder, method)
 
 
 def begun(setup: Setup, folder: Path, going_on: bool) -> dict[str, Any] | None:
@@ -213,13 +196,9 @@ def find_unfinished(path: Path) -> list[Path]:
 
 @flushed_denormals()
 def resume(
-    path: str | Path,
-    *,
-    method: str | Path | Sequence[str | Path] = (),
-    changed_method: bool = False,
-    progress: Listener | None = None,
-    skip_ended: bool = False,
-) -> Run:
+    path: str | Path, *, method: str | Path | Sequence[str | Path] = (), changed_method: bool = False,
+    progress: Listener | None = None, skip_ended: bool = False,
+) -> Run:  # fmt: skip
     """Takes up a run that was killed or interrupted, from its last checkpoint.
 
     Args:
