@@ -14,7 +14,6 @@ from fedcli.core.engine import parse_chunk
 from fedcli.data import datasets
 from fedcli.declarations import (
     START,
-    DataSetting,
     Method,
     Post,
     Protocol,
@@ -167,7 +166,6 @@ class Setup:
     options: Any  # the method's Config
     run: RunConfig  # no None but for what the data decide
     protocol: Protocol
-    setting: DataSetting | None  # what the protocol says of the data set; None where it does not know it
     partition: partition.Partition
     selection: str
     device: torch.device
@@ -187,12 +185,9 @@ class Setup:
 
 def inactive_term(config: Mapping[str, Any], method: Method) -> str:
     """What is said of a run whose rounds end before the method's own term starts; empty for another run."""
-    start = config.get(START, 0)
-    if start < config["rounds"]:
-        return ""
-    simpler, _ = method.reduces_to or ("the method without it", {})
+    start, (simpler, _) = config.get(START, 0), method.reduces_to or ("the method without it", {})
     late = f"the method's own term, which starts after {start} rounds: this run is {simpler}"
-    return f"{late}; lower {flag_of(START)}, or give more --rounds"
+    return f"{late}; lower {flag_of(START)}, or give more --rounds" if start >= config["rounds"] else ""
 
 
 def flags_of(options: Mapping[str, Any]) -> list[str]:
@@ -219,8 +214,7 @@ def resolve(
 
     Args:
         method: The method.
-        given: Options by field name, the run's, the method's and those of the step after it, as far as they were
-            given; None stands for the default, whatever the protocol says.
+        given: Options by name, as far as they were given; None stands for the default, whatever the protocol says.
         sources: Where those come from that were not typed, for `Setup.origin`.
         need_data: Whether the data set must be on this machine; a plan of runs needs none.
 
@@ -257,8 +251,8 @@ def resolve(
     if selection == "best-validation" and run.validation == 0:
         selection, origin["selection"] = "last", "no validation part"
     return Setup(
-        method, options, run, protocol, protocol.datasets.get(dataset), partition.from_flag(run.partition), selection,
-        find_device(run.device), origin, post, *post_options,
+        method, options, run, protocol, partition.from_flag(run.partition), selection, find_device(run.device), origin,
+        post, *post_options,
     )  # fmt: skip
 
 
@@ -317,8 +311,7 @@ def _refuse_combinations(run: RunConfig, method: Method, protocol: Protocol) -> 
     for name in networks:
         backbones.find(name)
     parse_chunk(run.clients_per_chunk, 1)
-    if run.state_memory is not None:
-        parse_size(run.state_memory)
+    parse_size(run.state_memory or "0")
     mixed, on_clients, public = len(networks) > 1, protocol.evaluation == "clients", run.public_dataset
     drift, paper = f"--drift-every {run.drift_every}", f"the protocol {protocol.name}"
     no_model = f"needs a global model of one network (got '{method.name}' with {run.backbone}); leave it out"

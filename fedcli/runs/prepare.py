@@ -36,12 +36,10 @@ def flushed_denormals() -> Iterator[None]:
     The setting is a thread's and of those that it makes. So this comes before a run loads its data, by when PyTorch has
     made no threads of its own in a program of ours; where it has, they keep what they have.
     """
-    before = sys.float_info.min / 2 == 0
-    torch.set_flush_denormal(True)  # False where the processor cannot
-    try:
+    with ExitStack() as put_back:
+        put_back.callback(torch.set_flush_denormal, sys.float_info.min / 2 == 0)
+        torch.set_flush_denormal(True)  # False where the processor cannot
         yield
-    finally:
-        torch.set_flush_denormal(before)
 
 
 @contextmanager
@@ -142,9 +140,10 @@ def make_federation(
     if public is not None:
         setting = setup.protocol.public.get(setup.run.public_dataset)
         more |= {"public_images": public.x_train, "public_transform": transform(public, setting)}
+    setting = setup.protocol.datasets.get(setup.run.dataset)
     fed = kind(
-        setup.run, dataset, parts, setup.device, transform(dataset, setup.setting),
-        evaluation=setup.protocol.evaluation, top_k=setup.setting.top_k if setup.setting else 1, **more,
+        setup.run, dataset, parts, setup.device, transform(dataset, setting),
+        evaluation=setup.protocol.evaluation, top_k=setting.top_k if setting else 1, **more,
     )  # fmt: skip
     fed.engine.workers = current()
     return fed

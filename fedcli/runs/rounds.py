@@ -169,12 +169,16 @@ def one_round(setup: Setup, fed: Federation, state: Any, cohort: Cohort) -> tupl
         torch.cuda.synchronize(fed.device)
     seconds = time.perf_counter() - start - sum(fed.seconds.values())
     is_tested = is_last or (cohort.round + 1) % config.eval_every == 0
-    entry = {"round": cohort.round, **(evaluation.evaluate(fed, setup.method, after) if is_tested else NOTHING)}
-    # Means over the clients: terms weighted by numbers of examples; floats sent, without buffers.
-    entry["terms"] = {name: (terms[name].double() * cohort.weights.double()).sum().item() for name in terms}
-    for name, sent in (("floats_down", fed.sent_down), ("floats_up", fed.sent_up)):
-        entry[name] = sum(round(sent[part] / config.cohort_size) for part in ("params", "other"))
-    entry["seconds"] = {**fed.seconds, "aggregate": seconds}
+    down, up = ([sent["params"], sent["other"]] for sent in (fed.sent_down, fed.sent_up))
+    entry = {
+        "round": cohort.round,
+        **(evaluation.evaluate(fed, setup.method, after) if is_tested else NOTHING),
+        # Means over the clients: terms weighted by numbers of examples; floats sent, without buffers.
+        "terms": {name: (terms[name].double() * cohort.weights.double()).sum().item() for name in terms},
+        "floats_down": sum(round(floats / config.cohort_size) for floats in down),
+        "floats_up": sum(round(floats / config.cohort_size) for floats in up),
+        "seconds": {**fed.seconds, "aggregate": seconds},
+    }
     if config.drift_every and (is_last or (cohort.round + 1) % config.drift_every == 0):
         entry["drift"] = drift.measure_drift(fed, cohort)
     return after, entry

@@ -33,25 +33,20 @@ SIZES = {  # what a run can have less of than its protocol says, and the word fo
 }  # fmt: skip
 
 
-def settings(record: Mapping[str, Any], *, post: bool = True) -> Settings:
+def settings(record: Mapping[str, Any]) -> Settings:
     """Everything that says which experiment a run is: all options that its result can depend on, filled up.
 
     Not among them are the seed, the machine, the numerics and the fingerprints of images and partition, which differ
     between runs of one experiment, and options that change nothing beside the others. An option that is newer than the
     record has the value that runs had before it. Of a user's file there is its name, and of a method's also the
-    beginning of its hash.
-
-    Args:
-        record: Of a run, or what `draft` says of a planned one.
-        post: If False, the step after the last round and its options are ignored.
+    beginning of its hash. The record may be what `draft` says of a planned run.
     """
     method = methods().get(record["method"]) if is_packaged(record) else None  # no user's file is imported for a record
     kinds = [RunConfig] if method is None else [RunConfig, method.config]
     config = filled_up(record["config"], *kinds)
     idle = {name for name, field in fields_of(*kinds).items() if is_idle(field.metadata, config)}
     left_out = {*idle, *NOT_SETTINGS, *FIRST}
-    if not post or config["post"] is None:
-        config["post"] = None
+    if config["post"] is None:
         left_out |= fields_of(*(step.config for step in posts().values())).keys()
     if config["public_dataset"] is None:
         left_out |= {name for name in config if name.startswith("public_")}
