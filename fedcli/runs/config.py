@@ -14,6 +14,7 @@ from fedcli.core.engine import parse_chunk
 from fedcli.data import datasets
 from fedcli.declarations import (
     START,
+    DataSetting,
     Method,
     Post,
     Protocol,
@@ -166,6 +167,7 @@ class Setup:
     options: Any  # the method's Config
     run: RunConfig  # no None but for what the data decide
     protocol: Protocol
+    setting: DataSetting | None  # what the protocol says of the data set; None where it does not know it
     partition: partition.Partition
     selection: str
     device: torch.device
@@ -251,8 +253,8 @@ def resolve(
     if selection == "best-validation" and run.validation == 0:
         selection, origin["selection"] = "last", "no validation part"
     return Setup(
-        method, options, run, protocol, partition.from_flag(run.partition), selection, find_device(run.device), origin,
-        post, *post_options,
+        method, options, run, protocol, protocol.datasets.get(dataset), partition.from_flag(run.partition), selection,
+        find_device(run.device), origin, post, *post_options,
     )  # fmt: skip
 
 

@@ -140,10 +140,9 @@ def make_federation(
     if public is not None:
         setting = setup.protocol.public.get(setup.run.public_dataset)
         more |= {"public_images": public.x_train, "public_transform": transform(public, setting)}
-    setting = setup.protocol.datasets.get(setup.run.dataset)
     fed = kind(
-        setup.run, dataset, parts, setup.device, transform(dataset, setting),
-        evaluation=setup.protocol.evaluation, top_k=setting.top_k if setting else 1, **more,
+        setup.run, dataset, parts, setup.device, transform(dataset, setup.setting),
+        evaluation=setup.protocol.evaluation, top_k=setup.setting.top_k if setup.setting else 1, **more,
     )  # fmt: skip
     fed.engine.workers = current()
     return fed
