@@ -50,27 +50,23 @@ def test_several_seeds_go_on_where_they_were_stopped(tmp_path):
     assert done[0].state is None
 
 
-class AtStart(rounds.Listener):
+def at_start(act):
     """Does something once, when a run is about to train."""
-
-    def __init__(self, act):
-        self.act = act
-
-    def start(self, *given):
-        act, self.act = self.act, lambda: None
-        act()
+    listener, acts = rounds.Listener(), [act]
+    listener.start = lambda *given: acts and acts.pop()()
+    return listener
 
 
 def test_a_run_that_another_process_ends_meanwhile_is_skipped(tmp_path):
     with pytest.raises(Stop):
         fedcli.run("fedavg", out=tmp_path / "seed-1", progress=StopAfter(2), **{**TINY, "seed": 1})
-    ends = AtStart(lambda: runs.resume(tmp_path / "seed-1"))
+    ends = at_start(lambda: runs.resume(tmp_path / "seed-1"))
     _, second = fedcli.run("fedavg", out=tmp_path, seeds=[0, 1], continue_=True, progress=ends, **TINY)
     assert (second.record["status"], second.record["resumed"], second.state) == ("finished", [2], None)
 
 
 def test_a_folder_taken_while_a_run_is_prepared_is_in_use(tmp_path):
-    begins = AtStart(lambda: fedcli.run("fedavg", out=tmp_path / "seed-1", **{**ONE, "seed": 1}))
+    begins = at_start(lambda: fedcli.run("fedavg", out=tmp_path / "seed-1", **{**ONE, "seed": 1}))
     with pytest.raises(InUse, match="seed-1' exists; an existing one is never overwritten"):
         fedcli.run("fedavg", out=tmp_path, seeds=[0, 1], continue_=True, progress=begins, **ONE)
     assert read_record(tmp_path / "seed-1")["status"] == "finished"

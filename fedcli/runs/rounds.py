@@ -55,15 +55,16 @@ def run_rounds(
 ) -> Any:
     """Runs the rounds that the record does not have, or those up to `until`, and returns the state after the last."""
     config, method, rounds, writes = setup.run, setup.method, record["rounds"], current().number == 0
-    current().refuse_differences({
+    facts = {  # must be equal on all workers
         "the fingerprint of the data": record["dataset_fingerprint"],
         "the fingerprint of the partition": record["partition"]["fingerprint"],
         "the configuration": identity(record), "the method's file": method.file_hash,
         "the version of fedcli": version("fedcli"), "the version of PyTorch": torch.__version__,
-    })  # fmt: skip
+    }  # fmt: skip
+    current().refuse_differences(facts)
     record["status"] = "running"
-    load = dict.fromkeys(("start", "end"), os.getloadavg()[0])
-    record.setdefault("load", []).append({"round": len(rounds), **load})
+    load = os.getloadavg()[0]
+    record.setdefault("load", []).append({"round": len(rounds), "start": load, "end": load})
     current().first(lambda: clear(folder, at_rest=True))  # before another worker writes there
     fed.store.open(folder, current().number)
     if writes and not rounds:
