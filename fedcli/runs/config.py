@@ -12,18 +12,7 @@ import torch
 from fedcli.core import backbones, partition
 from fedcli.core.engine import parse_chunk
 from fedcli.data import datasets
-from fedcli.declarations import (
-    START,
-    DataSetting,
-    Method,
-    Post,
-    Protocol,
-    check_value,
-    describe_need,
-    flag_of,
-    is_idle,
-    option,
-)
+from fedcli.declarations import START, DataSetting, Method, Post, Protocol, check_value, flag_of, option
 from fedcli.errors import UserError, unknown
 from fedcli.registry import default_protocol, find_post, find_protocol, posts
 from fedcli.userfiles import absolute, is_from_file
@@ -291,20 +280,6 @@ def default_options(
         values |= layer
         origin |= dict.fromkeys(layer, source)
     return values, origin
-
-
-def refuse_without_effect(setup: Setup) -> None:
-    """Refuses what a user types in vain; a protocol, a record and a file of options, made for many runs, may have it.
-
-    Raises:
-        UserError: For the first such option that comes from the command line.
-    """
-    values = setup.values()
-    for name, field in fields_of(RunConfig, setup.method.config).items():
-        is_typed = setup.origin[name] == "command line" and values[name] != field.default
-        if is_typed and is_idle(field.metadata, values):
-            others = ", ".join(f"{flag_of(other)} {values[other]}" for other in field.metadata["only_with"])
-            raise UserError(f"{flag_of(name)} is for {describe_need(field.metadata)} (got {others}); leave it out.")
 
 
 def _refuse_combinations(run: RunConfig, method: Method, protocol: Protocol) -> None:

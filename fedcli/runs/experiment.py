@@ -12,7 +12,7 @@ from fedcli.declarations import check_value, flag_of
 from fedcli.errors import UserError
 from fedcli.registry import find_method
 from fedcli.runs.config import flags_of, given_options, recorded_fields
-from fedcli.runs.records import is_packaged, read_record
+from fedcli.runs.records import read_record
 from fedcli.userfiles import own_paths
 
 SWITCHES = ("quiet", "continue")  # of a command, which have no form beginning with `--no-`
@@ -77,37 +77,33 @@ def expand(args: list[str], command: str) -> tuple[list[str], dict[str, str]]:
         UserError: If a file cannot be read, no method is named, or a file of the user's is not.
     """
     typed = typed_options(args)
-    in_file = _options_in_file(typed["config"]) if "config" in typed else {}
-    record = read_record(Path(typed["from"])) if "from" in typed else None
-    method = in_file.pop("method", None)
     if not args[0].startswith("-"):
-        method, *args = args
-    elif method is None and record is not None:
-        method = record["method"]
-        if not is_packaged(record):
-            again = f"'fedcli {command} {record['method_source']} --from {typed['from']}'"
-            raise UserError(f"the run's method is a file of yours, run only if you name it; write {again}.")
-    if not isinstance(method, str):
-        remedy = f"write 'fedcli {command} METHOD', see 'fedcli list'"
-        raise UserError(f'no method given (got {args[0]}); {remedy}, or set method = "fedavg" in the --config file.')
+        typed["method"], *args = args
+    in_file = _options_in_file(typed["config"]) if "config" in typed else {}
     in_run: dict[str, Any] = {}
-    if record is not None:
+    if "from" in typed:
+        record = read_record(Path(typed["from"]))
         # Not what came from the protocol: it comes from there again, and follows where another one is given.
         in_run = {name: record["config"].get(name) for name in ("protocol", "dataset")}
-        in_run |= given_options(record["config"], record["origin"])
-        chosen = find_method(method.split(",")[0])
-        if chosen.name != record["method"]:
-            in_run = {name: value for name, value in in_run.items() if name in recorded_fields(chosen)}
+        in_run |= {"method": record["method_source"]} | given_options(record["config"], record["origin"])
     seeds = {"seed", "seeds"}
     if seeds & {*typed, *in_file}:
         in_run.pop("seed", None)
     taken = typed.keys() | (seeds if seeds & typed.keys() else ())
     options = {name: value for name, value in {**in_run, **in_file}.items() if name not in taken}
-    sources = {name: f"file {typed['config']}" if name in in_file else f"run {typed['from']}" for name in options}
-    for name in options.keys() - in_file.keys():
-        if own_paths([options[name]]):
-            part = f"{flag_of(name)} {options[name]}"
+    for name, value in options.items():
+        if name not in in_file and own_paths([value]):
+            part = value if name == "method" else f"{flag_of(name)} {value}"
             raise UserError(f"'{typed['from']}' has code of yours in {part}, run only if you name it; add {part}.")
+    method = typed.get("method", options.pop("method", None))
+    if not isinstance(method, str):
+        remedy = f"write 'fedcli {command} METHOD', see 'fedcli list'"
+        raise UserError(f'no method given (got {args[0]}); {remedy}, or set method = "fedavg" in the --config file.')
+    chosen = find_method(method.split(",")[0])
+    if in_run and chosen.name != record["method"]:
+        in_run = {name: value for name, value in in_run.items() if name in recorded_fields(chosen)}
+        options = {name: value for name, value in options.items() if name in in_run or name in in_file}
+    sources = {name: f"file {typed['config']}" if name in in_file else f"run {typed['from']}" for name in options}
     return [method, *flags_of(options), *args], sources
 
 

@@ -13,12 +13,12 @@ from fedcli.core import partition
 from fedcli.core.engine import WAYS
 from fedcli.core.federation import Federation, NonFiniteLoss
 from fedcli.data.files import is_leftover
-from fedcli.declarations import Method, flag_of
+from fedcli.declarations import Method, describe_need, flag_of, is_idle
 from fedcli.errors import UserError
 from fedcli.registry import find_method
 from fedcli.runs import autotune, records
 from fedcli.runs.checkpoints import CHECKPOINT, clear_finished, read_checkpoint
-from fedcli.runs.config import RunConfig, Setup, filled_up, recorded_options, refuse_without_effect, resolve
+from fedcli.runs.config import RunConfig, Setup, fields_of, filled_up, recorded_options, resolve
 from fedcli.runs.lock import LOCK, InUse, locked
 from fedcli.runs.models import Run, all_params
 from fedcli.runs.prepare import flushed_denormals, frozen_parts, machine_settings, new_record, prepare
@@ -81,7 +81,13 @@ def plan(
         raise UserError("the workers of a launcher need one folder for all (got no --out); name it with --out.")
     different = [{}] if seeds is None else [{"seed": seed} for seed in check_seeds(seeds)]
     setups = [resolve(chosen, {**options, **seed}, sources=sources) for seed in different]
-    refuse_without_effect(setups[0])
+    values = setups[0].values()
+    for name, field in fields_of(RunConfig, chosen.config).items():
+        # A protocol, a record and a file of options, made for many runs, may have what has no effect.
+        is_typed = setups[0].origin[name] == "command line" and values[name] != field.default
+        if is_typed and is_idle(field.metadata, values):
+            others = ", ".join(f"{flag_of(other)} {values[other]}" for other in field.metadata["only_with"])
+            raise UserError(f"{flag_of(name)} is for {describe_need(field.metadata)} (got {others}); leave it out.")
     parent = Path(out or new_folder(setups[0]))
     return [(setup, parent if seeds is None else parent / f"seed-{setup.run.seed}") for setup in setups]
 
