@@ -105,9 +105,10 @@ def unknown_option(name: str, method: Method, chosen: str | None = None) -> User
     fields, word = recorded_fields(method, chosen), name.strip("-").replace("-", "_").lower()
     meant = {field.metadata["symbol"].lower(): name for name, field in fields.items()} | WORDS
     guess = meant.get(html.unescape(f"&{word};"), meant.get(word))  # `mu` as the Greek letter too
-    remedy = f"'fedcli run {method.name} --help' shows all."
-    flags = map(flag_of, [*fields, *RESERVED])
-    return unknown(f"option of '{method.name}'", flag_of(name), flags, remedy, flag_of(guess) if guess else "")
+    return unknown(
+        f"option of '{method.name}'", flag_of(name), map(flag_of, [*fields, *RESERVED]),
+        f"'fedcli run {method.name} --help' shows all.", flag_of(guess) if guess else "",
+    )  # fmt: skip
 
 
 def option_panels(method: Method, chosen: str | None = None) -> dict[str, dict[str, dataclasses.Field]]:
@@ -271,11 +272,10 @@ def default_options(
     values = {name: field.default for name, field in fields_of(*(kinds or (RunConfig,))).items()}
     values |= {"protocol": protocol.name, "dataset": dataset}
     origin, source = dict.fromkeys(values, "default"), f"protocol {protocol.name}"
-    layers = [(source, protocol.settings), (source, protocol.method_options.get(method, {}))]
+    layers = [(source, {**protocol.settings, **protocol.method_options.get(method, {})})]
     if setting := protocol.datasets.get(dataset):
-        source = f"{source}, {dataset}"
-        layers += [(source, {"backbone": setting.backbone, **setting.settings})]
-        layers += [(source, setting.method_options.get(method, {}))]
+        options = {"backbone": setting.backbone, **setting.settings, **setting.method_options.get(method, {})}
+        layers.append((f"{source}, {dataset}", options))
     for source, layer in layers:
         values |= layer
         origin |= dict.fromkeys(layer, source)

@@ -19,34 +19,26 @@ SWITCHES = ("quiet", "continue")  # of a command, which have no form beginning w
 
 
 def parse_values(field: dataclasses.Field, text: str) -> tuple[Any, ...]:
-    """The values of an option, made by `fedcli.option`, from a text with commas between them, as "0.01,0.1".
-
-    A value that stands there twice counts once.
+    """The values of an option, each once, from a text with commas between them, as "0.01,0.1".
 
     Raises:
         UserError: If a value is of the wrong type or out of range.
     """
-    values: dict[Any, None] = {}
+    kinds, values = get_args(field.type) or (field.type,), []
     for part in map(str.strip, text.split(",")):
-        value: Any = part
-        if bool in _types(field):
-            value = {"true": True, "false": False}.get(part.lower(), part)
+        value: Any = {"true": True, "false": False}.get(part.lower(), part) if bool in kinds else part
         for kind in (float, int):  # a whole number is an int where both are allowed
             with suppress(ValueError):
-                value = kind(part) if kind in _types(field) else value
+                value = kind(part) if kind in kinds else value
         check_value(field, value)
-        values[value] = None
-    return tuple(values)
+        values.append(value)
+    return tuple(dict.fromkeys(values))
 
 
 def takes_several(field: dataclasses.Field) -> bool:
     """Whether commas divide values of an option: of numbers and of fixed choices, but for the seed (see `--seeds`)."""
-    return field.name != "seed" and bool(_types(field) & {int, float} or field.metadata["choices"])
-
-
-def _types(field: dataclasses.Field) -> set[type]:
-    """The types that an option's values may have."""
-    return {*get_args(field.type)} or {field.type}
+    kinds = get_args(field.type) or (field.type,)
+    return field.name != "seed" and (int in kinds or float in kinds or bool(field.metadata["choices"]))
 
 
 def combinations(grid: Mapping[str, tuple[Any, ...]]) -> list[dict[str, Any]]:

@@ -33,8 +33,7 @@ def flushed_denormals() -> Iterator[None]:
     """Lets the processor take numbers too small for their exponent, below 1e-38 in float32, as 0; put back afterwards.
 
     It computes with them many times slower, and a network may fill with them: weights that get no gradient and decay.
-    The setting is a thread's and of those that it makes. So this comes before a run loads its data, by when PyTorch has
-    made no threads of its own in a program of ours; where it has, they keep what they have.
+    The setting is a thread's and of those that it makes, so it comes before PyTorch makes threads to load data.
     """
     with ExitStack() as put_back:
         put_back.callback(torch.set_flush_denormal, sys.float_info.min / 2 == 0)
@@ -90,10 +89,7 @@ def prepare(setup: Setup) -> tuple[datasets.Dataset, list, Federation]:
 
 
 def load_data(setup: Setup) -> tuple[datasets.Dataset, list, datasets.Dataset | None]:
-    """Loads the data of a run and draws its partition, without a network and with nothing on the device.
-
-    Returns:
-        The data set, the positions of each client's examples, and the public images where the method uses some.
+    """Returns a run's data set, the positions of each client's examples and any public images, all on the host.
 
     Raises:
         UserError: If the data cannot be read or divided as asked, or no client has enough of them.
@@ -117,9 +113,9 @@ def load_data(setup: Setup) -> tuple[datasets.Dataset, list, datasets.Dataset | 
         raise UserError(f"no client has a test part (got --local-test {config.local_test:g}); {remedy}")
     if setup.selection == "best-validation" and not any(map(len, validation)):
         raise UserError(f"no client has a validation part (got --validation {config.validation:g}); {remedy}")
-    public = None
-    if config.public_dataset is not None:
-        public = datasets.public_images(config.public_dataset, dataset, config.public_examples, config.partition_seed)
+    if config.public_dataset is None:
+        return dataset, parts, None
+    public = datasets.public_images(config.public_dataset, dataset, config.public_examples, config.partition_seed)
     return dataset, parts, public
 
 
@@ -127,10 +123,7 @@ def make_federation(
     setup: Setup, dataset: datasets.Dataset, parts: list, public: datasets.Dataset | None = None,
     kind: type[Federation] = Federation, **more: Any,
 ) -> Federation:  # fmt: skip
-    """The federation of a run: data as `load_data` has them, normalised, augmented and tested as its protocol says.
-
-    It is of the class `kind`, which takes what else is given.
-    """
+    """The federation of a run, whose class `kind` takes what else is given; its protocol says how pixels are used."""
     dtype = torch.float64 if setup.run.precision == "float64" else torch.float32
 
     def transform(images: datasets.Dataset, setting: DataSetting | PublicSetting | None) -> Transform:
@@ -157,10 +150,9 @@ def frozen_parts(fed: Federation) -> list[dict[str, Any]]:
 def new_record(
     setup: Setup, dataset: datasets.Dataset, parts: list, fed: Federation, source: str, chosen: str | None
 ) -> dict[str, Any]:
-    """Returns the record of a run before its first round.
+    """Returns the record of a run before its first round; `source` is its method's name, or the path of its file.
 
-    `source` is the name of its method or the path of the method's file; `chosen` says why so many clients train
-    together, and is None where that was given or is the CPU's rule. For the rest see `prepare`.
+    `chosen` says why so many clients train together; it is None where that was given or is the CPU's rule.
     """
     config, values, pixels, frozen = setup.run, setup.values(), fed.transform, frozen_parts(fed)
     return {

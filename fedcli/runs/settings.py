@@ -111,8 +111,8 @@ def reductions(record: Mapping[str, Any]) -> dict[str, str]:
     for name, (dataset, tested) in zip(("train_examples", "public_examples"), images, strict=True):
         if dataset and config.get(name) is not None and not own_paths([dataset]):
             full[name] = full[name] or num_images(dataset, tested)
-    smaller = [name for name in SIZES if is_smaller(name, config.get(name), full[name])]
-    return {name: differences_text({name: (config[name], full[name])}) for name in smaller}
+    sizes = {name: (config.get(name), full[name]) for name in SIZES}
+    return {name: differences_text({name: both}) for name, both in sizes.items() if is_smaller(name, *both)}
 
 
 def settings_text(values: Mapping[str, Any]) -> str:
