@@ -81,15 +81,19 @@ def plan(
         raise UserError("the workers of a launcher need one folder for all (got no --out); name it with --out.")
     different = [{}] if seeds is None else [{"seed": seed} for seed in check_seeds(seeds)]
     setups = [resolve(chosen, {**options, **seed}, sources=sources) for seed in different]
-    values = setups[0].values()
-    for name, field in fields_of(RunConfig, chosen.config).items():
-        # A protocol, a record and a file of options, made for many runs, may have what has no effect.
-        is_typed = setups[0].origin[name] == "command line" and values[name] != field.default
+    refuse_without_effect(setups[0])
+    parent = Path(out or new_folder(setups[0]))
+    return [(setup, parent if seeds is None else parent / f"seed-{setup.run.seed}") for setup in setups]
+
+
+def refuse_without_effect(setup: Setup) -> None:
+    """Refuses options that a user types in vain; a protocol, a record and a file of options may have them."""
+    values = setup.values()
+    for name, field in fields_of(RunConfig, setup.method.config).items():
+        is_typed = setup.origin[name] == "command line" and values[name] != field.default
         if is_typed and is_idle(field.metadata, values):
             others = ", ".join(f"{flag_of(other)} {values[other]}" for other in field.metadata["only_with"])
             raise UserError(f"{flag_of(name)} is for {describe_need(field.metadata)} (got {others}); leave it out.")
-    parent = Path(out or new_folder(setups[0]))
-    return [(setup, parent if seeds is None else parent / f"seed-{setup.run.seed}") for setup in setups]
 
 
 def load(path: str | Path, method: str | Path | Sequence[str | Path] = ()) -> Run:
