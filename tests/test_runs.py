@@ -224,25 +224,23 @@ def test_a_small_network_alone_on_the_cpu_has_one_thread_on_cuda_operations_are_
 
 
 @pytest.mark.skipif(not torch.set_flush_denormal(False), reason="this processor cannot")
-def test_numbers_too_small_for_their_exponent_are_0_in_a_run_and_its_threads_and_not_afterwards(tmp_path, monkeypatch):
-    seen, one_round = [], rounds.one_round
+def test_numbers_too_small_for_their_exponent_are_0_in_a_run_and_its_threads_and_not_afterwards(tmp_path):
+    seen, stops, goes_on = [], StopAfter(1), rounds.Listener()
 
     def small():
         return float(torch.tensor(1e-30) * 1e-12)
 
-    def spy(*arguments):
+    def look(*given):
         with ThreadPoolExecutor(1) as pool:
             seen.append((small(), pool.submit(small).result()))
-        return one_round(*arguments)
 
-    monkeypatch.setattr(rounds, "one_round", spy)
+    stops.start = goes_on.start = look
     with pytest.raises(Stop):
-        fedcli.run("fedavg", out=tmp_path / "run", progress=StopAfter(1), **{**TINY, "rounds": 2})
+        fedcli.run("fedavg", out=tmp_path / "run", progress=stops, **{**TINY, "rounds": 2})
     assert small() > 0
-    record = runs.resume(tmp_path / "run").record
+    record = runs.resume(tmp_path / "run", progress=goes_on).record
     assert small() > 0
-    assert seen == [(0, 0)] * 2
-    assert record["machine"]["denormals"] == "0 in a run"
+    assert (seen, record["machine"]["denormals"]) == ([(0, 0)] * 2, "0 in a run")
 
 
 def test_a_chunk_that_did_not_fit_is_in_the_record_and_stays_small_after_a_resume(tmp_path, monkeypatch):
