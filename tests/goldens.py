@@ -77,11 +77,6 @@ def kind_of_machine() -> str:
     return f"{processor}, {torch.backends.cpu.get_cpu_capability()}, torch {torch.__version__.split('+')[0]}"
 
 
-def numbers_of(run: dict[str, Any]) -> dict[str, Any]:
-    """What must not change of a golden; the last digit of its norm depends on the threads, `NUMBERS` are no result."""
-    return {key: value for key, value in run.items() if key not in ("norm", *NUMBERS)}
-
-
 def write() -> None:
     """Writes the goldens of this kind of machine."""
     known = json.loads(FILE.read_text()) if FILE.is_file() else {}

@@ -237,8 +237,6 @@ def resolve(
         values["public_dataset"] = None  # the protocol's, for the methods that need one
     run, options, *post_options = (kind(**{name: values[name] for name in fields_of(kind)}) for kind in kinds)
     _refuse_combinations(run, method, protocol)
-    if need_data and run.public_dataset is not None:
-        datasets.available(run.public_dataset)
     selection = protocol.selection
     if selection == "best-validation" and run.validation == 0:
         selection, origin["selection"] = "last", "no validation part"
