@@ -48,7 +48,7 @@ class RunConfig:
     optimizer: str = option("sgd", "Local optimizer, new in every round", choices=("sgd", "adam"))
     lr: float = option(0.01, "Learning rate", low=0, open_low=True)
     lr_decay: float = option(1.0, "Factor on the learning rate after each round", low=0, open_low=True, high=1, off=1)
-    lr_schedule: str = option("constant", "Besides decay; linear falls to a tenth", choices=("constant", "linear"))
+    lr_schedule: str = option("constant", "Besides --lr-decay; linear falls to a tenth", choices=("constant", "linear"))
     momentum: float = option(0.0, "Momentum", low=0, high=1, open_high=True, off=0, only_with={"optimizer": ("sgd",)})
     weight_decay: float = option(0.0, "Coefficient of the L2 penalty's gradient", low=0, off=0)
     backbone: str | None = option(None, "Network, or ./file.py:NAME; a list A,B,C is assigned to the clients in turn")
@@ -60,7 +60,7 @@ class RunConfig:
         "Clients trained together, 1 to the cohort size: N stacks them in one computation, branches:N runs parallel "
         "branches; auto is 1 on a CPU and tuned on CUDA",
     )
-    state_memory: str | None = option(None, "RAM for client states, e.g. 4G, else a quarter; the rest spills to disk")
+    state_memory: str | None = option(None, "RAM for client states, e.g. 4G; a quarter by default; the rest is on disk")
     eval_every: int = option(1, "Evaluate every n rounds and after the last", low=1)
     drift_every: int = option(0, "Measure the drift of the clients' models every n rounds", low=0, off=0)
     checkpoint_every: int | None = option(None, "Checkpoint every n rounds; auto, the default, chooses n", low=1)
@@ -69,12 +69,12 @@ class RunConfig:
 
 # The panels of `fedcli run METHOD --help`, by the first option of each.
 PANELS = {"protocol": "Federation", "local_epochs": "Local training", "seed": "Machine", "eval_every": "Output"}
-# Of a command or of `fedcli.run`, and not of a run; no method's option may have such a name.
-RESERVED = {
+# Of an experiment and not of a run, typed like options, and most of them taken by `fedcli.run` too.
+EXPERIMENT = (
     "seeds", "tuned", "out", "continue_", "jobs", "config", "from_", "log_file", "log", "quiet", "workers", "on",
-    "cpus_per_run", "gpus_per_run", "time_limit", "method", "grid", "progress", "help", "exist_ok",
-}  # fmt: skip
-
+    "cpus_per_run", "gpus_per_run", "time_limit",
+)  # fmt: skip
+RESERVED = {"method", "grid", "progress", "help", "exist_ok", *EXPERIMENT}  # names that no method's option may have
 # What others call our options.
 WORDS = {
     "epochs": "local_epochs", "clients_per_round": "cohort_size", "fraction": "cohort_size",
@@ -106,7 +106,7 @@ def unknown_option(name: str, method: Method, chosen: str | None = None) -> User
     meant = {field.metadata["symbol"].lower(): name for name, field in fields.items()} | WORDS
     guess = meant.get(html.unescape(f"&{word};"), meant.get(word))  # `mu` as the Greek letter too
     return unknown(
-        f"option of '{method.name}'", flag_of(name), map(flag_of, [*fields, *RESERVED]),
+        f"option of '{method.name}'", flag_of(name), map(flag_of, [*fields, *EXPERIMENT]),
         f"'fedcli run {method.name} --help' shows all.", flag_of(guess) if guess else "",
     )  # fmt: skip
 
