@@ -8,8 +8,8 @@ import pandas as pd
 import pytest
 
 from fedcli.results.metrics import interval
-from fedcli.runs.config import refuse_without_effect
 from fedcli.runs.records import read_record
+from fedcli.runs.run import refuse_without_effect
 from tests.programs import load_script
 from tests.test_tables import cells
 

@@ -104,7 +104,7 @@ def test_code_that_a_record_names_is_run_only_if_the_user_names_it():
     here = Path.cwd()
     named = ("./mine.py", "--backbone", "./nets.py:tiny")
     done("run", *named, *TINY, "--protocol", "fedfm:digits", "--out", "a")
-    assert refused("run", "--from", "a").endswith(f"write 'fedcli run {here}/mine.py --from a'.")
+    assert refused("run", "--from", "a").endswith(f"run only if you name it; add {here}/mine.py.")
     assert refused("run", "./mine.py", "--from", "a").endswith(f"add --backbone {here}/nets.py:tiny.")
     done("run", *named, "--from", "a", "--out", "b")
     assert read("b")["summary"] == read("a")["summary"]

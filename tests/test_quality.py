@@ -10,10 +10,9 @@ from sklearn.metrics import normalized_mutual_info_score, silhouette_score
 import fedcli
 from fedcli.errors import UserError
 from fedcli.figures import quality
-from fedcli.registry import find_method
 from fedcli.results.metrics import find_metric
 from fedcli.runs.records import read_record, write_record
-from fedcli.runs.run import Run, restore
+from fedcli.runs.run import Run, open_run
 from tests.programs import invoke
 
 TINY = {
@@ -56,7 +55,7 @@ def test_too_few_classes_or_images_are_refused(labels):
 
 def test_the_features_are_those_of_the_last_model_on_test_images(run):
     written = quality.add_quality(run.path)
-    fed = restore(run.record, find_method("fedavg"))[1]
+    fed = open_run(run.path).fed
     features, _, labels = fed.predict(run.state.params, run.state.buffers, None)
     kept = arrays(run.path)
     assert set(kept) == {"features", "labels", "predicted"}
@@ -95,7 +94,7 @@ def personal(tmp_path_factory):
 
 def test_a_client_is_measured_by_its_own_model(personal):
     written = quality.add_quality(personal.path, client=2)
-    fed = restore(personal.record, find_method("local"))[1]
+    fed = open_run(personal.path).fed
     model = personal.state.clients[2]
     features, _, labels = fed.predict(model.params, model.buffers, None, fed.networks[fed.architecture[2]])
     kept = arrays(personal.path)

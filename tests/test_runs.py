@@ -115,7 +115,7 @@ def test_the_record_says_what_was_run(tmp_path):
     run = fedcli.run("fedfm", out=tmp_path / "run", **{**TINY, "start_round": 1, "lr": 0.02})
     record = run.record
     assert records.read_record(run.path) == json.loads(json.dumps(record))
-    assert (record["schema"], record["seed"], record["public"]) == (1, 0, None)
+    assert (record["schema"], record["seed"]) == (1, 0)
     assert {"rounds 4 of 20", "training images 120 of 1,438"} < set(reductions(record).values())
     assert all(set(entry["terms"]) == {"cross_entropy", "matching"} for entry in record["rounds"])
     assert all(set(entry["seconds"]) == {"data", "train", "aggregate", "evaluate"} for entry in record["rounds"])
@@ -186,70 +186,61 @@ def test_the_headline_follows_the_protocols_rule(selection, selected, chosen):
 
 
 @pytest.mark.parametrize("precision", ["float32", "tf32", "bf16", "float64"])
-def test_every_precision_runs_and_tf32_is_used_only_where_it_is_asked_for(
-    precision, tmp_path, monkeypatch, two_threads
-):
-    flags, one_round = [], rounds.one_round
-
-    def spy(*arguments):
-        flags.append((torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32))
-        return one_round(*arguments)
-
-    monkeypatch.setattr(rounds, "one_round", spy)
-    before = (torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32)
+def test_every_precision_runs(precision, tmp_path, two_threads):
     run = fedcli.run("fedfm", out=tmp_path / "run", **{**TINY, "rounds": 1, "precision": precision})
     assert run.record["hardware"]["threads"] == 1  # of the run, whose network is small
-    assert flags == [(precision == "tf32",) * 2]
-    assert (torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32) == before
     dtype = torch.float64 if precision == "float64" else torch.float32
     assert {value.dtype for value in run.state.params.values()} == {dtype}
 
 
 @pytest.mark.parametrize(
-    ("device", "parameters", "together", "threads"),
-    [("cpu", 99_999, 1, 1), ("cpu", 100_000, 1, 2), ("cpu", 99_999, 2, 2), ("cuda", 99_999, 1, 2)],
-)
-def test_a_small_network_alone_on_the_cpu_has_one_thread_and_on_cuda_operations_are_deterministic(
-    device, parameters, together, threads, two_threads, monkeypatch
+    ("device", "precision", "parameters", "together", "threads"),
+    [
+        ("cpu", "tf32", 99_999, 1, 1), ("cpu", "float32", 100_000, 1, 2), ("cpu", "float32", 99_999, 2, 2),
+        ("cuda", "bf16", 99_999, 1, 2),
+    ],
+)  # fmt: skip
+def test_a_small_network_alone_on_the_cpu_has_one_thread_on_cuda_operations_are_deterministic_and_tf32_is_asked_for(
+    device, precision, parameters, together, threads, two_threads, monkeypatch
 ):
     monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG", raising=False)
     fed = SimpleNamespace(
-        config=SimpleNamespace(precision="float32"), sizes=SimpleNamespace(parameters=parameters),
+        config=SimpleNamespace(precision=precision), sizes=SimpleNamespace(parameters=parameters),
         engine=SimpleNamespace(clients_per_chunk=together), device=torch.device(device),
     )  # fmt: skip
 
     def settings():
-        filled = torch.utils.deterministic.fill_uninitialized_memory
+        filled, tf32 = torch.utils.deterministic.fill_uninitialized_memory, torch.backends.cuda.matmul.allow_tf32
         only_warns = torch.is_deterministic_algorithms_warn_only_enabled()
-        return torch.get_num_threads(), torch.are_deterministic_algorithms_enabled(), only_warns, filled
+        deterministic = torch.are_deterministic_algorithms_enabled(), only_warns, filled
+        return torch.get_num_threads(), *deterministic, tf32, torch.backends.cudnn.allow_tf32
 
-    on_cuda = device == "cuda"
+    on_cuda, before = device == "cuda", settings()
     with machine_settings(fed):
-        assert settings() == (threads, on_cuda, on_cuda, not on_cuda)
+        assert settings() == (threads, on_cuda, on_cuda, not on_cuda, precision == "tf32", precision == "tf32")
         assert os.environ.get("CUBLAS_WORKSPACE_CONFIG") == (":4096:8" if on_cuda else None)
-    assert settings() == (2, False, False, True)
+    assert settings() == before
+    assert before[:4] == (2, False, False, True)
 
 
 @pytest.mark.skipif(not torch.set_flush_denormal(False), reason="this processor cannot")
-def test_numbers_too_small_for_their_exponent_are_0_in_a_run_and_its_threads_and_not_afterwards(tmp_path, monkeypatch):
-    seen, one_round = [], rounds.one_round
+def test_numbers_too_small_for_their_exponent_are_0_in_a_run_and_its_threads_and_not_afterwards(tmp_path):
+    seen, stops, goes_on = [], StopAfter(1), rounds.Listener()
 
     def small():
         return float(torch.tensor(1e-30) * 1e-12)
 
-    def spy(*arguments):
+    def look(*given):
         with ThreadPoolExecutor(1) as pool:
             seen.append((small(), pool.submit(small).result()))
-        return one_round(*arguments)
 
-    monkeypatch.setattr(rounds, "one_round", spy)
+    stops.start = goes_on.start = look
     with pytest.raises(Stop):
-        fedcli.run("fedavg", out=tmp_path / "run", progress=StopAfter(1), **{**TINY, "rounds": 2})
+        fedcli.run("fedavg", out=tmp_path / "run", progress=stops, **{**TINY, "rounds": 2})
     assert small() > 0
-    record = runs.resume(tmp_path / "run").record
+    record = runs.resume(tmp_path / "run", progress=goes_on).record
     assert small() > 0
-    assert seen == [(0, 0)] * 2
-    assert record["machine"]["denormals"] == "0 in a run"
+    assert (seen, record["machine"]["denormals"]) == ([(0, 0)] * 2, "0 in a run")
 
 
 def test_a_chunk_that_did_not_fit_is_in_the_record_and_stays_small_after_a_resume(tmp_path, monkeypatch):
@@ -287,20 +278,13 @@ def test_a_state_that_is_not_finite_is_diverged(method, option, name, tmp_path):
     assert (record["status"], record["error"][:15]) == ("failed", "NonFiniteLoss: ")
 
 
-def rounds_written(seconds_of_a_round, seconds_of_a_checkpoint, every=None, rounds=100):
-    """The rounds that end with a checkpoint."""
-    now, end, seconds, written = 0.0, 0.0, 0.0, []
-    for number in range(rounds):
-        now += seconds_of_a_round
-        if checkpoints.is_due(number, every, rounds, seconds, now - end):
-            now += seconds_of_a_checkpoint
-            seconds, end = seconds_of_a_checkpoint, now
-            written.append(number)
-    return written
-
-
-def test_checkpoints_take_a_twentieth_of_the_time_at_most_and_come_every_ten_minutes():
-    assert rounds_written(1, 0.5) == [*range(0, 100, 10), 99]  # 0.5 of 10 seconds
-    assert rounds_written(10, 0.5) == list(range(100))
-    assert rounds_written(100, 60, rounds=14) == [0, 6, 12, 13]  # a twentieth would be 1,140 seconds
-    assert rounds_written(1, 9, every=4, rounds=10) == [3, 7, 9]
+@pytest.mark.parametrize(
+    ("number", "every", "seconds", "since", "due"),
+    [
+        (3, 4, 9, 0, True), (4, 4, 0, 1e9, False), (9, 4, 9, 0, True),  # every 4 rounds, and after the last of 10
+        (0, None, 0, 0, True), (4, None, 0.5, 9.4, False), (4, None, 0.5, 9.6, True),  # 0.5 of 10 seconds
+        (4, None, 60, 599, False), (4, None, 60, 600, True), (9, None, 60, 0, True),  # and not 1,140 s
+    ],
+)  # fmt: skip
+def test_checkpoints_take_a_twentieth_of_the_time_and_come_every_ten_minutes(number, every, seconds, since, due):
+    assert checkpoints.is_due(number, every, 10, seconds, since) == due

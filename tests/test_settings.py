@@ -2,6 +2,7 @@
 
 import dataclasses
 import shutil
+from contextlib import suppress
 from pathlib import Path
 
 import pandas as pd
@@ -9,6 +10,8 @@ import pytest
 
 import fedcli
 from fedcli import Cell, Table
+from fedcli.declarations import check_value
+from fedcli.errors import UserError
 from fedcli.registry import find_method
 from fedcli.results import claims, comparison, frame, plans
 from fedcli.runs.config import RunConfig, resolve
@@ -32,16 +35,14 @@ def settings_of(method: str, **options):
 
 def other_value(field: dataclasses.Field, value):
     """Another value of an option, which it may have; None where there is none to try."""
-    about = field.metadata
-    if about["choices"]:
-        return next(choice for choice in about["choices"] if choice != value)
-    if isinstance(value, bool):
-        return not value
-    if isinstance(value, int | float):
-        tried = (value + 1, value / 2, value - 1) if isinstance(value, float) else (value + 1, value - 1)
-        low = -1e9 if about["low"] is None else about["low"]
-        high = 1e9 if about["high"] is None else about["high"]
-        return next((other for other in tried if low < other < high), None)
+    tried = field.metadata["choices"]
+    if not tried and isinstance(value, int | float):
+        tried = (not value,) if isinstance(value, bool) else (value + 1, value / 2, value - 1)
+    for other in tried:
+        with suppress(UserError):
+            check_value(field, other)
+            if other != value:
+                return other
     return None
 
 

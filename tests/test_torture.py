@@ -15,8 +15,9 @@ from fedcli import registry
 from fedcli.errors import UserError, printable
 from fedcli.figures import plots
 from fedcli.results.render import Sheet, markdown, render
-from fedcli.runs.config import refuse_without_effect, resolve
+from fedcli.runs.config import resolve
 from fedcli.runs.records import read_record, write_record
+from fedcli.runs.run import refuse_without_effect
 from tests.files import from_npz, images
 from tests.programs import Waiting, start
 from tests.test_runs import TINY

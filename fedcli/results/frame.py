@@ -126,7 +126,7 @@ def departures(run: Mapping[str, Any], planned: Settings, metric: Metric) -> dic
     """
     record, values = run["record"], run["settings"]
     if planned["post"] is None and values["post"] is not None:
-        values = settings(record, post=False)
+        values = settings({**record, "config": {**record["config"], "post": None}})
     departed = differences(values, planned)
     if set(departed.get("partition_seed", ())) == {run["seed"], AS_SEED}:
         del departed["partition_seed"]  # one names the seed that the other has as its own

@@ -12,18 +12,7 @@ import torch
 from fedcli.core import backbones, partition
 from fedcli.core.engine import parse_chunk
 from fedcli.data import datasets
-from fedcli.declarations import (
-    START,
-    DataSetting,
-    Method,
-    Post,
-    Protocol,
-    check_value,
-    describe_need,
-    flag_of,
-    is_idle,
-    option,
-)
+from fedcli.declarations import START, DataSetting, Method, Post, Protocol, check_value, flag_of, option
 from fedcli.errors import UserError, unknown
 from fedcli.registry import default_protocol, find_post, find_protocol, posts
 from fedcli.userfiles import absolute, is_from_file
@@ -35,9 +24,7 @@ DEFAULT_DATASET = "digits"
 class RunConfig:
     """The options that every method has. None stands for what is found out later: from the data or the machine."""
 
-    protocol: str | None = option(
-        None, "A paper's experimental set-up; has the value of every option below that you do not give"
-    )
+    protocol: str | None = option(None, "A paper's set-up; has the value of every option below that you do not give")
     dataset: str | None = option(None, "Data set, or ./file.py:NAME; 'fedcli data list' shows all")
     public_dataset: str | None = option(None, "Data set of unlabelled public images, for methods that need it")
     public_examples: int | None = option(None, "Public images to use; all by default", low=1)
@@ -46,19 +33,13 @@ class RunConfig:
         "How the examples are divided among clients: iid, dirichlet:A, classes:C, dominant:C, missing:X, domains, "
         "writers; file:split.json with your own lists; or ./file.py:NAME",
     )
-    partition_seed: int | None = option(
-        None, "Seed of the partition; the run's seed where not given", low=0, high=2**32 - 1
-    )
+    partition_seed: int | None = option(None, "Seed of the partition; by default the run's", low=0, high=2**32 - 1)
     num_clients: int = option(10, "Clients in the population", symbol="N", low=1)
     cohort_size: int | None = option(None, "Clients that take part in each round; all by default", symbol="K", low=1)
     rounds: int = option(10, "Communication rounds", symbol="T", low=1)
     post: str | None = option(None, "Step after the last round, on the global model; 'fedcli list --all' shows all")
-    validation: float = option(
-        0.0, "Share of each client's examples held out for validation", low=0, high=1, open_high=True, off=0
-    )
-    local_test: float = option(
-        0.0, "Share of each client's images held out for testing", low=0, high=1, open_high=True, off=0
-    )
+    validation: float = option(0.0, "Share of a client's images for validation", low=0, high=1, open_high=True, off=0)
+    local_test: float = option(0.0, "Share of a client's images for testing", low=0, high=1, open_high=True, off=0)
     train_examples: int | None = option(None, "Size of a stratified training subset", low=1)
     local_epochs: int = option(1, "Passes over a client's data in a round", symbol="E", low=1)
     batch_size: int = option(64, "Samples in a minibatch", symbol="B", low=1)
@@ -67,9 +48,7 @@ class RunConfig:
     optimizer: str = option("sgd", "Local optimizer, new in every round", choices=("sgd", "adam"))
     lr: float = option(0.01, "Learning rate", low=0, open_low=True)
     lr_decay: float = option(1.0, "Factor on the learning rate after each round", low=0, open_low=True, high=1, off=1)
-    lr_schedule: str = option(
-        "constant", "Learning-rate schedule, besides decay: linear falls to a tenth", choices=("constant", "linear")
-    )
+    lr_schedule: str = option("constant", "Besides --lr-decay; linear falls to a tenth", choices=("constant", "linear"))
     momentum: float = option(0.0, "Momentum", low=0, high=1, open_high=True, off=0, only_with={"optimizer": ("sgd",)})
     weight_decay: float = option(0.0, "Coefficient of the L2 penalty's gradient", low=0, off=0)
     backbone: str | None = option(None, "Network, or ./file.py:NAME; a list A,B,C is assigned to the clients in turn")
@@ -81,16 +60,10 @@ class RunConfig:
         "Clients trained together, 1 to the cohort size: N stacks them in one computation, branches:N runs parallel "
         "branches; auto is 1 on a CPU and tuned on CUDA",
     )
-    state_memory: str | None = option(
-        None, "Memory for client states, e.g. 256M or 4G; the rest spills to disk; by default a quarter of the RAM"
-    )
+    state_memory: str | None = option(None, "RAM for client states, e.g. 4G; a quarter by default; the rest is on disk")
     eval_every: int = option(1, "Evaluate every n rounds and after the last", low=1)
-    drift_every: int = option(
-        0, "Measure the drift of the clients' models every n rounds and after the last", low=0, off=0
-    )
-    checkpoint_every: int | None = option(
-        None, "Write a checkpoint every n rounds and after the last; auto, the default, chooses n", low=1
-    )
+    drift_every: int = option(0, "Measure the drift of the clients' models every n rounds", low=0, off=0)
+    checkpoint_every: int | None = option(None, "Checkpoint every n rounds; auto, the default, chooses n", low=1)
     keep_states: bool = option(False, "Keep all client states after the last round, not just some")
 
 
@@ -102,7 +75,6 @@ EXPERIMENT = (
     "cpus_per_run", "gpus_per_run", "time_limit",
 )  # fmt: skip
 RESERVED = {"method", "grid", "progress", "help", "exist_ok", *EXPERIMENT}  # names that no method's option may have
-
 # What others call our options.
 WORDS = {
     "epochs": "local_epochs", "clients_per_round": "cohort_size", "fraction": "cohort_size",
@@ -122,14 +94,9 @@ def recorded_fields(method: Method, chosen: str | None = None) -> dict[str, data
 
 
 def unknown_option(name: str, method: Method, chosen: str | None = None) -> UserError:
-    """An error, to be raised by the caller, for an option that a method does not have.
+    """An error, to be raised by the caller, for an option that a method does not have; `chosen` is what `--post` says.
 
     It names the one that is probably meant, by its symbol or another toolkit's word for it.
-
-    Args:
-        name: What was given.
-        method: The method.
-        chosen: What `--post` says.
     """
     for step in posts(method, chosen).values():
         if name in fields_of(step.config):
@@ -138,9 +105,10 @@ def unknown_option(name: str, method: Method, chosen: str | None = None) -> User
     fields, word = recorded_fields(method, chosen), name.strip("-").replace("-", "_").lower()
     meant = {field.metadata["symbol"].lower(): name for name, field in fields.items()} | WORDS
     guess = meant.get(html.unescape(f"&{word};"), meant.get(word))  # `mu` as the Greek letter too
-    remedy = f"'fedcli run {method.name} --help' shows all."
-    flags = map(flag_of, (*fields, *EXPERIMENT))
-    return unknown(f"option of '{method.name}'", flag_of(name), flags, remedy, flag_of(guess) if guess else "")
+    return unknown(
+        f"option of '{method.name}'", flag_of(name), map(flag_of, [*fields, *EXPERIMENT]),
+        f"'fedcli run {method.name} --help' shows all.", flag_of(guess) if guess else "",
+    )  # fmt: skip
 
 
 def option_panels(method: Method, chosen: str | None = None) -> dict[str, dict[str, dataclasses.Field]]:
@@ -149,39 +117,32 @@ def option_panels(method: Method, chosen: str | None = None) -> dict[str, dict[s
     Of these is what `--post` has `chosen`, which may be the user's own. A method whose options have names of those that
     every method has is refused.
     """
-    options, title = fields_of(method.config), ""
     steps = {f"With --post {post.name}": fields_of(post.config) for post in posts(method, chosen).values()}
-    taken = {*fields_of(RunConfig), *RESERVED}.union(*steps.values())
-    for name in options.keys() & taken:
+    for name in fields_of(method.config).keys() & {*fields_of(RunConfig), *RESERVED}.union(*steps.values()):
         raise UserError(f"the option name '{name}' of '{method.name}' is reserved; rename it in {method.file}.")
-    panels = {method.title: options} if options else {}
-    if method.personal is None:
-        panels |= steps
+    panels, title = {method.title: fields_of(method.config)} | (steps if method.personal is None else {}), ""
     for name, field in fields_of(RunConfig).items():
         title = PANELS.get(name, title)
         panels.setdefault(title, {})[name] = field
     return panels
 
 
-def filled_up(config: Mapping[str, Any], fields: Mapping[str, dataclasses.Field]) -> dict[str, Any]:
-    """The options of a record; a run without one of these fields did what its `before` says, else the default."""
-    return {**config, **{name: field.metadata["before"] for name, field in fields.items() if name not in config}}
+def filled_up(config: Mapping[str, Any], *kinds: type) -> dict[str, Any]:
+    """The options of a record; a run without an option of these kinds did what its `before` says, else the default."""
+    before = {name: field.metadata["before"] for name, field in fields_of(*kinds).items() if name not in config}
+    return {**config, **before}
 
 
 def recorded_options(config: Mapping[str, Any], method: Method) -> dict[str, Any]:
     """What `resolve` needs so that a run goes on as its record's `config` says, also where options have been added."""
-    return filled_up(config, fields_of(RunConfig, *(part.config for part in _parts(method, config.get("post")))))
+    steps = [] if config.get("post") is None else [find_post(config["post"], method).config]
+    return filled_up(config, RunConfig, method.config, *steps)
 
 
-def _parts(method: Method, post: str | None) -> list[Method | Post]:
-    """What a run is made of: its method, and its step after the last round if it has one."""
-    return [method] if post is None else [method, find_post(post, method)]
-
-
-def num_images(dataset: str | None, local_test: float | None = None) -> int | None:
+def num_images(dataset: str, local_test: float | None = None) -> int | None:
     """Images of a data set that clients have, test images with `local_test`; None where only its files tell it."""
     try:
-        described = datasets.describe(dataset) if dataset is not None else {"train": None, "test": None}
+        described = datasets.describe(dataset)
     except UserError:
         return None
     sizes = described["train"], described["test"] if local_test else 0
@@ -216,12 +177,9 @@ class Setup:
 
 def inactive_term(config: Mapping[str, Any], method: Method) -> str:
     """What is said of a run whose rounds end before the method's own term starts; empty for another run."""
-    start = config.get(START, 0)
-    if start < config["rounds"]:
-        return ""
-    simpler, _ = method.reduces_to or ("the method without it", {})
+    start, (simpler, _) = config.get(START, 0), method.reduces_to or ("the method without it", {})
     late = f"the method's own term, which starts after {start} rounds: this run is {simpler}"
-    return f"{late}; lower {flag_of(START)}, or give more --rounds"
+    return f"{late}; lower {flag_of(START)}, or give more --rounds" if start >= config["rounds"] else ""
 
 
 def flags_of(options: Mapping[str, Any]) -> list[str]:
@@ -248,8 +206,7 @@ def resolve(
 
     Args:
         method: The method.
-        given: Options by field name, the run's, the method's and those of the step after it, as far as they were
-            given; None stands for the default, whatever the protocol says.
+        given: Options by name, as far as they were given; None stands for the default, whatever the protocol says.
         sources: Where those come from that were not typed, for `Setup.origin`.
         need_data: Whether the data set must be on this machine; a plan of runs needs none.
 
@@ -263,10 +220,11 @@ def resolve(
     if need_data:
         datasets.available(dataset)
     protocol = protocol or default_protocol(method, dataset)
-    parts = _parts(method, {**protocol.settings, **given}.get("post"))
-    values, origin = merge_options(protocol, dataset, given, *parts)
-    origin |= {name: source for name, source in (sources or {}).items() if name in given}
-    kinds = RunConfig, *(part.config for part in parts)
+    post = None if given.get("post") is None else find_post(given["post"], method)
+    kinds = [RunConfig, method.config] if post is None else [RunConfig, method.config, post.config]
+    values, origin = default_options(protocol, dataset, method.name, *kinds)
+    values |= given
+    origin |= {name: (sources or {}).get(name, "command line") for name in given}
     fields = fields_of(*kinds)
     for name, value in values.items():
         if name not in fields:
@@ -277,28 +235,23 @@ def resolve(
             values[name], origin[name] = values[source], source
     if not method.uses_public_data and "public_dataset" not in given:
         values["public_dataset"] = None  # the protocol's, for the methods that need one
-    run, *configs = (kind(**{name: values[name] for name in fields_of(kind)}) for kind in kinds)
+    run, options, *post_options = (kind(**{name: values[name] for name in fields_of(kind)}) for kind in kinds)
     _refuse_combinations(run, method, protocol)
-    if need_data and run.public_dataset is not None:
-        datasets.available(run.public_dataset)
     selection = protocol.selection
     if selection == "best-validation" and run.validation == 0:
         selection, origin["selection"] = "last", "no validation part"
     return Setup(
-        method, configs[0], run, protocol, protocol.datasets.get(dataset), partition.from_flag(run.partition),
-        selection, find_device(run.device), origin, *parts[1:], *configs[1:],  # the step after it, if there is one
+        method, options, run, protocol, protocol.datasets.get(dataset), partition.from_flag(run.partition), selection,
+        find_device(run.device), origin, post, *post_options,
     )  # fmt: skip
 
 
 def _as_recorded(name: str, value: Any, method: Method) -> Any:
     """The value of an option as it is recorded: full names, paths of a user's files absolute."""
-    if name == "clients_per_chunk" and isinstance(value, int):
-        return str(value)
-    if not isinstance(value, str):
-        return value
-    finders = {"protocol": find_protocol, "post": find_post}
-    if name in finders and not is_from_file(value):
-        return finders[name](value, method).name
+    if name == "clients_per_chunk" or not isinstance(value, str):
+        return str(value) if name == "clients_per_chunk" else value
+    if name in ("protocol", "post") and not is_from_file(value):
+        return (find_protocol if name == "protocol" else find_post)(value, method).name
     return absolute(datasets.find_name(value) if name in ("dataset", "public_dataset") else value)
 
 
@@ -310,38 +263,21 @@ def default_dataset(method: Method, protocol: Protocol | None = None) -> str:
     return next(iter(protocol.datasets)) if len(protocol.datasets) == 1 else DEFAULT_DATASET
 
 
-def merge_options(
-    protocol: Protocol, dataset: str, given: Mapping[str, Any], *parts: Method | Post
+def default_options(
+    protocol: Protocol, dataset: str, method: str = "", *kinds: type
 ) -> tuple[dict[str, Any], dict[str, str]]:
-    """The options of a run and of its parts, and where each comes from; what is given goes before the protocol."""
-    fields, source = fields_of(RunConfig, *(part.config for part in parts)), f"protocol {protocol.name}"
-    values = {name: field.default for name, field in fields.items()}
+    """The options of these kinds, or of `RunConfig` alone, where none is given, and where each comes from."""
+    values = {name: field.default for name, field in fields_of(*(kinds or (RunConfig,))).items()}
     values |= {"protocol": protocol.name, "dataset": dataset}
-    origin = dict.fromkeys(values, "default")
-    layers = [(source, protocol.settings, protocol.method_options)]
+    origin, source = dict.fromkeys(values, "default"), f"protocol {protocol.name}"
+    layers = [(source, {**protocol.settings, **protocol.method_options.get(method, {})})]
     if setting := protocol.datasets.get(dataset):
-        options = {"backbone": setting.backbone, **setting.settings}
-        layers.append((f"{source}, {dataset}", options, setting.method_options))
-    for source, options, of_parts in layers:
-        for layer in (options, *(of_parts.get(part.name, {}) for part in parts)):
-            values |= layer
-            origin |= dict.fromkeys(layer, source)
-    return {**values, **given}, {**origin, **dict.fromkeys(given, "command line")}
-
-
-def refuse_without_effect(setup: Setup) -> None:
-    """Refuses what a user types in vain; a protocol, a record and a file of options, made for many runs, may have it.
-
-    Raises:
-        UserError: For the first such option that comes from the command line.
-    """
-    values = setup.values()
-    for name, field in fields_of(RunConfig, setup.method.config).items():
-        if setup.origin[name] != "command line" or values[name] == field.default:
-            continue
-        if is_idle(field.metadata, values):
-            others = ", ".join(f"{flag_of(other)} {values[other]}" for other in field.metadata["only_with"])
-            raise UserError(f"{flag_of(name)} is for {describe_need(field.metadata)} (got {others}); leave it out.")
+        options = {"backbone": setting.backbone, **setting.settings, **setting.method_options.get(method, {})}
+        layers.append((f"{source}, {dataset}", options))
+    for source, layer in layers:
+        values |= layer
+        origin |= dict.fromkeys(layer, source)
+    return values, origin
 
 
 def _refuse_combinations(run: RunConfig, method: Method, protocol: Protocol) -> None:
@@ -350,8 +286,7 @@ def _refuse_combinations(run: RunConfig, method: Method, protocol: Protocol) -> 
     for name in networks:
         backbones.find(name)
     parse_chunk(run.clients_per_chunk, 1)
-    if run.state_memory is not None:
-        parse_size(run.state_memory)
+    parse_size(run.state_memory or "0")
     mixed, on_clients, public = len(networks) > 1, protocol.evaluation == "clients", run.public_dataset
     drift, paper = f"--drift-every {run.drift_every}", f"the protocol {protocol.name}"
     no_model = f"needs a global model of one network (got '{method.name}' with {run.backbone}); leave it out"

@@ -12,41 +12,33 @@ from fedcli.declarations import check_value, flag_of
 from fedcli.errors import UserError
 from fedcli.registry import find_method
 from fedcli.runs.config import flags_of, given_options, recorded_fields
-from fedcli.runs.records import is_packaged, read_record
+from fedcli.runs.records import read_record
 from fedcli.userfiles import own_paths
 
 SWITCHES = ("quiet", "continue")  # of a command, which have no form beginning with `--no-`
 
 
 def parse_values(field: dataclasses.Field, text: str) -> tuple[Any, ...]:
-    """The values of an option, made by `fedcli.option`, from a text with commas between them, as "0.01,0.1".
-
-    A value that stands there twice counts once.
+    """The values of an option, each once, from a text with commas between them, as "0.01,0.1".
 
     Raises:
         UserError: If a value is of the wrong type or out of range.
     """
-    values: dict[Any, None] = {}
+    kinds, values = get_args(field.type) or (field.type,), []
     for part in map(str.strip, text.split(",")):
-        value: Any = part
-        if bool in _types(field):
-            value = {"true": True, "false": False}.get(part.lower(), part)
+        value: Any = {"true": True, "false": False}.get(part.lower(), part) if bool in kinds else part
         for kind in (float, int):  # a whole number is an int where both are allowed
             with suppress(ValueError):
-                value = kind(part) if kind in _types(field) else value
+                value = kind(part) if kind in kinds else value
         check_value(field, value)
-        values[value] = None
-    return tuple(values)
+        values.append(value)
+    return tuple(dict.fromkeys(values))
 
 
 def takes_several(field: dataclasses.Field) -> bool:
     """Whether commas divide values of an option: of numbers and of fixed choices, but for the seed (see `--seeds`)."""
-    return field.name != "seed" and bool(_types(field) & {int, float} or field.metadata["choices"])
-
-
-def _types(field: dataclasses.Field) -> set[type]:
-    """The types that an option's values may have."""
-    return {*get_args(field.type)} or {field.type}
+    kinds = get_args(field.type) or (field.type,)
+    return field.name != "seed" and (int in kinds or float in kinds or bool(field.metadata["choices"]))
 
 
 def combinations(grid: Mapping[str, tuple[Any, ...]]) -> list[dict[str, Any]]:
@@ -65,56 +57,45 @@ def typed_options(args: list[str]) -> dict[str, str]:
 
 
 def expand(args: list[str], command: str) -> tuple[list[str], dict[str, str]]:
-    """The arguments of a command with the options that `--config` and `--from` stand for, as if they were typed.
+    """The typed arguments of a command with the options that `--config` and `--from` stand for, the method first.
 
     Typed options go before those of the file, and these before those of the run; of `--seed` and `--seeds` only what is
     given first counts. A list in a file stands for several values.
 
-    Args:
-        args: As they were typed.
-        command: `run` or `tune`.
-
     Returns:
-        The arguments, the method first, and where the options come from that were not typed, by name.
+        The arguments, and where the options come from that were not typed, by name.
 
     Raises:
         UserError: If a file cannot be read, no method is named, or a file of the user's is not.
     """
     typed = typed_options(args)
-    in_file = _options_in_file(typed["config"]) if "config" in typed else {}
-    record = read_record(Path(typed["from"])) if "from" in typed else None
-    method = in_file.pop("method", None)
     if not args[0].startswith("-"):
-        method, *args = args
-    elif method is None and record is not None:
-        method = record["method"]
-        if not is_packaged(record):
-            again = f"'fedcli {command} {record['method_source']} --from {typed['from']}'"
-            raise UserError(f"the run's method is a file of yours, run only if you name it; write {again}.")
+        typed["method"], *args = args
+    in_file = _options_in_file(typed["config"]) if "config" in typed else {}
+    in_run: dict[str, Any] = {}
+    if "from" in typed:
+        record = read_record(Path(typed["from"]))
+        # Not what came from the protocol: it comes from there again, and follows where another one is given.
+        in_run = {name: record["config"].get(name) for name in ("protocol", "dataset")}
+        in_run |= {"method": record["method_source"]} | given_options(record["config"], record["origin"])
+    seeds = {"seed", "seeds"}
+    if seeds & {*typed, *in_file}:
+        in_run.pop("seed", None)
+    taken = typed.keys() | (seeds if seeds & typed.keys() else ())
+    options = {name: value for name, value in {**in_run, **in_file}.items() if name not in taken}
+    for name, value in options.items():
+        if name not in in_file and own_paths([value]):
+            part = value if name == "method" else f"{flag_of(name)} {value}"
+            raise UserError(f"'{typed['from']}' has code of yours in {part}, run only if you name it; add {part}.")
+    method = typed.get("method", options.pop("method", None))
     if not isinstance(method, str):
         remedy = f"write 'fedcli {command} METHOD', see 'fedcli list'"
         raise UserError(f'no method given (got {args[0]}); {remedy}, or set method = "fedavg" in the --config file.')
-    options: dict[str, Any] = {}
-    sources: dict[str, str] = {}
-    layers = [(f"file {typed.get('config')}", in_file)]
-    if record is not None:
-        # Not what came from the protocol: it comes from there again, and follows where another one is given.
-        in_run = {name: record["config"].get(name) for name in ("protocol", "dataset")}
-        in_run |= given_options(record["config"], record["origin"])
-        chosen = find_method(method.split(",")[0])
-        if chosen.name != record["method"]:
-            in_run = {name: value for name, value in in_run.items() if name in recorded_fields(chosen)}
-        layers.append((f"run {typed['from']}", in_run))
-    for source, layer in layers:
-        taken = {*typed, *options}
-        if taken & {"seed", "seeds"}:
-            taken |= {"seed", "seeds"}
-        sources |= dict.fromkeys(layer.keys() - taken, source)
-        options |= {name: value for name, value in layer.items() if name not in taken}
-    for name, source in sources.items():
-        if source.startswith("run ") and own_paths([options[name]]):
-            part = f"{flag_of(name)} {options[name]}"
-            raise UserError(f"'{typed['from']}' has code of yours in {part}, run only if you name it; add {part}.")
+    chosen = find_method(method.split(",")[0])
+    if in_run and chosen.name != record["method"]:
+        in_run = {name: value for name, value in in_run.items() if name in recorded_fields(chosen)}
+        options = {name: value for name, value in options.items() if name in in_run or name in in_file}
+    sources = {name: f"file {typed['config']}" if name in in_file else f"run {typed['from']}" for name in options}
     return [method, *flags_of(options), *args], sources
 
 

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from fedcli.core import NUMERICS, partition
 from fedcli.core.batches import Transform
-from fedcli.core.federation import Federation, count_parameters, divide
+from fedcli.core.federation import Federation, divide
 from fedcli.data import datasets
 from fedcli.declarations import DataSetting, PublicSetting
 from fedcli.errors import UserError
@@ -33,15 +33,12 @@ def flushed_denormals() -> Iterator[None]:
     """Lets the processor take numbers too small for their exponent, below 1e-38 in float32, as 0; put back afterwards.
 
     It computes with them many times slower, and a network may fill with them: weights that get no gradient and decay.
-    The setting is a thread's and of those that it makes. So this comes before a run loads its data, by when PyTorch has
-    made no threads of its own in a program of ours; where it has, they keep what they have.
+    The setting is a thread's and of those that it makes, so it comes before PyTorch makes threads to load data.
     """
-    before = sys.float_info.min / 2 == 0
-    torch.set_flush_denormal(True)  # False where the processor cannot
-    try:
+    with ExitStack() as put_back:
+        put_back.callback(torch.set_flush_denormal, sys.float_info.min / 2 == 0)
+        torch.set_flush_denormal(True)  # False where the processor cannot
         yield
-    finally:
-        torch.set_flush_denormal(before)
 
 
 @contextmanager
@@ -92,10 +89,7 @@ def prepare(setup: Setup) -> tuple[datasets.Dataset, list, Federation]:
 
 
 def load_data(setup: Setup) -> tuple[datasets.Dataset, list, datasets.Dataset | None]:
-    """Loads the data of a run and draws its partition, without a network and with nothing on the device.
-
-    Returns:
-        The data set, the positions of each client's examples, and the public images where the method uses some.
+    """Returns a run's data set, the positions of each client's examples and any public images, all on the host.
 
     Raises:
         UserError: If the data cannot be read or divided as asked, or no client has enough of them.
@@ -119,24 +113,17 @@ def load_data(setup: Setup) -> tuple[datasets.Dataset, list, datasets.Dataset | 
         raise UserError(f"no client has a test part (got --local-test {config.local_test:g}); {remedy}")
     if setup.selection == "best-validation" and not any(map(len, validation)):
         raise UserError(f"no client has a validation part (got --validation {config.validation:g}); {remedy}")
-    public = None
-    if config.public_dataset is not None:
-        public = datasets.public_images(config.public_dataset, dataset, config.public_examples, config.partition_seed)
+    if config.public_dataset is None:
+        return dataset, parts, None
+    public = datasets.public_images(config.public_dataset, dataset, config.public_examples, config.partition_seed)
     return dataset, parts, public
 
 
 def make_federation(
-    setup: Setup,
-    dataset: datasets.Dataset,
-    parts: list,
-    public: datasets.Dataset | None = None,
-    kind: type[Federation] = Federation,
-    **more: Any,
-) -> Federation:
-    """The federation of a run: data as `load_data` has them, normalised, augmented and tested as its protocol says.
-
-    It is of the class `kind`, which takes what else is given.
-    """
+    setup: Setup, dataset: datasets.Dataset, parts: list, public: datasets.Dataset | None = None,
+    kind: type[Federation] = Federation, **more: Any,
+) -> Federation:  # fmt: skip
+    """The federation of a run, whose class `kind` takes what else is given; its protocol says how pixels are used."""
     dtype = torch.float64 if setup.run.precision == "float64" else torch.float32
 
     def transform(images: datasets.Dataset, setting: DataSetting | PublicSetting | None) -> Transform:
@@ -163,19 +150,13 @@ def frozen_parts(fed: Federation) -> list[dict[str, Any]]:
 def new_record(
     setup: Setup, dataset: datasets.Dataset, parts: list, fed: Federation, source: str, chosen: str | None
 ) -> dict[str, Any]:
-    """Returns the record of a run before its first round.
+    """Returns the record of a run before its first round; `source` is its method's name, or the path of its file.
 
-    `source` is the name of its method or the path of the method's file; `chosen` says why so many clients train
-    together, and is None where that was given or is the CPU's rule. For the rest see `prepare`.
+    `chosen` says why so many clients train together; it is None where that was given or is the CPU's rule.
     """
-    config, values, public, frozen = setup.run, setup.values(), None, frozen_parts(fed)
-    if fed.public_images is not None:
-        public = {"name": config.public_dataset, "examples": len(fed.public_images), **_pixels(fed.public_transform)}
+    config, values, pixels, frozen = setup.run, setup.values(), fed.transform, frozen_parts(fed)
     return {
-        "schema": SCHEMA,
-        "status": "running",
-        **draft(setup),
-        "method_source": source,
+        "schema": SCHEMA, "status": "running", **draft(setup), "method_source": source,
         "numerics": {"core": NUMERICS[fed.dead_taps], "method": setup.method.numerics},
         "user_files": {path: file_hash(path) for path in own_paths([source, *values.values()])},
         "dataset_fingerprint": dataset.fingerprint,
@@ -183,47 +164,27 @@ def new_record(
         "command": shlex.join(["fedcli", "run", source, *flags_of(given_options(values, setup.origin))]),
         "started": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         "evaluation": setup.protocol.evaluation,
-        **_pixels(fed.transform),
-        "public": public,
+        "normalisation": {"mean": pixels.mean, "std": pixels.std}, "augmentation": pixels.augmentation,
         "partition": {
-            "flag": setup.partition.scaled(dataset.share).flag,
-            "seed": config.partition_seed,
+            "flag": setup.partition.scaled(dataset.share).flag, "seed": config.partition_seed,
             "fingerprint": partition.fingerprint(parts),
-            "images": len(dataset.y_train),
-            "sizes": [len(part) for part in parts],
+            "images": len(dataset.y_train), "sizes": [len(part) for part in parts],
             "class_counts": partition.count_classes(parts, dataset.y_train, dataset.num_classes).tolist(),
             **({"idle": fed.idle} if fed.idle else {}),  # clients that train no step
         },
         "class_names": list(dataset.class_names),
-        # Of the largest network where there are several; `networks` has the parameters of each.
         "model": {
             "backbone": config.backbone,
-            "parameters": fed.sizes.parameters,
-            "buffers": max(sum(value.numel() for value in network.module.buffers()) for network in fed.networks),
-            "networks": dict(zip(fed.backbones, map(count_parameters, fed.networks), strict=True)),
+            "parameters": fed.sizes.parameters,  # of the largest network where there are several
             "input": [dataset.channels, dataset.image_size, dataset.image_size],
             **({"frozen": frozen} if frozen else {}),
         },
         "engine": {
-            "clients_per_chunk": fed.engine.clients_per_chunk,
-            "way": fed.engine.way,
-            "chosen": chosen,
-            "workers": current().count,
-            "device": str(fed.device),
-            "precision": config.precision,
-            "notes": [],
+            "clients_per_chunk": fed.engine.clients_per_chunk, "way": fed.engine.way, "chosen": chosen,
+            "workers": current().count, "device": str(fed.device), "precision": config.precision, "notes": [],
         },
-        "cost": None,
-        "resumed": [],
+        "cost": None, "resumed": [],
         "load": [],  # of the machine, once from the start and once from each round that the run was resumed in
         **environment(fed.device),
-        "rounds": [],
-        "summary": summarise([], setup.selection),
-        "seconds_total": 0.0,
-        "peak_bytes": 0,
-    }
-
-
-def _pixels(transform: Transform) -> dict[str, Any]:
-    """What a record says of the way from pixels to a network's input."""
-    return {"normalisation": {"mean": transform.mean, "std": transform.std}, "augmentation": transform.augmentation}
+        "rounds": [], "summary": summarise([], setup.selection), "seconds_total": 0.0, "peak_bytes": 0,
+    }  # fmt: skip

@@ -55,17 +55,15 @@ def run_rounds(
 ) -> Any:
     """Runs the rounds that the record does not have, or those up to `until`, and returns the state after the last."""
     config, method, rounds, writes = setup.run, setup.method, record["rounds"], current().number == 0
-    start, before, load = time.perf_counter(), record["seconds_total"], os.getloadavg()[0]
     facts = {  # must be equal on all workers
         "the fingerprint of the data": record["dataset_fingerprint"],
         "the fingerprint of the partition": record["partition"]["fingerprint"],
-        "the configuration": identity(record),
-        "the method's file": method.file_hash,
-        "the version of fedcli": version("fedcli"),
-        "the version of PyTorch": torch.__version__,
-    }
+        "the configuration": identity(record), "the method's file": method.file_hash,
+        "the version of fedcli": version("fedcli"), "the version of PyTorch": torch.__version__,
+    }  # fmt: skip
     current().refuse_differences(facts)
     record["status"] = "running"
+    load = os.getloadavg()[0]
     record.setdefault("load", []).append({"round": len(rounds), "start": load, "end": load})
     current().first(lambda: clear(folder, at_rest=True))  # before another worker writes there
     fed.store.open(folder, current().number)
@@ -76,14 +74,15 @@ def run_rounds(
     fed.engine.on_samples = lambda count: progress.samples(count * current().count)
     best = BestModels(folder, setup, record, state)
     saved = complete = len(rounds)  # number of rounds in the last checkpoint; in both state and record
-    writing, written = 0.0, start  # seconds of the last checkpoint, and when it ended
+    ended = written = time.perf_counter()  # when the last round was trained and tested, and the last checkpoint written
+    writing = 0.0  # seconds that it took
     try:
         for number in range(len(rounds), config.rounds):
-            begin = time.perf_counter()
             with method.blamed(*NOT_BLAMED):
                 after, entry = one_round(setup, fed, state, fed.cohort(number))
             rounds.append(entry)
             state = after
+            now = time.perf_counter()
             for text in fed.engine.notes:
                 record["engine"]["notes"].append({"round": number, "text": text})
                 progress.note(text)
@@ -92,16 +91,15 @@ def run_rounds(
             record["load"][-1]["end"] = os.getloadavg()[0]
             record |= {
                 "cost": {
-                    "floats_down": entry["floats_down"],
-                    "floats_up": entry["floats_up"],
+                    "floats_down": entry["floats_down"], "floats_up": entry["floats_up"],
                     "memory_floats": method.client_memory(fed.sizes),
                     # Of batch normalisation, one way.
                     "buffer_floats": round(max(fed.sent_down["buffers"], fed.sent_up["buffers"]) / config.cohort_size),
                 },
                 "summary": summarise(rounds, setup.selection),
-                "seconds_total": before + time.perf_counter() - start,
+                "seconds_total": record["seconds_total"] + now - ended,
                 "peak_bytes": max(record["peak_bytes"], autotune.peak_memory(fed.device)),
-            }
+            }  # fmt: skip
             for earlier in rounds[:-1]:  # of single clients only the last and the selected round are kept
                 if earlier["round"] != record["summary"]["selected_round"]:
                     earlier.pop("client_accuracy", None)
@@ -110,7 +108,6 @@ def run_rounds(
                 state = state._replace(**{name: kept.only(following) for name, kept in stored(state).items()})
             if writes:
                 best.see(record, state)
-            now = time.perf_counter()
             if writes and is_due(number, config.checkpoint_every, config.rounds, writing, now - written):
                 best.write(record)
                 write_checkpoint(folder, record, state)
@@ -119,7 +116,7 @@ def run_rounds(
                 write_record(folder, record)
             complete = len(rounds)
             progress.round(entry)
-            seconds = time.perf_counter() - begin
+            seconds, ended = now - ended, now
             is_late = current().first(lambda next=seconds: time_left() < next)  # the first worker decides for all
             if complete < config.rounds and (is_late or complete == until):
                 raise OutOfTime
@@ -173,12 +170,16 @@ def one_round(setup: Setup, fed: Federation, state: Any, cohort: Cohort) -> tupl
         torch.cuda.synchronize(fed.device)
     seconds = time.perf_counter() - start - sum(fed.seconds.values())
     is_tested = is_last or (cohort.round + 1) % config.eval_every == 0
-    entry = {"round": cohort.round, **(evaluation.evaluate(fed, setup.method, after) if is_tested else NOTHING)}
-    # Means over the clients: terms weighted by numbers of examples; floats sent, without buffers.
-    entry["terms"] = {name: (terms[name].double() * cohort.weights.double()).sum().item() for name in terms}
-    for name, sent in (("floats_down", fed.sent_down), ("floats_up", fed.sent_up)):
-        entry[name] = sum(round(sent[part] / config.cohort_size) for part in ("params", "other"))
-    entry["seconds"] = {**fed.seconds, "aggregate": seconds}
+    down, up = ([sent["params"], sent["other"]] for sent in (fed.sent_down, fed.sent_up))
+    entry = {
+        "round": cohort.round,
+        **(evaluation.evaluate(fed, setup.method, after) if is_tested else NOTHING),
+        # Means over the clients: terms weighted by numbers of examples; floats sent, without buffers.
+        "terms": {name: (terms[name].double() * cohort.weights.double()).sum().item() for name in terms},
+        "floats_down": sum(round(floats / config.cohort_size) for floats in down),
+        "floats_up": sum(round(floats / config.cohort_size) for floats in up),
+        "seconds": {**fed.seconds, "aggregate": seconds},
+    }
     if config.drift_every and (is_last or (cohort.round + 1) % config.drift_every == 0):
         entry["drift"] = drift.measure_drift(fed, cohort)
     return after, entry

@@ -2,7 +2,6 @@
 
 import dataclasses
 import json
-import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import nullcontext, suppress
 from datetime import datetime
@@ -14,12 +13,12 @@ from fedcli.core import partition
 from fedcli.core.engine import WAYS
 from fedcli.core.federation import Federation, NonFiniteLoss
 from fedcli.data.files import is_leftover
-from fedcli.declarations import Method, flag_of
+from fedcli.declarations import Method, describe_need, flag_of, is_idle
 from fedcli.errors import UserError
 from fedcli.registry import find_method
 from fedcli.runs import autotune, records
 from fedcli.runs.checkpoints import CHECKPOINT, clear_finished, read_checkpoint
-from fedcli.runs.config import RunConfig, Setup, fields_of, filled_up, recorded_options, refuse_without_effect, resolve
+from fedcli.runs.config import RunConfig, Setup, fields_of, filled_up, recorded_options, resolve
 from fedcli.runs.lock import LOCK, InUse, locked
 from fedcli.runs.models import Run, all_params
 from fedcli.runs.prepare import flushed_denormals, frozen_parts, machine_settings, new_record, prepare
@@ -27,16 +26,13 @@ from fedcli.runs.rounds import NOT_BLAMED, Listener, run_rounds
 from fedcli.runs.settings import NOT_SETTINGS, differences, draft, settings
 from fedcli.runs.workers import current, launched
 
+LONGER = "a run cannot be lengthened; train anew with 'fedcli run --from RUN --rounds N --out NEW'"
+
 
 def run(
-    method: str,
-    *,
-    out: str | Path | None = None,
-    seeds: Iterable[int] | None = None,
-    continue_: bool | None = None,
-    progress: Listener | None = None,
-    **given: Any,
-) -> Run | list[Run]:
+    method: str, *, out: str | Path | None = None, seeds: Iterable[int] | None = None, continue_: bool | None = None,
+    progress: Listener | None = None, **given: Any,
+) -> Run | list[Run]:  # fmt: skip
     """Runs a method and returns its record, state and folder, or a list of these where `seeds` is given.
 
     The arguments are those of `fedcli.run` and `plan`. With `continue_`, a run that has ended is skipped, and its
@@ -62,14 +58,9 @@ def run(
 
 
 def plan(
-    method: str,
-    *,
-    out: str | Path | None = None,
-    seeds: Iterable[int] | None = None,
-    tuned: str | Path | None = None,
-    sources: Mapping[str, str] | None = None,
-    **options: Any,
-) -> list[tuple[Setup, Path]]:
+    method: str, *, out: str | Path | None = None, seeds: Iterable[int] | None = None, tuned: str | Path | None = None,
+    sources: Mapping[str, str] | None = None, **options: Any,
+) -> list[tuple[Setup, Path]]:  # fmt: skip
     """The runs that `run` makes of what it is given, each with its folder.
 
     Of `sources` are the options that were not typed: where they come from, by name, for the record's `origin`.
@@ -78,9 +69,8 @@ def plan(
         UserError: If one of them cannot start, as far as that shows without its data and its folder.
     """
     chosen, sources = find_method(method), dict(sources or {})
-    options = {name: value for name, value in options.items() if value is not None}
-    if options.get("checkpoint_every") == "auto":
-        del options["checkpoint_every"]
+    auto = "checkpoint_every", "auto"  # as where it is not given
+    options = {name: value for name, value in options.items() if value is not None and (name, value) != auto}
     if tuned is not None:
         best, source = read_tuned(tuned, chosen)
         sources |= dict.fromkeys(best.keys() - options.keys(), source)
@@ -89,48 +79,56 @@ def plan(
         raise UserError(f"--seed {options['seed']} was given with --seeds; leave one of the two out.")
     if out is None and launched():
         raise UserError("the workers of a launcher need one folder for all (got no --out); name it with --out.")
-    setups = []
-    for seed in [{}] if seeds is None else [{"seed": seed} for seed in check_seeds(seeds)]:
-        setups.append(resolve(chosen, {**options, **seed}, sources=sources))
-        refuse_without_effect(setups[-1])
+    different = [{}] if seeds is None else [{"seed": seed} for seed in check_seeds(seeds)]
+    setups = [resolve(chosen, {**options, **seed}, sources=sources) for seed in different]
+    refuse_without_effect(setups[0])
     parent = Path(out or new_folder(setups[0]))
     return [(setup, parent if seeds is None else parent / f"seed-{setup.run.seed}") for setup in setups]
 
 
-def load(path: str | Path, method: str | Path | Sequence[str | Path] = ()) -> Run:
-    """A run from its folder: its record, and its models by `Run.model`.
+def refuse_without_effect(setup: Setup) -> None:
+    """Refuses options that a user types in vain; a protocol, a record and a file of options may have them."""
+    values = setup.values()
+    for name, field in fields_of(RunConfig, setup.method.config).items():
+        is_typed = setup.origin[name] == "command line" and values[name] != field.default
+        if is_typed and is_idle(field.metadata, values):
+            others = ", ".join(f"{flag_of(other)} {values[other]}" for other in field.metadata["only_with"])
+            raise UserError(f"{flag_of(name)} is for {describe_need(field.metadata)} (got {others}); leave it out.")
 
-    Args:
-        path: The folder, or `record.json` in it; one without a run is refused.
-        method: The user's files that the run needs, see `resume`.
-    """
-    path = Path(path)
-    return Run(records.read_record(path), None, path if path.is_dir() else path.parent, method)
+
+def load(path: str | Path, method: str | Path | Sequence[str | Path] = ()) -> Run:
+    """A run from its folder or the record in it, its models by `Run.model`; `method` is as for `resume`."""
+    folder = Path(path) if Path(path).is_dir() else Path(path).parent
+    return Run(records.read_record(Path(path)), None, folder, method)
 
 
 def begun(setup: Setup, folder: Path, going_on: bool) -> dict[str, Any] | None:
-    """The record that a run goes on from, if it may, which must be of the same run; None where it begins."""
-    record = read_begun(folder) if going_on else None
-    if record is None:
-        free_folder(folder)
+    """The record that a run goes on from, if it may go on; None where it begins.
+
+    Raises:
+        InUse: The run begins, but somebody has a lock in its folder, and may be about to write a record.
+        UserError: The folder holds another run or something else.
+    """
+    record, holds_run = read_begun(folder), (folder / records.RECORD).is_file()
+    if record is None or not going_on:
+        # Without a record, only what a killed process has left behind may be there.
+        strangers = [file for file in folder.glob("*") if file.name != LOCK and not is_leftover(file)]
+        if record or (strangers and not holds_run):
+            kind = InUse if (folder / LOCK).exists() else UserError
+            remedy = "go on with --continue, or choose another" if holds_run else "choose another"
+            raise kind(f"the output folder '{folder}' exists; an existing one is never overwritten; {remedy}.")
         return None
-    other = differences(settings(draft(setup)), settings(record))
-    other.pop("code", None)  # `resume` says what to do about it
-    recorded = filled_up(record["config"], fields_of(RunConfig))
-    for name in NOT_SETTINGS:  # these change no result, but what was asked for would not be done
-        if name == "seed" or setup.origin[name] == "command line":
-            other |= differences({name: getattr(setup.run, name)}, {name: recorded[name]})
-    for name, (now, before) in other.items():
-        flag = name if name in ("method", "selection") else flag_of(name)
-        remedy = _more_rounds(folder) if name == "rounds" and now > before else "choose another --out"
-        raise UserError(f"'{folder}' holds a run with another {flag} (got {now}, was {before}); {remedy}.")
+    recorded = filled_up(record["config"], RunConfig)
+    # Beside the settings, what changes no result, but would not be done although it was asked for.
+    asked = [name for name in NOT_SETTINGS if name == "seed" or setup.origin[name] == "command line"]
+    now = settings(draft(setup)) | {name: getattr(setup.run, name) for name in asked}
+    before = settings(record) | {name: recorded[name] for name in asked}
+    for name, (value, other) in differences(now, before).items():
+        if name != "code":  # `resume` says what to do about it
+            flag = name if name in ("method", "selection") else flag_of(name)
+            remedy = LONGER if name == "rounds" and value > other else "choose another --out"
+            raise UserError(f"'{folder}' holds a run with another {flag} (got {value}, was {other}); {remedy}.")
     return record
-
-
-def _more_rounds(folder: Path) -> str:
-    """What is said to somebody who wants more rounds of a run."""
-    command = shlex.join(["fedcli", "run", "--from", str(folder), "--rounds", "N", "--out", "NEW"])
-    return f"a run cannot be lengthened; train anew with '{command}'"
 
 
 def read_begun(folder: Path) -> dict[str, Any] | None:
@@ -161,7 +159,7 @@ def read_tuned(path: str | Path, method: Method) -> tuple[dict[str, Any], str]:
 
 def check_seeds(seeds: Iterable[Any]) -> list[int]:
     """The seeds of several runs as a list; refused if they are not distinct whole numbers from 0."""
-    seeds = [seeds] if isinstance(seeds, str) else list(seeds)
+    seeds = list(seeds)
     if not seeds or len(set(seeds)) < len(seeds) or any(type(seed) is not int or seed < 0 for seed in seeds):
         fault = f"--seeds must be distinct whole numbers from 0 (got '{','.join(map(str, seeds))}')"
         raise UserError(f"{fault}; write --seeds 0,1,2, or seeds=[0, 1, 2] in Python.")
@@ -184,10 +182,8 @@ def begin(setup: Setup, folder: Path, source: str, progress: Listener | None = N
         record = new_record(setup, dataset, parts, fed, source, chosen)
         with setup.method.blamed(*NOT_BLAMED):
             state = setup.method.init(fed, setup.options)
-        is_first = current().number == 0
-        with locked(folder) if is_first else nullcontext():
-            if is_first:
-                free_folder(folder)  # another process may have begun in it meanwhile
+        with locked(folder) if current().number == 0 else nullcontext():
+            current().first(lambda: begun(setup, folder, False))  # another process may have begun in it meanwhile
             state = run_rounds(setup, fed, record, state, folder, progress or Listener(), until)
     return Run(record, state, folder, tuple(userfiles.user_files(record)))
 
@@ -196,27 +192,23 @@ def find_unfinished(path: Path) -> list[Path]:
     """The folders of the runs to resume: `path` itself if it is a run, else those below it that have not ended."""
     if not path.is_dir() or (path / records.RECORD).is_file():
         return [path]
-    below = sorted(file.parent for file in path.rglob(records.RECORD))
-    unfinished = list(below)
-    for folder in below:
+    folders = sorted(file.parent for file in path.rglob(records.RECORD))
+    unfinished = list(folders)
+    for folder in folders:
         with suppress(UserError):  # a damaged record is left to `resume`, which says so
             if has_ended(records.read_record(folder)):
                 unfinished.remove(folder)
     if not unfinished:
         others = "runs that have not begun start by the command that made the folder, with --continue"
-        raise UserError(f"'{path}' has no unfinished run (got {len(below)} runs, all ended); {others}.")
+        raise UserError(f"'{path}' has no unfinished run (got {len(folders)} runs, all ended); {others}.")
     return unfinished
 
 
 @flushed_denormals()
 def resume(
-    path: str | Path,
-    *,
-    method: str | Path | Sequence[str | Path] = (),
-    changed_method: bool = False,
-    progress: Listener | None = None,
-    skip_ended: bool = False,
-) -> Run:
+    path: str | Path, *, method: str | Path | Sequence[str | Path] = (), changed_method: bool = False,
+    progress: Listener | None = None, skip_ended: bool = False,
+) -> Run:  # fmt: skip
     """Takes up a run that was killed or interrupted, from its last checkpoint.
 
     Args:
@@ -232,27 +224,20 @@ def resume(
             not the same.
     """
     folder, progress = Path(path), progress or Listener()
-    is_first = current().number == 0
     records.read_record(folder)  # refuses what is no run, and makes no folder
-    with locked(folder) if is_first else nullcontext():  # which clears what a kill after the last record has left
+    with locked(folder) if current().number == 0 else nullcontext():
         record = current().first(lambda: records.read_record(folder))
-        is_finished = record["status"] == "finished"
         if skip_ended and has_ended(record):
-            if is_finished and is_first:
-                clear_finished(folder, record)
+            if record["status"] == "finished":  # a kill after the last record has left something
+                current().first(lambda: clear_finished(folder, record))
             progress.skip(record, folder)
             return load(folder, tuple(userfiles.user_files(record)))
-        if is_finished:
-            done = f"the run '{folder}' has finished (got all of its {record['config']['rounds']} rounds)"
-            raise UserError(f"{done}; {_more_rounds(folder)}.")
-        record = userfiles.trust_files(record, method, changed_method)
-        chosen = find_method(record["method_source"])
-        other_file = not userfiles.is_hash_of(record["method_hash"], chosen.file)
-        if (other_file or records.outdated(record, chosen)) and not changed_method:
-            raise _changed_code(record, chosen, "go on with --changed-method, or start a new run")
-        if other_file:
-            record["method_hash"] += userfiles.THEN + chosen.file_hash
-        setup, fed = restore(record, chosen)
+        if record["status"] == "finished":
+            done = f"the run '{folder}' has finished (got all of its {len(record['rounds'])} rounds)"
+            raise UserError(f"{done}; {LONGER}.")
+        record, setup, fed = restore(record, method, changed_method)
+        if not userfiles.is_hash_of(record["method_hash"], setup.method.file):
+            record["method_hash"] += userfiles.THEN + setup.method.file_hash
         with machine_settings(fed):
             state, before = read_checkpoint(folder, record, setup, fed)
             record |= before
@@ -262,13 +247,6 @@ def resume(
                 fed.engine.notes.append(note)
             state = run_rounds(setup, fed, record, state, folder, progress)
     return Run(record, state, folder, tuple(userfiles.user_files(record)))
-
-
-def _changed_code(record: dict[str, Any], method: Method, remedy: str) -> UserError:
-    """An error, to be raised by the caller, for a run whose method is another one by now; it says by what."""
-    now = f"numerics {records.numerics(record, method)}, hash {method.file_hash}"
-    was = f"{record['numerics']}, {record['method_hash']}"
-    return UserError(f"the code of '{method.name}' has changed since the run began (got {now}; was {was}); {remedy}.")
 
 
 def recorded_setup(record: dict[str, Any], method: Method, **instead: Any) -> Setup:
@@ -281,8 +259,27 @@ def recorded_setup(record: dict[str, Any], method: Method, **instead: Any) -> Se
     return dataclasses.replace(setup, origin=origin, selection=record["summary"]["selection"])
 
 
-def restore(record: dict[str, Any], method: Method, **instead: Any) -> tuple[Setup, Federation]:
-    """The set-up and the federation of a run, from its record; refuses other data and another partition."""
+def restore(
+    record: dict[str, Any], files: str | Path | Sequence[str | Path], changed_method: bool = False, **instead: Any
+) -> tuple[dict[str, Any], Setup, Federation]:
+    """A run's record with the user's files as they are now, its set-up and its federation; `instead` overrides options.
+
+    The other arguments are those of `resume`.
+
+    Raises:
+        UserError: If code, data or partition are not the same any more.
+    """
+    record = userfiles.trust_files(record, files, changed_method)
+    method = find_method(record["method_source"])
+    is_other = records.is_other_method(record, method)
+    if record["status"] != "finished":  # a finished run's last model is known by its hash
+        is_other = not userfiles.is_hash_of(record["method_hash"], method.file) or records.outdated(record, method)
+    if is_other and not changed_method:
+        now = f"numerics {records.numerics(record, method)}, hash {method.file_hash}"
+        raise UserError(
+            f"the code of '{method.name}' has changed since the run began (got {now}; was {record['numerics']}, "
+            f"{record['method_hash']}); resume with --changed-method, or run the experiment again."
+        )
     setup = recorded_setup(record, method, **instead)
     dataset, parts, fed = prepare(setup)
     for part, then, now in (
@@ -293,7 +290,7 @@ def restore(record: dict[str, Any], method: Method, **instead: Any) -> tuple[Set
         if then != now:
             raise UserError(f"the {part} has changed since the run began (fingerprint {now}, was {then}); restore it.")
     record["engine"]["workers"] = current().count
-    return setup, fed
+    return record, setup, fed
 
 
 class OpenRun(NamedTuple):
@@ -308,10 +305,7 @@ class OpenRun(NamedTuple):
 def open_run(folder: Path, method: Sequence[str] = (), **instead: Any) -> OpenRun:
     """Opens a finished run, to look at its last model or to go on from it; nothing is written.
 
-    Args:
-        folder: Of the run, with its last checkpoint.
-        method: The user's files that the run needs, see `resume`.
-        **instead: Options in place of the run's own, as `drift_every=1`.
+    The arguments are those of `restore`, with the folder of the run.
 
     Raises:
         UserError: If the run has not finished, its method, data or partition are not the same any more, or its
@@ -320,34 +314,14 @@ def open_run(folder: Path, method: Sequence[str] = (), **instead: Any) -> OpenRu
     record = records.read_record(folder)
     if record["status"] != "finished":
         raise UserError(f"the run '{folder}' has not finished (it is {record['status']}); 'fedcli resume' goes on.")
-    record = userfiles.trust_files(record, method)
-    chosen = find_method(record["method_source"])
-    if records.is_other_method(record, chosen):  # other numerics are allowed: the last model is known by its hash
-        raise _changed_code(record, chosen, "run the experiment again")
-    setup, fed = restore(record, chosen, **instead)
+    record, setup, fed = restore(record, method, **instead)
     expected, actual = record["summary"].get("params_sha256"), "no checkpoint"
     if (folder / CHECKPOINT).is_file():
-        state = read_checkpoint(folder, record, setup, fed)[0]
-        actual = records.params_hash(all_params(chosen, state, fed.num_clients))
+        state, _ = read_checkpoint(folder, record, setup, fed)
+        actual = records.params_hash(all_params(setup.method, state, fed.num_clients))
     if actual != expected:
         raise UserError(f"'{folder}' does not hold the run's last model (got {actual}, was {expected}); run it again.")
     return OpenRun(record, setup, fed, state)
-
-
-def free_folder(folder: Path) -> None:
-    """Refuses the folder of a run that begins, unless it is free or holds a run that has finished no round.
-
-    Raises:
-        InUse: Somebody has a lock there, and may be about to write a record.
-        UserError: There is something else.
-    """
-    holds_run = (folder / records.RECORD).is_file()
-    # Without a record, only what a killed process has left behind may be there.
-    strangers = [file for file in folder.glob("*") if file.name != LOCK and not is_leftover(file)]
-    if read_begun(folder) if holds_run else strangers:
-        kind = InUse if (folder / LOCK).exists() else UserError
-        remedy = "go on with --continue, or choose another" if holds_run else "choose another"
-        raise kind(f"the output folder '{folder}' exists; an existing one is never overwritten; {remedy}.")
 
 
 def new_folder(setup: Setup) -> Path:

@@ -15,7 +15,8 @@ from fedcli.core import partition
 from fedcli.declarations import is_idle
 from fedcli.errors import UserError
 from fedcli.registry import methods, posts, protocols
-from fedcli.runs.config import RunConfig, Setup, fields_of, filled_up, merge_options, num_images
+from fedcli.runs.config import RunConfig, Setup, default_options, fields_of, filled_up, num_images
+from fedcli.runs.records import is_packaged
 from fedcli.userfiles import own_paths, replace_paths
 
 Settings = dict[str, Any]
@@ -32,40 +33,32 @@ SIZES = {  # what a run can have less of than its protocol says, and the word fo
 }  # fmt: skip
 
 
-def settings(record: Mapping[str, Any], *, post: bool = True) -> Settings:
+def settings(record: Mapping[str, Any]) -> Settings:
     """Everything that says which experiment a run is: all options that its result can depend on, filled up.
 
     Not among them are the seed, the machine, the numerics and the fingerprints of images and partition, which differ
     between runs of one experiment, and options that change nothing beside the others. An option that is newer than the
     record has the value that runs had before it. Of a user's file there is its name, and of a method's also the
-    beginning of its hash.
-
-    Args:
-        record: Of a run, or what `draft` says of a planned one.
-        post: If False, the step after the last round and its options are ignored.
+    beginning of its hash. The record may be what `draft` says of a planned run.
     """
-    is_packaged = record["method_source"] == record["method"]
-    kinds = [RunConfig]
-    if is_packaged and record["method"] in methods():  # a user's own file is not imported because a record names it
-        kinds.append(methods()[record["method"]].config)
-    fields = fields_of(*kinds)
-    config = filled_up(record["config"], fields)
-    left_out = {name for name, field in fields.items() if is_idle(field.metadata, config)} | {*NOT_SETTINGS, *FIRST}
-    if not post or config["post"] is None:
-        config["post"] = None
+    method = methods().get(record["method"]) if is_packaged(record) else None  # no user's file is imported for a record
+    kinds = [RunConfig] if method is None else [RunConfig, method.config]
+    config = filled_up(record["config"], *kinds)
+    idle = {name for name, field in fields_of(*kinds).items() if is_idle(field.metadata, config)}
+    left_out = {*idle, *NOT_SETTINGS, *FIRST}
+    if config["post"] is None:
         left_out |= fields_of(*(step.config for step in posts().values())).keys()
     if config["public_dataset"] is None:
         left_out |= {name for name in config if name.startswith("public_")}
     if record["origin"].get("partition_seed") == "seed":
         config["partition_seed"] = AS_SEED
-    division = config["partition"]
-    if not own_paths([division]):
+    if not own_paths([config["partition"]]):
         with suppress(UserError):  # of one that there is no more; `dirichlet:.5` and `dirichlet:0.5` are the same
-            division = partition.from_flag(division).flag
-    values = {name: record[name] for name in ("method", "protocol", "dataset")} | {"partition": division}
-    values |= {name: value for name, value in config.items() if name not in left_out}
+            config["partition"] = partition.from_flag(config["partition"]).flag
+    values = {**config, "method": record["method"], "protocol": record["protocol"], "dataset": record["dataset"]}
+    values = {name: values[name] for name in (*FIRST, *config) if name in FIRST or name not in left_out}
     values["selection"] = record["summary"]["selection"]
-    if not is_packaged:
+    if not is_packaged(record):
         values["code"] = record["method_hash"][:8]
     names = {path: Path(path).name for path in own_paths(config.values())}  # it may be moved
     return {name: replace_paths(value, names) for name, value in values.items()}
@@ -112,20 +105,22 @@ def reductions(record: Mapping[str, Any]) -> dict[str, str]:
     config, protocol = record["config"], protocols().get(record["protocol"])
     if protocol is None or not protocol.datasets:
         return {}
-    full, _ = merge_options(protocol, record["dataset"], {})
+    full, _ = default_options(protocol, record["dataset"])
     full["cohort_size"] = full["cohort_size"] or full["num_clients"]
     images = (record["dataset"], config.get("local_test")), (config.get("public_dataset"), None)
     for name, (dataset, tested) in zip(("train_examples", "public_examples"), images, strict=True):
-        if config.get(name) is not None and not own_paths([dataset]):
+        if dataset and config.get(name) is not None and not own_paths([dataset]):
             full[name] = full[name] or num_images(dataset, tested)
-    smaller = [name for name in SIZES if is_smaller(name, config.get(name), full[name])]
-    return {name: differences_text({name: (config[name], full[name])}) for name in smaller}
+    sizes = {name: (config.get(name), full[name]) for name in SIZES}
+    return {name: differences_text({name: both}) for name, both in sizes.items() if is_smaller(name, *both)}
 
 
 def settings_text(values: Mapping[str, Any]) -> str:
     """Settings as text, `cifar10, lr 0.1, drop last on`."""
-    words = {name: "" if name in ITS_OWN_WORD else f"{name.replace('_', ' ')} " for name in values}
-    return ", ".join(words[name] + _word(value) for name, value in values.items())
+    texts = []
+    for name, value in values.items():
+        texts.append(_word(value) if name in ITS_OWN_WORD else f"{name.replace('_', ' ')} {_word(value)}")
+    return ", ".join(texts)
 
 
 def _word(value: Any) -> str:
