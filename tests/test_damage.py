@@ -54,7 +54,7 @@ def test_tensors_are_read_as_they_were_written(tmp_path):
     about = {"number": 0.1, "list": [1, None]}
     checkpoints.save(tmp_path / "file", tree, about)
     tensors = load_file(tmp_path / "file")  # as another program reads it
-    loaded, said = checkpoints.load(tmp_path / "file")
+    loaded, said = checkpoints.load(tmp_path / "file", {})
     assert said == about
     for name, tensor in tree.items():
         torch.testing.assert_close(tensors[f"/{name}"], tensor, rtol=0, atol=0, equal_nan=True)

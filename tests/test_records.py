@@ -72,7 +72,7 @@ def test_a_run_that_cannot_be_opened_is_refused(finished, tmp_path):
     name, value = next(iter(state.params.items()))
     for spoilt, message in (
         (state._replace(params={**state.params, name: value + 1}), r"the run's last model \(got [0-9a-f]{64},"),
-        (AnotherState(*state), r"a state of another kind \(got .AnotherState.; ServerState are allowed"),
+        (AnotherState(*state), r"a state of another kind \(got .AnotherState.; ServerState, kept are allowed"),
     ):
         checkpoints.save(file, spoilt, about)
         with pytest.raises(UserError, match=message):

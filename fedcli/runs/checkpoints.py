@@ -1,8 +1,8 @@
 """The files that a run goes on from: its checkpoints, and the states that its clients keep from round to round.
 
-A file has the form of safetensors. All its metadata are one JSON text, since the library does not keep the order of
-several: the SHA-256 of the whole file, taken with zeros in its own place; the structure of the tree,
-see `to_names`; and what the caller adds. Older files have a text for each of the three.
+A file has the form of safetensors. Its metadata are one JSON text, since the library does not keep the order of
+several: the SHA-256 of the whole file, taken with zeros in its own place; the structure of the tree, see `to_names`;
+and what the caller adds. Older files have a text for each of the three.
 
 Each time that a client keeps a state, that is a version of it, which never changes. The versions used last are in
 memory. One is written to a file of its own when it is evicted from there or a checkpoint is to name it, and never
@@ -26,9 +26,10 @@ from typing import Any
 import torch
 from safetensors.torch import load as deserialize
 from safetensors.torch import save as serialize
+from torch import Tensor
 
 from fedcli.core.federation import Federation, NonFiniteLoss
-from fedcli.core.trees import Tree, from_names, leaves, to_names, tree_map
+from fedcli.core.trees import Tree, from_names, leaves, stored, to_names, tree_map
 from fedcli.data.files import write_atomically
 from fedcli.errors import UserError
 from fedcli.runs.config import Setup
@@ -47,10 +48,6 @@ SHARE, LONGEST = 0.05, 600.0  # of the time that checkpoints may take; seconds b
 CGROUP_LIMIT = Path("/sys/fs/cgroup/memory.max")  # what a container may use of the machine's memory
 
 
-class Damaged(UserError):
-    """A file is missing or not as it was written."""
-
-
 def save(path: Path, tree: Tree, facts: Mapping[str, Any]) -> str:
     """Writes a tree of tensors, numbers and texts to a file, atomically, and returns its SHA-256 as it stands in it.
 
@@ -67,58 +64,48 @@ def save(path: Path, tree: Tree, facts: Mapping[str, Any]) -> str:
     return digest
 
 
-def read_verified(path: Path, digest: str | None = None) -> bytes:
+def read_verified(path: Path, digest: str | None = None) -> tuple[Any, dict[str, Any], dict[str, Tensor]]:
     """Reads a file and checks its SHA-256 against `digest`, or against its embedded one if None.
 
+    Returns:
+        The structure of the tree, what else the file says, and the tensors by name.
+
     Raises:
-        Damaged: If a byte is not the one that was written, or it is another file or none.
+        UserError: If a byte is not the one that was written, or it is another file or none.
     """
     content = path.read_bytes() if path.is_file() else b""
     match = DIGEST.search(content)
     actual = hashlib.sha256(content.replace(match[1], ZEROS, 1)).hexdigest() if match else "none"
     if match is None or actual != (digest or match[1].decode()):
         fault = f"'{path}' is missing or not as it was written (got SHA-256 {actual[:16]})"
-        raise Damaged(f"{fault}; put a copy back, or delete {CHECKPOINT} to resume from {PREVIOUS}.")
-    return content
+        raise UserError(f"{fault}; put a copy back, or delete {CHECKPOINT} to resume from {PREVIOUS}.")
+    length = int.from_bytes(content[:8], "little")
+    metadata = json.loads(content[8 : 8 + length])["__metadata__"]
+    if METADATA in metadata:
+        parts = json.loads(metadata[METADATA])
+    else:
+        parts = {name: json.loads(metadata[name]) for name in ("tree", "about")}
+    return parts["tree"], parts["about"], deserialize(content)
 
 
 def load(
-    path: Path,
-    types: Mapping[str, Callable[..., Any]] | None = None,
-    device: torch.device | str = "cpu",
-    digest: str | None = None,
+    path: Path, types: Mapping[str, Callable], device: torch.device | str = "cpu", digest: str | None = None
 ) -> tuple[Tree, dict[str, Any]]:
     """Reads what `save` has written, and returns the tree and what else the file says.
 
     `types` maps names to NamedTuple classes of the tree; its entry `kept` rebuilds what a store keeps from its rows.
 
     Raises:
-        Damaged: See `read_verified`.
-        UserError: If a NamedTuple is none of the types.
+        UserError: See `read_verified`; also if a NamedTuple is none of the types.
     """
-    content = read_verified(path, digest)
-    structure, facts = _read_metadata(content)
-    tensors = deserialize(content)
+    structure, facts, tensors = read_verified(path, digest)
     for name, tensor in tensors.items():
         tensors[name] = tensor.clone().to(device)  # in memory of its own: rounding may depend on its alignment
     try:
-        return from_names(structure, tensors, types or {}), facts
+        return from_names(structure, tensors, types), facts
     except (KeyError, TypeError) as error:  # a NamedTuple that is none of the types, or has other fields
-        allowed = ", ".join(name for name in types or {} if name != "kept")
-        raise UserError(
-            f"the file '{path}' holds a state of another kind (got {error}; {allowed} are allowed); read it with the "
-            "method that wrote it."
-        ) from None
-
-
-def _read_metadata(content: bytes) -> tuple[Any, dict[str, Any]]:
-    """Returns the structure of the tree in a verified file and what else the file says."""
-    length = int.from_bytes(content[:8], "little")
-    metadata = json.loads(content[8 : 8 + length])["__metadata__"]
-    if METADATA in metadata:
-        parts = json.loads(metadata[METADATA])
-        return parts["tree"], parts["about"]
-    return json.loads(metadata["tree"]), json.loads(metadata["about"])  # of an older file
+        fault = f"the file '{path}' holds a state of another kind (got {error}; {', '.join(types)} are allowed)"
+        raise UserError(f"{fault}; read it with the method that wrote it.") from None
 
 
 @dataclass(eq=False, slots=True, weakref_slot=True)
@@ -211,7 +198,7 @@ class Store:
             NonFiniteLoss: If a new one is infinite or NaN; it says in which round, from 0.
             OSError: If the disk does not take them.
         """
-        refuse_non_finite({"clients": new}, {}, round)
+        refuse_non_finite({"clients": new}, round)
         if isinstance(states, Kept):
             versions = dict(states.data)
         else:  # a method's own at the start
@@ -249,18 +236,12 @@ class Store:
             del self._cache[oldest]
 
 
-def refuse_non_finite(state: Any, before: Any, round: int) -> None:
-    """Raises NonFiniteLoss if a tensor that differs from `before` contains NaN or inf; `round` counts from 0."""
-    checked, finite = {id(leaf) for leaf in leaves(before)}, {}
+def refuse_non_finite(state: Any, round: int) -> None:
+    """Raises NonFiniteLoss if a tensor of a state contains NaN or inf; `round` counts from 0."""
     for name, leaf in to_names(state)[1].items():
-        if leaf.is_floating_point() and id(leaf) not in checked:
-            finite[name] = torch.isfinite(leaf).all()
-    for name, flag in finite.items():  # which waits for the device, once all is asked
-        if not flag:
-            raise NonFiniteLoss(
-                f"'{name[1:]}' of the state is not finite in round {round + 1}; a smaller --lr, or a smaller step of "
-                "the server, usually helps."
-            )
+        if leaf.is_floating_point() and not leaf.isfinite().all():
+            fault = f"'{name[1:]}' of the state is not finite in round {round + 1}"
+            raise NonFiniteLoss(f"{fault}; a smaller --lr, or a smaller step of the server, usually helps.")
 
 
 def is_due(number: int, every: int | None, rounds: int, seconds: float, since: float) -> bool:
@@ -269,10 +250,11 @@ def is_due(number: int, every: int | None, rounds: int, seconds: float, since: f
     If `every` is None, they take at most 5 % of the time but come at least every ten minutes. The last one took
     `seconds`, 0 before the first, and ended `since` seconds ago.
     """
-    is_last = number + 1 == rounds
-    if every is not None:
-        return is_last or (number + 1) % every == 0
-    return is_last or since >= min(seconds * (1 / SHARE - 1), LONGEST)
+    if number + 1 == rounds:
+        return True
+    if every is None:
+        return since >= min(seconds * (1 / SHARE - 1), LONGEST)
+    return (number + 1) % every == 0
 
 
 def write_checkpoint(folder: Path, record: dict[str, Any], state: Any) -> None:
@@ -302,8 +284,8 @@ def clear(folder: Path, *files: str, at_rest: bool = False) -> None:
         (folder / file).unlink(missing_ok=True)
     names = set()
     for checkpoint in (folder / CHECKPOINT, folder / PREVIOUS):
-        with suppress(Damaged):
-            names.update(_read_metadata(read_verified(checkpoint))[1].get("states", []))
+        with suppress(UserError):  # there is none, or it is damaged
+            names.update(read_verified(checkpoint)[1]["states"])
     for file in (folder / STATES).glob("*"):
         if file.name.removesuffix(SUFFIX) not in names and (at_rest or OTHER not in file.name):
             file.unlink(missing_ok=True)  # its worker may have removed it
@@ -325,8 +307,7 @@ def read_checkpoint(folder: Path, record: dict[str, Any], setup: Setup, fed: Fed
         The method's state, and what the record says up to it; the initial ones where there is none.
 
     Raises:
-        Damaged: If the checkpoint, or what a client has kept by then, is.
-        UserError: If it is another run's or of another kind.
+        UserError: If the checkpoint, or what a client has kept by then, is damaged, another run's or of another kind.
     """
     for file in (folder / CHECKPOINT, folder / PREVIOUS):
         if file.is_file():
@@ -344,4 +325,4 @@ def read_checkpoint(folder: Path, record: dict[str, Any], setup: Setup, fed: Fed
 
 def _versions(state: Any) -> list[Version]:
     """Returns what clients keep of a method's state."""
-    return [version for kept in leaves(state) if isinstance(kept, Kept) for version in kept.data.values()]
+    return [version for kept in stored(state).values() for version in kept.data.values()]
