@@ -22,7 +22,7 @@ def killed_and_resumed(folder, log):
     """The record of a run that is killed after round 3, of which only two are in the checkpoint, and resumed."""
     with pytest.raises(Stop):
         fedcli.run("fedavg", out=folder, log=log, progress=StopAfter(3), **TINY)
-    return runs.resume(folder, progress=trackers.with_loggers(None, log)).record
+    return runs.resume(folder, progress=trackers.Loggers(None, log)).record
 
 
 def scalars(folder):

@@ -23,7 +23,7 @@ from fedcli.core import NUMERICS
 from fedcli.core.backbones import have_dead_taps
 from fedcli.core.clients import Params
 from fedcli.core.engine import WAYS
-from fedcli.data.files import one_line, write_atomically
+from fedcli.data.files import reading, write_atomically
 from fedcli.declarations import Method
 from fedcli.errors import UserError
 from fedcli.runs.config import recorded_fields
@@ -31,11 +31,6 @@ from fedcli.userfiles import THEN, is_hash_of, replace_paths
 
 SCHEMA = 1
 RECORD = "record.json"
-REMEDY = "put a copy back, or run the experiment again"  # of a record that cannot be used
-PARTS = (  # that every record has
-    "status", "method", "method_source", "method_hash", "protocol", "dataset", "dataset_fingerprint", "seed", "config",
-    "origin", "partition", "model", "engine", "hardware", "rounds", "summary", "resumed",
-)  # fmt: skip
 
 
 def write_record(folder: Path, record: dict[str, Any]) -> None:
@@ -52,25 +47,22 @@ def read_record(path: Path) -> dict[str, Any]:
     had one way, no notes.
 
     Raises:
-        UserError: If there is none, it is not JSON or lacks a part, its digest or its schema is another one.
+        UserError: If there is none, it is no record, or its digest or its schema is another one.
     """
     file = path / RECORD if path.is_dir() else path
     if not file.is_file():
         raise UserError(f"there is no run at '{file}' (got no {RECORD}); give the folder of a run, which holds one.")
-    try:
+    with reading(file, "a record as fedcli has written it"):
         record = json.loads(file.read_text())
-    except (ValueError, RecursionError) as error:  # also of bytes that are no text
-        raise UserError(f"the record '{file}' is not JSON ({one_line(error)}); {REMEDY}.") from error
-    schema = record.get("schema") if isinstance(record, dict) else type(record).__name__
-    if schema != SCHEMA:
-        raise UserError(f"the record '{file}' has schema {schema}; this version reads schema {SCHEMA}; update fedcli.")
-    digest = record.pop("digest", None)
-    if digest is not None and digest != _digest(record):
-        raise UserError(f"the record '{file}' is damaged or was changed by hand; {REMEDY}.")
-    if lost := [name for name in PARTS if name not in record]:
-        raise UserError(f"the record '{file}' is not usable (it lacks {', '.join(lost)}); {REMEDY}.")
-    record["engine"] = {"way": WAYS[0], "notes": [], **record["engine"]}
-    return {"numerics": {"core": 1, "method": 1}, **record}
+        if record["schema"] != SCHEMA:
+            text = f"the record '{file}' has schema {record['schema']}; this version reads schema {SCHEMA}"
+            raise UserError(f"{text}; update fedcli.")
+        digest = record.pop("digest", None)
+        if digest is not None and digest != _digest(record):
+            text = f"the record '{file}' is damaged or was changed by hand"
+            raise UserError(f"{text}; put a copy back, or run the experiment again.")
+        record["engine"] = {"way": WAYS[0], "notes": [], **record["engine"]}
+        return {"numerics": {"core": 1, "method": 1}, **record}
 
 
 def identity(record: dict[str, Any]) -> str:
@@ -140,28 +132,25 @@ def environment(device: torch.device) -> dict[str, Any]:
     text = cpuinfo.read_text() if cpuinfo.is_file() else ""
     model = re.search(r"^model name\s*: (.+)$", text, re.MULTILINE)
     processor = (model[1] if model else platform.processor() or platform.machine()).strip()
-    # The instructions that arithmetic on arrays depends on.
-    flags = set(re.findall(r"\b(?:avx|amx|fma|f16c|neon|asimd|sve)\w*", text))
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else processor
     flushes = torch.set_flush_denormal(sys.float_info.min / 2 == 0)  # leaves it as it is, and says whether it can be
-    # Of the checkout, with "+" if it was changed since; None outside of one.
-    commit = _git("describe", "--always", "--exclude=*", "--abbrev=40", "--dirty=+") if checkout() else ""
-    libraries = ("torch", "torchvision", "numpy", "scikit-learn", "fedcli")
     return {
         "hardware": {"device": device.type, "name": name, "cores": os.cpu_count(), "threads": torch.get_num_threads()},
         "machine": {
             "processor": processor,
-            "flags": sorted(flags),
+            # The instructions that arithmetic on arrays depends on.
+            "flags": sorted(set(re.findall(r"\b(?:avx|amx|fma|f16c|neon|asimd|sve)\w*", text))),
             "system": platform.platform(),
             "denormals": "0 in a run" if flushes else "kept",
         },
         "versions": {
             "python": platform.python_version(),
-            **{library: version(library) for library in libraries},
+            **{library: version(library) for library in ("torchvision", "numpy", "scikit-learn", "fedcli")},
             "torch": torch.__version__,  # with the part after "+", which says for which CUDA it was built
             "cuda": torch.version.cuda if device.type == "cuda" else None,
         },
-        "commit": commit or None,
+        # Of the checkout, with "+" if it was changed since; None outside of one.
+        "commit": (checkout() and _git("describe", "--always", "--exclude=*", "--abbrev=40", "--dirty=+")) or None,
     }
 
 
