@@ -39,18 +39,19 @@ def held(kept):
     return {client: state.params["w"][0].item() for client, state in kept.items()}
 
 
-def test_what_does_not_fit_into_memory_lies_in_files_the_one_used_last_at_last(tmp_path):
+def test_what_does_not_fit_into_memory_lies_in_files_the_one_kept_first_at_first(tmp_path):
     store = opened(tmp_path, 2 * BYTES)
-    first = store.keep(store.keep({}, states(1), 0), states(2), 0)
+    first = store.keep(store.keep({}, states(2), 0), states(1), 0)
     assert files(tmp_path) == []
-    assert torch.equal(first[1].params["w"], torch.ones(10))  # used now: 2 goes first
     later = store.keep(first, states(4), 1)
     assert files(tmp_path) == ["000002-0"]
-    assert [version.client for version in later.data.values() if version.state is not None] == [1, 4]
-    assert later.nbytes == 3 * BYTES
     assert held(later) == {1: 1, 2: 2, 4: 4}
+    assert [client for client, version in later.data.items() if version.state is not None] == [1, 4]
     assert isinstance(later[2], ClientState)
     assert (list(later), 2 in later, later.get(7, "none")) == ([1, 2, 4], True, "none")
+    fewer = later.only([2, 4])  # which fit
+    assert held(fewer) == {2: 2, 4: 4}
+    assert fewer.nbytes == sum(version.nbytes for version in fewer.data.values() if version.state is not None)
 
 
 @pytest.mark.parametrize("memory", [0, 2 * BYTES, 10**6])

@@ -4,7 +4,7 @@ A file has the form of safetensors. Its metadata are one JSON text, since the li
 several: the SHA-256 of the whole file, taken with zeros in its own place; the structure of the tree, see `to_names`;
 and what the caller adds. Older files have a text for each of the three.
 
-Each time that a client keeps a state, that is a version of it, which never changes. The versions used last are in
+Each time that a client keeps a state, that is a version of it, which never changes. The versions kept last are in
 memory. One is written to a file of its own when it is evicted from there or a checkpoint is to name it, and never
 again. A method holds the versions of all clients as a `Kept`, a mapping from ids to states, and asks for those of the
 round's clients. A version that no method holds is gone from memory, and its file too unless a checkpoint names it.
@@ -17,7 +17,7 @@ import os
 import re
 import weakref
 from collections import UserDict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -133,14 +133,23 @@ class Version:
 
 
 class Kept(UserDict):
-    """What clients keep, by id in ascending order: versions, which a store reads when they are asked for."""
+    """What clients keep, by id in ascending order; a version that is only in its file is read when it is asked for."""
 
-    def __init__(self, store: "Store", versions: Iterable[Version]):
-        self._store = store
-        self.data = {version.client: version for version in sorted(versions, key=lambda version: version.client)}
+    def __init__(self, store: "Store", versions: dict[int, Version]):
+        self._store, self.data = store, versions  # the one kept last at last
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(sorted(self.data))
 
     def __getitem__(self, client: int) -> Tree:
-        return self._store.read(self.data[client])
+        """Reads a client's state, unless its file is damaged; its tensors are on any device, and not to be changed."""
+        version = self.data[client]
+        if version.state is not None:
+            return version.state
+        state, _ = load(version.file, self._store.types, digest=version.digest)
+        if self.nbytes <= self._store.limit:
+            version.state = state
+        return state
 
     @property
     def nbytes(self) -> int:
@@ -149,50 +158,52 @@ class Kept(UserDict):
 
     def rows(self) -> list[tuple[int, str, int, str | None]]:
         """Names each client's version as a checkpoint does: client, file without suffix, bytes and SHA-256."""
-        return [(version.client, version.name, version.nbytes, version.digest) for version in self.data.values()]
+        versions = (self.data[client] for client in self)
+        return [(version.client, version.name, version.nbytes, version.digest) for version in versions]
 
     def only(self, clients: Iterable[int]) -> "Kept":
         """Leaves out what all but these clients keep."""
-        return Kept(self._store, [self.data[client] for client in self.data.keys() & set(clients)])
+        return Kept(self._store, {client: self.data[client] for client in self.data.keys() & set(clients)})
 
 
 class Store:
-    """Keeps versions of clients' states, an LRU of them in memory."""
+    """Keeps versions of clients' states, those kept last in memory."""
 
     def __init__(self, memory: int | None, device: torch.device, types: Iterable[type]):
         """Makes an empty one, which has no folder yet, and holds everything in memory until it has.
 
         Args:
-            memory: Bytes of states to hold beside those of the round's clients; a quarter of the machine's where None.
+            memory: Bytes of states to hold; a quarter of the machine's where None.
             device: Of the run, where states stay as long as a quarter of its memory is free.
             types: The NamedTuple classes of states.
         """
         self._memory, self._device = memory, device
-        self._types = {kind.__name__: kind for kind in types}
+        self.types = {kind.__name__: kind for kind in types}
+        self.limit = math.inf  # bytes in memory
         self._folder: Path | None = None  # of new files
         self._ending = ""  # of their names
-        self._limit = math.inf
-        self._cache: weakref.WeakKeyDictionary[Version, None] = weakref.WeakKeyDictionary()  # last used last
 
     def open(self, folder: Path, worker: int = 0) -> None:
         """Lets states be written into a run's folder; of several workers checkpoints name the files of the first, 0."""
         self._folder, self._ending = folder / STATES, f"{OTHER}{worker}" if worker else ""
-        self._limit = self._memory
-        if self._limit is None:
+        self.limit = self._memory
+        if self.limit is None:
             total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
             allowed = CGROUP_LIMIT.read_text().strip() if CGROUP_LIMIT.is_file() else ""
-            self._limit = min(total, int(allowed) if allowed.isdecimal() else total) // 4
+            self.limit = min(total, int(allowed) if allowed.isdecimal() else total) // 4
 
     def reopen(self, folder: Path) -> dict[str, Callable]:
         """Returns the types by which `load` reads a checkpoint in a folder: also `kept`, made of `Kept.rows`."""
 
         def kept(*rows: tuple[int, str, int, str]) -> Kept:
-            return Kept(self, [Version(*row, folder / STATES / f"{row[1]}{SUFFIX}") for row in rows])
+            return Kept(self, {row[0]: Version(*row, folder / STATES / f"{row[1]}{SUFFIX}") for row in rows})
 
-        return {**self._types, "kept": kept}
+        return {**self.types, "kept": kept}
 
     def keep(self, states: Mapping[int, Tree], new: dict[int, Tree], round: int) -> Kept:
         """Puts versions of new states, which are copied, in the place of those that their clients have kept so far.
+
+        Evicts those kept first until the rest fits into memory, and writes the evicted ones that no file has.
 
         Raises:
             NonFiniteLoss: If a new one is infinite or NaN; it says in which round, from 0.
@@ -200,7 +211,7 @@ class Store:
         """
         refuse_non_finite({"clients": new}, round)
         if isinstance(states, Kept):
-            versions = dict(states.data)
+            versions = {client: version for client, version in states.data.items() if client not in new}
         else:  # a method's own at the start
             versions, new = {}, {**states, **new}
         home = self._device
@@ -208,32 +219,17 @@ class Store:
             free, total = torch.cuda.mem_get_info(home)
             home = home if 4 * free > total else torch.device("cpu")
         for client, state in new.items():
-            nbytes = sum(leaf.nbytes for leaf in leaves(state))
-            versions[client] = Version(client, f"{client:06}-{round}{self._ending}", nbytes)
-            self._hold(versions[client], tree_map(lambda leaf: leaf.to(home, copy=True).contiguous(), state))
-        return Kept(self, versions.values())
-
-    def read(self, version: Version) -> Tree:
-        """Reads a version, unless its file is damaged; its tensors are on any device, and not to be changed."""
-        state = version.state
-        if state is None:
-            state, _ = load(version.file, self._types, digest=version.digest)
-        self._hold(version, state)
-        return state
-
-    def _hold(self, version: Version, state: Tree) -> None:
-        """Holds a state in memory, and evicts least-recently-used ones, writing those that no file has."""
-        version.state = state
-        self._cache.pop(version, None)
-        self._cache[version] = None
-        held = sum(each.nbytes for each in self._cache)
-        for oldest in list(self._cache):
-            if held <= self._limit:
-                return
-            oldest.write(self._folder)
-            oldest.state = None
-            held -= oldest.nbytes
-            del self._cache[oldest]
+            copy = tree_map(lambda leaf: leaf.to(home, copy=True).contiguous(), state)
+            nbytes = sum(leaf.nbytes for leaf in leaves(copy))
+            versions[client] = Version(client, f"{client:06}-{round}{self._ending}", nbytes, state=copy)
+        in_memory = [version for version in versions.values() if version.state is not None]
+        held = sum(version.nbytes for version in in_memory)
+        for version in in_memory:
+            if held > self.limit:
+                version.write(self._folder)
+                version.state = None
+                held -= version.nbytes
+        return Kept(self, versions)
 
 
 def refuse_non_finite(state: Any, round: int) -> None:
