@@ -10,7 +10,7 @@ import shutil
 import signal
 from collections.abc import Callable
 from contextlib import suppress
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 from tempfile import TemporaryDirectory, mkdtemp
 from typing import Any
@@ -31,7 +31,7 @@ from fedcli.runs.rounds import Listener
 from tests.programs import SMALL
 from tests.test_lock import names
 from tests.test_runs import TINY, Stop, StopAfter, essence
-from tests.torture.commands import Interrupted, call, fork
+from tests.torture.commands import call, fork
 
 RECORDS = sorted((Path(__file__).parents[2] / "results" / "records").rglob("record.json"))
 RECORDS = [file for file in RECORDS if '"digest"' in file.read_text()]  # older ones have none
@@ -85,19 +85,14 @@ def kill(number: int) -> str:
     with TemporaryDirectory() as place:
         whole, killed = Path(place, "whole"), Path(place, "killed")
         fedcli.run(method.name, out=whole, **options)
-
-        def go_on(moments: int) -> Interrupted:
-            return fork(lambda: fedcli.run(method.name, progress=Doom(moments), out=killed, continue_=True, **options))
-
-        for kills in range(KILLS):
-            end = go_on(draw.randint(1, MOMENTS))
+        for kills in range(KILLS + 1):
+            moments = draw.randint(1, MOMENTS) if kills < KILLS else -1
+            go_on = partial(fedcli.run, method.name, out=killed, continue_=True, **options)
+            end = fork(lambda: go_on(progress=Doom(moments)))  # noqa: B023
             if end.code == 0 and kills > 0:
                 break
             if end.code != -signal.SIGKILL:
-                return f"{method.name}: {end.errors.strip().splitlines()[-1]}"
-        end = go_on(-1)
-        if end.code:
-            return f"{method.name}: {end.errors.strip()}"
+                return f"{method.name}: {end.errors.strip()}"
         ours, theirs = read_record(killed), read_record(whole)
         if essence(ours)["rounds"] != essence(theirs)["rounds"] or ours["summary"] != theirs["summary"]:
             return f"{method.name}: other numbers"
@@ -147,14 +142,13 @@ def ending(folder: Path) -> str:
 def spoil(folder: Path, other: Path, draw: random.Random) -> str:
     """Flips a bit of a file of a run, cuts it, or puts the other run's in its place; says what it did."""
     file = draw.choice(sorted(path for path in folder.rglob("*") if path.is_file()))
-    counterpart = other / file.relative_to(folder)
-    if file.parent.name == "states" and not counterpart.is_file():
-        counterpart = next((other / "states").iterdir())
-    how = draw.choice(("flip", "cut", "exchange" if counterpart.is_file() else "cut"))
-    content = bytearray(counterpart.read_bytes() if how == "exchange" else file.read_bytes())
-    if how == "flip":
+    how, content = draw.choice(("flip", "cut", "exchange")), bytearray(file.read_bytes())
+    if how == "exchange":
+        counterpart = other / file.relative_to(folder)
+        content = (counterpart if counterpart.is_file() else next(counterpart.parent.iterdir())).read_bytes()
+    elif how == "flip":
         content[draw.randrange(len(content))] ^= 1 << draw.randrange(8)
-    elif how == "cut":
+    else:
         del content[draw.randrange(len(content)) :]
     file.write_bytes(content)
     return f"{how} {file.name}"
