@@ -6,9 +6,9 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from fedcli.errors import UserError
 from fedcli.runs import checkpoints
 from fedcli.runs import run as runs
+from tests.files import refused
 from tests.torture.trials import stopped_run
 
 
@@ -27,8 +27,7 @@ def test_damage_is_refused_and_the_checkpoint_before_ends_in_the_same_bits(part,
         content = bytearray(file.read_bytes())
         content[{"digest": 60, "structure": 200, "tensors": -5, "cut": 0}[part]] ^= 1
         file.write_bytes(content[: 1000 if part == "cut" else None])
-    with pytest.raises(UserError, match=rf"'{file}' is missing or not .*, or delete checkpoint.safetensors"):
-        runs.resume(folder)
+    refused(lambda: runs.resume(folder), f"'{file}' is missing or not as it was", ", or delete checkpoint.safetensors")
     checkpoint.unlink()
     record = runs.resume(folder).record
     assert (record["summary"]["params_sha256"], record["resumed"]) == (end, [1])
@@ -37,11 +36,9 @@ def test_damage_is_refused_and_the_checkpoint_before_ends_in_the_same_bits(part,
 def test_the_checkpoint_of_another_run_is_refused(tmp_path):
     source, end = stopped_run("client state")
     folder = shutil.copytree(source / "run", tmp_path / "run")
-    file, own = folder / checkpoints.CHECKPOINT, (source / "run" / checkpoints.CHECKPOINT).read_bytes()
-    shutil.copy(source / "other" / checkpoints.CHECKPOINT, file)
-    with pytest.raises(UserError, match=r"is of another run .*; put the run's own back"):
-        runs.resume(folder)
-    file.write_bytes(own)
+    shutil.copy(source / "other" / checkpoints.CHECKPOINT, folder)
+    refused(lambda: runs.resume(folder), "is of another run", "put the run's own back")
+    shutil.copy(source / "run" / checkpoints.CHECKPOINT, folder)
     assert runs.resume(folder).record["summary"]["params_sha256"] == end
 
 

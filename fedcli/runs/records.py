@@ -8,7 +8,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterable
-from functools import cache
+from contextlib import suppress
 from importlib.metadata import version
 from math import inf
 from pathlib import Path
@@ -111,12 +111,6 @@ def outdated(record: dict[str, Any], method: Method) -> bool:
     return is_other_method(record, method) or record["numerics"] != numerics(record, method)
 
 
-def file_digest(path: Path) -> str:
-    """SHA-256 of a file."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
 def params_hash(params: Params | Iterable[tuple[str, Tensor]]) -> str:
     """SHA-256 over the names and bytes of parameters, in order of name; pairs must come in it."""
     digest = hashlib.sha256()
@@ -128,12 +122,16 @@ def params_hash(params: Params | Iterable[tuple[str, Tensor]]) -> str:
 
 def environment(device: torch.device) -> dict[str, Any]:
     """Hardware, system, library versions and the commit of the code."""
-    cpuinfo = Path("/proc/cpuinfo")
+    cpuinfo, commit = Path("/proc/cpuinfo"), ""
     text = cpuinfo.read_text() if cpuinfo.is_file() else ""
     model = re.search(r"^model name\s*: (.+)$", text, re.MULTILINE)
     processor = (model[1] if model else platform.processor() or platform.machine()).strip()
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else processor
     flushes = torch.set_flush_denormal(sys.float_info.min / 2 == 0)  # leaves it as it is, and says whether it can be
+    if folder := checkout():
+        command = ["git", "-C", folder, "describe", "--always", "--exclude=*", "--abbrev=40", "--dirty=+"]
+        with suppress(OSError):  # git is not there
+            commit = subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
     return {
         "hardware": {"device": device.type, "name": name, "cores": os.cpu_count(), "threads": torch.get_num_threads()},
         "machine": {
@@ -145,12 +143,11 @@ def environment(device: torch.device) -> dict[str, Any]:
         },
         "versions": {
             "python": platform.python_version(),
-            **{library: version(library) for library in ("torchvision", "numpy", "scikit-learn", "fedcli")},
             "torch": torch.__version__,  # with the part after "+", which says for which CUDA it was built
+            **{library: version(library) for library in ("torchvision", "numpy", "scikit-learn", "fedcli")},
             "cuda": torch.version.cuda if device.type == "cuda" else None,
         },
-        # Of the checkout, with "+" if it was changed since; None outside of one.
-        "commit": (checkout() and _git("describe", "--always", "--exclude=*", "--abbrev=40", "--dirty=+")) or None,
+        "commit": commit or None,  # of the checkout, with "+" if it was changed since; None outside of one
     }
 
 
@@ -185,20 +182,10 @@ def quiet(record: dict[str, Any]) -> bool:
     return max(busy) <= NOISE
 
 
-def _git(*arguments: str) -> str:
-    """What git says in the folder that the package lies in; empty where it says nothing or is not there."""
-    command = ["git", "-C", Path(fedcli.__file__).resolve().parent, *arguments]
-    try:
-        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
-    except (OSError, subprocess.CalledProcessError):
-        return ""
-
-
-@cache
 def checkout() -> Path | None:
     """The checkout that the package lies in; None outside of one, also inside of some other project's."""
     above = Path(fedcli.__file__).resolve().parent.parent
-    return above if _git("rev-parse", "--show-toplevel") == str(above) else None
+    return above if (above / ".git").exists() else None
 
 
 def summarise(rounds: list[dict[str, Any]], selection: str) -> dict[str, Any]:

@@ -22,7 +22,7 @@ MEMORY = 4 << 30  # bytes that a command may ask for beyond what this process ha
 GRACE = 20  # seconds in which an interrupted command must end
 
 
-class Interrupted(NamedTuple):
+class Ended(NamedTuple):
     """How a command ended: its exit code, minus a signal's number, and what it printed."""
 
     code: int
@@ -33,12 +33,10 @@ class Interrupted(NamedTuple):
     def fault(self) -> str:
         """What is wrong with this end, whatever the command was; empty for a good end."""
         lines = self.errors.strip().splitlines()
-        if self.code == -signal.SIGKILL:
-            return "hangs"
         if "Traceback (most recent call last)" in self.errors + self.output:
             return lines[-1]
         if self.code not in (0, 1, 2, 130):
-            return f"exit code {self.code}"
+            return f"exit code {self.code}"  # -9 where it hung
         if self.code and not lines:
             return f"exit code {self.code} without a word"
         if any(line.startswith("error: ") for line in lines) and not lines[-1].startswith("error: "):
@@ -55,7 +53,7 @@ def load() -> None:
         call(Path(folder), "table", run.path)
 
 
-def call(folder: Path, *arguments: object, seconds: float = 60) -> Interrupted:
+def call(folder: Path, *arguments: object, seconds: float = 60) -> Ended:
     """Runs `fedcli` with arguments in a folder."""
 
     def command() -> None:
@@ -66,20 +64,18 @@ def call(folder: Path, *arguments: object, seconds: float = 60) -> Interrupted:
     return fork(command, seconds)
 
 
-def fork(action: Callable[[], object], seconds: float = 60) -> Interrupted:
+def fork(action: Callable[[], object], seconds: float = 60) -> Ended:
     """Does something in a process of its own; after so many seconds it is interrupted, and then killed."""
     with TemporaryDirectory() as folder:
         files = Path(folder, "output"), Path(folder, "errors")
         child = get_context("fork").Process(target=_live, args=(action, *files))
         child.start()
-        child.join(seconds)
-        if child.is_alive():
-            os.kill(child.pid, signal.SIGINT)
-            child.join(GRACE)
-        if child.is_alive():
-            child.kill()
+        for end, patience in ((signal.SIGINT, seconds), (signal.SIGKILL, GRACE)):
+            child.join(patience)
+            if child.is_alive():
+                os.kill(child.pid, end)
         child.join()
-        return Interrupted(child.exitcode, *(file.read_text(errors="replace") for file in files))
+        return Ended(child.exitcode, *(file.read_text(errors="replace") for file in files))
 
 
 def _live(action: Callable[[], object], output: Path, errors: Path) -> None:
