@@ -1,7 +1,13 @@
-"""What clients keep: in memory as far as it may be, the rest in files that a checkpoint names."""
+"""What a run goes on from: what its clients keep, in memory as far as it may be, and its files, whose damage is seen.
+
+A damaged file, or another run's, is refused in a line that says how the run goes on.
+"""
+
+import shutil
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 import fedcli
 from fedcli.figures.quality import one_more_round
@@ -11,6 +17,7 @@ from fedcli.runs import run as runs
 from fedcli.runs.checkpoints import STATES
 from tests.files import refused
 from tests.test_runs import TINY as RUN
+from tests.torture.trials import stopped_run
 from tests.toys import ClientState
 
 BYTES = 40  # of a state of ten numbers
@@ -66,6 +73,13 @@ def test_older_states_stay_as_long_as_a_method_holds_them(memory, tmp_path):
         assert files(tmp_path) == ["000001-0", "000002-1-again", "000003-2"]  # nobody holds 2's first two any more
 
 
+def test_a_file_that_has_changed_is_not_read(tmp_path):
+    kept = opened(tmp_path, 0).keep({}, states(1, 2), 0)
+    file, other = (tmp_path / STATES / f"00000{client}-0.safetensors" for client in (1, 2))
+    shutil.copy(other, file)
+    refused(lambda: kept[1], f"'{file}' is missing or not as it was written (got SHA-256")
+
+
 def test_a_checkpoint_leaves_what_other_workers_keep_for_themselves(tmp_path):
     _, other = (opened(tmp_path, 0, worker).keep({}, states(1), 0) for worker in (0, 1))
     checkpoints.clear(tmp_path)  # after a checkpoint that names nothing
@@ -118,3 +132,52 @@ def test_a_finished_run_keeps_what_is_needed_of_it(tmp_path):
         assert [int(name[:6]) for name in files(run.path)] == list(run.state.clients)
     points, expected = (one_more_round(run.path) for run in (rest, everything))
     assert all((points[name] == expected[name]).all() for name in ("features", "labels", "clients"))
+
+
+# Damage
+
+
+@pytest.mark.parametrize("part", ["digest", "structure", "tensors", "cut", "missing state", "exchanged state"])
+def test_damage_is_refused_and_the_checkpoint_before_ends_in_the_same_bits(part, tmp_path):
+    source, end = stopped_run("client state")
+    folder = shutil.copytree(source / "run", tmp_path / "run")
+    checkpoint = file = folder / checkpoints.CHECKPOINT
+    if part.endswith("state"):
+        file, second, *_ = sorted((folder / checkpoints.STATES).glob("*-1.safetensors"))
+    if part == "missing state":
+        file.unlink()
+    elif part == "exchanged state":
+        shutil.copy(second, file)
+    else:
+        content = bytearray(file.read_bytes())
+        content[{"digest": 60, "structure": 200, "tensors": -5, "cut": 0}[part]] ^= 1
+        file.write_bytes(content[: 1000 if part == "cut" else None])
+    refused(lambda: runs.resume(folder), f"'{file}' is missing or not as it was", ", or delete checkpoint.safetensors")
+    checkpoint.unlink()
+    record = runs.resume(folder).record
+    assert (record["summary"]["params_sha256"], record["resumed"]) == (end, [1])
+
+
+def test_the_checkpoint_of_another_run_is_refused(tmp_path):
+    source, end = stopped_run("client state")
+    folder = shutil.copytree(source / "run", tmp_path / "run")
+    shutil.copy(source / "other" / checkpoints.CHECKPOINT, folder)
+    refused(lambda: runs.resume(folder), "is of another run", "put the run's own back")
+    shutil.copy(source / "run" / checkpoints.CHECKPOINT, folder)
+    assert runs.resume(folder).record["summary"]["params_sha256"] == end
+
+
+def test_tensors_are_read_as_they_were_written(tmp_path):
+    shared = torch.tensor([float("nan"), float("-inf"), 1, 2])
+    tree = {
+        "half": shared.bfloat16(), "double": shared.double(), "scalar": torch.tensor(7), "empty": torch.zeros(0, 4),
+        "mask": shared > 1, "part": shared[1:], "shared": shared, "strided": torch.arange(6).expand(3, 6).T,
+    }  # fmt: skip
+    about = {"number": 0.1, "list": [1, None]}
+    checkpoints.save(tmp_path / "file", tree, about)
+    tensors = load_file(tmp_path / "file")  # as another program reads it
+    loaded, said = checkpoints.load(tmp_path / "file", {})
+    assert said == about
+    for name, tensor in tree.items():
+        torch.testing.assert_close(tensors[f"/{name}"], tensor, rtol=0, atol=0, equal_nan=True)
+        torch.testing.assert_close(loaded[name], tensor, rtol=0, atol=0, equal_nan=True)
