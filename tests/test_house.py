@@ -23,7 +23,7 @@ METHODS = re.compile("fedfm|fedfa|fedcme|fccl|fedsa|scaffold|feddyn|fednova|moon
 
 # The most that a part may have, tests and papers apart. A change may lower a number and never raise one.
 MOST_LINES = {
-    "top": 1407, "core": 3171, "data": 1458, "runs": 3004, "results": 2812, "figures": 1284, "bench": 442, "cli": 1517,
+    "top": 1407, "core": 3171, "data": 1458, "runs": 2924, "results": 2812, "figures": 1284, "bench": 442, "cli": 1517,
     "scripts": 857,
 }  # fmt: skip
 MOST_IN_ALL = {"lines": 15952, "bytes": 797_400, "statements": 8907}
@@ -106,7 +106,7 @@ def test_every_folder_is_installed():
 
 def test_every_package_that_is_imported_is_declared():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    extras = [name for extra in ("ray", "report") for name in project["optional-dependencies"][extra]]
+    extras = [name for extra in ("ray", "report", "wandb") for name in project["optional-dependencies"][extra]]
     declared = {re.match(r"[\w-]+", text)[0] for text in (*project["dependencies"], *extras)}
     imported = set()
     for file in (*FILES.values(), *ROOT.glob("papers/**/*.py")):

@@ -32,6 +32,7 @@ from fedcli.results.frame import find_records
 from fedcli.runs.drift import EXAMPLES as DRIFT_EXAMPLES
 from fedcli.runs.drift import Recording, local_features
 from fedcli.runs.lock import locked
+from fedcli.runs.models import check_client
 from fedcli.runs.prepare import machine_settings
 from fedcli.runs.records import read_record, write_record
 from fedcli.runs.run import open_run
@@ -103,10 +104,7 @@ def add_quality(folder: Path, client: int | None = None, files: Sequence[str] = 
     """
     run = open_run(folder, files)
     fed, method = run.fed, run.setup.method
-    clients = [None] if method.personal is None else range(fed.num_clients)
-    if client not in clients:
-        allowed = "one global model" if method.personal is None else f"a model for each client, 0 to {clients[-1]}"
-        raise UserError(f"'{method.name}' keeps {allowed} (got --client {client} for {folder}); choose one of these.")
+    check_client(method, fed.num_clients, client)
     if len(fed.test_labels) == 0:
         raise UserError(f"the protocol {run.record['protocol']} has no common test images (got {folder}).")
     index = np.sort(generator(SEED, "quality").permutation(len(fed.test_labels))[:EXAMPLES])

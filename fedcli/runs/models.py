@@ -62,6 +62,14 @@ def all_params(method: Method, state: Any, num_clients: int) -> Iterator[tuple[s
         yield from ((f"{client:09}.{name}", params[name]) for name in sorted(params))
 
 
+def check_client(method: Method, num_clients: int, client: int | None) -> None:
+    """Refuses a client without a model of its own, and None, which is the global model, where all have their own."""
+    clients = [None] if method.personal is None else range(num_clients)
+    if client not in clients:
+        allowed = "one global model" if method.personal is None else f"a model for each client, 0 to {clients[-1]}"
+        raise UserError(f"'{method.name}' keeps {allowed} (got --client {client}); choose one of these.")
+
+
 class BestModels:
     """Keeps the models of the round that the headline of a run is from, where that is not the last round.
 
@@ -169,10 +177,7 @@ class Run:
             raise UserError(f"the run '{self.path}' has not finished (it is {status}); 'fedcli resume' goes on.")
         record = trust_files(self.record, self.files)
         method, config = find_method(record["method_source"]), record["config"]
-        clients = [None] if method.personal is None else range(config["num_clients"])
-        if client not in clients:
-            allowed = "one model for all" if method.personal is None else f"a model for each, 0 to {clients[-1]}"
-            raise UserError(f"'{method.name}' has {allowed} (got --client {client}); choose one of these.")
+        check_client(method, config["num_clients"], client)
         if prototypes and method.prototypes is None:
             raise UserError(f"'{method.name}' does not classify by prototypes (got --prototypes); leave it out.")
         models = self._read_models(record, method, round)

@@ -30,12 +30,9 @@ def flat(entry: dict[str, Any], above: str = "") -> dict[str, float]:
 class TensorBoard(Listener):
     """Writes the numbers of every round into the folder `tensorboard` of the run."""
 
-    def __init__(self):
-        needed("tensorboard", "--log tensorboard", "tensorboard")
-
     def start(self, record: dict[str, Any], folder: Path, samples_per_round: int, first_round: int) -> None:
         """Opens an event file; rounds that a killed process wrote after its last checkpoint are hidden."""
-        from torch.utils.tensorboard import SummaryWriter
+        from torch.utils.tensorboard import SummaryWriter  # late: only some users have it
 
         self.writer = SummaryWriter(folder / "tensorboard", purge_step=first_round + 1)
 
@@ -55,13 +52,12 @@ class TensorBoard(Listener):
 class WeightsAndBiases(Listener):
     """Logs to Weights & Biases, into the project `fedcli` unless WANDB_PROJECT says another; a resumed run goes on."""
 
-    def __init__(self):
-        self.wandb = needed("wandb", "--log wandb", "wandb")
-
     def start(self, record: dict[str, Any], folder: Path, samples_per_round: int, first_round: int) -> None:
         """Begins a run there, or goes on with it: its id follows from what never changes in a record."""
+        import wandb  # late: likewise
+
         lasting = json.dumps([record[key] for key in ("started", "command", "seed", "dataset_fingerprint")])
-        self.run = self.wandb.init(
+        self.run = wandb.init(
             project=os.environ.get("WANDB_PROJECT", "fedcli"), name=folder.name, dir=folder, resume="allow",
             id=hashlib.sha256(lasting.encode()).hexdigest()[:16],
             config={"method": record["method"], **record["config"]},
@@ -115,6 +111,7 @@ def find_loggers(log: str | Iterable[Any] | None) -> list[Any]:
         elif is_from_file(logger):
             loggers.append(from_file(logger, "logger")())
         elif logger in LOGGERS:
+            needed(logger, f"--log {logger}", logger)
             loggers.append(LOGGERS[logger]())
         else:
             allowed = f"there are {', '.join(LOGGERS)}, and your own by ./file.py:NAME."
