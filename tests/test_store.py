@@ -17,7 +17,7 @@ from fedcli.runs import run as runs
 from fedcli.runs.checkpoints import STATES
 from tests.files import refused
 from tests.test_runs import TINY as RUN
-from tests.torture.trials import stopped_run
+from tests.torture import stopped_run
 from tests.toys import ClientState
 
 BYTES = 40  # of a state of ten numbers

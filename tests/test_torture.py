@@ -1,4 +1,4 @@
-"""The short round of the trials in `tests/torture`, and a test for each thing that they have broken."""
+"""The short round of the trials in `tests/torture.py`, and a test for each thing that they have broken."""
 
 import csv
 import io
@@ -16,17 +16,17 @@ from fedcli.errors import UserError, printable
 from fedcli.figures import plots
 from fedcli.results.render import Sheet, markdown, render
 from fedcli.runs.config import refuse_without_effect, resolve
+from tests import torture
 from tests.files import from_npz, images
 from tests.programs import Waiting, start
 from tests.test_runs import TINY
-from tests.torture import commands, trials
 
-SHORT = {trials.kill: 3, trials.damage: 28, trials.fuzz: 12, trials.hostile_record: 13}
+SHORT = {torture.kill: 3, torture.damage: 28, torture.fuzz: 12, torture.hostile_record: 13}
 
 
 @pytest.fixture(scope="module")
 def loaded():
-    commands.load()
+    torture.load()
 
 
 @pytest.mark.parametrize("trial", SHORT, ids=lambda trial: trial.__name__)

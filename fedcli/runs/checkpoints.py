@@ -112,7 +112,6 @@ def load(
 class Version:
     """A client's state as it was kept once."""
 
-    client: int
     name: str  # of its file, without the suffix; final once it is written
     nbytes: int
     digest: str | None = None  # of the file; None until it is written
@@ -127,7 +126,7 @@ class Version:
         while (file := folder / f"{self.name}{SUFFIX}").exists():  # the client has kept two in this round
             self.name += "-again"
         folder.mkdir(exist_ok=True)
-        self.digest = save(file, self.state, {"client": self.client})
+        self.digest = save(file, self.state, {})
         self.file, self.remove = file, weakref.finalize(self, file.unlink, missing_ok=True)
         self.remove.atexit = False
 
@@ -158,8 +157,7 @@ class Kept(UserDict):
 
     def rows(self) -> list[tuple[int, str, int, str | None]]:
         """Names each client's version as a checkpoint does: client, file without suffix, bytes and SHA-256."""
-        versions = (self.data[client] for client in self)
-        return [(version.client, version.name, version.nbytes, version.digest) for version in versions]
+        return [(client, version.name, version.nbytes, version.digest) for client, version in sorted(self.data.items())]
 
     def only(self, clients: Iterable[int]) -> "Kept":
         """Leaves out what all but these clients keep."""
@@ -196,7 +194,10 @@ class Store:
         """Returns the types by which `load` reads a checkpoint in a folder: also `kept`, made of `Kept.rows`."""
 
         def kept(*rows: tuple[int, str, int, str]) -> Kept:
-            return Kept(self, {row[0]: Version(*row, folder / STATES / f"{row[1]}{SUFFIX}") for row in rows})
+            versions = {}
+            for client, name, nbytes, digest in rows:
+                versions[client] = Version(name, nbytes, digest, folder / STATES / f"{name}{SUFFIX}")
+            return Kept(self, versions)
 
         return {**self.types, "kept": kept}
 
@@ -221,7 +222,7 @@ class Store:
         for client, state in new.items():
             copy = tree_map(lambda leaf: leaf.to(home, copy=True).contiguous(), state)
             nbytes = sum(leaf.nbytes for leaf in leaves(copy))
-            versions[client] = Version(client, f"{client:06}-{round}{self._ending}", nbytes, state=copy)
+            versions[client] = Version(f"{client:06}-{round}{self._ending}", nbytes, state=copy)
         in_memory = [version for version in versions.values() if version.state is not None]
         held = sum(version.nbytes for version in in_memory)
         for version in in_memory:
@@ -309,10 +310,8 @@ def read_checkpoint(folder: Path, record: dict[str, Any], setup: Setup, fed: Fed
         if file.is_file():
             state, facts = load(file, fed.store.reopen(folder), fed.device)
             if facts["identity"] != identity(record):
-                raise UserError(
-                    f"the checkpoint '{file}' is of another run (got identity {facts['identity'][:16]}, was "
-                    f"{identity(record)[:16]}); put the run's own back, or delete it to go on from an earlier round."
-                )
+                fault = f"the checkpoint '{file}' is of another run (got identity {facts['identity'][:16]})"
+                raise UserError(f"{fault}; put the run's own back, or delete it to go on from an earlier round.")
             for version in _versions(state):
                 read_verified(version.file, version.digest)
             return state, facts["record"]

@@ -55,8 +55,7 @@ def read_record(path: Path) -> dict[str, Any]:
     with reading(file, "a record as fedcli has written it"):
         record = json.loads(file.read_text())
         if record["schema"] != SCHEMA:
-            text = f"the record '{file}' has schema {record['schema']}; this version reads schema {SCHEMA}"
-            raise UserError(f"{text}; update fedcli.")
+            raise UserError(f"'{file}' has schema {record['schema']} (this version reads {SCHEMA}); update fedcli.")
         digest = record.pop("digest", None)
         if digest is not None and digest != _digest(record):
             text = f"the record '{file}' is damaged or was changed by hand"

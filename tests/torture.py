@@ -1,24 +1,32 @@
 """Misfortunes with fixed seeds: kills, damaged files, wild command lines and hostile records.
 
 Each trial is a function of its number, which seeds what it draws; it returns what went wrong, or an empty text.
+`python -m tests.torture [SHARE] [--write]`, the long round, prints a table and every fault. SHARE of all trials is
+done, 1 where none is given; `--write` puts the table into `results/reliability.md`.
 """
 
 import json
 import os
 import random
+import resource
 import shutil
 import signal
+import sys
+import traceback
 from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
 from contextlib import suppress
 from functools import lru_cache, partial
+from multiprocessing import get_context
 from pathlib import Path
 from tempfile import TemporaryDirectory, mkdtemp
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
 import fedcli
 from fedcli import registry
+from fedcli.cli import app
 from fedcli.data import files
 from fedcli.errors import UserError
 from fedcli.figures import quality
@@ -31,10 +39,94 @@ from fedcli.runs.rounds import Listener
 from tests.programs import SMALL
 from tests.test_lock import names
 from tests.test_runs import TINY, Stop, StopAfter, essence
-from tests.torture.commands import call, fork
 
-RECORDS = sorted((Path(__file__).parents[2] / "results" / "records").rglob("record.json"))
+RESULTS = Path(__file__).parents[1] / "results"
+MARKS = "<!-- trials: written by 'make torture' -->", "<!-- trials: end -->"
+RECORDS = sorted((RESULTS / "records").rglob("record.json"))
 RECORDS = [file for file in RECORDS if '"digest"' in file.read_text()]  # older ones have none
+
+
+# Commands in forks of this process, which has imported everything, so that they cost milliseconds
+
+MEMORY = 4 << 30  # bytes that a command may ask for beyond what this process has
+GRACE = 20  # seconds in which an interrupted command must end
+
+
+class Ended(NamedTuple):
+    """How a command ended: its exit code, minus a signal's number, and what it printed."""
+
+    code: int
+    output: str
+    errors: str
+
+    @property
+    def fault(self) -> str:
+        """What is wrong with this end, whatever the command was; empty for a good end."""
+        lines = self.errors.strip().splitlines()
+        if "Traceback (most recent call last)" in self.errors + self.output:
+            return lines[-1]
+        if self.code not in (0, 1, 2, 130):
+            return f"exit code {self.code}"  # -9 where it hung
+        if self.code and not lines:
+            return f"exit code {self.code} without a word"
+        if any(line.startswith("error: ") for line in lines) and not lines[-1].startswith("error: "):
+            return "an error of several lines"
+        return "an escape sequence" if "\x1b" in self.output + self.errors else ""
+
+
+def load() -> None:
+    """Imports what commands import late, by a run with its table."""
+    torch.set_num_threads(1)  # a pool of threads does not survive a fork
+    registry.methods()
+    with TemporaryDirectory() as folder:
+        run = fedcli.run("fedavg", out=Path(folder, "run"), **{**TINY, "rounds": 1})
+        call(Path(folder), "table", run.path)
+
+
+def call(folder: Path, *arguments: object, seconds: float = 60) -> Ended:
+    """Runs `fedcli` with arguments in a folder."""
+
+    def command() -> None:
+        os.chdir(folder)
+        sys.argv = ["fedcli", *map(str, arguments)]
+        app.main()
+
+    return fork(command, seconds)
+
+
+def fork(action: Callable[[], object], seconds: float = 60) -> Ended:
+    """Does something in a process of its own; after so many seconds it is interrupted, and then killed."""
+    with TemporaryDirectory() as folder:
+        files = Path(folder, "output"), Path(folder, "errors")
+        child = get_context("fork").Process(target=_live, args=(action, *files))
+        child.start()
+        for end, patience in ((signal.SIGINT, seconds), (signal.SIGKILL, GRACE)):
+            child.join(patience)
+            if child.is_alive():
+                os.kill(child.pid, end)
+        child.join()
+        return Ended(child.exitcode, *(file.read_text(errors="replace") for file in files))
+
+
+def _live(action: Callable[[], object], output: Path, errors: Path) -> None:
+    """The life of a child; it never returns."""
+    code = 1
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    used = int(Path("/proc/self/statm").read_text().split()[0]) * os.sysconf("SC_PAGE_SIZE")
+    resource.setrlimit(resource.RLIMIT_AS, (used + MEMORY, used + MEMORY))
+    with Path(os.devnull).open() as sys.stdin, output.open("w") as sys.stdout, errors.open("w") as sys.stderr:
+        os.dup2(sys.stdout.fileno(), 1)
+        os.dup2(sys.stderr.fileno(), 2)
+        try:
+            action()
+            code = 0
+        except SystemExit as end:
+            code = end.code if isinstance(end.code, int) else int(end.code is not None)
+        except BaseException:
+            traceback.print_exc()
+    os._exit(code)
 
 
 # Kills, also while a file is written
@@ -272,3 +364,27 @@ TRIALS: dict[str, tuple[Callable[[int], str], int]] = {  # each with how often i
     "fuzzed command lines": (fuzz, 1000),
     "hostile records": (hostile_record, 260),
 }
+
+
+def main() -> int:
+    share = float(next((text for text in sys.argv[1:] if text != "--write"), 1))
+    load()
+    table, failed = "| Trial | Tried | Survived |\n| --- | ---: | ---: |\n", False
+    with TemporaryDirectory() as cache, ProcessPoolExecutor(2, get_context("fork")) as pool:
+        os.environ["FEDCLI_DATA"] = cache  # before the pool forks
+        for name, (trial, often) in TRIALS.items():
+            count = max(1, round(share * often))
+            faults = list(filter(None, pool.map(trial, range(count))))
+            failed |= bool(faults)
+            table += f"| {name} | {count:,} | {count - len(faults):,} |\n"
+            print(f"{name}: {count}", *map(ascii, faults), sep="\n  ", flush=True)
+    print(f"\n{table}")
+    if "--write" in sys.argv:
+        page = RESULTS / "reliability.md"
+        before, _, rest = page.read_text().partition(MARKS[0])
+        page.write_text(f"{before}{MARKS[0]}\n\n{table}\n{MARKS[1]}{rest.partition(MARKS[1])[2]}")
+    return int(failed)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
