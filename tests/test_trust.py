@@ -41,10 +41,9 @@ def begun(method="./mine.py", rounds=1, **options):
 
 
 def malicious(folder="run", **changes):
-    """Lets a run's record name, as its method or where `changes` says, a file that does something when imported."""
+    """Lets a run's record name, where `changes` says, a file that does something when imported."""
     Path("evil.py").write_text(Path("mine.py").read_text().replace("'imported'", "'evil-ran'"))
     path, record = str(Path("evil.py").resolve()), read_record(Path(folder))
-    changes = changes or {"method_source": path}
     record["config"] |= {name: value for name, value in changes.items() if name in record["config"]}
     changes = {name: value for name, value in changes.items() if name in record}
     write_record(Path(folder), {**record, "user_files": {path: "0" * 16}, "status": "finished", **changes})

@@ -114,19 +114,15 @@ class Classifier(nn.Module):
         prototypes: `[C, D]` where it classifies by the nearest of them; None where it classifies by the head.
     """
 
-    def __init__(
-        self, network: Backbone, mean: Sequence[float], std: Sequence[float], bf16: bool, prototypes: tuple | None
-    ):
-        """Puts the normalisation before a network, and nearness to `prototypes` behind it where there are some."""
+    def __init__(self, network: Backbone, record: dict[str, Any], prototypes: tuple[Tensor, Tensor] | None):
+        """Puts a run's normalisation before a network, and nearness to `prototypes` behind it where there are some."""
         super().__init__()
-        self.network = network
-        dtype = network.head.weight.dtype
-        for name, values in (("mean", mean), ("std", std)):
-            self.register_buffer(name, torch.tensor(values, dtype=dtype)[:, None, None])
+        self.network, self._bf16 = network, record["config"]["precision"] == "bf16"
+        for name, values in record["normalisation"].items():
+            self.register_buffer(name, torch.tensor(values, dtype=network.head.weight.dtype)[:, None, None])
         points, has_class = prototypes or (None, None)
         self.register_buffer("prototypes", points)
         self.register_buffer("has_class", has_class)
-        self._bf16 = bf16
 
     def forward(self, images: Tensor) -> Tensor:
         """Returns logits `[N, C]` of images `[N, channels, H, W]`, floats in 0 to 1 as `ToTensor` gives them.
@@ -188,8 +184,7 @@ class Run:
         trained = models.shared if client is None else models.personal.get(client)
         if trained is not None:  # else the initial one, of a client that has never taken part
             network.load_state_dict({**trained[0], **trained[1]}, strict=False)  # what is frozen is as it began
-        pixels, bf16 = record["normalisation"], config["precision"] == "bf16"
-        model = Classifier(network, pixels["mean"], pixels["std"], bf16, models.prototypes if prototypes else None)
+        model = Classifier(network, record, models.prototypes if prototypes else None)
         return model.eval().requires_grad_(False)
 
     def _read_models(self, record: dict[str, Any], method: Method, round: str) -> Models:
