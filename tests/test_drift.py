@@ -1,12 +1,13 @@
 """How far clients' models drift apart: known answers on hand-made clients, what a run records, and the two figures."""
 
+import shutil
+
 import numpy as np
 import pytest
 import torch
 
 import fedcli
 from fedcli.core.trees import select
-from fedcli.errors import UserError
 from fedcli.figures import curves, outputs, quality
 from fedcli.figures.quality import add_quality, client_points, one_more_round, pair_cosines, separation
 from fedcli.registry import find_method
@@ -17,13 +18,18 @@ from fedcli.runs.prepare import make_federation, prepare
 from fedcli.runs.records import read_record
 from fedcli.runs.rounds import one_round
 from tests import laws
+from tests.files import refused
 from tests.programs import invoke
 from tests.test_plots import curve, drawn
+from tests.test_runs import TINY as RUN
 
-TINY = {
-    "dataset": "digits", "protocol": "fedfa:digits", "train_examples": 200, "num_clients": 4, "cohort_size": 3,
-    "rounds": 3, "local_epochs": 1, "device": "cpu",
-}  # fmt: skip
+TINY = {**RUN, "protocol": "fedfa:digits", "train_examples": 200, "cohort_size": 3, "rounds": 3}
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    """A finished run that no test may change."""
+    return fedcli.run("fedavg", out=tmp_path_factory.mktemp("runs") / "run", **TINY)
 
 
 def doubles(values):
@@ -99,13 +105,12 @@ def test_images_are_the_same_for_all_runs_and_at_most_so_many(monkeypatch):
     assert chosen[1] == sorted(chosen[1]) == chosen[2]
 
 
-def test_a_run_measures_every_so_many_rounds_and_after_the_last(tmp_path):
-    run = fedcli.run("fedavg", out=tmp_path / "run", drift_every=2, **TINY)
-    assert [("drift" in entry) for entry in run.record["rounds"]] == [False, True, True]
-    assert all(value > 0 for value in run.record["rounds"][1]["drift"].values())
-    plain = fedcli.run("fedavg", out=tmp_path / "plain", **TINY)
-    assert plain.record["summary"] == run.record["summary"]
-    assert not any("drift" in entry for entry in plain.record["rounds"])
+def test_a_run_measures_every_so_many_rounds_and_after_the_last(finished, tmp_path):
+    record = fedcli.run("fedavg", out=tmp_path / "run", drift_every=2, **TINY).record
+    assert [("drift" in entry) for entry in record["rounds"]] == [False, True, True]
+    assert all(value > 0 for value in record["rounds"][1]["drift"].values())
+    assert record["summary"] == finished.record["summary"]
+    assert not any("drift" in entry for entry in finished.record["rounds"])
 
 
 # Curves over rounds
@@ -133,8 +138,7 @@ def test_curves_are_means_over_seeds_of_the_rounds_measured():
 def test_a_run_that_did_not_measure_does_not_hide_those_of_other_seeds():
     (line,) = curves.drift_figure([drifting(), curve(seed=1)]).axes[0].lines
     assert line.get_xydata().tolist() == [[1, 1], [3, 3]]
-    with pytest.raises(UserError, match=r"no run has measured its distance of features .*; run with --drift-every"):
-        curves.drift_figure([curve()])
+    refused(lambda: curves.drift_figure([curve()]), "no run has measured its distance of features", "--drift-every")
 
 
 # The clients' features
@@ -171,42 +175,41 @@ def test_a_client_shows_the_images_of_its_classes_and_domains_by_its_own_model(m
     assert (client_points(fed, cohort)["clients"] == 3).sum() == 10  # the images of one of the two
 
 
-def test_one_more_round_is_run_from_the_last_checkpoint_and_changes_nothing(tmp_path):
-    run = fedcli.run("fedavg", out=tmp_path / "run", **TINY)
-    files = {path.name: path.read_bytes() for path in run.path.iterdir()}
-    points = one_more_round(run.path)
-    assert {path.name: path.read_bytes() for path in run.path.iterdir()} == files
+def test_one_more_round_is_run_from_the_last_checkpoint_and_changes_nothing(finished, tmp_path):
+    files = {path.name: path.read_bytes() for path in finished.path.iterdir()}
+    points = one_more_round(finished.path)
+    assert {path.name: path.read_bytes() for path in finished.path.iterdir()} == files
     longer = fedcli.run("fedavg", out=tmp_path / "longer", **{**TINY, "rounds": 4})
     setup = resolve(find_method("fedavg"), {**TINY, "rounds": 4, "drift_every": 1})
     again = prepare(setup)[2]
-    after, _ = setup.method.run_round(run.state, again.cohort(3), again, setup.options)
+    after, _ = setup.method.run_round(finished.state, again.cohort(3), again, setup.options)
     assert laws.distance(after.params, longer.state.params) == 0  # so this is the round that would have followed
     expected = client_points(again, again.cohort(3))
     assert all(np.array_equal(points[name], expected[name]) for name in expected)
 
 
-def test_what_is_measured_of_the_clients_of_one_more_round_stands_in_the_record_and_is_drawn(tmp_path, monkeypatch):
+def test_what_is_measured_of_one_more_round_stands_in_the_record_and_is_drawn(finished, tmp_path, monkeypatch):
     monkeypatch.setattr(outputs, "embed", lambda features: features[:, :2])
-    run = fedcli.run("fedavg", out=tmp_path / "run", **TINY)
-    with pytest.raises(UserError, match=r"run 'fedcli quality --clients .*' first"):
-        outputs.clients_chart([run.path])
-    points = one_more_round(run.path)
+    folder = shutil.copytree(finished.path, tmp_path / "run")
+    refused(lambda: outputs.clients_chart([folder]), "run 'fedcli quality --clients ", " first")
+    points = one_more_round(folder)
     features = points["features"].astype(np.float16).astype(float)
     cosines, same = pair_cosines(features, points["labels"])
     expected = separation(features, points["labels"])
     expected |= {"cosine_same": np.median(cosines[same]), "cosine_other": np.median(cosines[~same])}
-    ended = invoke("quality", run.path, "--clients")
+    ended = invoke("quality", folder, "--clients")
     assert ended.exit_code == 0, ended.output
     assert f"{expected['nmi']:.3f}" in ended.output
-    record = read_record(run.path)
-    add_quality(run.path)  # of the last model, beside
-    assert read_record(run.path)["quality"].items() >= record["quality"].items()
+    measured = read_record(folder)["quality"]
+    assert measured["clients_examples"] == len(points["labels"])
+    add_quality(folder)  # of the last model, beside
+    record = read_record(folder)
+    assert record["quality"].items() >= measured.items()
     for name, value in expected.items():
-        assert find_metric(f"quality:clients_{name}").value(read_record(run.path)) == value
-    assert record["quality"]["clients_examples"] == len(points["labels"])
-    for file in run.path.glob("checkpoint*"):  # the figure needs what is kept and no more
+        assert find_metric(f"quality:clients_{name}").value(record) == value
+    for file in folder.glob("checkpoint*"):  # the figure needs what is kept and no more
         file.unlink()
-    above, below = outputs.clients_chart([run.path]).axes
+    above, below = outputs.clients_chart([folder]).axes
     assert {text.get_text() for text in below.get_legend().get_texts()} == {"of one class", "of two classes"}
     places = [tuple(point) for part in above.collections for point in part.get_offsets().tolist()]
     assert sorted(places) == sorted(map(tuple, features[:, :2].tolist()))

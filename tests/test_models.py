@@ -21,12 +21,10 @@ from fedcli.runs.records import write_record
 from tests.files import refused
 from tests.programs import invoke
 from tests.test_lock import names
+from tests.test_runs import TINY as RUN
 from tests.test_runs import Stop, StopAfter
 
-TINY = {
-    "dataset": "digits", "train_examples": 120, "num_clients": 2, "cohort_size": 2, "local_epochs": 1, "batch_size": 8,
-    "device": "cpu", "checkpoint_every": 1, "rounds": 2,
-}  # fmt: skip
+TINY = {**RUN, "num_clients": 2, "batch_size": 8, "rounds": 2}
 RUNS = {
     "global": ("fedfm", {"protocol": "fedfm:digits", "validation": 0.2, "rounds": 5, "lr": 0.1, "seed": 2}),
     "personal": ("local", {"protocol": "fedfm:digits", "validation": 0}),

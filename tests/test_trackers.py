@@ -12,10 +12,10 @@ from fedcli.runs import run as runs
 from fedcli.runs import trackers
 from tests.files import refused
 from tests.programs import invoke
+from tests.test_runs import TINY as RUN
 from tests.test_runs import Stop, StopAfter
 
-TINY = {"dataset": "digits", "protocol": "fedfm:digits", "train_examples": 60, "num_clients": 2, "cohort_size": 2}
-TINY |= {"rounds": 4, "device": "cpu", "partition": "iid", "checkpoint_every": 2}
+TINY = {**RUN, "train_examples": 60, "checkpoint_every": 2}
 
 
 def killed_and_resumed(folder, log):
