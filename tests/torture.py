@@ -5,7 +5,6 @@ Each trial is a function of its number, which seeds what it draws; it returns wh
 done, 1 where none is given; `--write` puts the table into `results/reliability.md`.
 """
 
-import json
 import os
 import random
 import resource
@@ -40,10 +39,8 @@ from tests.programs import SMALL
 from tests.test_lock import names
 from tests.test_runs import TINY, Stop, StopAfter, essence
 
-RESULTS = Path(__file__).parents[1] / "results"
+PAGE = Path(__file__).parents[1] / "results" / "reliability.md"
 MARKS = "<!-- trials: written by 'make torture' -->", "<!-- trials: end -->"
-RECORDS = sorted((RESULTS / "records").rglob("record.json"))
-RECORDS = [file for file in RECORDS if '"digest"' in file.read_text()]  # older ones have none
 
 
 # Commands in forks of this process, which has imported everything, so that they cost milliseconds
@@ -330,8 +327,8 @@ TEXTS = (
 )  # fmt: skip
 READERS = (
     "table r", "table r --format csv --metric best,domain,at:1/2,total-floats", "table r --format latex", "plot r",
-    "plot r --x floats", "plot r --x seconds", "plot r --kind drift", "plot r --kind domains", "resume r", "verify r",
-    "quality r", "plot r --kind confusion",
+    "plot r --x floats", "plot r --x seconds", "plot r --kind confusion", "resume r", "verify r", "quality r",
+    "export r", "report r",
 )  # fmt: skip
 
 
@@ -346,13 +343,11 @@ def texts(value: Any) -> list[tuple[Any, Any]]:
 def hostile_record(number: int) -> str:
     """A record with a wild text in it, which its digest vouches for, is read or refused in a line."""
     draw, command = random.Random(number), READERS[number % len(READERS)]
-    record = json.loads(draw.choice(RECORDS).read_text())
-    del record["rounds"][3:]
-    container, key = draw.choice(texts(record))
-    container[key] = draw.choice(TEXTS)
     with TemporaryDirectory() as place:
-        folder = Path(place, "r")
-        folder.mkdir()
+        folder = shutil.copytree(stopped_run("finished, with features")[0] / "run", Path(place, "r"))
+        record = read_record(folder)
+        container, key = draw.choice(texts(record))
+        container[key] = draw.choice(TEXTS)
         write_record(folder, record)
         end = call(Path(place), *command.split())
     return f"{key!r}, {command}: {end.fault[:200]}" if end.fault else ""
@@ -380,9 +375,8 @@ def main() -> int:
             print(f"{name}: {count}", *map(ascii, faults), sep="\n  ", flush=True)
     print(f"\n{table}")
     if "--write" in sys.argv:
-        page = RESULTS / "reliability.md"
-        before, _, rest = page.read_text().partition(MARKS[0])
-        page.write_text(f"{before}{MARKS[0]}\n\n{table}\n{MARKS[1]}{rest.partition(MARKS[1])[2]}")
+        before, _, rest = PAGE.read_text().partition(MARKS[0])
+        PAGE.write_text(f"{before}{MARKS[0]}\n\n{table}\n{MARKS[1]}{rest.partition(MARKS[1])[2]}")
     return int(failed)
 
 
