@@ -64,7 +64,7 @@ class Ended(NamedTuple):
             return lines[-1]
         if self.code not in (0, 1, 2, 130):
             return f"exit code {self.code}"  # -9 where it hung
-        if self.code and not lines:
+        if self.code and not lines and not self.output.strip():
             return f"exit code {self.code} without a word"
         if any(line.startswith("error: ") for line in lines) and not lines[-1].startswith("error: "):
             return "an error of several lines"
