@@ -185,11 +185,3 @@ def test_the_command_writes_a_model_and_a_card_that_can_be_followed(made, tmp_pa
     assert all(part in text for part in ("`fedfm:digits`", *selected, "--lr=0.1"))
     loading = text.rpartition(": `")[2].strip("`\n")
     assert eval(loading, {"torch": torch, "file": "model.pt2"})(torch.rand(8, 1, 8, 8)).shape == (8, 10)
-
-
-def test_a_model_of_the_users_own_files_needs_them_named(made, tmp_path):
-    run = made["norms"]
-    refused(fedcli.load(run.path).model, "--method")
-    moved = shutil.copy(run.path.parent / "net.py", tmp_path / "moved.py")
-    images = torch.rand(3, 1, 8, 8)
-    assert torch.equal(fedcli.load(run.path, method=moved).model()(images), run.model()(images))
