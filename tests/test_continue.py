@@ -104,7 +104,7 @@ def test_resume_takes_up_every_unfinished_run_below_a_folder(finished, tmp_path,
     (tmp_path / "broken" / "record.json").write_text("{")
     result = invoke("resume", tmp_path)
     assert (result.exit_code, result.stderr.count("\n")) == (1, 1)
-    assert "is not JSON" in result.stderr
+    assert "cannot be read (" in result.stderr
     assert "the command that made it starts them, with --continue\n" in result.stdout
     records = [read_record(tmp_path / name) for name in ("a/done", "a/one", "b")]
     assert [(one["resumed"], one["status"]) for one in records] == [(past, "finished") for past in ([], [2], [2])]

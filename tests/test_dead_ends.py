@@ -46,7 +46,7 @@ def test_a_damaged_record_stops_no_table_and_is_left_as_it_is(tmp_path):
     plan = plans.plan(table, tmp_path)
     assert [run.state for run in plan.runs] == ["not run", "finished"]
     (line,) = (text for title, text in display.cost(plan) if title == "left out")
-    assert f"the record '{damaged / 'record.json'}' is not JSON" in line
+    assert f"'{damaged / 'record.json'}' cannot be read (" in line
     assert list(jobs.execute(plan, jobs.Watch())) == [damaged]
     assert [run.folder for run in plans.plan(table, tmp_path).runs] == [damaged, whole]
     assert (damaged / "record.json").read_text() == "{"

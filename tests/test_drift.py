@@ -1,6 +1,6 @@
 """How far clients' models drift apart: known answers on hand-made clients, what a run records, and the two figures."""
 
-import json
+import shutil
 
 import numpy as np
 import pytest
@@ -8,24 +8,28 @@ import torch
 
 import fedcli
 from fedcli.core.trees import select
-from fedcli.errors import UserError
 from fedcli.figures import curves, outputs, quality
 from fedcli.figures.quality import add_quality, client_points, one_more_round, pair_cosines, separation
 from fedcli.registry import find_method
 from fedcli.results.metrics import find_metric
 from fedcli.runs import drift
 from fedcli.runs.config import resolve
-from fedcli.runs.prepare import make_federation
+from fedcli.runs.prepare import make_federation, prepare
 from fedcli.runs.records import read_record
 from fedcli.runs.rounds import one_round
 from tests import laws
+from tests.files import refused
 from tests.programs import invoke
 from tests.test_plots import curve, drawn
+from tests.test_runs import TINY as RUN
 
-TINY = {
-    "dataset": "digits", "protocol": "fedfa:digits", "train_examples": 200, "num_clients": 4, "cohort_size": 3,
-    "rounds": 3, "local_epochs": 1, "device": "cpu",
-}  # fmt: skip
+TINY = {**RUN, "protocol": "fedfa:digits", "train_examples": 200, "cohort_size": 3, "rounds": 3}
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    """A finished run that no test may change."""
+    return fedcli.run("fedavg", out=tmp_path_factory.mktemp("runs") / "run", **TINY)
 
 
 def doubles(values):
@@ -58,14 +62,14 @@ def test_similarity_of_classifier_updates_by_hand():
 
 def watched(**run):
     setup, _ = laws.federation("fedavg", drift_every=1, **run)
-    return setup, make_federation(setup, laws.toy_dataset(), laws.toy_parts(), kind=drift.Recording)
+    fed = make_federation(setup, laws.toy_dataset(), laws.toy_parts(), kind=drift.Recording)
+    return setup, fed, setup.method.init(fed, setup.options)
 
 
 @pytest.mark.parametrize(("chunk", "at_once"), [("1", 7), ("4", 100)])
 def test_what_a_round_records_is_of_the_models_before_they_are_aggregated(chunk, at_once, monkeypatch):
     monkeypatch.setattr(drift, "AT_ONCE", at_once)
-    setup, fed = watched(clients_per_chunk=chunk, backbone="resnet10-3x3")  # BatchNorm, in evaluation mode
-    state = setup.method.init(fed, setup.options)
+    setup, fed, state = watched(clients_per_chunk=chunk, backbone="resnet10-3x3")  # BatchNorm, in evaluation mode
     cohort = fed.cohort(0)
     after, entry = one_round(setup, fed, state, cohort)
     models = [select((fed.trained.params, fed.trained.buffers), k) for k in range(len(cohort.client_ids))]
@@ -73,49 +77,40 @@ def test_what_a_round_records_is_of_the_models_before_they_are_aggregated(chunk,
     assert entry["drift"]["feature_distance"] == pytest.approx(drift.feature_distance(features), rel=1e-9)
     similarity = drift.classifier_similarity(fed.trained.params["head.weight"], fed.received["head.weight"])
     assert entry["drift"]["classifier_similarity"] == pytest.approx(similarity, rel=1e-9)
-    assert laws.distance(fed.received, state.params) == 0
+    fed.broadcast({name: value + 1 for name, value in state.params.items()}, state.buffers, cohort)
+    assert laws.distance(fed.received, state.params) == 0  # the model that is received first
     shares = fed.trained.params["head.weight"] * cohort.weights[:, None, None]
     torch.testing.assert_close(shares.sum(0), after.params["head.weight"], rtol=1e-10, atol=1e-12)
-
-
-def test_updates_are_counted_from_the_model_received_first():
-    _, fed = watched()
-    params, buffers = fed.initial_model()
-    fed.broadcast(params, buffers, fed.cohort(0))
-    fed.broadcast({name: value + 1 for name, value in params.items()}, buffers, fed.cohort(0))
-    assert fed.received is params
-
-
-def test_in_a_round_without_whole_models_there_is_nothing_to_measure():
-    setup, fed = watched()
-    nothing = {"feature_distance": None, "classifier_similarity": None}
-    alone, single = watched(cohort_size=1)
-    assert one_round(alone, single, alone.method.init(single, alone.options), single.cohort(0))[1]["drift"] == nothing
-    assert drift.measure_drift(fed, fed.cohort(0)) == nothing
-    laws.simulate(setup, fed, 1)
     fed.received = None
-    assert [name for name, value in drift.measure_drift(fed, fed.cohort(0)).items() if value] == ["feature_distance"]
+    assert [name for name, value in drift.measure_drift(fed, cohort).items() if value] == ["feature_distance"]
     fed.start_round()  # forgets the clients
-    assert drift.measure_drift(fed, fed.cohort(0)) == nothing
+    assert list(drift.measure_drift(fed, cohort).values()) == [None, None]
+
+
+def test_a_single_client_has_not_drifted_from_anybody():
+    setup, fed, state = watched(cohort_size=1)
+    assert list(one_round(setup, fed, state, fed.cohort(0))[1]["drift"].values()) == [None, None]
 
 
 def test_images_are_the_same_for_all_runs_and_at_most_so_many(monkeypatch):
-    (_, fed), (_, other) = watched(), watched(seed=5)
-    assert drift.sample(fed).tolist() == list(range(20))  # all that there are
-    monkeypatch.setattr(drift, "EXAMPLES", 6)
-    chosen = drift.sample(fed).tolist()
-    assert len(set(chosen)) == 6
-    assert chosen == sorted(chosen) == drift.sample(other).tolist()
+    chosen = []
+    monkeypatch.setattr(drift, "local_features", lambda fed, cohort, index: chosen.append(index.tolist()))
+    monkeypatch.setattr(drift, "feature_distance", lambda features: None)
+    for most, run in ((500, {}), (6, {}), (6, {"seed": 5})):
+        monkeypatch.setattr(drift, "EXAMPLES", most)
+        setup, fed, state = watched(**run)
+        one_round(setup, fed, state, fed.cohort(0))
+    assert chosen[0] == list(range(20))  # all that there are
+    assert len(set(chosen[1])) == 6
+    assert chosen[1] == sorted(chosen[1]) == chosen[2]
 
 
-def test_a_run_measures_every_so_many_rounds_and_after_the_last(tmp_path):
-    run = fedcli.run("fedavg", out=tmp_path / "run", drift_every=2, **TINY)
-    assert [("drift" in entry) for entry in run.record["rounds"]] == [False, True, True]
-    assert all(value > 0 for value in run.record["rounds"][1]["drift"].values())
-    assert json.loads((run.path / "record.json").read_text())["rounds"] == run.record["rounds"]
-    plain = fedcli.run("fedavg", out=tmp_path / "plain", **TINY)
-    assert plain.record["summary"] == run.record["summary"]
-    assert not any("drift" in entry for entry in plain.record["rounds"])
+def test_a_run_measures_every_so_many_rounds_and_after_the_last(finished, tmp_path):
+    record = fedcli.run("fedavg", out=tmp_path / "run", drift_every=2, **TINY).record
+    assert [("drift" in entry) for entry in record["rounds"]] == [False, True, True]
+    assert all(value > 0 for value in record["rounds"][1]["drift"].values())
+    assert record["summary"] == finished.record["summary"]
+    assert not any("drift" in entry for entry in finished.record["rounds"])
 
 
 # Curves over rounds
@@ -143,8 +138,7 @@ def test_curves_are_means_over_seeds_of_the_rounds_measured():
 def test_a_run_that_did_not_measure_does_not_hide_those_of_other_seeds():
     (line,) = curves.drift_figure([drifting(), curve(seed=1)]).axes[0].lines
     assert line.get_xydata().tolist() == [[1, 1], [3, 3]]
-    with pytest.raises(UserError, match=r"no run has measured its distance of features .*; run with --drift-every"):
-        curves.drift_figure([curve()])
+    refused(lambda: curves.drift_figure([curve()]), "no run has measured its distance of features", "--drift-every")
 
 
 # The clients' features
@@ -157,11 +151,11 @@ def test_cosines_of_pairs_by_hand():
     assert same.tolist() == [True, False, False, False, False, True]
 
 
-def test_a_client_shows_the_images_of_its_classes_by_its_own_model(monkeypatch):
-    setup, fed = watched()
+def test_a_client_shows_the_images_of_its_classes_and_domains_by_its_own_model(monkeypatch):
+    setup, fed, state = watched()
     fed.training[1] = fed.training[1][(fed.engine.labels[fed.training[1]] != 2).numpy()]
     cohort = fed.cohort_of(0, [1, 3])
-    setup.method.run_round(setup.method.init(fed, setup.options), cohort, fed, setup.options)
+    setup.method.run_round(state, cohort, fed, setup.options)
     points = client_points(fed, cohort)
     models = [select((fed.trained.params, fed.trained.buffers), k) for k in (0, 1)]
     features = {client: fed.predict(*model, None)[0].numpy() for client, model in zip((1, 3), models, strict=True)}
@@ -175,54 +169,47 @@ def test_a_client_shows_the_images_of_its_classes_by_its_own_model(monkeypatch):
     assert len(client_points(fed, cohort)["labels"]) == 9
     monkeypatch.setattr(quality, "CLIENTS", 1)
     assert set(client_points(fed, cohort)["clients"].tolist()) == {1}
-
-
-def test_a_client_shows_the_images_of_its_domains():
-    setup, fed = watched()
+    monkeypatch.undo()
     fed.test_domains = torch.arange(20) % 2
     fed.domain_counts = np.array([[5, 0], [3, 4], [0, 9], [0, 4]])
-    cohort = fed.cohort(0)
-    setup.method.run_round(setup.method.init(fed, setup.options), cohort, fed, setup.options)
-    assert np.bincount(client_points(fed, cohort)["clients"]).tolist() == [10, 20, 10, 10]
+    assert (client_points(fed, cohort)["clients"] == 3).sum() == 10  # the images of one of the two
 
 
-def test_one_more_round_is_run_from_the_last_checkpoint_and_changes_nothing(tmp_path):
-    run = fedcli.run("fedavg", out=tmp_path / "run", **TINY)
-    files = {path.name: path.read_bytes() for path in run.path.iterdir()}
-    points = one_more_round(run.path)
-    assert {path.name: path.read_bytes() for path in run.path.iterdir()} == files
+def test_one_more_round_is_run_from_the_last_checkpoint_and_changes_nothing(finished, tmp_path):
+    files = {path.name: path.read_bytes() for path in finished.path.iterdir()}
+    points = one_more_round(finished.path)
+    assert {path.name: path.read_bytes() for path in finished.path.iterdir()} == files
     longer = fedcli.run("fedavg", out=tmp_path / "longer", **{**TINY, "rounds": 4})
     setup = resolve(find_method("fedavg"), {**TINY, "rounds": 4, "drift_every": 1})
-    again = fedcli.runs.prepare.prepare(setup)[2]
-    again.start_round()
-    after, _ = setup.method.run_round(run.state, again.cohort(3), again, setup.options)
+    again = prepare(setup)[2]
+    after, _ = setup.method.run_round(finished.state, again.cohort(3), again, setup.options)
     assert laws.distance(after.params, longer.state.params) == 0  # so this is the round that would have followed
     expected = client_points(again, again.cohort(3))
     assert all(np.array_equal(points[name], expected[name]) for name in expected)
 
 
-def test_what_is_measured_of_the_clients_of_one_more_round_stands_in_the_record_and_is_drawn(tmp_path, monkeypatch):
+def test_what_is_measured_of_one_more_round_stands_in_the_record_and_is_drawn(finished, tmp_path, monkeypatch):
     monkeypatch.setattr(outputs, "embed", lambda features: features[:, :2])
-    run = fedcli.run("fedavg", out=tmp_path / "run", **TINY)
-    with pytest.raises(UserError, match=r"run 'fedcli quality --clients .*' first"):
-        outputs.clients_chart([run.path])
-    points = one_more_round(run.path)
+    folder = shutil.copytree(finished.path, tmp_path / "run")
+    refused(lambda: outputs.clients_chart([folder]), "run 'fedcli quality --clients ", " first")
+    points = one_more_round(folder)
     features = points["features"].astype(np.float16).astype(float)
     cosines, same = pair_cosines(features, points["labels"])
     expected = separation(features, points["labels"])
     expected |= {"cosine_same": np.median(cosines[same]), "cosine_other": np.median(cosines[~same])}
-    ended = invoke("quality", run.path, "--clients")
+    ended = invoke("quality", folder, "--clients")
     assert ended.exit_code == 0, ended.output
     assert f"{expected['nmi']:.3f}" in ended.output
-    record = read_record(run.path)
-    add_quality(run.path)  # of the last model, beside
-    assert read_record(run.path)["quality"].items() >= record["quality"].items()
+    measured = read_record(folder)["quality"]
+    assert measured["clients_examples"] == len(points["labels"])
+    add_quality(folder)  # of the last model, beside
+    record = read_record(folder)
+    assert record["quality"].items() >= measured.items()
     for name, value in expected.items():
-        assert find_metric(f"quality:clients_{name}").value(read_record(run.path)) == value
-    assert record["quality"]["clients_examples"] == len(points["labels"])
-    for file in run.path.glob("checkpoint*"):  # the figure needs what is kept and no more
+        assert find_metric(f"quality:clients_{name}").value(record) == value
+    for file in folder.glob("checkpoint*"):  # the figure needs what is kept and no more
         file.unlink()
-    above, below = outputs.clients_chart([run.path]).axes
+    above, below = outputs.clients_chart([folder]).axes
     assert {text.get_text() for text in below.get_legend().get_texts()} == {"of one class", "of two classes"}
     places = [tuple(point) for part in above.collections for point in part.get_offsets().tolist()]
     assert sorted(places) == sorted(map(tuple, features[:, :2].tolist()))

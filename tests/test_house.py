@@ -106,7 +106,7 @@ def test_every_folder_is_installed():
 
 def test_every_package_that_is_imported_is_declared():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    extras = [name for extra in ("ray", "report") for name in project["optional-dependencies"][extra]]
+    extras = [name for extra in ("ray", "report", "wandb") for name in project["optional-dependencies"][extra]]
     declared = {re.match(r"[\w-]+", text)[0] for text in (*project["dependencies"], *extras)}
     imported = set()
     for file in (*FILES.values(), *ROOT.glob("papers/**/*.py")):

@@ -80,14 +80,13 @@ def test_a_run_begins_where_nobody_has_finished_a_round(tmp_path):
 
 
 def test_a_link_stays_a_link_and_a_device_a_device(tmp_path):
-    (tmp_path / "file").write_text("old")
-    (tmp_path / "link").symlink_to("file")
-    write_atomically(tmp_path / "link", lambda path: path.write_text("new"))
-    assert (tmp_path / "link").is_symlink()
-    assert (tmp_path / "file").read_text() == "new"
+    file, link, another = (tmp_path / name for name in ("file", "link", "another"))
+    file.write_text("old")
+    link.symlink_to("file")
+    write_atomically(link, lambda path: path.write_text("new"))
     (tmp_path / f".another.{os.getpid()}.partial").symlink_to("file")  # in the temporary file's place
-    write_atomically(tmp_path / "another", lambda path: path.write_text("newer"))
-    assert ((tmp_path / "file").read_text(), (tmp_path / "another").is_symlink()) == ("new", False)
+    write_atomically(another, lambda path: path.write_text("newer"))
+    assert (link.is_symlink(), another.is_symlink(), file.read_text()) == (True, False, "new")
     write_atomically(Path(os.devnull), lambda path: path.write_text("new"))
     assert not Path(os.devnull).is_file()
 
@@ -106,10 +105,9 @@ def test_the_processes_of_a_table_die_with_it(tmp_path):
     assert [read_record(folder)["status"] for folder in folders] == ["interrupted"] * 2
 
 
-@pytest.mark.parametrize("place", ["pipe", "terminal"])
-def test_a_display_that_breaks_does_not_end_the_training(place, tmp_path):
-    ours, theirs = os.pipe() if place == "pipe" else os.openpty()
-    waiting = Waiting(tmp_path)
+@pytest.mark.parametrize("make", [os.pipe, os.openpty])
+def test_a_display_that_breaks_does_not_end_the_training(make, tmp_path):
+    (ours, theirs), waiting = make(), Waiting(tmp_path)
     # In a session of its own, as under nohup: a terminal that goes does not send it a signal.
     program = start(tmp_path, "run", "./waits.py", *SMALL, "--out", "run", stdout=theirs, start_new_session=True)
     os.close(theirs)

@@ -107,7 +107,7 @@ def test_a_client_is_measured_by_its_own_model(personal):
 def test_a_client_that_there_is_not_is_refused(run, personal):
     for folder, client, message in (
         (run.path, 0, "'fedavg' keeps one global model"),
-        (personal.path, 4, r"'local' keeps a model for each client, 0 to 3 \(got --client 4 for "),
+        (personal.path, 4, r"'local' keeps a model for each client, 0 to 3 \(got --client 4\)"),
         (personal.path, -1, "got --client -1"),
         (personal.path, None, "'local' keeps a model for each client, 0 to 3"),
     ):

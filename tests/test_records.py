@@ -8,11 +8,11 @@ from typing import NamedTuple
 import pytest
 
 import fedcli
-from fedcli.errors import UserError
 from fedcli.registry import find_method
 from fedcli.runs import checkpoints, records
 from fedcli.runs import run as runs
 from tests import laws
+from tests.files import refused
 from tests.test_runs import TINY
 
 
@@ -36,50 +36,43 @@ def test_a_finished_run_is_opened_with_all_it_had(finished):
     assert runs.open_run(finished.path, drift_every=1).fed.trained is None  # a federation that remembers models
 
 
-def test_a_record_that_is_changed_on_disk_is_checked_again(finished, tmp_path):
+def test_a_record_that_is_changed_on_disk_is_refused(finished, tmp_path):
     records.write_record(tmp_path, finished.record)
     file, whole = tmp_path / records.RECORD, records.read_record(tmp_path)
     text = file.read_text()
+    for change in (('"status": "finished"', '"status": "failed"'), (f'"seed": {whole["seed"]},', '"seed": 77,')):
+        file.write_text(text.replace(*change))
+        refused(lambda: records.read_record(tmp_path), "is damaged or was changed by hand")
+    for wrong, words in (("[" * 100_000, "cannot be read"), ("[]", "cannot be read"), ('{"schema": 2}', "schema 2")):
+        file.write_text(wrong)
+        refused(lambda: records.read_record(tmp_path), words)
     older = {name: value for name, value in whole.items() if name != "numerics"}  # and has no digest
     file.write_text(json.dumps(older))
     assert records.read_record(tmp_path) == whole
-    file.write_text(text)
-    assert records.read_record(tmp_path) == whole  # as often as it is read, without its digest
-    for change in (('"status": "finished"', '"status": "failed"'), (f'"seed": {whole["seed"]},', '"seed": 77,')):
-        file.write_text(text.replace(*change))
-        for _ in range(2):
-            with pytest.raises(UserError, match="is damaged or was changed by hand"):
-                records.read_record(tmp_path)
-        file.write_text(text)
-        assert records.read_record(tmp_path) == whole
 
 
 def test_a_run_that_cannot_be_opened_is_refused(finished, tmp_path):
-    folder = shutil.copytree(finished.path, tmp_path / "run")
+    folder, record = shutil.copytree(finished.path, tmp_path / "run"), finished.record
     for change, message in (
         ({"status": "interrupted"}, "has not finished"),
-        ({"config": {**finished.record["config"], "gone": 1}}, "code of 'fedavg' has changed since the run began"),
+        ({"config": {**record["config"], "gone": 1}}, "code of 'fedavg' has changed since the run began"),
         ({"dataset_fingerprint": "0" * 16}, "data set has changed"),
-        ({"partition": {**finished.record["partition"], "fingerprint": "0"}}, "partition has changed"),
+        ({"partition": {**record["partition"], "fingerprint": "0"}}, "partition has changed"),
     ):
-        records.write_record(folder, {**finished.record, **change})
-        with pytest.raises(UserError, match=message):
-            runs.open_run(folder)
-    records.write_record(folder, {**finished.record, "method_hash": "0" * 16})  # another word in the method's file
+        records.write_record(folder, {**record, **change})
+        refused(lambda: runs.open_run(folder), message)
+    records.write_record(folder, {**record, "method_hash": "0" * 16})  # another word in the method's file
     assert runs.open_run(folder).record["method_hash"] == "0" * 16
     file, state = folder / checkpoints.CHECKPOINT, finished.state
-    about = {"identity": records.identity(finished.record), "record": {}}
     name, value = next(iter(state.params.items()))
     for spoilt, message in (
-        (state._replace(params={**state.params, name: value + 1}), r"the run's last model \(got [0-9a-f]{64},"),
-        (AnotherState(*state), r"a state of another kind \(got .AnotherState.; ServerState are allowed"),
+        (state._replace(params={**state.params, name: value + 1}), "the run's last model (got "),
+        (AnotherState(*state), "a state of another kind (got 'AnotherState'; ServerState, kept are allowed"),
     ):
-        checkpoints.save(file, spoilt, about)
-        with pytest.raises(UserError, match=message):
-            runs.open_run(folder)
+        checkpoints.save(file, spoilt, {"identity": records.identity(record), "record": {}})
+        refused(lambda: runs.open_run(folder), message)
     file.unlink()
-    with pytest.raises(UserError, match=r"\(got no checkpoint"):
-        runs.open_run(folder)
+    refused(lambda: runs.open_run(folder), "(got no checkpoint")
 
 
 FEDPROX = find_method("fedprox")

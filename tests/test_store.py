@@ -1,18 +1,22 @@
-"""What clients keep: in memory as far as it may be, the rest in files that a checkpoint names."""
+"""What a run goes on from: what its clients keep, in memory as far as it may be, and its files, whose damage is seen.
+
+A damaged file, or another run's, is refused in a line that says how the run goes on.
+"""
 
 import shutil
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 import fedcli
-from fedcli.core.federation import NonFiniteLoss
 from fedcli.figures.quality import one_more_round
 from fedcli.runs import checkpoints, config, rounds
 from fedcli.runs import run as runs
 from fedcli.runs.checkpoints import STATES
 from tests.files import refused
 from tests.test_runs import TINY as RUN
+from tests.torture import stopped_run
 from tests.toys import ClientState
 
 BYTES = 40  # of a state of ten numbers
@@ -38,18 +42,19 @@ def held(kept):
     return {client: state.params["w"][0].item() for client, state in kept.items()}
 
 
-def test_what_does_not_fit_into_memory_lies_in_files_the_one_used_last_at_last(tmp_path):
+def test_what_does_not_fit_into_memory_lies_in_files_the_one_kept_first_at_first(tmp_path):
     store = opened(tmp_path, 2 * BYTES)
-    first = store.keep(store.keep({}, states(1), 0), states(2), 0)
+    first = store.keep(store.keep({}, states(2), 0), states(1), 0)
     assert files(tmp_path) == []
-    assert torch.equal(first[1].params["w"], torch.ones(10))  # used now: 2 goes first
     later = store.keep(first, states(4), 1)
     assert files(tmp_path) == ["000002-0"]
-    assert [version.client for version in later.data.values() if version.state is not None] == [1, 4]
-    assert later.nbytes == 3 * BYTES
     assert held(later) == {1: 1, 2: 2, 4: 4}
+    assert [client for client, version in later.data.items() if version.state is not None] == [1, 4]
     assert isinstance(later[2], ClientState)
     assert (list(later), 2 in later, later.get(7, "none")) == ([1, 2, 4], True, "none")
+    fewer = later.only([2, 4])  # which fit
+    assert held(fewer) == {2: 2, 4: 4}
+    assert fewer.nbytes == sum(version.nbytes for version in fewer.data.values() if version.state is not None)
 
 
 @pytest.mark.parametrize("memory", [0, 2 * BYTES, 10**6])
@@ -67,20 +72,11 @@ def test_older_states_stay_as_long_as_a_method_holds_them(memory, tmp_path):
         assert files(tmp_path) == ["000001-0", "000002-1-again", "000003-2"]  # nobody holds 2's first two any more
 
 
-def test_nothing_is_written_without_a_folder_and_nothing_infinite_is_kept():
-    store = checkpoints.Store(0, torch.device("cpu"), [ClientState])
-    assert held(store.keep({}, states(1), 0)) == {1: 1}
-    with pytest.raises(NonFiniteLoss, match="'clients/3/params/w' of the state is not finite in round 6"):
-        store.keep({}, {3: ClientState({"w": torch.tensor([1.0, torch.inf])})}, 5)
-
-
 def test_a_file_that_has_changed_is_not_read(tmp_path):
     kept = opened(tmp_path, 0).keep({}, states(1, 2), 0)
     file, other = (tmp_path / STATES / f"00000{client}-0.safetensors" for client in (1, 2))
     shutil.copy(other, file)
     refused(lambda: kept[1], f"'{file}' is missing or not as it was written (got SHA-256")
-    file.unlink()
-    refused(lambda: kept[1], f"'{file}' is missing")
 
 
 def test_a_checkpoint_leaves_what_other_workers_keep_for_themselves(tmp_path):
@@ -101,18 +97,6 @@ def test_sizes():
 # In runs
 
 
-class Watch(rounds.Listener):
-    """Notes after each round which files there are, and when they were written."""
-
-    def __init__(self, folder):
-        self.folder, self.rounds = folder, []
-
-    def round(self, entry):
-        self.rounds.append(
-            {name: (self.folder / f"{name}.safetensors").stat().st_mtime_ns for name in files(self.folder.parent)}
-        )
-
-
 def cohort(run, number):
     """The clients of a round."""
     return runs.restore(run.record, ())[2].cohort(number).client_ids
@@ -120,17 +104,19 @@ def cohort(run, number):
 
 @pytest.mark.parametrize("memory", ["0", "1G"])
 def test_a_checkpoint_writes_what_its_cohort_keeps_and_only_once(memory, tmp_path):
-    watch = Watch(tmp_path / "run" / STATES)
+    watch, times = rounds.Listener(), []  # after each round, when each file was written
+    states = tmp_path / "run" / STATES
+    watch.round = lambda entry: times.append({file.stem: file.stat().st_mtime_ns for file in states.iterdir()})
     run = fedcli.run("scaffold", out=tmp_path / "run", progress=watch, **{**TINY, "rounds": 6, "state_memory": memory})
-    assert len(watch.rounds) == 6
     before, last = {}, {}
-    for number, written in enumerate(watch.rounds[:-1]):
+    for number, written in enumerate(times[:-1]):
         names = [f"{client:06}-{number}" for client in cohort(run, number)]
         assert sorted(written.keys() - before.keys()) == names
         assert all(written[name] == before[name] for name in written.keys() & before.keys())
         now = {**last, **{name[:6]: name for name in names}}
         assert written.keys() == {*last.values(), *now.values()}  # of this checkpoint and the one before
         before, last = written, now
+    assert number == 4
 
 
 def test_a_finished_run_keeps_what_is_needed_of_it(tmp_path):
@@ -145,3 +131,52 @@ def test_a_finished_run_keeps_what_is_needed_of_it(tmp_path):
         assert [int(name[:6]) for name in files(run.path)] == list(run.state.clients)
     points, expected = (one_more_round(run.path) for run in (rest, everything))
     assert all((points[name] == expected[name]).all() for name in ("features", "labels", "clients"))
+
+
+# Damage
+
+
+@pytest.mark.parametrize("part", ["digest", "structure", "tensors", "cut", "missing state", "exchanged state"])
+def test_damage_is_refused_and_the_checkpoint_before_ends_in_the_same_bits(part, tmp_path):
+    source, end = stopped_run("client state")
+    folder = shutil.copytree(source / "run", tmp_path / "run")
+    checkpoint = file = folder / checkpoints.CHECKPOINT
+    if part.endswith("state"):
+        file, second, *_ = sorted((folder / checkpoints.STATES).glob("*-1.safetensors"))
+    if part == "missing state":
+        file.unlink()
+    elif part == "exchanged state":
+        shutil.copy(second, file)
+    else:
+        content = bytearray(file.read_bytes())
+        content[{"digest": 60, "structure": 200, "tensors": -5, "cut": 0}[part]] ^= 1
+        file.write_bytes(content[: 1000 if part == "cut" else None])
+    refused(lambda: runs.resume(folder), f"'{file}' is missing or not as it was", ", or delete checkpoint.safetensors")
+    checkpoint.unlink()
+    record = runs.resume(folder).record
+    assert (record["summary"]["params_sha256"], record["resumed"]) == (end, [1])
+
+
+def test_the_checkpoint_of_another_run_is_refused(tmp_path):
+    source, end = stopped_run("client state")
+    folder = shutil.copytree(source / "run", tmp_path / "run")
+    shutil.copy(source / "other" / checkpoints.CHECKPOINT, folder)
+    refused(lambda: runs.resume(folder), "is of another run", "put the run's own back")
+    shutil.copy(source / "run" / checkpoints.CHECKPOINT, folder)
+    assert runs.resume(folder).record["summary"]["params_sha256"] == end
+
+
+def test_tensors_are_read_as_they_were_written(tmp_path):
+    shared = torch.tensor([float("nan"), float("-inf"), 1, 2])
+    tree = {
+        "half": shared.bfloat16(), "double": shared.double(), "scalar": torch.tensor(7), "empty": torch.zeros(0, 4),
+        "mask": shared > 1, "part": shared[1:], "shared": shared, "strided": torch.arange(6).expand(3, 6).T,
+    }  # fmt: skip
+    about = {"number": 0.1, "list": [1, None]}
+    checkpoints.save(tmp_path / "file", tree, about)
+    tensors = load_file(tmp_path / "file")  # as another program reads it
+    loaded, said = checkpoints.load(tmp_path / "file", {})
+    assert said == about
+    for name, tensor in tree.items():
+        torch.testing.assert_close(tensors[f"/{name}"], tensor, rtol=0, atol=0, equal_nan=True)
+        torch.testing.assert_close(loaded[name], tensor, rtol=0, atol=0, equal_nan=True)

@@ -200,7 +200,7 @@ def watch(start: Callable, quiet: bool | None = None, log_file: str | None = Non
     display, logs = Display(*consoles), consoles[1:]
     try:
         with workers.joined() as group:
-            return start(progress=trackers.with_loggers(display, log) if group.number == 0 else None)
+            return start(progress=trackers.Loggers(display, log) if group.number == 0 else None)
     except UserError as error:
         print_line(logs, f"error: {error}")
         raise

@@ -20,7 +20,7 @@ from fedcli.runs import rounds
 from fedcli.runs import run as runs
 from fedcli.runs.lock import locked
 from fedcli.runs.records import RECORD
-from fedcli.runs.trackers import with_loggers
+from fedcli.runs.trackers import Loggers
 
 if TYPE_CHECKING:
     import pandas
@@ -102,7 +102,7 @@ def run(
     if exist_ok and out is not None:
         _set_aside(Path(out))
     progress = Progress() if progress is None and in_notebook() else progress
-    done = runs.run(str(method), out=out, progress=with_loggers(progress, log), **options)
+    done = runs.run(str(method), out=out, progress=Loggers(progress, log), **options)
     return Runs(Run(**vars(each)) for each in done) if isinstance(done, list) else Run(**vars(done))
 
 

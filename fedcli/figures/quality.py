@@ -7,6 +7,7 @@ alike the logits of the clients' own models are: all are given the same images, 
 with the mean of all.
 """
 
+import hashlib
 import io
 from collections.abc import Iterable, Sequence
 from functools import partial
@@ -31,8 +32,9 @@ from fedcli.results.frame import find_records
 from fedcli.runs.drift import EXAMPLES as DRIFT_EXAMPLES
 from fedcli.runs.drift import Recording, local_features
 from fedcli.runs.lock import locked
+from fedcli.runs.models import check_client
 from fedcli.runs.prepare import machine_settings
-from fedcli.runs.records import file_digest, read_record, write_record
+from fedcli.runs.records import read_record, write_record
 from fedcli.runs.run import open_run
 
 EXAMPLES = 2000  # test images at most: the silhouette takes all pairs of them
@@ -64,7 +66,8 @@ def write_outputs(folder: Path, arrays: dict[str, np.ndarray], measured: dict[st
     measured = {**separation(arrays["features"].astype(float), arrays["labels"]), **measured}
     with locked(folder):
         write_atomically(file, lambda path: path.write_bytes(content.getvalue()))
-        measured |= {"examples": len(arrays["labels"]), "features_sha256": file_digest(file)}
+        digest = hashlib.sha256(content.getvalue()).hexdigest()
+        measured |= {"examples": len(arrays["labels"]), "features_sha256": digest}
         measured = {prefix + name: value for name, value in measured.items()}
         record = read_record(folder)
         write_record(folder, {**record, "quality": {**record.get("quality", {}), **measured}})
@@ -74,7 +77,7 @@ def write_outputs(folder: Path, arrays: dict[str, np.ndarray], measured: dict[st
 def read_outputs(folder: Path, record: dict[str, Any], prefix: str = "") -> dict[str, np.ndarray]:
     """The arrays beside a record; refused are files that are missing or are not what the record names."""
     file, expected = folder / FILES[prefix], record.get("quality", {}).get(f"{prefix}features_sha256")
-    digest = file_digest(file) if file.is_file() else "no file"
+    digest = hashlib.sha256(file.read_bytes()).hexdigest() if file.is_file() else "no file"
     if digest != expected:
         raise UserError(
             f"{file.name} of '{folder}' is missing or is not what its record names (got {digest}, was {expected}); run "
@@ -101,10 +104,7 @@ def add_quality(folder: Path, client: int | None = None, files: Sequence[str] = 
     """
     run = open_run(folder, files)
     fed, method = run.fed, run.setup.method
-    clients = [None] if method.personal is None else range(fed.num_clients)
-    if client not in clients:
-        allowed = "one global model" if method.personal is None else f"a model for each client, 0 to {clients[-1]}"
-        raise UserError(f"'{method.name}' keeps {allowed} (got --client {client} for {folder}); choose one of these.")
+    check_client(method, fed.num_clients, client)
     if len(fed.test_labels) == 0:
         raise UserError(f"the protocol {run.record['protocol']} has no common test images (got {folder}).")
     index = np.sort(generator(SEED, "quality").permutation(len(fed.test_labels))[:EXAMPLES])

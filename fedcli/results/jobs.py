@@ -27,7 +27,7 @@ from fedcli.runs.models import remove_models
 from fedcli.runs.records import RECORD, read_record
 from fedcli.runs.rounds import Listener
 from fedcli.runs.signals import OutOfTime, end_with_parent, interrupt_on_signals, time_left
-from fedcli.runs.trackers import with_loggers
+from fedcli.runs.trackers import Loggers
 from fedcli.userfiles import absolute, own_paths
 
 POLL_SECONDS = 0.5  # between two looks at the runs of other processes
@@ -123,7 +123,7 @@ def _run_here(watch: Watch, run: PlannedRun) -> futures.Future:
     progress, future = Listener(), futures.Future()
     progress.round = lambda entry: watch.advance(run, entry["round"] + 1)
     progress.note = partial(watch.note, run)
-    future.set_result(task({}, *_arguments(run), progress=with_loggers(progress, watch.log)))
+    future.set_result(task({}, *_arguments(run), progress=Loggers(progress, watch.log)))
     return future
 
 

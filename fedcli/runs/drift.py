@@ -27,8 +27,7 @@ class Recording(Federation):
     def start_round(self) -> None:
         """Forgets the round before."""
         super().start_round()
-        self.received: Params | None = None
-        self.trained: Client | None = None
+        self.received = self.trained = None
 
     def broadcast(self, params: Params, buffers: Params, cohort: Cohort) -> Client:
         """As in `Federation`."""
@@ -48,15 +47,11 @@ def measure_drift(fed: Recording, cohort: Cohort) -> dict[str, float | None]:
     """
     distance = similarity = None
     if fed.trained is not None:
-        distance = feature_distance(local_features(fed, cohort, sample(fed)))
-    if fed.trained is not None and fed.received is not None:
-        similarity = classifier_similarity(fed.trained.params["head.weight"], fed.received["head.weight"])
+        index = np.sort(generator(SEED, "drift").permutation(len(fed.test_labels))[:EXAMPLES])
+        distance = feature_distance(local_features(fed, cohort, index))
+        if fed.received is not None:
+            similarity = classifier_similarity(fed.trained.params["head.weight"], fed.received["head.weight"])
     return {"feature_distance": distance, "classifier_similarity": similarity}
-
-
-def sample(fed: Federation) -> np.ndarray:
-    """The test images that are looked at, positions in the test set, ascending."""
-    return np.sort(generator(SEED, "drift").permutation(len(fed.test_labels))[:EXAMPLES])
 
 
 def local_features(fed: Recording, cohort: Cohort, index: np.ndarray) -> Tensor:
@@ -84,6 +79,5 @@ def classifier_similarity(trained: Tensor, received: Tensor) -> float | None:
     """
     updates = (trained - received).double().transpose(0, 1)  # [C, K, D]
     directions, moved = normalize(updates, dim=-1, eps=1e-300), updates.any(-1)
-    cosines = directions @ directions.transpose(1, 2)  # [C, K, K]
     pairs = (moved[:, :, None] & moved[:, None, :]).triu(1)  # each pair of two clients that have moved once
-    return cosines[pairs].mean().item() if pairs.any() else None
+    return (directions @ directions.mT)[pairs].mean().item() if pairs.any() else None

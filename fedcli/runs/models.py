@@ -33,10 +33,7 @@ from fedcli.userfiles import trust_files
 LARGEST = 2**30  # bytes of all models together that are kept beside the last ones
 ROUNDS = ("selected", "last")
 SUFFIXES = {"pt": ".pt2", "safetensors": ".safetensors"}
-LOADING = {
-    "pt": 'import torch\n\nmodel = torch.export.load("{}").module()',
-    "safetensors": 'from safetensors.torch import load_file\n\ntensors = load_file("{}")',
-}
+LOADING = {"pt": "torch.export.load(file).module()", "safetensors": "safetensors.torch.load_file(file)"}
 
 
 class Models(NamedTuple):
@@ -65,6 +62,14 @@ def all_params(method: Method, state: Any, num_clients: int) -> Iterator[tuple[s
         yield from ((f"{client:09}.{name}", params[name]) for name in sorted(params))
 
 
+def check_client(method: Method, num_clients: int, client: int | None) -> None:
+    """Refuses a client without a model of its own, and None, which is the global model, where all have their own."""
+    clients = [None] if method.personal is None else range(num_clients)
+    if client not in clients:
+        allowed = "one global model" if method.personal is None else f"a model for each client, 0 to {clients[-1]}"
+        raise UserError(f"'{method.name}' keeps {allowed} (got --client {client}); choose one of these.")
+
+
 class BestModels:
     """Keeps the models of the round that the headline of a run is from, where that is not the last round.
 
@@ -80,16 +85,15 @@ class BestModels:
 
     def see(self, record: dict[str, Any], state: Any) -> None:
         """Holds the models of the last round in the record if it is the best one, and they are not too large."""
-        selection, method = self._setup.selection, self._setup.method
-        best = summarise(record["rounds"], selection)["selected_round"]
-        if selection.startswith("best-") and best is not None and best == record["rounds"][-1]["round"]:
+        selection, method, last = self._setup.selection, self._setup.method, len(record["rounds"]) - 1
+        if selection.startswith("best-") and summarise(record["rounds"], selection)["selected_round"] == last:
             kept = method.model(state) if method.personal is None else state  # whose clients' part is not read for it
             if sum(getattr(leaf, "nbytes", 0) for leaf in leaves(kept)) <= LARGEST:
-                self._held = best, models_of(method, state)
+                self._held = last, models_of(method, state)
 
     def write(self, record: dict[str, Any]) -> None:
         """Writes what is held, unless the checkpoint of this round will."""
-        if self._held is not None and self._held[0] != record["rounds"][-1]["round"]:
+        if self._held is not None and self._held[0] < len(record["rounds"]) - 1:
             best, models = self._held
             checkpoints.save(self._file, models, {"identity": identity(record), "round": best})
             self._held = None
@@ -110,19 +114,15 @@ class Classifier(nn.Module):
         prototypes: `[C, D]` where it classifies by the nearest of them; None where it classifies by the head.
     """
 
-    def __init__(
-        self, network: Backbone, mean: Sequence[float], std: Sequence[float], bf16: bool, prototypes: tuple | None
-    ):
-        """Puts the normalisation before a network, and nearness to `prototypes` behind it where there are some."""
+    def __init__(self, network: Backbone, record: dict[str, Any], prototypes: tuple[Tensor, Tensor] | None):
+        """Puts a run's normalisation before a network, and nearness to `prototypes` behind it where there are some."""
         super().__init__()
-        self.network = network
-        dtype = network.head.weight.dtype
-        for name, values in (("mean", mean), ("std", std)):
-            self.register_buffer(name, torch.tensor(values, dtype=dtype)[:, None, None])
+        self.network, self._bf16 = network, record["config"]["precision"] == "bf16"
+        for name, values in record["normalisation"].items():
+            self.register_buffer(name, torch.tensor(values, dtype=network.head.weight.dtype)[:, None, None])
         points, has_class = prototypes or (None, None)
         self.register_buffer("prototypes", points)
         self.register_buffer("has_class", has_class)
-        self._bf16 = bf16
 
     def forward(self, images: Tensor) -> Tensor:
         """Returns logits `[N, C]` of images `[N, channels, H, W]`, floats in 0 to 1 as `ToTensor` gives them.
@@ -173,14 +173,10 @@ class Run:
             raise UserError(f"the run '{self.path}' has not finished (it is {status}); 'fedcli resume' goes on.")
         record = trust_files(self.record, self.files)
         method, config = find_method(record["method_source"]), record["config"]
-        if client not in ([None] if method.personal is None else range(config["num_clients"])):
-            allowed = "one model for all clients; leave --client out"
-            if method.personal is not None:
-                allowed = f"a model for every client; choose one from 0 to {config['num_clients'] - 1} with --client"
-            raise UserError(f"'{method.name}' has no model of client {client}, but {allowed}.")
+        check_client(method, config["num_clients"], client)
         if prototypes and method.prototypes is None:
             raise UserError(f"'{method.name}' does not classify by prototypes (got --prototypes); leave it out.")
-        models = _read_models(self.path, record, method, round)
+        models = self._read_models(record, method, round)
         names, num_classes = config["backbone"].split(","), len(record["class_names"])
         backbone = names[(client or 0) % len(names)]  # as the clients have them, in turn
         network = backbones.build(backbone, *record["model"]["input"][:2], num_classes, config["seed"])
@@ -188,26 +184,24 @@ class Run:
         trained = models.shared if client is None else models.personal.get(client)
         if trained is not None:  # else the initial one, of a client that has never taken part
             network.load_state_dict({**trained[0], **trained[1]}, strict=False)  # what is frozen is as it began
-        pixels, bf16 = record["normalisation"], config["precision"] == "bf16"
-        model = Classifier(network, pixels["mean"], pixels["std"], bf16, models.prototypes if prototypes else None)
+        model = Classifier(network, record, models.prototypes if prototypes else None)
         return model.eval().requires_grad_(False)
 
-
-def _read_models(folder: Path, record: dict[str, Any], method: Method, round: str) -> Models:
-    """Reads the models of the selected or the last round of a finished run; refuses damaged and other ones."""
-    last = record["rounds"][-1]["round"]
-    number = last if round == "last" else record["summary"]["selected_round"]
-    file = folder / (CHECKPOINT if number == last else SELECTED)
-    store = Store(None, torch.device("cpu"), (*method.state_types, Models))
-    if file.is_file():
-        state, facts = checkpoints.load(file, store.reopen(folder))
-        written = facts["record"]["rounds"][-1] if "record" in facts else facts
-        if (facts["identity"], written["round"]) == (identity(record), number):
-            return state if isinstance(state, Models) else models_of(method, state)
-    raise UserError(
-        f"'{file}' does not hold the models of round {number + 1} of this run; take those of the last round with "
-        "--round last, or run the experiment again."
-    )
+    def _read_models(self, record: dict[str, Any], method: Method, round: str) -> Models:
+        """Reads the models of the selected or the last round; refuses damaged and other ones."""
+        last = record["rounds"][-1]["round"]
+        number = last if round == "last" else record["summary"]["selected_round"]
+        file = self.path / (CHECKPOINT if number == last else SELECTED)
+        if file.is_file():
+            store = Store(None, torch.device("cpu"), (*method.state_types, Models))
+            state, facts = checkpoints.load(file, store.reopen(self.path))
+            written = facts["record"]["rounds"][-1] if "record" in facts else facts
+            if (facts["identity"], written["round"]) == (identity(record), number):
+                return state if isinstance(state, Models) else models_of(method, state)
+        raise UserError(
+            f"'{file}' does not hold the models of round {number + 1} of this run; take those of the last round with "
+            "--round last, or run the experiment again."
+        )
 
 
 def export(
@@ -228,12 +222,12 @@ def export(
     """
     if format not in SUFFIXES:
         raise UserError(f"--format must be {' or '.join(SUFFIXES)} (got '{format}'); choose one of them.")
+    model, record = run.model(client, round, prototypes=prototypes), run.record
     name = "model" if client is None else f"model-client-{client}"
-    name += ("-last" if round == "last" else "") + ("-prototypes" if prototypes else "") + SUFFIXES[format]
-    file = run.path / name if out is None else Path(out).with_suffix(SUFFIXES[format])
-    model = run.model(client, round, prototypes=prototypes)
+    name += ("-last" if round == "last" else "") + ("-prototypes" if prototypes else "")
+    file = Path(out or run.path / name).with_suffix(SUFFIXES[format])
     if format == "pt":
-        example, buffer = torch.rand(2, *run.record["model"]["input"], dtype=model.mean.dtype), io.BytesIO()
+        example, buffer = torch.rand(2, *record["model"]["input"], dtype=model.mean.dtype), io.BytesIO()
         try:
             program = torch.export.export(model, (example,), dynamic_shapes=({0: torch.export.Dim("N", min=1)},))
         except Exception as error:  # whatever a user's own network makes of it
@@ -243,33 +237,24 @@ def export(
         content = buffer.getvalue()
     else:
         tensors = {name.removeprefix("network."): value.clone() for name, value in model.state_dict().items()}
-        classes = json.dumps(run.record["class_names"])
-        content = serialize(tensors, {"format": "pt", "method": run.record["method"], "class_names": classes})
+        classes = json.dumps(record["class_names"])
+        content = serialize(tensors, {"format": "pt", "method": record["method"], "class_names": classes})
+    entry = record["rounds"][record["summary"]["selected_round"] if round == "selected" else -1]
+    reduced = "".join(f", {text}" for text in reductions(record).values())
+    gives = "minus the squared distances of the features to the prototypes" if prototypes else "logits"
+    text = f"""\
+# {record["method"]} on {record["dataset"]}: {file.name}
+
+* Model: {"global" if client is None else f"of client {client}"}, after round {entry["round"] + 1} of \
+{record["config"]["rounds"]} ({round}); protocol `{record["protocol"]}`{reduced}
+* Accuracy of the run in this round: {100 * entry["test_accuracy"]:.2f} %
+* Takes images {[None, *record["model"]["input"]]} in 0 to 1, of type {model.mean.dtype}; gives {gives}
+* Classes: {", ".join(record["class_names"])}
+* Made by fedcli {record["versions"]["fedcli"]}: `{record["command"]}`
+* To load it: `{LOADING[format]}`
+"""
     card = file.with_name(f"{file.name}.md")
     card.parent.mkdir(parents=True, exist_ok=True)
-    text = card_of(run, model, file.name, format, client, round)
     write_atomically(file, lambda temporary: temporary.write_bytes(content))
     write_atomically(card, lambda temporary: temporary.write_text(text))
     return file, card
-
-
-def card_of(run: Run, model: Classifier, name: str, format: str, client: int | None, round: str) -> str:
-    """Returns the card of a model that is exported as `name`: what it is, how good, and how to load it."""
-    record, rounds = run.record, run.record["rounds"]
-    entry = rounds[record["summary"]["selected_round"] if round == "selected" else -1]
-    whose = "The global model" if client is None else f"The model of client {client}"
-    reduced = "".join(f", {text}" for text in reductions(record).values())
-    gives = "logits" if model.prototypes is None else "minus the squared distance of the features to the prototypes"
-    return f"""\
-# {record["method"]} on {record["dataset"]}: {name}
-
-{whose} after round {entry["round"] + 1} of {record["config"]["rounds"]} ({round}) under the protocol \
-`{record["protocol"]}`{reduced}. The accuracy of the run in this round is {100 * entry["test_accuracy"]:.2f} %.
-
-It takes images {[None, *record["model"]["input"]]} in 0 to 1, of type {model.mean.dtype}, and gives {gives} for the
-classes {", ".join(record["class_names"])}. fedcli {record["versions"]["fedcli"]} made it by `{record["command"]}`.
-
-```python
-{LOADING[format].format(name)}
-```
-"""

@@ -8,7 +8,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterable
-from functools import cache
+from contextlib import suppress
 from importlib.metadata import version
 from math import inf
 from pathlib import Path
@@ -23,7 +23,7 @@ from fedcli.core import NUMERICS
 from fedcli.core.backbones import have_dead_taps
 from fedcli.core.clients import Params
 from fedcli.core.engine import WAYS
-from fedcli.data.files import one_line, write_atomically
+from fedcli.data.files import reading, write_atomically
 from fedcli.declarations import Method
 from fedcli.errors import UserError
 from fedcli.runs.config import recorded_fields
@@ -31,11 +31,6 @@ from fedcli.userfiles import THEN, is_hash_of, replace_paths
 
 SCHEMA = 1
 RECORD = "record.json"
-REMEDY = "put a copy back, or run the experiment again"  # of a record that cannot be used
-PARTS = (  # that every record has
-    "status", "method", "method_source", "method_hash", "protocol", "dataset", "dataset_fingerprint", "seed", "config",
-    "origin", "partition", "model", "engine", "hardware", "rounds", "summary", "resumed",
-)  # fmt: skip
 
 
 def write_record(folder: Path, record: dict[str, Any]) -> None:
@@ -52,25 +47,21 @@ def read_record(path: Path) -> dict[str, Any]:
     had one way, no notes.
 
     Raises:
-        UserError: If there is none, it is not JSON or lacks a part, its digest or its schema is another one.
+        UserError: If there is none, it is no record, or its digest or its schema is another one.
     """
     file = path / RECORD if path.is_dir() else path
     if not file.is_file():
         raise UserError(f"there is no run at '{file}' (got no {RECORD}); give the folder of a run, which holds one.")
-    try:
+    with reading(file, "a record as fedcli has written it"):
         record = json.loads(file.read_text())
-    except (ValueError, RecursionError) as error:  # also of bytes that are no text
-        raise UserError(f"the record '{file}' is not JSON ({one_line(error)}); {REMEDY}.") from error
-    schema = record.get("schema") if isinstance(record, dict) else type(record).__name__
-    if schema != SCHEMA:
-        raise UserError(f"the record '{file}' has schema {schema}; this version reads schema {SCHEMA}; update fedcli.")
-    digest = record.pop("digest", None)
-    if digest is not None and digest != _digest(record):
-        raise UserError(f"the record '{file}' is damaged or was changed by hand; {REMEDY}.")
-    if lost := [name for name in PARTS if name not in record]:
-        raise UserError(f"the record '{file}' is not usable (it lacks {', '.join(lost)}); {REMEDY}.")
-    record["engine"] = {"way": WAYS[0], "notes": [], **record["engine"]}
-    return {"numerics": {"core": 1, "method": 1}, **record}
+        if record["schema"] != SCHEMA:
+            raise UserError(f"'{file}' has schema {record['schema']} (this version reads {SCHEMA}); update fedcli.")
+        digest = record.pop("digest", None)
+        if digest is not None and digest != _digest(record):
+            text = f"the record '{file}' is damaged or was changed by hand"
+            raise UserError(f"{text}; put a copy back, or run the experiment again.")
+        record["engine"] = {"way": WAYS[0], "notes": [], **record["engine"]}
+        return {"numerics": {"core": 1, "method": 1}, **record}
 
 
 def identity(record: dict[str, Any]) -> str:
@@ -119,12 +110,6 @@ def outdated(record: dict[str, Any], method: Method) -> bool:
     return is_other_method(record, method) or record["numerics"] != numerics(record, method)
 
 
-def file_digest(path: Path) -> str:
-    """SHA-256 of a file."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
 def params_hash(params: Params | Iterable[tuple[str, Tensor]]) -> str:
     """SHA-256 over the names and bytes of parameters, in order of name; pairs must come in it."""
     digest = hashlib.sha256()
@@ -136,32 +121,32 @@ def params_hash(params: Params | Iterable[tuple[str, Tensor]]) -> str:
 
 def environment(device: torch.device) -> dict[str, Any]:
     """Hardware, system, library versions and the commit of the code."""
-    cpuinfo = Path("/proc/cpuinfo")
+    cpuinfo, commit = Path("/proc/cpuinfo"), ""
     text = cpuinfo.read_text() if cpuinfo.is_file() else ""
     model = re.search(r"^model name\s*: (.+)$", text, re.MULTILINE)
     processor = (model[1] if model else platform.processor() or platform.machine()).strip()
-    # The instructions that arithmetic on arrays depends on.
-    flags = set(re.findall(r"\b(?:avx|amx|fma|f16c|neon|asimd|sve)\w*", text))
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else processor
     flushes = torch.set_flush_denormal(sys.float_info.min / 2 == 0)  # leaves it as it is, and says whether it can be
-    # Of the checkout, with "+" if it was changed since; None outside of one.
-    commit = _git("describe", "--always", "--exclude=*", "--abbrev=40", "--dirty=+") if checkout() else ""
-    libraries = ("torch", "torchvision", "numpy", "scikit-learn", "fedcli")
+    if folder := checkout():
+        command = ["git", "-C", folder, "describe", "--always", "--exclude=*", "--abbrev=40", "--dirty=+"]
+        with suppress(OSError):  # git is not there
+            commit = subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
     return {
         "hardware": {"device": device.type, "name": name, "cores": os.cpu_count(), "threads": torch.get_num_threads()},
         "machine": {
             "processor": processor,
-            "flags": sorted(flags),
+            # The instructions that arithmetic on arrays depends on.
+            "flags": sorted(set(re.findall(r"\b(?:avx|amx|fma|f16c|neon|asimd|sve)\w*", text))),
             "system": platform.platform(),
             "denormals": "0 in a run" if flushes else "kept",
         },
         "versions": {
             "python": platform.python_version(),
-            **{library: version(library) for library in libraries},
             "torch": torch.__version__,  # with the part after "+", which says for which CUDA it was built
+            **{library: version(library) for library in ("torchvision", "numpy", "scikit-learn", "fedcli")},
             "cuda": torch.version.cuda if device.type == "cuda" else None,
         },
-        "commit": commit or None,
+        "commit": commit or None,  # of the checkout, with "+" if it was changed since; None outside of one
     }
 
 
@@ -196,20 +181,10 @@ def quiet(record: dict[str, Any]) -> bool:
     return max(busy) <= NOISE
 
 
-def _git(*arguments: str) -> str:
-    """What git says in the folder that the package lies in; empty where it says nothing or is not there."""
-    command = ["git", "-C", Path(fedcli.__file__).resolve().parent, *arguments]
-    try:
-        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
-    except (OSError, subprocess.CalledProcessError):
-        return ""
-
-
-@cache
 def checkout() -> Path | None:
     """The checkout that the package lies in; None outside of one, also inside of some other project's."""
     above = Path(fedcli.__file__).resolve().parent.parent
-    return above if _git("rev-parse", "--show-toplevel") == str(above) else None
+    return above if (above / ".git").exists() else None
 
 
 def summarise(rounds: list[dict[str, Any]], selection: str) -> dict[str, Any]:

@@ -165,7 +165,7 @@ def one_round(setup: Setup, fed: Federation, state: Any, cohort: Cohort) -> tupl
             f"round {cohort.round + 1}); use fed.generator(...) on the server; a client must not draw."
         )
     after, terms = outcome
-    refuse_non_finite(after, state, cohort.round)
+    refuse_non_finite(after, cohort.round)
     if fed.device.type == "cuda":
         torch.cuda.synchronize(fed.device)
     seconds = time.perf_counter() - start - sum(fed.seconds.values())

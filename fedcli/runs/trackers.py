@@ -8,7 +8,6 @@ import hashlib
 import json
 import os
 from collections.abc import Callable, Iterable
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -31,13 +30,11 @@ def flat(entry: dict[str, Any], above: str = "") -> dict[str, float]:
 class TensorBoard(Listener):
     """Writes the numbers of every round into the folder `tensorboard` of the run."""
 
-    def __init__(self):
-        needed("tensorboard", "--log tensorboard", "tensorboard")
-        self.make = import_module("torch.utils.tensorboard").SummaryWriter
-
     def start(self, record: dict[str, Any], folder: Path, samples_per_round: int, first_round: int) -> None:
         """Opens an event file; rounds that a killed process wrote after its last checkpoint are hidden."""
-        self.writer = self.make(folder / "tensorboard", purge_step=first_round + 1)
+        from torch.utils.tensorboard import SummaryWriter  # late: only some users have it
+
+        self.writer = SummaryWriter(folder / "tensorboard", purge_step=first_round + 1)
 
     def round(self, entry: dict[str, Any]) -> None:
         """Adds a point to each curve."""
@@ -55,13 +52,12 @@ class TensorBoard(Listener):
 class WeightsAndBiases(Listener):
     """Logs to Weights & Biases, into the project `fedcli` unless WANDB_PROJECT says another; a resumed run goes on."""
 
-    def __init__(self):
-        self.wandb = needed("wandb", "--log wandb", "wandb")
-
     def start(self, record: dict[str, Any], folder: Path, samples_per_round: int, first_round: int) -> None:
         """Begins a run there, or goes on with it: its id follows from what never changes in a record."""
+        import wandb  # late: likewise
+
         lasting = json.dumps([record[key] for key in ("started", "command", "seed", "dataset_fingerprint")])
-        self.run = self.wandb.init(
+        self.run = wandb.init(
             project=os.environ.get("WANDB_PROJECT", "fedcli"), name=folder.name, dir=folder, resume="allow",
             id=hashlib.sha256(lasting.encode()).hexdigest()[:16],
             config={"method": record["method"], **record["config"]},
@@ -83,8 +79,9 @@ LOGGERS: dict[str, Callable[[], Any]] = {"tensorboard": TensorBoard, "wandb": We
 class Loggers:
     """A listener that tells a display and then each logger; one that fails is left out, and the run goes on."""
 
-    def __init__(self, display: Listener, loggers: list[Any]):
-        self.display, self.loggers = display, loggers
+    def __init__(self, display: Listener | None, log: str | Iterable[Any] | None):
+        """Takes a display, or None, and the loggers that `log` names, see `find_loggers`."""
+        self.display, self.loggers = display or Listener(), find_loggers(log)
 
     def __getattr__(self, event: str) -> Callable[..., None]:
         """The method of `Listener` of that name, for all of them."""
@@ -109,17 +106,14 @@ def find_loggers(log: str | Iterable[Any] | None) -> list[Any]:
     """
     loggers = []
     for logger in log.split(",") if isinstance(log, str) else log or ():
-        if isinstance(logger, str):
-            make = from_file(logger, "logger") if is_from_file(logger) else LOGGERS.get(logger)
-            if make is None:
-                allowed = f"there are {', '.join(LOGGERS)}, and your own by ./file.py:NAME."
-                raise unknown("logger", logger, LOGGERS, allowed)
-            logger = make()
-        loggers.append(logger)
+        if not isinstance(logger, str):
+            loggers.append(logger)
+        elif is_from_file(logger):
+            loggers.append(from_file(logger, "logger")())
+        elif logger in LOGGERS:
+            needed(logger, f"--log {logger}", logger)
+            loggers.append(LOGGERS[logger]())
+        else:
+            allowed = f"there are {', '.join(LOGGERS)}, and your own by ./file.py:NAME."
+            raise unknown("logger", logger, LOGGERS, allowed)
     return loggers
-
-
-def with_loggers(display: Listener | None, log: str | Iterable[Any] | None) -> Listener | None:
-    """Returns a display, None for none, that loggers listen to as well, see `find_loggers`; itself without loggers."""
-    loggers = find_loggers(log)
-    return Loggers(display or Listener(), loggers) if loggers else display

@@ -57,8 +57,7 @@ def verify(
         if not first <= rounds <= last:
             raise UserError(f"--rounds must be from {first}, the first that was tested, to {last} (got {rounds}).")
         summary = {"selection": record["summary"]["selection"]}
-        record |= {"rounds": record["rounds"][:rounds], "summary": summary, "status": "interrupted"}
-        record.pop("error", None)
+        record |= {"rounds": record["rounds"][:rounds], "summary": summary, "status": "interrupted", "error": ""}
     record = trust_files(record, method)
     setup = recorded_setup(record, find_method(record["method_source"]), **({"device": device} if device else {}))
     folder = Path(out or new_folder(setup))
@@ -77,34 +76,30 @@ def compare_records(record: dict[str, Any], again: dict[str, Any]) -> tuple[str,
     Returns:
         "same bits", "same to the last digit" of some rounds, "same within x", or what differs; False for the last.
     """
-    for name, before, now in (
-        ("data set", record["dataset_fingerprint"], again["dataset_fingerprint"]),
-        ("partition", record["partition"]["fingerprint"], again["partition"]["fingerprint"]),
-    ):
-        if before != now:
-            return f"another {name}: fingerprint {now}, was {before}", False
     changes = [name for name in SURROUNDINGS if record.get(name) != again.get(name)]
     moves = [move["round"] for move in record.get("moved", ()) if move["round"] < len(record["rounds"])]
     changes += [f"machine from round {round + 1} on" for round in moves]
     other = f" (other {', '.join(changes)})" if changes else ""
-    end, new_end = (run.get("error", run["status"]) for run in (record, again))
-    if end != new_end:
-        return f"another end: {new_end}; was: {end}{other}", False
-    distance, results = 1.0, []
+    for name, before, now in (
+        ("data set", record["dataset_fingerprint"], again["dataset_fingerprint"]),
+        ("partition", record["partition"]["fingerprint"], again["partition"]["fingerprint"]),
+        ("end", record.get("error") or record["status"], again.get("error") or again["status"]),
+    ):
+        if before != now:
+            return f"another {name}: {now}, was {before}{other}", False
+    curves, results = [], []
     for run in (record, again):
-        results.append(run["summary"].get("params_sha256") or [row["terms"] for row in run["rounds"]])
-    if len(record["rounds"]) == len(again["rounds"]):
-        distance = np.nan_to_num(abs(_curve(record) - _curve(again))).max(initial=0.0)
+        rows = run["rounds"]
+        curves.append(np.array([(row["test_accuracy"], row["validation_accuracy"]) for row in rows], float))
+        results.append(run["summary"].get("params_sha256") or [row["terms"] for row in rows])
+    distance = 1.0
+    if len(curves[0]) == len(curves[1]):
+        distance = np.nan_to_num(abs(curves[0] - curves[1])).max(initial=0.0)  # NaN where a round was not tested
     points = f"{100 * distance:.2f} points of accuracy"
     if results[0] == results[1] and distance == 0:
-        return "same to the last digit" if end == "interrupted" else "same bits", True
+        return "same to the last digit" if record["status"] == "interrupted" else "same bits", True
     if not changes:
         return f"another result on the same machine and version: curves within {points}", False
     if distance > ACCURACY_TOLERANCE:
         return f"another curve: by {points}{other}", False
     return f"same within {points}{other}", True
-
-
-def _curve(record: dict[str, Any]) -> np.ndarray:
-    """The accuracies `[rounds, 2]` of a run on the test and validation images; NaN where there is none."""
-    return np.array([(row["test_accuracy"], row["validation_accuracy"]) for row in record["rounds"]], float)

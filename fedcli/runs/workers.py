@@ -62,14 +62,11 @@ class Group:
 
     def refuse_differences(self, facts: dict[str, Any]) -> None:
         """Refuses facts, by what is said of them, that differ among the processes."""
-        first, *others = self._gather(facts)
-        for number, other in enumerate(others, start=1):
-            for name in facts:
-                if other[name] != first[name]:
-                    raise UserError(
-                        f"the workers differ in {name} (got {other[name]} on worker {number}, {first[name]} on worker "
-                        "0); give all of them the same data and the same versions."
-                    )
+        for number, others in enumerate(self._gather(facts)):
+            for name, value in facts.items():
+                if others[name] != value:
+                    got = f"{others[name]} on worker {number}, {value} on worker {self.number}"
+                    raise UserError(f"the workers differ in {name} (got {got}); give all the same data and versions.")
 
     def tell(self, error: Exception) -> None:
         """Ends the other processes with an error of this one, unless it is that of another, which all know of."""
@@ -106,8 +103,7 @@ def _packed(leaf: Any) -> Any:
 
 
 launched = dist.is_torchelastic_launched  # whether PyTorch's launcher has started this process
-_ALONE = Group()
-_current = _ALONE
+_current = Group()
 
 
 def current() -> Group:
@@ -123,28 +119,27 @@ def joined() -> Iterator[Group]:
     launcher waits for the first. An interruption is not told: this process ends, and the others lose it.
     """
     global _current
-    connects = launched() and _current is _ALONE
-    if connects:
-        if torch.cuda.is_available():  # each has the next device, which "cuda" stands for from here on
-            torch.cuda.set_device(int(os.environ["LOCAL_RANK"]) % torch.cuda.device_count())
-        end_with_parent()  # the launcher, which may be killed before it has ended this process
-        store, number, count = next(dist.rendezvous("env://"))
-        if os.environ["TORCHELASTIC_USE_AGENT_STORE"] == "True":
-            # The launcher's, which has the addresses of earlier starts too.
-            store = dist.PrefixStore(os.environ["TORCHELASTIC_RESTART_COUNT"], store)
-        dist.init_process_group("gloo", store=store, rank=number, world_size=count, timeout=PATIENCE)
-        _current = Group(number, count, int(os.environ["LOCAL_WORLD_SIZE"]))
+    if not launched():
+        yield _current
+        return
+    if torch.cuda.is_available():  # each has the next device, which "cuda" stands for from here on
+        torch.cuda.set_device(int(os.environ["LOCAL_RANK"]) % torch.cuda.device_count())
+    end_with_parent()  # the launcher, which may be killed before it has ended this process
+    store, number, count = next(dist.rendezvous("env://"))
+    if os.environ["TORCHELASTIC_USE_AGENT_STORE"] == "True":  # the launcher's, which has addresses of earlier starts
+        store = dist.PrefixStore(os.environ["TORCHELASTIC_RESTART_COUNT"], store)
+    dist.init_process_group("gloo", store=store, rank=number, world_size=count, timeout=PATIENCE)
+    _current = Group(number, count, int(os.environ["LOCAL_WORLD_SIZE"]))
     try:
         yield _current
     except Exception as error:
         _current.tell(error)
-        if _current.number > 0:
+        if number > 0:
             sys.exit()
         raise
     finally:
-        if connects:
-            _current = _ALONE
-            dist.destroy_process_group()  # closes the connections, which the others see
+        _current = Group()
+        dist.destroy_process_group()  # closes the connections, which the others see
 
 
 def launch(count: int, command: Sequence[str]) -> int:
@@ -163,19 +158,18 @@ def launch(count: int, command: Sequence[str]) -> int:
     logging.disable()  # the launcher's pages on a process that has failed
     os.environ.setdefault("OMP_NUM_THREADS", str(torch.get_num_threads()))  # as of one process; the launcher sets 1
     signals = [signal.SIGINT, signal.SIGTERM, signal.SIGHUP]
-    handled = [number.name for number in signals if signal.getsignal(number) is not signal.SIG_IGN]  # as by `nohup`
-    options = ["--standalone", "--local-addr", "localhost", "--nproc-per-node", str(count)]
+    handled = ",".join(each.name for each in signals if signal.getsignal(each) is not signal.SIG_IGN)  # as by `nohup`
+    options = ["--standalone", "--local-addr", "localhost", "--nproc-per-node", str(count), "--no-python"]
     try:
-        run(parse_args([*options, "--signals-to-handle", ",".join(handled), "--no-python", *command]))
+        run(parse_args([*options, "--signals-to-handle", handled, *command]))
         return 0
     except SignalException as error:
         return 128 + error.sigval
     except ChildFailedError as error:
         # The first that failed, but rather the one that the others have lost.
         number, failure = min(error.failures.items(), key=lambda item: (item[1].exitcode == LOST, item[1].timestamp))
-        if number == 0 and failure.exitcode > 0 and failure.exitcode != LOST:
-            return failure.exitcode
-        how = f"exit code {failure.exitcode}" if failure.exitcode > 0 else failure.signal_name()
-        raise UserError(
-            f"worker {number} has died (got {how}); look for what has ended it, then go on with 'fedcli resume'."
-        ) from error
+        code = failure.exitcode
+        if number == 0 and 0 < code != LOST:
+            return code
+        text = f"worker {number} has died (got {f'exit code {code}' if code > 0 else failure.signal_name()})"
+        raise UserError(f"{text}; look for what has ended it, then go on with 'fedcli resume'.") from error

@@ -1,24 +1,31 @@
 """Misfortunes with fixed seeds: kills, damaged files, wild command lines and hostile records.
 
 Each trial is a function of its number, which seeds what it draws; it returns what went wrong, or an empty text.
+`python -m tests.torture [SHARE] [--write]`, the long round, prints a table and every fault. SHARE of all trials is
+done, 1 where none is given; `--write` puts the table into `results/reliability.md`.
 """
 
-import json
 import os
 import random
+import resource
 import shutil
 import signal
+import sys
+import traceback
 from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
 from contextlib import suppress
-from functools import lru_cache
+from functools import lru_cache, partial
+from multiprocessing import get_context
 from pathlib import Path
 from tempfile import TemporaryDirectory, mkdtemp
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
 import fedcli
 from fedcli import registry
+from fedcli.cli import app
 from fedcli.data import files
 from fedcli.errors import UserError
 from fedcli.figures import quality
@@ -31,10 +38,92 @@ from fedcli.runs.rounds import Listener
 from tests.programs import SMALL
 from tests.test_lock import names
 from tests.test_runs import TINY, Stop, StopAfter, essence
-from tests.torture.commands import Interrupted, call, fork
 
-RECORDS = sorted((Path(__file__).parents[2] / "results" / "records").rglob("record.json"))
-RECORDS = [file for file in RECORDS if '"digest"' in file.read_text()]  # older ones have none
+PAGE = Path(__file__).parents[1] / "results" / "reliability.md"
+MARKS = "<!-- trials: written by 'make torture' -->", "<!-- trials: end -->"
+
+
+# Commands in forks of this process, which has imported everything, so that they cost milliseconds
+
+MEMORY = 4 << 30  # bytes that a command may ask for beyond what this process has
+GRACE = 20  # seconds in which an interrupted command must end
+
+
+class Ended(NamedTuple):
+    """How a command ended: its exit code, minus a signal's number, and what it printed."""
+
+    code: int
+    output: str
+    errors: str
+
+    @property
+    def fault(self) -> str:
+        """What is wrong with this end, whatever the command was; empty for a good end."""
+        lines = self.errors.strip().splitlines()
+        if "Traceback (most recent call last)" in self.errors + self.output:
+            return lines[-1]
+        if self.code not in (0, 1, 2, 130):
+            return f"exit code {self.code}"  # -9 where it hung
+        if self.code and not lines and not self.output.strip():
+            return f"exit code {self.code} without a word"
+        if any(line.startswith("error: ") for line in lines) and not lines[-1].startswith("error: "):
+            return "an error of several lines"
+        return "an escape sequence" if "\x1b" in self.output + self.errors else ""
+
+
+def load() -> None:
+    """Imports what commands import late, by a run with its table."""
+    torch.set_num_threads(1)  # a pool of threads does not survive a fork
+    registry.methods()
+    with TemporaryDirectory() as folder:
+        run = fedcli.run("fedavg", out=Path(folder, "run"), **{**TINY, "rounds": 1})
+        call(Path(folder), "table", run.path)
+
+
+def call(folder: Path, *arguments: object, seconds: float = 60) -> Ended:
+    """Runs `fedcli` with arguments in a folder."""
+
+    def command() -> None:
+        os.chdir(folder)
+        sys.argv = ["fedcli", *map(str, arguments)]
+        app.main()
+
+    return fork(command, seconds)
+
+
+def fork(action: Callable[[], object], seconds: float = 60) -> Ended:
+    """Does something in a process of its own; after so many seconds it is interrupted, and then killed."""
+    with TemporaryDirectory() as folder:
+        files = Path(folder, "output"), Path(folder, "errors")
+        child = get_context("fork").Process(target=_live, args=(action, *files))
+        child.start()
+        for end, patience in ((signal.SIGINT, seconds), (signal.SIGKILL, GRACE)):
+            child.join(patience)
+            if child.is_alive():
+                os.kill(child.pid, end)
+        child.join()
+        return Ended(child.exitcode, *(file.read_text(errors="replace") for file in files))
+
+
+def _live(action: Callable[[], object], output: Path, errors: Path) -> None:
+    """The life of a child; it never returns."""
+    code = 1
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    used = int(Path("/proc/self/statm").read_text().split()[0]) * os.sysconf("SC_PAGE_SIZE")
+    resource.setrlimit(resource.RLIMIT_AS, (used + MEMORY, used + MEMORY))
+    with Path(os.devnull).open() as sys.stdin, output.open("w") as sys.stdout, errors.open("w") as sys.stderr:
+        os.dup2(sys.stdout.fileno(), 1)
+        os.dup2(sys.stderr.fileno(), 2)
+        try:
+            action()
+            code = 0
+        except SystemExit as end:
+            code = end.code if isinstance(end.code, int) else int(end.code is not None)
+        except BaseException:
+            traceback.print_exc()
+    os._exit(code)
 
 
 # Kills, also while a file is written
@@ -85,19 +174,14 @@ def kill(number: int) -> str:
     with TemporaryDirectory() as place:
         whole, killed = Path(place, "whole"), Path(place, "killed")
         fedcli.run(method.name, out=whole, **options)
-
-        def go_on(moments: int) -> Interrupted:
-            return fork(lambda: fedcli.run(method.name, progress=Doom(moments), out=killed, continue_=True, **options))
-
-        for kills in range(KILLS):
-            end = go_on(draw.randint(1, MOMENTS))
+        for kills in range(KILLS + 1):
+            moments = draw.randint(1, MOMENTS) if kills < KILLS else -1
+            go_on = partial(fedcli.run, method.name, out=killed, continue_=True, **options)
+            end = fork(lambda: go_on(progress=Doom(moments)))  # noqa: B023
             if end.code == 0 and kills > 0:
                 break
             if end.code != -signal.SIGKILL:
-                return f"{method.name}: {end.errors.strip().splitlines()[-1]}"
-        end = go_on(-1)
-        if end.code:
-            return f"{method.name}: {end.errors.strip()}"
+                return f"{method.name}: {end.errors.strip()}"
         ours, theirs = read_record(killed), read_record(whole)
         if essence(ours)["rounds"] != essence(theirs)["rounds"] or ours["summary"] != theirs["summary"]:
             return f"{method.name}: other numbers"
@@ -147,14 +231,13 @@ def ending(folder: Path) -> str:
 def spoil(folder: Path, other: Path, draw: random.Random) -> str:
     """Flips a bit of a file of a run, cuts it, or puts the other run's in its place; says what it did."""
     file = draw.choice(sorted(path for path in folder.rglob("*") if path.is_file()))
-    counterpart = other / file.relative_to(folder)
-    if file.parent.name == "states" and not counterpart.is_file():
-        counterpart = next((other / "states").iterdir())
-    how = draw.choice(("flip", "cut", "exchange" if counterpart.is_file() else "cut"))
-    content = bytearray(counterpart.read_bytes() if how == "exchange" else file.read_bytes())
-    if how == "flip":
+    how, content = draw.choice(("flip", "cut", "exchange")), bytearray(file.read_bytes())
+    if how == "exchange":
+        counterpart = other / file.relative_to(folder)
+        content = (counterpart if counterpart.is_file() else next(counterpart.parent.iterdir())).read_bytes()
+    elif how == "flip":
         content[draw.randrange(len(content))] ^= 1 << draw.randrange(8)
-    elif how == "cut":
+    else:
         del content[draw.randrange(len(content)) :]
     file.write_bytes(content)
     return f"{how} {file.name}"
@@ -238,58 +321,36 @@ def fuzz(number: int) -> str:
 
 # Records
 
-VALUES = (
-    None, True, -1, 0, 1.5, 10**30, -(10**400), 1e308, [], {}, [[]], {"": {}}, [None], float("nan"), float("inf"),
+TEXTS = (
     "<script>alert(1)</script>", "two\nlines", "=HYPERLINK(1)", "a|b", "`x`", "\u202eabc", "\ud800", "x" * 20_000,
     "\x00", "%s{}", "[red]", "../../etc", "[a](b)", "\\input{x}", *WILD,
 )  # fmt: skip
 READERS = (
     "table r", "table r --format csv --metric best,domain,at:1/2,total-floats", "table r --format latex", "plot r",
-    "plot r --x floats", "plot r --x seconds", "plot r --kind drift", "plot r --kind domains", "resume r", "verify r",
-    "quality r", "plot r --kind confusion",
+    "plot r --x floats", "plot r --x seconds", "plot r --kind confusion", "resume r", "verify r", "quality r",
+    "export r", "report r",
 )  # fmt: skip
 
 
-def entries(value: Any) -> list[tuple[Any, Any]]:
-    """Every dictionary or list inside a value, with each of its keys."""
+def texts(value: Any) -> list[tuple[Any, Any]]:
+    """Every dictionary or list inside a value, with each of its keys that has a text."""
     pairs = []
     for key, part in value.items() if isinstance(value, dict) else enumerate(value):
-        pairs.append((value, key))
-        if isinstance(part, dict | list):
-            pairs += entries(part)
+        pairs += [(value, key)] if isinstance(part, str) else texts(part) if isinstance(part, dict | list) else []
     return pairs
 
 
 def hostile_record(number: int) -> str:
-    """A record with a wild text in it, or another change that its digest gives away, is read or refused in a line."""
+    """A record with a wild text in it, which its digest vouches for, is read or refused in a line."""
     draw, command = random.Random(number), READERS[number % len(READERS)]
-    record = json.loads(draw.choice(RECORDS).read_text())
-    del record["rounds"][3:]
     with TemporaryDirectory() as place:
-        folder = Path(place, "r")
-        folder.mkdir()
-        (folder / "intro.md").write_text("# A study\n")
-        how = draw.choice(("text", "text", "text", "value", "absent", "key", "bytes", "deep"))
-        pairs = entries(record)
-        if how == "text":
-            pairs = [(part, key) for part, key in pairs if isinstance(part[key], str) and key != "digest"]
-        container, key = draw.choice(pairs)
-        if how == "absent":
-            del container[key]
-        elif how == "key" and isinstance(container, dict):
-            container[draw.choice(WILD)] = container.pop(key)
-        else:
-            container[key] = draw.choice([value for value in VALUES if how != "text" or isinstance(value, str)])
-        if how == "text":
-            write_record(folder, record)
-        else:
-            (folder / "record.json").write_text(json.dumps(record))
-        if how == "deep":
-            (folder / "record.json").write_text("[" * 100_000)
-        if how == "bytes":
-            spoil(folder, folder, draw)
+        folder = shutil.copytree(stopped_run("finished, with features")[0] / "run", Path(place, "r"))
+        record = read_record(folder)
+        container, key = draw.choice(texts(record))
+        container[key] = draw.choice(TEXTS)
+        write_record(folder, record)
         end = call(Path(place), *command.split())
-    return f"{how} {key!r}, {command}: {end.fault[:200]}" if end.fault else ""
+    return f"{key!r}, {command}: {end.fault[:200]}" if end.fault else ""
 
 
 TRIALS: dict[str, tuple[Callable[[int], str], int]] = {  # each with how often in the long round
@@ -298,3 +359,26 @@ TRIALS: dict[str, tuple[Callable[[int], str], int]] = {  # each with how often i
     "fuzzed command lines": (fuzz, 1000),
     "hostile records": (hostile_record, 260),
 }
+
+
+def main() -> int:
+    share = float(next((text for text in sys.argv[1:] if text != "--write"), 1))
+    load()
+    table, failed = "| Trial | Tried | Survived |\n| --- | ---: | ---: |\n", False
+    with TemporaryDirectory() as cache, ProcessPoolExecutor(2, get_context("fork")) as pool:
+        os.environ["FEDCLI_DATA"] = cache  # before the pool forks
+        for name, (trial, often) in TRIALS.items():
+            count = max(1, round(share * often))
+            faults = list(filter(None, pool.map(trial, range(count))))
+            failed |= bool(faults)
+            table += f"| {name} | {count:,} | {count - len(faults):,} |\n"
+            print(f"{name}: {count}", *map(ascii, faults), sep="\n  ", flush=True)
+    print(f"\n{table}")
+    if "--write" in sys.argv:
+        before, _, rest = PAGE.read_text().partition(MARKS[0])
+        PAGE.write_text(f"{before}{MARKS[0]}\n\n{table}\n{MARKS[1]}{rest.partition(MARKS[1])[2]}")
+    return int(failed)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
