@@ -180,11 +180,11 @@ def tune(
     )
     errors = run_plan(plan, common.consoles(quiet, log_file, stderr=True), **where)
     trials, folder = tune.rank(plan, errors), plan.folder
-    best, rows = trials[0].values, []
-    for trial in trials:
+    best, rows = trials["options"].iloc[0], []
+    for trial in trials.itertuples():
         percent = [100 * accuracy for accuracy in trial.accuracies]
-        accuracy = metrics.find_metric("validation").mean_text(percent) if percent else "diverged"
-        rows.append((*trial.values.values(), accuracy))
+        accuracy = metrics.find_metric("validation").mean_text(percent) if trial.accuracy >= 0 else "diverged"
+        rows.append((*trial.options.values(), accuracy))
     print_table((*map(flag_of, best), "Validation accuracy, %"), rows)
     flags = shlex.join(text for name, value in best.items() for text in (flag_of(name), str(value)))
     typer.echo(f"use {flags}, or {shlex.join(['--tuned', str(folder)])} ({folder / tune.TUNED})")

@@ -7,45 +7,25 @@ round, the mean of the last three, or, where the last round counts, the mean ove
 import dataclasses
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
 from typing import Any
+
+import pandas as pd
 
 from fedcli import registry
 from fedcli.data.files import write_atomically
 from fedcli.declarations import flag_of
 from fedcli.errors import UserError, unknown
-from fedcli.results.frame import ENDED, Record, state_of
+from fedcli.results.frame import ENDED, Record, read_runs
 from fedcli.results.plans import Plan, plan_grid
 from fedcli.runs.config import recorded_fields, resolve
 from fedcli.runs.experiment import combinations, parse_values
-from fedcli.runs.models import remove_models
-from fedcli.runs.records import RECORD, read_record
 
 HOME = Path("tuning")  # of all trials, unless a folder is given: no table of the runs in `runs` takes them in
 SEED = 1000  # of the trials, where none is given
 VALIDATION = 0.2  # share of each client's examples held out, where the protocol holds out none
 TUNED = "tuned.json"
-
-
-@dataclass(frozen=True)
-class Trial:
-    """One combination of values and the records of its runs, one a seed."""
-
-    values: dict[str, Any]
-    records: list[Record]
-
-    @property
-    def accuracies(self) -> list[float]:
-        """Validation accuracies as fractions, one a seed; none where a run has diverged."""
-        finished = all(record["status"] == "finished" for record in self.records)
-        return list(map(validation_accuracy, self.records)) if finished else []
-
-    @property
-    def accuracy(self) -> float | None:
-        """Their mean, by which trials are ranked; None where a run has diverged."""
-        return fmean(self.accuracies) if self.accuracies else None
 
 
 class Tuning(Plan):
@@ -69,10 +49,9 @@ def validation_accuracy(record: Record) -> float:
             f"no client has validation examples (got --validation {record['config']['validation']:g}); "
             "give a larger share or fewer clients."
         )
-    rule = record["summary"]["selection"]
-    if rule in ("best-validation", "best-test"):
-        return max(accuracies)
-    return fmean(accuracies[-3:] if rule == "mean-last-3" else accuracies[-max(len(accuracies) // 10, 1) :])
+    counts = {"mean-last-3": 3, "last": max(len(accuracies) // 10, 1)}
+    count = counts.get(record["summary"]["selection"])
+    return max(accuracies) if count is None else fmean(accuracies[-count:])
 
 
 def read_grid(method: str, texts: Sequence[str], given: Mapping[str, Any]) -> dict[str, Any]:
@@ -84,8 +63,7 @@ def read_grid(method: str, texts: Sequence[str], given: Mapping[str, Any]) -> di
     Raises:
         UserError: If an option is unknown, named twice or has a value out of range.
     """
-    fields = recorded_fields(registry.find_method(method))
-    options = {name: value for name, value in given.items() if value is not None}
+    fields, options = recorded_fields(registry.find_method(method)), dict(given)
     for text in texts:
         flag, _, values = text.partition("=")
         name = flag.strip().lstrip("-").replace("-", "_")
@@ -125,12 +103,11 @@ def plan(method: str, *, out: str | Path | None = None, seeds: Sequence[int] | N
     if not first.run.validation:
         given["validation"] = VALIDATION
     paper, _, setting = first.protocol.name.partition(":")
-    reported = {
-        seed for table in registry.tables().values() if table.name.startswith(f"{paper}:") for seed in table.seeds
-    }
-    for each in reported.intersection([given["seed"]] if seeds is None else seeds):
+    tables = [table for name, table in registry.tables().items() if name.startswith(f"{paper}:")]
+    reported = {seed for table in tables for seed in table.seeds}
+    for seed in reported.intersection([given["seed"]] if seeds is None else seeds):
         raise UserError(  # its options would be fitted to what is reported
-            f"--seed {each} is one that the paper's tables report (they are {', '.join(map(str, sorted(reported)))}); "
+            f"--seed {seed} is one that the paper's tables report (they are {', '.join(map(str, sorted(reported)))}); "
             f"tune with another, such as {SEED}."
         )
     folder = out or HOME / f"{chosen.name}-{paper}-{setting}-{first.run.dataset}"
@@ -138,34 +115,37 @@ def plan(method: str, *, out: str | Path | None = None, seeds: Sequence[int] | N
     return Tuning(planned.folder, planned.runs)
 
 
-def rank(planned: Tuning, errors: Mapping[Path, str]) -> list[Trial]:
+def rank(planned: Tuning, errors: Mapping[Path, str]) -> pd.DataFrame:
     """The trials of a plan that has been run, the best first, which it writes down for `fedcli run --tuned`.
-
-    They keep their records, and not their models.
 
     Args:
         planned: See `plan`.
         errors: Of the runs that have failed, by their folders.
 
+    Returns:
+        A row a trial: its `options`, the `accuracies` of its runs on validation images as fractions, NaN where a run
+        diverged, and their mean, `accuracy`, which is NaN where any did.
+
     Raises:
         UserError: If a trial has not ended, or every trial has diverged.
     """
-    by_label: dict[str, Trial] = {}
-    for run in planned.runs:
-        record = read_record(run.folder) if (run.folder / RECORD).is_file() else None
-        if record is None or state_of(record) not in ENDED:
-            raise UserError(f"the trial '{run.folder}' has not ended ({errors.get(run.folder)}); see its record.")
-        remove_models(run.folder)  # those of hundreds of trials, a model a client, fill a disk
-        by_label.setdefault(run.label, Trial(run.values, [])).records.append(record)
-    trials = sorted(by_label.values(), key=lambda trial: -1 if trial.accuracy is None else trial.accuracy, reverse=True)
-    best = trials[0]
-    if best.accuracy is None:
+    runs = read_runs([planned.folder]).set_index("folder").reindex([run.folder for run in planned.runs])
+    for folder in runs.index[~runs["state"].isin(ENDED)]:
+        raise UserError(f"the trial '{folder}' has not ended ({errors.get(folder)}); see its record.")
+    runs["trial"] = [run.label for run in planned.runs]
+    runs["accuracy"] = runs["record"].where(runs["state"] == "finished").map(validation_accuracy, na_action="ignore")
+    trials = pd.DataFrame({"options": {run.label: run.values for run in planned.runs}})
+    trials["accuracies"] = runs.groupby("trial")["accuracy"].agg(list)
+    trials["accuracy"] = trials["accuracies"].map(fmean)
+    trials = trials.sort_values("accuracy", ascending=False, kind="stable")
+    if trials["accuracy"].isna().all():
         raise UserError(f"all {len(trials)} trials have diverged; try smaller values, e.g. of --lr.")
+    accuracies = trials["accuracy"].astype(object).where(trials["accuracy"].notna(), None)
     facts = {
         "method": planned.runs[0].setup.method.name,
-        "seed": ", ".join(str(record["seed"]) for record in best.records),
-        "options": best.values,
-        "trials": [{"options": trial.values, "validation_accuracy": trial.accuracy} for trial in trials],
+        "seed": ", ".join(dict.fromkeys(str(run.setup.run.seed) for run in planned.runs)),
+        "options": trials["options"].iloc[0],
+        "trials": trials[["options"]].assign(validation_accuracy=accuracies).to_dict("records"),
     }
     write_atomically(planned.folder / TUNED, lambda path: path.write_text(json.dumps(facts, indent=1) + "\n"))
     return trials
