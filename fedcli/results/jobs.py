@@ -19,6 +19,7 @@ from typing import Any
 import torch
 
 from fedcli.core.federation import NonFiniteLoss
+from fedcli.data.files import one_line
 from fedcli.errors import UserError
 from fedcli.results.plans import Plan, PlannedRun
 from fedcli.runs import run as runs
@@ -28,7 +29,7 @@ from fedcli.runs.records import RECORD, read_record
 from fedcli.runs.rounds import Listener
 from fedcli.runs.signals import OutOfTime, end_with_parent, interrupt_on_signals, time_left
 from fedcli.runs.trackers import with_loggers
-from fedcli.userfiles import absolute, own_paths
+from fedcli.userfiles import absolute
 
 POLL_SECONDS = 0.5  # between two looks at the runs of other processes
 GRACE_SECONDS = 30.0  # in which interrupted runs are to end, and the process of a lost node
@@ -102,7 +103,7 @@ def execute(
                     watch.advance(run, len(record["rounds"]) if record else 0)
                     continue
                 del active[future]
-                error = _first_line(future.exception()) if future.exception() else future.result()
+                error = _error_text(future.exception()) if future.exception() else future.result()
                 if error:
                     errors[run.folder] = error
                 if records_only and record and runs.has_ended(record):
@@ -127,41 +128,35 @@ def _run_here(watch: Watch, run: PlannedRun) -> futures.Future:
     return future
 
 
-def _arguments(run: PlannedRun) -> tuple[str, Path, dict[str, Any], list[str]]:
+def _arguments(run: PlannedRun) -> tuple[str, Path, dict[str, Any]]:
     """What `task` is given of a run, with paths that hold on any node."""
     options = {name: absolute(value) if isinstance(value, str) else value for name, value in run.given.items()}
-    return absolute(run.method), run.folder.resolve(), options, own_paths([run.method, *run.setup.values().values()])
+    return absolute(run.method), run.folder.resolve(), options
 
 
-def task(
-    environment: dict, method: str, folder: Path, options: dict, files: list[str], progress: Listener | None = None
-) -> str:
+def task(environment: dict, method: str, folder: Path, options: dict, progress: Listener | None = None) -> str:
     """Makes a run in this process, from its beginning or its last checkpoint; returns what was wrong, in a line.
 
-    The variables of `environment` are set first; `files` are the user's that a run needs to go on.
+    The variables of `environment` are set first.
     """
     os.environ.update(environment)
     end = time.monotonic() + GRACE_SECONDS
     while True:
         try:
-            record = runs.read_begun(folder)
-            if record is None:
-                runs.run(method, out=folder, continue_=True, progress=progress, **options)
-            elif not runs.has_ended(record):  # as one has whose node was lost after its last round
-                runs.resume(folder, method=files, progress=progress)
+            runs.run(method, out=folder, continue_=True, progress=progress, **options)
             return ""
         except InUse as error:  # by its process on the node that was lost, which has begun it or is about to end
             if time.monotonic() > end:
                 return str(error)
             time.sleep(POLL_SECONDS)
         except Exception as error:  # whatever it is, the other runs go on; another process may not know its class
-            return _first_line(error)
+            return _error_text(error)
 
 
-def _first_line(error: BaseException) -> str:
+def _error_text(error: BaseException) -> str:
     """What is wrong, in a line; it begins with the kind of an error that does not say so itself."""
-    line = next(filter(str.strip, str(error).splitlines()), "")
-    return line if isinstance(error, UserError | NonFiniteLoss) else f"{type(error).__name__}: {line}".rstrip(": ")
+    is_told = isinstance(error, UserError | NonFiniteLoss)
+    return str(error) if is_told else f"{type(error).__name__}: {one_line(error)}"
 
 
 @contextmanager
