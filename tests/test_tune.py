@@ -52,7 +52,7 @@ def test_a_run_is_judged_by_its_protocols_rule_on_validation_examples(selection,
 )
 def test_what_is_no_grid_is_refused(texts, message):
     with pytest.raises(UserError, match=message):
-        tune.read_grid("fedprox", texts, TINY)
+        tune.plan("fedprox", grid=texts, **TINY)
 
 
 @pytest.fixture(scope="module")

@@ -175,9 +175,7 @@ def tune(
     from fedcli.results import metrics, tune
 
     where = {**common.place_runs(jobs, on, cpus_per_run, gpus_per_run, time_limit), "records_only": True}
-    plan = tune.plan(
-        method, seeds=common.parse_seeds(seeds), out=out, **tune.read_grid(method, grid or (), ctx.meta["given"])
-    )
+    plan = tune.plan(method, grid=grid or (), seeds=common.parse_seeds(seeds), out=out, **ctx.meta["given"])
     errors = run_plan(plan, common.consoles(quiet, log_file, stderr=True), **where)
     trials, folder = tune.rank(plan, errors), plan.folder
     best, rows = trials["options"].iloc[0], []

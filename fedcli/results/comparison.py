@@ -121,18 +121,14 @@ def compare(plan: TablePlan, errors: Mapping[Path, str] = MappingProxyType({})) 
             if any(shown):
                 lines.append([first, "ours, reduced" if name == "ours" and plan.reduction else name, *shown])
                 first = ""
+    headings = [SCALED.sub(" floats", column).replace("_", " ") for column in columns]
     return Sheet(
-        ["Method", "", *map(heading, columns)], lines, 2,
+        ["Method", "", *headings], lines, 2,
         [{**cell, "reduced": plan.reduction} for cell in numbers.values()],
         title=plan.title,
         setting=f"**Reduced: {plan.reduction}. Not the paper's setting.**" if plan.reduction else "",
-        notes=_table_notes(plan, errors, bold=leaders != {None}), in_blocks=True,
+        notes=_table_notes(plan, errors, bold=leaders != {None}),
     )  # fmt: skip
-
-
-def heading(column: str) -> str:
-    """The name of a column as a heading."""
-    return SCALED.sub(" floats", column).replace("_", " ")
 
 
 def printed_unit(column: str) -> float:
@@ -193,12 +189,11 @@ def _table_notes(plan: TablePlan, errors: Mapping[Path, str], bold: bool) -> lis
     of_page = [] if table.reported[1] == IN_TEXT else [content.get(key) for key in ("setting", "notes")]
     notes = {
         "Ours: mean ± sample standard deviation over seeds (runs).": True,
-        "Difference: ours less the paper's, taken as exact; over seeds with a 95 % interval (Student's t).": content,
+        "Difference: ours less the paper's, taken as exact, floats after the same rounding; over seeds with a 95 % "
+        "interval (Student's t).": content,
         DIVERGED: any(run.state == "diverged" for run in plan.runs),
         BOLD.format(among=" of ours in a column"): bold,
         f"The round that counts in a run: {', '.join(sorted({run.setup.selection for run in plan.runs}))}.": True,
-        "Floats: the paper's are rounded, and the difference is after the same rounding.":
-            any(each.metric.unit == "floats" for each in plan.cells),
         **dict.fromkeys(failures, True),
         **{f"Inactive: {text}.": text for text in idle},
         f"Made with another version of the code, which computed something else: {', '.join(old)}.": old,

@@ -11,15 +11,14 @@ import pandas as pd
 from fedcli.errors import UserError
 from fedcli.results.metrics import Metric, diverged
 from fedcli.runs.records import RECORD, checkout, read_record
-from fedcli.runs.settings import AS_SEED, Settings, differences, key, settings
+from fedcli.runs.settings import AS_SEED, FIRST, Settings, differences, key, settings
 from fedcli.runs.trackers import flat
 
 Record = dict[str, Any]
 STATES = ("finished", "diverged", "failed", "unfinished", "not run")
 ENDED = STATES[:2]
 COLUMNS = (
-    "folder", "record", "method", "label", "protocol", "dataset", "seed", "state", "numerics", "images", "partition",
-    "settings", "key",
+    "folder", "record", "method", "label", "seed", "state", "numerics", "images", "partition", "settings", "key",
 )  # fmt: skip
 ACCURACIES = ("domains", "intra", "inter", "clients")  # groups of accuracies in a round
 
@@ -32,14 +31,10 @@ def state_of(record: Record) -> str:
 
 
 def frame_of(records: Iterable[Record]) -> pd.DataFrame:
-    """Records as a table.
+    """Records as a table, a row a run, with `COLUMNS`.
 
-    Args:
-        records: Of the runs; a `label` in one stands in the place of its method's name.
-
-    Returns:
-        A row a run, with `COLUMNS`: `images` and `partition` are fingerprints, `settings` what says which experiment
-        it is, `key` its hash.
+    The `label` of a run stands in the place of its method's name, `images` and `partition` are fingerprints, `settings`
+    say which experiment it is, and `key` is their hash.
     """
     return pd.DataFrame(map(_run_row, records), columns=COLUMNS)
 
@@ -49,8 +44,9 @@ def _run_row(record: Record) -> dict[str, Any]:
     return {
         "folder": record.get("folder"),
         "record": record,
-        **{name: record[name] for name in ("method", "protocol", "dataset", "seed")},
+        "method": record["method"],
         "label": record.get("label", ""),
+        "seed": record["seed"],
         "state": state_of(record),
         "numerics": ".".join(map(str, record["numerics"].values())),
         "images": record["dataset_fingerprint"],
@@ -73,15 +69,12 @@ def read_runs(folders: Iterable[Path], damaged: list[str] | None = None) -> pd.D
         folders: Those that are not there hold no runs.
         damaged: Is told what is wrong with records that cannot be read; these are left out.
     """
-    files: dict[Path, Path] = {}
-    for folder in folders:
-        for file in sorted(folder.rglob(RECORD)):
-            files.setdefault(file.resolve(), file)
+    files = {file.resolve(): file for folder in folders for file in sorted(folder.rglob(RECORD))}
     rows = []
     for path, file in files.items():
-        stat = file.stat()
         try:
-            rows.append(_row_of_file(path, stat.st_mtime_ns, stat.st_size) | {"folder": file.parent})
+            changed, size = file.stat().st_mtime_ns, file.stat().st_size
+            rows.append(_row_of_file(path, changed, size) | {"folder": file.parent})
         except UserError as error:
             if damaged is not None:
                 damaged.append(str(error))
@@ -103,9 +96,8 @@ def find_records(paths: Iterable[Path], labels: Sequence[str] = ()) -> list[Reco
     """
     paths, records = list(map(Path, paths)), {}
     if labels and len(labels) != len(paths):
-        raise UserError(
-            f"--label stands once for each path, in order (got {len(labels)} for {len(paths)}); give {len(paths)}."
-        )
+        counts = f"got {len(labels)} for {len(paths)}"
+        raise UserError(f"--label stands once for each path, in order ({counts}); give {len(paths)}.")
     for number, path in enumerate(paths):
         files = sorted(path.rglob(RECORD)) if path.is_dir() else [path]
         if not files:
@@ -117,12 +109,10 @@ def find_records(paths: Iterable[Path], labels: Sequence[str] = ()) -> list[Reco
 
 
 def departures(run: Mapping[str, Any], planned: Settings, metric: Metric) -> dict[str, tuple[Any, Any]]:
-    """The settings in which a run departs from planned ones, as far as a metric needs them; empty for such a run.
+    """The settings in which a run, a row of the table, departs from planned ones, as far as a metric needs them.
 
-    Args:
-        run: A row of the table. A run with a step after its last round also matches plans without one.
-        planned: The settings of what is planned.
-        metric: What is read; it may not need that every round is tested.
+    A run with a step after its last round also matches plans without one. A metric may not need that every round is
+    tested.
     """
     record, values = run["record"], run["settings"]
     if planned["post"] is None and values["post"] is not None:
@@ -167,18 +157,13 @@ def clients_of(record: Record) -> pd.DataFrame:
 
 
 def of_all(records: Iterable[Record], of_one: Callable[[Record], pd.DataFrame]) -> pd.DataFrame:
-    """The rounds or the clients of several runs below each other, with what tells the runs apart.
-
-    Args:
-        records: The runs.
-        of_one: `rounds_of` or `clients_of`.
-    """
+    """The rounds or clients of several runs, by `rounds_of` or `clients_of`, with what tells the runs apart."""
     parts = []
     for record in records:
-        names = {"method": record.get("label", record["method"]), "protocol": record["protocol"]}
-        names |= {"dataset": record["dataset"], "partition": record["config"]["partition"], "seed": record["seed"]}
-        table = of_one(record)
-        parts.append(pd.DataFrame(names | {"settings": key(settings(record))}, index=table.index).join(table))
+        table, values = of_one(record), settings(record)
+        names = {name: values[name] for name in FIRST} | {"seed": record["seed"], "settings": key(values)}
+        names["method"] = record.get("label", record["method"])
+        parts.append(table.assign(**names)[[*names, *table]])
     return pd.concat(parts, ignore_index=True)
 
 

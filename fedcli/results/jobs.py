@@ -25,13 +25,13 @@ from fedcli.results.plans import Plan, PlannedRun
 from fedcli.runs import run as runs
 from fedcli.runs.lock import InUse, locked
 from fedcli.runs.models import remove_models
-from fedcli.runs.records import RECORD, read_record
+from fedcli.runs.records import read_record
 from fedcli.runs.rounds import Listener
 from fedcli.runs.signals import OutOfTime, end_with_parent, interrupt_on_signals, time_left
 from fedcli.runs.trackers import with_loggers
 from fedcli.userfiles import absolute
 
-POLL_SECONDS = 0.5  # between two looks at the runs of other processes
+POLL_SECONDS = 1.0  # between two looks at the records of other processes
 GRACE_SECONDS = 30.0  # in which interrupted runs are to end, and the process of a lost node
 RETRIES = 20  # of a run whose node dies
 Start = Callable[[PlannedRun], futures.Future]  # starts a run; what was wrong is the result, empty if nothing was
@@ -79,8 +79,7 @@ def execute(
     errors: dict[Path, str] = {}
     with locked(plan.folder), starter as start:
         waiting, active = plan.to_run, {}
-        changes = {run.folder: _last_change(run.folder) for run in waiting}
-        queued = set() if cluster is None else set(changes)  # by Ray, until a node is free
+        queued = [] if cluster is None else [run.folder for run in waiting]  # by Ray, until a node is free
         while waiting or active:
             while waiting and len(active) < at_once:
                 run = waiting.pop(0)
@@ -89,16 +88,12 @@ def execute(
                 active[start(run)] = run
             ended, _ = futures.wait(active, POLL_SECONDS, futures.FIRST_COMPLETED)
             for future, run in list(active.items()):
-                change = _last_change(run.folder)
-                if change == changes[run.folder] and future not in ended:
-                    continue
-                changes[run.folder] = change
-                if run.folder in queued:
-                    queued.remove(run.folder)
-                    watch.begin(run)
                 record = None
                 with suppress(UserError):  # there is none yet, or it is damaged, as the run's error says
                     record = read_record(run.folder)
+                if run.folder in queued and (record or future in ended):
+                    queued.remove(run.folder)
+                    watch.begin(run)
                 if future not in ended:
                     watch.advance(run, len(record["rounds"]) if record else 0)
                     continue
@@ -112,11 +107,6 @@ def execute(
             if (waiting or active) and time_left() <= 0:
                 raise OutOfTime
     return errors
-
-
-def _last_change(folder: Path) -> int:
-    """When the record in a folder was written last; 0 where there is none."""
-    return (folder / RECORD).stat().st_mtime_ns if (folder / RECORD).exists() else 0
 
 
 def _run_here(watch: Watch, run: PlannedRun) -> futures.Future:

@@ -41,7 +41,6 @@ class Sheet:
     title: str = ""
     setting: str = ""  # what the whole table is of, in a sentence
     notes: Sequence[str] = ()  # what a reader must know of the numbers
-    in_blocks: bool = False  # lines without a text in the first column belong to the line above; LaTeX rules off blocks
     marked_up: bool = False  # its texts are Markdown already
 
 
@@ -62,13 +61,14 @@ def _markdown(sheet: Sheet) -> str:
 
 
 def _latex(sheet: Sheet) -> str:
-    r"""A `tabular`, with a rule between blocks of several lines; it needs `\usepackage{booktabs}`."""
+    r"""A `tabular`, which needs `\usepackage{booktabs}`; lines without a text in the first column make a block."""
+    has_blocks = not all(line[0] for line in sheet.lines)
     form = "l" * sheet.numbers + "r" * (len(sheet.columns) - sheet.numbers)
     lines = [f"% {printable(text)}".replace("*", "") for text in (sheet.title, sheet.setting) if text]
     lines += [r"% needs \usepackage{booktabs}", rf"\begin{{tabular}}{{{form}}}", r"\toprule"]
     lines.append(" & ".join(map(_tex, sheet.columns)) + r" \\")
     for number, line in enumerate(sheet.lines):
-        lines += [r"\midrule"] if number == 0 or (sheet.in_blocks and line[0]) else []
+        lines += [r"\midrule"] if number == 0 or (has_blocks and line[0]) else []
         lines.append(" & ".join(_marked(text, _tex, r"\textbf{{{}}}") for text in line) + r" \\")
     notes = [f"% {printable(note)}" for note in sheet.notes]
     return "\n".join([*lines, r"\bottomrule", r"\end{tabular}", *notes]) + "\n"

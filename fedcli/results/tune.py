@@ -4,7 +4,6 @@ A run's accuracy follows the rule by which its protocol selects rounds, on the c
 round, the mean of the last three, or, where the last round counts, the mean over the last tenth of the rounds.
 """
 
-import dataclasses
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -19,8 +18,8 @@ from fedcli.declarations import flag_of
 from fedcli.errors import UserError, unknown
 from fedcli.results.frame import ENDED, Record, read_runs
 from fedcli.results.plans import Plan, plan_grid
-from fedcli.runs.config import recorded_fields, resolve
-from fedcli.runs.experiment import combinations, parse_values
+from fedcli.runs.config import fields_of, recorded_fields, resolve
+from fedcli.runs.experiment import parse_values
 
 HOME = Path("tuning")  # of all trials, unless a folder is given: no table of the runs in `runs` takes them in
 SEED = 1000  # of the trials, where none is given
@@ -54,52 +53,48 @@ def validation_accuracy(record: Record) -> float:
     return max(accuracies) if count is None else fmean(accuracies[-count:])
 
 
-def read_grid(method: str, texts: Sequence[str], given: Mapping[str, Any]) -> dict[str, Any]:
-    """Reads `option=value,value` texts, as "proximal-weight=0.01,0.1", beside options that are given otherwise.
+def plan(
+    method: str,
+    *,
+    grid: Sequence[str] = (),
+    out: str | Path | None = None,
+    seeds: Sequence[int] | None = None,
+    **given: Any,
+) -> Tuning:
+    """Every combination of options' values as runs of one method, to be run and then ranked by `rank`.
 
-    Returns:
-        All options; a tuple of values is to be tried.
+    Args:
+        method: Name of a method, or path of a method file.
+        grid: Options with the values to try, as "proximal-weight=0.01,0.1".
+        out: Folder of the trials, of which none runs twice; `tuning/<method>-<protocol>-<data set>` where not given.
+        seeds: Several of each trial, of which the mean counts; no table may report one.
+        **given: Any option of `fedcli run`; its `seed` is `SEED` where not given. A tuple of values is tried, too;
+            where there is none, those that the method's own options call worth trying.
 
     Raises:
-        UserError: If an option is unknown, named twice or has a value out of range.
+        UserError: If there is nothing to try, an option is unknown or named twice, a trial cannot start, or a seed is a
+            reported one.
     """
-    fields, options = recorded_fields(registry.find_method(method)), dict(given)
-    for text in texts:
+    chosen = registry.find_method(method)
+    fields = recorded_fields(chosen)
+    for text in grid:
         flag, _, values = text.partition("=")
         name = flag.strip().lstrip("-").replace("-", "_")
         if not values:
             raise UserError(f"--grid must be an option and its values (got '{text}'); write --grid lr=0.01,0.1.")
         if name in ("seed", "device", "dataset", "protocol") or name not in fields:
             raise unknown("option to tune", name, fields, f"'fedcli tune {method} --help' shows all.")
-        if name in options:
+        if name in given:
             raise UserError(f"{flag_of(name)} is given twice (got --grid {text}); put all its values into one --grid.")
-        options[name] = parse_values(fields[name], values)
-    return options
-
-
-def plan(method: str, *, out: str | Path | None = None, seeds: Sequence[int] | None = None, **given: Any) -> Tuning:
-    """Every combination of options' values as runs of one method, to be run and then ranked by `rank`.
-
-    Args:
-        method: Name of a method, or path of a method file.
-        out: Folder of the trials, of which none runs twice; `tuning/<method>-<protocol>-<data set>` where not given.
-        seeds: Several of each trial, of which the mean counts; no table may report one.
-        **given: Any option of `fedcli run`; its `seed` is `SEED` where not given. A tuple of values is tried; where
-            there is none, those that the method's own options call worth trying.
-
-    Raises:
-        UserError: If there is nothing to try, a trial cannot start, or a seed is a reported one.
-    """
-    chosen = registry.find_method(method)
-    grid = {name: values for name, values in given.items() if isinstance(values, tuple)}
-    if not grid:
-        options = dataclasses.fields(chosen.config)
-        grid = {option.name: option.metadata["tune"] for option in options if option.metadata["tune"]}
-    if not grid:
+        given[name] = parse_values(fields[name], values)
+    tried = {name: values for name, values in given.items() if isinstance(values, tuple)}
+    tried = tried or {name: field.metadata["tune"] for name, field in fields_of(chosen.config).items()}
+    tried = {name: values for name, values in tried.items() if values}
+    if not tried:
         raise UserError(f"'{chosen.name}' has no grid of its own (got no --grid); give one, e.g. --grid lr=0.01,0.1.")
     if seeds is None:
         given.setdefault("seed", SEED)
-    first = resolve(chosen, {**given, **combinations(grid)[0]})
+    first = resolve(chosen, {**given, **{name: values[0] for name, values in tried.items()}})
     if not first.run.validation:
         given["validation"] = VALIDATION
     paper, _, setting = first.protocol.name.partition(":")
@@ -111,7 +106,7 @@ def plan(method: str, *, out: str | Path | None = None, seeds: Sequence[int] | N
             f"tune with another, such as {SEED}."
         )
     folder = out or HOME / f"{chosen.name}-{paper}-{setting}-{first.run.dataset}"
-    planned = plan_grid([method], {**given, **grid}, seeds=seeds, out=folder, continue_=True)
+    planned = plan_grid([method], {**given, **tried}, seeds=seeds, out=folder, continue_=True)
     return Tuning(planned.folder, planned.runs)
 
 
