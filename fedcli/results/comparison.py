@@ -6,9 +6,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from functools import cache
 from importlib.resources import files
-from pathlib import Path
 from statistics import fmean, stdev
-from types import MappingProxyType
 from typing import Any
 
 from fedcli.declarations import Table
@@ -76,13 +74,8 @@ def printed_accuracy(record: Mapping[str, Any]) -> float | None:
     return None
 
 
-def compare(plan: TablePlan, errors: Mapping[Path, str] = MappingProxyType({})) -> Sheet:
-    """The table as it stands beside the paper's; its values are cells, with floats in ones.
-
-    Args:
-        plan: The table, with the records that there are.
-        errors: Errors by folder of runs that have just failed, also of those that left no record.
-    """
+def compare(plan: TablePlan) -> Sheet:
+    """The table as it stands beside the paper's; its values are cells, with floats in ones."""
     table, paper = plan.table, printed(plan.table)
     planned = {(each.cell.row, each.cell.column): each for each in plan.cells}
     metrics = {each.cell.column: each.metric for each in plan.cells}
@@ -91,7 +84,7 @@ def compare(plan: TablePlan, errors: Mapping[Path, str] = MappingProxyType({})) 
         if place not in planned:
             continue
         runs, records, metric = planned[place].runs, planned[place].records, planned[place].metric
-        states = Counter("failed" if run.folder in errors and run.to_do else run.state for run in runs)
+        states = Counter(run.state for run in runs)
         text = mean_of_runs(metric, records, states)
         texts[place], numbers[place] = _beside(place, metric, paper.get(place, {}), text, metric.values(records))
         numbers[place] |= {
@@ -127,7 +120,7 @@ def compare(plan: TablePlan, errors: Mapping[Path, str] = MappingProxyType({})) 
         [{**cell, "reduced": plan.reduction} for cell in numbers.values()],
         title=plan.title,
         setting=f"**Reduced: {plan.reduction}. Not the paper's setting.**" if plan.reduction else "",
-        notes=_table_notes(plan, errors, bold=leaders != {None}),
+        notes=_table_notes(plan, bold=leaders != {None}),
     )  # fmt: skip
 
 
@@ -176,15 +169,15 @@ def _beside(
     }  # fmt: skip
 
 
-def _table_notes(plan: TablePlan, errors: Mapping[Path, str], bold: bool) -> list[str]:
+def _table_notes(plan: TablePlan, bold: bool) -> list[str]:
     """What a reader must know of the numbers, each only where it applies."""
     table, content = plan.table, _reported(plan.table)
     old = [str(run.folder) for run in plan.runs if run.outdated]
     failures = []
     for run in plan.runs:
-        if error := errors.get(run.folder) or (run.record or {}).get("error"):
-            state = "Diverged" if run.state == "diverged" else "Failed"
-            failures.append(f"{state}: {run.label}, seed {run.setup.run.seed}: {error.rstrip('.')} ({run.folder}).")
+        if error := run.record and run.record.get("error"):
+            state, seed = run.state.capitalize(), run.setup.run.seed
+            failures.append(f"{state}: {run.label}, seed {seed}: {error.rstrip('.')} ({run.folder}).")
     idle = dict.fromkeys(inactive_term(run.setup.values(), run.setup.method) for run in plan.runs)
     of_page = [] if table.reported[1] == IN_TEXT else [content.get(key) for key in ("setting", "notes")]
     notes = {

@@ -1,5 +1,6 @@
 """All runs as one table: records are read into a `pandas.DataFrame`, a row a run, which everything here filters."""
 
+import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
@@ -57,27 +58,28 @@ def _run_row(record: Record) -> dict[str, Any]:
 
 
 @cache
-def _row_of_file(file: Path, changed: int, size: int) -> dict[str, Any]:
-    """The row of a record file, cached by path, modification time and size, since pages read each many times."""
-    return _run_row(read_record(file))
+def _row_of_file(file: Path, changed: int, size: int) -> dict[str, Any] | None:
+    """The row of a record file, cached by path, modification time and size, since pages read each many times.
+
+    None stands for a record that cannot be read, of which a warning says what is wrong.
+    """
+    try:
+        return _run_row(read_record(file))
+    except UserError as error:
+        logging.getLogger("fedcli").warning("left out: %s", error)
+        return None
 
 
-def read_runs(folders: Iterable[Path], damaged: list[str] | None = None) -> pd.DataFrame:
-    """The runs under folders, at any depth, as a table in which each stands once.
+def read_runs(folders: Iterable[Path]) -> pd.DataFrame:
+    """The runs under folders, at any depth, as a table in which each stands once, without those that cannot be read.
 
-    Args:
-        folders: Those that are not there hold no runs.
-        damaged: Is told what is wrong with records that cannot be read; these are left out.
+    A folder that is not there holds no runs.
     """
     files = {file.resolve(): file for folder in folders for file in sorted(folder.rglob(RECORD))}
     rows = []
     for path, file in files.items():
-        try:
-            changed, size = file.stat().st_mtime_ns, file.stat().st_size
-            rows.append(_row_of_file(path, changed, size) | {"folder": file.parent})
-        except UserError as error:
-            if damaged is not None:
-                damaged.append(str(error))
+        if row := _row_of_file(path, file.stat().st_mtime_ns, file.stat().st_size):
+            rows.append({**row, "folder": file.parent})
     return pd.DataFrame(rows, columns=COLUMNS)
 
 

@@ -122,7 +122,6 @@ class TablePlan(Plan):
     cells: tuple[PlannedCell, ...]  # those that were asked for
     seeds: tuple[int, ...]  # of each cell
     reduction: str  # what makes runs smaller, in words; empty where nothing does
-    damaged: tuple[str, ...]  # what is wrong with records that cannot be read
 
     @property
     def title(self) -> str:
@@ -163,29 +162,29 @@ def plan(
     """
     homes = [home_of(table), HOME, *shipped()] if folder is None else [folder]
     folder, seeds = homes[0], tuple(check_seeds(table.seeds if seeds is None else seeds))
-    runs: dict[Path, PlannedRun] = {}  # by the folder that a new one gets, as what is read of each
-    metrics: dict[Path, list[Metric]] = {}
-    cells, smaller, damaged = [], {}, []
-    for cell in _chosen(table, only):
-        metric = find_metric(cell.metric)
-        planned = [_planned_run(table, cell, seed, limits or {}, dataset, folder) for seed in seeds]
-        for run in planned:
-            metrics.setdefault(run.folder, []).append(metric)
-            smaller |= run.values
-        cells.append(PlannedCell(cell, metric, tuple(runs.setdefault(run.folder, run) for run in planned)))
-    rows = read_runs(homes, damaged)
+    rows = read_runs(homes)
     # Elsewhere only what has ended counts.
     rows = rows[rows["state"].isin(ENDED) | rows["folder"].map(lambda path: path.is_relative_to(folder)).astype(bool)]
     there = {name: part.to_dict("records") for name, part in rows.groupby(["method", "seed"])}
+    runs: dict[Path, PlannedRun] = {}  # by the folder that a new one gets, as the rows of what there is of each
+    usable: dict[Path, list[dict[str, Any]]] = {}
+    cells, smaller = [], {}
+    for cell in _chosen(table, only):
+        metric, planned = find_metric(cell.metric), []
+        for seed in seeds:
+            run = _planned_run(table, cell, seed, limits or {}, dataset, folder)
+            values = settings(draft(run.setup))
+            rows = usable.get(run.folder, there.get((run.setup.method.name, seed), []))
+            usable[run.folder] = [row for row in rows if not departures(row, values, metric)]
+            planned.append(runs.setdefault(run.folder, run))
+            smaller |= run.values
+        cells.append(PlannedCell(cell, metric, tuple(planned)))
     for home, run in runs.items():
-        usable, planned = there.get((run.setup.method.name, run.setup.run.seed), []), settings(draft(run.setup))
-        for metric in metrics[home]:
-            usable = [row for row in usable if not departures(row, planned, metric)]
-        if usable:
-            furthest = max(usable, key=lambda row: (row["state"] in ENDED, len(row["record"]["rounds"])))
+        if usable[home]:
+            furthest = max(usable[home], key=lambda row: (row["state"] in ENDED, len(row["record"]["rounds"])))
             run.folder, run.record = furthest["folder"], furthest["record"]
     reduction = ", ".join(text.format(smaller[name]) for name, text in REDUCTIONS.items() if name in smaller)
-    return TablePlan(folder, tuple(runs.values()), table, tuple(cells), seeds, reduction, tuple(damaged))
+    return TablePlan(folder, tuple(runs.values()), table, tuple(cells), seeds, reduction)
 
 
 class Wanted(NamedTuple):

@@ -13,17 +13,10 @@ MISSING = "–"
 # Of GitHub's Markdown, with its HTML and mathematics.
 _MARKUP = re.compile(r"[\\`*<>$|~]|\[(?=\^|[^\]]*\][(\[:])|(?<!\w)_|_(?!\w)|&(?=#?\w+;)")
 _FORMULA = re.compile(r"^(?=[=+\-@\t\r])")  # for a spreadsheet; an apostrophe before it makes it a text
-_TEX = str.maketrans(
-    {character: "\\" + character for character in "&%$#_{}"}
-    | {
-        "`": "",
-        "\\": r"\textbackslash{}",
-        "~": r"\textasciitilde{}",
-        "^": r"\textasciicircum{}",
-        "±": r"$\pm$",
-        MISSING: "--",
-    }
-)
+_TEX = {character: "\\" + character for character in "&%$#_{}"} | {
+    "`": "", "\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "±": r"$\pm$",
+    MISSING: "--",
+}  # fmt: skip
 
 
 class Best(str):
@@ -99,7 +92,7 @@ def markdown(text: str) -> str:
 
 def _tex(text: str) -> str:
     """A text for LaTeX, with a minus sign before a negative number; Markdown's marks of code are left out."""
-    return re.sub(r"(?<![\w-])-(?=\d)", "$-$", printable(text).translate(_TEX))
+    return re.sub(r"(?<![\w-])-(?=\d)", "$-$", printable(text).translate(str.maketrans(_TEX)))
 
 
 def between_marks(text: str, name: str, content: str) -> str:
