@@ -23,7 +23,7 @@ def test_a_board_holds_one_protocol_and_data_set():
     assert [run["method"] for run in found["paper:skew, letters"]] == ["one", "two"]
     one, two, _ = tables.sheets(MIXED)
     assert (one.title, two.title) == ("paper:skew, digits", "paper:skew, letters")
-    assert [row["Settings"] for row in cells("All\n\n" + render(two).split("\n\n", 2)[2])] == ["lr 0.2", "lr 0.1"]
+    assert [row["Settings"] for row in cells(render(two))] == ["lr 0.2", "lr 0.1"]
     (alone,) = tables.sheets(MIXED[:1])
     assert alone.title == ""
 

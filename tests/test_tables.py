@@ -58,10 +58,10 @@ def record(method="one", seed=0, selected=0.5, *, status="finished", done=PLANNE
 
 
 def cells(text):
-    """The rows of the first Markdown table in `text`, each by column."""
-    lines = [line for line in text.split("\n\n")[1 if text.startswith("All") else 0].splitlines() if line[:1] == "|"]
-    split = [[cell.strip() for cell in line.strip("|").split(" | ")] for line in lines]
-    return [dict(zip(split[0], row, strict=True)) for row in split[2:]]
+    """The rows of a Markdown table in `text`, each by column."""
+    lines = [line.strip("|").split(" | ") for line in text.splitlines() if line[:1] == "|"]
+    columns, _, *rows = [[cell.strip() for cell in line] for line in lines]
+    return [dict(zip(columns, row, strict=True)) for row in rows]
 
 
 def write(folder, content):
@@ -185,10 +185,8 @@ def test_reduced_runs_are_labelled():
     few = record(**full, train_examples=100)
     assert "Reduced against the protocol: training images 100 of 1,438." in markdown([few])
     assert csv_lines([few])[0]["reduced"] == "training images 100 of 1,438"
-    late = record("fedfm", rounds=5, start_round=5)
-    assert "Inactive in fedfm: the method's own term, which starts after 5 rounds: this run is fedavg" in markdown(
-        [late]
-    )
+    late = markdown([record("fedfm", rounds=5, start_round=5)])
+    assert "Inactive in fedfm: the method's own term, which starts after 5 rounds: this run is fedavg" in late
     assert "Inactive" not in markdown([record("fedfm", rounds=6, start_round=5), record("fedavg")])
 
 
@@ -225,22 +223,15 @@ def test_the_best_comparable_row_is_bold_where_the_interval_of_its_lead_leaves_o
     assert "Bold: the best mean among rows with the same protocol" in markdown(on_a + on_b)
 
 
-@pytest.mark.parametrize(
-    ("option", "told"),
-    [
-        ({"partition": "iid"}, "iid"),
-        ({"rounds": 5}, "rounds 5"),
-        ({"train_examples": 9}, "train examples 9"),
-        ({"selection": "last"}, "selection last"),
-    ],
-)
-def test_rows_that_cannot_be_compared_are_not_bold_and_told_apart(option, told):
-    other = runs_of("two", 0.6, 0.6, **option)
-    for run in other:
-        run["summary"]["selection"] = option.get("selection", "best-validation")
-    text = markdown([*runs_of("one", 0.5, 0.5), *other])
-    assert told in text
-    assert "**" not in text
+def test_rows_that_cannot_be_compared_are_not_bold_and_told_apart():
+    others = {"partition": "iid", "rounds": 5, "train_examples": 9, "selection": "last"}
+    for name, value in others.items():
+        other = runs_of("two", 0.6, 0.6, **{name: value})
+        for run in other:
+            run["summary"]["selection"] = value if name == "selection" else "best-validation"
+        text = markdown([*runs_of("one", 0.5, 0.5), *other])
+        assert f"{name.replace('_', ' ')} {value}".removeprefix("partition ") in text
+        assert "**" not in text
 
 
 def test_csv_has_one_line_a_run_in_full_precision():

@@ -80,19 +80,13 @@ def compare(plan: TablePlan) -> Sheet:
     planned = {(each.cell.row, each.cell.column): each for each in plan.cells}
     metrics = {each.cell.column: each.metric for each in plan.cells}
     texts, numbers = {}, {}  # of each cell, by its place
-    for place in dict.fromkeys([*paper, *planned]):
-        if place not in planned:
-            continue
-        runs, records, metric = planned[place].runs, planned[place].records, planned[place].metric
-        states = Counter(run.state for run in runs)
+    for place in [place for place in dict.fromkeys([*paper, *planned]) if place in planned]:
+        metric, records = planned[place].metric, planned[place].records
+        states = Counter(run.state for run in planned[place].runs)
         text = mean_of_runs(metric, records, states)
         texts[place], numbers[place] = _beside(place, metric, paper.get(place, {}), text, metric.values(records))
-        numbers[place] |= {
-            "method": planned[place].cell.method,
-            "runs_planned": len(runs),
-            "runs_counted": sum(map(metric.counts, records)),
-            **{f"runs_{state.replace(' ', '_')}": states[state] for state in STATES},
-        }
+        numbers[place] |= {"method": planned[place].cell.method, "runs_planned": states.total()}
+        numbers[place] |= {f"runs_{state.replace(' ', '_')}": states[state] for state in STATES}
     for gain in table.gains:
         more, less = ([(row, column) for row in rows for column in gain.columns] for rows in (gain.more, gain.less))
         if planned.keys() >= {*more, *less}:
@@ -173,11 +167,7 @@ def _table_notes(plan: TablePlan, bold: bool) -> list[str]:
     """What a reader must know of the numbers, each only where it applies."""
     table, content = plan.table, _reported(plan.table)
     old = [str(run.folder) for run in plan.runs if run.outdated]
-    failures = []
-    for run in plan.runs:
-        if error := run.record and run.record.get("error"):
-            state, seed = run.state.capitalize(), run.setup.run.seed
-            failures.append(f"{state}: {run.label}, seed {seed}: {error.rstrip('.')} ({run.folder}).")
+    failed = [f"{run.folder} ({run.record['error']})" for run in plan.runs if run.record and "error" in run.record]
     idle = dict.fromkeys(inactive_term(run.setup.values(), run.setup.method) for run in plan.runs)
     of_page = [] if table.reported[1] == IN_TEXT else [content.get(key) for key in ("setting", "notes")]
     notes = {
@@ -187,7 +177,7 @@ def _table_notes(plan: TablePlan, bold: bool) -> list[str]:
         DIVERGED: any(run.state == "diverged" for run in plan.runs),
         BOLD.format(among=" of ours in a column"): bold,
         f"The round that counts in a run: {', '.join(sorted({run.setup.selection for run in plan.runs}))}.": True,
-        **dict.fromkeys(failures, True),
+        f"Failed: {'; '.join(failed)}.": failed,
         **{f"Inactive: {text}.": text for text in idle},
         f"Made with another version of the code, which computed something else: {', '.join(old)}.": old,
         **{f"Paper: {text.rstrip('.')}.": True for text in of_page if text},

@@ -84,22 +84,20 @@ def read_runs(folders: Iterable[Path]) -> pd.DataFrame:
 
 
 def find_records(paths: Iterable[Path], labels: Sequence[str] = ()) -> list[Record]:
-    """The records under `paths`, in the order given and sorted by path within each; each stands once.
+    """The records under `paths`, each once and with its `folder`, in the order given and by path within each.
 
     Args:
         paths: Run folders, record files, or folders that hold run folders at any depth.
         labels: Of each path what its runs are called in the place of their method, as `label` in the record; or none.
 
-    Returns:
-        The records, each with its `folder`.
-
     Raises:
         UserError: If one of the paths holds no record or holds one that cannot be read.
     """
     paths, records = list(map(Path, paths)), {}
-    if labels and len(labels) != len(paths):
-        counts = f"got {len(labels)} for {len(paths)}"
-        raise UserError(f"--label stands once for each path, in order ({counts}); give {len(paths)}.")
+    if len(labels) not in (0, len(paths)):
+        raise UserError(
+            f"--label stands once for each path, in order (got {len(labels)} for {len(paths)}); give {len(paths)}."
+        )
     for number, path in enumerate(paths):
         files = sorted(path.rglob(RECORD)) if path.is_dir() else [path]
         if not files:

@@ -84,12 +84,8 @@ def boards(records: Iterable[dict]) -> dict[str, list[dict]]:
 def group(records: Iterable[dict], each: bool = False) -> list[SeedGroup]:
     """The records as groups that agree in everything but the seed, in the order in which they appear.
 
-    The machine (device, chunk size, checkpoint interval) does not divide a group. Other numerics do, and a label. Of
-    runs with the same seed and parameters, one counts.
-
-    Args:
-        records: The runs.
-        each: Whether the seed divides them, too.
+    The machine (device, chunk size, checkpoint interval) does not divide a group. Other numerics do, a label, and if
+    `each`, the seed. Of runs with the same seed and parameters, one counts.
 
     Raises:
         UserError: If there is no record.
@@ -158,13 +154,9 @@ def mean_of_runs(metric: Metric, records: Sequence[dict], states: Counter) -> st
 
 
 def sheet(records: Iterable[dict], metrics: Sequence[str] = (), title: str = "", each: bool = False) -> Sheet:
-    """A table with one row a group; its values are the runs, one a line.
+    """A table with one row a group, if `each` one a run; its values are the runs, one a line.
 
-    Args:
-        records: The runs.
-        metrics: Names of metrics that get a column of their own.
-        title: Of the table.
-        each: Whether each run has a row of its own.
+    Metrics that are named get columns of their own.
 
     Raises:
         UserError: If there is no record, or a metric is not known.
