@@ -19,12 +19,12 @@ cluster_utils = pytest.importorskip("ray.cluster_utils")
 
 
 class Losing(Watch):
-    """Loses a node when the first run on the cluster has begun."""
+    """Loses a node when the first run on the cluster has ended."""
 
-    def begin(self, run):
-        super().begin(run)
-        if len(self.begun) == 1:
+    def end(self, run, record, error):
+        if not self.ended:
             self.lose()
+        super().end(run, record, error)
 
 
 def test_a_table_on_a_cluster_that_loses_a_node_is_the_serial_one(tmp_path, monkeypatch):
@@ -41,8 +41,7 @@ def test_a_table_on_a_cluster_that_loses_a_node_is_the_serial_one(tmp_path, monk
         )
     finally:
         nodes.shutdown()
-    assert sorted(watch.begun) == sorted((run.label, run.setup.run.seed) for run in spread.runs)
-    assert sorted(watch.ended) == sorted((*begun, "") for begun in watch.begun)
+    assert sorted(watch.ended) == sorted((run.label, run.setup.run.seed, "") for run in spread.runs)
     assert jobs.execute(serial, Watch()) == {}
     for one, other in zip(serial.runs, spread.runs, strict=True):
         assert read_record(one.folder)["summary"] == read_record(other.folder)["summary"]

@@ -95,11 +95,10 @@ def compare(plan: TablePlan) -> Sheet:
             metric, place = metrics[gain.columns[0]], (gain.row, gain.column)
             text = metric.signed(values[0]) if values else "not run"
             texts[place], numbers[place] = _beside(place, metric, paper.get(place, {}), text, values)
-    leaders = set()
     for column, metric in metrics.items():
-        leaders.add(best(metric, {place: each.records for place, each in planned.items() if place[1] == column}))
-    for place in leaders - {None}:
-        texts[place]["ours"] = Best(texts[place]["ours"])
+        ahead = best(metric, {place: each.records for place, each in planned.items() if place[1] == column})
+        if ahead is not None:
+            texts[ahead]["ours"] = Best(texts[ahead]["ours"])
     columns, lines = list(dict.fromkeys(column for _, column in texts)), []
     for row in dict.fromkeys(row for row, _ in texts):
         first = row
@@ -114,7 +113,7 @@ def compare(plan: TablePlan) -> Sheet:
         [{**cell, "reduced": plan.reduction} for cell in numbers.values()],
         title=plan.title,
         setting=f"**Reduced: {plan.reduction}. Not the paper's setting.**" if plan.reduction else "",
-        notes=_table_notes(plan, bold=leaders != {None}),
+        notes=_table_notes(plan, bold=any(isinstance(cell["ours"], Best) for cell in texts.values())),
     )  # fmt: skip
 
 

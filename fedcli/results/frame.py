@@ -134,9 +134,8 @@ def rounds_of(record: Record) -> pd.DataFrame:
     """
     rows = [{"round": entry["round"] + 1, "test_accuracy": None, **flat(entry)} for entry in record["rounds"]]
     table = pd.DataFrame(rows, columns=None if rows else ["round", "test_accuracy"]).astype({"test_accuracy": float})
-    for name in table:
-        if name.endswith("_accuracy") or name.partition("/")[0] in ACCURACIES:
-            table[name] *= 100
+    shares = [name for name in table if name.endswith("_accuracy") or name.partition("/")[0] in ACCURACIES]
+    table[shares] *= 100
     return table
 
 

@@ -43,7 +43,7 @@ class Watch:
     log: Any = None  # loggers, which hear each run here
 
     def begin(self, run: PlannedRun) -> None:
-        """The run is about to start or to go on."""
+        """The run is about to start or to go on; this is not told of runs on a cluster."""
 
     def advance(self, run: PlannedRun, rounds: int) -> None:
         """So many of its rounds are done."""
@@ -72,18 +72,17 @@ def execute(
         The errors of the runs that failed, by their folders.
 
     Raises:
-        UserError: Another process runs what is in the plan's folder.
+        InUse: If another process runs what is in the plan's folder.
     """
     here = _processes(jobs) if jobs > 1 else nullcontext(partial(_run_here, watch))
     starter, at_once = (here, jobs) if cluster is None else (_tasks(**cluster), math.inf)
     errors: dict[Path, str] = {}
     with locked(plan.folder), starter as start:
         waiting, active = plan.to_run, {}
-        queued = [] if cluster is None else [run.folder for run in waiting]  # by Ray, until a node is free
         while waiting or active:
             while waiting and len(active) < at_once:
                 run = waiting.pop(0)
-                if run.folder not in queued:
+                if cluster is None:  # Ray begins it once a node is free
                     watch.begin(run)
                 active[start(run)] = run
             ended, _ = futures.wait(active, POLL_SECONDS, futures.FIRST_COMPLETED)
@@ -91,9 +90,6 @@ def execute(
                 record = None
                 with suppress(UserError):  # there is none yet, or it is damaged, as the run's error says
                     record = read_record(run.folder)
-                if run.folder in queued and (record or future in ended):
-                    queued.remove(run.folder)
-                    watch.begin(run)
                 if future not in ended:
                     watch.advance(run, len(record["rounds"]) if record else 0)
                     continue

@@ -24,7 +24,7 @@ from fedcli.runs.records import quiet
 from fedcli.runs.settings import FIRST, NOT_SETTINGS, reductions, settings, settings_text
 
 OUT = re.compile(r" --out[ =](?:'[^']*'|\S+)")  # where a run went, which the commands of older ones tell
-COMPARABLE = ("protocol", "dataset", "partition", "rounds", "train_examples", "selection")
+COMPARABLE = ["protocol", "dataset", "partition", "rounds", "train_examples", "selection"]
 # Columns that stand there only where a run has the number, and its metric.
 SOMETIMES = {
     "Validation at the selected round, %": "validation",
@@ -167,19 +167,17 @@ def sheet(records: Iterable[dict], metrics: Sequence[str] = (), title: str = "",
     columns = {selected: "selected", "Last round, %": "last", **SOMETIMES}
     read = {title: find_metric(name) for title, name in columns.items()} | {metric.title: metric for metric in chosen}
     rows = [_row(member, read) for member in groups]
-    rivals: dict[tuple, dict[int, list[dict]]] = {}  # the groups that can be compared, by what they agree in
-    for index, member in enumerate(groups):
-        values = settings(member.records[0])
-        rivals.setdefault(tuple(values[name] for name in COMPARABLE), {})[index] = member.records
-    ahead = {best(read[selected], runs) for runs in rivals.values()} - {None}
-    for index in ahead:
-        rows[index] |= {title: Best(rows[index][title]) for title in ("Method", selected)}
+    compared = pd.DataFrame([settings(member.records[0]) for member in groups], dtype=object)
+    for indices in compared.groupby(COMPARABLE, dropna=False).groups.values():
+        ahead = best(read[selected], {index: groups[index].records for index in indices})
+        if ahead is not None:
+            rows[ahead] |= {title: Best(rows[ahead][title]) for title in ("Method", selected)}
     titles = [title for title in rows[0] if any(row[title] for row in rows)]
     same = ", ".join(f"{name} {markdown(value)}" for name, value in agreed(records).items())
     return Sheet(
         titles, [[row[title] for title in titles] for row in rows], titles.index(selected),
         [numbers_of(record, chosen) for record in records], title=title, setting=same and f"All rows: {same}.",
-        notes=_notes(groups, bool(ahead)),
+        notes=_notes(groups, bold=any(isinstance(row["Method"], Best) for row in rows)),
     )  # fmt: skip
 
 
