@@ -1,4 +1,4 @@
-"""Tables against hand numbers: what is pooled, what is shown, and what is not claimed."""
+"""Tables against hand numbers: what is selected and pooled, what is shown, and what is not claimed."""
 
 import csv
 import io
@@ -7,8 +7,10 @@ import json
 import pytest
 
 from fedcli.errors import UserError
+from fedcli.figures import curves
 from fedcli.results import frame, tables
 from fedcli.results.render import Sheet, render
+from tests.programs import invoke
 
 PLANNED = 4
 
@@ -263,3 +265,86 @@ def test_records_are_found_at_any_depth_and_once(tmp_path):
     found = frame.find_records([tmp_path / "b", tmp_path, tmp_path / "b" / "record.json"])
     assert [run["method"] for run in found] == ["two", "one"]
     assert found[0] == {**record("two"), "folder": tmp_path / "b"}
+
+
+def test_copies_of_a_run_count_once_and_other_runs_of_a_seed_each():
+    runs = [record(selected=0.5), record(selected=0.5), record(seed=1, selected=0.6), record(selected=0.7)]
+    runs[-1]["summary"]["params_sha256"] = "f" * 64
+    (group,) = tables.group(runs)
+    assert [run["summary"]["selected"] for run in group.records] == [0.5, 0.7, 0.6]
+
+
+def test_labels_stand_for_the_methods_of_their_paths(tmp_path):
+    for name, run in (("a", record(lr=0.1)), ("b", record(lr=0.2)), ("b", record(seed=1, lr=0.2))):
+        write(tmp_path / name / f"seed-{run['seed']}", run)
+
+    def groups(*labels):
+        return {group.label: len(group.records) for group in tables.group(frame.find_records(folders, labels))}
+
+    folders = [tmp_path / "a", tmp_path / "b"]
+    assert groups("plain", "faster") == {"plain": 1, "faster": 2}
+    with pytest.raises(UserError, match=r"--label stands once for each path, in order \(got 1 for 2"):
+        groups("plain")
+    write(tmp_path / "b" / "other", record(lr=0.4))
+    assert groups("p", "q") == {"p": 1, "q, lr 0.4": 1, "q, lr 0.2": 2}
+
+
+# Runs of several protocols and data sets
+
+MIXED = [
+    record("one"),
+    record("one", dataset="letters", lr=0.2),
+    record("two", dataset="letters"),
+    record("two", protocol="paper:other"),
+]
+
+
+def test_a_table_is_of_one_protocol_and_data_set():
+    one, two, other = tables.sheets(MIXED)
+    assert [sheet.title for sheet in (one, two, other)] == [
+        "paper:skew, digits", "paper:skew, letters", "paper:other, digits",
+    ]  # fmt: skip
+    assert [row["Settings"] for row in cells(render(two))] == ["lr 0.2", "lr 0.1"]
+    assert tables.sheets(MIXED[:1])[0].title == ""
+
+
+def test_methods_and_data_sets_are_selected_in_any_case():
+    assert tables.select_records(MIXED, ["ONE"]) == MIXED[:2]
+    assert tables.select_records(MIXED, ["one", "two"], ["Letters"]) == MIXED[1:3]
+    assert tables.select_records(MIXED) == MIXED
+    with pytest.raises(UserError, match=r"unknown method among the runs 'on'; did you mean 'one'.*there are one, two"):
+        tables.select_records(MIXED, ["on"])
+    with pytest.raises(UserError, match="unknown data set among the runs 'digits'"):
+        tables.select_records(MIXED[1:3], [], ["digits"])
+
+
+def test_commands_select_and_label(tmp_path):
+    for number, run in enumerate(MIXED):
+        write(tmp_path / str(number), run)
+    file = tmp_path / "y.svg"
+    for command, expected in (
+        (("table", "--dataset", "digits"), "### paper:other, digits"),
+        (("plot", "--dataset", "letters", "--label", "ours", "--out", file), f"{file}\n"),
+        (("plot", "--out", tmp_path / "y.jpgg"), "--out must end in .png, .pdf or .svg"),
+        (("plot", "--kind", "tsne", "--method", "one"), "--kind tsne draws the folders"),
+    ):
+        assert expected in invoke(*command, tmp_path).output
+    assert "<!-- ours" in file.read_text()
+    lines = invoke("table", "--format", "csv", "--method", "one", tmp_path).output.splitlines()
+    assert len(lines) == 3  # one file for all
+
+
+def test_mixed_runs_have_a_panel_for_each_board_in_which_a_method_keeps_its_look():
+    runs = [*MIXED, record("one", seed=1), lost(2, method="two", dataset="letters")]
+    figure = curves.learning_curves(runs)
+    titles = ["Digits, Dirichlet 0.5 (paper:skew)", "Letters, Dirichlet 0.5 (paper:skew)"]
+    assert [axes.get_title() for axes in figure.axes] == [*titles, "Digits, Dirichlet 0.5 (paper:other)"]
+    looks = {}
+    for axes in figure.axes:
+        for line in axes.get_legend().get_lines():
+            looks.setdefault(line.get_label().partition(" (")[0].partition(",")[0], set()).add(line.get_color())
+    assert [len(own) for own in looks.values()] == [1] * len(looks)
+    (cross,) = [line for axes in figure.axes for line in axes.lines if line.get_gid() == "diverged"]
+    assert cross.axes is figure.axes[1]
+    left_out = curves.learning_curves([*runs, record("three") | {"cost": None}], "floats")
+    assert left_out.get_suptitle() == "without floats, left out: 1"
