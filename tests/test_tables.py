@@ -79,7 +79,7 @@ def test_means_and_sample_deviations_of_known_values():
     (row,) = cells(markdown(runs_of("one", 0.5, 0.52, 0.57)))
     assert row[SELECTED] == "53.00 ± 3.61 (3)"
     assert row["Last round, %"] == "33.00 ± 3.61 (3)"
-    assert row["Validation at the selected round, %"] == "58.00 ± 3.61 (3)"
+    assert row["validation, %"] == "58.00 ± 3.61 (3)"
     assert row["Seeds"] == "0, 1, 2"
     assert row["Rounds"] == "4"
     assert row["Floats up / down, client and round"] == "12,400 / 12,345"
@@ -134,12 +134,13 @@ def test_labels_hold_what_differs_and_no_more():
 
 def test_what_only_some_runs_have_measured_gets_a_column():
     plain, *measured = record(), record("two", 0), record("two", 1)
-    assert "NMI" not in cells(markdown([plain]))[0]
+    assert "quality:nmi" not in cells(markdown([plain]))[0]
+    assert cells(markdown([plain], ["quality:nmi"]))[0]["quality:nmi"] == "not measured (1)"
     for run, nmi, inside in zip(measured, (0.5, 0.6), (0.7, 0.9), strict=True):
         run["quality"] = {"nmi": nmi, "silhouette": -0.25, "examples": 9, "seed": 0}
         run["rounds"][1] |= {"intra": {"a": inside, "b": inside - 0.2}, "classifier_accuracy": 0.4}
     without, with_ = cells(markdown([plain, *measured]))
-    names = ["By the classifier, %", "Inside its own domain, %", "NMI", "Silhouette"]
+    names = ["classifier, %", "intra, %", "quality:nmi", "quality:silhouette"]
     assert [with_[name] for name in names] == [
         "40.00 ± 0.00 (2)", "70.00 ± 14.14 (2)", "0.550 ± 0.071 (2)", "-0.250 ± 0.000 (2)",
     ]  # fmt: skip

@@ -25,15 +25,8 @@ from fedcli.runs.settings import FIRST, NOT_SETTINGS, reductions, settings, sett
 
 OUT = re.compile(r" --out[ =](?:'[^']*'|\S+)")  # where a run went, which the commands of older ones tell
 COMPARABLE = ["protocol", "dataset", "partition", "rounds", "train_examples", "selection"]
-# Columns that stand there only where a run has the number, and its metric.
-SOMETIMES = {
-    "Validation at the selected round, %": "validation",
-    "After --post, %": "post",
-    "By the classifier, %": "classifier",
-    "Inside its own domain, %": "intra",
-    "NMI": "quality:nmi",
-    "Silhouette": "quality:silhouette",
-}
+# Metrics that have a column where a run has the number, if nobody asks for them.
+SOMETIMES = ("validation", "post", "classifier", "intra", "quality:nmi", "quality:silhouette")
 
 
 @dataclass(frozen=True)
@@ -164,9 +157,9 @@ def sheet(records: Iterable[dict], metrics: Sequence[str] = (), title: str = "",
     records = list(records)
     groups, chosen = group(records, each), [find_metric(name) for name in metrics]
     selected = f"Selected ({' or '.join(sorted({member.selection for member in groups}))}), %"
-    columns = {selected: "selected", "Last round, %": "last", **SOMETIMES}
-    read = {title: find_metric(name) for title, name in columns.items()} | {metric.title: metric for metric in chosen}
-    rows = [_row(member, read) for member in groups]
+    read = {selected: find_metric("selected"), "Last round, %": find_metric("last")}
+    read |= {metric.title: metric for metric in (*map(find_metric, SOMETIMES), *chosen)}
+    rows = [_row(member, read, {*SOMETIMES} - {*metrics}) for member in groups]
     compared = pd.DataFrame([settings(member.records[0]) for member in groups], dtype=object)
     for indices in compared.groupby(COMPARABLE, dropna=False).groups.values():
         ahead = best(read[selected], {index: groups[index].records for index in indices})
@@ -187,12 +180,12 @@ def sheets(records: Iterable[dict], metrics: Sequence[str] = ()) -> list[Sheet]:
     return [sheet(runs, metrics, name if len(parts) > 1 else "") for name, runs in parts.items()]
 
 
-def _row(member: SeedGroup, read: dict[str, Metric]) -> dict[str, str]:
-    """The cells of a group by column; `read` has the metrics whose means over runs are shown."""
+def _row(member: SeedGroup, read: dict[str, Metric], optional: set[str]) -> dict[str, str]:
+    """The cells of a group by column: means of metrics over runs, of the optional ones where there is a value."""
     records, states = member.records, Counter(map(state_of, member.records))
     seeds = [f"{record['seed']} {state_of(record)}".removesuffix(" finished") for record in records]
     means = {title: mean_of_runs(metric, records, states) for title, metric in read.items()}
-    means |= {title: "" for title in SOMETIMES if not read[title].values(records)}
+    means |= {metric.title: "" for metric in read.values() if metric.name in optional and not metric.values(records)}
     floats = [find_metric(name).values(records) for name in ("floats-up", "floats-down")]
     sent = [f"{fmean(values):,.0f}" if values else MISSING for values in floats]
     return {
