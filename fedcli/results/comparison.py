@@ -3,7 +3,7 @@
 import json
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from functools import cache
 from importlib.resources import files
 from statistics import fmean, stdev
@@ -113,7 +113,7 @@ def compare(plan: TablePlan) -> Sheet:
         [{**cell, "reduced": plan.reduction} for cell in numbers.values()],
         title=plan.title,
         setting=f"**Reduced: {plan.reduction}. Not the paper's setting.**" if plan.reduction else "",
-        notes=_table_notes(plan, bold=any(isinstance(cell["ours"], Best) for cell in texts.values())),
+        notes=_table_notes(plan, texts.values()),
     )  # fmt: skip
 
 
@@ -134,14 +134,9 @@ def interval_text(metric: Metric, interval: Interval, signed: bool = True) -> st
 def _beside(
     place: Place, metric: Metric, paper: Mapping[str, Any], text: str, values: Sequence[float]
 ) -> tuple[dict[str, str], dict[str, Any]]:
-    """A cell of ours beside the paper's: what stands in which of `LINES`, and its numbers with full precision.
+    """A cell beside the paper's entry, if there is one: what stands in which of `LINES`, and its numbers for the CSV.
 
-    Args:
-        place: Its row and column.
-        metric: What is compared.
-        paper: The paper's entry; empty where it has none.
-        text: What is shown of ours.
-        values: Ours, one a run. The difference of floats is taken after they are rounded as the paper's are.
+    The text is what is shown of our values, one a run. Floats are rounded as the paper's before they are compared.
     """
     unit, value, deviation = printed_unit(place[1]), paper.get(metric.field), None
     texts, difference, target = {"ours": text}, None, None if value is None else value * unit
@@ -162,7 +157,7 @@ def _beside(
     }  # fmt: skip
 
 
-def _table_notes(plan: TablePlan, bold: bool) -> list[str]:
+def _table_notes(plan: TablePlan, cells: Collection[Mapping[str, str]]) -> list[str]:
     """What a reader must know of the numbers, each only where it applies."""
     table, content = plan.table, _reported(plan.table)
     old = [str(run.folder) for run in plan.runs if run.outdated]
@@ -172,9 +167,9 @@ def _table_notes(plan: TablePlan, bold: bool) -> list[str]:
     notes = {
         "Ours: mean ± sample standard deviation over seeds (runs).": True,
         "Difference: ours less the paper's, taken as exact, floats after the same rounding; over seeds with a 95 % "
-        "interval (Student's t).": content,
+        "interval (Student's t).": any("difference" in texts for texts in cells),
         DIVERGED: any(run.state == "diverged" for run in plan.runs),
-        BOLD.format(among=" of ours in a column"): bold,
+        BOLD.format(among=" of ours in a column"): any(isinstance(texts["ours"], Best) for texts in cells),
         f"The round that counts in a run: {', '.join(sorted({run.setup.selection for run in plan.runs}))}.": True,
         f"Failed: {'; '.join(failed)}.": failed,
         **{f"Inactive: {text}.": text for text in idle},

@@ -4,7 +4,6 @@ One loop starts them, follows those in other processes by the records that they 
 """
 
 import logging
-import math
 import multiprocessing
 import os
 import signal
@@ -75,7 +74,7 @@ def execute(
         InUse: If another process runs what is in the plan's folder.
     """
     here = _processes(jobs) if jobs > 1 else nullcontext(partial(_run_here, watch))
-    starter, at_once = (here, jobs) if cluster is None else (_tasks(**cluster), math.inf)
+    starter, at_once = (here, jobs) if cluster is None else (_tasks(**cluster), len(plan.runs))
     errors: dict[Path, str] = {}
     with locked(plan.folder), starter as start:
         waiting, active = plan.to_run, {}
