@@ -85,8 +85,12 @@ def compare(plan: TablePlan) -> Sheet:
         states = Counter(run.state for run in planned[place].runs)
         text = mean_of_runs(metric, records, states)
         texts[place], numbers[place] = _beside(place, metric, paper.get(place, {}), text, metric.values(records))
-        numbers[place] |= {"method": planned[place].cell.method, "runs_planned": states.total()}
-        numbers[place] |= {f"runs_{state.replace(' ', '_')}": states[state] for state in STATES}
+        numbers[place] |= {
+            "method": planned[place].cell.method,
+            "runs_planned": states.total(),
+            "runs_counted": sum(map(metric.counts, records)),
+            **{f"runs_{state.replace(' ', '_')}": states[state] for state in STATES},
+        }
     for gain in table.gains:
         more, less = ([(row, column) for row in rows for column in gain.columns] for rows in (gain.more, gain.less))
         if planned.keys() >= {*more, *less}:
