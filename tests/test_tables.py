@@ -30,8 +30,6 @@ def record(method="one", seed=0, selected=0.5, *, status="finished", done=PLANNE
             "round": number,
             "test_accuracy": selected - 0.1 * abs(number - 1),
             "validation_accuracy": selected + 0.05 if number == 1 else selected - 0.2,
-            "clients": None,
-            "terms": {"loss": 1.0},
             "seconds": {"data": 0.5, "train": 1.0 if number else 60.0, "aggregate": 0.25, "evaluate": 0.25},
         }
         for number in range(done)
@@ -53,7 +51,7 @@ def record(method="one", seed=0, selected=0.5, *, status="finished", done=PLANNE
         "model": {"backbone": "net", "parameters": 12345},
         "cost": {"floats_down": 12345, "floats_up": 12400, "memory_floats": 1, "buffer_floats": 0} if done else None,
         "rounds": rounds, "summary": summary, "hardware": {"device": "cpu", "cores": 2, "threads": 1},
-        "versions": {"torch": "2.13", "cuda": None}, "seconds_total": 66.0, "peak_bytes": 1, "resumed": [],
+        "seconds_total": 66.0, "resumed": [],
         "method_source": method, "dataset_fingerprint": "cd" * 8, "load": [],
         "numerics": {"core": 1, "method": 1}, "engine": {"way": "stacked", "notes": []},
     }  # fmt: skip
@@ -83,7 +81,8 @@ def test_means_and_sample_deviations_of_known_values():
     assert row["Seeds"] == "0, 1, 2"
     assert row["Rounds"] == "4"
     assert row["Floats up / down, client and round"] == "12,400 / 12,345"
-    assert cells(markdown([record(selected=0.123456)]))[0][SELECTED] == "12.35 (1)"
+    each = cells(render(tables.sheet(runs_of("one", 0.5, 0.123456), each=True)))
+    assert [(row["Seeds"], row[SELECTED]) for row in each] == [("0", "50.00 (1)"), ("1", "12.35 (1)")]
 
 
 def test_seconds_are_the_median_round_of_quiet_runs():

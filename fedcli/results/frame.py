@@ -147,12 +147,10 @@ def clients_of(record: Record) -> pd.DataFrame:
     """
     part = record["partition"]
     names = [f"class/{name}" for name in record.get("class_names", range(len(part["class_counts"][0])))]
-    table = pd.DataFrame(part["class_counts"], columns=names)
-    table.insert(0, "client", range(len(table)))
-    accuracies = (record["rounds"] or [{}])[-1].get("client_accuracy") or {}
-    table.insert(1, "accuracy", [100 * accuracies.get(str(client), np.nan) for client in table.client])
-    table.insert(2, "examples", part["sizes"])
-    return table
+    measured = (record["rounds"] or [{}])[-1].get("client_accuracy") or {}
+    accuracies = [100 * measured.get(str(client), np.nan) for client, _ in enumerate(part["sizes"])]
+    table = pd.DataFrame({"client": range(len(accuracies)), "accuracy": accuracies, "examples": part["sizes"]})
+    return table.join(pd.DataFrame(part["class_counts"], columns=names))
 
 
 def of_all(records: Iterable[Record], of_one: Callable[[Record], pd.DataFrame]) -> pd.DataFrame:
