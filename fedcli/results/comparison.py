@@ -79,14 +79,14 @@ def compare(plan: TablePlan) -> Sheet:
     table, paper = plan.table, printed(plan.table)
     planned = {(each.cell.row, each.cell.column): each for each in plan.cells}
     metrics = {each.cell.column: each.metric for each in plan.cells}
-    texts, numbers = {}, {}  # of each cell, by its place
-    for place in [place for place in dict.fromkeys([*paper, *planned]) if place in planned]:
-        metric, records = planned[place].metric, planned[place].records
-        states = Counter(run.state for run in planned[place].runs)
+    texts, numbers = {}, {}  # of each cell, by row and column
+    for key in [key for key in dict.fromkeys([*paper, *planned]) if key in planned]:
+        metric, records = planned[key].metric, planned[key].records
+        states = Counter(run.state for run in planned[key].runs)
         text = mean_of_runs(metric, records, states)
-        texts[place], numbers[place] = _beside(place, metric, paper.get(place, {}), text, metric.values(records))
-        numbers[place] |= {
-            "method": planned[place].cell.method,
+        texts[key], numbers[key] = _beside(key, metric, paper.get(key, {}), text, metric.values(records))
+        numbers[key] |= {
+            "method": planned[key].cell.method,
             "runs_planned": states.total(),
             "runs_counted": sum(map(metric.counts, records)),
             **{f"runs_{state.replace(' ', '_')}": states[state] for state in STATES},
@@ -94,13 +94,13 @@ def compare(plan: TablePlan) -> Sheet:
     for gain in table.gains:
         more, less = ([(row, column) for row in rows for column in gain.columns] for rows in (gain.more, gain.less))
         if planned.keys() >= {*more, *less}:
-            more, less = ([numbers[place]["ours"] for place in places] for places in (more, less))
+            more, less = ([numbers[key]["ours"] for key in places] for places in (more, less))
             values = [] if None in (*more, *less) else [fmean(more) - (max if gain.best else fmean)(less)]
-            metric, place = metrics[gain.columns[0]], (gain.row, gain.column)
+            metric, key = metrics[gain.columns[0]], (gain.row, gain.column)
             text = metric.signed(values[0]) if values else "not run"
-            texts[place], numbers[place] = _beside(place, metric, paper.get(place, {}), text, values)
+            texts[key], numbers[key] = _beside(key, metric, paper.get(key, {}), text, values)
     for column, metric in metrics.items():
-        ahead = best(metric, {place: each.records for place, each in planned.items() if place[1] == column})
+        ahead = best(metric, {key: each.records for key, each in planned.items() if key[1] == column})
         if ahead is not None:
             texts[ahead]["ours"] = Best(texts[ahead]["ours"])
     columns, lines = list(dict.fromkeys(column for _, column in texts)), []
@@ -136,13 +136,13 @@ def interval_text(metric: Metric, interval: Interval, signed: bool = True) -> st
 
 
 def _beside(
-    place: Place, metric: Metric, paper: Mapping[str, Any], text: str, values: Sequence[float]
+    key: Place, metric: Metric, paper: Mapping[str, Any], text: str, values: Sequence[float]
 ) -> tuple[dict[str, str], dict[str, Any]]:
     """A cell beside the paper's entry, if there is one: what stands in which of `LINES`, and its numbers for the CSV.
 
     The text is what is shown of our values, one a run. Floats are rounded as the paper's before they are compared.
     """
-    unit, value, deviation = printed_unit(place[1]), paper.get(metric.field), None
+    unit, value, deviation = printed_unit(key[1]), paper.get(metric.field), None
     texts, difference, target = {"ours": text}, None, None if value is None else value * unit
     if target is not None:
         deviation = paper.get("std") if metric.field == "mean" else None
@@ -154,7 +154,7 @@ def _beside(
     if difference is not None:
         texts["difference"] = interval_text(metric, difference)
     return texts, {
-        "row": place[0], "column": place[1], "metric": metric.name, "unit": metric.unit, "paper": target,
+        "row": key[0], "column": key[1], "metric": metric.name, "unit": metric.unit, "paper": target,
         "paper_std": deviation, "ours": fmean(values) if values else None,
         "ours_std": stdev(values) if len(values) > 1 else None,
         "difference_low": difference and difference.low, "difference_high": difference and difference.high,
