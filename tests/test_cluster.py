@@ -19,12 +19,12 @@ cluster_utils = pytest.importorskip("ray.cluster_utils")
 
 
 class Losing(Watch):
-    """Loses a node when the first run on the cluster has begun."""
+    """Loses a node when the first run on the cluster has ended."""
 
-    def begin(self, run):
-        super().begin(run)
-        if len(self.begun) == 1:
+    def end(self, run, record, error):
+        if not self.ended:
             self.lose()
+        super().end(run, record, error)
 
 
 def test_a_table_on_a_cluster_that_loses_a_node_is_the_serial_one(tmp_path, monkeypatch):
@@ -41,8 +41,7 @@ def test_a_table_on_a_cluster_that_loses_a_node_is_the_serial_one(tmp_path, monk
         )
     finally:
         nodes.shutdown()
-    assert sorted(watch.begun) == sorted((run.label, run.setup.run.seed) for run in spread.runs)
-    assert sorted(watch.ended) == sorted((*begun, "") for begun in watch.begun)
+    assert sorted(watch.ended) == sorted((run.label, run.setup.run.seed, "") for run in spread.runs)
     assert jobs.execute(serial, Watch()) == {}
     for one, other in zip(serial.runs, spread.runs, strict=True):
         assert read_record(one.folder)["summary"] == read_record(other.folder)["summary"]
@@ -59,7 +58,7 @@ def test_a_task_goes_on_with_what_the_process_of_a_lost_node_begins_late(tmp_pat
 
     monkeypatch.setattr(runs, "prepare", late)
     monkeypatch.setattr(jobs, "POLL_SECONDS", 0)
-    assert jobs.task({}, "fedavg", tmp_path / "run", TINY, []) == ""
+    assert jobs.task({}, "fedavg", tmp_path / "run", TINY) == ""
     record = read_record(tmp_path / "run")
     assert (record["status"], record["resumed"]) == ("finished", [2])
 
@@ -75,10 +74,10 @@ def test_a_task_waits_for_a_process_that_is_about_to_write_its_record(tmp_path, 
         writing.unlink()
 
     monkeypatch.setattr(jobs.time, "sleep", dies)
-    assert jobs.task({}, "fedavg", tmp_path / "run", TINY, []) == ""
+    assert jobs.task({}, "fedavg", tmp_path / "run", TINY) == ""
     assert not writing.exists()
     assert read_record(tmp_path / "run")["status"] == "finished"
-    assert jobs.task({}, "fedavg", tmp_path / "run", TINY, []) == ""  # as where a node is lost after the last round
+    assert jobs.task({}, "fedavg", tmp_path / "run", TINY) == ""  # as where a node is lost after the last round
 
 
 def test_where_ray_cannot_run_them_is_refused(monkeypatch):

@@ -95,7 +95,7 @@ def test_the_papers_numbers_and_crosses_are_on_the_page(monkeypatch):
 def test_failed_runs_are_folded(monkeypatch):
     (table,), text, _ = drawn(monkeypatch, [record("a"), LOST])
     assert table.source.data["text_0"] == ["a"]
-    assert re.search(r"<details><summary>Failed: 1</summary><pre>b, .*diverged after 2 of 4 rounds", text)
+    assert re.search(r"<details><summary>Failed: 1</summary><pre>b, .*diverged", text)
 
 
 def test_long_curves_are_thinned_evenly_between_the_first_round_and_the_last(monkeypatch):

@@ -1,4 +1,4 @@
-"""Tables against hand numbers: what is pooled, what is shown, and what is not claimed."""
+"""Tables against hand numbers: what is selected and pooled, what is shown, and what is not claimed."""
 
 import csv
 import io
@@ -7,8 +7,10 @@ import json
 import pytest
 
 from fedcli.errors import UserError
+from fedcli.figures import curves
 from fedcli.results import frame, tables
 from fedcli.results.render import Sheet, render
+from tests.programs import invoke
 
 PLANNED = 4
 
@@ -28,8 +30,6 @@ def record(method="one", seed=0, selected=0.5, *, status="finished", done=PLANNE
             "round": number,
             "test_accuracy": selected - 0.1 * abs(number - 1),
             "validation_accuracy": selected + 0.05 if number == 1 else selected - 0.2,
-            "clients": None,
-            "terms": {"loss": 1.0},
             "seconds": {"data": 0.5, "train": 1.0 if number else 60.0, "aggregate": 0.25, "evaluate": 0.25},
         }
         for number in range(done)
@@ -51,17 +51,17 @@ def record(method="one", seed=0, selected=0.5, *, status="finished", done=PLANNE
         "model": {"backbone": "net", "parameters": 12345},
         "cost": {"floats_down": 12345, "floats_up": 12400, "memory_floats": 1, "buffer_floats": 0} if done else None,
         "rounds": rounds, "summary": summary, "hardware": {"device": "cpu", "cores": 2, "threads": 1},
-        "versions": {"torch": "2.13", "cuda": None}, "seconds_total": 66.0, "peak_bytes": 1, "resumed": [],
+        "seconds_total": 66.0, "resumed": [],
         "method_source": method, "dataset_fingerprint": "cd" * 8, "load": [],
         "numerics": {"core": 1, "method": 1}, "engine": {"way": "stacked", "notes": []},
     }  # fmt: skip
 
 
 def cells(text):
-    """The rows of the first Markdown table in `text`, each by column."""
-    lines = [line for line in text.split("\n\n")[1 if text.startswith("All") else 0].splitlines() if line[:1] == "|"]
-    split = [[cell.strip() for cell in line.strip("|").split(" | ")] for line in lines]
-    return [dict(zip(split[0], row, strict=True)) for row in split[2:]]
+    """The rows of a Markdown table in `text`, each by column."""
+    lines = [line.strip("|").split(" | ") for line in text.splitlines() if line[:1] == "|"]
+    columns, _, *rows = [[cell.strip() for cell in line] for line in lines]
+    return [dict(zip(columns, row, strict=True)) for row in rows]
 
 
 def write(folder, content):
@@ -77,29 +77,21 @@ def test_means_and_sample_deviations_of_known_values():
     (row,) = cells(markdown(runs_of("one", 0.5, 0.52, 0.57)))
     assert row[SELECTED] == "53.00 ± 3.61 (3)"
     assert row["Last round, %"] == "33.00 ± 3.61 (3)"
-    assert row["Validation at the selected round, %"] == "58.00 ± 3.61 (3)"
+    assert row["validation, %"] == "58.00 ± 3.61 (3)"
     assert row["Seeds"] == "0, 1, 2"
     assert row["Rounds"] == "4"
     assert row["Floats up / down, client and round"] == "12,400 / 12,345"
-    assert cells(markdown([record(selected=0.123456)]))[0][SELECTED] == "12.35 (1)"
+    each = cells(render(tables.sheet(runs_of("one", 0.5, 0.123456), each=True)))
+    assert [(row["Seeds"], row[SELECTED]) for row in each] == [("0", "50.00 (1)"), ("1", "12.35 (1)")]
 
 
-def test_seconds_are_the_median_round_and_a_range_over_quiet_runs():
-    def seconds(*runs):
-        return cells(markdown(runs))[0].get("Seconds a round, median", "")
-
-    slow = record(seed=1)
-    for entry in slow["rounds"]:
-        entry["seconds"]["train"] += 3
+def test_seconds_are_the_median_round_of_quiet_runs():
     noisy = record(seed=1) | {"load": [{"round": 0, "start": 0.1, "end": 1.6}]}
     older = record(seed=1) | {"load": [{"round": 0, "start": 9.0, "end": 9.0, "others": 0.2}]}
     unknown = {name: value for name, value in record().items() if name != "load"}  # from before it was measured
-    assert seconds(record()) == seconds(record(), noisy) == "2.00"  # not moved by 61 s of warming up
-    assert seconds(record(), slow) == "2.00 to 5.00"
-    assert seconds(older, noisy) == "2.00"
-    assert seconds(noisy) == seconds(unknown) == ""  # no column without a number
-    assert "Seconds that were measured while the machine did other work are left out." in markdown([noisy])
-    assert [line["seconds_total"] for line in csv_lines([record(), noisy])] == ["66.0", ""]
+    lines = csv_lines([record(), older, noisy, unknown])
+    seconds = [(line["seconds_round_median"], line["seconds_total"]) for line in lines]
+    assert seconds == [("2.0", "66.0")] * 2 + [("", "")] * 2  # not moved by 61 s of warming up
 
 
 def test_the_seed_and_what_follows_it_do_not_divide_a_group_and_another_partition_seed_does():
@@ -141,12 +133,13 @@ def test_labels_hold_what_differs_and_no_more():
 
 def test_what_only_some_runs_have_measured_gets_a_column():
     plain, *measured = record(), record("two", 0), record("two", 1)
-    assert "NMI" not in cells(markdown([plain]))[0]
+    assert "quality:nmi" not in cells(markdown([plain]))[0]
+    assert cells(markdown([plain], ["quality:nmi"]))[0]["quality:nmi"] == "not measured (1)"
     for run, nmi, inside in zip(measured, (0.5, 0.6), (0.7, 0.9), strict=True):
         run["quality"] = {"nmi": nmi, "silhouette": -0.25, "examples": 9, "seed": 0}
         run["rounds"][1] |= {"intra": {"a": inside, "b": inside - 0.2}, "classifier_accuracy": 0.4}
     without, with_ = cells(markdown([plain, *measured]))
-    names = ["By the classifier, %", "Inside its own domain, %", "NMI", "Silhouette"]
+    names = ["classifier, %", "intra, %", "quality:nmi", "quality:silhouette"]
     assert [with_[name] for name in names] == [
         "40.00 ± 0.00 (2)", "70.00 ± 14.14 (2)", "0.550 ± 0.071 (2)", "-0.250 ± 0.000 (2)",
     ]  # fmt: skip
@@ -166,9 +159,9 @@ def test_of_a_diverged_run_the_best_round_on_validation_counts_and_no_other():
     (row,) = cells(text)
     assert row[SELECTED] == "45.00 ± 7.07 (2 of 3 runs; 2 diverged)"  # one ended before any round was tested
     assert row["Last round, %"] == "30.00 (1 of 3 runs; 2 diverged)"
-    assert row["Seeds"] == "0; seed 1 diverged after 2 of 4 rounds; seed 2 diverged after 0 of 4 rounds"
+    assert row["Seeds"] == "0, 1 diverged, 2 diverged"
     (row,) = cells(markdown([record(selected=0.5), stopped]))
-    assert (row[SELECTED], row["Seeds"]) == ("50.00 (1 of 2 runs)", "0; seed 3 interrupted after 2 of 4 rounds")
+    assert (row[SELECTED], row["Seeds"]) == ("50.00 (1 of 2 runs)", "0, 3 unfinished")
     assert "Diverged: a loss became infinite or NaN." in text
     assert cells(markdown([lost(selection="last")]))[0]["Selected (last), %"] == "diverged"
     runs = [*runs_of("one", 0.5, 0.5), *(lost(seed, 0.6, method="two") for seed in (0, 1))]
@@ -194,25 +187,18 @@ def test_reduced_runs_are_labelled():
     few = record(**full, train_examples=100)
     assert "Reduced against the protocol: training images 100 of 1,438." in markdown([few])
     assert csv_lines([few])[0]["reduced"] == "training images 100 of 1,438"
-    late = record("fedfm", rounds=5, start_round=5)
-    assert "Inactive in fedfm: the method's own term, which starts after 5 rounds: this run is fedavg" in markdown(
-        [late]
-    )
+    late = markdown([record("fedfm", rounds=5, start_round=5)])
+    assert "Inactive in fedfm: the method's own term, which starts after 5 rounds: this run is fedavg" in late
     assert "Inactive" not in markdown([record("fedfm", rounds=6, start_round=5), record("fedavg")])
 
 
-def test_options_that_were_given_and_nothing_else_shows_are_named_with_their_rows():
-    def run(method, seed=0, tuned=(), **options):
-        sources = {name: "tuned" if name in tuned else "command line" for name in ("rounds", "seed", *options)}
-        return record(method, seed, origin=sources | {"momentum": "protocol paper:skew"}, momentum=0.9, **options)
+def test_options_that_were_given_and_nothing_else_shows_are_named():
+    def run(method, **options):
+        sources = dict.fromkeys(("rounds", "seed", *options), "command line")
+        return record(method, origin=sources | {"momentum": "protocol paper:skew"}, momentum=0.9, **options)
 
-    rows = [
-        run("one", lr=0.5, margin=3), run("two", lr=0.5, scale=1, own=True), run("two", lr=0.5, scale=2, own=True),
-        run("three", lr=0.5, scale=2, tuned=["scale"]),
-    ]  # fmt: skip
-    text = markdown(rows)
-    options = "lr 0.5; margin 3 (one); own on (two); scale 2, tuned (three)"
-    assert f"- Options given with the runs: {options}.\n" in text  # what is not tuned of scale is in its column
+    rows = [run("one", lr=0.5, margin=3), run("two", lr=0.5, scale=1, own=True), run("two", lr=0.5, scale=2, own=True)]
+    assert "- Options given with the runs: lr 0.5; margin 3; own on.\n" in markdown(rows)  # the scale has its column
     assert "Options given" not in markdown([run("one", lr=0.5), run("one", lr=0.6), run("two", lr=0.5)])
 
 
@@ -239,22 +225,15 @@ def test_the_best_comparable_row_is_bold_where_the_interval_of_its_lead_leaves_o
     assert "Bold: the best mean among rows with the same protocol" in markdown(on_a + on_b)
 
 
-@pytest.mark.parametrize(
-    ("option", "told"),
-    [
-        ({"partition": "iid"}, "iid"),
-        ({"rounds": 5}, "rounds 5"),
-        ({"train_examples": 9}, "train examples 9"),
-        ({"selection": "last"}, "selection last"),
-    ],
-)
-def test_rows_that_cannot_be_compared_are_not_bold_and_told_apart(option, told):
-    other = runs_of("two", 0.6, 0.6, **option)
-    for run in other:
-        run["summary"]["selection"] = option.get("selection", "best-validation")
-    text = markdown([*runs_of("one", 0.5, 0.5), *other])
-    assert told in text
-    assert "**" not in text
+def test_rows_that_cannot_be_compared_are_not_bold_and_told_apart():
+    others = {"partition": "iid", "rounds": 5, "train_examples": 9, "selection": "last"}
+    for name, value in others.items():
+        other = runs_of("two", 0.6, 0.6, **{name: value})
+        for run in other:
+            run["summary"]["selection"] = value if name == "selection" else "best-validation"
+        text = markdown([*runs_of("one", 0.5, 0.5), *other])
+        assert f"{name.replace('_', ' ')} {value}".removeprefix("partition ") in text
+        assert "**" not in text
 
 
 def test_csv_has_one_line_a_run_in_full_precision():
@@ -272,7 +251,7 @@ def test_latex_is_booktabs_with_everything_escaped():
     runs = [*runs_of("one", 0.5, 0.52), *runs_of("my_method", 0.6, 0.62)]
     lines = render(tables.sheet(runs), "latex").splitlines()
     assert lines[0] == "% All rows: protocol paper:skew, dataset digits, partition dirichlet:0.5."
-    assert lines[2] == r"\begin{tabular}{llrrrrrr}"
+    assert lines[2] == r"\begin{tabular}{llrrrrr}"
     start = r"\textbf{my\_method} & 0, 1 & \textbf{61.00 $\pm$ 1.41 (2)} & 41.00 $\pm$ 1.41 (2) & "
     assert lines[7].startswith(start)
     assert lines[8:10] == [r"\bottomrule", r"\end{tabular}"]
@@ -286,3 +265,86 @@ def test_records_are_found_at_any_depth_and_once(tmp_path):
     found = frame.find_records([tmp_path / "b", tmp_path, tmp_path / "b" / "record.json"])
     assert [run["method"] for run in found] == ["two", "one"]
     assert found[0] == {**record("two"), "folder": tmp_path / "b"}
+
+
+def test_copies_of_a_run_count_once_and_other_runs_of_a_seed_each():
+    runs = [record(selected=0.5), record(selected=0.5), record(seed=1, selected=0.6), record(selected=0.7)]
+    runs[-1]["summary"]["params_sha256"] = "f" * 64
+    (group,) = tables.group(runs)
+    assert [run["summary"]["selected"] for run in group.records] == [0.5, 0.7, 0.6]
+
+
+def test_labels_stand_for_the_methods_of_their_paths(tmp_path):
+    for name, run in (("a", record(lr=0.1)), ("b", record(lr=0.2)), ("b", record(seed=1, lr=0.2))):
+        write(tmp_path / name / f"seed-{run['seed']}", run)
+
+    def groups(*labels):
+        return {group.label: len(group.records) for group in tables.group(frame.find_records(folders, labels))}
+
+    folders = [tmp_path / "a", tmp_path / "b"]
+    assert groups("plain", "faster") == {"plain": 1, "faster": 2}
+    with pytest.raises(UserError, match=r"--label stands once for each path, in order \(got 1 for 2"):
+        groups("plain")
+    write(tmp_path / "b" / "other", record(lr=0.4))
+    assert groups("p", "q") == {"p": 1, "q, lr 0.4": 1, "q, lr 0.2": 2}
+
+
+# Runs of several protocols and data sets
+
+MIXED = [
+    record("one"),
+    record("one", dataset="letters", lr=0.2),
+    record("two", dataset="letters"),
+    record("two", protocol="paper:other"),
+]
+
+
+def test_a_table_is_of_one_protocol_and_data_set():
+    one, two, other = tables.sheets(MIXED)
+    assert [sheet.title for sheet in (one, two, other)] == [
+        "paper:skew, digits", "paper:skew, letters", "paper:other, digits",
+    ]  # fmt: skip
+    assert [row["Settings"] for row in cells(render(two))] == ["lr 0.2", "lr 0.1"]
+    assert tables.sheets(MIXED[:1])[0].title == ""
+
+
+def test_methods_and_data_sets_are_selected_in_any_case():
+    assert tables.select_records(MIXED, ["ONE"]) == MIXED[:2]
+    assert tables.select_records(MIXED, ["one", "two"], ["Letters"]) == MIXED[1:3]
+    assert tables.select_records(MIXED) == MIXED
+    with pytest.raises(UserError, match=r"unknown method among the runs 'on'; did you mean 'one'.*there are one, two"):
+        tables.select_records(MIXED, ["on"])
+    with pytest.raises(UserError, match="unknown data set among the runs 'digits'"):
+        tables.select_records(MIXED[1:3], [], ["digits"])
+
+
+def test_commands_select_and_label(tmp_path):
+    for number, run in enumerate(MIXED):
+        write(tmp_path / str(number), run)
+    file = tmp_path / "y.svg"
+    for command, expected in (
+        (("table", "--dataset", "digits"), "### paper:other, digits"),
+        (("plot", "--dataset", "letters", "--label", "ours", "--out", file), f"{file}\n"),
+        (("plot", "--out", tmp_path / "y.jpgg"), "--out must end in .png, .pdf or .svg"),
+        (("plot", "--kind", "tsne", "--method", "one"), "--kind tsne draws the folders"),
+    ):
+        assert expected in invoke(*command, tmp_path).output
+    assert "<!-- ours" in file.read_text()
+    lines = invoke("table", "--format", "csv", "--method", "one", tmp_path).output.splitlines()
+    assert len(lines) == 3  # one file for all
+
+
+def test_mixed_runs_have_a_panel_for_each_board_in_which_a_method_keeps_its_look():
+    runs = [*MIXED, record("one", seed=1), lost(2, method="two", dataset="letters")]
+    figure = curves.learning_curves(runs)
+    titles = ["Digits, Dirichlet 0.5 (paper:skew)", "Letters, Dirichlet 0.5 (paper:skew)"]
+    assert [axes.get_title() for axes in figure.axes] == [*titles, "Digits, Dirichlet 0.5 (paper:other)"]
+    looks = {}
+    for axes in figure.axes:
+        for line in axes.get_legend().get_lines():
+            looks.setdefault(line.get_label().partition(" (")[0].partition(",")[0], set()).add(line.get_color())
+    assert [len(own) for own in looks.values()] == [1] * len(looks)
+    (cross,) = [line for axes in figure.axes for line in axes.lines if line.get_gid() == "diverged"]
+    assert cross.axes is figure.axes[1]
+    left_out = curves.learning_curves([*runs, record("three") | {"cost": None}], "floats")
+    assert left_out.get_suptitle() == "without floats, left out: 1"

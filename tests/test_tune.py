@@ -1,6 +1,7 @@
 """Tuning: which combinations run, how one is chosen, and what a run then says of its options."""
 
 import json
+import math
 import shutil
 from pathlib import Path
 
@@ -8,9 +9,7 @@ import pytest
 
 import fedcli
 from fedcli.errors import UserError
-from fedcli.registry import find_method, find_protocol
 from fedcli.results import jobs, tune
-from fedcli.results.tune import Trial
 from fedcli.runs.config import flags_of
 from fedcli.runs.records import read_record, write_record
 from tests.programs import invoke
@@ -22,44 +21,41 @@ GRID = {"proximal_weight": (0.01,), "lr": (0.005, 0.1, 1e30)}
 def ranked(method, **given):
     """The trials of a grid, run one after the other, and their folder."""
     plan = tune.plan(method, **given)
-    return tune.rank(plan, jobs.execute(plan, jobs.Watch())), plan.folder
-
-
-def trial(protocol, accuracies, status="finished"):
-    """A trial whose rounds have these validation accuracies, and test accuracies that say the opposite."""
-    rounds = [{"validation_accuracy": value, "test_accuracy": 1 - (value or 0)} for value in accuracies]
-    selection = find_protocol(protocol, find_method("fedavg")).selection
-    record = {"status": status, "protocol": protocol, "summary": {"selection": selection}, "rounds": rounds}
-    return Trial({}, [record])
+    return tune.rank(plan, jobs.execute(plan, jobs.Watch(), records_only=True)), plan.folder
 
 
 @pytest.mark.parametrize(
-    ("protocol", "expected"),
+    ("selection", "expected"),
     [
-        ("fedfm:digits", 0.9),  # best-validation: the best round
-        ("fedfa:digits", 0.45),  # last: the mean over the last tenth of 20 rounds
-        ("fccl:digit-domains", (0.3 + 0.4 + 0.5) / 3),  # mean-last-3
+        ("best-validation", 0.9),  # the best round
+        ("best-test", 0.9),
+        ("last", 0.45),  # the mean over the last tenth of 20 rounds
+        ("mean-last-3", (0.3 + 0.4 + 0.5) / 3),
     ],
 )
-def test_a_trial_is_judged_by_its_protocols_rule_on_validation_examples(protocol, expected):
+def test_a_run_is_judged_by_its_protocols_rule_on_validation_examples(selection, expected):
     accuracies = [0.1] * 16 + [0.9, None, 0.3, 0.4, 0.5]
-    assert trial(protocol, accuracies).accuracy == pytest.approx(expected)
-    assert trial(protocol, accuracies, "failed").accuracy is None
+    rounds = [{"validation_accuracy": value, "test_accuracy": 1 - (value or 0)} for value in accuracies]
+    record = {"summary": {"selection": selection}, "rounds": rounds}
+    assert tune.validation_accuracy(record) == pytest.approx(expected)
 
 
 @pytest.mark.parametrize(
-    ("texts", "message"),
+    ("given", "message"),
     [
-        (["proximal-wait=1"], "unknown option to tune 'proximal_wait'; did you mean 'proximal_weight'"),
-        (["lr="], "--grid must be an option and its values"),
-        (["lr=0.1", "lr=0.2"], "--lr is given twice"),
-        (["rounds=1,2"], "--rounds is given twice"),
-        (["seed=1,2"], "unknown option to tune 'seed'"),
+        ({}, "'fedavg' has no grid of its own"),
+        ({"grid": ["lrr=1"]}, "unknown option to tune 'lrr'; did you mean 'lr'"),
+        ({"grid": ["seed=1,2"]}, "unknown option to tune 'seed'"),
+        ({"grid": ["lr="]}, "--grid must be an option and its values"),
+        ({"grid": ["lr=0.1", "lr=0.2"]}, "--lr is given twice"),
+        ({"grid": ["rounds=1,2"]}, "--rounds is given twice"),
+        ({"grid": ["lr=0.1"], "seed": 0}, "--seed 0 is one that the paper's tables report"),
+        ({"grid": ["lr=0.1"], "seed": 3, "seeds": [1000]}, "--seed 3 was given with --seeds"),
     ],
 )
-def test_what_is_no_grid_is_refused(texts, message):
+def test_what_cannot_be_tuned_is_refused(given, message):
     with pytest.raises(UserError, match=message):
-        tune.read_grid("fedprox", texts, TINY)
+        tune.plan("fedavg", **TINY, **given)
 
 
 @pytest.fixture(scope="module")
@@ -70,15 +66,13 @@ def tuned(tmp_path_factory):
 
 def test_the_best_trial_by_validation_is_written_down_and_used(tuned, tmp_path):
     trials, folder = tuned
-    best, second, lost = trials
-    assert best.accuracy >= second.accuracy
-    assert (lost.values["lr"], lost.accuracy) == (1e30, None)
-    assert {trial.records[0]["seed"] for trial in trials} == {1000}
+    best, second, lost = trials["accuracy"]
+    assert best >= second
+    assert (trials["options"].iloc[-1]["lr"], math.isnan(lost)) == (1e30, True)
     facts = json.loads((folder / "tuned.json").read_text())
-    assert facts["options"] == best.values
-    assert [(one["options"], one["validation_accuracy"]) for one in facts["trials"]] == [
-        (one.values, one.accuracy) for one in trials
-    ]
+    assert (facts["seed"], facts["options"]) == ("1000", trials["options"].iloc[0])
+    assert [each["options"] for each in facts["trials"]] == trials["options"].tolist()
+    assert [each["validation_accuracy"] for each in facts["trials"]] == [best, second, None]
     run = fedcli.run("fedprox", tuned=folder, lr=0.02, out=tmp_path / "run", **TINY)
     config, origin = run.record["config"], run.record["origin"]
     assert config["proximal_weight"] == 0.01
@@ -107,7 +101,8 @@ def test_trials_keep_their_records_alone_and_are_not_run_again(tuned, tmp_path):
             entry["test_accuracy"] = 1.0 - entry["validation_accuracy"]
         write_record(file.parent, record)
     before = [file.stat().st_mtime_ns for file in sorted(again.rglob("record.json"))]
-    assert [trial.values["lr"] for trial in ranked("fedprox", out=again, **GRID, **TINY)[0]] == [0.1, 0.005, 1e30]
+    trials, _ = ranked("fedprox", out=again, **GRID, **TINY)
+    assert [options["lr"] for options in trials["options"]] == [0.1, 0.005, 1e30]
     assert [file.stat().st_mtime_ns for file in sorted(again.rglob("record.json"))] == before
     with pytest.raises(UserError, match="holds a run with another --rounds"):
         tune.plan("fedprox", out=again, **{**GRID, **TINY, "rounds": 3})
@@ -119,37 +114,21 @@ def test_the_command_tells_validation_accuracies_with_their_spread_and_keeps_tri
     assert result.exit_code == 0, result.output
     (home,) = Path("tuning").iterdir()
     records = [read_record(file) for file in sorted(home.rglob("record.json"))]
-    trial = Trial({}, records)
-    first, second = (100 * accuracy for accuracy in trial.accuracies)
+    first, second = (100 * tune.validation_accuracy(record) for record in records)
     for number, accuracy in enumerate((first, second)):
         assert f"[{number + 1}/2] lr 0.05, seed {1000 + number}: validation {accuracy:.2f} % in" in result.stderr
-    spread = abs(first - second) / 2**0.5
-    assert f"0.05  {100 * trial.accuracy:.2f} ± {spread:.2f}" in result.stdout
+    assert f"0.05  {(first + second) / 2:.2f} ± {abs(first - second) / 2**0.5:.2f}" in result.stdout
     assert home.name == "fedavg-fedfm-digits-digits"
     assert not Path("runs").exists()
 
 
 def test_a_fifth_is_held_out_where_the_protocol_holds_out_nothing(tmp_path):
-    few = {**TINY, "protocol": "fedfa:digits", "num_clients": 4, "cohort_size": 4}
-    trials, _ = ranked("fedavg", lr=(0.05,), out=tmp_path / "grid", **few)
-    assert trials[0].records[0]["config"]["validation"] == 0.2
-    trials, _ = ranked("fedavg", lr=(0.05,), validation=0.4, out=tmp_path / "own", **few)
-    assert trials[0].records[0]["config"]["validation"] == 0.4
+    few = {**TINY, "protocol": "fedfa:digits", "num_clients": 4, "cohort_size": 4, "lr": (0.05,)}
+    for given, share in (({}, 0.2), ({"validation": 0.4}, 0.4)):
+        (run,) = tune.plan("fedavg", out=tmp_path / "grid", **few, **given).runs
+        assert run.setup.run.validation == share
     with pytest.raises(UserError, match="no client has validation examples"):
-        ranked("fedavg", lr=(0.05,), validation=0.01, out=tmp_path / "none", **few)
-
-
-@pytest.mark.parametrize(
-    ("given", "message"),
-    [
-        ({"seed": 0, "protocol": "fedfm:digits"}, "--seed 0 is one that the paper's tables report"),
-        ({"seed": 3, "seeds": [1000]}, "--seed 3 was given with --seeds"),
-        ({"lr": 0.1}, "'fedavg' has no grid of its own"),
-    ],
-)
-def test_what_cannot_be_tuned_honestly_is_refused(given, message):
-    with pytest.raises(UserError, match=message):
-        tune.plan("fedavg", **{"lr": (0.05,), **TINY, **given})
+        ranked("fedavg", validation=0.01, out=tmp_path / "none", **few)
 
 
 def test_trials_that_have_all_diverged_choose_nothing(tmp_path):

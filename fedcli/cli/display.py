@@ -144,7 +144,7 @@ def cost(plan: "TablePlan") -> list[tuple[str, str]]:
         ("reduced", f"{plan.reduction}; not the paper's setting" if plan.reduction else ""),
         ("time", f"{costs.time_text(estimated)}, one run after the other" if len(estimated) else ""),
         ("data sets", ", ".join(sorted({name for run in plan.to_run for name in run.setup.data_sets}))),
-        *(("left out", lack) for lack in (*plan.missing_data.values(), *plan.damaged)),
+        *(("left out", lack) for lack in plan.missing_data.values()),
         ("new runs", f"are written to {plan.folder}"),
     ]
     return [(title, text) for title, text in lines if text]

@@ -175,16 +175,14 @@ def tune(
     from fedcli.results import metrics, tune
 
     where = {**common.place_runs(jobs, on, cpus_per_run, gpus_per_run, time_limit), "records_only": True}
-    plan = tune.plan(
-        method, seeds=common.parse_seeds(seeds), out=out, **tune.read_grid(method, grid or (), ctx.meta["given"])
-    )
+    plan = tune.plan(method, grid=grid or (), seeds=common.parse_seeds(seeds), out=out, **ctx.meta["given"])
     errors = run_plan(plan, common.consoles(quiet, log_file, stderr=True), **where)
     trials, folder = tune.rank(plan, errors), plan.folder
-    best, rows = trials[0].values, []
-    for trial in trials:
+    best, rows = trials["options"].iloc[0], []
+    for trial in trials.itertuples():
         percent = [100 * accuracy for accuracy in trial.accuracies]
-        accuracy = metrics.find_metric("validation").mean_text(percent) if percent else "diverged"
-        rows.append((*trial.values.values(), accuracy))
+        accuracy = metrics.find_metric("validation").mean_text(percent) if trial.accuracy >= 0 else "diverged"
+        rows.append((*trial.options.values(), accuracy))
     print_table((*map(flag_of, best), "Validation accuracy, %"), rows)
     flags = shlex.join(text for name, value in best.items() for text in (flag_of(name), str(value)))
     typer.echo(f"use {flags}, or {shlex.join(['--tuned', str(folder)])} ({folder / tune.TUNED})")

@@ -106,7 +106,7 @@ def _paper_table(
     if plan.to_run and not dry_run:
         errors = run_plan(plan, [screen], **where)
         plan = make_plan()
-    sheet = comparison.compare(plan, errors)
+    sheet = comparison.compare(plan)
     print_or_write(render.render(sheet, format), out, [sheet] if format == "markdown" else ())
     if errors:
         raise typer.Exit(1)

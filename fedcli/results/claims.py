@@ -24,7 +24,7 @@ from fedcli.data import datasets
 from fedcli.declarations import Claim
 from fedcli.errors import UserError
 from fedcli.registry import find_table
-from fedcli.results.comparison import printed_lead
+from fedcli.results.comparison import interval_text, printed_lead
 from fedcli.results.frame import ENDED, Record, departures, read_runs
 from fedcli.results.metrics import Interval, Metric, find_metric, interval, seeds_needed
 from fedcli.results.plans import Wanted, home_of, wanted
@@ -323,14 +323,6 @@ NOTES = (
     "their hours, one after the other, by the runs of such a network that were timed; `fedcli claims` has the command "
     "that makes them, of which --dry-run says what it takes.",
 )
-
-
-def interval_text(metric: Metric, interval: Interval, signed: bool = True) -> str:
-    """A mean with its interval, `+9.70 [+7.10, +12.30]`; of counts, and of one value, the mean alone."""
-    text = metric.signed if signed else metric.text
-    if metric.unit == "floats" or interval.low is None:
-        return text(interval.mean)
-    return f"{text(interval.mean)} [{text(interval.low)}, {text(interval.high)}]"
 
 
 def difference_text(metric: Metric, difference: Interval | None) -> str:

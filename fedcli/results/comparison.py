@@ -3,19 +3,17 @@
 import json
 import re
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from functools import cache
 from importlib.resources import files
-from pathlib import Path
 from statistics import fmean, stdev
-from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any
 
 from fedcli.declarations import Table
 from fedcli.registry import tables
 from fedcli.results.frame import STATES, departures, frame_of
-from fedcli.results.metrics import BOLD, DIVERGED, Metric, best, interval
-from fedcli.results.plans import IN_TEXT, PlannedCell, TablePlan, wanted
+from fedcli.results.metrics import BOLD, DIVERGED, Interval, Metric, best, interval
+from fedcli.results.plans import IN_TEXT, TablePlan, wanted
 from fedcli.results.render import Best, Sheet
 from fedcli.results.tables import mean_of_runs
 from fedcli.runs.config import inactive_term
@@ -23,15 +21,8 @@ from fedcli.runs.config import inactive_term
 NO_NUMBER = "no number"  # not printed, or not legible
 ACCURACIES = ("selected", "last", "best")  # metrics that are points of a learning curve
 SCALED = re.compile(r"_(1e\d+)_floats$")  # of a column: the paper prints floats in this unit
-LINES = ("paper", "ours", "difference", "interval")
+LINES = ("paper", "ours", "difference")
 Place = tuple[str, str]  # row and column of a cell
-
-
-class ComparedCell(NamedTuple):
-    """A cell of the table beside the paper's."""
-
-    texts: dict[str, str]  # what stands in which of `LINES`
-    numbers: dict[str, Any]  # the same with full precision, for the CSV
 
 
 @cache
@@ -83,59 +74,51 @@ def printed_accuracy(record: Mapping[str, Any]) -> float | None:
     return None
 
 
-def compare(plan: TablePlan, errors: Mapping[Path, str] = MappingProxyType({})) -> Sheet:
-    """The table as it stands beside the paper's; its values are cells, with floats in ones.
-
-    Args:
-        plan: The table, with the records that there are.
-        errors: Errors by folder of runs that have just failed, also of those that left no record.
-    """
+def compare(plan: TablePlan) -> Sheet:
+    """The table as it stands beside the paper's; its values are cells, with floats in ones."""
     table, paper = plan.table, printed(plan.table)
     planned = {(each.cell.row, each.cell.column): each for each in plan.cells}
     metrics = {each.cell.column: each.metric for each in plan.cells}
-    cells: dict[Place, ComparedCell] = {}
-    for key in dict.fromkeys([*paper, *planned]):
-        if key in planned:
-            cells[key] = _cell(planned[key], paper.get(key, {}), errors)
+    texts, numbers = {}, {}  # of each cell, by row and column
+    for key in [key for key in dict.fromkeys([*paper, *planned]) if key in planned]:
+        metric, records = planned[key].metric, planned[key].records
+        states = Counter(run.state for run in planned[key].runs)
+        text = mean_of_runs(metric, records, states)
+        texts[key], numbers[key] = _beside(key, metric, paper.get(key, {}), text, metric.values(records))
+        numbers[key] |= {
+            "method": planned[key].cell.method,
+            "runs_planned": states.total(),
+            "runs_counted": sum(map(metric.counts, records)),
+            **{f"runs_{state.replace(' ', '_')}": states[state] for state in STATES},
+        }
     for gain in table.gains:
         more, less = ([(row, column) for row in rows for column in gain.columns] for rows in (gain.more, gain.less))
         if planned.keys() >= {*more, *less}:
-            more, less = ([cells[key].numbers["ours"] for key in places] for places in (more, less))
-            ours = None if None in (*more, *less) else fmean(more) - (max if gain.best else fmean)(less)
+            more, less = ([numbers[key]["ours"] for key in places] for places in (more, less))
+            values = [] if None in (*more, *less) else [fmean(more) - (max if gain.best else fmean)(less)]
             metric, key = metrics[gain.columns[0]], (gain.row, gain.column)
-            text = "not run" if ours is None else metric.signed(ours)
-            cells[key] = _beside(key, metric, paper.get(key, {}), text, {"ours": ours})
-    marked = set()
+            text = metric.signed(values[0]) if values else "not run"
+            texts[key], numbers[key] = _beside(key, metric, paper.get(key, {}), text, values)
     for column, metric in metrics.items():
-        marked.add(best(metric, {key: each.records for key, each in planned.items() if key[1] == column}))
-    for key in marked - {None}:
-        cells[key].texts["ours"] = Best(cells[key].texts["ours"])
-    columns, lines = list(dict.fromkeys(column for _, column in cells)), []
-    prints = not paper.keys().isdisjoint(cells)
-    for row in dict.fromkeys(row for row, _ in cells):
-        texts = [cells[row, column].texts if (row, column) in cells else {} for column in columns]
+        ahead = best(metric, {key: each.records for key, each in planned.items() if key[1] == column})
+        if ahead is not None:
+            texts[ahead]["ours"] = Best(texts[ahead]["ours"])
+    columns, lines = list(dict.fromkeys(column for _, column in texts)), []
+    for row in dict.fromkeys(row for row, _ in texts):
         first = row
-        for name in LINES if prints else LINES[1:]:
-            shown = [text.get(name, "") for text in texts]
+        for name in LINES:
+            shown = [texts.get((row, column), {}).get(name, "") for column in columns]
             if any(shown):
                 lines.append([first, "ours, reduced" if name == "ours" and plan.reduction else name, *shown])
                 first = ""
+    headings = [SCALED.sub(" floats", column).replace("_", " ") for column in columns]
     return Sheet(
-        ["Method", "", *map(heading, columns)], lines, 2,
-        [
-            {**cell.numbers, "mark": "best" if key in marked else "", "reduced": plan.reduction}
-            for key, cell in cells.items()
-        ],
+        ["Method", "", *headings], lines, 2,
+        [{**cell, "reduced": plan.reduction} for cell in numbers.values()],
         title=plan.title,
         setting=f"**Reduced: {plan.reduction}. Not the paper's setting.**" if plan.reduction else "",
-        notes=_table_notes(plan, errors, marked != {None}, prints),
-        in_blocks=prints,
+        notes=_table_notes(plan, texts.values()),
     )  # fmt: skip
-
-
-def heading(column: str) -> str:
-    """The name of a column as a heading."""
-    return SCALED.sub(" floats", column).replace("_", " ")
 
 
 def printed_unit(column: str) -> float:
@@ -144,70 +127,57 @@ def printed_unit(column: str) -> float:
     return float(match[1]) if match else 1.0
 
 
-def _cell(planned: PlannedCell, paper: Mapping[str, Any], errors: Mapping[Path, str]) -> ComparedCell:
-    """A cell of ours beside the paper's."""
-    metric, records = planned.metric, planned.records
-    states = Counter("failed" if run.folder in errors and run.to_do else run.state for run in planned.runs)
-    values = metric.values(records)
-    numbers = {
-        "method": planned.cell.method,
-        "paper_std": paper.get("std") if metric.field == "mean" else None,
-        "ours": fmean(values) if values else None,
-        "ours_std": stdev(values) if len(values) > 1 else None,
-        "runs_planned": len(planned.runs),
-        "runs_counted": sum(map(metric.counts, records)),
-        **{f"runs_{state.replace(' ', '_')}": states[state] for state in STATES},
-        "difference_low": None,
-        "difference_high": None,
-    }
-    key = planned.cell.row, planned.cell.column
-    texts, numbers = cell = _beside(key, metric, paper, mean_of_runs(metric, records, states), numbers)
-    if "difference" in texts and len(values) > 1 and metric.unit != "floats":
-        _, low, high, _ = interval([value - numbers["paper"] for value in values])  # which is taken as exact
-        texts["interval"] = f"[{metric.signed(low)}, {metric.signed(high)}]"
-        numbers |= {"difference_low": low, "difference_high": high}
-    return cell
+def interval_text(metric: Metric, interval: Interval, signed: bool = True) -> str:
+    """A mean with its interval, `+9.70 [+7.10, +12.30]`; of counts, and of one value, the mean alone."""
+    text = metric.signed if signed else metric.text
+    if metric.unit == "floats" or interval.low is None:
+        return text(interval.mean)
+    return f"{text(interval.mean)} [{text(interval.low)}, {text(interval.high)}]"
 
 
-def _beside(key: Place, metric: Metric, paper: Mapping[str, Any], text: str, numbers: dict[str, Any]) -> ComparedCell:
-    """A number of ours beside the paper's; of floats the difference is rounded as the paper has rounded."""
-    unit, value, ours = printed_unit(key[1]), paper.get(metric.field), numbers["ours"]
-    target = None if value is None else value * unit
-    texts = {"paper": metric.none if paper.get("printed") == "0" else NO_NUMBER, "ours": text}
+def _beside(
+    key: Place, metric: Metric, paper: Mapping[str, Any], text: str, values: Sequence[float]
+) -> tuple[dict[str, str], dict[str, Any]]:
+    """A cell beside the paper's entry, if there is one: what stands in which of `LINES`, and its numbers for the CSV.
+
+    The text is what is shown of our values, one a run. Floats are rounded as the paper's before they are compared.
+    """
+    unit, value, deviation = printed_unit(key[1]), paper.get(metric.field), None
+    texts, difference, target = {"ours": text}, None, None if value is None else value * unit
     if target is not None:
-        std = paper.get("std") if metric.field == "mean" else None
-        texts["paper"] = metric.text(target) + ("" if std is None else f" ± {metric.text(std)}")
-    if ours is not None and target is not None:
-        rounded = unit * round(ours / unit) if metric.unit == "floats" else ours
-        texts["difference"] = metric.signed(rounded - target)
-    names = {"row": key[0], "column": key[1], "metric": metric.name, "unit": metric.unit}
-    return ComparedCell(texts, {**names, "paper": target, **numbers})
+        deviation = paper.get("std") if metric.field == "mean" else None
+        texts["paper"] = metric.text(target) + ("" if deviation is None else f" ± {metric.text(deviation)}")
+        rounded = [unit * round(value / unit) for value in values] if metric.unit == "floats" else values
+        difference = interval([value - target for value in rounded])
+    elif paper:
+        texts["paper"] = metric.none if paper.get("printed") == "0" else NO_NUMBER
+    if difference is not None:
+        texts["difference"] = interval_text(metric, difference)
+    return texts, {
+        "row": key[0], "column": key[1], "metric": metric.name, "unit": metric.unit, "paper": target,
+        "paper_std": deviation, "ours": fmean(values) if values else None,
+        "ours_std": stdev(values) if len(values) > 1 else None,
+        "difference_low": difference and difference.low, "difference_high": difference and difference.high,
+    }  # fmt: skip
 
 
-def _table_notes(plan: TablePlan, errors: Mapping[Path, str], bold: bool, prints: bool) -> list[str]:
+def _table_notes(plan: TablePlan, cells: Collection[Mapping[str, str]]) -> list[str]:
     """What a reader must know of the numbers, each only where it applies."""
     table, content = plan.table, _reported(plan.table)
-    of_paper = table.reported[0] in reported()
     old = [str(run.folder) for run in plan.runs if run.outdated]
-    failures = []
-    for run in plan.runs:
-        if error := errors.get(run.folder) or (run.record or {}).get("error"):
-            state = "Diverged" if run.state == "diverged" else "Failed"
-            failures.append(f"{state}: {run.label}, seed {run.setup.run.seed}: {error.rstrip('.')} ({run.folder}).")
+    failed = [f"{run.folder} ({run.record['error']})" for run in plan.runs if run.record and "error" in run.record]
     idle = dict.fromkeys(inactive_term(run.setup.values(), run.setup.method) for run in plan.runs)
     of_page = [] if table.reported[1] == IN_TEXT else [content.get(key) for key in ("setting", "notes")]
     notes = {
         "Ours: mean ± sample standard deviation over seeds (runs).": True,
-        "Difference: ours less the paper's, taken as exact; over seeds with a 95 % interval (Student's t).": prints,
+        "Difference: ours less the paper's, taken as exact, floats after the same rounding; over seeds with a 95 % "
+        "interval (Student's t).": any("difference" in texts for texts in cells),
         DIVERGED: any(run.state == "diverged" for run in plan.runs),
-        BOLD.format(among=" of ours in a column"): bold,
+        BOLD.format(among=" of ours in a column"): any(isinstance(texts["ours"], Best) for texts in cells),
         f"The round that counts in a run: {', '.join(sorted({run.setup.selection for run in plan.runs}))}.": True,
-        "Floats: the paper's are rounded, and the difference is after the same rounding.":
-            any(each.metric.unit == "floats" for each in plan.cells),
-        **dict.fromkeys(failures, True),
+        f"Failed: {'; '.join(failed)}.": failed,
         **{f"Inactive: {text}.": text for text in idle},
         f"Made with another version of the code, which computed something else: {', '.join(old)}.": old,
-        "The paper prints none of these numbers.": of_paper and not prints,
         **{f"Paper: {text.rstrip('.')}.": True for text in of_page if text},
         **dict.fromkeys(table.notes, True),
     }  # fmt: skip

@@ -78,7 +78,7 @@ def cost_of(runs: Iterable[PlannedRun], timed: pd.DataFrame, device: str, machin
 
 def estimate(plan: TablePlan) -> pd.DataFrame:
     """Estimates the time of a table's runs to do, see `cost_of`, by the runs where it looks and the shipped ones."""
-    timed = paces(read_runs([plan.folder, *plan.search, *shipped()]))
+    timed = paces(read_runs([plan.folder, plans.HOME, *shipped()]))
     hardware = environment(plan.runs[0].setup.device)["hardware"]
     return cost_of([run for run in plan.runs if run.to_do], timed, hardware["device"], hardware["name"])
 

@@ -1,5 +1,6 @@
 """All runs as one table: records are read into a `pandas.DataFrame`, a row a run, which everything here filters."""
 
+import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
@@ -11,15 +12,14 @@ import pandas as pd
 from fedcli.errors import UserError
 from fedcli.results.metrics import Metric, diverged
 from fedcli.runs.records import RECORD, checkout, read_record
-from fedcli.runs.settings import AS_SEED, Settings, differences, key, settings
+from fedcli.runs.settings import AS_SEED, FIRST, Settings, differences, key, settings
 from fedcli.runs.trackers import flat
 
 Record = dict[str, Any]
 STATES = ("finished", "diverged", "failed", "unfinished", "not run")
 ENDED = STATES[:2]
 COLUMNS = (
-    "folder", "record", "method", "label", "protocol", "dataset", "seed", "state", "numerics", "images", "partition",
-    "settings", "key",
+    "folder", "record", "method", "label", "seed", "state", "numerics", "images", "partition", "settings", "key",
 )  # fmt: skip
 ACCURACIES = ("domains", "intra", "inter", "clients")  # groups of accuracies in a round
 
@@ -32,14 +32,10 @@ def state_of(record: Record) -> str:
 
 
 def frame_of(records: Iterable[Record]) -> pd.DataFrame:
-    """Records as a table.
+    """Records as a table, a row a run, with `COLUMNS`.
 
-    Args:
-        records: Of the runs; a `label` in one stands in the place of its method's name.
-
-    Returns:
-        A row a run, with `COLUMNS`: `images` and `partition` are fingerprints, `settings` what says which experiment
-        it is, `key` its hash.
+    The `label` of a run stands in the place of its method's name, `images` and `partition` are fingerprints, `settings`
+    say which experiment it is, and `key` is their hash.
     """
     return pd.DataFrame(map(_run_row, records), columns=COLUMNS)
 
@@ -49,8 +45,9 @@ def _run_row(record: Record) -> dict[str, Any]:
     return {
         "folder": record.get("folder"),
         "record": record,
-        **{name: record[name] for name in ("method", "protocol", "dataset", "seed")},
+        "method": record["method"],
         "label": record.get("label", ""),
+        "seed": record["seed"],
         "state": state_of(record),
         "numerics": ".".join(map(str, record["numerics"].values())),
         "images": record["dataset_fingerprint"],
@@ -61,48 +58,43 @@ def _run_row(record: Record) -> dict[str, Any]:
 
 
 @cache
-def _row_of_file(file: Path, changed: int, size: int) -> dict[str, Any]:
-    """The row of a record file, cached by path, modification time and size, since pages read each many times."""
-    return _run_row(read_record(file))
+def _row_of_file(file: Path, changed: int, size: int) -> dict[str, Any] | None:
+    """The row of a record file, cached by path, modification time and size, since pages read each many times.
 
-
-def read_runs(folders: Iterable[Path], damaged: list[str] | None = None) -> pd.DataFrame:
-    """The runs under folders, at any depth, as a table in which each stands once.
-
-    Args:
-        folders: Those that are not there hold no runs.
-        damaged: Is told what is wrong with records that cannot be read; these are left out.
+    None stands for a record that cannot be read, of which a warning says what is wrong.
     """
-    files: dict[Path, Path] = {}
-    for folder in folders:
-        for file in sorted(folder.rglob(RECORD)):
-            files.setdefault(file.resolve(), file)
+    try:
+        return _run_row(read_record(file))
+    except UserError as error:
+        logging.getLogger("fedcli").warning("left out: %s", error)
+        return None
+
+
+def read_runs(folders: Iterable[Path]) -> pd.DataFrame:
+    """The runs under folders, at any depth, as a table in which each stands once, without those that cannot be read.
+
+    A folder that is not there holds no runs.
+    """
+    files = {file.resolve(): file for folder in folders for file in sorted(folder.rglob(RECORD))}
     rows = []
     for path, file in files.items():
-        stat = file.stat()
-        try:
-            rows.append(_row_of_file(path, stat.st_mtime_ns, stat.st_size) | {"folder": file.parent})
-        except UserError as error:
-            if damaged is not None:
-                damaged.append(str(error))
+        if row := _row_of_file(path, file.stat().st_mtime_ns, file.stat().st_size):
+            rows.append({**row, "folder": file.parent})
     return pd.DataFrame(rows, columns=COLUMNS)
 
 
 def find_records(paths: Iterable[Path], labels: Sequence[str] = ()) -> list[Record]:
-    """The records under `paths`, in the order given and sorted by path within each; each stands once.
+    """The records under `paths`, each once and with its `folder`, in the order given and by path within each.
 
     Args:
         paths: Run folders, record files, or folders that hold run folders at any depth.
         labels: Of each path what its runs are called in the place of their method, as `label` in the record; or none.
 
-    Returns:
-        The records, each with its `folder`.
-
     Raises:
         UserError: If one of the paths holds no record or holds one that cannot be read.
     """
     paths, records = list(map(Path, paths)), {}
-    if labels and len(labels) != len(paths):
+    if len(labels) not in (0, len(paths)):
         raise UserError(
             f"--label stands once for each path, in order (got {len(labels)} for {len(paths)}); give {len(paths)}."
         )
@@ -117,12 +109,10 @@ def find_records(paths: Iterable[Path], labels: Sequence[str] = ()) -> list[Reco
 
 
 def departures(run: Mapping[str, Any], planned: Settings, metric: Metric) -> dict[str, tuple[Any, Any]]:
-    """The settings in which a run departs from planned ones, as far as a metric needs them; empty for such a run.
+    """The settings in which a run, a row of the table, departs from planned ones, as far as a metric needs them.
 
-    Args:
-        run: A row of the table. A run with a step after its last round also matches plans without one.
-        planned: The settings of what is planned.
-        metric: What is read; it may not need that every round is tested.
+    A run with a step after its last round also matches plans without one. A metric may not need that every round is
+    tested.
     """
     record, values = run["record"], run["settings"]
     if planned["post"] is None and values["post"] is not None:
@@ -144,9 +134,8 @@ def rounds_of(record: Record) -> pd.DataFrame:
     """
     rows = [{"round": entry["round"] + 1, "test_accuracy": None, **flat(entry)} for entry in record["rounds"]]
     table = pd.DataFrame(rows, columns=None if rows else ["round", "test_accuracy"]).astype({"test_accuracy": float})
-    for name in table:
-        if name.endswith("_accuracy") or name.partition("/")[0] in ACCURACIES:
-            table[name] *= 100
+    shares = [name for name in table if name.endswith("_accuracy") or name.partition("/")[0] in ACCURACIES]
+    table[shares] *= 100
     return table
 
 
@@ -158,27 +147,20 @@ def clients_of(record: Record) -> pd.DataFrame:
     """
     part = record["partition"]
     names = [f"class/{name}" for name in record.get("class_names", range(len(part["class_counts"][0])))]
-    table = pd.DataFrame(part["class_counts"], columns=names)
-    table.insert(0, "client", range(len(table)))
-    accuracies = (record["rounds"] or [{}])[-1].get("client_accuracy") or {}
-    table.insert(1, "accuracy", [100 * accuracies.get(str(client), np.nan) for client in table.client])
-    table.insert(2, "examples", part["sizes"])
-    return table
+    measured = (record["rounds"] or [{}])[-1].get("client_accuracy") or {}
+    accuracies = [100 * measured.get(str(client), np.nan) for client, _ in enumerate(part["sizes"])]
+    table = pd.DataFrame({"client": range(len(accuracies)), "accuracy": accuracies, "examples": part["sizes"]})
+    return table.join(pd.DataFrame(part["class_counts"], columns=names))
 
 
 def of_all(records: Iterable[Record], of_one: Callable[[Record], pd.DataFrame]) -> pd.DataFrame:
-    """The rounds or the clients of several runs below each other, with what tells the runs apart.
-
-    Args:
-        records: The runs.
-        of_one: `rounds_of` or `clients_of`.
-    """
+    """The rounds or clients of several runs, by `rounds_of` or `clients_of`, with what tells the runs apart."""
     parts = []
     for record in records:
-        names = {"method": record.get("label", record["method"]), "protocol": record["protocol"]}
-        names |= {"dataset": record["dataset"], "partition": record["config"]["partition"], "seed": record["seed"]}
-        table = of_one(record)
-        parts.append(pd.DataFrame(names | {"settings": key(settings(record))}, index=table.index).join(table))
+        table, values = of_one(record), settings(record)
+        names = {name: values[name] for name in FIRST} | {"seed": record["seed"], "settings": key(values)}
+        names["method"] = record.get("label", record["method"])
+        parts.append(table.assign(**names)[[*names, *table]])
     return pd.concat(parts, ignore_index=True)
 
 

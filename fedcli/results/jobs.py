@@ -4,7 +4,6 @@ One loop starts them, follows those in other processes by the records that they 
 """
 
 import logging
-import math
 import multiprocessing
 import os
 import signal
@@ -19,18 +18,19 @@ from typing import Any
 import torch
 
 from fedcli.core.federation import NonFiniteLoss
+from fedcli.data.files import one_line
 from fedcli.errors import UserError
 from fedcli.results.plans import Plan, PlannedRun
 from fedcli.runs import run as runs
 from fedcli.runs.lock import InUse, locked
 from fedcli.runs.models import remove_models
-from fedcli.runs.records import RECORD, read_record
+from fedcli.runs.records import read_record
 from fedcli.runs.rounds import Listener
 from fedcli.runs.signals import OutOfTime, end_with_parent, interrupt_on_signals, time_left
 from fedcli.runs.trackers import Loggers
-from fedcli.userfiles import absolute, own_paths
+from fedcli.userfiles import absolute
 
-POLL_SECONDS = 0.5  # between two looks at the runs of other processes
+POLL_SECONDS = 1.0  # between two looks at the records of other processes
 GRACE_SECONDS = 30.0  # in which interrupted runs are to end, and the process of a lost node
 RETRIES = 20  # of a run whose node dies
 Start = Callable[[PlannedRun], futures.Future]  # starts a run; what was wrong is the result, empty if nothing was
@@ -42,7 +42,7 @@ class Watch:
     log: Any = None  # loggers, which hear each run here
 
     def begin(self, run: PlannedRun) -> None:
-        """The run is about to start or to go on."""
+        """The run is about to start or to go on; this is not told of runs on a cluster."""
 
     def advance(self, run: PlannedRun, rounds: int) -> None:
         """So many of its rounds are done."""
@@ -71,30 +71,21 @@ def execute(
         The errors of the runs that failed, by their folders.
 
     Raises:
-        UserError: Another process runs what is in the plan's folder.
+        InUse: If another process runs what is in the plan's folder.
     """
     here = _processes(jobs) if jobs > 1 else nullcontext(partial(_run_here, watch))
-    starter, at_once = (here, jobs) if cluster is None else (_tasks(**cluster), math.inf)
+    starter, at_once = (here, jobs) if cluster is None else (_tasks(**cluster), len(plan.runs))
     errors: dict[Path, str] = {}
     with locked(plan.folder), starter as start:
         waiting, active = plan.to_run, {}
-        changes = {run.folder: _last_change(run.folder) for run in waiting}
-        queued = set() if cluster is None else set(changes)  # by Ray, until a node is free
         while waiting or active:
             while waiting and len(active) < at_once:
                 run = waiting.pop(0)
-                if run.folder not in queued:
+                if cluster is None:  # Ray begins it once a node is free
                     watch.begin(run)
                 active[start(run)] = run
             ended, _ = futures.wait(active, POLL_SECONDS, futures.FIRST_COMPLETED)
             for future, run in list(active.items()):
-                change = _last_change(run.folder)
-                if change == changes[run.folder] and future not in ended:
-                    continue
-                changes[run.folder] = change
-                if run.folder in queued:
-                    queued.remove(run.folder)
-                    watch.begin(run)
                 record = None
                 with suppress(UserError):  # there is none yet, or it is damaged, as the run's error says
                     record = read_record(run.folder)
@@ -102,7 +93,7 @@ def execute(
                     watch.advance(run, len(record["rounds"]) if record else 0)
                     continue
                 del active[future]
-                error = _first_line(future.exception()) if future.exception() else future.result()
+                error = _error_text(future.exception()) if future.exception() else future.result()
                 if error:
                     errors[run.folder] = error
                 if records_only and record and runs.has_ended(record):
@@ -111,11 +102,6 @@ def execute(
             if (waiting or active) and time_left() <= 0:
                 raise OutOfTime
     return errors
-
-
-def _last_change(folder: Path) -> int:
-    """When the record in a folder was written last; 0 where there is none."""
-    return (folder / RECORD).stat().st_mtime_ns if (folder / RECORD).exists() else 0
 
 
 def _run_here(watch: Watch, run: PlannedRun) -> futures.Future:
@@ -127,41 +113,35 @@ def _run_here(watch: Watch, run: PlannedRun) -> futures.Future:
     return future
 
 
-def _arguments(run: PlannedRun) -> tuple[str, Path, dict[str, Any], list[str]]:
+def _arguments(run: PlannedRun) -> tuple[str, Path, dict[str, Any]]:
     """What `task` is given of a run, with paths that hold on any node."""
     options = {name: absolute(value) if isinstance(value, str) else value for name, value in run.given.items()}
-    return absolute(run.method), run.folder.resolve(), options, own_paths([run.method, *run.setup.values().values()])
+    return absolute(run.method), run.folder.resolve(), options
 
 
-def task(
-    environment: dict, method: str, folder: Path, options: dict, files: list[str], progress: Listener | None = None
-) -> str:
+def task(environment: dict, method: str, folder: Path, options: dict, progress: Listener | None = None) -> str:
     """Makes a run in this process, from its beginning or its last checkpoint; returns what was wrong, in a line.
 
-    The variables of `environment` are set first; `files` are the user's that a run needs to go on.
+    The variables of `environment` are set first.
     """
     os.environ.update(environment)
     end = time.monotonic() + GRACE_SECONDS
     while True:
         try:
-            record = runs.read_begun(folder)
-            if record is None:
-                runs.run(method, out=folder, continue_=True, progress=progress, **options)
-            elif not runs.has_ended(record):  # as one has whose node was lost after its last round
-                runs.resume(folder, method=files, progress=progress)
+            runs.run(method, out=folder, continue_=True, progress=progress, **options)
             return ""
         except InUse as error:  # by its process on the node that was lost, which has begun it or is about to end
             if time.monotonic() > end:
                 return str(error)
             time.sleep(POLL_SECONDS)
         except Exception as error:  # whatever it is, the other runs go on; another process may not know its class
-            return _first_line(error)
+            return _error_text(error)
 
 
-def _first_line(error: BaseException) -> str:
+def _error_text(error: BaseException) -> str:
     """What is wrong, in a line; it begins with the kind of an error that does not say so itself."""
-    line = next(filter(str.strip, str(error).splitlines()), "")
-    return line if isinstance(error, UserError | NonFiniteLoss) else f"{type(error).__name__}: {line}".rstrip(": ")
+    is_told = isinstance(error, UserError | NonFiniteLoss)
+    return str(error) if is_told else f"{type(error).__name__}: {one_line(error)}"
 
 
 @contextmanager

@@ -127,7 +127,7 @@ def study_page(study: Study) -> str:
     parts = {
         "## Findings": f"{lines}\n\n{LEGEND}" if lines else "",
         "## Results": "\n\n".join(results),
-        "## Every run": "\n".join(tables.every_run(records)),
+        "## Every run": render(replace(tables.sheet(records, study.metrics, each=True), setting="", notes=())).strip(),
         "## Machines and versions": "\n".join(tables.machines(records)),
         "## Commands": f"```console\n{typed}\n```\n\n{VERIFY}" if typed else "",
     }

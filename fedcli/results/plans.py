@@ -6,7 +6,7 @@ runs with other tables, and takes in runs that were made by hand. A run of a gri
 
 import itertools
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -22,38 +22,29 @@ from fedcli.runs.prepare import load_data
 from fedcli.runs.records import outdated
 from fedcli.runs.run import begun, check_seeds, new_folder
 from fedcli.runs.run import plan as plan_runs
-from fedcli.runs.settings import Settings, draft, key, settings, settings_text
+from fedcli.runs.settings import Settings, draft, is_smaller, key, settings, settings_text
 from fedcli.userfiles import short_name
 
 HOME = Path("runs/tables")  # of the runs of all tables, unless another folder is given
 IN_TEXT = "in-text"  # in papers/reported.json: the numbers that stand in no table
-LIMITS = {"rounds": "rounds", "local_epochs": "local epochs", "train_examples": "training images"}
+REDUCTIONS = {  # what can make the runs of a table smaller, in words
+    "dataset": "{}", "rounds": "at most {:,} rounds", "local_epochs": "at most {:,} local epochs",
+    "train_examples": "at most {:,} training images",
+}  # fmt: skip
 DIVISION = ("partition", "partition_seed", "validation", "local_test")  # options of how images are divided
 
 
 @dataclass
 class PlannedRun:
-    """A run that a plan needs.
+    """A run that a plan needs."""
 
-    Attributes:
-        label: What it is called: row and column of the first cell that needs it, or the values of a grid.
-        method: Its name, or the path of its file.
-        given: The options that it is run with, the seed among them.
-        setup: The same, resolved.
-        folder: Where it is, or will be.
-        record: What there is of it; None before it has begun.
-        values: Those of `given` by which it differs: from what its table says, or from others of its grid.
-        metrics: What is read of it.
-    """
-
-    label: str
-    method: str
-    given: dict[str, Any]
-    setup: Setup
-    folder: Path
-    record: Record | None = None
-    values: dict[str, Any] = field(default_factory=dict)
-    metrics: list[Metric] = field(default_factory=list)
+    label: str  # what it is called: row and column of the first cell that needs it, or the values of a grid
+    method: str  # its name, or the path of its file
+    given: dict[str, Any]  # the options that it is run with, the seed among them
+    setup: Setup  # the same, resolved
+    folder: Path  # where it is, or will be
+    values: dict[str, Any]  # those of `given` by which it differs: from what its table says, or from others of its grid
+    record: Record | None = None  # what there is of it; None before it has begun
 
     @property
     def state(self) -> str:
@@ -81,15 +72,10 @@ class PlannedRun:
 
 @dataclass(frozen=True)
 class Plan:
-    """Runs as they stand.
+    """Runs as they stand."""
 
-    Attributes:
-        folder: Where new runs are put, and those that were interrupted go on.
-        runs: Each stands there once.
-    """
-
-    folder: Path
-    runs: tuple[PlannedRun, ...]
+    folder: Path  # where new runs are put, and those that were interrupted go on
+    runs: tuple[PlannedRun, ...]  # each stands there once
 
     @property
     def missing_data(self) -> dict[str, str]:
@@ -130,23 +116,12 @@ class PlannedCell:
 
 @dataclass(frozen=True)
 class TablePlan(Plan):
-    """A table, or the part of it that was asked for, as it stands.
+    """A table, or the part of it that was asked for, as it stands."""
 
-    Attributes:
-        table: The whole table.
-        cells: The cells that were asked for.
-        seeds: Seeds of each cell.
-        reduction: What makes runs smaller, in words; empty where nothing does.
-        search: Where finished runs are looked for too.
-        damaged: What is wrong with the records there that cannot be read.
-    """
-
-    table: Table
-    cells: tuple[PlannedCell, ...]
-    seeds: tuple[int, ...]
-    reduction: str
-    search: tuple[Path, ...]
-    damaged: tuple[str, ...] = ()
+    table: Table  # the whole table
+    cells: tuple[PlannedCell, ...]  # those that were asked for
+    seeds: tuple[int, ...]  # of each cell
+    reduction: str  # what makes runs smaller, in words; empty where nothing does
 
     @property
     def title(self) -> str:
@@ -166,7 +141,7 @@ def plan(
     *,
     seeds: Sequence[int] | None = None,
     only: Sequence[str] = (),
-    limits: Mapping[str, int] | None = None,
+    limits: Mapping[str, int | None] | None = None,
     dataset: str | None = None,
 ) -> TablePlan:
     """What a table needs and what is there of it; nothing is run and no data set is read.
@@ -185,33 +160,31 @@ def plan(
     Raises:
         UserError: If `only` leaves nothing, or a seed or a limit is out of range.
     """
-    search = (HOME, *shipped()) if folder is None else ()
-    folder = folder or home_of(table)
-    seeds = tuple(check_seeds(table.seeds if seeds is None else seeds))
-    limits = {name: limit for name, limit in (limits or {}).items() if limit is not None}
-    runs: dict[Path, PlannedRun] = {}  # by the folder that a new one gets
-    cells, smaller, damaged = [], {}, []
+    homes = [home_of(table), HOME, *shipped()] if folder is None else [folder]
+    folder, seeds = homes[0], tuple(check_seeds(table.seeds if seeds is None else seeds))
+    rows = read_runs(homes)
+    # Elsewhere only what has ended counts.
+    rows = rows[rows["state"].isin(ENDED) | rows["folder"].map(lambda path: path.is_relative_to(folder)).astype(bool)]
+    there = {name: part.to_dict("records") for name, part in rows.groupby(["method", "seed"])}
+    runs: dict[Path, PlannedRun] = {}  # by the folder that a new one gets, as the rows of what there is of each
+    usable: dict[Path, list[dict[str, Any]]] = {}
+    cells, smaller = [], {}
     for cell in _chosen(table, only):
-        metric = find_metric(cell.metric)
-        planned = [_planned_run(table, cell, seed, limits, dataset, folder) for seed in seeds]
-        cells.append(PlannedCell(cell, metric, tuple(runs.setdefault(run.folder, run) for run in planned)))
-        for run in cells[-1].runs:
-            run.metrics.append(metric)
+        metric, planned = find_metric(cell.metric), []
+        for seed in seeds:
+            run = _planned_run(table, cell, seed, limits or {}, dataset, folder)
+            values = settings(draft(run.setup))
+            rows = usable.get(run.folder, there.get((run.setup.method.name, seed), []))
+            usable[run.folder] = [row for row in rows if not departures(row, values, metric)]
+            planned.append(runs.setdefault(run.folder, run))
             smaller |= run.values
-    rows: dict[tuple, list[dict[str, Any]]] = {}
-    for row in read_runs([folder, *search], damaged).to_dict("records"):
-        if row["state"] in ENDED or row["folder"].is_relative_to(folder):  # elsewhere only what has ended counts
-            rows.setdefault((row["method"], row["seed"]), []).append(row)
-    for run in runs.values():
-        usable, planned = rows.get((run.setup.method.name, run.setup.run.seed), []), settings(draft(run.setup))
-        for metric in run.metrics:
-            usable = [row for row in usable if not departures(row, planned, metric)]
-        if usable:
-            furthest = max(usable, key=lambda row: (row["state"] in ENDED, len(row["record"]["rounds"])))
+        cells.append(PlannedCell(cell, metric, tuple(planned)))
+    for home, run in runs.items():
+        if usable[home]:
+            furthest = max(usable[home], key=lambda row: (row["state"] in ENDED, len(row["record"]["rounds"])))
             run.folder, run.record = furthest["folder"], furthest["record"]
-    texts = [f"at most {smaller[name]:,} {words}" for name, words in LIMITS.items() if name in smaller]
-    reduction = ", ".join(([smaller["dataset"]] if "dataset" in smaller else []) + texts)
-    return TablePlan(folder, tuple(runs.values()), table, tuple(cells), seeds, reduction, search, tuple(damaged))
+    reduction = ", ".join(text.format(smaller[name]) for name, text in REDUCTIONS.items() if name in smaller)
+    return TablePlan(folder, tuple(runs.values()), table, tuple(cells), seeds, reduction)
 
 
 class Wanted(NamedTuple):
@@ -248,7 +221,7 @@ def _chosen(table: Table, only: Sequence[str]) -> list[Cell]:
 
 
 def _planned_run(
-    table: Table, cell: Cell, seed: int, limits: Mapping[str, int], dataset: str | None, folder: Path
+    table: Table, cell: Cell, seed: int, limits: Mapping[str, int | None], dataset: str | None, folder: Path
 ) -> PlannedRun:
     """The run of a cell, before it is looked for."""
     method, given, smaller = find_method(cell.method), {**cell.settings, "seed": seed}, {}
@@ -259,7 +232,7 @@ def _planned_run(
         setup = resolve(method, given, need_data=False)
         for name, limit in limits.items():
             full = getattr(setup.run, name) or (num_images(setup.run.dataset) if name == "train_examples" else None)
-            if full is None or limit < full:
+            if is_smaller(name, limit, full):
                 smaller[name] = limit
         given |= smaller
         setup = resolve(method, given, need_data=False)
@@ -269,7 +242,7 @@ def _planned_run(
     partition = short_name(setup.partition.flag).replace(":", "-").replace("/", "-")
     name = f"{method.name}-{short_name(setup.run.dataset)}-{partition}-{key(settings(draft(setup)))[:8]}"
     label = f"{cell.row}, {cell.column}"
-    return PlannedRun(label, cell.method, given, setup, folder / name / f"seed-{seed}", values=smaller)
+    return PlannedRun(label, cell.method, given, setup, folder / name / f"seed-{seed}", smaller)
 
 
 def _on_other_data(method: Method, given: Mapping[str, Any], dataset: str) -> dict[str, Any]:
@@ -317,17 +290,16 @@ def plan_grid(
         raise UserError(f"two methods have the same name (got {', '.join(called)}); name each once.")
     if continue_ and out is None:
         raise UserError("--continue needs a folder (got no --out); name it with --out.")
-    given = {name: value for name, value in given.items() if value is not None}
     grid = {name: values for name, values in given.items() if isinstance(values, tuple)}
     runs = []
     for method, values in itertools.product(names, combinations(grid)):
         for setup, end in plan_runs(method, out=Path(), seeds=seeds, tuned=tuned, **{**given, **values}):
+            several = setup.method.name if len(names) > 1 else ""
             point = ",".join(f"{name}={value}" for name, value in values.items())
-            parts = [setup.method.name] * (len(names) > 1) + [point] * bool(values)
-            texts = [setup.method.name] * (len(names) > 1 or not values) + [settings_text(values)] * bool(values)
+            label = ", ".join(filter(None, [several, settings_text(values)])) or setup.method.name
             launched = {**given, **values, "tuned": None if tuned is None else str(tuned)}
             launched |= {} if seeds is None else {"seed": setup.run.seed}
-            runs.append(PlannedRun(", ".join(texts), method, launched, setup, Path(*parts, end), values=values))
+            runs.append(PlannedRun(label, method, launched, setup, Path(several, point, end), values))
     folder = Path(out or new_folder(runs[0].setup))
     for run in runs:
         run.folder = folder / run.folder

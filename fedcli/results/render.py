@@ -13,17 +13,10 @@ MISSING = "–"
 # Of GitHub's Markdown, with its HTML and mathematics.
 _MARKUP = re.compile(r"[\\`*<>$|~]|\[(?=\^|[^\]]*\][(\[:])|(?<!\w)_|_(?!\w)|&(?=#?\w+;)")
 _FORMULA = re.compile(r"^(?=[=+\-@\t\r])")  # for a spreadsheet; an apostrophe before it makes it a text
-_TEX = str.maketrans(
-    {character: "\\" + character for character in "&%$#_{}"}
-    | {
-        "`": "",
-        "\\": r"\textbackslash{}",
-        "~": r"\textasciitilde{}",
-        "^": r"\textasciicircum{}",
-        "±": r"$\pm$",
-        MISSING: "--",
-    }
-)
+_TEX = {character: "\\" + character for character in "&%$#_{}"} | {
+    "`": "", "\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "±": r"$\pm$",
+    MISSING: "--",
+}  # fmt: skip
 
 
 class Best(str):
@@ -41,7 +34,6 @@ class Sheet:
     title: str = ""
     setting: str = ""  # what the whole table is of, in a sentence
     notes: Sequence[str] = ()  # what a reader must know of the numbers
-    in_blocks: bool = False  # lines without a text in the first column belong to the line above; LaTeX rules off blocks
     marked_up: bool = False  # its texts are Markdown already
 
 
@@ -62,13 +54,14 @@ def _markdown(sheet: Sheet) -> str:
 
 
 def _latex(sheet: Sheet) -> str:
-    r"""A `tabular`, with a rule between blocks of several lines; it needs `\usepackage{booktabs}`."""
+    r"""A `tabular`, which needs `\usepackage{booktabs}`; lines without a text in the first column make a block."""
+    has_blocks = not all(line[0] for line in sheet.lines)
     form = "l" * sheet.numbers + "r" * (len(sheet.columns) - sheet.numbers)
     lines = [f"% {printable(text)}".replace("*", "") for text in (sheet.title, sheet.setting) if text]
     lines += [r"% needs \usepackage{booktabs}", rf"\begin{{tabular}}{{{form}}}", r"\toprule"]
     lines.append(" & ".join(map(_tex, sheet.columns)) + r" \\")
     for number, line in enumerate(sheet.lines):
-        lines += [r"\midrule"] if number == 0 or (sheet.in_blocks and line[0]) else []
+        lines += [r"\midrule"] if number == 0 or (has_blocks and line[0]) else []
         lines.append(" & ".join(_marked(text, _tex, r"\textbf{{{}}}") for text in line) + r" \\")
     notes = [f"% {printable(note)}" for note in sheet.notes]
     return "\n".join([*lines, r"\bottomrule", r"\end{tabular}", *notes]) + "\n"
@@ -99,7 +92,7 @@ def markdown(text: str) -> str:
 
 def _tex(text: str) -> str:
     """A text for LaTeX, with a minus sign before a negative number; Markdown's marks of code are left out."""
-    return re.sub(r"(?<![\w-])-(?=\d)", "$-$", printable(text).translate(_TEX))
+    return re.sub(r"(?<![\w-])-(?=\d)", "$-$", printable(text).translate(str.maketrans(_TEX)))
 
 
 def between_marks(text: str, name: str, content: str) -> str:

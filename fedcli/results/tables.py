@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import median
+from statistics import fmean, median
 from typing import Any
 
 import pandas as pd
@@ -18,22 +18,15 @@ from fedcli import registry
 from fedcli.errors import UserError, printable, unknown
 from fedcli.results.frame import STATES, find_records, frame_of, state_of
 from fedcli.results.metrics import BOLD, DIVERGED, Metric, best, diverged, find_metric
-from fedcli.results.render import MISSING, Best, Sheet, github, markdown
+from fedcli.results.render import MISSING, Best, Sheet, markdown
 from fedcli.runs.config import given_options, inactive_term
 from fedcli.runs.records import quiet
 from fedcli.runs.settings import FIRST, NOT_SETTINGS, reductions, settings, settings_text
 
 OUT = re.compile(r" --out[ =](?:'[^']*'|\S+)")  # where a run went, which the commands of older ones tell
-COMPARABLE = ("protocol", "dataset", "partition", "rounds", "train_examples", "selection")
-# Columns that stand there only where a run has the number, and its metric.
-SOMETIMES = {
-    "Validation at the selected round, %": "validation",
-    "After --post, %": "post",
-    "By the classifier, %": "classifier",
-    "Inside its own domain, %": "intra",
-    "NMI": "quality:nmi",
-    "Silhouette": "quality:silhouette",
-}
+COMPARABLE = ["protocol", "dataset", "partition", "rounds", "train_examples", "selection"]
+# Metrics that have a column where a run has the number, if nobody asks for them.
+SOMETIMES = ("validation", "post", "classifier", "intra", "quality:nmi", "quality:silhouette")
 
 
 @dataclass(frozen=True)
@@ -81,11 +74,11 @@ def boards(records: Iterable[dict]) -> dict[str, list[dict]]:
     return parts
 
 
-def group(records: Iterable[dict]) -> list[SeedGroup]:
+def group(records: Iterable[dict], each: bool = False) -> list[SeedGroup]:
     """The records as groups that agree in everything but the seed, in the order in which they appear.
 
-    The machine (device, chunk size, checkpoint interval) does not divide a group. Other numerics do, and a label. Of
-    runs with the same seed and parameters, one counts.
+    The machine (device, chunk size, checkpoint interval) does not divide a group. Other numerics do, a label, and if
+    `each`, the seed. Of runs with the same seed and parameters, one counts.
 
     Raises:
         UserError: If there is no record.
@@ -93,9 +86,9 @@ def group(records: Iterable[dict]) -> list[SeedGroup]:
     runs = frame_of(records)
     if runs.empty:
         raise UserError("there is no run to show (got 0 records); give the folder of one run or of several runs.")
-    runs = runs.assign(parameters=[record["summary"].get("params_sha256") for record in runs["record"]])
-    runs = runs[~runs.duplicated(["label", "key", "numerics", "seed", "state", "parameters"])]
-    parts = [part for _, part in runs.groupby(["label", "key", "numerics"], sort=False)]
+    runs["parameters"] = [record["summary"].get("params_sha256") for record in runs["record"]]
+    runs = runs.drop_duplicates(["label", "key", "numerics", "seed", "state", "parameters"])
+    parts = [part for _, part in runs.groupby(["label", "key", "numerics", *["seed"] * each], sort=False)]
     rows = [{**part["settings"].iloc[0], "numerics": part["numerics"].iloc[0]} for part in parts]
     labels = Counter(part["label"].iloc[0] for part in parts)
     groups = []
@@ -148,43 +141,36 @@ def mean_of_runs(metric: Metric, records: Sequence[dict], states: Counter) -> st
     if not counted:
         return next(state for state in STATES if states[state])
     number = len(values) or counted
-    told = str(number) if number == planned else f"{number} of {planned}"
-    lost = "".join(f"; {states[state]} {state}" for state in ("diverged", "failed") if states[state])
-    if lost or number < planned:
-        told += f" run{'s' * (planned > 1)}{lost}"
-    return f"{metric.mean_text(values) if values else metric.none} ({told})"
+    told = [str(number) if number == planned else f"{number} of {planned} runs"]
+    told += [f"{states[state]} {state}" for state in ("diverged", "failed") if states[state]]
+    return f"{metric.mean_text(values) if values else metric.none} ({'; '.join(told)})"
 
 
-def sheet(records: Iterable[dict], metrics: Sequence[str] = (), title: str = "") -> Sheet:
-    """A table with one row a group; its values are the runs, one a line.
+def sheet(records: Iterable[dict], metrics: Sequence[str] = (), title: str = "", each: bool = False) -> Sheet:
+    """A table with one row a group, if `each` one a run; its values are the runs, one a line.
 
-    Args:
-        records: The runs.
-        metrics: Names of metrics that get a column of their own.
-        title: Of the table.
+    Metrics that are named get columns of their own.
 
     Raises:
         UserError: If there is no record, or a metric is not known.
     """
     records = list(records)
-    groups, chosen = group(records), [find_metric(name) for name in metrics]
-    rules = {member.selection for member in groups}
-    selected = f"Selected ({rules.pop() if len(rules) == 1 else 'rule in the row'}), %"
-    columns = {selected: "selected", "Last round, %": "last", **SOMETIMES}
-    read = {title: find_metric(name) for title, name in columns.items()} | {metric.title: metric for metric in chosen}
-    rows = [_row(member, read) for member in groups]
-    rivals: dict[tuple, dict[int, list[dict]]] = {}  # the groups that can be compared, by what they agree in
-    for index, member in enumerate(groups):
-        values = settings(member.records[0])
-        rivals.setdefault(tuple(values[name] for name in COMPARABLE), {})[index] = member.records
-    ahead = {best(read[selected], runs) for runs in rivals.values()} - {None}
-    for index in ahead:
-        rows[index] |= {title: Best(rows[index][title]) for title in ("Method", selected)}
-    titles, lines = _filled(rows)
+    groups, chosen = group(records, each), [find_metric(name) for name in metrics]
+    selected = f"Selected ({' or '.join(sorted({member.selection for member in groups}))}), %"
+    read = {selected: find_metric("selected"), "Last round, %": find_metric("last")}
+    read |= {metric.title: metric for metric in (*map(find_metric, SOMETIMES), *chosen)}
+    rows = [_row(member, read, {*SOMETIMES} - {*metrics}) for member in groups]
+    compared = pd.DataFrame([settings(member.records[0]) for member in groups], dtype=object)
+    for indices in compared.groupby(COMPARABLE, dropna=False).groups.values():
+        ahead = best(read[selected], {index: groups[index].records for index in indices})
+        if ahead is not None:
+            rows[ahead] |= {title: Best(rows[ahead][title]) for title in ("Method", selected)}
+    titles = [title for title in rows[0] if any(row[title] for row in rows)]
     same = ", ".join(f"{name} {markdown(value)}" for name, value in agreed(records).items())
     return Sheet(
-        titles, lines, titles.index(selected), [numbers_of(record, chosen) for record in records], title=title,
-        setting=same and f"All rows: {same}.", notes=_notes(groups, bool(ahead)),
+        titles, [[row[title] for title in titles] for row in rows], titles.index(selected),
+        [numbers_of(record, chosen) for record in records], title=title, setting=same and f"All rows: {same}.",
+        notes=_notes(groups, bold=any(isinstance(row["Method"], Best) for row in rows)),
     )  # fmt: skip
 
 
@@ -194,77 +180,45 @@ def sheets(records: Iterable[dict], metrics: Sequence[str] = ()) -> list[Sheet]:
     return [sheet(runs, metrics, name if len(parts) > 1 else "") for name, runs in parts.items()]
 
 
-def _row(member: SeedGroup, read: dict[str, Metric]) -> dict[str, str]:
-    """The cells of a group by column; `read` has the metrics whose means over runs are shown."""
+def _row(member: SeedGroup, read: dict[str, Metric], optional: set[str]) -> dict[str, str]:
+    """The cells of a group by column: means of metrics over runs, of the optional ones where there is a value."""
     records, states = member.records, Counter(map(state_of, member.records))
-    runs = pd.DataFrame(map(numbers_of, member.finished or records))
-    seeds = [", ".join(str(record["seed"]) for record in member.finished)]
-    seeds += [f"seed {record['seed']} {_progress(record)}" for record in records if record["status"] != "finished"]
-    shown = {title: metric for title, metric in read.items() if title not in SOMETIMES or metric.values(records)}
-    # Smallest and largest of the runs' median rounds, since runs of different machines have no meaningful mean.
-    paces = runs["seconds_round_median"].astype(float).agg(["min", "max"])
+    seeds = [f"{record['seed']} {state_of(record)}".removesuffix(" finished") for record in records]
+    means = {title: mean_of_runs(metric, records, states) for title, metric in read.items()}
+    means |= {metric.title: "" for metric in read.values() if metric.name in optional and not metric.values(records)}
+    floats = [find_metric(name).values(records) for name in ("floats-up", "floats-down")]
+    sent = [f"{fmean(values):,.0f}" if values else MISSING for values in floats]
     return {
         "Method": member.method,
         "Settings": settings_text(member.settings),
-        "Seeds": "; ".join(filter(None, seeds)),
-        **{title: mean_of_runs(read[title], records, states) if title in shown else "" for title in read},
+        "Seeds": ", ".join(seeds),
+        **means,
         "Rounds": str(records[0]["config"]["rounds"]),
-        "Floats up / down, client and round": " / ".join(map(_decimal_text, runs[["floats_up", "floats_down"]].mean())),
-        "Seconds a round, median": " to ".join(dict.fromkeys(_decimal_text(pace, 2) for pace in paces)),
+        "Floats up / down, client and round": " / ".join(sent),
     }
-
-
-def _decimal_text(value: float | None, decimals: int = 0) -> str:
-    """A number with so many decimals; None and NaN as missing."""
-    return MISSING if pd.isna(value) else f"{value:,.{decimals}f}"
-
-
-def _progress(record: dict) -> str:
-    """`finished`, or how far a run came that is not."""
-    status = "diverged" if diverged(record) else record["status"]
-    done = f" after {len(record['rounds'])} of {record['config']['rounds']} rounds"
-    return status if status == "finished" else status + done
 
 
 def _notes(groups: Sequence[SeedGroup], bold: bool) -> list[str]:
     """What a reader must know of the numbers, each only where it applies."""
     records = [record for member in groups for record in member.records]
     smaller = dict.fromkeys(", ".join(reductions(record).values()) for record in records)
-    options = _options_note(groups)
-    inactive = {}
+    given, inactive = {}, {}
     for member in groups:
-        if method := registry.methods().get(member.records[0]["method"]):
-            text = inactive_term(member.records[0]["config"], method)
-            inactive[f"Inactive in {markdown(member.label)}: {text}."] = text
+        record, method = member.records[0], registry.methods().get(member.records[0]["method"])
+        if text := method and inactive_term(record["config"], method):
+            inactive[f"Inactive in {markdown(member.label)}: {text}."] = True
+        told = {*FIRST, "rounds", *NOT_SETTINGS, *member.settings, *reductions(record)}  # by columns and other notes
+        options = given_options(record["config"], record["origin"])
+        given |= {settings_text({name: value}): True for name, value in options.items() if name not in told}
     notes = {
         "Mean ± sample standard deviation over runs (number of runs); a value without ± is one run.": True,
         DIVERGED: any(map(diverged, records)),
         f"Reduced against the protocol: {'; or '.join(filter(None, smaller))}.": any(smaller),
         **inactive,
-        options: options,
-        "Seconds that were measured while the machine did other work are left out.": not all(map(quiet, records)),
+        f"Options given with the runs: {markdown('; '.join(given))}.": given,
         BOLD.format(among=" among rows with the same protocol, data set, partition, rounds and selection rule"): bold,
     }
     return [note for note, applies in notes.items() if applies]
-
-
-def _options_note(groups: Sequence[SeedGroup]) -> str:
-    """Options that somebody has given or tuned, with their methods where not all have them; empty where none is told.
-
-    Those that another line says are left out: rows of a method that differ in an option show it.
-    """
-    methods: dict[str, list[str]] = {}
-    for member in groups:
-        record = member.records[0]
-        told = {"protocol", "dataset", "partition", "rounds", *NOT_SETTINGS, *member.settings, *reductions(record)}
-        for name, value in given_options(record["config"], record["origin"]).items():
-            tuned = ", tuned" * record["origin"][name].startswith("tuned")
-            if tuned or name not in told:
-                methods.setdefault(settings_text({name: value}) + tuned, []).append(member.method)
-    texts, every = [], {member.method for member in groups}
-    for text, names in methods.items():
-        texts.append(text if set(names) == every else f"{text} ({', '.join(dict.fromkeys(names))})")
-    return f"Options given with the runs: {markdown('; '.join(texts))}." if texts else ""
 
 
 def numbers_of(record: dict, metrics: Sequence[Metric] = ()) -> dict[str, Any]:
@@ -274,8 +228,7 @@ def numbers_of(record: dict, metrics: Sequence[Metric] = ()) -> dict[str, Any]:
     other work disturbed are left out.
     """
     summary, undisturbed = record["summary"], quiet(record)
-    names = ("selected", "last", "validation", "post", "floats-down", "floats-up")
-    selected, last, validation, post, down, up = (find_metric(name).value(record) for name in names)
+    selected, down, up = (find_metric(name).value(record) for name in ("selected", "floats-down", "floats-up"))
     seconds = [sum(entry["seconds"].values()) for entry in record["rounds"] if entry.get("seconds")]
     return {
         **{name: record[name] for name in ("method", "protocol", "dataset", "seed", "status")},
@@ -284,10 +237,10 @@ def numbers_of(record: dict, metrics: Sequence[Metric] = ()) -> dict[str, Any]:
         "selection": summary["selection"],
         "selected": selected,
         "selected_round": None if summary["selected_round"] is None else summary["selected_round"] + 1,
-        "last": last,
-        "validation_accuracy": validation,
+        "last": find_metric("last").value(record),
+        "validation_accuracy": find_metric("validation").value(record),
         "rounds_done": len(record["rounds"]),
-        "post_accuracy": post,
+        "post_accuracy": find_metric("post").value(record),
         **{metric.title: metric.value(record) for metric in metrics},
         "floats_down": down and round(down),
         "floats_up": up and round(up),
@@ -309,45 +262,17 @@ def numbers_of_runs(paths: Iterable[str | Path], metrics: Sequence[str] = ()) ->
         metrics: Names of metrics that get a column, as of `fedcli table --metric`.
 
     Returns:
-        The `folder` of a run, its method, protocol, data set and seed, the options in which the runs differ, and its
-        numbers as in the CSV of a table: `selected` is the headline, `last` the last round, both in percent.
+        The `folder` of a run, its method, protocol, data set and seed, its numbers as in the CSV of a table (`selected`
+        is the headline, `last` the last round, both in percent), and the options in which the runs differ.
 
     Raises:
         UserError: If there is no run, or a record cannot be read.
     """
     records, chosen = find_records(paths), [find_metric(name) for name in metrics]
-    numbers = pd.DataFrame([numbers_of(record, chosen) for record in records]).filter(regex=r"^(?!config\.)")
-    numbers.insert(0, "folder", [record["folder"] for record in records])
-    options = pd.DataFrame([settings(record) for record in records], dtype=object)
+    numbers = pd.DataFrame([{"folder": record["folder"], **numbers_of(record, chosen)} for record in records])
+    options = pd.DataFrame(map(settings, records), dtype=object)
     differ = [name for name in options if name not in numbers and options[name].astype(str).nunique() > 1]
-    names = numbers.columns.get_loc("status")  # of the columns before it, which say what a run is
-    return pd.concat([numbers.iloc[:, :names], options[differ], numbers.iloc[:, names:]], axis=1)
-
-
-def every_run(records: Iterable[dict]) -> list[str]:
-    """A table with one row a run."""
-    rows = []
-    for member in group(records):
-        for record in member.records:
-            run = numbers_of(record)
-            rows.append({
-                "Method": member.method,
-                "Settings": settings_text(member.settings),
-                "Seed": str(run["seed"]),
-                "Status": _progress(record),
-                "Selected, %": _decimal_text(run["selected"], 2),
-                "Selected round": _decimal_text(run["selected_round"]),
-                "Last round, %": _decimal_text(run["last"], 2),
-                "Seconds": _decimal_text(run["seconds_total"]),
-            })  # fmt: skip
-    titles, lines = _filled(rows)
-    return github(titles, [list(map(markdown, line)) for line in lines])
-
-
-def _filled(rows: Sequence[dict[str, str]]) -> tuple[list[str], list[list[str]]]:
-    """The titles of the columns in which any row has a number or a text, and the cells in these, row by row."""
-    titles = [title for title in rows[0] if any(row[title] not in ("", MISSING) for row in rows)]
-    return titles, [[row[title] for title in titles] for row in rows]
+    return numbers.filter(regex=r"^(?!config\.)").join(options[differ])
 
 
 def machines(records: Iterable[dict]) -> list[str]:
@@ -358,8 +283,8 @@ def machines(records: Iterable[dict]) -> list[str]:
         for part in (record, *record.get("moved", ())):
             values = {**part.get("hardware", {}), **part.get("versions", {})}
             texts.append(settings_text({name: value for name, value in values.items() if value is not None}))
-        counts[markdown(", then ".join(filter(None, texts))) or "not recorded"] += 1
-    return [f"- {count} run{'s' * (count > 1)}: {machine}" for machine, count in counts.items()]
+        counts[", then ".join(filter(None, texts))] += 1
+    return [f"- {count} run{'s' * (count > 1)}: {markdown(machine)}" for machine, count in counts.items()]
 
 
 def commands(records: Iterable[dict]) -> list[str]:

@@ -4,48 +4,27 @@ A run's accuracy follows the rule by which its protocol selects rounds, on the c
 round, the mean of the last three, or, where the last round counts, the mean over the last tenth of the rounds.
 """
 
-import dataclasses
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
 from typing import Any
+
+import pandas as pd
 
 from fedcli import registry
 from fedcli.data.files import write_atomically
 from fedcli.declarations import flag_of
 from fedcli.errors import UserError, unknown
-from fedcli.results.frame import ENDED, Record, state_of
+from fedcli.results.frame import ENDED, Record, read_runs
 from fedcli.results.plans import Plan, plan_grid
-from fedcli.runs.config import recorded_fields, resolve
-from fedcli.runs.experiment import combinations, parse_values
-from fedcli.runs.models import remove_models
-from fedcli.runs.records import RECORD, read_record
+from fedcli.runs.config import fields_of, recorded_fields, resolve
+from fedcli.runs.experiment import parse_values
 
 HOME = Path("tuning")  # of all trials, unless a folder is given: no table of the runs in `runs` takes them in
 SEED = 1000  # of the trials, where none is given
 VALIDATION = 0.2  # share of each client's examples held out, where the protocol holds out none
 TUNED = "tuned.json"
-
-
-@dataclass(frozen=True)
-class Trial:
-    """One combination of values and the records of its runs, one a seed."""
-
-    values: dict[str, Any]
-    records: list[Record]
-
-    @property
-    def accuracies(self) -> list[float]:
-        """Validation accuracies as fractions, one a seed; none where a run has diverged."""
-        finished = all(record["status"] == "finished" for record in self.records)
-        return list(map(validation_accuracy, self.records)) if finished else []
-
-    @property
-    def accuracy(self) -> float | None:
-        """Their mean, by which trials are ranked; None where a run has diverged."""
-        return fmean(self.accuracies) if self.accuracies else None
 
 
 class Tuning(Plan):
@@ -69,103 +48,99 @@ def validation_accuracy(record: Record) -> float:
             f"no client has validation examples (got --validation {record['config']['validation']:g}); "
             "give a larger share or fewer clients."
         )
-    rule = record["summary"]["selection"]
-    if rule in ("best-validation", "best-test"):
-        return max(accuracies)
-    return fmean(accuracies[-3:] if rule == "mean-last-3" else accuracies[-max(len(accuracies) // 10, 1) :])
+    counts = {"mean-last-3": 3, "last": max(len(accuracies) // 10, 1)}
+    count = counts.get(record["summary"]["selection"])
+    return max(accuracies) if count is None else fmean(accuracies[-count:])
 
 
-def read_grid(method: str, texts: Sequence[str], given: Mapping[str, Any]) -> dict[str, Any]:
-    """Reads `option=value,value` texts, as "proximal-weight=0.01,0.1", beside options that are given otherwise.
+def plan(
+    method: str,
+    *,
+    grid: Sequence[str] = (),
+    out: str | Path | None = None,
+    seeds: Sequence[int] | None = None,
+    **given: Any,
+) -> Tuning:
+    """Every combination of options' values as runs of one method, to be run and then ranked by `rank`.
 
-    Returns:
-        All options; a tuple of values is to be tried.
+    Args:
+        method: Name of a method, or path of a method file.
+        grid: Options with the values to try, as "proximal-weight=0.01,0.1".
+        out: Folder of the trials, of which none runs twice; `tuning/<method>-<protocol>-<data set>` where not given.
+        seeds: Several of each trial, of which the mean counts; no table may report one.
+        **given: Any option of `fedcli run`; its `seed` is `SEED` where not given. A tuple of values is tried, too;
+            where there is none, those that the method's own options call worth trying.
 
     Raises:
-        UserError: If an option is unknown, named twice or has a value out of range.
+        UserError: If there is nothing to try, an option is unknown or named twice, a trial cannot start, or a seed is a
+            reported one.
     """
-    fields = recorded_fields(registry.find_method(method))
-    options = {name: value for name, value in given.items() if value is not None}
-    for text in texts:
+    chosen = registry.find_method(method)
+    fields = recorded_fields(chosen)
+    for text in grid:
         flag, _, values = text.partition("=")
         name = flag.strip().lstrip("-").replace("-", "_")
         if not values:
             raise UserError(f"--grid must be an option and its values (got '{text}'); write --grid lr=0.01,0.1.")
         if name in ("seed", "device", "dataset", "protocol") or name not in fields:
             raise unknown("option to tune", name, fields, f"'fedcli tune {method} --help' shows all.")
-        if name in options:
+        if name in given:
             raise UserError(f"{flag_of(name)} is given twice (got --grid {text}); put all its values into one --grid.")
-        options[name] = parse_values(fields[name], values)
-    return options
-
-
-def plan(method: str, *, out: str | Path | None = None, seeds: Sequence[int] | None = None, **given: Any) -> Tuning:
-    """Every combination of options' values as runs of one method, to be run and then ranked by `rank`.
-
-    Args:
-        method: Name of a method, or path of a method file.
-        out: Folder of the trials, of which none runs twice; `tuning/<method>-<protocol>-<data set>` where not given.
-        seeds: Several of each trial, of which the mean counts; no table may report one.
-        **given: Any option of `fedcli run`; its `seed` is `SEED` where not given. A tuple of values is tried; where
-            there is none, those that the method's own options call worth trying.
-
-    Raises:
-        UserError: If there is nothing to try, a trial cannot start, or a seed is a reported one.
-    """
-    chosen = registry.find_method(method)
-    grid = {name: values for name, values in given.items() if isinstance(values, tuple)}
-    if not grid:
-        options = dataclasses.fields(chosen.config)
-        grid = {option.name: option.metadata["tune"] for option in options if option.metadata["tune"]}
-    if not grid:
+        given[name] = parse_values(fields[name], values)
+    tried = {name: values for name, values in given.items() if isinstance(values, tuple)}
+    tried = tried or {name: field.metadata["tune"] for name, field in fields_of(chosen.config).items()}
+    tried = {name: values for name, values in tried.items() if values}
+    if not tried:
         raise UserError(f"'{chosen.name}' has no grid of its own (got no --grid); give one, e.g. --grid lr=0.01,0.1.")
     if seeds is None:
         given.setdefault("seed", SEED)
-    first = resolve(chosen, {**given, **combinations(grid)[0]})
+    first = resolve(chosen, {**given, **{name: values[0] for name, values in tried.items()}})
     if not first.run.validation:
         given["validation"] = VALIDATION
     paper, _, setting = first.protocol.name.partition(":")
-    reported = {
-        seed for table in registry.tables().values() if table.name.startswith(f"{paper}:") for seed in table.seeds
-    }
-    for each in reported.intersection([given["seed"]] if seeds is None else seeds):
+    tables = [table for name, table in registry.tables().items() if name.startswith(f"{paper}:")]
+    reported = {seed for table in tables for seed in table.seeds}
+    for seed in reported.intersection([given["seed"]] if seeds is None else seeds):
         raise UserError(  # its options would be fitted to what is reported
-            f"--seed {each} is one that the paper's tables report (they are {', '.join(map(str, sorted(reported)))}); "
+            f"--seed {seed} is one that the paper's tables report (they are {', '.join(map(str, sorted(reported)))}); "
             f"tune with another, such as {SEED}."
         )
     folder = out or HOME / f"{chosen.name}-{paper}-{setting}-{first.run.dataset}"
-    planned = plan_grid([method], {**given, **grid}, seeds=seeds, out=folder, continue_=True)
+    planned = plan_grid([method], {**given, **tried}, seeds=seeds, out=folder, continue_=True)
     return Tuning(planned.folder, planned.runs)
 
 
-def rank(planned: Tuning, errors: Mapping[Path, str]) -> list[Trial]:
+def rank(planned: Tuning, errors: Mapping[Path, str]) -> pd.DataFrame:
     """The trials of a plan that has been run, the best first, which it writes down for `fedcli run --tuned`.
-
-    They keep their records, and not their models.
 
     Args:
         planned: See `plan`.
         errors: Of the runs that have failed, by their folders.
 
+    Returns:
+        A row a trial: its `options`, the `accuracies` of its runs on validation images as fractions, NaN where a run
+        diverged, and their mean, `accuracy`, which is NaN where any did.
+
     Raises:
         UserError: If a trial has not ended, or every trial has diverged.
     """
-    by_label: dict[str, Trial] = {}
-    for run in planned.runs:
-        record = read_record(run.folder) if (run.folder / RECORD).is_file() else None
-        if record is None or state_of(record) not in ENDED:
-            raise UserError(f"the trial '{run.folder}' has not ended ({errors.get(run.folder)}); see its record.")
-        remove_models(run.folder)  # those of hundreds of trials, a model a client, fill a disk
-        by_label.setdefault(run.label, Trial(run.values, [])).records.append(record)
-    trials = sorted(by_label.values(), key=lambda trial: -1 if trial.accuracy is None else trial.accuracy, reverse=True)
-    best = trials[0]
-    if best.accuracy is None:
+    runs = read_runs([planned.folder]).set_index("folder").reindex([run.folder for run in planned.runs])
+    for folder in runs.index[~runs["state"].isin(ENDED)]:
+        raise UserError(f"the trial '{folder}' has not ended ({errors.get(folder)}); see its record.")
+    runs["trial"] = [run.label for run in planned.runs]
+    runs["accuracy"] = runs["record"].where(runs["state"] == "finished").map(validation_accuracy, na_action="ignore")
+    trials = pd.DataFrame({"options": {run.label: run.values for run in planned.runs}})
+    trials["accuracies"] = runs.groupby("trial")["accuracy"].agg(list)
+    trials["accuracy"] = trials["accuracies"].map(fmean)
+    trials = trials.sort_values("accuracy", ascending=False, kind="stable")
+    if trials["accuracy"].isna().all():
         raise UserError(f"all {len(trials)} trials have diverged; try smaller values, e.g. of --lr.")
+    accuracies = trials["accuracy"].astype(object).where(trials["accuracy"].notna(), None)
     facts = {
         "method": planned.runs[0].setup.method.name,
-        "seed": ", ".join(str(record["seed"]) for record in best.records),
-        "options": best.values,
-        "trials": [{"options": trial.values, "validation_accuracy": trial.accuracy} for trial in trials],
+        "seed": ", ".join(dict.fromkeys(str(run.setup.run.seed) for run in planned.runs)),
+        "options": trials["options"].iloc[0],
+        "trials": trials[["options"]].assign(validation_accuracy=accuracies).to_dict("records"),
     }
     write_atomically(planned.folder / TUNED, lambda path: path.write_text(json.dumps(facts, indent=1) + "\n"))
     return trials
