@@ -127,9 +127,8 @@ def claims(
     shipped = frame.shipped()
     homes = [*shipped, *(folders or [Path("runs")])]
     answers = claims.answers(
-        registry.claims(paper), homes, lambda name: datasets.open_to_all(name) or datasets.present(name)
+        registry.claims(paper), homes, lambda name: datasets.open_to_all(name) or datasets.present(name), not shipped
     )
-    answers = answers if shipped else claims.with_shipped(answers)
     sheet = claims.claims_sheet(answers)
     titles, *lines = (
         (verdict, claim, paper, ours) for claim, verdict, paper, ours, *_ in (sheet.columns, *sheet.lines)

@@ -66,9 +66,8 @@ def cost_of(runs: Iterable[PlannedRun], timed: pd.DataFrame, device: str, machin
         if images := config["train_examples"] or num_images(config["dataset"]):
             shape = str([*datasets.describe(config["dataset"])["shape"]])
             alike = timed[(timed[ALIKE] == [device, config["backbone"], shape, config["precision"]]).all(axis=1)]
-            here = alike[alike["machine"] == machine]
-            candidates = here[here["quiet"]], here, alike[alike["quiet"]], alike
-            nearest = next(filter(len, candidates), alike)
+            rank = 2 * (alike["machine"] == machine) + alike["quiet"]
+            nearest = alike[rank == rank.max()]
             seconds = nearest["seconds"].median() * round_examples(config, images)
             seconds *= run.setup.run.rounds - run.rounds_done
             machines = {*nearest["machine"]} - {machine}
@@ -83,15 +82,15 @@ def estimate(plan: TablePlan) -> pd.DataFrame:
     return cost_of([run for run in plan.runs if run.to_do], timed, hardware["device"], hardware["name"])
 
 
-def time_text(estimated: pd.DataFrame) -> str:
-    """What is known of the time of runs, see `cost_of`, in words."""
+def time_text(estimated: pd.DataFrame, machine: str = "") -> str:
+    """What is known of the time of runs, see `cost_of`, in words; `machine` is told where they were timed on it."""
     seconds = estimated["seconds"]
     if not seconds.count():
         return f"not known for {len(seconds)} runs, none like them was timed"
     minutes = max(1, seconds.sum() / 60)
-    text = f"{minutes / 60:,.0f} hours" if minutes >= 90 else f"{minutes:.0f} min"
-    machines = ", ".join(f"timed on {name}" for name in sorted(set().union(*estimated["machines"])))
-    return f"about {text} for {seconds.count()} of {len(seconds)} runs" + (f" ({machines})" if machines else "")
+    text = f"{minutes / 60:,.{0 if minutes >= 600 else 1}f} h" if minutes >= 60 else f"{minutes:.0f} min"
+    machines = " and ".join(sorted(set().union(*estimated["machines"]))) or machine
+    return f"about {text} for {seconds.count()} of {len(seconds)} runs" + (f", timed on {machines}" if machines else "")
 
 
 def decided_by(answer: claims.Answer, folder: Path, timed: pd.DataFrame) -> str:
@@ -113,11 +112,7 @@ def decided_by(answer: claims.Answer, folder: Path, timed: pd.DataFrame) -> str:
     closed = {name for run in lacking for name in run.setup.data_sets if not datasets.open_to_all(name)}
     if closed:
         words += f" on {' and '.join(sorted(closed))}, whose images are not open"
-    for device, machine in (("cuda", H100), ("cpu", "")):
-        estimated = cost_of(lacking, timed, device, machine)
-        if timed_runs := estimated["seconds"].count():
-            hours = estimated["seconds"].sum() / 3600
-            names = " and ".join(sorted(set().union(*estimated["machines"]))) or machine
-            words += f": {hours:,.{0 if hours >= 10 else 1}f} h on {names}"
-            return words + (f" for {timed_runs} of them" if timed_runs < len(lacking) else "")
-    return f"{words}; none like them has been timed"
+    estimated = cost_of(lacking, timed, "cuda", H100)
+    if not estimated["seconds"].count():
+        estimated = cost_of(lacking, timed, "cpu", "")
+    return f"{words}; time {time_text(estimated, H100)}"
