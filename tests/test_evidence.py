@@ -37,7 +37,7 @@ class Process(SimpleNamespace):
     wait = terminate = lambda self: None
 
 
-def start_here(command, jobs):
+def start_here(command):
     """Runs `fedcli` in this process."""
     return Process(returncode=invoke(*command).exit_code)
 
@@ -55,23 +55,23 @@ def test_runs_that_are_stopped_carried_and_taken_up_end_in_the_same_bits(evidenc
     for name in ("whole", "first", "second"):
         (tmp_path / name).mkdir()
     monkeypatch.chdir("whole")
-    evidence.main(["--tiny"])
+    evidence.main(tiny=True)
     monkeypatch.chdir(tmp_path / "first")
 
-    def start_once_round(command, jobs):
-        started.append(start_here([*command, "--time-limit=0s"], jobs))
+    def start_once_round(command):
+        started.append(start_here([*command, "--time-limit=0s"]))
         if len(started) == 2:
             raise KeyboardInterrupt  # as by SIGTERM
         return started[-1]
 
     monkeypatch.setattr(evidence, "start", start_once_round)
     monkeypatch.setattr(evidence, "PART", 2**16)
-    evidence.main(["--tiny", "--carry", "out"])
+    evidence.main(tiny=True, carry=Path("out"))
     parts = sorted(Path("out").iterdir())
     assert len(parts) > 1 >= max(part.stat().st_size for part in parts) / 2**16
     monkeypatch.setattr(evidence, "start", start_here)
     monkeypatch.chdir(tmp_path / "second")
-    evidence.main(["--tiny", "--from", "../first/out"])
+    evidence.main(tiny=True, origin="../first/out")
     assert {len(read_record(file)["rounds"]) for file in (tmp_path / "first").rglob("record.json")} == {1}
     assert list((tmp_path / "second").rglob(f"{STATES}/*")) != []  # SCAFFOLD's clients
     assert len(ended(tmp_path / "whole")) == 2
@@ -100,7 +100,7 @@ def begun(run, seconds):
 
 
 def test_nothing_starts_that_can_neither_end_in_time_nor_be_carried(evidence, records):
-    runs = evidence.planned_runs("float32", tiny=False)[0]
+    runs = evidence.planned_runs(tiny=False)
     firsts = {run.setup.method.name: run for run in reversed(runs)}
     fedfm, fedavg, scaffold = (firsts[name] for name in ("fedfm", "fedavg", "scaffold"))
     assert 42 * MIB < evidence.nbytes_of(fedfm) == evidence.nbytes_of(fedavg) < 44 * MIB
@@ -123,7 +123,7 @@ def test_nothing_starts_that_can_neither_end_in_time_nor_be_carried(evidence, re
 
 
 def test_the_list_runs_both_rows_of_the_claims_that_it_names(evidence):
-    runs = evidence.planned_runs("float32", tiny=False)[0]
+    runs = evidence.planned_runs(tiny=False)
     made = {(run.setup.method.name, json.dumps(run.given, sort_keys=True)) for run in runs}
     names = {name for work in evidence.WORK if not work.instead for name in work.decides.split() if ":" in name}
     claims = [claim for claim in registry.claims() if claim.name in names]

@@ -74,18 +74,16 @@ def test_what_is_said_of_others_is_what_was_measured():
 
 
 def test_the_rounds_of_a_side_are_measured_on_the_clients_that_all_sides_read(tmp_path, monkeypatch):
-    peers, sides = (load_script(SPEED / "peers" / f"{name}.py") for name in ("peers", "sides"))
+    peers = load_script(SPEED / "peers" / "peers.py")
     small = {"dataset": "digits", "backbone": "cnn-small", "num_clients": 4, "cohort_size": 2, "train_examples": 400}
     monkeypatch.setitem(peers.WORKLOADS, "w2", {**peers.WORKLOADS["w2"], **small})
     monkeypatch.setattr(peers, "CSV", tmp_path / "peers.csv")
-    peers.measure("w2", ["fedcli"], 7, "", "")
+    peers.measure("w2", {"fedcli": sys.executable}, 7, "")
     rows = peers.pd.read_csv(peers.CSV)
     assert [*rows] == [*peers.pd.read_csv(SPEED / "peers" / "peers.csv")]
     assert len(rows) == peers.ROUNDS - 2
     assert (rows.value > 0).all()
     peers.write_clients(tmp_path, peers.WORKLOADS["w2"])
-    train = sides.user_data(str(tmp_path))
-    assert sum(map(len, train)) == 400 - 4 * 14  # a seventh of each is for testing
-    assert {images.tensors[0].shape[1:] for images in train} == {(1, 8, 8)}
-    with pytest.raises(SystemExit, match="fedcli failed"):
-        peers.run_side(sys.executable, ["fedcli", "nowhere", "{}", "5", ""])
+    train = [peers.np.load(file, allow_pickle=True)["data"].item() for file in tmp_path.glob("dataset/train/*.npz")]
+    assert sum(len(images["y"]) for images in train) == 400 - 4 * 14  # a seventh of each is for testing
+    assert {images["x"].shape[1:] for images in train} == {(1, 8, 8)}
