@@ -121,7 +121,7 @@ def test_the_command_writes_the_pages_and_the_figures_of_speed(results, tmp_path
     assert ended.exit_code == 0, ended.output
     assert {file.name for file in folder.glob("speed/*.png")} == {file.name for file in committed.glob("*.png")}
     readme = (folder / "README.md").read_text()
-    sections = ["What the papers claim, and what is so", "The papers' tables", "Studies", "Redo one"]
+    sections = ["What the papers claim, and what is so", "The papers' tables", "Studies"]
     assert re.findall("^## (.*)", readme, re.M) == sections
     assert all(f"`{claim.name}` {claim.text}" in readme for claim in registry.claims())
     assert "| [tiny](tiny.md) | It runs. run a, rounds-to:1: 1 (1) |" in readme

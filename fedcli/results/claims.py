@@ -24,7 +24,7 @@ from fedcli.errors import UserError
 from fedcli.registry import find_table
 from fedcli.results.comparison import printed_lead
 from fedcli.results.frame import ENDED, departures, read_runs
-from fedcli.results.metrics import NO_INTERVAL, Interval, Metric, find_metric, interval, seeds_needed
+from fedcli.results.metrics import NO_INTERVAL, Interval, Metric, find_metric, interval
 from fedcli.results.plans import Wanted, home_of, wanted
 from fedcli.results.render import MISSING, Sheet
 from fedcli.runs.config import RunConfig
@@ -34,7 +34,7 @@ REPRODUCED, CONTRADICTED, UNDECIDED = "reproduced", "contradicted", "undecided"
 NOT_RUN, NO_DATA = "not run", "data not at hand"
 VERDICTS = (REPRODUCED, CONTRADICTED, UNDECIDED, NOT_RUN, NO_DATA)
 STRENGTH = (CONTRADICTED, UNDECIDED, REPRODUCED)  # from the weakest on
-FEWEST, MOST_SEEDS = 3, 30  # for a verdict; a claim that needs more is not decided by running more
+FEWEST = 3  # seeds for a verdict
 SHIPPED = "verdicts.csv"
 # Columns of the CSV: texts of an answer, and the parts of its intervals.
 TEXTS = ("verdict", "why", "reduced", "over")
@@ -71,10 +71,10 @@ class Answer:
 
     @property
     def needed_seeds(self) -> tuple[int, ...]:
-        """The seeds that would decide it in full: three, and more only where these leave it open."""
+        """The seeds to run it in full: three, or three more than there are where zero is inside their interval."""
         seeds, number = find_table(self.claim.table).seeds, FEWEST
         if not self.reduced and self.difference.n >= FEWEST and not self.difference.leaves_out_zero:
-            number = seeds_needed(self.difference, MOST_SEEDS)
+            number += self.difference.n
         return (*seeds, *range(seeds[-1] + 1, seeds[-1] + 1 + number - len(seeds)))
 
     @property
@@ -114,15 +114,13 @@ def answers(
 
 def _shipped() -> dict[str, dict[str, Any]]:
     """The parts of the answers that come from the project's records, by the names of the claims that have runs."""
-    numbers = dict.fromkeys(itertools.chain(*INTERVALS.values()), "")  # in which nothing stands for NaN
     with files("fedcli.papers").joinpath(SHIPPED).open(encoding="utf-8") as file:
-        rows = pd.read_csv(file, dtype={"seeds": str}, keep_default_na=False, na_values=numbers).to_dict("records")
+        table = pd.read_csv(file, dtype={"seeds": str}).dropna(subset="runs").fillna(dict.fromkeys(TEXTS, ""))
     parts = {}
-    for row in rows:
-        if row["runs"]:
-            values = {name: Interval(*(row[column] for column in columns)) for name, columns in INTERVALS.items()}
-            values |= {name: row[name] for name in TEXTS} | {"seeds": tuple(map(int, row["seeds"].split()))}
-            parts[row["claim"]] = values | {"runs": tuple(map(Path, row["runs"].split("; ")))}
+    for row in table.to_dict("records"):
+        values = {name: Interval(*(row[column] for column in columns)) for name, columns in INTERVALS.items()}
+        values |= {name: row[name] for name in TEXTS} | {"seeds": tuple(map(int, row["seeds"].split()))}
+        parts[row["claim"]] = values | {"runs": tuple(map(Path, row["runs"].split("; ")))}
     return parts
 
 
@@ -210,9 +208,8 @@ def _compared(blank: Answer, columns: Sequence[tuple[Wanted, Wanted]], runs: pd.
     difference, tail = (interval(leads[name].dropna().tolist()) for name in leads)
     lost = by_seed[["value", "value_than"]].agg(lambda values: values.isna().any()).sum().tolist()
     verdict, why = judge(difference, claim.direction, lost, exact=metric.unit == "floats")
-    event = "never got there" if metric.none == "never" else "diverged"
     for name, count in zip((claim.row, claim.than), lost, strict=True):
-        why += f"; {name}: {count} of {len(by_seed)} {event}" * (count > 0)
+        why += f"; {name}: {count} of {len(by_seed)} without a value" * (count > 0)
     return replace(
         blank, verdict=verdict, why=why.removeprefix("; "), difference=difference,
         tail=tail if metric.name == "selected" else NO_INTERVAL, reduced=differences_text(other),
@@ -273,36 +270,21 @@ NOTES = (
     "Ours: mean over seeds of the difference of two runs that share seed, partition and all options in which the two "
     "cells agree, with its 95 % interval (Student's t) and, in brackets, the number of seeds; of several rows, the "
     "smallest lead.",
-    "Over the last tenth of the rounds: the same of the mean over them, where a cell is the accuracy in one round.",
     "Reproduced: the interval lies on the paper's side of zero; contradicted: on the other. Undecided: zero is inside, "
-    f"there are fewer than {FEWEST} seeds, not every row has been run, or diverged runs are left out of the one ahead.",
-    "In full: every option is the paper's. Reduced to: what was smaller or other, the same for both where the paper "
-    "has it so. Runs of fewer than a tenth of the rounds count only for what is sent and held.",
-    "Decided by: the runs that are lacking, with as many seeds as would do if mean and spread stayed, and their time, "
-    "one after the other; or the command that makes them.",
+    f"there are fewer than {FEWEST} seeds, not every row has been run, or runs without a value are of the row ahead.",
+    "In full: every option is the paper's. Reduced to: what was smaller or other. Decided by: the runs that it lacks.",
 )
 
 
-def _told(answer: Answer) -> tuple[str, str]:
-    """What is said of the runs of a claim, and of what would decide it."""
-    return answer.size, f"`{answer.command}`" if answer.command else ""
-
-
-def claims_sheet(answers: Sequence[Answer], told: Callable[[Answer], tuple[str, str]] = _told) -> Sheet:
-    """The claims as a table to be written.
-
-    Args:
-        answers: The claims.
-        told: What is said of the runs of a claim that has some, and of what would decide it, if anything.
-    """
+def claims_sheet(answers: Sequence[Answer]) -> Sheet:
+    """The claims as a table to be written; its last column has the commands of the runs that would decide a claim."""
     lines, values = [], []
     for answer in answers:
         claim, metric = answer.claim, answer.metric
         verdict = f"{answer.verdict}, {answer.why}" if answer.why else answer.verdict
         paper = MISSING if answer.paper is None else metric.signed(answer.paper)
         texts = [f"`{claim.name}` {claim.text}", verdict, paper, answer.ours, metric.interval_text(answer.tail)]
-        runs, deciding = told(answer)
-        said = [runs] * bool(answer.runs) + [f"decided by {deciding}"] * bool(deciding)
+        said = [answer.size] * bool(answer.runs) + [f"decided by `{answer.command}`"] * bool(answer.command)
         lines.append([*texts, "; ".join(said) or MISSING])
         values.append({
             "claim": claim.name, "text": claim.text, "table": claim.table, "paper": answer.paper,

@@ -101,11 +101,9 @@ def decided_by(answer: claims.Answer, folder: Path, timed: pd.DataFrame) -> str:
         folder: Of the records.
         timed: See `paces`; an H100 counts, or a CPU where no GPU has run such a network.
     """
-    seeds = answer.needed_seeds
     if answer.verdict in (claims.REPRODUCED, claims.CONTRADICTED):
         return ""
-    if len(seeds) > claims.MOST_SEEDS:
-        return f"more than {claims.MOST_SEEDS} seeds, if their spread stays"
+    seeds = answer.needed_seeds
     plan = plans.plan(find_table(answer.claim.table), folder, seeds=seeds, only=claims.names_of(answer.claim))
     lacking = [run for run in plan.runs if run.to_do]
     words = f"{len(lacking)} runs in full" + f", to have {len(seeds)} seeds" * (len(seeds) > claims.FEWEST)

@@ -41,25 +41,13 @@ NO_INTERVAL = Interval(math.nan, math.nan, math.nan, 0)
 
 def interval(values: Sequence[float]) -> Interval:
     """The mean with its 95 % interval by Student's t."""
+    from scipy.special import stdtrit  # late: it takes a second
+
     if not values:
         return NO_INTERVAL
     mean, count = fmean(values), len(values)
-    half = _half_width(stdev(values), count) if count > 1 else math.nan
+    half = float(stdtrit(count - 1, 0.975)) * stdev(values) / count**0.5 if count > 1 else math.nan
     return Interval(mean, mean - half, mean + half, count)
-
-
-def _half_width(deviation: float, count: int) -> float:
-    """Half of the interval of so many values with a sample standard deviation."""
-    from scipy.special import stdtrit  # late: it takes a second
-
-    return float(stdtrit(count - 1, 0.975)) * deviation / count**0.5
-
-
-def seeds_needed(difference: Interval, most: int) -> int:
-    """With how many seeds the interval would leave out zero if mean and spread stayed; `most` + 1 where not so soon."""
-    deviation = (difference.high - difference.mean) / _half_width(1, difference.n)
-    counts = (count for count in range(2, most + 1) if _half_width(deviation, count) < abs(difference.mean))
-    return next(counts, most + 1)
 
 
 @dataclass(frozen=True)
@@ -147,13 +135,13 @@ def find_metric(name: str) -> Metric:
     if key not in METRICS:
         raise unknown("metric", key, METRICS, f"there are {', '.join(METRICS)}, and your own by ./file.py:NAME.")
     metric = METRICS[key]
-    if not colon and (metric.arguments or metric.parameter is None):
+    has_parameter = metric.parameter is not None
+    if not colon and (metric.arguments or not has_parameter):
         return metric
     with suppress(ValueError):  # no number behind the colon
-        if text and metric.parameter is not None:
+        if text and has_parameter:
             return replace(metric, name=name, arguments=(metric.parameter(text),))
-    form = key if metric.parameter is None else f"{key}:PARAMETER"
-    raise UserError(f"the metric '{key}' is malformed (got '{name}'); write {form}.")
+    raise UserError(f"the metric '{key}' is malformed (got '{name}'); write {key}{':PARAMETER' * has_parameter}.")
 
 
 def diverged(record: Record) -> bool:

@@ -5,6 +5,7 @@ They are made from what is in the repository, so they are the same on every mach
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 
@@ -24,16 +25,13 @@ LEGEND = (
 )
 VERIFY = "As they were typed. `fedcli verify RECORD` repeats a run also where a default has changed since."
 MADE = "Written by `make tables` from the records in `records/`; a test fails where a page and its records differ."
-CLAIMS = "`fedcli claims` prints them with your own runs, and the commands of the runs that would decide a claim."
+CLAIMS = (
+    "`fedcli claims` prints them with your own runs, and the commands of the runs that would decide a claim. [How a "
+    "verdict comes about](../docs/tables-and-claims.md#claims)."
+)
 OTHERS = (
     "[board](board/README.md) has methods side by side on small digits, ten seeds each, with tuned options. "
     "[speed](speed/README.md) holds what `fedcli bench` measured: the engine against a plain PyTorch loop."
-)
-REDO = (
-    "`fedcli verify` with the folder of a record, as `results/records/STUDY/RUN`, runs the record's own options again "
-    "and compares: on such a processor with the same version of PyTorch it ends in the same bits, elsewhere near them, "
-    "and it says which. With `--rounds 1` it does only so many of the rounds. The page of a study says on which "
-    "machines its runs were made, and by which commands."
 )
 
 
@@ -74,23 +72,25 @@ def _page(head: str, parts: Mapping[str, str]) -> str:
 
 
 def first_page(records: Path, studies: Sequence[Study], answers: Sequence[Answer]) -> str:
-    """The page that `results/` opens with: the claims, the papers and studies, and how to redo a run."""
+    """The page that `results/` opens with: the claims, the papers and the studies."""
     timed = costs.paces(claims.ended_runs([records]))
 
-    def told(answer: Answer) -> tuple[str, str]:
+    def remark(answer: Answer) -> str:
+        deciding, see = costs.decided_by(answer, records, timed), answer.claim.see
         names = dict.fromkeys(folder.relative_to(records).parts[0] for folder in answer.runs)
-        links, see = ", ".join(f"[{name}]({name}.md)" for name in names), answer.claim.see
-        runs = f"{answer.size}: {links}" + (f"; but see [{see}]({see}.md)" if see else "")
-        return runs, costs.decided_by(answer, records, timed)
+        parts = [f"{answer.size}: {', '.join(f'[{name}]({name}.md)' for name in names)}"] * bool(names)
+        parts += [f"but see [{see}]({see}.md)"] * bool(names and see) + [f"decided by {deciding}"] * bool(deciding)
+        return "; ".join(parts)
 
+    sheet = claims.claims_sheet(answers)
+    lines = [[*line[:-1], remark(answer)] for line, answer in zip(sheet.lines, answers, strict=True)]
+    claimed = render(replace(sheet, lines=lines)).rstrip()
     rows = [[f"[{study.name}]({study.name}.md)", (study.findings or [MISSING])[0]] for study in studies]
     listed = [f"- [{module.TABLES[0].reported[0]}](papers/{name}.md)" for name, module in papers().items()]
-    claimed = render(claims.claims_sheet(answers, told)).rstrip()
     parts = {
         "## What the papers claim, and what is so": f"{claims.counted(answers)} {CLAIMS}\n\n{claimed}",
         "## The papers' tables": "\n".join(listed),
         "## Studies": "\n".join([*github(["Study", "First finding"], rows), "", OTHERS]),
-        "## Redo one": REDO,
     }
     return _page(f"# Results\n\n{MADE}", parts)
 
