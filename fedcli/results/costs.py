@@ -47,18 +47,16 @@ def paces(runs: pd.DataFrame) -> pd.DataFrame:
 
 
 def cost_of(runs: Iterable[PlannedRun], timed: pd.DataFrame, device: str, machine: str) -> pd.DataFrame:
-    """Estimates the time of runs by the median of the timed ones with the same network, images and precision.
+    """Estimates the time of runs by the median of the timed ones, see `paces`, with the same network and images.
 
     Args:
         runs: The runs to do.
-        timed: See `paces`.
+        timed: The runs that were timed; of `machine` before others, and of each those that no other work disturbed.
         device: The kind of device that they would run on.
-        machine: Its name, as records have it. Runs of this machine go before others of its kind, and of each those
-            that no other work disturbed.
+        machine: Its name, as records have it.
 
     Returns:
-        A row a run: `seconds`, NaN where no run like it was timed, and `machines`, the names of those that were timed
-        where they are others.
+        A row a run: `seconds`, NaN where no run like it was timed, and the names of other `machines` that were timed.
     """
     rows = []
     for run in runs:

@@ -26,7 +26,7 @@ from typing import Any
 
 from fedcli.errors import UserError
 from fedcli.registry import find_table
-from fedcli.results.comparison import printed_value
+from fedcli.results.comparison import printed_lead, printed_value
 from fedcli.results.frame import find_records, frame_of
 from fedcli.results.metrics import Record, difference, find_metric, interval
 
@@ -95,9 +95,9 @@ def finding(entry: Mapping[str, Any], groups: Mapping[str, list[Record]]) -> str
         raise ValueError("no run has this value, or no seed has both runs")
     line += f": {metric.interval_text(result, signed=bool(than))}"
     if "paper" in entry:
-        table, column = entry["paper"]
-        values = [printed_value(find_table(table), row, column, metric) for row in (of, than) if row]
-        if None in values:
-            raise ValueError(f"{table} has no number in {column} for {of}{f' or {than}' if than else ''}")
-        line += f"; paper {metric.signed(values[0] - values[1]) if than else metric.text(values[0])}"
+        table, column = find_table(entry["paper"][0]), entry["paper"][1]
+        lead = printed_lead(table, of, than, (column,), metric) if than else printed_value(table, of, column, metric)
+        if lead is None:
+            raise ValueError(f"{table.name} has no number in {column} for {of}{f' or {than}' if than else ''}")
+        line += f"; paper {metric.signed(lead) if than else metric.text(lead)}"
     return f"{entry['says']}. {line}" if "says" in entry else line

@@ -42,14 +42,7 @@ def papers() -> dict[str, ModuleType]:
 
 
 def pages(results: Path) -> dict[Path, str]:
-    """All pages.
-
-    Args:
-        results: Folder with `records/<study>` and `papers/notes/<paper>.md` where there are notes.
-
-    Returns:
-        Texts by path under `results`.
-    """
+    """All pages by their paths under `results`, a folder with `records/<study>` and `papers/notes/<paper>.md`."""
     records = results / "records"
     studies = [read_study(file.parent) for file in sorted(records.glob("*/intro.md"))]
     answers = claims.answers(registry.claims(), [records])
@@ -120,13 +113,7 @@ def figures(text: str) -> dict[Path, tuple[str, str]]:
 
 
 def paper_page(module: ModuleType, planned: Iterable[TablePlan], missed: str) -> str:
-    """The page of a paper.
-
-    Args:
-        module: Its file.
-        planned: Its tables as they stand.
-        missed: What did not work, in Markdown; empty where nothing is written.
-    """
+    """The page of a paper: its tables as they stand, and what was `missed`, in Markdown."""
     title, source = module.__doc__.split("\n\n")[:2]
     name = module.__name__.rpartition(".")[2]
     head = (
