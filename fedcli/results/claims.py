@@ -114,10 +114,11 @@ def answers(
 
 def _shipped() -> dict[str, dict[str, Any]]:
     """The parts of the answers that come from the project's records, by the names of the claims that have runs."""
+    texts = [*TEXTS, "seeds", "runs"]
     with files("fedcli.papers").joinpath(SHIPPED).open(encoding="utf-8") as file:
-        table = pd.read_csv(file, dtype={"seeds": str}).dropna(subset="runs").fillna(dict.fromkeys(TEXTS, ""))
+        table = pd.read_csv(file, dtype=dict.fromkeys(texts, str)).fillna(dict.fromkeys(texts, ""))
     parts = {}
-    for row in table.to_dict("records"):
+    for row in table[table["runs"] != ""].to_dict("records"):
         values = {name: Interval(*(row[column] for column in columns)) for name, columns in INTERVALS.items()}
         values |= {name: row[name] for name in TEXTS} | {"seeds": tuple(map(int, row["seeds"].split()))}
         parts[row["claim"]] = values | {"runs": tuple(map(Path, row["runs"].split("; ")))}
