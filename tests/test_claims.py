@@ -208,6 +208,7 @@ def test_a_claim_on_several_rows_counts_by_its_smallest_lead_and_only_where_all_
 
     place.pairs((84, 80), (84.1, 80), (84.2, 80))
     assert (answer().verdict, answer().why) == ("undecided", "1 of 2 others run")
+    assert answer().command.endswith(" --seeds 0,1,2")  # no more seeds than the rows that are there have
     assert answer().paper == pytest.approx(84.08 - 74.77)  # on FedDyn, the better of the two in the paper
     for seed, percent in enumerate((82, 82.1, 82.2)):
         place.add("fedprox", seed, percent, name="-lr", lr=0.3)
@@ -216,6 +217,7 @@ def test_a_claim_on_several_rows_counts_by_its_smallest_lead_and_only_where_all_
     assert len(answer().runs) == 9
     behind = answer("FedAvg", ("FedFA", "FedDyn"))
     assert (behind.verdict, behind.over.partition(";")[0]) == ("contradicted", "over FedFA")
+    assert answer("FedDyn", ("FedAvg", "FedFA")).verdict == "contradicted"  # by one of two is enough
 
 
 def test_what_would_decide_a_claim_is_the_runs_that_lack_and_their_hours(place):

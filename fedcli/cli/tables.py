@@ -146,7 +146,7 @@ def pages(folder: argument(Path, "DIR", "Folder with records/, a subfolder a stu
     DIR/records/STUDY/intro.md has a study's title, question and set-up. findings.toml beside it names the differences
     of runs that are printed as its findings: the head of fedcli/results/findings.py says how.
 
-    The first finding stands among the studies of DIR/README.md and on the pages of its papers.
+    The first finding stands among the studies of DIR/README.md.
     """
     from fedcli.figures import plots
     from fedcli.results import frame

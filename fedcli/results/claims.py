@@ -203,7 +203,7 @@ def _compared(blank: Answer, columns: Sequence[tuple[Wanted, Wanted]], runs: pd.
     for cell, form in zip(reversed(columns[0]), reversed(best), strict=True):
         other |= {name: (value, cell.settings.get(name)) for name, value in json.loads(form).items()}
     pairs["difference"] = pairs["share"] * (pairs["value"] - pairs["value_than"])
-    pairs["tail"] = pairs["share"] * (pairs["tail"] - pairs["tail_than"]).where(pairs["tested"] == pairs["tested_than"])
+    pairs["tail"] = pairs["share"] * (pairs["tail"] - pairs["tail_than"])
     by_seed = pairs.groupby("seed")
     leads = by_seed[["difference", "tail"]].sum(min_count=len(columns))
     difference, tail = (interval(leads[name].dropna().tolist()) for name in leads)
@@ -236,8 +236,8 @@ def _candidates(claim: Claim, cell: Wanted, runs: pd.DataFrame, alike: Sequence[
             form = json.dumps({name: value for name, (value, _) in departed.items()})
             core, options = run["numerics"].partition(".")[0], json.dumps([run["settings"].get(name) for name in alike])
             shared = run["seed"], run["images"], run["partition"], core, options
-            candidates.append((*shared, form, run["folder"], run["settings"]["eval_every"], value, tail))
-    columns = [*SHARED, "form", "folder", "tested", "value", "tail"]
+            candidates.append((*shared, form, run["folder"], value, tail))
+    columns = [*SHARED, "form", "folder", "value", "tail"]
     return pd.DataFrame(candidates, columns=columns, dtype=object).astype({"value": float, "tail": float})
 
 
