@@ -10,7 +10,6 @@ import pytest
 import fedcli
 from fedcli import Cell, Table, registry
 from fedcli.results import claims, comparison, pages, plans
-from fedcli.results.findings import read_study
 from fedcli.results.metrics import interval
 from fedcli.runs.records import write_record
 from tests.programs import invoke
@@ -67,10 +66,6 @@ def results(tmp_path_factory):
     return folder
 
 
-def test_the_papers_are_the_files_with_tables():
-    assert {*pages.papers()} == {path.stem for path in (ROOT / "papers").glob("*.py")} - {"__init__"}
-
-
 @pytest.mark.parametrize(("name", "module"), pages.papers().items(), ids=pages.papers())
 def test_a_page_has_the_tables_of_its_paper_and_what_is_not_planned(name, module, tmp_path):
     page = pages.paper_page(module, [plans.plan(table, tmp_path, seeds=[0]) for table in module.TABLES], "")
@@ -110,7 +105,7 @@ def test_the_page_of_a_paper_shows_tables_with_runs_first(results):
     assert "What did not work" not in pages.paper_page(pages.papers()["fedfa"], [empty], "")
 
 
-def test_the_command_writes_the_pages_and_the_figures_of_speed(results, tmp_path, monkeypatch):
+def test_the_command_writes_a_page_a_study_and_a_paper_and_the_figures_of_speed(results, tmp_path, monkeypatch):
     folder = shutil.copytree(results, tmp_path / "results")
     (folder / "papers" / "notes").mkdir(parents=True)
     (folder / "papers" / "notes" / "fedsa.md").write_text("- Nothing yet.\n")
@@ -125,15 +120,15 @@ def test_the_command_writes_the_pages_and_the_figures_of_speed(results, tmp_path
     assert re.findall("^## (.*)", readme, re.M) == sections
     assert all(f"`{claim.name}` {claim.text}" in readme for claim in registry.claims())
     assert "| [tiny](tiny.md) | It runs. run a, rounds-to:1: 1 (1) |" in readme
-    assert readme.count("](papers/") == len(pages.papers()) == len(list(folder.glob("papers/*.md")))
+    study = (folder / "tiny.md").read_text()
+    assert study.startswith(f"{INTRO}\n## Findings\n\n- It runs. run a, rounds-to:1: 1 (1)\n\n")
+    assert "| best, % |" in study
+    # It is too short for a figure by itself.
+    assert pages.figures(study) == {Path("figures/tiny-curves.png"): ("tiny", "curves")}
+    assert (folder / "figures" / "tiny-curves.png").exists()
+    papers = {path.stem for path in (ROOT / "papers").glob("*.py")} - {"__init__"}
+    assert {path.stem for path in folder.glob("papers/*.md")} == papers
+    assert {*re.findall(r"\]\(papers/(\w+)\.md", readme)} == papers
     assert (folder / "papers" / "fedsa.md").read_text().endswith("## What did not work\n\n- Nothing yet.\n")
     nowhere = invoke("pages", tmp_path / "other")
     assert (nowhere.exit_code, (tmp_path / "other").exists()) == (2, False)
-
-
-def test_a_study_has_its_introduction_its_findings_and_what_follows_from_its_records(results):
-    page = pages.study_page(read_study(results / "records" / "tiny"))
-    assert page.startswith(f"{INTRO}\n## Findings\n\n- It runs. run a, rounds-to:1: 1 (1)\n\n")
-    assert "| best, % |" in page
-    # It is too short for a figure by itself.
-    assert pages.figures(page) == {Path("figures/tiny-curves.png"): ("tiny", "curves")}
