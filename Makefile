@@ -50,9 +50,9 @@ tables: install ## Write the pages and figures in results/ anew from the records
 	$(BIN)/python results/speed/peers/peers.py page
 	$(BIN)/fedcli report $(STUDIES) --title "fedcli: the committed runs" --out results/report.html
 
-evidence: install ## Go on with claims that have not been run; TIME=9m, JOBS=4, CARRY=folder, FROM=folder
+evidence: install ## Go on with claims that have not been run; TIME=9m, JOBS=4, CARRY=folder, FROM=folder, PRECISION=tf32
 	$(BIN)/python results/evidence/evidence.py $(if $(TIME),--time $(TIME)) $(if $(JOBS),--jobs $(JOBS)) \
-		$(if $(CARRY),--carry $(CARRY)) $(if $(FROM),--from $(FROM))
+		$(if $(CARRY),--carry $(CARRY)) $(if $(FROM),--from $(FROM)) $(if $(PRECISION),--precision $(PRECISION))
 
 docs: install ## Make the documentation site in build/site: README, docs, results, and the reference from docstrings
 	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[docs]'

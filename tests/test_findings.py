@@ -29,14 +29,14 @@ GROUPS = {
     ("entry", "line"),
     [
         # 75 - 60 and 85 - 80: the mean 10 with a half-width of 12.7062 * 5, Student's t with one degree of freedom
-        ({"than": "FedAvg"}, "FedFA - FedAvg, last: +10.00 [-53.53, +73.53] (2)"),
-        ({"says": "It is high"}, "It is high. FedFA, last: 80.00 [16.47, 143.53] (2)"),
-        ({"of": "other clients"}, "other clients, last: 50.00 (1)"),
-        ({"metric": "memory-floats"}, "FedFA, memory-floats: 12,345"),
+        ({"than": "FedAvg"}, "FedFA - FedAvg, last round: +10.00 [-53.53, +73.53] (2)"),
+        ({"says": "It is high"}, "It is high. FedFA, last round: 80.00 [16.47, 143.53] (2)"),
+        ({"of": "other clients"}, "other clients, last round: 50.00 (1)"),
+        ({"metric": "memory-floats"}, "FedFA, memory floats: 12,345"),
         ({"metric": "classifier-of-last:1", "than": "FedAvg", "than_metric": "last"},
-            "FedFA (classifier-of-last:1) - FedAvg (last): +20.00 [-107.06, +147.06] (2)"),
-        ({"than": "FedAvg", "paper": PRINTED}, "FedFA - FedAvg, last: +10.00 [-53.53, +73.53] (2); paper +9.48"),
-        ({"paper": PRINTED}, "FedFA, last: 80.00 [16.47, 143.53] (2); paper 84.08"),
+            "FedFA (classifier of last 1) - FedAvg (last round): +20.00 [-107.06, +147.06] (2)"),
+        ({"than": "FedAvg", "paper": PRINTED}, "FedFA - FedAvg, last round: +10.00 [-53.53, +73.53] (2); paper +9.48"),
+        ({"paper": PRINTED}, "FedFA, last round: 80.00 [16.47, 143.53] (2); paper 84.08"),
     ],
 )  # fmt: skip
 def test_a_finding_is_what_the_records_say(entry, line):
@@ -65,7 +65,7 @@ def test_a_file_names_groups_by_folders_and_errors_name_the_file(tmp_path):
     assert read_study(study).findings == []
     file = study / "findings.toml"
     file.write_text('[runs]\nmine = ["a", "../other"]\n[[findings]]\nmetric = "last"\nof = "mine"\n')
-    assert read_study(study).findings == ["mine, last: 80.00 [16.47, 143.53] (2)"]
+    assert read_study(study).findings == ["mine, last round: 80.00 [16.47, 143.53] (2)"]
     for text, message in (
         ("runs = ", "findings.toml cannot be read"),
         ('[runs]\nmine = "b"', "findings.toml cannot be read .there is no run.* got b"),

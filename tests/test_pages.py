@@ -10,6 +10,7 @@ import pytest
 import fedcli
 from fedcli import Cell, Table, registry
 from fedcli.results import claims, comparison, pages, plans
+from fedcli.results.findings import read_study
 from fedcli.results.metrics import interval
 from fedcli.runs.records import write_record
 from tests.programs import invoke
@@ -68,15 +69,17 @@ def results(tmp_path_factory):
 
 @pytest.mark.parametrize(("name", "module"), pages.papers().items(), ids=pages.papers())
 def test_a_page_has_the_tables_of_its_paper_and_what_is_not_planned(name, module, tmp_path):
-    page = pages.paper_page(module, [plans.plan(table, tmp_path, seeds=[0]) for table in module.TABLES], "")
+    page = pages.paper_page(module, [plans.plan(table, tmp_path, seeds=[0]) for table in module.TABLES], [], "")
     title, source, *_ = module.__doc__.split("\n\n")
-    assert page.startswith(f"# {title.rstrip('.')}\n\n{source}\n\nIts file [papers/{name}.py](../../papers/{name}.py)")
+    assert page.startswith(f"# {title.rstrip('.')}\n\n{source}\n\n")
+    assert f"\n\nIts file is [papers/{name}.py](../../papers/{name}.py)." in page
     for table in module.TABLES:
         assert f"| {len(table.cells)} | `fedcli table {table.name}` |" in page
     for table, reason in module.NOT_PLANNED.items():
         assert f"\n- {table}: {reason.rstrip('.')}.\n" in page
     numbers = re.findall(r"^ {3,4}(?:\| )?(\d+)\. ", module.__doc__, re.M)  # of the card's readings
     assert numbers == [str(number + 1) for number in range(len(numbers))]
+    assert re.findall(r"^ ?(?:\| )?(\d+)\. ", page, re.M) == numbers
 
 
 def test_a_claim_leads_to_the_studies_of_its_runs(tmp_path):
@@ -86,23 +89,26 @@ def test_a_claim_leads_to_the_studies_of_its_runs(tmp_path):
         answers[0], verdict="undecided", why="n = 1", reduced="rounds 5 of 200", seeds=(0,), runs=folders,
         difference=interval([1.0]), claim=replace(answers[0].claim, see="three"),
     )  # fmt: skip
-    page = pages.first_page(tmp_path, [], [first])
+    page = pages.first_page(tmp_path, [], [first], "")
     assert "Of 1 claims: 1 undecided." in page
     links = "[one](one.md), [two](two.md); but see [three](three.md)"
-    assert f"| reduced to rounds 5 of 200: {links}; decided by 18 runs in full; time " in page
+    assert f"| reduced to rounds 5 of 200: {links}; decided by 18 runs in full; time: " in page
+    assert "| [FedFA](results/papers/fedfa.md) | 0 | 0 | 1 | 0 | 0 |" in pages.counts_by_paper([first])
 
 
 def test_the_page_of_a_paper_shows_tables_with_runs_first(results):
-    plan = plans.plan(TABLE, results / "records")
+    plan, study = plans.plan(TABLE, results / "records"), read_study(results / "records" / "tiny")
     # The run with seed 7 is not the table's; one of FedProx had another learning rate, one has not ended.
     counted = {(value["row"], value["column"]): value["runs_counted"] for value in comparison.compare(plan).values}
     assert [counted[cell.row, cell.column] for cell in CELLS] == [1, 1, 0]
     empty = plans.plan(Table("fedfa:3", "Ablation", ("FedFA", "Table 3"), CELLS[:1]), Path("nowhere"))
-    page = pages.paper_page(pages.papers()["fedfa"], [empty, plan], "- It | missed.\n")
+    page = pages.paper_page(pages.papers()["fedfa"], [empty, plan], [study], "- It | missed.\n")
     assert page.index("### FedFA, Table 2: Accuracy under label skew") < page.index("### Without a finished run")
     assert "| FedFA, Table 3: Ablation | 1 | `fedcli table fedfa:3` |" in page
     assert page.endswith("## What did not work\n\n- It | missed.\n")
-    assert "What did not work" not in pages.paper_page(pages.papers()["fedfa"], [empty], "")
+    assert "- [A tiny study](../tiny.md): It runs. run a, rounds to 1: 1 (1)\n" in page
+    other = pages.paper_page(pages.papers()["fedfa"], [empty], [replace(study, records=[])], "")
+    assert not {"tiny", "What did not work"} & {*re.findall("tiny|What did not work", other)}
 
 
 def test_the_command_writes_a_page_a_study_and_a_paper_and_the_figures_of_speed(results, tmp_path, monkeypatch):
@@ -112,16 +118,18 @@ def test_the_command_writes_a_page_a_study_and_a_paper_and_the_figures_of_speed(
     committed = ROOT / "results" / "speed"
     shutil.copytree(committed, folder / "speed", ignore=shutil.ignore_patterns("*.png", "*.pdf"))
     monkeypatch.setenv("FEDCLI_DATA", str(tmp_path / "none"))
+    first = tmp_path / "README.md"
+    first.write_text("# Project\n\n<!-- claims: written by 'make tables' -->old<!-- claims: end -->\n\nEnd.\n")
     ended = invoke("pages", folder)
     assert ended.exit_code == 0, ended.output
     assert {file.name for file in folder.glob("speed/*.png")} == {file.name for file in committed.glob("*.png")}
     readme = (folder / "README.md").read_text()
-    sections = ["What the papers claim, and what is so", "The papers' tables", "Studies"]
+    sections = ["What the papers claim, and what is so", "How much of what the papers print has been run", "Studies"]
     assert re.findall("^## (.*)", readme, re.M) == sections
     assert all(f"`{claim.name}` {claim.text}" in readme for claim in registry.claims())
-    assert "| [tiny](tiny.md) | It runs. run a, rounds-to:1: 1 (1) |" in readme
+    assert "| [tiny](tiny.md) | It runs. run a, rounds to 1: 1 (1) |" in readme
     study = (folder / "tiny.md").read_text()
-    assert study.startswith(f"{INTRO}\n## Findings\n\n- It runs. run a, rounds-to:1: 1 (1)\n\n")
+    assert study.startswith(f"{INTRO}\n## Findings\n\n- It runs. run a, rounds to 1: 1 (1)\n\n")
     assert "| best, % |" in study
     # It is too short for a figure by itself.
     assert pages.figures(study) == {Path("figures/tiny-curves.png"): ("tiny", "curves")}
@@ -130,5 +138,7 @@ def test_the_command_writes_a_page_a_study_and_a_paper_and_the_figures_of_speed(
     assert {path.stem for path in folder.glob("papers/*.md")} == papers
     assert {*re.findall(r"\]\(papers/(\w+)\.md", readme)} == papers
     assert (folder / "papers" / "fedsa.md").read_text().endswith("## What did not work\n\n- Nothing yet.\n")
+    assert first.read_text().startswith("# Project\n\n<!-- claims: written by 'make tables' -->\n\n| Claims of | Repro")
+    assert first.read_text().endswith(" |\n\n<!-- claims: end -->\n\nEnd.\n")
     nowhere = invoke("pages", tmp_path / "other")
     assert (nowhere.exit_code, (tmp_path / "other").exists()) == (2, False)

@@ -1,10 +1,11 @@
 """The page of speed, and what the README quotes of it, say what the CSV files beside the page do."""
 
+import csv
 import re
 import sys
 from pathlib import Path
+from statistics import fmean, median
 
-import pandas as pd
 import pytest
 
 from tests.programs import load_script
@@ -13,45 +14,51 @@ ROOT = Path(__file__).parent.parent
 SPEED = ROOT / "results" / "speed"
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 PAGE = (SPEED / "README.md").read_text(encoding="utf-8")
-NOTED = pd.read_csv(SPEED / "noted.csv", dtype=str)
-(CPU,) = map(pd.read_csv, SPEED.glob("cpu*torch*.csv"))
-(GPU,) = map(pd.read_csv, SPEED.glob("nvidia-h200-*.csv"))
+
+
+def rows_of(name):
+    (file,) = SPEED.glob(name)
+    with file.open(encoding="utf-8", newline="") as lines:
+        return list(csv.DictReader(lines))
 
 
 def test_every_number_that_was_noted_stands_on_the_page():
     numbers = set(re.findall(r"[\d.,]*\d", re.sub(r"(?<=\d),(?=\d{3})", "", PAGE)))
-    earlier = NOTED.what.str.endswith(" before")  # of which the page says less
-    assert earlier.any()
-    assert {*NOTED.value[~earlier].str.rstrip("%")} <= numbers
+    earlier = [row for row in rows_of("noted.csv") if row["what"].endswith(" before")]  # of which the page says less
+    assert earlier
+    assert [row for row in rows_of("noted.csv") if row not in earlier and row["value"].rstrip("%") not in numbers] == []
 
 
 @pytest.mark.parametrize("name", ["w1", "w2"])
 def test_rounds_on_a_cpu(name):
-    own = CPU[CPU.workload == name]
+    own = [row for row in rows_of("cpu*torch*.csv") if row["workload"] == name]
     assert len(own) == 3
-    assert f"{own.ratio.median():.2f} ({name})" in README
+    assert f"{median(float(row['ratio']) for row in own):.2f} ({name})" in README
     columns = ("seconds_per_round", "plain_seconds_per_round", "ratio")
-    shown = (", ".join(map("{:.2f}".format, own[column])) for column in columns)
+    shown = (", ".join(f"{float(row[column]):.2f}" for row in own) for column in columns)
     assert f"| {name} | {' | '.join(shown)} |" in PAGE
 
 
-@pytest.mark.parametrize("row", [*GPU.itertuples()], ids=GPU.workload)
+@pytest.mark.parametrize("row", rows_of("nvidia-h200-*.csv"), ids=lambda row: row["workload"])
 def test_rounds_on_a_gpu(row):
-    assert f"{row.ratio:.1f} ({row.workload}" in README
-    seconds = f"{row.seconds_per_round:.3f} | {row.plain_seconds_per_round:.3f} | {row.ratio:.1f}"
-    shown = f"{row.engine} | {seconds} | {row.floor_share:.0%} | {row.evaluation_seconds:.3f}"
-    assert f"| {row.workload} | {shown} |" in PAGE
+    assert f"{float(row['ratio']):.1f} ({row['workload']}" in README
+    seconds = (f"{float(row[column]):.3f}" for column in ("seconds_per_round", "plain_seconds_per_round"))
+    shown = (row["engine"], *seconds, f"{float(row['ratio']):.1f}", f"{float(row['floor_share']):.0%}")
+    assert f"| {row['workload']} | {' | '.join(shown)} | {float(row['evaluation_seconds']):.3f} |" in PAGE
 
 
 def test_the_same_bits_each_time_take_longer():
-    rows = NOTED[(NOTED.section == "An NVIDIA H200") & (NOTED.measured == "seconds a round")]
-    means = rows.value.astype(float).groupby(rows.what).mean()
-    assert f"with which w1 takes {means['all deterministic'] / means['the fastest']:.1f} times as long." in README
+    rows = [row for row in rows_of("noted.csv") if row["section"] == "An NVIDIA H200"]
+    fastest, same = (
+        fmean(float(row["value"]) for row in rows if (row["what"], row["measured"]) == (what, "seconds a round"))
+        for what in ("the fastest", "all deterministic")
+    )
+    assert f"with which w1 takes {same / fastest:.1f} times as long." in README
 
 
 def test_what_is_said_of_others_is_what_was_measured():
     peers = load_script(SPEED / "peers" / "peers.py")
-    rows, text = pd.read_csv(peers.CSV), peers.PAGE.read_text(encoding="utf-8")
+    rows, text = peers.pd.read_csv(peers.CSV), peers.PAGE.read_text(encoding="utf-8")
     assert f"\n\n{peers.table(rows)}\n\n<!-- seconds: end -->" in text
     of = [(what, side) for what in ("seconds", "tested") for side in ("pfllib", "flower")]
     numbers = [f"{peers.ratios(rows, what, 'w1', side).median():.1f}" for what, side in of]
@@ -67,16 +74,18 @@ def test_what_is_said_of_others_is_what_was_measured():
 
 
 def test_the_rounds_of_a_side_are_measured_on_the_clients_that_all_sides_read(tmp_path, monkeypatch):
-    peers = load_script(SPEED / "peers" / "peers.py")
+    peers, sides = (load_script(SPEED / "peers" / f"{name}.py") for name in ("peers", "sides"))
     small = {"dataset": "digits", "backbone": "cnn-small", "num_clients": 4, "cohort_size": 2, "train_examples": 400}
     monkeypatch.setitem(peers.WORKLOADS, "w2", {**peers.WORKLOADS["w2"], **small})
     monkeypatch.setattr(peers, "CSV", tmp_path / "peers.csv")
-    peers.measure("w2", {"fedcli": sys.executable}, 7, "")
-    rows = pd.read_csv(peers.CSV)
-    assert [*rows] == [*pd.read_csv(SPEED / "peers" / "peers.csv")]
+    peers.measure("w2", ["fedcli"], 7, "", "")
+    rows = peers.pd.read_csv(peers.CSV)
+    assert [*rows] == [*peers.pd.read_csv(SPEED / "peers" / "peers.csv")]
     assert len(rows) == peers.ROUNDS - 2
     assert (rows.value > 0).all()
     peers.write_clients(tmp_path, peers.WORKLOADS["w2"])
-    train = [peers.np.load(file, allow_pickle=True)["data"].item() for file in tmp_path.glob("dataset/train/*.npz")]
-    assert sum(len(images["y"]) for images in train) == 400 - 4 * 14  # a seventh of each is for testing
-    assert {images["x"].shape[1:] for images in train} == {(1, 8, 8)}
+    train = sides.user_data(str(tmp_path))
+    assert sum(map(len, train)) == 400 - 4 * 14  # a seventh of each is for testing
+    assert {images.tensors[0].shape[1:] for images in train} == {(1, 8, 8)}
+    with pytest.raises(SystemExit, match="fedcli failed"):
+        peers.run_side(sys.executable, ["fedcli", "nowhere", "{}", "5", ""])

@@ -24,7 +24,7 @@ from fedcli.errors import UserError
 from fedcli.registry import find_table
 from fedcli.results.comparison import printed_lead
 from fedcli.results.frame import ENDED, departures, read_runs
-from fedcli.results.metrics import NO_INTERVAL, Interval, Metric, find_metric, interval
+from fedcli.results.metrics import NO_INTERVAL, Interval, Metric, find_metric, interval, seeds_needed
 from fedcli.results.plans import Wanted, home_of, wanted
 from fedcli.results.render import MISSING, Sheet
 from fedcli.runs.config import RunConfig
@@ -34,7 +34,7 @@ REPRODUCED, CONTRADICTED, UNDECIDED = "reproduced", "contradicted", "undecided"
 NOT_RUN, NO_DATA = "not run", "data not at hand"
 VERDICTS = (REPRODUCED, CONTRADICTED, UNDECIDED, NOT_RUN, NO_DATA)
 STRENGTH = (CONTRADICTED, UNDECIDED, REPRODUCED)  # from the weakest on
-FEWEST = 3  # seeds for a verdict
+FEWEST, MOST_SEEDS = 3, 30  # for a verdict; a claim that needs more is not decided by running more
 SHIPPED = "verdicts.csv"
 # Columns of the CSV: texts of an answer, and the parts of its intervals.
 TEXTS = ("verdict", "why", "reduced", "over")
@@ -71,10 +71,10 @@ class Answer:
 
     @property
     def needed_seeds(self) -> tuple[int, ...]:
-        """The seeds to run it in full: three, or three more than there are where zero is inside their interval."""
+        """The seeds that would decide it in full: three, and more only where these leave it open."""
         seeds, number = find_table(self.claim.table).seeds, FEWEST
         if not self.reduced and self.difference.n >= FEWEST and not self.difference.leaves_out_zero:
-            number += self.difference.n
+            number = seeds_needed(self.difference, MOST_SEEDS)
         return (*seeds, *range(seeds[-1] + 1, seeds[-1] + 1 + number - len(seeds)))
 
     @property

@@ -84,11 +84,12 @@ def time_text(estimated: pd.DataFrame, machine: str = "") -> str:
     """What is known of the time of runs, see `cost_of`, in words; `machine` is told where they were timed on it."""
     seconds = estimated["seconds"]
     if not seconds.count():
-        return f"not known for {len(seconds)} runs, none like them was timed"
+        return "not known, none like them was timed"
     minutes = max(1, seconds.sum() / 60)
     text = f"{minutes / 60:,.{0 if minutes >= 600 else 1}f} h" if minutes >= 60 else f"{minutes:.0f} min"
     machines = " and ".join(sorted(set().union(*estimated["machines"]))) or machine
-    return f"about {text} for {seconds.count()} of {len(seconds)} runs" + (f", timed on {machines}" if machines else "")
+    part = f" for {seconds.count()} of them" if seconds.count() < len(seconds) else ""
+    return f"about {text}{part}" + (f", timed on {machines}" if machines else "")
 
 
 def decided_by(answer: claims.Answer, folder: Path, timed: pd.DataFrame) -> str:
@@ -102,6 +103,8 @@ def decided_by(answer: claims.Answer, folder: Path, timed: pd.DataFrame) -> str:
     if answer.verdict in (claims.REPRODUCED, claims.CONTRADICTED):
         return ""
     seeds = answer.needed_seeds
+    if len(seeds) > claims.MOST_SEEDS:
+        return f"more than {claims.MOST_SEEDS} seeds, if their spread stays"
     plan = plans.plan(find_table(answer.claim.table), folder, seeds=seeds, only=claims.names_of(answer.claim))
     lacking = [run for run in plan.runs if run.to_do]
     words = f"{len(lacking)} runs in full" + f", to have {len(seeds)} seeds" * (len(seeds) > claims.FEWEST)
@@ -111,4 +114,4 @@ def decided_by(answer: claims.Answer, folder: Path, timed: pd.DataFrame) -> str:
     estimated = cost_of(lacking, timed, "cuda", H100)
     if not estimated["seconds"].count():
         estimated = cost_of(lacking, timed, "cpu", "")
-    return f"{words}; time {time_text(estimated, H100)}"
+    return f"{words}; time: {time_text(estimated, H100)}"

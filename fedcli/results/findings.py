@@ -19,7 +19,7 @@ paper = ["paper:2", "a column"]       # table and column of the printed numbers,
 """
 
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -28,7 +28,17 @@ from fedcli.errors import UserError
 from fedcli.registry import find_table
 from fedcli.results.comparison import printed_lead, printed_value
 from fedcli.results.frame import find_records, frame_of
-from fedcli.results.metrics import Record, difference, find_metric, interval
+from fedcli.results.metrics import Metric, Record, difference, find_metric, interval
+
+WORDS = {  # of a rule by which rounds are selected, or of a metric whose name says too little
+    "last": "last round",
+    "best-validation": "best round by validation",
+    "best-test": "best round",
+    "mean-last-3": "mean of the last 3 tested rounds",
+    "intra": "own domain",
+    "inter": "other domains",
+    "inter:": "other domains than",
+}
 
 
 @dataclass(frozen=True)
@@ -67,7 +77,7 @@ def read_study(folder: Path) -> Study:
 
 
 def finding(entry: Mapping[str, Any], groups: Mapping[str, list[Record]]) -> str:
-    """A finding as a line, "Ours - Theirs, last: +3.31 [+2.44, +4.19] (3); paper +9.48".
+    """A finding as a line, "Ours - Theirs, last round: +3.31 [+2.44, +4.19] (3); paper +9.48".
 
     Args:
         entry: Its keys, see the head of this file.
@@ -79,7 +89,8 @@ def finding(entry: Mapping[str, Any], groups: Mapping[str, list[Record]]) -> str
     """
     of, than = entry["of"], entry.get("than")
     metric, second = (find_metric(entry.get(key, entry["metric"])) for key in ("metric", "than_metric"))
-    line, result = f"{of}, {metric.name}", interval(metric.values(groups[of]))
+    words = _words(metric, groups[of])
+    line, result = f"{of}, {words}", interval(metric.values(groups[of]))
     if than:
         pairs = frame_of(groups[of]).merge(frame_of(groups[than]), on="seed")
         if not pairs["seed"].is_unique:
@@ -88,9 +99,9 @@ def finding(entry: Mapping[str, Any], groups: Mapping[str, list[Record]]) -> str
         if len(unlike):
             raise ValueError(f"the two runs of seed {unlike.min()} have other images or another partition")
         result = difference(metric.by_seed(groups[of]), second.by_seed(groups[than]))
-        line = f"{of} - {than}, {metric.name}"
+        line = f"{of} - {than}, {words}"
         if second.name != metric.name:
-            line = f"{of} ({metric.name}) - {than} ({second.name})"
+            line = f"{of} ({words}) - {than} ({_words(second, groups[than])})"
     if not result.n:
         raise ValueError("no run has this value, or no seed has both runs")
     line += f": {metric.interval_text(result, signed=bool(than))}"
@@ -101,3 +112,11 @@ def finding(entry: Mapping[str, Any], groups: Mapping[str, list[Record]]) -> str
             raise ValueError(f"{table.name} has no number in {column} for {of}{f' or {than}' if than else ''}")
         line += f"; paper {metric.signed(lead) if than else metric.text(lead)}"
     return f"{entry['says']}. {line}" if "says" in entry else line
+
+
+def _words(metric: Metric, records: Iterable[Record]) -> str:
+    """What a metric is, in words."""
+    if metric.name == "selected":
+        return " or ".join(sorted({WORDS[record["summary"]["selection"]] for record in records}))
+    name, colon, parameter = metric.name.partition(":")
+    return f"{WORDS.get(name + colon, name.replace('-', ' '))} {parameter.replace('_', ' ')}".rstrip()

@@ -41,13 +41,25 @@ NO_INTERVAL = Interval(math.nan, math.nan, math.nan, 0)
 
 def interval(values: Sequence[float]) -> Interval:
     """The mean with its 95 % interval by Student's t."""
-    from scipy.special import stdtrit  # late: it takes a second
-
     if not values:
         return NO_INTERVAL
     mean, count = fmean(values), len(values)
-    half = float(stdtrit(count - 1, 0.975)) * stdev(values) / count**0.5 if count > 1 else math.nan
+    half = _half_width(stdev(values), count) if count > 1 else math.nan
     return Interval(mean, mean - half, mean + half, count)
+
+
+def _half_width(deviation: float, count: int) -> float:
+    """Half of the interval of so many values with a sample standard deviation."""
+    from scipy.special import stdtrit  # late: it takes a second
+
+    return float(stdtrit(count - 1, 0.975)) * deviation / count**0.5
+
+
+def seeds_needed(difference: Interval, most: int) -> int:
+    """With how many seeds the interval would leave out zero if mean and spread stayed; `most` + 1 where not so soon."""
+    deviation = (difference.high - difference.mean) / _half_width(1, difference.n)
+    counts = (count for count in range(2, most + 1) if _half_width(deviation, count) < abs(difference.mean))
+    return next(counts, most + 1)
 
 
 @dataclass(frozen=True)

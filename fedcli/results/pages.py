@@ -4,6 +4,8 @@ They are made from what is in the repository, so they are the same on every mach
 """
 
 import re
+import textwrap
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -14,14 +16,16 @@ from fedcli.results import claims, comparison, costs, plans, tables
 from fedcli.results.claims import Answer
 from fedcli.results.findings import Study, read_study
 from fedcli.results.plans import TablePlan
-from fedcli.results.render import MISSING, github, render
+from fedcli.results.render import MISSING, between_marks, github, render
 
 FIGURE = re.compile(r"\]\((figures/([\w.-]+)-([a-z]+)\.png)\)")
 POINTS = 3  # tested rounds that a learning curve needs to say anything
+# Sections of a paper's file that its page repeats: a title, then indented lines.
+CARD = re.compile(r"^((?:Readings|Known)\b.*)\n((?:(?: .*)?\n)+)", re.MULTILINE)
 LEGEND = (
-    "Written from the records, each number by its name in `fedcli table --metric`: means over runs, and differences "
-    "paired by seed, with their 95 % intervals (Student's t) and, in brackets, the number of runs or seeds; accuracies "
-    "in percent, their differences in points. One run has no interval: chance is not ruled out."
+    "Written from the records: means over runs, and differences paired by seed, with their 95 % intervals (Student's "
+    "t) and, in brackets, the number of runs or seeds; accuracies in percent, their differences in points. One run has "
+    "no interval: chance is not ruled out."
 )
 VERIFY = "As they were typed. `fedcli verify RECORD` repeats a run also where a default has changed since."
 MADE = "Written by `make tables` from the records in `records/`; a test fails where a page and its records differ."
@@ -42,17 +46,24 @@ def papers() -> dict[str, ModuleType]:
 
 
 def pages(results: Path) -> dict[Path, str]:
-    """All pages by their paths under `results`, a folder with `records/<study>` and `papers/notes/<paper>.md`."""
+    """All pages by their paths under `results`, a folder with `records/<study>` and `papers/notes/<paper>.md`.
+
+    Beside the folder may be a `README.md`, which counts the claims between two marks.
+    """
     records = results / "records"
     studies = [read_study(file.parent) for file in sorted(records.glob("*/intro.md"))]
     answers = claims.answers(registry.claims(), [records])
-    texts = {Path("README.md"): first_page(records, studies, answers)}
-    texts |= {Path(f"{study.name}.md"): study_page(study) for study in studies}
+    texts, planned = {Path(f"{study.name}.md"): study_page(study) for study in studies}, {}
     for name, module in papers().items():
         notes = results / "papers" / "notes" / f"{name}.md"
         missed = notes.read_text(encoding="utf-8") if notes.is_file() else ""
-        planned = [plans.plan(table, records, seeds=table.seeds) for table in module.TABLES]
-        texts[Path("papers") / f"{name}.md"] = paper_page(module, planned, missed).replace(f"{records}/", "records/")
+        planned[name] = [plans.plan(table, records, seeds=table.seeds) for table in module.TABLES]
+        text = paper_page(module, planned[name], studies, missed)
+        texts[Path("papers") / f"{name}.md"] = text.replace(f"{records}/", "records/")
+    texts[Path("README.md")] = first_page(records, studies, answers, coverage(planned))
+    if (first := results.parent / "README.md").is_file():
+        text = between_marks(first.read_text(encoding="utf-8"), "claims", counts_by_paper(answers))
+        texts[Path("..") / "README.md"] = text
     if (results.parent / "papers").is_dir():
         verdicts = render(claims.claims_sheet(answers), "csv")
         texts[Path("..") / "papers" / claims.SHIPPED] = verdicts.replace(f"{records}/", "")
@@ -64,8 +75,39 @@ def _page(head: str, parts: Mapping[str, str]) -> str:
     return "\n\n".join([head, *(f"{heading}\n\n{text}" for heading, text in parts.items() if text)]) + "\n"
 
 
-def first_page(records: Path, studies: Sequence[Study], answers: Sequence[Answer]) -> str:
-    """The page that `results/` opens with: the claims, the papers and the studies."""
+def counts_by_paper(answers: Sequence[Answer]) -> str:
+    """How many claims of each paper have which verdict, as a table for the project's first page."""
+    rows = []
+    for name, module in papers().items():
+        tables = [table.name for table in module.TABLES]
+        verdicts = Counter(answer.verdict for answer in answers if answer.claim.table in tables)
+        link = f"[{module.TABLES[0].reported[0]}](results/papers/{name}.md)"
+        rows.append([link, *(str(verdicts[verdict]) for verdict in claims.VERDICTS)])
+    return "\n".join(github(["Claims of", *(verdict.capitalize() for verdict in claims.VERDICTS)], rows, 1))
+
+
+def coverage(planned: Mapping[str, Sequence[TablePlan]]) -> str:
+    """How much has been run of what the papers print, by the names of their files, and which tables are complete."""
+    rows, complete = [], []
+    for name, module in papers().items():
+        in_full: list[bool] = []
+        for plan in planned[name]:
+            cells = [cell for cell in comparison.compare(plan).values if cell.get("runs_planned")]
+            counted = [cell["runs_counted"] == cell["runs_planned"] for cell in cells if cell["paper"] is not None]
+            complete += [plan.table.name] * (bool(counted) and all(counted))
+            in_full += counted
+        link = f"[{module.TABLES[0].reported[0]}](papers/{name}.md)"
+        rows.append([link, f"{len(in_full):,}", f"{sum(in_full):,}"])
+    table = "\n".join(github(["Paper", "Printed cells", "In full, all seeds"], rows, 1))
+    return (
+        f"{table}\n\nRun in full, every cell here that has a printed number: {', '.join(complete) or 'none'}.\n\n"
+        "A cell is a number that a paper prints and a table here plans; several may be read from one run. A table has "
+        "three seeds, or one where the paper prints single runs."
+    )
+
+
+def first_page(records: Path, studies: Sequence[Study], answers: Sequence[Answer], covered: str) -> str:
+    """The page that `results/` opens with: the claims, how much of the papers has been run, and the studies."""
     timed = costs.paces(claims.ended_runs([records]))
 
     def remark(answer: Answer) -> str:
@@ -79,10 +121,9 @@ def first_page(records: Path, studies: Sequence[Study], answers: Sequence[Answer
     lines = [[*line[:-1], remark(answer)] for line, answer in zip(sheet.lines, answers, strict=True)]
     claimed = render(replace(sheet, lines=lines)).rstrip()
     rows = [[f"[{study.name}]({study.name}.md)", (study.findings or [MISSING])[0]] for study in studies]
-    listed = [f"- [{module.TABLES[0].reported[0]}](papers/{name}.md)" for name, module in papers().items()]
     parts = {
         "## What the papers claim, and what is so": f"{claims.counted(answers)} {CLAIMS}\n\n{claimed}",
-        "## The papers' tables": "\n".join(listed),
+        "## How much of what the papers print has been run": covered,
         "## Studies": "\n".join([*github(["Study", "First finding"], rows), "", OTHERS]),
     }
     return _page(f"# Results\n\n{MADE}", parts)
@@ -112,13 +153,12 @@ def figures(text: str) -> dict[Path, tuple[str, str]]:
     return {Path(path): (study, kind) for path, study, kind in FIGURE.findall(text)}
 
 
-def paper_page(module: ModuleType, planned: Iterable[TablePlan], missed: str) -> str:
-    """The page of a paper: its tables as they stand, and what was `missed`, in Markdown."""
-    title, source = module.__doc__.split("\n\n")[:2]
+def paper_page(module: ModuleType, planned: Iterable[TablePlan], studies: Iterable[Study], missed: str) -> str:
+    """The page of a paper: its tables as they stand, its `studies` among all, and what was `missed`, in Markdown."""
+    title, *about = re.split(r"(?m)^\S.*\n(?= )", module.__doc__)[0].strip().split("\n\n")  # before the first section
     name = module.__name__.rpartition(".")[2]
-    head = (
-        f"# {title.rstrip('.')}\n\n{source}\n\nIts file [papers/{name}.py](../../papers/{name}.py) has the equations, "
-        "how its text was read, and all deviations. Its claims stand on [the first page](../README.md)."
+    about.append(
+        f"Its file is [papers/{name}.py](../../papers/{name}.py). Its claims stand on [the first page](../README.md)."
     )
     shown, lacking = ["A run counts that has all settings of the table."], []
     for plan in planned:
@@ -127,10 +167,19 @@ def paper_page(module: ModuleType, planned: Iterable[TablePlan], missed: str) ->
             shown += [render(comparison.compare(plan)).rstrip(), f"{command} runs what is missing."]
         else:
             lacking.append([plan.title, str(len(plan.cells)), command])
+    names = {method.name for method in registry.methods().values() if method.module is module}
+    names |= {protocol.name for protocol in module.PROTOCOLS}
+    listed = []
+    for study in studies:
+        if any(names & {record["method"], record["protocol"]} for record in study.records):
+            heading = study.intro.partition("\n")[0].lstrip("# ")
+            listed.append(": ".join([f"- [{heading}](../{study.name}.md)", *study.findings[:1]]))
     parts = {
         "## Tables": "\n\n".join(shown),
         "### Without a finished run": "\n".join(github(["Table", "Cells", "Command"], lacking)) if lacking else "",
         "### Not planned": "\n".join(f"- {name}: {reason.rstrip('.')}." for name, reason in module.NOT_PLANNED.items()),
+        "## Studies": "\n".join(listed),
+        **{f"## {heading}": textwrap.dedent(text).strip() for heading, text in CARD.findall(module.__doc__)},
         "## What did not work": missed.strip(),
     }
-    return _page(head, parts)
+    return _page("\n\n".join([f"# {title.rstrip('.')}", *about]), parts)

@@ -6,18 +6,19 @@
 README.md beside this file says how code and data come to such a machine, and what to do with what comes back.
 """
 
+import argparse
 import math
+import os
 import shlex
 import subprocess
 import sys
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
-import typer
 
 from fedcli.cli.common import limit_time
 from fedcli.core import backbones
@@ -31,6 +32,7 @@ from fedcli.runs.checkpoints import CHECKPOINT, STATES
 from fedcli.runs.config import flags_of, resolve
 from fedcli.runs.records import RECORD, environment
 from fedcli.runs.run import read_begun
+from fedcli.runs.settings import differences, draft, settings
 from fedcli.runs.signals import interrupt_on_signals, time_left
 
 RUNS = Path("runs/evidence")
@@ -74,33 +76,33 @@ TINY = {
 }  # fmt: skip
 
 
-def planned_runs(tiny: bool) -> list[PlannedRun]:
-    """The runs of WORK that the committed records do not have, each once; if `tiny`, a small one of each work."""
-    runs, home = {}, RUNS / ("tiny" if tiny else "float32")
+def planned_runs(precision: str, tiny: bool) -> tuple[list[PlannedRun], set[Path]]:
+    """The runs of WORK that the committed records do not have, in its order, each once; a small one of each if `tiny`.
+
+    Returns:
+        The runs, and the folders of those whose features a claim is about, so that `fedcli quality` follows.
+    """
+    runs, measured = {}, set()
+    more = {**({} if precision == "float32" else {"precision": precision}), **(TINY if tiny else {})}
+    home = RUNS / (f"tiny-{precision}" if tiny else precision)
     for work in WORK:
-        changes = {**(TINY if tiny else {}), **(work.instead or {})}
         table = plan(find_table(work.table), seeds=work.seeds, only=work.only)
+        after_the_run = {run.folder for cell in table.cells if cell.metric.after_the_run for run in cell.runs}
         for run in sorted(table.runs, key=lambda run: run.setup.run.seed)[: 1 if tiny else None]:
             # Under another protocol none of the options may come from the cell's.
-            given = {**(run.setup.values() if work.instead else run.given), **changes}
+            given = {**(run.setup.values() if work.instead else run.given), **more, **(work.instead or {})}
             setup = resolve(find_method(run.method), given, need_data=False)
-            label = f"{work.decides}: {work.table} {run.label}, seed {setup.run.seed}"
             folder = home / run.folder.parent.name / run.folder.name
-            if run.to_do or changes:
+            label = f"{work.decides}: {work.table} {run.label}, seed {setup.run.seed}"
+            if run.to_do or differences(settings(draft(setup)), settings(draft(run.setup))):
                 runs.setdefault(folder, replace(run, label=label, given=given, setup=setup, folder=folder))
-    read_again(runs.values())
-    return [*runs.values()]
+                measured |= {folder} if run.folder in after_the_run else set()
+    return [refreshed(run) for run in runs.values()], measured
 
 
-def read_again(runs: Iterable[PlannedRun]) -> None:
-    """Gives the runs the records that they have now."""
-    for run in runs:
-        run.record = read_begun(run.folder)
-
-
-def to_measure(run: PlannedRun) -> bool:
-    """Whether a claim is about the features of a run, which `fedcli quality` has not measured yet."""
-    return "quality" not in (run.record or {}) and any(metric.after_the_run for metric in run.metrics)
+def refreshed(run: PlannedRun) -> PlannedRun:
+    """The run with the record that it has now."""
+    return replace(run, record=read_begun(run.folder))
 
 
 def files_of(run: PlannedRun) -> list[Path]:
@@ -120,7 +122,7 @@ def nbytes_of(run: PlannedRun) -> int:
 
 
 def obstacle(
-    run: PlannedRun, runs: Sequence[PlannedRun], active: Iterable[PlannedRun], left: float, carry: bool
+    run: PlannedRun, runs: Sequence[PlannedRun], active: Sequence[PlannedRun], left: float, carry: bool
 ) -> str:
     """Why a run is not to start now that so many seconds are left; empty where it may."""
     for name in run.setup.data_sets:
@@ -128,24 +130,24 @@ def obstacle(
             return f"the data set {name} is not on this machine"
     if left <= 0:
         return "there is no time left"
-    read_again(runs)
-    folders = {other.folder for other in active}
-    going_on = [other for other in runs if other.to_do and (other.record or other.folder in folders)]
-    sizes = [nbytes_of(other) for other in going_on if other.folder != run.folder]
+    going_on = {other.folder for other in active}
+    others = [refreshed(other) for other in runs if other.folder != run.folder]
+    sizes = [nbytes_of(other) for other in others if other.to_do and (other.record or other.folder in going_on)]
     if not carry or nbytes_of(run) + sum(size for size in sizes if size <= CARRIED) <= CARRIED:
         return ""
     # It has to end, by what runs of the same network, precision and device have taken.
     hardware = environment(run.setup.device)["hardware"]
     timed = paces(read_runs([RUNS, *shipped()]))
-    (seconds,) = cost_of([run], timed, hardware["device"], hardware["name"])["seconds"]
+    (seconds,) = cost_of([refreshed(run)], timed, hardware["device"], hardware["name"])["seconds"]
     if seconds < left:
         return ""
     return f"{nbytes_of(run) / MIB:,.0f} MiB cannot be carried, and it may not end in {left:,.0f} s"
 
 
-def start(command: Sequence[str]) -> subprocess.Popen:
-    """Starts `fedcli`."""
-    return subprocess.Popen([sys.executable, "-m", "fedcli", *command])
+def start(command: Sequence[str], jobs: int) -> subprocess.Popen:
+    """Starts `fedcli`, with its share of the cores where several run at once."""
+    threads = {} if jobs == 1 else {"OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) // jobs))}
+    return subprocess.Popen([sys.executable, "-m", "fedcli", *command], env={**threads, **os.environ})
 
 
 def work_until(deadline: float, runs: Sequence[PlannedRun], jobs: int, carry: bool) -> None:
@@ -160,7 +162,7 @@ def work_until(deadline: float, runs: Sequence[PlannedRun], jobs: int, carry: bo
                     command = ["run", run.method, *flags_of(run.given), f"--out={run.folder}", "--continue", "--quiet"]
                     command += [] if left == math.inf else [f"--time-limit={math.ceil(left)}s"]
                     print(f"{run.label}: fedcli {' '.join(command)}", flush=True)
-                    active[start(command)] = run
+                    active[start(command, jobs)] = run
             if not active:
                 break
             time.sleep(0.2)
@@ -172,58 +174,62 @@ def work_until(deadline: float, runs: Sequence[PlannedRun], jobs: int, carry: bo
             process.wait()
 
 
-def pack(runs: Sequence[PlannedRun], folder: Path) -> None:
+def pack(runs: Sequence[PlannedRun], measured: set[Path], folder: Path) -> None:
     """Writes all records, and what open runs need as far as there is room, as parts of an archive in a folder."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for old in folder.glob("evidence.tgz.*"):
+        old.unlink()
     begun = [run for run in runs if run.record]
     files = [run.folder / RECORD for run in begun]
     room = ARCHIVE - sum(file.stat().st_size for file in files) / 3  # compressed they take less
-    for run in begun:
-        if run.to_do or to_measure(run):
-            fits = nbytes_of(run) < room
-            print(f"{'carried' if fits else 'left behind'}: {run.label}, {nbytes_of(run) / MIB:,.1f} MiB")
-            files += files_of(run) * fits
-            room -= nbytes_of(run) * fits
-    folder.mkdir(parents=True, exist_ok=True)
-    parts = f"{shlex.quote(str(folder))}/evidence.tgz."
-    command = f"rm -f {parts}*; tar -cz -T - | split -b {PART} -d -a 1 - {parts}"
+    for run in [run for run in begun if run.to_do or (run.folder in measured and "quality" not in run.record)]:
+        fits = nbytes_of(run) < room
+        print(f"{'carried' if fits else 'left behind'}: {run.label}, {nbytes_of(run) / MIB:,.1f} MiB")
+        if fits:
+            files += files_of(run)
+            room -= nbytes_of(run)
+    command = f"tar -cz -T - | split -b {PART} -d -a 1 - {shlex.quote(str(folder))}/evidence.tgz."
     subprocess.run(command, shell=True, check=True, text=True, input="\n".join(map(str, files)))
 
 
-def main(
-    limit: Annotated[str | None, typer.Option("--time", help="Time for all, as 9m or 2h; by default none.")] = None,
-    jobs: Annotated[int, typer.Option(help=f"Runs at once; by default {JOBS_ON_CUDA} on CUDA, else 1.")] = 0,
-    carry: Annotated[Path | None, typer.Option(help="Folder for an archive of records and checkpoints.")] = None,
-    origin: Annotated[str, typer.Option("--from", help="Folder with such an archive, to go on from.")] = "",
-    tiny: Annotated[bool, typer.Option("--tiny", help="A run of each work on built-in digits, on the CPU.")] = False,
-) -> None:
+def main(arguments: Sequence[str] | None = None) -> None:
     """Unpacks, runs, measures and packs, and says what is left."""
-    jobs = jobs or (JOBS_ON_CUDA if torch.cuda.is_available() and not tiny else 1)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--time", help="time for all, as 9m or 2h; no limit where left out")
+    parser.add_argument("--jobs", type=int, help=f"runs at once; where left out {JOBS_ON_CUDA} on CUDA, else 1")
+    parser.add_argument("--precision", default="float32", help="of all runs; claims count float32 alone")
+    parser.add_argument("--carry", type=Path, help="folder for an archive of records and checkpoints")
+    parser.add_argument("--from", dest="origin", help="folder with such an archive, to go on from")
+    parser.add_argument("--tiny", action="store_true", help="try it on the CPU: a run of each work, on built-in digits")
+    given = parser.parse_args(arguments)
+    carry, on_cuda = given.carry is not None, torch.cuda.is_available() and not given.tiny
+    jobs = given.jobs or (JOBS_ON_CUDA if on_cuda else 1)
     try:
-        limit_time(limit)
+        limit_time(given.time)
         deadline = time.monotonic() + time_left() - RESERVE
-        if origin:  # what is here already may be newer, and stays
-            unpack = f"cat {shlex.quote(origin)}/evidence.tgz.* | tar -xz --skip-old-files"
+        if given.origin:  # what is here already may be newer, and stays
+            unpack = f"cat {shlex.quote(given.origin)}/evidence.tgz.* | tar -xz --skip-old-files"
             subprocess.run(unpack, shell=True, check=True)
-        runs = planned_runs(tiny)
+        runs, measured = planned_runs(given.precision, given.tiny)
     except (UserError, subprocess.CalledProcessError) as error:
         sys.exit(f"error: {error}")
     interrupt_on_signals()
     try:
-        work_until(deadline, runs, jobs, carry is not None)
-        read_again(runs)
-        if folders := [str(run.folder) for run in runs if run.state == "finished" and to_measure(run)]:
-            start(["quality", *folders]).wait()
+        work_until(deadline, runs, jobs, carry)
+        finished = [run for run in map(refreshed, runs) if run.state == "finished" and "quality" not in run.record]
+        if folders := [str(run.folder) for run in finished if run.folder in measured]:
+            start(["quality", *folders], 1).wait()
     except KeyboardInterrupt as error:
         print(error)
-    read_again(runs)
+    runs = [refreshed(run) for run in runs]
     if carry:
-        pack(runs, carry)
+        pack(runs, measured, given.carry)
     for run in runs:
         if run.to_do:
-            reason = obstacle(run, runs, (), deadline - time.monotonic(), carry is not None)
+            reason = obstacle(run, runs, (), deadline - time.monotonic(), carry)
             print(f"open: {run.label}: {reason or 'it has failed or was interrupted'}")
     print(f"{sum(not run.to_do for run in runs)} of {len(runs)} runs have ended; 'fedcli claims' says what they decide")
 
 
 if __name__ == "__main__":
-    typer.run(main)
+    main()

@@ -1,17 +1,21 @@
-"""The same rounds in PFLlib and here, and what they take.
+"""The same rounds in PFLlib, in Flower and here, and what they take.
 
     python peers.py w1 --pfllib CHECKOUT --python PYTHON     rounds of each side in turn; also w2, proto
     python peers.py page                                     the table of README.md from peers.csv
 
 The first appends to `peers.csv`. `--pfllib` is a checkout of TsingZ0/PFLlib; `--python` is the Python of an environment
-with the same torch, and with scikit-learn, matplotlib and h5py for PFLlib.
+with the same torch, flwr==1.41.0 and ray for Flower, scikit-learn, matplotlib and h5py for PFLlib.
 
-Each side runs in a process of its own (`sides.py`), which imports nothing of the other: fedcli by `fedcli.run`, where a
-round is timed from the end of the one before, and PFLlib by its servers' own `train`, which times each round itself.
-Both train the same images of the same clients from the same initial model with plain SGD; a batch that is not full is
-left out, as in PFLlib. fedcli divides the images, and they are written normalised into files in PFLlib's form.
+Each side runs in a process of its own (`sides.py`), which imports nothing of the others. All train the same images of
+the same clients from the same initial model with plain SGD; a batch that is not full is left out, as in PFLlib. fedcli
+divides the images, and they are written normalised into files in PFLlib's form, which Flower's app reads as well.
 
-All but "seconds" in the CSV, and Flower's rows, were measured by earlier versions of this script.
+    fedcli    `fedcli.run`; a round is timed from the end of the one before
+    pfllib    its servers' own `train`, which times each round itself
+    flower    its simulation on Ray with the strategy FedAvg; the client app is a plain PyTorch loop; an actor for each
+              core, with one thread; timed as in fedcli
+
+All but "seconds" in the CSV, and "flower-default", were measured by an earlier version of this script.
 """
 
 import json
@@ -60,22 +64,29 @@ def write_clients(folder: Path, options: dict[str, Any]) -> None:
     torch.save(list(fed.initial_model()[0].values()), folder / "initial.pt")
 
 
-def measure(workload: str, pythons: dict[str, str], turn: int, pfllib: str) -> None:
-    """Runs the sides, each by its Python, one after the other and appends their rounds to the CSV, a row each."""
+def measure(workload: str, sides: list[str], turn: int, pfllib: str, python: str) -> None:
+    """Runs the sides of a turn one after the other and appends the seconds of their rounds to the CSV, a row each."""
     with TemporaryDirectory() as folder:
         write_clients(Path(folder), WORKLOADS[workload])
-        for side, python in pythons.items():
-            arguments = [side, folder, json.dumps(WORKLOADS[workload]), str(ROUNDS), pfllib]
-            command = [python, "-c", "import sys, sides; sides.run_side(*sys.argv[1:])", *arguments]
-            process = subprocess.run(
-                command, env={**os.environ, "PYTHONPATH": str(HERE)}, stdout=subprocess.PIPE, text=True, check=True
-            )
-            result = json.loads(process.stdout.splitlines()[-1])
-            values = result.pop("seconds")[: ROUNDS - 2]
+        for side in sides:
+            arguments = [side, folder, json.dumps(WORKLOADS[workload]), str(ROUNDS)]
+            result = run_side(sys.executable if side == "fedcli" else python, [*arguments, pfllib])
+            values = result["seconds"][: ROUNDS - 2]
             rows = pd.DataFrame({"what": "seconds", "workload": workload, "side": side, "turn": turn, "value": values})
-            rows = rows.assign(**result, processor=environment(torch.device("cpu"))["machine"]["processor"])
+            rows = rows.assign(**{key: result[key] for key in ("versions", "torch", "threads")})
+            rows["processor"] = environment(torch.device("cpu"))["machine"]["processor"]
             rows.to_csv(CSV, mode="a", header=not CSV.exists(), index=False, float_format="%.6g")
             print(workload, side, turn, values, flush=True)
+
+
+def run_side(python: str, arguments: list[str]) -> dict[str, Any]:
+    """Returns what comes of one side in a new process."""
+    command = [python, "-c", "import sys, sides; sides.run_side(*sys.argv[1:])", *arguments]
+    env = {**os.environ, "PYTHONPATH": str(HERE), "FLWR_TELEMETRY_ENABLED": "0"}
+    process = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
+    if process.returncode:
+        raise SystemExit(f"{arguments[0]} failed:\n{process.stdout[-2000:]}\n{process.stderr[-6000:]}")
+    return json.loads(process.stdout.splitlines()[-1])
 
 
 def ratios(rows: pd.DataFrame, what: str, workload: str, side: str) -> pd.Series:
@@ -96,14 +107,16 @@ def table(rows: pd.DataFrame) -> str:
     return "\n".join(github(titles, lines, 2))
 
 
-def main(workload: str, pfllib: str = "", python: str = sys.executable, turns: str = "0") -> None:
+def main(
+    workload: str, pfllib: str = "", python: str = sys.executable, sides: str = "fedcli,pfllib", turns: str = "0"
+) -> None:
     """Measures, or writes the page; the head of this file says what the arguments are."""
     if workload == "page":
         text = between_marks(PAGE.read_text(encoding="utf-8"), "seconds", table(pd.read_csv(CSV)))
         PAGE.write_text(text, encoding="utf-8")
         return
     for turn in turns.split(","):
-        measure(workload, {"fedcli": sys.executable, "pfllib": python}, int(turn), pfllib)
+        measure(workload, sides.split(","), int(turn), pfllib, python)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The sides that `peers.py` compares: each runs in a process of its own, which imports nothing of the other."""
+"""The sides that `peers.py` compares: each runs in a process of its own, which imports nothing of the others."""
 
 import importlib
 import json
@@ -7,6 +7,7 @@ import random
 import subprocess
 import sys
 import time
+from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,6 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
 
 
 def run_fedcli(folder: Path, options: dict[str, Any], rounds: int, pfllib: str) -> dict[str, Any]:
@@ -62,8 +64,71 @@ def run_pfllib(folder: Path, options: dict[str, Any], rounds: int, pfllib: str) 
     return {"seconds": server.Budget[1:], "versions": f"PFLlib {commit}"}
 
 
+def user_network() -> nn.Module:
+    """Returns the network as a user of PyTorch writes it."""
+    return nn.Sequential(
+        nn.Conv2d(1, 32, 5), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(32, 64, 5), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(),
+        nn.Linear(1024, 512), nn.ReLU(), nn.Linear(512, 10),
+    )  # fmt: skip
+
+
+@cache
+def user_data(folder: str) -> list[TensorDataset]:
+    """Returns every client's training images, which the process keeps."""
+    files = sorted(Path(folder, "dataset", "train").glob("*.npz"), key=lambda file: int(file.stem))
+    clients = [np.load(file, allow_pickle=True)["data"].item() for file in files]
+    return [TensorDataset(torch.from_numpy(client["x"]), torch.from_numpy(client["y"])) for client in clients]
+
+
+def run_flower(folder: Path, options: dict[str, Any], rounds: int, pfllib: str) -> dict[str, Any]:
+    """Runs rounds by Flower's simulation, with an actor for each core; it tests nothing."""
+    import flwr
+    import ray
+    from flwr.app import ArrayRecord, Message, MetricRecord, RecordDict
+    from flwr.clientapp import ClientApp
+    from flwr.serverapp import ServerApp
+    from flwr.serverapp.strategy import FedAvg
+    from flwr.simulation import run_simulation
+
+    client_app, server_app, ends = ClientApp(), ServerApp(), []
+
+    class TimedFedAvg(FedAvg):
+        def aggregate_train(self, *replies):
+            ends.append(time.perf_counter())
+            return super().aggregate_train(*replies)
+
+    @client_app.train()
+    def train(message, context):
+        """Trains the model that was sent, as a user of PyTorch writes it."""
+        network, images = user_network(), user_data(str(folder))[context.node_config["partition-id"]]
+        network.load_state_dict(message.content["arrays"].to_torch_state_dict())
+        loader = DataLoader(images, options["batch_size"], shuffle=True, drop_last=options["drop_last"])
+        optimizer, criterion = torch.optim.SGD(network.parameters(), lr=options["lr"]), nn.CrossEntropyLoss()
+        network.train()
+        for _ in range(options["local_epochs"]):
+            for x, y in loader:
+                optimizer.zero_grad()
+                criterion(network(x), y).backward()
+                optimizer.step()
+        content = {"arrays": ArrayRecord(network.state_dict()), "metrics": MetricRecord({"num-examples": len(images)})}
+        return Message(content=RecordDict(content), reply_to=message)
+
+    @server_app.main()
+    def serve(grid, context):
+        cohort, count = options["cohort_size"], options["num_clients"]
+        strategy = TimedFedAvg(
+            fraction_train=cohort / count, fraction_evaluate=0.0, min_train_nodes=cohort, min_available_nodes=count
+        )
+        state = dict(zip(user_network().state_dict(), torch.load(folder / "initial.pt"), strict=True))
+        strategy.start(grid, ArrayRecord(state), rounds)
+
+    resources = {"client_resources": {"num_cpus": 1, "num_gpus": 0.0}}
+    run_simulation(server_app, client_app, options["num_clients"], backend_config=resources)
+    return {"seconds": np.diff(ends).tolist(), "versions": f"flwr {flwr.__version__}, ray {ray.__version__}"}
+
+
 def run_side(side: str, folder: str, options: str, rounds: str, pfllib: str) -> None:
-    """Runs one side in this process, and prints what came of it."""
-    run = {"fedcli": run_fedcli, "pfllib": run_pfllib}[side]
+    """Runs one side in this process, and prints what came of it; Flower's actors import this module by its name."""
+    run = {"fedcli": run_fedcli, "pfllib": run_pfllib, "flower": run_flower}[side]
     result = run(Path(folder), json.loads(options), int(rounds), pfllib)
     print(json.dumps({**result, "torch": torch.__version__, "threads": os.cpu_count()}))

@@ -1,0 +1,47 @@
+#!/usr/bin/env bash
+# The first minutes on a GPU on which nothing has been measured, and the second ones; from the top of the repository:
+#
+#   OUT=first results/evidence/first-minutes.sh
+#       w1, w2 and w3 in float32, tf32 and bf16, 90 seconds at most; then FedFM in tf32 until the time is over
+#   OUT=second FROM=first BEFORE=/tmp/before PROBE=probe.py results/evidence/first-minutes.sh
+#       a script of kernels for 240 seconds; the same bench of the code in the folder BEFORE, another commit, and of this
+#       one, a minute each; then FedFM goes on
+#
+# MINUTES are nine, and PRECISION is that of FedFM. TINY=1 tries all this on a CPU.
+set -u
+OUT=$(realpath -m "$OUT") PYTHON=${PYTHON:-python3}
+export OUT
+mkdir -p "$OUT"
+workloads=("w1 w2" "w3 --epochs=1")
+if [ -n "${TINY:-}" ]; then workloads=("w2 --epochs=1"); fi
+
+# Bench the code in the folder $1 in the precisions $4 ... until second $3, into the file $2.
+bench() {
+    local precision workload left
+    for workload in "${workloads[@]}"; do
+        for precision in "${@:4}"; do
+            left=$(($3 - SECONDS))
+            if [ "$left" -gt 0 ]; then
+                # shellcheck disable=SC2086  # a workload has options
+                (cd "$1" && PYTHONPATH=$PWD timeout --kill-after=5 "$left" "$PYTHON" -m fedcli bench $workload \
+                    --repeats=1 --precision="$precision" --csv="$OUT/$2.csv")
+            fi
+        done
+    done
+}
+
+# Where the package is not installed, its papers have to stand in it.
+for tree in "$PWD" ${BEFORE:+"$BEFORE"}; do
+    (cd "$tree" && { PYTHONPATH=$PWD "$PYTHON" -c "import fedcli.papers" 2>/dev/null || ln -sn ../papers fedcli/papers; })
+done
+if [ -z "${BEFORE:-}" ]; then
+    bench . bench 90 float32 tf32 bf16
+else
+    # shellcheck disable=SC2086  # so that the script may have options
+    if [ -n "${PROBE:-}" ]; then timeout --kill-after=5 260 "$PYTHON" $PROBE --budget 240; fi
+    start=$SECONDS
+    bench "$BEFORE" before $((start + 60)) float32
+    bench . after $((start + 120)) float32
+fi
+PYTHONPATH=$PWD "$PYTHON" results/evidence/evidence.py ${TINY:+--tiny} --time=$((60 * ${MINUTES:-9} - SECONDS)) --jobs=1 \
+    --precision="${PRECISION:-tf32}" --carry="$OUT" ${FROM:+--from="$FROM"}
