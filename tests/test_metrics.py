@@ -69,21 +69,19 @@ def test_drift_and_terms_are_those_of_the_last_round_that_has_them():
     assert [value(name, record()) for name in ("drift:a", "term:cross_entropy")] == [None, None]
 
 
-def test_accuracies_by_domain_are_of_the_selected_rounds_and_else_the_mean_over_domains():
+def test_accuracies_by_domain_and_client_are_of_the_selected_rounds_and_else_the_mean_over_domains():
     rounds = [
-        entry(number, 0.5, domains={"a": a, "b": b}, intra={"a": 1.0, "b": 0.5}, inter={"a": a / 2, "b": b / 2})
+        entry(
+            number, 0.5, domains={"a": a, "b": b}, intra={"a": 1.0, "b": 0.5}, inter={"a": a / 2, "b": b / 2},
+            clients={"mean": a, "std": 0.25, "worst": b},
+        )
         for number, (a, b) in enumerate([(0.0, 0.0), (0.2, 0.4), (0.4, 0.6), (0.6, 0.2)])
-    ]
+    ]  # fmt: skip
     answers = {"domain:a": 60, "domain": 40, "domain:c": None, "inter:a": 30, "inter": 20, "intra:b": 50, "intra": 75}
+    answers |= {"clients:mean": 60, "clients:std": 25, "clients:worst": 20}
     assert {name: value(name, record(*rounds, selected_round=3)) for name in answers} == pytest.approx(answers)
     three = record(*rounds, selection="mean-last-3", selected_round=3)
     assert [value(name, three) for name in ("domain:a", "domain", "inter:b")] == pytest.approx([40, 40, 20])
-
-
-def test_the_spread_over_clients_is_of_the_selected_round():
-    spread = [{"mean": 0.5, "std": 0.25, "worst": 0.125}, {"mean": 0.75, "std": 0.0, "worst": 0.75}]
-    run = record(*(entry(number, 0.5, clients=spread[number]) for number in (0, 1)), selected_round=0)
-    assert [value(f"clients:{name}", run) for name in ("mean", "std", "worst")] == [50, 25, 12.5]
 
 
 def test_costs_are_of_a_client_in_the_mean_round_and_of_all_in_all_rounds():

@@ -108,7 +108,7 @@ def test_a_papers_table_on_other_data_has_the_divisions_of_its_cells():
 
 def test_the_verdicts_that_are_installed_are_those_of_the_records():
     known = claims.answers(fedcli.registry.claims(), frame.shipped())
-    without = claims.with_shipped(claims.answers(fedcli.registry.claims(), []))
+    without = claims.answers(fedcli.registry.claims(), [], shipped=True)
     told = {answer.claim.name: (answer.verdict, answer.ours, answer.seeds) for answer in known if answer.runs}
     assert len(told) >= 10
     assert {each.claim.name: (each.verdict, each.ours, each.seeds) for each in without if each.runs} == told

@@ -127,9 +127,8 @@ def claims(
     shipped = frame.shipped()
     homes = [*shipped, *(folders or [Path("runs")])]
     answers = claims.answers(
-        registry.claims(paper), homes, lambda name: datasets.open_to_all(name) or datasets.present(name)
+        registry.claims(paper), homes, lambda name: datasets.open_to_all(name) or datasets.present(name), not shipped
     )
-    answers = answers if shipped else claims.with_shipped(answers)
     sheet = claims.claims_sheet(answers)
     titles, *lines = (
         (verdict, claim, paper, ours) for claim, verdict, paper, ours, *_ in (sheet.columns, *sheet.lines)
@@ -147,7 +146,7 @@ def pages(folder: argument(Path, "DIR", "Folder with records/, a subfolder a stu
     DIR/records/STUDY/intro.md has a study's title, question and set-up. findings.toml beside it names the differences
     of runs that are printed as its findings: the head of fedcli/results/findings.py says how.
 
-    The first finding stands among the studies of DIR/README.md and on the pages of its papers.
+    The first finding stands among the studies of DIR/README.md.
     """
     from fedcli.figures import plots
     from fedcli.results import frame

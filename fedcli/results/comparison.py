@@ -12,7 +12,7 @@ from typing import Any
 from fedcli.declarations import Table
 from fedcli.registry import tables
 from fedcli.results.frame import STATES, departures, frame_of
-from fedcli.results.metrics import BOLD, DIVERGED, Interval, Metric, best, interval
+from fedcli.results.metrics import BOLD, DIVERGED, NO_INTERVAL, Metric, best, interval
 from fedcli.results.plans import IN_TEXT, TablePlan, wanted
 from fedcli.results.render import Best, Sheet
 from fedcli.results.tables import mean_of_runs
@@ -127,14 +127,6 @@ def printed_unit(column: str) -> float:
     return float(match[1]) if match else 1.0
 
 
-def interval_text(metric: Metric, interval: Interval, signed: bool = True) -> str:
-    """A mean with its interval, `+9.70 [+7.10, +12.30]`; of counts, and of one value, the mean alone."""
-    text = metric.signed if signed else metric.text
-    if metric.unit == "floats" or interval.low is None:
-        return text(interval.mean)
-    return f"{text(interval.mean)} [{text(interval.low)}, {text(interval.high)}]"
-
-
 def _beside(
     key: Place, metric: Metric, paper: Mapping[str, Any], text: str, values: Sequence[float]
 ) -> tuple[dict[str, str], dict[str, Any]]:
@@ -143,7 +135,7 @@ def _beside(
     The text is what is shown of our values, one a run. Floats are rounded as the paper's before they are compared.
     """
     unit, value, deviation = printed_unit(key[1]), paper.get(metric.field), None
-    texts, difference, target = {"ours": text}, None, None if value is None else value * unit
+    texts, difference, target = {"ours": text}, NO_INTERVAL, None if value is None else value * unit
     if target is not None:
         deviation = paper.get("std") if metric.field == "mean" else None
         texts["paper"] = metric.text(target) + ("" if deviation is None else f" ± {metric.text(deviation)}")
@@ -151,13 +143,13 @@ def _beside(
         difference = interval([value - target for value in rounded])
     elif paper:
         texts["paper"] = metric.none if paper.get("printed") == "0" else NO_NUMBER
-    if difference is not None:
-        texts["difference"] = interval_text(metric, difference)
+    if difference.n:
+        texts["difference"] = metric.interval_text(difference, count=False)
     return texts, {
         "row": key[0], "column": key[1], "metric": metric.name, "unit": metric.unit, "paper": target,
         "paper_std": deviation, "ours": fmean(values) if values else None,
         "ours_std": stdev(values) if len(values) > 1 else None,
-        "difference_low": difference and difference.low, "difference_high": difference and difference.high,
+        "difference_low": difference.low, "difference_high": difference.high,
     }  # fmt: skip
 
 

@@ -47,18 +47,16 @@ def paces(runs: pd.DataFrame) -> pd.DataFrame:
 
 
 def cost_of(runs: Iterable[PlannedRun], timed: pd.DataFrame, device: str, machine: str) -> pd.DataFrame:
-    """Estimates the time of runs by the median of the timed ones with the same network, images and precision.
+    """Estimates the time of runs by the median of the timed ones, see `paces`, with the same network and images.
 
     Args:
         runs: The runs to do.
-        timed: See `paces`.
+        timed: The runs that were timed; of `machine` before others, and of each those that no other work disturbed.
         device: The kind of device that they would run on.
-        machine: Its name, as records have it. Runs of this machine go before others of its kind, and of each those
-            that no other work disturbed.
+        machine: Its name, as records have it.
 
     Returns:
-        A row a run: `seconds`, NaN where no run like it was timed, and `machines`, the names of those that were timed
-        where they are others.
+        A row a run: `seconds`, NaN where no run like it was timed, and the names of other `machines` that were timed.
     """
     rows = []
     for run in runs:
@@ -66,9 +64,8 @@ def cost_of(runs: Iterable[PlannedRun], timed: pd.DataFrame, device: str, machin
         if images := config["train_examples"] or num_images(config["dataset"]):
             shape = str([*datasets.describe(config["dataset"])["shape"]])
             alike = timed[(timed[ALIKE] == [device, config["backbone"], shape, config["precision"]]).all(axis=1)]
-            here = alike[alike["machine"] == machine]
-            candidates = here[here["quiet"]], here, alike[alike["quiet"]], alike
-            nearest = next(filter(len, candidates), alike)
+            rank = 2 * (alike["machine"] == machine) + alike["quiet"]
+            nearest = alike[rank == rank.max()]
             seconds = nearest["seconds"].median() * round_examples(config, images)
             seconds *= run.setup.run.rounds - run.rounds_done
             machines = {*nearest["machine"]} - {machine}
@@ -83,15 +80,16 @@ def estimate(plan: TablePlan) -> pd.DataFrame:
     return cost_of([run for run in plan.runs if run.to_do], timed, hardware["device"], hardware["name"])
 
 
-def time_text(estimated: pd.DataFrame) -> str:
-    """What is known of the time of runs, see `cost_of`, in words."""
+def time_text(estimated: pd.DataFrame, machine: str = "") -> str:
+    """What is known of the time of runs, see `cost_of`, in words; `machine` is told where they were timed on it."""
     seconds = estimated["seconds"]
     if not seconds.count():
-        return f"not known for {len(seconds)} runs, none like them was timed"
+        return "not known, none like them was timed"
     minutes = max(1, seconds.sum() / 60)
-    text = f"{minutes / 60:,.0f} hours" if minutes >= 90 else f"{minutes:.0f} min"
-    machines = ", ".join(f"timed on {name}" for name in sorted(set().union(*estimated["machines"])))
-    return f"about {text} for {seconds.count()} of {len(seconds)} runs" + (f" ({machines})" if machines else "")
+    text = f"{minutes / 60:,.{0 if minutes >= 600 else 1}f} h" if minutes >= 60 else f"{minutes:.0f} min"
+    machines = " and ".join(sorted(set().union(*estimated["machines"]))) or machine
+    part = f" for {seconds.count()} of them" if seconds.count() < len(seconds) else ""
+    return f"about {text}{part}" + (f", timed on {machines}" if machines else "")
 
 
 def decided_by(answer: claims.Answer, folder: Path, timed: pd.DataFrame) -> str:
@@ -102,9 +100,9 @@ def decided_by(answer: claims.Answer, folder: Path, timed: pd.DataFrame) -> str:
         folder: Of the records.
         timed: See `paces`; an H100 counts, or a CPU where no GPU has run such a network.
     """
-    seeds = answer.needed_seeds
     if answer.verdict in (claims.REPRODUCED, claims.CONTRADICTED):
         return ""
+    seeds = answer.needed_seeds
     if len(seeds) > claims.MOST_SEEDS:
         return f"more than {claims.MOST_SEEDS} seeds, if their spread stays"
     plan = plans.plan(find_table(answer.claim.table), folder, seeds=seeds, only=claims.names_of(answer.claim))
@@ -113,11 +111,7 @@ def decided_by(answer: claims.Answer, folder: Path, timed: pd.DataFrame) -> str:
     closed = {name for run in lacking for name in run.setup.data_sets if not datasets.open_to_all(name)}
     if closed:
         words += f" on {' and '.join(sorted(closed))}, whose images are not open"
-    for device, machine in (("cuda", H100), ("cpu", "")):
-        estimated = cost_of(lacking, timed, device, machine)
-        if timed_runs := estimated["seconds"].count():
-            hours = estimated["seconds"].sum() / 3600
-            names = " and ".join(sorted(set().union(*estimated["machines"]))) or machine
-            words += f": {hours:,.{0 if hours >= 10 else 1}f} h on {names}"
-            return words + (f" for {timed_runs} of them" if timed_runs < len(lacking) else "")
-    return f"{words}; none like them has been timed"
+    estimated = cost_of(lacking, timed, "cuda", H100)
+    if not estimated["seconds"].count():
+        estimated = cost_of(lacking, timed, "cpu", "")
+    return f"{words}; time: {time_text(estimated, H100)}"

@@ -26,8 +26,7 @@ from typing import Any
 
 from fedcli.errors import UserError
 from fedcli.registry import find_table
-from fedcli.results.claims import interval_text
-from fedcli.results.comparison import printed_value
+from fedcli.results.comparison import printed_lead, printed_value
 from fedcli.results.frame import find_records, frame_of
 from fedcli.results.metrics import Metric, Record, difference, find_metric, interval
 
@@ -61,12 +60,9 @@ def read_study(folder: Path) -> Study:
         folder: With `intro.md`, `findings.toml` where it has findings, and run folders.
 
     Raises:
-        UserError: If the introduction or the records are missing, or a finding cannot be made.
+        UserError: If it has no records, or a finding cannot be made.
     """
-    intro, file = folder / "intro.md", folder / "findings.toml"
-    if not intro.is_file():
-        raise UserError(f"{folder} has no introduction; write the study's title, question and set-up to {intro.name}.")
-    records, groups, lines = find_records([folder]), {}, []
+    file, groups, lines = folder / "findings.toml", {}, []
     entry: Any = "its text"
     try:
         content = tomllib.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
@@ -76,12 +72,12 @@ def read_study(folder: Path) -> Study:
             lines.append(finding(entry, groups))
     except (KeyError, ValueError, UserError) as error:  # a TOMLDecodeError is a ValueError
         raise UserError(f"{file} cannot be read ({error}; got {entry}); see the head of {__name__}.") from error
-    text, metrics, figures = intro.read_text(encoding="utf-8"), content.get("metrics", []), content.get("figures", {})
-    return Study(folder.resolve().name, text.strip(), records, lines, metrics, figures)
+    intro, shown = (folder / "intro.md").read_text(encoding="utf-8").strip(), content.get("figures", {})
+    return Study(folder.resolve().name, intro, find_records([folder]), lines, content.get("metrics", []), shown)
 
 
 def finding(entry: Mapping[str, Any], groups: Mapping[str, list[Record]]) -> str:
-    """A finding as a line, "Ours - Theirs, last round: +3.31 [+2.44, +4.19], 3 seeds; paper +9.48".
+    """A finding as a line, "Ours - Theirs, last round: +3.31 [+2.44, +4.19] (3); paper +9.48".
 
     Args:
         entry: Its keys, see the head of this file.
@@ -92,38 +88,30 @@ def finding(entry: Mapping[str, Any], groups: Mapping[str, list[Record]]) -> str
         ValueError: If the runs have no such value, or are no pairs.
     """
     of, than = entry["of"], entry.get("than")
-    runs, others = groups[of], groups[than] if than else []
     metric, second = (find_metric(entry.get(key, entry["metric"])) for key in ("metric", "than_metric"))
-    words = _words(metric, runs)
+    words = _words(metric, groups[of])
+    line, result = f"{of}, {words}", interval(metric.values(groups[of]))
     if than:
-        _refuse_unlike(runs, others)
-        result, unit = difference(metric, runs, others, second), "seed"
+        pairs = frame_of(groups[of]).merge(frame_of(groups[than]), on="seed")
+        if not pairs["seed"].is_unique:
+            raise ValueError("a difference is of groups with one run a seed")
+        unlike = pairs.query("images_x != images_y or partition_x != partition_y")["seed"]
+        if len(unlike):
+            raise ValueError(f"the two runs of seed {unlike.min()} have other images or another partition")
+        result = difference(metric.by_seed(groups[of]), second.by_seed(groups[than]))
         line = f"{of} - {than}, {words}"
         if second.name != metric.name:
-            line = f"{of} ({words}) - {than} ({_words(second, others)})"
-    else:
-        result, unit, line = interval(metric.values(runs)), "run", f"{of}, {words}"
-    if result is None:
+            line = f"{of} ({words}) - {than} ({_words(second, groups[than])})"
+    if not result.n:
         raise ValueError("no run has this value, or no seed has both runs")
-    line += f": {interval_text(metric, result, signed=bool(than))}, {result.n} {unit}{'s' * (result.n > 1)}"
+    line += f": {metric.interval_text(result, signed=bool(than))}"
     if "paper" in entry:
-        table, column = entry["paper"]
-        values = [printed_value(find_table(table), row, column, metric) for row in (of, than) if row]
-        if None in values:
-            raise ValueError(f"{table} has no number in {column} for {of}{f' or {than}' if than else ''}")
-        line += f"; paper {metric.signed(values[0] - values[1]) if than else metric.text(values[0])}"
+        table, column = find_table(entry["paper"][0]), entry["paper"][1]
+        lead = printed_lead(table, of, than, (column,), metric) if than else printed_value(table, of, column, metric)
+        if lead is None:
+            raise ValueError(f"{table.name} has no number in {column} for {of}{f' or {than}' if than else ''}")
+        line += f"; paper {metric.signed(lead) if than else metric.text(lead)}"
     return f"{entry['says']}. {line}" if "says" in entry else line
-
-
-def _refuse_unlike(*groups: list[Record]) -> None:
-    """Refuses a pair of groups of which one has two runs of a seed, or of which two of a seed have other clients."""
-    first, second = map(frame_of, groups)
-    if first["seed"].duplicated().any() or second["seed"].duplicated().any():
-        raise ValueError("a difference is of groups with one run a seed")
-    pairs = first.merge(second, on="seed")
-    unlike = pairs[(pairs["images_x"] != pairs["images_y"]) | (pairs["partition_x"] != pairs["partition_y"])]
-    if len(unlike):
-        raise ValueError(f"the two runs of seed {unlike['seed'].min()} have other images or another partition")
 
 
 def _words(metric: Metric, records: Iterable[Record]) -> str:

@@ -15,6 +15,7 @@ from statistics import fmean, stdev
 from typing import Any, NamedTuple
 
 from fedcli.errors import UserError, unknown
+from fedcli.results.render import MISSING
 from fedcli.userfiles import from_file, is_from_file
 
 Record = dict[str, Any]
@@ -22,27 +23,28 @@ DECIMALS = {"percent": 2, "": 3, "floats": 0}
 
 
 class Interval(NamedTuple):
-    """A mean over seeds with the interval that holds the expected value in 95 of 100 cases."""
+    """A mean over seeds with the interval that holds the expected value in 95 of 100 cases; NaN where there is none."""
 
     mean: float
-    low: float | None  # the lower end; None with one value
-    high: float | None
-    n: int  # number of values
+    low: float  # the lower end
+    high: float
+    n: int  # number of values; one alone has no interval
 
     @property
     def leaves_out_zero(self) -> bool:
         """Whether it lies on one side of zero."""
-        return self.low is not None and not self.low <= 0 <= self.high
+        return self.low > 0 or self.high < 0
 
 
-def interval(values: Sequence[float]) -> Interval | None:
-    """The mean with its 95 % interval by Student's t; None without a value."""
+NO_INTERVAL = Interval(math.nan, math.nan, math.nan, 0)
+
+
+def interval(values: Sequence[float]) -> Interval:
+    """The mean with its 95 % interval by Student's t."""
     if not values:
-        return None
+        return NO_INTERVAL
     mean, count = fmean(values), len(values)
-    if count == 1:
-        return Interval(mean, None, None, 1)
-    half = _half_width(stdev(values), count)
+    half = _half_width(stdev(values), count) if count > 1 else math.nan
     return Interval(mean, mean - half, mean + half, count)
 
 
@@ -93,6 +95,14 @@ class Metric:
         """A difference with its sign and the decimals of the unit."""
         return f"{value:+,.{DECIMALS.get(self.unit, 1)}f}"
 
+    def interval_text(self, interval: Interval, *, signed: bool = True, count: bool = True) -> str:
+        """A mean with its interval and the `count` of values, `+9.70 [+7.10, +12.30] (3)`; of floats the mean alone."""
+        if not interval.n:
+            return MISSING
+        text = self.signed if signed else self.text
+        ends = f" [{text(interval.low)}, {text(interval.high)}]" if interval.n > 1 else ""
+        return text(interval.mean) + ("" if self.unit == "floats" else ends + f" ({interval.n})" * count)
+
     def mean_text(self, values: Sequence[float]) -> str:
         """The mean of values ± their sample standard deviation, which is left out for a single value."""
         return self.text(fmean(values)) + (f" ± {self.text(stdev(values))}" if len(values) > 1 else "")
@@ -116,12 +126,12 @@ class Metric:
 
     def values(self, records: Iterable[Record]) -> list[float]:
         """The values of the runs that count and have one."""
-        return [value for _, value in self.by_seed(records)]
+        values = [self.value(record) for record in records if self.counts(record)]
+        return [value for value in values if value is not None]
 
-    def by_seed(self, records: Iterable[Record]) -> list[tuple[int, float]]:
-        """The same with the seeds of the runs."""
-        pairs = [(record["seed"], self.value(record)) for record in records if self.counts(record)]
-        return [(seed, value) for seed, value in pairs if value is not None]
+    def by_seed(self, records: Iterable[Record]) -> dict[int, float]:
+        """The same by the seeds of the runs."""
+        return {record["seed"]: value for record in records for value in self.values([record])}
 
 
 def find_metric(name: str) -> Metric:
@@ -137,13 +147,13 @@ def find_metric(name: str) -> Metric:
     if key not in METRICS:
         raise unknown("metric", key, METRICS, f"there are {', '.join(METRICS)}, and your own by ./file.py:NAME.")
     metric = METRICS[key]
-    if not colon and (metric.arguments or metric.parameter is None):
+    has_parameter = metric.parameter is not None
+    if not colon and (metric.arguments or not has_parameter):
         return metric
     with suppress(ValueError):  # no number behind the colon
-        if text and metric.parameter is not None:
+        if text and has_parameter:
             return replace(metric, name=name, arguments=(metric.parameter(text),))
-    form = key if metric.parameter is None else f"{key}:PARAMETER"
-    raise UserError(f"the metric '{key}' is malformed (got '{name}'); write {form}.")
+    raise UserError(f"the metric '{key}' is malformed (got '{name}'); write {key}{':PARAMETER' * has_parameter}.")
 
 
 def diverged(record: Record) -> bool:
@@ -151,19 +161,9 @@ def diverged(record: Record) -> bool:
     return record["status"] == "failed" and record.get("error", "").startswith("NonFiniteLoss")
 
 
-def difference(
-    metric: Metric, first: Iterable[Record], second: Iterable[Record], second_metric: Metric | None = None
-) -> Interval | None:
-    """A metric of runs less that of others, paired over the seeds that both have; None where there is no such seed.
-
-    Args:
-        metric: What is compared.
-        first: Runs of one kind.
-        second: Runs of another.
-        second_metric: What is read of these, where it is not the same.
-    """
-    ours, theirs = dict(metric.by_seed(first)), dict((second_metric or metric).by_seed(second))
-    return interval([ours[seed] - theirs[seed] for seed in ours if seed in theirs])
+def difference(first: Mapping[int, float], second: Mapping[int, float]) -> Interval:
+    """The values of one kind of runs less those of another, by seed, paired over the seeds that both have."""
+    return interval([value - second[seed] for seed, value in first.items() if seed in second])
 
 
 DIVERGED = (
@@ -177,34 +177,33 @@ BOLD = (
 
 
 def best(metric: Metric, groups: Mapping[Any, Sequence[Record]]) -> Any:
-    """The group of runs with the best mean, where the interval of its lead over the second leaves out zero.
+    """The name of the group of runs with the best mean, if the interval of its lead over the second leaves out zero.
 
-    Args:
-        metric: What is compared.
-        groups: The runs of each; one without a value is out.
-
-    Returns:
-        The name of the group; None where none stands out, or its mean leaves out a run that diverged.
+    None where none stands out, or its mean leaves out a run that diverged; a group without a value is not compared.
     """
     means = {name: fmean(values) for name, runs in groups.items() if (values := metric.values(runs))}
     if len(means) < 2 or not metric.better:
         return None
     first, second = sorted(means, key=means.__getitem__, reverse=metric.better == "higher")[:2]
-    lead = difference(metric, groups[first], groups[second])
+    lead = difference(metric.by_seed(groups[first]), metric.by_seed(groups[second]))
     lost = any(diverged(record) and not metric.counts(record) for record in groups[first])
-    stands_out = lead is not None and lead.leaves_out_zero and (lead.mean > 0) == (metric.better == "higher")
+    stands_out = lead.leaves_out_zero and (lead.mean > 0) == (metric.better == "higher")
     return first if stands_out and not lost else None
 
 
 # What metrics read from a record
 
 
+def _tested(record: Record, key: str = "test_accuracy") -> list[tuple[int, float]]:
+    """The rounds that have an accuracy, counted from 1, with it."""
+    return [(entry["round"] + 1, entry[key]) for entry in record["rounds"] if entry.get(key) is not None]
+
+
 def _over(
     record: Record, first: float = 1, last: float = math.inf, combine: Callable = fmean, key: str = "test_accuracy"
 ) -> float | None:
-    """The accuracies of the tested rounds from `first` to `last`, counted from 1, in one number."""
-    values = [entry.get(key) for entry in record["rounds"] if first <= entry["round"] + 1 <= last]
-    values = [value for value in values if value is not None]
+    """The accuracies of the tested rounds from `first` to `last` in one number."""
+    values = [value for number, value in _tested(record, key) if first <= number <= last]
     return combine(values) if values else None
 
 
@@ -232,9 +231,8 @@ def _at(record: Record, fraction: Fraction) -> float | None:
 
 
 def _reached(record: Record, percent: float, *, part: int) -> float | None:
-    """Of the first round that reaches an accuracy its number, counted from 1, or its accuracy."""
-    tested = [(entry["round"] + 1, entry["test_accuracy"]) for entry in record["rounds"]]
-    return next((pair[part] for pair in tested if pair[1] is not None and pair[1] >= percent / 100), None)
+    """Of the first round that reaches an accuracy its number, or its accuracy."""
+    return next((pair[part] for pair in _tested(record) if pair[1] >= percent / 100), None)
 
 
 def _at_selected(record: Record, name: str = "", *, key: str) -> float | None:

@@ -10,7 +10,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
-from typing import NamedTuple
 
 from fedcli import registry
 from fedcli.results import claims, comparison, costs, plans, tables
@@ -21,69 +20,53 @@ from fedcli.results.render import MISSING, between_marks, github, render
 
 FIGURE = re.compile(r"\]\((figures/([\w.-]+)-([a-z]+)\.png)\)")
 POINTS = 3  # tested rounds that a learning curve needs to say anything
-SHOWN = ("Readings", "Known")  # how the titles begin of a card's sections that a page repeats
+# Sections of a paper's file that its page repeats: a title, then indented lines.
+CARD = re.compile(r"^((?:Readings|Known)\b.*)\n((?:(?: .*)?\n)+)", re.MULTILINE)
 LEGEND = (
     "Written from the records: means over runs, and differences paired by seed, with their 95 % intervals (Student's "
-    "t); accuracies in percent, their differences in points. One run has no interval: chance is not ruled out."
+    "t) and, in brackets, the number of runs or seeds; accuracies in percent, their differences in points. One run has "
+    "no interval: chance is not ruled out."
 )
 VERIFY = "As they were typed. `fedcli verify RECORD` repeats a run also where a default has changed since."
+MADE = "Written by `make tables` from the records in `records/`; a test fails where a page and its records differ."
+CLAIMS = (
+    "`fedcli claims` prints them with your own runs, and the commands of the runs that would decide a claim. [How a "
+    "verdict comes about](../docs/tables-and-claims.md#claims)."
+)
+OTHERS = (
+    "[board](board/README.md) has methods side by side on small digits, ten seeds each, with tuned options. "
+    "[speed](speed/README.md) holds what `fedcli bench` measured: the engine against a plain PyTorch loop."
+)
 
 
-class Paper(NamedTuple):
-    """A paper's file."""
-
-    module: ModuleType
-    key: str  # the name of the file and of its page
-    name: str  # as it is called in papers/reported.json
-
-    def its(self, answers: Iterable[Answer]) -> list[Answer]:
-        """The claims of the paper among others."""
-        names = {table.name for table in self.module.TABLES}
-        return [answer for answer in answers if answer.claim.table in names]
-
-
-def papers() -> list[Paper]:
-    """The papers, which are the registered files that declare tables, in the order of the registry."""
+def papers() -> dict[str, ModuleType]:
+    """The papers' files, which are those of registered methods that declare tables, by their names without `.py`."""
     modules = dict.fromkeys(method.module for method in registry.methods().values())
-    return [
-        Paper(module, module.__name__.rpartition(".")[2], module.TABLES[0].reported[0])
-        for module in modules
-        if hasattr(module, "TABLES")
-    ]
+    return {module.__name__.rpartition(".")[2]: module for module in modules if hasattr(module, "TABLES")}
 
 
 def pages(results: Path) -> dict[Path, str]:
-    """All pages.
+    """All pages by their paths under `results`, a folder with `records/<study>` and `papers/notes/<paper>.md`.
 
-    Args:
-        results: Folder with `records/<study>` and `papers/notes/<paper>.md` where there are notes; beside it may be a
-            `README.md` that quotes the claims between two marks.
-
-    Returns:
-        Texts by path under `results`.
+    Beside the folder may be a `README.md`, which counts the claims between two marks.
     """
     records = results / "records"
     studies = [read_study(file.parent) for file in sorted(records.glob("*/intro.md"))]
-    runs = claims.ended_runs([records])
-    timed = costs.paces(runs)
-    answers = [
-        replace(answer, decided=costs.decided_by(answer, records, timed))
-        for answer in claims.answers(registry.claims(), [records])
-    ]
-    texts = {Path(f"{study.name}.md"): study_page(study) for study in studies}
-    planned = {}
-    for paper in papers():
-        notes = results / "papers" / "notes" / f"{paper.key}.md"
+    answers = claims.answers(registry.claims(), [records])
+    texts, planned = {Path(f"{study.name}.md"): study_page(study) for study in studies}, {}
+    for name, module in papers().items():
+        notes = results / "papers" / "notes" / f"{name}.md"
         missed = notes.read_text(encoding="utf-8") if notes.is_file() else ""
-        planned[paper] = [plans.plan(table, records, seeds=table.seeds) for table in paper.module.TABLES]
-        text = paper_page(paper, planned[paper], studies, claims_table(paper, answers, records, "../"), missed)
-        texts[Path("papers") / f"{paper.key}.md"] = text.replace(f"{records}/", "records/")
+        planned[name] = [plans.plan(table, records, seeds=table.seeds) for table in module.TABLES]
+        text = paper_page(module, planned[name], studies, missed)
+        texts[Path("papers") / f"{name}.md"] = text.replace(f"{records}/", "records/")
     texts[Path("README.md")] = first_page(records, studies, answers, coverage(planned))
+    if (first := results.parent / "README.md").is_file():
+        text = between_marks(first.read_text(encoding="utf-8"), "claims", counts_by_paper(answers))
+        texts[Path("..") / "README.md"] = text
     if (results.parent / "papers").is_dir():
         verdicts = render(claims.claims_sheet(answers), "csv")
         texts[Path("..") / "papers" / claims.SHIPPED] = verdicts.replace(f"{records}/", "")
-    if (first := results.parent / "README.md").is_file():
-        texts[Path("..") / "README.md"] = with_front(first.read_text(encoding="utf-8"), answers)
     return texts
 
 
@@ -92,27 +75,58 @@ def _page(head: str, parts: Mapping[str, str]) -> str:
     return "\n\n".join([head, *(f"{heading}\n\n{text}" for heading, text in parts.items() if text)]) + "\n"
 
 
+def counts_by_paper(answers: Sequence[Answer]) -> str:
+    """How many claims of each paper have which verdict, as a table for the project's first page."""
+    rows = []
+    for name, module in papers().items():
+        tables = [table.name for table in module.TABLES]
+        verdicts = Counter(answer.verdict for answer in answers if answer.claim.table in tables)
+        link = f"[{module.TABLES[0].reported[0]}](results/papers/{name}.md)"
+        rows.append([link, *(str(verdicts[verdict]) for verdict in claims.VERDICTS)])
+    return "\n".join(github(["Claims of", *(verdict.capitalize() for verdict in claims.VERDICTS)], rows, 1))
+
+
+def coverage(planned: Mapping[str, Sequence[TablePlan]]) -> str:
+    """How much has been run of what the papers print, by the names of their files, and which tables are complete."""
+    rows, complete = [], []
+    for name, module in papers().items():
+        in_full: list[bool] = []
+        for plan in planned[name]:
+            cells = [cell for cell in comparison.compare(plan).values if cell.get("runs_planned")]
+            counted = [cell["runs_counted"] == cell["runs_planned"] for cell in cells if cell["paper"] is not None]
+            complete += [plan.table.name] * (bool(counted) and all(counted))
+            in_full += counted
+        link = f"[{module.TABLES[0].reported[0]}](papers/{name}.md)"
+        rows.append([link, f"{len(in_full):,}", f"{sum(in_full):,}"])
+    table = "\n".join(github(["Paper", "Printed cells", "In full, all seeds"], rows, 1))
+    return (
+        f"{table}\n\nRun in full, every cell here that has a printed number: {', '.join(complete) or 'none'}.\n\n"
+        "A cell is a number that a paper prints and a table here plans; several may be read from one run. A table has "
+        "three seeds, or one where the paper prints single runs."
+    )
+
+
 def first_page(records: Path, studies: Sequence[Study], answers: Sequence[Answer], covered: str) -> str:
-    """The page that `results/` opens with: the claims, how much has been run, the studies, and how to redo a run."""
+    """The page that `results/` opens with: the claims, how much of the papers has been run, and the studies."""
+    timed = costs.paces(claims.ended_runs([records]))
+
+    def remark(answer: Answer) -> str:
+        deciding, see = costs.decided_by(answer, records, timed), answer.claim.see
+        names = dict.fromkeys(folder.relative_to(records).parts[0] for folder in answer.runs)
+        parts = [f"{answer.size}: {', '.join(f'[{name}]({name}.md)' for name in names)}"] * bool(names)
+        parts += [f"but see [{see}]({see}.md)"] * bool(names and see) + [f"decided by {deciding}"] * bool(deciding)
+        return "; ".join(parts)
+
+    sheet = claims.claims_sheet(answers)
+    lines = [[*line[:-1], remark(answer)] for line, answer in zip(sheet.lines, answers, strict=True)]
+    claimed = render(replace(sheet, lines=lines)).rstrip()
     rows = [[f"[{study.name}]({study.name}.md)", (study.findings or [MISSING])[0]] for study in studies]
     parts = {
-        "## What the papers claim, and what is so": f"{claims.counted(answers)} `fedcli claims` prints them with your "
-        "own runs, and the commands of the runs that would decide a claim.",
-        **{f"### {paper.name}": claims_table(paper, answers, records) for paper in papers()},
-        "### How a verdict comes about": "\n".join(f"- {note}" for note in claims.NOTES),
+        "## What the papers claim, and what is so": f"{claims.counted(answers)} {CLAIMS}\n\n{claimed}",
         "## How much of what the papers print has been run": covered,
-        "## Studies": "\n".join(github(["Study", "First finding"], rows)) + "\n\n"
-        "A difference of two methods is that of their runs, paired by seed, in points of accuracy where nothing else "
-        "is said, with its 95 % interval (Student's t) and the number of seeds. "
-        "[board](board/README.md) has methods side by side on small digits, ten seeds each, with tuned options. "
-        "[speed](speed/README.md) holds what `fedcli bench` measured: the engine against a plain PyTorch loop.",
-        "## Redo one": "`fedcli verify` with the folder of a record, as `results/records/STUDY/RUN`, "
-        "runs the record's own options again and compares: on such a processor with the same version of PyTorch it "
-        "ends in the same bits, elsewhere near them, and it says which. With `--rounds 1` it does only so many of the "
-        "rounds. The page of a study says on which machines its runs were made, and by which commands.",
+        "## Studies": "\n".join([*github(["Study", "First finding"], rows), "", OTHERS]),
     }
-    made = "Written by `make tables` from the records in `records/`; a test fails where a page and its records differ."
-    return _page(f"# Results\n\n{made}", parts)
+    return _page(f"# Results\n\n{MADE}", parts)
 
 
 def study_page(study: Study) -> str:
@@ -139,24 +153,13 @@ def figures(text: str) -> dict[Path, tuple[str, str]]:
     return {Path(path): (study, kind) for path, study, kind in FIGURE.findall(text)}
 
 
-def paper_page(paper: Paper, planned: Sequence[TablePlan], studies: Iterable[Study], claimed: str, missed: str) -> str:
-    """The page of a paper.
-
-    Args:
-        paper: The paper.
-        planned: Its tables as they stand.
-        studies: All studies; those that concern the paper are listed.
-        claimed: Its claims, see `claims_table`.
-        missed: What did not work, in Markdown; empty where nothing is written.
-    """
-    head, *sections = re.split(r"(?m)^(\S.*)\n(?= )", (paper.module.__doc__ or "").strip())  # a title, then its text
-    title, *about = head.strip().split("\n\n")
+def paper_page(module: ModuleType, planned: Iterable[TablePlan], studies: Iterable[Study], missed: str) -> str:
+    """The page of a paper: its tables as they stand, its `studies` among all, and what was `missed`, in Markdown."""
+    title, *about = re.split(r"(?m)^\S.*\n(?= )", module.__doc__)[0].strip().split("\n\n")  # before the first section
+    name = module.__name__.rpartition(".")[2]
     about.append(
-        f"Its file is [papers/{paper.key}.py](../../papers/{paper.key}.py). This page is written by `make tables` from "
-        "that file and the records."
+        f"Its file is [papers/{name}.py](../../papers/{name}.py). Its claims stand on [the first page](../README.md)."
     )
-    card = {name: textwrap.dedent(text).strip() for name, text in zip(sections[::2], sections[1::2], strict=True)}
-    methods = {name: method for name, method in registry.methods().items() if method.module is paper.module}
     shown, lacking = ["A run counts that has all settings of the table."], []
     for plan in planned:
         command = f"`fedcli table {plan.table.name}`"
@@ -164,81 +167,19 @@ def paper_page(paper: Paper, planned: Sequence[TablePlan], studies: Iterable[Stu
             shown += [render(comparison.compare(plan)).rstrip(), f"{command} runs what is missing."]
         else:
             lacking.append([plan.title, str(len(plan.cells)), command])
-    names = {*methods, *(protocol.name for protocol in getattr(paper.module, "PROTOCOLS", ()))}
+    names = {method.name for method in registry.methods().values() if method.module is module}
+    names |= {protocol.name for protocol in module.PROTOCOLS}
     listed = []
     for study in studies:
         if any(names & {record["method"], record["protocol"]} for record in study.records):
             heading = study.intro.partition("\n")[0].lstrip("# ")
             listed.append(": ".join([f"- [{heading}](../{study.name}.md)", *study.findings[:1]]))
-    reasons = getattr(paper.module, "NOT_PLANNED", {})
-    rows = [[f"`{name}`", method.title] for name, method in methods.items()]
     parts = {
-        "## Methods": "\n".join(github(["Name", "Method"], rows)),
-        "## Claims": f"{claimed} [Results](../README.md) says how a verdict comes about, `fedcli claims` which "
-        "commands make the runs that are lacking."
-        if claimed
-        else "",
         "## Tables": "\n\n".join(shown),
         "### Without a finished run": "\n".join(github(["Table", "Cells", "Command"], lacking)) if lacking else "",
-        "### Not planned": "\n".join(f"- {name}: {reason.rstrip('.')}." for name, reason in reasons.items()),
+        "### Not planned": "\n".join(f"- {name}: {reason.rstrip('.')}." for name, reason in module.NOT_PLANNED.items()),
         "## Studies": "\n".join(listed),
-        **{f"## {name}": text for name, text in card.items() if name.startswith(SHOWN)},
+        **{f"## {heading}": textwrap.dedent(text).strip() for heading, text in CARD.findall(module.__doc__)},
         "## What did not work": missed.strip(),
     }
     return _page("\n\n".join([f"# {title.rstrip('.')}", *about]), parts)
-
-
-def claims_table(paper: Paper, answers: Iterable[Answer], records: Path, way: str = "") -> str:
-    """What a paper claims, with verdicts, in Markdown; empty where its file declares no claim.
-
-    Args:
-        paper: The paper.
-        answers: The claims of all papers.
-        records: Folder of the studies.
-        way: From the page to those of the studies.
-    """
-
-    def told(answer: Answer) -> str:
-        studies = dict.fromkeys(folder.relative_to(records).parts[0] for folder in answer.runs)
-        links, see = ", ".join(f"[{study}]({way}{study}.md)" for study in studies), answer.claim.see
-        return f"{answer.size}: {links}" + (f"; but see [{see}]({way}{see}.md)" if see else "")
-
-    its = paper.its(answers)
-    return f"{render(replace(claims.claims_sheet(its, told), notes=()))}\n{claims.counted(its)}" if its else ""
-
-
-def coverage(planned: Mapping[Paper, Sequence[TablePlan]]) -> str:
-    """How much has been run of what the papers print, in Markdown.
-
-    Args:
-        planned: The papers' tables as they stand.
-    """
-    rows, in_full = [], []
-    for paper, its_plans in planned.items():
-        cells = []
-        for plan in its_plans:
-            of_table = []
-            for cell in plan.cells:
-                if comparison.printed_value(plan.table, cell.cell.row, cell.cell.column, cell.metric) is not None:
-                    said = [not run.to_do and claims.says_something(run.record, cell.metric) for run in cell.runs]
-                    of_table.append(all(said))
-            in_full += [plan.table.name] if of_table and all(of_table) else []
-            cells += of_table
-        rows.append([f"[{paper.name}](papers/{paper.key}.md)", f"{len(cells):,}", f"{sum(cells):,}"])
-    table = "\n".join(github(["Paper", "Printed cells", "In full, all seeds"], rows, 1))
-    return (
-        f"{table}\n\nRun in full, every cell here that has a printed number: {', '.join(in_full) or 'none'}.\n\n"
-        "A cell is a number that a paper prints and a table here plans; several may be read from one run. A table has "
-        "three seeds, or one where the paper prints single runs."
-    )
-
-
-def with_front(text: str, answers: Sequence[Answer]) -> str:
-    """The project's first page with the number of claims of each verdict between its two marks; else as it is."""
-    rows = []
-    for paper in papers():
-        counts = Counter(answer.verdict for answer in paper.its(answers))
-        numbers = [str(counts[verdict]) for verdict in claims.VERDICTS]
-        rows.append([f"[{paper.name}](results/papers/{paper.key}.md)", *numbers])
-    table = "\n".join(github(["Claims of", *(verdict.capitalize() for verdict in claims.VERDICTS)], rows, 1))
-    return between_marks(text, "claims", table)

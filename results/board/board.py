@@ -9,16 +9,16 @@ lists, and write the best into `options.json`. After a run, `git diff board.csv`
 """
 
 import json
-import sys
 from pathlib import Path
 
 import pandas as pd
+import typer
 
 from fedcli import Cell, Table
 from fedcli.registry import find_method
-from fedcli.results import jobs, metrics, plans
-from fedcli.results.claims import interval_text
-from fedcli.results.render import MISSING, between_marks, github
+from fedcli.results import jobs, plans
+from fedcli.results.metrics import find_metric, interval
+from fedcli.results.render import between_marks, github
 from fedcli.runs.settings import settings_text
 
 HERE = Path(__file__).parent
@@ -53,7 +53,7 @@ def run(protocol: str) -> list[dict]:
         raise SystemExit(f"{len(errors)} runs have failed (the first: {next(iter(errors.items()))}); run this again.")
     for cell in plans.plan(table(protocol), folder).cells:
         for record in cell.records:
-            *accuracies, down, up, held = (metrics.find_metric(name).value(record) for name in (*ACCURACIES, *FLOATS))
+            *accuracies, down, up, held = (find_metric(name).value(record) for name in (*ACCURACIES, *FLOATS))
             rows.append({
                 "protocol": protocol, "method": cell.cell.row, "seed": record["seed"], "status": record["status"],
                 **dict(zip(ACCURACIES, accuracies, strict=True)),
@@ -65,29 +65,18 @@ def run(protocol: str) -> list[dict]:
 
 
 def mean_text(numbers: pd.Series, signed: bool = False) -> str:
-    """Returns the mean of a column with its 95 % interval."""
-    mean = metrics.interval(numbers.dropna().tolist())
-    return MISSING if mean is None else interval_text(metrics.find_metric("selected"), mean, signed)
-
-
-def verdict(leads: pd.Series) -> str:
-    """Returns "ahead" or "behind" where the interval of a row's leads, one a seed, leaves out zero; else "level"."""
-    mean = metrics.interval(leads.dropna().tolist())
-    if mean is None or not mean.leaves_out_zero:
-        return "level"
-    return "ahead" if mean.mean > 0 else "behind"
+    """Returns the mean of a column with its 95 % interval and the number of its seeds."""
+    return find_metric("selected").interval_text(interval(numbers.dropna().tolist()), signed)
 
 
 def section(rows: pd.DataFrame, protocol: str) -> str:
-    """Returns a board for the page: which methods are ahead of the plain one, then the table, the best first."""
+    """Returns the table of a board for the page, the best method first."""
     rows, plain = rows[rows.protocol == protocol], PLAIN[protocol]
     finished = rows[[*ACCURACIES]].where(rows.status == "finished")
     accuracies = pd.concat([rows[["seed", "method"]], finished], axis=1).pivot(index="seed", columns="method")
     order = accuracies.selected.mean().sort_values(ascending=False, kind="stable").index
     headline, tenth, classifier = (accuracies[name][order] for name in ACCURACIES)
-    leads = headline.sub(headline[plain], axis=0)
-    done, runs = headline.count(), rows.groupby("method")
-    diverged = (runs.size() - done).map(lambda count: f", {count} diverged" if count else "")
+    leads, runs = headline.sub(headline[plain], axis=0), rows.groupby("method")
     table = pd.DataFrame({
         "Method": order.to_series(),
         "Options": {row: settings_text(options) for row, options in options_of(protocol).items()},
@@ -97,34 +86,24 @@ def section(rows: pd.DataFrame, protocol: str) -> str:
         "By the classifier, %": classifier.apply(mean_text).where(classifier.notna().any(), ""),
         "Floats sent a round": runs.floats_sent.max().map("{:,}".format),
         "Floats held": runs.memory_floats.max().map("{:,}".format),
-        "Seeds": done.astype(str) + diverged,
+        "Diverged": (runs.size() - headline.count()).map(lambda count: str(count or "")),
     }).loc[order]  # fmt: skip
-    if verdict(headline.iloc[:, 0] - headline.iloc[:, 1]) == "ahead":
+    if interval((headline.iloc[:, 0] - headline.iloc[:, 1]).dropna().tolist()).leaves_out_zero:
         table.iloc[0, 2] = f"**{table.iloc[0, 2]}**"
     table = table.loc[:, table.ne("").any()]
-    names = {"ahead": [], "behind": [], "level": []}
-    for row in leads.drop(columns=plain).dropna(axis=1, how="all"):
-        names[verdict(leads[row])].append(row)
-    ahead, behind, level = (", ".join(rows) or "none" for rows in names.values())
-    summary = (
-        f"Ahead of {plain}, beyond chance: {ahead}. Behind it: {behind}. "
-        f"Not to be told from it with {len(SEEDS)} seeds: {level}."
-    )
-    return "\n".join([summary, "", *github([*table], table.to_numpy().tolist(), 2)])
+    return "\n".join(github([*table], table.to_numpy().tolist(), 2))
 
 
-def main(arguments: list[str]) -> None:
+def main(page: bool = False) -> None:
     """Runs the boards, unless the page alone is asked for, and writes the page."""
-    if arguments not in ([], ["--page"]):
-        raise SystemExit(__doc__)
-    if not arguments:
+    if not page:
         pd.DataFrame([row for protocol in PLAIN for row in run(protocol)]).to_csv(HERE / "board.csv", index=False)
-    page, rows = HERE / "README.md", pd.read_csv(HERE / "board.csv")
-    text = page.read_text()
+    rows, file = pd.read_csv(HERE / "board.csv"), HERE / "README.md"
+    text = file.read_text()
     for protocol in PLAIN:
         text = between_marks(text, protocol, section(rows, protocol))
-    page.write_text(text)
+    file.write_text(text)
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    typer.run(main)
