@@ -1,6 +1,5 @@
 """The commands that try the engine on this machine: `smoke`, `bench` and `check`."""
 
-from dataclasses import replace
 from json import dumps
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -11,7 +10,7 @@ from rich.markup import escape
 
 from fedcli import registry
 from fedcli.cli.common import argument, optional, print_table, show_traceback
-from fedcli.errors import UserError
+from fedcli.errors import UserError, unknown
 from fedcli.userfiles import is_from_file
 
 Device = optional(str, "auto, cpu, cuda or cuda:N.")
@@ -68,32 +67,33 @@ def bench(
     from fedcli.bench import measure, rounds
     from fedcli.runs.config import resolve
 
-    named = workloads or (() if scaling else rounds.DEFAULT_WORKLOADS)
-    methods = [name for name in named if name in registry.methods() or is_from_file(name)]
-    chosen = [rounds.find_workload(name) for name in named if name not in methods]
-    chosen += rounds.scaling_workloads() if scaling else []
+    given = {"device": device, "precision": precision, "clients_per_chunk": clients_per_chunk, "seed": seed}
     if epochs is not None:
-        chosen = [replace(workload, local_epochs=epochs) for workload in chosen]
-    machine = {"device": device, "precision": precision, "clients_per_chunk": clients_per_chunk, "seed": seed}
-    cases = [(workload, rounds.prepare_workload(workload, method, **machine)) for workload in chosen]
-    given = {"dataset": "cifar10", **machine} | ({} if epochs is None else {"local_epochs": epochs})
-    for setup in [resolve(registry.find_method(name), given, need_data=False) for name in methods]:
-        with Console(stderr=True).status(setup.method.name) as status:
-            result = measure.measure_run(setup, repeats, status.update)
-        typer.echo(dumps(result) if json else measure.describe_run(result))
+        given["local_epochs"] = epochs
+    options_of, cases = rounds.WORKLOADS | rounds.SCALING, []
+    for name in [*(workloads or (() if scaling else ("w1", "w2"))), *(rounds.SCALING if scaling else ())]:
+        if name in options_of:
+            cases.append((name, rounds.prepare_workload(options_of[name], method, **given), True))
+        elif name in registry.methods() or is_from_file(name):
+            setup = resolve(registry.find_method(name), {"dataset": "cifar10", **given}, need_data=False)
+            cases.append((setup.protocol.name, setup, False))
+        else:
+            names = ", ".join(rounds.WORKLOADS)
+            raise unknown("workload", name, rounds.WORKLOADS, f"there are {names}, and methods.")
     if csv is not None:  # refused now rather than after minutes
         measure.check_csv(csv)
     rows = []
-    for workload, setup in cases:
-        with Console(stderr=True).status(workload.name) as status:
-            result = measure.measure(workload, setup, repeats, status.update)
+    for name, setup, with_plain in cases:
+        with Console(stderr=True).status(name) as status:
+            result = measure.measure(name, setup, repeats, status.update, with_plain)
         rows.append(measure.cells(result))
         if json:
             typer.echo(dumps(result))
         if csv is not None:
             measure.append_csv(csv, result)
-    if rows and not json:
-        print_table(measure.COLUMNS, rows)
+    if not json:
+        columns = list(dict.fromkeys(title for row in rows for title in row))
+        print_table(columns, [[row.get(title, "") for title in columns] for row in rows])
         typer.echo(measure.MACHINE.format(**result))
 
 
