@@ -9,7 +9,6 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-import torch.nn.functional as F
 
 from fedcli import registry
 from fedcli.bench import measure, random_images, rounds
@@ -74,16 +73,16 @@ def fake_seconds(monkeypatch, engine, plain=()):
 
 def test_the_workloads_have_these_sizes_and_one_network_on_both_sides(monkeypatch):
     monkeypatch.undo()
-    parameters, images = {}, {"fmnist": (1, 28), "cifar10": (3, 32)}
-    for name, options in rounds.WORKLOADS.items():
+    sizes, images = [], {"fmnist": (1, 28), "cifar10": (3, 32)}
+    for options in rounds.WORKLOADS.values():
         shape = images[options["dataset"]]
         built = backbones.build(options["backbone"], *shape, 10, 0)
         shapes = [value.shape for value in rounds.plain_network(options["backbone"], *shape).parameters()]
         assert [value.shape for value in built.parameters()] == shapes
-        parameters[name] = sum(shape.numel() for shape in shapes)
-    assert [*parameters.values()] == [582_026, 582_026, 11_181_642] * 2  # by the short names and by those in words
-    said = [(w["num_clients"], w["train_examples"], w["local_epochs"]) for w in rounds.WORKLOADS.values()]
-    assert said == [(100, 60_000, 5), (100, 60_000, 1), (10, 40_000, 10)] * 2
+        parameters = sum(shape.numel() for shape in shapes)
+        sizes.append((parameters, options["num_clients"], options["train_examples"], options["local_epochs"]))
+    expected = [(582_026, 100, 60_000, 5), (582_026, 100, 60_000, 1), (11_181_642, 10, 40_000, 10)]
+    assert sizes == expected * 2  # by the short names and by those in words
     assert len(rounds.SCALING) == 10
     assert rounds.SCALING["w1 K=5 B=64"] == rounds.WORKLOADS["w1"] | {"cohort_size": 5, "local_epochs": 1}
     for name in images:
@@ -93,15 +92,14 @@ def test_the_workloads_have_these_sizes_and_one_network_on_both_sides(monkeypatc
 
 
 def test_real_images_are_taken_where_they_are_there(tmp_path):
-    images = np.random.default_rng(0).integers(0, 256, (100, 28, 28), dtype=np.uint8)
-    labels = np.arange(100) % 10
-    np.savez(tmp_path / "own.npz", x_train=images, y_train=labels, x_test=images[:20], y_test=labels[:20])
+    arrays = random_images.draw_images(100, 28, 28, tests=20)
+    np.savez(tmp_path / "own.npz", **arrays)
     engine, _ = sides(TINY)
     assert (engine.images, engine.dataset.x_train.shape) == ("random", (80, 1, 28, 28))
     datasets.import_path("own", tmp_path / "own.npz")
     engine, _ = sides(TINY | {"dataset": "own"})
     assert (engine.images, len(engine.dataset.x_train)) == ("real", 80)  # of 100, as many as the clients hold
-    assert {image.numpy().tobytes() for image in engine.dataset.x_train} <= {image.tobytes() for image in images}
+    assert {image.numpy().tobytes() for image in engine.dataset.x_train} <= {x.tobytes() for x in arrays["x_train"]}
 
 
 # Both sides do the same
@@ -192,21 +190,6 @@ def test_rounds_take_turns_without_denormal_numbers_and_each_is_run_once_after_t
     assert sys.float_info.min / 2 > 0
 
 
-def test_the_plain_loop_takes_the_operations_that_pytorch_takes_by_default(monkeypatch):
-    seen, loss = [], F.cross_entropy
-
-    def spy(*arguments):
-        seen.append(torch.are_deterministic_algorithms_enabled())
-        return loss(*arguments)
-
-    engine, plain = sides(TINY)
-    monkeypatch.setattr(rounds.F, "cross_entropy", spy)
-    with prepare.deterministic(True):  # as in a run on CUDA
-        plain.round(engine.fed.cohort(0).client_ids)
-        assert torch.is_deterministic_algorithms_warn_only_enabled()
-    assert set(seen) == {False}
-
-
 # The numbers
 
 
@@ -235,11 +218,9 @@ def test_peak_rates_are_of_the_fastest_product_by_all_threads(monkeypatch, two_t
 
 
 def test_times_are_medians_and_the_ratio_is_the_median_of_the_pairs(monkeypatch):
-    train, rest, evaluate, plain = (4.0, 18.0, 1.0), (6.0, 2.0, 39.0), (0.5, 0.25, 0.125), [30.0, 20.0, 80.0]
-    engine = []
-    for parts in zip(train, rest, evaluate, strict=True):
-        engine.append(dict(zip(("train", "aggregate", "evaluate"), parts, strict=True), data=0.0))
-    fake_seconds(monkeypatch, engine, plain)
+    times = zip((4.0, 18.0, 1.0), (6.0, 2.0, 39.0), (0.5, 0.25, 0.125), strict=True)
+    engine = [{"train": train, "aggregate": rest, "data": 0.0, "evaluate": test} for train, rest, test in times]
+    fake_seconds(monkeypatch, engine, [30.0, 20.0, 80.0])
     result = measured(repeats=3)
     assert (result["seconds_per_round"], result["seconds_spread"]) == (20.0, [10.0, 40.0])
     assert (result["plain_seconds_per_round"], result["plain_spread"]) == (30.0, [20.0, 80.0])
@@ -255,17 +236,28 @@ def test_times_are_medians_and_the_ratio_is_the_median_of_the_pairs(monkeypatch)
     assert "failed: too high" in measure.cells(result)["Bound"]  # at these rates
 
 
-@pytest.mark.parametrize(("precision", "item"), [("float32", 4), ("bf16", 4), ("float64", 8)])  # bf16 keeps float32
-def test_every_precision_is_measured_on_both_sides(precision, item, monkeypatch):
+@pytest.mark.parametrize(
+    ("precision", "item", "dtype"),
+    [("float32", 4, torch.float32), ("bf16", 4, torch.bfloat16), ("float64", 8, torch.float64)],  # bf16 keeps float32
+)
+def test_every_precision_is_measured_on_both_sides_the_plain_one_by_default_operations(
+    precision, item, dtype, monkeypatch
+):
     fake_seconds(monkeypatch, [{}], [1.0])
     result = measured(precision=precision)
     assert result["precision"] == precision
     assert result["memory_floor_seconds"] == pytest.approx(12 * 6 * item * 582_026 / 1e3)
     _, plain = sides(TINY, precision=precision)
-    outputs = []
-    plain.model.register_forward_hook(lambda module, inputs, output: outputs.append(output.dtype))
-    plain.round([0])
-    assert set(outputs) == {{"float32": torch.float32, "bf16": torch.bfloat16, "float64": torch.float64}[precision]}
+    seen = set()
+
+    def watch(module, inputs, output):
+        seen.add((output.dtype, torch.are_deterministic_algorithms_enabled()))
+
+    plain.model.register_forward_hook(watch)
+    with prepare.deterministic(True):  # as in a run on CUDA
+        plain.round([0])
+        assert torch.is_deterministic_algorithms_warn_only_enabled()
+    assert seen == {(dtype, False)}
 
 
 @pytest.mark.parametrize("method", ["fedavg", "fedproto"])
@@ -296,13 +288,6 @@ def done(*arguments):
     return result.stdout
 
 
-def test_without_workloads_the_two_short_ones_are_measured_into_a_table():
-    title, *lines, machine, _ = done().split("\n")
-    assert [line.split()[0] for line in (title, *lines)] == ["Workload", "w1", "w2"]
-    assert lines[0].strip().endswith("random")
-    assert f"threads: {torch.get_num_threads()}, torch {torch.__version__}, float32; times in seconds" in machine
-
-
 def test_options_reach_the_measurement_and_results_go_to_json_and_csv():
     options = ("--epochs", 1, "--precision", "float64", "--clients-per-chunk", 2, "--seed", 4, "--method", "fedfm")
     lines = done("w2", "w1", "--json", "--csv", "deep/out.csv", *options).splitlines()
@@ -319,7 +304,11 @@ def test_options_reach_the_measurement_and_results_go_to_json_and_csv():
     assert set(rows.seed) == {4, 0}
 
 
-def test_scaling_is_measured_over_clients_and_batches(monkeypatch):
+def test_the_two_short_workloads_or_the_named_ones_and_those_of_scaling_are_measured_into_a_table(monkeypatch):
     monkeypatch.setattr(rounds, "SCALING", {name: TINY for name in ("w1 K=1 B=8", "w1 K=2 B=8")})
+    title, *lines, machine = done().splitlines()
+    assert [line.split()[0] for line in (title, *lines)] == ["Workload", "w1", "w2"]
+    assert lines[0].strip().endswith("random")
+    assert f"threads: {torch.get_num_threads()}, torch {torch.__version__}, float32; times in seconds" in machine
     lines = done("w2", "--scaling").splitlines()
     assert [line.split("  ")[0] for line in lines[1:4]] == ["w2", "w1 K=1 B=8", "w1 K=2 B=8"]

@@ -21,7 +21,7 @@ from typing import Any
 import typer
 from typer.core import TyperGroup
 
-from fedcli.cli import data, describe, machine, running, tables
+from fedcli.cli import describe, running, tables
 from fedcli.cli.common import Lasting, optional, show_traceback, stop
 from fedcli.errors import UserError
 from fedcli.runs.signals import exit_code, set_time_limit
@@ -29,10 +29,10 @@ from fedcli.runs.signals import exit_code, set_time_limit
 REPEATED = ("--method", "--dataset", "--label", "--only", "--grid", "--law", "--runs")  # options that may stand twice
 COMMANDS = {
     "list": describe.list_, "show": describe.show, "new": describe.new, "run": running.run,
-    "resume": running.resume, "verify": running.verify, "tune": running.tune, "data": data.app,
+    "resume": running.resume, "verify": running.verify, "tune": running.tune, "data": describe.data,
     "quality": tables.quality, "plot": tables.plot, "report": tables.report, "export": tables.export,
-    "table": tables.table, "claims": tables.claims, "pages": tables.pages, "smoke": machine.smoke,
-    "check": machine.check, "bench": machine.bench,
+    "table": tables.table, "claims": tables.claims, "pages": tables.pages, "smoke": running.smoke,
+    "check": running.check, "bench": running.bench,
 }  # fmt: skip
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # what the system says where a file has no room
 UsageError = typer.BadParameter.__base__  # which Typer does not export
