@@ -22,7 +22,6 @@ from fedcli.runs import run as runs
 from tests.programs import invoke
 
 TINY = ("--train-examples", "200", "--num-clients", "4", "--partition", "iid", "--rounds", "1", "--device", "cpu")
-EXAMPLE = str(Path(__file__).parent.parent / "docs/examples/my_method.py")
 OPTIONS = {"train_examples": 200, "num_clients": 4, "partition": "iid", "rounds": 1, "device": "cpu"}
 
 
@@ -291,15 +290,6 @@ def test_a_failure_does_not_stop_the_others_and_is_told(monkeypatch):
 
 
 # Checking the laws
-
-
-def test_check_holds_a_users_method_to_the_laws():
-    lines = done("check", EXAMPLE).splitlines()
-    rows = [line for line in lines if line.startswith("remembered-means ")]
-    assert {line.split()[1] for line in rows} == set("12345679")
-    assert all(line.rstrip().endswith(("pass", "left out")) for line in rows)
-    assert re.search(r"branches x 4 against looped +\d\.\de-\d\d +<= 1e-08 +pass", "\n".join(lines))
-    assert re.fullmatch(r"([67]) of \1 laws hold on cpu; [12] left out, see above\.", lines[-1])
 
 
 def test_check_without_a_method_checks_one_of_each_kind():

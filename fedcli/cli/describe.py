@@ -89,12 +89,14 @@ def protocols_of(method: Method | Post) -> list[Protocol]:
 def protocol_rows(protocol: Protocol) -> list[tuple[str, str]]:
     """Tell what a protocol fixes, as pairs of title and text."""
     rows = [("set-up", protocol.summary), ("source", protocol.source), ("values", _settings(protocol.settings))]
-    rows += [(f"for {name}", _settings(options)) for name, options in protocol.method_options.items()]
     for name, setting in protocol.datasets.items():
         options = f"; {_settings(setting.settings)}" if setting.settings else ""
         networks = setting.backbone.replace(",", ", ")
         rows.append((name, f"{networks}, augmentation {setting.augmentation}{options} ({setting.source})"))
-        rows += [(f"for {method} on {name}", _settings(options)) for method, options in setting.method_options.items()]
+    special = {f"for {name}": options for name, options in protocol.method_options.items()}
+    for name, setting in protocol.datasets.items():
+        special |= {f"for {method} on {name}": options for method, options in setting.method_options.items()}
+    rows += [(title, _settings(options)) for title, options in special.items()]
     rows += [("headline", SELECTIONS[protocol.selection]), ("evaluation", EVALUATIONS[protocol.evaluation])]
     return rows + [("note", note) for note in protocol.notes]
 
