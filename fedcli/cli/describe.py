@@ -249,16 +249,12 @@ def data_show(
     dataset = late.datasets.load(late.datasets.find_name(name))
     if (partition or "").startswith("file:"):
         dataset = late.datasets.merge(dataset)  # its lists count the test images too
-    domains = []
-    for number, text in enumerate(dataset.domain_names):
-        train, test = ((part == number).sum() for part in (dataset.domain_train, dataset.domain_test))
-        domains.append(f"{text} {train:,} + {test:,}")
     writers = dataset.writer_train
     rows = {
         "images": f"{len(dataset.y_train):,} to train, {len(dataset.y_test):,} to test",
         "shape": " x ".join(map(str, dataset.x_train.shape[1:])),
         "classes": f"{dataset.num_classes}: {', '.join(dataset.class_names)}",
-        "domains": ", ".join(domains),
+        "domains": ", ".join(dataset.domain_names),
         "writers": "" if writers is None else f"{len(writers.unique()):,} to train",
         "fingerprint": dataset.fingerprint,
         "made from": late.datasets.describe(dataset.name)["note"],

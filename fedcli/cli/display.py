@@ -34,13 +34,7 @@ if TYPE_CHECKING:
 def header(record: dict[str, Any], folder: Path) -> dict[str, str]:
     """Say what is run, as texts by their titles; a text is empty where there is nothing to say."""
     config, engine, parts, network = record["config"], record["engine"], record["partition"], record["model"]
-    sizes, idle, reduced = parts["sizes"], parts.get("idle", []), ", ".join(reductions(record).values())
-    data = [
-        record["dataset"],
-        f"{sum(sizes):,} training images on {len(sizes)} clients",
-        reduced and f"reduced: {reduced}",
-    ]
-    few = f"; {len(idle)} have too few for a step and do not train: {', '.join(map(str, idle))}" if idle else ""
+    sizes, idle = parts["sizes"], parts.get("idle", [])
     frozen = [f", {part['parameters']:,} frozen" for part in network.get("frozen", [])]
     together, workers = engine["clients_per_chunk"], engine.get("workers", 1)
     mode = "one client after the other" if together == 1 else f"{together} clients {engine['way']}"
@@ -48,9 +42,11 @@ def header(record: dict[str, Any], folder: Path) -> dict[str, str]:
     return {
         "method": f"{record['method']}, protocol {record['protocol']}",
         "inactive": inactive_term(config, find_method(record["method_source"])),
-        "data set": ", ".join(filter(None, data)),
+        "data set": f"{record['dataset']}, {sum(sizes):,} training images on {len(sizes)} clients",
+        "reduced": ", ".join(reductions(record).values()),
         "made from": record.get("dataset_source", ""),
-        "partition": f"{parts['flag']}, {min(sizes):,} to {max(sizes):,} images a client{few}",
+        "partition": f"{parts['flag']}, {min(sizes):,} to {max(sizes):,} images a client",
+        "idle": f"clients {', '.join(map(str, idle))}, which have too few images for a step" if idle else "",
         "network": f"{network['backbone']}, {network['parameters']:,} parameters{''.join(frozen)}",
         "training": f"{config['rounds']} rounds of {config['cohort_size']} clients, {config['optimizer']}, rate "
         f"{config['lr']:g}, local epochs {config['local_epochs']}, batches of {config['batch_size']}",
@@ -62,12 +58,10 @@ def header(record: dict[str, Any], folder: Path) -> dict[str, str]:
 
 def draw(record: dict[str, Any], folder: Path) -> None:
     """Draw a run's learning curve and its partition into its folder, as PNG for a screen."""
-    late.plots.write(folder / "curve.png", late.curves.learning_curves, [record], page=True)
-    title = late.plots.title_words([record], f"seed {record['partition']['seed']}")
-    counts = np.array(record["partition"]["class_counts"])
-    late.plots.write(
-        folder / "partition.png", late.plots.partition_figure, counts, record["class_names"], title, page=True
-    )
+    plots, counts = late.plots, np.array(record["partition"]["class_counts"])
+    plots.write(folder / "curve.png", late.curves.learning_curves, [record], page=True)
+    title = plots.title_words([record], f"seed {record['partition']['seed']}")
+    plots.write(folder / "partition.png", plots.partition_figure, counts, record["class_names"], title, page=True)
 
 
 def duration(record: dict[str, Any]) -> str:
@@ -177,19 +171,16 @@ class TableDisplay:
         text = f"{self.ended}/{self.total} runs"
         self.bar.update(self._task, completed=sum(self._rounds.values()), description=text)
 
-    def note(self, run: "PlannedRun", text: str, before: str = "", style: str = "") -> None:
+    def note(self, run: "PlannedRun", text: str, before: str = "") -> None:
         """Show what a run, its engine or a logger has to say."""
-        print_line(self._consoles, (printable(f"{before}{run.label}, seed {run.setup.run.seed}: {text}"), style))
+        print_line(self._consoles, printable(f"{before}{run.label}, seed {run.setup.run.seed}: {text}"))
 
     def end(self, run: "PlannedRun", record: dict[str, Any] | None, error: str) -> None:
         """Say what has become of a run."""
         self.ended += 1
         self.advance(run, run.setup.run.rounds)
-        before = f"[{self.ended}/{self.total}] "
-        if error:
-            self.note(run, f"failed: {error}", before, "red")
-        else:
-            self.note(run, f"{self._plan.accuracy_text(record)} in {duration(record)}", before)
+        text = f"failed: {error}" if error else f"{self._plan.accuracy_text(record)} in {duration(record)}"
+        self.note(run, text, f"[{self.ended}/{self.total}] ")
 
 
 def run_plan(

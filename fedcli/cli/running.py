@@ -191,7 +191,7 @@ def watch(start: Callable, quiet: bool | None = None, log_file: str | None = Non
         late.display.print_line(consoles[1:], f"error: {error}")
         raise
     except late.federation.NonFiniteLoss as error:
-        message, code = f"error: {error} The record is {display.folder / late.display.RECORD}.", 1
+        message, code = f"error: {error} The record is {display.folder / late.records.RECORD}.", 1
     except KeyboardInterrupt as error:
         message, code = "interrupted before the first round.", exit_code(error)
         if display.folder is not None:
