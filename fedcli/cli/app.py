@@ -7,14 +7,12 @@ import atexit
 import errno
 import gc
 import io
-import math
 import os
 import re
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.metadata import version
-from platform import python_version
 from typing import Any
 
 import typer
@@ -60,7 +58,7 @@ def _ends_in_a_line(ctx: typer.Context) -> Iterator[None]:
         show_traceback(ctx, error)
         stop(f"error: {text}", code)
     finally:
-        set_time_limit(math.inf)
+        set_time_limit(float("inf"))
 
 
 def _refusal(error: Any) -> str:
@@ -105,7 +103,7 @@ app = typer.Typer(
 def _print_version(asked: bool) -> None:
     """Print the versions of what runs take their numbers from, and end."""
     if asked:
-        typer.echo(f"fedcli {version('fedcli')}, torch {version('torch')}, Python {python_version()}")
+        typer.echo(f"fedcli {version('fedcli')}, torch {version('torch')}, Python {sys.version.split()[0]}")
         raise typer.Exit
 
 

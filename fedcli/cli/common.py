@@ -57,7 +57,7 @@ Gpus = optional(float, "With --on ray: GPUs for a run; 0.25 packs four on one.",
 TimeLimit = optional(
     str, "Stop at a checkpoint after this time, to resume later: 9m, 2h, 1h30m, 90.", panel=MACHINE, callback=limit_time
 )
-LogFile = optional(str, "File to append the run's output to, without the progress bar.", panel=OUTPUT)
+LogFile = optional(Path, "File to append the run's output to, without the progress bar.", panel=OUTPUT)
 Quiet = optional(bool, "Print nothing but errors.", "--quiet", panel=OUTPUT)
 Log = optional(str, "Also log each round to tensorboard, wandb, ./file.py:NAME, or several of them.", panel=OUTPUT)
 Code = optional(list[str], "A Python file of yours that the run needs; no other is imported.", "--method")
@@ -128,13 +128,12 @@ def console() -> Console:
     return Console(highlight=False)
 
 
-def consoles(quiet: bool | None, log_file: str | None, stderr: bool = False) -> list[Console]:
+def consoles(quiet: bool | None, log_file: Path | None, stderr: bool = False) -> list[Console]:
     """Make the consoles that a run is shown on: the terminal's, and one that adds to a `--log-file`."""
     consoles = [Console(stderr=stderr, highlight=False, quiet=bool(quiet))]
     if log_file is not None:
-        path = Path(log_file)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        file = path.open("a", encoding="utf-8", buffering=1)
+        log_file.parent.mkdir(parents=True, exist_ok=True)
+        file = log_file.open("a", encoding="utf-8", buffering=1)
         consoles.append(Console(file=file, force_terminal=False, color_system=None, highlight=False))
     return consoles
 

@@ -21,11 +21,8 @@ from fedcli.cli.describe import SELECTIONS
 from fedcli.errors import printable
 from fedcli.figures.notebook import Standing
 from fedcli.registry import find_method
-from fedcli.runs.config import inactive_term
-from fedcli.runs.records import RECORD
 from fedcli.runs.settings import reductions
 from fedcli.runs.signals import exit_code
-from fedcli.runs.trackers import find_loggers
 
 if TYPE_CHECKING:
     from fedcli.results.plans import Plan, PlannedRun, TablePlan
@@ -41,7 +38,7 @@ def header(record: dict[str, Any], folder: Path) -> dict[str, str]:
     machine = [engine["device"], engine["precision"], f"{workers} workers" * (workers > 1), mode, engine.get("chosen")]
     return {
         "method": f"{record['method']}, protocol {record['protocol']}",
-        "inactive": inactive_term(config, find_method(record["method_source"])),
+        "inactive": late.config.inactive_term(config, find_method(record["method_source"])),
         "data set": f"{record['dataset']}, {sum(sizes):,} training images on {len(sizes)} clients",
         "reduced": ", ".join(reductions(record).values()),
         "made from": record.get("dataset_source", ""),
@@ -118,7 +115,7 @@ class Display(Standing):
             "last round": f"{100 * summary['last']:.2f} %",
             **({f"after {post['name']}": f"{100 * post['test_accuracy']:.2f} %"} if post else {}),
             "time": duration(record),
-            "record": f"{self.folder / RECORD}, with curve.png and partition.png",
+            "record": f"{self.folder / late.records.RECORD}, with curve.png and partition.png",
         })  # fmt: skip
         draw(record, self.folder)
         self.folder = None
@@ -155,7 +152,7 @@ class TableDisplay:
 
     def __init__(self, consoles: Sequence[Console], plan: "Plan", log: str | None = None):
         """Make a display whose bar is on the first console, and its lines on all; `log` names loggers of each run."""
-        self.ended, self.total, self.log = 0, len(plan.to_run), find_loggers(log)
+        self.ended, self.total, self.log = 0, len(plan.to_run), late.trackers.find_loggers(log)
         self._consoles, self._plan = consoles, plan
         self._rounds = {run.folder: run.rounds_done for run in plan.to_run}
         self.bar = Progress(console=consoles[0], disable=not consoles[0].is_terminal, transient=True)

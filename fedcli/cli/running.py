@@ -180,7 +180,7 @@ def tune(
     typer.echo(f"use {flags}, or {shlex.join(['--tuned', str(plan.folder)])} ({plan.folder / late.tune.TUNED})")
 
 
-def watch(start: Callable, quiet: bool | None = None, log_file: str | None = None, log: str | None = None) -> Any:
+def watch(start: Callable, quiet: bool | None = None, log_file: Path | None = None, log: str | None = None) -> Any:
     """Start a run with a display, and loggers; when it fails or is interrupted, say where it stands."""
     consoles = common.consoles(quiet, log_file)
     display = late.display.Display(*consoles)
@@ -301,10 +301,10 @@ def bench(
     given = {"device": device, "precision": precision, "clients_per_chunk": clients_per_chunk, "seed": seed}
     if epochs is not None:
         given["local_epochs"] = epochs
-    options_of, cases = late.rounds.WORKLOADS | late.rounds.SCALING, []
+    workload_options, cases = late.rounds.WORKLOADS | late.rounds.SCALING, []
     for name in [*(workloads or (() if scaling else ("w1", "w2"))), *(late.rounds.SCALING if scaling else ())]:
-        if name in options_of:
-            cases.append((name, late.rounds.prepare_workload(options_of[name], method, **given), True))
+        if name in workload_options:
+            cases.append((name, late.rounds.prepare_workload(workload_options[name], method, **given), True))
         elif name in registry.methods() or is_from_file(name):
             setup = late.config.resolve(registry.find_method(name), {"dataset": "cifar10", **given}, need_data=False)
             cases.append((setup.protocol.name, setup, False))
