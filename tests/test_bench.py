@@ -1,30 +1,36 @@
 """The benchmark: both sides do the same work, and its numbers are what they say. No test looks at a time."""
 
-import dataclasses
 import json
 import sys
 from functools import partial
-from pathlib import Path
 from statistics import median
 
 import numpy as np
 import pandas as pd
 import pytest
 import torch
-import torch.nn.functional as F
-from typer.testing import CliRunner
 
 from fedcli import registry
-from fedcli.bench import measure, rounds
-from fedcli.cli import app as cli
+from fedcli.bench import measure, random_images, rounds
 from fedcli.core import backbones
 from fedcli.data import datasets
+from fedcli.runs import prepare
 from fedcli.runs.config import resolve
-from fedcli.runs.prepare import deterministic
+from tests.programs import invoke
 
-TINY = rounds.Workload("tiny", "no-such-set", 1, 28, 4, 20, 2, 2, 8, "cnn-mcmahan")
-TINY_RESNET = dataclasses.replace(TINY, channels=3, image_size=32, images_per_client=6, backbone="resnet18")
-CPU, ROOT = torch.device("cpu"), Path(__file__).parent.parent
+TINY = {
+    "dataset": "fmnist", "train_examples": 80, "num_clients": 4, "cohort_size": 2, "local_epochs": 2, "batch_size": 8,
+    "backbone": "cnn-mcmahan",
+}  # fmt: skip
+TINY_RESNET = TINY | {"dataset": "cifar10", "train_examples": 24, "backbone": "resnet18"}
+CPU = torch.device("cpu")
+FEW_IMAGES = """
+from fedcli.bench.random_images import draw_images
+def fmnist():
+    return draw_images(90, 28, 28, tests=10)
+def cifar10():
+    return draw_images(90, 32, 32, 3, tests=10)
+"""
 
 
 @pytest.fixture(autouse=True)
@@ -34,27 +40,27 @@ def small(folder, monkeypatch):
     monkeypatch.setattr(measure, "COPY_BYTES", 2**12)
     monkeypatch.setattr(measure, "LASTING", 1e-6)
     monkeypatch.setattr(rounds, "PUBLIC_IMAGES", 20)
-    monkeypatch.setattr(rounds, "NUM_TEST", 10)
+    (folder / "few.py").write_text(FEW_IMAGES)
+    monkeypatch.setattr(rounds, "RANDOM_IMAGES", folder / "few.py")
     for name in rounds.WORKLOADS:
-        monkeypatch.setitem(rounds.WORKLOADS, name, dataclasses.replace(TINY, name=name))
+        monkeypatch.setitem(rounds.WORKLOADS, name, TINY)
     monkeypatch.setenv("COLUMNS", "200")
 
 
 def sides(workload, **options):
     """Both sides of a workload."""
-    setup = rounds.prepare_workload(workload, device="cpu", **options)
-    dataset, _ = rounds.load_images(workload, setup.run.seed)
-    engine = rounds.EngineRounds(setup, dataset)
-    return engine, rounds.PlainRounds(workload, dataset, engine.fed)
+    engine = rounds.EngineRounds(rounds.prepare_workload(workload, device="cpu", **options))
+    return engine, rounds.PlainRounds(engine)
 
 
 def measured(workload=TINY, repeats=1, **options):
-    return measure.measure(workload, rounds.prepare_workload(workload, device="cpu", **options), repeats)
+    setup = rounds.prepare_workload(workload, device="cpu", **options)
+    return measure.measure("tiny", setup, repeats, lambda text: None, with_plain=True)
 
 
 def fake_seconds(monkeypatch, engine, plain=()):
     """Rounds are run, but take the times given: of the engine by part; the peak rates are round numbers."""
-    run_round, left = rounds.EngineRounds.round, iter(engine)
+    run_round, left = rounds.EngineRounds.round, iter([{}, *engine])  # the first one warms up
     monkeypatch.setattr(rounds.EngineRounds, "round", lambda self, number: {**run_round(self, number), **next(left)})
     plain = iter(plain)
     monkeypatch.setattr(measure, "seconds_of", lambda work, device: (work(), next(plain))[1])
@@ -67,32 +73,33 @@ def fake_seconds(monkeypatch, engine, plain=()):
 
 def test_the_workloads_have_these_sizes_and_one_network_on_both_sides(monkeypatch):
     monkeypatch.undo()
-    sizes = {}
-    for name, workload in rounds.WORKLOADS.items():
-        built = backbones.build(workload.backbone, workload.channels, workload.image_size, 10, 0)
-        shapes = [value.shape for value in rounds.plain_network(workload).parameters()]
+    sizes, images = [], {"fmnist": (1, 28), "cifar10": (3, 32)}
+    for options in rounds.WORKLOADS.values():
+        shape = images[options["dataset"]]
+        built = backbones.build(options["backbone"], *shape, 10, 0)
+        shapes = [value.shape for value in rounds.plain_network(options["backbone"], *shape).parameters()]
         assert [value.shape for value in built.parameters()] == shapes
         parameters = sum(shape.numel() for shape in shapes)
-        sizes[name] = workload.samples, workload.steps, workload.num_clients * workload.images_per_client, parameters
-        assert rounds.find_workload(name) is rounds.find_workload(workload.words) is workload
-    assert sizes == {
-        "w1": (30_000, 10 * 5 * 10, 60_000, 582_026),  # 600 images in batches of 64 are 10 steps
-        "w2": (12_000, 20 * 60, 60_000, 582_026),
-        "w3": (400_000, 10 * 10 * 63, 40_000, 11_181_642),
-    }
+        sizes.append((parameters, options["num_clients"], options["train_examples"], options["local_epochs"]))
+    expected = [(582_026, 100, 60_000, 5), (582_026, 100, 60_000, 1), (11_181_642, 10, 40_000, 10)]
+    assert sizes == expected * 2  # by the short names and by those in words
+    assert len(rounds.SCALING) == 10
+    assert rounds.SCALING["w1 K=5 B=64"] == rounds.WORKLOADS["w1"] | {"cohort_size": 5, "local_epochs": 1}
+    for name in images:
+        drawn = getattr(random_images, name)()
+        assert len(drawn["x_train"]) >= 50_000
+        assert drawn["x_test"].shape[1:3] == images[name][1:] * 2
 
 
 def test_real_images_are_taken_where_they_are_there(tmp_path):
-    images = np.random.default_rng(0).integers(0, 256, (100, 28, 28), dtype=np.uint8)
-    labels = np.arange(100) % 10
-    np.savez(tmp_path / "own.npz", x_train=images, y_train=labels, x_test=images[:20], y_test=labels[:20])
-    workload = dataclasses.replace(TINY, dataset="own")
-    dataset, kind = rounds.load_images(workload, 0)
-    assert (kind, dataset.x_train.shape, dataset.x_train.dtype) == ("random", (80, 1, 28, 28), torch.uint8)
+    arrays = random_images.draw_images(100, 28, 28, tests=20)
+    np.savez(tmp_path / "own.npz", **arrays)
+    engine, _ = sides(TINY)
+    assert (engine.images, engine.dataset.x_train.shape) == ("random", (80, 1, 28, 28))
     datasets.import_path("own", tmp_path / "own.npz")
-    dataset, kind = rounds.load_images(workload, 0)
-    assert (kind, len(dataset.x_train)) == ("real", 80)  # of 100, as many as the clients hold
-    assert {image.numpy().tobytes() for image in dataset.x_train} <= {image.tobytes() for image in images}
+    engine, _ = sides(TINY | {"dataset": "own"})
+    assert (engine.images, len(engine.dataset.x_train)) == ("real", 80)  # of 100, as many as the clients hold
+    assert {image.numpy().tobytes() for image in engine.dataset.x_train} <= {x.tobytes() for x in arrays["x_train"]}
 
 
 # Both sides do the same
@@ -100,11 +107,10 @@ def test_real_images_are_taken_where_they_are_there(tmp_path):
 
 @pytest.mark.parametrize("chunk", ["1", "2"])
 def test_both_sides_take_the_same_steps_on_the_same_images(chunk, monkeypatch):
-    engine_sizes, plain_sizes, steps, seen = [], [], [], []
-    monkeypatch.setattr(rounds, "make_federation", partial(rounds.make_federation, on_samples=engine_sizes.append))
+    engine_sizes, plain_sizes, seen = [], [], []
+    make = partial(prepare.make_federation, on_samples=engine_sizes.append)
+    monkeypatch.setattr(prepare, "make_federation", make)
     engine, plain = sides(TINY, clients_per_chunk=chunk)
-    step = torch.optim.SGD.step
-    monkeypatch.setattr(torch.optim.SGD, "step", lambda *arguments: (steps.append(1), step(*arguments))[1])
 
     def watch(module, inputs, output):
         plain_sizes.append(len(inputs[0]))
@@ -112,10 +118,9 @@ def test_both_sides_take_the_same_steps_on_the_same_images(chunk, monkeypatch):
 
     plain.model.register_forward_hook(watch)
     cohort = engine.fed.cohort(0).client_ids
-    engine.warm_up(0)
+    engine.round(0)
     plain.round(cohort)
-    assert sum(engine_sizes) == sum(plain_sizes) == TINY.samples == 80
-    assert len(steps) == len(plain_sizes) == TINY.steps == 12
+    assert sum(engine_sizes) == sum(plain_sizes) == 80
     assert sorted(plain_sizes) == 4 * [4] + 8 * [8]
     if chunk == "1":
         assert sorted(engine_sizes) == sorted(plain_sizes)
@@ -125,8 +130,7 @@ def test_both_sides_take_the_same_steps_on_the_same_images(chunk, monkeypatch):
 
 @pytest.mark.parametrize("workload", [TINY, TINY_RESNET], ids=["cnn", "resnet"])
 def test_both_sides_end_with_the_same_model_where_the_order_of_samples_does_not_matter(workload):
-    whole = dataclasses.replace(workload, batch_size=workload.images_per_client)
-    engine, plain = sides(whole, precision="float64")
+    engine, plain = sides(workload | {"batch_size": workload["train_examples"] // 4}, precision="float64")
     buffers = [name for name, _ in plain.model.named_buffers() if "num_batches_tracked" not in name]
     names = [name for name, _ in plain.model.named_parameters()] + buffers
     assert bool(buffers) == (workload is TINY_RESNET)
@@ -153,9 +157,7 @@ def test_no_value_of_a_protocol_enters(monkeypatch):
 
 @pytest.mark.parametrize("name", ["fedavg", "fedproto", "fedmd", "fccl", "fedgen"])  # a method of each kind
 def test_every_method_can_be_measured(name):
-    result = measured(dataclasses.replace(TINY, image_size=16), method=name, clients_per_chunk="2", seed=3)
-    (committed,) = (ROOT / "results" / "speed").glob("cpu*.csv")
-    assert committed.read_text().startswith(",".join(result) + "\n")  # so that more can be added to it
+    result = measured(method=name, clients_per_chunk="2", seed=3)
     assert json.loads(json.dumps(result, allow_nan=False)) == result
     said = [result[key] for key in ("workload", "method", "engine", "device", "seed", "cohort_size", "threads")]
     assert said == ["tiny", name, "stacked x 2", "cpu", 3, 2, torch.get_num_threads()]
@@ -166,63 +168,45 @@ def test_every_method_can_be_measured(name):
 def test_rounds_take_turns_without_denormal_numbers_and_each_is_run_once_after_the_warm_up(monkeypatch):
     seen = []
 
-    def watch(kind, name):
-        run = getattr(kind, name)
+    def watch(kind):
+        run = kind.round
 
         def spy(self, argument):
             seen.append((kind, *np.atleast_1d(argument), sys.float_info.min / 2))
             return run(self, argument)
 
-        monkeypatch.setattr(kind, name, spy)
+        monkeypatch.setattr(kind, "round", spy)
 
-    watch(rounds.EngineRounds, "warm_up")
-    watch(rounds.EngineRounds, "round")
-    watch(rounds.PlainRounds, "round")
+    watch(rounds.EngineRounds)
+    watch(rounds.PlainRounds)
     measured(repeats=2)
     fed, expected = sides(TINY)[0].fed, []
-    for number in (1000, 1001, 1002):
-        cohort = fed.cohort(number).client_ids
-        expected += [(rounds.EngineRounds, number, 0), (rounds.PlainRounds, *cohort, 0)]
+    for number in (997, 998, 999):
+        expected += [(rounds.EngineRounds, number, 0), (rounds.PlainRounds, *fed.cohort(number).client_ids, 0)]
     assert seen == expected
     assert sys.float_info.min / 2 > 0
-
-
-def test_the_plain_loop_takes_the_operations_that_pytorch_takes_by_default(monkeypatch):
-    seen, loss = [], F.cross_entropy
-
-    def spy(*arguments):
-        seen.append(torch.are_deterministic_algorithms_enabled())
-        return loss(*arguments)
-
-    engine, plain = sides(TINY)
-    monkeypatch.setattr(rounds.F, "cross_entropy", spy)
-    with deterministic(True):  # as in a run on CUDA
-        plain.round(engine.fed.cohort(0).client_ids)
-        assert torch.is_deterministic_algorithms_warn_only_enabled()
-    assert set(seen) == {False}
 
 
 # The numbers
 
 
 def test_flops_of_layers_by_hand_without_taps_that_meet_padding_only(monkeypatch):
-    _, plain = sides(TINY)
     conv1 = 2 * 24 * 24 * 32 * 25  # multiply-adds count twice; the images need no gradient, so it is passed twice
     conv2 = 2 * 8 * 8 * 64 * 32 * 25
     linear = 2 * 1024 * 512 + 2 * 512 * 10
-    assert plain.flops_per_sample() == 2 * conv1 + 3 * (conv2 + linear)
-    assert plain.flops_per_sample(train=False) == conv1 + conv2 + linear
-    live = sides(TINY_RESNET)[1].flops_per_sample(train=False)
+    assert sides(TINY)[1].flops_per_sample() == 2 * conv1 + 3 * (conv2 + linear)
+    _, plain = sides(TINY_RESNET)
+    live = plain.flops_per_sample()
     monkeypatch.setattr(rounds, "use_live_taps", lambda *arguments: False)
-    whole = sides(TINY_RESNET)[1].flops_per_sample(train=False)
-    assert whole - live == 2 * 6_946_816  # one place in the image for each dead weight
+    assert plain.flops_per_sample() - live == 3 * 2 * 6_946_816  # one place in the image for each dead weight
 
 
 def test_peak_rates_are_of_the_fastest_product_by_all_threads(monkeypatch, two_threads):
     calls = []
-    monkeypatch.setattr(measure, "seconds_of", lambda repeat, device: (repeat(), repeat.args[0] * 0.25)[1])
-    assert measure.times_per_second(lambda: calls.append(torch.get_num_threads()), CPU) == 2 * 4  # both at once
-    assert set(calls) == {1}
+    monkeypatch.setattr(measure, "LASTING", 0.02)
+    rate = measure.times_per_second(lambda: calls.append((torch.get_num_threads(), measure.time.sleep(0.001))), CPU)
+    assert 500 < rate < 2000  # two threads, each at most once a millisecond
+    assert {threads for threads, _ in calls} == {1}
     assert torch.get_num_threads() == 2
     monkeypatch.setattr(measure, "MATMUL_SIDES", {"cpu": (2, 32)})
     monkeypatch.setattr(measure, "times_per_second", lambda work, device: 4 if len(work.args) == 2 else 5)
@@ -231,11 +215,9 @@ def test_peak_rates_are_of_the_fastest_product_by_all_threads(monkeypatch, two_t
 
 
 def test_times_are_medians_and_the_ratio_is_the_median_of_the_pairs(monkeypatch):
-    train, rest, evaluate, plain = (4.0, 18.0, 1.0), (6.0, 2.0, 39.0), (0.5, 0.25, 0.125), [30.0, 20.0, 80.0]
-    engine = []
-    for parts in zip(train, rest, evaluate, strict=True):
-        engine.append(dict(zip(("train", "aggregate", "evaluate"), parts, strict=True), data=0.0))
-    fake_seconds(monkeypatch, engine, plain)
+    times = zip((4.0, 18.0, 1.0), (6.0, 2.0, 39.0), (0.5, 0.25, 0.125), strict=True)
+    engine = [{"train": train, "aggregate": rest, "data": 0.0, "evaluate": test} for train, rest, test in times]
+    fake_seconds(monkeypatch, engine, [30.0, 20.0, 80.0])
     result = measured(repeats=3)
     assert (result["seconds_per_round"], result["seconds_spread"]) == (20.0, [10.0, 40.0])
     assert (result["plain_seconds_per_round"], result["plain_spread"]) == (30.0, [20.0, 80.0])
@@ -246,31 +228,37 @@ def test_times_are_medians_and_the_ratio_is_the_median_of_the_pairs(monkeypatch)
     assert result["floor_seconds"] == max(result["arithmetic_floor_seconds"], result["memory_floor_seconds"])
     assert result["floor_share"] == result["floor_seconds"] / 20.0
     assert result["arithmetic_floor_seconds"] == pytest.approx(80 * sides(TINY)[1].flops_per_sample() / 1e6)
-    assert "failed: too high" in measure.cells(result)[5]  # at these rates
+    shown = {"Round": "20 (10-40)", "Plain loop": "30", "Ratio": "2x", "Testing": "0.25"}
+    assert measure.cells(result).items() >= shown.items()
+    assert "failed: too high" in measure.cells(result)["Bound"]  # at these rates
 
 
-@pytest.mark.parametrize(("precision", "item"), [("float32", 4), ("bf16", 4), ("float64", 8)])  # bf16 keeps float32
-def test_every_precision_is_measured_on_both_sides(precision, item, monkeypatch):
+@pytest.mark.parametrize(
+    ("precision", "item", "dtype"),
+    [("float32", 4, torch.float32), ("bf16", 4, torch.bfloat16), ("float64", 8, torch.float64)],  # bf16 keeps float32
+)
+def test_every_precision_is_measured_on_both_sides_the_plain_one_by_default_operations(
+    precision, item, dtype, monkeypatch
+):
     fake_seconds(monkeypatch, [{}], [1.0])
     result = measured(precision=precision)
     assert result["precision"] == precision
     assert result["memory_floor_seconds"] == pytest.approx(12 * 6 * item * 582_026 / 1e3)
     _, plain = sides(TINY, precision=precision)
-    outputs = []
-    plain.model.register_forward_hook(lambda module, inputs, output: outputs.append(output.dtype))
-    plain.round([0])
-    assert set(outputs) == {{"float32": torch.float32, "bf16": torch.bfloat16, "float64": torch.float64}[precision]}
+    seen = set()
 
+    def watch(module, inputs, output):
+        seen.add((output.dtype, torch.are_deterministic_algorithms_enabled()))
 
-@pytest.mark.parametrize(("method", "models"), [("fedavg", 1), ("fedproto", 2)])
-def test_the_bound_of_testing_is_of_every_model_that_a_round_has_changed(method, models, monkeypatch):
-    fake_seconds(monkeypatch, [{}], [1.0])
-    forward = sides(TINY)[1].flops_per_sample(train=False)
-    assert measured(method=method)["evaluation_floor_seconds"] == pytest.approx(models * 10 * forward / 1e6)
+    plain.model.register_forward_hook(watch)
+    with prepare.deterministic(True):  # as in a run on CUDA
+        plain.round([0])
+        assert torch.is_deterministic_algorithms_warn_only_enabled()
+    assert seen == {(dtype, False)}
 
 
 @pytest.mark.parametrize("method", ["fedavg", "fedproto"])
-def test_rounds_of_a_protocols_own_run_are_timed_with_testing_and_say_what_all_take(method, monkeypatch):
+def test_rounds_of_a_protocols_own_run_are_timed_and_say_what_all_take_with_testing(method, monkeypatch):
     small = {"train_examples": 60, "num_clients": 3, "cohort_size": 2, "backbone": "cnn-small", "rounds": 40}
     options = {"dataset": "cifar10", "device": "cpu", "batch_size": 10, "partition": "iid", "local_epochs": 1, **small}
     setup = resolve(registry.find_method(method), options, need_data=False)
@@ -279,32 +267,22 @@ def test_rounds_of_a_protocols_own_run_are_timed_with_testing_and_say_what_all_t
     nothing = {"data": 0, "aggregate": 0}
     parts = [{"train": train, "evaluate": test, **nothing} for train, test in ((3, 0.5), (4, 0.25), (5, 0.75))]
     fake_seconds(monkeypatch, parts)
-    result = measure.measure_run(setup, 3)
-    assert numbers == [37, 38, 39]  # the last ones
-    assert (result["seconds_per_round"], result["seconds_spread"]) == (4.25, [3.5, 5.75])
+    result = measure.measure(setup.protocol.name, setup, 3, lambda text: None, with_plain=False)
+    assert numbers == [36, 37, 38, 39]  # the last ones
+    assert (result["seconds_per_round"], result["seconds_spread"]) == (4, [3, 5])
     assert (result["evaluation_seconds"], result["whole_seconds"]) == (0.5, 40 * 4.25)
-    text = measure.describe_run(result)
-    assert "4.25 seconds a round (3.5-5.75), 0.5 of them testing; all 40 rounds take 2.83 minutes." in text
+    row = measure.cells(result)
+    assert (row["Method"], row["Workload"], row["Whole run"]) == (method, setup.protocol.name, "170")
+    assert "Ratio" not in row
 
 
 # The command
 
 
-def invoke(*arguments):
-    return CliRunner().invoke(cli.app, ["bench", *map(str, arguments), "--device", "cpu", "--repeats", "1"])
-
-
 def done(*arguments):
-    result = invoke(*arguments)
+    result = invoke("bench", *arguments, "--device", "cpu", "--repeats", "1")
     assert result.exit_code == 0, result.output
     return result.stdout
-
-
-def test_without_workloads_the_two_short_ones_are_measured_into_a_table():
-    title, *lines, machine, _ = done().split("\n")
-    assert [line.split()[0] for line in (title, *lines)] == ["Workload", "w1", "w2"]
-    assert lines[0].strip().endswith("random")
-    assert f"threads: {torch.get_num_threads()}, torch {torch.__version__}, float32; times in seconds" in machine
 
 
 def test_options_reach_the_measurement_and_results_go_to_json_and_csv():
@@ -313,15 +291,21 @@ def test_options_reach_the_measurement_and_results_go_to_json_and_csv():
     results = [json.loads(line) for line in lines]
     said = [results[0][name] for name in ("local_epochs", "precision", "engine", "seed", "method", "device", "repeats")]
     assert said == [1, "float64", "stacked x 2", 4, "fedfm", "cpu", 1]
+    rows = pd.read_csv("deep/out.csv")
+    rows[["workload", *sorted(rows.columns.drop("workload"))]].to_csv("deep/out.csv", index=False)  # of another version
     done("w1", "--csv", "deep/out.csv")
     rows = pd.read_csv("deep/out.csv")
     assert list(rows.workload) == ["w2", "w1", "w1"]
     assert list(rows.samples_per_second[:2]) == [result["samples_per_second"] for result in results]
-    assert json.loads(rows.seconds_spread[0]) == results[0]["seconds_spread"]
+    assert [json.loads(spread) for spread in rows.seconds_spread[:2]] == [each["seconds_spread"] for each in results]
+    assert set(rows.seed) == {4, 0}
 
 
-def test_scaling_is_measured_over_clients_and_batches(monkeypatch):
-    monkeypatch.setattr(rounds, "SCALING_CLIENTS", (1, 2))
-    monkeypatch.setattr(rounds, "SCALING_BATCHES", (4, 8))
+def test_the_two_short_workloads_or_the_named_ones_and_those_of_scaling_are_measured_into_a_table(monkeypatch):
+    monkeypatch.setattr(rounds, "SCALING", {name: TINY for name in ("w1 K=1 B=8", "w1 K=2 B=8")})
+    title, *lines, machine = done().splitlines()
+    assert [line.split()[0] for line in (title, *lines)] == ["Workload", "w1", "w2"]
+    assert lines[0].strip().endswith("random")
+    assert f"threads: {torch.get_num_threads()}, torch {torch.__version__}, float32; times in seconds" in machine
     lines = done("w2", "--scaling").splitlines()
-    assert [line.split("  ")[0] for line in lines[1:5]] == ["w2", "w1 K=1 B=8", "w1 K=2 B=8", "w1 K=2 B=4"]
+    assert [line.split("  ")[0] for line in lines[1:4]] == ["w2", "w1 K=1 B=8", "w1 K=2 B=8"]

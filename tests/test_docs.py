@@ -161,8 +161,10 @@ def test_the_method_of_the_readme_is_what_new_writes_and_keeps_the_laws(folder):
     assert invoke("new", "method", "my_method").exit_code == invoke("new", "method", "mine").exit_code == 0
     assert Path("my_method.py").read_text() == code
     assert find_method("./mine.py").name == "mine"
-    result = invoke("check", "./my_method.py", "--device", "cpu")
-    assert result.stdout.endswith("\n7 of 7 laws hold on cpu; 1 left out, see above.\n")
+    *lines, last = invoke("check", "./my_method.py", "--device", "cpu").stdout.splitlines()
+    assert last == "7 of 7 laws hold on cpu; 1 left out, see above."
+    assert {line.split()[1] for line in lines if line.startswith("my_method ")} == set("12345679")
+    assert re.search(r"branches x 4 against looped +\d\.\de-\d\d +<= 1e-08 +pass", "\n".join(lines))
     run = fedcli.run("./my_method.py", protocol="fedfm:digits", train_examples=120, rounds=1, out="run")
     assert run.record["rounds"][0]["terms"]["norm"] > 0
 

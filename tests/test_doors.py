@@ -393,7 +393,7 @@ def test_a_wheel_runs_them_beside_a_file_called_papers(tmp_path):
     )
     program = PROGRAM.format(place=str(tmp_path / "target"))
     done = subprocess.run([sys.executable, "-c", program, *lines], capture_output=True, text=True)
-    assert done.stderr.startswith("./broken.py, law 3: clients that took part whose state is not")
+    assert done.stderr.startswith("remembered-means, law 3: clients that took part whose state is not")
     assert (done.returncode, done.stdout.splitlines()[-1]) == (1, "1 of 2 laws hold on cpu."), done.stderr
     assert "\n3 of 3 laws hold on cpu.\n" in done.stdout
     assert "\n1 of 1 laws hold on cpu.\n" in done.stdout

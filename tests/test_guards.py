@@ -114,10 +114,10 @@ def test_a_law_is_held_against_the_variants_of_a_method():
     """The defect is in what only the variant does."""
 
     def touches_others_when_pulled_hard(state, cohort, fed, config):
-        defect = toys.touches_others if config.pull > 1 else toys.run_round
+        defect = toys.touches_others if config.pull_weight > 1 else toys.STATEFUL.run_round
         return defect(state, cohort, fed, config)
 
-    method = replace(planted(toys.STATEFUL, touches_others_when_pulled_hard), variants={"hard": {"pull": 2.0}})
+    method = replace(planted(toys.STATEFUL, touches_others_when_pulled_hard), variants={"hard": {"pull_weight": 2.0}})
     (variant,) = laws.variants_of(method)
     laws.law_3_state_survives(method)
     assert variant.name == "planted (hard)"

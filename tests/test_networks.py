@@ -262,5 +262,5 @@ def test_clients_that_train_no_step_are_named():
     held = [size - int(size * record["config"]["validation"]) for size in record["partition"]["sizes"]]
     idle = [client for client, size in enumerate(held) if size < 155]
     assert record["partition"]["idle"] == idle
-    text = display.header(record, Path("run"))["partition"]
-    assert text.endswith(f"; {len(idle)} have too few for a step and do not train: {', '.join(map(str, idle))}")
+    text = display.header(record, Path("run"))["idle"]
+    assert text == f"clients {', '.join(map(str, idle))}, which have too few images for a step"

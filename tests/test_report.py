@@ -127,6 +127,6 @@ def test_the_command_writes_the_runs_that_are_chosen_and_warns_of_missing_ones(t
     words = ("Mine", "Runs: 2.", "fedcli run a --seeds 0,1")
     assert all(text in out.read_text() for text in words)
     result = invoke("report", "nowhere", "--out", out)
-    assert (result.exit_code, "there is no run in 'nowhere'" in result.stderr) == (2, True)
+    assert (result.exit_code, "there is no run at 'nowhere'" in result.stderr) == (2, True)
     monkeypatch.setitem(sys.modules, "bokeh", None)
     assert "pip install 'fedcli[report]'" in invoke(*command).stderr

@@ -1,18 +1,18 @@
-"""Numbers, minibatches and clients for the tests, and small methods: one with state, and ones with a planted defect."""
+"""Numbers, minibatches and clients for the tests, and methods with a planted defect."""
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import nn
 
-from fedcli import option
 from fedcli.check import federation, toy_dataset, with_defaults
 from fedcli.core import backbones
 from fedcli.core.aggregate import weighted_mean
 from fedcli.core.batches import Batch
-from fedcli.core.clients import Aux, Params
+from fedcli.core.clients import Params
 from fedcli.core.layers import KeyedDropout, MaskedBatchNorm2d
 from fedcli.papers.baselines import fedavg
 from fedcli.registry import find_method
@@ -42,54 +42,11 @@ def with_different_models(method, overrides=None, **run):
     return setup, fed, fed.cohort(0), states
 
 
-@dataclass(frozen=True)
-class Config:
-    pull: float = option(0.5, "Pull towards the client's last local model", low=0, off=0)
-
-
 class ClientState(NamedTuple):
-    params: Params  # the client's last local model
-
-
-class Context(NamedTuple):
-    last: Params
-    pull: Tensor
-
-
-class ServerState(NamedTuple):
     params: Params
-    buffers: Params
-    clients: dict[int, ClientState]
 
 
-def make_local_loss(network):
-    task = fedavg.make_local_loss(network)
-
-    def local_loss(params, buffers, batch, context):
-        loss, aux = task(params, buffers, batch, None)
-        pull = sum((params[name] - context.last[name]).square().sum() for name in params) / 2
-        return loss + context.pull * pull, Aux(aux.buffers, {**aux.terms, "pull": pull}, aux.outputs)
-
-    return local_loss
-
-
-def init(fed, config):
-    return ServerState(*fed.initial_model(), clients={})
-
-
-def run_round(state, cohort, fed, config):
-    clients = fed.broadcast(state.params, state.buffers, cohort)
-    last = fed.recall(state.clients, cohort, ClientState(state.params)).params
-    context = Context(last, torch.tensor(config.pull, dtype=fed.dtype))
-    clients, terms = fed.train(clients, cohort, make_local_loss(fed.network), context, Context(last=0, pull=None))
-    kept = fed.remember(state.clients, cohort, ClientState(clients.params))
-    return ServerState(*weighted_mean(fed.upload_model(clients), cohort.weights), kept), terms
-
-
-STATEFUL = replace(
-    find_method("fedavg"), name="stateful", title="pulled to the last local model", config=Config, init=init,
-    run_round=run_round, reduces_to=("fedavg", {"pull": 0.0}), state_types=(ServerState, ClientState),
-)  # fmt: skip
+STATEFUL = find_method(str(Path(__file__).parent.parent / "docs/examples/my_method.py"))  # whose clients keep state
 
 
 def narrow(channels, image_size, num_classes):
@@ -119,27 +76,27 @@ MIXED = f"{__file__}:narrow,{__file__}:narrower"
 
 def forgets(state, cohort, fed, config):
     """Defect: the clients' states are thrown away after the round."""
-    state, terms = run_round(state, cohort, fed, config)
+    state, terms = STATEFUL.run_round(state, cohort, fed, config)
     return state._replace(clients={}), terms
 
 
 def never_stores(state, cohort, fed, config):
-    """Defect: what is stored for a client is the received model, every time."""
-    after, terms = run_round(state, cohort, fed, config)
-    same = {client: state.clients.get(client, ClientState(state.params)) for client in after.clients}
-    return after._replace(clients=same), terms
+    """Defect: what is stored for a client is what it had first, every time."""
+    after, terms = STATEFUL.run_round(state, cohort, fed, config)
+    return after._replace(clients={**after.clients, **state.clients}), terms
 
 
 def never_reads(state, cohort, fed, config):
     """Defect: the stored state is not used."""
-    after, terms = run_round(state._replace(clients={}), cohort, fed, config)
+    after, terms = STATEFUL.run_round(state._replace(clients={}), cohort, fed, config)
     return after._replace(clients={**state.clients, **after.clients}), terms
 
 
 def touches_others(state, cohort, fed, config):
     """Defect: clients that sit out are changed."""
-    after, terms = run_round(state, cohort, fed, config)
-    return after._replace(clients={c: ClientState(after.params) for c in after.clients}), terms
+    after, terms = STATEFUL.run_round(state, cohort, fed, config)
+    kept = {client: each._replace(means=each.means + 1) for client, each in after.clients.items()}
+    return after._replace(clients=kept), terms
 
 
 def fedavg_round(state, cohort, fed, local_loss):

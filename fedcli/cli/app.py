@@ -7,33 +7,28 @@ import atexit
 import errno
 import gc
 import io
-import math
 import os
 import re
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.metadata import version
-from itertools import pairwise
-from platform import python_version
 from typing import Any
 
 import typer
 from typer.core import TyperGroup
 
-from fedcli.cli import data, describe, machine, running, tables
+from fedcli.cli import describe, running, tables
 from fedcli.cli.common import Lasting, optional, show_traceback, stop
 from fedcli.errors import UserError
 from fedcli.runs.signals import exit_code, set_time_limit
 
 REPEATED = ("--method", "--dataset", "--label", "--only", "--grid", "--law", "--runs")  # options that may stand twice
-COMMANDS = {
-    "list": describe.list_, "show": describe.show, "new": describe.new, "run": running.run,
-    "resume": running.resume, "verify": running.verify, "tune": running.tune, "data": data.app,
-    "quality": tables.quality, "plot": tables.plot, "report": tables.report, "export": tables.export,
-    "table": tables.table, "claims": tables.claims, "pages": tables.pages, "smoke": machine.smoke,
-    "check": machine.check, "bench": machine.bench,
-}  # fmt: skip
+COMMANDS = (
+    describe.list_, describe.show, describe.new, running.run, running.resume, running.verify, running.tune,
+    tables.quality, tables.plot, tables.report, tables.export, tables.table, tables.claims, tables.pages,
+    running.smoke, running.check, running.bench,
+)  # fmt: skip
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # what the system says where a file has no room
 UsageError = typer.BadParameter.__base__  # which Typer does not export
 
@@ -63,7 +58,7 @@ def _ends_in_a_line(ctx: typer.Context) -> Iterator[None]:
         show_traceback(ctx, error)
         stop(f"error: {text}", code)
     finally:
-        set_time_limit(math.inf)
+        set_time_limit(float("inf"))
 
 
 def _refusal(error: Any) -> str:
@@ -81,12 +76,12 @@ class _Root(TyperGroup):
 
     def parse_args(self, ctx: typer.Context, args: list[str]) -> list[str]:
         """Refuse an empty value, which as a path would be the folder one is in, and an option given twice."""
-        flags = [word.partition("=")[0] for word in args if word.startswith("--")]
-        for before, word in pairwise(["fedcli", *args]):
-            if not word or re.fullmatch(r"--[a-z-]+=", word):
+        flags = [word.partition("=")[0] for word in args]
+        for before, word, flag in zip(["fedcli", *args], args, flags, strict=False):
+            if not word or (flag.startswith("--") and word == f"{flag}="):
                 stop(f"error: a value is empty (got it after '{word or before}'); give one.", 2)
-            if flags.count(word.partition("=")[0]) > 1 and word.partition("=")[0] not in REPEATED:
-                stop(f"error: {word.partition('=')[0]} is given twice; give it once, several values as 0.01,0.1.", 2)
+            if flag.startswith("--") and flags.count(flag) > 1 and flag not in REPEATED:
+                stop(f"error: {flag} is given twice; give it once, several values as 0.01,0.1.", 2)
         with _ends_in_a_line(ctx):
             return super().parse_args(ctx, args)
 
@@ -108,7 +103,7 @@ app = typer.Typer(
 def _print_version(asked: bool) -> None:
     """Print the versions of what runs take their numbers from, and end."""
     if asked:
-        typer.echo(f"fedcli {version('fedcli')}, torch {version('torch')}, Python {python_version()}")
+        typer.echo(f"fedcli {version('fedcli')}, torch {version('torch')}, Python {sys.version.split()[0]}")
         raise typer.Exit
 
 
@@ -120,11 +115,10 @@ def root(
     """Take what all commands have in common; `show_traceback` reads it."""
 
 
-for _name, _command in COMMANDS.items():
-    if isinstance(_command, typer.Typer):
-        app.add_typer(_command, name=_name)
-    else:
-        app.command(_name, cls=running.MethodCommand if _name in ("run", "tune") else None)(_command)
+app.add_typer(describe.data, name="data")
+for _command in COMMANDS:
+    _kind = running.MethodCommand if _command in (running.run, running.tune) else None
+    app.command(_command.__name__.strip("_"), cls=_kind)(_command)
 
 
 def main() -> None:

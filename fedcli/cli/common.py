@@ -14,11 +14,11 @@ from rich.table import Table
 from rich.text import Text
 from typer import Argument, Option
 
+from fedcli.cli import late
 from fedcli.errors import UserError, needed, printable
 from fedcli.runs.signals import interruptions, set_time_limit
 
 MACHINE, OUTPUT = "Machine", "Output"  # panels of the help
-Texts = list[str] | None
 
 
 def optional(kind: Any, help: str, *flags: str, panel: str | None = None, **more: Any) -> Any:
@@ -31,14 +31,33 @@ def argument(kind: Any, metavar: str, help: str, **more: Any) -> Any:
     return Annotated[kind, Argument(metavar=metavar, help=help, **more)]
 
 
-Seeds = optional(str, "Seeds, one run for each, e.g. 0,1,2.", panel=MACHINE)
+def parse_seeds(text: str) -> list[Any]:
+    """Read the seeds of `--seeds 0,1,2`; a part that is no number is refused with the others, by `check_seeds`."""
+    return [int(part) if re.fullmatch("[0-9]{1,30}", part.strip()) else part for part in text.split(",")]
+
+
+def limit_time(text: str | None) -> str | None:
+    """Start the time of `--time-limit`, which counts from now; None for no limit."""
+    if text is not None:
+        with_unit = f"{text}s" if text.isdecimal() else text
+        parts = re.fullmatch(r"(?=.)(?:(\d{1,6})h)?(?:(\d{1,6})m)?(?:(\d{1,6})s)?", with_unit)
+        if parts is None:
+            raise UserError(f"--time-limit must be a time (got '{text}'); write 90s, 9m, 2h, 1h30m or seconds.")
+        hours, minutes, seconds = map(int, parts.groups("0"))
+        set_time_limit(3600 * hours + 60 * minutes + seconds)
+    return text
+
+
+Seeds = optional(Any, "Seeds, one run for each, e.g. 0,1,2.", panel=MACHINE, parser=parse_seeds, metavar="TEXT")
 Jobs = optional(int, "Parallel runs; if several, each in its own process.", panel=MACHINE, min=1)
 Workers = optional(int, "Local processes that share each round; the result is bit-identical.", panel=MACHINE, min=1)
 On = optional(str, "ray or ray:ADDRESS: every run a task of Ray; folders are on shared storage.", panel=MACHINE)
 Cpus = optional(float, "With --on ray: cores for a run, 1 if not given.", panel=MACHINE, min=0)
 Gpus = optional(float, "With --on ray: GPUs for a run; 0.25 packs four on one.", panel=MACHINE, min=0)
-TimeLimit = optional(str, "Stop at a checkpoint after this time, to resume later: 9m, 2h, 1h30m, 90.", panel=MACHINE)
-LogFile = optional(str, "File to append the run's output to, without the progress bar.", panel=OUTPUT)
+TimeLimit = optional(
+    str, "Stop at a checkpoint after this time, to resume later: 9m, 2h, 1h30m, 90.", panel=MACHINE, callback=limit_time
+)
+LogFile = optional(Path, "File to append the run's output to, without the progress bar.", panel=OUTPUT)
 Quiet = optional(bool, "Print nothing but errors.", "--quiet", panel=OUTPUT)
 Log = optional(str, "Also log each round to tensorboard, wandb, ./file.py:NAME, or several of them.", panel=OUTPUT)
 Code = optional(list[str], "A Python file of yours that the run needs; no other is imported.", "--method")
@@ -50,30 +69,9 @@ Runs = argument(list[Path], "RUN", "Run folders, or folders that hold run folder
 Format = optional(Literal["markdown", "csv", "latex"], "Form of the table.")
 
 
-def parse_seeds(seeds: str | None) -> list[Any] | None:
-    """Read the seeds of `--seeds 0,1,2`; a part that is no number is refused with the others, by `check_seeds`."""
-    if seeds is None:
-        return None
-    return [int(part) if re.fullmatch(r"\s*-?[0-9]{1,30}\s*", part) else part for part in seeds.split(",")]
-
-
-def limit_time(limit: str | None) -> None:
-    """Read a `--time-limit`, which counts from now; None for none."""
-    if limit is not None:
-        text = f"{limit}s" if limit.isdecimal() else limit
-        parts = re.fullmatch(r"(?=.)(?:(\d{1,6})h)?(?:(\d{1,6})m)?(?:(\d{1,6})s)?", text)
-        if parts is None:
-            raise UserError(f"--time-limit must be a time (got '{limit}'); write 90s, 9m, 2h, 1h30m or seconds.")
-        hours, minutes, seconds = map(int, parts.groups("0"))
-        set_time_limit(3600 * hours + 60 * minutes + seconds)
-
-
-def place_runs(
-    jobs: int | None, on: str | None, cpus: float | None, gpus: float | None, time_limit: str | None = None
-) -> dict[str, Any]:
-    """Read `--jobs`, `--on`, `--cpus-per-run` and `--gpus-per-run` as `jobs.execute` takes them; start the limit."""
-    limit_time(time_limit)
-    if on is None and (cpus, gpus) == (None, None):
+def place_runs(jobs: int | None, on: str | None, cpus: float | None, gpus: float | None) -> dict[str, Any]:
+    """Read `--jobs`, `--on`, `--cpus-per-run` and `--gpus-per-run` as `jobs.execute` takes them."""
+    if on is None and cpus is None and gpus is None:
         return {"jobs": jobs or 1, "cluster": None}
     name, _, address = str(on).partition(":")
     if name != "ray" or (jobs or 1) > 1:
@@ -89,11 +87,9 @@ def place_runs(
     return {"jobs": 1, "cluster": cluster}
 
 
-def records_of(runs: Sequence[Any], methods: Texts, datasets: Texts, labels: Texts) -> list[dict]:
+def records_of(runs: Sequence[Any], methods: list | None, datasets: list | None, labels: list | None) -> list[dict]:
     """Read the records of runs that `--method`, `--dataset` and `--label` choose and name."""
-    from fedcli.results import frame, tables  # late: pandas takes half a second
-
-    return tables.select_records(frame.find_records(runs, labels or ()), methods or (), datasets or ())
+    return late.tables.select_records(late.frame.find_records(runs, labels or ()), methods or (), datasets or ())
 
 
 class Lasting(io.FileIO):
@@ -115,6 +111,12 @@ def stop(message: str, code: int) -> NoReturn:
     raise typer.Exit(code)
 
 
+def exit_if(failed: Any) -> None:
+    """End the program with exit code 1 if something has failed, which has been told."""
+    if failed:
+        raise typer.Exit(1)
+
+
 def show_traceback(ctx: typer.Context, error: BaseException) -> None:
     """Print an error's traceback on stderr where `fedcli --traceback` asks for it."""
     if ctx.find_root().params.get("traceback"):
@@ -126,13 +128,12 @@ def console() -> Console:
     return Console(highlight=False)
 
 
-def consoles(quiet: bool | None, log_file: str | None, stderr: bool = False) -> list[Console]:
+def consoles(quiet: bool | None, log_file: Path | None, stderr: bool = False) -> list[Console]:
     """Make the consoles that a run is shown on: the terminal's, and one that adds to a `--log-file`."""
     consoles = [Console(stderr=stderr, highlight=False, quiet=bool(quiet))]
     if log_file is not None:
-        path = Path(log_file)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        file = path.open("a", encoding="utf-8", buffering=1)
+        log_file.parent.mkdir(parents=True, exist_ok=True)
+        file = log_file.open("a", encoding="utf-8", buffering=1)
         consoles.append(Console(file=file, force_terminal=False, color_system=None, highlight=False))
     return consoles
 
@@ -151,19 +152,20 @@ def print_table(columns: Sequence[str], rows: Sequence[Any], screen: Console | N
     (screen or console()).print(table)
 
 
-def print_or_write(text: str, out: Path | None, sheets: Sequence[Any] = ()) -> None:
-    """Print a text, or on a terminal the sheets it was made of; or write it to a file and print the file's name."""
-    from fedcli.data.files import write_atomically  # late: help comes without NumPy
+def write_text(path: Path, text: str) -> None:
+    """Write a text into a file, whole or not at all; its folder is made."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    late.files.write_atomically(path, lambda file: file.write_text(text, encoding="utf-8"))
 
+
+def print_text(text: str, out: Path | None = None, is_markdown: bool = False) -> None:
+    """Print a text, on a terminal Markdown as it is read; or write it to a file and print the file's name."""
     if out is not None:
-        out.parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(out, lambda path: path.write_text(text, encoding="utf-8"))
+        write_text(out, text)
         typer.echo(str(out))
-        return
-    if not sheets or not console().is_terminal:
+    elif is_markdown and console().is_terminal:
+        from rich.markdown import Markdown  # late: a tenth of a second
+
+        console().print(Markdown(text))
+    else:
         typer.echo(text, nl=False)
-        return
-    for sheet in sheets:
-        typer.echo("".join(f"{line}\n\n" for line in (sheet.title, sheet.setting) if line), nl=False)
-        print_table(sheet.columns, sheet.lines)
-        typer.echo("".join(f"\n- {note}" for note in sheet.notes))

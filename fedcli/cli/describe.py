@@ -1,4 +1,4 @@
-"""The commands about methods, `list`, `show` and `new`, and what help and completion tell of methods.
+"""The commands about methods and data sets, `list`, `show`, `new` and `data ...`, and what help tells of methods.
 
 Importing the papers imports PyTorch, which takes seconds. What `list`, `show` and completion tell of them is therefore
 kept in papers/index.json, which `make index` writes.
@@ -17,6 +17,7 @@ from typing import Any, Literal
 import typer
 
 from fedcli import declarations, papers, registry
+from fedcli.cli import late
 from fedcli.cli.common import argument, console, optional, print_table
 from fedcli.declarations import Method, Post, Protocol, flag_of
 from fedcli.errors import UserError
@@ -46,14 +47,12 @@ def index() -> dict[str, Any]:
 
 def make_index() -> dict[str, Any]:
     """Make the index from what is registered."""
-    from fedcli.core.backbones import BACKBONES
-
     return {
         "method": {name: summary(method) for name, method in registry.methods().items()},
         "post": {name: summary(step) for name, step in registry.posts().items()},
         "protocol": {name: protocol_rows(protocol) for name, protocol in registry.protocols().items()},
         "table": {name: table.title for name, table in registry.tables().items()},
-        "backbone": list(BACKBONES),
+        "backbone": list(late.backbones.BACKBONES),
     }
 
 
@@ -71,10 +70,8 @@ def summary(method: Method | Post) -> dict[str, Any]:
 
 def default_values(method: Method) -> dict[str, Any]:
     """Values of a run of the method with no option given; empty for a method that needs one."""
-    from fedcli.runs.config import resolve
-
     try:
-        return resolve(method, {}, need_data=False).values()
+        return late.config.resolve(method, {}, need_data=False).values()
     except UserError:
         return {}
 
@@ -96,9 +93,10 @@ def protocol_rows(protocol: Protocol) -> list[tuple[str, str]]:
         options = f"; {_settings(setting.settings)}" if setting.settings else ""
         networks = setting.backbone.replace(",", ", ")
         rows.append((name, f"{networks}, augmentation {setting.augmentation}{options} ({setting.source})"))
-    rows += [(f"for {name}", _settings(options)) for name, options in protocol.method_options.items()]
-    for dataset, setting in protocol.datasets.items():
-        rows += [(f"for {name} on {dataset}", _settings(options)) for name, options in setting.method_options.items()]
+    special = {f"for {name}": options for name, options in protocol.method_options.items()}
+    for name, setting in protocol.datasets.items():
+        special |= {f"for {method} on {name}": options for method, options in setting.method_options.items()}
+    rows += [(title, _settings(options)) for title, options in special.items()]
     rows += [("headline", SELECTIONS[protocol.selection]), ("evaluation", EVALUATIONS[protocol.evaluation])]
     return rows + [("note", note) for note in protocol.notes]
 
@@ -123,13 +121,9 @@ def completion(*kinds: str, choices: Sequence[str] = ()) -> Callable[[str], list
     """Make what tells a shell the choices that a text begins, and the names of some kinds: "method", "dataset", ..."""
 
     def complete(incomplete: str) -> list[str]:
-        names = list(choices)
-        for kind in kinds:
-            if kind.endswith("dataset"):
-                from fedcli.data import datasets
-
-                names += datasets.names()
-            names += index().get(kind, ())
+        names = [*choices, *(name for kind in kinds for name in index().get(kind, ()))]
+        if kinds[0].endswith("dataset"):
+            names += late.datasets.names()
         return [name for name in names if name.startswith(incomplete.lower())]
 
     return complete
@@ -137,17 +131,15 @@ def completion(*kinds: str, choices: Sequence[str] = ()) -> Callable[[str], list
 
 def list_(all_: optional(bool, "Also list steps, protocols and the papers' tables.", "--all") = False) -> None:
     """List the methods and the networks."""
-    print_table(("Method", "Title"), [(name, method["title"]) for name, method in index()["method"].items()])
+    listed = {"Method": {name: method["title"] for name, method in index()["method"].items()}}
     if all_:
+        listed["Step after the last round, --post"] = {name: each["title"] for name, each in index()["post"].items()}
+        listed["Protocol, --protocol"] = {name: dict(rows)["set-up"] for name, rows in index()["protocol"].items()}
+        listed["Table, 'fedcli table NAME'"] = index()["table"]
+    for kind, titles in listed.items():
+        print_table((kind, "Title"), list(titles.items()))
         typer.echo()
-        steps = [(name, step["title"]) for name, step in index()["post"].items()]
-        print_table(("Step after the last round, --post", "Title"), steps)
-        typer.echo()
-        protocols = [(name, dict(rows)["set-up"]) for name, rows in index()["protocol"].items()]
-        print_table(("Protocol, --protocol", "Set-up"), protocols)
-        typer.echo()
-        print_table(("Table, 'fedcli table NAME'", "What it shows"), list(index()["table"].items()))
-    console().print(f"\nNetworks, --backbone\n{', '.join(index()['backbone'])}\n")
+    console().print(f"Networks, --backbone\n{', '.join(index()['backbone'])}\n")
     typer.echo("'fedcli run METHOD' runs a method, 'fedcli show METHOD' shows its options and its card.")
     typer.echo("'fedcli list --all' also lists protocols and tables, 'fedcli data list' the data sets.")
 
@@ -161,7 +153,7 @@ def show(
     ),
 ) -> None:
     """Show a method's options, its card and the names of its protocols, or all that a protocol fixes."""
-    methods, protocols = {**index()["method"], **index()["post"]}, index()["protocol"]
+    methods, protocols = index()["method"] | index()["post"], index()["protocol"]
     name = registry.spelt(name, (*methods, *protocols))
     rows = protocols.get(name)
     if rows is None and ":" in name:
@@ -197,6 +189,89 @@ def new(
         raise UserError(f"there is a method or a file of that name (got '{name}'); choose another name.")
     file.write_text(TEMPLATE.read_text(encoding="utf-8").replace('"my_method"', f'"{name}"'), encoding="utf-8")
     typer.echo(f"{file}: 'fedcli run ./{file}' runs it, 'fedcli check ./{file}' checks it.")
+
+
+data = typer.Typer(no_args_is_help=True, help="List, download, import and show data sets.")
+
+
+@data.command("list")
+def data_list() -> None:
+    """List the data sets: built in, to be downloaded or imported, made from others, and your own."""
+    rows = []
+    for name in late.datasets.names():
+        try:
+            traits = late.datasets.describe(name)
+        except UserError:
+            rows.append((name, "damaged: import or download it again", *[""] * 5))
+            continue
+        numbers = ("" if traits[key] is None else traits[key] for key in ("train", "test", "classes"))
+        shape = " x ".join(map(str, traits["shape"]))
+        rows.append((name, traits["kind"], "yes" if traits["present"] else "no", *numbers, shape))
+    print_table(("Data set", "Kind", "Present", "Train", "Test", "Classes", "Shape"), rows)
+    typer.echo("\n'fedcli data show NAME' says what a made set is made from.")
+    typer.echo(
+        f"Downloaded and imported sets are kept in {late.datasets.cache_folder()} (set FEDCLI_DATA to change it)."
+    )
+
+
+@data.command()
+def download(name: argument(str, "NAME", "A data set that 'fedcli data list' shows as a download.")) -> None:
+    """Download a data set into the cache."""
+    typer.echo(f"{name}: {late.datasets.download(late.datasets.find_name(name))}")
+
+
+@data.command("import")
+def import_(
+    name: argument(str, "NAME", "A name of 'fedcli data list', or a new one of a-z, 0-9 and -."),
+    path: argument(Path, "PATH", "An .npz file, a folder of images, or official files."),
+    size: optional(int, "Resize images to SIZE x SIZE pixels.", min=1) = None,
+) -> None:
+    """Import a data set from an archive or a folder into the cache; its format is detected.
+
+    Pixels, channels, sizes and labels in another form are converted, with a note. PFLlib sets include their clients.
+    """
+    file, notes = late.datasets.import_path(name, path, size)
+    traits = late.datasets.describe(name)
+    numbers = f"{traits['train']} training and {traits['test']} test images, {traits['classes']} classes"
+    typer.echo("\n".join([f"{name}: {numbers}: {file}", *notes]))
+
+
+@data.command("show")
+def data_show(
+    name: argument(str, "NAME", "A data set.", autocompletion=completion("dataset")),
+    partition: optional(str, "Partition to draw, e.g. dirichlet:0.5.") = None,
+    num_clients: optional(int, "Clients of the partition.", min=1) = 10,
+    partition_seed: optional(int, "Seed of the partition.", min=0, max=2**32 - 1) = 0,
+    out: optional(Path, "Chart of the partition; <name>-partition.png if not given.") = None,
+) -> None:
+    """Show what a data set holds and, with --partition, what each client would get."""
+    chosen = late.partition.from_flag(partition) if partition is not None else None
+    dataset = late.datasets.load(late.datasets.find_name(name))
+    if (partition or "").startswith("file:"):
+        dataset = late.datasets.merge(dataset)  # its lists count the test images too
+    writers = dataset.writer_train
+    rows = {
+        "images": f"{len(dataset.y_train):,} to train, {len(dataset.y_test):,} to test",
+        "shape": " x ".join(map(str, dataset.x_train.shape[1:])),
+        "classes": f"{dataset.num_classes}: {', '.join(dataset.class_names)}",
+        "domains": ", ".join(dataset.domain_names),
+        "writers": "" if writers is None else f"{len(writers.unique()):,} to train",
+        "fingerprint": dataset.fingerprint,
+        "made from": late.datasets.describe(dataset.name)["note"],
+    }
+    print_table(("Data set", dataset.name), [row for row in rows.items() if row[1]])
+    if chosen is None:
+        return
+    parts = chosen(dataset.y_train, num_clients, partition_seed, dataset.domain_train, writers, dataset.place_train)
+    counts = late.partition.count_classes(parts, dataset.y_train, dataset.num_classes)
+    classes = range(dataset.num_classes if dataset.num_classes <= 10 else 0)  # more columns fit no terminal
+    rows = [(client, row.sum(), *row[classes]) for client, row in enumerate(counts)]
+    typer.echo(f"\npartition {chosen.flag}, seed {partition_seed}, fingerprint {late.partition.fingerprint(parts)}")
+    print_table(("Client", "Images", *map(str, classes)), rows)
+    title = late.plots.data_words(dataset.name, chosen.flag, f"seed {partition_seed}")
+    out = out or Path(f"{dataset.name}-partition.png")
+    files = late.plots.write(out, late.plots.partition_figure, counts, dataset.class_names, title)
+    typer.echo(f"chart: {' and '.join(map(str, files))}")
 
 
 if __name__ == "__main__":

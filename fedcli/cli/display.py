@@ -4,7 +4,6 @@ The same for a paper's table or a grid: what it costs, and the progress of its r
 as it imports pandas, which a single run does not need.
 """
 
-import gc
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from datetime import timedelta
@@ -16,16 +15,14 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.text import Text
 
+from fedcli.cli import late
 from fedcli.cli.common import stop
 from fedcli.cli.describe import SELECTIONS
 from fedcli.errors import printable
 from fedcli.figures.notebook import Standing
 from fedcli.registry import find_method
-from fedcli.runs.config import inactive_term
-from fedcli.runs.records import RECORD
 from fedcli.runs.settings import reductions
 from fedcli.runs.signals import exit_code
-from fedcli.runs.trackers import find_loggers
 
 if TYPE_CHECKING:
     from fedcli.results.plans import Plan, PlannedRun, TablePlan
@@ -33,21 +30,21 @@ if TYPE_CHECKING:
 
 def header(record: dict[str, Any], folder: Path) -> dict[str, str]:
     """Say what is run, as texts by their titles; a text is empty where there is nothing to say."""
-    config, sizes, engine = record["config"], record["partition"]["sizes"], record["engine"]
-    reduced = ", ".join(reductions(record).values())
-    idle, count = record["partition"].get("idle", []), f"{sum(sizes):,} training images on {len(sizes)} clients"
-    no_step = f"; {len(idle)} have too few for a step and do not train: {', '.join(map(str, idle))}" if idle else ""
-    fixed = "".join(f", {part['parameters']:,} frozen" for part in record["model"].get("frozen", []))
+    config, engine, parts, network = record["config"], record["engine"], record["partition"], record["model"]
+    sizes, idle = parts["sizes"], parts.get("idle", [])
+    frozen = [f", {part['parameters']:,} frozen" for part in network.get("frozen", [])]
     together, workers = engine["clients_per_chunk"], engine.get("workers", 1)
     mode = "one client after the other" if together == 1 else f"{together} clients {engine['way']}"
     machine = [engine["device"], engine["precision"], f"{workers} workers" * (workers > 1), mode, engine.get("chosen")]
     return {
         "method": f"{record['method']}, protocol {record['protocol']}",
-        "inactive": inactive_term(config, find_method(record["method_source"])),
-        "data set": f"{record['dataset']}, {count}" + (f", reduced: {reduced}" if reduced else ""),
+        "inactive": late.config.inactive_term(config, find_method(record["method_source"])),
+        "data set": f"{record['dataset']}, {sum(sizes):,} training images on {len(sizes)} clients",
+        "reduced": ", ".join(reductions(record).values()),
         "made from": record.get("dataset_source", ""),
-        "partition": f"{record['partition']['flag']}, {min(sizes):,} to {max(sizes):,} images a client{no_step}",
-        "network": f"{record['model']['backbone']}, {record['model']['parameters']:,} parameters{fixed}",
+        "partition": f"{parts['flag']}, {min(sizes):,} to {max(sizes):,} images a client",
+        "idle": f"clients {', '.join(map(str, idle))}, which have too few images for a step" if idle else "",
+        "network": f"{network['backbone']}, {network['parameters']:,} parameters{''.join(frozen)}",
         "training": f"{config['rounds']} rounds of {config['cohort_size']} clients, {config['optimizer']}, rate "
         f"{config['lr']:g}, local epochs {config['local_epochs']}, batches of {config['batch_size']}",
         "machine": ", ".join(filter(None, machine)),
@@ -58,13 +55,15 @@ def header(record: dict[str, Any], folder: Path) -> dict[str, str]:
 
 def draw(record: dict[str, Any], folder: Path) -> None:
     """Draw a run's learning curve and its partition into its folder, as PNG for a screen."""
-    gc.freeze()  # else each search for garbage while figures are drawn goes through all that PyTorch has
-    from fedcli.figures import curves, plots  # late: it takes half a second
-
-    plots.write(folder / "curve.png", curves.learning_curves, [record], page=True)
+    plots, counts = late.plots, np.array(record["partition"]["class_counts"])
+    plots.write(folder / "curve.png", late.curves.learning_curves, [record], page=True)
     title = plots.title_words([record], f"seed {record['partition']['seed']}")
-    counts = np.array(record["partition"]["class_counts"])
     plots.write(folder / "partition.png", plots.partition_figure, counts, record["class_names"], title, page=True)
+
+
+def duration(record: dict[str, Any]) -> str:
+    """Write the time that a run has taken as hours, minutes and seconds."""
+    return str(timedelta(seconds=round(record["seconds_total"])))
 
 
 def print_line(consoles: Iterable[Console], *parts: str | tuple[str, str]) -> None:
@@ -115,8 +114,8 @@ class Display(Standing):
             "headline": f"{100 * summary['selected']:.2f} % ({SELECTIONS[summary['selection']]}{counts})",
             "last round": f"{100 * summary['last']:.2f} %",
             **({f"after {post['name']}": f"{100 * post['test_accuracy']:.2f} %"} if post else {}),
-            "time": str(timedelta(seconds=round(record["seconds_total"]))),
-            "record": f"{self.folder / RECORD}, with curve.png and partition.png",
+            "time": duration(record),
+            "record": f"{self.folder / late.records.RECORD}, with curve.png and partition.png",
         })  # fmt: skip
         draw(record, self.folder)
         self.folder = None
@@ -133,16 +132,14 @@ class Display(Standing):
 
 def cost(plan: "TablePlan") -> list[tuple[str, str]]:
     """Say what running a table takes, as pairs of title and text."""
-    from fedcli.results import costs
-
     states = Counter(run.state for run in plan.runs)
-    shown = ", ".join(f"{count} {state}" for state, count in states.items())
-    estimated = costs.estimate(plan)
+    counts = ", ".join(f"{count} {state}" for state, count in states.items())
+    estimated = late.costs.estimate(plan)
     lines = [
         ("table", plan.title),
-        ("runs", f"{len(plan.runs)}, seeds {', '.join(map(str, plan.seeds))}: {shown}; {len(plan.to_run)} to run"),
+        ("runs", f"{len(plan.runs)}, seeds {', '.join(map(str, plan.seeds))}: {counts}; {len(plan.to_run)} to run"),
         ("reduced", f"{plan.reduction}; not the paper's setting" if plan.reduction else ""),
-        ("time", f"{costs.time_text(estimated)}, one run after the other" if len(estimated) else ""),
+        ("time", f"{late.costs.time_text(estimated)}, one run after the other" if len(estimated) else ""),
         ("data sets", ", ".join(sorted({name for run in plan.to_run for name in run.setup.data_sets}))),
         *(("left out", lack) for lack in plan.missing_data.values()),
         ("new runs", f"are written to {plan.folder}"),
@@ -155,7 +152,7 @@ class TableDisplay:
 
     def __init__(self, consoles: Sequence[Console], plan: "Plan", log: str | None = None):
         """Make a display whose bar is on the first console, and its lines on all; `log` names loggers of each run."""
-        self.ended, self.total, self.log = 0, len(plan.to_run), find_loggers(log)
+        self.ended, self.total, self.log = 0, len(plan.to_run), late.trackers.find_loggers(log)
         self._consoles, self._plan = consoles, plan
         self._rounds = {run.folder: run.rounds_done for run in plan.to_run}
         self.bar = Progress(console=consoles[0], disable=not consoles[0].is_terminal, transient=True)
@@ -171,32 +168,26 @@ class TableDisplay:
         text = f"{self.ended}/{self.total} runs"
         self.bar.update(self._task, completed=sum(self._rounds.values()), description=text)
 
-    def note(self, run: "PlannedRun", text: str, before: str = "", style: str = "") -> None:
+    def note(self, run: "PlannedRun", text: str, before: str = "") -> None:
         """Show what a run, its engine or a logger has to say."""
-        line = f"{before}{run.label}, seed {run.setup.run.seed}: {text}"
-        print_line(self._consoles, (printable(line), style))
+        print_line(self._consoles, printable(f"{before}{run.label}, seed {run.setup.run.seed}: {text}"))
 
     def end(self, run: "PlannedRun", record: dict[str, Any] | None, error: str) -> None:
         """Say what has become of a run."""
         self.ended += 1
         self.advance(run, run.setup.run.rounds)
-        text = f"failed: {error}"
-        if not error:
-            seconds = timedelta(seconds=round(record["seconds_total"]))
-            text = f"{self._plan.accuracy_text(record)} in {seconds}"
-        self.note(run, text, f"[{self.ended}/{self.total}] ", "red" if error else "")
+        text = f"failed: {error}" if error else f"{self._plan.accuracy_text(record)} in {duration(record)}"
+        self.note(run, text, f"[{self.ended}/{self.total}] ")
 
 
 def run_plan(
     plan: "Plan", consoles: Sequence[Console], again: str = "the same command", log: str | None = None, **where: Any
 ) -> dict[Path, str]:
     """Run what is to do of a plan, and show it; after an interruption say what goes on."""
-    from fedcli.results.jobs import execute
-
     display = TableDisplay(consoles, plan, log)
     try:
         with display.bar:
-            return execute(plan, display, **where)
+            return late.jobs.execute(plan, display, **where)
     except KeyboardInterrupt as error:  # outside: its bar, which goes, would take the line with it
         words = str(error) or "interrupted"
         stop(f"{words} at {display.ended}/{display.total} runs; resume by {again}.", exit_code(error))

@@ -1,4 +1,4 @@
-"""The commands that run methods: `run`, `resume`, `verify` and `tune`."""
+"""The commands that run methods: `run`, `resume`, `verify`, `tune`, `smoke`, `bench` and `check`."""
 
 import inspect
 import re
@@ -8,22 +8,28 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import Field
 from functools import partial
+from json import dumps
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import typer
+from rich.console import Console
 from rich.markup import escape
 from typer.core import TyperCommand
 
 from fedcli import registry
-from fedcli.cli import common
-from fedcli.cli.common import OUTPUT, argument, optional, print_table
+from fedcli.cli import common, late
+from fedcli.cli.common import OUTPUT, argument, exit_if, optional, print_table
 from fedcli.cli.describe import completion, default_values, option_help
 from fedcli.declarations import Method, flag_of
-from fedcli.errors import UserError
-from fedcli.userfiles import user_files
+from fedcli.errors import UserError, unknown
+from fedcli.runs.signals import exit_code
+from fedcli.userfiles import is_from_file, user_files
 
 FILES, GRID = "Options from files", "Grid"  # panels of the help
+KEYWORD = inspect.Parameter.KEYWORD_ONLY
+Device = optional(str, "auto, cpu, cuda or cuda:N.")
 MethodName = argument(str, "METHOD", "A method or a method file.", autocompletion=completion("method"))
 
 
@@ -34,13 +40,11 @@ class MethodCommand(TyperCommand):
         """Put in what `--config` and `--from` stand for; take underscores for dashes; collect the method's options."""
         options = ctx.meta["options"] = []
         if args and args[0] not in ("-h", "--help"):
-            from fedcli.runs import config, experiment
-
             args = [re.sub(r"^--\w+(?==|$)", lambda flag: flag[0].replace("_", "-"), word) for word in args]
-            args, ctx.meta["sources"] = experiment.expand(args, ctx.info_name)
+            args, ctx.meta["sources"] = late.experiment.expand(args, ctx.info_name)
             first, *others = map(registry.find_method, args[0].split(","))
-            post = experiment.typed_options(args).get("post")  # a user's own step after the last round has options too
-            ctx.meta["unknown_option"] = lambda flag: config.unknown_option(flag, first, post)
+            post = late.experiment.typed_options(args).get("post")  # whose options are taken too
+            ctx.meta["unknown_option"] = lambda flag: late.config.unknown_option(flag, first, post)
             options += make_options(first, post, with_own=not others)
         rest = super().parse_args(ctx, args)
         values = {option.name: ctx.params.pop(option.name) for option in options}
@@ -53,16 +57,25 @@ class MethodCommand(TyperCommand):
 
 
 def make_options(method: Method, post: str | None, with_own: bool) -> list[Any]:
-    """Make the options of a run, of the step `--post` and of a method, which several leave out."""
-    from fedcli.runs import config
+    """Make the options of a run, of the step `--post` and of a method, which several leave out.
+
+    An option is None unless it is given; several values are a tuple.
+    """
 
     def command() -> None:
         pass
 
     parameters, defaults = [], default_values(method)
-    for title, panel in config.option_panels(method, post).items():
-        if with_own or title != method.title:
-            parameters += [_parameter(field, title, option_help(field, defaults)) for field in panel.values()]
+    for title, panel in late.config.option_panels(method, post).items():
+        for field in panel.values() if with_own or title != method.title else ():
+            flag = flag_of(field.name)
+            more = {"autocompletion": completion(field.name, choices=field.metadata["choices"])}
+            if late.experiment.takes_several(field):
+                more |= {"parser": partial(_parse_values, field), "metavar": "VALUE"}
+            flags = f"{flag}/--no-{flag[2:]}" if field.type is bool else flag
+            text = escape(option_help(field, defaults))
+            kind = optional(field.type, text, flags, panel=escape(title), show_default=False, **more)
+            parameters.append(inspect.Parameter(field.name, KEYWORD, default=None, annotation=kind))
     command.__signature__ = inspect.Signature(parameters)
     command.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
     app = typer.Typer(add_completion=False)
@@ -70,21 +83,12 @@ def make_options(method: Method, post: str | None, with_own: bool) -> list[Any]:
     return typer.main.get_command(app).params
 
 
-def _parameter(field: Field, panel: str, help_: str) -> inspect.Parameter:
-    """Make the parameter of a field's option, which is None unless it is given; several values are a tuple."""
-    from fedcli.runs import experiment
-
-    def parse(text: str) -> Any:
-        if (field.name, text) == ("checkpoint_every", "auto"):
-            return None
-        values = experiment.parse_values(field, text)
-        return values if len(values) > 1 else values[0]
-
-    flag, more = flag_of(field.name), {"parser": parse, "metavar": "VALUE"} if experiment.takes_several(field) else {}
-    more["autocompletion"] = completion(field.name, choices=field.metadata["choices"])
-    flags = f"{flag}/--no-{flag[2:]}" if field.type is bool else flag
-    kind = optional(field.type, escape(help_), flags, panel=escape(panel), show_default=False, **more)
-    return inspect.Parameter(field.name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=kind)
+def _parse_values(field: Field, text: str) -> Any:
+    """Read the values of an option: a single one or a tuple; `--checkpoint-every auto` is as if it were not given."""
+    if (field.name, text) == ("checkpoint_every", "auto"):
+        return None
+    values = late.experiment.parse_values(field, text)
+    return values if len(values) > 1 else values[0]
 
 
 def run(
@@ -114,43 +118,33 @@ def run(
 
     'fedcli run METHOD --help' shows a method's options, 'fedcli show METHOD' its card and its protocols.
     """
-    from fedcli.runs import run as runs
-    from fedcli.runs.workers import launched
-
     options, names = {**ctx.meta["given"], "sources": ctx.meta["sources"]}, method.split(",")
     experiment = {"out": out, "tuned": tuned, "continue_": continue_}
-    where = common.place_runs(jobs, on, cpus_per_run, gpus_per_run, time_limit)
+    where = common.place_runs(jobs, on, cpus_per_run, gpus_per_run)
     is_placed = where != {"jobs": 1, "cluster": None}
     is_grid = any(isinstance(value, tuple) for value in options.values())
     if not (is_placed or is_grid or seeds is not None or len(names) > 1):
         if workers is not None:  # one folder for all workers; what is refused is so before they start
-            [(_, path)] = runs.plan(method, out=out, tuned=tuned, **options)
+            [(_, path)] = late.run.plan(method, out=out, tuned=tuned, **options)
             launch_workers(workers, () if out else ("--out", str(path)))
-        watch(partial(runs.run, method, **experiment, **options), quiet, log_file, log)
+        watch(partial(late.run.run, method, **experiment, **options), quiet, log_file, log)
         return
-    if workers is not None or launched():
+    if workers is not None or late.workers.launched():
         raise UserError("workers share one run (got several runs); leave --workers or the launcher out.")
     if log is not None and is_placed:
         raise UserError(f"--log {log} is for runs one after the other (got --jobs or --on); leave one out.")
-    from fedcli.cli.display import run_plan  # late, as pandas and Matplotlib are slow to import
-    from fedcli.data.files import write_atomically
-    from fedcli.figures import curves, plots
-    from fedcli.results import frame, plans, render, tables
-
-    plan = plans.plan_grid(names, options, seeds=common.parse_seeds(seeds), **experiment)
+    plan = late.plans.plan_grid(names, options, seeds=seeds, **experiment)
     again = f"the same command with --out {shlex.quote(str(plan.folder))} --continue"
-    errors = run_plan(plan, common.consoles(quiet, log_file, stderr=True), again, log, **where)
-    records = frame.find_records([plan.folder])
-    sheet = tables.sheet(records)
-    text = render.render(sheet)
-    write_atomically(plan.folder / "table.md", lambda file: file.write_text(text, encoding="utf-8"))
+    errors = late.display.run_plan(plan, common.consoles(quiet, log_file, stderr=True), again, log, **where)
+    records = late.frame.find_records([plan.folder])
+    text = late.render.render(late.tables.sheet(records))
+    common.write_text(plan.folder / "table.md", text)
     with suppress(UserError):  # no run has come to a test
-        plots.write(plan.folder / "curves.png", curves.learning_curves, records, page=True)
+        late.plots.write(plan.folder / "curves.png", late.curves.learning_curves, records, page=True)
     if not quiet:
-        common.print_or_write(text, None, [sheet])
+        common.print_text(text, is_markdown=True)
         typer.echo(f"table and curves: {plan.folder}, table.md and curves.png")
-    if errors:
-        raise typer.Exit(1)
+    exit_if(errors)
 
 
 def tune(
@@ -171,57 +165,48 @@ def tune(
 
     All other options are the same in every trial; with several seeds, the mean counts.
     """
-    from fedcli.cli.display import run_plan
-    from fedcli.results import metrics, tune
-
-    where = {**common.place_runs(jobs, on, cpus_per_run, gpus_per_run, time_limit), "records_only": True}
-    plan = tune.plan(method, grid=grid or (), seeds=common.parse_seeds(seeds), out=out, **ctx.meta["given"])
-    errors = run_plan(plan, common.consoles(quiet, log_file, stderr=True), **where)
-    trials, folder = tune.rank(plan, errors), plan.folder
+    plan = late.tune.plan(method, grid=grid or (), seeds=seeds, out=out, **ctx.meta["given"])
+    where = common.place_runs(jobs, on, cpus_per_run, gpus_per_run)
+    errors = late.display.run_plan(plan, common.consoles(quiet, log_file, stderr=True), records_only=True, **where)
+    trials = late.tune.rank(plan, errors)
     best, rows = trials["options"].iloc[0], []
     for trial in trials.itertuples():
         percent = [100 * accuracy for accuracy in trial.accuracies]
-        accuracy = metrics.find_metric("validation").mean_text(percent) if trial.accuracy >= 0 else "diverged"
+        accuracy = late.metrics.find_metric("validation").mean_text(percent) if trial.accuracy >= 0 else "diverged"
         rows.append((*trial.options.values(), accuracy))
     print_table((*map(flag_of, best), "Validation accuracy, %"), rows)
     flags = shlex.join(text for name, value in best.items() for text in (flag_of(name), str(value)))
-    typer.echo(f"use {flags}, or {shlex.join(['--tuned', str(folder)])} ({folder / tune.TUNED})")
+    typer.echo(f"use {flags}, or {shlex.join(['--tuned', str(plan.folder)])} ({plan.folder / late.tune.TUNED})")
 
 
-def watch(start: Callable, quiet: bool | None = None, log_file: str | None = None, log: str | None = None) -> Any:
+def watch(start: Callable, quiet: bool | None = None, log_file: Path | None = None, log: str | None = None) -> Any:
     """Start a run with a display, and loggers; when it fails or is interrupted, say where it stands."""
-    from fedcli.cli.display import RECORD, Display, print_line
-    from fedcli.core.federation import NonFiniteLoss
-    from fedcli.runs import signals, trackers, workers
-
     consoles = common.consoles(quiet, log_file)
-    display, logs = Display(*consoles), consoles[1:]
+    display = late.display.Display(*consoles)
     try:
-        with workers.joined() as group:
-            return start(progress=trackers.Loggers(display, log) if group.number == 0 else None)
+        with late.workers.joined() as group:
+            return start(progress=late.trackers.Loggers(display, log) if group.number == 0 else None)
     except UserError as error:
-        print_line(logs, f"error: {error}")
+        late.display.print_line(consoles[1:], f"error: {error}")
         raise
-    except NonFiniteLoss as error:
-        message, code = f"error: {error} The record is {display.folder / RECORD}.", 1
+    except late.federation.NonFiniteLoss as error:
+        message, code = f"error: {error} The record is {display.folder / late.records.RECORD}.", 1
     except KeyboardInterrupt as error:
-        message, code = "interrupted before the first round.", signals.exit_code(error)
+        message, code = "interrupted before the first round.", exit_code(error)
         if display.folder is not None:
-            record, command = display.record, ["fedcli", "resume", str(display.folder)]
-            for file in user_files(record):
-                command += ["--method", file]
+            record = display.record
+            files = [word for file in user_files(record) for word in ("--method", file)]
             stands = f"after {len(record['rounds'])}/{record['config']['rounds']} rounds"
-            message = f"{str(error) or 'interrupted'} {stands}; to resume: {shlex.join(command)}"
-    print_line(logs, message)
+            command = shlex.join(["fedcli", "resume", str(display.folder), *files])
+            message = f"{str(error) or 'interrupted'} {stands}; to resume: {command}"
+    late.display.print_line(consoles[1:], message)
     common.stop(message, code)
 
 
 def launch_workers(workers: int | None, more: Sequence[str] = ()) -> None:
     """Run this command, and `more` words, in several workers, and end as the first does; go on if this is one."""
-    from fedcli.runs.workers import launch, launched
-
-    if workers not in (None, 1) and not launched():
-        raise typer.Exit(launch(workers, [sys.executable, "-P", "-m", "fedcli", *sys.argv[1:], *more]))
+    if workers not in (None, 1) and not late.workers.launched():
+        raise typer.Exit(late.workers.launch(workers, [sys.executable, "-P", "-m", "fedcli", *sys.argv[1:], *more]))
 
 
 def resume(
@@ -235,16 +220,13 @@ def resume(
     log: common.Log = None,
 ) -> None:
     """Resume a killed or interrupted run from its last checkpoint, or all such runs in a folder."""
-    from fedcli.runs import run as runs
-
-    common.limit_time(time_limit)
     launch_workers(workers)
-    folders, failed = runs.find_unfinished(run), False
+    folders, failed = late.run.find_unfinished(run), False
     if workers is not None and len(folders) > 1:
         raise UserError(f"--workers {workers} is for one run (got {len(folders)} in '{run}'); name one of them.")
     for folder in folders:
-        start = partial(runs.resume, folder, method=method or (), changed_method=changed_method)
         try:
+            start = partial(late.run.resume, folder, method=method or (), changed_method=changed_method)
             watch(start, quiet, log_file, log)
         except UserError as error:
             if folder == run:
@@ -257,8 +239,7 @@ def resume(
             failed = True
     if folders != [run] and not quiet:
         typer.echo(f"'{run}' may lack runs that had not begun; the command that made it starts them, with --continue")
-    if failed:
-        raise typer.Exit(1)
+    exit_if(failed)
 
 
 def verify(
@@ -276,9 +257,116 @@ def verify(
     With --rounds, compares the curve so far and the terms of the objective ("same to the last digit"); the
     interrupted repetition is kept only if --out is given.
     """
-    from fedcli.runs.verify import verify as verified
-
-    text, same = watch(partial(verified, record, out=out, method=method or (), device=device, rounds=rounds))
+    text, same = watch(partial(late.verify.verify, record, out=out, method=method or (), device=device, rounds=rounds))
     typer.echo(text)
-    if not same:
-        raise typer.Exit(1)
+    exit_if(not same)
+
+
+def smoke(only: optional(list[str], "A method to try; repeat it for several.") = None) -> None:
+    """Run every registered method for two rounds on built-in data, which needs no network.
+
+    Exit code 1 if one of them fails. It shows that every method runs and ends with finite numbers; accuracies after two
+    rounds say nothing of how good a method is.
+    """
+    small = {"rounds": 2, "train_examples": 240, "local_epochs": 2, "checkpoint_every": 2}
+    with TemporaryDirectory() as folder:
+        plan = late.plans.plan_grid(only or list(registry.methods()), small, out=f"{folder}/runs")
+        errors = late.display.run_plan(plan, common.consoles(None, None, stderr=True))
+    typer.echo(f"{len(plan.runs) - len(errors)} of {len(plan.runs)} methods ran.")
+    exit_if(errors)
+
+
+def bench(
+    workloads: argument(list[str] | None, "WORKLOAD|METHOD", "See above; w1 and w2 if none is given.") = None,
+    method: optional(str, "Name or file of a method.") = "fedavg",
+    device: Device = "auto",
+    precision: optional(str, "float32, float64, tf32 or bf16.") = "float32",
+    clients_per_chunk: optional(str, "Clients trained together: auto, N or branches:N.") = "auto",
+    epochs: optional(int, "Local epochs; the workload's if not given.", min=1) = None,
+    repeats: optional(int, "Timed rounds of each side.", min=1) = 5,
+    seed: optional(int, "Seed of images, models and batches.") = 0,
+    json: optional(bool, "Print one JSON object a line in place of the table.", "--json") = None,
+    csv: optional(Path, "File to append the results of workloads to.") = None,
+    scaling: optional(bool, "Measure w1 over clients and over batch sizes, too.", "--scaling") = None,
+) -> None:
+    """Measure the engine against a plain PyTorch loop in the same run.
+
+    cnn-five-epochs, w1: 28 x 28 grey images, 100 clients x 600, 10 a round, 5 epochs, batch 64, cnn-mcmahan.
+    cnn-small-batches, w2: the same images, 20 clients a round, 1 epoch, batch 10.
+    resnet18, w3: 32 x 32 colour images, 10 clients x 4,000, 10 epochs, batch 64; hours on a CPU.
+    METHOD: rounds of its own protocol on CIFAR-10, testing included, without the plain loop; how long all will take.
+    Real images where fmnist and cifar10 are there, random ones otherwise; the output says which.
+    """
+    given = {"device": device, "precision": precision, "clients_per_chunk": clients_per_chunk, "seed": seed}
+    if epochs is not None:
+        given["local_epochs"] = epochs
+    workload_options, cases = late.rounds.WORKLOADS | late.rounds.SCALING, []
+    for name in [*(workloads or (() if scaling else ("w1", "w2"))), *(late.rounds.SCALING if scaling else ())]:
+        if name in workload_options:
+            cases.append((name, late.rounds.prepare_workload(workload_options[name], method, **given), True))
+        elif name in registry.methods() or is_from_file(name):
+            setup = late.config.resolve(registry.find_method(name), {"dataset": "cifar10", **given}, need_data=False)
+            cases.append((setup.protocol.name, setup, False))
+        else:
+            names = ", ".join(late.rounds.WORKLOADS)
+            raise unknown("workload", name, late.rounds.WORKLOADS, f"there are {names}, and methods.")
+    if csv is not None:  # refused now rather than after minutes
+        late.measure.check_csv(csv)
+    rows = []
+    for name, setup, with_plain in cases:
+        with Console(stderr=True).status(name) as status:
+            result = late.measure.measure(name, setup, repeats, status.update, with_plain)
+        rows.append(late.measure.cells(result))
+        if json:
+            typer.echo(dumps(result))
+        if csv is not None:
+            late.measure.append_csv(csv, result)
+    if not json:
+        columns = list(dict.fromkeys(title for row in rows for title in row))
+        print_table(columns, [[row.get(title, "") for title in columns] for row in rows])
+        typer.echo(late.measure.MACHINE.format(**result))
+
+
+def check(
+    ctx: typer.Context,
+    methods: argument(list[str] | None, "METHOD|FILE", "Methods or files; if none, one of each kind.") = None,
+    device: Device = "auto",
+    law: optional(list[int], "A law to check, 1 to 7 or 9; repeat it for several.") = None,
+    all_: optional(bool, "Check every registered method; takes minutes.", "--all") = None,
+) -> None:
+    """Check that methods, also your own, obey the laws of all methods, on small random images in float64.
+
+    1: switched off, a method equals the simpler one. 2: switched on, it differs. 3: stored client states are read.
+    4: training clients together equals one by one, also with BatchNorm and, on CUDA, as captured graphs.
+    5: client order does not matter. 6: edge cases give finite numbers. 7: a resumed run equals an uninterrupted one.
+    9: what is sent is what is declared. Variants that a named method declares are checked too.
+    Exit code 1 if a law is broken.
+    """
+    laws = late.check.LAWS
+    if absent := set(law or ()) - laws.keys():
+        titles = ", ".join(f"{number} ({each.title})" for number, each in laws.items())
+        raise UserError(f"unknown law {min(absent)}; there are {titles}.")
+    chosen = [registry.find_method(name) for name in methods or registry.methods()]
+    if methods:
+        chosen += [variant for method in chosen for variant in late.check.variants_of(method)]
+    elif not all_:
+        chosen = late.check.one_of_each_kind()
+    cases = [(method, number) for method in chosen for number in laws if not law or number in law]
+    device, rows, held = str(late.config.find_device(device)), [], []
+    with Console(stderr=True).status("") as status:
+        for method, number in cases:
+            status.update(escape(f"{method.name}: {laws[number].title}"))
+            findings = late.check.check(method, number, device)
+            cells = [finding.cells for finding in findings]
+            cells = cells or [(f"nothing, as it declares no {laws[number].needs}", "", "", "left out")]
+            rows += [(method.name, number, *texts) for texts in cells]
+            held += [all(finding.holds for finding in findings)] * bool(findings)
+            for finding in findings:
+                if not finding.holds:
+                    typer.echo(f"{method.name}, law {number}: {finding}", err=True)
+                if finding.error is not None:
+                    common.show_traceback(ctx, finding.error)
+    print_table(("Checked", "Law", "Compared", "Figure", "Tolerance", ""), rows)
+    beside = f"; {len(cases) - len(held)} left out, see above" if len(cases) > len(held) else ""
+    typer.echo(f"{sum(held)} of {len(held)} laws hold on {device}{beside}.")
+    exit_if(not all(held))

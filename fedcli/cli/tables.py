@@ -1,6 +1,5 @@
 """The commands that read records: `table`, `claims`, `pages`, `quality`, `plot`, `report` and `export`."""
 
-from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from inspect import getdoc
@@ -12,8 +11,8 @@ from rich.console import Console
 from rich.markup import escape
 
 from fedcli import registry
-from fedcli.cli import common
-from fedcli.cli.common import argument, optional, print_or_write, print_table
+from fedcli.cli import common, late
+from fedcli.cli.common import argument, console, exit_if, optional, print_table, print_text
 from fedcli.errors import UserError, needed
 from fedcli.figures import CHARTS, find_chart
 from fedcli.userfiles import is_from_file, short_name
@@ -55,61 +54,45 @@ def table(
     Ctrl-C interrupts; the same command resumes.
     --dataset, --rounds, --local-epochs or --train-examples reduce the table; --seeds default to the table's.
     """
-    from fedcli.results import frame, plans, render, tables
-
     papers = [run for run in runs or () if ":" in run and not Path(run).exists()]
     others = (RUNS,) if papers else (PAPERS, common.MACHINE)
     for parameter in ctx.command.params:
         if parameter.rich_help_panel in others and ctx.params[parameter.name]:
             raise UserError(f"{parameter.opts[0]} is for {others[0].lower()}; see 'fedcli table --help'.")
-    if papers:
-        if len(runs) > 1 or len(dataset or ()) > 1:
-            raise UserError(f"a paper's table is made alone and on one --dataset (got {papers[0]} and more); name one.")
-        limits = {"rounds": rounds, "local_epochs": local_epochs, "train_examples": train_examples}
-        options = {"seeds": common.parse_seeds(seeds), "only": only or (), "dataset": (dataset or [None])[0]}
-        where = common.place_runs(jobs, on, cpus_per_run, gpus_per_run, time_limit)
-        where["records_only"] = bool(records_only)
-        make_plan = partial(plans.plan, registry.find_table(papers[0]), folder, limits=limits, **options)
-        _paper_table(make_plan, where, dry_run, format, out)
-        return
     if not runs:
         remedy = "write 'fedcli table runs', or 'fedcli table PAPER:ID' with a table of 'fedcli list --all'"
         raise UserError(f"there is nothing to show (got no RUN or PAPER:ID); {remedy}.")
-    records = common.records_of(runs, method, dataset, label)
-    names, sheets = metric.split(",") if metric else (), []
-    if per is not None:
-        text = render.csv_of(frame.of_all(records, frame.rounds_of if per == "round" else frame.clients_of))
-    elif format == "csv":
-        text = render.render(tables.sheet(records, names), format)
+    if papers and (len(runs) > 1 or len(dataset or ()) > 1):
+        raise UserError(f"a paper's table is made alone and on one --dataset (got {papers[0]} and more); name one.")
+    errors = {}
+    if papers:
+        where = common.place_runs(jobs, on, cpus_per_run, gpus_per_run)
+        limits = {"rounds": rounds, "local_epochs": local_epochs, "train_examples": train_examples}
+        options = {"seeds": seeds, "only": only or (), "dataset": dataset and dataset[0], "limits": limits}
+        make_plan = partial(late.plans.plan, registry.find_table(papers[0]), folder, **options)
+        plan, screen = make_plan(), Console(stderr=True, highlight=False)
+        later = [cell.metric.name for cell in plan.cells if cell.metric.after_the_run]
+        if records_only and later:
+            fault = f"--records-only removes the models that 'fedcli quality' measures (got a table with {later[0]})"
+            raise UserError(f"{fault}; leave it out.")
+        if out is not None:  # refused now rather than after hours
+            out.parent.mkdir(parents=True, exist_ok=True)
+        if any(run.to_do for run in plan.runs):  # who only wants to see the table may have asked for weeks of work
+            print_table(("", ""), late.display.cost(plan), screen=screen)
+        if plan.to_run and not dry_run:
+            errors = late.display.run_plan(plan, [screen], records_only=bool(records_only), **where)
+            plan = make_plan()
+        sheets = [late.comparison.compare(plan)]
     else:
-        sheets = tables.sheets(records, names)
-        text = "\n".join(render.render(sheet, format) for sheet in sheets)
-    print_or_write(text, out, sheets if format == "markdown" else ())
-
-
-def _paper_table(
-    make_plan: Callable[[], Any], where: dict[str, Any], dry_run: bool | None, format: str, out: Path | None
-) -> None:
-    """Run what a paper's table lacks and show it; all but the table goes to stderr."""
-    from fedcli.cli.display import cost, run_plan
-    from fedcli.results import comparison, render
-
-    if out is not None:  # refused now rather than after hours
-        out.parent.mkdir(parents=True, exist_ok=True)
-    plan, screen, errors = make_plan(), Console(stderr=True, highlight=False), {}
-    later = [cell.metric.name for cell in plan.cells if cell.metric.after_the_run]
-    if where["records_only"] and later:
-        fault = f"--records-only removes the models that 'fedcli quality' measures (got a table with {later[0]})"
-        raise UserError(f"{fault}; leave it out.")
-    if any(run.to_do for run in plan.runs):  # who only wants to see the table may have asked for weeks of work
-        print_table(("", ""), cost(plan), screen=screen)
-    if plan.to_run and not dry_run:
-        errors = run_plan(plan, [screen], **where)
-        plan = make_plan()
-    sheet = comparison.compare(plan)
-    print_or_write(render.render(sheet, format), out, [sheet] if format == "markdown" else ())
-    if errors:
-        raise typer.Exit(1)
+        records = common.records_of(runs, method, dataset, label)
+        if per is not None:
+            table_of = {"round": late.frame.rounds_of, "client": late.frame.clients_of}[per]
+            print_text(late.render.csv_of(late.frame.of_all(records, table_of)), out)
+            return
+        names = metric.split(",") if metric else ()
+        sheets = [late.tables.sheet(records, names)] if format == "csv" else late.tables.sheets(records, names)
+    print_text("\n".join(late.render.render(sheet, format) for sheet in sheets), out, format == "markdown")
+    exit_if(errors)
 
 
 def claims(
@@ -121,21 +104,18 @@ def claims(
 
     A claim compares rows of a paper's table. Ours is the mean difference of runs with the same seed and partition.
     """
-    from fedcli.data import datasets
-    from fedcli.results import claims, frame, render
-
-    shipped = frame.shipped()
-    homes = [*shipped, *(folders or [Path("runs")])]
-    answers = claims.answers(
-        registry.claims(paper), homes, lambda name: datasets.open_to_all(name) or datasets.present(name), not shipped
+    shipped = late.frame.shipped()
+    answers = late.claims.answers(
+        registry.claims(paper),
+        [*shipped, *(folders or [Path("runs")])],
+        lambda name: late.datasets.open_to_all(name) or late.datasets.present(name),
+        shipped=not shipped,
     )
-    sheet = claims.claims_sheet(answers)
-    titles, *lines = (
-        (verdict, claim, paper, ours) for claim, verdict, paper, ours, *_ in (sheet.columns, *sheet.lines)
-    )
-    narrow = replace(sheet, columns=titles, lines=lines)  # for a terminal
-    print_or_write(render.render(sheet, format), None, [narrow] if format == "markdown" else ())
-    typer.echo(claims.counted(answers), err=True)
+    sheet = late.claims.claims_sheet(answers)
+    if format == "markdown" and console().is_terminal:
+        sheet = replace(sheet, columns=sheet.columns[:4], lines=[line[:4] for line in sheet.lines])
+    print_text(late.render.render(sheet, format), is_markdown=format == "markdown")
+    typer.echo(late.claims.counted(answers), err=True)
 
 
 def pages(folder: argument(Path, "DIR", "Folder with records/, a subfolder a study, and README.md.")) -> None:
@@ -146,20 +126,16 @@ def pages(folder: argument(Path, "DIR", "Folder with records/, a subfolder a stu
     DIR/records/STUDY/intro.md has a study's title, question and set-up. findings.toml beside it names the differences
     of runs that are printed as its findings: the head of fedcli/results/findings.py says how.
 
-    The first finding stands among the studies of DIR/README.md.
+    The first finding stands among the studies of DIR/README.md and on the pages of its papers.
     """
-    from fedcli.figures import plots
-    from fedcli.results import frame
-    from fedcli.results import pages as made
-
     if not (folder / "records").is_dir():
         raise UserError(f"'{folder}' has no runs for pages (got no folder 'records' in it); name one that has it.")
-    for name, text in made.pages(folder).items():
-        print_or_write(text, folder / name)
-        for path, (study, kind) in made.figures(text).items():
+    for name, text in late.pages.pages(folder).items():
+        print_text(text, folder / name)
+        for path, (study, kind) in late.pages.figures(text).items():
             chart, runs = find_chart(kind), [folder / "records" / study]
-            given = frame.find_records(runs) if chart.needs == "records" else runs
-            plots.write(folder / path, chart.draw, given, page=True)
+            given = late.frame.find_records(runs) if chart.needs == "records" else runs
+            late.plots.write(folder / path, chart.draw, given, page=True)
 
 
 def quality(
@@ -175,12 +151,10 @@ def quality(
     With --client: of that client's own model.
     With --clients: of all clients' features after one more round; 'fedcli plot --kind clients' draws them.
     """
-    from fedcli.figures import quality
-
     rows = []
-    for folder in [record["folder"] for record in quality.finished_runs(runs)]:
+    for folder in [record["folder"] for record in late.quality.finished_runs(runs)]:
         with Console(stderr=True).status(escape(str(folder))):
-            add = quality.add_clients_quality if clients else partial(quality.add_quality, client=client)
+            add = late.quality.add_clients_quality if clients else partial(late.quality.add_quality, client=client)
             measured = add(folder, files=files or ())
         nmi, silhouette, images = (measured["clients_" * clients + key] for key in ("nmi", "silhouette", "examples"))
         rows.append((f"{nmi:.3f}", f"{silhouette:.3f}", images, folder))
@@ -200,8 +174,6 @@ def plot(
 
     Your own kind is a function of the records that returns a matplotlib Figure.
     """
-    from fedcli.figures import plots
-
     chart = find_chart(kind)
     files = [text for text in method or () if is_from_file(text)]
     names = [text for text in method or () if text not in files]
@@ -214,7 +186,7 @@ def plot(
         given.append(x)
     out = out or Path(f"{short_name(kind)}.png")
     with Console(stderr=True).status(escape(kind)):
-        written = plots.write(out, chart.draw, *given)
+        written = late.plots.write(out, chart.draw, *given)
     typer.echo(" and ".join(map(str, written)))
 
 
@@ -234,16 +206,12 @@ def report(
     Sortable tables, curves with switchable methods and commands, by protocol and data set.
     """
     needed("bokeh", "the report", "report")
-    from fedcli.figures import report as pages
-    from fedcli.runs.records import RECORD
-
-    missing = [path for path in runs if not path.is_file() and next(path.rglob(RECORD), None) is None]
-    if len(missing) == len(runs):
-        raise UserError(f"there is no run in '{missing[0]}' (got no {RECORD}); give run folders.")
-    for path in missing:
-        typer.echo(f"warning: there is no run in '{path}'; it is left out.", err=True)
-    records = common.records_of([path for path in runs if path not in missing], method, dataset, label)
-    print_or_write(pages.report(records, title), out)
+    present = [path for path in runs if path.is_file() or next(path.rglob(late.records.RECORD), None)]
+    for path in runs if present else ():
+        if path not in present:
+            typer.echo(f"warning: there is no run in '{path}'; it is left out.", err=True)
+    records = common.records_of(present or runs, method, dataset, label)
+    print_text(late.report.report(records, title), out)
 
 
 def export(
@@ -259,8 +227,5 @@ def export(
 
     The model takes float images in 0 to 1 and gives logits; the normalisation is inside.
     """
-    from fedcli.runs import models
-    from fedcli.runs.run import load
-
-    written = models.export(load(run, files or ()), format, client, round, prototypes, out)
+    written = late.models.export(late.run.load(run, files or ()), format, client, round, prototypes, out)
     typer.echo("\n".join(map(str, written)))

@@ -76,7 +76,7 @@ def execute(
     here = _processes(jobs) if jobs > 1 else nullcontext(partial(_run_here, watch))
     starter, at_once = (here, jobs) if cluster is None else (_tasks(**cluster), len(plan.runs))
     errors: dict[Path, str] = {}
-    with locked(plan.folder), starter as start:
+    with locked(plan.folder) if len(plan.runs) > 1 else nullcontext(), starter as start:  # a run locks its own folder
         waiting, active = plan.to_run, {}
         while waiting or active:
             while waiting and len(active) < at_once:

@@ -66,7 +66,7 @@ def run(protocol: str) -> list[dict]:
 
 def mean_text(numbers: pd.Series, signed: bool = False) -> str:
     """Returns the mean of a column with its 95 % interval and the number of its seeds."""
-    return find_metric("selected").interval_text(interval(numbers.dropna().tolist()), signed)
+    return find_metric("selected").interval_text(interval(numbers.dropna().tolist()), signed=signed)
 
 
 def section(rows: pd.DataFrame, protocol: str) -> str:

@@ -1,0 +1,28 @@
+"""Modules that a command imports when it first uses them, as `late.plans`.
+
+PyTorch takes seconds to import, pandas, NumPy and Matplotlib half a second each: help and refusals come without them,
+and a run without pandas.
+"""
+
+from importlib import import_module
+from types import ModuleType
+
+PACKAGES = {
+    "fedcli": ("check",),
+    "fedcli.bench": ("measure", "rounds"),
+    "fedcli.cli": ("display",),
+    "fedcli.core": ("backbones", "federation", "partition"),
+    "fedcli.data": ("datasets", "files"),
+    "fedcli.figures": ("curves", "plots", "quality", "report"),
+    "fedcli.results": (
+        "claims", "comparison", "costs", "frame", "jobs", "metrics", "pages", "plans", "render", "tables", "tune",
+    ),
+    "fedcli.runs": ("config", "experiment", "models", "records", "run", "trackers", "verify", "workers"),
+}  # fmt: skip
+
+
+def __getattr__(name: str) -> ModuleType:
+    for package, modules in PACKAGES.items():
+        if name in modules:
+            return import_module(f"{package}.{name}")
+    raise AttributeError(name)
