@@ -79,7 +79,6 @@ def test_the_command_takes_all_of_it(tmp_path):
     text = (tmp_path / "y.svg").read_text()
     assert "<!-- ours" in text
     assert "--out must end in .png, .pdf or .svg" in call("plot", "--out", str(tmp_path / "y.jpgg"))[1]
-    assert "--kind tsne draws the folders" in call("plot", "--kind", "tsne", "--method", "one")[1]
 
 
 def test_mixed_runs_have_a_panel_for_each_board_in_which_a_method_keeps_its_look():

@@ -12,6 +12,7 @@ from fedcli.errors import UserError
 from fedcli.figures import curves, outputs, quality
 from fedcli.figures.quality import add_quality, client_points, one_more_round, pair_cosines, separation
 from fedcli.registry import find_method
+from fedcli.results.frame import find_records
 from fedcli.results.metrics import find_metric
 from fedcli.runs import drift
 from fedcli.runs.config import resolve
@@ -205,7 +206,7 @@ def test_what_is_measured_of_the_clients_of_one_more_round_stands_in_the_record_
     monkeypatch.setattr(outputs, "embed", lambda features: features[:, :2])
     run = fedcli.run("fedavg", out=tmp_path / "run", **TINY)
     with pytest.raises(UserError, match=r"run 'fedcli quality --clients .*' first"):
-        outputs.clients_chart([run.path])
+        outputs.clients_chart(find_records([run.path]))
     points = one_more_round(run.path)
     features = points["features"].astype(np.float16).astype(float)
     cosines, same = pair_cosines(features, points["labels"])
@@ -222,7 +223,7 @@ def test_what_is_measured_of_the_clients_of_one_more_round_stands_in_the_record_
     assert record["quality"]["clients_examples"] == len(points["labels"])
     for file in run.path.glob("checkpoint*"):  # the figure needs what is kept and no more
         file.unlink()
-    above, below = outputs.clients_chart([run.path]).axes
+    above, below = outputs.clients_chart(find_records([run.path])).axes
     assert {text.get_text() for text in below.get_legend().get_texts()} == {"of one class", "of two classes"}
     places = [tuple(point) for part in above.collections for point in part.get_offsets().tolist()]
     assert sorted(places) == sorted(map(tuple, features[:, :2].tolist()))

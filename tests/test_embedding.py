@@ -11,6 +11,7 @@ import fedcli
 from fedcli.errors import UserError
 from fedcli.figures import find_chart, outputs, quality
 from fedcli.figures.outputs import CLASS_COLOURS
+from fedcli.results.frame import find_records
 from fedcli.runs.records import read_record, write_record
 from tests.programs import invoke
 from tests.test_quality import TINY
@@ -49,7 +50,7 @@ def test_the_same_features_give_the_same_points_also_when_they_are_few():
 
 
 def test_tsne_has_a_panel_a_setting_with_the_features_of_its_first_seed(runs, quick):
-    figure = outputs.embedding_chart([runs])
+    figure = find_chart("tsne")(find_records([runs]))
     assert len(figure.axes) == 2
     assert figure.get_suptitle().replace("\n", " ").startswith("Digits, IID, seed 0; reduced: ")
     for axes, method, name in zip(figure.axes, ("fedavg", "fedprox"), ("FedAvg", "FedProx"), strict=True):
@@ -65,8 +66,8 @@ def test_tsne_has_a_panel_a_setting_with_the_features_of_its_first_seed(runs, qu
 
 
 def test_confusion_has_a_panel_a_setting_with_shares_of_each_class_in_percent(runs):
-    *panels, bar = find_chart("confusion").draw([runs]).axes
-    assert (len(panels), bar.get_ylabel()) == (2, "Share of the class")
+    panels = find_chart("confusion")(find_records([runs])).axes
+    assert len(panels) == 2
     for axes, method, name in zip(panels, ("fedavg", "fedprox"), ("FedAvg", "FedProx"), strict=True):
         with np.load(runs / f"{method}-0" / "features.npz") as kept:
             labels, predicted = kept["labels"], kept["predicted"]
@@ -87,7 +88,7 @@ def test_the_command_draws_them_and_refuses_others(kind, runs, tmp_path, quick, 
     assert (result.exit_code, result.stdout) == (0, f"{kind}.png and {kind}.pdf\n")
     folder = fedcli.run("fedavg", out=tmp_path / "bare", **{**TINY, "rounds": 1}).path
     with pytest.raises(UserError, match="is missing or is not what its record names"):
-        find_chart(kind).draw([folder])
+        find_chart(kind)(find_records([folder]))
     write_record(folder, {**read_record(folder), "dataset": "letters"})
     with pytest.raises(UserError, match="of one data set"):
-        find_chart(kind).draw([runs, folder])
+        find_chart(kind)(find_records([runs, folder]))

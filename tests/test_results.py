@@ -45,8 +45,7 @@ def test_the_data_of_every_figure_are_committed(study, kind, monkeypatch, tmp_pa
     bare = tmp_path / study  # what is kept of a run in the repository, and nothing else
     shutil.copytree(RESULTS / "records" / study, bare, ignore=shutil.ignore_patterns("checkpoint*", "*.png", "*.pdf"))
     monkeypatch.setattr(outputs, "embed", lambda points: points[:, :2])  # t-SNE takes seconds
-    chart = figures.find_chart(kind)
-    assert chart.draw(frame.find_records([bare]) if chart.needs == "records" else [bare]).axes
+    assert figures.find_chart(kind)(frame.find_records([bare])).axes
 
 
 def test_what_is_written_by_hand_is_short_and_has_no_measured_number():

@@ -2,41 +2,32 @@
 
 from collections import Counter
 from collections.abc import Iterable
-from functools import partial
 from itertools import cycle
-from math import ceil
 from statistics import fmean
 from textwrap import fill
 from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
-from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
-from matplotlib.patches import Patch
-from matplotlib.ticker import EngFormatter, MaxNLocator
+from matplotlib.ticker import MaxNLocator
 
 from fedcli.errors import UserError, unknown
-from fedcli.figures.plots import DASHES, method_name, setting_colours, setting_name, title_words, write_title
+from fedcli.figures.plots import DASHES, setting_colours, setting_name, title_words, write_title
 from fedcli.results.comparison import printed_accuracy
 from fedcli.results.frame import clients_of, rounds_of, state_of
 from fedcli.results.tables import SeedGroup, boards, group
 from fedcli.runs.records import quiet
 
 WIDTH, HEIGHT = 6.4, 2.8  # inches of a panel with its legend
+LEGEND_LINE = 0.17  # inches of a line of text in a legend
 FEW = 20  # points of a line up to which each is marked
 TOP = 4  # the level of what no line may hide; lines are at 2, legends at 5
-GREY = "#555555"
 BAND = {"alpha": 0.15, "linewidth": 0.4}
 CHOSEN = {"marker": "o", "markersize": 7, "fillstyle": "none", "linestyle": "none", "zorder": TOP}
 DIVERGED = {"marker": "X", "markersize": 7, "markeredgewidth": 0, "linewidth": 0.8, "zorder": TOP}
-PRINTED = {"linestyle": ":", "linewidth": 0.8}  # the paper's number
-RULES = {
-    "best-validation": "the headline: the round chosen by validation",
-    "best-test": "the headline: the best round on the test set",
-}
 ACCURACY, OF_CLIENTS = "test_accuracy", "accuracy of the clients"
 AXES = {"round": "Round", "floats": "Floats sent by all clients", "seconds": "Seconds"}  # of learning curves
 
@@ -98,18 +89,21 @@ def find_curves(groups: list[SeedGroup], measure: str = ACCURACY, x: str = "roun
         deviation = rounds.y.std()[line.index]
         line = line.assign(low=(line.y - deviation).clip(*limits), high=(line.y + deviation).clip(*limits))
         diverged = [values for record in lost if len(values := points(record, measure, x).dropna())]
-        printed = printed_accuracy(member.records[0]) if measure == ACCURACY else None
-        chosen, chosen_rounds = None, [record["summary"]["selected_round"] for record in runs]
-        if measure == ACCURACY and member.selection in RULES and len(line) and None not in chosen_rounds:
-            headline = fmean(100 * record["summary"]["selected"] for record in runs)
-            chosen = float(np.interp(fmean(chosen_rounds), line.index, line.x)), headline
-        if len(line) or diverged:
-            curves.append(Curve(member, runs, line, diverged, chosen, printed))
+        if line.empty and not diverged:
+            continue
+        chosen = printed = None
+        if measure == ACCURACY:
+            printed = printed_accuracy(member.records[0])
+            rounds = [record["summary"]["selected_round"] for record in runs]
+            if len(line) and member.selection.startswith("best") and None not in rounds:
+                headline = fmean(100 * record["summary"]["selected"] for record in runs)
+                chosen = float(np.interp(fmean(rounds), line.index, line.x)), headline
+        curves.append(Curve(member, runs, line, diverged, chosen, printed))
     return curves
 
 
 def points(record: dict, measure: str, x: str) -> pd.DataFrame:
-    """The rounds of a run, counted from 0, with a value `y` of a measure and its place `x`, see `find_curves`.
+    """The rounds of a run, counted from 0, with a value `y` of a measure at `x`, see `find_curves`.
 
     NaN stands where the record does not say, or not reliably.
     """
@@ -117,15 +111,15 @@ def points(record: dict, measure: str, x: str) -> pd.DataFrame:
         accuracies = clients_of(record).accuracy.dropna().sort_values(ignore_index=True)
         return pd.DataFrame({"x": accuracies.index + 1, "y": accuracies})
     table = rounds_of(record)
-    columns = [name for name in table if name == measure or name.startswith(f"{measure}/")]
-    places = table["round"]
+    positions = table["round"]
     if x == "floats":
         last = (record.get("cost") or {}).get("floats_up")  # older records have that of the last round alone
         sent = pd.Series([row.get("floats_up", last) for row in record["rounds"]], dtype=float)
-        places = record["config"]["cohort_size"] * sent.cumsum()
+        positions = record["config"]["cohort_size"] * sent.cumsum()
     elif x == "seconds":
-        places = table.filter(like="seconds/").sum(axis=1).cumsum() if quiet(record) else np.nan
-    return pd.DataFrame({"x": places, "y": table[columns].mean(axis=1)}, dtype=float)
+        positions = table.filter(like="seconds/").sum(axis=1).cumsum() if quiet(record) else np.nan
+    values = table.filter(regex=f"^{measure}(/|$)").mean(axis=1)
+    return pd.DataFrame({"x": positions, "y": values}, dtype=float)
 
 
 def learning_curves(records: Iterable[dict], x: str = "round") -> Figure:
@@ -137,7 +131,7 @@ def learning_curves(records: Iterable[dict], x: str = "round") -> Figure:
     need not lie on the line. A dotted line is the paper's number, which the name has too, see
     `fedcli.results.comparison.printed_accuracy`.
 
-    Runs of several protocols or data sets have a panel for each, in which a method keeps its colour.
+    Each protocol and data set has a panel, in which a method keeps its colour.
 
     Args:
         records: The runs.
@@ -158,19 +152,36 @@ def learning_curves(records: Iterable[dict], x: str = "round") -> Figure:
             f"no run has an evaluated round with its {x} (got {len(records)} runs; seconds beside other work do not "
             "count); wait for a round to end, or use --x round."
         )
-    titles = [_title(panels[0][2])] if len(panels) == 1 else []
-    if len(usable) < len(records):
-        titles.append(f"without {x}, left out: {len(records) - len(usable)}")
-    return _draw(panels, AXES[x], ", ".join(titles))
+    left_out = len(records) - len(usable)
+    return _draw(panels, AXES[x], f"without {x}, left out: {left_out}" if left_out else "")
 
 
-def _draw_measures(measures: dict[str, str], remedy: str, records: Iterable[dict], x_label: str = "Round") -> Figure:
+def drift_figure(records: Iterable[dict]) -> Figure:
+    """Draws how far the clients' features and updates drift apart, see `_draw_measures`."""
+    labels = "Distance of features", "Similarity of classifier updates"
+    measures = dict(zip(("drift/feature_distance", "drift/classifier_similarity"), labels, strict=True))
+    return _draw_measures(records, measures, "run with --drift-every")
+
+
+def domains_figure(records: Iterable[dict]) -> Figure:
+    """Draws the accuracy of the clients' models on their own and on other domains, see `_draw_measures`."""
+    measures = {"intra": "Accuracy on own domains (%)", "inter": "Accuracy on other domains (%)"}
+    return _draw_measures(records, measures, "draw runs of a protocol with evaluation by domain")
+
+
+def accuracies_figure(records: Iterable[dict]) -> Figure:
+    """Draws the accuracies of single clients after the last round, the worst first, see `_draw_measures`."""
+    measures = {OF_CLIENTS: "Accuracy of single clients (%)"}
+    return _draw_measures(records, measures, "draw runs with validation or own models", "Clients, sorted")
+
+
+def _draw_measures(records: Iterable[dict], measures: dict[str, str], remedy: str, x_label: str = "Round") -> Figure:
     """Draws measures, with lines, bands and legends as in `learning_curves`.
 
     Args:
+        records: The runs; those that have none of the measures are left out.
         measures: The label of each, see `find_curves`; each has a panel.
         remedy: What a user can do where no run has any.
-        records: The runs; those that have none of the measures are left out.
         x_label: What the points of a line are.
 
     Raises:
@@ -180,95 +191,51 @@ def _draw_measures(measures: dict[str, str], remedy: str, records: Iterable[dict
     if not measured:
         raise UserError(f"no run has measured its {' and '.join(measures.values()).lower()} (got none); {remedy}.")
     panels = [("", label, find_curves(group(measured), name)) for name, label in measures.items()]
-    return _draw(panels, x_label, _title(panels[0][2]))
-
-
-# How far the clients' features and updates drift apart.
-drift_figure = partial(
-    _draw_measures,
-    {
-        "drift/feature_distance": "Distance of features",
-        "drift/classifier_similarity": "Similarity of classifier updates",
-    },
-    "run with --drift-every",
-)
-# The accuracy of the clients' models on their own and on other domains.
-domains_figure = partial(
-    _draw_measures,
-    {"intra": "Accuracy on own domains (%)", "inter": "Accuracy on other domains (%)"},
-    "draw runs of a protocol with evaluation by domain",
-)
-# The accuracies of single clients after the last round, the worst first.
-accuracies_figure = partial(
-    _draw_measures,
-    {OF_CLIENTS: "Accuracy of single clients (%)"},
-    "draw runs with validation or own models",
-    x_label="Clients, sorted",
-)
-
-
-def _title(curves: list[Curve]) -> str:
-    """What all runs have in common, in words: method, data and the number of seeds."""
-    records = [record for curve in curves for record in curve.setting.records]
-    most = max(len(curve.runs or curve.setting.records) for curve in curves)
-    names = {method_name(record) for record in records}
-    words = title_words(records, f"{most} seeds" if most > 1 else "1 seed")
-    return f"{names.pop()}, {words}" if len(names) == 1 else words
+    return _draw(panels, x_label, title_words(measured))
 
 
 def _draw(panels: list[tuple[str, str, list[Curve]]], x_label: str, title: str) -> Figure:
-    """The figure of panels: title, label of the vertical axis, lines; a setting looks the same in all of them."""
+    """The figure of panels: heading, label of the vertical axis, lines; a setting looks the same in all of them."""
     colours = setting_colours([[curve.setting for curve in curves] for *_, curves in panels])
     dashes = dict(zip(dict.fromkeys(colours.values()), cycle(DASHES), strict=False))
-    across = 1 if len(panels) <= 2 else 2
-    down = ceil(len(panels) / across)
-    figure, longest, signs = Figure(layout="constrained"), 0, {}
+    longest = max(sum(curve.name.count("\n") + 1 for curve in curves) for *_, curves in panels)
+    height = max(HEIGHT, 0.6 + LEGEND_LINE * longest)
+    figure = Figure((WIDTH, height * len(panels)), layout="constrained")
+    signs = {}  # what the lines carry, by what the legend below all panels says of it
     for number, (heading, y_label, curves) in enumerate(panels, 1):
-        axes = figure.add_subplot(down, across, number, xlabel=x_label, ylabel=y_label)
-        axes.set_title(fill(heading, 60) if len(panels) > 1 else "")
+        axes = figure.add_subplot(len(panels), 1, number, xlabel=x_label, ylabel=y_label, title=fill(heading, 60))
         lines = {}
         for curve in curves:
             colour = colours[curve.setting.label]
-            lines[_draw_curve(axes, curve, colour, dashes[colour], signs)] = curve.last
+            lines[_draw_curve(axes, curve, colour, dashes[colour])] = curve.last
+        signs |= {item.get_label(): item for item in axes.get_legend_handles_labels()[0] if item not in lines}
         handles = sorted(lines, key=lines.get, reverse=True)
         axes.legend(handles=handles, loc="upper left", bbox_to_anchor=(1, 1.03), handlelength=3)
-        longest = max(longest, sum(line.get_label().count("\n") + 1 for line in handles))
         axes.xaxis.set_major_locator(MaxNLocator("auto", integer=True, min_n_ticks=1, steps=(1, 2, 5, 10)))
         axes.grid(axis="y")
         axes.margins(x=0.02)
-        if x_label == AXES["floats"]:
-            axes.xaxis.set_major_formatter(EngFormatter())
-        elif x_label != AXES["seconds"]:  # there is no round 0
+        if x_label not in (AXES["floats"], AXES["seconds"]):  # rounds and clients count from 1
             axes.set_xlim(left=0.5)
-    figure.legend(handles=list(signs.values()), loc="outside lower left", ncols=across, handlelength=3.4)
-    height = max(HEIGHT, 0.6 + 0.17 * longest)  # a line of text takes 0.17 inches
-    figure.set_size_inches(across * WIDTH, down * height + 0.16 * ceil(len(signs) / across))
+    for sign in figure.legend(signs.values(), signs, loc="outside lower left", handlelength=3.4).legend_handles:
+        sign.set(color="black", alpha=0.4)
     write_title(figure, title)
     return figure
 
 
-def _draw_curve(axes: Axes, curve: Curve, colour: str, dash: Any, signs: dict[str, Artist]) -> Line2D:
-    """Draws mean and band of a curve, the runs that diverged, and the numbers it is judged by.
-
-    Returns:
-        The line; what the legend below all panels explains of the others, by its text, is added to `signs`.
-    """
-
-    def explain(words: str, sign: Any, **look: Any) -> None:
-        signs[words] = sign(label=words, color=GREY, **look)
-
-    line, look, sign = curve.line, {"color": colour, "linestyle": dash}, partial(Line2D, [], [])
+def _draw_curve(axes: Axes, curve: Curve, colour: str, dash: Any) -> Line2D:
+    """Draws mean and band of a curve, the runs that diverged, and the numbers it is judged by; returns the mean."""
+    line, look = curve.line, {"color": colour, "linestyle": dash}
     (drawn,) = axes.plot(line.x, line.y, label=curve.name, marker="." if len(line) <= FEW else "", **look)
     if len(curve.runs) > 1:
-        axes.fill_between(line.x, line.low, line.high, color=colour, **BAND)
-        explain(f"mean ± standard deviation over {len(curve.runs)} seeds", Patch, **BAND)
+        words = f"mean ± standard deviation over {len(curve.runs)} seeds"
+        axes.fill_between(line.x, line.low, line.high, color=colour, label=words, **BAND)
     for lost in curve.diverged:
-        axes.plot(lost.x, lost.y, gid="diverged", markevery=[len(lost) - 1], **look | DIVERGED)
-        explain("diverged after this round", sign, **DIVERGED)
+        words, cross = "diverged after this round", look | DIVERGED
+        axes.plot(lost.x, lost.y, gid="diverged", label=words, markevery=[len(lost) - 1], **cross)
     if curve.chosen is not None:
-        axes.plot(*curve.chosen, gid="chosen", color=colour, clip_on=False, **CHOSEN)
-        explain(RULES[curve.setting.selection], sign, **CHOSEN)
+        words = f"the headline: {curve.setting.selection}"
+        axes.plot(*curve.chosen, gid="chosen", label=words, color=colour, clip_on=False, **CHOSEN)
     if curve.printed is not None:
-        axes.axhline(curve.printed, gid="printed", color=colour, **PRINTED)
-        explain("the paper's number for the line of its colour", sign, **PRINTED)
+        words = "the paper's number for the line of its colour"
+        axes.axhline(curve.printed, gid="printed", label=words, color=colour, linestyle=":", linewidth=0.8)
     return drawn

@@ -1,18 +1,18 @@
 """Figures of what the models of finished runs give for images, see `quality`; of several seeds the first is shown."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from math import ceil
-from pathlib import Path
 from textwrap import fill
 
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
 from sklearn.manifold import TSNE
 from sklearn.metrics import ConfusionMatrixDisplay
 
 from fedcli.errors import UserError
-from fedcli.figures.plots import LINE_COLOURS, setting_name, title_words, write_title
+from fedcli.figures.plots import setting_name, title_words, write_title
 from fedcli.figures.quality import OF_CLIENTS, correlations, finished_runs, pair_cosines, public_sample, read_outputs
 from fedcli.results.tables import group
 from fedcli.runs.prepare import machine_settings
@@ -24,94 +24,78 @@ CLASS_COLOURS = (
 )  # fmt: skip
 CLIENT_MARKERS = ("o", "s", "^", "v", "<", ">", "D", "P", "X", "*")  # further clients are not kept
 PERPLEXITY = 30
-SIDE = 2.5  # inches of a panel, with its titles
+SIDE = 2.5  # inches of a panel
 ACROSS = 3  # panels in a row
 NUMBERED = 10  # classes; of more, numbers and names would overlap
 
 
-def one_a_setting(paths: Iterable[Path]) -> tuple[list[dict], str]:
-    """Of the finished runs under `paths` the first seed of each setting, and what all have in common, as a title.
+def _panels(records: list[dict], rows: int = 1) -> tuple[Figure, list[tuple[dict, np.ndarray]]]:
+    """A figure with a column of so many panels for each setting, of which `ACROSS` stand side by side.
 
     Returns:
-        The records with their `folder` and their `name` in a figure, and the title.
+        The figure; and of the finished runs the first seed of each setting, with its `name` in figures, and its axes.
 
     Raises:
         UserError: If there is no finished run, or they are of several data sets.
     """
-    records = finished_runs(paths)
-    names = sorted({record["dataset"] for record in records})
-    if len(names) > 1:
-        raise UserError(f"a figure shows the classes of one data set (got {', '.join(names)}); draw each alone.")
-    shown = [{**member.records[0], "name": setting_name(member)} for member in group(records)]
-    seeds = " or ".join(sorted({str(record["seed"]) for record in shown}))
-    return shown, title_words(records, f"seed {seeds}")
+    finished = finished_runs(records)
+    datasets = sorted({record["dataset"] for record in finished})
+    if len(datasets) > 1:
+        raise UserError(f"a figure shows the classes of one data set (got {', '.join(datasets)}); use --dataset.")
+    shown = [{**member.records[0], "name": fill(setting_name(member), 28)} for member in group(finished)]
+    across, down = min(len(shown), ACROSS), rows * ceil(len(shown) / ACROSS)
+    figure = Figure((SIDE * max(across, 2) + 1.2, (SIDE + 0.7) * down + 0.4), layout="constrained")
+    write_title(figure, title_words(shown, "seed " + " or ".join(sorted({str(run["seed"]) for run in shown}))))
+    columns = figure.subplots(down, across, squeeze=False).reshape(-1, rows, across).swapaxes(1, 2).reshape(-1, rows)
+    for empty in columns[len(shown) :].flat:
+        empty.remove()
+    return figure, list(zip(shown, columns, strict=False))
 
 
-def _heading(run: dict, *more: str) -> str:
-    """The lines over a panel: the name of its run, with the client whose own model was measured, and others."""
-    client = run["quality"].get("client")
-    name = run["name"] if client is None else f"{run['name']}, client\N{NO-BREAK SPACE}{client}"
-    return "\n".join([fill(name, 28), *more])
+def _measured(run: dict, prefix: str = "") -> str:
+    """The lines over a panel: the name of a run, with the client whose own model was measured, and the numbers."""
+    quality = run["quality"]
+    client = "" if prefix or "client" not in quality else f", client\N{NO-BREAK SPACE}{quality['client']}"
+    return f"{run['name']}{client}\nNMI {quality[prefix + 'nmi']:.2f}, silhouette {quality[prefix + 'silhouette']:.2f}"
 
 
-def _numbers(quality: dict[str, float], prefix: str = "") -> str:
-    return f"NMI {quality[prefix + 'nmi']:.2f}, silhouette {quality[prefix + 'silhouette']:.2f}"
-
-
-def _panels(count: int, title: str) -> tuple[Figure, list[Axes]]:
-    """A figure with so many panels, in rows of `ACROSS`."""
-    across, down = min(count, ACROSS), ceil(count / ACROSS)
-    figure = Figure(figsize=(SIDE * max(across, 2) + 0.8, (SIDE + 0.8) * down + 0.5), layout="constrained")
-    write_title(figure, title)
-    return figure, [figure.add_subplot(down, across, place) for place in range(1, count + 1)]
-
-
-def embedding_chart(paths: Iterable[Path]) -> Figure:
+def embedding_chart(records: list[dict]) -> Figure:
     """Draws features in the plane by t-SNE, a panel a setting. Of more than ten classes the first ten are drawn.
 
     Raises:
-        UserError: As `one_a_setting`, or if their features have not been kept.
+        UserError: As `_panels`, or if their features have not been kept.
     """
-    shown, title = one_a_setting(paths)
-    figure, all_axes = _panels(len(shown), title)
-    for axes, run in zip(all_axes, shown, strict=True):
+    figure, panels = _panels(records)
+    for run, (axes,) in panels:
         kept = read_outputs(run["folder"], run)
-        axes.set_title(_heading(run, _numbers(run["quality"])))
+        axes.set_title(_measured(run))
         _scatter(axes, kept["features"], kept["labels"])
-    _add_legend(figure, shown[0]["class_names"])
+    _add_legend(figure, run["class_names"])
     return figure
 
 
-def clients_chart(paths: Iterable[Path]) -> Figure:
+def clients_chart(records: list[dict]) -> Figure:
     """Draws the features of the clients' models of a round, a column a setting.
 
     Above they stand in the plane by t-SNE, colours for classes and markers for clients; below are the histograms of the
     cosine between two of them, of one class or of two. Of more than ten classes or clients the first ten are drawn.
 
     Raises:
-        UserError: As `one_a_setting`, or if their clients' features have not been kept.
+        UserError: As `_panels`, or if their clients' features have not been kept.
     """
-    shown, title = one_a_setting(paths)
-    figure = Figure(figsize=(SIDE * len(shown) + 0.8, 2 * SIDE), layout="constrained")
-    upper, lower = figure.subplots(2, len(shown), squeeze=False, height_ratios=(1.4, 1))
-    for above, below, run in zip(upper, lower, shown, strict=True):
+    figure, panels = _panels(records, 2)
+    for run, (above, below) in panels:
         kept = read_outputs(run["folder"], run, OF_CLIENTS)
         features = kept["features"].astype(float)
         _scatter(above, features, kept["labels"], kept["clients"])
-        numbers = _numbers(run["quality"], OF_CLIENTS)
-        above.set_title(_heading(run, numbers, f"{len(np.unique(kept['clients']))} clients, a marker each"))
+        above.set_title(f"{_measured(run, OF_CLIENTS)}\n{len(np.unique(kept['clients']))} clients, a marker each")
         cosines, same = pair_cosines(features, kept["labels"])
-        pairs = {"of one class": cosines[same], "of two classes": cosines[~same]}
-        percent = [np.full(len(values), 100 / max(len(values), 1)) for values in pairs.values()]
-        bins = np.linspace(min(0, cosines.min()), 1, 40)
-        look = {"histtype": "stepfilled", "alpha": 0.4, "color": LINE_COLOURS[:2], "label": [*pairs]}
-        below.hist([*pairs.values()], bins, weights=percent, **look)
-        below.set(xlabel="Cosine similarity")
-        below.sharey(lower[0])
-    lower[0].set_ylabel("Pairs of features (%)")
-    lower[-1].legend(loc="upper left")
-    write_title(figure, title)
-    _add_legend(figure, shown[0]["class_names"])
+        bins, look = np.linspace(min(0, cosines.min()), 1, 40), {"histtype": "stepfilled", "alpha": 0.4}
+        for values, label in ((cosines[same], "of one class"), (cosines[~same], "of two classes")):
+            below.hist(values, bins, weights=np.full(len(values), 100 / max(len(values), 1)), label=label, **look)
+        below.set(xlabel="Cosine similarity", ylabel="Pairs of features (%)")
+        below.legend(loc="upper left")
+    _add_legend(figure, run["class_names"])
     return figure
 
 
@@ -137,60 +121,53 @@ def _scatter(axes: Axes, features: np.ndarray, labels: np.ndarray, clients: np.n
 
 def _add_legend(figure: Figure, class_names: Sequence[str]) -> None:
     """Adds the legend of the classes that are drawn."""
+    signs = []
     for name, colour in zip(class_names, CLASS_COLOURS, strict=False):
-        figure.axes[0].plot([], [], linestyle="none", marker="o", markersize=4, color=colour, label=name)
-    columns = max(1, int(figure.get_figwidth() / (0.4 + 0.065 * max(map(len, class_names)))))  # inches of an entry
-    figure.legend(*figure.axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=columns)
+        signs.append(Line2D([], [], linestyle="none", marker="o", markersize=4, color=colour, label=name))
+    figure.legend(handles=signs, loc="outside right upper")
 
 
-def confusion_chart(paths: Iterable[Path]) -> Figure:
+def confusion_chart(records: list[dict]) -> Figure:
     """Draws what the test images of each class are taken for, in percent of the class, a panel a setting.
 
     Raises:
-        UserError: As `one_a_setting`, or if their outputs have not been kept.
+        UserError: As `_panels`, or if their outputs have not been kept.
     """
-    shown, title = one_a_setting(paths)
-    class_names = shown[0]["class_names"]
-    few = len(class_names) <= NUMBERED
-    figure, all_axes = _panels(len(shown), title)
-    for axes, run in zip(all_axes, shown, strict=True):
-        kept = read_outputs(run["folder"], run)
-        labels, predicted = kept["labels"], kept["predicted"]
-        display = ConfusionMatrixDisplay.from_predictions(
-            labels, predicted, labels=range(len(class_names)), display_labels=class_names, normalize="true", ax=axes,
-            cmap="Blues", colorbar=False, include_values=few, values_format=".0%", im_kw={"vmin": 0, "vmax": 1},
+    figure, panels = _panels(records)
+    for run, (axes,) in panels:
+        kept, names = read_outputs(run["folder"], run), run["class_names"]
+        labels, predicted, few = kept["labels"], kept["predicted"], len(names) <= NUMBERED
+        ConfusionMatrixDisplay.from_predictions(
+            labels, predicted, labels=range(len(names)), display_labels=names, normalize="true", ax=axes,
+            cmap="Blues", colorbar=not few, include_values=few, values_format=".0%", im_kw={"vmin": 0, "vmax": 1},
             text_kw={"fontsize": 5}, xticks_rotation="vertical",
         )  # fmt: skip
         right = f"{100 * (labels == predicted).mean():.1f} % of {len(labels):,} images right"
-        axes.set(title=_heading(run, right), xlabel="taken for", ylabel="class")
+        axes.set(title=f"{run['name']}\n{right}", xlabel="taken for", ylabel="class")
         if not few:
             axes.set(xticks=[], yticks=[])
-    figure.colorbar(display.im_, ax=all_axes, label="Share of the class", shrink=0.8, pad=0.02)
     return figure
 
 
-def correlation_chart(paths: Iterable[Path], files: Sequence[str] = ()) -> Figure:
-    """Draws the cross-correlation of the clients' logits with their mean, a row a setting.
+def correlation_chart(records: list[dict], files: Sequence[str] = ()) -> Figure:
+    """Draws the cross-correlation of the clients' logits with their mean, a column a setting.
 
-    On the left they are of public images, those of the first run that has any, on the right of the clients' own
-    training images.
+    Above they are of public images, those of the first run that has any, below of the clients' own training images.
 
     Args:
-        paths: See `one_a_setting`.
+        records: See `_panels`.
         files: The user's files that the runs need, see `resume`.
 
     Raises:
-        UserError: As `one_a_setting`; or if no run has public images, or one has no personal models, no checkpoint or
+        UserError: As `_panels`; or if no run has public images, or one has no personal models, no checkpoint or
             another one's.
     """
-    shown, title = one_a_setting(paths)
-    figure = Figure(figsize=(2 * SIDE + 1.2, len(shown) * (SIDE + 0.3) + 0.8), layout="constrained")
-    panels = figure.subplots(len(shown), 2, squeeze=False, sharex=True, sharey=True)
-    lenders = [run["folder"] for run in shown if run["config"].get("public_dataset")]
+    figure, panels = _panels(records, 2)
+    lenders = [run["folder"] for run, _ in panels if run["config"].get("public_dataset")]
     if not lenders:
-        raise UserError(f"no run has public images (got {len(shown)} without); add a run of a method that uses them.")
+        raise UserError(f"no run has public images (got {len(panels)} without); add a run of a method that uses them.")
     public = public_sample(open_run(lenders[0], files).fed)
-    for pair, run in zip(panels, shown, strict=True):
+    for run, pair in panels:
         opened = open_run(run["folder"], files)
         fed, method = opened.fed, opened.setup.method
         if method.personal is None:
@@ -201,9 +178,8 @@ def correlation_chart(paths: Iterable[Path], files: Sequence[str] = ()) -> Figur
             same = np.eye(len(matrix), dtype=bool)
             image = axes.imshow(matrix, cmap="RdBu_r", vmin=-1, vmax=1, interpolation="nearest")
             numbers = f"diagonal {matrix[same].mean():.2f}, others {matrix[~same].mean():.2f}"
-            axes.set(title=f"{kind.capitalize()} images\n{numbers}", xlabel="Class of the mean")
+            title = f"{run['name']}\n{kind} images, {numbers}"
+            axes.set(title=title, xlabel="Class of the mean", ylabel="Class of a client")
             axes.locator_params(integer=True)
-        pair[0].set_ylabel(f"{fill(run['name'], 28)}\n\nClass of a client")
-    figure.colorbar(image, ax=panels, label="Cross-correlation of logits", shrink=min(1, 1.5 / len(shown)), aspect=25)
-    write_title(figure, title)
+    figure.colorbar(image, ax=figure.axes, label="Cross-correlation of logits", shrink=0.6)
     return figure

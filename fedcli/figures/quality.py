@@ -8,7 +8,7 @@ with the mean of all.
 """
 
 import io
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -27,7 +27,6 @@ from fedcli.core.trees import tree_map
 from fedcli.data.files import write_atomically
 from fedcli.declarations import Method
 from fedcli.errors import UserError
-from fedcli.results.frame import find_records
 from fedcli.runs.drift import EXAMPLES as DRIFT_EXAMPLES
 from fedcli.runs.drift import Recording, local_features
 from fedcli.runs.lock import locked
@@ -41,16 +40,14 @@ SEED = 0  # of the choice of images and of K-means, so that all runs are measure
 CLASSES, CLIENTS, POINTS = 10, 10, 800  # as many classes, clients and features of these as a panel can tell apart
 OF_CLIENTS = "clients_"  # before the keys of a record's `quality` that are of the models of a round's clients
 FILES = {"": "features.npz", OF_CLIENTS: "clients.npz"}  # beside the record, by that prefix
-SMALL = 1e-5  # added to deviations, which can be 0
 
 
-def finished_runs(paths: Iterable[Path]) -> list[dict]:
-    """The records of the finished runs under `paths`, each with its `folder`.
+def finished_runs(records: list[dict]) -> list[dict]:
+    """The finished runs among records.
 
     Raises:
-        UserError: If one of the paths holds no run, or no run has finished.
+        UserError: If no run has finished.
     """
-    records = find_records(paths)
     finished = [record for record in records if record["status"] == "finished"]
     if not finished:
         raise UserError(f"no run has finished (got {len(records)} unfinished); 'fedcli resume RUN' takes one up again.")
@@ -228,10 +225,9 @@ def correlations(fed: Federation, method: Method, state: Any, public: Tensor) ->
 
 
 def cross_correlation(logits: Tensor, mean_logits: Tensor) -> Tensor:
-    """Correlation `[C, C]` of the logits of a client `[n, C]`, the rows, with the mean of all clients, the columns.
+    """Pearson's correlation `[C, C]` of the logits of a client `[n, C]`, the rows, with the mean of all clients.
 
-    The deviations are unbiased and the sum over images is divided by n: a column has (n - 1) / n with itself, or 0
-    where it is constant.
+    It is 0 where one of the two is constant.
     """
-    standard = [(columns - columns.mean(0)) / (columns.std(0) + SMALL) for columns in (logits, mean_logits)]
-    return standard[0].T @ standard[1] / len(logits)
+    num_classes = logits.shape[1]
+    return torch.cat((logits, mean_logits), 1).T.corrcoef()[:num_classes, num_classes:].nan_to_num()
