@@ -202,8 +202,6 @@ def test_a_partition_is_a_matrix_of_counts_with_white_where_there_is_none():
     assert image.get_array().mask.sum() == 1
     assert image.get_clim() == (0, 640)
     assert [label.get_text() for label in figure.axes[0].get_yticklabels()] == ["a", "b", "c"]
-    with pytest.raises(UserError, match="no example"):
-        plots.partition_figure(np.zeros((3, 2)), ["a", "b"], "")
 
 
 def test_files_have_the_same_bytes_each_time_and_the_style_stays_inside(tmp_path):

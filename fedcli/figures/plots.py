@@ -67,10 +67,8 @@ NAMED = 26  # classes of a partition; of more, names would overlap
 def colours(names: Iterable[str]) -> dict[str, str]:
     """A colour for each name, none twice, in the order of the names."""
     names = list(dict.fromkeys(names))
-    if len(names) <= len(LINE_COLOURS):
-        return dict(zip(names, LINE_COLOURS, strict=False))
-    shades = matplotlib.colormaps["turbo"](np.linspace(0.02, 0.98, len(names)))
-    return dict(zip(names, map(to_hex, shades), strict=True))
+    shades = map(to_hex, matplotlib.colormaps["turbo"](np.linspace(0.02, 0.98, len(names))))
+    return dict(zip(names, LINE_COLOURS if len(names) <= len(LINE_COLOURS) else shades, strict=False))
 
 
 def setting_colours(boards: Sequence[Sequence[SeedGroup]]) -> dict[str, str]:
@@ -82,18 +80,13 @@ def setting_colours(boards: Sequence[Sequence[SeedGroup]]) -> dict[str, str]:
     return colours(member.label for member in members)
 
 
-def method_name(record: dict) -> str:
-    """The method as its paper writes it, or the run's label where it has one; of a user's own file, its name."""
-    method = methods().get(record["method"]) if is_packaged(record) else None
-    return record.get("label") or (method.title.partition(":")[0] if method else record["method"])
-
-
 def setting_name(member: SeedGroup) -> str:
-    """What the runs of a setting are called in a figure: the method's name and what tells the setting apart."""
+    """The label of a setting, with the method as its paper writes it unless a label of the user's stands for it."""
     record = member.records[0]
-    if "label" in record:
+    method = methods().get(record["method"])
+    if "label" in record or method is None or not is_packaged(record):
         return member.label
-    return method_name(record) + member.label.removeprefix(record["method"])
+    return method.title.partition(":")[0] + member.label.removeprefix(method.name)
 
 
 def data_words(dataset: str = "", partition: str = "", *more: str) -> str:
@@ -123,22 +116,15 @@ def partition_figure(class_counts: np.ndarray, class_names: Sequence[str], title
         class_counts: `[K, C]` examples per client and class.
         class_names: C names.
         title: Title of the chart.
-
-    Raises:
-        UserError: If there is no example.
     """
-    counts = np.asarray(class_counts)
-    if counts.size == 0 or counts.max() <= 0:
-        raise UserError(f"the partition holds no example (got counts {list(counts.shape)}); give each client some.")
-    classes = counts.shape[1]
-    figure = Figure(figsize=(5.8, 1.1 + 0.16 * min(classes, NAMED)), layout="constrained")
+    figure = Figure((5.8, 1.1 + 0.16 * min(len(class_names), NAMED)), layout="constrained")
     axes = figure.add_subplot(xlabel="Client", ylabel="Class")
     # The palest colour of the map differs from white, which stands for no example.
-    shown = np.ma.masked_equal(counts.T, 0)
+    shown = np.ma.masked_equal(class_counts.T, 0)
     image = axes.imshow(shown, cmap="viridis_r", vmin=0, aspect="auto", interpolation="nearest")
     axes.locator_params(integer=True)
-    if classes <= NAMED:
-        axes.set_yticks(range(classes), class_names)
+    if len(class_names) <= NAMED:
+        axes.set_yticks(range(len(class_names)), class_names)
     figure.colorbar(image, label="Examples")
     write_title(figure, title)
     return figure
