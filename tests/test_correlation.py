@@ -7,7 +7,7 @@ import torch
 import fedcli
 from fedcli.errors import UserError
 from fedcli.figures import quality
-from fedcli.figures.outputs import correlation_chart
+from fedcli.figures.quality import correlation_chart
 from fedcli.papers import fccl_plus
 from fedcli.registry import find_method
 from fedcli.results.frame import find_records

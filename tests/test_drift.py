@@ -9,7 +9,7 @@ import torch
 import fedcli
 from fedcli.core.trees import select
 from fedcli.errors import UserError
-from fedcli.figures import curves, outputs, quality
+from fedcli.figures import curves, quality
 from fedcli.figures.quality import add_quality, client_points, one_more_round, pair_cosines, separation
 from fedcli.registry import find_method
 from fedcli.results.frame import find_records
@@ -203,10 +203,10 @@ def test_one_more_round_is_run_from_the_last_checkpoint_and_changes_nothing(tmp_
 
 
 def test_what_is_measured_of_the_clients_of_one_more_round_stands_in_the_record_and_is_drawn(tmp_path, monkeypatch):
-    monkeypatch.setattr(outputs, "embed", lambda features: features[:, :2])
+    monkeypatch.setattr(quality, "embed", lambda features: features[:, :2])
     run = fedcli.run("fedavg", out=tmp_path / "run", **TINY)
     with pytest.raises(UserError, match=r"run 'fedcli quality --clients .*' first"):
-        outputs.clients_chart(find_records([run.path]))
+        quality.clients_chart(find_records([run.path]))
     points = one_more_round(run.path)
     features = points["features"].astype(np.float16).astype(float)
     cosines, same = pair_cosines(features, points["labels"])
@@ -223,7 +223,7 @@ def test_what_is_measured_of_the_clients_of_one_more_round_stands_in_the_record_
     assert record["quality"]["clients_examples"] == len(points["labels"])
     for file in run.path.glob("checkpoint*"):  # the figure needs what is kept and no more
         file.unlink()
-    above, below = outputs.clients_chart(find_records([run.path])).axes
+    above, below = quality.clients_chart(find_records([run.path])).axes
     assert {text.get_text() for text in below.get_legend().get_texts()} == {"of one class", "of two classes"}
     places = [tuple(point) for part in above.collections for point in part.get_offsets().tolist()]
     assert sorted(places) == sorted(map(tuple, features[:, :2].tolist()))

@@ -9,8 +9,8 @@ from sklearn.metrics import confusion_matrix
 
 import fedcli
 from fedcli.errors import UserError
-from fedcli.figures import find_chart, outputs, quality
-from fedcli.figures.outputs import CLASS_COLOURS
+from fedcli.figures import find_chart, quality
+from fedcli.figures.quality import CLASS_COLOURS
 from fedcli.results.frame import find_records
 from fedcli.runs.records import read_record, write_record
 from tests.programs import invoke
@@ -29,7 +29,7 @@ def runs(tmp_path_factory):
 @pytest.fixture
 def quick(monkeypatch):
     """The first two features in place of t-SNE, which takes seconds."""
-    monkeypatch.setattr(outputs, "embed", lambda features: features[:, :2])
+    monkeypatch.setattr(quality, "embed", lambda features: features[:, :2])
 
 
 def shown(axes):
@@ -45,8 +45,8 @@ def expected(features, labels):
 
 def test_the_same_features_give_the_same_points_also_when_they_are_few():
     features = np.random.default_rng(0).normal(size=(60, 6))
-    assert (outputs.embed(features) == outputs.embed(features)).all()
-    assert outputs.embed(features[:5]).shape == (5, 2)  # fewer than the perplexity
+    assert (quality.embed(features) == quality.embed(features)).all()
+    assert quality.embed(features[:5]).shape == (5, 2)  # fewer than the perplexity
 
 
 def test_tsne_has_a_panel_a_setting_with_the_features_of_its_first_seed(runs, quick):

@@ -16,13 +16,13 @@ CHARTS = {
     "drift": ("curves:drift_figure", "how far the clients' models drift apart, of runs with --drift-every"),
     "domains": ("curves:domains_figure", "accuracy of the clients' models on their own and on other domains"),
     "accuracies": ("curves:accuracies_figure", "test accuracy of each client after the last round, sorted"),
-    "tsne": ("outputs:embedding_chart", "features of test images by t-SNE, after 'fedcli quality'"),
-    "clients": ("outputs:clients_chart", "features of the clients' own models, after 'fedcli quality --clients'"),
+    "tsne": ("quality:features_chart", "features of test images by t-SNE, after 'fedcli quality'"),
+    "clients": ("quality:clients_chart", "features of the clients' own models, after 'fedcli quality --clients'"),
     "confusion": (
-        "outputs:confusion_chart", "what the test images of each class are taken for, after 'fedcli quality'"
+        "quality:confusion_chart", "what the test images of each class are taken for, after 'fedcli quality'"
     ),
     "correlation": (
-        "outputs:correlation_chart", "how alike logits of personal models are on public and on private images"
+        "quality:correlation_chart", "how alike logits of personal models are on public and on private images"
     ),
 }  # fmt: skip
 
