@@ -185,7 +185,7 @@ def test_describe_knows_what_is_not_there_and_reads_what_is(tmp_path):
 @pytest.mark.parametrize("call", [datasets.available, datasets.load])
 def test_unknown_and_missing_data_are_refused(call, cache):
     refused(lambda: call("fmnits"), "unknown data set 'fmnits'", "did you mean 'fmnist'?", "fedcli data list")
-    refused(lambda: call("../digits"), "there is no file or folder '../digits'")
+    refused(lambda: call("../digits"), "unknown data set '../digits'", "path of a file or folder")
     refused(lambda: call("svhn"), "'svhn'", "fedcli data download svhn", "fedcli data import svhn PATH")
     assert not cache.exists()
 
@@ -240,7 +240,6 @@ def test_a_file_or_folder_is_taken_where_it_stands(tmp_path, monkeypatch):
     assert datasets.load(folder).fingerprint == record["dataset_fingerprint"]
     (next((tmp_path / "folder").rglob("*.png"))).rename(tmp_path / "folder" / "train" / "1" / "other.png")
     assert datasets.find_name("folder") != folder
-    refused(lambda: datasets.available(datasets.find_name("./none.npz")), "there is no file or folder './none.npz'")
 
 
 # .npz files that are wrong
@@ -256,9 +255,9 @@ def put(key, value):
 
 BAD_ARRAYS = {
     "no labels": (drop("y_test"), "no array y_test (its arrays: y_train, ", "must be arrays x_train, y_train"),
-    "floats beside bytes": (put("x_train", lambda a: a["x_train"] / 255), "float64", "uint8 of shape (6, 4, 4)"),
+    "floats beside bytes": (put("x_train", lambda a: a["x_train"] / 255), "one part are uint8 and"),
     "no squares": (lambda a: a.update({f"x_{part}": a[f"x_{part}"][:, 0, :3] for part in PARTS}), "(15, 3)"),
-    "parts of other sizes": (put("x_test", lambda a: a["x_test"][:, :3]), "(9, 4, 4) and uint8 of shape (6, 3, 4)"),
+    "parts of other sizes": (put("x_test", lambda a: a["x_test"][:, :3]), "must match exactly"),
     "no images": (put("x_test", np.zeros((0, 4, 4), np.uint8)), "y_test has 6 entries for 0 images"),
     "labels of another part": (
         lambda a: a.update(y_train=a["y_train"][:-1], y_test=np.zeros(7, int)), "y_train has 8 entries for 9 images"

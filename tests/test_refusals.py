@@ -76,7 +76,7 @@ def refused(line, message, folder, monkeypatch):
         ("fedavg --lr 0.1 --rounds 1 --lr 0.2", "--lr is given twice; give it once, several values as 0.01,0.1."),
         ("fedavg --rounds", "option '--rounds' requires an argument"),
         ("fedavg --out=", "a value is empty (got it after '--out=')"),
-        ("fedavg --dataset ./none.npz", "there is no file or folder './none.npz'"),
+        ("fedavg --dataset ./none.npz", "unknown data set './none.npz'"),
         ("fedavg --lr 0.1,0.2 --continue", "--continue needs a folder (got no --out)"),
         ("fedavg --lr 0.1,0.2 --seed 0 --seeds 0,1", "--seed 0 was given with --seeds"),
         # Options without effect
