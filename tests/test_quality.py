@@ -54,19 +54,6 @@ def test_too_few_classes_or_images_are_refused(labels):
         quality.separation(np.eye(3), np.array(labels))
 
 
-def test_the_features_are_those_of_the_last_model_on_test_images(run):
-    written = quality.add_quality(run.path)
-    fed = restore(run.record, find_method("fedavg"))[1]
-    features, _, labels = fed.predict(run.state.params, run.state.buffers, None)
-    kept = arrays(run.path)
-    assert set(kept) == {"features", "labels", "predicted"}
-    np.testing.assert_allclose(kept["features"], features, rtol=1e-5, atol=1e-6)
-    assert kept["labels"].tolist() == labels.tolist()
-    assert (kept["predicted"] == kept["labels"]).mean() == pytest.approx(run.record["summary"]["last"])
-    assert quality.separation(kept["features"], kept["labels"]).items() <= written.items()
-    assert written["examples"] == len(labels)
-
-
 def test_many_test_images_are_sampled_and_all_runs_have_the_same(run, tmp_path, monkeypatch):
     monkeypatch.setattr(quality, "EXAMPLES", 50)
     other = fedcli.run("fedavg", out=tmp_path / "other", **{**TINY, "seed": 3}).path
@@ -93,16 +80,22 @@ def personal(tmp_path_factory):
     return fedcli.run("local", out=tmp_path_factory.mktemp("runs") / "local", **{**TINY, **own})
 
 
-def test_a_client_is_measured_by_its_own_model(personal):
-    written = quality.add_quality(personal.path, client=2)
-    fed = restore(personal.record, find_method("local"))[1]
-    model = personal.state.clients[2]
-    features, _, labels = fed.predict(model.params, model.buffers, None, fed.networks[fed.architecture[2]])
-    kept = arrays(personal.path)
-    np.testing.assert_allclose(kept["features"], features, rtol=1e-5, atol=1e-5)
+@pytest.mark.parametrize("client", [None, 2])
+def test_the_features_are_those_of_the_last_model_or_a_clients_own_on_test_images(run, personal, client):
+    chosen = run if client is None else personal
+    written = quality.add_quality(chosen.path, client=client)
+    fed = restore(chosen.record, find_method(chosen.record["method"]))[1]
+    model = chosen.state if client is None else chosen.state.clients[client]
+    network = None if client is None else fed.networks[fed.architecture[client]]
+    features, _, labels = fed.predict(model.params, model.buffers, None, network)
+    kept = arrays(chosen.path)
+    assert set(kept) == {"features", "labels", "predicted"}
+    np.testing.assert_allclose(kept["features"], features, rtol=1e-5, atol=1e-6)
     assert kept["labels"].tolist() == labels.tolist()
-    assert written.items() >= quality.separation(kept["features"], kept["labels"]).items()
-    assert (written["client"], written["examples"]) == (2, len(labels))
+    assert quality.separation(kept["features"], kept["labels"]).items() <= written.items()
+    assert (written["examples"], written.get("client")) == (len(labels), client)
+    if client is None:
+        assert (kept["predicted"] == kept["labels"]).mean() == pytest.approx(run.record["summary"]["last"])
 
 
 def test_a_client_that_there_is_not_is_refused(run, personal):
