@@ -3,7 +3,7 @@
 import pytest
 
 from fedcli.errors import UserError
-from fedcli.figures import curves
+from fedcli.figures import plots
 from fedcli.results import frame, tables
 from fedcli.results.render import render
 from tests.programs import invoke
@@ -84,7 +84,7 @@ def test_the_command_takes_all_of_it(tmp_path):
 def test_mixed_runs_have_a_panel_for_each_board_in_which_a_method_keeps_its_look():
     bad = record("two", dataset="letters", seed=2, done=2, status="failed") | {"error": "NonFiniteLoss: the term"}
     runs = [*MIXED, record("one", seed=1), bad]
-    figure = curves.learning_curves(runs)
+    figure = plots.learning_curves(runs)
     titles = ["Digits, Dirichlet 0.5 (paper:skew)", "Letters, Dirichlet 0.5 (paper:skew)"]
     assert [axes.get_title() for axes in figure.axes] == [*titles, "Digits, Dirichlet 0.5 (paper:other)"]
     looks = {}
@@ -94,6 +94,6 @@ def test_mixed_runs_have_a_panel_for_each_board_in_which_a_method_keeps_its_look
     assert [len(own) for own in looks.values()] == [1] * len(looks)
     (cross,) = [line for axes in figure.axes for line in axes.lines if line.get_gid() == "diverged"]
     assert cross.axes is figure.axes[1]
-    assert len(curves.learning_curves(MIXED[:1]).axes) == 1
-    left_out = curves.learning_curves([*runs, record("three") | {"cost": None}], "floats")
+    assert len(plots.learning_curves(MIXED[:1]).axes) == 1
+    left_out = plots.learning_curves([*runs, record("three") | {"cost": None}], "floats")
     assert left_out.get_suptitle() == "without floats, left out: 1"

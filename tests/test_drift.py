@@ -9,7 +9,7 @@ import torch
 import fedcli
 from fedcli.core.trees import select
 from fedcli.errors import UserError
-from fedcli.figures import curves, quality
+from fedcli.figures import plots, quality
 from fedcli.figures.quality import add_quality, client_points, one_more_round, pair_cosines, separation
 from fedcli.registry import find_method
 from fedcli.results.frame import find_records
@@ -132,7 +132,7 @@ def drifting(method="one", seed=0, values=((1, 0.5), None, (3, -0.5))):
 
 def test_curves_are_means_over_seeds_of_the_rounds_measured():
     runs = [drifting(), drifting(seed=1, values=((3, 0.1), (9, 9), (5, -0.5))), drifting("two"), curve("three")]
-    figure = curves.drift_figure(runs)
+    figure = plots.drift_figure(runs)
     left, right = figure.axes
     assert left.lines[0].get_xydata().tolist() == [[1, 2], [3, 4]]
     assert right.lines[0].get_xydata() == pytest.approx(np.array([[1, 0.3], [3, -0.5]]))
@@ -142,10 +142,10 @@ def test_curves_are_means_over_seeds_of_the_rounds_measured():
 
 
 def test_a_run_that_did_not_measure_does_not_hide_those_of_other_seeds():
-    (line,) = curves.drift_figure([drifting(), curve(seed=1)]).axes[0].lines
+    (line,) = plots.drift_figure([drifting(), curve(seed=1)]).axes[0].lines
     assert line.get_xydata().tolist() == [[1, 1], [3, 3]]
     with pytest.raises(UserError, match=r"no run has measured its distance of features .*; run with --drift-every"):
-        curves.drift_figure([curve()])
+        plots.drift_figure([curve()])
 
 
 # The clients' features

@@ -59,9 +59,9 @@ def header(record: dict[str, Any], folder: Path) -> dict[str, str]:
 def draw(record: dict[str, Any], folder: Path) -> None:
     """Draw a run's learning curve and its partition into its folder, as PNG for a screen."""
     gc.freeze()  # else each search for garbage while figures are drawn goes through all that PyTorch has
-    from fedcli.figures import curves, plots  # late: it takes half a second
+    from fedcli.figures import plots  # late: it takes half a second
 
-    plots.write(folder / "curve.png", curves.learning_curves, [record], page=True)
+    plots.write(folder / "curve.png", plots.learning_curves, [record], page=True)
     title = plots.title_words([record], f"seed {record['partition']['seed']}")
     counts = np.array(record["partition"]["class_counts"])
     plots.write(folder / "partition.png", plots.partition_figure, counts, record["class_names"], title, page=True)

@@ -134,7 +134,7 @@ def run(
         raise UserError(f"--log {log} is for runs one after the other (got --jobs or --on); leave one out.")
     from fedcli.cli.display import run_plan  # late, as pandas and Matplotlib are slow to import
     from fedcli.data.files import write_atomically
-    from fedcli.figures import curves, plots
+    from fedcli.figures import plots
     from fedcli.results import frame, plans, render, tables
 
     plan = plans.plan_grid(names, options, seeds=common.parse_seeds(seeds), **experiment)
@@ -145,7 +145,7 @@ def run(
     text = render.render(sheet)
     write_atomically(plan.folder / "table.md", lambda file: file.write_text(text, encoding="utf-8"))
     with suppress(UserError):  # no run has come to a test
-        plots.write(plan.folder / "curves.png", curves.learning_curves, records, page=True)
+        plots.write(plan.folder / "curves.png", plots.learning_curves, records, page=True)
     if not quiet:
         common.print_or_write(text, None, [sheet])
         typer.echo(f"table and curves: {plan.folder}, table.md and curves.png")

@@ -11,11 +11,11 @@ from fedcli.userfiles import from_file, is_from_file
 # with its `folder`, and what it shows. The module, slow to import, is imported when it draws.
 CHARTS = {
     "curves": (
-        "curves:learning_curves", "test accuracy over rounds; runs that differ only in the seed are a line with a band"
+        "plots:learning_curves", "test accuracy over rounds; runs that differ only in the seed are a line with a band"
     ),
-    "drift": ("curves:drift_figure", "how far the clients' models drift apart, of runs with --drift-every"),
-    "domains": ("curves:domains_figure", "accuracy of the clients' models on their own and on other domains"),
-    "accuracies": ("curves:accuracies_figure", "test accuracy of each client after the last round, sorted"),
+    "drift": ("plots:drift_figure", "how far the clients' models drift apart, of runs with --drift-every"),
+    "domains": ("plots:domains_figure", "accuracy of the clients' models on their own and on other domains"),
+    "accuracies": ("plots:accuracies_figure", "test accuracy of each client after the last round, sorted"),
     "tsne": ("quality:features_chart", "features of test images by t-SNE, after 'fedcli quality'"),
     "clients": ("quality:clients_chart", "features of the clients' own models, after 'fedcli quality --clients'"),
     "confusion": (

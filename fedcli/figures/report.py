@@ -14,8 +14,7 @@ from bokeh.layouts import column
 from bokeh.plotting import figure
 from bokeh.resources import INLINE
 
-from fedcli.figures.curves import Curve, find_curves
-from fedcli.figures.plots import setting_colours, setting_name
+from fedcli.figures.plots import Curve, find_curves, setting_colours, setting_name
 from fedcli.results.comparison import printed_accuracy
 from fedcli.results.render import Best, Sheet
 from fedcli.results.tables import SeedGroup, boards, commands, group, sheets
@@ -95,7 +94,7 @@ def _table(sheet: Sheet, rows: list[tuple[SeedGroup, Any]], colour: dict[str, st
 
 
 def _curves(curves: list[Curve], colour: dict[str, str]) -> Any:
-    """The lines of `curves.learning_curves` with their bands and crosses."""
+    """The lines of `plots.learning_curves` with their bands and crosses."""
     chart = figure(
         title="Test accuracy over rounds", x_axis_label="Round", y_axis_label="Test accuracy (%)", height=340,
         tooltips=[("", "$name"), ("round", "@x"), ("accuracy", "@y{0.00} %")], min_width=300, toolbar_location="right",
