@@ -250,8 +250,6 @@ def unpack_archive(path: Path, folder: Path) -> Path:
     Raises:
         UserError: It unpacks to more than `files.LIMIT`.
     """
-    if not path.is_file():  # as a pipe, which would never end
-        raise ValueError("there is no such file or folder")
     if zipfile.is_zipfile(path):
         with zipfile.ZipFile(path) as archive:
             check_size(sum(_image_bytes(member.filename, member.file_size) for member in archive.infolist()), path)
