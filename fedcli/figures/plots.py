@@ -71,7 +71,7 @@ PARTITIONS = {  # words for `--partition NAME:VALUE`
     "dominant": "dominant classes a client: {}", "missing": "missing classes a client: {}",
 }  # fmt: skip
 NAMED = 26  # classes of a partition; of more, names would overlap
-WIDTH, HEIGHT = 6.4, 2.8  # inches of a panel with its legend
+WIDTH, HEIGHT = 6.4, 3  # inches of a panel with its legend
 LEGEND_LINE = 0.17  # inches of a line of text in a legend
 FEW = 20  # points of a line up to which each is marked
 TOP = 4  # the level of what no line may hide; lines are at 2, legends at 5
@@ -347,8 +347,7 @@ def _draw(panels: list[tuple[str, str, list[Curve]]], x_label: str, title: str) 
     colours = setting_colours([[curve.setting for curve in curves] for *_, curves in panels])
     dashes = dict(zip(dict.fromkeys(colours.values()), cycle(DASHES), strict=False))
     longest = max(sum(curve.name.count("\n") + 1 for curve in curves) for *_, curves in panels)
-    height = max(HEIGHT, 0.6 + LEGEND_LINE * longest)
-    figure = Figure((WIDTH, height * len(panels)), layout="constrained")
+    figure = Figure(layout="constrained")
     signs = {}  # what the lines carry, by what the legend below all panels says of it
     for number, (heading, y_label, curves) in enumerate(panels, 1):
         axes = figure.add_subplot(len(panels), 1, number, xlabel=x_label, ylabel=y_label, title=fill(heading, 60))
@@ -366,6 +365,8 @@ def _draw(panels: list[tuple[str, str, list[Curve]]], x_label: str, title: str) 
             axes.set_xlim(left=0.5)
     for sign in figure.legend(signs.values(), signs, loc="outside lower left", handlelength=3.4).legend_handles:
         sign.set(color="black", alpha=0.4)
+    height = max(HEIGHT, 0.6 + LEGEND_LINE * longest)
+    figure.set_size_inches(WIDTH, height * len(panels) + LEGEND_LINE * len(signs))
     write_title(figure, title)
     return figure
 
