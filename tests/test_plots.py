@@ -1,6 +1,5 @@
 """Figures by what they draw: the lines' numbers, the bands, the names and signs, the counts, the files' bytes."""
 
-import io
 import json
 from pathlib import Path
 
@@ -10,10 +9,8 @@ import pytest
 from matplotlib.collections import PolyCollection
 from matplotlib.colors import to_hex
 from PIL import Image
-from rich.console import Console
 
 from fedcli import figures
-from fedcli.cli import display
 from fedcli.errors import UserError
 from fedcli.figures import plots
 from fedcli.results.frame import find_records
@@ -223,13 +220,3 @@ def test_a_page_gets_a_small_png_alone_whose_colours_are_unharmed(tmp_path):
     for colour in plots.LINE_COLOURS:
         wanted = np.round(255 * np.array(matplotlib.colors.to_rgb(colour)))
         assert abs(pixels - wanted).max(1).min() <= 6, colour
-
-
-def test_a_run_says_what_it_came_to_before_it_is_drawn(monkeypatch):
-    out, said = io.StringIO(), []
-    shown = display.Display(Console(file=out))
-    monkeypatch.setattr(display, "header", lambda record, folder: {})
-    monkeypatch.setattr(display, "draw", lambda record, folder: said.append(out.getvalue()))
-    shown.start(curve(), Path("there"), samples_per_round=1, first_round=0)
-    shown.finish(curve())
-    assert "headline    50.00 % (the round with the best validation accuracy, 2/3)" in said[0]

@@ -18,12 +18,11 @@ LOST = record("b", done=2, status="failed") | {"error": "NonFiniteLoss: the term
 
 
 def runs(count=6, **more):
-    """Runs of three methods and several rates, with a partition; the accuracies all differ."""
+    """Runs of three methods and several rates; the accuracies all differ."""
     made = []
     for number in range(count):
-        own = record("abc"[number % 3], number // 6, 0.3 + 0.6 * number / count, lr=0.1 + (number // 3) % 2, **more)
-        own["partition"] |= {"class_counts": [[3, 0], [1, 7]]}
-        made.append(own | {"config": {**own["config"], "cohort_size": 2}})
+        rate = 0.1 + (number // 3) % 2
+        made.append(record("abc"[number % 3], number // 6, 0.3 + 0.6 * number / count, lr=rate, **more))
     return made
 
 
@@ -68,8 +67,7 @@ def test_200_runs_fit_a_small_screen_fetch_nothing_and_can_be_sorted(tmp_path):
 @browser
 def test_names_from_records_are_shown_and_not_run(tmp_path):
     harm = '<img src=x onerror="alert(1)"></script>'
-    bad = record(harm, 0) | {"command": f"fedcli run {harm}", "dataset": harm, "class_names": [harm, "b"]}
-    bad["partition"] |= {"class_counts": [[3, 0], [1, 7]], "flag": harm}
+    bad = record(harm, 0) | {"command": f"fedcli run {harm}", "dataset": harm}
     text = page.report([bad, record("b", dataset=harm)], harm)
     look = """(() => {
       const roots = [document]
