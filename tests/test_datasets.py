@@ -310,7 +310,6 @@ def test_known_names_have_one_shape(tmp_path, name):
     ("name", "spelling"),
     [
         ("cifar10", str.title),
-        ("cifar100", lambda text: text.replace("_", " ")),
         ("fmnist", lambda text: {"t-shirt": "T-shirt_top", "ankle-boot": "Ankle boot"}.get(text, text)),
         ("emnist-letters", str.upper),
         ("emnist-byclass", str),

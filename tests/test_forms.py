@@ -94,7 +94,7 @@ def emnist_files(arrays, name):
 
 def cifar_files(arrays, name):
     source, label = getattr(torchvision().datasets, name.upper()), "fine_labels" if name == "cifar100" else "labels"
-    contents = {source.meta["filename"]: {source.meta["key"]: list(KNOWN[name].class_names)}}
+    contents = {source.meta["filename"]: {source.meta["key"]: list(arrays.get("class_names", KNOWN[name].class_names))}}
     for part, batches in (("train", source.train_list), ("test", source.test_list)):
         for number, (file, _) in enumerate(batches):
             x, y = (arrays[f"{kind}_{part}"][number :: len(batches)] for kind in "xy")
@@ -161,8 +161,8 @@ def md5(content):
 def official_files(name, monkeypatch):
     """Tiny files of a set, taken for the official ones, and the arrays that they hold."""
     arrays = known_images(name)
-    if name == "tiny-imagenet":  # its classes have no names but these
-        arrays["class_names"] = [f"n{label:08}" for label in range(200)]
+    if isinstance(KNOWN[name].class_names, int):  # the files name the classes
+        arrays["class_names"] = [f"n{label:08}" for label in range(KNOWN[name].class_names)]
     if name == "usps":  # its pixels are at most 254 after half a step up
         arrays |= {f"x_{part}": np.minimum(arrays[f"x_{part}"], 254) for part in PARTS}
     contents = FILES[name](arrays, name)

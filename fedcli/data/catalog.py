@@ -236,13 +236,6 @@ _DIGITS = tuple(string.digits)
 _CHARACTERS = (*_DIGITS, *string.ascii_uppercase, *string.ascii_lowercase)
 _FASHION = ("t-shirt", "trouser", "pullover", "dress", "coat", "sandal", "shirt", "sneaker", "bag", "ankle-boot")
 _CIFAR10 = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
-_CIFAR100 = """apple aquarium_fish baby bear beaver bed bee beetle bicycle bottle bowl boy bridge bus butterfly camel
-can castle caterpillar cattle chair chimpanzee clock cloud cockroach couch crab crocodile cup dinosaur dolphin elephant
-flatfish forest fox girl hamster house kangaroo keyboard lamp lawn_mower leopard lion lizard lobster man maple_tree
-motorcycle mountain mouse mushroom oak_tree orange orchid otter palm_tree pear pickup_truck pine_tree plain plate poppy
-porcupine possum rabbit raccoon ray road rocket rose sea seal shark shrew skunk skyscraper snail snake spider squirrel
-streetcar sunflower sweet_pepper table tank telephone television tiger tractor train trout tulip turtle wardrobe whale
-willow_tree wolf woman worm"""
 _OFFICE = DatasetInfo(3, 32, 0, files="image folders <domain>/<class>/*", resized=True)
 
 KNOWN = {
@@ -255,7 +248,7 @@ KNOWN = {
     "emnist-letters": DatasetInfo(1, 28, tuple(string.ascii_lowercase), 124_800, 20_800, "EMNIST", "letters"),
     "emnist-byclass": DatasetInfo(1, 28, _CHARACTERS, 697_932, 116_323, "EMNIST", "byclass"),
     "cifar10": DatasetInfo(3, 32, _CIFAR10, 50_000, 10_000, "CIFAR10"),
-    "cifar100": DatasetInfo(3, 32, tuple(_CIFAR100.split()), 50_000, 10_000, "CIFAR100"),
+    "cifar100": DatasetInfo(3, 32, 100, 50_000, 10_000, "CIFAR100"),
     "svhn": DatasetInfo(3, 32, _DIGITS, 73_257, 26_032, "SVHN"),
     "usps": DatasetInfo(1, 16, _DIGITS, 7_291, 2_007, "USPS"),
     "cinic10": DatasetInfo(3, 32, _CIFAR10, 90_000, 90_000),
