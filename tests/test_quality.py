@@ -159,7 +159,9 @@ def test_the_same_features_give_the_same_points_also_when_they_are_few():
     assert quality.embed(features[:5]).shape == (5, 2)  # fewer than the perplexity
 
 
-def test_tsne_has_a_panel_a_setting_with_the_features_of_its_first_seed(runs, quick):
+@pytest.mark.parametrize("across", [1, 3])
+def test_tsne_has_a_panel_a_setting_with_the_features_of_its_first_seed(across, runs, quick, monkeypatch):
+    monkeypatch.setattr(quality, "ACROSS", across)
     figure = find_chart("tsne")(find_records([runs]))
     assert len(figure.axes) == 2
     assert figure.get_suptitle().replace("\n", " ").startswith("Digits, IID, seed 0; reduced: ")
@@ -194,11 +196,11 @@ def test_confusion_has_a_panel_a_setting_with_shares_of_each_class_in_percent(ru
 @pytest.mark.parametrize("kind", ["tsne", "confusion"])
 def test_the_command_draws_them_and_refuses_others(kind, runs, tmp_path, quick, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    result = invoke("plot", "--kind", kind, runs / "fedavg-0")
-    assert (result.exit_code, result.stdout) == (0, f"{kind}.png and {kind}.pdf\n")
     folder = fedcli.run("fedavg", out=tmp_path / "bare", **{**TINY, "rounds": 1}).path
     with pytest.raises(UserError, match="is missing or is not what its record names"):
         find_chart(kind)(find_records([folder]))
     write_record(folder, {**read_record(folder), "dataset": "letters"})
     with pytest.raises(UserError, match="of one data set"):
         find_chart(kind)(find_records([runs, folder]))
+    result = invoke("plot", "--kind", kind, runs, folder, "--dataset", "digits")
+    assert (result.exit_code, result.stdout) == (0, f"{kind}.png and {kind}.pdf\n")
