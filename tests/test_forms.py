@@ -345,7 +345,7 @@ BAD_FILES = {
     "bytes": ("femnist", leaf(lambda c: c["user_data"][c["users"][0]]["x"][0].__setitem__(3, 128)), "from 0 to 1"),
     "class 62": ("femnist", leaf(lambda c: c["user_data"][c["users"][0]]["y"].__setitem__(0, 62)), "0 to 61"),
     "labels missing": ("femnist", leaf(lambda c: c["user_data"][c["users"][0]]["y"].append(1)), "a label"),
-    "one writer": ("femnist", leaf_files(1)[0], "too few writers, 1"),
+    "one writer": ("femnist", leaf_files(1)[0], "0 images are to train"),
     "an image missing": ("tiny-imagenet", without(tiny_files(images((4, 4), 9), ""), "val/images/7.JPEG"), "7.JPEG"),
     "an image not listed": ("mnist-m", LISTED | {"mnist_m_test/9.png": encoded(np.eye(9) > 0)}, "do not fit", "9.png"),
     "a cut file": ("synth-digits", SYNTH | {"synth_test_32x32.mat": b"MATLAB 5.0"}, "synth_test_32x32", "truncated"),
