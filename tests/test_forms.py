@@ -292,6 +292,7 @@ def test_femnist_holds_writers_out(tmp_path, monkeypatch):
     dataset = imported("femnist", write_files(tmp_path / "all_data", contents))
     assert dataset.class_names == (*string.digits, *string.ascii_uppercase, *string.ascii_lowercase)
     assert dataset.fingerprint == "53bf9db4fce3e4f2"  # the tenth is a fixed one
+    assert (dataset.writer_train[dataset.place_train.argsort()].diff() >= 0).all()  # positions go by writer
     train, test = by_writer(dataset, "train"), by_writer(dataset, "test")
     assert len(test) == 2
     assert not set(train) & set(test)
