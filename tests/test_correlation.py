@@ -7,9 +7,10 @@ import torch
 import fedcli
 from fedcli.errors import UserError
 from fedcli.figures import quality
-from fedcli.figures.outputs import correlation_chart
+from fedcli.figures.quality import correlation_chart
 from fedcli.papers import fccl_plus
 from fedcli.registry import find_method
+from fedcli.results.frame import find_records
 from fedcli.runs.run import open_run
 from tests import laws
 from tests.programs import invoke
@@ -33,9 +34,10 @@ def runs(tmp_path_factory):
 
 
 def test_it_is_the_papers_equation():
-    own, mean = (torch.tensor(np.random.default_rng(seed).normal(size=(9, 4))) for seed in (0, 1))
+    own, mean = (torch.tensor(np.random.default_rng(seed).normal(size=(9, 4))) * 1e9 for seed in (0, 1))
     own[:, 2] = 3.0
-    expected = fccl_plus.cross_correlation(own, mean)
+    expected = fccl_plus.cross_correlation(own, mean) * 9 / 8  # which divides deviations by n - 1, and the sum by n
+    assert (expected[2] == 0).all()
     torch.testing.assert_close(quality.cross_correlation(own, mean), expected, rtol=1e-12, atol=1e-12)
 
 
@@ -51,13 +53,13 @@ def test_the_means_over_clients_by_loops(runs, monkeypatch):
 
     order = quality.generator(0, "correlation").permutation(30)[:20]
     said = scores(fed.public_images.float(), order)
-    expected = sum(fccl_plus.cross_correlation(own, said.mean(0)) for own in said) / 4
+    expected = sum(np.corrcoef(own, said.mean(0), rowvar=False)[:10, 10:] for own in said) / 4
     np.testing.assert_allclose(measured["public"], expected, atol=1e-4)  # float32 networks
     each = []
     for client, part in enumerate(fed.training):
         chosen = part[quality.generator(0, client, "correlation").permutation(len(part))[:20]]
         said = scores(fed.engine.images.float(), chosen)
-        each.append(fccl_plus.cross_correlation(said[client], said.mean(0)))
+        each.append(np.corrcoef(said[client], said.mean(0), rowvar=False)[:10, 10:])
     np.testing.assert_allclose(measured["private"], sum(each) / 4, atol=1e-4)
 
 
@@ -74,29 +76,27 @@ def test_clients_with_one_image_each_have_no_correlation():
         quality.correlations(fed, find_method("local"), find_method("local").init(fed, None), fed.test_images / 255)
 
 
-def test_a_row_a_setting_of_its_first_seed_and_public_images_are_lent(runs):
-    figure = correlation_chart([runs])
+def test_a_column_a_setting_of_its_first_seed_and_public_images_are_lent(runs):
+    figure = correlation_chart(find_records([runs]))
     panels = figure.axes[:4]
     assert figure.get_suptitle().replace("\n", " ").startswith("Digit-domains, domains, seed 0; reduced: ")
-    assert [axes.get_ylabel().split("\n")[0] for axes in panels] == ["Local training only", "", "FCCL+", ""]
     sample = quality.public_sample(open_run(runs / "c").fed)  # of the first shown that has any
-    expected = []
-    for folder in ("a", "c"):
+    for column, (folder, name) in enumerate((("a", "Local training only"), ("c", "FCCL+"))):
         run = open_run(runs / folder)
-        expected += quality.correlations(run.fed, run.setup.method, run.state, sample).values()
-    for axes, matrix, kind in zip(panels, expected, ["Public", "Private"] * 2, strict=True):
-        (image,) = axes.images
-        assert (image.get_array() == matrix).all()
-        diagonal, rest = matrix.trace() / 10, (matrix.sum() - matrix.trace()) / 90
-        assert axes.get_title() == f"{kind} images\ndiagonal {diagonal:.2f}, others {rest:.2f}"
+        expected = quality.correlations(run.fed, run.setup.method, run.state, sample)
+        for axes, (kind, matrix) in zip(panels[column::2], expected.items(), strict=True):
+            (image,) = axes.images
+            assert (image.get_array() == matrix).all()
+            diagonal, rest = matrix.trace() / 10, (matrix.sum() - matrix.trace()) / 90
+            assert axes.get_title() == f"{name}\n{kind} images, diagonal {diagonal:.2f}, others {rest:.2f}"
 
 
 def test_runs_that_cannot_be_drawn_are_refused(runs, tmp_path):
     averaged = fedcli.run("fedavg", out=tmp_path / "fedavg", **{**TINY, "backbone": "cnn-small"}).path
     with pytest.raises(UserError, match="'fedavg' has no personal models"):
-        correlation_chart([runs, averaged])
+        correlation_chart(find_records([runs, averaged]))
     with pytest.raises(UserError, match="no run has public images"):
-        correlation_chart([runs / "a"])
+        correlation_chart(find_records([runs / "a"]))
 
 
 @pytest.mark.parametrize("kind", ["correlation", "domains"])

@@ -5,6 +5,7 @@ import pickle
 import pwd
 import string
 import zipfile
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -120,11 +121,8 @@ def test_channel_statistics():
     mean, std = datasets.channel_statistics(dataset)
     assert mean == pytest.approx(pixels.mean((0, 2, 3)), abs=1e-12)
     assert std == pytest.approx(pixels.std((0, 2, 3)), abs=1e-12)
-    flat = datasets.Dataset(
-        "flat", torch.full((2, 1, 2, 2), 51, dtype=torch.uint8), *[torch.tensor([0, 0])] * 3, ("a",)
-    )
-    mean, std = datasets.channel_statistics(flat)
-    assert (mean, std) == (pytest.approx((0.2,)), (1.0,))
+    flat = replace(dataset, x_train=torch.full((2, 1, 2, 2), 51, dtype=torch.uint8))
+    assert datasets.channel_statistics(flat) == (pytest.approx((0.2,)), (1.0,))
 
 
 # Names
@@ -139,12 +137,11 @@ def test_names_in_their_order(tmp_path, cache):
     assert {path.name for path in cache.iterdir()} == {"ape.npz", "zebra.npz", "Not A Name.npz"}  # nothing left over
 
 
-def test_the_cache_folder(monkeypatch, tmp_path):
+@pytest.mark.parametrize(("given", "folder"), [("~/data", "data"), ("", ".cache/fedcli")])
+def test_the_cache_folder(monkeypatch, tmp_path, given, folder):
     monkeypatch.setenv("HOME", str(tmp_path))
-    monkeypatch.setenv("FEDCLI_DATA", "~/data")
-    assert datasets.cache_folder() == tmp_path / "data"
-    monkeypatch.delenv("FEDCLI_DATA")
-    assert datasets.cache_folder() == tmp_path / ".cache" / "fedcli"
+    monkeypatch.setenv("FEDCLI_DATA", given)
+    assert datasets.cache_folder() == tmp_path / folder
 
 
 @pytest.mark.parametrize("cause", ["no home", "not readable", "not writable"])
@@ -185,7 +182,7 @@ def test_describe_knows_what_is_not_there_and_reads_what_is(tmp_path):
 @pytest.mark.parametrize("call", [datasets.available, datasets.load])
 def test_unknown_and_missing_data_are_refused(call, cache):
     refused(lambda: call("fmnits"), "unknown data set 'fmnits'", "did you mean 'fmnist'?", "fedcli data list")
-    refused(lambda: call("../digits"), "there is no file or folder '../digits'")
+    refused(lambda: call("../digits"), "unknown data set '../digits'", "path of a file or folder")
     refused(lambda: call("svhn"), "'svhn'", "fedcli data download svhn", "fedcli data import svhn PATH")
     assert not cache.exists()
 
@@ -240,14 +237,9 @@ def test_a_file_or_folder_is_taken_where_it_stands(tmp_path, monkeypatch):
     assert datasets.load(folder).fingerprint == record["dataset_fingerprint"]
     (next((tmp_path / "folder").rglob("*.png"))).rename(tmp_path / "folder" / "train" / "1" / "other.png")
     assert datasets.find_name("folder") != folder
-    refused(lambda: datasets.available(datasets.find_name("./none.npz")), "there is no file or folder './none.npz'")
 
 
 # .npz files that are wrong
-
-
-def drop(key):
-    return lambda a: a.pop(key)
 
 
 def put(key, value):
@@ -255,10 +247,10 @@ def put(key, value):
 
 
 BAD_ARRAYS = {
-    "no labels": (drop("y_test"), "no array y_test (its arrays: y_train, ", "must be arrays x_train, y_train"),
-    "floats beside bytes": (put("x_train", lambda a: a["x_train"] / 255), "float64", "uint8 of shape (6, 4, 4)"),
+    "no labels": (lambda a: a.pop("y_test"), "no array y_test (its arrays: y_train, ", "must be arrays x_train, y_tr"),
+    "floats beside bytes": (put("x_train", lambda a: a["x_train"] / 255), "one part are uint8 and"),
     "no squares": (lambda a: a.update({f"x_{part}": a[f"x_{part}"][:, 0, :3] for part in PARTS}), "(15, 3)"),
-    "parts of other sizes": (put("x_test", lambda a: a["x_test"][:, :3]), "(9, 4, 4) and uint8 of shape (6, 3, 4)"),
+    "parts of other sizes": (put("x_test", lambda a: a["x_test"][:, :3]), "must match exactly"),
     "no images": (put("x_test", np.zeros((0, 4, 4), np.uint8)), "y_test has 6 entries for 0 images"),
     "labels of another part": (
         lambda a: a.update(y_train=a["y_train"][:-1], y_test=np.zeros(7, int)), "y_train has 8 entries for 9 images"
@@ -274,10 +266,6 @@ BAD_ARRAYS = {
     "a class name twice": (put("class_names", ["a", "b", "a"]), "class_names", "twice"),
     "pickled names": (put("class_names", np.array(["a", 1, None], object)), "allow_pickle=False"),
     "half the writers": (put("writer_test", np.zeros(6, int)), "no array writer_train"),
-    "domains beyond their names": (
-        lambda a: a.update(domain_train=np.arange(9) % 2, domain_test=np.zeros(6, int), domain_names=["a"]),
-        "domain_train or domain_test", "0 to 1", "domain_names",
-    ),
 }  # fmt: skip
 
 
@@ -292,7 +280,7 @@ def test_bad_arrays_are_refused(tmp_path, cache, case):
 
 def test_files_that_are_no_npz_are_refused(tmp_path):
     path = tmp_path / "images.npz"
-    refused(lambda: datasets.import_path("mine", path), "there is no such file or folder", "images.npz")
+    refused(lambda: datasets.import_path("mine", path), "No such file or directory", "images.npz")
     for content in (b"", b"hello", pickle.dumps({"x_train": 1})):
         path.write_bytes(content)
         refused(lambda: datasets.import_path("mine", path), "images.npz", "must be a whole .npz file")
@@ -322,7 +310,6 @@ def test_known_names_have_one_shape(tmp_path, name):
     ("name", "spelling"),
     [
         ("cifar10", str.title),
-        ("cifar100", lambda text: text.replace("_", " ")),
         ("fmnist", lambda text: {"t-shirt": "T-shirt_top", "ankle-boot": "Ankle boot"}.get(text, text)),
         ("emnist-letters", str.upper),
         ("emnist-byclass", str),
@@ -342,13 +329,9 @@ def test_class_folders_of_known_names_get_the_official_labels(tmp_path, name, sp
 
 
 def test_known_class_names_are_those_of_torchvision():
-    sources = torchvision().datasets
-    splits = sources.EMNIST.classes_split_dict
     names = {
-        "fmnist": sources.FashionMNIST.classes,
-        "emnist-digits": splits["digits"],
-        "emnist-byclass": splits["byclass"],
+        f"emnist-{split}": torchvision().datasets.EMNIST.classes_split_dict[split] for split in ("digits", "byclass")
     }
-    for name, source in names.items():
+    for name, source in {**names, "fmnist": torchvision().datasets.FashionMNIST.classes}.items():
         assert known.official_order(source, known.KNOWN[name].class_names) == list(range(len(source)))
     assert known.KNOWN["emnist-letters"].class_names == tuple(string.ascii_lowercase)

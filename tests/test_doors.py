@@ -339,7 +339,7 @@ HEAD = {SPLITS: "def f(labels, num_clients, rng, *, groups):\n    return ", SETS
         (SPLITS, "[[True, False], [1]]", "gives wrong positions to client 0 (got bool"),
         (SPLITS, "[[0, 1], [1]]", "uses an example twice (got position 1)"),
         (SPLITS, "labels.nothing", "line 3 (got AttributeError"),
-        (SETS, "3", "gives no arrays by name (got int)"),
+        (SETS, "3", "'int' object has no attribute 'items'"),
         (SETS, "dict.fromkeys(('x_train', 'y_train', 'x_test', 'y_test'), np.ones((3, 4, 4)))", "name for each"),
     ],
 )  # fmt: skip

@@ -8,9 +8,10 @@ import torch
 
 import fedcli
 from fedcli.core.trees import select
-from fedcli.figures import curves, outputs, quality
+from fedcli.figures import plots, quality
 from fedcli.figures.quality import add_quality, client_points, one_more_round, pair_cosines, separation
 from fedcli.registry import find_method
+from fedcli.results.frame import find_records
 from fedcli.results.metrics import find_metric
 from fedcli.runs import drift
 from fedcli.runs.config import resolve
@@ -126,7 +127,7 @@ def drifting(method="one", seed=0, values=((1, 0.5), None, (3, -0.5))):
 
 def test_curves_are_means_over_seeds_of_the_rounds_measured():
     runs = [drifting(), drifting(seed=1, values=((3, 0.1), (9, 9), (5, -0.5))), drifting("two"), curve("three")]
-    figure = curves.drift_figure(runs)
+    figure = plots.drift_figure(runs)
     left, right = figure.axes
     assert left.lines[0].get_xydata().tolist() == [[1, 2], [3, 4]]
     assert right.lines[0].get_xydata() == pytest.approx(np.array([[1, 0.3], [3, -0.5]]))
@@ -136,9 +137,9 @@ def test_curves_are_means_over_seeds_of_the_rounds_measured():
 
 
 def test_a_run_that_did_not_measure_does_not_hide_those_of_other_seeds():
-    (line,) = curves.drift_figure([drifting(), curve(seed=1)]).axes[0].lines
+    (line,) = plots.drift_figure([drifting(), curve(seed=1)]).axes[0].lines
     assert line.get_xydata().tolist() == [[1, 1], [3, 3]]
-    refused(lambda: curves.drift_figure([curve()]), "no run has measured its distance of features", "--drift-every")
+    refused(lambda: plots.drift_figure([curve()]), "no run has measured its distance of features", "--drift-every")
 
 
 # The clients' features
@@ -189,9 +190,9 @@ def test_one_more_round_is_run_from_the_last_checkpoint_and_changes_nothing(fini
 
 
 def test_what_is_measured_of_one_more_round_stands_in_the_record_and_is_drawn(finished, tmp_path, monkeypatch):
-    monkeypatch.setattr(outputs, "embed", lambda features: features[:, :2])
+    monkeypatch.setattr(quality, "embed", lambda features: features[:, :2])
     folder = shutil.copytree(finished.path, tmp_path / "run")
-    refused(lambda: outputs.clients_chart([folder]), "run 'fedcli quality --clients ", " first")
+    refused(lambda: quality.clients_chart(find_records([folder])), "run 'fedcli quality --clients ", " first")
     points = one_more_round(folder)
     features = points["features"].astype(np.float16).astype(float)
     cosines, same = pair_cosines(features, points["labels"])
@@ -209,7 +210,7 @@ def test_what_is_measured_of_one_more_round_stands_in_the_record_and_is_drawn(fi
         assert find_metric(f"quality:clients_{name}").value(record) == value
     for file in folder.glob("checkpoint*"):  # the figure needs what is kept and no more
         file.unlink()
-    above, below = outputs.clients_chart([folder]).axes
+    above, below = quality.clients_chart(find_records([folder])).axes
     assert {text.get_text() for text in below.get_legend().get_texts()} == {"of one class", "of two classes"}
     places = [tuple(point) for part in above.collections for point in part.get_offsets().tolist()]
     assert sorted(places) == sorted(map(tuple, features[:, :2].tolist()))

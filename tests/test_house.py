@@ -23,7 +23,7 @@ METHODS = re.compile("fedfm|fedfa|fedcme|fccl|fedsa|scaffold|feddyn|fednova|moon
 
 # The most that a part may have, tests and papers apart. A change may lower a number and never raise one.
 MOST_LINES = {
-    "top": 1407, "core": 3075, "data": 1458, "runs": 2851, "results": 2576, "figures": 1284, "bench": 360, "cli": 1407,
+    "top": 1407, "core": 3075, "data": 1427, "runs": 2851, "results": 2576, "figures": 1136, "bench": 360, "cli": 1407,
     "scripts": 752,
 }  # fmt: skip
 MOST_IN_ALL = {"lines": 15952, "bytes": 797_400, "statements": 8907}

@@ -1,15 +1,18 @@
-"""The quality of features: clusters with known answers, the model that is measured, and what is written."""
+"""The quality of features: clusters with known answers, the model that is measured, what is written, and figures."""
 
 import json
 import shutil
 
 import numpy as np
 import pytest
-from sklearn.metrics import normalized_mutual_info_score, silhouette_score
+from matplotlib.colors import to_hex
+from sklearn.metrics import confusion_matrix, normalized_mutual_info_score, silhouette_score
 
 import fedcli
 from fedcli.errors import UserError
-from fedcli.figures import quality
+from fedcli.figures import find_chart, quality
+from fedcli.figures.quality import CLASS_COLOURS
+from fedcli.results.frame import find_records
 from fedcli.results.metrics import find_metric
 from fedcli.runs.records import read_record, write_record
 from fedcli.runs.run import Run, open_run
@@ -53,19 +56,6 @@ def test_too_few_classes_or_images_are_refused(labels):
         quality.separation(np.eye(3), np.array(labels))
 
 
-def test_the_features_are_those_of_the_last_model_on_test_images(run):
-    written = quality.add_quality(run.path)
-    fed = open_run(run.path).fed
-    features, _, labels = fed.predict(run.state.params, run.state.buffers, None)
-    kept = arrays(run.path)
-    assert set(kept) == {"features", "labels", "predicted"}
-    np.testing.assert_allclose(kept["features"], features, rtol=1e-5, atol=1e-6)
-    assert kept["labels"].tolist() == labels.tolist()
-    assert (kept["predicted"] == kept["labels"]).mean() == pytest.approx(run.record["summary"]["last"])
-    assert quality.separation(kept["features"], kept["labels"]).items() <= written.items()
-    assert (written["examples"], written["seed"]) == (len(labels), 0)
-
-
 def test_many_test_images_are_sampled_and_all_runs_have_the_same(run, tmp_path, monkeypatch):
     monkeypatch.setattr(quality, "EXAMPLES", 50)
     other = fedcli.run("fedavg", out=tmp_path / "other", **{**TINY, "seed": 3}).path
@@ -92,16 +82,22 @@ def personal(tmp_path_factory):
     return fedcli.run("local", out=tmp_path_factory.mktemp("runs") / "local", **{**TINY, **own})
 
 
-def test_a_client_is_measured_by_its_own_model(personal):
-    written = quality.add_quality(personal.path, client=2)
-    fed = open_run(personal.path).fed
-    model = personal.state.clients[2]
-    features, _, labels = fed.predict(model.params, model.buffers, None, fed.networks[fed.architecture[2]])
-    kept = arrays(personal.path)
-    np.testing.assert_allclose(kept["features"], features, rtol=1e-5, atol=1e-5)
+@pytest.mark.parametrize("client", [None, 2])
+def test_the_features_are_those_of_the_last_model_or_a_clients_own_on_test_images(run, personal, client):
+    chosen = run if client is None else personal
+    written = quality.add_quality(chosen.path, client=client)
+    fed = open_run(chosen.path).fed
+    model = chosen.state if client is None else chosen.state.clients[client]
+    network = None if client is None else fed.networks[fed.architecture[client]]
+    features, _, labels = fed.predict(model.params, model.buffers, None, network)
+    kept = arrays(chosen.path)
+    assert set(kept) == {"features", "labels", "predicted"}
+    np.testing.assert_allclose(kept["features"], features, rtol=1e-5, atol=1e-6)
     assert kept["labels"].tolist() == labels.tolist()
-    assert written.items() >= quality.separation(kept["features"], kept["labels"]).items()
-    assert (written["client"], written["examples"]) == (2, len(labels))
+    assert quality.separation(kept["features"], kept["labels"]).items() <= written.items()
+    assert (written["examples"], written.get("client")) == (len(labels), client)
+    if client is None:
+        assert (kept["predicted"] == kept["labels"]).mean() == pytest.approx(run.record["summary"]["last"])
 
 
 def test_a_client_that_there_is_not_is_refused(run, personal):
@@ -125,3 +121,85 @@ def test_the_command_measures_finished_runs_alone(run, personal, tmp_path):
         result = invoke("quality", path)
         assert (result.exit_code, message in result.stderr) == (2, True)
     assert invoke("quality", personal.path, "--client", 1).exit_code == 0
+
+
+# Figures
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    """Two methods, one of them with two seeds, with their features."""
+    parent = tmp_path_factory.mktemp("runs")
+    for method, seed in (("fedprox", 0), ("fedavg", 1), ("fedavg", 0)):
+        quality.add_quality(fedcli.run(method, out=parent / f"{method}-{seed}", **{**TINY, "seed": seed}).path)
+    return parent
+
+
+@pytest.fixture
+def quick(monkeypatch):
+    """The first two features in place of t-SNE, which takes seconds."""
+    monkeypatch.setattr(quality, "embed", lambda features: features[:, :2])
+
+
+def shown(axes):
+    """The points of a panel with their colours, in a fixed order."""
+    (points,) = axes.collections
+    return sorted(zip(points.get_offsets().tolist(), map(to_hex, points.get_facecolors()), strict=True))
+
+
+def expected(features, labels):
+    colours = [CLASS_COLOURS[label].lower() for label in labels]
+    return sorted(zip(features[:, :2].astype(float).tolist(), colours, strict=True))
+
+
+def test_the_same_features_give_the_same_points_also_when_they_are_few():
+    features = np.random.default_rng(0).normal(size=(60, 6))
+    assert (quality.embed(features) == quality.embed(features)).all()
+    assert quality.embed(features[:5]).shape == (5, 2)  # fewer than the perplexity
+
+
+@pytest.mark.parametrize("across", [1, 3])
+def test_tsne_has_a_panel_a_setting_with_the_features_of_its_first_seed(across, runs, quick, monkeypatch):
+    monkeypatch.setattr(quality, "ACROSS", across)
+    figure = find_chart("tsne")(find_records([runs]))
+    assert len(figure.axes) == 2
+    assert figure.get_suptitle().replace("\n", " ").startswith("Digits, IID, seed 0; reduced: ")
+    for axes, method, name in zip(figure.axes, ("fedavg", "fedprox"), ("FedAvg", "FedProx"), strict=True):
+        folder = runs / f"{method}-0"
+        found = json.loads((folder / "record.json").read_text())["quality"]
+        numbers = f"NMI {found['nmi']:.2f}, silhouette {found['silhouette']:.2f}"
+        assert axes.get_title() == f"{name}\n{numbers}"
+        with np.load(folder / "features.npz") as kept:
+            assert shown(axes) == expected(kept["features"], kept["labels"])
+    (legend,) = figure.legends
+    assert [text.get_text() for text in legend.get_texts()] == [str(digit) for digit in range(10)]
+    assert [line.get_color() for line in legend.get_lines()] == list(CLASS_COLOURS)
+
+
+def test_confusion_has_a_panel_a_setting_with_shares_of_each_class_in_percent(runs):
+    panels = find_chart("confusion")(find_records([runs])).axes
+    assert len(panels) == 2
+    for axes, method, name in zip(panels, ("fedavg", "fedprox"), ("FedAvg", "FedProx"), strict=True):
+        with np.load(runs / f"{method}-0" / "features.npz") as kept:
+            labels, predicted = kept["labels"], kept["predicted"]
+        counts = confusion_matrix(labels, predicted, labels=range(10))
+        shares = counts / counts.sum(1, keepdims=True)
+        (image,) = axes.images
+        np.testing.assert_allclose(image.get_array(), shares)
+        assert image.get_clim() == (0, 1)
+        assert [text.get_text() for text in axes.texts] == [f"{share:.0%}" for share in shares.flat]
+        right = f"{100 * np.mean(labels == predicted):.1f} % of {len(labels)} images right"
+        assert axes.get_title() == f"{name}\n{right}"
+
+
+@pytest.mark.parametrize("kind", ["tsne", "confusion"])
+def test_the_command_draws_them_and_refuses_others(kind, runs, tmp_path, quick, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    folder = fedcli.run("fedavg", out=tmp_path / "bare", **{**TINY, "rounds": 1}).path
+    with pytest.raises(UserError, match="is missing or is not what its record names"):
+        find_chart(kind)(find_records([folder]))
+    write_record(folder, {**read_record(folder), "dataset": "letters"})
+    with pytest.raises(UserError, match="of one data set"):
+        find_chart(kind)(find_records([runs, folder]))
+    result = invoke("plot", "--kind", kind, runs, folder, "--dataset", "digits")
+    assert (result.exit_code, result.stdout) == (0, f"{kind}.png and {kind}.pdf\n")

@@ -50,7 +50,9 @@ SEEDS = "--seeds must be distinct whole numbers from 0"
         ("run fedavg --lr 0.1 --rounds 1 --lr 0.2", "--lr is given twice; give it once, several values as 0.01,0.1."),
         ("run fedavg --rounds", "option '--rounds' requires an argument"),
         ("run fedavg --out=", "a value is empty (got it after '--out=')"),
+        ("run fedavg --dataset ./none.npz", "unknown data set './none.npz'"),
         ("run fedavg --lr 0.1,0.2 --continue", "--continue needs a folder (got no --out)"),
+        ("run fedavg --lr 0.1,0.2 --seed 0 --seeds 0,1", "--seed 0 was given with --seeds"),
         # Options without effect
         (f"run fedavg {SMALL} --optimizer adam --momentum 0.5", "--momentum is for --optimizer sgd (got --optimizer"),
         (f"run fedfa {SMALL} --calibration never --calibration-lr 0.1", "--calibration-lr is for --calibration batch"),

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from fedcli import figures
-from fedcli.figures import outputs
+from fedcli.figures import quality
 from fedcli.registry import find_method
 from fedcli.results import claims, comparison, frame, pages
 from fedcli.results.findings import read_study
@@ -43,9 +43,8 @@ def test_every_figure_of_a_page_is_one_that_make_tables_draws_and_no_other_stand
 def test_the_data_of_every_figure_are_committed(study, kind, monkeypatch, tmp_path):
     bare = tmp_path / study  # what is kept of a run in the repository, and nothing else
     shutil.copytree(RESULTS / "records" / study, bare, ignore=shutil.ignore_patterns("checkpoint*", "*.png", "*.pdf"))
-    monkeypatch.setattr(outputs, "embed", lambda points: points[:, :2])  # t-SNE takes seconds
-    chart = figures.find_chart(kind)
-    assert chart.draw(frame.find_records([bare]) if chart.needs == "records" else [bare]).axes
+    monkeypatch.setattr(quality, "embed", lambda points: points[:, :2])  # t-SNE takes seconds
+    assert figures.find_chart(kind)(frame.find_records([bare])).axes
 
 
 def test_what_is_written_by_hand_is_short_and_has_no_measured_number():

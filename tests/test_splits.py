@@ -7,15 +7,14 @@ import zipfile
 
 import numpy as np
 import pytest
-from typer.testing import CliRunner
 
 import fedcli
-from fedcli.cli.app import app
 from fedcli.core.federation import divide
 from fedcli.core.partition import fingerprint, from_flag
 from fedcli.data import datasets
 from fedcli.data.files import PARTS
 from tests.files import from_npz, images, refused
+from tests.programs import invoke
 
 
 class Config:
@@ -72,9 +71,7 @@ def test_a_list_alone_and_an_npz_file_are_the_same_split(tmp_path):
         ({"train": [[0, 1], [2]], "test": [[3], [1]]}, ["position 1 is in two lists"]),
         ({"train": [[0], [1]], "test": [[2]]}, ["must be lists", "2 lists to train on, 1 to test on"]),
         ([[0.5], [1]], ["must be lists", "float64"]),
-        ([[], []], ["must be lists"]),
         ({"one": [0]}, ["must be lists", "train_0"]),
-        ("text", ["must be lists"]),
     ],
 )
 def test_wrong_splits_are_refused(tmp_path, split, words):
@@ -128,7 +125,7 @@ def pfllib(folder, seed=0):
 
 def test_a_folder_of_pfllibs_gives_the_same_images_clients_and_test_parts(tmp_path):
     own = pfllib(tmp_path / "Set")
-    result = CliRunner().invoke(app, ["data", "import", "mine", str(tmp_path / "Set")])
+    result = invoke("data", "import", "mine", tmp_path / "Set")
     assert result.exit_code == 0, result.output
     flag = next(word for word in result.output.split() if word.startswith("file:"))
     assert "18 training and 6 test images, 3 classes" in result.output
@@ -141,10 +138,8 @@ def test_a_folder_of_pfllibs_gives_the_same_images_clients_and_test_parts(tmp_pa
             expected = sorted((label, image.tobytes()) for label, image in zip(y.tolist(), x, strict=True))
             labels = dataset.y_train[positions[client]].tolist()
             assert sorted(zip(labels, pixels(dataset, positions[client]), strict=True)) == expected
-    shown = ["data", "show", "mine", "--partition", flag, "--num-clients", "3", "--out", str(tmp_path / "p.png")]
-    result = CliRunner().invoke(app, shown)
-    assert result.exit_code == 0, result.output
-    assert f"partition {flag}, seed 0, fingerprint " in result.output
+    shown = invoke("data", "show", "mine", "--partition", flag, "--num-clients", 3, "--out", tmp_path / "p.png")
+    assert f"partition {flag}, seed 0, fingerprint " in shown.output
 
 
 class Harmful:
@@ -206,41 +201,42 @@ def scaled(arrays, low, high):
     return arrays | {f"x_{part}": arrays[f"x_{part}"] / 255 * (high - low) + low for part in PARTS}
 
 
-def cases():
-    """Arrays in other forms, what stays of them, and what is said."""
-    whole = images((4, 4, 3), 3)
-    whole["x_train"][0, 0, :2] = np.array([0, 255])[:, None]
-    for low, high in ((0, 1), (-1, 1), (0, 255)):
-        yield scaled(whole, low, high), whole, f"pixels x from {low} to {high} became 8 bits"
-    first = {f"x_{part}": whole[f"x_{part}"].transpose(0, 3, 1, 2) for part in PARTS}
-    yield whole | first, whole, "the images' channels came first"
-    from_1 = {f"y_{part}": whole[f"y_{part}"] + 1 for part in PARTS}
-    yield whole | from_1, whole, "the labels counted from 1"
-    yield whole | from_1 | {"class_names": ["a", "b", "c"]}, whole | {"class_names": ["a", "b", "c"]}, "from 1"
-    black = {f"x_{part}": whole[f"x_{part}"] * np.array([[1], [1], [1], [0]], np.uint8) for part in PARTS}
-    narrow = {f"x_{part}": whole[f"x_{part}"][:, :, :3] for part in PARTS}
-    yield whole | narrow, whole | black, "black borders made the images 4 x 4"
-    one_hot = {f"y_{part}": np.eye(3)[whole[f"y_{part}"]] for part in PARTS}
-    yield whole | one_hot, whole, "the labels were one-hot"
-    yield whole | {f"y_{part}": whole[f"y_{part}"][:, None] / 1 for part in PARTS}, whole, "9 training and 6 test"
-    medical = {f"{part}_images": whole[f"x_{part}"] for part in PARTS} | {"val_images": whole["x_test"]}
-    medical |= {f"{part}_labels": whole[f"y_{part}"][:, None] for part in PARTS} | {"val_labels": whole["y_test"]}
-    yield medical, whole, "left out: val"
-    yield {{"x": "X", "y": "Targets"}[key[0]] + key[1:].replace("test", "val"): whole[key] for key in whole}, whole, ""
-    names = {f"y_{part}": np.array(["a", "b", "c"])[whole[f"y_{part}"]] for part in PARTS}
-    yield whole | names, whole | {"class_names": ["a", "b", "c"]}, "the labels were class names"
-    grey = images((4, 4), 3)
-    flat = {f"x_{part}": grey[f"x_{part}"].reshape(-1, 16) for part in PARTS}
-    yield grey | flat, grey, "rows of 16 pixels became images of 4 x 4"
+WHOLE, GREY, NAMED = images((4, 4, 3), 3), images((4, 4), 3), {"class_names": ["a", "b", "c"]}
+WHOLE["x_train"][0, 0, :2] = np.array([0, 255])[:, None]
 
 
-@pytest.mark.parametrize("number", range(13))
-def test_arrays_in_another_form_are_converted_and_that_is_said(tmp_path, number):
-    arrays, whole, words = list(cases())[number]
+def changed(kind, change, whole=WHOLE):
+    """Arrays with a change of the images or labels of both parts."""
+    return whole | {f"{kind}_{part}": change(whole[f"{kind}_{part}"]) for part in PARTS}
+
+
+MEDICAL = {f"{part}_images": WHOLE[f"x_{part}"] for part in PARTS} | {"val_images": WHOLE["x_test"]}
+MEDICAL |= {f"{part}_labels": WHOLE[f"y_{part}"][:, None] for part in PARTS} | {"val_labels": WHOLE["y_test"]}
+KERAS = {{"x": "X", "y": "Targets"}[key[0]] + key[1:].replace("test", "val"): values for key, values in WHOLE.items()}
+BORDER = np.array([[1], [1], [1], [0]], np.uint8)
+FROM_1 = changed("y", lambda y: y + 1)
+CASES = [  # arrays in another form, what stays of them, and what is said
+    (scaled(WHOLE, 0, 255), WHOLE, "pixels x from 0 to 255 became 8 bits"),
+    (scaled(WHOLE, 0, 1), WHOLE, "pixels x from 0 to 1 became 8 bits"),
+    (scaled(WHOLE, -1, 1), WHOLE, "pixels x from -1 to 1 became 8 bits"),
+    (changed("x", lambda x: x.transpose(0, 3, 1, 2)), WHOLE, "the images' channels came first"),
+    (FROM_1, WHOLE, "the labels counted from 1"),
+    (FROM_1 | NAMED, WHOLE | NAMED, "from 1"),
+    (changed("x", lambda x: x[:, :, :3]), changed("x", lambda x: x * BORDER), "black borders made the images 4 x 4"),
+    (changed("y", lambda y: np.eye(3)[y]), WHOLE, "the labels were one-hot"),
+    (changed("y", lambda y: y[:, None] / 1), WHOLE, "9 training and 6 test"),
+    (MEDICAL, WHOLE, "left out: val"),
+    (KERAS, WHOLE, ""),
+    (changed("y", lambda y: np.array(["a", "b", "c"])[y]), WHOLE | NAMED, "the labels were class names"),
+    (changed("x", lambda x: x.reshape(-1, 16), GREY), GREY, "rows of 16 pixels became images of 4 x 4"),
+]
+
+
+@pytest.mark.parametrize(("arrays", "whole", "words"), CASES)
+def test_arrays_in_another_form_are_converted_and_that_is_said(tmp_path, arrays, whole, words):
     expected = from_npz("whole", tmp_path / "a", **whole)
     np.savez(tmp_path / "odd.npz", **arrays)
-    result = CliRunner().invoke(app, ["data", "import", "mine", str(tmp_path / "odd.npz")])
-    assert result.exit_code == 0, result.output
+    result = invoke("data", "import", "mine", tmp_path / "odd.npz")
     assert words in result.output
     mine = datasets.load("mine")
     assert (mine.fingerprint, mine.class_names) == (expected.fingerprint, expected.class_names)

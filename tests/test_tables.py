@@ -7,7 +7,7 @@ import json
 import pytest
 
 from fedcli.errors import UserError
-from fedcli.figures import curves
+from fedcli.figures import plots
 from fedcli.results import frame, tables
 from fedcli.results.render import Sheet, render
 from tests.programs import invoke
@@ -336,7 +336,7 @@ def test_commands_select_and_label(tmp_path):
 
 def test_mixed_runs_have_a_panel_for_each_board_in_which_a_method_keeps_its_look():
     runs = [*MIXED, record("one", seed=1), lost(2, method="two", dataset="letters")]
-    figure = curves.learning_curves(runs)
+    figure = plots.learning_curves(runs)
     titles = ["Digits, Dirichlet 0.5 (paper:skew)", "Letters, Dirichlet 0.5 (paper:skew)"]
     assert [axes.get_title() for axes in figure.axes] == [*titles, "Digits, Dirichlet 0.5 (paper:other)"]
     looks = {}
@@ -346,5 +346,5 @@ def test_mixed_runs_have_a_panel_for_each_board_in_which_a_method_keeps_its_look
     assert [len(own) for own in looks.values()] == [1] * len(looks)
     (cross,) = [line for axes in figure.axes for line in axes.lines if line.get_gid() == "diverged"]
     assert cross.axes is figure.axes[1]
-    left_out = curves.learning_curves([*runs, record("three") | {"cost": None}], "floats")
+    left_out = plots.learning_curves([*runs, record("three") | {"cost": None}], "floats")
     assert left_out.get_suptitle() == "without floats, left out: 1"

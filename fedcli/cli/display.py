@@ -55,8 +55,9 @@ def header(record: dict[str, Any], folder: Path) -> dict[str, str]:
 
 def draw(record: dict[str, Any], folder: Path) -> None:
     """Draw a run's learning curve and its partition into its folder, as PNG for a screen."""
+    gc.freeze()  # else each search for garbage while figures are drawn goes through all that PyTorch has
     plots, counts = late.plots, np.array(record["partition"]["class_counts"])
-    plots.write(folder / "curve.png", late.curves.learning_curves, [record], page=True)
+    plots.write(folder / "curve.png", plots.learning_curves, [record], page=True)
     title = plots.title_words([record], f"seed {record['partition']['seed']}")
     plots.write(folder / "partition.png", plots.partition_figure, counts, record["class_names"], title, page=True)
 

@@ -13,7 +13,7 @@ PACKAGES = {
     "fedcli.cli": ("display",),
     "fedcli.core": ("backbones", "federation", "partition"),
     "fedcli.data": ("datasets", "files"),
-    "fedcli.figures": ("curves", "plots", "quality", "report"),
+    "fedcli.figures": ("plots", "quality", "report"),
     "fedcli.results": (
         "claims", "comparison", "costs", "frame", "jobs", "metrics", "pages", "plans", "render", "tables", "tune",
     ),

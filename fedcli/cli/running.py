@@ -140,7 +140,7 @@ def run(
     text = late.render.render(late.tables.sheet(records))
     common.write_text(plan.folder / "table.md", text)
     with suppress(UserError):  # no run has come to a test
-        late.plots.write(plan.folder / "curves.png", late.curves.learning_curves, records, page=True)
+        late.plots.write(plan.folder / "curves.png", late.plots.learning_curves, records, page=True)
     if not quiet:
         common.print_text(text, is_markdown=True)
         typer.echo(f"table and curves: {plan.folder}, table.md and curves.png")

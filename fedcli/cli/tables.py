@@ -133,9 +133,8 @@ def pages(folder: argument(Path, "DIR", "Folder with records/, a subfolder a stu
     for name, text in late.pages.pages(folder).items():
         print_text(text, folder / name)
         for path, (study, kind) in late.pages.figures(text).items():
-            chart, runs = find_chart(kind), [folder / "records" / study]
-            given = late.frame.find_records(runs) if chart.needs == "records" else runs
-            late.plots.write(folder / path, chart.draw, given, page=True)
+            records = late.frame.find_records([folder / "records" / study])
+            late.plots.write(folder / path, find_chart(kind), records, page=True)
 
 
 def quality(
@@ -152,7 +151,7 @@ def quality(
     With --clients: of all clients' features after one more round; 'fedcli plot --kind clients' draws them.
     """
     rows = []
-    for folder in [record["folder"] for record in late.quality.finished_runs(runs)]:
+    for folder in [record["folder"] for record in late.quality.finished_runs(common.records_of(runs, (), (), ()))]:
         with Console(stderr=True).status(escape(str(folder))):
             add = late.quality.add_clients_quality if clients else partial(late.quality.add_quality, client=client)
             measured = add(folder, files=files or ())
@@ -174,23 +173,18 @@ def plot(
 
     Your own kind is a function of the records that returns a matplotlib Figure.
     """
-    chart = find_chart(kind)
+    draw = find_chart(kind)
     files = [text for text in method or () if is_from_file(text)]
     names = [text for text in method or () if text not in files]
-    given: list[Any] = [runs, files] if chart.needs == "models" else [runs]
-    if chart.needs == "records":
-        given = [common.records_of(runs, names, dataset, label)]
-    elif chosen := names or dataset or label:
-        raise UserError(f"--kind {kind} draws the folders that it is given (got {chosen[0]}); name fewer folders.")
-    if kind == "curves":
-        given.append(x)
+    records = common.records_of(runs, names, dataset, label)
+    options = {"curves": [x], "correlation": [files]}.get(kind, [])
     out = out or Path(f"{short_name(kind)}.png")
     with Console(stderr=True).status(escape(kind)):
-        written = late.plots.write(out, chart.draw, *given)
+        written = late.plots.write(out, draw, records, *options)
     typer.echo(" and ".join(map(str, written)))
 
 
-plot.__doc__ = getdoc(plot) + "".join(f"\n\n{name}: {chart.help}." for name, chart in CHARTS.items())
+plot.__doc__ = getdoc(plot) + "".join(f"\n\n{name}: {help}." for name, (_, help) in CHARTS.items())
 
 
 def report(

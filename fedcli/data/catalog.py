@@ -49,7 +49,6 @@ class DatasetInfo(NamedTuple):
     resized: bool = False  # image files of any size are made `image_size`
     make: Callable[..., Arrays] | None = None  # given the set's name and a `Load` where it needs others
     needs: tuple[str, ...] = ()  # the sets that it is made from; none where it is built in
-    note: str = ""  # on how it is made
 
     @property
     def sizes(self) -> tuple[int | None, int | None, int, tuple[int, int, int]]:
@@ -57,10 +56,10 @@ class DatasetInfo(NamedTuple):
         num_classes = self.class_names if isinstance(self.class_names, int) else len(self.class_names)
         return self.num_train, self.num_test, num_classes, (self.channels, self.image_size, self.image_size)
 
-    def made_of(self, *shares: "Share", note: str = "") -> "DatasetInfo":
+    def made_of(self, *shares: "Share") -> "DatasetInfo":
         """The set that has a domain from each share, in this one's size and with its domains."""
         needs, count = tuple(dict.fromkeys(share.source for share in shares)), sum(share.num_train for share in shares)
-        return self._replace(num_train=count, make=partial(_mixture, shares), needs=needs, note=note)
+        return self._replace(num_train=count, make=partial(_mixture, shares), needs=needs)
 
 
 class Share(NamedTuple):
@@ -99,19 +98,17 @@ def _draw_share(name: str, share: Share, domain: str, source: Arrays) -> tuple[n
     rows = np.arange(len(source["y"]))
     if share.domain is not None:
         rows = np.flatnonzero(source["domain_names"][source["domain"]] == share.domain)
-    allowed, test = rows[~source["test"][rows]], rows[source["test"][rows]]
-    if share.division == "pooled":
-        allowed = rows
+    is_test, allowed = source["test"][rows], rows
+    if share.division == "parts":
+        allowed = rows[~is_test]
     elif share.division == "leaky":  # as many as have a remainder below 8 when divided by 10
         allowed = rows[np.argsort(source["y"][rows], kind="stable")[: (np.arange(len(rows)) % 10 < 8).sum()]]
-        test = rows
     rng = generator(0, "recipe", name, domain)
     train = rng.permutation(allowed)[: share.num_train]
     if len(train) < share.num_train:
         fault = f"'{share.source}' is too small for '{name}' (got {len(allowed)} training images)"
         raise UserError(f"{fault}; its domain '{domain}' needs {share.num_train}; import the whole set.")
-    if share.division == "pooled":
-        test = np.setdiff1d(rows, train)
+    test = {"parts": rows[is_test], "pooled": np.setdiff1d(rows, train), "leaky": rows}[share.division]
     return train, test if share.num_test is None else rng.permutation(test)[: share.num_test]
 
 
@@ -239,14 +236,6 @@ _DIGITS = tuple(string.digits)
 _CHARACTERS = (*_DIGITS, *string.ascii_uppercase, *string.ascii_lowercase)
 _FASHION = ("t-shirt", "trouser", "pullover", "dress", "coat", "sandal", "shirt", "sneaker", "bag", "ankle-boot")
 _CIFAR10 = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
-_CIFAR100 = """apple aquarium_fish baby bear beaver bed bee beetle bicycle bottle bowl boy bridge bus butterfly camel
-can castle caterpillar cattle chair chimpanzee clock cloud cockroach couch crab crocodile cup dinosaur dolphin elephant
-flatfish forest fox girl hamster house kangaroo keyboard lamp lawn_mower leopard lion lizard lobster man maple_tree
-motorcycle mountain mouse mushroom oak_tree orange orchid otter palm_tree pear pickup_truck pine_tree plain plate poppy
-porcupine possum rabbit raccoon ray road rocket rose sea seal shark shrew skunk skyscraper snail snake spider squirrel
-streetcar sunflower sweet_pepper table tank telephone television tiger tractor train trout tulip turtle wardrobe whale
-willow_tree wolf woman worm"""
-_FOLDERS = "image folders <domain>/train/<class>/* and <domain>/test/<class>/*"
 _OFFICE = DatasetInfo(3, 32, 0, files="image folders <domain>/<class>/*", resized=True)
 
 KNOWN = {
@@ -259,7 +248,7 @@ KNOWN = {
     "emnist-letters": DatasetInfo(1, 28, tuple(string.ascii_lowercase), 124_800, 20_800, "EMNIST", "letters"),
     "emnist-byclass": DatasetInfo(1, 28, _CHARACTERS, 697_932, 116_323, "EMNIST", "byclass"),
     "cifar10": DatasetInfo(3, 32, _CIFAR10, 50_000, 10_000, "CIFAR10"),
-    "cifar100": DatasetInfo(3, 32, tuple(_CIFAR100.split()), 50_000, 10_000, "CIFAR100"),
+    "cifar100": DatasetInfo(3, 32, 100, 50_000, 10_000, "CIFAR100"),
     "svhn": DatasetInfo(3, 32, _DIGITS, 73_257, 26_032, "SVHN"),
     "usps": DatasetInfo(1, 16, _DIGITS, 7_291, 2_007, "USPS"),
     "cinic10": DatasetInfo(3, 32, _CIFAR10, 90_000, 90_000),
@@ -273,15 +262,13 @@ KNOWN = {
     # A domain from each of others; the -private sets train on so many images of each domain as published.
     "femnist-digits": DatasetInfo(1, 28, _DIGITS, make=_femnist_digits, needs=("femnist",)),
     "mixed-digits": DatasetInfo(
-        3, 28, _DIGITS, num_test=57_453, files=_FOLDERS, resized=True,
-        domain_names=("mnist", "svhn", "usps", "synth-digits", "mnist-m"),
+        3, 28, _DIGITS, num_test=57_453, domain_names=("mnist", "svhn", "usps", "synth-digits", "mnist-m"),
     ).made_of(  # the official training part of USPS has 7,291 images
         Share("mnist", 7430), Share("svhn", 7430), Share("usps", 7430, division="pooled"), Share("synth-digits", 7430),
         Share("mnist-m", 7430),
     ),
     "digits-4": DatasetInfo(
-        3, 32, _DIGITS, num_test=47_592, files=_FOLDERS, resized=True,
-        domain_names=("mnist", "usps", "svhn", "synth-digits"),
+        3, 32, _DIGITS, num_test=47_592, domain_names=("mnist", "usps", "svhn", "synth-digits"),
     ).made_of(Share("mnist", 150), Share("usps", 80), Share("svhn", 5000), Share("synth-digits", 1800)),
     # For real images without more than MNIST, in numbers as uneven as those of digits-4.
     "digits-real-4": DatasetInfo(
@@ -296,12 +283,12 @@ _OFFICES = {  # training images of each domain as published, and test images of 
     "office31": ((1082, 192, 305), 4110),
     "office-home": ((1400, 2000, 2500, 2000), 15588),
 }
-for _kind, _division, _note in (("private", "parts", ""), ("leaky", "leaky", "tested on its training images too")):
+for _kind, _division in (("private", "parts"), ("leaky", "leaky")):
     for _source, (_numbers, _num_test) in _OFFICES.items():
         _info = KNOWN[_source]._replace(files="", num_test=_num_test if _kind == "leaky" else None)
         _pairs = zip(_numbers, _info.domain_names, strict=True)
         _shares = [Share(_source, number, domain=domain, division=_division) for number, domain in _pairs]
-        KNOWN[f"{_source}-{_kind}"] = _info.made_of(*_shares, note=_note)
+        KNOWN[f"{_source}-{_kind}"] = _info.made_of(*_shares)
 MADE = {name: info.needs for name, info in KNOWN.items() if info.make}  # the sets that each is made from
 BUILT_IN = tuple(name for name, needs in MADE.items() if not needs)
 

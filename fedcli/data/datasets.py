@@ -75,8 +75,7 @@ class Dataset:
         digest = hashlib.sha256()
         for kind, tensor in [*self.columns("train").items(), *self.columns("test").items()]:
             if kind != "place":
-                array = tensor.numpy().reshape(-1)
-                digest.update(array.astype(array.dtype.newbyteorder("<"), copy=False))
+                digest.update(tensor.numpy().reshape(-1))
         return digest.hexdigest()[:16]
 
 
@@ -104,7 +103,7 @@ def find_name(text: str) -> str:
         UserError: What lies at the path cannot be imported.
     """
     name = text if is_from_file(text) else spelt(text, names())
-    if not text or is_from_file(text) or name in names() or not os.path.exists(text):
+    if is_from_file(text) or name in names() or not os.path.exists(text):
         return name
     path, digest = Path(text), hashlib.sha256()
     for file in [""] if path.is_file() else forms.files_below(path):
@@ -126,9 +125,7 @@ def available(name: str) -> None:
     if is_from_file(name):
         from_file(name, "data set")
     elif name not in names():
-        if os.sep in name:
-            raise UserError(f"there is no file or folder '{name}' (got no such path); give the path of the images.")
-        remedy = "'fedcli data list' shows all, 'fedcli data import NAME PATH' adds one; a path may stand for a name."
+        remedy = "'fedcli data list' shows all, and the path of a file or folder that is there may stand for a name."
         raise unknown("data set", name, names(), remedy)
     elif not present(name):
         raise UserError(f"the data set '{name}' is not on this machine (got no '{_cache_file(name)}'); {_ways(name)}.")
@@ -188,7 +185,7 @@ def import_path(name: str, path: Path, size: int | None = None) -> tuple[Path, l
         UserError: The name cannot be given, or the files are missing, damaged or not what the name stands for.
     """
     info = KNOWN.get(name)
-    if name in MADE and not info.files:
+    if name in MADE:
         raise UserError(f"the name '{name}' is reserved: {_ways(name)}; choose another name.")
     if not _NAME.fullmatch(name):
         raise UserError(f"the name '{name}' is invalid; use only a-z, 0-9 and -.")
@@ -241,7 +238,7 @@ def describe(name: str) -> dict[str, Any]:
             note = file.get("source", "")
     else:
         kind = "import" if not info.make else "made" if info.needs else "built-in"
-        sizes, note = info.sizes, "; ".join(filter(None, (", ".join(info.needs), info.note)))
+        sizes, note = info.sizes, ", ".join(info.needs)
     kind = "download" if name in forms.DOWNLOADS else kind
     traits = dict(zip(("train", "test", "classes", "shape"), sizes, strict=True))
     return {"name": name, "kind": kind, "present": present(name), **traits, "note": str(note)}
@@ -333,15 +330,13 @@ def _is_kept(name: str) -> bool:
 
 def _ways(name: str) -> str:
     """How a known data set can be had."""
-    info, ways = KNOWN[name], []
+    info = KNOWN[name]
     if name in forms.DOWNLOADS:
-        ways.append(f"run 'fedcli data download {name}', or without a network 'fedcli data import {name} PATH'")
+        return f"run 'fedcli data download {name}', or without a network 'fedcli data import {name} PATH'"
     if info.needs:
         missing = [need for need in info.needs if not present(need)] or info.needs
-        ways.append(f"it is made from {', '.join(info.needs)}: bring {', '.join(missing)}")
-    if info.files:
-        ways.append(f"bring {info.files} and run 'fedcli data import {name} PATH'")
-    return ", or ".join(ways) or "it is built in: use it as it is"
+        return f"it is made from {', '.join(info.needs)}: bring {', '.join(missing)}"
+    return f"bring {info.files} and run 'fedcli data import {name} PATH'" if info.files else "it is built in"
 
 
 def _arrays(name: str) -> files.Arrays:
@@ -374,11 +369,8 @@ def _keep(path: Path, arrays: files.Arrays) -> None:
 @lru_cache(maxsize=2)
 def _from_user(text: str, digest: str) -> Dataset:
     """The data set that a user's function gives, checked like an `.npz` file, as long as its file stays the same."""
-    function = from_file(text, "data set")
-    arrays = function()
-    if not isinstance(arrays, dict):
-        raise function.refuse(f"gives no arrays by name (got {type(arrays).__name__})", "return x_train, y_train, ...")
-    with files.reading(text, files.ARRAYS):
+    arrays = from_file(text, "data set")()
+    with files.reading(text, f"a function that returns a dict of {files.ARRAYS}"):
         arrays = {key: np.asarray(value) for key, value in arrays.items()}
         columns = files.in_form(files.join_parts(arrays, []), [])
     return _dataset(short_name(text), files.canonical(columns) | {"source": np.array(text)})

@@ -24,7 +24,7 @@ PARTS = ("train", "test")
 KINDS = ("x", "y", "domain", "writer", "place")  # of what the cache has for each image
 NAMES = {"y": "class_names", "domain": "domain_names"}  # what labels and domains count
 LIMIT = 4 << 30  # bytes that a set may unpack to; a few megabytes of an archive can hold a thousand times as much
-NAME = re.compile(r"[^\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]{1,100}")  # of a class
+LONGEST = 100  # characters in the name of a class
 WORDS = {
     "x": "x", "image": "x", "images": "x", "imgs": "x", "data": "x", "y": "y", "label": "y", "labels": "y",
     "target": "y", "targets": "y", "domain": "domain", "domains": "domain", "writer": "writer", "writers": "writer",
@@ -155,11 +155,9 @@ def join_parts(arrays: Arrays, notes: list[str]) -> Arrays:
                 raise ValueError(f"it has no array {name} (its arrays: {', '.join(arrays) or 'none'})")
             if len(by_part[part]) != len(named["x"][part]):
                 raise ValueError(f"{name} has {len(by_part[part])} entries for {len(named['x'][part])} images")
-        several = [by_part[part] for part in parts]
-        if kind == "x" and len({(values.shape[1:], values.dtype == np.uint8) for values in several}) > 1:
-            texts = " and ".join(f"{values.dtype} of shape {values.shape}" for values in several)
-            raise ValueError(f"the images of both parts differ: {texts}")
-        columns[kind] = np.concatenate(several)
+        columns[kind] = np.concatenate([by_part[part] for part in parts])
+    if len({named["x"][part].dtype == np.uint8 for part in parts}) > 1:
+        raise ValueError("the images of one part are uint8 and those of the other are not")
     if parts != [""]:
         columns["test"] = np.repeat([False, True], [len(named["x"][part]) for part in parts])
     return columns
@@ -215,8 +213,9 @@ def in_form(columns: Arrays, notes: list[str]) -> Arrays:
         if numbers.min() < 0 or numbers.max() >= len(texts):
             fault = f"{kind}_train or {kind}_test counts from {numbers.min()} to {numbers.max()}"
             raise ValueError(f"{fault}, and {key} or the training images from 0 to {len(texts) - 1}")
-        if len(set(texts.tolist())) < len(texts) or not all(map(NAME.fullmatch, texts.tolist())):
-            raise ValueError(f"{key} has a name twice, or one that is not 1 to 100 characters on one line")
+        is_short = [text.isprintable() and 0 < len(text) <= LONGEST for text in texts]
+        if len(set(texts)) < len(texts) or not all(is_short):
+            raise ValueError(f"{key} has a name twice, or one that is not 1 to {LONGEST} characters on one line")
         columns[key] = texts
     untrained = columns["class_names"][np.setdiff1d(columns["y"][test], columns["y"][~test])]
     if len(untrained):

@@ -31,7 +31,6 @@ from fedcli.data.files import ARRAYS, PART, PARTS, Arrays, check_size, choose_pa
 from fedcli.data.splits import read_pfllib
 from fedcli.errors import UserError
 
-PIXELS = 1 << 25  # of an image in a file
 LEAF_TEST = 10  # one writer in so many is held out for testing
 TIMEOUT = 30  # seconds without a byte before a download is given up
 _PART = f"(?:mnist_m_)?{PART}"  # a folder of the images of a part
@@ -120,9 +119,9 @@ def read_leaf(source: Source) -> Arrays:
     if folders - chosen:
         source.notes.append(f"left out: {', '.join(sorted(folders - chosen))}")
     written: dict[tuple[str, str], tuple[np.ndarray, np.ndarray]] = {}  # images and labels by folder and writer
-    for file in paths:
+    for file in [file for file in paths if file.parent.name in chosen]:
         with reading(file, "one of LEAF's files, with users and user_data"):
-            content = json.loads(file.read_bytes()) if file.parent.name in chosen else {"users": ()}
+            content = json.loads(file.read_bytes())
             for writer in content["users"]:
                 x, y = (np.asarray(content["user_data"][writer][key]) for key in "xy")
                 if x.shape != (len(y), 784) or not 0 <= x.min() <= x.max() <= 1:
@@ -130,17 +129,12 @@ def read_leaf(source: Source) -> Arrays:
                 written[file.parent.name, writer] = np.rint(x * 255).astype(np.uint8).reshape(-1, 28, 28), y
         check_size(sum(images.size for images, _ in written.values()), file.parent)
     cells = sorted(written)
-    writers, numbers = np.unique([writer for _, writer in cells], return_inverse=True)
-    if len(writers) < 2:
-        raise ValueError(f"there are too few writers, {len(writers)}: give all of LEAF's files")
+    folders, names = np.repeat(cells, [len(written[cell][1]) for cell in cells], axis=0).T
+    writers, numbers = np.unique(names, return_inverse=True)
     held_out = np.random.default_rng(0).permutation(len(writers))[: max(1, round(len(writers) / LEAF_TEST))]
-    test = [folder == "test" for folder, _ in cells] if chosen == set(PARTS) else np.isin(numbers, held_out)
-    x, y = zip(*map(written.get, cells), strict=True)
-    counts = list(map(len, y))
-    return {
-        "x": np.concatenate(x), "y": np.concatenate(y), "writer": np.repeat(numbers, counts),
-        "test": np.repeat(test, counts), "class_names": np.arange(62),
-    }  # fmt: skip
+    test = folders == "test" if chosen == set(PARTS) else np.isin(numbers, held_out)
+    x, y = map(np.concatenate, zip(*map(written.get, cells), strict=True))
+    return {"x": x, "y": y, "writer": numbers, "test": test, "class_names": np.arange(62)}
 
 
 def read_pictures(source: Source) -> Arrays:
@@ -153,10 +147,10 @@ def read_pictures(source: Source) -> Arrays:
     """
     rows, pictures = _find_pictures(source), []
     for *_, name in rows:
-        with reading(name, f"an image of 8 bits a channel and at most {PIXELS >> 20} million pixels, all of one size"):
+        with reading(name, "an image of 8 bits a channel, all of one size"):
             with Image.open(source.folder / name) as image:
-                if image.width * image.height > PIXELS or image.mode.startswith(("I", "F")):
-                    raise ValueError(f"{image.width} x {image.height} pixels of mode {image.mode}")
+                if image.mode.startswith(("I", "F")):
+                    raise ValueError(f"its pixels are of mode {image.mode}")
                 whole = image.convert("L" if image.mode in ("1", "L", "LA") else "RGB")
             if source.size:
                 whole = whole.resize((source.size, source.size), Image.Resampling.BILINEAR)
@@ -165,7 +159,7 @@ def read_pictures(source: Source) -> Arrays:
                 first = pictures[0].shape[1::-1]
                 raise ValueError(f"it has {whole.size} pixels, not {first}: 'fedcli data import NAME PATH --size N'")
         check_size(len(rows) * pictures[-1].size, source.folder)
-    domains, parts, labels = np.array([row[:3] for row in rows]).T
+    domains, parts, labels, _ = np.array(rows).T
     columns = {"x": np.stack(np.broadcast_arrays(*pictures))}
     columns["class_names"], columns["y"] = np.unique(labels, return_inverse=True)
     if any(domains):
@@ -253,8 +247,6 @@ def unpack_archive(path: Path, folder: Path) -> Path:
     Raises:
         UserError: It unpacks to more than `files.LIMIT`.
     """
-    if not path.is_file():  # as a pipe, which would never end
-        raise ValueError("there is no such file or folder")
     if zipfile.is_zipfile(path):
         with zipfile.ZipFile(path) as archive:
             check_size(sum(_image_bytes(member.filename, member.file_size) for member in archive.infolist()), path)
@@ -288,7 +280,7 @@ def download_files(name: str, folder: Path) -> None:
     Raises:
         UserError: The site cannot be reached, or sends something else.
     """
-    datasets, info, timeout = torchvision().datasets, KNOWN[name], socket.getdefaulttimeout()
+    datasets, info = torchvision().datasets, KNOWN[name]
     socket.setdefaulttimeout(TIMEOUT)
     try:
         if name in ARCHIVES:
@@ -303,4 +295,4 @@ def download_files(name: str, folder: Path) -> None:
         remedy = f"without a network, bring the official files and run 'fedcli data import {name} PATH'."
         raise UserError(f"'{name}' could not be downloaded ({' '.join(str(error).split())}); {remedy}") from error
     finally:
-        socket.setdefaulttimeout(timeout)
+        socket.setdefaulttimeout(None)

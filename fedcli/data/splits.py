@@ -94,8 +94,7 @@ def read_pfllib(folder: Path) -> Arrays:
                 if len(x) != len(y):
                     raise ValueError(f"{len(x)} images, {len(y)} labels")
                 rows.append((x, y, np.full(len(y), client), np.full(len(y), part == "test")))
-    with reading(folder, "of images of one size"):
-        x, y, clients, test = map(np.concatenate, zip(*rows, strict=True))
+    x, y, clients, test = map(np.concatenate, zip(*rows, strict=True))
     return {"x": x, "y": y, "client": clients, "test": test}
 
 

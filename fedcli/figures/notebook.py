@@ -4,7 +4,7 @@ import base64
 import math
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
@@ -12,7 +12,6 @@ from html import escape
 from importlib import import_module
 from itertools import count
 from pathlib import Path
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from fedcli.errors import UserError
@@ -73,10 +72,10 @@ class Runs(list[Run]):
         """Draws their learning curves; those that differ only in the seed are a line with a band. See `Run.plot`."""
         from matplotlib import rc_context
 
-        from fedcli.figures import curves, plots
+        from fedcli.figures import plots
 
         with rc_context(plots.STYLE):
-            figure = curves.learning_curves([run.record for run in self], x)
+            figure = plots.learning_curves([run.record for run in self], x)
         figure._repr_png_ = lambda: plots.small_png(figure)  # a notebook shows it, also without pyplot
         return figure
 
@@ -101,7 +100,9 @@ def run(
     """Runs a method; the function behind `fedcli.run`, which says what the arguments are."""
     if exist_ok and out is not None:
         _set_aside(Path(out))
-    progress = Progress() if progress is None and in_notebook() else progress
+    ipython = sys.modules.get("IPython")
+    if progress is None and ipython and type(ipython.get_ipython()).__name__ == "ZMQInteractiveShell":  # in a notebook
+        progress = Progress()
     done = runs.run(str(method), out=out, progress=Loggers(progress, log), **options)
     return Runs(Run(**vars(each)) for each in done) if isinstance(done, list) else Run(**vars(done))
 
@@ -122,17 +123,11 @@ def _set_aside(folder: Path) -> None:
         folder.rename(next(name for name in names if not name.exists()))
 
 
-def in_notebook() -> bool:
-    """Whether a notebook's kernel runs this."""
-    shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
-    return type(shell).__name__ == "ZMQInteractiveShell"
-
-
 class Standing(rounds.Listener):
     """How the run in `folder` stands, which is None where none goes on; a display of it has a `show`."""
 
     folder: Path | None = None
-    record: Mapping[str, Any] = MappingProxyType({})
+    record: dict[str, Any]
 
     def start(self, record: dict[str, Any], folder: Path, samples_per_round: int, first_round: int) -> None:
         """Starts the clock."""

@@ -1,27 +1,36 @@
-"""How every figure looks and is written, the words in it, and a partition as a picture.
+"""How every figure looks and is written, the words in it, a partition as a picture, and curves of runs as lines.
 
 `write` draws a figure in `STYLE` and saves it; the same input gives the same bytes. Figures are made without pyplot, so
 no global state is touched and no window system is needed.
 """
 
 import io
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
+from itertools import cycle
 from pathlib import Path
+from statistics import fmean
 from textwrap import fill
-from typing import Any
+from typing import Any, NamedTuple
 
 import matplotlib
 import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
 from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.ticker import MaxNLocator
 from PIL import Image
 
 from fedcli.data.files import write_atomically
-from fedcli.errors import UserError
+from fedcli.errors import UserError, unknown
 from fedcli.registry import methods
-from fedcli.results.tables import SeedGroup, agreed
-from fedcli.runs.records import is_packaged
+from fedcli.results.comparison import printed_accuracy
+from fedcli.results.frame import clients_of, rounds_of, state_of
+from fedcli.results.tables import SeedGroup, agreed, boards, group
+from fedcli.runs.records import is_packaged, quiet
 from fedcli.runs.settings import reductions
 
 STYLE = {
@@ -62,15 +71,22 @@ PARTITIONS = {  # words for `--partition NAME:VALUE`
     "dominant": "dominant classes a client: {}", "missing": "missing classes a client: {}",
 }  # fmt: skip
 NAMED = 26  # classes of a partition; of more, names would overlap
+WIDTH, HEIGHT = 6.4, 3  # inches of a panel with its legend
+LEGEND_LINE = 0.17  # inches of a line of text in a legend
+FEW = 20  # points of a line up to which each is marked
+TOP = 4  # the level of what no line may hide; lines are at 2, legends at 5
+BAND = {"alpha": 0.15, "linewidth": 0.4}
+CHOSEN = {"marker": "o", "markersize": 7, "fillstyle": "none", "linestyle": "none", "zorder": TOP}
+DIVERGED = {"marker": "X", "markersize": 7, "markeredgewidth": 0, "linewidth": 0.8, "zorder": TOP}
+ACCURACY, OF_CLIENTS = "test_accuracy", "accuracy of the clients"
+AXES = {"round": "Round", "floats": "Floats sent by all clients", "seconds": "Seconds"}  # of learning curves
 
 
 def colours(names: Iterable[str]) -> dict[str, str]:
     """A colour for each name, none twice, in the order of the names."""
     names = list(dict.fromkeys(names))
-    if len(names) <= len(LINE_COLOURS):
-        return dict(zip(names, LINE_COLOURS, strict=False))
-    shades = matplotlib.colormaps["turbo"](np.linspace(0.02, 0.98, len(names)))
-    return dict(zip(names, map(to_hex, shades), strict=True))
+    shades = map(to_hex, matplotlib.colormaps["turbo"](np.linspace(0.02, 0.98, len(names))))
+    return dict(zip(names, LINE_COLOURS if len(names) <= len(LINE_COLOURS) else shades, strict=False))
 
 
 def setting_colours(boards: Sequence[Sequence[SeedGroup]]) -> dict[str, str]:
@@ -82,18 +98,13 @@ def setting_colours(boards: Sequence[Sequence[SeedGroup]]) -> dict[str, str]:
     return colours(member.label for member in members)
 
 
-def method_name(record: dict) -> str:
-    """The method as its paper writes it, or the run's label where it has one; of a user's own file, its name."""
-    method = methods().get(record["method"]) if is_packaged(record) else None
-    return record.get("label") or (method.title.partition(":")[0] if method else record["method"])
-
-
 def setting_name(member: SeedGroup) -> str:
-    """What the runs of a setting are called in a figure: the method's name and what tells the setting apart."""
+    """The label of a setting, with the method as its paper writes it unless a label of the user's stands for it."""
     record = member.records[0]
-    if "label" in record:
+    method = methods().get(record["method"])
+    if "label" in record or method is None or not is_packaged(record):
         return member.label
-    return method_name(record) + member.label.removeprefix(record["method"])
+    return method.title.partition(":")[0] + member.label.removeprefix(method.name)
 
 
 def data_words(dataset: str = "", partition: str = "", *more: str) -> str:
@@ -123,22 +134,15 @@ def partition_figure(class_counts: np.ndarray, class_names: Sequence[str], title
         class_counts: `[K, C]` examples per client and class.
         class_names: C names.
         title: Title of the chart.
-
-    Raises:
-        UserError: If there is no example.
     """
-    counts = np.asarray(class_counts)
-    if counts.size == 0 or counts.max() <= 0:
-        raise UserError(f"the partition holds no example (got counts {list(counts.shape)}); give each client some.")
-    classes = counts.shape[1]
-    figure = Figure(figsize=(5.8, 1.1 + 0.16 * min(classes, NAMED)), layout="constrained")
+    figure = Figure((5.8, 1.1 + 0.16 * min(len(class_names), NAMED)), layout="constrained")
     axes = figure.add_subplot(xlabel="Client", ylabel="Class")
     # The palest colour of the map differs from white, which stands for no example.
-    shown = np.ma.masked_equal(counts.T, 0)
+    shown = np.ma.masked_equal(class_counts.T, 0)
     image = axes.imshow(shown, cmap="viridis_r", vmin=0, aspect="auto", interpolation="nearest")
     axes.locator_params(integer=True)
-    if classes <= NAMED:
-        axes.set_yticks(range(classes), class_names)
+    if len(class_names) <= NAMED:
+        axes.set_yticks(range(len(class_names)), class_names)
     figure.colorbar(image, label="Examples")
     write_title(figure, title)
     return figure
@@ -176,3 +180,211 @@ def small_png(figure: Figure) -> bytes:
         figure.savefig(picture, format="png", dpi=SCREEN_DPI)
     Image.open(picture).convert("RGB").quantize(256).save(small, "png", optimize=True)
     return small.getvalue()
+
+
+# Curves of runs as lines in panels
+
+
+class Curve(NamedTuple):
+    """What is drawn of the runs of a setting.
+
+    Attributes:
+        setting: The runs.
+        runs: Those behind the line: the finished ones, else the unfinished; none where all diverged.
+        line: Their means, a row for each round in which all have a value: `x`, `y`, and of several runs `low` and
+            `high`, the mean less and plus the sample standard deviation.
+        diverged: `x` and `y` of each run that diverged and has any.
+        chosen: Of accuracies, the mean over the runs of the headline and of the round that the rule has chosen for it;
+            None where no rule looks for a round. Where runs chose different rounds it lies off the line.
+        printed: Of accuracies, the paper's number in percent, see `printed_accuracy`; None where there is none.
+    """
+
+    setting: SeedGroup
+    runs: list[dict]
+    line: pd.DataFrame
+    diverged: list[pd.DataFrame]
+    chosen: tuple[float, float] | None
+    printed: float | None
+
+    @property
+    def last(self) -> float:
+        """The value of the last round, by which legends are ordered."""
+        return max(values.y.iloc[-1] for values in ([self.line] if len(self.line) else self.diverged))
+
+    @property
+    def name(self) -> str:
+        """What it is called in a legend, with what is left out and with the paper's number."""
+        notes = [] if self.setting.finished else ["unfinished" if self.runs else "diverged"]
+        others = [state_of(record) for record in self.setting.records if self.runs and record not in self.runs]
+        notes += [f"{count} {state}" for state, count in Counter(others).items()]
+        if self.printed is not None:
+            notes.append(f"paper:\N{NO-BREAK SPACE}{self.printed:.2f}")
+        name = setting_name(self.setting) + (f" ({', '.join(notes)})" if notes else "")
+        return fill(name, 30, break_long_words=False, break_on_hyphens=False)
+
+
+def find_curves(groups: list[SeedGroup], measure: str = ACCURACY, x: str = "round") -> list[Curve]:
+    """The curve of each group with a value.
+
+    Args:
+        groups: The groups.
+        measure: A column of `rounds_of`, or what the columns begin with whose mean is drawn, as "intra"; or
+            `OF_CLIENTS`, of which the points are clients in place of rounds.
+        x: One of `AXES`.
+    """
+    limits = (None, None) if measure.startswith("drift") else (0, 100)
+    curves = []
+    for member in groups:
+        lost = [record for record in member.records if state_of(record) == "diverged"]
+        runs = member.finished or [record for record in member.records if record not in lost]
+        rounds = pd.concat([points(record, measure, x) for record in runs or lost]).dropna().groupby(level=0)
+        line = rounds.mean()[rounds.size() == len(runs)]
+        deviation = rounds.y.std()[line.index]
+        line = line.assign(low=(line.y - deviation).clip(*limits), high=(line.y + deviation).clip(*limits))
+        diverged = [values for record in lost if len(values := points(record, measure, x).dropna())]
+        if line.empty and not diverged:
+            continue
+        chosen = printed = None
+        if measure == ACCURACY:
+            printed = printed_accuracy(member.records[0])
+            rounds = [record["summary"]["selected_round"] for record in runs]
+            if len(line) and member.selection.startswith("best") and None not in rounds:
+                headline = fmean(100 * record["summary"]["selected"] for record in runs)
+                chosen = float(np.interp(fmean(rounds), line.index, line.x)), headline
+        curves.append(Curve(member, runs, line, diverged, chosen, printed))
+    return curves
+
+
+def points(record: dict, measure: str, x: str) -> pd.DataFrame:
+    """The rounds of a run, counted from 0, with a value `y` of a measure at `x`, see `find_curves`.
+
+    NaN stands where the record does not say, or not reliably.
+    """
+    if measure == OF_CLIENTS:
+        accuracies = clients_of(record).accuracy.dropna().sort_values(ignore_index=True)
+        return pd.DataFrame({"x": accuracies.index + 1, "y": accuracies})
+    table = rounds_of(record)
+    positions = table["round"]
+    if x == "floats":
+        last = (record.get("cost") or {}).get("floats_up")  # older records have that of the last round alone
+        sent = pd.Series([row.get("floats_up", last) for row in record["rounds"]], dtype=float)
+        positions = record["config"]["cohort_size"] * sent.cumsum()
+    elif x == "seconds":
+        positions = table.filter(like="seconds/").sum(axis=1).cumsum() if quiet(record) else np.nan
+    values = table.filter(regex=f"^{measure}(/|$)").mean(axis=1)
+    return pd.DataFrame({"x": positions, "y": values}, dtype=float)
+
+
+def learning_curves(records: Iterable[dict], x: str = "round") -> Figure:
+    """Draws test accuracy over rounds, floats or seconds, one line for the runs that agree in everything but the seed.
+
+    The band is the mean ± the sample standard deviation over seeds, within 0 and 100 %. Only finished runs enter them
+    where there are any; a run that diverged is a thin line that ends in a cross. The names tell what was left out. A
+    ring marks the headline, at the round that the rule has chosen; both are means over seeds, so that with several it
+    need not lie on the line. A dotted line is the paper's number, which the name has too, see
+    `fedcli.results.comparison.printed_accuracy`.
+
+    Each protocol and data set has a panel, in which a method keeps its colour.
+
+    Args:
+        records: The runs.
+        x: One of `AXES`.
+
+    Raises:
+        UserError: If no run has an evaluated round, or none the floats or undisturbed seconds that are asked for.
+    """
+    if x not in AXES:
+        raise unknown("axis", x, AXES, f"there are {', '.join(AXES)}.")
+    records, panels = list(records), []
+    usable = [record for record in records if points(record, ACCURACY, x)["x"].notna().all()]
+    for runs in boards(usable).values():
+        if curves := find_curves(group(runs), x=x):
+            panels.append((f"{title_words(runs)} ({runs[0]['protocol']})", "Test accuracy (%)", curves))
+    if not panels:
+        raise UserError(
+            f"no run has an evaluated round with its {x} (got {len(records)} runs; seconds beside other work do not "
+            "count); wait for a round to end, or use --x round."
+        )
+    left_out = len(records) - len(usable)
+    return _draw(panels, AXES[x], f"without {x}, left out: {left_out}" if left_out else "")
+
+
+def _draw_measures(measures: dict[str, str], remedy: str, records: Iterable[dict], x_label: str = "Round") -> Figure:
+    """Draws measures, with lines, bands and legends as in `learning_curves`.
+
+    Args:
+        measures: The label of each, see `find_curves`; each has a panel.
+        remedy: What a user can do where no run has any.
+        records: The runs; those that have none of the measures are left out.
+        x_label: What the points of a line are.
+
+    Raises:
+        UserError: If no run has any.
+    """
+    measured = [record for record in records if any(len(points(record, name, "round").dropna()) for name in measures)]
+    if not measured:
+        raise UserError(f"no run has measured its {' and '.join(measures.values()).lower()} (got none); {remedy}.")
+    panels = [("", label, find_curves(group(measured), name)) for name, label in measures.items()]
+    return _draw(panels, x_label, title_words(measured))
+
+
+# How far the clients' features and updates drift apart.
+drift_figure = partial(_draw_measures, {
+    "drift/feature_distance": "Distance of features", "drift/classifier_similarity": "Similarity of classifier updates",
+}, "run with --drift-every")  # fmt: skip
+# The accuracy of the clients' models on their own and on other domains.
+domains_figure = partial(_draw_measures, {
+    "intra": "Accuracy on own domains (%)", "inter": "Accuracy on other domains (%)",
+}, "draw runs of a protocol with evaluation by domain")  # fmt: skip
+# The accuracies of single clients after the last round, the worst first.
+accuracies_figure = partial(_draw_measures, {
+    OF_CLIENTS: "Accuracy of single clients (%)",
+}, "draw runs with validation or own models", x_label="Clients, sorted")  # fmt: skip
+
+
+def _draw(panels: list[tuple[str, str, list[Curve]]], x_label: str, title: str) -> Figure:
+    """The figure of panels: heading, label of the vertical axis, lines; a setting looks the same in all of them."""
+    colours = setting_colours([[curve.setting for curve in curves] for *_, curves in panels])
+    dashes = dict(zip(dict.fromkeys(colours.values()), cycle(DASHES), strict=False))
+    longest = max(sum(curve.name.count("\n") + 1 for curve in curves) for *_, curves in panels)
+    figure = Figure(layout="constrained")
+    signs = {}  # what the lines carry, by what the legend below all panels says of it
+    for number, (heading, y_label, curves) in enumerate(panels, 1):
+        axes = figure.add_subplot(len(panels), 1, number, xlabel=x_label, ylabel=y_label, title=fill(heading, 60))
+        lines = {}
+        for curve in curves:
+            colour = colours[curve.setting.label]
+            lines[_draw_curve(axes, curve, colour, dashes[colour])] = curve.last
+        signs |= {item.get_label(): item for item in axes.get_legend_handles_labels()[0] if item not in lines}
+        handles = sorted(lines, key=lines.get, reverse=True)
+        axes.legend(handles=handles, loc="upper left", bbox_to_anchor=(1, 1.03), handlelength=3)
+        axes.xaxis.set_major_locator(MaxNLocator("auto", integer=True, min_n_ticks=1, steps=(1, 2, 5, 10)))
+        axes.grid(axis="y")
+        axes.margins(x=0.02)
+        if x_label not in (AXES["floats"], AXES["seconds"]):  # rounds and clients count from 1
+            axes.set_xlim(left=0.5)
+    for sign in figure.legend(signs.values(), signs, loc="outside lower left", handlelength=3.4).legend_handles:
+        sign.set(color="black", alpha=0.4)
+    height = max(HEIGHT, 0.6 + LEGEND_LINE * longest)
+    figure.set_size_inches(WIDTH, height * len(panels) + LEGEND_LINE * len(signs))
+    write_title(figure, title)
+    return figure
+
+
+def _draw_curve(axes: Axes, curve: Curve, colour: str, dash: Any) -> Line2D:
+    """Draws mean and band of a curve, the runs that diverged, and the numbers it is judged by; returns the mean."""
+    line, look = curve.line, {"color": colour, "linestyle": dash}
+    (drawn,) = axes.plot(line.x, line.y, label=curve.name, marker="." if len(line) <= FEW else "", **look)
+    if len(curve.runs) > 1:
+        words = f"mean ± standard deviation over {len(curve.runs)} seeds"
+        axes.fill_between(line.x, line.low, line.high, color=colour, label=words, **BAND)
+    for lost in curve.diverged:
+        words, cross = "diverged after this round", look | DIVERGED
+        axes.plot(lost.x, lost.y, gid="diverged", label=words, markevery=[len(lost) - 1], **cross)
+    if curve.chosen is not None:
+        words = f"the headline: {curve.setting.selection}"
+        axes.plot(*curve.chosen, gid="chosen", label=words, color=colour, clip_on=False, **CHOSEN)
+    if curve.printed is not None:
+        words = "the paper's number for the line of its colour"
+        axes.axhline(curve.printed, gid="printed", label=words, color=colour, linestyle=":", linewidth=0.8)
+    return drawn

@@ -4,27 +4,24 @@ All is Bokeh's, whose script stands in the file; the module is imported only whe
 is escaped: names in them may be anybody's.
 """
 
-import re
 from collections.abc import Iterable
 from html import escape
 from typing import Any
 
-import numpy as np
 from bokeh import models
 from bokeh.embed import file_html
 from bokeh.layouts import column
 from bokeh.plotting import figure
 from bokeh.resources import INLINE
 
-from fedcli.figures.curves import Curve, find_curves
-from fedcli.figures.plots import setting_colours, setting_name
+from fedcli.figures.plots import Curve, find_curves, setting_colours, setting_name
 from fedcli.results.comparison import printed_accuracy
 from fedcli.results.render import Best, Sheet
 from fedcli.results.tables import SeedGroup, boards, commands, group, sheets
 
-POINTS = 250  # of a curve at most; of more, as many that lie evenly between the first and the last
-# Of a place and a colour; <%- escapes.
-CELL = '<span title="<%- text_{0} %>" style="font-weight: <%= weight_{0} %>; color: {1}"><%- text_{0} %></span>'
+# By the number that a cell begins with; cells without one stand first or last.
+BY_NUMBER = "const number = text => { const n = parseFloat(text.replaceAll(',', '')); return isNaN(n) ? -1 : n }; "
+BY_NUMBER += "return Math.sign(number(x) - number(y))"
 # Titles of columns are longer than what stands below them: they are broken into lines.
 TITLES = ".slick-header-column.slick-header-column { height: 4em; line-height: 1.25em; white-space: normal; }"
 WIDE = {"sizing_mode": "stretch_width"}
@@ -80,48 +77,42 @@ def _table(sheet: Sheet, rows: list[tuple[SeedGroup, Any]], colour: dict[str, st
     printed = [printed_accuracy(member.records[0]) for member, _ in rows]
     if any(printed):
         columns.insert(sheet.numbers + 1, ("Paper, %", [f"{number:.2f}" if number else "" for number in printed]))
-    data = {"colour": [colour[member.label] for member, _ in rows]}
-    shown = []
-    for place, (title, texts) in enumerate(columns):
-        data[f"text_{place}"] = texts
-        data[f"weight_{place}"] = ["bold" if isinstance(text, Best) else "normal" for text in texts]
-        data[f"sort_{place}"] = [_number(text) for text in texts] if place >= sheet.numbers else texts
-        formatter = models.HTMLTemplateFormatter(template=CELL.format(place, "inherit" if place else "<%= colour %>"))
+    data, shown = {"colour": [colour[member.label] for member, _ in rows]}, []
+    for number, (title, texts) in enumerate(columns):
+        text, style = f"text_{number}", f"style_{number}"
+        data |= {text: texts, style: ["bold" if isinstance(cell, Best) else "normal" for cell in texts]}
+        formatter = models.StringFormatter(
+            font_style={"field": style}, text_color=None if number else {"field": "colour"}
+        )
+        sorter = models.CustomJSCompare(code=BY_NUMBER) if number >= sheet.numbers else None
         width = 12 + 6 * min(max(map(len, (*texts, *title.split()))), 40)
-        shown.append(models.TableColumn(field=f"sort_{place}", title=title, formatter=formatter, width=width))
+        shown.append(models.TableColumn(field=text, title=title, formatter=formatter, sorter=sorter, width=width))
     return models.DataTable(
         source=models.ColumnDataSource(data), columns=shown, index_position=None, autosize_mode="none",
         reorderable=False, height=100 + 25 * min(len(rows), 20), stylesheets=[TITLES], **WIDE,
     )  # fmt: skip
 
 
-def _number(text: str) -> float:
-    """The number that a cell begins with, by which it is sorted; those without one stand first or last."""
-    match = re.match(r"-?\d[\d,]*\.?\d*", text)
-    return float(match[0].replace(",", "")) if match else -1.0
-
-
 def _curves(curves: list[Curve], colour: dict[str, str]) -> Any:
-    """The lines of `curves.learning_curves` with their bands and crosses."""
+    """The lines of `plots.learning_curves` with their bands and crosses."""
     chart = figure(
         title="Test accuracy over rounds", x_axis_label="Round", y_axis_label="Test accuracy (%)", height=340,
-        tooltips=[("", "@name"), ("round", "@x"), ("accuracy", "@y{0.00} %")], min_width=300, toolbar_location="right",
+        tooltips=[("", "$name"), ("round", "@x"), ("accuracy", "@y{0.00} %")], min_width=300, toolbar_location="right",
         tools="pan,box_zoom,reset,save", **WIDE,
     )  # fmt: skip
     chart.xaxis.ticker = models.BasicTicker(min_interval=1, num_minor_ticks=0)
+    hovered = []
     for curve in sorted(curves, key=lambda curve: curve.last, reverse=True):
         name = setting_name(curve.setting)
         look = {"color": colour[curve.setting.label], "legend_label": name}
-        thinned = np.linspace(0, len(curve.line) - 1, min(len(curve.line), POINTS)).astype(int)
-        line = curve.line.iloc[thinned].assign(name=name)
-        chart.line("x", "y", source=dict(line), name="hovered", line_width=2, **look)
+        hovered.append(chart.line("x", "y", source=dict(curve.line), name=name, line_width=2, **look))
         if len(curve.runs) > 1:
-            chart.varea("x", "low", "high", source=dict(line), alpha=0.12, **look)
+            chart.varea("x", "low", "high", source=dict(curve.line), alpha=0.12, **look)
         for lost in curve.diverged:
-            cross = lost.iloc[-1:].assign(name=f"{name}, diverged after this round")
             chart.line(lost.x, lost.y, **look)
-            chart.scatter("x", "y", source=dict(cross), name="hovered", marker="x", size=9, **look)
-    chart.hover.renderers = list(chart.select(name="hovered"))
+            words = f"{name}, diverged after this round"
+            hovered.append(chart.scatter("x", "y", source=dict(lost[-1:]), name=words, marker="x", size=9, **look))
+    chart.hover.renderers = hovered
     chart.add_layout(chart.legend[0], "right")
     chart.legend.click_policy = "hide"
     chart.legend.label_text_font_size = "11px"
