@@ -48,11 +48,7 @@ def option(
         before: Value to assume for older records without this option; its default if not given.
         only_with: Another option of the method, and those of its choices beside which this one changes anything.
     """
-    metadata = {
-        "help": help, "symbol": symbol, "source": source, "unit": unit, "low": low, "high": high,
-        "open_low": open_low, "open_high": open_high, "off": off, "choices": choices,
-        "tune": tune, "before": default if before is dataclasses.MISSING else before, "only_with": only_with,
-    }  # fmt: skip
+    metadata = {**locals(), "before": default if before is dataclasses.MISSING else before}
     return field(default=default, metadata=metadata)
 
 
@@ -101,15 +97,13 @@ def check_value(field: dataclasses.Field, value: Any) -> None:
     Raises:
         UserError: Naming the option, the value and what is allowed.
     """
-    flag, metadata = flag_of(field.name), field.metadata
-    kinds = {*get_args(field.type)} or {field.type}
-    if type(value) not in kinds | ({int} if float in kinds else set()):
+    flag, metadata, kinds = flag_of(field.name), field.metadata, {*get_args(field.type)} or {field.type}
+    if type(value) not in kinds and not (type(value) is int and float in kinds):
         names = " or ".join(sorted(kind.__name__ for kind in kinds - {NoneType}))
         raise UserError(f"{flag} must be of type {names} (got {value!r}); give a value of that type.")
-    allowed = describe_range(metadata)
     if metadata["choices"] and value not in metadata["choices"]:
-        raise UserError(f"{flag} must be {allowed} (got '{value}'); choose one of them.")
-    if isinstance(value, bool | str) or value is None:
+        raise UserError(f"{flag} must be {describe_range(metadata)} (got '{value}'); choose one of them.")
+    if type(value) not in LARGEST:
         return
     most = LARGEST[type(value)]
     low = -most if metadata["low"] is None else metadata["low"]
@@ -117,7 +111,7 @@ def check_value(field: dataclasses.Field, value: Any) -> None:
     is_above = value > low or (value == low and not metadata["open_low"])  # no NaN is above or below
     is_below = value < high or (value == high and not metadata["open_high"])
     if not (is_above and is_below):
-        allowed = allowed if abs(value) <= most else describe_range({**metadata, "low": low, "high": high})
+        allowed = describe_range(metadata if abs(value) <= most else {**metadata, "low": low, "high": high})
         text = str(value) if isinstance(value, int) else f"{value:g}"
         raise UserError(f"{flag} must be {allowed} (got {text}); choose a value in that range.")
 
@@ -328,17 +322,17 @@ def rows_by_class(width: Callable[[Sizes], int]) -> Callable[..., tuple[int, int
 class _Declared:
     """What is known of a declaration by the module it stands in: that of its function, or the user's file it is in."""
 
-    _home: ClassVar[str | None] = None  # name of the user's module that declares it; set by the registry on an instance
-
-    @property
-    def origin(self) -> str:
-        """Name of the module that its function stands in."""
-        return (self.run_round if isinstance(self, Method) else self.apply).__module__
+    _home: ClassVar[ModuleType | None] = None  # the user's file that declares it; set by the registry on an instance
 
     @property
     def module(self) -> ModuleType:
         """The module of its file."""
-        return sys.modules[self._home or self.origin]
+        return self._home or self.origin
+
+    @property
+    def origin(self) -> ModuleType:
+        """The module of its function, which is another where a user's file has made it of a paper's."""
+        return sys.modules[(self.run_round if isinstance(self, Method) else self.apply).__module__]
 
     @property
     def file(self) -> Path:

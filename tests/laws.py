@@ -19,7 +19,7 @@ def raising(law, **options):
 
     @wraps(law)
     def held(*arguments, **more):
-        findings = law(*arguments, **options, **more)
+        findings = list(law(*arguments, **options, **more))
         broken = [str(finding) for finding in findings if not finding.holds]
         if broken:
             raise Broken("; ".join(broken))

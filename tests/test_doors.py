@@ -331,8 +331,8 @@ HEAD = {SPLITS: "def f(labels, num_clients, rng, *, groups):\n    return ", SETS
     ("use", "content", "words"),
     [
         ("./none.py:f", "", "there is no metric file at"),
-        ("./own.py", "def f(): pass", "write ./own.py:NAME, of f."),
-        ("./own.py:f", "x = 1\nf = x", "it must be a function or a class; there are"),
+        ("./own.py", "def f(): pass", "NAME with a function or class of it: f."),
+        ("./own.py:f", "x = 1\nf = x", "it has none."),
         ("./own.py:f", "x = 1\nimport nothing_of_that_name", "line 3 (got ModuleNotFoundError"),
         (SPLITS, "[[0], [1], [2]]", "gives no list of 2 clients (got 3)"),
         (SPLITS, "[[0], [10]]", "gives wrong positions to client 1 (got int64 10 ...)"),
