@@ -5,7 +5,7 @@ from functools import wraps
 import fedcli.check
 from fedcli.check import *  # noqa: F403
 from fedcli.check import RELATIVE, distance
-from tests.reference import ReferenceFederation
+from tests.reference import ReferenceFederation, exchange_plainly, models_of, modules_of, stacked_by_network
 
 NORMED = f"{fedcli.check.__file__}:normed"  # a small network with BatchNorm
 
@@ -64,3 +64,27 @@ def assert_rounds_agree(setup, fed, slow_round, shared, shared_of, rounds=3):
         for client, parts in kept.items():
             assert_agree(tuple(state.clients[client]), parts, f"client {client} in round {number}")
     return state
+
+
+def assert_public_phase_agrees(setup, fed, cohort, states, phase, objective, optimizer, batches=None, fresh=True):
+    """Holds what clients with these states learn on public images to a plain loop.
+
+    Args:
+        setup: The method and its options.
+        fed: Its federation.
+        cohort: The clients.
+        states: Their models, by id.
+        phase: From stacked clients, cohort, federation and options to clients and terms.
+        objective: As of `exchange_plainly`.
+        optimizer: Likewise.
+        batches: The public batches; those of the round if None.
+        fresh: As of `exchange_plainly`.
+
+    Returns:
+        The terms, and means over the batches of what the objective keeps.
+    """
+    batches = list(fed.public_batches(cohort.round)) if batches is None else batches
+    expected, means = exchange_plainly(modules_of(fed, states), batches, objective, optimizer, fresh)
+    trained, terms = phase(stacked_by_network(fed, cohort, states), cohort, fed, setup.options)
+    assert_agree(models_of(fed.groups(cohort), trained), expected, "the models")
+    return terms, means

@@ -23,7 +23,7 @@ from fedcli.papers.fccl_plus import (
     similarity,
 )
 from tests import laws
-from tests.reference import exchange_plainly, models_of, modules_of, stacked_by_network
+from tests.reference import stacked_by_network
 from tests.toys import minibatch, randn, with_different_models
 
 ALONE = {"correlation_weight": 0.0, "similarity_weight": 0.0}  # no exchange
@@ -80,7 +80,6 @@ def test_fisl_is_the_divergence_of_the_softmax_of_a_row():
     own, mean = randn(4, 3), randn(4, 3, seed=1)
     expected = F.kl_div(own.log_softmax(1), mean.softmax(1), reduction="batchmean")
     torch.testing.assert_close(fisl_loss(own, mean), expected, rtol=1e-12, atol=0)
-    assert torch.autograd.gradcheck(lambda rows: fisl_loss(rows, mean), own.requires_grad_())
 
 
 @pytest.mark.parametrize("renormalize", [False, True])
@@ -124,10 +123,9 @@ def test_collaboration_is_the_plain_loop_with_all_targets_before_any_update(life
         return (fccm_loss(correlation, 0.0051) + 3 * fisl_loss(similarity(features, 0.02), s_bar),)
 
     optimizer, fresh = partial(torch.optim.Adam, lr=0.003), lifetime == "batch"
-    expected, _ = exchange_plainly(modules_of(fed, clients), fed.public_batches(0), objective, optimizer, fresh)
-    models, terms = collaborate(stacked_by_network(fed, cohort, clients), cohort, fed, setup.options)
-    laws.assert_agree(models_of(fed.groups(cohort), models), expected, "the models")
-    assert all(model.optimizer == {} for model in models)
+    terms, _ = laws.assert_public_phase_agrees(
+        setup, fed, cohort, clients, collaborate, objective, optimizer, fresh=fresh
+    )
     assert {name: values.shape for name, values in terms.items()} == {"fccm": (2,), "fisl": (2,)}
 
 
@@ -170,6 +168,7 @@ def test_with_ewc_a_client_holds_on_to_the_collaborative_phase():
     setup, fed, cohort, clients = with_different_models("fccl-plus", {"regularizer": "ewc", "ewc_weight": 2.0})
     params, _ = after_both_phases(fed, setup, cohort, clients)
     ((model,), _) = collaborate(stacked_by_network(fed, cohort, clients), cohort, fed, setup.options)
+    assert model.optimizer == {}  # local training begins with one of its own
     unseen = next(iter(fed.public_batches(0, epoch=1))).x  # the phase has gone through epoch 0
     anchor = ewc.anchors(model, cohort, fed, unseen)
     expected, _ = fed.train(model, cohort, ewc.make_local_loss(fed.network, 2.0), anchor, 0)

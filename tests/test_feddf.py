@@ -11,7 +11,7 @@ from fedcli.core.clients import Client
 from fedcli.papers.baselines import feddf
 from fedcli.papers.baselines.fedavg import make_local_loss
 from tests import laws
-from tests.reference import exchange_plainly, models_of, modules_of, stacked_by_network
+from tests.reference import models_of, modules_of
 from tests.toys import TWO_NETWORKS
 
 
@@ -52,15 +52,12 @@ def test_each_architecture_has_a_student_taught_by_all_clients():
     modules = [module.eval() for module in modules_of(fed, models_of(groups, trained))]
     with torch.no_grad():
         targets = [sum(module(x)[1] for module in modules) / 4 for x in batches]
-    fed.start_round()
     after, terms = setup.method.run_round(start, cohort, fed, setup.options)
     for kind, (network, mean) in enumerate(zip(fed.networks, means, strict=True)):
         expected, loss = plain_adam(network, mean.params, batches, targets, 0.01)
         laws.assert_agree(after.students[kind].params, expected, f"the student of {fed.backbones[kind]}")
         assert terms["distillation"][kind::2].tolist() == pytest.approx([loss] * 2)
     assert [setup.method.personal(after)[c] is after.students[c % 2] for c in range(4)] == [True] * 4
-    everyone = sum(sum(p.numel() for p in fed.networks[kind].module.parameters()) for kind in fed.architecture)
-    assert fed.sent_down == fed.sent_up == {"params": everyone, "buffers": 0, "other": 0}
 
 
 def test_an_architecture_that_nobody_has_in_a_round_keeps_its_student():
@@ -79,7 +76,7 @@ def test_clients_without_examples_are_averaged_plainly():
 
 def test_clients_learn_from_all_logits_before_any_of_them_moves():
     setup, fed = laws.federation("feddf-client", {"distillation_lr": 0.3}, weight_decay=0.01, **TWO_NETWORKS)
-    state, cohort = laws.simulate(setup, fed, 1), fed.cohort(1)
+    states = laws.simulate(setup, fed, 1).clients
 
     def objective(k, features, logits, everyone):
         target = sum(said for _, said in everyone) / 4
@@ -87,10 +84,7 @@ def test_clients_learn_from_all_logits_before_any_of_them_moves():
         return loss, loss
 
     optimizer = partial(torch.optim.SGD, lr=0.3, weight_decay=0.01)
-    expected, (losses,) = exchange_plainly(modules_of(fed, state.clients), fed.public_batches(1), objective, optimizer)
-    start = stacked_by_network(fed, cohort, state.clients)
-    fed.start_round()
-    trained, terms = feddf.distil_into_clients(start, cohort, fed, setup.options)
-    laws.assert_agree(models_of(fed.groups(cohort), trained), expected, "the models")
+    terms, (losses,) = laws.assert_public_phase_agrees(
+        setup, fed, fed.cohort(1), states, feddf.distil_into_clients, objective, optimizer
+    )
     assert terms["distillation"].tolist() == pytest.approx(losses)
-    assert fed.sent_up["other"] == fed.sent_down["other"] == 4 * 12 * 3  # logits of 12 images

@@ -1,6 +1,5 @@
-"""FedMatch's consistency: its terms by hand, whom a client listens to, and the exchange against a plain loop."""
+"""FedMatch's consistency: votes, whom a client listens to, and the exchange against a plain loop."""
 
-import math
 from functools import partial
 
 import numpy as np
@@ -11,7 +10,6 @@ import torch.nn.functional as F
 from fedcli.papers.baselines import fedmatch
 from fedcli.papers.baselines.fedmatch import Config, agreed_labels, consistency, find_helpers
 from tests import laws
-from tests.reference import exchange_plainly, models_of, modules_of, stacked_by_network
 from tests.toys import TWO_NETWORKS
 
 
@@ -20,27 +18,11 @@ def logs(*rows):
     return torch.tensor(rows, dtype=torch.float64).log()
 
 
-HELPERS = torch.tensor(
-    [[[0.6, 0.3, 0.1], [0.1, 0.8, 0.1]], [[0.2, 0.7, 0.1], [0.2, 0.7, 0.1]]], dtype=torch.float64
-)  # [H = 2, B = 2, C = 3]
-
-
-def test_consistency_by_hand():
-    own = [0.8, 0.1, 0.1]
-    logits = logs(own, [0.5, 0.3, 0.2])  # confident on the first image alone
-    kl = [sum(p * math.log(p / q) for p, q in zip(helper, own, strict=True)) for helper in HELPERS[:, 0].tolist()]
-    divergence, agreement = consistency(logits, HELPERS, Config())
-    assert divergence.item() == pytest.approx(sum(kl) / 2)
-    assert agreement.item() == pytest.approx(-math.log(0.8))  # two of three votes are for class 0
-    _, of_both = consistency(logits, HELPERS, Config(confidence=0.5))
-    assert of_both.item() == pytest.approx((-math.log(0.8) - math.log(0.3)) / 2)
-    assert consistency(logits, HELPERS, Config(confidence=0.9)) == (0, 0)
-
-
 def test_votes():
     logits = logs([0.1, 0.2, 0.7], [0.1, 0.2, 0.7], [0.3, 0.3, 0.4])
     helpers = torch.tensor([[[0.0, 0, 1], [1, 0, 0], [0, 1, 0]], [[0.0, 1, 0], [1, 0, 0], [1, 0, 0]]])
     assert agreed_labels(logits, helpers).tolist() == [2, 0, 0]  # the last one is tied
+    assert consistency(logits, helpers, Config(confidence=0.9)) == (0, 0)  # nothing that is not sure counts
 
 
 def test_ties_between_helpers_go_to_the_lower_id_in_any_order():
@@ -55,7 +37,7 @@ def test_ties_between_helpers_go_to_the_lower_id_in_any_order():
 def test_the_public_phase_against_a_plain_loop():
     options = {"confidence": 0.4, "consistency_weight": 0.7, "agreement_weight": 0.3, "helpers": 2}
     setup, fed = laws.federation("fedmatch", options, momentum=0.9, weight_decay=0.1, **TWO_NETWORKS)
-    state, cohort = laws.simulate(setup, fed, 1), fed.cohort(1)
+    states = laws.simulate(setup, fed, 1).clients
 
     def objective(k, features, logits, everyone):
         p = [said.softmax(1) for _, said in everyone]
@@ -72,20 +54,8 @@ def test_the_public_phase_against_a_plain_loop():
         return 0.7 * divergence + 0.3 * agreement, divergence, agreement
 
     optimizer = partial(torch.optim.SGD, lr=0.05, momentum=0.9)  # no weight decay
-    modules = modules_of(fed, state.clients)
-    expected, means = exchange_plainly(modules, fed.public_batches(1), objective, optimizer, fresh=False)
-    start = stacked_by_network(fed, cohort, state.clients)
-    fed.start_round()
-    trained, terms = fedmatch.agree(start, cohort, fed, setup.options)
-    laws.assert_agree(models_of(fed.groups(cohort), trained), expected, "the models")
+    terms, means = laws.assert_public_phase_agrees(
+        setup, fed, fed.cohort(1), states, fedmatch.agree, objective, optimizer, fresh=False
+    )
     for name, mean in zip(("consistency", "agreement"), means, strict=True):
         assert terms[name].tolist() == pytest.approx(mean)
-    assert fed.sent_up["other"] == 4 * 12 * 3
-    assert fed.sent_down["other"] == 2 * 4 * 12 * 3  # of two helpers
-
-
-def test_a_client_alone_trains_alone():
-    alone = laws.simulate(*laws.federation("fedmatch", cohort_size=1), 2)
-    local = laws.simulate(*laws.federation("local", cohort_size=1), 2)
-    for client, own in alone.clients.items():
-        laws.assert_agree(own.params, local.clients[client].params, "a cohort of one")

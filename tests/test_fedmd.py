@@ -11,18 +11,11 @@ from fedcli.papers.baselines.fedavg import make_local_loss
 from fedcli.papers.baselines.fedmd import ClientState, ServerState, digest
 from fedcli.registry import find_method
 from tests import laws
-from tests.reference import exchange_plainly, models_of, modules_of, stacked_by_network
+from tests.reference import models_of, modules_of, stacked_by_network
 from tests.toys import with_different_models
 
 NORMED = f"{laws.NORMED},cnn-small"
 LOCAL, ADAM = find_method("local"), {"optimizer": "adam", "lr": 0.003}
-
-
-def digested(fed, cohort, states, config):
-    """The clients' models after a digest."""
-    models, terms = digest(stacked_by_network(fed, cohort, states), cohort, fed, config)
-    assert terms["digest"].shape == (4,)
-    return models_of(fed.groups(cohort), models)
 
 
 def test_digest_is_a_plain_loop_towards_scores_in_evaluation_mode_of_before_any_update():
@@ -35,11 +28,10 @@ def test_digest_is_a_plain_loop_towards_scores_in_evaluation_mode_of_before_any_
     def objective(k, features, logits, everyone):
         return (F.l1_loss(logits, next(towards)),)
 
-    for module in modules:
-        module.train()
     optimizer = partial(torch.optim.Adam, lr=0.003)  # without weight decay
-    expected, _ = exchange_plainly(modules, batches * 2, objective, optimizer, fresh=False)
-    laws.assert_agree(digested(fed, cohort, states, setup.options), expected, "the models")
+    given = setup, fed, cohort, states, digest, objective, optimizer
+    terms, _ = laws.assert_public_phase_agrees(*given, batches * 2, fresh=False)
+    assert terms["digest"].shape == (4,)
 
 
 def test_by_batch_every_batch_has_scores_in_training_mode_and_an_optimizer_of_its_own():
@@ -50,17 +42,16 @@ def test_by_batch_every_batch_has_scores_in_training_mode_and_an_optimizer_of_it
         return (F.l1_loss(logits, torch.stack([said for _, said in everyone]).mean(0)),)
 
     batches = [batch for epoch in range(2) for batch in fed.public_batches(0, epoch)]
-    expected, _ = exchange_plainly(modules_of(fed, states), batches, objective, partial(torch.optim.Adam, lr=0.003))
-    models = digested(fed, cohort, states, setup.options)
-    laws.assert_agree(models, expected, "the models")  # the exchange leaves the running statistics alone
-    assert fed.sent_up == fed.sent_down == {"params": 0, "buffers": 0, "other": 2 * 4 * 12 * 3}
+    given = setup, fed, cohort, states, digest, objective, partial(torch.optim.Adam, lr=0.003)
+    laws.assert_public_phase_agrees(*given, batches)  # the exchange leaves the running statistics alone
 
 
 @pytest.mark.parametrize("averaged", [False, True])
 def test_local_training_begins_at_the_digested_models_or_at_their_average(averaged):
     overrides = {"exchange": "batch", "average_parameters": averaged}
     setup, fed, cohort, states = with_different_models("fedmd", overrides, backbone=laws.NORMED)
-    models = digested(fed, cohort, states, setup.options)
+    digested, _ = digest(stacked_by_network(fed, cohort, states), cohort, fed, setup.options)
+    models = models_of(fed.groups(cohort), digested)
     if averaged:  # uniformly, buffers too
         mean = tree_map(lambda *leaves: sum(leaves) / 4, *models.values())
         models = dict.fromkeys(models, mean)

@@ -77,6 +77,16 @@ def test_law_6_holds_for_a_network_none_of_whose_clients_takes_a_step(method, si
     assert entry["terms"]
 
 
+@pytest.mark.parametrize(
+    ("name", "options"), [("fedmatch", {}), ("rhfl", {"cross_entropy_weight": 1.0, "reverse_weight": 0.0})]
+)
+def test_a_client_alone_in_its_cohort_has_nobody_to_learn_from(name, options):
+    alone = laws.simulate(*laws.federation(name, options, cohort_size=1), 2)
+    local = laws.simulate(*laws.federation("local", cohort_size=1), 2)
+    for client, own in alone.clients.items():
+        laws.assert_agree(own.params, local.clients[client].params, f"client {client}")
+
+
 # Options
 
 ACTING = {  # what an option needs to act in the first rounds

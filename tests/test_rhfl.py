@@ -8,9 +8,9 @@ import torch
 import torch.nn.functional as F
 
 from fedcli.papers.baselines import rhfl
-from fedcli.papers.baselines.rhfl import Config, Others, alignment, confidence_weights, symmetric_cross_entropy
+from fedcli.papers.baselines.rhfl import Config, confidence_weights, symmetric_cross_entropy
 from tests import laws
-from tests.reference import exchange_plainly, models_of, modules_of, stacked_by_network
+from tests.reference import stacked_by_network
 from tests.toys import TWO_NETWORKS, randn, with_different_models
 
 YES = torch.tensor([True, True, True])
@@ -49,18 +49,9 @@ def test_weights_where_there_is_nothing_to_compare():
     assert confidence_weights(vector(0), vector(1), torch.tensor([False]), 0.5).tolist() == [1]
 
 
-def test_alignment_by_hand():
-    predictions = vector(0.75, 0.25, 0.5, 0.5).reshape(2, 1, 2)  # two others, one image
-    logits = vector(0, 0)[None]
-    first = 0.75 * math.log(0.75 / 0.5) + 0.25 * math.log(0.25 / 0.5)
-    assert alignment(logits, Others(predictions, vector(0.3, 5))).item() == pytest.approx(0.3 * first)
-    two_images = Others(predictions.transpose(0, 1), vector(2))
-    assert alignment(torch.zeros(2, 2, dtype=torch.float64), two_images).item() == pytest.approx(2 * first / 2)
-
-
 def test_the_public_phase_against_a_plain_loop():
     setup, fed = laws.federation("rhfl", optimizer="adam", lr=0.01, **TWO_NETWORKS)
-    state, cohort, weights = laws.simulate(setup, fed, 1), fed.cohort(1), vector(0.1, 0.2, 0.3, 0.4)
+    states, weights = laws.simulate(setup, fed, 1).clients, vector(0.1, 0.2, 0.3, 0.4)
 
     def objective(k, features, logits, everyone):
         targets = {j: said.softmax(1) for j, (_, said) in enumerate(everyone) if j != k}
@@ -68,15 +59,12 @@ def test_the_public_phase_against_a_plain_loop():
         loss = sum(weights[j] * F.kl_div(own, target, reduction="batchmean") for j, target in targets.items())
         return loss, loss
 
+    def phase(clients, *rest):
+        return rhfl.align(clients, weights, *rest)
+
     optimizer = partial(torch.optim.Adam, lr=0.01)
-    expected, (losses,) = exchange_plainly(modules_of(fed, state.clients), fed.public_batches(1), objective, optimizer)
-    start = stacked_by_network(fed, cohort, state.clients)
-    fed.start_round()
-    trained, terms = rhfl.align(start, weights, cohort, fed, setup.options)
-    laws.assert_agree(models_of(fed.groups(cohort), trained), expected, "the models")
+    terms, (losses,) = laws.assert_public_phase_agrees(setup, fed, fed.cohort(1), states, phase, objective, optimizer)
     assert terms["alignment"].tolist() == pytest.approx(losses)
-    assert fed.sent_up["other"] == 4 * 12 * 3
-    assert fed.sent_down["other"] == 4 * 3 * (12 * 3 + 1)  # all others' predictions and weights
 
 
 def test_losses_are_those_of_the_training_parts():
@@ -100,14 +88,3 @@ def test_the_previous_loss_is_that_of_a_clients_last_round(monkeypatch):
     assert seen[2][0][0] == seen[0][1][1]  # client 1
     assert state.clients[0].loss == seen[1][1][1]
     assert seen[1][1][1] < seen[0][1][0]  # it has learned
-
-
-def test_one_loss_is_sent_and_a_client_alone_trains_alone():
-    setup, fed = laws.federation("rhfl")
-    laws.simulate(setup, fed, 1)
-    assert fed.sent_up["other"] == 4 * (12 * 3 + 1)
-    options = {"cross_entropy_weight": 1.0, "reverse_weight": 0.0}
-    alone = laws.simulate(*laws.federation("rhfl", options, cohort_size=1), 2)
-    local = laws.simulate(*laws.federation("local", cohort_size=1), 2)
-    for client, own in alone.clients.items():
-        laws.assert_agree(own.params, local.clients[client].params, "a cohort of one")
