@@ -3,19 +3,9 @@
 import numpy as np
 import pytest
 import torch
-from torch.nn.functional import cross_entropy
 
 from fedcli.core.evaluation import evaluate
 from tests import laws, toys
-from tests.reference import train_plainly
-
-
-def test_one_client_is_centralised_sgd():
-    setup, fed = laws.federation("fedavg", parts=laws.toy_parts((13,)), num_clients=1, cohort_size=1)
-    params, buffers = fed.initial_model()
-    for number in range(2):
-        params = train_plainly(fed, number, 0, (params, buffers), lambda module, f, logits, y: cross_entropy(logits, y))
-    laws.assert_agree(laws.simulate(setup, fed, 2).params, params, "one client")
 
 
 def test_weights_are_shares_of_the_cohorts_examples_validation_included():

@@ -10,7 +10,6 @@ import torch.nn.functional as F
 from fedcli.core.batches import generator
 from fedcli.core.clients import Client
 from fedcli.papers.fedcme import (
-    aggregate_features,
     alignment_loss,
     cosine,
     evaluation_sample,
@@ -97,29 +96,14 @@ def test_parts_of_a_model_and_their_buffers(part, moved):
     assert exchanged_names(fed.initial_model()[0], "head") == ["head.weight", "head.bias"]
 
 
-def test_alignment_by_class_and_0_without_global_features():
-    features, global_features = randn(8, 5), randn(4, 5, seed=1)
-    labels = torch.tensor([0, 1, 1, 3, 0, 1, 3, 3])  # no example of class 2
-    has_class = torch.tensor([True, True, True, False])
-    expected = sum((features[labels == c].mean(0) - global_features[c]).square().sum() for c in (0, 1))
-    torch.testing.assert_close(alignment_loss(features, labels, global_features, has_class), expected)
-    nothing, features = torch.zeros(4, dtype=torch.bool), features.requires_grad_()
-    loss = alignment_loss(features, labels, torch.full_like(global_features, torch.nan), nothing)
+def test_alignment_is_of_the_batchs_classes_that_have_a_global_feature():
+    features, labels = randn(3, 5).requires_grad_(), torch.tensor([0, 1, 1])
+    zeta, has_class = randn(4, 5, seed=1), torch.tensor([True, False, True, False])
+    expected = (features[0] - zeta[0]).square().sum()
+    torch.testing.assert_close(alignment_loss(features, labels, zeta, has_class), expected)
+    loss = alignment_loss(features, labels, torch.full((4, 5), torch.nan), torch.zeros(4, dtype=torch.bool))
     (gradient,) = torch.autograd.grad(loss, features)
     assert (loss, gradient.abs().max()) == (0, 0)
-
-
-def test_global_features_by_hand():
-    features = torch.tensor([[[1.0], [4.0], [0.0], [torch.nan]], [[3.0], [torch.nan], [0.0], [8.0]]])
-    present = torch.tensor([[True, True, False, False], [True, False, False, True]])
-    previous, has_class = torch.tensor([[9.0], [2.0], [7.0], [0.0]]), torch.tensor([True, True, True, False])
-    new, has = aggregate_features(features, present, previous, has_class)
-    # Both have class 0; the second gives class 1's old feature; nobody has class 2; class 3 is new.
-    assert new.tolist() == [[2], [3], [7], [8]]
-    assert has.all()
-    new, has = aggregate_features(features, present, torch.zeros(4, 1), torch.zeros(4, dtype=torch.bool))
-    assert new.tolist() == [[2], [4], [0], [8]]
-    assert has.tolist() == [True, True, False, True]
 
 
 @pytest.mark.parametrize(("size", "drawn"), [(0, 0), (1, 1), (2, 1), (5, 1), (13, 3), (100, 20)])

@@ -41,26 +41,18 @@ def test_with_equal_steps_it_is_fedavg(optimizer, momentum):
     laws.assert_agree(tuple(laws.simulate(*ours, 3)), tuple(laws.simulate(*base, 3)), "parameters and buffers")
 
 
-def trained(**run):
-    """A setup, its federation, the first cohort, and its clients after a round of training."""
+@pytest.mark.parametrize(
+    ("run", "steps", "momentum"),
+    [
+        ({"optimizer": "adam", "lr": 0.003}, [8, 4, 6, 2], 0.0),  # the toy run's momentum of 0.9 is SGD's
+        ({"parts": laws.toy_parts((3, 13, 8, 4)), "drop_last": True}, [0, 6, 4, 2], 0.9),  # client 0 has no full batch
+    ],
+)
+def test_a_round_is_the_normalised_average_by_effective_steps(run, steps, momentum):
     setup, fed = laws.federation("fednova", **run)
-    cohort = fed.cohort(0)
-    received = fed.broadcast(*fed.initial_model(), cohort)
+    (start, buffers), cohort = fed.initial_model(), fed.cohort(0)
+    received = fed.broadcast(start, buffers, cohort)
     clients, _ = fed.train(received, cohort, fednova.make_local_loss(fed.network, setup.options))
-    return setup, fed, cohort, clients
-
-
-def test_under_adam_effective_steps_are_the_steps():
-    setup, fed, cohort, clients = trained(optimizer="adam", lr=0.003)  # the toy run's momentum of 0.9 is SGD's
-    steps = torch.tensor([8, 4, 6, 2]).double()
-    expected = fednova.normalised_average(fed.initial_model()[0], clients.params, steps, cohort.weights)
-    laws.assert_agree(laws.simulate(setup, fed, 1).params, expected, "one round under Adam")
-
-
-def test_a_client_without_a_step_adds_nothing():
-    run = {"parts": laws.toy_parts((3, 13, 8, 4)), "drop_last": True}  # client 0 has no full batch, but a weight
-    setup, fed, _, clients = trained(**run)
-    effective, weights = fednova.effective_steps(torch.tensor([6, 4, 2]), 0.9), torch.tensor([13.0, 8.0, 4.0]) / 28
-    rest = {name: value[1:] for name, value in clients.params.items()}
-    expected = fednova.normalised_average(fed.initial_model()[0], rest, effective, weights.double())
-    laws.assert_agree(laws.simulate(setup, fed, 1).params, expected, "without client 0")
+    effective = fednova.effective_steps(torch.tensor(steps), momentum)
+    expected = fednova.normalised_average(start, clients.params, effective, cohort.weights)
+    laws.assert_agree(laws.simulate(setup, fed, 1).params, expected, "the model")

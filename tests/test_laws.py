@@ -6,6 +6,7 @@ Law 7 over the registry is in test_runs.py, law 8 in test_workers.py.
 import dataclasses
 from functools import cache
 
+import numpy as np
 import pytest
 import torch
 
@@ -85,6 +86,31 @@ def test_a_client_alone_in_its_cohort_has_nobody_to_learn_from(name, options):
     local = laws.simulate(*laws.federation("local", cohort_size=1), 2)
     for client, own in alone.clients.items():
         laws.assert_agree(own.params, local.clients[client].params, f"client {client}")
+
+
+OF_TWO_CLASSES = [np.array(part) for part in ([0, 3, 6], [1, 4, 7], [9, 10], [2, 5, 8, 11])]  # of labels 0, 1, 2, 0, …
+THREE_ROUNDS = ([0, 1], [2, 3], [0, 1])  # only the second has class 2
+
+
+@pytest.mark.parametrize(
+    ("method", "vectors", "has_vector", "keeps"),
+    [
+        ("fedfm", "anchors", "has_anchor", True),
+        ("fedproc", "prototypes", "has_prototype", True),
+        ("fedproto-general", "prototypes", "has_prototype", True),
+        ("fedcme", "global_features", "has_class", True),
+        ("fedproto", "prototypes", "has_prototype", False),
+        ("feddistill", "teacher", "has_teacher", False),
+    ],
+)
+def test_a_class_absent_from_a_cohort_keeps_its_vector_or_has_none(method, vectors, has_vector, keeps):
+    setup, fed = laws.federation(method, data=laws.toy_dataset(num_train=12), parts=OF_TWO_CLASSES, cohort_size=2)
+    states = [laws.simulate(setup, fed, rounds, THREE_ROUNDS) for rounds in (1, 2, 3)]
+    has = [getattr(state, has_vector).tolist() for state in states]
+    assert has == [[True, True, False], [True] * 3, [True, True, keeps]]
+    _, before, after = (getattr(state, vectors) for state in states)
+    assert not keeps or torch.equal(after[2], before[2])
+    assert not torch.equal(after[0], before[0])
 
 
 # Options
