@@ -203,7 +203,6 @@ def law_3_state_survives(method: Method, **run: Any) -> Iterator[Finding]:
 def law_4_chunking_is_invisible(
     method: Method,
     rounds: int = 2,
-    overrides: dict[str, Any] | None = None,
     chunks: Sequence[int | str] = (1, 2, 4),
     against: type[Federation] | None = None,
     **run: Any,
@@ -211,11 +210,10 @@ def law_4_chunking_is_invisible(
     """Hold the engine, under a method, to train clients together as it trains them one after the other.
 
     Each of `chunks`, values of `--clients-per-chunk`, is compared without graphs and, where the device has graphs, with
-    them, to a federation of the class `against` or to clients one after the other. Without `overrides` of the method's
-    options a `start_round` is 0, so that a term that begins later is compared at all.
+    them, to a federation of the class `against` or to clients one after the other. A `start_round` is 0, so that a term
+    that begins later is compared at all.
     """
-    if overrides is None:
-        overrides = {START: 0} if hasattr(method.config, START) else {}
+    overrides = {START: 0} if hasattr(method.config, START) else {}
     bound = AMPLIFIED[run.get("optimizer", "sgd")]
     if run.get("device", "cpu").startswith("cuda"):
         run, bound = {"local_epochs": 4, **run}, AMPLIFIED["cuda"]  # enough steps for a graph of each
@@ -239,9 +237,9 @@ def law_4_chunking_is_invisible(
             yield Finding(f"{how} against {name}", max(map(distance, trees, expected)), bound)
 
 
-def law_5_order_is_invisible(method: Method, overrides: dict[str, Any] | None = None, **run: Any) -> Iterator[Finding]:
+def law_5_order_is_invisible(method: Method, **run: Any) -> Iterator[Finding]:
     """Hold a method to give the same whatever the order of a round's clients."""
-    setup, fed = federation(method, overrides, clients_per_chunk="2", **run)
+    setup, fed = federation(method, clients_per_chunk="2", **run)
     first = simulate(setup, fed, 1)
     order = np.array([2, 0, 1, 3])  # which no reversal and no rotation leaves as it is
     state, terms = setup.method.run_round(first, fed.cohort_of(1, np.arange(4)), fed, setup.options)
@@ -270,9 +268,9 @@ def law_6_edge_data(method: Method, chunk: int, **run: Any) -> Iterator[Finding]
         yield Finding(f"rounds with numbers that are not finite, {name}", wrong, 0)
 
 
-def law_7_resume_is_invisible(method: Method, overrides: dict[str, Any] | None = None, **run: Any) -> Iterator[Finding]:
+def law_7_resume_is_invisible(method: Method, **run: Any) -> Iterator[Finding]:
     """Hold a method to go on from a checkpoint as if nothing had happened: all it knows is in its state."""
-    setup, fed = federation(method, overrides, **run)
+    setup, fed = federation(method, **run)
     expected = simulate(setup, fed, 3)
     # On CUDA an operation may have no form that gives the same bits each time.
     bound = 0.0 if fed.device.type == "cpu" else AMPLIFIED["cuda"]
@@ -280,8 +278,8 @@ def law_7_resume_is_invisible(method: Method, overrides: dict[str, Any] | None =
     for rounds in (1, 2):
         with tempfile.TemporaryDirectory() as folder:
             file = Path(folder) / "state"
-            checkpoints.save(file, simulate(*federation(method, overrides, **run), rounds), {})
-            setup, fed = federation(method, overrides, **run)
+            checkpoints.save(file, simulate(*federation(method, **run), rounds), {})
+            setup, fed = federation(method, **run)
             state, _ = checkpoints.load(file, types, fed.device)
         state = simulate(setup, fed, 3, state=state, first=rounds)
         yield Finding(f"resumed after round {rounds} of 3", distance(state, expected), bound)
