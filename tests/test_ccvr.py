@@ -32,15 +32,6 @@ def statistics():
     return [ccvr.client_statistics(x, y, C) for x, y in zip(*features_of_clients(), strict=True)]
 
 
-def test_statistics_of_a_client_by_hand():
-    features = torch.tensor([[1.0, 0.0], [3.0, 4.0], [5.0, 5.0]], dtype=torch.float64)
-    counts, means, covariances = ccvr.client_statistics(features, torch.tensor([1, 1, 0]), 3)
-    assert counts.tolist() == [1, 2, 0]
-    assert means.tolist() == [[5, 5], [2, 2], [0, 0]]
-    assert covariances[1].tolist() == [[2, 4], [4, 8]]  # of (1, 2) and its opposite, over 2 - 1
-    assert covariances[0].abs().sum() == covariances[2].abs().sum() == 0
-
-
 def test_pooled_statistics_are_those_of_the_pooled_features():
     features, labels = map(torch.cat, features_of_clients())
     counts, means, covariances = ccvr.pool(iter(statistics()))

@@ -110,18 +110,10 @@ def test_law_7_catches_a_class_of_the_state_that_is_not_declared():
         laws.law_7_resume_is_invisible(replace(toys.STATEFUL, state_types=toys.STATEFUL.state_types[:1]))
 
 
-def test_a_law_is_held_against_the_variants_of_a_method():
-    """The defect is in what only the variant does."""
-
-    def touches_others_when_pulled_hard(state, cohort, fed, config):
-        defect = toys.touches_others if config.pull > 1 else toys.run_round
-        return defect(state, cohort, fed, config)
-
-    method = replace(planted(toys.STATEFUL, touches_others_when_pulled_hard), variants={"hard": {"pull": 2.0}})
-    (variant,) = laws.variants_of(method)
-    laws.law_3_state_survives(method)
-    assert variant.name == "planted (hard)"
-    catches(laws.law_3_state_survives, variant, match="client that sat out")
+def test_a_variant_is_a_method_with_other_defaults():
+    (variant,) = laws.variants_of(replace(toys.STATEFUL, variants={"hard": {"pull": 2.0}}))
+    setup, _ = laws.federation(variant)
+    assert (variant.name, setup.options.pull) == ("stateful (hard)", 2.0)
 
 
 def test_a_figure_that_is_not_a_number_keeps_no_bound():
