@@ -47,7 +47,7 @@ def test_margins_by_hand():
     pair, far = (
         torch.tensor([True, False, True]),
         math.hypot(3, 16),
-    )  # between the first and the last; the others are 5 and 12 apart
+    )  # the other two pairs are 5 and 12 apart
     assert fedsa.margin(points, everyone).item() == pytest.approx((5 + 5 + 12) / 3)
     assert fedsa.margin(points, everyone, "pairs").item() == pytest.approx((5 + 12 + far) / 3)
     assert fedtgp.adaptive_margin(points, everyone, 100.0).item() == pytest.approx(12)
