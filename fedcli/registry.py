@@ -2,7 +2,7 @@
 
 import importlib
 import pkgutil
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from dataclasses import replace
 from functools import cache
 from types import ModuleType
@@ -38,6 +38,11 @@ def _registered(kind: type[Declaration]) -> dict[str, Declaration]:
     return _declarations(kind, *map(importlib.import_module, names))
 
 
+def _known(kind: type[Declaration], method: Method | None = None) -> dict[str, Declaration]:
+    """The registered declarations of a kind by name, and those of a method's file."""
+    return _registered(kind) | (_declarations(kind, method.module) if method else {})
+
+
 def _from_file(text: str, kind: type[Declaration]) -> Declaration:
     """What a user's file declares of a kind under the name of a variable or its own; without a name, the only one.
 
@@ -67,24 +72,22 @@ def _full_name(name: str, kind: type[Declaration], path: str) -> str:
 
 def _with_full_names(table: Table, path: str) -> Table:
     """A table of a user's file, which may name methods, protocols and steps that stand in the same file."""
-    cells = []
+    cells, kinds = [], {"protocol": Protocol, "post": Post}
     for cell in table.cells:
-        settings = dict(cell.settings)
-        for key, kind in {"protocol": Protocol, "post": Post}.items():
-            if key in settings:
-                settings[key] = _full_name(settings[key], kind, path)
-        cells.append(replace(cell, method=_full_name(cell.method, Method, path), settings=settings))
+        names = {key: _full_name(cell.settings[key], kind, path) for key, kind in kinds.items() if key in cell.settings}
+        cells.append(replace(cell, method=_full_name(cell.method, Method, path), settings={**cell.settings, **names}))
     return replace(table, cells=tuple(cells))
 
 
-def _find(name: str, kind: type[Declaration], title: str, declared: Mapping[str, Declaration]) -> Declaration:
-    """The declaration of a kind by its name among those declared, whatever the case, or by `./file.py:NAME`.
+def _find(name: str, kind: type[Declaration], title: str, method: Method | None = None) -> Declaration:
+    """The declaration of a kind, registered or in a method's file, by name, in any case, or by `./file.py:NAME`.
 
     Raises:
         UserError: If there is none.
     """
     if is_from_file(name):
         return _from_file(name, kind)
+    declared = _known(kind, method)
     name = spelt(name, declared)
     if name not in declared:
         paper = name.lower().partition(":")[0]
@@ -96,17 +99,17 @@ def _find(name: str, kind: type[Declaration], title: str, declared: Mapping[str,
 
 def methods() -> dict[str, Method]:
     """The registered methods by name: those of the papers, then their baselines."""
-    return dict(_registered(Method))
+    return _known(Method)
 
 
 def protocols() -> dict[str, Protocol]:
     """The registered protocols by name, in the order of their papers' files."""
-    return dict(_registered(Protocol))
+    return _known(Protocol)
 
 
 def tables() -> dict[str, Table]:
     """The registered tables by name, in the order of their papers' files."""
-    return dict(_registered(Table))
+    return _known(Table)
 
 
 def claims(paper: str | None = None) -> list[Claim]:
@@ -118,9 +121,9 @@ def claims(paper: str | None = None) -> list[Claim]:
     Raises:
         UserError: If there is no such paper, or the file declares no claim.
     """
-    registered = list(_registered(Claim).values())
+    registered = _known(Claim).values()
     if paper is None:
-        return registered
+        return list(registered)
     if is_from_file(paper):
         path, _ = path_and_name(paper)
         declared = _declarations(Claim, import_file(path, "claim")).values()
@@ -140,7 +143,7 @@ def posts(method: Method | None = None, chosen: str | None = None) -> dict[str, 
         method: Whose file is looked into; None for none.
         chosen: What `--post` says, which may be `./file.py:NAME`.
     """
-    steps = {**_registered(Post), **(_declarations(Post, method.module) if method else {})}
+    steps = _known(Post, method)
     if chosen and is_from_file(chosen):
         steps[chosen] = _from_file(chosen, Post)
     return steps
@@ -148,23 +151,22 @@ def posts(method: Method | None = None, chosen: str | None = None) -> dict[str, 
 
 def find_post(name: str, method: Method | None = None) -> Post:
     """The step after the last round of that name, registered or in the file of `method`, or by `./file.py:NAME`."""
-    return _find(name, Post, "step after the last round", posts(method))
+    return _find(name, Post, "step after the last round", method)
 
 
 def find_table(name: str) -> Table:
     """The table of that name, or by `./file.py:NAME`; its methods, protocols and steps may stand in the same file."""
-    return _find(name, Table, "table", tables())
+    return _find(name, Table, "table")
 
 
 def find_method(name: str) -> Method:
     """The method of that name, or by `./file.py:NAME` with its name or that of its variable; without it, `METHOD`."""
-    return _find(name, Method, "method", methods())
+    return _find(name, Method, "method")
 
 
 def find_protocol(name: str, method: Method | None = None) -> Protocol:
     """The protocol of that name, registered or in the method's file, or by `./file.py:NAME`."""
-    of_file = _declarations(Protocol, method.module) if method else {}
-    return _find(name, Protocol, "protocol", {**protocols(), **of_file})
+    return _find(name, Protocol, "protocol", method)
 
 
 def default_protocol(method: Method, dataset: str | None) -> Protocol:
