@@ -1,6 +1,6 @@
 """The laws that every method must pass, and the engine with them: on small random images, in float64, in seconds.
 
-Each law is a function that returns what it has measured, each figure with its bound. `check` holds a method to one of
+Each law is a function that yields what it has measured, each figure with its bound. `check` holds a method to one of
 them, that of a user's own file too, on a CPU or on CUDA.
 """
 

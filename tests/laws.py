@@ -43,18 +43,10 @@ def assert_agree(tree, other, what: str) -> None:
 
 
 def assert_rounds_agree(setup, fed, slow_round, shared, shared_of, rounds=3):
-    """Holds rounds of a method to those of a plain loop: to what all share, and to what each client keeps.
+    """Holds rounds of a method to a plain loop, in what all share and what each client keeps; returns the last state.
 
-    Args:
-        setup: The method and its options.
-        fed: Its federation.
-        slow_round: From federation, setup, round, what clients keep and what all share to the next of the last two.
-        shared: What all share before the first round.
-        shared_of: From a state to what all share.
-        rounds: How many.
-
-    Returns:
-        The last state.
+    `slow_round` takes the federation, the setup, the round, what clients keep and what all share, and returns the last
+    two after the round; `shared` is what all share at first, and `shared_of` takes it out of a state.
     """
     state, kept = setup.method.init(fed, setup.options), {}
     for number in range(rounds):
@@ -67,21 +59,10 @@ def assert_rounds_agree(setup, fed, slow_round, shared, shared_of, rounds=3):
 
 
 def assert_public_phase_agrees(setup, fed, cohort, states, phase, objective, optimizer, batches=None, fresh=True):
-    """Holds what clients with these states learn on public images to a plain loop.
+    """Holds what clients with these states learn on public images, those of the round or `batches`, to a plain loop.
 
-    Args:
-        setup: The method and its options.
-        fed: Its federation.
-        cohort: The clients.
-        states: Their models, by id.
-        phase: From stacked clients, cohort, federation and options to clients and terms.
-        objective: As of `exchange_plainly`.
-        optimizer: Likewise.
-        batches: The public batches; those of the round if None.
-        fresh: As of `exchange_plainly`.
-
-    Returns:
-        The terms, and means over the batches of what the objective keeps.
+    `phase` takes stacked clients, their cohort, the federation and the options, and returns clients and terms. For the
+    rest see `exchange_plainly`. Returns the terms, and means over the batches of what the objective keeps.
     """
     batches = list(fed.public_batches(cohort.round)) if batches is None else batches
     expected, means = exchange_plainly(modules_of(fed, states), batches, objective, optimizer, fresh)
