@@ -127,9 +127,6 @@ CHANGED = {  # where twice the default, or another choice, will not do
 }  # fmt: skip
 
 
-NETWORKS = {"teacher_mode": "resnet10-3x3"}  # of options that act on some networks alone
-
-
 def another_value(field, now):
     """A value of an option that is not what it is `now`."""
     if field.metadata["choices"]:
@@ -159,7 +156,7 @@ def test_every_option_matters_but_beside_the_choices_it_is_declared_for(name, op
     def distance(**choice):
         before = {**options, **choice, option: now}
         after = {**before, option: another_value(field, now)}
-        backbone = NETWORKS.get(option)
+        backbone = laws.NORMED if option == "teacher_mode" else None  # which acts on statistics of batches
         return laws.distance(*(trained(name, tuple(sorted(values.items())), backbone) for values in (before, after)))
 
     if not field.metadata["only_with"]:

@@ -93,13 +93,8 @@ def test_fedmds_newcomers_train_on_their_own_data_before_their_first_digest():
 # FedMatch
 
 
-def logs(*rows):
-    """Logits of these probabilities."""
-    return torch.tensor(rows, dtype=torch.float64).log()
-
-
 def test_fedmatchs_votes():
-    logits = logs([0.1, 0.2, 0.7], [0.1, 0.2, 0.7], [0.3, 0.3, 0.4])
+    logits = torch.tensor([[0.1, 0.2, 0.7], [0.1, 0.2, 0.7], [0.3, 0.3, 0.4]]).log()
     helpers = torch.tensor([[[0.0, 0, 1], [1, 0, 0], [0, 1, 0]], [[0.0, 1, 0], [1, 0, 0], [1, 0, 0]]])
     assert fedmatch.agreed_labels(logits, helpers).tolist() == [2, 0, 0]  # the last one is tied
     assert fedmatch.consistency(logits, helpers, fedmatch.Config(confidence=0.9)) == (
