@@ -135,10 +135,9 @@ def another_value(field, now):
 
 
 @cache
-def trained(name, options, backbone):
+def trained(name, options):
     """The models under these options, which are pairs in the order of their names."""
-    run = {**FEW_STEPS, **({"backbone": backbone} if backbone else {})}
-    setup, fed = laws.federation(name, dict(options), parts=ABSENT, **run)
+    setup, fed = laws.federation(name, dict(options), parts=ABSENT, backbone=laws.NORMED, **FEW_STEPS)
     rounds = 3 if "prototype_momentum" in dict(options) else 2  # which acts on the second round's prototypes
     return laws.model_of(setup, laws.simulate(setup, fed, rounds))
 
@@ -156,8 +155,7 @@ def test_every_option_matters_but_beside_the_choices_it_is_declared_for(name, op
     def distance(**choice):
         before = {**options, **choice, option: now}
         after = {**before, option: another_value(field, now)}
-        backbone = laws.NORMED if option == "teacher_mode" else None  # which acts on statistics of batches
-        return laws.distance(*(trained(name, tuple(sorted(values.items())), backbone) for values in (before, after)))
+        return laws.distance(*(trained(name, tuple(sorted(values.items()))) for values in (before, after)))
 
     if not field.metadata["only_with"]:
         assert distance() > 1e-9
