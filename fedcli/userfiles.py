@@ -20,7 +20,7 @@ from typing import Any
 from fedcli.errors import UserError, unknown
 
 _FROM_FILE = re.compile(r"(.*\.py)(?::(.+))?", re.DOTALL)
-_PATHS = re.compile(r"[^,]*\.py(?=:[^,]|,|\Z)")  # of such texts between commas
+_PATHS = re.compile(r"(?<![^,])[^,]*\.py(?=:[^,]|,|\Z)")  # of such texts between commas
 _PREFIX = "fedcli_file_"  # of the names of their modules
 THEN = ", then "  # between the hashes of a file that was changed while a run rested
 
