@@ -2,7 +2,7 @@
 
 import importlib
 import pkgutil
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from functools import cache
 from types import ModuleType
@@ -38,11 +38,6 @@ def _registered(kind: type[Declaration]) -> dict[str, Declaration]:
     return _declarations(kind, *map(importlib.import_module, names))
 
 
-def _known(kind: type[Declaration], method: Method | None = None) -> dict[str, Declaration]:
-    """The registered declarations of a kind by name, and those of a method's file."""
-    return _registered(kind) | (_declarations(kind, method.module) if method else {})
-
-
 def _from_file(text: str, kind: type[Declaration]) -> Declaration:
     """What a user's file declares of a kind under the name of a variable or its own; without a name, the only one.
 
@@ -72,22 +67,24 @@ def _full_name(name: str, kind: type[Declaration], path: str) -> str:
 
 def _with_full_names(table: Table, path: str) -> Table:
     """A table of a user's file, which may name methods, protocols and steps that stand in the same file."""
-    cells, kinds = [], {"protocol": Protocol, "post": Post}
+    cells = []
     for cell in table.cells:
-        names = {key: _full_name(cell.settings[key], kind, path) for key, kind in kinds.items() if key in cell.settings}
-        cells.append(replace(cell, method=_full_name(cell.method, Method, path), settings={**cell.settings, **names}))
+        settings = dict(cell.settings)
+        for key, kind in {"protocol": Protocol, "post": Post}.items():
+            if key in settings:
+                settings[key] = _full_name(settings[key], kind, path)
+        cells.append(replace(cell, method=_full_name(cell.method, Method, path), settings=settings))
     return replace(table, cells=tuple(cells))
 
 
-def _find(name: str, kind: type[Declaration], title: str, method: Method | None = None) -> Declaration:
-    """The declaration of a kind, registered or in a method's file, by name, in any case, or by `./file.py:NAME`.
+def _find(name: str, kind: type[Declaration], title: str, declared: Mapping[str, Declaration]) -> Declaration:
+    """The declaration of a kind by its name among those declared, whatever the case, or by `./file.py:NAME`.
 
     Raises:
         UserError: If there is none.
     """
     if is_from_file(name):
         return _from_file(name, kind)
-    declared = _known(kind, method)
     name = spelt(name, declared)
     if name not in declared:
         paper = name.lower().partition(":")[0]
@@ -99,17 +96,17 @@ def _find(name: str, kind: type[Declaration], title: str, method: Method | None 
 
 def methods() -> dict[str, Method]:
     """The registered methods by name: those of the papers, then their baselines."""
-    return _known(Method)
+    return dict(_registered(Method))
 
 
 def protocols() -> dict[str, Protocol]:
     """The registered protocols by name, in the order of their papers' files."""
-    return _known(Protocol)
+    return dict(_registered(Protocol))
 
 
 def tables() -> dict[str, Table]:
     """The registered tables by name, in the order of their papers' files."""
-    return _known(Table)
+    return dict(_registered(Table))
 
 
 def claims(paper: str | None = None) -> list[Claim]:
@@ -121,9 +118,9 @@ def claims(paper: str | None = None) -> list[Claim]:
     Raises:
         UserError: If there is no such paper, or the file declares no claim.
     """
-    registered = _known(Claim).values()
+    registered = list(_registered(Claim).values())
     if paper is None:
-        return list(registered)
+        return registered
     if is_from_file(paper):
         path, _ = path_and_name(paper)
         declared = _declarations(Claim, import_file(path, "claim")).values()
@@ -143,7 +140,7 @@ def posts(method: Method | None = None, chosen: str | None = None) -> dict[str, 
         method: Whose file is looked into; None for none.
         chosen: What `--post` says, which may be `./file.py:NAME`.
     """
-    steps = _known(Post, method)
+    steps = {**_registered(Post), **(_declarations(Post, method.module) if method else {})}
     if chosen and is_from_file(chosen):
         steps[chosen] = _from_file(chosen, Post)
     return steps
@@ -151,22 +148,23 @@ def posts(method: Method | None = None, chosen: str | None = None) -> dict[str, 
 
 def find_post(name: str, method: Method | None = None) -> Post:
     """The step after the last round of that name, registered or in the file of `method`, or by `./file.py:NAME`."""
-    return _find(name, Post, "step after the last round", method)
+    return _find(name, Post, "step after the last round", posts(method))
 
 
 def find_table(name: str) -> Table:
     """The table of that name, or by `./file.py:NAME`; its methods, protocols and steps may stand in the same file."""
-    return _find(name, Table, "table")
+    return _find(name, Table, "table", tables())
 
 
 def find_method(name: str) -> Method:
     """The method of that name, or by `./file.py:NAME` with its name or that of its variable; without it, `METHOD`."""
-    return _find(name, Method, "method")
+    return _find(name, Method, "method", methods())
 
 
 def find_protocol(name: str, method: Method | None = None) -> Protocol:
     """The protocol of that name, registered or in the method's file, or by `./file.py:NAME`."""
-    return _find(name, Protocol, "protocol", method)
+    of_file = _declarations(Protocol, method.module) if method else {}
+    return _find(name, Protocol, "protocol", {**protocols(), **of_file})
 
 
 def default_protocol(method: Method, dataset: str | None) -> Protocol:
