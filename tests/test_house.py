@@ -23,7 +23,7 @@ METHODS = re.compile("fedfm|fedfa|fedcme|fccl|fedsa|scaffold|feddyn|fednova|moon
 
 # The most that a part may have, tests and papers apart. A change may lower a number and never raise one.
 MOST_LINES = {
-    "top": 1322, "core": 3171, "data": 1458, "runs": 3004, "results": 2812, "figures": 1284, "bench": 442, "cli": 1517,
+    "top": 1320, "core": 3171, "data": 1458, "runs": 3004, "results": 2812, "figures": 1284, "bench": 442, "cli": 1517,
     "scripts": 857,
 }  # fmt: skip
 MOST_IN_ALL = {"lines": 15952, "bytes": 797_400, "statements": 8907}
