@@ -48,11 +48,7 @@ def option(
         before: Value to assume for older records without this option; its default if not given.
         only_with: Another option of the method, and those of its choices beside which this one changes anything.
     """
-    metadata = {
-        "help": help, "symbol": symbol, "source": source, "unit": unit, "low": low, "high": high,
-        "open_low": open_low, "open_high": open_high, "off": off, "choices": choices,
-        "tune": tune, "before": default if before is dataclasses.MISSING else before, "only_with": only_with,
-    }  # fmt: skip
+    metadata = {**locals(), "before": default if before is dataclasses.MISSING else before}
     return field(default=default, metadata=metadata)
 
 
@@ -101,15 +97,13 @@ def check_value(field: dataclasses.Field, value: Any) -> None:
     Raises:
         UserError: Naming the option, the value and what is allowed.
     """
-    flag, metadata = flag_of(field.name), field.metadata
-    kinds = {*get_args(field.type)} or {field.type}
-    if type(value) not in kinds | ({int} if float in kinds else set()):
+    flag, metadata, kinds = flag_of(field.name), field.metadata, {*get_args(field.type)} or {field.type}
+    if type(value) not in kinds and not (type(value) is int and float in kinds):
         names = " or ".join(sorted(kind.__name__ for kind in kinds - {NoneType}))
         raise UserError(f"{flag} must be of type {names} (got {value!r}); give a value of that type.")
-    allowed = describe_range(metadata)
     if metadata["choices"] and value not in metadata["choices"]:
-        raise UserError(f"{flag} must be {allowed} (got '{value}'); choose one of them.")
-    if isinstance(value, bool | str) or value is None:
+        raise UserError(f"{flag} must be {describe_range(metadata)} (got '{value}'); choose one of them.")
+    if type(value) not in LARGEST:
         return
     most = LARGEST[type(value)]
     low = -most if metadata["low"] is None else metadata["low"]
@@ -117,7 +111,7 @@ def check_value(field: dataclasses.Field, value: Any) -> None:
     is_above = value > low or (value == low and not metadata["open_low"])  # no NaN is above or below
     is_below = value < high or (value == high and not metadata["open_high"])
     if not (is_above and is_below):
-        allowed = allowed if abs(value) <= most else describe_range({**metadata, "low": low, "high": high})
+        allowed = describe_range(metadata if abs(value) <= most else {**metadata, "low": low, "high": high})
         text = str(value) if isinstance(value, int) else f"{value:g}"
         raise UserError(f"{flag} must be {allowed} (got {text}); choose a value in that range.")
 
@@ -148,71 +142,43 @@ class PublicSetting:
 
 @dataclass(frozen=True)
 class Protocol:
-    """An experimental set-up of a paper: what is fixed when methods are compared.
+    """An experimental set-up of a paper: what is fixed when methods are compared."""
 
-    Attributes:
-        name: `paper:setting`, as in `--protocol`.
-        summary: One sentence.
-        source: Section or table of the paper.
-        settings: Run options by field name of `RunConfig`; each is overridden by the command line.
-        datasets: What goes with which data set; another data set needs `--backbone`.
-        selection: Headline of a run: "best-validation", "last", "mean-last-3" or "best-test".
-        evaluation: "server", "clients" or "domains", see fedcli/core/evaluation.py.
-        public: What goes with which set of public images; another one is normalised by its own mean and not augmented.
-        method_options: Options of single methods under this protocol, by method; those of a data set go before them.
-        notes: Where each value that the paper does not give comes from.
-    """
-
-    name: str
-    summary: str
-    source: str
-    settings: Mapping[str, Any]
-    datasets: Mapping[str, DataSetting]
-    selection: str
-    evaluation: str = "server"
+    name: str  # `paper:setting`, as in `--protocol`
+    summary: str  # one sentence
+    source: str  # section or table of the paper
+    settings: Mapping[str, Any]  # run options by field name of `RunConfig`; the command line overrides each
+    datasets: Mapping[str, DataSetting]  # what goes with which data set; another data set needs `--backbone`
+    selection: str  # headline of a run: "best-validation", "last", "mean-last-3" or "best-test"
+    evaluation: str = "server"  # or "clients" or "domains", see fedcli/core/evaluation.py
+    # What goes with which set of public images; another one is normalised by its own mean and not augmented.
     public: Mapping[str, PublicSetting] = field(default_factory=dict)
+    # Options of single methods under this protocol, by method; those of a data set go before them.
     method_options: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    notes: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()  # where each value that the paper does not give comes from
 
 
 @dataclass(frozen=True)
 class Cell:
-    """One number of a paper's table, and the run that gives ours.
+    """One number of a paper's table, and the run that gives ours."""
 
-    Attributes:
-        row: The row, as `method` in papers/reported.json.
-        column: The column, as `column` there.
-        method: Name of the method that is run.
-        settings: Run and method options by field name, protocol and data set among them.
-        metric: What is read from the run's record; see fedcli/results/metrics.py.
-    """
-
-    row: str
-    column: str
-    method: str
-    settings: Mapping[str, Any]
-    metric: str = "selected"
+    row: str  # as `method` in papers/reported.json
+    column: str  # as `column` there
+    method: str  # name of the method that is run
+    settings: Mapping[str, Any]  # run and method options by field name, protocol and data set among them
+    metric: str = "selected"  # what is read from the run's record; see fedcli/results/metrics.py
 
 
 @dataclass(frozen=True)
 class Gain:
-    """One number of a paper's table that follows from others there: some rows' mean less that of others.
+    """One number of a paper's table that follows from others there: some rows' mean less that of others."""
 
-    Attributes:
-        row: The row, as `method` in papers/reported.json.
-        column: The column, as `column` there.
-        of: The columns of the table whose cells are compared, of several their mean; its own where empty.
-        more: The rows whose mean it is.
-        less: The rows whose mean is taken off.
-        best: Take off the best of `less` in place of their mean.
-    """
-
-    row: str
-    column: str
-    more: tuple[str, ...]
-    less: tuple[str, ...]
-    of: str | tuple[str, ...] = ""
-    best: bool = False
+    row: str  # as `method` in papers/reported.json
+    column: str  # as `column` there
+    more: tuple[str, ...]  # the rows whose mean it is
+    less: tuple[str, ...]  # the rows whose mean is taken off
+    of: str | tuple[str, ...] = ""  # the columns whose cells are compared, of several their mean; empty for its own
+    best: bool = False  # take off the best of `less` in place of their mean
 
     @property
     def columns(self) -> tuple[str, ...]:
@@ -222,55 +188,33 @@ class Gain:
 
 @dataclass(frozen=True)
 class Table:
-    """A table of a paper, as runs.
+    """A table of a paper, as runs."""
 
-    Attributes:
-        name: `paper:ID`, as in `fedcli table paper:ID`.
-        title: What the table shows, one line.
-        reported: The paper and the table in papers/reported.json.
-        cells: Its numbers, row by row; cells of the same method and settings share their runs.
-        seeds: Seeds of each run.
-        notes: Readings where the paper leaves something open, and rows of ours that it does not have.
-        gains: Numbers that follow from its cells; they need no runs of their own.
-    """
-
-    name: str
-    title: str
-    reported: tuple[str, str]
-    cells: tuple[Cell, ...]
-    seeds: tuple[int, ...] = (0, 1, 2)
-    notes: tuple[str, ...] = ()
-    gains: tuple[Gain, ...] = ()
+    name: str  # `paper:ID`, as in `fedcli table paper:ID`
+    title: str  # what the table shows, one line
+    reported: tuple[str, str]  # the paper and the table in papers/reported.json
+    cells: tuple[Cell, ...]  # its numbers, row by row; cells of the same method and settings share their runs
+    seeds: tuple[int, ...] = (0, 1, 2)  # of each run
+    notes: tuple[str, ...] = ()  # readings where the paper leaves something open, and rows that it does not have
+    gains: tuple[Gain, ...] = ()  # numbers that follow from its cells; they need no runs of their own
 
 
 @dataclass(frozen=True)
 class Claim:
-    """A sentence of a paper that can be right or wrong: one row of a table is ahead of another.
+    """A sentence of a paper that can be right or wrong: one row of a table is ahead of another."""
 
-    Attributes:
-        name: `paper:ID`.
-        text: The sentence, in words of ours, without a full stop.
-        table: Name of the table whose cells are compared.
-        row: The row that the sentence is about.
-        than: The row that it is compared with, or several, of which each must be behind.
-        columns: The columns; of several, the mean of the differences counts.
-        direction: "higher" or "lower": whether the paper has the row minus the other above or below zero.
-        instead: Options that a smaller form of the claim may have in place of the cells', with their values, or None
-            for any value; sizes (rounds, images, clients, ...) may always be smaller.
-        less: Columns whose mean difference is taken off: is the lead larger in `columns` than in these?
-        see: The study, if any, that limits what the runs say.
-    """
-
-    name: str
-    text: str
-    table: str
-    row: str
-    than: str | tuple[str, ...]
-    columns: tuple[str, ...]
-    direction: str = "higher"
+    name: str  # `paper:ID`
+    text: str  # the sentence, in words of ours, without a full stop
+    table: str  # name of the table whose cells are compared
+    row: str  # the row that the sentence is about
+    than: str | tuple[str, ...]  # the row that it is compared with, or several, of which each must be behind
+    columns: tuple[str, ...]  # of several, the mean of the differences counts
+    direction: str = "higher"  # or "lower": whether the paper has the row minus the other above or below zero
+    # Options that a smaller form of the claim may have in place of the cells', with their values, or None for any
+    # value; sizes (rounds, images, clients, ...) may always be smaller.
     instead: Mapping[str, Any] = field(default_factory=dict)
-    less: tuple[str, ...] = ()
-    see: str = ""
+    less: tuple[str, ...] = ()  # columns whose mean difference is taken off: is the lead larger than in these?
+    see: str = ""  # the study, if any, that limits what the runs say
 
     @property
     def others(self) -> tuple[str, ...]:
@@ -328,17 +272,17 @@ def rows_by_class(width: Callable[[Sizes], int]) -> Callable[..., tuple[int, int
 class _Declared:
     """What is known of a declaration by the module it stands in: that of its function, or the user's file it is in."""
 
-    _home: ClassVar[str | None] = None  # name of the user's module that declares it; set by the registry on an instance
-
-    @property
-    def origin(self) -> str:
-        """Name of the module that its function stands in."""
-        return (self.run_round if isinstance(self, Method) else self.apply).__module__
+    _home: ClassVar[ModuleType | None] = None  # the user's file that declares it; set by the registry on an instance
 
     @property
     def module(self) -> ModuleType:
         """The module of its file."""
-        return sys.modules[self._home or self.origin]
+        return self._home or self.origin
+
+    @property
+    def origin(self) -> ModuleType:
+        """The module of its function, which is another where a user's file has made it of a paper's."""
+        return sys.modules[(self.run_round if isinstance(self, Method) else self.apply).__module__]
 
     @property
     def file(self) -> Path:
@@ -416,17 +360,11 @@ class Method(_Declared):
 
 @dataclass(frozen=True)
 class Post(_Declared):
-    """A step on the global model after the last round of any method that has one, as its file declares it.
+    """A step on the global model after the last round of any method that has one, as its file declares it."""
 
-    Attributes:
-        name: As in `--post`.
-        title: Full name, one line.
-        config: Frozen dataclass of its options, each made by `option`; their names are no other option's.
-        apply: `(params, buffers, fed, config) -> (params, buffers, floats_up)`: the model after the step, and the
-            floats that a client sends for it, the mean over the clients.
-    """
-
-    name: str
-    title: str
-    config: type
+    name: str  # as in `--post`
+    title: str  # full name, one line
+    config: type  # frozen dataclass of its options, each made by `option`; their names are no other option's
+    # `(params, buffers, fed, config) -> (params, buffers, floats_up)`: the model after the step, and the floats that a
+    # client sends for it, the mean over the clients.
     apply: Callable[..., tuple[dict, dict, int]]

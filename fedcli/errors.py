@@ -8,11 +8,7 @@ from types import ModuleType
 
 def printable(text: object) -> str:
     """A text for a terminal: what would move the cursor, colour or begin a line is written as `\\x1b`."""
-    letters = []
-    for letter in str(text):
-        is_shown = letter.isprintable() or letter == "\u00a0"
-        letters.append(letter if is_shown else letter.encode("unicode_escape", "surrogatepass").decode())
-    return "".join(letters)
+    return "".join(each if each.isprintable() or each == "\u00a0" else repr(each)[1:-1] for each in str(text))
 
 
 class UserError(Exception):

@@ -2,13 +2,13 @@
 
 import importlib
 import pkgutil
-import sys
 from collections.abc import Collection, Mapping
 from dataclasses import replace
 from functools import cache
 from types import ModuleType
 from typing import TypeVar
 
+from fedcli import papers
 from fedcli.declarations import Claim, Method, Post, Protocol, Table
 from fedcli.errors import UserError, unknown
 from fedcli.userfiles import import_file, is_from_file, path_and_name
@@ -33,12 +33,9 @@ def _declarations(kind: type[Declaration], *modules: ModuleType) -> dict[str, De
 @cache
 def _registered(kind: type[Declaration]) -> dict[str, Declaration]:
     """What the modules of `fedcli.papers` declare of a kind, papers before baselines, each in order of name."""
-    modules = []
-    for package in ("fedcli.papers", "fedcli.papers.baselines"):
-        infos = pkgutil.iter_modules(importlib.import_module(package).__path__)
-        names = sorted(info.name for info in infos if not info.ispkg)
-        modules += [importlib.import_module(f"{package}.{name}") for name in names]
-    return _declarations(kind, *modules)
+    infos = pkgutil.walk_packages(papers.__path__, f"{papers.__name__}.")
+    names = sorted((info.name for info in infos if not info.ispkg), key=lambda name: (name.count("."), name))
+    return _declarations(kind, *map(importlib.import_module, names))
 
 
 def _from_file(text: str, kind: type[Declaration]) -> Declaration:
@@ -56,9 +53,28 @@ def _from_file(text: str, kind: type[Declaration]) -> Declaration:
     if name not in names:
         raise unknown(f"{default} in '{path}'", name, names, f"write {path}:NAME, of {', '.join(declared or names)}.")
     item = names[name]
+    if kind is Table:
+        return _with_full_names(item, path)
     if kind in (Method, Post) and item._home is None and all(item is not other for other in _registered(kind).values()):
-        object.__setattr__(item, "_home", module.__name__)  # no field, so that `replace` does not copy it
+        object.__setattr__(item, "_home", module)  # no field, so that `replace` does not copy it
     return item
+
+
+def _full_name(name: str, kind: type[Declaration], path: str) -> str:
+    """A name in a user's file as it is found from elsewhere: with the file's path where the file declares it."""
+    return f"{path}:{name}" if name in _declarations(kind, import_file(path, kind.__name__.lower())) else name
+
+
+def _with_full_names(table: Table, path: str) -> Table:
+    """A table of a user's file, which may name methods, protocols and steps that stand in the same file."""
+    cells = []
+    for cell in table.cells:
+        settings = dict(cell.settings)
+        for key, kind in {"protocol": Protocol, "post": Post}.items():
+            if key in settings:
+                settings[key] = _full_name(settings[key], kind, path)
+        cells.append(replace(cell, method=_full_name(cell.method, Method, path), settings=settings))
+    return replace(table, cells=tuple(cells))
 
 
 def _find(name: str, kind: type[Declaration], title: str, declared: Mapping[str, Declaration]) -> Declaration:
@@ -107,14 +123,13 @@ def claims(paper: str | None = None) -> list[Claim]:
         return registered
     if is_from_file(paper):
         path, _ = path_and_name(paper)
-        module = import_file(path, "claim")
-        declared = _declarations(Claim, module).values()
+        declared = _declarations(Claim, import_file(path, "claim")).values()
         if not declared:
             raise UserError(f"the file '{path}' declares no CLAIMS; add CLAIMS = (fedcli.Claim(...),).")
-        return [replace(claim, table=_full_name(claim.table, Table, path, module)) for claim in declared]
-    papers = dict.fromkeys(claim.name.partition(":")[0] for claim in registered)
-    if paper.lower() not in papers:
-        raise unknown("paper with claims", paper, papers, f"there are {', '.join(papers)}, and your own ./file.py.")
+        return [replace(claim, table=_full_name(claim.table, Table, path)) for claim in declared]
+    names = dict.fromkeys(claim.name.partition(":")[0] for claim in registered)
+    if paper.lower() not in names:
+        raise unknown("paper with claims", paper, names, f"there are {', '.join(names)}, and your own ./file.py.")
     return [claim for claim in registered if claim.name.startswith(f"{paper.lower()}:")]
 
 
@@ -138,23 +153,7 @@ def find_post(name: str, method: Method | None = None) -> Post:
 
 def find_table(name: str) -> Table:
     """The table of that name, or by `./file.py:NAME`; its methods, protocols and steps may stand in the same file."""
-    table = _find(name, Table, "table", tables())
-    if not is_from_file(name):
-        return table
-    path, cells = path_and_name(name)[0], []
-    module = import_file(path, "table")
-    for cell in table.cells:
-        settings = dict(cell.settings)
-        for key, kind in {"protocol": Protocol, "post": Post}.items():
-            if key in settings:
-                settings[key] = _full_name(settings[key], kind, path, module)
-        cells.append(replace(cell, method=_full_name(cell.method, Method, path, module), settings=settings))
-    return replace(table, cells=tuple(cells))
-
-
-def _full_name(name: str, kind: type[Declaration], path: str, module: ModuleType) -> str:
-    """A name in a user's file as it is found from elsewhere: with the file's path where the file declares it."""
-    return f"{path}:{name}" if name in _declarations(kind, module) else name
+    return _find(name, Table, "table", tables())
 
 
 def find_method(name: str) -> Method:
@@ -178,7 +177,7 @@ def default_protocol(method: Method, dataset: str | None) -> Protocol:
         method: The method.
         dataset: The data set; None for the default protocol whatever the data.
     """
-    of_file = _declarations(Protocol, method.module, sys.modules[method.origin])
+    of_file = _declarations(Protocol, method.module, method.origin)
     name = method.default_protocol or next(iter(of_file), "")
     if not name and method.reduces_to:
         return default_protocol(find_method(method.reduces_to[0]), dataset)

@@ -20,6 +20,7 @@ from typing import Any
 from fedcli.errors import UserError, unknown
 
 _FROM_FILE = re.compile(r"(.*\.py)(?::(.+))?", re.DOTALL)
+_PATHS = re.compile(r"(?<![^,])[^,]*\.py(?=:[^,]|,|\Z)")  # of such texts between commas
 _PREFIX = "fedcli_file_"  # of the names of their modules
 THEN = ", then "  # between the hashes of a file that was changed while a run rested
 
@@ -52,19 +53,20 @@ def is_hash_of(recorded: str, path: str | Path) -> bool:
 
 def own_paths(values: Iterable[Any]) -> list[str]:
     """The absolute paths of the user's own files in a run's method and the values of its options, each once."""
-    texts = ",".join(value for value in values if isinstance(value, str)).split(",")
-    return list(dict.fromkeys(path_and_name(text)[0] for text in texts if is_from_file(text)))
+    texts = ",".join(value for value in values if isinstance(value, str))
+    return list(dict.fromkeys(str(Path(path).resolve()) for path in _PATHS.findall(texts)))
 
 
 def replace_paths(value: Any, paths: Mapping[str, str]) -> Any:
     """An option's value with absolute paths of the user's files, of which some are others now."""
     if not isinstance(value, str):
         return value
-    parts = []
-    for part in value.split(","):
-        path, name = path_and_name(part) if is_from_file(part) else (part, "")
-        parts.append(paths.get(path, path) + (f":{name}" if name else ""))
-    return ",".join(parts)
+
+    def current(match: re.Match) -> str:
+        path = str(Path(match[0]).resolve())
+        return paths.get(path, path)
+
+    return _PATHS.sub(current, value)
 
 
 def trust_files(
@@ -98,8 +100,8 @@ def trust_files(
 
 
 def user_files(record: dict[str, Any]) -> dict[str, str]:
-    """The user's files that a record needs, each with its hash, which is empty where an older record has none."""
-    hashes = dict.fromkeys(own_paths([record["method_source"]]), record["method_hash"]) | record.get("user_files", {})
+    """The user's files that a record needs, each with its hash, which is empty where the record does not tell it."""
+    hashes = record.get("user_files", {})
     return {path: hashes.get(path, "") for path in own_paths([record["method_source"], *record["config"].values()])}
 
 
@@ -129,12 +131,10 @@ def from_file(text: str, kind: str) -> FromFile:
     """
     path, name = path_and_name(text)
     module = import_file(path, kind)
-    names = [key for key, value in vars(module).items() if getattr(value, "__module__", None) == module.__name__]
-    if not name:
-        raise UserError(f"the {kind} lacks a name (got '{text}'); write {text}:NAME, of {', '.join(names)}.")
     function = getattr(module, name, None)
     if not callable(function):
-        remedy = f"it must be a function or a class; there are: {', '.join(names)}."
+        names = [key for key, value in vars(module).items() if getattr(value, "__module__", None) == module.__name__]
+        remedy = f"write {path}:NAME with a function or class of it: {', '.join(names) or 'it has none'}."
         raise unknown(f"{kind} in '{path}'", name, names, remedy)
     return FromFile(function, name, Path(path))
 

@@ -71,7 +71,7 @@ Run it
 """
 
 from collections.abc import Callable
-from dataclasses import Field, dataclass, field, fields, make_dataclass, replace
+from dataclasses import dataclass, field, fields, make_dataclass, replace
 from types import ModuleType
 from typing import Any, NamedTuple
 
@@ -271,13 +271,8 @@ METHOD = Method(
 # FedFM-Lite, Section VI
 
 
-def _copies(options: type) -> list[tuple[str, type, Field]]:
-    """The options of a Config, for another one that has them too."""
-    return [(each.name, each.type, field(default=each.default, metadata=each.metadata)) for each in fields(options)]
-
-
 _INTERVAL = option(5, "Rounds between two exchanges of models", symbol="a", source="Section VI", unit="rounds", low=1)
-LiteConfig = make_dataclass("LiteConfig", [*_copies(Config), ("model_interval", int, _INTERVAL)], frozen=True)
+LiteConfig = make_dataclass("LiteConfig", [("model_interval", int, _INTERVAL)], bases=(Config,), frozen=True)
 
 
 class StateWithClients(NamedTuple):
@@ -371,7 +366,7 @@ def joined_options(base: ModuleType) -> tuple[type, Callable[[Any], Any]]:
         The Config of both, and the function that takes the other method's own Config out of it.
     """
     title, taken = base.METHOD.title.partition(":")[0], {entry.name for entry in fields(Config)}
-    joined, names = _copies(Config), {}
+    joined, names = [], {}
     for other in fields(base.Config):
         names[other.name] = f"{base.METHOD.name}_{other.name}" if other.name in taken else other.name  # Reading 17
         metadata = {**other.metadata, "source": f"{title}, {other.metadata['source']}"}
@@ -380,7 +375,7 @@ def joined_options(base: ModuleType) -> tuple[type, Callable[[Any], Any]]:
     def of_base(config: Any) -> Any:
         return base.Config(**{name: getattr(config, here) for name, here in names.items()})
 
-    return make_dataclass("JoinedConfig", joined, frozen=True), of_base
+    return make_dataclass("JoinedConfig", joined, bases=(Config,), frozen=True), of_base
 
 
 def add_matching(objective: LocalLoss, config: Config) -> LocalLoss:

@@ -5,7 +5,7 @@ from functools import wraps
 import fedcli.check
 from fedcli.check import *  # noqa: F403
 from fedcli.check import RELATIVE, distance
-from tests.reference import ReferenceFederation
+from tests.reference import ReferenceFederation, exchange_plainly, models_of, modules_of, stacked_by_network
 
 NORMED = f"{fedcli.check.__file__}:normed"  # a small network with BatchNorm
 
@@ -19,7 +19,7 @@ def raising(law, **options):
 
     @wraps(law)
     def held(*arguments, **more):
-        findings = law(*arguments, **options, **more)
+        findings = list(law(*arguments, **options, **more))
         broken = [str(finding) for finding in findings if not finding.holds]
         if broken:
             raise Broken("; ".join(broken))
@@ -43,18 +43,10 @@ def assert_agree(tree, other, what: str) -> None:
 
 
 def assert_rounds_agree(setup, fed, slow_round, shared, shared_of, rounds=3):
-    """Holds rounds of a method to those of a plain loop: to what all share, and to what each client keeps.
+    """Holds rounds of a method to a plain loop, in what all share and what each client keeps; returns the last state.
 
-    Args:
-        setup: The method and its options.
-        fed: Its federation.
-        slow_round: From federation, setup, round, what clients keep and what all share to the next of the last two.
-        shared: What all share before the first round.
-        shared_of: From a state to what all share.
-        rounds: How many.
-
-    Returns:
-        The last state.
+    `slow_round` takes the federation, the setup, the round, what clients keep and what all share, and returns the last
+    two after the round; `shared` is what all share at first, and `shared_of` takes it out of a state.
     """
     state, kept = setup.method.init(fed, setup.options), {}
     for number in range(rounds):
@@ -64,3 +56,16 @@ def assert_rounds_agree(setup, fed, slow_round, shared, shared_of, rounds=3):
         for client, parts in kept.items():
             assert_agree(tuple(state.clients[client]), parts, f"client {client} in round {number}")
     return state
+
+
+def assert_public_phase_agrees(setup, fed, cohort, states, phase, objective, optimizer, batches=None, fresh=True):
+    """Holds what clients with these states learn on public images, those of the round or `batches`, to a plain loop.
+
+    `phase` takes stacked clients, their cohort, the federation and the options, and returns clients and terms. For the
+    rest see `exchange_plainly`. Returns the terms, and means over the batches of what the objective keeps.
+    """
+    batches = list(fed.public_batches(cohort.round)) if batches is None else batches
+    expected, means = exchange_plainly(modules_of(fed, states), batches, objective, optimizer, fresh)
+    trained, terms = phase(stacked_by_network(fed, cohort, states), cohort, fed, setup.options)
+    assert_agree(models_of(fed.groups(cohort), trained), expected, "the models")
+    return terms, means

@@ -58,14 +58,10 @@ def minibatches(fed: Federation, number: int, client: int, epochs: range | None 
 
 
 def train_plainly(fed: Federation, number: int, client: int, model: tuple, objective: Callable) -> dict[str, Tensor]:
-    """A client's parameters after a round of SGD.
+    """A client's parameters after a round of SGD with the federation's minibatches and options.
 
-    Args:
-        fed: The federation, whose minibatches and options of SGD count.
-        number: The round.
-        client: The client.
-        model: Parameters and buffers that it begins with.
-        objective: From module, features, logits and labels to the loss.
+    `model` is parameters and buffers that it begins with, and `objective` goes from module, features, logits and labels
+    to the loss.
     """
     (module,), run = modules_of(fed, {client: model}), fed.config
     optimizer = torch.optim.SGD(module.parameters(), run.lr, run.momentum, weight_decay=run.weight_decay)
@@ -80,17 +76,9 @@ def train_plainly(fed: Federation, number: int, client: int, model: tuple, objec
 def train_pair(fed, number: int, client: int, models: list, extra: list, losses: Callable, clip_norm: float) -> tuple:
     """A client's two networks after a round of SGD, each clipped alone, by the gradients of both losses.
 
-    Args:
-        fed: The federation.
-        number: The round.
-        client: The client.
-        models: Parameters and buffers of its own network, and of the one that all share, which is the first client's.
-        extra: More modules to train.
-        losses: From what both networks give for images, features and logits, and the labels to the two losses.
-        clip_norm: The bound.
-
-    Returns:
-        Parameters of each network and further module, and how many steps were cut.
+    `models` are parameters and buffers of its own network and of the one that all share, which is the first client's;
+    `extra` are more modules to train; `losses` goes from what both networks give for images and from labels to the two
+    losses. Returns the parameters of each network and further module, and how many steps were cut to `clip_norm`.
     """
     modules = [*modules_of(fed, {client: models[0]}), *modules_of(fed, {0: models[1]}), *extra]
     optimizers, cut = [torch.optim.SGD(module.parameters(), fed.config.lr) for module in modules], 0
@@ -124,16 +112,10 @@ def exchange_plainly(
 ) -> tuple[dict[int, tuple], list[list]]:
     """A public phase by torch.optim: what every client says of a batch, and then a step of each.
 
-    Args:
-        modules: The clients' models, which are trained.
-        batches: The public batches.
-        objective: From a client's number, its features and logits, and all clients' of the batch, to the loss and
-            numbers that are kept of it.
-        optimizer: From parameters to their optimizer.
-        fresh: Whether each batch has optimizers of its own.
+    `objective` goes from a client's number, its features and logits, and those of all clients, to the loss and numbers
+    that are kept of it; `optimizer` goes from parameters to their optimizer, `fresh` for each batch.
 
-    Returns:
-        Each client's parameters and buffers, and means over the batches of what is kept, in the order of clients.
+    Returns each client's parameters and buffers, and means over the batches of what is kept, in the order of clients.
     """
     optimizers, kept = [optimizer(module.parameters()) for module in modules], [[] for _ in modules]
     for batch in batches:

@@ -32,15 +32,6 @@ def statistics():
     return [ccvr.client_statistics(x, y, C) for x, y in zip(*features_of_clients(), strict=True)]
 
 
-def test_statistics_of_a_client_by_hand():
-    features = torch.tensor([[1.0, 0.0], [3.0, 4.0], [5.0, 5.0]], dtype=torch.float64)
-    counts, means, covariances = ccvr.client_statistics(features, torch.tensor([1, 1, 0]), 3)
-    assert counts.tolist() == [1, 2, 0]
-    assert means.tolist() == [[5, 5], [2, 2], [0, 0]]
-    assert covariances[1].tolist() == [[2, 4], [4, 8]]  # of (1, 2) and its opposite, over 2 - 1
-    assert covariances[0].abs().sum() == covariances[2].abs().sum() == 0
-
-
 def test_pooled_statistics_are_those_of_the_pooled_features():
     features, labels = map(torch.cat, features_of_clients())
     counts, means, covariances = ccvr.pool(iter(statistics()))
@@ -139,8 +130,7 @@ def test_the_rounds_and_the_hash_are_those_without_the_step(tmp_path):
     assert find_metric("post").value(plain.record) is None
     written = json.loads((after.path / "record.json").read_text())
     assert written["post"] == post
-    assert [written["config"][name] for name in ("post", "ccvr_examples", "ccvr_epochs")] == ["ccvr", 50, 10]
-    assert (written["origin"]["ccvr_examples"], written["origin"]["ccvr_epochs"]) == ("command line", "default")
+    assert (written["config"]["ccvr_examples"], written["origin"]["ccvr_epochs"]) == (50, "default")
     assert not any(name.startswith("ccvr") for name in plain.record["config"])
 
 

@@ -8,10 +8,10 @@ import pytest
 
 import fedcli
 from fedcli.cli.common import place_runs
-from fedcli.errors import UserError
 from fedcli.results import jobs, plans
 from fedcli.runs import run as runs
 from fedcli.runs.records import read_record
+from tests.files import refused
 from tests.test_reproduce import SMALL, Watch
 from tests.test_runs import TINY, Stop, StopAfter
 
@@ -81,15 +81,10 @@ def test_a_task_waits_for_a_process_that_is_about_to_write_its_record(tmp_path, 
 
 
 def test_where_ray_cannot_run_them_is_refused(monkeypatch):
-    for on, gpus, message in (
-        ("slurm", None, "--on must be ray or ray:ADDRESS"),
-        ("ray", 1.5, "--gpus-per-run must be"),
-    ):
-        with pytest.raises(UserError, match=message):
-            place_runs(None, on, None, gpus)
+    refused(lambda: place_runs(None, "slurm", None, None), "--on must be ray or ray:ADDRESS")
+    refused(lambda: place_runs(None, "ray", None, 1.5), "--gpus-per-run must be")
     monkeypatch.setitem(sys.modules, "ray", None)
-    with pytest.raises(UserError, match=r"pip install 'fedcli\[ray\]'"):
-        place_runs(None, "ray", None, None)
+    refused(lambda: place_runs(None, "ray", None, None), "pip install 'fedcli[ray]'")
 
 
 def test_each_job_has_a_device_in_turn(monkeypatch):

@@ -36,16 +36,6 @@ def files(folder, monkeypatch):
     shutil.copy(PARTS, "parts.py")
 
 
-def build(body, size=8, classes=5):
-    """The network of a file whose function `net` has this body."""
-    lines = "\n".join(f"    {line}" for line in body.strip().split("\n"))
-    Path("net.py").write_text(
-        "import numpy as np\nimport torch\nfrom torch import nn\n\n"
-        f"def net(channels, image_size, num_classes):\n{lines}\n"
-    )
-    return backbones.build("./net.py:net", 1, size, classes, seed=3)
-
-
 # Running
 
 
@@ -98,21 +88,26 @@ def test_a_file_brings_methods_protocols_tables_and_a_step_after():
     assert record["user_files"] == {path: userfiles.file_hash("mine.py")} == {path: record["method_hash"]}
 
 
-def test_a_papers_protocol_is_the_default_of_a_method_made_of_its():
-    first = next(method for method in registry.methods().values() if not method.default_protocol)
-    Path("mine.py").write_text(f"from dataclasses import replace\nfrom fedcli import registry\n"
-                               f"METHOD = replace(registry.find_method({first.name!r}), name='mine')\n")  # fmt: skip
-    mine = registry.find_method("./mine.py")
-    assert registry.default_protocol(mine, None) == registry.default_protocol(first, None)
+OF_ITS_OWN = """from fedcli import Method
+from fedcli.papers.baselines.fedavg import Config, ServerState, init
+def run_round(state, cohort, fed, config): return state, {}
+METHOD = Method('mine', 'Mine', Config, init, run_round, SIMPLER, state_types=(ServerState,))
+"""
+OF_A_PAPER = """from dataclasses import replace
+from fedcli.papers import fedcme
+METHOD = replace(fedcme.METHOD, name='mine')
+"""
 
 
-@pytest.mark.parametrize(("simpler", "protocol"), [("('fedavg', {})", "fedfm:digits"), ("None", "own:data")])
-def test_a_method_without_a_protocol_has_that_of_the_method_to_which_it_reduces(simpler, protocol):
-    Path("mine.py").write_text(
-        "from fedcli import Method\nfrom fedcli.papers.baselines.fedavg import Config, ServerState, init\n"
-        "def run_round(state, cohort, fed, config): return state, {}\n"
-        f"METHOD = Method('mine', 'Mine', Config, init, run_round, {simpler}, state_types=(ServerState,))\n"
-    )
+@pytest.mark.parametrize(
+    ("text", "protocol"),
+    [
+        (OF_A_PAPER, "fedcme:digits"), (OF_ITS_OWN.replace("SIMPLER", "('fedavg', {})"), "fedfm:digits"),
+        (OF_ITS_OWN.replace("SIMPLER", "None"), "own:data"),
+    ],
+)  # fmt: skip
+def test_a_method_without_a_protocol_has_that_of_its_paper_or_of_the_method_to_which_it_reduces(text, protocol):
+    Path("mine.py").write_text(text)
     assert registry.default_protocol(registry.find_method("./mine.py"), "digits").name == protocol
 
 
@@ -175,11 +170,7 @@ STATE = "fedavg.ServerState(*fed.initial_model())"
     ("state", "outcome", "words"),
     [
         (STATE, "state", "of 'mine' returns no state and terms (got ServerState); end it with 'return state, terms'"),
-        (
-            "dict(w=fed.initial_model()[0])",
-            "state, {}",
-            "no params and buffers (got dict); let init and run_round return",
-        ),
+        ("dict(w=fed.initial_model()[0])", "state, {}", "no params and buffers (got dict); let init and run_round"),
     ],
 )
 def test_a_round_that_returns_something_else_is_told_what_to_return(state, outcome, words):
@@ -240,52 +231,43 @@ def test_the_last_linear_becomes_the_head_and_layers_those_that_know_padding_and
     torch.testing.assert_close(module.body[1].running_mean, torch.zeros(8))  # the trial leaves no trace
 
 
-COUNTER = "self.register_buffer('n', torch.zeros(1))"
-
-
-def net(forward, layers=""):
-    """A function that returns a module with a layer `first`, a last one `fc`, and more."""
-    return (
-        "class Net(nn.Module):\n    def __init__(self):\n        super().__init__()\n"
-        "        self.first, self.fc = nn.Linear(image_size**2, 6), nn.Linear(6, num_classes)\n"
-        f"        {layers or 'pass'}\n    def forward(self, x):\n"
-        f"        x = x.flatten(1)\n        {forward}\nreturn Net()"
-    )
+NET = """from torch import nn
+class Net(nn.Module):
+    def __init__(self, channels, image_size, num_classes):
+        super().__init__()
+        self.first, self.fc = nn.Linear(image_size**2, 6), nn.Linear(6, num_classes)
+        LAYERS
+    def forward(self, x):
+        x = x.flatten(1)
+        FORWARD
+"""
+PLAIN = "return self.fc(self.first(x))"
 
 
 @pytest.mark.parametrize(
-    ("body", "words"),
+    ("forward", "layers", "words"),
     [
-        ("return 3", "gives no torch.nn.Module (got int)"),
-        (net("return self.first(x)"), "gives no logits of 5 classes (got (4, 6) of 4 images)"),
-        (net("return self.fc(self.first(x)).log_softmax(1)"), "does not end in its last nn.Linear"),
-        (net("return self.fc(self.first(x))", "self.fc = nn.Linear(6, num_classes, bias=False)"), "D] (got Linear)"),
-        (net("return self.fc(self.first(x) + self.fc(self.first(x)).sum())"), "in its last nn.Linear; let that give"),
-        (net("return self.fc(self.first(x)) + 0 * self.fc.weight.sum()"), "has no attribute 'weight'"),
-        (
-            net("return self.fc(self.norm(self.first(x)))", "self.norm = nn.BatchNorm1d(6)"),
-            "mixes the images of a batch before or in the layer 'norm' (BatchNorm1d); use nn.BatchNorm2d,",
-        ),
-        (
-            net("return self.fc(self.drop(self.first(x)))", "self.drop = nn.AlphaDropout(0.5)"),
-            "draws random numbers before or in the layer 'drop' (AlphaDropout); use nn.Dropout or",
-        ),
-        (net("x = self.first(x); return self.fc(x - x.mean(0) * self.training)"), "mixes the images of a batch"),
-        (net("self.n = self.n + 1; return self.fc(self.first(x))", COUNTER), "puts a new tensor"),
-        (net("return self.fc(self.first(x))", "self.fc.weight.requires_grad_(False)"), "does not train its last"),
-        (
-            net("return self.fc(self.first(x))", "self.again = nn.ParameterList([self.first.weight])"),
-            "in two places, 'first.weight' and 'again.0'",
-        ),
-        (
-            net("return self.fc(self.first(self.att(x, x, x)[0]))", "self.att = nn.MultiheadAttention(64, 2)"),
-            "mixes the images of a batch before or in the layer 'att' (MultiheadAttention)",
-        ),
-        (net("return self.fc(self.first(x[:, :7]))"), "line 13 (got RuntimeError: mat1 and mat2"),
+        ("return self.first(x)", "", "gives no logits of 5 classes (got (4, 6) of 4 images)"),
+        ("return self.fc(self.first(x)).log_softmax(1)", "", "does not end in its last nn.Linear"),
+        (PLAIN, "self.fc = nn.Linear(6, num_classes, bias=False)", "D] (got Linear)"),
+        ("return self.fc(self.first(x) + self.fc(self.first(x)).sum())", "", "in its last nn.Linear; let that give"),
+        ("return self.fc(self.first(x)) + 0 * self.fc.weight.sum()", "", "has no attribute 'weight'"),
+        ("return self.fc(self.norm(self.first(x)))", "self.norm = nn.BatchNorm1d(6)",
+         "mixes the images of a batch before or in the layer 'norm' (BatchNorm1d); use nn.BatchNorm2d,"),
+        ("return self.fc(self.drop(self.first(x)))", "self.drop = nn.AlphaDropout(0.5)",
+         "draws random numbers before or in the layer 'drop' (AlphaDropout); use nn.Dropout or"),
+        ("return self.fc(self.first(self.att(x, x, x)[0]))", "self.att = nn.MultiheadAttention(64, 2)",
+         "mixes the images of a batch before or in the layer 'att' (MultiheadAttention)"),
+        ("x = self.first(x); return self.fc(x - x.mean(0) * self.training)", "", "mixes the images of a batch"),
+        (f"self.n = self.n + 1; {PLAIN}", "self.register_buffer('n', self.fc.bias[:1].detach())", "puts a new tensor"),
+        (PLAIN, "self.fc.weight.requires_grad_(False)", "does not train its last"),
+        (PLAIN, "self.again = nn.ParameterList([self.first.weight])", "in two places, 'first.weight' and 'again.0'"),
+        ("return self.fc(self.first(x[:, :7]))", "", "line 9 (got RuntimeError: mat1 and mat2"),
     ],
-)
-def test_a_network_that_breaks_a_rule_is_refused_in_a_line(body, words):
-    refused(lambda: build(body), words, "net.py")
+)  # fmt: skip
+def test_a_network_that_breaks_a_rule_is_refused_in_a_line(forward, layers, words):
+    Path("net.py").write_text(NET.replace("FORWARD", forward).replace("LAYERS", layers))
+    refused(lambda: backbones.build("./net.py:Net", 1, 8, 5, seed=3), words, "net.py")
 
 
 # Partitions
@@ -324,15 +306,17 @@ def test_a_data_set_is_checked_and_in_canonical_order():
 
 
 SPLITS, SETS = (lambda: split(None, **GROUPS)), (lambda: datasets.load("./own.py:f"))
-HEAD = {SPLITS: "def f(labels, num_clients, rng, *, groups):\n    return ", SETS: "def f():\n    return "}
+NETWORKS = lambda: backbones.build("./own.py:f", 1, 8, 5, seed=3)  # noqa: E731
+HEAD = {SPLITS: "def f(labels, num_clients, rng, *, groups):\n    return ", SETS: "def f():\n    return ",
+        NETWORKS: "def f(*sizes):\n    return "}  # fmt: skip
 
 
 @pytest.mark.parametrize(
     ("use", "content", "words"),
     [
         ("./none.py:f", "", "there is no metric file at"),
-        ("./own.py", "def f(): pass", "write ./own.py:NAME, of f."),
-        ("./own.py:f", "x = 1\nf = x", "it must be a function or a class; there are"),
+        ("./own.py", "def f(): pass", "NAME with a function or class of it: f."),
+        ("./own.py:f", "x = 1\nf = x", "it has none."),
         ("./own.py:f", "x = 1\nimport nothing_of_that_name", "line 3 (got ModuleNotFoundError"),
         (SPLITS, "[[0], [1], [2]]", "gives no list of 2 clients (got 3)"),
         (SPLITS, "[[0], [10]]", "gives wrong positions to client 1 (got int64 10 ...)"),
@@ -340,6 +324,7 @@ HEAD = {SPLITS: "def f(labels, num_clients, rng, *, groups):\n    return ", SETS
         (SPLITS, "[[0, 1], [1]]", "uses an example twice (got position 1)"),
         (SPLITS, "labels.nothing", "line 3 (got AttributeError"),
         (SETS, "3", "'int' object has no attribute 'items'"),
+        (NETWORKS, "3", "gives no torch.nn.Module (got int)"),
         (SETS, "dict.fromkeys(('x_train', 'y_train', 'x_test', 'y_test'), np.ones((3, 4, 4)))", "name for each"),
     ],
 )  # fmt: skip

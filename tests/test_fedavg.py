@@ -1,21 +1,20 @@
-"""FedAvg: known answers."""
+"""FedAvg, and methods that change one step of it, by hand and against plain loops.
+
+FedAvgM, FedProx, FedRS, LG-FedAvg and FedNova.
+"""
+
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
-from torch.nn.functional import cross_entropy
+import torch.nn.functional as F
 
 from fedcli.core.evaluation import evaluate
+from fedcli.papers.baselines import fedavgm, fednova
+from fedcli.papers.baselines.fedrs import class_scales, class_shares, restricted_cross_entropy
 from tests import laws, toys
 from tests.reference import train_plainly
-
-
-def test_one_client_is_centralised_sgd():
-    setup, fed = laws.federation("fedavg", parts=laws.toy_parts((13,)), num_clients=1, cohort_size=1)
-    params, buffers = fed.initial_model()
-    for number in range(2):
-        params = train_plainly(fed, number, 0, (params, buffers), lambda module, f, logits, y: cross_entropy(logits, y))
-    laws.assert_agree(laws.simulate(setup, fed, 2).params, params, "one client")
 
 
 def test_weights_are_shares_of_the_cohorts_examples_validation_included():
@@ -25,15 +24,31 @@ def test_weights_are_shares_of_the_cohorts_examples_validation_included():
     assert [len(part) for part in fed.validation] == [3, 1, 2, 1]
 
 
-def test_a_round_is_the_weighted_mean_of_parameters_and_buffers():
+def plain_sgd(module, features, logits, y):
+    return F.cross_entropy(logits, y)
+
+
+@pytest.mark.parametrize(("method", "mu"), [("fedavg", 0.0), ("fedprox", 0.7)])
+def test_a_round_is_the_weighted_mean_of_clients_by_a_plain_loop(method, mu):
+    options = {"proximal_weight": mu} if mu else {}
+    setup, fed = laws.federation(method, options, parts=laws.toy_parts((5, 3, 2, 2)))
+    received, buffers = fed.initial_model()
+
+    def objective(module, features, logits, y):
+        distance = sum((value - received[name]).square().sum() for name, value in module.named_parameters())
+        return F.cross_entropy(logits, y) + mu / 2 * distance
+
+    ends = [train_plainly(fed, 0, client, (received, buffers), objective) for client in range(4)]
+    mean = {name: sum(n * end[name] for n, end in zip((5, 3, 2, 2), ends, strict=True)) / 12 for name in received}
+    laws.assert_agree(laws.simulate(setup, fed, 1).params, mean, "the model")
+
+
+def test_buffers_are_averaged_with_the_same_weights():
     run = {"backbone": laws.NORMED, "parts": laws.toy_parts((5, 3, 2, 2))}
     fed, cohort, received, local_loss = toys.first_round(**run)
     clients, _ = fed.train(received, cohort, local_loss)
-    mean = {name: sum(n * value[k] for k, n in enumerate((5, 3, 2, 2))) / 12
-            for tree in (clients.params, clients.buffers) for name, value in tree.items()}  # fmt: skip
-    state = laws.simulate(*laws.federation("fedavg", **run), 1)
-    laws.assert_agree({**state.params, **state.buffers}, mean, "the mean")
-    assert laws.distance(state.buffers, fed.initial_model()[1]) > 1e-3
+    mean = {name: sum(n * value[k] for k, n in enumerate((5, 3, 2, 2))) / 12 for name, value in clients.buffers.items()}
+    laws.assert_agree(laws.simulate(*laws.federation("fedavg", **run), 1).buffers, mean, "the mean")
 
 
 def test_the_learning_rate_decays_from_round_to_round():
@@ -59,3 +74,140 @@ def test_validation_accuracy_is_pooled_and_the_clients_spread_is_not():
     assert len(set(own.tolist())) > 1
     assert result["validation_accuracy"] == torch.cat(hits).mean()
     assert result["clients"] == {"mean": own.mean(), "std": own.std(correction=0), "worst": own.min()}
+
+
+# FedAvgM
+
+
+def test_three_rounds_of_fedavgm_by_hand():
+    config = fedavgm.Config(server_momentum=0.5, server_lr=0.5)
+    cohort = SimpleNamespace(weights=torch.tensor([0.25, 0.75]))
+    fed = SimpleNamespace(upload_model=lambda clients: (clients.params, clients.buffers))
+    state = fedavgm.ServerState(*({"w": torch.tensor([value])} for value in (10.0, 7.0, 0.0)))
+    rounds = [  # what the two clients return; then v and w by hand
+        ((6.0, 8.0), 2.5, 8.75),  # Delta = 10 - 7.5
+        ((6.75, 4.75), 4.75, 6.375),  # Delta = 8.75 - 5.25
+        ((6.375, 6.375), 2.375, 5.1875),  # clients that stand still: the velocity alone moves the model
+    ]
+    for local, velocity, params in rounds:
+        params_of, buffers_of = ({"w": torch.tensor(values)[:, None]} for values in (local, (1.0, 5.0)))
+        state = fedavgm.aggregate(state, SimpleNamespace(params=params_of, buffers=buffers_of), cohort, fed, config)
+        # The buffers are the plain mean, whatever went before.
+        assert [tree["w"].item() for tree in state] == [params, 4.0, velocity]
+
+
+# FedRS
+
+
+def test_fedrss_shares_are_those_of_the_training_part():
+    parts = [np.array([0, 3, 1, 6, 4, 5, 8, 11, 14, 2]), np.array([7, 9]), np.array([], int), np.array([10, 12])]
+    _, fed = laws.federation("fedrs", parts=parts, validation=0.2)  # labels 0, 1, 2, 0, 1, 2, ...
+    cohort = fed.cohort_of(0, [1, 0, 2])
+    expected = []
+    for client in cohort.client_ids:
+        labels = [int(fed.engine.labels[i]) for i in fed.training[client]]
+        expected.append([labels.count(c) / max(len(labels), 1) for c in range(3)])
+    assert len(fed.training[0]) == 8
+    assert class_shares(fed, cohort).tolist() == expected
+
+
+def test_fedrss_scales_by_hand():
+    shares = torch.tensor([[0.5, 0.0, 0.4, 0.1], [0.0, 0.0, 0.0, 0.0]])
+    hard, soft = (class_scales(shares, 0.5, form) for form in ("hard", "soft"))
+    assert hard.tolist() == [[1, 0.5, 1, 1], [0.5] * 4]
+    assert soft[0].tolist() == pytest.approx([1, 0.5, 0.9, 0.6])
+    assert soft[1].tolist() == [0.5] * 4
+
+
+def test_restricted_softmax_scales_the_logits():
+    logits, labels, scales = toys.randn(6, 4), torch.tensor([0, 1, 2, 0, 2, 1]), torch.tensor([1.0, 1.0, 1.0, 0.3])
+    expected = F.cross_entropy(scales * logits, labels)
+    torch.testing.assert_close(restricted_cross_entropy(logits, labels, scales), expected)
+
+
+# LG-FedAvg
+
+HEAD = ("head.weight", "head.bias")
+
+
+def test_two_rounds_of_lg_fedavg_are_those_of_a_plain_loop():
+    sizes, cohorts = (12, 4, 8, 6), ([0, 1, 3], [1, 2, 3])
+    setup, fed = laws.federation("lg-fedavg", parts=laws.toy_parts(sizes))
+    first, buffers = fed.initial_model()
+    head, own = {name: first[name] for name in HEAD}, dict.fromkeys(range(4), first)
+    for number, clients in enumerate(cohorts):
+        for client in clients:
+            model = {**own[client], **head}, buffers
+            own[client] = train_plainly(fed, number, client, model, plain_sgd)
+        total = sum(sizes[client] for client in clients)
+        head = {name: sum(sizes[client] * own[client][name] for client in clients) / total for name in HEAD}
+        state = laws.simulate(setup, fed, number + 1, cohorts)
+        laws.assert_agree(state.head, head, "the averaged head")
+        assert len(state.clients) == 3 + number
+        for client, (params, _) in setup.method.personal(state).items():  # which is tested
+            laws.assert_agree(params, {**own[client], **head}, f"client {client}")
+
+
+def test_lg_fedavgs_first_head_is_the_first_networks():
+    setup, fed = laws.federation("lg-fedavg", backbone=toys.MIXED)
+    head = setup.method.init(fed, setup.options).head
+    first, second = (fed.initial_model(network)[0] for network in fed.networks)
+    assert all(torch.equal(head[name], first[name]) for name in HEAD)
+    assert not torch.equal(head["head.weight"], second["head.weight"])
+
+
+# FedNova
+
+EQUAL_STEPS = (8, 7, 6, 5)  # examples; batches of 4 make two steps an epoch of each
+
+
+@pytest.mark.parametrize("rho", [0.0, 0.9])
+def test_effective_steps_is_how_far_momentum_sgd_goes_along_a_constant_gradient(rho):
+    steps = torch.tensor([0, 1, 2, 7, 50])
+    for tau, ours in zip(steps.tolist(), fednova.effective_steps(steps, rho).tolist(), strict=True):
+        w = torch.zeros(1, dtype=torch.float64, requires_grad=True)
+        optimizer = torch.optim.SGD([w], lr=1.0, momentum=rho)
+        for _ in range(tau):
+            w.grad = torch.ones(1, dtype=torch.float64)
+            optimizer.step()
+        assert ours == pytest.approx(-w.item(), rel=1e-12)
+
+
+def test_normalised_average_against_a_loop():
+    start, local, weights = (
+        {"w": toys.randn(3, 2)},
+        {"w": toys.randn(4, 3, 2, seed=1)},
+        torch.tensor([0.1, 0.2, 0.3, 0.4]),
+    )
+    effective = [2.0, 5.0, 0.0, 1.5]  # the third client took no step
+    along = sum(p * a for p, a in zip(weights.tolist(), effective, strict=True))
+    mean = sum(weights[k] * (start["w"] - local["w"][k]) / effective[k] for k in (0, 1, 3))
+    ours = fednova.normalised_average(start, local, torch.tensor(effective), weights)
+    torch.testing.assert_close(ours["w"], start["w"] - along * mean)
+    nobody = fednova.normalised_average(start, local, torch.zeros(4).double(), weights)
+    assert laws.distance(nobody, start) == 0
+
+
+@pytest.mark.parametrize(("optimizer", "momentum"), [("sgd", 0.0), ("sgd", 0.9), ("adam", 0.9)])
+def test_with_equal_steps_fednova_is_fedavg(optimizer, momentum):
+    run = {"parts": laws.toy_parts(EQUAL_STEPS), "optimizer": optimizer, "momentum": momentum, "lr": 0.01}
+    ours, base = (laws.federation(name, backbone=laws.NORMED, **run) for name in ("fednova", "fedavg"))
+    assert set(ours[1].plan(ours[1].cohort(0)).steps.tolist()) == {4}
+    laws.assert_agree(tuple(laws.simulate(*ours, 3)), tuple(laws.simulate(*base, 3)), "parameters and buffers")
+
+
+@pytest.mark.parametrize(
+    ("run", "steps", "momentum"),
+    [
+        ({"optimizer": "adam", "lr": 0.003}, [8, 4, 6, 2], 0.0),  # the toy run's momentum of 0.9 is SGD's
+        ({"parts": laws.toy_parts((3, 13, 8, 4)), "drop_last": True}, [0, 6, 4, 2], 0.9),  # client 0 has no full batch
+    ],
+)
+def test_a_round_of_fednova_is_the_normalised_average_by_effective_steps(run, steps, momentum):
+    setup, fed = laws.federation("fednova", **run)
+    (start, buffers), cohort = fed.initial_model(), fed.cohort(0)
+    received = fed.broadcast(start, buffers, cohort)
+    clients, _ = fed.train(received, cohort, fednova.make_local_loss(fed.network, setup.options))
+    effective = fednova.effective_steps(torch.tensor(steps), momentum)
+    expected = fednova.normalised_average(start, clients.params, effective, cohort.weights)
+    laws.assert_agree(laws.simulate(setup, fed, 1).params, expected, "the model")

@@ -9,16 +9,7 @@ import torch.nn.functional as F
 
 from fedcli.core.batches import generator
 from fedcli.core.clients import Client
-from fedcli.papers.fedcme import (
-    aggregate_features,
-    alignment_loss,
-    cosine,
-    evaluation_sample,
-    exchange_with_partners,
-    exchanged_names,
-    match_clients,
-    match_many_to_one,
-)
+from fedcli.papers import fedcme
 from tests import laws
 from tests.reference import means_by_class, minibatches, modules_of
 from tests.toys import randn
@@ -49,7 +40,7 @@ def matched_slowly(evaluation):
 @pytest.mark.parametrize("seed", range(3))
 def test_matching_takes_the_least_similar_twice(size, seed):
     evaluation = vectors(size, seed)
-    partner = match_clients(evaluation)
+    partner = fedcme.match_clients(evaluation)
     assert partner.tolist() == matched_slowly(evaluation)
     assert torch.equal(partner[partner], torch.arange(size))  # it is mutual
     assert (partner == torch.arange(size)).sum() == size % 2  # one of an odd number keeps its own
@@ -58,15 +49,15 @@ def test_matching_takes_the_least_similar_twice(size, seed):
 def test_ties_go_by_priority():
     nothing = torch.zeros(5, 3)
     priority = torch.tensor([0.9, 0.1, 0.5, 0.3, 0.7])  # the order 1, 3, 2, 4, 0
-    assert match_clients(nothing, priority).tolist() == [0, 3, 4, 1, 2]
-    assert match_clients(nothing).tolist() == [1, 0, 3, 2, 4]
+    assert fedcme.match_clients(nothing, priority).tolist() == [0, 3, 4, 1, 2]
+    assert fedcme.match_clients(nothing).tolist() == [1, 0, 3, 2, 4]
     alike = torch.tensor([[1.0, 0.0], [0.0, 1.0], [0.0, 1.0], [1.0, 0.0]])
-    assert match_clients(alike, torch.tensor([0.2, 0.4, 0.3, 0.1])).tolist() == [1, 0, 3, 2]
+    assert fedcme.match_clients(alike, torch.tensor([0.2, 0.4, 0.3, 0.1])).tolist() == [1, 0, 3, 2]
 
 
 def test_a_client_without_evaluation_is_unlike_everybody():
     evaluation = torch.tensor([[0.5, 0.5], [0.6, 0.4], [0.0, 0.0], [0.0, 1.0]])
-    assert cosine(evaluation[:, None], evaluation)[2].tolist() == [0, 0, 0, 0]
+    assert fedcme.cosine(evaluation[:, None], evaluation)[2].tolist() == [0, 0, 0, 0]
 
 
 def many_to_one_slowly(evaluation):
@@ -78,12 +69,12 @@ def many_to_one_slowly(evaluation):
 @pytest.mark.parametrize("size", range(2, 7))
 def test_many_to_one_takes_the_least_similar_of_all_others(size):
     evaluation = vectors(size, seed=size)
-    assert match_many_to_one(evaluation).tolist() == many_to_one_slowly(evaluation)
+    assert fedcme.match_many_to_one(evaluation).tolist() == many_to_one_slowly(evaluation)
 
 
 def test_many_to_one_sends_tied_clients_to_different_ones():
-    assert match_many_to_one(torch.zeros(4, 3), torch.tensor([0.4, 0.1, 0.3, 0.2])).tolist() == [1, 3, 0, 2]
-    assert match_many_to_one(torch.ones(1, 3)).tolist() == [0]
+    assert fedcme.match_many_to_one(torch.zeros(4, 3), torch.tensor([0.4, 0.1, 0.3, 0.2])).tolist() == [1, 3, 0, 2]
+    assert fedcme.match_many_to_one(torch.ones(1, 3)).tolist() == [0]
 
 
 @pytest.mark.parametrize(("part", "moved"), [("head", "01 0"), ("body", "10 1"), ("model", "11 1"), ("none", "00 0")])
@@ -91,41 +82,26 @@ def test_parts_of_a_model_and_their_buffers(part, moved):
     _, fed = laws.federation("fedcme")
     stacked = torch.arange(2)[:, None]
     clients = Client({"body.1.weight": stacked, "head.weight": stacked}, {"body.1.running_mean": stacked}, {})
-    after = exchange_with_partners(clients, torch.tensor([1, 0]), part, fed)
+    after = fedcme.exchange_with_partners(clients, torch.tensor([1, 0]), part, fed)
     params, buffers = ("".join(str(value[0].item()) for value in tree.values()) for tree in after[:2])
     assert f"{params} {buffers}" == moved
-    assert exchanged_names(fed.initial_model()[0], "head") == ["head.weight", "head.bias"]
+    assert fedcme.exchanged_names(fed.initial_model()[0], "head") == ["head.weight", "head.bias"]
 
 
-def test_alignment_by_class_and_0_without_global_features():
-    features, global_features = randn(8, 5), randn(4, 5, seed=1)
-    labels = torch.tensor([0, 1, 1, 3, 0, 1, 3, 3])  # no example of class 2
-    has_class = torch.tensor([True, True, True, False])
-    expected = sum((features[labels == c].mean(0) - global_features[c]).square().sum() for c in (0, 1))
-    torch.testing.assert_close(alignment_loss(features, labels, global_features, has_class), expected)
-    nothing, features = torch.zeros(4, dtype=torch.bool), features.requires_grad_()
-    loss = alignment_loss(features, labels, torch.full_like(global_features, torch.nan), nothing)
+def test_alignment_is_of_the_batchs_classes_that_have_a_global_feature():
+    features, labels = randn(3, 5).requires_grad_(), torch.tensor([0, 1, 1])
+    zeta, has_class = randn(4, 5, seed=1), torch.tensor([True, False, True, False])
+    expected = (features[0] - zeta[0]).square().sum()
+    torch.testing.assert_close(fedcme.alignment_loss(features, labels, zeta, has_class), expected)
+    loss = fedcme.alignment_loss(features, labels, torch.full((4, 5), torch.nan), torch.zeros(4, dtype=torch.bool))
     (gradient,) = torch.autograd.grad(loss, features)
     assert (loss, gradient.abs().max()) == (0, 0)
-
-
-def test_global_features_by_hand():
-    features = torch.tensor([[[1.0], [4.0], [0.0], [torch.nan]], [[3.0], [torch.nan], [0.0], [8.0]]])
-    present = torch.tensor([[True, True, False, False], [True, False, False, True]])
-    previous, has_class = torch.tensor([[9.0], [2.0], [7.0], [0.0]]), torch.tensor([True, True, True, False])
-    new, has = aggregate_features(features, present, previous, has_class)
-    # Both have class 0; the second gives class 1's old feature; nobody has class 2; class 3 is new.
-    assert new.tolist() == [[2], [3], [7], [8]]
-    assert has.all()
-    new, has = aggregate_features(features, present, torch.zeros(4, 1), torch.zeros(4, dtype=torch.bool))
-    assert new.tolist() == [[2], [4], [0], [8]]
-    assert has.tolist() == [True, True, False, True]
 
 
 @pytest.mark.parametrize(("size", "drawn"), [(0, 0), (1, 1), (2, 1), (5, 1), (13, 3), (100, 20)])
 def test_a_fifth_of_the_examples_is_evaluated(size, drawn):
     part = np.arange(size) + 50
-    sample = evaluation_sample(part, generator(0, 1, 2, "evaluation"))
+    sample = fedcme.evaluation_sample(part, generator(0, 1, 2, "evaluation"))
     assert len(sample) == len(set(sample) & set(part)) == drawn
 
 
@@ -163,7 +139,7 @@ def plain_round(fed, state, cohort, partner, config):
     evaluation = state.evaluation.clone()
     for module, client in zip(modules, cohort.client_ids, strict=True):
         draw = generator(run.seed, number, client, "evaluation")
-        x, y = fed.engine.gather(evaluation_sample(fed.training[client], draw))
+        x, y = fed.engine.gather(fedcme.evaluation_sample(fed.training[client], draw))
         right = module(x)[1].argmax(1) == y
         evaluation[client] = torch.tensor([right[y == c].double().mean() if (y == c).any() else 0.0 for c in range(3)])
     return params, global_features, evaluation

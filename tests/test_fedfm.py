@@ -1,19 +1,15 @@
 """FedFM's equations against torch and hand numbers, its schedule, FedFM-Lite, its add-ons, and costs of its tables."""
 
-import re
-from itertools import pairwise
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
 import torch.nn.functional as F
 
-from fedcli.core.clients import Client
+from fedcli.core import weighted_mean
 from fedcli.core.trees import select, stack
 from fedcli.declarations import Sizes
 from fedcli.papers import fedfm
-from fedcli.papers.baselines import fedavg
 from fedcli.papers.fedfm import aggregate_anchors, contrastive_guiding, l2_guiding, plain_l2_guiding
 from fedcli.registry import find_method
 from fedcli.results.comparison import reported
@@ -55,10 +51,6 @@ class TestGuiding:
         guiding(features.requires_grad_(), LABELS, anchors).backward()
         assert features.grad.abs().max() < 100
         assert features.grad[[0, 1, 3]].abs().max() > 0
-
-    def test_gradient_is_the_difference_quotient(self, guiding):
-        features, anchors = example()
-        assert torch.autograd.gradcheck(lambda f: guiding(f, LABELS, anchors), features.requires_grad_())
 
 
 @pytest.mark.parametrize(
@@ -103,70 +95,28 @@ def test_rounds_before_start_round_are_fedavg_and_that_round_is_not():
 TERMS_ON = {"start_round": 0, "match_weight": 1.0}
 
 
-def lite(interval, options=None, **run):
-    return laws.federation("fedfm-lite", {**TERMS_ON, "model_interval": interval, **(options or {})}, **run)
-
-
-def rounds_of(setup, fed, cohorts):
-    """The states after each round, the initial one first, and the rounds' terms."""
-    states, terms = [setup.method.init(fed, setup.options)], []
-    for number, clients in enumerate(cohorts):
-        state, found = setup.method.run_round(states[-1], fed.cohort_of(number, clients), fed, setup.options)
-        states.append(state)
-        terms.append(found)
-    return states, terms
-
-
-EVERYONE = [0, 1, 2, 3]
-
-
-def test_lite_exchanges_models_after_every_interval_and_the_last_round_and_means_of_trained_models_after_each():
-    setup, fed = lite(2, rounds=5)
-    states, terms = rounds_of(setup, fed, [EVERYONE] * 5)
-    changed = [laws.distance(after.params, before.params) > 0 for before, after in pairwise(states)]
-    assert changed == [False, True, False, True, True]
-    weights = fed.cohort(0).weights
-    for number in (2, 4, 5):
-        kept = states[number].clients
-        mean = {name: sum(w * kept[k].params[name] for k, w in enumerate(weights)) for name in states[0].params}
-        laws.assert_agree(states[number].params, mean, f"the model after round {number - 1}")
-    for state in states[1:]:
-        torch.testing.assert_close(state.anchors, class_means(fed, state.clients))
-    assert terms[0]["matching"].tolist() == [0] * 4  # no class has an anchor before the first hand-shake
-    assert (terms[1]["matching"] > 0).all()
-
-
-def test_a_client_that_is_new_since_the_last_exchange_begins_with_the_global_model():
-    setup, fed = lite(2, {"match_weight": 0.0}, cohort_size=2, rounds=9)
-    states, _ = rounds_of(setup, fed, [[0, 1], [1, 2], [0, 3], [0, 1]])
-    assert [sorted(state.clients) for state in states] == [[], [0, 1], [0, 1, 2], [0, 3], [0, 1, 3]]
-
-    def trained(number, clients, start):
-        cohort = fed.cohort_of(number, clients)
-        return fed.train(fed.broadcast(*start, cohort), cohort, fedavg.make_local_loss(fed.network))[0].params
-
-    for number, client, state in ((1, 2, states[1]), (2, 0, states[2]), (3, 1, states[3])):
-        expected = select(trained(number, [client], (state.params, state.buffers)), 0)
-        laws.assert_agree(states[number + 1].clients[client].params, expected, f"client {client} in round {number}")
-    second = [states[2].clients[client].params for client in (1, 2)]  # the exchange's own clients: 7 and 10 examples
-    mean = {name: (7 * one + 10 * second[1][name]) / 17 for name, one in second[0].items()}
-    laws.assert_agree(states[2].params, mean, "the model of the exchange")
-
-
-def test_between_exchanges_a_client_goes_on_from_its_own_model_with_a_new_optimizer_and_the_last_anchors():
-    setup, fed = lite(3, backbone=laws.NORMED, local_epochs=1)
-    (_, first, second), _ = rounds_of(setup, fed, [EVERYONE] * 2)
-    own = stack([first.clients[k] for k in EVERYONE])
-    context = fedfm.Context(first.anchors, first.has_anchor, torch.tensor(1.0, dtype=fed.dtype))
+def test_rounds_of_lite_are_those_of_a_slow_loop():
+    """Models are exchanged after the rounds 2 and 4 and after the last, anchors after each."""
+    run = {"rounds": 5, "cohort_size": 2, "backbone": laws.NORMED, "local_epochs": 1}
+    setup, fed = laws.federation("fedfm-lite", {**TERMS_ON, "model_interval": 2}, **run)
+    state = setup.method.init(fed, setup.options)
     local_loss = fedfm.make_local_loss(fed.network, setup.options)
-    trained, _ = fed.train(Client(*own, optimizer={}), fed.cohort_of(1, EVERYONE), local_loss, context)
-    after = stack([second.clients[k] for k in EVERYONE])
-    laws.assert_agree(tuple(after), (trained.params, trained.buffers), "round 1")
-
-
-def test_lite_with_an_interval_of_1_is_not_fedfm():
-    fedfm_itself = laws.federation("fedfm", TERMS_ON)
-    assert laws.distance(laws.simulate(*lite(1), 2).params, laws.simulate(*fedfm_itself, 2).params) > 1e-6
+    model, anchors, kept = fed.initial_model(), state.anchors, {}
+    for number, ids in enumerate([[0, 1], [1, 2], [0, 3], [0, 1], [2, 3]]):
+        kept = kept if number % 2 else {}  # all begin with the global model after an exchange
+        context = fedfm.Context(anchors, torch.full((3,), number > 0), torch.tensor(1.0, dtype=fed.dtype))
+        for client in ids:
+            alone = fed.cohort_of(number, [client])
+            trained, _ = fed.train(fed.broadcast(*kept.get(client, model), alone), alone, local_loss, context)
+            kept[client] = select((trained.params, trained.buffers), 0)
+        anchors = class_means(fed, {client: kept[client] for client in ids})
+        cohort = fed.cohort_of(number, ids)
+        if number in (1, 3, 4):
+            model = weighted_mean(stack([kept[client] for client in ids]), cohort.weights)
+        state, _ = setup.method.run_round(state, cohort, fed, setup.options)
+        laws.assert_agree(tuple(state)[:3], (*model, anchors), f"what all share after round {number}")
+        laws.assert_agree([tuple(state.clients[client]) for client in kept], list(kept.values()), "what clients keep")
+        assert state.clients.keys() == kept.keys()
 
 
 # Feature matching as an add-on
@@ -208,25 +158,3 @@ def test_the_floats_that_the_tables_print(name):
     for clients in (20, 30, 50, 100):  # 100 rounds
         total = printed("Table VI", name, f"K={clients} bandwidth_1e8_floats")
         assert total == pytest.approx(100 * clients * sent["CIFAR-100"] / 1e8, rel=6e-4)
-
-
-def test_the_card_has_all_readings_that_the_code_names():
-    numbered = {int(number) for number in re.findall(r"(?m)^    (\d+)\. ", fedfm.__doc__)}
-    named = re.findall(r"Readings? (\d+)", Path(fedfm.__file__).read_text())
-    assert numbered == set(range(1, 18)) >= set(map(int, named))
-
-
-def test_the_means_of_plain_features_minimise_eq_3_and_not_its_normalised_form():
-    """What Lemma 2 needs, on two clients and three classes."""
-    features = randn(2, 6, 4) * torch.tensor([1.0, 9.0])[:, None, None]
-    labels = torch.tensor([[0, 1, 2, 0, 1, 1], [2, 1, 0, 0, 2, 2]])
-    means = torch.stack([torch.stack([own[of == c].mean(0) for c in range(3)])
-                         for own, of in zip(features, labels, strict=True)])  # fmt: skip
-    counts = torch.stack([torch.bincount(of, minlength=3) for of in labels])
-    anchors = aggregate_anchors(means, counts, torch.zeros(3, 4).double()).requires_grad_()
-    slopes = []
-    for guiding in (plain_l2_guiding, l2_guiding):
-        loss = sum(guiding(own, of, anchors) for own, of in zip(features, labels, strict=True)) / 2
-        slopes.append(torch.autograd.grad(loss, anchors)[0].abs().max())
-    assert slopes[0] < 1e-12
-    assert slopes[1] > 1e-3

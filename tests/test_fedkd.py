@@ -1,4 +1,6 @@
-"""FedKD: truncation and what it costs by hand, the objective, and clients that stay in step with the server."""
+"""FML and FedKD, with two networks a client: rounds against plain loops, and what is truncated and sent by hand."""
+
+import math
 
 import numpy as np
 import pytest
@@ -6,14 +8,77 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from fedcli.core.trees import count_floats
+from fedcli.core.clients import Client
+from fedcli.core.trees import count_floats, tree_map
 from fedcli.papers.baselines import fedkd, fml
 from fedcli.papers.baselines.fedkd import compress, energy_share, restore, truncate
-from fedcli.papers.baselines.fml import divergence
+from fedcli.papers.baselines.fml import divergence, joined, part
 from tests import laws
 from tests.reference import train_pair
-from tests.test_fml import assert_gradients, one_batch
-from tests.toys import TWO_NETWORKS, randn
+from tests.toys import TWO_NETWORKS, minibatch, randn
+
+RUN = {"momentum": 0.0, "weight_decay": 0.0, "rounds": 3, "local_epochs": 1, **TWO_NETWORKS}
+
+
+@pytest.fixture(params=["paper", "code"])
+def form(request, monkeypatch):
+    """The form of a method, and the bound of its gradients' norms, which is reached."""
+    monkeypatch.setattr(fml, "CLIP_NORM", 0.05)
+    return request.param, fml.CLIP_NORM if request.param == "code" else math.inf
+
+
+def test_divergence_is_torchs():
+    logits, teacher = randn(2, 6, 4)
+    expected = F.kl_div(F.log_softmax(logits, 1), F.softmax(teacher, 1), reduction="batchmean")
+    torch.testing.assert_close(divergence(logits, teacher), expected)
+
+
+def test_three_rounds_of_fml_are_those_of_a_plain_loop(form):
+    form, bound = form
+    options = {"form": form, "private_task_share": 0.3, "shared_task_share": 0.6}
+    setup, fed = laws.federation("fml", options, lr=0.2, **RUN)
+    cut = []
+
+    def losses(own, shared, y):
+        (_, output), (_, output_g) = own, shared
+        if form == "code":  # 3 classes: its divergence is a mean over them too
+            to_shared, to_own = divergence(output, output_g) / 3, divergence(output_g, output) / 3
+        else:
+            to_shared, to_own = divergence(output, output_g.detach()), divergence(output_g, output.detach())
+        yield F.cross_entropy(output, y) * 0.3 + to_shared * 0.7
+        yield F.cross_entropy(output_g, y) * 0.6 + to_own * 0.4
+
+    def slow_round(fed, setup, number, models, received):
+        after, sent = {}, []
+        for client in range(fed.num_clients):
+            own = models.get(client, fed.initial_model(fed.networks[fed.architecture[client]]))
+            (params, shared), more = train_pair(fed, number, client, [own, (received, {})], [], losses, bound)
+            after[client] = params, {}
+            sent.append(shared)
+            cut.append(more)
+        return after, {name: sum(params[name] for params in sent) / len(sent) for name in received}
+
+    shared = setup.method.init(fed, setup.options).params
+    laws.assert_rounds_agree(setup, fed, slow_round, shared, lambda state: state.params)
+    assert (sum(cut) > 10) == (form == "code")
+
+
+def test_fmls_shared_networks_with_their_statistics_are_averaged_without_weights():
+    setup, fed = laws.federation("fml", backbone=f"{laws.NORMED},cnn-small", local_epochs=1)
+    cohort, start = fed.cohort(0), setup.method.init(fed, setup.options)
+    sent = []
+    for group in fed.groups(cohort):
+        models = (fed.broadcast(*fed.initial_model(group.network), group), fed.broadcast(*start[:2], group))
+        both = Client(joined(*(own.params for own in models)), joined(*(own.buffers for own in models)), {})
+        both, _ = fed.train(both, group, fml.make_local_loss(group.network, fed.networks[0], setup.options))
+        sent.append((part(both.params, fml.SHARED), part(both.buffers, fml.SHARED)))
+    after, _ = setup.method.run_round(start, cohort, fed, setup.options)
+    mean = tree_map(lambda first, second: torch.cat([first, second]).mean(0), *sent)
+    laws.assert_agree((after.params, after.buffers), mean, "the shared network")
+    assert after.buffers
+
+
+# FedKD
 
 
 def with_values(values, rows, columns, seed=0):
@@ -51,25 +116,6 @@ def test_what_is_sent_of_a_tensor():
 
 def test_the_share_grows_from_round_to_round():
     assert [round(energy_share(0.95, 0.98, t, 3), 10) for t in range(3)] == [0.96, 0.97, 0.98]
-
-
-def test_each_network_follows_its_own_loss():
-    networks, params, batch, own, shared = one_batch("fedkd", projection=fedkd.initial_projection)
-    config = fedkd.Config(distillation_weight=0.5)
-    loss, aux = fedkd.make_local_loss(*networks, config)(params, {}, batch, None)
-    tasks, projection = [F.cross_entropy(each.logits, batch.y) for each in (own, shared)], params["projection"]
-    divisor = sum(tasks).detach()
-
-    def learned(logits, other, features, projected):
-        return 0.5 * (divergence(logits, other.detach()) + F.mse_loss(features, projected)) / divisor
-
-    assert projection.shape == (512, 64)
-    projected = F.linear(shared.features, projection)
-    mentor = tasks[0] + learned(own.logits, shared.logits, own.features, projected.detach())
-    mentee = tasks[1] + learned(shared.logits, own.logits, own.features.detach(), projected)
-    assert_gradients(params, loss, {fml.PRIVATE: mentor, fml.SHARED: mentee, "projection": mentee})
-    torch.testing.assert_close(loss, mentor + mentee - 0.5 * aux.terms["hidden"] / divisor)  # both have that term
-    assert aux.outputs.shape == (6, 512)
 
 
 def test_exchange_by_hand_and_what_it_sends():
@@ -111,11 +157,10 @@ def test_what_the_codes_form_leaves_of_a_tensor(shape, share):
     assert (count_floats(sent) == 0) == nothing
 
 
-def test_three_rounds_of_the_codes_form_are_those_of_a_plain_loop(monkeypatch):
-    monkeypatch.setattr(fml, "CLIP_NORM", 0.05)  # which is reached
-    options = {"form": "code", "distillation_weight": 0.7, "energy_start": 0.6, "energy_end": 0.9}
-    run = {"momentum": 0.0, "weight_decay": 0.0, "lr": 0.1, "rounds": 3, "local_epochs": 1, **TWO_NETWORKS}
-    setup, fed = laws.federation("fedkd", options, **run)
+def test_three_rounds_of_fedkd_are_those_of_a_plain_loop(form):
+    form, bound = form
+    options = {"form": form, "distillation_weight": 0.7, "energy_start": 0.6, "energy_end": 0.9}
+    setup, fed = laws.federation("fedkd", options, lr=0.1, **RUN)
     cut = []
 
     def slow_round(fed, setup, number, kept, mentee):
@@ -131,31 +176,49 @@ def test_three_rounds_of_the_codes_form_are_those_of_a_plain_loop(monkeypatch):
                 (rep, output), (rep_g, output_g) = own, shared
                 task, task_g = F.cross_entropy(output, y), F.cross_entropy(output_g, y)
                 hidden = F.mse_loss(rep, w_h(rep_g))
-                weight = 0.7 / (task + task_g)
-                yield task + weight * (divergence(output, output_g) / 3 + hidden)  # a mean also over classes
-                yield task_g + weight * (divergence(output_g, output) / 3 + hidden)
+                if form == "code":  # its divergence is a mean also over classes
+                    weight = 0.7 / (task + task_g)
+                    yield task + weight * (divergence(output, output_g) / 3 + hidden)
+                    yield task_g + weight * (divergence(output_g, output) / 3 + hidden)
+                else:
+                    weight = 0.7 / (task + task_g).detach()
+                    yield task + weight * (divergence(output, output_g.detach()) + hidden)
+                    yield task_g + weight * divergence(output_g, output.detach())
 
-            models, more = train_pair(fed, number, client, [model, (mentee, {})], [w_h], losses, fml.CLIP_NORM)
+            models, more = train_pair(fed, number, client, [model, (mentee, {})], [w_h], losses, bound)
             after[client] = models[0], {}, models[2]["weight"]
-            sent.append({name: value.numpy() for name, value in models[1].items()})
+            sent.append(models[1])
             cut.append(more)
-        share = 0.6 + 0.3 * number / 3
-        mean = {name: sum(slow_factors(params[name], share) for params in sent) / len(sent) for name in mentee}
-        return after, {name: torch.from_numpy(slow_factors(value, share)) for name, value in mean.items()}
+        share = 0.6 + 0.3 * (number + (form == "paper")) / 3
+        new = {}
+        for name, start in mentee.items():
+            if form == "code":
+                mean = sum(slow_factors(params[name].numpy(), share) for params in sent) / len(sent)
+                new[name] = torch.from_numpy(slow_factors(mean, share))
+            else:
+                mean = sum(restore(compress(params[name] - start, share), start) for params in sent) / len(sent)
+                new[name] = start + restore(compress(mean, share), start)
+        return after, new
 
     mentee = setup.method.init(fed, setup.options).params
     laws.assert_rounds_agree(setup, fed, slow_round, mentee, lambda state: state.params)
-    assert sum(cut) > 10
+    assert (sum(cut) > 10) == (form == "code")
 
 
 def test_a_client_that_is_certain_divides_by_almost_nothing():
-    networks, params, batch, _, _ = one_batch("fedkd", projection=fedkd.initial_projection)
-    for prefix in (fml.PRIVATE, fml.SHARED):
-        params[prefix + "head.bias"] = (1e4 * F.one_hot(batch.y[0], 3).double()).requires_grad_()
+    _, fed = laws.federation("fedkd", **TWO_NETWORKS)
+    mentee, mentor = fed.networks
+    params, _ = (joined(*trees) for trees in zip(*map(fed.initial_model, (mentor, mentee)), strict=True))
+    params["projection"] = fedkd.initial_projection(mentor, mentee, fed)
+    batch = minibatch(fed, 6)
     batch = batch._replace(y=batch.y[:1].expand(6))
-    loss, _ = fedkd.make_local_loss(*networks, fedkd.Config(form="code"))(params, {}, batch, None)
+    for prefix in (fml.PRIVATE, fml.SHARED):
+        params[prefix + "head.bias"] = 1e4 * F.one_hot(batch.y[0], 3).double()
+    params = {name: value.requires_grad_() for name, value in params.items()}
+    loss, aux = fedkd.make_local_loss(mentor, mentee, fedkd.Config(form="code"))(params, {}, batch, None)
     grads = torch.autograd.grad(loss, list(params.values()), allow_unused=True)
     assert all(torch.isfinite(grad).all() for grad in grads if grad is not None)
+    assert aux.outputs.shape == (6, 512)  # the mentor's features
 
 
 def test_who_sat_out_is_sent_the_whole_mentee():

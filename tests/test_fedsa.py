@@ -1,6 +1,7 @@
-"""FedSA: equations against slow loops and hand numbers, rounds against plain torch."""
+"""FedSA, FedTGP and FedGen: equations against slow loops and hand numbers, rounds and servers against plain torch."""
 
 import math
+from collections import OrderedDict
 
 import numpy as np
 import pytest
@@ -8,13 +9,16 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from fedcli.core.batches import generator
 from fedcli.papers import fedsa
+from fedcli.papers.baselines import fedgen, fedtgp
 from tests import laws
 from tests.reference import means_by_class, train_plainly
 from tests.toys import randn
 
 C, D = 4, 5
 
+# FedSA
 
 LABELS = torch.tensor([0, 1, 2, 2, 0, 2, 1])  # class 3 is absent
 
@@ -38,15 +42,22 @@ def test_no_loss_is_nan_where_a_feature_is_its_anchor():
     assert fedsa.regularization(anchors, torch.arange(C), anchors).item() == 0
 
 
-def test_margin_by_hand():
+def test_margins_by_hand():
     points, everyone = torch.tensor([[0.0, 0.0], [3.0, 4.0], [3.0, 16.0]]).double(), torch.ones(3, dtype=torch.bool)
-    far = math.hypot(3, 16)  # between the first and the last; the others are 5 and 12 apart
+    pair, far = (
+        torch.tensor([True, False, True]),
+        math.hypot(3, 16),
+    )  # the other two pairs are 5 and 12 apart
     assert fedsa.margin(points, everyone).item() == pytest.approx((5 + 5 + 12) / 3)
     assert fedsa.margin(points, everyone, "pairs").item() == pytest.approx((5 + 12 + far) / 3)
+    assert fedtgp.adaptive_margin(points, everyone, 100.0).item() == pytest.approx(12)
+    assert fedtgp.adaptive_margin(points, everyone, 100.0, "pairs").item() == pytest.approx(far)
     for form in ("nearest", "pairs"):
-        assert fedsa.margin(points, torch.tensor([True, False, True]), form).item() == pytest.approx(far)
-        assert fedsa.margin(points, torch.tensor([False, True, False]), form).item() == 0
-        assert fedsa.margin(points, ~everyone, form).item() == 0
+        assert fedtgp.adaptive_margin(points, everyone, 10.0, form).item() == 10
+        margins = fedsa.margin(points, pair, form), fedtgp.adaptive_margin(points, pair, 100.0, form)
+        assert [margin.item() for margin in margins] == pytest.approx([far] * 2)
+        for few in (torch.tensor([False, True, False]), ~everyone):
+            assert fedsa.margin(points, few, form).item() == fedtgp.adaptive_margin(points, few, 10.0, form).item() == 0
 
 
 def test_semantic_anchors_are_one_pass_through_the_embedding():
@@ -66,15 +77,11 @@ def test_semantic_anchors_are_one_pass_through_the_embedding():
     torch.testing.assert_close(fedsa.class_anchors(C, dim, np.random.default_rng(3)), points)
 
 
-def test_global_prototypes_and_anchors_by_hand():
-    local = torch.tensor([[[1.0, 1.0], [0.0, 0.0], [4.0, 0.0]], [[3.0, 5.0], [0.0, 0.0], [0.0, 0.0]]])
-    counts = torch.tensor([[1, 0, 2], [3, 0, 0]])
-    clients = fedsa.aggregate_prototypes(local, counts)
-    torch.testing.assert_close(clients, torch.tensor([[2.0, 3.0], [0.0, 0.0], [4.0, 0.0]]))
-    examples = fedsa.aggregate_prototypes(local, counts, "examples")
-    torch.testing.assert_close(examples, torch.tensor([[2.5, 4.0], [0.0, 0.0], [4.0, 0.0]]))
-    anchors = fedsa.update_anchors(torch.full((3, 2), 8.0), clients, torch.tensor([True, False, True]), 0.75)
-    torch.testing.assert_close(anchors, torch.tensor([[6.5, 6.75], [8.0, 8.0], [7.0, 6.0]]))
+def test_global_prototypes_are_means_over_clients_or_examples():
+    local = torch.tensor([[[1.0, 1.0], [0.0, 0.0]], [[3.0, 5.0], [0.0, 0.0]]])
+    counts = torch.tensor([[1, 0], [3, 0]])
+    assert fedsa.aggregate_prototypes(local, counts).tolist() == [[2, 3], [0, 0]]
+    assert fedsa.aggregate_prototypes(local, counts, "examples").tolist() == [[2.5, 4], [0, 0]]
 
 
 def slow_margin(points):
@@ -82,7 +89,7 @@ def slow_margin(points):
     return float(np.mean([min(row) for row in others])) if len(points) > 1 else 0.0
 
 
-def slow_round(fed, setup, number, kept, shared):
+def slow_fedsa_round(fed, setup, number, kept, shared):
     """One round of all clients by plain torch; returns what the clients keep, and anchors and prototypes."""
     config, (anchors, _), sent, after = setup.options, shared, {c: [] for c in range(fed.num_classes)}, {}
     for client in range(fed.num_clients):
@@ -109,7 +116,7 @@ def slow_round(fed, setup, number, kept, shared):
 
 
 @pytest.mark.parametrize("drop_last", [False, True])
-def test_three_rounds_are_those_of_a_plain_loop(drop_last):
+def test_three_rounds_of_fedsa_are_those_of_a_plain_loop(drop_last):
     parts = [np.array([0, 3, 1, 6, 4, 5, 8, 11, 14, 2]), np.array([7, 10, 13, 16, 19]), np.array([9, 12]),
              np.array([15, 18, 21, 24, 22])]  # fmt: skip
     weights = {"regularization_weight": 0.3, "contrastive_weight": 0.5, "calibration_weight": 0.7, "anchor_decay": 0.1}
@@ -119,8 +126,228 @@ def test_three_rounds_are_those_of_a_plain_loop(drop_last):
         return state.anchors, {c: state.prototypes[c] for c in range(3) if state.has_class[c]}
 
     first = setup.method.init(fed, setup.options).anchors
-    state = laws.assert_rounds_agree(setup, fed, slow_round, (first, {}), shared_of)
+    state = laws.assert_rounds_agree(setup, fed, slow_fedsa_round, (first, {}), shared_of)
     assert state.clients[1].margin == state.clients[2].margin == 0  # of one class each
     if not drop_last:  # in the third round either margin is the larger one of some client
         second = laws.simulate(setup, fed, 2)
         assert second.clients[3].margin > slow_margin(list(second.anchors)) > second.clients[0].margin > 0
+
+
+# FedTGP
+
+NOBODY = np.array([], int)
+
+
+def network_of(params):
+    """The server's network as torch modules, and what it gives."""
+    classes, width = params["vectors"].shape
+    layers = {
+        "vectors": nn.Embedding(classes, width),
+        "hidden": nn.Linear(width, width),
+        "out": nn.Linear(width, width),
+    }
+    modules = nn.ModuleDict(layers).double()
+    modules.load_state_dict({name.replace("vectors", "vectors.weight"): value for name, value in params.items()})
+    return modules, lambda: modules["out"](modules["hidden"](modules["vectors"].weight).relu())
+
+
+def test_fedtgps_network_is_the_authors():
+    params = fedtgp.initial_network(100, 512, np.random.default_rng(0))
+    assert sum(value.numel() for value in params.values()) == 576_512
+    assert abs(params.pop("vectors").std() - 1) < 0.02
+    assert all(0.9 < value.abs().max() * 512**0.5 <= 1 for value in params.values())
+
+
+def test_the_training_of_fedtgps_server_is_sgd_on_the_cross_entropy_of_distances_with_a_margin():
+    draw = np.random.default_rng(0)
+    prototypes, labels = torch.from_numpy(draw.standard_normal((11, 3))), torch.tensor([0, 1, 3] * 3 + [0, 1])
+    params, order = fedtgp.initial_network(C, 3, draw), [draw.permutation(11) for _ in range(3)]
+    modules, targets = network_of(params)
+    torch.testing.assert_close(fedtgp.global_prototypes(params), targets().detach())
+    optimizer = torch.optim.SGD(modules.parameters(), lr=0.3)
+    for epoch in order:
+        for index in (epoch[:4], epoch[4:8], epoch[8:]):
+            distances = torch.cdist(prototypes[index], targets())
+            loss = F.cross_entropy(-distances - 0.5 * F.one_hot(labels[index], C), labels[index])
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+    config = fedtgp.Config(server_batch_size=4, server_lr=0.3)
+    trained = fedtgp.train_network(params, prototypes, labels, torch.tensor(0.5).double(), order, config)
+    laws.assert_agree(network_of(trained)[0].state_dict(), modules.state_dict(), "the network")
+
+
+def means_of(fed, client, model):
+    """A client's class means under a model in evaluation mode, and their classes."""
+    features, _, labels = fed.predict(*model, fed.training[client])
+    classes = labels.unique().tolist()
+    return [features[labels == label].mean(0) for label in classes], classes
+
+
+def test_a_round_of_fedtgp_trains_on_the_class_means_of_the_trained_models():
+    parts = [np.array([0, 3, 1, 6, 4]), np.array([7, 10, 13]), np.array([12, 15]), NOBODY]
+    options = {"server_epochs": 3, "server_batch_size": 2}
+    setup, fed = laws.federation("fedtgp", options, parts=parts)
+    first = setup.method.init(fed, setup.options)
+    first = first._replace(network={name: 0.9 * value for name, value in first.network.items()})  # of an earlier round
+    state, _ = setup.method.run_round(first, fed.cohort(0), fed, setup.options)
+    rows, labels = [], []
+    for client in range(3):
+        means, classes = means_of(fed, client, state.clients[client])
+        rows, labels = rows + means, labels + classes
+    assert labels == [0, 1, 1, 0]
+    margin = ((rows[0] + rows[3]) / 2 - (rows[1] + rows[2]) / 2).norm()
+    order = [generator(fed.config.seed, 0, "server order", epoch).permutation(4) for epoch in range(3)]
+    given = torch.stack(rows), torch.tensor(labels), margin, order, setup.options
+    laws.assert_agree(state.network, fedtgp.train_network(first.network, *given), "the server's network")
+    prototypes, has_prototype = setup.method.prototypes(state)
+    assert torch.equal(prototypes, fedtgp.global_prototypes(state.network))
+    assert has_prototype.all()
+
+
+def test_without_any_prototype_fedtgps_network_stays():
+    parts = [NOBODY, np.array([0, 1, 2]), np.array([3]), np.array([4])]
+    setup, fed = laws.federation("fedtgp", parts=parts, cohort_size=1)
+    first, state = (laws.simulate(setup, fed, rounds, [[0]]) for rounds in (0, 1))
+    laws.assert_agree(state.network, first.network, "the server's network")
+    assert not state.has_prototype.any()
+
+
+@pytest.fixture
+def given_to_the_server(monkeypatch):
+    """Prototypes and margin of each training of the server, which does not take place."""
+    given = []
+
+    def train_network(network, prototypes, labels, margin, *rest):
+        given.append((prototypes, float(margin)))
+        return network
+
+    monkeypatch.setattr(fedtgp, "train_network", train_network)
+    return given
+
+
+def test_the_code_form_sends_prototypes_of_the_model_before_training(given_to_the_server):
+    """The authors' order of steps: load the model, train it, collect prototypes by the stored model, store it."""
+    parts = [np.array([0, 3, 1]), np.array([7, 10, 13, 2]), NOBODY, NOBODY]
+    setup, fed = laws.federation("fedtgp", {"form": "code"}, parts=parts)
+    state = setup.method.init(fed, setup.options)
+    stored = dict.fromkeys(range(2), fed.initial_model())
+    for number, cohort in enumerate([[0, 1], [0], [0, 1]]):  # client 1 sits a round out, what it has stored is older
+        state, _ = setup.method.run_round(state, fed.cohort_of(number, cohort), fed, setup.options)
+        expected = [mean for client in cohort for mean in means_of(fed, client, stored[client])[0]]
+        laws.assert_agree(given_to_the_server[number][0], torch.stack(expected), f"what is sent in round {number}")
+        stored |= {client: state.clients[client] for client in cohort}
+
+
+@pytest.mark.parametrize(("form", "margin"), [("paper", 0.0), ("code", 7.0)])
+def test_the_margin_of_a_single_class_is_the_threshold_in_the_code_form(form, margin, given_to_the_server):
+    setup, fed = laws.federation("fedtgp", {"form": form, "margin_threshold": 7.0}, parts=[np.array([0, 3])] * 4)
+    laws.simulate(setup, fed, 1)
+    assert [own for _, own in given_to_the_server] == [margin]
+
+
+# FedGen
+
+COUNTS = torch.tensor([3, 0, 1])
+
+
+def example(num_classes=3, dim=5):
+    made = fedgen.initial_generator(num_classes, dim, np.random.default_rng(0))
+    made = fedgen.Generator(*({name: value.double() for name, value in tree.items()} for tree in made))
+    return made, fedgen.draw_samples(COUNTS, 4, 6, np.random.default_rng(1))
+
+
+def plain(made):
+    """The generator as a module."""
+    params, buffers = made
+    hidden, out = (nn.Linear(*params[f"{name}.weight"].shape[::-1]) for name in ("hidden", "out"))
+    layers = {"hidden": hidden, "norm": nn.BatchNorm1d(hidden.out_features), "relu": nn.ReLU(), "out": out}
+    module = nn.Sequential(OrderedDict(layers)).double()
+    statistics = {"norm.running_mean": buffers["norm.mean"], "norm.running_var": buffers["norm.var"]}
+    module.load_state_dict({**params, **statistics, "norm.num_batches_tracked": torch.tensor(0)})
+    return module
+
+
+def inputs(noise, labels, num_classes=3):
+    return torch.cat([noise, F.one_hot(labels, num_classes).double()], 1)
+
+
+def test_fedgens_size_is_that_of_fedsa():
+    params = fedgen.initial_generator(100, 512, np.random.default_rng(0)).params
+    assert sum(value.numel() for value in params.values()) == 331_776
+    assert params["hidden.weight"].abs().max() <= 132**-0.5
+    assert params["out.weight"].abs().max() <= 512**-0.5
+
+
+@pytest.mark.parametrize(("uniform", "mean", "std"), [(False, 0, 1), (True, 0.5, 12**-0.5)])
+def test_fedgens_noise_is_normal_or_uniform_and_labels_follow_the_class_counts(uniform, mean, std):
+    noise, labels = fedgen.draw_samples(COUNTS, 50, 40, np.random.default_rng(0), uniform=uniform)
+    assert noise.mean().item() == pytest.approx(mean, abs=0.01)
+    assert noise.std().item() == pytest.approx(std, abs=0.01)
+    assert (0 <= noise.min() < 0.001 < 0.999 < noise.max() < 1) == uniform
+    shares = torch.bincount(labels.flatten(), minlength=3) / 2000
+    torch.testing.assert_close(shares, torch.tensor([0.75, 0.0, 0.25]), atol=0.03, rtol=0)
+    assert shares[1] == 0
+
+
+def test_training_of_fedgens_generator_is_plain_adam_on_the_mean_head():
+    made, samples = example()
+    head = {"head.weight": randn(3, 5), "head.bias": randn(3)}
+    after = fedgen.train_generator(made, head, samples, lr=0.01)
+    module = plain(made)
+    optimizer = torch.optim.Adam(module.parameters(), lr=0.01)
+    for noise, labels in zip(*samples, strict=True):
+        optimizer.zero_grad()
+        F.cross_entropy(module(inputs(noise, labels)) @ head["head.weight"].T + head["head.bias"], labels).backward()
+        optimizer.step()
+    torch.testing.assert_close(after.params["out.weight"], module[3].weight.detach())
+    torch.testing.assert_close(after.params["hidden.weight"], module[0].weight.detach())
+    torch.testing.assert_close(after.buffers["norm.var"], module[1].running_var)
+    assert laws.distance(made, example()[0]) == 0  # it is left as it was
+
+
+def slow_fedgen_round(fed, setup, number, kept, shared):
+    """One round by plain torch: every client, the mean head, and the generator, which the code's form leaves alone."""
+    (head, made), run, code, after, heads = shared, setup.run, setup.options.form == "code", {}, []
+    counts = torch.bincount(torch.cat([fed.engine.labels[torch.as_tensor(own)] for own in fed.training]), minlength=3)
+    weight = setup.options.generator_weight if code or number else 0.0
+    for client in range(fed.num_clients):
+        params, buffers = kept.get(client, fed.initial_model(fed.networks[fed.architecture[client]]))
+        module, draw = plain(made).train(code), generator(run.seed, number, client, "generated")
+        most = run.local_epochs * -(-max(len(own) for own in fed.training) // run.batch_size)
+        samples = zip(*fedgen.draw_samples(counts, most, run.batch_size, draw, uniform=code), strict=True)
+
+        def objective(network, features, logits, y, module=module, samples=samples):
+            noise, labels = next(samples)
+            generated = F.cross_entropy(network.head(module(inputs(noise, labels))), labels)
+            return F.cross_entropy(logits, y) + weight * generated
+
+        own = train_plainly(fed, number, client, ({**params, **head}, buffers), objective)
+        after[client] = {name: value for name, value in own.items() if name not in head}, {}
+        heads.append({name: own[name] for name in head})
+    sizes = [len(own) / sum(map(len, fed.training)) for own in fed.training]
+    head = {name: sum(w * one[name] for w, one in zip(sizes, heads, strict=True)) for name in head}
+    if not code:
+        draw = generator(run.seed, number, "generator")
+        samples = fedgen.draw_samples(counts, setup.options.generator_steps, run.batch_size, draw)
+        made = fedgen.train_generator(made, head, samples, setup.options.generator_lr)
+    return after, (head, made)
+
+
+@pytest.mark.parametrize("form", ["paper", "code"])
+def test_three_rounds_of_fedgen_are_those_of_a_plain_loop(form):
+    run = {"momentum": 0.0, "weight_decay": 0.0, "backbone": "cnn-2x32,cnn-2x64", "data": laws.toy_dataset(size=16)}
+    options = {"form": form, "generator_weight": 2.0, "generator_steps": 5, "generator_lr": 0.01}
+    setup, fed = laws.federation("fedgen", options, **run)
+    first = setup.method.init(fed, setup.options)
+    counts = torch.bincount(fed.engine.labels[:34]).tolist()  # of all clients, in the code's form at once
+    assert first.class_counts.tolist() == (counts if form == "code" else [1, 1, 1])
+    shared = first.head, first.generator
+    state = laws.assert_rounds_agree(setup, fed, slow_fedgen_round, shared, lambda state: (state.head, state.generator))
+    assert state.class_counts.tolist() == counts
+
+
+def test_class_counts_are_kept_where_nobody_has_an_example():
+    previous = torch.tensor([1, 2, 3])
+    assert fedgen.sum_counts(torch.tensor([[1, 0, 4], [2, 0, 0]]), previous).tolist() == [3, 0, 4]
+    assert fedgen.sum_counts(torch.zeros(2, 3, dtype=torch.int64), previous).tolist() == [1, 2, 3]

@@ -4,6 +4,7 @@ The same for a paper's table or a grid: what it costs, and the progress of its r
 as it imports pandas, which a single run does not need.
 """
 
+import gc
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from datetime import timedelta

@@ -1,0 +1,296 @@
+"""Methods whose clients say something of public images: FedMD, FedMatch, RHFL and FedDF.
+
+What they exchange is held to a plain loop, and its parts to hand numbers.
+"""
+
+import math
+from functools import partial
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+
+from fedcli.core.clients import Client
+from fedcli.core.trees import select, tree_map
+from fedcli.papers.baselines import feddf, fedmatch, rhfl
+from fedcli.papers.baselines.fedavg import make_local_loss
+from fedcli.papers.baselines.fedmd import ClientState, ServerState, digest
+from fedcli.registry import find_method
+from tests import laws
+from tests.reference import models_of, modules_of, stacked_by_network
+from tests.toys import TWO_NETWORKS, randn, with_different_models
+
+# FedMD
+
+NORMED = f"{laws.NORMED},cnn-small"
+LOCAL, ADAM = find_method("local"), {"optimizer": "adam", "lr": 0.003}
+
+
+def test_fedmds_digest_is_a_plain_loop_towards_scores_in_evaluation_mode_of_before_any_update():
+    setup, fed, cohort, states = with_different_models("fedmd", {"digest_epochs": 2}, backbone=NORMED, **ADAM)
+    modules, batches = modules_of(fed, states), list(fed.public_batches(0))
+    with torch.no_grad():
+        means = [torch.stack([module.eval()(batch.x)[1] for module in modules]).mean(0) for batch in batches]
+    towards = iter([mean for mean in means * 2 for _ in modules])
+
+    def objective(k, features, logits, everyone):
+        return (F.l1_loss(logits, next(towards)),)
+
+    optimizer = partial(torch.optim.Adam, lr=0.003)  # without weight decay
+    given = setup, fed, cohort, states, digest, objective, optimizer
+    terms, _ = laws.assert_public_phase_agrees(*given, batches * 2, fresh=False)
+    assert terms["digest"].shape == (4,)
+
+
+def test_fedmd_by_batch_every_batch_has_scores_in_training_mode_and_an_optimizer_of_its_own():
+    overrides = {"digest_epochs": 2, "exchange": "batch"}
+    setup, fed, cohort, states = with_different_models("fedmd", overrides, backbone=NORMED, **ADAM)
+
+    def objective(k, features, logits, everyone):
+        return (F.l1_loss(logits, torch.stack([said for _, said in everyone]).mean(0)),)
+
+    batches = [batch for epoch in range(2) for batch in fed.public_batches(0, epoch)]
+    given = setup, fed, cohort, states, digest, objective, partial(torch.optim.Adam, lr=0.003)
+    laws.assert_public_phase_agrees(*given, batches)  # the exchange leaves the running statistics alone
+
+
+@pytest.mark.parametrize("averaged", [False, True])
+def test_fedmds_local_training_begins_at_the_digested_models_or_at_their_average(averaged):
+    overrides = {"exchange": "batch", "average_parameters": averaged}
+    setup, fed, cohort, states = with_different_models("fedmd", overrides, backbone=laws.NORMED)
+    digested, _ = digest(stacked_by_network(fed, cohort, states), cohort, fed, setup.options)
+    models = models_of(fed.groups(cohort), digested)
+    if averaged:  # uniformly, buffers too
+        mean = tree_map(lambda *leaves: sum(leaves) / 4, *models.values())
+        models = dict.fromkeys(models, mean)
+    between = {client: ClientState(*model) for client, model in models.items()}
+    expected, _ = LOCAL.run_round(ServerState(between), cohort, fed, setup.options)
+    state, terms = setup.method.run_round(ServerState(states), cohort, fed, setup.options)
+    laws.assert_agree(state.clients, expected.clients, "a round")
+    assert set(terms) == {"digest", "cross_entropy"}
+
+
+def test_fedmds_newcomers_train_on_their_own_data_before_their_first_digest():
+    """Two clients of which one comes later; who has taken part is not trained so again."""
+    run = {"parts": laws.toy_parts((6, 5)), "num_clients": 2}
+    setup, fed = laws.federation("fedmd", {"pretrain_epochs": 3}, **run)
+    plain, same = laws.federation("fedmd", **run)
+    state, expected = setup.method.init(fed, setup.options), {}
+    for number, members in enumerate([[0], [0, 1]]):
+        cohort = fed.cohort_of(number, members)
+        for client in set(members) - expected.keys():
+            alone = fed.cohort_of(number, [client])
+            fresh = fed.broadcast(*fed.initial_model(), alone)
+            trained, _ = fed.train(fresh, alone, make_local_loss(fed.network), epochs=range(2, 5))
+            expected[client] = ClientState(*select((trained.params, trained.buffers), 0))
+        state, _ = setup.method.run_round(state, cohort, fed, setup.options)
+        after, _ = plain.method.run_round(ServerState(expected), cohort, same, plain.options)
+        expected = dict(after.clients)
+        laws.assert_agree(state.clients, expected, f"round {number}")
+
+
+# FedMatch
+
+
+def test_fedmatchs_votes():
+    logits = torch.tensor([[0.1, 0.2, 0.7], [0.1, 0.2, 0.7], [0.3, 0.3, 0.4]]).log()
+    helpers = torch.tensor([[[0.0, 0, 1], [1, 0, 0], [0, 1, 0]], [[0.0, 1, 0], [1, 0, 0], [1, 0, 0]]])
+    assert fedmatch.agreed_labels(logits, helpers).tolist() == [2, 0, 0]  # the last one is tied
+    assert fedmatch.consistency(logits, helpers, fedmatch.Config(confidence=0.9)) == (
+        0,
+        0,
+    )  # nobody is so sure
+
+
+def test_ties_between_helpers_go_to_the_lower_id_in_any_order():
+    predictions = torch.zeros(4, 2, 3)
+    assert fedmatch.find_helpers(predictions[:2], np.arange(2), 2).tolist() == [[1], [0]]  # there are no more
+    assert fedmatch.find_helpers(predictions, np.arange(4), 2).tolist() == [[1, 2], [0, 2], [0, 1], [0, 1]]
+    ids = np.array([7, 3, 9, 5])
+    named = [[ids[place] for place in row] for row in fedmatch.find_helpers(predictions, ids, 2).tolist()]
+    assert named == [[3, 5], [5, 7], [3, 5], [3, 7]]
+
+
+def test_fedmatchs_public_phase_against_a_plain_loop():
+    options = {"confidence": 0.4, "consistency_weight": 0.7, "agreement_weight": 0.3, "helpers": 2}
+    setup, fed = laws.federation("fedmatch", options, momentum=0.9, weight_decay=0.1, **TWO_NETWORKS)
+    states = laws.simulate(setup, fed, 1).clients
+
+    def objective(k, features, logits, everyone):
+        p = [said.softmax(1) for _, said in everyone]
+        others = sorted((c for c in range(4) if c != k), key=lambda c: ((p[c] - p[k]) ** 2).sum().item())[:2]
+        mine = F.log_softmax(logits, 1)
+        divergence = agreement = 0 * mine.sum()
+        sure = [i for i in range(len(mine)) if p[k][i].max() >= 0.4]
+        for i in sure:
+            terms = [F.kl_div(mine[i], p[c][i], reduction="sum") for c in others]
+            divergence = divergence + sum(terms) / 2 / len(sure)
+            votes = [int(p[c][i].argmax()) for c in (k, *others)]
+            label = max(range(3), key=lambda y: votes.count(y))
+            agreement = agreement - mine[i][label] / len(sure)
+        return 0.7 * divergence + 0.3 * agreement, divergence, agreement
+
+    optimizer = partial(torch.optim.SGD, lr=0.05, momentum=0.9)  # no weight decay
+    terms, means = laws.assert_public_phase_agrees(
+        setup, fed, fed.cohort(1), states, fedmatch.agree, objective, optimizer, fresh=False
+    )
+    for name, mean in zip(("consistency", "agreement"), means, strict=True):
+        assert terms[name].tolist() == pytest.approx(mean)
+
+
+# RHFL
+
+YES = torch.tensor([True, True, True])
+
+
+def vector(*values):
+    return torch.tensor(values, dtype=torch.float64)
+
+
+def test_rhfls_symmetric_cross_entropy_by_its_equation_with_bounded_logarithms():
+    logits, labels = 3 * randn(6, 4), torch.tensor([0, 1, 3, 2, 0, 1])
+    logits[1, 2] = 1000.0  # the other classes' p is 1e-7 at least
+    truth = F.one_hot(labels, 4).double().clamp(min=1e-4)
+    reverse = -(logits.softmax(1).clamp(min=1e-7) * truth.log()).sum(1)
+    expected = 0.3 * F.cross_entropy(logits, labels) + 2 * reverse.mean()
+    config = rhfl.Config(cross_entropy_weight=0.3, reverse_weight=2.0)
+    torch.testing.assert_close(rhfl.symmetric_cross_entropy(logits, labels, config), expected)
+
+
+def test_rhfls_weights_by_hand():
+    # q = (2-1)/1 = 1, (3-2)/2 = 1/2, (1-2)/2 = -1/2, sum 1; a = 1/2 + 1/2 (1, 1/2, -1/2) = 1, 3/4, 1/4
+    weights = rhfl.confidence_weights(vector(2, 3, 1), vector(1, 2, 2), YES, 0.5)
+    powers = [math.exp(a) for a in (1.0, 0.75, 0.25)]
+    assert weights.tolist() == pytest.approx([power / sum(powers) for power in powers], rel=1e-12)
+
+
+def test_rhfls_weights_where_there_is_nothing_to_compare():
+    assert rhfl.confidence_weights(vector(0, 0, 0), vector(1, 2, 2), ~YES, 0.5).tolist() == [0.5] * 3
+    third = pytest.approx([1 / 3] * 3)
+    assert rhfl.confidence_weights(vector(2, 2, 2), vector(2, 2, 2), YES, 0.5).tolist() == third
+    assert rhfl.confidence_weights(vector(3, 1, 2), vector(2, 2, 2), YES, 0.5).tolist() == third  # 1/2 - 1/2 + 0
+    # A newcomer and a client without examples have q = 0: a = 1/2 + 1/2 (1, 0, 0)
+    newcomer = rhfl.confidence_weights(vector(3, 0, 5), vector(2, 4, 0), torch.tensor([True, False, True]), 0.5)
+    powers = [math.exp(1), math.exp(0.5), math.exp(0.5)]
+    assert newcomer.tolist() == pytest.approx([power / sum(powers) for power in powers])
+    assert rhfl.confidence_weights(vector(0), vector(1), torch.tensor([False]), 0.5).tolist() == [1]
+
+
+def test_rhfls_public_phase_against_a_plain_loop():
+    setup, fed = laws.federation("rhfl", optimizer="adam", lr=0.01, **TWO_NETWORKS)
+    states, weights = laws.simulate(setup, fed, 1).clients, vector(0.1, 0.2, 0.3, 0.4)
+
+    def objective(k, features, logits, everyone):
+        targets = {j: said.softmax(1) for j, (_, said) in enumerate(everyone) if j != k}
+        own = F.log_softmax(logits, 1)
+        loss = sum(weights[j] * F.kl_div(own, target, reduction="batchmean") for j, target in targets.items())
+        return loss, loss
+
+    def phase(clients, *rest):
+        return rhfl.align(clients, weights, *rest)
+
+    optimizer = partial(torch.optim.Adam, lr=0.01)
+    terms, (losses,) = laws.assert_public_phase_agrees(setup, fed, fed.cohort(1), states, phase, objective, optimizer)
+    assert terms["alignment"].tolist() == pytest.approx(losses)
+
+
+def test_rhfls_losses_are_those_of_the_training_parts():
+    run = {"validation": 0.3, "parts": laws.toy_parts((0, 13, 7, 10)), **TWO_NETWORKS}
+    _, fed, cohort, states = with_different_models("local", **run)
+    losses = rhfl.own_losses(stacked_by_network(fed, cohort, states), cohort, fed, rhfl.Config())
+    assert losses[0] == 0
+    for client in (1, 2, 3):
+        _, logits, y = fed.predict(*states[client], fed.training[client], fed.networks[client % 2])
+        torch.testing.assert_close(losses[client], rhfl.symmetric_cross_entropy(logits, y, rhfl.Config()))
+
+
+def test_rhfls_previous_loss_is_that_of_a_clients_last_round(monkeypatch):
+    seen = []
+    original = rhfl.confidence_weights
+    monkeypatch.setattr(rhfl, "confidence_weights", lambda *given: seen.append(given) or original(*given))
+    setup, fed = laws.federation("rhfl", cohort_size=2)
+    state = laws.simulate(setup, fed, 3, [[0, 1], [2, 0], [1, 3]])
+    assert [given[2].tolist() for given in seen] == [[False, False], [False, True], [True, False]]
+    assert seen[1][0][1] == seen[0][1][0]  # client 0
+    assert seen[2][0][0] == seen[0][1][1]  # client 1
+    assert state.clients[0].loss == seen[1][1][1]
+    assert seen[1][1][1] < seen[0][1][0]  # it has learned
+
+
+# FedDF
+
+
+def plain_adam(network, start, batches, targets, lr):
+    """The student after steps of Adam with cosine annealing, by torch.optim, and the mean loss."""
+    params = {name: value.clone().requires_grad_() for name, value in start.items()}
+    optimizer = torch.optim.Adam(params.values(), lr=lr)
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, len(batches))
+    losses = []
+    for x, target in zip(batches, targets, strict=True):
+        own = F.log_softmax(network(params, {}, x, train=True).logits, 1)
+        loss = F.kl_div(own, F.softmax(target, 1), reduction="batchmean")
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        schedule.step()
+        losses.append(loss.item())
+    return {name: value.detach() for name, value in params.items()}, np.mean(losses)
+
+
+def test_without_distillation_feddf_is_fedavg():
+    setup, fed = laws.federation("feddf", {"distillation_epochs": 0})
+    state = laws.simulate(setup, fed, 3)
+    base = laws.simulate(*laws.federation("fedavg"), 3)
+    laws.assert_agree(state.students[0].params, base.params, "feddf against fedavg")
+
+
+def test_each_architecture_has_a_student_taught_by_all_clients():
+    options = {"distillation_epochs": 2, "distillation_lr": 0.01}
+    setup, fed = laws.federation("feddf", options, **TWO_NETWORKS)
+    cohort, start, trained = fed.cohort(0), setup.method.init(fed, setup.options), []
+    groups = fed.groups(cohort)
+    for group in groups:
+        received = fed.broadcast(*fed.initial_model(group.network), group)
+        trained.append(fed.train(received, group, make_local_loss(group.network))[0])
+    means = [feddf.mean_model(clients, group.weights, fed) for clients, group in zip(trained, groups, strict=True)]
+    batches = [batch.x for epoch in (0, 1) for batch in fed.public_batches(0, epoch)]
+    modules = [module.eval() for module in modules_of(fed, models_of(groups, trained))]
+    with torch.no_grad():
+        targets = [sum(module(x)[1] for module in modules) / 4 for x in batches]
+    after, terms = setup.method.run_round(start, cohort, fed, setup.options)
+    for kind, (network, mean) in enumerate(zip(fed.networks, means, strict=True)):
+        expected, loss = plain_adam(network, mean.params, batches, targets, 0.01)
+        laws.assert_agree(after.students[kind].params, expected, f"the student of {fed.backbones[kind]}")
+        assert terms["distillation"][kind::2].tolist() == pytest.approx([loss] * 2)
+    assert [setup.method.personal(after)[c] is after.students[c % 2] for c in range(4)] == [True] * 4
+
+
+def test_an_architecture_that_nobody_has_in_a_round_keeps_its_student():
+    setup, fed = laws.federation("feddf", cohort_size=2, **TWO_NETWORKS)
+    start, after = (laws.simulate(setup, fed, rounds, [[0, 2]]) for rounds in (0, 1))
+    assert laws.distance(after.students[1], start.students[1]) == 0
+    assert laws.distance(after.students[0], start.students[0]) > 1e-4
+
+
+def test_clients_without_examples_are_averaged_plainly():
+    _, fed = laws.federation("feddf")
+    clients = Client({"w": torch.tensor([[1.0], [3.0]])}, {}, {})
+    assert feddf.mean_model(clients, torch.zeros(2), fed).params["w"].tolist() == [2]
+    assert feddf.mean_model(clients, torch.tensor([0.3, 0.1]), fed).params["w"].item() == pytest.approx(1.5)
+
+
+def test_clients_learn_from_all_logits_before_any_of_them_moves():
+    setup, fed = laws.federation("feddf-client", {"distillation_lr": 0.3}, weight_decay=0.01, **TWO_NETWORKS)
+    states = laws.simulate(setup, fed, 1).clients
+
+    def objective(k, features, logits, everyone):
+        target = sum(said for _, said in everyone) / 4
+        loss = F.kl_div(F.log_softmax(logits, 1), F.softmax(target, 1), reduction="batchmean")
+        return loss, loss
+
+    optimizer = partial(torch.optim.SGD, lr=0.3, weight_decay=0.01)
+    terms, (losses,) = laws.assert_public_phase_agrees(
+        setup, fed, fed.cohort(1), states, feddf.distil_into_clients, objective, optimizer
+    )
+    assert terms["distillation"].tolist() == pytest.approx(losses)
