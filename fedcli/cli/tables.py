@@ -4,7 +4,7 @@ from dataclasses import replace
 from functools import partial
 from inspect import getdoc
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import typer
 from rich.console import Console

@@ -128,7 +128,17 @@ def environment(device: torch.device) -> dict[str, Any]:
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else processor
     flushes = torch.set_flush_denormal(sys.float_info.min / 2 == 0)  # leaves it as it is, and says whether it can be
     if folder := checkout():
-        command = ["git", "--no-optional-locks", "-C", folder, "describe", "--always", "--exclude=*", "--abbrev=40", "--dirty=+"]
+        command = [
+            "git",
+            "--no-optional-locks",
+            "-C",
+            folder,
+            "describe",
+            "--always",
+            "--exclude=*",
+            "--abbrev=40",
+            "--dirty=+",
+        ]
         with suppress(OSError):  # git is not there
             commit = subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
     return {
