@@ -88,7 +88,7 @@ def time_text(estimated: pd.DataFrame, machine: str = "") -> str:
     minutes = max(1, seconds.sum() / 60)
     text = f"{minutes / 60:,.{0 if minutes >= 600 else 1}f} h" if minutes >= 60 else f"{minutes:.0f} min"
     machines = " and ".join(sorted(set().union(*estimated["machines"]))) or machine
-    part = f" for {seconds.count()} of them" if seconds.count() < len(seconds) else ""
+    part = f" for {seconds.count()} of {len(seconds)} runs" if seconds.count() < len(seconds) else ""
     return f"about {text}{part}" + (f", timed on {machines}" if machines else "")
 
 
