@@ -182,7 +182,7 @@ def test_describe_knows_what_is_not_there_and_reads_what_is(tmp_path):
 @pytest.mark.parametrize("call", [datasets.available, datasets.load])
 def test_unknown_and_missing_data_are_refused(call, cache):
     refused(lambda: call("fmnits"), "unknown data set 'fmnits'", "did you mean 'fmnist'?", "fedcli data list")
-    refused(lambda: call("../digits"), "unknown data set '../digits'", "path of a file or folder")
+    refused(lambda: call("../digits"), "unknown data set '../digits'", "nothing is at the path '../digits'.")
     refused(lambda: call("svhn"), "'svhn'", "fedcli data download svhn", "fedcli data import svhn PATH")
     assert not cache.exists()
 

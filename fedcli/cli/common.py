@@ -54,9 +54,7 @@ Workers = optional(int, "Local processes that share each round; the result is bi
 On = optional(str, "ray or ray:ADDRESS: every run a task of Ray; folders are on shared storage.", panel=MACHINE)
 Cpus = optional(float, "With --on ray: cores for a run, 1 if not given.", panel=MACHINE, min=0)
 Gpus = optional(float, "With --on ray: GPUs for a run; 0.25 packs four on one.", panel=MACHINE, min=0)
-TimeLimit = optional(
-    str, "Stop at a checkpoint after this time, to resume later: 9m, 2h, 1h30m, 90.", panel=MACHINE, callback=limit_time
-)
+TimeLimit = optional(str, "Stop at a checkpoint after this time: 90s, 9m or 1h30m.", panel=MACHINE, callback=limit_time)
 LogFile = optional(Path, "File to append the run's output to, without the progress bar.", panel=OUTPUT)
 Quiet = optional(bool, "Print nothing but errors.", "--quiet", panel=OUTPUT)
 Log = optional(str, "Also log each round to tensorboard, wandb, ./file.py:NAME, or several of them.", panel=OUTPUT)
@@ -159,13 +157,19 @@ def write_text(path: Path, text: str) -> None:
 
 
 def print_text(text: str, out: Path | None = None, is_markdown: bool = False) -> None:
-    """Print a text, on a terminal Markdown as it is read; or write it to a file and print the file's name."""
+    """Print a text, on a terminal Markdown as it is read; or write it to a file and print its name."""
     if out is not None:
         write_text(out, text)
         typer.echo(str(out))
     elif is_markdown and console().is_terminal:
-        from rich.markdown import Markdown  # late: a tenth of a second
+        from rich import markdown  # late: a tenth of a second
 
-        console().print(Markdown(text))
+        class Cell(markdown.TableDataElement):  # no cell is cut
+            def __init__(self, **more: Any):
+                super().__init__(**more)
+                self.content.overflow = "fold"
+
+        markdown.Markdown.elements |= {"th_open": Cell, "td_open": Cell}
+        console().print(markdown.Markdown(text))
     else:
         typer.echo(text, nl=False)

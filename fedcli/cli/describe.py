@@ -209,9 +209,7 @@ def data_list() -> None:
         rows.append((name, traits["kind"], "yes" if traits["present"] else "no", *numbers, shape))
     print_table(("Data set", "Kind", "Present", "Train", "Test", "Classes", "Shape"), rows)
     typer.echo("\n'fedcli data show NAME' says what a made set is made from.")
-    typer.echo(
-        f"Downloaded and imported sets are kept in {late.datasets.cache_folder()} (set FEDCLI_DATA to change it)."
-    )
+    typer.echo(f"Downloads and imports are in {late.datasets.cache_folder()} (set FEDCLI_DATA to change it).")
 
 
 @data.command()
@@ -269,8 +267,9 @@ def data_show(
     typer.echo(f"\npartition {chosen.flag}, seed {partition_seed}, fingerprint {late.partition.fingerprint(parts)}")
     print_table(("Client", "Images", *map(str, classes)), rows)
     title = late.plots.data_words(dataset.name, chosen.flag, f"seed {partition_seed}")
-    out = out or Path(f"{dataset.name}-partition.png")
-    files = late.plots.write(out, late.plots.partition_figure, counts, dataset.class_names, title)
+    files = late.plots.write(
+        out or Path(f"{dataset.name}-partition.png"), late.plots.partition_figure, counts, dataset.class_names, title
+    )
     typer.echo(f"chart: {' and '.join(map(str, files))}")
 
 

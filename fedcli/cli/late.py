@@ -1,7 +1,6 @@
 """Modules that a command imports when it first uses them, as `late.plans`.
 
-PyTorch takes seconds to import, pandas, NumPy and Matplotlib half a second each: help and refusals come without them,
-and a run without pandas.
+Help needs no PyTorch, which takes seconds, NumPy, pandas or Matplotlib, and a run no pandas.
 """
 
 from importlib import import_module

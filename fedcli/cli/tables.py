@@ -133,8 +133,9 @@ def pages(folder: argument(Path, "DIR", "Folder with records/, a subfolder a stu
     for name, text in late.pages.pages(folder).items():
         print_text(text, folder / name)
         for path, (study, kind) in late.pages.figures(text).items():
-            records = late.frame.find_records([folder / "records" / study])
-            late.plots.write(folder / path, find_chart(kind), records, page=True)
+            late.plots.write(
+                folder / path, find_chart(kind), late.frame.find_records([folder / "records" / study]), page=True
+            )
 
 
 def quality(
@@ -178,9 +179,8 @@ def plot(
     names = [text for text in method or () if text not in files]
     records = common.records_of(runs, names, dataset, label)
     options = {"curves": [x], "correlation": [files]}.get(kind, [])
-    out = out or Path(f"{short_name(kind)}.png")
     with Console(stderr=True).status(escape(kind)):
-        written = late.plots.write(out, draw, records, *options)
+        written = late.plots.write(out or Path(f"{short_name(kind)}.png"), draw, records, *options)
     typer.echo(" and ".join(map(str, written)))
 
 
@@ -201,11 +201,9 @@ def report(
     """
     needed("bokeh", "the report", "report")
     present = [path for path in runs if path.is_file() or next(path.rglob(late.records.RECORD), None)]
-    for path in runs if present else ():
-        if path not in present:
-            typer.echo(f"warning: there is no run in '{path}'; it is left out.", err=True)
-    records = common.records_of(present or runs, method, dataset, label)
-    print_text(late.report.report(records, title), out)
+    for path in sorted({*runs} - {*present}) if present else ():
+        typer.echo(f"warning: there is no run in '{path}'; it is left out.", err=True)
+    print_text(late.report.report(common.records_of(present or runs, method, dataset, label), title), out)
 
 
 def export(

@@ -222,7 +222,7 @@ def read(path: Path, info: DatasetInfo | None, size: int | None = None) -> tuple
         with reading(path, ARRAYS):
             return join_parts(read_npz(path), notes), notes
     with TemporaryDirectory(prefix="fedcli-") as temporary:
-        folder = path if path.is_dir() else unpack_archive(path, Path(temporary))
+        folder = path if path.is_dir() or path.is_fifo() else unpack_archive(path, Path(temporary))
         names = files_below(folder)
         common = os.path.commonpath([os.path.dirname(name) for name in names] or [""])
         around = "/".join(takewhile(lambda name: not re.fullmatch(_PART, name), common.split("/")))
