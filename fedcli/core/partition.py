@@ -35,7 +35,8 @@ MAX_DRAWS = 1000  # of a Dirichlet partition before it is refused; seconds for 1
 
 def number(text: str, read: Callable[[str], Any] = int, low: float = 1, high: float = math.inf) -> Any:
     """Reads a number from `low` to `high` in a flag; it raises ValueError for anything else."""
-    value = read(text)
+    is_short = re.fullmatch(r"[^e]*(e[+-]?[0-9]{1,3})?", text.lower())  # of 1e-99999999 Fraction would make all digits
+    value = read(text if is_short else "")
     if not low <= value <= high:
         raise ValueError
     return value
@@ -351,8 +352,8 @@ def _parts_from_user(
     if len(parts) != num_clients:
         raise function.refuse(f"gives no list of {num_clients} clients (got {len(parts)})", "return one list for each")
     for client, part in enumerate(parts):
-        is_whole = part.ndim == 1 and part.dtype.kind in "iu"
-        if len(part) and not (is_whole and 0 <= part.min() <= part.max() < len(labels)):
+        is_whole = part.ndim == 1 and (part.dtype.kind in "iu" or not len(part))
+        if not is_whole or (len(part) and not 0 <= part.min() <= part.max() < len(labels)):
             fault = f"gives wrong positions to client {client} (got {part.dtype} {str(part.ravel()[:5])[1:-1]} ...)"
             raise function.refuse(fault, f"return a list of whole numbers from 0 to {len(labels) - 1}")
     positions, times = np.unique(np.concatenate(parts), return_counts=True)
