@@ -19,6 +19,7 @@ from fedcli.core import backbones, partition
 from fedcli.core.layers import KeyedDropout, MaskedBatchNorm2d
 from fedcli.data import datasets
 from fedcli.errors import UserError
+from fedcli.runs.config import resolve
 from tests.files import refused
 from tests.programs import invoke
 
@@ -77,6 +78,8 @@ def test_a_file_brings_methods_protocols_tables_and_a_step_after():
     refused(lambda: registry.find_method("./mine.py:othr"), "did you mean 'other'?")
     Path("empty.py").write_text("")
     refused(lambda: registry.find_method("./empty.py"), "defines no METHOD; add METHOD = fedcli.Method(...).")
+    Path("stepped.py").write_text(METHODS.replace('"num_clients": 2', '"num_clients": 2, "post": "ccvr"'))
+    assert resolve(registry.find_method("./stepped.py:plain"), {"dataset": "digits"}).post.name == "ccvr"
     table = registry.find_table("./mine.py:mine:1")
     assert [cell.method for cell in table.cells] == [f"{path}:plain", "fedprox"]
     assert table.cells[0].settings == {"protocol": f"{path}:mine:digits", "post": f"{path}:half"}
@@ -321,6 +324,7 @@ HEAD = {SPLITS: "def f(labels, num_clients, rng, *, groups):\n    return ", SETS
         (SPLITS, "[[0], [1], [2]]", "gives no list of 2 clients (got 3)"),
         (SPLITS, "[[0], [10]]", "gives wrong positions to client 1 (got int64 10 ...)"),
         (SPLITS, "[[True, False], [1]]", "gives wrong positions to client 0 (got bool"),
+        (SPLITS, "[None, [1]]", "gives wrong positions to client 0 (got object None ...)"),
         (SPLITS, "[[0, 1], [1]]", "uses an example twice (got position 1)"),
         (SPLITS, "labels.nothing", "line 3 (got AttributeError"),
         (SETS, "3", "'int' object has no attribute 'items'"),

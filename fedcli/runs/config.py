@@ -220,7 +220,8 @@ def resolve(
     if need_data:
         datasets.available(dataset)
     protocol = protocol or default_protocol(method, dataset)
-    post = None if given.get("post") is None else find_post(given["post"], method)
+    step = {**protocol.settings, **given}.get("post")
+    post = None if step is None else find_post(step, method)
     kinds = [RunConfig, method.config] if post is None else [RunConfig, method.config, post.config]
     values, origin = default_options(protocol, dataset, method.name, *kinds)
     values |= given
