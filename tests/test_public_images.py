@@ -90,6 +90,11 @@ def test_fedmds_newcomers_train_on_their_own_data_before_their_first_digest():
         laws.assert_agree(state.clients, expected, f"round {number}")
 
 
+def test_colour_images_that_are_turned_into_grey_are_not_normalised_by_the_constants_of_colours():
+    _, fed = laws.federation("fccl-plus", protocol="fccl:digits-4", public_dataset="cifar100")
+    assert len(fed.public_transform.mean) == fed.public_images.shape[1] == 1
+
+
 # FedMatch
 
 
@@ -97,10 +102,7 @@ def test_fedmatchs_votes():
     logits = torch.tensor([[0.1, 0.2, 0.7], [0.1, 0.2, 0.7], [0.3, 0.3, 0.4]]).log()
     helpers = torch.tensor([[[0.0, 0, 1], [1, 0, 0], [0, 1, 0]], [[0.0, 1, 0], [1, 0, 0], [1, 0, 0]]])
     assert fedmatch.agreed_labels(logits, helpers).tolist() == [2, 0, 0]  # the last one is tied
-    assert fedmatch.consistency(logits, helpers, fedmatch.Config(confidence=0.9)) == (
-        0,
-        0,
-    )  # nobody is so sure
+    assert fedmatch.consistency(logits, helpers, fedmatch.Config(confidence=0.9)) == (0, 0)  # nobody is so sure
 
 
 def test_ties_between_helpers_go_to_the_lower_id_in_any_order():
