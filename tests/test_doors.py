@@ -128,9 +128,8 @@ def test_a_file_is_imported_once_and_anew_when_it_has_changed():
 def test_an_error_inside_names_the_line_and_keeps_its_cause():
     Path("own.py").write_text("def g(x):\n    return x[5]\n\ndef f(x):\n    return g(x)\n")
     function = userfiles.from_file("own.py:f", "metric")
-    with pytest.raises(
-        UserError, match=r"own.py' fails in line 2 \(got IndexError: list index out of range\)"
-    ) as caught:
+    words = r"own.py' fails in line 2 \(got IndexError: list index out of range\)"
+    with pytest.raises(UserError, match=words) as caught:
         function([1])
     assert isinstance(caught.value.__cause__, IndexError)
     with pytest.raises(UserError, match=r"fails in line 4 \(got TypeError: f\(\) takes 1 positional argument"):
