@@ -19,6 +19,7 @@ from fedcli.core import backbones, partition
 from fedcli.core.layers import KeyedDropout, MaskedBatchNorm2d
 from fedcli.data import datasets
 from fedcli.errors import UserError
+from fedcli.runs.config import resolve
 from tests.files import refused
 from tests.programs import invoke
 
@@ -77,6 +78,8 @@ def test_a_file_brings_methods_protocols_tables_and_a_step_after():
     refused(lambda: registry.find_method("./mine.py:othr"), "did you mean 'other'?")
     Path("empty.py").write_text("")
     refused(lambda: registry.find_method("./empty.py"), "defines no METHOD; add METHOD = fedcli.Method(...).")
+    Path("stepped.py").write_text(METHODS.replace('"num_clients": 2', '"num_clients": 2, "post": "ccvr"'))
+    assert resolve(registry.find_method("./stepped.py:plain"), {"dataset": "digits"}).post.name == "ccvr"
     table = registry.find_table("./mine.py:mine:1")
     assert [cell.method for cell in table.cells] == [f"{path}:plain", "fedprox"]
     assert table.cells[0].settings == {"protocol": f"{path}:mine:digits", "post": f"{path}:half"}
@@ -125,9 +128,8 @@ def test_a_file_is_imported_once_and_anew_when_it_has_changed():
 def test_an_error_inside_names_the_line_and_keeps_its_cause():
     Path("own.py").write_text("def g(x):\n    return x[5]\n\ndef f(x):\n    return g(x)\n")
     function = userfiles.from_file("own.py:f", "metric")
-    with pytest.raises(
-        UserError, match=r"own.py' fails in line 2 \(got IndexError: list index out of range\)"
-    ) as caught:
+    words = r"own.py' fails in line 2 \(got IndexError: list index out of range\)"
+    with pytest.raises(UserError, match=words) as caught:
         function([1])
     assert isinstance(caught.value.__cause__, IndexError)
     with pytest.raises(UserError, match=r"fails in line 4 \(got TypeError: f\(\) takes 1 positional argument"):
@@ -321,6 +323,7 @@ HEAD = {SPLITS: "def f(labels, num_clients, rng, *, groups):\n    return ", SETS
         (SPLITS, "[[0], [1], [2]]", "gives no list of 2 clients (got 3)"),
         (SPLITS, "[[0], [10]]", "gives wrong positions to client 1 (got int64 10 ...)"),
         (SPLITS, "[[True, False], [1]]", "gives wrong positions to client 0 (got bool"),
+        (SPLITS, "[None, [1]]", "gives wrong positions to client 0 (got object None ...)"),
         (SPLITS, "[[0, 1], [1]]", "uses an example twice (got position 1)"),
         (SPLITS, "labels.nothing", "line 3 (got AttributeError"),
         (SETS, "3", "'int' object has no attribute 'items'"),

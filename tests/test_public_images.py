@@ -97,10 +97,7 @@ def test_fedmatchs_votes():
     logits = torch.tensor([[0.1, 0.2, 0.7], [0.1, 0.2, 0.7], [0.3, 0.3, 0.4]]).log()
     helpers = torch.tensor([[[0.0, 0, 1], [1, 0, 0], [0, 1, 0]], [[0.0, 1, 0], [1, 0, 0], [1, 0, 0]]])
     assert fedmatch.agreed_labels(logits, helpers).tolist() == [2, 0, 0]  # the last one is tied
-    assert fedmatch.consistency(logits, helpers, fedmatch.Config(confidence=0.9)) == (
-        0,
-        0,
-    )  # nobody is so sure
+    assert fedmatch.consistency(logits, helpers, fedmatch.Config(confidence=0.9)) == (0, 0)  # nobody is so sure
 
 
 def test_ties_between_helpers_go_to_the_lower_id_in_any_order():

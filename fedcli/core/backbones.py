@@ -414,10 +414,9 @@ def _check(network: Backbone, function: FromFile, x: Tensor, logits: Tensor) -> 
         if any(value is not buffers[name] for name, value in trial.named_buffers()):
             raise function.refuse("puts a new tensor into a buffer", "change it in place, as by self.name.copy_(...)")
         network.draws.used = trial.draws.used
-        names = {
-            layer: f"'{name.removeprefix('body.')}' ({type(layer).__name__})" for name, layer in trial.named_modules()
-        }
-        return [(names[layer], value) for layer, value in [*outputs, *((trial, value) for value in buffers.values())]]
+        outputs += [(trial, value) for value in buffers.values()]
+        names = {layer: name.removeprefix("body.") for name, layer in trial.named_modules()}
+        return [(f"'{names.get(layer, '')}' ({type(layer).__name__})", value) for layer, value in outputs]
 
     def first_difference(others: list[tuple[str, Tensor]], same: Callable[..., bool]) -> str:
         """Says where the same two images first give something else; empty where they do not."""

@@ -35,7 +35,8 @@ MAX_DRAWS = 1000  # of a Dirichlet partition before it is refused; seconds for 1
 
 def number(text: str, read: Callable[[str], Any] = int, low: float = 1, high: float = math.inf) -> Any:
     """Reads a number from `low` to `high` in a flag; it raises ValueError for anything else."""
-    value = read(text)
+    # Fraction expands 1e-9999999.
+    value = read(text if re.fullmatch(r"[^e]*(e[+-]?\d{1,3})?", text.lower()) else "")
     if not low <= value <= high:
         raise ValueError
     return value
@@ -351,8 +352,8 @@ def _parts_from_user(
     if len(parts) != num_clients:
         raise function.refuse(f"gives no list of {num_clients} clients (got {len(parts)})", "return one list for each")
     for client, part in enumerate(parts):
-        is_whole = part.ndim == 1 and part.dtype.kind in "iu"
-        if len(part) and not (is_whole and 0 <= part.min() <= part.max() < len(labels)):
+        is_whole = part.ndim == 1 and (part.dtype.kind in "iu" or not len(part))
+        if not is_whole or (len(part) and not 0 <= part.min() <= part.max() < len(labels)):
             fault = f"gives wrong positions to client {client} (got {part.dtype} {str(part.ravel()[:5])[1:-1]} ...)"
             raise function.refuse(fault, f"return a list of whole numbers from 0 to {len(labels) - 1}")
     positions, times = np.unique(np.concatenate(parts), return_counts=True)
@@ -369,5 +370,4 @@ def fingerprint(parts: Sequence[np.ndarray]) -> str:
 
 def count_classes(parts: Sequence[np.ndarray], labels: ArrayLike, num_classes: int) -> np.ndarray:
     """Counts each client's examples of each class, int64 `[K, C]`; labels are `[N]`, from 0 to C - 1."""
-    array = np.asarray(labels)
-    return np.stack([np.bincount(array[part], minlength=num_classes) for part in parts])
+    return np.stack([np.bincount(np.asarray(labels)[part], minlength=num_classes) for part in parts])

@@ -31,6 +31,7 @@ from fedcli.userfiles import THEN, is_hash_of, replace_paths
 
 SCHEMA = 1
 RECORD = "record.json"
+PARTS = "status method method_source method_hash protocol dataset seed config origin partition rounds summary"
 
 
 def write_record(folder: Path, record: dict[str, Any]) -> None:
@@ -58,10 +59,9 @@ def read_record(path: Path) -> dict[str, Any]:
             raise UserError(f"'{file}' has schema {record['schema']} (this version reads {SCHEMA}); update fedcli.")
         digest = record.pop("digest", None)
         if digest is not None and digest != _digest(record):
-            text = f"the record '{file}' is damaged or was changed by hand"
-            raise UserError(f"{text}; put a copy back, or run the experiment again.")
+            raise UserError(f"the record '{file}' is damaged or was changed by hand; put a copy back, or run it again.")
         record["engine"] = {"way": WAYS[0], "notes": [], **record["engine"]}
-        return {"numerics": {"core": 1, "method": 1}, **record}
+        return {"numerics": {"core": 1, "method": 1}, **record, **{key: record[key] for key in PARTS.split()}}
 
 
 def identity(record: dict[str, Any]) -> str:
@@ -128,17 +128,8 @@ def environment(device: torch.device) -> dict[str, Any]:
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else processor
     flushes = torch.set_flush_denormal(sys.float_info.min / 2 == 0)  # leaves it as it is, and says whether it can be
     if folder := checkout():
-        command = [
-            "git",
-            "--no-optional-locks",
-            "-C",
-            folder,
-            "describe",
-            "--always",
-            "--exclude=*",
-            "--abbrev=40",
-            "--dirty=+",
-        ]
+        command = ["git", "--no-optional-locks", "-C", folder,
+            "describe", "--always", "--exclude=*", "--abbrev=40", "--dirty=+"]  # fmt: skip
         with suppress(OSError):  # git is not there
             commit = subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
     return {

@@ -98,8 +98,8 @@ def refuse_without_effect(setup: Setup) -> None:
 
 def load(path: str | Path, method: str | Path | Sequence[str | Path] = ()) -> Run:
     """A run from its folder or the record in it, its models by `Run.model`; `method` is as for `resume`."""
-    folder = Path(path) if Path(path).is_dir() else Path(path).parent
-    return Run(records.read_record(Path(path)), None, folder, method)
+    path = Path(path)
+    return Run(records.read_record(path), None, path if path.is_dir() else path.parent, method)
 
 
 def begun(setup: Setup, folder: Path, going_on: bool) -> dict[str, Any] | None:
