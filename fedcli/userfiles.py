@@ -100,8 +100,8 @@ def trust_files(
 
 
 def user_files(record: dict[str, Any]) -> dict[str, str]:
-    """The user's files that a record needs, each with its hash, which is empty where the record does not tell it."""
-    hashes = record.get("user_files", {})
+    """The user's files that a record needs, each with its hash, which is empty where an older record has none."""
+    hashes = dict.fromkeys(own_paths([record["method_source"]]), record["method_hash"]) | record.get("user_files", {})
     return {path: hashes.get(path, "") for path in own_paths([record["method_source"], *record["config"].values()])}
 
 

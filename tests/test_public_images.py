@@ -90,6 +90,11 @@ def test_fedmds_newcomers_train_on_their_own_data_before_their_first_digest():
         laws.assert_agree(state.clients, expected, f"round {number}")
 
 
+def test_colour_images_that_are_turned_into_grey_are_not_normalised_by_the_constants_of_colours():
+    _, fed = laws.federation("fccl-plus", protocol="fccl:digits-4", public_dataset="cifar100")
+    assert len(fed.public_transform.mean) == fed.public_images.shape[1] == 1
+
+
 # FedMatch
 
 

@@ -44,7 +44,7 @@ def test_a_record_that_is_changed_on_disk_is_refused(finished, tmp_path):
         file.write_text(text.replace(*change))
         refused(lambda: records.read_record(tmp_path), "is damaged or was changed by hand")
     wrongs = {"[" * 100_000: "cannot be read", "[]": "cannot be read", '{"schema": 2}': "schema 2"}
-    for wrong, words in {**wrongs, '{"schema": 1}': "cannot be read"}.items():
+    for wrong, words in {**wrongs, '{"schema": 1}': "lacks status, method"}.items():
         file.write_text(wrong)
         refused(lambda: records.read_record(tmp_path), words)
     older = {name: value for name, value in whole.items() if name != "numerics"}  # and has no digest

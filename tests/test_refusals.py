@@ -9,7 +9,7 @@ import pytest
 from tests.programs import invoke
 
 SMALL = "--dataset digits --train-examples 60 --num-clients 4 --cohort-size 4 --rounds 1 --local-epochs 1 --device cpu"
-PUBLIC = f"{SMALL} --public-dataset photos --public-examples 8 --partition iid"
+PUBLIC = f"{SMALL} --public-dataset photos --public-examples 8 --partition iid --protocol fedfm:digits"
 MIXED = "--backbone cnn-small,resnet10-3x3"
 RESERVED = """
 from dataclasses import dataclass, replace
@@ -72,6 +72,7 @@ SEEDS = "--seeds must be distinct whole numbers from 0"
         ("run fedavg --train-examples 200 --batch-size 500 --drop-last", "--batch-size 500 is larger than every"),
         ("run fedavg --train-examples 5", "--train-examples 5 does not fit the data set 'digits'"),
         ("run fedavg --public-dataset digits", "'fedavg' uses no public images (got --public-dataset digits)"),
+        (f"run feddf {SMALL} --partition iid --public-dataset photos --backbone cnn-small", "tests on domains"),
         (f"run fccl-plus {PUBLIC} --backbone cnn-small --public-batch-size 1", "must have 2 images"),
         (f"run fedavg {SMALL} --local-test 0.25", "uses no --local-test"),
         ("run fedavg --dataset digits --partition iid --train-examples 48 --num-clients 12 --cohort-size 2",

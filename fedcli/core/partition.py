@@ -35,7 +35,7 @@ MAX_DRAWS = 1000  # of a Dirichlet partition before it is refused; seconds for 1
 
 def number(text: str, read: Callable[[str], Any] = int, low: float = 1, high: float = math.inf) -> Any:
     """Reads a number from `low` to `high` in a flag; it raises ValueError for anything else."""
-    # Fraction expands 1e-9999999.
+    # With a short exponent alone: of 1e-9999999 Fraction would make ten million digits.
     value = read(text if re.fullmatch(r"[^e]*(e[+-]?\d{1,3})?", text.lower()) else "")
     if not low <= value <= high:
         raise ValueError
@@ -370,4 +370,5 @@ def fingerprint(parts: Sequence[np.ndarray]) -> str:
 
 def count_classes(parts: Sequence[np.ndarray], labels: ArrayLike, num_classes: int) -> np.ndarray:
     """Counts each client's examples of each class, int64 `[K, C]`; labels are `[N]`, from 0 to C - 1."""
-    return np.stack([np.bincount(np.asarray(labels)[part], minlength=num_classes) for part in parts])
+    array = np.asarray(labels)
+    return np.stack([np.bincount(array[part], minlength=num_classes) for part in parts])

@@ -48,7 +48,9 @@ class RunConfig:
     optimizer: str = option("sgd", "Local optimizer, new in every round", choices=("sgd", "adam"))
     lr: float = option(0.01, "Learning rate", low=0, open_low=True)
     lr_decay: float = option(1.0, "Factor on the learning rate after each round", low=0, open_low=True, high=1, off=1)
-    lr_schedule: str = option("constant", "Schedule of --lr; linear: to a tenth", choices=("constant", "linear"))
+    lr_schedule: str = option(
+        "constant", "Schedule beside --lr-decay; linear falls to a tenth", choices=("constant", "linear")
+    )
     momentum: float = option(0.0, "Momentum", low=0, high=1, open_high=True, off=0, only_with={"optimizer": ("sgd",)})
     weight_decay: float = option(0.0, "Coefficient of the L2 penalty's gradient", low=0, off=0)
     backbone: str | None = option(None, "Network, or ./file.py:NAME; a list A,B,C is assigned to the clients in turn")
@@ -220,7 +222,8 @@ def resolve(
     if need_data:
         datasets.available(dataset)
     protocol = protocol or default_protocol(method, dataset)
-    post = (step := {**protocol.settings, **given}.get("post")) and find_post(step, method)
+    name = {**protocol.settings, **given}.get("post")
+    post = None if name is None else find_post(name, method)
     kinds = [RunConfig, method.config] if post is None else [RunConfig, method.config, post.config]
     values, origin = default_options(protocol, dataset, method.name, *kinds)
     values |= given

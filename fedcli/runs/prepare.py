@@ -96,6 +96,8 @@ def load_data(setup: Setup) -> tuple[datasets.Dataset, list, datasets.Dataset | 
     """
     config = setup.run
     dataset = datasets.load(config.dataset)
+    if setup.protocol.evaluation == "domains" and dataset.domain_test is None:
+        raise UserError(f"{config.protocol} tests on domains (got {config.dataset} without); use another --protocol.")
     if config.local_test:
         dataset = datasets.merge(dataset)
     if config.train_examples is not None:
@@ -127,7 +129,8 @@ def make_federation(
     dtype = torch.float64 if setup.run.precision == "float64" else torch.float32
 
     def transform(images: datasets.Dataset, setting: DataSetting | PublicSetting | None) -> Transform:
-        mean, std = (setting.mean, setting.std) if setting else datasets.channel_statistics(images)
+        has_statistics = setting and len(setting.mean) == images.channels  # not where colour is turned into grey
+        mean, std = (setting.mean, setting.std) if has_statistics else datasets.channel_statistics(images)
         return Transform(tuple(mean), tuple(std), setting.augmentation if setting else "none", dtype)
 
     if public is not None:

@@ -31,7 +31,10 @@ from fedcli.userfiles import THEN, is_hash_of, replace_paths
 
 SCHEMA = 1
 RECORD = "record.json"
-PARTS = "status method method_source method_hash protocol dataset seed config origin partition rounds summary"
+PARTS = (  # that every record has
+    "status", "method", "method_source", "method_hash", "protocol", "dataset", "dataset_fingerprint", "seed", "config",
+    "origin", "partition", "model", "engine", "hardware", "rounds", "summary", "resumed",
+)  # fmt: skip
 
 
 def write_record(folder: Path, record: dict[str, Any]) -> None:
@@ -60,8 +63,10 @@ def read_record(path: Path) -> dict[str, Any]:
         digest = record.pop("digest", None)
         if digest is not None and digest != _digest(record):
             raise UserError(f"the record '{file}' is damaged or was changed by hand; put a copy back, or run it again.")
+        if lost := [name for name in PARTS if name not in record]:
+            raise UserError(f"the record '{file}' lacks {', '.join(lost)}; put a copy back, or run it again.")
         record["engine"] = {"way": WAYS[0], "notes": [], **record["engine"]}
-        return {"numerics": {"core": 1, "method": 1}, **record, **{key: record[key] for key in PARTS.split()}}
+        return {"numerics": {"core": 1, "method": 1}, **record}
 
 
 def identity(record: dict[str, Any]) -> str:
@@ -128,8 +133,8 @@ def environment(device: torch.device) -> dict[str, Any]:
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else processor
     flushes = torch.set_flush_denormal(sys.float_info.min / 2 == 0)  # leaves it as it is, and says whether it can be
     if folder := checkout():
-        command = ["git", "--no-optional-locks", "-C", folder,
-            "describe", "--always", "--exclude=*", "--abbrev=40", "--dirty=+"]  # fmt: skip
+        command = ["git", "--no-optional-locks", "-C", folder]  # another git may be at work there
+        command += ["describe", "--always", "--exclude=*", "--abbrev=40", "--dirty=+"]
         with suppress(OSError):  # git is not there
             commit = subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
     return {
