@@ -15,6 +15,7 @@ from fedcli import registry
 from fedcli.results import claims, comparison, costs, plans, tables
 from fedcli.results.claims import Answer
 from fedcli.results.findings import Study, read_study
+from fedcli.results.frame import read_runs
 from fedcli.results.plans import TablePlan
 from fedcli.results.render import MISSING, between_marks, github, render
 
@@ -108,7 +109,7 @@ def coverage(planned: Mapping[str, Sequence[TablePlan]]) -> str:
 
 def first_page(records: Path, studies: Sequence[Study], answers: Sequence[Answer], covered: str) -> str:
     """The page that `results/` opens with: the claims, how much of the papers has been run, and the studies."""
-    timed = costs.paces(claims.ended_runs([records]))
+    timed = costs.paces(read_runs([records]))
 
     def remark(answer: Answer) -> str:
         deciding, see = costs.decided_by(answer, records, timed), answer.claim.see

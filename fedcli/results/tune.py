@@ -41,8 +41,7 @@ def validation_accuracy(record: Record) -> float:
     Raises:
         UserError: If no client has held out an example.
     """
-    accuracies = [entry["validation_accuracy"] for entry in record["rounds"]]
-    accuracies = [value for value in accuracies if value is not None]
+    accuracies = [value for entry in record["rounds"] if (value := entry["validation_accuracy"]) is not None]
     if not accuracies:
         raise UserError(
             f"no client has validation examples (got --validation {record['config']['validation']:g}); "
