@@ -173,9 +173,10 @@ def test_of_a_diverged_run_the_best_round_on_validation_counts_and_no_other():
 
 def test_metrics_that_are_asked_for_get_columns(tmp_path):
     file = tmp_path / "mine.py"
-    file.write_text("def peak(record):\n    return 7 * len(record['rounds'])\n\ndef word(record):\n    return 'x'\n")
-    (row,) = cells(markdown(runs_of("one", 0.5, 0.52), ["best", f"{file}:peak"]))
-    assert (row["best, %"], row["peak"]) == ("51.00 ± 1.41 (2)", "28.000 ± 0.000 (2)")
+    values = {"peak": "7 * len(record['rounds'])", "word": "'x'", "nan": "float('nan')"}
+    file.write_text("\n".join(f"def {name}(record):\n    return {value}\n" for name, value in values.items()))
+    (row,) = cells(markdown(runs_of("one", 0.5, 0.52), ["best", f"{file}:peak", f"{file}:nan"]))
+    assert (row["best, %"], row["peak"], row["nan"]) == ("51.00 ± 1.41 (2)", "28.000 ± 0.000 (2)", "not measured (2)")
     assert csv_lines([record()], [f"{file}:peak"])[0]["peak"] == "28"
     with pytest.raises(UserError, match=r"the metric 'word' is no number \(got str\); return one or None"):
         tables.sheet([record()], [f"{file}:word"])
