@@ -159,9 +159,9 @@ def test_of_a_diverged_run_the_best_round_on_validation_counts_and_no_other():
     (row,) = cells(text)
     assert row[SELECTED] == "45.00 ± 7.07 (2 of 3 runs; 2 diverged)"  # one ended before any round was tested
     assert row["Last round, %"] == "30.00 (1 of 3 runs; 2 diverged)"
-    assert row["Seeds"] == "0, 1 diverged, 2 diverged"
+    assert row["Seeds"] == "0, 1 diverged after 2 rounds, 2 diverged after 0 rounds"
     (row,) = cells(markdown([record(selected=0.5), stopped]))
-    assert (row[SELECTED], row["Seeds"]) == ("50.00 (1 of 2 runs)", "0, 3 unfinished")
+    assert (row[SELECTED], row["Seeds"]) == ("50.00 (1 of 2 runs)", "0, 3 unfinished after 2 rounds")
     assert "Diverged: a loss became infinite or NaN." in text
     assert cells(markdown([lost(selection="last")]))[0]["Selected (last), %"] == "diverged"
     runs = [*runs_of("one", 0.5, 0.5), *(lost(seed, 0.6, method="two") for seed in (0, 1))]
