@@ -130,7 +130,7 @@ def task(environment: dict, method: str, folder: Path, options: dict, progress: 
         try:
             if runs.read_begun(folder) is None:
                 runs.run(method, out=folder, continue_=True, progress=progress, **options)
-            else:  # perhaps by hand, tested in other rounds or with a step after the last one, as `departures` allows
+            else:  # perhaps by hand, with more than a table needs
                 [(setup, _)] = runs.plan(method, out=folder, **options)
                 files = own_paths([method, *setup.values().values()])
                 runs.resume(folder, method=files, progress=progress, skip_ended=True)
@@ -145,8 +145,7 @@ def task(environment: dict, method: str, folder: Path, options: dict, progress: 
 
 def _error_text(error: BaseException) -> str:
     """What is wrong, in a line; it begins with the kind of an error that does not say so itself."""
-    is_told = isinstance(error, UserError | NonFiniteLoss)
-    return str(error) if is_told else f"{type(error).__name__}: {one_line(error)}"
+    return str(error) if isinstance(error, UserError | NonFiniteLoss) else f"{type(error).__name__}: {one_line(error)}"
 
 
 @contextmanager

@@ -93,8 +93,8 @@ def coverage(planned: Mapping[str, Sequence[TablePlan]]) -> str:
     for name, module in papers().items():
         in_full: list[bool] = []
         for plan in planned[name]:
-            cells = [cell for cell in comparison.compare(plan).values if cell.get("runs_planned")]
-            counted = [cell["runs_counted"] == cell["runs_planned"] for cell in cells if cell["paper"] is not None]
+            printed = [cell for cell in comparison.compare(plan).values if cell["paper"] is not None]
+            counted = [cell["runs_counted"] == cell["runs_planned"] for cell in printed if "runs_planned" in cell]
             complete += [plan.table.name] * (bool(counted) and all(counted))
             in_full += counted
         link = f"[{module.TABLES[0].reported[0]}](papers/{name}.md)"

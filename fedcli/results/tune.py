@@ -47,8 +47,7 @@ def validation_accuracy(record: Record) -> float:
             f"no client has validation examples (got --validation {record['config']['validation']:g}); "
             "give a larger share or fewer clients."
         )
-    counts = {"mean-last-3": 3, "last": max(len(accuracies) // 10, 1)}
-    count = counts.get(record["summary"]["selection"])
+    count = {"mean-last-3": 3, "last": max(len(accuracies) // 10, 1)}.get(record["summary"]["selection"])
     return max(accuracies) if count is None else fmean(accuracies[-count:])
 
 
@@ -114,7 +113,7 @@ def rank(planned: Tuning, errors: Mapping[Path, str]) -> pd.DataFrame:
 
     Args:
         planned: See `plan`.
-        errors: Of the runs that have failed, by their folders.
+        errors: Of the failed runs, by their folders.
 
     Returns:
         A row a trial: its `options`, the `accuracies` of its runs on validation images as fractions, NaN where a run
