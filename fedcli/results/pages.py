@@ -125,7 +125,7 @@ def first_page(records: Path, studies: Sequence[Study], answers: Sequence[Answer
     parts = {
         "## What the papers claim, and what is so": f"{claims.counted(answers)} {CLAIMS}\n\n{claimed}",
         "## How much of what the papers print has been run": covered,
-        "## Studies": "\n".join([*github(["Study", "First finding"], rows), "", OTHERS]),
+        "## Studies": "\n".join([*github(["Study", "First finding"], rows), "", LEGEND, OTHERS]),
     }
     return _page(f"# Results\n\n{MADE}", parts)
 
