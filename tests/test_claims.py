@@ -10,7 +10,7 @@ import pytest
 import fedcli
 from fedcli import Claim, registry
 from fedcli.errors import UserError
-from fedcli.results import claims, costs, plans
+from fedcli.results import claims, costs, frame, plans
 from fedcli.results.metrics import Interval, interval
 from fedcli.results.render import render
 from fedcli.runs.records import write_record
@@ -216,7 +216,7 @@ def test_a_claim_on_several_rows_counts_by_its_smallest_lead_and_only_where_all_
 
 def test_what_would_decide_a_claim_is_the_runs_that_lack_and_their_hours(place):
     def decided():
-        timed = costs.paces(claims.ended_runs([place.runs]))
+        timed = costs.paces(frame.read_runs([place.runs]))
         return costs.decided_by(place.answer(), place.runs, timed).partition(", timed")[0]
 
     place.pairs((81, 80))

@@ -9,7 +9,7 @@ import pytest
 from fedcli import figures
 from fedcli.figures import quality
 from fedcli.registry import find_method
-from fedcli.results import claims, comparison, frame, pages
+from fedcli.results import comparison, frame, pages
 from fedcli.results.findings import read_study
 
 ROOT = Path(__file__).parent.parent
@@ -78,7 +78,7 @@ def test_every_number_that_a_paper_prints_is_planned_or_has_a_reason(paper):
 
 def test_only_the_runs_that_a_page_names_are_of_an_earlier_version_of_their_methods_file():
     old = set()
-    for run in claims.ended_runs([RESULTS / "records"]).to_dict("records"):
+    for run in frame.read_runs([RESULTS / "records"]).to_dict("records"):
         if run["record"]["numerics"]["method"] != find_method(run["method"]).numerics:
             old.add((run["folder"].relative_to(RESULTS / "records").parts[0], run["method"]))
     assert old == {("fmnist-nine-methods", "scaffold")}

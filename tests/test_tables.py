@@ -159,9 +159,9 @@ def test_of_a_diverged_run_the_best_round_on_validation_counts_and_no_other():
     (row,) = cells(text)
     assert row[SELECTED] == "45.00 ± 7.07 (2 of 3 runs; 2 diverged)"  # one ended before any round was tested
     assert row["Last round, %"] == "30.00 (1 of 3 runs; 2 diverged)"
-    assert row["Seeds"] == "0, 1 diverged, 2 diverged"
+    assert row["Seeds"] == "0, 1 diverged after 2 rounds, 2 diverged after 0 rounds"
     (row,) = cells(markdown([record(selected=0.5), stopped]))
-    assert (row[SELECTED], row["Seeds"]) == ("50.00 (1 of 2 runs)", "0, 3 unfinished")
+    assert (row[SELECTED], row["Seeds"]) == ("50.00 (1 of 2 runs)", "0, 3 unfinished after 2 rounds")
     assert "Diverged: a loss became infinite or NaN." in text
     assert cells(markdown([lost(selection="last")]))[0]["Selected (last), %"] == "diverged"
     runs = [*runs_of("one", 0.5, 0.5), *(lost(seed, 0.6, method="two") for seed in (0, 1))]
@@ -173,9 +173,10 @@ def test_of_a_diverged_run_the_best_round_on_validation_counts_and_no_other():
 
 def test_metrics_that_are_asked_for_get_columns(tmp_path):
     file = tmp_path / "mine.py"
-    file.write_text("def peak(record):\n    return 7 * len(record['rounds'])\n\ndef word(record):\n    return 'x'\n")
-    (row,) = cells(markdown(runs_of("one", 0.5, 0.52), ["best", f"{file}:peak"]))
-    assert (row["best, %"], row["peak"]) == ("51.00 ± 1.41 (2)", "28.000 ± 0.000 (2)")
+    values = {"peak": "7 * len(record['rounds'])", "word": "'x'", "nan": "float('nan')"}
+    file.write_text("\n".join(f"def {name}(record):\n    return {value}\n" for name, value in values.items()))
+    (row,) = cells(markdown(runs_of("one", 0.5, 0.52), ["best", f"{file}:peak", f"{file}:nan"]))
+    assert (row["best, %"], row["peak"], row["nan"]) == ("51.00 ± 1.41 (2)", "28.000 ± 0.000 (2)", "not measured (2)")
     assert csv_lines([record()], [f"{file}:peak"])[0]["peak"] == "28"
     with pytest.raises(UserError, match=r"the metric 'word' is no number \(got str\); return one or None"):
         tables.sheet([record()], [f"{file}:word"])

@@ -109,8 +109,7 @@ def test_trials_keep_their_records_alone_and_are_not_run_again(tuned, tmp_path):
 
 
 def test_the_command_tells_validation_accuracies_with_their_spread_and_keeps_trials_from_runs(folder):
-    typed = [text for name, value in TINY.items() for text in (f"--{name.replace('_', '-')}", value)]
-    result = invoke("tune", "fedavg", "--grid", "lr=0.05", "--seeds", "1000,1001", *typed)
+    result = invoke("tune", "fedavg", "--grid", "lr=0.05", "--seeds", "1000,1001", *flags_of(TINY))
     assert result.exit_code == 0, result.output
     (home,) = Path("tuning").iterdir()
     records = [read_record(file) for file in sorted(home.rglob("record.json"))]

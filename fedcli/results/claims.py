@@ -106,8 +106,8 @@ def answers(
     Raises:
         UserError: If a claim's table has not its cells.
     """
-    runs, packed = ended_runs(folders), _shipped() if shipped else {}
-    answers = [_answer(claim, runs, at_hand) for claim in claims]
+    runs, packed = read_runs(folders), _shipped() if shipped else {}
+    answers = [_answer(claim, runs[runs["state"].isin(ENDED)], at_hand) for claim in claims]
     answers = [each if each.runs else replace(each, **packed.get(each.claim.name, {})) for each in answers]
     return sorted(answers, key=lambda answer: VERDICTS.index(answer.verdict))
 
@@ -123,11 +123,6 @@ def _shipped() -> dict[str, dict[str, Any]]:
         values |= {name: row[name] for name in TEXTS} | {"seeds": tuple(map(int, row["seeds"].split()))}
         parts[row["claim"]] = values | {"runs": tuple(map(Path, row["runs"].split("; ")))}
     return parts
-
-
-def ended_runs(folders: Iterable[Path]) -> pd.DataFrame:
-    """The runs under folders that have finished or diverged; what cannot be read is left out."""
-    return read_runs(folders).loc[lambda runs: runs["state"].isin(ENDED)]
 
 
 def names_of(claim: Claim) -> tuple[str, ...]:

@@ -80,7 +80,7 @@ def compare(plan: TablePlan) -> Sheet:
     planned = {(each.cell.row, each.cell.column): each for each in plan.cells}
     metrics = {each.cell.column: each.metric for each in plan.cells}
     texts, numbers = {}, {}  # of each cell, by row and column
-    for key in [key for key in dict.fromkeys([*paper, *planned]) if key in planned]:
+    for key in [key for key in paper | planned if key in planned]:
         metric, records = planned[key].metric, planned[key].records
         states = Counter(run.state for run in planned[key].runs)
         text = mean_of_runs(metric, records, states)
@@ -123,8 +123,7 @@ def compare(plan: TablePlan) -> Sheet:
 
 def printed_unit(column: str) -> float:
     """In how many floats the paper prints a column; 1 for other numbers."""
-    match = SCALED.search(column)
-    return float(match[1]) if match else 1.0
+    return float(match[1]) if (match := SCALED.search(column)) else 1.0
 
 
 def _beside(

@@ -25,7 +25,7 @@ def round_examples(config: Mapping[str, Any], images: int) -> float:
 
 
 def paces(runs: pd.DataFrame) -> pd.DataFrame:
-    """Measures the runs there are, but for those that went on on another machine.
+    """Measures runs, but for those that moved to another machine.
 
     Args:
         runs: See `fedcli.results.frame`.

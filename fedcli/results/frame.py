@@ -159,8 +159,7 @@ def of_all(records: Iterable[Record], of_one: Callable[[Record], pd.DataFrame]) 
     for record in records:
         table, values = of_one(record), settings(record)
         names = {name: values[name] for name in FIRST} | {"seed": record["seed"], "settings": key(values)}
-        names["method"] = record.get("label", record["method"])
-        parts.append(table.assign(**names)[[*names, *table]])
+        parts.append(table.assign(**names | {"method": record.get("label", record["method"])})[[*names, *table]])
     return pd.concat(parts, ignore_index=True)
 
 

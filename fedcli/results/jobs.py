@@ -28,7 +28,7 @@ from fedcli.runs.records import read_record
 from fedcli.runs.rounds import Listener
 from fedcli.runs.signals import OutOfTime, end_with_parent, interrupt_on_signals, time_left
 from fedcli.runs.trackers import Loggers
-from fedcli.userfiles import absolute
+from fedcli.userfiles import absolute, own_paths
 
 POLL_SECONDS = 1.0  # between two looks at the records of other processes
 GRACE_SECONDS = 30.0  # in which interrupted runs are to end, and the process of a lost node
@@ -128,7 +128,12 @@ def task(environment: dict, method: str, folder: Path, options: dict, progress: 
     end = time.monotonic() + GRACE_SECONDS
     while True:
         try:
-            runs.run(method, out=folder, continue_=True, progress=progress, **options)
+            if runs.read_begun(folder) is None:
+                runs.run(method, out=folder, continue_=True, progress=progress, **options)
+            else:  # perhaps by hand, with more than a table needs
+                [(setup, _)] = runs.plan(method, out=folder, **options)
+                files = own_paths([method, *setup.values().values()])
+                runs.resume(folder, method=files, progress=progress, skip_ended=True)
             return ""
         except InUse as error:  # by its process on the node that was lost, which has begun it or is about to end
             if time.monotonic() > end:
@@ -140,8 +145,7 @@ def task(environment: dict, method: str, folder: Path, options: dict, progress: 
 
 def _error_text(error: BaseException) -> str:
     """What is wrong, in a line; it begins with the kind of an error that does not say so itself."""
-    is_told = isinstance(error, UserError | NonFiniteLoss)
-    return str(error) if is_told else f"{type(error).__name__}: {one_line(error)}"
+    return str(error) if isinstance(error, UserError | NonFiniteLoss) else f"{type(error).__name__}: {one_line(error)}"
 
 
 @contextmanager

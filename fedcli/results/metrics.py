@@ -108,7 +108,7 @@ class Metric:
         return self.text(fmean(values)) + (f" ± {self.text(stdev(values))}" if len(values) > 1 else "")
 
     def value(self, record: Record) -> float | None:
-        """The number of a run, in the unit; None where there is none.
+        """The number of a run, in the unit; None where there is no finite one.
 
         Raises:
             UserError: If what is read is no number.
@@ -116,7 +116,9 @@ class Metric:
         number = self.read(record, *self.arguments)
         if not isinstance(number, int | float | None):
             raise UserError(f"the metric '{self.name}' is no number (got {type(number).__name__}); return one or None.")
-        return number if number is None or self.unit != "percent" else 100 * number
+        if number is None or not math.isfinite(number):
+            return None
+        return 100 * number if self.unit == "percent" else number
 
     def counts(self, record: Record) -> bool:
         """Whether a run enters means: a finished one, and one that diverged after its best round on validation."""

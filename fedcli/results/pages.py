@@ -15,6 +15,7 @@ from fedcli import registry
 from fedcli.results import claims, comparison, costs, plans, tables
 from fedcli.results.claims import Answer
 from fedcli.results.findings import Study, read_study
+from fedcli.results.frame import read_runs
 from fedcli.results.plans import TablePlan
 from fedcli.results.render import MISSING, between_marks, github, render
 
@@ -92,8 +93,8 @@ def coverage(planned: Mapping[str, Sequence[TablePlan]]) -> str:
     for name, module in papers().items():
         in_full: list[bool] = []
         for plan in planned[name]:
-            cells = [cell for cell in comparison.compare(plan).values if cell.get("runs_planned")]
-            counted = [cell["runs_counted"] == cell["runs_planned"] for cell in cells if cell["paper"] is not None]
+            printed = [cell for cell in comparison.compare(plan).values if cell["paper"] is not None]
+            counted = [cell["runs_counted"] == cell["runs_planned"] for cell in printed if "runs_planned" in cell]
             complete += [plan.table.name] * (bool(counted) and all(counted))
             in_full += counted
         link = f"[{module.TABLES[0].reported[0]}](papers/{name}.md)"
@@ -108,7 +109,7 @@ def coverage(planned: Mapping[str, Sequence[TablePlan]]) -> str:
 
 def first_page(records: Path, studies: Sequence[Study], answers: Sequence[Answer], covered: str) -> str:
     """The page that `results/` opens with: the claims, how much of the papers has been run, and the studies."""
-    timed = costs.paces(claims.ended_runs([records]))
+    timed = costs.paces(read_runs([records]))
 
     def remark(answer: Answer) -> str:
         deciding, see = costs.decided_by(answer, records, timed), answer.claim.see
@@ -124,7 +125,7 @@ def first_page(records: Path, studies: Sequence[Study], answers: Sequence[Answer
     parts = {
         "## What the papers claim, and what is so": f"{claims.counted(answers)} {CLAIMS}\n\n{claimed}",
         "## How much of what the papers print has been run": covered,
-        "## Studies": "\n".join([*github(["Study", "First finding"], rows), "", OTHERS]),
+        "## Studies": "\n".join([*github(["Study", "First finding"], rows), "", LEGEND, OTHERS]),
     }
     return _page(f"# Results\n\n{MADE}", parts)
 

@@ -148,12 +148,11 @@ def plan(
 
     Args:
         table: The table.
-        folder: Where its runs are; where not given, `runs/tables/<paper>-<ID>`, and the finished runs of other tables
-            in `runs/tables` count too, and those that the checkout ships.
+        folder: Where its runs are; where not given, `runs/tables/<paper>-<ID>`, and what has ended elsewhere in
+            `runs/tables` or is shipped counts, too.
         seeds: In place of the table's own.
-        only: Names of rows or columns or parts of such, whatever the case; what is a whole name means that name
-            alone. A cell stays if its row is among the rows that are named, should any be, and its column among the
-            columns.
+        only: Names of rows or columns or parts of such, in any case; a whole name means that one alone. A cell stays if
+            its row is among the named rows, should there be any, and its column among the columns.
         limits: Largest number of rounds, local epochs and training images, by option.
         dataset: In place of each cell's, with the network and the training that the paper's protocol for it has.
 
@@ -166,7 +165,7 @@ def plan(
     # Elsewhere only what has ended counts.
     rows = rows[rows["state"].isin(ENDED) | rows["folder"].map(lambda path: path.is_relative_to(folder)).astype(bool)]
     there = {name: part.to_dict("records") for name, part in rows.groupby(["method", "seed"])}
-    runs: dict[Path, PlannedRun] = {}  # by the folder that a new one gets, as the rows of what there is of each
+    runs: dict[Path, PlannedRun] = {}  # by the folder of a new one, as is what there is of each
     usable: dict[Path, list[dict[str, Any]]] = {}
     cells, smaller = [], {}
     for cell in _chosen(table, only):

@@ -183,7 +183,7 @@ def sheets(records: Iterable[dict], metrics: Sequence[str] = ()) -> list[Sheet]:
 def _row(member: SeedGroup, read: dict[str, Metric], optional: set[str]) -> dict[str, str]:
     """The cells of a group by column: means of metrics over runs, of the optional ones where there is a value."""
     records, states = member.records, Counter(map(state_of, member.records))
-    seeds = [f"{record['seed']} {state_of(record)}".removesuffix(" finished") for record in records]
+    seeds = [f"{record['seed']} {state_of(record)} after {len(record['rounds'])} rounds" for record in records]
     means = {title: mean_of_runs(metric, records, states) for title, metric in read.items()}
     means |= {metric.title: "" for metric in read.values() if metric.name in optional and not metric.values(records)}
     floats = [find_metric(name).values(records) for name in ("floats-up", "floats-down")]
@@ -191,7 +191,7 @@ def _row(member: SeedGroup, read: dict[str, Metric], optional: set[str]) -> dict
     return {
         "Method": member.method,
         "Settings": settings_text(member.settings),
-        "Seeds": ", ".join(seeds),
+        "Seeds": re.sub(r" finished after \d+ rounds", "", ", ".join(seeds)),
         **means,
         "Rounds": str(records[0]["config"]["rounds"]),
         "Floats up / down, client and round": " / ".join(sent),

@@ -41,15 +41,13 @@ def validation_accuracy(record: Record) -> float:
     Raises:
         UserError: If no client has held out an example.
     """
-    accuracies = [entry["validation_accuracy"] for entry in record["rounds"]]
-    accuracies = [value for value in accuracies if value is not None]
+    accuracies = [value for entry in record["rounds"] if (value := entry["validation_accuracy"]) is not None]
     if not accuracies:
         raise UserError(
             f"no client has validation examples (got --validation {record['config']['validation']:g}); "
             "give a larger share or fewer clients."
         )
-    counts = {"mean-last-3": 3, "last": max(len(accuracies) // 10, 1)}
-    count = counts.get(record["summary"]["selection"])
+    count = {"mean-last-3": 3, "last": max(len(accuracies) // 10, 1)}.get(record["summary"]["selection"])
     return max(accuracies) if count is None else fmean(accuracies[-count:])
 
 
@@ -115,7 +113,7 @@ def rank(planned: Tuning, errors: Mapping[Path, str]) -> pd.DataFrame:
 
     Args:
         planned: See `plan`.
-        errors: Of the runs that have failed, by their folders.
+        errors: Of the failed runs, by their folders.
 
     Returns:
         A row a trial: its `options`, the `accuracies` of its runs on validation images as fractions, NaN where a run

@@ -88,7 +88,7 @@ def section(rows: pd.DataFrame, protocol: str) -> str:
         "Floats held": runs.memory_floats.max().map("{:,}".format),
         "Diverged": (runs.size() - headline.count()).map(lambda count: str(count or "")),
     }).loc[order]  # fmt: skip
-    if interval((headline.iloc[:, 0] - headline.iloc[:, 1]).dropna().tolist()).leaves_out_zero:
+    if interval((headline.iloc[:, 0] - headline.iloc[:, 1]).dropna().tolist()).low > 0:
         table.iloc[0, 2] = f"**{table.iloc[0, 2]}**"
     table = table.loc[:, table.ne("").any()]
     return "\n".join(github([*table], table.to_numpy().tolist(), 2))
