@@ -228,7 +228,7 @@ def test_times_are_medians_and_the_ratio_is_the_median_of_the_pairs(monkeypatch)
     assert result["floor_seconds"] == max(result["arithmetic_floor_seconds"], result["memory_floor_seconds"])
     assert result["floor_share"] == result["floor_seconds"] / 20.0
     assert result["arithmetic_floor_seconds"] == pytest.approx(80 * sides(TINY)[1].flops_per_sample() / 1e6)
-    shown = {"Round": "20 (10-40)", "Plain loop": "30", "Ratio": "2x", "Testing": "0.25"}
+    shown = {"Round": "20 (10-40)", "Plain": "30", "Ratio": "2x", "Test": "0.25"}
     assert measure.cells(result).items() >= shown.items()
     assert "failed: too high" in measure.cells(result)["Bound"]  # at these rates
 
@@ -306,6 +306,6 @@ def test_the_two_short_workloads_or_the_named_ones_and_those_of_scaling_are_meas
     title, *lines, machine = done().splitlines()
     assert [line.split()[0] for line in (title, *lines)] == ["Workload", "w1", "w2"]
     assert lines[0].strip().endswith("random")
-    assert f"threads: {torch.get_num_threads()}, torch {torch.__version__}, float32; times in seconds" in machine
+    assert f"threads: {torch.get_num_threads()}, torch {torch.__version__}, float32; seconds" in machine
     lines = done("w2", "--scaling").splitlines()
     assert [line.split("  ")[0] for line in lines[1:4]] == ["w2", "w1 K=1 B=8", "w1 K=2 B=8"]
