@@ -88,6 +88,12 @@ def help_text(metadata: Mapping[str, Any]) -> str:
 
 
 START = "start_round"  # an option of this name says after how many rounds a method's own term starts
+SELECTIONS = {  # rules for the headline of a run, in words
+    "best-validation": "round with the best validation accuracy",
+    "best-test": "round with the best test accuracy",
+    "last": "last round",
+    "mean-last-3": "mean of the last three tested rounds",
+}
 LARGEST = {int: 2**31 - 1, float: 3e38}  # of numbers without a bound of their own; what PyTorch takes as float32
 
 
@@ -149,7 +155,7 @@ class Protocol:
     source: str  # section or table of the paper
     settings: Mapping[str, Any]  # run options by field name of `RunConfig`; the command line overrides each
     datasets: Mapping[str, DataSetting]  # what goes with which data set; another data set needs `--backbone`
-    selection: str  # headline of a run: "best-validation", "last", "mean-last-3" or "best-test"
+    selection: str  # headline of a run, see `SELECTIONS`
     evaluation: str = "server"  # or "clients" or "domains", see fedcli/core/evaluation.py
     # What goes with which set of public images; another one is normalised by its own mean and not augmented.
     public: Mapping[str, PublicSetting] = field(default_factory=dict)

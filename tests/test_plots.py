@@ -18,7 +18,7 @@ from tests.programs import invoke
 from tests.test_tables import record
 
 BAND = "mean ± standard deviation over 2 seeds"
-RING = "the headline: best-validation"
+RING = "headline: round with the best validation accuracy"
 CROSS = "diverged after this round"
 
 

@@ -19,19 +19,13 @@ import typer
 from fedcli import declarations, papers, registry
 from fedcli.cli import late
 from fedcli.cli.common import argument, console, optional, print_table
-from fedcli.declarations import Method, Post, Protocol, flag_of
+from fedcli.declarations import SELECTIONS, Method, Post, Protocol, flag_of
 from fedcli.errors import UserError
 from fedcli.userfiles import is_from_file
 
 PAPERS = Path(*papers.__path__)
 INDEX = PAPERS / "index.json"
 TEMPLATE = Path(__file__).parent / "my_method.txt"  # what `new` writes; the README shows it
-SELECTIONS = {
-    "best-validation": "the round with the best validation accuracy",
-    "best-test": "the round with the best test accuracy",
-    "last": "the last round",
-    "mean-last-3": "the mean of the last three rounds",
-}
 EVALUATIONS = {
     "server": "on the official test images",
     "clients": "on each client's own test part",
@@ -97,7 +91,7 @@ def protocol_rows(protocol: Protocol) -> list[tuple[str, str]]:
     for name, setting in protocol.datasets.items():
         special |= {f"for {method} on {name}": options for method, options in setting.method_options.items()}
     rows += [(title, _settings(options)) for title, options in special.items()]
-    rows += [("headline", SELECTIONS[protocol.selection]), ("evaluation", EVALUATIONS[protocol.evaluation])]
+    rows += [("headline", f"the {SELECTIONS[protocol.selection]}"), ("evaluation", EVALUATIONS[protocol.evaluation])]
     return rows + [("note", note) for note in protocol.notes]
 
 

@@ -18,7 +18,7 @@ from rich.text import Text
 
 from fedcli.cli import late
 from fedcli.cli.common import stop
-from fedcli.cli.describe import SELECTIONS
+from fedcli.declarations import SELECTIONS
 from fedcli.errors import printable
 from fedcli.figures.notebook import Standing
 from fedcli.registry import find_method
@@ -113,7 +113,7 @@ class Display(Standing):
         summary, post = record["summary"], record.get("post")
         counts = f", {summary['selected_round'] + 1}/{summary['rounds']}" if "best" in summary["selection"] else ""
         self._print({
-            "headline": f"{100 * summary['selected']:.2f} % ({SELECTIONS[summary['selection']]}{counts})",
+            "headline": f"{100 * summary['selected']:.2f} % (the {SELECTIONS[summary['selection']]}{counts})",
             "last round": f"{100 * summary['last']:.2f} %",
             **({f"after {post['name']}": f"{100 * post['test_accuracy']:.2f} %"} if post else {}),
             "time": duration(record),

@@ -25,6 +25,7 @@ from matplotlib.ticker import MaxNLocator
 from PIL import Image
 
 from fedcli.data.files import write_atomically
+from fedcli.declarations import SELECTIONS
 from fedcli.errors import UserError, unknown
 from fedcli.registry import methods
 from fedcli.results.comparison import printed_accuracy
@@ -382,7 +383,7 @@ def _draw_curve(axes: Axes, curve: Curve, colour: str, dash: Any) -> Line2D:
         words, cross = "diverged after this round", look | DIVERGED
         axes.plot(lost.x, lost.y, gid="diverged", label=words, markevery=[len(lost) - 1], **cross)
     if curve.chosen is not None:
-        words = f"the headline: {curve.setting.selection}"
+        words = f"headline: {SELECTIONS[curve.setting.selection]}"
         axes.plot(*curve.chosen, gid="chosen", label=words, color=colour, clip_on=False, **CHOSEN)
     if curve.printed is not None:
         words = "the paper's number for the line of its colour"

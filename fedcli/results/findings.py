@@ -24,21 +24,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from fedcli.declarations import SELECTIONS
 from fedcli.errors import UserError
 from fedcli.registry import find_table
 from fedcli.results.comparison import printed_lead, printed_value
 from fedcli.results.frame import find_records, frame_of
 from fedcli.results.metrics import Metric, Record, difference, find_metric, interval
 
-WORDS = {  # of a rule by which rounds are selected, or of a metric whose name says too little
-    "last": "last round",
-    "best-validation": "best round by validation",
-    "best-test": "best round",
-    "mean-last-3": "mean of the last 3 tested rounds",
-    "intra": "own domain",
-    "inter": "other domains",
-    "inter:": "other domains than",
-}
+WORDS = {  # of metrics whose names say too little
+    "last": "last round", "intra": "own domain", "inter": "other domains", "inter:": "other domains than",
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -117,6 +112,6 @@ def finding(entry: Mapping[str, Any], groups: Mapping[str, list[Record]]) -> str
 def _words(metric: Metric, records: Iterable[Record]) -> str:
     """What a metric is, in words."""
     if metric.name == "selected":
-        return " or ".join(sorted({WORDS[record["summary"]["selection"]] for record in records}))
+        return " or ".join(sorted({SELECTIONS[record["summary"]["selection"]] for record in records}))
     name, colon, parameter = metric.name.partition(":")
     return f"{WORDS.get(name + colon, name.replace('-', ' '))} {parameter.replace('_', ' ')}".rstrip()

@@ -271,14 +271,15 @@ def restore(
     """
     record = userfiles.trust_files(record, files, changed_method)
     method = find_method(record["method_source"])
-    is_other = records.is_other_method(record, method)
+    is_other, remedy = records.is_other_method(record, method), "run the experiment again"
     if record["status"] != "finished":  # a finished run's last model is known by its hash
         is_other = not userfiles.is_hash_of(record["method_hash"], method.file) or records.outdated(record, method)
+        remedy = "resume with --changed-method, or start a new run"
     if is_other and not changed_method:
         now = f"numerics {records.numerics(record, method)}, hash {method.file_hash}"
         raise UserError(
             f"the code of '{method.name}' has changed since the run began (got {now}; was {record['numerics']}, "
-            f"{record['method_hash']}); resume with --changed-method, or run the experiment again."
+            f"{record['method_hash']}); {remedy}."
         )
     setup = recorded_setup(record, method, **instead)
     dataset, parts, fed = prepare(setup)
