@@ -52,8 +52,8 @@ def test_fedfas_ramp_is_over_the_rounds_of_the_run_however_many_these_are():
 
 
 def test_prototypes_by_hand():
-    sums = torch.tensor([[[1.0, 2.0], [0.0, 0.0], [3.0, 3.0]], [[5.0, 0.0], [0.0, 0.0], [1.0, -1.0]]])
-    counts = torch.tensor([[1, 0, 3], [2, 0, 1]])
+    sums = torch.tensor([[[1.0, 2.0], [0.0, 0.0], [1.0, 0.5]], [[5.0, 0.0], [0.0, 0.0], [0.0, 0.0]]])
+    counts = torch.tensor([[1, 0, 1], [2, 0, 0]])
     previous, has_previous = torch.full((3, 2), 8.0), torch.tensor([True, True, False])
     new = aggregate_prototypes(sums, counts, previous, has_previous)
     torch.testing.assert_close(new, torch.tensor([[2.0, 2 / 3], [8.0, 8.0], [1.0, 0.5]]))

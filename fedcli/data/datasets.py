@@ -125,7 +125,7 @@ def available(name: str) -> None:
     if is_from_file(name):
         from_file(name, "data set")
     elif name not in names():
-        remedy = f"'fedcli data list' shows all, and nothing is at the path '{name}'."
+        remedy = f"'fedcli data list' shows all, 'data import' adds one; nothing is at the path '{name}'."
         raise unknown("data set", name, names(), remedy)
     elif not present(name):
         raise UserError(f"the data set '{name}' is not on this machine (got no '{_cache_file(name)}'); {_ways(name)}.")
