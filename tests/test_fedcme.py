@@ -98,6 +98,19 @@ def test_alignment_is_of_the_batchs_classes_that_have_a_global_feature():
     assert (loss, gradient.abs().max()) == (0, 0)
 
 
+def test_global_features_by_hand():
+    features = torch.tensor([[[1.0], [4.0], [0.0], [torch.nan]], [[3.0], [torch.nan], [0.0], [8.0]]])
+    present = torch.tensor([[True, True, False, False], [True, False, False, True]])
+    previous, has_class = torch.tensor([[9.0], [2.0], [7.0], [0.0]]), torch.tensor([True, True, True, False])
+    new, has = fedcme.aggregate_features(features, present, previous, has_class)
+    # Both have class 0; the second gives class 1's old feature; nobody has class 2; class 3 is new.
+    assert new.tolist() == [[2], [3], [7], [8]]
+    assert has.all()
+    new, has = fedcme.aggregate_features(features, present, torch.zeros(4, 1), torch.zeros(4, dtype=torch.bool))
+    assert new.tolist() == [[2], [4], [0], [8]]
+    assert has.tolist() == [True, True, False, True]
+
+
 @pytest.mark.parametrize(("size", "drawn"), [(0, 0), (1, 1), (2, 1), (5, 1), (13, 3), (100, 20)])
 def test_a_fifth_of_the_examples_is_evaluated(size, drawn):
     part = np.arange(size) + 50

@@ -27,7 +27,7 @@ MOST_LINES = {
     "scripts": 836,
 }  # fmt: skip
 MOST_IN_ALL = {"lines": 14773, "bytes": 754_100, "statements": 8316}
-MOST_ELSEWHERE = {"papers": 7994, "tests": 15281}
+MOST_ELSEWHERE = {"papers": 7994, "tests": 15294}
 VAGUE = {"found", "one", "own", "place", "known", "given", "about", "what"}  # names that say nothing
 
 
