@@ -84,7 +84,7 @@ def test_curves_stand_over_the_floats_that_all_clients_have_sent():
     assert one == [[30, pytest.approx(20)], [60, pytest.approx(40)], [360, pytest.approx(50)]]
     assert two == [[2 * 2 * 12400, pytest.approx(30)]]  # an older record, by its cost; the first round was not tested
     assert marked(figure)[0][0][0] == 60  # of round 2
-    assert figure.get_suptitle() == "without floats, left out: 1"
+    assert figure.get_suptitle() == "left out, without values: 1"
 
 
 def test_curves_stand_over_the_seconds_of_quiet_runs_alone():
@@ -105,7 +105,7 @@ def test_curves_stand_over_the_seconds_of_quiet_runs_alone():
     ],
 )
 def test_a_run_without_an_evaluated_round_or_its_place_is_left_out(run, x):
-    with pytest.raises(UserError, match=f"no run has an evaluated round with its {x}"):
+    with pytest.raises(UserError, match=r"no run has measured its test accuracy \(%\) \(got 1 runs\)"):
         plots.learning_curves([run], x)
     assert len(drawn(plots.learning_curves([curve("two"), run], x))[0]) == 1
 

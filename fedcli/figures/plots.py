@@ -277,38 +277,35 @@ def learning_curves(records: Iterable[dict], x: str = "round") -> Figure:
     """
     if x not in AXES:
         raise unknown("axis", x, AXES, f"there are {', '.join(AXES)}.")
-    records = list(records)
-    usable = [record for record in records if len(points(record, ACCURACY, x))]
-    if not usable:
-        raise UserError(
-            f"no run has an evaluated round with its {x} (got {len(records)} runs; seconds beside other work do not "
-            "count); wait for a round to end, or use --x round."
-        )
-    panels = []
-    for runs in boards(usable).values():
-        title = f"{title_words(runs)} ({runs[0]['protocol']})"
-        panels.append((title, "Test accuracy (%)", find_curves(group(runs), x=x)))
-    left_out = len(records) - len(usable)
-    return _draw(panels, AXES[x], f"without {x}, left out: {left_out}" if left_out else "")
+    remedy = "wait for a round to end, or use --x round, as seconds beside other work do not count"
+    return _draw_measures({ACCURACY: "Test accuracy (%)"}, remedy, records, x, AXES[x])
 
 
-def _draw_measures(measures: dict[str, str], remedy: str, records: Iterable[dict], x_label: str = "Round") -> Figure:
-    """Draws measures as `learning_curves` draws accuracy.
+def _draw_measures(
+    measures: dict[str, str], remedy: str, records: Iterable[dict], x: str = "round", x_label: str = AXES["round"]
+) -> Figure:
+    """Draws measures as `learning_curves` draws accuracy; runs that have none of them are counted in the title.
 
     Args:
-        measures: The label of each, see `find_curves`; each has a panel.
+        measures: The label of each, see `find_curves`; each has a panel for each protocol and data set.
         remedy: What a user can do where no run has any.
-        records: The runs; those that have none of the measures are left out.
+        records: The runs.
+        x: One of `AXES`.
         x_label: What the points of a line are.
 
     Raises:
         UserError: If no run has any.
     """
-    measured = [record for record in records if any(len(points(record, name, "round")) for name in measures)]
-    if not measured:
-        raise UserError(f"no run has measured its {' and '.join(measures.values()).lower()} (got none); {remedy}.")
-    panels = [("", label, find_curves(group(measured), name)) for name, label in measures.items()]
-    return _draw(panels, x_label, title_words(measured))
+    records, panels = list(records), []
+    measured = [record for record in records if any(len(points(record, name, x)) for name in measures)]
+    for runs in boards(measured).values():
+        members, heading = group(runs), f"{title_words(runs)} ({runs[0]['protocol']})"
+        panels += [(heading, label, find_curves(members, name, x)) for name, label in measures.items()]
+    if not panels:
+        labels = " and ".join(measures.values()).lower()
+        raise UserError(f"no run has measured its {labels} (got {len(records)} runs); {remedy}.")
+    left_out = len(records) - len(measured)
+    return _draw(panels, x_label, f"left out, without values: {left_out}" if left_out else "")
 
 
 # How far the clients' features and updates drift apart.
