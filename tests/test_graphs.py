@@ -185,21 +185,18 @@ def test_a_step_that_cannot_be_captured_goes_on_without_a_graph_and_says_so_once
         assert "operation not permitted when stream is capturing)" in note
 
 
-class Planted(ListGraphs):
-    """Graphs that have a defect, from the `first` on, by the clients that the step is of."""
-
-    def __init__(self, defect, first=1):
-        super().__init__()
-        self.defect, self.first = defect, first
+class Wrong(ListGraphs):
+    """Graphs that move a parameter too far."""
 
     def capture(self, work):
         replay = super().capture(work)
 
         def wrong():
             replay()
-            self.defect(work.func.__self__)
+            stack = work.func.__self__
+            Flat(stack.clients.params[""], stack.like.params.shapes)["head.bias"].mul_(1.0001)
 
-        return wrong if self.captured >= self.first else replay
+        return wrong
 
 
 class Incapable(ListGraphs):
@@ -209,32 +206,10 @@ class Incapable(ListGraphs):
         raise RuntimeError("no graphs")
 
 
-def head_bias(own, packed):
-    """A parameter's place in the clients' tensors, which are packed."""
-    return Flat(packed[""], own.like.params.shapes)["head.bias"]
-
-
-def moves_too_far(own):
-    head_bias(own, own.clients.params).mul_(1.0001)
-
-
-def forgets_the_velocity(own):
-    head_bias(own, own.clients.optimizer["local"]).zero_()
-
-
-def counts_a_term_twice(own):
-    own.totals["cross_entropy"].mul_(2)
-
-
-def breaks(own):
-    head_bias(own, own.clients.params)[0] = torch.nan
-
-
-@pytest.mark.parametrize("defect", [moves_too_far, forgets_the_velocity, counts_a_term_twice, breaks])
 @pytest.mark.parametrize("chunk", ["4", "branches:3", "1"])
-def test_a_graph_that_replays_wrong_numbers_is_not_used(chunk, defect):
+def test_a_graph_that_replays_wrong_numbers_is_not_used(chunk):
     states = []
-    for graphs in (Incapable(), Planted(defect)):
+    for graphs in (Incapable(), Wrong()):
         setup, fed = laws.federation(FEDAVG, clients_per_chunk=chunk)
         fed.engine.graphs = graphs
         states.append(laws.simulate(setup, fed, 2))
