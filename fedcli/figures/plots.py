@@ -158,7 +158,6 @@ def write(out: Path, draw: Callable[..., Figure], *given: Any, page: bool = Fals
         for file in files:
             save = partial(figure.savefig, format=file.suffix[1:], metadata=UNDATED[file.suffix])
             write_atomically(file, (lambda path: path.write_bytes(small_png(figure))) if page else save)
-            figure.set_layout_engine("none")  # the next file is laid out as this one
     return files
 
 

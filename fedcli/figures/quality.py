@@ -297,10 +297,10 @@ def features_chart(records: list[dict], prefix: str = "") -> Figure:
             above.scatter(*points[chosen].T, c=colours[chosen], **look)
         for axes in below:
             cosines, same = pair_cosines(features, labels)
-            bins = np.linspace(min(0, cosines.min()), 1, 40)
-            for values, label in ((cosines[same], "of one class"), (cosines[~same], "of two classes")):
-                percent = np.full(len(values), 100 / max(len(values), 1))
-                axes.hist(values, bins, weights=percent, histtype="stepfilled", alpha=0.4, label=label)
+            bins, pairs = np.linspace(min(0, cosines.min()), 1, 40), (cosines[same], cosines[~same])
+            percent = [np.full(len(values), 100 / max(len(values), 1)) for values in pairs]
+            names = "of one class", "of two classes"
+            axes.hist(pairs, bins, weights=percent, histtype="stepfilled", alpha=0.4, label=names)
             axes.set(xlabel="Cosine similarity", ylabel="Pairs of features (%)")
             axes.legend(loc="upper left")
     look = {"linestyle": "none", "marker": "o", "markersize": 4}
