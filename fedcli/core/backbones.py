@@ -45,14 +45,16 @@ class Backbone(nn.Module):
         head: The map from features to logits; its parameters are `head.weight` `[C, D]` and `head.bias` `[C]`.
     """
 
-    def __init__(self, body: nn.Module, feature_dim: int, num_classes: int, colour: bool):
+    def __init__(
+        self, body: nn.Module, feature_dim: int, num_classes: int, colour: bool, draws: KeyedDraws | None = None
+    ):
         """Puts a head on a body, from images to features; `colour` repeats grey images for it."""
         super().__init__()
         self.feature_dim = feature_dim
         self.body = body
         self.head = nn.Linear(feature_dim, num_classes)
         self._colour = colour
-        self.draws: KeyedDraws | None = None
+        self.draws = draws
         self._guard: Callable = nullcontext  # around the body's work
         self._norms = [module for module in body.modules() if isinstance(module, MaskedBatchNorm2d)]
         for number, layer in enumerate(module for module in body.modules() if isinstance(module, KeyedDropout)):
@@ -173,8 +175,7 @@ def _resnet(name: str, channels: int, image_size: int, num_classes: int) -> Back
     if "512" in parts:
         width, body.fc = 512, nn.AdaptiveAvgPool1d(512)
     if "projection" in parts:
-        body.fc = nn.Sequential(nn.Linear(width, 512), nn.ReLU(), nn.Linear(512, 256))
-        width = 256
+        width, body.fc = 256, nn.Sequential(nn.Linear(width, 512), nn.ReLU(), nn.Linear(512, 256))
     return Backbone(body, width, num_classes, colour=True)
 
 
@@ -274,9 +275,7 @@ def _vit_tiny(channels: int, image_size: int, num_classes: int) -> Backbone:
     sides = (side for side in range(2, image_size + 1) if image_size % side == 0 and 8 * side >= image_size)
     body = torchvision().models.VisionTransformer(image_size, next(sides), 4, 4, 128, 256, num_classes=1)
     body.heads = nn.Identity()
-    network = Backbone(body, 128, num_classes, colour=True)
-    network.draws = KeyedDraws()
-    return network
+    return Backbone(body, 128, num_classes, colour=True, draws=KeyedDraws())
 
 
 BACKBONES: dict[str, Recipe] = {
@@ -347,9 +346,8 @@ def _network_from_user(function: FromFile, channels: int, image_size: int, num_c
         return layer
 
     _swap_layers(module, new)
-    network = Backbone(module, head.in_features, num_classes, colour=False)
-    network.head, network.draws = head, KeyedDraws()
-    network._guard = partial(blame, function.path, passes=(torch.OutOfMemoryError,))
+    network = Backbone(module, head.in_features, num_classes, colour=False, draws=KeyedDraws())
+    network.head, network._guard = head, partial(blame, function.path, passes=(torch.OutOfMemoryError,))
     _check(network, function, x, logits)
     return network.train()
 

@@ -245,10 +245,12 @@ class KeyedDraws(nn.Module, TorchFunctionMode):
 
         In `__torch_function__` the mode is not active, so that its calls would not come here.
         """
-        names = {"dropout": self.dropout, "scaled_dot_product_attention": self.attention}
-        names["has_torch_function"] = lambda tensors: False
         theirs = F.multi_head_attention_forward
-        ours = FunctionType(theirs.__code__, {**vars(F), **names}, argdefs=theirs.__defaults__)
+        names = {
+            **vars(F), "dropout": self.dropout, "scaled_dot_product_attention": self.attention,
+            "has_torch_function": lambda tensors: False,
+        }  # fmt: skip
+        ours = FunctionType(theirs.__code__, names, argdefs=theirs.__defaults__)
         return ours(*arguments, **options)
 
 
