@@ -203,7 +203,7 @@ class Curve(NamedTuple):
     def name(self) -> str:
         """The name in a legend, with the numbers of runs that have not finished, and the paper's number."""
         states = Counter(map(state_of, self.setting.records))
-        notes = [f"{count} {state}" for state, count in states.items() if state != "finished"]
+        notes = [f"{count}\N{NO-BREAK SPACE}{state}" for state, count in states.items() if state != "finished"]
         if self.printed is not None:
             notes.append(f"paper:\N{NO-BREAK SPACE}{self.printed:.2f}")
         name = setting_name(self.setting) + (f" ({', '.join(notes)})" if notes else "")
