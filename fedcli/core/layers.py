@@ -45,7 +45,7 @@ class MaskedBatchNorm2d(nn.BatchNorm2d):
         reaches sums or gradients. It comes out as the bias: a multiple of 1 / sqrt(eps) would overflow after some
         layers where the real rows have no variance.
         """
-        if not self.training or (self.mask is None and x.numel() > x.shape[1]):
+        if not self.training or (self.mask is None and x.numel() != x.shape[1]):
             return super().forward(x)
         mask = x.new_ones(len(x), dtype=torch.bool) if self.mask is None else self.mask
         dtype, x, real = x.dtype, x.to(self.running_mean.dtype), mask[:, None, None, None]

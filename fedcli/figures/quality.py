@@ -36,8 +36,7 @@ from fedcli.declarations import Method
 from fedcli.errors import UserError
 from fedcli.figures.plots import setting_name, title_words, write_title
 from fedcli.results.tables import group
-from fedcli.runs.drift import EXAMPLES as DRIFT_EXAMPLES
-from fedcli.runs.drift import Recording, local_features
+from fedcli.runs import drift
 from fedcli.runs.lock import locked
 from fedcli.runs.models import check_client
 from fedcli.runs.prepare import machine_settings
@@ -174,7 +173,7 @@ def one_more_round(folder: Path, files: Sequence[str] = ()) -> dict[str, np.ndar
         return client_points(fed, cohort)
 
 
-def client_points(fed: Recording, cohort: Cohort) -> dict[str, np.ndarray]:
+def client_points(fed: drift.Recording, cohort: Cohort) -> dict[str, np.ndarray]:
     """What the clients' models give for test images of their classes and domains.
 
     Returns:
@@ -182,8 +181,8 @@ def client_points(fed: Recording, cohort: Cohort) -> dict[str, np.ndarray]:
     """
     test_labels = fed.test_labels.cpu().numpy()
     candidates = np.flatnonzero(test_labels < CLASSES)
-    index = np.sort(generator(SEED, "images").permutation(candidates)[:DRIFT_EXAMPLES])
-    features = local_features(fed, cohort, index).double().cpu().numpy()[:CLIENTS]  # [K, n, D]
+    index = np.sort(generator(SEED, "images").permutation(candidates)[: drift.EXAMPLES])
+    features = drift.local_features(fed, cohort, index).double().cpu().numpy()[:CLIENTS]  # [K, n, D]
     labels, clients = test_labels[index], cohort.client_ids[:CLIENTS]
     domains = np.zeros_like(labels) if fed.test_domains is None else fed.test_domains.cpu().numpy()[index]
     has_class = fed.class_counts(cohort).cpu().numpy()[:CLIENTS, labels] > 0  # [K, n]
