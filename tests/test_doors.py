@@ -262,7 +262,7 @@ PLAIN = "return self.fc(self.first(x))"
          "mixes the images of a batch before or in the layer 'att' (MultiheadAttention)"),
         ("x = self.first(x); return self.fc(x - x.mean(0) * self.training)", "", "mixes the images of a batch"),
         (f"self.n = self.n + 1; {PLAIN}", "self.register_buffer('n', self.fc.bias[:1].detach())", "puts a new tensor"),
-        (PLAIN, "self.fc.weight.requires_grad_(False)", "does not train its last"),
+        (PLAIN, "self.fc.weight.requires_grad_(False)", "nn.Linear with bias that is trained"),
         (PLAIN, "self.again = nn.ParameterList([self.first.weight])", "in two places, 'first.weight' and 'again.0'"),
         ("return self.fc(self.first(x[:, :7]))", "", "line 9 (got RuntimeError: mat1 and mat2"),
     ],

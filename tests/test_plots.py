@@ -68,7 +68,7 @@ def test_of_runs_that_go_on_those_rounds_are_drawn_that_all_have_evaluated_and_f
     runs = [curve(accuracies=(0.2, 0.4, 0.6), status="running"), curve(seed=1, accuracies=(0.4, 0.6), status="running")]
     (line,), (_,), labels = drawn(plots.learning_curves(runs))
     assert line.get_xydata().tolist() == [[1, pytest.approx(30)], [2, pytest.approx(50)]]
-    assert labels[0] == "one (unfinished)"
+    assert labels[0] == "one (2 unfinished)"
     (line,), bands, labels = drawn(plots.learning_curves([*runs, curve(seed=2)]))
     assert (line.get_ydata().tolist(), bands) == (pytest.approx([20, 40, 50]), [])
     assert labels[0] == "one (2 unfinished)"
@@ -84,7 +84,7 @@ def test_curves_stand_over_the_floats_that_all_clients_have_sent():
     assert one == [[30, pytest.approx(20)], [60, pytest.approx(40)], [360, pytest.approx(50)]]
     assert two == [[2 * 2 * 12400, pytest.approx(30)]]  # an older record, by its cost; the first round was not tested
     assert marked(figure)[0][0][0] == 60  # of round 2
-    assert figure.get_suptitle() == "without floats, left out: 1"
+    assert figure.get_suptitle() == "left out, without values: 1"
 
 
 def test_curves_stand_over_the_seconds_of_quiet_runs_alone():
@@ -105,7 +105,7 @@ def test_curves_stand_over_the_seconds_of_quiet_runs_alone():
     ],
 )
 def test_a_run_without_an_evaluated_round_or_its_place_is_left_out(run, x):
-    with pytest.raises(UserError, match=f"no run has an evaluated round with its {x}"):
+    with pytest.raises(UserError, match=r"no run has measured its test accuracy \(%\) \(got 1 runs\)"):
         plots.learning_curves([run], x)
     assert len(drawn(plots.learning_curves([curve("two"), run], x))[0]) == 1
 
@@ -129,9 +129,9 @@ def test_a_diverged_run_ends_in_a_cross_beside_the_mean_of_the_others():
     assert labels == ["one (1 diverged)", "two", BAND, CROSS, RING]
     figure = plots.learning_curves([diverged(), diverged(seed=1, accuracies=(0.3,)), diverged(seed=2, accuracies=())])
     assert marked(figure, "diverged") == [[[1, 60], [2, 10]], [[1, 30]]]
-    assert drawn(figure)[1:] == ([], ["one (diverged)", CROSS])
+    assert drawn(figure)[1:] == ([], ["one (2 diverged)", CROSS])
     figure = plots.learning_curves([diverged(), curve(seed=2, accuracies=(0.3, 0.5), status="running")])
-    assert drawn(figure)[2][0] == "one (unfinished, 1 diverged)"
+    assert drawn(figure)[2][0] == "one (1 diverged, 1 unfinished)"
 
 
 def test_a_ring_lies_at_the_mean_headline_and_the_mean_round_chosen_by_validation():

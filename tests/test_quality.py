@@ -141,15 +141,11 @@ def quick(monkeypatch):
     monkeypatch.setattr(quality, "embed", lambda features: features[:, :2])
 
 
-def shown(axes):
-    """The points of a panel with their colours, in a fixed order."""
-    (points,) = axes.collections
-    return sorted(zip(points.get_offsets().tolist(), map(to_hex, points.get_facecolors()), strict=True))
-
-
-def expected(features, labels):
-    colours = [CLASS_COLOURS[label].lower() for label in labels]
-    return sorted(zip(features[:, :2].astype(float).tolist(), colours, strict=True))
+def panels(figure, runs):
+    """The panels of the first seeds, each with its method's name, what was measured, and the arrays."""
+    for axes, method, name in zip(figure.axes, ("fedavg", "fedprox"), ("FedAvg", "FedProx"), strict=True):
+        folder = runs / f"{method}-0"
+        yield axes, name, read_record(folder)["quality"], arrays(folder)
 
 
 def test_the_same_features_give_the_same_points_also_when_they_are_few():
@@ -162,26 +158,21 @@ def test_the_same_features_give_the_same_points_also_when_they_are_few():
 def test_tsne_has_a_panel_a_setting_with_the_features_of_its_first_seed(across, runs, quick, monkeypatch):
     monkeypatch.setattr(quality, "ACROSS", across)
     figure = find_chart("tsne")(find_records([runs]))
-    assert len(figure.axes) == 2
     assert figure.get_suptitle().replace("\n", " ").startswith("Digits, IID, seed 0; reduced: ")
-    for axes, method, name in zip(figure.axes, ("fedavg", "fedprox"), ("FedAvg", "FedProx"), strict=True):
-        folder = runs / f"{method}-0"
-        found = json.loads((folder / "record.json").read_text())["quality"]
-        numbers = f"NMI {found['nmi']:.2f}, silhouette {found['silhouette']:.2f}"
-        assert axes.get_title() == f"{name}\n{numbers}"
-        with np.load(folder / "features.npz") as kept:
-            assert shown(axes) == expected(kept["features"], kept["labels"])
+    for axes, name, measured, kept in panels(figure, runs):
+        assert axes.get_title() == f"{name}\nNMI {measured['nmi']:.2f}, silhouette {measured['silhouette']:.2f}"
+        (points,) = axes.collections
+        shown = zip(points.get_offsets().tolist(), map(to_hex, points.get_facecolors()), strict=True)
+        colours = [CLASS_COLOURS[label].lower() for label in kept["labels"]]
+        assert sorted(shown) == sorted(zip(kept["features"][:, :2].astype(float).tolist(), colours, strict=True))
     (legend,) = figure.legends
     assert [text.get_text() for text in legend.get_texts()] == [str(digit) for digit in range(10)]
     assert [line.get_color() for line in legend.get_lines()] == list(CLASS_COLOURS)
 
 
 def test_confusion_has_a_panel_a_setting_with_shares_of_each_class_in_percent(runs):
-    panels = find_chart("confusion")(find_records([runs])).axes
-    assert len(panels) == 2
-    for axes, method, name in zip(panels, ("fedavg", "fedprox"), ("FedAvg", "FedProx"), strict=True):
-        with np.load(runs / f"{method}-0" / "features.npz") as kept:
-            labels, predicted = kept["labels"], kept["predicted"]
+    for axes, name, _, kept in panels(find_chart("confusion")(find_records([runs])), runs):
+        labels, predicted = kept["labels"], kept["predicted"]
         counts = confusion_matrix(labels, predicted, labels=range(10))
         shares = counts / counts.sum(1, keepdims=True)
         (image,) = axes.images

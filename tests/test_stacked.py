@@ -12,7 +12,7 @@ def results(dtype):
     before = Client(
         {"a": torch.linspace(-1, 1, 9, dtype=dtype), "b": torch.full((4,), 10.0, dtype=dtype)},
         {"count": torch.tensor(3)},
-        {"local": ()},
+        {"local": {"velocity": torch.ones(3, dtype=dtype)}},
         {"least": torch.tensor([torch.inf, 1.0], dtype=dtype)},
     )
     params = {"a": before.params["a"] - 1e-3, "b": before.params["b"] * (1 - 1e-7)}
@@ -22,7 +22,12 @@ def results(dtype):
 
 def changed(state, part, name, change):
     clients, totals = state
-    return clients._replace(**{part: {**getattr(clients, part), name: change(getattr(clients, part)[name])}}), totals
+    if part == "totals":
+        return clients, {name: change(totals[name])}
+    values = getattr(clients, part)
+    if part == "optimizer":
+        return clients._replace(optimizer={"local": {name: change(values["local"][name])}}), totals
+    return clients._replace(**{part: {**values, name: change(values[name])}}), totals
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
@@ -41,6 +46,9 @@ def test_what_differs_by_rounding_agrees(dtype):
     ("part", "name", "change"),
     [
         ("params", "a", lambda value: value + 5e-5),  # a twentieth of the way, 1e-4 of the parameters
+        ("params", "a", lambda value: value * torch.nan),
+        ("optimizer", "velocity", torch.zeros_like),
+        ("totals", "loss", lambda value: 2 * value),
         ("buffers", "count", lambda value: value - 1),
         ("memory", "least", lambda value: value - 1e-3),
     ],

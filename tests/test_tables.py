@@ -348,4 +348,4 @@ def test_mixed_runs_have_a_panel_for_each_board_in_which_a_method_keeps_its_look
     (cross,) = [line for axes in figure.axes for line in axes.lines if line.get_gid() == "diverged"]
     assert cross.axes is figure.axes[1]
     left_out = plots.learning_curves([*runs, record("three") | {"cost": None}], "floats")
-    assert left_out.get_suptitle() == "without floats, left out: 1"
+    assert left_out.get_suptitle() == "left out, without values: 1"

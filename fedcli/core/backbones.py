@@ -1,15 +1,14 @@
-"""Networks as features + head, built from a name and a seed. To add one is one entry of `BACKBONES`.
+"""Networks as features and head, built from a name and a seed. To add one is one entry of `BACKBONES`.
 
-Names are neutral; which network a paper uses is written in its protocols. Names have parts:
+Names have parts; which network a paper uses stands in its protocols:
 
-* `resnet18` is torchvision's network, with a 7 x 7 stem and max-pooling. `-3x3` gives it a 3 x 3 stem of stride 1
-  without pooling, `-gn` GroupNorm with two groups in the place of every BatchNorm, `-projection` two linear layers
-  (512 to 512, ReLU, 512 to 256) behind its features.
-* `-512` is one of torchvision's networks whose classifier is replaced by averaging neighbours in the vector before it,
-  so that 512 features are left whatever its width. `-dropout` keeps the dropout that is lost with MobileNetV2's.
+* `resnet18` is torchvision's, with a 7 x 7 stem and max-pooling. `-3x3` has a 3 x 3 stem of stride 1 without pooling,
+  `-gn` GroupNorm with two groups for every BatchNorm, `-projection` two more linear layers (512, ReLU, 256).
+* `-512` is one of torchvision's networks with the vector before its classifier averaged to 512 features. `-dropout`
+  keeps the dropout of MobileNetV2's classifier.
 * `-32` is a variant for 32 x 32 images.
-* `-100` has 100 features, where the network without it has 192; `-linear` has no ReLU behind them.
-* `vit-tiny` is torchvision's vision transformer, small: 128 wide, of 4 layers with 4 heads.
+* `-100` has 100 features instead of 192; `-linear` has no ReLU behind them.
+* `vit-tiny` is torchvision's vision transformer, 128 wide, of 4 layers with 4 heads.
 """
 
 import copy
@@ -34,7 +33,7 @@ from fedcli.userfiles import FromFile, blame, from_file, is_from_file, with_oper
 
 @cache
 def torchvision() -> ModuleType:
-    """Imports torchvision; late, as it is slow and most do without."""
+    """Imports torchvision, which is slow, where it is needed."""
     return with_operators(import_module, "torchvision")
 
 
@@ -46,15 +45,17 @@ class Backbone(nn.Module):
         head: The map from features to logits; its parameters are `head.weight` `[C, D]` and `head.bias` `[C]`.
     """
 
-    def __init__(self, body: nn.Module, feature_dim: int, num_classes: int, colour: bool):
-        """Puts a head on a body, from images to features; one that wants `colour` is given grey images repeated."""
+    def __init__(
+        self, body: nn.Module, feature_dim: int, num_classes: int, colour: bool, draws: KeyedDraws | None = None
+    ):
+        """Puts a head on a body, from images to features; `colour` repeats grey images for it."""
         super().__init__()
         self.feature_dim = feature_dim
         self.body = body
         self.head = nn.Linear(feature_dim, num_classes)
         self._colour = colour
-        self.draws: KeyedDraws | None = None
-        self._guard: Callable = nullcontext  # stands around the body's work
+        self.draws = draws
+        self._guard: Callable = nullcontext  # around the body's work
         self._norms = [module for module in body.modules() if isinstance(module, MaskedBatchNorm2d)]
         for number, layer in enumerate(module for module in body.modules() if isinstance(module, KeyedDropout)):
             layer.number = number
@@ -62,7 +63,7 @@ class Backbone(nn.Module):
     def forward(self, x: Tensor, mask: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Returns features `[B, D]` and logits `[B, C]` of normalised images `[B, channels, H, W]`.
 
-        `mask` `[B]` is False for padding, which in training stays out of batch statistics; None where all is real.
+        `mask` `[B]` is False for padding, which stays out of batch statistics; None where there is none.
         """
         for layer in self._norms:
             layer.mask = mask
@@ -76,14 +77,11 @@ class Recipe(NamedTuple):
     """How a network is made."""
 
     make: Callable[[int, int, int], "Backbone"]  # of channels, image size and number of classes
-    least: int = 1  # height and width in pixels of the smallest images of which the last pooling leaves something
-
-
-BACKBONES: dict[str, Recipe] = {}
+    least: int = 1  # height and width in pixels of the smallest images that it takes
 
 
 def find(name: str) -> Recipe:
-    """Returns the recipe of that name, or of a user's `./file.py:NAME`; refuses a name that is not known."""
+    """Returns the recipe of a name of `BACKBONES` or of a user's `./file.py:NAME`; refuses an unknown name."""
     if is_from_file(name):
         return Recipe(partial(_network_from_user, from_file(name, "backbone")))
     if name not in BACKBONES:
@@ -94,13 +92,12 @@ def find(name: str) -> Recipe:
 def build(name: str, channels: int, image_size: int, num_classes: int, seed: int) -> Backbone:
     """Builds a network with the initial weights of a seed, in float32 on the CPU and in training mode.
 
-    Weights are drawn as torch draws them by default, those of torchvision's networks as torchvision does. The same
-    seed gives the same weights; torch's own random state is left as it was. `name` is one of `BACKBONES`, or
-    `./file.py:NAME`; images have 1 or 3 channels and are `image_size` pixels high and wide.
+    Weights are drawn by torch's defaults, or torchvision's for its networks; torch's own random state is left as it
+    was. Images have 1 or 3 `channels` and are `image_size` pixels high and wide. For `name` see `find`.
 
     Raises:
-        UserError: If the name is unknown, the images are too small or have other than 1 or 3 channels, or a user's
-            network does not keep the rules of `_network_from_user`.
+        UserError: If the name is unknown, the images are too small or have other channels, or a user's network breaks
+            a rule of `_network_from_user`.
     """
     recipe = find(name)
     if channels not in (1, 3):
@@ -111,13 +108,13 @@ def build(name: str, channels: int, image_size: int, num_classes: int, seed: int
             f"{recipe.least} and larger are allowed; choose another network with --backbone."
         )
     with torch.random.fork_rng(devices=[]):
-        torch.default_generator.manual_seed(seed)  # `torch.manual_seed` would touch the generators of GPUs too
+        torch.default_generator.manual_seed(seed)  # `torch.manual_seed` would seed GPUs too
         return recipe.make(channels, image_size, num_classes)
 
 
 @cache
 def have_dead_taps(names: str, channels: int, image_size: int) -> bool:
-    """Says whether a network of those named, with commas between them, has dead taps, see `use_live_taps`."""
+    """Says whether one of the networks in `names`, with commas between, has dead taps, see `use_live_taps`."""
     networks = (build(name, channels, image_size, 2, seed=0) for name in names.split(","))
     return any(use_live_taps(network, channels, image_size) for network in networks)
 
@@ -126,11 +123,11 @@ def plain_cnn(
     least: int, kernel: int, padding: int, widths: Sequence[int], pooled: Sequence[int], hidden: Sequence[int],
     stride: int = 1, colour: bool = False, linear_features: bool = False,
 ) -> Recipe:  # fmt: skip
-    """Describes a plain convolutional network: convolutions, then fully connected layers, each followed by ReLU.
+    """Describes a network of convolutions, then fully connected layers, each followed by ReLU.
 
     Convolutions have one kernel size and padding, and `widths` channels; those `pooled`, counted from 0, are followed
     by 2 x 2 max-pooling; the first alone has the `stride`. The last of the widths `hidden` is that of the features,
-    which have no ReLU if `linear_features`. A network of `colour` always takes three channels.
+    without ReLU if `linear_features`. A network of `colour` takes three channels.
     """
 
     def make(channels: int, image_size: int, num_classes: int) -> Backbone:
@@ -138,7 +135,7 @@ def plain_cnn(
         layers: list[nn.Module] = []
         for i, (width, out) in enumerate(pairwise((channels, *widths))):
             layers.append(nn.Conv2d(width, out, kernel, stride if i == 0 else 1, padding))
-            # Pooling before ReLU: the same function with a quarter of the ReLU work.
+            # Pooling before ReLU is the same function with a quarter of ReLU's work.
             layers += [nn.MaxPool2d(2), nn.ReLU()] if i in pooled else [nn.ReLU()]
         layers.append(nn.Flatten())
         flat = nn.Sequential(*layers)(torch.zeros(1, channels, image_size, image_size))
@@ -150,19 +147,6 @@ def plain_cnn(
     return Recipe(make, least)
 
 
-BACKBONES |= {
-    "cnn-small": plain_cnn(4, 3, 1, widths=(16, 32), pooled=(0, 1), hidden=(64,)),
-    "cnn-mcmahan": plain_cnn(16, 5, 0, widths=(32, 64), pooled=(0, 1), hidden=(512,)),
-    "cnn-2x32": plain_cnn(16, 5, 0, widths=(32, 32), pooled=(0, 1), hidden=(384, 192)),
-    "cnn-2x32-100": plain_cnn(16, 5, 0, widths=(32, 32), pooled=(0, 1), hidden=(384, 100)),
-    "cnn-2x32-100-linear": plain_cnn(16, 5, 0, (32, 32), pooled=(0, 1), hidden=(384, 100), linear_features=True),
-    "cnn-2x64": plain_cnn(16, 5, 0, widths=(64, 64), pooled=(0, 1), hidden=(384, 192), colour=True),
-    "cnn-2x64-100": plain_cnn(16, 5, 0, widths=(64, 64), pooled=(0, 1), hidden=(384, 100), colour=True),
-    "cnn-3conv": plain_cnn(4, 5, 2, widths=(64, 64, 128), pooled=(0, 1), hidden=(2048, 512), colour=True),
-    # The usual form of AlexNet for CIFAR: 3 x 3 convolutions, 2 x 2 pooling after the first, second and fifth, and of
-    # a 32 x 32 image 2 x 2 x 256 values for the fully connected layers. Without AlexNet's dropout before each of those.
-    "alexnet-32": plain_cnn(15, 3, 1, (64, 192, 384, 256, 256), (0, 1, 4), hidden=(4096, 4096), stride=2, colour=True),
-}
 _RESNETS = {  # kind of block, blocks in each of the four stages
     "resnet10": ("BasicBlock", [1, 1, 1, 1]),
     "resnet12": ("BasicBlock", [2, 1, 1, 1]),
@@ -172,19 +156,16 @@ _RESNETS = {  # kind of block, blocks in each of the four stages
     "resnet101": ("Bottleneck", [3, 4, 23, 3]),
     "resnet152": ("Bottleneck", [3, 8, 36, 3]),
 }
-_VARIANTS = ("", "-gn", "-3x3", "-3x3-gn", "-512")
+_VARIANTS = [depth + kind for depth in _RESNETS for kind in ("", "-gn", "-3x3", "-3x3-gn", "-512")]
 
 
 def _resnet(name: str, channels: int, image_size: int, num_classes: int) -> Backbone:
-    """Makes torchvision's residual network.
-
-    Images of any size will do: every layer is padded, and the last map is averaged.
-    """
+    """Makes torchvision's residual network, which takes images of any size."""
     depth, *parts = name.split("-")
     block, blocks = _RESNETS[depth]
     resnet = torchvision().models.resnet
     norm = partial(nn.GroupNorm, 2) if "gn" in parts else MaskedBatchNorm2d
-    # One class, because the classifier goes: the body's weights then do not depend on the number of classes.
+    # The classifier goes; its one class keeps the body's weights independent of the number of classes.
     body = resnet.ResNet(getattr(resnet, block), blocks, num_classes=1, norm_layer=norm)
     width, body.fc = body.fc.in_features, nn.Identity()
     if "3x3" in parts:
@@ -194,32 +175,27 @@ def _resnet(name: str, channels: int, image_size: int, num_classes: int) -> Back
     if "512" in parts:
         width, body.fc = 512, nn.AdaptiveAvgPool1d(512)
     if "projection" in parts:
-        body.fc = nn.Sequential(nn.Linear(width, 512), nn.ReLU(), nn.Linear(512, 256))
-        width = 256
+        width, body.fc = 256, nn.Sequential(nn.Linear(width, 512), nn.ReLU(), nn.Linear(512, 256))
     return Backbone(body, width, num_classes, colour=True)
 
 
-for _name in [*(depth + variant for depth in _RESNETS for variant in _VARIANTS), "resnet18-3x3-gn-projection"]:
-    BACKBONES[_name] = Recipe(partial(_resnet, _name))
-
-
 def _mobilenet_v2_512(dropout: bool, channels: int, image_size: int, num_classes: int) -> Backbone:
-    """Makes torchvision's MobileNetV2; its classifier's dropout of 0.2, where kept, stands before the averaging."""
+    """Makes torchvision's MobileNetV2, perhaps with its classifier's dropout of 0.2 before the averaging."""
     body = torchvision().models.MobileNetV2(num_classes=1, norm_layer=MaskedBatchNorm2d)
     body.classifier = nn.Sequential(*[KeyedDropout(0.2)] * dropout, nn.AdaptiveAvgPool1d(512))
     return Backbone(body, 512, num_classes, colour=True)
 
 
 def _convolution(**options: Any) -> Callable[..., nn.Module]:
-    """Returns torchvision's convolution with norm and activation, by default BatchNorm and ReLU, and padded."""
+    """Returns torchvision's padded convolution with norm and activation, by default BatchNorm and ReLU."""
     return partial(torchvision().ops.Conv2dNormActivation, **{"norm_layer": MaskedBatchNorm2d, **options})
 
 
 def _googlenet(is_small: bool, channels: int, image_size: int, num_classes: int) -> Backbone:
     """Makes torchvision's GoogLeNet without auxiliary classifiers; the features lie behind its dropout.
 
-    The small one has one 3 x 3 convolution for its stem, two of them for each 5 x 5, biases, no dropout, and weights as
-    torch draws them by default.
+    The small one has one 3 x 3 convolution for its stem, two for each 5 x 5, biases, no dropout, and torch's default
+    weights.
     """
     conv = _convolution(bias=True) if is_small else _convolution(norm_layer=partial(MaskedBatchNorm2d, eps=0.001))
 
@@ -244,26 +220,22 @@ def _googlenet(is_small: bool, channels: int, image_size: int, num_classes: int)
     return Backbone(body, 512, num_classes, colour=True)
 
 
-class _Sum(nn.Module):
+class _Sum(nn.ModuleDict):
     """A residual connection."""
 
-    def __init__(self, block: nn.Module, shortcut: nn.Module):
-        super().__init__()
-        self.block, self.shortcut = block, shortcut
-
     def forward(self, x: Tensor) -> Tensor:
-        return self.block(x) + self.shortcut(x)
+        return self["block"](x) + self["shortcut"](x)
 
 
 def _mobilenet_v2_32(channels: int, image_size: int, num_classes: int) -> Backbone:
-    """Makes MobileNetV2 with stride 1 in its stem and second stage, ReLU, and no dropout.
+    """Makes MobileNetV2 with stride 1 in its stem and second stage, ReLU, no dropout, and torch's default weights.
 
-    Blocks of stride 1 that change the width have a shortcut too, through a convolution, and the first block has an
-    expansion, by the factor 1. Weights are drawn as torch does by default.
+    All blocks of stride 1 have a shortcut, through a convolution where the width changes, and the first block has an
+    expansion, by the factor 1.
     """
     conv, linear = _convolution(), _convolution(kernel_size=1, activation_layer=None)
     layers, width = [conv(3, 32)], 32
-    # Factor of expansion, width, blocks, stride of the first block.
+    # Expansion, width, blocks, stride of the first block.
     stages = (1, 16, 1, 1), (6, 24, 2, 1), (6, 32, 3, 2), (6, 64, 4, 2), (6, 96, 3, 1), (6, 160, 3, 2), (6, 320, 1, 1)
     for factor, out, repeats, first_stride in stages:
         for stride in (first_stride, *[1] * (repeats - 1)):
@@ -271,17 +243,17 @@ def _mobilenet_v2_32(channels: int, image_size: int, num_classes: int) -> Backbo
             depthwise = conv(inner, inner, 3, stride, groups=inner)
             block = nn.Sequential(conv(width, inner, 1), depthwise, linear(inner, out))
             shortcut = nn.Identity() if width == out else linear(width, out)
-            layers.append(_Sum(block, shortcut) if stride == 1 else block)
+            layers.append(_Sum({"block": block, "shortcut": shortcut}) if stride == 1 else block)
             width = out
     layers += [conv(width, 1280, 1), nn.AdaptiveAvgPool2d(1), nn.Flatten()]
     return Backbone(nn.Sequential(*layers), 1280, num_classes, colour=True)
 
 
 def _efficientnet_b0_32(channels: int, image_size: int, num_classes: int) -> Backbone:
-    """Makes torchvision's EfficientNet-B0 with stride 1 in its stem and without the last convolution.
+    """Makes torchvision's EfficientNet-B0 with stride 1 in its stem, without the last convolution.
 
     The features lie behind its dropout of 0.2. Stochastic depth rises linearly from 0 in the first block towards 0.2.
-    Weights are drawn as torch does by default.
+    Weights are torch's default.
     """
     body = torchvision().models.efficientnet_b0(norm_layer=MaskedBatchNorm2d)
     body.features[0][0].stride = (1, 1)
@@ -298,17 +270,27 @@ def _efficientnet_b0_32(channels: int, image_size: int, num_classes: int) -> Bac
 def _vit_tiny(channels: int, image_size: int, num_classes: int) -> Backbone:
     """Makes torchvision's vision transformer, 128 wide, of 4 layers with 4 heads, without dropout.
 
-    Patches are the smallest of 2 x 2 pixels or more of which at most 8 x 8 fill an image.
+    Patches have the smallest side, from 2 pixels, of which at most 8 make that of an image.
     """
     sides = (side for side in range(2, image_size + 1) if image_size % side == 0 and 8 * side >= image_size)
     body = torchvision().models.VisionTransformer(image_size, next(sides), 4, 4, 128, 256, num_classes=1)
     body.heads = nn.Identity()
-    network = Backbone(body, 128, num_classes, colour=True)
-    network.draws = KeyedDraws()
-    return network
+    return Backbone(body, 128, num_classes, colour=True, draws=KeyedDraws())
 
 
-BACKBONES |= {
+BACKBONES: dict[str, Recipe] = {
+    "cnn-small": plain_cnn(4, 3, 1, widths=(16, 32), pooled=(0, 1), hidden=(64,)),
+    "cnn-mcmahan": plain_cnn(16, 5, 0, widths=(32, 64), pooled=(0, 1), hidden=(512,)),
+    "cnn-2x32": plain_cnn(16, 5, 0, widths=(32, 32), pooled=(0, 1), hidden=(384, 192)),
+    "cnn-2x32-100": plain_cnn(16, 5, 0, widths=(32, 32), pooled=(0, 1), hidden=(384, 100)),
+    "cnn-2x32-100-linear": plain_cnn(16, 5, 0, (32, 32), pooled=(0, 1), hidden=(384, 100), linear_features=True),
+    "cnn-2x64": plain_cnn(16, 5, 0, widths=(64, 64), pooled=(0, 1), hidden=(384, 192), colour=True),
+    "cnn-2x64-100": plain_cnn(16, 5, 0, widths=(64, 64), pooled=(0, 1), hidden=(384, 100), colour=True),
+    "cnn-3conv": plain_cnn(4, 5, 2, widths=(64, 64, 128), pooled=(0, 1), hidden=(2048, 512), colour=True),
+    # The usual form of AlexNet for CIFAR: 3 x 3 convolutions, 2 x 2 pooling after the first, second and fifth, and of
+    # a 32 x 32 image 2 x 2 x 256 values for the fully connected layers. Without AlexNet's dropout before each of those.
+    "alexnet-32": plain_cnn(15, 3, 1, (64, 192, 384, 256, 256), (0, 1, 4), hidden=(4096, 4096), stride=2, colour=True),
+    **{name: Recipe(partial(_resnet, name)) for name in (*_VARIANTS, "resnet18-3x3-gn-projection")},
     "vit-tiny": Recipe(_vit_tiny, least=2),
     "mobilenet-v2-512": Recipe(partial(_mobilenet_v2_512, False)),
     "mobilenet-v2-dropout-512": Recipe(partial(_mobilenet_v2_512, True)),
@@ -320,10 +302,10 @@ BACKBONES |= {
 
 
 def _network_from_user(function: FromFile, channels: int, image_size: int, num_classes: int) -> Backbone:
-    """Makes a network of a user's module: its last nn.Linear becomes the head, and what enters it are the features.
+    """Makes a network of a user's module: its last nn.Linear becomes the head, whose input are the features.
 
-    nn.BatchNorm2d and nn.Dropout become the layers that take the mask and the key. A first run on random images shows
-    that the function is still the user's, that no image reaches another one, and that all draws come from the key.
+    nn.BatchNorm2d and nn.Dropout become the layers that take mask and key. A run on random images shows that the
+    function is still the user's, that no image changes another's output, and that all draws come from the key.
 
     Raises:
         UserError: The first of these that does not hold.
@@ -333,23 +315,20 @@ def _network_from_user(function: FromFile, channels: int, image_size: int, num_c
         raise function.refuse(f"gives no torch.nn.Module (got {type(module).__name__})", "return one")
     module = _not_compiled(module)
     _swap_layers(module, _not_compiled)
-    x, draws = torch.randn(4, channels, image_size, image_size), KeyedDraws()
-    # With our functions of attention, since torch's own for evaluation leave out the layers inside.
-    with torch.no_grad(), blame(function.path), draws:
+    x = torch.randn(4, channels, image_size, image_size)
+    # With our functions of attention: torch's own for evaluation leave out the layers inside.
+    with torch.no_grad(), blame(function.path), KeyedDraws():
         _, few = _watch(module.eval(), x[:3])  # lazy layers get their shapes
         logits, outputs = _watch(module, x)
     shape = tuple(logits.shape) if isinstance(logits, Tensor) else type(logits).__name__
     if shape != (len(x), num_classes):
-        raise function.refuse(
-            f"gives no logits of {num_classes} classes (got {shape} of 4 images)", "return logits [B, C]"
-        )
+        fault = f"gives no logits of {num_classes} classes (got {shape} of 4 images)"
+        raise function.refuse(fault, "return logits [B, C]")
     head = next((layer for layer, _ in reversed(outputs) if isinstance(layer, nn.Linear)), None)
-    if type(head) is not nn.Linear or head.bias is None:
+    if type(head) is not nn.Linear or head.bias is None or not (head.weight.requires_grad and head.bias.requires_grad):
         last = type([layer for layer, _ in outputs if not layer._modules][-1]).__name__
-        wrong = f"does not end in an nn.Linear with bias, of features [B, D] (got {last})"
-        raise function.refuse(wrong, "let it be the last layer")
-    if not (head.weight.requires_grad and head.bias.requires_grad):
-        raise function.refuse("does not train its last nn.Linear", "freeze other layers only")
+        fault = f"does not end in an nn.Linear with bias that is trained, of features [B, D] (got {last})"
+        raise function.refuse(fault, "let it be the last layer, and freeze other layers only")
     names: dict[nn.Parameter, str] = {}
     for prefix, part in module.named_modules():
         for name, value in part.named_parameters(prefix, recurse=False, remove_duplicate=False):
@@ -367,9 +346,8 @@ def _network_from_user(function: FromFile, channels: int, image_size: int, num_c
         return layer
 
     _swap_layers(module, new)
-    network = Backbone(module, head.in_features, num_classes, colour=False)
+    network = Backbone(module, head.in_features, num_classes, colour=False, draws=KeyedDraws())
     network.head, network._guard = head, partial(blame, function.path, passes=(torch.OutOfMemoryError,))
-    network.draws, draws.used = draws, False
     _check(network, function, x, logits)
     return network.train()
 
@@ -382,14 +360,14 @@ def _swap_layers(module: nn.Module, new: Callable[[nn.Module], nn.Module]) -> No
 
 
 def _not_compiled(layer: nn.Module) -> nn.Module:
-    """Returns the layer that `torch.compile` has wrapped, or which was compiled in place."""
+    """Returns the layer that `torch.compile` has wrapped, or the layer without its compiled call."""
     layer = getattr(layer, "_orig_mod", layer)
     layer._compiled_call_impl = None
     return layer
 
 
 def _watch(network: nn.Module, x: Tensor) -> tuple[Any, list[tuple[nn.Module, Tensor]]]:
-    """Runs a network; returns what it gives, and copies of what its layers give, in the order in which calls end."""
+    """Runs a network; returns its output, and copies of its layers' outputs in the order in which calls end."""
     outputs: list[tuple[nn.Module, Tensor]] = []
 
     def note(layer: nn.Module, arguments: tuple, output: Any) -> None:
@@ -405,21 +383,20 @@ def _check(network: Backbone, function: FromFile, x: Tensor, logits: Tensor) -> 
     before = torch.get_rng_state()
 
     def run(x: Tensor) -> list[tuple[str, Tensor]]:
-        """Returns what the layers of a copy give in training, without batch statistics, and its buffers, by layer."""
-        trial = copy.deepcopy(network).train()
+        """Returns the outputs of a copy's layers in training, without batch statistics, and its buffers, by layer."""
+        trial = copy.deepcopy(network, {id(network.draws): network.draws}).train()
         for layer in trial._norms:
             layer.eval()
         buffers = dict(trial.named_buffers())
         _, outputs = _watch(trial, x)
         if any(value is not buffers[name] for name, value in trial.named_buffers()):
             raise function.refuse("puts a new tensor into a buffer", "change it in place, as by self.name.copy_(...)")
-        network.draws.used = trial.draws.used
         outputs += [(trial, value) for value in buffers.values()]
         names = {layer: name.removeprefix("body.") for name, layer in trial.named_modules()}
         return [(f"'{names.get(layer, '')}' ({type(layer).__name__})", value) for layer, value in outputs]
 
     def first_difference(others: list[tuple[str, Tensor]], same: Callable[..., bool]) -> str:
-        """Says where the same two images first give something else; empty where they do not."""
+        """Returns in words where the same two images first give something else; empty where they do not."""
         for (layer, ours), (_, theirs) in zip(few, others, strict=False):
             theirs = theirs[: len(ours)] if ours.dim() else theirs
             if ours.shape == theirs.shape and not same(ours, theirs):

@@ -1,7 +1,7 @@
-"""What a round draws at random: its cohort, the order of the batches, and the draws of augmentation and dropout.
+"""What a round draws at random: the order of batches, augmentation and dropout.
 
-Every draw is keyed by `(seed, round, client, purpose)`, so it depends neither on the method, nor on how many clients
-are trained together, nor on their order.
+Every draw is keyed by `(seed, round, client, purpose)`, and depends neither on the method nor on which clients train
+together or in which order.
 """
 
 import zlib
@@ -30,7 +30,7 @@ class Batch(NamedTuple):
 
 
 def generator(seed: int, *key: int | str) -> np.random.Generator:
-    """Makes the random generator of one purpose, for example `generator(seed, round, client, "order", epoch)`."""
+    """Makes the random generator of one purpose, as `generator(seed, round, client, "order", epoch)`."""
     words = [zlib.crc32(part.encode()) if isinstance(part, str) else int(part) for part in key]
     return np.random.Generator(np.random.PCG64(np.random.SeedSequence([seed, *words])))
 
@@ -55,15 +55,14 @@ def plan_batches(
     parts: Sequence[np.ndarray], client_ids: Sequence[int], seed: int, round: int, epochs: range, batch_size: int,
     drop_last: bool, num_draws: int,
 ) -> BatchPlan:  # fmt: skip
-    """Draws the batches of a cohort: a plan whose T is the largest number of steps of any client, and may be 0.
+    """Draws the batches of a cohort; T is the most steps of a client, and may be 0.
 
-    `parts` are each client's training examples, positions in the training set. The draws are keyed by `client_ids` and
-    local epoch; `epochs` says which of the round's are drawn. An epoch's last batch is left out if `drop_last` and
-    it is not full. The augmentation of an image needs `num_draws`, 0 without one.
+    `parts` are each client's positions in the training set, `epochs` the local epochs to draw. If `drop_last`, an
+    epoch's last batch is left out where it is not full. An image's augmentation needs `num_draws`, 0 without one.
     """
     counts = [len(part) // batch_size if drop_last else -(-len(part) // batch_size) for part in parts]
     steps, num_clients = max(counts, default=0) * len(epochs), len(parts)
-    width = min(batch_size, max(4096, *map(len, parts)))  # a very large batch is padded to the largest client's data
+    width = min(batch_size, max(4096, *map(len, parts)))  # very large batches are padded to the largest client's data
     index = np.zeros((steps, num_clients, width), np.int64)
     size = np.zeros((steps, num_clients), np.int64)
     epoch_end = np.zeros((steps, num_clients), bool)
@@ -102,5 +101,5 @@ class Transform:
 
 @cache
 def _per_channel(values: tuple[float, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Makes a tensor `[channels, 1, 1]`, and keeps it: making one from numbers waits for a CUDA device."""
+    """Makes a tensor `[channels, 1, 1]` once, as making one from numbers waits for a CUDA device."""
     return torch.tensor(values, dtype=dtype, device=device)[:, None, None]

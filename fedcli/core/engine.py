@@ -1,4 +1,4 @@
-"""The engine: turns the local step of one client into the local training of a whole cohort.
+"""The engine: makes the local step of one client the local training of a cohort.
 
 Clients train one after the other (looped; on the CPU one in each thread), or several together, see
 `fedcli.core.stacked`. A method cannot tell the difference.
@@ -26,7 +26,7 @@ from fedcli.core.stacked import WAYS, Stack, find_stack, for_many, packed, with_
 from fedcli.core.trees import Tree, concatenate, flatten, leaves, select, select_axes, tree_map
 from fedcli.errors import UserError
 
-# Who divides a run's work, see `fedcli.runs.workers`: here one process, which does all of it.
+# One process that does all work of a run; see `fedcli.runs.workers` for several.
 ALONE = SimpleNamespace(count=1, here=1, share=lambda work, items: list(work(items)))
 PREPARED_BYTES = 2**22  # of images that are prepared at a time for a client that trains alone
 
@@ -35,7 +35,7 @@ def parse_chunk(text: str, default: int) -> tuple[str, int]:
     """Reads `--clients-per-chunk`: in which of `WAYS`, and how many clients train together (`default` for `auto`)."""
     if text == "auto":
         return WAYS[0], default
-    match = re.fullmatch("(branches:)?0*([1-9][0-9]{0,8})", text)  # no more clients than that
+    match = re.fullmatch("(branches:)?0*([1-9][0-9]{0,8})", text)
     if match is None:
         raise UserError(
             f"--clients-per-chunk must be auto, a whole number from 1, or branches: and such a number (got "
@@ -51,12 +51,12 @@ class Engine:
     images: Tensor  # uint8 [N, channels, H, W], the training set, on the device
     labels: Tensor  # [N]
     transform: Transform  # from uint8 images to network input
-    clients_per_chunk: int  # how many clients train together; halved where the device's memory is too small
+    clients_per_chunk: int  # how many clients train together; halved where memory is too small
     on_samples: Callable[[int], None]  # called with the number of samples after each step, by one thread at a time
-    way: str = WAYS[0]  # one of `WAYS`, how clients train together
-    graphs: CudaGraphs | None = None  # None without CUDA, and after one could not be made or was wrong
+    way: str = WAYS[0]  # one of `WAYS`
+    graphs: CudaGraphs | None = None  # None without CUDA, and after a graph could not be made or was wrong
     by_places: bool = False  # for clients that train alone, see fedcli/core/layers.py
-    notes: list[str] = field(default_factory=list)  # what a user has to know of such changes of plan
+    notes: list[str] = field(default_factory=list)  # changes of plan that a user has to know
     stacks: dict[Hashable, Stack] = field(default_factory=dict, init=False)  # kept from round to round
     workers: Any = field(default_factory=lambda: ALONE)
     stopping: threading.Event = field(default_factory=threading.Event, init=False)  # threads are to end early
@@ -64,7 +64,7 @@ class Engine:
 
     @property
     def mode(self) -> str:
-        """Says in words how clients train together."""
+        """Returns how clients train together, in words."""
         how = "looped" if self.clients_per_chunk == 1 else f"{self.way} x {self.clients_per_chunk}"
         return how if self.graphs is None else f"{how}, captured"
 
@@ -80,8 +80,7 @@ class Engine:
         """Trains K stacked clients through a plan; `context` and `axes` as in `Federation.train`.
 
         Returns:
-            The clients after their last steps, and for each term of the objective its mean over a client's local
-            steps, `[K]` (0 for a client without steps).
+            The clients after their last steps, and each term's mean over a client's steps, `[K]`, 0 without steps.
         """
         rate = torch.tensor(lr, dtype=self.transform.dtype, device=self.images.device)
 
@@ -91,47 +90,46 @@ class Engine:
             return *train(step, *parts, axes, plan, chunk, rate), rate.new_zeros(size)
 
         done = self._in_chunks(run, plan.size.shape[1])
-        names = next((sums for _, sums, _ in done if sums), {})  # a chunk whose clients took no step has none
+        names = next((sums for _, sums, _ in done if sums), ())  # a chunk whose clients took no step has none
         total = {name: torch.cat([sums.get(name, none) for _, sums, none in done]) for name in names}
         steps = torch.as_tensor(plan.steps, device=self.images.device).clamp(min=1)
         return concatenate([after for after, _, _ in done]), tree_map(lambda value: value / steps, total)
 
     def _in_chunks(self, run: Callable[[slice], Any], num_clients: int) -> list[Any]:
-        """Calls `run` for chunks of `clients_per_chunk` clients; returns its results in their order.
+        """Calls `run` for chunks of `clients_per_chunk` clients; returns its results in order.
 
-        Where the device's memory is too small for a chunk, it and all that follow are cut in half.
+        A chunk that is too large for the device's memory, and all that follow, are halved.
         """
 
-        def parts(chunk: slice) -> list[slice]:
-            starts = range(chunk.start, chunk.stop, self.clients_per_chunk)
-            return [slice(start, min(start + self.clients_per_chunk, chunk.stop)) for start in starts]
+        def parts(clients: range) -> list[range]:
+            size = self.clients_per_chunk
+            return [clients[start : start + size] for start in range(0, len(clients), size)]
 
-        def attempt(chunk: slice) -> list[Any]:
-            size = chunk.stop - chunk.start
+        def attempt(clients: range) -> list[Any]:
+            size = len(clients)
             if size <= self.clients_per_chunk:
                 try:
-                    return [run(chunk)]
+                    return [run(slice(clients.start, clients.stop))]
                 except torch.OutOfMemoryError:
                     if size == 1:
                         raise
-                # Not in the handler: there the error still holds the tensors of the step.
+                # Outside the handler, where the error still holds the tensors of the step.
                 self.clients_per_chunk = -(-size // 2)
                 self.stacks.clear()
                 gc.collect()
-                torch.cuda.empty_cache()  # which does nothing where CUDA is not used
+                torch.cuda.empty_cache()
                 self.notes.append(f"out of memory with {size} clients together; {self.clients_per_chunk} from here on")
-            return [result for part in parts(chunk) for result in attempt(part)]
+            return [result for part in parts(clients) for result in attempt(part)]
 
-        chunks = parts(slice(0, num_clients))
-        done = self.side_by_side(lambda chunk: (attempt(chunk), self.clients_per_chunk), chunks)
+        done = self.side_by_side(lambda part: (attempt(part), self.clients_per_chunk), parts(range(num_clients)))
         self.clients_per_chunk = min([size for _, size in done], default=self.clients_per_chunk)  # of all workers
         return [result for part, _ in done for result in part]
 
     def side_by_side(self, run: Callable[[Any], Any], items: Sequence[Any]) -> list[Any]:
-        """Calls `run` for each item, on the CPU for as many at once as there are threads; returns results in order.
+        """Calls `run` for each item, on the CPU one in each thread; returns results in order.
 
         Two threads on two clients do more than two threads on every operation of one, much more where other programs
-        want the cores too, and the results depend neither on the number of threads nor on that of workers.
+        want the cores too. The results depend neither on the number of threads nor on that of workers.
         """
         alone = self.images.device.type != "cpu" or min(torch.get_num_threads(), len(items)) < 2
         return self.workers.share(partial(map if alone else self._in_threads, run), items)
@@ -142,17 +140,17 @@ class Engine:
         try:
             return list(pool.map(run, items))
         except BaseException:
-            self.stopping.set()  # Ctrl-C, or one has failed: the others need not finish
+            self.stopping.set()  # after Ctrl-C or a failure the others need not finish
             raise
         finally:
             pool.shutdown(cancel_futures=True)
             self.stopping.clear()
-            torch.set_num_threads(threads)  # the workers' setting was everyone's
+            torch.set_num_threads(threads)  # the threads' setting was everyone's
 
     def _alone(
         self, step: Step, clients: Client, context: Tree, axes: Tree, plan: BatchPlan, chunk: slice, rate: Tensor
     ) -> tuple[Client, dict[str, Tensor]]:
-        """Trains the only client of a chunk, on batches of their true sizes."""
+        """Trains the only client of a chunk."""
         client = tree_map(self.own, select(with_optimizer(step, clients), 0))
         context = select_axes(context, axes, 0)
         update = keyed(step.in_place or step.update)  # the tensors are this loop's own
@@ -165,7 +163,7 @@ class Engine:
         return tree_map(lambda leaf: leaf.contiguous()[None], (client, total))
 
     def _batches(self, plan: BatchPlan, k: int, rate: Tensor) -> Iterator[Batch]:
-        """Yields client k's batches, of their true sizes; images are prepared for several batches at a time."""
+        """Yields client k's batches without padding; prepares the images of several batches at a time."""
         device, steps, width = self.images.device, int(plan.steps[k]), plan.index.shape[2]
         sizes = plan.size[:steps, k]
         real = np.arange(width) < sizes[:, None]  # [steps, B]
@@ -218,7 +216,7 @@ class Engine:
         self.notes.append(reason)
 
     def _for_many(self, function: Callable[..., Tree], axes: tuple, size: int) -> Callable[..., Tree]:
-        """Makes a function of one client a function of `size` stacked clients."""
+        """Makes a function of one client one of `size` stacked clients."""
         fork = None if self.graphs is None else self.graphs.fork
         return for_many(function, axes, "branches" if size == 1 else self.way, fork)
 
@@ -235,8 +233,8 @@ class Engine:
         return self.transform(self.images[index], draws), self.labels[index]
 
     def own(self, tensor: Tensor) -> Tensor:
-        """Copies; on the CPU, image-shaped tensors with the channels last, faster in convolution and pooling."""
+        """Copies a tensor; on the CPU images with the channels last, faster in convolution and pooling."""
         if tensor.dim() == 4 and tensor.device.type == "cpu":
-            # Not `contiguous`: that leaves the strides of a single channel as they are, and the first layer slow.
+            # `contiguous` would leave the strides of a single channel as they are, and the first layer slow.
             return tensor.to(memory_format=torch.channels_last, copy=True)
         return tensor.clone()

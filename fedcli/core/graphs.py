@@ -1,7 +1,7 @@
-"""CUDA graphs: a step captured once and replayed, which spares the Python and the launches of its hundreds of kernels.
+"""CUDA graphs: a step captured once and replayed, which spares Python and the launches of hundreds of kernels.
 
-A graph reads and writes the addresses it was captured with and repeats what Python did then. So whatever changes from
-step to step has to be copied into tensors that stay, and a graph serves only steps that do the same: `graph_key`.
+A graph reads and writes the addresses that it was captured with and repeats what Python did then. What changes from
+step to step is copied into tensors that stay, and a graph serves only steps that do the same: `graph_key`.
 """
 
 import dataclasses
@@ -18,31 +18,25 @@ from fedcli.core.clients import Network
 
 Work = Callable[[], Any]
 
-_PLAIN = (bool, int, float, str, bytes, type(None), torch.dtype, torch.device, Network)
-
 
 class CudaGraphs:
-    """Graphs of a CUDA device, which share their memory: none leaves in it what a replay or another graph needs."""
+    """Graphs of a CUDA device, which share their memory: none leaves in it what another one needs."""
 
     def __init__(self, device: torch.device):
         self._device, self._pool = device, torch.cuda.graph_pool_handle()
         self._stream = torch.cuda.Stream(device)
         self._branches: list[torch.cuda.Stream] = []
-        self.captured = 0  # how many graphs it has made
+        self.captured = 0  # graphs made
 
     def warm_up(self, work: Work) -> None:
         """Does the work on a side stream."""
-        ambient = torch.cuda.current_stream(self._device)
-        self._stream.wait_stream(ambient)
-        with torch.cuda.stream(self._stream):
-            work()
-        ambient.wait_stream(self._stream)
+        self._work_on([self._stream], [work])
 
     def capture(self, work: Work) -> Work:
         """Captures the work as a graph; returns its replay.
 
         Raises:
-            RuntimeError: If the work does what a graph cannot hold, such as bringing a value to Python.
+            RuntimeError: If a graph cannot hold the work, as where a value is brought to Python.
         """
         ambient, graph = torch.cuda.current_stream(self._device), torch.cuda.CUDAGraph()
         collect = gc.enable if gc.isenabled() else gc.disable
@@ -59,33 +53,37 @@ class CudaGraphs:
 
     def fork(self, works: list[Work]) -> list[Any]:
         """Does each work on a stream of its own; in a capture they become parallel branches."""
-        ambient, results = torch.cuda.current_stream(self._device), []
         while len(self._branches) < len(works):
             self._branches.append(torch.cuda.Stream(self._device))
-        for work, stream in zip(works, self._branches, strict=False):
+        return self._work_on(self._branches[: len(works)], works)
+
+    def _work_on(self, streams: list[torch.cuda.Stream], works: list[Work]) -> list[Any]:
+        """Does each work on its stream, after what was before and before what comes after."""
+        ambient, results = torch.cuda.current_stream(self._device), []
+        for work, stream in zip(works, streams, strict=True):
             stream.wait_stream(ambient)
             with torch.cuda.stream(stream):
                 results.append(work())
-        for stream in self._branches[: len(works)]:
+        for stream in streams:
             ambient.wait_stream(stream)
         return results
 
 
 class Unrepeatable(Exception):
-    """Says that it cannot be known whether another step would do the same."""
+    """Says that another step may do something else."""
 
 
 def graph_key(thing: Any, shapes: bool = False) -> Hashable:
     """Returns what is equal for two things that make a step do the same.
 
-    A function is its code and what it is closed over: a method makes its local objective anew in every round, from the
-    same code, network and configuration. Numbers and text count by value, dataclasses by their fields, networks by
-    being the same object, and tensors, if `shapes`, by their shape and type.
+    A function is its code and what it is closed over, as a method makes its objective anew in every round. Numbers and
+    text count by value, dataclasses by their fields, networks by identity, and tensors, if `shapes`, by shape and type.
 
     Raises:
         Unrepeatable: For anything else. A tensor, above all, may be another one the next time.
     """
-    if isinstance(thing, _PLAIN):
+    plain = bool, int, float, str, bytes, type(None), torch.dtype, torch.device, Network
+    if isinstance(thing, plain):
         return (type(thing), thing)
     if shapes and isinstance(thing, Tensor):
         return (tuple(thing.shape), thing.dtype)

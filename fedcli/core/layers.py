@@ -1,4 +1,4 @@
-"""Layers that torch has not in the form that training many clients together needs."""
+"""Layers that torch lacks in the form that training many clients together needs."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -15,17 +15,16 @@ from torch import Tensor, nn
 from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.overrides import TorchFunctionMode
 
-# Whether convolutions of few places are computed place by place, faster on a CPU and rounded in another order: in
-# tests, and where a client trains alone, in runs whose networks have dead taps.
+# Whether convolutions with few places in their output are computed place by place, faster on a CPU and rounded
+# otherwise: in evaluation, and where a client trains alone a network with dead taps.
 by_places: ContextVar[bool] = ContextVar("by_places", default=False)
-FEW = 4  # places of a convolution's output
 
 
 class MaskedBatchNorm2d(nn.BatchNorm2d):
     """Batch normalisation whose statistics leave out the padding of a batch.
 
-    Without a mask it is torch's; so it is in evaluation, where the running statistics are used and the mask does not
-    matter. A batch with one value per channel, which torch refuses, is normalised with variance 0.
+    It is torch's without a mask and in evaluation. A batch with one value per channel, which torch refuses, has
+    variance 0.
 
     Attributes:
         mask: `[B]`, False for padding; set by the network for the time of one forward pass.
@@ -40,15 +39,13 @@ class MaskedBatchNorm2d(nn.BatchNorm2d):
     _load_from_state_dict = nn.Module._load_from_state_dict
 
     def forward(self, x: Tensor) -> Tensor:
-        """Normalises activations `[B, C, H, W]`; in training a row of padding comes out as the bias.
+        """Normalises activations `[B, C, H, W]`, and updates the running statistics in place.
 
-        The running statistics are then updated in place. The padding is taken out by `where`, before and after the
-        mean, and without a branch on data, for the sake of vmap: whatever stands there, NaN included, reaches neither
-        sums nor gradients. Its output is the bias and not a multiple of 1 / sqrt(eps), which would overflow after some
+        Padding is taken out by `where` before and after the mean, as vmap allows no branch on data: not even NaN
+        reaches sums or gradients. It comes out as the bias: a multiple of 1 / sqrt(eps) would overflow after some
         layers where the real rows have no variance.
         """
-        single = x.numel() == x.shape[1]
-        if not self.training or (self.mask is None and not single):
+        if not self.training or (self.mask is None and x.numel() != x.shape[1]):
             return super().forward(x)
         mask = x.new_ones(len(x), dtype=torch.bool) if self.mask is None else self.mask
         dtype, x, real = x.dtype, x.to(self.running_mean.dtype), mask[:, None, None, None]
@@ -67,16 +64,16 @@ class MaskedBatchNorm2d(nn.BatchNorm2d):
 
 
 class LiveConv2d(nn.Conv2d):
-    """A convolution of images of one size by those taps of its kernel alone that meet the image somewhere.
+    """A convolution of images of one size by those taps of its kernel that meet the image somewhere.
 
-    The others meet padding only: they add nothing and get no gradient. Weights and function are torch's; an optimizer
-    goes on with all of the weight, by its decay and its momentum.
+    The other taps meet padding only: they add nothing and get no gradient. Weights and function are torch's; weight
+    decay and momentum go on for all taps.
 
     Attributes:
-        size: Of height and width, the pixels; images of another size are convolved with all taps.
-        live: Of height and width, the taps.
-        live_padding: Of height and width, the padding that is left.
-        few: Whether the output has few places.
+        size: Height and width of the images; those of another size are convolved with all taps.
+        live: The taps along height and width.
+        live_padding: The padding that is left along height and width.
+        few: Whether the output has at most four places.
     """
 
     def forward(self, input: Tensor) -> Tensor:
@@ -94,8 +91,7 @@ class LiveConv2d(nn.Conv2d):
     def _place_by_place(self, x: Tensor, weight: Tensor) -> Tensor:
         """Convolves by a product of matrices for each place of the output, of the taps that meet the image there.
 
-        Where an image of 2 x 2 pixels is padded for 3 x 3 taps these are 4 of 9. Both arguments have their channels
-        last.
+        Of 3 x 3 taps on a padded image of 2 x 2 pixels these are 4. Both arguments have their channels last.
         """
         axes = zip(x.shape[1:3], weight.shape[1:3], self.stride, self.live_padding, self.dilation, strict=True)
         rows, columns = (_starts(*axis) for axis in axes)
@@ -109,7 +105,7 @@ class LiveConv2d(nn.Conv2d):
 
 @contextmanager
 def set_to(variable: ContextVar[bool], value: bool) -> Iterator[None]:
-    """Gives a context variable a value inside."""
+    """Sets a context variable inside a `with` block."""
     token = variable.set(value)
     try:
         yield
@@ -118,37 +114,36 @@ def set_to(variable: ContextVar[bool], value: bool) -> Iterator[None]:
 
 
 def _starts(size: int, kernel: int, stride: int, padding: int, dilation: int) -> range:
-    """Returns along one axis of `size` pixels where a convolution puts its kernel."""
+    """Returns where a convolution puts its kernel along an axis of `size` pixels."""
     return range(-padding, size + padding - dilation * (kernel - 1), stride)
 
 
 def _live_taps(size: int, kernel: int, stride: int, padding: int, dilation: int) -> tuple[slice, int]:
-    """Returns along one axis of `size` pixels the taps that meet any of these, and the padding that is left."""
+    """Returns the taps that meet a pixel of an axis of `size`, and the padding that is left."""
     starts = _starts(size, kernel, stride, padding, dilation)
     live = [tap for tap in range(kernel) if any(0 <= start + tap * dilation < size for start in starts)]
     first, last = (live[0], live[-1]) if live else (0, kernel - 1)
     left = padding - first * dilation
     if left < 0 or len(_starts(size, last - first + 1, stride, left, dilation)) != len(starts):
-        return slice(0, kernel), padding  # the other side would need another padding
+        return slice(0, kernel), padding  # the two sides would need unequal padding
     return slice(first, last + 1), left
 
 
 @torch.no_grad()
 def use_live_taps(network: nn.Module, channels: int, image_size: int) -> bool:
-    """Lets the convolutions of a network do less work, see `LiveConv2d`; returns whether there are dead taps.
+    """Makes convolutions of a network `LiveConv2d` where that is less work; returns whether there are dead taps.
 
-    What its layers are given is seen when two empty images of this size pass through, in evaluation mode; the network
-    is in training mode after it.
+    Two empty images of this size go through the network in evaluation mode; it is in training mode afterwards.
     """
     dead_taps = []
 
-    def leave_out(layer: nn.Module, given: tuple) -> None:
-        if type(layer) is not nn.Conv2d or not given or isinstance(layer.padding, str) or layer.padding_mode != "zeros":
+    def leave_out(layer: nn.Module, args: tuple) -> None:
+        if type(layer) is not nn.Conv2d or not args or isinstance(layer.padding, str) or layer.padding_mode != "zeros":
             return
-        size = given[0].shape[-2:]
+        size = args[0].shape[-2:]
         axes = [*zip(size, layer.kernel_size, layer.stride, layer.padding, layer.dilation, strict=True)]
         live, padding = zip(*(_live_taps(*axis) for axis in axes), strict=True)
-        few = prod(len(_starts(*axis)) for axis in axes) <= FEW and layer.groups == 1 and layer.dilation == (1, 1)
+        few = prod(len(_starts(*axis)) for axis in axes) <= 4 and layer.groups == 1 and layer.dilation == (1, 1)
         dead_taps.append(live != tuple(slice(0, taps) for taps in layer.kernel_size))
         if dead_taps[-1] or few:
             layer.__class__ = LiveConv2d
@@ -161,27 +156,23 @@ def use_live_taps(network: nn.Module, channels: int, image_size: int) -> bool:
 
 
 class KeyedDropout(nn.Module):
-    """Dropout whose mask is computed from a key: randomness that arrives as data.
+    """Dropout whose mask is a hash of a key, the layer's number, and the place in the batch and in the example.
 
-    A value is kept or not by a hash of the key, the layer's number, and its place in the batch and in the example.
-    Equal keys give equal masks, whatever else the batch holds and whichever clients are trained together.
+    Equal keys give equal masks, whatever else is in the batch and whichever clients train together.
 
     Attributes:
-        key: int64 scalar, a buffer; whoever trains puts a new one there before each step.
+        key: int64 scalar, a buffer that is set before each step.
         number: Tells the layers of one network apart; set by the network.
     """
 
     def __init__(self, p: float, whole_examples: bool = False):
-        """Makes a layer that drops values with probability `p` in [0, 1); what is kept is divided by 1 - p.
-
-        They are dropped each by itself, or all of an example together if `whole_examples` (stochastic depth).
-        """
+        """Makes a layer that drops values, or `whole_examples` (stochastic depth), with probability `p` in [0, 1)."""
         super().__init__()
         self.p, self.whole_examples, self.number = p, whole_examples, 0
-        self.register_buffer("key", torch.tensor(0), persistent=False)  # no part of what the network has learned
+        self.register_buffer("key", torch.tensor(0), persistent=False)  # not learned
 
     def forward(self, x: Tensor) -> Tensor:
-        """Returns `x` `[B, ...]` with some of its values set to 0 in training; as it is in evaluation."""
+        """Returns `x` `[B, ...]`, in training with some values set to 0 and the others divided by 1 - p."""
         if not self.training:
             return x
         shape = (len(x), *[1] * (x.dim() - 1)) if self.whole_examples else x.shape
@@ -190,10 +181,10 @@ class KeyedDropout(nn.Module):
 
 
 class KeyedDraws(nn.Module, TorchFunctionMode):
-    """Lets a network draw from a key what it draws in functions of torch, see `KEYED`, and not in `KeyedDropout`.
+    """The context of a forward pass in which the functions of torch in `KEYED` draw from a key.
 
-    It is the context of a forward pass. Attention is computed in it by its plain formula: torch's kernels draw their
-    own dropout, and train clients one by one under vmap.
+    It computes attention by its plain formula: torch's kernels draw their own dropout, and are done client by client
+    under vmap.
 
     Attributes:
         key: As of `KeyedDropout`.
@@ -206,7 +197,7 @@ class KeyedDraws(nn.Module, TorchFunctionMode):
         self.register_buffer("key", torch.tensor(0), persistent=False)
 
     def __enter__(self) -> "KeyedDraws":
-        self._draws = 0  # of this forward pass, so far
+        self._draws = 0  # in this forward pass
         return super().__enter__()
 
     def __torch_function__(self, function: Callable, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
@@ -217,10 +208,7 @@ class KeyedDraws(nn.Module, TorchFunctionMode):
         return KEYED[function](self, *args, **(kwargs or {}))
 
     def words(self, shape: torch.Size) -> Tensor:
-        """Draws integers in [0, 2^32), by the place on one axis after the other.
-
-        So they do not depend on how long an axis is, whichever is that of the batch.
-        """
+        """Draws integers in [0, 2^32), by the place on one axis after the other: no axis' length changes them."""
         self._draws += 1
         words = _random_words(self.key, -1 - self._draws, ())  # the layers of `KeyedDropout` count from 0
         for size in shape:
@@ -241,7 +229,7 @@ class KeyedDraws(nn.Module, TorchFunctionMode):
         self, query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None, dropout_p: float = 0.0,
         is_causal: bool = False, scale: float | None = None,
     ) -> Tensor:  # fmt: skip
-        """Returns softmax(Q K^T * scale + mask) V with dropout behind the softmax: `F.scaled_dot_product_attention`."""
+        """Returns softmax(Q K^T * scale + mask) V with dropout of the weights, as `F.scaled_dot_product_attention`."""
         scores = query @ key.mT * (query.shape[-1] ** -0.5 if scale is None else scale)
         if is_causal:
             attn_mask = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).tril()
@@ -253,14 +241,16 @@ class KeyedDraws(nn.Module, TorchFunctionMode):
         return self.dropout(weights, dropout_p) @ value
 
     def multi_head_attention(self, *arguments: Any, **options: Any) -> tuple[Tensor, Tensor | None]:
-        """Calls `F.multi_head_attention_forward` with these two in the place of the functions of the same names in it.
+        """Calls `F.multi_head_attention_forward` with `dropout` and `attention` in the place of torch's.
 
-        What it calls does not come to `__torch_function__`, where a mode is not active.
+        In `__torch_function__` the mode is not active, so that its calls would not come here.
         """
-        names = {"dropout": self.dropout, "scaled_dot_product_attention": self.attention}
-        names["has_torch_function"] = lambda tensors: False
         theirs = F.multi_head_attention_forward
-        ours = FunctionType(theirs.__code__, {**vars(F), **names}, argdefs=theirs.__defaults__)
+        names = {
+            **vars(F), "dropout": self.dropout, "scaled_dot_product_attention": self.attention,
+            "has_torch_function": lambda tensors: False,
+        }  # fmt: skip
+        ours = FunctionType(theirs.__code__, names, argdefs=theirs.__defaults__)
         return ours(*arguments, **options)
 
 
@@ -275,10 +265,9 @@ _WORD = 2**32 - 1
 
 
 def _random_words(key: Tensor, number: int, shape: tuple[int, ...]) -> Tensor:
-    """Returns integers in [0, 2^32) that look random, int64 of a shape; a function of key, number and place alone.
+    """Returns integers in [0, 2^32) as int64: a hash of key, number and place.
 
-    The step from one number to the next, 2^32 divided by the golden ratio, keeps 100 layers apart as long as none has
-    more than 20 million values.
+    A step of 2^32 divided by the golden ratio keeps 100 numbers apart for up to 20 million values.
     """
     words = torch.arange(prod(shape), device=key.device).reshape(shape) + (number + 1) * 0x9E3779B9
     for part in (key & _WORD, (key >> 32) & _WORD):
@@ -287,10 +276,7 @@ def _random_words(key: Tensor, number: int, shape: tuple[int, ...]) -> Tensor:
 
 
 def _mix(word: Tensor) -> Tensor:
-    """Permutes the integers below 2^32 such that every bit of the result depends on every bit of the argument.
-
-    Shifts and multiplications in turn; the factors are below 2^30, so that no product leaves int64.
-    """
+    """Permutes the integers below 2^32, each bit by all bits; factors below 2^30 keep all products in int64."""
     word = (word ^ (word >> 15)) * 0x2C1B3C6D & _WORD
     word = (word ^ (word >> 12)) * 0x297A2D39 & _WORD
     return word ^ (word >> 15)

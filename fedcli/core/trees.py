@@ -1,7 +1,7 @@
-"""Trees of tensors: nested dicts, tuples and NamedTuples, as the state of clients and servers is kept.
+"""Trees of tensors: nested dicts, tuples and NamedTuples, which hold the state of clients and servers.
 
-A stacked tree has the client axis first: every leaf is `[K, ...]`. Parameters may be a `Flat`, so that one operation
-of an optimizer or a copy reaches them all.
+A stacked tree has the client axis first: every leaf is `[K, ...]`. Parameters may be a `Flat`, of which one operation
+reaches all.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -15,11 +15,11 @@ from torch.utils._pytree import register_pytree_node
 from fedcli.errors import UserError
 
 Tree = Any  # a Tensor, None, or a dict, tuple, list or NamedTuple of trees
-ALIGNMENT = 16  # values, 64 bytes of float32: every client's row of a stacked flat tensor begins on such a boundary
+ALIGNMENT = 16  # values, 64 bytes of float32, at whose multiples each client's row of a stacked flat tensor begins
 
 
 def map_children(function: Callable[..., Any], tree: Tree, *others: Tree) -> Tree:
-    """Makes a dict, tuple or list like `tree`, of `function(child, ...)` over the children of one or more trees."""
+    """Makes a dict, tuple or list like `tree` of `function(child, ...)` over the children of trees."""
     if isinstance(tree, dict):
         return {key: function(child, *(other[key] for other in others)) for key, child in tree.items()}
     children = [function(*column) for column in zip(tree, *others, strict=True)]
@@ -36,7 +36,7 @@ def tree_map(function: Callable[..., Any], tree: Tree, *others: Tree) -> Tree:
 
 
 def leaves(tree: Tree) -> Iterator[Any]:
-    """Yields the leaves of a tree, in the order of its keys; None is left out."""
+    """Yields the leaves of a tree in order, None left out."""
     if isinstance(tree, dict | tuple | list):
         for child in tree.values() if isinstance(tree, dict) else tree:
             yield from leaves(child)
@@ -45,12 +45,12 @@ def leaves(tree: Tree) -> Iterator[Any]:
 
 
 def stack(trees: Sequence[Tree]) -> Tree:
-    """Makes one stacked tree `[K, ...]` of the trees of K clients."""
+    """Makes a stacked tree `[K, ...]` of the trees of K clients."""
     return tree_map(lambda *parts: torch.stack(parts), trees[0], *trees[1:])
 
 
 def concatenate(trees: Sequence[Tree]) -> Tree:
-    """Makes one stacked tree of the stacked trees of several groups of clients."""
+    """Makes one stacked tree of those of several groups of clients."""
     return trees[0] if len(trees) == 1 else tree_map(lambda *parts: torch.cat(parts), trees[0], *trees[1:])
 
 
@@ -60,10 +60,7 @@ def select(tree: Tree, index: int | slice | Tensor) -> Tree:
 
 
 def select_axes(tree: Tree, axes: Tree, index: int | slice) -> Tree:
-    """Selects like `select` from the stacked parts of a tree; `axes` says which are.
-
-    It is 0 (client axis first) or None (shared by all clients), or a tree of these for the parts of `tree`.
-    """
+    """Selects from the stacked parts of a tree: `axes` is 0 (stacked), None (shared), or a tree of these."""
     if axes is None or tree is None:
         return tree
     if axes == 0:
@@ -72,21 +69,21 @@ def select_axes(tree: Tree, axes: Tree, index: int | slice) -> Tree:
 
 
 def count_floats(tree: Tree) -> int:
-    """Counts the floating-point values in a tree; integers (class counts) and masks do not count."""
+    """Counts the floating-point values in a tree, without integers (class counts) and masks."""
     return sum(leaf.numel() for leaf in leaves(tree) if isinstance(leaf, Tensor) and leaf.is_floating_point())
 
 
 def stored(state: Any) -> dict[str, Mapping]:
-    """Returns the fields of a server's state that a store keeps; a client's part is read when it is asked for."""
+    """Returns the fields of a server's state that a store keeps, which reads a client's part when it is asked for."""
     parts = zip(getattr(state, "_fields", ()), state, strict=False)
     return {name: part for name, part in parts if isinstance(part, Mapping) and not isinstance(part, dict)}
 
 
 def to_names(tree: Tree) -> tuple[Any, dict[str, Tensor]]:
-    """Takes a tree apart into a structure that JSON can hold and its tensors by name; `from_names` is the inverse.
+    """Takes a tree apart into a structure for JSON and its tensors by path; `from_names` is the inverse.
 
-    The tree is of tensors, numbers, texts, None, dicts, tuples, lists, NamedTuples and what a store keeps; a tensor's
-    name is its path in it, as `/params/conv.weight`.
+    The tree is of tensors, numbers, texts, None, dicts, tuples, lists, NamedTuples and what a store keeps. A path is
+    as `/params/conv.weight`.
     """
     tensors: dict[str, Tensor] = {}
 
@@ -112,7 +109,7 @@ def to_names(tree: Tree) -> tuple[Any, dict[str, Tensor]]:
 
 
 def from_names(structure: Any, tensors: Mapping[str, Tensor], types: Mapping[str, Callable]) -> Tree:
-    """Builds the tree that `to_names` took apart, or that JSON read back.
+    """Builds the tree that `to_names` took apart.
 
     `types` holds the NamedTuple classes by name, and under `kept` what makes a store's part of its rows.
     """
@@ -131,8 +128,8 @@ class Flat(dict):
     """Tensors by name that are views of one tensor `[..., size]`.
 
     Attributes:
-        flat: The tensor; zeros fill it up to a multiple of `ALIGNMENT`.
-        shapes: Of the tensors, without the leading axes that all of them have.
+        flat: The tensor, filled up with zeros to a multiple of `ALIGNMENT`.
+        shapes: Shapes of the tensors without their common leading axes.
     """
 
     def __init__(self, flat: Tensor, shapes: Mapping[str, torch.Size]):
@@ -148,7 +145,7 @@ register_pytree_node(Flat, lambda tree: ([tree.flat], tree.shapes), lambda flat,
 
 
 def flatten(tree: Tree) -> Tree:
-    """Makes a `Flat` of every dict in a tree whose values are several tensors of one floating type."""
+    """Makes a `Flat` of every dict in a tree with several tensors of one floating type."""
     if not isinstance(tree, dict):
         return map_children(flatten, tree) if isinstance(tree, tuple | list) else tree
     types = {value.dtype if isinstance(value, Tensor) else None for value in tree.values()}
@@ -159,10 +156,9 @@ def flatten(tree: Tree) -> Tree:
 
 
 def pack(tree: Tree, like: Tree, lead: int = 0) -> Tree:
-    """Replaces every dict for which `like` has a `Flat` by a dict of one entry, its flat tensor.
+    """Replaces every dict for which `like` has a `Flat` by a dict of its flat tensor alone, copied where it has none.
 
-    A dict that is no `Flat` is copied. `lead` is how many leading axes the tensors have beside those of `like`: 1 for
-    stacked ones.
+    `lead` is the number of leading axes that `like` has not: 1 for stacked trees.
     """
     if isinstance(like, Flat):
         return {"": tree.flat if isinstance(tree, Flat) else _joined(tree, like.shapes, lead)}
@@ -172,7 +168,7 @@ def pack(tree: Tree, like: Tree, lead: int = 0) -> Tree:
 
 
 def unpack(packed: Tree, like: Tree) -> Tree:
-    """Returns the tree of which `pack` has made this one, of views."""
+    """Returns the tree that was packed, of views."""
     if isinstance(like, Flat):
         return Flat(packed[""], like.shapes)
     if not isinstance(like, dict | tuple | list):
@@ -181,7 +177,7 @@ def unpack(packed: Tree, like: Tree) -> Tree:
 
 
 def _joined(tensors: Mapping[str, Tensor], shapes: Mapping[str, torch.Size], lead: int) -> Tensor:
-    """Copies tensors of `shapes`, behind `lead` more axes, into a flat one."""
+    """Copies tensors of `shapes` behind `lead` more axes into a flat one."""
     parts = [tensors[name].reshape((*tensors[name].shape[:lead], -1)) for name in shapes]
     filling = -sum(part.shape[-1] for part in parts) % ALIGNMENT
     if filling:

@@ -1,4 +1,4 @@
-"""Figures from records and from finished runs, and the kinds of them that `fedcli plot` knows."""
+"""Figures from records and finished runs, and the kinds of `fedcli plot`."""
 
 from collections.abc import Callable
 from pkgutil import resolve_name
@@ -7,8 +7,8 @@ from typing import Any
 from fedcli.errors import unknown
 from fedcli.userfiles import from_file, is_from_file
 
-# By the kind of a figure, `fedcli plot --kind NAME`: the function of this package that draws it from the records, each
-# with its `folder`, and what it shows. The module, slow to import, is imported when it draws.
+# By kind, `fedcli plot --kind NAME`: the function that draws it from records, each with its `folder`, and what it
+# shows. Its module, slow to import, is imported when it draws.
 CHARTS = {
     "curves": (
         "plots:learning_curves", "test accuracy over rounds; runs that differ only in the seed are a line with a band"
@@ -28,7 +28,7 @@ CHARTS = {
 
 
 def find_chart(name: str) -> Callable[..., Any]:
-    """What draws the kind of figure of that name, or a user's own, `./file.py:NAME`, from the records.
+    """Returns what draws a kind of figure, or a user's own one, `./file.py:NAME`, from records.
 
     Raises:
         UserError: If there is none; of a user's own also when it is drawn and does not return a figure.
@@ -42,7 +42,7 @@ def find_chart(name: str) -> Callable[..., Any]:
     def draw(records: list[dict]) -> Any:
         import matplotlib.figure
 
-        with matplotlib.rc_context({"text.parse_math": True}):  # in names of ours a dollar sign is one
+        with matplotlib.rc_context({"text.parse_math": True}):  # off in our figures, whose names may have a dollar sign
             figure = function(records)
         if not isinstance(figure, matplotlib.figure.Figure):
             raise function.refuse(f"is no chart (it returned {type(figure).__name__})", "return a matplotlib Figure")

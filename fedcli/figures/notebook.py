@@ -1,4 +1,4 @@
-"""Runs as they go on, and what they show of themselves in a notebook."""
+"""Runs in Python and in a notebook, and their progress."""
 
 import base64
 import math
@@ -12,7 +12,7 @@ from html import escape
 from importlib import import_module
 from itertools import count
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from fedcli.errors import UserError
 from fedcli.runs import rounds
@@ -21,11 +21,7 @@ from fedcli.runs.lock import locked
 from fedcli.runs.records import RECORD
 from fedcli.runs.trackers import Loggers
 
-if TYPE_CHECKING:
-    import pandas
-
-UPDATE = 0.2  # seconds between two looks of the display
-# What a run shows of itself, by column of a table's CSV.
+# The columns of a table's CSV that a run shows.
 SHOWN = [
     "method", "protocol", "dataset", "config.partition", "seed", "status", "rounds_done", "selection", "selected",
     "last", "folder",
@@ -37,20 +33,20 @@ class Run(runs.Run):
     """A run that has ended.
 
     Attributes:
-        record: All that is known of it, as in its `record.json`; rounds are counted from 0 there.
+        record: The content of its `record.json`, where rounds count from 0.
         state: The method's server state after the last round; None for a run that had ended before.
         path: Its folder.
     """
 
     @property
-    def history(self) -> "pandas.DataFrame":
-        """The numbers of all rounds, a row each; `round` counts from 1, accuracies are in percent."""
+    def history(self) -> Any:
+        """A `pandas.DataFrame` with a row for each round; `round` counts from 1, accuracies are in percent."""
         from fedcli.results.frame import rounds_of  # late: pandas takes half a second
 
         return rounds_of(self.record)
 
     def plot(self, x: str = "round") -> Any:
-        """Draws the learning curve over `round`, `floats` or `seconds`, as a figure that a notebook shows."""
+        """Draws the learning curve over `round`, `floats` or `seconds`; a notebook shows the figure."""
         return Runs([self]).plot(x)
 
     def __repr__(self) -> str:
@@ -69,7 +65,7 @@ class Runs(list[Run]):
         return Runs([*self, *others])
 
     def plot(self, x: str = "round") -> Any:
-        """Draws their learning curves; those that differ only in the seed are a line with a band. See `Run.plot`."""
+        """Draws their learning curves as `Run.plot`; several seeds are a line with a band."""
         from matplotlib import rc_context
 
         from fedcli.figures import plots
@@ -80,7 +76,7 @@ class Runs(list[Run]):
         return figure
 
     def _repr_html_(self) -> str:
-        """A small table of the runs, a column each, and their curves."""
+        """A table of the runs, a column each, and their curves."""
         import pandas as pd
 
         from fedcli.results.tables import numbers_of
@@ -97,7 +93,7 @@ class Runs(list[Run]):
 def run(
     method: str, out: str | Path | None, log: Any, exist_ok: bool, progress: rounds.Listener | None, **options: Any
 ) -> Run | Runs:
-    """Runs a method; the function behind `fedcli.run`, which says what the arguments are."""
+    """Runs a method; see `fedcli.run`."""
     if exist_ok and out is not None:
         _set_aside(Path(out))
     ipython = sys.modules.get("IPython")
@@ -108,12 +104,12 @@ def run(
 
 
 def load(path: str | Path, method: str | Path | Sequence[str | Path] = ()) -> Run:
-    """Opens a run; see `fedcli.runs.run.load`, which says what the arguments are."""
+    """Opens a run; see `fedcli.runs.run.load`."""
     return Run(**vars(runs.load(path, method)))
 
 
 def _set_aside(folder: Path) -> None:
-    """Renames a folder of a run, or of runs with several seeds, that no process owns; another folder stays."""
+    """Renames the folder of a run, or of several seeds, unless a process runs in it; leaves other folders."""
     records = [file for file in (folder / RECORD, *folder.glob(f"seed-*/{RECORD}")) if file.is_file()]
     for file in records:
         with locked(file.parent):
@@ -124,7 +120,7 @@ def _set_aside(folder: Path) -> None:
 
 
 class Standing(rounds.Listener):
-    """How the run in `folder` stands, which is None where none goes on; a display of it has a `show`."""
+    """Counts how far the run in `folder` is, None where none goes on; a display of it has a `show`."""
 
     folder: Path | None = None
     record: dict[str, Any]
@@ -145,10 +141,10 @@ class Standing(rounds.Listener):
         self.show()
 
     def show(self) -> None:
-        """Shows how the run stands."""
+        """Shows how far the run is."""
 
     def standing(self) -> tuple[float, list[str]]:
-        """The rounds that are done, with the part of the one that goes on; and the last round's numbers as texts."""
+        """The number of rounds done, with the part of the one that goes on; and the last round's numbers as texts."""
         entries, total = self.record["rounds"], self.record["config"]["rounds"]
         done = min(len(entries) + min(self._in_round / self._per_round, 1), total)
         elapsed, texts = max(time.perf_counter() - self._began, 1e-9), [f"round {len(entries)}/{total}"]
@@ -166,23 +162,20 @@ class Progress(Standing):
     def start(self, record: dict[str, Any], folder: Path, samples_per_round: int, first_round: int) -> None:
         """Shows the bar."""
         super().start(record, folder, samples_per_round, first_round)
-        self._ipython, self._notes, self._shown = import_module("IPython.display"), [], 0.0
+        self._ipython, self._shown = import_module("IPython.display"), 0.0
         self._handle = self._ipython.display(display_id=True)
-
-    def note(self, text: str) -> None:
-        """Shows what the engine has to say, from the next step on."""
-        self._notes.append(text)
 
     def finish(self, record: dict[str, Any]) -> None:
         """Shows how the run has ended."""
         self.round({})
 
     def show(self) -> None:
-        """Shows how the run stands, a few times a second, and after each round."""
-        if self._in_round and time.perf_counter() - self._shown < UPDATE:
+        """Shows how far the run is, five times a second and after each round."""
+        if self._in_round and time.perf_counter() - self._shown < 0.2:
             return
         self._shown, (done, texts) = time.perf_counter(), self.standing()
         run = f"{self.record['method']} on {self.record['dataset']}, seed {self.record['seed']}"
+        notes = [note["text"] for note in self.record["engine"]["notes"]]
         bar = f'<progress value="{done:g}" max="{self.record["config"]["rounds"]}" style="width: 20em"></progress>'
-        text = escape(" · ".join([run, *texts, self.record["status"], *self._notes]))
+        text = escape(" · ".join([run, *texts, self.record["status"], *notes]))
         self._handle.update(self._ipython.HTML(f"{bar} {text}"))

@@ -1,7 +1,7 @@
-"""How every figure looks and is written, the words in it, a partition as a picture, and curves of runs as lines.
+"""The look, words and files of all figures; partitions as matrices, and curves of runs.
 
-`write` draws a figure in `STYLE` and saves it; the same input gives the same bytes. Figures are made without pyplot, so
-no global state is touched and no window system is needed.
+`write` draws a figure in `STYLE` and saves it; the same input gives the same bytes. Figures are made without pyplot,
+which keeps global state and wants a window system.
 """
 
 import io
@@ -20,8 +20,6 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
-from matplotlib.lines import Line2D
-from matplotlib.ticker import MaxNLocator
 from PIL import Image
 
 from fedcli.data.files import write_atomically
@@ -56,11 +54,10 @@ LINE_COLOURS = (
     "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000",
     "#882255", "#999933", "#888888", "#6A3D9A", "#8B4513",
 )  # fmt: skip
-# Each has more gaps than those before it: drawn after them it hides none.
+# Each has more gaps than the one before, and hides no line that is drawn earlier.
 DASHES = (
     "-", (0, (5, 1.5)), (0, (4, 1.2, 1, 1.2)), (0, (3, 2)), (0, (6, 2, 1, 2, 1, 2)), (0, (1.2, 1.2)), (0, (1.2, 3)),
 )  # fmt: skip
-SCREEN_DPI = 110  # of a picture on a page or in a notebook
 UNDATED = {".png": {}, ".pdf": {"CreationDate": None}, ".svg": {"Date": None}}  # metadata of each kind of file
 DATASETS = {
     "mnist": "MNIST", "fmnist": "Fashion-MNIST", "mnist-m": "MNIST-M", "femnist": "FEMNIST", "svhn": "SVHN",
@@ -71,27 +68,22 @@ PARTITIONS = {  # words for `--partition NAME:VALUE`
     "iid": "IID", "dirichlet": "Dirichlet {}", "classes": "{} classes a client", "writers": "whole writers",
     "dominant": "dominant classes a client: {}", "missing": "missing classes a client: {}",
 }  # fmt: skip
-NAMED = 26  # classes of a partition; of more, names would overlap
-WIDTH, HEIGHT = 6.4, 3  # inches of a panel with its legend
+NAMED = 26  # classes of a partition; the names of more would overlap
 LEGEND_LINE = 0.17  # inches of a line of text in a legend
-FEW = 20  # points of a line up to which each is marked
-TOP = 4  # the level of what no line may hide; lines are at 2, legends at 5
-BAND = {"alpha": 0.15, "linewidth": 0.4}
-CHOSEN = {"marker": "o", "markersize": 7, "fillstyle": "none", "linestyle": "none", "zorder": TOP}
-DIVERGED = {"marker": "X", "markersize": 7, "markeredgewidth": 0, "linewidth": 0.8, "zorder": TOP}
+SIGN = {"markersize": 7, "zorder": 4}  # of rings and crosses, which no line hides; lines are at 2, legends at 5
 ACCURACY, OF_CLIENTS = "test_accuracy", "accuracy of the clients"
 AXES = {"round": "Round", "floats": "Floats sent by all clients", "seconds": "Seconds"}  # of learning curves
 
 
 def colours(names: Iterable[str]) -> dict[str, str]:
-    """A colour for each name, none twice, in the order of the names."""
+    """A different colour for each name."""
     names = list(dict.fromkeys(names))
     shades = map(to_hex, matplotlib.colormaps["turbo"](np.linspace(0.02, 0.98, len(names))))
     return dict(zip(names, LINE_COLOURS if len(names) <= len(LINE_COLOURS) else shades, strict=False))
 
 
 def setting_colours(boards: Sequence[Sequence[SeedGroup]]) -> dict[str, str]:
-    """A colour for each setting, by its label; one for each method where no board has several settings of a method."""
+    """A colour for each setting, by its label; one a method where no board has several settings of a method."""
     members = [member for board in boards for member in board]
     if all(len({member.method for member in board}) == len(board) for board in boards):
         of_method = colours(member.method for member in members)
@@ -100,7 +92,7 @@ def setting_colours(boards: Sequence[Sequence[SeedGroup]]) -> dict[str, str]:
 
 
 def setting_name(member: SeedGroup) -> str:
-    """The label of a setting, with the method as its paper writes it unless a label of the user's stands for it."""
+    """The label of a setting, with the method's name as in its paper unless the user has given a label."""
     record = member.records[0]
     method = methods().get(record["method"])
     if "label" in record or method is None or not is_packaged(record):
@@ -109,14 +101,14 @@ def setting_name(member: SeedGroup) -> str:
 
 
 def data_words(dataset: str = "", partition: str = "", *more: str) -> str:
-    """Data in words, as in "Digits, Dirichlet 0.5"; a partition of a file, or of two parts, as it is typed."""
+    """Data in words, as in "Digits, Dirichlet 0.5"; other partitions than those of `PARTITIONS` as they are typed."""
     name, _, value = partition.partition(":")
     division = PARTITIONS.get(name, partition).format(value.replace(":", ", "))
     return ", ".join(filter(None, [DATASETS.get(dataset, dataset[:1].upper() + dataset[1:]), division, *more]))
 
 
 def title_words(records: Sequence[dict], *more: str) -> str:
-    """What runs share, in words, with `more` behind: "Digits, Dirichlet 0.5, 3 seeds; reduced: rounds 4 of 100"."""
+    """What runs share, in words: "Digits, Dirichlet 0.5, seed 0; reduced: rounds 4 of 100"."""
     shared = agreed(records)
     title = data_words(shared.get("dataset", ""), shared.get("partition", ""), *more)
     smaller = {", ".join(reductions(record).values()) for record in records} - {""}
@@ -124,22 +116,15 @@ def title_words(records: Sequence[dict], *more: str) -> str:
 
 
 def write_title(figure: Figure, title: str) -> None:
-    """Writes the title over a figure, in lines that are no longer than the figure is wide."""
+    """Writes the title over a figure, in lines as wide as the figure."""
     figure.suptitle(fill(title, int(15 * figure.get_figwidth())))
 
 
 def partition_figure(class_counts: np.ndarray, class_names: Sequence[str], title: str) -> Figure:
-    """Draws how many examples of each class each client holds, a column a client, white where there is none.
-
-    Args:
-        class_counts: `[K, C]` examples per client and class.
-        class_names: C names.
-        title: Title of the chart.
-    """
+    """Draws the numbers of examples per client and class, `class_counts` `[K, C]`, a column a client; white for 0."""
     figure = Figure((5.8, 1.1 + 0.16 * min(len(class_names), NAMED)), layout="constrained")
     axes = figure.add_subplot(xlabel="Client", ylabel="Class")
-    # The palest colour of the map differs from white, which stands for no example.
-    shown = np.ma.masked_equal(class_counts.T, 0)
+    shown = np.ma.masked_equal(class_counts.T, 0)  # white, which the palest colour of the map is not
     image = axes.imshow(shown, cmap="viridis_r", vmin=0, aspect="auto", interpolation="nearest")
     axes.locator_params(integer=True)
     if len(class_names) <= NAMED:
@@ -150,16 +135,19 @@ def partition_figure(class_counts: np.ndarray, class_names: Sequence[str], title
 
 
 def write(out: Path, draw: Callable[..., Figure], *given: Any, page: bool = False) -> list[Path]:
-    """Draws a figure in the style of all figures and writes it, without dates, so that equal figures are equal files.
+    """Writes the figure that `draw(*given)` returns, in `STYLE` and without dates.
 
     Args:
-        out: Where to write: `.pdf`, `.svg`, or `.png`, beside which a PDF is written.
+        out: A `.pdf`, `.svg` or `.png` file; a PDF is written beside a PNG.
         draw: Returns the figure.
-        *given: What it is drawn of.
-        page: Whether to write a small PNG alone, as pages in a repository show it.
+        *given: Its arguments.
+        page: Write one small PNG, for a page in a repository.
+
+    Returns:
+        The files.
 
     Raises:
-        UserError: If the suffix is of another kind of image.
+        UserError: If `out` has another suffix.
     """
     if out.suffix not in UNDATED:
         raise UserError(f"--out must end in .png, .pdf or .svg (got '{out}'); choose one of them.")
@@ -170,15 +158,14 @@ def write(out: Path, draw: Callable[..., Figure], *given: Any, page: bool = Fals
         for file in files:
             save = partial(figure.savefig, format=file.suffix[1:], metadata=UNDATED[file.suffix])
             write_atomically(file, (lambda path: path.write_bytes(small_png(figure))) if page else save)
-            figure.set_layout_engine("none")  # the next file is laid out as this one
     return files
 
 
 def small_png(figure: Figure) -> bytes:
-    """The figure as a PNG for a screen, with a palette of 256 colours, a third of the bytes."""
+    """The figure as a PNG for a screen, with a palette of 256 colours: a third of the bytes."""
     picture, small = io.BytesIO(), io.BytesIO()
     with matplotlib.rc_context(STYLE):
-        figure.savefig(picture, format="png", dpi=SCREEN_DPI)
+        figure.savefig(picture, format="png", dpi=110)
     Image.open(picture).convert("RGB").quantize(256).save(small, "png", optimize=True)
     return small.getvalue()
 
@@ -187,17 +174,17 @@ def small_png(figure: Figure) -> bytes:
 
 
 class Curve(NamedTuple):
-    """What is drawn of the runs of a setting.
+    """A setting's runs as a line.
 
     Attributes:
-        setting: The runs.
+        setting: All runs.
         runs: Those behind the line: the finished ones, else the unfinished; none where all diverged.
-        line: Their means, a row for each round in which all have a value: `x`, `y`, and of several runs `low` and
-            `high`, the mean less and plus the sample standard deviation.
-        diverged: `x` and `y` of each run that diverged and has any.
-        chosen: Of accuracies, the mean over the runs of the headline and of the round that the rule has chosen for it;
-            None where no rule looks for a round. Where runs chose different rounds it lies off the line.
-        printed: Of accuracies, the paper's number in percent, see `printed_accuracy`; None where there is none.
+        line: Their means, a row for each round in which all have a value: `x`, `y`, and the band `low` to `high`, the
+            mean less and plus the sample standard deviation.
+        diverged: `x` and `y` of each run that diverged and has values.
+        chosen: Of accuracies, the mean headline at the mean of the rounds that the rule has chosen, `(x, y)`; it may
+            lie off the line. None where no rule looks for a round.
+        printed: Of accuracies, the paper's number in percent or None, see `printed_accuracy`.
     """
 
     setting: SeedGroup
@@ -214,10 +201,9 @@ class Curve(NamedTuple):
 
     @property
     def name(self) -> str:
-        """What it is called in a legend, with what is left out and with the paper's number."""
-        notes = [] if self.setting.finished else ["unfinished" if self.runs else "diverged"]
-        others = [state_of(record) for record in self.setting.records if self.runs and record not in self.runs]
-        notes += [f"{count} {state}" for state, count in Counter(others).items()]
+        """The name in a legend, with the numbers of runs that have not finished, and the paper's number."""
+        states = Counter(map(state_of, self.setting.records))
+        notes = [f"{count}\N{NO-BREAK SPACE}{state}" for state, count in states.items() if state != "finished"]
         if self.printed is not None:
             notes.append(f"paper:\N{NO-BREAK SPACE}{self.printed:.2f}")
         name = setting_name(self.setting) + (f" ({', '.join(notes)})" if notes else "")
@@ -229,8 +215,8 @@ def find_curves(groups: list[SeedGroup], measure: str = ACCURACY, x: str = "roun
 
     Args:
         groups: The groups.
-        measure: A column of `rounds_of`, or what the columns begin with whose mean is drawn, as "intra"; or
-            `OF_CLIENTS`, of which the points are clients in place of rounds.
+        measure: A column of `rounds_of`; a name before a slash, as "intra", for the mean of its columns; or
+            `OF_CLIENTS`, whose points are clients.
         x: One of `AXES`.
     """
     limits = (None, None) if measure.startswith("drift") else (0, 100)
@@ -238,29 +224,27 @@ def find_curves(groups: list[SeedGroup], measure: str = ACCURACY, x: str = "roun
     for member in groups:
         lost = [record for record in member.records if state_of(record) == "diverged"]
         runs = member.finished or [record for record in member.records if record not in lost]
-        rounds = pd.concat([points(record, measure, x) for record in runs or lost]).dropna().groupby(level=0)
+        rounds = pd.concat([points(record, measure, x) for record in runs or lost]).groupby(level=0)
         line = rounds.mean()[rounds.size() == len(runs)]
         deviation = rounds.y.std()[line.index]
         line = line.assign(low=(line.y - deviation).clip(*limits), high=(line.y + deviation).clip(*limits))
-        diverged = [values for record in lost if len(values := points(record, measure, x).dropna())]
+        diverged = [values for record in lost if len(values := points(record, measure, x))]
         if line.empty and not diverged:
             continue
         chosen = printed = None
         if measure == ACCURACY:
             printed = printed_accuracy(member.records[0])
-            rounds = [record["summary"]["selected_round"] for record in runs]
-            if len(line) and member.selection.startswith("best") and None not in rounds:
-                headline = fmean(100 * record["summary"]["selected"] for record in runs)
-                chosen = float(np.interp(fmean(rounds), line.index, line.x)), headline
+            ends = [record["summary"] for record in runs if member.selection.startswith("best")]
+            selected = [(end["selected_round"], 100 * end["selected"]) for end in ends if end["selected"] is not None]
+            if len(line) and selected:
+                number, headline = map(fmean, zip(*selected, strict=True))
+                chosen = float(np.interp(number, line.index, line.x)), headline
         curves.append(Curve(member, runs, line, diverged, chosen, printed))
     return curves
 
 
 def points(record: dict, measure: str, x: str) -> pd.DataFrame:
-    """The rounds of a run, counted from 0, with a value `y` of a measure at `x`, see `find_curves`.
-
-    NaN stands where the record does not say, or not reliably.
-    """
+    """The rounds of a run, by number from 0, that have a value `y` of a measure and an `x`, see `find_curves`."""
     if measure == OF_CLIENTS:
         accuracies = clients_of(record).accuracy.dropna().sort_values(ignore_index=True)
         return pd.DataFrame({"x": accuracies.index + 1, "y": accuracies})
@@ -273,60 +257,54 @@ def points(record: dict, measure: str, x: str) -> pd.DataFrame:
     elif x == "seconds":
         positions = table.filter(like="seconds/").sum(axis=1).cumsum() if quiet(record) else np.nan
     values = table.filter(regex=f"^{measure}(/|$)").mean(axis=1)
-    return pd.DataFrame({"x": positions, "y": values}, dtype=float)
+    return pd.DataFrame({"x": positions, "y": values}, dtype=float).dropna()
 
 
 def learning_curves(records: Iterable[dict], x: str = "round") -> Figure:
-    """Draws test accuracy over rounds, floats or seconds, one line for the runs that agree in everything but the seed.
+    """Draws test accuracy over rounds, floats or seconds, a line a setting and a panel for each protocol and data set.
 
-    The band is the mean ± the sample standard deviation over seeds, within 0 and 100 %. Only finished runs enter them
-    where there are any; a run that diverged is a thin line that ends in a cross. The names tell what was left out. A
-    ring marks the headline, at the round that the rule has chosen; both are means over seeds, so that with several it
-    need not lie on the line. A dotted line is the paper's number, which the name has too, see
-    `fedcli.results.comparison.printed_accuracy`.
-
-    Each protocol and data set has a panel, in which a method keeps its colour.
+    A line is the mean of the finished runs, where there are any, and its band the sample standard deviation over seeds,
+    within 0 and 100 %. A run that diverged is a thin line that ends in a cross. A ring marks the headline, see `Curve`.
+    A dotted line is the paper's number. A method keeps its colour in all panels.
 
     Args:
         records: The runs.
         x: One of `AXES`.
 
     Raises:
-        UserError: If no run has an evaluated round, or none the floats or undisturbed seconds that are asked for.
+        UserError: If no run has an evaluated round, or none has the floats or the undisturbed seconds.
     """
     if x not in AXES:
         raise unknown("axis", x, AXES, f"there are {', '.join(AXES)}.")
-    records, panels = list(records), []
-    usable = [record for record in records if points(record, ACCURACY, x)["x"].notna().all()]
-    for runs in boards(usable).values():
-        if curves := find_curves(group(runs), x=x):
-            panels.append((f"{title_words(runs)} ({runs[0]['protocol']})", "Test accuracy (%)", curves))
-    if not panels:
-        raise UserError(
-            f"no run has an evaluated round with its {x} (got {len(records)} runs; seconds beside other work do not "
-            "count); wait for a round to end, or use --x round."
-        )
-    left_out = len(records) - len(usable)
-    return _draw(panels, AXES[x], f"without {x}, left out: {left_out}" if left_out else "")
+    remedy = "wait for a round to end, or use --x round, as seconds beside other work do not count"
+    return _draw_measures({ACCURACY: "Test accuracy (%)"}, remedy, records, x, AXES[x])
 
 
-def _draw_measures(measures: dict[str, str], remedy: str, records: Iterable[dict], x_label: str = "Round") -> Figure:
-    """Draws measures, with lines, bands and legends as in `learning_curves`.
+def _draw_measures(
+    measures: dict[str, str], remedy: str, records: Iterable[dict], x: str = "round", x_label: str = AXES["round"]
+) -> Figure:
+    """Draws measures as `learning_curves` draws accuracy; runs that have none of them are counted in the title.
 
     Args:
-        measures: The label of each, see `find_curves`; each has a panel.
+        measures: The label of each, see `find_curves`; each has a panel for each protocol and data set.
         remedy: What a user can do where no run has any.
-        records: The runs; those that have none of the measures are left out.
+        records: The runs.
+        x: One of `AXES`.
         x_label: What the points of a line are.
 
     Raises:
         UserError: If no run has any.
     """
-    measured = [record for record in records if any(len(points(record, name, "round").dropna()) for name in measures)]
-    if not measured:
-        raise UserError(f"no run has measured its {' and '.join(measures.values()).lower()} (got none); {remedy}.")
-    panels = [("", label, find_curves(group(measured), name)) for name, label in measures.items()]
-    return _draw(panels, x_label, title_words(measured))
+    records, panels = list(records), []
+    measured = [record for record in records if any(len(points(record, name, x)) for name in measures)]
+    for runs in boards(measured).values():
+        members, heading = group(runs), f"{title_words(runs)} ({runs[0]['protocol']})"
+        panels += [(heading, label, find_curves(members, name, x)) for name, label in measures.items()]
+    if not panels:
+        labels = " and ".join(measures.values()).lower()
+        raise UserError(f"no run has measured its {labels} (got {len(records)} runs); {remedy}.")
+    left_out = len(records) - len(measured)
+    return _draw(panels, x_label, f"left out, without values: {left_out}" if left_out else "")
 
 
 # How far the clients' features and updates drift apart.
@@ -355,36 +333,35 @@ def _draw(panels: list[tuple[str, str, list[Curve]]], x_label: str, title: str) 
         lines = {}
         for curve in curves:
             colour = colours[curve.setting.label]
-            lines[_draw_curve(axes, curve, colour, dashes[colour])] = curve.last
+            lines[_draw_curve(axes, curve, {"color": colour, "linestyle": dashes[colour]})] = curve.last
         signs |= {item.get_label(): item for item in axes.get_legend_handles_labels()[0] if item not in lines}
         handles = sorted(lines, key=lines.get, reverse=True)
         axes.legend(handles=handles, loc="upper left", bbox_to_anchor=(1, 1.03), handlelength=3)
-        axes.xaxis.set_major_locator(MaxNLocator("auto", integer=True, min_n_ticks=1, steps=(1, 2, 5, 10)))
+        axes.locator_params("x", integer=True, min_n_ticks=1, steps=(1, 2, 5, 10))
         axes.grid(axis="y")
         axes.margins(x=0.02)
         if x_label not in (AXES["floats"], AXES["seconds"]):  # rounds and clients count from 1
             axes.set_xlim(left=0.5)
     for sign in figure.legend(signs.values(), signs, loc="outside lower left", handlelength=3.4).legend_handles:
         sign.set(color="black", alpha=0.4)
-    height = max(HEIGHT, 0.6 + LEGEND_LINE * longest)
-    figure.set_size_inches(WIDTH, height * len(panels) + LEGEND_LINE * len(signs))
+    figure.set_size_inches(6.4, max(3, 0.6 + LEGEND_LINE * longest) * len(panels) + LEGEND_LINE * len(signs))
     write_title(figure, title)
     return figure
 
 
-def _draw_curve(axes: Axes, curve: Curve, colour: str, dash: Any) -> Line2D:
+def _draw_curve(axes: Axes, curve: Curve, look: dict[str, Any]) -> Any:
     """Draws mean and band of a curve, the runs that diverged, and the numbers it is judged by; returns the mean."""
-    line, look = curve.line, {"color": colour, "linestyle": dash}
-    (drawn,) = axes.plot(line.x, line.y, label=curve.name, marker="." if len(line) <= FEW else "", **look)
+    line, colour = curve.line, look["color"]
+    (drawn,) = axes.plot(line.x, line.y, label=curve.name, marker="." if len(line) <= 20 else "", **look)
     if len(curve.runs) > 1:
         words = f"mean ± standard deviation over {len(curve.runs)} seeds"
-        axes.fill_between(line.x, line.low, line.high, color=colour, label=words, **BAND)
+        axes.fill_between(line.x, line.low, line.high, color=colour, label=words, alpha=0.15, linewidth=0.4)
     for lost in curve.diverged:
-        words, cross = "diverged after this round", look | DIVERGED
-        axes.plot(lost.x, lost.y, gid="diverged", label=words, markevery=[len(lost) - 1], **cross)
+        cross = {**look, **SIGN, "marker": "X", "markeredgewidth": 0, "markevery": [len(lost) - 1], "linewidth": 0.8}
+        axes.plot(lost.x, lost.y, gid="diverged", label="diverged after this round", **cross)
     if curve.chosen is not None:
         words = f"headline: {SELECTIONS[curve.setting.selection]}"
-        axes.plot(*curve.chosen, gid="chosen", label=words, color=colour, clip_on=False, **CHOSEN)
+        axes.plot(*curve.chosen, "o", gid="chosen", label=words, color=colour, fillstyle="none", clip_on=False, **SIGN)
     if curve.printed is not None:
         words = "the paper's number for the line of its colour"
         axes.axhline(curve.printed, gid="printed", label=words, color=colour, linestyle=":", linewidth=0.8)

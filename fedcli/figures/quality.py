@@ -1,15 +1,15 @@
-"""What the models of finished runs give for images, measured after the run, and figures of it.
+"""Measures of finished runs' models on images, and figures of them.
 
-`add_quality` measures how well the features of test images keep the classes apart, by the global model of the last
-round or by one client's own model; `add_clients_quality` by the models of a round's clients, of which no state is kept:
-it runs one more round from the last checkpoint. Both write what they find into the record, and what figures need
-beside it. `correlations` measures how alike the logits of the clients' own models are: all are given the same images,
-and each client's logits are correlated with the mean of all.
+`add_quality` measures how well the features of test images separate the classes, by the global model of the last round
+or a client's own one. `add_clients_quality` does so by the models of a round's clients; as their states are not kept,
+it runs one more round from the last checkpoint. Both write numbers into the record and features beside it.
+`correlations` compares the logits of all clients' own models on the same images with their mean.
 
 Of several seeds a figure shows the first.
 """
 
 import hashlib
+import io
 from collections.abc import Sequence
 from functools import partial
 from math import ceil
@@ -36,8 +36,7 @@ from fedcli.declarations import Method
 from fedcli.errors import UserError
 from fedcli.figures.plots import setting_name, title_words, write_title
 from fedcli.results.tables import group
-from fedcli.runs.drift import EXAMPLES as DRIFT_EXAMPLES
-from fedcli.runs.drift import Recording, local_features
+from fedcli.runs import drift
 from fedcli.runs.lock import locked
 from fedcli.runs.models import check_client
 from fedcli.runs.prepare import machine_settings
@@ -46,19 +45,16 @@ from fedcli.runs.run import open_run
 
 EXAMPLES = 2000  # test images at most: the silhouette takes all pairs of them
 CORRELATED = 500  # public images at most, and of each client's own
-SEED = 0  # of the choice of images, of K-means and of t-SNE, so that all runs are measured on the same ones
+SEED = 0  # of the choice of images, K-means and t-SNE: all runs are measured on the same images
 CLASSES, CLIENTS, POINTS = 10, 10, 800  # as many classes, clients and features of these as a panel can tell apart
-OF_CLIENTS = "clients_"  # before the keys of a record's `quality` that are of the models of a round's clients
+OF_CLIENTS = "clients_"  # before the keys in a record's `quality` of the clients' models
 FILES = {"": "features.npz", OF_CLIENTS: "clients.npz"}  # beside the record, by that prefix
-# Paul Tol's muted scheme, which colour-blind readers tell apart, and black. Further classes are not drawn.
+# Paul Tol's muted scheme, which colour-blind readers tell apart, and black. Other classes are not drawn.
 CLASS_COLOURS = (
     "#332288", "#88CCEE", "#44AA99", "#117733", "#999933", "#DDCC77", "#CC6677", "#882255", "#AA4499", "#000000",
 )  # fmt: skip
-CLIENT_MARKERS = ("o", "s", "^", "v", "<", ">", "D", "P", "X", "*")  # of `CLIENTS`
-PERPLEXITY = 30
 SIDE = 2.5  # inches of a panel
 ACROSS = 3  # panels in a row
-NUMBERED = 10  # classes; of more, numbers and names would overlap
 
 
 def finished_runs(records: list[dict]) -> list[dict]:
@@ -74,50 +70,45 @@ def finished_runs(records: list[dict]) -> list[dict]:
 
 
 def write_outputs(folder: Path, arrays: dict[str, np.ndarray], measured: dict[str, Any], prefix: str = "") -> dict:
-    """Writes features with their labels beside a record, and into it what was measured of them; returns that."""
-    file, separated = folder / FILES[prefix], separation(arrays["features"].astype(float), arrays["labels"])
-
-    def write(temporary: Path) -> None:
-        with temporary.open("wb") as content:  # NumPy would append .npz to a path
-            np.savez_compressed(content, **arrays)
-
+    """Writes features and labels beside a record, and into it what is measured of them; returns that."""
+    file = io.BytesIO()
+    np.savez_compressed(file, **arrays)
+    content, labels = file.getvalue(), arrays["labels"]
+    sizes = {"examples": len(labels), "features_sha256": hashlib.sha256(content).hexdigest()}
+    values = separation(arrays["features"].astype(float), labels) | measured | sizes
+    measured = {prefix + name: value for name, value in values.items()}
     with locked(folder):
-        write_atomically(file, write)
-        digest = hashlib.sha256(file.read_bytes()).hexdigest()
-        sizes = {"examples": len(arrays["labels"]), "features_sha256": digest}
-        measured = {prefix + name: value for name, value in {**separated, **measured, **sizes}.items()}
+        write_atomically(folder / FILES[prefix], lambda path: path.write_bytes(content))
         record = read_record(folder)
         write_record(folder, {**record, "quality": {**record.get("quality", {}), **measured}})
     return measured
 
 
 def read_outputs(folder: Path, record: dict[str, Any], prefix: str = "") -> dict[str, np.ndarray]:
-    """The arrays beside a record; refused are files that are missing or are not what the record names."""
-    file, expected = folder / FILES[prefix], record.get("quality", {}).get(f"{prefix}features_sha256")
-    digest = hashlib.sha256(file.read_bytes()).hexdigest() if file.is_file() else "no file"
-    if digest != expected:
+    """The arrays beside a record; refuses a file that is missing or is not the one that the record names."""
+    file = folder / FILES[prefix]
+    content = file.read_bytes() if file.is_file() else b""
+    if hashlib.sha256(content).hexdigest() != record.get("quality", {}).get(f"{prefix}features_sha256"):
         raise UserError(
-            f"{file.name} of '{folder}' is missing or is not what its record names (got {digest}, was {expected}); run "
+            f"{file.name} of '{folder}' is missing or is not what its record names; run "
             f"'fedcli quality{' --clients' if prefix else ''} {folder}' first."
         )
-    with np.load(file) as arrays:
-        return dict(arrays)
+    return dict(np.load(io.BytesIO(content)))
 
 
 def add_quality(folder: Path, client: int | None = None, files: Sequence[str] = ()) -> dict[str, Any]:
-    """Measures a finished run, keeps the features beside its record, and writes the numbers into the record.
+    """Measures the last model of a finished run, see `separation`; writes features and numbers.
 
     Args:
-        folder: Of the run, with its last checkpoint.
+        folder: Of the run.
         client: Whose own model is measured; None for the global model.
         files: The user's files that the run needs, see `resume`; so below.
 
     Returns:
-        `nmi`, `silhouette`, the number of `examples`, and `features_sha256`, of the file; of a client's own model also
-        the `client`.
+        `nmi`, `silhouette`, `client` if there is one, the number of `examples`, and `features_sha256` of the file.
 
     Raises:
-        UserError: If the run has no such model or no test images, or its checkpoint is missing or another one's.
+        UserError: If the run has no such model, no test images, or not its checkpoint.
     """
     run = open_run(folder, files)
     fed, method = run.fed, run.setup.method
@@ -133,11 +124,11 @@ def add_quality(folder: Path, client: int | None = None, files: Sequence[str] = 
 
 
 def separation(features: np.ndarray, labels: np.ndarray) -> dict[str, float]:
-    """How well features `[n, D]` keep the classes `labels` [n] apart.
+    """How well features `[n, D]` separate the classes `labels` `[n]`.
 
     Returns:
-        `nmi`, 0 to 1: normalized mutual information of the classes with as many K-means clusters. `silhouette`, -1 to
-        1: an image's distance to its own class compared with that to the nearest other one.
+        `nmi`, 0 to 1: normalized mutual information of the classes and as many K-means clusters. `silhouette`, -1 to 1:
+        the distance to the own class compared with that to the nearest other one.
 
     Raises:
         UserError: If there are too few classes or images.
@@ -146,17 +137,16 @@ def separation(features: np.ndarray, labels: np.ndarray) -> dict[str, float]:
     if not 2 <= classes < images:
         raise UserError(f"only two classes or more, with more images, are compared (got {classes} and {images}).")
     clusters = KMeans(classes, n_init=10, random_state=SEED).fit_predict(features)
-    nmi = normalized_mutual_info_score(labels, clusters)
-    return {"nmi": float(nmi), "silhouette": float(silhouette_score(features, labels))}
+    nmi, silhouette = normalized_mutual_info_score(labels, clusters), silhouette_score(features, labels)
+    return {"nmi": float(nmi), "silhouette": float(silhouette)}
 
 
 def add_clients_quality(folder: Path, files: Sequence[str] = ()) -> dict[str, float]:
-    """Measures the features of the clients' models after one more round, keeps them, and writes the numbers down.
+    """Measures the features by the clients' models after one more round; writes features and numbers.
 
     Returns:
-        What its record gets: `clients_nmi` and `clients_silhouette`, of the `clients_examples` features of all clients
-        together; the median cosines of two features of one class, `clients_cosine_same`, and of two classes,
-        `clients_cosine_other`; and `clients_features_sha256`, of the file.
+        What `add_quality` returns, of all clients' features together, and the median cosines of two features of one
+        class, `cosine_same`, and of two classes, `cosine_other`; each name begins with "clients_".
 
     Raises:
         UserError: As `one_more_round` and `separation`.
@@ -169,10 +159,10 @@ def add_clients_quality(folder: Path, files: Sequence[str] = ()) -> dict[str, fl
 
 
 def one_more_round(folder: Path, files: Sequence[str] = ()) -> dict[str, np.ndarray]:
-    """What `client_points` gives after the round that would follow the last one of a run; nothing is written.
+    """What `client_points` gives after the round that would follow a run's last one; nothing is written.
 
     Raises:
-        UserError: If the clients send no whole model that drifts apart, or the run cannot be opened again.
+        UserError: If the clients send no whole model, or the run cannot be opened.
     """
     run = open_run(folder, files, drift_every=1)
     fed, method, cohort = run.fed, run.setup.method, run.fed.cohort(len(run.record["rounds"]))
@@ -183,30 +173,28 @@ def one_more_round(folder: Path, files: Sequence[str] = ()) -> dict[str, np.ndar
         return client_points(fed, cohort)
 
 
-def client_points(fed: Recording, cohort: Cohort) -> dict[str, np.ndarray]:
-    """What the models of the round's clients give for some test images of their classes and domains.
+def client_points(fed: drift.Recording, cohort: Cohort) -> dict[str, np.ndarray]:
+    """What the clients' models give for test images of their classes and domains.
 
     Returns:
-        `features` `[n, D]`, each by the model of one client, with `labels` `[n]` and the ids of the `clients` `[n]`.
+        `features` `[n, D]`, each by the model of one client, `labels` `[n]` and the ids of the `clients` `[n]`.
     """
-    test_labels, train_labels = fed.test_labels.cpu().numpy(), fed.engine.labels.cpu().numpy()
+    test_labels = fed.test_labels.cpu().numpy()
     candidates = np.flatnonzero(test_labels < CLASSES)
-    index = np.sort(generator(SEED, "images").permutation(candidates)[:DRIFT_EXAMPLES])
-    features = local_features(fed, cohort, index).double().cpu().numpy()[:CLIENTS]  # [K, n, D]
-    labels = test_labels[index]
+    index = np.sort(generator(SEED, "images").permutation(candidates)[: drift.EXAMPLES])
+    features = drift.local_features(fed, cohort, index).double().cpu().numpy()[:CLIENTS]  # [K, n, D]
+    labels, clients = test_labels[index], cohort.client_ids[:CLIENTS]
     domains = np.zeros_like(labels) if fed.test_domains is None else fed.test_domains.cpu().numpy()[index]
-    holds = []
-    for client in cohort.client_ids[: len(features)]:
-        has_class = np.isin(labels, train_labels[fed.training[client]])
-        holds.append(has_class & (np.asarray(fed.domain_counts[client])[domains] > 0))
-    client, image = np.nonzero(holds)
+    has_class = fed.class_counts(cohort).cpu().numpy()[:CLIENTS, labels] > 0  # [K, n]
+    has_domain = fed.domain_counts[clients][:, domains] > 0
+    client, image = np.nonzero(has_class & has_domain)
     chosen = np.sort(generator(SEED, "points").permutation(len(client))[:POINTS])
     client, image = client[chosen], image[chosen]
-    return {"features": features[client, image], "labels": labels[image], "clients": cohort.client_ids[client]}
+    return {"features": features[client, image], "labels": labels[image], "clients": clients[client]}
 
 
 def pair_cosines(features: np.ndarray, labels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Cosine of each two features of `[n, D]`, 0 with a zero vector, and whether both are of one class."""
+    """The cosine of each two features of `[n, D]`, 0 with a zero vector, and whether both are of one class."""
     pairs = np.triu_indices(len(labels), 1)
     return cosine_similarity(features)[pairs], (labels[:, None] == labels)[pairs]
 
@@ -221,7 +209,7 @@ def public_sample(fed: Federation) -> Tensor:
 def correlations(fed: Federation, method: Method, state: Any, public: Tensor) -> dict[str, np.ndarray]:
     """The clients' mean cross-correlations `[C, C]` on `public` images and on `private` ones, each client's own.
 
-    A client with less than two training images is left out of the private mean.
+    The private mean leaves out clients with fewer than two training images.
     """
     clients = []
     for _, (network, *model) in models(fed, method, state, range(fed.num_clients)):
@@ -237,7 +225,7 @@ def correlations(fed: Federation, method: Method, state: Any, public: Tensor) ->
     for client, part in enumerate(fed.training):
         chosen = part[generator(SEED, client, "correlation").permutation(len(part))[:CORRELATED]]
         if len(chosen) > 1:
-            of_own = logits(fed.transform(fed.engine.images[torch.as_tensor(chosen, device=fed.device)]))
+            of_own = logits(fed.engine.gather(chosen)[0])
             matrices["private"].append(cross_correlation(of_own[client], of_own.mean(0)))
     if not matrices["private"]:
         raise UserError("no client has two training images (got one or none each); a correlation needs larger clients.")
@@ -245,7 +233,7 @@ def correlations(fed: Federation, method: Method, state: Any, public: Tensor) ->
 
 
 def cross_correlation(logits: Tensor, mean_logits: Tensor) -> Tensor:
-    """Pearson's correlation `[C, C]` of the logits of a client `[n, C]`, the rows, with the mean of all clients.
+    """Pearson's correlation `[C, C]` of a client's logits `[n, C]`, the rows, with the mean of all clients.
 
     It is 0 where one of the two is constant.
     """
@@ -254,10 +242,10 @@ def cross_correlation(logits: Tensor, mean_logits: Tensor) -> Tensor:
 
 
 def _panels(records: list[dict], rows: int = 1) -> tuple[Figure, list[tuple[dict, np.ndarray]]]:
-    """A figure with a column of so many panels for each setting, of which `ACROSS` stand side by side.
+    """A figure with a column of `rows` panels for each setting, of which `ACROSS` stand side by side.
 
     Returns:
-        The figure; and of the finished runs the first seed of each setting, with its `name` in figures, and its axes.
+        The figure; and the first finished run of each setting, with its `name` in figures, and its axes.
 
     Raises:
         UserError: If there is no finished run, or they are of several data sets.
@@ -277,10 +265,9 @@ def _panels(records: list[dict], rows: int = 1) -> tuple[Figure, list[tuple[dict
 
 
 def features_chart(records: list[dict], prefix: str = "") -> Figure:
-    """Draws features in the plane by t-SNE, a panel a setting, colours for classes; the first ten classes are drawn.
+    """Draws features of the first ten classes in the plane by t-SNE, a panel a setting and a colour a class.
 
-    Those of the clients' models of a round have a marker for each client, and below them the histograms of the cosine
-    between two features, of one class or of two.
+    Features by clients' models have a marker for each client, and below them histograms of the cosines of two features.
 
     Args:
         records: The runs.
@@ -293,8 +280,9 @@ def features_chart(records: list[dict], prefix: str = "") -> Figure:
     for run, (above, *below) in panels:
         kept, quality, name = read_outputs(run["folder"], run, prefix), run["quality"], run["name"]
         features, labels = kept["features"].astype(float), kept["labels"]
+        clients = kept.get("clients", np.zeros_like(labels))
         if prefix:
-            name += f"\n{len(np.unique(kept['clients']))} clients, a marker each"
+            name += f"\n{len(np.unique(clients))} clients, a marker each"
         elif "client" in quality:
             name += f", client\N{NO-BREAK SPACE}{quality['client']}"
         numbers = f"NMI {quality[prefix + 'nmi']:.2f}, silhouette {quality[prefix + 'silhouette']:.2f}"
@@ -302,21 +290,21 @@ def features_chart(records: list[dict], prefix: str = "") -> Figure:
         above.spines[:].set_visible(True)
         visible = np.random.default_rng(0).permutation(np.flatnonzero(labels < len(CLASS_COLOURS)))  # no class on top
         points, colours = embed(features[visible]), np.array(CLASS_COLOURS)[labels[visible]]
-        clients = kept.get("clients", np.zeros_like(labels))[visible]
-        for client, marker in zip(np.unique(clients), CLIENT_MARKERS, strict=False):
+        for client, marker in zip(np.unique(clients[visible]), "os^v<>DPX*", strict=False):
+            chosen = clients[visible] == client
             look = {"marker": marker, "s": 12 if prefix else 4, "linewidths": 0, "rasterized": True}
-            above.scatter(*points[clients == client].T, c=colours[clients == client], **look)
+            above.scatter(*points[chosen].T, c=colours[chosen], **look)
         for axes in below:
             cosines, same = pair_cosines(features, labels)
-            bins = np.linspace(min(0, cosines.min()), 1, 40)
-            for values, label in ((cosines[same], "of one class"), (cosines[~same], "of two classes")):
-                percent = np.full(len(values), 100 / max(len(values), 1))
-                axes.hist(values, bins, weights=percent, histtype="stepfilled", alpha=0.4, label=label)
+            bins, pairs = np.linspace(min(0, cosines.min()), 1, 40), (cosines[same], cosines[~same])
+            percent = [np.full(len(values), 100 / max(len(values), 1)) for values in pairs]
+            names = "of one class", "of two classes"
+            axes.hist(pairs, bins, weights=percent, histtype="stepfilled", alpha=0.4, label=names)
             axes.set(xlabel="Cosine similarity", ylabel="Pairs of features (%)")
             axes.legend(loc="upper left")
-    signs = []
-    for class_name, colour in zip(run["class_names"], CLASS_COLOURS, strict=False):
-        signs.append(Line2D([], [], linestyle="none", marker="o", markersize=4, color=colour, label=class_name))
+    look = {"linestyle": "none", "marker": "o", "markersize": 4}
+    names = zip(run["class_names"], CLASS_COLOURS, strict=False)
+    signs = [Line2D([], [], color=colour, label=name, **look) for name, colour in names]
     figure.legend(handles=signs, loc="outside right center")
     return figure
 
@@ -326,7 +314,7 @@ clients_chart = partial(features_chart, prefix=OF_CLIENTS)
 
 def embed(features: np.ndarray) -> np.ndarray:
     """t-SNE of features `[n, D]` in two dimensions `[n, 2]`."""
-    perplexity = min(PERPLEXITY, (len(features) - 1) / 3)
+    perplexity = min(30, (len(features) - 1) / 3)
     return TSNE(perplexity=perplexity, init="pca", random_state=SEED).fit_transform(features)
 
 
@@ -334,12 +322,13 @@ def confusion_chart(records: list[dict]) -> Figure:
     """Draws what the test images of each class are taken for, in percent of the class, a panel a setting.
 
     Raises:
-        UserError: As `_panels`, or if their outputs have not been kept.
+        UserError: As `_panels`, or if the outputs have not been kept.
     """
     figure, panels = _panels(records)
     for run, (axes,) in panels:
         kept, names = read_outputs(run["folder"], run), run["class_names"]
-        labels, predicted, few = kept["labels"], kept["predicted"], len(names) <= NUMBERED
+        labels, predicted = kept["labels"], kept["predicted"]
+        few = len(names) <= 10  # numbers and names of more classes would overlap
         ConfusionMatrixDisplay.from_predictions(
             labels, predicted, labels=range(len(names)), display_labels=names, normalize="true", ax=axes,
             cmap="Blues", colorbar=not few, include_values=few, values_format=".0%", im_kw={"vmin": 0, "vmax": 1},
@@ -355,15 +344,14 @@ def confusion_chart(records: list[dict]) -> Figure:
 def correlation_chart(records: list[dict], files: Sequence[str] = ()) -> Figure:
     """Draws the cross-correlation of the clients' logits with their mean, a column a setting.
 
-    Above they are of public images, those of the first run that has any, below of the clients' own training images.
+    Above on public images, those of the first run that has any, below on the clients' own training images.
 
     Args:
         records: See `_panels`.
         files: The user's files that the runs need, see `resume`.
 
     Raises:
-        UserError: As `_panels`; or if no run has public images, or one has no personal models, no checkpoint or
-            another one's.
+        UserError: As `_panels`; if no run has public images; or if a run has no personal models or not its checkpoint.
     """
     figure, panels = _panels(records, 2)
     lenders = [run["folder"] for run, _ in panels if run["config"].get("public_dataset")]
