@@ -8,15 +8,14 @@ plain seconds over engine seconds: above 1 the engine is faster.
 A lower bound, called "floor" in files, is the time that the arithmetic or the traffic takes at this machine's own peak
 rates, the larger of the two. Arithmetic: the FLOPs of the plain loop's round over those of the fastest of several
 matrix products in the same precision, done by each thread alone. Memory: the bytes of parameters, gradients and
-momentum, each read and written once in every step of every client, over those of a large copy. A lower bound
-above the measured time is a measurement that has failed, most likely because other programs took the cores while the
-peak rates were measured.
+momentum, each read and written once in every step of every client, over those of a large copy. A bound above the
+measured time has failed, most likely because other programs took the cores while the peak rates were measured.
 """
 
 import math
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -24,21 +23,25 @@ from typing import Any
 import pandas as pd
 import torch
 
-from fedcli.bench.rounds import EngineRounds, PlainRounds, seconds_of
+from fedcli.bench.rounds import PlainRounds
+from fedcli.core.engine import Engine
+from fedcli.data import datasets
 from fedcli.errors import UserError
 from fedcli.runs.autotune import autotune, peak_memory
 from fedcli.runs.config import Setup
-from fedcli.runs.prepare import flushed_denormals, machine_settings
+from fedcli.runs.prepare import flushed_denormals, machine_settings, prepare
 from fedcli.runs.records import environment
+from fedcli.runs.rounds import one_round
 
 MACHINE = (
     "{device} ({hardware}), threads: {threads}, torch {torch}, {precision}; seconds, median of {repeats} rounds (least-"
     "largest); Plain: of a plain PyTorch loop, Test: of the test images"
 )
 OPTIONS = ("precision", "cohort_size", "local_epochs", "batch_size", "seed")  # of a run: what a result says
+RANDOM_IMAGES = Path(__file__).with_name("random_images.py")  # a function for each data set of a workload
 MATMUL_SIDES = {"cpu": (2048, 1024, 512), "cuda": (8192, 4096)}
 COPY_BYTES = 2**28  # beyond any cache
-TRIES, LASTING = 4, 0.15  # tries of each rate, of which the fastest counts; seconds of a try, at least
+TRIES = 10  # of each rate, of which the fastest counts
 
 
 @flushed_denormals()
@@ -53,49 +56,57 @@ def measure(name: str, setup: Setup, repeats: int, progress: Callable[[str], Any
         with_plain: Whether a round of the plain loop follows each round of the engine.
 
     Returns:
-        What was run and what it took; spreads are [least, largest]. `peak_bytes` is that of the engine's first round:
-        on CUDA what PyTorch holds, on a CPU what the process does (where the system cannot set the process's peak
-        back, the largest so far). `evaluation_seconds` is a pass over the test images by the engine, at least for every
-        model that a round has changed. `data_seconds_share` is what a round spends outside of local training: drawing
-        the batches and aggregation. Without the plain loop there are no bounds, but `whole_seconds`: what all rounds
-        take, testing included.
+        What was run and what it took; spreads are [least, largest]. `peak_bytes` is of the engine's first round: on
+        CUDA what PyTorch holds, on a CPU what the process does (where the system cannot reset that, the largest so
+        far). `evaluation_seconds` is a pass over the test images, for every model that a round has changed.
+        `data_seconds_share` is what a round spends on drawing batches and on aggregation. Without the plain loop there
+        are no bounds, but `whole_seconds`: of all rounds, testing included.
     """
-    run, device, engine = setup.run, setup.device, EngineRounds(setup)
-    fed, first, rows = engine.fed, max(run.rounds - repeats - 1, 0), []
+    run, device, images = setup.run, setup.device, "real"
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
+    elif Path("/proc/self/clear_refs").exists():
+        Path("/proc/self/clear_refs").write_text("5")
+    if not datasets.present(run.dataset):
+        images, setup = "random", replace(setup, run=replace(run, dataset=f"{RANDOM_IMAGES}:{run.dataset}"))
+    dataset, _, fed = prepare(setup)
+    first, rows = max(run.rounds - repeats - 1, 0), []
     with machine_settings(fed):  # what a run would set, for both sides, as are denormal numbers
         autotune(fed)
-        engine.round(first)
+        state, _ = one_round(setup, fed, setup.method.init(fed, setup.options), fed.cohort(first))
         peak = peak_memory(device)
         if with_plain:
-            plain = PlainRounds(engine)
+            plain = PlainRounds(fed, dataset)
             plain.round(fed.cohort(first).client_ids)
         for number in range(first + 1, first + 1 + repeats):
             progress(f"{name}: round {number - first} of {repeats}")
-            rows.append(engine.round(number))
+            cohort = fed.cohort(number)
+            state, entry = one_round(setup, fed, state, cohort)
+            rows.append(entry["seconds"])
             if with_plain:
-                rows[-1]["plain"] = seconds_of(partial(plain.round, fed.cohort(number).client_ids), device)
+                rows[-1]["plain"] = seconds_of(partial(plain.round, cohort.client_ids), device)
         rounds = pd.DataFrame(rows)
         rest = rounds["data"] + rounds["aggregate"]
         whole = rounds["train"] + rest
         pace, hardware = whole.median(), environment(device)["hardware"]
-        examples = len(engine.dataset.y_train) // run.num_clients
+        examples = len(dataset.y_train) // run.num_clients
         passes = run.cohort_size * run.local_epochs  # in a round, over a client's examples
         result = {
             "workload": name, "engine": fed.engine.mode, "device": str(device), "method": setup.method.name,
             "seconds_per_round": pace, "seconds_spread": [*whole.agg(["min", "max"])],
             "samples_per_second": passes * examples / pace, "peak_bytes": peak,
             "evaluation_seconds": rounds["evaluate"].median(), "data_seconds_share": rest.median() / pace,
-            "images": engine.images, "torch": torch.__version__, "threads": hardware["threads"],
+            "images": images, "torch": torch.__version__, "threads": hardware["threads"],
             "hardware": hardware["name"], **{name: getattr(run, name) for name in OPTIONS}, "repeats": repeats,
         }  # fmt: skip
         if not with_plain:
             return result | {"whole_seconds": run.rounds * (whole + rounds["evaluate"]).median()}
         progress(f"{name}: peak rates")
-        flops = peak_flops(device, torch.bfloat16 if run.precision == "bf16" else fed.dtype)
+        flops = peak_flops(fed.engine, torch.bfloat16 if run.precision == "bf16" else fed.dtype)
         arithmetic = passes * examples * plain.flops_per_sample() / flops
         steps = passes * math.ceil(examples / run.batch_size)
         # Parameter, gradient and momentum, each read and written.
-        memory = steps * 2 * 3 * fed.sizes.parameters * fed.dtype.itemsize / peak_bandwidth(device)
+        memory = steps * 2 * 3 * fed.sizes.parameters * fed.dtype.itemsize / peak_bandwidth(fed.engine)
         return result | {
             "plain_seconds_per_round": rounds["plain"].median(),
             "plain_spread": [*rounds["plain"].agg(["min", "max"])], "ratio": (rounds["plain"] / whole).median(),
@@ -104,44 +115,46 @@ def measure(name: str, setup: Setup, repeats: int, progress: Callable[[str], Any
         }  # fmt: skip
 
 
-def peak_flops(device: torch.device, dtype: torch.dtype) -> float:
-    """Measures the FLOPs a second of a device at best, in products of square matrices."""
+def peak_flops(engine: Engine, dtype: torch.dtype) -> float:
+    """Measures the FLOPs a second of the engine's device at best, in products of square matrices."""
     rates = []
-    for side in MATMUL_SIDES[device.type]:
-        factors = torch.randn(2, side, side, device=device).to(dtype)
-        rates.append(2 * side**3 * times_per_second(partial(torch.matmul, *factors), device))
+    for side in MATMUL_SIDES[engine.images.device.type]:
+        factors = torch.randn(2, side, side, device=engine.images.device).to(dtype)
+        rates.append(2 * side**3 * times_per_second(partial(torch.matmul, *factors), engine))
     return max(rates)
 
 
-def peak_bandwidth(device: torch.device) -> float:
-    """Measures the bytes a second that a device reads and writes at best."""
-    source = torch.zeros(COPY_BYTES // 4, device=device)
-    return 2 * COPY_BYTES * times_per_second(partial(torch.empty_like(source).copy_, source), device)
+def peak_bandwidth(engine: Engine) -> float:
+    """Measures the bytes a second that the engine's device reads and writes at best."""
+    source = torch.zeros(COPY_BYTES // 4, device=engine.images.device)
+    return 2 * COPY_BYTES * times_per_second(partial(torch.empty_like(source).copy_, source), engine)
 
 
-def times_per_second(work: Callable[[], Any], device: torch.device) -> float:
+def times_per_second(work: Callable[[], Any], engine: Engine) -> float:
     """Returns how many times a second some work is done at best, on a CPU by all threads, each alone."""
-    before, threads = torch.get_num_threads(), torch.get_num_threads() if device.type == "cpu" else 1
+    device = engine.images.device
 
-    def rate(thread: int) -> float:
-        times, start = 0, time.perf_counter()
-        while time.perf_counter() < start + LASTING:
-            seconds_of(work, device)
-            times += 1
-        return times / (time.perf_counter() - start)
+    def rate(_: int) -> float:
+        return 1 / min(seconds_of(work, device) for _ in range(TRIES))
 
-    with ThreadPoolExecutor(threads, initializer=torch.set_num_threads, initargs=(1,)) as pool:
-        run = pool.map if device.type == "cpu" else map  # on CUDA in this thread, where it has been set up
-        best = max(sum(run(rate, range(threads))) for _ in range(TRIES))
-    torch.set_num_threads(before)
-    return best
+    return sum(engine.side_by_side(rate, range(torch.get_num_threads() if device.type == "cpu" else 1)))
+
+
+def seconds_of(work: Callable[[], Any], device: torch.device) -> float:
+    """Returns the time of some work, until the device has done it."""
+    synchronize = torch.get_device_module(device).synchronize
+    synchronize(device)
+    start = time.perf_counter()
+    work()
+    synchronize(device)
+    return time.perf_counter() - start
 
 
 def check_csv(path: Path) -> None:
     """Refuses to append to a file that holds something else than results."""
-    start = path.read_text(encoding="utf-8", errors="replace")[:40] if path.exists() else "workload,"
-    if not start.startswith("workload,"):
-        fault = f"'{path}' does not hold results of this command (got {start!r} as its beginning)"
+    start = path.read_bytes()[:9] if path.exists() else b"workload,"
+    if start != b"workload,":
+        fault = f"'{path}' does not hold results of this command (got {start.decode(errors='replace')!r} first)"
         raise UserError(f"{fault}; choose a new file or one that --csv wrote.")
     path.parent.mkdir(parents=True, exist_ok=True)
 
@@ -153,7 +166,7 @@ def append_csv(path: Path, result: dict[str, Any]) -> None:
 
 
 def cells(result: dict[str, Any]) -> dict[str, str]:
-    """A result as cells of a table by their titles, times in seconds; what was not measured is left out."""
+    """Returns cells of a table by their titles, times in seconds; what was not measured is left out."""
     spread = "-".join(map(short, result["seconds_spread"]))
     row = {"Workload": result["workload"], "Method": result["method"], "Engine": result["engine"]}
     row["Round"] = f"{short(result['seconds_per_round'])} ({spread})"
@@ -168,5 +181,5 @@ def cells(result: dict[str, Any]) -> dict[str, str]:
 
 
 def short(number: float) -> str:
-    """A number with three digits or, from 100 on, without a fraction."""
+    """Formats a number with three digits or, from 100 on, without a fraction."""
     return f"{number:,.0f}" if number >= 100 else f"{number:.3g}"

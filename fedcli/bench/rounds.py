@@ -1,21 +1,17 @@
-"""What is measured: rounds of a workload, by the engine and by a plain PyTorch loop.
+"""What is measured: the workloads, and rounds of them by a plain PyTorch loop.
 
-All workloads train with SGD, learning rate 0.01 and momentum 0.9, new in every round. The images are Fashion-MNIST's
-and CIFAR-10's where those sets are on the machine, and random ones of the same shape where they are not; every result
-says which.
+All workloads train with SGD, learning rate 0.01 and momentum 0.9, new in every round, on the images of Fashion-MNIST
+and CIFAR-10.
 
-The plain loop is what a user of PyTorch writes: one module in the default memory layout, convolution, ReLU and pooling
-in the usual order (torchvision's own network for w3), `torch.optim.SGD`, a `DataLoader` over a client's normalised
-float images, which go to the device batch by batch; a copy of the `state_dict` in, the mean of the `state_dict`s out.
-Both sides train the same clients on the same number of images.
+The plain loop is what a user of PyTorch writes: one module in the default memory layout (torchvision's own for w3),
+`torch.optim.SGD`, a `DataLoader` over a client's normalised float images, which go to the device batch by batch; a copy
+of the `state_dict` in, the mean of the `state_dict`s out. It trains the engine's clients, on the same images.
 """
 
 import copy
 import dataclasses
-import time
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -26,11 +22,11 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from fedcli import registry
 from fedcli.core.backbones import torchvision
+from fedcli.core.federation import Federation
 from fedcli.core.layers import use_live_taps
-from fedcli.data import datasets
+from fedcli.data.datasets import Dataset
 from fedcli.runs.config import DEFAULT_DATASET, RunConfig, Setup, resolve
-from fedcli.runs.prepare import deterministic, prepare
-from fedcli.runs.rounds import one_round
+from fedcli.runs.prepare import deterministic
 
 SGD = {"lr": 0.01, "momentum": 0.9}
 ROUNDS = 1000  # of a workload's run, whose last ones are timed: in these all of a method's terms have begun
@@ -47,7 +43,6 @@ SCALING = {  # w1 with one local epoch, over clients a round and batch sizes
     f"w1 K={clients} B={batch}": WORKLOADS["w1"] | {"local_epochs": 1, "cohort_size": clients, "batch_size": batch}
     for clients, batch in _SIZES
 }
-RANDOM_IMAGES = Path(__file__).with_name("random_images.py")  # a function for each data set of a workload
 PUBLIC_IMAGES = 512  # for the methods that need some; the plain loop has no part in that
 
 
@@ -62,35 +57,6 @@ def prepare_workload(workload: dict[str, Any], method: str = "fedavg", **more: A
     options |= {"rounds": ROUNDS, "optimizer": "sgd", **SGD, **workload, **more}
     # Without a protocol's setting the images are normalised by their own mean and not augmented.
     return replace(resolve(chosen, options, need_data=False), setting=None)
-
-
-class EngineRounds:
-    """Rounds of a method by the engine.
-
-    Attributes:
-        images: "real", or "random" where the data set is not on this machine.
-        dataset: The images, as many as the clients hold.
-        fed: The federation.
-        state: The method's server state.
-    """
-
-    def __init__(self, setup: Setup):
-        """Divides the images among the clients and makes the initial state; the peak memory starts anew."""
-        if setup.device.type == "cuda":
-            torch.cuda.reset_peak_memory_stats(setup.device)
-        elif Path("/proc/self/clear_refs").exists():
-            Path("/proc/self/clear_refs").write_text("5")
-        self.setup, self.images = setup, "real"
-        if not datasets.present(setup.run.dataset):
-            run = replace(setup.run, dataset=f"{RANDOM_IMAGES}:{setup.run.dataset}")
-            self.setup, self.images = replace(setup, run=run), "random"
-        self.dataset, _, self.fed = prepare(self.setup)
-        self.state = setup.method.init(self.fed, setup.options)
-
-    def round(self, number: int) -> dict[str, float]:
-        """Trains one round and tests; returns the seconds of each part, as a record has them."""
-        self.state, entry = one_round(self.setup, self.fed, self.state, self.fed.cohort(number))
-        return entry["seconds"]
 
 
 def plain_network(backbone: str, channels: int, image_size: int) -> nn.Module:
@@ -113,16 +79,16 @@ class PlainRounds:
         state: The global model, a `state_dict`.
     """
 
-    def __init__(self, engine: EngineRounds):
+    def __init__(self, fed: Federation, dataset: Dataset):
         """Takes the images of the engine's clients and the sizes of its run, and nothing else of it."""
-        self._run, fed, x = engine.setup.run, engine.fed, engine.dataset.x_train
+        self._run, self._device = fed.config, fed.device
         torch.manual_seed(self._run.seed)
-        draw, self._device, self._loaders = torch.Generator().manual_seed(self._run.seed), fed.device, []
-        self.model = plain_network(self._run.backbone, x.shape[1], x.shape[2]).to(fed.device, fed.dtype)
+        draw = torch.Generator().manual_seed(self._run.seed)
+        network = plain_network(self._run.backbone, dataset.channels, dataset.image_size)
+        self.model = network.to(fed.device, fed.dtype)
         self.state = copy.deepcopy(self.model.state_dict())
-        for part in fed.training:
-            client = TensorDataset(fed.transform(x[part]), engine.dataset.y_train[part])
-            self._loaders.append(DataLoader(client, self._run.batch_size, shuffle=True, generator=draw))
+        clients = [TensorDataset(fed.transform(dataset.x_train[part]), dataset.y_train[part]) for part in fed.training]
+        self._loaders = [DataLoader(data, self._run.batch_size, shuffle=True, generator=draw) for data in clients]
 
     @deterministic(False)
     def round(self, client_ids: Iterable[int]) -> None:
@@ -155,13 +121,3 @@ class PlainRounds:
         x, y = x.to(self._device), y.to(self._device)
         with torch.autocast(self._device.type, torch.bfloat16, enabled=self._run.precision == "bf16"):
             return F.cross_entropy(model(x), y)
-
-
-def seconds_of(work: Callable[[], Any], device: torch.device) -> float:
-    """Time of some work, until the device has done it."""
-    synchronize = torch.get_device_module(device).synchronize
-    synchronize(device)
-    start = time.perf_counter()
-    work()
-    synchronize(device)
-    return time.perf_counter() - start
