@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from fedcli.core.batches import generator
-from fedcli.core.partition import partitioner
+from fedcli.core.partition import PARTITIONS
 from fedcli.data.files import PARTS, Arrays, reading
 
 FORM = 'lists in JSON, {"train": [[0, 3], [2]], "test": [[5], [4]]}, or train_0, train_1, ..., test_0, ... in an .npz'
@@ -26,7 +26,6 @@ class Split(list[np.ndarray]):
     num_test: list[int] | None = None  # of each client, how many examples that part has; None where there are none
 
 
-@partitioner("file:PATH, such as file:split.json", {"": ("path", str)}, needs="place")
 def file(labels: np.ndarray, num_clients: int, place: np.ndarray, seed: int, path: str) -> Split:
     """Gives every client the examples that a file lists, mixed by a fixed seed; `seed` changes nothing.
 
@@ -52,6 +51,9 @@ def file(labels: np.ndarray, num_clients: int, place: np.ndarray, seed: int, pat
     parts = Split(rank[np.concatenate([held_out, rng.permutation(kept)])] for held_out, kept in pairs)
     parts.num_test = [len(positions) for positions in test] or None
     return parts
+
+
+PARTITIONS["file"] = (file, "file:PATH, such as file:split.json", {"": ("path", str)}, "place")
 
 
 def read_split(path: Path) -> tuple[list[np.ndarray], list[np.ndarray]]:
