@@ -90,7 +90,7 @@ class Federation:
             evaluation: "server", "clients" or "domains", see fedcli/core/evaluation.py.
             top_k: A test image counts as right if its class is among the k most likely.
             on_samples: Called with the number of samples after each local step.
-            store: Keeps what clients remember, a `fedcli.runs.checkpoints.Store`; all of it stays in memory where None.
+            store: Keeps what clients remember, a `fedcli.runs.checkpoints.Store`; in memory where None.
         """
         self.config, self.device, self.store, self.evaluation, self.top_k = run, device, store, evaluation, top_k
         self.num_clients, self.num_rounds, self.num_classes = run.num_clients, run.rounds, dataset.num_classes
@@ -109,8 +109,8 @@ class Federation:
         # Whether some convolutions leave out taps, which goes into the record.
         self.dead_taps = any([use_live_taps(module, *shape[:2]) for module in modules])
         self.networks = [Network(module, run.precision, device) for module in modules]
-        largest = max(self.networks, key=count_parameters)
-        self.sizes = Sizes(count_parameters(largest), self.num_classes, largest.feature_dim)
+        largest = max(self.networks, key=lambda network: network.num_parameters)
+        self.sizes = Sizes(largest.num_parameters, self.num_classes, largest.feature_dim)
         self.transform, self.public_transform = transform, public_transform
         self.test_images, self.test_labels = dataset.x_test.to(self.device), dataset.y_test.to(self.device)
         self.test_domains, self.domain_names = dataset.domain_test, dataset.domain_names
@@ -139,11 +139,13 @@ class Federation:
     @property
     def feature_dim(self) -> int:
         """Returns the width of the features, D; refuses if it is not the same for all networks."""
-        widths = {name: network.feature_dim for name, network in zip(self.backbones, self.networks, strict=True)}
-        if len(set(widths.values())) > 1:
-            each = ", ".join(f"{name} {width}" for name, width in widths.items())
-            raise UserError(f"this method needs features of one width (got {each}); choose networks of one width.")
-        return self.networks[0].feature_dim
+        widths = [network.feature_dim for network in self.networks]
+        if len(set(widths)) > 1:
+            raise UserError(
+                f"this method needs features of one width (got --backbone {self.config.backbone}, widths "
+                f"{', '.join(map(str, widths))}); choose networks of one width."
+            )
+        return widths[0]
 
     @property
     def public_batch_sizes(self) -> list[int]:
@@ -273,9 +275,10 @@ class Federation:
             key: Name of its state in `Client.optimizer`; two updates of one local step need two names.
             clip_norm: Norm to which longer gradients are shortened, before the weight decay; 0 for none.
         """
-        momentum = self.momentum if momentum is None else momentum
-        weight_decay = self.config.weight_decay if weight_decay is None else weight_decay
-        return optimizer_step(loss, optimizer or self.optimizer, lr, momentum, weight_decay, names, key, clip_norm)
+        return optimizer_step(
+            loss, optimizer or self.optimizer, lr, self.momentum if momentum is None else momentum,
+            self.config.weight_decay if weight_decay is None else weight_decay, names, key, clip_norm,
+        )  # fmt: skip
 
     def plan(self, cohort: Cohort, epochs: range | None = None) -> BatchPlan:
         """Draws the batches of the cohort in this round, for all local epochs or some of them."""
@@ -288,10 +291,8 @@ class Federation:
 
     def lr(self, round: int) -> float:
         """Returns the learning rate of a round; a linear schedule has the full rate in rounds 0 and 1."""
-        rate = self.config.lr * self.config.lr_decay**round
-        if self.config.lr_schedule == "linear":
-            rate *= 1 - 0.9 * max(round - 1, 0) / self.num_rounds
-        return rate
+        linear = 1 - 0.9 * max(round - 1, 0) / self.num_rounds if self.config.lr_schedule == "linear" else 1
+        return self.config.lr * self.config.lr_decay**round * linear
 
     def train(
         self, clients: Client, cohort: Cohort, local: LocalLoss | Step, context: Tree = None, axes: Tree = None,
@@ -325,16 +326,15 @@ class Federation:
 
         Order and augmentation are drawn for each round, and for each `epoch` (pass over the images) in it.
         """
-        sizes = self.public_batch_sizes
-        device, num_draws = self.device, NUM_DRAWS[self.public_transform.augmentation]
+        sizes, device, num_draws = self.public_batch_sizes, self.device, NUM_DRAWS[self.public_transform.augmentation]
         order = self.generator(round, "public order", epoch).permutation(sum(sizes))
         uniform = self.generator(round, "public augment", epoch).random((sum(sizes), num_draws)).astype(np.float32)
         keys = self.generator(round, "public dropout", epoch).integers(2**63, size=len(sizes))
         rate = torch.tensor(self.lr(round), dtype=self.dtype, device=device)
-        batches, ends = torch.tensor(len(sizes), device=device), torch.arange(1, len(sizes) + 1, device=device)
-        positions = torch.as_tensor(order, device=device).split(sizes)
-        draws, keys = torch.as_tensor(uniform, device=device).split(sizes), torch.as_tensor(keys, device=device)
-        for index, drawn, end, key in zip(positions, draws, ends == batches, keys, strict=True):
+        batches = torch.tensor(len(sizes), device=device)
+        ends = torch.arange(1, len(sizes) + 1, device=device) == batches
+        order, draws, keys = (torch.as_tensor(drawn, device=device) for drawn in (order, uniform, keys))
+        for index, drawn, end, key in zip(order.split(sizes), draws.split(sizes), ends, keys, strict=True):
             x = self.public_transform(self.public_images[index], drawn)
             yield Batch(x, torch.zeros_like(index), None, end, batches, rate, key)
 
@@ -382,12 +382,10 @@ class Federation:
 
         @torch.no_grad()
         def of_client(k: int) -> tuple[Tensor, Tensor]:
-            model = select((clients.params, clients.buffers), k)
-            sums = counts = 0
+            model, portions = select((clients.params, clients.buffers), k), []
             for x, y in map(self.engine.gather, self._portions(self.training[cohort.client_ids[k]])):
-                features = cohort.network(*model, x, train=False).features
-                batch_sums, batch_counts = class_sums(features, y, self.num_classes)
-                sums, counts = sums + batch_sums, counts + batch_counts
+                portions.append(class_sums(cohort.network(*model, x, train=False).features, y, self.num_classes))
+            sums, counts = map(sum, zip(*portions, strict=True))
             return sums / counts.clamp(min=1)[:, None], counts
 
         with self.timed("train"):
@@ -432,11 +430,6 @@ class Federation:
         """Cuts positions into those that go through a network together, on the device; one without any where none."""
         small = QUICK_BATCH if quick else EVALUATION_BATCH
         return torch.as_tensor(index, device=self.device).split(small if self.device.type == "cpu" else GPU_BATCH)
-
-
-def count_parameters(network: Network) -> int:
-    """Counts the parameters of a network that are trained."""
-    return sum(value.numel() for value in network.params.values())
 
 
 def divide(parts: Sequence[np.ndarray], run: Any) -> tuple[list[np.ndarray], ...]:

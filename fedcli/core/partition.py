@@ -66,55 +66,44 @@ def dirichlet(
     give its clients. Here labels come sorted and images of a class by their hash: how many examples of each class a
     client has is then as there, which images of the class these are is not.
     """
-    draw_counts, rng = _draw_counts, generator(seed, "partition")
-    if draw == "pfllib":
-        draw_counts, rng = _draw_in_pfllibs_order, np.random.RandomState(seed % 2**32)
+    rng = np.random.RandomState(seed % 2**32) if draw == "pfllib" else generator(seed, "partition")
+    by_class = [np.flatnonzero(labels == c) for c in range(labels.max() + 1)]
     for _ in range(MAX_DRAWS if num_clients * min_examples <= len(labels) else 0):
-        order, counts = draw_counts(labels, num_clients, alpha, capped, rng)
+        order = [positions.copy() for positions in by_class]
+        counts = _draw_counts(order, num_clients, alpha, capped, rng)
         if counts.sum(1).min() >= min_examples:
-            return _deal(counts, labels, rng, order)
+            return _deal(counts, labels, rng, order if draw == "pfllib" else None)
     remedy = "use fewer clients, a larger concentration or a lower min="
     raise _unfit(f"dirichlet:{alpha:g}", labels, num_clients, f"no draw gave every client min={min_examples}; {remedy}")
 
 
 def _draw_counts(
-    labels: np.ndarray, num_clients: int, alpha: float, capped: bool, rng: np.random.Generator
-) -> tuple[None, np.ndarray]:
-    """Draws once how many examples of each class each client holds, `[K, C]`; `_deal` draws a class's order."""
-    sizes = np.bincount(labels)
-    counts = np.zeros((num_clients, len(sizes)), np.int64)
-    for c, size in enumerate(sizes):
-        # A Gamma(alpha) variate is one of Gamma(alpha + 1) times U^(1/alpha): in logarithms, so that not all
-        # proportions underflow where alpha is tiny and the cap strikes out the largest ones.
-        log_p = np.log(rng.standard_gamma(alpha + 1, num_clients)) + np.log1p(-rng.random(num_clients)) / alpha
-        if capped:
-            log_p[counts.sum(1) * num_clients >= sizes.sum()] = -np.inf
-        cumulative = np.exp(log_p - log_p.max()).cumsum()
-        bounds = (cumulative / cumulative[-1] * size).astype(np.int64)  # the last one is `size` exactly
-        counts[:, c] = np.diff(bounds, prepend=0)
-    return None, counts
+    order: Parts, num_clients: int, alpha: float, capped: bool, rng: np.random.Generator | np.random.RandomState
+) -> np.ndarray:
+    """Draws once how many examples of each class, positions `[C][...]`, each client holds: `[K, C]`.
 
-
-def _draw_in_pfllibs_order(
-    labels: np.ndarray, num_clients: int, alpha: float, capped: bool, rng: np.random.RandomState
-) -> tuple[list[np.ndarray], np.ndarray]:
-    """Draws once, for each class its order and then its proportions; returns positions `[C][...]`, counts `[K, C]`.
-
-    Proportions are rounded as PFLlib does: cumulative, towards zero; the last client gets what is left, also where it
-    is full. A draw that gives no proportions (alpha near 0, in floats) has no examples.
+    A RandomState draws as PFLlib does: it shuffles a class in `order` before it draws the proportions. Where these
+    are no numbers (alpha near 0, in floats), nobody holds anything.
     """
-    order = [np.flatnonzero(labels == c) for c in range(labels.max() + 1)]
     counts = np.zeros((num_clients, len(order)), np.int64)
     for c, positions in enumerate(order):
-        rng.shuffle(positions)
-        p = rng.dirichlet(np.full(num_clients, alpha))
-        if capped:
-            p *= counts.sum(1) < len(labels) / num_clients
-        if not p.sum() > 0:
-            return order, np.zeros_like(counts)
-        bounds = (np.cumsum(p / p.sum()) * len(positions)).astype(np.int64)
+        takes_more = (not capped) | (counts.sum(1) * num_clients < sum(map(len, order)))  # [K]
+        if isinstance(rng, np.random.RandomState):
+            rng.shuffle(positions)
+            p = np.where(takes_more, rng.dirichlet(np.full(num_clients, alpha)), 0.0)
+            if not 0 < p.sum() < np.inf:
+                return np.zeros_like(counts)
+            cumulative = np.cumsum(p / p.sum())
+        else:
+            # A Gamma(alpha) variate is one of Gamma(alpha + 1) times U^(1/alpha): in logarithms, so that not all
+            # proportions underflow where alpha is tiny and the cap strikes out the largest ones.
+            log_p = np.log(rng.standard_gamma(alpha + 1, num_clients)) + np.log1p(-rng.random(num_clients)) / alpha
+            log_p[~takes_more] = -np.inf
+            cumulative = np.exp(log_p - log_p.max()).cumsum()
+            cumulative /= cumulative[-1]
+        bounds = (cumulative * len(positions)).astype(np.int64)
         counts[:, c] = np.diff(bounds[:-1], prepend=0, append=len(positions))
-    return order, counts
+    return counts
 
 
 def classes(labels: np.ndarray, num_clients: int, classes_per_client: int, seed: int) -> Parts:
