@@ -1,7 +1,6 @@
 """Divisions made elsewhere: lists of positions in a file, as a partition, and the folders that PFLlib writes.
 
-Positions count the training images from 0 in the order of the files that a data set came from, the official ones for a
-set known by name, and then the test images.
+Positions count the training images from 0 in the order of the data set's original files, and then the test images.
 """
 
 import json
@@ -27,10 +26,9 @@ class Split(list[np.ndarray]):
 
 
 def file(labels: np.ndarray, num_clients: int, place: np.ndarray, seed: int, path: str) -> Split:
-    """Gives every client the examples that a file lists, mixed by a fixed seed; `seed` changes nothing.
+    """Gives every client the examples that a file lists, by their `place` `[N]` in the files that the data came from.
 
-    `place` `[N]` is where each example stands in the files that the data came from. Clients may share images to test
-    on; an image that is trained on is in no other list.
+    They are mixed by a fixed seed. Clients may share images to test on, and no others.
     """
     with reading(path, FORM):
         train, test = read_split(Path(path))
