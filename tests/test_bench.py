@@ -37,7 +37,7 @@ def cifar10():
 @pytest.fixture(autouse=True)
 def small(folder, monkeypatch):
     """Peak rates and workloads that are measured in no time, and an empty working folder."""
-    monkeypatch.setattr(measure, "MATMUL_SIDES", {"cpu": (32,)})
+    monkeypatch.setattr(measure, "MATMUL_SIDE", {"cpu": 32})
     monkeypatch.setattr(measure, "COPY_BYTES", 2**12)
     monkeypatch.setattr(measure, "TRIES", 1)
     monkeypatch.setattr(rounds, "PUBLIC_IMAGES", 20)
@@ -217,7 +217,6 @@ def test_peak_rates_are_of_the_fastest_product_by_all_threads(monkeypatch, two_t
     work = lambda: calls.append((torch.get_num_threads(), measure.time.sleep(0.001)))  # noqa: E731
     assert 1000 < measure.times_per_second(work, engine) < 2000  # two threads, each at most once a millisecond
     assert {threads for threads, _ in calls} == {1}
-    monkeypatch.setattr(measure, "MATMUL_SIDES", {"cpu": (2, 32)})
     monkeypatch.setattr(measure, "times_per_second", lambda work, engine: 4 if len(work.args) == 2 else 5)
     assert measure.peak_flops(engine, torch.float64) == 2 * 32**3 * 4
     assert measure.peak_bandwidth(engine) == 2 * 2**12 * 5

@@ -1,15 +1,14 @@
 """Speed of the engine against a plain PyTorch loop, both measured in the same run, and how a result is shown and kept.
 
-Both sides run under the same threads and precision settings; the engine, as in a run, by operations that give the same
-bits each time, the plain loop by PyTorch's default ones. Each has one round to warm up; then a round of the engine
-and one of the plain loop take turns, so that a noisy machine hits both. The ratio is the median over these pairs of
-plain seconds over engine seconds: above 1 the engine is faster.
+Both sides run under the same threads and precision; the engine, as in a run, by operations that give the same bits each
+time, the plain loop by PyTorch's default ones. After a round each to warm up they take turns, so that a noisy machine
+hits both. The ratio is the median over these pairs of plain seconds over engine seconds: above 1 the engine is faster.
 
-A lower bound, called "floor" in files, is the time that the arithmetic or the traffic takes at this machine's own peak
-rates, the larger of the two. Arithmetic: the FLOPs of the plain loop's round over those of the fastest of several
-matrix products in the same precision, done by each thread alone. Memory: the bytes of parameters, gradients and
-momentum, each read and written once in every step of every client, over those of a large copy. A bound above the
-measured time has failed, most likely because other programs took the cores while the peak rates were measured.
+A lower bound, called "floor" in files, is the time that the arithmetic or the memory traffic takes at this machine's
+own peak rates, the larger of the two. Arithmetic: the FLOPs of the plain loop's round over those of a large matrix
+product in the same precision, done by each thread alone. Memory: the bytes of parameters, gradients and momentum, each
+read and written once in every step of every client, over those of a large copy. A bound above the measured time has
+failed, most likely because other programs took the cores meanwhile.
 """
 
 import math
@@ -39,7 +38,7 @@ MACHINE = (
 )
 OPTIONS = ("precision", "cohort_size", "local_epochs", "batch_size", "seed")  # of a run: what a result says
 RANDOM_IMAGES = Path(__file__).with_name("random_images.py")  # a function for each data set of a workload
-MATMUL_SIDES = {"cpu": (2048, 1024, 512), "cuda": (8192, 4096)}
+MATMUL_SIDE = {"cpu": 2048, "cuda": 8192}
 COPY_BYTES = 2**28  # beyond any cache
 TRIES = 10  # of each rate, of which the fastest counts
 
@@ -116,12 +115,10 @@ def measure(name: str, setup: Setup, repeats: int, progress: Callable[[str], Any
 
 
 def peak_flops(engine: Engine, dtype: torch.dtype) -> float:
-    """Measures the FLOPs a second of the engine's device at best, in products of square matrices."""
-    rates = []
-    for side in MATMUL_SIDES[engine.images.device.type]:
-        factors = torch.randn(2, side, side, device=engine.images.device).to(dtype)
-        rates.append(2 * side**3 * times_per_second(partial(torch.matmul, *factors), engine))
-    return max(rates)
+    """Measures the FLOPs a second of the engine's device at best, in a product of square matrices."""
+    side = MATMUL_SIDE[engine.images.device.type]
+    factors = torch.randn(2, side, side, device=engine.images.device).to(dtype)
+    return 2 * side**3 * times_per_second(partial(torch.matmul, *factors), engine)
 
 
 def peak_bandwidth(engine: Engine) -> float:
@@ -152,10 +149,8 @@ def seconds_of(work: Callable[[], Any], device: torch.device) -> float:
 
 def check_csv(path: Path) -> None:
     """Refuses to append to a file that holds something else than results."""
-    start = path.read_bytes()[:9] if path.exists() else b"workload,"
-    if start != b"workload,":
-        fault = f"'{path}' does not hold results of this command (got {start.decode(errors='replace')!r} first)"
-        raise UserError(f"{fault}; choose a new file or one that --csv wrote.")
+    if path.exists() and not path.read_bytes().startswith(b"workload,"):
+        raise UserError(f"'{path}' does not hold results of this command; choose a new file or one that --csv wrote.")
     path.parent.mkdir(parents=True, exist_ok=True)
 
 
@@ -168,8 +163,10 @@ def append_csv(path: Path, result: dict[str, Any]) -> None:
 def cells(result: dict[str, Any]) -> dict[str, str]:
     """Returns cells of a table by their titles, times in seconds; what was not measured is left out."""
     spread = "-".join(map(short, result["seconds_spread"]))
-    row = {"Workload": result["workload"], "Method": result["method"], "Engine": result["engine"]}
-    row["Round"] = f"{short(result['seconds_per_round'])} ({spread})"
+    row = {
+        "Workload": result["workload"], "Method": result["method"], "Engine": result["engine"],
+        "Round": f"{short(result['seconds_per_round'])} ({spread})",
+    }  # fmt: skip
     if "ratio" in result:
         share = f"{result['floor_share']:.0%}" if result["floor_share"] <= 1 else "failed: too high"
         row |= {"Plain": short(result["plain_seconds_per_round"]), "Ratio": f"{short(result['ratio'])}x"}

@@ -9,9 +9,8 @@ of the `state_dict` in, the mean of the `state_dict`s out. It trains the engine'
 """
 
 import copy
-import dataclasses
 from collections.abc import Iterable
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import Any
 
 import torch
@@ -49,8 +48,8 @@ PUBLIC_IMAGES = 512  # for the methods that need some; the plain loop has no par
 def prepare_workload(workload: dict[str, Any], method: str = "fedavg", **more: Any) -> Setup:
     """Sets up the run of a workload with `more` options; every option is given, so that no protocol's values enter."""
     chosen = registry.find_method(method)
-    declared = (*dataclasses.fields(RunConfig), *dataclasses.fields(chosen.config))
-    options = {field.name: field.default for field in declared if field.default is not None}
+    declared = (*fields(RunConfig), *fields(chosen.config))
+    options = {option.name: option.default for option in declared if option.default is not None}
     options["protocol"] = next(each.name for each in registry.protocols().values() if each.evaluation == "server")
     if chosen.uses_public_data:
         options |= {"public_dataset": DEFAULT_DATASET, "public_examples": PUBLIC_IMAGES}
