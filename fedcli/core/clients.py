@@ -128,8 +128,7 @@ def _gradient(loss: LocalLoss, params: Params, *arguments: Any) -> tuple[Params,
     with torch.enable_grad():
         value, aux = of_packed(wanted)
         grads = torch.autograd.grad(value, list(wanted.values()), allow_unused=True, materialize_grads=True)
-    detached = unpack(tree_map(Tensor.detach, pack(aux, aux)), aux)
-    return dict(zip(wanted, grads, strict=True)), detached
+    return dict(zip(wanted, grads, strict=True)), unpack(tree_map(Tensor.detach, pack(aux, aux)), aux)
 
 
 def sgd(
