@@ -26,11 +26,9 @@ TINY = {
 }  # fmt: skip
 TINY_RESNET = TINY | {"dataset": "cifar10", "train_examples": 24, "backbone": "resnet18"}
 FEW_IMAGES = """
+from functools import partial
 from fedcli.bench.random_images import draw_images
-def fmnist():
-    return draw_images(90, 28, 28, tests=10)
-def cifar10():
-    return draw_images(90, 32, 32, 3, tests=10)
+fmnist, cifar10 = partial(draw_images, 90, 28, 28, tests=10), partial(draw_images, 90, 32, 32, 3, tests=10)
 """
 
 
@@ -62,17 +60,27 @@ def measured(workload=TINY, repeats=1, **options):
 
 
 def fake_seconds(monkeypatch, engine, plain=()):
-    """Rounds are run, but take the times given: of the engine by part; the peak rates are round numbers."""
-    run_round, left, plain = measure.one_round, iter([{}, *engine]), iter(plain)  # the first one warms up
+    """Rounds take the times given, of the engine by part, and peak rates are round numbers; returns the rounds run.
 
-    def faked(*arguments):
-        state, entry = run_round(*arguments)
+    A round is said by its number, that of a plain loop by its clients, each with a number that may be flushed to 0.
+    """
+    run_round, left, plain, run = measure.one_round, iter([{}, *engine]), iter(plain), []  # the first one warms up
+
+    def engine_round(setup, fed, state, cohort):
+        run.append((cohort.round, sys.float_info.min / 2))
+        state, entry = run_round(setup, fed, state, cohort)
         return state, {"seconds": entry["seconds"] | next(left)}
 
-    monkeypatch.setattr(measure, "one_round", faked)
-    monkeypatch.setattr(measure, "seconds_of", lambda work, device: (work(), next(plain))[1])
+    def seconds_of(work, device):
+        run.append((*work.args[0], sys.float_info.min / 2))
+        work()
+        return next(plain)
+
+    monkeypatch.setattr(measure, "one_round", engine_round)
+    monkeypatch.setattr(measure, "seconds_of", seconds_of)
     monkeypatch.setattr(measure, "peak_flops", lambda engine, dtype: 1e6)
     monkeypatch.setattr(measure, "peak_bandwidth", lambda engine: 1e3)
+    return run
 
 
 # Workloads and images
@@ -174,29 +182,6 @@ def test_every_method_can_be_measured(name):
     assert result["peak_bytes"] > 2**20
 
 
-@pytest.mark.skipif(not torch.set_flush_denormal(False), reason="this processor cannot")
-def test_rounds_take_turns_without_denormal_numbers_and_each_is_run_once_after_the_warm_up(monkeypatch):
-    seen, run_round, run_plain = [], measure.one_round, rounds.PlainRounds.round
-
-    def engine_round(setup, fed, state, cohort):
-        seen.append(("engine", cohort.round, *cohort.client_ids, sys.float_info.min / 2))
-        return run_round(setup, fed, state, cohort)
-
-    def plain_round(self, client_ids):
-        seen.append(("plain", *client_ids, sys.float_info.min / 2))
-        run_plain(self, client_ids)
-
-    monkeypatch.setattr(measure, "one_round", engine_round)
-    monkeypatch.setattr(rounds.PlainRounds, "round", plain_round)
-    measured(repeats=2)
-    fed, expected = sides(TINY)[1], []
-    for number in (997, 998, 999):
-        cohort = fed.cohort(number).client_ids
-        expected += [("engine", number, *cohort, 0), ("plain", *cohort, 0)]
-    assert seen == expected
-    assert sys.float_info.min / 2 > 0
-
-
 # The numbers
 
 
@@ -222,11 +207,15 @@ def test_peak_rates_are_of_the_fastest_product_by_all_threads(monkeypatch, two_t
     assert measure.peak_bandwidth(engine) == 2 * 2**12 * 5
 
 
-def test_times_are_medians_and_the_ratio_is_the_median_of_the_pairs(monkeypatch):
+def test_rounds_take_turns_and_times_and_the_ratio_of_a_pair_are_medians(monkeypatch):
     times = zip((4.0, 18.0, 1.0), (6.0, 2.0, 39.0), (0.5, 0.25, 0.125), strict=True)
     engine = [{"train": train, "aggregate": rest, "data": 0.0, "evaluate": test} for train, rest, test in times]
-    fake_seconds(monkeypatch, engine, [30.0, 20.0, 80.0])
-    result = measured(repeats=3)
+    run, can_flush = fake_seconds(monkeypatch, engine, [30.0, 20.0, 80.0]), torch.set_flush_denormal(False)
+    result, fed = measured(repeats=3), sides(TINY)[1]
+    pairs = [[(number,), tuple(fed.cohort(number).client_ids)] for number in (997, 998, 999)]
+    tiny = 0 if can_flush else sys.float_info.min / 2
+    assert run == [(*each, tiny) for each in [(996,), *pairs[0], *pairs[1], *pairs[2]]]
+    assert sys.float_info.min / 2 > 0
     assert (result["seconds_per_round"], result["seconds_spread"]) == (20.0, [10.0, 40.0])
     assert (result["plain_seconds_per_round"], result["plain_spread"]) == (30.0, [20.0, 80.0])
     assert result["ratio"] == median([3.0, 1.0, 2.0])  # of the medians it would be 1.5
@@ -270,13 +259,11 @@ def test_rounds_of_a_protocols_own_run_are_timed_and_say_what_all_take_with_test
     small = {"train_examples": 60, "num_clients": 3, "cohort_size": 2, "backbone": "cnn-small", "rounds": 40}
     options = {"dataset": "cifar10", "device": "cpu", "batch_size": 10, "partition": "iid", "local_epochs": 1, **small}
     setup = resolve(registry.find_method(method), options, need_data=False)
-    numbers, run_round = [], measure.one_round
-    monkeypatch.setattr(measure, "one_round", lambda *given: numbers.append(given[3].round) or run_round(*given))
     nothing = {"data": 0, "aggregate": 0}
     parts = [{"train": train, "evaluate": test, **nothing} for train, test in ((3, 0.5), (4, 0.25), (5, 0.75))]
-    fake_seconds(monkeypatch, parts)
+    run = fake_seconds(monkeypatch, parts)
     result = measure.measure(setup.protocol.name, setup, 3, lambda text: None, with_plain=False)
-    assert numbers == [36, 37, 38, 39]  # the last ones
+    assert [number for number, _ in run] == [36, 37, 38, 39]  # the last ones
     assert (result["seconds_per_round"], result["seconds_spread"]) == (4, [3, 5])
     assert (result["evaluation_seconds"], result["whole_seconds"]) == (0.5, 40 * 4.25)
     row = measure.cells(result)

@@ -29,8 +29,8 @@ LABEL_SETS = {
     "digits": shuffled([178, 182, 177, 183, 181, 182, 181, 179, 174, 180]),
 }
 FLAGS = ["iid", "dirichlet:0.5", "dirichlet:0.5:plain", "dirichlet:0.3:min=1", "dirichlet:1e-6:min=1", "dirichlet:1e3"]
-FLAGS += ["dirichlet:0.5:draw=pfllib"]
-FLAGS += ["classes:1", "classes:2", "classes:5", "dominant:1", "dominant:2:share=4/9", "missing:1", "missing:3"]
+FLAGS += ["dirichlet:0.5:draw=pfllib", "classes:1", "classes:2", "classes:5"]
+FLAGS += ["dominant:1", "dominant:2:share=4/9", "missing:1", "missing:3"]
 
 
 def assert_partition(parts, num_examples, num_clients):
@@ -167,30 +167,24 @@ def test_dirichlet_proportions_have_the_right_moments(alpha):
 
 
 def slow_pfllib(labels, num_clients, alpha, least, seed):
-    """The split of PFLlib as its description has it, in lists, by numpy's global random state.
+    """The split of PFLlib as its description has it, in lists.
 
     Class by class: shuffle its examples, draw the clients' shares, strike out who has N / K examples or more, scale to
     one, cut at the rounded-down cumulative shares. Again until the smallest client has enough. Last, each client's own
     examples are mixed, as for the cut in training and test part.
     """
-    before = np.random.get_state()
-    np.random.seed(seed)
-    try:
-        held = []
-        while not held or min(map(len, held)) < least:
-            held = [[] for _ in range(num_clients)]
-            for label in range(max(labels) + 1):
-                own = np.array([i for i, other in enumerate(labels) if other == label])
-                np.random.shuffle(own)
-                shares = np.random.dirichlet([alpha] * num_clients)
-                open_ = [len(already) < len(labels) / num_clients for already in held]
-                shares = np.array([share if is_open else 0.0 for share, is_open in zip(shares, open_, strict=True)])
-                edges = [0, *(int(x * len(own)) for x in np.cumsum(shares / shares.sum())[:-1]), len(own)]
-                for client in range(num_clients):
-                    held[client] += own[edges[client] : edges[client + 1]].tolist()
-        return [np.array(own)[np.random.permutation(len(own))] for own in held]
-    finally:
-        np.random.set_state(before)
+    rng, held = np.random.RandomState(seed), []
+    while not held or min(map(len, held)) < least:
+        held = [[] for _ in range(num_clients)]
+        for label in range(max(labels) + 1):
+            own = np.array([i for i, other in enumerate(labels) if other == label])
+            rng.shuffle(own)
+            shares = rng.dirichlet([alpha] * num_clients)
+            shares[[len(already) >= len(labels) / num_clients for already in held]] = 0.0
+            edges = [0, *(int(x * len(own)) for x in np.cumsum(shares / shares.sum())[:-1]), len(own)]
+            for client in range(num_clients):
+                held[client] += own[edges[client] : edges[client + 1]].tolist()
+    return [np.array(own)[rng.permutation(len(own))] for own in held]
 
 
 @pytest.mark.parametrize(("sizes", "num_clients", "alpha", "least", "seed"), [
@@ -235,10 +229,8 @@ def test_writers_are_dealt_whole(num_clients):
 
 def test_by_shares_every_class_is_cut_as_the_writers_who_are_drawn_have_it():
     labels = np.array([0, 0, 1, 0, 1, 1, 1, 2, 2, 0])
-    writer = np.array(
-        [7, 7, 7, 9, 9, 9, 9, 5, 5, 5]
-    )  # 7: two of class 0, one of 1; 9: one, three; 5: one of 0, two of 2
-    counts = {7: (2, 1, 0), 9: (1, 3, 0), 5: (1, 0, 2)}
+    writer = np.array([7, 7, 7, 9, 9, 9, 9, 5, 5, 5])
+    counts = {7: (2, 1, 0), 9: (1, 3, 0), 5: (1, 0, 2)}  # of each class
     seen = set()
     for seed in range(6):
         parts = from_flag("writers:shares")(labels, 2, seed, None, writer)
@@ -267,6 +259,7 @@ def refused(flag, num_clients, words, labels=LABEL_SETS["balanced"], **groups):
         ("dirichlet:", 4, "(got 'dirichlet:') | write dirichlet:ALPHA[:plain][:min=COUNT] | from 1e-6 to 1e6"),
         ("dirichlet:0.5:min=11", 100, "got 100 clients and 1000 | min=11"),
         ("dirichlet:1e-3", 40, "dirichlet:0.001 | min=10 | larger concentration or a lower min="),
+        ("dirichlet:1e-6:min=1:draw=pfllib", 4, "no draw gave every client min=1"),  # whose proportions are 0 / 0
         ("classes", 4, "(got 'classes') | such as classes:2."),
         ("iid:2", 2, "(got 'iid:2') | write iid."),
         ("classes:3", 500, "500 clients and 1000 | 1500 shards"),
@@ -282,14 +275,11 @@ def test_what_cannot_be_dealt_is_refused(flag, num_clients, words):
     refused(flag, num_clients, words)
 
 
-def test_values_that_are_out_of_range_twice_or_of_another_partition_cannot_be_read():
+def test_values_groups_and_classes_that_do_not_suffice_are_refused():
     for values in ("0", "0.5:0.5", "0.5:min=2.5", "0.5:min=1:min=2", "nan"):
         refused(f"dirichlet:{values}", 4, "cannot be read")
     for flag in ("classes:0", "dominant:1:share=4/0", "dominant:1:min=3"):
         refused(flag, 10, "cannot be read")
-
-
-def test_groups_and_classes_that_do_not_suffice_are_refused():
     labels = LABEL_SETS["balanced"]
     refused("dominant:1", 10, "does not fit | class 4, has 0", labels[labels != 4])
     refused("domains", 5, "5 | 2 domains | multiple of 2", domain=labels % 2)

@@ -198,8 +198,8 @@ class Federation:
 
     def in_order(self, cohort: Cohort, groups: Sequence[Cohort], trees: Sequence[Tree]) -> Tree:
         """Joins the groups' stacked trees into one `[K, ...]`, in the cohort's order."""
-        joined = [client for group in groups for client in group.client_ids]
-        order = torch.tensor([joined.index(client) for client in cohort.client_ids], device=self.device)
+        places = {client: place for place, client in enumerate(np.concatenate([group.client_ids for group in groups]))}
+        order = torch.tensor([places[client] for client in cohort.client_ids], device=self.device)
         if isinstance(trees[0], dict):  # terms, which a group lacks whose clients took no step
             names = dict.fromkeys(name for tree in trees for name in tree)
             pairs = zip(trees, groups, strict=True)
