@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from fedcli import registry
-from fedcli.bench import measure, random_images, rounds
+from fedcli.bench import measure, random_images
 from fedcli.core import backbones
 from fedcli.data import datasets
 from fedcli.runs import prepare
@@ -38,24 +38,24 @@ def small(folder, monkeypatch):
     monkeypatch.setattr(measure, "MATMUL_SIDE", {"cpu": 32})
     monkeypatch.setattr(measure, "COPY_BYTES", 2**12)
     monkeypatch.setattr(measure, "TRIES", 1)
-    monkeypatch.setattr(rounds, "PUBLIC_IMAGES", 20)
+    monkeypatch.setattr(measure, "PUBLIC_IMAGES", 20)
     (folder / "few.py").write_text(FEW_IMAGES)
     monkeypatch.setattr(measure, "RANDOM_IMAGES", folder / "few.py")
-    for name in rounds.WORKLOADS:
-        monkeypatch.setitem(rounds.WORKLOADS, name, TINY)
+    for name in measure.WORKLOADS:
+        monkeypatch.setitem(measure.WORKLOADS, name, TINY)
     monkeypatch.setenv("COLUMNS", "200")
 
 
 def sides(workload, **options):
     """The setup and both sides of a workload, on a few random images."""
-    setup = rounds.prepare_workload(workload, device="cpu", **options)
+    setup = measure.prepare_workload(workload, device="cpu", **options)
     setup = replace(setup, run=replace(setup.run, dataset=f"{measure.RANDOM_IMAGES}:{setup.run.dataset}"))
     dataset, _, fed = prepare.prepare(setup)
-    return setup, fed, rounds.PlainRounds(fed, dataset)
+    return setup, fed, measure.PlainRounds(fed, dataset)
 
 
 def measured(workload=TINY, repeats=1, **options):
-    setup = rounds.prepare_workload(workload, device="cpu", **options)
+    setup = measure.prepare_workload(workload, device="cpu", **options)
     return measure.measure("tiny", setup, repeats, lambda text: None, with_plain=True)
 
 
@@ -89,17 +89,17 @@ def fake_seconds(monkeypatch, engine, plain=()):
 def test_the_workloads_have_these_sizes_and_one_network_on_both_sides(monkeypatch):
     monkeypatch.undo()
     sizes, images = [], {"fmnist": (1, 28), "cifar10": (3, 32)}
-    for options in rounds.WORKLOADS.values():
+    for options in measure.WORKLOADS.values():
         shape = images[options["dataset"]]
         built = backbones.build(options["backbone"], *shape, 10, 0)
-        shapes = [value.shape for value in rounds.plain_network(options["backbone"], *shape).parameters()]
+        shapes = [value.shape for value in measure.plain_network(options["backbone"], *shape).parameters()]
         assert [value.shape for value in built.parameters()] == shapes
         parameters = sum(shape.numel() for shape in shapes)
         sizes.append((parameters, options["num_clients"], options["train_examples"], options["local_epochs"]))
     expected = [(582_026, 100, 60_000, 5), (582_026, 100, 60_000, 1), (11_181_642, 10, 40_000, 10)]
     assert sizes == expected * 2  # by the short names and by those in words
-    assert len(rounds.SCALING) == 10
-    assert rounds.SCALING["w1 K=5 B=64"] == rounds.WORKLOADS["w1"] | {"cohort_size": 5, "local_epochs": 1}
+    assert len(measure.SCALING) == 10
+    assert measure.SCALING["w1 K=5 B=64"] == measure.WORKLOADS["w1"] | {"cohort_size": 5, "local_epochs": 1}
     for name in images:
         drawn = getattr(random_images, name)()
         assert len(drawn["x_train"]) >= 50_000
@@ -165,7 +165,7 @@ def test_no_value_of_a_protocol_enters(monkeypatch):
     known = {name: each for name, each in registry.protocols().items() if "digits" in each.datasets}
     monkeypatch.setattr(registry, "protocols", lambda: known)
     for method in registry.methods().values():
-        setup = rounds.prepare_workload(TINY, method=method.name, device="cpu")
+        setup = measure.prepare_workload(TINY, method=method.name, device="cpu")
         run = setup.run
         assert (run.lr, run.momentum, run.weight_decay, run.lr_decay, run.optimizer) == (0.01, 0.9, 0, 1, "sgd")
         assert (run.validation, run.drop_last, run.partition, setup.setting) == (0, False, "iid", None)
@@ -192,7 +192,7 @@ def test_flops_of_layers_by_hand_without_taps_that_meet_padding_only(monkeypatch
     assert sides(TINY)[2].flops_per_sample() == 2 * conv1 + 3 * (conv2 + linear)
     *_, plain = sides(TINY_RESNET)
     live = plain.flops_per_sample()
-    monkeypatch.setattr(rounds, "use_live_taps", lambda *arguments: False)
+    monkeypatch.setattr(measure, "use_live_taps", lambda *arguments: False)
     assert plain.flops_per_sample() - live == 3 * 2 * 6_946_816  # one place in the image for each dead weight
 
 
@@ -297,7 +297,7 @@ def test_options_reach_the_measurement_and_results_go_to_json_and_csv():
 
 
 def test_the_two_short_workloads_or_the_named_ones_and_those_of_scaling_are_measured_into_a_table(monkeypatch):
-    monkeypatch.setattr(rounds, "SCALING", {name: TINY for name in ("w1 K=1 B=8", "w1 K=2 B=8")})
+    monkeypatch.setattr(measure, "SCALING", {name: TINY for name in ("w1 K=1 B=8", "w1 K=2 B=8")})
     title, *lines, machine = done().splitlines()
     assert [line.split()[0] for line in (title, *lines)] == ["Workload", "w1", "w2"]
     assert lines[0].strip().endswith("random")

@@ -135,13 +135,12 @@ class Federation:
     @property
     def feature_dim(self) -> int:
         """Returns the width of the features, D; refuses if it is not the same for all networks."""
-        widths = [network.feature_dim for network in self.networks]
-        if len(set(widths)) > 1:
-            raise UserError(
-                f"this method needs features of one width (got --backbone {self.config.backbone}, widths "
-                f"{', '.join(map(str, widths))}); choose networks of one width."
-            )
-        return widths[0]
+        widths = {network.feature_dim for network in self.networks}
+        if len(widths) > 1:
+            pairs = zip(self.backbones, self.networks, strict=True)
+            each = ", ".join(f"{name} {network.feature_dim}" for name, network in pairs)
+            raise UserError(f"this method needs features of one width (got {each}); choose networks of one width.")
+        return widths.pop()
 
     @property
     def public_batch_sizes(self) -> list[int]:
