@@ -114,21 +114,16 @@ class Network:
         return Output(features.float(), logits.float(), buffers)
 
 
-def _gradient(loss: LocalLoss, params: Params, *arguments: Any) -> tuple[Params, Aux]:
-    """Returns the gradient of a local objective, packed where the parameters are flat, and its other outputs."""
-
-    def of_packed(packed: Params) -> tuple[Tensor, Aux]:
-        return loss(unpack(packed, params), *arguments)
-
-    packed = pack(params, params)
+def _gradient(objective: Callable[[Params], tuple[Tensor, Aux]], params: Params) -> tuple[Params, Aux]:
+    """Returns the gradient of an objective at some parameters, and its other outputs."""
     if under_vmap.get():
-        return grad(of_packed, has_aux=True)(packed)
+        return grad(objective, has_aux=True)(params)
     # Outside vmap, torch.autograd.grad is 8 to 10 % faster than torch.func.grad.
-    wanted = {name: value.detach().requires_grad_() for name, value in packed.items()}
+    leaves = {name: value.detach().requires_grad_() for name, value in params.items()}
     with torch.enable_grad():
-        value, aux = of_packed(wanted)
-        grads = torch.autograd.grad(value, list(wanted.values()), allow_unused=True, materialize_grads=True)
-    return dict(zip(wanted, grads, strict=True)), unpack(tree_map(Tensor.detach, pack(aux, aux)), aux)
+        value, aux = objective(leaves)
+        grads = torch.autograd.grad(value, list(leaves.values()), allow_unused=True, materialize_grads=True)
+    return dict(zip(leaves, grads, strict=True)), unpack(tree_map(Tensor.detach, pack(aux, aux)), aux)
 
 
 def sgd(
@@ -185,18 +180,23 @@ def optimizer_step(
         return params if names is None else {name: params[name] for name in names}
 
     def update(client: Client, batch: Batch, context: Any, **how: bool) -> tuple[Client, Aux]:
-        def of_some(some: Params, buffers: Params, batch: Batch, context: Any):
-            return loss({**client.params, **some}, buffers, batch, context)
+        some, state = trained(client.params), client.optimizer[key]
+        like = (some, state) if isinstance(some, Flat) else (None, None)  # what is packed
+        packed, state = pack((some, state), like)
 
-        some, before = trained(client.params), client.optimizer[key]
-        like = (some, before) if isinstance(some, Flat) else None  # what is packed
-        grads, aux = _gradient(loss if names is None else of_some, some, client.buffers, batch, context)
+        def complete(packed: Params) -> Params:
+            params = unpack(packed, like[0])
+            return params if names is None else {**client.params, **params}
+
+        def objective(packed: Params) -> tuple[Tensor, Aux]:
+            return loss(complete(packed), client.buffers, batch, context)
+
+        grads, aux = _gradient(objective, packed)
         grads = clip(grads, clip_norm) if clip_norm else grads
         rate = batch.lr if lr is None else torch.full_like(batch.lr, lr)
-        packed, state = pack((some, before), like)
-        new, state = unpack(apply(packed, grads, state, rate, weight_decay=weight_decay, **how), like)
-        params = new if names is None else {**client.params, **new}
-        return client._replace(params=params, buffers=aux.buffers, optimizer={**client.optimizer, key: state}), aux
+        packed, state = apply(packed, grads, state, rate, weight_decay=weight_decay, **how)
+        optimizer = {**client.optimizer, key: unpack(state, like[1])}
+        return client._replace(params=complete(packed), buffers=aux.buffers, optimizer=optimizer), aux
 
     def init(params: Params) -> dict[str, Tree]:
         moments = tree_map(torch.zeros_like, trained(params)) if momentum or optimizer == "adam" else ()

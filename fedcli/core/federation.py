@@ -135,12 +135,11 @@ class Federation:
     @property
     def feature_dim(self) -> int:
         """Returns the width of the features, D; refuses if it is not the same for all networks."""
-        widths = {network.feature_dim for network in self.networks}
-        if len(widths) > 1:
-            pairs = zip(self.backbones, self.networks, strict=True)
-            each = ", ".join(f"{name} {network.feature_dim}" for name, network in pairs)
+        widths = {name: network.feature_dim for name, network in zip(self.backbones, self.networks, strict=True)}
+        if len(set(widths.values())) > 1:
+            each = ", ".join(f"{name} {width}" for name, width in widths.items())
             raise UserError(f"this method needs features of one width (got {each}); choose networks of one width.")
-        return widths.pop()
+        return self.networks[0].feature_dim
 
     @property
     def public_batch_sizes(self) -> list[int]:
