@@ -24,7 +24,7 @@ from fedcli.runs.config import DEFAULT_DATASET, Setup, resolve
 from fedcli.runs.rounds import one_round
 
 RELATIVE, DIFFERENT = 1e-8, 1e-6  # difference of two states over the norm of one, in float64
-# What training may make of rounding: server optimizers and Adam divide by what is small, and CUDA sums in other orders.
+# What training may make of rounding: Adam divides by what is small, and CUDA sums in other orders.
 AMPLIFIED = {"sgd": 1e-8, "adam": 1e-7, "cuda": 1e-5}
 RAGGED = (13, 7, 10, 4)  # examples of each client; with batches of 4 the last batches have 1, 3, 2 and 4
 COHORTS = ([0, 1], [2, 3], [1, 2], [0, 3])  # clients 0 and 3 sit rounds out between two that they take part in
@@ -98,8 +98,8 @@ def federation(
 ) -> tuple[Setup, Federation]:  # fmt: skip
     """Set up a method, or that of a name, on toy data, under a protocol of which every value is overridden.
 
-    `overrides` are options of the method in place of its defaults, and `run` those of the run in place of `TOY`;
-    `parts` are the positions of each client's examples, and `kind` is the class of the federation.
+    `overrides` are options of the method, `run` those of the run in place of `TOY`, `parts` positions of each client's
+    examples, and `kind` the class of the federation.
     """
     method = registry.find_method(method) if isinstance(method, str) else method
     protocol = registry.default_protocol(registry.find_method("fedavg"), DEFAULT_DATASET)
@@ -196,9 +196,8 @@ def law_4_chunking_is_invisible(
 ) -> Iterator[Finding]:  # fmt: skip
     """Hold the engine, under a method, to train clients together as it trains them one after the other.
 
-    Each of `chunks`, values of `--clients-per-chunk`, is compared without graphs and, where the device has graphs, with
-    them, to a federation of the class `against` or to clients one after the other. A `start_round` is 0, so that a term
-    that begins later is compared at all.
+    Each of `chunks`, values of `--clients-per-chunk`, is compared without graphs, and with them where the device has
+    any, to a federation of the class `against` or to clients one by one. A `start_round` is 0, so that all terms act.
     """
     overrides = {START: 0} if hasattr(method.config, START) else {}
     bound = AMPLIFIED[run.get("optimizer", "sgd")]
@@ -258,7 +257,7 @@ def law_7_resume_is_invisible(method: Method, **run: Any) -> Iterator[Finding]:
     """Hold a method to go on from a checkpoint as if nothing had happened: all it knows is in its state."""
     setup, fed = federation(method, **run)
     expected = simulate(setup, fed, 3)
-    # On CUDA an operation may have no form that gives the same bits each time.
+    # On CUDA an operation may have no deterministic form.
     bound = 0.0 if fed.device.type == "cpu" else AMPLIFIED["cuda"]
     types = {kind.__name__: kind for kind in method.state_types}
     for rounds in (1, 2):
@@ -348,7 +347,7 @@ def one_of_each_kind() -> list[Method]:
 
 
 def check(method: Method, number: int, device: str) -> list[Finding]:
-    """Hold a method to the law of that number on a device, as a run names it; an error ends only its measurement.
+    """Hold a method to the law of that number on a device; an error ends only its measurement.
 
     Returns nothing where the method does not declare what the law needs.
     """

@@ -78,8 +78,7 @@ def fake_seconds(monkeypatch, engine, plain=()):
 
     monkeypatch.setattr(measure, "one_round", engine_round)
     monkeypatch.setattr(measure, "seconds_of", seconds_of)
-    monkeypatch.setattr(measure, "peak_flops", lambda engine, dtype: 1e6)
-    monkeypatch.setattr(measure, "peak_bandwidth", lambda engine: 1e3)
+    monkeypatch.setattr(measure, "peak_rates", lambda engine, dtype: (1e6, 1e3))
     return run
 
 
@@ -203,8 +202,7 @@ def test_peak_rates_are_of_the_fastest_product_by_all_threads(monkeypatch, two_t
     assert 1000 < measure.times_per_second(work, engine) < 2000  # two threads, each at most once a millisecond
     assert {threads for threads, _ in calls} == {1}
     monkeypatch.setattr(measure, "times_per_second", lambda work, engine: 4 if len(work.args) == 2 else 5)
-    assert measure.peak_flops(engine, torch.float64) == 2 * 32**3 * 4
-    assert measure.peak_bandwidth(engine) == 2 * 2**12 * 5
+    assert measure.peak_rates(engine, torch.float64) == (2 * 32**3 * 4, 2 * 2**12 * 5)
 
 
 def test_rounds_take_turns_and_times_and_the_ratio_of_a_pair_are_medians(monkeypatch):

@@ -161,10 +161,9 @@ def measure(name: str, setup: Setup, repeats: int, progress: Callable[[str], Any
 
     Returns:
         What was run and what it took; spreads are [least, largest]. `peak_bytes` is of the engine's first round: on
-        CUDA what PyTorch holds, on a CPU what the process does (where the system cannot reset that, the largest so
-        far). `evaluation_seconds` is a pass over the test images, for every model that a round has changed.
-        `data_seconds_share` is what a round spends on drawing batches and on aggregation. Without the plain loop there
-        are no bounds, but `whole_seconds`: of all rounds, testing included.
+        CUDA what PyTorch holds, on a CPU what the process does (the largest so far where the system cannot reset it).
+        `evaluation_seconds` is a test of every model that a round has changed, `data_seconds_share` what a round spends
+        on drawing batches and on aggregation. Without the plain loop `whole_seconds`, of all rounds, replaces bounds.
     """
     run, device, images = setup.run, setup.device, "real"
     if device.type == "cuda":
@@ -206,11 +205,11 @@ def measure(name: str, setup: Setup, repeats: int, progress: Callable[[str], Any
         if not with_plain:
             return result | {"whole_seconds": run.rounds * (whole + rounds["evaluate"]).median()}
         progress(f"{name}: peak rates")
-        flops = peak_flops(fed.engine, torch.bfloat16 if run.precision == "bf16" else fed.dtype)
+        flops, bandwidth = peak_rates(fed.engine, torch.bfloat16 if run.precision == "bf16" else fed.dtype)
         arithmetic = passes * examples * plain.flops_per_sample() / flops
         steps = passes * math.ceil(examples / run.batch_size)
         # Parameter, gradient and momentum, each read and written.
-        memory = steps * 2 * 3 * fed.sizes.parameters * fed.dtype.itemsize / peak_bandwidth(fed.engine)
+        memory = steps * 2 * 3 * fed.sizes.parameters * fed.dtype.itemsize / bandwidth
         return result | {
             "plain_seconds_per_round": rounds["plain"].median(),
             "plain_spread": [*rounds["plain"].agg(["min", "max"])], "ratio": (rounds["plain"] / whole).median(),
@@ -219,17 +218,13 @@ def measure(name: str, setup: Setup, repeats: int, progress: Callable[[str], Any
         }  # fmt: skip
 
 
-def peak_flops(engine: Engine, dtype: torch.dtype) -> float:
-    """Measures the FLOPs a second of the engine's device at best, in a product of square matrices."""
-    side = MATMUL_SIDE[engine.images.device.type]
-    factors = torch.randn(2, side, side, device=engine.images.device).to(dtype)
-    return 2 * side**3 * times_per_second(partial(torch.matmul, *factors), engine)
-
-
-def peak_bandwidth(engine: Engine) -> float:
-    """Measures the bytes a second that the engine's device reads and writes at best."""
-    source = torch.zeros(COPY_BYTES // 4, device=engine.images.device)
-    return 2 * COPY_BYTES * times_per_second(partial(torch.empty_like(source).copy_, source), engine)
+def peak_rates(engine: Engine, dtype: torch.dtype) -> tuple[float, float]:
+    """Measures FLOPs and bytes a second at best, in a product of square matrices and in a large copy."""
+    device = engine.images.device
+    side, source = MATMUL_SIDE[device.type], torch.zeros(COPY_BYTES // 4, device=device)
+    factors = torch.randn(2, side, side, device=device).to(dtype)
+    flops = 2 * side**3 * times_per_second(partial(torch.matmul, *factors), engine)
+    return flops, 2 * COPY_BYTES * times_per_second(partial(torch.empty_like(source).copy_, source), engine)
 
 
 def times_per_second(work: Callable[[], Any], engine: Engine) -> float:

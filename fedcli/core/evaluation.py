@@ -44,12 +44,11 @@ def evaluate(fed: Federation, method: Method, state: Any) -> dict[str, Any]:
     """Measures the models in a method's state; accuracies are fractions. An unchanged model is not run again.
 
     Returns:
-        `test_accuracy`, the protocol's headline; `validation_accuracy`, pooled over the clients' held-out examples
-        (None without any); `clients`, mean, standard deviation and worst over the clients (on their own test parts
-        under `clients`; of their own models on the test images under `server`; else on their validation examples);
-        `client_accuracy`, the same of each client by its id; `domains`, test accuracy of each domain (None without
-        domains). Under `domains` also `intra` and `inter`, by the client's own domain. With prototypes also
-        `classifier_accuracy`.
+        `test_accuracy`, the protocol's headline; `validation_accuracy`, pooled over the clients' held-out examples;
+        `clients`, mean, standard deviation and worst over the clients (on their own test parts under `clients`; of
+        their own models on the test images under `server`; else on their validation examples); `client_accuracy`, the
+        same of each client by its id; `domains`, test accuracy of each domain. None of what there is not. Under
+        `domains` also `intra` and `inter`, by the client's own domain. With prototypes also `classifier_accuracy`.
     """
     prototypes = method.prototypes(state) if method.prototypes else None
     before, fed.outputs = fed.outputs, {}

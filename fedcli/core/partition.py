@@ -30,7 +30,7 @@ MAX_DRAWS = 1000  # of a Dirichlet partition before it is refused; seconds for 1
 
 
 def number(text: str, read: Callable[[str], Any] = int, low: float = 1, high: float = math.inf) -> Any:
-    """Reads a number from `low` to `high` in a flag; it raises ValueError for anything else."""
+    """Reads a number from `low` to `high` in a flag; raises ValueError for anything else."""
     value = read(text)
     if not low <= value <= high:
         raise ValueError
@@ -189,8 +189,8 @@ def domains(labels: np.ndarray, num_clients: int, domain: np.ndarray, seed: int,
 def writers(labels: np.ndarray, num_clients: int, writer: np.ndarray, seed: int, by_shares: bool = False) -> Parts:
     """Deals whole writers to the clients at random, in numbers that differ by at most one.
 
-    By shares, K writers are drawn instead and only counted: the examples of every class, whoever wrote them, are cut
-    among the clients in proportion to these writers' numbers of that class, alike where none of them has it.
+    By shares, K writers are drawn and only counted: every class's examples, whoever wrote them, are cut among the
+    clients in proportion to these writers' numbers of that class, alike where none of them has it.
     """
     names, writer = np.unique(writer, return_inverse=True)
     if num_clients > len(names):
@@ -212,8 +212,8 @@ def writers(labels: np.ndarray, num_clients: int, writer: np.ndarray, seed: int,
 
 
 # By name: the function, how its flag is written, its options, and what it takes from the data set beside labels:
-# "domain", "writer", "place" or nothing. Options are a dict from the prefix in the flag to the keyword argument and the
-# function that reads its value; "" is the prefix of the required one, which comes first.
+# "domain", "writer", "place" or nothing. Options go from the prefix in the flag to the keyword argument and what reads
+# its value; "" is the prefix of the required one, which comes first.
 PARTITIONS: dict[str, tuple[Callable[..., Parts], str, dict[str, tuple[str, Callable[[str], Any]]], str]] = {
     "iid": (iid, "iid", {}, ""),
     "dirichlet": (
