@@ -232,9 +232,7 @@ def test_rounds_take_turns_and_times_and_the_ratio_of_a_pair_are_medians(monkeyp
     ("precision", "item", "dtype"),
     [("float32", 4, torch.float32), ("bf16", 4, torch.bfloat16), ("float64", 8, torch.float64)],  # bf16 keeps float32
 )
-def test_every_precision_is_measured_on_both_sides_the_plain_one_by_default_operations(
-    precision, item, dtype, monkeypatch
-):
+def test_every_precision_is_measured_the_plain_side_by_default_operations(precision, item, dtype, monkeypatch):
     fake_seconds(monkeypatch, [{}], [1.0])
     result = measured(precision=precision)
     assert result["precision"] == precision

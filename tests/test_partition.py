@@ -83,14 +83,10 @@ def test_classes_leaves_out_the_rest_of_the_last_class():
     assert counts.sum(0).tolist() == [10, 10, 4]
 
 
-@pytest.mark.parametrize(
-    ("labels", "count", "share", "of_every", "more"),
-    [
-        (CIFAR100, 10, 0.4, 30, 200),
-        (shuffled([9000] * 10), 1, Fraction(4, 9), 500, 4000),
-        (shuffled([500] * 10), 1, 0.8, 10, 400),  # 500 * (1 - 0.8) is a little less than 100 in floats
-    ],
-)
+@pytest.mark.parametrize(("labels", "count", "share", "of_every", "more"), [
+    (CIFAR100, 10, 0.4, 30, 200), (shuffled([9000] * 10), 1, Fraction(4, 9), 500, 4000),
+    (shuffled([500] * 10), 1, 0.8, 10, 400),  # 500 * (1 - 0.8) is a little less than 100 in floats
+])  # fmt: skip
 def test_dominant_counts(labels, count, share, of_every, more):
     parts = partition.dominant(labels, 10, count, 0, share=share)
     assert_partition(parts, len(labels), 10)
@@ -261,22 +257,14 @@ def test_values_groups_and_classes_that_do_not_suffice_are_refused():
     refused("writers", 11, "each of 11 clients | got 10 writers | 1 to 10", writer=labels)
 
 
-@pytest.mark.parametrize(
-    ("flag", "canonical"),
-    [
-        ("iid", "iid"),
-        ("dirichlet:.50", "dirichlet:0.5"),
-        ("dirichlet:1e+2", "dirichlet:100"),
-        ("dirichlet:0.5:min=1:plain", "dirichlet:0.5:plain:min=1"),
-        ("dirichlet:0.5:draw=pfllib:min=1", "dirichlet:0.5:min=1:draw=pfllib"),
-        ("dirichlet:0.5:draw=own", "dirichlet:0.5"),
-        ("dominant:01:share=0.40", "dominant:1"),
-        ("dominant:1:share=4/9", "dominant:1:share=4/9"),
-        ("domains+iid", "domains"),
-        ("domains+dirichlet:1e+2:min=1", "domains+dirichlet:100:min=1"),
-        ("writers:shares", "writers:shares"),
-    ],
-)
+@pytest.mark.parametrize(("flag", "canonical"), [
+    ("iid", "iid"), ("dirichlet:.50", "dirichlet:0.5"), ("dirichlet:1e+2", "dirichlet:100"),
+    ("dirichlet:0.5:min=1:plain", "dirichlet:0.5:plain:min=1"), ("dirichlet:0.5:draw=own", "dirichlet:0.5"),
+    ("dirichlet:0.5:draw=pfllib:min=1", "dirichlet:0.5:min=1:draw=pfllib"),
+    ("dominant:01:share=0.40", "dominant:1"), ("dominant:1:share=4/9", "dominant:1:share=4/9"),
+    ("domains+iid", "domains"), ("domains+dirichlet:1e+2:min=1", "domains+dirichlet:100:min=1"),
+    ("writers:shares", "writers:shares"),
+])  # fmt: skip
 def test_flag_has_one_canonical_spelling(flag, canonical):
     chosen = from_flag(flag)
     assert chosen.flag == canonical
@@ -294,19 +282,11 @@ def test_fingerprint_sees_sizes_order_and_content():
     assert len({fingerprint(parts), *found}) == 1 + len(others)
 
 
-@pytest.mark.parametrize(
-    ("flag", "expected"),
-    [
-        ("iid", "bd2b76f267677e41"),
-        ("dirichlet:0.5", "a86ef6777c224812"),
-        ("classes:2", "a67c20097230926a"),
-        ("dominant:1", "3c4806f0eb807d5f"),
-        ("missing:3", "871ad493abc5cae0"),
-        ("domains+dirichlet:0.5", "33a9729c48eba515"),
-        ("writers", "04913ce8db594f14"),
-        ("writers:shares", "719dde85da5c6670"),
-    ],
-)
+@pytest.mark.parametrize(("flag", "expected"), [
+    ("iid", "bd2b76f267677e41"), ("dirichlet:0.5", "a86ef6777c224812"), ("classes:2", "a67c20097230926a"),
+    ("dominant:1", "3c4806f0eb807d5f"), ("missing:3", "871ad493abc5cae0"), ("writers", "04913ce8db594f14"),
+    ("domains+dirichlet:0.5", "33a9729c48eba515"), ("writers:shares", "719dde85da5c6670"),
+])  # fmt: skip
 def test_partition_of_a_seed_never_changes(flag, expected):
     # Records name these: a change here makes old runs impossible to compare with new ones.
     labels, state = torch.arange(10, dtype=torch.uint8).tile(180), np.random.get_state()[1].copy()
@@ -315,16 +295,11 @@ def test_partition_of_a_seed_never_changes(flag, expected):
     assert (np.random.get_state()[1] == state).all()
 
 
-@pytest.mark.parametrize(
-    ("flag", "share", "expected"),
-    [
-        ("dirichlet:0.1", 1.0, "dirichlet:0.1"),
-        ("dirichlet:0.1", 0.25, "dirichlet:0.1:min=2"),
-        ("dirichlet:0.1:plain", 0.001, "dirichlet:0.1:plain:min=1"),
-        ("dirichlet:0.1:min=12", 0.25, "dirichlet:0.1:min=12"),
-        ("domains+dirichlet:0.5", 0.3, "domains+dirichlet:0.5:min=3"),
-        ("domains+classes:2", 0.3, "domains+classes:2"),
-    ],
-)
+@pytest.mark.parametrize(("flag", "share", "expected"), [
+    ("dirichlet:0.1", 1.0, "dirichlet:0.1"), ("dirichlet:0.1", 0.25, "dirichlet:0.1:min=2"),
+    ("dirichlet:0.1:plain", 0.001, "dirichlet:0.1:plain:min=1"),
+    ("dirichlet:0.1:min=12", 0.25, "dirichlet:0.1:min=12"),
+    ("domains+dirichlet:0.5", 0.3, "domains+dirichlet:0.5:min=3"), ("domains+classes:2", 0.3, "domains+classes:2"),
+])  # fmt: skip
 def test_the_least_size_shrinks_with_the_data_unless_it_was_named(flag, share, expected):
     assert from_flag(flag).scaled(share).flag == expected
