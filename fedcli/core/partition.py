@@ -25,7 +25,6 @@ from fedcli.userfiles import FromFile, blame, from_file, is_from_file
 
 Parts = list[np.ndarray]
 MIN_EXAMPLES = 10
-SHARE = Fraction(2, 5)
 MAX_DRAWS = 1000  # of a Dirichlet partition before it is refused; seconds for 100 classes and 100 clients
 
 
@@ -125,7 +124,7 @@ def classes(labels: np.ndarray, num_clients: int, classes_per_client: int, seed:
 
 
 def dominant(
-    labels: np.ndarray, num_clients: int, dominant_classes: int, seed: int, share: Fraction | float = SHARE
+    labels: np.ndarray, num_clients: int, dominant_classes: int, seed: int, share: Fraction | float = Fraction(2, 5)
 ) -> Parts:
     """Gives all clients equally much: a share from their d dominant classes each, the rest from all C classes alike.
 
