@@ -1,7 +1,6 @@
 """The laws that every method must pass, and the engine with them: on small random images, in float64, in seconds.
 
-Each law is a function that yields what it has measured, each figure with its bound. `check` holds a method to one of
-them, that of a user's own file too, on a CPU or on CUDA.
+Each law is a function that yields what it has measured, each figure with its bound.
 """
 
 import math
@@ -13,7 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from fedcli import registry
 from fedcli.core.federation import Federation, NonFiniteLoss
@@ -25,7 +24,7 @@ from fedcli.runs.config import DEFAULT_DATASET, Setup, resolve
 from fedcli.runs.rounds import one_round
 
 RELATIVE, DIFFERENT = 1e-8, 1e-6  # difference of two states over the norm of one, in float64
-# What training may make of rounding: server optimizers and Adam divide by what is small, and CUDA sums in other orders.
+# What training may make of rounding: Adam divides by what is small, and CUDA sums in other orders.
 AMPLIFIED = {"sgd": 1e-8, "adam": 1e-7, "cuda": 1e-5}
 RAGGED = (13, 7, 10, 4)  # examples of each client; with batches of 4 the last batches have 1, 3, 2 and 4
 COHORTS = ([0, 1], [2, 3], [1, 2], [0, 3])  # clients 0 and 3 sit rounds out between two that they take part in
@@ -48,11 +47,11 @@ class Finding(NamedTuple):
     @property
     def cells(self) -> tuple[str, str, str, str]:
         """Label, figure, tolerance and verdict as texts."""
-        sign, verdict = ">" if self.above else "<=", "pass" if self.holds else "FAIL"
-        return self.label, f"{self.figure:.1e}", f"{sign} {self.bound:g}", verdict
+        tolerance = f"{'>' if self.above else '<='} {self.bound:g}"
+        return self.label, f"{self.figure:.1e}", tolerance, "pass" if self.holds else "FAIL"
 
     def __str__(self) -> str:
-        """What is said of a bound that is not kept."""
+        """Says what is wrong where the bound is not kept."""
         if self.error is not None:
             return f"{type(self.error).__name__}: {str(self.error).strip()}".splitlines()[0]
         return f"{self.label}: {self.figure:.2e}, must be {self.cells[2]}"
@@ -85,28 +84,22 @@ TOY = {
 
 
 def normed(channels: int, image_size: int, num_classes: int) -> nn.Module:
-    """Make a network with BatchNorm, named by this file as a user's own is.
+    """Make a network with BatchNorm over 64 values an image, named by this file as a user's own is.
 
-    It normalises over 64 values an image and more, and is not deep: where BatchNorm has few values, a difference of
-    1e-15 grows a hundredfold in each round (resnet10-3x3 on these images), whichever way the clients train.
+    Over few values, a difference of 1e-15 grows a hundredfold in each round (resnet10-3x3 on these images).
     """
     hidden = nn.Sequential(nn.Conv2d(channels, 4, 3, padding=1), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten())
     return nn.Sequential(hidden, nn.Linear(4 * image_size**2, 8), nn.ReLU(), nn.Linear(8, num_classes))
 
 
 def federation(
-    method: Method | str,
-    overrides: dict[str, Any] | None = None,
-    *,
-    data: Dataset | None = None,
-    parts: list[np.ndarray] | None = None,
-    kind: type[Federation] | None = None,
-    **run: Any,
-) -> tuple[Setup, Federation]:
+    method: Method | str, overrides: dict[str, Any] | None = None, *, data: Dataset | None = None,
+    parts: list[np.ndarray] | None = None, kind: type[Federation] | None = None, **run: Any,
+) -> tuple[Setup, Federation]:  # fmt: skip
     """Set up a method, or that of a name, on toy data, under a protocol of which every value is overridden.
 
-    `overrides` are options of the method in place of its defaults, and `run` those of the run in place of `TOY`;
-    `parts` are the positions of each client's examples, and `kind` is the class of the federation.
+    `overrides` are options of the method, `run` those of the run in place of `TOY`, `parts` positions of each client's
+    examples, and `kind` the class of the federation.
     """
     method = registry.find_method(method) if isinstance(method, str) else method
     protocol = registry.default_protocol(registry.find_method("fedavg"), DEFAULT_DATASET)
@@ -121,10 +114,7 @@ def federation(
 
 
 def simulate(setup: Setup, fed: Federation, rounds: int, cohorts: Any = None, state: Any = None, first: int = 0) -> Any:
-    """Return the state after `rounds` rounds, going on from the one after `first` rounds where it is given.
-
-    `cohorts` are the clients of each round, where they are not drawn.
-    """
+    """Return the state after `rounds` rounds, from `state`, which is that after `first`; cohorts are drawn if None."""
     state = setup.method.init(fed, setup.options) if state is None else state
     for number in range(first, rounds):
         cohort = fed.cohort(number) if cohorts is None else fed.cohort_of(number, cohorts[number])
@@ -133,13 +123,13 @@ def simulate(setup: Setup, fed: Federation, rounds: int, cohorts: Any = None, st
 
 
 def distance(tree: Tree, other: Tree) -> float:
-    """Norm of the difference of two trees over the norm of the second; 0 where they are the same."""
-    vectors = []
-    for each in (tree, other):
-        parts = [leaf.cpu().double().flatten() for leaf in leaves(each)]  # what clients keep waits on the host
-        vectors.append(torch.cat([torch.zeros(1).double(), *parts]))
-    difference = (vectors[0] - vectors[1]).norm()
-    return float(difference / vectors[1].norm()) if difference else 0.0
+    """Return the norm of the difference of two trees over the norm of the second; 0 where they are the same."""
+
+    def vector(tree: Tree) -> Tensor:  # on the host, where what clients keep waits
+        return torch.cat([torch.zeros(1).double(), *(leaf.cpu().double().flatten() for leaf in leaves(tree))])
+
+    difference = (vector(tree) - vector(other)).norm()
+    return float(difference / vector(other).norm()) if difference else 0.0
 
 
 def model_of(setup: Setup, state: Any) -> Tree:
@@ -161,9 +151,9 @@ def trained(method: Method | str, overrides: dict[str, Any] | None, rounds: int,
 def law_1_off_is_the_simpler_method(method: Method, rounds: int = 3, **run: Any) -> Iterator[Finding]:
     """Hold a method to its `reduces_to`: with these options its model is the simpler method's."""
     simpler, overrides = method.reduces_to
-    difference = distance(trained(method, overrides, rounds, **run), trained(simpler, None, rounds, **run))
     flags = " ".join(f"{flag_of(name)} {value}" for name, value in overrides.items())
-    yield Finding(f"{flags} against {simpler}", difference, RELATIVE)
+    models = trained(method, overrides, rounds, **run), trained(simpler, None, rounds, **run)
+    yield Finding(f"{flags} against {simpler}", distance(*models), RELATIVE)
 
 
 def law_2_on_is_not(method: Method, **run: Any) -> Iterator[Finding]:
@@ -201,39 +191,34 @@ def law_3_state_survives(method: Method, **run: Any) -> Iterator[Finding]:
 
 
 def law_4_chunking_is_invisible(
-    method: Method,
-    rounds: int = 2,
-    chunks: Sequence[int | str] = (1, 2, 4),
-    against: type[Federation] | None = None,
+    method: Method, rounds: int = 2, chunks: Sequence[int | str] = (1, 2, 4), against: type[Federation] | None = None,
     **run: Any,
-) -> Iterator[Finding]:
+) -> Iterator[Finding]:  # fmt: skip
     """Hold the engine, under a method, to train clients together as it trains them one after the other.
 
-    Each of `chunks`, values of `--clients-per-chunk`, is compared without graphs and, where the device has graphs, with
-    them, to a federation of the class `against` or to clients one after the other. A `start_round` is 0, so that a term
-    that begins later is compared at all.
+    Each of `chunks`, values of `--clients-per-chunk`, is compared without graphs, and with them where the device has
+    any, to a federation of the class `against` or to clients one by one. A `start_round` is 0, so that all terms act.
     """
     overrides = {START: 0} if hasattr(method.config, START) else {}
     bound = AMPLIFIED[run.get("optimizer", "sgd")]
     if run.get("device", "cpu").startswith("cuda"):
         run, bound = {"local_epochs": 4, **run}, AMPLIFIED["cuda"]  # enough steps for a graph of each
 
-    def ending(chunk: int | str, captured: bool = False, **more: Any) -> tuple[Federation, tuple[Tree, Tree]]:
+    def ending(chunk: int | str, captured: bool = False, **more: Any) -> tuple[str, tuple[Tree, Tree]]:
         setup, fed = federation(method, overrides, clients_per_chunk=str(chunk), **run, **more)
-        if not captured:
-            fed.engine.graphs = None
+        graphs = fed.engine.graphs = fed.engine.graphs if captured else None
         state = simulate(setup, fed, rounds)
-        return fed, (model_of(setup, state), state)
+        how = ": ".join([fed.engine.mode, *fed.engine.notes])
+        if graphs and not graphs.captured:
+            how = how.replace(", captured", ", but no step captured")
+        return how, (model_of(setup, state), state)
 
     has_graphs = federation(method, overrides, **run)[1].engine.graphs is not None
-    fed, expected = ending(1, kind=against)
-    name = against.__name__ if against else ": ".join([fed.engine.mode, *fed.engine.notes])
+    name, expected = ending(1, kind=against)
+    name = against.__name__ if against else name
     for captured in (False, True) if has_graphs else (False,):
         for chunk in chunks:
-            fed, trees = ending(chunk, captured)
-            how = ": ".join([fed.engine.mode, *fed.engine.notes])
-            if captured and not fed.engine.graphs.captured:
-                how = how.replace(", captured", ", but no step captured")
+            how, trees = ending(chunk, captured)
             yield Finding(f"{how} against {name}", max(map(distance, trees, expected)), bound)
 
 
@@ -272,7 +257,7 @@ def law_7_resume_is_invisible(method: Method, **run: Any) -> Iterator[Finding]:
     """Hold a method to go on from a checkpoint as if nothing had happened: all it knows is in its state."""
     setup, fed = federation(method, **run)
     expected = simulate(setup, fed, 3)
-    # On CUDA an operation may have no form that gives the same bits each time.
+    # On CUDA an operation may have no deterministic form.
     bound = 0.0 if fed.device.type == "cpu" else AMPLIFIED["cuda"]
     types = {kind.__name__: kind for kind in method.state_types}
     for rounds in (1, 2):
@@ -362,7 +347,7 @@ def one_of_each_kind() -> list[Method]:
 
 
 def check(method: Method, number: int, device: str) -> list[Finding]:
-    """Hold a method to the law of that number on a device, as a run names it; an error ends only its measurement.
+    """Hold a method to the law of that number on a device; an error ends only its measurement.
 
     Returns nothing where the method does not declare what the law needs.
     """

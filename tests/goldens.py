@@ -77,12 +77,7 @@ def kind_of_machine() -> str:
     return f"{processor}, {torch.backends.cpu.get_cpu_capability()}, torch {torch.__version__.split('+')[0]}"
 
 
-def write() -> None:
-    """Writes the goldens of this kind of machine."""
-    known = json.loads(FILE.read_text()) if FILE.is_file() else {}
-    known[kind_of_machine()] = {"runs": {name: golden(name) for name in names()}}
-    FILE.write_text(json.dumps(known, indent=1) + "\n")
-
-
 if __name__ == "__main__":
-    write()
+    goldens = json.loads(FILE.read_text()) if FILE.is_file() else {}
+    goldens[kind_of_machine()] = {"runs": {name: golden(name) for name in names()}}
+    FILE.write_text(json.dumps(goldens, indent=1) + "\n")

@@ -2,6 +2,7 @@
 
 import json
 import sys
+from dataclasses import replace
 from functools import partial
 from statistics import median
 
@@ -11,11 +12,12 @@ import pytest
 import torch
 
 from fedcli import registry
-from fedcli.bench import measure, random_images, rounds
+from fedcli.bench import measure, random_images
 from fedcli.core import backbones
 from fedcli.data import datasets
 from fedcli.runs import prepare
 from fedcli.runs.config import resolve
+from fedcli.runs.rounds import one_round
 from tests.programs import invoke
 
 TINY = {
@@ -23,49 +25,61 @@ TINY = {
     "backbone": "cnn-mcmahan",
 }  # fmt: skip
 TINY_RESNET = TINY | {"dataset": "cifar10", "train_examples": 24, "backbone": "resnet18"}
-CPU = torch.device("cpu")
 FEW_IMAGES = """
+from functools import partial
 from fedcli.bench.random_images import draw_images
-def fmnist():
-    return draw_images(90, 28, 28, tests=10)
-def cifar10():
-    return draw_images(90, 32, 32, 3, tests=10)
+fmnist, cifar10 = partial(draw_images, 90, 28, 28, tests=10), partial(draw_images, 90, 32, 32, 3, tests=10)
 """
 
 
 @pytest.fixture(autouse=True)
 def small(folder, monkeypatch):
     """Peak rates and workloads that are measured in no time, and an empty working folder."""
-    monkeypatch.setattr(measure, "MATMUL_SIDES", {"cpu": (32,)})
+    monkeypatch.setattr(measure, "MATMUL_SIDE", {"cpu": 32})
     monkeypatch.setattr(measure, "COPY_BYTES", 2**12)
-    monkeypatch.setattr(measure, "LASTING", 1e-6)
-    monkeypatch.setattr(rounds, "PUBLIC_IMAGES", 20)
+    monkeypatch.setattr(measure, "TRIES", 1)
+    monkeypatch.setattr(measure, "PUBLIC_IMAGES", 20)
     (folder / "few.py").write_text(FEW_IMAGES)
-    monkeypatch.setattr(rounds, "RANDOM_IMAGES", folder / "few.py")
-    for name in rounds.WORKLOADS:
-        monkeypatch.setitem(rounds.WORKLOADS, name, TINY)
+    monkeypatch.setattr(measure, "RANDOM_IMAGES", folder / "few.py")
+    for name in measure.WORKLOADS:
+        monkeypatch.setitem(measure.WORKLOADS, name, TINY)
     monkeypatch.setenv("COLUMNS", "200")
 
 
 def sides(workload, **options):
-    """Both sides of a workload."""
-    engine = rounds.EngineRounds(rounds.prepare_workload(workload, device="cpu", **options))
-    return engine, rounds.PlainRounds(engine)
+    """The setup and both sides of a workload, on a few random images."""
+    setup = measure.prepare_workload(workload, device="cpu", **options)
+    setup = replace(setup, run=replace(setup.run, dataset=f"{measure.RANDOM_IMAGES}:{setup.run.dataset}"))
+    dataset, _, fed = prepare.prepare(setup)
+    return setup, fed, measure.PlainRounds(fed, dataset)
 
 
 def measured(workload=TINY, repeats=1, **options):
-    setup = rounds.prepare_workload(workload, device="cpu", **options)
+    setup = measure.prepare_workload(workload, device="cpu", **options)
     return measure.measure("tiny", setup, repeats, lambda text: None, with_plain=True)
 
 
 def fake_seconds(monkeypatch, engine, plain=()):
-    """Rounds are run, but take the times given: of the engine by part; the peak rates are round numbers."""
-    run_round, left = rounds.EngineRounds.round, iter([{}, *engine])  # the first one warms up
-    monkeypatch.setattr(rounds.EngineRounds, "round", lambda self, number: {**run_round(self, number), **next(left)})
-    plain = iter(plain)
-    monkeypatch.setattr(measure, "seconds_of", lambda work, device: (work(), next(plain))[1])
-    monkeypatch.setattr(measure, "peak_flops", lambda device, dtype: 1e6)
-    monkeypatch.setattr(measure, "peak_bandwidth", lambda device: 1e3)
+    """Rounds take the times given, of the engine by part, and peak rates are round numbers; returns the rounds run.
+
+    A round is said by its number, that of a plain loop by its clients, each with a number that may be flushed to 0.
+    """
+    run_round, left, plain, run = measure.one_round, iter([{}, *engine]), iter(plain), []  # the first one warms up
+
+    def engine_round(setup, fed, state, cohort):
+        run.append((cohort.round, sys.float_info.min / 2))
+        state, entry = run_round(setup, fed, state, cohort)
+        return state, {"seconds": entry["seconds"] | next(left)}
+
+    def seconds_of(work, device):
+        run.append((*work.args[0], sys.float_info.min / 2))
+        work()
+        return next(plain)
+
+    monkeypatch.setattr(measure, "one_round", engine_round)
+    monkeypatch.setattr(measure, "seconds_of", seconds_of)
+    monkeypatch.setattr(measure, "peak_rates", lambda engine, dtype: (1e6, 1e3))
+    return run
 
 
 # Workloads and images
@@ -74,32 +88,33 @@ def fake_seconds(monkeypatch, engine, plain=()):
 def test_the_workloads_have_these_sizes_and_one_network_on_both_sides(monkeypatch):
     monkeypatch.undo()
     sizes, images = [], {"fmnist": (1, 28), "cifar10": (3, 32)}
-    for options in rounds.WORKLOADS.values():
+    for options in measure.WORKLOADS.values():
         shape = images[options["dataset"]]
         built = backbones.build(options["backbone"], *shape, 10, 0)
-        shapes = [value.shape for value in rounds.plain_network(options["backbone"], *shape).parameters()]
+        shapes = [value.shape for value in measure.plain_network(options["backbone"], *shape).parameters()]
         assert [value.shape for value in built.parameters()] == shapes
         parameters = sum(shape.numel() for shape in shapes)
         sizes.append((parameters, options["num_clients"], options["train_examples"], options["local_epochs"]))
     expected = [(582_026, 100, 60_000, 5), (582_026, 100, 60_000, 1), (11_181_642, 10, 40_000, 10)]
     assert sizes == expected * 2  # by the short names and by those in words
-    assert len(rounds.SCALING) == 10
-    assert rounds.SCALING["w1 K=5 B=64"] == rounds.WORKLOADS["w1"] | {"cohort_size": 5, "local_epochs": 1}
+    assert len(measure.SCALING) == 10
+    assert measure.SCALING["w1 K=5 B=64"] == measure.WORKLOADS["w1"] | {"cohort_size": 5, "local_epochs": 1}
     for name in images:
         drawn = getattr(random_images, name)()
         assert len(drawn["x_train"]) >= 50_000
         assert drawn["x_test"].shape[1:3] == images[name][1:] * 2
 
 
-def test_real_images_are_taken_where_they_are_there(tmp_path):
+def test_real_images_are_taken_where_they_are_there(tmp_path, monkeypatch):
     arrays = random_images.draw_images(100, 28, 28, tests=20)
     np.savez(tmp_path / "own.npz", **arrays)
-    engine, _ = sides(TINY)
-    assert (engine.images, engine.dataset.x_train.shape) == ("random", (80, 1, 28, 28))
     datasets.import_path("own", tmp_path / "own.npz")
-    engine, _ = sides(TINY | {"dataset": "own"})
-    assert (engine.images, len(engine.dataset.x_train)) == ("real", 80)  # of 100, as many as the clients hold
-    assert {image.numpy().tobytes() for image in engine.dataset.x_train} <= {x.tobytes() for x in arrays["x_train"]}
+    seen, prepared = [], prepare.prepare
+    monkeypatch.setattr(measure, "prepare", lambda setup: seen.append(prepared(setup)) or seen[-1])
+    assert [measured(TINY | {"dataset": name})["images"] for name in ("fmnist", "own")] == ["random", "real"]
+    drawn, own = ({image.numpy().tobytes() for image in dataset.x_train} for dataset, _, _ in seen)
+    assert len(drawn) == len(own) == 80  # of 90 and 100, as many as the clients hold
+    assert own <= {x.tobytes() for x in arrays["x_train"]}
 
 
 # Both sides do the same
@@ -110,36 +125,38 @@ def test_both_sides_take_the_same_steps_on_the_same_images(chunk, monkeypatch):
     engine_sizes, plain_sizes, seen = [], [], []
     make = partial(prepare.make_federation, on_samples=engine_sizes.append)
     monkeypatch.setattr(prepare, "make_federation", make)
-    engine, plain = sides(TINY, clients_per_chunk=chunk)
+    setup, fed, plain = sides(TINY, clients_per_chunk=chunk)
 
     def watch(module, inputs, output):
         plain_sizes.append(len(inputs[0]))
         seen.extend(image.numpy().tobytes() for image in inputs[0])
 
     plain.model.register_forward_hook(watch)
-    cohort = engine.fed.cohort(0).client_ids
-    engine.round(0)
-    plain.round(cohort)
+    cohort = fed.cohort(0)
+    one_round(setup, fed, setup.method.init(fed, setup.options), cohort)
+    plain.round(cohort.client_ids)
     assert sum(engine_sizes) == sum(plain_sizes) == 80
     assert sorted(plain_sizes) == 4 * [4] + 8 * [8]
     if chunk == "1":
         assert sorted(engine_sizes) == sorted(plain_sizes)
-    images = engine.fed.engine.gather(np.concatenate([engine.fed.training[client] for client in cohort]))[0]
+    images, _ = fed.engine.gather(np.concatenate([fed.training[client] for client in cohort.client_ids]))
     assert sorted(seen) == sorted(2 * [image.contiguous().numpy().tobytes() for image in images])
 
 
 @pytest.mark.parametrize("workload", [TINY, TINY_RESNET], ids=["cnn", "resnet"])
 def test_both_sides_end_with_the_same_model_where_the_order_of_samples_does_not_matter(workload):
-    engine, plain = sides(workload | {"batch_size": workload["train_examples"] // 4}, precision="float64")
+    batch_size = workload["train_examples"] // 4
+    setup, fed, plain = sides(workload | {"batch_size": batch_size}, precision="float64")
+    state = setup.method.init(fed, setup.options)
     buffers = [name for name, _ in plain.model.named_buffers() if "num_batches_tracked" not in name]
     names = [name for name, _ in plain.model.named_parameters()] + buffers
     assert bool(buffers) == (workload is TINY_RESNET)
-    for name, value in zip(names, [*engine.state.params.values(), *engine.state.buffers.values()], strict=True):
+    for name, value in zip(names, [*state.params.values(), *state.buffers.values()], strict=True):
         plain.state[name].copy_(value)
     for number in range(2):
-        engine.round(number)
-        plain.round(engine.fed.cohort(number).client_ids)
-    for name, value in zip(names, [*engine.state.params.values(), *engine.state.buffers.values()], strict=True):
+        state, _ = one_round(setup, fed, state, fed.cohort(number))
+        plain.round(fed.cohort(number).client_ids)
+    for name, value in zip(names, [*state.params.values(), *state.buffers.values()], strict=True):
         torch.testing.assert_close(plain.state[name], value, rtol=1e-7, atol=1e-9)
 
 
@@ -147,7 +164,7 @@ def test_no_value_of_a_protocol_enters(monkeypatch):
     known = {name: each for name, each in registry.protocols().items() if "digits" in each.datasets}
     monkeypatch.setattr(registry, "protocols", lambda: known)
     for method in registry.methods().values():
-        setup = rounds.prepare_workload(TINY, method=method.name, device="cpu")
+        setup = measure.prepare_workload(TINY, method=method.name, device="cpu")
         run = setup.run
         assert (run.lr, run.momentum, run.weight_decay, run.lr_decay, run.optimizer) == (0.01, 0.9, 0, 1, "sgd")
         assert (run.validation, run.drop_last, run.partition, setup.setting) == (0, False, "iid", None)
@@ -164,29 +181,6 @@ def test_every_method_can_be_measured(name):
     assert result["peak_bytes"] > 2**20
 
 
-@pytest.mark.skipif(not torch.set_flush_denormal(False), reason="this processor cannot")
-def test_rounds_take_turns_without_denormal_numbers_and_each_is_run_once_after_the_warm_up(monkeypatch):
-    seen = []
-
-    def watch(kind):
-        run = kind.round
-
-        def spy(self, argument):
-            seen.append((kind, *np.atleast_1d(argument), sys.float_info.min / 2))
-            return run(self, argument)
-
-        monkeypatch.setattr(kind, "round", spy)
-
-    watch(rounds.EngineRounds)
-    watch(rounds.PlainRounds)
-    measured(repeats=2)
-    fed, expected = sides(TINY)[0].fed, []
-    for number in (997, 998, 999):
-        expected += [(rounds.EngineRounds, number, 0), (rounds.PlainRounds, *fed.cohort(number).client_ids, 0)]
-    assert seen == expected
-    assert sys.float_info.min / 2 > 0
-
-
 # The numbers
 
 
@@ -194,31 +188,32 @@ def test_flops_of_layers_by_hand_without_taps_that_meet_padding_only(monkeypatch
     conv1 = 2 * 24 * 24 * 32 * 25  # multiply-adds count twice; the images need no gradient, so it is passed twice
     conv2 = 2 * 8 * 8 * 64 * 32 * 25
     linear = 2 * 1024 * 512 + 2 * 512 * 10
-    assert sides(TINY)[1].flops_per_sample() == 2 * conv1 + 3 * (conv2 + linear)
-    _, plain = sides(TINY_RESNET)
+    assert sides(TINY)[2].flops_per_sample() == 2 * conv1 + 3 * (conv2 + linear)
+    *_, plain = sides(TINY_RESNET)
     live = plain.flops_per_sample()
-    monkeypatch.setattr(rounds, "use_live_taps", lambda *arguments: False)
+    monkeypatch.setattr(measure, "use_live_taps", lambda *arguments: False)
     assert plain.flops_per_sample() - live == 3 * 2 * 6_946_816  # one place in the image for each dead weight
 
 
 def test_peak_rates_are_of_the_fastest_product_by_all_threads(monkeypatch, two_threads):
-    calls = []
-    monkeypatch.setattr(measure, "LASTING", 0.02)
-    rate = measure.times_per_second(lambda: calls.append((torch.get_num_threads(), measure.time.sleep(0.001))), CPU)
-    assert 500 < rate < 2000  # two threads, each at most once a millisecond
+    engine, calls = sides(TINY)[1].engine, []
+    monkeypatch.setattr(measure, "TRIES", 20)
+    work = lambda: calls.append((torch.get_num_threads(), measure.time.sleep(0.001)))  # noqa: E731
+    assert 1000 < measure.times_per_second(work, engine) < 2000  # two threads, each at most once a millisecond
     assert {threads for threads, _ in calls} == {1}
-    assert torch.get_num_threads() == 2
-    monkeypatch.setattr(measure, "MATMUL_SIDES", {"cpu": (2, 32)})
-    monkeypatch.setattr(measure, "times_per_second", lambda work, device: 4 if len(work.args) == 2 else 5)
-    assert measure.peak_flops(CPU, torch.float64) == 2 * 32**3 * 4
-    assert measure.peak_bandwidth(CPU) == 2 * 2**12 * 5
+    monkeypatch.setattr(measure, "times_per_second", lambda work, engine: 4 if len(work.args) == 2 else 5)
+    assert measure.peak_rates(engine, torch.float64) == (2 * 32**3 * 4, 2 * 2**12 * 5)
 
 
-def test_times_are_medians_and_the_ratio_is_the_median_of_the_pairs(monkeypatch):
+def test_rounds_take_turns_and_times_and_the_ratio_of_a_pair_are_medians(monkeypatch):
     times = zip((4.0, 18.0, 1.0), (6.0, 2.0, 39.0), (0.5, 0.25, 0.125), strict=True)
     engine = [{"train": train, "aggregate": rest, "data": 0.0, "evaluate": test} for train, rest, test in times]
-    fake_seconds(monkeypatch, engine, [30.0, 20.0, 80.0])
-    result = measured(repeats=3)
+    run, can_flush = fake_seconds(monkeypatch, engine, [30.0, 20.0, 80.0]), torch.set_flush_denormal(False)
+    result, fed = measured(repeats=3), sides(TINY)[1]
+    pairs = [[(number,), tuple(fed.cohort(number).client_ids)] for number in (997, 998, 999)]
+    tiny = 0 if can_flush else sys.float_info.min / 2
+    assert run == [(*each, tiny) for each in [(996,), *pairs[0], *pairs[1], *pairs[2]]]
+    assert sys.float_info.min / 2 > 0
     assert (result["seconds_per_round"], result["seconds_spread"]) == (20.0, [10.0, 40.0])
     assert (result["plain_seconds_per_round"], result["plain_spread"]) == (30.0, [20.0, 80.0])
     assert result["ratio"] == median([3.0, 1.0, 2.0])  # of the medians it would be 1.5
@@ -227,7 +222,7 @@ def test_times_are_medians_and_the_ratio_is_the_median_of_the_pairs(monkeypatch)
     assert result["evaluation_seconds"] == 0.25
     assert result["floor_seconds"] == max(result["arithmetic_floor_seconds"], result["memory_floor_seconds"])
     assert result["floor_share"] == result["floor_seconds"] / 20.0
-    assert result["arithmetic_floor_seconds"] == pytest.approx(80 * sides(TINY)[1].flops_per_sample() / 1e6)
+    assert result["arithmetic_floor_seconds"] == pytest.approx(80 * sides(TINY)[2].flops_per_sample() / 1e6)
     shown = {"Round": "20 (10-40)", "Plain": "30", "Ratio": "2x", "Test": "0.25"}
     assert measure.cells(result).items() >= shown.items()
     assert "failed: too high" in measure.cells(result)["Bound"]  # at these rates
@@ -237,14 +232,12 @@ def test_times_are_medians_and_the_ratio_is_the_median_of_the_pairs(monkeypatch)
     ("precision", "item", "dtype"),
     [("float32", 4, torch.float32), ("bf16", 4, torch.bfloat16), ("float64", 8, torch.float64)],  # bf16 keeps float32
 )
-def test_every_precision_is_measured_on_both_sides_the_plain_one_by_default_operations(
-    precision, item, dtype, monkeypatch
-):
+def test_every_precision_is_measured_the_plain_side_by_default_operations(precision, item, dtype, monkeypatch):
     fake_seconds(monkeypatch, [{}], [1.0])
     result = measured(precision=precision)
     assert result["precision"] == precision
     assert result["memory_floor_seconds"] == pytest.approx(12 * 6 * item * 582_026 / 1e3)
-    _, plain = sides(TINY, precision=precision)
+    *_, plain = sides(TINY, precision=precision)
     seen = set()
 
     def watch(module, inputs, output):
@@ -262,13 +255,11 @@ def test_rounds_of_a_protocols_own_run_are_timed_and_say_what_all_take_with_test
     small = {"train_examples": 60, "num_clients": 3, "cohort_size": 2, "backbone": "cnn-small", "rounds": 40}
     options = {"dataset": "cifar10", "device": "cpu", "batch_size": 10, "partition": "iid", "local_epochs": 1, **small}
     setup = resolve(registry.find_method(method), options, need_data=False)
-    numbers, one_round = [], rounds.one_round
-    monkeypatch.setattr(rounds, "one_round", lambda *given: numbers.append(given[3].round) or one_round(*given))
     nothing = {"data": 0, "aggregate": 0}
     parts = [{"train": train, "evaluate": test, **nothing} for train, test in ((3, 0.5), (4, 0.25), (5, 0.75))]
-    fake_seconds(monkeypatch, parts)
+    run = fake_seconds(monkeypatch, parts)
     result = measure.measure(setup.protocol.name, setup, 3, lambda text: None, with_plain=False)
-    assert numbers == [36, 37, 38, 39]  # the last ones
+    assert [number for number, _ in run] == [36, 37, 38, 39]  # the last ones
     assert (result["seconds_per_round"], result["seconds_spread"]) == (4, [3, 5])
     assert (result["evaluation_seconds"], result["whole_seconds"]) == (0.5, 40 * 4.25)
     row = measure.cells(result)
@@ -302,7 +293,7 @@ def test_options_reach_the_measurement_and_results_go_to_json_and_csv():
 
 
 def test_the_two_short_workloads_or_the_named_ones_and_those_of_scaling_are_measured_into_a_table(monkeypatch):
-    monkeypatch.setattr(rounds, "SCALING", {name: TINY for name in ("w1 K=1 B=8", "w1 K=2 B=8")})
+    monkeypatch.setattr(measure, "SCALING", {name: TINY for name in ("w1 K=1 B=8", "w1 K=2 B=8")})
     title, *lines, machine = done().splitlines()
     assert [line.split()[0] for line in (title, *lines)] == ["Workload", "w1", "w2"]
     assert lines[0].strip().endswith("random")

@@ -48,13 +48,9 @@ CASES = [  # a law, the methods that it is held against, and the options of the 
     (laws.law_6_edge_data, EVERY, {"chunk": 4, **FEW_STEPS}),
     (laws.law_7_resume_is_invisible, [STATEFUL, *VARIANTS], FEW_STEPS),
     (laws.law_9_costs_are_what_is_sent, [each for each in DECLARING if not each.uses_public_data], {}),
-    # The last batch of public images has one.
-    (
-        laws.law_9_costs_are_what_is_sent,
-        [each for each in DECLARING if each.uses_public_data],
-        {"public_batch_size": 11},
-    ),
-]
+    (laws.law_9_costs_are_what_is_sent, [each for each in DECLARING if each.uses_public_data],
+     {"public_batch_size": 11}),  # the last batch has one
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(

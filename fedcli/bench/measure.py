@@ -1,44 +1,151 @@
 """Speed of the engine against a plain PyTorch loop, both measured in the same run, and how a result is shown and kept.
 
-Both sides run under the same threads and precision settings; the engine, as in a run, by operations that give the same
-bits each time, the plain loop by PyTorch's default ones. Each has one round to warm up; then a round of the engine
-and one of the plain loop take turns, so that a noisy machine hits both. The ratio is the median over these pairs of
-plain seconds over engine seconds: above 1 the engine is faster.
+The plain loop is what a user of PyTorch writes: one module in the default memory layout (torchvision's own for w3),
+`torch.optim.SGD`, a `DataLoader` over a client's normalised float images, which go to the device batch by batch; a copy
+of the `state_dict` in, the mean of the `state_dict`s out. It trains the engine's clients, on the same images.
 
-A lower bound, called "floor" in files, is the time that the arithmetic or the traffic takes at this machine's own peak
-rates, the larger of the two. Arithmetic: the FLOPs of the plain loop's round over those of the fastest of several
-matrix products in the same precision, done by each thread alone. Memory: the bytes of parameters, gradients and
-momentum, each read and written once in every step of every client, over those of a large copy. A lower bound
-above the measured time is a measurement that has failed, most likely because other programs took the cores while the
-peak rates were measured.
+Both sides run under the same threads and precision; the engine, as in a run, by operations that give the same bits each
+time, the plain loop by PyTorch's default ones. After a round each to warm up they take turns, so that a noisy machine
+hits both. The ratio is the median over these pairs of plain seconds over engine seconds: above 1 the engine is faster.
+
+A lower bound, called "floor" in files, is the time that the arithmetic or the memory traffic takes at this machine's
+own peak rates, the larger of the two. Arithmetic: the FLOPs of the plain loop's round over those of a large matrix
+product in the same precision, done by each thread alone. Memory: the bytes of parameters, gradients and momentum, each
+read and written once in every step of every client, over those of a large copy. A bound above the measured time has
+failed, most likely because other programs took the cores meanwhile.
 """
 
+import copy
 import math
 import time
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterable
+from dataclasses import fields, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.flop_counter import FlopCounterMode
 
-from fedcli.bench.rounds import EngineRounds, PlainRounds, seconds_of
+from fedcli import registry
+from fedcli.core.backbones import torchvision
+from fedcli.core.engine import Engine
+from fedcli.core.federation import Federation
+from fedcli.core.layers import use_live_taps
+from fedcli.data import datasets
 from fedcli.errors import UserError
 from fedcli.runs.autotune import autotune, peak_memory
-from fedcli.runs.config import Setup
-from fedcli.runs.prepare import flushed_denormals, machine_settings
+from fedcli.runs.config import DEFAULT_DATASET, RunConfig, Setup, resolve
+from fedcli.runs.prepare import deterministic, flushed_denormals, machine_settings, prepare
 from fedcli.runs.records import environment
+from fedcli.runs.rounds import one_round
 
+SGD = {"lr": 0.01, "momentum": 0.9}  # of all workloads
+ROUNDS = 1000  # of a workload's run, whose last ones are timed: in these all of a method's terms have begun
+_GREY = {"dataset": "fmnist", "train_examples": 60_000, "num_clients": 100, "backbone": "cnn-mcmahan"}
+_COLOUR = {"dataset": "cifar10", "train_examples": 40_000, "num_clients": 10, "backbone": "resnet18"}
+WORKLOADS = {  # options of runs; all clients hold equally many images
+    "w1": {**_GREY, "cohort_size": 10, "local_epochs": 5, "batch_size": 64},
+    "w2": {**_GREY, "cohort_size": 20, "local_epochs": 1, "batch_size": 10},
+    "w3": {**_COLOUR, "cohort_size": 10, "local_epochs": 10, "batch_size": 64},
+}
+WORKLOADS |= {"cnn-five-epochs": WORKLOADS["w1"], "cnn-small-batches": WORKLOADS["w2"], "resnet18": WORKLOADS["w3"]}
+_SIZES = *((clients, 64) for clients in (1, 2, 5, 10, 20, 50, 100)), *((10, batch) for batch in (10, 32, 128))
+SCALING = {  # w1 with one local epoch, over clients a round and batch sizes
+    f"w1 K={clients} B={batch}": WORKLOADS["w1"] | {"local_epochs": 1, "cohort_size": clients, "batch_size": batch}
+    for clients, batch in _SIZES
+}
+PUBLIC_IMAGES = 512  # for the methods that need some; the plain loop has no part in that
 MACHINE = (
     "{device} ({hardware}), threads: {threads}, torch {torch}, {precision}; seconds, median of {repeats} rounds (least-"
     "largest); Plain: of a plain PyTorch loop, Test: of the test images"
 )
 OPTIONS = ("precision", "cohort_size", "local_epochs", "batch_size", "seed")  # of a run: what a result says
-MATMUL_SIDES = {"cpu": (2048, 1024, 512), "cuda": (8192, 4096)}
+RANDOM_IMAGES = Path(__file__).with_name("random_images.py")  # a function for each data set of a workload
+MATMUL_SIDE = {"cpu": 2048, "cuda": 8192}
 COPY_BYTES = 2**28  # beyond any cache
-TRIES, LASTING = 4, 0.15  # tries of each rate, of which the fastest counts; seconds of a try, at least
+TRIES = 10  # of each rate, of which the fastest counts
+
+
+def prepare_workload(workload: dict[str, Any], method: str = "fedavg", **more: Any) -> Setup:
+    """Sets up the run of a workload with `more` options; every option is given, so that no protocol's values enter."""
+    chosen = registry.find_method(method)
+    declared = (*fields(RunConfig), *fields(chosen.config))
+    options = {option.name: option.default for option in declared if option.default is not None}
+    options["protocol"] = next(each.name for each in registry.protocols().values() if each.evaluation == "server")
+    if chosen.uses_public_data:
+        options |= {"public_dataset": DEFAULT_DATASET, "public_examples": PUBLIC_IMAGES}
+    options |= {"rounds": ROUNDS, "optimizer": "sgd", **SGD, **workload, **more}
+    # Without a protocol's setting the images are normalised by their own mean and not augmented.
+    return replace(resolve(chosen, options, need_data=False), setting=None)
+
+
+def plain_network(backbone: str, channels: int, image_size: int) -> nn.Module:
+    """The network of a workload as PyTorch's users write it, without anything of the project's."""
+    if backbone != "cnn-mcmahan":
+        return getattr(torchvision().models, backbone)(num_classes=10)
+    width = 64 * (((image_size - 4) // 2 - 4) // 2) ** 2
+    return nn.Sequential(
+        *(nn.Conv2d(channels, 32, 5), nn.ReLU(), nn.MaxPool2d(2)),
+        *(nn.Conv2d(32, 64, 5), nn.ReLU(), nn.MaxPool2d(2)),
+        *(nn.Flatten(), nn.Linear(width, 512), nn.ReLU(), nn.Linear(512, 10)),
+    )
+
+
+class PlainRounds:
+    """Rounds of federated averaging by a plain PyTorch loop.
+
+    Attributes:
+        model: The one module that all clients train, one after the other.
+        state: The global model, a `state_dict`.
+    """
+
+    def __init__(self, fed: Federation, dataset: datasets.Dataset):
+        """Takes the images of the engine's clients and the sizes of its run, and nothing else of it."""
+        self._run, self._device = fed.config, fed.device
+        torch.manual_seed(self._run.seed)
+        draw = torch.Generator().manual_seed(self._run.seed)
+        network = plain_network(self._run.backbone, dataset.channels, dataset.image_size)
+        self.model = network.to(fed.device, fed.dtype)
+        self.state = copy.deepcopy(self.model.state_dict())
+        clients = [TensorDataset(fed.transform(dataset.x_train[part]), dataset.y_train[part]) for part in fed.training]
+        self._loaders = [DataLoader(data, self._run.batch_size, shuffle=True, generator=draw) for data in clients]
+
+    @deterministic(False)
+    def round(self, client_ids: Iterable[int]) -> None:
+        """Trains these clients; the new model is their plain mean, since all hold equally many images."""
+        states = []
+        for client in client_ids:
+            self.model.load_state_dict(self.state)
+            optimizer = torch.optim.SGD(self.model.parameters(), **SGD)
+            for _ in range(self._run.local_epochs):
+                for x, y in self._loaders[client]:
+                    optimizer.zero_grad()
+                    self._loss(self.model, x, y).backward()
+                    optimizer.step()
+            states.append(copy.deepcopy(self.model.state_dict()))
+        self.state = {name: sum(state[name] for state in states) / len(states) for name in self.state}
+
+    def flops_per_sample(self) -> float:
+        """Floating-point operations of a training step, forward and backward, over its samples.
+
+        Taps that meet padding only are left out, see `fedcli.core.layers.LiveConv2d`.
+        """
+        x, y = next(iter(self._loaders[0]))
+        live = copy.deepcopy(self.model)
+        use_live_taps(live, x.shape[1], x.shape[2])
+        with FlopCounterMode(display=False) as counter:
+            self._loss(live, x, y).backward()
+        return counter.get_total_flops() / len(x)
+
+    def _loss(self, model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+        x, y = x.to(self._device), y.to(self._device)
+        with torch.autocast(self._device.type, torch.bfloat16, enabled=self._run.precision == "bf16"):
+            return F.cross_entropy(model(x), y)
 
 
 @flushed_denormals()
@@ -53,49 +160,56 @@ def measure(name: str, setup: Setup, repeats: int, progress: Callable[[str], Any
         with_plain: Whether a round of the plain loop follows each round of the engine.
 
     Returns:
-        What was run and what it took; spreads are [least, largest]. `peak_bytes` is that of the engine's first round:
-        on CUDA what PyTorch holds, on a CPU what the process does (where the system cannot set the process's peak
-        back, the largest so far). `evaluation_seconds` is a pass over the test images by the engine, at least for every
-        model that a round has changed. `data_seconds_share` is what a round spends outside of local training: drawing
-        the batches and aggregation. Without the plain loop there are no bounds, but `whole_seconds`: what all rounds
-        take, testing included.
+        What was run and what it took; spreads are [least, largest]. `peak_bytes` is of the engine's first round: on
+        CUDA what PyTorch holds, on a CPU what the process does (the largest so far where the system cannot reset it).
+        `evaluation_seconds` is a test of every model that a round has changed, `data_seconds_share` what a round spends
+        on drawing batches and on aggregation. Without the plain loop `whole_seconds`, of all rounds, replaces bounds.
     """
-    run, device, engine = setup.run, setup.device, EngineRounds(setup)
-    fed, first, rows = engine.fed, max(run.rounds - repeats - 1, 0), []
+    run, device, images = setup.run, setup.device, "real"
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
+    elif Path("/proc/self/clear_refs").exists():
+        Path("/proc/self/clear_refs").write_text("5")
+    if not datasets.present(run.dataset):
+        images, setup = "random", replace(setup, run=replace(run, dataset=f"{RANDOM_IMAGES}:{run.dataset}"))
+    dataset, _, fed = prepare(setup)
+    first, rows = max(run.rounds - repeats - 1, 0), []
     with machine_settings(fed):  # what a run would set, for both sides, as are denormal numbers
         autotune(fed)
-        engine.round(first)
+        state, _ = one_round(setup, fed, setup.method.init(fed, setup.options), fed.cohort(first))
         peak = peak_memory(device)
         if with_plain:
-            plain = PlainRounds(engine)
+            plain = PlainRounds(fed, dataset)
             plain.round(fed.cohort(first).client_ids)
         for number in range(first + 1, first + 1 + repeats):
             progress(f"{name}: round {number - first} of {repeats}")
-            rows.append(engine.round(number))
+            cohort = fed.cohort(number)
+            state, entry = one_round(setup, fed, state, cohort)
+            rows.append(entry["seconds"])
             if with_plain:
-                rows[-1]["plain"] = seconds_of(partial(plain.round, fed.cohort(number).client_ids), device)
+                rows[-1]["plain"] = seconds_of(partial(plain.round, cohort.client_ids), device)
         rounds = pd.DataFrame(rows)
         rest = rounds["data"] + rounds["aggregate"]
         whole = rounds["train"] + rest
         pace, hardware = whole.median(), environment(device)["hardware"]
-        examples = len(engine.dataset.y_train) // run.num_clients
+        examples = len(dataset.y_train) // run.num_clients
         passes = run.cohort_size * run.local_epochs  # in a round, over a client's examples
         result = {
             "workload": name, "engine": fed.engine.mode, "device": str(device), "method": setup.method.name,
             "seconds_per_round": pace, "seconds_spread": [*whole.agg(["min", "max"])],
             "samples_per_second": passes * examples / pace, "peak_bytes": peak,
             "evaluation_seconds": rounds["evaluate"].median(), "data_seconds_share": rest.median() / pace,
-            "images": engine.images, "torch": torch.__version__, "threads": hardware["threads"],
+            "images": images, "torch": torch.__version__, "threads": hardware["threads"],
             "hardware": hardware["name"], **{name: getattr(run, name) for name in OPTIONS}, "repeats": repeats,
         }  # fmt: skip
         if not with_plain:
             return result | {"whole_seconds": run.rounds * (whole + rounds["evaluate"]).median()}
         progress(f"{name}: peak rates")
-        flops = peak_flops(device, torch.bfloat16 if run.precision == "bf16" else fed.dtype)
+        flops, bandwidth = peak_rates(fed.engine, torch.bfloat16 if run.precision == "bf16" else fed.dtype)
         arithmetic = passes * examples * plain.flops_per_sample() / flops
         steps = passes * math.ceil(examples / run.batch_size)
         # Parameter, gradient and momentum, each read and written.
-        memory = steps * 2 * 3 * fed.sizes.parameters * fed.dtype.itemsize / peak_bandwidth(device)
+        memory = steps * 2 * 3 * fed.sizes.parameters * fed.dtype.itemsize / bandwidth
         return result | {
             "plain_seconds_per_round": rounds["plain"].median(),
             "plain_spread": [*rounds["plain"].agg(["min", "max"])], "ratio": (rounds["plain"] / whole).median(),
@@ -104,45 +218,39 @@ def measure(name: str, setup: Setup, repeats: int, progress: Callable[[str], Any
         }  # fmt: skip
 
 
-def peak_flops(device: torch.device, dtype: torch.dtype) -> float:
-    """Measures the FLOPs a second of a device at best, in products of square matrices."""
-    rates = []
-    for side in MATMUL_SIDES[device.type]:
-        factors = torch.randn(2, side, side, device=device).to(dtype)
-        rates.append(2 * side**3 * times_per_second(partial(torch.matmul, *factors), device))
-    return max(rates)
+def peak_rates(engine: Engine, dtype: torch.dtype) -> tuple[float, float]:
+    """Measures FLOPs and bytes a second at best, in a product of square matrices and in a large copy."""
+    device = engine.images.device
+    side, source = MATMUL_SIDE[device.type], torch.zeros(COPY_BYTES // 4, device=device)
+    factors = torch.randn(2, side, side, device=device).to(dtype)
+    flops = 2 * side**3 * times_per_second(partial(torch.matmul, *factors), engine)
+    return flops, 2 * COPY_BYTES * times_per_second(partial(torch.empty_like(source).copy_, source), engine)
 
 
-def peak_bandwidth(device: torch.device) -> float:
-    """Measures the bytes a second that a device reads and writes at best."""
-    source = torch.zeros(COPY_BYTES // 4, device=device)
-    return 2 * COPY_BYTES * times_per_second(partial(torch.empty_like(source).copy_, source), device)
-
-
-def times_per_second(work: Callable[[], Any], device: torch.device) -> float:
+def times_per_second(work: Callable[[], Any], engine: Engine) -> float:
     """Returns how many times a second some work is done at best, on a CPU by all threads, each alone."""
-    before, threads = torch.get_num_threads(), torch.get_num_threads() if device.type == "cpu" else 1
+    device = engine.images.device
 
-    def rate(thread: int) -> float:
-        times, start = 0, time.perf_counter()
-        while time.perf_counter() < start + LASTING:
-            seconds_of(work, device)
-            times += 1
-        return times / (time.perf_counter() - start)
+    def rate(_: int) -> float:
+        return 1 / min(seconds_of(work, device) for _ in range(TRIES))
 
-    with ThreadPoolExecutor(threads, initializer=torch.set_num_threads, initargs=(1,)) as pool:
-        run = pool.map if device.type == "cpu" else map  # on CUDA in this thread, where it has been set up
-        best = max(sum(run(rate, range(threads))) for _ in range(TRIES))
-    torch.set_num_threads(before)
-    return best
+    return sum(engine.side_by_side(rate, range(torch.get_num_threads() if device.type == "cpu" else 1)))
+
+
+def seconds_of(work: Callable[[], Any], device: torch.device) -> float:
+    """Returns the time of some work, until the device has done it."""
+    synchronize = torch.get_device_module(device).synchronize
+    synchronize(device)
+    start = time.perf_counter()
+    work()
+    synchronize(device)
+    return time.perf_counter() - start
 
 
 def check_csv(path: Path) -> None:
     """Refuses to append to a file that holds something else than results."""
-    start = path.read_text(encoding="utf-8", errors="replace")[:40] if path.exists() else "workload,"
-    if not start.startswith("workload,"):
-        fault = f"'{path}' does not hold results of this command (got {start!r} as its beginning)"
-        raise UserError(f"{fault}; choose a new file or one that --csv wrote.")
+    if path.exists() and not path.read_bytes().startswith(b"workload,"):
+        raise UserError(f"'{path}' does not hold results of this command; choose a new file or one that --csv wrote.")
     path.parent.mkdir(parents=True, exist_ok=True)
 
 
@@ -153,10 +261,12 @@ def append_csv(path: Path, result: dict[str, Any]) -> None:
 
 
 def cells(result: dict[str, Any]) -> dict[str, str]:
-    """A result as cells of a table by their titles, times in seconds; what was not measured is left out."""
+    """Returns cells of a table by their titles, times in seconds; what was not measured is left out."""
     spread = "-".join(map(short, result["seconds_spread"]))
-    row = {"Workload": result["workload"], "Method": result["method"], "Engine": result["engine"]}
-    row["Round"] = f"{short(result['seconds_per_round'])} ({spread})"
+    row = {
+        "Workload": result["workload"], "Method": result["method"], "Engine": result["engine"],
+        "Round": f"{short(result['seconds_per_round'])} ({spread})",
+    }  # fmt: skip
     if "ratio" in result:
         share = f"{result['floor_share']:.0%}" if result["floor_share"] <= 1 else "failed: too high"
         row |= {"Plain": short(result["plain_seconds_per_round"]), "Ratio": f"{short(result['ratio'])}x"}
@@ -168,5 +278,5 @@ def cells(result: dict[str, Any]) -> dict[str, str]:
 
 
 def short(number: float) -> str:
-    """A number with three digits or, from 100 on, without a fraction."""
+    """Formats a number with three digits or, from 100 on, without a fraction."""
     return f"{number:,.0f}" if number >= 100 else f"{number:.3g}"

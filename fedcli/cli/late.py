@@ -8,7 +8,7 @@ from types import ModuleType
 
 PACKAGES = {
     "fedcli": ("check",),
-    "fedcli.bench": ("measure", "rounds"),
+    "fedcli.bench": ("measure",),
     "fedcli.cli": ("display",),
     "fedcli.core": ("backbones", "federation", "partition"),
     "fedcli.data": ("datasets", "files"),

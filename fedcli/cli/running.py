@@ -300,16 +300,16 @@ def bench(
     given = {"device": device, "precision": precision, "clients_per_chunk": clients_per_chunk, "seed": seed}
     if epochs is not None:
         given["local_epochs"] = epochs
-    workload_options, cases = late.rounds.WORKLOADS | late.rounds.SCALING, []
-    for name in [*(workloads or (() if scaling else ("w1", "w2"))), *(late.rounds.SCALING if scaling else ())]:
+    workload_options, cases = late.measure.WORKLOADS | late.measure.SCALING, []
+    for name in [*(workloads or (() if scaling else ("w1", "w2"))), *(late.measure.SCALING if scaling else ())]:
         if name in workload_options:
-            cases.append((name, late.rounds.prepare_workload(workload_options[name], method, **given), True))
+            cases.append((name, late.measure.prepare_workload(workload_options[name], method, **given), True))
         elif name in registry.methods() or is_from_file(name):
             setup = late.config.resolve(registry.find_method(name), {"dataset": "cifar10", **given}, need_data=False)
             cases.append((setup.protocol.name, setup, False))
         else:
-            names = ", ".join(late.rounds.WORKLOADS)
-            raise unknown("workload", name, late.rounds.WORKLOADS, f"there are {names}, and methods.")
+            names = ", ".join(late.measure.WORKLOADS)
+            raise unknown("workload", name, late.measure.WORKLOADS, f"there are {names}, and methods.")
     if csv is not None:  # refused now rather than after minutes
         late.measure.check_csv(csv)
     rows = []

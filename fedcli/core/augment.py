@@ -1,7 +1,7 @@
 """Augments images by random draws that come as arguments.
 
-An augmentation is a pure function of images and of uniform draws, `NUM_DRAWS` of them for each image, so that it is
-the same on every device. Images are in [0, 1] and stay there unrounded.
+An augmentation is a pure function of images in [0, 1], which stay there unrounded, and of uniform draws in [0, 1),
+`NUM_DRAWS` of them for each image, so that it is the same on every device.
 """
 
 import math
@@ -24,7 +24,7 @@ NUM_DRAWS = {
 
 
 def augment(images: Tensor, draws: Tensor, augmentation: str) -> Tensor:
-    """Augments images `[N, channels, H, W]` in [0, 1] by draws `[N, NUM_DRAWS[augmentation]]`, uniform in [0, 1)."""
+    """Augments images `[N, channels, H, W]` by draws `[N, NUM_DRAWS[augmentation]]`."""
     if augmentation == "none":
         return images
     if augmentation.startswith("crop-flip"):
@@ -37,7 +37,7 @@ def crop_flip(images: Tensor, draws: Tensor, rotate: bool) -> Tensor:
     """Shifts images by up to 4 pixels, mirrors half of them and, if asked, turns them by up to 15 degrees.
 
     What moves in from outside is black, as in a crop of the padded image that is then turned. Pixels are moved, never
-    blended (nearest neighbour). Images `[N, channels, H, W]` in [0, 1], draws `[N, 4]`, uniform in [0, 1).
+    blended (nearest neighbour). Images are `[N, channels, H, W]`, draws `[N, 4]`.
     """
     n, _, height, width = images.shape
     steps = 2 * CROP_PADDING + 1
@@ -48,7 +48,7 @@ def crop_flip(images: Tensor, draws: Tensor, rotate: bool) -> Tensor:
     row = (torch.arange(height, device=images.device).double() - (height - 1) / 2)[None, :, None]
     column = (torch.arange(width, device=images.device).double() - (width - 1) / 2)[None, None, :]
     cosine, sine = angle.cos()[:, None, None], angle.sin()[:, None, None]
-    # Where each pixel of the turned image looks in the mirrored one, then in the crop, then in the image: [N, H, W].
+    # Where each pixel of the turned image looks in the mirrored one, then in the image: [N, H, W].
     source_row = (cosine * row - sine * column + (height - 1) / 2).round().long()
     source_column = (sine * row + cosine * column + (width - 1) / 2).round().long()
     inside = (source_row >= 0) & (source_row < height) & (source_column >= 0) & (source_column < width)
@@ -64,8 +64,7 @@ def resized_crop(images: Tensor, draws: Tensor) -> Tensor:
     """Enlarges a random rectangle of each image to the image's size (bilinear), and mirrors half of them.
 
     The rectangle is torchvision's `RandomResizedCrop(scale=(0.2, 1), ratio=(3 / 4, 4 / 3))`: share of the area uniform,
-    ratio log-uniform, the first of ten tries that fits into the image. Images `[N, channels, H, W]` in [0, 1], draws
-    `[N, 23]`.
+    ratio log-uniform, the first of ten tries that fits. Images are `[N, channels, H, W]`, draws `[N, 23]`.
     """
     height, width = images.shape[2:]
     uniform = draws.double()
@@ -98,8 +97,7 @@ def colour_jitter(images: Tensor, draws: Tensor) -> Tensor:
     """Changes the colours of images 8 times in 10, and then turns them grey 2 times in 10.
 
     torchvision's `RandomApply([ColorJitter(0.4, 0.4, 0.4, 0.1)], 0.8)` and `RandomGrayscale(0.2)`: brightness,
-    contrast, saturation and hue one after the other, in a random order. Grey images stay grey. Images
-    `[N, 1 or 3, H, W]` in [0, 1], draws `[N, 10]`.
+    contrast, saturation and hue, in a random order. Images are `[N, 1 or 3, H, W]`, draws `[N, 10]`; grey stays grey.
     """
     colour, draws = images.expand(-1, 3, -1, -1), draws.double()
     order = draws[:, 1:5].argsort(1)  # [N, 4], the number of the change at each place

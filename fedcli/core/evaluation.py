@@ -23,7 +23,6 @@ from fedcli.declarations import Method
 RULES = ("test_accuracy", "classifier_accuracy")  # by the method's own rule; by the classifier where that is another
 NOTHING = dict.fromkeys(("test_accuracy", "validation_accuracy", "clients", "client_accuracy", "domains"))
 
-
 Model = tuple[Network, Params, Params]  # the last are its buffers
 # Of positions by client, None for all test images: whether each prediction of its model is right, bool `[rules, n]`.
 Score = Callable[[dict[int, Any]], list[np.ndarray]]
@@ -45,17 +44,16 @@ def evaluate(fed: Federation, method: Method, state: Any) -> dict[str, Any]:
     """Measures the models in a method's state; accuracies are fractions. An unchanged model is not run again.
 
     Returns:
-        `test_accuracy`, the protocol's headline; `validation_accuracy`, pooled over the clients' held-out examples
-        (None without any); `clients`, mean, standard deviation and worst over the clients (on their own test parts
-        under `clients`; of their own models on the test images under `server`; else on their validation examples);
-        `client_accuracy`, the same of each client by its id; `domains`, test accuracy of each domain (None without
-        domains). Under `domains` also `intra` and `inter`, by the client's own domain. With prototypes also
-        `classifier_accuracy`.
+        `test_accuracy`, the protocol's headline; `validation_accuracy`, pooled over the clients' held-out examples;
+        `clients`, mean, standard deviation and worst over the clients (on their own test parts under `clients`; of
+        their own models on the test images under `server`; else on their validation examples); `client_accuracy`, the
+        same of each client by its id; `domains`, test accuracy of each domain. None of what there is not. Under
+        `domains` also `intra` and `inter`, by the client's own domain. With prototypes also `classifier_accuracy`.
     """
     prototypes = method.prototypes(state) if method.prototypes else None
     before, fed.outputs = fed.outputs, {}
 
-    def score_one(model: Model, index: np.ndarray | None) -> Tensor:
+    def hits_of(model: Model, index: np.ndarray | None) -> Tensor:
         network, *parts = model
         tensors = list(leaves(parts))
         key = prototypes is None, id(index), *((id(value), value._version) for value in tensors)
@@ -74,16 +72,14 @@ def evaluate(fed: Federation, method: Method, state: Any) -> dict[str, Any]:
 
     def score(tests: dict[int, np.ndarray | None]) -> list[np.ndarray]:
         def of_some(ids: list[int]) -> list[Tensor]:
-            return [score_one(model, tests[client]) for client, model in models(fed, method, state, ids)]
+            return [hits_of(model, tests[client]) for client, model in models(fed, method, state, ids)]
 
         return [hits.numpy() for hits in fed.engine.workers.share(of_some, list(tests))]
 
-    validated, of_clients = _on_parts(fed.validation, method, score)
+    result = NOTHING | _on_parts(fed.validation, ("validation_accuracy",), method, score)
     if fed.evaluation == "clients":
-        tested, of_clients = _on_parts(fed.testing, method, score)
-    else:
-        tested = _on_test_images(fed, method, score)
-    return {**NOTHING, "validation_accuracy": validated.get(RULES[0]), **of_clients, **tested}
+        return result | _on_parts(fed.testing, RULES, method, score)
+    return result | _on_test_images(fed, method, score)
 
 
 def models(fed: Federation, method: Method, state: Any, clients: Iterable[int]) -> Iterator[tuple[int, Model]]:
@@ -107,40 +103,37 @@ def _mean(values: Sequence[float]) -> float:
 
 
 def _by_client(clients: Iterable[int], accuracies: Sequence[float]) -> dict[str, Any]:
-    """Returns what a round says of the clients' accuracies: `clients`, see `evaluate`, and `client_accuracy`."""
+    """Returns `clients` and `client_accuracy`, see `evaluate`."""
     spread = {"mean": _mean(accuracies), "std": float(np.std(accuracies)), "worst": min(accuracies)}
     return {"clients": spread, "client_accuracy": dict(zip(map(str, clients), accuracies, strict=True))}
 
 
-def _on_test_images(fed: Federation, method: Method, score: Score) -> dict[str, Any]:
-    inside_and_outside = fed.evaluation == "domains"
-    clients = range(fed.num_clients if method.personal or inside_and_outside else 1)
-    hits = score(dict.fromkeys(clients))
-    parts = {name: (fed.test_domains == number).numpy() for number, name in enumerate(fed.domain_names)}
-    by_domain = {name: np.array([_mean(each[0, part]) for each in hits]) for name, part in parts.items() if part.any()}
-    result = {"domains": {name: _mean(accuracies) for name, accuracies in by_domain.items()} or None}
-    if inside_and_outside:
-        return {**result, **_inside_and_outside(fed, by_domain)}
-    by_rule = [[_mean(each[rule]) for each in hits] for rule in range(len(hits[0]))]
-    result |= {name: _mean(accuracies) for name, accuracies in zip(RULES, by_rule, strict=False)}
-    return result if method.personal is None else {**result, **_by_client(clients, by_rule[0])}
-
-
-def _on_parts(parts: Sequence[np.ndarray], method: Method, score: Score) -> tuple[dict[str, float], dict[str, Any]]:
-    """Returns the accuracy of each rule on all clients' parts together, and that of the first one by client."""
+def _on_parts(parts: Sequence[np.ndarray], names: Sequence[str], method: Method, score: Score) -> dict[str, Any]:
+    """Returns each rule's accuracy on all clients' parts together, by `names`, and the first rule's by client."""
     parts = {client: part for client, part in enumerate(parts) if len(part)}
     if not parts:
-        return {}, {}
-    if method.personal is None:  # any client's model is the global one
-        (hits,) = score({0: np.concatenate(list(parts.values()))})
-    else:
-        hits = np.concatenate(score(parts), 1)
+        return {}
+    # Where there is one model, any client has it.
+    tests = {0: np.concatenate([*parts.values()])} if method.personal is None else parts
+    hits = np.concatenate(score(tests), 1)  # [rules, n]
     of_clients = np.split(hits[0], np.cumsum([*map(len, parts.values())])[:-1])
-    return dict(zip(RULES, map(_mean, hits), strict=False)), _by_client(parts, [*map(_mean, of_clients)])
+    return dict(zip(names, map(_mean, hits), strict=False)) | _by_client(parts, [*map(_mean, of_clients)])
 
 
-def _inside_and_outside(fed: Federation, by_domain: dict[str, np.ndarray]) -> dict[str, Any]:
-    """Returns `intra`, `inter` and the headline, from the accuracies of all clients' models, `[N]`, by domain."""
+def _on_test_images(fed: Federation, method: Method, score: Score) -> dict[str, Any]:
+    """Returns accuracies on the test images: of each domain, and by rule or, under `domains`, inside and outside."""
+    clients = range(fed.num_clients if method.personal or fed.evaluation == "domains" else 1)
+    hits = np.stack(score(dict.fromkeys(clients)))  # [clients, rules, n]
+    by_domain = {}  # of each client's model
+    for number, name in enumerate(fed.domain_names):
+        of_domain = (fed.test_domains == number).numpy()
+        if of_domain.any():
+            by_domain[name] = hits[:, 0, of_domain].mean(1)
+    result = {"domains": {name: _mean(accuracies) for name, accuracies in by_domain.items()} or None}
+    if fed.evaluation != "domains":
+        by_rule = [each.tolist() for each in hits.mean(2).T]  # [rules][clients]
+        result |= dict(zip(RULES, map(_mean, by_rule), strict=False))
+        return result if method.personal is None else result | _by_client(clients, by_rule[0])
     intra, inter = {}, {}
     for number, name in enumerate(fed.domain_names):
         inside = fed.domain_of == number  # [N]
@@ -148,4 +141,4 @@ def _inside_and_outside(fed: Federation, by_domain: dict[str, np.ndarray]) -> di
             intra |= {name: _mean(by_domain[name][inside])} if name in by_domain else {}
             others = [accuracies[inside] for other, accuracies in by_domain.items() if other != name]
             inter[name] = _mean(np.stack(others, 1)) if others else intra[name]
-    return {"test_accuracy": _mean([*inter.values()]), "intra": intra, "inter": inter}
+    return result | {"test_accuracy": _mean([*inter.values()]), "intra": intra, "inter": inter}

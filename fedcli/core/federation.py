@@ -1,7 +1,4 @@
-"""What a method is given: a population of clients with their data, and what it can ask of them.
-
-A method broadcasts, trains and takes class means through `Federation`, which also counts what is sent.
-"""
+"""What a method is given: a population of clients with their data, and what it can ask of them."""
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -47,7 +44,7 @@ class NonFiniteLoss(Exception):
 
 
 class Federation:
-    """A population of clients with their data, a network and an engine.
+    """A population of clients with their data, networks and an engine. It counts what is sent.
 
     Attributes:
         num_clients: Size of the population, N.
@@ -84,13 +81,13 @@ class Federation:
             dataset: Images, labels and domains, a `fedcli.data.datasets.Dataset`.
             parts: Positions of each client's examples in the training set.
             device: Where all of it is kept and trained.
-            transform: From uint8 images to network input, in the precision of the run.
+            transform: From uint8 images to network input.
             public_images: uint8 `[P, channels, H, W]`, unlabelled, for methods that need them.
             public_transform: Likewise for the public images.
             evaluation: "server", "clients" or "domains", see fedcli/core/evaluation.py.
             top_k: A test image counts as right if its class is among the k most likely.
             on_samples: Called with the number of samples after each local step.
-            store: Keeps what clients remember, a `fedcli.runs.checkpoints.Store`; all of it stays in memory where None.
+            store: Of what clients remember, a `fedcli.runs.checkpoints.Store`; in memory where None.
         """
         self.config, self.device, self.store, self.evaluation, self.top_k = run, device, store, evaluation, top_k
         self.num_clients, self.num_rounds, self.num_classes = run.num_clients, run.rounds, dataset.num_classes
@@ -99,7 +96,6 @@ class Federation:
         self.parts, self.testing, self.training, self.validation = divide(parts, run)
         least = run.batch_size if run.drop_last else 1
         self.idle = [client for client, part in enumerate(self.training) if len(part) < least]
-
         self.dtype = transform.dtype
         names = run.backbone.split(",")  # client i has the (i mod their number)-th
         self.backbones = list(dict.fromkeys(names))
@@ -109,8 +105,8 @@ class Federation:
         # Whether some convolutions leave out taps, which goes into the record.
         self.dead_taps = any([use_live_taps(module, *shape[:2]) for module in modules])
         self.networks = [Network(module, run.precision, device) for module in modules]
-        largest = max(self.networks, key=count_parameters)
-        self.sizes = Sizes(count_parameters(largest), self.num_classes, largest.feature_dim)
+        largest = max(self.networks, key=lambda network: network.num_parameters)
+        self.sizes = Sizes(largest.num_parameters, self.num_classes, largest.feature_dim)
         self.transform, self.public_transform = transform, public_transform
         self.test_images, self.test_labels = dataset.x_test.to(self.device), dataset.y_test.to(self.device)
         self.test_domains, self.domain_names = dataset.domain_test, dataset.domain_names
@@ -200,9 +196,9 @@ class Federation:
 
     def in_order(self, cohort: Cohort, groups: Sequence[Cohort], trees: Sequence[Tree]) -> Tree:
         """Joins the groups' stacked trees into one `[K, ...]`, in the cohort's order."""
-        places = {int(c): place for place, c in enumerate(np.concatenate([group.client_ids for group in groups]))}
-        order = torch.tensor([places[int(client)] for client in cohort.client_ids], device=self.device)
-        if isinstance(trees[0], dict):  # terms: those of training are lacking where a group's clients took no step
+        places = {client: place for place, client in enumerate(np.concatenate([group.client_ids for group in groups]))}
+        order = torch.tensor([places[client] for client in cohort.client_ids], device=self.device)
+        if isinstance(trees[0], dict):  # terms, which a group lacks whose clients took no step
             names = dict.fromkeys(name for tree in trees for name in tree)
             pairs = zip(trees, groups, strict=True)
             trees = [{name: tree.get(name, 0 * group.weights) for name in names} for tree, group in pairs]
@@ -228,8 +224,7 @@ class Federation:
     def upload(self, stacked: Tree, present: Tensor | None = None) -> Tree:
         """Sends each client's part of a stacked tree `[K, ...]` to the server; returns it as it is.
 
-        Integers, such as class counts, and masks are not counted: the costs are in floats. `present` `[K, C]` says
-        which rows of leaves `[K, C, ...]` a client sends; all where None.
+        Integers and masks are not counted. `present` `[K, C]` says which rows of leaves `[K, C, ...]` are sent.
         """
         rows = 1.0 if present is None else present.double().mean().item()
         self.sent_up["other"] += round(rows * count_floats(stacked))
@@ -244,7 +239,7 @@ class Federation:
     def recall(self, states: Mapping[int, Tree], cohort: Cohort, first: Tree) -> Tree:
         """Returns what each client of the cohort kept from the last round it took part in, stacked, `[K, ...]`.
 
-        `states` holds it by client id; `first` is what a client has that takes part for the first time.
+        `states` holds it by client id; `first` is what a new client has.
         """
         kept = [states.get(int(client), first) for client in cohort.client_ids]  # some may lie on the host
         return stack(tree_map(lambda leaf: leaf.to(self.device), kept))
@@ -270,12 +265,13 @@ class Federation:
             momentum: Of SGD.
             weight_decay: Coefficient of the L2 penalty's gradient.
             names: Which parameters move; all where None.
-            key: Name of its state in `Client.optimizer`; two updates of one local step need two names.
+            key: Name of its state in `Client.optimizer`; two updates of one step need two names.
             clip_norm: Norm to which longer gradients are shortened, before the weight decay; 0 for none.
         """
-        momentum = self.momentum if momentum is None else momentum
-        weight_decay = self.config.weight_decay if weight_decay is None else weight_decay
-        return optimizer_step(loss, optimizer or self.optimizer, lr, momentum, weight_decay, names, key, clip_norm)
+        return optimizer_step(
+            loss, optimizer or self.optimizer, lr, self.momentum if momentum is None else momentum,
+            self.config.weight_decay if weight_decay is None else weight_decay, names, key, clip_norm,
+        )  # fmt: skip
 
     def plan(self, cohort: Cohort, epochs: range | None = None) -> BatchPlan:
         """Draws the batches of the cohort in this round, for all local epochs or some of them."""
@@ -288,10 +284,8 @@ class Federation:
 
     def lr(self, round: int) -> float:
         """Returns the learning rate of a round; a linear schedule has the full rate in rounds 0 and 1."""
-        rate = self.config.lr * self.config.lr_decay**round
-        if self.config.lr_schedule == "linear":
-            rate *= 1 - 0.9 * max(round - 1, 0) / self.num_rounds
-        return rate
+        linear = 1 - 0.9 * max(round - 1, 0) / self.num_rounds if self.config.lr_schedule == "linear" else 1
+        return self.config.lr * self.config.lr_decay**round * linear
 
     def train(
         self, clients: Client, cohort: Cohort, local: LocalLoss | Step, context: Tree = None, axes: Tree = None,
@@ -323,18 +317,17 @@ class Federation:
     def public_batches(self, round: int, epoch: int = 0) -> Iterator[Batch]:
         """Yields the public images in minibatches, the same for all clients; their labels are 0 and mean nothing.
 
-        Order and augmentation are drawn for each round, and for each `epoch` (pass over the images) in it.
+        Order and augmentation are drawn for each round and each `epoch` (pass over the images) in it.
         """
-        sizes = self.public_batch_sizes
-        device, num_draws = self.device, NUM_DRAWS[self.public_transform.augmentation]
+        sizes, device, num_draws = self.public_batch_sizes, self.device, NUM_DRAWS[self.public_transform.augmentation]
         order = self.generator(round, "public order", epoch).permutation(sum(sizes))
         uniform = self.generator(round, "public augment", epoch).random((sum(sizes), num_draws)).astype(np.float32)
         keys = self.generator(round, "public dropout", epoch).integers(2**63, size=len(sizes))
         rate = torch.tensor(self.lr(round), dtype=self.dtype, device=device)
-        batches, ends = torch.tensor(len(sizes), device=device), torch.arange(1, len(sizes) + 1, device=device)
-        positions = torch.as_tensor(order, device=device).split(sizes)
-        draws, keys = torch.as_tensor(uniform, device=device).split(sizes), torch.as_tensor(keys, device=device)
-        for index, drawn, end, key in zip(positions, draws, ends == batches, keys, strict=True):
+        batches = torch.tensor(len(sizes), device=device)
+        ends = torch.arange(1, len(sizes) + 1, device=device) == batches
+        order, draws, keys = (torch.as_tensor(drawn, device=device) for drawn in (order, uniform, keys))
+        for index, drawn, end, key in zip(order.split(sizes), draws.split(sizes), ends, keys, strict=True):
             x = self.public_transform(self.public_images[index], drawn)
             yield Batch(x, torch.zeros_like(index), None, end, batches, rate, key)
 
@@ -357,8 +350,7 @@ class Federation:
     def forward(self, clients: Client, cohort: Cohort, x: Tensor, train: bool = True) -> Output:
         """Returns what the models of clients of one network give for `x` `[B, channels, H, W]`, without gradients.
 
-        Features are `[K, B, D]`, logits `[K, B, C]`. If `train`, batch statistics are used, and update the buffers that
-        are returned; else the running ones.
+        Features are `[K, B, D]`, logits `[K, B, C]`. If `train`, batch statistics are used and update the buffers.
         """
 
         @torch.no_grad()
@@ -382,12 +374,10 @@ class Federation:
 
         @torch.no_grad()
         def of_client(k: int) -> tuple[Tensor, Tensor]:
-            model = select((clients.params, clients.buffers), k)
-            sums = counts = 0
+            model, portions = select((clients.params, clients.buffers), k), []
             for x, y in map(self.engine.gather, self._portions(self.training[cohort.client_ids[k]])):
-                features = cohort.network(*model, x, train=False).features
-                batch_sums, batch_counts = class_sums(features, y, self.num_classes)
-                sums, counts = sums + batch_sums, counts + batch_counts
+                portions.append(class_sums(cohort.network(*model, x, train=False).features, y, self.num_classes))
+            sums, counts = map(sum, zip(*portions, strict=True))
             return sums / counts.clamp(min=1)[:, None], counts
 
         with self.timed("train"):
@@ -429,21 +419,16 @@ class Federation:
             return tree_map(Tensor.cpu, concatenate(portions))  # here alone Python waits for the device
 
     def _portions(self, index: np.ndarray, quick: bool = False) -> Sequence[Tensor]:
-        """Cuts positions into those that go through a network together, on the device; one without any where none."""
+        """Cuts positions into those that go through a network together, on the device."""
         small = QUICK_BATCH if quick else EVALUATION_BATCH
         return torch.as_tensor(index, device=self.device).split(small if self.device.type == "cpu" else GPU_BATCH)
-
-
-def count_parameters(network: Network) -> int:
-    """Counts the parameters of a network that are trained."""
-    return sum(value.numel() for value in network.params.values())
 
 
 def divide(parts: Sequence[np.ndarray], run: Any) -> tuple[list[np.ndarray], ...]:
     """Divides each client's examples: all but its own test part, that part, what it trains on, its validation part.
 
     Raises:
-        UserError: If no client has enough to train on.
+        UserError: No client has enough to train on.
     """
     num_test = getattr(parts, "num_test", None)  # of a split in a file, where a client's own test part comes first
     if run.local_test and num_test is None:

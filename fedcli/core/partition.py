@@ -1,13 +1,9 @@
 """Shares training examples out among clients: pure functions of labels, and of domains or writers.
 
-A partitioner takes the class of each example (`labels`, `[N]`), the number of clients K from 1 to N and a seed, which
-everything random comes from. It returns K int64 arrays of positions in `labels`, each in random order, because the end
-of a client's list becomes its validation part; no example is used twice. It raises UserError where a value is out of
-range or the data do not suffice. To add one, decorate a function with `@partitioner`: the function's name is the
-flag's, and the first argument shows how the flag is written.
-
-Beside these there are `file:PATH`, lists made elsewhere (fedcli/data/splits.py), `domains+LABEL_SKEW`, a label skew
-inside each domain, and `./file.py:NAME`, a function of the user's own.
+A partitioner takes the class of each example (`labels`, `[N]`), the number of clients K from 1 to N and a seed. It
+returns K int64 arrays of positions in `labels`, each in random order, because the end of a client's list becomes its
+validation part; no example is used twice. It raises UserError where the data do not suffice. To add one, enter it in
+`PARTITIONS`, as fedcli/data/splits.py does for `file:PATH`. `./file.py:NAME` is a function of the user's own.
 """
 
 import hashlib
@@ -29,41 +25,21 @@ from fedcli.userfiles import FromFile, blame, from_file, is_from_file
 
 Parts = list[np.ndarray]
 MIN_EXAMPLES = 10
-SHARE = Fraction(2, 5)
 MAX_DRAWS = 1000  # of a Dirichlet partition before it is refused; seconds for 100 classes and 100 clients
 
 
 def number(text: str, read: Callable[[str], Any] = int, low: float = 1, high: float = math.inf) -> Any:
-    """Reads a number from `low` to `high` in a flag; it raises ValueError for anything else."""
-    # With a short exponent alone: of 1e-9999999 Fraction would make ten million digits.
-    value = read(text if re.fullmatch(r"[^e]*(e[+-]?\d{1,3})?", text.lower()) else "")
+    """Reads a number from `low` to `high` in a flag; raises ValueError for anything else."""
+    value = read(text)
     if not low <= value <= high:
         raise ValueError
     return value
 
 
-# By name: the function, how its flag is written, its options, and what it takes from the data set beside labels:
-# "domain", "writer", "place" or nothing. Options are a dict from the prefix in the flag to the keyword argument and the
-# function that reads its value; "" is the prefix of the required one, which comes first.
-PARTITIONS: dict[str, tuple[Callable[..., Parts], str, dict[str, tuple[str, Callable]], str]] = {}
-
-
-def partitioner(
-    form: str, options: dict[str, tuple[str, Callable]] | None = None, needs: str = ""
-) -> Callable[[Callable], Callable]:
-    """Registers a function as the partition of its name, see `PARTITIONS`."""
-
-    def register(function: Callable[..., Parts]) -> Callable[..., Parts]:
-        PARTITIONS[function.__name__] = (function, form, options or {}, needs)
-        return function
-
-    return register
-
-
 def _deal(counts: np.ndarray, labels: np.ndarray, rng: Any, order: Parts | None = None) -> Parts:
     """Gives each client its number of examples of each class, `counts` `[K, C]`, and mixes them.
 
-    A class's positions go out in the order `[C][...]`, which is random where None; `rng` is a generator of numpy's.
+    A class's positions go out in the order `[C][...]`, which is random where None.
     """
     order = order or [rng.permutation(np.flatnonzero(labels == c)) for c in range(counts.shape[1])]
     # Of each class [K] pieces; what comes after the last one is what nobody holds.
@@ -71,97 +47,74 @@ def _deal(counts: np.ndarray, labels: np.ndarray, rng: Any, order: Parts | None 
     return [rng.permutation(np.concatenate(held)) for held in zip(*pieces, strict=True)]
 
 
-@partitioner("iid")
 def iid(labels: np.ndarray, num_clients: int, seed: int) -> Parts:
     """Shares the examples out at random, in sizes that differ by at most one."""
     return np.array_split(generator(seed, "partition").permutation(len(labels)), num_clients)
 
 
-@partitioner(
-    "dirichlet:ALPHA[:plain][:min=COUNT][:draw=pfllib], such as dirichlet:0.5, with an ALPHA from 1e-6 to 1e6",
-    {
-        "": ("alpha", partial(number, read=float, low=1e-6, high=1e6)),
-        "plain": ("capped", {"": False}.__getitem__),
-        "min=": ("min_examples", number),
-        "draw=": ("draw", {"own": "own", "pfllib": "pfllib"}.__getitem__),
-    },
-)
 def dirichlet(
     labels: np.ndarray, num_clients: int, alpha: float, seed: int, capped: bool = True,
     min_examples: int = MIN_EXAMPLES, draw: str = "own",
 ) -> Parts:  # fmt: skip
-    """Cuts every class among the clients by p ~ Dir(alpha, ..., alpha), drawn anew until no client has too little.
+    """Cuts every class among the clients by p ~ Dir(alpha, ..., alpha), drawn anew until all have `min_examples`.
 
-    The smaller alpha, the more skewed. Capped, a client that already holds N/K examples or more gets none of the
-    classes still to come: its entry of p is set to zero and p renormalised (classes come in order). Refused where
-    `MAX_DRAWS` draws leave some client with less than `min_examples`.
+    Capped, a client that already holds N/K examples or more gets none of the classes still to come: its entry of p is
+    set to zero and p renormalised (classes come in order). Refused after `MAX_DRAWS` draws.
 
     `draw="pfllib"` takes numpy's `RandomState(seed)` in the order of PFLlib, so that labels in the order of its files
     give its clients. Here labels come sorted and images of a class by their hash: how many examples of each class a
     client has is then as there, which images of the class these are is not.
     """
-    draw_counts, rng = _draw_counts, generator(seed, "partition")
-    if draw == "pfllib":
-        draw_counts, rng = _draw_in_pfllibs_order, np.random.RandomState(seed % 2**32)
+    rng = np.random.RandomState(seed % 2**32) if draw == "pfllib" else generator(seed, "partition")
+    by_class = [np.flatnonzero(labels == c) for c in range(labels.max() + 1)]
     for _ in range(MAX_DRAWS if num_clients * min_examples <= len(labels) else 0):
-        order, counts = draw_counts(labels, num_clients, alpha, capped, rng)
+        order = [positions.copy() for positions in by_class]
+        counts = _draw_counts(order, num_clients, alpha, capped, rng)
         if counts.sum(1).min() >= min_examples:
-            return _deal(counts, labels, rng, order)
-    remedy = f"no draw gave every client min={min_examples}; use fewer clients, a larger concentration or a lower min="
-    raise _unfit(f"dirichlet:{alpha:g}", labels, num_clients, remedy)
+            return _deal(counts, labels, rng, order if draw == "pfllib" else None)
+    remedy = "use fewer clients, a larger concentration or a lower min="
+    raise _unfit(f"dirichlet:{alpha:g}", labels, num_clients, f"no draw gave every client min={min_examples}; {remedy}")
 
 
 def _draw_counts(
-    labels: np.ndarray, num_clients: int, alpha: float, capped: bool, rng: np.random.Generator
-) -> tuple[None, np.ndarray]:
-    """Draws once how many examples of each class each client holds, `[K, C]`; a class's order is drawn by `_deal`."""
-    sizes = np.bincount(labels)
-    counts = np.zeros((num_clients, len(sizes)), np.int64)
-    for c, size in enumerate(sizes):
-        # A Gamma(alpha) variate is one of Gamma(alpha + 1) times U^(1/alpha). In logarithms, so that not all
-        # proportions underflow when alpha is tiny and the largest ones are struck out by the cap.
-        log_p = np.log(rng.standard_gamma(alpha + 1, num_clients)) + np.log1p(-rng.random(num_clients)) / alpha
-        if capped:  # some client is below the mean, as there are examples left to give out
-            log_p[counts.sum(1) * num_clients >= sizes.sum()] = -np.inf
-        cumulative = np.exp(log_p - log_p.max()).cumsum()
-        bounds = (cumulative / cumulative[-1] * size).astype(np.int64)  # the last one is `size` exactly
-        counts[:, c] = np.diff(bounds, prepend=0)
-    return None, counts
+    order: Parts, num_clients: int, alpha: float, capped: bool, rng: np.random.Generator | np.random.RandomState
+) -> np.ndarray:
+    """Draws once how many examples of each class, positions `[C][...]`, each client holds: `[K, C]`.
 
-
-def _draw_in_pfllibs_order(
-    labels: np.ndarray, num_clients: int, alpha: float, capped: bool, rng: np.random.RandomState
-) -> tuple[list[np.ndarray], np.ndarray]:
-    """Draws once, for each class its order and then its proportions; returns positions `[C][...]`, counts `[K, C]`.
-
-    Proportions are rounded as PFLlib does: cumulative, towards zero; the last client gets what is left, also where it
-    is full. A draw that gives no proportions (alpha near 0, in floats) has no examples.
+    A RandomState draws as PFLlib does: it shuffles a class in `order` before it draws the proportions. Where these
+    are no numbers (alpha near 0, in floats), nobody holds anything.
     """
-    order, counts = [], np.zeros((num_clients, labels.max() + 1), np.int64)
-    for c in range(counts.shape[1]):
-        order.append(np.flatnonzero(labels == c))
-        rng.shuffle(order[-1])
-        with np.errstate(all="ignore"):
-            p = rng.dirichlet(np.full(num_clients, alpha))
-            p = p * (counts.sum(1) < len(labels) / num_clients) if capped else p
-            bounds = np.cumsum(p / p.sum()) * len(order[-1])
-        if not np.isfinite(bounds).all():
-            return order, np.zeros_like(counts)
-        counts[:, c] = np.diff(bounds[:-1].astype(np.int64), prepend=0, append=len(order[-1]))
-    return order, counts
+    counts = np.zeros((num_clients, len(order)), np.int64)
+    for c, positions in enumerate(order):
+        takes_more = (not capped) | (counts.sum(1) * num_clients < sum(map(len, order)))  # [K]
+        if isinstance(rng, np.random.RandomState):
+            rng.shuffle(positions)
+            p = np.where(takes_more, rng.dirichlet(np.full(num_clients, alpha)), 0.0)
+            if not 0 < p.sum() < np.inf:
+                return np.zeros_like(counts)
+            cumulative = np.cumsum(p / p.sum())
+        else:
+            # A Gamma(alpha) variate is one of Gamma(alpha + 1) times U^(1/alpha): in logarithms, so that not all
+            # proportions underflow where alpha is tiny and the cap strikes out the largest ones.
+            log_p = np.log(rng.standard_gamma(alpha + 1, num_clients)) + np.log1p(-rng.random(num_clients)) / alpha
+            log_p[~takes_more] = -np.inf
+            cumulative = np.exp(log_p - log_p.max()).cumsum()
+            cumulative /= cumulative[-1]
+        bounds = (cumulative * len(positions)).astype(np.int64)
+        counts[:, c] = np.diff(bounds[:-1], prepend=0, append=len(positions))
+    return counts
 
 
-@partitioner("classes:COUNT, such as classes:2", {"": ("classes_per_client", number)})
 def classes(labels: np.ndarray, num_clients: int, classes_per_client: int, seed: int) -> Parts:
     """Cuts the label-sorted examples into shards and deals `classes_per_client` of them to each client, at random.
 
-    There are S = K * classes_per_client shards of floor(N/S) examples; what is left over is not used. Two shards of a
-    client may be of one class, and a shard holds two where the class sizes are no multiples of the shard's.
+    There are S = K * classes_per_client shards of floor(N/S) examples; what is left over is not used. A client's shards
+    may be of one class, and a shard holds two where the class sizes are no multiples of the shard's.
     """
     num_shards = num_clients * classes_per_client
     if classes_per_client > len(np.unique(labels)) or num_shards > len(labels):
-        remedy = f"it takes {num_shards} shards; use fewer classes or clients"
-        raise _unfit(f"classes:{classes_per_client}", labels, num_clients, remedy)
+        flag, remedy = f"classes:{classes_per_client}", f"it takes {num_shards} shards; use fewer classes or clients"
+        raise _unfit(flag, labels, num_clients, remedy)
     rng, size = generator(seed, "partition"), len(labels) // num_shards
     order = rng.permutation(len(labels))
     order = order[np.argsort(labels[order], kind="stable")].astype(np.int64)  # sorted by label, random inside
@@ -170,12 +123,8 @@ def classes(labels: np.ndarray, num_clients: int, classes_per_client: int, seed:
     return [rng.permutation(positions) for positions in dealt]
 
 
-@partitioner(
-    "dominant:COUNT[:share=FRACTION], such as dominant:1:share=4/9",
-    {"": ("dominant_classes", number), "share=": ("share", partial(number, read=Fraction, low=1e-6, high=1))},
-)
 def dominant(
-    labels: np.ndarray, num_clients: int, dominant_classes: int, seed: int, share: Fraction | float = SHARE
+    labels: np.ndarray, num_clients: int, dominant_classes: int, seed: int, share: Fraction | float = Fraction(2, 5)
 ) -> Parts:
     """Gives all clients equally much: a share from their d dominant classes each, the rest from all C classes alike.
 
@@ -188,20 +137,15 @@ def dominant(
     base, extra = int(budget * (1 - exact) / len(sizes)), int(budget * exact / dominant_classes)
     first = dominant_classes * np.arange(num_clients)[:, None]
     counts = base + extra * ((np.arange(len(sizes)) - first) % len(sizes) < dominant_classes)  # [K, C]
-    nothing = extra == 0 or (base == 0 and exact < 1)
-    if nothing or dominant_classes > len(sizes) or (counts.sum(0) > sizes).any():
+    is_empty = extra == 0 or (base == 0 and exact < 1)
+    if is_empty or dominant_classes > len(sizes) or (counts.sum(0) > sizes).any():
         remedy = f"make the clients times their dominant classes a multiple of {len(sizes)}, or choose another share"
         raise _unfit(f"dominant:{dominant_classes}", labels, num_clients, remedy)
     return _deal(counts, labels, generator(seed, "partition"))
 
 
-@partitioner("missing:COUNT, such as missing:3", {"": ("missing_classes", partial(number, low=0))})
 def missing(labels: np.ndarray, num_clients: int, missing_classes: int, seed: int) -> Parts:
-    """Gives client i the C - x classes from floor(i C / K) on (mod C), equally many examples of each.
-
-    That number is the largest one that every class suffices for: with K = C and classes of m examples,
-    floor(m / (C - x)).
-    """
+    """Gives client i the C - x classes from floor(i C / K) on (mod C), of each as many as all classes suffice for."""
     sizes = np.bincount(labels)
     first = np.arange(num_clients)[:, None] * len(sizes) // num_clients
     held = (np.arange(len(sizes)) - first) % len(sizes) < len(sizes) - missing_classes  # [K, C]
@@ -214,21 +158,20 @@ def missing(labels: np.ndarray, num_clients: int, missing_classes: int, seed: in
 
 def _unfit(flag: str, labels: np.ndarray, num_clients: int, remedy: str) -> UserError:
     sizes = np.bincount(labels)
-    rarest = f"{len(sizes)} classes; the rarest, class {sizes.argmin()}, has {sizes.min()}"
-    got = f"got {num_clients} clients and {len(labels)} training examples of {rarest}"
-    return UserError(f"partition '{flag}' does not fit the data ({got}); {remedy}.")
+    return UserError(
+        f"partition '{flag}' does not fit the data (got {num_clients} clients and {len(labels)} training examples of "
+        f"{len(sizes)} classes; the rarest, class {sizes.argmin()}, has {sizes.min()}); {remedy}."
+    )
 
 
-@partitioner("domains or domains+LABEL_SKEW, such as domains+dirichlet:0.5", needs="domain")
 def domains(labels: np.ndarray, num_clients: int, domain: np.ndarray, seed: int, within: "Partition") -> Parts:
     """Gives every client examples of one domain: the first K/D clients share the first, the next ones the second.
 
-    K must be a multiple of the number of domains; `domain` is the domain of each example, `[N]`. `within` shares a
-    domain's examples out among its clients.
+    `domain` is that of each example, `[N]`; `within` shares a domain's examples out among its clients.
     """
     names = np.unique(domain)
     if num_clients % len(names):
-        fault = f"--num-clients {num_clients} cannot be shared out among the domains equally (got {len(names)} domains)"
+        fault = f"--num-clients {num_clients} does not fit the data (got {len(names)} domains)"
         raise UserError(f"{fault}; use a multiple of {len(names)}.")
     parts = []
     for name in names.tolist():
@@ -242,17 +185,16 @@ def domains(labels: np.ndarray, num_clients: int, domain: np.ndarray, seed: int,
     return parts
 
 
-@partitioner("writers[:shares]", {"shares": ("by_shares", {"": True}.__getitem__)}, needs="writer")
 def writers(labels: np.ndarray, num_clients: int, writer: np.ndarray, seed: int, by_shares: bool = False) -> Parts:
     """Deals whole writers to the clients at random, in numbers that differ by at most one.
 
-    By shares, K writers are drawn instead and only counted: the examples of every class, whoever wrote them, are cut
-    among the clients in proportion to these writers' numbers of that class, alike where none of them has it.
+    By shares, K writers are drawn and only counted: every class's examples, whoever wrote them, are cut among the
+    clients in proportion to these writers' numbers of that class, alike where none of them has it.
     """
     names, writer = np.unique(writer, return_inverse=True)
     if num_clients > len(names):
-        fault = f"partition 'writers' cannot give each of {num_clients} clients a writer (got {len(names)} writers)"
-        raise UserError(f"{fault}; use 1 to {len(names)} clients.")
+        fault = f"'writers' cannot give each of {num_clients} clients a writer (got {len(names)} writers)"
+        raise UserError(f"partition {fault}; use 1 to {len(names)} clients.")
     rng = generator(seed, "partition")
     if by_shares:
         counts = np.zeros((len(names), labels.max() + 1), np.int64)
@@ -262,11 +204,34 @@ def writers(labels: np.ndarray, num_clients: int, writer: np.ndarray, seed: int,
         bounds = cumulative * np.bincount(labels) // cumulative[-1]
         return _deal(np.diff(bounds, axis=0, prepend=0), labels, rng)
     client_of = np.empty(len(names), np.int64)
-    for client, dealt in enumerate(np.array_split(rng.permutation(len(names)), num_clients)):
-        client_of[dealt] = client
+    client_of[rng.permutation(len(names))] = np.sort(np.arange(len(names)) % num_clients)
     order = rng.permutation(len(writer))
     order = order[np.argsort(client_of[writer[order]], kind="stable")].astype(np.int64)  # by client, random inside
     return np.split(order, np.bincount(client_of[writer]).cumsum()[:-1])
+
+
+# By name: the function, how its flag is written, its options, and what it takes from the data set beside labels:
+# "domain", "writer", "place" or nothing. Options go from the prefix in the flag to the keyword argument and what reads
+# its value; "" is the prefix of the required one, which comes first.
+PARTITIONS: dict[str, tuple[Callable[..., Parts], str, dict[str, tuple[str, Callable[[str], Any]]], str]] = {
+    "iid": (iid, "iid", {}, ""),
+    "dirichlet": (
+        dirichlet, "dirichlet:ALPHA[:plain][:min=COUNT][:draw=pfllib], such as dirichlet:0.5, ALPHA from 1e-6 to 1e6",
+        {
+            "": ("alpha", partial(number, read=float, low=1e-6, high=1e6)),
+            "plain": ("capped", {"": False}.__getitem__), "min=": ("min_examples", number),
+            "draw=": ("draw", {"own": "own", "pfllib": "pfllib"}.__getitem__),
+        }, "",
+    ),
+    "classes": (classes, "classes:COUNT, such as classes:2", {"": ("classes_per_client", number)}, ""),
+    "dominant": (
+        dominant, "dominant:COUNT[:share=FRACTION], such as dominant:1:share=4/9",
+        {"": ("dominant_classes", number), "share=": ("share", partial(number, read=Fraction, low=1e-6, high=1))}, "",
+    ),
+    "missing": (missing, "missing:COUNT, such as missing:3", {"": ("missing_classes", partial(number, low=0))}, ""),
+    "domains": (domains, "domains or domains+LABEL_SKEW, such as domains+dirichlet:0.5", {}, "domain"),
+    "writers": (writers, "writers[:shares]", {"shares": ("by_shares", {"": True}.__getitem__)}, "writer"),
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -295,9 +260,8 @@ class Partition:
             return self.function(labels, num_clients, seed=seed)
         column = {"domain": domain, "writer": writer, "place": place}[self.needs]
         if column is None:
-            remedy = "choose such a data set, import this one anew, or choose another partition, such as iid"
             fault = f"partition '{self.flag}' needs a data set with {self.needs}s (got one without)"
-            raise UserError(f"{fault}; {remedy}.")
+            raise UserError(f"{fault}; choose such a data set, import this one anew, or use --partition iid.")
         return self.function(labels, num_clients, np.asarray(column, np.int64), seed=seed)
 
     def scaled(self, share: float) -> "Partition":
@@ -313,14 +277,14 @@ def from_flag(flag: str) -> Partition:
     Raises:
         UserError: An unknown name, or a parameter that is missing, superfluous or out of range.
     """
+    if is_from_file(flag):
+        return Partition(flag, partial(_parts_from_user, from_file(flag, "partition")))
     kind, plus, skew = flag.partition("+")
     if kind == "domains":
         within = from_flag(skew if plus else "iid")
-        if within.needs or is_from_file(within.flag):
+        if within.needs:
             raise UserError(f"partition 'domains' needs a label skew (got '{flag}'); write domains+dirichlet:0.5.")
         return Partition(f"domains+{within.flag}".removesuffix("+iid"), partial(domains, within=within), "domain")
-    if is_from_file(flag):
-        return Partition(flag, partial(_parts_from_user, from_file(flag, "partition")))
     name, *texts = flag.split(":")
     if name not in PARTITIONS:
         raise unknown("partition", name, PARTITIONS, f"the partitions are {', '.join(PARTITIONS)}, and ./file.py:NAME.")

@@ -1,7 +1,6 @@
 """Divisions made elsewhere: lists of positions in a file, as a partition, and the folders that PFLlib writes.
 
-Positions count the training images from 0 in the order of the files that a data set came from, the official ones for a
-set known by name, and then the test images.
+Positions count the training images from 0 in the order of the data set's original files, and then the test images.
 """
 
 import json
@@ -14,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from fedcli.core.batches import generator
-from fedcli.core.partition import partitioner
+from fedcli.core.partition import PARTITIONS
 from fedcli.data.files import PARTS, Arrays, reading
 
 FORM = 'lists in JSON, {"train": [[0, 3], [2]], "test": [[5], [4]]}, or train_0, train_1, ..., test_0, ... in an .npz'
@@ -26,12 +25,10 @@ class Split(list[np.ndarray]):
     num_test: list[int] | None = None  # of each client, how many examples that part has; None where there are none
 
 
-@partitioner("file:PATH, such as file:split.json", {"": ("path", str)}, needs="place")
 def file(labels: np.ndarray, num_clients: int, place: np.ndarray, seed: int, path: str) -> Split:
-    """Gives every client the examples that a file lists, mixed by a fixed seed; `seed` changes nothing.
+    """Gives every client the examples that a file lists, by their `place` `[N]` in the files that the data came from.
 
-    `place` `[N]` is where each example stands in the files that the data came from. Clients may share images to test
-    on; an image that is trained on is in no other list.
+    They are mixed by a fixed seed. Clients may share images to test on, and no others.
     """
     with reading(path, FORM):
         train, test = read_split(Path(path))
@@ -52,6 +49,9 @@ def file(labels: np.ndarray, num_clients: int, place: np.ndarray, seed: int, pat
     parts = Split(rank[np.concatenate([held_out, rng.permutation(kept)])] for held_out, kept in pairs)
     parts.num_test = [len(positions) for positions in test] or None
     return parts
+
+
+PARTITIONS["file"] = (file, "file:PATH, such as file:split.json", {"": ("path", str)}, "place")
 
 
 def read_split(path: Path) -> tuple[list[np.ndarray], list[np.ndarray]]:

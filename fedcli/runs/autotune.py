@@ -9,7 +9,7 @@ import torch
 
 from fedcli.core.aggregate import cross_entropy
 from fedcli.core.clients import Aux
-from fedcli.core.federation import Federation, count_parameters
+from fedcli.core.federation import Federation
 from fedcli.core.stacked import WAYS
 from fedcli.core.trees import tree_map
 
@@ -40,7 +40,7 @@ def _try_out(fed: Federation, way: str, size: int) -> tuple[float, int]:
         Seconds for a step of one client, and how many train together, which is less where the memory is too small.
     """
     engine = dataclasses.replace(fed.engine, way=way, clients_per_chunk=size, on_samples=lambda count: None, notes=[])
-    network = max(fed.networks, key=count_parameters)
+    network = max(fed.networks, key=lambda network: network.num_parameters)
     cohort = fed.cohort_of(0, fed.cohort(0).client_ids[:size])
     plan = fed.plan(cohort, range(1))
     first = tree_map(lambda rows: rows[:STEPS], plan._replace(num_batches=None))
