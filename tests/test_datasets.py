@@ -1,6 +1,7 @@
 """Data sets: built in, imported, kept in canonical order, reduced, and refused where something is wrong."""
 
 import hashlib
+import os
 import pickle
 import pwd
 import string
@@ -156,7 +157,8 @@ def test_without_a_cache_built_in_sets_are_there_and_others_are_told_what_to_set
         monkeypatch.delenv("HOME")
         monkeypatch.setattr(pwd, "getpwuid", fail)
     elif cause == "not readable":
-        monkeypatch.setattr(Path, "glob", fail)
+        monkeypatch.setattr(os, "scandir", fail)
+        monkeypatch.setattr(os, "mkdir", fail)
     else:
         monkeypatch.setenv("FEDCLI_DATA", str(tmp_path / "a.npz" / "below"))
     assert len(datasets.load(datasets.find_name("digits")).y_test) == 359
@@ -247,7 +249,7 @@ def put(key, value):
 
 
 BAD_ARRAYS = {
-    "no labels": (lambda a: a.pop("y_test"), "no array y_test (its arrays: y_train, ", "must be arrays x_train, y_tr"),
+    "no labels": (lambda a: a.pop("y_test"), "no array y_test (its arrays: y_train, ", "npz file of arrays x_train, y_tr"),
     "floats beside bytes": (put("x_train", lambda a: a["x_train"] / 255), "one part are uint8 and"),
     "no squares": (lambda a: a.update({f"x_{part}": a[f"x_{part}"][:, 0, :3] for part in PARTS}), "(15, 3)"),
     "parts of other sizes": (put("x_test", lambda a: a["x_test"][:, :3]), "must match exactly"),
@@ -262,8 +264,6 @@ BAD_ARRAYS = {
     "a wild label": (
         lambda a: (a.pop("class_names"), a.update(y_train=a["y_train"] * 10**9)), "0 to 2000000000", "0 to 8"
     ),
-    "a class name of two lines": (put("class_names", np.array(["two\nlines", "b", "c"])), "on one line"),
-    "a class name twice": (put("class_names", ["a", "b", "a"]), "class_names", "twice"),
     "pickled names": (put("class_names", np.array(["a", 1, None], object)), "allow_pickle=False"),
     "half the writers": (put("writer_test", np.zeros(6, int)), "no array writer_train"),
 }  # fmt: skip
@@ -300,7 +300,7 @@ def test_known_names_have_one_shape(tmp_path, name):
     for shape, count, words in (
         ((size + 1, size + 1, channels), classes, f"not ({size}, {size}"),
         ((size, size, 4 - channels), classes, f"not ({size}, {size}"),
-        ((size, size, channels), classes + 1, f"are {classes + 1}: "),
+        ((size, size, channels), classes + 1, f"are {classes + 1} ("),
     ):
         arrays = images(shape, count)
         refused(lambda arrays=arrays: from_npz(name, tmp_path / "a", **arrays), f"those of '{name}'", words)

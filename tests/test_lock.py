@@ -20,8 +20,6 @@ from fedcli.runs.records import read_record
 from tests.programs import SMALL, Waiting, start
 from tests.test_runs import TINY
 
-NO_PROCESS = 2**22 + 1  # above the largest number that Linux gives
-
 
 def names(folder):
     """What a folder holds, but for a checkpoint before the last, which a slow machine may not have."""
@@ -70,11 +68,11 @@ def test_a_run_begins_where_nobody_has_finished_a_round(tmp_path):
     folder = tmp_path / "run"
     folder.mkdir()
     (folder / ".lock").touch()
-    another = folder / f".record.json.{os.getppid()}.partial"
+    another = folder / "notes.txt"
     another.touch()
     with pytest.raises(InUse, match="never overwritten"):
         fedcli.run("fedavg", out=folder, **TINY)
-    another.rename(folder / f".record.json.{NO_PROCESS}.partial")
+    another.rename(folder / f".record.json.{os.getppid()}.partial")  # whoever wrote it does not have the lock
     assert fedcli.run("fedavg", out=folder, **{**TINY, "rounds": 1}).record["status"] == "finished"
     assert names(folder) == [CHECKPOINT, "record.json"]
 

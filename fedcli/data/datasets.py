@@ -8,9 +8,9 @@ import hashlib
 import os
 import re
 import shlex
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
+from glob import glob
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -21,7 +21,7 @@ from torch import Tensor
 
 from fedcli.core.batches import generator
 from fedcli.data import files, forms
-from fedcli.data.catalog import BUILT_IN, KNOWN, MADE, known_form, resize, resized
+from fedcli.data.catalog import BUILT_IN, DOWNLOADS, KNOWN, MADE, known_form, resize, resized
 from fedcli.errors import UserError, unknown
 from fedcli.registry import spelt
 from fedcli.userfiles import file_hash, from_file, is_from_file, short_name
@@ -44,10 +44,10 @@ class Dataset:
     domain_names: tuple[str, ...] = ()
     writer_train: Tensor | None = None  # int64 [N], where it is known who wrote or drew each example
     writer_test: Tensor | None = None
-    place_train: Tensor | None = None  # int64 [N], where each image stood in the files; None for those kept long ago
+    place_train: Tensor | None = None  # int64 [N], position of each image in the files; None in old cache files
     place_test: Tensor | None = None
     share: float = 1.0  # of the training images that are kept
-    source: str = ""  # of a user's own, where it was imported from, and what was changed
+    source: str = ""  # of a user's own: where it was imported from, and what was changed
 
     @property
     def num_classes(self) -> int:
@@ -65,7 +65,7 @@ class Dataset:
         return self.x_train.shape[2]
 
     def columns(self, part: str) -> dict[str, Tensor]:
-        """What is known of each example of a part, by `files.KINDS`."""
+        """The values of each example of a part, by `files.KINDS`."""
         values = {kind: getattr(self, f"{kind}_{part}") for kind in files.KINDS}
         return {kind: tensor for kind, tensor in values.items() if tensor is not None}
 
@@ -87,10 +87,8 @@ def cache_folder() -> Path:
 
 def names() -> list[str]:
     """All names: built in, known, and imported under a name of their own."""
-    imported: list[str] = []
-    with suppress(OSError):  # a cache that may not be read has nothing
-        imported = sorted(path.stem for path in cache_folder().glob("*.npz") if _NAME.fullmatch(path.stem))
-    return list(dict.fromkeys([*KNOWN, *imported]))
+    imported = (os.path.splitext(file)[0] for file in sorted(glob("*.npz", root_dir=cache_folder())))
+    return list(dict.fromkeys([*KNOWN, *filter(_NAME.fullmatch, imported)]))
 
 
 def find_name(text: str) -> str:
@@ -132,13 +130,13 @@ def available(name: str) -> None:
 
 
 def present(name: str) -> bool:
-    """Whether a set can be loaded, without a look into its file."""
+    """Whether a set can be loaded; its file is not read."""
     return is_from_file(name) or _is_kept(name) or (name in MADE and all(map(present, MADE[name])))
 
 
 def open_to_all(name: str) -> bool:
     """Whether anybody can have a data set by a command: built in, downloaded, a file's own, or made of such."""
-    return name in forms.DOWNLOADS or is_from_file(name) or (name in MADE and all(map(open_to_all, MADE[name])))
+    return name in DOWNLOADS or is_from_file(name) or (name in MADE and all(map(open_to_all, MADE[name])))
 
 
 def load(name: str) -> Dataset:
@@ -160,14 +158,14 @@ def download(name: str) -> Path:
     Raises:
         UserError: The name is not one of those that can be downloaded, or the download fails.
     """
-    if name not in forms.DOWNLOADS:
-        remedy = _ways(name) if name in KNOWN else f"these can be downloaded: {', '.join(forms.DOWNLOADS)}"
-        raise unknown("data set to download", name, forms.DOWNLOADS, f"{remedy}.")
-    if _is_kept(name):
-        return _cache_file(name)
-    with TemporaryDirectory(prefix="fedcli-") as folder:
-        forms.download_files(name, Path(folder))
-        return import_path(name, Path(folder))[0]
+    if name not in DOWNLOADS:
+        remedy = _ways(name) if name in KNOWN else f"these can be downloaded: {', '.join(DOWNLOADS)}"
+        raise unknown("data set to download", name, DOWNLOADS, f"{remedy}.")
+    if not _is_kept(name):
+        with TemporaryDirectory(prefix="fedcli-") as folder:
+            forms.download_files(name, Path(folder))
+            import_path(name, Path(folder))
+    return _cache_file(name)
 
 
 def import_path(name: str, path: Path, size: int | None = None) -> tuple[Path, list[str]]:
@@ -184,40 +182,41 @@ def import_path(name: str, path: Path, size: int | None = None) -> tuple[Path, l
     Raises:
         UserError: The name cannot be given, or the files are missing, damaged or not what the name stands for.
     """
-    info = KNOWN.get(name)
+    info, notes = KNOWN.get(name), []
     if name in MADE:
         raise UserError(f"the name '{name}' is reserved: {_ways(name)}; choose another name.")
     if not _NAME.fullmatch(name):
         raise UserError(f"the name '{name}' is invalid; use only a-z, 0-9 and -.")
     with files.reading(path, forms.FORM):
-        columns, notes = forms.read(Path(path), info, size)
-    if "client" in columns and info:
-        raise UserError(f"the name '{name}' is not possible for PFLlib's division '{path}'; choose {name}-pfllib.")
-    with files.reading(path, files.ARRAYS):
+        columns = forms.read(Path(path), info, size, notes)
+        if "client" in columns and info:
+            raise UserError(f"the name '{name}' is not possible for PFLlib's division '{path}'; choose {name}-pfllib.")
         columns = files.in_form(columns, notes)
         if size:
             columns["x"] = resized(columns["x"], size)
         if info:
             columns = known_form(name, columns)
     if "client" in columns:
-        split, clients, lists = _cache_file(name).with_suffix(".split.npz"), columns["client"], {}
-        for client in range(clients.max() + 1):
-            lists[f"train_{client}"] = np.flatnonzero((clients == client) & ~columns["test"])
-            lists[f"test_{client}"] = np.flatnonzero((clients == client) & columns["test"])
+        split, num_clients = _cache_file(name).with_suffix(".split.npz"), columns["client"].max() + 1
+        lists = {}
+        for part in files.PARTS:
+            rows = np.flatnonzero(columns["test"] == (part == "test"))
+            lists |= {f"{part}_{client}": rows[columns["client"][rows] == client] for client in range(num_clients)}
         _keep(split, lists)
-        flags = ["--partition", f"file:{split}", "--num-clients", str(len(lists) // 2)]
-        notes.append(f"its clients: {shlex.join(flags)}, under a protocol that tests on their own parts")
+        flags = f"--partition {shlex.quote(f'file:{split}')} --num-clients {num_clients}"
+        notes.append(f"its clients: {flags}, under a protocol that tests on their own parts")
     source = {} if info else {"source": np.array("; ".join([str(Path(path).resolve()), *notes]))}
     _keep(_cache_file(name), files.canonical(columns) | source)
     return _cache_file(name), notes
 
 
 def describe(name: str) -> dict[str, Any]:
-    """What is known of a data set without loading it.
+    """What a data set is, without loading it.
 
     Returns:
         `name`; `kind` (built-in, download, import, made, imported or your own); `present`; `train`, `test`, `classes`
-        (numbers, None where they depend on files that are not there); `shape` (channels, H, W); what it is made from.
+        (numbers, None where they depend on files that are not there); `shape` (channels, H, W); `note`, what it is made
+        from.
 
     Raises:
         UserError: The name is unknown, or its cache file is damaged.
@@ -226,22 +225,19 @@ def describe(name: str) -> dict[str, Any]:
     if info is None:
         available(name)
     if is_from_file(name):
-        dataset, kind = load(name), "your own"
+        dataset = load(name)
         sizes = len(dataset.y_train), len(dataset.y_test), dataset.num_classes, tuple(dataset.x_train.shape[1:])
     elif _is_kept(name):
-        kind = "import" if info else "imported"
         with files.reading(_cache_file(name), files.NPZ), np.load(_cache_file(name), allow_pickle=False) as file:
             with file.zip.open("x_train.npy") as pixels:  # of which the shape alone is read
                 np.lib.format.read_magic(pixels)
                 num_train, *shape, channels = np.lib.format.read_array_header_1_0(pixels)[0]
             sizes = num_train, len(file["y_test"]), len(file["class_names"]), (channels, *shape)
-            note = file.get("source", "")
+            note = str(file.get("source", ""))
     else:
-        kind = "import" if not info.make else "made" if info.needs else "built-in"
         sizes, note = info.sizes, ", ".join(info.needs)
-    kind = "download" if name in forms.DOWNLOADS else kind
     traits = dict(zip(("train", "test", "classes", "shape"), sizes, strict=True))
-    return {"name": name, "kind": kind, "present": present(name), **traits, "note": str(note)}
+    return {"name": name, "kind": _kind(name), "present": present(name), **traits, "note": note}
 
 
 def take(dataset: Dataset, num_train: int, seed: int) -> Dataset:
@@ -328,10 +324,17 @@ def _is_kept(name: str) -> bool:
     return name not in BUILT_IN and os.path.isfile(_cache_file(name))  # also False where it may not be looked for
 
 
+def _kind(name: str) -> str:
+    """How a set is had, see `describe`."""
+    if name not in KNOWN:
+        return "your own" if is_from_file(name) else "imported"
+    return "download" if name in DOWNLOADS else "made" if MADE.get(name) else "built-in" if name in MADE else "import"
+
+
 def _ways(name: str) -> str:
     """How a known data set can be had."""
     info = KNOWN[name]
-    if name in forms.DOWNLOADS:
+    if name in DOWNLOADS:
         return f"run 'fedcli data download {name}', or without a network 'fedcli data import {name} PATH'"
     if info.needs:
         missing = [need for need in info.needs if not present(need)] or info.needs
@@ -340,12 +343,13 @@ def _ways(name: str) -> str:
 
 
 def _arrays(name: str) -> files.Arrays:
-    """What the cache has of a set that is present, or would have."""
+    """The arrays that the cache has of a set, or would have of one that is built in or made."""
     if _is_kept(name):
         return files.read_npz(_cache_file(name))
     info = KNOWN[name]
     columns = info.make(name, lambda need: files.join_parts(_arrays(need), [])) if info.needs else info.make()
-    return files.canonical(columns)
+    official = {"class_names": info.class_names, "domain_names": info.domain_names}
+    return files.canonical({key: np.array(names) for key, names in official.items() if names} | columns)
 
 
 def _keep(path: Path, arrays: files.Arrays) -> None:
@@ -359,7 +363,6 @@ def _keep(path: Path, arrays: files.Arrays) -> None:
 
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        files.remove_leftovers(path.parent)
         files.write_atomically(path, write)
     except OSError as error:
         remedy = "its folder must be writable and have room; set FEDCLI_DATA to another one."
@@ -378,11 +381,12 @@ def _from_user(text: str, digest: str) -> Dataset:
 
 def _dataset(name: str, arrays: files.Arrays) -> Dataset:
     """The data set of arrays that are in canonical order."""
-    fields = {"source": str(arrays.get("source", ""))}
-    for key, values in arrays.items():
+    fields: dict[str, Any] = {"source": str(arrays.get("source", ""))}
+    for key in arrays.keys() - {"source"}:
         if key in files.NAMES.values():
-            fields[key] = tuple(values.tolist())
-        elif key != "source":
-            values = np.moveaxis(values, 3, 1) if key.startswith("x_") else values
-            fields[key] = torch.from_numpy(np.ascontiguousarray(values))
+            fields[key] = tuple(arrays[key].tolist())
+        else:
+            fields[key] = torch.from_numpy(arrays[key])
+    for part in files.PARTS:
+        fields[f"x_{part}"] = fields[f"x_{part}"].permute(0, 3, 1, 2).contiguous()
     return Dataset(name, **fields)

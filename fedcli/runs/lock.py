@@ -7,7 +7,7 @@ from pathlib import Path
 
 from filelock import FileLock, Timeout
 
-from fedcli.data.files import remove_leftovers
+from fedcli.data.files import PARTIAL
 from fedcli.errors import UserError
 
 LOCK = ".lock"
@@ -36,7 +36,8 @@ def locked(folder: Path) -> Iterator[None]:
         if error.errno not in NO_LOCKS:
             raise UserError(f"'{folder}' cannot be made ({error.strerror}); choose another with --out.") from error
     try:
-        remove_leftovers(folder)
+        for file in folder.glob(PARTIAL):
+            file.unlink(missing_ok=True)
         yield
     finally:
         (folder / LOCK).unlink(missing_ok=True)  # before the lock goes: afterwards it may be another one's
