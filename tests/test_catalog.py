@@ -81,7 +81,7 @@ def test_what_is_missing_is_named(tmp_path, cache):
         from_npz(name, tmp_path / "a", **known_images(name))
     about = datasets.describe("digits-4")
     assert (about["kind"], about["present"], about["note"]) == ("made", True, "mnist, usps, svhn, synth-digits")
-    refused(lambda: datasets.load("digits-4"), "'mnist' is too small", "got 30 training", "needs 150")
+    refused(lambda: datasets.load("digits-4"), "'digits-4' needs 150", "of 'mnist'", "(got 30)")
 
 
 def test_sets_that_are_only_made_cannot_be_imported(tmp_path):

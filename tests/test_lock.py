@@ -72,7 +72,7 @@ def test_a_run_begins_where_nobody_has_finished_a_round(tmp_path):
     another.touch()
     with pytest.raises(InUse, match="never overwritten"):
         fedcli.run("fedavg", out=folder, **TINY)
-    another.rename(folder / f".record.json.{os.getppid()}.partial")  # whoever wrote it does not have the lock
+    another.rename(folder / f".{os.getppid()}.partial.record.json")  # whoever wrote it does not have the lock
     assert fedcli.run("fedavg", out=folder, **{**TINY, "rounds": 1}).record["status"] == "finished"
     assert names(folder) == [CHECKPOINT, "record.json"]
 
@@ -82,7 +82,7 @@ def test_a_link_stays_a_link_and_a_device_a_device(tmp_path):
     file.write_text("old")
     link.symlink_to("file")
     write_atomically(link, lambda path: path.write_text("new"))
-    (tmp_path / f".another.{os.getpid()}.partial").symlink_to("file")  # in the temporary file's place
+    (tmp_path / f".{os.getpid()}.partial.another").symlink_to("file")  # in the temporary file's place
     write_atomically(another, lambda path: path.write_text("newer"))
     assert (link.is_symlink(), another.is_symlink(), file.read_text()) == (True, False, "new")
     write_atomically(Path(os.devnull), lambda path: path.write_text("new"))

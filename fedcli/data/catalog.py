@@ -8,9 +8,8 @@ import string
 from collections.abc import Callable, Sequence
 from functools import cache, lru_cache, partial
 from importlib.util import find_spec
-from itertools import product
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -19,18 +18,17 @@ from PIL import Image, ImageDraw, ImageFont
 from torch import Tensor
 
 from fedcli.core.batches import generator
-from fedcli.data.files import NAMES, Arrays
+from fedcli.data.files import NAMES, Arrays, first_fifth
 from fedcli.errors import UserError
 
-DOMAINS = ("plain", "inverted", "photo", "font")
 SIZE = 16  # pixels, of the rendered digits and of the pieces of photographs
 TYPEFACES = (
     "DejaVuSans", "DejaVuSans-Bold", "DejaVuSans-Oblique", "DejaVuSansMono", "DejaVuSerif", "DejaVuSerif-Italic",
     "STIXGeneral", "STIXGeneralBol", "STIXGeneralItalic", "cmr10", "cmb10", "cmss10", "cmtt10",
 )  # fmt: skip
+_SCIKIT_LEARN = Path(find_spec("sklearn").origin).parent / "datasets"  # importing what reads them takes two seconds
 CANVAS = 64  # pixels, on which a digit of a typeface is drawn before it is made small
 _RESIZED_AT_ONCE = 4096  # images, which are made float for it
-Load = Callable[[str], Arrays]  # from the name of a set to its columns, the training part first
 
 
 class DatasetInfo(NamedTuple):
@@ -43,18 +41,17 @@ class DatasetInfo(NamedTuple):
     num_test: int | None = None
     source: str | None = None  # torchvision's class that downloads it, or the address of an archive
     split: str | None = None  # of EMNIST
-    files: str = ""  # what can be imported, where nothing can be downloaded
+    files: str = ""  # what is imported where nothing can be downloaded; image files are resized to `image_size`
     domain_names: tuple[str, ...] = ()
-    resized: bool = False  # image files of any size are made `image_size`
-    make: Callable[..., Arrays] | None = None  # given the set's name and a `Load` where it needs others
+    make: Callable[..., Arrays] | None = None  # where it needs others, of its name and what loads another's columns
     needs: tuple[str, ...] = ()  # the sets that it is made from; none where it is built in
     md5: str | None = None  # of the archive
 
     @property
-    def sizes(self) -> tuple[int | None, int | None, int, tuple[int, int, int]]:
-        """Numbers of training images, test images and classes, and `(channels, H, W)`."""
+    def sizes(self) -> dict[str, Any]:
+        """Numbers of images to `train` and to `test` on and of `classes`, and the `shape` (channels, H, W)."""
         shape = (self.channels, self.image_size, self.image_size)
-        return self.num_train, self.num_test, len(self.class_names), shape
+        return {"train": self.num_train, "test": self.num_test, "classes": len(self.class_names), "shape": shape}
 
     def made_of(self, *shares: "Share") -> "DatasetInfo":
         """The set that has a domain from each share, in this one's size and with its domains."""
@@ -79,35 +76,31 @@ class Share(NamedTuple):
     division: str = "parts"
 
 
-def _mixture(shares: Sequence[Share], name: str, load: Load) -> Arrays:
+def _mixture(shares: Sequence[Share], name: str, load: Callable[[str], Arrays]) -> Arrays:
     """The columns of a known set that has a domain from each share, at its size and in colour."""
     info, columns = KNOWN[name], []
     size, load = info.image_size, lru_cache(1)(load)  # one at a time: some are large
     for number, (share, domain) in enumerate(zip(shares, info.domain_names, strict=True)):
-        source = load(share.source)
-        train, test = _draw_share(name, share, domain, source)
+        source, rng = load(share.source), generator(0, "recipe", name, domain)
+        rows = np.arange(len(source["y"]))
+        if share.domain is not None:
+            rows = np.flatnonzero(source["domain_names"][source["domain"]] == share.domain)
+        is_test, num_first = source["test"][rows], (np.arange(len(rows)) % 10 < 8).sum()
+        first = rows[np.argsort(source["y"][rows], kind="stable")[:num_first]]
+        allowed = {"parts": rows[~is_test], "pooled": rows, "leaky": first}[share.division]
+        train = rng.permutation(allowed)[: share.num_train]
+        if len(train) < share.num_train:
+            raise UserError(
+                f"'{name}' needs {share.num_train} training images of '{share.source}' for its domain '{domain}' "
+                f"(got {len(allowed)}); import the whole set."
+            )
+        test = {"parts": rows[is_test], "pooled": np.setdiff1d(rows, train), "leaky": rows}[share.division]
+        test = test if share.num_test is None else rng.permutation(test)[: share.num_test]
         rows, is_test = np.concatenate([train, test]), np.repeat([False, True], [len(train), len(test)])
         x = np.broadcast_to(resized(source["x"][rows], size), (len(rows), size, size, 3))
         columns.append((x, source["y"][rows], np.full(len(rows), number), is_test))
     x, y, domains, test = map(np.concatenate, zip(*columns, strict=True))
     return {"x": x, "y": y, "domain": domains, "test": test, "class_names": source["class_names"]}
-
-
-def _draw_share(name: str, share: Share, domain: str, source: Arrays) -> tuple[np.ndarray, np.ndarray]:
-    """Positions of the examples to train and to test on that a share takes of its source."""
-    rows = np.arange(len(source["y"]))
-    if share.domain is not None:
-        rows = np.flatnonzero(source["domain_names"][source["domain"]] == share.domain)
-    is_test, num_first = source["test"][rows], (np.arange(len(rows)) % 10 < 8).sum()
-    first = rows[np.argsort(source["y"][rows], kind="stable")[:num_first]]
-    allowed = {"parts": rows[~is_test], "pooled": rows, "leaky": first}[share.division]
-    rng = generator(0, "recipe", name, domain)
-    train = rng.permutation(allowed)[: share.num_train]
-    if len(train) < share.num_train:
-        fault = f"'{share.source}' is too small for '{name}' (got {len(allowed)} training images)"
-        raise UserError(f"{fault}; its domain '{domain}' needs {share.num_train}; import the whole set.")
-    test = {"parts": rows[is_test], "pooled": np.setdiff1d(rows, train), "leaky": rows}[share.division]
-    return train, test if share.num_test is None else rng.permutation(test)[: share.num_test]
 
 
 def resize(images: Tensor, size: int) -> Tensor:
@@ -129,18 +122,17 @@ def resized(images: np.ndarray, size: int) -> np.ndarray:
 
 def digits() -> Arrays:
     """The columns of the 1,797 digits, 8 x 8, grey."""
-    images, labels = _handwritten()
-    return {"x": images[..., None], "y": labels, "test": _held_out(labels)}
+    images, labels, test = _handwritten()
+    return {"x": images[..., None], "y": labels, "test": test}
 
 
 def digit_domains() -> Arrays:
-    """The columns of the same digits, 16 x 16, in colour, under the renderings `DOMAINS`.
+    """The columns of the same digits, 16 x 16, in colour, in four domains.
 
     Plain; inverted; as a difference from crops of photographs at a third of their size; and, for each digit, one of its
-    class drawn from a typeface.
-    A digit is in the training part of all domains or in the test part of all.
+    class drawn from a typeface. A digit is in the training part of all domains or in the test part of all.
     """
-    small, labels = _handwritten()
+    small, labels, test = _handwritten()
     plain = np.stack([Image.fromarray(image).resize((SIZE, SIZE), Image.Resampling.BICUBIC) for image in small])
     plain, font = (np.repeat(images[..., None], 3, axis=3) for images in (plain, _drawn(labels)))
     photos = [np.asarray(Image.fromarray(photo).resize((213, 142), Image.Resampling.BOX)) for photo in _photographs()]
@@ -151,7 +143,7 @@ def digit_domains() -> Arrays:
         crops.append(photo[top : top + SIZE, left : left + SIZE])
     photo = np.abs(np.stack(crops).astype(np.int16) - plain).astype(np.uint8)
     x, domain = np.concatenate([plain, 255 - plain, photo, font]), np.repeat(np.arange(4), len(labels))
-    return {"x": x, "y": np.tile(labels, 4), "domain": domain, "test": np.tile(_held_out(labels), 4)}
+    return {"x": x, "y": np.tile(labels, 4), "domain": domain, "test": np.tile(test, 4)}
 
 
 def photos() -> Arrays:
@@ -164,44 +156,31 @@ def photos() -> Arrays:
     for _ in range(2200):
         photo, side = sources[rng.integers(len(sources))], round(SIZE * 10 ** rng.uniform())
         left, top = (int(rng.integers(length - side + 1)) for length in photo.size)
-        box = (left, top, left + side, top + side)
-        pieces.append(np.asarray(photo.resize((SIZE, SIZE), Image.Resampling.BOX, box=box)))
+        pieces.append(
+            np.asarray(photo.resize((SIZE, SIZE), Image.Resampling.BOX, (left, top, left + side, top + side)))
+        )
     return {"x": np.stack(pieces), "y": np.zeros(2200, np.int64), "test": np.arange(2200) >= 2000}
 
 
-def _of_scikit_learn(file: str) -> Path:
-    """Where a file of scikit-learn's data sets is; importing what reads them would take two seconds."""
-    return Path(find_spec("sklearn").origin).parent / "datasets" / file
-
-
-def _handwritten() -> tuple[np.ndarray, np.ndarray]:
-    """Images uint8 `[1797, 8, 8]`, bright on dark, and labels `[1797]`."""
-    table = np.loadtxt(_of_scikit_learn("data/digits.csv.gz"), np.int64, delimiter=",")  # 64 pixels and the label
-    images, labels = table[:, :-1].reshape(-1, 8, 8), table[:, -1].copy()
-    return ((images * 255 + 8) // 16).astype(np.uint8), labels  # from 0..16, rounded
+def _handwritten() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Images uint8 `[1797, 8, 8]`, bright on dark, labels `[1797]`, and whether each is of the fifth to test on."""
+    table = np.loadtxt(_SCIKIT_LEARN / "data/digits.csv.gz", np.int64, delimiter=",")  # 64 pixels and the label
+    images, labels, rng = table[:, :-1].reshape(-1, 8, 8), table[:, -1].copy(), np.random.default_rng(0)
+    order = np.concatenate([rng.permutation(np.flatnonzero(labels == label)) for label in range(10)])
+    return ((images * 255 + 8) // 16).astype(np.uint8), labels, first_fifth(order, labels)  # from 0..16, rounded
 
 
 def _photographs() -> np.ndarray:
     """scikit-learn's two photographs, uint8 `[2, 427, 640, 3]`."""
-    return np.stack([np.asarray(Image.open(_of_scikit_learn(f"images/{name}.jpg"))) for name in ("china", "flower")])
-
-
-def _held_out(labels: np.ndarray) -> np.ndarray:
-    """Whether each digit is in the test part, bool `[N]`: a random fifth of each class."""
-    rng, test = np.random.default_rng(0), np.zeros(len(labels), bool)
-    for label in range(10):
-        members = rng.permutation(np.flatnonzero(labels == label))
-        test[members[: round(len(members) / 5)]] = True
-    return test
+    return np.stack([np.asarray(Image.open(_SCIKIT_LEARN / f"images/{name}.jpg")) for name in ("china", "flower")])
 
 
 def _drawn(labels: np.ndarray) -> np.ndarray:
     """A digit of each label `[N, 16, 16]`, bright on dark, from a random typeface, size, angle and place."""
     import matplotlib  # late: it takes a second
 
-    folder, fonts = Path(matplotlib.get_data_path(), "fonts", "ttf"), []
-    for name, size in product(TYPEFACES, (52, 60, 68)):
-        fonts.append(ImageFont.truetype(str(folder / f"{name}.ttf"), size, layout_engine=ImageFont.Layout.BASIC))
+    files = [f"{matplotlib.get_data_path()}/fonts/ttf/{name}.ttf" for name in TYPEFACES]
+    fonts = [ImageFont.truetype(file, size, layout_engine=0) for file in files for size in (52, 60, 68)]  # 0: basic
     rng, images = np.random.default_rng(2), []
     for label in labels:
         canvas = Image.new("L", (CANVAS, CANVAS))
@@ -213,7 +192,7 @@ def _drawn(labels: np.ndarray) -> np.ndarray:
     return np.stack(images)
 
 
-def _femnist_digits(name: str, load: Load) -> Arrays:
+def _femnist_digits(name: str, load: Callable[[str], Arrays]) -> Arrays:
     """The ten digits of all of FEMNIST's writers; nine tenths of each writer's, rounded down, are the training part."""
     source = load("femnist")
     if "writer" not in source:
@@ -230,11 +209,13 @@ _DIGITS = tuple(string.digits)
 _CHARACTERS = (*_DIGITS, *string.ascii_uppercase, *string.ascii_lowercase)
 _FASHION = ("t-shirt", "trouser", "pullover", "dress", "coat", "sandal", "shirt", "sneaker", "bag", "ankle-boot")
 _CIFAR10 = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
-_OFFICE = DatasetInfo(3, 32, (), files="image folders <domain>/<class>/*", resized=True)
+_OFFICE = DatasetInfo(3, 32, (), files="image folders <domain>/<class>/*")
 
 KNOWN = {
     "digits": DatasetInfo(1, 8, _DIGITS, 1438, 359, make=cache(digits)),
-    "digit-domains": DatasetInfo(3, 16, _DIGITS, 5752, 1436, domain_names=DOMAINS, make=cache(digit_domains)),
+    "digit-domains": DatasetInfo(
+        3, 16, _DIGITS, 5752, 1436, domain_names=("plain", "inverted", "photo", "font"), make=cache(digit_domains),
+    ),
     "photos": DatasetInfo(3, 16, ("photo",), 2000, 200, make=cache(photos)),
     "mnist": DatasetInfo(1, 28, _DIGITS, 60_000, 10_000, "MNIST"),
     "fmnist": DatasetInfo(1, 28, _FASHION, 60_000, 10_000, "FashionMNIST"),
@@ -255,7 +236,7 @@ KNOWN = {
     ),
     "femnist": DatasetInfo(1, 28, _CHARACTERS, files="the folder of LEAF's all_data_*.json"),
     "synth-digits": DatasetInfo(3, 32, _DIGITS, 479_400, 9_553, files="SynthDigits.zip or its .mat files"),
-    "mnist-m": DatasetInfo(3, 28, _DIGITS, 60_000, 10_000, files="mnist_m.tar.gz or its folder", resized=True),
+    "mnist-m": DatasetInfo(3, 28, _DIGITS, 60_000, 10_000, files="mnist_m.tar.gz or its folder"),
     "office-caltech": _OFFICE._replace(class_names=("",) * 10, domain_names=("amazon", "caltech", "dslr", "webcam")),
     "office31": _OFFICE._replace(class_names=("",) * 31, domain_names=("amazon", "dslr", "webcam")),
     "office-home": _OFFICE._replace(class_names=("",) * 65, domain_names=("Art", "Clipart", "Product", "Real World")),
@@ -310,8 +291,10 @@ def known_form(name: str, columns: Arrays) -> Arrays:
             continue
         order = official_order(names, official) if any(official) else None
         if order is None:
-            rule = f"{len(official)} ({', '.join(filter(None, official[:4]))}…)"
-            raise ValueError(f"the {noun} are {len(names)} ({', '.join(names[:3])}…) and not {rule} {remedy}")
+            raise ValueError(
+                f"the {noun} are {len(names)} ({', '.join(names[:3])}…) and not "
+                f"{len(official)} ({', '.join(filter(None, official[:4]))}…) {remedy}"
+            )
         columns = columns | {kind: np.array(order)[columns[kind]], NAMES[kind]: np.array(official)}
     return columns
 

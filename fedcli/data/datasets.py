@@ -8,9 +8,11 @@ import hashlib
 import os
 import re
 import shlex
+import socket
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from glob import glob
+from http.client import HTTPException
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -19,6 +21,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedcli.core.backbones import torchvision
 from fedcli.core.batches import generator
 from fedcli.data import files, forms
 from fedcli.data.catalog import BUILT_IN, DOWNLOADS, KNOWN, MADE, known_form, resize, resized
@@ -81,8 +84,8 @@ class Dataset:
 
 def cache_folder() -> Path:
     """Where the data sets are kept: `$FEDCLI_DATA`, or `~/.cache/fedcli`."""
-    folder = os.environ.get("FEDCLI_DATA") or "~/.cache/fedcli"
-    return Path(os.path.expanduser(folder))  # which leaves ~ where a user has no home, as in a container
+    # `expanduser` leaves ~ where a user has no home, as in a container.
+    return Path(os.path.expanduser(os.environ.get("FEDCLI_DATA") or "~/.cache/fedcli"))
 
 
 def names() -> list[str]:
@@ -123,8 +126,7 @@ def available(name: str) -> None:
     if is_from_file(name):
         from_file(name, "data set")
     elif name not in names():
-        remedy = f"'fedcli data list' shows all, 'data import' adds one; nothing is at the path '{name}'."
-        raise unknown("data set", name, names(), remedy)
+        raise unknown("data set", name, names(), f"see 'fedcli data list' and 'data import'; no file is at '{name}'.")
     elif not present(name):
         raise UserError(f"the data set '{name}' is not on this machine (got no '{_cache_file(name)}'); {_ways(name)}.")
 
@@ -153,7 +155,7 @@ def load(name: str) -> Dataset:
 
 
 def download(name: str) -> Path:
-    """The cache file of a data set, which is downloaded unless it is there.
+    """The cache file of a data set, which torchvision downloads unless it is there, and compares with its MD5.
 
     Raises:
         UserError: The name is not one of those that can be downloaded, or the download fails.
@@ -161,11 +163,27 @@ def download(name: str) -> Path:
     if name not in DOWNLOADS:
         remedy = _ways(name) if name in KNOWN else f"these can be downloaded: {', '.join(DOWNLOADS)}"
         raise unknown("data set to download", name, DOWNLOADS, f"{remedy}.")
-    if not _is_kept(name):
-        with TemporaryDirectory(prefix="fedcli-") as folder:
-            forms.download_files(name, Path(folder))
-            import_path(name, Path(folder))
-    return _cache_file(name)
+    if _is_kept(name):
+        return _cache_file(name)
+    sets, info = torchvision().datasets, KNOWN[name]
+    socket.setdefaulttimeout(30)  # seconds without a byte before a download is given up
+    with TemporaryDirectory(prefix="fedcli-") as folder:
+        try:
+            if info.md5:
+                sets.utils.download_and_extract_archive(info.source, folder, md5=info.md5, remove_finished=True)
+            else:
+                for part in files.PARTS:
+                    choice = {"split": part} if name == "svhn" else {"train": part == "train"}
+                    choice |= {"split": info.split} if info.split else {}
+                    getattr(sets, info.source)(folder, download=True, **choice)
+        except (OSError, RuntimeError, HTTPException) as error:
+            raise UserError(
+                f"'{name}' could not be downloaded ({' '.join(str(error).split())}); bring the official files and run "
+                f"'fedcli data import {name} PATH'."
+            ) from error
+        finally:
+            socket.setdefaulttimeout(None)
+        return import_path(name, Path(folder))[0]
 
 
 def import_path(name: str, path: Path, size: int | None = None) -> tuple[Path, list[str]]:
@@ -198,13 +216,14 @@ def import_path(name: str, path: Path, size: int | None = None) -> tuple[Path, l
             columns = known_form(name, columns)
     if "client" in columns:
         split, num_clients = _cache_file(name).with_suffix(".split.npz"), columns["client"].max() + 1
-        lists = {}
-        for part in files.PARTS:
-            rows = np.flatnonzero(columns["test"] == (part == "test"))
-            lists |= {f"{part}_{client}": rows[columns["client"][rows] == client] for client in range(num_clients)}
+        lists = {
+            f"{part}_{client}": np.flatnonzero((columns["client"] == client) & (columns["test"] == (part == "test")))
+            for part in files.PARTS
+            for client in range(num_clients)
+        }
         _keep(split, lists)
-        flags = f"--partition {shlex.quote(f'file:{split}')} --num-clients {num_clients}"
-        notes.append(f"its clients: {flags}, under a protocol that tests on their own parts")
+        flag = shlex.quote(f"file:{split}")
+        notes.append(f"its clients, tested on their own parts: --partition {flag} --num-clients {num_clients}")
     source = {} if info else {"source": np.array("; ".join([str(Path(path).resolve()), *notes]))}
     _keep(_cache_file(name), files.canonical(columns) | source)
     return _cache_file(name), notes
@@ -221,23 +240,25 @@ def describe(name: str) -> dict[str, Any]:
     Raises:
         UserError: The name is unknown, or its cache file is damaged.
     """
-    info, note = KNOWN.get(name), ""
+    info, note, kind = KNOWN.get(name), "", "imported"
     if info is None:
         available(name)
+    else:
+        kind = "download" if info.source else "import" if not info.make else "made" if info.needs else "built-in"
     if is_from_file(name):
-        dataset = load(name)
-        sizes = len(dataset.y_train), len(dataset.y_test), dataset.num_classes, tuple(dataset.x_train.shape[1:])
+        dataset, kind = load(name), "your own"
+        sizes = {"train": len(dataset.y_train), "test": len(dataset.y_test), "classes": dataset.num_classes}
+        sizes["shape"] = tuple(dataset.x_train.shape[1:])
     elif _is_kept(name):
         with files.reading(_cache_file(name), files.NPZ), np.load(_cache_file(name), allow_pickle=False) as file:
             with file.zip.open("x_train.npy") as pixels:  # of which the shape alone is read
                 np.lib.format.read_magic(pixels)
-                num_train, *shape, channels = np.lib.format.read_array_header_1_0(pixels)[0]
-            sizes = num_train, len(file["y_test"]), len(file["class_names"]), (channels, *shape)
-            note = str(file.get("source", ""))
+                train, *shape, channels = np.lib.format.read_array_header_1_0(pixels)[0]
+            test, classes, note = len(file["y_test"]), len(file["class_names"]), str(file.get("source", ""))
+        sizes = {"train": train, "test": test, "classes": classes, "shape": (channels, *shape)}
     else:
         sizes, note = info.sizes, ", ".join(info.needs)
-    traits = dict(zip(("train", "test", "classes", "shape"), sizes, strict=True))
-    return {"name": name, "kind": _kind(name), "present": present(name), **traits, "note": note}
+    return {"name": name, "kind": kind, "present": present(name), **sizes, "note": note}
 
 
 def take(dataset: Dataset, num_train: int, seed: int) -> Dataset:
@@ -250,13 +271,14 @@ def take(dataset: Dataset, num_train: int, seed: int) -> Dataset:
     Raises:
         UserError: There are fewer images than `num_train`, or more classes.
     """
-    labels, count = dataset.y_train.numpy(), len(dataset.y_train)
-    if not dataset.num_classes <= num_train <= count:
-        fault = f"--train-examples {num_train} does not fit the data set '{dataset.name}' (got {count} images)"
-        raise UserError(f"{fault}; use {dataset.num_classes}, the number of classes, to {count}.")
-    order = generator(seed, "take").permutation(count)
-    if dataset.domain_train is not None:
-        order = _interleave(order, labels * len(dataset.domain_names) + dataset.domain_train.numpy())
+    labels, count, least = dataset.y_train.numpy(), len(dataset.y_train), dataset.num_classes
+    if not least <= num_train <= count:
+        raise UserError(
+            f"--train-examples {num_train} does not fit the data set '{dataset.name}'; use {least} to {count}."
+        )
+    domains = 0 if dataset.domain_train is None else dataset.domain_train.numpy()
+    cells = labels * max(len(dataset.domain_names), 1) + domains
+    order = _interleave(generator(seed, "take").permutation(count), cells)
     positions = torch.from_numpy(np.sort(_interleave(order, labels)[:num_train]))
     kept = {f"{kind}_train": values[positions] for kind, values in dataset.columns("train").items()}
     return replace(dataset, share=dataset.share * num_train / count, **kept)
@@ -281,10 +303,9 @@ def public_images(name: str, private: Dataset, count: int | None, seed: int) -> 
         UserError: If there are fewer than `count`.
     """
     public = load(name)
-    total = len(public.x_train)
-    if (count or 0) > total:
-        raise UserError(f"--public-examples {count} is more than '{name}' has; use {total} or fewer.")
-    images = public.x_train[np.sort(generator(seed, "public").permutation(total)[:count])]
+    if (count or 0) > len(public.x_train):
+        raise UserError(f"--public-examples {count} is more than '{name}' has; use {len(public.x_train)} or fewer.")
+    images = public.x_train[np.sort(generator(seed, "public").permutation(len(public.x_train))[:count])]
     if images.shape[1] > private.channels:
         images = sum(weight * images[:, [c]] for c, weight in enumerate((0.299, 0.587, 0.114))).round().to(torch.uint8)
     images = resize(images, private.image_size)
@@ -296,13 +317,12 @@ def channel_statistics(dataset: Dataset) -> tuple[tuple[float, ...], tuple[float
 
     The deviation of a channel of one value is given as 1, since images are divided by it.
     """
-    values, statistics = torch.arange(256, dtype=torch.float64) / 255, []
-    for pixels in dataset.x_train.unbind(1):
-        counts = torch.bincount(pixels.flatten(), minlength=256)
-        shares = counts / counts.sum().double()
-        mean = (shares * values).sum().item()
-        statistics.append((mean, (shares * (values - mean) ** 2).sum().sqrt().item() or 1.0))
-    return tuple(zip(*statistics, strict=True))
+    values = torch.arange(256, dtype=torch.float64) / 255
+    counts = torch.stack([torch.bincount(pixels.flatten(), minlength=256) for pixels in dataset.x_train.unbind(1)])
+    shares = counts / counts.sum(1, keepdim=True).double()  # [channels, 256]
+    mean = (shares * values).sum(1, keepdim=True)
+    deviation = (shares * (values - mean) ** 2).sum(1).sqrt()
+    return tuple(mean.flatten().tolist()), tuple(value or 1.0 for value in deviation.tolist())
 
 
 def _interleave(order: np.ndarray, groups: np.ndarray) -> np.ndarray:
@@ -324,13 +344,6 @@ def _is_kept(name: str) -> bool:
     return name not in BUILT_IN and os.path.isfile(_cache_file(name))  # also False where it may not be looked for
 
 
-def _kind(name: str) -> str:
-    """How a set is had, see `describe`."""
-    if name not in KNOWN:
-        return "your own" if is_from_file(name) else "imported"
-    return "download" if name in DOWNLOADS else "made" if MADE.get(name) else "built-in" if name in MADE else "import"
-
-
 def _ways(name: str) -> str:
     """How a known data set can be had."""
     info = KNOWN[name]
@@ -348,8 +361,8 @@ def _arrays(name: str) -> files.Arrays:
         return files.read_npz(_cache_file(name))
     info = KNOWN[name]
     columns = info.make(name, lambda need: files.join_parts(_arrays(need), [])) if info.needs else info.make()
-    official = {"class_names": info.class_names, "domain_names": info.domain_names}
-    return files.canonical({key: np.array(names) for key, names in official.items() if names} | columns)
+    texts = {"class_names": np.array(info.class_names), "domain_names": np.array(info.domain_names)}
+    return files.canonical(texts | columns)
 
 
 def _keep(path: Path, arrays: files.Arrays) -> None:
@@ -357,16 +370,13 @@ def _keep(path: Path, arrays: files.Arrays) -> None:
     if path.parts[0] == "~":
         raise UserError(f"the data set cannot be kept as '{path}' (got no home folder); set FEDCLI_DATA to a folder.")
 
-    def write(temporary: Path) -> None:
-        with temporary.open("wb") as file:  # numpy would append .npz to a path
-            np.savez(file, **arrays)
-
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        files.write_atomically(path, write)
+        files.write_atomically(path, lambda temporary: np.savez(temporary, **arrays))
     except OSError as error:
-        remedy = "its folder must be writable and have room; set FEDCLI_DATA to another one."
-        raise UserError(f"the data set cannot be kept as '{path}' ({error.strerror}); {remedy}") from error
+        raise UserError(
+            f"the data set cannot be kept as '{path}' ({error.strerror}); set FEDCLI_DATA to another folder."
+        ) from error
 
 
 @lru_cache(maxsize=2)
@@ -381,12 +391,8 @@ def _from_user(text: str, digest: str) -> Dataset:
 
 def _dataset(name: str, arrays: files.Arrays) -> Dataset:
     """The data set of arrays that are in canonical order."""
-    fields: dict[str, Any] = {"source": str(arrays.get("source", ""))}
-    for key in arrays.keys() - {"source"}:
-        if key in files.NAMES.values():
-            fields[key] = tuple(arrays[key].tolist())
-        else:
-            fields[key] = torch.from_numpy(arrays[key])
+    tensors = {key: torch.from_numpy(values) for key, values in arrays.items() if key.endswith(files.PARTS)}
     for part in files.PARTS:
-        fields[f"x_{part}"] = fields[f"x_{part}"].permute(0, 3, 1, 2).contiguous()
-    return Dataset(name, **fields)
+        tensors[f"x_{part}"] = tensors[f"x_{part}"].permute(0, 3, 1, 2).contiguous()
+    texts = {key: tuple(arrays[key].tolist()) for key in files.NAMES.values() if key in arrays}
+    return Dataset(name, **tensors, **texts, source=str(arrays.get("source", "")))

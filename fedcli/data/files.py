@@ -35,7 +35,7 @@ ARRAYS = (
     "arrays x_train, y_train, x_test, y_test (or x, y): images N x H x W, N x H x W x 1 or N x H x W x 3 of one size, "
     "and a whole number or class name for each"
 )
-PARTIAL = ".*.[0-9]*.partial"  # what `write_atomically` has not finished
+PARTIAL = ".[0-9]*.partial.*"  # what `write_atomically` has not finished
 
 
 def write_atomically(path: Path, write: Callable[[Path], None]) -> None:
@@ -51,7 +51,7 @@ def write_atomically(path: Path, write: Callable[[Path], None]) -> None:
     if path.exists() and not path.is_file():
         write(path)
         return
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.partial")
+    temporary = path.with_name(f".{os.getpid()}.partial.{path.name}")
     try:
         temporary.unlink(missing_ok=True)  # somebody may have put a link to another file there
         write(temporary)
@@ -81,8 +81,7 @@ def reading(path: object, form: str) -> Iterator[None]:
     except UserError:
         raise
     except Exception as error:
-        text = f"'{path}' cannot be read ({one_line(error)}); it must be {form}; correct it, or get it again."
-        raise UserError(text) from error
+        raise UserError(f"'{path}' cannot be read ({one_line(error)}); it must be {form}.") from error
 
 
 def check_size(count: int, path: object) -> None:
@@ -93,8 +92,7 @@ def check_size(count: int, path: object) -> None:
     """
     limit = float(os.environ.get("FEDCLI_MAX_GIB") or MAX_GIB)
     if count > limit * 2**30:
-        remedy = f"leave images out, resize them, or set FEDCLI_MAX_GIB={-(-count >> 30)} to allow it"
-        raise UserError(f"'{path}' unpacks to more than {limit:g} GiB (got {count:,} bytes); {remedy}.")
+        raise UserError(f"'{path}' has {count:,} bytes, more than {limit:g} GiB; set FEDCLI_MAX_GIB={-(-count >> 30)}.")
 
 
 def read_npz(path: Path) -> Arrays:
@@ -130,9 +128,8 @@ def join_parts(arrays: Arrays, notes: list[str]) -> Arrays:
                 raise ValueError(f"it has no array {name} (its arrays: {', '.join(arrays) or 'none'})")
             if len(by_part[part]) != len(named["x"][part]):
                 raise ValueError(f"{name} has {len(by_part[part])} entries for {len(named['x'][part])} images")
-        columns[kind] = np.concatenate([by_part[part] for part in parts])
-    if len({named["x"][part].dtype == np.uint8 for part in parts}) > 1:
-        raise ValueError("the images of one part are uint8 and those of the other are not")
+        casting = "no" if kind == "x" else "same_kind"  # bytes beside numbers in [0, 1] would not be seen below
+        columns[kind] = np.concatenate([by_part[part] for part in parts], casting=casting)
     if parts != [""]:
         columns["test"] = np.repeat([False, True], [len(named["x"][part]) for part in parts])
     return columns
@@ -166,7 +163,9 @@ def in_form(columns: Arrays, notes: list[str]) -> Arrays:
             raise ValueError(f"{kind}_train or {kind}_test is of type {values.dtype} and shape {values.shape}")
         columns[kind] = values.astype(np.int64)
     if "test" not in columns:
-        columns["test"] = _a_fifth(columns)
+        domain = columns.get("domain", np.zeros(len(x), np.int64))
+        cells = columns["y"] * (domain.max() + 1) + domain
+        columns["test"] = first_fifth(canonical_order(x, cells), cells)
         notes.append("a fixed fifth of each class is kept to test on")
     y, num_train = columns["y"], len(x) - columns["test"].sum()
     if not 0 < num_train < len(x):
@@ -183,8 +182,8 @@ def in_form(columns: Arrays, notes: list[str]) -> Arrays:
         numbers, key = columns[kind], NAMES[kind]
         texts = np.atleast_1d(columns.get(key, np.arange(min(numbers.max() + 1, num_train)))).astype(str)
         if numbers.min() < 0 or numbers.max() >= len(texts):
-            fault = f"{kind}_train or {kind}_test counts from {numbers.min()} to {numbers.max()}"
-            raise ValueError(f"{fault}, and {key} or the training images from 0 to {len(texts) - 1}")
+            limits = f"from {numbers.min()} to {numbers.max()}, {key} or the training images from 0 to {len(texts) - 1}"
+            raise ValueError(f"{kind}_train or {kind}_test counts {limits}")
         columns[key] = texts
     return columns
 
@@ -211,12 +210,10 @@ def _bytes(images: np.ndarray, notes: list[str]) -> np.ndarray:
     return np.rint((images + shift) * scale).astype(np.uint8)
 
 
-def _a_fifth(columns: Arrays) -> np.ndarray:
-    """Whether each image is in the test part: the first fifth of each class and domain in canonical order."""
-    domain = columns.get("domain", np.zeros_like(columns["y"]))
-    cells, test = columns["y"] * (domain.max() + 1) + domain, np.zeros(len(domain), bool)
-    _, sizes = np.unique(cells, return_counts=True)
-    test[canonical_order(columns["x"], cells)] = np.concatenate([np.arange(size) < round(size / 5) for size in sizes])
+def first_fifth(order: np.ndarray, cells: np.ndarray) -> np.ndarray:
+    """Whether each example is in the test part: the first fifth of each cell in an order that sorts the cells."""
+    test, (_, sizes) = np.empty(len(order), bool), np.unique(cells, return_counts=True)
+    test[order] = np.concatenate([np.arange(size) < round(size / 5) for size in sizes])
     return test
 
 

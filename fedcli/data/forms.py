@@ -1,23 +1,18 @@
 """Reads files of images into columns: one table of forms, recognised by content.
 
 A path is a folder or an archive, which is unpacked first; one more folder around it does not matter. The first form in
-`FORMS` whose pattern matches a file reads the set. torchvision downloads official files where it has them and reads
-CIFAR; it is imported only then, since that takes seconds.
+`FORMS` whose pattern matches a file reads the set.
 """
 
 import gzip
 import json
 import os
 import re
-import socket
 import tarfile
 import zipfile
 from collections.abc import Callable
 from functools import partial
 from glob import glob
-from http.client import HTTPException
-from itertools import takewhile
-from operator import itemgetter
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import NamedTuple
@@ -26,12 +21,10 @@ import numpy as np
 from PIL import Image
 
 from fedcli.core.backbones import torchvision
-from fedcli.data.catalog import KNOWN, DatasetInfo
+from fedcli.data.catalog import DatasetInfo
 from fedcli.data.files import ARRAYS, PART, PARTS, Arrays, check_size, choose_parts, join_parts, read_npz, reading
 from fedcli.data.splits import read_pfllib
-from fedcli.errors import UserError
 
-TIMEOUT = 30  # seconds without a byte before a download is given up
 _PART = f"(?:mnist_m_)?{PART}"  # a folder of the images of a part
 _PICTURE = re.compile(f"(?:([^/]+)/)??(?:{_PART}/)?(?:([^/]+)/)?([^/]+)")  # <domain>/<part>/<class>/<file>
 _LIST = re.compile(rf"(?:.*/)?{_PART}_(?:labels|annotations)\.txt")  # of the classes of a part's images
@@ -124,13 +117,13 @@ def read_leaf(source: Source) -> Arrays:
                     raise ValueError(f"the writer {writer} has no images of 784 values from 0 to 1 with a label each")
                 rows.append((file.parent.name, writer, np.rint(x * 255).astype(np.uint8).reshape(-1, 28, 28), y))
         check_size(sum(x.size for *_, x, _ in rows), file.parent)
-    parts, names, images, labels = zip(*sorted(rows, key=itemgetter(0, 1)), strict=True)
+    parts, names, images, labels = zip(*sorted(rows, key=lambda row: row[:2]), strict=True)
     writers, numbers = np.unique(names, return_inverse=True)
     held_out = np.random.default_rng(0).permutation(len(writers))[: max(1, round(len(writers) / 10))]
     test = np.array(parts) == "test" if chosen == set(PARTS) else np.isin(numbers, held_out)
-    x, y, sizes = np.concatenate(images), np.concatenate(labels), [len(y) for y in labels]
-    writer, test = np.repeat(numbers, sizes), np.repeat(test, sizes)
-    return {"x": x, "y": y, "writer": writer, "test": test, "class_names": np.arange(62)}
+    numbers, test = (np.repeat(values, list(map(len, labels))) for values in (numbers, test))
+    x, y = np.concatenate(images), np.concatenate(labels)
+    return {"x": x, "y": y, "writer": numbers, "test": test, "class_names": np.arange(62)}
 
 
 def read_pictures(source: Source) -> Arrays:
@@ -218,9 +211,9 @@ def read(path: Path, info: DatasetInfo | None, size: int | None, notes: list[str
         folder = path if path.is_dir() else unpack_archive(path, Path(temporary))
         names = files_below(folder)
         common = os.path.commonpath([os.path.dirname(name) for name in names] or [""])
-        around = "/".join(takewhile(lambda name: not re.fullmatch(_PART, name), common.split("/")))
+        around = re.sub(f"(^|/){_PART}(/.*)?$", "", common)  # the folders above those of the parts
         names = [name.removeprefix(f"{around}/") for name in names]
-        size = info.image_size if info and info.resized else size
+        size = info.image_size if info and info.files else size
         for pattern, read_form in FORMS.values():
             matches = list(filter(None, (re.search(f"(?:^|/){pattern}", name) for name in names)))
             if matches:
@@ -250,29 +243,5 @@ def unpack_archive(path: Path, folder: Path) -> Path:
         with tarfile.open(path) as archive:
             check_size(sum(member.size for member in archive if not member.name.endswith(".json")), path)
             archive.extractall(folder, filter="data")
-            while archive.fileobj.read(1 << 20):  # the checksum of a compressed archive stands at its end
-                pass
+            archive.fileobj.read(1 << 30)  # the checksum of a compressed archive stands at its end
     return folder
-
-
-def download_files(name: str, folder: Path) -> None:
-    """Downloads one of `catalog.DOWNLOADS` into an empty folder by torchvision, which checks the MD5 of each file.
-
-    Raises:
-        UserError: The site cannot be reached, or sends something else.
-    """
-    datasets, info = torchvision().datasets, KNOWN[name]
-    socket.setdefaulttimeout(TIMEOUT)
-    try:
-        if info.md5:
-            datasets.utils.download_and_extract_archive(info.source, folder, md5=info.md5, remove_finished=True)
-        else:
-            for part in PARTS:
-                choice = {"split": part} if name == "svhn" else {"train": part == "train"}
-                choice |= {"split": info.split} if info.split else {}
-                getattr(datasets, info.source)(folder, download=True, **choice)
-    except (OSError, RuntimeError, HTTPException) as error:
-        remedy = f"without a network, bring the official files and run 'fedcli data import {name} PATH'."
-        raise UserError(f"'{name}' could not be downloaded ({' '.join(str(error).split())}); {remedy}") from error
-    finally:
-        socket.setdefaulttimeout(None)
