@@ -5,7 +5,6 @@ import os
 import pickle
 import pwd
 import string
-import zipfile
 from dataclasses import replace
 from pathlib import Path
 
@@ -216,7 +215,7 @@ def test_a_failed_write_leaves_the_old_set(tmp_path, monkeypatch):
     assert datasets.names()[-1] == "mine"
 
 
-@pytest.mark.parametrize("name", ["digits", "digit-domains", "My Set", "../x", "", "-x", "a_b"])
+@pytest.mark.parametrize("name", ["digits", "office31-leaky", "My Set", "../x", "", "-x", "a_b"])
 def test_names_that_cannot_be_imported(tmp_path, name):
     np.savez(tmp_path / "a.npz", **images((4, 4), 2))
     refused(lambda: datasets.import_path(name, tmp_path / "a.npz"), f"the name '{name}'")
@@ -253,7 +252,6 @@ BAD_ARRAYS = {
     "floats beside bytes": (put("x_train", lambda a: a["x_train"] / 255), "to the rule 'no'"),
     "no squares": (lambda a: a.update({f"x_{part}": a[f"x_{part}"][:, 0, :3] for part in PARTS}), "(15, 3)"),
     "parts of other sizes": (put("x_test", lambda a: a["x_test"][:, :3]), "must match exactly"),
-    "no images": (put("x_test", np.zeros((0, 4, 4), np.uint8)), "y_test has 6 entries for 0 images"),
     "labels of another part": (
         lambda a: a.update(y_train=a["y_train"][:-1], y_test=np.zeros(7, int)), "y_train has 8 entries for 9 images"
     ),
@@ -284,11 +282,6 @@ def test_files_that_are_no_npz_are_refused(tmp_path):
     for content in (b"", b"hello", pickle.dumps({"x_train": 1})):
         path.write_bytes(content)
         refused(lambda: datasets.import_path("mine", path), "images.npz", "must be a whole .npz file")
-    with zipfile.ZipFile(path, "w") as file:
-        file.writestr("readme.txt", "hello")
-    refused(lambda: datasets.import_path("mine", path), "images.npz", "x_train")
-    path.rename(tmp_path / "images.zip")
-    refused(lambda: datasets.import_path("mine", tmp_path / "images.zip"), "images.zip", "no images in", "<class>")
 
 
 # Known names
@@ -330,9 +323,8 @@ def test_class_folders_of_known_names_get_the_official_labels(tmp_path, name, sp
 
 
 def test_known_class_names_are_those_of_torchvision():
-    names = {
-        f"emnist-{split}": torchvision().datasets.EMNIST.classes_split_dict[split] for split in ("digits", "byclass")
-    }
-    for name, source in {**names, "fmnist": torchvision().datasets.FashionMNIST.classes}.items():
+    sets = torchvision().datasets
+    sources = {"emnist-byclass": sets.EMNIST.classes_split_dict["byclass"], "fmnist": sets.FashionMNIST.classes}
+    for name, source in sources.items():
         assert known.official_order(source, known.KNOWN[name].class_names) == list(range(len(source)))
     assert known.KNOWN["emnist-letters"].class_names == tuple(string.ascii_lowercase)
