@@ -27,8 +27,8 @@ TYPEFACES = (
     "STIXGeneral", "STIXGeneralBol", "STIXGeneralItalic", "cmr10", "cmb10", "cmss10", "cmtt10",
 )  # fmt: skip
 _SCIKIT_LEARN = Path(find_spec("sklearn").origin).parent / "datasets"  # importing what reads them takes two seconds
-CANVAS = 64  # pixels, on which a digit of a typeface is drawn before it is made small
-_RESIZED_AT_ONCE = 4096  # images, which are made float for it
+CANVAS = 64  # pixels, of a digit of a typeface before it is made small
+_RESIZED_AT_ONCE = 4096  # images that are made float at once
 
 
 class DatasetInfo(NamedTuple):
@@ -41,32 +41,31 @@ class DatasetInfo(NamedTuple):
     num_test: int | None = None
     source: str | None = None  # torchvision's class that downloads it, or the address of an archive
     split: str | None = None  # of EMNIST
-    files: str = ""  # what is imported where nothing can be downloaded; image files are resized to `image_size`
+    files: str = ""  # what is imported where there is no download; image files are resized to `image_size`
     domain_names: tuple[str, ...] = ()
-    make: Callable[..., Arrays] | None = None  # where it needs others, of its name and what loads another's columns
-    needs: tuple[str, ...] = ()  # the sets that it is made from; none where it is built in
+    make: Callable[..., Arrays] | None = None  # where it needs others, of its name and a function that loads them
+    needs: tuple[str, ...] = ()  # the sets that it is made from
     md5: str | None = None  # of the archive
 
     @property
     def sizes(self) -> dict[str, Any]:
-        """Numbers of images to `train` and to `test` on and of `classes`, and the `shape` (channels, H, W)."""
+        """Numbers of `train` and `test` images and of `classes`, and the `shape` (channels, H, W)."""
         shape = (self.channels, self.image_size, self.image_size)
         return {"train": self.num_train, "test": self.num_test, "classes": len(self.class_names), "shape": shape}
 
     def made_of(self, *shares: "Share") -> "DatasetInfo":
-        """The set that has a domain from each share, in this one's size and with its domains."""
+        """This set with a domain from each share."""
         needs, count = tuple(dict.fromkeys(share.source for share in shares)), sum(share.num_train for share in shares)
         return self._replace(num_train=count, make=partial(_mixture, shares), needs=needs)
 
 
 class Share(NamedTuple):
-    """What a mixture takes of one domain: examples drawn at random, all of a part where the number is None.
+    """What a mixture takes of one domain: examples drawn at random, all of them where the number is None.
 
     `division` says which examples may be trained and tested on:
-        parts    those of the set's own training and test part
+        parts    those of the set's training and test part
         pooled   any to train, and all the others to test
-        leaky    the first 80 % in the order of classes to train, so none of the last classes, and all of them to test,
-                 those of the training part included
+        leaky    the first 80 % in the order of classes to train, and all to test
     """
 
     source: str  # name of the set
@@ -77,7 +76,7 @@ class Share(NamedTuple):
 
 
 def _mixture(shares: Sequence[Share], name: str, load: Callable[[str], Arrays]) -> Arrays:
-    """The columns of a known set that has a domain from each share, at its size and in colour."""
+    """The columns of a known set with a domain from each share, at its size and in colour."""
     info, columns = KNOWN[name], []
     size, load = info.image_size, lru_cache(1)(load)  # one at a time: some are large
     for number, (share, domain) in enumerate(zip(shares, info.domain_names, strict=True)):
@@ -108,7 +107,7 @@ def resize(images: Tensor, size: int) -> Tensor:
     if images.shape[2:] == (size, size):
         return images
     floats = (portion.float() for portion in images.split(_RESIZED_AT_ONCE))
-    small = [F.interpolate(portion, (size, size), mode="bilinear", antialias=True).round() for portion in floats]
+    small = (F.interpolate(portion, (size, size), mode="bilinear", antialias=True).round() for portion in floats)
     return torch.cat([portion.clamp(0, 255).to(torch.uint8) for portion in small])
 
 
@@ -117,7 +116,7 @@ def resized(images: np.ndarray, size: int) -> np.ndarray:
     return resize(torch.from_numpy(images.transpose(0, 3, 1, 2)), size).numpy().transpose(0, 2, 3, 1)
 
 
-# Built in: scikit-learn's digits and photographs. Both sets of digits have the same test part.
+# Built in: scikit-learn's digits and photographs.
 
 
 def digits() -> Arrays:
@@ -127,10 +126,9 @@ def digits() -> Arrays:
 
 
 def digit_domains() -> Arrays:
-    """The columns of the same digits, 16 x 16, in colour, in four domains.
+    """The columns of the same digits, 16 x 16, in colour, in four domains, with the same test part.
 
-    Plain; inverted; as a difference from crops of photographs at a third of their size; and, for each digit, one of its
-    class drawn from a typeface. A digit is in the training part of all domains or in the test part of all.
+    Plain; inverted; as a difference from crops of photographs; and, for each digit, one of its class in a typeface.
     """
     small, labels, test = _handwritten()
     plain = np.stack([Image.fromarray(image).resize((SIZE, SIZE), Image.Resampling.BICUBIC) for image in small])
@@ -147,9 +145,9 @@ def digit_domains() -> Arrays:
 
 
 def photos() -> Arrays:
-    """The columns of unlabelled public images: square pieces of scikit-learn's photographs, 16 x 16, in colour.
+    """The columns of unlabelled images: square pieces of scikit-learn's photographs, 16 x 16, in colour.
 
-    Their sides are 16 to 160 pixels of the photograph, uniform in the logarithm. All have the one class `photo`.
+    Their sides are 16 to 160 pixels of the photograph, uniform in the logarithm.
     """
     rng, pieces = np.random.default_rng(3), []
     sources = [Image.fromarray(photo) for photo in _photographs()]
@@ -180,7 +178,8 @@ def _drawn(labels: np.ndarray) -> np.ndarray:
     import matplotlib  # late: it takes a second
 
     files = [f"{matplotlib.get_data_path()}/fonts/ttf/{name}.ttf" for name in TYPEFACES]
-    fonts = [ImageFont.truetype(file, size, layout_engine=0) for file in files for size in (52, 60, 68)]  # 0: basic
+    basic = ImageFont.Layout.BASIC
+    fonts = [ImageFont.truetype(file, size, layout_engine=basic) for file in files for size in (52, 60, 68)]
     rng, images = np.random.default_rng(2), []
     for label in labels:
         canvas = Image.new("L", (CANVAS, CANVAS))
@@ -193,7 +192,7 @@ def _drawn(labels: np.ndarray) -> np.ndarray:
 
 
 def _femnist_digits(name: str, load: Callable[[str], Arrays]) -> Arrays:
-    """The ten digits of all of FEMNIST's writers; nine tenths of each writer's, rounded down, are the training part."""
+    """FEMNIST's ten digits; nine tenths of each writer's, rounded down, are the training part."""
     source = load("femnist")
     if "writer" not in source:
         raise UserError("'femnist' does not say who wrote what (got no writers); import it from LEAF's files.")
@@ -240,7 +239,7 @@ KNOWN = {
     "office-caltech": _OFFICE._replace(class_names=("",) * 10, domain_names=("amazon", "caltech", "dslr", "webcam")),
     "office31": _OFFICE._replace(class_names=("",) * 31, domain_names=("amazon", "dslr", "webcam")),
     "office-home": _OFFICE._replace(class_names=("",) * 65, domain_names=("Art", "Clipart", "Product", "Real World")),
-    # A domain from each of others; the -private sets train on so many images of each domain as published.
+    # A domain from each of others.
     "femnist-digits": DatasetInfo(1, 28, _DIGITS, make=_femnist_digits, needs=("femnist",)),
     "mixed-digits": DatasetInfo(
         3, 28, _DIGITS, num_test=57_453, domain_names=("mnist", "svhn", "usps", "synth-digits", "mnist-m"),
@@ -278,7 +277,7 @@ def known_form(name: str, columns: Arrays) -> Arrays:
     """The columns with the official labels, class names and domains of the known data set `name`.
 
     Raises:
-        ValueError: The images have another shape, or the classes or domains are others.
+        ValueError: Shape, classes or domains are others.
     """
     info, shape = KNOWN[name], columns["x"].shape[1:]
     remedy = f"as those of '{name}': choose another name for another data set"
@@ -302,8 +301,8 @@ def known_form(name: str, columns: Arrays) -> Arrays:
 def official_order(names: Sequence[str], official: Sequence[str]) -> list[int] | None:
     """For each name its position among the official ones; None where they are others.
 
-    The numbers from 0 stand for the official positions, since labels without names come with them. Case, spaces and
-    signs do not count, unless a set has both A and a; `T-shirt/top` is also written `t-shirt`.
+    Numbers from 0 are positions, since labels without names come with them. Case, spaces and signs do not count, unless
+    a set has both A and a; `T-shirt/top` is also written `t-shirt`.
     """
     if 0 < len(names) <= len(official) and set(names) == set(map(str, range(len(names)))):
         return list(map(int, names))

@@ -1,7 +1,7 @@
-"""Data sets as uint8 tensors: built in, made of others, downloaded or imported into a cache file each, or a user's own.
+"""Data sets as uint8 tensors: built in, made of others, downloaded or imported into a cache file, or a user's own.
 
 A set is in canonical order, by label and then by a hash of the pixels, so that a seed gives the same partition
-whichever file the images came from. A file of the cache is an `.npz` of what `files.canonical` gives.
+whichever file the images came from. A cache file is an `.npz` of what `files.canonical` returns.
 """
 
 import hashlib
@@ -42,12 +42,12 @@ class Dataset:
     x_test: Tensor
     y_test: Tensor
     class_names: tuple[str, ...]
-    domain_train: Tensor | None = None  # int64 [N], where there are several domains
+    domain_train: Tensor | None = None  # int64 [N]
     domain_test: Tensor | None = None
     domain_names: tuple[str, ...] = ()
-    writer_train: Tensor | None = None  # int64 [N], where it is known who wrote or drew each example
+    writer_train: Tensor | None = None  # int64 [N], who wrote or drew each example
     writer_test: Tensor | None = None
-    place_train: Tensor | None = None  # int64 [N], position of each image in the files; None in old cache files
+    place_train: Tensor | None = None  # int64 [N], position in the files; None in old cache files
     place_test: Tensor | None = None
     share: float = 1.0  # of the training images that are kept
     source: str = ""  # of a user's own: where it was imported from, and what was changed
@@ -74,7 +74,7 @@ class Dataset:
 
     @cached_property
     def fingerprint(self) -> str:
-        """The first 16 hexadecimal digits of a SHA-256 over pixels, labels, domains and writers of both parts."""
+        """16 hexadecimal digits of a SHA-256 over pixels, labels, domains and writers of both parts."""
         digest = hashlib.sha256()
         for kind, tensor in [*self.columns("train").items(), *self.columns("test").items()]:
             if kind != "place":
@@ -95,10 +95,9 @@ def names() -> list[str]:
 
 
 def find_name(text: str) -> str:
-    """The name that a text is, whatever the case of its letters; a text that is none stays as it is.
+    """The name that a text stands for, in any case of its letters; a text that is none stays as it is.
 
-    The path of a file, folder or archive becomes a name of the path and the hash of its content, under which the set is
-    imported unless it has been.
+    A path becomes a name made of it and the hash of its content, under which the set is imported.
 
     Raises:
         UserError: What lies at the path cannot be imported.
@@ -137,12 +136,12 @@ def present(name: str) -> bool:
 
 
 def open_to_all(name: str) -> bool:
-    """Whether anybody can have a data set by a command: built in, downloaded, a file's own, or made of such."""
+    """Whether anybody can get a data set by a command."""
     return name in DOWNLOADS or is_from_file(name) or (name in MADE and all(map(open_to_all, MADE[name])))
 
 
 def load(name: str) -> Dataset:
-    """The named data set, built in, from the cache, made of others or `./file.py:NAME`; never from a network.
+    """The data set of a name or of `./file.py:NAME`; never from a network.
 
     Raises:
         UserError: The name is unknown, or the images are not on this machine or damaged.
@@ -155,10 +154,10 @@ def load(name: str) -> Dataset:
 
 
 def download(name: str) -> Path:
-    """The cache file of a data set, which torchvision downloads unless it is there, and compares with its MD5.
+    """The cache file of a data set, which is downloaded by torchvision, with its MD5 compared, unless it is there.
 
     Raises:
-        UserError: The name is not one of those that can be downloaded, or the download fails.
+        UserError: The set cannot be downloaded, or the download fails.
     """
     if name not in DOWNLOADS:
         remedy = _ways(name) if name in KNOWN else f"these can be downloaded: {', '.join(DOWNLOADS)}"
@@ -187,7 +186,7 @@ def download(name: str) -> Path:
 
 
 def import_path(name: str, path: Path, size: int | None = None) -> tuple[Path, list[str]]:
-    """Takes a data set from files of the user's into the cache; one of that name is replaced.
+    """Imports a data set into the cache; one of that name is replaced.
 
     Args:
         name: A known name, whose shape and classes the images must have, or a new one of a-z, 0-9 and -.
@@ -195,10 +194,10 @@ def import_path(name: str, path: Path, size: int | None = None) -> tuple[Path, l
         size: Height and width in pixels that its images are resized to.
 
     Returns:
-        The cache file, and what the user is told about the reading.
+        The cache file, and notes for the user.
 
     Raises:
-        UserError: The name cannot be given, or the files are missing, damaged or not what the name stands for.
+        UserError: The name is not possible, or the files are missing, damaged or of another set.
     """
     info, notes = KNOWN.get(name), []
     if name in MADE:
@@ -234,8 +233,7 @@ def describe(name: str) -> dict[str, Any]:
 
     Returns:
         `name`; `kind` (built-in, download, import, made, imported or your own); `present`; `train`, `test`, `classes`
-        (numbers, None where they depend on files that are not there); `shape` (channels, H, W); `note`, what it is made
-        from.
+        (numbers, None where absent files would tell); `shape` (channels, H, W); `note`, what it is made from.
 
     Raises:
         UserError: The name is unknown, or its cache file is damaged.
@@ -264,9 +262,7 @@ def describe(name: str) -> dict[str, Any]:
 def take(dataset: Dataset, num_train: int, seed: int) -> Dataset:
     """A part of the training images, stratified by class and then by domain; the test images stay.
 
-    Every class keeps its share of the images and at least one; inside a class the domains keep their shares. With the
-    same seed, a smaller part is contained in a larger one. The part, in canonical order, says by its `share` how small
-    it is.
+    Every class keeps at least one image. With the same seed, a smaller part is contained in a larger one.
 
     Raises:
         UserError: There are fewer images than `num_train`, or more classes.
@@ -285,7 +281,7 @@ def take(dataset: Dataset, num_train: int, seed: int) -> Dataset:
 
 
 def merge(dataset: Dataset) -> Dataset:
-    """The set with its test images among the training images, in canonical order of each part, training part first."""
+    """The set with its test images behind the training images."""
     train, test = dataset.columns("train"), dataset.columns("test")
     if "place" in test:
         test["place"] = len(dataset.y_train) + test["place"]
@@ -293,11 +289,10 @@ def merge(dataset: Dataset) -> Dataset:
 
 
 def public_images(name: str, private: Dataset, count: int | None, seed: int) -> Dataset:
-    """The training images of a set as public ones, in the shape of the private images.
+    """Training images of a set as public ones, in the size and with the channels of the private images.
 
-    They are resized (bilinear, antialiased) to the private images' size; where the private ones have three channels,
-    grey is repeated, and where these have one, colour becomes its luminance (ITU-R BT.601). Nothing reads their labels.
-    So many as `count` are drawn without replacement, by the seed; all where it is None.
+    Grey is repeated in three channels; colour becomes its luminance (ITU-R BT.601). `count` images are drawn by the
+    seed, all where it is None. Nothing reads their labels.
 
     Raises:
         UserError: If there are fewer than `count`.
@@ -313,10 +308,7 @@ def public_images(name: str, private: Dataset, count: int | None, seed: int) -> 
 
 
 def channel_statistics(dataset: Dataset) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Mean and standard deviation of each channel of the training images in [0, 1].
-
-    The deviation of a channel of one value is given as 1, since images are divided by it.
-    """
+    """Mean and standard deviation of each channel of the training images in [0, 1]; 1 for a deviation of 0."""
     values = torch.arange(256, dtype=torch.float64) / 255
     counts = torch.stack([torch.bincount(pixels.flatten(), minlength=256) for pixels in dataset.x_train.unbind(1)])
     shares = counts / counts.sum(1, keepdim=True).double()  # [channels, 256]
@@ -326,9 +318,7 @@ def channel_statistics(dataset: Dataset) -> tuple[tuple[float, ...], tuple[float
 
 
 def _interleave(order: np.ndarray, groups: np.ndarray) -> np.ndarray:
-    """Positions `[N]` rearranged so that every beginning holds each of their groups, `[N]`, in proportion, the first of
-    each at once; inside a group their order stays.
-    """
+    """Positions `[N]` rearranged so that every beginning holds each of the groups, `[N]`, in proportion."""
     ordered = groups[order]
     sizes = np.bincount(ordered)
     rank = np.argsort(np.argsort(ordered, kind="stable")) - (sizes.cumsum() - sizes)[ordered]
@@ -381,7 +371,7 @@ def _keep(path: Path, arrays: files.Arrays) -> None:
 
 @lru_cache(maxsize=2)
 def _from_user(text: str, digest: str) -> Dataset:
-    """The data set that a user's function gives, checked like an `.npz` file, as long as its file stays the same."""
+    """The data set that a user's function returns, checked like an `.npz` file."""
     arrays = from_file(text, "data set")()
     with files.reading(text, f"a function that returns a dict of {files.ARRAYS}"):
         arrays = {key: np.asarray(value) for key, value in arrays.items()}

@@ -41,11 +41,11 @@ PARTIAL = ".[0-9]*.partial.*"  # what `write_atomically` has not finished
 def write_atomically(path: Path, write: Callable[[Path], None]) -> None:
     """Writes a file so that a reader, also after a kill, sees the old or the new one, never a part.
 
-    `write` is given a path in the same folder, which is removed if it fails. A link stays a link, and a device such as
-    `/dev/stdout` is written directly.
+    `write` is given a path in the same folder. A link stays a link, and a device such as `/dev/stdout` is written
+    directly.
 
     Raises:
-        OSError: The disk does not take it; the error names the file.
+        OSError: It cannot be written; the error names the file.
     """
     path = path.resolve()
     if path.exists() and not path.is_file():
@@ -74,7 +74,7 @@ def reading(path: object, form: str) -> Iterator[None]:
     """Turns whatever is raised while a file is read into one refusal; libraries raise about ten kinds of errors.
 
     Raises:
-        UserError: Says what was raised, and of which form the file must be.
+        UserError: Names the error, and the form that the file must have.
     """
     try:
         yield
@@ -106,7 +106,7 @@ def read_npz(path: Path) -> Arrays:
         return dict(file)
 
 
-# A ValueError below says what is wrong with arrays; `reading`, around it, adds where they are and what they must be.
+# A ValueError below says what is wrong; `reading`, around it, adds in which file and what that must be.
 
 
 def join_parts(arrays: Arrays, notes: list[str]) -> Arrays:
@@ -136,7 +136,7 @@ def join_parts(arrays: Arrays, notes: list[str]) -> Arrays:
 
 
 def choose_parts(parts: set[str], notes: list[str]) -> list[str]:
-    """The parts to train and to test on; `val` stands for a missing `test`, and `""` for all where no part is named."""
+    """The parts to train and to test on, `val` for a missing `test`; `""` alone where no part is named."""
     chosen = [""] if parts == {""} else ["train", "val" if "val" in parts and "test" not in parts else "test"]
     if parts - set(chosen):
         notes.append(f"left out: {', '.join(sorted(parts - set(chosen))) or 'what is in no part'}")
@@ -146,10 +146,9 @@ def choose_parts(parts: set[str], notes: list[str]) -> list[str]:
 def in_form(columns: Arrays, notes: list[str]) -> Arrays:
     """The columns of a reader or of `join_parts` in their one form; adds to the notes what was changed.
 
-    Without a column `test` a fixed fifth of each class and domain is the test part. A second axis of 1 or 3 is the
-    channels' where the last one is not; rows of pixels are grey squares. Pixels in [0, 1] or [-1, 1] are stretched to 0
-    to 255, those in [0, 255] rounded. Black borders make images square. Labels may be in a column or one-hot, or count
-    from 1; texts are class names, numbered in their order.
+    Without a column `test` a fixed fifth of each class and domain is the test part. Channels may come first; rows of
+    pixels are grey squares. Pixels in [0, 1] or [-1, 1] are stretched to 0 to 255. Black borders make images square.
+    Labels may be in a column, one-hot, class names, or count from 1.
     """
     x, y = _bytes(columns["x"], notes), columns["y"]
     if y.ndim == 2 and y.shape[1] > 1 and (np.sort(y)[:, -2:] == [0, 1]).all():
@@ -211,7 +210,7 @@ def _bytes(images: np.ndarray, notes: list[str]) -> np.ndarray:
 
 
 def first_fifth(order: np.ndarray, cells: np.ndarray) -> np.ndarray:
-    """Whether each example is in the test part: the first fifth of each cell in an order that sorts the cells."""
+    """Whether each example is in the first fifth of its cell, in an order that sorts the cells."""
     test, (_, sizes) = np.empty(len(order), bool), np.unique(cells, return_counts=True)
     test[order] = np.concatenate([np.arange(size) < round(size / 5) for size in sizes])
     return test

@@ -42,9 +42,9 @@ class Source(NamedTuple):
 
 
 def read_official(read_file: Callable[[Path, re.Match, str], Arrays], source: Source) -> Arrays:
-    """The arrays that `read_file` gives of each file and its part, which the group `test` of the match tells.
+    """The arrays that `read_file` returns for each file and its part; of EMNIST, for those of the set's split.
 
-    Files of several sets, in several folders, are refused; of EMNIST, those of the set's split are read.
+    Files of several sets, in several folders, are refused.
     """
     folders = sorted({os.path.dirname(match.string) or "." for match in source.matches})
     if len(folders) > 1:
@@ -60,7 +60,7 @@ def read_official(read_file: Callable[[Path, re.Match, str], Arrays], source: So
 
 
 def read_idx(file: Path, match: re.Match, part: str) -> Arrays:
-    """A file of MNIST, or of a division of EMNIST, in which every image has its rows as columns and a is 1."""
+    """A file of MNIST, or of EMNIST, where images are transposed and letters count from 1."""
     with (gzip.open if file.suffix == ".gz" else open)(file, "rb") as content:
         shape = np.frombuffer(content.read(4 * content.read(4)[3]), ">u4")
         values = np.frombuffer(content.read(), np.uint8).reshape(shape)
@@ -70,7 +70,7 @@ def read_idx(file: Path, match: re.Match, part: str) -> Arrays:
 
 
 def read_usps(file: Path, match: re.Match, part: str) -> Arrays:
-    """A file of USPS: labels from 1 and 256 values in [-1, 1], which are rounded down, as torchvision does."""
+    """A file of USPS: labels from 1 and 256 values in [-1, 1], rounded down as by torchvision."""
     from sklearn.datasets import load_svmlight_file  # late: it takes two seconds
 
     values, labels = load_svmlight_file(file, n_features=256, dtype=np.float32)
@@ -86,7 +86,7 @@ def read_matlab(file: Path, match: re.Match, part: str) -> Arrays:
 
 
 def read_cifar(file: Path, match: re.Match, part: str) -> Arrays:
-    """CIFAR's batches, beside the file `meta`, whose pickles torchvision reads if they have the official MD5."""
+    """CIFAR's batches, beside the file `meta`; torchvision reads their pickles if they have the official MD5."""
     reader, arrays = getattr(torchvision().datasets, "CIFAR10" if "batches" in match[0] else "CIFAR100"), {}
     with TemporaryDirectory(prefix="fedcli-") as root:
         Path(root, reader.base_folder).symlink_to(file.absolute().parent)
@@ -99,8 +99,7 @@ def read_cifar(file: Path, match: re.Match, part: str) -> Arrays:
 def read_leaf(source: Source) -> Arrays:
     """FEMNIST as LEAF writes it: `users`, and in `user_data` of each `x` (784 values in [0, 1]) and `y` (0 to 61).
 
-    LEAF's folders `train` and `test` are the parts; without both, a fixed random tenth of the writers of `all_data` is
-    the test part. Ink is dark on a bright ground, as in the files.
+    LEAF's folders `train` and `test` are the parts; without both, a fixed random tenth of the writers is the test part.
     """
     paths = [source.folder.absolute() / name for name in source.names if name.endswith(".json")]
     folders = {file.parent.name for file in paths}
@@ -129,9 +128,9 @@ def read_leaf(source: Source) -> Arrays:
 def read_pictures(source: Source) -> Arrays:
     """Image files in folders `train/<class>/*` and `test/<class>/*`, or both inside `<domain>/`.
 
-    `val` stands for a missing `test`. Without such folders, in `<class>/*` and `<domain>/<class>/*`, the images are in
-    no part. Files may lie in one more folder `images`, and a list may tell their classes, as in Tiny-ImageNet and
-    MNIST-M. Labels and domains follow the sorted names. Grey images become coloured where there are coloured ones.
+    Without such folders the images are in no part. Files may lie in one more folder `images`, and a list may tell their
+    classes, as in Tiny-ImageNet and MNIST-M. Labels and domains follow the sorted names. Grey images become coloured
+    where there are coloured ones.
     """
     rows, pictures = _find_pictures(source), []
     for *_, name in rows:
@@ -202,8 +201,8 @@ FORM = f"an .npz file of {ARRAYS}; or a folder, .zip or .tar in one of these for
 def read(path: Path, info: DatasetInfo | None, size: int | None, notes: list[str]) -> Arrays:
     """The columns of a file, folder or archive, not yet in their one form; adds notes for the user.
 
-    `info` describes the known set of that name, if there is one; images in files are resized to its size, else to
-    `size`. Call this inside `reading`, which turns an error into one refusal.
+    `info` is of the known set that the files are to be; `size`, in pixels, is for images of other sets. Call this
+    inside `reading`.
     """
     if path.suffix == ".npz" and path.is_file():
         return join_parts(read_npz(path), notes)
@@ -229,10 +228,10 @@ def files_below(folder: Path) -> list[str]:
 
 
 def unpack_archive(path: Path, folder: Path) -> Path:
-    """The empty folder, with the content of a zip or of a tar, compressed or not; no file leads out of it.
+    """The empty folder, with the content of a zip or tar; no file leads out of it.
 
     Raises:
-        UserError: It unpacks to more than `files.MAX_GIB`, LEAF's text apart, which is much larger than its images.
+        UserError: It is too large, LEAF's text apart, which is much larger than its images.
     """
     if zipfile.is_zipfile(path):
         with zipfile.ZipFile(path) as archive:

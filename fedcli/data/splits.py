@@ -72,7 +72,7 @@ def read_split(path: Path) -> tuple[list[np.ndarray], list[np.ndarray]]:
 
 
 def read_pfllib(folder: Path) -> Arrays:
-    """The columns of all clients' images, of `train/0.npz` and so on and then `test/0.npz`, with their `client` `[N]`.
+    """The columns of all clients' images, of `train/*.npz` and then `test/*.npz`, with their `client` `[N]`.
 
     Raises:
         UserError: Files are missing or not in that form.
@@ -114,8 +114,7 @@ def _stored_array(stored: _Stored) -> np.ndarray:
 class _Unpickler(pickle.Unpickler):
     """Reads a pickle of numbers, texts, dicts and arrays, and runs nothing that it says.
 
-    A pickle may name any function and have it called. Here the three names that an array needs stand for `_Stored`, and
-    every other one is refused.
+    A pickle may have any function called. Here the three that an array needs stand for `_Stored`; others are refused.
     """
 
     def find_class(self, module: str, name: str) -> Any:

@@ -22,8 +22,7 @@ class InUse(UserError):
 def locked(folder: Path) -> Iterator[None]:
     """Keeps every other process from the folder, which it makes, and clears what a killed one was writing there.
 
-    The lock is the kernel's, on a file that is removed at the end; after a kill the file stays, and locks nothing. On
-    a file system without locks nobody is kept away. A folder that another process has locked is `InUse`.
+    The kernel's lock ends with a kill; on a file system without locks nobody is kept away. A locked folder is `InUse`.
     """
     # A mark in place of the lock would outlive a kill, and keep a job that is queued again from its own folder.
     lock = FileLock(folder / LOCK, timeout=0, fallback_to_soft=False)
