@@ -317,7 +317,7 @@ def test_a_split_that_leaf_has_made_is_taken(tmp_path):
     dataset = datasets.load("femnist")
     assert (len(by_writer(dataset, "train")), len(by_writer(dataset, "test"))) == (20, 6)
     assert len(dataset.y_test) == sum(len(y) for _, y in of_test.values())
-    assert notes == ["left out: all_data"]
+    assert notes == ["left out: all_data", "without training images: 7, 17, 39, 42, 45"]
 
 
 # Files that are wrong

@@ -178,8 +178,9 @@ def _drawn(labels: np.ndarray) -> np.ndarray:
     import matplotlib  # late: it takes a second
 
     files = [f"{matplotlib.get_data_path()}/fonts/ttf/{name}.ttf" for name in TYPEFACES]
-    basic = ImageFont.Layout.BASIC
-    fonts = [ImageFont.truetype(file, size, layout_engine=basic) for file in files for size in (52, 60, 68)]
+    fonts = [
+        ImageFont.truetype(file, size, layout_engine=ImageFont.Layout.BASIC) for file in files for size in (52, 60, 68)
+    ]
     rng, images = np.random.default_rng(2), []
     for label in labels:
         canvas = Image.new("L", (CANVAS, CANVAS))

@@ -181,9 +181,14 @@ def in_form(columns: Arrays, notes: list[str]) -> Arrays:
         numbers, key = columns[kind], NAMES[kind]
         texts = np.atleast_1d(columns.get(key, np.arange(min(numbers.max() + 1, num_train)))).astype(str)
         if numbers.min() < 0 or numbers.max() >= len(texts):
-            limits = f"from {numbers.min()} to {numbers.max()}, {key} or the training images from 0 to {len(texts) - 1}"
-            raise ValueError(f"{kind}_train or {kind}_test counts {limits}")
+            raise ValueError(
+                f"{kind}_train or {kind}_test counts from {numbers.min()} to {numbers.max()}, "
+                f"{key} or the training images from 0 to {len(texts) - 1}"
+            )
         columns[key] = texts
+    untrained = columns["class_names"][np.setdiff1d(columns["y"][columns["test"]], columns["y"][~columns["test"]])]
+    if len(untrained):
+        notes.append(f"without training images: {', '.join(untrained[:5])}")
     return columns
 
 
