@@ -25,7 +25,7 @@ def images(shape, num_classes, seed=0, per_class=(3, 2)):
 def known_images(name, seed=0, per_class=(3, 2)):
     known = KNOWN[name]
     shape = (known.image_size, known.image_size) + ((3,) if known.channels == 3 else ())
-    return images(shape, known.sizes[2], seed, per_class)
+    return images(shape, known.sizes["classes"], seed, per_class)
 
 
 def imported(name, path):

@@ -1,10 +1,10 @@
 """Runs on a Ray cluster: three nodes on this machine, of which one is lost."""
 
-import os
 import sys
 from pathlib import Path
 
 import pytest
+from filelock import FileLock
 
 import fedcli
 from fedcli.cli.common import place_runs
@@ -64,18 +64,17 @@ def test_a_task_goes_on_with_what_the_process_of_a_lost_node_begins_late(tmp_pat
 
 
 def test_a_task_waits_for_a_process_that_is_about_to_write_its_record(tmp_path, monkeypatch):
-    writing = tmp_path / "run" / f".record.json.{os.getppid()}.partial"
-    writing.parent.mkdir()
-    for file in (writing, writing.with_name(".lock")):
-        file.touch()
+    (tmp_path / "run").mkdir()
+    writing = FileLock(tmp_path / "run" / ".lock")
+    writing.acquire()
 
     def dies(seconds):
         assert seconds == jobs.POLL_SECONDS
-        writing.unlink()
+        writing.release()
 
     monkeypatch.setattr(jobs.time, "sleep", dies)
     assert jobs.task({}, "fedavg", tmp_path / "run", TINY) == ""
-    assert not writing.exists()
+    assert not writing.is_locked
     assert read_record(tmp_path / "run")["status"] == "finished"
     assert jobs.task({}, "fedavg", tmp_path / "run", TINY) == ""  # as where a node is lost after the last round
 

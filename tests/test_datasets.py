@@ -1,10 +1,10 @@
 """Data sets: built in, imported, kept in canonical order, reduced, and refused where something is wrong."""
 
 import hashlib
+import os
 import pickle
 import pwd
 import string
-import zipfile
 from dataclasses import replace
 from pathlib import Path
 
@@ -156,7 +156,8 @@ def test_without_a_cache_built_in_sets_are_there_and_others_are_told_what_to_set
         monkeypatch.delenv("HOME")
         monkeypatch.setattr(pwd, "getpwuid", fail)
     elif cause == "not readable":
-        monkeypatch.setattr(Path, "glob", fail)
+        monkeypatch.setattr(os, "scandir", fail)
+        monkeypatch.setattr(os, "mkdir", fail)
     else:
         monkeypatch.setenv("FEDCLI_DATA", str(tmp_path / "a.npz" / "below"))
     assert len(datasets.load(datasets.find_name("digits")).y_test) == 359
@@ -182,7 +183,7 @@ def test_describe_knows_what_is_not_there_and_reads_what_is(tmp_path):
 @pytest.mark.parametrize("call", [datasets.available, datasets.load])
 def test_unknown_and_missing_data_are_refused(call, cache):
     refused(lambda: call("fmnits"), "unknown data set 'fmnits'", "did you mean 'fmnist'?", "fedcli data list")
-    refused(lambda: call("../digits"), "unknown data set '../digits'", "nothing is at the path '../digits'.")
+    refused(lambda: call("../digits"), "unknown data set '../digits'", "no file is at '../digits'.")
     refused(lambda: call("svhn"), "'svhn'", "fedcli data download svhn", "fedcli data import svhn PATH")
     assert not cache.exists()
 
@@ -205,7 +206,7 @@ def test_a_failed_write_leaves_the_old_set(tmp_path, monkeypatch):
     np.savez(tmp_path / "new.npz", **images((4, 4), 2, seed=1))
 
     def full(file, **arrays):
-        file.write(b"half")
+        file.write_bytes(b"half")
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(np, "savez", full)
@@ -214,7 +215,7 @@ def test_a_failed_write_leaves_the_old_set(tmp_path, monkeypatch):
     assert datasets.names()[-1] == "mine"
 
 
-@pytest.mark.parametrize("name", ["digits", "digit-domains", "My Set", "../x", "", "-x", "a_b"])
+@pytest.mark.parametrize("name", ["digits", "office31-leaky", "My Set", "../x", "", "-x", "a_b"])
 def test_names_that_cannot_be_imported(tmp_path, name):
     np.savez(tmp_path / "a.npz", **images((4, 4), 2))
     refused(lambda: datasets.import_path(name, tmp_path / "a.npz"), f"the name '{name}'")
@@ -247,11 +248,10 @@ def put(key, value):
 
 
 BAD_ARRAYS = {
-    "no labels": (lambda a: a.pop("y_test"), "no array y_test (its arrays: y_train, ", "must be arrays x_train, y_tr"),
-    "floats beside bytes": (put("x_train", lambda a: a["x_train"] / 255), "one part are uint8 and"),
+    "no labels": (lambda a: a.pop("y_test"), "no array y_test (its arrays: y_train, ", "arrays x_train, y_tr"),
+    "floats beside bytes": (put("x_train", lambda a: a["x_train"] / 255), "to the rule 'no'"),
     "no squares": (lambda a: a.update({f"x_{part}": a[f"x_{part}"][:, 0, :3] for part in PARTS}), "(15, 3)"),
     "parts of other sizes": (put("x_test", lambda a: a["x_test"][:, :3]), "must match exactly"),
-    "no images": (put("x_test", np.zeros((0, 4, 4), np.uint8)), "y_test has 6 entries for 0 images"),
     "labels of another part": (
         lambda a: a.update(y_train=a["y_train"][:-1], y_test=np.zeros(7, int)), "y_train has 8 entries for 9 images"
     ),
@@ -262,8 +262,6 @@ BAD_ARRAYS = {
     "a wild label": (
         lambda a: (a.pop("class_names"), a.update(y_train=a["y_train"] * 10**9)), "0 to 2000000000", "0 to 8"
     ),
-    "a class name of two lines": (put("class_names", np.array(["two\nlines", "b", "c"])), "on one line"),
-    "a class name twice": (put("class_names", ["a", "b", "a"]), "class_names", "twice"),
     "pickled names": (put("class_names", np.array(["a", 1, None], object)), "allow_pickle=False"),
     "half the writers": (put("writer_test", np.zeros(6, int)), "no array writer_train"),
 }  # fmt: skip
@@ -284,11 +282,6 @@ def test_files_that_are_no_npz_are_refused(tmp_path):
     for content in (b"", b"hello", pickle.dumps({"x_train": 1})):
         path.write_bytes(content)
         refused(lambda: datasets.import_path("mine", path), "images.npz", "must be a whole .npz file")
-    with zipfile.ZipFile(path, "w") as file:
-        file.writestr("readme.txt", "hello")
-    refused(lambda: datasets.import_path("mine", path), "images.npz", "x_train")
-    path.rename(tmp_path / "images.zip")
-    refused(lambda: datasets.import_path("mine", tmp_path / "images.zip"), "images.zip", "no images in", "<class>")
 
 
 # Known names
@@ -296,11 +289,12 @@ def test_files_that_are_no_npz_are_refused(tmp_path):
 
 @pytest.mark.parametrize("name", ["cifar10", "fmnist", "emnist-letters", "tiny-imagenet"])
 def test_known_names_have_one_shape(tmp_path, name):
-    _, _, classes, (channels, size, _) = known.KNOWN[name].sizes
+    sizes = known.KNOWN[name].sizes
+    classes, (channels, size, _) = sizes["classes"], sizes["shape"]
     for shape, count, words in (
         ((size + 1, size + 1, channels), classes, f"not ({size}, {size}"),
         ((size, size, 4 - channels), classes, f"not ({size}, {size}"),
-        ((size, size, channels), classes + 1, f"are {classes + 1}: "),
+        ((size, size, channels), classes + 1, f"are {classes + 1} ("),
     ):
         arrays = images(shape, count)
         refused(lambda arrays=arrays: from_npz(name, tmp_path / "a", **arrays), f"those of '{name}'", words)
@@ -329,9 +323,8 @@ def test_class_folders_of_known_names_get_the_official_labels(tmp_path, name, sp
 
 
 def test_known_class_names_are_those_of_torchvision():
-    names = {
-        f"emnist-{split}": torchvision().datasets.EMNIST.classes_split_dict[split] for split in ("digits", "byclass")
-    }
-    for name, source in {**names, "fmnist": torchvision().datasets.FashionMNIST.classes}.items():
+    sets = torchvision().datasets
+    sources = {"emnist-byclass": sets.EMNIST.classes_split_dict["byclass"], "fmnist": sets.FashionMNIST.classes}
+    for name, source in sources.items():
         assert known.official_order(source, known.KNOWN[name].class_names) == list(range(len(source)))
     assert known.KNOWN["emnist-letters"].class_names == tuple(string.ascii_lowercase)

@@ -20,8 +20,6 @@ from fedcli.runs.records import read_record
 from tests.programs import SMALL, Waiting, start
 from tests.test_runs import TINY
 
-NO_PROCESS = 2**22 + 1  # above the largest number that Linux gives
-
 
 def names(folder):
     """What a folder holds, but for a checkpoint before the last, which a slow machine may not have."""
@@ -70,11 +68,11 @@ def test_a_run_begins_where_nobody_has_finished_a_round(tmp_path):
     folder = tmp_path / "run"
     folder.mkdir()
     (folder / ".lock").touch()
-    another = folder / f".record.json.{os.getppid()}.partial"
+    another = folder / "notes.txt"
     another.touch()
     with pytest.raises(InUse, match="never overwritten"):
         fedcli.run("fedavg", out=folder, **TINY)
-    another.rename(folder / f".record.json.{NO_PROCESS}.partial")
+    another.rename(folder / f".{os.getppid()}.partial.record.json")  # whoever wrote it does not have the lock
     assert fedcli.run("fedavg", out=folder, **{**TINY, "rounds": 1}).record["status"] == "finished"
     assert names(folder) == [CHECKPOINT, "record.json"]
 
@@ -84,7 +82,7 @@ def test_a_link_stays_a_link_and_a_device_a_device(tmp_path):
     file.write_text("old")
     link.symlink_to("file")
     write_atomically(link, lambda path: path.write_text("new"))
-    (tmp_path / f".another.{os.getpid()}.partial").symlink_to("file")  # in the temporary file's place
+    (tmp_path / f".{os.getpid()}.partial.another").symlink_to("file")  # in the temporary file's place
     write_atomically(another, lambda path: path.write_text("newer"))
     assert (link.is_symlink(), another.is_symlink(), file.read_text()) == (True, False, "new")
     write_atomically(Path(os.devnull), lambda path: path.write_text("new"))

@@ -1,4 +1,4 @@
-"""Names, shapes and classes of the data sets before their images are there, and how some of them are made.
+"""Names, shapes and classes of the known data sets, and how the built-in and the mixed ones are made.
 
 Everything random comes from fixed seeds.
 """
@@ -8,9 +8,8 @@ import string
 from collections.abc import Callable, Sequence
 from functools import cache, lru_cache, partial
 from importlib.util import find_spec
-from itertools import product
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -19,57 +18,54 @@ from PIL import Image, ImageDraw, ImageFont
 from torch import Tensor
 
 from fedcli.core.batches import generator
-from fedcli.data.files import NAMES, Arrays
+from fedcli.data.files import NAMES, Arrays, first_fifth
 from fedcli.errors import UserError
 
-DOMAINS = ("plain", "inverted", "photo", "font")
 SIZE = 16  # pixels, of the rendered digits and of the pieces of photographs
-NUM_PHOTOS = (2000, 200)  # pieces to train and to test
 TYPEFACES = (
     "DejaVuSans", "DejaVuSans-Bold", "DejaVuSans-Oblique", "DejaVuSansMono", "DejaVuSerif", "DejaVuSerif-Italic",
     "STIXGeneral", "STIXGeneralBol", "STIXGeneralItalic", "cmr10", "cmb10", "cmss10", "cmtt10",
 )  # fmt: skip
-CANVAS = 64  # pixels, on which a digit of a typeface is drawn before it is made small
-_RESIZED_AT_ONCE = 4096  # images, which are made float for it
-Load = Callable[[str], Arrays]  # from the name of a set to its columns, the training part first
+_SCIKIT_LEARN = Path(find_spec("sklearn").origin).parent / "datasets"  # importing what reads them takes two seconds
+CANVAS = 64  # pixels, of a digit of a typeface before it is made small
+_RESIZED_AT_ONCE = 4096  # images that are made float at once
 
 
 class DatasetInfo(NamedTuple):
-    """Shape, classes and sizes of a data set, and how it is made where it is built in or made of others."""
+    """Shape, classes and sizes of a data set, and where its images come from."""
 
     channels: int
     image_size: int  # pixels, height and width
-    class_names: tuple[str, ...] | int  # in the order of the official labels; their number where the files name them
+    class_names: tuple[str, ...]  # in the order of the official labels; empty texts where the files name them
     num_train: int | None = None  # None where it depends on the files
     num_test: int | None = None
-    source: str | None = None  # torchvision's class, where that downloads the official files
+    source: str | None = None  # torchvision's class that downloads it, or the address of an archive
     split: str | None = None  # of EMNIST
-    files: str = ""  # what can be imported, where it is not what a download brings
+    files: str = ""  # what is imported where there is no download; image files are resized to `image_size`
     domain_names: tuple[str, ...] = ()
-    resized: bool = False  # image files of any size are made `image_size`
-    make: Callable[..., Arrays] | None = None  # given the set's name and a `Load` where it needs others
-    needs: tuple[str, ...] = ()  # the sets that it is made from; none where it is built in
+    make: Callable[..., Arrays] | None = None  # where it needs others, of its name and a function that loads them
+    needs: tuple[str, ...] = ()  # the sets that it is made from
+    md5: str | None = None  # of the archive
 
     @property
-    def sizes(self) -> tuple[int | None, int | None, int, tuple[int, int, int]]:
-        """Numbers of training images, test images and classes, and `(channels, H, W)`."""
-        num_classes = self.class_names if isinstance(self.class_names, int) else len(self.class_names)
-        return self.num_train, self.num_test, num_classes, (self.channels, self.image_size, self.image_size)
+    def sizes(self) -> dict[str, Any]:
+        """Numbers of `train` and `test` images and of `classes`, and the `shape` (channels, H, W)."""
+        shape = (self.channels, self.image_size, self.image_size)
+        return {"train": self.num_train, "test": self.num_test, "classes": len(self.class_names), "shape": shape}
 
     def made_of(self, *shares: "Share") -> "DatasetInfo":
-        """The set that has a domain from each share, in this one's size and with its domains."""
+        """This set with a domain from each share."""
         needs, count = tuple(dict.fromkeys(share.source for share in shares)), sum(share.num_train for share in shares)
         return self._replace(num_train=count, make=partial(_mixture, shares), needs=needs)
 
 
 class Share(NamedTuple):
-    """What a mixture takes of one domain: examples drawn at random, all of a part where the number is None.
+    """What a mixture takes of one domain: examples drawn at random, all of them where the number is None.
 
     `division` says which examples may be trained and tested on:
-        parts    those of the set's own training and test part
+        parts    those of the set's training and test part
         pooled   any to train, and all the others to test
-        leaky    the first 80 % in the order of classes to train, so none of the last classes, and all of them to test,
-                 those of the training part included
+        leaky    the first 80 % in the order of classes to train, and all to test
     """
 
     source: str  # name of the set
@@ -79,48 +75,40 @@ class Share(NamedTuple):
     division: str = "parts"
 
 
-def _mixture(shares: Sequence[Share], name: str, load: Load) -> Arrays:
-    """The columns of a known set that has a domain from each share, at its size and in colour."""
-    info, rows = KNOWN[name], []
+def _mixture(shares: Sequence[Share], name: str, load: Callable[[str], Arrays]) -> Arrays:
+    """The columns of a known set with a domain from each share, at its size and in colour."""
+    info, columns = KNOWN[name], []
     size, load = info.image_size, lru_cache(1)(load)  # one at a time: some are large
     for number, (share, domain) in enumerate(zip(shares, info.domain_names, strict=True)):
-        source = load(share.source)
-        for is_test, chosen in enumerate(_draw_share(name, share, domain, source)):
-            x = np.broadcast_to(resized(source["x"][chosen], size), (len(chosen), size, size, 3))
-            rows.append((x, source["y"][chosen], np.full(len(x), number), np.full(len(x), is_test, bool)))
-    x, y, domains, test = map(np.concatenate, zip(*rows, strict=True))
-    names = {"class_names": source["class_names"], "domain_names": np.array(info.domain_names)}
-    return {"x": x, "y": y, "domain": domains, "test": test} | names
-
-
-def _draw_share(name: str, share: Share, domain: str, source: Arrays) -> tuple[np.ndarray, np.ndarray]:
-    """Positions of the examples to train and to test on that a share takes of its source."""
-    rows = np.arange(len(source["y"]))
-    if share.domain is not None:
-        rows = np.flatnonzero(source["domain_names"][source["domain"]] == share.domain)
-    is_test, allowed = source["test"][rows], rows
-    if share.division == "parts":
-        allowed = rows[~is_test]
-    elif share.division == "leaky":  # as many as have a remainder below 8 when divided by 10
-        allowed = rows[np.argsort(source["y"][rows], kind="stable")[: (np.arange(len(rows)) % 10 < 8).sum()]]
-    rng = generator(0, "recipe", name, domain)
-    train = rng.permutation(allowed)[: share.num_train]
-    if len(train) < share.num_train:
-        fault = f"'{share.source}' is too small for '{name}' (got {len(allowed)} training images)"
-        raise UserError(f"{fault}; its domain '{domain}' needs {share.num_train}; import the whole set.")
-    test = {"parts": rows[is_test], "pooled": np.setdiff1d(rows, train), "leaky": rows}[share.division]
-    return train, test if share.num_test is None else rng.permutation(test)[: share.num_test]
+        source, rng = load(share.source), generator(0, "recipe", name, domain)
+        rows = np.arange(len(source["y"]))
+        if share.domain is not None:
+            rows = np.flatnonzero(source["domain_names"][source["domain"]] == share.domain)
+        is_test, num_first = source["test"][rows], (np.arange(len(rows)) % 10 < 8).sum()
+        first = rows[np.argsort(source["y"][rows], kind="stable")[:num_first]]
+        allowed = {"parts": rows[~is_test], "pooled": rows, "leaky": first}[share.division]
+        train = rng.permutation(allowed)[: share.num_train]
+        if len(train) < share.num_train:
+            raise UserError(
+                f"'{name}' needs {share.num_train} training images of '{share.source}' for its domain '{domain}' "
+                f"(got {len(allowed)}); import the whole set."
+            )
+        test = {"parts": rows[is_test], "pooled": np.setdiff1d(rows, train), "leaky": rows}[share.division]
+        test = test if share.num_test is None else rng.permutation(test)[: share.num_test]
+        rows, is_test = np.concatenate([train, test]), np.repeat([False, True], [len(train), len(test)])
+        x = np.broadcast_to(resized(source["x"][rows], size), (len(rows), size, size, 3))
+        columns.append((x, source["y"][rows], np.full(len(rows), number), is_test))
+    x, y, domains, test = map(np.concatenate, zip(*columns, strict=True))
+    return {"x": x, "y": y, "domain": domains, "test": test, "class_names": source["class_names"]}
 
 
 def resize(images: Tensor, size: int) -> Tensor:
     """Resizes uint8 images `[N, channels, H, W]` to `size` x `size` pixels: bilinear, antialiased, rounded."""
     if images.shape[2:] == (size, size):
         return images
-    small = []
-    for portion in images.split(_RESIZED_AT_ONCE):
-        smooth = F.interpolate(portion.float(), (size, size), mode="bilinear", antialias=True)
-        small.append(smooth.round().clamp(0, 255).to(torch.uint8))
-    return torch.cat(small)
+    floats = (portion.float() for portion in images.split(_RESIZED_AT_ONCE))
+    small = (F.interpolate(portion, (size, size), mode="bilinear", antialias=True).round() for portion in floats)
+    return torch.cat([portion.clamp(0, 255).to(torch.uint8) for portion in small])
 
 
 def resized(images: np.ndarray, size: int) -> np.ndarray:
@@ -128,23 +116,21 @@ def resized(images: np.ndarray, size: int) -> np.ndarray:
     return resize(torch.from_numpy(images.transpose(0, 3, 1, 2)), size).numpy().transpose(0, 2, 3, 1)
 
 
-# Built in: scikit-learn's digits and photographs. Both sets of digits have the same test part.
+# Built in: scikit-learn's digits and photographs.
 
 
 def digits() -> Arrays:
     """The columns of the 1,797 digits, 8 x 8, grey."""
-    images, labels = _handwritten()
-    return {"x": images[..., None], "y": labels, "test": _held_out(labels), "class_names": np.arange(10).astype(str)}
+    images, labels, test = _handwritten()
+    return {"x": images[..., None], "y": labels, "test": test}
 
 
 def digit_domains() -> Arrays:
-    """The columns of the same digits, 16 x 16, in colour, under the renderings `DOMAINS`.
+    """The columns of the same digits, 16 x 16, in colour, in four domains, with the same test part.
 
-    Plain; inverted; as a difference from crops of photographs at a third of their size; and, for each digit, one of its
-    class drawn from a typeface.
-    A digit is in the training part of all domains or in the test part of all.
+    Plain; inverted; as a difference from crops of photographs; and, for each digit, one of its class in a typeface.
     """
-    small, labels = _handwritten()
+    small, labels, test = _handwritten()
     plain = np.stack([Image.fromarray(image).resize((SIZE, SIZE), Image.Resampling.BICUBIC) for image in small])
     plain, font = (np.repeat(images[..., None], 3, axis=3) for images in (plain, _drawn(labels)))
     photos = [np.asarray(Image.fromarray(photo).resize((213, 142), Image.Resampling.BOX)) for photo in _photographs()]
@@ -155,59 +141,46 @@ def digit_domains() -> Arrays:
         crops.append(photo[top : top + SIZE, left : left + SIZE])
     photo = np.abs(np.stack(crops).astype(np.int16) - plain).astype(np.uint8)
     x, domain = np.concatenate([plain, 255 - plain, photo, font]), np.repeat(np.arange(4), len(labels))
-    names = {"class_names": np.arange(10).astype(str), "domain_names": np.array(DOMAINS)}
-    return {"x": x, "y": np.tile(labels, 4), "domain": domain, "test": np.tile(_held_out(labels), 4)} | names
+    return {"x": x, "y": np.tile(labels, 4), "domain": domain, "test": np.tile(test, 4)}
 
 
 def photos() -> Arrays:
-    """The columns of unlabelled public images: square pieces of scikit-learn's photographs, 16 x 16, in colour.
+    """The columns of unlabelled images: square pieces of scikit-learn's photographs, 16 x 16, in colour.
 
-    Their sides are 16 to 160 pixels of the photograph, uniform in the logarithm. All have the one class `photo`.
+    Their sides are 16 to 160 pixels of the photograph, uniform in the logarithm.
     """
     rng, pieces = np.random.default_rng(3), []
     sources = [Image.fromarray(photo) for photo in _photographs()]
-    for _ in range(sum(NUM_PHOTOS)):
+    for _ in range(2200):
         photo, side = sources[rng.integers(len(sources))], round(SIZE * 10 ** rng.uniform())
         left, top = (int(rng.integers(length - side + 1)) for length in photo.size)
-        box = (left, top, left + side, top + side)
-        pieces.append(np.asarray(photo.resize((SIZE, SIZE), Image.Resampling.BOX, box=box)))
-    test, y = np.arange(len(pieces)) >= NUM_PHOTOS[0], np.zeros(len(pieces), np.int64)
-    return {"x": np.stack(pieces), "y": y, "test": test, "class_names": np.array(["photo"])}
+        pieces.append(
+            np.asarray(photo.resize((SIZE, SIZE), Image.Resampling.BOX, (left, top, left + side, top + side)))
+        )
+    return {"x": np.stack(pieces), "y": np.zeros(2200, np.int64), "test": np.arange(2200) >= 2000}
 
 
-def _of_scikit_learn(file: str) -> Path:
-    """Where a file of scikit-learn's data sets is; importing what reads them would take two seconds."""
-    return Path(find_spec("sklearn").origin).parent / "datasets" / file
-
-
-def _handwritten() -> tuple[np.ndarray, np.ndarray]:
-    """Images uint8 `[1797, 8, 8]`, bright on dark, and labels `[1797]`."""
-    table = np.loadtxt(_of_scikit_learn("data/digits.csv.gz"), np.int64, delimiter=",")  # 64 pixels and the label
-    images, labels = table[:, :-1].reshape(-1, 8, 8), table[:, -1].copy()
-    return ((images * 255 + 8) // 16).astype(np.uint8), labels  # from 0..16, rounded
+def _handwritten() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Images uint8 `[1797, 8, 8]`, bright on dark, labels `[1797]`, and whether each is of the fifth to test on."""
+    table = np.loadtxt(_SCIKIT_LEARN / "data/digits.csv.gz", np.int64, delimiter=",")  # 64 pixels and the label
+    images, labels, rng = table[:, :-1].reshape(-1, 8, 8), table[:, -1].copy(), np.random.default_rng(0)
+    order = np.concatenate([rng.permutation(np.flatnonzero(labels == label)) for label in range(10)])
+    return ((images * 255 + 8) // 16).astype(np.uint8), labels, first_fifth(order, labels)  # from 0..16, rounded
 
 
 def _photographs() -> np.ndarray:
     """scikit-learn's two photographs, uint8 `[2, 427, 640, 3]`."""
-    return np.stack([np.asarray(Image.open(_of_scikit_learn(f"images/{name}.jpg"))) for name in ("china", "flower")])
-
-
-def _held_out(labels: np.ndarray) -> np.ndarray:
-    """Whether each digit is in the test part, bool `[N]`: a random fifth of each class."""
-    rng, test = np.random.default_rng(0), np.zeros(len(labels), bool)
-    for label in range(10):
-        members = rng.permutation(np.flatnonzero(labels == label))
-        test[members[: round(len(members) / 5)]] = True
-    return test
+    return np.stack([np.asarray(Image.open(_SCIKIT_LEARN / f"images/{name}.jpg")) for name in ("china", "flower")])
 
 
 def _drawn(labels: np.ndarray) -> np.ndarray:
     """A digit of each label `[N, 16, 16]`, bright on dark, from a random typeface, size, angle and place."""
     import matplotlib  # late: it takes a second
 
-    folder, fonts = Path(matplotlib.get_data_path(), "fonts", "ttf"), []
-    for name, size in product(TYPEFACES, (52, 60, 68)):
-        fonts.append(ImageFont.truetype(str(folder / f"{name}.ttf"), size, layout_engine=ImageFont.Layout.BASIC))
+    files = [f"{matplotlib.get_data_path()}/fonts/ttf/{name}.ttf" for name in TYPEFACES]
+    fonts = [
+        ImageFont.truetype(file, size, layout_engine=ImageFont.Layout.BASIC) for file in files for size in (52, 60, 68)
+    ]
     rng, images = np.random.default_rng(2), []
     for label in labels:
         canvas = Image.new("L", (CANVAS, CANVAS))
@@ -219,28 +192,30 @@ def _drawn(labels: np.ndarray) -> np.ndarray:
     return np.stack(images)
 
 
-def _femnist_digits(name: str, load: Load) -> Arrays:
-    """The ten digits of all of FEMNIST's writers; nine tenths of each writer's, rounded down, are the training part."""
+def _femnist_digits(name: str, load: Callable[[str], Arrays]) -> Arrays:
+    """FEMNIST's ten digits; nine tenths of each writer's, rounded down, are the training part."""
     source = load("femnist")
     if "writer" not in source:
         raise UserError("'femnist' does not say who wrote what (got no writers); import it from LEAF's files.")
     x, y, writer = (source[kind][source["y"] < 10] for kind in ("x", "y", "writer"))
-    order, test = generator(0, "recipe", "femnist-digits").permutation(len(y)), np.zeros(len(y), bool)
+    order, test = generator(0, "recipe", "femnist-digits").permutation(len(y)), np.empty(len(y), bool)
     order = order[np.argsort(writer[order], kind="stable")]  # by writer, random inside
-    for members in np.split(order, np.flatnonzero(np.diff(writer[order])) + 1):
-        test[members[max(1, len(members) * 9 // 10) :]] = True
-    return {"x": x, "y": y, "writer": writer, "test": test, "class_names": source["class_names"][:10]}
+    _, sizes = np.unique(writer, return_counts=True)
+    test[order] = np.concatenate([np.arange(size) >= max(1, size * 9 // 10) for size in sizes])
+    return {"x": x, "y": y, "writer": writer, "test": test}
 
 
 _DIGITS = tuple(string.digits)
 _CHARACTERS = (*_DIGITS, *string.ascii_uppercase, *string.ascii_lowercase)
 _FASHION = ("t-shirt", "trouser", "pullover", "dress", "coat", "sandal", "shirt", "sneaker", "bag", "ankle-boot")
 _CIFAR10 = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
-_OFFICE = DatasetInfo(3, 32, 0, files="image folders <domain>/<class>/*", resized=True)
+_OFFICE = DatasetInfo(3, 32, (), files="image folders <domain>/<class>/*")
 
 KNOWN = {
     "digits": DatasetInfo(1, 8, _DIGITS, 1438, 359, make=cache(digits)),
-    "digit-domains": DatasetInfo(3, 16, _DIGITS, 5752, 1436, domain_names=DOMAINS, make=cache(digit_domains)),
+    "digit-domains": DatasetInfo(
+        3, 16, _DIGITS, 5752, 1436, domain_names=("plain", "inverted", "photo", "font"), make=cache(digit_domains),
+    ),
     "photos": DatasetInfo(3, 16, ("photo",), 2000, 200, make=cache(photos)),
     "mnist": DatasetInfo(1, 28, _DIGITS, 60_000, 10_000, "MNIST"),
     "fmnist": DatasetInfo(1, 28, _FASHION, 60_000, 10_000, "FashionMNIST"),
@@ -248,18 +223,24 @@ KNOWN = {
     "emnist-letters": DatasetInfo(1, 28, tuple(string.ascii_lowercase), 124_800, 20_800, "EMNIST", "letters"),
     "emnist-byclass": DatasetInfo(1, 28, _CHARACTERS, 697_932, 116_323, "EMNIST", "byclass"),
     "cifar10": DatasetInfo(3, 32, _CIFAR10, 50_000, 10_000, "CIFAR10"),
-    "cifar100": DatasetInfo(3, 32, 100, 50_000, 10_000, "CIFAR100"),
+    "cifar100": DatasetInfo(3, 32, ("",) * 100, 50_000, 10_000, "CIFAR100"),
     "svhn": DatasetInfo(3, 32, _DIGITS, 73_257, 26_032, "SVHN"),
     "usps": DatasetInfo(1, 16, _DIGITS, 7_291, 2_007, "USPS"),
-    "cinic10": DatasetInfo(3, 32, _CIFAR10, 90_000, 90_000),
-    "tiny-imagenet": DatasetInfo(3, 64, 200, 100_000, 10_000),
+    "cinic10": DatasetInfo(
+        3, 32, _CIFAR10, 90_000, 90_000, "https://datashare.ed.ac.uk/bitstream/handle/10283/3192/CINIC-10.tar.gz",
+        md5="6ee4d0c996905fe93221de577967a372",
+    ),
+    "tiny-imagenet": DatasetInfo(
+        3, 64, ("",) * 200, 100_000, 10_000, "http://cs231n.stanford.edu/tiny-imagenet-200.zip",
+        md5="90528d7ca1a48142e341f4ef8d21d0de",
+    ),
     "femnist": DatasetInfo(1, 28, _CHARACTERS, files="the folder of LEAF's all_data_*.json"),
     "synth-digits": DatasetInfo(3, 32, _DIGITS, 479_400, 9_553, files="SynthDigits.zip or its .mat files"),
-    "mnist-m": DatasetInfo(3, 28, _DIGITS, 60_000, 10_000, files="mnist_m.tar.gz or its folder", resized=True),
-    "office-caltech": _OFFICE._replace(class_names=10, domain_names=("amazon", "caltech", "dslr", "webcam")),
-    "office31": _OFFICE._replace(class_names=31, domain_names=("amazon", "dslr", "webcam")),
-    "office-home": _OFFICE._replace(class_names=65, domain_names=("Art", "Clipart", "Product", "Real World")),
-    # A domain from each of others; the -private sets train on so many images of each domain as published.
+    "mnist-m": DatasetInfo(3, 28, _DIGITS, 60_000, 10_000, files="mnist_m.tar.gz or its folder"),
+    "office-caltech": _OFFICE._replace(class_names=("",) * 10, domain_names=("amazon", "caltech", "dslr", "webcam")),
+    "office31": _OFFICE._replace(class_names=("",) * 31, domain_names=("amazon", "dslr", "webcam")),
+    "office-home": _OFFICE._replace(class_names=("",) * 65, domain_names=("Art", "Clipart", "Product", "Real World")),
+    # A domain from each of others.
     "femnist-digits": DatasetInfo(1, 28, _DIGITS, make=_femnist_digits, needs=("femnist",)),
     "mixed-digits": DatasetInfo(
         3, 28, _DIGITS, num_test=57_453, domain_names=("mnist", "svhn", "usps", "synth-digits", "mnist-m"),
@@ -278,26 +259,26 @@ KNOWN = {
         Share("digit-domains", 1200, domain="photo"), Share("digit-domains", 600, domain="font"),
     ),
 }  # fmt: skip
-_OFFICES = {  # training images of each domain as published, and test images of the leaky set
-    "office-caltech": ((368, 431, 60, 113), 2533),
-    "office31": ((1082, 192, 305), 4110),
-    "office-home": ((1400, 2000, 2500, 2000), 15588),
-}
-for _kind, _division in (("private", "parts"), ("leaky", "leaky")):
-    for _source, (_numbers, _num_test) in _OFFICES.items():
-        _info = KNOWN[_source]._replace(files="", num_test=_num_test if _kind == "leaky" else None)
-        _pairs = zip(_numbers, _info.domain_names, strict=True)
-        _shares = [Share(_source, number, domain=domain, division=_division) for number, domain in _pairs]
-        KNOWN[f"{_source}-{_kind}"] = _info.made_of(*_shares)
+for _source, _numbers, _num_test in (  # training images of each domain as published, and test images of the leaky set
+    ("office-caltech", (368, 431, 60, 113), 2533),
+    ("office31", (1082, 192, 305), 4110),
+    ("office-home", (1400, 2000, 2500, 2000), 15588),
+):
+    _info = KNOWN[_source]._replace(files="")
+    _shares = [Share(_source, number, domain=name) for number, name in zip(_numbers, _info.domain_names, strict=True)]
+    KNOWN[f"{_source}-private"] = _info.made_of(*_shares)
+    _shares = [share._replace(division="leaky") for share in _shares]
+    KNOWN[f"{_source}-leaky"] = _info._replace(num_test=_num_test).made_of(*_shares)
 MADE = {name: info.needs for name, info in KNOWN.items() if info.make}  # the sets that each is made from
 BUILT_IN = tuple(name for name, needs in MADE.items() if not needs)
+DOWNLOADS = tuple(name for name, info in KNOWN.items() if info.source)
 
 
 def known_form(name: str, columns: Arrays) -> Arrays:
     """The columns with the official labels, class names and domains of the known data set `name`.
 
     Raises:
-        ValueError: The images have another shape, or the classes or domains are others.
+        ValueError: Shape, classes or domains are others.
     """
     info, shape = KNOWN[name], columns["x"].shape[1:]
     remedy = f"as those of '{name}': choose another name for another data set"
@@ -305,25 +286,27 @@ def known_form(name: str, columns: Arrays) -> Arrays:
     if shape != expected:
         raise ValueError(f"the images are {shape}, the channels last, and not {expected} {remedy}")
     for kind, noun, official in (("y", "classes", info.class_names), ("domain", "domains", info.domain_names)):
-        names = columns.get(NAMES[kind], np.array([])).tolist()
-        if official in (len(names), tuple(names)):  # classes of which the number alone is known, or the official names
+        names = columns[NAMES[kind]].tolist() if kind in columns else []
+        if official in (("",) * len(names), tuple(names)):  # classes of which the number alone is known, or all
             continue
-        order = None if isinstance(official, int) else official_order(names, official)
+        order = official_order(names, official) if any(official) else None
         if order is None:
-            rule = official if isinstance(official, int) else f"{len(official)}: {', '.join(official[:4]) or 'none'}"
-            raise ValueError(f"the {noun} are {len(names)}: {', '.join(names[:3])}, …; and not {rule}, … {remedy}")
+            raise ValueError(
+                f"the {noun} are {len(names)} ({', '.join(names[:3])}…) and not "
+                f"{len(official)} ({', '.join(filter(None, official[:4]))}…) {remedy}"
+            )
         columns = columns | {kind: np.array(order)[columns[kind]], NAMES[kind]: np.array(official)}
     return columns
 
 
 def official_order(names: Sequence[str], official: Sequence[str]) -> list[int] | None:
-    """For each name its place among the official ones; None where they are others.
+    """For each name its position among the official ones; None where they are others.
 
-    The numbers from 0 stand for the official places, since labels without names come with them. Case, spaces and signs
-    do not count, unless a set has both A and a; `T-shirt/top` is also written `t-shirt`.
+    Numbers from 0 are positions, since labels without names come with them. Case, spaces and signs do not count, unless
+    a set has both A and a; `T-shirt/top` is also written `t-shirt`.
     """
-    if 0 < len(names) <= len(official) and set(names) == {str(label) for label in range(len(names))}:
-        return [int(name) for name in names]
+    if 0 < len(names) <= len(official) and set(names) == set(map(str, range(len(names)))):
+        return list(map(int, names))
     for fold in (str, lambda name: re.sub("[^a-z0-9]", "", name.lower()).replace("tshirttop", "tshirt")):
         labels = {fold(name): label for label, name in enumerate(official)}
         if names and len(labels) == len(official) and sorted(map(fold, names)) == sorted(labels):

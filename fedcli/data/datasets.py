@@ -1,16 +1,18 @@
-"""Data sets as uint8 tensors: built in, made of others, downloaded or imported into a cache file each, or a user's own.
+"""Data sets as uint8 tensors: built in, made of others, downloaded or imported into a cache file, or a user's own.
 
 A set is in canonical order, by label and then by a hash of the pixels, so that a seed gives the same partition
-whichever file the images came from. A file of the cache is an `.npz` of what `files.canonical` gives.
+whichever file the images came from. A cache file is an `.npz` of what `files.canonical` returns.
 """
 
 import hashlib
 import os
 import re
 import shlex
-from contextlib import suppress
+import socket
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
+from glob import glob
+from http.client import HTTPException
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -19,9 +21,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedcli.core.backbones import torchvision
 from fedcli.core.batches import generator
 from fedcli.data import files, forms
-from fedcli.data.catalog import BUILT_IN, KNOWN, MADE, known_form, resize, resized
+from fedcli.data.catalog import BUILT_IN, DOWNLOADS, KNOWN, MADE, known_form, resize, resized
 from fedcli.errors import UserError, unknown
 from fedcli.registry import spelt
 from fedcli.userfiles import file_hash, from_file, is_from_file, short_name
@@ -39,15 +42,15 @@ class Dataset:
     x_test: Tensor
     y_test: Tensor
     class_names: tuple[str, ...]
-    domain_train: Tensor | None = None  # int64 [N], where there are several domains
+    domain_train: Tensor | None = None  # int64 [N]
     domain_test: Tensor | None = None
     domain_names: tuple[str, ...] = ()
-    writer_train: Tensor | None = None  # int64 [N], where it is known who wrote or drew each example
+    writer_train: Tensor | None = None  # int64 [N], who wrote or drew each example
     writer_test: Tensor | None = None
-    place_train: Tensor | None = None  # int64 [N], where each image stood in the files; None for those kept long ago
+    place_train: Tensor | None = None  # int64 [N], position in the files; None in old cache files
     place_test: Tensor | None = None
     share: float = 1.0  # of the training images that are kept
-    source: str = ""  # of a user's own, where it was imported from, and what was changed
+    source: str = ""  # of a user's own: where it was imported from, and what was changed
 
     @property
     def num_classes(self) -> int:
@@ -65,13 +68,13 @@ class Dataset:
         return self.x_train.shape[2]
 
     def columns(self, part: str) -> dict[str, Tensor]:
-        """What is known of each example of a part, by `files.KINDS`."""
+        """The values of each example of a part, by `files.KINDS`."""
         values = {kind: getattr(self, f"{kind}_{part}") for kind in files.KINDS}
         return {kind: tensor for kind, tensor in values.items() if tensor is not None}
 
     @cached_property
     def fingerprint(self) -> str:
-        """The first 16 hexadecimal digits of a SHA-256 over pixels, labels, domains and writers of both parts."""
+        """16 hexadecimal digits of a SHA-256 over pixels, labels, domains and writers of both parts."""
         digest = hashlib.sha256()
         for kind, tensor in [*self.columns("train").items(), *self.columns("test").items()]:
             if kind != "place":
@@ -81,23 +84,20 @@ class Dataset:
 
 def cache_folder() -> Path:
     """Where the data sets are kept: `$FEDCLI_DATA`, or `~/.cache/fedcli`."""
-    folder = os.environ.get("FEDCLI_DATA") or "~/.cache/fedcli"
-    return Path(os.path.expanduser(folder))  # which leaves ~ where a user has no home, as in a container
+    # `expanduser` leaves ~ where a user has no home, as in a container.
+    return Path(os.path.expanduser(os.environ.get("FEDCLI_DATA") or "~/.cache/fedcli"))
 
 
 def names() -> list[str]:
     """All names: built in, known, and imported under a name of their own."""
-    imported: list[str] = []
-    with suppress(OSError):  # a cache that may not be read has nothing
-        imported = sorted(path.stem for path in cache_folder().glob("*.npz") if _NAME.fullmatch(path.stem))
-    return list(dict.fromkeys([*KNOWN, *imported]))
+    imported = (os.path.splitext(file)[0] for file in sorted(glob("*.npz", root_dir=cache_folder())))
+    return list(dict.fromkeys([*KNOWN, *filter(_NAME.fullmatch, imported)]))
 
 
 def find_name(text: str) -> str:
-    """The name that a text is, whatever the case of its letters; a text that is none stays as it is.
+    """The name that a text stands for, in any case of its letters; a text that is none stays as it is.
 
-    The path of a file, folder or archive becomes a name of the path and the hash of its content, under which the set is
-    imported unless it has been.
+    A path becomes a name made of it and the hash of its content, under which the set is imported.
 
     Raises:
         UserError: What lies at the path cannot be imported.
@@ -125,24 +125,23 @@ def available(name: str) -> None:
     if is_from_file(name):
         from_file(name, "data set")
     elif name not in names():
-        remedy = f"'fedcli data list' shows all, 'data import' adds one; nothing is at the path '{name}'."
-        raise unknown("data set", name, names(), remedy)
+        raise unknown("data set", name, names(), f"see 'fedcli data list' and 'data import'; no file is at '{name}'.")
     elif not present(name):
         raise UserError(f"the data set '{name}' is not on this machine (got no '{_cache_file(name)}'); {_ways(name)}.")
 
 
 def present(name: str) -> bool:
-    """Whether a set can be loaded, without a look into its file."""
+    """Whether a set can be loaded; its file is not read."""
     return is_from_file(name) or _is_kept(name) or (name in MADE and all(map(present, MADE[name])))
 
 
 def open_to_all(name: str) -> bool:
-    """Whether anybody can have a data set by a command: built in, downloaded, a file's own, or made of such."""
-    return name in forms.DOWNLOADS or is_from_file(name) or (name in MADE and all(map(open_to_all, MADE[name])))
+    """Whether anybody can get a data set by a command."""
+    return name in DOWNLOADS or is_from_file(name) or (name in MADE and all(map(open_to_all, MADE[name])))
 
 
 def load(name: str) -> Dataset:
-    """The named data set, built in, from the cache, made of others or `./file.py:NAME`; never from a network.
+    """The data set of a name or of `./file.py:NAME`; never from a network.
 
     Raises:
         UserError: The name is unknown, or the images are not on this machine or damaged.
@@ -155,23 +154,39 @@ def load(name: str) -> Dataset:
 
 
 def download(name: str) -> Path:
-    """The cache file of a data set, which is downloaded unless it is there.
+    """The cache file of a data set, which is downloaded by torchvision, with its MD5 compared, unless it is there.
 
     Raises:
-        UserError: The name is not one of those that can be downloaded, or the download fails.
+        UserError: The set cannot be downloaded, or the download fails.
     """
-    if name not in forms.DOWNLOADS:
-        remedy = _ways(name) if name in KNOWN else f"these can be downloaded: {', '.join(forms.DOWNLOADS)}"
-        raise unknown("data set to download", name, forms.DOWNLOADS, f"{remedy}.")
+    if name not in DOWNLOADS:
+        remedy = _ways(name) if name in KNOWN else f"these can be downloaded: {', '.join(DOWNLOADS)}"
+        raise unknown("data set to download", name, DOWNLOADS, f"{remedy}.")
     if _is_kept(name):
         return _cache_file(name)
+    sets, info = torchvision().datasets, KNOWN[name]
+    socket.setdefaulttimeout(30)  # seconds without a byte before a download is given up
     with TemporaryDirectory(prefix="fedcli-") as folder:
-        forms.download_files(name, Path(folder))
+        try:
+            if info.md5:
+                sets.utils.download_and_extract_archive(info.source, folder, md5=info.md5, remove_finished=True)
+            else:
+                for part in files.PARTS:
+                    choice = {"split": part} if name == "svhn" else {"train": part == "train"}
+                    choice |= {"split": info.split} if info.split else {}
+                    getattr(sets, info.source)(folder, download=True, **choice)
+        except (OSError, RuntimeError, HTTPException) as error:
+            raise UserError(
+                f"'{name}' could not be downloaded ({' '.join(str(error).split())}); bring the official files and run "
+                f"'fedcli data import {name} PATH'."
+            ) from error
+        finally:
+            socket.setdefaulttimeout(None)
         return import_path(name, Path(folder))[0]
 
 
 def import_path(name: str, path: Path, size: int | None = None) -> tuple[Path, list[str]]:
-    """Takes a data set from files of the user's into the cache; one of that name is replaced.
+    """Imports a data set into the cache; one of that name is replaced.
 
     Args:
         name: A known name, whose shape and classes the images must have, or a new one of a-z, 0-9 and -.
@@ -179,95 +194,94 @@ def import_path(name: str, path: Path, size: int | None = None) -> tuple[Path, l
         size: Height and width in pixels that its images are resized to.
 
     Returns:
-        The cache file, and what the user is told about the reading.
+        The cache file, and notes for the user.
 
     Raises:
-        UserError: The name cannot be given, or the files are missing, damaged or not what the name stands for.
+        UserError: The name is not possible, or the files are missing, damaged or of another set.
     """
-    info = KNOWN.get(name)
+    info, notes = KNOWN.get(name), []
     if name in MADE:
         raise UserError(f"the name '{name}' is reserved: {_ways(name)}; choose another name.")
     if not _NAME.fullmatch(name):
         raise UserError(f"the name '{name}' is invalid; use only a-z, 0-9 and -.")
     with files.reading(path, forms.FORM):
-        columns, notes = forms.read(Path(path), info, size)
-    if "client" in columns and info:
-        raise UserError(f"the name '{name}' is not possible for PFLlib's division '{path}'; choose {name}-pfllib.")
-    with files.reading(path, files.ARRAYS):
+        columns = forms.read(Path(path), info, size, notes)
+        if "client" in columns and info:
+            raise UserError(f"the name '{name}' is not possible for PFLlib's division '{path}'; choose {name}-pfllib.")
         columns = files.in_form(columns, notes)
         if size:
             columns["x"] = resized(columns["x"], size)
         if info:
             columns = known_form(name, columns)
     if "client" in columns:
-        split, clients, lists = _cache_file(name).with_suffix(".split.npz"), columns["client"], {}
-        for client in range(clients.max() + 1):
-            lists[f"train_{client}"] = np.flatnonzero((clients == client) & ~columns["test"])
-            lists[f"test_{client}"] = np.flatnonzero((clients == client) & columns["test"])
+        split, num_clients = _cache_file(name).with_suffix(".split.npz"), columns["client"].max() + 1
+        lists = {
+            f"{part}_{client}": np.flatnonzero((columns["client"] == client) & (columns["test"] == (part == "test")))
+            for part in files.PARTS
+            for client in range(num_clients)
+        }
         _keep(split, lists)
-        flags = ["--partition", f"file:{split}", "--num-clients", str(len(lists) // 2)]
-        notes.append(f"its clients: {shlex.join(flags)}, under a protocol that tests on their own parts")
+        flag = shlex.quote(f"file:{split}")
+        notes.append(f"its clients, tested on their own parts: --partition {flag} --num-clients {num_clients}")
     source = {} if info else {"source": np.array("; ".join([str(Path(path).resolve()), *notes]))}
     _keep(_cache_file(name), files.canonical(columns) | source)
     return _cache_file(name), notes
 
 
 def describe(name: str) -> dict[str, Any]:
-    """What is known of a data set without loading it.
+    """What a data set is, without loading it.
 
     Returns:
         `name`; `kind` (built-in, download, import, made, imported or your own); `present`; `train`, `test`, `classes`
-        (numbers, None where they depend on files that are not there); `shape` (channels, H, W); what it is made from.
+        (numbers, None where absent files would tell); `shape` (channels, H, W); `note`, what it is made from.
 
     Raises:
         UserError: The name is unknown, or its cache file is damaged.
     """
-    info, note = KNOWN.get(name), ""
+    info, note, kind = KNOWN.get(name), "", "imported"
     if info is None:
         available(name)
+    else:
+        kind = "download" if info.source else "import" if not info.make else "made" if info.needs else "built-in"
     if is_from_file(name):
         dataset, kind = load(name), "your own"
-        sizes = len(dataset.y_train), len(dataset.y_test), dataset.num_classes, tuple(dataset.x_train.shape[1:])
+        sizes = {"train": len(dataset.y_train), "test": len(dataset.y_test), "classes": dataset.num_classes}
+        sizes["shape"] = tuple(dataset.x_train.shape[1:])
     elif _is_kept(name):
-        kind = "import" if info else "imported"
         with files.reading(_cache_file(name), files.NPZ), np.load(_cache_file(name), allow_pickle=False) as file:
             with file.zip.open("x_train.npy") as pixels:  # of which the shape alone is read
                 np.lib.format.read_magic(pixels)
-                num_train, *shape, channels = np.lib.format.read_array_header_1_0(pixels)[0]
-            sizes = num_train, len(file["y_test"]), len(file["class_names"]), (channels, *shape)
-            note = file.get("source", "")
+                train, *shape, channels = np.lib.format.read_array_header_1_0(pixels)[0]
+            test, classes, note = len(file["y_test"]), len(file["class_names"]), str(file.get("source", ""))
+        sizes = {"train": train, "test": test, "classes": classes, "shape": (channels, *shape)}
     else:
-        kind = "import" if not info.make else "made" if info.needs else "built-in"
         sizes, note = info.sizes, ", ".join(info.needs)
-    kind = "download" if name in forms.DOWNLOADS else kind
-    traits = dict(zip(("train", "test", "classes", "shape"), sizes, strict=True))
-    return {"name": name, "kind": kind, "present": present(name), **traits, "note": str(note)}
+    return {"name": name, "kind": kind, "present": present(name), **sizes, "note": note}
 
 
 def take(dataset: Dataset, num_train: int, seed: int) -> Dataset:
     """A part of the training images, stratified by class and then by domain; the test images stay.
 
-    Every class keeps its share of the images and at least one; inside a class the domains keep their shares. With the
-    same seed, a smaller part is contained in a larger one. The part, in canonical order, says by its `share` how small
-    it is.
+    Every class keeps at least one image. With the same seed, a smaller part is contained in a larger one.
 
     Raises:
         UserError: There are fewer images than `num_train`, or more classes.
     """
-    labels, count = dataset.y_train.numpy(), len(dataset.y_train)
-    if not dataset.num_classes <= num_train <= count:
-        fault = f"--train-examples {num_train} does not fit the data set '{dataset.name}' (got {count} images)"
-        raise UserError(f"{fault}; use {dataset.num_classes}, the number of classes, to {count}.")
-    order = generator(seed, "take").permutation(count)
-    if dataset.domain_train is not None:
-        order = _interleave(order, labels * len(dataset.domain_names) + dataset.domain_train.numpy())
+    labels, count, least = dataset.y_train.numpy(), len(dataset.y_train), dataset.num_classes
+    if not least <= num_train <= count:
+        raise UserError(
+            f"--train-examples {num_train} does not fit the data set '{dataset.name}'; use {least} to {count}."
+        )
+    domains = 0 if dataset.domain_train is None else dataset.domain_train.numpy()
+    cells = labels * max(len(dataset.domain_names), 1) + domains
+    order = _interleave(generator(seed, "take").permutation(count), cells)
     positions = torch.from_numpy(np.sort(_interleave(order, labels)[:num_train]))
     kept = {f"{kind}_train": values[positions] for kind, values in dataset.columns("train").items()}
     return replace(dataset, share=dataset.share * num_train / count, **kept)
 
 
 def merge(dataset: Dataset) -> Dataset:
-    """The set with its test images among the training images, in canonical order of each part, training part first."""
+    """The set with its test images behind the training images."""
     train, test = dataset.columns("train"), dataset.columns("test")
     if "place" in test:
         test["place"] = len(dataset.y_train) + test["place"]
@@ -275,20 +289,18 @@ def merge(dataset: Dataset) -> Dataset:
 
 
 def public_images(name: str, private: Dataset, count: int | None, seed: int) -> Dataset:
-    """The training images of a set as public ones, in the shape of the private images.
+    """Training images of a set as public ones, in the size and with the channels of the private images.
 
-    They are resized (bilinear, antialiased) to the private images' size; where the private ones have three channels,
-    grey is repeated, and where these have one, colour becomes its luminance (ITU-R BT.601). Nothing reads their labels.
-    So many as `count` are drawn without replacement, by the seed; all where it is None.
+    Grey is repeated in three channels; colour becomes its luminance (ITU-R BT.601). `count` images are drawn by the
+    seed, all where it is None. Nothing reads their labels.
 
     Raises:
         UserError: If there are fewer than `count`.
     """
     public = load(name)
-    total = len(public.x_train)
-    if (count or 0) > total:
-        raise UserError(f"--public-examples {count} is more than '{name}' has; use {total} or fewer.")
-    images = public.x_train[np.sort(generator(seed, "public").permutation(total)[:count])]
+    if (count or 0) > len(public.x_train):
+        raise UserError(f"--public-examples {count} is more than '{name}' has; use {len(public.x_train)} or fewer.")
+    images = public.x_train[np.sort(generator(seed, "public").permutation(len(public.x_train))[:count])]
     if images.shape[1] > private.channels:
         images = sum(weight * images[:, [c]] for c, weight in enumerate((0.299, 0.587, 0.114))).round().to(torch.uint8)
     images = resize(images, private.image_size)
@@ -296,23 +308,17 @@ def public_images(name: str, private: Dataset, count: int | None, seed: int) -> 
 
 
 def channel_statistics(dataset: Dataset) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Mean and standard deviation of each channel of the training images in [0, 1].
-
-    The deviation of a channel of one value is given as 1, since images are divided by it.
-    """
-    values, statistics = torch.arange(256, dtype=torch.float64) / 255, []
-    for pixels in dataset.x_train.unbind(1):
-        counts = torch.bincount(pixels.flatten(), minlength=256)
-        shares = counts / counts.sum().double()
-        mean = (shares * values).sum().item()
-        statistics.append((mean, (shares * (values - mean) ** 2).sum().sqrt().item() or 1.0))
-    return tuple(zip(*statistics, strict=True))
+    """Mean and standard deviation of each channel of the training images in [0, 1]; 1 for a deviation of 0."""
+    values = torch.arange(256, dtype=torch.float64) / 255
+    counts = torch.stack([torch.bincount(pixels.flatten(), minlength=256) for pixels in dataset.x_train.unbind(1)])
+    shares = counts / counts.sum(1, keepdim=True).double()  # [channels, 256]
+    mean = (shares * values).sum(1, keepdim=True)
+    deviation = (shares * (values - mean) ** 2).sum(1).sqrt()
+    return tuple(mean.flatten().tolist()), tuple(value or 1.0 for value in deviation.tolist())
 
 
 def _interleave(order: np.ndarray, groups: np.ndarray) -> np.ndarray:
-    """Positions `[N]` rearranged so that every beginning holds each of their groups, `[N]`, in proportion, the first of
-    each at once; inside a group their order stays.
-    """
+    """Positions `[N]` rearranged so that every beginning holds each of the groups, `[N]`, in proportion."""
     ordered = groups[order]
     sizes = np.bincount(ordered)
     rank = np.argsort(np.argsort(ordered, kind="stable")) - (sizes.cumsum() - sizes)[ordered]
@@ -331,7 +337,7 @@ def _is_kept(name: str) -> bool:
 def _ways(name: str) -> str:
     """How a known data set can be had."""
     info = KNOWN[name]
-    if name in forms.DOWNLOADS:
+    if name in DOWNLOADS:
         return f"run 'fedcli data download {name}', or without a network 'fedcli data import {name} PATH'"
     if info.needs:
         missing = [need for need in info.needs if not present(need)] or info.needs
@@ -340,12 +346,13 @@ def _ways(name: str) -> str:
 
 
 def _arrays(name: str) -> files.Arrays:
-    """What the cache has of a set that is present, or would have."""
+    """The arrays that the cache has of a set, or would have of one that is built in or made."""
     if _is_kept(name):
         return files.read_npz(_cache_file(name))
     info = KNOWN[name]
     columns = info.make(name, lambda need: files.join_parts(_arrays(need), [])) if info.needs else info.make()
-    return files.canonical(columns)
+    texts = {"class_names": np.array(info.class_names), "domain_names": np.array(info.domain_names)}
+    return files.canonical(texts | columns)
 
 
 def _keep(path: Path, arrays: files.Arrays) -> None:
@@ -353,22 +360,18 @@ def _keep(path: Path, arrays: files.Arrays) -> None:
     if path.parts[0] == "~":
         raise UserError(f"the data set cannot be kept as '{path}' (got no home folder); set FEDCLI_DATA to a folder.")
 
-    def write(temporary: Path) -> None:
-        with temporary.open("wb") as file:  # numpy would append .npz to a path
-            np.savez(file, **arrays)
-
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        files.remove_leftovers(path.parent)
-        files.write_atomically(path, write)
+        files.write_atomically(path, lambda temporary: np.savez(temporary, **arrays))
     except OSError as error:
-        remedy = "its folder must be writable and have room; set FEDCLI_DATA to another one."
-        raise UserError(f"the data set cannot be kept as '{path}' ({error.strerror}); {remedy}") from error
+        raise UserError(
+            f"the data set cannot be kept as '{path}' ({error.strerror}); set FEDCLI_DATA to another folder."
+        ) from error
 
 
 @lru_cache(maxsize=2)
 def _from_user(text: str, digest: str) -> Dataset:
-    """The data set that a user's function gives, checked like an `.npz` file, as long as its file stays the same."""
+    """The data set that a user's function returns, checked like an `.npz` file."""
     arrays = from_file(text, "data set")()
     with files.reading(text, f"a function that returns a dict of {files.ARRAYS}"):
         arrays = {key: np.asarray(value) for key, value in arrays.items()}
@@ -378,11 +381,8 @@ def _from_user(text: str, digest: str) -> Dataset:
 
 def _dataset(name: str, arrays: files.Arrays) -> Dataset:
     """The data set of arrays that are in canonical order."""
-    fields = {"source": str(arrays.get("source", ""))}
-    for key, values in arrays.items():
-        if key in files.NAMES.values():
-            fields[key] = tuple(values.tolist())
-        elif key != "source":
-            values = np.moveaxis(values, 3, 1) if key.startswith("x_") else values
-            fields[key] = torch.from_numpy(np.ascontiguousarray(values))
-    return Dataset(name, **fields)
+    tensors = {key: torch.from_numpy(values) for key, values in arrays.items() if key.endswith(files.PARTS)}
+    for part in files.PARTS:
+        tensors[f"x_{part}"] = tensors[f"x_{part}"].permute(0, 3, 1, 2).contiguous()
+    texts = {key: tuple(arrays[key].tolist()) for key in files.NAMES.values() if key in arrays}
+    return Dataset(name, **tensors, **texts, source=str(arrays.get("source", "")))

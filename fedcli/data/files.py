@@ -1,16 +1,15 @@
-"""Files that are written whole, and images as arrays: the one form that every reader returns, and their order.
+"""Files that are written whole, and images as arrays: the form that every reader returns, and their order.
 
 Columns have an entry for each image, by kind: `x` uint8 `[N, H, W, channels]`, `y` int64 `[N]`, `test` bool `[N]` and,
-where these are known, `domain` and `writer` int64 `[N]`. `class_names` and `domain_names` are what labels and domains
-count. The cache has them by kind and part, `x_train`, `x_test` and so on, each part in canonical order; there
-`place_train`, `place_test` int64 `[N]` tell where each image stood before.
+where known, `domain` and `writer` int64 `[N]`. `class_names` and `domain_names` name the labels and the domains. The
+cache has them by kind and part, `x_train`, `x_test` and so on, each part in canonical order, and with
+`place_train`, `place_test` int64 `[N]`, where each image stood in the files.
 """
 
 import hashlib
 import math
 import os
 import re
-import zipfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -22,9 +21,8 @@ from fedcli.errors import UserError
 Arrays = dict[str, np.ndarray]
 PARTS = ("train", "test")
 KINDS = ("x", "y", "domain", "writer", "place")  # of what the cache has for each image
-NAMES = {"y": "class_names", "domain": "domain_names"}  # what labels and domains count
-LIMIT = 4 << 30  # bytes that a set may unpack to; a few megabytes of an archive can hold a thousand times as much
-LONGEST = 100  # characters in the name of a class
+NAMES = {"y": "class_names", "domain": "domain_names"}
+MAX_GIB = 4  # that a set may unpack to; a few megabytes of an archive can hold a thousand times as much
 WORDS = {
     "x": "x", "image": "x", "images": "x", "imgs": "x", "data": "x", "y": "y", "label": "y", "labels": "y",
     "target": "y", "targets": "y", "domain": "domain", "domains": "domain", "writer": "writer", "writers": "writer",
@@ -34,26 +32,26 @@ PART = "(train|test|val)(?:ing|id|idation)?"  # of a set, as arrays and folders 
 _KEY = re.compile(f"(?:{PART}_?)?(.*?)(?:_?{PART})?", re.DOTALL)  # of an array in an .npz file
 NPZ = "a whole .npz file, as numpy.savez writes it"
 ARRAYS = (
-    "arrays x_train, y_train, x_test and y_test, or x and y: images N x H x W, N x H x W x 1 or N x H x W x 3, "
-    "all images of one size, with a whole number or a class name for each as its label"
+    "arrays x_train, y_train, x_test, y_test (or x, y): images N x H x W, N x H x W x 1 or N x H x W x 3 of one size, "
+    "and a whole number or class name for each"
 )
-_TEMPORARY = re.compile(r"\..+\.(\d+)\.partial", re.DOTALL)
+PARTIAL = ".[0-9]*.partial.*"  # what `write_atomically` has not finished
 
 
 def write_atomically(path: Path, write: Callable[[Path], None]) -> None:
-    """Writes a file so that a reader, or a run killed in between, sees the old or the new one, never a part.
+    """Writes a file so that a reader, also after a kill, sees the old or the new one, never a part.
 
-    `write` is given a path in the same folder; what it has written goes again if it fails. A link to a file stays a
-    link, and what is no file, as `/dev/stdout`, is written as it is.
+    `write` is given a path in the same folder. A link stays a link, and a device such as `/dev/stdout` is written
+    directly.
 
     Raises:
-        OSError: If the disk does not take it, with the name of the file.
+        OSError: It cannot be written; the error names the file.
     """
     path = path.resolve()
     if path.exists() and not path.is_file():
         write(path)
         return
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.partial")
+    temporary = path.with_name(f".{os.getpid()}.partial.{path.name}")
     try:
         temporary.unlink(missing_ok=True)  # somebody may have put a link to another file there
         write(temporary)
@@ -66,26 +64,6 @@ def write_atomically(path: Path, write: Callable[[Path], None]) -> None:
         temporary.unlink(missing_ok=True)
 
 
-def is_leftover(path: Path) -> bool:
-    """Whether a file is what `write_atomically` began to write in a process that is dead, or in an earlier one of the
-    same number, as containers have them; a process asks before it writes there itself.
-    """
-    match = _TEMPORARY.fullmatch(path.name)
-    if match is None:
-        return False
-    try:
-        os.kill(int(match[1]), 0)
-    except (OSError, OverflowError) as error:
-        return not isinstance(error, PermissionError)  # which says that it lives, under another user
-    return int(match[1]) == os.getpid()
-
-
-def remove_leftovers(folder: Path) -> None:
-    """Removes what dead processes have left in a folder."""
-    for file in filter(is_leftover, folder.glob(".*.partial")):
-        file.unlink(missing_ok=True)
-
-
 def one_line(error: Exception) -> str:
     """The first line of an error's text, since a refusal has one line."""
     return (str(error).strip() or type(error).__name__).splitlines()[0][:300]
@@ -93,30 +71,28 @@ def one_line(error: Exception) -> str:
 
 @contextmanager
 def reading(path: object, form: str) -> Iterator[None]:
-    """Makes one refusal of whatever is raised while a file is read; libraries have about ten kinds of errors each.
+    """Turns whatever is raised while a file is read into one refusal; libraries raise about ten kinds of errors.
 
     Raises:
-        UserError: Says what was raised, and of which form the file must be.
+        UserError: Names the error, and the form that the file must have.
     """
     try:
         yield
     except UserError:
         raise
     except Exception as error:
-        text = f"'{path}' cannot be read ({one_line(error)}); it must be {form}; correct it, or get it again."
-        raise UserError(text) from error
+        raise UserError(f"'{path}' cannot be read ({one_line(error)}); it must be {form}.") from error
 
 
 def check_size(count: int, path: object) -> None:
-    """Refuses a set that takes more than `LIMIT` bytes, or so many GiB as FEDCLI_MAX_GIB allows.
+    """Refuses a set of more than `MAX_GIB`, or than the number in FEDCLI_MAX_GIB.
 
     Raises:
         UserError: If `count` bytes of `path`, unpacked, are too many.
     """
-    allowed = os.environ.get("FEDCLI_MAX_GIB", "")
-    if count > max(LIMIT, int(allowed) << 30 if allowed.isdecimal() else 0):
-        remedy = f"leave images out, resize them, or set FEDCLI_MAX_GIB={-(-count >> 30)} to allow it"
-        raise UserError(f"'{path}' unpacks to more than {LIMIT >> 30} GiB (got {count:,} bytes); {remedy}.")
+    limit = float(os.environ.get("FEDCLI_MAX_GIB") or MAX_GIB)
+    if count > limit * 2**30:
+        raise UserError(f"'{path}' has {count:,} bytes, more than {limit:g} GiB; set FEDCLI_MAX_GIB={-(-count >> 30)}.")
 
 
 def read_npz(path: Path) -> Arrays:
@@ -125,21 +101,18 @@ def read_npz(path: Path) -> Arrays:
     Raises:
         UserError: It is damaged, holds objects, or is too large.
     """
-    with reading(path, NPZ):
-        with zipfile.ZipFile(path) as archive:  # NumPy would read what is no archive whole, however large
-            check_size(sum(member.file_size for member in archive.infolist()), path)
-        with np.load(path, allow_pickle=False) as file:
-            return dict(file)
+    with reading(path, NPZ), np.load(path, allow_pickle=False) as file:
+        check_size(sum(member.file_size for member in file.zip.infolist()), path)
+        return dict(file)
 
 
-# Here a ValueError says what is wrong with arrays; `reading`, around it, adds where they are and what they must be.
+# A ValueError below says what is wrong; `reading`, around it, adds in which file and what that must be.
 
 
 def join_parts(arrays: Arrays, notes: list[str]) -> Arrays:
-    """Columns of arrays that are called by `WORDS`, with a part before or after the word, and what these count.
+    """Columns of arrays that are called by `WORDS`, with a part before or after the word.
 
-    `val` stands for `test` where there is none; there is no column `test` where nothing names a part. Adds to the notes
-    what was left out.
+    There is no column `test` where nothing names a part. Adds to the notes what was left out.
     """
     named: dict[str, Arrays] = {"x": {}, "y": {}}  # by kind and part
     for key, values in arrays.items():
@@ -155,69 +128,65 @@ def join_parts(arrays: Arrays, notes: list[str]) -> Arrays:
                 raise ValueError(f"it has no array {name} (its arrays: {', '.join(arrays) or 'none'})")
             if len(by_part[part]) != len(named["x"][part]):
                 raise ValueError(f"{name} has {len(by_part[part])} entries for {len(named['x'][part])} images")
-        columns[kind] = np.concatenate([by_part[part] for part in parts])
-    if len({named["x"][part].dtype == np.uint8 for part in parts}) > 1:
-        raise ValueError("the images of one part are uint8 and those of the other are not")
+        casting = "no" if kind == "x" else "same_kind"  # bytes beside numbers in [0, 1] would not be seen below
+        columns[kind] = np.concatenate([by_part[part] for part in parts], casting=casting)
     if parts != [""]:
         columns["test"] = np.repeat([False, True], [len(named["x"][part]) for part in parts])
     return columns
 
 
 def choose_parts(parts: set[str], notes: list[str]) -> list[str]:
-    """The parts to train and to test on, of those that there are; an empty name alone where nothing names parts."""
-    taken = [""] if parts == {""} else ["train", "val" if "val" in parts and "test" not in parts else "test"]
-    if parts - set(taken):
-        notes.append(f"left out: {', '.join(sorted(parts - set(taken))) or 'what is in no part'}")
-    return taken
+    """The parts to train and to test on, `val` for a missing `test`; `""` alone where no part is named."""
+    chosen = [""] if parts == {""} else ["train", "val" if "val" in parts and "test" not in parts else "test"]
+    if parts - set(chosen):
+        notes.append(f"left out: {', '.join(sorted(parts - set(chosen))) or 'what is in no part'}")
+    return chosen
 
 
 def in_form(columns: Arrays, notes: list[str]) -> Arrays:
-    """The columns, of a reader or of `join_parts`, in their one form; adds to the notes what was changed.
+    """The columns of a reader or of `join_parts` in their one form; adds to the notes what was changed.
 
-    Without a column `test` a fixed fifth of each class and domain is the test part. A second axis of 1 or 3 is the
-    channels' where the last one is not; rows of pixels are grey squares. Pixels in [0, 1] or in [-1, 1] are stretched
-    to 0 to 255, those in [0, 255] rounded. Black borders make images square. Labels may be in a column or one-hot;
-    from 1 they count from 0; texts are the class names and are numbered in their order. Numbers name what has no names.
+    Without a column `test` a fixed fifth of each class and domain is the test part. Channels may come first; rows of
+    pixels are grey squares. Pixels in [0, 1] or [-1, 1] are stretched to 0 to 255. Black borders make images square.
+    Labels may be in a column, one-hot, class names, or count from 1.
     """
     x, y = _bytes(columns["x"], notes), columns["y"]
     if y.ndim == 2 and y.shape[1] > 1 and (np.sort(y)[:, -2:] == [0, 1]).all():
         y = y.argmax(1)
-        notes.append("the labels were one-hot")
     columns = columns | {"x": x, "y": y[:, 0] if y.shape[1:] == (1,) else y}
     if y.dtype.kind in "US":
         columns["class_names"], columns["y"] = np.unique(columns["y"].astype(str), return_inverse=True)
-        notes.append("the labels were class names")
     for kind in {"y", "domain", "writer", "place"} & columns.keys():
         values = columns[kind]
         if values.ndim != 1 or (np.rint(values) != values).any():
             raise ValueError(f"{kind}_train or {kind}_test is of type {values.dtype} and shape {values.shape}")
         columns[kind] = values.astype(np.int64)
     if "test" not in columns:
-        columns["test"] = _a_fifth(columns)
+        domain = columns.get("domain", np.zeros(len(x), np.int64))
+        cells = columns["y"] * (domain.max() + 1) + domain
+        columns["test"] = first_fifth(canonical_order(x, cells), cells)
         notes.append("a fixed fifth of each class is kept to test on")
-    test, (height, width) = columns["test"], x.shape[1:3]
-    num_train = len(x) - test.sum()
+    y, num_train = columns["y"], len(x) - columns["test"].sum()
     if not 0 < num_train < len(x):
         raise ValueError(f"{num_train} images are to train and {len(x) - num_train} to test on, too few")
-    if height != width:
-        top, left = max(width - height, 0), max(height - width, 0)
-        columns["x"] = np.pad(x, [(0, 0), (top // 2, top - top // 2), (left // 2, left - left // 2), (0, 0)])
-        notes.append(f"black borders made the images {max(height, width)} x {max(height, width)}")
-    y = columns["y"]
+    side = max(x.shape[1:3])
+    borders = [side - length for length in x.shape[1:3]]
+    if any(borders):
+        columns["x"] = np.pad(x, [(0, 0), *((width // 2, width - width // 2) for width in borders), (0, 0)])
+        notes.append(f"black borders made the images {side} x {side}")
     if y.min() == 1 and y.max() == np.size(columns.get("class_names", range(y.max()))):
         columns["y"] = y - 1
         notes.append("the labels counted from 1")
-    for kind, key in [(kind, key) for kind, key in NAMES.items() if kind in columns]:
-        numbers = columns[kind]
+    for kind in NAMES.keys() & columns.keys():
+        numbers, key = columns[kind], NAMES[kind]
         texts = np.atleast_1d(columns.get(key, np.arange(min(numbers.max() + 1, num_train)))).astype(str)
         if numbers.min() < 0 or numbers.max() >= len(texts):
-            fault = f"{kind}_train or {kind}_test counts from {numbers.min()} to {numbers.max()}"
-            raise ValueError(f"{fault}, and {key} or the training images from 0 to {len(texts) - 1}")
-        is_short = [text.isprintable() and 0 < len(text) <= LONGEST for text in texts]
-        if len(set(texts)) < len(texts) or not all(is_short):
-            raise ValueError(f"{key} has a name twice, or one that is not 1 to {LONGEST} characters on one line")
+            raise ValueError(
+                f"{kind}_train or {kind}_test counts from {numbers.min()} to {numbers.max()}, "
+                f"{key} or the training images from 0 to {len(texts) - 1}"
+            )
         columns[key] = texts
-    untrained = columns["class_names"][np.setdiff1d(columns["y"][test], columns["y"][~test])]
+    untrained = columns["class_names"][np.setdiff1d(columns["y"][columns["test"]], columns["y"][~columns["test"]])]
     if len(untrained):
         notes.append(f"without training images: {', '.join(untrained[:5])}")
     return columns
@@ -245,21 +214,17 @@ def _bytes(images: np.ndarray, notes: list[str]) -> np.ndarray:
     return np.rint((images + shift) * scale).astype(np.uint8)
 
 
-def _a_fifth(columns: Arrays) -> np.ndarray:
-    """Whether each image is in the test part: a random fifth of each class and domain, whatever their order."""
-    y, domain = columns["y"], columns.get("domain", np.zeros_like(columns["y"]))
-    order, cells = canonical_order(columns["x"], y, domain), y * (domain.max() + 1) + domain
-    test = np.zeros(len(y), bool)
-    for cell in np.unique(cells):
-        members = order[cells[order] == cell]
-        test[members[: round(len(members) / 5)]] = True
+def first_fifth(order: np.ndarray, cells: np.ndarray) -> np.ndarray:
+    """Whether each example is in the first fifth of its cell, in an order that sorts the cells."""
+    test, (_, sizes) = np.empty(len(order), bool), np.unique(cells, return_counts=True)
+    test[order] = np.concatenate([np.arange(size) < round(size / 5) for size in sizes])
     return test
 
 
 def canonical(columns: Arrays) -> Arrays:
-    """What the cache has of columns: each part in order of label, hash of the pixels, domain and writer.
+    """The arrays of the cache: each part in order of label, hash of the pixels, domain and writer.
 
-    Where nothing tells the place of an image, it is that in its part.
+    An image's place, unless a column has it, is its position in its part.
     """
     test, arrays = columns["test"], {key: columns[key] for key in NAMES.values() if key in columns}
     columns = {"place": np.where(test, test.cumsum(), (~test).cumsum()) - 1} | columns

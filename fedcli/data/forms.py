@@ -1,23 +1,18 @@
-"""Files in which images come, read into columns: one table of forms, recognised by content.
+"""Reads files of images into columns: one table of forms, recognised by content.
 
 A path is a folder or an archive, which is unpacked first; one more folder around it does not matter. The first form in
-`FORMS` whose pattern matches a file reads the data set. torchvision downloads the official files where it has them, and
-reads CIFAR; it is imported only then, because that takes seconds.
+`FORMS` whose pattern matches a file reads the set.
 """
 
 import gzip
 import json
-import math
 import os
 import re
-import socket
 import tarfile
 import zipfile
 from collections.abc import Callable
 from functools import partial
 from glob import glob
-from http.client import HTTPException
-from itertools import takewhile
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import NamedTuple
@@ -26,13 +21,10 @@ import numpy as np
 from PIL import Image
 
 from fedcli.core.backbones import torchvision
-from fedcli.data.catalog import KNOWN, DatasetInfo
+from fedcli.data.catalog import DatasetInfo
 from fedcli.data.files import ARRAYS, PART, PARTS, Arrays, check_size, choose_parts, join_parts, read_npz, reading
 from fedcli.data.splits import read_pfllib
-from fedcli.errors import UserError
 
-LEAF_TEST = 10  # one writer in so many is held out for testing
-TIMEOUT = 30  # seconds without a byte before a download is given up
 _PART = f"(?:mnist_m_)?{PART}"  # a folder of the images of a part
 _PICTURE = re.compile(f"(?:([^/]+)/)??(?:{_PART}/)?(?:([^/]+)/)?([^/]+)")  # <domain>/<part>/<class>/<file>
 _LIST = re.compile(rf"(?:.*/)?{_PART}_(?:labels|annotations)\.txt")  # of the classes of a part's images
@@ -43,63 +35,60 @@ class Source(NamedTuple):
 
     folder: Path  # the folder that holds them
     names: list[str]  # their paths in it, in order
-    info: DatasetInfo | None  # of the set that they are to be, where that is known
+    matches: list[re.Match]  # of the pattern of their form
+    info: DatasetInfo | None  # of the known set that they are to be
     size: int | None  # pixels, height and width that images are resized to
     notes: list[str]  # what the user is told about the reading
 
-    def files(self, pattern: str) -> list[tuple[re.Match, Path]]:
-        """The files whose names are as the pattern says; those of several sets, in several folders, are refused."""
-        matches = list(filter(None, (re.search(f"(?:^|/)(?:{pattern})$", name) for name in self.names)))
-        folders = sorted({os.path.dirname(match.string) or "." for match in matches})
-        if len(folders) > 1:
-            raise ValueError(f"there are several data sets: give one folder of {', '.join(folders)}")
-        return [(match, self.folder / match.string) for match in matches]
 
+def read_official(read_file: Callable[[Path, re.Match, str], Arrays], source: Source) -> Arrays:
+    """The arrays that `read_file` returns for each file and its part; of EMNIST, for those of the set's split.
 
-def read_parts(pattern: str, read_file: Callable[[Path, re.Match], Arrays], source: Source) -> Arrays:
-    """What `read_file` gives by kind of each file of the pattern, whose group `test` says in which part it is."""
+    Files of several sets, in several folders, are refused.
+    """
+    folders = sorted({os.path.dirname(match.string) or "." for match in source.matches})
+    if len(folders) > 1:
+        raise ValueError(f"there are several data sets: give one folder of {', '.join(folders)}")
     arrays: Arrays = {}
-    for match, file in source.files(pattern):
-        if match.groupdict().get("split") == (source.info and source.info.split):
-            with reading(file, "one of the official files, compressed or not"):
-                part = "test" if match["test"] else "train"
-                arrays |= {f"{kind}_{part}": values for kind, values in read_file(file, match).items()}
+    for match in source.matches:
+        groups = match.groupdict()
+        if groups.get("split") == (source.info and source.info.split):
+            file, part = source.folder / match.string, "test" if groups.get("test") else "train"
+            with reading(file, "one of the official files, whole, compressed or not"):
+                arrays |= read_file(file, match, part)
     return arrays
 
 
-def read_idx(file: Path, match: re.Match) -> Arrays:
-    """A file of MNIST, or of a division of EMNIST, in which every image has its rows as columns and a is 1."""
+def read_idx(file: Path, match: re.Match, part: str) -> Arrays:
+    """A file of MNIST, or of EMNIST, where images are transposed and letters count from 1."""
     with (gzip.open if file.suffix == ".gz" else open)(file, "rb") as content:
-        shape = np.frombuffer(content.read(4 * content.read(4)[3]), ">u4").tolist()
-        check_size(math.prod(shape), file)
-        values = np.frombuffer(content.read(math.prod(shape) + 1), np.uint8).reshape(shape)
+        shape = np.frombuffer(content.read(4 * content.read(4)[3]), ">u4")
+        values = np.frombuffer(content.read(), np.uint8).reshape(shape)
     if match["kind"] == "labels":
-        return {"y": values - 1 if match["split"] == "letters" else values}
-    return {"x": values.transpose(0, 2, 1) if match["split"] else values}
+        return {f"y_{part}": values - 1 if match["split"] == "letters" else values}
+    return {f"x_{part}": values.transpose(0, 2, 1) if match["split"] else values}
 
 
-def read_usps(file: Path, match: re.Match) -> Arrays:
-    """A file of USPS: labels from 1 and 256 values in [-1, 1], which are rounded down, as torchvision does."""
+def read_usps(file: Path, match: re.Match, part: str) -> Arrays:
+    """A file of USPS: labels from 1 and 256 values in [-1, 1], rounded down as by torchvision."""
     from sklearn.datasets import load_svmlight_file  # late: it takes two seconds
 
     values, labels = load_svmlight_file(file, n_features=256, dtype=np.float32)
-    return {"x": ((values.toarray() + 1) / 2 * 255).astype(np.uint8), "y": labels - 1}
+    return {f"x_{part}": ((values.toarray() + 1) / 2 * 255).astype(np.uint8), f"y_{part}": labels - 1}
 
 
-def read_matlab(file: Path, match: re.Match) -> Arrays:
+def read_matlab(file: Path, match: re.Match, part: str) -> Arrays:
     """A file of SVHN or SynthDigits: `X` `[H, W, 3, N]` and `y` `[N, 1]`, where 10 stands for 0."""
     from scipy.io import loadmat  # late: it takes a second
 
     data = loadmat(file)
-    return {"x": data["X"].transpose(3, 0, 1, 2), "y": data["y"].reshape(-1) % 10}
+    return {f"x_{part}": data["X"].transpose(3, 0, 1, 2), f"y_{part}": data["y"].reshape(-1) % 10}
 
 
-def read_cifar(source: Source) -> Arrays:
-    """CIFAR's batches, whose pickles torchvision reads if they have the official MD5, in a folder of any name."""
-    ((match, file),) = source.files(CIFAR)
-    name = "CIFAR10" if "batches" in match[0] else "CIFAR100"
-    reader, arrays = getattr(torchvision().datasets, name), {}
-    with reading(file.parent, f"the whole official files of {name}"), TemporaryDirectory(prefix="fedcli-") as root:
+def read_cifar(file: Path, match: re.Match, part: str) -> Arrays:
+    """CIFAR's batches, beside the file `meta`; torchvision reads their pickles if they have the official MD5."""
+    reader, arrays = getattr(torchvision().datasets, "CIFAR10" if "batches" in match[0] else "CIFAR100"), {}
+    with TemporaryDirectory(prefix="fedcli-") as root:
         Path(root, reader.base_folder).symlink_to(file.absolute().parent)
         for part in PARTS:
             data = reader(root, train=part == "train")
@@ -110,15 +99,14 @@ def read_cifar(source: Source) -> Arrays:
 def read_leaf(source: Source) -> Arrays:
     """FEMNIST as LEAF writes it: `users`, and in `user_data` of each `x` (784 values in [0, 1]) and `y` (0 to 61).
 
-    Where LEAF has made folders `train` and `test`, these are the parts; else a fixed random tenth of the writers of
-    `all_data` is the test part. Ink is dark on a bright ground, as in the files.
+    LEAF's folders `train` and `test` are the parts; without both, a fixed random tenth of the writers is the test part.
     """
     paths = [source.folder.absolute() / name for name in source.names if name.endswith(".json")]
     folders = {file.parent.name for file in paths}
     chosen = set(PARTS) if folders >= set(PARTS) else {"all_data"} if "all_data" in folders else folders
     if folders - chosen:
         source.notes.append(f"left out: {', '.join(sorted(folders - chosen))}")
-    written: dict[tuple[str, str], tuple[np.ndarray, np.ndarray]] = {}  # images and labels by folder and writer
+    rows: list[tuple[str, str, np.ndarray, np.ndarray]] = []  # folder, writer, images and labels
     for file in [file for file in paths if file.parent.name in chosen]:
         with reading(file, "one of LEAF's files, with users and user_data"):
             content = json.loads(file.read_bytes())
@@ -126,24 +114,23 @@ def read_leaf(source: Source) -> Arrays:
                 x, y = (np.asarray(content["user_data"][writer][key]) for key in "xy")
                 if x.shape != (len(y), 784) or not 0 <= x.min() <= x.max() <= 1:
                     raise ValueError(f"the writer {writer} has no images of 784 values from 0 to 1 with a label each")
-                written[file.parent.name, writer] = np.rint(x * 255).astype(np.uint8).reshape(-1, 28, 28), y
-        check_size(sum(images.size for images, _ in written.values()), file.parent)
-    cells = sorted(written)
-    folders, names = np.repeat(cells, [len(written[cell][1]) for cell in cells], axis=0).T
+                rows.append((file.parent.name, writer, np.rint(x * 255).astype(np.uint8).reshape(-1, 28, 28), y))
+        check_size(sum(x.size for *_, x, _ in rows), file.parent)
+    parts, names, images, labels = zip(*sorted(rows, key=lambda row: row[:2]), strict=True)
     writers, numbers = np.unique(names, return_inverse=True)
-    held_out = np.random.default_rng(0).permutation(len(writers))[: max(1, round(len(writers) / LEAF_TEST))]
-    test = folders == "test" if chosen == set(PARTS) else np.isin(numbers, held_out)
-    x, y = map(np.concatenate, zip(*map(written.get, cells), strict=True))
+    held_out = np.random.default_rng(0).permutation(len(writers))[: max(1, round(len(writers) / 10))]
+    test = np.array(parts) == "test" if chosen == set(PARTS) else np.isin(numbers, held_out)
+    numbers, test = (np.repeat(values, list(map(len, labels))) for values in (numbers, test))
+    x, y = np.concatenate(images), np.concatenate(labels)
     return {"x": x, "y": y, "writer": numbers, "test": test, "class_names": np.arange(62)}
 
 
 def read_pictures(source: Source) -> Arrays:
     """Image files in folders `train/<class>/*` and `test/<class>/*`, or both inside `<domain>/`.
 
-    `val` stands for `test` where there is none with classes. Without such folders, in `<class>/*` and
-    `<domain>/<class>/*`, the images are in no part. Files may lie in one more folder `images`, and a list may tell
-    their classes, as in Tiny-ImageNet and MNIST-M. Labels and domains follow the sorted names. Grey images become
-    coloured where there are coloured ones.
+    Without such folders the images are in no part. Files may lie in one more folder `images`, and a list may tell their
+    classes, as in Tiny-ImageNet and MNIST-M. Labels and domains follow the sorted names. Grey images become coloured
+    where there are coloured ones.
     """
     rows, pictures = _find_pictures(source), []
     for *_, name in rows:
@@ -156,24 +143,23 @@ def read_pictures(source: Source) -> Arrays:
                 whole = whole.resize((source.size, source.size), Image.Resampling.BILINEAR)
             pictures.append(np.atleast_3d(np.asarray(whole)))
             if pictures[-1].shape[:2] != pictures[0].shape[:2]:
-                first = pictures[0].shape[1::-1]
-                raise ValueError(f"it has {whole.size} pixels, not {first}: 'fedcli data import NAME PATH --size N'")
+                raise ValueError(f"its size is {whole.size}, not that of the others: import with --size N")
         check_size(len(rows) * pictures[-1].size, source.folder)
     domains, parts, labels, _ = np.array(rows).T
     columns = {"x": np.stack(np.broadcast_arrays(*pictures))}
     columns["class_names"], columns["y"] = np.unique(labels, return_inverse=True)
     if any(domains):
         columns["domain_names"], columns["domain"] = np.unique(domains, return_inverse=True)
-    return columns | ({"test": parts == "test"} if any(parts) else {})
+    return columns | ({"test": parts != "train"} if any(parts) else {})
 
 
 def _find_pictures(source: Source) -> list[tuple[str, str, str, str]]:
-    """Domain, part, class and name of each image that is taken; domain and part are empty where there are none."""
+    """Domain, part, class and name of each image; domain and part are empty where there are none."""
     lists = {}  # of some parts, the class of each image by its file
     for match in filter(None, map(_LIST.fullmatch, source.names)):
-        lines = (source.folder / match.string).read_text(errors="replace").splitlines()
-        lists[match[1]] = dict(line.split()[:2] for line in lines if len(line.split()) > 1)
-    names, rows = [name for name in source.names if not _LIST.fullmatch(name)], []
+        text = (source.folder / match.string).read_text(errors="replace")
+        lists[match[1]] = dict(re.findall(r"^(\S+)[ \t]+(\S+)", text, re.MULTILINE))
+    names, rows, unfit = [name for name in source.names if not _LIST.fullmatch(name)], [], []
     for name in [name for name in names if "/images/" in f"/{name}"] or names:  # lists of boxes lie beside `images`
         match = _PICTURE.fullmatch(re.sub("(^|/)images/", r"\1", name))
         if match is None:
@@ -183,55 +169,55 @@ def _find_pictures(source: Source) -> list[tuple[str, str, str, str]]:
         if label:
             rows.append((domain, part, label, name))
         elif part in lists:
-            lists[part][file] = "in no list"
-    if odd := [file for files in lists.values() for file in files]:
-        raise ValueError(f"images and the list of their classes do not fit: '{odd[0]}' is in one of them")
+            unfit.append(file)
+    unfit += [file for files in lists.values() for file in files]
+    if unfit:
+        raise ValueError(f"images and the list of their classes do not fit: '{unfit[0]}' is in one of them")
     if not rows:
         raise ValueError(f"there are no images in folders, but '{source.names[0]}'")
-    parts = choose_parts({row[1] for row in rows}, source.notes)
-    taken = dict(zip(parts, PARTS, strict=False)) if len(parts) > 1 else {"": ""}
-    return [(domain, taken[part], label, name) for domain, part, label, name in rows if part in taken]
+    parts = choose_parts({part for _, part, *_ in rows}, source.notes)
+    return [row for row in rows if row[1] in parts]
 
 
-# By the form's name: a regular expression that some "/" + relative path must match, and its reader. The first match
-# wins, and the last entry matches everything.
-CIFAR = r"(?:batches\.)?meta"
-IDX = r"(?:emnist-(?P<split>\w+)-)?(?:train|(?P<test>test|t10k))-(?P<kind>images|labels).idx[13]-ubyte(?:\.gz)?"
-USPS = r"usps(?P<test>\.t)?(?:\.bz2)?"
-MATLAB = r"(?:synth_)?(?:train|(?P<test>test))_32x32\.mat"
+# By the form's name: a regular expression of the last part of a path, and the reader. The first form that matches a
+# file wins, and the last one matches everything.
 FORMS: dict[str, tuple[str, Callable[[Source], Arrays]]] = {
-    "PFLlib's train/0.npz": (r"^/train/0\.npz$", lambda source: read_pfllib(source.folder)),
-    "MNIST's *-images-idx3-ubyte": (f"/{IDX}$", partial(read_parts, IDX, read_idx)),
-    "CIFAR's batches": (f"/{CIFAR}$", read_cifar),
-    "USPS's usps and usps.t": (f"/{USPS}$", partial(read_parts, USPS, read_usps)),
-    "SVHN's or SynthDigits' *_32x32.mat": (f"/{MATLAB}$", partial(read_parts, MATLAB, read_matlab)),
+    "PFLlib's train/0.npz": (r"^train/0\.npz$", lambda source: read_pfllib(source.folder)),
+    "MNIST's *-images-idx3-ubyte": (
+        r"(?:emnist-(?P<split>\w+)-)?(?:train|(?P<test>test|t10k))-(?P<kind>images|labels).idx[13]-ubyte(?:\.gz)?$",
+        partial(read_official, read_idx),
+    ),
+    "CIFAR's batches": (r"(?:batches\.)?meta$", partial(read_official, read_cifar)),
+    "USPS's usps and usps.t": (r"usps(?P<test>\.t)?(?:\.bz2)?$", partial(read_official, read_usps)),
+    "SVHN's or SynthDigits' *_32x32.mat": (
+        r"(?:synth_)?(?:train|(?P<test>test))_32x32\.mat$", partial(read_official, read_matlab),
+    ),
     "LEAF's all_data_*.json": (r"all_data[^/]*\.json$", read_leaf),
     "image folders <class>/*": ("", read_pictures),
-}
-FORM = f"an .npz file, or a folder, .zip or .tar in one of these forms: {', '.join(FORMS)}"
+}  # fmt: skip
+FORM = f"an .npz file of {ARRAYS}; or a folder, .zip or .tar in one of these forms: {', '.join(FORMS)}"
 
 
-def read(path: Path, info: DatasetInfo | None, size: int | None = None) -> tuple[Arrays, list[str]]:
-    """The columns of a file, folder or archive, not yet in their one form, and notes for the user.
+def read(path: Path, info: DatasetInfo | None, size: int | None, notes: list[str]) -> Arrays:
+    """The columns of a file, folder or archive, not yet in their one form; adds notes for the user.
 
-    `info` describes the known set of that name, if there is one; images in files are resized to its size, else to
-    `size`. Call this inside `reading`, which turns an error into one refusal.
+    `info` is of the known set that the files are to be; `size`, in pixels, is for images of other sets. Call this
+    inside `reading`.
     """
-    notes: list[str] = []
     if path.suffix == ".npz" and path.is_file():
-        with reading(path, ARRAYS):
-            return join_parts(read_npz(path), notes), notes
+        return join_parts(read_npz(path), notes)
     with TemporaryDirectory(prefix="fedcli-") as temporary:
-        folder = path if path.is_dir() or path.is_fifo() else unpack_archive(path, Path(temporary))
+        folder = path if path.is_dir() else unpack_archive(path, Path(temporary))
         names = files_below(folder)
         common = os.path.commonpath([os.path.dirname(name) for name in names] or [""])
-        around = "/".join(takewhile(lambda name: not re.fullmatch(_PART, name), common.split("/")))
-        folder, names = folder / around, [name.removeprefix(f"{around}/") for name in names]
-        size = info.image_size if info and info.resized else size
-        for marker, read_form in FORMS.values():
-            if any(re.search(marker, f"/{name}") for name in names):
-                arrays = read_form(Source(folder, names, info, size, notes))
-                return (arrays if "x" in arrays else join_parts(arrays, notes)), notes
+        around = re.sub(f"(^|/){_PART}(/.*)?$", "", common)  # the folders above those of the parts
+        names = [name.removeprefix(f"{around}/") for name in names]
+        size = info.image_size if info and info.files else size
+        for pattern, read_form in FORMS.values():
+            matches = list(filter(None, (re.search(f"(?:^|/){pattern}", name) for name in names)))
+            if matches:
+                arrays = read_form(Source(folder / around, names, matches, info, size, notes))
+                return arrays if "x" in arrays else join_parts(arrays, notes)
     raise ValueError("it is empty")
 
 
@@ -242,57 +228,19 @@ def files_below(folder: Path) -> list[str]:
 
 
 def unpack_archive(path: Path, folder: Path) -> Path:
-    """The empty folder, with what a zip or tar, compressed in any way, holds; names that lead out of it are refused.
+    """The empty folder, with the content of a zip or tar; no file leads out of it.
 
     Raises:
-        UserError: It unpacks to more than `files.LIMIT`.
+        UserError: It is too large, LEAF's text apart, which is much larger than its images.
     """
     if zipfile.is_zipfile(path):
         with zipfile.ZipFile(path) as archive:
-            check_size(sum(_image_bytes(member.filename, member.file_size) for member in archive.infolist()), path)
+            sizes = (member.file_size for member in archive.infolist() if not member.filename.endswith(".json"))
+            check_size(sum(sizes), path)
             archive.extractall(folder)
     else:
         with tarfile.open(path) as archive:
-            check_size(sum(_image_bytes(member.name, member.size) for member in archive), path)
+            check_size(sum(member.size for member in archive if not member.name.endswith(".json")), path)
             archive.extractall(folder, filter="data")
-            while archive.fileobj.read(1 << 20):  # the checksum of a compressed archive stands at its end
-                pass
+            archive.fileobj.read(1 << 30)  # the checksum of a compressed archive stands at its end
     return folder
-
-
-def _image_bytes(name: str, size: int) -> int:
-    """Bytes of the images in a file of an archive; LEAF's JSON has five characters or more, as `0.0, `, for each."""
-    return size // 5 if name.endswith(".json") else size
-
-
-ARCHIVES = {  # address and MD5 of those that torchvision does not have
-    "cinic10": (
-        "https://datashare.ed.ac.uk/bitstream/handle/10283/3192/CINIC-10.tar.gz", "6ee4d0c996905fe93221de577967a372",
-    ),
-    "tiny-imagenet": ("http://cs231n.stanford.edu/tiny-imagenet-200.zip", "90528d7ca1a48142e341f4ef8d21d0de"),
-}  # fmt: skip
-DOWNLOADS = tuple(name for name, info in KNOWN.items() if info.source or name in ARCHIVES)
-
-
-def download_files(name: str, folder: Path) -> None:
-    """Downloads the official files of one of `DOWNLOADS` into an empty folder, compared with their MD5, by torchvision.
-
-    Raises:
-        UserError: The site cannot be reached, or sends something else.
-    """
-    datasets, info = torchvision().datasets, KNOWN[name]
-    socket.setdefaulttimeout(TIMEOUT)
-    try:
-        if name in ARCHIVES:
-            url, md5 = ARCHIVES[name]
-            datasets.utils.download_and_extract_archive(url, folder, md5=md5, remove_finished=True)
-            return
-        for part in PARTS:
-            options = {"split": part} if info.source == "SVHN" else {"train": part == "train"}
-            options |= {"split": info.split} if info.split else {}
-            getattr(datasets, info.source)(folder, download=True, **options)
-    except (OSError, RuntimeError, HTTPException) as error:
-        remedy = f"without a network, bring the official files and run 'fedcli data import {name} PATH'."
-        raise UserError(f"'{name}' could not be downloaded ({' '.join(str(error).split())}); {remedy}") from error
-    finally:
-        socket.setdefaulttimeout(None)

@@ -5,8 +5,8 @@ Positions count the training images from 0 in the order of the data set's origin
 
 import json
 import pickle
-import re
 import zipfile
+from operator import index
 from pathlib import Path
 from typing import Any
 
@@ -40,13 +40,14 @@ def file(labels: np.ndarray, num_clients: int, place: np.ndarray, seed: int, pat
             raise ValueError(f"position {positions[times.argmax()]} is in two lists, one of them to train on")
         absent = np.setdiff1d(positions, place)
         if len(absent):
-            remedy = "a protocol that tests on the clients' own parts has the test images too, --train-examples not all"
-            raise ValueError(f"position {absent[0]} is not among the {len(place)} images of the run: {remedy}")
-    rank = np.empty(place.max() + 1, np.int64)  # of the example at each position
-    rank[place] = np.arange(len(place))
-    rng = generator(0, "split")
-    pairs = zip(test or [tested] * len(train), train, strict=True)
-    parts = Split(rank[np.concatenate([held_out, rng.permutation(kept)])] for held_out, kept in pairs)
+            raise ValueError(
+                f"position {absent[0]} is not among the {len(place)} images of the run: test images need a protocol "
+                "that tests on the clients' own parts"
+            )
+    order, rng, parts = np.argsort(place), generator(0, "split"), Split()
+    for held_out, kept in zip(test or [tested] * len(train), train, strict=True):
+        positions = np.concatenate([held_out, rng.permutation(kept)])
+        parts.append(order[np.searchsorted(place, positions, sorter=order)])
     parts.num_test = [len(positions) for positions in test] or None
     return parts
 
@@ -63,20 +64,17 @@ def read_split(path: Path) -> tuple[list[np.ndarray], list[np.ndarray]]:
     else:
         content = json.loads(path.read_text(encoding="utf-8"))
         content = content if isinstance(content, dict) else {"train": content}
-    train, test = ([np.array(positions) for positions in content.get(part, ())] for part in PARTS)
-    for positions in [*train, *test]:
-        if positions.ndim != 1 or (positions.size and positions.dtype.kind not in "iu"):
-            raise ValueError(f"a list is {positions.dtype} of {positions.ndim} dimensions")
+    train, test = ([np.fromiter(map(index, each), np.int64) for each in content.get(part, ())] for part in PARTS)
     if not sum(map(len, train)) or len(test) not in (0, len(train)):
         raise ValueError(f"{len(train)} lists to train on, {len(test)} to test on")
-    return [positions.astype(np.int64) for positions in train], [positions.astype(np.int64) for positions in test]
+    return train, test
 
 
 # PFLlib's folders: train/K.npz and test/K.npz, each a pickled dict of images x and labels y
 
 
 def read_pfllib(folder: Path) -> Arrays:
-    """The columns of all clients' images, of `train/0.npz` and so on and then `test/0.npz`, with their `client` `[N]`.
+    """The columns of all clients' images, of `train/*.npz` and then `test/*.npz`, with their `client` `[N]`.
 
     Raises:
         UserError: Files are missing or not in that form.
@@ -99,7 +97,7 @@ def read_pfllib(folder: Path) -> Arrays:
 
 
 class _Stored:
-    """What a pickle says of an array or a dtype, of which nothing is made."""
+    """The arguments and the state of an array or a dtype in a pickle; nothing is made of them."""
 
     def __init__(self, *arguments: Any):
         self.arguments = arguments
@@ -109,23 +107,19 @@ class _Stored:
 
 
 def _stored_array(stored: _Stored) -> np.ndarray:
-    """The array of numbers that a pickle describes by shape, dtype, order and bytes."""
+    """The array of numbers that a pickle describes by shape, dtype, order and bytes; NumPy refuses objects."""
     _, shape, dtype, by_column, content = stored.state
-    text = dtype.state[1] + dtype.arguments[0]
-    if not re.fullmatch(r"[<>|=]?(b1|[iuf][1248])", text):
-        raise pickle.UnpicklingError(f"dtype {text}")
-    return np.frombuffer(content, text).reshape(shape, order="F" if by_column else "C")
+    values = np.frombuffer(content, dtype.state[1] + dtype.arguments[0])
+    return values.reshape(shape, order="F" if by_column else "C")
 
 
 class _Unpickler(pickle.Unpickler):
     """Reads a pickle of numbers, texts, dicts and arrays, and runs nothing that it says.
 
-    A pickle may name any function and have it called. Here the three names that an array needs stand for `_Stored`, and
-    every other one is refused.
+    A pickle may have any function called. Here the three that an array needs stand for `_Stored`; others are refused.
     """
 
     def find_class(self, module: str, name: str) -> Any:
-        modules = ("numpy", "numpy.core.multiarray", "numpy._core.multiarray")
-        if module not in modules or name not in ("_reconstruct", "ndarray", "dtype"):
+        if module.split(".")[0] != "numpy" or name not in ("_reconstruct", "ndarray", "dtype"):
             raise pickle.UnpicklingError(f"it asks for {module}.{name}, which no array needs")
         return _Stored

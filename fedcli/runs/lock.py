@@ -7,7 +7,7 @@ from pathlib import Path
 
 from filelock import FileLock, Timeout
 
-from fedcli.data.files import remove_leftovers
+from fedcli.data.files import PARTIAL
 from fedcli.errors import UserError
 
 LOCK = ".lock"
@@ -22,8 +22,7 @@ class InUse(UserError):
 def locked(folder: Path) -> Iterator[None]:
     """Keeps every other process from the folder, which it makes, and clears what a killed one was writing there.
 
-    The lock is the kernel's, on a file that is removed at the end; after a kill the file stays, and locks nothing. On
-    a file system without locks nobody is kept away. A folder that another process has locked is `InUse`.
+    The kernel's lock ends with a kill; on a file system without locks nobody is kept away. A locked folder is `InUse`.
     """
     # A mark in place of the lock would outlive a kill, and keep a job that is queued again from its own folder.
     lock = FileLock(folder / LOCK, timeout=0, fallback_to_soft=False)
@@ -36,7 +35,8 @@ def locked(folder: Path) -> Iterator[None]:
         if error.errno not in NO_LOCKS:
             raise UserError(f"'{folder}' cannot be made ({error.strerror}); choose another with --out.") from error
     try:
-        remove_leftovers(folder)
+        for file in folder.glob(PARTIAL):
+            file.unlink(missing_ok=True)
         yield
     finally:
         (folder / LOCK).unlink(missing_ok=True)  # before the lock goes: afterwards it may be another one's

@@ -12,7 +12,7 @@ from fedcli import userfiles
 from fedcli.core import partition
 from fedcli.core.engine import WAYS
 from fedcli.core.federation import Federation, NonFiniteLoss
-from fedcli.data.files import is_leftover
+from fedcli.data.files import PARTIAL
 from fedcli.declarations import Method, describe_need, flag_of, is_idle
 from fedcli.errors import UserError
 from fedcli.registry import find_method
@@ -112,7 +112,7 @@ def begun(setup: Setup, folder: Path, going_on: bool) -> dict[str, Any] | None:
     record, holds_run = read_begun(folder), (folder / records.RECORD).is_file()
     if record is None or not going_on:
         # Without a record, only what a killed process has left behind may be there.
-        strangers = [file for file in folder.glob("*") if file.name != LOCK and not is_leftover(file)]
+        strangers = [file for file in folder.glob("*") if file.name != LOCK and not file.match(PARTIAL)]
         if record or (strangers and not holds_run):
             kind = InUse if (folder / LOCK).exists() else UserError
             remedy = "go on with --continue, or choose another" if holds_run else "choose another"
