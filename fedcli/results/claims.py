@@ -278,7 +278,7 @@ def claims_sheet(answers: Sequence[Answer]) -> Sheet:
     for answer in answers:
         claim, metric = answer.claim, answer.metric
         verdict = f"{answer.verdict}, {answer.why}" if answer.why else answer.verdict
-        paper = MISSING if answer.paper is None else metric.signed(answer.paper)
+        paper = MISSING if answer.paper is None else metric.text(answer.paper, "+")
         texts = [f"`{claim.name}` {claim.text}", verdict, paper, answer.ours, metric.interval_text(answer.tail)]
         said = [answer.size] * bool(answer.runs) + [f"decided by `{answer.command}`"] * bool(answer.command)
         lines.append([*texts, "; ".join(said) or MISSING])

@@ -97,7 +97,7 @@ def compare(plan: TablePlan) -> Sheet:
             more, less = ([numbers[key]["ours"] for key in places] for places in (more, less))
             values = [] if None in (*more, *less) else [fmean(more) - (max if gain.best else fmean)(less)]
             metric, key = metrics[gain.columns[0]], (gain.row, gain.column)
-            text = metric.signed(values[0]) if values else "not run"
+            text = metric.text(values[0], "+") if values else "not run"
             texts[key], numbers[key] = _beside(key, metric, paper.get(key, {}), text, values)
     for column, metric in metrics.items():
         ahead = best(metric, {key: each.records for key, each in planned.items() if key[1] == column})

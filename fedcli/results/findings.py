@@ -93,19 +93,20 @@ def finding(entry: Mapping[str, Any], groups: Mapping[str, list[Record]]) -> str
         unlike = pairs.query("images_x != images_y or partition_x != partition_y")["seed"]
         if len(unlike):
             raise ValueError(f"the two runs of seed {unlike.min()} have other images or another partition")
-        result = difference(metric.by_seed(groups[of]), second.by_seed(groups[than]))
+        result = difference(metric, groups[of], second, groups[than])
         line = f"{of} - {than}, {words}"
         if second.name != metric.name:
             line = f"{of} ({words}) - {than} ({_words(second, groups[than])})"
     if not result.n:
         raise ValueError("no run has this value, or no seed has both runs")
-    line += f": {metric.interval_text(result, signed=bool(than))}"
+    sign = "+" if than else ""
+    line += f": {metric.interval_text(result, sign=sign)}"
     if "paper" in entry:
         table, column = find_table(entry["paper"][0]), entry["paper"][1]
         lead = printed_lead(table, of, than, (column,), metric) if than else printed_value(table, of, column, metric)
         if lead is None:
             raise ValueError(f"{table.name} has no number in {column} for {of}{f' or {than}' if than else ''}")
-        line += f"; paper {metric.signed(lead) if than else metric.text(lead)}"
+        line += f"; paper {metric.text(lead, sign)}"
     return f"{entry['says']}. {line}" if "says" in entry else line
 
 

@@ -5,14 +5,15 @@ fractions in a record and percent in tables.
 """
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import partial
-from itertools import pairwise
 from statistics import fmean, stdev
 from typing import Any, NamedTuple
+
+import pandas as pd
 
 from fedcli.errors import UserError, unknown
 from fedcli.results.render import MISSING
@@ -87,21 +88,19 @@ class Metric:
         """Whether it is measured, by `fedcli quality`, on the models that a run leaves."""
         return self.name.partition(":")[0] == "quality"
 
-    def text(self, value: float) -> str:
-        """A value with the decimals of the unit."""
-        return f"{value:,.{DECIMALS.get(self.unit, 0 if value == round(value) else 1)}f}"
+    def text(self, value: float, sign: str = "") -> str:
+        """A value with the decimals of the unit; `sign="+"` for a difference."""
+        decimals = DECIMALS.get(self.unit, 1 if sign or value % 1 else 0)
+        return f"{value:{sign},.{decimals}f}"
 
-    def signed(self, value: float) -> str:
-        """A difference with its sign and the decimals of the unit."""
-        return f"{value:+,.{DECIMALS.get(self.unit, 1)}f}"
-
-    def interval_text(self, interval: Interval, *, signed: bool = True, count: bool = True) -> str:
+    def interval_text(self, interval: Interval, *, sign: str = "+", count: bool = True) -> str:
         """A mean with its interval and the `count` of values, `+9.70 [+7.10, +12.30] (3)`; of floats the mean alone."""
         if not interval.n:
             return MISSING
-        text = self.signed if signed else self.text
-        ends = f" [{text(interval.low)}, {text(interval.high)}]" if interval.n > 1 else ""
-        return text(interval.mean) + ("" if self.unit == "floats" else ends + f" ({interval.n})" * count)
+        text = self.text(interval.mean, sign)
+        if interval.n > 1 and self.unit != "floats":
+            text += f" [{self.text(interval.low, sign)}, {self.text(interval.high, sign)}]"
+        return text + f" ({interval.n})" * (count and self.unit != "floats")
 
     def mean_text(self, values: Sequence[float]) -> str:
         """The mean of values ± their sample standard deviation, which is left out for a single value."""
@@ -131,10 +130,6 @@ class Metric:
         values = [self.value(record) for record in records if self.counts(record)]
         return [value for value in values if value is not None]
 
-    def by_seed(self, records: Iterable[Record]) -> dict[int, float]:
-        """The same by the seeds of the runs."""
-        return {record["seed"]: value for record in records for value in self.values([record])}
-
 
 def find_metric(name: str) -> Metric:
     """The metric of that name, or a user's own, `./file.py:NAME`, a function of a record.
@@ -163,9 +158,11 @@ def diverged(record: Record) -> bool:
     return record["status"] == "failed" and record.get("error", "").startswith("NonFiniteLoss")
 
 
-def difference(first: Mapping[int, float], second: Mapping[int, float]) -> Interval:
-    """The values of one kind of runs less those of another, by seed, paired over the seeds that both have."""
-    return interval([value - second[seed] for seed, value in first.items() if seed in second])
+def difference(metric: Metric, runs: Iterable[Record], other: Metric, than: Iterable[Record]) -> Interval:
+    """The values of runs less the `other` metric's of others, paired over the seeds that both have."""
+    values = {record["seed"]: value for record in runs for value in metric.values([record])}
+    less = {record["seed"]: value for record in than for value in other.values([record])}
+    return interval([value - less[seed] for seed, value in values.items() if seed in less])
 
 
 DIVERGED = (
@@ -187,7 +184,7 @@ def best(metric: Metric, groups: Mapping[Any, Sequence[Record]]) -> Any:
     if len(means) < 2 or not metric.better:
         return None
     first, second = sorted(means, key=means.__getitem__, reverse=metric.better == "higher")[:2]
-    lead = difference(metric.by_seed(groups[first]), metric.by_seed(groups[second]))
+    lead = difference(metric, groups[first], metric, groups[second])
     lost = any(diverged(record) and not metric.counts(record) for record in groups[first])
     stands_out = lead.leaves_out_zero and (lead.mean > 0) == (metric.better == "higher")
     return first if stands_out and not lost else None
@@ -196,30 +193,18 @@ def best(metric: Metric, groups: Mapping[Any, Sequence[Record]]) -> Any:
 # What metrics read from a record
 
 
-def _tested(record: Record, key: str = "test_accuracy") -> list[tuple[int, float]]:
-    """The rounds that have an accuracy, counted from 1, with it."""
-    return [(entry["round"] + 1, entry[key]) for entry in record["rounds"] if entry.get(key) is not None]
+def _curve(record: Record, last: int | None = None, *, key: str = "test_accuracy") -> pd.Series:
+    """The accuracies of the tested rounds, or of those among so many last planned ones; rounds count from 1."""
+    curve = pd.Series({entry["round"] + 1: entry.get(key) for entry in record["rounds"]}, dtype=float).dropna()
+    return curve if last is None else curve.loc[record["config"]["rounds"] - last + 1 :]
 
 
-def _over(
-    record: Record, first: float = 1, last: float = math.inf, combine: Callable = fmean, key: str = "test_accuracy"
-) -> float | None:
-    """The accuracies of the tested rounds from `first` to `last` in one number."""
-    values = [value for number, value in _tested(record, key) if first <= number <= last]
-    return combine(values) if values else None
+def _mean(values: Collection[float]) -> float | None:
+    return fmean(values) if len(values) else None  # exact in the last digit, unlike that of pandas
 
 
-def _of_last(record: Record, number: int, **how: Any) -> float | None:
-    """The same of so many last planned rounds."""
-    return _over(record, record["config"]["rounds"] - number + 1, **how)
-
-
-def _largest_step(values: list[float]) -> float | None:
-    return max((abs(after - before) for before, after in pairwise(values)), default=None)
-
-
-def _deviation(values: list[float]) -> float:
-    return stdev(values) if len(values) > 1 else 0.0
+def _at(record: Record, fraction: Fraction) -> float | None:
+    return _curve(record).get(max(1, int(fraction * record["config"]["rounds"] + Fraction(1, 2))))
 
 
 def _span(text: str) -> tuple[int, int]:
@@ -227,14 +212,9 @@ def _span(text: str) -> tuple[int, int]:
     return first, last
 
 
-def _at(record: Record, fraction: Fraction) -> float | None:
-    number = max(1, int(fraction * record["config"]["rounds"] + Fraction(1, 2)))
-    return _over(record, number, number)
-
-
 def _reached(record: Record, percent: float, *, part: int) -> float | None:
     """Of the first round that reaches an accuracy its number, or its accuracy."""
-    return next((pair[part] for pair in _tested(record) if pair[1] >= percent / 100), None)
+    return next((pair[part] for pair in _curve(record).items() if pair[1] >= percent / 100), None)
 
 
 def _at_selected(record: Record, name: str = "", *, key: str) -> float | None:
@@ -245,7 +225,7 @@ def _at_selected(record: Record, name: str = "", *, key: str) -> float | None:
     values = [entry.get(key) for entry in rounds[-3:]]
     if any(isinstance(value, dict) for value in values):
         values = [(value or {}).get(name) if name or not value else fmean(value.values()) for value in values]
-    return fmean(values) if values and None not in values else None
+    return None if None in values else _mean(values)
 
 
 def _last_measured(record: Record, name: str, *, key: str) -> float | None:
@@ -269,23 +249,23 @@ _ALL = (
     # Test accuracy by the protocol's selection rule, of the last round, the highest, mean of the last tenth of rounds.
     Metric("selected", lambda run: run["summary"]["selected"], needs="selected"),
     Metric("last", lambda run: run["summary"]["last"], needs="last"),
-    Metric("best", partial(_over, combine=max)),
-    Metric("last-tenth", lambda run: _of_last(run, max(1, run["config"]["rounds"] // 10))),
+    Metric("best", lambda run: _curve(run).max()),
+    Metric("last-tenth", lambda run: _mean(_curve(run, max(1, run["config"]["rounds"] // 10)))),
     # Mean, lowest and sample standard deviation of so many last rounds, as mean-of-last:50.
-    Metric("mean-of-last", _of_last, parameter=int),
-    Metric("least-of-last", partial(_of_last, combine=min), parameter=int),
-    Metric("deviation-of-last", partial(_of_last, combine=_deviation), better="lower", parameter=int),
+    Metric("mean-of-last", lambda run, last: _mean(_curve(run, last)), parameter=int),
+    Metric("least-of-last", lambda run, last: _curve(run, last).min(), parameter=int),
+    Metric("deviation-of-last", lambda run, last: _curve(run, last).std(), better="lower", parameter=int),
     # Largest change from a tested round to the next.
-    Metric("largest-step", partial(_over, combine=_largest_step), better=""),
+    Metric("largest-step", lambda run: _curve(run).diff().abs().max(), better=""),
     # Test accuracy of that round, as round:5; the mean of these, as rounds:1-20.
-    Metric("round", lambda run, number: _over(run, number, number), parameter=int),
-    Metric("rounds", lambda run, span: _over(run, *span), parameter=_span),
+    Metric("round", lambda run, number: _curve(run).get(number), parameter=int),
+    Metric("rounds", lambda run, span: _mean(_curve(run).loc[slice(*span)]), parameter=_span),
     # Validation accuracy at the selected round, and test accuracy after the step that follows the last one.
     Metric("validation", partial(_at_selected, key="validation_accuracy"), needs="selected"),
     Metric("post", lambda run: run.get("post", {}).get("test_accuracy"), needs="last"),
     # Accuracy of the classifier, where the headline is the nearest prototype's; the mean over so many last rounds.
     Metric("classifier", partial(_at_selected, key="classifier_accuracy"), needs="selected"),
-    Metric("classifier-of-last", partial(_of_last, key="classifier_accuracy"), parameter=int),
+    Metric("classifier-of-last", lambda run, last: _mean(_curve(run, last, key="classifier_accuracy")), parameter=int),
     # Test accuracy after that fraction of the planned rounds, as at:1/5, to the nearest.
     Metric("at", _at, parameter=Fraction),
     # The first round, counted from 1, whose test accuracy reaches so many percent, as rounds-to:70; that accuracy.
