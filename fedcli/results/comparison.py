@@ -11,8 +11,8 @@ from typing import Any
 
 from fedcli.declarations import Table
 from fedcli.registry import tables
-from fedcli.results.frame import STATES, departures, frame_of
-from fedcli.results.metrics import BOLD, DIVERGED, Metric, best, interval
+from fedcli.results.frame import departures, frame_of
+from fedcli.results.metrics import BOLD, DIVERGED, STATES, Metric, best, interval
 from fedcli.results.plans import IN_TEXT, TablePlan, wanted
 from fedcli.results.render import Best, Sheet
 from fedcli.results.tables import mean_of_runs

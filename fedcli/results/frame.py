@@ -3,6 +3,7 @@
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -10,25 +11,16 @@ import numpy as np
 import pandas as pd
 
 from fedcli.errors import UserError
-from fedcli.results.metrics import Metric, diverged
+from fedcli.results.metrics import STATES, Metric, Record, state_of
 from fedcli.runs.records import RECORD, checkout, read_record
 from fedcli.runs.settings import AS_SEED, FIRST, Settings, differences, key, settings
 from fedcli.runs.trackers import flat
 
-Record = dict[str, Any]
-STATES = ("finished", "diverged", "failed", "unfinished", "not run")
 ENDED = STATES[:2]
 COLUMNS = (
     "folder", "record", "method", "label", "seed", "state", "numerics", "images", "partition", "settings", "key",
 )  # fmt: skip
 ACCURACIES = ("domains", "intra", "inter", "clients")  # groups of accuracies in a round
-
-
-def state_of(record: Record) -> str:
-    """Which of `STATES` a run is in."""
-    if diverged(record):
-        return "diverged"
-    return record["status"] if record["status"] in ("finished", "failed") else "unfinished"
 
 
 def frame_of(records: Iterable[Record]) -> pd.DataFrame:
@@ -59,12 +51,9 @@ def _run_row(record: Record) -> dict[str, Any]:
 
 @cache
 def _row_of_file(file: Path, changed: int, size: int) -> dict[str, Any] | None:
-    """The row of a record file, cached by path, modification time and size, since pages read each many times.
-
-    None stands for a record that cannot be read, of which a warning says what is wrong.
-    """
+    """The row of a record file, kept until it changes, since pages read each many times; None after a warning."""
     try:
-        return _run_row(read_record(file))
+        return _run_row({**read_record(file), "folder": file.parent})
     except UserError as error:
         logging.getLogger("fedcli").warning("left out: %s", error)
         return None
@@ -76,11 +65,8 @@ def read_runs(folders: Iterable[Path]) -> pd.DataFrame:
     A folder that is not there holds no runs.
     """
     files = {file.resolve(): file for folder in folders for file in sorted(folder.rglob(RECORD))}
-    rows = []
-    for path, file in files.items():
-        if row := _row_of_file(path, file.stat().st_mtime_ns, file.stat().st_size):
-            rows.append({**row, "folder": file.parent})
-    return pd.DataFrame(rows, columns=COLUMNS)
+    rows = [_row_of_file(file, file.stat().st_mtime_ns, file.stat().st_size) for file in files.values()]
+    return pd.DataFrame(filter(None, rows), columns=COLUMNS)
 
 
 def find_records(paths: Iterable[Path], labels: Sequence[str] = ()) -> list[Record]:
@@ -98,11 +84,11 @@ def find_records(paths: Iterable[Path], labels: Sequence[str] = ()) -> list[Reco
         raise UserError(
             f"--label stands once for each path, in order (got {len(labels)} for {len(paths)}); give {len(paths)}."
         )
-    for number, path in enumerate(paths):
+    for path, label in zip_longest(paths, labels):
         files = sorted(path.rglob(RECORD)) if path.is_dir() else [path]
         if not files:
             raise UserError(f"there is no run in '{path}' (got no {RECORD} in it or below); give the folder of a run.")
-        more = {"label": labels[number]} if labels else {}
+        more = {"label": label} if labels else {}
         for file in files:
             records.setdefault(file.resolve(), {**read_record(file), "folder": file.parent, **more})
     return [*records.values()]

@@ -20,6 +20,7 @@ from fedcli.results.render import MISSING
 from fedcli.userfiles import from_file, is_from_file
 
 Record = dict[str, Any]
+STATES = ("finished", "diverged", "failed", "unfinished", "not run")
 DECIMALS = {"percent": 2, "": 3, "floats": 0}
 
 
@@ -61,6 +62,13 @@ def seeds_needed(difference: Interval, most: int) -> int:
     deviation = (difference.high - difference.mean) / _half_width(1, difference.n)
     counts = (count for count in range(2, most + 1) if _half_width(deviation, count) < abs(difference.mean))
     return next(counts, most + 1)
+
+
+def state_of(record: Record) -> str:
+    """Which of `STATES` a run is in; it has diverged if a loss became infinite or NaN."""
+    if record["status"] == "failed" and record.get("error", "").startswith("NonFiniteLoss"):
+        return "diverged"
+    return record["status"] if record["status"] in ("finished", "failed") else "unfinished"
 
 
 @dataclass(frozen=True)
@@ -121,9 +129,10 @@ class Metric:
 
     def counts(self, record: Record) -> bool:
         """Whether a run enters means: a finished one, and one that diverged after its best round on validation."""
-        if self.needs == "selected" and diverged(record) and record["summary"]["selection"] == "best-validation":
+        state, selection = state_of(record), record["summary"]["selection"]
+        if state == "diverged" and self.needs == "selected" and selection == "best-validation":
             return self.value(record) is not None
-        return record["status"] == "finished"
+        return state == "finished"
 
     def values(self, records: Iterable[Record]) -> list[float]:
         """The values of the runs that count and have one."""
@@ -153,11 +162,6 @@ def find_metric(name: str) -> Metric:
     raise UserError(f"the metric '{key}' is malformed (got '{name}'); write {key}{':PARAMETER' * has_parameter}.")
 
 
-def diverged(record: Record) -> bool:
-    """Whether the run ended because a loss was infinite or NaN."""
-    return record["status"] == "failed" and record.get("error", "").startswith("NonFiniteLoss")
-
-
 def difference(metric: Metric, runs: Iterable[Record], other: Metric, than: Iterable[Record]) -> Interval:
     """The values of runs less the `other` metric's of others, paired over the seeds that both have."""
     values = {record["seed"]: value for record in runs for value in metric.values([record])}
@@ -185,7 +189,7 @@ def best(metric: Metric, groups: Mapping[Any, Sequence[Record]]) -> Any:
         return None
     first, second = sorted(means, key=means.__getitem__, reverse=metric.better == "higher")[:2]
     lead = difference(metric, groups[first], metric, groups[second])
-    lost = any(diverged(record) and not metric.counts(record) for record in groups[first])
+    lost = any(state_of(record) == "diverged" and not metric.counts(record) for record in groups[first])
     stands_out = lead.leaves_out_zero and (lead.mean > 0) == (metric.better == "higher")
     return first if stands_out and not lost else None
 

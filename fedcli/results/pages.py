@@ -34,6 +34,10 @@ CLAIMS = (
     "`fedcli claims` prints them with your own runs, and the commands of the runs that would decide a claim. [How a "
     "verdict comes about](../docs/tables-and-claims.md#claims)."
 )
+COVERAGE = (
+    "A cell is a number that a paper prints and a table here plans; several may be read from one run. A table has "
+    "three seeds, or one where the paper prints single runs."
+)
 OTHERS = (
     "[board](board/README.md) has methods side by side on small digits, ten seeds each, with tuned options. "
     "[speed](speed/README.md) holds what `fedcli bench` measured: the engine against a plain PyTorch loop."
@@ -54,16 +58,26 @@ def pages(results: Path) -> dict[Path, str]:
     records = results / "records"
     studies = [read_study(file.parent) for file in sorted(records.glob("*/intro.md"))]
     answers = claims.answers(registry.claims(), [records])
-    texts, planned = {Path(f"{study.name}.md"): study_page(study) for study in studies}, {}
+    texts = {Path(f"{study.name}.md"): study_page(study) for study in studies}
+    counts, covered, complete = [], [], []
     for name, module in papers().items():
+        planned = [plans.plan(table, records, seeds=table.seeds) for table in module.TABLES]
         notes = results / "papers" / "notes" / f"{name}.md"
-        missed = notes.read_text(encoding="utf-8") if notes.is_file() else ""
-        planned[name] = [plans.plan(table, records, seeds=table.seeds) for table in module.TABLES]
-        text = paper_page(module, planned[name], studies, missed)
+        text = paper_page(module, planned, studies, notes.read_text(encoding="utf-8") if notes.is_file() else "")
         texts[Path("papers") / f"{name}.md"] = text.replace(f"{records}/", "records/")
-    texts[Path("README.md")] = first_page(records, studies, answers, coverage(planned))
+        in_full = {plan.table.name: cells_in_full(plan) for plan in planned}
+        complete += [table for table, cells in in_full.items() if cells and all(cells)]
+        title, cells = module.TABLES[0].reported[0], [cell for cells in in_full.values() for cell in cells]
+        covered.append([f"[{title}](papers/{name}.md)", f"{len(cells):,}", f"{sum(cells):,}"])
+        verdicts = Counter(answer.verdict for answer in answers if answer.claim.table in in_full)
+        numbers = [str(verdicts[verdict]) for verdict in claims.VERDICTS]
+        counts.append([f"[{title}](results/papers/{name}.md)", *numbers])
+    whole = f"Run in full, every cell here that has a printed number: {', '.join(complete) or 'none'}."
+    coverage = [github(["Paper", "Printed cells", "In full, all seeds"], covered, 1), whole, COVERAGE]
+    texts[Path("README.md")] = first_page(records, studies, answers, "\n\n".join(coverage))
     if (first := results.parent / "README.md").is_file():
-        text = between_marks(first.read_text(encoding="utf-8"), "claims", counts_by_paper(answers))
+        table = github(["Claims of", *map(str.capitalize, claims.VERDICTS)], counts, 1)
+        text = between_marks(first.read_text(encoding="utf-8"), "claims", table)
         texts[Path("..") / "README.md"] = text
     if (results.parent / "papers").is_dir():
         verdicts = render(claims.claims_sheet(answers), "csv")
@@ -71,61 +85,32 @@ def pages(results: Path) -> dict[Path, str]:
     return texts
 
 
+def cells_in_full(plan: TablePlan) -> list[bool]:
+    """For each cell of a table that the paper prints, whether all its runs count."""
+    cells = [cell for cell in comparison.compare(plan).values if cell["paper"] is not None and "runs_planned" in cell]
+    return [cell["runs_counted"] == cell["runs_planned"] for cell in cells]
+
+
 def _page(head: str, parts: Mapping[str, str]) -> str:
     """A page in Markdown: its head, and texts by their headings; one without a text is left out."""
     return "\n\n".join([head, *(f"{heading}\n\n{text}" for heading, text in parts.items() if text)]) + "\n"
 
 
-def counts_by_paper(answers: Sequence[Answer]) -> str:
-    """How many claims of each paper have which verdict, as a table for the project's first page."""
-    rows = []
-    for name, module in papers().items():
-        tables = [table.name for table in module.TABLES]
-        verdicts = Counter(answer.verdict for answer in answers if answer.claim.table in tables)
-        link = f"[{module.TABLES[0].reported[0]}](results/papers/{name}.md)"
-        rows.append([link, *(str(verdicts[verdict]) for verdict in claims.VERDICTS)])
-    return "\n".join(github(["Claims of", *(verdict.capitalize() for verdict in claims.VERDICTS)], rows, 1))
-
-
-def coverage(planned: Mapping[str, Sequence[TablePlan]]) -> str:
-    """How much has been run of what the papers print, by the names of their files, and which tables are complete."""
-    rows, complete = [], []
-    for name, module in papers().items():
-        in_full: list[bool] = []
-        for plan in planned[name]:
-            printed = [cell for cell in comparison.compare(plan).values if cell["paper"] is not None]
-            counted = [cell["runs_counted"] == cell["runs_planned"] for cell in printed if "runs_planned" in cell]
-            complete += [plan.table.name] * (bool(counted) and all(counted))
-            in_full += counted
-        link = f"[{module.TABLES[0].reported[0]}](papers/{name}.md)"
-        rows.append([link, f"{len(in_full):,}", f"{sum(in_full):,}"])
-    table = "\n".join(github(["Paper", "Printed cells", "In full, all seeds"], rows, 1))
-    return (
-        f"{table}\n\nRun in full, every cell here that has a printed number: {', '.join(complete) or 'none'}.\n\n"
-        "A cell is a number that a paper prints and a table here plans; several may be read from one run. A table has "
-        "three seeds, or one where the paper prints single runs."
-    )
-
-
 def first_page(records: Path, studies: Sequence[Study], answers: Sequence[Answer], covered: str) -> str:
     """The page that `results/` opens with: the claims, how much of the papers has been run, and the studies."""
-    timed = costs.paces(read_runs([records]))
-
-    def remark(answer: Answer) -> str:
+    timed, sheet, lines = costs.paces(read_runs([records])), claims.claims_sheet(answers), []
+    for line, answer in zip(sheet.lines, answers, strict=True):
         deciding, see = costs.decided_by(answer, records, timed), answer.claim.see
         names = dict.fromkeys(folder.relative_to(records).parts[0] for folder in answer.runs)
-        parts = [f"{answer.size}: {', '.join(f'[{name}]({name}.md)' for name in names)}"] * bool(names)
-        parts += [f"but see [{see}]({see}.md)"] * bool(names and see) + [f"decided by {deciding}"] * bool(deciding)
-        return "; ".join(parts)
-
-    sheet = claims.claims_sheet(answers)
-    lines = [[*line[:-1], remark(answer)] for line, answer in zip(sheet.lines, answers, strict=True)]
+        remarks = [f"{answer.size}: {', '.join(f'[{name}]({name}.md)' for name in names)}"] * bool(names)
+        remarks += [f"but see [{see}]({see}.md)"] * bool(names and see) + [f"decided by {deciding}"] * bool(deciding)
+        lines.append([*line[:-1], "; ".join(remarks)])
     claimed = render(replace(sheet, lines=lines)).rstrip()
     rows = [[f"[{study.name}]({study.name}.md)", (study.findings or [MISSING])[0]] for study in studies]
     parts = {
         "## What the papers claim, and what is so": f"{claims.counted(answers)} {CLAIMS}\n\n{claimed}",
         "## How much of what the papers print has been run": covered,
-        "## Studies": "\n".join([*github(["Study", "First finding"], rows), "", LEGEND, OTHERS]),
+        "## Studies": f"{github(['Study', 'First finding'], rows)}\n\n{LEGEND}\n{OTHERS}",
     }
     return _page(f"# Results\n\n{MADE}", parts)
 
@@ -177,7 +162,7 @@ def paper_page(module: ModuleType, planned: Iterable[TablePlan], studies: Iterab
             listed.append(": ".join([f"- [{heading}](../{study.name}.md)", *study.findings[:1]]))
     parts = {
         "## Tables": "\n\n".join(shown),
-        "### Without a finished run": "\n".join(github(["Table", "Cells", "Command"], lacking)) if lacking else "",
+        "### Without a finished run": github(["Table", "Cells", "Command"], lacking) if lacking else "",
         "### Not planned": "\n".join(f"- {name}: {reason.rstrip('.')}." for name, reason in module.NOT_PLANNED.items()),
         "## Studies": "\n".join(listed),
         **{f"## {heading}": textwrap.dedent(text).strip() for heading, text in CARD.findall(module.__doc__)},

@@ -47,9 +47,9 @@ def render(sheet: Sheet, form: str = "markdown") -> str:
 def _markdown(sheet: Sheet) -> str:
     escape = printable if sheet.marked_up else markdown
     rows = [[_marked(text, escape, "**{}**") for text in line] for line in sheet.lines]
-    table = "\n".join(github([*map(markdown, sheet.columns)], rows, sheet.numbers))
-    parts = [f"### {sheet.title}" if sheet.title else "", sheet.setting, table]
-    parts.append("\n".join(f"- {note}" for note in sheet.notes))
+    table = github([*map(markdown, sheet.columns)], rows, sheet.numbers)
+    notes = "\n".join(f"- {note}" for note in sheet.notes)
+    parts = [f"### {sheet.title}" if sheet.title else "", sheet.setting, table, notes]
     return "\n\n".join(filter(None, parts)) + "\n"
 
 
@@ -77,12 +77,11 @@ def csv_of(table: pd.DataFrame) -> str:
     return table.replace(_FORMULA, "'", regex=True).to_csv(index=False, lineterminator="\n")
 
 
-def github(columns: Sequence[str], rows: Sequence[Sequence[str]], numbers: int | None = None) -> list[str]:
-    """The lines of a GitHub table with these titles and cells; the columns from `numbers` on stand to the right."""
-    texts = len(columns) if numbers is None else numbers
-    rules = ["---" if index < texts else "---:" for index in range(len(columns))]
+def github(columns: Sequence[str], rows: Sequence[Sequence[str]], numbers: int | None = None) -> str:
+    """A GitHub table with these titles and cells; the columns from `numbers` on stand to the right."""
+    rules = ["---" if numbers is None or index < numbers else "---:" for index, _ in enumerate(columns)]
     whole = [[re.sub(r"(?<!\\)\|", r"\|", cell) for cell in row] for row in rows]
-    return ["| " + " | ".join(line) + " |" for line in (columns, rules, *whole)]
+    return "\n".join("| " + " | ".join(line) + " |" for line in (columns, rules, *whole))
 
 
 def markdown(text: str) -> str:
@@ -100,7 +99,5 @@ def between_marks(text: str, name: str, content: str) -> str:
 
     Without these marks it stays as it is.
     """
-    begin, end = f"<!-- {name}: written by 'make tables' -->", f"<!-- {name}: end -->"
-    before, first, rest = text.partition(begin)
-    _, last, after = rest.partition(end)
-    return f"{before}{begin}\n\n{content}\n\n{end}{after}" if first and last else text
+    marks = rf"(?s)(<!-- {re.escape(name)}: written by 'make tables' -->).*?(<!-- {re.escape(name)}: end -->)"
+    return re.sub(marks, lambda match: f"{match[1]}\n\n{content}\n\n{match[2]}", text, count=1)

@@ -16,8 +16,8 @@ import pandas as pd
 
 from fedcli import registry
 from fedcli.errors import UserError, printable, unknown
-from fedcli.results.frame import STATES, find_records, frame_of, state_of
-from fedcli.results.metrics import BOLD, DIVERGED, Metric, best, diverged, find_metric
+from fedcli.results.frame import find_records, frame_of
+from fedcli.results.metrics import BOLD, DIVERGED, STATES, Metric, best, find_metric, state_of
 from fedcli.results.render import MISSING, Best, Sheet, markdown
 from fedcli.runs.config import given_options, inactive_term
 from fedcli.runs.records import quiet
@@ -212,7 +212,7 @@ def _notes(groups: Sequence[SeedGroup], bold: bool) -> list[str]:
         given |= {settings_text({name: value}): True for name, value in options.items() if name not in told}
     notes = {
         "Mean ± sample standard deviation over runs (number of runs); a value without ± is one run.": True,
-        DIVERGED: any(map(diverged, records)),
+        DIVERGED: "diverged" in map(state_of, records),
         f"Reduced against the protocol: {'; or '.join(filter(None, smaller))}.": any(smaller),
         **inactive,
         f"Options given with the runs: {markdown('; '.join(given))}.": given,

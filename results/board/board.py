@@ -91,7 +91,7 @@ def section(rows: pd.DataFrame, protocol: str) -> str:
     if interval((headline.iloc[:, 0] - headline.iloc[:, 1]).dropna().tolist()).low > 0:
         table.iloc[0, 2] = f"**{table.iloc[0, 2]}**"
     table = table.loc[:, table.ne("").any()]
-    return "\n".join(github([*table], table.to_numpy().tolist(), 2))
+    return github([*table], table.to_numpy().tolist(), 2)
 
 
 def main(page: bool = False) -> None:
