@@ -73,7 +73,7 @@ class Answer:
     def needed_seeds(self) -> tuple[int, ...]:
         """The seeds that would decide it in full: three, and more only where these leave it open."""
         seeds, number = find_table(self.claim.table).seeds, FEWEST
-        if not self.reduced and self.difference.n >= FEWEST and not self.difference.leaves_out_zero:
+        if not self.reduced and self.difference.n >= FEWEST and self.difference.low <= 0 <= self.difference.high:
             number = seeds_needed(self.difference, MOST_SEEDS)
         return (*seeds, *range(seeds[-1] + 1, seeds[-1] + 1 + number - len(seeds)))
 

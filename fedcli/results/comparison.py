@@ -1,4 +1,4 @@
-"""A paper's table beside ours: the paper's number, ours and the difference of each cell."""
+"""A paper's table beside ours: of each cell the paper's number, ours and the difference."""
 
 import json
 import re
@@ -20,7 +20,7 @@ from fedcli.runs.config import inactive_term
 
 NO_NUMBER = "no number"  # not printed, or not legible
 ACCURACIES = ("selected", "last", "best")  # metrics that are points of a learning curve
-SCALED = re.compile(r"_(1e\d+)_floats$")  # of a column: the paper prints floats in this unit
+SCALED = re.compile(r"_(1e\d+)_floats$")  # the unit of a column of floats
 LINES = ("paper", "ours", "difference")
 Place = tuple[str, str]  # row and column of a cell
 
@@ -32,32 +32,29 @@ def reported() -> dict[str, dict[str, Any]]:
 
 
 def _reported(table: Table) -> dict[str, Any]:
-    """What the paper says of a table; nothing where it prints none, or the table is of no paper here."""
+    """What the paper says of a table; empty for one of no paper here."""
     paper, name = table.reported
     return reported().get(paper, {}).get(name, {})
 
 
 def printed(table: Table) -> dict[Place, dict[str, Any]]:
-    """The paper's entries of a table by row and column; none for curves without a number or a table of no paper."""
+    """The paper's entries of a table by row and column."""
     return {(entry["method"], entry["column"]): entry for entry in _reported(table).get("rows", ())}
 
 
 def printed_value(table: Table, row: str, column: str, metric: Metric) -> float | None:
-    """What the paper prints in a cell, floats in ones; None where it prints no number."""
+    """The paper's number in a cell, floats in ones; None if it prints none."""
     value = printed(table).get((row, column), {}).get(metric.field)
     return None if value is None else value * _printed_unit(column)
 
 
 def _printed_unit(column: str) -> float:
-    """In how many floats the paper prints a column; 1 for other numbers."""
+    """The unit in which the paper prints a column of floats; 1 for other numbers."""
     return float(match[1]) if (match := SCALED.search(column)) else 1.0
 
 
 def printed_lead(table: Table, row: str, than: str, columns: tuple[str, ...], metric: Metric) -> float | None:
-    """The paper's lead of a row on another one, the mean over columns; None where it prints none.
-
-    It is taken from two cells of each column, or is a number that the paper prints by itself.
-    """
+    """The paper's lead of a row on another, the mean over columns, by its cells or as printed; None if it has none."""
     values = [[printed_value(table, name, column, metric) for name in (row, than)] for column in columns]
     if all(None not in pair for pair in values):
         return fmean(first - second for first, second in values)
@@ -66,7 +63,7 @@ def printed_lead(table: Table, row: str, than: str, columns: tuple[str, ...], me
 
 
 def printed_accuracy(record: Mapping[str, Any]) -> float | None:
-    """The paper's accuracy in percent for the setting of a run, by the first table that has it; None where none has."""
+    """The paper's accuracy in percent for the setting of a run, by the first table that has it, else None."""
     run = frame_of([record]).iloc[0]
     alike = record["method"], record["protocol"], record["dataset"]
     for table in tables().values():
@@ -81,7 +78,7 @@ def printed_accuracy(record: Mapping[str, Any]) -> float | None:
 
 
 def compare(plan: TablePlan) -> Sheet:
-    """The table as it stands beside the paper's; its values are cells, with floats in ones."""
+    """The table beside the paper's; its values are cells, with floats in ones."""
     table, texts, numbers = plan.table, {}, {}  # of each cell, by row and column
     planned = {(each.cell.row, each.cell.column): each for each in plan.cells}
     metrics = {each.cell.column: each.metric for each in plan.cells}
@@ -132,7 +129,7 @@ def _beside(
 ) -> tuple[dict[str, str], dict[str, Any]]:
     """A cell beside the paper's: the texts of its `LINES`, and its numbers for the CSV.
 
-    The text is what is shown of our values, one a run. Floats are rounded as the paper's before they are compared.
+    The `text` shows our `values`, one a run. Floats are rounded as the paper's before they are compared.
     """
     entry, target, unit = printed(table).get(key, {}), printed_value(table, *key, metric), _printed_unit(key[1])
     deviation, differences = None, []

@@ -1,8 +1,8 @@
 """A study, and its findings: lines made from the records that its `findings.toml` names.
 
-metrics = ["mean-of-last:50"]         # more columns of the study's table; may be left out
+metrics = ["mean-of-last:50"]         # optional: more columns of the study's table
 
-[figures]                             # more figures: the kind of the chart, and what it shows; may be left out
+[figures]                             # optional: more figures, the kind of the chart and what it shows
 drift = "Distance of the clients' features"
 
 [runs]                                # groups of runs: a name, and their folders beside the file
@@ -10,12 +10,12 @@ Ours = "ours"
 Theirs = ["theirs/seed-0", "../another-study/theirs"]
 
 [[findings]]
-says = "Ours is ahead"                # a sentence without a number; may be left out
+says = "Ours is ahead"                # optional: a sentence without a number
 metric = "last"
 of = "Ours"
-than = "Theirs"                       # the difference of both, paired by seed; without it the mean of the first
-than_metric = "classifier"            # of the second, where it is another one than of the first
-paper = ["paper:2", "a column"]       # table and column of the printed numbers, whose rows have the groups' names
+than = "Theirs"                       # optional: take the difference, paired by seed
+than_metric = "classifier"            # optional: another metric for the second group
+paper = ["paper:2", "a column"]       # optional: table and column of printed numbers, in rows named as the groups
 """
 
 import tomllib
@@ -38,21 +38,18 @@ WORDS = {  # of metrics whose names say too little
 
 @dataclass(frozen=True)
 class Study:
-    """A folder of runs with an introduction, and what is shown of them."""
+    """A folder of runs, and what its page shows."""
 
     name: str  # of the folder
     intro: str  # its title, question and set-up, in Markdown
     records: list[Record]
     findings: list[str]  # each a line of Markdown
-    metrics: list[str]  # names of the metrics that get a column in its table
-    figures: dict[str, str]  # what its further figures show, by the kind of the chart
+    metrics: list[str]  # more columns of its table
+    figures: dict[str, str]  # what more figures show, by the kind of the chart
 
 
 def read_study(folder: Path) -> Study:
-    """A study.
-
-    Args:
-        folder: With `intro.md`, `findings.toml` where it has findings, and run folders.
+    """The study in a folder of runs with `intro.md` and, if it has findings, `findings.toml`.
 
     Raises:
         UserError: If it has no records, or a finding cannot be made.
@@ -80,7 +77,7 @@ def finding(entry: Mapping[str, Any], groups: Mapping[str, list[Record]]) -> str
 
     Raises:
         KeyError: If a key or a group is missing.
-        ValueError: If the runs have no such value, or are no pairs.
+        ValueError: If runs have no such value, or are no pairs.
     """
     of, than = entry["of"], entry.get("than")
     metric, second = (find_metric(entry.get(key, entry["metric"])) for key in ("metric", "than_metric"))

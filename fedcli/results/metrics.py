@@ -1,7 +1,7 @@
-"""Numbers that tables read from the record of a run, by name; the table of all is at the end.
+"""Numbers that tables read from the record of a run; `docs/tables-and-claims.md` says what each of them is.
 
-Some take a parameter, `NAME:PARAMETER`. A user's own is a plain function in a file, `./file.py:NAME`. Accuracies are
-fractions in a record and percent in tables.
+Some take a parameter, `NAME:PARAMETER`; a user's own is a function, `./file.py:NAME`. Accuracies are fractions in a
+record and percent in tables.
 """
 
 import math
@@ -25,17 +25,12 @@ DECIMALS = {"percent": 2, "": 3, "floats": 0}
 
 
 class Interval(NamedTuple):
-    """A mean over seeds with the interval that holds the expected value in 95 of 100 cases; NaN where there is none."""
+    """A mean with its 95 % interval; NaN where there is none."""
 
     mean: float
-    low: float  # the lower end
+    low: float
     high: float
     n: int  # number of values; one alone has no interval
-
-    @property
-    def leaves_out_zero(self) -> bool:
-        """Whether it lies on one side of zero."""
-        return self.low > 0 or self.high < 0
 
 
 NO_INTERVAL = Interval(math.nan, math.nan, math.nan, 0)
@@ -58,7 +53,7 @@ def _half_width(deviation: float, count: int) -> float:
 
 
 def seeds_needed(difference: Interval, most: int) -> int:
-    """With how many seeds the interval would leave out zero if mean and spread stayed; `most` + 1 where not so soon."""
+    """The seeds with which the interval would leave out zero if mean and spread stayed; at most `most` + 1."""
     deviation = (difference.high - difference.mean) / _half_width(1, difference.n)
     counts = (count for count in range(2, most + 1) if _half_width(deviation, count) < abs(difference.mean))
     return next(counts, most + 1)
@@ -76,15 +71,14 @@ class Metric:
     """A number of a run."""
 
     name: str  # as in a table's cells
-    read: Callable[..., float | None]  # from a record, and the parameter if there is one; accuracies as fractions
+    read: Callable[..., float | None]  # of a record and the parameter, if any; accuracies as fractions
     unit: str = "percent"  # "percent", "floats", "rounds", or "" for a plain number
     better: str = "higher"  # "higher", "lower", or "" where no value is the best
     field: str = "mean"  # where papers/reported.json has the paper's number
     none: str = "not measured"  # what a finished run without a value is shown as
-    # What it is read from: the "last" round or the model after it, the "selected" round, or "every" tested round.
-    needs: str = "every"
-    parameter: Callable[[str], Any] | None = None  # from what stands behind the colon; None for a metric without one
-    arguments: tuple[Any, ...] = ()  # the parameter, once it is read from a name; before that its default, if any
+    needs: str = "every"  # tested round; or the "selected" round, or the "last" one and the model after it
+    parameter: Callable[[str], Any] | None = None  # reads what stands behind the colon, if anything may
+    arguments: tuple[Any, ...] = ()  # the parameter as it is read, or its default
 
     @property
     def title(self) -> str:
@@ -102,7 +96,7 @@ class Metric:
         return f"{value:{sign},.{decimals}f}"
 
     def interval_text(self, interval: Interval, *, sign: str = "+", count: bool = True) -> str:
-        """A mean with its interval and the `count` of values, `+9.70 [+7.10, +12.30] (3)`; of floats the mean alone."""
+        """A mean with its interval and `count`, as `+9.70 [+7.10, +12.30] (3)`; of floats the mean alone."""
         if not interval.n:
             return MISSING
         text = self.text(interval.mean, sign)
@@ -111,7 +105,7 @@ class Metric:
         return text + f" ({interval.n})" * (count and self.unit != "floats")
 
     def mean_text(self, values: Sequence[float]) -> str:
-        """The mean of values ± their sample standard deviation, which is left out for a single value."""
+        """The mean of values ± their sample standard deviation, if there are several."""
         return self.text(fmean(values)) + (f" ± {self.text(stdev(values))}" if len(values) > 1 else "")
 
     def value(self, record: Record) -> float | None:
@@ -141,7 +135,7 @@ class Metric:
 
 
 def find_metric(name: str) -> Metric:
-    """The metric of that name, or a user's own, `./file.py:NAME`, a function of a record.
+    """The metric of that name, or a user's own.
 
     Raises:
         UserError: If there is none, or it has another parameter.
@@ -180,9 +174,9 @@ BOLD = (
 
 
 def best(metric: Metric, groups: Mapping[Any, Sequence[Record]]) -> Any:
-    """The name of the group of runs with the best mean, if the interval of its lead over the second leaves out zero.
+    """The name of the group with the best mean; None where the interval of its lead over the second holds zero.
 
-    None where none stands out, or its mean leaves out a run that diverged; a group without a value is not compared.
+    None also where its mean leaves out a run that diverged. A group without a value is not compared.
     """
     means = {name: fmean(values) for name, runs in groups.items() if (values := metric.values(runs))}
     if len(means) < 2 or not metric.better:
@@ -190,8 +184,8 @@ def best(metric: Metric, groups: Mapping[Any, Sequence[Record]]) -> Any:
     first, second = sorted(means, key=means.__getitem__, reverse=metric.better == "higher")[:2]
     lead = difference(metric, groups[first], metric, groups[second])
     lost = any(state_of(record) == "diverged" and not metric.counts(record) for record in groups[first])
-    stands_out = lead.leaves_out_zero and (lead.mean > 0) == (metric.better == "higher")
-    return first if stands_out and not lost else None
+    is_ahead = lead.low > 0 if metric.better == "higher" else lead.high < 0
+    return first if is_ahead and not lost else None
 
 
 # What metrics read from a record
@@ -236,62 +230,49 @@ def _last_measured(record: Record, name: str, *, key: str) -> float | None:
     return next((entry[key].get(name) for entry in reversed(record["rounds"]) if entry.get(key)), None)
 
 
-def _floats(record: Record, key: str) -> float | None:
-    """The mean over rounds, as one may send more than another; older records have the last one's alone."""
-    last = (record["cost"] or {}).get(key)
-    return None if last is None else fmean([entry.get(key, last) for entry in record["rounds"]] or [last])
-
-
-def _of_all_clients(record: Record, key: str) -> float | None:
-    """So many floats for each client of each round."""
-    floats, config = _floats(record, key), record["config"]
-    return None if floats is None else floats * config["cohort_size"] * config["rounds"]
+def _floats(record: Record, key: str, *, total: bool = False) -> float | None:
+    """The mean over rounds, which older records have of the last one alone; if `total`, of all clients and rounds."""
+    last, config = (record["cost"] or {}).get(key), record["config"]
+    if last is None:
+        return None
+    mean = fmean([entry.get(key, last) for entry in record["rounds"]] or [last])
+    return mean * config["cohort_size"] * config["rounds"] if total else mean
 
 
 _BY_DOMAIN = {"needs": "selected", "parameter": str, "arguments": ("",)}
 _ALL = (
-    # Test accuracy by the protocol's selection rule, of the last round, the highest, mean of the last tenth of rounds.
+    # Test accuracies.
     Metric("selected", lambda run: run["summary"]["selected"], needs="selected"),
     Metric("last", lambda run: run["summary"]["last"], needs="last"),
     Metric("best", lambda run: _curve(run).max()),
     Metric("last-tenth", lambda run: _mean(_curve(run, max(1, run["config"]["rounds"] // 10)))),
-    # Mean, lowest and sample standard deviation of so many last rounds, as mean-of-last:50.
     Metric("mean-of-last", lambda run, last: _mean(_curve(run, last)), parameter=int),
     Metric("least-of-last", lambda run, last: _curve(run, last).min(), parameter=int),
     Metric("deviation-of-last", lambda run, last: _curve(run, last).std(), better="lower", parameter=int),
-    # Largest change from a tested round to the next.
     Metric("largest-step", lambda run: _curve(run).diff().abs().max(), better=""),
-    # Test accuracy of that round, as round:5; the mean of these, as rounds:1-20.
     Metric("round", lambda run, number: _curve(run).get(number), parameter=int),
     Metric("rounds", lambda run, span: _mean(_curve(run).loc[slice(*span)]), parameter=_span),
-    # Validation accuracy at the selected round, and test accuracy after the step that follows the last one.
-    Metric("validation", partial(_at_selected, key="validation_accuracy"), needs="selected"),
-    Metric("post", lambda run: run.get("post", {}).get("test_accuracy"), needs="last"),
-    # Accuracy of the classifier, where the headline is the nearest prototype's; the mean over so many last rounds.
-    Metric("classifier", partial(_at_selected, key="classifier_accuracy"), needs="selected"),
-    Metric("classifier-of-last", lambda run, last: _mean(_curve(run, last, key="classifier_accuracy")), parameter=int),
-    # Test accuracy after that fraction of the planned rounds, as at:1/5, to the nearest.
-    Metric("at", _at, parameter=Fraction),
-    # The first round, counted from 1, whose test accuracy reaches so many percent, as rounds-to:70; that accuracy.
+    Metric("at", _at, parameter=Fraction),  # that share of the planned rounds, to the nearest round
     Metric("rounds-to", partial(_reached, part=0), "rounds", "lower", "rounds_to_target", "never", parameter=float),
     Metric("reached", partial(_reached, part=1), none="never", parameter=float),
-    # On the test images of a domain; of the models of its clients on that domain, and on the others; else the means.
+    Metric("post", lambda run: run.get("post", {}).get("test_accuracy"), needs="last"),
+    # Other accuracies.
+    Metric("validation", partial(_at_selected, key="validation_accuracy"), needs="selected"),
+    Metric("classifier", partial(_at_selected, key="classifier_accuracy"), needs="selected"),
+    Metric("classifier-of-last", lambda run, last: _mean(_curve(run, last, key="classifier_accuracy")), parameter=int),
     Metric("domain", partial(_at_selected, key="domains"), **_BY_DOMAIN),
     Metric("intra", partial(_at_selected, key="intra"), **_BY_DOMAIN),
     Metric("inter", partial(_at_selected, key="inter"), **_BY_DOMAIN),
-    # Of the clients' accuracies on their own test images, else on their validation images: mean, std or worst.
     Metric("clients", partial(_at_selected, key="clients"), needs="selected", parameter=str),
-    # A measure of the features, as quality:nmi; how far the clients' models had drifted apart when last measured, as
-    # drift:feature_distance; a term of the objective in the last round, as term:cross_entropy.
+    # What else is measured.
     Metric("quality", lambda run, name: run.get("quality", {}).get(name), "", needs="last", parameter=str),
     Metric("drift", partial(_last_measured, key="drift"), "", "", needs="last", parameter=str),
     Metric("term", partial(_last_measured, key="terms"), "", "", needs="last", parameter=str),
-    # Floats that a client sends and receives in a round, on average, and that it must hold.
+    # Floats of a client in a round; totals are counted as the papers do, memory anew in each round.
     Metric("floats-up", partial(_floats, key="floats_up"), "floats", "", needs="last"),
     Metric("floats-down", partial(_floats, key="floats_down"), "floats", "", needs="last"),
     Metric("memory-floats", partial(_floats, key="memory_floats"), "floats", "", needs="last"),
-    # Floats sent up by all clients in all rounds, as the papers count; their memory, counted anew in each round.
-    Metric("total-floats", partial(_of_all_clients, key="floats_up"), "floats", "", needs="last"),
-    Metric("total-memory-floats", partial(_of_all_clients, key="memory_floats"), "floats", "", needs="last"),
+    Metric("total-floats", partial(_floats, key="floats_up", total=True), "floats", "", needs="last"),
+    Metric("total-memory-floats", partial(_floats, key="memory_floats", total=True), "floats", "", needs="last"),
 )
 METRICS = {metric.name: metric for metric in _ALL}

@@ -1,6 +1,6 @@
-"""The pages of `results/`: one a study, one a paper from the card in its file and from the records, and a first one.
+"""The pages of `results/`: one a study, one a paper from its file's card and the records, and a first one.
 
-They are made from what is in the repository, so they are the same on every machine.
+They are made from the repository alone, so they are the same on every machine.
 """
 
 import re
@@ -45,7 +45,7 @@ OTHERS = (
 
 
 def papers() -> dict[str, ModuleType]:
-    """The papers' files, which are those of registered methods that declare tables, by their names without `.py`."""
+    """The files of registered methods that declare tables, by their names without `.py`."""
     modules = dict.fromkeys(method.module for method in registry.methods().values())
     return {module.__name__.rpartition(".")[2]: module for module in modules if hasattr(module, "TABLES")}
 
@@ -53,7 +53,7 @@ def papers() -> dict[str, ModuleType]:
 def pages(results: Path) -> dict[Path, str]:
     """All pages by their paths under `results`, a folder with `records/<study>` and `papers/notes/<paper>.md`.
 
-    Beside the folder may be a `README.md`, which counts the claims between two marks.
+    A `README.md` beside the folder gets the number of claims between two marks.
     """
     records = results / "records"
     studies = [read_study(file.parent) for file in sorted(records.glob("*/intro.md"))]
@@ -92,12 +92,12 @@ def cells_in_full(plan: TablePlan) -> list[bool]:
 
 
 def _page(head: str, parts: Mapping[str, str]) -> str:
-    """A page in Markdown: its head, and texts by their headings; one without a text is left out."""
+    """A page in Markdown: its head, and texts by their headings, without empty ones."""
     return "\n\n".join([head, *(f"{heading}\n\n{text}" for heading, text in parts.items() if text)]) + "\n"
 
 
 def first_page(records: Path, studies: Sequence[Study], answers: Sequence[Answer], covered: str) -> str:
-    """The page that `results/` opens with: the claims, how much of the papers has been run, and the studies."""
+    """The first page: the claims, how much of the papers is `covered`, and the studies."""
     timed, sheet, lines = costs.paces(read_runs([records])), claims.claims_sheet(answers), []
     for line, answer in zip(sheet.lines, answers, strict=True):
         deciding, see = costs.decided_by(answer, records, timed), answer.claim.see
@@ -116,7 +116,7 @@ def first_page(records: Path, studies: Sequence[Study], answers: Sequence[Answer
 
 
 def study_page(study: Study) -> str:
-    """The page of a study: its introduction, its findings, and all that follows from its records."""
+    """The page of a study."""
     records = study.records
     tested = max(sum(entry["test_accuracy"] is not None for entry in record["rounds"]) for record in records)
     charts = {"curves": "Test accuracy over rounds"} if tested >= POINTS else {}
@@ -135,12 +135,12 @@ def study_page(study: Study) -> str:
 
 
 def figures(text: str) -> dict[Path, tuple[str, str]]:
-    """The figures that a page shows: the study and the kind of each, by its path under the folder of the results."""
+    """The figures that a page shows: study and kind of each, by its path under `results`."""
     return {Path(path): (study, kind) for path, study, kind in FIGURE.findall(text)}
 
 
 def paper_page(module: ModuleType, planned: Iterable[TablePlan], studies: Iterable[Study], missed: str) -> str:
-    """The page of a paper: its tables as they stand, its `studies` among all, and what was `missed`, in Markdown."""
+    """The page of a paper: its `planned` tables, those of the `studies` that are its own, and what was `missed`."""
     title, *about = re.split(r"(?m)^\S.*\n(?= )", module.__doc__)[0].strip().split("\n\n")  # before the first section
     name = module.__name__.rpartition(".")[2]
     about.append(
