@@ -3,7 +3,7 @@
 All is Bokeh's, whose script stands in the file. Texts of records are escaped, since anybody may have written them.
 """
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 from html import escape
 from typing import Any
 
@@ -19,20 +19,19 @@ from fedcli.results.render import Best, Sheet
 from fedcli.results.tables import SeedGroup, boards, commands, group, sheets
 
 # By the number that a cell begins with; cells without one stand first or last.
-BY_NUMBER = "const number = text => { const n = parseFloat(text.replaceAll(',', '')); return isNaN(n) ? -1 : n }; "
-BY_NUMBER += "return Math.sign(number(x) - number(y))"
+BY_NUMBER = """const number = text => { const n = parseFloat(text.replaceAll(',', '')); return isNaN(n) ? -1 : n }
+return Math.sign(number(x) - number(y))"""
 # Break the titles of columns into lines, since they are longer than the cells.
 TITLES = ".slick-header-column.slick-header-column { height: 4em; line-height: 1.25em; white-space: normal; }"
 WIDE = {"sizing_mode": "stretch_width"}
 
 
-def report(records: Iterable[dict], title: str = "Runs") -> str:
+def report(records: Sequence[dict], title: str = "Runs") -> str:
     """The page of some runs: for each protocol and data set a table, curves and commands.
 
     Raises:
         UserError: If there is no record.
     """
-    records = list(records)
     use = "Click a column's title to sort by it, a name beside curves to switch its line on or off."
     parts: list[Any] = [_text(f"<h1>{escape(title)}</h1>Runs: {len(records)}. {use}")]
     by_board = boards(records)
@@ -40,13 +39,14 @@ def report(records: Iterable[dict], title: str = "Runs") -> str:
     colour = setting_colours(groups)
     for (name, runs), members, sheet in zip(by_board.items(), groups, sheets(records), strict=True):
         rows = [*zip(members, sheet.lines, strict=True)]
-        shown = [row for row in rows if any(record["status"] != "failed" for record in row[0].records)]
-        failed = [", ".join(filter(None, line)) for member, line in rows if (member, line) not in shown]
+        failed = [row for row in rows if all(record["status"] == "failed" for record in row[0].records)]
+        shown = [row for row in rows if row not in failed]
         parts.append(_text(f"<h2>{escape(name)}</h2>"))
         if shown:
             parts.append(_table(sheet, shown, colour))
         texts = [f"<li style='margin-left: 1em'>{escape(note)}</li>" for note in sheet.notes]
-        for summary, folded in ((f"Failed: {len(failed)}", failed), ("Commands", commands(runs))):
+        lines = [", ".join(filter(None, line)) for _, line in failed]
+        for summary, folded in ((f"Failed: {len(failed)}", lines), ("Commands", commands(runs))):
             if folded:
                 text = escape("\n".join(folded))
                 texts.append(f"<details><summary>{summary}</summary><pre>{text}</pre></details>")

@@ -114,9 +114,8 @@ def compare(plan: TablePlan) -> Sheet:
             if any(shown):
                 lines.append([first, "ours, reduced" if name == "ours" and plan.reduction else name, *shown])
                 first = ""
-    headings = [SCALED.sub(" floats", column).replace("_", " ") for column in columns]
     return Sheet(
-        ["Method", "", *headings], lines, 2,
+        ["Method", "", *[SCALED.sub(" floats", column).replace("_", " ") for column in columns]], lines, 2,
         [{**cell, "reduced": plan.reduction} for cell in numbers.values()],
         title=plan.title,
         setting=f"**Reduced: {plan.reduction}. Not the paper's setting.**" if plan.reduction else "",
@@ -158,14 +157,14 @@ def _table_notes(plan: TablePlan, cells: Collection[Mapping[str, str]]) -> list[
     of_page = [] if table.reported[1] == IN_TEXT else [content.get(key) for key in ("setting", "notes")]
     notes = {
         "Ours: mean ± sample standard deviation over seeds (runs).": True,
-        "Difference: ours less the paper's, taken as exact, floats after the same rounding; over seeds with a 95 % "
-        "interval (Student's t).": any(texts["difference"] for texts in cells),
+        "Difference: ours less the paper's, taken as exact, with a 95 % interval over seeds (Student's t); floats are "
+        "rounded as the paper's.": any(texts["difference"] for texts in cells),
         DIVERGED: any(run.state == "diverged" for run in plan.runs),
         BOLD.format(among=" of ours in a column"): any(isinstance(texts["ours"], Best) for texts in cells),
         f"The round that counts in a run: {', '.join(sorted({run.setup.selection for run in plan.runs}))}.": True,
         f"Failed: {'; '.join(failed)}.": failed,
         **{f"Inactive: {text}.": text for text in idle},
-        f"Made with another version of the code, which computed something else: {', '.join(old)}.": old,
+        f"Made with a version of the code that computed something else: {', '.join(old)}.": old,
         **{f"Paper: {text.rstrip('.')}.": True for text in of_page if text},
         **dict.fromkeys(table.notes, True),
     }  # fmt: skip

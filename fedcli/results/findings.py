@@ -85,11 +85,9 @@ def finding(entry: Mapping[str, Any], groups: Mapping[str, list[Record]]) -> str
     line, result = f"{of}, {words}", interval(metric.values(groups[of]))
     if than:
         pairs = frame_of(groups[of]).merge(frame_of(groups[than]), on="seed")
-        if not pairs["seed"].is_unique:
-            raise ValueError("a difference is of groups with one run a seed")
-        unlike = pairs.query("images_x != images_y or partition_x != partition_y")["seed"]
-        if len(unlike):
-            raise ValueError(f"the two runs of seed {unlike.min()} have other images or another partition")
+        faulty = pairs.query("seed.duplicated() or images_x != images_y or partition_x != partition_y")["seed"]
+        if len(faulty):
+            raise ValueError(f"the runs of seed {faulty.min()} are no pair: several, or of other data or partitions")
         result = difference(metric, groups[of], second, groups[than])
         line = f"{of} - {than}, {words}"
         if second.name != metric.name:

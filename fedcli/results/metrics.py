@@ -79,21 +79,16 @@ class Metric:
     needs: str = "every"  # tested round; or the "selected" round, or the "last" one and the model after it
     parameter: Callable[[str], Any] | None = None  # reads what stands behind the colon, if anything may
     arguments: tuple[Any, ...] = ()  # the parameter as it is read, or its default
+    after_the_run: bool = False  # whether `fedcli quality` measures it on the models that a run leaves
 
     @property
     def title(self) -> str:
         """Name and unit, as over a column."""
         return f"{self.name}, %" if self.unit == "percent" else self.name
 
-    @property
-    def after_the_run(self) -> bool:
-        """Whether it is measured, by `fedcli quality`, on the models that a run leaves."""
-        return self.name.partition(":")[0] == "quality"
-
     def text(self, value: float, sign: str = "") -> str:
         """A value with the decimals of the unit; `sign="+"` for a difference."""
-        decimals = DECIMALS.get(self.unit, 1 if sign or value % 1 else 0)
-        return f"{value:{sign},.{decimals}f}"
+        return f"{value:{sign},.{DECIMALS.get(self.unit, 1 if sign or value % 1 else 0)}f}"
 
     def interval_text(self, interval: Interval, *, sign: str = "+", count: bool = True) -> str:
         """A mean with its interval and `count`, as `+9.70 [+7.10, +12.30] (3)`; of floats the mean alone."""
@@ -147,13 +142,12 @@ def find_metric(name: str) -> Metric:
     if key not in METRICS:
         raise unknown("metric", key, METRICS, f"there are {', '.join(METRICS)}, and your own by ./file.py:NAME.")
     metric = METRICS[key]
-    has_parameter = metric.parameter is not None
-    if not colon and (metric.arguments or not has_parameter):
+    if not colon and (metric.arguments or not metric.parameter):
         return metric
     with suppress(ValueError):  # no number behind the colon
-        if text and has_parameter:
+        if text and metric.parameter:
             return replace(metric, name=name, arguments=(metric.parameter(text),))
-    raise UserError(f"the metric '{key}' is malformed (got '{name}'); write {key}{':PARAMETER' * has_parameter}.")
+    raise UserError(f"'{name}' is no metric; write {key}{':PARAMETER' if metric.parameter else ''}.")
 
 
 def difference(metric: Metric, runs: Iterable[Record], other: Metric, than: Iterable[Record]) -> Interval:
@@ -164,12 +158,12 @@ def difference(metric: Metric, runs: Iterable[Record], other: Metric, than: Iter
 
 
 DIVERGED = (
-    "Diverged: a loss became infinite or NaN. Under selection by validation such a run counts with its best round "
-    "before; other means leave it out, and say so."
+    "Diverged: a loss became infinite or NaN. Selection by validation takes the best round before; other means leave "
+    "the run out, and say so."
 )
 BOLD = (
-    "Bold: the best mean{among}, where the 95 % interval (Student's t) of its lead over the second, paired over the "
-    "seeds that both have, leaves out zero."
+    "Bold: the best mean{among}, where the 95 % interval (Student's t) of its lead over the second, paired by seed, "
+    "leaves out zero."
 )
 
 
@@ -265,7 +259,14 @@ _ALL = (
     Metric("inter", partial(_at_selected, key="inter"), **_BY_DOMAIN),
     Metric("clients", partial(_at_selected, key="clients"), needs="selected", parameter=str),
     # What else is measured.
-    Metric("quality", lambda run, name: run.get("quality", {}).get(name), "", needs="last", parameter=str),
+    Metric(
+        "quality",
+        lambda run, name: run.get("quality", {}).get(name),
+        "",
+        needs="last",
+        parameter=str,
+        after_the_run=True,
+    ),
     Metric("drift", partial(_last_measured, key="drift"), "", "", needs="last", parameter=str),
     Metric("term", partial(_last_measured, key="terms"), "", "", needs="last", parameter=str),
     # Floats of a client in a round; totals are counted as the papers do, memory anew in each round.

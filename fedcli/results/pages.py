@@ -24,23 +24,22 @@ POINTS = 3  # tested rounds that a learning curve needs to say anything
 # Sections of a paper's file that its page repeats: a title, then indented lines.
 CARD = re.compile(r"^((?:Readings|Known)\b.*)\n((?:(?: .*)?\n)+)", re.MULTILINE)
 LEGEND = (
-    "Written from the records: means over runs, and differences paired by seed, with their 95 % intervals (Student's "
-    "t) and, in brackets, the number of runs or seeds; accuracies in percent, their differences in points. One run has "
-    "no interval: chance is not ruled out."
+    "Means over runs and differences paired by seed, with 95 % intervals (Student's t) and, in brackets, the number of "
+    "runs or seeds; accuracies in percent. One run has no interval: chance is not ruled out."
 )
-VERIFY = "As they were typed. `fedcli verify RECORD` repeats a run also where a default has changed since."
-MADE = "Written by `make tables` from the records in `records/`; a test fails where a page and its records differ."
+VERIFY = "`fedcli verify RECORD` repeats a run also where a default has changed since."
+MADE = "Written by `make tables` from the records in `records/`; a test fails where they differ."
 CLAIMS = (
-    "`fedcli claims` prints them with your own runs, and the commands of the runs that would decide a claim. [How a "
-    "verdict comes about](../docs/tables-and-claims.md#claims)."
+    "`fedcli claims` prints them with your own runs, and the commands that would decide them. [How a verdict comes "
+    "about](../docs/tables-and-claims.md#claims)."
 )
 COVERAGE = (
-    "A cell is a number that a paper prints and a table here plans; several may be read from one run. A table has "
-    "three seeds, or one where the paper prints single runs."
+    "A cell is a number that a paper prints and a table here plans, with three seeds, or one where the paper prints "
+    "single runs."
 )
 OTHERS = (
-    "[board](board/README.md) has methods side by side on small digits, ten seeds each, with tuned options. "
-    "[speed](speed/README.md) holds what `fedcli bench` measured: the engine against a plain PyTorch loop."
+    "[board](board/README.md) has tuned methods side by side on small digits, ten seeds each. "
+    "[speed](speed/README.md) has the engine against a plain PyTorch loop, by `fedcli bench`."
 )
 
 
@@ -153,9 +152,8 @@ def paper_page(module: ModuleType, planned: Iterable[TablePlan], studies: Iterab
             shown += [render(comparison.compare(plan)).rstrip(), f"{command} runs what is missing."]
         else:
             lacking.append([plan.title, str(len(plan.cells)), command])
-    names = {method.name for method in registry.methods().values() if method.module is module}
-    names |= {protocol.name for protocol in module.PROTOCOLS}
-    listed = []
+    methods = (method for method in registry.methods().values() if method.module is module)
+    names, listed = {each.name for each in (*methods, *module.PROTOCOLS)}, []
     for study in studies:
         if any(names & {record["method"], record["protocol"]} for record in study.records):
             heading = study.intro.partition("\n")[0].lstrip("# ")

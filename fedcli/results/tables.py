@@ -36,6 +36,7 @@ class SeedGroup:
     label: str  # the method and its settings that most other groups do not have
     method: str  # its name, or the label that stands for it
     settings: dict[str, Any]  # those in which it differs from other groups
+    selection: str  # the rule behind the headline
     records: list[dict]  # the runs, by seed
 
     @property
@@ -43,27 +44,20 @@ class SeedGroup:
         """The runs that finished."""
         return [record for record in self.records if record["status"] == "finished"]
 
-    @property
-    def selection(self) -> str:
-        """The rule behind the headline number."""
-        return self.records[0]["summary"]["selection"]
 
-
-def select_records(records: Iterable[dict], methods: Sequence[str] = (), datasets: Sequence[str] = ()) -> list[dict]:
+def select_records(records: Sequence[dict], methods: Sequence[str] = (), datasets: Sequence[str] = ()) -> list[dict]:
     """The records of these methods and data sets, of all if none is named; case does not count.
 
     Raises:
         UserError: If no record is of a named one.
     """
-    kept = list(records)
     for key, names, kind in (("method", methods, "method"), ("dataset", datasets, "data set")):
-        there = {record[key].lower(): record[key] for record in kept}
+        there = {record[key].lower(): record[key] for record in records}
         for name in names:
             if name.lower() not in there:
                 raise unknown(f"{kind} among the runs", name, there, f"there are {', '.join(there.values())}.")
-        chosen = [name.lower() for name in names or there]
-        kept = [record for record in kept if record[key].lower() in chosen]
-    return kept
+        records = [record for record in records if record[key].lower() in map(str.lower, names or there)]
+    return records
 
 
 def boards(records: Iterable[dict]) -> dict[str, list[dict]]:
@@ -96,7 +90,7 @@ def group(records: Iterable[dict], each: bool = False) -> list[SeedGroup]:
         if unusual and labels[name] != 1:  # a user's label that one group has is enough
             label = f"{name}, {settings_text(unusual)}"
         records = part.sort_values("seed", kind="stable")["record"].tolist()
-        groups.append(SeedGroup(label, name, differing, records))
+        groups.append(SeedGroup(label, name, differing, row["selection"], records))
     return groups
 
 
@@ -143,13 +137,12 @@ def mean_of_runs(metric: Metric, records: Sequence[dict], states: Counter) -> st
     return f"{metric.mean_text(values) if values else metric.none} ({'; '.join(told)})"
 
 
-def sheet(records: Iterable[dict], metrics: Sequence[str] = (), title: str = "", each: bool = False) -> Sheet:
+def sheet(records: Sequence[dict], metrics: Sequence[str] = (), title: str = "", each: bool = False) -> Sheet:
     """A table with a row for each group, or for each run if `each`, and more `metrics`; its values are the runs.
 
     Raises:
         UserError: If there is no record, or a metric is not known.
     """
-    records = list(records)
     groups, chosen = group(records, each), [find_metric(name) for name in metrics]
     selected = f"Selected ({' or '.join(sorted({member.selection for member in groups}))}), %"
     read = {selected: find_metric("selected"), "Last round, %": find_metric("last")}
@@ -270,14 +263,11 @@ def numbers_of_runs(paths: Iterable[str | Path], metrics: Sequence[str] = ()) ->
 
 
 def machines(records: Iterable[dict]) -> list[str]:
-    """A line for each machine and its versions, with the number of its runs; a run that moved names several."""
+    """A line for each machine and its versions, with the number of its runs; a run that moved counts on each."""
     counts = Counter()
-    for record in records:
-        texts = []
-        for part in (record, *record.get("moved", ())):
-            values = {**part.get("hardware", {}), **part.get("versions", {})}
-            texts.append(settings_text({name: value for name, value in values.items() if value is not None}))
-        counts[", then ".join(filter(None, texts))] += 1
+    for part in [part for record in records for part in (record, *record.get("moved", ()))]:
+        values = {**part.get("hardware", {}), **part.get("versions", {})}
+        counts[settings_text({name: value for name, value in values.items() if value is not None})] += 1
     return [f"- {count} run{'s' * (count > 1)}: {markdown(machine)}" for machine, count in counts.items()]
 
 
