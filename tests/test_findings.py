@@ -3,7 +3,7 @@
 import pytest
 
 from fedcli.errors import UserError
-from fedcli.results.findings import finding, read_study
+from fedcli.results.pages import finding, read_study
 from tests.test_tables import record, write
 
 

@@ -191,7 +191,7 @@ def _curve(record: Record, last: int | None = None, *, key: str = "test_accuracy
     return curve if last is None else curve.loc[record["config"]["rounds"] - last + 1 :]
 
 
-def _mean(values: Collection[float]) -> float | None:
+def _exact_mean(values: Collection[float]) -> float | None:
     return fmean(values) if len(values) else None  # exact in the last digit, unlike that of pandas
 
 
@@ -217,7 +217,7 @@ def _at_selected(record: Record, name: str = "", *, key: str) -> float | None:
     values = [entry.get(key) for entry in rounds[-3:]]
     if any(isinstance(value, dict) for value in values):
         values = [(value or {}).get(name) if name or not value else fmean(value.values()) for value in values]
-    return None if None in values else _mean(values)
+    return None if None in values else _exact_mean(values)
 
 
 def _last_measured(record: Record, name: str, *, key: str) -> float | None:
@@ -239,13 +239,13 @@ _ALL = (
     Metric("selected", lambda run: run["summary"]["selected"], needs="selected"),
     Metric("last", lambda run: run["summary"]["last"], needs="last"),
     Metric("best", lambda run: _curve(run).max()),
-    Metric("last-tenth", lambda run: _mean(_curve(run, max(1, run["config"]["rounds"] // 10)))),
-    Metric("mean-of-last", lambda run, last: _mean(_curve(run, last)), parameter=int),
+    Metric("last-tenth", lambda run: _exact_mean(_curve(run, max(1, run["config"]["rounds"] // 10)))),
+    Metric("mean-of-last", lambda run, last: _exact_mean(_curve(run, last)), parameter=int),
     Metric("least-of-last", lambda run, last: _curve(run, last).min(), parameter=int),
     Metric("deviation-of-last", lambda run, last: _curve(run, last).std(), better="lower", parameter=int),
     Metric("largest-step", lambda run: _curve(run).diff().abs().max(), better=""),
     Metric("round", lambda run, number: _curve(run).get(number), parameter=int),
-    Metric("rounds", lambda run, span: _mean(_curve(run).loc[slice(*span)]), parameter=_span),
+    Metric("rounds", lambda run, span: _exact_mean(_curve(run).loc[slice(*span)]), parameter=_span),
     Metric("at", _at, parameter=Fraction),  # that share of the planned rounds, to the nearest round
     Metric("rounds-to", partial(_reached, part=0), "rounds", "lower", "rounds_to_target", "never", parameter=float),
     Metric("reached", partial(_reached, part=1), none="never", parameter=float),
@@ -253,7 +253,9 @@ _ALL = (
     # Other accuracies.
     Metric("validation", partial(_at_selected, key="validation_accuracy"), needs="selected"),
     Metric("classifier", partial(_at_selected, key="classifier_accuracy"), needs="selected"),
-    Metric("classifier-of-last", lambda run, last: _mean(_curve(run, last, key="classifier_accuracy")), parameter=int),
+    Metric(
+        "classifier-of-last", lambda run, last: _exact_mean(_curve(run, last, key="classifier_accuracy")), parameter=int
+    ),
     Metric("domain", partial(_at_selected, key="domains"), **_BY_DOMAIN),
     Metric("intra", partial(_at_selected, key="intra"), **_BY_DOMAIN),
     Metric("inter", partial(_at_selected, key="inter"), **_BY_DOMAIN),
