@@ -82,16 +82,14 @@ def compare(plan: TablePlan) -> Sheet:
     table, texts, numbers = plan.table, {}, {}  # of each cell, by row and column
     planned = {(each.cell.row, each.cell.column): each for each in plan.cells}
     metrics = {each.cell.column: each.metric for each in plan.cells}
-    for key in [key for key in printed(table) | planned if key in planned]:
-        metric, records = planned[key].metric, planned[key].records
-        states = Counter(run.state for run in planned[key].runs)
-        texts[key], numbers[key] = _beside(
-            table, key, metric, mean_of_runs(metric, records, states), metric.values(records)
-        )
+    for key in [key for key in printed(table) | planned if key in planned]:  # in the order of the paper
+        each, states = planned[key], Counter(run.state for run in planned[key].runs)
+        text = mean_of_runs(each.metric, each.records, states)
+        texts[key], numbers[key] = _beside(table, key, each.metric, text, each.metric.values(each.records))
         numbers[key] |= {
-            "method": planned[key].cell.method,
+            "method": each.cell.method,
             "runs_planned": states.total(),
-            "runs_counted": sum(map(metric.counts, records)),
+            "runs_counted": sum(map(each.metric.counts, each.records)),
             **{f"runs_{state.replace(' ', '_')}": states[state] for state in STATES},
         }
     for gain in table.gains:

@@ -43,7 +43,6 @@ from fedcli.results.plans import TablePlan
 from fedcli.results.render import MISSING, between_marks, github, render
 
 FIGURE = re.compile(r"\]\((figures/([\w.-]+)-([a-z]+)\.png)\)")
-POINTS = 3  # tested rounds that a learning curve needs to say anything
 # Sections of a paper's file that its page repeats: a title, then indented lines.
 CARD = re.compile(r"^((?:Readings|Known)\b.*)\n((?:(?: .*)?\n)+)", re.MULTILINE)
 LEGEND = (
@@ -221,7 +220,7 @@ def study_page(study: Study) -> str:
     """The page of a study."""
     records = study.records
     tested = max(sum(entry["test_accuracy"] is not None for entry in record["rounds"]) for record in records)
-    charts = {"curves": "Test accuracy over rounds"} if tested >= POINTS else {}
+    charts = {"curves": "Test accuracy over rounds"} if tested > 2 else {}  # two points say nothing
     lines = "\n".join(f"- {line}" for line in study.findings)
     results = [render(tables.sheet(records, study.metrics)).strip()]
     results += [f"![{title}](figures/{study.name}-{kind}.png)" for kind, title in (charts | study.figures).items()]
