@@ -162,7 +162,7 @@ def _table_notes(plan: TablePlan, cells: Collection[Mapping[str, str]]) -> list[
         f"The round that counts in a run: {', '.join(sorted({run.setup.selection for run in plan.runs}))}.": True,
         f"Failed: {'; '.join(failed)}.": failed,
         **{f"Inactive: {text}.": text for text in idle},
-        f"Made with a version of the code that computed something else: {', '.join(old)}.": old,
+        f"Made with another version of the code, which computed something else: {', '.join(old)}.": old,
         **{f"Paper: {text.rstrip('.')}.": True for text in of_page if text},
         **dict.fromkeys(table.notes, True),
     }  # fmt: skip
