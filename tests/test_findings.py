@@ -3,7 +3,7 @@
 import pytest
 
 from fedcli.errors import UserError
-from fedcli.results.findings import finding, read_study
+from fedcli.results.pages import finding, read_study
 from tests.test_tables import record, write
 
 
@@ -46,8 +46,8 @@ def test_a_finding_is_what_the_records_say(entry, line):
 @pytest.mark.parametrize(
     ("entry", "message"),
     [
-        ({"than": "twice"}, "one run a seed"),
-        ({"than": "other clients"}, "the two runs of seed 1 have other images or another partition"),
+        ({"than": "twice"}, "the runs of seed 0 are no pair: several"),
+        ({"than": "other clients"}, "the runs of seed 1 are no pair: .* or of other data or partitions"),
         ({"metric": "quality:nmi"}, "no run has this value"),
         ({"than": "FedAvg", "paper": ["fedfa:2", "no such column"]}, "fedfa:2 has no number in no such column"),
     ],

@@ -37,7 +37,7 @@ RUN = record(
         ("round:{}", {1: 20, 3: None, 4: 70, 6: None}),
         ("mean-of-last:{}", {1: 60, 2: 65, 3: 65, 5: 51.75}),  # the third round was not tested
         ("least-of-last:{}", {2: 60, 9: 20}),
-        ("deviation-of-last:{}", {1: 0, 2: 100 * 0.005**0.5}),
+        ("deviation-of-last:{}", {1: None, 2: 100 * 0.005**0.5}),
         ("classifier-of-last:{}", {1: None, 2: 50, 5: 37.5}),
         ("at:{}", {"1/5": 20, "2/5": 57, "4/5": 70, "1": 60, "1/100": 20, "1/2": None}),  # 1/2: the third round
         ("rounds:{}", {"1-2": 38.5, "2-4": 63.5, "3-3": None}),

@@ -2,19 +2,47 @@
 
 import json
 import re
+import shutil
+import subprocess
 import sys
+from html import unescape
 from pathlib import Path
 
 import pytest
 
 from fedcli.results.frame import find_records
-from tests.browser import browser, seen
 from tests.programs import invoke
 from tests.test_tables import record, write
 
 models = pytest.importorskip("bokeh.models", reason="bokeh is not installed (fedcli[report])")
 page = pytest.importorskip("fedcli.figures.report")
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+browser = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium is installed")
+HEAD = """<script>
+const errors = []
+addEventListener("error", event => errors.push(event.message))
+addEventListener("unhandledrejection", event => errors.push(String(event.reason)))
+for (const kind of ["error", "warn"]) console[kind] = (...texts) => errors.push(texts.join(" "))
+</script>"""
+TAIL = """<script>addEventListener("load", () => setTimeout(() => {
+  const out = document.createElement("pre")
+  out.id = "seen"
+  try { out.textContent = JSON.stringify([%s, errors]) } catch (error) { out.textContent = String(error) }
+  document.body.append(out)
+}, 1500))</script>"""
 LOST = record("b", done=2, status="failed") | {"error": "NonFiniteLoss: the term"}
+
+
+def seen(page, folder, look, width=1000):
+    """What an expression gives in the page once it is drawn, and the errors up to then."""
+    file = folder / "page.html"
+    before, end, after = page.replace("<head>", f"<head>{HEAD}", 1).rpartition("</body>")  # scripts may hold others
+    file.write_text(f"{before}{TAIL % look}{end}{after}")
+    command = [CHROMIUM, "--headless=new", "--no-sandbox", "--disable-gpu", f"--user-data-dir={folder / 'chrome'}"]
+    command += [f"--window-size={width},900", "--virtual-time-budget=6000", "--dump-dom", f"file://{file}"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
+    (text,) = re.findall(r'<pre id="seen">(.*?)</pre>', done.stdout, re.S)
+    return unescape(text)
 
 
 def runs(count=6, **more):

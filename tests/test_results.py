@@ -10,7 +10,6 @@ from fedcli import figures
 from fedcli.figures import quality
 from fedcli.registry import find_method
 from fedcli.results import comparison, frame, pages
-from fedcli.results.findings import read_study
 
 ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "results"
@@ -56,7 +55,7 @@ def test_what_is_written_by_hand_is_short_and_has_no_measured_number():
             assert text.startswith("# "), file
             assert "?\n" in text or "? " in text, file
     for study in STUDIES:
-        assert read_study(study).findings, study
+        assert pages.read_study(study).findings, study
     for file in RESULTS.glob("records/*/findings.toml"):
         for text in re.findall(r'(?m)^says = "(.*)"$', file.read_text(encoding="utf-8")):
             assert not re.search(r"\d\.\d", re.sub(r"Eq\. [\d.]+|F\.2", "", text)), (file, text)

@@ -81,9 +81,9 @@ def test_a_run_that_goes_on_elsewhere_says_so_and_is_not_held_to_the_bits():
     assert (record["moved"], record["resumed"]) == (moved, [1, 2])
     [note] = record["engine"]["notes"]
     assert (note["round"], "hardware and machine are not what they were" in note["text"]) == (1, True)
-    (line,) = machines([record])
-    assert f"threads {threads}, " in line
-    assert f", then device cpu, name {moved[0]['hardware']['name']}, " in line
+    now, before = machines([record])
+    assert f"threads {threads}, " in now
+    assert f"- 1 run: device cpu, name {moved[0]['hardware']['name']}, " in before
     assert compare_records(record, changed(record, accuracy=0.01))[0] == (
         "same within 1.00 points of accuracy (other machine from round 2 on)"
     )

@@ -124,7 +124,7 @@ def pages(folder: argument(Path, "DIR", "Folder with records/, a subfolder a stu
     Those of DIR/speed are drawn from its CSV files.
 
     DIR/records/STUDY/intro.md has a study's title, question and set-up. findings.toml beside it names the differences
-    of runs that are printed as its findings: the head of fedcli/results/findings.py says how.
+    of runs that are printed as its findings: the head of fedcli/results/pages.py says how.
 
     The first finding stands among the studies of DIR/README.md and on the pages of its papers.
     """

@@ -1,10 +1,9 @@
 """One HTML file that shows runs without a network: tables to sort, curves to look into, commands.
 
-All is Bokeh's, whose script stands in the file; the module is imported only where Bokeh is installed. What records say
-is escaped: names in them may be anybody's.
+All is Bokeh's, whose script stands in the file. Texts of records are escaped, since anybody may have written them.
 """
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 from html import escape
 from typing import Any
 
@@ -20,41 +19,34 @@ from fedcli.results.render import Best, Sheet
 from fedcli.results.tables import SeedGroup, boards, commands, group, sheets
 
 # By the number that a cell begins with; cells without one stand first or last.
-BY_NUMBER = "const number = text => { const n = parseFloat(text.replaceAll(',', '')); return isNaN(n) ? -1 : n }; "
-BY_NUMBER += "return Math.sign(number(x) - number(y))"
-# Titles of columns are longer than what stands below them: they are broken into lines.
+BY_NUMBER = """const number = text => { const n = parseFloat(text.replaceAll(',', '')); return isNaN(n) ? -1 : n }
+return Math.sign(number(x) - number(y))"""
+# Break the titles of columns into lines, since they are longer than the cells.
 TITLES = ".slick-header-column.slick-header-column { height: 4em; line-height: 1.25em; white-space: normal; }"
 WIDE = {"sizing_mode": "stretch_width"}
 
 
-def report(records: Iterable[dict], title: str = "Runs") -> str:
-    """The page of some runs: of each protocol and data set a table, curves, and the commands.
-
-    Args:
-        records: The runs.
-        title: Of the page.
+def report(records: Sequence[dict], title: str = "Runs") -> str:
+    """The page of some runs: for each protocol and data set a table, curves and commands.
 
     Raises:
         UserError: If there is no record.
     """
-    records = list(records)
     use = "Click a column's title to sort by it, a name beside curves to switch its line on or off."
     parts: list[Any] = [_text(f"<h1>{escape(title)}</h1>Runs: {len(records)}. {use}")]
     by_board = boards(records)
     groups = [group(runs) for runs in by_board.values()]
     colour = setting_colours(groups)
     for (name, runs), members, sheet in zip(by_board.items(), groups, sheets(records), strict=True):
-        shown, failed = [], []
-        for member, line in zip(members, sheet.lines, strict=True):
-            if all(record["status"] == "failed" for record in member.records):
-                failed.append(", ".join(filter(None, line)))
-            else:
-                shown.append((member, line))
+        rows = [*zip(members, sheet.lines, strict=True)]
+        failed = [row for row in rows if all(record["status"] == "failed" for record in row[0].records)]
+        shown = [row for row in rows if row not in failed]
         parts.append(_text(f"<h2>{escape(name)}</h2>"))
         if shown:
             parts.append(_table(sheet, shown, colour))
         texts = [f"<li style='margin-left: 1em'>{escape(note)}</li>" for note in sheet.notes]
-        for summary, folded in ((f"Failed: {len(failed)}", failed), ("Commands", commands(runs))):
+        lines = [", ".join(filter(None, line)) for _, line in failed]
+        for summary, folded in ((f"Failed: {len(failed)}", lines), ("Commands", commands(runs))):
             if folded:
                 text = escape("\n".join(folded))
                 texts.append(f"<details><summary>{summary}</summary><pre>{text}</pre></details>")
@@ -69,10 +61,7 @@ def _text(html: str) -> models.Div:
 
 
 def _table(sheet: Sheet, rows: list[tuple[SeedGroup, Any]], colour: dict[str, str]) -> models.DataTable:
-    """A board's table, of the settings with their cells in `rows`, and the paper's numbers.
-
-    Columns of numbers are sorted as numbers.
-    """
+    """A board's table of `rows`, settings with their cells, and the paper's numbers."""
     columns = [(title, [line[place] for _, line in rows]) for place, title in enumerate(sheet.columns)]
     printed = [printed_accuracy(member.records[0]) for member, _ in rows]
     if any(printed):
@@ -113,7 +102,6 @@ def _curves(curves: list[Curve], colour: dict[str, str]) -> Any:
             words = f"{name}, diverged after this round"
             hovered.append(chart.scatter("x", "y", source=dict(lost[-1:]), name=words, marker="x", size=9, **look))
     chart.hover.renderers = hovered
+    chart.legend[0].update(click_policy="hide", label_text_font_size="11px")
     chart.add_layout(chart.legend[0], "right")
-    chart.legend.click_policy = "hide"
-    chart.legend.label_text_font_size = "11px"
     return chart

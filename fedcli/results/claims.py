@@ -73,7 +73,7 @@ class Answer:
     def needed_seeds(self) -> tuple[int, ...]:
         """The seeds that would decide it in full: three, and more only where these leave it open."""
         seeds, number = find_table(self.claim.table).seeds, FEWEST
-        if not self.reduced and self.difference.n >= FEWEST and not self.difference.leaves_out_zero:
+        if not self.reduced and self.difference.n >= FEWEST and self.difference.low <= 0 <= self.difference.high:
             number = seeds_needed(self.difference, MOST_SEEDS)
         return (*seeds, *range(seeds[-1] + 1, seeds[-1] + 1 + number - len(seeds)))
 
@@ -278,7 +278,7 @@ def claims_sheet(answers: Sequence[Answer]) -> Sheet:
     for answer in answers:
         claim, metric = answer.claim, answer.metric
         verdict = f"{answer.verdict}, {answer.why}" if answer.why else answer.verdict
-        paper = MISSING if answer.paper is None else metric.signed(answer.paper)
+        paper = MISSING if answer.paper is None else metric.text(answer.paper, "+")
         texts = [f"`{claim.name}` {claim.text}", verdict, paper, answer.ours, metric.interval_text(answer.tail)]
         said = [answer.size] * bool(answer.runs) + [f"decided by `{answer.command}`"] * bool(answer.command)
         lines.append([*texts, "; ".join(said) or MISSING])

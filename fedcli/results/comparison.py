@@ -1,4 +1,4 @@
-"""A paper's table beside ours: the paper's number, ours and the difference of each cell."""
+"""A paper's table beside ours: of each cell the paper's number, ours and the difference."""
 
 import json
 import re
@@ -11,8 +11,8 @@ from typing import Any
 
 from fedcli.declarations import Table
 from fedcli.registry import tables
-from fedcli.results.frame import STATES, departures, frame_of
-from fedcli.results.metrics import BOLD, DIVERGED, NO_INTERVAL, Metric, best, interval
+from fedcli.results.frame import departures, frame_of
+from fedcli.results.metrics import BOLD, DIVERGED, STATES, Metric, best, interval
 from fedcli.results.plans import IN_TEXT, TablePlan, wanted
 from fedcli.results.render import Best, Sheet
 from fedcli.results.tables import mean_of_runs
@@ -20,7 +20,7 @@ from fedcli.runs.config import inactive_term
 
 NO_NUMBER = "no number"  # not printed, or not legible
 ACCURACIES = ("selected", "last", "best")  # metrics that are points of a learning curve
-SCALED = re.compile(r"_(1e\d+)_floats$")  # of a column: the paper prints floats in this unit
+SCALED = re.compile(r"_(1e\d+)_floats$")  # the unit of a column of floats
 LINES = ("paper", "ours", "difference")
 Place = tuple[str, str]  # row and column of a cell
 
@@ -31,20 +31,30 @@ def reported() -> dict[str, dict[str, Any]]:
     return json.loads(files("fedcli.papers").joinpath("reported.json").read_text(encoding="utf-8"))
 
 
+def _reported(table: Table) -> dict[str, Any]:
+    """What the paper says of a table; empty for one of no paper here."""
+    paper, name = table.reported
+    return reported().get(paper, {}).get(name, {})
+
+
 def printed(table: Table) -> dict[Place, dict[str, Any]]:
-    """The paper's entries of a table by row and column; none for curves without a number or a table of no paper."""
+    """The paper's entries of a table by row and column."""
     return {(entry["method"], entry["column"]): entry for entry in _reported(table).get("rows", ())}
 
 
 def printed_value(table: Table, row: str, column: str, metric: Metric) -> float | None:
-    """What the paper prints in a cell, floats in ones; None where it prints no number."""
+    """The paper's number in a cell, floats in ones; None if it prints none."""
     value = printed(table).get((row, column), {}).get(metric.field)
-    return None if value is None else value * printed_unit(column)
+    return None if value is None else value * _printed_unit(column)
+
+
+def _printed_unit(column: str) -> float:
+    """The unit in which the paper prints a column of floats; 1 for other numbers."""
+    return float(match[1]) if (match := SCALED.search(column)) else 1.0
 
 
 def printed_lead(table: Table, row: str, than: str, columns: tuple[str, ...], metric: Metric) -> float | None:
-    """What the paper prints of the lead of a row on another one, the mean over columns: by two cells of each, or as one
-    number of its own; None where it prints neither."""
+    """The paper's lead of a row on another, the mean over columns, by its cells or as printed; None if it has none."""
     values = [[printed_value(table, name, column, metric) for name in (row, than)] for column in columns]
     if all(None not in pair for pair in values):
         return fmean(first - second for first, second in values)
@@ -52,53 +62,44 @@ def printed_lead(table: Table, row: str, than: str, columns: tuple[str, ...], me
     return printed_value(table, gains[0].row, gains[0].column, metric) if gains else None
 
 
-def _reported(table: Table) -> dict[str, Any]:
-    """What the paper says of a table; nothing where it prints none, or the table is of no paper here."""
-    paper, name = table.reported
-    return reported().get(paper, {}).get(name, {})
-
-
 def printed_accuracy(record: Mapping[str, Any]) -> float | None:
-    """The paper's accuracy in percent for the setting of a run, by the first table that has it; None where none has."""
+    """The paper's accuracy in percent for the setting of a run, by the first table that has it, else None."""
     run = frame_of([record]).iloc[0]
     alike = record["method"], record["protocol"], record["dataset"]
     for table in tables().values():
-        paper = printed(table)
         for cell in table.cells:
-            number = paper.get((cell.row, cell.column), {}).get("mean")
             is_alike = (cell.method, cell.settings.get("protocol"), cell.settings.get("dataset")) == alike
-            if is_alike and number is not None and cell.metric in ACCURACIES:
+            if is_alike and cell.metric in ACCURACIES:
                 planned = wanted(cell)
-                if not departures(run, planned.settings, planned.metric):
+                number = printed_value(table, cell.row, cell.column, planned.metric)
+                if number is not None and not departures(run, planned.settings, planned.metric):
                     return number
     return None
 
 
 def compare(plan: TablePlan) -> Sheet:
-    """The table as it stands beside the paper's; its values are cells, with floats in ones."""
-    table, paper = plan.table, printed(plan.table)
+    """The table beside the paper's; its values are cells, with floats in ones."""
+    table, texts, numbers = plan.table, {}, {}  # of each cell, by row and column
     planned = {(each.cell.row, each.cell.column): each for each in plan.cells}
     metrics = {each.cell.column: each.metric for each in plan.cells}
-    texts, numbers = {}, {}  # of each cell, by row and column
-    for key in [key for key in paper | planned if key in planned]:
-        metric, records = planned[key].metric, planned[key].records
-        states = Counter(run.state for run in planned[key].runs)
-        text = mean_of_runs(metric, records, states)
-        texts[key], numbers[key] = _beside(key, metric, paper.get(key, {}), text, metric.values(records))
+    for key in [key for key in printed(table) | planned if key in planned]:  # in the order of the paper
+        each, states = planned[key], Counter(run.state for run in planned[key].runs)
+        text = mean_of_runs(each.metric, each.records, states)
+        texts[key], numbers[key] = _beside(table, key, each.metric, text, each.metric.values(each.records))
         numbers[key] |= {
-            "method": planned[key].cell.method,
+            "method": each.cell.method,
             "runs_planned": states.total(),
-            "runs_counted": sum(map(metric.counts, records)),
+            "runs_counted": sum(map(each.metric.counts, each.records)),
             **{f"runs_{state.replace(' ', '_')}": states[state] for state in STATES},
         }
     for gain in table.gains:
         more, less = ([(row, column) for row in rows for column in gain.columns] for rows in (gain.more, gain.less))
         if planned.keys() >= {*more, *less}:
-            more, less = ([numbers[key]["ours"] for key in places] for places in (more, less))
+            more, less = ([numbers[key]["ours"] for key in keys] for keys in (more, less))
             values = [] if None in (*more, *less) else [fmean(more) - (max if gain.best else fmean)(less)]
             metric, key = metrics[gain.columns[0]], (gain.row, gain.column)
-            text = metric.signed(values[0]) if values else "not run"
-            texts[key], numbers[key] = _beside(key, metric, paper.get(key, {}), text, values)
+            text = metric.text(values[0], "+") if values else "not run"
+            texts[key], numbers[key] = _beside(table, key, metric, text, values)
     for column, metric in metrics.items():
         ahead = best(metric, {key: each.records for key, each in planned.items() if key[1] == column})
         if ahead is not None:
@@ -107,13 +108,12 @@ def compare(plan: TablePlan) -> Sheet:
     for row in dict.fromkeys(row for row, _ in texts):
         first = row
         for name in LINES:
-            shown = [texts.get((row, column), {}).get(name, "") for column in columns]
+            shown = [texts[row, column][name] if (row, column) in texts else "" for column in columns]
             if any(shown):
                 lines.append([first, "ours, reduced" if name == "ours" and plan.reduction else name, *shown])
                 first = ""
-    headings = [SCALED.sub(" floats", column).replace("_", " ") for column in columns]
     return Sheet(
-        ["Method", "", *headings], lines, 2,
+        ["Method", "", *[SCALED.sub(" floats", column).replace("_", " ") for column in columns]], lines, 2,
         [{**cell, "reduced": plan.reduction} for cell in numbers.values()],
         title=plan.title,
         setting=f"**Reduced: {plan.reduction}. Not the paper's setting.**" if plan.reduction else "",
@@ -121,30 +121,24 @@ def compare(plan: TablePlan) -> Sheet:
     )  # fmt: skip
 
 
-def printed_unit(column: str) -> float:
-    """In how many floats the paper prints a column; 1 for other numbers."""
-    return float(match[1]) if (match := SCALED.search(column)) else 1.0
-
-
 def _beside(
-    key: Place, metric: Metric, paper: Mapping[str, Any], text: str, values: Sequence[float]
+    table: Table, key: Place, metric: Metric, text: str, values: Sequence[float]
 ) -> tuple[dict[str, str], dict[str, Any]]:
-    """A cell beside the paper's entry, if there is one: what stands in which of `LINES`, and its numbers for the CSV.
+    """A cell beside the paper's: the texts of its `LINES`, and its numbers for the CSV.
 
-    The text is what is shown of our values, one a run. Floats are rounded as the paper's before they are compared.
+    The `text` shows our `values`, one a run. Floats are rounded as the paper's before they are compared.
     """
-    unit, value, deviation = printed_unit(key[1]), paper.get(metric.field), None
-    texts, difference, target = {"ours": text}, NO_INTERVAL, None if value is None else value * unit
+    entry, target, unit = printed(table).get(key, {}), printed_value(table, *key, metric), _printed_unit(key[1])
+    deviation, differences = None, []
     if target is not None:
-        deviation = paper.get("std") if metric.field == "mean" else None
-        texts["paper"] = metric.text(target) + ("" if deviation is None else f" ± {metric.text(deviation)}")
-        rounded = [unit * round(value / unit) for value in values] if metric.unit == "floats" else values
-        difference = interval([value - target for value in rounded])
-    elif paper:
-        texts["paper"] = metric.none if paper.get("printed") == "0" else NO_NUMBER
-    if difference.n:
-        texts["difference"] = metric.interval_text(difference, count=False)
-    return texts, {
+        deviation = entry.get("std") if metric.field == "mean" else None
+        differences = [(unit * round(value / unit) if metric.unit == "floats" else value) - target for value in values]
+        paper = metric.text(target) + ("" if deviation is None else f" ± {metric.text(deviation)}")
+    else:
+        paper = (metric.none if entry.get("printed") == "0" else NO_NUMBER) if entry else ""
+    difference = interval(differences)
+    told = metric.interval_text(difference, count=False) if differences else ""
+    return {"paper": paper, "ours": text, "difference": told}, {
         "row": key[0], "column": key[1], "metric": metric.name, "unit": metric.unit, "paper": target,
         "paper_std": deviation, "ours": fmean(values) if values else None,
         "ours_std": stdev(values) if len(values) > 1 else None,
@@ -161,8 +155,8 @@ def _table_notes(plan: TablePlan, cells: Collection[Mapping[str, str]]) -> list[
     of_page = [] if table.reported[1] == IN_TEXT else [content.get(key) for key in ("setting", "notes")]
     notes = {
         "Ours: mean ± sample standard deviation over seeds (runs).": True,
-        "Difference: ours less the paper's, taken as exact, floats after the same rounding; over seeds with a 95 % "
-        "interval (Student's t).": any("difference" in texts for texts in cells),
+        "Difference: ours less the paper's, taken as exact, with a 95 % interval over seeds (Student's t); floats are "
+        "rounded as the paper's.": any(texts["difference"] for texts in cells),
         DIVERGED: any(run.state == "diverged" for run in plan.runs),
         BOLD.format(among=" of ours in a column"): any(isinstance(texts["ours"], Best) for texts in cells),
         f"The round that counts in a run: {', '.join(sorted({run.setup.selection for run in plan.runs}))}.": True,

@@ -1,8 +1,9 @@
-"""All runs as one table: records are read into a `pandas.DataFrame`, a row a run, which everything here filters."""
+"""All runs as one `pandas.DataFrame`, a row a run, which everything here filters."""
 
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -10,32 +11,24 @@ import numpy as np
 import pandas as pd
 
 from fedcli.errors import UserError
-from fedcli.results.metrics import Metric, diverged
+from fedcli.results.metrics import STATES, Metric, Record, state_of
 from fedcli.runs.records import RECORD, checkout, read_record
 from fedcli.runs.settings import AS_SEED, FIRST, Settings, differences, key, settings
 from fedcli.runs.trackers import flat
 
-Record = dict[str, Any]
-STATES = ("finished", "diverged", "failed", "unfinished", "not run")
 ENDED = STATES[:2]
 COLUMNS = (
-    "folder", "record", "method", "label", "seed", "state", "numerics", "images", "partition", "settings", "key",
+    "folder", "record", "method", "label", "seed", "state", "numerics", "images", "partition", "parameters", "settings",
+    "key",
 )  # fmt: skip
 ACCURACIES = ("domains", "intra", "inter", "clients")  # groups of accuracies in a round
-
-
-def state_of(record: Record) -> str:
-    """Which of `STATES` a run is in."""
-    if diverged(record):
-        return "diverged"
-    return record["status"] if record["status"] in ("finished", "failed") else "unfinished"
 
 
 def frame_of(records: Iterable[Record]) -> pd.DataFrame:
     """Records as a table, a row a run, with `COLUMNS`.
 
-    The `label` of a run stands in the place of its method's name, `images` and `partition` are fingerprints, `settings`
-    say which experiment it is, and `key` is their hash.
+    A `label` stands in the place of the method's name; `images`, `partition` and `parameters` are fingerprints;
+    `settings` say which experiment a run is, and `key` is their hash.
     """
     return pd.DataFrame(map(_run_row, records), columns=COLUMNS)
 
@@ -52,6 +45,7 @@ def _run_row(record: Record) -> dict[str, Any]:
         "numerics": ".".join(map(str, record["numerics"].values())),
         "images": record["dataset_fingerprint"],
         "partition": record["partition"]["fingerprint"],
+        "parameters": record["summary"].get("params_sha256"),
         "settings": values,
         "key": key(values),
     }
@@ -59,50 +53,41 @@ def _run_row(record: Record) -> dict[str, Any]:
 
 @cache
 def _row_of_file(file: Path, changed: int, size: int) -> dict[str, Any] | None:
-    """The row of a record file, cached by path, modification time and size, since pages read each many times.
-
-    None stands for a record that cannot be read, of which a warning says what is wrong.
-    """
+    """The row of a record file, kept until it changes, since pages read each many times; None after a warning."""
     try:
-        return _run_row(read_record(file))
+        return _run_row({**read_record(file), "folder": file.parent})
     except UserError as error:
         logging.getLogger("fedcli").warning("left out: %s", error)
         return None
 
 
 def read_runs(folders: Iterable[Path]) -> pd.DataFrame:
-    """The runs under folders, at any depth, as a table in which each stands once, without those that cannot be read.
-
-    A folder that is not there holds no runs.
-    """
+    """The readable runs under folders at any depth, each once, as a table; a missing folder holds none."""
     files = {file.resolve(): file for folder in folders for file in sorted(folder.rglob(RECORD))}
-    rows = []
-    for path, file in files.items():
-        if row := _row_of_file(path, file.stat().st_mtime_ns, file.stat().st_size):
-            rows.append({**row, "folder": file.parent})
-    return pd.DataFrame(rows, columns=COLUMNS)
+    rows = [_row_of_file(file, file.stat().st_mtime_ns, file.stat().st_size) for file in files.values()]
+    return pd.DataFrame(filter(None, rows), columns=COLUMNS)
 
 
 def find_records(paths: Iterable[Path], labels: Sequence[str] = ()) -> list[Record]:
     """The records under `paths`, each once and with its `folder`, in the order given and by path within each.
 
     Args:
-        paths: Run folders, record files, or folders that hold run folders at any depth.
-        labels: Of each path what its runs are called in the place of their method, as `label` in the record; or none.
+        paths: Record files, or folders that hold runs at any depth.
+        labels: For each path a name for its runs in place of their method, the `label` of the records; or none.
 
     Raises:
-        UserError: If one of the paths holds no record or holds one that cannot be read.
+        UserError: If a path holds no record, or one that cannot be read.
     """
     paths, records = list(map(Path, paths)), {}
     if len(labels) not in (0, len(paths)):
         raise UserError(
             f"--label stands once for each path, in order (got {len(labels)} for {len(paths)}); give {len(paths)}."
         )
-    for number, path in enumerate(paths):
+    for path, label in zip_longest(paths, labels):
         files = sorted(path.rglob(RECORD)) if path.is_dir() else [path]
         if not files:
             raise UserError(f"there is no run in '{path}' (got no {RECORD} in it or below); give the folder of a run.")
-        more = {"label": labels[number]} if labels else {}
+        more = {"label": label} if labels else {}
         for file in files:
             records.setdefault(file.resolve(), {**read_record(file), "folder": file.parent, **more})
     return [*records.values()]
@@ -111,8 +96,7 @@ def find_records(paths: Iterable[Path], labels: Sequence[str] = ()) -> list[Reco
 def departures(run: Mapping[str, Any], planned: Settings, metric: Metric) -> dict[str, tuple[Any, Any]]:
     """The settings in which a run, a row of the table, departs from planned ones, as far as a metric needs them.
 
-    A run with a step after its last round also matches plans without one. A metric may not need that every round is
-    tested.
+    A run with a step after its last round also matches plans without one.
     """
     record, values = run["record"], run["settings"]
     if planned["post"] is None and values["post"] is not None:
@@ -122,15 +106,14 @@ def departures(run: Mapping[str, Any], planned: Settings, metric: Metric) -> dic
         del departed["partition_seed"]  # one names the seed that the other has as its own
     needs = record["summary"]["selection"] if metric.needs == "selected" else metric.needs
     if needs == "last":
-        departed.pop("eval_every", None)  # other rounds than those that are tested do not count
+        departed.pop("eval_every", None)  # whether other rounds are tested changes nothing
     return departed
 
 
 def rounds_of(record: Record) -> pd.DataFrame:
     """The numbers of a run's rounds, a row each: `round` counts from 1, accuracies are in percent.
 
-    Other columns are `terms/<name>`, `seconds/<part>`, `domains/<name>` and so on; NaN stands where a round has no such
-    number, as the accuracy of a round that was not tested.
+    Other columns are `terms/<name>`, `seconds/<part>`, `domains/<name>` and so on; NaN stands for a missing number.
     """
     rows = [{"round": entry["round"] + 1, "test_accuracy": None, **flat(entry)} for entry in record["rounds"]]
     table = pd.DataFrame(rows, columns=None if rows else ["round", "test_accuracy"]).astype({"test_accuracy": float})
@@ -140,10 +123,9 @@ def rounds_of(record: Record) -> pd.DataFrame:
 
 
 def clients_of(record: Record) -> pd.DataFrame:
-    """The clients of a run, a row each.
+    """The clients of a run, a row each: `client`, from 0, `accuracy`, `examples` and `class/<name>`, their number.
 
-    The columns are `client`, from 0, `accuracy` after the last round in percent (NaN where the record has none, see
-    `fedcli.core.evaluation.evaluate`), `examples`, and the number of examples of each class.
+    The accuracy is that after the last round in percent; NaN if there is none, see `fedcli.core.evaluation.evaluate`.
     """
     part = record["partition"]
     names = [f"class/{name}" for name in record.get("class_names", range(len(part["class_counts"][0])))]
@@ -154,7 +136,7 @@ def clients_of(record: Record) -> pd.DataFrame:
 
 
 def of_all(records: Iterable[Record], of_one: Callable[[Record], pd.DataFrame]) -> pd.DataFrame:
-    """The rounds or clients of several runs, by `rounds_of` or `clients_of`, with what tells the runs apart."""
+    """The rounds or clients of several runs, by `rounds_of` or `clients_of`, with columns that tell runs apart."""
     parts = []
     for record in records:
         table, values = of_one(record), settings(record)
@@ -164,6 +146,6 @@ def of_all(records: Iterable[Record], of_one: Callable[[Record], pd.DataFrame]) 
 
 
 def shipped() -> list[Path]:
-    """The folder of the records that the checkout ships; none where the package is installed without one."""
+    """The folder of the checkout's records; none if the package is installed without a checkout."""
     here = checkout()
     return [here / "results" / "records"] if here else []

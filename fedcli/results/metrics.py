@@ -1,39 +1,36 @@
-"""Numbers that tables read from the record of a run, by name; the table of all is at the end.
+"""Numbers that tables read from the record of a run; `docs/tables-and-claims.md` says what each of them is.
 
-Some take a parameter, `NAME:PARAMETER`. A user's own is a plain function in a file, `./file.py:NAME`. Accuracies are
-fractions in a record and percent in tables.
+Some take a parameter, `NAME:PARAMETER`; a user's own is a function, `./file.py:NAME`. Accuracies are fractions in a
+record and percent in tables.
 """
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import partial
-from itertools import pairwise
 from statistics import fmean, stdev
 from typing import Any, NamedTuple
+
+import pandas as pd
 
 from fedcli.errors import UserError, unknown
 from fedcli.results.render import MISSING
 from fedcli.userfiles import from_file, is_from_file
 
 Record = dict[str, Any]
+STATES = ("finished", "diverged", "failed", "unfinished", "not run")
 DECIMALS = {"percent": 2, "": 3, "floats": 0}
 
 
 class Interval(NamedTuple):
-    """A mean over seeds with the interval that holds the expected value in 95 of 100 cases; NaN where there is none."""
+    """A mean with its 95 % interval; NaN where there is none."""
 
     mean: float
-    low: float  # the lower end
+    low: float
     high: float
     n: int  # number of values; one alone has no interval
-
-    @property
-    def leaves_out_zero(self) -> bool:
-        """Whether it lies on one side of zero."""
-        return self.low > 0 or self.high < 0
 
 
 NO_INTERVAL = Interval(math.nan, math.nan, math.nan, 0)
@@ -56,10 +53,17 @@ def _half_width(deviation: float, count: int) -> float:
 
 
 def seeds_needed(difference: Interval, most: int) -> int:
-    """With how many seeds the interval would leave out zero if mean and spread stayed; `most` + 1 where not so soon."""
+    """The seeds with which the interval would leave out zero if mean and spread stayed; at most `most` + 1."""
     deviation = (difference.high - difference.mean) / _half_width(1, difference.n)
     counts = (count for count in range(2, most + 1) if _half_width(deviation, count) < abs(difference.mean))
     return next(counts, most + 1)
+
+
+def state_of(record: Record) -> str:
+    """Which of `STATES` a run is in; it has diverged if a loss became infinite or NaN."""
+    if record["status"] == "failed" and record.get("error", "").startswith("NonFiniteLoss"):
+        return "diverged"
+    return record["status"] if record["status"] in ("finished", "failed") else "unfinished"
 
 
 @dataclass(frozen=True)
@@ -67,44 +71,36 @@ class Metric:
     """A number of a run."""
 
     name: str  # as in a table's cells
-    read: Callable[..., float | None]  # from a record, and the parameter if there is one; accuracies as fractions
+    read: Callable[..., float | None]  # of a record and the parameter, if any; accuracies as fractions
     unit: str = "percent"  # "percent", "floats", "rounds", or "" for a plain number
     better: str = "higher"  # "higher", "lower", or "" where no value is the best
     field: str = "mean"  # where papers/reported.json has the paper's number
     none: str = "not measured"  # what a finished run without a value is shown as
-    # What it is read from: the "last" round or the model after it, the "selected" round, or "every" tested round.
-    needs: str = "every"
-    parameter: Callable[[str], Any] | None = None  # from what stands behind the colon; None for a metric without one
-    arguments: tuple[Any, ...] = ()  # the parameter, once it is read from a name; before that its default, if any
+    needs: str = "every"  # tested round; or the "selected" round, or the "last" one and the model after it
+    parameter: Callable[[str], Any] | None = None  # reads what stands behind the colon, if anything may
+    arguments: tuple[Any, ...] = ()  # the parameter as it is read, or its default
+    after_the_run: bool = False  # whether `fedcli quality` measures it on the models that a run leaves
 
     @property
     def title(self) -> str:
         """Name and unit, as over a column."""
         return f"{self.name}, %" if self.unit == "percent" else self.name
 
-    @property
-    def after_the_run(self) -> bool:
-        """Whether it is measured, by `fedcli quality`, on the models that a run leaves."""
-        return self.name.partition(":")[0] == "quality"
+    def text(self, value: float, sign: str = "") -> str:
+        """A value with the decimals of the unit; `sign="+"` for a difference."""
+        return f"{value:{sign},.{DECIMALS.get(self.unit, 1 if sign or value % 1 else 0)}f}"
 
-    def text(self, value: float) -> str:
-        """A value with the decimals of the unit."""
-        return f"{value:,.{DECIMALS.get(self.unit, 0 if value == round(value) else 1)}f}"
-
-    def signed(self, value: float) -> str:
-        """A difference with its sign and the decimals of the unit."""
-        return f"{value:+,.{DECIMALS.get(self.unit, 1)}f}"
-
-    def interval_text(self, interval: Interval, *, signed: bool = True, count: bool = True) -> str:
-        """A mean with its interval and the `count` of values, `+9.70 [+7.10, +12.30] (3)`; of floats the mean alone."""
+    def interval_text(self, interval: Interval, *, sign: str = "+", count: bool = True) -> str:
+        """A mean with its interval and `count`, as `+9.70 [+7.10, +12.30] (3)`; of floats the mean alone."""
         if not interval.n:
             return MISSING
-        text = self.signed if signed else self.text
-        ends = f" [{text(interval.low)}, {text(interval.high)}]" if interval.n > 1 else ""
-        return text(interval.mean) + ("" if self.unit == "floats" else ends + f" ({interval.n})" * count)
+        text = self.text(interval.mean, sign)
+        if interval.n > 1 and self.unit != "floats":
+            text += f" [{self.text(interval.low, sign)}, {self.text(interval.high, sign)}]"
+        return text + f" ({interval.n})" * (count and self.unit != "floats")
 
     def mean_text(self, values: Sequence[float]) -> str:
-        """The mean of values ± their sample standard deviation, which is left out for a single value."""
+        """The mean of values ± their sample standard deviation, if there are several."""
         return self.text(fmean(values)) + (f" ± {self.text(stdev(values))}" if len(values) > 1 else "")
 
     def value(self, record: Record) -> float | None:
@@ -122,22 +118,19 @@ class Metric:
 
     def counts(self, record: Record) -> bool:
         """Whether a run enters means: a finished one, and one that diverged after its best round on validation."""
-        if self.needs == "selected" and diverged(record) and record["summary"]["selection"] == "best-validation":
+        state, selection = state_of(record), record["summary"]["selection"]
+        if state == "diverged" and self.needs == "selected" and selection == "best-validation":
             return self.value(record) is not None
-        return record["status"] == "finished"
+        return state == "finished"
 
     def values(self, records: Iterable[Record]) -> list[float]:
         """The values of the runs that count and have one."""
         values = [self.value(record) for record in records if self.counts(record)]
         return [value for value in values if value is not None]
 
-    def by_seed(self, records: Iterable[Record]) -> dict[int, float]:
-        """The same by the seeds of the runs."""
-        return {record["seed"]: value for record in records for value in self.values([record])}
-
 
 def find_metric(name: str) -> Metric:
-    """The metric of that name, or a user's own, `./file.py:NAME`, a function of a record.
+    """The metric of that name, or a user's own.
 
     Raises:
         UserError: If there is none, or it has another parameter.
@@ -149,77 +142,61 @@ def find_metric(name: str) -> Metric:
     if key not in METRICS:
         raise unknown("metric", key, METRICS, f"there are {', '.join(METRICS)}, and your own by ./file.py:NAME.")
     metric = METRICS[key]
-    has_parameter = metric.parameter is not None
-    if not colon and (metric.arguments or not has_parameter):
+    if not colon and (metric.arguments or not metric.parameter):
         return metric
     with suppress(ValueError):  # no number behind the colon
-        if text and has_parameter:
+        if text and metric.parameter:
             return replace(metric, name=name, arguments=(metric.parameter(text),))
-    raise UserError(f"the metric '{key}' is malformed (got '{name}'); write {key}{':PARAMETER' * has_parameter}.")
+    raise UserError(f"'{name}' is no metric; write {key}{':PARAMETER' if metric.parameter else ''}.")
 
 
-def diverged(record: Record) -> bool:
-    """Whether the run ended because a loss was infinite or NaN."""
-    return record["status"] == "failed" and record.get("error", "").startswith("NonFiniteLoss")
-
-
-def difference(first: Mapping[int, float], second: Mapping[int, float]) -> Interval:
-    """The values of one kind of runs less those of another, by seed, paired over the seeds that both have."""
-    return interval([value - second[seed] for seed, value in first.items() if seed in second])
+def difference(metric: Metric, runs: Iterable[Record], other: Metric, than: Iterable[Record]) -> Interval:
+    """The values of runs less the `other` metric's of others, paired over the seeds that both have."""
+    values = {record["seed"]: value for record in runs for value in metric.values([record])}
+    less = {record["seed"]: value for record in than for value in other.values([record])}
+    return interval([value - less[seed] for seed, value in values.items() if seed in less])
 
 
 DIVERGED = (
-    "Diverged: a loss became infinite or NaN. Under selection by validation such a run counts with its best round "
-    "before; other means leave it out, and say so."
+    "Diverged: a loss became infinite or NaN. Selection by validation takes the best round before; other means leave "
+    "the run out, and say so."
 )
 BOLD = (
-    "Bold: the best mean{among}, where the 95 % interval (Student's t) of its lead over the second, paired over the "
-    "seeds that both have, leaves out zero."
+    "Bold: the best mean{among}, where the 95 % interval (Student's t) of its lead over the second, paired by seed, "
+    "leaves out zero."
 )
 
 
 def best(metric: Metric, groups: Mapping[Any, Sequence[Record]]) -> Any:
-    """The name of the group of runs with the best mean, if the interval of its lead over the second leaves out zero.
+    """The name of the group with the best mean; None where the interval of its lead over the second holds zero.
 
-    None where none stands out, or its mean leaves out a run that diverged; a group without a value is not compared.
+    None also where its mean leaves out a run that diverged. A group without a value is not compared.
     """
     means = {name: fmean(values) for name, runs in groups.items() if (values := metric.values(runs))}
     if len(means) < 2 or not metric.better:
         return None
     first, second = sorted(means, key=means.__getitem__, reverse=metric.better == "higher")[:2]
-    lead = difference(metric.by_seed(groups[first]), metric.by_seed(groups[second]))
-    lost = any(diverged(record) and not metric.counts(record) for record in groups[first])
-    stands_out = lead.leaves_out_zero and (lead.mean > 0) == (metric.better == "higher")
-    return first if stands_out and not lost else None
+    lead = difference(metric, groups[first], metric, groups[second])
+    lost = any(state_of(record) == "diverged" and not metric.counts(record) for record in groups[first])
+    is_ahead = lead.low > 0 if metric.better == "higher" else lead.high < 0
+    return first if is_ahead and not lost else None
 
 
 # What metrics read from a record
 
 
-def _tested(record: Record, key: str = "test_accuracy") -> list[tuple[int, float]]:
-    """The rounds that have an accuracy, counted from 1, with it."""
-    return [(entry["round"] + 1, entry[key]) for entry in record["rounds"] if entry.get(key) is not None]
+def _curve(record: Record, last: int | None = None, *, key: str = "test_accuracy") -> pd.Series:
+    """The accuracies of the tested rounds, or of those among so many last planned ones; rounds count from 1."""
+    curve = pd.Series({entry["round"] + 1: entry.get(key) for entry in record["rounds"]}, dtype=float).dropna()
+    return curve if last is None else curve.loc[record["config"]["rounds"] - last + 1 :]
 
 
-def _over(
-    record: Record, first: float = 1, last: float = math.inf, combine: Callable = fmean, key: str = "test_accuracy"
-) -> float | None:
-    """The accuracies of the tested rounds from `first` to `last` in one number."""
-    values = [value for number, value in _tested(record, key) if first <= number <= last]
-    return combine(values) if values else None
+def _exact_mean(values: Collection[float]) -> float | None:
+    return fmean(values) if len(values) else None  # exact in the last digit, unlike that of pandas
 
 
-def _of_last(record: Record, number: int, **how: Any) -> float | None:
-    """The same of so many last planned rounds."""
-    return _over(record, record["config"]["rounds"] - number + 1, **how)
-
-
-def _largest_step(values: list[float]) -> float | None:
-    return max((abs(after - before) for before, after in pairwise(values)), default=None)
-
-
-def _deviation(values: list[float]) -> float:
-    return stdev(values) if len(values) > 1 else 0.0
+def _at(record: Record, fraction: Fraction) -> float | None:
+    return _curve(record).get(max(1, int(fraction * record["config"]["rounds"] + Fraction(1, 2))))
 
 
 def _span(text: str) -> tuple[int, int]:
@@ -227,14 +204,9 @@ def _span(text: str) -> tuple[int, int]:
     return first, last
 
 
-def _at(record: Record, fraction: Fraction) -> float | None:
-    number = max(1, int(fraction * record["config"]["rounds"] + Fraction(1, 2)))
-    return _over(record, number, number)
-
-
 def _reached(record: Record, percent: float, *, part: int) -> float | None:
     """Of the first round that reaches an accuracy its number, or its accuracy."""
-    return next((pair[part] for pair in _tested(record) if pair[1] >= percent / 100), None)
+    return next((pair[part] for pair in _curve(record).items() if pair[1] >= percent / 100), None)
 
 
 def _at_selected(record: Record, name: str = "", *, key: str) -> float | None:
@@ -245,69 +217,65 @@ def _at_selected(record: Record, name: str = "", *, key: str) -> float | None:
     values = [entry.get(key) for entry in rounds[-3:]]
     if any(isinstance(value, dict) for value in values):
         values = [(value or {}).get(name) if name or not value else fmean(value.values()) for value in values]
-    return fmean(values) if values and None not in values else None
+    return None if None in values else _exact_mean(values)
 
 
 def _last_measured(record: Record, name: str, *, key: str) -> float | None:
     return next((entry[key].get(name) for entry in reversed(record["rounds"]) if entry.get(key)), None)
 
 
-def _floats(record: Record, key: str) -> float | None:
-    """The mean over rounds, as one may send more than another; older records have the last one's alone."""
-    last = (record["cost"] or {}).get(key)
-    return None if last is None else fmean([entry.get(key, last) for entry in record["rounds"]] or [last])
-
-
-def _of_all_clients(record: Record, key: str) -> float | None:
-    """So many floats for each client of each round."""
-    floats, config = _floats(record, key), record["config"]
-    return None if floats is None else floats * config["cohort_size"] * config["rounds"]
+def _floats(record: Record, key: str, *, total: bool = False) -> float | None:
+    """The mean over rounds, which older records have of the last one alone; if `total`, of all clients and rounds."""
+    last, config = (record["cost"] or {}).get(key), record["config"]
+    if last is None:
+        return None
+    mean = fmean([entry.get(key, last) for entry in record["rounds"]] or [last])
+    return mean * config["cohort_size"] * config["rounds"] if total else mean
 
 
 _BY_DOMAIN = {"needs": "selected", "parameter": str, "arguments": ("",)}
 _ALL = (
-    # Test accuracy by the protocol's selection rule, of the last round, the highest, mean of the last tenth of rounds.
+    # Test accuracies.
     Metric("selected", lambda run: run["summary"]["selected"], needs="selected"),
     Metric("last", lambda run: run["summary"]["last"], needs="last"),
-    Metric("best", partial(_over, combine=max)),
-    Metric("last-tenth", lambda run: _of_last(run, max(1, run["config"]["rounds"] // 10))),
-    # Mean, lowest and sample standard deviation of so many last rounds, as mean-of-last:50.
-    Metric("mean-of-last", _of_last, parameter=int),
-    Metric("least-of-last", partial(_of_last, combine=min), parameter=int),
-    Metric("deviation-of-last", partial(_of_last, combine=_deviation), better="lower", parameter=int),
-    # Largest change from a tested round to the next.
-    Metric("largest-step", partial(_over, combine=_largest_step), better=""),
-    # Test accuracy of that round, as round:5; the mean of these, as rounds:1-20.
-    Metric("round", lambda run, number: _over(run, number, number), parameter=int),
-    Metric("rounds", lambda run, span: _over(run, *span), parameter=_span),
-    # Validation accuracy at the selected round, and test accuracy after the step that follows the last one.
-    Metric("validation", partial(_at_selected, key="validation_accuracy"), needs="selected"),
-    Metric("post", lambda run: run.get("post", {}).get("test_accuracy"), needs="last"),
-    # Accuracy of the classifier, where the headline is the nearest prototype's; the mean over so many last rounds.
-    Metric("classifier", partial(_at_selected, key="classifier_accuracy"), needs="selected"),
-    Metric("classifier-of-last", partial(_of_last, key="classifier_accuracy"), parameter=int),
-    # Test accuracy after that fraction of the planned rounds, as at:1/5, to the nearest.
-    Metric("at", _at, parameter=Fraction),
-    # The first round, counted from 1, whose test accuracy reaches so many percent, as rounds-to:70; that accuracy.
+    Metric("best", lambda run: _curve(run).max()),
+    Metric("last-tenth", lambda run: _exact_mean(_curve(run, max(1, run["config"]["rounds"] // 10)))),
+    Metric("mean-of-last", lambda run, last: _exact_mean(_curve(run, last)), parameter=int),
+    Metric("least-of-last", lambda run, last: _curve(run, last).min(), parameter=int),
+    Metric("deviation-of-last", lambda run, last: _curve(run, last).std(), better="lower", parameter=int),
+    Metric("largest-step", lambda run: _curve(run).diff().abs().max(), better=""),
+    Metric("round", lambda run, number: _curve(run).get(number), parameter=int),
+    Metric("rounds", lambda run, span: _exact_mean(_curve(run).loc[slice(*span)]), parameter=_span),
+    Metric("at", _at, parameter=Fraction),  # that share of the planned rounds, to the nearest round
     Metric("rounds-to", partial(_reached, part=0), "rounds", "lower", "rounds_to_target", "never", parameter=float),
     Metric("reached", partial(_reached, part=1), none="never", parameter=float),
-    # On the test images of a domain; of the models of its clients on that domain, and on the others; else the means.
+    Metric("post", lambda run: run.get("post", {}).get("test_accuracy"), needs="last"),
+    # Other accuracies.
+    Metric("validation", partial(_at_selected, key="validation_accuracy"), needs="selected"),
+    Metric("classifier", partial(_at_selected, key="classifier_accuracy"), needs="selected"),
+    Metric(
+        "classifier-of-last", lambda run, last: _exact_mean(_curve(run, last, key="classifier_accuracy")), parameter=int
+    ),
     Metric("domain", partial(_at_selected, key="domains"), **_BY_DOMAIN),
     Metric("intra", partial(_at_selected, key="intra"), **_BY_DOMAIN),
     Metric("inter", partial(_at_selected, key="inter"), **_BY_DOMAIN),
-    # Of the clients' accuracies on their own test images, else on their validation images: mean, std or worst.
     Metric("clients", partial(_at_selected, key="clients"), needs="selected", parameter=str),
-    # A measure of the features, as quality:nmi; how far the clients' models had drifted apart when last measured, as
-    # drift:feature_distance; a term of the objective in the last round, as term:cross_entropy.
-    Metric("quality", lambda run, name: run.get("quality", {}).get(name), "", needs="last", parameter=str),
+    # What else is measured.
+    Metric(
+        "quality",
+        lambda run, name: run.get("quality", {}).get(name),
+        "",
+        needs="last",
+        parameter=str,
+        after_the_run=True,
+    ),
     Metric("drift", partial(_last_measured, key="drift"), "", "", needs="last", parameter=str),
     Metric("term", partial(_last_measured, key="terms"), "", "", needs="last", parameter=str),
-    # Floats that a client sends and receives in a round, on average, and that it must hold.
+    # Floats of a client in a round; totals are counted as the papers do, memory anew in each round.
     Metric("floats-up", partial(_floats, key="floats_up"), "floats", "", needs="last"),
     Metric("floats-down", partial(_floats, key="floats_down"), "floats", "", needs="last"),
     Metric("memory-floats", partial(_floats, key="memory_floats"), "floats", "", needs="last"),
-    # Floats sent up by all clients in all rounds, as the papers count; their memory, counted anew in each round.
-    Metric("total-floats", partial(_of_all_clients, key="floats_up"), "floats", "", needs="last"),
-    Metric("total-memory-floats", partial(_of_all_clients, key="memory_floats"), "floats", "", needs="last"),
+    Metric("total-floats", partial(_floats, key="floats_up", total=True), "floats", "", needs="last"),
+    Metric("total-memory-floats", partial(_floats, key="memory_floats", total=True), "floats", "", needs="last"),
 )
 METRICS = {metric.name: metric for metric in _ALL}

@@ -1,47 +1,152 @@
-"""The pages of `results/`: one a study, one a paper from the card in its file and from the records, and a first one.
+"""The pages of `results/`: one a study, one a paper from its file's card and the records, and a first one.
 
-They are made from what is in the repository, so they are the same on every machine.
+They are made from the repository alone, so they are the same on every machine. The findings of a study are lines made
+from the records that its `findings.toml` names:
+
+metrics = ["mean-of-last:50"]         # optional: more columns of the study's table
+
+[figures]                             # optional: more figures, the kind of the chart and what it shows
+drift = "Distance of the clients' features"
+
+[runs]                                # groups of runs: a name, and their folders beside the file
+Ours = "ours"
+Theirs = ["theirs/seed-0", "../another-study/theirs"]
+
+[[findings]]
+says = "Ours is ahead"                # optional: a sentence without a number
+metric = "last"
+of = "Ours"
+than = "Theirs"                       # optional: take the difference, paired by seed
+than_metric = "classifier"            # optional: another metric for the second group
+paper = ["paper:2", "a column"]       # optional: table and column of printed numbers, in rows named as the groups
 """
 
 import re
 import textwrap
+import tomllib
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 from fedcli import registry
-from fedcli.results import claims, comparison, costs, plans, tables
+from fedcli.declarations import SELECTIONS
+from fedcli.errors import UserError
+from fedcli.results import claims, costs, plans, tables
 from fedcli.results.claims import Answer
-from fedcli.results.findings import Study, read_study
-from fedcli.results.frame import read_runs
+from fedcli.results.comparison import compare, printed_lead, printed_value
+from fedcli.results.frame import Record, find_records, frame_of, read_runs
+from fedcli.results.metrics import Metric, difference, find_metric, interval
 from fedcli.results.plans import TablePlan
 from fedcli.results.render import MISSING, between_marks, github, render
 
 FIGURE = re.compile(r"\]\((figures/([\w.-]+)-([a-z]+)\.png)\)")
-POINTS = 3  # tested rounds that a learning curve needs to say anything
 # Sections of a paper's file that its page repeats: a title, then indented lines.
 CARD = re.compile(r"^((?:Readings|Known)\b.*)\n((?:(?: .*)?\n)+)", re.MULTILINE)
 LEGEND = (
-    "Written from the records: means over runs, and differences paired by seed, with their 95 % intervals (Student's "
-    "t) and, in brackets, the number of runs or seeds; accuracies in percent, their differences in points. One run has "
-    "no interval: chance is not ruled out."
+    "Means over runs and differences paired by seed, with 95 % intervals (Student's t) and, in brackets, the number of "
+    "runs or seeds; accuracies in percent. One run has no interval: chance is not ruled out."
 )
-VERIFY = "As they were typed. `fedcli verify RECORD` repeats a run also where a default has changed since."
-MADE = "Written by `make tables` from the records in `records/`; a test fails where a page and its records differ."
+VERIFY = "`fedcli verify RECORD` repeats a run also where a default has changed since."
+MADE = "Written by `make tables` from the records in `records/`; a test fails where they differ."
 CLAIMS = (
-    "`fedcli claims` prints them with your own runs, and the commands of the runs that would decide a claim. [How a "
-    "verdict comes about](../docs/tables-and-claims.md#claims)."
+    "`fedcli claims` prints them with your own runs, and the commands that would decide them. [How a verdict comes "
+    "about](../docs/tables-and-claims.md#claims)."
+)
+COVERAGE = (
+    "A cell is a number that a paper prints and a table here plans, with three seeds, or one where the paper prints "
+    "single runs."
 )
 OTHERS = (
-    "[board](board/README.md) has methods side by side on small digits, ten seeds each, with tuned options. "
-    "[speed](speed/README.md) holds what `fedcli bench` measured: the engine against a plain PyTorch loop."
+    "[board](board/README.md) has tuned methods side by side on small digits, ten seeds each. "
+    "[speed](speed/README.md) has the engine against a plain PyTorch loop, by `fedcli bench`."
 )
+WORDS = {  # of metrics whose names say too little
+    "last": "last round", "intra": "own domain", "inter": "other domains", "inter:": "other domains than",
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Study:
+    """A folder of runs, and what its page shows."""
+
+    name: str  # of the folder
+    intro: str  # its title, question and set-up, in Markdown
+    records: list[Record]
+    findings: list[str]  # each a line of Markdown
+    metrics: list[str]  # more columns of its table
+    figures: dict[str, str]  # what more figures show, by the kind of the chart
+
+
+def read_study(folder: Path) -> Study:
+    """The study in a folder of runs with `intro.md` and, if it has findings, `findings.toml`.
+
+    Raises:
+        UserError: If it has no records, or a finding cannot be made.
+    """
+    file, groups, lines = folder / "findings.toml", {}, []
+    entry: Any = "its text"
+    try:
+        content = tomllib.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
+        for name, entry in content.get("runs", {}).items():
+            groups[name] = find_records(folder / path for path in ([entry] if isinstance(entry, str) else entry))
+        for entry in content.get("findings", []):
+            lines.append(finding(entry, groups))
+    except (KeyError, ValueError, UserError) as error:  # a TOMLDecodeError is a ValueError
+        raise UserError(f"{file} cannot be read ({error}; got {entry}); see the head of {__name__}.") from error
+    intro, shown = (folder / "intro.md").read_text(encoding="utf-8").strip(), content.get("figures", {})
+    return Study(folder.resolve().name, intro, find_records([folder]), lines, content.get("metrics", []), shown)
+
+
+def finding(entry: Mapping[str, Any], groups: Mapping[str, list[Record]]) -> str:
+    """A finding as a line, "Ours - Theirs, last round: +3.31 [+2.44, +4.19] (3); paper +9.48".
+
+    Args:
+        entry: Its keys, see the head of this file.
+        groups: Runs by name.
+
+    Raises:
+        KeyError: If a key or a group is missing.
+        ValueError: If runs have no such value, or are no pairs.
+    """
+    of, than = entry["of"], entry.get("than")
+    metric, second = (find_metric(entry.get(key, entry["metric"])) for key in ("metric", "than_metric"))
+    words = _words(metric, groups[of])
+    line, result = f"{of}, {words}", interval(metric.values(groups[of]))
+    if than:
+        pairs = frame_of(groups[of]).merge(frame_of(groups[than]), on="seed")
+        faulty = pairs.query("seed.duplicated() or images_x != images_y or partition_x != partition_y")["seed"]
+        if len(faulty):
+            raise ValueError(f"the runs of seed {faulty.min()} are no pair: several, or of other data or partitions")
+        result = difference(metric, groups[of], second, groups[than])
+        line = f"{of} - {than}, {words}"
+        if second.name != metric.name:
+            line = f"{of} ({words}) - {than} ({_words(second, groups[than])})"
+    if not result.n:
+        raise ValueError("no run has this value, or no seed has both runs")
+    sign = "+" if than else ""
+    line += f": {metric.interval_text(result, sign=sign)}"
+    if "paper" in entry:
+        table, column = registry.find_table(entry["paper"][0]), entry["paper"][1]
+        lead = printed_lead(table, of, than, (column,), metric) if than else printed_value(table, of, column, metric)
+        if lead is None:
+            raise ValueError(f"{table.name} has no number in {column} for {of}{f' or {than}' if than else ''}")
+        line += f"; paper {metric.text(lead, sign)}"
+    return f"{entry['says']}. {line}" if "says" in entry else line
+
+
+def _words(metric: Metric, records: Iterable[Record]) -> str:
+    """What a metric is, in words."""
+    if metric.name == "selected":
+        return " or ".join(sorted({SELECTIONS[record["summary"]["selection"]] for record in records}))
+    name, colon, parameter = metric.name.partition(":")
+    return f"{WORDS.get(name + colon, name.replace('-', ' '))} {parameter.replace('_', ' ')}".rstrip()
 
 
 def papers() -> dict[str, ModuleType]:
-    """The papers' files, which are those of registered methods that declare tables, by their names without `.py`."""
+    """The files of registered methods that declare tables, by their names without `.py`."""
     modules = dict.fromkeys(method.module for method in registry.methods().values())
     return {module.__name__.rpartition(".")[2]: module for module in modules if hasattr(module, "TABLES")}
 
@@ -49,21 +154,31 @@ def papers() -> dict[str, ModuleType]:
 def pages(results: Path) -> dict[Path, str]:
     """All pages by their paths under `results`, a folder with `records/<study>` and `papers/notes/<paper>.md`.
 
-    Beside the folder may be a `README.md`, which counts the claims between two marks.
+    A `README.md` beside the folder gets the number of claims between two marks.
     """
     records = results / "records"
     studies = [read_study(file.parent) for file in sorted(records.glob("*/intro.md"))]
     answers = claims.answers(registry.claims(), [records])
-    texts, planned = {Path(f"{study.name}.md"): study_page(study) for study in studies}, {}
+    texts = {Path(f"{study.name}.md"): study_page(study) for study in studies}
+    counts, covered, complete = [], [], []
     for name, module in papers().items():
+        planned = [plans.plan(table, records, seeds=table.seeds) for table in module.TABLES]
         notes = results / "papers" / "notes" / f"{name}.md"
-        missed = notes.read_text(encoding="utf-8") if notes.is_file() else ""
-        planned[name] = [plans.plan(table, records, seeds=table.seeds) for table in module.TABLES]
-        text = paper_page(module, planned[name], studies, missed)
+        text = paper_page(module, planned, studies, notes.read_text(encoding="utf-8") if notes.is_file() else "")
         texts[Path("papers") / f"{name}.md"] = text.replace(f"{records}/", "records/")
-    texts[Path("README.md")] = first_page(records, studies, answers, coverage(planned))
+        in_full = {plan.table.name: cells_in_full(plan) for plan in planned}
+        complete += [table for table, cells in in_full.items() if cells and all(cells)]
+        title, cells = module.TABLES[0].reported[0], [cell for cells in in_full.values() for cell in cells]
+        covered.append([f"[{title}](papers/{name}.md)", f"{len(cells):,}", f"{sum(cells):,}"])
+        verdicts = Counter(answer.verdict for answer in answers if answer.claim.table in in_full)
+        numbers = [str(verdicts[verdict]) for verdict in claims.VERDICTS]
+        counts.append([f"[{title}](results/papers/{name}.md)", *numbers])
+    whole = f"Run in full, every cell here that has a printed number: {', '.join(complete) or 'none'}."
+    coverage = [github(["Paper", "Printed cells", "In full, all seeds"], covered, 1), whole, COVERAGE]
+    texts[Path("README.md")] = first_page(records, studies, answers, "\n\n".join(coverage))
     if (first := results.parent / "README.md").is_file():
-        text = between_marks(first.read_text(encoding="utf-8"), "claims", counts_by_paper(answers))
+        table = github(["Claims of", *map(str.capitalize, claims.VERDICTS)], counts, 1)
+        text = between_marks(first.read_text(encoding="utf-8"), "claims", table)
         texts[Path("..") / "README.md"] = text
     if (results.parent / "papers").is_dir():
         verdicts = render(claims.claims_sheet(answers), "csv")
@@ -71,70 +186,41 @@ def pages(results: Path) -> dict[Path, str]:
     return texts
 
 
+def cells_in_full(plan: TablePlan) -> list[bool]:
+    """For each cell of a table that the paper prints, whether all its runs count."""
+    cells = [cell for cell in compare(plan).values if cell["paper"] is not None and "runs_planned" in cell]
+    return [cell["runs_counted"] == cell["runs_planned"] for cell in cells]
+
+
 def _page(head: str, parts: Mapping[str, str]) -> str:
-    """A page in Markdown: its head, and texts by their headings; one without a text is left out."""
+    """A page in Markdown: its head, and texts by their headings, without empty ones."""
     return "\n\n".join([head, *(f"{heading}\n\n{text}" for heading, text in parts.items() if text)]) + "\n"
 
 
-def counts_by_paper(answers: Sequence[Answer]) -> str:
-    """How many claims of each paper have which verdict, as a table for the project's first page."""
-    rows = []
-    for name, module in papers().items():
-        tables = [table.name for table in module.TABLES]
-        verdicts = Counter(answer.verdict for answer in answers if answer.claim.table in tables)
-        link = f"[{module.TABLES[0].reported[0]}](results/papers/{name}.md)"
-        rows.append([link, *(str(verdicts[verdict]) for verdict in claims.VERDICTS)])
-    return "\n".join(github(["Claims of", *(verdict.capitalize() for verdict in claims.VERDICTS)], rows, 1))
-
-
-def coverage(planned: Mapping[str, Sequence[TablePlan]]) -> str:
-    """How much has been run of what the papers print, by the names of their files, and which tables are complete."""
-    rows, complete = [], []
-    for name, module in papers().items():
-        in_full: list[bool] = []
-        for plan in planned[name]:
-            printed = [cell for cell in comparison.compare(plan).values if cell["paper"] is not None]
-            counted = [cell["runs_counted"] == cell["runs_planned"] for cell in printed if "runs_planned" in cell]
-            complete += [plan.table.name] * (bool(counted) and all(counted))
-            in_full += counted
-        link = f"[{module.TABLES[0].reported[0]}](papers/{name}.md)"
-        rows.append([link, f"{len(in_full):,}", f"{sum(in_full):,}"])
-    table = "\n".join(github(["Paper", "Printed cells", "In full, all seeds"], rows, 1))
-    return (
-        f"{table}\n\nRun in full, every cell here that has a printed number: {', '.join(complete) or 'none'}.\n\n"
-        "A cell is a number that a paper prints and a table here plans; several may be read from one run. A table has "
-        "three seeds, or one where the paper prints single runs."
-    )
-
-
 def first_page(records: Path, studies: Sequence[Study], answers: Sequence[Answer], covered: str) -> str:
-    """The page that `results/` opens with: the claims, how much of the papers has been run, and the studies."""
-    timed = costs.paces(read_runs([records]))
-
-    def remark(answer: Answer) -> str:
+    """The first page: the claims, how much of the papers is `covered`, and the studies."""
+    timed, sheet, lines = costs.paces(read_runs([records])), claims.claims_sheet(answers), []
+    for line, answer in zip(sheet.lines, answers, strict=True):
         deciding, see = costs.decided_by(answer, records, timed), answer.claim.see
         names = dict.fromkeys(folder.relative_to(records).parts[0] for folder in answer.runs)
-        parts = [f"{answer.size}: {', '.join(f'[{name}]({name}.md)' for name in names)}"] * bool(names)
-        parts += [f"but see [{see}]({see}.md)"] * bool(names and see) + [f"decided by {deciding}"] * bool(deciding)
-        return "; ".join(parts)
-
-    sheet = claims.claims_sheet(answers)
-    lines = [[*line[:-1], remark(answer)] for line, answer in zip(sheet.lines, answers, strict=True)]
+        remarks = [f"{answer.size}: {', '.join(f'[{name}]({name}.md)' for name in names)}"] * bool(names)
+        remarks += [f"but see [{see}]({see}.md)"] * bool(names and see) + [f"decided by {deciding}"] * bool(deciding)
+        lines.append([*line[:-1], "; ".join(remarks)])
     claimed = render(replace(sheet, lines=lines)).rstrip()
     rows = [[f"[{study.name}]({study.name}.md)", (study.findings or [MISSING])[0]] for study in studies]
     parts = {
         "## What the papers claim, and what is so": f"{claims.counted(answers)} {CLAIMS}\n\n{claimed}",
         "## How much of what the papers print has been run": covered,
-        "## Studies": "\n".join([*github(["Study", "First finding"], rows), "", LEGEND, OTHERS]),
+        "## Studies": f"{github(['Study', 'First finding'], rows)}\n\n{LEGEND}\n{OTHERS}",
     }
     return _page(f"# Results\n\n{MADE}", parts)
 
 
 def study_page(study: Study) -> str:
-    """The page of a study: its introduction, its findings, and all that follows from its records."""
+    """The page of a study."""
     records = study.records
     tested = max(sum(entry["test_accuracy"] is not None for entry in record["rounds"]) for record in records)
-    charts = {"curves": "Test accuracy over rounds"} if tested >= POINTS else {}
+    charts = {"curves": "Test accuracy over rounds"} if tested > 2 else {}  # two points say nothing
     lines = "\n".join(f"- {line}" for line in study.findings)
     results = [render(tables.sheet(records, study.metrics)).strip()]
     results += [f"![{title}](figures/{study.name}-{kind}.png)" for kind, title in (charts | study.figures).items()]
@@ -150,12 +236,12 @@ def study_page(study: Study) -> str:
 
 
 def figures(text: str) -> dict[Path, tuple[str, str]]:
-    """The figures that a page shows: the study and the kind of each, by its path under the folder of the results."""
+    """The figures that a page shows: study and kind of each, by its path under `results`."""
     return {Path(path): (study, kind) for path, study, kind in FIGURE.findall(text)}
 
 
 def paper_page(module: ModuleType, planned: Iterable[TablePlan], studies: Iterable[Study], missed: str) -> str:
-    """The page of a paper: its tables as they stand, its `studies` among all, and what was `missed`, in Markdown."""
+    """The page of a paper: its `planned` tables, those of the `studies` that are its own, and what was `missed`."""
     title, *about = re.split(r"(?m)^\S.*\n(?= )", module.__doc__)[0].strip().split("\n\n")  # before the first section
     name = module.__name__.rpartition(".")[2]
     about.append(
@@ -165,19 +251,18 @@ def paper_page(module: ModuleType, planned: Iterable[TablePlan], studies: Iterab
     for plan in planned:
         command = f"`fedcli table {plan.table.name}`"
         if any(run.state == "finished" for run in plan.runs):
-            shown += [render(comparison.compare(plan)).rstrip(), f"{command} runs what is missing."]
+            shown += [render(compare(plan)).rstrip(), f"{command} runs what is missing."]
         else:
             lacking.append([plan.title, str(len(plan.cells)), command])
-    names = {method.name for method in registry.methods().values() if method.module is module}
-    names |= {protocol.name for protocol in module.PROTOCOLS}
-    listed = []
+    methods = (method for method in registry.methods().values() if method.module is module)
+    names, listed = {each.name for each in (*methods, *module.PROTOCOLS)}, []
     for study in studies:
         if any(names & {record["method"], record["protocol"]} for record in study.records):
             heading = study.intro.partition("\n")[0].lstrip("# ")
             listed.append(": ".join([f"- [{heading}](../{study.name}.md)", *study.findings[:1]]))
     parts = {
         "## Tables": "\n\n".join(shown),
-        "### Without a finished run": "\n".join(github(["Table", "Cells", "Command"], lacking)) if lacking else "",
+        "### Without a finished run": github(["Table", "Cells", "Command"], lacking) if lacking else "",
         "### Not planned": "\n".join(f"- {name}: {reason.rstrip('.')}." for name, reason in module.NOT_PLANNED.items()),
         "## Studies": "\n".join(listed),
         **{f"## {heading}": textwrap.dedent(text).strip() for heading, text in CARD.findall(module.__doc__)},

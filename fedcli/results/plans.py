@@ -48,7 +48,7 @@ class PlannedRun:
 
     @property
     def state(self) -> str:
-        """One of `fedcli.results.frame.STATES`."""
+        """One of `fedcli.results.metrics.STATES`."""
         return "not run" if self.record is None else state_of(self.record)
 
     @property

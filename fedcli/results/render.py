@@ -34,11 +34,11 @@ class Sheet:
     title: str = ""
     setting: str = ""  # what the whole table is of, in a sentence
     notes: Sequence[str] = ()  # what a reader must know of the numbers
-    marked_up: bool = False  # its texts are Markdown already
+    marked_up: bool = False  # whether its texts are Markdown already
 
 
 def render(sheet: Sheet, form: str = "markdown") -> str:
-    """The text of a table as "markdown", "latex" or "csv", which has the values."""
+    """A table as "markdown", "latex" or "csv", which has the values."""
     if form == "csv":
         return csv_of(pd.DataFrame(sheet.values, dtype=object))
     return _latex(sheet) if form == "latex" else _markdown(sheet)
@@ -47,14 +47,14 @@ def render(sheet: Sheet, form: str = "markdown") -> str:
 def _markdown(sheet: Sheet) -> str:
     escape = printable if sheet.marked_up else markdown
     rows = [[_marked(text, escape, "**{}**") for text in line] for line in sheet.lines]
-    table = "\n".join(github([*map(markdown, sheet.columns)], rows, sheet.numbers))
-    parts = [f"### {sheet.title}" if sheet.title else "", sheet.setting, table]
-    parts.append("\n".join(f"- {note}" for note in sheet.notes))
+    table = github([*map(markdown, sheet.columns)], rows, sheet.numbers)
+    notes = "\n".join(f"- {note}" for note in sheet.notes)
+    parts = [f"### {sheet.title}" if sheet.title else "", sheet.setting, table, notes]
     return "\n\n".join(filter(None, parts)) + "\n"
 
 
 def _latex(sheet: Sheet) -> str:
-    r"""A `tabular`, which needs `\usepackage{booktabs}`; lines without a text in the first column make a block."""
+    r"""A `tabular` for `\usepackage{booktabs}`; a line without a text in the first column belongs to the one above."""
     has_blocks = not all(line[0] for line in sheet.lines)
     form = "l" * sheet.numbers + "r" * (len(sheet.columns) - sheet.numbers)
     lines = [f"% {printable(text)}".replace("*", "") for text in (sheet.title, sheet.setting) if text]
@@ -68,39 +68,33 @@ def _latex(sheet: Sheet) -> str:
 
 
 def _marked(text: str, escape: Callable[[str], str], bold: str) -> str:
-    """The text of a cell with nothing in it that is markup, in bold if it stands out."""
+    """The escaped text of a cell, in bold if it stands out."""
     return bold.format(escape(text)) if isinstance(text, Best) else escape(text)
 
 
 def csv_of(table: pd.DataFrame) -> str:
-    """A CSV in which no text is a formula to a spreadsheet; what a row lacks stays empty."""
+    """A CSV in which no text is a formula to a spreadsheet."""
     return table.replace(_FORMULA, "'", regex=True).to_csv(index=False, lineterminator="\n")
 
 
-def github(columns: Sequence[str], rows: Sequence[Sequence[str]], numbers: int | None = None) -> list[str]:
-    """The lines of a GitHub table with these titles and cells; the columns from `numbers` on stand to the right."""
-    texts = len(columns) if numbers is None else numbers
-    rules = ["---" if index < texts else "---:" for index in range(len(columns))]
+def github(columns: Sequence[str], rows: Sequence[Sequence[str]], numbers: int | None = None) -> str:
+    """A GitHub table with these titles and cells; the columns from `numbers` on stand to the right."""
+    rules = ["---" if numbers is None or index < numbers else "---:" for index, _ in enumerate(columns)]
     whole = [[re.sub(r"(?<!\\)\|", r"\|", cell) for cell in row] for row in rows]
-    return ["| " + " | ".join(line) + " |" for line in (columns, rules, *whole)]
+    return "\n".join("| " + " | ".join(line) + " |" for line in (columns, rules, *whole))
 
 
 def markdown(text: str) -> str:
-    """A text for Markdown, in which none of it is markup, HTML or mathematics, on one line."""
+    """A text for Markdown on one line, without markup, HTML or mathematics."""
     return _MARKUP.sub(r"\\\g<0>", printable(text))
 
 
 def _tex(text: str) -> str:
-    """A text for LaTeX, with a minus sign before a negative number; Markdown's marks of code are left out."""
+    """A text for LaTeX, with minus signs, without Markdown's marks of code."""
     return re.sub(r"(?<![\w-])-(?=\d)", "$-$", printable(text).translate(str.maketrans(_TEX)))
 
 
 def between_marks(text: str, name: str, content: str) -> str:
-    """A text with `content` between the marks of that name, `<!-- NAME: written by 'make tables' -->` and `… end -->`.
-
-    Without these marks it stays as it is.
-    """
-    begin, end = f"<!-- {name}: written by 'make tables' -->", f"<!-- {name}: end -->"
-    before, first, rest = text.partition(begin)
-    _, last, after = rest.partition(end)
-    return f"{before}{begin}\n\n{content}\n\n{end}{after}" if first and last else text
+    """A text with `content` between its marks `<!-- NAME: written by 'make tables' -->` and `… end -->`, if any."""
+    marks = rf"(?s)(<!-- {re.escape(name)}: written by 'make tables' -->).*?(<!-- {re.escape(name)}: end -->)"
+    return re.sub(marks, lambda match: f"{match[1]}\n\n{content}\n\n{match[2]}", text, count=1)

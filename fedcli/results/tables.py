@@ -1,7 +1,7 @@
 """Tables of runs: which runs stand in a row, what a row says of them, and every run as a row of numbers.
 
-A record is read from `record.json` and never changed. Accuracies are fractions there and percent here. Numbers of two
-protocols or data sets cannot be compared, so they share no table and no panel.
+Accuracies are fractions in records and percent here. Numbers of two protocols or data sets cannot be compared, so they
+share no table and no panel.
 """
 
 import re
@@ -16,16 +16,16 @@ import pandas as pd
 
 from fedcli import registry
 from fedcli.errors import UserError, printable, unknown
-from fedcli.results.frame import STATES, find_records, frame_of, state_of
-from fedcli.results.metrics import BOLD, DIVERGED, Metric, best, diverged, find_metric
+from fedcli.results.frame import find_records, frame_of
+from fedcli.results.metrics import BOLD, DIVERGED, STATES, Metric, best, find_metric, state_of
 from fedcli.results.render import MISSING, Best, Sheet, markdown
 from fedcli.runs.config import given_options, inactive_term
 from fedcli.runs.records import quiet
 from fedcli.runs.settings import FIRST, NOT_SETTINGS, reductions, settings, settings_text
 
-OUT = re.compile(r" --out[ =](?:'[^']*'|\S+)")  # where a run went, which the commands of older ones tell
+OUT = re.compile(r" --out[ =](?:'[^']*'|\S+)")  # in the commands of older runs
 COMPARABLE = ["protocol", "dataset", "partition", "rounds", "train_examples", "selection"]
-# Metrics that have a column where a run has the number, if nobody asks for them.
+# Metrics that have a column where a run has a value.
 SOMETIMES = ("validation", "post", "classifier", "intra", "quality:nmi", "quality:silhouette")
 
 
@@ -33,41 +33,35 @@ SOMETIMES = ("validation", "post", "classifier", "intra", "quality:nmi", "qualit
 class SeedGroup:
     """Runs that agree in everything but the seed."""
 
-    label: str  # short name among the groups made with it: the method, and those settings that most of them do not have
+    label: str  # the method and its settings that most other groups do not have
     method: str  # its name, or the label that stands for it
-    settings: dict[str, Any]  # the options in which it differs from the other groups, by name
+    settings: dict[str, Any]  # those in which it differs from other groups
+    selection: str  # the rule behind the headline
     records: list[dict]  # the runs, by seed
 
     @property
     def finished(self) -> list[dict]:
-        """The runs that went through."""
+        """The runs that finished."""
         return [record for record in self.records if record["status"] == "finished"]
 
-    @property
-    def selection(self) -> str:
-        """The rule behind the headline number."""
-        return self.records[0]["summary"]["selection"]
 
-
-def select_records(records: Iterable[dict], methods: Sequence[str] = (), datasets: Sequence[str] = ()) -> list[dict]:
-    """The records of these methods and data sets; of all where none is named. Case does not count.
+def select_records(records: Sequence[dict], methods: Sequence[str] = (), datasets: Sequence[str] = ()) -> list[dict]:
+    """The records of these methods and data sets, of all if none is named; case does not count.
 
     Raises:
-        UserError: If no record is of one of those that are named.
+        UserError: If no record is of a named one.
     """
-    kept = list(records)
     for key, names, kind in (("method", methods, "method"), ("dataset", datasets, "data set")):
-        there = {record[key].lower(): record[key] for record in kept}
+        there = {record[key].lower(): record[key] for record in records}
         for name in names:
             if name.lower() not in there:
                 raise unknown(f"{kind} among the runs", name, there, f"there are {', '.join(there.values())}.")
-        chosen = [name.lower() for name in names or there]
-        kept = [record for record in kept if record[key].lower() in chosen]
-    return kept
+        records = [record for record in records if record[key].lower() in map(str.lower, names or there)]
+    return records
 
 
 def boards(records: Iterable[dict]) -> dict[str, list[dict]]:
-    """The records by protocol and data set, in the order in which these appear."""
+    """The records by protocol and data set, in order of appearance."""
     parts: dict[str, list[dict]] = {}
     for record in records:
         parts.setdefault(f"{record['protocol']}, {record['dataset']}", []).append(record)
@@ -75,10 +69,9 @@ def boards(records: Iterable[dict]) -> dict[str, list[dict]]:
 
 
 def group(records: Iterable[dict], each: bool = False) -> list[SeedGroup]:
-    """The records as groups that agree in everything but the seed, in the order in which they appear.
+    """The records as groups that agree in everything but the seed, in order of appearance.
 
-    The machine (device, chunk size, checkpoint interval) does not divide a group. Other numerics do, a label, and if
-    `each`, the seed. Of runs with the same seed and parameters, one counts.
+    Numerics and labels divide groups, and if `each`, seeds. Of runs with the same seed and parameters, one counts.
 
     Raises:
         UserError: If there is no record.
@@ -86,7 +79,6 @@ def group(records: Iterable[dict], each: bool = False) -> list[SeedGroup]:
     runs = frame_of(records)
     if runs.empty:
         raise UserError("there is no run to show (got 0 records); give the folder of one run or of several runs.")
-    runs["parameters"] = [record["summary"].get("params_sha256") for record in runs["record"]]
     runs = runs.drop_duplicates(["label", "key", "numerics", "seed", "state", "parameters"])
     parts = [part for _, part in runs.groupby(["label", "key", "numerics", *["seed"] * each], sort=False)]
     rows = [{**part["settings"].iloc[0], "numerics": part["numerics"].iloc[0]} for part in parts]
@@ -95,18 +87,17 @@ def group(records: Iterable[dict], each: bool = False) -> list[SeedGroup]:
     for part, row in zip(parts, rows, strict=True):
         differing, unusual = _differences(row, rows)
         name = label = part["label"].iloc[0] or row["method"]
-        if unusual and labels[name] != 1:  # a label of the user's tells apart unless it stands for several groups
+        if unusual and labels[name] != 1:  # a user's label that one group has is enough
             label = f"{name}, {settings_text(unusual)}"
         records = part.sort_values("seed", kind="stable")["record"].tolist()
-        groups.append(SeedGroup(label, name, differing, records))
+        groups.append(SeedGroup(label, name, differing, row["selection"], records))
     return groups
 
 
 def _differences(row: dict[str, Any], rows: Sequence[dict[str, Any]]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The settings in which a run differs, from all others or from its own method's, and the unusual ones of them.
+    """The settings in which a run differs, and those of them that at most half of the compared runs share.
 
-    An option that only some methods have, or only beside some choice of another, tells nothing about the others. Usual
-    is a value that more than half of those have that are compared.
+    An option that not all runs have is compared among those of the method alone.
     """
     differing, unusual = {}, {}
     for name, value in row.items():
@@ -121,7 +112,7 @@ def _differences(row: dict[str, Any], rows: Sequence[dict[str, Any]]) -> tuple[d
 
 
 def agreed(records: Iterable[dict]) -> dict[str, Any]:
-    """Protocol, data set and partition, those in which all records agree."""
+    """Those of protocol, data set and partition in which all records agree."""
     rows = [settings(record) for record in records]
     return {name: rows[0][name] for name in FIRST[1:] if len({row[name] for row in rows}) == 1}
 
@@ -131,11 +122,11 @@ def mean_of_runs(metric: Metric, records: Sequence[dict], states: Counter) -> st
 
     Args:
         metric: What is read of each run.
-        records: The runs that there are.
-        states: How many of the runs, also of those that are not there, are in which of `STATES`.
+        records: The runs that have begun.
+        states: The number of all planned runs by state.
 
     Returns:
-        "66.10 ± 0.52 (3)", or "66.10 ± 0.52 (2 of 3 runs; 1 diverged)"; where no run counts, how far the furthest is.
+        "66.10 ± 0.52 (3)", or "66.10 ± 0.52 (2 of 3 runs; 1 diverged)"; the state of the furthest if no run counts.
     """
     values, counted, planned = metric.values(records), sum(map(metric.counts, records)), states.total()
     if not counted:
@@ -146,15 +137,12 @@ def mean_of_runs(metric: Metric, records: Sequence[dict], states: Counter) -> st
     return f"{metric.mean_text(values) if values else metric.none} ({'; '.join(told)})"
 
 
-def sheet(records: Iterable[dict], metrics: Sequence[str] = (), title: str = "", each: bool = False) -> Sheet:
-    """A table with one row a group, if `each` one a run; its values are the runs, one a line.
-
-    Metrics that are named get columns of their own.
+def sheet(records: Sequence[dict], metrics: Sequence[str] = (), title: str = "", each: bool = False) -> Sheet:
+    """A table with a row for each group, or for each run if `each`, and more `metrics`; its values are the runs.
 
     Raises:
         UserError: If there is no record, or a metric is not known.
     """
-    records = list(records)
     groups, chosen = group(records, each), [find_metric(name) for name in metrics]
     selected = f"Selected ({' or '.join(sorted({member.selection for member in groups}))}), %"
     read = {selected: find_metric("selected"), "Last round, %": find_metric("last")}
@@ -175,13 +163,13 @@ def sheet(records: Iterable[dict], metrics: Sequence[str] = (), title: str = "",
 
 
 def sheets(records: Iterable[dict], metrics: Sequence[str] = ()) -> list[Sheet]:
-    """A table for each board, see `sheet`; the title names the board where there are several."""
+    """A table for each board, which titles name where there are several; see `sheet`."""
     parts = boards(records) or {"": []}
     return [sheet(runs, metrics, name if len(parts) > 1 else "") for name, runs in parts.items()]
 
 
 def _row(member: SeedGroup, read: dict[str, Metric], optional: set[str]) -> dict[str, str]:
-    """The cells of a group by column: means of metrics over runs, of the optional ones where there is a value."""
+    """The cells of a group by column; those of optional metrics stay empty without a value."""
     records, states = member.records, Counter(map(state_of, member.records))
     seeds = [f"{record['seed']} {state_of(record)} after {len(record['rounds'])} rounds" for record in records]
     means = {title: mean_of_runs(metric, records, states) for title, metric in read.items()}
@@ -207,12 +195,12 @@ def _notes(groups: Sequence[SeedGroup], bold: bool) -> list[str]:
         record, method = member.records[0], registry.methods().get(member.records[0]["method"])
         if text := method and inactive_term(record["config"], method):
             inactive[f"Inactive in {markdown(member.label)}: {text}."] = True
-        told = {*FIRST, "rounds", *NOT_SETTINGS, *member.settings, *reductions(record)}  # by columns and other notes
+        told = {*FIRST, "rounds", *NOT_SETTINGS, *member.settings, *reductions(record)}
         options = given_options(record["config"], record["origin"])
         given |= {settings_text({name: value}): True for name, value in options.items() if name not in told}
     notes = {
         "Mean ± sample standard deviation over runs (number of runs); a value without ± is one run.": True,
-        DIVERGED: any(map(diverged, records)),
+        DIVERGED: "diverged" in map(state_of, records),
         f"Reduced against the protocol: {'; or '.join(filter(None, smaller))}.": any(smaller),
         **inactive,
         f"Options given with the runs: {markdown('; '.join(given))}.": given,
@@ -224,8 +212,7 @@ def _notes(groups: Sequence[SeedGroup], bold: bool) -> list[str]:
 def numbers_of(record: dict, metrics: Sequence[Metric] = ()) -> dict[str, Any]:
     """One run as a flat row; rounds count from 1, accuracies are in percent.
 
-    `seconds_round_median` is that of the median round, which the first one, a warm-up, does not move. Seconds that
-    other work disturbed are left out.
+    The median round leaves out the first one's warming up. Seconds that other work disturbed are left out.
     """
     summary, undisturbed = record["summary"], quiet(record)
     selected, down, up = (find_metric(name).value(record) for name in ("selected", "floats-down", "floats-up"))
@@ -258,12 +245,12 @@ def numbers_of_runs(paths: Iterable[str | Path], metrics: Sequence[str] = ()) ->
     """All runs under some paths, a row each; the function behind `fedcli.frame`.
 
     Args:
-        paths: Folders of runs, or folders that hold these at any depth.
+        paths: Folders that hold runs at any depth.
         metrics: Names of metrics that get a column, as of `fedcli table --metric`.
 
     Returns:
-        The `folder` of a run, its method, protocol, data set and seed, its numbers as in the CSV of a table (`selected`
-        is the headline, `last` the last round, both in percent), and the options in which the runs differ.
+        The `folder` of a run, its numbers as in the CSV of a table (`selected` is the headline, `last` the last round,
+        both in percent), and the options in which the runs differ.
 
     Raises:
         UserError: If there is no run, or a record cannot be read.
@@ -276,18 +263,15 @@ def numbers_of_runs(paths: Iterable[str | Path], metrics: Sequence[str] = ()) ->
 
 
 def machines(records: Iterable[dict]) -> list[str]:
-    """One line for each machine and set of versions, with the number of runs it did; a run that moved names each."""
+    """A line for each machine and its versions, with the number of its runs; a run that moved counts on each."""
     counts = Counter()
-    for record in records:
-        texts = []
-        for part in (record, *record.get("moved", ())):
-            values = {**part.get("hardware", {}), **part.get("versions", {})}
-            texts.append(settings_text({name: value for name, value in values.items() if value is not None}))
-        counts[", then ".join(filter(None, texts))] += 1
+    for part in [part for record in records for part in (record, *record.get("moved", ()))]:
+        values = {**part.get("hardware", {}), **part.get("versions", {})}
+        counts[settings_text({name: value for name, value in values.items() if value is not None})] += 1
     return [f"- {count} run{'s' * (count > 1)}: {markdown(machine)}" for machine, count in counts.items()]
 
 
 def commands(records: Iterable[dict]) -> list[str]:
-    """The commands that made these runs, but for the folders that they went to; each once."""
+    """The commands that made these runs, without their folders, each once."""
     texts = dict.fromkeys(OUT.sub("", printable(record.get("command", ""))) for record in records)
     return [text for text in texts if text.startswith("fedcli ")]

@@ -64,9 +64,9 @@ def run(protocol: str) -> list[dict]:
     return rows
 
 
-def mean_text(numbers: pd.Series, signed: bool = False) -> str:
+def mean_text(numbers: pd.Series, sign: str = "") -> str:
     """Returns the mean of a column with its 95 % interval and the number of its seeds."""
-    return find_metric("selected").interval_text(interval(numbers.dropna().tolist()), signed=signed)
+    return find_metric("selected").interval_text(interval(numbers.dropna().tolist()), sign=sign)
 
 
 def section(rows: pd.DataFrame, protocol: str) -> str:
@@ -81,7 +81,7 @@ def section(rows: pd.DataFrame, protocol: str) -> str:
         "Method": order.to_series(),
         "Options": {row: settings_text(options) for row, options in options_of(protocol).items()},
         "Accuracy, %": headline.apply(mean_text),
-        f"Ahead of {plain}": leads.apply(mean_text, signed=True).where(order != plain, ""),
+        f"Ahead of {plain}": leads.apply(mean_text, sign="+").where(order != plain, ""),
         "Last tenth of the rounds, %": tenth.apply(mean_text),
         "By the classifier, %": classifier.apply(mean_text).where(classifier.notna().any(), ""),
         "Floats sent a round": runs.floats_sent.max().map("{:,}".format),
@@ -91,7 +91,7 @@ def section(rows: pd.DataFrame, protocol: str) -> str:
     if interval((headline.iloc[:, 0] - headline.iloc[:, 1]).dropna().tolist()).low > 0:
         table.iloc[0, 2] = f"**{table.iloc[0, 2]}**"
     table = table.loc[:, table.ne("").any()]
-    return "\n".join(github([*table], table.to_numpy().tolist(), 2))
+    return github([*table], table.to_numpy().tolist(), 2)
 
 
 def main(page: bool = False) -> None:

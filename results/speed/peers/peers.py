@@ -104,7 +104,7 @@ def table(rows: pd.DataFrame) -> str:
             cells.append(f"{numbers.median():.2f} ({numbers.min():.2f}-{numbers.max():.2f})")
         lines.append([workload, SIDES[side], *cells])
     titles = ["Workload", "Side", "Seconds a round (least-largest)", "Times fedcli's (of the turns)"]
-    return "\n".join(github(titles, lines, 2))
+    return github(titles, lines, 2)
 
 
 def main(
