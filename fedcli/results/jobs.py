@@ -78,12 +78,16 @@ def execute(
     errors: dict[Path, str] = {}
     with locked(plan.folder) if len(plan.runs) > 1 else nullcontext(), starter as start:  # a run locks its own folder
         waiting, active = plan.to_run, {}
-        while waiting or active:
-            while waiting and len(active) < at_once:
-                run = waiting.pop(0)
+        while True:
+            for run in [*waiting]:
+                if len(active) == at_once or not plan.may_start(run, active.values()):
+                    continue
+                waiting.remove(run)
                 if cluster is None:  # Ray begins it once a node is free
                     watch.begin(run)
                 active[start(run)] = run
+            if not active:
+                return errors
             ended, _ = futures.wait(active, POLL_SECONDS, futures.FIRST_COMPLETED)
             for future, run in list(active.items()):
                 record = None
@@ -101,7 +105,6 @@ def execute(
                 watch.end(run, record, error)
             if (waiting or active) and time_left() <= 0:
                 raise OutOfTime
-    return errors
 
 
 def _run_here(watch: Watch, run: PlannedRun) -> futures.Future:

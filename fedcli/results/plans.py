@@ -5,7 +5,7 @@ runs with other tables, and takes in runs that were made by hand. A run of a gri
 """
 
 import itertools
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -94,6 +94,10 @@ class Plan:
         missing = self.missing_data.keys()
         can = [run for run in self.runs if run.to_do and missing.isdisjoint(run.setup.data_sets)]
         return sorted(can, key=lambda run: run.record is None)
+
+    def may_start(self, run: PlannedRun, active: Collection[PlannedRun]) -> bool:
+        """Whether a run may start beside those that go on."""
+        return True
 
     def accuracy_text(self, record: Record) -> str:
         """What is told of a run as soon as it has finished."""
