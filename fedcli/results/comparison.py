@@ -12,8 +12,8 @@ from typing import Any
 from fedcli.declarations import Table
 from fedcli.registry import tables
 from fedcli.results.frame import STATES, departures, frame_of
-from fedcli.results.metrics import BOLD, DIVERGED, NO_INTERVAL, Metric, best, interval
-from fedcli.results.plans import IN_TEXT, TablePlan, wanted
+from fedcli.results.metrics import BOLD, DIVERGED, NO_INTERVAL, Metric, best, find_metric, interval
+from fedcli.results.plans import IN_TEXT, TablePlan, plan_cell
 from fedcli.results.render import Best, Sheet
 from fedcli.results.tables import mean_of_runs
 from fedcli.runs.config import inactive_term
@@ -67,10 +67,13 @@ def printed_accuracy(record: Mapping[str, Any]) -> float | None:
         for cell in table.cells:
             number = paper.get((cell.row, cell.column), {}).get("mean")
             is_alike = (cell.method, cell.settings.get("protocol"), cell.settings.get("dataset")) == alike
-            if is_alike and number is not None and cell.metric in ACCURACIES:
-                planned = wanted(cell)
-                if not departures(run, planned.settings, planned.metric):
-                    return number
+            is_printed = number is not None and cell.metric in ACCURACIES
+            if (
+                is_alike
+                and is_printed
+                and not departures(run, plan_cell(table, cell).settings, find_metric(cell.metric))
+            ):
+                return number
     return None
 
 

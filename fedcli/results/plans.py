@@ -1,14 +1,15 @@
-"""Runs that are planned: of a paper's table or of a grid; which there are, and which are to do.
+"""Planned runs of a paper's table or a grid: which there are, and which are to do.
 
-A run of a table is known by its settings, wherever it lies, so that a table goes on where it was interrupted, shares
-runs with other tables, and takes in runs that were made by hand. A run of a grid is known by its folder.
+A table finds its runs by their settings in any folder, also those of other tables and those made by hand. A grid finds
+them by their folders.
 """
 
 import itertools
+from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from fedcli.data import datasets
 from fedcli.declarations import Cell, Method, Table
@@ -38,13 +39,18 @@ DIVISION = ("partition", "partition_seed", "validation", "local_test")  # option
 class PlannedRun:
     """A run that a plan needs."""
 
-    label: str  # what it is called: row and column of the first cell that needs it, or the values of a grid
+    label: str  # row and column of the first cell that needs it, or the values of a grid
     method: str  # its name, or the path of its file
-    given: dict[str, Any]  # the options that it is run with, the seed among them
+    given: dict[str, Any]  # options, with the seed
     setup: Setup  # the same, resolved
     folder: Path  # where it is, or will be
-    values: dict[str, Any]  # those of `given` by which it differs: from what its table says, or from others of its grid
-    record: Record | None = None  # what there is of it; None before it has begun
+    values: dict[str, Any]  # options in which it differs from what its table says, or from other runs of its grid
+    record: Record | None = None  # None before it has begun
+
+    @property
+    def settings(self) -> Settings:
+        """What its record will have as settings."""
+        return settings(draft(self.setup))
 
     @property
     def state(self) -> str:
@@ -53,12 +59,12 @@ class PlannedRun:
 
     @property
     def to_do(self) -> bool:
-        """Whether running it can bring anything; one that has diverged would diverge again."""
+        """Whether it has not ended; a run that has diverged would diverge again."""
         return self.state not in ENDED
 
     @property
     def outdated(self) -> bool:
-        """True where the code of now would not repeat it."""
+        """Whether today's code would not repeat it."""
         if self.record is None:
             return False
         config = {**self.record["config"], "backbone": self.setup.run.backbone}  # where the user's file is now
@@ -66,7 +72,7 @@ class PlannedRun:
 
     @property
     def rounds_done(self) -> int:
-        """Rounds that its record has."""
+        """Rounds in its record."""
         return len(self.record["rounds"]) if self.record else 0
 
 
@@ -74,12 +80,12 @@ class PlannedRun:
 class Plan:
     """Runs as they stand."""
 
-    folder: Path  # where new runs are put, and those that were interrupted go on
-    runs: tuple[PlannedRun, ...]  # each stands there once
+    folder: Path  # of new runs
+    runs: tuple[PlannedRun, ...]  # each once
 
     @property
     def missing_data(self) -> dict[str, str]:
-        """The data sets of runs to do that are not on this machine, with what to do about it."""
+        """The data sets of runs to do that this machine lacks, and how to get them."""
         lacking = {}
         for name in sorted({name for run in self.runs if run.to_do for name in run.setup.data_sets}):
             try:
@@ -90,7 +96,7 @@ class Plan:
 
     @property
     def to_run(self) -> list[PlannedRun]:
-        """The runs to do whose data sets are there, those that have begun first."""
+        """The runs to do whose data sets are there; those that have begun come first."""
         missing = self.missing_data.keys()
         can = [run for run in self.runs if run.to_do and missing.isdisjoint(run.setup.data_sets)]
         return sorted(can, key=lambda run: run.record is None)
@@ -100,13 +106,13 @@ class Plan:
         return True
 
     def accuracy_text(self, record: Record) -> str:
-        """What is told of a run as soon as it has finished."""
+        """What is shown of a run that has finished."""
         return f"test {100 * record['summary']['selected']:.2f} %"
 
 
 @dataclass(frozen=True)
 class PlannedCell:
-    """A cell of a table with the runs, one for each seed, that it is read from."""
+    """A cell of a table with its runs, one for each seed."""
 
     cell: Cell
     metric: Metric
@@ -114,22 +120,22 @@ class PlannedCell:
 
     @property
     def records(self) -> list[Record]:
-        """Of those runs that have begun."""
+        """The records of the runs that have begun."""
         return [run.record for run in self.runs if run.record is not None]
 
 
 @dataclass(frozen=True)
 class TablePlan(Plan):
-    """A table, or the part of it that was asked for, as it stands."""
+    """A table, or a part of it, as it stands."""
 
     table: Table  # the whole table
-    cells: tuple[PlannedCell, ...]  # those that were asked for
+    cells: tuple[PlannedCell, ...]  # of the part
     seeds: tuple[int, ...]  # of each cell
-    reduction: str  # what makes runs smaller, in words; empty where nothing does
+    reduction: str  # what makes runs smaller, in words; empty in full
 
     @property
     def title(self) -> str:
-        """The table in the paper, and what it shows; of a figure there are only numbers in the text."""
+        """The table in the paper, or our name for numbers in its text, and what it shows."""
         paper, where = self.table.reported
         return f"{paper}, {self.table.name.split(':')[1] if where == IN_TEXT else where}: {self.table.title}"
 
@@ -148,12 +154,12 @@ def plan(
     limits: Mapping[str, int | None] | None = None,
     dataset: str | None = None,
 ) -> TablePlan:
-    """What a table needs and what is there of it; nothing is run and no data set is read.
+    """The runs that a table needs and their records; nothing is run and no data set is read.
 
     Args:
         table: The table.
-        folder: Where its runs are; where not given, `runs/tables/<paper>-<ID>`, and what has ended elsewhere in
-            `runs/tables` or is shipped counts, too.
+        folder: Where its runs are. If not given, `runs/tables/<paper>-<ID>`, and runs that have ended in other folders
+            of `runs/tables` or are shipped count, too.
         seeds: In place of the table's own.
         only: Names of rows or columns or parts of such, in any case; a whole name means that one alone. A cell stays if
             its row is among the named rows, should there be any, and its column among the columns.
@@ -165,47 +171,34 @@ def plan(
     """
     homes = [home_of(table), HOME, *shipped()] if folder is None else [folder]
     folder, seeds = homes[0], tuple(check_seeds(table.seeds if seeds is None else seeds))
+    runs: dict[Path, PlannedRun] = {}  # by the folder of a new one, as are the metrics that cells read from it
+    metrics: dict[Path, set[Metric]] = defaultdict(set)
+    cells, smaller = [], {}
+    for cell in _chosen(table, only):
+        planned, metric = [], find_metric(cell.metric)
+        for seed in seeds:
+            run = plan_cell(table, cell, seed, folder, limits, dataset)
+            planned.append(runs.setdefault(run.folder, run))
+            metrics[run.folder].add(metric)
+            smaller |= run.values
+        cells.append(PlannedCell(cell, metric, tuple(planned)))
     rows = read_runs(homes)
     # Elsewhere only what has ended counts.
     rows = rows[rows["state"].isin(ENDED) | rows["folder"].map(lambda path: path.is_relative_to(folder)).astype(bool)]
     there = {name: part.to_dict("records") for name, part in rows.groupby(["method", "seed"])}
-    runs: dict[Path, PlannedRun] = {}  # by the folder of a new one, as is what there is of each
-    usable: dict[Path, list[dict[str, Any]]] = {}
-    cells, smaller = [], {}
-    for cell in _chosen(table, only):
-        metric, planned = find_metric(cell.metric), []
-        for seed in seeds:
-            run = _planned_run(table, cell, seed, limits or {}, dataset, folder)
-            values = settings(draft(run.setup))
-            rows = usable.get(run.folder, there.get((run.setup.method.name, seed), []))
-            usable[run.folder] = [row for row in rows if not departures(row, values, metric)]
-            planned.append(runs.setdefault(run.folder, run))
-            smaller |= run.values
-        cells.append(PlannedCell(cell, metric, tuple(planned)))
     for home, run in runs.items():
-        if usable[home]:
-            furthest = max(usable[home], key=lambda row: (row["state"] in ENDED, len(row["record"]["rounds"])))
+        usable, values = there.get((run.setup.method.name, run.setup.run.seed), []), run.settings
+        for metric in metrics[home]:
+            usable = [row for row in usable if not departures(row, values, metric)]
+        if usable:
+            furthest = max(usable, key=lambda row: (row["state"] in ENDED, len(row["record"]["rounds"])))
             run.folder, run.record = furthest["folder"], furthest["record"]
     reduction = ", ".join(text.format(smaller[name]) for name, text in REDUCTIONS.items() if name in smaller)
     return TablePlan(folder, tuple(runs.values()), table, tuple(cells), seeds, reduction)
 
 
-class Wanted(NamedTuple):
-    """A cell as a run: its setup with seed 0, its settings, and what is read."""
-
-    setup: Setup
-    settings: Settings
-    metric: Metric
-
-
-def wanted(cell: Cell) -> Wanted:
-    """A cell as a run."""
-    setup = resolve(find_method(cell.method), {**cell.settings, "seed": 0}, need_data=False)
-    return Wanted(setup, settings(draft(setup)), find_metric(cell.metric))
-
-
 def _chosen(table: Table, only: Sequence[str]) -> list[Cell]:
-    """The cells of the rows and columns that `only` names."""
+    """The cells in the rows and columns that `only` names."""
     rows, columns = (dict.fromkeys(getattr(cell, name) for cell in table.cells) for name in ("row", "column"))
     meant: set[str] = set()
     for text in only:
@@ -223,17 +216,22 @@ def _chosen(table: Table, only: Sequence[str]) -> list[Cell]:
     return chosen
 
 
-def _planned_run(
-    table: Table, cell: Cell, seed: int, limits: Mapping[str, int | None], dataset: str | None, folder: Path
+def plan_cell(
+    table: Table,
+    cell: Cell,
+    seed: int = 0,
+    folder: Path = HOME,
+    limits: Mapping[str, int | None] | None = None,
+    dataset: str | None = None,
 ) -> PlannedRun:
-    """The run of a cell, before it is looked for."""
+    """The run of a cell, without its record; see `plan`."""
     method, given, smaller = find_method(cell.method), {**cell.settings, "seed": seed}, {}
     try:
         if dataset is not None:
             given = _on_other_data(method, given, dataset)
             smaller["dataset"] = given["dataset"]
         setup = resolve(method, given, need_data=False)
-        for name, limit in limits.items():
+        for name, limit in (limits or {}).items():
             full = getattr(setup.run, name) or (num_images(setup.run.dataset) if name == "train_examples" else None)
             if is_smaller(name, limit, full):
                 smaller[name] = limit
@@ -244,12 +242,12 @@ def _planned_run(
     # Runs that differ only in the seed share a folder.
     partition = short_name(setup.partition.flag).replace(":", "-").replace("/", "-")
     name = f"{method.name}-{short_name(setup.run.dataset)}-{partition}-{key(settings(draft(setup)))[:8]}"
-    label = f"{cell.row}, {cell.column}"
-    return PlannedRun(label, cell.method, given, setup, folder / name / f"seed-{seed}", smaller)
+    folder = folder / name / f"seed-{seed}"
+    return PlannedRun(f"{cell.row}, {cell.column}", cell.method, given, setup, folder, smaller)
 
 
 def _on_other_data(method: Method, given: Mapping[str, Any], dataset: str) -> dict[str, Any]:
-    """The options of a cell's run under the paper's protocol for another data set, with the division of its own."""
+    """The options of a cell on another data set: those of the paper's protocol for it, with the cell's division."""
     dataset, protocol = datasets.find_name(dataset), find_protocol(given["protocol"], method)
     if dataset in protocol.datasets:
         return {**given, "dataset": dataset}
@@ -274,16 +272,16 @@ def plan_grid(
     tuned: str | Path | None = None,
     continue_: bool | None = None,
 ) -> Plan:
-    """Every method with every combination of some options' values and every seed, all checked; nothing is run.
+    """The runs of all methods with all combinations of options' values and all seeds, checked; nothing is run.
 
     Args:
         names: Names of methods, or paths of method files.
-        given: Options; a tuple of values divides the runs.
-        seeds: Of each combination; where not given, one run with the seed of `given`.
-        out: Folder of the runs, `<method>/<option>=<value>,…/seed-<seed>` in it without what there is but one of;
-            `runs/<time>-<method>-<data set>` where not given.
+        given: Options, a tuple for several values.
+        seeds: Of each combination; if not given, the seed of `given`.
+        out: Folder of the runs, which stand in `<method>/<option>=<value>,…/seed-<seed>` of it, without the parts that
+            all share; `runs/<time>-<method>-<data set>` if not given.
         tuned: See `fedcli.runs.run.run`.
-        continue_: Count what is in `out` by the same call.
+        continue_: Go on with runs in `out` that the same call has made.
 
     Raises:
         UserError: If one of them cannot start.
