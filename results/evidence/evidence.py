@@ -80,22 +80,20 @@ TINY = {
 
 
 def planned_runs(precision: str, tiny: bool) -> list[PlannedRun]:
-    """Returns the runs of WORK that the committed records do not have, in its order, each once; `tiny` of each one."""
+    """Returns the runs of WORK that the committed records lack, each once; if `tiny`, a small one of each work."""
     runs: dict[Path, PlannedRun] = {}
-    home = RUNS / (f"tiny-{precision}" if tiny else precision)
+    home, other = RUNS / precision, {} if precision == "float32" else {"precision": precision}
+    if tiny:
+        home, other = RUNS / f"tiny-{precision}", other | TINY
     for work in WORK:
-        other = {} if precision == "float32" else {"precision": precision}
-        other |= {**(TINY if tiny else {}), **(work.instead or {})}
         planned = plan(find_table(work.table), seeds=work.seeds, only=work.only).runs
         for run in sorted(planned, key=lambda run: run.setup.run.seed)[: 1 if tiny else None]:
-            if run.to_do or other:
+            if run.to_do or other or work.instead:
                 # Under another protocol none of the options may come from the cell's.
-                given = {**(run.setup.values() if work.instead else run.given), **other}
+                given = {**(run.setup.values() if work.instead else run.given), **other, **(work.instead or {})}
                 setup = resolve(find_method(run.method), given, need_data=False)
-                folder, label = (
-                    home / run.folder.parent.name / run.folder.name,
-                    f"{work.decides}: {work.table} {run.label}",
-                )
+                folder = home / run.folder.parent.name / run.folder.name
+                label = f"{work.decides}: {work.table} {run.label}"
                 runs.setdefault(folder, replace(run, label=label, given=given, setup=setup, folder=folder))
     refresh(runs.values())
     return list(runs.values())
@@ -154,8 +152,6 @@ def pack(runs: Sequence[PlannedRun], folder: Path) -> None:
         if (run.to_do or lacks_quality(run)) and nbytes_of(run) < room:
             files += files_of(run)
             room -= nbytes_of(run)
-        elif run.to_do:
-            print(f"left behind: {run.label}, {nbytes_of(run) / MIB:,.1f} MiB")
     command = f"tar -cz -T - | split -b {PART} -d -a 1 - {shlex.quote(str(folder))}/evidence.tgz."
     subprocess.run(command, shell=True, check=True, text=True, input="\n".join(map(str, files)))
 
