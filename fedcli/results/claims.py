@@ -32,7 +32,6 @@ from fedcli.runs.settings import differences, differences_text, is_smaller
 REPRODUCED, CONTRADICTED, UNDECIDED = "reproduced", "contradicted", "undecided"
 NOT_RUN, NO_DATA = "not run", "data not at hand"
 VERDICTS = (REPRODUCED, CONTRADICTED, UNDECIDED, NOT_RUN, NO_DATA)
-STRENGTH = (CONTRADICTED, UNDECIDED, REPRODUCED)  # the weakest first
 FEWEST, MOST_SEEDS = 3, 30  # for a verdict; a claim that needs more is not decided by running more
 SHIPPED = "verdicts.csv"
 # Columns of the CSV: texts of an answer, and the parts of its intervals.
@@ -89,16 +88,14 @@ class Answer:
 
 
 def answers(
-    claims: Iterable[Claim],
-    folders: Iterable[Path],
-    at_hand: Callable[[str], bool] = datasets.open_to_all,
+    claims: Iterable[Claim], folders: Iterable[Path], at_hand: Callable[[str], bool] = datasets.open_to_all,
     shipped: bool = False,
-) -> list[Answer]:
+) -> list[Answer]:  # fmt: skip
     """What the records say of claims, by verdict in the order of `VERDICTS`.
 
     Args:
         claims: The claims.
-        folders: Where runs are looked for, at any depth.
+        folders: Of runs, at any depth.
         at_hand: Whether the images of a data set are there, or can be had.
         shipped: Whether a claim without runs has the project's verdict from `verdicts.csv` in `fedcli.papers`, since
             the records are not installed.
@@ -137,10 +134,8 @@ def _answer(claim: Claim, runs: pd.DataFrame, at_hand: Callable[[str], bool]) ->
     for row in (claim.row, *claim.others):
         places = [(row, column) for column in (*claim.columns, *claim.less)]
         if absent := [" / ".join(place) for place in places if place not in cells]:
-            raise UserError(
-                f"the claim {claim.name} names a cell that {claim.table} does not have (got {absent[0]}); "
-                "name a row and a column of the table."
-            )
+            fault = f"the claim {claim.name} names a cell that {claim.table} does not have (got {absent[0]})"
+            raise UserError(f"{fault}; name a row and a column of the table.")
         rows[row] = [plan_cell(table, cells[place]) for place in places]
     metric, planned = find_metric(cells[places[0]].metric), [run for row in rows.values() for run in row]
     not_run = NOT_RUN if all(at_hand(name) for run in planned for name in run.setup.data_sets) else NO_DATA
@@ -155,8 +150,9 @@ def _answer(claim: Claim, runs: pd.DataFrame, at_hand: Callable[[str], bool]) ->
     run = [each for each in answers if each.runs]
     if not run:
         return replace(answers[0], claim=claim, paper=paper)
+    strength = (CONTRADICTED, UNDECIDED, REPRODUCED).index
     # The mean is NaN where there is no difference, which comes first.
-    run.sort(key=lambda each: (STRENGTH.index(each.verdict), each.difference.n > 0, sign * each.difference.mean))
+    run.sort(key=lambda each: (strength(each.verdict), each.difference.n > 0, sign * each.difference.mean))
     least, *others = run
     verdict, why, over = least.verdict, least.why, f"over {least.claim.than}"
     if len(others) == 1:
@@ -169,10 +165,9 @@ def _answer(claim: Claim, runs: pd.DataFrame, at_hand: Callable[[str], bool]) ->
 
 
 def _compared(blank: Answer, rows: Sequence[PlannedRun], others: Sequence[PlannedRun], runs: pd.DataFrame) -> Answer:
-    """Judges a claim against one row by its best-matching group of paired runs; returns `blank` without pairs.
+    """Judges a claim against one row by its best group of paired runs; returns `blank` without pairs.
 
-    Runs in full go first; else the group of reduced runs with the most seeds, then the fewest options that differ from
-    the cell's, then the most rounds.
+    Runs in full go first; then those with the most seeds, the fewest options unlike the cell's, and the most rounds.
     """
     claim, metric, parts = blank.claim, blank.metric, []
     # The mean lead over `claim.columns` less that over `claim.less`, which come after.
@@ -214,7 +209,7 @@ def _compared(blank: Answer, rows: Sequence[PlannedRun], others: Sequence[Planne
 def _candidates(
     claim: Claim, metric: Metric, cell: PlannedRun, runs: pd.DataFrame, alike: Sequence[str]
 ) -> pd.DataFrame:
-    """Returns the runs usable for a cell, also reduced ones that the claim allows; `alike` are options of a pair."""
+    """The runs usable for a cell, also reduced ones that the claim allows; a pair shares the options `alike`."""
     candidates, planned, instead = [], cell.settings, {"eval_every": None, **claim.instead}
     for run in runs[runs["method"] == cell.setup.method.name].to_dict("records"):
         record, departed = run["record"], departures(run, planned, metric)
@@ -223,7 +218,7 @@ def _candidates(
             for name, (value, full) in departed.items()
         ]
         value, tail = (next(iter(read.values([record])), None) for read in (metric, find_metric("last-tenth")))
-        # What a run of less than a tenth of its rounds has learnt says nothing, what it sends and holds does.
+        # A run of less than a tenth of its rounds says nothing but what it sends and holds.
         enough = metric.unit == "floats" or 10 * record["config"]["rounds"] >= cell.setup.run.rounds
         is_measured = value is not None or metric.none == "never" or not metric.counts(record)
         if enough and is_measured and all(allowed):

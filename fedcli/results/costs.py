@@ -1,4 +1,4 @@
-"""How long runs take that are still to do, by the runs that were timed."""
+"""How long planned runs will take, by the runs that were timed."""
 
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -20,25 +20,24 @@ ALIKE = ["device", "backbone", "shape", "precision"]  # in which a run must be l
 
 
 def round_examples(config: Mapping[str, Any], images: int) -> float:
-    """Examples that the local steps of a round take, of all clients, where these share so many images."""
+    """Examples in the local steps of a round, of clients that share so many images."""
     return images * config["cohort_size"] / config["num_clients"] * config["local_epochs"]
 
 
 def paces(runs: pd.DataFrame) -> pd.DataFrame:
-    """Measures runs, but for those that moved to another machine.
+    """The speed of runs that did not move to another machine.
 
     Args:
         runs: See `fedcli.results.frame`.
 
     Returns:
-        A row a run: the `seconds` of a round, its test included, for each example that is trained on, whether the
-        machine was `quiet`, its name as `machine`, and `ALIKE`.
+        A row a run: `seconds` of a round, its test included, for an example of its training; whether the machine was
+        `quiet`; its name as `machine`; and `ALIKE`.
     """
     timed = []
     for record in runs["record"]:
-        shape, hardware = record["model"].get("input"), record["hardware"]
+        config, hardware, shape = record["config"], record["hardware"], record["model"].get("input")
         if record["rounds"] and shape is not None and "moved" not in record:
-            config = record["config"]
             examples = round_examples(config, sum(record["partition"]["sizes"]))
             seconds = fmean(sum(entry["seconds"].values()) for entry in record["rounds"]) / examples
             alike = hardware["device"], config["backbone"], str([*shape]), config["precision"]
@@ -47,13 +46,13 @@ def paces(runs: pd.DataFrame) -> pd.DataFrame:
 
 
 def cost_of(runs: Iterable[PlannedRun], timed: pd.DataFrame, device: str, machine: str) -> pd.DataFrame:
-    """Estimates the time of runs by the median of the timed ones, see `paces`, with the same network and images.
+    """Estimates the time of runs by the median of timed ones with the same network and images.
 
     Args:
         runs: The runs to do.
-        timed: The runs that were timed; of `machine` before others, and of each those that no other work disturbed.
-        device: The kind of device that they would run on.
-        machine: Its name, as records have it.
+        timed: See `paces`; runs of `machine` go first, then those that no other work disturbed.
+        device: The kind of device to run on.
+        machine: Its name, as in records.
 
     Returns:
         A row a run: `seconds`, NaN where no run like it was timed, and the names of other `machines` that were timed.
@@ -74,14 +73,14 @@ def cost_of(runs: Iterable[PlannedRun], timed: pd.DataFrame, device: str, machin
 
 
 def estimate(plan: TablePlan) -> pd.DataFrame:
-    """Estimates the time of a table's runs to do, see `cost_of`, by the runs where it looks and the shipped ones."""
+    """Estimates the time of a table's runs to do, see `cost_of`, by its own and the shipped runs."""
     timed = paces(read_runs([plan.folder, plans.HOME, *shipped()]))
     hardware = environment(plan.runs[0].setup.device)["hardware"]
     return cost_of([run for run in plan.runs if run.to_do], timed, hardware["device"], hardware["name"])
 
 
 def time_text(estimated: pd.DataFrame, machine: str = "") -> str:
-    """What is known of the time of runs, see `cost_of`, in words; `machine` is told where they were timed on it."""
+    """The time of runs, see `cost_of`, in words; `machine` is named if no other was timed."""
     seconds = estimated["seconds"]
     if not seconds.count():
         return "not known, none like them was timed"
@@ -98,7 +97,7 @@ def decided_by(answer: claims.Answer, folder: Path, timed: pd.DataFrame) -> str:
     Args:
         answer: The claim and what the records say of it.
         folder: Of the records.
-        timed: See `paces`; an H100 counts, or a CPU where no GPU has run such a network.
+        timed: See `paces`; an H100 counts, or a CPU if no GPU has run such a network.
     """
     if answer.verdict in (claims.REPRODUCED, claims.CONTRADICTED):
         return ""

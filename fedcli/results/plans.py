@@ -146,33 +146,28 @@ def home_of(table: Table) -> Path:
 
 
 def plan(
-    table: Table,
-    folder: Path | None = None,
-    *,
-    seeds: Sequence[int] | None = None,
-    only: Sequence[str] = (),
-    limits: Mapping[str, int | None] | None = None,
-    dataset: str | None = None,
-) -> TablePlan:
+    table: Table, folder: Path | None = None, *, seeds: Sequence[int] | None = None, only: Sequence[str] = (),
+    limits: Mapping[str, int | None] | None = None, dataset: str | None = None,
+) -> TablePlan:  # fmt: skip
     """The runs that a table needs and their records; nothing is run and no data set is read.
 
     Args:
         table: The table.
-        folder: Where its runs are. If not given, `runs/tables/<paper>-<ID>`, and runs that have ended in other folders
-            of `runs/tables` or are shipped count, too.
+        folder: Of its runs. If not given, `runs/tables/<paper>-<ID>`; then ended runs elsewhere in `runs/tables` and
+            shipped ones count, too.
         seeds: In place of the table's own.
-        only: Names of rows or columns or parts of such, in any case; a whole name means that one alone. A cell stays if
-            its row is among the named rows, should there be any, and its column among the columns.
+        only: Names of rows and columns, or parts of such, in any case; a whole name means that one alone. A cell needs
+            a named row, if there is any, and a named column, if there is any.
         limits: Largest number of rounds, local epochs and training images, by option.
-        dataset: In place of each cell's, with the network and the training that the paper's protocol for it has.
+        dataset: In place of each cell's, under the paper's protocol for it.
 
     Raises:
         UserError: If `only` leaves nothing, or a seed or a limit is out of range.
     """
     homes = [home_of(table), HOME, *shipped()] if folder is None else [folder]
     folder, seeds = homes[0], tuple(check_seeds(table.seeds if seeds is None else seeds))
-    runs: dict[Path, PlannedRun] = {}  # by the folder of a new one, as are the metrics that cells read from it
-    metrics: dict[Path, set[Metric]] = defaultdict(set)
+    runs: dict[Path, PlannedRun] = {}  # by the folder of a new one
+    metrics: dict[Path, set[Metric]] = defaultdict(set)  # of each
     cells, smaller = [], {}
     for cell in _chosen(table, only):
         planned, metric = [], find_metric(cell.metric)
@@ -204,10 +199,8 @@ def _chosen(table: Table, only: Sequence[str]) -> list[Cell]:
     for text in only:
         parts = [name for name in (*rows, *columns) if text.lower() in name.lower()]
         if not parts:
-            raise UserError(
-                f"no row or column of {table.name} has '{text}' in its name; rows: {'; '.join(rows)}; columns: "
-                f"{'; '.join(columns)}."
-            )
+            there = f"rows: {'; '.join(rows)}; columns: {'; '.join(columns)}"
+            raise UserError(f"no row or column of {table.name} has '{text}' in its name; {there}.")
         meant.update([name for name in parts if name.lower() == text.lower()] or parts)
     shown = [names.keys() & meant or names.keys() for names in (rows, columns)]
     chosen = [cell for cell in table.cells if cell.row in shown[0] and cell.column in shown[1]]
@@ -217,13 +210,9 @@ def _chosen(table: Table, only: Sequence[str]) -> list[Cell]:
 
 
 def plan_cell(
-    table: Table,
-    cell: Cell,
-    seed: int = 0,
-    folder: Path = HOME,
-    limits: Mapping[str, int | None] | None = None,
+    table: Table, cell: Cell, seed: int = 0, folder: Path = HOME, limits: Mapping[str, int | None] | None = None,
     dataset: str | None = None,
-) -> PlannedRun:
+) -> PlannedRun:  # fmt: skip
     """The run of a cell, without its record; see `plan`."""
     method, given, smaller = find_method(cell.method), {**cell.settings, "seed": seed}, {}
     try:
@@ -231,10 +220,9 @@ def plan_cell(
             given = _on_other_data(method, given, dataset)
             smaller["dataset"] = given["dataset"]
         setup = resolve(method, given, need_data=False)
-        for name, limit in (limits or {}).items():
-            full = getattr(setup.run, name) or (num_images(setup.run.dataset) if name == "train_examples" else None)
-            if is_smaller(name, limit, full):
-                smaller[name] = limit
+        images = setup.run.train_examples or num_images(setup.run.dataset)
+        sizes = {**setup.values(), "train_examples": images}
+        smaller |= {name: limit for name, limit in (limits or {}).items() if is_smaller(name, limit, sizes[name])}
         given |= smaller
         setup = resolve(method, given, need_data=False)
     except UserError as error:
@@ -264,22 +252,17 @@ def _on_other_data(method: Method, given: Mapping[str, Any], dataset: str) -> di
 
 
 def plan_grid(
-    names: Sequence[str],
-    given: Mapping[str, Any],
-    *,
-    seeds: Iterable[int] | None = None,
-    out: str | Path | None = None,
-    tuned: str | Path | None = None,
-    continue_: bool | None = None,
-) -> Plan:
+    names: Sequence[str], given: Mapping[str, Any], *, seeds: Iterable[int] | None = None,
+    out: str | Path | None = None, tuned: str | Path | None = None, continue_: bool | None = None,
+) -> Plan:  # fmt: skip
     """The runs of all methods with all combinations of options' values and all seeds, checked; nothing is run.
 
     Args:
         names: Names of methods, or paths of method files.
         given: Options, a tuple for several values.
         seeds: Of each combination; if not given, the seed of `given`.
-        out: Folder of the runs, which stand in `<method>/<option>=<value>,…/seed-<seed>` of it, without the parts that
-            all share; `runs/<time>-<method>-<data set>` if not given.
+        out: Folder, `runs/<time>-<method>-<data set>` if not given. Runs stand in it as
+            `<method>/<option>=<value>,…/seed-<seed>`, without parts that all runs share.
         tuned: See `fedcli.runs.run.run`.
         continue_: Go on with runs in `out` that the same call has made.
 

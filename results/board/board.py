@@ -45,23 +45,23 @@ def table(protocol: str) -> Table:
     return Table(protocol, "Methods on the built-in digits", ("Board", protocol), tuple(cells), SEEDS)
 
 
-def run(protocol: str) -> pd.DataFrame:
-    """Runs what has not ended of a board, and returns the rows of the CSV, one for each run."""
+def run(protocol: str) -> list[dict]:
+    """Runs what has not ended of a board, and returns a row of the CSV for each run."""
     folder, rows = RUNS / protocol.replace(":", "-"), []
     errors = jobs.execute(plans.plan(table(protocol), folder), jobs.Watch(), jobs=2, records_only=True)
     if errors:
         raise SystemExit(f"{len(errors)} runs have failed (the first: {next(iter(errors.items()))}); run this again.")
     for cell in plans.plan(table(protocol), folder).cells:
         for record in cell.records:
-            values = {name: find_metric(name).value(record) for name in (*ACCURACIES, *FLOATS)}
-            down, up, held = (values.pop(name) or 0 for name in FLOATS)
+            *accuracies, down, up, held = (find_metric(name).value(record) for name in (*ACCURACIES, *FLOATS))
             rows.append({
                 "protocol": protocol, "method": cell.cell.row, "seed": record["seed"], "status": record["status"],
-                **values, "floats_sent": round(down + up), "memory_floats": held,
+                **dict(zip(ACCURACIES, accuracies, strict=True)),
+                "floats_sent": round((down or 0) + (up or 0)), "memory_floats": held or 0,
                 "params_sha256": record["summary"].get("params_sha256", ""),
                 "machine": f"{record['hardware']['name']}, torch {record['versions']['torch']}",
             })  # fmt: skip
-    return pd.DataFrame(rows)
+    return rows
 
 
 def mean_text(numbers: pd.Series, signed: bool = False) -> str:
@@ -98,7 +98,7 @@ def main(page: bool = False) -> None:
     """Runs the boards, unless the page alone is asked for, and writes the page."""
     csv, file = HERE / "board.csv", HERE / "README.md"
     if not page:
-        pd.concat(map(run, PLAIN)).to_csv(csv, index=False)
+        pd.DataFrame([row for protocol in PLAIN for row in run(protocol)]).to_csv(csv, index=False)
     text = file.read_text()
     for protocol in PLAIN:
         text = between_marks(text, protocol, section(pd.read_csv(csv), protocol))

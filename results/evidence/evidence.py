@@ -27,13 +27,11 @@ from fedcli.core import backbones
 from fedcli.data import datasets
 from fedcli.errors import UserError
 from fedcli.registry import find_method, find_table
-from fedcli.results.costs import cost_of, paces
-from fedcli.results.frame import read_runs, shipped
+from fedcli.results import costs, frame
 from fedcli.results.jobs import execute
 from fedcli.results.plans import Plan, PlannedRun, plan
-from fedcli.runs.checkpoints import CHECKPOINT, STATES
+from fedcli.runs import checkpoints, records
 from fedcli.runs.config import resolve
-from fedcli.runs.records import RECORD, environment
 from fedcli.runs.run import read_begun
 from fedcli.runs.signals import OutOfTime, interrupt_on_signals, set_time_limit, time_left
 
@@ -112,7 +110,7 @@ def lacks_quality(run: PlannedRun) -> bool:
 
 def files_of(run: PlannedRun) -> list[Path]:
     """What a run goes on from, beside its record; the model of the best round so far is not needed for that."""
-    return [*run.folder.glob(CHECKPOINT), *run.folder.glob(f"{STATES}/*")]
+    return [*run.folder.glob(checkpoints.CHECKPOINT), *run.folder.glob(f"{checkpoints.STATES}/*")]
 
 
 def nbytes_of(run: PlannedRun) -> int:
@@ -136,8 +134,9 @@ class CarriedPlan(Plan):
         sizes = [nbytes_of(each) for each in begun]
         if nbytes_of(run) + sum(size for size in sizes if size <= CARRIED) <= CARRIED:
             return True
-        hardware, timed = environment(run.setup.device)["hardware"], paces(read_runs([RUNS, *shipped()]))
-        return cost_of([run], timed, hardware["device"], hardware["name"])["seconds"].item() < time_left()
+        hardware = records.environment(run.setup.device)["hardware"]
+        timed = costs.paces(frame.read_runs([RUNS, *frame.shipped()]))
+        return costs.cost_of([run], timed, hardware["device"], hardware["name"])["seconds"].item() < time_left()
 
 
 def pack(runs: Sequence[PlannedRun], folder: Path) -> None:
@@ -145,11 +144,10 @@ def pack(runs: Sequence[PlannedRun], folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     for old in folder.glob("evidence.tgz.*"):
         old.unlink()
-    begun = [run for run in runs if run.record]
-    files = [run.folder / RECORD for run in begun]
+    files = [run.folder / records.RECORD for run in runs if run.record]
     room = ARCHIVE - sum(file.stat().st_size for file in files) / 3  # compressed they take less
-    for run in begun:
-        if (run.to_do or lacks_quality(run)) and nbytes_of(run) < room:
+    for run in runs:
+        if run.record and (run.to_do or lacks_quality(run)) and nbytes_of(run) < room:
             files += files_of(run)
             room -= nbytes_of(run)
     command = f"tar -cz -T - | split -b {PART} -d -a 1 - {shlex.quote(str(folder))}/evidence.tgz."

@@ -2,7 +2,7 @@
 
     python peers.py w1 --pfllib CHECKOUT --python PYTHON     also w2, proto
 
-appends the seconds of each side's rounds to `peers.csv` and prints the medians of each turn. `--pfllib` is a checkout of
+appends the seconds of each side's rounds to `peers.csv` and prints their medians. `--pfllib` is a checkout of
 TsingZ0/PFLlib; `--python` is the Python of an environment with the same torch, flwr==1.41.0 and ray for Flower,
 scikit-learn, matplotlib and h5py for PFLlib.
 
