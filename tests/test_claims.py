@@ -90,9 +90,8 @@ def place(tmp_path, template):
 
 
 def test_an_interval_by_hand():
-    measured = interval([1.0, 2.0, 3.0])  # deviation 1, t of two degrees of freedom 4.3027
-    assert measured == pytest.approx(Interval(2.0, 2.0 - 4.302653 / 3**0.5, 2.0 + 4.302653 / 3**0.5, 3), rel=1e-6)
-    assert (interval([5.0]).mean, interval([5.0]).n, interval([]).n) == (5.0, 1, 0)
+    half = 4.302653 / 3**0.5  # deviation 1, t of two degrees of freedom 4.3027
+    assert interval([1.0, 2.0, 3.0]) == pytest.approx(Interval(2.0, 2.0 - half, 2.0 + half, 3), rel=1e-6)
     leaves_out_zero = [interval(values).leaves_out_zero for values in ([1.0, 1.1], [1.0, 3.0], [-2.0, -2.1], [5.0], [])]
     assert leaves_out_zero == [True, False, True, False, False]
 
@@ -106,10 +105,8 @@ UP, DOWN = Interval(2.0, 1.0, 3.0, 3), Interval(-2.0, -3.0, -1.0, 3)
         (UP, "higher", (0, 0), False, ("reproduced", "")),
         (UP, "lower", (0, 0), False, ("contradicted", "")),
         (DOWN, "lower", (0, 0), False, ("reproduced", "")),
-        (Interval(0.5, -1.0, 2.0, 5), "higher", (0, 0), False, ("undecided", "zero inside, n = 5")),
         (Interval(2.0, 0.0, 4.0, 3), "higher", (0, 0), False, ("undecided", "zero inside, n = 3")),
         (Interval(2.0, 1.9, 2.1, 2), "higher", (0, 0), False, ("undecided", "n = 2")),
-        (interval([2.0]), "higher", (0, 0), False, ("undecided", "n = 1")),
         (interval([]), "higher", (1, 0), False, ("undecided", "no pair has a value")),
         (UP, "higher", (0, 2), False, ("reproduced", "")),  # the other one failed: the claim holds all the more
         (UP, "higher", (2, 0), False, ("undecided", "runs of the better one are lost")),

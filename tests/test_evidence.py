@@ -43,7 +43,7 @@ def work_in(folder, monkeypatch, evidence, **given):
 
 
 def test_runs_that_are_stopped_carried_and_taken_up_end_in_the_same_bits(evidence, tmp_path, monkeypatch):
-    monkeypatch.setattr(evidence, "WORK", [evidence.Work("", "fedfm:V", (row, "NMI")) for row in ("FedFM", "SCAFFOLD")])
+    monkeypatch.setattr(evidence, "WORK", [("", "fedfm:V", (row, "NMI"), (0,)) for row in ("FedFM", "SCAFFOLD")])
     monkeypatch.setattr(evidence, "PART", 2**16)
     whole = work_in(tmp_path / "whole", monkeypatch, evidence)
     first = work_in(tmp_path / "first", monkeypatch, evidence, time="0s", carry=Path("out"))
@@ -100,7 +100,9 @@ def test_nothing_starts_that_can_neither_end_in_time_nor_be_carried(evidence, mo
 def test_the_list_runs_both_rows_of_the_claims_that_it_names(evidence):
     runs = evidence.planned_runs("float32", tiny=False)
     made = {(run.setup.method.name, json.dumps(run.given, sort_keys=True)) for run in runs}
-    names = {name for work in evidence.WORK if not work.instead for name in work.decides.split() if ":" in name}
+    names = {
+        name for decides, table, *_ in evidence.WORK if table != "fccl:8" for name in decides.split() if ":" in name
+    }
     claims = [claim for claim in registry.claims() if claim.name in names]
     assert len(claims) == len(names) == 9
     for claim in claims:

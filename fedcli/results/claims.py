@@ -32,14 +32,13 @@ from fedcli.runs.settings import differences, differences_text, is_smaller
 REPRODUCED, CONTRADICTED, UNDECIDED = "reproduced", "contradicted", "undecided"
 NOT_RUN, NO_DATA = "not run", "data not at hand"
 VERDICTS = (REPRODUCED, CONTRADICTED, UNDECIDED, NOT_RUN, NO_DATA)
-FEWEST, MOST_SEEDS = 3, 30  # for a verdict; a claim that needs more is not decided by running more
+FEWEST, MOST_SEEDS = 3, 30  # for a verdict
 SHIPPED = "verdicts.csv"
-# Columns of the CSV: texts of an answer, and the parts of its intervals.
+# Columns of the CSV.
 TEXTS = ("verdict", "why", "reduced", "over")
 INTERVALS = {"difference": ["ours", "low", "high", "n"], "tail": ["tail", "tail_low", "tail_high", "tail_n"]}
-RUN_OPTIONS = {field.name for field in fields(RunConfig)} - {"post"}
 SHARED = ["seed", "images", "partition", "core", "options"]  # by the two runs of a pair
-FORMS = ["form", "form_than"]  # in what the two depart from their cells
+FORMS = ["form", "form_than"]  # the options of the two that are not as in their cells
 
 
 @dataclass(frozen=True)
@@ -54,8 +53,8 @@ class Answer:
     reduced: str = ""  # what differs from the paper's cells; empty in full
     seeds: tuple[int, ...] = ()  # of the pairs of runs
     difference: Interval = NO_INTERVAL  # the row less the other one
-    tail: Interval = NO_INTERVAL  # of an accuracy, the same of the mean over the last tenth of the rounds
-    over: str = ""  # of a claim on several rows, the one that `difference` is on, and the lead on the other of two
+    tail: Interval = NO_INTERVAL  # the same of accuracies over the last tenth of the rounds
+    over: str = ""  # of several rows, the one of `difference`, and the lead on the other of two
     runs: tuple[Path, ...] = ()  # folders; none where nothing has been run
 
     @property
@@ -70,7 +69,7 @@ class Answer:
 
     @property
     def needed_seeds(self) -> tuple[int, ...]:
-        """The seeds that would decide it in full: three, and more only where these leave it open."""
+        """The seeds that would decide it in full: three, or more where these leave it open."""
         seeds, number = find_table(self.claim.table).seeds, FEWEST
         if not self.reduced and self.difference.n >= FEWEST and not self.difference.leaves_out_zero:
             number = seeds_needed(self.difference, MOST_SEEDS)
@@ -78,7 +77,7 @@ class Answer:
 
     @property
     def command(self) -> str:
-        """The command that runs its rows in full and measures their features; empty where that is no use."""
+        """What runs its rows in full and measures their features; empty where that is no use."""
         if self.verdict not in (UNDECIDED, NOT_RUN):
             return ""
         options = [word for name in names_of(self.claim) for word in ("--only", name)]
@@ -97,8 +96,7 @@ def answers(
         claims: The claims.
         folders: Of runs, at any depth.
         at_hand: Whether the images of a data set are there, or can be had.
-        shipped: Whether a claim without runs has the project's verdict from `verdicts.csv` in `fedcli.papers`, since
-            the records are not installed.
+        shipped: Take the project's verdict, in `fedcli.papers`, for a claim without runs; records are not installed.
 
     Raises:
         UserError: If a claim's table has not its cells.
@@ -128,7 +126,7 @@ def names_of(claim: Claim) -> tuple[str, ...]:
 
 
 def _answer(claim: Claim, runs: pd.DataFrame, at_hand: Callable[[str], bool]) -> Answer:
-    """What runs say of a claim. On several rows its smallest lead counts; it is reproduced where each has been run."""
+    """What runs say of a claim. Of several rows the smallest lead counts; reproduced needs runs of all."""
     table, rows, answers = find_table(claim.table), {}, []
     cells = {(cell.row, cell.column): cell for cell in table.cells}
     for row in (claim.row, *claim.others):
@@ -170,10 +168,11 @@ def _compared(blank: Answer, rows: Sequence[PlannedRun], others: Sequence[Planne
     Runs in full go first; then those with the most seeds, the fewest options unlike the cell's, and the most rounds.
     """
     claim, metric, parts = blank.claim, blank.metric, []
-    # The mean lead over `claim.columns` less that over `claim.less`, which come after.
+    # The mean lead over `claim.columns` less that over `claim.less`.
     shares = [1 / len(claim.columns)] * len(claim.columns) + [-1 / len(claim.less) for _ in claim.less]
     for share, row, than in zip(shares, rows, others, strict=True):
-        alike = sorted(RUN_OPTIONS - differences(row.settings, than.settings).keys())
+        unlike = differences(row.settings, than.settings).keys() | {"post"}
+        alike = [field.name for field in fields(RunConfig) if field.name not in unlike]
         first, second = (_candidates(claim, metric, cell, runs, alike) for cell in (row, than))
         part = first.merge(second, on=SHARED, suffixes=("", "_than")).drop_duplicates([*FORMS, "seed"])
         parts.append(part.assign(share=share))
@@ -181,17 +180,14 @@ def _compared(blank: Answer, rows: Sequence[PlannedRun], others: Sequence[Planne
     pairs = pairs[pairs.groupby([*FORMS, "seed"])["share"].transform("size") == len(shares)]
     if pairs.empty:
         return blank
-    seeds = pairs.groupby(FORMS)["seed"].nunique()
 
-    def nearness(forms: tuple[str, str]) -> tuple:
-        row, than = map(json.loads, forms)
-        return not (row or than), seeds[forms], -len(row | than), row.get("rounds", inf), forms
+    def nearness(pairs: pd.DataFrame) -> tuple:
+        first = pairs.iloc[0]
+        row, both = first["departed"], first["departed"] | first["departed_than"]
+        return not both, pairs["seed"].nunique(), -len(both), row.get("rounds", [inf])[0], *first[FORMS]
 
-    best = max(seeds.index, key=nearness)
-    pairs = pairs[(pairs[FORMS] == list(best)).all(axis=1)].sort_values("seed", kind="stable")
-    other = {}  # of the other one, then what only the row has
-    for cell, form in ((others[0], best[1]), (rows[0], best[0])):
-        other |= {name: (value, cell.settings.get(name)) for name, value in json.loads(form).items()}
+    pairs = max((group for _, group in pairs.groupby(FORMS)), key=nearness).sort_values("seed", kind="stable")
+    departed = pairs.iloc[0]["departed_than"] | pairs.iloc[0]["departed"]
     leads = pairs[["value", "tail"]] - pairs[["value_than", "tail_than"]].to_numpy()
     leads = leads.mul(pairs["share"], axis=0).groupby(pairs["seed"]).sum(min_count=len(shares))
     difference, tail = (interval(leads[name].dropna().tolist()) for name in leads)
@@ -201,7 +197,7 @@ def _compared(blank: Answer, rows: Sequence[PlannedRun], others: Sequence[Planne
         why += f"; {name}: {count} of {len(leads)} without a value" * (count > 0)
     return replace(
         blank, verdict=verdict, why=why.removeprefix("; "), difference=difference,
-        tail=tail if metric.name == "selected" else NO_INTERVAL, reduced=differences_text(other),
+        tail=tail if metric.name == "selected" else NO_INTERVAL, reduced=differences_text(departed),
         seeds=tuple(leads.index), runs=tuple(dict.fromkeys(pairs[["folder", "folder_than"]].to_numpy().ravel())),
     )  # fmt: skip
 
@@ -225,8 +221,8 @@ def _candidates(
             form = json.dumps({name: value for name, (value, _) in departed.items()})
             core, options = run["numerics"].partition(".")[0], json.dumps([run["settings"].get(name) for name in alike])
             shared = run["seed"], run["images"], run["partition"], core, options
-            candidates.append((*shared, form, run["folder"], value, tail))
-    columns = [*SHARED, "form", "folder", "value", "tail"]
+            candidates.append((*shared, form, departed, run["folder"], value, tail))
+    columns = [*SHARED, "form", "departed", "folder", "value", "tail"]
     return pd.DataFrame(candidates, columns=columns, dtype=object).astype({"value": float, "tail": float})
 
 

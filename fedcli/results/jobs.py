@@ -64,8 +64,7 @@ def execute(
         plan: The runs.
         watch: Told how it goes on.
         jobs: Runs at once; each of several is a process of its own.
-        cluster: For Ray instead, its `address`, None for one that it finds or makes here, and the `num_cpus` and
-            `num_gpus` of a run.
+        cluster: To run on Ray: its `address`, None for any or a new one here, and `num_cpus` and `num_gpus` of a run.
         records_only: Keep no models of a run that has ended.
 
     Returns:
@@ -93,7 +92,7 @@ def execute(
             ended, _ = futures.wait(active, POLL_SECONDS, futures.FIRST_COMPLETED)
             for future, run in list(active.items()):
                 record = None
-                with suppress(UserError):  # none yet, or a damaged one, as the run's error says
+                with suppress(UserError):  # none yet, or damaged, as the run's error says
                     record = read_record(run.folder)
                 if future not in ended:
                     watch.advance(run, len(record["rounds"]) if record else 0)
@@ -124,10 +123,7 @@ def _arguments(run: PlannedRun) -> tuple[str, Path, dict[str, Any]]:
 
 
 def task(environment: dict, method: str, folder: Path, options: dict, progress: Listener | None = None) -> str:
-    """Makes a run in this process, from its beginning or its last checkpoint; returns its error in a line, or "".
-
-    The variables of `environment` are set first.
-    """
+    """Starts or resumes a run in this process, with variables of `environment`; returns its error in a line, or ""."""
     os.environ.update(environment)
     for _ in range(POLLS):
         try:
@@ -138,10 +134,10 @@ def task(environment: dict, method: str, folder: Path, options: dict, progress: 
                 files = own_paths([method, *setup.values().values()])
                 runs.resume(folder, method=files, progress=progress, skip_ended=True)
             return ""
-        except InUse as error:  # by its process on the node that was lost, which has begun it or is about to end
+        except InUse as error:  # by its process on a lost node, which is about to end
             fault = str(error)
             time.sleep(POLL_SECONDS)
-        except Exception as error:  # whatever it is, the other runs go on; another process may not know its class
+        except Exception as error:  # the other runs go on; another process may not know its class
             return _error_text(error)
     return fault
 
@@ -153,7 +149,7 @@ def _error_text(error: BaseException) -> str:
 
 @contextmanager
 def _processes(jobs: int) -> Iterator[Start]:
-    """Starts runs in processes of this machine, each with the next CUDA device; in the end interrupts those left."""
+    """Starts runs in processes, each with the next CUDA device; in the end interrupts those left."""
     slots: dict[int, futures.Future] = {}
 
     def start(run: PlannedRun) -> futures.Future:
@@ -168,7 +164,7 @@ def _processes(jobs: int) -> Iterator[Start]:
         yield start
     finally:
         for process in multiprocessing.active_children():
-            process.terminate()  # SIGINT is ignored by what a shell script puts in the background
+            process.terminate()  # background processes of a shell script ignore SIGINT
         futures.wait(slots.values())
 
 

@@ -26,13 +26,13 @@ from fedcli.runs.run import plan as plan_runs
 from fedcli.runs.settings import Settings, draft, is_smaller, key, settings, settings_text
 from fedcli.userfiles import short_name
 
-HOME = Path("runs/tables")  # of the runs of all tables, unless another folder is given
-IN_TEXT = "in-text"  # in papers/reported.json: the numbers that stand in no table
-REDUCTIONS = {  # what can make the runs of a table smaller, in words
+HOME = Path("runs/tables")  # of all tables' runs, unless another folder is given
+IN_TEXT = "in-text"  # in papers/reported.json: numbers outside tables
+REDUCTIONS = {  # of a table's runs, in words
     "dataset": "{}", "rounds": "at most {:,} rounds", "local_epochs": "at most {:,} local epochs",
     "train_examples": "at most {:,} training images",
 }  # fmt: skip
-DIVISION = ("partition", "partition_seed", "validation", "local_test")  # options of how images are divided
+DIVISION = ("partition", "partition_seed", "validation", "local_test")  # of images among clients
 
 
 @dataclass
@@ -44,7 +44,7 @@ class PlannedRun:
     given: dict[str, Any]  # options, with the seed
     setup: Setup  # the same, resolved
     folder: Path  # where it is, or will be
-    values: dict[str, Any]  # options in which it differs from what its table says, or from other runs of its grid
+    values: dict[str, Any]  # options that are not as its table says, or by which runs of its grid differ
     record: Record | None = None  # None before it has begun
 
     @property
@@ -85,7 +85,7 @@ class Plan:
 
     @property
     def missing_data(self) -> dict[str, str]:
-        """The data sets of runs to do that this machine lacks, and how to get them."""
+        """The data sets that this machine lacks, and how to get them."""
         lacking = {}
         for name in sorted({name for run in self.runs if run.to_do for name in run.setup.data_sets}):
             try:
@@ -96,7 +96,7 @@ class Plan:
 
     @property
     def to_run(self) -> list[PlannedRun]:
-        """The runs to do whose data sets are there; those that have begun come first."""
+        """The runs to do whose data are there, begun ones first."""
         missing = self.missing_data.keys()
         can = [run for run in self.runs if run.to_do and missing.isdisjoint(run.setup.data_sets)]
         return sorted(can, key=lambda run: run.record is None)
@@ -135,13 +135,13 @@ class TablePlan(Plan):
 
     @property
     def title(self) -> str:
-        """The table in the paper, or our name for numbers in its text, and what it shows."""
+        """Its name in the paper, ours for numbers in the text, and what it shows."""
         paper, where = self.table.reported
         return f"{paper}, {self.table.name.split(':')[1] if where == IN_TEXT else where}: {self.table.title}"
 
 
 def home_of(table: Table) -> Path:
-    """Where the runs of a table are kept, unless another folder is given."""
+    """The folder of a table's runs, unless another is given."""
     return HOME / table.name.replace(":", "-")
 
 

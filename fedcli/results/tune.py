@@ -52,13 +52,9 @@ def validation_accuracy(record: Record) -> float:
 
 
 def plan(
-    method: str,
-    *,
-    grid: Sequence[str] = (),
-    out: str | Path | None = None,
-    seeds: Sequence[int] | None = None,
+    method: str, *, grid: Sequence[str] = (), out: str | Path | None = None, seeds: Sequence[int] | None = None,
     **given: Any,
-) -> Tuning:
+) -> Tuning:  # fmt: skip
     """All combinations of options' values as runs of one method, for `jobs.execute` and then `rank`.
 
     Args:
@@ -78,8 +74,6 @@ def plan(
     for text in grid:
         flag, _, values = text.partition("=")
         name = flag.strip().lstrip("-").replace("-", "_")
-        if not values:
-            raise UserError(f"--grid must be an option and its values (got '{text}'); write --grid lr=0.01,0.1.")
         if name in ("seed", "device", "dataset", "protocol") or name not in fields:
             raise unknown("option to tune", name, fields, f"'fedcli tune {method} --help' shows all.")
         if name in given:
@@ -99,9 +93,9 @@ def plan(
     tables = [table for name, table in registry.tables().items() if name.startswith(f"{paper}:")]
     reported = {seed for table in tables for seed in table.seeds}
     for seed in reported.intersection([given["seed"]] if seeds is None else seeds):
-        raise UserError(  # its options would be fitted to what is reported
-            f"--seed {seed} is one that the paper's tables report (they are {', '.join(map(str, sorted(reported)))}); "
-            f"tune with another, such as {SEED}."
+        seeds_text = ", ".join(map(str, sorted(reported)))  # options must not be fitted to what is reported
+        raise UserError(
+            f"--seed {seed} is one that the paper's tables report (they are {seeds_text}); tune with {SEED}."
         )
     folder = out or HOME / f"{chosen.name}-{paper}-{setting}-{first.run.dataset}"
     planned = plan_grid([method], {**given, **tried}, seeds=seeds, out=folder, continue_=True)

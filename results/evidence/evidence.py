@@ -15,7 +15,7 @@ from collections.abc import Collection, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated
 
 import torch
 import typer
@@ -44,33 +44,24 @@ GRACE = 15  # seconds after which a round that did not end in time is interrupte
 JOBS_ON_CUDA = 4  # not measured yet
 
 
-class Work(NamedTuple):
-    """Cells of a paper's table, as `fedcli table TABLE --only ... --seeds ...` names them."""
-
-    decides: str  # claims, of which one on several rows begins with these; or what else is learnt
-    table: str
-    only: tuple[str, ...]
-    seeds: tuple[int, ...] = (0, 1, 2)
-    instead: dict[str, Any] | None = None  # options in place of the cells'
-
-
 MEASURED = "fedfm:V"  # the table whose cells `fedcli quality` measures
 SEPARATION = "fedfm:fedavg fedfm:features fedfm:silhouette"
-OPEN_DIGITS = {"protocol": "fccl:digit-domains", "dataset": "digits-real-4"}
+# What is decided, by the beginnings of claims, or learnt; then cells, as of `fedcli table TABLE --only ... --seeds ...`.
 WORK = (
-    Work(SEPARATION, "fedfm:V", ("FedFM", "NMI"), (0,)),
-    Work(SEPARATION, "fedfm:V", ("FedAvg", "NMI"), (0,)),
-    Work("fedsa:cross-silo", "fedsa:1", ("FedSA", "FedProto", "cross-silo Cifar10")),
-    Work("fedsa:cifar100", "fedsa:1", ("FedSA", "FedTGP", "cross-device Cifar100")),
-    Work("fedsa:margin", "fedsa:4", ("EMA+R+ER+MCL+CC", "EMA+R+ER+CC")),
-    Work(SEPARATION, "fedfm:V", ("FedFM", "FedAvg", "NMI"), (1, 2)),
-    Work("fedfm:second-best", "fedfm:V", ("SCAFFOLD", "NMI")),
-    Work("fedcme:more-skew", "fedcme:II", ("FedAvg", "FedCME(0.01)", *(f"CIFAR10 alpha={a} K=80" for a in (0.1, 0.5)))),
-    Work("fedcme:sooner", "fedcme:III", ("FedCME(0.01)", "FedAvg", "FedRS(0.5)", "K=80,M=30", "K=50,M=20")),
-    Work("FedFA's Table 2", "fedfa:2", ("CIFAR-10 ",), (2021, 2022, 2023)),
-    Work("fccl:other-domains", "fccl:8", ("FCCL+", "FCCL", "BASE", "Digits inter AVG"), instead=OPEN_DIGITS),
-    Work("FedFM's Table III", "fedfm:III", ("CIFAR-10 NIID-1", "CIFAR-10 NIID-2")),
+    (SEPARATION, "fedfm:V", ("FedFM", "NMI"), (0,)),
+    (SEPARATION, "fedfm:V", ("FedAvg", "NMI"), (0,)),
+    ("fedsa:cross-silo", "fedsa:1", ("FedSA", "FedProto", "cross-silo Cifar10"), (0, 1, 2)),
+    ("fedsa:cifar100", "fedsa:1", ("FedSA", "FedTGP", "cross-device Cifar100"), (0, 1, 2)),
+    ("fedsa:margin", "fedsa:4", ("EMA+R+ER+MCL+CC", "EMA+R+ER+CC"), (0, 1, 2)),
+    (SEPARATION, "fedfm:V", ("FedFM", "FedAvg", "NMI"), (1, 2)),
+    ("fedfm:second-best", "fedfm:V", ("SCAFFOLD", "NMI"), (0, 1, 2)),
+    ("fedcme:more-skew", "fedcme:II", ("FedAvg", "FedCME(0.01)", "alpha=0.1 K=80", "alpha=0.5 K=80"), (0, 1, 2)),
+    ("fedcme:sooner", "fedcme:III", ("FedCME(0.01)", "FedAvg", "FedRS(0.5)", "K=80,M=30", "K=50,M=20"), (0, 1, 2)),
+    ("FedFA's Table 2", "fedfa:2", ("CIFAR-10 ",), (2021, 2022, 2023)),
+    ("fccl:other-domains", "fccl:8", ("FCCL+", "FCCL", "BASE", "Digits inter AVG"), (0, 1, 2)),
+    ("FedFM's Table III", "fedfm:III", ("CIFAR-10 NIID-1", "CIFAR-10 NIID-2"), (0, 1, 2)),
 )
+INSTEAD = {"fccl:8": {"protocol": "fccl:digit-domains", "dataset": "digits-real-4"}}  # in place of a table's options
 TINY = {
     "dataset": "digits", "backbone": "cnn-small", "num_clients": 4, "cohort_size": 2, "rounds": 3, "local_epochs": 1,
     "batch_size": 8, "device": "cpu",
@@ -83,15 +74,15 @@ def planned_runs(precision: str, tiny: bool) -> list[PlannedRun]:
     home, other = RUNS / precision, {} if precision == "float32" else {"precision": precision}
     if tiny:
         home, other = RUNS / f"tiny-{precision}", other | TINY
-    for work in WORK:
-        planned = plan(find_table(work.table), seeds=work.seeds, only=work.only).runs
+    for decides, table, only, seeds in WORK:
+        planned, instead = plan(find_table(table), seeds=seeds, only=only).runs, INSTEAD.get(table, {})
         for run in sorted(planned, key=lambda run: run.setup.run.seed)[: 1 if tiny else None]:
-            if run.to_do or other or work.instead:
+            if run.to_do or other or instead:
                 # Under another protocol none of the options may come from the cell's.
-                given = {**(run.setup.values() if work.instead else run.given), **other, **(work.instead or {})}
+                given = {**(run.setup.values() if instead else run.given), **other, **instead}
                 setup = resolve(find_method(run.method), given, need_data=False)
                 folder = home / run.folder.parent.name / run.folder.name
-                label = f"{work.decides}: {work.table} {run.label}"
+                label = f"{decides}: {table} {run.label}"
                 runs.setdefault(folder, replace(run, label=label, given=given, setup=setup, folder=folder))
     refresh(runs.values())
     return list(runs.values())
