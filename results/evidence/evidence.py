@@ -46,7 +46,7 @@ JOBS_ON_CUDA = 4  # not measured yet
 
 MEASURED = "fedfm:V"  # the table whose cells `fedcli quality` measures
 SEPARATION = "fedfm:fedavg fedfm:features fedfm:silhouette"
-# What is decided, by the beginnings of claims, or learnt; then cells, as of `fedcli table TABLE --only ... --seeds ...`.
+# What is decided, by the beginnings of claims, or learnt; then cells, as `fedcli table TABLE --only ... --seeds ...`.
 WORK = (
     (SEPARATION, "fedfm:V", ("FedFM", "NMI"), (0,)),
     (SEPARATION, "fedfm:V", ("FedAvg", "NMI"), (0,)),
