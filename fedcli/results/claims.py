@@ -93,9 +93,9 @@ def answers(
     """What the records say of claims, by verdict in the order of `VERDICTS`.
 
     Args:
-        claims: The claims.
+        claims: Of papers, or the user's own.
         folders: Of runs, at any depth.
-        at_hand: Whether the images of a data set are there, or can be had.
+        at_hand: Whether the images of a data set can be had.
         shipped: Take the project's verdict, in `fedcli.papers`, for a claim without runs; records are not installed.
 
     Raises:

@@ -16,7 +16,7 @@ from fedcli.runs.config import num_images
 from fedcli.runs.records import environment, quiet
 
 H100 = "NVIDIA H100 80GB HBM3"
-ALIKE = ["device", "backbone", "shape", "precision"]  # in which a run must be like one whose time it tells
+ALIKE = ["device", "backbone", "shape", "precision"]  # of a run and those whose time tells its own
 
 
 def round_examples(config: Mapping[str, Any], images: int) -> float:
@@ -25,10 +25,7 @@ def round_examples(config: Mapping[str, Any], images: int) -> float:
 
 
 def paces(runs: pd.DataFrame) -> pd.DataFrame:
-    """The speed of runs that did not move to another machine.
-
-    Args:
-        runs: See `fedcli.results.frame`.
+    """The speed of runs, see `fedcli.results.frame`, that did not move to another machine.
 
     Returns:
         A row a run: `seconds` of a round, its test included, for an example of its training; whether the machine was
@@ -46,13 +43,9 @@ def paces(runs: pd.DataFrame) -> pd.DataFrame:
 
 
 def cost_of(runs: Iterable[PlannedRun], timed: pd.DataFrame, device: str, machine: str) -> pd.DataFrame:
-    """Estimates the time of runs by the median of timed ones with the same network and images.
+    """Estimates the time of runs by the median of timed ones with the same network, images and kind of device.
 
-    Args:
-        runs: The runs to do.
-        timed: See `paces`; runs of `machine` go first, then those that no other work disturbed.
-        device: The kind of device to run on.
-        machine: Its name, as in records.
+    Of these, see `paces`, the runs of `machine` go first, and then those that no other work disturbed.
 
     Returns:
         A row a run: `seconds`, NaN where no run like it was timed, and the names of other `machines` that were timed.
@@ -94,10 +87,7 @@ def time_text(estimated: pd.DataFrame, machine: str = "") -> str:
 def decided_by(answer: claims.Answer, folder: Path, timed: pd.DataFrame) -> str:
     """What would decide a claim and how long that takes, in words; empty where it is decided.
 
-    Args:
-        answer: The claim and what the records say of it.
-        folder: Of the records.
-        timed: See `paces`; an H100 counts, or a CPU if no GPU has run such a network.
+    Of the `timed` runs, see `paces`, those on an H100 count, or on a CPU if no GPU has run such a network.
     """
     if answer.verdict in (claims.REPRODUCED, claims.CONTRADICTED):
         return ""

@@ -68,7 +68,7 @@ def execute(
         records_only: Keep no models of a run that has ended.
 
     Returns:
-        The errors of the runs that failed, by their folders.
+        The errors of failed runs, by their folders.
 
     Raises:
         InUse: If another process uses the plan's folder.

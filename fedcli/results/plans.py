@@ -199,8 +199,8 @@ def _chosen(table: Table, only: Sequence[str]) -> list[Cell]:
     for text in only:
         parts = [name for name in (*rows, *columns) if text.lower() in name.lower()]
         if not parts:
-            there = f"rows: {'; '.join(rows)}; columns: {'; '.join(columns)}"
-            raise UserError(f"no row or column of {table.name} has '{text}' in its name; {there}.")
+            names = f"rows: {'; '.join(rows)}; columns: {'; '.join(columns)}"
+            raise UserError(f"no row or column of {table.name} has '{text}' in its name; {names}.")
         meant.update([name for name in parts if name.lower() == text.lower()] or parts)
     shown = [names.keys() & meant or names.keys() for names in (rows, columns)]
     chosen = [cell for cell in table.cells if cell.row in shown[0] and cell.column in shown[1]]

@@ -62,8 +62,8 @@ def plan(
         grid: Options with the values to try, as "proximal-weight=0.01,0.1".
         out: Folder of the trials, of which none runs twice; `tuning/<method>-<protocol>-<data set>` if not given.
         seeds: Several of each trial, of which the mean counts; no table may report one.
-        **given: Options of `fedcli run`; `seed` is `SEED` if not given. Tuples of values are tried, too. Without any
-            values, those are tried that the method's own options suggest.
+        **given: Options of `fedcli run`; the seed is `SEED` if not given. Tuples of values are tried, too; without any,
+            those that the method's own options suggest.
 
     Raises:
         UserError: If there is nothing to try, an option is unknown or given twice, a trial cannot start, or a table
@@ -91,23 +91,16 @@ def plan(
         given["validation"] = VALIDATION
     paper, _, setting = first.protocol.name.partition(":")
     tables = [table for name, table in registry.tables().items() if name.startswith(f"{paper}:")]
-    reported = {seed for table in tables for seed in table.seeds}
-    for seed in reported.intersection([given["seed"]] if seeds is None else seeds):
-        seeds_text = ", ".join(map(str, sorted(reported)))  # options must not be fitted to what is reported
-        raise UserError(
-            f"--seed {seed} is one that the paper's tables report (they are {seeds_text}); tune with {SEED}."
-        )
+    reported = sorted({seed for table in tables for seed in table.seeds})  # to which options must not be fitted
+    for seed in {*reported}.intersection([given["seed"]] if seeds is None else seeds):
+        raise UserError(f"--seed {seed} is one that the paper's tables report, of {reported}; tune with {SEED}.")
     folder = out or HOME / f"{chosen.name}-{paper}-{setting}-{first.run.dataset}"
     planned = plan_grid([method], {**given, **tried}, seeds=seeds, out=folder, continue_=True)
     return Tuning(planned.folder, planned.runs)
 
 
 def rank(planned: Tuning, errors: Mapping[Path, str]) -> pd.DataFrame:
-    """The trials of a plan that has been run, the best first; writes them for `fedcli run --tuned`.
-
-    Args:
-        planned: See `plan`.
-        errors: Of the failed runs, by their folders.
+    """The trials of a plan that `jobs.execute` has run, with its errors, the best first; writes them for `--tuned`.
 
     Returns:
         A row a trial: its `options`, the validation `accuracies` of its runs as fractions, NaN where a run diverged,

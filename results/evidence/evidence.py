@@ -42,8 +42,6 @@ ARCHIVE, CARRIED = 62 * MIB, 60 * MIB  # bytes of the archive, and of the checkp
 RESERVE = 45  # seconds of --time for last checkpoints, `fedcli quality` and the archive
 GRACE = 15  # seconds after which a round that did not end in time is interrupted
 JOBS_ON_CUDA = 4  # not measured yet
-
-
 MEASURED = "fedfm:V"  # the table whose cells `fedcli quality` measures
 SEPARATION = "fedfm:fedavg fedfm:features fedfm:silhouette"
 # What is decided, by the beginnings of claims, or learnt; then cells, as `fedcli table TABLE --only ... --seeds ...`.
@@ -55,12 +53,13 @@ WORK = (
     ("fedsa:margin", "fedsa:4", ("EMA+R+ER+MCL+CC", "EMA+R+ER+CC"), (0, 1, 2)),
     (SEPARATION, "fedfm:V", ("FedFM", "FedAvg", "NMI"), (1, 2)),
     ("fedfm:second-best", "fedfm:V", ("SCAFFOLD", "NMI"), (0, 1, 2)),
-    ("fedcme:more-skew", "fedcme:II", ("FedAvg", "FedCME(0.01)", "alpha=0.1 K=80", "alpha=0.5 K=80"), (0, 1, 2)),
+    ("fedcme:more-skew", "fedcme:II",
+        ("FedAvg", "FedCME(0.01)", "CIFAR10 alpha=0.1 K=80", "CIFAR10 alpha=0.5 K=80"), (0, 1, 2)),
     ("fedcme:sooner", "fedcme:III", ("FedCME(0.01)", "FedAvg", "FedRS(0.5)", "K=80,M=30", "K=50,M=20"), (0, 1, 2)),
     ("FedFA's Table 2", "fedfa:2", ("CIFAR-10 ",), (2021, 2022, 2023)),
     ("fccl:other-domains", "fccl:8", ("FCCL+", "FCCL", "BASE", "Digits inter AVG"), (0, 1, 2)),
     ("FedFM's Table III", "fedfm:III", ("CIFAR-10 NIID-1", "CIFAR-10 NIID-2"), (0, 1, 2)),
-)
+)  # fmt: skip
 INSTEAD = {"fccl:8": {"protocol": "fccl:digit-domains", "dataset": "digits-real-4"}}  # in place of a table's options
 TINY = {
     "dataset": "digits", "backbone": "cnn-small", "num_clients": 4, "cohort_size": 2, "rounds": 3, "local_epochs": 1,
