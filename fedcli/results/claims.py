@@ -141,12 +141,10 @@ def _answer(claim: Claim, runs: pd.DataFrame, at_hand: Callable[[str], bool]) ->
         leads = [printed_lead(table, claim.row, than, part, metric) for part in (claim.columns, claim.less) if part]
         blank = Answer(replace(claim, than=than), metric, None if None in leads else leads[0] - sum(leads[1:]), not_run)
         answers.append(_compared(blank, rows[claim.row], rows[than], runs))
-    if len(answers) == 1:
-        return answers[0]
     sign = 1 if claim.direction == "higher" else -1
     paper = min((each.paper for each in answers if each.paper is not None), key=lambda lead: sign * lead, default=None)
     run = [each for each in answers if each.runs]
-    if not run:
+    if len(answers) == 1 or not run:
         return replace(answers[0], claim=claim, paper=paper)
     strength = (CONTRADICTED, UNDECIDED, REPRODUCED).index
     # The mean is NaN where there is no difference, which comes first.

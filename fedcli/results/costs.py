@@ -11,7 +11,7 @@ from fedcli.data import datasets
 from fedcli.registry import find_table
 from fedcli.results import claims, plans
 from fedcli.results.frame import read_runs, shipped
-from fedcli.results.plans import PlannedRun, TablePlan
+from fedcli.results.plans import Plan, PlannedRun
 from fedcli.runs.config import num_images
 from fedcli.runs.records import environment, quiet
 
@@ -65,8 +65,8 @@ def cost_of(runs: Iterable[PlannedRun], timed: pd.DataFrame, device: str, machin
     return pd.DataFrame(rows, columns=["seconds", "machines"]).astype({"seconds": float})
 
 
-def estimate(plan: TablePlan) -> pd.DataFrame:
-    """Estimates the time of a table's runs to do, see `cost_of`, by its own and the shipped runs."""
+def estimate(plan: Plan) -> pd.DataFrame:
+    """Estimates the time of the runs to do, see `cost_of`, by those in the plan's folder, of tables and shipped."""
     timed = paces(read_runs([plan.folder, plans.HOME, *shipped()]))
     hardware = environment(plan.runs[0].setup.device)["hardware"]
     return cost_of([run for run in plan.runs if run.to_do], timed, hardware["device"], hardware["name"])

@@ -220,8 +220,7 @@ def plan_cell(
             given = _on_other_data(method, given, dataset)
             smaller["dataset"] = given["dataset"]
         setup = resolve(method, given, need_data=False)
-        images = setup.run.train_examples or num_images(setup.run.dataset)
-        sizes = {**setup.values(), "train_examples": images}
+        sizes = {**setup.values(), "train_examples": setup.run.train_examples or num_images(setup.run.dataset)}
         smaller |= {name: limit for name, limit in (limits or {}).items() if is_smaller(name, limit, sizes[name])}
         given |= smaller
         setup = resolve(method, given, need_data=False)

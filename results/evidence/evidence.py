@@ -27,11 +27,12 @@ from fedcli.core import backbones
 from fedcli.data import datasets
 from fedcli.errors import UserError
 from fedcli.registry import find_method, find_table
-from fedcli.results import costs, frame
+from fedcli.results.costs import estimate
 from fedcli.results.jobs import execute
 from fedcli.results.plans import Plan, PlannedRun, plan
-from fedcli.runs import checkpoints, records
+from fedcli.runs.checkpoints import CHECKPOINT, STATES
 from fedcli.runs.config import resolve
+from fedcli.runs.records import RECORD
 from fedcli.runs.run import read_begun
 from fedcli.runs.signals import OutOfTime, interrupt_on_signals, set_time_limit, time_left
 
@@ -100,7 +101,7 @@ def lacks_quality(run: PlannedRun) -> bool:
 
 def files_of(run: PlannedRun) -> list[Path]:
     """What a run goes on from, beside its record; the model of the best round so far is not needed for that."""
-    return [*run.folder.glob(checkpoints.CHECKPOINT), *run.folder.glob(f"{checkpoints.STATES}/*")]
+    return [*run.folder.glob(CHECKPOINT), *run.folder.glob(f"{STATES}/*")]
 
 
 def nbytes_of(run: PlannedRun) -> int:
@@ -124,9 +125,7 @@ class CarriedPlan(Plan):
         sizes = [nbytes_of(each) for each in begun]
         if nbytes_of(run) + sum(size for size in sizes if size <= CARRIED) <= CARRIED:
             return True
-        hardware = records.environment(run.setup.device)["hardware"]
-        timed = costs.paces(frame.read_runs([RUNS, *frame.shipped()]))
-        return costs.cost_of([run], timed, hardware["device"], hardware["name"])["seconds"].item() < time_left()
+        return estimate(Plan(RUNS, (run,)))["seconds"].item() < time_left()
 
 
 def pack(runs: Sequence[PlannedRun], folder: Path) -> None:
@@ -134,7 +133,7 @@ def pack(runs: Sequence[PlannedRun], folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     for old in folder.glob("evidence.tgz.*"):
         old.unlink()
-    files = [run.folder / records.RECORD for run in runs if run.record]
+    files = [run.folder / RECORD for run in runs if run.record]
     room = ARCHIVE - sum(file.stat().st_size for file in files) / 3  # compressed they take less
     for run in runs:
         if run.record and (run.to_do or lacks_quality(run)) and nbytes_of(run) < room:
