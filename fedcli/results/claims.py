@@ -127,15 +127,14 @@ def names_of(claim: Claim) -> tuple[str, ...]:
 
 def _answer(claim: Claim, runs: pd.DataFrame, at_hand: Callable[[str], bool]) -> Answer:
     """What runs say of a claim. Of several rows the smallest lead counts; reproduced needs runs of all."""
-    table, rows, answers = find_table(claim.table), {}, []
+    table, columns, rows, answers = find_table(claim.table), (*claim.columns, *claim.less), {}, []
     cells = {(cell.row, cell.column): cell for cell in table.cells}
     for row in (claim.row, *claim.others):
-        places = [(row, column) for column in (*claim.columns, *claim.less)]
-        if absent := [" / ".join(place) for place in places if place not in cells]:
+        if absent := [f"{row} / {column}" for column in columns if (row, column) not in cells]:
             fault = f"the claim {claim.name} names a cell that {claim.table} does not have (got {absent[0]})"
             raise UserError(f"{fault}; name a row and a column of the table.")
-        rows[row] = [plan_cell(table, cells[place]) for place in places]
-    metric, planned = find_metric(cells[places[0]].metric), [run for row in rows.values() for run in row]
+        rows[row] = [plan_cell(table, cells[row, column]) for column in columns]
+    metric, planned = find_metric(cells[row, columns[0]].metric), [run for row in rows.values() for run in row]
     not_run = NOT_RUN if all(at_hand(name) for run in planned for name in run.setup.data_sets) else NO_DATA
     for than in claim.others:
         leads = [printed_lead(table, claim.row, than, part, metric) for part in (claim.columns, claim.less) if part]

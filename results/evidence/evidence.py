@@ -144,22 +144,12 @@ def pack(runs: Sequence[PlannedRun], folder: Path) -> None:
 
 
 def main(
-    time: str | None = None,
-    jobs: int = 0,
-    precision: str = "float32",
-    carry: Path | None = None,
-    origin: Annotated[Path | None, typer.Option("--from")] = None,
-    tiny: bool = False,
-) -> None:
+    time: str | None = None, jobs: int = 0, precision: str = "float32", carry: Path | None = None,
+    origin: Annotated[Path | None, typer.Option("--from")] = None, tiny: bool = False,
+) -> None:  # fmt: skip
     """Unpacks, runs, measures and packs, and says what is left.
 
-    Args:
-        time: For all, as 9m or 2h; no limit where left out.
-        jobs: Runs at once; where left out four on CUDA, else one.
-        precision: Of all runs; claims count float32 alone.
-        carry: Folder for an archive of records and checkpoints.
-        origin: Folder with such an archive, to go on from.
-        tiny: Try it on the CPU: a run of each work, on built-in digits.
+    Of the precisions, claims count float32 alone; `--tiny` tries it on the CPU with a small run of each work.
     """
     try:
         limit_time(time)

@@ -79,9 +79,7 @@ def run_side(python: str, arguments: list[str]) -> dict[str, Any]:
     """Returns the result of one side, which runs in a new process."""
     command = [python, "-c", "import sys, sides; sides.run_side(*sys.argv[1:])", *arguments]
     env = {**os.environ, "PYTHONPATH": str(HERE), "FLWR_TELEMETRY_ENABLED": "0"}
-    process = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
-    if process.returncode:
-        raise SystemExit(f"{arguments[0]} failed:\n{process.stdout[-2000:]}\n{process.stderr[-6000:]}")
+    process = subprocess.run(command, env=env, stdout=subprocess.PIPE, text=True, check=True)
     return json.loads(process.stdout.splitlines()[-1])
 
 
