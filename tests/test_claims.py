@@ -234,6 +234,9 @@ def test_what_a_claim_allows_in_place_of_the_cells_is_said(place):
     answer = place.answer(instead={"lr": 0.5, "batch_size": None})
     assert (answer.verdict, answer.reduced) == ("reproduced", "rounds 5 of 20, batch size 8 for 16, lr 0.5 for 0.2")
     assert place.answer(instead={"lr": 0.4, "batch_size": None}).verdict == "not run"
+    place.pairs((81, 80), (81.1, 80), (81.2, 80), name="-full")
+    other = place.answer(table=f"{place.file}:own:several", than="FedDyn", instead={"lr": None})
+    assert other.reduced == "lr 0.2 for 0.3"  # of the other row's runs alone
 
 
 def test_the_command_prints_the_claims_of_a_file_by_verdict(place):

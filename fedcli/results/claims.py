@@ -145,9 +145,9 @@ def _answer(claim: Claim, runs: pd.DataFrame, at_hand: Callable[[str], bool]) ->
     run = [each for each in answers if each.runs]
     if len(answers) == 1 or not run:
         return replace(answers[0], claim=claim, paper=paper)
-    strength = (CONTRADICTED, UNDECIDED, REPRODUCED).index
+    weakest_first = (CONTRADICTED, UNDECIDED, REPRODUCED)
     # The mean is NaN where there is no difference, which comes first.
-    run.sort(key=lambda each: (strength(each.verdict), each.difference.n > 0, sign * each.difference.mean))
+    run.sort(key=lambda each: (weakest_first.index(each.verdict), each.difference.n > 0, sign * each.difference.mean))
     least, *others = run
     verdict, why, over = least.verdict, least.why, f"over {least.claim.than}"
     if len(others) == 1:

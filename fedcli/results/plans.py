@@ -98,8 +98,8 @@ class Plan:
     def to_run(self) -> list[PlannedRun]:
         """The runs to do whose data are there, begun ones first."""
         missing = self.missing_data.keys()
-        can = [run for run in self.runs if run.to_do and missing.isdisjoint(run.setup.data_sets)]
-        return sorted(can, key=lambda run: run.record is None)
+        runs = [run for run in self.runs if run.to_do and missing.isdisjoint(run.setup.data_sets)]
+        return sorted(runs, key=lambda run: run.record is None)
 
     def may_start(self, run: PlannedRun, active: Collection[PlannedRun]) -> bool:
         """Whether a run may start beside those that go on."""
