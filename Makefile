@@ -47,7 +47,6 @@ index: install ## Write papers/index.json, from which list, show and completion 
 tables: install ## Write the pages and figures in results/ anew from the records, and results/report.html
 	$(BIN)/fedcli pages results
 	$(BIN)/python results/board/board.py --page
-	$(BIN)/python results/speed/peers/peers.py page
 	$(BIN)/fedcli report $(STUDIES) --title "fedcli: the committed runs" --out results/report.html
 
 evidence: install ## Go on with claims that have not been run; TIME=9m, JOBS=4, CARRY=folder, FROM=folder, PRECISION=tf32

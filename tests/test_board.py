@@ -30,7 +30,7 @@ def board(tmp_path, monkeypatch):
     module, rows = load_script(FILE), []
     monkeypatch.setattr(module, "HERE", tmp_path)
     options = {**{method: {"lr": 0.2} for method in RUNS}, "fedprox": {"lr": 0.4, "proximal_weight": 0.001}}
-    (tmp_path / "options.json").write_text(json.dumps({GLOBAL: options}))
+    monkeypatch.setattr(module, "OPTIONS", {GLOBAL: options})
     for method, values in RUNS.items():
         for seed, value in enumerate(values):
             status = "failed" if value is None else "finished"
@@ -61,20 +61,21 @@ def test_the_page_has_every_method_the_best_first_beside_the_plain_one(board):
     assert cells(ahead)[0]["Accuracy, %"].startswith("**83.00 [")
 
 
-def test_the_committed_page_is_that_of_the_committed_runs(board, tmp_path):
-    for name in ("README.md", "board.csv", "options.json"):
+def test_the_committed_page_is_that_of_the_committed_runs(board, tmp_path, monkeypatch):
+    for name in ("README.md", "board.csv"):
         shutil.copy(FILE.parent / name, tmp_path)
+    monkeypatch.setattr(board, "OPTIONS", json.loads((FILE.parent / "options.json").read_text()))
     board.main(page=True)
     text, rows = (FILE.parent / "README.md").read_text(encoding="utf-8"), read(board)
     assert (tmp_path / "README.md").read_text(encoding="utf-8") == text
     for protocol in board.PLAIN:
         counts = rows[rows.protocol == protocol].groupby("method").size()
-        assert counts.to_dict() == dict.fromkeys(board.options_of(protocol), len(board.SEEDS))
+        assert counts.to_dict() == dict.fromkeys(board.OPTIONS[protocol], len(board.SEEDS))
         assert f"<!-- {protocol}: end -->" in text
 
 
 def test_no_run_of_the_committed_options_is_refused(board, tmp_path, monkeypatch):
-    monkeypatch.setattr(board, "HERE", FILE.parent)
+    monkeypatch.setattr(board, "OPTIONS", json.loads((FILE.parent / "options.json").read_text()))
     runs = [run for at in board.PLAIN for run in board.plans.plan(board.table(at), tmp_path, seeds=[0]).runs]
     assert len(runs) == 56
     for run in runs:
@@ -84,8 +85,7 @@ def test_no_run_of_the_committed_options_is_refused(board, tmp_path, monkeypatch
 def test_the_boards_are_run_and_their_runs_written_into_the_csv(board, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     small = {"train_examples": 120, "rounds": 2, "local_epochs": 1, "device": "cpu"}
-    options = {GLOBAL: {"fedavg": small, "fedavg (slow)": {**small, "lr": 0.01}}}
-    (tmp_path / "options.json").write_text(json.dumps(options))
+    monkeypatch.setattr(board, "OPTIONS", {GLOBAL: {"fedavg": small, "fedavg (slow)": {**small, "lr": 0.01}}})
     (tmp_path / "README.md").write_text("")
     monkeypatch.setattr(board, "PLAIN", {GLOBAL: "fedavg"})
     monkeypatch.setattr(board, "SEEDS", (0,))

@@ -10,11 +10,11 @@ import pytest
 
 import fedcli
 from fedcli import Claim, registry
-from fedcli.errors import UserError
 from fedcli.results import claims, costs, frame, plans
 from fedcli.results.metrics import Interval, interval
 from fedcli.results.render import render
 from fedcli.runs.records import write_record
+from tests.files import refused
 from tests.programs import invoke
 
 RUN = {
@@ -58,19 +58,16 @@ def place(tmp_path, template):
         file = tmp_path / "own.py"
         runs = tmp_path / "runs"
 
-        def add(self, method, seed, percent, name="", curve=(), status="finished", error="", **config):
-            record = template[method]
-            rounds = config.get("rounds", RUN["rounds"])
-            curve = curve or [percent] * rounds
-            first = record["rounds"][0]
-            rows = [{**first, "round": number, "test_accuracy": value / 100} for number, value in enumerate(curve)]
-            fingerprint = config.pop("fingerprint", record["partition"]["fingerprint"])
+        def add(self, method, seed, percent, name="", curve=(), status="finished", fingerprint=None, **config):
+            record, rounds = template[method], config.get("rounds", RUN["rounds"])
+            curve = [value / 100 for value in curve or [percent] * rounds]
+            entries = [{**record["rounds"][0], "round": i, "test_accuracy": value} for i, value in enumerate(curve)]
             edited = {
-                **record, "seed": seed, "status": status, "load": [], "rounds": rows,
+                **record, "seed": seed, "status": status, "load": [], "rounds": entries,
                 "config": {**record["config"], "rounds": rounds, "seed": seed, **config},
-                "partition": {**record["partition"], "fingerprint": fingerprint},
-                "summary": {**record["summary"], "selected": curve[-1] / 100, "last": curve[-1] / 100},
-                **({"error": error} if error else {}),
+                "partition": {**record["partition"], **({"fingerprint": fingerprint} if fingerprint else {})},
+                "summary": {**record["summary"], "selected": curve[-1], "last": curve[-1]},
+                **({"error": "NonFiniteLoss in round 2"} if status == "failed" else {}),
             }  # fmt: skip
             folder = self.runs / f"{method}-{seed}{name}"
             folder.mkdir(parents=True)
@@ -106,10 +103,8 @@ UP, DOWN = Interval(2.0, 1.0, 3.0, 3), Interval(-2.0, -3.0, -1.0, 3)
         (UP, "higher", (0, 0), False, ("reproduced", "")),
         (UP, "lower", (0, 0), False, ("contradicted", "")),
         (DOWN, "lower", (0, 0), False, ("reproduced", "")),
-        (Interval(0.5, -1.0, 2.0, 5), "higher", (0, 0), False, ("undecided", "zero inside, n = 5")),
         (Interval(2.0, 0.0, 4.0, 3), "higher", (0, 0), False, ("undecided", "zero inside, n = 3")),
         (Interval(2.0, 1.9, 2.1, 2), "higher", (0, 0), False, ("undecided", "n = 2")),
-        (interval([2.0]), "higher", (0, 0), False, ("undecided", "n = 1")),
         (interval([]), "higher", (1, 0), False, ("undecided", "no pair has a value")),
         (UP, "higher", (0, 2), False, ("reproduced", "")),  # the other one failed: the claim holds all the more
         (UP, "higher", (2, 0), False, ("undecided", "runs of the better one are lost")),
@@ -129,7 +124,8 @@ def test_three_pairs_in_full_give_a_verdict_and_the_last_tenth_stands_beside(pla
         place.add(method, 2, 0, curve=curve)
     place.add("fedavg", 9, 10)  # a seed without its pair counts for nothing
     ahead = place.answer()
-    assert ahead.difference == pytest.approx(Interval(2.0, 2 - 2.484138, 2 + 2.484138, 3), rel=1e-5)
+    half = 4.302653 / 3**0.5  # deviation 1, Student's t of two degrees of freedom 4.3027
+    assert ahead.difference == pytest.approx(Interval(2.0, 2 - half, 2 + half, 3), rel=1e-6)
     assert (ahead.verdict, ahead.why, ahead.size) == ("undecided", "zero inside, n = 3", "in full")
     assert ahead.tail == pytest.approx(interval([1, 2, 6.5]))
     assert ahead.seeds == (0, 1, 2)
@@ -138,8 +134,7 @@ def test_three_pairs_in_full_give_a_verdict_and_the_last_tenth_stands_beside(pla
 
 def test_runs_in_full_go_before_reduced_ones_and_three_seeds_before_a_nearer_size(place):
     for rounds, seeds in ((15, 2), (5, 3)):
-        pairs = [(60, 70 + seed) for seed in range(seeds)]
-        place.pairs(*pairs, name=f"-{rounds}", rounds=rounds, train_examples=60)
+        place.pairs(*((60, 70 + seed) for seed in range(seeds)), name=f"-{rounds}", rounds=rounds, train_examples=60)
     reduced = place.answer()
     assert (reduced.verdict, reduced.size) == ("contradicted", "reduced to rounds 5 of 20, training images 60 of 120")
     place.pairs((85, 80), (85.1, 80), (84.9, 80))
@@ -161,7 +156,7 @@ def test_runs_that_differ_or_have_not_ended_are_no_pair(place, other):
 
 def test_a_run_that_diverged_cannot_be_left_out_for_the_one_that_is_ahead(place):
     place.pairs((81, 80), (81.1, 80), (81.2, 80))
-    place.add("fedavg", 3, 10, status="failed", error="NonFiniteLoss in round 2")
+    place.add("fedavg", 3, 10, status="failed")
     place.add("fedprox", 3, 80)
     ahead = place.answer()
     assert (ahead.verdict, ahead.difference.n) == ("undecided", 3)
@@ -242,6 +237,9 @@ def test_what_a_claim_allows_in_place_of_the_cells_is_said(place):
     answer = place.answer(instead={"lr": 0.5, "batch_size": None})
     assert (answer.verdict, answer.reduced) == ("reproduced", "rounds 5 of 20, batch size 8 for 16, lr 0.5 for 0.2")
     assert place.answer(instead={"lr": 0.4, "batch_size": None}).verdict == "not run"
+    place.pairs((81, 80), (81.1, 80), (81.2, 80), name="-full")
+    other = place.answer(table=f"{place.file}:own:several", than="FedDyn", instead={"lr": None})
+    assert other.reduced == "lr 0.2 for 0.3"  # of the other row's runs alone
 
 
 def test_the_command_prints_the_claims_of_a_file_by_verdict(place):
@@ -282,14 +280,11 @@ def test_the_command_of_a_claim_runs_its_rows_and_nothing_else(monkeypatch):
 
 
 def test_what_is_not_there_is_refused(tmp_path):
-    with pytest.raises(UserError, match="unknown paper with claims 'fedx'"):
-        registry.claims("fedx")
+    refused(lambda: registry.claims("fedx"), "unknown paper with claims 'fedx'")
     (tmp_path / "none.py").write_text("CLAIMS = ()\n")
-    with pytest.raises(UserError, match="declares no CLAIMS"):
-        registry.claims(str(tmp_path / "none.py"))
+    refused(lambda: registry.claims(str(tmp_path / "none.py")), "declares no CLAIMS")
     absent = Claim("fedfa:x", "x", "fedfa:2", "FedFA", "FedAvg", ("No such column",))
-    with pytest.raises(UserError, match=r"a cell that fedfa:2 does not have \(got FedFA / No such column\)"):
-        claims.answers([absent], [])
+    refused(lambda: claims.answers([absent], []), "a cell that fedfa:2 does not have (got FedFA / No such column)")
 
 
 def test_every_claim_stands_in_its_table_with_the_papers_sign():
@@ -304,5 +299,10 @@ def test_every_claim_stands_in_its_table_with_the_papers_sign():
     printed = {answer.claim.name: answer.paper for answer in answers}
     assert len(printed) == len(answers)
     assert (printed["fedfm:lite"], printed["fedfm:add-on"]) == (0.75, 4.63)  # leads that are printed as one number
-    papers = {table.name.partition(":")[0] for table in registry.tables().values()}
-    assert all(8 <= len(registry.claims(paper)) <= 13 for paper in papers)
+    assert {claim.name.partition(":")[0] for claim in registry.claims()} == {
+        "fedfm",
+        "fedfa",
+        "fedcme",
+        "fccl",
+        "fedsa",
+    }

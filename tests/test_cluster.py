@@ -18,27 +18,22 @@ from tests.test_runs import TINY, Stop, StopAfter
 cluster_utils = pytest.importorskip("ray.cluster_utils")
 
 
-class Losing(Watch):
-    """Loses a node when the first run on the cluster has ended."""
-
-    def end(self, run, record, error):
-        if not self.ended:
-            self.lose()
-        super().end(run, record, error)
-
-
 def test_a_table_on_a_cluster_that_loses_a_node_is_the_serial_one(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     serial, spread = (plans.plan(SMALL, Path(name), seeds=range(6)) for name in ("serial", "spread"))
     memory = {"object_store_memory": 80 * 2**20}
     nodes = cluster_utils.Cluster(initialize_head=True, head_node_args={"num_cpus": 1, **memory})
     lost, _ = (nodes.add_node(num_cpus=1, **memory) for _ in range(2))
+
+    class Losing(Watch):
+        def end(self, *ended):
+            if not self.ended:  # when the first run on the cluster has ended
+                nodes.remove_node(lost, allow_graceful=False)
+            super().end(*ended)
+
     watch = Losing()
-    watch.lose = lambda: nodes.remove_node(lost, allow_graceful=False)
     try:
-        assert (
-            jobs.execute(spread, watch, cluster=place_runs(None, f"ray:{nodes.address}", None, None)["cluster"]) == {}
-        )
+        assert jobs.execute(spread, watch, **place_runs(None, f"ray:{nodes.address}", None, None)) == {}
     finally:
         nodes.shutdown()
     assert sorted(watch.ended) == sorted((run.label, run.setup.run.seed, "") for run in spread.runs)

@@ -34,7 +34,7 @@ def test_every_figure_of_a_page_is_one_that_make_tables_draws_and_no_other_stand
             path = (file.parent / target).resolve().relative_to(RESULTS)
             assert path in shown(), f"{file.name} shows {target}, which 'make tables' does not draw"
     recipe = re.search(r"^tables:.*\n((?:\t.*\n)+)", (ROOT / "Makefile").read_text(), re.M)[1]
-    for command in ("fedcli pages results", "results/board/board.py --page", "results/speed/peers/peers.py page"):
+    for command in ("fedcli pages results", "results/board/board.py --page"):
         assert command in recipe
 
 

@@ -1,11 +1,10 @@
 """The papers' claims with verdicts, from records alone.
 
-A claim compares a row of a table with another one, or with several. A run counts for it if it has the settings of its
-cell; sizes may be smaller, the claim may allow other values, and what differs is said. Two runs are a pair if they have
-the same seed, partition, images, numerics of the core, and the same value of all options in which the two cells agree.
+A claim compares a row of a table with one or more others. A run counts if it has the settings of its cell, smaller
+sizes, or values that the claim allows; what differs is said. Two runs are a pair if they share seed, partition, images,
+numerics of the core, and all options in which the two cells agree.
 """
 
-import itertools
 import json
 import shlex
 from collections import Counter
@@ -25,7 +24,7 @@ from fedcli.registry import find_table
 from fedcli.results.comparison import printed_lead
 from fedcli.results.frame import ENDED, departures, read_runs
 from fedcli.results.metrics import NO_INTERVAL, Interval, Metric, find_metric, interval, seeds_needed
-from fedcli.results.plans import Wanted, home_of, wanted
+from fedcli.results.plans import PlannedRun, home_of, plan_cell
 from fedcli.results.render import MISSING, Sheet
 from fedcli.runs.config import RunConfig
 from fedcli.runs.settings import differences, differences_text, is_smaller
@@ -33,14 +32,13 @@ from fedcli.runs.settings import differences, differences_text, is_smaller
 REPRODUCED, CONTRADICTED, UNDECIDED = "reproduced", "contradicted", "undecided"
 NOT_RUN, NO_DATA = "not run", "data not at hand"
 VERDICTS = (REPRODUCED, CONTRADICTED, UNDECIDED, NOT_RUN, NO_DATA)
-STRENGTH = (CONTRADICTED, UNDECIDED, REPRODUCED)  # from the weakest on
-FEWEST, MOST_SEEDS = 3, 30  # for a verdict; a claim that needs more is not decided by running more
+FEWEST, MOST_SEEDS = 3, 30  # for a verdict
 SHIPPED = "verdicts.csv"
-# Columns of the CSV: texts of an answer, and the parts of its intervals.
+# Columns of the CSV.
 TEXTS = ("verdict", "why", "reduced", "over")
 INTERVALS = {"difference": ["ours", "low", "high", "n"], "tail": ["tail", "tail_low", "tail_high", "tail_n"]}
-RUN_OPTIONS = {field.name for field in fields(RunConfig)} - {"post"}
 SHARED = ["seed", "images", "partition", "core", "options"]  # by the two runs of a pair
+FORMS = ["form", "form_than"]  # the options of the two that are not as in their cells
 
 
 @dataclass(frozen=True)
@@ -49,15 +47,15 @@ class Answer:
 
     claim: Claim
     metric: Metric  # what is compared
-    paper: float | None  # the paper's difference, from the numbers it prints; None where it does not print both
+    paper: float | None  # the paper's difference; None where it does not print both numbers
     verdict: str  # one of `VERDICTS`
-    why: str = ""  # why it is undecided, and which runs are lost, as they diverged or never got where they should
-    reduced: str = ""  # what is smaller or other than in the paper's cells; empty in full
+    why: str = ""  # why it is undecided, and which runs have no value
+    reduced: str = ""  # what differs from the paper's cells; empty in full
     seeds: tuple[int, ...] = ()  # of the pairs of runs
     difference: Interval = NO_INTERVAL  # the row less the other one
-    tail: Interval = NO_INTERVAL  # the same of the mean over the last tenth of the rounds, where a cell is an accuracy
-    over: str = ""  # of a claim on several rows, which one the difference is on, and what the other one shows
-    runs: tuple[Path, ...] = ()  # their folders; none where nothing has been run
+    tail: Interval = NO_INTERVAL  # the same of accuracies over the last tenth of the rounds
+    over: str = ""  # of several rows, the one of `difference`, and the lead on the other of two
+    runs: tuple[Path, ...] = ()  # folders; none where nothing has been run
 
     @property
     def size(self) -> str:
@@ -71,7 +69,7 @@ class Answer:
 
     @property
     def needed_seeds(self) -> tuple[int, ...]:
-        """The seeds that would decide it in full: three, and more only where these leave it open."""
+        """The seeds that would decide it in full: three, or more where these leave it open."""
         seeds, number = find_table(self.claim.table).seeds, FEWEST
         if not self.reduced and self.difference.n >= FEWEST and self.difference.low <= 0 <= self.difference.high:
             number = seeds_needed(self.difference, MOST_SEEDS)
@@ -79,7 +77,7 @@ class Answer:
 
     @property
     def command(self) -> str:
-        """What runs the rows and nothing else, in full, and measures their features; empty where that is no use."""
+        """What runs its rows in full and measures their features; empty where that is no use."""
         if self.verdict not in (UNDECIDED, NOT_RUN):
             return ""
         options = [word for name in names_of(self.claim) for word in ("--only", name)]
@@ -89,19 +87,16 @@ class Answer:
 
 
 def answers(
-    claims: Iterable[Claim],
-    folders: Iterable[Path],
-    at_hand: Callable[[str], bool] = datasets.open_to_all,
+    claims: Iterable[Claim], folders: Iterable[Path], at_hand: Callable[[str], bool] = datasets.open_to_all,
     shipped: bool = False,
-) -> list[Answer]:
+) -> list[Answer]:  # fmt: skip
     """What the records say of claims, by verdict in the order of `VERDICTS`.
 
     Args:
-        claims: The claims.
-        folders: Where runs are looked for, at any depth.
-        at_hand: Whether the images of a data set are there, or can be had.
-        shipped: Of a claim without runs, whether what the project's records say is taken from `fedcli.papers`, where it
-            stands as `verdicts.csv`, since the records themselves are not installed.
+        claims: Of papers, or the user's own.
+        folders: Of runs, at any depth.
+        at_hand: Whether the images of a data set can be had.
+        shipped: Take the project's verdict, in `fedcli.papers`, for a claim without runs; records are not installed.
 
     Raises:
         UserError: If a claim's table has not its cells.
@@ -113,15 +108,15 @@ def answers(
 
 
 def _shipped() -> dict[str, dict[str, Any]]:
-    """The parts of the answers that come from the project's records, by the names of the claims that have runs."""
+    """The parts of answers that come from the project's records, by the names of claims that have runs."""
     texts = [*TEXTS, "seeds", "runs"]
     with files("fedcli.papers").joinpath(SHIPPED).open(encoding="utf-8") as file:
         table = pd.read_csv(file, dtype=dict.fromkeys(texts, str)).fillna(dict.fromkeys(texts, ""))
     parts = {}
     for row in table[table["runs"] != ""].to_dict("records"):
-        values = {name: Interval(*(row[column] for column in columns)) for name, columns in INTERVALS.items()}
-        values |= {name: row[name] for name in TEXTS} | {"seeds": tuple(map(int, row["seeds"].split()))}
-        parts[row["claim"]] = values | {"runs": tuple(map(Path, row["runs"].split("; ")))}
+        intervals = {name: Interval(*(row[column] for column in columns)) for name, columns in INTERVALS.items()}
+        seeds, runs = map(int, row["seeds"].split()), map(Path, row["runs"].split("; "))
+        parts[row["claim"]] = {name: row[name] for name in TEXTS} | intervals | {"seeds": (*seeds,), "runs": (*runs,)}
     return parts
 
 
@@ -131,31 +126,28 @@ def names_of(claim: Claim) -> tuple[str, ...]:
 
 
 def _answer(claim: Claim, runs: pd.DataFrame, at_hand: Callable[[str], bool]) -> Answer:
-    """What runs say of a claim. On several rows its smallest lead counts; it is reproduced where each has been run."""
-    table, columns = find_table(claim.table), (*claim.columns, *claim.less)
+    """What runs say of a claim. Of several rows the smallest lead counts; reproduced needs runs of all."""
+    table, columns, rows, answers = find_table(claim.table), (*claim.columns, *claim.less), {}, []
     cells = {(cell.row, cell.column): cell for cell in table.cells}
-    for place in itertools.product((claim.row, *claim.others), columns):
-        if place not in cells:
-            raise UserError(
-                f"the claim {claim.name} names a cell that {claim.table} does not have (got {' / '.join(place)}); "
-                "name a row and a column of the table."
-            )
-    rows = {row: [wanted(cells[row, column]) for column in columns] for row in (claim.row, *claim.others)}
-    metric, data_sets = rows[claim.row][0].metric, [cell.setup.data_sets for row in rows.values() for cell in row]
-    not_run, answers = NOT_RUN if all(map(at_hand, itertools.chain(*data_sets))) else NO_DATA, []
+    for row in (claim.row, *claim.others):
+        if absent := [f"{row} / {column}" for column in columns if (row, column) not in cells]:
+            fault = f"the claim {claim.name} names a cell that {claim.table} does not have (got {absent[0]})"
+            raise UserError(f"{fault}; name a row and a column of the table.")
+        rows[row] = [plan_cell(table, cells[row, column]) for column in columns]
+    metric, planned = find_metric(cells[row, columns[0]].metric), [run for row in rows.values() for run in row]
+    not_run = NOT_RUN if all(at_hand(name) for run in planned for name in run.setup.data_sets) else NO_DATA
     for than in claim.others:
         leads = [printed_lead(table, claim.row, than, part, metric) for part in (claim.columns, claim.less) if part]
         blank = Answer(replace(claim, than=than), metric, None if None in leads else leads[0] - sum(leads[1:]), not_run)
-        answers.append(_compared(blank, list(zip(rows[claim.row], rows[than], strict=True)), runs))
-    if len(answers) == 1:
-        return answers[0]
+        answers.append(_compared(blank, rows[claim.row], rows[than], runs))
     sign = 1 if claim.direction == "higher" else -1
     paper = min((each.paper for each in answers if each.paper is not None), key=lambda lead: sign * lead, default=None)
     run = [each for each in answers if each.runs]
-    if not run:
+    if len(answers) == 1 or not run:
         return replace(answers[0], claim=claim, paper=paper)
+    weakest_first = (CONTRADICTED, UNDECIDED, REPRODUCED)
     # The mean is NaN where there is no difference, which comes first.
-    run.sort(key=lambda each: (STRENGTH.index(each.verdict), each.difference.n > 0, sign * each.difference.mean))
+    run.sort(key=lambda each: (weakest_first.index(each.verdict), each.difference.n > 0, sign * each.difference.mean))
     least, *others = run
     verdict, why, over = least.verdict, least.why, f"over {least.claim.than}"
     if len(others) == 1:
@@ -167,72 +159,67 @@ def _answer(claim: Claim, runs: pd.DataFrame, at_hand: Callable[[str], bool]) ->
     return replace(least, claim=claim, paper=paper, verdict=verdict, why=why, reduced=reduced, over=over, runs=folders)
 
 
-def _compared(blank: Answer, columns: Sequence[tuple[Wanted, Wanted]], runs: pd.DataFrame) -> Answer:
-    """Judges a claim against one row by its best-matching group of paired runs; returns `blank` without pairs.
+def _compared(blank: Answer, rows: Sequence[PlannedRun], others: Sequence[PlannedRun], runs: pd.DataFrame) -> Answer:
+    """Judges a claim against one row by its best group of paired runs; returns `blank` without pairs.
 
-    Runs in full go first; else the group of reduced runs with the most seeds, then the fewest options that differ from
-    the cell's, then the most rounds.
+    Runs in full go first; then those with the most seeds, the fewest options unlike the cell's, and the most rounds.
     """
-    parts, claim, metric = [], blank.claim, blank.metric
-    # The mean lead over `claim.columns` less that over `claim.less`, which come after.
+    claim, metric, parts = blank.claim, blank.metric, []
+    # The mean lead over `claim.columns` less that over `claim.less`.
     shares = [1 / len(claim.columns)] * len(claim.columns) + [-1 / len(claim.less) for _ in claim.less]
-    for share, (row, than) in zip(shares, columns, strict=True):
-        alike = sorted(RUN_OPTIONS - differences(row.settings, than.settings).keys())
-        first, second = (_candidates(claim, cell, runs, alike) for cell in (row, than))
-        part = first.merge(second, on=SHARED, suffixes=("", "_than"))
-        parts.append(part.drop_duplicates(["form", "form_than", "seed"]).assign(share=share))
+    for share, row, than in zip(shares, rows, others, strict=True):
+        unlike = differences(row.settings, than.settings).keys() | {"post"}
+        alike = [field.name for field in fields(RunConfig) if field.name not in unlike]
+        first, second = (_candidates(claim, metric, cell, runs, alike) for cell in (row, than))
+        part = first.merge(second, on=SHARED, suffixes=("", "_than")).drop_duplicates([*FORMS, "seed"])
+        parts.append(part.assign(share=share))
     pairs = pd.concat(parts)
-    pairs = pairs[pairs.groupby(["form", "form_than", "seed"])["share"].transform("size") == len(columns)]
+    pairs = pairs[pairs.groupby([*FORMS, "seed"])["share"].transform("size") == len(shares)]
     if pairs.empty:
         return blank
 
-    def nearness(forms: tuple[str, str]) -> tuple:
-        row, than = map(json.loads, forms)
-        seeds = groups.get_group(forms)["seed"].nunique()
-        return not (row or than), seeds, -len(row | than), row.get("rounds", inf), forms
+    def nearness(pairs: pd.DataFrame) -> tuple:
+        first = pairs.iloc[0]
+        row, both = first["departed"], first["departed"] | first["departed_than"]
+        return not both, pairs["seed"].nunique(), -len(both), row.get("rounds", [inf])[0], *first[FORMS]
 
-    groups = pairs.groupby(["form", "form_than"])
-    best = max(groups.groups, key=nearness)
-    pairs = groups.get_group(best).sort_values("seed", kind="stable")
-    other = {}  # of the other one, then what only the row has
-    for cell, form in zip(reversed(columns[0]), reversed(best), strict=True):
-        other |= {name: (value, cell.settings.get(name)) for name, value in json.loads(form).items()}
-    pairs["difference"] = pairs["share"] * (pairs["value"] - pairs["value_than"])
-    pairs["tail"] = pairs["share"] * (pairs["tail"] - pairs["tail_than"])
-    by_seed = pairs.groupby("seed")
-    leads = by_seed[["difference", "tail"]].sum(min_count=len(columns))
+    pairs = max((group for _, group in pairs.groupby(FORMS)), key=nearness).sort_values("seed", kind="stable")
+    departed = pairs.iloc[0]["departed_than"] | pairs.iloc[0]["departed"]
+    leads = pairs[["value", "tail"]] - pairs[["value_than", "tail_than"]].to_numpy()
+    leads = leads.mul(pairs["share"], axis=0).groupby(pairs["seed"]).sum(min_count=len(shares))
     difference, tail = (interval(leads[name].dropna().tolist()) for name in leads)
-    lost = by_seed[["value", "value_than"]].agg(lambda values: values.isna().any()).sum().tolist()
+    lost = pairs[["value", "value_than"]].isna().groupby(pairs["seed"]).any().sum().tolist()
     verdict, why = judge(difference, claim.direction, lost, exact=metric.unit == "floats")
     for name, count in zip((claim.row, claim.than), lost, strict=True):
-        why += f"; {name}: {count} of {len(by_seed)} without a value" * (count > 0)
+        why += f"; {name}: {count} of {len(leads)} without a value" * (count > 0)
     return replace(
         blank, verdict=verdict, why=why.removeprefix("; "), difference=difference,
-        tail=tail if metric.name == "selected" else NO_INTERVAL, reduced=differences_text(other),
-        seeds=tuple(by_seed.groups), runs=tuple(dict.fromkeys(pairs[["folder", "folder_than"]].to_numpy().ravel())),
+        tail=tail if metric.name == "selected" else NO_INTERVAL, reduced=differences_text(departed),
+        seeds=tuple(leads.index), runs=tuple(dict.fromkeys(pairs[["folder", "folder_than"]].to_numpy().ravel())),
     )  # fmt: skip
 
 
-def _candidates(claim: Claim, cell: Wanted, runs: pd.DataFrame, alike: Sequence[str]) -> pd.DataFrame:
-    """Returns the runs usable for a cell, also reduced ones that the claim allows; `alike` are options of a pair."""
-    candidates, metric, instead = [], cell.metric, {"eval_every": None, **claim.instead}
+def _candidates(
+    claim: Claim, metric: Metric, cell: PlannedRun, runs: pd.DataFrame, alike: Sequence[str]
+) -> pd.DataFrame:
+    """The runs usable for a cell, also reduced ones that the claim allows; a pair shares the options `alike`."""
+    candidates, planned, instead = [], cell.settings, {"eval_every": None, **claim.instead}
     for run in runs[runs["method"] == cell.setup.method.name].to_dict("records"):
-        record = run["record"]
-        departed = departures(run, cell.settings, metric)
+        record, departed = run["record"], departures(run, planned, metric)
         allowed = [
             is_smaller(name, value, full) or (name in instead and instead[name] in (None, value))
             for name, (value, full) in departed.items()
         ]
         value, tail = (next(iter(read.values([record])), None) for read in (metric, find_metric("last-tenth")))
-        # What a run of less than a tenth of its rounds has learnt says nothing, what it sends and holds does.
+        # A run of less than a tenth of its rounds says nothing but what it sends and holds.
         enough = metric.unit == "floats" or 10 * record["config"]["rounds"] >= cell.setup.run.rounds
         is_measured = value is not None or metric.none == "never" or not metric.counts(record)
         if enough and is_measured and all(allowed):
             form = json.dumps({name: value for name, (value, _) in departed.items()})
             core, options = run["numerics"].partition(".")[0], json.dumps([run["settings"].get(name) for name in alike])
             shared = run["seed"], run["images"], run["partition"], core, options
-            candidates.append((*shared, form, run["folder"], value, tail))
-    columns = [*SHARED, "form", "folder", "value", "tail"]
+            candidates.append((*shared, form, departed, run["folder"], value, tail))
+    columns = [*SHARED, "form", "departed", "folder", "value", "tail"]
     return pd.DataFrame(candidates, columns=columns, dtype=object).astype({"value": float, "tail": float})
 
 
@@ -241,13 +228,13 @@ def judge(
 ) -> tuple[str, str]:
     """Verdict on a claim, and why it is undecided.
 
-    A run that diverged has no difference. Leaving it out is fair only where it is a run of the row that is behind.
+    A run that diverged has no difference. Leaving it out is fair only where its row is behind.
 
     Args:
-        difference: Of the row less the other one.
+        difference: The row less the other one.
         direction: The paper's side of zero, "higher" or "lower".
-        lost: Of the row and of the other one, the seeds whose run has no value because it diverged.
-        exact: Whether chance has no part in the values, as in counts of floats; then one pair suffices.
+        lost: How many seeds have no value for the row and for the other one.
+        exact: Whether one pair suffices, as for counts of floats, in which chance has no part.
     """
     if not difference.n:
         return UNDECIDED, "no pair has a value"
@@ -273,7 +260,7 @@ NOTES = (
 
 
 def claims_sheet(answers: Sequence[Answer]) -> Sheet:
-    """The claims as a table to be written; its last column has the commands of the runs that would decide a claim."""
+    """The claims as a table; its last column has the commands that would decide a claim."""
     lines, values = [], []
     for answer in answers:
         claim, metric = answer.claim, answer.metric

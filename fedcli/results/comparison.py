@@ -12,8 +12,8 @@ from typing import Any
 from fedcli.declarations import Table
 from fedcli.registry import tables
 from fedcli.results.frame import departures, frame_of
-from fedcli.results.metrics import BOLD, DIVERGED, STATES, Metric, best, interval
-from fedcli.results.plans import IN_TEXT, TablePlan, wanted
+from fedcli.results.metrics import BOLD, DIVERGED, STATES, Metric, best, find_metric, interval
+from fedcli.results.plans import IN_TEXT, TablePlan, plan_cell
 from fedcli.results.render import Best, Sheet
 from fedcli.results.tables import mean_of_runs
 from fedcli.runs.config import inactive_term
@@ -70,9 +70,9 @@ def printed_accuracy(record: Mapping[str, Any]) -> float | None:
         for cell in table.cells:
             is_alike = (cell.method, cell.settings.get("protocol"), cell.settings.get("dataset")) == alike
             if is_alike and cell.metric in ACCURACIES:
-                planned = wanted(cell)
-                number = printed_value(table, cell.row, cell.column, planned.metric)
-                if number is not None and not departures(run, planned.settings, planned.metric):
+                metric = find_metric(cell.metric)
+                number = printed_value(table, cell.row, cell.column, metric)
+                if number is not None and not departures(run, plan_cell(table, cell).settings, metric):
                     return number
     return None
 

@@ -1,4 +1,4 @@
-"""How long runs take that are still to do, by the runs that were timed."""
+"""How long planned runs will take, by the runs that were timed."""
 
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -11,34 +11,30 @@ from fedcli.data import datasets
 from fedcli.registry import find_table
 from fedcli.results import claims, plans
 from fedcli.results.frame import read_runs, shipped
-from fedcli.results.plans import PlannedRun, TablePlan
+from fedcli.results.plans import Plan, PlannedRun
 from fedcli.runs.config import num_images
 from fedcli.runs.records import environment, quiet
 
 H100 = "NVIDIA H100 80GB HBM3"
-ALIKE = ["device", "backbone", "shape", "precision"]  # in which a run must be like one whose time it tells
+ALIKE = ["device", "backbone", "shape", "precision"]  # of a run and those whose time tells its own
 
 
 def round_examples(config: Mapping[str, Any], images: int) -> float:
-    """Examples that the local steps of a round take, of all clients, where these share so many images."""
+    """Examples in the local steps of a round, of clients that share so many images."""
     return images * config["cohort_size"] / config["num_clients"] * config["local_epochs"]
 
 
 def paces(runs: pd.DataFrame) -> pd.DataFrame:
-    """Measures runs, but for those that moved to another machine.
-
-    Args:
-        runs: See `fedcli.results.frame`.
+    """The speed of runs, see `fedcli.results.frame`, that did not move to another machine.
 
     Returns:
-        A row a run: the `seconds` of a round, its test included, for each example that is trained on, whether the
-        machine was `quiet`, its name as `machine`, and `ALIKE`.
+        A row a run: `seconds` of a round, its test included, for an example of its training; whether the machine was
+        `quiet`; its name as `machine`; and `ALIKE`.
     """
     timed = []
     for record in runs["record"]:
-        shape, hardware = record["model"].get("input"), record["hardware"]
+        config, hardware, shape = record["config"], record["hardware"], record["model"].get("input")
         if record["rounds"] and shape is not None and "moved" not in record:
-            config = record["config"]
             examples = round_examples(config, sum(record["partition"]["sizes"]))
             seconds = fmean(sum(entry["seconds"].values()) for entry in record["rounds"]) / examples
             alike = hardware["device"], config["backbone"], str([*shape]), config["precision"]
@@ -47,13 +43,9 @@ def paces(runs: pd.DataFrame) -> pd.DataFrame:
 
 
 def cost_of(runs: Iterable[PlannedRun], timed: pd.DataFrame, device: str, machine: str) -> pd.DataFrame:
-    """Estimates the time of runs by the median of the timed ones, see `paces`, with the same network and images.
+    """Estimates the time of runs by the median of timed ones with the same network, images and kind of device.
 
-    Args:
-        runs: The runs to do.
-        timed: The runs that were timed; of `machine` before others, and of each those that no other work disturbed.
-        device: The kind of device that they would run on.
-        machine: Its name, as records have it.
+    Of these, see `paces`, the runs of `machine` go first, and then those that no other work disturbed.
 
     Returns:
         A row a run: `seconds`, NaN where no run like it was timed, and the names of other `machines` that were timed.
@@ -73,15 +65,15 @@ def cost_of(runs: Iterable[PlannedRun], timed: pd.DataFrame, device: str, machin
     return pd.DataFrame(rows, columns=["seconds", "machines"]).astype({"seconds": float})
 
 
-def estimate(plan: TablePlan) -> pd.DataFrame:
-    """Estimates the time of a table's runs to do, see `cost_of`, by the runs where it looks and the shipped ones."""
+def estimate(plan: Plan) -> pd.DataFrame:
+    """Estimates the time of the runs to do, see `cost_of`, by those in the plan's folder, of tables and shipped."""
     timed = paces(read_runs([plan.folder, plans.HOME, *shipped()]))
     hardware = environment(plan.runs[0].setup.device)["hardware"]
     return cost_of([run for run in plan.runs if run.to_do], timed, hardware["device"], hardware["name"])
 
 
 def time_text(estimated: pd.DataFrame, machine: str = "") -> str:
-    """What is known of the time of runs, see `cost_of`, in words; `machine` is told where they were timed on it."""
+    """The time of runs, see `cost_of`, in words; `machine` is named if no other was timed."""
     seconds = estimated["seconds"]
     if not seconds.count():
         return "not known, none like them was timed"
@@ -95,10 +87,7 @@ def time_text(estimated: pd.DataFrame, machine: str = "") -> str:
 def decided_by(answer: claims.Answer, folder: Path, timed: pd.DataFrame) -> str:
     """What would decide a claim and how long that takes, in words; empty where it is decided.
 
-    Args:
-        answer: The claim and what the records say of it.
-        folder: Of the records.
-        timed: See `paces`; an H100 counts, or a CPU where no GPU has run such a network.
+    Of the `timed` runs, see `paces`, those on an H100 count, or on a CPU if no GPU has run such a network.
     """
     if answer.verdict in (claims.REPRODUCED, claims.CONTRADICTED):
         return ""

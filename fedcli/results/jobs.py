@@ -1,12 +1,13 @@
-"""Running planned runs, of a table or a grid: one after the other, several at once here, or on a Ray cluster.
+"""Running planned runs: one after the other, several at once here, or on a Ray cluster.
 
-One loop starts them, follows those in other processes by the records that they write, and keeps what was wrong.
+One loop starts them, follows those in other processes by their records, and keeps the errors.
 """
 
 import logging
 import multiprocessing
 import os
 import signal
+import sys
 import time
 from collections.abc import Callable, Iterator
 from concurrent import futures
@@ -31,27 +32,27 @@ from fedcli.runs.trackers import Loggers
 from fedcli.userfiles import absolute, own_paths
 
 POLL_SECONDS = 1.0  # between two looks at the records of other processes
-GRACE_SECONDS = 30.0  # in which interrupted runs are to end, and the process of a lost node
+POLLS = 30  # in which interrupted runs are to end, and the process of a lost node
 RETRIES = 20  # of a run whose node dies
-Start = Callable[[PlannedRun], futures.Future]  # starts a run; what was wrong is the result, empty if nothing was
+Start = Callable[[PlannedRun], futures.Future]  # starts a run, whose result is its error, empty for none
 
 
 class Watch:
-    """What the running of a table reports; this one keeps silent."""
+    """What is told how a plan goes on; this one keeps silent."""
 
-    log: Any = None  # loggers, which hear each run here
+    log: Any = None  # loggers of each run in this process
 
     def begin(self, run: PlannedRun) -> None:
-        """The run is about to start or to go on; this is not told of runs on a cluster."""
+        """The run starts or goes on; not told of runs on a cluster."""
 
     def advance(self, run: PlannedRun, rounds: int) -> None:
-        """So many of its rounds are done."""
+        """So many rounds are done."""
 
     def note(self, run: PlannedRun, text: str) -> None:
-        """Something has happened in the run that the user has to know."""
+        """The user has to know this of a run."""
 
     def end(self, run: PlannedRun, record: dict[str, Any] | None, error: str) -> None:
-        """The run has finished, or has failed with `error`; there may be no record then."""
+        """The run has finished, or failed with `error` and perhaps without a record."""
 
 
 def execute(
@@ -60,48 +61,50 @@ def execute(
     """Runs what is to do, and goes on past a run that fails.
 
     Args:
-        plan: The table, or the grid.
+        plan: The runs.
         watch: Told how it goes on.
         jobs: Runs at once; each of several is a process of its own.
-        cluster: Where they run instead: the `address` of Ray's, None for the one that it finds, or a new one here; and
-            the `num_cpus` and `num_gpus` that each takes.
+        cluster: To run on Ray: its `address`, None for any or a new one here, and `num_cpus` and `num_gpus` of a run.
         records_only: Keep no models of a run that has ended.
 
     Returns:
-        The errors of the runs that failed, by their folders.
+        The errors of failed runs, by their folders.
 
     Raises:
-        InUse: If another process runs what is in the plan's folder.
+        InUse: If another process uses the plan's folder.
+        OutOfTime: If the time limit was reached.
     """
     here = _processes(jobs) if jobs > 1 else nullcontext(partial(_run_here, watch))
     starter, at_once = (here, jobs) if cluster is None else (_tasks(**cluster), len(plan.runs))
     errors: dict[Path, str] = {}
     with locked(plan.folder) if len(plan.runs) > 1 else nullcontext(), starter as start:  # a run locks its own folder
         waiting, active = plan.to_run, {}
-        while waiting or active:
-            while waiting and len(active) < at_once:
-                run = waiting.pop(0)
+        while True:
+            for run in [*waiting]:
+                if len(active) == at_once or not plan.may_start(run, active.values()):
+                    continue
+                waiting.remove(run)
                 if cluster is None:  # Ray begins it once a node is free
                     watch.begin(run)
                 active[start(run)] = run
+            if not active:
+                return errors
             ended, _ = futures.wait(active, POLL_SECONDS, futures.FIRST_COMPLETED)
             for future, run in list(active.items()):
                 record = None
-                with suppress(UserError):  # there is none yet, or it is damaged, as the run's error says
+                with suppress(UserError):  # none yet, or damaged, as the run's error says
                     record = read_record(run.folder)
                 if future not in ended:
                     watch.advance(run, len(record["rounds"]) if record else 0)
                     continue
                 del active[future]
-                error = _error_text(future.exception()) if future.exception() else future.result()
-                if error:
+                if error := _error_text(future.exception()) if future.exception() else future.result():
                     errors[run.folder] = error
                 if records_only and record and runs.has_ended(record):
                     remove_models(run.folder)
                 watch.end(run, record, error)
             if (waiting or active) and time_left() <= 0:
                 raise OutOfTime
-    return errors
 
 
 def _run_here(watch: Watch, run: PlannedRun) -> futures.Future:
@@ -114,19 +117,15 @@ def _run_here(watch: Watch, run: PlannedRun) -> futures.Future:
 
 
 def _arguments(run: PlannedRun) -> tuple[str, Path, dict[str, Any]]:
-    """What `task` is given of a run, with paths that hold on any node."""
+    """The arguments of `task` for a run, with paths that hold on any node."""
     options = {name: absolute(value) if isinstance(value, str) else value for name, value in run.given.items()}
     return absolute(run.method), run.folder.resolve(), options
 
 
 def task(environment: dict, method: str, folder: Path, options: dict, progress: Listener | None = None) -> str:
-    """Makes a run in this process, from its beginning or its last checkpoint; returns what was wrong, in a line.
-
-    The variables of `environment` are set first.
-    """
+    """Starts or resumes a run in this process, with variables of `environment`; returns its error in a line, or ""."""
     os.environ.update(environment)
-    end = time.monotonic() + GRACE_SECONDS
-    while True:
+    for _ in range(POLLS):
         try:
             if runs.read_begun(folder) is None:
                 runs.run(method, out=folder, continue_=True, progress=progress, **options)
@@ -135,22 +134,22 @@ def task(environment: dict, method: str, folder: Path, options: dict, progress: 
                 files = own_paths([method, *setup.values().values()])
                 runs.resume(folder, method=files, progress=progress, skip_ended=True)
             return ""
-        except InUse as error:  # by its process on the node that was lost, which has begun it or is about to end
-            if time.monotonic() > end:
-                return str(error)
+        except InUse as error:  # by its process on a lost node, which is about to end
+            fault = str(error)
             time.sleep(POLL_SECONDS)
-        except Exception as error:  # whatever it is, the other runs go on; another process may not know its class
+        except Exception as error:  # the other runs go on; another process may not know its class
             return _error_text(error)
+    return fault
 
 
 def _error_text(error: BaseException) -> str:
-    """What is wrong, in a line; it begins with the kind of an error that does not say so itself."""
+    """An error in a line, which begins with its kind unless the message says all."""
     return str(error) if isinstance(error, UserError | NonFiniteLoss) else f"{type(error).__name__}: {one_line(error)}"
 
 
 @contextmanager
 def _processes(jobs: int) -> Iterator[Start]:
-    """Starts runs in processes of this machine, each with the next CUDA device; in the end interrupts those left."""
+    """Starts runs in processes, each with the next CUDA device; in the end interrupts those left."""
     slots: dict[int, futures.Future] = {}
 
     def start(run: PlannedRun) -> futures.Future:
@@ -165,24 +164,22 @@ def _processes(jobs: int) -> Iterator[Start]:
         yield start
     finally:
         for process in multiprocessing.active_children():
-            process.terminate()  # a shell script's background processes ignore SIGINT
+            process.terminate()  # background processes of a shell script ignore SIGINT
         futures.wait(slots.values())
 
 
 def _begin_process(jobs: int) -> None:
-    """Begins a process that shares the cores with others, says nothing, and ends with the process that started it."""
+    """Begins a silent process with its share of the cores, which ends with the process that started it."""
     os.setsid()  # Ctrl-C comes from there, once
     interrupt_on_signals()
     end_with_parent()
-    nowhere = os.open(os.devnull, os.O_WRONLY)
-    for output in (1, 2):
-        os.dup2(nowhere, output)
+    sys.stdout = sys.stderr = open(os.devnull, "w")  # noqa: SIM115  # as long as the process
     if "OMP_NUM_THREADS" not in os.environ:
         torch.set_num_threads(max(1, (os.cpu_count() or 1) // jobs))
 
 
 def device_of(slot: int) -> dict[str, str]:
-    """The environment in which the runs of a slot have one CUDA device, each slot the next; empty without any."""
+    """The environment that gives a slot's runs one CUDA device, each slot the next; empty without any."""
     seen = os.environ.get("CUDA_VISIBLE_DEVICES") or ",".join(map(str, range(torch.cuda.device_count())))
     devices = seen.split(",")
     return {"CUDA_VISIBLE_DEVICES": devices[slot % len(devices)]} if seen else {}
@@ -190,12 +187,12 @@ def device_of(slot: int) -> dict[str, str]:
 
 @contextmanager
 def _tasks(address: str | None, **takes: float) -> Iterator[Start]:
-    """Starts runs as tasks of Ray, in folders that all nodes share; a task whose node dies is put again."""
+    """Starts runs as tasks of Ray, in folders that all nodes share; a task whose node dies starts again."""
     import ray
 
     handler = signal.getsignal(signal.SIGTERM)
     ray.init(address, log_to_driver=False, logging_level=logging.ERROR)
-    signal.signal(signal.SIGTERM, handler)  # Ray has put its own in its place
+    signal.signal(signal.SIGTERM, handler)  # which Ray has replaced
     on_a_node = ray.remote(task).options(**takes, max_retries=RETRIES, scheduling_strategy="SPREAD")
     environment = {name: value for name, value in os.environ.items() if name == "FEDCLI_DATA"}
     references = []
@@ -209,5 +206,5 @@ def _tasks(address: str | None, **takes: float) -> Iterator[Start]:
     finally:
         for reference in references:
             ray.cancel(reference)
-        ray.wait(references, num_returns=len(references), timeout=GRACE_SECONDS)
+        ray.wait(references, num_returns=len(references), timeout=POLLS * POLL_SECONDS)
         ray.shutdown()

@@ -1,14 +1,15 @@
-"""Runs that are planned: of a paper's table or of a grid; which there are, and which are to do.
+"""Planned runs of a paper's table or a grid: which there are, and which are to do.
 
-A run of a table is known by its settings, wherever it lies, so that a table goes on where it was interrupted, shares
-runs with other tables, and takes in runs that were made by hand. A run of a grid is known by its folder.
+A table finds its runs by their settings in any folder, also those of other tables and those made by hand. A grid finds
+them by their folders.
 """
 
 import itertools
-from collections.abc import Iterable, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from fedcli.data import datasets
 from fedcli.declarations import Cell, Method, Table
@@ -25,26 +26,31 @@ from fedcli.runs.run import plan as plan_runs
 from fedcli.runs.settings import Settings, draft, is_smaller, key, settings, settings_text
 from fedcli.userfiles import short_name
 
-HOME = Path("runs/tables")  # of the runs of all tables, unless another folder is given
-IN_TEXT = "in-text"  # in papers/reported.json: the numbers that stand in no table
-REDUCTIONS = {  # what can make the runs of a table smaller, in words
+HOME = Path("runs/tables")  # of all tables' runs, unless another folder is given
+IN_TEXT = "in-text"  # in papers/reported.json: numbers outside tables
+REDUCTIONS = {  # of a table's runs, in words
     "dataset": "{}", "rounds": "at most {:,} rounds", "local_epochs": "at most {:,} local epochs",
     "train_examples": "at most {:,} training images",
 }  # fmt: skip
-DIVISION = ("partition", "partition_seed", "validation", "local_test")  # options of how images are divided
+DIVISION = ("partition", "partition_seed", "validation", "local_test")  # of images among clients
 
 
 @dataclass
 class PlannedRun:
     """A run that a plan needs."""
 
-    label: str  # what it is called: row and column of the first cell that needs it, or the values of a grid
+    label: str  # row and column of the first cell that needs it, or the values of a grid
     method: str  # its name, or the path of its file
-    given: dict[str, Any]  # the options that it is run with, the seed among them
+    given: dict[str, Any]  # options, with the seed
     setup: Setup  # the same, resolved
     folder: Path  # where it is, or will be
-    values: dict[str, Any]  # those of `given` by which it differs: from what its table says, or from others of its grid
-    record: Record | None = None  # what there is of it; None before it has begun
+    values: dict[str, Any]  # options that are not as its table says, or by which runs of its grid differ
+    record: Record | None = None  # None before it has begun
+
+    @property
+    def settings(self) -> Settings:
+        """What its record will have as settings."""
+        return settings(draft(self.setup))
 
     @property
     def state(self) -> str:
@@ -53,12 +59,12 @@ class PlannedRun:
 
     @property
     def to_do(self) -> bool:
-        """Whether running it can bring anything; one that has diverged would diverge again."""
+        """Whether it has not ended; a run that has diverged would diverge again."""
         return self.state not in ENDED
 
     @property
     def outdated(self) -> bool:
-        """True where the code of now would not repeat it."""
+        """Whether today's code would not repeat it."""
         if self.record is None:
             return False
         config = {**self.record["config"], "backbone": self.setup.run.backbone}  # where the user's file is now
@@ -66,7 +72,7 @@ class PlannedRun:
 
     @property
     def rounds_done(self) -> int:
-        """Rounds that its record has."""
+        """Rounds in its record."""
         return len(self.record["rounds"]) if self.record else 0
 
 
@@ -74,12 +80,12 @@ class PlannedRun:
 class Plan:
     """Runs as they stand."""
 
-    folder: Path  # where new runs are put, and those that were interrupted go on
-    runs: tuple[PlannedRun, ...]  # each stands there once
+    folder: Path  # of new runs
+    runs: tuple[PlannedRun, ...]  # each once
 
     @property
     def missing_data(self) -> dict[str, str]:
-        """The data sets of runs to do that are not on this machine, with what to do about it."""
+        """The data sets that this machine lacks, and how to get them."""
         lacking = {}
         for name in sorted({name for run in self.runs if run.to_do for name in run.setup.data_sets}):
             try:
@@ -90,19 +96,23 @@ class Plan:
 
     @property
     def to_run(self) -> list[PlannedRun]:
-        """The runs to do whose data sets are there, those that have begun first."""
+        """The runs to do whose data are there, begun ones first."""
         missing = self.missing_data.keys()
-        can = [run for run in self.runs if run.to_do and missing.isdisjoint(run.setup.data_sets)]
-        return sorted(can, key=lambda run: run.record is None)
+        runs = [run for run in self.runs if run.to_do and missing.isdisjoint(run.setup.data_sets)]
+        return sorted(runs, key=lambda run: run.record is None)
+
+    def may_start(self, run: PlannedRun, active: Collection[PlannedRun]) -> bool:
+        """Whether a run may start beside those that go on."""
+        return True
 
     def accuracy_text(self, record: Record) -> str:
-        """What is told of a run as soon as it has finished."""
+        """What is shown of a run that has finished."""
         return f"test {100 * record['summary']['selected']:.2f} %"
 
 
 @dataclass(frozen=True)
 class PlannedCell:
-    """A cell of a table with the runs, one for each seed, that it is read from."""
+    """A cell of a table with its runs, one for each seed."""
 
     cell: Cell
     metric: Metric
@@ -110,107 +120,87 @@ class PlannedCell:
 
     @property
     def records(self) -> list[Record]:
-        """Of those runs that have begun."""
+        """The records of the runs that have begun."""
         return [run.record for run in self.runs if run.record is not None]
 
 
 @dataclass(frozen=True)
 class TablePlan(Plan):
-    """A table, or the part of it that was asked for, as it stands."""
+    """A table, or a part of it, as it stands."""
 
     table: Table  # the whole table
-    cells: tuple[PlannedCell, ...]  # those that were asked for
+    cells: tuple[PlannedCell, ...]  # of the part
     seeds: tuple[int, ...]  # of each cell
-    reduction: str  # what makes runs smaller, in words; empty where nothing does
+    reduction: str  # what makes runs smaller, in words; empty in full
 
     @property
     def title(self) -> str:
-        """The table in the paper, and what it shows; of a figure there are only numbers in the text."""
+        """Its name in the paper, ours for numbers in the text, and what it shows."""
         paper, where = self.table.reported
         return f"{paper}, {self.table.name.split(':')[1] if where == IN_TEXT else where}: {self.table.title}"
 
 
 def home_of(table: Table) -> Path:
-    """Where the runs of a table are kept, unless another folder is given."""
+    """The folder of a table's runs, unless another is given."""
     return HOME / table.name.replace(":", "-")
 
 
 def plan(
-    table: Table,
-    folder: Path | None = None,
-    *,
-    seeds: Sequence[int] | None = None,
-    only: Sequence[str] = (),
-    limits: Mapping[str, int | None] | None = None,
-    dataset: str | None = None,
-) -> TablePlan:
-    """What a table needs and what is there of it; nothing is run and no data set is read.
+    table: Table, folder: Path | None = None, *, seeds: Sequence[int] | None = None, only: Sequence[str] = (),
+    limits: Mapping[str, int | None] | None = None, dataset: str | None = None,
+) -> TablePlan:  # fmt: skip
+    """The runs that a table needs and their records; nothing is run and no data set is read.
 
     Args:
         table: The table.
-        folder: Where its runs are; where not given, `runs/tables/<paper>-<ID>`, and what has ended elsewhere in
-            `runs/tables` or is shipped counts, too.
+        folder: Of its runs. If not given, `runs/tables/<paper>-<ID>`; then ended runs elsewhere in `runs/tables` and
+            shipped ones count, too.
         seeds: In place of the table's own.
-        only: Names of rows or columns or parts of such, in any case; a whole name means that one alone. A cell stays if
-            its row is among the named rows, should there be any, and its column among the columns.
+        only: Names of rows and columns, or parts of such, in any case; a whole name means that one alone. A cell needs
+            a named row, if there is any, and a named column, if there is any.
         limits: Largest number of rounds, local epochs and training images, by option.
-        dataset: In place of each cell's, with the network and the training that the paper's protocol for it has.
+        dataset: In place of each cell's, under the paper's protocol for it.
 
     Raises:
         UserError: If `only` leaves nothing, or a seed or a limit is out of range.
     """
     homes = [home_of(table), HOME, *shipped()] if folder is None else [folder]
     folder, seeds = homes[0], tuple(check_seeds(table.seeds if seeds is None else seeds))
+    runs: dict[Path, PlannedRun] = {}  # by the folder of a new one
+    metrics: dict[Path, set[Metric]] = defaultdict(set)  # of each
+    cells, smaller = [], {}
+    for cell in _chosen(table, only):
+        planned, metric = [], find_metric(cell.metric)
+        for seed in seeds:
+            run = plan_cell(table, cell, seed, folder, limits, dataset)
+            planned.append(runs.setdefault(run.folder, run))
+            metrics[run.folder].add(metric)
+            smaller |= run.values
+        cells.append(PlannedCell(cell, metric, tuple(planned)))
     rows = read_runs(homes)
     # Elsewhere only what has ended counts.
     rows = rows[rows["state"].isin(ENDED) | rows["folder"].map(lambda path: path.is_relative_to(folder)).astype(bool)]
     there = {name: part.to_dict("records") for name, part in rows.groupby(["method", "seed"])}
-    runs: dict[Path, PlannedRun] = {}  # by the folder of a new one, as is what there is of each
-    usable: dict[Path, list[dict[str, Any]]] = {}
-    cells, smaller = [], {}
-    for cell in _chosen(table, only):
-        metric, planned = find_metric(cell.metric), []
-        for seed in seeds:
-            run = _planned_run(table, cell, seed, limits or {}, dataset, folder)
-            values = settings(draft(run.setup))
-            rows = usable.get(run.folder, there.get((run.setup.method.name, seed), []))
-            usable[run.folder] = [row for row in rows if not departures(row, values, metric)]
-            planned.append(runs.setdefault(run.folder, run))
-            smaller |= run.values
-        cells.append(PlannedCell(cell, metric, tuple(planned)))
     for home, run in runs.items():
-        if usable[home]:
-            furthest = max(usable[home], key=lambda row: (row["state"] in ENDED, len(row["record"]["rounds"])))
+        usable, values = there.get((run.setup.method.name, run.setup.run.seed), []), run.settings
+        for metric in metrics[home]:
+            usable = [row for row in usable if not departures(row, values, metric)]
+        if usable:
+            furthest = max(usable, key=lambda row: (row["state"] in ENDED, len(row["record"]["rounds"])))
             run.folder, run.record = furthest["folder"], furthest["record"]
     reduction = ", ".join(text.format(smaller[name]) for name, text in REDUCTIONS.items() if name in smaller)
     return TablePlan(folder, tuple(runs.values()), table, tuple(cells), seeds, reduction)
 
 
-class Wanted(NamedTuple):
-    """A cell as a run: its setup with seed 0, its settings, and what is read."""
-
-    setup: Setup
-    settings: Settings
-    metric: Metric
-
-
-def wanted(cell: Cell) -> Wanted:
-    """A cell as a run."""
-    setup = resolve(find_method(cell.method), {**cell.settings, "seed": 0}, need_data=False)
-    return Wanted(setup, settings(draft(setup)), find_metric(cell.metric))
-
-
 def _chosen(table: Table, only: Sequence[str]) -> list[Cell]:
-    """The cells of the rows and columns that `only` names."""
+    """The cells in the rows and columns that `only` names."""
     rows, columns = (dict.fromkeys(getattr(cell, name) for cell in table.cells) for name in ("row", "column"))
     meant: set[str] = set()
     for text in only:
         parts = [name for name in (*rows, *columns) if text.lower() in name.lower()]
         if not parts:
-            raise UserError(
-                f"no row or column of {table.name} has '{text}' in its name; rows: {'; '.join(rows)}; columns: "
-                f"{'; '.join(columns)}."
-            )
+            names = f"rows: {'; '.join(rows)}; columns: {'; '.join(columns)}"
+            raise UserError(f"no row or column of {table.name} has '{text}' in its name; {names}.")
         meant.update([name for name in parts if name.lower() == text.lower()] or parts)
     shown = [names.keys() & meant or names.keys() for names in (rows, columns)]
     chosen = [cell for cell in table.cells if cell.row in shown[0] and cell.column in shown[1]]
@@ -219,20 +209,19 @@ def _chosen(table: Table, only: Sequence[str]) -> list[Cell]:
     return chosen
 
 
-def _planned_run(
-    table: Table, cell: Cell, seed: int, limits: Mapping[str, int | None], dataset: str | None, folder: Path
-) -> PlannedRun:
-    """The run of a cell, before it is looked for."""
+def plan_cell(
+    table: Table, cell: Cell, seed: int = 0, folder: Path = HOME, limits: Mapping[str, int | None] | None = None,
+    dataset: str | None = None,
+) -> PlannedRun:  # fmt: skip
+    """The run of a cell, without its record; see `plan`."""
     method, given, smaller = find_method(cell.method), {**cell.settings, "seed": seed}, {}
     try:
         if dataset is not None:
             given = _on_other_data(method, given, dataset)
             smaller["dataset"] = given["dataset"]
         setup = resolve(method, given, need_data=False)
-        for name, limit in limits.items():
-            full = getattr(setup.run, name) or (num_images(setup.run.dataset) if name == "train_examples" else None)
-            if is_smaller(name, limit, full):
-                smaller[name] = limit
+        sizes = {**setup.values(), "train_examples": setup.run.train_examples or num_images(setup.run.dataset)}
+        smaller |= {name: limit for name, limit in (limits or {}).items() if is_smaller(name, limit, sizes[name])}
         given |= smaller
         setup = resolve(method, given, need_data=False)
     except UserError as error:
@@ -240,12 +229,12 @@ def _planned_run(
     # Runs that differ only in the seed share a folder.
     partition = short_name(setup.partition.flag).replace(":", "-").replace("/", "-")
     name = f"{method.name}-{short_name(setup.run.dataset)}-{partition}-{key(settings(draft(setup)))[:8]}"
-    label = f"{cell.row}, {cell.column}"
-    return PlannedRun(label, cell.method, given, setup, folder / name / f"seed-{seed}", smaller)
+    folder = folder / name / f"seed-{seed}"
+    return PlannedRun(f"{cell.row}, {cell.column}", cell.method, given, setup, folder, smaller)
 
 
 def _on_other_data(method: Method, given: Mapping[str, Any], dataset: str) -> dict[str, Any]:
-    """The options of a cell's run under the paper's protocol for another data set, with the division of its own."""
+    """The options of a cell on another data set: those of the paper's protocol for it, with the cell's division."""
     dataset, protocol = datasets.find_name(dataset), find_protocol(given["protocol"], method)
     if dataset in protocol.datasets:
         return {**given, "dataset": dataset}
@@ -262,24 +251,19 @@ def _on_other_data(method: Method, given: Mapping[str, Any], dataset: str) -> di
 
 
 def plan_grid(
-    names: Sequence[str],
-    given: Mapping[str, Any],
-    *,
-    seeds: Iterable[int] | None = None,
-    out: str | Path | None = None,
-    tuned: str | Path | None = None,
-    continue_: bool | None = None,
-) -> Plan:
-    """Every method with every combination of some options' values and every seed, all checked; nothing is run.
+    names: Sequence[str], given: Mapping[str, Any], *, seeds: Iterable[int] | None = None,
+    out: str | Path | None = None, tuned: str | Path | None = None, continue_: bool | None = None,
+) -> Plan:  # fmt: skip
+    """The runs of all methods with all combinations of options' values and all seeds, checked; nothing is run.
 
     Args:
         names: Names of methods, or paths of method files.
-        given: Options; a tuple of values divides the runs.
-        seeds: Of each combination; where not given, one run with the seed of `given`.
-        out: Folder of the runs, `<method>/<option>=<value>,…/seed-<seed>` in it without what there is but one of;
-            `runs/<time>-<method>-<data set>` where not given.
+        given: Options, a tuple for several values.
+        seeds: Of each combination; if not given, the seed of `given`.
+        out: Folder, `runs/<time>-<method>-<data set>` if not given. Runs stand in it as
+            `<method>/<option>=<value>,…/seed-<seed>`, without parts that all runs share.
         tuned: See `fedcli.runs.run.run`.
-        continue_: Count what is in `out` by the same call.
+        continue_: Go on with runs in `out` that the same call has made.
 
     Raises:
         UserError: If one of them cannot start.

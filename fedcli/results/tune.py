@@ -1,7 +1,7 @@
-"""Tuning a method's options by validation accuracy: a grid of runs, whose test accuracies play no part.
+"""Tuning a method's options by validation accuracy; test accuracies play no part.
 
-A run's accuracy follows the rule by which its protocol selects rounds, on the clients' held-out examples: the best
-round, the mean of the last three, or, where the last round counts, the mean over the last tenth of the rounds.
+The accuracy of a run, on the clients' held-out examples, follows its protocol: the best round, the mean of the last
+three, or, where the last round counts, the mean over the last tenth of the rounds.
 """
 
 import json
@@ -21,22 +21,22 @@ from fedcli.results.plans import Plan, plan_grid
 from fedcli.runs.config import fields_of, recorded_fields, resolve
 from fedcli.runs.experiment import parse_values
 
-HOME = Path("tuning")  # of all trials, unless a folder is given: no table of the runs in `runs` takes them in
-SEED = 1000  # of the trials, where none is given
-VALIDATION = 0.2  # share of each client's examples held out, where the protocol holds out none
+HOME = Path("tuning")  # of all trials, outside `runs`, so that no table of its runs has them
+SEED = 1000  # of the trials, if none is given
+VALIDATION = 0.2  # share of each client's examples held out, if the protocol holds out none
 TUNED = "tuned.json"
 
 
 class Tuning(Plan):
-    """Runs that choose options; nobody is told what they have on test images."""
+    """Runs that choose options; their test accuracy is not shown."""
 
     def accuracy_text(self, record: Record) -> str:
-        """The accuracy by which trials are ranked."""
+        """The accuracy that ranks trials."""
         return f"validation {100 * validation_accuracy(record):.2f} %"
 
 
 def validation_accuracy(record: Record) -> float:
-    """Accuracy of a finished run on the clients' held-out examples, as a fraction, by its protocol's rule.
+    """Accuracy of a finished run on held-out examples, as a fraction, by its protocol's rule.
 
     Raises:
         UserError: If no client has held out an example.
@@ -52,34 +52,28 @@ def validation_accuracy(record: Record) -> float:
 
 
 def plan(
-    method: str,
-    *,
-    grid: Sequence[str] = (),
-    out: str | Path | None = None,
-    seeds: Sequence[int] | None = None,
+    method: str, *, grid: Sequence[str] = (), out: str | Path | None = None, seeds: Sequence[int] | None = None,
     **given: Any,
-) -> Tuning:
-    """Every combination of options' values as runs of one method, to be run and then ranked by `rank`.
+) -> Tuning:  # fmt: skip
+    """All combinations of options' values as runs of one method, for `jobs.execute` and then `rank`.
 
     Args:
         method: Name of a method, or path of a method file.
         grid: Options with the values to try, as "proximal-weight=0.01,0.1".
-        out: Folder of the trials, of which none runs twice; `tuning/<method>-<protocol>-<data set>` where not given.
+        out: Folder of the trials, of which none runs twice; `tuning/<method>-<protocol>-<data set>` if not given.
         seeds: Several of each trial, of which the mean counts; no table may report one.
-        **given: Any option of `fedcli run`; its `seed` is `SEED` where not given. A tuple of values is tried, too;
-            where there is none, those that the method's own options call worth trying.
+        **given: Options of `fedcli run`; the seed is `SEED` if not given. Tuples of values are tried, too; without any,
+            those that the method's own options suggest.
 
     Raises:
-        UserError: If there is nothing to try, an option is unknown or named twice, a trial cannot start, or a seed is a
-            reported one.
+        UserError: If there is nothing to try, an option is unknown or given twice, a trial cannot start, or a table
+            reports a seed.
     """
     chosen = registry.find_method(method)
     fields = recorded_fields(chosen)
     for text in grid:
         flag, _, values = text.partition("=")
         name = flag.strip().lstrip("-").replace("-", "_")
-        if not values:
-            raise UserError(f"--grid must be an option and its values (got '{text}'); write --grid lr=0.01,0.1.")
         if name in ("seed", "device", "dataset", "protocol") or name not in fields:
             raise unknown("option to tune", name, fields, f"'fedcli tune {method} --help' shows all.")
         if name in given:
@@ -97,48 +91,40 @@ def plan(
         given["validation"] = VALIDATION
     paper, _, setting = first.protocol.name.partition(":")
     tables = [table for name, table in registry.tables().items() if name.startswith(f"{paper}:")]
-    reported = {seed for table in tables for seed in table.seeds}
-    for seed in reported.intersection([given["seed"]] if seeds is None else seeds):
-        raise UserError(  # its options would be fitted to what is reported
-            f"--seed {seed} is one that the paper's tables report (they are {', '.join(map(str, sorted(reported)))}); "
-            f"tune with another, such as {SEED}."
-        )
+    reported = sorted({seed for table in tables for seed in table.seeds})  # to which options must not be fitted
+    for seed in {*reported}.intersection([given["seed"]] if seeds is None else seeds):
+        raise UserError(f"--seed {seed} is one that the paper's tables report, of {reported}; tune with {SEED}.")
     folder = out or HOME / f"{chosen.name}-{paper}-{setting}-{first.run.dataset}"
     planned = plan_grid([method], {**given, **tried}, seeds=seeds, out=folder, continue_=True)
     return Tuning(planned.folder, planned.runs)
 
 
 def rank(planned: Tuning, errors: Mapping[Path, str]) -> pd.DataFrame:
-    """The trials of a plan that has been run, the best first, which it writes down for `fedcli run --tuned`.
-
-    Args:
-        planned: See `plan`.
-        errors: Of the failed runs, by their folders.
+    """The trials of a plan that `jobs.execute` has run, with its errors, the best first; writes them for `--tuned`.
 
     Returns:
-        A row a trial: its `options`, the `accuracies` of its runs on validation images as fractions, NaN where a run
-        diverged, and their mean, `accuracy`, which is NaN where any did.
+        A row a trial: its `options`, the validation `accuracies` of its runs as fractions, NaN where a run diverged,
+        and their mean, `accuracy`, NaN where any did.
 
     Raises:
-        UserError: If a trial has not ended, or every trial has diverged.
+        UserError: If a trial has not ended, or all trials have diverged.
     """
     runs = read_runs([planned.folder]).set_index("folder").reindex([run.folder for run in planned.runs])
     for folder in runs.index[~runs["state"].isin(ENDED)]:
         raise UserError(f"the trial '{folder}' has not ended ({errors.get(folder)}); see its record.")
-    runs["trial"] = [run.label for run in planned.runs]
-    runs["accuracy"] = runs["record"].where(runs["state"] == "finished").map(validation_accuracy, na_action="ignore")
+    accuracies = runs["record"].where(runs["state"] == "finished").map(validation_accuracy, na_action="ignore")
     trials = pd.DataFrame({"options": {run.label: run.values for run in planned.runs}})
-    trials["accuracies"] = runs.groupby("trial")["accuracy"].agg(list)
+    trials["accuracies"] = accuracies.groupby([run.label for run in planned.runs]).agg(list)
     trials["accuracy"] = trials["accuracies"].map(fmean)
     trials = trials.sort_values("accuracy", ascending=False, kind="stable")
     if trials["accuracy"].isna().all():
         raise UserError(f"all {len(trials)} trials have diverged; try smaller values, e.g. of --lr.")
-    accuracies = trials["accuracy"].astype(object).where(trials["accuracy"].notna(), None)
+    listed = trials[["options", "accuracy"]].rename(columns={"accuracy": "validation_accuracy"})
     facts = {
         "method": planned.runs[0].setup.method.name,
         "seed": ", ".join(dict.fromkeys(str(run.setup.run.seed) for run in planned.runs)),
         "options": trials["options"].iloc[0],
-        "trials": trials[["options"]].assign(validation_accuracy=accuracies).to_dict("records"),
+        "trials": listed.astype(object).where(listed.notna(), None).to_dict("records"),
     }
     write_atomically(planned.folder / TUNED, lambda path: path.write_text(json.dumps(facts, indent=1) + "\n"))
     return trials

@@ -27,18 +27,14 @@ PLAIN = {"fedfa:digits": "fedavg", "fedfm:digits": "fedavg", "fedsa:digits-mixed
 SEEDS = tuple(range(10))
 PUBLIC = {"public_dataset": "photos", "public_examples": 500, "public_batch_size": 125}
 ACCURACIES = ("selected", "last-tenth", "classifier")  # columns of the CSV, in percent
+OPTIONS = json.loads((HERE / "options.json").read_text())  # of each row, by protocol
 FLOATS = ("floats-down", "floats-up", "memory-floats")  # of a client, a round
-
-
-def options_of(protocol: str) -> dict[str, dict]:
-    """Returns the options of each row of a board."""
-    return json.loads((HERE / "options.json").read_text())[protocol]
 
 
 def table(protocol: str) -> Table:
     """Returns a board as a table, whose runs can be planned."""
     cells = []
-    for row, options in options_of(protocol).items():
+    for row, options in OPTIONS[protocol].items():
         method = row.partition(" (")[0]
         public = PUBLIC if find_method(method).uses_public_data else {}
         cells.append(Cell(row, protocol, method, {"protocol": protocol, "dataset": "digits", **public, **options}))
@@ -79,7 +75,7 @@ def section(rows: pd.DataFrame, protocol: str) -> str:
     leads, runs = headline.sub(headline[plain], axis=0), rows.groupby("method")
     table = pd.DataFrame({
         "Method": order.to_series(),
-        "Options": {row: settings_text(options) for row, options in options_of(protocol).items()},
+        "Options": {row: settings_text(options) for row, options in OPTIONS[protocol].items()},
         "Accuracy, %": headline.apply(mean_text),
         f"Ahead of {plain}": leads.apply(mean_text, sign="+").where(order != plain, ""),
         "Last tenth of the rounds, %": tenth.apply(mean_text),
@@ -96,12 +92,12 @@ def section(rows: pd.DataFrame, protocol: str) -> str:
 
 def main(page: bool = False) -> None:
     """Runs the boards, unless the page alone is asked for, and writes the page."""
+    csv, file = HERE / "board.csv", HERE / "README.md"
     if not page:
-        pd.DataFrame([row for protocol in PLAIN for row in run(protocol)]).to_csv(HERE / "board.csv", index=False)
-    rows, file = pd.read_csv(HERE / "board.csv"), HERE / "README.md"
+        pd.DataFrame([row for protocol in PLAIN for row in run(protocol)]).to_csv(csv, index=False)
     text = file.read_text()
     for protocol in PLAIN:
-        text = between_marks(text, protocol, section(rows, protocol))
+        text = between_marks(text, protocol, section(pd.read_csv(csv), protocol))
     file.write_text(text)
 
 

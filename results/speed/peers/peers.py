@@ -1,14 +1,14 @@
 """The same rounds in PFLlib, in Flower and here, and what they take.
 
-    python peers.py w1 --pfllib CHECKOUT --python PYTHON     rounds of each side in turn; also w2, proto
-    python peers.py page                                     the table of README.md from peers.csv
+    python peers.py w1 --pfllib CHECKOUT --python PYTHON     also w2, proto
 
-The first appends to `peers.csv`. `--pfllib` is a checkout of TsingZ0/PFLlib; `--python` is the Python of an environment
-with the same torch, flwr==1.41.0 and ray for Flower, scikit-learn, matplotlib and h5py for PFLlib.
+appends the seconds of each side's rounds to `peers.csv` and prints their medians. `--pfllib` is a checkout of
+TsingZ0/PFLlib; `--python` is the Python of an environment with the same torch, flwr==1.41.0 and ray for Flower,
+scikit-learn, matplotlib and h5py for PFLlib.
 
 Each side runs in a process of its own (`sides.py`), which imports nothing of the others. All train the same images of
 the same clients from the same initial model with plain SGD; a batch that is not full is left out, as in PFLlib. fedcli
-divides the images, and they are written normalised into files in PFLlib's form, which Flower's app reads as well.
+divides the images and writes them normalised into files in PFLlib's form, which Flower's app reads as well.
 
     fedcli    `fedcli.run`; a round is timed from the end of the one before
     pfllib    its servers' own `train`, which times each round itself
@@ -31,13 +31,11 @@ import pandas as pd
 import torch
 import typer
 
-from fedcli.results.render import between_marks, github
 from fedcli.runs import run as runs
 from fedcli.runs.records import environment
 
 HERE = Path(__file__).parent
-CSV, PAGE = HERE / "peers.csv", HERE / "README.md"
-SIDES = {"fedcli": "fedcli", "pfllib": "PFLlib", "flower": "Flower", "flower-default": "Flower, defaults"}
+CSV = HERE / "peers.csv"
 ROUNDS = 5  # the first warms up, and the last, which is tested, is not counted
 TRAINING = {
     "protocol": "fedsa:cifar10-silo", "dataset": "fmnist", "backbone": "cnn-mcmahan", "optimizer": "sgd", "lr": 0.01,
@@ -59,8 +57,8 @@ def write_clients(folder: Path, options: dict[str, Any]) -> None:
     for part, clients in (("train", fed.training), ("test", fed.testing)):
         (folder / "dataset" / part).mkdir(parents=True)
         for client, index in enumerate(clients):
-            x, y = fed.transform(dataset.x_train[index]).numpy(), dataset.y_train[index].numpy()
-            np.savez(folder / "dataset" / part / f"{client}.npz", data={"x": x, "y": y})
+            images = {"x": fed.transform(dataset.x_train[index]).numpy(), "y": dataset.y_train[index].numpy()}
+            np.savez(folder / "dataset" / part / f"{client}.npz", data=images)
     torch.save(list(fed.initial_model()[0].values()), folder / "initial.pt")
 
 
@@ -69,54 +67,34 @@ def measure(workload: str, sides: list[str], turn: int, pfllib: str, python: str
     with TemporaryDirectory() as folder:
         write_clients(Path(folder), WORKLOADS[workload])
         for side in sides:
-            arguments = [side, folder, json.dumps(WORKLOADS[workload]), str(ROUNDS)]
-            result = run_side(sys.executable if side == "fedcli" else python, [*arguments, pfllib])
-            values = result["seconds"][: ROUNDS - 2]
-            rows = pd.DataFrame({"what": "seconds", "workload": workload, "side": side, "turn": turn, "value": values})
-            rows = rows.assign(**{key: result[key] for key in ("versions", "torch", "threads")})
+            arguments = [side, folder, json.dumps(WORKLOADS[workload]), str(ROUNDS), pfllib]
+            result = run_side(sys.executable if side == "fedcli" else python, arguments)
+            rows = {"what": "seconds", "workload": workload, "side": side, "turn": turn}
+            rows = pd.DataFrame({**rows, "value": result.pop("seconds")[: ROUNDS - 2], **result})
             rows["processor"] = environment(torch.device("cpu"))["machine"]["processor"]
             rows.to_csv(CSV, mode="a", header=not CSV.exists(), index=False, float_format="%.6g")
-            print(workload, side, turn, values, flush=True)
 
 
 def run_side(python: str, arguments: list[str]) -> dict[str, Any]:
-    """Returns what comes of one side in a new process."""
+    """Returns the result of one side, which runs in a new process."""
     command = [python, "-c", "import sys, sides; sides.run_side(*sys.argv[1:])", *arguments]
     env = {**os.environ, "PYTHONPATH": str(HERE), "FLWR_TELEMETRY_ENABLED": "0"}
-    process = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
-    if process.returncode:
-        raise SystemExit(f"{arguments[0]} failed:\n{process.stdout[-2000:]}\n{process.stderr[-6000:]}")
+    process = subprocess.run(command, env=env, stdout=subprocess.PIPE, text=True, check=True)
     return json.loads(process.stdout.splitlines()[-1])
 
 
-def ratios(rows: pd.DataFrame, what: str, workload: str, side: str) -> pd.Series:
-    """Returns how many times fedcli's number a side's is: of each turn the ratio of the medians."""
-    medians = rows.groupby(["what", "workload", "side", "turn"]).value.median()
-    return (medians[what, workload, side] / medians[what, workload, "fedcli"]).dropna()
-
-
-def table(rows: pd.DataFrame) -> str:
-    """Returns seconds a round of each workload and side, and how many times fedcli's they are, as Markdown."""
-    lines, seconds = [], rows[rows.what == "seconds"]
-    for (workload, side), measured in seconds.groupby(["workload", "side"], sort=False).value:
-        cells = []
-        for numbers in (measured, ratios(rows, "seconds", workload, side)):
-            cells.append(f"{numbers.median():.2f} ({numbers.min():.2f}-{numbers.max():.2f})")
-        lines.append([workload, SIDES[side], *cells])
-    titles = ["Workload", "Side", "Seconds a round (least-largest)", "Times fedcli's (of the turns)"]
-    return github(titles, lines, 2)
+def medians(rows: pd.DataFrame) -> pd.DataFrame:
+    """Returns the medians of the CSV's numbers, a row each kind, workload and turn, a column each side."""
+    return rows.groupby(["what", "workload", "turn", "side"]).value.median().unstack()
 
 
 def main(
     workload: str, pfllib: str = "", python: str = sys.executable, sides: str = "fedcli,pfllib", turns: str = "0"
 ) -> None:
-    """Measures, or writes the page; the head of this file says what the arguments are."""
-    if workload == "page":
-        text = between_marks(PAGE.read_text(encoding="utf-8"), "seconds", table(pd.read_csv(CSV)))
-        PAGE.write_text(text, encoding="utf-8")
-        return
+    """Measures; the head of this file says what the arguments are."""
     for turn in turns.split(","):
         measure(workload, sides.split(","), int(turn), pfllib, python)
+    print(medians(pd.read_csv(CSV)).loc["seconds"])
 
 
 if __name__ == "__main__":
