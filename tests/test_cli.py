@@ -65,15 +65,20 @@ def read(path):
 COMPLETES = {"_FEDCLI_COMPLETE": "complete_bash", "COMP_WORDS": "fedcli run fedf", "COMP_CWORD": "2"}
 
 
-@pytest.mark.parametrize("words", ["--help", "list", "show fedfm", "show fedfm:niid-1", COMPLETES])
-def test_what_tells_of_methods_comes_without_torch_from_a_new_process(words, tmp_path):
+REFUSED = ["run fedfmm", "tune fedavg --mu 1", "run fedavg --seed -1", "run fedavg --lr x", "run fedfm --guiding x"]
+
+
+@pytest.mark.parametrize(
+    "words", ["list", "show fedfm", "show fedfm:niid-1", COMPLETES, "run fedfm --help", "tune fedfm --help", *REFUSED]
+)
+def test_what_tells_of_methods_and_refuses_options_comes_without_torch_from_a_new_process(words, tmp_path):
     program = "import sys; from fedcli.__main__ import main\ntry: main()\nfinally: print('torch' in sys.modules)"
+    code = 2 if words in REFUSED else 0
     words, completes = (words.split(), {}) if isinstance(words, str) else ([], words)
     environment = {**os.environ, **completes, "PYTHONPATH": os.pathsep.join(sys.path)}
     command = [sys.executable, "-c", program, *words]
     result = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
-    assert result.returncode == 0, result.stderr
-    assert result.stdout.splitlines()[-1] == "False"
+    assert (result.returncode, result.stdout.splitlines()[-1]) == (code, "False"), result.stderr
 
 
 def test_every_module_that_is_imported_late_is_there():
@@ -83,7 +88,8 @@ def test_every_module_that_is_imported_late_is_there():
 
 
 def test_the_index_is_what_the_papers_declare():
-    assert describe.index() == json.loads(json.dumps(describe.make_index())), "'make index' writes it"
+    stored = json.loads(describe.INDEX.read_text(encoding="utf-8"))
+    assert stored == json.loads(json.dumps(describe.make_index())), "'make index' writes it"
 
 
 @pytest.mark.parametrize("name", list(registry.methods()))

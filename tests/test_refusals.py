@@ -46,7 +46,7 @@ SEEDS = "--seeds must be distinct whole numbers from 0"
         ("run fedavg --device gpu", "--device must be auto, cpu, cuda or cuda:N (got 'gpu')"),
         # Several at once
         ("run fedavg --num-clients 4 --cohort-size 2,30", "--cohort-size 30 is larger than --num-clients 4"),
-        ("run fedavg --seed 0,1", "invalid value for '--seed'"),
+        ("run fedavg --seed 0,1", "--seed takes one seed (got '0,1'); write --seeds 0,1."),
         ("run fedavg --lr 0.1 --rounds 1 --lr 0.2", "--lr is given twice; give it once, several values as 0.01,0.1."),
         ("run fedavg --rounds", "option '--rounds' requires an argument"),
         ("run fedavg --out=", "a value is empty (got it after '--out=')"),
@@ -60,7 +60,8 @@ SEEDS = "--seeds must be distinct whole numbers from 0"
         (f"run fedavg {SMALL} --post cvr", "unknown step after the last round 'cvr'; did you mean 'ccvr'?"),
         (f"run local {SMALL} --post ccvr", "--post ccvr needs a global model"),
         (f"run local {SMALL} --drift-every 2", "--drift-every 2 needs a global model"),
-        (f"run fedavg {SMALL} --ccvr-epochs 3", "--ccvr-epochs is for --post ccvr (got no --post)"),
+        *((f"run {name} {SMALL} --ccvr-epochs 3", "--ccvr-epochs is for --post ccvr (got no --post)")
+          for name in ("fedavg", "local")),
         # Different networks
         (f"run fedavg {SMALL} {MIXED}", "'fedavg' needs one network for all clients"),
         (f"run fccl-plus {PUBLIC} {MIXED} --average-parameters", "--average-parameters needs one network"),

@@ -9,23 +9,24 @@ import json
 import os
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import Field, fields
+from dataclasses import Field, fields, make_dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple, get_args
 
 import typer
 
 from fedcli import declarations, papers, registry
 from fedcli.cli import late
 from fedcli.cli.common import argument, console, optional, print_table
-from fedcli.declarations import SELECTIONS, Method, Post, Protocol, flag_of
-from fedcli.errors import UserError
+from fedcli.declarations import SELECTIONS, Method, Post, Protocol, flag_of, option
+from fedcli.errors import UserError, unknown
 from fedcli.userfiles import is_from_file
 
 PAPERS = Path(*papers.__path__)
 INDEX = PAPERS / "index.json"
 TEMPLATE = Path(__file__).parent / "my_method.txt"  # what `new` writes; the README shows it
+KINDS = {kind.__name__: kind for kind in (bool, int, float, str)}  # of options
 EVALUATIONS = {
     "server": "on the official test images",
     "clients": "on each client's own test part",
@@ -33,41 +34,84 @@ EVALUATIONS = {
 }
 
 
+class Summary(NamedTuple):
+    """What help tells of a method, or of a step after the last round."""
+
+    name: str
+    title: str
+    file: str  # relative to the papers
+    config: type  # dataclass of its options
+    personal: bool  # whether every client keeps a model of its own
+    defaults: dict[str, Any]  # values that differ from their fields' in a run with no option given
+    protocols: list[tuple[str, str]]  # names and summaries
+
+
 @cache
 def index() -> dict[str, Any]:
-    """Methods, steps, protocols, tables and networks by name, as `make index` has written them."""
-    return json.loads(INDEX.read_text(encoding="utf-8"))
+    """Methods and steps as `Summary`, protocols, tables and networks by name, as `make index` has written them."""
+    stored = json.loads(INDEX.read_text(encoding="utf-8"))
+    for entries in (stored["method"], stored["post"]):
+        for name, entry in entries.items():
+            options = [(key, KINDS[each.pop("type")], option(**each)) for key, each in entry["config"].items()]
+            entry["config"] = make_dataclass("Config", options, init=False, repr=False, eq=False)
+            entries[name] = Summary(**entry)
+    return stored
 
 
 def make_index() -> dict[str, Any]:
     """Make the index from what is registered."""
     return {
-        "method": {name: summary(method) for name, method in registry.methods().items()},
-        "post": {name: summary(step) for name, step in registry.posts().items()},
+        "method": {name: _entry(summary(method)) for name, method in registry.methods().items()},
+        "post": {name: _entry(summary(step)) for name, step in registry.posts().items()},
         "protocol": {name: protocol_rows(protocol) for name, protocol in registry.protocols().items()},
         "table": {name: table.title for name, table in registry.tables().items()},
         "backbone": list(late.backbones.BACKBONES),
     }
 
 
-def summary(method: Method | Post) -> dict[str, Any]:
-    """Tell of a method, or of a step after the last round: title, file, options and their protocol, all protocols."""
+def _entry(summary: Summary) -> dict[str, Any]:
+    """Write a summary as the index has it: of each option its type, its default, and what it was declared with."""
+    options = {}
+    for field in fields(summary.config):
+        kind, *_ = get_args(field.type) or [field.type]  # without None
+        plain = option(field.default, "").metadata
+        declared = {key: value for key, value in field.metadata.items() if key == "default" or value != plain[key]}
+        options[field.name] = {"type": kind.__name__, **declared}
+    return {**summary._asdict(), "config": options}
+
+
+def summary(method: Method | Post) -> Summary:
+    """Tell of a method, or of a step after the last round."""
+    file, personal = os.path.relpath(method.file, PAPERS), bool(getattr(method, "personal", None))
+    protocols = [(protocol.name, protocol.summary) for protocol in protocols_of(method)]
     defaults = default_values(method) if isinstance(method, Method) else {}
-    return {
-        "title": method.title,
-        "file": os.path.relpath(method.file, PAPERS),
-        "default": defaults.get("protocol", ""),
-        "options": [(flag_of(field.name), option_help(field, defaults)) for field in fields(method.config)],
-        "protocols": [(protocol.name, protocol.summary) for protocol in protocols_of(method)],
-    }
+    return Summary(method.name, method.title, file, method.config, personal, defaults, protocols)
+
+
+def find_summary(name: str) -> Summary:
+    """Find what is told of a method; a registered one is not imported, nor PyTorch with it."""
+    if is_from_file(name):
+        return summary(registry.find_method(name))
+    name = registry.spelt(name, index()["method"])
+    if name not in index()["method"]:
+        raise unknown("method", name, index()["method"], "'fedcli list --all' shows all.")
+    return index()["method"][name]
+
+
+def find_steps(method: str, chosen: str | None) -> Mapping[str, Any]:
+    """Find the steps after the last round of a method, and what `--post` has chosen, as `registry.posts` does."""
+    if is_from_file(method) or is_from_file(chosen or ""):
+        return registry.posts(registry.find_method(method), chosen)
+    return index()["post"]
 
 
 def default_values(method: Method) -> dict[str, Any]:
-    """Values of a run of the method with no option given; empty for a method that needs one."""
+    """Values of a run with no option given, but for fields' defaults; none for a method that needs an option."""
     try:
-        return late.config.resolve(method, {}, need_data=False).values()
+        values, options = late.config.resolve(method, {}, need_data=False).values(), late.config.recorded_fields(method)
     except UserError:
         return {}
+    return {name: value for name, value in values.items() if value != options[name].default}
 
 
 def protocols_of(method: Method | Post) -> list[Protocol]:
@@ -125,9 +169,9 @@ def completion(*kinds: str, choices: Sequence[str] = ()) -> Callable[[str], list
 
 def list_(all_: optional(bool, "Also list steps, protocols and the papers' tables.", "--all") = False) -> None:
     """List the methods and the networks."""
-    listed = {"Method": {name: method["title"] for name, method in index()["method"].items()}}
+    listed = {"Method": {name: method.title for name, method in index()["method"].items()}}
     if all_:
-        listed["Step after the last round, --post"] = {name: each["title"] for name, each in index()["post"].items()}
+        listed["Step after the last round, --post"] = {name: step.title for name, step in index()["post"].items()}
         listed["Protocol, --protocol"] = {name: dict(rows)["set-up"] for name, rows in index()["protocol"].items()}
         listed["Table, 'fedcli table NAME'"] = index()["table"]
     for kind, titles in listed.items():
@@ -147,8 +191,8 @@ def show(
     ),
 ) -> None:
     """Show a method's options, its card and the names of its protocols, or all that a protocol fixes."""
-    methods, protocols = index()["method"] | index()["post"], index()["protocol"]
-    name = registry.spelt(name, (*methods, *protocols))
+    posts, protocols = index()["post"], index()["protocol"]
+    name = registry.spelt(name, (*index()["method"], *posts, *protocols))
     rows = protocols.get(name)
     if rows is None and ":" in name:
         try:
@@ -159,16 +203,17 @@ def show(
     if rows is not None:
         print_table((f"Protocol {name}", ""), rows)
         return
-    method = methods.get(name) or summary(registry.find_method(name))
-    every = f"with --post {name}" if name in index()["post"] else f"'fedcli run {name} --help' shows all options"
-    values = f", with the values of protocol {method['default']}" if method["default"] else ""
-    typer.echo(f"{method['title']}\n\nOptions of its own{values} ({every})")
-    print_table(("", ""), method["options"] or [("none", "")])
-    code = (PAPERS / method["file"]).read_text(encoding="utf-8")
+    method = posts.get(name) or find_summary(name)
+    every = f"with --post {name}" if name in posts else f"'fedcli run {name} --help' shows all options"
+    values = f", with the values of protocol {method.defaults['protocol']}" if method.defaults else ""
+    typer.echo(f"{method.title}\n\nOptions of its own{values} ({every})")
+    options = [(flag_of(field.name), option_help(field, method.defaults)) for field in fields(method.config)]
+    print_table(("", ""), options or [("none", "")])
+    code = (PAPERS / method.file).read_text(encoding="utf-8")
     typer.echo(f"\n{ast.get_docstring(ast.parse(code), clean=False) or ''}".rstrip())
-    if method["protocols"]:
+    if method.protocols:
         typer.echo("\nProtocols ('fedcli show PROTOCOL' shows all that one fixes)")
-        print_table(("", ""), method["protocols"])
+        print_table(("", ""), method.protocols)
 
 
 def new(

@@ -4,14 +4,14 @@ import inspect
 import re
 import shlex
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import Field
 from functools import partial
 from json import dumps
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Any, get_args
 
 import typer
 from rich.console import Console
@@ -21,8 +21,8 @@ from typer.core import TyperCommand
 from fedcli import registry
 from fedcli.cli import common, late
 from fedcli.cli.common import OUTPUT, argument, exit_if, optional, print_table
-from fedcli.cli.describe import completion, default_values, option_help
-from fedcli.declarations import Method, flag_of
+from fedcli.cli.describe import Summary, completion, find_steps, find_summary, option_help
+from fedcli.declarations import flag_of
 from fedcli.errors import UserError, unknown
 from fedcli.runs.signals import exit_code
 from fedcli.userfiles import is_from_file, user_files
@@ -42,10 +42,11 @@ class MethodCommand(TyperCommand):
         if args and args[0] not in ("-h", "--help"):
             args = [re.sub(r"^--\w+(?==|$)", lambda flag: flag[0].replace("_", "-"), word) for word in args]
             args, ctx.meta["sources"] = late.experiment.expand(args, ctx.info_name)
-            first, *others = map(registry.find_method, args[0].split(","))
-            post = late.experiment.typed_options(args).get("post")  # whose options are taken too
-            ctx.meta["unknown_option"] = lambda flag: late.config.unknown_option(flag, first, post)
-            options += make_options(first, post, with_own=not others)
+            names, post = args[0].split(","), late.experiment.typed_options(args).get("post")
+            method, *others = map(find_summary, names)
+            steps = find_steps(names[0], post)  # whose options are taken too
+            ctx.meta["unknown_option"] = lambda flag: late.config.unknown_option(flag, method, steps, post)
+            options += make_options(method, steps, with_own=not others)
         rest = super().parse_args(ctx, args)
         values = {option.name: ctx.params.pop(option.name) for option in options}
         ctx.meta["given"] = {name: value for name, value in values.items() if value is not None}
@@ -56,8 +57,8 @@ class MethodCommand(TyperCommand):
         return [*ctx.meta.get("options", ()), *super().get_params(ctx)]
 
 
-def make_options(method: Method, post: str | None, with_own: bool) -> list[Any]:
-    """Make the options of a run, of the step `--post` and of a method, which several leave out.
+def make_options(method: Summary, steps: Mapping[str, Summary], with_own: bool) -> list[Any]:
+    """Make the options of a run, of steps after it and of a method, which several leave out.
 
     An option is None unless it is given; several values are a tuple.
     """
@@ -65,15 +66,15 @@ def make_options(method: Method, post: str | None, with_own: bool) -> list[Any]:
     def command() -> None:
         pass
 
-    parameters, defaults = [], default_values(method)
-    for title, panel in late.config.option_panels(method, post).items():
+    parameters = []
+    for title, panel in late.config.option_panels(method, steps).items():
         for field in panel.values() if with_own or title != method.title else ():
             flag = flag_of(field.name)
             more = {"autocompletion": completion(field.name, choices=field.metadata["choices"])}
-            if late.experiment.takes_several(field):
+            if field.metadata["choices"] or {int, float} & {field.type, *get_args(field.type)}:
                 more |= {"parser": partial(_parse_values, field), "metavar": "VALUE"}
             flags = f"{flag}/--no-{flag[2:]}" if field.type is bool else flag
-            text = escape(option_help(field, defaults))
+            text = escape(option_help(field, method.defaults))
             kind = optional(field.type, text, flags, panel=escape(title), show_default=False, **more)
             parameters.append(inspect.Parameter(field.name, KEYWORD, default=None, annotation=kind))
     command.__signature__ = inspect.Signature(parameters)
@@ -84,10 +85,12 @@ def make_options(method: Method, post: str | None, with_own: bool) -> list[Any]:
 
 
 def _parse_values(field: Field, text: str) -> Any:
-    """Read the values of an option: a single one or a tuple; `--checkpoint-every auto` is as if it were not given."""
+    """Read the values of an option, one or a tuple; `--checkpoint-every auto` is as if it were not given."""
     if (field.name, text) == ("checkpoint_every", "auto"):
         return None
     values = late.experiment.parse_values(field, text)
+    if field.name == "seed" and len(values) > 1:
+        raise UserError(f"--seed takes one seed (got '{text}'); write --seeds {text}.")
     return values if len(values) > 1 else values[0]
 
 
