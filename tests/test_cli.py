@@ -15,7 +15,7 @@ from rich.console import Console
 
 import fedcli
 from fedcli import declarations, registry
-from fedcli.cli import describe, display, late
+from fedcli.cli import describe, display
 from fedcli.figures import notebook
 from fedcli.runs import config
 from fedcli.runs import run as runs
@@ -81,12 +81,6 @@ def test_what_tells_of_methods_and_refuses_options_comes_without_torch_from_a_ne
     assert (result.returncode, result.stdout.splitlines()[-1]) == (code, "False"), result.stderr
 
 
-def test_every_module_that_is_imported_late_is_there():
-    assert {getattr(late, name).__name__ for names in late.PACKAGES.values() for name in names} == {
-        f"{package}.{name}" for package, names in late.PACKAGES.items() for name in names
-    }
-
-
 def test_the_index_is_what_the_papers_declare():
     stored = json.loads(describe.INDEX.read_text(encoding="utf-8"))
     assert stored == json.loads(json.dumps(describe.make_index())), "'make index' writes it"
@@ -137,7 +131,7 @@ def test_show_prints_options_card_and_names_of_protocols(name):
     before, _, after = text.partition(f"\n{method.module.__doc__.strip()}\n")
     for field in dataclasses.fields(method.config):
         assert f"{declarations.flag_of(field.name)} {declarations.help_text(field.metadata)}" in flat(before)
-    protocols = describe.protocols_of(method)
+    protocols = [registry.find_protocol(name) for name, _ in describe.summary(method).protocols]
     assert [protocol.name for protocol in protocols if f"{protocol.name} {protocol.summary}" not in flat(after)] == []
     assert bool(after) == bool(protocols) == (name not in registry.posts())
     for protocol in protocols[:1]:

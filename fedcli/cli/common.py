@@ -32,15 +32,14 @@ def argument(kind: Any, metavar: str, help: str, **more: Any) -> Any:
 
 
 def parse_seeds(text: str) -> list[Any]:
-    """Read the seeds of `--seeds 0,1,2`; a part that is no number is refused with the others, by `check_seeds`."""
+    """Read the seeds of `--seeds 0,1,2`; `check_seeds` refuses a part that is no number."""
     return [int(part) if re.fullmatch("[0-9]{1,30}", part.strip()) else part for part in text.split(",")]
 
 
 def limit_time(text: str | None) -> str | None:
     """Start the time of `--time-limit`, which counts from now; None for no limit."""
     if text is not None:
-        with_unit = f"{text}s" if text.isdecimal() else text
-        parts = re.fullmatch(r"(?=.)(?:(\d{1,6})h)?(?:(\d{1,6})m)?(?:(\d{1,6})s)?", with_unit)
+        parts = re.fullmatch(r"(?=.)(?:(\d{1,6})h)?(?:(\d{1,6})m)?(?:(\d{1,6})s?)?", text)
         if parts is None:
             raise UserError(f"--time-limit must be a time (got '{text}'); write 90s, 9m, 2h, 1h30m or seconds.")
         hours, minutes, seconds = map(int, parts.groups("0"))
@@ -68,9 +67,9 @@ Format = optional(Literal["markdown", "csv", "latex"], "Form of the table.")
 
 
 def place_runs(jobs: int | None, on: str | None, cpus: float | None, gpus: float | None) -> dict[str, Any]:
-    """Read `--jobs`, `--on`, `--cpus-per-run` and `--gpus-per-run` as `jobs.execute` takes them."""
-    if on is None and cpus is None and gpus is None:
-        return {"jobs": jobs or 1, "cluster": None}
+    """Read `--jobs`, `--on`, `--cpus-per-run` and `--gpus-per-run` for `jobs.execute`; {} for one by one."""
+    if {on, cpus, gpus} == {None}:
+        return {"jobs": jobs} if (jobs or 1) > 1 else {}
     name, _, address = str(on).partition(":")
     if name != "ray" or (jobs or 1) > 1:
         raise UserError(
@@ -78,11 +77,10 @@ def place_runs(jobs: int | None, on: str | None, cpus: float | None, gpus: float
             "leave --on, --cpus-per-run and --gpus-per-run out."
         )
     needed("ray", "--on ray", "ray")
-    for flag, value in (("--cpus-per-run", cpus), ("--gpus-per-run", gpus)):
-        if value is not None and value > 1 and value % 1:
+    for flag, value in (("--cpus-per-run", cpus or 0), ("--gpus-per-run", gpus or 0)):
+        if value > 1 and value % 1:
             raise UserError(f"{flag} must be a part of one or a whole number (got {value:g}); write 0.25, 1 or 2.")
-    cluster = {"address": address or None, "num_cpus": 1.0 if cpus is None else cpus, "num_gpus": gpus or 0.0}
-    return {"jobs": 1, "cluster": cluster}
+    return {"cluster": {"address": address or None, "num_cpus": 1.0 if cpus is None else cpus, "num_gpus": gpus or 0.0}}
 
 
 def records_of(runs: Sequence[Any], methods: list | None, datasets: list | None, labels: list | None) -> list[dict]:
@@ -101,18 +99,12 @@ class Lasting(io.FileIO):
 
 
 def stop(message: str, code: int) -> NoReturn:
-    """End the program with one line on stderr; after a signal it says so, whatever a library has made of that."""
+    """End the program with a line on stderr; after a signal it says so, whatever a library has made of that."""
     if interruptions and not message.startswith("interrupted"):
         message, code = "interrupted.", interruptions[0].code
     interruptions.clear()
     typer.echo(printable(message), err=True)
     raise typer.Exit(code)
-
-
-def exit_if(failed: Any) -> None:
-    """End the program with exit code 1 if something has failed, which has been told."""
-    if failed:
-        raise typer.Exit(1)
 
 
 def show_traceback(ctx: typer.Context, error: BaseException) -> None:
@@ -137,13 +129,13 @@ def consoles(quiet: bool | None, log_file: Path | None, stderr: bool = False) ->
 
 
 def print_table(columns: Sequence[str], rows: Sequence[Any], screen: Console | None = None) -> None:
-    """Print a table whose cells are taken as they are; columns of whole numbers stand to the right, no cell is cut.
+    """Print a table on stdout or a screen, without a header if all columns' names are empty.
 
-    Where all titles are empty there is no line of them. The table goes to stdout unless a screen is given.
+    Cells are taken as they are, and none is cut; whole numbers stand to the right.
     """
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), show_header=any(columns))
-    for number, column in enumerate(columns):
-        numbers = all(str(row[number]).isdigit() or row[number] == "" for row in rows)
+    for column, *cells in zip(columns, *rows, strict=True):
+        numbers = all(str(cell).isdigit() or cell == "" for cell in cells)
         table.add_column(printable(column), overflow="fold", justify="right" if numbers else "left")
     for row in rows:
         table.add_row(*(Text(printable(cell)) for cell in row))
@@ -157,10 +149,10 @@ def write_text(path: Path, text: str) -> None:
 
 
 def print_text(text: str, out: Path | None = None, is_markdown: bool = False) -> None:
-    """Print a text, on a terminal Markdown as it is read; or write it to a file and print its name."""
+    """Print a text, Markdown as it is read if on a terminal; or write it to a file and print its name."""
     if out is not None:
         write_text(out, text)
-        typer.echo(str(out))
+        text = f"{out}\n"
     elif is_markdown and console().is_terminal:
         from rich import markdown  # late: a tenth of a second
 
@@ -171,5 +163,5 @@ def print_text(text: str, out: Path | None = None, is_markdown: bool = False) ->
 
         markdown.Markdown.elements |= {"th_open": Cell, "td_open": Cell}
         console().print(markdown.Markdown(text))
-    else:
-        typer.echo(text, nl=False)
+        return
+    typer.echo(text, nl=False)

@@ -1,7 +1,7 @@
 """The commands about methods and data sets, `list`, `show`, `new` and `data ...`, and what help tells of methods.
 
-Importing the papers imports PyTorch, which takes seconds. What `list`, `show` and completion tell of them is therefore
-kept in papers/index.json, which `make index` writes.
+Importing the papers imports PyTorch, which takes seconds. What help, `list`, `show` and completion tell of them is
+therefore kept in papers/index.json, which `make index` writes.
 """
 
 import ast
@@ -9,10 +9,12 @@ import json
 import os
 import re
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import Field, fields, make_dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, get_args
+from types import SimpleNamespace
+from typing import Any, Literal, get_args
 
 import typer
 
@@ -34,105 +36,78 @@ EVALUATIONS = {
 }
 
 
-class Summary(NamedTuple):
-    """What help tells of a method, or of a step after the last round."""
-
-    name: str
-    title: str
-    file: str  # relative to the papers
-    config: type  # dataclass of its options
-    personal: bool  # whether every client keeps a model of its own
-    defaults: dict[str, Any]  # values that differ from their fields' in a run with no option given
-    protocols: list[tuple[str, str]]  # names and summaries
-
-
 @cache
 def index() -> dict[str, Any]:
-    """Methods and steps as `Summary`, protocols, tables and networks by name, as `make index` has written them."""
+    """Read papers/index.json: methods and steps as `summary` makes them, protocols, tables and networks, by name."""
     stored = json.loads(INDEX.read_text(encoding="utf-8"))
     for entries in (stored["method"], stored["post"]):
         for name, entry in entries.items():
             options = [(key, KINDS[each.pop("type")], option(**each)) for key, each in entry["config"].items()]
             entry["config"] = make_dataclass("Config", options, init=False, repr=False, eq=False)
-            entries[name] = Summary(**entry)
+            entries[name] = SimpleNamespace(**entry)
     return stored
 
 
 def make_index() -> dict[str, Any]:
     """Make the index from what is registered."""
-    return {
-        "method": {name: _entry(summary(method)) for name, method in registry.methods().items()},
-        "post": {name: _entry(summary(step)) for name, step in registry.posts().items()},
-        "protocol": {name: protocol_rows(protocol) for name, protocol in registry.protocols().items()},
-        "table": {name: table.title for name, table in registry.tables().items()},
-        "backbone": list(late.backbones.BACKBONES),
-    }
+    made: dict[str, Any] = {"method": {}, "post": {}}
+    for declared in (*registry.methods().values(), *registry.posts().values()):
+        entry, options = vars(summary(declared)), {}
+        for field in fields(declared.config):
+            kind, *_ = get_args(field.type) or [field.type]  # without None
+            plain = option(field.default, "").metadata
+            changed = {key: value for key, value in field.metadata.items() if value != plain[key]}
+            options[field.name] = {"type": kind.__name__, "default": field.default, **changed}
+        made[type(declared).__name__.lower()][declared.name] = {**entry, "config": options}
+    made["protocol"] = {name: protocol_rows(protocol) for name, protocol in registry.protocols().items()}
+    made["table"] = {name: table.title for name, table in registry.tables().items()}
+    return {**made, "backbone": list(late.backbones.BACKBONES)}
 
 
-def _entry(summary: Summary) -> dict[str, Any]:
-    """Write a summary as the index has it: of each option its type, its default, and what it was declared with."""
-    options = {}
-    for field in fields(summary.config):
-        kind, *_ = get_args(field.type) or [field.type]  # without None
-        plain = option(field.default, "").metadata
-        declared = {key: value for key, value in field.metadata.items() if key == "default" or value != plain[key]}
-        options[field.name] = {"type": kind.__name__, **declared}
-    return {**summary._asdict(), "config": options}
+def summary(declared: Method | Post) -> SimpleNamespace:
+    """Tell of a method, or of a step after the last round.
+
+    Returns:
+        Its `name`, `title`, `file` (relative to the papers), `config` and whether it is `personal`; `defaults`, the
+        values of a run with no option given that differ from their fields' (none for a method that needs an option);
+        `protocols`, names and summaries of those in its file, or else of the paper of its default protocol.
+    """
+    defaults, paper = {}, getattr(declared, "default_protocol", "").split(":")[0]
+    if isinstance(declared, Method):
+        options = late.config.recorded_fields(declared)
+        with suppress(UserError):
+            values = late.config.resolve(declared, {}, need_data=False).values()
+            defaults = {name: value for name, value in values.items() if value != options[name].default}
+    of_paper = [protocol for protocol in registry.protocols().values() if protocol.name.split(":")[0] == paper]
+    return SimpleNamespace(
+        name=declared.name,
+        title=declared.title,
+        file=os.path.relpath(declared.file, PAPERS),
+        config=declared.config,
+        personal=bool(getattr(declared, "personal", None)),
+        defaults=defaults,
+        protocols=[(each.name, each.summary) for each in getattr(declared.module, "PROTOCOLS", ()) or of_paper],
+    )
 
 
-def summary(method: Method | Post) -> Summary:
-    """Tell of a method, or of a step after the last round."""
-    file, personal = os.path.relpath(method.file, PAPERS), bool(getattr(method, "personal", None))
-    protocols = [(protocol.name, protocol.summary) for protocol in protocols_of(method)]
-    defaults = default_values(method) if isinstance(method, Method) else {}
-    return Summary(method.name, method.title, file, method.config, personal, defaults, protocols)
-
-
-def find_summary(name: str) -> Summary:
+def find_summary(name: str) -> SimpleNamespace:
     """Find what is told of a method; a registered one is not imported, nor PyTorch with it."""
     if is_from_file(name):
         return summary(registry.find_method(name))
-    name = registry.spelt(name, index()["method"])
-    if name not in index()["method"]:
-        raise unknown("method", name, index()["method"], "'fedcli list --all' shows all.")
-    return index()["method"][name]
-
-
-def find_steps(method: str, chosen: str | None) -> Mapping[str, Any]:
-    """Find the steps after the last round of a method, and what `--post` has chosen, as `registry.posts` does."""
-    if is_from_file(method) or is_from_file(chosen or ""):
-        return registry.posts(registry.find_method(method), chosen)
-    return index()["post"]
-
-
-def default_values(method: Method) -> dict[str, Any]:
-    """Values of a run with no option given, but for fields' defaults; none for a method that needs an option."""
-    try:
-        values, options = late.config.resolve(method, {}, need_data=False).values(), late.config.recorded_fields(method)
-    except UserError:
-        return {}
-    return {name: value for name, value in values.items() if value != options[name].default}
-
-
-def protocols_of(method: Method | Post) -> list[Protocol]:
-    """Find the protocols of the method's file; where it has none, those of the paper of its default protocol.
-
-    A step after the last round has none.
-    """
-    paper = getattr(method, "default_protocol", "").split(":")[0]
-    of_paper = [protocol for protocol in registry.protocols().values() if protocol.name.split(":")[0] == paper]
-    return list(getattr(method.module, "PROTOCOLS", ()) or of_paper)
+    methods = index()["method"]
+    if (name := registry.spelt(name, methods)) not in methods:
+        raise unknown("method", name, methods, "'fedcli list --all' shows all.")
+    return methods[name]
 
 
 def protocol_rows(protocol: Protocol) -> list[tuple[str, str]]:
     """Tell what a protocol fixes, as pairs of title and text."""
     rows = [("set-up", protocol.summary), ("source", protocol.source), ("values", _settings(protocol.settings))]
+    special = {f"for {method}": options for method, options in protocol.method_options.items()}
     for name, setting in protocol.datasets.items():
-        options = f"; {_settings(setting.settings)}" if setting.settings else ""
-        networks = setting.backbone.replace(",", ", ")
-        rows.append((name, f"{networks}, augmentation {setting.augmentation}{options} ({setting.source})"))
-    special = {f"for {name}": options for name, options in protocol.method_options.items()}
-    for name, setting in protocol.datasets.items():
+        networks, options = setting.backbone.replace(",", ", "), _settings(setting.settings)
+        text = f"{networks}, augmentation {setting.augmentation}; {options}".removesuffix("; ")
+        rows.append((name, f"{text} ({setting.source})"))
         special |= {f"for {method} on {name}": options for method, options in setting.method_options.items()}
     rows += [(title, _settings(options)) for title, options in special.items()]
     rows += [("headline", f"the {SELECTIONS[protocol.selection]}"), ("evaluation", EVALUATIONS[protocol.evaluation])]
@@ -140,7 +115,7 @@ def protocol_rows(protocol: Protocol) -> list[tuple[str, str]]:
 
 
 def option_help(field: Field, defaults: Mapping[str, Any]) -> str:
-    """Write the help of an option with its default, which is that of `default_values` or else of its field."""
+    """Write the help of an option with its default: that of a run with no option given, or else of its field."""
     value = defaults.get(field.name, field.default)
     return declarations.help_text(field.metadata) + ("" if value is None else f" [default: {_option_word(value)}]")
 
@@ -169,13 +144,13 @@ def completion(*kinds: str, choices: Sequence[str] = ()) -> Callable[[str], list
 
 def list_(all_: optional(bool, "Also list steps, protocols and the papers' tables.", "--all") = False) -> None:
     """List the methods and the networks."""
-    listed = {"Method": {name: method.title for name, method in index()["method"].items()}}
+    titles = {"Method": {name: method.title for name, method in index()["method"].items()}}
     if all_:
-        listed["Step after the last round, --post"] = {name: step.title for name, step in index()["post"].items()}
-        listed["Protocol, --protocol"] = {name: dict(rows)["set-up"] for name, rows in index()["protocol"].items()}
-        listed["Table, 'fedcli table NAME'"] = index()["table"]
-    for kind, titles in listed.items():
-        print_table((kind, "Title"), list(titles.items()))
+        titles["Step after the last round, --post"] = {name: step.title for name, step in index()["post"].items()}
+        titles["Protocol, --protocol"] = {name: rows[0][1] for name, rows in index()["protocol"].items()}
+        titles["Table, 'fedcli table NAME'"] = index()["table"]
+    for kind, names in titles.items():
+        print_table((kind, "Title"), list(names.items()))
         typer.echo()
     console().print(f"Networks, --backbone\n{', '.join(index()['backbone'])}\n")
     typer.echo("'fedcli run METHOD' runs a method, 'fedcli show METHOD' shows its options and its card.")
@@ -192,14 +167,14 @@ def show(
 ) -> None:
     """Show a method's options, its card and the names of its protocols, or all that a protocol fixes."""
     posts, protocols = index()["post"], index()["protocol"]
-    name = registry.spelt(name, (*index()["method"], *posts, *protocols))
+    names = (*index()["method"], *posts, *protocols)
+    name = registry.spelt(name, names)
     rows = protocols.get(name)
-    if rows is None and ":" in name:
-        try:
+    if is_from_file(name) and ":" in name:
+        with suppress(UserError):  # of a method
             rows = protocol_rows(registry.find_protocol(name))
-        except UserError:
-            if not is_from_file(name):  # a method in a user's file has a colon too
-                raise
+    elif not is_from_file(name) and name not in names:
+        raise unknown("method, step or protocol", name, names, "'fedcli list --all' shows all.")
     if rows is not None:
         print_table((f"Protocol {name}", ""), rows)
         return
@@ -222,10 +197,9 @@ def new(
 ) -> None:
     """Write NAME.py, a method to start from: FedAvg with a term of its own, which keeps all laws."""
     file = Path(f"{name}.py")
-    if not re.fullmatch("[a-z][a-z0-9_-]*", name):
-        raise UserError(f"the name '{name}' is invalid; begin with a letter and use only a-z, 0-9, - and _.")
-    if name in index()["method"] or file.exists():
-        raise UserError(f"there is a method or a file of that name (got '{name}'); choose another name.")
+    if not re.fullmatch("[a-z][a-z0-9_-]*", name) or name in index()["method"] or file.exists():
+        rule = "begin with a letter, use only a-z, 0-9, - and _, and no name of a method or a file here"
+        raise UserError(f"'{name}' cannot be the name of a new method; {rule}.")
     file.write_text(TEMPLATE.read_text(encoding="utf-8").replace('"my_method"', f'"{name}"'), encoding="utf-8")
     typer.echo(f"{file}: 'fedcli run ./{file}' runs it, 'fedcli check ./{file}' checks it.")
 
@@ -282,7 +256,7 @@ def data_show(
     out: optional(Path, "Chart of the partition; <name>-partition.png if not given.") = None,
 ) -> None:
     """Show what a data set holds and, with --partition, what each client would get."""
-    chosen = late.partition.from_flag(partition) if partition is not None else None
+    chosen = partition and late.partition.from_flag(partition)
     dataset = late.datasets.load(late.datasets.find_name(name))
     if (partition or "").startswith("file:"):
         dataset = late.datasets.merge(dataset)  # its lists count the test images too
@@ -297,13 +271,13 @@ def data_show(
         "made from": late.datasets.describe(dataset.name)["note"],
     }
     print_table(("Data set", dataset.name), [row for row in rows.items() if row[1]])
-    if chosen is None:
+    if not chosen:
         return
     parts = chosen(dataset.y_train, num_clients, partition_seed, dataset.domain_train, writers, dataset.place_train)
     counts = late.partition.count_classes(parts, dataset.y_train, dataset.num_classes)
     classes = range(dataset.num_classes if dataset.num_classes <= 10 else 0)  # more columns fit no terminal
-    rows = [(client, row.sum(), *row[classes]) for client, row in enumerate(counts)]
     typer.echo(f"\npartition {chosen.flag}, seed {partition_seed}, fingerprint {late.partition.fingerprint(parts)}")
+    rows = [(client, row.sum(), *row[classes]) for client, row in enumerate(counts)]
     print_table(("Client", "Images", *map(str, classes)), rows)
     title = late.plots.data_words(dataset.name, chosen.flag, f"seed {partition_seed}")
     files = late.plots.write(

@@ -12,7 +12,7 @@ from rich.markup import escape
 
 from fedcli import registry
 from fedcli.cli import common, late
-from fedcli.cli.common import argument, console, exit_if, optional, print_table, print_text
+from fedcli.cli.common import argument, console, optional, print_table, print_text
 from fedcli.errors import UserError, needed
 from fedcli.figures import CHARTS, find_chart
 from fedcli.userfiles import is_from_file, short_name
@@ -22,7 +22,7 @@ RUNS, PAPERS = "A table of runs", "A paper's table"  # panels of the help of `ta
 
 def table(
     ctx: typer.Context,
-    runs: argument(list[str] | None, "RUN|PAPER:ID", "Run folders, folders of runs, or a paper's table.") = None,
+    runs: argument(list[str], "RUN|PAPER:ID", "Run folders, folders of runs, or a paper's table."),
     dataset: common.Datasets = None,
     format: common.Format = "markdown",
     out: optional(Path, "File to write; the terminal if not given.") = None,
@@ -46,22 +46,17 @@ def table(
 ) -> None:
     """Make a table of runs, or reproduce a paper's table.
 
-    For run folders: mean and standard deviation over seeds, from the records; one table per protocol and data set.
+    For run folders: mean and standard deviation over seeds, one table for each protocol and data set.
 
-    For PAPER:ID, runs what is missing of a paper's table, then shows our numbers beside the paper's.
-    The cost is shown first: runs to do, hours (from runs timed here before), data sets.
-    Runs whose data set is missing are left out, and their hours told apart.
-    Ctrl-C interrupts; the same command resumes.
+    For PAPER:ID: shows the cost, runs what is missing, then prints our numbers beside the paper's.
+    Runs whose data set is missing are left out. Ctrl-C interrupts; the same command resumes.
     --dataset, --rounds, --local-epochs or --train-examples reduce the table; --seeds default to the table's.
     """
-    papers = [run for run in runs or () if ":" in run and not Path(run).exists()]
+    papers = [run for run in runs if ":" in run and not Path(run).exists()]
     others = (RUNS,) if papers else (PAPERS, common.MACHINE)
     for parameter in ctx.command.params:
         if parameter.rich_help_panel in others and ctx.params[parameter.name]:
             raise UserError(f"{parameter.opts[0]} is for {others[0].lower()}; see 'fedcli table --help'.")
-    if not runs:
-        remedy = "write 'fedcli table runs', or 'fedcli table PAPER:ID' with a table of 'fedcli list --all'"
-        raise UserError(f"there is nothing to show (got no RUN or PAPER:ID); {remedy}.")
     if papers and (len(runs) > 1 or len(dataset or ()) > 1):
         raise UserError(f"a paper's table is made alone and on one --dataset (got {papers[0]} and more); name one.")
     errors = {}
@@ -73,11 +68,10 @@ def table(
         plan, screen = make_plan(), Console(stderr=True, highlight=False)
         later = [cell.metric.name for cell in plan.cells if cell.metric.after_the_run]
         if records_only and later:
-            fault = f"--records-only removes the models that 'fedcli quality' measures (got a table with {later[0]})"
-            raise UserError(f"{fault}; leave it out.")
+            raise UserError(f"--records-only removes the models that {later[0]} is measured on; leave it out.")
         if out is not None:  # refused now rather than after hours
             out.parent.mkdir(parents=True, exist_ok=True)
-        if any(run.to_do for run in plan.runs):  # who only wants to see the table may have asked for weeks of work
+        if any(run.to_do for run in plan.runs):
             print_table(("", ""), late.display.cost(plan), screen=screen)
         if plan.to_run and not dry_run:
             errors = late.display.run_plan(plan, [screen], records_only=bool(records_only), **where)
@@ -92,7 +86,7 @@ def table(
         names = metric.split(",") if metric else ()
         sheets = [late.tables.sheet(records, names)] if format == "csv" else late.tables.sheets(records, names)
     print_text("\n".join(late.render.render(sheet, format) for sheet in sheets), out, format == "markdown")
-    exit_if(errors)
+    raise typer.Exit(bool(errors))
 
 
 def claims(
@@ -121,21 +115,16 @@ def claims(
 def pages(folder: argument(Path, "DIR", "Folder with records/, a subfolder a study, and README.md.")) -> None:
     """Write all pages in DIR and their figures from the records: one a study, one a paper, and DIR/README.md.
 
-    Those of DIR/speed are drawn from its CSV files.
-
     DIR/records/STUDY/intro.md has a study's title, question and set-up. findings.toml beside it names the differences
-    of runs that are printed as its findings: the head of fedcli/results/findings.py says how.
-
-    The first finding stands among the studies of DIR/README.md and on the pages of its papers.
+    of runs that are printed as its findings, as fedcli/results/findings.py says; the first stands in DIR/README.md.
     """
     if not (folder / "records").is_dir():
         raise UserError(f"'{folder}' has no runs for pages (got no folder 'records' in it); name one that has it.")
     for name, text in late.pages.pages(folder).items():
         print_text(text, folder / name)
         for path, (study, kind) in late.pages.figures(text).items():
-            late.plots.write(
-                folder / path, find_chart(kind), late.frame.find_records([folder / "records" / study]), page=True
-            )
+            records = late.frame.find_records([folder / "records" / study])
+            late.plots.write(folder / path, find_chart(kind), records, page=True)
 
 
 def quality(
@@ -144,10 +133,10 @@ def quality(
     clients: optional(bool, "Use the clients' own models after one more round.", "--clients") = False,
     files: common.Code = None,
 ) -> None:
-    """Measure how well the features of finished runs separate the classes, and save the features for figures.
+    """Measure how well the features of finished runs separate the classes: NMI after K-means, and silhouette.
 
-    Computes NMI after K-means and silhouette of the last global model on at most 2,000 test images.
-    Writes both into the records and the features beside them; 'fedcli plot --kind tsne' draws the features.
+    Takes the last global model and at most 2,000 test images. Both go into the records, and the features beside
+    them; 'fedcli plot --kind tsne' draws these.
     With --client: of that client's own model.
     With --clients: of all clients' features after one more round; 'fedcli plot --kind clients' draws them.
     """
