@@ -86,6 +86,7 @@ SEEDS = "--seeds must be distinct whole numbers from 0"
         # Other commands
         ("resume nowhere", "there is no run at 'nowhere' (got no record.json); give the folder of a run, which holds"),
         ("plto", "No such command 'plto'. Did you mean 'plot'? ('fedcli --help' shows all)"),
+        ("--knd plot", "No such option: --knd ('fedcli --help' shows all)"),
         ("plot a --knd x", "No such option: --knd (Possible options: --kind) ('fedcli plot --help'"),
         ("plot", "Missing argument 'RUN'. ('fedcli plot --help' shows all)"),
         ("new method 'my method'", "'my method' cannot be the name of a new method; begin with a letter, use only a-z"),
@@ -109,7 +110,7 @@ SEEDS = "--seeds must be distinct whole numbers from 0"
         # Measurements and laws
         ("bench w11", "unknown workload 'w11'; did you mean 'w1'? there are w1, w2, w3, "),
         ("bench w1 --device cpu --csv notes.txt", "does not hold results"),
-        ("check fedavg --law 8", "unknown law 8; there are 1 (switched off"),
+        ("check fedavg --law 8", "unknown law 8; 'fedcli check --help' says what they are."),
     ],
 )  # fmt: skip
 def test_what_cannot_be_is_refused_and_the_folder_is_left_alone(line, message, tmp_path, monkeypatch):

@@ -10,6 +10,8 @@ import io
 import os
 import re
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib.metadata import version
 from typing import Any
 
@@ -30,6 +32,34 @@ COMMANDS = (
 UsageError = typer.BadParameter.__base__  # which Typer does not export
 
 
+@contextmanager
+def _ends_in_a_line(ctx: typer.Context) -> Iterator[None]:
+    """End the program with a line for a mistake of the user's, a full disk or memory, and an interruption."""
+    try:
+        yield
+    except KeyboardInterrupt as error:
+        stop(f"{str(error) or 'interrupted'}.", exit_code(error))
+    except Exception as error:
+        text, code = str(error), 2
+        if isinstance(error, UsageError) and type(error).__name__ != "NoArgsIsHelpError":
+            text = _refusal(error)
+        elif isinstance(error, OSError) and errno.errorcode.get(error.errno) in ("ENOSPC", "EDQUOT", "EFBIG"):
+            remedy = "free space; then a run goes on with 'fedcli resume RUN', and all else with the same command"
+            text, code = f"'{error.filename}' cannot be written ({error.strerror}); {remedy}.", 1
+        elif isinstance(error, OSError) and error.filename is not None:
+            text = f"'{error.filename}' cannot be used ({error.strerror}); choose another path."
+        elif isinstance(error, MemoryError) or re.search("allocate memory|out of memory", text):
+            first, *_ = text.splitlines() or [""]
+            smaller = "use a smaller --batch-size, --cohort-size, --local-epochs or network"
+            text, code = f"out of memory ({first}); {smaller}.", 1
+        elif not isinstance(error, UserError):
+            raise
+        show_traceback(ctx, error)
+        stop(f"error: {text}", code)
+    finally:
+        set_time_limit(float("inf"))
+
+
 class _Root(TyperGroup):
     """The group of all commands, where every mistake of the user's ends."""
 
@@ -41,32 +71,12 @@ class _Root(TyperGroup):
                 stop(f"error: a value is empty (got it after '{word or before}'); give one.", 2)
             if flag.startswith("--") and flags.count(flag) > 1 and flag not in REPEATED:
                 stop(f"error: {flag} is given twice; give it once, several values as 0.01,0.1.", 2)
-        return super().parse_args(ctx, args)
+        with _ends_in_a_line(ctx):
+            return super().parse_args(ctx, args)
 
     def invoke(self, ctx: typer.Context) -> Any:
-        """Run a command; a mistake of the user's, a full disk or memory, and an interruption end it with a line."""
-        try:
+        with _ends_in_a_line(ctx):
             return super().invoke(ctx)
-        except KeyboardInterrupt as error:
-            stop(f"{str(error) or 'interrupted'}.", exit_code(error))
-        except Exception as error:
-            text, code = str(error), 2
-            if isinstance(error, UsageError) and type(error).__name__ != "NoArgsIsHelpError":
-                text = _refusal(error)
-            elif isinstance(error, OSError) and errno.errorcode.get(error.errno) in ("ENOSPC", "EDQUOT", "EFBIG"):
-                remedy = "free space; then a run goes on with 'fedcli resume RUN', and all else with the same command"
-                text, code = f"'{error.filename}' cannot be written ({error.strerror}); {remedy}.", 1
-            elif isinstance(error, OSError) and error.filename is not None:
-                text = f"'{error.filename}' cannot be used ({error.strerror}); choose another path."
-            elif isinstance(error, MemoryError) or re.search("allocate memory|out of memory", text):
-                smaller = "use a smaller --batch-size, --cohort-size, --local-epochs or network"
-                text, code = f"out of memory ({text.partition(chr(10))[0]}); {smaller}.", 1
-            elif not isinstance(error, UserError):
-                raise
-            show_traceback(ctx, error)
-            stop(f"error: {text}", code)
-        finally:
-            set_time_limit(float("inf"))
 
 
 def _refusal(error: Any) -> str:

@@ -1,4 +1,4 @@
-"""What the commands share: options, each declared once, printing, and ending with a message."""
+"""What the commands share: options, printing, and ending with a message."""
 
 import io
 import re
@@ -12,7 +12,6 @@ import typer
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
-from typer import Argument, Option
 
 from fedcli.cli import late
 from fedcli.errors import UserError, needed, printable
@@ -22,13 +21,13 @@ MACHINE, OUTPUT = "Machine", "Output"  # panels of the help
 
 
 def optional(kind: Any, help: str, *flags: str, panel: str | None = None, **more: Any) -> Any:
-    """Make the type of an option that need not be given; without flags it has the name of its parameter."""
-    return Annotated[kind | None, Option(*flags, help=help, rich_help_panel=panel, **more)]
+    """Make the type of an option; without flags it has the name of its parameter."""
+    return Annotated[kind | None, typer.Option(*flags, help=help, rich_help_panel=panel, **more)]
 
 
 def argument(kind: Any, metavar: str, help: str, **more: Any) -> Any:
-    """Make the type of an argument, which stands in its place on the command line."""
-    return Annotated[kind, Argument(metavar=metavar, help=help, **more)]
+    """Make the type of an argument."""
+    return Annotated[kind, typer.Argument(metavar=metavar, help=help, **more)]
 
 
 def parse_seeds(text: str) -> list[Any]:
@@ -37,7 +36,7 @@ def parse_seeds(text: str) -> list[Any]:
 
 
 def limit_time(text: str | None) -> str | None:
-    """Start the time of `--time-limit`, which counts from now; None for no limit."""
+    """Start the time of `--time-limit`; None for no limit."""
     if text is not None:
         parts = re.fullmatch(r"(?=.)(?:(\d{1,6})h)?(?:(\d{1,6})m)?(?:(\d{1,6})s?)?", text)
         if parts is None:
@@ -47,21 +46,21 @@ def limit_time(text: str | None) -> str | None:
     return text
 
 
-Seeds = optional(Any, "Seeds, one run for each, e.g. 0,1,2.", panel=MACHINE, parser=parse_seeds, metavar="TEXT")
-Jobs = optional(int, "Parallel runs; if several, each in its own process.", panel=MACHINE, min=1)
-Workers = optional(int, "Local processes that share each round; the result is bit-identical.", panel=MACHINE, min=1)
-On = optional(str, "ray or ray:ADDRESS: every run a task of Ray; folders are on shared storage.", panel=MACHINE)
-Cpus = optional(float, "With --on ray: cores for a run, 1 if not given.", panel=MACHINE, min=0)
+Seeds = optional(Any, "Seeds, a run for each, e.g. 0,1,2.", panel=MACHINE, parser=parse_seeds, metavar="TEXT")
+Jobs = optional(int, "Parallel runs, each in a process of its own.", panel=MACHINE, min=1)
+Workers = optional(int, "Processes that share each round; the bits stay the same.", panel=MACHINE, min=1)
+On = optional(str, "ray or ray:ADDRESS: every run a task of Ray, in a shared folder.", panel=MACHINE)
+Cpus = optional(float, "With --on ray: cores for a run; 1 by default.", panel=MACHINE, min=0)
 Gpus = optional(float, "With --on ray: GPUs for a run; 0.25 packs four on one.", panel=MACHINE, min=0)
-TimeLimit = optional(str, "Stop at a checkpoint after this time: 90s, 9m or 1h30m.", panel=MACHINE, callback=limit_time)
-LogFile = optional(Path, "File to append the run's output to, without the progress bar.", panel=OUTPUT)
+TimeLimit = optional(str, "Stop at a checkpoint after 90s, 9m or 1h30m.", panel=MACHINE, callback=limit_time)
+LogFile = optional(Path, "File to append the output to.", panel=OUTPUT)
 Quiet = optional(bool, "Print nothing but errors.", "--quiet", panel=OUTPUT)
-Log = optional(str, "Also log each round to tensorboard, wandb, ./file.py:NAME, or several of them.", panel=OUTPUT)
+Log = optional(str, "Log each round to tensorboard, wandb or ./file.py:NAME, or several of them.", panel=OUTPUT)
 Code = optional(list[str], "A Python file of yours that the run needs; no other is imported.", "--method")
 Methods = optional(list[str], "Only runs of this method; repeat it for several.")
 Datasets = optional(list[str], "Only runs on this data set; repeat it for several.")
-Labels = optional(list[str], "Name for the runs of a RUN, in place of the method's; one for each RUN.")
-Client = optional(int, "Client whose own model to use; the global model if not given.")
+Labels = optional(list[str], "Name for the runs of a RUN; one for each RUN.")
+Client = optional(int, "Client whose own model to use, not the global one.")
 Runs = argument(list[Path], "RUN", "Run folders, or folders that hold run folders.")
 Format = optional(Literal["markdown", "csv", "latex"], "Form of the table.")
 
@@ -74,7 +73,7 @@ def place_runs(jobs: int | None, on: str | None, cpus: float | None, gpus: float
     if name != "ray" or (jobs or 1) > 1:
         raise UserError(
             f"--on must be ray or ray:ADDRESS, without --jobs (got --on {on}, --jobs {jobs or 1}); write --on ray, or "
-            "leave --on, --cpus-per-run and --gpus-per-run out."
+            "leave --cpus-per-run and --gpus-per-run out."
         )
     needed("ray", "--on ray", "ray")
     for flag, value in (("--cpus-per-run", cpus or 0), ("--gpus-per-run", gpus or 0)):
@@ -108,18 +107,18 @@ def stop(message: str, code: int) -> NoReturn:
 
 
 def show_traceback(ctx: typer.Context, error: BaseException) -> None:
-    """Print an error's traceback on stderr where `fedcli --traceback` asks for it."""
+    """Print an error's traceback on stderr if `fedcli --traceback` asks for it."""
     if ctx.find_root().params.get("traceback"):
         typer.echo("".join(format_exception(error)), err=True, nl=False)
 
 
 def console() -> Console:
-    """Make a console for stdout that leaves numbers and names uncoloured."""
+    """Make a console for stdout without colours for numbers and names."""
     return Console(highlight=False)
 
 
 def consoles(quiet: bool | None, log_file: Path | None, stderr: bool = False) -> list[Console]:
-    """Make the consoles that a run is shown on: the terminal's, and one that adds to a `--log-file`."""
+    """Make the consoles of a run: the terminal's, and one that adds to a `--log-file`."""
     consoles = [Console(stderr=stderr, highlight=False, quiet=bool(quiet))]
     if log_file is not None:
         log_file.parent.mkdir(parents=True, exist_ok=True)

@@ -18,10 +18,10 @@ from typing import Any, Literal, get_args
 
 import typer
 
-from fedcli import declarations, papers, registry
+from fedcli import papers, registry
 from fedcli.cli import late
 from fedcli.cli.common import argument, console, optional, print_table
-from fedcli.declarations import SELECTIONS, Method, Post, Protocol, flag_of, option
+from fedcli.declarations import SELECTIONS, Method, Post, Protocol, flag_of, help_text, option
 from fedcli.errors import UserError, unknown
 from fedcli.userfiles import is_from_file
 
@@ -103,21 +103,20 @@ def find_summary(name: str) -> SimpleNamespace:
 def protocol_rows(protocol: Protocol) -> list[tuple[str, str]]:
     """Tell what a protocol fixes, as pairs of title and text."""
     rows = [("set-up", protocol.summary), ("source", protocol.source), ("values", _settings(protocol.settings))]
-    special = {f"for {method}": options for method, options in protocol.method_options.items()}
+    rows += [(f"for {method}", _settings(options)) for method, options in protocol.method_options.items()]
     for name, setting in protocol.datasets.items():
         networks, options = setting.backbone.replace(",", ", "), _settings(setting.settings)
         text = f"{networks}, augmentation {setting.augmentation}; {options}".removesuffix("; ")
         rows.append((name, f"{text} ({setting.source})"))
-        special |= {f"for {method} on {name}": options for method, options in setting.method_options.items()}
-    rows += [(title, _settings(options)) for title, options in special.items()]
+        rows += [(f"for {method} on {name}", _settings(each)) for method, each in setting.method_options.items()]
     rows += [("headline", f"the {SELECTIONS[protocol.selection]}"), ("evaluation", EVALUATIONS[protocol.evaluation])]
     return rows + [("note", note) for note in protocol.notes]
 
 
 def option_help(field: Field, defaults: Mapping[str, Any]) -> str:
-    """Write the help of an option with its default: that of a run with no option given, or else of its field."""
+    """Write the help of an option; its default is that of a run with no option given, or else of its field."""
     value = defaults.get(field.name, field.default)
-    return declarations.help_text(field.metadata) + ("" if value is None else f" [default: {_option_word(value)}]")
+    return help_text(field.metadata) + ("" if value is None else f" [default: {_option_word(value)}]")
 
 
 def _settings(settings: Mapping[str, Any]) -> str:
@@ -161,7 +160,7 @@ def show(
     name: argument(
         str,
         "METHOD|PROTOCOL",
-        "Name of a method, a step for --post or a protocol; or ./file.py, ./file.py:NAME.",
+        "A method, a step for --post or a protocol; or ./file.py:NAME.",
         autocompletion=completion("method", "protocol", "post"),
     ),
 ) -> None:
@@ -226,7 +225,7 @@ def data_list() -> None:
 
 
 @data.command()
-def download(name: argument(str, "NAME", "A data set that 'fedcli data list' shows as a download.")) -> None:
+def download(name: argument(str, "NAME", "A download of 'fedcli data list'.")) -> None:
     """Download a data set into the cache."""
     typer.echo(f"{name}: {late.datasets.download(late.datasets.find_name(name))}")
 
@@ -237,9 +236,9 @@ def import_(
     path: argument(Path, "PATH", "An .npz file, a folder of images, or official files."),
     size: optional(int, "Resize images to SIZE x SIZE pixels.", min=1) = None,
 ) -> None:
-    """Import a data set from an archive or a folder into the cache; its format is detected.
+    """Import a data set from an archive or a folder into the cache.
 
-    Pixels, channels, sizes and labels in another form are converted, with a note. PFLlib sets include their clients.
+    Its form is detected, and converted with a note. PFLlib sets include their clients.
     """
     file, notes = late.datasets.import_path(name, path, size)
     traits = late.datasets.describe(name)
@@ -253,7 +252,7 @@ def data_show(
     partition: optional(str, "Partition to draw, e.g. dirichlet:0.5.") = None,
     num_clients: optional(int, "Clients of the partition.", min=1) = 10,
     partition_seed: optional(int, "Seed of the partition.", min=0, max=2**32 - 1) = 0,
-    out: optional(Path, "Chart of the partition; <name>-partition.png if not given.") = None,
+    out: optional(Path, "Chart of it; NAME-partition.png by default.") = None,
 ) -> None:
     """Show what a data set holds and, with --partition, what each client would get."""
     chosen = partition and late.partition.from_flag(partition)

@@ -98,7 +98,7 @@ def run(
     cpus_per_run: common.Cpus = None,
     gpus_per_run: common.Gpus = None,
     time_limit: common.TimeLimit = None,
-    out: optional(str, "New folder of the run; by default in runs/.", panel=OUTPUT) = None,
+    out: optional(str, "New folder; by default in runs/.", panel=OUTPUT) = None,
     continue_: optional(bool, "Go on in --out: skip ended runs, resume others.", "--continue", panel=OUTPUT) = None,
     log: common.Log = None,
     log_file: common.LogFile = None,
@@ -144,14 +144,14 @@ def run(
 def tune(
     ctx: typer.Context,
     method: MethodName,
-    grid: optional(list[str], "Values to try, e.g. lr=0.01,0.1; repeat it for more options.", panel=GRID) = None,
+    grid: optional(list[str], "Values to try, e.g. lr=0.01,0.1; may be repeated.", panel=GRID) = None,
     seeds: common.Seeds = None,
     jobs: common.Jobs = None,
     on: common.On = None,
     cpus_per_run: common.Cpus = None,
     gpus_per_run: common.Gpus = None,
     time_limit: common.TimeLimit = None,
-    out: optional(str, "Folder of the trials, of which none runs twice; in tuning/ if not given.", panel=OUTPUT) = None,
+    out: optional(str, "Folder of the trials, of which none runs twice.", panel=OUTPUT) = None,
     log_file: common.LogFile = None,
     quiet: common.Quiet = None,
 ) -> None:
@@ -163,10 +163,10 @@ def tune(
     where = common.place_runs(jobs, on, cpus_per_run, gpus_per_run)
     errors = late.display.run_plan(plan, common.consoles(quiet, log_file, stderr=True), records_only=True, **where)
     trials, rows = late.tune.rank(plan, errors), []
+    mean_text = late.metrics.find_metric("validation").mean_text
     for trial in trials.itertuples():
         percent = [100 * accuracy for accuracy in trial.accuracies]
-        accuracy = late.metrics.find_metric("validation").mean_text(percent) if trial.accuracy >= 0 else "diverged"
-        rows.append((*trial.options.values(), accuracy))
+        rows.append((*trial.options.values(), mean_text(percent) if trial.accuracy >= 0 else "diverged"))
     best = trials["options"].iloc[0]
     print_table((*map(flag_of, best), "Validation accuracy, %"), rows)
     flags = shlex.join(late.config.flags_of(best))
@@ -187,8 +187,8 @@ def watch(start: Callable, quiet: bool | None = None, log_file: Path | None = No
         if display.folder is not None:
             record = display.record
             files = [word for file in user_files(record) for word in ("--method", file)]
-            stands = f"after {len(record['rounds'])}/{record['config']['rounds']} rounds"
             command = shlex.join(["fedcli", "resume", str(display.folder), *files])
+            stands = f"after {len(record['rounds'])}/{record['config']['rounds']} rounds"
             message = f"{str(error) or 'interrupted'} {stands}; to resume: {command}"
     late.display.print_line(consoles[1:], message)
     common.stop(message, code)
@@ -231,11 +231,11 @@ def resume(
 
 
 def verify(
-    record: argument(Path, "RECORD", "Folder or record.json of a run that has ended."),
-    out: optional(Path, "Folder of the repetition, in runs/ if not given.") = None,
-    device: optional(str, "Device in place of the record's: cpu, cuda, cuda:N.") = None,
+    record: argument(Path, "RECORD", "Folder or record.json of an ended run."),
+    out: optional(Path, "Folder of the repetition.") = None,
+    device: optional(str, "Another device: cpu, cuda, cuda:N.") = None,
     method: common.Code = None,
-    rounds: optional(int, "Run and compare the first rounds only; all if not given.") = None,
+    rounds: optional(int, "Compare only the first rounds.") = None,
 ) -> None:
     """Run a record again in a new folder, and compare partition, curve, end and parameters.
 
@@ -247,7 +247,7 @@ def verify(
     raise typer.Exit(not same)
 
 
-def smoke(only: optional(list[str], "A method to try; repeat it for several.") = None) -> None:
+def smoke(only: optional(list[str], "A method to try; may be repeated.") = None) -> None:
     """Run every registered method for two rounds on built-in data, which needs no network.
 
     Exit code 1 if one of them fails. The accuracies say nothing of how good a method is.
@@ -266,12 +266,12 @@ def bench(
     device: Device = "auto",
     precision: optional(str, "float32, float64, tf32 or bf16.") = "float32",
     clients_per_chunk: optional(str, "Clients trained together: auto, N or branches:N.") = "auto",
-    epochs: optional(int, "Local epochs; the workload's if not given.", min=1) = None,
+    epochs: optional(int, "Local epochs in place of the workload's.", min=1) = None,
     repeats: optional(int, "Timed rounds of each side.", min=1) = 5,
     seed: optional(int, "Seed of images, models and batches.") = 0,
-    json: optional(bool, "Print one JSON object a line in place of the table.", "--json") = None,
+    json: optional(bool, "Print a JSON object a line, and no table.", "--json") = None,
     csv: optional(Path, "File to append the results of workloads to.") = None,
-    scaling: optional(bool, "Measure w1 over clients and over batch sizes, too.", "--scaling") = None,
+    scaling: optional(bool, "Measure w1 over clients and batch sizes, too.", "--scaling") = None,
 ) -> None:
     """Measure the engine against a plain PyTorch loop in the same run.
 
@@ -313,10 +313,10 @@ def bench(
 
 def check(
     ctx: typer.Context,
-    methods: argument(list[str] | None, "METHOD|FILE", "Methods or files; if none, one of each kind.") = None,
+    methods: argument(list[str] | None, "METHOD|FILE", "Methods or files; by default one of each kind.") = None,
     device: Device = "auto",
-    law: optional(list[int], "A law to check, 1 to 7 or 9; repeat it for several.") = None,
-    all_: optional(bool, "Check every registered method; takes minutes.", "--all") = None,
+    law: optional(list[int], "A law to check, 1 to 7 or 9; may be repeated.") = None,
+    all_: optional(bool, "Check every method; takes minutes.", "--all") = None,
 ) -> None:
     """Check that methods, also your own, obey the laws of all methods, on small random images in float64.
 
@@ -327,8 +327,7 @@ def check(
     """
     laws = late.check.LAWS
     if absent := set(law or ()) - laws.keys():
-        titles = ", ".join(f"{number} ({each.title})" for number, each in laws.items())
-        raise UserError(f"unknown law {min(absent)}; there are {titles}.")
+        raise UserError(f"unknown law {min(absent)}; 'fedcli check --help' says what they are.")
     if methods or all_:
         chosen = [registry.find_method(name) for name in methods or registry.methods()]
     else:

@@ -25,18 +25,18 @@ def table(
     runs: argument(list[str], "RUN|PAPER:ID", "Run folders, folders of runs, or a paper's table."),
     dataset: common.Datasets = None,
     format: common.Format = "markdown",
-    out: optional(Path, "File to write; the terminal if not given.") = None,
-    metric: optional(str, "Columns of metrics, e.g. best,at:1/2; or ./file.py:NAME.", panel=RUNS) = None,
-    method: optional(list[str], "Only runs of this method; repeat it for several.", panel=RUNS) = None,
-    label: optional(list[str], "Name for the runs of a RUN; one for each RUN, in order.", panel=RUNS) = None,
-    per: optional(Literal["round", "client"], "A CSV, a row for each round or client of the runs.", panel=RUNS) = None,
+    out: optional(Path, "File to write, not the terminal.") = None,
+    metric: optional(str, "Metrics as columns, e.g. best,at:1/2; or ./file.py:NAME.", panel=RUNS) = None,
+    method: optional(list[str], "Only runs of this method; may be repeated.", panel=RUNS) = None,
+    label: optional(list[str], "Name for the runs of a RUN; one for each RUN.", panel=RUNS) = None,
+    per: optional(Literal["round", "client"], "A CSV with a row for each round or client.", panel=RUNS) = None,
     dry_run: optional(bool, "Run nothing; print cost and table.", "--dry-run", panel=PAPERS) = None,
-    only: optional(list[str], "Only rows or columns with this in their name.", panel=PAPERS, metavar="TEXT") = None,
+    only: optional(list[str], "Only rows or columns with this in the name.", panel=PAPERS, metavar="TEXT") = None,
     rounds: optional(int, "Reduce: at most so many rounds a run.", panel=PAPERS) = None,
     local_epochs: optional(int, "Reduce: at most so many local epochs.", panel=PAPERS) = None,
     train_examples: optional(int, "Reduce: at most so many training images.", panel=PAPERS) = None,
     records_only: optional(bool, "Keep no models, which 'export' needs.", "--records-only", panel=PAPERS) = None,
-    folder: optional(Path, "Folder of its runs; in runs/tables if not given.", "--runs", panel=PAPERS) = None,
+    folder: optional(Path, "Folder of its runs; in runs/tables by default.", "--runs", panel=PAPERS) = None,
     seeds: common.Seeds = None,
     jobs: common.Jobs = None,
     on: common.On = None,
@@ -90,13 +90,13 @@ def table(
 
 
 def claims(
-    paper: argument(str | None, None, "Only the claims of this paper, or of your own ./file.py.") = None,
+    paper: argument(str | None, None, "Only those of this paper, or of ./file.py.") = None,
     folders: optional(list[Path], "Other runs; 'runs' if not given.", "--runs", metavar="DIR", exists=True) = None,
     format: common.Format = "markdown",
 ) -> None:
     """Show the papers' claims and what the existing runs say of them.
 
-    A claim compares rows of a paper's table. Ours is the mean difference of runs with the same seed and partition.
+    A claim compares rows of a table. Ours is the mean difference of runs with the same seed and partition.
     """
     shipped = late.frame.shipped()
     answers = late.claims.answers(
@@ -153,9 +153,9 @@ def quality(
 def plot(
     runs: common.Runs,
     kind: optional(str, "What to draw, see above; or your own, ./file.py:NAME.") = "curves",
-    out: optional(Path, "File to write: .pdf, .svg, or .png, which writes a PDF too; by default KIND.png.") = None,
+    out: optional(Path, "File to write: .pdf, .svg, or .png with a PDF; KIND.png by default.") = None,
     x: optional(str, "Horizontal axis of curves: round, floats (sent up) or seconds.", "--x") = "round",
-    method: optional(list[str], "Only runs of this method; or a file of yours that they need.") = None,
+    method: optional(list[str], "Only runs of this method; or a file of yours.") = None,
     dataset: common.Datasets = None,
     label: common.Labels = None,
 ) -> None:
@@ -184,10 +184,7 @@ def report(
     label: common.Labels = None,
     title: optional(str, "Title of the page.") = "Runs",
 ) -> None:
-    """Write a report as one HTML file that works offline.
-
-    Sortable tables, curves with switchable methods and commands, by protocol and data set.
-    """
+    """Write one HTML file, which works offline: sortable tables and curves, by protocol and data set."""
     needed("bokeh", "the report", "report")
     present = [path for path in runs if path.is_file() or next(path.rglob(late.records.RECORD), None)]
     for path in sorted({*runs} - {*present}) if present else ():
@@ -200,13 +197,13 @@ def export(
     format: optional(str, "pt, a program that needs only PyTorch; or safetensors.") = "pt",
     client: common.Client = None,
     round: optional(str, "Round of the model: selected, as in the headline, or last.") = "selected",
-    prototypes: optional(bool, "Classify by the nearest prototype, not by the head.", "--prototypes") = False,
-    out: optional(Path, "File to write; model.pt2 or model.safetensors in RUN by default.") = None,
+    prototypes: optional(bool, "Classify by the nearest prototype.", "--prototypes") = False,
+    out: optional(Path, "File to write; by default in RUN.") = None,
     files: common.Code = None,
 ) -> None:
-    """Write a run's trained model to a file that needs no fedcli, and a card beside it that says how to load it.
+    """Write a run's model to a file that needs no fedcli, and a card that says how to load it.
 
-    The model takes float images in 0 to 1 and gives logits; the normalisation is inside.
+    The model takes float images in 0 to 1, which it normalises, and gives logits.
     """
     written = late.models.export(late.run.load(run, files or ()), format, client, round, prototypes, out)
     typer.echo("\n".join(map(str, written)))
