@@ -51,6 +51,7 @@ def refused(*arguments):
     before = {*Path.cwd().rglob("*")}
     result = invoke(*arguments)
     assert (result.exit_code, result.stderr.count("\n"), type(result.exception)) == (2, 1, SystemExit), result.output
+    assert (result.stdout.strip(), result.stderr[:7]) == ("", "error: ")
     assert all("__pycache__" in path.parts for path in {*Path.cwd().rglob("*")} ^ before)
     return result.stderr.removeprefix("error: ").strip()
 
@@ -281,9 +282,8 @@ def test_a_failure_does_not_stop_the_others_and_is_told(monkeypatch):
     methods = {"broken": dataclasses.replace(real, name="broken", run_round=broken), "fedavg": real}
     monkeypatch.setattr(registry, "methods", lambda: methods)
     result = invoke("smoke")
-    assert result.exit_code == 1
-    assert "1 of 2 methods ran" in result.stdout
-    assert re.search(r"^\[1/2\] broken, seed 0: failed: ArithmeticError: out of luck$", result.stderr, re.M)
+    assert (result.exit_code, result.stdout) == (1, "1 of 2 methods ran.\n")
+    assert "\n[1/2] broken, seed 0: failed: ArithmeticError: out of luck\n" in result.stderr
     assert re.search(r"^\[2/2\] fedavg, seed 0: test \d+\.\d+ % in 0:00:\d\d$", result.stderr, re.M)
 
 
