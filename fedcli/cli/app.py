@@ -41,8 +41,11 @@ def _ends_in_a_line(ctx: typer.Context) -> Iterator[None]:
         stop(f"{str(error) or 'interrupted'}.", exit_code(error))
     except Exception as error:
         text, code = str(error), 2
-        if isinstance(error, UsageError) and type(error).__name__ != "NoArgsIsHelpError":
-            text = _refusal(error)
+        if hasattr(error, "possibilities") and "unknown_option" in error.ctx.meta:
+            text = str(error.ctx.meta["unknown_option"](error.option_name))
+        elif isinstance(error, UsageError) and type(error).__name__ != "NoArgsIsHelpError":
+            path = error.ctx.command_path if error.ctx else "fedcli"  # none where the last option lacks its value
+            text = f"{' '.join(error.format_message().split())} ('{path} --help' shows all)"
         elif isinstance(error, OSError) and errno.errorcode.get(error.errno) in ("ENOSPC", "EDQUOT", "EFBIG"):
             remedy = "free space; then a run goes on with 'fedcli resume RUN', and all else with the same command"
             text, code = f"'{error.filename}' cannot be written ({error.strerror}); {remedy}.", 1
@@ -77,14 +80,6 @@ class _Root(TyperGroup):
     def invoke(self, ctx: typer.Context) -> Any:
         with _ends_in_a_line(ctx):
             return super().invoke(ctx)
-
-
-def _refusal(error: Any) -> str:
-    """Say in a line what Typer refuses by a usage error."""
-    if hasattr(error, "possibilities") and "unknown_option" in error.ctx.meta:
-        return str(error.ctx.meta["unknown_option"](error.option_name))
-    path = error.ctx.command_path if error.ctx else "fedcli"  # none where the last option lacks its value
-    return f"{' '.join(error.format_message().split())} ('{path} --help' shows all)"
 
 
 app = typer.Typer(
@@ -124,6 +119,6 @@ def main() -> None:
     silent = "TORCHELASTIC_RUN_ID" in os.environ and os.environ["RANK"] != "0"
     for number, name in enumerate(("stdout", "stderr"), 1):
         file = io.BufferedWriter(Lasting(os.devnull if silent else number, "w", closefd=silent))
-        encoding = getattr(sys, name).encoding  # in which a file's name may be no text
+        encoding = getattr(sys, name).encoding  # which may not have all characters of a file's name
         setattr(sys, name, io.TextIOWrapper(file, encoding, errors="backslashreplace", line_buffering=True))
     app(prog_name="fedcli")

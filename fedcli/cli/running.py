@@ -151,7 +151,7 @@ def tune(
     cpus_per_run: common.Cpus = None,
     gpus_per_run: common.Gpus = None,
     time_limit: common.TimeLimit = None,
-    out: optional(str, "Folder of the trials, of which none runs twice.", panel=OUTPUT) = None,
+    out: optional(str, "Folder of the trials, by default in tuning/; none runs twice.", panel=OUTPUT) = None,
     log_file: common.LogFile = None,
     quiet: common.Quiet = None,
 ) -> None:
@@ -232,7 +232,7 @@ def resume(
 
 def verify(
     record: argument(Path, "RECORD", "Folder or record.json of an ended run."),
-    out: optional(Path, "Folder of the repetition.") = None,
+    out: optional(Path, "Folder of the repetition; by default in runs/.") = None,
     device: optional(str, "Another device: cpu, cuda, cuda:N.") = None,
     method: common.Code = None,
     rounds: optional(int, "Compare only the first rounds.") = None,

@@ -35,7 +35,7 @@ def table(
     rounds: optional(int, "Reduce: at most so many rounds a run.", panel=PAPERS) = None,
     local_epochs: optional(int, "Reduce: at most so many local epochs.", panel=PAPERS) = None,
     train_examples: optional(int, "Reduce: at most so many training images.", panel=PAPERS) = None,
-    records_only: optional(bool, "Keep no models, which 'export' needs.", "--records-only", panel=PAPERS) = None,
+    records_only: optional(bool, "Keep no models, unless cells need them.", "--records-only", panel=PAPERS) = None,
     folder: optional(Path, "Folder of its runs; in runs/tables by default.", "--runs", panel=PAPERS) = None,
     seeds: common.Seeds = None,
     jobs: common.Jobs = None,
@@ -66,15 +66,13 @@ def table(
         options = {"seeds": seeds, "only": only or (), "dataset": dataset and dataset[0], "limits": limits}
         make_plan = partial(late.plans.plan, registry.find_table(papers[0]), folder, **options)
         plan, screen = make_plan(), Console(stderr=True, highlight=False)
-        later = [cell.metric.name for cell in plan.cells if cell.metric.after_the_run]
-        if records_only and later:
-            raise UserError(f"--records-only removes the models that {later[0]} is measured on; leave it out.")
         if out is not None:  # refused now rather than after hours
             out.parent.mkdir(parents=True, exist_ok=True)
         if any(run.to_do for run in plan.runs):
             print_table(("", ""), late.display.cost(plan), screen=screen)
         if plan.to_run and not dry_run:
-            errors = late.display.run_plan(plan, [screen], records_only=bool(records_only), **where)
+            removes = bool(records_only) and not any(cell.metric.after_the_run for cell in plan.cells)
+            errors = late.display.run_plan(plan, [screen], records_only=removes, **where)
             plan = make_plan()
         sheets = [late.comparison.compare(plan)]
     else:

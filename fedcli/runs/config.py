@@ -5,17 +5,12 @@ import html
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from fedcli.declarations import START, DataSetting, Method, Post, Protocol, check_value, flag_of, option
 from fedcli.errors import UserError, unknown
 from fedcli.registry import default_protocol, find_post, find_protocol, posts
 from fedcli.userfiles import absolute, is_from_file
-
-if TYPE_CHECKING:  # whatever needs PyTorch is imported late, so that help and refusals of options come at once
-    import torch
-
-    from fedcli.core.partition import Partition
 
 DEFAULT_DATASET = "digits"
 
@@ -90,10 +85,9 @@ def fields_of(*kinds: type) -> dict[str, dataclasses.Field]:
     return {field.name: field for kind in kinds for field in dataclasses.fields(kind)}
 
 
-def recorded_fields(method: Method, steps: Mapping[str, Post] | None = None) -> dict[str, dataclasses.Field]:
+def recorded_fields(method: Method) -> dict[str, dataclasses.Field]:
     """The options that a record of a method can have, by name: those of the run, the method and all steps after it."""
-    steps = posts(method) if steps is None else steps
-    return fields_of(RunConfig, method.config, *(post.config for post in steps.values()))
+    return fields_of(RunConfig, method.config, *(post.config for post in posts(method).values()))
 
 
 def unknown_option(name: str, method: Method, steps: Mapping[str, Post], chosen: str | None) -> UserError:
@@ -101,7 +95,8 @@ def unknown_option(name: str, method: Method, steps: Mapping[str, Post], chosen:
 
     It names the one that is probably meant, by its symbol or another toolkit's word for it.
     """
-    fields, word = recorded_fields(method, steps), name.strip("-").replace("-", "_").lower()
+    fields = fields_of(RunConfig, method.config, *(step.config for step in steps.values()))
+    word = name.strip("-").replace("-", "_").lower()
     for step in steps.values():
         if word in fields_of(step.config):
             got = f"--post {chosen}" if chosen else "no --post"
@@ -143,7 +138,7 @@ def recorded_options(config: Mapping[str, Any], method: Method) -> dict[str, Any
 
 def num_images(dataset: str, local_test: float | None = None) -> int | None:
     """Images of a data set that clients have, test images with `local_test`; None where only its files tell it."""
-    from fedcli.data import datasets
+    from fedcli.data import datasets  # late, here and below: help and refusals of options need no PyTorch
 
     try:
         described = datasets.describe(dataset)
@@ -162,9 +157,9 @@ class Setup:
     run: RunConfig  # no None but for what the data decide
     protocol: Protocol
     setting: DataSetting | None  # what the protocol says of the data set; None where it does not know it
-    partition: "Partition"
+    partition: Any  # fedcli.core.partition.Partition
     selection: str
-    device: "torch.device"
+    device: Any  # torch.device
     origin: dict[str, str]  # of each value: "command line", "protocol ...", "default", ...
     post: Post | None = None  # the step after the last round
     post_options: Any = None  # its Config
@@ -275,9 +270,7 @@ def default_dataset(method: Method, protocol: Protocol | None = None) -> str:
     return next(iter(protocol.datasets)) if len(protocol.datasets) == 1 else DEFAULT_DATASET
 
 
-def default_options(
-    protocol: Protocol, dataset: str, method: str = "", *kinds: type
-) -> tuple[dict[str, Any], dict[str, str]]:
+def default_options(protocol: Protocol, dataset: str, method: str = "", *kinds: type) -> tuple[dict, dict]:
     """The options of these kinds, or of `RunConfig` alone, where none is given, and where each comes from."""
     values = {name: field.default for name, field in fields_of(*(kinds or (RunConfig,))).items()}
     values |= {"protocol": protocol.name, "dataset": dataset}
@@ -294,13 +287,12 @@ def default_options(
 
 def _refuse_combinations(run: RunConfig, method: Method, protocol: Protocol) -> None:
     """Refuses options that cannot run together."""
-    from fedcli.core import backbones
-    from fedcli.core.engine import parse_chunk
+    from fedcli.core import backbones, engine
 
     networks = set(run.backbone.split(",")) if run.backbone else set()
     for name in networks:
         backbones.find(name)
-    parse_chunk(run.clients_per_chunk, 1)
+    engine.parse_chunk(run.clients_per_chunk, 1)
     parse_size(run.state_memory or "0")
     mixed, on_clients, public = len(networks) > 1, protocol.evaluation == "clients", run.public_dataset
     drift, paper = f"--drift-every {run.drift_every}", f"the protocol {protocol.name}"
@@ -336,8 +328,8 @@ def parse_size(text: str) -> int:
     return int(size[1]) * 1024 ** " KMGT".index(size[2] or " ")
 
 
-def find_device(name: str) -> "torch.device":
-    """The device of that name; auto is CUDA where there is one. One that is not there is refused."""
+def find_device(name: str) -> Any:
+    """The `torch.device` of that name; auto is CUDA where there is one. One that is not there is refused."""
     import torch
 
     if name == "auto":

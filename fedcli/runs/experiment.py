@@ -64,8 +64,7 @@ def expand(args: list[str], command: str) -> tuple[list[str], dict[str, str]]:
     typed = typed_options(args)
     if not args[0].startswith("-"):
         typed["method"], *args = args
-    in_file = _options_in_file(typed["config"]) if "config" in typed else {}
-    in_run: dict[str, Any] = {}
+    in_file, in_run = _options_in_file(typed["config"]) if "config" in typed else {}, {}
     if "from" in typed:
         from fedcli.runs.records import read_record  # late, as it imports PyTorch
 
@@ -86,9 +85,8 @@ def expand(args: list[str], command: str) -> tuple[list[str], dict[str, str]]:
     if not isinstance(method, str):
         remedy = f"write 'fedcli {command} METHOD', see 'fedcli list'"
         raise UserError(f'no method given (got {args[0]}); {remedy}, or set method = "fedavg" in the --config file.')
-    if in_run and find_method(method.split(",")[0]).name != record["method"]:
-        chosen = recorded_fields(find_method(method.split(",")[0]))
-        in_run = {name: value for name, value in in_run.items() if name in chosen}
+    if in_run and (chosen := find_method(method.split(",")[0])).name != record["method"]:
+        in_run = {name: value for name, value in in_run.items() if name in recorded_fields(chosen)}
         options = {name: value for name, value in options.items() if name in in_run or name in in_file}
     sources = {name: f"file {typed['config']}" if name in in_file else f"run {typed['from']}" for name in options}
     return [method, *flags_of(options), *args], sources
