@@ -328,12 +328,11 @@ def check(
     laws = late.check.LAWS
     if absent := set(law or ()) - laws.keys():
         raise UserError(f"unknown law {min(absent)}; 'fedcli check --help' says what they are.")
-    if methods or all_:
-        chosen = [registry.find_method(name) for name in methods or registry.methods()]
-    else:
-        chosen = late.check.one_of_each_kind()
+    chosen = [registry.find_method(name) for name in methods or registry.methods()]
     if methods:
         chosen += [variant for method in chosen for variant in late.check.variants_of(method)]
+    elif not all_:
+        chosen = late.check.one_of_each_kind()
     device, rows, held = str(late.config.find_device(device)), [], []
     with Console(stderr=True).status("") as status:
         for method, number in product(chosen, law or laws):
