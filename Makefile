@@ -41,7 +41,7 @@ lint: install ## Check style and format
 smoke: install ## Run every method for two rounds on built-in data
 	$(BIN)/fedcli smoke
 
-index: install ## Write papers/index.json, from which list, show and completion read, after a change in papers/
+index: install ## Write papers/index.json, from which list, show and help read, after a change in papers/ or of options
 	$(BIN)/python -m fedcli.cli.describe
 
 tables: install ## Write the pages and figures in results/ anew from the records, and results/report.html

@@ -2,7 +2,6 @@
 
 import re
 import shlex
-from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -15,6 +14,7 @@ from fedcli.data.catalog import BUILT_IN
 from fedcli.registry import find_method
 from fedcli.runs import rounds
 from fedcli.runs.config import resolve
+from fedcli.runs.experiment import typed_options
 from tests.programs import invoke
 
 ROOT = Path(__file__).parent.parent
@@ -67,12 +67,8 @@ def folder(folder, monkeypatch):
 
 def needs_data(words):
     """Whether a `run` or `tune` needs a data set that is not built in, by the options that were typed."""
-    given = dict(pairwise(words))
-    options = {
-        name.removeprefix("--").replace("-", "_"): text
-        for name, text in given.items()
-        if name in ("--protocol", "--dataset", "--public-dataset", "--partition", "--backbone")
-    }
+    typed = typed_options(words)
+    options = {name: typed[name] for name in typed.keys() & {"protocol", "dataset", "partition", "backbone"}}
     setup = resolve(find_method(words[1].partition(",")[0]), options, need_data=False)
     return not ({setup.run.dataset, setup.run.public_dataset} <= {*BUILT_IN, None} or ".py" in setup.run.dataset)
 

@@ -41,38 +41,30 @@ def example():
     return find_method(EXAMPLE).module
 
 
-def resolved(line, monkeypatch):
-    """The set-ups of a `fedcli run` line, one for each seed."""
-    set_ups = []
+def test_the_experiment_is_the_one_that_the_text_describes(monkeypatch):
+    setups = []
 
     def resolve_all(names, given, *, seeds, **experiment):
         del given["sources"]
-        set_ups.extend(resolve(find_method(names[0]), {**given, "seed": seed}, need_data=False) for seed in seeds)
+        assert seeds == [0, 1, 2]
+        setups.append(resolve(find_method(names[0]), given, need_data=False))
         raise KeyboardInterrupt
 
     monkeypatch.setattr(plans, "plan_grid", resolve_all)
-    assert invoke(*shlex.split(line)[1:]).exit_code == 130
-    return set_ups
-
-
-def test_the_experiment_is_the_one_that_the_text_describes(monkeypatch):
     lines = [line for line in commands(TEXTS["coming-from.md"]) if " run " in line and "pfllib" not in line]
-    assert [shlex.split(line)[2] for line in lines] == ["fedavg", "fedprox"] * 2
-    for number, line in enumerate(lines):
-        set_ups = resolved(line, monkeypatch)
-        assert [setup.run.seed for setup in set_ups] == [0, 1, 2]
-        setup, all_take_part = set_ups[0], number % 2 == 0
+    assert [invoke(*shlex.split(line)[1:]).exit_code for line in lines] == [130] * 4
+    assert [setup.method.name for setup in setups] == ["fedavg", "fedprox"] * 2
+    assert [setup.options.proximal_weight for setup in setups[1::2]] == [0.01, 0.01]
+    assert [setup.run.cohort_size for setup in setups] == [20, 2] * 2
+    as_in_pfllib = ("dirichlet:0.1:min=40", True, 0.25, 0, "clients", "best-test")
+    as_in_flower = ("dirichlet:0.1:plain", False, 0, 0.2, "server", "last")
+    for setup, expected in zip(setups, [as_in_pfllib] * 2 + [as_in_flower] * 2, strict=True):
         run = setup.run
-        assert (run.dataset, run.num_clients, run.cohort_size) == ("cifar10", 20, 20 if all_take_part else 2)
-        assert (run.rounds, run.local_epochs, run.batch_size, run.backbone) == (100, 1, 10, "cnn-mcmahan")
-        assert (run.optimizer, run.lr, run.lr_decay, run.momentum, run.weight_decay) == ("sgd", 0.005, 1, 0, 0)
-        assert all_take_part or setup.options.proximal_weight == 0.01
+        assert (run.dataset, run.num_clients, run.rounds, run.local_epochs) == ("cifar10", 20, 100, 1)
+        assert (run.batch_size, run.backbone, run.optimizer, run.lr) == (10, "cnn-mcmahan", "sgd", 0.005)
+        assert (run.lr_decay, run.momentum, run.weight_decay) == (1, 0, 0)
         rest = (setup.partition.flag, run.drop_last, run.local_test, run.validation, setup.protocol.evaluation)
-        assert (*rest, setup.selection) == (
-            ("dirichlet:0.1:min=40", True, 0.25, 0, "clients", "best-test")  # as in PFLlib
-            if number < 2
-            else ("dirichlet:0.1:plain", False, 0, 0.2, "server", "last")
-        )
+        assert (*rest, setup.selection) == expected
 
 
 def test_the_options_of_the_table_exist():
@@ -96,20 +88,14 @@ def test_the_links_of_all_texts_and_pages_lead_somewhere():
             assert path.startswith("dataset/") or (ROOT / path).is_file(), path
 
 
-def test_the_pieces_in_the_text_are_those_of_the_example():
-    source = (ROOT / EXAMPLE).read_text(encoding="utf-8")
-    pieces = blocks(TEXTS["add-your-method.md"], "python")
+@pytest.mark.parametrize(("page", "file"), [("add-your-method.md", EXAMPLE), ("bring-your-own.md", PARTS)])
+def test_the_pieces_in_the_text_are_those_of_the_example(page, file):
+    source, pieces = (ROOT / file).read_text(encoding="utf-8"), blocks(TEXTS[page], "python")
     assert len(pieces) >= 6
-    for piece in pieces:
-        assert piece in source, piece
+    assert [piece for piece in pieces if piece not in source] == []
 
 
-def test_the_parts_in_the_text_are_those_of_the_example_and_run(tmp_path):
-    source = (ROOT / PARTS).read_text(encoding="utf-8")
-    pieces = blocks(TEXTS["bring-your-own.md"], "python")
-    names = ["tiny", "by_halves", "blobs", "my_metric", "my_chart", "MyLogger"]
-    assert [re.match(r"(?:def|class) (\w+)", piece)[1] for piece in pieces] == names
-    assert all(piece in source for piece in pieces)
+def test_the_parts_of_the_example_run(tmp_path):
     own = {"backbone": f"{PARTS}:tiny", "partition": f"{PARTS}:by_halves", "dataset": f"{PARTS}:blobs"}
     given = {"protocol": "fedfm:digits", "num_clients": 4, "rounds": 2, "device": "cpu", **own}
     record = fedcli.run("fedavg", out=tmp_path / "run", log=f"{PARTS}:MyLogger", **given).record
@@ -157,6 +143,7 @@ def test_the_page_of_what_a_method_is_given_has_a_row_for_everything_and_no_othe
 
 
 def test_the_method_of_the_readme_is_what_new_writes_and_keeps_the_laws(folder):
+    assert README.count("\n") <= 200
     (code,) = [block for block in blocks(README, "python") if "METHOD" in block]
     assert invoke("new", "method", "my_method").exit_code == invoke("new", "method", "mine").exit_code == 0
     assert Path("my_method.py").read_text() == code
@@ -169,11 +156,7 @@ def test_the_method_of_the_readme_is_what_new_writes_and_keeps_the_laws(folder):
     assert run.record["rounds"][0]["terms"]["norm"] > 0
 
 
-def test_the_first_page_is_short():
-    assert README.count("\n") <= 200
-
-
-def test_every_directory_and_method_has_its_line():
+def test_every_directory_method_metric_and_page_has_its_line():
     code, table = TEXTS["code.md"], TEXTS["methods.md"]
     directories = [folder.parent.name for folder in (ROOT / "fedcli").glob("*/__init__.py")]
     assert len(directories) == 7
@@ -184,9 +167,6 @@ def test_every_directory_and_method_has_its_line():
     assert all(f"| `{name}` |" in table for name in methods())
     names = {default_protocol(method, default_dataset(method)).name for method in methods().values()}
     assert all(f"`{name}`" in table for name in names)
-
-
-def test_every_metric_and_every_page_of_the_site_has_its_line():
-    pages, site = sorted((ROOT / "docs").glob("*.md")), (ROOT / "docs" / "mkdocs.yml").read_text(encoding="utf-8")
-    assert [page.name for page in pages if f"docs/{page.name}" not in site] == []
     assert [name for name in METRICS if f"`{name}" not in TEXTS["tables-and-claims.md"]] == []
+    site = (DOCS / "mkdocs.yml").read_text(encoding="utf-8")
+    assert [name for name in TEXTS if f"docs/{name}" not in site] == []

@@ -29,7 +29,6 @@ COMMANDS = (
     tables.quality, tables.plot, tables.report, tables.export, tables.table, tables.claims, tables.pages,
     running.smoke, running.check, running.bench,
 )  # fmt: skip
-FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # what the system says where a file has no room
 UsageError = typer.BadParameter.__base__  # which Typer does not export
 
 
@@ -42,9 +41,12 @@ def _ends_in_a_line(ctx: typer.Context) -> Iterator[None]:
         stop(f"{str(error) or 'interrupted'}.", exit_code(error))
     except Exception as error:
         text, code = str(error), 2
-        if isinstance(error, UsageError) and type(error).__name__ != "NoArgsIsHelpError":
-            text = _refusal(error)
-        elif isinstance(error, OSError) and error.errno in FULL:
+        if hasattr(error, "possibilities") and "unknown_option" in error.ctx.meta:
+            text = str(error.ctx.meta["unknown_option"](error.option_name))
+        elif isinstance(error, UsageError) and type(error).__name__ != "NoArgsIsHelpError":
+            path = error.ctx.command_path if error.ctx else "fedcli"  # none where the last option lacks its value
+            text = f"{' '.join(error.format_message().split())} ('{path} --help' shows all)"
+        elif isinstance(error, OSError) and errno.errorcode.get(error.errno) in ("ENOSPC", "EDQUOT", "EFBIG"):
             remedy = "free space; then a run goes on with 'fedcli resume RUN', and all else with the same command"
             text, code = f"'{error.filename}' cannot be written ({error.strerror}); {remedy}.", 1
         elif isinstance(error, OSError) and error.filename is not None:
@@ -59,16 +61,6 @@ def _ends_in_a_line(ctx: typer.Context) -> Iterator[None]:
         stop(f"error: {text}", code)
     finally:
         set_time_limit(float("inf"))
-
-
-def _refusal(error: Any) -> str:
-    """Say in a line of ours what Typer refuses, by one of its usage errors."""
-    if hasattr(error, "possibilities") and "unknown_option" in error.ctx.meta:
-        return str(error.ctx.meta["unknown_option"](error.option_name))
-    path = error.ctx.command_path if error.ctx else "fedcli"  # none where the last option lacks its value
-    text = " ".join(error.format_message().split()).removesuffix(".").replace(". Did you", "; did you")
-    end = "" if text.endswith("?") else ";"
-    return f"{text[0].lower()}{text[1:]}{end} '{path} --help' shows all."
 
 
 class _Root(TyperGroup):
@@ -127,6 +119,6 @@ def main() -> None:
     silent = "TORCHELASTIC_RUN_ID" in os.environ and os.environ["RANK"] != "0"
     for number, name in enumerate(("stdout", "stderr"), 1):
         file = io.BufferedWriter(Lasting(os.devnull if silent else number, "w", closefd=silent))
-        encoding = getattr(sys, name).encoding  # in which a file's name may be no text
+        encoding = getattr(sys, name).encoding  # which may not have all characters of a file's name
         setattr(sys, name, io.TextIOWrapper(file, encoding, errors="backslashreplace", line_buffering=True))
     app(prog_name="fedcli")

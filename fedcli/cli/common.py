@@ -1,4 +1,4 @@
-"""What the commands share: options, each declared once, printing, and ending with a message."""
+"""What the commands share: options, printing, and ending with a message."""
 
 import io
 import re
@@ -12,7 +12,6 @@ import typer
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
-from typer import Argument, Option
 
 from fedcli.cli import late
 from fedcli.errors import UserError, needed, printable
@@ -22,25 +21,24 @@ MACHINE, OUTPUT = "Machine", "Output"  # panels of the help
 
 
 def optional(kind: Any, help: str, *flags: str, panel: str | None = None, **more: Any) -> Any:
-    """Make the type of an option that need not be given; without flags it has the name of its parameter."""
-    return Annotated[kind | None, Option(*flags, help=help, rich_help_panel=panel, **more)]
+    """Make the type of an option; without flags it has the name of its parameter."""
+    return Annotated[kind | None, typer.Option(*flags, help=help, rich_help_panel=panel, **more)]
 
 
 def argument(kind: Any, metavar: str, help: str, **more: Any) -> Any:
-    """Make the type of an argument, which stands in its place on the command line."""
-    return Annotated[kind, Argument(metavar=metavar, help=help, **more)]
+    """Make the type of an argument."""
+    return Annotated[kind, typer.Argument(metavar=metavar, help=help, **more)]
 
 
 def parse_seeds(text: str) -> list[Any]:
-    """Read the seeds of `--seeds 0,1,2`; a part that is no number is refused with the others, by `check_seeds`."""
+    """Read the seeds of `--seeds 0,1,2`; `check_seeds` refuses a part that is no number."""
     return [int(part) if re.fullmatch("[0-9]{1,30}", part.strip()) else part for part in text.split(",")]
 
 
 def limit_time(text: str | None) -> str | None:
-    """Start the time of `--time-limit`, which counts from now; None for no limit."""
+    """Start the time of `--time-limit`; None for no limit."""
     if text is not None:
-        with_unit = f"{text}s" if text.isdecimal() else text
-        parts = re.fullmatch(r"(?=.)(?:(\d{1,6})h)?(?:(\d{1,6})m)?(?:(\d{1,6})s)?", with_unit)
+        parts = re.fullmatch(r"(?=.)(?:(\d{1,6})h)?(?:(\d{1,6})m)?(?:(\d{1,6})s?)?", text)
         if parts is None:
             raise UserError(f"--time-limit must be a time (got '{text}'); write 90s, 9m, 2h, 1h30m or seconds.")
         hours, minutes, seconds = map(int, parts.groups("0"))
@@ -48,41 +46,40 @@ def limit_time(text: str | None) -> str | None:
     return text
 
 
-Seeds = optional(Any, "Seeds, one run for each, e.g. 0,1,2.", panel=MACHINE, parser=parse_seeds, metavar="TEXT")
-Jobs = optional(int, "Parallel runs; if several, each in its own process.", panel=MACHINE, min=1)
-Workers = optional(int, "Local processes that share each round; the result is bit-identical.", panel=MACHINE, min=1)
-On = optional(str, "ray or ray:ADDRESS: every run a task of Ray; folders are on shared storage.", panel=MACHINE)
-Cpus = optional(float, "With --on ray: cores for a run, 1 if not given.", panel=MACHINE, min=0)
+Seeds = optional(Any, "Seeds, a run for each, e.g. 0,1,2.", panel=MACHINE, parser=parse_seeds, metavar="TEXT")
+Jobs = optional(int, "Parallel runs, each in a process of its own.", panel=MACHINE, min=1)
+Workers = optional(int, "Processes that share each round; the bits stay the same.", panel=MACHINE, min=1)
+On = optional(str, "ray or ray:ADDRESS: every run a task of Ray, in a shared folder.", panel=MACHINE)
+Cpus = optional(float, "With --on ray: cores for a run; 1 by default.", panel=MACHINE, min=0)
 Gpus = optional(float, "With --on ray: GPUs for a run; 0.25 packs four on one.", panel=MACHINE, min=0)
-TimeLimit = optional(str, "Stop at a checkpoint after this time: 90s, 9m or 1h30m.", panel=MACHINE, callback=limit_time)
-LogFile = optional(Path, "File to append the run's output to, without the progress bar.", panel=OUTPUT)
+TimeLimit = optional(str, "Stop at a checkpoint after 90s, 9m or 1h30m.", panel=MACHINE, callback=limit_time)
+LogFile = optional(Path, "File to append the output to.", panel=OUTPUT)
 Quiet = optional(bool, "Print nothing but errors.", "--quiet", panel=OUTPUT)
-Log = optional(str, "Also log each round to tensorboard, wandb, ./file.py:NAME, or several of them.", panel=OUTPUT)
+Log = optional(str, "Log each round to tensorboard, wandb or ./file.py:NAME, or several of them.", panel=OUTPUT)
 Code = optional(list[str], "A Python file of yours that the run needs; no other is imported.", "--method")
 Methods = optional(list[str], "Only runs of this method; repeat it for several.")
 Datasets = optional(list[str], "Only runs on this data set; repeat it for several.")
-Labels = optional(list[str], "Name for the runs of a RUN, in place of the method's; one for each RUN.")
-Client = optional(int, "Client whose own model to use; the global model if not given.")
+Labels = optional(list[str], "Name for the runs of a RUN; one for each RUN.")
+Client = optional(int, "Client whose own model to use, not the global one.")
 Runs = argument(list[Path], "RUN", "Run folders, or folders that hold run folders.")
 Format = optional(Literal["markdown", "csv", "latex"], "Form of the table.")
 
 
 def place_runs(jobs: int | None, on: str | None, cpus: float | None, gpus: float | None) -> dict[str, Any]:
-    """Read `--jobs`, `--on`, `--cpus-per-run` and `--gpus-per-run` as `jobs.execute` takes them."""
-    if on is None and cpus is None and gpus is None:
-        return {"jobs": jobs or 1, "cluster": None}
+    """Read `--jobs`, `--on`, `--cpus-per-run` and `--gpus-per-run` for `jobs.execute`; {} for one by one."""
+    if {on, cpus, gpus} == {None}:
+        return {"jobs": jobs} if (jobs or 1) > 1 else {}
     name, _, address = str(on).partition(":")
     if name != "ray" or (jobs or 1) > 1:
         raise UserError(
             f"--on must be ray or ray:ADDRESS, without --jobs (got --on {on}, --jobs {jobs or 1}); write --on ray, or "
-            "leave --on, --cpus-per-run and --gpus-per-run out."
+            "leave --cpus-per-run and --gpus-per-run out."
         )
     needed("ray", "--on ray", "ray")
-    for flag, value in (("--cpus-per-run", cpus), ("--gpus-per-run", gpus)):
-        if value is not None and value > 1 and value % 1:
+    for flag, value in (("--cpus-per-run", cpus or 0), ("--gpus-per-run", gpus or 0)):
+        if value > 1 and value % 1:
             raise UserError(f"{flag} must be a part of one or a whole number (got {value:g}); write 0.25, 1 or 2.")
-    cluster = {"address": address or None, "num_cpus": 1.0 if cpus is None else cpus, "num_gpus": gpus or 0.0}
-    return {"jobs": 1, "cluster": cluster}
+    return {"cluster": {"address": address or None, "num_cpus": 1.0 if cpus is None else cpus, "num_gpus": gpus or 0.0}}
 
 
 def records_of(runs: Sequence[Any], methods: list | None, datasets: list | None, labels: list | None) -> list[dict]:
@@ -101,7 +98,7 @@ class Lasting(io.FileIO):
 
 
 def stop(message: str, code: int) -> NoReturn:
-    """End the program with one line on stderr; after a signal it says so, whatever a library has made of that."""
+    """End the program with a line on stderr; after a signal it says so, whatever a library has made of that."""
     if interruptions and not message.startswith("interrupted"):
         message, code = "interrupted.", interruptions[0].code
     interruptions.clear()
@@ -109,25 +106,19 @@ def stop(message: str, code: int) -> NoReturn:
     raise typer.Exit(code)
 
 
-def exit_if(failed: Any) -> None:
-    """End the program with exit code 1 if something has failed, which has been told."""
-    if failed:
-        raise typer.Exit(1)
-
-
 def show_traceback(ctx: typer.Context, error: BaseException) -> None:
-    """Print an error's traceback on stderr where `fedcli --traceback` asks for it."""
+    """Print an error's traceback on stderr if `fedcli --traceback` asks for it."""
     if ctx.find_root().params.get("traceback"):
         typer.echo("".join(format_exception(error)), err=True, nl=False)
 
 
 def console() -> Console:
-    """Make a console for stdout that leaves numbers and names uncoloured."""
+    """Make a console for stdout without colours for numbers and names."""
     return Console(highlight=False)
 
 
 def consoles(quiet: bool | None, log_file: Path | None, stderr: bool = False) -> list[Console]:
-    """Make the consoles that a run is shown on: the terminal's, and one that adds to a `--log-file`."""
+    """Make the consoles of a run: the terminal's, and one that adds to a `--log-file`."""
     consoles = [Console(stderr=stderr, highlight=False, quiet=bool(quiet))]
     if log_file is not None:
         log_file.parent.mkdir(parents=True, exist_ok=True)
@@ -137,13 +128,13 @@ def consoles(quiet: bool | None, log_file: Path | None, stderr: bool = False) ->
 
 
 def print_table(columns: Sequence[str], rows: Sequence[Any], screen: Console | None = None) -> None:
-    """Print a table whose cells are taken as they are; columns of whole numbers stand to the right, no cell is cut.
+    """Print a table on stdout or a screen, without a header if all columns' names are empty.
 
-    Where all titles are empty there is no line of them. The table goes to stdout unless a screen is given.
+    Cells are taken as they are, and none is cut; whole numbers stand to the right.
     """
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), show_header=any(columns))
-    for number, column in enumerate(columns):
-        numbers = all(str(row[number]).isdigit() or row[number] == "" for row in rows)
+    for column, *cells in zip(columns, *rows, strict=True):
+        numbers = all(str(cell).isdigit() or cell == "" for cell in cells)
         table.add_column(printable(column), overflow="fold", justify="right" if numbers else "left")
     for row in rows:
         table.add_row(*(Text(printable(cell)) for cell in row))
@@ -157,10 +148,10 @@ def write_text(path: Path, text: str) -> None:
 
 
 def print_text(text: str, out: Path | None = None, is_markdown: bool = False) -> None:
-    """Print a text, on a terminal Markdown as it is read; or write it to a file and print its name."""
+    """Print a text, Markdown as it is read if on a terminal; or write it to a file and print its name."""
     if out is not None:
         write_text(out, text)
-        typer.echo(str(out))
+        text = f"{out}\n"
     elif is_markdown and console().is_terminal:
         from rich import markdown  # late: a tenth of a second
 
@@ -171,5 +162,5 @@ def print_text(text: str, out: Path | None = None, is_markdown: bool = False) ->
 
         markdown.Markdown.elements |= {"th_open": Cell, "td_open": Cell}
         console().print(markdown.Markdown(text))
-    else:
-        typer.echo(text, nl=False)
+        return
+    typer.echo(text, nl=False)

@@ -1,7 +1,7 @@
 """The commands about methods and data sets, `list`, `show`, `new` and `data ...`, and what help tells of methods.
 
-Importing the papers imports PyTorch, which takes seconds. What `list`, `show` and completion tell of them is therefore
-kept in papers/index.json, which `make index` writes.
+Importing the papers imports PyTorch, which takes seconds. What help, `list`, `show` and completion tell of them is
+therefore kept in papers/index.json, which `make index` writes.
 """
 
 import ast
@@ -9,23 +9,26 @@ import json
 import os
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import Field, fields
+from contextlib import suppress
+from dataclasses import Field, fields, make_dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any, Literal
+from types import SimpleNamespace
+from typing import Any, Literal, get_args
 
 import typer
 
-from fedcli import declarations, papers, registry
+from fedcli import papers, registry
 from fedcli.cli import late
 from fedcli.cli.common import argument, console, optional, print_table
-from fedcli.declarations import SELECTIONS, Method, Post, Protocol, flag_of
-from fedcli.errors import UserError
+from fedcli.declarations import SELECTIONS, Method, Post, Protocol, flag_of, help_text, option
+from fedcli.errors import UserError, unknown
 from fedcli.userfiles import is_from_file
 
 PAPERS = Path(*papers.__path__)
 INDEX = PAPERS / "index.json"
 TEMPLATE = Path(__file__).parent / "my_method.txt"  # what `new` writes; the README shows it
+KINDS = {kind.__name__: kind for kind in (bool, int, float, str)}  # of options
 EVALUATIONS = {
     "server": "on the official test images",
     "clients": "on each client's own test part",
@@ -35,70 +38,85 @@ EVALUATIONS = {
 
 @cache
 def index() -> dict[str, Any]:
-    """Methods, steps, protocols, tables and networks by name, as `make index` has written them."""
-    return json.loads(INDEX.read_text(encoding="utf-8"))
+    """Read papers/index.json: methods and steps as `summary` makes them, protocols, tables and networks, by name."""
+    stored = json.loads(INDEX.read_text(encoding="utf-8"))
+    for entries in (stored["method"], stored["post"]):
+        for name, entry in entries.items():
+            options = [(key, KINDS[each.pop("type")], option(**each)) for key, each in entry["config"].items()]
+            entry["config"] = make_dataclass("Config", options, init=False, repr=False, eq=False)
+            entries[name] = SimpleNamespace(**entry)
+    return stored
 
 
 def make_index() -> dict[str, Any]:
     """Make the index from what is registered."""
-    return {
-        "method": {name: summary(method) for name, method in registry.methods().items()},
-        "post": {name: summary(step) for name, step in registry.posts().items()},
-        "protocol": {name: protocol_rows(protocol) for name, protocol in registry.protocols().items()},
-        "table": {name: table.title for name, table in registry.tables().items()},
-        "backbone": list(late.backbones.BACKBONES),
-    }
+    made: dict[str, Any] = {"method": {}, "post": {}}
+    for declared in (*registry.methods().values(), *registry.posts().values()):
+        entry, options = vars(summary(declared)), {}
+        for field in fields(declared.config):
+            kind, *_ = get_args(field.type) or [field.type]  # without None
+            plain = option(field.default, "").metadata
+            changed = {key: value for key, value in field.metadata.items() if value != plain[key]}
+            options[field.name] = {"type": kind.__name__, "default": field.default, **changed}
+        made[type(declared).__name__.lower()][declared.name] = {**entry, "config": options}
+    made["protocol"] = {name: protocol_rows(protocol) for name, protocol in registry.protocols().items()}
+    made["table"] = {name: table.title for name, table in registry.tables().items()}
+    return {**made, "backbone": list(late.backbones.BACKBONES)}
 
 
-def summary(method: Method | Post) -> dict[str, Any]:
-    """Tell of a method, or of a step after the last round: title, file, options and their protocol, all protocols."""
-    defaults = default_values(method) if isinstance(method, Method) else {}
-    return {
-        "title": method.title,
-        "file": os.path.relpath(method.file, PAPERS),
-        "default": defaults.get("protocol", ""),
-        "options": [(flag_of(field.name), option_help(field, defaults)) for field in fields(method.config)],
-        "protocols": [(protocol.name, protocol.summary) for protocol in protocols_of(method)],
-    }
+def summary(declared: Method | Post) -> SimpleNamespace:
+    """Tell of a method, or of a step after the last round.
 
-
-def default_values(method: Method) -> dict[str, Any]:
-    """Values of a run of the method with no option given; empty for a method that needs one."""
-    try:
-        return late.config.resolve(method, {}, need_data=False).values()
-    except UserError:
-        return {}
-
-
-def protocols_of(method: Method | Post) -> list[Protocol]:
-    """Find the protocols of the method's file; where it has none, those of the paper of its default protocol.
-
-    A step after the last round has none.
+    Returns:
+        Its `name`, `title`, `file` (relative to the papers), `config` and whether it is `personal`; `defaults`, the
+        values of a run with no option given that differ from their fields' (none for a method that needs an option);
+        `protocols`, names and summaries of those in its file, or else of the paper of its default protocol.
     """
-    paper = getattr(method, "default_protocol", "").split(":")[0]
+    defaults, paper = {}, getattr(declared, "default_protocol", "").split(":")[0]
+    if isinstance(declared, Method):
+        options = late.config.recorded_fields(declared)
+        with suppress(UserError):
+            values = late.config.resolve(declared, {}, need_data=False).values()
+            defaults = {name: value for name, value in values.items() if value != options[name].default}
     of_paper = [protocol for protocol in registry.protocols().values() if protocol.name.split(":")[0] == paper]
-    return list(getattr(method.module, "PROTOCOLS", ()) or of_paper)
+    return SimpleNamespace(
+        name=declared.name,
+        title=declared.title,
+        file=os.path.relpath(declared.file, PAPERS),
+        config=declared.config,
+        personal=bool(getattr(declared, "personal", None)),
+        defaults=defaults,
+        protocols=[(each.name, each.summary) for each in getattr(declared.module, "PROTOCOLS", ()) or of_paper],
+    )
+
+
+def find_summary(name: str) -> SimpleNamespace:
+    """Find what is told of a method; a registered one is not imported, nor PyTorch with it."""
+    if is_from_file(name):
+        return summary(registry.find_method(name))
+    methods = index()["method"]
+    if (name := registry.spelt(name, methods)) not in methods:
+        raise unknown("method", name, methods, "'fedcli list --all' shows all.")
+    return methods[name]
 
 
 def protocol_rows(protocol: Protocol) -> list[tuple[str, str]]:
     """Tell what a protocol fixes, as pairs of title and text."""
     rows = [("set-up", protocol.summary), ("source", protocol.source), ("values", _settings(protocol.settings))]
+    rows += [(f"for {method}", _settings(options)) for method, options in protocol.method_options.items()]
     for name, setting in protocol.datasets.items():
-        options = f"; {_settings(setting.settings)}" if setting.settings else ""
-        networks = setting.backbone.replace(",", ", ")
-        rows.append((name, f"{networks}, augmentation {setting.augmentation}{options} ({setting.source})"))
-    special = {f"for {name}": options for name, options in protocol.method_options.items()}
-    for name, setting in protocol.datasets.items():
-        special |= {f"for {method} on {name}": options for method, options in setting.method_options.items()}
-    rows += [(title, _settings(options)) for title, options in special.items()]
+        networks, options = setting.backbone.replace(",", ", "), _settings(setting.settings)
+        text = f"{networks}, augmentation {setting.augmentation}; {options}".removesuffix("; ")
+        rows.append((name, f"{text} ({setting.source})"))
+        rows += [(f"for {method} on {name}", _settings(each)) for method, each in setting.method_options.items()]
     rows += [("headline", f"the {SELECTIONS[protocol.selection]}"), ("evaluation", EVALUATIONS[protocol.evaluation])]
     return rows + [("note", note) for note in protocol.notes]
 
 
 def option_help(field: Field, defaults: Mapping[str, Any]) -> str:
-    """Write the help of an option with its default, which is that of `default_values` or else of its field."""
+    """Write the help of an option; its default is that of a run with no option given, or else of its field."""
     value = defaults.get(field.name, field.default)
-    return declarations.help_text(field.metadata) + ("" if value is None else f" [default: {_option_word(value)}]")
+    return help_text(field.metadata) + ("" if value is None else f" [default: {_option_word(value)}]")
 
 
 def _settings(settings: Mapping[str, Any]) -> str:
@@ -125,13 +143,13 @@ def completion(*kinds: str, choices: Sequence[str] = ()) -> Callable[[str], list
 
 def list_(all_: optional(bool, "Also list steps, protocols and the papers' tables.", "--all") = False) -> None:
     """List the methods and the networks."""
-    listed = {"Method": {name: method["title"] for name, method in index()["method"].items()}}
+    titles = {"Method": {name: method.title for name, method in index()["method"].items()}}
     if all_:
-        listed["Step after the last round, --post"] = {name: each["title"] for name, each in index()["post"].items()}
-        listed["Protocol, --protocol"] = {name: dict(rows)["set-up"] for name, rows in index()["protocol"].items()}
-        listed["Table, 'fedcli table NAME'"] = index()["table"]
-    for kind, titles in listed.items():
-        print_table((kind, "Title"), list(titles.items()))
+        titles["Step after the last round, --post"] = {name: step.title for name, step in index()["post"].items()}
+        titles["Protocol, --protocol"] = {name: rows[0][1] for name, rows in index()["protocol"].items()}
+        titles["Table, 'fedcli table NAME'"] = index()["table"]
+    for kind, names in titles.items():
+        print_table((kind, "Title"), list(names.items()))
         typer.echo()
     console().print(f"Networks, --backbone\n{', '.join(index()['backbone'])}\n")
     typer.echo("'fedcli run METHOD' runs a method, 'fedcli show METHOD' shows its options and its card.")
@@ -142,33 +160,34 @@ def show(
     name: argument(
         str,
         "METHOD|PROTOCOL",
-        "Name of a method, a step for --post or a protocol; or ./file.py, ./file.py:NAME.",
+        "A method, a step for --post or a protocol; or ./file.py:NAME.",
         autocompletion=completion("method", "protocol", "post"),
     ),
 ) -> None:
     """Show a method's options, its card and the names of its protocols, or all that a protocol fixes."""
-    methods, protocols = index()["method"] | index()["post"], index()["protocol"]
-    name = registry.spelt(name, (*methods, *protocols))
+    posts, protocols = index()["post"], index()["protocol"]
+    names = (*index()["method"], *posts, *protocols)
+    name = registry.spelt(name, names)
     rows = protocols.get(name)
-    if rows is None and ":" in name:
-        try:
+    if is_from_file(name) and ":" in name:
+        with suppress(UserError):  # of a method
             rows = protocol_rows(registry.find_protocol(name))
-        except UserError:
-            if not is_from_file(name):  # a method in a user's file has a colon too
-                raise
+    elif not is_from_file(name) and name not in names:
+        raise unknown("method, step or protocol", name, names, "'fedcli list --all' shows all.")
     if rows is not None:
         print_table((f"Protocol {name}", ""), rows)
         return
-    method = methods.get(name) or summary(registry.find_method(name))
-    every = f"with --post {name}" if name in index()["post"] else f"'fedcli run {name} --help' shows all options"
-    values = f", with the values of protocol {method['default']}" if method["default"] else ""
-    typer.echo(f"{method['title']}\n\nOptions of its own{values} ({every})")
-    print_table(("", ""), method["options"] or [("none", "")])
-    code = (PAPERS / method["file"]).read_text(encoding="utf-8")
+    method = posts.get(name) or find_summary(name)
+    every = f"with --post {name}" if name in posts else f"'fedcli run {name} --help' shows all options"
+    values = f", with the values of protocol {method.defaults['protocol']}" if method.defaults else ""
+    typer.echo(f"{method.title}\n\nOptions of its own{values} ({every})")
+    options = [(flag_of(field.name), option_help(field, method.defaults)) for field in fields(method.config)]
+    print_table(("", ""), options or [("none", "")])
+    code = (PAPERS / method.file).read_text(encoding="utf-8")
     typer.echo(f"\n{ast.get_docstring(ast.parse(code), clean=False) or ''}".rstrip())
-    if method["protocols"]:
+    if method.protocols:
         typer.echo("\nProtocols ('fedcli show PROTOCOL' shows all that one fixes)")
-        print_table(("", ""), method["protocols"])
+        print_table(("", ""), method.protocols)
 
 
 def new(
@@ -177,10 +196,9 @@ def new(
 ) -> None:
     """Write NAME.py, a method to start from: FedAvg with a term of its own, which keeps all laws."""
     file = Path(f"{name}.py")
-    if not re.fullmatch("[a-z][a-z0-9_-]*", name):
-        raise UserError(f"the name '{name}' is invalid; begin with a letter and use only a-z, 0-9, - and _.")
-    if name in index()["method"] or file.exists():
-        raise UserError(f"there is a method or a file of that name (got '{name}'); choose another name.")
+    if not re.fullmatch("[a-z][a-z0-9_-]*", name) or name in index()["method"] or file.exists():
+        rule = "begin with a letter, use only a-z, 0-9, - and _, and no name of a method or a file here"
+        raise UserError(f"'{name}' cannot be the name of a new method; {rule}.")
     file.write_text(TEMPLATE.read_text(encoding="utf-8").replace('"my_method"', f'"{name}"'), encoding="utf-8")
     typer.echo(f"{file}: 'fedcli run ./{file}' runs it, 'fedcli check ./{file}' checks it.")
 
@@ -199,15 +217,15 @@ def data_list() -> None:
             rows.append((name, "damaged: import or download it again", *[""] * 5))
             continue
         numbers = ("" if traits[key] is None else traits[key] for key in ("train", "test", "classes"))
-        shape = " x ".join(map(str, traits["shape"]))
-        rows.append((name, traits["kind"], "yes" if traits["present"] else "no", *numbers, shape))
+        present, shape = "yes" if traits["present"] else "no", " x ".join(map(str, traits["shape"]))
+        rows.append((name, traits["kind"], present, *numbers, shape))
     print_table(("Data set", "Kind", "Present", "Train", "Test", "Classes", "Shape"), rows)
     typer.echo("\n'fedcli data show NAME' says what a made set is made from.")
     typer.echo(f"Downloads and imports are in {late.datasets.cache_folder()} (set FEDCLI_DATA to change it).")
 
 
 @data.command()
-def download(name: argument(str, "NAME", "A data set that 'fedcli data list' shows as a download.")) -> None:
+def download(name: argument(str, "NAME", "A download of 'fedcli data list'.")) -> None:
     """Download a data set into the cache."""
     typer.echo(f"{name}: {late.datasets.download(late.datasets.find_name(name))}")
 
@@ -218,9 +236,9 @@ def import_(
     path: argument(Path, "PATH", "An .npz file, a folder of images, or official files."),
     size: optional(int, "Resize images to SIZE x SIZE pixels.", min=1) = None,
 ) -> None:
-    """Import a data set from an archive or a folder into the cache; its format is detected.
+    """Import a data set from an archive or a folder into the cache.
 
-    Pixels, channels, sizes and labels in another form are converted, with a note. PFLlib sets include their clients.
+    Its form is detected, and converted with a note. PFLlib sets include their clients.
     """
     file, notes = late.datasets.import_path(name, path, size)
     traits = late.datasets.describe(name)
@@ -234,10 +252,10 @@ def data_show(
     partition: optional(str, "Partition to draw, e.g. dirichlet:0.5.") = None,
     num_clients: optional(int, "Clients of the partition.", min=1) = 10,
     partition_seed: optional(int, "Seed of the partition.", min=0, max=2**32 - 1) = 0,
-    out: optional(Path, "Chart of the partition; <name>-partition.png if not given.") = None,
+    out: optional(Path, "Chart of it; NAME-partition.png by default.") = None,
 ) -> None:
     """Show what a data set holds and, with --partition, what each client would get."""
-    chosen = late.partition.from_flag(partition) if partition is not None else None
+    chosen = partition and late.partition.from_flag(partition)
     dataset = late.datasets.load(late.datasets.find_name(name))
     if (partition or "").startswith("file:"):
         dataset = late.datasets.merge(dataset)  # its lists count the test images too
@@ -252,13 +270,13 @@ def data_show(
         "made from": late.datasets.describe(dataset.name)["note"],
     }
     print_table(("Data set", dataset.name), [row for row in rows.items() if row[1]])
-    if chosen is None:
+    if not chosen:
         return
     parts = chosen(dataset.y_train, num_clients, partition_seed, dataset.domain_train, writers, dataset.place_train)
     counts = late.partition.count_classes(parts, dataset.y_train, dataset.num_classes)
     classes = range(dataset.num_classes if dataset.num_classes <= 10 else 0)  # more columns fit no terminal
-    rows = [(client, row.sum(), *row[classes]) for client, row in enumerate(counts)]
     typer.echo(f"\npartition {chosen.flag}, seed {partition_seed}, fingerprint {late.partition.fingerprint(parts)}")
+    rows = [(client, row.sum(), *row[classes]) for client, row in enumerate(counts)]
     print_table(("Client", "Images", *map(str, classes)), rows)
     title = late.plots.data_words(dataset.name, chosen.flag, f"seed {partition_seed}")
     files = late.plots.write(

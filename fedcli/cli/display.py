@@ -1,7 +1,6 @@
 """What a run shows while it goes on: a header, its progress, its headline; and the figures it leaves in its folder.
 
-The same for a paper's table or a grid: what it costs, and the progress of its runs. `fedcli.results` is imported late,
-as it imports pandas, which a single run does not need.
+The same for a paper's table or a grid: what it costs, and the progress of its runs.
 """
 
 import gc
@@ -25,18 +24,18 @@ from fedcli.registry import find_method
 from fedcli.runs.settings import reductions
 from fedcli.runs.signals import exit_code
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # it imports pandas, which a single run does not need
     from fedcli.results.plans import Plan, PlannedRun, TablePlan
 
 
 def header(record: dict[str, Any], folder: Path) -> dict[str, str]:
     """Say what is run, as texts by their titles; a text is empty where there is nothing to say."""
     config, engine, parts, network = record["config"], record["engine"], record["partition"], record["model"]
-    sizes, idle = parts["sizes"], parts.get("idle", [])
-    frozen = [f", {part['parameters']:,} frozen" for part in network.get("frozen", [])]
-    together, workers = engine["clients_per_chunk"], engine.get("workers", 1)
-    mode = "one client after the other" if together == 1 else f"{together} clients {engine['way']}"
+    sizes, idle, workers = parts["sizes"], ", ".join(map(str, parts.get("idle", []))), engine.get("workers", 1)
+    together = f"{engine['clients_per_chunk']} clients {engine['way']}"
+    mode = "one client after the other" if engine["clients_per_chunk"] == 1 else together
     machine = [engine["device"], engine["precision"], f"{workers} workers" * (workers > 1), mode, engine.get("chosen")]
+    frozen = "".join(f", {part['parameters']:,} frozen" for part in network.get("frozen", []))
     return {
         "method": f"{record['method']}, protocol {record['protocol']}",
         "inactive": late.config.inactive_term(config, find_method(record["method_source"])),
@@ -44,8 +43,8 @@ def header(record: dict[str, Any], folder: Path) -> dict[str, str]:
         "reduced": ", ".join(reductions(record).values()),
         "made from": record.get("dataset_source", ""),
         "partition": f"{parts['flag']}, {min(sizes):,} to {max(sizes):,} images a client",
-        "idle": f"clients {', '.join(map(str, idle))}, which have too few images for a step" if idle else "",
-        "network": f"{network['backbone']}, {network['parameters']:,} parameters{''.join(frozen)}",
+        "idle": f"clients {idle}, which have too few images for a step" if idle else "",
+        "network": f"{network['backbone']}, {network['parameters']:,} parameters{frozen}",
         "training": f"{config['rounds']} rounds of {config['cohort_size']} clients, {config['optimizer']}, rate "
         f"{config['lr']:g}, local epochs {config['local_epochs']}, batches of {config['batch_size']}",
         "machine": ", ".join(filter(None, machine)),
@@ -69,7 +68,7 @@ def duration(record: dict[str, Any]) -> str:
 
 
 def print_line(consoles: Iterable[Console], *parts: str | tuple[str, str]) -> None:
-    """Print a line, which is not broken, on each console; its parts are texts, or texts with their styles."""
+    """Print a line of texts, or texts with their styles, on each console, and do not break it."""
     for console in consoles:
         console.print(Text.assemble(*parts), soft_wrap=True)
 
@@ -106,7 +105,7 @@ class Display(Standing):
         print_line(without_bar, f"{round_}: {', '.join(numbers)}")
 
     def finish(self, record: dict[str, Any]) -> None:
-        """Stop the bar; for a run that has gone through, print its headline and then draw its figures."""
+        """Stop the bar; print the headline of a run that has gone through, then draw its figures."""
         self.bar.stop()
         if record["status"] != "finished":
             return
@@ -134,9 +133,8 @@ class Display(Standing):
 
 def cost(plan: "TablePlan") -> list[tuple[str, str]]:
     """Say what running a table takes, as pairs of title and text."""
-    states = Counter(run.state for run in plan.runs)
+    states, estimated = Counter(run.state for run in plan.runs), late.costs.estimate(plan)
     counts = ", ".join(f"{count} {state}" for state, count in states.items())
-    estimated = late.costs.estimate(plan)
     lines = [
         ("table", plan.title),
         ("runs", f"{len(plan.runs)}, seeds {', '.join(map(str, plan.seeds))}: {counts}; {len(plan.to_run)} to run"),
@@ -167,8 +165,8 @@ class TableDisplay:
     def advance(self, run: "PlannedRun", rounds: int) -> None:
         """Move the bar."""
         self._rounds[run.folder] = rounds
-        text = f"{self.ended}/{self.total} runs"
-        self.bar.update(self._task, completed=sum(self._rounds.values()), description=text)
+        rounds, description = sum(self._rounds.values()), f"{self.ended}/{self.total} runs"
+        self.bar.update(self._task, completed=rounds, description=description)
 
     def note(self, run: "PlannedRun", text: str, before: str = "") -> None:
         """Show what a run, its engine or a logger has to say."""
@@ -191,5 +189,5 @@ def run_plan(
         with display.bar:
             return late.jobs.execute(plan, display, **where)
     except KeyboardInterrupt as error:  # outside: its bar, which goes, would take the line with it
-        words = str(error) or "interrupted"
-        stop(f"{words} at {display.ended}/{display.total} runs; resume by {again}.", exit_code(error))
+        text = f"{str(error) or 'interrupted'} at {display.ended}/{display.total} runs; resume by {again}."
+        stop(text, exit_code(error))

@@ -12,7 +12,7 @@ from rich.markup import escape
 
 from fedcli import registry
 from fedcli.cli import common, late
-from fedcli.cli.common import argument, console, exit_if, optional, print_table, print_text
+from fedcli.cli.common import argument, console, optional, print_table, print_text
 from fedcli.errors import UserError, needed
 from fedcli.figures import CHARTS, find_chart
 from fedcli.userfiles import is_from_file, short_name
@@ -22,21 +22,21 @@ RUNS, PAPERS = "A table of runs", "A paper's table"  # panels of the help of `ta
 
 def table(
     ctx: typer.Context,
-    runs: argument(list[str] | None, "RUN|PAPER:ID", "Run folders, folders of runs, or a paper's table.") = None,
+    runs: argument(list[str], "RUN|PAPER:ID", "Run folders, folders of runs, or a paper's table."),
     dataset: common.Datasets = None,
     format: common.Format = "markdown",
-    out: optional(Path, "File to write; the terminal if not given.") = None,
-    metric: optional(str, "Columns of metrics, e.g. best,at:1/2; or ./file.py:NAME.", panel=RUNS) = None,
-    method: optional(list[str], "Only runs of this method; repeat it for several.", panel=RUNS) = None,
-    label: optional(list[str], "Name for the runs of a RUN; one for each RUN, in order.", panel=RUNS) = None,
-    per: optional(Literal["round", "client"], "A CSV, a row for each round or client of the runs.", panel=RUNS) = None,
+    out: optional(Path, "File to write, not the terminal.") = None,
+    metric: optional(str, "Metrics as columns, e.g. best,at:1/2; or ./file.py:NAME.", panel=RUNS) = None,
+    method: optional(list[str], "Only runs of this method; may be repeated.", panel=RUNS) = None,
+    label: optional(list[str], "Name for the runs of a RUN; one for each RUN.", panel=RUNS) = None,
+    per: optional(Literal["round", "client"], "A CSV with a row for each round or client.", panel=RUNS) = None,
     dry_run: optional(bool, "Run nothing; print cost and table.", "--dry-run", panel=PAPERS) = None,
-    only: optional(list[str], "Only rows or columns with this in their name.", panel=PAPERS, metavar="TEXT") = None,
+    only: optional(list[str], "Only rows or columns with this in the name.", panel=PAPERS, metavar="TEXT") = None,
     rounds: optional(int, "Reduce: at most so many rounds a run.", panel=PAPERS) = None,
     local_epochs: optional(int, "Reduce: at most so many local epochs.", panel=PAPERS) = None,
     train_examples: optional(int, "Reduce: at most so many training images.", panel=PAPERS) = None,
-    records_only: optional(bool, "Keep no models, which 'export' needs.", "--records-only", panel=PAPERS) = None,
-    folder: optional(Path, "Folder of its runs; in runs/tables if not given.", "--runs", panel=PAPERS) = None,
+    records_only: optional(bool, "Keep no models, unless cells need them.", "--records-only", panel=PAPERS) = None,
+    folder: optional(Path, "Folder of its runs; in runs/tables by default.", "--runs", panel=PAPERS) = None,
     seeds: common.Seeds = None,
     jobs: common.Jobs = None,
     on: common.On = None,
@@ -46,22 +46,17 @@ def table(
 ) -> None:
     """Make a table of runs, or reproduce a paper's table.
 
-    For run folders: mean and standard deviation over seeds, from the records; one table per protocol and data set.
+    For run folders: mean and standard deviation over seeds, one table for each protocol and data set.
 
-    For PAPER:ID, runs what is missing of a paper's table, then shows our numbers beside the paper's.
-    The cost is shown first: runs to do, hours (from runs timed here before), data sets.
-    Runs whose data set is missing are left out, and their hours told apart.
-    Ctrl-C interrupts; the same command resumes.
+    For PAPER:ID: shows the cost, runs what is missing, then prints our numbers beside the paper's.
+    Runs whose data set is missing are left out. Ctrl-C interrupts; the same command resumes.
     --dataset, --rounds, --local-epochs or --train-examples reduce the table; --seeds default to the table's.
     """
-    papers = [run for run in runs or () if ":" in run and not Path(run).exists()]
+    papers = [run for run in runs if ":" in run and not Path(run).exists()]
     others = (RUNS,) if papers else (PAPERS, common.MACHINE)
     for parameter in ctx.command.params:
         if parameter.rich_help_panel in others and ctx.params[parameter.name]:
             raise UserError(f"{parameter.opts[0]} is for {others[0].lower()}; see 'fedcli table --help'.")
-    if not runs:
-        remedy = "write 'fedcli table runs', or 'fedcli table PAPER:ID' with a table of 'fedcli list --all'"
-        raise UserError(f"there is nothing to show (got no RUN or PAPER:ID); {remedy}.")
     if papers and (len(runs) > 1 or len(dataset or ()) > 1):
         raise UserError(f"a paper's table is made alone and on one --dataset (got {papers[0]} and more); name one.")
     errors = {}
@@ -71,16 +66,13 @@ def table(
         options = {"seeds": seeds, "only": only or (), "dataset": dataset and dataset[0], "limits": limits}
         make_plan = partial(late.plans.plan, registry.find_table(papers[0]), folder, **options)
         plan, screen = make_plan(), Console(stderr=True, highlight=False)
-        later = [cell.metric.name for cell in plan.cells if cell.metric.after_the_run]
-        if records_only and later:
-            fault = f"--records-only removes the models that 'fedcli quality' measures (got a table with {later[0]})"
-            raise UserError(f"{fault}; leave it out.")
         if out is not None:  # refused now rather than after hours
             out.parent.mkdir(parents=True, exist_ok=True)
-        if any(run.to_do for run in plan.runs):  # who only wants to see the table may have asked for weeks of work
+        if any(run.to_do for run in plan.runs):
             print_table(("", ""), late.display.cost(plan), screen=screen)
         if plan.to_run and not dry_run:
-            errors = late.display.run_plan(plan, [screen], records_only=bool(records_only), **where)
+            removes = bool(records_only) and not any(cell.metric.after_the_run for cell in plan.cells)
+            errors = late.display.run_plan(plan, [screen], records_only=removes, **where)
             plan = make_plan()
         sheets = [late.comparison.compare(plan)]
     else:
@@ -92,17 +84,17 @@ def table(
         names = metric.split(",") if metric else ()
         sheets = [late.tables.sheet(records, names)] if format == "csv" else late.tables.sheets(records, names)
     print_text("\n".join(late.render.render(sheet, format) for sheet in sheets), out, format == "markdown")
-    exit_if(errors)
+    raise typer.Exit(bool(errors))
 
 
 def claims(
-    paper: argument(str | None, None, "Only the claims of this paper, or of your own ./file.py.") = None,
+    paper: argument(str | None, None, "Only those of this paper, or of ./file.py.") = None,
     folders: optional(list[Path], "Other runs; 'runs' if not given.", "--runs", metavar="DIR", exists=True) = None,
     format: common.Format = "markdown",
 ) -> None:
     """Show the papers' claims and what the existing runs say of them.
 
-    A claim compares rows of a paper's table. Ours is the mean difference of runs with the same seed and partition.
+    A claim compares rows of a table. Ours is the mean difference of runs with the same seed and partition.
     """
     shipped = late.frame.shipped()
     answers = late.claims.answers(
@@ -121,21 +113,17 @@ def claims(
 def pages(folder: argument(Path, "DIR", "Folder with records/, a subfolder a study, and README.md.")) -> None:
     """Write all pages in DIR and their figures from the records: one a study, one a paper, and DIR/README.md.
 
-    Those of DIR/speed are drawn from its CSV files.
-
     DIR/records/STUDY/intro.md has a study's title, question and set-up. findings.toml beside it names the differences
-    of runs that are printed as its findings: the head of fedcli/results/pages.py says how.
-
-    The first finding stands among the studies of DIR/README.md and on the pages of its papers.
+    of runs that are printed as its findings, as the head of fedcli/results/pages.py says. The first stands in
+    DIR/README.md.
     """
     if not (folder / "records").is_dir():
         raise UserError(f"'{folder}' has no runs for pages (got no folder 'records' in it); name one that has it.")
     for name, text in late.pages.pages(folder).items():
         print_text(text, folder / name)
         for path, (study, kind) in late.pages.figures(text).items():
-            late.plots.write(
-                folder / path, find_chart(kind), late.frame.find_records([folder / "records" / study]), page=True
-            )
+            records = late.frame.find_records([folder / "records" / study])
+            late.plots.write(folder / path, find_chart(kind), records, page=True)
 
 
 def quality(
@@ -144,10 +132,10 @@ def quality(
     clients: optional(bool, "Use the clients' own models after one more round.", "--clients") = False,
     files: common.Code = None,
 ) -> None:
-    """Measure how well the features of finished runs separate the classes, and save the features for figures.
+    """Measure how well the features of finished runs separate the classes: NMI after K-means, and silhouette.
 
-    Computes NMI after K-means and silhouette of the last global model on at most 2,000 test images.
-    Writes both into the records and the features beside them; 'fedcli plot --kind tsne' draws the features.
+    Takes the last global model and at most 2,000 test images. Both go into the records, and the features beside
+    them; 'fedcli plot --kind tsne' draws these.
     With --client: of that client's own model.
     With --clients: of all clients' features after one more round; 'fedcli plot --kind clients' draws them.
     """
@@ -164,9 +152,9 @@ def quality(
 def plot(
     runs: common.Runs,
     kind: optional(str, "What to draw, see above; or your own, ./file.py:NAME.") = "curves",
-    out: optional(Path, "File to write: .pdf, .svg, or .png, which writes a PDF too; by default KIND.png.") = None,
+    out: optional(Path, "File to write: .pdf, .svg, or .png with a PDF; KIND.png by default.") = None,
     x: optional(str, "Horizontal axis of curves: round, floats (sent up) or seconds.", "--x") = "round",
-    method: optional(list[str], "Only runs of this method; or a file of yours that they need.") = None,
+    method: optional(list[str], "Only runs of this method; or a file of yours.") = None,
     dataset: common.Datasets = None,
     label: common.Labels = None,
 ) -> None:
@@ -195,10 +183,7 @@ def report(
     label: common.Labels = None,
     title: optional(str, "Title of the page.") = "Runs",
 ) -> None:
-    """Write a report as one HTML file that works offline.
-
-    Sortable tables, curves with switchable methods and commands, by protocol and data set.
-    """
+    """Write one HTML file, which works offline: sortable tables and curves, by protocol and data set."""
     needed("bokeh", "the report", "report")
     present = [path for path in runs if path.is_file() or next(path.rglob(late.records.RECORD), None)]
     for path in sorted({*runs} - {*present}) if present else ():
@@ -211,13 +196,13 @@ def export(
     format: optional(str, "pt, a program that needs only PyTorch; or safetensors.") = "pt",
     client: common.Client = None,
     round: optional(str, "Round of the model: selected, as in the headline, or last.") = "selected",
-    prototypes: optional(bool, "Classify by the nearest prototype, not by the head.", "--prototypes") = False,
-    out: optional(Path, "File to write; model.pt2 or model.safetensors in RUN by default.") = None,
+    prototypes: optional(bool, "Classify by the nearest prototype.", "--prototypes") = False,
+    out: optional(Path, "File to write; by default in RUN.") = None,
     files: common.Code = None,
 ) -> None:
-    """Write a run's trained model to a file that needs no fedcli, and a card beside it that says how to load it.
+    """Write a run's model to a file that needs no fedcli, and a card that says how to load it.
 
-    The model takes float images in 0 to 1 and gives logits; the normalisation is inside.
+    The model takes float images in 0 to 1, which it normalises, and gives logits.
     """
     written = late.models.export(late.run.load(run, files or ()), format, client, round, prototypes, out)
     typer.echo("\n".join(map(str, written)))

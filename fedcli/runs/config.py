@@ -7,11 +7,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import torch
-
-from fedcli.core import backbones, partition
-from fedcli.core.engine import parse_chunk
-from fedcli.data import datasets
 from fedcli.declarations import START, DataSetting, Method, Post, Protocol, check_value, flag_of, option
 from fedcli.errors import UserError, unknown
 from fedcli.registry import default_protocol, find_post, find_protocol, posts
@@ -90,21 +85,22 @@ def fields_of(*kinds: type) -> dict[str, dataclasses.Field]:
     return {field.name: field for kind in kinds for field in dataclasses.fields(kind)}
 
 
-def recorded_fields(method: Method, chosen: str | None = None) -> dict[str, dataclasses.Field]:
+def recorded_fields(method: Method) -> dict[str, dataclasses.Field]:
     """The options that a record of a method can have, by name: those of the run, the method and all steps after it."""
-    return fields_of(RunConfig, method.config, *(post.config for post in posts(method, chosen).values()))
+    return fields_of(RunConfig, method.config, *(post.config for post in posts(method).values()))
 
 
-def unknown_option(name: str, method: Method, chosen: str | None = None) -> UserError:
+def unknown_option(name: str, method: Method, steps: Mapping[str, Post], chosen: str | None) -> UserError:
     """An error, to be raised by the caller, for an option that a method does not have; `chosen` is what `--post` says.
 
     It names the one that is probably meant, by its symbol or another toolkit's word for it.
     """
-    for step in posts(method, chosen).values():
-        if name in fields_of(step.config):
+    fields = fields_of(RunConfig, method.config, *(step.config for step in steps.values()))
+    word = name.strip("-").replace("-", "_").lower()
+    for step in steps.values():
+        if word in fields_of(step.config):
             got = f"--post {chosen}" if chosen else "no --post"
             return UserError(f"{flag_of(name)} is for --post {step.name} (got {got}); give both or neither.")
-    fields, word = recorded_fields(method, chosen), name.strip("-").replace("-", "_").lower()
     meant = {field.metadata["symbol"].lower(): name for name, field in fields.items()} | WORDS
     guess = meant.get(html.unescape(f"&{word};"), meant.get(word))  # `mu` as the Greek letter too
     return unknown(
@@ -113,16 +109,15 @@ def unknown_option(name: str, method: Method, chosen: str | None = None) -> User
     )  # fmt: skip
 
 
-def option_panels(method: Method, chosen: str | None = None) -> dict[str, dict[str, dataclasses.Field]]:
+def option_panels(method: Method, steps: Mapping[str, Post]) -> dict[str, dict[str, dataclasses.Field]]:
     """The options of a method as `{panel title: {name: field}}`, its own panel first, then those of steps after it.
 
-    Of these is what `--post` has `chosen`, which may be the user's own. A method whose options have names of those that
-    every method has is refused.
+    A method whose options have names of those that every method has is refused.
     """
-    steps = {f"With --post {post.name}": fields_of(post.config) for post in posts(method, chosen).values()}
-    for name in fields_of(method.config).keys() & {*fields_of(RunConfig), *RESERVED}.union(*steps.values()):
+    after = {f"With --post {post.name}": fields_of(post.config) for post in steps.values()}
+    for name in fields_of(method.config).keys() & {*fields_of(RunConfig), *RESERVED}.union(*after.values()):
         raise UserError(f"the option name '{name}' of '{method.name}' is reserved; rename it in {method.file}.")
-    panels, title = {method.title: fields_of(method.config)} | (steps if method.personal is None else {}), ""
+    panels, title = {method.title: fields_of(method.config)} | ({} if method.personal else after), ""
     for name, field in fields_of(RunConfig).items():
         title = PANELS.get(name, title)
         panels.setdefault(title, {})[name] = field
@@ -143,6 +138,8 @@ def recorded_options(config: Mapping[str, Any], method: Method) -> dict[str, Any
 
 def num_images(dataset: str, local_test: float | None = None) -> int | None:
     """Images of a data set that clients have, test images with `local_test`; None where only its files tell it."""
+    from fedcli.data import datasets  # late, here and below: help and refusals of options need no PyTorch
+
     try:
         described = datasets.describe(dataset)
     except UserError:
@@ -160,9 +157,9 @@ class Setup:
     run: RunConfig  # no None but for what the data decide
     protocol: Protocol
     setting: DataSetting | None  # what the protocol says of the data set; None where it does not know it
-    partition: partition.Partition
+    partition: Any  # fedcli.core.partition.Partition
     selection: str
-    device: torch.device
+    device: Any  # torch.device
     origin: dict[str, str]  # of each value: "command line", "protocol ...", "default", ...
     post: Post | None = None  # the step after the last round
     post_options: Any = None  # its Config
@@ -215,7 +212,10 @@ def resolve(
     Raises:
         UserError: For the first thing that is wrong. No data are read.
     """
-    option_panels(method)  # refuses clashes of names
+    from fedcli.core import partition
+    from fedcli.data import datasets
+
+    option_panels(method, posts(method))  # refuses clashes of names
     given = {name: _as_recorded(name, value, method) for name, value in given.items()}
     protocol = find_protocol(given["protocol"], method) if "protocol" in given else None
     dataset = given.get("dataset") or default_dataset(method, protocol)
@@ -231,7 +231,7 @@ def resolve(
     fields = fields_of(*kinds)
     for name, value in values.items():
         if name not in fields:
-            raise unknown_option(name, method, values["post"])
+            raise unknown_option(name, method, posts(method, values["post"]), values["post"])
         check_value(fields[name], value)
     for name, source in (("partition_seed", "seed"), ("cohort_size", "num_clients")):
         if values[name] is None:
@@ -251,6 +251,8 @@ def resolve(
 
 def _as_recorded(name: str, value: Any, method: Method) -> Any:
     """The value of an option as it is recorded: full names, paths of a user's files absolute."""
+    from fedcli.data import datasets
+
     if name == "clients_per_chunk" or not isinstance(value, str):
         return str(value) if name == "clients_per_chunk" else value
     if name in ("protocol", "post") and not is_from_file(value):
@@ -260,15 +262,15 @@ def _as_recorded(name: str, value: Any, method: Method) -> Any:
 
 def default_dataset(method: Method, protocol: Protocol | None = None) -> str:
     """The data set where none is given: the only one of a named protocol, or a built-in one that the paper has."""
+    from fedcli.data import datasets
+
     if protocol is None:
         suited = (name for name in datasets.BUILT_IN if name in default_protocol(method, name).datasets)
         return next(suited, DEFAULT_DATASET)
     return next(iter(protocol.datasets)) if len(protocol.datasets) == 1 else DEFAULT_DATASET
 
 
-def default_options(
-    protocol: Protocol, dataset: str, method: str = "", *kinds: type
-) -> tuple[dict[str, Any], dict[str, str]]:
+def default_options(protocol: Protocol, dataset: str, method: str = "", *kinds: type) -> tuple[dict, dict]:
     """The options of these kinds, or of `RunConfig` alone, where none is given, and where each comes from."""
     values = {name: field.default for name, field in fields_of(*(kinds or (RunConfig,))).items()}
     values |= {"protocol": protocol.name, "dataset": dataset}
@@ -285,10 +287,12 @@ def default_options(
 
 def _refuse_combinations(run: RunConfig, method: Method, protocol: Protocol) -> None:
     """Refuses options that cannot run together."""
+    from fedcli.core import backbones, engine
+
     networks = set(run.backbone.split(",")) if run.backbone else set()
     for name in networks:
         backbones.find(name)
-    parse_chunk(run.clients_per_chunk, 1)
+    engine.parse_chunk(run.clients_per_chunk, 1)
     parse_size(run.state_memory or "0")
     mixed, on_clients, public = len(networks) > 1, protocol.evaluation == "clients", run.public_dataset
     drift, paper = f"--drift-every {run.drift_every}", f"the protocol {protocol.name}"
@@ -324,8 +328,10 @@ def parse_size(text: str) -> int:
     return int(size[1]) * 1024 ** " KMGT".index(size[2] or " ")
 
 
-def find_device(name: str) -> torch.device:
-    """The device of that name; auto is CUDA where there is one. One that is not there is refused."""
+def find_device(name: str) -> Any:
+    """The `torch.device` of that name; auto is CUDA where there is one. One that is not there is refused."""
+    import torch
+
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
     device = re.fullmatch(r"cpu|cuda(?::([0-9]{1,9}))?", name)

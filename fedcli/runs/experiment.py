@@ -12,7 +12,6 @@ from fedcli.declarations import check_value, flag_of
 from fedcli.errors import UserError
 from fedcli.registry import find_method
 from fedcli.runs.config import flags_of, given_options, recorded_fields
-from fedcli.runs.records import read_record
 from fedcli.userfiles import own_paths
 
 SWITCHES = ("quiet", "continue")  # of a command, which have no form beginning with `--no-`
@@ -33,12 +32,6 @@ def parse_values(field: dataclasses.Field, text: str) -> tuple[Any, ...]:
         check_value(field, value)
         values.append(value)
     return tuple(dict.fromkeys(values))
-
-
-def takes_several(field: dataclasses.Field) -> bool:
-    """Whether commas divide values of an option: of numbers and of fixed choices, but for the seed (see `--seeds`)."""
-    kinds = get_args(field.type) or (field.type,)
-    return field.name != "seed" and (int in kinds or float in kinds or bool(field.metadata["choices"]))
 
 
 def combinations(grid: Mapping[str, tuple[Any, ...]]) -> list[dict[str, Any]]:
@@ -71,9 +64,10 @@ def expand(args: list[str], command: str) -> tuple[list[str], dict[str, str]]:
     typed = typed_options(args)
     if not args[0].startswith("-"):
         typed["method"], *args = args
-    in_file = _options_in_file(typed["config"]) if "config" in typed else {}
-    in_run: dict[str, Any] = {}
+    in_file, in_run = _options_in_file(typed["config"]) if "config" in typed else {}, {}
     if "from" in typed:
+        from fedcli.runs.records import read_record  # late, as it imports PyTorch
+
         record = read_record(Path(typed["from"]))
         # Not what came from the protocol: it comes from there again, and follows where another one is given.
         in_run = {name: record["config"].get(name) for name in ("protocol", "dataset")}
@@ -91,8 +85,7 @@ def expand(args: list[str], command: str) -> tuple[list[str], dict[str, str]]:
     if not isinstance(method, str):
         remedy = f"write 'fedcli {command} METHOD', see 'fedcli list'"
         raise UserError(f'no method given (got {args[0]}); {remedy}, or set method = "fedavg" in the --config file.')
-    chosen = find_method(method.split(",")[0])
-    if in_run and chosen.name != record["method"]:
+    if in_run and (chosen := find_method(method.split(",")[0])).name != record["method"]:
         in_run = {name: value for name, value in in_run.items() if name in recorded_fields(chosen)}
         options = {name: value for name, value in options.items() if name in in_run or name in in_file}
     sources = {name: f"file {typed['config']}" if name in in_file else f"run {typed['from']}" for name in options}
