@@ -1,20 +1,19 @@
 """The files that a run goes on from: its checkpoints, and the states that its clients keep from round to round.
 
 A file has the form of safetensors. Its metadata are one JSON text, since the library does not keep the order of
-several: the SHA-256 of the whole file, taken with zeros in its own place; the structure of the tree, see `to_names`;
-and what the caller adds. Older files have a text for each of the three.
+several: the SHA-256 of the whole file, taken with zeros in its place; the structure of the tree, see `to_names`; and
+what the caller adds. Older files have a text for each of the three.
 
-Each time that a client keeps a state, that is a version of it, which never changes. The versions kept last are in
-memory. One is written to a file of its own when it is evicted from there or a checkpoint is to name it, and never
-again. A method holds the versions of all clients as a `Kept`, a mapping from ids to states, and asks for those of the
-round's clients. A version that no method holds is gone from memory, and its file too unless a checkpoint names it.
+Each state that a client keeps is a version, which never changes. It is written to a file of its own once, when it is
+evicted from memory or a checkpoint names it. A method holds the versions of all clients as a `Kept`, a mapping from ids
+to states. A version that no method holds is gone from memory, and its file too unless a checkpoint names it.
 """
 
 import hashlib
 import json
-import math
 import os
 import re
+import shutil
 import weakref
 from collections import UserDict
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -38,8 +37,7 @@ from fedcli.runs.records import identity
 SUFFIX = ".safetensors"
 CHECKPOINT, PREVIOUS = f"checkpoint{SUFFIX}", f"checkpoint-before{SUFFIX}"
 SELECTED = f"selected{SUFFIX}"  # the models of the best round, see fedcli/runs/models.py
-STATES = "states"  # folder of what clients keep
-OTHER = "-w"  # in the names of files of workers beside the first, 000001-3-w2, which no checkpoint names
+STATES = "states"  # folder of what clients keep; of the workers beside the first, states-1, states-2, ...
 METADATA = "fedcli"  # key of the JSON text
 DIGEST = re.compile(rb"sha256\W+([0-9a-f]{64})")
 ZEROS = b"0" * 64
@@ -49,10 +47,7 @@ CGROUP_LIMIT = Path("/sys/fs/cgroup/memory.max")  # what a container may use of 
 
 
 def save(path: Path, tree: Tree, facts: Mapping[str, Any]) -> str:
-    """Writes a tree of tensors, numbers and texts to a file, atomically, and returns its SHA-256 as it stands in it.
-
-    NamedTuples are stored by class name, client states by the names of their versions, `facts` as JSON.
-    """
+    """Writes a tree, see `to_names`, and `facts` to a file, atomically, and returns its SHA-256 as it stands in it."""
     structure, tensors = to_names(tree)
     for name, tensor in tensors.items():  # the library refuses tensors that share memory
         tensors[name] = tensor.detach().to("cpu", copy=True, memory_format=torch.contiguous_format)
@@ -71,29 +66,24 @@ def read_verified(path: Path, digest: str | None = None) -> tuple[Any, dict[str,
         The structure of the tree, what else the file says, and the tensors by name.
 
     Raises:
-        UserError: If a byte is not the one that was written, or it is another file or none.
+        UserError: If the file is missing, damaged or another one.
     """
     content = path.read_bytes() if path.is_file() else b""
     match = DIGEST.search(content)
-    actual = hashlib.sha256(content.replace(match[1], ZEROS, 1)).hexdigest() if match else "none"
+    actual = match and hashlib.sha256(content.replace(match[1], ZEROS, 1)).hexdigest()
     if match is None or actual != (digest or match[1].decode()):
-        fault = f"'{path}' is missing or not as it was written (got SHA-256 {actual[:16]})"
-        raise UserError(f"{fault}; put a copy back, or delete {CHECKPOINT} to resume from {PREVIOUS}.")
+        raise UserError(f"'{path}' is missing or damaged; restore it, or delete {CHECKPOINT} to go on from {PREVIOUS}.")
     length = int.from_bytes(content[:8], "little")
     metadata = json.loads(content[8 : 8 + length])["__metadata__"]
-    if METADATA in metadata:
-        parts = json.loads(metadata[METADATA])
-    else:
-        parts = {name: json.loads(metadata[name]) for name in ("tree", "about")}
+    parts = {name: json.loads(text) for name, text in metadata.items() if name != "sha256"}
+    parts = parts.get(METADATA, parts)
     return parts["tree"], parts["about"], deserialize(content)
 
 
 def load(
     path: Path, types: Mapping[str, Callable], device: torch.device | str = "cpu", digest: str | None = None
 ) -> tuple[Tree, dict[str, Any]]:
-    """Reads what `save` has written, and returns the tree and what else the file says.
-
-    `types` maps names to NamedTuple classes of the tree; its entry `kept` rebuilds what a store keeps from its rows.
+    """Reads what `save` has written: the tree, and what else the file says; for `types` see `from_names`.
 
     Raises:
         UserError: See `read_verified`; also if a NamedTuple is none of the types.
@@ -104,7 +94,7 @@ def load(
     try:
         return from_names(structure, tensors, types), facts
     except (KeyError, TypeError) as error:  # a NamedTuple that is none of the types, or has other fields
-        fault = f"the file '{path}' holds a state of another kind (got {error}; {', '.join(types)} are allowed)"
+        fault = f"'{path}' holds a state of another kind (got {error}; {', '.join(types)} are allowed)"
         raise UserError(f"{fault}; read it with the method that wrote it.") from None
 
 
@@ -112,30 +102,30 @@ def load(
 class Version:
     """A client's state as it was kept once."""
 
-    name: str  # of its file, without the suffix; final once it is written
+    file: Path  # its name alone until it is written
     nbytes: int
     digest: str | None = None  # of the file; None until it is written
-    file: Path | None = None  # likewise
     state: Tree = None  # None where it is only in the file
-    remove: weakref.finalize | None = None  # removes a file that no checkpoint names once nobody holds the version
+    remove: weakref.finalize | None = None  # removes the file once nobody holds the version, unless a checkpoint does
 
     def write(self, folder: Path) -> None:
         """Writes the state to a file, if none has it."""
-        if self.file is not None:
+        if self.digest is not None:
             return
-        while (file := folder / f"{self.name}{SUFFIX}").exists():  # the client has kept two in this round
-            self.name += "-again"
+        self.file = folder / self.file.name
+        while self.file.exists():  # the client has kept two in this round
+            self.file = self.file.with_stem(f"{self.file.stem}-again")
         folder.mkdir(exist_ok=True)
-        self.digest = save(file, self.state, {})
-        self.file, self.remove = file, weakref.finalize(self, file.unlink, missing_ok=True)
+        self.digest = save(self.file, self.state, {})
+        self.remove = weakref.finalize(self, self.file.unlink, missing_ok=True)
         self.remove.atexit = False
 
 
 class Kept(UserDict):
-    """What clients keep, by id in ascending order; a version that is only in its file is read when it is asked for."""
+    """What clients keep, by id in ascending order; a state that is only in its file is read when it is asked for."""
 
     def __init__(self, store: "Store", versions: dict[int, Version]):
-        self._store, self.data = store, versions  # the one kept last at last
+        self._store, self.data = store, versions  # in the order in which they were kept
 
     def __iter__(self) -> Iterator[int]:
         return iter(sorted(self.data))
@@ -157,7 +147,7 @@ class Kept(UserDict):
 
     def rows(self) -> list[tuple[int, str, int, str | None]]:
         """Names each client's version as a checkpoint does: client, file without suffix, bytes and SHA-256."""
-        return [(client, version.name, version.nbytes, version.digest) for client, version in sorted(self.data.items())]
+        return [(client, each.file.stem, each.nbytes, each.digest) for client, each in sorted(self.data.items())]
 
     def only(self, clients: Iterable[int]) -> "Kept":
         """Leaves out what all but these clients keep."""
@@ -165,44 +155,38 @@ class Kept(UserDict):
 
 
 class Store:
-    """Keeps versions of clients' states, those kept last in memory."""
+    """Keeps versions of clients' states, those kept last in memory.
+
+    Attributes:
+        folder: Of files for what exceeds the memory; where None, all stays in memory.
+    """
 
     def __init__(self, memory: int | None, device: torch.device, types: Iterable[type]):
-        """Makes an empty one, which has no folder yet, and holds everything in memory until it has.
+        """Makes an empty one, without a folder.
 
         Args:
             memory: Bytes of states to hold; a quarter of the machine's where None.
             device: Of the run, where states stay as long as a quarter of its memory is free.
             types: The NamedTuple classes of states.
         """
-        self._memory, self._device = memory, device
-        self.types = {kind.__name__: kind for kind in types}
-        self.limit = math.inf  # bytes in memory
-        self._folder: Path | None = None  # of new files
-        self._ending = ""  # of their names
-
-    def open(self, folder: Path, worker: int = 0) -> None:
-        """Lets states be written into a run's folder; of several workers checkpoints name the files of the first, 0."""
-        self._folder, self._ending = folder / STATES, f"{OTHER}{worker}" if worker else ""
-        self.limit = self._memory
-        if self.limit is None:
+        self.types, self.folder, self._device = {kind.__name__: kind for kind in types}, None, device
+        if memory is None:
             total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
             allowed = CGROUP_LIMIT.read_text().strip() if CGROUP_LIMIT.is_file() else ""
-            self.limit = min(total, int(allowed) if allowed.isdecimal() else total) // 4
+            memory = min(total, int(allowed) if allowed.isdecimal() else total) // 4
+        self.limit = memory
 
     def reopen(self, folder: Path) -> dict[str, Callable]:
         """Returns the types by which `load` reads a checkpoint in a folder: also `kept`, made of `Kept.rows`."""
 
         def kept(*rows: tuple[int, str, int, str]) -> Kept:
-            versions = {}
-            for client, name, nbytes, digest in rows:
-                versions[client] = Version(name, nbytes, digest, folder / STATES / f"{name}{SUFFIX}")
-            return Kept(self, versions)
+            files = {client: folder / STATES / f"{name}{SUFFIX}" for client, name, *_ in rows}
+            return Kept(self, {client: Version(files[client], *facts) for client, _, *facts in rows})
 
         return {**self.types, "kept": kept}
 
     def keep(self, states: Mapping[int, Tree], new: dict[int, Tree], round: int) -> Kept:
-        """Puts versions of new states, which are copied, in the place of those that their clients have kept so far.
+        """Puts versions of new states, which are copied, in the place of what their clients have kept so far.
 
         Evicts those kept first until the rest fits into memory, and writes the evicted ones that no file has.
 
@@ -222,12 +206,12 @@ class Store:
         for client, state in new.items():
             copy = tree_map(lambda leaf: leaf.to(home, copy=True).contiguous(), state)
             nbytes = sum(leaf.nbytes for leaf in leaves(copy))
-            versions[client] = Version(f"{client:06}-{round}{self._ending}", nbytes, state=copy)
+            versions[client] = Version(Path(f"{client:06}-{round}{SUFFIX}"), nbytes, state=copy)
         in_memory = [version for version in versions.values() if version.state is not None]
         held = sum(version.nbytes for version in in_memory)
         for version in in_memory:
-            if held > self.limit:
-                version.write(self._folder)
+            if held > self.limit and self.folder:
+                version.write(self.folder)
                 version.state = None
                 held -= version.nbytes
         return Kept(self, versions)
@@ -247,36 +231,29 @@ def is_due(number: int, every: int | None, rounds: int, seconds: float, since: f
     If `every` is None, they take at most 5 % of the time but come at least every ten minutes. The last one took
     `seconds`, 0 before the first, and ended `since` seconds ago.
     """
-    if number + 1 == rounds:
-        return True
-    if every is None:
-        return since >= min(seconds * (1 / SHARE - 1), LONGEST)
-    return (number + 1) % every == 0
+    is_time = since >= min(seconds * (1 / SHARE - 1), LONGEST) if every is None else (number + 1) % every == 0
+    return is_time or number + 1 == rounds
 
 
 def write_checkpoint(folder: Path, record: dict[str, Any], state: Any) -> None:
-    """Writes the state and all that the record knows by then; the checkpoint before it is kept.
+    """Writes the state and what the record says of the rounds; keeps the checkpoint before.
 
     After a kill, checkpoint and record may be of different rounds, and only the checkpoint before may be there.
     """
-    names = []
-    for version in _versions(state):
+    versions = _versions(state)
+    for version in versions:
         version.write(folder / STATES)
-        names.append(version.name)
         if version.remove is not None:
             version.remove.detach()  # `clear` removes what no checkpoint names
-    facts = {"identity": identity(record), "record": {key: record[key] for key in IN_CHECKPOINT}, "states": names}
+    facts = {"identity": identity(record), "record": {key: record[key] for key in IN_CHECKPOINT}}
     if (folder / CHECKPOINT).is_file():
         (folder / CHECKPOINT).replace(folder / PREVIOUS)
-    save(folder / CHECKPOINT, state, facts)
+    save(folder / CHECKPOINT, state, {**facts, "states": [version.file.stem for version in versions]})
     clear(folder)
 
 
 def clear(folder: Path, *files: str, at_rest: bool = False) -> None:
-    """Removes files of a run, and what clients have kept and no checkpoint names, which a kill may leave too.
-
-    Where the run is at rest, other workers' files go as well.
-    """
+    """Removes files of a run, client states that no checkpoint names, and, `at_rest`, those of other workers."""
     for file in files:
         (folder / file).unlink(missing_ok=True)
     names = set()
@@ -284,15 +261,16 @@ def clear(folder: Path, *files: str, at_rest: bool = False) -> None:
         with suppress(UserError):  # there is none, or it is damaged
             names.update(read_verified(checkpoint)[1]["states"])
     for file in (folder / STATES).glob("*"):
-        if file.name.removesuffix(SUFFIX) not in names and (at_rest or OTHER not in file.name):
-            file.unlink(missing_ok=True)  # its worker may have removed it
-    if at_rest:
-        with suppress(OSError):  # it is not empty, or not there
-            (folder / STATES).rmdir()
+        if file.stem not in names:
+            file.unlink(missing_ok=True)
+    with suppress(OSError):  # it is not empty, or not there
+        (folder / STATES).rmdir()
+    for others in folder.glob(f"{STATES}-*") if at_rest else ():
+        shutil.rmtree(others, ignore_errors=True)  # its worker may be removing files too
 
 
 def clear_finished(folder: Path, record: dict[str, Any]) -> None:
-    """Removes from the folder of a finished run the checkpoint before the last, and models that are not the best."""
+    """Removes from a finished run's folder the checkpoint before the last, and models that are not the best."""
     is_last = record["summary"]["selected_round"] == record["rounds"][-1]["round"]  # then the last checkpoint has them
     clear(folder, PREVIOUS, *([SELECTED] if is_last else []), at_rest=True)
 
@@ -304,14 +282,13 @@ def read_checkpoint(folder: Path, record: dict[str, Any], setup: Setup, fed: Fed
         The method's state, and what the record says up to it; the initial ones where there is none.
 
     Raises:
-        UserError: If the checkpoint, or what a client has kept by then, is damaged, another run's or of another kind.
+        UserError: If the checkpoint, or a client's state that it names, is damaged, another run's or of another kind.
     """
     for file in (folder / CHECKPOINT, folder / PREVIOUS):
         if file.is_file():
             state, facts = load(file, fed.store.reopen(folder), fed.device)
             if facts["identity"] != identity(record):
-                fault = f"the checkpoint '{file}' is of another run (got identity {facts['identity'][:16]})"
-                raise UserError(f"{fault}; put the run's own back, or delete it to go on from an earlier round.")
+                raise UserError(f"'{file}' is of another run; restore it, or delete it to go on from an earlier round.")
             for version in _versions(state):
                 read_verified(version.file, version.digest)
             return state, facts["record"]

@@ -1,7 +1,4 @@
-"""The models that a run has made: kept beside its checkpoints, and taken out as modules of PyTorch or as files.
-
-A file that is exported needs no fedcli; a card beside it says what it is and how to load it.
-"""
+"""The models of a run: kept beside its checkpoints, taken out as PyTorch modules, or exported for plain PyTorch."""
 
 import io
 import json
@@ -24,7 +21,7 @@ from fedcli.declarations import Method
 from fedcli.errors import UserError
 from fedcli.registry import find_method
 from fedcli.runs import checkpoints
-from fedcli.runs.checkpoints import CHECKPOINT, PREVIOUS, SELECTED, Store
+from fedcli.runs.checkpoints import CHECKPOINT, SELECTED, Store
 from fedcli.runs.config import Setup
 from fedcli.runs.records import identity, summarise
 from fedcli.runs.settings import reductions
@@ -45,7 +42,7 @@ class Models(NamedTuple):
 
 
 def models_of(method: Method, state: Any) -> Models:
-    """The models in a method's state."""
+    """Returns the models in a method's state."""
     prototypes = tuple(method.prototypes(state)) if method.prototypes else None
     if method.personal is None:
         return Models(tuple(method.model(state)), {}, prototypes)
@@ -53,7 +50,7 @@ def models_of(method: Method, state: Any) -> Models:
 
 
 def all_params(method: Method, state: Any, num_clients: int) -> Iterator[tuple[str, Tensor]]:
-    """The parameters of the global model, or of all clients' own models with their ids before the names, in order."""
+    """Yields the parameters of the global model, or of all clients' models with ids before the names, in order."""
     if method.personal is None:
         yield from sorted(method.model(state)[0].items())
         return
@@ -63,7 +60,7 @@ def all_params(method: Method, state: Any, num_clients: int) -> Iterator[tuple[s
 
 
 def check_client(method: Method, num_clients: int, client: int | None) -> None:
-    """Refuses a client without a model of its own, and None, which is the global model, where all have their own."""
+    """Refuses a client that has no model of its own, and None, the global model, where there is none."""
     clients = [None] if method.personal is None else range(num_clients)
     if client not in clients:
         allowed = "one global model" if method.personal is None else f"a model for each client, 0 to {clients[-1]}"
@@ -71,10 +68,9 @@ def check_client(method: Method, num_clients: int, client: int | None) -> None:
 
 
 class BestModels:
-    """Keeps the models of the round that the headline of a run is from, where that is not the last round.
+    """Keeps the models of the best round: in memory, and in a file just before a later round's checkpoint is written.
 
-    They are kept in memory, and written just before the next checkpoint of a later round. After a kill between both
-    writes, the resumed run computes that round again.
+    After a kill between both writes, the resumed run computes that round again.
     """
 
     def __init__(self, folder: Path, setup: Setup, record: dict[str, Any], state: Any):
@@ -99,23 +95,18 @@ class BestModels:
             self._held = None
 
 
-def remove_models(folder: Path) -> None:
-    """Removes all that the folder of an ended run holds of its models: what clients keep, too."""
-    checkpoints.clear(folder, CHECKPOINT, PREVIOUS, SELECTED, at_rest=True)
-
-
 class Classifier(nn.Module):
-    """A trained network that takes images as they are; in evaluation mode unless somebody changes that.
+    """A trained network that normalises its images itself.
 
     Attributes:
         network: Body and head.
-        mean: `[channels, 1, 1]`, which is taken off the images.
+        mean: `[channels, 1, 1]`, subtracted from the images.
         std: `[channels, 1, 1]`, by which they are then divided.
         prototypes: `[C, D]` where it classifies by the nearest of them; None where it classifies by the head.
     """
 
     def __init__(self, network: Backbone, record: dict[str, Any], prototypes: tuple[Tensor, Tensor] | None):
-        """Puts a run's normalisation before a network, and nearness to `prototypes` behind it where there are some."""
+        """Puts a run's normalisation before a network, and nearness to any `prototypes` behind it."""
         super().__init__()
         self.network, self._bf16 = network, record["config"]["precision"] == "bf16"
         for name, values in record["normalisation"].items():
@@ -152,31 +143,31 @@ class Run:
     files: Sequence[str | Path] = ()  # the user's, for its method or for parts
 
     def model(self, client: int | None = None, round: str = "selected", *, prototypes: bool = False) -> Classifier:
-        """The trained model: a `torch.nn.Module` in evaluation mode on the CPU, which normalises its images itself.
+        """Returns the trained model, a `torch.nn.Module` in evaluation mode on the CPU, before any step of `--post`.
 
-        It takes float images `[N, channels, H, W]` in 0 to 1 and returns logits `[N, C]`. It is the model before a step
-        of `--post`.
+        It takes float images `[N, channels, H, W]` in 0 to 1 and returns logits `[N, C]`.
 
         Args:
             client: Whose model, for methods with personal models; the initial one if it has never taken part.
             round: "selected", which the headline is from, or "last".
-            prototypes: For methods that classify by the nearest prototype: return minus the squared distances to
-                the prototypes in place of the classifier's logits, as the headline is measured.
+            prototypes: Classify by the nearest prototype, for methods that are tested so: logits are minus the squared
+                distances.
 
         Raises:
             UserError: If the run has not finished, or has no such model.
         """
         if round not in ROUNDS:
             raise UserError(f"--round must be {' or '.join(ROUNDS)} (got '{round}'); choose one of them.")
-        if self.record["status"] != "finished":
-            status = self.record["status"]
-            raise UserError(f"the run '{self.path}' has not finished (it is {status}); 'fedcli resume' goes on.")
         record = trust_files(self.record, self.files)
+        if record["status"] != "finished":
+            raise UserError(f"'{self.path}' has not finished (it is {record['status']}); 'fedcli resume' goes on.")
         method, config = find_method(record["method_source"]), record["config"]
         check_client(method, config["num_clients"], client)
         if prototypes and method.prototypes is None:
             raise UserError(f"'{method.name}' does not classify by prototypes (got --prototypes); leave it out.")
-        models = self._read_models(record, method, round)
+        last = record["rounds"][-1]["round"]
+        number = last if round == "last" else record["summary"]["selected_round"]
+        models = self._read_models(record, method, number, CHECKPOINT if number == last else SELECTED)
         names, num_classes = config["backbone"].split(","), len(record["class_names"])
         backbone = names[(client or 0) % len(names)]  # as the clients have them, in turn
         network = backbones.build(backbone, *record["model"]["input"][:2], num_classes, config["seed"])
@@ -187,21 +178,16 @@ class Run:
         model = Classifier(network, record, models.prototypes if prototypes else None)
         return model.eval().requires_grad_(False)
 
-    def _read_models(self, record: dict[str, Any], method: Method, round: str) -> Models:
-        """Reads the models of the selected or the last round; refuses damaged and other ones."""
-        last = record["rounds"][-1]["round"]
-        number = last if round == "last" else record["summary"]["selected_round"]
-        file = self.path / (CHECKPOINT if number == last else SELECTED)
-        if file.is_file():
+    def _read_models(self, record: dict[str, Any], method: Method, number: int, name: str) -> Models:
+        """Reads the models of a round from the file of that name; refuses damaged and other ones."""
+        if (self.path / name).is_file():
             store = Store(None, torch.device("cpu"), (*method.state_types, Models))
-            state, facts = checkpoints.load(file, store.reopen(self.path))
+            state, facts = checkpoints.load(self.path / name, store.reopen(self.path))
             written = facts["record"]["rounds"][-1] if "record" in facts else facts
             if (facts["identity"], written["round"]) == (identity(record), number):
                 return state if isinstance(state, Models) else models_of(method, state)
-        raise UserError(
-            f"'{file}' does not hold the models of round {number + 1} of this run; take those of the last round with "
-            "--round last, or run the experiment again."
-        )
+        fault = f"'{self.path / name}' does not hold the models of round {number + 1} of this run"
+        raise UserError(f"{fault}; take those of --round last, or run the experiment again.")
 
 
 def export(
@@ -212,10 +198,10 @@ def export(
     prototypes: bool = False,
     out: str | Path | None = None,
 ) -> tuple[Path, Path]:
-    """Writes a model, see `Run.model`, to a file and a card in Markdown beside it, and returns both.
+    """Writes a model, see `Run.model`, to a file and a card in Markdown beside it, and returns both paths.
 
-    The format is "pt", a program of `torch.export` for batches of any size, or "safetensors", the tensors alone. Where
-    `out` is not given the file is in the run's folder; what is there is replaced. Its suffix is that of the format.
+    The format is "pt", a program of `torch.export` for batches of any size, or "safetensors", the tensors alone. By
+    default the file is in the run's folder; an existing one is replaced. It gets the suffix of the format.
 
     Raises:
         UserError: If there is no such model or format, or `torch.export` cannot take the network.
@@ -231,14 +217,14 @@ def export(
         try:
             program = torch.export.export(model, (example,), dynamic_shapes=({0: torch.export.Dim("N", min=1)},))
         except Exception as error:  # whatever a user's own network makes of it
-            fault = f"torch.export cannot take this network ({type(error).__name__}: {one_line(error)})"
-            raise UserError(f"{fault}; use --format safetensors.") from error
+            text = one_line(error)
+            raise UserError(f"torch.export cannot take this network ({text}); use --format safetensors.") from error
         torch.export.save(program, buffer)
         content = buffer.getvalue()
     else:
         tensors = {name.removeprefix("network."): value.clone() for name, value in model.state_dict().items()}
-        classes = json.dumps(record["class_names"])
-        content = serialize(tensors, {"format": "pt", "method": record["method"], "class_names": classes})
+        facts = {"format": "pt", "method": record["method"], "class_names": json.dumps(record["class_names"])}
+        content = serialize(tensors, facts)
     entry = record["rounds"][record["summary"]["selected_round"] if round == "selected" else -1]
     reduced = "".join(f", {text}" for text in reductions(record).values())
     gives = "minus the squared distances of the features to the prototypes" if prototypes else "logits"

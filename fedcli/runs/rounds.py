@@ -15,7 +15,7 @@ from fedcli.core.federation import Cohort, Federation, NonFiniteLoss
 from fedcli.core.trees import stored
 from fedcli.errors import UserError
 from fedcli.runs import autotune, drift
-from fedcli.runs.checkpoints import clear, clear_finished, is_due, refuse_non_finite, write_checkpoint
+from fedcli.runs.checkpoints import STATES, clear, clear_finished, is_due, refuse_non_finite, write_checkpoint
 from fedcli.runs.config import Setup
 from fedcli.runs.models import BestModels, all_params
 from fedcli.runs.records import identity, params_hash, summarise, write_record
@@ -66,7 +66,7 @@ def run_rounds(
     load = os.getloadavg()[0]
     record.setdefault("load", []).append({"round": len(rounds), "start": load, "end": load})
     current().first(lambda: clear(folder, at_rest=True))  # before another worker writes there
-    fed.store.open(folder, current().number)
+    fed.store.folder = folder / (STATES if writes else f"{STATES}-{current().number}")
     if writes and not rounds:
         write_record(folder, record)
     samples = config.cohort_size * config.local_epochs * sum(map(len, fed.training)) // config.num_clients
