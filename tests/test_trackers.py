@@ -35,7 +35,6 @@ def test_tensorboard_reads_every_round_once_also_after_a_kill(tmp_path):
         ("terms/cross_entropy", [entry["terms"]["cross_entropy"] for entry in record["rounds"]]),
     ):
         assert points[name] == [(step, pytest.approx(value)) for step, value in enumerate(values, start=1)]
-    assert points["selected"] == [(4, pytest.approx(record["summary"]["selected"]))]
     assert "round" not in points
 
 

@@ -44,7 +44,7 @@ def launched(folder, count, program, *arguments):
 @pytest.mark.parametrize(
     ("number", "act", "said"),
     [
-        (0, "os.abort()", "UserError: worker 0 has died (got SIGABRT); look for"),
+        (0, "os.abort()", "UserError: worker 0 has died (got SIGABRT); find out"),
         (1, "1 / 0", "RuntimeError: on worker 1, ZeroDivisionError: division by zero"),
         (1, "stop(NonFiniteLoss('the term'))", "NonFiniteLoss: on worker 1, the term"),
         (0, "pass", "UserError: the workers differ in data (got b on worker 1, a on worker 0); give"),

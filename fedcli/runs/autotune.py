@@ -25,8 +25,8 @@ def autotune(fed: Federation) -> str | None:
         return None
     size = -(-fed.config.cohort_size // fed.engine.workers.count)  # a larger chunk would leave a worker idle
     tried = {way: _try_out(fed, way, size) for way in WAYS}
-    way = min(tried, key=tried.get)
-    fed.engine.way, (seconds, fed.engine.clients_per_chunk) = way, tried[way]
+    fed.engine.way = min(tried, key=tried.get)
+    seconds, fed.engine.clients_per_chunk = tried[fed.engine.way]
     torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats(fed.device)
     fed.start_round()

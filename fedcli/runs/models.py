@@ -68,14 +68,14 @@ def check_client(method: Method, num_clients: int, client: int | None) -> None:
 
 
 class BestModels:
-    """Keeps the models of the best round: in memory, and in a file just before a later round's checkpoint is written.
+    """Keeps the models of the best round in memory, and, before a checkpoint of a later round, in a file.
 
     After a kill between both writes, the resumed run computes that round again.
     """
 
     def __init__(self, folder: Path, setup: Setup, record: dict[str, Any], state: Any):
         """Takes up what a run has kept so far; `state` is the one after the rounds in the record."""
-        self._file, self._setup = folder / SELECTED, setup
+        self._folder, self._setup = folder, setup
         self._held: tuple[int, Models] | None = None  # the best round and its models, where they are not in the file
         self.see(record, state)
 
@@ -87,12 +87,13 @@ class BestModels:
             if sum(getattr(leaf, "nbytes", 0) for leaf in leaves(kept)) <= LARGEST:
                 self._held = last, models_of(method, state)
 
-    def write(self, record: dict[str, Any]) -> None:
-        """Writes what is held, unless the checkpoint of this round will."""
+    def write_checkpoint(self, record: dict[str, Any], state: Any) -> None:
+        """Writes a checkpoint of the last round, and before it what is held of an earlier one."""
         if self._held is not None and self._held[0] < len(record["rounds"]) - 1:
             best, models = self._held
-            checkpoints.save(self._file, models, {"identity": identity(record), "round": best})
+            checkpoints.save(self._folder / SELECTED, models, {"identity": identity(record), "round": best})
             self._held = None
+        checkpoints.write_checkpoint(self._folder, record, state)
 
 
 class Classifier(nn.Module):

@@ -43,9 +43,7 @@ class TensorBoard(Listener):
         self.writer.flush()
 
     def finish(self, record: dict[str, Any]) -> None:
-        """Adds the headline of a run that went through, and closes the file."""
-        if record["status"] == "finished":
-            self.writer.add_scalar("selected", record["summary"]["selected"], len(record["rounds"]))
+        """Closes the file."""
         self.writer.close()
 
 
@@ -100,7 +98,7 @@ class Loggers:
 
 
 def find_loggers(log: str | Iterable[Any] | None) -> list[Any]:
-    """Makes the loggers that are named: `tensorboard`, `wandb`, `./file.py:NAME` of a class of yours.
+    """Makes the loggers that are named: `tensorboard`, `wandb`, or `./file.py:NAME` of a class of yours.
 
     Several are divided by commas, or stand in a list, in which a logger itself stays what it is.
     """
@@ -114,6 +112,5 @@ def find_loggers(log: str | Iterable[Any] | None) -> list[Any]:
             needed(logger, f"--log {logger}", logger)
             loggers.append(LOGGERS[logger]())
         else:
-            allowed = f"there are {', '.join(LOGGERS)}, and your own by ./file.py:NAME."
-            raise unknown("logger", logger, LOGGERS, allowed)
+            raise unknown("logger", logger, LOGGERS, f"there are {', '.join(LOGGERS)}, and your own by ./file.py:NAME.")
     return loggers

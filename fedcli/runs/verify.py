@@ -21,14 +21,9 @@ SURROUNDINGS = (*ENVIRONMENT_KEYS, "numerics", "method_hash")  # what the bits o
 
 
 def verify(
-    path: str | Path,
-    *,
-    out: str | Path | None = None,
-    method: Sequence[str | Path] = (),
-    device: str | None = None,
-    rounds: int | None = None,
-    progress: Listener | None = None,
-) -> tuple[str, bool]:
+    path: str | Path, *, out: str | Path | None = None, method: Sequence[str | Path] = (), device: str | None = None,
+    rounds: int | None = None, progress: Listener | None = None,
+) -> tuple[str, bool]:  # fmt: skip
     """Runs a run again that has finished or diverged, and compares partition, curve, end and parameters.
 
     Of its first rounds alone there are no last parameters; the terms of the objective are compared instead.
@@ -38,8 +33,8 @@ def verify(
         out: Folder of the repetition, see `run`.
         method: The user's files that the run needs, see `resume`.
         device: In place of the record's.
-        rounds: So many of its rounds only, planned as before; the repetition is then one that was interrupted, and is
-            kept only in an `out` that is named.
+        rounds: So many of its rounds only, planned as before. The repetition is then interrupted, and kept only in a
+            named `out`.
         progress: Told how it goes on.
 
     Returns:
@@ -66,7 +61,7 @@ def verify(
     except (NonFiniteLoss, OutOfTime):
         again = read_record(folder)
         if again["status"] == "interrupted" and out is None:
-            shutil.rmtree(folder)  # not a run that anybody wants to go on, as `resume` would with all below `runs`
+            shutil.rmtree(folder)  # else `resume` of all below `runs` would go on with it
     return compare_records(record, again)
 
 
@@ -84,17 +79,15 @@ def compare_records(record: dict[str, Any], again: dict[str, Any]) -> tuple[str,
         ("data set", record["dataset_fingerprint"], again["dataset_fingerprint"]),
         ("partition", record["partition"]["fingerprint"], again["partition"]["fingerprint"]),
         ("end", record.get("error") or record["status"], again.get("error") or again["status"]),
+        ("number of rounds", len(record["rounds"]), len(again["rounds"])),
     ):
         if before != now:
             return f"another {name}: {now}, was {before}{other}", False
     curves, results = [], []
     for run in (record, again):
-        rows = run["rounds"]
-        curves.append(np.array([(row["test_accuracy"], row["validation_accuracy"]) for row in rows], float))
-        results.append(run["summary"].get("params_sha256") or [row["terms"] for row in rows])
-    distance = 1.0
-    if len(curves[0]) == len(curves[1]):
-        distance = np.nan_to_num(abs(curves[0] - curves[1])).max(initial=0.0)  # NaN where a round was not tested
+        curves.append(np.array([(row["test_accuracy"], row["validation_accuracy"]) for row in run["rounds"]], float))
+        results.append(run["summary"].get("params_sha256") or [row["terms"] for row in run["rounds"]])
+    distance = np.nan_to_num(abs(curves[0] - curves[1])).max(initial=0.0)  # NaN where a round was not tested
     points = f"{100 * distance:.2f} points of accuracy"
     if results[0] == results[1] and distance == 0:
         return "same to the last digit" if record["status"] == "interrupted" else "same bits", True
