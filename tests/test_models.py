@@ -161,7 +161,7 @@ def test_models_of_another_run_or_an_unfinished_one_are_refused(made, tmp_path):
     shutil.copy(run.path / checkpoints.CHECKPOINT, run.path / models.SELECTED)
     refused(run.model, models.SELECTED, "--round last")
     shutil.copy(made["personal"].path / checkpoints.CHECKPOINT, run.path / checkpoints.CHECKPOINT)
-    refused(lambda: run.model(round="last"), "a state of another kind", "read it with the method")
+    refused(lambda: run.model(round="last"), "another kind of state", "use the method that wrote it")
     write_record(run.path, {**run.record, "status": "interrupted"})
     refused(fedcli.load(run.path).model, "has not finished")
 

@@ -49,9 +49,8 @@ CGROUP_LIMIT = Path("/sys/fs/cgroup/memory.max")  # what a container may use of 
 def save(path: Path, tree: Tree, facts: Mapping[str, Any]) -> str:
     """Writes a tree, see `to_names`, and `facts` to a file, atomically, and returns its SHA-256 as it stands in it."""
     structure, tensors = to_names(tree)
-    for name, tensor in tensors.items():  # the library refuses tensors that share memory
-        tensors[name] = tensor.detach().to("cpu", copy=True, memory_format=torch.contiguous_format)
     text = json.dumps({"sha256": ZEROS.decode(), "tree": structure, "about": dict(facts)})
+    tensors = {name: leaf.detach().cpu().contiguous().clone() for name, leaf in tensors.items()}  # may share no memory
     content = serialize(tensors, {METADATA: text})
     digest = hashlib.sha256(content).hexdigest()
     content = content.replace(ZEROS, digest.encode(), 1)
@@ -89,13 +88,12 @@ def load(
         UserError: See `read_verified`; also if a NamedTuple is none of the types.
     """
     structure, facts, tensors = read_verified(path, digest)
-    for name, tensor in tensors.items():
-        tensors[name] = tensor.clone().to(device)  # in memory of its own: rounding may depend on its alignment
+    # In memory of their own: rounding may depend on alignment.
+    tensors = {name: tensor.clone().to(device) for name, tensor in tensors.items()}
     try:
         return from_names(structure, tensors, types), facts
     except (KeyError, TypeError) as error:  # a NamedTuple that is none of the types, or has other fields
-        fault = f"'{path}' holds a state of another kind (got {error}; {', '.join(types)} are allowed)"
-        raise UserError(f"{fault}; read it with the method that wrote it.") from None
+        raise UserError(f"'{path}' holds another kind of state (got {error}); use the method that wrote it.") from None
 
 
 @dataclass(eq=False, slots=True, weakref_slot=True)
@@ -207,13 +205,12 @@ class Store:
             copy = tree_map(lambda leaf: leaf.to(home, copy=True).contiguous(), state)
             nbytes = sum(leaf.nbytes for leaf in leaves(copy))
             versions[client] = Version(Path(f"{client:06}-{round}{SUFFIX}"), nbytes, state=copy)
-        in_memory = [version for version in versions.values() if version.state is not None]
-        held = sum(version.nbytes for version in in_memory)
-        for version in in_memory:
-            if held > self.limit and self.folder:
+        excess = sum(version.nbytes for version in versions.values() if version.state is not None) - self.limit
+        for version in versions.values() if self.folder else ():
+            if excess > 0 and version.state is not None:
                 version.write(self.folder)
                 version.state = None
-                held -= version.nbytes
+                excess -= version.nbytes
         return Kept(self, versions)
 
 
@@ -221,8 +218,7 @@ def refuse_non_finite(state: Any, round: int) -> None:
     """Raises NonFiniteLoss if a tensor of a state contains NaN or inf; `round` counts from 0."""
     for name, leaf in to_names(state)[1].items():
         if leaf.is_floating_point() and not leaf.isfinite().all():
-            fault = f"'{name[1:]}' of the state is not finite in round {round + 1}"
-            raise NonFiniteLoss(f"{fault}; a smaller --lr, or a smaller step of the server, usually helps.")
+            raise NonFiniteLoss(f"'{name[1:]}' of the state is not finite in round {round + 1}; use a smaller --lr.")
 
 
 def is_due(number: int, every: int | None, rounds: int, seconds: float, since: float) -> bool:

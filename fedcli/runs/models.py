@@ -29,8 +29,10 @@ from fedcli.userfiles import trust_files
 
 LARGEST = 2**30  # bytes of all models together that are kept beside the last ones
 ROUNDS = ("selected", "last")
-SUFFIXES = {"pt": ".pt2", "safetensors": ".safetensors"}
-LOADING = {"pt": "torch.export.load(file).module()", "safetensors": "safetensors.torch.load_file(file)"}
+FORMATS = {  # of exported files, with the suffix and how to load one
+    "pt": (".pt2", "torch.export.load(file).module()"),
+    "safetensors": (".safetensors", "safetensors.torch.load_file(file)"),
+}
 
 
 class Models(NamedTuple):
@@ -67,33 +69,32 @@ def check_client(method: Method, num_clients: int, client: int | None) -> None:
         raise UserError(f"'{method.name}' keeps {allowed} (got --client {client}); choose one of these.")
 
 
+@dataclass
 class BestModels:
     """Keeps the models of the best round in memory, and, before a checkpoint of a later round, in a file.
 
     After a kill between both writes, the resumed run computes that round again.
     """
 
-    def __init__(self, folder: Path, setup: Setup, record: dict[str, Any], state: Any):
-        """Takes up what a run has kept so far; `state` is the one after the rounds in the record."""
-        self._folder, self._setup = folder, setup
-        self._held: tuple[int, Models] | None = None  # the best round and its models, where they are not in the file
-        self.see(record, state)
+    folder: Path
+    setup: Setup
+    held: tuple[int, Models] | None = None  # the best round and its models, where they are not in the file
 
     def see(self, record: dict[str, Any], state: Any) -> None:
         """Holds the models of the last round in the record if it is the best one, and they are not too large."""
-        selection, method, last = self._setup.selection, self._setup.method, len(record["rounds"]) - 1
+        selection, method, last = self.setup.selection, self.setup.method, len(record["rounds"]) - 1
         if selection.startswith("best-") and summarise(record["rounds"], selection)["selected_round"] == last:
             kept = method.model(state) if method.personal is None else state  # whose clients' part is not read for it
             if sum(getattr(leaf, "nbytes", 0) for leaf in leaves(kept)) <= LARGEST:
-                self._held = last, models_of(method, state)
+                self.held = last, models_of(method, state)
 
     def write_checkpoint(self, record: dict[str, Any], state: Any) -> None:
         """Writes a checkpoint of the last round, and before it what is held of an earlier one."""
-        if self._held is not None and self._held[0] < len(record["rounds"]) - 1:
-            best, models = self._held
-            checkpoints.save(self._folder / SELECTED, models, {"identity": identity(record), "round": best})
-            self._held = None
-        checkpoints.write_checkpoint(self._folder, record, state)
+        if self.held is not None and self.held[0] < len(record["rounds"]) - 1:
+            best, models = self.held
+            checkpoints.save(self.folder / SELECTED, models, {"identity": identity(record), "round": best})
+            self.held = None
+        checkpoints.write_checkpoint(self.folder, record, state)
 
 
 class Classifier(nn.Module):
@@ -207,12 +208,13 @@ def export(
     Raises:
         UserError: If there is no such model or format, or `torch.export` cannot take the network.
     """
-    if format not in SUFFIXES:
-        raise UserError(f"--format must be {' or '.join(SUFFIXES)} (got '{format}'); choose one of them.")
+    if format not in FORMATS:
+        raise UserError(f"--format must be {' or '.join(FORMATS)} (got '{format}'); choose one of them.")
     model, record = run.model(client, round, prototypes=prototypes), run.record
+    suffix, loading = FORMATS[format]
     name = "model" if client is None else f"model-client-{client}"
     name += ("-last" if round == "last" else "") + ("-prototypes" if prototypes else "")
-    file = Path(out or run.path / name).with_suffix(SUFFIXES[format])
+    file = Path(out or run.path / name).with_suffix(suffix)
     if format == "pt":
         example, buffer = torch.rand(2, *record["model"]["input"], dtype=model.mean.dtype), io.BytesIO()
         try:
@@ -227,18 +229,17 @@ def export(
         facts = {"format": "pt", "method": record["method"], "class_names": json.dumps(record["class_names"])}
         content = serialize(tensors, facts)
     entry = record["rounds"][record["summary"]["selected_round"] if round == "selected" else -1]
-    reduced = "".join(f", {text}" for text in reductions(record).values())
-    gives = "minus the squared distances of the features to the prototypes" if prototypes else "logits"
     text = f"""\
 # {record["method"]} on {record["dataset"]}: {file.name}
 
-* Model: {"global" if client is None else f"of client {client}"}, after round {entry["round"] + 1} of \
-{record["config"]["rounds"]} ({round}); protocol `{record["protocol"]}`{reduced}
+* {"Global model" if client is None else f"Model of client {client}"} of round {entry["round"] + 1} of \
+{record["config"]["rounds"]} ({round}), under {", ".join([f"`{record['protocol']}`", *reductions(record).values()])}
 * Accuracy of the run in this round: {100 * entry["test_accuracy"]:.2f} %
-* Takes images {[None, *record["model"]["input"]]} in 0 to 1, of type {model.mean.dtype}; gives {gives}
+* Takes images {[None, *record["model"]["input"]]} in 0 to 1, of type {model.mean.dtype}; gives \
+{"minus the squared distances of the features to the prototypes" if prototypes else "logits"}
 * Classes: {", ".join(record["class_names"])}
 * Made by fedcli {record["versions"]["fedcli"]}: `{record["command"]}`
-* To load it: `{LOADING[format]}`
+* To load it: `{loading}`
 """
     card = file.with_name(f"{file.name}.md")
     card.parent.mkdir(parents=True, exist_ok=True)

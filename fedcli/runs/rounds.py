@@ -69,7 +69,8 @@ def run_rounds(
     samples = config.cohort_size * config.local_epochs * sum(map(len, fed.training)) // config.num_clients
     progress.start(record, folder, samples, len(rounds))
     fed.engine.on_samples = lambda count: progress.samples(count * current().count)
-    best = BestModels(folder, setup, record, state)
+    best = BestModels(folder, setup)
+    best.see(record, state)
     saved = complete = len(rounds)  # number of rounds in the last checkpoint; in both state and record
     ended = written = time.perf_counter()  # the last round; the last checkpoint, which took `writing` seconds
     writing = 0.0
