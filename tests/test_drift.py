@@ -15,7 +15,7 @@ from fedcli.results.frame import find_records
 from fedcli.results.metrics import find_metric
 from fedcli.runs import drift
 from fedcli.runs.config import resolve
-from fedcli.runs.prepare import make_federation, prepare
+from fedcli.runs.prepare import prepare
 from fedcli.runs.records import read_record
 from fedcli.runs.rounds import one_round
 from tests import laws
@@ -62,8 +62,7 @@ def test_similarity_of_classifier_updates_by_hand():
 
 
 def watched(**run):
-    setup, _ = laws.federation("fedavg", drift_every=1, **run)
-    fed = make_federation(setup, laws.toy_dataset(), laws.toy_parts(), kind=drift.Recording)
+    setup, fed = laws.federation("fedavg", drift_every=1, **run)
     return setup, fed, setup.method.init(fed, setup.options)
 
 

@@ -119,7 +119,7 @@ def test_nothing_more_is_kept_where_the_last_round_is_selected_or_the_models_are
     monkeypatch.setattr(models, "LARGEST", 1000)
     run = fedcli.run(method, out=tmp_path / "run", **{**TINY, **options})
     assert models.SELECTED not in names(run.path)
-    refused(run.model, f"{models.SELECTED}' does not hold the models of round", "--round last")
+    refused(run.model, f"{models.SELECTED}' lacks the models of round", "--round last")
     assert run.model(round="last")
 
 

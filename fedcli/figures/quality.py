@@ -37,7 +37,7 @@ from fedcli.errors import UserError
 from fedcli.figures.plots import setting_name, title_words, write_title
 from fedcli.results.tables import group
 from fedcli.runs.drift import EXAMPLES as DRIFT_EXAMPLES
-from fedcli.runs.drift import Recording, local_features
+from fedcli.runs.drift import local_features
 from fedcli.runs.lock import locked
 from fedcli.runs.models import check_client
 from fedcli.runs.prepare import machine_settings
@@ -183,7 +183,7 @@ def one_more_round(folder: Path, files: Sequence[str] = ()) -> dict[str, np.ndar
         return client_points(fed, cohort)
 
 
-def client_points(fed: Recording, cohort: Cohort) -> dict[str, np.ndarray]:
+def client_points(fed: Federation, cohort: Cohort) -> dict[str, np.ndarray]:
     """What the models of the round's clients give for some test images of their classes and domains.
 
     Returns:

@@ -108,15 +108,14 @@ class Version:
 
     def write(self, folder: Path) -> None:
         """Writes the state to a file, if none has it."""
-        if self.digest is not None:
-            return
-        self.file = folder / self.file.name
-        while self.file.exists():  # the client has kept two in this round
-            self.file = self.file.with_stem(f"{self.file.stem}-again")
-        folder.mkdir(exist_ok=True)
-        self.digest = save(self.file, self.state, {})
-        self.remove = weakref.finalize(self, self.file.unlink, missing_ok=True)
-        self.remove.atexit = False
+        if self.digest is None:
+            self.file = folder / self.file.name
+            while self.file.exists():  # the client has kept two in this round
+                self.file = self.file.with_stem(f"{self.file.stem}-again")
+            folder.mkdir(exist_ok=True)
+            self.digest = save(self.file, self.state, {})
+            self.remove = weakref.finalize(self, self.file.unlink, missing_ok=True)
+            self.remove.atexit = False
 
 
 class Kept(UserDict):

@@ -1,4 +1,4 @@
-"""How far the models of a round's clients have drifted apart, seen before the server makes one model of them.
+"""How far the models of a round's clients have drifted apart, before the server makes one model of them.
 
 Two numbers: the distance between the features that the clients' models give for the same test images, and how much the
 updates of their classifiers point the same way.
@@ -10,7 +10,6 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 from fedcli.core.batches import generator
-from fedcli.core.clients import Client, Params
 from fedcli.core.federation import Cohort, Federation
 
 EXAMPLES = 500  # test images at most that all clients' models are given
@@ -18,30 +17,8 @@ SEED = 0  # of the choice of these images, so that all runs are measured on the 
 AT_ONCE = 100  # images in a forward pass of all clients together
 
 
-class Recording(Federation):
-    """A federation that remembers the models of its round: what the clients were sent first, and what they sent back.
-
-    The clients that sent their whole models are stacked; None stands for no model.
-    """
-
-    def start_round(self) -> None:
-        """Forgets the round before."""
-        super().start_round()
-        self.received = self.trained = None
-
-    def broadcast(self, params: Params, buffers: Params, cohort: Cohort) -> Client:
-        """As in `Federation`."""
-        self.received = params if self.received is None else self.received
-        return super().broadcast(params, buffers, cohort)
-
-    def upload_model(self, clients: Client) -> tuple[Params, Params]:
-        """As in `Federation`."""
-        self.trained = Client(clients.params, clients.buffers, optimizer={})
-        return super().upload_model(clients)
-
-
-def measure_drift(fed: Recording, cohort: Cohort) -> dict[str, float | None]:
-    """How far apart the models are that the round's clients have sent, after the round, by the next two functions.
+def measure_drift(fed: Federation, cohort: Cohort) -> dict[str, float | None]:
+    """Returns both numbers of the models that the round's clients have sent.
 
     None for a single client, and in a round in which no whole model is sent, or for the second none received.
     """
@@ -54,7 +31,7 @@ def measure_drift(fed: Recording, cohort: Cohort) -> dict[str, float | None]:
     return {"feature_distance": distance, "classifier_similarity": similarity}
 
 
-def local_features(fed: Recording, cohort: Cohort, index: np.ndarray) -> Tensor:
+def local_features(fed: Federation, cohort: Cohort, index: np.ndarray) -> Tensor:
     """Features `[K, n, D]` of the test images `index` by the models that the clients sent, in evaluation mode."""
     features = []
     for part in torch.as_tensor(index, device=fed.device).split(AT_ONCE):

@@ -188,8 +188,7 @@ class Run:
             written = facts["record"]["rounds"][-1] if "record" in facts else facts
             if (facts["identity"], written["round"]) == (identity(record), number):
                 return state if isinstance(state, Models) else models_of(method, state)
-        fault = f"'{self.path / name}' does not hold the models of round {number + 1} of this run"
-        raise UserError(f"{fault}; take those of --round last, or run the experiment again.")
+        raise UserError(f"'{self.path / name}' lacks the models of round {number + 1}; restore it, or use --round last.")
 
 
 def export(
@@ -220,8 +219,7 @@ def export(
         try:
             program = torch.export.export(model, (example,), dynamic_shapes=({0: torch.export.Dim("N", min=1)},))
         except Exception as error:  # whatever a user's own network makes of it
-            text = one_line(error)
-            raise UserError(f"torch.export cannot take this network ({text}); use --format safetensors.") from error
+            raise UserError(f"torch.export refuses it ({one_line(error)}); use --format safetensors.") from error
         torch.export.save(program, buffer)
         content = buffer.getvalue()
     else:

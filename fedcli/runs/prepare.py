@@ -17,7 +17,6 @@ from fedcli.core.federation import Federation, divide
 from fedcli.data import datasets
 from fedcli.declarations import DataSetting, PublicSetting
 from fedcli.errors import UserError
-from fedcli.runs import drift
 from fedcli.runs.checkpoints import Store
 from fedcli.runs.config import Setup, flags_of, given_options, parse_size
 from fedcli.runs.records import SCHEMA, environment, params_hash, summarise
@@ -84,8 +83,7 @@ def prepare(setup: Setup) -> tuple[datasets.Dataset, list, Federation]:
     dataset, parts, public = load_data(setup)
     memory = setup.run.state_memory and parse_size(setup.run.state_memory)
     store = Store(memory, setup.device, setup.method.state_types)
-    kind = drift.Recording if setup.run.drift_every else Federation
-    return dataset, parts, make_federation(setup, dataset, parts, public, kind, store=store)
+    return dataset, parts, make_federation(setup, dataset, parts, public, store=store)
 
 
 def load_data(setup: Setup) -> tuple[datasets.Dataset, list, datasets.Dataset | None]:
@@ -106,15 +104,14 @@ def load_data(setup: Setup) -> tuple[datasets.Dataset, list, datasets.Dataset | 
     parts = setup.partition.scaled(dataset.share)(dataset.y_train, config.num_clients, config.partition_seed, *skews)
     if getattr(parts, "num_test", None) and not config.local_test:
         raise UserError(
-            f"the split '{config.partition}' has test lists (got the protocol {config.protocol}, which tests on the "
-            "official images); choose a protocol that tests on the clients' own parts, or leave the lists out."
+            f"the split '{config.partition}' has test lists, which the protocol {config.protocol} does not use; choose "
+            "one that tests on the clients' own parts, or leave the lists out."
         )
     _, testing, _, validation = divide(parts, config)
-    remedy = "give a larger share, more data or fewer clients."
     if setup.protocol.evaluation == "clients" and not any(map(len, testing)):
-        raise UserError(f"no client has a test part (got --local-test {config.local_test:g}); {remedy}")
+        raise UserError(f"no client has a test part (got --local-test {config.local_test:g}); use a larger share.")
     if setup.selection == "best-validation" and not any(map(len, validation)):
-        raise UserError(f"no client has a validation part (got --validation {config.validation:g}); {remedy}")
+        raise UserError(f"no client has a validation part (got --validation {config.validation:g}); use a larger one.")
     if config.public_dataset is None:
         return dataset, parts, None
     public = datasets.public_images(config.public_dataset, dataset, config.public_examples, config.partition_seed)

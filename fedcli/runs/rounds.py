@@ -149,11 +149,15 @@ def one_round(setup: Setup, fed: Federation, state: Any, cohort: Cohort) -> tupl
     start, drawn = time.perf_counter(), torch.get_rng_state()
     outcome = setup.method.run_round(state, cohort, fed, setup.options)
     if type(outcome) is not tuple or len(outcome) != 2 or not isinstance(outcome[1], dict):
-        fault = f"run_round of '{setup.method.name}' returns no state and terms (got {type(outcome).__name__})"
-        raise UserError(f"{fault}; end it with 'return state, terms', the terms a dict of tensors [K], {{}} for none.")
+        raise UserError(
+            f"run_round of '{setup.method.name}' returns no state and terms (got {type(outcome).__name__}); end it "
+            "with 'return state, terms', the terms a dict of tensors [K], or {}."
+        )
     if not torch.equal(drawn, torch.get_rng_state()):  # a run that is resumed would draw something else
-        fault = f"run_round of '{setup.method.name}' draws from PyTorch's global generator in round {cohort.round + 1}"
-        raise UserError(f"{fault}; use fed.generator(...) on the server; a client must not draw.")
+        raise UserError(
+            f"run_round of '{setup.method.name}' draws from PyTorch's global generator in round {cohort.round + 1}; "
+            "use fed.generator(...) on the server; a client must not draw."
+        )
     after, terms = outcome
     refuse_non_finite(after, cohort.round)
     if fed.device.type == "cuda":

@@ -91,8 +91,7 @@ class Loggers:
                     getattr(logger, event, lambda *_: None)(*arguments)
                 except Exception as error:
                     self.loggers.remove(logger)
-                    fault = f"{type(error).__name__}: {error}"
-                    self.display.note(f"the logger {type(logger).__name__} fails ({fault}) and hears no more")
+                    self.display.note(f"the logger {type(logger).__name__} fails ({type(error).__name__}: {error})")
 
         return tell
 
