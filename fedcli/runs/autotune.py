@@ -1,4 +1,4 @@
-"""Chooses in which way clients train together, where `--clients-per-chunk` is left to `auto` on CUDA."""
+"""Chooses how clients train together where `--clients-per-chunk` is `auto` on CUDA."""
 
 import dataclasses
 import gc
@@ -17,9 +17,9 @@ STEPS = 16  # of a trial, enough for a capture
 
 
 def autotune(fed: Federation) -> str | None:
-    """Sets a federation's engine to the faster of `WAYS` for as many clients as memory allows; returns the reason.
+    """Sets a federation's engine to the fastest of `WAYS` for as many clients as memory allows; returns the reason.
 
-    Returns None, and sets nothing, where a number was given, and on a CPU: there one client trains in each thread.
+    Where a number was given, and on a CPU, where one client trains in each thread, sets nothing and returns None.
     """
     if fed.config.clients_per_chunk != "auto" or fed.device.type != "cuda":
         return None
@@ -34,10 +34,10 @@ def autotune(fed: Federation) -> str | None:
 
 
 def _try_out(fed: Federation, way: str, size: int) -> tuple[float, int]:
-    """Trains `size` clients for some steps by cross-entropy, twice: the second time is measured.
+    """Trains `size` clients for some steps by cross-entropy, twice, and measures the second time.
 
     Returns:
-        Seconds for a step of one client, and how many train together, which is less where the memory is too small.
+        Seconds for a step of one client, and how many train together: fewer if the memory is too small.
     """
     engine = dataclasses.replace(fed.engine, way=way, clients_per_chunk=size, on_samples=lambda count: None, notes=[])
     network = max(fed.networks, key=count_parameters)
@@ -63,7 +63,7 @@ def _try_out(fed: Federation, way: str, size: int) -> tuple[float, int]:
 
 
 def peak_memory(device: torch.device) -> int:
-    """Returns the most memory used so far, in bytes: of the CUDA device, else by the process."""
+    """Returns the most memory used so far, in bytes, of the CUDA device or else of the process."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if platform.system() == "Darwin" else 1024)

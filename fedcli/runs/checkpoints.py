@@ -4,9 +4,9 @@ A file has the form of safetensors. Its metadata are one JSON text, since the li
 several: the SHA-256 of the whole file, taken with zeros in its place; the structure of the tree, see `to_names`; and
 what the caller adds. Older files have a text for each of the three.
 
-Each state that a client keeps is a version, which never changes. It is written to a file of its own once, when it is
-evicted from memory or a checkpoint names it. A method holds the versions of all clients as a `Kept`, a mapping from ids
-to states. A version that no method holds is gone from memory, and its file too unless a checkpoint names it.
+A state that a client keeps is a version and never changes. It is written once, to a file of its own, when it is evicted
+from memory or a checkpoint names it. A method holds the versions of all clients as a `Kept`, a mapping from ids to
+states. A version that no method holds is freed, and its file removed unless a checkpoint names it.
 """
 
 import hashlib
@@ -59,10 +59,7 @@ def save(path: Path, tree: Tree, facts: Mapping[str, Any]) -> str:
 
 
 def read_verified(path: Path, digest: str | None = None) -> tuple[Any, dict[str, Any], dict[str, Tensor]]:
-    """Reads a file and checks its SHA-256 against `digest`, or against its embedded one if None.
-
-    Returns:
-        The structure of the tree, what else the file says, and the tensors by name.
+    """Reads a file whose SHA-256 is `digest`, or the embedded one if None: structure of the tree, facts and tensors.
 
     Raises:
         UserError: If the file is missing, damaged or another one.
@@ -82,7 +79,7 @@ def read_verified(path: Path, digest: str | None = None) -> tuple[Any, dict[str,
 def load(
     path: Path, types: Mapping[str, Callable], device: torch.device | str = "cpu", digest: str | None = None
 ) -> tuple[Tree, dict[str, Any]]:
-    """Reads what `save` has written: the tree, and what else the file says; for `types` see `from_names`.
+    """Reads the tree and the facts that `save` has written; for `types` see `from_names`.
 
     Raises:
         UserError: See `read_verified`; also if a NamedTuple is none of the types.
@@ -119,7 +116,7 @@ class Version:
 
 
 class Kept(UserDict):
-    """What clients keep, by id in ascending order; a state that is only in its file is read when it is asked for."""
+    """The clients' states by id, in ascending order; one that is not in memory is read from its file."""
 
     def __init__(self, store: "Store", versions: dict[int, Version]):
         self._store, self.data = store, versions  # in the order in which they were kept
@@ -128,7 +125,7 @@ class Kept(UserDict):
         return iter(sorted(self.data))
 
     def __getitem__(self, client: int) -> Tree:
-        """Reads a client's state, unless its file is damaged; its tensors are on any device, and not to be changed."""
+        """Returns a client's state, whose tensors are on any device and must not be changed."""
         version = self.data[client]
         if version.state is not None:
             return version.state
@@ -139,15 +136,15 @@ class Kept(UserDict):
 
     @property
     def nbytes(self) -> int:
-        """The bytes of what all clients keep."""
+        """The bytes of all states."""
         return sum(version.nbytes for version in self.data.values())
 
     def rows(self) -> list[tuple[int, str, int, str | None]]:
-        """Names each client's version as a checkpoint does: client, file without suffix, bytes and SHA-256."""
+        """Names the versions as a checkpoint does: client, file without suffix, bytes and SHA-256 of each."""
         return [(client, each.file.stem, each.nbytes, each.digest) for client, each in sorted(self.data.items())]
 
     def only(self, clients: Iterable[int]) -> "Kept":
-        """Leaves out what all but these clients keep."""
+        """Leaves out the states of all other clients."""
         return Kept(self._store, {client: self.data[client] for client in self.data.keys() & set(clients)})
 
 
@@ -155,15 +152,15 @@ class Store:
     """Keeps versions of clients' states, those kept last in memory.
 
     Attributes:
-        folder: Of files for what exceeds the memory; where None, all stays in memory.
+        folder: Of files for what exceeds the memory; None for no files.
     """
 
     def __init__(self, memory: int | None, device: torch.device, types: Iterable[type]):
-        """Makes an empty one, without a folder.
+        """Makes a store without a folder.
 
         Args:
-            memory: Bytes of states to hold; a quarter of the machine's where None.
-            device: Of the run, where states stay as long as a quarter of its memory is free.
+            memory: Bytes of states in memory; a quarter of the machine's if None.
+            device: Of the run, where states stay while a quarter of its memory is free.
             types: The NamedTuple classes of states.
         """
         self.types, self.folder, self._device = {kind.__name__: kind for kind in types}, None, device
@@ -174,7 +171,7 @@ class Store:
         self.limit = memory
 
     def reopen(self, folder: Path) -> dict[str, Callable]:
-        """Returns the types by which `load` reads a checkpoint in a folder: also `kept`, made of `Kept.rows`."""
+        """Returns the types by which `load` reads a checkpoint in a folder; `kept` takes `Kept.rows`."""
 
         def kept(*rows: tuple[int, str, int, str]) -> Kept:
             files = {client: folder / STATES / f"{name}{SUFFIX}" for client, name, *_ in rows}
@@ -183,12 +180,10 @@ class Store:
         return {**self.types, "kept": kept}
 
     def keep(self, states: Mapping[int, Tree], new: dict[int, Tree], round: int) -> Kept:
-        """Puts versions of new states, which are copied, in the place of what their clients have kept so far.
-
-        Evicts those kept first until the rest fits into memory, and writes the evicted ones that no file has.
+        """Returns the states with copies of new ones, and evicts the oldest to files until the rest fits into memory.
 
         Raises:
-            NonFiniteLoss: If a new one is infinite or NaN; it says in which round, from 0.
+            NonFiniteLoss: If a new one of `round`, from 0, has a value that is infinite or NaN.
             OSError: If the disk does not take them.
         """
         refuse_non_finite({"clients": new}, round)
@@ -214,7 +209,7 @@ class Store:
 
 
 def refuse_non_finite(state: Any, round: int) -> None:
-    """Raises NonFiniteLoss if a tensor of a state contains NaN or inf; `round` counts from 0."""
+    """Raises NonFiniteLoss if a tensor of a state has NaN or inf; `round` counts from 0."""
     for name, leaf in to_names(state)[1].items():
         if leaf.is_floating_point() and not leaf.isfinite().all():
             raise NonFiniteLoss(f"'{name[1:]}' of the state is not finite in round {round + 1}; use a smaller --lr.")
@@ -231,10 +226,7 @@ def is_due(number: int, every: int | None, rounds: int, seconds: float, since: f
 
 
 def write_checkpoint(folder: Path, record: dict[str, Any], state: Any) -> None:
-    """Writes the state and what the record says of the rounds; keeps the checkpoint before.
-
-    After a kill, checkpoint and record may be of different rounds, and only the checkpoint before may be there.
-    """
+    """Writes state and rounds, and keeps the checkpoint before, which may be the only one after a kill."""
     versions = _versions(state)
     for version in versions:
         version.write(folder / STATES)
@@ -271,10 +263,7 @@ def clear_finished(folder: Path, record: dict[str, Any]) -> None:
 
 
 def read_checkpoint(folder: Path, record: dict[str, Any], setup: Setup, fed: Federation) -> tuple[Any, dict[str, Any]]:
-    """Reads the newest checkpoint of a run; a damaged one is refused, never skipped.
-
-    Returns:
-        The method's state, and what the record says up to it; the initial ones where there is none.
+    """Returns a run's state and its part of the record at the newest checkpoint; the initial ones without any.
 
     Raises:
         UserError: If the checkpoint, or a client's state that it names, is damaged, another run's or of another kind.
@@ -291,5 +280,5 @@ def read_checkpoint(folder: Path, record: dict[str, Any], setup: Setup, fed: Fed
 
 
 def _versions(state: Any) -> list[Version]:
-    """Returns what clients keep of a method's state."""
+    """Returns the versions in a method's state."""
     return [version for kept in stored(state).values() for version in kept.data.values()]

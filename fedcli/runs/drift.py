@@ -12,8 +12,8 @@ from torch.nn.functional import normalize
 from fedcli.core.batches import generator
 from fedcli.core.federation import Cohort, Federation
 
-EXAMPLES = 500  # test images at most that all clients' models are given
-SEED = 0  # of the choice of these images, so that all runs are measured on the same ones
+EXAMPLES = 500  # test images, at most
+SEED = 0  # of their choice, which is the same for all runs
 AT_ONCE = 100  # images in a forward pass of all clients together
 
 
@@ -32,7 +32,7 @@ def measure_drift(fed: Federation, cohort: Cohort) -> dict[str, float | None]:
 
 
 def local_features(fed: Federation, cohort: Cohort, index: np.ndarray) -> Tensor:
-    """Features `[K, n, D]` of the test images `index` by the models that the clients sent, in evaluation mode."""
+    """Returns features `[K, n, D]` of the test images `index` by the models that the clients sent."""
     features = []
     for part in torch.as_tensor(index, device=fed.device).split(AT_ONCE):
         images = fed.transform(fed.test_images[part])
@@ -41,7 +41,7 @@ def local_features(fed: Federation, cohort: Cohort, index: np.ndarray) -> Tensor
 
 
 def feature_distance(features: Tensor) -> float | None:
-    """Mean Euclidean distance of two clients' features `[K, n, D]` of an image, over images and pairs; None without."""
+    """Returns the mean Euclidean distance of two clients' features `[K, n, D]`, over images and pairs; None without."""
     by_image = features.double().transpose(0, 1)  # [n, K, D]
     distances = torch.cdist(by_image, by_image, compute_mode="donot_use_mm_for_euclid_dist")  # [n, K, K]
     pairs = torch.ones_like(distances[0], dtype=torch.bool).triu(1)  # each pair of two clients once
@@ -49,9 +49,9 @@ def feature_distance(features: Tensor) -> float | None:
 
 
 def classifier_similarity(trained: Tensor, received: Tensor) -> float | None:
-    """Mean cosine between two clients' updates of a class's weights, over classes and pairs of clients.
+    """Returns the mean cosine between two clients' updates of a class's weights, over classes and pairs of clients.
 
-    Of the weights `[K, C, D]` after local training and `[C, D]` before; None where no two clients have moved those of a
+    From the weights `[K, C, D]` after local training and `[C, D]` before; None where no two clients moved those of a
     class.
     """
     updates = (trained - received).double().transpose(0, 1)  # [C, K, D]

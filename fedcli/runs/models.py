@@ -188,7 +188,7 @@ class Run:
             written = facts["record"]["rounds"][-1] if "record" in facts else facts
             if (facts["identity"], written["round"]) == (identity(record), number):
                 return state if isinstance(state, Models) else models_of(method, state)
-        raise UserError(f"'{self.path / name}' lacks the models of round {number + 1}; restore it, or use --round last.")
+        raise UserError(f"'{self.path / name}' lacks the models of round {number + 1}; restore it or use --round last.")
 
 
 def export(

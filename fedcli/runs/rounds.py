@@ -22,7 +22,7 @@ from fedcli.runs.records import identity, params_hash, summarise, write_record
 from fedcli.runs.signals import OutOfTime, time_left
 from fedcli.runs.workers import current
 
-NOT_BLAMED = NonFiniteLoss, torch.OutOfMemoryError, OSError  # no mistakes of a user's file in which they are raised
+NOT_BLAMED = NonFiniteLoss, torch.OutOfMemoryError, OSError  # no mistakes in the user's file that raises them
 
 
 class Listener:

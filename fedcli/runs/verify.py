@@ -1,4 +1,4 @@
-"""Running a record again, and comparing what comes out with it."""
+"""Running a record again, and comparing the results."""
 
 import shutil
 from collections.abc import Sequence
@@ -16,7 +16,7 @@ from fedcli.runs.run import begin, has_ended, new_folder, recorded_setup
 from fedcli.runs.signals import OutOfTime
 from fedcli.userfiles import trust_files
 
-ACCURACY_TOLERANCE = 0.02  # of accuracy: how far another machine or version may take a point of a curve
+ACCURACY_TOLERANCE = 0.02  # how far another machine or version may take the accuracy of a round
 SURROUNDINGS = (*ENVIRONMENT_KEYS, "numerics", "method_hash")  # what the bits of a run depend on
 
 
@@ -24,17 +24,16 @@ def verify(
     path: str | Path, *, out: str | Path | None = None, method: Sequence[str | Path] = (), device: str | None = None,
     rounds: int | None = None, progress: Listener | None = None,
 ) -> tuple[str, bool]:  # fmt: skip
-    """Runs a run again that has finished or diverged, and compares partition, curve, end and parameters.
+    """Runs a run again that has finished or diverged, and compares data, curve, end and parameters.
 
-    Of its first rounds alone there are no last parameters; the terms of the objective are compared instead.
+    Of its first rounds alone the terms of the objective are compared in place of the last parameters.
 
     Args:
         path: Its folder or its record.
         out: Folder of the repetition, see `run`.
         method: The user's files that the run needs, see `resume`.
         device: In place of the record's.
-        rounds: So many of its rounds only, planned as before. The repetition is then interrupted, and kept only in a
-            named `out`.
+        rounds: Number of its rounds to repeat; the repetition is then interrupted, and kept only in a named `out`.
         progress: Told how it goes on.
 
     Returns:

@@ -1,11 +1,11 @@
-"""The processes that divide the work of one run: how they start, share what they make, and end together.
+"""The processes that divide the work of one run: how they start, share results, and end together.
 
 PyTorch's launcher starts them, by `torchrun` or for `--workers`. Each runs the whole program and makes the same draws,
-so that each has the same state; only work with parts is divided, by `Group.share`. What a part gives goes to all over
-gloo, pickled: the processes of a run trust each other. The first alone writes and prints.
+so that each has the same state; only work with parts is divided, by `Group.share`. Results go to all over gloo,
+pickled: the processes of a run trust each other. The first alone writes and prints.
 
-No end of one process leaves another waiting. One that fails sends its error where the others expect a message, so that
-all fail with it. One that dies closes its connections: the others lose it and end too.
+No end of one process leaves another waiting. One that fails sends its error where the others expect a message. One that
+dies closes its connections, which the others notice.
 """
 
 import logging
@@ -46,7 +46,7 @@ class Group:
     def share(self, work: Callable[[Sequence[Any]], Iterable[Any]], items: Sequence[Any]) -> list[Any]:
         """Returns what `work` gives for all items, in their order, each done by one of the processes.
 
-        A single item is done by all, so that its own parts can be divided; parts of a part are not divided again.
+        A single item is done by all, so that its own parts can be divided; these are not divided again.
         """
         if self._inside or len(items) < 2:
             return list(work(items))
@@ -57,7 +57,7 @@ class Group:
         return [gathered[index % self.count][index // self.count] for index in range(len(items))]
 
     def first(self, make: Callable[[], Tree]) -> Tree:
-        """Returns on all processes what `make` gives on the first, the only one to call it."""
+        """Returns on all processes what `make` gives on the first, which alone calls it."""
         return self.gather(make() if self.number == 0 else None)[0]
 
     def refuse_differences(self, facts: dict[str, Any]) -> None:
@@ -69,10 +69,10 @@ class Group:
                     raise UserError(f"the workers differ in {name} (got {got}); give all the same data and versions.")
 
     def gather(self, tree: Tree, error: Exception | None = None) -> list[Tree]:
-        """Sends a tree to all and returns everyone's, by their numbers, or raises the error that one has sent with it.
+        """Sends a tree to all and returns everyone's, by their numbers, or raises the error that one has sent.
 
-        A tensor arrives on the receiver's device, in memory of its own without gaps, and with its strides: the order of
-        a sum may depend on them.
+        A tensor arrives on the receiver's device without gaps but with its strides, on which the order of a sum may
+        depend.
         """
         if self.count == 1:
             return [tree]
@@ -98,16 +98,16 @@ _current = Group()
 
 
 def current() -> Group:
-    """The processes of the run that goes on in this one."""
+    """Returns the processes of the run that goes on in this one."""
     return _current
 
 
 @contextmanager
 def joined() -> Iterator[Group]:
-    """Connects this process with the others that the launcher has started with it; alone where there is none.
+    """Connects this process with those that the launcher has started with it; alone without a launcher.
 
-    An error inside ends all of them: the first raises it for all, the others end here, so that the launcher waits for
-    the first. An interruption is not told: this process ends, and the others lose it.
+    An error inside ends all: the first raises it, the others end here, so that the launcher waits for the first. An
+    interruption is not sent: this process ends, and the others notice.
     """
     global _current
     if not launched():
@@ -137,7 +137,7 @@ def joined() -> Iterator[Group]:
 
 
 def launch(count: int, command: Sequence[str]) -> int:
-    """Starts a command `count` times here by PyTorch's launcher; what interrupts this process interrupts them.
+    """Starts a command `count` times by PyTorch's launcher; what interrupts this process interrupts them.
 
     Returns:
         The exit code of the first process, which has said why it ended, or that of an interruption.
