@@ -136,34 +136,31 @@ def test_a_finished_run_keeps_what_is_needed_of_it(tmp_path):
 # Damage
 
 
-@pytest.mark.parametrize("part", ["digest", "structure", "tensors", "cut", "missing state", "exchanged state"])
+PLACES = {"digest": 60, "structure": 200, "tensors": -5}  # of a byte in a checkpoint
+
+
+@pytest.mark.parametrize("part", [*PLACES, "cut", "another run", "missing state", "exchanged state"])
 def test_damage_is_refused_and_the_checkpoint_before_ends_in_the_same_bits(part, tmp_path):
     source, end = stopped_run("client state")
     folder = shutil.copytree(source / "run", tmp_path / "run")
     checkpoint = file = folder / checkpoints.CHECKPOINT
     if part.endswith("state"):
         file, second, *_ = sorted((folder / checkpoints.STATES).glob("*-1.safetensors"))
-    if part == "missing state":
-        file.unlink()
+    content = bytearray(file.read_bytes())
+    if part == "another run":
+        shutil.copy(source / "other" / checkpoint.name, checkpoint)
     elif part == "exchanged state":
         shutil.copy(second, file)
+    elif part in PLACES:
+        content[PLACES[part]] ^= 1
+        file.write_bytes(content)
     else:
-        content = bytearray(file.read_bytes())
-        content[{"digest": 60, "structure": 200, "tensors": -5, "cut": 0}[part]] ^= 1
-        file.write_bytes(content[: 1000 if part == "cut" else None])
-    refused(lambda: runs.resume(folder), f"'{file}' is missing or damaged", ", or delete checkpoint.safetensors")
+        file.write_bytes(content[:1000]) if part == "cut" else file.unlink()
+    fault = "is of another run; restore it" if part == "another run" else "is missing or damaged; restore it"
+    refused(lambda: runs.resume(folder), f"'{file}' {fault}, or delete ")
     checkpoint.unlink()
     record = runs.resume(folder).record
     assert (record["summary"]["params_sha256"], record["resumed"]) == (end, [1])
-
-
-def test_the_checkpoint_of_another_run_is_refused(tmp_path):
-    source, end = stopped_run("client state")
-    folder = shutil.copytree(source / "run", tmp_path / "run")
-    shutil.copy(source / "other" / checkpoints.CHECKPOINT, folder)
-    refused(lambda: runs.resume(folder), "is of another run", "restore it")
-    shutil.copy(source / "run" / checkpoints.CHECKPOINT, folder)
-    assert runs.resume(folder).record["summary"]["params_sha256"] == end
 
 
 def test_tensors_are_read_as_they_were_written(tmp_path):
