@@ -43,8 +43,7 @@ def _try_out(fed: Federation, way: str, size: int) -> tuple[float, int]:
     network = max(fed.networks, key=count_parameters)
     cohort = fed.cohort_of(0, fed.cohort(0).client_ids[:size])
     plan = fed.plan(cohort, range(1))
-    first = tree_map(lambda rows: rows[:STEPS], plan._replace(num_batches=None))
-    plan = first._replace(num_batches=plan.num_batches)
+    plan = tree_map(lambda rows: rows[:STEPS], plan._replace(num_batches=None))._replace(num_batches=plan.num_batches)
     clients = fed.broadcast(*fed.initial_model(network), cohort)
 
     def local_loss(params, buffers, batch, context):

@@ -33,11 +33,9 @@ def measure_drift(fed: Federation, cohort: Cohort) -> dict[str, float | None]:
 
 def local_features(fed: Federation, cohort: Cohort, index: np.ndarray) -> Tensor:
     """Returns features `[K, n, D]` of the test images `index` by the models that the clients sent."""
-    features = []
-    for part in torch.as_tensor(index, device=fed.device).split(AT_ONCE):
-        images = fed.transform(fed.test_images[part])
-        features.append(fed.forward(fed.trained, cohort, images, train=False).features)
-    return torch.cat(features, 1)
+    parts = torch.as_tensor(index, device=fed.device).split(AT_ONCE)
+    outputs = [fed.forward(fed.trained, cohort, fed.transform(fed.test_images[part]), train=False) for part in parts]
+    return torch.cat([output.features for output in outputs], 1)
 
 
 def feature_distance(features: Tensor) -> float | None:

@@ -177,8 +177,7 @@ class Run:
         trained = models.shared if client is None else models.personal.get(client)
         if trained is not None:  # else the initial one, of a client that has never taken part
             network.load_state_dict({**trained[0], **trained[1]}, strict=False)  # what is frozen is as it began
-        model = Classifier(network, record, models.prototypes if prototypes else None)
-        return model.eval().requires_grad_(False)
+        return Classifier(network, record, models.prototypes if prototypes else None).eval().requires_grad_(False)
 
     def _read_models(self, record: dict[str, Any], method: Method, number: int, name: str) -> Models:
         """Reads the models of a round from the file of that name; refuses damaged and other ones."""

@@ -60,7 +60,7 @@ def verify(
     except (NonFiniteLoss, OutOfTime):
         again = read_record(folder)
         if again["status"] == "interrupted" and out is None:
-            shutil.rmtree(folder)  # else `resume` of all below `runs` would go on with it
+            shutil.rmtree(folder)  # else `resume runs` would go on with it
     return compare_records(record, again)
 
 
