@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 import torch
 from safetensors import safe_open
-from safetensors.torch import load_file
 
 import fedcli
 from fedcli.data import datasets
@@ -168,11 +167,9 @@ def test_models_of_another_run_or_an_unfinished_one_are_refused(made, tmp_path):
 
 def test_safetensors_have_the_tensors_of_the_module(made, tmp_path):
     file, _ = export(made["norms"], "safetensors", out=tmp_path / "norms")
-    with safe_open(file, "pt") as opened:
+    with safe_open(file, "pt") as opened:  # what is in the tensors is compared in test_old_runs.py
         assert json.loads(opened.metadata()["class_names"]) == made["norms"].record["class_names"]
-    expected = {name.removeprefix("network."): value for name, value in made["norms"].model().state_dict().items()}
-    assert {"body.1.running_mean", "head.weight", "mean"} <= set(expected)
-    torch.testing.assert_close(load_file(tmp_path / "norms.safetensors"), expected, rtol=0, atol=0)
+        assert {"body.1.running_mean", "head.weight", "mean"} <= set(opened.keys())
 
 
 def test_the_command_writes_a_model_and_a_card_that_can_be_followed(made, tmp_path, monkeypatch):

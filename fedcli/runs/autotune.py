@@ -29,7 +29,6 @@ def autotune(fed: Federation) -> str | None:
     seconds, fed.engine.clients_per_chunk = tried[fed.engine.way]
     torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats(fed.device)
-    fed.start_round()
     return f"fastest of {len(tried)} ways tried, {1e3 * seconds:.3g} ms for a step of one client"
 
 

@@ -22,8 +22,7 @@ from fedcli.errors import UserError
 from fedcli.registry import find_method
 from fedcli.runs import checkpoints
 from fedcli.runs.checkpoints import CHECKPOINT, SELECTED, Store
-from fedcli.runs.config import Setup
-from fedcli.runs.records import identity, summarise
+from fedcli.runs.records import identity
 from fedcli.runs.settings import reductions
 from fedcli.userfiles import trust_files
 
@@ -77,16 +76,16 @@ class BestModels:
     """
 
     folder: Path
-    setup: Setup
+    method: Method
     held: tuple[int, Models] | None = None  # the best round and its models, where they are not in the file
 
     def see(self, record: dict[str, Any], state: Any) -> None:
         """Holds the models of the last round in the record if it is the best one, and they are not too large."""
-        selection, method, last = self.setup.selection, self.setup.method, len(record["rounds"]) - 1
-        if selection.startswith("best-") and summarise(record["rounds"], selection)["selected_round"] == last:
-            kept = method.model(state) if method.personal is None else state  # whose clients' part is not read for it
+        summary, last = record["summary"], len(record["rounds"]) - 1
+        if summary["selection"].startswith("best-") and summary["selected_round"] == last:
+            kept = state if self.method.personal else self.method.model(state)  # clients' states are not read for it
             if sum(getattr(leaf, "nbytes", 0) for leaf in leaves(kept)) <= LARGEST:
-                self.held = last, models_of(method, state)
+                self.held = last, models_of(self.method, state)
 
     def write_checkpoint(self, record: dict[str, Any], state: Any) -> None:
         """Writes a checkpoint of the last round, and before it what is held of an earlier one."""

@@ -59,7 +59,7 @@ def run_rounds(
         "the version of fedcli": version("fedcli"), "the version of PyTorch": torch.__version__,
     }  # fmt: skip
     current().refuse_differences(facts)
-    record["status"] = "running"
+    record |= {"status": "running", "summary": summarise(rounds, setup.selection)}
     load = os.getloadavg()[0]
     record.setdefault("load", []).append({"round": len(rounds), "start": load, "end": load})
     current().first(lambda: clear(folder, at_rest=True))  # before another worker writes there
@@ -69,7 +69,7 @@ def run_rounds(
     samples = config.cohort_size * config.local_epochs * sum(map(len, fed.training)) // config.num_clients
     progress.start(record, folder, samples, len(rounds))
     fed.engine.on_samples = lambda count: progress.samples(count * current().count)
-    best = BestModels(folder, setup)
+    best = BestModels(folder, method)
     best.see(record, state)
     saved = complete = len(rounds)  # number of rounds in the last checkpoint; in both state and record
     ended = written = time.perf_counter()  # the last round; the last checkpoint, which took `writing` seconds
@@ -117,7 +117,6 @@ def run_rounds(
             is_late = current().first(lambda next=seconds: time_left() < next)  # the first worker decides for all
             if complete < config.rounds and (is_late or complete == until):
                 raise OutOfTime
-        record["summary"] = summarise(rounds, setup.selection)
         if writes:  # not the others, whose files are soon removed
             record["summary"]["params_sha256"] = params_hash(all_params(method, state, config.num_clients))
         if setup.post is not None:
