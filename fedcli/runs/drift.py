@@ -13,7 +13,6 @@ from fedcli.core.batches import generator
 from fedcli.core.federation import Cohort, Federation
 
 EXAMPLES = 500  # test images, at most
-SEED = 0  # of their choice, which is the same for all runs
 AT_ONCE = 100  # images in a forward pass of all clients together
 
 
@@ -24,7 +23,7 @@ def measure_drift(fed: Federation, cohort: Cohort) -> dict[str, float | None]:
     """
     distance = similarity = None
     if fed.trained is not None:
-        index = np.sort(generator(SEED, "drift").permutation(len(fed.test_labels))[:EXAMPLES])
+        index = np.sort(generator(0, "drift").permutation(len(fed.test_labels))[:EXAMPLES])  # the same for all runs
         distance = feature_distance(local_features(fed, cohort, index))
         if fed.received is not None:
             similarity = classifier_similarity(fed.trained.params["head.weight"], fed.received["head.weight"])
