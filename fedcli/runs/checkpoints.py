@@ -101,7 +101,7 @@ class Version:
     nbytes: int
     digest: str | None = None  # of the file; None until it is written
     state: Tree = None  # None where it is only in the file
-    remove: weakref.finalize | None = None  # removes the file once nobody holds the version, unless a checkpoint does
+    remove: weakref.finalize | None = None  # of the file, once nobody holds the version and no checkpoint names it
 
     def write(self, folder: Path) -> None:
         """Writes the state to a file, if none has it."""
