@@ -144,7 +144,6 @@ def test_by_prototypes_and_by_the_classifier_as_the_record_has_it(made, tmp_path
     ("kind", "act", "words"),
     [
         ("personal", lambda run: run.model(2), ["a model for each client, 0 to 1 (got --client 2)"]),
-        ("global", lambda run: run.model(0), ["keeps one global model (got --client 0)"]),
         ("global", lambda run: run.model(round="first"), ["selected or last", "first"]),
         ("global", lambda run: run.model(prototypes=True), ["does not classify by prototypes"]),
         ("global", lambda run: run.model()(torch.zeros(1, 1, 8, 8, dtype=torch.uint8)), ["torch.uint8", "255"]),

@@ -113,8 +113,8 @@ def run_rounds(
                 write_record(folder, record)
             complete = len(rounds)
             progress.round(entry)
-            seconds, ended = now - ended, now
-            is_late = current().first(lambda next=seconds: time_left() < next)  # the first worker decides for all
+            is_late = current().gather(time_left() < now - ended)[0]  # the first worker decides for all
+            ended = now
             if complete < config.rounds and (is_late or complete == until):
                 raise OutOfTime
         if writes:  # not the others, whose files are soon removed
@@ -184,5 +184,7 @@ def _after_the_last_round(setup: Setup, fed: Federation, state: Any) -> dict[str
     with post.blamed(*NOT_BLAMED):
         *model, floats_up = post.apply(*setup.method.model(state), fed, setup.post_options)
     changed = dataclasses.replace(setup.method, model=lambda state: tuple(model), prototypes=None)
-    result = {"name": post.name, "hash": post.file_hash, **evaluation.evaluate(fed, changed, state)}
-    return {**result, "floats_up": floats_up, "seconds": time.perf_counter() - start}
+    return {
+        "name": post.name, "hash": post.file_hash, **evaluation.evaluate(fed, changed, state),
+        "floats_up": floats_up, "seconds": time.perf_counter() - start,
+    }  # fmt: skip
