@@ -151,8 +151,7 @@ class Run:
         Args:
             client: Whose model, for methods with personal models; the initial one if it has never taken part.
             round: "selected", which the headline is from, or "last".
-            prototypes: Classify by the nearest prototype, for methods that are tested so: logits are minus the squared
-                distances.
+            prototypes: Return minus the squared distances to prototypes, for methods that classify by the nearest.
 
         Raises:
             UserError: If the run has not finished, or has no such model.

@@ -71,8 +71,7 @@ class Group:
     def gather(self, tree: Tree, error: Exception | None = None) -> list[Tree]:
         """Sends a tree to all and returns everyone's, by their numbers, or raises the error that one has sent.
 
-        A tensor arrives on the receiver's device without gaps but with its strides, on which the order of a sum may
-        depend.
+        A tensor arrives on the receiver's device, dense but with its strides, on which the order of a sum may depend.
         """
         if self.count == 1:
             return [tree]
