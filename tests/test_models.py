@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 import torch
 from safetensors import safe_open
-from safetensors.torch import load_file
 
 import fedcli
 from fedcli.data import datasets
@@ -119,7 +118,7 @@ def test_nothing_more_is_kept_where_the_last_round_is_selected_or_the_models_are
     monkeypatch.setattr(models, "LARGEST", 1000)
     run = fedcli.run(method, out=tmp_path / "run", **{**TINY, **options})
     assert models.SELECTED not in names(run.path)
-    refused(run.model, f"{models.SELECTED}' does not hold the models of round", "--round last")
+    refused(run.model, f"{models.SELECTED}' lacks the models of round", "--round last")
     assert run.model(round="last")
 
 
@@ -145,7 +144,6 @@ def test_by_prototypes_and_by_the_classifier_as_the_record_has_it(made, tmp_path
     ("kind", "act", "words"),
     [
         ("personal", lambda run: run.model(2), ["a model for each client, 0 to 1 (got --client 2)"]),
-        ("global", lambda run: run.model(0), ["keeps one global model (got --client 0)"]),
         ("global", lambda run: run.model(round="first"), ["selected or last", "first"]),
         ("global", lambda run: run.model(prototypes=True), ["does not classify by prototypes"]),
         ("global", lambda run: run.model()(torch.zeros(1, 1, 8, 8, dtype=torch.uint8)), ["torch.uint8", "255"]),
@@ -161,18 +159,16 @@ def test_models_of_another_run_or_an_unfinished_one_are_refused(made, tmp_path):
     shutil.copy(run.path / checkpoints.CHECKPOINT, run.path / models.SELECTED)
     refused(run.model, models.SELECTED, "--round last")
     shutil.copy(made["personal"].path / checkpoints.CHECKPOINT, run.path / checkpoints.CHECKPOINT)
-    refused(lambda: run.model(round="last"), "a state of another kind", "read it with the method")
+    refused(lambda: run.model(round="last"), "another kind of state", "use the method that wrote it")
     write_record(run.path, {**run.record, "status": "interrupted"})
     refused(fedcli.load(run.path).model, "has not finished")
 
 
 def test_safetensors_have_the_tensors_of_the_module(made, tmp_path):
     file, _ = export(made["norms"], "safetensors", out=tmp_path / "norms")
-    with safe_open(file, "pt") as opened:
+    with safe_open(file, "pt") as opened:  # what is in the tensors is compared in test_old_runs.py
         assert json.loads(opened.metadata()["class_names"]) == made["norms"].record["class_names"]
-    expected = {name.removeprefix("network."): value for name, value in made["norms"].model().state_dict().items()}
-    assert {"body.1.running_mean", "head.weight", "mean"} <= set(expected)
-    torch.testing.assert_close(load_file(tmp_path / "norms.safetensors"), expected, rtol=0, atol=0)
+        assert {"body.1.running_mean", "head.weight", "mean"} <= set(opened.keys())
 
 
 def test_the_command_writes_a_model_and_a_card_that_can_be_followed(made, tmp_path, monkeypatch):

@@ -37,7 +37,7 @@ def test_a_stopped_run_goes_on_also_from_the_checkpoint_before(damaged, tmp_path
         content = bytearray((folder / damaged).read_bytes())
         content[-5] ^= 1
         (folder / damaged).write_bytes(content)
-        with pytest.raises(UserError, match="is missing or not as it was written"):
+        with pytest.raises(UserError, match="is missing or damaged"):
             runs.resume(folder, method=NET, changed_method=True)
         (folder / CHECKPOINT).unlink()
     run = runs.resume(folder, method=NET, changed_method=True)

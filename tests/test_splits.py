@@ -100,7 +100,7 @@ def test_a_run_tests_on_the_lists_of_the_file_and_its_record_tells(tmp_path, mon
     assert record["rounds"][0]["test_accuracy"] * 3 == pytest.approx(round(record["rounds"][0]["test_accuracy"] * 3))
     written(tmp_path, {"train": [[0], [1]], "test": [[2], [3]]})
     options |= {"protocol": "fedfm:digits", "out": tmp_path / "other"}
-    refused(lambda: fedcli.run("fedavg", **options), "has test lists (got the protocol fedfm:digits")
+    refused(lambda: fedcli.run("fedavg", **options), "has test lists, which the protocol fedfm:digits does")
     assert not (tmp_path / "other").exists()
 
 

@@ -12,7 +12,7 @@ import pytest
 
 import fedcli
 from fedcli import registry
-from fedcli.errors import UserError, printable
+from fedcli.errors import printable
 from fedcli.figures import plots
 from fedcli.results.render import Sheet, markdown, render
 from fedcli.runs.config import resolve
@@ -66,12 +66,10 @@ def test_a_protocol_and_a_record_may_tell_options_without_effect():
             refuse_without_effect(resolve(registry.find_method(cell.method), cell.settings, need_data=False))
 
 
-def test_runs_of_one_second_do_not_meet_and_a_refused_one_leaves_nothing(tmp_path, monkeypatch):
+def test_runs_of_one_second_do_not_meet(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for _ in range(2):
         fedcli.run("fedavg", **{**TINY, "rounds": 1})
-    with pytest.raises(UserError):
-        fedcli.run("fedavg", **{**TINY, "num_clients": 10**6, "cohort_size": 1})
     assert len(list(Path("runs").glob("*-fedavg-digits"))) == 2
 
 

@@ -10,7 +10,8 @@ import pytest
 
 from fedcli.runs.records import read_record
 from tests import law_8
-from tests.programs import SMALL, Waiting, start
+from tests.programs import SMALL, WAITS, Waiting, start
+from tests.test_lock import names
 from tests.test_runs import essence
 
 SLOW = 300  # seconds until a test fails that waits for a group of processes
@@ -44,7 +45,7 @@ def launched(folder, count, program, *arguments):
 @pytest.mark.parametrize(
     ("number", "act", "said"),
     [
-        (0, "os.abort()", "UserError: worker 0 has died (got SIGABRT); look for"),
+        (0, "os.abort()", "UserError: worker 0 has died (got SIGABRT); find out"),
         (1, "1 / 0", "RuntimeError: on worker 1, ZeroDivisionError: division by zero"),
         (1, "stop(NonFiniteLoss('the term'))", "NonFiniteLoss: on worker 1, the term"),
         (0, "pass", "UserError: the workers differ in data (got b on worker 1, a on worker 0); give"),
@@ -65,7 +66,9 @@ def test_law_8_workers_are_invisible(tmp_path, two_threads):
 
 
 def test_a_worker_that_is_killed_leaves_a_run_that_another_number_of_workers_ends_in_the_same_bits(tmp_path):
-    waiting, options = Waiting(tmp_path), ("run", "./waits.py", *SMALL, "--checkpoint-every", "1")
+    waiting, every_round = Waiting(tmp_path), ("--checkpoint-every", "1", "--state-memory", "0")
+    options = ("run", "./waits.py", *SMALL, *every_round)
+    (tmp_path / "waits.py").write_text(WAITS.replace("fedavg", "scaffold"))  # whose clients keep states
     running = start(tmp_path, *options, "--out", "run", "--workers", "2")
     os.kill(waiting.two(SLOW)[0], signal.SIGKILL)
     _, errors = running.communicate(timeout=SLOW)
@@ -79,6 +82,7 @@ def test_a_worker_that_is_killed_leaves_a_run_that_another_number_of_workers_end
     record, whole = (read_record(tmp_path / name) for name in ("run", "whole"))
     assert essence(record)["rounds"] == essence(whole)["rounds"]
     assert record["summary"] == whole["summary"]
+    assert names(tmp_path / "run") == names(tmp_path / "whole")
     assert (record["resumed"], record["engine"]["workers"], whole["engine"]["workers"]) == ([1], 3, 1)
 
 

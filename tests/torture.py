@@ -11,7 +11,6 @@ import resource
 import shutil
 import signal
 import sys
-import traceback
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import suppress
@@ -106,24 +105,16 @@ def fork(action: Callable[[], object], seconds: float = 60) -> Ended:
 
 
 def _live(action: Callable[[], object], output: Path, errors: Path) -> None:
-    """The life of a child; it never returns."""
-    code = 1
+    """The life of a child, whose exit code `Process` makes of how it ends."""
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.default_int_handler)
     used = int(Path("/proc/self/statm").read_text().split()[0]) * os.sysconf("SC_PAGE_SIZE")
     resource.setrlimit(resource.RLIMIT_AS, (used + MEMORY, used + MEMORY))
-    with Path(os.devnull).open() as sys.stdin, output.open("w") as sys.stdout, errors.open("w") as sys.stderr:
-        os.dup2(sys.stdout.fileno(), 1)
-        os.dup2(sys.stderr.fileno(), 2)
-        try:
-            action()
-            code = 0
-        except SystemExit as end:
-            code = end.code if isinstance(end.code, int) else int(end.code is not None)
-        except BaseException:
-            traceback.print_exc()
-    os._exit(code)
+    sys.stdout, sys.stderr = output.open("w"), errors.open("w")
+    os.dup2(sys.stdout.fileno(), 1)
+    os.dup2(sys.stderr.fileno(), 2)
+    action()
 
 
 # Kills, also while a file is written

@@ -64,8 +64,9 @@ class Federation:
         testing: Each client's own test part, likewise; empty unless the protocol tests on it.
         domain_counts: `[N, domains]`, a client's examples of each domain; of one domain where there are none.
         domain_of: `[N]`, the domain that most of a client's examples come from.
-        sent_down: Floats that all clients of the last round together were sent, by "params", "buffers" and "other".
-        sent_up: Floats that they sent.
+        sent_down, sent_up: Floats that all clients of the round were sent and sent, by "params", "buffers" and "other".
+        received: Parameters of the model that the round's clients were sent first; None before.
+        trained: These clients when they send their models, stacked, if the run measures drift; else None.
         seconds: Time of the last round by "data", "train", "evaluate"; the method's own server work is the rest.
     """
 
@@ -127,9 +128,7 @@ class Federation:
     def network(self) -> Network:
         """Returns the network that all clients have; refuses if they have different ones."""
         if len(self.networks) > 1:
-            raise UserError(
-                f"this method needs one network for all clients (got --backbone {self.config.backbone}); name one."
-            )
+            raise UserError(f"this method needs one network for all clients (got {self.config.backbone}); name one.")
         return self.networks[0]
 
     @property
@@ -144,15 +143,15 @@ class Federation:
     @property
     def public_batch_sizes(self) -> list[int]:
         """Returns how many images each of the public batches has, in their order."""
-        count, size = len(self.public_images), self.config.public_batch_size
-        return [min(size, count - start) for start in range(0, count, size)]
+        return [len(part) for part in torch.arange(len(self.public_images)).split(self.config.public_batch_size)]
 
     def generator(self, *key: int | str) -> np.random.Generator:
         """Makes the random generator of one purpose, for example `fed.generator(round, client, "order")`."""
         return generator(self.seed, *key)
 
     def start_round(self) -> None:
-        """Sets the counts of what is sent and of the time back to zero."""
+        """Forgets the round before: counts of what is sent, time and models."""
+        self.received = self.trained = None
         self.sent_down, self.sent_up = ({"params": 0, "buffers": 0, "other": 0} for _ in range(2))
         self.seconds = {"data": 0.0, "train": 0.0, "evaluate": 0.0}
 
@@ -206,7 +205,7 @@ class Federation:
 
     def broadcast(self, params: Params, buffers: Params, cohort: Cohort) -> Client:
         """Sends one model to every client of the cohort; returns stacked clients `[K, ...]` without optimizer state."""
-        size = len(cohort.client_ids)
+        size, self.received = len(cohort.client_ids), params if self.received is None else self.received
         self.sent_down["params"] += size * count_floats(params)
         self.sent_down["buffers"] += size * count_floats(buffers)
         return Client(*tree_map(lambda leaf: leaf.expand(size, *leaf.shape), (params, buffers)), optimizer={})
@@ -232,6 +231,7 @@ class Federation:
 
     def upload_model(self, clients: Client) -> tuple[Params, Params]:
         """Sends each client's parameters and buffers to the server; returns both, stacked."""
+        self.trained = Client(clients.params, clients.buffers, optimizer={}) if self.config.drift_every else None
         self.sent_up["params"] += count_floats(clients.params)
         self.sent_up["buffers"] += count_floats(clients.buffers)
         return clients.params, clients.buffers

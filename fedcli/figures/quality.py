@@ -173,7 +173,7 @@ def one_more_round(folder: Path, files: Sequence[str] = ()) -> dict[str, np.ndar
         return client_points(fed, cohort)
 
 
-def client_points(fed: drift.Recording, cohort: Cohort) -> dict[str, np.ndarray]:
+def client_points(fed: Federation, cohort: Cohort) -> dict[str, np.ndarray]:
     """What the clients' models give for test images of their classes and domains.
 
     Returns:

@@ -23,8 +23,8 @@ from fedcli.data.files import one_line
 from fedcli.errors import UserError
 from fedcli.results.plans import Plan, PlannedRun
 from fedcli.runs import run as runs
+from fedcli.runs.checkpoints import CHECKPOINT, PREVIOUS, SELECTED, clear
 from fedcli.runs.lock import InUse, locked
-from fedcli.runs.models import remove_models
 from fedcli.runs.records import read_record
 from fedcli.runs.rounds import Listener
 from fedcli.runs.signals import OutOfTime, end_with_parent, interrupt_on_signals, time_left
@@ -101,7 +101,7 @@ def execute(
                 if error := _error_text(future.exception()) if future.exception() else future.result():
                     errors[run.folder] = error
                 if records_only and record and runs.has_ended(record):
-                    remove_models(run.folder)
+                    clear(run.folder, CHECKPOINT, PREVIOUS, SELECTED, at_rest=True)
                 watch.end(run, record, error)
             if (waiting or active) and time_left() <= 0:
                 raise OutOfTime

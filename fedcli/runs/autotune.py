@@ -1,4 +1,4 @@
-"""Chooses in which way clients train together, where `--clients-per-chunk` is left to `auto` on CUDA."""
+"""Chooses how clients train together where `--clients-per-chunk` is `auto` on CUDA."""
 
 import dataclasses
 import gc
@@ -17,34 +17,32 @@ STEPS = 16  # of a trial, enough for a capture
 
 
 def autotune(fed: Federation) -> str | None:
-    """Sets a federation's engine to the faster of `WAYS` for as many clients as memory allows; returns the reason.
+    """Sets a federation's engine to the fastest of `WAYS` for as many clients as memory allows; returns the reason.
 
-    Returns None, and sets nothing, where a number was given, and on a CPU: there one client trains in each thread.
+    Where a number was given, and on a CPU, where one client trains in each thread, sets nothing and returns None.
     """
     if fed.config.clients_per_chunk != "auto" or fed.device.type != "cuda":
         return None
     size = -(-fed.config.cohort_size // fed.engine.workers.count)  # a larger chunk would leave a worker idle
     tried = {way: _try_out(fed, way, size) for way in WAYS}
-    way = min(tried, key=tried.get)
-    fed.engine.way, (seconds, fed.engine.clients_per_chunk) = way, tried[way]
+    fed.engine.way = min(tried, key=tried.get)
+    seconds, fed.engine.clients_per_chunk = tried[fed.engine.way]
     torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats(fed.device)
-    fed.start_round()
     return f"fastest of {len(tried)} ways tried, {1e3 * seconds:.3g} ms for a step of one client"
 
 
 def _try_out(fed: Federation, way: str, size: int) -> tuple[float, int]:
-    """Trains `size` clients for some steps by cross-entropy, twice: the second time is measured.
+    """Trains `size` clients for some steps by cross-entropy, twice, and measures the second time.
 
     Returns:
-        Seconds for a step of one client, and how many train together, which is less where the memory is too small.
+        Seconds for a step of one client, and how many train together: fewer if the memory is too small.
     """
     engine = dataclasses.replace(fed.engine, way=way, clients_per_chunk=size, on_samples=lambda count: None, notes=[])
     network = max(fed.networks, key=lambda network: network.num_parameters)
     cohort = fed.cohort_of(0, fed.cohort(0).client_ids[:size])
     plan = fed.plan(cohort, range(1))
-    first = tree_map(lambda rows: rows[:STEPS], plan._replace(num_batches=None))
-    plan = first._replace(num_batches=plan.num_batches)
+    plan = tree_map(lambda rows: rows[:STEPS], plan._replace(num_batches=None))._replace(num_batches=plan.num_batches)
     clients = fed.broadcast(*fed.initial_model(network), cohort)
 
     def local_loss(params, buffers, batch, context):
@@ -63,7 +61,7 @@ def _try_out(fed: Federation, way: str, size: int) -> tuple[float, int]:
 
 
 def peak_memory(device: torch.device) -> int:
-    """Returns the most memory used so far, in bytes: of the CUDA device, else by the process."""
+    """Returns the most memory used so far, in bytes, of the CUDA device or else of the process."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if platform.system() == "Darwin" else 1024)

@@ -1,4 +1,4 @@
-"""How far the models of a round's clients have drifted apart, seen before the server makes one model of them.
+"""How far the models of a round's clients have drifted apart, before the server makes one model of them.
 
 Two numbers: the distance between the features that the clients' models give for the same test images, and how much the
 updates of their classifiers point the same way.
@@ -10,61 +10,35 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 from fedcli.core.batches import generator
-from fedcli.core.clients import Client, Params
 from fedcli.core.federation import Cohort, Federation
 
-EXAMPLES = 500  # test images at most that all clients' models are given
-SEED = 0  # of the choice of these images, so that all runs are measured on the same ones
+EXAMPLES = 500  # test images, at most
 AT_ONCE = 100  # images in a forward pass of all clients together
 
 
-class Recording(Federation):
-    """A federation that remembers the models of its round: what the clients were sent first, and what they sent back.
-
-    The clients that sent their whole models are stacked; None stands for no model.
-    """
-
-    def start_round(self) -> None:
-        """Forgets the round before."""
-        super().start_round()
-        self.received = self.trained = None
-
-    def broadcast(self, params: Params, buffers: Params, cohort: Cohort) -> Client:
-        """As in `Federation`."""
-        self.received = params if self.received is None else self.received
-        return super().broadcast(params, buffers, cohort)
-
-    def upload_model(self, clients: Client) -> tuple[Params, Params]:
-        """As in `Federation`."""
-        self.trained = Client(clients.params, clients.buffers, optimizer={})
-        return super().upload_model(clients)
-
-
-def measure_drift(fed: Recording, cohort: Cohort) -> dict[str, float | None]:
-    """How far apart the models are that the round's clients have sent, after the round, by the next two functions.
+def measure_drift(fed: Federation, cohort: Cohort) -> dict[str, float | None]:
+    """Returns both numbers of the models that the round's clients have sent.
 
     None for a single client, and in a round in which no whole model is sent, or for the second none received.
     """
     distance = similarity = None
     if fed.trained is not None:
-        index = np.sort(generator(SEED, "drift").permutation(len(fed.test_labels))[:EXAMPLES])
+        index = np.sort(generator(0, "drift").permutation(len(fed.test_labels))[:EXAMPLES])  # the same for all runs
         distance = feature_distance(local_features(fed, cohort, index))
         if fed.received is not None:
             similarity = classifier_similarity(fed.trained.params["head.weight"], fed.received["head.weight"])
     return {"feature_distance": distance, "classifier_similarity": similarity}
 
 
-def local_features(fed: Recording, cohort: Cohort, index: np.ndarray) -> Tensor:
-    """Features `[K, n, D]` of the test images `index` by the models that the clients sent, in evaluation mode."""
-    features = []
-    for part in torch.as_tensor(index, device=fed.device).split(AT_ONCE):
-        images = fed.transform(fed.test_images[part])
-        features.append(fed.forward(fed.trained, cohort, images, train=False).features)
-    return torch.cat(features, 1)
+def local_features(fed: Federation, cohort: Cohort, index: np.ndarray) -> Tensor:
+    """Returns features `[K, n, D]` of the test images `index` by the models that the clients sent."""
+    parts = torch.as_tensor(index, device=fed.device).split(AT_ONCE)
+    outputs = [fed.forward(fed.trained, cohort, fed.transform(fed.test_images[part]), train=False) for part in parts]
+    return torch.cat([output.features for output in outputs], 1)
 
 
 def feature_distance(features: Tensor) -> float | None:
-    """Mean Euclidean distance of two clients' features `[K, n, D]` of an image, over images and pairs; None without."""
+    """Returns the mean Euclidean distance of two clients' features `[K, n, D]`, over images and pairs; None without."""
     by_image = features.double().transpose(0, 1)  # [n, K, D]
     distances = torch.cdist(by_image, by_image, compute_mode="donot_use_mm_for_euclid_dist")  # [n, K, K]
     pairs = torch.ones_like(distances[0], dtype=torch.bool).triu(1)  # each pair of two clients once
@@ -72,9 +46,9 @@ def feature_distance(features: Tensor) -> float | None:
 
 
 def classifier_similarity(trained: Tensor, received: Tensor) -> float | None:
-    """Mean cosine between two clients' updates of a class's weights, over classes and pairs of clients.
+    """Returns the mean cosine between two clients' updates of a class's weights, over classes and pairs of clients.
 
-    Of the weights `[K, C, D]` after local training and `[C, D]` before; None where no two clients have moved those of a
+    From the weights `[K, C, D]` after local training and `[C, D]` before; None where no two clients moved those of a
     class.
     """
     updates = (trained - received).double().transpose(0, 1)  # [C, K, D]

@@ -1,4 +1,4 @@
-"""The lock of a folder of runs: one process at a time writes there; the lock dies with the process."""
+"""The lock of a folder of runs, in which one process at a time writes; it dies with the process."""
 
 import errno
 from collections.abc import Iterator
@@ -15,16 +15,20 @@ NO_LOCKS = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP)  # of a file system th
 
 
 class InUse(UserError):
-    """Another process writes in the folder, or has begun to; what is there may be a run in a moment."""
+    """Another process writes in the folder, or is about to."""
 
 
 @contextmanager
 def locked(folder: Path) -> Iterator[None]:
-    """Keeps every other process from the folder, which it makes, and clears what a killed one was writing there.
+    """Makes and locks a folder, and clears what a killed process was writing there.
 
-    The kernel's lock ends with a kill; on a file system without locks nobody is kept away. A locked folder is `InUse`.
+    The lock is the kernel's: the file that is left after a kill locks nothing. A file system without locks has none.
+
+    Raises:
+        InUse: If another process has locked the folder.
+        UserError: If it cannot be made.
     """
-    # A mark in place of the lock would outlive a kill, and keep a job that is queued again from its own folder.
+    # A soft lock would outlive a kill, and keep a job that is queued again from its own folder.
     lock = FileLock(folder / LOCK, timeout=0, fallback_to_soft=False)
     try:
         folder.mkdir(parents=True, exist_ok=True)

@@ -1,7 +1,4 @@
-"""The models that a run has made: kept beside its checkpoints, and taken out as modules of PyTorch or as files.
-
-A file that is exported needs no fedcli; a card beside it says what it is and how to load it.
-"""
+"""The models of a run: kept beside its checkpoints, taken out as PyTorch modules, or exported for plain PyTorch."""
 
 import io
 import json
@@ -24,16 +21,17 @@ from fedcli.declarations import Method
 from fedcli.errors import UserError
 from fedcli.registry import find_method
 from fedcli.runs import checkpoints
-from fedcli.runs.checkpoints import CHECKPOINT, PREVIOUS, SELECTED, Store
-from fedcli.runs.config import Setup
-from fedcli.runs.records import identity, summarise
+from fedcli.runs.checkpoints import CHECKPOINT, SELECTED, Store
+from fedcli.runs.records import identity
 from fedcli.runs.settings import reductions
 from fedcli.userfiles import trust_files
 
 LARGEST = 2**30  # bytes of all models together that are kept beside the last ones
 ROUNDS = ("selected", "last")
-SUFFIXES = {"pt": ".pt2", "safetensors": ".safetensors"}
-LOADING = {"pt": "torch.export.load(file).module()", "safetensors": "safetensors.torch.load_file(file)"}
+FORMATS = {  # of exported files, with the suffix and how to load one
+    "pt": (".pt2", "torch.export.load(file).module()"),
+    "safetensors": (".safetensors", "safetensors.torch.load_file(file)"),
+}
 
 
 class Models(NamedTuple):
@@ -45,7 +43,7 @@ class Models(NamedTuple):
 
 
 def models_of(method: Method, state: Any) -> Models:
-    """The models in a method's state."""
+    """Returns the models in a method's state."""
     prototypes = tuple(method.prototypes(state)) if method.prototypes else None
     if method.personal is None:
         return Models(tuple(method.model(state)), {}, prototypes)
@@ -53,7 +51,7 @@ def models_of(method: Method, state: Any) -> Models:
 
 
 def all_params(method: Method, state: Any, num_clients: int) -> Iterator[tuple[str, Tensor]]:
-    """The parameters of the global model, or of all clients' own models with their ids before the names, in order."""
+    """Yields the parameters of the global model, or of all clients' models with ids before the names, in order."""
     if method.personal is None:
         yield from sorted(method.model(state)[0].items())
         return
@@ -63,59 +61,53 @@ def all_params(method: Method, state: Any, num_clients: int) -> Iterator[tuple[s
 
 
 def check_client(method: Method, num_clients: int, client: int | None) -> None:
-    """Refuses a client without a model of its own, and None, which is the global model, where all have their own."""
+    """Refuses a client that has no model of its own, and None, the global model, where there is none."""
     clients = [None] if method.personal is None else range(num_clients)
     if client not in clients:
         allowed = "one global model" if method.personal is None else f"a model for each client, 0 to {clients[-1]}"
         raise UserError(f"'{method.name}' keeps {allowed} (got --client {client}); choose one of these.")
 
 
+@dataclass
 class BestModels:
-    """Keeps the models of the round that the headline of a run is from, where that is not the last round.
+    """Keeps the models of the best round in memory, and, before a checkpoint of a later round, in a file.
 
-    They are kept in memory, and written just before the next checkpoint of a later round. After a kill between both
-    writes, the resumed run computes that round again.
+    After a kill between both writes, the resumed run computes that round again.
     """
 
-    def __init__(self, folder: Path, setup: Setup, record: dict[str, Any], state: Any):
-        """Takes up what a run has kept so far; `state` is the one after the rounds in the record."""
-        self._file, self._setup = folder / SELECTED, setup
-        self._held: tuple[int, Models] | None = None  # the best round and its models, where they are not in the file
-        self.see(record, state)
+    folder: Path
+    method: Method
+    held: tuple[int, Models] | None = None  # the best round and its models, where they are not in the file
 
     def see(self, record: dict[str, Any], state: Any) -> None:
         """Holds the models of the last round in the record if it is the best one, and they are not too large."""
-        selection, method, last = self._setup.selection, self._setup.method, len(record["rounds"]) - 1
-        if selection.startswith("best-") and summarise(record["rounds"], selection)["selected_round"] == last:
-            kept = method.model(state) if method.personal is None else state  # whose clients' part is not read for it
+        summary, last = record["summary"], len(record["rounds"]) - 1
+        if summary["selection"].startswith("best-") and summary["selected_round"] == last:
+            kept = state if self.method.personal else self.method.model(state)  # clients' states are not read for it
             if sum(getattr(leaf, "nbytes", 0) for leaf in leaves(kept)) <= LARGEST:
-                self._held = last, models_of(method, state)
+                self.held = last, models_of(self.method, state)
 
-    def write(self, record: dict[str, Any]) -> None:
-        """Writes what is held, unless the checkpoint of this round will."""
-        if self._held is not None and self._held[0] < len(record["rounds"]) - 1:
-            best, models = self._held
-            checkpoints.save(self._file, models, {"identity": identity(record), "round": best})
-            self._held = None
-
-
-def remove_models(folder: Path) -> None:
-    """Removes all that the folder of an ended run holds of its models: what clients keep, too."""
-    checkpoints.clear(folder, CHECKPOINT, PREVIOUS, SELECTED, at_rest=True)
+    def write_checkpoint(self, record: dict[str, Any], state: Any) -> None:
+        """Writes a checkpoint of the last round, and before it what is held of an earlier one."""
+        if self.held is not None and self.held[0] < len(record["rounds"]) - 1:
+            best, models = self.held
+            checkpoints.save(self.folder / SELECTED, models, {"identity": identity(record), "round": best})
+            self.held = None
+        checkpoints.write_checkpoint(self.folder, record, state)
 
 
 class Classifier(nn.Module):
-    """A trained network that takes images as they are; in evaluation mode unless somebody changes that.
+    """A trained network that normalises its images itself.
 
     Attributes:
         network: Body and head.
-        mean: `[channels, 1, 1]`, which is taken off the images.
+        mean: `[channels, 1, 1]`, subtracted from the images.
         std: `[channels, 1, 1]`, by which they are then divided.
         prototypes: `[C, D]` where it classifies by the nearest of them; None where it classifies by the head.
     """
 
     def __init__(self, network: Backbone, record: dict[str, Any], prototypes: tuple[Tensor, Tensor] | None):
-        """Puts a run's normalisation before a network, and nearness to `prototypes` behind it where there are some."""
+        """Puts a run's normalisation before a network, and nearness to any `prototypes` behind it."""
         super().__init__()
         self.network, self._bf16 = network, record["config"]["precision"] == "bf16"
         for name, values in record["normalisation"].items():
@@ -152,31 +144,30 @@ class Run:
     files: Sequence[str | Path] = ()  # the user's, for its method or for parts
 
     def model(self, client: int | None = None, round: str = "selected", *, prototypes: bool = False) -> Classifier:
-        """The trained model: a `torch.nn.Module` in evaluation mode on the CPU, which normalises its images itself.
+        """Returns the trained model, a `torch.nn.Module` in evaluation mode on the CPU, before any step of `--post`.
 
-        It takes float images `[N, channels, H, W]` in 0 to 1 and returns logits `[N, C]`. It is the model before a step
-        of `--post`.
+        It takes float images `[N, channels, H, W]` in 0 to 1 and returns logits `[N, C]`.
 
         Args:
             client: Whose model, for methods with personal models; the initial one if it has never taken part.
             round: "selected", which the headline is from, or "last".
-            prototypes: For methods that classify by the nearest prototype: return minus the squared distances to
-                the prototypes in place of the classifier's logits, as the headline is measured.
+            prototypes: Return minus the squared distances to prototypes, for methods that classify by the nearest.
 
         Raises:
             UserError: If the run has not finished, or has no such model.
         """
         if round not in ROUNDS:
             raise UserError(f"--round must be {' or '.join(ROUNDS)} (got '{round}'); choose one of them.")
-        if self.record["status"] != "finished":
-            status = self.record["status"]
-            raise UserError(f"the run '{self.path}' has not finished (it is {status}); 'fedcli resume' goes on.")
         record = trust_files(self.record, self.files)
+        if record["status"] != "finished":
+            raise UserError(f"'{self.path}' has not finished (it is {record['status']}); 'fedcli resume' goes on.")
         method, config = find_method(record["method_source"]), record["config"]
         check_client(method, config["num_clients"], client)
         if prototypes and method.prototypes is None:
             raise UserError(f"'{method.name}' does not classify by prototypes (got --prototypes); leave it out.")
-        models = self._read_models(record, method, round)
+        last = record["rounds"][-1]["round"]
+        number = last if round == "last" else record["summary"]["selected_round"]
+        models = self._read_models(record, method, number, CHECKPOINT if number == last else SELECTED)
         names, num_classes = config["backbone"].split(","), len(record["class_names"])
         backbone = names[(client or 0) % len(names)]  # as the clients have them, in turn
         network = backbones.build(backbone, *record["model"]["input"][:2], num_classes, config["seed"])
@@ -184,24 +175,17 @@ class Run:
         trained = models.shared if client is None else models.personal.get(client)
         if trained is not None:  # else the initial one, of a client that has never taken part
             network.load_state_dict({**trained[0], **trained[1]}, strict=False)  # what is frozen is as it began
-        model = Classifier(network, record, models.prototypes if prototypes else None)
-        return model.eval().requires_grad_(False)
+        return Classifier(network, record, models.prototypes if prototypes else None).eval().requires_grad_(False)
 
-    def _read_models(self, record: dict[str, Any], method: Method, round: str) -> Models:
-        """Reads the models of the selected or the last round; refuses damaged and other ones."""
-        last = record["rounds"][-1]["round"]
-        number = last if round == "last" else record["summary"]["selected_round"]
-        file = self.path / (CHECKPOINT if number == last else SELECTED)
-        if file.is_file():
+    def _read_models(self, record: dict[str, Any], method: Method, number: int, name: str) -> Models:
+        """Reads the models of a round from the file of that name; refuses damaged and other ones."""
+        if (self.path / name).is_file():
             store = Store(None, torch.device("cpu"), (*method.state_types, Models))
-            state, facts = checkpoints.load(file, store.reopen(self.path))
+            state, facts = checkpoints.load(self.path / name, store.reopen(self.path))
             written = facts["record"]["rounds"][-1] if "record" in facts else facts
             if (facts["identity"], written["round"]) == (identity(record), number):
                 return state if isinstance(state, Models) else models_of(method, state)
-        raise UserError(
-            f"'{file}' does not hold the models of round {number + 1} of this run; take those of the last round with "
-            "--round last, or run the experiment again."
-        )
+        raise UserError(f"'{self.path / name}' lacks the models of round {number + 1}; restore it or use --round last.")
 
 
 def export(
@@ -212,46 +196,45 @@ def export(
     prototypes: bool = False,
     out: str | Path | None = None,
 ) -> tuple[Path, Path]:
-    """Writes a model, see `Run.model`, to a file and a card in Markdown beside it, and returns both.
+    """Writes a model, see `Run.model`, to a file and a card in Markdown beside it, and returns both paths.
 
-    The format is "pt", a program of `torch.export` for batches of any size, or "safetensors", the tensors alone. Where
-    `out` is not given the file is in the run's folder; what is there is replaced. Its suffix is that of the format.
+    The format is "pt", a program of `torch.export` for batches of any size, or "safetensors", the tensors alone. By
+    default the file is in the run's folder; an existing one is replaced. It gets the suffix of the format.
 
     Raises:
         UserError: If there is no such model or format, or `torch.export` cannot take the network.
     """
-    if format not in SUFFIXES:
-        raise UserError(f"--format must be {' or '.join(SUFFIXES)} (got '{format}'); choose one of them.")
+    if format not in FORMATS:
+        raise UserError(f"--format must be {' or '.join(FORMATS)} (got '{format}'); choose one of them.")
     model, record = run.model(client, round, prototypes=prototypes), run.record
+    suffix, loading = FORMATS[format]
     name = "model" if client is None else f"model-client-{client}"
     name += ("-last" if round == "last" else "") + ("-prototypes" if prototypes else "")
-    file = Path(out or run.path / name).with_suffix(SUFFIXES[format])
+    file = Path(out or run.path / name).with_suffix(suffix)
     if format == "pt":
         example, buffer = torch.rand(2, *record["model"]["input"], dtype=model.mean.dtype), io.BytesIO()
         try:
             program = torch.export.export(model, (example,), dynamic_shapes=({0: torch.export.Dim("N", min=1)},))
         except Exception as error:  # whatever a user's own network makes of it
-            fault = f"torch.export cannot take this network ({type(error).__name__}: {one_line(error)})"
-            raise UserError(f"{fault}; use --format safetensors.") from error
+            raise UserError(f"torch.export refuses it ({one_line(error)}); use --format safetensors.") from error
         torch.export.save(program, buffer)
         content = buffer.getvalue()
     else:
         tensors = {name.removeprefix("network."): value.clone() for name, value in model.state_dict().items()}
-        classes = json.dumps(record["class_names"])
-        content = serialize(tensors, {"format": "pt", "method": record["method"], "class_names": classes})
+        facts = {"format": "pt", "method": record["method"], "class_names": json.dumps(record["class_names"])}
+        content = serialize(tensors, facts)
     entry = record["rounds"][record["summary"]["selected_round"] if round == "selected" else -1]
-    reduced = "".join(f", {text}" for text in reductions(record).values())
-    gives = "minus the squared distances of the features to the prototypes" if prototypes else "logits"
     text = f"""\
 # {record["method"]} on {record["dataset"]}: {file.name}
 
-* Model: {"global" if client is None else f"of client {client}"}, after round {entry["round"] + 1} of \
-{record["config"]["rounds"]} ({round}); protocol `{record["protocol"]}`{reduced}
+* {"Global model" if client is None else f"Model of client {client}"} of round {entry["round"] + 1} of \
+{record["config"]["rounds"]} ({round}), under {", ".join([f"`{record['protocol']}`", *reductions(record).values()])}
 * Accuracy of the run in this round: {100 * entry["test_accuracy"]:.2f} %
-* Takes images {[None, *record["model"]["input"]]} in 0 to 1, of type {model.mean.dtype}; gives {gives}
+* Takes images {[None, *record["model"]["input"]]} in 0 to 1, of type {model.mean.dtype}; gives \
+{"minus the squared distances of the features to the prototypes" if prototypes else "logits"}
 * Classes: {", ".join(record["class_names"])}
 * Made by fedcli {record["versions"]["fedcli"]}: `{record["command"]}`
-* To load it: `{LOADING[format]}`
+* To load it: `{loading}`
 """
     card = file.with_name(f"{file.name}.md")
     card.parent.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""What a run needs before its first round: data, partition, federation, the machine's settings and a record."""
+"""What a run needs before its first round: data, partition, federation, settings of the machine, and a record."""
 
 import os
 import shlex
@@ -17,7 +17,6 @@ from fedcli.core.federation import Federation, divide
 from fedcli.data import datasets
 from fedcli.declarations import DataSetting, PublicSetting
 from fedcli.errors import UserError
-from fedcli.runs import drift
 from fedcli.runs.checkpoints import Store
 from fedcli.runs.config import Setup, flags_of, given_options, parse_size
 from fedcli.runs.records import SCHEMA, environment, params_hash, summarise
@@ -30,10 +29,10 @@ SMALL_NETWORK = 100_000  # parameters
 
 @contextmanager
 def flushed_denormals() -> Iterator[None]:
-    """Lets the processor take numbers too small for their exponent, below 1e-38 in float32, as 0; put back afterwards.
+    """Lets the processor take numbers below 1e-38 in float32 as 0, until the end; it is many times slower with them.
 
-    It computes with them many times slower, and a network may fill with them: weights that get no gradient and decay.
-    The setting is a thread's and of those that it makes, so it comes before PyTorch makes threads to load data.
+    Weights that get no gradient and decay become such numbers. Threads inherit the setting from the one that makes
+    them, so it comes before PyTorch makes threads to load data.
     """
     with ExitStack() as put_back:
         put_back.callback(torch.set_flush_denormal, sys.float_info.min / 2 == 0)
@@ -43,9 +42,9 @@ def flushed_denormals() -> Iterator[None]:
 
 @contextmanager
 def deterministic(on: bool) -> Iterator[None]:
-    """Takes operations on CUDA that give the same bits each time, or PyTorch's default ones; put back afterwards.
+    """Takes operations on CUDA that give the same bits each time, or PyTorch's default ones, until the end.
 
-    PyTorch warns of an operation that has no such form. On a CPU all have it anyway.
+    PyTorch warns of an operation that has no such form. On a CPU all have it.
     """
     before, filled = torch.get_deterministic_debug_mode(), torch.utils.deterministic.fill_uninitialized_memory
     if on:
@@ -62,11 +61,10 @@ def deterministic(on: bool) -> Iterator[None]:
 
 @contextmanager
 def machine_settings(fed: Federation) -> Iterator[None]:
-    """PyTorch's process-wide settings as this run needs them; put back afterwards.
+    """Sets what this run needs in PyTorch for the whole process, until the end.
 
-    TF32 only where --precision asks for it: PyTorch's own default uses it in convolutions on CUDA. On CUDA the same
-    bits each time, see `deterministic`. One thread for a small network on the CPU that trains one client after the
-    other, where handing work to several costs more than the work.
+    TF32 only with --precision tf32; PyTorch's default uses it in convolutions. On CUDA the same bits each time. One
+    thread for a small network that trains one client after the other on a CPU, where handing work over costs more.
     """
     on_cpu, is_small = fed.device.type == "cpu", fed.sizes.parameters < SMALL_NETWORK
     with deterministic(not on_cpu), ExitStack() as put_back:
@@ -80,16 +78,15 @@ def machine_settings(fed: Federation) -> Iterator[None]:
 
 
 def prepare(setup: Setup) -> tuple[datasets.Dataset, list, Federation]:
-    """Returns a run's data set, each client's examples, and the federation; refuses what `load_data` does."""
+    """Returns a run's data set, each client's examples, and the federation; raises what `load_data` does."""
     dataset, parts, public = load_data(setup)
     memory = setup.run.state_memory and parse_size(setup.run.state_memory)
     store = Store(memory, setup.device, setup.method.state_types)
-    kind = drift.Recording if setup.run.drift_every else Federation
-    return dataset, parts, make_federation(setup, dataset, parts, public, kind, store=store)
+    return dataset, parts, make_federation(setup, dataset, parts, public, store=store)
 
 
 def load_data(setup: Setup) -> tuple[datasets.Dataset, list, datasets.Dataset | None]:
-    """Returns a run's data set, the positions of each client's examples and any public images, all on the host.
+    """Returns a run's data set, the positions of each client's examples, and any public images, all on the host.
 
     Raises:
         UserError: If the data cannot be read or divided as asked, or no client has enough of them.
@@ -106,18 +103,17 @@ def load_data(setup: Setup) -> tuple[datasets.Dataset, list, datasets.Dataset | 
     parts = setup.partition.scaled(dataset.share)(dataset.y_train, config.num_clients, config.partition_seed, *skews)
     if getattr(parts, "num_test", None) and not config.local_test:
         raise UserError(
-            f"the split '{config.partition}' has test lists (got the protocol {config.protocol}, which tests on the "
-            "official images); choose a protocol that tests on the clients' own parts, or leave the lists out."
+            f"the split '{config.partition}' has test lists, which the protocol {config.protocol} does not use; choose "
+            "one that tests on the clients' own parts, or leave the lists out."
         )
     _, testing, _, validation = divide(parts, config)
-    remedy = "give a larger share, more data or fewer clients."
     if setup.protocol.evaluation == "clients" and not any(map(len, testing)):
-        raise UserError(f"no client has a test part (got --local-test {config.local_test:g}); {remedy}")
+        raise UserError(f"no client has a test part (got --local-test {config.local_test:g}); use a larger share.")
     if setup.selection == "best-validation" and not any(map(len, validation)):
-        raise UserError(f"no client has a validation part (got --validation {config.validation:g}); {remedy}")
-    if config.public_dataset is None:
-        return dataset, parts, None
-    public = datasets.public_images(config.public_dataset, dataset, config.public_examples, config.partition_seed)
+        raise UserError(f"no client has a validation part (got --validation {config.validation:g}); use a larger one.")
+    public = config.public_dataset and datasets.public_images(
+        config.public_dataset, dataset, config.public_examples, config.partition_seed
+    )
     return dataset, parts, public
 
 
@@ -125,7 +121,7 @@ def make_federation(
     setup: Setup, dataset: datasets.Dataset, parts: list, public: datasets.Dataset | None = None,
     kind: type[Federation] = Federation, **more: Any,
 ) -> Federation:  # fmt: skip
-    """The federation of a run, whose class `kind` takes what else is given; its protocol says how pixels are used."""
+    """Returns the federation of a run, of a class that takes what else is given."""
     dtype = torch.float64 if setup.run.precision == "float64" else torch.float32
 
     def transform(images: datasets.Dataset, setting: DataSetting | PublicSetting | None) -> Transform:
@@ -145,7 +141,7 @@ def make_federation(
 
 
 def frozen_parts(fed: Federation) -> list[dict[str, Any]]:
-    """Returns number and hash of the parameters that are not trained, of each network that has some."""
+    """Returns number and hash of the frozen parameters of each network that has some."""
     parts = [network.frozen for network in fed.networks if network.frozen]
     return [{"parameters": sum(map(Tensor.numel, part.values())), "sha256": params_hash(part)} for part in parts]
 
@@ -153,9 +149,9 @@ def frozen_parts(fed: Federation) -> list[dict[str, Any]]:
 def new_record(
     setup: Setup, dataset: datasets.Dataset, parts: list, fed: Federation, source: str, chosen: str | None
 ) -> dict[str, Any]:
-    """Returns the record of a run before its first round; `source` is its method's name, or the path of its file.
+    """Returns the record of a run before its first round.
 
-    `chosen` says why so many clients train together; it is None where that was given or is the CPU's rule.
+    `source` is its method's name or file; `chosen` is what `autotune` returns.
     """
     config, values, pixels, frozen = setup.run, setup.values(), fed.transform, frozen_parts(fed)
     return {

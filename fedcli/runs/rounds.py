@@ -1,4 +1,4 @@
-"""The rounds of a run: each is trained and evaluated, and then recorded, checkpointed and shown."""
+"""The rounds of a run: each is trained, tested, recorded, checkpointed and shown."""
 
 import dataclasses
 import os
@@ -15,45 +15,42 @@ from fedcli.core.federation import Cohort, Federation, NonFiniteLoss
 from fedcli.core.trees import stored
 from fedcli.errors import UserError
 from fedcli.runs import autotune, drift
-from fedcli.runs.checkpoints import clear, clear_finished, is_due, refuse_non_finite, write_checkpoint
+from fedcli.runs.checkpoints import STATES, clear, clear_finished, is_due, refuse_non_finite
 from fedcli.runs.config import Setup
 from fedcli.runs.models import BestModels, all_params
 from fedcli.runs.records import identity, params_hash, summarise, write_record
 from fedcli.runs.signals import OutOfTime, time_left
 from fedcli.runs.workers import current
 
-NOT_BLAMED = NonFiniteLoss, torch.OutOfMemoryError, OSError  # no mistakes of a user's file in which they are raised
+NOT_BLAMED = NonFiniteLoss, torch.OutOfMemoryError, OSError  # no mistakes in the user's file that raises them
 
 
 class Listener:
-    """What a run reports while it goes on; this one keeps silent.
-
-    A display is one, and so is a logger (`fedcli run --log`), which needs only the methods that it uses.
-    """
+    """What a run reports to a display or a logger (`fedcli run --log`, which needs only the methods that it uses)."""
 
     def start(self, record: dict[str, Any], folder: Path, samples_per_round: int, first_round: int) -> None:
-        """The run in `folder` is about to train its first round."""
+        """The run is about to train its first round, or the first one after it was resumed."""
 
     def samples(self, count: int) -> None:
         """A local step has processed `count` samples."""
 
     def note(self, text: str) -> None:
-        """Something has happened to the engine that the user has to know; the record has it too."""
+        """The user has to know something of the engine; the record has it too."""
 
     def round(self, entry: dict[str, Any]) -> None:
         """A round has ended; `entry` is what the record says of it."""
 
     def finish(self, record: dict[str, Any]) -> None:
-        """The run has ended, for whatever reason; `record["status"]` says which."""
+        """The run has ended; `record["status"]` says how."""
 
     def skip(self, record: dict[str, Any], folder: Path) -> None:
-        """The run in `folder` had ended before, and nothing of it is run."""
+        """The run had ended before, and nothing of it is run."""
 
 
 def run_rounds(
     setup: Setup, fed: Federation, record: dict, state: Any, folder: Path, progress: Listener, until: int | None = None
 ) -> Any:
-    """Runs the rounds that the record does not have, or those up to `until`, and returns the state after the last."""
+    """Runs the rounds that the record lacks, or those up to `until`, and returns the state after the last."""
     config, method, rounds, writes = setup.run, setup.method, record["rounds"], current().number == 0
     facts = {  # must be equal on all workers
         "the fingerprint of the data": record["dataset_fingerprint"],
@@ -62,20 +59,21 @@ def run_rounds(
         "the version of fedcli": version("fedcli"), "the version of PyTorch": torch.__version__,
     }  # fmt: skip
     current().refuse_differences(facts)
-    record["status"] = "running"
+    record |= {"status": "running", "summary": summarise(rounds, setup.selection)}
     load = os.getloadavg()[0]
     record.setdefault("load", []).append({"round": len(rounds), "start": load, "end": load})
     current().first(lambda: clear(folder, at_rest=True))  # before another worker writes there
-    fed.store.open(folder, current().number)
+    fed.store.folder = folder / (STATES if writes else f"{STATES}-{current().number}")
     if writes and not rounds:
         write_record(folder, record)
     samples = config.cohort_size * config.local_epochs * sum(map(len, fed.training)) // config.num_clients
     progress.start(record, folder, samples, len(rounds))
     fed.engine.on_samples = lambda count: progress.samples(count * current().count)
-    best = BestModels(folder, setup, record, state)
+    best = BestModels(folder, method)
+    best.see(record, state)
     saved = complete = len(rounds)  # number of rounds in the last checkpoint; in both state and record
-    ended = written = time.perf_counter()  # when the last round was trained and tested, and the last checkpoint written
-    writing = 0.0  # seconds that it took
+    ended = written = time.perf_counter()  # the last round; the last checkpoint, which took `writing` seconds
+    writing = 0.0
     try:
         for number in range(len(rounds), config.rounds):
             with method.blamed(*NOT_BLAMED):
@@ -109,19 +107,17 @@ def run_rounds(
             if writes:
                 best.see(record, state)
             if writes and is_due(number, config.checkpoint_every, config.rounds, writing, now - written):
-                best.write(record)
-                write_checkpoint(folder, record, state)
+                best.write_checkpoint(record, state)
                 saved, written = len(rounds), time.perf_counter()
                 writing = written - now
                 write_record(folder, record)
             complete = len(rounds)
             progress.round(entry)
-            seconds, ended = now - ended, now
-            is_late = current().first(lambda next=seconds: time_left() < next)  # the first worker decides for all
+            is_late = current().gather(time_left() < now - ended)[0]  # the first worker decides for all
+            ended = now
             if complete < config.rounds and (is_late or complete == until):
                 raise OutOfTime
-        record["summary"] = summarise(rounds, setup.selection)
-        if writes:  # not by others, since what they keep is soon removed
+        if writes:  # not the others, whose files are soon removed
             record["summary"]["params_sha256"] = params_hash(all_params(method, state, config.num_clients))
         if setup.post is not None:
             record["post"] = _after_the_last_round(setup, fed, state)
@@ -129,8 +125,7 @@ def run_rounds(
     except KeyboardInterrupt:
         record["status"] = "interrupted"
         if writes and saved < complete == len(rounds):
-            best.write(record)
-            write_checkpoint(folder, record, state)
+            best.write_checkpoint(record, state)
         raise
     except Exception as error:
         record |= {"status": "failed", "error": f"{type(error).__name__}: {error}"}
@@ -147,22 +142,20 @@ def run_rounds(
 
 
 def one_round(setup: Setup, fed: Federation, state: Any, cohort: Cohort) -> tuple[Any, dict[str, Any]]:
-    """Runs and evaluates one round.
-
-    Returns:
-        The state after it, and what the record says of it.
-    """
+    """Runs and tests one round; returns the state after it, and what the record says of it."""
     config, is_last = setup.run, cohort.round + 1 == setup.run.rounds
     fed.start_round()
     start, drawn = time.perf_counter(), torch.get_rng_state()
     outcome = setup.method.run_round(state, cohort, fed, setup.options)
     if type(outcome) is not tuple or len(outcome) != 2 or not isinstance(outcome[1], dict):
-        fault = f"run_round of '{setup.method.name}' returns no state and terms (got {type(outcome).__name__})"
-        raise UserError(f"{fault}; end it with 'return state, terms', the terms a dict of tensors [K], {{}} for none.")
+        raise UserError(
+            f"run_round of '{setup.method.name}' returns no state and terms (got {type(outcome).__name__}); end it "
+            "with 'return state, terms', the terms a dict of tensors [K], or {}."
+        )
     if not torch.equal(drawn, torch.get_rng_state()):  # a run that is resumed would draw something else
         raise UserError(
-            f"run_round of '{setup.method.name}' draws from PyTorch's global generator (got another state of it after "
-            f"round {cohort.round + 1}); use fed.generator(...) on the server; a client must not draw."
+            f"run_round of '{setup.method.name}' draws from PyTorch's global generator in round {cohort.round + 1}; "
+            "use fed.generator(...) on the server; a client must not draw."
         )
     after, terms = outcome
     refuse_non_finite(after, cohort.round)
@@ -174,7 +167,7 @@ def one_round(setup: Setup, fed: Federation, state: Any, cohort: Cohort) -> tupl
     entry = {
         "round": cohort.round,
         **(evaluation.evaluate(fed, setup.method, after) if is_tested else NOTHING),
-        # Means over the clients: terms weighted by numbers of examples; floats sent, without buffers.
+        # Means over the clients, of terms by examples; floats sent are without buffers.
         "terms": {name: (terms[name].double() * cohort.weights.double()).sum().item() for name in terms},
         "floats_down": sum(round(floats / config.cohort_size) for floats in down),
         "floats_up": sum(round(floats / config.cohort_size) for floats in up),
@@ -186,10 +179,12 @@ def one_round(setup: Setup, fed: Federation, state: Any, cohort: Cohort) -> tupl
 
 
 def _after_the_last_round(setup: Setup, fed: Federation, state: Any) -> dict[str, Any]:
-    """Applies the step after the last round to the global model and evaluates its classifier; the state stays."""
-    start, step = time.perf_counter(), {"name": setup.post.name, "hash": setup.post.file_hash}
-    with setup.post.blamed(*NOT_BLAMED):
-        *model, floats_up = setup.post.apply(*setup.method.model(state), fed, setup.post_options)
+    """Applies the step after the last round to the global model and tests its classifier; the state stays."""
+    start, post = time.perf_counter(), setup.post
+    with post.blamed(*NOT_BLAMED):
+        *model, floats_up = post.apply(*setup.method.model(state), fed, setup.post_options)
     changed = dataclasses.replace(setup.method, model=lambda state: tuple(model), prototypes=None)
-    result = evaluation.evaluate(fed, changed, state)
-    return {**step, **result, "floats_up": floats_up, "seconds": time.perf_counter() - start}
+    return {
+        "name": post.name, "hash": post.file_hash, **evaluation.evaluate(fed, changed, state),
+        "floats_up": floats_up, "seconds": time.perf_counter() - start,
+    }  # fmt: skip

@@ -12,10 +12,10 @@ _deadline = math.inf  # of this program's runs, by `time.monotonic`
 
 
 class Interrupted(KeyboardInterrupt):
-    """The end of a program from outside; whoever handles Control-C handles this.
+    """The end of a program from outside, handled as Control-C is.
 
     Attributes:
-        code: Exit code; of a signal 128 and its number, as in a shell: 143 for SIGTERM, 129 for SIGHUP.
+        code: Exit code; of a signal 128 and its number, as in a shell.
     """
 
     def __init__(self, text: str, code: int):
@@ -24,14 +24,14 @@ class Interrupted(KeyboardInterrupt):
 
 
 class OutOfTime(Interrupted):
-    """The end by `--time-limit`, which is a good one."""
+    """The end by `--time-limit`."""
 
     def __init__(self):
         super().__init__("time limit reached", 0)
 
 
 def exit_code(error: KeyboardInterrupt) -> int:
-    """Returns the exit code of a program that an interruption has ended; 130 for Control-C."""
+    """Returns the exit code after an interruption; 130 for Control-C."""
     return getattr(error, "code", 128 + signal.SIGINT)
 
 
@@ -39,7 +39,7 @@ interruptions: list[Interrupted] = []  # not yet told; kept, as PyTorch swallows
 
 
 def interrupt_on_signals() -> None:
-    """Lets SIGINT, SIGTERM and SIGHUP raise `Interrupted`, unless they are ignored, as under `nohup`."""
+    """Lets SIGINT, SIGTERM and SIGHUP raise `Interrupted`, unless ignored, as under `nohup`."""
 
     def end(number: int, frame: object) -> NoReturn:
         interruptions.append(Interrupted("interrupted", 128 + number))
@@ -51,7 +51,7 @@ def interrupt_on_signals() -> None:
 
 
 def set_time_limit(seconds: float) -> None:
-    """Gives the runs of this program so many seconds from now."""
+    """Ends the runs of this program after so many seconds."""
     global _deadline
     _deadline = time.monotonic() + seconds
 
@@ -62,7 +62,7 @@ def time_left() -> float:
 
 
 def end_with_parent() -> None:
-    """Ends this process as by SIGTERM, and hard after `GRACE`, once the process that started it is dead."""
+    """Ends this process by SIGTERM, and after `GRACE` without more ado, once its parent is dead."""
     parent = os.getppid()
 
     def watch() -> None:

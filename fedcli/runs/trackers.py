@@ -17,7 +17,7 @@ from fedcli.userfiles import from_file, is_from_file
 
 
 def flat(entry: dict[str, Any], above: str = "") -> dict[str, float]:
-    """The numbers in what a record says of a round, as `terms/cross_entropy`, but for its own and those of clients."""
+    """Returns the numbers of a round's entry, as `terms/cross_entropy`, without its own and those of clients."""
     numbers: dict[str, float] = {}
     for key, value in entry.items():
         if isinstance(value, dict) and key != "client_accuracy":
@@ -28,10 +28,10 @@ def flat(entry: dict[str, Any], above: str = "") -> dict[str, float]:
 
 
 class TensorBoard(Listener):
-    """Writes the numbers of every round into the folder `tensorboard` of the run."""
+    """Writes the numbers of each round into the run's folder `tensorboard`."""
 
     def start(self, record: dict[str, Any], folder: Path, samples_per_round: int, first_round: int) -> None:
-        """Opens an event file; rounds that a killed process wrote after its last checkpoint are hidden."""
+        """Opens an event file, and hides what a killed process wrote of rounds that come again."""
         from torch.utils.tensorboard import SummaryWriter  # late: only some users have it
 
         self.writer = SummaryWriter(folder / "tensorboard", purge_step=first_round + 1)
@@ -43,17 +43,15 @@ class TensorBoard(Listener):
         self.writer.flush()
 
     def finish(self, record: dict[str, Any]) -> None:
-        """Adds the headline of a run that went through, and closes the file."""
-        if record["status"] == "finished":
-            self.writer.add_scalar("selected", record["summary"]["selected"], len(record["rounds"]))
+        """Closes the file."""
         self.writer.close()
 
 
 class WeightsAndBiases(Listener):
-    """Logs to Weights & Biases, into the project `fedcli` unless WANDB_PROJECT says another; a resumed run goes on."""
+    """Logs to Weights & Biases, into the project `fedcli` or that of WANDB_PROJECT; a resumed run goes on."""
 
     def start(self, record: dict[str, Any], folder: Path, samples_per_round: int, first_round: int) -> None:
-        """Begins a run there, or goes on with it: its id follows from what never changes in a record."""
+        """Begins a run there, or goes on: its id follows from what never changes in a record."""
         import wandb  # late: likewise
 
         lasting = json.dumps([record[key] for key in ("started", "command", "seed", "dataset_fingerprint")])
@@ -77,14 +75,14 @@ LOGGERS: dict[str, Callable[[], Any]] = {"tensorboard": TensorBoard, "wandb": We
 
 
 class Loggers:
-    """A listener that tells a display and then each logger; one that fails is left out, and the run goes on."""
+    """A listener that tells a display and each logger; one that fails is left out."""
 
     def __init__(self, display: Listener | None, log: str | Iterable[Any] | None):
-        """Takes a display, or None, and the loggers that `log` names, see `find_loggers`."""
+        """Takes a display, and what `find_loggers` takes."""
         self.display, self.loggers = display or Listener(), find_loggers(log)
 
     def __getattr__(self, event: str) -> Callable[..., None]:
-        """The method of `Listener` of that name, for all of them."""
+        """Returns the method of `Listener` of that name, for all of them."""
 
         def tell(*arguments: Any) -> None:
             getattr(self.display, event)(*arguments)
@@ -93,17 +91,13 @@ class Loggers:
                     getattr(logger, event, lambda *_: None)(*arguments)
                 except Exception as error:
                     self.loggers.remove(logger)
-                    fault = f"{type(error).__name__}: {error}"
-                    self.display.note(f"the logger {type(logger).__name__} fails ({fault}) and hears no more")
+                    self.display.note(f"the logger {type(logger).__name__} fails ({type(error).__name__}: {error})")
 
         return tell
 
 
 def find_loggers(log: str | Iterable[Any] | None) -> list[Any]:
-    """Makes the loggers that are named: `tensorboard`, `wandb`, `./file.py:NAME` of a class of yours.
-
-    Several are divided by commas, or stand in a list, in which a logger itself stays what it is.
-    """
+    """Makes the loggers named `tensorboard`, `wandb` or `./file.py:NAME`, with commas or in a list with made ones."""
     loggers = []
     for logger in log.split(",") if isinstance(log, str) else log or ():
         if not isinstance(logger, str):
@@ -114,6 +108,5 @@ def find_loggers(log: str | Iterable[Any] | None) -> list[Any]:
             needed(logger, f"--log {logger}", logger)
             loggers.append(LOGGERS[logger]())
         else:
-            allowed = f"there are {', '.join(LOGGERS)}, and your own by ./file.py:NAME."
-            raise unknown("logger", logger, LOGGERS, allowed)
+            raise unknown("logger", logger, LOGGERS, f"there are {', '.join(LOGGERS)}, and your own by ./file.py:NAME.")
     return loggers

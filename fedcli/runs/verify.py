@@ -1,4 +1,4 @@
-"""Running a record again, and comparing what comes out with it."""
+"""Running a record again, and comparing the results."""
 
 import shutil
 from collections.abc import Sequence
@@ -16,30 +16,24 @@ from fedcli.runs.run import begin, has_ended, new_folder, recorded_setup
 from fedcli.runs.signals import OutOfTime
 from fedcli.userfiles import trust_files
 
-ACCURACY_TOLERANCE = 0.02  # of accuracy: how far another machine or version may take a point of a curve
+ACCURACY_TOLERANCE = 0.02  # how far another machine or version may take the accuracy of a round
 SURROUNDINGS = (*ENVIRONMENT_KEYS, "numerics", "method_hash")  # what the bits of a run depend on
 
 
 def verify(
-    path: str | Path,
-    *,
-    out: str | Path | None = None,
-    method: Sequence[str | Path] = (),
-    device: str | None = None,
-    rounds: int | None = None,
-    progress: Listener | None = None,
-) -> tuple[str, bool]:
-    """Runs a run again that has finished or diverged, and compares partition, curve, end and parameters.
+    path: str | Path, *, out: str | Path | None = None, method: Sequence[str | Path] = (), device: str | None = None,
+    rounds: int | None = None, progress: Listener | None = None,
+) -> tuple[str, bool]:  # fmt: skip
+    """Runs a run again that has finished or diverged, and compares data, curve, end and parameters.
 
-    Of its first rounds alone there are no last parameters; the terms of the objective are compared instead.
+    Of its first rounds alone the terms of the objective are compared in place of the last parameters.
 
     Args:
         path: Its folder or its record.
         out: Folder of the repetition, see `run`.
         method: The user's files that the run needs, see `resume`.
         device: In place of the record's.
-        rounds: So many of its rounds only, planned as before; the repetition is then one that was interrupted, and is
-            kept only in an `out` that is named.
+        rounds: Number of its rounds to repeat; the repetition is then interrupted, and kept only in a named `out`.
         progress: Told how it goes on.
 
     Returns:
@@ -66,7 +60,7 @@ def verify(
     except (NonFiniteLoss, OutOfTime):
         again = read_record(folder)
         if again["status"] == "interrupted" and out is None:
-            shutil.rmtree(folder)  # not a run that anybody wants to go on, as `resume` would with all below `runs`
+            shutil.rmtree(folder)  # else `resume runs` would go on with it
     return compare_records(record, again)
 
 
@@ -84,17 +78,15 @@ def compare_records(record: dict[str, Any], again: dict[str, Any]) -> tuple[str,
         ("data set", record["dataset_fingerprint"], again["dataset_fingerprint"]),
         ("partition", record["partition"]["fingerprint"], again["partition"]["fingerprint"]),
         ("end", record.get("error") or record["status"], again.get("error") or again["status"]),
+        ("number of rounds", len(record["rounds"]), len(again["rounds"])),
     ):
         if before != now:
             return f"another {name}: {now}, was {before}{other}", False
     curves, results = [], []
     for run in (record, again):
-        rows = run["rounds"]
-        curves.append(np.array([(row["test_accuracy"], row["validation_accuracy"]) for row in rows], float))
-        results.append(run["summary"].get("params_sha256") or [row["terms"] for row in rows])
-    distance = 1.0
-    if len(curves[0]) == len(curves[1]):
-        distance = np.nan_to_num(abs(curves[0] - curves[1])).max(initial=0.0)  # NaN where a round was not tested
+        curves.append(np.array([(row["test_accuracy"], row["validation_accuracy"]) for row in run["rounds"]], float))
+        results.append(run["summary"].get("params_sha256") or [row["terms"] for row in run["rounds"]])
+    distance = np.nan_to_num(abs(curves[0] - curves[1])).max(initial=0.0)  # NaN where a round was not tested
     points = f"{100 * distance:.2f} points of accuracy"
     if results[0] == results[1] and distance == 0:
         return "same to the last digit" if record["status"] == "interrupted" else "same bits", True

@@ -1,11 +1,11 @@
-"""The processes that divide the work of one run: how they start, share what they make, and end together.
+"""The processes that divide the work of one run: how they start, share results, and end together.
 
 PyTorch's launcher starts them, by `torchrun` or for `--workers`. Each runs the whole program and makes the same draws,
-so that each has the same state; only work with parts is divided, by `Group.share`. What a part gives goes to all over
-gloo, pickled: the processes of a run trust each other. The first alone writes and prints.
+so that each has the same state; only work with parts is divided, by `Group.share`. Results go to all over gloo,
+pickled: the processes of a run trust each other. The first alone writes and prints.
 
-No end of one process leaves another waiting. One that fails sends its error where the others expect a message, so that
-all fail with it. One that dies closes its connections: the others lose it and end too.
+No end of one process leaves another waiting. One that fails sends its error where the others expect a message. One that
+dies closes its connections, which the others notice.
 """
 
 import logging
@@ -40,66 +40,56 @@ class Group:
     number: int = 0  # of this process; the first, 0, writes
     count: int = 1  # of all processes
     here: int = 1  # of those on this machine, which share its cores
+    told: bool = field(default=False, init=False)  # all know the error that this one ends with
     _inside: bool = field(default=False, init=False)  # in a part of divided work
-    _told: bool = field(default=False, init=False)  # all know the error that this one ends with
 
     def share(self, work: Callable[[Sequence[Any]], Iterable[Any]], items: Sequence[Any]) -> list[Any]:
         """Returns what `work` gives for all items, in their order, each done by one of the processes.
 
-        A single item is done by all, so that its own parts can be divided; parts of a part are not divided again.
+        A single item is done by all, so that its own parts can be divided; these are not divided again.
         """
         if self._inside or len(items) < 2:
             return list(work(items))
         self._inside = True  # for good where this fails: then all end
         made = list(work(items[self.number :: self.count]))
         self._inside = False
-        gathered = self._gather(made)
+        gathered = self.gather(made)
         return [gathered[index % self.count][index // self.count] for index in range(len(items))]
 
     def first(self, make: Callable[[], Tree]) -> Tree:
-        """Returns on all processes what `make` gives on the first, the only one to call it."""
-        return self._gather(make() if self.number == 0 else None)[0]
+        """Returns on all processes what `make` gives on the first, which alone calls it."""
+        return self.gather(make() if self.number == 0 else None)[0]
 
     def refuse_differences(self, facts: dict[str, Any]) -> None:
-        """Refuses facts, by what is said of them, that differ among the processes."""
-        for number, others in enumerate(self._gather(facts)):
-            for name, value in facts.items():
-                if others[name] != value:
-                    got = f"{others[name]} on worker {number}, {value} on worker {self.number}"
+        """Refuses facts, by the words for them, that differ among the processes."""
+        for number, others in enumerate(self.gather(facts)):
+            for name in facts:
+                if others[name] != facts[name]:
+                    got = f"{others[name]} on worker {number}, {facts[name]} on worker {self.number}"
                     raise UserError(f"the workers differ in {name} (got {got}); give all the same data and versions.")
 
-    def tell(self, error: Exception) -> None:
-        """Ends the other processes with an error of this one, unless it is that of another, which all know of."""
-        if not self._told:
-            self._told = True  # also of what is made of this error
-            told = error if isinstance(error, ERRORS) else RuntimeError(f"{type(error).__name__}: {error}")
-            with suppress(Exception):
-                self._gather(None, told)
+    def gather(self, tree: Tree, error: Exception | None = None) -> list[Tree]:
+        """Sends a tree to all and returns everyone's, by their numbers, or raises the error that one has sent.
 
-    def _gather(self, tree: Tree, error: Exception | None = None) -> list[Tree]:
-        """Sends all a tree and returns everyone's, by their numbers, or raises the error that one has sent with it."""
+        A tensor arrives on the receiver's device, dense but with its strides, on which the order of a sum may depend.
+        """
         if self.count == 1:
             return [tree]
+
+        def pack(leaf: Any) -> Any:
+            is_tensor = isinstance(leaf, Tensor)
+            return partial(Tensor.to, leaf.detach().to("cpu", copy=True), leaf.device.type) if is_tensor else leaf
+
         messages = [None] * self.count
         try:
-            dist.all_gather_object(messages, (tree_map(_packed, tree), error))
+            dist.all_gather_object(messages, (tree_map(pack, tree), error))
         except RuntimeError as failure:
             raise Interrupted("another worker has died", LOST) from failure
         for number, (_, error) in enumerate(messages):
             if error is not None:
-                self._told = True
+                self.told = True
                 raise type(error)(f"on worker {number}, {error}")
         return [tree_map(lambda leaf: leaf() if isinstance(leaf, partial) else leaf, tree) for tree, _ in messages]
-
-
-def _packed(leaf: Any) -> Any:
-    """Returns what makes the same tensor of a tensor on the device of the process that calls it.
-
-    The copy in it has memory of its own, without gaps, and the strides: the order of a sum may depend on them.
-    """
-    if not isinstance(leaf, Tensor):
-        return leaf
-    return partial(Tensor.to, leaf.detach().to("cpu", copy=True), leaf.device.type)
 
 
 launched = dist.is_torchelastic_launched  # whether PyTorch's launcher has started this process
@@ -107,16 +97,16 @@ _current = Group()
 
 
 def current() -> Group:
-    """The processes of the run that goes on in this one."""
+    """Returns the processes of the run that goes on in this one."""
     return _current
 
 
 @contextmanager
 def joined() -> Iterator[Group]:
-    """Connects this process with the others that the launcher has started with it; alone where there is none.
+    """Connects this process with those that the launcher has started with it; alone without a launcher.
 
-    An error inside ends all of them: the first raises it further and says it for all, the others end here, so that the
-    launcher waits for the first. An interruption is not told: this process ends, and the others lose it.
+    An error inside ends all: the first raises it, the others end here, so that the launcher waits for the first. An
+    interruption is not sent: this process ends, and the others notice.
     """
     global _current
     if not launched():
@@ -129,11 +119,14 @@ def joined() -> Iterator[Group]:
     if os.environ["TORCHELASTIC_USE_AGENT_STORE"] == "True":  # the launcher's, which has addresses of earlier starts
         store = dist.PrefixStore(os.environ["TORCHELASTIC_RESTART_COUNT"], store)
     dist.init_process_group("gloo", store=store, rank=number, world_size=count, timeout=PATIENCE)
-    _current = Group(number, count, int(os.environ["LOCAL_WORLD_SIZE"]))
+    _current = group = Group(number, count, int(os.environ["LOCAL_WORLD_SIZE"]))
     try:
-        yield _current
+        yield group
     except Exception as error:
-        _current.tell(error)
+        if not group.told:
+            told = error if isinstance(error, ERRORS) else RuntimeError(f"{type(error).__name__}: {error}")
+            with suppress(Exception):  # it comes back here too
+                group.gather(None, told)
         if number > 0:
             sys.exit()
         raise
@@ -143,7 +136,7 @@ def joined() -> Iterator[Group]:
 
 
 def launch(count: int, command: Sequence[str]) -> int:
-    """Starts a command `count` times here by PyTorch's launcher; what interrupts this process interrupts them.
+    """Starts a command `count` times by PyTorch's launcher; what interrupts this process interrupts them.
 
     Returns:
         The exit code of the first process, which has said why it ended, or that of an interruption.
@@ -159,9 +152,9 @@ def launch(count: int, command: Sequence[str]) -> int:
     os.environ.setdefault("OMP_NUM_THREADS", str(torch.get_num_threads()))  # as of one process; the launcher sets 1
     signals = [signal.SIGINT, signal.SIGTERM, signal.SIGHUP]
     handled = ",".join(each.name for each in signals if signal.getsignal(each) is not signal.SIG_IGN)  # as by `nohup`
-    options = ["--standalone", "--local-addr", "localhost", "--nproc-per-node", str(count), "--no-python"]
+    options = f"--standalone --local-addr localhost --nproc-per-node {count} --no-python --signals-to-handle {handled}"
     try:
-        run(parse_args([*options, "--signals-to-handle", handled, *command]))
+        run(parse_args([*options.split(), *command]))
         return 0
     except SignalException as error:
         return 128 + error.sigval
@@ -171,5 +164,5 @@ def launch(count: int, command: Sequence[str]) -> int:
         code = failure.exitcode
         if number == 0 and 0 < code != LOST:
             return code
-        text = f"worker {number} has died (got {f'exit code {code}' if code > 0 else failure.signal_name()})"
-        raise UserError(f"{text}; look for what has ended it, then go on with 'fedcli resume'.") from error
+        got = f"exit code {code}" if code > 0 else failure.signal_name()
+        raise UserError(f"worker {number} has died (got {got}); find out why, then use 'fedcli resume'.") from error
