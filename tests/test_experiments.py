@@ -52,7 +52,6 @@ def test_a_file_names_method_and_options_and_what_is_typed_goes_before():
     assert {name: record["origin"][name] for name in origins} == origins
     assert "--num-clients=4" in record["command"]  # which needs no file
     Path("exp.toml").write_text(TOML.replace("proximal-weight = 0.5\n", ""))
-    Path("exp.toml").write_text(f"{Path('exp.toml').read_text()}quiet = false\ncontinue = false\n")
     done("run", "fedavg", "--config=exp.toml", "--out", "b")  # so does the method
     assert read("b")["method"] == "fedavg"
 
@@ -69,12 +68,12 @@ def test_of_seed_and_seeds_what_is_typed_goes_before_and_a_file_may_name_a_step_
     ("text", "message"),
     [
         (f"{TOML}lr = 'fast'", "--lr must be of type float (got 'fast')"),
-        (f"{TOML}lr = [0.1, -1]", "--lr must be > 0 (got -1)"),
+        (f"{TOML}lr = [0.1, -1]", "--lr must be > 0 (got -1.0)"),
         (f"{TOML}[out]\na = 1", "'out' in 'exp.toml' is no option with a value or a list (got {'a': 1});"),
         (f"{TOML}from = 'a'", "'from' in 'exp.toml' is no option with a value or a list (got 'a'); leave it out."),
-        (f"{TOML}lr = ", "--config exp.toml cannot be read ("),
+        (f"{TOML}lr = ", "'exp.toml' cannot be read ("),
         (f"{TOML}seed = 1\nseeds = [1]", "--seed 1 was given with --seeds"),
-        ("rounds = 1", "no method given (got --config); write 'fedcli run METHOD', see 'fedcli list'"),
+        ("rounds = 1", "no method given (got --config); write 'fedcli run METHOD', or set method ="),
     ],
 )
 def test_a_file_that_is_wrong_is_refused_in_a_line(text, message):

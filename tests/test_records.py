@@ -56,7 +56,7 @@ def test_a_run_that_cannot_be_opened_is_refused(finished, tmp_path):
     folder, record = shutil.copytree(finished.path, tmp_path / "run"), finished.record
     for change, message in (
         ({"status": "interrupted"}, "has not finished"),
-        ({"config": {**record["config"], "gone": 1}}, "code of 'fedavg' has changed since the run began"),
+        ({"config": {**record["config"], "gone": 1}}, "unknown option of 'fedavg' '--gone'"),
         ({"dataset_fingerprint": "0" * 16}, "data set has changed"),
         ({"partition": {**record["partition"], "fingerprint": "0"}}, "partition has changed"),
     ):

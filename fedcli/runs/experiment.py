@@ -1,13 +1,14 @@
 """Experiments that are written down: options from a TOML file or a record, and lists of values that make a grid."""
 
-import dataclasses
 import itertools
 import tomllib
 from collections.abc import Mapping
 from contextlib import suppress
+from dataclasses import Field
 from pathlib import Path
 from typing import Any, get_args
 
+from fedcli.data.files import reading
 from fedcli.declarations import check_value, flag_of
 from fedcli.errors import UserError
 from fedcli.registry import find_method
@@ -15,14 +16,12 @@ from fedcli.runs.config import flags_of, given_options, recorded_fields
 from fedcli.runs.records import read_record
 from fedcli.userfiles import own_paths
 
-SWITCHES = ("quiet", "continue")  # of a command, which have no form beginning with `--no-`
 
-
-def parse_values(field: dataclasses.Field, text: str) -> tuple[Any, ...]:
+def parse_values(field: Field, text: str) -> tuple[Any, ...]:
     """The values of an option, each once, from a text with commas between them, as "0.01,0.1".
 
     Raises:
-        UserError: If a value is of the wrong type or out of range.
+        UserError: A value is of the wrong type or out of range.
     """
     kinds, values = get_args(field.type) or (field.type,), []
     for part in map(str.strip, text.split(",")):
@@ -35,14 +34,14 @@ def parse_values(field: dataclasses.Field, text: str) -> tuple[Any, ...]:
     return tuple(dict.fromkeys(values))
 
 
-def takes_several(field: dataclasses.Field) -> bool:
-    """Whether commas divide values of an option: of numbers and of fixed choices, but for the seed (see `--seeds`)."""
+def takes_several(field: Field) -> bool:
+    """Whether commas divide values of an option: of numbers and fixed choices, but for the seed (see `--seeds`)."""
     kinds = get_args(field.type) or (field.type,)
     return field.name != "seed" and (int in kinds or float in kinds or bool(field.metadata["choices"]))
 
 
 def combinations(grid: Mapping[str, tuple[Any, ...]]) -> list[dict[str, Any]]:
-    """Every combination of a grid's values, by option; a single empty one of no grid."""
+    """Every combination of a grid's values, by option; an empty one of no grid."""
     return [dict(zip(grid, values, strict=True)) for values in itertools.product(*grid.values())]
 
 
@@ -57,16 +56,16 @@ def typed_options(args: list[str]) -> dict[str, str]:
 
 
 def expand(args: list[str], command: str) -> tuple[list[str], dict[str, str]]:
-    """The typed arguments of a command with the options that `--config` and `--from` stand for, the method first.
+    """The arguments of a command with the options that `--config` and `--from` stand for, the method first.
 
-    Typed options go before those of the file, and these before those of the run; of `--seed` and `--seeds` only what is
-    given first counts. A list in a file stands for several values.
+    Typed options override those of the file, and these those of the run; `--seed` overrides `--seeds`, and the other
+    way round. A list in a file stands for several values.
 
     Returns:
         The arguments, and where the options come from that were not typed, by name.
 
     Raises:
-        UserError: If a file cannot be read, no method is named, or a file of the user's is not.
+        UserError: A file cannot be read, no method is named, or a file of the user's is not.
     """
     typed = typed_options(args)
     if not args[0].startswith("-"):
@@ -89,26 +88,23 @@ def expand(args: list[str], command: str) -> tuple[list[str], dict[str, str]]:
             raise UserError(f"'{typed['from']}' has code of yours in {part}, run only if you name it; add {part}.")
     method = typed.get("method", options.pop("method", None))
     if not isinstance(method, str):
-        remedy = f"write 'fedcli {command} METHOD', see 'fedcli list'"
-        raise UserError(f'no method given (got {args[0]}); {remedy}, or set method = "fedavg" in the --config file.')
+        remedy = f"write 'fedcli {command} METHOD', or set method = \"fedavg\" in the --config file"
+        raise UserError(f"no method given (got {args[0]}); {remedy}; 'fedcli list' shows all.")
     chosen = find_method(method.split(",")[0])
     if in_run and chosen.name != record["method"]:
-        in_run = {name: value for name, value in in_run.items() if name in recorded_fields(chosen)}
-        options = {name: value for name, value in options.items() if name in in_run or name in in_file}
+        fields = recorded_fields(chosen)
+        options = {name: value for name, value in options.items() if name in fields or name in in_file}
     sources = {name: f"file {typed['config']}" if name in in_file else f"run {typed['from']}" for name in options}
     return [method, *flags_of(options), *args], sources
 
 
 def _options_in_file(path: str) -> dict[str, Any]:
     """The options in a TOML file for `--config`, and `method`; its keys have dashes or underscores."""
-    try:
+    with reading(path, "a TOML file, e.g. lr = 0.1"):
         table = tomllib.loads(Path(path).read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise UserError(f"--config {path} cannot be read ({error}); give a TOML file, e.g. lr = 0.1.") from error
     options = {}
     for key, value in table.items():
         if isinstance(value, dict) or key in ("config", "from"):
             raise UserError(f"'{key}' in '{path}' is no option with a value or a list (got {value!r}); leave it out.")
-        if value is not False or key.replace("-", "_").removesuffix("_") not in SWITCHES:  # off unless they are on
-            options[key.replace("-", "_")] = ",".join(map(str, value)) if isinstance(value, list) else value
+        options[key.replace("-", "_")] = ",".join(map(str, value)) if isinstance(value, list) else value
     return options
