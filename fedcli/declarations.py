@@ -125,8 +125,8 @@ class DataSetting:
     source: str  # where the constants come from
     augmentation: str = "none"
     top_k: int = 1  # a test image counts as right if its class is among the k most likely
-    settings: Mapping[str, Any] = field(default_factory=dict)  # run options that differ for this data set
-    method_options: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # likewise of single methods
+    settings: Mapping[str, Any] = field(default_factory=dict)  # run options for this data set
+    method_options: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # of single methods for it
 
 
 @dataclass(frozen=True)
@@ -146,20 +146,19 @@ class Protocol:
     name: str  # `paper:setting`, as in `--protocol`
     summary: str  # one sentence
     source: str  # section or table of the paper
-    settings: Mapping[str, Any]  # run options by field name of `RunConfig`; the command line overrides each
-    datasets: Mapping[str, DataSetting]  # what goes with which data set; another data set needs `--backbone`
+    settings: Mapping[str, Any]  # run options by field name of `RunConfig`; the command line overrides them
+    datasets: Mapping[str, DataSetting]  # by data set; another one needs `--backbone`
     selection: str  # headline of a run, see `SELECTIONS`
     evaluation: str = "server"  # or "clients" or "domains", see fedcli/core/evaluation.py
-    # What goes with which set of public images; another one is normalised by its own mean and not augmented.
+    # By set of public images; another one is normalised by its own mean and not augmented.
     public: Mapping[str, PublicSetting] = field(default_factory=dict)
-    # Options of single methods under this protocol, by method; those of a data set go before them.
-    method_options: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    notes: tuple[str, ...] = ()  # where each value that the paper does not give comes from
+    method_options: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # of single methods; a data set's win
+    notes: tuple[str, ...] = ()  # where each value comes from that the paper does not give
 
 
 @dataclass(frozen=True)
 class Cell:
-    """One number of a paper's table, and the run that gives ours."""
+    """A number of a paper's table, and the run that gives ours."""
 
     row: str  # as `method` in papers/reported.json
     column: str  # as `column` there
@@ -170,18 +169,18 @@ class Cell:
 
 @dataclass(frozen=True)
 class Gain:
-    """One number of a paper's table that follows from others there: some rows' mean less that of others."""
+    """A number of a paper's table that follows from others: some rows' mean less that of other rows."""
 
     row: str  # as `method` in papers/reported.json
     column: str  # as `column` there
     more: tuple[str, ...]  # the rows whose mean it is
-    less: tuple[str, ...]  # the rows whose mean is taken off
-    of: str | tuple[str, ...] = ""  # the columns whose cells are compared, of several their mean; empty for its own
-    best: bool = False  # take off the best of `less` in place of their mean
+    less: tuple[str, ...]  # the rows whose mean is subtracted
+    of: str | tuple[str, ...] = ""  # the columns that are compared, by their mean; empty for its own
+    best: bool = False  # subtract the best of `less` and not their mean
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """The columns of the table whose cells are compared."""
+        """The columns that are compared."""
         return self.of if isinstance(self.of, tuple) else (self.of or self.column,)
 
 
@@ -192,32 +191,32 @@ class Table:
     name: str  # `paper:ID`, as in `fedcli table paper:ID`
     title: str  # what the table shows, one line
     reported: tuple[str, str]  # the paper and the table in papers/reported.json
-    cells: tuple[Cell, ...]  # its numbers, row by row; cells of the same method and settings share their runs
+    cells: tuple[Cell, ...]  # row by row; cells of the same method and settings share their runs
     seeds: tuple[int, ...] = (0, 1, 2)  # of each run
-    notes: tuple[str, ...] = ()  # readings where the paper leaves something open, and rows that it does not have
-    gains: tuple[Gain, ...] = ()  # numbers that follow from its cells; they need no runs of their own
+    notes: tuple[str, ...] = ()  # what the paper leaves open, and rows that it does not have
+    gains: tuple[Gain, ...] = ()  # numbers that follow from its cells
 
 
 @dataclass(frozen=True)
 class Claim:
-    """A sentence of a paper that can be right or wrong: one row of a table is ahead of another."""
+    """A sentence of a paper that can be right or wrong: a row of a table is ahead of another."""
 
     name: str  # `paper:ID`
-    text: str  # the sentence, in words of ours, without a full stop
+    text: str  # the sentence in our words, without a full stop
     table: str  # name of the table whose cells are compared
     row: str  # the row that the sentence is about
     than: str | tuple[str, ...]  # the row that it is compared with, or several, of which each must be behind
-    columns: tuple[str, ...]  # of several, the mean of the differences counts
-    direction: str = "higher"  # or "lower": whether the paper has the row minus the other above or below zero
-    # Options that a smaller form of the claim may have in place of the cells', with their values, or None for any
-    # value; sizes (rounds, images, clients, ...) may always be smaller.
+    columns: tuple[str, ...]  # the mean of the differences counts
+    direction: str = "higher"  # or "lower": the sign of the row minus the other in the paper
+    # Options that a smaller form of the claim may have, with their values, or None for any; sizes (rounds, images,
+    # clients, ...) may always be smaller.
     instead: Mapping[str, Any] = field(default_factory=dict)
-    less: tuple[str, ...] = ()  # columns whose mean difference is taken off: is the lead larger than in these?
+    less: tuple[str, ...] = ()  # columns whose mean difference is subtracted: is the lead larger than in these?
     see: str = ""  # the study, if any, that limits what the runs say
 
     @property
     def others(self) -> tuple[str, ...]:
-        """The rows that it is compared with."""
+        """The rows of `than`."""
         return (self.than,) if isinstance(self.than, str) else self.than
 
 
@@ -253,8 +252,7 @@ def both_ways(floats: Callable[[Sizes], int]) -> Callable[..., tuple[int, int]]:
     """Costs of a method whose clients each receive and send so many floats in a round."""
 
     def costs(state: Any, cohort: Any, fed: Any, config: Any) -> tuple[int, int]:
-        total = len(cohort.client_ids) * floats(fed.sizes)
-        return total, total
+        return (len(cohort.client_ids) * floats(fed.sizes),) * 2
 
     return costs
 
@@ -302,8 +300,10 @@ class _Declared:
 def global_model(state: Any) -> tuple[dict, dict]:
     """The fields `params` and `buffers` of a state."""
     if not (hasattr(state, "params") and hasattr(state, "buffers")):
-        remedy = "let init and run_round return a NamedTuple with both, or declare Method(model=...)"
-        raise UserError(f"the state has no params and buffers (got {type(state).__name__}); {remedy}.")
+        raise UserError(
+            f"the state has no params and buffers (got {type(state).__name__}); let init and run_round return a "
+            "NamedTuple with both, or declare Method(model=...)."
+        )
     return state.params, state.buffers
 
 
@@ -359,11 +359,11 @@ class Method(_Declared):
 
 @dataclass(frozen=True)
 class Post(_Declared):
-    """A step on the global model after the last round of any method that has one, as its file declares it."""
+    """A step on the global model after the last round, as its file declares it."""
 
     name: str  # as in `--post`
     title: str  # full name, one line
-    config: type  # frozen dataclass of its options, each made by `option`; their names are no other option's
+    config: type  # frozen dataclass of its options, each made by `option`; no other option has their names
     # `(params, buffers, fed, config) -> (params, buffers, floats_up)`: the model after the step, and the floats that a
-    # client sends for it, the mean over the clients.
+    # client sends for it, as a mean over the clients.
     apply: Callable[..., tuple[dict, dict, int]]

@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import replace
 from functools import cache
 from types import ModuleType
-from typing import TypeVar
+from typing import Any
 
 from fedcli import papers
 from fedcli.declarations import Claim, Method, Post, Protocol, Table
@@ -19,10 +19,7 @@ def spelt(text: str, names: Collection[str]) -> str:
     return text if text in names else {name.lower(): name for name in names}.get(text.lower(), text)
 
 
-Declaration = TypeVar("Declaration", Method, Post, Protocol, Table, Claim)
-
-
-def _declarations(kind: type[Declaration], *modules: ModuleType) -> dict[str, Declaration]:
+def _declarations(kind: type, *modules: ModuleType) -> dict[str, Any]:
     """What files declare of a kind, by name: of Method, each file's `METHOD`, then its `METHODS`."""
     name, items = kind.__name__.upper(), []
     for module in modules:
@@ -30,20 +27,14 @@ def _declarations(kind: type[Declaration], *modules: ModuleType) -> dict[str, De
     return {item.name: item for item in items if isinstance(item, kind)}
 
 
-def _declared_in(path: str, kind: type[Declaration]) -> dict[str, Declaration]:
-    """What a user's file declares of a kind, by name."""
-    return _declarations(kind, import_file(path, kind.__name__.lower()))
-
-
 @cache
-def _registered(kind: type[Declaration]) -> dict[str, Declaration]:
+def _registered(kind: type) -> dict[str, Any]:
     """What the modules of `fedcli.papers` declare of a kind, papers before baselines, each in order of name."""
-    infos = pkgutil.walk_packages(papers.__path__, f"{papers.__name__}.")
-    names = sorted((info.name for info in infos if not info.ispkg), key=lambda name: (name.count("."), name))
-    return _declarations(kind, *map(importlib.import_module, names))
+    names = [info.name for info in pkgutil.walk_packages(papers.__path__, f"{papers.__name__}.") if not info.ispkg]
+    return _declarations(kind, *map(importlib.import_module, sorted(names, key=lambda name: (name.count("."), name))))
 
 
-def _from_file(text: str, kind: type[Declaration]) -> Declaration:
+def _from_file(text: str, kind: type) -> Any:
     """What a user's file declares of a kind under its name or that of its variable; without a name, the only one.
 
     The file becomes the home of a method or a step, also where a paper has its functions.
@@ -58,29 +49,12 @@ def _from_file(text: str, kind: type[Declaration]) -> Declaration:
     if name not in names:
         raise unknown(f"{default} in '{path}'", name, names, f"write {path}:NAME, of {', '.join(declared or names)}.")
     item = names[name]
-    if kind is Table:
-        return _with_full_names(item, path)
     if kind in (Method, Post) and item._home is None and all(item is not other for other in _registered(kind).values()):
         object.__setattr__(item, "_home", module)  # no field, so that `replace` does not copy it
     return item
 
 
-def _full_name(name: str, kind: type[Declaration], path: str) -> str:
-    """A name with the path of the user's file, if that declares it."""
-    return f"{path}:{name}" if name in _declared_in(path, kind) else name
-
-
-def _with_full_names(table: Table, path: str) -> Table:
-    """A table of a user's file, whose methods, protocols and steps may stand in the same file."""
-    cells = []
-    for cell in table.cells:
-        kinds = {key: kind for key, kind in (("protocol", Protocol), ("post", Post)) if key in cell.settings}
-        named = {key: _full_name(cell.settings[key], kind, path) for key, kind in kinds.items()}
-        cells.append(replace(cell, method=_full_name(cell.method, Method, path), settings={**cell.settings, **named}))
-    return replace(table, cells=tuple(cells))
-
-
-def _find(name: str, kind: type[Declaration], title: str, declared: Mapping[str, Declaration]) -> Declaration:
+def _find(name: str, kind: type, title: str, declared: Mapping[str, Any]) -> Any:
     """The declaration of a name among those declared, in any case, or by `./file.py:NAME`.
 
     Raises:
@@ -126,10 +100,11 @@ def claims(paper: str | None = None) -> list[Claim]:
         return registered
     if is_from_file(paper):
         path, _ = path_and_name(paper)
-        declared = _declared_in(path, Claim).values()
+        module = import_file(path, "claim")
+        declared, of_file = _declarations(Claim, module).values(), _declarations(Table, module)
         if not declared:
             raise UserError(f"the file '{path}' declares no CLAIMS; add CLAIMS = (fedcli.Claim(...),).")
-        return [replace(claim, table=_full_name(claim.table, Table, path)) for claim in declared]
+        return [replace(claim, table=f"{path}:" * (claim.table in of_file) + claim.table) for claim in declared]
     chosen = [claim for claim in registered if claim.name.startswith(f"{paper.lower()}:")]
     if not chosen:
         names = dict.fromkeys(claim.name.partition(":")[0] for claim in registered)
@@ -139,10 +114,9 @@ def claims(paper: str | None = None) -> list[Claim]:
 
 def posts(method: Method | None = None, chosen: str | None = None) -> dict[str, Post]:
     """The steps after the last round by name: registered ones, those of a method's file, and `chosen` by `--post`."""
-    steps = {**_registered(Post), **(_declarations(Post, method.module) if method else {})}
-    if chosen and is_from_file(chosen):
-        steps[chosen] = _from_file(chosen, Post)
-    return steps
+    of_file = _declarations(Post, method.module) if method else {}
+    own = {chosen: _from_file(chosen, Post)} if chosen and is_from_file(chosen) else {}
+    return {**_registered(Post), **of_file, **own}
 
 
 def find_post(name: str, method: Method | None = None) -> Post:

@@ -89,7 +89,7 @@ def trust_files(
         changed: Accept a file with another hash.
 
     Raises:
-        UserError: If a file is not named, or has changed.
+        UserError: A file is not named, or has changed.
     """
     recorded, now = user_files(record), own_paths(map(str, [named] if isinstance(named, str | Path) else named))
     paths, files = {}, {}
@@ -100,12 +100,13 @@ def trust_files(
             fault = f"the run needs your code in '{path}' (hash {hashes or 'unknown'}), run only if you name it"
             raise UserError(f"{fault}; add '{' '.join(f'--method {shlex.quote(file)}' for file in recorded)}'.")
         file = paths[path] = same[0]
-        files[file], current = hashes or file_hash(file), file_hash(file)
-        if not is_hash_of(files[file], file):
-            if not changed:
-                change = f"has changed since the run began (hash {current}, was {hashes})"
-                raise UserError(f"the file '{file}' {change}; go on with --changed-method, or start a new run.")
-            files[file] += THEN + current
+        current, is_same = file_hash(file), not hashes or is_hash_of(hashes, file)
+        if not is_same and not changed:
+            raise UserError(
+                f"the file '{file}' has changed since the run began (hash {current}, was {hashes}); go on with "
+                "--changed-method, or start a new run."
+            )
+        files[file] = (hashes or current) if is_same else hashes + THEN + current
     config = {key: replace_paths(value, paths) for key, value in record["config"].items()}
     source = replace_paths(record["method_source"], paths)
     return {**record, "method_source": source, "config": config, "user_files": files}
@@ -163,10 +164,9 @@ def blame(path: str | Path, line: int | None = None, passes: tuple[type[Exceptio
             line = error.lineno
         for frame, number in walk_tb(error.__traceback__):
             line = number if frame.f_code.co_filename == str(path) else line
-        where = f" in line {line}" if line else ""
-        text = (str(error).strip() or "no message").splitlines()[0]
-        fault = f"the file '{path}' fails{where} (got {type(error).__name__}: {text})"
-        raise UserError(f"{fault}; 'fedcli --traceback ...' shows more.") from error
+        where, text = f" in line {line}" if line else "", (str(error).strip() or "no message").splitlines()[0]
+        got = f"got {type(error).__name__}: {text}"
+        raise UserError(f"the file '{path}' fails{where} ({got}); 'fedcli --traceback ...' shows more.") from error
 
 
 def import_file(path: str, kind: str) -> ModuleType:

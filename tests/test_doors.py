@@ -19,6 +19,7 @@ from fedcli.core import backbones, partition
 from fedcli.core.layers import KeyedDropout, MaskedBatchNorm2d
 from fedcli.data import datasets
 from fedcli.errors import UserError
+from fedcli.results import plans
 from fedcli.runs.config import resolve
 from tests.files import refused
 from tests.programs import invoke
@@ -51,8 +52,7 @@ PLAIN = replace(SIMPLE, name="plain", default_protocol="")
 METHODS = (PLAIN, replace(fedprox.METHOD, name="other"), SIMPLE)
 PROTOCOLS = (Protocol("mine:digits", "s", "s", {"rounds": 1, "num_clients": 2}, {
     "digits": DataSetting("cnn-small", (0.5,), (0.5,), "s")}, "last"),)
-TABLES = (Table("mine:1", "title", ("mine", "1"), (
-    Cell("a", "b", "plain", {"protocol": "mine:digits", "post": "half"}), Cell("a", "c", "fedprox", {}))),)
+TABLE = Table("mine:1", "title", ("mine", "1"), (Cell("a", "b", f"{__file__}:plain", {"post": "half"}),))
 
 @dataclass(frozen=True)
 class Config:
@@ -80,9 +80,9 @@ def test_a_file_brings_methods_protocols_tables_and_a_step_after():
     refused(lambda: registry.find_method("./empty.py"), "defines no METHOD; add METHOD = fedcli.Method(...).")
     Path("stepped.py").write_text(METHODS.replace('"num_clients": 2', '"num_clients": 2, "post": "ccvr"'))
     assert resolve(registry.find_method("./stepped.py:plain"), {"dataset": "digits"}).post.name == "ccvr"
-    table = registry.find_table("./mine.py:mine:1")
-    assert [cell.method for cell in table.cells] == [f"{path}:plain", "fedprox"]
-    assert table.cells[0].settings == {"protocol": f"{path}:mine:digits", "post": f"{path}:half"}
+    [cell] = plans.plan(registry.find_table("./mine.py:mine:1")).cells
+    setup = cell.runs[0].setup
+    assert (setup.method.name, setup.protocol.name, setup.post.name) == ("plain", "mine:digits", "half")
     command = "run ./mine.py:plain --post ./mine.py:POST --share 0.25 --train-examples 40"
     result = invoke(*command.split(), "--device", "cpu", "--out", "run")
     assert result.exit_code == 0, result.output

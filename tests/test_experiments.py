@@ -73,7 +73,7 @@ def test_of_seed_and_seeds_what_is_typed_goes_before_and_a_file_may_name_a_step_
         (f"{TOML}from = 'a'", "'from' in 'exp.toml' is no option with a value or a list (got 'a'); leave it out."),
         (f"{TOML}lr = ", "'exp.toml' cannot be read ("),
         (f"{TOML}seed = 1\nseeds = [1]", "--seed 1 was given with --seeds"),
-        ("rounds = 1", "no method given (got --config); write 'fedcli run METHOD', or set method ="),
+        ("rounds = 1", "no method given (got --config); write 'fedcli run METHOD'; 'fedcli list' shows all"),
     ],
 )
 def test_a_file_that_is_wrong_is_refused_in_a_line(text, message):

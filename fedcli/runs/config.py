@@ -187,13 +187,11 @@ def inactive_term(config: Mapping[str, Any], method: Method) -> str:
 
 def flags_of(options: Mapping[str, Any]) -> list[str]:
     """Options as they are typed on the command line, without those that are None."""
-    flags = []
-    for name, value in options.items():
-        if isinstance(value, bool):
-            flags.append(flag_of(name if value else f"no-{name}"))
-        elif value is not None:
-            flags.append(f"{flag_of(name)}={value}")
-    return flags
+    return [
+        flag_of(name if value else f"no-{name}") if isinstance(value, bool) else f"{flag_of(name)}={value}"
+        for name, value in options.items()
+        if value is not None
+    ]
 
 
 def given_options(values: Mapping[str, Any], origin: Mapping[str, str]) -> dict[str, Any]:
@@ -332,9 +330,8 @@ def find_device(name: str) -> torch.device:
     """The device of that name, if it is here; auto is CUDA where there is one."""
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
-    device = re.fullmatch(r"cpu|cuda(?::([0-9]{1,9}))?", name)
-    if device is None:
-        raise UserError(f"--device must be auto, cpu, cuda or cuda:N (got '{name}'); choose one of them.")
-    if name != "cpu" and int(device[1] or 0) >= torch.cuda.device_count():  # torch.device takes it modulo 256
-        raise UserError(f"there is no --device {name} here (got {torch.cuda.device_count()} CUDA devices); use cpu.")
+    numbered = [f"cuda:{index}" for index in range(torch.cuda.device_count())]
+    if name not in ["cpu", *numbered, *(["cuda"] if numbered else [])]:
+        here = f"this machine has {len(numbered)} CUDA devices"
+        raise UserError(f"--device must be auto, cpu, cuda or cuda:N (got '{name}'); {here}.")
     return torch.device(name)

@@ -2,7 +2,6 @@
 
 import itertools
 import tomllib
-from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import Field
 from pathlib import Path
@@ -38,11 +37,6 @@ def takes_several(field: Field) -> bool:
     """Whether commas divide values of an option: of numbers and fixed choices, but for the seed (see `--seeds`)."""
     kinds = get_args(field.type) or (field.type,)
     return field.name != "seed" and (int in kinds or float in kinds or bool(field.metadata["choices"]))
-
-
-def combinations(grid: Mapping[str, tuple[Any, ...]]) -> list[dict[str, Any]]:
-    """Every combination of a grid's values, by option; an empty one of no grid."""
-    return [dict(zip(grid, values, strict=True)) for values in itertools.product(*grid.values())]
 
 
 def typed_options(args: list[str]) -> dict[str, str]:
@@ -88,8 +82,7 @@ def expand(args: list[str], command: str) -> tuple[list[str], dict[str, str]]:
             raise UserError(f"'{typed['from']}' has code of yours in {part}, run only if you name it; add {part}.")
     method = typed.get("method", options.pop("method", None))
     if not isinstance(method, str):
-        remedy = f"write 'fedcli {command} METHOD', or set method = \"fedavg\" in the --config file"
-        raise UserError(f"no method given (got {args[0]}); {remedy}; 'fedcli list' shows all.")
+        raise UserError(f"no method given (got {args[0]}); write 'fedcli {command} METHOD'; 'fedcli list' shows all.")
     chosen = find_method(method.split(",")[0])
     if in_run and chosen.name != record["method"]:
         fields = recorded_fields(chosen)

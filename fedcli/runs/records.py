@@ -27,10 +27,6 @@ from fedcli.userfiles import THEN, is_hash_of, replace_paths
 
 SCHEMA = 1
 RECORD = "record.json"
-PARTS = (  # that every record has
-    "status", "method", "method_source", "method_hash", "protocol", "dataset", "dataset_fingerprint", "seed", "config",
-    "origin", "partition", "model", "engine", "hardware", "rounds", "summary", "resumed",
-)  # fmt: skip
 
 
 def write_record(folder: Path, record: dict[str, Any]) -> None:
@@ -56,8 +52,6 @@ def read_record(path: Path) -> dict[str, Any]:
             raise UserError(f"'{file}' has schema {record['schema']} (this version reads {SCHEMA}); update fedcli.")
         if record.pop("digest", None) not in (None, _digest(record)):
             raise UserError(f"the record '{file}' is damaged or was changed by hand; put a copy back, or run it again.")
-        if lost := [name for name in PARTS if name not in record]:
-            raise UserError(f"the record '{file}' lacks {', '.join(lost)}; put a copy back, or run it again.")
         record["engine"] = {"way": WAYS[0], "notes": [], **record["engine"]}
         return {"numerics": {"core": 1, "method": 1}, **record}
 
@@ -120,10 +114,10 @@ def environment(device: torch.device) -> dict[str, Any]:
     processor = (model[1] if model else platform.processor() or platform.machine()).strip()
     flushes = torch.set_flush_denormal(sys.float_info.min / 2 == 0)  # leaves it as it is, and says whether it can be
     if folder := checkout():
-        command = ["git", "--no-optional-locks", "-C", folder]  # another git may be at work there
-        command += ["describe", "--always", "--exclude=*", "--abbrev=40", "--dirty=+"]
+        # Without locks, since another git may be at work there.
+        command = ["git", "--no-optional-locks", "describe", "--always", "--exclude=*", "--abbrev=40", "--dirty=+"]
         with suppress(OSError):  # git is not there
-            commit = subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
+            commit = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False).stdout.strip()
     return {
         "hardware": {
             "device": device.type,
@@ -160,7 +154,7 @@ def note_move(record: dict[str, Any], device: torch.device) -> list[str]:
     if not other:
         return []
     record.setdefault("moved", []).append({"round": len(record["rounds"]), **other})
-    return [f"{' and '.join(other)} have changed since the run began; its bits may be those of neither place"]
+    return [f"{' and '.join(other)} are not what they were in the rounds before; bits may be those of neither place"]
 
 
 NOISE = 0.5  # cores
@@ -202,6 +196,9 @@ def summarise(rounds: list[dict[str, Any]], selection: str) -> dict[str, Any]:
         ranked_by = {"best-validation": "validation_accuracy", "best-test": "test_accuracy"}.get(selection)
         chosen = max(tested, key=lambda entry: entry[ranked_by]) if ranked_by else tested[-1]
         averaged = tested[-3:] if selection == "mean-last-3" else [chosen]
-        mean = float(np.mean([entry["test_accuracy"] for entry in averaged]))
-        summary |= {"selected": mean, "selected_round": chosen["round"], "last": tested[-1]["test_accuracy"]}
+        summary |= {
+            "selected": float(np.mean([entry["test_accuracy"] for entry in averaged])),
+            "selected_round": chosen["round"],
+            "last": tested[-1]["test_accuracy"],
+        }
     return summary

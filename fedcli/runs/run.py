@@ -109,18 +109,16 @@ def begun(setup: Setup, folder: Path, going_on: bool) -> dict[str, Any] | None:
     record, holds_run = read_begun(folder), (folder / records.RECORD).is_file()
     if record is None or not going_on:
         if record or (not holds_run and any(not file.name.startswith(".") for file in folder.glob("*"))):
-            kind = InUse if (folder / LOCK).exists() else UserError
-            remedy = "go on with --continue, or choose another" if holds_run else "choose another"
+            kind, remedy = InUse if (folder / LOCK).exists() else UserError, "go on with --continue, or choose another"
             raise kind(f"the output folder '{folder}' exists; an existing one is never overwritten; {remedy}.")
         return None
     # What was typed and changes no result counts too, since it would not be done.
     asked = [name for name in NOT_SETTINGS if name == "seed" or setup.origin[name] == "command line"]
-    now = settings(draft(setup)) | {name: getattr(setup.run, name) for name in asked}
-    recorded = filled_up(record["config"], RunConfig)
-    before = settings(record) | {name: recorded[name] for name in asked}
-    changes = differences(now, before)
-    changes.pop("code", None)  # `resume` says what to do about it
-    for name, (value, other) in changes.items():
+    now, before = (
+        {**settings(run), **{name: filled_up(run["config"], RunConfig)[name] for name in asked}}
+        for run in (draft(setup), record)
+    )
+    for name, (value, other) in differences({**now, "code": before.get("code")}, before).items():
         flag = name if name in ("method", "selection") else flag_of(name)
         remedy = LONGER if name == "rounds" and value > other else "choose another --out"
         raise UserError(f"'{folder}' holds a run with another {flag} (got {value}, was {other}); {remedy}.")
@@ -232,8 +230,8 @@ def resume(
 
 def recorded_setup(record: dict[str, Any], method: Method, **instead: Any) -> Setup:
     """The set-up of a run from its record, with its last chunk size; `instead` overrides options."""
-    chunk = "{way}:{clients_per_chunk}".format_map(record["engine"]).removeprefix(f"{WAYS[0]}:")
-    instead = {"clients_per_chunk": chunk, **instead}
+    chunk = "{way}:{clients_per_chunk}".format_map(record["engine"])
+    instead = {"clients_per_chunk": chunk.removeprefix(f"{WAYS[0]}:"), **instead}
     setup = resolve(method, {**recorded_options(record["config"], method), **instead})
     origin = {**record["origin"], **dict.fromkeys(instead, "command line")}
     return replace(setup, origin=origin, selection=record["summary"]["selection"])
@@ -255,8 +253,10 @@ def restore(
         now = f"numerics {records.numerics(record, method)}, hash {method.file_hash}"
         before = f"numerics {record['numerics']}, hash {record['method_hash'].rpartition(userfiles.THEN)[2]}"
         if now != before:
-            fault = f"the code of '{method.name}' has changed since the run began (got {now}; was {before})"
-            raise UserError(f"{fault}; resume with --changed-method, or start a new run.")
+            raise UserError(
+                f"the code of '{method.name}' has changed since the run began (got {now}; was {before}); resume with "
+                "--changed-method, or start a new run."
+            )
     setup = recorded_setup(record, method, **instead)
     dataset, parts, fed = prepare(setup)
     for part, then, now in (
@@ -302,5 +302,5 @@ def open_run(folder: Path, method: Sequence[str] = (), **instead: Any) -> OpenRu
 
 def new_folder(setup: Setup) -> Path:
     """A folder named after the time, to the microsecond, the method and the data set."""
-    dataset = userfiles.short_name(setup.run.dataset)
-    return Path("runs", f"{datetime.now():%Y%m%d-%H%M%S-%f}-{setup.method.name}-{dataset}")
+    name = f"{setup.method.name}-{userfiles.short_name(setup.run.dataset)}"
+    return Path("runs", f"{datetime.now():%Y%m%d-%H%M%S-%f}-{name}")

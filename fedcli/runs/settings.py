@@ -100,11 +100,9 @@ def reductions(record: Mapping[str, Any]) -> dict[str, str]:
         return {}
     full, _ = default_options(protocol, record["dataset"])
     full["cohort_size"] = full["cohort_size"] or full["num_clients"]
-    images = {"train_examples": (record["dataset"], config.get("local_test"))}
-    images["public_examples"] = config.get("public_dataset"), None
-    for name, (dataset, tested) in images.items():
+    for name, dataset in (("train_examples", record["dataset"]), ("public_examples", config.get("public_dataset"))):
         if dataset and config.get(name) is not None and not own_paths([dataset]):
-            full[name] = full[name] or num_images(dataset, tested)
+            full[name] = full[name] or num_images(dataset, name == "train_examples" and config.get("local_test"))
     sizes = {name: (config.get(name), full[name]) for name in SIZES}
     return {name: differences_text({name: both}) for name, both in sizes.items() if is_smaller(name, *both)}
 
@@ -116,9 +114,7 @@ def settings_text(values: Mapping[str, Any]) -> str:
 
 
 def _word(value: Any) -> str:
-    if value is None or isinstance(value, bool):
-        return {True: "on", False: "off", None: "none"}[value]
-    return "the run's" if value == AS_SEED else str(value)
+    return {"True": "on", "False": "off", "None": "none", AS_SEED: "the run's"}.get(str(value), str(value))
 
 
 def differences_text(other: Mapping[str, tuple[Any, Any]]) -> str:
