@@ -12,7 +12,7 @@ from fedcli import userfiles
 from fedcli.core import partition
 from fedcli.core.engine import WAYS
 from fedcli.core.federation import Federation, NonFiniteLoss
-from fedcli.data.files import reading
+from fedcli.data.files import is_leftover, reading
 from fedcli.declarations import Method, describe_need, flag_of, is_idle
 from fedcli.errors import UserError
 from fedcli.registry import find_method
@@ -108,7 +108,9 @@ def begun(setup: Setup, folder: Path, going_on: bool) -> dict[str, Any] | None:
     """
     record, holds_run = read_begun(folder), (folder / records.RECORD).is_file()
     if record is None or not going_on:
-        if record or (not holds_run and any(not file.name.startswith(".") for file in folder.glob("*"))):
+        # Without a record, only what a killed process has left behind may be there.
+        strangers = [file for file in folder.glob("*") if file.name != LOCK and not is_leftover(file)]
+        if record or (strangers and not holds_run):
             kind, remedy = InUse if (folder / LOCK).exists() else UserError, "go on with --continue, or choose another"
             raise kind(f"the output folder '{folder}' exists; an existing one is never overwritten; {remedy}.")
         return None
