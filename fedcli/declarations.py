@@ -250,11 +250,7 @@ class Sizes:
 
 def both_ways(floats: Callable[[Sizes], int]) -> Callable[..., tuple[int, int]]:
     """Costs of a method whose clients each receive and send so many floats in a round."""
-
-    def costs(state: Any, cohort: Any, fed: Any, config: Any) -> tuple[int, int]:
-        return (len(cohort.client_ids) * floats(fed.sizes),) * 2
-
-    return costs
+    return lambda state, cohort, fed, config: (len(cohort.client_ids) * floats(fed.sizes),) * 2
 
 
 def rows_by_class(width: Callable[[Sizes], int]) -> Callable[..., tuple[int, int]]:

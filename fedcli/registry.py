@@ -35,9 +35,9 @@ def _registered(kind: type) -> dict[str, Any]:
 
 
 def _from_file(text: str, kind: type) -> Any:
-    """What a user's file declares of a kind under its name or that of its variable; without a name, the only one.
+    """What a user's file declares of a kind by its name or its variable's; without a name, the only one.
 
-    The file becomes the home of a method or a step, also where a paper has its functions.
+    The file becomes the home of a method or step, also where a paper has its functions.
     """
     path, name = path_and_name(text)
     module = import_file(path, kind.__name__.lower())
@@ -130,7 +130,7 @@ def find_table(name: str) -> Table:
 
 
 def find_method(name: str) -> Method:
-    """The method of that name, or by `./file.py:NAME` with its name or that of its variable; without it, `METHOD`."""
+    """The method of that name, or by `./file.py:NAME`."""
     return _find(name, Method, "method", methods())
 
 

@@ -107,9 +107,12 @@ def trust_files(
                 "--changed-method, or start a new run."
             )
         files[file] = (hashes or current) if is_same else hashes + THEN + current
-    config = {key: replace_paths(value, paths) for key, value in record["config"].items()}
-    source = replace_paths(record["method_source"], paths)
-    return {**record, "method_source": source, "config": config, "user_files": files}
+    return {
+        **record,
+        "method_source": replace_paths(record["method_source"], paths),
+        "config": {key: replace_paths(value, paths) for key, value in record["config"].items()},
+        "user_files": files,
+    }
 
 
 @dataclass(frozen=True)
@@ -148,7 +151,7 @@ def from_file(text: str, kind: str) -> FromFile:
 
 @contextmanager
 def blame(path: str | Path, line: int | None = None, passes: tuple[type[Exception], ...] = ()) -> Iterator[None]:
-    """Turns what a user's file raises into a UserError of one line, with the file and the line number.
+    """Turns what a user's file raises into a UserError with the file and the line number.
 
     Args:
         path: The file, absolute.
@@ -172,8 +175,8 @@ def blame(path: str | Path, line: int | None = None, passes: tuple[type[Exceptio
 def import_file(path: str, kind: str) -> ModuleType:
     """The module of a user's file, imported once as long as it stays the same.
 
-    Its name is made from path and content, so that a file called `papers.py` hides nothing. Its imports find the files
-    beside it first, as those of a script do; these have such names too, so that two folders may have a `helpers.py`.
+    Its name comes from path and content, so that a `papers.py` hides nothing. It imports files beside it first, as a
+    script does, also by such names, so that two folders may have a `helpers.py`.
     """
 
     def import_(name: str, *arguments: Any, **keywords: Any) -> ModuleType:
@@ -198,10 +201,10 @@ def import_file(path: str, kind: str) -> ModuleType:
 
 
 def with_operators(import_: Callable[..., ModuleType], *arguments: Any, **keywords: Any) -> ModuleType:
-    """Imports torchvision, or what imports it, also where its compiled part does not load.
+    """Imports torchvision, or what imports it, also where its operators do not load.
 
-    torchvision's wheel for CUDA cannot load its operators beside a torch for the CPU, and then stumbles over two whose
-    shapes it describes in Python. Networks, data sets and transforms need only their schemas.
+    Those of the wheel for CUDA do not beside a torch for the CPU, and the import fails at two whose shapes it describes
+    in Python. Networks, data sets and transforms need only their schemas.
     """
     try:
         return import_(*arguments, **keywords)

@@ -23,7 +23,7 @@ METHODS = re.compile("fedfm|fedfa|fedcme|fccl|fedsa|scaffold|feddyn|fednova|moon
 
 # The most that a part may have, tests and papers apart. A change may lower a number and never raise one.
 MOST_LINES = {
-    "top": 1326, "core": 3075, "data": 1426, "runs": 2777, "results": 2440, "figures": 1137, "bench": 360, "cli": 1396,
+    "top": 1284, "core": 3075, "data": 1426, "runs": 2718, "results": 2440, "figures": 1137, "bench": 360, "cli": 1396,
     "scripts": 836,
 }  # fmt: skip
 MOST_IN_ALL = {"lines": 14773, "bytes": 754_100, "statements": 8316}

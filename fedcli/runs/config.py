@@ -237,16 +237,15 @@ def resolve(
             values[name], origin[name] = values[source], source
     if not method.uses_public_data and "public_dataset" not in given:
         values["public_dataset"] = None  # the protocol's, for the methods that need one
-    division = partition.from_flag(values["partition"])
-    values["partition"] = division.flag  # dirichlet:.5 is dirichlet:0.5
+    values["partition"] = partition.from_flag(values["partition"]).flag  # dirichlet:.5 is dirichlet:0.5
     run, options, *post_options = (kind(**{name: values[name] for name in fields_of(kind)}) for kind in kinds)
     _refuse_combinations(run, method, protocol)
     selection = protocol.selection
     if selection == "best-validation" and run.validation == 0:
         selection, origin["selection"] = "last", "no validation part"
     return Setup(
-        method, options, run, protocol, protocol.datasets.get(dataset), division, selection, find_device(run.device),
-        origin, post, *post_options,
+        method, options, run, protocol, protocol.datasets.get(dataset), partition.from_flag(run.partition), selection,
+        find_device(run.device), origin, post, *post_options,
     )  # fmt: skip
 
 

@@ -52,8 +52,8 @@ def read_record(path: Path) -> dict[str, Any]:
             raise UserError(f"'{file}' has schema {record['schema']} (this version reads {SCHEMA}); update fedcli.")
         if record.pop("digest", None) not in (None, _digest(record)):
             raise UserError(f"the record '{file}' is damaged or was changed by hand; put a copy back, or run it again.")
-        record["engine"] = {"way": WAYS[0], "notes": [], **record["engine"]}
-        return {"numerics": {"core": 1, "method": 1}, **record}
+        engine = {"way": WAYS[0], "notes": [], **record["engine"]}
+        return {"numerics": {"core": 1, "method": 1}, **record, "engine": engine}
 
 
 def identity(record: dict[str, Any]) -> str:

@@ -33,10 +33,10 @@ def run(
     method: str, *, out: str | Path | None = None, seeds: Iterable[int] | None = None, continue_: bool | None = None,
     progress: Listener | None = None, **given: Any,
 ) -> Run | list[Run]:  # fmt: skip
-    """Runs a method and returns its record, state and folder, or a list of these with `seeds`.
+    """Runs a method, and returns the run, or a list of runs with `seeds`; the arguments are those of `fedcli.run`.
 
-    The arguments are those of `fedcli.run` and `plan`. With `continue_`, a run that has ended is skipped, and its
-    `state` is None; one that has finished a round is resumed, and the rest start.
+    With `continue_`, a run that has ended is skipped, and its `state` is None; one that has finished a round is
+    resumed, and the rest start.
 
     Raises:
         UserError: A run cannot start; nothing is written then.
@@ -61,10 +61,10 @@ def plan(
     method: str, *, out: str | Path | None = None, seeds: Iterable[int] | None = None, tuned: str | Path | None = None,
     sources: Mapping[str, str] | None = None, **options: Any,
 ) -> list[tuple[Setup, Path]]:  # fmt: skip
-    """The runs that `run` makes, each with its folder; `sources` says where options come from that were not typed.
+    """The runs of `run`, each with its folder; `sources` says where options come from that were not typed.
 
     Raises:
-        UserError: One of them cannot start, as far as shows without its data and folder.
+        UserError: One cannot start, as far as shows without its data and folder.
     """
     chosen, sources = find_method(method), dict(sources or {})
     options = {name: value for name, value in options.items() if value is not None}
@@ -100,10 +100,10 @@ def load(path: str | Path, method: str | Path | Sequence[str | Path] = ()) -> Ru
 
 
 def begun(setup: Setup, folder: Path, going_on: bool) -> dict[str, Any] | None:
-    """The record that a run goes on from, if it may go on; None where it begins.
+    """The record from which a run goes on, if it may; None where it begins.
 
     Raises:
-        InUse: The run begins, but another process has locked its folder, and may be about to write a record.
+        InUse: Another process has locked the folder of a run that begins, and may be about to write a record.
         UserError: The folder holds another run or something else.
     """
     record, holds_run = read_begun(folder), (folder / records.RECORD).is_file()
@@ -196,15 +196,14 @@ def resume(
 
     Args:
         path: Folder of the run.
-        method: The user's files that the run needs; a path in a record is imported only if it is named here, and has
-            the recorded hash. A file may have been moved.
+        method: The user's files that the run needs, also moved; a path in a record is imported only if it is named
+            here, and has the recorded hash.
         changed_method: Go on although one of them has changed.
         progress: Told how the run goes on.
         skip_ended: Return a run that has ended.
 
     Raises:
-        UserError: There is no such run, it has finished, its folder is in use, or its method, data or partition have
-            changed.
+        UserError: There is no such run, it has finished, its folder is in use, or code, data or partition have changed.
     """
     folder, progress = Path(path), progress or Listener()
     records.read_record(folder)  # refuses what is no run, and makes no folder
@@ -242,9 +241,9 @@ def recorded_setup(record: dict[str, Any], method: Method, **instead: Any) -> Se
 def restore(
     record: dict[str, Any], files: str | Path | Sequence[str | Path], changed_method: bool = False, **instead: Any
 ) -> tuple[dict[str, Any], Setup, Federation]:
-    """A run's record with the user's files as they are now, its set-up and its federation; `instead` overrides options.
+    """A run's record with the user's files as they are now, its set-up and federation.
 
-    The other arguments are those of `resume`.
+    The arguments are those of `resume`; `instead` overrides options.
 
     Raises:
         UserError: Code, data or partition have changed.
@@ -282,12 +281,10 @@ class OpenRun(NamedTuple):
 
 
 def open_run(folder: Path, method: Sequence[str] = (), **instead: Any) -> OpenRun:
-    """Opens a finished run, to look at its last model or to go on from it; writes nothing.
-
-    The arguments are the folder of the run and those of `restore`.
+    """Opens a finished run without writing, by its folder and the arguments of `restore`.
 
     Raises:
-        UserError: The run has not finished, its method, data or partition have changed, or its last model is not there.
+        UserError: It has not finished, code, data or partition have changed, or its last model is not there.
     """
     record = records.read_record(folder)
     if record["status"] != "finished":

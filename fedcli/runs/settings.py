@@ -109,8 +109,10 @@ def reductions(record: Mapping[str, Any]) -> dict[str, str]:
 
 def settings_text(values: Mapping[str, Any]) -> str:
     """Settings as text, `cifar10, lr 0.1, drop last on`."""
-    names = {name: "" if name in ITS_OWN_WORD else f"{name.replace('_', ' ')} " for name in values}
-    return ", ".join(f"{names[name]}{_word(value)}" for name, value in values.items())
+    return ", ".join(
+        _word(value) if name in ITS_OWN_WORD else f"{name.replace('_', ' ')} {_word(value)}"
+        for name, value in values.items()
+    )
 
 
 def _word(value: Any) -> str:
@@ -119,10 +121,9 @@ def _word(value: Any) -> str:
 
 def differences_text(other: Mapping[str, tuple[Any, Any]]) -> str:
     """Differences as text, `rounds 15 of 40, lr 0.1 for 0.01`; see `differences`."""
-    texts = []
-    for name, (value, full) in other.items():
-        if is_smaller(name, value, full):
-            texts.append(f"{SIZES[name]} {value:,} of {'all' if full is None else f'{full:,}'}")
-        else:
-            texts.append(f"{settings_text({name: value})} for {_word(full)}")
-    return ", ".join(texts)
+    return ", ".join(
+        f"{SIZES[name]} {value:,} of {'all' if full is None else f'{full:,}'}"
+        if is_smaller(name, value, full)
+        else f"{settings_text({name: value})} for {_word(full)}"
+        for name, (value, full) in other.items()
+    )
