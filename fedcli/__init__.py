@@ -6,9 +6,8 @@
 
 import os
 
-# Before PyTorch is loaded: limit OpenMP's spinning, which starves other processes. A thread that waits for the others
-# of an operation looks 300,000 times before it sleeps; where another program has a core, this keeps the one it waits
-# for from going on, and a small operation takes ten times as long.
+# Before PyTorch is loaded: limit OpenMP's spinning, which starves other processes. A waiting thread looks 300,000 times
+# before it sleeps, which makes a small operation ten times as long where another program has a core.
 if "OMP_WAIT_POLICY" not in os.environ:
     os.environ.setdefault("GOMP_SPINCOUNT", "3000")
 
@@ -38,29 +37,28 @@ __all__ = [
 def run(
     method, *, out=None, seeds=None, tuned=None, continue_=None, log=None, exist_ok=False, progress=None, **options
 ):
-    """Runs a method, and returns what came of it; in a notebook, with a live display.
+    """Runs a method and returns the run; in a notebook, with a live display.
 
     Args:
         method: Name of a method, as `fedcli list` shows it, or path of a method file.
-        out: Folder of the run, which must not exist; `runs/<time>-<method>-<dataset>` where not given.
+        out: Folder of the run, which must not exist; by default `runs/<time>-<method>-<dataset>`.
         seeds: Several runs, one after the other, in the folders `seed-<seed>` of `out`.
-        tuned: What `fedcli tune` has written: its folder or `tuned.json`; options given here go before those in it.
+        tuned: A folder of `fedcli tune`, or its `tuned.json`; options given here override those in it.
         continue_: Go on with what is in `out` already, by the same call.
         log: Where each round's numbers go as well: "tensorboard", "wandb", "./mine.py:Logger", an object with some of
             the methods of `fedcli.runs.rounds.Listener`, or a list of these.
-        exist_ok: A run that is in `out` already is renamed, to `out` with a number behind it.
-        progress: What shows the run in the place of the display, a `fedcli.runs.rounds.Listener`.
+        exist_ok: Rename a run that is in `out` already, to `out` with a number behind it.
+        progress: A `fedcli.runs.rounds.Listener` in place of the display.
         **options: Any option of `fedcli run METHOD --help`, with underscores, as `dataset="digits"`, `rounds=5`,
             `lr=0.1`; None counts as not given.
 
     Returns:
-        The run, or the list of runs where `seeds` is given. A run has `record`, `state`, `path`, `history` (a
-        `pandas.DataFrame`, a row a round, accuracies in percent) and `plot()`; a notebook shows it as a table and a
-        curve.
+        The run, or a list of runs with `seeds`. A run has `record`, `state`, `path`, `history` (a `pandas.DataFrame`, a
+        row a round, accuracies in percent) and `plot()`; a notebook shows it as a table and a curve.
 
     Raises:
-        UserError: If a run cannot start; nothing is written then.
-        NonFiniteLoss: If a loss becomes infinite or NaN; the record says so.
+        UserError: A run cannot start; nothing is written then.
+        NonFiniteLoss: A loss becomes infinite or NaN; the record says so.
 
     Example:
         >>> run = fedcli.run("fedavg", dataset="digits", rounds=5)  # doctest: +SKIP
@@ -72,10 +70,10 @@ def run(
 
 
 def load(path, method=()):
-    """Opens a run from its folder, as `run` returns it but for its `state`; see `fedcli.runs.run.load`.
+    """Opens a run from its folder, as `run` returns it without its `state`; see `fedcli.runs.run.load`.
 
     Raises:
-        UserError: If there is no run; `frame` reads a folder of several.
+        UserError: There is no run; `frame` reads a folder of several.
     """
     from fedcli.figures.notebook import load as load_
 

@@ -1,10 +1,9 @@
 """What a method file and a paper file declare: methods, protocols, tables, claims, and the options of all."""
 
-import dataclasses
 import sys
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import MISSING, Field, dataclass, field
 from pathlib import Path
 from types import MappingProxyType, ModuleType, NoneType
 from typing import Any, ClassVar, get_args
@@ -27,7 +26,7 @@ def option(
     off: Any = None,
     choices: tuple[str, ...] = (),
     tune: tuple[float, ...] = (),
-    before: Any = dataclasses.MISSING,
+    before: Any = MISSING,
     only_with: Mapping[str, tuple[str, ...]] = MappingProxyType({}),
 ) -> Any:
     """A dataclass field that becomes a command-line option by itself.
@@ -42,14 +41,13 @@ def option(
         high: Largest value allowed.
         open_low: Whether `low` itself is refused.
         open_high: Whether `high` itself is refused.
-        off: The value that switches the term off; None where there is none.
+        off: The value that switches the term off, if there is one.
         choices: The strings allowed; empty for any.
         tune: Values worth trying where the option is tuned.
-        before: Value to assume for older records without this option; its default if not given.
-        only_with: Another option of the method, and those of its choices beside which this one changes anything.
+        before: Value that records without this option are taken to have; the default if not given.
+        only_with: The option is used only when these options have one of these values.
     """
-    metadata = {**locals(), "before": default if before is dataclasses.MISSING else before}
-    return field(default=default, metadata=metadata)
+    return field(default=default, metadata={**locals(), "before": default if before is MISSING else before})
 
 
 def flag_of(name: str) -> str:
@@ -58,32 +56,31 @@ def flag_of(name: str) -> str:
 
 
 def describe_range(metadata: Mapping[str, Any]) -> str:
-    """The values an option allows, as text; empty where all are."""
-    if metadata["choices"]:
-        return " or ".join(metadata["choices"])
+    """The values that an option allows, as text; empty for any."""
     low = "" if metadata["low"] is None else f"{'>' if metadata['open_low'] else '>='} {metadata['low']}"
     high = "" if metadata["high"] is None else f"{'<' if metadata['open_high'] else '<='} {metadata['high']}"
-    return " and ".join(filter(None, (low, high)))
+    return " or ".join(metadata["choices"]) or " and ".join(filter(None, (low, high)))
 
 
 def describe_need(metadata: Mapping[str, Any]) -> str:
-    """What an option needs beside it to change anything, as text; empty where nothing."""
+    """The options and values with which an option is used, as text; empty for any."""
     return " and ".join(f"{flag_of(name)} {' or '.join(of)}" for name, of in metadata["only_with"].items())
 
 
 def is_idle(metadata: Mapping[str, Any], values: Mapping[str, Any]) -> bool:
-    """Whether an option changes nothing beside the values of the others of its method."""
+    """Whether an option is not used beside these values of the others."""
     return any(values.get(name) not in of for name, of in metadata["only_with"].items())
 
 
 def help_text(metadata: Mapping[str, Any]) -> str:
-    """The help of an option: what it is, symbol, source, unit, range, the value that switches it off, what it needs."""
+    """The help of an option in a line."""
     source = ", ".join(filter(None, (metadata["symbol"], metadata["source"], metadata["unit"])))
-    parts = [metadata["help"] + (f" ({source})" if source else ""), describe_range(metadata)]
-    if metadata["off"] is not None:
-        parts.append(f"{metadata['off']} switches it off")
-    if metadata["only_with"]:
-        parts.append(f"for {describe_need(metadata)}")
+    parts = (
+        metadata["help"] + (f" ({source})" if source else ""),
+        describe_range(metadata),
+        "" if metadata["off"] is None else f"{metadata['off']} switches it off",
+        f"for {describe_need(metadata)}" if metadata["only_with"] else "",
+    )
     return "; ".join(filter(None, parts)) + "."
 
 
@@ -94,14 +91,14 @@ SELECTIONS = {  # rules for the headline of a run, in words
     "last": "last round",
     "mean-last-3": "mean of the last three tested rounds",
 }
-LARGEST = {int: 2**31 - 1, float: 3e38}  # of numbers without a bound of their own; what PyTorch takes as float32
+LARGEST = {int: 2**31 - 1, float: 3e38}  # of options without a bound of their own; what PyTorch takes as float32
 
 
-def check_value(field: dataclasses.Field, value: Any) -> None:
-    """Refuses a value of the wrong type or outside of the range of an option that was made by `option`.
+def check_value(field: Field, value: Any) -> None:
+    """Refuses a value that an option, made by `option`, does not allow.
 
     Raises:
-        UserError: Naming the option, the value and what is allowed.
+        UserError: It is of another type or outside of the range.
     """
     flag, metadata, kinds = flag_of(field.name), field.metadata, {*get_args(field.type)} or {field.type}
     if type(value) not in kinds and not (type(value) is int and float in kinds):
@@ -109,17 +106,13 @@ def check_value(field: dataclasses.Field, value: Any) -> None:
         raise UserError(f"{flag} must be of type {names} (got {value!r}); give a value of that type.")
     if metadata["choices"] and value not in metadata["choices"]:
         raise UserError(f"{flag} must be {describe_range(metadata)} (got '{value}'); choose one of them.")
-    if type(value) not in LARGEST:
-        return
-    most = LARGEST[type(value)]
+    most = LARGEST.get(type(value), 0)
     low = -most if metadata["low"] is None else metadata["low"]
     high = most if metadata["high"] is None else metadata["high"]
-    is_above = value > low or (value == low and not metadata["open_low"])  # no NaN is above or below
-    is_below = value < high or (value == high and not metadata["open_high"])
-    if not (is_above and is_below):
+    at_open_end = (value == low and metadata["open_low"]) or (value == high and metadata["open_high"])
+    if type(value) in LARGEST and (at_open_end or not low <= value <= high):  # a NaN is not between them
         allowed = describe_range(metadata if abs(value) <= most else {**metadata, "low": low, "high": high})
-        text = str(value) if isinstance(value, int) else f"{value:g}"
-        raise UserError(f"{flag} must be {allowed} (got {text}); choose a value in that range.")
+        raise UserError(f"{flag} must be {allowed} (got {value}); choose a value in that range.")
 
 
 @dataclass(frozen=True)
@@ -132,8 +125,8 @@ class DataSetting:
     source: str  # where the constants come from
     augmentation: str = "none"
     top_k: int = 1  # a test image counts as right if its class is among the k most likely
-    settings: Mapping[str, Any] = field(default_factory=dict)  # run options that differ for this data set
-    method_options: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # likewise of single methods
+    settings: Mapping[str, Any] = field(default_factory=dict)  # run options for this data set
+    method_options: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # of single methods for it
 
 
 @dataclass(frozen=True)
@@ -153,20 +146,19 @@ class Protocol:
     name: str  # `paper:setting`, as in `--protocol`
     summary: str  # one sentence
     source: str  # section or table of the paper
-    settings: Mapping[str, Any]  # run options by field name of `RunConfig`; the command line overrides each
-    datasets: Mapping[str, DataSetting]  # what goes with which data set; another data set needs `--backbone`
+    settings: Mapping[str, Any]  # run options by field name of `RunConfig`; the command line overrides them
+    datasets: Mapping[str, DataSetting]  # by data set; another one needs `--backbone`
     selection: str  # headline of a run, see `SELECTIONS`
     evaluation: str = "server"  # or "clients" or "domains", see fedcli/core/evaluation.py
-    # What goes with which set of public images; another one is normalised by its own mean and not augmented.
+    # By set of public images; another one is normalised by its own mean and not augmented.
     public: Mapping[str, PublicSetting] = field(default_factory=dict)
-    # Options of single methods under this protocol, by method; those of a data set go before them.
-    method_options: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    notes: tuple[str, ...] = ()  # where each value that the paper does not give comes from
+    method_options: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # of single methods; a data set's win
+    notes: tuple[str, ...] = ()  # where each value comes from that the paper does not give
 
 
 @dataclass(frozen=True)
 class Cell:
-    """One number of a paper's table, and the run that gives ours."""
+    """A number of a paper's table, and the run that gives ours."""
 
     row: str  # as `method` in papers/reported.json
     column: str  # as `column` there
@@ -177,18 +169,18 @@ class Cell:
 
 @dataclass(frozen=True)
 class Gain:
-    """One number of a paper's table that follows from others there: some rows' mean less that of others."""
+    """A number of a paper's table that follows from others: some rows' mean less that of other rows."""
 
     row: str  # as `method` in papers/reported.json
     column: str  # as `column` there
     more: tuple[str, ...]  # the rows whose mean it is
-    less: tuple[str, ...]  # the rows whose mean is taken off
-    of: str | tuple[str, ...] = ""  # the columns whose cells are compared, of several their mean; empty for its own
-    best: bool = False  # take off the best of `less` in place of their mean
+    less: tuple[str, ...]  # the rows whose mean is subtracted
+    of: str | tuple[str, ...] = ""  # the columns that are compared, by their mean; empty for its own
+    best: bool = False  # subtract the best of `less` and not their mean
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """The columns of the table whose cells are compared."""
+        """The columns that are compared."""
         return self.of if isinstance(self.of, tuple) else (self.of or self.column,)
 
 
@@ -199,32 +191,32 @@ class Table:
     name: str  # `paper:ID`, as in `fedcli table paper:ID`
     title: str  # what the table shows, one line
     reported: tuple[str, str]  # the paper and the table in papers/reported.json
-    cells: tuple[Cell, ...]  # its numbers, row by row; cells of the same method and settings share their runs
+    cells: tuple[Cell, ...]  # row by row; cells of the same method and settings share their runs
     seeds: tuple[int, ...] = (0, 1, 2)  # of each run
-    notes: tuple[str, ...] = ()  # readings where the paper leaves something open, and rows that it does not have
-    gains: tuple[Gain, ...] = ()  # numbers that follow from its cells; they need no runs of their own
+    notes: tuple[str, ...] = ()  # what the paper leaves open, and rows that it does not have
+    gains: tuple[Gain, ...] = ()  # numbers that follow from its cells
 
 
 @dataclass(frozen=True)
 class Claim:
-    """A sentence of a paper that can be right or wrong: one row of a table is ahead of another."""
+    """A sentence of a paper that can be right or wrong: a row of a table is ahead of another."""
 
     name: str  # `paper:ID`
-    text: str  # the sentence, in words of ours, without a full stop
+    text: str  # the sentence in our words, without a full stop
     table: str  # name of the table whose cells are compared
     row: str  # the row that the sentence is about
     than: str | tuple[str, ...]  # the row that it is compared with, or several, of which each must be behind
-    columns: tuple[str, ...]  # of several, the mean of the differences counts
-    direction: str = "higher"  # or "lower": whether the paper has the row minus the other above or below zero
-    # Options that a smaller form of the claim may have in place of the cells', with their values, or None for any
-    # value; sizes (rounds, images, clients, ...) may always be smaller.
+    columns: tuple[str, ...]  # the mean of the differences counts
+    direction: str = "higher"  # or "lower": the sign of the row minus the other in the paper
+    # Options that a smaller form of the claim may have, with their values, or None for any; sizes (rounds, images,
+    # clients, ...) may always be smaller.
     instead: Mapping[str, Any] = field(default_factory=dict)
-    less: tuple[str, ...] = ()  # columns whose mean difference is taken off: is the lead larger than in these?
+    less: tuple[str, ...] = ()  # columns whose mean difference is subtracted: is the lead larger than in these?
     see: str = ""  # the study, if any, that limits what the runs say
 
     @property
     def others(self) -> tuple[str, ...]:
-        """The rows that it is compared with."""
+        """The rows of `than`."""
         return (self.than,) if isinstance(self.than, str) else self.than
 
 
@@ -237,13 +229,14 @@ def grid(
 
     Args:
         rows: Method and settings of each row.
-        columns: Settings of each column; a row's own settings go before them.
+        columns: Settings of each column; a row's own override them.
         metric: What is read from each record.
     """
-    cells = []
-    for row, (method, special) in rows.items():
-        cells += [Cell(row, column, method, {**shared, **special}, metric) for column, shared in columns.items()]
-    return tuple(cells)
+    return tuple(
+        Cell(row, column, method, {**shared, **special}, metric)
+        for row, (method, special) in rows.items()
+        for column, shared in columns.items()
+    )
 
 
 @dataclass(frozen=True)
@@ -256,17 +249,12 @@ class Sizes:
 
 
 def both_ways(floats: Callable[[Sizes], int]) -> Callable[..., tuple[int, int]]:
-    """Costs of a method whose clients are each sent so many floats in a round, and send as many back."""
-
-    def costs(state: Any, cohort: Any, fed: Any, config: Any) -> tuple[int, int]:
-        total = len(cohort.client_ids) * floats(fed.sizes)
-        return total, total
-
-    return costs
+    """Costs of a method whose clients each receive and send so many floats in a round."""
+    return lambda state, cohort, fed, config: (len(cohort.client_ids) * floats(fed.sizes),) * 2
 
 
 def rows_by_class(width: Callable[[Sizes], int]) -> Callable[..., tuple[int, int]]:
-    """Costs of a method whose clients are each sent a row for every class, and send rows of the classes they have."""
+    """Costs of a method whose clients each receive a row for every class, and send rows of the classes they have."""
 
     def costs(state: Any, cohort: Any, fed: Any, config: Any) -> tuple[int, int]:
         has_class = fed.class_counts(cohort) > 0
@@ -276,40 +264,42 @@ def rows_by_class(width: Callable[[Sizes], int]) -> Callable[..., tuple[int, int
 
 
 class _Declared:
-    """What is known of a declaration by the module it stands in: that of its function, or the user's file it is in."""
+    """What a method and a step know of the file that declares them."""
 
-    _home: ClassVar[ModuleType | None] = None  # the user's file that declares it; set by the registry on an instance
+    _home: ClassVar[ModuleType | None] = None  # the user's file, set by the registry on an instance
 
     @property
     def module(self) -> ModuleType:
-        """The module of its file."""
+        """The module of the file."""
         return self._home or self.origin
 
     @property
     def origin(self) -> ModuleType:
-        """The module of its function, which is another where a user's file has made it of a paper's."""
+        """The module of its function, which is another where a user's file changes a paper's method."""
         return sys.modules[(self.run_round if isinstance(self, Method) else self.apply).__module__]
 
     @property
     def file(self) -> Path:
-        """The file it stands in."""
+        """The file."""
         return Path(self.module.__file__)
 
     @property
     def file_hash(self) -> str:
-        """SHA-256 of that file, its first 16 hexadecimal digits."""
+        """SHA-256 of the file, its first 16 hexadecimal digits."""
         return file_hash(self.file)
 
     def blamed(self, *passes: type[Exception]) -> AbstractContextManager[None]:
-        """Blame a user's own file for what is raised inside, but for `passes`; see `blame`. A paper's file is not."""
+        """Blames a user's file, and no paper's, for what is raised inside, but for `passes`; see `blame`."""
         return blame(self.file, passes=passes) if is_own(self.module) else nullcontext()
 
 
 def global_model(state: Any) -> tuple[dict, dict]:
     """The fields `params` and `buffers` of a state."""
     if not (hasattr(state, "params") and hasattr(state, "buffers")):
-        fault = f"the state has no params and buffers (got {type(state).__name__})"
-        raise UserError(f"{fault}; let init and run_round return a NamedTuple with both, or declare Method(model=...).")
+        raise UserError(
+            f"the state has no params and buffers (got {type(state).__name__}); let init and run_round return a "
+            "NamedTuple with both, or declare Method(model=...)."
+        )
     return state.params, state.buffers
 
 
@@ -323,25 +313,24 @@ class Method(_Declared):
         config: Frozen dataclass of its options, each made by `option`.
         init: `(fed, config) -> state` before the first round.
         run_round: `(state, cohort, fed, config) -> (state, terms)`; terms `[K]` by name, for the record.
-        reduces_to: Law 1: `(method, overrides)` under which the parameters equal that method's; None where no
-            overrides make it a simpler one.
-        state_types: The NamedTuple classes of its state, so that a checkpoint can be read. What a client keeps is
-            called `ClientState`, in the field `clients` of the server's state.
-        variants: Options in place of the defaults, by a name, under which the laws must hold too.
-        costs: Law 9: `(state, cohort, fed, config)`, as for `run_round`, to the floats down and up, summed over
-            the cohort, without buffers; None where they depend on values found in training.
-        default_protocol: Used where `--protocol` is not given; empty takes the first of the method's own file, or that
-            of the method to which it reduces.
-        client_memory: Floats a client must hold: copies of the model, one if not told, and what the method adds.
-        model: From a state to parameters and buffers of the global model that is tested; its fields `params` and
-            `buffers` if not told.
-        personal: From a state to `(params, buffers)` of each client that has taken part, by id, where every client
-            keeps its own model; None where there is one global model.
+        reduces_to: Law 1: `(method, overrides)` under which the parameters equal that method's; None without such.
+        state_types: The NamedTuple classes of its state, by which a checkpoint is read. What a client keeps is called
+            `ClientState`, in the field `clients` of the server's state.
+        variants: Named options in place of the defaults, under which the laws must hold too.
+        costs: Law 9: `(state, cohort, fed, config)` to the floats down and up, summed over the cohort, without buffers;
+            None where training decides them.
+        default_protocol: Used without `--protocol`; empty for the first of the method's file, or that of the method to
+            which it reduces.
+        client_memory: Floats that a client holds: copies of the model, one by default, and what the method adds.
+        model: From a state to parameters and buffers of the global model that is tested; by default its fields
+            `params` and `buffers`.
+        personal: From a state to `(params, buffers)` by id of each client that has taken part, where every client
+            keeps a model; None where there is a global one.
         prototypes: From a state to `(prototypes [C, D], has_class [C])`, where the method classifies by the nearest
             prototype; None where it classifies by the head.
         mixed_networks: Whether its clients may have different networks.
         uses_public_data: Whether it needs `--public-dataset`.
-        numerics: Version of its numbers, to be increased whenever a change of its file changes results; records with
+        numerics: Version of its numbers, to be increased when a change of the file changes results; records with
             another one are outdated.
     """
 
@@ -366,11 +355,11 @@ class Method(_Declared):
 
 @dataclass(frozen=True)
 class Post(_Declared):
-    """A step on the global model after the last round of any method that has one, as its file declares it."""
+    """A step on the global model after the last round, as its file declares it."""
 
     name: str  # as in `--post`
     title: str  # full name, one line
-    config: type  # frozen dataclass of its options, each made by `option`; their names are no other option's
+    config: type  # frozen dataclass of its options, each made by `option`; no other option has their names
     # `(params, buffers, fed, config) -> (params, buffers, floats_up)`: the model after the step, and the floats that a
-    # client sends for it, the mean over the clients.
+    # client sends for it, as a mean over the clients.
     apply: Callable[..., tuple[dict, dict, int]]

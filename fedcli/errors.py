@@ -1,4 +1,4 @@
-"""The one exception that a user's mistake raises, and the wording of "did you mean"."""
+"""The exception of a user's mistake, and the wording of "did you mean"."""
 
 from collections.abc import Iterable
 from difflib import get_close_matches
@@ -7,22 +7,22 @@ from types import ModuleType
 
 
 def printable(text: object) -> str:
-    """A text for a terminal: what would move the cursor, colour or begin a line is written as `\\x1b`."""
+    """A text for a terminal, in which what would move the cursor, colour or begin a line is written as `\\x1b`."""
     return "".join(each if each.isprintable() or each == "\u00a0" else repr(each)[1:-1] for each in str(text))
 
 
 class UserError(Exception):
-    """A mistake of the user's: one line that says what is wrong, what was given, what is allowed and what to do.
+    """A user's mistake in a line: what is wrong, what was given, what is allowed and what to do.
 
     The command line prints it without a traceback and exits with code 2.
     """
 
 
 def needed(module: str, feature: str, extra: str) -> ModuleType:
-    """Imports a module that only some users have; `feature` needs it, and it comes with the optional part `extra`.
+    """Imports a module that a `feature` needs and the optional part `extra` brings.
 
     Raises:
-        UserError: If it is not installed.
+        UserError: It is not installed.
     """
     try:
         return import_module(module)
@@ -31,17 +31,16 @@ def needed(module: str, feature: str, extra: str) -> ModuleType:
 
 
 def unknown(kind: str, name: str, names: Iterable[str], remedy: str, guess: str = "") -> UserError:
-    """An error for a name that is not known, to be raised by the caller, with the one that was probably meant.
+    """An error for an unknown name, to be raised by the caller, with the one that was probably meant.
 
     Args:
         kind: What the name stands for, for example "method".
         name: What was given.
         names: The names that would have been right.
         remedy: A sentence that says where to see them all.
-        guess: The one that was meant, where the caller knows it.
+        guess: The one that was meant, if the caller knows it.
     """
     by_letters = {other.lower().lstrip("-"): other for other in names}
     near = [by_letters[other] for other in get_close_matches(name.lower().lstrip("-"), by_letters, 1)]
-    guess = guess or "".join(near)
-    meant = f"did you mean '{guess}'? " if guess else ""
+    meant = "".join(f"did you mean '{other}'? " for other in ([guess] if guess else near))
     return UserError(f"unknown {kind} '{name}'; {meant}{remedy}")

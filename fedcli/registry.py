@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import replace
 from functools import cache
 from types import ModuleType
-from typing import TypeVar
+from typing import Any
 
 from fedcli import papers
 from fedcli.declarations import Claim, Method, Post, Protocol, Table
@@ -19,10 +19,7 @@ def spelt(text: str, names: Collection[str]) -> str:
     return text if text in names else {name.lower(): name for name in names}.get(text.lower(), text)
 
 
-Declaration = TypeVar("Declaration", Method, Post, Protocol, Table, Claim)
-
-
-def _declarations(kind: type[Declaration], *modules: ModuleType) -> dict[str, Declaration]:
+def _declarations(kind: type, *modules: ModuleType) -> dict[str, Any]:
     """What files declare of a kind, by name: of Method, each file's `METHOD`, then its `METHODS`."""
     name, items = kind.__name__.upper(), []
     for module in modules:
@@ -31,17 +28,16 @@ def _declarations(kind: type[Declaration], *modules: ModuleType) -> dict[str, De
 
 
 @cache
-def _registered(kind: type[Declaration]) -> dict[str, Declaration]:
+def _registered(kind: type) -> dict[str, Any]:
     """What the modules of `fedcli.papers` declare of a kind, papers before baselines, each in order of name."""
-    infos = pkgutil.walk_packages(papers.__path__, f"{papers.__name__}.")
-    names = sorted((info.name for info in infos if not info.ispkg), key=lambda name: (name.count("."), name))
-    return _declarations(kind, *map(importlib.import_module, names))
+    names = [info.name for info in pkgutil.walk_packages(papers.__path__, f"{papers.__name__}.") if not info.ispkg]
+    return _declarations(kind, *map(importlib.import_module, sorted(names, key=lambda name: (name.count("."), name))))
 
 
-def _from_file(text: str, kind: type[Declaration]) -> Declaration:
-    """What a user's file declares of a kind under the name of a variable or its own; without a name, the only one.
+def _from_file(text: str, kind: type) -> Any:
+    """What a user's file declares of a kind by its name or its variable's; without a name, the only one.
 
-    The file becomes the home of a method or a step, also where a paper has its functions.
+    The file becomes the home of a method or step, also where a paper has its functions.
     """
     path, name = path_and_name(text)
     module = import_file(path, kind.__name__.lower())
@@ -53,35 +49,16 @@ def _from_file(text: str, kind: type[Declaration]) -> Declaration:
     if name not in names:
         raise unknown(f"{default} in '{path}'", name, names, f"write {path}:NAME, of {', '.join(declared or names)}.")
     item = names[name]
-    if kind is Table:
-        return _with_full_names(item, path)
     if kind in (Method, Post) and item._home is None and all(item is not other for other in _registered(kind).values()):
         object.__setattr__(item, "_home", module)  # no field, so that `replace` does not copy it
     return item
 
 
-def _full_name(name: str, kind: type[Declaration], path: str) -> str:
-    """A name in a user's file as it is found from elsewhere: with the file's path where the file declares it."""
-    return f"{path}:{name}" if name in _declarations(kind, import_file(path, kind.__name__.lower())) else name
-
-
-def _with_full_names(table: Table, path: str) -> Table:
-    """A table of a user's file, which may name methods, protocols and steps that stand in the same file."""
-    cells = []
-    for cell in table.cells:
-        settings = dict(cell.settings)
-        for key, kind in {"protocol": Protocol, "post": Post}.items():
-            if key in settings:
-                settings[key] = _full_name(settings[key], kind, path)
-        cells.append(replace(cell, method=_full_name(cell.method, Method, path), settings=settings))
-    return replace(table, cells=tuple(cells))
-
-
-def _find(name: str, kind: type[Declaration], title: str, declared: Mapping[str, Declaration]) -> Declaration:
-    """The declaration of a kind by its name among those declared, whatever the case, or by `./file.py:NAME`.
+def _find(name: str, kind: type, title: str, declared: Mapping[str, Any]) -> Any:
+    """The declaration of a name among those declared, in any case, or by `./file.py:NAME`.
 
     Raises:
-        UserError: If there is none.
+        UserError: There is none.
     """
     if is_from_file(name):
         return _from_file(name, kind)
@@ -100,64 +77,60 @@ def methods() -> dict[str, Method]:
 
 
 def protocols() -> dict[str, Protocol]:
-    """The registered protocols by name, in the order of their papers' files."""
+    """The registered protocols by name, in the order of their files."""
     return dict(_registered(Protocol))
 
 
 def tables() -> dict[str, Table]:
-    """The registered tables by name, in the order of their papers' files."""
+    """The registered tables by name, in the order of their files."""
     return dict(_registered(Table))
 
 
 def claims(paper: str | None = None) -> list[Claim]:
-    """The registered claims in the order of their papers' files, or those of one paper or of a user's file.
+    """The registered claims in the order of their files, or those of a paper or of a user's file.
 
     Args:
-        paper: What its claims' names begin with, whatever the case, or the path of a file; None for all papers.
+        paper: What the names of its claims begin with, in any case, or the path of a file; None for all papers.
 
     Raises:
-        UserError: If there is no such paper, or the file declares no claim.
+        UserError: There is no such paper, or the file declares no claim.
     """
     registered = list(_registered(Claim).values())
     if paper is None:
         return registered
     if is_from_file(paper):
         path, _ = path_and_name(paper)
-        declared = _declarations(Claim, import_file(path, "claim")).values()
+        module = import_file(path, "claim")
+        declared, of_file = _declarations(Claim, module).values(), _declarations(Table, module)
         if not declared:
             raise UserError(f"the file '{path}' declares no CLAIMS; add CLAIMS = (fedcli.Claim(...),).")
-        return [replace(claim, table=_full_name(claim.table, Table, path)) for claim in declared]
-    names = dict.fromkeys(claim.name.partition(":")[0] for claim in registered)
-    if paper.lower() not in names:
+        return [replace(claim, table=f"{path}:" * (claim.table in of_file) + claim.table) for claim in declared]
+    chosen = [claim for claim in registered if claim.name.startswith(f"{paper.lower()}:")]
+    if not chosen:
+        names = dict.fromkeys(claim.name.partition(":")[0] for claim in registered)
         raise unknown("paper with claims", paper, names, f"there are {', '.join(names)}, and your own ./file.py.")
-    return [claim for claim in registered if claim.name.startswith(f"{paper.lower()}:")]
+    return chosen
 
 
 def posts(method: Method | None = None, chosen: str | None = None) -> dict[str, Post]:
-    """The steps after the last round by name: the registered ones, those of a method's file, and a user's own.
-
-    Args:
-        method: Whose file is looked into; None for none.
-        chosen: What `--post` says, which may be `./file.py:NAME`.
-    """
-    steps = {**_registered(Post), **(_declarations(Post, method.module) if method else {})}
-    if chosen and is_from_file(chosen):
-        steps[chosen] = _from_file(chosen, Post)
-    return steps
+    """The steps after the last round by name: registered ones, those of a method's file, and `chosen` by `--post`."""
+    of_file = _declarations(Post, method.module) if method else {}
+    own = {chosen: _from_file(chosen, Post)} if chosen and is_from_file(chosen) else {}
+    return {**_registered(Post), **of_file, **own}
 
 
 def find_post(name: str, method: Method | None = None) -> Post:
-    """The step after the last round of that name, registered or in the file of `method`, or by `./file.py:NAME`."""
+    """The step of that name, registered or in the method's file, or by `./file.py:NAME`."""
     return _find(name, Post, "step after the last round", posts(method))
 
 
 def find_table(name: str) -> Table:
-    """The table of that name, or by `./file.py:NAME`; its methods, protocols and steps may stand in the same file."""
+    """The table of that name, or by `./file.py:NAME`."""
     return _find(name, Table, "table", tables())
 
 
 def find_method(name: str) -> Method:
-    """The method of that name, or by `./file.py:NAME` with its name or that of its variable; without it, `METHOD`."""
+    """The method of that name, or by `./file.py:NAME`."""
     return _find(name, Method, "method", methods())
 
 
@@ -168,22 +141,20 @@ def find_protocol(name: str, method: Method | None = None) -> Protocol:
 
 
 def default_protocol(method: Method, dataset: str | None) -> Protocol:
-    """The protocol a method runs under where none is named: its default, or another of the paper that knows the data.
+    """The protocol of a method where none is named: its default, or another of the paper that has the data set.
 
-    A method that names none, and whose file has none, has that of the method to which it reduces. Data that no protocol
-    knows at all go with `own:data`, unless the default is of a user's file.
+    A method that names none, and whose file has none, takes that of the method to which it reduces. Data that no paper
+    has go with `own:data`, unless the default is of a user's file.
 
     Args:
         method: The method.
-        dataset: The data set; None for the default protocol whatever the data.
+        dataset: The data set; None for the default whatever the data.
     """
     of_file = _declarations(Protocol, method.module, method.origin)
     name = method.default_protocol or next(iter(of_file), "")
     if not name and method.reduces_to:
         return default_protocol(find_method(method.reduces_to[0]), dataset)
-    if not name:
-        return find_protocol("own:data")
-    first = find_protocol(name, method)
+    first = find_protocol(name or "own:data", method)
     for protocol in (first, *{**protocols(), **of_file}.values()):
         if protocol.name.split(":")[0] == first.name.split(":")[0] and dataset in protocol.datasets:
             return protocol

@@ -5,7 +5,6 @@ A path in a record is imported only if the user names the file, unchanged.
 
 import builtins
 import hashlib
-import importlib.util
 import re
 import shlex
 import sys
@@ -26,19 +25,41 @@ THEN = ", then "  # between the hashes of a file that was changed while a run re
 
 
 def is_from_file(text: str) -> bool:
-    """Whether a text stands for a part in a file of the user's own: `./file.py:NAME`, or `./file.py` alone."""
+    """Whether a text is `./file.py:NAME`, a part in a user's file, or `./file.py` alone."""
     return _FROM_FILE.fullmatch(text) is not None
 
 
+def path_and_name(text: str) -> tuple[str, str]:
+    """The absolute path and the name in `./file.py:NAME`; the name may be empty."""
+    path, name = _FROM_FILE.fullmatch(text).groups()
+    return str(Path(path).resolve()), name or ""
+
+
+def short_name(text: str) -> str:
+    """A part's name without a path: `NAME` of `./file.py:NAME`, the text itself of others."""
+    return (path_and_name(text)[1] or Path(text).stem) if is_from_file(text) else text
+
+
 def absolute(text: str) -> str:
-    """The same text with the paths of the user's files made absolute, in each of its parts between commas."""
+    """The text with absolute paths of user's files, in each of its parts between commas."""
     split = text.removeprefix("file:")
     return replace_paths(text, {}) if split == text else f"file:{Path(split).resolve()}"
 
 
-def short_name(text: str) -> str:
-    """What a part is called where a path would be too long: `NAME` of `./file.py:NAME`, the text itself of others."""
-    return (path_and_name(text)[1] or Path(text).stem) if is_from_file(text) else text
+def own_paths(values: Iterable[Any]) -> list[str]:
+    """The absolute paths of the user's files in a run's method and options, each once."""
+    texts = ",".join(value for value in values if isinstance(value, str))
+    return list(dict.fromkeys(str(Path(path).resolve()) for path in _PATHS.findall(texts)))
+
+
+def replace_paths(value: Any, paths: Mapping[str, str]) -> Any:
+    """An option's value with absolute paths of user's files, or in their place what `paths` says."""
+
+    def current(match: re.Match) -> str:
+        path = str(Path(match[0]).resolve())
+        return paths.get(path, path)
+
+    return _PATHS.sub(current, value) if isinstance(value, str) else value
 
 
 def file_hash(path: str | Path) -> str:
@@ -47,37 +68,28 @@ def file_hash(path: str | Path) -> str:
 
 
 def is_hash_of(recorded: str, path: str | Path) -> bool:
-    """Whether a record's hash, the last of several, is that of a file as it is now."""
+    """Whether a record's hash, the last of several, is that of a file now."""
     return recorded.rpartition(THEN)[2] == file_hash(path)
 
 
-def own_paths(values: Iterable[Any]) -> list[str]:
-    """The absolute paths of the user's own files in a run's method and the values of its options, each once."""
-    texts = ",".join(value for value in values if isinstance(value, str))
-    return list(dict.fromkeys(str(Path(path).resolve()) for path in _PATHS.findall(texts)))
-
-
-def replace_paths(value: Any, paths: Mapping[str, str]) -> Any:
-    """An option's value with absolute paths of the user's files, of which some are others now."""
-    if not isinstance(value, str):
-        return value
-
-    def current(match: re.Match) -> str:
-        path = str(Path(match[0]).resolve())
-        return paths.get(path, path)
-
-    return _PATHS.sub(current, value)
+def user_files(record: dict[str, Any]) -> dict[str, str]:
+    """The user's files that a record needs, with their hashes; empty where an older record has none."""
+    hashes = dict.fromkeys(own_paths([record["method_source"]]), record["method_hash"]) | record.get("user_files", {})
+    return {path: hashes.get(path, "") for path in own_paths([record["method_source"], *record["config"].values()])}
 
 
 def trust_files(
     record: dict[str, Any], named: str | Path | Sequence[str | Path], changed: bool = False
 ) -> dict[str, Any]:
-    """The record with its paths of the user's files as they are now; none of them has been imported.
+    """A run's record with the paths of the user's files now; imports none.
 
     Args:
         record: Of a run.
-        named: The files that the user names; one that was moved is known by its hash, or by its name where `changed`.
+        named: The files that the user names; a moved one is known by its hash, or by its name where `changed`.
         changed: Accept a file with another hash.
+
+    Raises:
+        UserError: A file is not named, or has changed.
     """
     recorded, now = user_files(record), own_paths(map(str, [named] if isinstance(named, str | Path) else named))
     paths, files = {}, {}
@@ -88,26 +100,24 @@ def trust_files(
             fault = f"the run needs your code in '{path}' (hash {hashes or 'unknown'}), run only if you name it"
             raise UserError(f"{fault}; add '{' '.join(f'--method {shlex.quote(file)}' for file in recorded)}'.")
         file = paths[path] = same[0]
-        files[file] = hashes or file_hash(file)
-        if not is_hash_of(files[file], file):
-            if not changed:
-                change = f"has changed since the run began (hash {file_hash(file)}, was {hashes})"
-                raise UserError(f"the file '{file}' {change}; go on with --changed-method, or start a new run.")
-            files[file] += THEN + file_hash(file)
-    config = {key: replace_paths(value, paths) for key, value in record["config"].items()}
-    source = replace_paths(record["method_source"], paths)
-    return {**record, "method_source": source, "config": config, "user_files": files}
-
-
-def user_files(record: dict[str, Any]) -> dict[str, str]:
-    """The user's files that a record needs, each with its hash, which is empty where an older record has none."""
-    hashes = dict.fromkeys(own_paths([record["method_source"]]), record["method_hash"]) | record.get("user_files", {})
-    return {path: hashes.get(path, "") for path in own_paths([record["method_source"], *record["config"].values()])}
+        current, is_same = file_hash(file), not hashes or is_hash_of(hashes, file)
+        if not is_same and not changed:
+            raise UserError(
+                f"the file '{file}' has changed since the run began (hash {current}, was {hashes}); go on with "
+                "--changed-method, or start a new run."
+            )
+        files[file] = (hashes or current) if is_same else hashes + THEN + current
+    return {
+        **record,
+        "method_source": replace_paths(record["method_source"], paths),
+        "config": {key: replace_paths(value, paths) for key, value in record["config"].items()},
+        "user_files": files,
+    }
 
 
 @dataclass(frozen=True)
 class FromFile:
-    """A function or class in a file of the user's; calling this calls it, and blames the file for what it raises."""
+    """A function or class in a user's file; a call blames the file for what it raises."""
 
     function: Callable[..., Any]
     name: str
@@ -124,10 +134,10 @@ class FromFile:
 
 
 def from_file(text: str, kind: str) -> FromFile:
-    """The function or class that `./file.py:NAME` stands for, which is used as a `kind` of part, e.g. a "backbone".
+    """The function or class of `./file.py:NAME`, used as a `kind` of part, e.g. a "backbone".
 
     Raises:
-        UserError: There is no such file, or nothing to call of that name in it, or the file cannot be imported.
+        UserError: There is no such file or function, or the file cannot be imported.
     """
     path, name = path_and_name(text)
     module = import_file(path, kind)
@@ -141,11 +151,11 @@ def from_file(text: str, kind: str) -> FromFile:
 
 @contextmanager
 def blame(path: str | Path, line: int | None = None, passes: tuple[type[Exception], ...] = ()) -> Iterator[None]:
-    """Turns whatever a user's file raises into one line with the file and the line number; it is the cause of that.
+    """Turns what a user's file raises into a UserError with the file and the line number.
 
     Args:
         path: The file, absolute.
-        line: Named where the error comes from no line of the file, as that of a function with other arguments.
+        line: Named where no line of the file raises, as when a function gets other arguments than it takes.
         passes: Errors that are left as they are, beside UserError.
     """
     try:
@@ -157,24 +167,16 @@ def blame(path: str | Path, line: int | None = None, passes: tuple[type[Exceptio
             line = error.lineno
         for frame, number in walk_tb(error.__traceback__):
             line = number if frame.f_code.co_filename == str(path) else line
-        text = (str(error).strip() or "no message").splitlines()[0]
-        where = f" in line {line}" if line else ""
-        fault = f"{where} (got {type(error).__name__}: {text})"
-        raise UserError(f"the file '{path}' fails{fault}; 'fedcli --traceback ...' shows more.") from error
-
-
-def path_and_name(text: str) -> tuple[str, str]:
-    """The absolute path and the name in `./file.py:NAME`; the name is empty where there is none."""
-    path, name = _FROM_FILE.fullmatch(text).groups()
-    return str(Path(path).resolve()), name or ""
+        where, text = f" in line {line}" if line else "", (str(error).strip() or "no message").splitlines()[0]
+        got = f"got {type(error).__name__}: {text}"
+        raise UserError(f"the file '{path}' fails{where} ({got}); 'fedcli --traceback ...' shows more.") from error
 
 
 def import_file(path: str, kind: str) -> ModuleType:
     """The module of a user's file, imported once as long as it stays the same.
 
-    Its name is made from its path and content, so that a file called `papers.py` hides nothing. Of what it imports, a
-    file in its folder goes before all else, as where Python runs a script; that stays out of `sys.modules` under its
-    plain name, which files in two folders may have.
+    Its name comes from path and content, so that a `papers.py` hides nothing. It imports files beside it first, as a
+    script does, also by such names, so that two folders may have a `helpers.py`.
     """
 
     def import_(name: str, *arguments: Any, **keywords: Any) -> ModuleType:
@@ -187,11 +189,10 @@ def import_file(path: str, kind: str) -> ModuleType:
         raise UserError(f"there is no {kind} file at '{path}'; give the path of a Python file.")
     name = f"{_PREFIX}{hashlib.sha256(f'{path} {file_hash(path)}'.encode()).hexdigest()[:12]}"
     if name not in sys.modules:
-        module = importlib.util.module_from_spec(importlib.util.spec_from_file_location(name, path))
-        sys.modules[name] = module
+        module = sys.modules[name] = ModuleType(name)
+        vars(module).update(__file__=path, __builtins__={**vars(builtins), "__import__": import_})
         try:
-            vars(module)["__builtins__"] = {**vars(builtins), "__import__": import_}
-            with blame(path):  # not by the loader, whose cached bytecode is blind to a change within a second
+            with blame(path):  # no loader, whose cached bytecode is blind to a change within a second
                 exec(compile(Path(path).read_bytes(), path, "exec"), vars(module))
         except BaseException:
             del sys.modules[name]
@@ -200,10 +201,10 @@ def import_file(path: str, kind: str) -> ModuleType:
 
 
 def with_operators(import_: Callable[..., ModuleType], *arguments: Any, **keywords: Any) -> ModuleType:
-    """Imports torchvision, or what imports it, also where its compiled part does not load.
+    """Imports torchvision, or what imports it, also where its operators do not load.
 
-    torchvision's wheel for CUDA cannot load its compiled operators beside a torch for the CPU, and then stumbles over
-    two whose shapes it describes in Python. Networks, data sets and transforms need only their schemas.
+    Those of the wheel for CUDA do not beside a torch for the CPU, and the import fails at two whose shapes it describes
+    in Python. Networks, data sets and transforms need only their schemas.
     """
     try:
         return import_(*arguments, **keywords)

@@ -60,14 +60,13 @@ class Waiting:
 
     def one(self) -> int:
         """The number of a process that waits, once there is one."""
-        assert self._poll.poll(1000 * PATIENCE), "no process has come to its second round"
-        return int(os.read(self._file, 100).split()[0])
+        return self.two(count=1)[0]
 
-    def two(self, seconds: float = PATIENCE) -> list[int]:
-        """The numbers of two processes that wait, once there are two."""
+    def two(self, seconds: float = PATIENCE, count: int = 2) -> list[int]:
+        """The numbers of two processes, or of `count`, that wait, once there are so many."""
         waiting, end = [], time.monotonic() + seconds
-        while len(waiting) < 2:
-            assert time.monotonic() < end, "no two processes have come to their second round"
+        while len(waiting) < count:
+            assert time.monotonic() < end, "too few processes have come to their second round"
             events = self._poll.poll(1000 * seconds)
             if events and events[0][1] & select.POLLIN:  # else only that nobody is writing, which may end at any time
                 waiting += map(int, os.read(self._file, 100).split())

@@ -19,6 +19,7 @@ from fedcli.core import backbones, partition
 from fedcli.core.layers import KeyedDropout, MaskedBatchNorm2d
 from fedcli.data import datasets
 from fedcli.errors import UserError
+from fedcli.results import plans
 from fedcli.runs.config import resolve
 from tests.files import refused
 from tests.programs import invoke
@@ -37,9 +38,6 @@ def files(folder, monkeypatch):
     shutil.copy(PARTS, "parts.py")
 
 
-# Running
-
-
 METHODS = '''"""My card."""
 
 from dataclasses import dataclass, replace
@@ -51,8 +49,7 @@ PLAIN = replace(SIMPLE, name="plain", default_protocol="")
 METHODS = (PLAIN, replace(fedprox.METHOD, name="other"), SIMPLE)
 PROTOCOLS = (Protocol("mine:digits", "s", "s", {"rounds": 1, "num_clients": 2}, {
     "digits": DataSetting("cnn-small", (0.5,), (0.5,), "s")}, "last"),)
-TABLES = (Table("mine:1", "title", ("mine", "1"), (
-    Cell("a", "b", "plain", {"protocol": "mine:digits", "post": "half"}), Cell("a", "c", "fedprox", {}))),)
+TABLE = Table("mine:1", "title", ("mine", "1"), (Cell("a", "b", f"{__file__}:plain", {"post": "half"}),))
 
 @dataclass(frozen=True)
 class Config:
@@ -80,9 +77,9 @@ def test_a_file_brings_methods_protocols_tables_and_a_step_after():
     refused(lambda: registry.find_method("./empty.py"), "defines no METHOD; add METHOD = fedcli.Method(...).")
     Path("stepped.py").write_text(METHODS.replace('"num_clients": 2', '"num_clients": 2, "post": "ccvr"'))
     assert resolve(registry.find_method("./stepped.py:plain"), {"dataset": "digits"}).post.name == "ccvr"
-    table = registry.find_table("./mine.py:mine:1")
-    assert [cell.method for cell in table.cells] == [f"{path}:plain", "fedprox"]
-    assert table.cells[0].settings == {"protocol": f"{path}:mine:digits", "post": f"{path}:half"}
+    [cell] = plans.plan(registry.find_table("./mine.py:mine:1")).cells
+    setup = cell.runs[0].setup
+    assert (setup.method.name, setup.protocol.name, setup.post.name) == ("plain", "mine:digits", "half")
     command = "run ./mine.py:plain --post ./mine.py:POST --share 0.25 --train-examples 40"
     result = invoke(*command.split(), "--device", "cpu", "--out", "run")
     assert result.exit_code == 0, result.output
@@ -112,9 +109,6 @@ METHOD = replace(fedcme.METHOD, name='mine')
 def test_a_method_without_a_protocol_has_that_of_its_paper_or_of_the_method_to_which_it_reduces(text, protocol):
     Path("mine.py").write_text(text)
     assert registry.default_protocol(registry.find_method("./mine.py"), "digits").name == protocol
-
-
-# Finding
 
 
 def test_a_file_is_imported_once_and_anew_when_it_has_changed():
@@ -151,8 +145,6 @@ def test_a_file_may_import_those_beside_it_whose_names_may_be_taken_elsewhere(tm
     assert "helpers" not in sys.modules
 
 
-# A round
-
 ROUND = """
 from dataclasses import replace
 from fedcli.papers.baselines import fedavg
@@ -179,8 +171,6 @@ def test_a_round_that_returns_something_else_is_told_what_to_return(state, outco
     Path("mine.py").write_text(ROUND.replace("STATE", state).replace("OUTCOME", outcome))
     refused(lambda: fedcli.run("./mine.py", **SMALL, rounds=1, out="run"), words)
 
-
-# Local objectives
 
 LOSS = """
 import torch
@@ -209,9 +199,6 @@ def test_a_round_that_draws_from_the_global_generator_is_refused_and_attention_d
     attention = "torch.nn.functional.scaled_dot_product_attention(*[features[None]] * 3)"
     Path("mine.py").write_text(LOSS.replace("LINE", f"loss = loss + 0 * {attention}.sum()"))
     assert run().record["status"] == "finished"
-
-
-# Backbones
 
 
 def test_the_last_linear_becomes_the_head_and_layers_those_that_know_padding_and_keys():
@@ -272,9 +259,6 @@ def test_a_network_that_breaks_a_rule_is_refused_in_a_line(forward, layers, word
     refused(lambda: backbones.build("./net.py:Net", 1, 8, 5, seed=3), words, "net.py")
 
 
-# Partitions
-
-
 def split(text, num_clients=2, count=10, **groups):
     if text:
         Path("own.py").write_text(f"import numpy as np\n{HEAD[SPLITS]}{text}\n")
@@ -291,9 +275,6 @@ def test_a_partition_gets_labels_a_generator_and_groups():
     assert all(part.dtype == np.int64 for part in parts)
     drawn = [split("np.split(rng.permutation(10), 2)", **GROUPS) for _ in range(2)]
     assert partition.fingerprint(drawn[0]) == partition.fingerprint(drawn[1])
-
-
-# Data sets
 
 
 def test_a_data_set_is_checked_and_in_canonical_order():
@@ -334,9 +315,6 @@ HEAD = {SPLITS: "def f(labels, num_clients, rng, *, groups):\n    return ", SETS
 def test_a_part_that_cannot_be_used_is_refused_in_a_line(use, content, words):
     Path("own.py").write_text(f"import numpy as np\n{HEAD.get(use, '')}{content}\n")
     refused(use if callable(use) else lambda: userfiles.from_file(use, "metric"), words)
-
-
-# Installed
 
 
 PROGRAM = """

@@ -1,13 +1,11 @@
 """Experiments that are written down: options from files and records, grids, and what goes on beside them."""
 
-import re
 from pathlib import Path
 
 import pytest
 
 import fedcli
 from fedcli.cli import display
-from fedcli.errors import UserError
 from fedcli.figures import plots
 from fedcli.papers.baselines import fedavg
 from fedcli.runs import rounds
@@ -39,9 +37,6 @@ def written(folder, monkeypatch):
     Path("exp.toml").write_text(TOML)
 
 
-# From a file
-
-
 def test_a_file_names_method_and_options_and_what_is_typed_goes_before():
     done("run", "--config", "exp.toml", "--rounds", 2, "--out", "a")
     record = read("a")
@@ -52,7 +47,6 @@ def test_a_file_names_method_and_options_and_what_is_typed_goes_before():
     assert {name: record["origin"][name] for name in origins} == origins
     assert "--num-clients=4" in record["command"]  # which needs no file
     Path("exp.toml").write_text(TOML.replace("proximal-weight = 0.5\n", ""))
-    Path("exp.toml").write_text(f"{Path('exp.toml').read_text()}quiet = false\ncontinue = false\n")
     done("run", "fedavg", "--config=exp.toml", "--out", "b")  # so does the method
     assert read("b")["method"] == "fedavg"
 
@@ -69,20 +63,17 @@ def test_of_seed_and_seeds_what_is_typed_goes_before_and_a_file_may_name_a_step_
     ("text", "message"),
     [
         (f"{TOML}lr = 'fast'", "--lr must be of type float (got 'fast')"),
-        (f"{TOML}lr = [0.1, -1]", "--lr must be > 0 (got -1)"),
+        (f"{TOML}lr = [0.1, -1]", "--lr must be > 0 (got -1.0)"),
         (f"{TOML}[out]\na = 1", "'out' in 'exp.toml' is no option with a value or a list (got {'a': 1});"),
         (f"{TOML}from = 'a'", "'from' in 'exp.toml' is no option with a value or a list (got 'a'); leave it out."),
-        (f"{TOML}lr = ", "--config exp.toml cannot be read ("),
+        (f"{TOML}lr = ", "'exp.toml' cannot be read ("),
         (f"{TOML}seed = 1\nseeds = [1]", "--seed 1 was given with --seeds"),
-        ("rounds = 1", "no method given (got --config); write 'fedcli run METHOD', see 'fedcli list'"),
+        ("rounds = 1", "no method given (got --config); write 'fedcli run METHOD'; 'fedcli list' shows all"),
     ],
 )
 def test_a_file_that_is_wrong_is_refused_in_a_line(text, message):
     Path("exp.toml").write_text(f"{text}\n")
     assert message in refused("run", "--config", "exp.toml")
-
-
-# From a run
 
 
 def test_a_run_is_run_again_from_its_record_and_every_option_can_be_overridden():
@@ -108,9 +99,6 @@ def test_code_that_a_record_names_is_run_only_if_the_user_names_it():
     assert refused("run", "./mine.py", "--from", "a").endswith(f"add --backbone {here}/nets.py:tiny.")
     done("run", *named, "--from", "a", "--out", "b")
     assert read("b")["summary"] == read("a")["summary"]
-
-
-# Grids
 
 
 GRID = ("run", "fedavg", *NO_ROUNDS, "--lr", "0.01,0.1,0.01", "--seeds", "0,1", "--rounds", 2, "--out", "g")
@@ -162,9 +150,6 @@ def test_a_run_of_a_grid_that_diverges_is_told_and_the_others_go_on(monkeypatch)
     assert "| diverged |" in result.stdout
 
 
-# What is shown
-
-
 def test_the_lines_go_to_a_file_and_nowhere_else_if_quiet(monkeypatch):
     with monkeypatch.context() as patch:
         interrupt_after(1, patch)
@@ -186,9 +171,6 @@ def test_the_header_says_where_the_rounds_end_before_the_methods_own_term_starts
     assert "inactive" not in done(*arguments, 0)
 
 
-# Words of the field
-
-
 @pytest.mark.parametrize(
     ("method", "word", "meant"),
     [
@@ -197,7 +179,5 @@ def test_the_header_says_where_the_rounds_end_before_the_methods_own_term_starts
     ],
 )  # fmt: skip
 def test_words_of_other_toolkits_and_symbols_lead_to_our_options(method, word, meant):
-    text = f"unknown option of '{method}' '{word}'; did you mean '{meant}'?"
-    assert refused("run", method, word, 1) == f"{text} 'fedcli run {method} --help' shows all."
-    with pytest.raises(UserError, match=re.escape(text)):
-        fedcli.run(method, **{word.removeprefix("--").replace("-", "_"): 3})
+    text = f"unknown option of '{method}' '{word}'; did you mean '{meant}'? 'fedcli run {method} --help' shows all."
+    assert refused("run", method, word, 1) == text

@@ -42,10 +42,9 @@ def test_a_record_that_is_changed_on_disk_is_refused(finished, tmp_path):
     for change in (('"status": "finished"', '"status": "failed"'), (f'"seed": {whole["seed"]},', '"seed": 77,')):
         file.write_text(text.replace(*change))
         refused(lambda: records.read_record(tmp_path), "is damaged or was changed by hand")
-    wrongs = {"[" * 100_000: "cannot be read", "[]": "cannot be read", '{"schema": 2}': "schema 2"}
-    for wrong, words in {**wrongs, '{"schema": 1}': "lacks status, method"}.items():
+    for wrong in ("[" * 100_000, "[]", '{"schema": 2}', '{"schema": 1}'):
         file.write_text(wrong)
-        refused(lambda: records.read_record(tmp_path), words)
+        refused(lambda: records.read_record(tmp_path), "schema 2" if "2" in wrong else "cannot be read")
     older = {name: value for name, value in whole.items() if name != "numerics"}  # and has no digest
     file.write_text(json.dumps(older))
     assert records.read_record(tmp_path) == whole
@@ -55,7 +54,7 @@ def test_a_run_that_cannot_be_opened_is_refused(finished, tmp_path):
     folder, record = shutil.copytree(finished.path, tmp_path / "run"), finished.record
     for change, message in (
         ({"status": "interrupted"}, "has not finished"),
-        ({"config": {**record["config"], "gone": 1}}, "code of 'fedavg' has changed since the run began"),
+        ({"config": {**record["config"], "gone": 1}}, "unknown option of 'fedavg' '--gone'"),
         ({"dataset_fingerprint": "0" * 16}, "data set has changed"),
         ({"partition": {**record["partition"], "fingerprint": "0"}}, "partition has changed"),
     ):

@@ -169,14 +169,12 @@ def test_a_record_is_of_a_run_only_if_all_settings_are():
         write_record(place, {**record, "config": config, **changes})
         return plans.plan(SMALL, seeds=[0], only=["FedFM"]).runs[0].state
 
-    assert state(config={**record["config"], "an_option_that_is_no_more": 1}) == "not run"
-    assert state(seed=1) == "not run"
-    assert state(summary={"selection": "last"}) == "not run"
-    assert state(status="failed", error="NonFiniteLoss: the term") == "diverged"
-    assert state(status="failed", error="OutOfMemoryError: ") == "failed"
-    assert state(status="running") == "unfinished"
-    assert state(removed="lr_decay") == "finished"  # older than the option, whose default is what the run has
-    assert state(removed="momentum") == "not run"  # and here another value than the protocol's
+    others = {"seed": 1}, {"summary": {"selection": "last"}}, {"config": {**record["config"], "lost_option": 1}}
+    assert {state(**change) for change in others} == {"not run"}
+    failed = [state(status="failed", error=error) for error in ("NonFiniteLoss: the term", "OutOfMemoryError: ")]
+    assert [*failed, state(status="running")] == ["diverged", "failed", "unfinished"]
+    # Older than an option whose default the run has; and than one that the protocol sets to another value.
+    assert [state(removed=name) for name in ("lr_decay", "momentum")] == ["finished", "not run"]
 
 
 def test_a_run_tested_in_other_rounds_goes_on_and_counts_where_the_number_does_not_need_them():
@@ -207,11 +205,10 @@ def test_the_shipped_runs_are_found_and_never_gone_on_with(monkeypatch):
     assert seeds() == {"FedFA": []}
 
 
-WRONG, DIVERGING, GOOD = (  # the first is refused when the data are there, before there is a record
-    Cell("FedAvg", PLACE, "fedavg", {**TINY, "batch_size": 1000, "drop_last": True}),
-    Cell("FedAvg", "CIFAR-10 NIID-2", "fedavg", {**TINY, "lr": 1e8}),
-    Cell("FedFM", PLACE, "fedfm", TINY),
-)
+# Refused when the data are there, before there is a record.
+WRONG = Cell("FedAvg", PLACE, "fedavg", {**TINY, "batch_size": 1000, "drop_last": True})
+DIVERGING = Cell("FedAvg", "CIFAR-10 NIID-2", "fedavg", {**TINY, "lr": 1e8})
+GOOD = Cell("FedFM", PLACE, "fedfm", TINY)
 FAILING = table([WRONG, DIVERGING, GOOD], seeds=(0,))
 
 
@@ -322,9 +319,6 @@ def test_the_estimate_is_by_runs_of_the_network_on_images_of_the_size_here_or_el
     write_record(Path("runs/tables/4"), {**disturbed, "load": [{"start": 99.0, "end": 99.0}]})
     assert seconds() == (pytest.approx(3 * 5), 1, set())  # what other work disturbed says less
     assert seconds(backbone="cnn-2x64") == (0, 0, set())
-
-
-# The table beside the paper's
 
 
 def filled(one, results):

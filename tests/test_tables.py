@@ -35,7 +35,7 @@ def record(method="one", seed=0, selected=0.5, *, status="finished", done=PLANNE
         for number in range(done)
     ]
     config = {
-        "protocol": "paper:skew", "dataset": "digits", "partition": "dirichlet:.5", "partition_seed": seed,
+        "protocol": "paper:skew", "dataset": "digits", "partition": "dirichlet:0.5", "partition_seed": seed,
         "rounds": PLANNED, "lr": 0.1, "drop_last": False, "train_examples": None, "seed": seed, "device": "auto",
         "num_clients": 10, "cohort_size": 10, "clients_per_chunk": "auto", "checkpoint_every": 1, **options,
     }  # fmt: skip

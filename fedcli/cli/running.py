@@ -212,13 +212,13 @@ def resume(
 ) -> None:
     """Resume a killed or interrupted run from its last checkpoint, or all such runs in a folder."""
     launch_workers(workers)
-    folders, failed = late.run.find_unfinished(run), False
+    folders, failed = late.run.find_runs(run), False
     if workers is not None and len(folders) > 1:
         raise UserError(f"--workers {workers} is for one run (got {len(folders)} in '{run}'); name one of them.")
     for folder in folders:
         try:
-            start = partial(late.run.resume, folder, method=method or (), changed_method=changed_method)
-            watch(start, quiet, log_file, log)
+            options = {"changed_method": changed_method, "skip_ended": folder != run}
+            watch(partial(late.run.resume, folder, method=method or (), **options), quiet, log_file, log)
         except (UserError, typer.Exit) as error:
             if folder == run or getattr(error, "exit_code", 1) != 1:  # interrupted, or the time of all runs is over
                 raise

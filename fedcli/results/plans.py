@@ -18,7 +18,6 @@ from fedcli.registry import find_method, find_protocol, protocols
 from fedcli.results.frame import ENDED, Record, departures, read_runs, shipped, state_of
 from fedcli.results.metrics import Metric, find_metric
 from fedcli.runs.config import Setup, num_images, resolve
-from fedcli.runs.experiment import combinations
 from fedcli.runs.prepare import load_data
 from fedcli.runs.records import outdated
 from fedcli.runs.run import begun, check_seeds, new_folder
@@ -275,7 +274,8 @@ def plan_grid(
         raise UserError("--continue needs a folder (got no --out); name it with --out.")
     grid = {name: values for name, values in given.items() if isinstance(values, tuple)}
     runs = []
-    for method, values in itertools.product(names, combinations(grid)):
+    points = [dict(zip(grid, values, strict=True)) for values in itertools.product(*grid.values())]
+    for method, values in itertools.product(names, points):
         for setup, end in plan_runs(method, out=Path(), seeds=seeds, tuned=tuned, **{**given, **values}):
             several = setup.method.name if len(names) > 1 else ""
             point = ",".join(f"{name}={value}" for name, value in values.items())

@@ -1,10 +1,9 @@
 """The configuration of a run: its options, where each value comes from, and what is refused before anything starts."""
 
-import dataclasses
 import html
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import Field, dataclass, fields
 from typing import Any
 
 from fedcli.declarations import START, DataSetting, Method, Post, Protocol, check_value, flag_of, option
@@ -17,7 +16,7 @@ DEFAULT_DATASET = "digits"
 
 @dataclass(frozen=True)
 class RunConfig:
-    """The options that every method has. None stands for what is found out later: from the data or the machine."""
+    """The options of every method. None stands for what the data or the machine decide."""
 
     protocol: str | None = option(None, "A paper's set-up; has the value of every option below that you do not give")
     dataset: str | None = option(None, "Data set, or ./file.py:NAME; 'fedcli data list' shows all")
@@ -80,39 +79,40 @@ WORDS = {
 }  # fmt: skip
 
 
-def fields_of(*kinds: type) -> dict[str, dataclasses.Field]:
+def fields_of(*kinds: type) -> dict[str, Field]:
     """The options that these configurations have, by name."""
-    return {field.name: field for kind in kinds for field in dataclasses.fields(kind)}
+    return {field.name: field for kind in kinds for field in fields(kind)}
 
 
-def recorded_fields(method: Method) -> dict[str, dataclasses.Field]:
-    """The options that a record of a method can have, by name: those of the run, the method and all steps after it."""
+def recorded_fields(method: Method) -> dict[str, Field]:
+    """The options that a record of a method can have, by name: of the run, the method and all steps after it."""
     return fields_of(RunConfig, method.config, *(post.config for post in posts(method).values()))
 
 
 def unknown_option(name: str, method: Method, steps: Mapping[str, Post], chosen: str | None) -> UserError:
-    """An error, to be raised by the caller, for an option that a method does not have; `chosen` is what `--post` says.
+    """An error, to be raised by the caller, for an option that a method does not have; `chosen` is `--post`.
 
-    It names the one that is probably meant, by its symbol or another toolkit's word for it.
+    It suggests an option by its symbol or another toolkit's word for it.
     """
-    fields = fields_of(RunConfig, method.config, *(step.config for step in steps.values()))
+    options = fields_of(RunConfig, method.config, *(step.config for step in steps.values()))
     word = name.strip("-").replace("-", "_").lower()
     for step in steps.values():
         if word in fields_of(step.config):
             got = f"--post {chosen}" if chosen else "no --post"
             return UserError(f"{flag_of(name)} is for --post {step.name} (got {got}); give both or neither.")
-    meant = {field.metadata["symbol"].lower(): name for name, field in fields.items()} | WORDS
+    meant = {field.metadata["symbol"].lower(): name for name, field in options.items()} | WORDS
     guess = meant.get(html.unescape(f"&{word};"), meant.get(word))  # `mu` as the Greek letter too
     return unknown(
-        f"option of '{method.name}'", flag_of(name), map(flag_of, [*fields, *EXPERIMENT]),
+        f"option of '{method.name}'", flag_of(name), map(flag_of, [*options, *EXPERIMENT]),
         f"'fedcli run {method.name} --help' shows all.", flag_of(guess) if guess else "",
     )  # fmt: skip
 
 
-def option_panels(method: Method, steps: Mapping[str, Post]) -> dict[str, dict[str, dataclasses.Field]]:
-    """The options of a method as `{panel title: {name: field}}`, its own panel first, then those of steps after it.
+def option_panels(method: Method, steps: Mapping[str, Post]) -> dict[str, dict[str, Field]]:
+    """The options of a method as `{panel title: {name: field}}`: its own, those of steps after it, those of all.
 
-    A method whose options have names of those that every method has is refused.
+    Raises:
+        UserError: An option of the method has the name of another option.
     """
     after = {f"With --post {post.name}": fields_of(post.config) for post in steps.values()}
     for name in fields_of(method.config).keys() & {*fields_of(RunConfig), *RESERVED}.union(*after.values()):
@@ -125,19 +125,19 @@ def option_panels(method: Method, steps: Mapping[str, Post]) -> dict[str, dict[s
 
 
 def filled_up(config: Mapping[str, Any], *kinds: type) -> dict[str, Any]:
-    """The options of a record; a run without an option of these kinds did what its `before` says, else the default."""
+    """The options of a record, and those of these kinds that it lacks as their `before` says."""
     before = {name: field.metadata["before"] for name, field in fields_of(*kinds).items() if name not in config}
     return {**config, **before}
 
 
 def recorded_options(config: Mapping[str, Any], method: Method) -> dict[str, Any]:
-    """What `resolve` needs so that a run goes on as its record's `config` says, also where options have been added."""
+    """The options by which `resolve` gives a record's run, also where options have been added since."""
     steps = [] if config.get("post") is None else [find_post(config["post"], method).config]
     return filled_up(config, RunConfig, method.config, *steps)
 
 
 def num_images(dataset: str, local_test: float | None = None) -> int | None:
-    """Images of a data set that clients have, test images with `local_test`; None where only its files tell it."""
+    """Images of a data set that clients have, with `local_test` also the test images; None where files must tell."""
     from fedcli.data import datasets  # late, here and below: help and refusals of options need no PyTorch
 
     try:
@@ -156,7 +156,7 @@ class Setup:
     options: Any  # the method's Config
     run: RunConfig  # no None but for what the data decide
     protocol: Protocol
-    setting: DataSetting | None  # what the protocol says of the data set; None where it does not know it
+    setting: DataSetting | None  # what the protocol says of the data set, if anything
     partition: Any  # fedcli.core.partition.Partition
     selection: str
     device: Any  # torch.device
@@ -175,25 +175,23 @@ class Setup:
 
 
 def inactive_term(config: Mapping[str, Any], method: Method) -> str:
-    """What is said of a run whose rounds end before the method's own term starts; empty for another run."""
+    """A remark on a run that ends before the method's own term starts; empty for another run."""
     start, (simpler, _) = config.get(START, 0), method.reduces_to or ("the method without it", {})
     late = f"the method's own term, which starts after {start} rounds: this run is {simpler}"
     return f"{late}; lower {flag_of(START)}, or give more --rounds" if start >= config["rounds"] else ""
 
 
 def flags_of(options: Mapping[str, Any]) -> list[str]:
-    """Options as they are typed on the command line; those that are None are left out."""
-    flags = []
-    for name, value in options.items():
-        if isinstance(value, bool):
-            flags.append(flag_of(name if value else f"no-{name}"))
-        elif value is not None:
-            flags.append(f"{flag_of(name)}={value}")
-    return flags
+    """Options as they are typed on the command line, without those that are None."""
+    return [
+        flag_of(name if value else f"no-{name}") if isinstance(value, bool) else f"{flag_of(name)}={value}"
+        for name, value in options.items()
+        if value is not None
+    ]
 
 
 def given_options(values: Mapping[str, Any], origin: Mapping[str, str]) -> dict[str, Any]:
-    """The options of a run that somebody has given, in whatever way; the others follow from these."""
+    """The options of a run that were given in any way; the others follow from these."""
     follow = ("default", "protocol ", "seed", "num_clients")  # beginnings of origins
     return {name: value for name, value in values.items() if not origin.get(name, "default").startswith(follow)}
 
@@ -201,16 +199,16 @@ def given_options(values: Mapping[str, Any], origin: Mapping[str, str]) -> dict[
 def resolve(
     method: Method, given: Mapping[str, Any], *, sources: Mapping[str, str] | None = None, need_data: bool = True
 ) -> Setup:
-    """Puts together what was given, the protocol's values and the defaults, and refuses what cannot run.
+    """Puts together what was given, the protocol's values and the defaults; reads no data.
 
     Args:
         method: The method.
-        given: Options by name, as far as they were given; None stands for the default, whatever the protocol says.
-        sources: Where those come from that were not typed, for `Setup.origin`.
-        need_data: Whether the data set must be on this machine; a plan of runs needs none.
+        given: Options by name; None stands for the default, whatever the protocol says.
+        sources: Where options come from that were not typed, for `Setup.origin`.
+        need_data: Whether the data set must be on this machine.
 
     Raises:
-        UserError: For the first thing that is wrong. No data are read.
+        UserError: The first reason why it cannot run.
     """
     from fedcli.core import partition
     from fedcli.data import datasets
@@ -224,20 +222,21 @@ def resolve(
     protocol = protocol or default_protocol(method, dataset)
     name = {**protocol.settings, **given}.get("post")
     post = None if name is None else find_post(name, method)
-    kinds = [RunConfig, method.config] if post is None else [RunConfig, method.config, post.config]
+    kinds = [RunConfig, method.config, *([post.config] if post else [])]
     values, origin = default_options(protocol, dataset, method.name, *kinds)
     values |= given
     origin |= {name: (sources or {}).get(name, "command line") for name in given}
-    fields = fields_of(*kinds)
+    allowed = fields_of(*kinds)
     for name, value in values.items():
-        if name not in fields:
+        if name not in allowed:
             raise unknown_option(name, method, posts(method, values["post"]), values["post"])
-        check_value(fields[name], value)
+        check_value(allowed[name], value)
     for name, source in (("partition_seed", "seed"), ("cohort_size", "num_clients")):
         if values[name] is None:
             values[name], origin[name] = values[source], source
     if not method.uses_public_data and "public_dataset" not in given:
         values["public_dataset"] = None  # the protocol's, for the methods that need one
+    values["partition"] = partition.from_flag(values["partition"]).flag  # dirichlet:.5 is dirichlet:0.5
     run, options, *post_options = (kind(**{name: values[name] for name in fields_of(kind)}) for kind in kinds)
     _refuse_combinations(run, method, protocol)
     selection = protocol.selection
@@ -250,7 +249,7 @@ def resolve(
 
 
 def _as_recorded(name: str, value: Any, method: Method) -> Any:
-    """The value of an option as it is recorded: full names, paths of a user's files absolute."""
+    """The value of an option as it is recorded: full names, absolute paths of a user's files."""
     from fedcli.data import datasets
 
     if name == "clients_per_chunk" or not isinstance(value, str):
@@ -265,9 +264,10 @@ def default_dataset(method: Method, protocol: Protocol | None = None) -> str:
     from fedcli.data import datasets
 
     if protocol is None:
-        suited = (name for name in datasets.BUILT_IN if name in default_protocol(method, name).datasets)
-        return next(suited, DEFAULT_DATASET)
-    return next(iter(protocol.datasets)) if len(protocol.datasets) == 1 else DEFAULT_DATASET
+        suited = [name for name in datasets.BUILT_IN if name in default_protocol(method, name).datasets]
+    else:
+        suited = protocol.datasets if len(protocol.datasets) == 1 else []
+    return next(iter(suited), DEFAULT_DATASET)
 
 
 def default_options(protocol: Protocol, dataset: str, method: str = "", *kinds: type) -> tuple[dict, dict]:
@@ -275,11 +275,11 @@ def default_options(protocol: Protocol, dataset: str, method: str = "", *kinds: 
     values = {name: field.default for name, field in fields_of(*(kinds or (RunConfig,))).items()}
     values |= {"protocol": protocol.name, "dataset": dataset}
     origin, source = dict.fromkeys(values, "default"), f"protocol {protocol.name}"
-    layers = [(source, {**protocol.settings, **protocol.method_options.get(method, {})})]
+    layers = {source: {**protocol.settings, **protocol.method_options.get(method, {})}}
     if setting := protocol.datasets.get(dataset):
-        options = {"backbone": setting.backbone, **setting.settings, **setting.method_options.get(method, {})}
-        layers.append((f"{source}, {dataset}", options))
-    for source, layer in layers:
+        special = setting.method_options.get(method, {})
+        layers[f"{source}, {dataset}"] = {"backbone": setting.backbone, **setting.settings, **special}
+    for source, layer in layers.items():
         values |= layer
         origin |= dict.fromkeys(layer, source)
     return values, origin
@@ -307,10 +307,10 @@ def _refuse_combinations(run: RunConfig, method: Method, protocol: Protocol) -> 
             mixed and not method.mixed_networks,
         f"{paper} uses no --local-test (got {run.local_test:g}); leave it out":
             run.local_test and not on_clients,
-        f"'{method.name}' uses no public images (got --public-dataset {public}); leave the option out":
+        f"'{method.name}' uses no public images (got --public-dataset {public}); leave it out":
             public and not method.uses_public_data,
-        f"'{method.name}' needs unlabelled public images (got no --public-dataset); name a data set; 'fedcli data "
-        "list' shows all": method.uses_public_data and not public,
+        f"'{method.name}' needs public images (got no --public-dataset); name a data set; 'fedcli data list' shows all":
+            method.uses_public_data and not public,
         f"--post {run.post} {no_model}": run.post and not has_model,
         f"{drift} {no_model}": run.drift_every and not has_model,
         f"{drift} needs common test images (got {paper}, which has none); leave it out": run.drift_every and on_clients,
@@ -321,7 +321,7 @@ def _refuse_combinations(run: RunConfig, method: Method, protocol: Protocol) -> 
 
 
 def parse_size(text: str) -> int:
-    """Reads `--state-memory`, a number of bytes, perhaps with K, M, G or T for powers of 1024."""
+    """The bytes of `--state-memory`, a number, perhaps with K, M, G or T for powers of 1024."""
     size = re.fullmatch(r"([0-9]+)([KMGT]?)", text.upper())
     if size is None:
         raise UserError(f"--state-memory must be a number of bytes (got '{text}'); write it as 256M or 4G.")
@@ -329,14 +329,13 @@ def parse_size(text: str) -> int:
 
 
 def find_device(name: str) -> Any:
-    """The `torch.device` of that name; auto is CUDA where there is one. One that is not there is refused."""
+    """The `torch.device` of that name, if it is here; auto is CUDA where there is one."""
     import torch
 
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
-    device = re.fullmatch(r"cpu|cuda(?::([0-9]{1,9}))?", name)
-    if device is None:
-        raise UserError(f"--device must be auto, cpu, cuda or cuda:N (got '{name}'); choose one of them.")
-    if name != "cpu" and int(device[1] or 0) >= torch.cuda.device_count():  # torch.device takes it modulo 256
-        raise UserError(f"there is no --device {name} here (got {torch.cuda.device_count()} CUDA devices); use cpu.")
+    numbered = [f"cuda:{index}" for index in range(torch.cuda.device_count())]
+    if name not in ["cpu", *numbered, *(["cuda"] if numbered else [])]:
+        here = f"this machine has {len(numbered)} CUDA devices"
+        raise UserError(f"--device must be auto, cpu, cuda or cuda:N (got '{name}'); {here}.")
     return torch.device(name)

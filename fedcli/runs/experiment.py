@@ -1,27 +1,25 @@
 """Experiments that are written down: options from a TOML file or a record, and lists of values that make a grid."""
 
-import dataclasses
 import itertools
 import tomllib
-from collections.abc import Mapping
 from contextlib import suppress
+from dataclasses import Field
 from pathlib import Path
 from typing import Any, get_args
 
+from fedcli.data.files import reading
 from fedcli.declarations import check_value, flag_of
 from fedcli.errors import UserError
 from fedcli.registry import find_method
 from fedcli.runs.config import flags_of, given_options, recorded_fields
 from fedcli.userfiles import own_paths
 
-SWITCHES = ("quiet", "continue")  # of a command, which have no form beginning with `--no-`
 
-
-def parse_values(field: dataclasses.Field, text: str) -> tuple[Any, ...]:
+def parse_values(field: Field, text: str) -> tuple[Any, ...]:
     """The values of an option, each once, from a text with commas between them, as "0.01,0.1".
 
     Raises:
-        UserError: If a value is of the wrong type or out of range.
+        UserError: A value is of the wrong type or out of range.
     """
     kinds, values = get_args(field.type) or (field.type,), []
     for part in map(str.strip, text.split(",")):
@@ -32,11 +30,6 @@ def parse_values(field: dataclasses.Field, text: str) -> tuple[Any, ...]:
         check_value(field, value)
         values.append(value)
     return tuple(dict.fromkeys(values))
-
-
-def combinations(grid: Mapping[str, tuple[Any, ...]]) -> list[dict[str, Any]]:
-    """Every combination of a grid's values, by option; a single empty one of no grid."""
-    return [dict(zip(grid, values, strict=True)) for values in itertools.product(*grid.values())]
 
 
 def typed_options(args: list[str]) -> dict[str, str]:
@@ -50,16 +43,16 @@ def typed_options(args: list[str]) -> dict[str, str]:
 
 
 def expand(args: list[str], command: str) -> tuple[list[str], dict[str, str]]:
-    """The typed arguments of a command with the options that `--config` and `--from` stand for, the method first.
+    """The arguments of a command with the options that `--config` and `--from` stand for, the method first.
 
-    Typed options go before those of the file, and these before those of the run; of `--seed` and `--seeds` only what is
-    given first counts. A list in a file stands for several values.
+    Typed options override those of the file, and these those of the run; `--seed` overrides `--seeds`, and the other
+    way round. A list in a file stands for several values.
 
     Returns:
         The arguments, and where the options come from that were not typed, by name.
 
     Raises:
-        UserError: If a file cannot be read, no method is named, or a file of the user's is not.
+        UserError: A file cannot be read, no method is named, or a file of the user's is not.
     """
     typed = typed_options(args)
     if not args[0].startswith("-"):
@@ -94,14 +87,11 @@ def expand(args: list[str], command: str) -> tuple[list[str], dict[str, str]]:
 
 def _options_in_file(path: str) -> dict[str, Any]:
     """The options in a TOML file for `--config`, and `method`; its keys have dashes or underscores."""
-    try:
+    with reading(path, "a TOML file, e.g. lr = 0.1"):
         table = tomllib.loads(Path(path).read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise UserError(f"--config {path} cannot be read ({error}); give a TOML file, e.g. lr = 0.1.") from error
     options = {}
     for key, value in table.items():
         if isinstance(value, dict) or key in ("config", "from"):
             raise UserError(f"'{key}' in '{path}' is no option with a value or a list (got {value!r}); leave it out.")
-        if value is not False or key.replace("-", "_").removesuffix("_") not in SWITCHES:  # off unless they are on
-            options[key.replace("-", "_")] = ",".join(map(str, value)) if isinstance(value, list) else value
+        options[key.replace("-", "_")] = ",".join(map(str, value)) if isinstance(value, list) else value
     return options

@@ -1,9 +1,9 @@
 """A run from beginning to end: its folder, how it begins in it, and how it is taken up again."""
 
-import dataclasses
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import nullcontext, suppress
+from contextlib import nullcontext
+from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -12,7 +12,7 @@ from fedcli import userfiles
 from fedcli.core import partition
 from fedcli.core.engine import WAYS
 from fedcli.core.federation import Federation, NonFiniteLoss
-from fedcli.data.files import PARTIAL
+from fedcli.data.files import PARTIAL, reading
 from fedcli.declarations import Method, describe_need, flag_of, is_idle
 from fedcli.errors import UserError
 from fedcli.registry import find_method
@@ -33,14 +33,14 @@ def run(
     method: str, *, out: str | Path | None = None, seeds: Iterable[int] | None = None, continue_: bool | None = None,
     progress: Listener | None = None, **given: Any,
 ) -> Run | list[Run]:  # fmt: skip
-    """Runs a method and returns its record, state and folder, or a list of these where `seeds` is given.
+    """Runs a method, and returns the run, or a list of runs with `seeds`; the arguments are those of `fedcli.run`.
 
-    The arguments are those of `fedcli.run` and `plan`. With `continue_`, a run that has ended is skipped, and its
-    `state` is None; one that has finished a round is resumed, and the rest start.
+    With `continue_`, a run that has ended is skipped, and its `state` is None; one that has finished a round is
+    resumed, and the rest start.
 
     Raises:
-        UserError: If a run cannot start; nothing is written then.
-        NonFiniteLoss: If a loss becomes infinite or NaN; the record says so.
+        UserError: A run cannot start; nothing is written then.
+        NonFiniteLoss: A loss becomes infinite or NaN; the record says so.
     """
     if continue_ and out is None:
         raise UserError("--continue needs a folder (got no --out); name it with --out.")
@@ -61,16 +61,13 @@ def plan(
     method: str, *, out: str | Path | None = None, seeds: Iterable[int] | None = None, tuned: str | Path | None = None,
     sources: Mapping[str, str] | None = None, **options: Any,
 ) -> list[tuple[Setup, Path]]:  # fmt: skip
-    """The runs that `run` makes of what it is given, each with its folder.
-
-    Of `sources` are the options that were not typed: where they come from, by name, for the record's `origin`.
+    """The runs of `run`, each with its folder; `sources` says where options come from that were not typed.
 
     Raises:
-        UserError: If one of them cannot start, as far as that shows without its data and its folder.
+        UserError: One cannot start, as far as shows without its data and folder.
     """
     chosen, sources = find_method(method), dict(sources or {})
-    auto = "checkpoint_every", "auto"  # as where it is not given
-    options = {name: value for name, value in options.items() if value is not None and (name, value) != auto}
+    options = {name: value for name, value in options.items() if value is not None}
     if tuned is not None:
         best, source = read_tuned(tuned, chosen)
         sources |= dict.fromkeys(best.keys() - options.keys(), source)
@@ -87,7 +84,7 @@ def plan(
 
 
 def refuse_without_effect(setup: Setup) -> None:
-    """Refuses options that a user types in vain; a protocol, a record and a file of options may have them."""
+    """Refuses typed options that have no effect; a protocol, a record and a file may have such."""
     values = setup.values()
     for name, field in fields_of(RunConfig, setup.method.config).items():
         is_typed = setup.origin[name] == "command line" and values[name] != field.default
@@ -97,16 +94,16 @@ def refuse_without_effect(setup: Setup) -> None:
 
 
 def load(path: str | Path, method: str | Path | Sequence[str | Path] = ()) -> Run:
-    """A run from its folder or the record in it, its models by `Run.model`; `method` is as for `resume`."""
+    """A run from its folder or record, its models by `Run.model`; `method` is as for `resume`."""
     path = Path(path)
     return Run(records.read_record(path), None, path if path.is_dir() else path.parent, method)
 
 
 def begun(setup: Setup, folder: Path, going_on: bool) -> dict[str, Any] | None:
-    """The record that a run goes on from, if it may go on; None where it begins.
+    """The record from which a run goes on, if it may; None where it begins.
 
     Raises:
-        InUse: The run begins, but somebody has a lock in its folder, and may be about to write a record.
+        InUse: Another process has locked the folder of a run that begins, and may be about to write a record.
         UserError: The folder holds another run or something else.
     """
     record, holds_run = read_begun(folder), (folder / records.RECORD).is_file()
@@ -114,25 +111,24 @@ def begun(setup: Setup, folder: Path, going_on: bool) -> dict[str, Any] | None:
         # Without a record, only what a killed process has left behind may be there.
         strangers = [file for file in folder.glob("*") if file.name != LOCK and not file.match(PARTIAL)]
         if record or (strangers and not holds_run):
-            kind = InUse if (folder / LOCK).exists() else UserError
-            remedy = "go on with --continue, or choose another" if holds_run else "choose another"
+            kind, remedy = InUse if (folder / LOCK).exists() else UserError, "go on with --continue, or choose another"
             raise kind(f"the output folder '{folder}' exists; an existing one is never overwritten; {remedy}.")
         return None
-    recorded = filled_up(record["config"], RunConfig)
-    # Beside the settings, what changes no result, but would not be done although it was asked for.
+    # What was typed and changes no result counts too, since it would not be done.
     asked = [name for name in NOT_SETTINGS if name == "seed" or setup.origin[name] == "command line"]
-    now = settings(draft(setup)) | {name: getattr(setup.run, name) for name in asked}
-    before = settings(record) | {name: recorded[name] for name in asked}
-    for name, (value, other) in differences(now, before).items():
-        if name != "code":  # `resume` says what to do about it
-            flag = name if name in ("method", "selection") else flag_of(name)
-            remedy = LONGER if name == "rounds" and value > other else "choose another --out"
-            raise UserError(f"'{folder}' holds a run with another {flag} (got {value}, was {other}); {remedy}.")
+    now, before = (
+        {**settings(run), **{name: filled_up(run["config"], RunConfig)[name] for name in asked}}
+        for run in (draft(setup), record)
+    )
+    for name, (value, other) in differences({**now, "code": before.get("code")}, before).items():
+        flag = name if name in ("method", "selection") else flag_of(name)
+        remedy = LONGER if name == "rounds" and value > other else "choose another --out"
+        raise UserError(f"'{folder}' holds a run with another {flag} (got {value}, was {other}); {remedy}.")
     return record
 
 
 def read_begun(folder: Path) -> dict[str, Any] | None:
-    """The record of a run that has ended or that has finished a round; None where a new run loses nothing."""
+    """The record of a run that has ended or finished a round; None where a new run loses nothing."""
     if not (folder / records.RECORD).is_file():
         return None
     record = records.read_record(folder)
@@ -140,29 +136,27 @@ def read_begun(folder: Path) -> dict[str, Any] | None:
 
 
 def has_ended(record: dict[str, Any]) -> bool:
-    """True for a run that has finished, or has diverged and would again."""
+    """Whether a run has finished, or has diverged and would again."""
     return record["status"] == "finished" or record.get("error", "").startswith(NonFiniteLoss.__name__)
 
 
 def read_tuned(path: str | Path, method: Method) -> tuple[dict[str, Any], str]:
-    """The options that `fedcli tune` has written for a method in `tuned.json` of a folder, and where they come from."""
+    """The options for a method in `tuned.json`, which `fedcli tune` has written, and where they come from."""
     file = Path(path) / "tuned.json" if Path(path).is_dir() else Path(path)
-    try:
+    with reading(file, "what 'fedcli tune' wrote"):
         best = json.loads(file.read_text())
-        name, options, seed = best["method"], dict(best["options"]), best["seed"]
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise UserError(f"--tuned {path} cannot be read ({error}); give a folder that 'fedcli tune' wrote.") from error
-    if name != method.name:
-        raise UserError(f"--tuned {path} has options of '{name}' (got '{method.name}'); tune this method first.")
-    return options, f"tuned by validation accuracy, seed {seed}"
+        options, source = dict(best["options"]), f"tuned by validation accuracy, seed {best['seed']}"
+        if best["method"] != method.name:
+            raise UserError(f"--tuned {path} has options of '{best['method']}' (got '{method.name}'); tune this one.")
+    return options, source
 
 
 def check_seeds(seeds: Iterable[Any]) -> list[int]:
-    """The seeds of several runs as a list; refused if they are not distinct whole numbers from 0."""
+    """The seeds of several runs as a list; refuses what is not distinct whole numbers from 0."""
     seeds = list(seeds)
     if not seeds or len(set(seeds)) < len(seeds) or any(type(seed) is not int or seed < 0 for seed in seeds):
-        fault = f"--seeds must be distinct whole numbers from 0 (got '{','.join(map(str, seeds))}')"
-        raise UserError(f"{fault}; write --seeds 0,1,2, or seeds=[0, 1, 2] in Python.")
+        got = ",".join(map(str, seeds))
+        raise UserError(f"--seeds must be distinct whole numbers from 0 (got '{got}'); write --seeds 0,1,2.")
     return seeds
 
 
@@ -170,7 +164,7 @@ def check_seeds(seeds: Iterable[Any]) -> list[int]:
 def begin(setup: Setup, folder: Path, source: str, progress: Listener | None = None, until: int | None = None) -> Run:
     """Prepares a run, makes its folder and runs it; `until` interrupts it after so many rounds.
 
-    The `source` is the name of its method, or the path of the method's file.
+    The `source` is its method's name, or the path of the method's file.
     """
     dataset, parts, fed = prepare(setup)
     engine = fed.engine
@@ -188,20 +182,9 @@ def begin(setup: Setup, folder: Path, source: str, progress: Listener | None = N
     return Run(record, state, folder, tuple(userfiles.user_files(record)))
 
 
-def find_unfinished(path: Path) -> list[Path]:
-    """The folders of the runs to resume: `path` itself if it is a run, else those below it that have not ended."""
-    if not path.is_dir() or (path / records.RECORD).is_file():
-        return [path]
-    folders = sorted(file.parent for file in path.rglob(records.RECORD))
-    unfinished = list(folders)
-    for folder in folders:
-        with suppress(UserError):  # a damaged record is left to `resume`, which says so
-            if has_ended(records.read_record(folder)):
-                unfinished.remove(folder)
-    if not unfinished:
-        others = "runs that have not begun start by the command that made the folder, with --continue"
-        raise UserError(f"'{path}' has no unfinished run (got {len(folders)} runs, all ended); {others}.")
-    return unfinished
+def find_runs(path: Path) -> list[Path]:
+    """The folders of the runs in a folder, at any depth; the folder itself if there are none."""
+    return sorted(file.parent for file in path.rglob(records.RECORD)) or [path]
 
 
 @flushed_denormals()
@@ -209,19 +192,18 @@ def resume(
     path: str | Path, *, method: str | Path | Sequence[str | Path] = (), changed_method: bool = False,
     progress: Listener | None = None, skip_ended: bool = False,
 ) -> Run:  # fmt: skip
-    """Takes up a run that was killed or interrupted, from its last checkpoint.
+    """Resumes a run that was killed or interrupted from its last checkpoint.
 
     Args:
         path: Folder of the run.
-        method: The user's files that the run needs, for its method or for parts; a path in a record is imported only if
-            it is named here, and has the recorded hash. A file may have been moved.
-        changed_method: Go on although one of them is not as it was when the run began.
+        method: The user's files that the run needs, also moved; a path in a record is imported only if it is named
+            here, and has the recorded hash.
+        changed_method: Go on although one of them has changed.
         progress: Told how the run goes on.
         skip_ended: Return a run that has ended.
 
     Raises:
-        UserError: If there is no such run, it has finished, its folder is in use, or its method, data or partition are
-            not the same.
+        UserError: There is no such run, it has finished, its folder is in use, or code, data or partition have changed.
     """
     folder, progress = Path(path), progress or Listener()
     records.read_record(folder)  # refuses what is no run, and makes no folder
@@ -233,8 +215,7 @@ def resume(
             progress.skip(record, folder)
             return load(folder, tuple(userfiles.user_files(record)))
         if record["status"] == "finished":
-            done = f"the run '{folder}' has finished (got all of its {len(record['rounds'])} rounds)"
-            raise UserError(f"{done}; {LONGER}.")
+            raise UserError(f"the run '{folder}' has finished all of its {len(record['rounds'])} rounds; {LONGER}.")
         record, setup, fed = restore(record, method, changed_method)
         if not userfiles.is_hash_of(record["method_hash"], setup.method.file):
             record["method_hash"] += userfiles.THEN + setup.method.file_hash
@@ -243,44 +224,40 @@ def resume(
             record |= before
             record["resumed"].append(len(record["rounds"]))
             record.pop("error", None)
-            if note := records.note_move(record, fed.device):
-                fed.engine.notes.append(note)
+            fed.engine.notes += records.note_move(record, fed.device)
             state = run_rounds(setup, fed, record, state, folder, progress)
     return Run(record, state, folder, tuple(userfiles.user_files(record)))
 
 
 def recorded_setup(record: dict[str, Any], method: Method, **instead: Any) -> Setup:
-    """Rebuilds the set-up of a run from its record, with its last chunk size; `instead` overrides options."""
-    engine = record["engine"]
-    chunk = f"{engine['way']}:{engine['clients_per_chunk']}".removeprefix(f"{WAYS[0]}:")
-    instead = {"clients_per_chunk": chunk, **instead}
+    """The set-up of a run from its record, with its last chunk size; `instead` overrides options."""
+    chunk = "{way}:{clients_per_chunk}".format_map(record["engine"])
+    instead = {"clients_per_chunk": chunk.removeprefix(f"{WAYS[0]}:"), **instead}
     setup = resolve(method, {**recorded_options(record["config"], method), **instead})
     origin = {**record["origin"], **dict.fromkeys(instead, "command line")}
-    return dataclasses.replace(setup, origin=origin, selection=record["summary"]["selection"])
+    return replace(setup, origin=origin, selection=record["summary"]["selection"])
 
 
 def restore(
     record: dict[str, Any], files: str | Path | Sequence[str | Path], changed_method: bool = False, **instead: Any
 ) -> tuple[dict[str, Any], Setup, Federation]:
-    """A run's record with the user's files as they are now, its set-up and its federation; `instead` overrides options.
+    """A run's record with the user's files as they are now, its set-up and federation.
 
-    The other arguments are those of `resume`.
+    The arguments are those of `resume`; `instead` overrides options.
 
     Raises:
-        UserError: If code, data or partition are not the same any more.
+        UserError: Code, data or partition have changed.
     """
     record = userfiles.trust_files(record, files, changed_method)
     method = find_method(record["method_source"])
-    is_other, remedy = records.is_other_method(record, method), "run the experiment again"
-    if record["status"] != "finished":  # a finished run's last model is known by its hash
-        is_other = not userfiles.is_hash_of(record["method_hash"], method.file) or records.outdated(record, method)
-        remedy = "resume with --changed-method, or start a new run"
-    if is_other and not changed_method:
+    if record["status"] != "finished" and not changed_method:  # a finished run's last model is known by its hash
         now = f"numerics {records.numerics(record, method)}, hash {method.file_hash}"
-        raise UserError(
-            f"the code of '{method.name}' has changed since the run began (got {now}; was {record['numerics']}, "
-            f"{record['method_hash']}); {remedy}."
-        )
+        before = f"numerics {record['numerics']}, hash {record['method_hash'].rpartition(userfiles.THEN)[2]}"
+        if now != before:
+            raise UserError(
+                f"the code of '{method.name}' has changed since the run began (got {now}; was {before}); resume with "
+                "--changed-method, or start a new run."
+            )
     setup = recorded_setup(record, method, **instead)
     dataset, parts, fed = prepare(setup)
     for part, then, now in (
@@ -295,7 +272,7 @@ def restore(
 
 
 class OpenRun(NamedTuple):
-    """A finished run, opened again with all that it had after its last round."""
+    """A finished run with all that it had after its last round."""
 
     record: dict[str, Any]
     setup: Setup
@@ -304,13 +281,10 @@ class OpenRun(NamedTuple):
 
 
 def open_run(folder: Path, method: Sequence[str] = (), **instead: Any) -> OpenRun:
-    """Opens a finished run, to look at its last model or to go on from it; nothing is written.
-
-    The arguments are those of `restore`, with the folder of the run.
+    """Opens a finished run without writing, by its folder and the arguments of `restore`.
 
     Raises:
-        UserError: If the run has not finished, its method, data or partition are not the same any more, or its
-            checkpoint is missing or holds another model than the last one.
+        UserError: It has not finished, code, data or partition have changed, or its last model is not there.
     """
     record = records.read_record(folder)
     if record["status"] != "finished":
@@ -326,6 +300,6 @@ def open_run(folder: Path, method: Sequence[str] = (), **instead: Any) -> OpenRu
 
 
 def new_folder(setup: Setup) -> Path:
-    """Names a folder after the time, to the microsecond, the method and the data set."""
-    dataset = userfiles.short_name(setup.run.dataset)
-    return Path("runs", f"{datetime.now():%Y%m%d-%H%M%S-%f}-{setup.method.name}-{dataset}")
+    """A folder named after the time, to the microsecond, the method and the data set."""
+    name = f"{setup.method.name}-{userfiles.short_name(setup.run.dataset)}"
+    return Path("runs", f"{datetime.now():%Y%m%d-%H%M%S-%f}-{name}")

@@ -1,62 +1,56 @@
 """Which experiment a run is: its settings, their key, and in what two runs differ.
 
-Whether two runs are the same experiment, and whether a run belongs to a table's cell, a grid's point, a claim's side or
-a folder to go on in, is asked here and nowhere else.
+Only here is decided whether two runs are the same experiment, and whether a run belongs to a table's cell, a grid's
+point, a claim's side or a folder to go on in.
 """
 
 import hashlib
 import json
 from collections.abc import Mapping
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from fedcli.core import partition
 from fedcli.declarations import is_idle
-from fedcli.errors import UserError
 from fedcli.registry import methods, posts, protocols
 from fedcli.runs.config import RunConfig, Setup, default_options, fields_of, filled_up, num_images
 from fedcli.runs.records import is_packaged
 from fedcli.userfiles import own_paths, replace_paths
 
 Settings = dict[str, Any]
-# A result does not depend on these, but for the seed, which stands beside the settings.
+# On which no result depends, but on the seed, which stands beside the settings.
 NOT_SETTINGS = (
     "seed", "device", "clients_per_chunk", "state_memory", "drift_every", "checkpoint_every", "keep_states",
 )  # fmt: skip
 FIRST = ("method", "protocol", "dataset", "partition")  # what is told first
 ITS_OWN_WORD = ("protocol", "dataset", "partition", "backbone")  # their values speak for themselves
 AS_SEED = "as seed"
-SIZES = {  # what a run can have less of than its protocol says, and the word for it
+SIZES = {  # of which a run can have less than its protocol says, in words
     "rounds": "rounds", "local_epochs": "local epochs", "num_clients": "clients", "cohort_size": "clients in a round",
     "train_examples": "training images", "public_examples": "public images",
 }  # fmt: skip
 
 
 def settings(record: Mapping[str, Any]) -> Settings:
-    """Everything that says which experiment a run is: all options that its result can depend on, filled up.
+    """Everything that says which experiment a run is: all options on which its result can depend.
 
-    Not among them are the seed, the machine, the numerics and the fingerprints of images and partition, which differ
-    between runs of one experiment, and options that change nothing beside the others. An option that is newer than the
-    record has the value that runs had before it. Of a user's file there is its name, and of a method's also the
-    beginning of its hash. The record may be what `draft` says of a planned run.
+    Not the seed, the machine, the numerics and the fingerprints of images and partition, which differ between runs of
+    one experiment, nor options that are not used beside the others. An option that is newer than the record has the
+    value that runs had before it. A user's file counts by its name, and a method's also by its hash. The record may be
+    a planned run's `draft`.
     """
     method = methods().get(record["method"]) if is_packaged(record) else None  # no user's file is imported for a record
     kinds = [RunConfig] if method is None else [RunConfig, method.config]
     config = filled_up(record["config"], *kinds)
-    idle = {name for name, field in fields_of(*kinds).items() if is_idle(field.metadata, config)}
-    left_out = {*idle, *NOT_SETTINGS, *FIRST}
+    left_out = {name for name, field in fields_of(*kinds).items() if is_idle(field.metadata, config)}
+    left_out.update(NOT_SETTINGS, FIRST)
     if config["post"] is None:
-        left_out |= fields_of(*(step.config for step in posts().values())).keys()
+        left_out.update(fields_of(*(step.config for step in posts().values())))
     if config["public_dataset"] is None:
-        left_out |= {name for name in config if name.startswith("public_")}
+        left_out.update(name for name in config if name.startswith("public_"))
     if record["origin"].get("partition_seed") == "seed":
         config["partition_seed"] = AS_SEED
-    if not own_paths([config["partition"]]):
-        with suppress(UserError):  # of one that there is no more; `dirichlet:.5` and `dirichlet:0.5` are the same
-            config["partition"] = partition.from_flag(config["partition"]).flag
-    values = {**config, "method": record["method"], "protocol": record["protocol"], "dataset": record["dataset"]}
-    values = {name: values[name] for name in (*FIRST, *config) if name in FIRST or name not in left_out}
+    values = {name: config[name] if name == "partition" else record[name] for name in FIRST}
+    values |= {name: value for name, value in config.items() if name not in left_out}
     values["selection"] = record["summary"]["selection"]
     if not is_packaged(record):
         values["code"] = record["method_hash"][:8]
@@ -65,7 +59,7 @@ def settings(record: Mapping[str, Any]) -> Settings:
 
 
 def draft(setup: Setup) -> dict[str, Any]:
-    """What the record of a planned run will say, as far as `settings` needs it; no data are read."""
+    """What the record of a planned run will say, as far as `settings` needs it; reads no data."""
     method = setup.method
     return {
         "method": method.name,
@@ -81,60 +75,55 @@ def draft(setup: Setup) -> dict[str, Any]:
 
 
 def key(values: Mapping[str, Any]) -> str:
-    """A hash of settings; two runs with the same one are the same experiment."""
+    """A hash of settings; two runs with the same are the same experiment."""
     return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:16]
 
 
 def differences(run: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
-    """The settings in which a run differs from another, both values by name; None stands for an option it has not."""
+    """The settings in which two runs differ, both values by name; None for an option that one lacks."""
     names = dict.fromkeys([*other, *run])
     return {name: (run.get(name), other.get(name)) for name in names if run.get(name) != other.get(name)}
 
 
 def is_smaller(name: str, value: Any, full: Any) -> bool:
-    """Whether an option is a size, and smaller than in full; None stands for all there are."""
+    """Whether an option is a size, and smaller than in full; None stands for all."""
     return name in SIZES and value is not None and (full is None or value < full)
 
 
 def reductions(record: Mapping[str, Any]) -> dict[str, str]:
     """The sizes in which a run is smaller than its protocol says: `{"rounds": "rounds 20 of 200"}`.
 
-    The number of images in a user's file is not known, since the file would have to be run. A protocol in a user's file
-    or for data of the user's own has no full size.
+    A user's file is not run to count its images. A protocol of a user's file or for own data has no full size.
     """
     config, protocol = record["config"], protocols().get(record["protocol"])
     if protocol is None or not protocol.datasets:
         return {}
     full, _ = default_options(protocol, record["dataset"])
     full["cohort_size"] = full["cohort_size"] or full["num_clients"]
-    images = (record["dataset"], config.get("local_test")), (config.get("public_dataset"), None)
-    for name, (dataset, tested) in zip(("train_examples", "public_examples"), images, strict=True):
+    for name, dataset in (("train_examples", record["dataset"]), ("public_examples", config.get("public_dataset"))):
         if dataset and config.get(name) is not None and not own_paths([dataset]):
-            full[name] = full[name] or num_images(dataset, tested)
+            full[name] = full[name] or num_images(dataset, name == "train_examples" and config.get("local_test"))
     sizes = {name: (config.get(name), full[name]) for name in SIZES}
     return {name: differences_text({name: both}) for name, both in sizes.items() if is_smaller(name, *both)}
 
 
 def settings_text(values: Mapping[str, Any]) -> str:
     """Settings as text, `cifar10, lr 0.1, drop last on`."""
-    texts = []
-    for name, value in values.items():
-        texts.append(_word(value) if name in ITS_OWN_WORD else f"{name.replace('_', ' ')} {_word(value)}")
-    return ", ".join(texts)
+    return ", ".join(
+        _word(value) if name in ITS_OWN_WORD else f"{name.replace('_', ' ')} {_word(value)}"
+        for name, value in values.items()
+    )
 
 
 def _word(value: Any) -> str:
-    if value is None or isinstance(value, bool):
-        return {True: "on", False: "off", None: "none"}[value]
-    return "the run's" if value == AS_SEED else str(value)
+    return {"True": "on", "False": "off", "None": "none", AS_SEED: "the run's"}.get(str(value), str(value))
 
 
 def differences_text(other: Mapping[str, tuple[Any, Any]]) -> str:
-    """Differences as text, `rounds 15 of 40, lr 0.1 for 0.01`: both values by name, as by `differences`."""
-    texts = []
-    for name, (value, full) in other.items():
-        if is_smaller(name, value, full):
-            texts.append(f"{SIZES[name]} {value:,} of {'all' if full is None else f'{full:,}'}")
-        else:
-            texts.append(f"{settings_text({name: value})} for {_word(full)}")
-    return ", ".join(texts)
+    """Differences as text, `rounds 15 of 40, lr 0.1 for 0.01`; see `differences`."""
+    return ", ".join(
+        f"{SIZES[name]} {value:,} of {'all' if full is None else f'{full:,}'}"
+        if is_smaller(name, value, full)
+        else f"{settings_text({name: value})} for {_word(full)}"
+        for name, (value, full) in other.items()
+    )
