@@ -16,7 +16,7 @@ from fedcli.core.graphs import CudaGraphs, Unrepeatable, graph_key
 from fedcli.core.trees import Flat, tree_map
 from fedcli.registry import find_method, methods
 from tests import laws
-from tests.toys import DRAWING, STATEFUL, fedavg_round, first_round
+from tests.toys import STATEFUL, fedavg_round, first_round, use_tiny_network
 
 FEDAVG, FEDFM = find_method("fedavg"), find_method("fedfm")
 
@@ -114,10 +114,36 @@ def test_replayed_steps_are_the_steps(case, chunk):
     assert fed.engine.notes == []
 
 
-def test_augmentation_dropout_and_statistics_are_in_the_graph():
+@pytest.fixture
+def bursts(monkeypatch):
+    """Graphs of three steps, for four clients of whom one has 24 examples, six steps in an epoch."""
+    monkeypatch.setattr(stacked, "BURST", 3)
+    monkeypatch.setattr(stacked, "WARM_UP", 1)
+    use_tiny_network(monkeypatch)
+    return {"parts": laws.toy_parts((13, 16, 24, 7)), "lr": 0.01, "local_epochs": 4}
+
+
+@pytest.mark.parametrize("chunk", ["4", "branches:4"])
+def test_a_graph_of_several_steps_takes_as_many(chunk, bursts):
+    state, graphs, fed = by_graphs(FEDAVG, clients_per_chunk=chunk, **bursts)
+    laws.assert_agree(state, eagerly(FEDAVG, clients_per_chunk=chunk, **bursts), "several steps a graph")
+    (stack,) = fed.engine.stacks.values()
+    assert set(stack.replays) == {(False, 1), (False, 3), (True, 1)}
+    steps = 3 * 4 * 6  # three rounds
+    assert graphs.replayed < 2 * steps / 3
+
+
+def test_after_a_graph_of_several_steps_that_is_wrong_all_steps_are_taken(bursts):
+    setup, fed = laws.federation(FEDAVG, clients_per_chunk="4", **bursts)
+    fed.engine.graphs = graphs = Planted(moves_too_far, first=3)
+    laws.assert_agree(laws.simulate(setup, fed, 1), eagerly(FEDAVG, rounds=1, **bursts), "without graphs")
+    assert (graphs.captured, fed.engine.graphs) == (3, None)
+
+
+def test_augmentation_is_in_the_graph():
     states = []
     for graphs in (None, ListGraphs()):
-        setup, fed = laws.federation(FEDAVG, clients_per_chunk="4", backbone=DRAWING, lr=0.01)
+        setup, fed = laws.federation(FEDAVG, clients_per_chunk="4")
         fed.transform = fed.transform.__class__((0.5,), (0.5,), "crop-flip-rotate", fed.dtype)
         fed.engine.transform, fed.engine.graphs = fed.transform, graphs
         states.append(laws.simulate(setup, fed, 2))

@@ -9,9 +9,11 @@ import torch
 from torch import nn
 
 from fedcli.check import federation, toy_dataset, with_defaults
+from fedcli.core import backbones
 from fedcli.core.aggregate import weighted_mean
 from fedcli.core.batches import Batch
 from fedcli.core.clients import Params
+from fedcli.core.layers import KeyedDropout, MaskedBatchNorm2d
 from fedcli.papers.baselines import fedavg
 from fedcli.registry import find_method
 
@@ -58,12 +60,6 @@ def narrower(channels, image_size, num_classes):
     return nn.Sequential(nn.Flatten(), nn.Linear(width, 16), nn.ReLU(), nn.Linear(16, num_classes))
 
 
-def drawing(channels, image_size, num_classes):
-    """A network with batch normalisation and dropout."""
-    body = nn.Conv2d(channels, 4, 3), nn.BatchNorm2d(4), nn.Dropout(0.3), nn.Flatten()
-    return nn.Sequential(*body, nn.Linear(4 * (image_size - 2) ** 2, 6), nn.Dropout(0.3), nn.Linear(6, num_classes))
-
-
 QUICK = {"fedgen": {"generator_steps": 2}, "fedtgp": {"server_epochs": 2}, "feddf": {"distillation_epochs": 1}}
 
 
@@ -75,7 +71,7 @@ def quick(method):
     return replace(with_defaults(method, method.name, own), variants=method.variants)
 
 
-MIXED, DRAWING = f"{__file__}:narrow,{__file__}:narrower", f"{__file__}:drawing"
+MIXED = f"{__file__}:narrow,{__file__}:narrower"
 
 
 def forgets(state, cohort, fed, config):
@@ -168,3 +164,16 @@ def first_round(**run):
     _, fed = federation("fedavg", **run)
     cohort = fed.cohort(0)
     return fed, cohort, fed.broadcast(*fed.initial_model(), cohort), fedavg.make_local_loss(fed.network)
+
+
+def use_tiny_network(monkeypatch):
+    """Every network that is built from now on has batch normalisation and two layers of dropout, and 8 x 8 images."""
+
+    def build(name, channels, image_size, num_classes, seed):
+        with torch.random.fork_rng(devices=[]):
+            torch.default_generator.manual_seed(seed)
+            head = nn.Linear(4 * 36, 6), nn.ReLU(), KeyedDropout(0.3)
+            body = nn.Sequential(nn.Conv2d(1, 4, 3), MaskedBatchNorm2d(4), KeyedDropout(0.3), nn.Flatten(), *head)
+            return backbones.Backbone(body, 6, num_classes, colour=False)
+
+    monkeypatch.setattr(backbones, "build", build)

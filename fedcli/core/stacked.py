@@ -1,7 +1,8 @@
-"""Clients that train together: by `vmap` or one by one, and on CUDA by a graph of their step."""
+"""Clients that train together: in which ways, with which tensors, and on CUDA by a graph of their step."""
 
 from collections.abc import Callable, Hashable, Sequence
 from functools import partial
+from itertools import groupby
 from typing import Any
 
 import torch
@@ -15,12 +16,13 @@ from fedcli.core.layers import set_to
 from fedcli.core.trees import Tree, leaves, pack, select, select_axes, stack, tree_map, unpack
 
 WAYS = ("stacked", "branches")  # in which several clients train together
-WARM_UP = 3  # steps before one is captured, as PyTorch's notes on CUDA graphs recommend
+WARM_UP = 3  # steps before one is captured, as PyTorch's notes on CUDA graphs have it
+BURST = 8  # steps of the larger graph of a kind
 KEPT = 4  # stacks kept for the rounds to come
 
-# How far a replay may be from the plain step, as a share of the way that the step moves the clients. Both sum the same
-# numbers, at most in another order, in TF32 or bfloat16 with 8 bits where tensors are float32. A graph with a wrong
-# batch, learning rate or context is off by about 1.
+# How far a replay may be from the plain step, as a share of the way that the step moves the clients. In both the same
+# numbers are summed, at most in another order: float64 leaves that far below 1e-8; what is float32 here may be
+# multiplied as TF32 or bfloat16, of 8 bits. A graph with a wrong batch, learning rate or context is off by about 1.
 TOLERANCE = {torch.float64: 1e-8, torch.float32: 1e-2}
 
 
@@ -29,9 +31,10 @@ def for_many(
 ) -> Callable[..., Tree]:
     """Makes a function of one client a function of several stacked clients.
 
-    The way "stacked" is `vmap`, whose grouped convolutions may be slow on a device; "branches" is client by client, by
-    `fork`, which does independent works, or in turn where it is None. Each of `axes` is 0 (client axis first) or None
-    (shared by all), or a tree of these; that of the first argument is 0.
+    The way is "stacked", by `vmap`, which turns convolutions into grouped ones that a device's library may be slow at,
+    or "branches", client by client. Each of `axes` is 0 (client axis first) or None (shared by all), or a tree of
+    these; that of the first argument is 0. `fork` does the branches, which are independent of each other, and returns
+    their results; they are done in turn where it is None.
     """
     mapped = vmap(function, in_dims=axes, randomness="error")
 
@@ -47,7 +50,7 @@ def for_many(
 
 
 def with_optimizer(step: Step, clients: Client) -> Client:
-    """Returns stacked clients with their optimizer state, that before the first step if they have none."""
+    """Gives stacked clients that have no optimizer state the one before the first step."""
     if clients.optimizer:
         return clients
     count = len(next(leaves(clients.params)))
@@ -55,9 +58,9 @@ def with_optimizer(step: Step, clients: Client) -> Client:
 
 
 def packed(update: Update, like: Tree) -> Callable[..., tuple[Tree, dict[str, Tensor]]]:
-    """Makes a local step take and return a client packed as `like`, and return the terms alone beside it.
+    """Makes a local step of one client take and return it packed, as `like` says, and return beside it only the terms.
 
-    The parameters are then one tensor for all that is done with stacked clients.
+    So the parameters are one tensor for the optimizer, and for all that is done with stacked clients.
     """
 
     def run(client: Tree, batch: Batch, context: Any) -> tuple[Tree, dict[str, Tensor]]:
@@ -76,44 +79,46 @@ def with_room(rows: Tensor) -> Tensor:
 class Stack:
     """Trains clients together; owns their tensors, at fixed addresses, and the graphs of steps.
 
-    A step is `padded`, with a mask, where some client's batch is not full: with batch normalisation masks cost four
-    times as many operations.
+    A step is of one of two kinds, since masks cost a network with batch normalisation four times as many operations:
+    `padded` where some client's batch is not full, else by the plain formulas.
 
     Attributes:
-        updates: Local steps of stacked clients, see `packed`, by whether the step is padded.
+        updates: Local steps of stacked clients, see `packed`, by whether the batch has a mask.
         gather: Turns positions and draws into network input and labels.
         like: A client, which says how they are packed.
-        graphs: Of the device, if it has any; `give_up` is told why the step cannot be a graph.
+        graphs: Of the device, if it has any; `give_up` is told why, if the step cannot be a graph.
+        kept: Whether it is used again in later rounds, and a graph of several steps is worth its capture.
         clients: Stacked and packed; None before the first call of `train`.
         totals: Sums of the terms so far, `[K]` by name; empty before the first step.
-        replays: Graphs of the step, by whether it is padded.
+        replays: Graphs by kind and by how many steps they take.
     """
 
     def __init__(
         self, updates: dict[bool, Callable[..., tuple[Tree, dict[str, Tensor]]]],
         gather: Callable[..., tuple[Tensor, Tensor]], like: Client, graphs: CudaGraphs | None,
-        give_up: Callable[[str], None],
+        give_up: Callable[[str], None], kept: bool = False,
     ):  # fmt: skip
-        self.updates, self.gather, self.like, self.graphs, self._give_up = updates, gather, like, graphs, give_up
+        self.updates, self.gather, self.like, self.kept = updates, gather, like, kept
+        self.graphs, self._give_up = graphs, give_up
         self.clients: Tree = None
         self.totals: dict[str, Tensor] = {}
-        self.replays: dict[bool, Work] = {}
+        self.replays: dict[tuple[bool, int], Work] = {}
         self._eager_steps = {False: 0, True: 0}
 
     def train(
         self, clients: Callable[[], Client], context: Tree, rows: BatchPlan, num_batches: Tensor, rate: Tensor,
         padded: Sequence[bool], step_done: Callable[[int], None],
     ) -> tuple[Client, dict[str, Tensor]]:  # fmt: skip
-        """Trains stacked clients through a plan; returns them, and the sums of their terms, `[K]` by name.
+        """Trains stacked clients through all rows; returns them after it, and the sums of their terms, `[K]` by name.
 
         Args:
-            clients: Makes the clients with optimizer state, so that they are held here alone.
+            clients: Makes the clients, with optimizer state, which are held here alone.
             context: Of their objective.
-            rows: Of the plan, on the device, without `num_batches`; those after the last step are not used.
+            rows: Of their plan, on the device, without `num_batches`; those after the last step are not used.
             num_batches: `[K]`, batches in an epoch.
             rate: Learning rate.
-            padded: Whether each of the T steps is padded.
-            step_done: Called with the number of each step when it is on its way.
+            padded: For each of the T steps, of which kind it is.
+            step_done: Called with the number of each step, when it has been taken or is on its way.
         """
         number = torch.zeros_like(rows.size[0, :1])  # of the next step
         given = (pack(clients(), self.like, lead=1), context, rows, num_batches, rate, number)
@@ -124,9 +129,14 @@ class Stack:
             tree_map(_write, self._given, given)
             tree_map(Tensor.zero_, self.totals)
         del given  # the clients would be there twice
-        for number, kind in enumerate(padded):
-            self._advance(kind)
-            step_done(number)
+        done = 0
+        for kind, steps in groupby(padded):
+            end = done + len(list(steps))
+            while done < end:
+                taken = self._advance(kind, end - done)
+                for number in range(done, done + taken):
+                    step_done(number)
+                done += taken
         return tree_map(_copy, (unpack(self.clients, self.like), self.totals))
 
     def step(self, padded: bool) -> None:
@@ -147,28 +157,35 @@ class Stack:
             self.totals = tree_map(torch.zeros_like, terms)
         tree_map(lambda total, term: total.add_(torch.where(active, term, 0.0)), self.totals, terms)
 
-    def _advance(self, padded: bool) -> None:
-        """Takes the next step, by a graph once there is one."""
-        if self.graphs is None:
+    def steps(self, padded: bool, count: int) -> None:
+        """Takes some local steps of each client."""
+        for _ in range(count):
             self.step(padded)
-        elif padded in self.replays:
-            self.replays[padded]()
+
+    def _advance(self, padded: bool, same: int) -> int:
+        """Takes some of the next `same` steps, all of one kind, by a graph once there is one; returns how many."""
+        count = BURST if self.kept and same >= BURST and (padded, 1) in self.replays else 1
+        if self.graphs is None:
+            self.steps(padded, count)
+        elif (padded, count) in self.replays:
+            self.replays[padded, count]()
         elif self._eager_steps[padded] < WARM_UP:
             self.graphs.warm_up(partial(self.step, padded))
             self._eager_steps[padded] += 1
         else:
-            self._capture(padded)
+            self._capture(padded, count)
+        return count
 
-    def _capture(self, padded: bool) -> None:
-        """Takes a step twice, plainly and by a graph of it, which is kept if both lead to the same clients."""
-        step = partial(self.step, padded)
+    def _capture(self, padded: bool, count: int) -> None:
+        """Takes some steps twice, plainly and by a graph of them, which stays if both lead to the same clients."""
+        steps = partial(self.steps, padded, count)
         state = self.clients, self.totals, self._number
         before = tree_map(_copy, state)
-        self.graphs.warm_up(step)  # before the capture, so that its memory is free again for the graph
+        self.graphs.warm_up(steps)  # before the capture, so that its memory is free again for the graph
         plain = tree_map(_copy, state)
         tree_map(_write, state, before)
         try:
-            replay = self.graphs.capture(step)
+            replay = self.graphs.capture(steps)
         except Exception as error:
             cause = error.__context__ or error  # ending a capture that has gone wrong is an error of its own
             if isinstance(cause, torch.OutOfMemoryError):
@@ -178,7 +195,7 @@ class Stack:
         else:
             replay()
             if agree(state, plain, before):
-                self.replays[padded] = replay
+                self.replays[padded, count] = replay
                 return
             reason = "a CUDA graph of the step gave other numbers than the step, whose operations now go one by one"
         tree_map(_write, state, plain)
@@ -187,18 +204,21 @@ class Stack:
 
 
 def find_stack(kept: dict[Hashable, Stack], parts: Any, tensors: Tree, make: Callable[..., Stack]) -> Stack:
-    """Returns the stack in `kept` of a step made of `parts` and given `tensors` of these shapes; if new, by `make`."""
+    """Returns the stack for a step made of `parts` that is given `tensors` of these shapes; if new, by `make`.
+
+    It is put into `kept`, the oldest first, so that its graph serves in later rounds too.
+    """
     try:
         key = graph_key(parts), graph_key(tensors, shapes=True)
     except Unrepeatable:
         return make()
     if key not in kept and len(kept) == KEPT:
         kept.pop(next(iter(kept)))  # the oldest
-    return kept.setdefault(key, make())
+    return kept.setdefault(key, make(kept=True))
 
 
 def agree(replayed: Tree, plain: Tree, before: Tree) -> bool:
-    """Says whether two takes of a step differ by rounding only, see `TOLERANCE`.
+    """Says whether two takes of a step lead to what differs by rounding only, see `TOLERANCE`.
 
     Each argument is clients, totals and step number: after the replay, after the plain step, before both.
     """
