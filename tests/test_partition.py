@@ -248,7 +248,7 @@ def test_what_cannot_be_dealt_is_refused(flag, num_clients, words):
 def test_values_groups_and_classes_that_do_not_suffice_are_refused():
     for values in ("0", "0.5:0.5", "0.5:min=2.5", "0.5:min=1:min=2", "nan"):
         refused(f"dirichlet:{values}", 4, "cannot be read")
-    for flag in ("classes:0", "dominant:1:share=4/0", "dominant:1:min=3"):
+    for flag in ("classes:0", "dominant:1:share=4/0", "dominant:1:share=1E-99999999", "dominant:1:min=3"):
         refused(flag, 10, "cannot be read")
     labels = LABEL_SETS["balanced"]
     refused("dominant:1", 10, "does not fit | class 4, has 0", labels[labels != 4])

@@ -30,7 +30,8 @@ MAX_DRAWS = 1000  # of a Dirichlet partition before it is refused; seconds for 1
 
 def number(text: str, read: Callable[[str], Any] = int, low: float = 1, high: float = math.inf) -> Any:
     """Reads a number from `low` to `high` in a flag; raises ValueError for anything else."""
-    value = read(text)
+    # With a short exponent alone: of 1e-9999999 Fraction would make ten million digits.
+    value = read(text if re.fullmatch(r"[^e]*(e[+-]?\d{1,3})?", text.lower()) else "")
     if not low <= value <= high:
         raise ValueError
     return value
