@@ -206,7 +206,9 @@ def law_4_chunking_is_invisible(
 
     def ending(chunk: int | str, captured: bool = False, **more: Any) -> tuple[str, tuple[Tree, Tree]]:
         setup, fed = federation(method, overrides, clients_per_chunk=str(chunk), **run, **more)
-        graphs = fed.engine.graphs = fed.engine.graphs if captured else None
+        if not captured:
+            fed.engine.graphs = None
+        graphs = fed.engine.graphs
         state = simulate(setup, fed, rounds)
         how = ": ".join([fed.engine.mode, *fed.engine.notes])
         if graphs and not graphs.captured:

@@ -48,7 +48,8 @@ def masked_mean(values: Tensor, mask: Tensor | None = None) -> Tensor:
     """Returns the mean of values `[B]` over the real samples; 0 if there are none."""
     if mask is None:
         return values.mean()
-    return torch.where(mask.bool(), values, 0.0).sum() / mask.bool().sum().clamp(min=1)
+    mask = mask.bool()
+    return torch.where(mask, values, 0.0).sum() / mask.sum().clamp(min=1)
 
 
 def cross_entropy(logits: Tensor, labels: Tensor, mask: Tensor | None = None) -> Tensor:

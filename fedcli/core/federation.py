@@ -64,9 +64,10 @@ class Federation:
         testing: Each client's own test part, likewise; empty unless the protocol tests on it.
         domain_counts: `[N, domains]`, a client's examples of each domain; of one domain where there are none.
         domain_of: `[N]`, the domain that most of a client's examples come from.
-        sent_down, sent_up: Floats that all clients of the round were sent and sent, by "params", "buffers" and "other".
-        received: Parameters of the model that the round's clients were sent first; None before.
-        trained: These clients when they send their models, stacked, if the run measures drift; else None.
+        sent_down: Floats that all clients of the round together were sent, by "params", "buffers" and "other".
+        sent_up: Floats that they sent.
+        received: Parameters of the first model that a client of the round was sent; None before.
+        trained: The clients that sent whole models last, stacked, in a run that measures drift; None where none did.
         seconds: Time of the last round by "data", "train", "evaluate"; the method's own server work is the rest.
     """
 
@@ -128,7 +129,9 @@ class Federation:
     def network(self) -> Network:
         """Returns the network that all clients have; refuses if they have different ones."""
         if len(self.networks) > 1:
-            raise UserError(f"this method needs one network for all clients (got {self.config.backbone}); name one.")
+            raise UserError(
+                f"this method needs one network for all clients (got --backbone {self.config.backbone}); name one."
+            )
         return self.networks[0]
 
     @property
@@ -205,7 +208,9 @@ class Federation:
 
     def broadcast(self, params: Params, buffers: Params, cohort: Cohort) -> Client:
         """Sends one model to every client of the cohort; returns stacked clients `[K, ...]` without optimizer state."""
-        size, self.received = len(cohort.client_ids), params if self.received is None else self.received
+        size = len(cohort.client_ids)
+        if self.received is None:
+            self.received = params
         self.sent_down["params"] += size * count_floats(params)
         self.sent_down["buffers"] += size * count_floats(buffers)
         return Client(*tree_map(lambda leaf: leaf.expand(size, *leaf.shape), (params, buffers)), optimizer={})
@@ -223,7 +228,8 @@ class Federation:
     def upload(self, stacked: Tree, present: Tensor | None = None) -> Tree:
         """Sends each client's part of a stacked tree `[K, ...]` to the server; returns it as it is.
 
-        Integers and masks are not counted. `present` `[K, C]` says which rows of leaves `[K, C, ...]` are sent.
+        Integers, such as class counts, and masks are not counted: the costs are in floats. `present` `[K, C]` says
+        which rows of leaves `[K, C, ...]` a client sends; all where None.
         """
         rows = 1.0 if present is None else present.double().mean().item()
         self.sent_up["other"] += round(rows * count_floats(stacked))
@@ -231,7 +237,8 @@ class Federation:
 
     def upload_model(self, clients: Client) -> tuple[Params, Params]:
         """Sends each client's parameters and buffers to the server; returns both, stacked."""
-        self.trained = Client(clients.params, clients.buffers, optimizer={}) if self.config.drift_every else None
+        if self.config.drift_every:
+            self.trained = Client(clients.params, clients.buffers, optimizer={})
         self.sent_up["params"] += count_floats(clients.params)
         self.sent_up["buffers"] += count_floats(clients.buffers)
         return clients.params, clients.buffers
@@ -268,10 +275,9 @@ class Federation:
             key: Name of its state in `Client.optimizer`; two updates of one step need two names.
             clip_norm: Norm to which longer gradients are shortened, before the weight decay; 0 for none.
         """
-        return optimizer_step(
-            loss, optimizer or self.optimizer, lr, self.momentum if momentum is None else momentum,
-            self.config.weight_decay if weight_decay is None else weight_decay, names, key, clip_norm,
-        )  # fmt: skip
+        momentum = self.momentum if momentum is None else momentum
+        weight_decay = self.config.weight_decay if weight_decay is None else weight_decay
+        return optimizer_step(loss, optimizer or self.optimizer, lr, momentum, weight_decay, names, key, clip_norm)
 
     def plan(self, cohort: Cohort, epochs: range | None = None) -> BatchPlan:
         """Draws the batches of the cohort in this round, for all local epochs or some of them."""
@@ -284,8 +290,10 @@ class Federation:
 
     def lr(self, round: int) -> float:
         """Returns the learning rate of a round; a linear schedule has the full rate in rounds 0 and 1."""
-        linear = 1 - 0.9 * max(round - 1, 0) / self.num_rounds if self.config.lr_schedule == "linear" else 1
-        return self.config.lr * self.config.lr_decay**round * linear
+        rate = self.config.lr * self.config.lr_decay**round
+        if self.config.lr_schedule == "linear":
+            rate *= 1 - 0.9 * max(round - 1, 0) / self.num_rounds
+        return rate
 
     def train(
         self, clients: Client, cohort: Cohort, local: LocalLoss | Step, context: Tree = None, axes: Tree = None,
@@ -350,7 +358,8 @@ class Federation:
     def forward(self, clients: Client, cohort: Cohort, x: Tensor, train: bool = True) -> Output:
         """Returns what the models of clients of one network give for `x` `[B, channels, H, W]`, without gradients.
 
-        Features are `[K, B, D]`, logits `[K, B, C]`. If `train`, batch statistics are used and update the buffers.
+        Features are `[K, B, D]`, logits `[K, B, C]`. If `train`, batch statistics are used, and update the buffers that
+        are returned; else the running ones.
         """
 
         @torch.no_grad()
