@@ -250,7 +250,12 @@ class Sizes:
 
 def both_ways(floats: Callable[[Sizes], int]) -> Callable[..., tuple[int, int]]:
     """Costs of a method whose clients each receive and send so many floats in a round."""
-    return lambda state, cohort, fed, config: (len(cohort.client_ids) * floats(fed.sizes),) * 2
+
+    def costs(state: Any, cohort: Any, fed: Any, config: Any) -> tuple[int, int]:
+        total = len(cohort.client_ids) * floats(fed.sizes)
+        return total, total
+
+    return costs
 
 
 def rows_by_class(width: Callable[[Sizes], int]) -> Callable[..., tuple[int, int]]:
@@ -296,10 +301,8 @@ class _Declared:
 def global_model(state: Any) -> tuple[dict, dict]:
     """The fields `params` and `buffers` of a state."""
     if not (hasattr(state, "params") and hasattr(state, "buffers")):
-        raise UserError(
-            f"the state has no params and buffers (got {type(state).__name__}); let init and run_round return a "
-            "NamedTuple with both, or declare Method(model=...)."
-        )
+        fault = f"the state has no params and buffers (got {type(state).__name__})"
+        raise UserError(f"{fault}; let init and run_round return a NamedTuple with both, or declare Method(model=...).")
     return state.params, state.buffers
 
 

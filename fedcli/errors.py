@@ -42,5 +42,6 @@ def unknown(kind: str, name: str, names: Iterable[str], remedy: str, guess: str 
     """
     by_letters = {other.lower().lstrip("-"): other for other in names}
     near = [by_letters[other] for other in get_close_matches(name.lower().lstrip("-"), by_letters, 1)]
-    meant = "".join(f"did you mean '{other}'? " for other in ([guess] if guess else near))
+    guess = guess or "".join(near)
+    meant = f"did you mean '{guess}'? " if guess else ""
     return UserError(f"unknown {kind} '{name}'; {meant}{remedy}")

@@ -9,7 +9,7 @@ from types import ModuleType
 from typing import Any
 
 from fedcli import papers
-from fedcli.declarations import Claim, Method, Post, Protocol, Table
+from fedcli.declarations import Cell, Claim, Method, Post, Protocol, Table
 from fedcli.errors import UserError, unknown
 from fedcli.userfiles import import_file, is_from_file, path_and_name
 
@@ -51,7 +51,18 @@ def _from_file(text: str, kind: type) -> Any:
     item = names[name]
     if kind in (Method, Post) and item._home is None and all(item is not other for other in _registered(kind).values()):
         object.__setattr__(item, "_home", module)  # no field, so that `replace` does not copy it
+    if kind is Table:
+        return replace(item, cells=tuple(_with_full_names(cell, module) for cell in item.cells))
     return item
+
+
+def _with_full_names(cell: Cell, module: ModuleType) -> Cell:
+    """A cell of a table in a user's file, with the path before the names of what the same file declares."""
+    names = {"method": cell.method, **cell.settings}
+    for key, kind in {"method": Method, "protocol": Protocol, "post": Post}.items():
+        if names.get(key) in _declarations(kind, module):
+            names[key] = f"{module.__file__}:{names[key]}"
+    return replace(cell, method=names.pop("method"), settings=names)
 
 
 def _find(name: str, kind: type, title: str, declared: Mapping[str, Any]) -> Any:
@@ -101,10 +112,11 @@ def claims(paper: str | None = None) -> list[Claim]:
     if is_from_file(paper):
         path, _ = path_and_name(paper)
         module = import_file(path, "claim")
-        declared, of_file = _declarations(Claim, module).values(), _declarations(Table, module)
+        declared = _declarations(Claim, module).values()
         if not declared:
             raise UserError(f"the file '{path}' declares no CLAIMS; add CLAIMS = (fedcli.Claim(...),).")
-        return [replace(claim, table=f"{path}:" * (claim.table in of_file) + claim.table) for claim in declared]
+        full_names = {name: f"{path}:{name}" for name in _declarations(Table, module)}
+        return [replace(claim, table=full_names.get(claim.table, claim.table)) for claim in declared]
     chosen = [claim for claim in registered if claim.name.startswith(f"{paper.lower()}:")]
     if not chosen:
         names = dict.fromkeys(claim.name.partition(":")[0] for claim in registered)
@@ -125,7 +137,7 @@ def find_post(name: str, method: Method | None = None) -> Post:
 
 
 def find_table(name: str) -> Table:
-    """The table of that name, or by `./file.py:NAME`."""
+    """The table of that name, or by `./file.py:NAME`; its cells may name what the same file declares."""
     return _find(name, Table, "table", tables())
 
 

@@ -102,10 +102,8 @@ def trust_files(
         file = paths[path] = same[0]
         current, is_same = file_hash(file), not hashes or is_hash_of(hashes, file)
         if not is_same and not changed:
-            raise UserError(
-                f"the file '{file}' has changed since the run began (hash {current}, was {hashes}); go on with "
-                "--changed-method, or start a new run."
-            )
+            change = f"has changed since the run began (hash {current}, was {hashes})"
+            raise UserError(f"the file '{file}' {change}; go on with --changed-method, or start a new run.")
         files[file] = (hashes or current) if is_same else hashes + THEN + current
     return {
         **record,

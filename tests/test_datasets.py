@@ -249,7 +249,7 @@ def put(key, value):
 
 BAD_ARRAYS = {
     "no labels": (lambda a: a.pop("y_test"), "no array y_test (its arrays: y_train, ", "arrays x_train, y_tr"),
-    "floats beside bytes": (put("x_train", lambda a: a["x_train"] / 255), "to the rule 'no'"),
+    "floats beside bytes": (put("x_train", lambda a: a["x_train"] / 255), "one part are uint8 and"),
     "no squares": (lambda a: a.update({f"x_{part}": a[f"x_{part}"][:, 0, :3] for part in PARTS}), "(15, 3)"),
     "parts of other sizes": (put("x_test", lambda a: a["x_test"][:, :3]), "must match exactly"),
     "labels of another part": (
@@ -262,6 +262,8 @@ BAD_ARRAYS = {
     "a wild label": (
         lambda a: (a.pop("class_names"), a.update(y_train=a["y_train"] * 10**9)), "0 to 2000000000", "0 to 8"
     ),
+    "a name twice": (put("class_names", np.array([["a"], ["b"], ["a"]])), "class_names has a name twice"),
+    "a name of two lines": (put("class_names", np.array(["two\nlines", "b", "c"])), "of several lines"),
     "pickled names": (put("class_names", np.array(["a", 1, None], object)), "allow_pickle=False"),
     "half the writers": (put("writer_test", np.zeros(6, int)), "no array writer_train"),
 }  # fmt: skip
@@ -276,12 +278,14 @@ def test_bad_arrays_are_refused(tmp_path, cache, case):
     assert not cache.exists()
 
 
-def test_files_that_are_no_npz_are_refused(tmp_path):
+def test_files_that_are_no_npz_are_refused(tmp_path, monkeypatch):
     path = tmp_path / "images.npz"
     refused(lambda: datasets.import_path("mine", path), "No such file or directory", "images.npz")
     for content in (b"", b"hello", pickle.dumps({"x_train": 1})):
         path.write_bytes(content)
         refused(lambda: datasets.import_path("mine", path), "images.npz", "must be a whole .npz file")
+    monkeypatch.setenv("FEDCLI_MAX_GIB", "4 GiB")
+    refused(lambda: from_npz("mine", tmp_path / "a", **images((4, 4), 2)), "FEDCLI_MAX_GIB", "'4 GiB'", "a number.")
 
 
 # Known names

@@ -49,7 +49,9 @@ PLAIN = replace(SIMPLE, name="plain", default_protocol="")
 METHODS = (PLAIN, replace(fedprox.METHOD, name="other"), SIMPLE)
 PROTOCOLS = (Protocol("mine:digits", "s", "s", {"rounds": 1, "num_clients": 2}, {
     "digits": DataSetting("cnn-small", (0.5,), (0.5,), "s")}, "last"),)
-TABLE = Table("mine:1", "title", ("mine", "1"), (Cell("a", "b", f"{__file__}:plain", {"post": "half"}),))
+TABLES = (Table("mine:1", "title", ("mine", "1"), (
+    Cell("a", "b", "plain", {"post": "half"}), Cell("a", "c", f"{__file__}:plain", {"post": "half"}),
+    Cell("a", "d", "fedprox", {"protocol": "mine:digits", "post": "half"}))),)
 
 @dataclass(frozen=True)
 class Config:
@@ -77,9 +79,10 @@ def test_a_file_brings_methods_protocols_tables_and_a_step_after():
     refused(lambda: registry.find_method("./empty.py"), "defines no METHOD; add METHOD = fedcli.Method(...).")
     Path("stepped.py").write_text(METHODS.replace('"num_clients": 2', '"num_clients": 2, "post": "ccvr"'))
     assert resolve(registry.find_method("./stepped.py:plain"), {"dataset": "digits"}).post.name == "ccvr"
-    [cell] = plans.plan(registry.find_table("./mine.py:mine:1")).cells
-    setup = cell.runs[0].setup
-    assert (setup.method.name, setup.protocol.name, setup.post.name) == ("plain", "mine:digits", "half")
+    cells = plans.plan(registry.find_table("./mine.py:mine:1")).cells
+    for cell, name in zip(cells, ("plain", "plain", "fedprox"), strict=True):
+        setup = cell.runs[0].setup
+        assert (setup.method.name, setup.protocol.name, setup.post.name) == (name, "mine:digits", "half")
     command = "run ./mine.py:plain --post ./mine.py:POST --share 0.25 --train-examples 40"
     result = invoke(*command.split(), "--device", "cpu", "--out", "run")
     assert result.exit_code == 0, result.output

@@ -299,12 +299,15 @@ def test_femnist_holds_writers_out(tmp_path, monkeypatch):
         assert {**train, **test}[number] == examples({"x_train": x, "y_train": y}, "train", "y")
     renamed = {f"all_data/all_data_{9 - number}.json": content for number, content in enumerate(contents.values())}
     other = {"sampled_data/all_data_1_niid.json": contents["all_data_0.json"]}
-    _, notes = datasets.import_path("femnist", write_files(tmp_path / "data", renamed | other))
+    again = {"old/all_data/all_data_0.json": contents["all_data_0.json"]}  # whose writers count once
+    _, notes = datasets.import_path("femnist", write_files(tmp_path / "data", renamed | other | again))
     assert_same(dataset, datasets.load("femnist"))
     assert notes[0] == "left out: sampled_data"
     monkeypatch.setattr(files, "MAX_GIB", sum(map(len, contents.values())) / 2**32)  # of the images, not of their text
     for write in (write_zip, write_tar):
         assert_same(dataset, imported("femnist", write(tmp_path / write.__name__, contents)))
+        hollow = write(tmp_path / f"hollow {write.__name__}", {"all_data_0.json": b" " * 10**7})
+        refused(lambda hollow=hollow: datasets.import_path("femnist", hollow), hollow, "2,000,000 bytes, more than")
     monkeypatch.setattr(files, "MAX_GIB", (784 * (len(dataset.y_train) + len(dataset.y_test)) - 1) / 2**30)
     refused(lambda: datasets.import_path("femnist", tmp_path / "all_data"), "more than", "MAX_GIB=1")
 
@@ -348,6 +351,8 @@ BAD_FILES = {
     "a cut file": ("synth-digits", SYNTH | {"synth_test_32x32.mat": b"MATLAB 5.0"}, "synth_test_32x32", "truncated"),
     "no test": ("synth-digits", without(SYNTH, "test_32x32.mat"), "no array x_test"),
     "a cut gzip": ("mnist", {**MNIST, **{k: v[:-9] for k, v in MNIST.items() if "t10k-i" in k}}, "t10k-images"),
+    "too large": ("mnist", MNIST | {"train-images-idx3-ubyte": b"\0\0\x08\3" + b"\0\1\0\0" * 3}, "than 4 GiB"),
+    "more than said": ("mnist", MNIST | {"train-labels-idx1-ubyte": b"\0\0\x08\1\0\0\0\1" + bytes(9)}, "of size 2 "),
     "a batch changed": ("cifar10", lambda: cifar_files(known_images("cifar10"), "cifar10"), ".meta", "corrupted"),
     "nothing": ("mnist", {".hidden": b""}, "it is empty", "image folders"),
 }  # fmt: skip

@@ -71,7 +71,7 @@ SEEDS = "--seeds must be distinct whole numbers from 0"
         ("run fedavg --partition classes:20", "does not fit the data (got 10 clients and "),
         ("run fedavg --partition domains", "needs a data set with domains"),
         ("run fedavg --train-examples 200 --batch-size 500 --drop-last", "--batch-size 500 is larger than every"),
-        ("run fedavg --train-examples 5", "--train-examples 5 does not fit the data set 'digits'"),
+        ("run fedavg --train-examples 5", "--train-examples 5 does not fit 'digits'"),
         ("run fedavg --public-dataset digits", "'fedavg' uses no public images (got --public-dataset digits)"),
         (f"run feddf {SMALL} --partition iid --public-dataset photos --backbone cnn-small", "tests on domains"),
         (f"run fccl-plus {PUBLIC} --backbone cnn-small --public-batch-size 1", "must have 2 images"),

@@ -223,6 +223,7 @@ CASES = [  # arrays in another form, what stays of them, and what is said
     (FROM_1, WHOLE, "the labels counted from 1"),
     (FROM_1 | NAMED, WHOLE | NAMED, "from 1"),
     (changed("x", lambda x: x[:, :, :3]), changed("x", lambda x: x * BORDER), "black borders made the images 4 x 4"),
+    (changed("x", lambda x: x.astype("float32" if len(x) == 9 else int)), WHOLE, "became 8 bits"),
     (changed("y", lambda y: np.eye(3)[y]), WHOLE, ""),
     (changed("y", lambda y: y[:, None] / 1), WHOLE, "9 training and 6 test"),
     (MEDICAL, WHOLE, "left out: val"),

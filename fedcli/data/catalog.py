@@ -89,10 +89,8 @@ def _mixture(shares: Sequence[Share], name: str, load: Callable[[str], Arrays]) 
         allowed = {"parts": rows[~is_test], "pooled": rows, "leaky": first}[share.division]
         train = rng.permutation(allowed)[: share.num_train]
         if len(train) < share.num_train:
-            raise UserError(
-                f"'{name}' needs {share.num_train} training images of '{share.source}' for its domain '{domain}' "
-                f"(got {len(allowed)}); import the whole set."
-            )
+            need = f"'{name}' needs {share.num_train} training images of '{share.source}' for its domain '{domain}'"
+            raise UserError(f"{need} (got {len(allowed)}); import the whole set.")
         test = {"parts": rows[is_test], "pooled": np.setdiff1d(rows, train), "leaky": rows}[share.division]
         test = test if share.num_test is None else rng.permutation(test)[: share.num_test]
         rows, is_test = np.concatenate([train, test]), np.repeat([False, True], [len(train), len(test)])
@@ -154,9 +152,8 @@ def photos() -> Arrays:
     for _ in range(2200):
         photo, side = sources[rng.integers(len(sources))], round(SIZE * 10 ** rng.uniform())
         left, top = (int(rng.integers(length - side + 1)) for length in photo.size)
-        pieces.append(
-            np.asarray(photo.resize((SIZE, SIZE), Image.Resampling.BOX, (left, top, left + side, top + side)))
-        )
+        box = (left, top, left + side, top + side)
+        pieces.append(np.asarray(photo.resize((SIZE, SIZE), Image.Resampling.BOX, box)))
     return {"x": np.stack(pieces), "y": np.zeros(2200, np.int64), "test": np.arange(2200) >= 2000}
 
 
@@ -178,9 +175,8 @@ def _drawn(labels: np.ndarray) -> np.ndarray:
     import matplotlib  # late: it takes a second
 
     files = [f"{matplotlib.get_data_path()}/fonts/ttf/{name}.ttf" for name in TYPEFACES]
-    fonts = [
-        ImageFont.truetype(file, size, layout_engine=ImageFont.Layout.BASIC) for file in files for size in (52, 60, 68)
-    ]
+    layout = ImageFont.Layout.BASIC
+    fonts = [ImageFont.truetype(file, size, layout_engine=layout) for file in files for size in (52, 60, 68)]
     rng, images = np.random.default_rng(2), []
     for label in labels:
         canvas = Image.new("L", (CANVAS, CANVAS))
@@ -291,10 +287,9 @@ def known_form(name: str, columns: Arrays) -> Arrays:
             continue
         order = official_order(names, official) if any(official) else None
         if order is None:
-            raise ValueError(
-                f"the {noun} are {len(names)} ({', '.join(names[:3])}…) and not "
-                f"{len(official)} ({', '.join(filter(None, official[:4]))}…) {remedy}"
-            )
+            listed = f"{len(names)} ({', '.join(names[:3])}…)"
+            expected = f"{len(official)} ({', '.join(filter(None, official[:4]))}…)"
+            raise ValueError(f"the {noun} are {listed} and not {expected} {remedy}")
         columns = columns | {kind: np.array(order)[columns[kind]], NAMES[kind]: np.array(official)}
     return columns
 

@@ -176,10 +176,8 @@ def download(name: str) -> Path:
                     choice |= {"split": info.split} if info.split else {}
                     getattr(sets, info.source)(folder, download=True, **choice)
         except (OSError, RuntimeError, HTTPException) as error:
-            raise UserError(
-                f"'{name}' could not be downloaded ({' '.join(str(error).split())}); bring the official files and run "
-                f"'fedcli data import {name} PATH'."
-            ) from error
+            fault = f"'{name}' could not be downloaded ({' '.join(str(error).split())})"
+            raise UserError(f"{fault}; bring the official files and run 'fedcli data import {name} PATH'.") from error
         finally:
             socket.setdefaulttimeout(None)
         return import_path(name, Path(folder))[0]
@@ -204,7 +202,7 @@ def import_path(name: str, path: Path, size: int | None = None) -> tuple[Path, l
         raise UserError(f"the name '{name}' is reserved: {_ways(name)}; choose another name.")
     if not _NAME.fullmatch(name):
         raise UserError(f"the name '{name}' is invalid; use only a-z, 0-9 and -.")
-    with files.reading(path, forms.FORM):
+    with files.reading(path, files.ARRAYS if Path(path).suffix == ".npz" else forms.FORM):
         columns = forms.read(Path(path), info, size, notes)
         if "client" in columns and info:
             raise UserError(f"the name '{name}' is not possible for PFLlib's division '{path}'; choose {name}-pfllib.")
@@ -269,9 +267,7 @@ def take(dataset: Dataset, num_train: int, seed: int) -> Dataset:
     """
     labels, count, least = dataset.y_train.numpy(), len(dataset.y_train), dataset.num_classes
     if not least <= num_train <= count:
-        raise UserError(
-            f"--train-examples {num_train} does not fit the data set '{dataset.name}'; use {least} to {count}."
-        )
+        raise UserError(f"--train-examples {num_train} does not fit '{dataset.name}'; use {least} to {count}.")
     domains = 0 if dataset.domain_train is None else dataset.domain_train.numpy()
     cells = labels * max(len(dataset.domain_names), 1) + domains
     order = _interleave(generator(seed, "take").permutation(count), cells)
@@ -359,14 +355,12 @@ def _keep(path: Path, arrays: files.Arrays) -> None:
     """Writes arrays to a file of the cache."""
     if path.parts[0] == "~":
         raise UserError(f"the data set cannot be kept as '{path}' (got no home folder); set FEDCLI_DATA to a folder.")
-
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         files.write_atomically(path, lambda temporary: np.savez(temporary, **arrays))
     except OSError as error:
-        raise UserError(
-            f"the data set cannot be kept as '{path}' ({error.strerror}); set FEDCLI_DATA to another folder."
-        ) from error
+        fault = f"the data set cannot be kept as '{path}' ({error.strerror})"
+        raise UserError(f"{fault}; set FEDCLI_DATA to another folder.") from error
 
 
 @lru_cache(maxsize=2)

@@ -90,8 +90,9 @@ def check_size(count: int, path: object) -> None:
     Raises:
         UserError: If `count` bytes of `path`, unpacked, are too many.
     """
-    limit = float(os.environ.get("FEDCLI_MAX_GIB") or MAX_GIB)
-    if count > limit * 2**30:
+    with reading("FEDCLI_MAX_GIB", "a number"):
+        limit = float(os.environ.get("FEDCLI_MAX_GIB") or MAX_GIB)
+    if not count <= limit * 2**30:  # also where the limit is NaN
         raise UserError(f"'{path}' has {count:,} bytes, more than {limit:g} GiB; set FEDCLI_MAX_GIB={-(-count >> 30)}.")
 
 
@@ -128,8 +129,9 @@ def join_parts(arrays: Arrays, notes: list[str]) -> Arrays:
                 raise ValueError(f"it has no array {name} (its arrays: {', '.join(arrays) or 'none'})")
             if len(by_part[part]) != len(named["x"][part]):
                 raise ValueError(f"{name} has {len(by_part[part])} entries for {len(named['x'][part])} images")
-        casting = "no" if kind == "x" else "same_kind"  # bytes beside numbers in [0, 1] would not be seen below
-        columns[kind] = np.concatenate([by_part[part] for part in parts], casting=casting)
+        columns[kind] = np.concatenate([by_part[part] for part in parts])
+    if len({named["x"][part].dtype == np.uint8 for part in parts}) > 1:  # numbers in [0, 1] would not be seen below
+        raise ValueError("the images of one part are uint8 and those of the other are not")
     if parts != [""]:
         columns["test"] = np.repeat([False, True], [len(named["x"][part]) for part in parts])
     return columns
@@ -179,12 +181,12 @@ def in_form(columns: Arrays, notes: list[str]) -> Arrays:
         notes.append("the labels counted from 1")
     for kind in NAMES.keys() & columns.keys():
         numbers, key = columns[kind], NAMES[kind]
-        texts = np.atleast_1d(columns.get(key, np.arange(min(numbers.max() + 1, num_train)))).astype(str)
+        texts = np.ravel(columns.get(key, np.arange(min(numbers.max() + 1, num_train)))).astype(str)
         if numbers.min() < 0 or numbers.max() >= len(texts):
-            raise ValueError(
-                f"{kind}_train or {kind}_test counts from {numbers.min()} to {numbers.max()}, "
-                f"{key} or the training images from 0 to {len(texts) - 1}"
-            )
+            fault = f"{kind}_train or {kind}_test counts from {numbers.min()} to {numbers.max()}"
+            raise ValueError(f"{fault}, {key} or the training images from 0 to {len(texts) - 1}")
+        if len(np.unique(texts)) < len(texts) or not all(text.isprintable() for text in texts):
+            raise ValueError(f"{key} has a name twice, or one of several lines")
         columns[key] = texts
     untrained = columns["class_names"][np.setdiff1d(columns["y"][columns["test"]], columns["y"][~columns["test"]])]
     if len(untrained):

@@ -40,10 +40,8 @@ def file(labels: np.ndarray, num_clients: int, place: np.ndarray, seed: int, pat
             raise ValueError(f"position {positions[times.argmax()]} is in two lists, one of them to train on")
         absent = np.setdiff1d(positions, place)
         if len(absent):
-            raise ValueError(
-                f"position {absent[0]} is not among the {len(place)} images of the run: test images need a protocol "
-                "that tests on the clients' own parts"
-            )
+            need = "test images need a protocol that tests on the clients' own parts"
+            raise ValueError(f"position {absent[0]} is not among the {len(place)} images of the run: {need}")
     order, rng, parts = np.argsort(place), generator(0, "split"), Split()
     for held_out, kept in zip(test or [tested] * len(train), train, strict=True):
         positions = np.concatenate([held_out, rng.permutation(kept)])
