@@ -89,6 +89,8 @@ SEEDS = "--seeds must be distinct whole numbers from 0"
         ("new method 'my method'", "'my method' cannot be the name of a new method; begin with a letter, use only a-z"),
         ("new", "Missing argument 'method'. Choose from: method ('fedcli new --help' shows all)"),
         ("new method fedavg", "and no name of a method or a file here."),
+        ("show fedfmm", "unknown method, step or protocol 'fedfmm'; did you mean 'fedfm'?"),
+        ("show fedfm:niid", "unknown protocol 'fedfm:niid'; did you mean 'fedfm:niid-3'? 'fedfm' has fedfm:niid-1, "),
         # Data sets
         ("data download digit", "these can be downloaded: mnist, "),
         ("data import shapes floats.npz", "floats.npz"),
