@@ -137,7 +137,11 @@ def test_runs_in_full_go_before_reduced_ones_and_three_seeds_before_a_nearer_siz
         place.pairs(*((60, 70 + seed) for seed in range(seeds)), name=f"-{rounds}", rounds=rounds, train_examples=60)
     reduced = place.answer()
     assert (reduced.verdict, reduced.size) == ("contradicted", "reduced to rounds 5 of 20, training images 60 of 120")
-    place.pairs((85, 80), (85.1, 80), (84.9, 80))
+    place.pairs((60, 70), (60, 71), (60, 72), name="-nearer", rounds=5)
+    assert place.answer().size == "reduced to rounds 5 of 20"
+    place.pairs((85, 80), (85.1, 80))
+    assert (place.answer().why, place.answer().size) == ("n = 2", "in full")
+    place.pairs((84.9, 80), first=2)
     assert (place.answer().verdict, place.answer().size) == ("reproduced", "in full")
 
 
