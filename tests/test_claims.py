@@ -196,8 +196,8 @@ def test_several_columns_count_by_their_mean_or_less_others(place):
 
 
 def test_a_claim_on_several_rows_counts_by_its_smallest_lead_and_only_where_all_have_been_run(place):
-    def answer(row="FedFA", than=("FedAvg", "FedDyn")):
-        return place.answer(table=f"{place.file}:own:several", row=row, than=than)
+    def answer(row="FedFA", than=("FedAvg", "FedDyn"), **changes):
+        return place.answer(table=f"{place.file}:own:several", row=row, than=than, **changes)
 
     place.pairs((84, 80), (84.1, 80), (84.2, 80))
     assert (answer().verdict, answer().why) == ("undecided", "1 of 2 others run")
@@ -211,6 +211,7 @@ def test_a_claim_on_several_rows_counts_by_its_smallest_lead_and_only_where_all_
     behind = answer("FedAvg", ("FedFA", "FedDyn"))
     assert (behind.verdict, behind.over.partition(";")[0]) == ("contradicted", "over FedFA")
     assert answer("FedDyn", ("FedAvg", "FedFA")).verdict == "contradicted"  # by one of two is enough
+    assert answer(direction="lower").over.startswith("over FedAvg; +2.00 ")  # where the lead should be below zero
 
 
 def test_what_would_decide_a_claim_is_the_runs_that_lack_and_their_hours(place):
