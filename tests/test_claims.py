@@ -137,7 +137,11 @@ def test_runs_in_full_go_before_reduced_ones_and_three_seeds_before_a_nearer_siz
         place.pairs(*((60, 70 + seed) for seed in range(seeds)), name=f"-{rounds}", rounds=rounds, train_examples=60)
     reduced = place.answer()
     assert (reduced.verdict, reduced.size) == ("contradicted", "reduced to rounds 5 of 20, training images 60 of 120")
-    place.pairs((85, 80), (85.1, 80), (84.9, 80))
+    place.pairs((60, 70), (60, 71), (60, 72), name="-nearer", rounds=5)
+    assert place.answer().size == "reduced to rounds 5 of 20"
+    place.pairs((85, 80), (85.1, 80))
+    assert (place.answer().why, place.answer().size) == ("n = 2", "in full")
+    place.pairs((84.9, 80), first=2)
     assert (place.answer().verdict, place.answer().size) == ("reproduced", "in full")
 
 
@@ -192,8 +196,8 @@ def test_several_columns_count_by_their_mean_or_less_others(place):
 
 
 def test_a_claim_on_several_rows_counts_by_its_smallest_lead_and_only_where_all_have_been_run(place):
-    def answer(row="FedFA", than=("FedAvg", "FedDyn")):
-        return place.answer(table=f"{place.file}:own:several", row=row, than=than)
+    def answer(row="FedFA", than=("FedAvg", "FedDyn"), **changes):
+        return place.answer(table=f"{place.file}:own:several", row=row, than=than, **changes)
 
     place.pairs((84, 80), (84.1, 80), (84.2, 80))
     assert (answer().verdict, answer().why) == ("undecided", "1 of 2 others run")
@@ -207,6 +211,7 @@ def test_a_claim_on_several_rows_counts_by_its_smallest_lead_and_only_where_all_
     behind = answer("FedAvg", ("FedFA", "FedDyn"))
     assert (behind.verdict, behind.over.partition(";")[0]) == ("contradicted", "over FedFA")
     assert answer("FedDyn", ("FedAvg", "FedFA")).verdict == "contradicted"  # by one of two is enough
+    assert answer(direction="lower").over.startswith("over FedAvg; +2.00 ")  # where the lead should be below zero
 
 
 def test_what_would_decide_a_claim_is_the_runs_that_lack_and_their_hours(place):

@@ -15,7 +15,7 @@ from rich.console import Console
 
 import fedcli
 from fedcli import declarations, registry
-from fedcli.cli import describe, display
+from fedcli.cli import app, describe, display
 from fedcli.figures import notebook
 from fedcli.runs import config
 from fedcli.runs import run as runs
@@ -111,6 +111,11 @@ def test_help_says_symbol_source_range_off_value_need_and_default():
     assert "--drop-last --no-drop-last" in text
     order = ("--match-weight", "--protocol", "--seed ", "--device", "--seeds ", "--out")
     assert sorted(order, key=text.index) == list(order)
+
+
+def test_no_word_of_help_becomes_a_picture():
+    for command in app.app.registered_commands:  # as rich makes of :ID:
+        assert max(done(command.name, "--help")) < "\u2600", command.name
 
 
 def test_list_shows_methods_and_networks_and_with_all_the_rest(monkeypatch):

@@ -41,12 +41,15 @@ def work_in(folder, monkeypatch, evidence, **given):
     return {record["method"]: record for record in map(read_record, folder.rglob("record.json"))}
 
 
-def test_runs_that_are_stopped_carried_and_taken_up_end_in_the_same_bits(evidence, tmp_path, monkeypatch):
+def test_runs_that_are_stopped_carried_and_taken_up_end_in_the_same_bits(evidence, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(evidence, "WORK", [("", "fedfm:V", (row, "NMI"), (0,)) for row in ("FedFM", "SCAFFOLD")])
     monkeypatch.setattr(evidence, "PART", 2**16)
     whole = work_in(tmp_path / "whole", monkeypatch, evidence)
-    first = work_in(tmp_path / "first", monkeypatch, evidence, time="0s", carry=Path("out"))
-    assert {name: len(record["rounds"]) for name, record in first.items()} == {"fedfm": 1}
+    assert work_in(tmp_path / "late", monkeypatch, evidence, time="0s", carry=Path("out")) == {}  # nothing starts
+
+    class Expiring(evidence.TableDisplay):
+        def begin(self, run):
+            set_time_limit(0)  # the time is over in the first round
 
     class Interrupting(evidence.TableDisplay):
         def advance(self, run, rounds):
@@ -54,10 +57,13 @@ def test_runs_that_are_stopped_carried_and_taken_up_end_in_the_same_bits(evidenc
                 raise KeyboardInterrupt
 
     with monkeypatch.context() as patched:
+        patched.setattr(evidence, "TableDisplay", Expiring)
+        first = work_in(tmp_path / "first", monkeypatch, evidence, origin=Path("../late/out"), carry=Path("out"))
         patched.setattr(evidence, "TableDisplay", Interrupting)
-        origin = Path("../first/out")
-        second = work_in(tmp_path / "second", monkeypatch, evidence, origin=origin, carry=Path("out"))
+        second = work_in(tmp_path / "second", monkeypatch, evidence, origin=Path("../first/out"), carry=Path("out"))
+    assert {name: len(record["rounds"]) for name, record in first.items()} == {"fedfm": 1}
     assert {name: len(record["rounds"]) for name, record in second.items()} == {"fedfm": 3, "scaffold": 1}
+    assert ", seed 0: 1 of 3 rounds, " in capsys.readouterr().out
     parts = sorted(Path("out").iterdir())
     assert len(parts) > 1 >= max(part.stat().st_size for part in parts) / 2**16
     third = work_in(tmp_path / "third", monkeypatch, evidence, origin=Path("../second/out"))

@@ -28,7 +28,7 @@ SEEDS = "--seeds must be distinct whole numbers from 0"
         # Names
         ("run fedfmm", "unknown method 'fedfmm'; did you mean 'fedfm'? 'fedcli list --all' shows all."),
         ("run ./none.py", "there is no method file at '"),
-        ("show fedfm:niid", "unknown method, step or protocol 'fedfm:niid'; did you mean 'fedfm:niid-"),
+        ("show fedfm:niid", "unknown protocol 'fedfm:niid'; did you mean 'fedfm:niid-3'? 'fedfm' has fedfm:niid-1, "),
         ("run ./reserved.py --help", "the option name 'lr' of 'mine' is reserved"),
         ("run fedavg --dataset mnist", "or without a network 'fedcli data import mnist PATH'."),
         ("run fedavg --backbone cnn-smal", "did you mean 'cnn-small'? 'fedcli list' shows all."),

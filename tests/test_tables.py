@@ -3,12 +3,14 @@
 import csv
 import io
 import json
+from dataclasses import replace
 
 import pytest
 
 from fedcli.errors import UserError
 from fedcli.figures import plots
 from fedcli.results import frame, tables
+from fedcli.results.metrics import best, find_metric
 from fedcli.results.render import Sheet, render
 from tests.programs import invoke
 
@@ -220,6 +222,9 @@ def test_the_best_comparable_row_is_bold_where_the_interval_of_its_lead_leaves_o
     assert (bold(lead), bold([*lead, lost(9, done=0, method="two")])) == (["**two**"], [])  # a lost run is no lead
     apart = [record("two", seed=seed, selected=0.9 + seed / 1000) for seed in (7, 8, 9)]
     assert bold([*one, *apart]) == []  # other seeds are no pairs
+    lower = replace(find_metric("last"), better="lower")
+    for accuracies, name in (((0.53, 0.64, 0.75), "one"), ((0.51, 0.64, 0.74), None)):  # the same two leads
+        assert best(lower, {"one": one, "two": runs_of("two", *accuracies)}) == name
     on_a = [*runs_of("one", 0.5, 0.5, dataset="a"), *runs_of("two", 0.6, 0.6, dataset="a")]
     on_b = [*runs_of("one", 0.9, 0.9, dataset="b"), *runs_of("two", 0.8, 0.8, dataset="b")]
     assert bold(on_a + on_b) == ["**two**", "**one**"]

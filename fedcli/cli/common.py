@@ -71,10 +71,8 @@ def place_runs(jobs: int | None, on: str | None, cpus: float | None, gpus: float
         return {"jobs": jobs} if (jobs or 1) > 1 else {}
     name, _, address = str(on).partition(":")
     if name != "ray" or (jobs or 1) > 1:
-        raise UserError(
-            f"--on must be ray or ray:ADDRESS, without --jobs (got --on {on}, --jobs {jobs or 1}); write --on ray, or "
-            "leave --cpus-per-run and --gpus-per-run out."
-        )
+        fault = f"--on must be ray or ray:ADDRESS, without --jobs (got --on {on}, --jobs {jobs or 1})"
+        raise UserError(f"{fault}; write --on ray, or leave --cpus-per-run and --gpus-per-run out.")
     needed("ray", "--on ray", "ray")
     for flag, value in (("--cpus-per-run", cpus or 0), ("--gpus-per-run", gpus or 0)):
         if value > 1 and value % 1:

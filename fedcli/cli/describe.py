@@ -172,6 +172,8 @@ def show(
     if is_from_file(name) and ":" in name:
         with suppress(UserError):  # of a method
             rows = protocol_rows(registry.find_protocol(name))
+    elif ":" in name and name not in names:
+        registry.find_protocol(name)  # refuses it, with the protocols of its paper
     elif not is_from_file(name) and name not in names:
         raise unknown("method, step or protocol", name, names, "'fedcli list --all' shows all.")
     if rows is not None:

@@ -291,9 +291,8 @@ def bench(
             setup = late.config.resolve(registry.find_method(name), {"dataset": "cifar10", **given}, need_data=False)
             cases.append((setup.protocol.name, setup))
         else:
-            raise unknown(
-                "workload", name, late.measure.WORKLOADS, f"there are {', '.join(late.measure.WORKLOADS)}, and methods."
-            )
+            names = ", ".join(late.measure.WORKLOADS)
+            raise unknown("workload", name, late.measure.WORKLOADS, f"there are {names}, and methods.")
     if csv is not None:  # refused now rather than after minutes
         late.measure.check_csv(csv)
     rows = []

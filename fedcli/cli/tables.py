@@ -48,7 +48,7 @@ def table(
 
     For run folders: mean and standard deviation over seeds, one table for each protocol and data set.
 
-    For PAPER:ID: shows the cost, runs what is missing, then prints our numbers beside the paper's.
+    For PAPER:ID, shows the cost, runs what is missing, then prints our numbers beside the paper's.
     Runs whose data set is missing are left out. Ctrl-C interrupts; the same command resumes.
     --dataset, --rounds, --local-epochs or --train-examples reduce the table; --seeds default to the table's.
     """

@@ -74,6 +74,8 @@ def plan(
     for text in grid:
         flag, _, values = text.partition("=")
         name = flag.strip().lstrip("-").replace("-", "_")
+        if not values:
+            raise UserError(f"--grid must be an option and its values (got '{text}'); write --grid lr=0.01,0.1.")
         if name in ("seed", "device", "dataset", "protocol") or name not in fields:
             raise unknown("option to tune", name, fields, f"'fedcli tune {method} --help' shows all.")
         if name in given:

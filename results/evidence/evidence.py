@@ -71,9 +71,8 @@ TINY = {
 def planned_runs(precision: str, tiny: bool) -> list[PlannedRun]:
     """Returns the runs of WORK that the committed records lack, each once; if `tiny`, a small one of each work."""
     runs: dict[Path, PlannedRun] = {}
-    home, other = RUNS / precision, {} if precision == "float32" else {"precision": precision}
-    if tiny:
-        home, other = RUNS / f"tiny-{precision}", other | TINY
+    home = RUNS / (f"tiny-{precision}" if tiny else precision)
+    other = {**({} if precision == "float32" else {"precision": precision}), **(TINY if tiny else {})}
     for decides, table, only, seeds in WORK:
         planned, instead = plan(find_table(table), seeds=seeds, only=only).runs, INSTEAD.get(table, {})
         for run in sorted(planned, key=lambda run: run.setup.run.seed)[: 1 if tiny else None]:
@@ -123,9 +122,8 @@ class CarriedPlan(Plan):
         refresh(self.runs)
         begun = [each for each in self.runs if each is not run and each.to_do and (each.record or each in active)]
         sizes = [nbytes_of(each) for each in begun]
-        if nbytes_of(run) + sum(size for size in sizes if size <= CARRIED) <= CARRIED:
-            return True
-        return estimate(Plan(RUNS, (run,)))["seconds"].item() < time_left()
+        can_be_carried = nbytes_of(run) + sum(size for size in sizes if size <= CARRIED) <= CARRIED
+        return can_be_carried or estimate(Plan(RUNS, (run,)))["seconds"].item() < time_left()
 
 
 def pack(runs: Sequence[PlannedRun], folder: Path) -> None:
@@ -135,10 +133,12 @@ def pack(runs: Sequence[PlannedRun], folder: Path) -> None:
         old.unlink()
     files = [run.folder / RECORD for run in runs if run.record]
     room = ARCHIVE - sum(file.stat().st_size for file in files) / 3  # compressed they take less
-    for run in runs:
-        if run.record and (run.to_do or lacks_quality(run)) and nbytes_of(run) < room:
+    for run in [run for run in runs if run.record and (run.to_do or lacks_quality(run))]:
+        if nbytes_of(run) < room:
             files += files_of(run)
             room -= nbytes_of(run)
+        else:
+            print(f"left behind: {run.label}, seed {run.setup.run.seed}: {nbytes_of(run) / MIB:,.0f} MiB")
     command = f"tar -cz -T - | split -b {PART} -d -a 1 - {shlex.quote(str(folder))}/evidence.tgz."
     subprocess.run(command, shell=True, check=True, text=True, input="\n".join(map(str, files)))
 
@@ -167,11 +167,12 @@ def main(
     signal.alarm(math.ceil(max(1, time_left() + GRACE)) if time else 0)
     try:
         with display.bar, suppress(OutOfTime):
-            execute(planned, display, jobs or (JOBS_ON_CUDA if torch.cuda.is_available() and not tiny else 1))
+            if time_left() > 0:
+                execute(planned, display, jobs or (JOBS_ON_CUDA if torch.cuda.is_available() and not tiny else 1))
         refresh(runs)
         if folders := [run.folder for run in runs if lacks_quality(run)]:
             subprocess.run([sys.executable, "-m", "fedcli", "quality", *folders], check=False)
-    except KeyboardInterrupt as error:
+    except (KeyboardInterrupt, UserError) as error:
         print(error)
     signal.alarm(0)
     refresh(runs)
@@ -179,9 +180,9 @@ def main(
         pack(runs, carry)
     for text in planned.missing_data.values():
         print(text)
-    for run in runs:
-        if run.to_do:
-            print(f"open: {run.label}, seed {run.setup.run.seed}: {run.rounds_done} of {run.setup.run.rounds} rounds")
+    for run in [run for run in runs if run.to_do]:
+        done = f"{run.rounds_done} of {run.setup.run.rounds} rounds, {nbytes_of(run) / MIB:,.0f} MiB to carry"
+        print(f"open: {run.label}, seed {run.setup.run.seed}: {done}")
     print(f"{sum(not run.to_do for run in runs)} of {len(runs)} runs have ended; 'fedcli claims' says what they decide")
 
 
