@@ -16,6 +16,7 @@ from fedcli.runs.config import num_images
 from fedcli.runs.records import environment, quiet
 
 H100 = "NVIDIA H100 80GB HBM3"
+BENCHED = {"w3": ("resnet18", "[3, 32, 32]")}  # of `fedcli bench`: a network and images that a paper has
 ALIKE = ["device", "backbone", "shape", "precision"]  # of a run and those whose time tells its own
 
 
@@ -39,6 +40,23 @@ def paces(runs: pd.DataFrame) -> pd.DataFrame:
             seconds = fmean(sum(entry["seconds"].values()) for entry in record["rounds"]) / examples
             alike = hardware["device"], config["backbone"], str([*shape]), config["precision"]
             timed.append((seconds, quiet(record), hardware["name"], *alike))
+    return pd.DataFrame(timed, columns=["seconds", "quiet", "machine", *ALIKE]).astype({"quiet": bool})
+
+
+def benched(folder: Path) -> pd.DataFrame:
+    """The speed of FedAvg in the workloads that `fedcli bench` has timed on CUDA; see `paces`.
+
+    Args:
+        folder: Of the CSV files of `fedcli bench --csv`, one a machine.
+    """
+    timed = []
+    for file in sorted(folder.glob("*-torch*.csv")):
+        rows = pd.read_csv(file)
+        for row in rows[(rows["device"] == "cuda") & rows["workload"].isin(BENCHED)].to_dict("records"):
+            examples = row["samples_per_second"] * row["seconds_per_round"]
+            seconds = (row["seconds_per_round"] + row["evaluation_seconds"]) / examples
+            alike = row["device"], *BENCHED[row["workload"]], row["precision"]
+            timed.append((seconds, True, row["hardware"], *alike))
     return pd.DataFrame(timed, columns=["seconds", "quiet", "machine", *ALIKE]).astype({"quiet": bool})
 
 
@@ -87,7 +105,7 @@ def time_text(estimated: pd.DataFrame, machine: str = "") -> str:
 def decided_by(answer: claims.Answer, folder: Path, timed: pd.DataFrame) -> str:
     """What would decide a claim and how long that takes, in words; empty where it is decided.
 
-    Of the `timed` runs, see `paces`, those on an H100 count, or on a CPU if no GPU has run such a network.
+    Of the `timed` runs, see `paces`, those on an H100 count, else on another GPU, else on a CPU.
     """
     if answer.verdict in (claims.REPRODUCED, claims.CONTRADICTED):
         return ""

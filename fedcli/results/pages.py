@@ -31,6 +31,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import pandas as pd
+
 from fedcli import registry
 from fedcli.declarations import SELECTIONS
 from fedcli.errors import UserError
@@ -199,7 +201,8 @@ def _page(head: str, parts: Mapping[str, str]) -> str:
 
 def first_page(records: Path, studies: Sequence[Study], answers: Sequence[Answer], covered: str) -> str:
     """The first page: the claims, how much of the papers is `covered`, and the studies."""
-    timed, sheet, lines = costs.paces(read_runs([records])), claims.claims_sheet(answers), []
+    timed = pd.concat([costs.paces(read_runs([records])), costs.benched(records.parent / "speed")])
+    sheet, lines = claims.claims_sheet(answers), []
     for line, answer in zip(sheet.lines, answers, strict=True):
         deciding, see = costs.decided_by(answer, records, timed), answer.claim.see
         names = dict.fromkeys(folder.relative_to(records).parts[0] for folder in answer.runs)
