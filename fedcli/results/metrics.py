@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 import pandas as pd
 
+from fedcli.core.partition import number
 from fedcli.errors import UserError, unknown
 from fedcli.results.render import MISSING
 from fedcli.userfiles import from_file, is_from_file
@@ -195,6 +196,9 @@ def _exact_mean(values: Collection[float]) -> float | None:
     return fmean(values) if len(values) else None  # exact in the last digit, unlike that of pandas
 
 
+_share = partial(number, read=Fraction, low=0, high=1)
+
+
 def _at(record: Record, fraction: Fraction) -> float | None:
     return _curve(record).get(max(1, int(fraction * record["config"]["rounds"] + Fraction(1, 2))))
 
@@ -246,7 +250,7 @@ _ALL = (
     Metric("largest-step", lambda run: _curve(run).diff().abs().max(), better=""),
     Metric("round", lambda run, number: _curve(run).get(number), parameter=int),
     Metric("rounds", lambda run, span: _exact_mean(_curve(run).loc[slice(*span)]), parameter=_span),
-    Metric("at", _at, parameter=Fraction),  # that share of the planned rounds, to the nearest round
+    Metric("at", _at, parameter=_share),  # that share of the planned rounds, to the nearest round
     Metric("rounds-to", partial(_reached, part=0), "rounds", "lower", "rounds_to_target", "never", parameter=float),
     Metric("reached", partial(_reached, part=1), none="never", parameter=float),
     Metric("post", lambda run: run.get("post", {}).get("test_accuracy"), needs="last"),
