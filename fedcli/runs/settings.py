@@ -7,10 +7,13 @@ point, a claim's side or a folder to go on in.
 import hashlib
 import json
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from fedcli.core import partition
 from fedcli.declarations import is_idle
+from fedcli.errors import UserError
 from fedcli.registry import methods, posts, protocols
 from fedcli.runs.config import RunConfig, Setup, default_options, fields_of, filled_up, num_images
 from fedcli.runs.records import is_packaged
@@ -49,6 +52,9 @@ def settings(record: Mapping[str, Any]) -> Settings:
         left_out.update(name for name in config if name.startswith("public_"))
     if record["origin"].get("partition_seed") == "seed":
         config["partition_seed"] = AS_SEED
+    if not own_paths([config["partition"]]):
+        with suppress(UserError):  # there is no such partition any more
+            config["partition"] = partition.from_flag(config["partition"]).flag  # older records have dirichlet:.5 too
     values = {name: config[name] if name == "partition" else record[name] for name in FIRST}
     values |= {name: value for name, value in config.items() if name not in left_out}
     values["selection"] = record["summary"]["selection"]
