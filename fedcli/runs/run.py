@@ -67,6 +67,8 @@ def plan(
         UserError: One cannot start, as far as shows without its data and folder.
     """
     chosen, sources = find_method(method), dict(sources or {})
+    if options.get("checkpoint_every") == "auto":  # as if it were not given
+        del options["checkpoint_every"]
     options = {name: value for name, value in options.items() if value is not None}
     if tuned is not None:
         best, source = read_tuned(tuned, chosen)
