@@ -96,6 +96,10 @@ def test_resume_takes_up_every_unfinished_run_below_a_folder(finished, tmp_path,
     assert [(one["resumed"], one["status"]) for one in records] == [(past, "finished") for past in ([], [2], [2])]
     lines = " ".join(invoke("resume", tmp_path / "a").stdout.split())
     assert [f"skipped {tmp_path / name}, which has finished" in lines for name in ("a/done", "a/one", "b")] == [1, 1, 0]
+    with pytest.raises(Stop):
+        fedcli.run("fedavg", out=tmp_path / "a" / "two", progress=StopAfter(2), **TINY)
+    assert [invoke("resume", tmp_path / name, "--workers", 1).exit_code for name in ("a", "a", "a/two")] == [0, 0, 2]
+    assert read_record(tmp_path / "a" / "two")["status"] == "finished"  # the workers of one run
 
 
 def test_a_time_limit_is_a_time(monkeypatch):

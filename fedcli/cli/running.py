@@ -212,7 +212,7 @@ def resume(
 ) -> None:
     """Resume a killed or interrupted run from its last checkpoint, or all such runs in a folder."""
     launch_workers(workers)
-    folders, failed = late.run.find_runs(run), False
+    folders, failed = late.run.find_runs(run, skip_ended=workers is not None), False
     if workers is not None and len(folders) > 1:
         raise UserError(f"--workers {workers} is for one run (got {len(folders)} in '{run}'); name one of them.")
     for folder in folders:

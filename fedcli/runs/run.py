@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
@@ -184,9 +184,20 @@ def begin(setup: Setup, folder: Path, source: str, progress: Listener | None = N
     return Run(record, state, folder, tuple(userfiles.user_files(record)))
 
 
-def find_runs(path: Path) -> list[Path]:
-    """The folders of the runs in a folder, at any depth; the folder itself if there are none."""
-    return sorted(file.parent for file in path.rglob(records.RECORD)) or [path]
+def find_runs(path: Path, skip_ended: bool = False) -> list[Path]:
+    """The folders of the runs in a folder, at any depth; the folder itself if it is a run or holds none.
+
+    Those that have ended are left out if asked, and of several workers always, which share one run.
+    """
+    folders = sorted(file.parent for file in path.rglob(records.RECORD))
+    if not folders or path in folders:
+        return [path]
+    left = list(folders)
+    for folder in folders if skip_ended or launched() else ():
+        with suppress(UserError):  # a damaged record is left to `resume`, which says so
+            if has_ended(records.read_record(folder)):
+                left.remove(folder)
+    return left
 
 
 @flushed_denormals()
