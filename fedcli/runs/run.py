@@ -12,14 +12,14 @@ from fedcli import userfiles
 from fedcli.core import partition
 from fedcli.core.engine import WAYS
 from fedcli.core.federation import Federation, NonFiniteLoss
-from fedcli.data.files import PARTIAL, reading
+from fedcli.data.files import reading
 from fedcli.declarations import Method, describe_need, flag_of, is_idle
 from fedcli.errors import UserError
 from fedcli.registry import find_method
 from fedcli.runs import autotune, records
 from fedcli.runs.checkpoints import CHECKPOINT, clear_finished, read_checkpoint
 from fedcli.runs.config import RunConfig, Setup, fields_of, filled_up, recorded_options, resolve
-from fedcli.runs.lock import LOCK, InUse, locked
+from fedcli.runs.lock import LOCK, InUse, leftovers, locked
 from fedcli.runs.models import Run, all_params
 from fedcli.runs.prepare import flushed_denormals, frozen_parts, machine_settings, new_record, prepare
 from fedcli.runs.rounds import NOT_BLAMED, Listener, run_rounds
@@ -111,7 +111,7 @@ def begun(setup: Setup, folder: Path, going_on: bool) -> dict[str, Any] | None:
     record, holds_run = read_begun(folder), (folder / records.RECORD).is_file()
     if record is None or not going_on:
         # Without a record, only what a killed process has left behind may be there.
-        strangers = [file for file in folder.glob("*") if file.name != LOCK and not file.match(PARTIAL)]
+        strangers = {*folder.glob("*")} - {folder / LOCK, *leftovers(folder)}
         if record or (strangers and not holds_run):
             kind, remedy = InUse if (folder / LOCK).exists() else UserError, "go on with --continue, or choose another"
             raise kind(f"the output folder '{folder}' exists; an existing one is never overwritten; {remedy}.")
