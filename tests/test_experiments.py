@@ -162,6 +162,8 @@ def test_the_lines_go_to_a_file_and_nowhere_else_if_quiet(monkeypatch):
     assert lines[0] == "method      fedavg, protocol fedfm:digits"
     assert [line[:9] for line in lines if line.startswith("round")] == ["round 1/2", "round 2/2"]
     assert said.strip() in lines
+    error = refused("resume", "a", "--log-file", "logs/a.txt")
+    assert Path("logs/a.txt").read_text().splitlines()[-1] == f"error: {error}"
     assert "logs' cannot be used" in refused("run", "fedavg", *TINY, "--log-file", "logs")
 
 

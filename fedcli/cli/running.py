@@ -180,15 +180,17 @@ def watch(start: Callable, quiet: bool | None = None, log_file: Path | None = No
     try:
         with late.workers.joined() as group:
             return start(progress=late.trackers.Loggers(display, log) if group.number == 0 else None)
+    except UserError as error:
+        late.display.print_line(consoles[1:], f"error: {error}")
+        raise
     except late.federation.NonFiniteLoss as error:
         message, code = f"error: {error} The record is {display.folder / late.records.RECORD}.", 1
     except KeyboardInterrupt as error:
         message, code = "interrupted before the first round.", exit_code(error)
         if display.folder is not None:
-            record = display.record
-            files = [word for file in user_files(record) for word in ("--method", file)]
+            files = [word for file in user_files(display.record) for word in ("--method", file)]
             command = shlex.join(["fedcli", "resume", str(display.folder), *files])
-            stands = f"after {len(record['rounds'])}/{record['config']['rounds']} rounds"
+            stands = f"after {len(display.record['rounds'])}/{display.record['config']['rounds']} rounds"
             message = f"{str(error) or 'interrupted'} {stands}; to resume: {command}"
     late.display.print_line(consoles[1:], message)
     common.stop(message, code)
@@ -291,9 +293,8 @@ def bench(
             setup = late.config.resolve(registry.find_method(name), {"dataset": "cifar10", **given}, need_data=False)
             cases.append((setup.protocol.name, setup))
         else:
-            raise unknown(
-                "workload", name, late.measure.WORKLOADS, f"there are {', '.join(late.measure.WORKLOADS)}, and methods."
-            )
+            names = ", ".join(late.measure.WORKLOADS)
+            raise unknown("workload", name, late.measure.WORKLOADS, f"there are {names}, and methods.")
     if csv is not None:  # refused now rather than after minutes
         late.measure.check_csv(csv)
     rows = []
@@ -340,8 +341,7 @@ def check(
             findings = late.check.check(method, number, device)
             held.append(all(finding.holds for finding in findings) if findings else None)
             if not findings:
-                lack = f"nothing, as it declares no {laws[number].needs}"
-                rows.append((method.name, number, lack, "", "", "left out"))
+                rows.append((method.name, number, f"nothing, without {laws[number].needs}", "", "", "left out"))
             for finding in findings:
                 rows.append((method.name, number, *finding.cells))
                 if not finding.holds:
