@@ -72,7 +72,7 @@ def test_a_run_begins_where_nobody_has_finished_a_round(tmp_path):
     (folder / ".lock").touch()
     another = folder / "notes.txt"
     another.touch()
-    with pytest.raises(InUse, match="never overwritten"):
+    with pytest.raises(InUse, match="never overwritten; choose another"):
         fedcli.run("fedavg", out=folder, **TINY)
     another.rename(folder / f".{os.getppid()}.partial.record.json")  # whoever wrote it does not have the lock
     (folder / f".record.json.{os.getppid()}.partial").touch()  # of an older version

@@ -113,7 +113,8 @@ def begun(setup: Setup, folder: Path, going_on: bool) -> dict[str, Any] | None:
         # Without a record, only what a killed process has left behind may be there.
         strangers = {*folder.glob("*")} - {folder / LOCK, *leftovers(folder)}
         if record or (strangers and not holds_run):
-            kind, remedy = InUse if (folder / LOCK).exists() else UserError, "go on with --continue, or choose another"
+            kind = InUse if (folder / LOCK).exists() else UserError
+            remedy = "go on with --continue, or choose another" if holds_run else "choose another"
             raise kind(f"the output folder '{folder}' exists; an existing one is never overwritten; {remedy}.")
         return None
     # What was typed and changes no result counts too, since it would not be done.
