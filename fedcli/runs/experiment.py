@@ -59,7 +59,8 @@ def expand(args: list[str], command: str) -> tuple[list[str], dict[str, str]]:
     typed = typed_options(args)
     if not args[0].startswith("-"):
         typed["method"], *args = args
-    in_file, in_run = _options_in_file(typed["config"]) if "config" in typed else {}, {}
+    in_file = _options_in_file(typed["config"]) if "config" in typed else {}
+    in_run: dict[str, Any] = {}
     if "from" in typed:
         from fedcli.runs.records import read_record  # late, as it imports PyTorch
 

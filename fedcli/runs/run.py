@@ -119,11 +119,11 @@ def begun(setup: Setup, folder: Path, going_on: bool) -> dict[str, Any] | None:
         return None
     # What was typed and changes no result counts too, since it would not be done.
     asked = [name for name in NOT_SETTINGS if name == "seed" or setup.origin[name] == "command line"]
-    now, before = (
-        {**settings(run), **{name: filled_up(run["config"], RunConfig)[name] for name in asked}}
-        for run in (draft(setup), record)
-    )
-    for name, (value, other) in differences({**now, "code": before.get("code")}, before).items():
+    recorded, now, before = filled_up(record["config"], RunConfig), settings(draft(setup)), settings(record)
+    now |= {name: getattr(setup.run, name) for name in asked}
+    now["code"] = before.get("code")  # `resume` says what to do about another one
+    before |= {name: recorded[name] for name in asked}
+    for name, (value, other) in differences(now, before).items():
         flag = name if name in ("method", "selection") else flag_of(name)
         remedy = LONGER if name == "rounds" and value > other else "choose another --out"
         raise UserError(f"'{folder}' holds a run with another {flag} (got {value}, was {other}); {remedy}.")
@@ -245,8 +245,9 @@ def resume(
 
 def recorded_setup(record: dict[str, Any], method: Method, **instead: Any) -> Setup:
     """The set-up of a run from its record, with its last chunk size; `instead` overrides options."""
-    chunk = "{way}:{clients_per_chunk}".format_map(record["engine"])
-    instead = {"clients_per_chunk": chunk.removeprefix(f"{WAYS[0]}:"), **instead}
+    engine = record["engine"]
+    chunk = f"{engine['way']}:{engine['clients_per_chunk']}".removeprefix(f"{WAYS[0]}:")
+    instead = {"clients_per_chunk": chunk, **instead}
     setup = resolve(method, {**recorded_options(record["config"], method), **instead})
     origin = {**record["origin"], **dict.fromkeys(instead, "command line")}
     return replace(setup, origin=origin, selection=record["summary"]["selection"])

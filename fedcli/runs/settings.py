@@ -122,14 +122,17 @@ def settings_text(values: Mapping[str, Any]) -> str:
 
 
 def _word(value: Any) -> str:
-    return {"True": "on", "False": "off", "None": "none", AS_SEED: "the run's"}.get(str(value), str(value))
+    if value is None or isinstance(value, bool):
+        return {True: "on", False: "off", None: "none"}[value]
+    return "the run's" if value == AS_SEED else str(value)
 
 
 def differences_text(other: Mapping[str, tuple[Any, Any]]) -> str:
     """Differences as text, `rounds 15 of 40, lr 0.1 for 0.01`; see `differences`."""
-    return ", ".join(
-        f"{SIZES[name]} {value:,} of {'all' if full is None else f'{full:,}'}"
-        if is_smaller(name, value, full)
-        else f"{settings_text({name: value})} for {_word(full)}"
-        for name, (value, full) in other.items()
-    )
+    texts = []
+    for name, (value, full) in other.items():
+        if is_smaller(name, value, full):
+            texts.append(f"{SIZES[name]} {value:,} of {'all' if full is None else f'{full:,}'}")
+        else:
+            texts.append(f"{settings_text({name: value})} for {_word(full)}")
+    return ", ".join(texts)
