@@ -45,7 +45,7 @@ def test_a_record_that_is_changed_on_disk_is_refused(finished, tmp_path):
     for wrong in ("[" * 100_000, "[]", "{}", '{"schema": 2}'):
         file.write_text(wrong)
         refused(lambda: records.read_record(tmp_path), "schema 2" if "2" in wrong else "cannot be read")
-    for lost in ("config", "rounds", "partition"):
+    for lost in ("config", "rounds", "partition", "cost"):
         records.write_record(tmp_path, {name: value for name, value in whole.items() if name != lost})
         for act in (runs.resume, fedcli.load, fedcli.frame, verify.verify):
             refused(lambda act=act: act(tmp_path), f"'{file}' lacks {lost}; put a copy back")

@@ -29,7 +29,8 @@ SCHEMA = 1
 RECORD = "record.json"
 PARTS = (  # that every record has
     "status", "method", "method_source", "method_hash", "protocol", "dataset", "dataset_fingerprint", "seed", "config",
-    "origin", "partition", "model", "engine", "hardware", "rounds", "summary", "resumed",
+    "origin", "command", "normalisation", "partition", "class_names", "model", "engine", "hardware", "versions", "cost",
+    "rounds", "summary", "resumed",
 )  # fmt: skip
 
 
