@@ -14,6 +14,7 @@ from fedcli.results import jobs
 from fedcli.runs import rounds
 from fedcli.runs import run as runs
 from fedcli.runs.config import flags_of
+from fedcli.runs.lock import InUse
 from fedcli.runs.records import read_record
 from fedcli.runs.signals import OutOfTime
 from tests.programs import invoke
@@ -44,6 +45,14 @@ def test_a_run_that_another_process_ends_meanwhile_is_skipped(tmp_path):
     ends.start = lambda *given: runs.resume(tmp_path / "seed-1")
     _, second = fedcli.run("fedavg", out=tmp_path, seeds=[0, 1], continue_=True, progress=ends, **TINY)
     assert (second.record["status"], second.record["resumed"], second.state) == ("finished", [2], None)
+
+
+def test_a_folder_taken_while_a_run_is_prepared_is_in_use(tmp_path):
+    begins = rounds.Listener()
+    begins.start = lambda *given: fedcli.run("fedavg", out=tmp_path / "seed-1", **{**ONE, "seed": 1})
+    with pytest.raises(InUse, match="seed-1' exists; an existing one is never overwritten"):
+        fedcli.run("fedavg", out=tmp_path, seeds=[0, 1], continue_=True, progress=begins, **ONE)
+    assert read_record(tmp_path / "seed-1")["status"] == "finished"
 
 
 def test_a_run_that_diverged_is_skipped(tmp_path):
@@ -96,6 +105,10 @@ def test_resume_takes_up_every_unfinished_run_below_a_folder(finished, tmp_path,
     assert [(one["resumed"], one["status"]) for one in records] == [(past, "finished") for past in ([], [2], [2])]
     lines = " ".join(invoke("resume", tmp_path / "a").stdout.split())
     assert [f"skipped {tmp_path / name}, which has finished" in lines for name in ("a/done", "a/one", "b")] == [1, 1, 0]
+    with pytest.raises(Stop):
+        fedcli.run("fedavg", out=tmp_path / "a" / "two", progress=StopAfter(2), **TINY)
+    assert [invoke("resume", tmp_path / name, "--workers", 1).exit_code for name in ("a", "a", "a/two")] == [0, 0, 2]
+    assert read_record(tmp_path / "a" / "two")["status"] == "finished"  # the workers of one run
 
 
 def test_a_time_limit_is_a_time(monkeypatch):

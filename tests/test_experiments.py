@@ -46,7 +46,8 @@ def test_a_file_names_method_and_options_and_what_is_typed_goes_before():
     origins = {"rounds": "command line", "num_clients": "file exp.toml", "proximal_weight": "file exp.toml"}
     assert {name: record["origin"][name] for name in origins} == origins
     assert "--num-clients=4" in record["command"]  # which needs no file
-    Path("exp.toml").write_text(TOML.replace("proximal-weight = 0.5\n", ""))
+    others = TOML.replace("proximal-weight = 0.5\n", "quiet = false\ncontinue = false\n")
+    Path("exp.toml").write_text(others)
     done("run", "fedavg", "--config=exp.toml", "--out", "b")  # so does the method
     assert read("b")["method"] == "fedavg"
 
@@ -68,7 +69,7 @@ def test_of_seed_and_seeds_what_is_typed_goes_before_and_a_file_may_name_a_step_
         (f"{TOML}from = 'a'", "'from' in 'exp.toml' is no option with a value or a list (got 'a'); leave it out."),
         (f"{TOML}lr = ", "'exp.toml' cannot be read ("),
         (f"{TOML}seed = 1\nseeds = [1]", "--seed 1 was given with --seeds"),
-        ("rounds = 1", "no method given (got --config); write 'fedcli run METHOD'; 'fedcli list' shows all"),
+        ("rounds = 1", "no method given (got --config); write 'fedcli run METHOD', see 'fedcli list'"),
     ],
 )
 def test_a_file_that_is_wrong_is_refused_in_a_line(text, message):
@@ -161,6 +162,8 @@ def test_the_lines_go_to_a_file_and_nowhere_else_if_quiet(monkeypatch):
     assert lines[0] == "method      fedavg, protocol fedfm:digits"
     assert [line[:9] for line in lines if line.startswith("round")] == ["round 1/2", "round 2/2"]
     assert said.strip() in lines
+    error = refused("resume", "a", "--log-file", "logs/a.txt")
+    assert Path("logs/a.txt").read_text().splitlines()[-1] == f"error: {error}"
     assert "logs' cannot be used" in refused("run", "fedavg", *TINY, "--log-file", "logs")
 
 

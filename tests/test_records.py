@@ -9,7 +9,7 @@ import pytest
 
 import fedcli
 from fedcli.registry import find_method
-from fedcli.runs import checkpoints, records
+from fedcli.runs import checkpoints, records, verify
 from fedcli.runs import run as runs
 from tests import laws
 from tests.files import refused
@@ -42,9 +42,13 @@ def test_a_record_that_is_changed_on_disk_is_refused(finished, tmp_path):
     for change in (('"status": "finished"', '"status": "failed"'), (f'"seed": {whole["seed"]},', '"seed": 77,')):
         file.write_text(text.replace(*change))
         refused(lambda: records.read_record(tmp_path), "is damaged or was changed by hand")
-    for wrong in ("[" * 100_000, "[]", '{"schema": 2}', '{"schema": 1}'):
+    for wrong in ("[" * 100_000, "[]", "{}", '{"schema": 2}'):
         file.write_text(wrong)
         refused(lambda: records.read_record(tmp_path), "schema 2" if "2" in wrong else "cannot be read")
+    for lost in ("config", "rounds", "partition", "cost"):
+        records.write_record(tmp_path, {name: value for name, value in whole.items() if name != lost})
+        for act in (runs.resume, fedcli.load, fedcli.frame, verify.verify):
+            refused(lambda act=act: act(tmp_path), f"'{file}' lacks {lost}; put a copy back")
     older = {name: value for name, value in whole.items() if name != "numerics"}  # and has no digest
     file.write_text(json.dumps(older))
     assert records.read_record(tmp_path) == whole

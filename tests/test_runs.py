@@ -72,7 +72,7 @@ def test_a_run_killed_between_two_checkpoints_goes_on_from_the_earlier_and_befor
 ):
     monkeypatch.setattr(checkpoints, "SHARE", 1e-9)  # at its own pace a run writes one after the first round alone
     whole = fedcli.run("fedavg", out=tmp_path / "whole", **TINY)
-    for every, earlier in ((2, 2), (4, 0), (None, 1)):
+    for every, earlier in ((2, 2), (4, 0), ("auto", 1)):
         folder = tmp_path / str(every)
         with pytest.raises(Stop):
             fedcli.run("fedavg", out=folder, progress=StopAfter(3), **{**TINY, "checkpoint_every": every})

@@ -61,6 +61,9 @@ def test_an_option_that_can_change_a_result_changes_the_key_and_the_others_do_no
         assert settings_of(method, **{name: value}) == before
     assert {*OTHERWISE} == {*NOT_SETTINGS}
     assert settings_of(method, partition="dirichlet:.50") == settings_of(method, partition="dirichlet:0.5")
+    older = draft(resolve(find_method(method), {**BASE, "partition": "dirichlet:0.5"}))
+    older["config"]["partition"] = "dirichlet:.50"  # as it was typed
+    assert settings(older) == settings_of(method, partition="dirichlet:0.5")
 
 
 def test_an_older_run_stands_in_its_cell(tmp_path):

@@ -56,6 +56,7 @@ def record(method="one", seed=0, selected=0.5, *, status="finished", done=PLANNE
         "seconds_total": 66.0, "resumed": [],
         "method_source": method, "dataset_fingerprint": "cd" * 8, "load": [],
         "numerics": {"core": 1, "method": 1}, "engine": {"way": "stacked", "notes": []},
+        "class_names": [], "normalisation": {}, "versions": {},
     }  # fmt: skip
 
 

@@ -76,12 +76,14 @@ def test_a_logger_is_made_once_and_hears_each_run_and_one_that_fails_stops_nothi
     assert " ".join(result.output.split()).count("the logger Failing fails (ValueError: no network)") == runs
 
 
-def test_loggers_may_be_objects(tmp_path):
+def test_loggers_may_be_objects_and_change_no_bit(tmp_path):
     heard, mine = [], SimpleNamespace()
     mine.start = lambda record, folder, samples_per_round, first_round: heard.append(first_round)
     mine.finish = lambda record: heard.append(record["status"])
     record = fedcli.run("fedavg", out=tmp_path / "a", log=[mine], **TINY).record
     assert heard == [0, "finished"]
+    plain = fedcli.run("fedavg", out=tmp_path / "b", **TINY).record
+    assert record["summary"]["params_sha256"] == plain["summary"]["params_sha256"]
     assert "log" not in record["config"]
 
 

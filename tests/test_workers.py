@@ -8,6 +8,7 @@ import sys
 
 import pytest
 
+from fedcli.runs import workers
 from fedcli.runs.records import read_record
 from tests import law_8
 from tests.programs import SMALL, WAITS, Waiting, start
@@ -110,3 +111,13 @@ def test_torchrun_starts_workers_again_that_go_on_in_their_folder(tmp_path):
         _, errors = running.communicate(timeout=SLOW)
     assert running.returncode == 0, errors
     assert read_record(tmp_path / "run")["resumed"] == [1]
+
+
+def test_a_program_that_ignores_all_signals_starts_workers_too(monkeypatch):
+    started = []
+    monkeypatch.setattr("torch.distributed.run.run", started.append)
+    monkeypatch.setattr(workers.logging, "disable", lambda: None)
+    monkeypatch.setattr(workers.signal, "getsignal", lambda number: signal.SIG_IGN)
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    assert workers.launch(2, ["fedcli", "run"]) == 0
+    assert (started[0].training_script, started[0].training_script_args) == ("fedcli", ["run"])

@@ -180,15 +180,17 @@ def watch(start: Callable, quiet: bool | None = None, log_file: Path | None = No
     try:
         with late.workers.joined() as group:
             return start(progress=late.trackers.Loggers(display, log) if group.number == 0 else None)
+    except UserError as error:
+        late.display.print_line(consoles[1:], f"error: {error}")
+        raise
     except late.federation.NonFiniteLoss as error:
         message, code = f"error: {error} The record is {display.folder / late.records.RECORD}.", 1
     except KeyboardInterrupt as error:
         message, code = "interrupted before the first round.", exit_code(error)
         if display.folder is not None:
-            record = display.record
-            files = [word for file in user_files(record) for word in ("--method", file)]
+            files = [word for file in user_files(display.record) for word in ("--method", file)]
             command = shlex.join(["fedcli", "resume", str(display.folder), *files])
-            stands = f"after {len(record['rounds'])}/{record['config']['rounds']} rounds"
+            stands = f"after {len(display.record['rounds'])}/{display.record['config']['rounds']} rounds"
             message = f"{str(error) or 'interrupted'} {stands}; to resume: {command}"
     late.display.print_line(consoles[1:], message)
     common.stop(message, code)
@@ -212,7 +214,7 @@ def resume(
 ) -> None:
     """Resume a killed or interrupted run from its last checkpoint, or all such runs in a folder."""
     launch_workers(workers)
-    folders, failed = late.run.find_runs(run), False
+    folders, failed = late.run.find_runs(run, skip_ended=workers is not None), False
     if workers is not None and len(folders) > 1:
         raise UserError(f"--workers {workers} is for one run (got {len(folders)} in '{run}'); name one of them.")
     for folder in folders:
@@ -339,8 +341,7 @@ def check(
             findings = late.check.check(method, number, device)
             held.append(all(finding.holds for finding in findings) if findings else None)
             if not findings:
-                lack = f"nothing, as it declares no {laws[number].needs}"
-                rows.append((method.name, number, lack, "", "", "left out"))
+                rows.append((method.name, number, f"nothing, without {laws[number].needs}", "", "", "left out"))
             for finding in findings:
                 rows.append((method.name, number, *finding.cells))
                 if not finding.holds:

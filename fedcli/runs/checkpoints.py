@@ -85,8 +85,8 @@ def load(
         UserError: See `read_verified`; also if a NamedTuple is none of the types.
     """
     structure, facts, tensors = read_verified(path, digest)
-    # In memory of their own: rounding may depend on alignment.
-    tensors = {name: tensor.clone().to(device) for name, tensor in tensors.items()}
+    for name, tensor in tensors.items():  # one by one, since all twice may not fit into memory
+        tensors[name] = tensor.clone().to(device)  # in memory of its own: rounding may depend on its alignment
     try:
         return from_names(structure, tensors, types), facts
     except (KeyError, TypeError) as error:  # a NamedTuple that is none of the types, or has other fields

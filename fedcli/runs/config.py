@@ -183,11 +183,13 @@ def inactive_term(config: Mapping[str, Any], method: Method) -> str:
 
 def flags_of(options: Mapping[str, Any]) -> list[str]:
     """Options as they are typed on the command line, without those that are None."""
-    return [
-        flag_of(name if value else f"no-{name}") if isinstance(value, bool) else f"{flag_of(name)}={value}"
-        for name, value in options.items()
-        if value is not None
-    ]
+    flags = []
+    for name, value in options.items():
+        if isinstance(value, bool):
+            flags.append(flag_of(name if value else f"no-{name}"))
+        elif value is not None:
+            flags.append(f"{flag_of(name)}={value}")
+    return flags
 
 
 def given_options(values: Mapping[str, Any], origin: Mapping[str, str]) -> dict[str, Any]:

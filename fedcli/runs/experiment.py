@@ -14,6 +14,8 @@ from fedcli.registry import find_method
 from fedcli.runs.config import flags_of, given_options, recorded_fields
 from fedcli.userfiles import own_paths
 
+SWITCHES = ("quiet", "continue")  # of a command; off unless they are given, without a form that begins with `--no-`
+
 
 def parse_values(field: Field, text: str) -> tuple[Any, ...]:
     """The values of an option, each once, from a text with commas between them, as "0.01,0.1".
@@ -57,7 +59,8 @@ def expand(args: list[str], command: str) -> tuple[list[str], dict[str, str]]:
     typed = typed_options(args)
     if not args[0].startswith("-"):
         typed["method"], *args = args
-    in_file, in_run = _options_in_file(typed["config"]) if "config" in typed else {}, {}
+    in_file = _options_in_file(typed["config"]) if "config" in typed else {}
+    in_run: dict[str, Any] = {}
     if "from" in typed:
         from fedcli.runs.records import read_record  # late, as it imports PyTorch
 
@@ -93,5 +96,6 @@ def _options_in_file(path: str) -> dict[str, Any]:
     for key, value in table.items():
         if isinstance(value, dict) or key in ("config", "from"):
             raise UserError(f"'{key}' in '{path}' is no option with a value or a list (got {value!r}); leave it out.")
-        options[key.replace("-", "_")] = ",".join(map(str, value)) if isinstance(value, list) else value
+        if key not in SWITCHES or value is not False:
+            options[key.replace("-", "_")] = ",".join(map(str, value)) if isinstance(value, list) else value
     return options

@@ -14,6 +14,11 @@ LOCK = ".lock"
 NO_LOCKS = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP)  # of a file system that has none
 
 
+def leftovers(folder: Path) -> list[Path]:
+    """What a killed process has not finished writing in a folder, also one of an older version."""
+    return [*folder.glob(PARTIAL), *folder.glob(".*.[0-9]*.partial")]
+
+
 class InUse(UserError):
     """Another process writes in the folder, or is about to."""
 
@@ -39,7 +44,7 @@ def locked(folder: Path) -> Iterator[None]:
         if error.errno not in NO_LOCKS:
             raise UserError(f"'{folder}' cannot be made ({error.strerror}); choose another with --out.") from error
     try:
-        for file in folder.glob(PARTIAL):
+        for file in leftovers(folder) if lock.is_locked else ():  # else they may be of a process that lives
             file.unlink(missing_ok=True)
         yield
     finally:

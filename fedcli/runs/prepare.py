@@ -111,9 +111,9 @@ def load_data(setup: Setup) -> tuple[datasets.Dataset, list, datasets.Dataset | 
         raise UserError(f"no client has a test part (got --local-test {config.local_test:g}); use a larger share.")
     if setup.selection == "best-validation" and not any(map(len, validation)):
         raise UserError(f"no client has a validation part (got --validation {config.validation:g}); use a larger one.")
-    public = config.public_dataset and datasets.public_images(
-        config.public_dataset, dataset, config.public_examples, config.partition_seed
-    )
+    if config.public_dataset is None:
+        return dataset, parts, None
+    public = datasets.public_images(config.public_dataset, dataset, config.public_examples, config.partition_seed)
     return dataset, parts, public
 
 

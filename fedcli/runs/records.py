@@ -27,6 +27,11 @@ from fedcli.userfiles import THEN, is_hash_of, replace_paths
 
 SCHEMA = 1
 RECORD = "record.json"
+PARTS = (  # that every record has
+    "status", "method", "method_source", "method_hash", "protocol", "dataset", "dataset_fingerprint", "seed", "config",
+    "origin", "command", "normalisation", "partition", "class_names", "model", "engine", "hardware", "versions", "cost",
+    "rounds", "summary", "resumed",
+)  # fmt: skip
 
 
 def write_record(folder: Path, record: dict[str, Any]) -> None:
@@ -41,7 +46,7 @@ def read_record(path: Path) -> dict[str, Any]:
     Older records have no digest, no numerics, both of which began at 1, and no way of the engine, which had one.
 
     Raises:
-        UserError: There is none, it is no record, or its digest or schema is another one.
+        UserError: There is none, it is no record or lacks a part, or its digest or schema is another one.
     """
     file = path / RECORD if path.is_dir() else path
     if not file.is_file():
@@ -52,6 +57,8 @@ def read_record(path: Path) -> dict[str, Any]:
             raise UserError(f"'{file}' has schema {record['schema']} (this version reads {SCHEMA}); update fedcli.")
         if record.pop("digest", None) not in (None, _digest(record)):
             raise UserError(f"the record '{file}' is damaged or was changed by hand; put a copy back, or run it again.")
+        if lost := [name for name in PARTS if name not in record]:
+            raise UserError(f"the record '{file}' lacks {', '.join(lost)}; put a copy back, or run it again.")
         engine = {"way": WAYS[0], "notes": [], **record["engine"]}
         return {"numerics": {"core": 1, "method": 1}, **record, "engine": engine}
 

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
@@ -12,14 +12,14 @@ from fedcli import userfiles
 from fedcli.core import partition
 from fedcli.core.engine import WAYS
 from fedcli.core.federation import Federation, NonFiniteLoss
-from fedcli.data.files import PARTIAL, reading
+from fedcli.data.files import reading
 from fedcli.declarations import Method, describe_need, flag_of, is_idle
 from fedcli.errors import UserError
 from fedcli.registry import find_method
 from fedcli.runs import autotune, records
 from fedcli.runs.checkpoints import CHECKPOINT, clear_finished, read_checkpoint
 from fedcli.runs.config import RunConfig, Setup, fields_of, filled_up, recorded_options, resolve
-from fedcli.runs.lock import LOCK, InUse, locked
+from fedcli.runs.lock import LOCK, InUse, leftovers, locked
 from fedcli.runs.models import Run, all_params
 from fedcli.runs.prepare import flushed_denormals, frozen_parts, machine_settings, new_record, prepare
 from fedcli.runs.rounds import NOT_BLAMED, Listener, run_rounds
@@ -67,6 +67,8 @@ def plan(
         UserError: One cannot start, as far as shows without its data and folder.
     """
     chosen, sources = find_method(method), dict(sources or {})
+    if options.get("checkpoint_every") == "auto":  # as if it were not given
+        del options["checkpoint_every"]
     options = {name: value for name, value in options.items() if value is not None}
     if tuned is not None:
         best, source = read_tuned(tuned, chosen)
@@ -109,18 +111,19 @@ def begun(setup: Setup, folder: Path, going_on: bool) -> dict[str, Any] | None:
     record, holds_run = read_begun(folder), (folder / records.RECORD).is_file()
     if record is None or not going_on:
         # Without a record, only what a killed process has left behind may be there.
-        strangers = [file for file in folder.glob("*") if file.name != LOCK and not file.match(PARTIAL)]
+        strangers = {*folder.glob("*")} - {folder / LOCK, *leftovers(folder)}
         if record or (strangers and not holds_run):
-            kind, remedy = InUse if (folder / LOCK).exists() else UserError, "go on with --continue, or choose another"
+            kind = InUse if (folder / LOCK).exists() else UserError
+            remedy = "go on with --continue, or choose another" if holds_run else "choose another"
             raise kind(f"the output folder '{folder}' exists; an existing one is never overwritten; {remedy}.")
         return None
     # What was typed and changes no result counts too, since it would not be done.
     asked = [name for name in NOT_SETTINGS if name == "seed" or setup.origin[name] == "command line"]
-    now, before = (
-        {**settings(run), **{name: filled_up(run["config"], RunConfig)[name] for name in asked}}
-        for run in (draft(setup), record)
-    )
-    for name, (value, other) in differences({**now, "code": before.get("code")}, before).items():
+    recorded, now, before = filled_up(record["config"], RunConfig), settings(draft(setup)), settings(record)
+    now |= {name: getattr(setup.run, name) for name in asked}
+    now["code"] = before.get("code")  # `resume` says what to do about another one
+    before |= {name: recorded[name] for name in asked}
+    for name, (value, other) in differences(now, before).items():
         flag = name if name in ("method", "selection") else flag_of(name)
         remedy = LONGER if name == "rounds" and value > other else "choose another --out"
         raise UserError(f"'{folder}' holds a run with another {flag} (got {value}, was {other}); {remedy}.")
@@ -182,9 +185,20 @@ def begin(setup: Setup, folder: Path, source: str, progress: Listener | None = N
     return Run(record, state, folder, tuple(userfiles.user_files(record)))
 
 
-def find_runs(path: Path) -> list[Path]:
-    """The folders of the runs in a folder, at any depth; the folder itself if there are none."""
-    return sorted(file.parent for file in path.rglob(records.RECORD)) or [path]
+def find_runs(path: Path, skip_ended: bool = False) -> list[Path]:
+    """The folders of the runs in a folder, at any depth; the folder itself if it is a run or holds none.
+
+    Those that have ended are left out if asked, and of several workers always, which share one run.
+    """
+    folders = sorted(file.parent for file in path.rglob(records.RECORD))
+    if not folders or path in folders:
+        return [path]
+    left = list(folders)
+    for folder in folders if skip_ended or launched() else ():
+        with suppress(UserError):  # a damaged record is left to `resume`, which says so
+            if has_ended(records.read_record(folder)):
+                left.remove(folder)
+    return left
 
 
 @flushed_denormals()
@@ -231,8 +245,9 @@ def resume(
 
 def recorded_setup(record: dict[str, Any], method: Method, **instead: Any) -> Setup:
     """The set-up of a run from its record, with its last chunk size; `instead` overrides options."""
-    chunk = "{way}:{clients_per_chunk}".format_map(record["engine"])
-    instead = {"clients_per_chunk": chunk.removeprefix(f"{WAYS[0]}:"), **instead}
+    engine = record["engine"]
+    chunk = f"{engine['way']}:{engine['clients_per_chunk']}".removeprefix(f"{WAYS[0]}:")
+    instead = {"clients_per_chunk": chunk, **instead}
     setup = resolve(method, {**recorded_options(record["config"], method), **instead})
     origin = {**record["origin"], **dict.fromkeys(instead, "command line")}
     return replace(setup, origin=origin, selection=record["summary"]["selection"])

@@ -7,10 +7,13 @@ point, a claim's side or a folder to go on in.
 import hashlib
 import json
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from fedcli.core import partition
 from fedcli.declarations import is_idle
+from fedcli.errors import UserError
 from fedcli.registry import methods, posts, protocols
 from fedcli.runs.config import RunConfig, Setup, default_options, fields_of, filled_up, num_images
 from fedcli.runs.records import is_packaged
@@ -49,6 +52,9 @@ def settings(record: Mapping[str, Any]) -> Settings:
         left_out.update(name for name in config if name.startswith("public_"))
     if record["origin"].get("partition_seed") == "seed":
         config["partition_seed"] = AS_SEED
+    if not own_paths([config["partition"]]):
+        with suppress(UserError):  # there is no such partition any more
+            config["partition"] = partition.from_flag(config["partition"]).flag  # older records have dirichlet:.5 too
     values = {name: config[name] if name == "partition" else record[name] for name in FIRST}
     values |= {name: value for name, value in config.items() if name not in left_out}
     values["selection"] = record["summary"]["selection"]
@@ -116,14 +122,17 @@ def settings_text(values: Mapping[str, Any]) -> str:
 
 
 def _word(value: Any) -> str:
-    return {"True": "on", "False": "off", "None": "none", AS_SEED: "the run's"}.get(str(value), str(value))
+    if value is None or isinstance(value, bool):
+        return {True: "on", False: "off", None: "none"}[value]
+    return "the run's" if value == AS_SEED else str(value)
 
 
 def differences_text(other: Mapping[str, tuple[Any, Any]]) -> str:
     """Differences as text, `rounds 15 of 40, lr 0.1 for 0.01`; see `differences`."""
-    return ", ".join(
-        f"{SIZES[name]} {value:,} of {'all' if full is None else f'{full:,}'}"
-        if is_smaller(name, value, full)
-        else f"{settings_text({name: value})} for {_word(full)}"
-        for name, (value, full) in other.items()
-    )
+    texts = []
+    for name, (value, full) in other.items():
+        if is_smaller(name, value, full):
+            texts.append(f"{SIZES[name]} {value:,} of {'all' if full is None else f'{full:,}'}")
+        else:
+            texts.append(f"{settings_text({name: value})} for {_word(full)}")
+    return ", ".join(texts)

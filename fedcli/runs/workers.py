@@ -152,9 +152,9 @@ def launch(count: int, command: Sequence[str]) -> int:
     os.environ.setdefault("OMP_NUM_THREADS", str(torch.get_num_threads()))  # as of one process; the launcher sets 1
     signals = [signal.SIGINT, signal.SIGTERM, signal.SIGHUP]
     handled = ",".join(each.name for each in signals if signal.getsignal(each) is not signal.SIG_IGN)  # as by `nohup`
-    options = f"--standalone --local-addr localhost --nproc-per-node {count} --no-python --signals-to-handle {handled}"
+    options = ["--standalone", "--local-addr", "localhost", "--nproc-per-node", str(count), "--no-python"]
     try:
-        run(parse_args([*options.split(), *command]))
+        run(parse_args([*options, "--signals-to-handle", handled, *command]))
         return 0
     except SignalException as error:
         return 128 + error.sigval
