@@ -94,7 +94,7 @@ def test_costs_are_of_a_client_in_the_mean_round_and_of_all_in_all_rounds():
 
 @pytest.mark.parametrize(
     "name",
-    ["accuracy", "at", "at:", "rounds-to", "quality", "selected:1", "floats-up:x", "", "at:1e-9999999", "domain:"],
+    ["rounds:5", "at", "at:", "rounds-to", "quality", "selected:1", "floats-up:x", "", "at:1e-9999999", "domain:"],
 )
 def test_an_unknown_name_is_refused(name):
     with pytest.raises(UserError, match="metric"):
