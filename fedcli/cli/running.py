@@ -68,7 +68,8 @@ def make_options(method: Any, steps: Mapping[str, Any], with_own: bool) -> list[
             flag = flag_of(field.name)
             more = {"autocompletion": completion(field.name, choices=field.metadata["choices"])}
             if field.metadata["choices"] or {int, float} & {field.type, *get_args(field.type)}:
-                more |= {"parser": partial(_parse_values, field), "metavar": "VALUE"}
+                more["parser"] = partial(_parse_values, field)
+                more["metavar"] = "<int>" if field.name == "seed" else "VALUE"
             flags = f"{flag}/--no-{flag[2:]}" if field.type is bool else flag
             text = escape(option_help(field, method.defaults))
             kind = optional(field.type, text, flags, panel=escape(title), show_default=False, **more)
@@ -138,7 +139,7 @@ def run(
     if not quiet:
         common.print_text(text, is_markdown=True)
         typer.echo(f"table and curves: {plan.folder}, table.md and curves.png")
-    raise typer.Exit(bool(errors))
+    raise typer.Exit(1 if errors else 0)
 
 
 def tune(
@@ -229,7 +230,7 @@ def resume(
             failed = True
     if folders != [run] and not quiet:
         typer.echo(f"'{run}' may lack runs that had not begun; the command that made it starts them, with --continue")
-    raise typer.Exit(failed)
+    raise typer.Exit(1 if failed else 0)
 
 
 def verify(
@@ -246,7 +247,7 @@ def verify(
     """
     text, same = watch(partial(late.verify.verify, record, out=out, method=method or (), device=device, rounds=rounds))
     typer.echo(text)
-    raise typer.Exit(not same)
+    raise typer.Exit(0 if same else 1)
 
 
 def smoke(only: optional(list[str], "A method to try; may be repeated.") = None) -> None:
@@ -259,7 +260,7 @@ def smoke(only: optional(list[str], "A method to try; may be repeated.") = None)
         plan = late.plans.plan_grid(only or list(registry.methods()), small, out=f"{folder}/runs")
         errors = late.display.run_plan(plan, common.consoles(None, None, stderr=True))
     typer.echo(f"{len(plan.runs) - len(errors)} of {len(plan.runs)} methods ran.")
-    raise typer.Exit(bool(errors))
+    raise typer.Exit(1 if errors else 0)
 
 
 def bench(
@@ -351,4 +352,4 @@ def check(
     print_table(("Checked", "Law", "Compared", "Figure", "Tolerance", ""), rows)
     beside = f"; {held.count(None)} left out, see above" if None in held else ""
     typer.echo(f"{held.count(True)} of {len(held) - held.count(None)} laws hold on {device}{beside}.")
-    raise typer.Exit(False in held)
+    raise typer.Exit(1 if False in held else 0)

@@ -84,7 +84,7 @@ def table(
         names = metric.split(",") if metric else ()
         sheets = [late.tables.sheet(records, names)] if format == "csv" else late.tables.sheets(records, names)
     print_text("\n".join(late.render.render(sheet, format) for sheet in sheets), out, format == "markdown")
-    raise typer.Exit(bool(errors))
+    raise typer.Exit(1 if errors else 0)
 
 
 def claims(
