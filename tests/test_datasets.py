@@ -166,6 +166,17 @@ def test_without_a_cache_built_in_sets_are_there_and_others_are_told_what_to_set
     assert not Path("~").exists()
 
 
+def test_an_import_clears_what_a_killed_one_was_writing_and_nothing_that_is_being_written(tmp_path):
+    np.savez(tmp_path / "a.npz", **images((4, 4), 2))
+    datasets.import_path("mine", tmp_path / "a.npz")
+    old, new = (datasets.cache_folder() / f".{number}.partial.set.npz" for number in (1, 2))
+    for file in (old, new):
+        file.touch()
+    os.utime(old, (0, 0))
+    datasets.import_path("mine", tmp_path / "a.npz")
+    assert (old.exists(), new.exists()) == (False, True)
+
+
 def test_describe_knows_what_is_not_there_and_reads_what_is(tmp_path):
     absent = {"name": "cifar10", "kind": "download", "present": False, "note": ""}
     sizes = {"train": 50_000, "test": 10_000, "classes": 10, "shape": (3, 32, 32)}

@@ -9,6 +9,8 @@ import os
 import re
 import shlex
 import socket
+import time
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from glob import glob
@@ -29,6 +31,7 @@ from fedcli.errors import UserError, unknown
 from fedcli.registry import spelt
 from fedcli.userfiles import file_hash, from_file, is_from_file, short_name
 
+DAY = 86_400  # seconds, longer than it takes to write a file
 _NAME = re.compile("[a-z0-9][a-z0-9-]*")  # of an imported set
 
 
@@ -357,6 +360,10 @@ def _keep(path: Path, arrays: files.Arrays) -> None:
         raise UserError(f"the data set cannot be kept as '{path}' (got no home folder); set FEDCLI_DATA to a folder.")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
+        for file in path.parent.glob(files.PARTIAL):
+            with suppress(FileNotFoundError):  # another process has just ended it
+                if time.time() - file.stat().st_mtime > DAY:  # which left it when it was killed
+                    file.unlink()
         files.write_atomically(path, lambda temporary: np.savez(temporary, **arrays))
     except OSError as error:
         fault = f"the data set cannot be kept as '{path}' ({error.strerror})"
