@@ -127,8 +127,8 @@ def claims(paper: str | None = None) -> list[Claim]:
 def posts(method: Method | None = None, chosen: str | None = None) -> dict[str, Post]:
     """The steps after the last round by name: registered ones, those of a method's file, and `chosen` by `--post`."""
     of_file = _declarations(Post, method.module) if method else {}
-    own = {chosen: _from_file(chosen, Post)} if chosen and is_from_file(chosen) else {}
-    return {**_registered(Post), **of_file, **own}
+    of_user = {chosen: _from_file(chosen, Post)} if chosen and is_from_file(chosen) else {}
+    return {**_registered(Post), **of_file, **of_user}
 
 
 def find_post(name: str, method: Method | None = None) -> Post:

@@ -233,12 +233,12 @@ def test_a_run_takes_the_time_of_a_benched_workload_with_its_network_and_images(
     titles = "workload,device,hardware,precision,samples_per_second,seconds_per_round,evaluation_seconds"
     rows = "w3,cuda,a GPU,float32,1000,40,10", "w3,cpu,a CPU,float32,1000,40,10", "w1,cuda,a GPU,float32,9,9,9"
     (tmp_path / "a-gpu-torch2.csv").write_text("\n".join([titles, *rows]))
-    only = ["FedAvg", "CIFAR-10 NIID-1"]
-    planned = plans.plan(registry.find_table("fedfm:III"), tmp_path, only=only, seeds=[0])
-    estimated = costs.cost_of(planned.runs, costs.benched(tmp_path), "cuda", "")
+    planned = plans.plan(registry.find_table("fedfm:III"), tmp_path, only=["FedAvg", "CIFAR-10 NIID-1"], seeds=[0])
+    timed = costs.benched(tmp_path)
+    estimated = costs.cost_of(planned.runs, timed, "cuda", "")
     # 50 seconds for 40,000 examples; 50,000 images, 10 epochs, 100 rounds
     assert estimated.seconds.tolist() == [pytest.approx(50 / 40_000 * 50_000 * 10 * 100)]
-    assert estimated.machines.tolist() == [{"a GPU"}]
+    assert estimated.machines.tolist() == [{*timed.machine}] == [{"a GPU"}]
 
 
 @pytest.mark.parametrize(("rounds", "verdict"), [(2, "reproduced"), (1, "not run")])
