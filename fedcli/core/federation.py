@@ -146,7 +146,8 @@ class Federation:
     @property
     def public_batch_sizes(self) -> list[int]:
         """Returns how many images each of the public batches has, in their order."""
-        return [len(part) for part in torch.arange(len(self.public_images)).split(self.config.public_batch_size)]
+        count, size = len(self.public_images), self.config.public_batch_size
+        return [min(size, count - start) for start in range(0, count, size)]
 
     def generator(self, *key: int | str) -> np.random.Generator:
         """Makes the random generator of one purpose, for example `fed.generator(round, client, "order")`."""
