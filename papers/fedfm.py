@@ -770,10 +770,9 @@ TABLES = (
 NOT_PLANNED = {
     "Tables I and II": "what is known of the methods, and formulas: no results; `fedcli table fedfm:IV` counts the "
     "floats that a client holds and sends",
-    "Table X": "local epochs; in the online appendix, which is not available",
+    "Tables X and XII": "local epochs, homogeneous data; in the online appendix, which is not available",
     "Table XI": "partial participation; in the online appendix, which is not available; `fedcli run fedfm --protocol "
     "fedfm:partial --dataset cifar10` has 10 of 100 clients in a round",
-    "Table XII": "homogeneous data; in the online appendix, which is not available",
     "Fig. 2": "features of two clients by t-SNE, without numbers; `fedcli quality RUNS --clients`, then `fedcli plot "
     "RUNS --kind clients`, draw it from FedAvg's runs of Fig. 1",
     "Figs. 3 to 5": "sketches of the method, of its two forms of guiding and of FedFM-Lite, without numbers",
@@ -782,6 +781,7 @@ NOT_PLANNED = {
     "Fig. 9": "how many images of each class a client has; in the online appendix, which is not available; `fedcli "
     "data show cifar10 --partition dirichlet:0.5` draws ours of NIID-1, `dominant:1` and `missing:3` those of NIID-2 "
     "and NIID-3",
+    "Figs. 10 and 11": "how anchors move; in that appendix; `fedcli.run('fedfm').state.anchors` has the last ones",
 }
 
 _FIRST, _OTHERS = ("CIFAR-10 NIID-1",), tuple(name for name in _ROWS if name != "FedFM")
