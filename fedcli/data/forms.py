@@ -118,23 +118,21 @@ def read_leaf(source: Source) -> Arrays:
                     raise ValueError(f"the writer {writer} has no images of 784 values from 0 to 1 with a label each")
                 written[file.parent.name, writer] = np.rint(x * 255).astype(np.uint8).reshape(-1, 28, 28), y
         check_size(sum(x.size for x, _ in written.values()), file.parent)
-    written = dict(sorted(written.items()))
-    parts, names = zip(*written, strict=True)
-    images, labels = zip(*written.values(), strict=True)
+    rows = [(*key, *columns) for key, columns in sorted(written.items())]
+    parts, names, images, labels = zip(*rows, strict=True)
     writers, numbers = np.unique(names, return_inverse=True)
     held_out = np.random.default_rng(0).permutation(len(writers))[: max(1, round(len(writers) / 10))]
     test = np.array(parts) == "test" if chosen == set(PARTS) else np.isin(numbers, held_out)
     numbers, test = (np.repeat(values, list(map(len, labels))) for values in (numbers, test))
-    x, y = np.concatenate(images), np.concatenate(labels)
-    return {"x": x, "y": y, "writer": numbers, "test": test, "class_names": np.arange(62)}
+    columns = {"x": np.concatenate(images), "y": np.concatenate(labels), "writer": numbers, "test": test}
+    return columns | {"class_names": np.arange(62)}
 
 
 def read_pictures(source: Source) -> Arrays:
     """Image files in folders `train/<class>/*` and `test/<class>/*`, or both inside `<domain>/`.
 
     Without such folders the images are in no part. Files may lie in one more folder `images`, and a list may tell their
-    classes, as in Tiny-ImageNet and MNIST-M. Labels and domains follow the sorted names. Grey images become coloured
-    where there are coloured ones.
+    classes, as in Tiny-ImageNet and MNIST-M. Grey images become coloured where there are coloured ones.
     """
     rows, pictures = _find_pictures(source), []
     for *_, name in rows:
@@ -150,8 +148,7 @@ def read_pictures(source: Source) -> Arrays:
                 raise ValueError(f"its size is {whole.size}, not that of the others: import with --size N")
         check_size(len(rows) * pictures[-1].size, source.folder)
     domains, parts, labels, _ = np.array(rows).T
-    columns = {"x": np.stack(np.broadcast_arrays(*pictures))}
-    columns["class_names"], columns["y"] = np.unique(labels, return_inverse=True)
+    columns = {"x": np.stack(np.broadcast_arrays(*pictures)), "y": labels}
     if any(domains):
         columns["domain_names"], columns["domain"] = np.unique(domains, return_inverse=True)
     return columns | ({"test": parts != "train"} if any(parts) else {})
