@@ -281,7 +281,7 @@ def known_form(name: str, columns: Arrays) -> Arrays:
         raise ValueError(f"the images are {shape}, the channels last, and not {expected} {remedy}")
     for kind, noun, official in (("y", "classes", info.class_names), ("domain", "domains", info.domain_names)):
         names = columns[NAMES[kind]].tolist() if kind in columns else []
-        if official in (("",) * len(names), tuple(names)):  # classes of which the number alone is known, or all
+        if official == ("",) * len(names):  # of which the number alone is known, or of which there are none
             continue
         order = official_order(names, official) if any(official) else None
         if order is None:
@@ -302,6 +302,6 @@ def official_order(names: Sequence[str], official: Sequence[str]) -> list[int] |
         return list(map(int, names))
     for fold in (str, lambda name: re.sub("[^a-z0-9]", "", name.lower()).replace("tshirttop", "tshirt")):
         labels = {fold(name): label for label, name in enumerate(official)}
-        if names and len(labels) == len(official) and sorted(map(fold, names)) == sorted(labels):
+        if len(labels) == len(official) and sorted(map(fold, names)) == sorted(labels):
             return [labels[fold(name)] for name in names]
     return None
