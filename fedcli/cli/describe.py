@@ -257,8 +257,8 @@ def data_show(
     out: optional(Path, "Chart of it; NAME-partition.png by default.") = None,
 ) -> None:
     """Show what a data set holds and, with --partition, what each client would get."""
-    chosen = partition and late.partition.from_flag(partition)
     dataset = late.datasets.load(late.datasets.find_name(name))
+    chosen = partition and late.partition.from_flag(partition)  # after the import of data sets, which enters `file`
     if (partition or "").startswith("file:"):
         dataset = late.datasets.merge(dataset)  # its lists count the test images too
     writers = dataset.writer_train

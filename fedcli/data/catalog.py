@@ -18,7 +18,7 @@ from PIL import Image, ImageDraw, ImageFont
 from torch import Tensor
 
 from fedcli.core.batches import generator
-from fedcli.data.files import NAMES, Arrays, first_fifth
+from fedcli.data.files import NAMES, Arrays, first_of_each
 from fedcli.errors import UserError
 
 SIZE = 16  # pixels, of the rendered digits and of the pieces of photographs
@@ -131,7 +131,7 @@ def digit_domains() -> Arrays:
     small, labels, test = _handwritten()
     plain = np.stack([Image.fromarray(image).resize((SIZE, SIZE), Image.Resampling.BICUBIC) for image in small])
     plain, font = (np.repeat(images[..., None], 3, axis=3) for images in (plain, _drawn(labels)))
-    photos = [np.asarray(Image.fromarray(photo).resize((213, 142), Image.Resampling.BOX)) for photo in _photographs()]
+    photos = [np.asarray(photo.resize((213, 142), Image.Resampling.BOX)) for photo in _photographs()]
     rng, crops = np.random.default_rng(1), []
     for _ in labels:
         photo = photos[rng.integers(len(photos))]
@@ -147,8 +147,7 @@ def photos() -> Arrays:
 
     Their sides are 16 to 160 pixels of the photograph, uniform in the logarithm.
     """
-    rng, pieces = np.random.default_rng(3), []
-    sources = [Image.fromarray(photo) for photo in _photographs()]
+    rng, pieces, sources = np.random.default_rng(3), [], _photographs()
     for _ in range(2200):
         photo, side = sources[rng.integers(len(sources))], round(SIZE * 10 ** rng.uniform())
         left, top = (int(rng.integers(length - side + 1)) for length in photo.size)
@@ -162,12 +161,12 @@ def _handwritten() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     table = np.loadtxt(_SCIKIT_LEARN / "data/digits.csv.gz", np.int64, delimiter=",")  # 64 pixels and the label
     images, labels, rng = table[:, :-1].reshape(-1, 8, 8), table[:, -1].copy(), np.random.default_rng(0)
     order = np.concatenate([rng.permutation(np.flatnonzero(labels == label)) for label in range(10)])
-    return ((images * 255 + 8) // 16).astype(np.uint8), labels, first_fifth(order, labels)  # from 0..16, rounded
+    return ((images * 255 + 8) // 16).astype(np.uint8), labels, first_of_each(order, labels)  # from 0..16, rounded
 
 
-def _photographs() -> np.ndarray:
-    """scikit-learn's two photographs, uint8 `[2, 427, 640, 3]`."""
-    return np.stack([np.asarray(Image.open(_SCIKIT_LEARN / f"images/{name}.jpg")) for name in ("china", "flower")])
+def _photographs() -> list[Image.Image]:
+    """scikit-learn's two photographs, 640 x 427, in colour."""
+    return [Image.open(_SCIKIT_LEARN / f"images/{name}.jpg") for name in ("china", "flower")]
 
 
 def _drawn(labels: np.ndarray) -> np.ndarray:
@@ -194,11 +193,10 @@ def _femnist_digits(name: str, load: Callable[[str], Arrays]) -> Arrays:
     if "writer" not in source:
         raise UserError("'femnist' does not say who wrote what (got no writers); import it from LEAF's files.")
     x, y, writer = (source[kind][source["y"] < 10] for kind in ("x", "y", "writer"))
-    order, test = generator(0, "recipe", "femnist-digits").permutation(len(y)), np.empty(len(y), bool)
+    order = generator(0, "recipe", "femnist-digits").permutation(len(y))
     order = order[np.argsort(writer[order], kind="stable")]  # by writer, random inside
-    _, sizes = np.unique(writer, return_counts=True)
-    test[order] = np.concatenate([np.arange(size) >= max(1, size * 9 // 10) for size in sizes])
-    return {"x": x, "y": y, "writer": writer, "test": test}
+    train = first_of_each(order, writer, lambda size: max(1, size * 9 // 10))
+    return {"x": x, "y": y, "writer": writer, "test": ~train}
 
 
 _DIGITS = tuple(string.digits)
@@ -283,7 +281,7 @@ def known_form(name: str, columns: Arrays) -> Arrays:
         raise ValueError(f"the images are {shape}, the channels last, and not {expected} {remedy}")
     for kind, noun, official in (("y", "classes", info.class_names), ("domain", "domains", info.domain_names)):
         names = columns[NAMES[kind]].tolist() if kind in columns else []
-        if official in (("",) * len(names), tuple(names)):  # classes of which the number alone is known, or all
+        if official == ("",) * len(names):  # of which the number alone is known, or of which there are none
             continue
         order = official_order(names, official) if any(official) else None
         if order is None:
@@ -304,6 +302,6 @@ def official_order(names: Sequence[str], official: Sequence[str]) -> list[int] |
         return list(map(int, names))
     for fold in (str, lambda name: re.sub("[^a-z0-9]", "", name.lower()).replace("tshirttop", "tshirt")):
         labels = {fold(name): label for label, name in enumerate(official)}
-        if names and len(labels) == len(official) and sorted(map(fold, names)) == sorted(labels):
+        if len(labels) == len(official) and sorted(map(fold, names)) == sorted(labels):
             return [labels[fold(name)] for name in names]
     return None

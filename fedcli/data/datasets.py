@@ -25,7 +25,7 @@ from torch import Tensor
 
 from fedcli.core.backbones import torchvision
 from fedcli.core.batches import generator
-from fedcli.data import files, forms
+from fedcli.data import files, forms, splits
 from fedcli.data.catalog import BUILT_IN, DOWNLOADS, KNOWN, MADE, known_form, resize, resized
 from fedcli.errors import UserError, unknown
 from fedcli.registry import spelt
@@ -216,12 +216,7 @@ def import_path(name: str, path: Path, size: int | None = None) -> tuple[Path, l
             columns = known_form(name, columns)
     if "client" in columns:
         split, num_clients = _cache_file(name).with_suffix(".split.npz"), columns["client"].max() + 1
-        lists = {
-            f"{part}_{client}": np.flatnonzero((columns["client"] == client) & (columns["test"] == (part == "test")))
-            for part in files.PARTS
-            for client in range(num_clients)
-        }
-        _keep(split, lists)
+        _keep(split, splits.lists_of(columns["client"], columns["test"]))
         flag = shlex.quote(f"file:{split}")
         notes.append(f"its clients, tested on their own parts: --partition {flag} --num-clients {num_clients}")
     source = {} if info else {"source": np.array("; ".join([str(Path(path).resolve()), *notes]))}

@@ -166,7 +166,7 @@ def in_form(columns: Arrays, notes: list[str]) -> Arrays:
     if "test" not in columns:
         domain = columns.get("domain", np.zeros(len(x), np.int64))
         cells = columns["y"] * (domain.max() + 1) + domain
-        columns["test"] = first_fifth(canonical_order(x, cells), cells)
+        columns["test"] = first_of_each(canonical_order(x, cells), cells)
         notes.append("a fixed fifth of each class is kept to test on")
     y, num_train = columns["y"], len(x) - columns["test"].sum()
     if not 0 < num_train < len(x):
@@ -216,11 +216,13 @@ def _bytes(images: np.ndarray, notes: list[str]) -> np.ndarray:
     return np.rint((images + shift) * scale).astype(np.uint8)
 
 
-def first_fifth(order: np.ndarray, cells: np.ndarray) -> np.ndarray:
-    """Whether each example is in the first fifth of its cell, in an order that sorts the cells."""
-    test, (_, sizes) = np.empty(len(order), bool), np.unique(cells, return_counts=True)
-    test[order] = np.concatenate([np.arange(size) < round(size / 5) for size in sizes])
-    return test
+def first_of_each(
+    order: np.ndarray, cells: np.ndarray, count: Callable[[int], int] = lambda size: round(size / 5)
+) -> np.ndarray:
+    """Whether each example is among the first `count(size)` of its cell, in an order that sorts the cells."""
+    first, (_, sizes) = np.empty(len(order), bool), np.unique(cells, return_counts=True)
+    first[order] = np.concatenate([np.arange(size) < count(size) for size in sizes])
+    return first
 
 
 def canonical(columns: Arrays) -> Arrays:

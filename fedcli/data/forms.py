@@ -7,6 +7,7 @@ A path is a folder or an archive, which is unpacked first; one more folder aroun
 import gzip
 import json
 import os
+import pickle
 import re
 import tarfile
 import zipfile
@@ -15,7 +16,7 @@ from functools import partial
 from glob import glob
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from PIL import Image
@@ -23,7 +24,6 @@ from PIL import Image
 from fedcli.core.backbones import torchvision
 from fedcli.data.catalog import DatasetInfo
 from fedcli.data.files import PART, PARTS, Arrays, check_size, choose_parts, join_parts, read_npz, reading
-from fedcli.data.splits import read_pfllib
 
 _PART = f"(?:mnist_m_)?{PART}"  # a folder of the images of a part
 _PICTURE = re.compile(f"(?:([^/]+)/)??(?:{_PART}/)?(?:([^/]+)/)?([^/]+)")  # <domain>/<part>/<class>/<file>
@@ -118,23 +118,73 @@ def read_leaf(source: Source) -> Arrays:
                     raise ValueError(f"the writer {writer} has no images of 784 values from 0 to 1 with a label each")
                 written[file.parent.name, writer] = np.rint(x * 255).astype(np.uint8).reshape(-1, 28, 28), y
         check_size(sum(x.size for x, _ in written.values()), file.parent)
-    written = dict(sorted(written.items()))
-    parts, names = zip(*written, strict=True)
-    images, labels = zip(*written.values(), strict=True)
+    rows = [(*key, *columns) for key, columns in sorted(written.items())]
+    parts, names, images, labels = zip(*rows, strict=True)
     writers, numbers = np.unique(names, return_inverse=True)
     held_out = np.random.default_rng(0).permutation(len(writers))[: max(1, round(len(writers) / 10))]
     test = np.array(parts) == "test" if chosen == set(PARTS) else np.isin(numbers, held_out)
     numbers, test = (np.repeat(values, list(map(len, labels))) for values in (numbers, test))
-    x, y = np.concatenate(images), np.concatenate(labels)
-    return {"x": x, "y": y, "writer": numbers, "test": test, "class_names": np.arange(62)}
+    columns = {"x": np.concatenate(images), "y": np.concatenate(labels), "writer": numbers, "test": test}
+    return columns | {"class_names": np.arange(62)}
+
+
+def read_pfllib(source: Source) -> Arrays:
+    """The columns of all clients' images, of `train/*.npz` and then `test/*.npz`, with their `client` `[N]`.
+
+    Raises:
+        UserError: Files are missing or not in that form.
+    """
+    rows = []
+    for part in PARTS:
+        for client in range(len(list(source.folder.glob("train/*.npz")))):
+            path = source.folder / part / f"{client}.npz"
+            with reading(path, "an image set's file as PFLlib's generate_*.py write it, a dict of arrays x and y"):
+                with zipfile.ZipFile(path) as archive, archive.open("data.npy") as member:
+                    np.lib.format.read_magic(member)
+                    np.lib.format.read_array_header_1_0(member)
+                    (content,) = _Unpickler(member).load().state[4]
+                x, y = _stored_array(content["x"]), _stored_array(content["y"])
+                if len(x) != len(y):
+                    raise ValueError(f"{len(x)} images, {len(y)} labels")
+                rows.append((x, y, np.full(len(y), client), np.full(len(y), part == "test")))
+    x, y, clients, test = map(np.concatenate, zip(*rows, strict=True))
+    return {"x": x, "y": y, "client": clients, "test": test}
+
+
+class _Stored:
+    """The arguments and the state of an array or a dtype in a pickle; nothing is made of them."""
+
+    def __init__(self, *arguments: Any):
+        self.arguments = arguments
+
+    def __setstate__(self, state: tuple) -> None:
+        self.state = state
+
+
+def _stored_array(stored: _Stored) -> np.ndarray:
+    """The array of numbers that a pickle describes by shape, dtype, order and bytes; NumPy refuses objects."""
+    _, shape, dtype, by_column, content = stored.state
+    values = np.frombuffer(content, dtype.state[1] + dtype.arguments[0])
+    return values.reshape(shape, order="F" if by_column else "C")
+
+
+class _Unpickler(pickle.Unpickler):
+    """Reads a pickle of numbers, texts, dicts and arrays, and runs nothing that it says.
+
+    A pickle may have any function called. Here the three that an array needs stand for `_Stored`; others are refused.
+    """
+
+    def find_class(self, module: str, name: str) -> Any:
+        if module.split(".")[0] != "numpy" or name not in ("_reconstruct", "ndarray", "dtype"):
+            raise pickle.UnpicklingError(f"it asks for {module}.{name}, which no array needs")
+        return _Stored
 
 
 def read_pictures(source: Source) -> Arrays:
     """Image files in folders `train/<class>/*` and `test/<class>/*`, or both inside `<domain>/`.
 
     Without such folders the images are in no part. Files may lie in one more folder `images`, and a list may tell their
-    classes, as in Tiny-ImageNet and MNIST-M. Labels and domains follow the sorted names. Grey images become coloured
-    where there are coloured ones.
+    classes, as in Tiny-ImageNet and MNIST-M. Grey images become coloured where there are coloured ones.
     """
     rows, pictures = _find_pictures(source), []
     for *_, name in rows:
@@ -150,8 +200,7 @@ def read_pictures(source: Source) -> Arrays:
                 raise ValueError(f"its size is {whole.size}, not that of the others: import with --size N")
         check_size(len(rows) * pictures[-1].size, source.folder)
     domains, parts, labels, _ = np.array(rows).T
-    columns = {"x": np.stack(np.broadcast_arrays(*pictures))}
-    columns["class_names"], columns["y"] = np.unique(labels, return_inverse=True)
+    columns = {"x": np.stack(np.broadcast_arrays(*pictures)), "y": labels}
     if any(domains):
         columns["domain_names"], columns["domain"] = np.unique(domains, return_inverse=True)
     return columns | ({"test": parts != "train"} if any(parts) else {})
@@ -186,7 +235,7 @@ def _find_pictures(source: Source) -> list[tuple[str, str, str, str]]:
 # By the form's name: a regular expression of the last part of a path, and the reader. The first form that matches a
 # file wins, and the last one matches everything.
 FORMS: dict[str, tuple[str, Callable[[Source], Arrays]]] = {
-    "PFLlib's train/0.npz": (r"^train/0\.npz$", lambda source: read_pfllib(source.folder)),
+    "PFLlib's train/0.npz": (r"^train/0\.npz$", read_pfllib),
     "MNIST's *-images-idx3-ubyte": (
         r"(?:emnist-(?P<split>\w+)-)?(?:train|(?P<test>test|t10k))-(?P<kind>images|labels).idx[13]-ubyte(?:\.gz)?$",
         partial(read_official, read_idx),

@@ -1,14 +1,11 @@
-"""Divisions made elsewhere: lists of positions in a file, as a partition, and the folders that PFLlib writes.
+"""Divisions made elsewhere: lists of positions in a file, as a partition.
 
 Positions count the training images from 0 in the order of the data set's original files, and then the test images.
 """
 
 import json
-import pickle
-import zipfile
 from operator import index
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -68,56 +65,10 @@ def read_split(path: Path) -> tuple[list[np.ndarray], list[np.ndarray]]:
     return train, test
 
 
-# PFLlib's folders: train/K.npz and test/K.npz, each a pickled dict of images x and labels y
-
-
-def read_pfllib(folder: Path) -> Arrays:
-    """The columns of all clients' images, of `train/*.npz` and then `test/*.npz`, with their `client` `[N]`.
-
-    Raises:
-        UserError: Files are missing or not in that form.
-    """
-    rows = []
-    for part in PARTS:
-        for client in range(len(list(folder.glob("train/*.npz")))):
-            path = folder / part / f"{client}.npz"
-            with reading(path, "an image set's file as PFLlib's generate_*.py write it, a dict of arrays x and y"):
-                with zipfile.ZipFile(path) as archive, archive.open("data.npy") as member:
-                    np.lib.format.read_magic(member)
-                    np.lib.format.read_array_header_1_0(member)
-                    (content,) = _Unpickler(member).load().state[4]
-                x, y = _stored_array(content["x"]), _stored_array(content["y"])
-                if len(x) != len(y):
-                    raise ValueError(f"{len(x)} images, {len(y)} labels")
-                rows.append((x, y, np.full(len(y), client), np.full(len(y), part == "test")))
-    x, y, clients, test = map(np.concatenate, zip(*rows, strict=True))
-    return {"x": x, "y": y, "client": clients, "test": test}
-
-
-class _Stored:
-    """The arguments and the state of an array or a dtype in a pickle; nothing is made of them."""
-
-    def __init__(self, *arguments: Any):
-        self.arguments = arguments
-
-    def __setstate__(self, state: tuple) -> None:
-        self.state = state
-
-
-def _stored_array(stored: _Stored) -> np.ndarray:
-    """The array of numbers that a pickle describes by shape, dtype, order and bytes; NumPy refuses objects."""
-    _, shape, dtype, by_column, content = stored.state
-    values = np.frombuffer(content, dtype.state[1] + dtype.arguments[0])
-    return values.reshape(shape, order="F" if by_column else "C")
-
-
-class _Unpickler(pickle.Unpickler):
-    """Reads a pickle of numbers, texts, dicts and arrays, and runs nothing that it says.
-
-    A pickle may have any function called. Here the three that an array needs stand for `_Stored`; others are refused.
-    """
-
-    def find_class(self, module: str, name: str) -> Any:
-        if module.split(".")[0] != "numpy" or name not in ("_reconstruct", "ndarray", "dtype"):
-            raise pickle.UnpicklingError(f"it asks for {module}.{name}, which no array needs")
-        return _Stored
+def lists_of(clients: np.ndarray, test: np.ndarray) -> Arrays:
+    """The lists of a split file, by name, that give each image to its client, `clients` `[N]`, to `test` on or not."""
+    return {
+        f"{part}_{client}": np.flatnonzero((clients == client) & (test == (part == "test")))
+        for part in PARTS
+        for client in range(clients.max() + 1)
+    }

@@ -162,8 +162,7 @@ class Progress(Standing):
     def start(self, record: dict[str, Any], folder: Path, samples_per_round: int, first_round: int) -> None:
         """Shows the bar."""
         super().start(record, folder, samples_per_round, first_round)
-        self._ipython, self._shown = import_module("IPython.display"), 0.0
-        self._handle = self._ipython.display(display_id=True)
+        self._shown, self._handle = 0.0, import_module("IPython.display").display(display_id=True)
 
     def finish(self, record: dict[str, Any]) -> None:
         """Shows how the run has ended."""
@@ -178,4 +177,4 @@ class Progress(Standing):
         notes = [note["text"] for note in self.record["engine"]["notes"]]
         bar = f'<progress value="{done:g}" max="{self.record["config"]["rounds"]}" style="width: 20em"></progress>'
         text = escape(" · ".join([run, *texts, self.record["status"], *notes]))
-        self._handle.update(self._ipython.HTML(f"{bar} {text}"))
+        self._handle.update({"text/html": f"{bar} {text}"}, raw=True)

@@ -260,41 +260,27 @@ def points(record: dict, measure: str, x: str) -> pd.DataFrame:
     return pd.DataFrame({"x": positions, "y": values}, dtype=float).dropna()
 
 
-def learning_curves(records: Iterable[dict], x: str = "round") -> Figure:
-    """Draws test accuracy over rounds, floats or seconds, a line a setting and a panel for each protocol and data set.
+def _draw_measures(
+    measures: dict[str, str], remedy: str, records: Iterable[dict], x: str = "round", x_label: str = ""
+) -> Figure:
+    """Draws measures over rounds, floats or seconds, a line a setting and panels for each protocol and data set.
 
     A line is the mean of the finished runs, where there are any, and its band the sample standard deviation over seeds,
     within 0 and 100 %. A run that diverged is a thin line that ends in a cross. A ring marks the headline, see `Curve`.
-    A dotted line is the paper's number. A method keeps its colour in all panels.
+    A dotted line is the paper's number. A method keeps its colour in all panels. The title counts runs without a value.
 
     Args:
+        measures: The label of each, see `find_curves`.
+        remedy: What a user can do where no run has a value.
         records: The runs.
         x: One of `AXES`.
+        x_label: What the points of a line are, if nothing of `AXES`.
 
     Raises:
-        UserError: If no run has an evaluated round, or none has the floats or the undisturbed seconds.
+        UserError: If no run has a value, or none has the floats or the undisturbed seconds.
     """
     if x not in AXES:
         raise unknown("axis", x, AXES, f"there are {', '.join(AXES)}.")
-    remedy = "wait for a round to end, or use --x round, as seconds beside other work do not count"
-    return _draw_measures({ACCURACY: "Test accuracy (%)"}, remedy, records, x, AXES[x])
-
-
-def _draw_measures(
-    measures: dict[str, str], remedy: str, records: Iterable[dict], x: str = "round", x_label: str = AXES["round"]
-) -> Figure:
-    """Draws measures as `learning_curves` draws accuracy; runs that have none of them are counted in the title.
-
-    Args:
-        measures: The label of each, see `find_curves`; each has a panel for each protocol and data set.
-        remedy: What a user can do where no run has any.
-        records: The runs.
-        x: One of `AXES`.
-        x_label: What the points of a line are.
-
-    Raises:
-        UserError: If no run has any.
-    """
     records, panels = list(records), []
     measured = [record for record in records if any(len(points(record, name, x)) for name in measures)]
     for runs in boards(measured).values():
@@ -304,9 +290,14 @@ def _draw_measures(
         labels = " and ".join(measures.values()).lower()
         raise UserError(f"no run has measured its {labels} (got {len(records)} runs); {remedy}.")
     left_out = len(records) - len(measured)
-    return _draw(panels, x_label, f"left out, without values: {left_out}" if left_out else "")
+    return _draw(panels, x_label or AXES[x], f"left out, without values: {left_out}" if left_out else "")
 
 
+# Test accuracy.
+learning_curves = partial(
+    _draw_measures, {ACCURACY: "Test accuracy (%)"},
+    "wait for a round to end, or use --x round, as seconds beside other work do not count",
+)  # fmt: skip
 # How far the clients' features and updates drift apart.
 drift_figure = partial(_draw_measures, {
     "drift/feature_distance": "Distance of features", "drift/classifier_similarity": "Similarity of classifier updates",

@@ -301,7 +301,7 @@ def features_chart(records: list[dict], prefix: str = "") -> Figure:
             names = "of one class", "of two classes"
             axes.hist(pairs, bins, weights=percent, histtype="stepfilled", alpha=0.4, label=names)
             axes.set(xlabel="Cosine similarity", ylabel="Pairs of features (%)")
-            axes.legend(loc="upper left")
+            axes.legend(loc="lower center", bbox_to_anchor=(0.5, 1), ncols=2, columnspacing=1)  # bars may reach the top
     look = {"linestyle": "none", "marker": "o", "markersize": 4}
     names = zip(run["class_names"], CLASS_COLOURS, strict=False)
     signs = [Line2D([], [], color=colour, label=name, **look) for name, colour in names]
