@@ -27,11 +27,7 @@ WIDE = {"sizing_mode": "stretch_width"}
 
 
 def report(records: Sequence[dict], title: str = "Runs") -> str:
-    """The page of some runs: for each protocol and data set a table, curves and commands.
-
-    Raises:
-        UserError: If there is no record.
-    """
+    """The page of some runs: for each protocol and data set a table, curves and commands."""
     use = "Click a column's title to sort by it, a name beside curves to switch its line on or off."
     parts: list[Any] = [_text(f"<h1>{escape(title)}</h1>Runs: {len(records)}. {use}")]
     by_board = boards(records)

@@ -18,10 +18,7 @@ from fedcli.results.render import Best, Sheet
 from fedcli.results.tables import mean_of_runs
 from fedcli.runs.config import inactive_term
 
-NO_NUMBER = "no number"  # not printed, or not legible
-ACCURACIES = ("selected", "last", "best")  # metrics that are points of a learning curve
 SCALED = re.compile(r"_(1e\d+)_floats$")  # the unit of a column of floats
-LINES = ("paper", "ours", "difference")
 Place = tuple[str, str]  # row and column of a cell
 
 
@@ -69,7 +66,7 @@ def printed_accuracy(record: Mapping[str, Any]) -> float | None:
     for table in tables().values():
         for cell in table.cells:
             is_alike = (cell.method, cell.settings.get("protocol"), cell.settings.get("dataset")) == alike
-            if is_alike and cell.metric in ACCURACIES:
+            if is_alike and cell.metric in ("selected", "last", "best"):  # points of a learning curve
                 metric = find_metric(cell.metric)
                 number = printed_value(table, cell.row, cell.column, metric)
                 if number is not None and not departures(run, plan_cell(table, cell).settings, metric):
@@ -107,7 +104,7 @@ def compare(plan: TablePlan) -> Sheet:
     columns, lines = list(dict.fromkeys(column for _, column in texts)), []
     for row in dict.fromkeys(row for row, _ in texts):
         first = row
-        for name in LINES:
+        for name in ("paper", "ours", "difference"):
             shown = [texts[row, column][name] if (row, column) in texts else "" for column in columns]
             if any(shown):
                 lines.append([first, "ours, reduced" if name == "ours" and plan.reduction else name, *shown])
@@ -124,7 +121,7 @@ def compare(plan: TablePlan) -> Sheet:
 def _beside(
     table: Table, key: Place, metric: Metric, text: str, values: Sequence[float]
 ) -> tuple[dict[str, str], dict[str, Any]]:
-    """A cell beside the paper's: the texts of its `LINES`, and its numbers for the CSV.
+    """A cell beside the paper's: the texts of its lines, and its numbers for the CSV.
 
     The `text` shows our `values`, one a run. Floats are rounded as the paper's before they are compared.
     """
@@ -135,7 +132,8 @@ def _beside(
         differences = [(unit * round(value / unit) if metric.unit == "floats" else value) - target for value in values]
         paper = metric.text(target) + ("" if deviation is None else f" ± {metric.text(deviation)}")
     else:
-        paper = (metric.none if entry.get("printed") == "0" else NO_NUMBER) if entry else ""
+        lacking = metric.none if entry.get("printed") == "0" else "no number"  # not printed, or not legible
+        paper = lacking if entry else ""
     difference = interval(differences)
     told = metric.interval_text(difference, count=False) if differences else ""
     return {"paper": paper, "ours": text, "difference": told}, {

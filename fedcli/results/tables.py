@@ -15,7 +15,7 @@ from typing import Any
 import pandas as pd
 
 from fedcli import registry
-from fedcli.errors import UserError, printable, unknown
+from fedcli.errors import printable, unknown
 from fedcli.results.frame import find_records, frame_of
 from fedcli.results.metrics import BOLD, DIVERGED, STATES, Metric, best, find_metric, state_of
 from fedcli.results.render import MISSING, Best, Sheet, markdown
@@ -72,15 +72,9 @@ def group(records: Iterable[dict], each: bool = False) -> list[SeedGroup]:
     """The records as groups that agree in everything but the seed, in order of appearance.
 
     Numerics and labels divide groups, and if `each`, seeds. Of runs with the same seed and parameters, one counts.
-
-    Raises:
-        UserError: If there is no record.
     """
-    runs = frame_of(records)
-    if runs.empty:
-        raise UserError("there is no run to show (got 0 records); give the folder of one run or of several runs.")
-    runs = runs.drop_duplicates(["label", "key", "numerics", "seed", "state", "parameters"])
-    parts = [part for _, part in runs.groupby(["label", "key", "numerics", *["seed"] * each], sort=False)]
+    runs = frame_of(records).drop_duplicates(["label", "key", "numerics", "seed", "state", "parameters"])
+    parts = [part for _, part in runs.groupby(["label", "key", "numerics", *(["seed"] if each else [])], sort=False)]
     rows = [{**part["settings"].iloc[0], "numerics": part["numerics"].iloc[0]} for part in parts]
     labels = Counter(part["label"].iloc[0] for part in parts)
     groups = []
@@ -141,7 +135,7 @@ def sheet(records: Sequence[dict], metrics: Sequence[str] = (), title: str = "",
     """A table with a row for each group, or for each run if `each`, and more `metrics`; its values are the runs.
 
     Raises:
-        UserError: If there is no record, or a metric is not known.
+        UserError: If a metric is not known.
     """
     groups, chosen = group(records, each), [find_metric(name) for name in metrics]
     selected = f"Selected ({' or '.join(sorted({member.selection for member in groups}))}), %"
@@ -164,7 +158,7 @@ def sheet(records: Sequence[dict], metrics: Sequence[str] = (), title: str = "",
 
 def sheets(records: Iterable[dict], metrics: Sequence[str] = ()) -> list[Sheet]:
     """A table for each board, which titles name where there are several; see `sheet`."""
-    parts = boards(records) or {"": []}
+    parts = boards(records)
     return [sheet(runs, metrics, name if len(parts) > 1 else "") for name, runs in parts.items()]
 
 
@@ -231,8 +225,8 @@ def numbers_of(record: dict, metrics: Sequence[Metric] = ()) -> dict[str, Any]:
         **{metric.title: metric.value(record) for metric in metrics},
         "floats_down": down and round(down),
         "floats_up": up and round(up),
-        **{name: (record.get("cost") or {}).get(name) for name in ("memory_floats", "buffer_floats")},
-        "parameters": record.get("model", {}).get("parameters"),
+        **{name: (record["cost"] or {}).get(name) for name in ("memory_floats", "buffer_floats")},
+        "parameters": record["model"].get("parameters"),
         "params_sha256": summary.get("params_sha256"),
         "seconds_round_median": median(seconds) if seconds and undisturbed else None,
         "seconds_total": record.get("seconds_total") if undisturbed else None,
@@ -264,14 +258,13 @@ def numbers_of_runs(paths: Iterable[str | Path], metrics: Sequence[str] = ()) ->
 
 def machines(records: Iterable[dict]) -> list[str]:
     """A line for each machine and its versions, with the number of its runs; a run that moved counts on each."""
-    counts = Counter()
-    for part in [part for record in records for part in (record, *record.get("moved", ()))]:
-        values = {**part.get("hardware", {}), **part.get("versions", {})}
-        counts[settings_text({name: value for name, value in values.items() if value is not None})] += 1
-    return [f"- {count} run{'s' * (count > 1)}: {markdown(machine)}" for machine, count in counts.items()]
+    parts = [part for record in records for part in (record, *record.get("moved", ()))]
+    rows = [{**part.get("hardware", {}), **part.get("versions", {})} for part in parts]
+    counts = Counter(settings_text({key: value for key, value in row.items() if value is not None}) for row in rows)
+    return [f"- {count} run{'s' if count > 1 else ''}: {markdown(machine)}" for machine, count in counts.items()]
 
 
 def commands(records: Iterable[dict]) -> list[str]:
     """The commands that made these runs, without their folders, each once."""
-    texts = dict.fromkeys(OUT.sub("", printable(record.get("command", ""))) for record in records)
+    texts = dict.fromkeys(OUT.sub("", printable(record["command"])) for record in records)
     return [text for text in texts if text.startswith("fedcli ")]
