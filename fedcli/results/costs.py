@@ -11,7 +11,6 @@ from fedcli.data import datasets
 from fedcli.registry import find_table
 from fedcli.results import claims, plans
 from fedcli.results.frame import read_runs, shipped
-from fedcli.results.plans import Plan, PlannedRun
 from fedcli.runs.config import num_images
 from fedcli.runs.records import environment, quiet
 
@@ -60,7 +59,7 @@ def benched(folder: Path) -> pd.DataFrame:
     return pd.DataFrame(timed, columns=TIMED).astype({"quiet": bool})
 
 
-def cost_of(runs: Iterable[PlannedRun], timed: pd.DataFrame, device: str, machine: str) -> pd.DataFrame:
+def cost_of(runs: Iterable[plans.PlannedRun], timed: pd.DataFrame, device: str, machine: str) -> pd.DataFrame:
     """Estimates the time of runs by the median of timed ones with the same network, images and kind of device.
 
     Of these, see `paces`, the runs of `machine` go first, and then those that no other work disturbed.
@@ -83,7 +82,7 @@ def cost_of(runs: Iterable[PlannedRun], timed: pd.DataFrame, device: str, machin
     return pd.DataFrame(rows, columns=["seconds", "machines"]).astype({"seconds": float})
 
 
-def estimate(plan: Plan) -> pd.DataFrame:
+def estimate(plan: plans.Plan) -> pd.DataFrame:
     """Estimates the time of the runs to do, see `cost_of`, by those in the plan's folder, of tables and shipped."""
     timed = paces(read_runs([plan.folder, plans.HOME, *shipped()]))
     hardware = environment(plan.runs[0].setup.device)["hardware"]
