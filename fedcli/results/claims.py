@@ -21,11 +21,11 @@ from fedcli.data import datasets
 from fedcli.declarations import Claim
 from fedcli.errors import UserError
 from fedcli.registry import find_table
-from fedcli.results.comparison import printed_lead
 from fedcli.results.frame import ENDED, departures, read_runs
 from fedcli.results.metrics import NO_INTERVAL, Interval, Metric, find_metric, interval, seeds_needed
 from fedcli.results.plans import PlannedRun, home_of, plan_cell
 from fedcli.results.render import MISSING, Sheet
+from fedcli.results.tables import printed_lead
 from fedcli.runs.config import RunConfig
 from fedcli.runs.settings import differences, differences_text, is_smaller
 

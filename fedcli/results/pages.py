@@ -37,7 +37,6 @@ from fedcli import registry
 from fedcli.declarations import SELECTIONS
 from fedcli.errors import UserError
 from fedcli.results import claims, costs, plans, tables
-from fedcli.results.comparison import compare, printed_lead, printed_value
 from fedcli.results.frame import Record, find_records, frame_of, read_runs
 from fedcli.results.metrics import Metric, difference, find_metric, interval
 from fedcli.results.render import MISSING, between_marks, github, render
@@ -129,7 +128,11 @@ def finding(entry: Mapping[str, Any], groups: Mapping[str, list[Record]]) -> str
     line += f": {metric.interval_text(result, sign=sign)}"
     if "paper" in entry:
         table, column = registry.find_table(entry["paper"][0]), entry["paper"][1]
-        lead = printed_lead(table, of, than, (column,), metric) if than else printed_value(table, of, column, metric)
+        lead = (
+            tables.printed_lead(table, of, than, (column,), metric)
+            if than
+            else tables.printed_value(table, of, column, metric)
+        )
         if lead is None:
             raise ValueError(f"{table.name} has no number in {column} for {of}{f' or {than}' if than else ''}")
         line += f"; paper {metric.text(lead, sign)}"
@@ -188,7 +191,7 @@ def pages(results: Path) -> dict[Path, str]:
 
 def cells_in_full(plan: plans.TablePlan) -> list[bool]:
     """For each cell of a table that the paper prints, whether all its runs count."""
-    cells = [cell for cell in compare(plan).values if cell["paper"] is not None and "runs_planned" in cell]
+    cells = [cell for cell in tables.compare(plan).values if cell["paper"] is not None and "runs_planned" in cell]
     return [cell["runs_counted"] == cell["runs_planned"] for cell in cells]
 
 
@@ -255,7 +258,7 @@ def paper_page(module: ModuleType, planned: Iterable[plans.TablePlan], studies: 
     for plan in planned:
         command = f"`fedcli table {plan.table.name}`"
         if any(run.state == "finished" for run in plan.runs):
-            shown += [render(compare(plan)).rstrip(), f"{command} runs what is missing."]
+            shown += [render(tables.compare(plan)).rstrip(), f"{command} runs what is missing."]
         else:
             lacking.append([plan.title, str(len(plan.cells)), command])
     methods = (method for method in registry.methods().values() if method.module is module)
