@@ -164,8 +164,9 @@ def plan(
     cells, reduced = [], {}
     for cell in _chosen(table, only):
         planned = [plan_cell(table, cell, seed, folder, limits, dataset) for seed in seeds]
-        planned = [runs.setdefault(run.folder, run) for run in planned]
-        cells.append(PlannedCell(cell, find_metric(cell.metric), tuple(planned)))
+        reduced |= planned[0].values  # a cell's runs have the same
+        shared = tuple(runs.setdefault(run.folder, run) for run in planned)
+        cells.append(PlannedCell(cell, find_metric(cell.metric), shared))
     # Elsewhere only what has ended counts.
     there = read_runs(homes).to_dict("records")
     there = [row for row in there if row["state"] in ENDED or row["folder"].is_relative_to(folder)]
@@ -177,7 +178,6 @@ def plan(
         if usable:
             furthest = max(usable, key=lambda row: (row["state"] in ENDED, len(row["record"]["rounds"])))
             run.folder, run.record = furthest["folder"], furthest["record"]
-        reduced |= run.values
     sizes = [f"at most {reduced[name]:,} {word}" for name, word in SIZES.items() if name in reduced]
     reduction = ", ".join([reduced["dataset"], *sizes] if "dataset" in reduced else sizes)
     return TablePlan(folder, tuple(runs.values()), table, tuple(cells), seeds, reduction)

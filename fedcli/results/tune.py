@@ -81,9 +81,9 @@ def plan(
         if name in given:
             raise UserError(f"{flag_of(name)} is given twice (got --grid {text}); put all its values into one --grid.")
         given[name] = parse_values(fields[name], values)
-    suggested = {name: field.metadata["tune"] for name, field in fields_of(chosen.config).items()}
     tried = {name: values for name, values in given.items() if isinstance(values, tuple)}
-    tried = tried or {name: values for name, values in suggested.items() if values}
+    tried = tried or {name: field.metadata["tune"] for name, field in fields_of(chosen.config).items()}
+    tried = {name: values for name, values in tried.items() if values}
     if not tried:
         raise UserError(f"'{chosen.name}' has no grid of its own (got no --grid); give one, e.g. --grid lr=0.01,0.1.")
     if seeds is None:
