@@ -13,7 +13,7 @@ from fedcli import Claim, registry
 from fedcli.results import claims, costs, frame, plans
 from fedcli.results.metrics import Interval, interval
 from fedcli.results.render import render
-from fedcli.runs.records import write_record
+from fedcli.runs.records import read_record, write_record
 from tests.files import refused
 from tests.programs import invoke
 
@@ -33,6 +33,7 @@ TABLES = (
     Table("own:several", "title", ("FedFA", "Table 2"),
         grid({{**ROWS, "FedDyn": ("fedprox", {{"lr": 0.3}})}}, {{"FMNIST #C=2": ON}})),
     Table("own:floats", "title", ("FedFA", "in-text"), grid(ROWS, {{"sent": ON}}, "floats-up")),
+    Table("own:nmi", "title", ("FedFA", "in-text"), grid(ROWS, {{"sent": ON}}, "quality:nmi")),
 )
 CLAIMS = (
     Claim("own:ahead", "one is ahead", "own:2", "FedFA", "FedAvg", ("FMNIST #C=2",)),
@@ -143,6 +144,16 @@ def test_runs_in_full_go_before_reduced_ones_and_three_seeds_before_a_nearer_siz
     assert (place.answer().why, place.answer().size) == ("n = 2", "in full")
     place.pairs((84.9, 80), first=2)
     assert (place.answer().verdict, place.answer().size) == ("reproduced", "in full")
+
+
+def test_runs_in_full_that_lack_the_number_do_not_hide_reduced_ones_that_have_it(place):
+    place.pairs((1, 2), (1, 2), (1, 2), rounds=10)
+    for file in place.runs.rglob("record.json"):
+        record = read_record(file)
+        write_record(file.parent, {**record, "quality": {"nmi": record["summary"]["selected"]}})
+    place.pairs((1, 2), (1, 2), (1, 2), name="-unmeasured")
+    less = place.answer("less", table=f"{place.file}:own:nmi")
+    assert (less.verdict, less.size) == ("reproduced", "reduced to rounds 10 of 20")
 
 
 @pytest.mark.parametrize(

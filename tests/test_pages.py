@@ -9,7 +9,7 @@ import pytest
 
 import fedcli
 from fedcli import Cell, Table, registry
-from fedcli.results import claims, comparison, pages, plans
+from fedcli.results import claims, pages, plans, tables
 from fedcli.results.metrics import interval
 from fedcli.runs.records import write_record
 from tests.programs import invoke
@@ -97,7 +97,7 @@ def test_a_claim_leads_to_the_studies_of_its_runs(tmp_path):
 def test_the_page_of_a_paper_shows_tables_with_runs_first(results):
     plan, study = plans.plan(TABLE, results / "records"), pages.read_study(results / "records" / "tiny")
     # The run with seed 7 is not the table's; one of FedProx had another learning rate, one has not ended.
-    counted = {(value["row"], value["column"]): value["runs_counted"] for value in comparison.compare(plan).values}
+    counted = {(value["row"], value["column"]): value["runs_counted"] for value in tables.compare(plan).values}
     assert [counted[cell.row, cell.column] for cell in CELLS] == [1, 1, 0]
     empty = plans.plan(Table("fedfa:3", "Ablation", ("FedFA", "Table 3"), CELLS[:1]), Path("nowhere"))
     page = pages.paper_page(pages.papers()["fedfa"], [empty, plan], [study], "- It | missed.\n")

@@ -15,7 +15,7 @@ import fedcli
 from fedcli import Cell, Gain, Table, grid, registry
 from fedcli.cli import display
 from fedcli.errors import UserError
-from fedcli.results import comparison, costs, frame, jobs, plans
+from fedcli.results import costs, frame, jobs, plans, tables
 from fedcli.results.render import render
 from fedcli.runs.records import read_record, write_record
 from tests import programs
@@ -77,7 +77,7 @@ def records():
 @pytest.mark.parametrize("name", list(registry.tables()))
 def test_every_table_resolves_without_data_and_stands_in_the_paper(name):
     one = registry.find_table(name)
-    paper = comparison.printed(one)
+    paper = tables.printed(one)
     places = [(cell.row, cell.column) for cell in one.cells]
     assert len(set(places)) == len(places)
     figure = name.split(":")[1].startswith("Fig") and one.reported[1] == "in-text"  # drawn there, not printed
@@ -86,7 +86,7 @@ def test_every_table_resolves_without_data_and_stands_in_the_paper(name):
         assert (row, column) in paper or noted or figure, (row, column)
     plan = plans.plan(one)
     assert len(plan.runs) <= len(places) * len(one.seeds)
-    assert render(comparison.compare(plan)).count("\n|") > len({row for row, _ in places})
+    assert render(tables.compare(plan)).count("\n|") > len({row for row, _ in places})
     for planned in plan.cells:  # a cell in floats stands beside floats, and nothing else does
         assert (planned.metric.unit == "floats") == planned.cell.column.endswith("_floats")
 
@@ -349,7 +349,7 @@ FOUR = table(grid({name: ("fedavg", {"lr": len(name)}) for name in NAMES}, {PLAC
 def shown(one, results):
     """The Markdown cells of each row: paper, ours, difference."""
     shown, row = {}, ""
-    for name, part, *texts in map(dict.values, cells(render(comparison.compare(filled(one, results))))):
+    for name, part, *texts in map(dict.values, cells(render(tables.compare(filled(one, results))))):
         row = name or row
         shown[row, part] = texts
     return shown
@@ -395,17 +395,17 @@ def test_numbers_that_follow_from_cells_by_hand():
     assert text["less the best other", "ours"] == ["-4.00", ""]
     text = shown(one, column([finished(0.5)], [None], [finished(0.7)], [finished(0.66)]))
     assert text["mean gain", "ours"] == ["", "not run"]
-    assert "gain" not in render(comparison.compare(plans.plan(one, only=["FedFM"])))
+    assert "gain" not in render(tables.compare(plans.plan(one, only=["FedFM"])))
 
 
 def test_cells_that_the_paper_or_the_table_lacks_are_said():
     cells = [Cell(row, PLACE, "fedavg", TINY) for row in ("FedAvg", "MOON", "Ours")]
     one = table([*cells, Cell("FedAvg", "CIFAR-10 NIID-2", "fedavg", TINY)], notes=("Ours: not in the paper.",))
-    text = render(comparison.compare(plans.plan(one)))
+    text = render(tables.compare(plans.plan(one)))
     assert "| MOON | paper | 67.74 ± 0.30 |  |\n|  | ours | not run |  |" in text
     assert "| Ours | ours | not run |  |" in text
     assert text.endswith("- Ours: not in the paper.\n")
-    figure = render(comparison.compare(plans.plan(replace(SMALL, name="fedfm:Fig7", reported=("FedFM", "in-text")))))
+    figure = render(tables.compare(plans.plan(replace(SMALL, name="fedfm:Fig7", reported=("FedFM", "in-text")))))
     assert "paper |" not in figure
 
 
@@ -447,7 +447,7 @@ def test_every_metric_stands_in_the_papers_unit(place, metric, reported, records
 
 def test_csv_has_a_line_a_cell_in_full_precision():
     results = column([finished(1 / 3), DIVERGED], [None, None], [None, STARTED], seeds(0.5, 0.6))
-    first, second, third, last = csv.DictReader(io.StringIO(render(comparison.compare(filled(FOUR, results)), "csv")))
+    first, second, third, last = csv.DictReader(io.StringIO(render(tables.compare(filled(FOUR, results)), "csv")))
     assert float(first["ours"]) == pytest.approx(100 / 3, abs=1e-12)
     assert (first["row"], first["paper"], first["paper_std"], first["ours_std"]) == ("FedAvg", "66.69", "0.69", "")
     assert (first["runs_planned"], first["runs_finished"], first["runs_diverged"]) == ("2", "1", "1")
@@ -459,7 +459,7 @@ def test_csv_has_a_line_a_cell_in_full_precision():
 
 def test_a_run_of_another_version_of_its_method_is_pointed_out():
     results = column([{**finished(0.5), "numerics": {"core": 0, "method": 1}}], [finished(0.5)], [None], [None])
-    (note,) = [note for note in comparison.compare(filled(FOUR, results)).notes if "another version" in note]
+    (note,) = [note for note in tables.compare(filled(FOUR, results)).notes if "another version" in note]
     assert note.count("seed-0") == 1
 
 

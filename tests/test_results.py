@@ -9,7 +9,7 @@ import pytest
 from fedcli import figures
 from fedcli.figures import quality
 from fedcli.registry import find_method
-from fedcli.results import comparison, frame, pages
+from fedcli.results import frame, pages, tables
 
 ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "results"
@@ -67,7 +67,7 @@ def test_every_number_that_a_paper_prints_is_planned_or_has_a_reason(paper):
         (table.reported[1], cell.row, cell.column) for table in paper.TABLES for cell in (*table.cells, *table.gains)
     }
     reasons = paper.NOT_PLANNED
-    for table, content in comparison.reported()[paper.TABLES[0].reported[0]].items():
+    for table, content in tables.reported()[paper.TABLES[0].reported[0]].items():
         for entry in content["rows"]:
             row, column = entry["method"], entry["column"]
             printed = any(isinstance(value, int | float) for value in entry.values())

@@ -14,7 +14,7 @@ PACKAGES = {
     "fedcli.data": ("datasets", "files"),
     "fedcli.figures": ("plots", "quality", "report"),
     "fedcli.results": (
-        "claims", "comparison", "costs", "frame", "jobs", "metrics", "pages", "plans", "render", "tables", "tune",
+        "claims", "costs", "frame", "jobs", "metrics", "pages", "plans", "render", "tables", "tune",
     ),
     "fedcli.runs": ("config", "experiment", "models", "records", "run", "trackers", "verify", "workers"),
 }  # fmt: skip

@@ -74,7 +74,7 @@ def table(
             removes = bool(records_only) and not any(cell.metric.after_the_run for cell in plan.cells)
             errors = late.display.run_plan(plan, [screen], records_only=removes, **where)
             plan = make_plan()
-        sheets = [late.comparison.compare(plan)]
+        sheets = [late.tables.compare(plan)]
     else:
         records = common.records_of(runs, method, dataset, label)
         if per is not None:

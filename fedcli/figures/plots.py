@@ -26,9 +26,8 @@ from fedcli.data.files import write_atomically
 from fedcli.declarations import SELECTIONS
 from fedcli.errors import UserError, unknown
 from fedcli.registry import methods
-from fedcli.results.comparison import printed_accuracy
 from fedcli.results.frame import clients_of, rounds_of, state_of
-from fedcli.results.tables import SeedGroup, agreed, boards, group
+from fedcli.results.tables import SeedGroup, agreed, boards, group, printed_accuracy
 from fedcli.runs.records import is_packaged, quiet
 from fedcli.runs.settings import reductions
 

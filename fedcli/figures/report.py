@@ -14,9 +14,8 @@ from bokeh.plotting import figure
 from bokeh.resources import INLINE
 
 from fedcli.figures.plots import Curve, find_curves, setting_colours, setting_name
-from fedcli.results.comparison import printed_accuracy
 from fedcli.results.render import Best, Sheet
-from fedcli.results.tables import SeedGroup, boards, commands, group, sheets
+from fedcli.results.tables import SeedGroup, boards, commands, group, printed_accuracy, sheets
 
 # By the number that a cell begins with; cells without one stand first or last.
 BY_NUMBER = """const number = text => { const n = parseFloat(text.replaceAll(',', '')); return isNaN(n) ? -1 : n }
@@ -27,11 +26,7 @@ WIDE = {"sizing_mode": "stretch_width"}
 
 
 def report(records: Sequence[dict], title: str = "Runs") -> str:
-    """The page of some runs: for each protocol and data set a table, curves and commands.
-
-    Raises:
-        UserError: If there is no record.
-    """
+    """The page of some runs: for each protocol and data set a table, curves and commands."""
     use = "Click a column's title to sort by it, a name beside curves to switch its line on or off."
     parts: list[Any] = [_text(f"<h1>{escape(title)}</h1>Runs: {len(records)}. {use}")]
     by_board = boards(records)

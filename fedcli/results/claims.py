@@ -21,11 +21,11 @@ from fedcli.data import datasets
 from fedcli.declarations import Claim
 from fedcli.errors import UserError
 from fedcli.registry import find_table
-from fedcli.results.comparison import printed_lead
 from fedcli.results.frame import ENDED, departures, read_runs
 from fedcli.results.metrics import NO_INTERVAL, Interval, Metric, find_metric, interval, seeds_needed
 from fedcli.results.plans import PlannedRun, home_of, plan_cell
 from fedcli.results.render import MISSING, Sheet
+from fedcli.results.tables import printed_lead
 from fedcli.runs.config import RunConfig
 from fedcli.runs.settings import differences, differences_text, is_smaller
 
@@ -131,8 +131,10 @@ def _answer(claim: Claim, runs: pd.DataFrame, at_hand: Callable[[str], bool]) ->
     cells = {(cell.row, cell.column): cell for cell in table.cells}
     for row in (claim.row, *claim.others):
         if absent := [f"{row} / {column}" for column in columns if (row, column) not in cells]:
-            fault = f"the claim {claim.name} names a cell that {claim.table} does not have (got {absent[0]})"
-            raise UserError(f"{fault}; name a row and a column of the table.")
+            raise UserError(
+                f"the claim {claim.name} names a cell that {claim.table} does not have (got {absent[0]}); "
+                "name a row and a column of the table."
+            )
         rows[row] = [plan_cell(table, cells[row, column]) for column in columns]
     metric, planned = find_metric(cells[row, columns[0]].metric), [run for row in rows.values() for run in row]
     not_run = NOT_RUN if all(at_hand(name) for run in planned for name in run.setup.data_sets) else NO_DATA
@@ -190,10 +192,10 @@ def _compared(blank: Answer, rows: Sequence[PlannedRun], others: Sequence[Planne
     difference, tail = (interval(leads[name].dropna().tolist()) for name in leads)
     lost = pairs[["value", "value_than"]].isna().groupby(pairs["seed"]).any().sum().tolist()
     verdict, why = judge(difference, claim.direction, lost, exact=metric.unit == "floats")
-    for name, count in zip((claim.row, claim.than), lost, strict=True):
-        why += f"; {name}: {count} of {len(leads)} without a value" * (count > 0)
+    counts = zip((claim.row, claim.than), lost, strict=True)
+    without = [f"{name}: {count} of {len(leads)} without a value" for name, count in counts if count]
     return replace(
-        blank, verdict=verdict, why=why.removeprefix("; "), difference=difference,
+        blank, verdict=verdict, why="; ".join(filter(None, [why, *without])), difference=difference,
         tail=tail if metric.name == "selected" else NO_INTERVAL, reduced=differences_text(departed),
         seeds=tuple(leads.index), runs=tuple(dict.fromkeys(pairs[["folder", "folder_than"]].to_numpy().ravel())),
     )  # fmt: skip
@@ -223,9 +225,7 @@ def _candidates(
     return pd.DataFrame(candidates, columns=columns, dtype=object).astype({"value": float, "tail": float})
 
 
-def judge(
-    difference: Interval, direction: str, lost: Sequence[int] = (0, 0), *, exact: bool = False
-) -> tuple[str, str]:
+def judge(difference: Interval, direction: str, lost: Sequence[int], *, exact: bool) -> tuple[str, str]:
     """Verdict on a claim, and why it is undecided.
 
     A run that diverged has no difference. Leaving it out is fair only where its row is behind.
@@ -267,8 +267,8 @@ def claims_sheet(answers: Sequence[Answer]) -> Sheet:
         verdict = f"{answer.verdict}, {answer.why}" if answer.why else answer.verdict
         paper = MISSING if answer.paper is None else metric.text(answer.paper, "+")
         texts = [f"`{claim.name}` {claim.text}", verdict, paper, answer.ours, metric.interval_text(answer.tail)]
-        said = [answer.size] * bool(answer.runs) + [f"decided by `{answer.command}`"] * bool(answer.command)
-        lines.append([*texts, "; ".join(said) or MISSING])
+        said = answer.size if answer.runs else "", f"decided by `{answer.command}`" if answer.command else ""
+        lines.append([*texts, "; ".join(filter(None, said)) or MISSING])
         values.append({
             "claim": claim.name, "text": claim.text, "table": claim.table, "paper": answer.paper,
             **{name: getattr(answer, name) for name in TEXTS}, "seeds": " ".join(map(str, answer.seeds)),

@@ -11,13 +11,13 @@ from fedcli.data import datasets
 from fedcli.registry import find_table
 from fedcli.results import claims, plans
 from fedcli.results.frame import read_runs, shipped
-from fedcli.results.plans import Plan, PlannedRun
 from fedcli.runs.config import num_images
 from fedcli.runs.records import environment, quiet
 
 H100 = "NVIDIA H100 80GB HBM3"
 BENCHED = {"w3": ("resnet18", "[3, 32, 32]")}  # of `fedcli bench`: a network and images that a paper has
 ALIKE = ["device", "backbone", "shape", "precision"]  # of a run and those whose time tells its own
+TIMED = ["seconds", "quiet", "machine", *ALIKE]
 
 
 def round_examples(config: Mapping[str, Any], images: int) -> float:
@@ -40,7 +40,7 @@ def paces(runs: pd.DataFrame) -> pd.DataFrame:
             seconds = fmean(sum(entry["seconds"].values()) for entry in record["rounds"]) / examples
             alike = hardware["device"], config["backbone"], str([*shape]), config["precision"]
             timed.append((seconds, quiet(record), hardware["name"], *alike))
-    return pd.DataFrame(timed, columns=["seconds", "quiet", "machine", *ALIKE]).astype({"quiet": bool})
+    return pd.DataFrame(timed, columns=TIMED).astype({"quiet": bool})
 
 
 def benched(folder: Path) -> pd.DataFrame:
@@ -51,16 +51,15 @@ def benched(folder: Path) -> pd.DataFrame:
     """
     timed = []
     for file in sorted(folder.glob("*-torch*.csv")):
-        rows = pd.read_csv(file)
-        for row in rows[(rows["device"] == "cuda") & rows["workload"].isin(BENCHED)].to_dict("records"):
+        for row in pd.read_csv(file).query("device == 'cuda' and workload in @BENCHED").to_dict("records"):
             examples = row["samples_per_second"] * row["seconds_per_round"]
             seconds = (row["seconds_per_round"] + row["evaluation_seconds"]) / examples
             alike = row["device"], *BENCHED[row["workload"]], row["precision"]
             timed.append((seconds, True, row["hardware"], *alike))
-    return pd.DataFrame(timed, columns=["seconds", "quiet", "machine", *ALIKE]).astype({"quiet": bool})
+    return pd.DataFrame(timed, columns=TIMED).astype({"quiet": bool})
 
 
-def cost_of(runs: Iterable[PlannedRun], timed: pd.DataFrame, device: str, machine: str) -> pd.DataFrame:
+def cost_of(runs: Iterable[plans.PlannedRun], timed: pd.DataFrame, device: str, machine: str) -> pd.DataFrame:
     """Estimates the time of runs by the median of timed ones with the same network, images and kind of device.
 
     Of these, see `paces`, the runs of `machine` go first, and then those that no other work disturbed.
@@ -76,14 +75,14 @@ def cost_of(runs: Iterable[PlannedRun], timed: pd.DataFrame, device: str, machin
             alike = timed[(timed[ALIKE] == [device, config["backbone"], shape, config["precision"]]).all(axis=1)]
             rank = 2 * (alike["machine"] == machine) + alike["quiet"]
             nearest = alike[rank == rank.max()]
-            seconds = nearest["seconds"].median() * round_examples(config, images)
-            seconds *= run.setup.run.rounds - run.rounds_done
+            rounds = config["rounds"] - run.rounds_done
+            seconds = nearest["seconds"].median() * round_examples(config, images) * rounds
             machines = {*nearest["machine"]} - {machine}
         rows.append((seconds, machines))
     return pd.DataFrame(rows, columns=["seconds", "machines"]).astype({"seconds": float})
 
 
-def estimate(plan: Plan) -> pd.DataFrame:
+def estimate(plan: plans.Plan) -> pd.DataFrame:
     """Estimates the time of the runs to do, see `cost_of`, by those in the plan's folder, of tables and shipped."""
     timed = paces(read_runs([plan.folder, plans.HOME, *shipped()]))
     hardware = environment(plan.runs[0].setup.device)["hardware"]
@@ -114,9 +113,10 @@ def decided_by(answer: claims.Answer, folder: Path, timed: pd.DataFrame) -> str:
         return f"more than {claims.MOST_SEEDS} seeds, if their spread stays"
     plan = plans.plan(find_table(answer.claim.table), folder, seeds=seeds, only=claims.names_of(answer.claim))
     lacking = [run for run in plan.runs if run.to_do]
-    words = f"{len(lacking)} runs in full" + f", to have {len(seeds)} seeds" * (len(seeds) > claims.FEWEST)
-    closed = {name for run in lacking for name in run.setup.data_sets if not datasets.open_to_all(name)}
-    if closed:
+    words = f"{len(lacking)} runs in full"
+    if len(seeds) > claims.FEWEST:
+        words += f", to have {len(seeds)} seeds"
+    if closed := {name for run in lacking for name in run.setup.data_sets if not datasets.open_to_all(name)}:
         words += f" on {' and '.join(sorted(closed))}, whose images are not open"
     estimated = cost_of(lacking, timed, "cuda", H100)
     if not estimated["seconds"].count():

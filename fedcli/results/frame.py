@@ -128,11 +128,10 @@ def clients_of(record: Record) -> pd.DataFrame:
     The accuracy is that after the last round in percent; NaN if there is none, see `fedcli.core.evaluation.evaluate`.
     """
     part = record["partition"]
-    names = [f"class/{name}" for name in record.get("class_names", range(len(part["class_counts"][0])))]
     measured = (record["rounds"] or [{}])[-1].get("client_accuracy") or {}
     accuracies = [100 * measured.get(str(client), np.nan) for client, _ in enumerate(part["sizes"])]
     table = pd.DataFrame({"client": range(len(accuracies)), "accuracy": accuracies, "examples": part["sizes"]})
-    return table.join(pd.DataFrame(part["class_counts"], columns=names))
+    return table.join(pd.DataFrame(part["class_counts"], columns=record["class_names"]).add_prefix("class/"))
 
 
 def of_all(records: Iterable[Record], of_one: Callable[[Record], pd.DataFrame]) -> pd.DataFrame:

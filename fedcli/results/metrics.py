@@ -98,7 +98,7 @@ class Metric:
         text = self.text(interval.mean, sign)
         if interval.n > 1 and self.unit != "floats":
             text += f" [{self.text(interval.low, sign)}, {self.text(interval.high, sign)}]"
-        return text + f" ({interval.n})" * (count and self.unit != "floats")
+        return f"{text} ({interval.n})" if count and self.unit != "floats" else text
 
     def mean_text(self, values: Sequence[float]) -> str:
         """The mean of values ± their sample standard deviation, if there are several."""

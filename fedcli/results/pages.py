@@ -37,11 +37,8 @@ from fedcli import registry
 from fedcli.declarations import SELECTIONS
 from fedcli.errors import UserError
 from fedcli.results import claims, costs, plans, tables
-from fedcli.results.claims import Answer
-from fedcli.results.comparison import compare, printed_lead, printed_value
 from fedcli.results.frame import Record, find_records, frame_of, read_runs
 from fedcli.results.metrics import Metric, difference, find_metric, interval
-from fedcli.results.plans import TablePlan
 from fedcli.results.render import MISSING, between_marks, github, render
 
 FIGURE = re.compile(r"\]\((figures/([\w.-]+)-([a-z]+)\.png)\)")
@@ -115,24 +112,27 @@ def finding(entry: Mapping[str, Any], groups: Mapping[str, list[Record]]) -> str
     """
     of, than = entry["of"], entry.get("than")
     metric, second = (find_metric(entry.get(key, entry["metric"])) for key in ("metric", "than_metric"))
-    words = _words(metric, groups[of])
-    line, result = f"{of}, {words}", interval(metric.values(groups[of]))
+    words, sign, result = _words(metric, groups[of]), "", interval(metric.values(groups[of]))
+    line = f"{of}, {words}"
     if than:
         pairs = frame_of(groups[of]).merge(frame_of(groups[than]), on="seed")
         faulty = pairs.query("seed.duplicated() or images_x != images_y or partition_x != partition_y")["seed"]
         if len(faulty):
             raise ValueError(f"the runs of seed {faulty.min()} are no pair: several, or of other data or partitions")
-        result = difference(metric, groups[of], second, groups[than])
+        sign, result = "+", difference(metric, groups[of], second, groups[than])
         line = f"{of} - {than}, {words}"
         if second.name != metric.name:
             line = f"{of} ({words}) - {than} ({_words(second, groups[than])})"
     if not result.n:
         raise ValueError("no run has this value, or no seed has both runs")
-    sign = "+" if than else ""
     line += f": {metric.interval_text(result, sign=sign)}"
     if "paper" in entry:
         table, column = registry.find_table(entry["paper"][0]), entry["paper"][1]
-        lead = printed_lead(table, of, than, (column,), metric) if than else printed_value(table, of, column, metric)
+        lead = (
+            tables.printed_lead(table, of, than, (column,), metric)
+            if than
+            else tables.printed_value(table, of, column, metric)
+        )
         if lead is None:
             raise ValueError(f"{table.name} has no number in {column} for {of}{f' or {than}' if than else ''}")
         line += f"; paper {metric.text(lead, sign)}"
@@ -175,22 +175,23 @@ def pages(results: Path) -> dict[Path, str]:
         verdicts = Counter(answer.verdict for answer in answers if answer.claim.table in in_full)
         numbers = [str(verdicts[verdict]) for verdict in claims.VERDICTS]
         counts.append([f"[{title}](results/papers/{name}.md)", *numbers])
-    whole = f"Run in full, every cell here that has a printed number: {', '.join(complete) or 'none'}."
-    coverage = [github(["Paper", "Printed cells", "In full, all seeds"], covered, 1), whole, COVERAGE]
-    texts[Path("README.md")] = first_page(records, studies, answers, "\n\n".join(coverage))
+    coverage = (
+        f"{github(['Paper', 'Printed cells', 'In full, all seeds'], covered, 1)}\n\n"
+        f"Run in full, every cell here that has a printed number: {', '.join(complete) or 'none'}.\n\n{COVERAGE}"
+    )
+    texts[Path("README.md")] = first_page(records, studies, answers, coverage)
     if (first := results.parent / "README.md").is_file():
         table = github(["Claims of", *map(str.capitalize, claims.VERDICTS)], counts, 1)
-        text = between_marks(first.read_text(encoding="utf-8"), "claims", table)
-        texts[Path("..") / "README.md"] = text
+        texts[Path("../README.md")] = between_marks(first.read_text(encoding="utf-8"), "claims", table)
     if (results.parent / "papers").is_dir():
-        verdicts = render(claims.claims_sheet(answers), "csv")
-        texts[Path("..") / "papers" / claims.SHIPPED] = verdicts.replace(f"{records}/", "")
+        verdicts = render(claims.claims_sheet(answers), "csv").replace(f"{records}/", "")
+        texts[Path("../papers") / claims.SHIPPED] = verdicts
     return texts
 
 
-def cells_in_full(plan: TablePlan) -> list[bool]:
+def cells_in_full(plan: plans.TablePlan) -> list[bool]:
     """For each cell of a table that the paper prints, whether all its runs count."""
-    cells = [cell for cell in compare(plan).values if cell["paper"] is not None and "runs_planned" in cell]
+    cells = [cell for cell in tables.compare(plan).values if cell["paper"] is not None and "runs_planned" in cell]
     return [cell["runs_counted"] == cell["runs_planned"] for cell in cells]
 
 
@@ -199,16 +200,19 @@ def _page(head: str, parts: Mapping[str, str]) -> str:
     return "\n\n".join([head, *(f"{heading}\n\n{text}" for heading, text in parts.items() if text)]) + "\n"
 
 
-def first_page(records: Path, studies: Sequence[Study], answers: Sequence[Answer], covered: str) -> str:
+def first_page(records: Path, studies: Sequence[Study], answers: Sequence[claims.Answer], covered: str) -> str:
     """The first page: the claims, how much of the papers is `covered`, and the studies."""
     timed = pd.concat([costs.paces(read_runs([records])), costs.benched(records.parent / "speed")])
     sheet, lines = claims.claims_sheet(answers), []
     for line, answer in zip(sheet.lines, answers, strict=True):
         deciding, see = costs.decided_by(answer, records, timed), answer.claim.see
         names = dict.fromkeys(folder.relative_to(records).parts[0] for folder in answer.runs)
-        remarks = [f"{answer.size}: {', '.join(f'[{name}]({name}.md)' for name in names)}"] * bool(names)
-        remarks += [f"but see [{see}]({see}.md)"] * bool(names and see) + [f"decided by {deciding}"] * bool(deciding)
-        lines.append([*line[:-1], "; ".join(remarks)])
+        remarks = [
+            f"{answer.size}: {', '.join(f'[{name}]({name}.md)' for name in names)}" if names else "",
+            f"but see [{see}]({see}.md)" if names and see else "",
+            f"decided by {deciding}" if deciding else "",
+        ]
+        lines.append([*line[:-1], "; ".join(filter(None, remarks))])
     claimed = render(replace(sheet, lines=lines)).rstrip()
     rows = [[f"[{study.name}]({study.name}.md)", (study.findings or [MISSING])[0]] for study in studies]
     parts = {
@@ -243,7 +247,7 @@ def figures(text: str) -> dict[Path, tuple[str, str]]:
     return {Path(path): (study, kind) for path, study, kind in FIGURE.findall(text)}
 
 
-def paper_page(module: ModuleType, planned: Iterable[TablePlan], studies: Iterable[Study], missed: str) -> str:
+def paper_page(module: ModuleType, planned: Iterable[plans.TablePlan], studies: Iterable[Study], missed: str) -> str:
     """The page of a paper: its `planned` tables, those of the `studies` that are its own, and what was `missed`."""
     title, *about = re.split(r"(?m)^\S.*\n(?= )", module.__doc__)[0].strip().split("\n\n")  # before the first section
     name = module.__name__.rpartition(".")[2]
@@ -254,7 +258,7 @@ def paper_page(module: ModuleType, planned: Iterable[TablePlan], studies: Iterab
     for plan in planned:
         command = f"`fedcli table {plan.table.name}`"
         if any(run.state == "finished" for run in plan.runs):
-            shown += [render(compare(plan)).rstrip(), f"{command} runs what is missing."]
+            shown += [render(tables.compare(plan)).rstrip(), f"{command} runs what is missing."]
         else:
             lacking.append([plan.title, str(len(plan.cells)), command])
     methods = (method for method in registry.methods().values() if method.module is module)

@@ -5,7 +5,6 @@ them by their folders.
 """
 
 import itertools
-from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,15 +21,11 @@ from fedcli.runs.prepare import load_data
 from fedcli.runs.records import outdated
 from fedcli.runs.run import begun, check_seeds, new_folder
 from fedcli.runs.run import plan as plan_runs
-from fedcli.runs.settings import Settings, draft, is_smaller, key, settings, settings_text
+from fedcli.runs.settings import SIZES, Settings, draft, is_smaller, key, settings, settings_text
 from fedcli.userfiles import short_name
 
 HOME = Path("runs/tables")  # of all tables' runs, unless another folder is given
 IN_TEXT = "in-text"  # in papers/reported.json: numbers outside tables
-REDUCTIONS = {  # of a table's runs, in words
-    "dataset": "{}", "rounds": "at most {:,} rounds", "local_epochs": "at most {:,} local epochs",
-    "train_examples": "at most {:,} training images",
-}  # fmt: skip
 DIVISION = ("partition", "partition_seed", "validation", "local_test")  # of images among clients
 
 
@@ -166,28 +161,25 @@ def plan(
     homes = [home_of(table), HOME, *shipped()] if folder is None else [folder]
     folder, seeds = homes[0], tuple(check_seeds(table.seeds if seeds is None else seeds))
     runs: dict[Path, PlannedRun] = {}  # by the folder of a new one
-    metrics: dict[Path, set[Metric]] = defaultdict(set)  # of each
-    cells, smaller = [], {}
+    cells, reduced = [], {}
     for cell in _chosen(table, only):
-        planned, metric = [], find_metric(cell.metric)
-        for seed in seeds:
-            run = plan_cell(table, cell, seed, folder, limits, dataset)
-            planned.append(runs.setdefault(run.folder, run))
-            metrics[run.folder].add(metric)
-            smaller |= run.values
-        cells.append(PlannedCell(cell, metric, tuple(planned)))
-    rows = read_runs(homes)
+        planned = [plan_cell(table, cell, seed, folder, limits, dataset) for seed in seeds]
+        reduced |= planned[0].values  # a cell's runs have the same
+        shared = tuple(runs.setdefault(run.folder, run) for run in planned)
+        cells.append(PlannedCell(cell, find_metric(cell.metric), shared))
     # Elsewhere only what has ended counts.
-    rows = rows[rows["state"].isin(ENDED) | rows["folder"].map(lambda path: path.is_relative_to(folder)).astype(bool)]
-    there = {name: part.to_dict("records") for name, part in rows.groupby(["method", "seed"])}
-    for home, run in runs.items():
-        usable, values = there.get((run.setup.method.name, run.setup.run.seed), []), run.settings
-        for metric in metrics[home]:
-            usable = [row for row in usable if not departures(row, values, metric)]
+    there = read_runs(homes).to_dict("records")
+    there = [row for row in there if row["state"] in ENDED or row["folder"].is_relative_to(folder)]
+    for run in runs.values():
+        name, seed, values = run.setup.method.name, run.setup.run.seed, run.settings
+        metrics = {each.metric for each in cells if run in each.runs}
+        alike = [row for row in there if (row["method"], row["seed"]) == (name, seed)]
+        usable = [row for row in alike if not any(departures(row, values, metric) for metric in metrics)]
         if usable:
             furthest = max(usable, key=lambda row: (row["state"] in ENDED, len(row["record"]["rounds"])))
             run.folder, run.record = furthest["folder"], furthest["record"]
-    reduction = ", ".join(text.format(smaller[name]) for name, text in REDUCTIONS.items() if name in smaller)
+    sizes = [f"at most {reduced[name]:,} {word}" for name, word in SIZES.items() if name in reduced]
+    reduction = ", ".join([reduced["dataset"], *sizes] if "dataset" in reduced else sizes)
     return TablePlan(folder, tuple(runs.values()), table, tuple(cells), seeds, reduction)
 
 
@@ -198,8 +190,10 @@ def _chosen(table: Table, only: Sequence[str]) -> list[Cell]:
     for text in only:
         parts = [name for name in (*rows, *columns) if text.lower() in name.lower()]
         if not parts:
-            names = f"rows: {'; '.join(rows)}; columns: {'; '.join(columns)}"
-            raise UserError(f"no row or column of {table.name} has '{text}' in its name; {names}.")
+            raise UserError(
+                f"no row or column of {table.name} has '{text}' in its name; "
+                f"rows: {'; '.join(rows)}; columns: {'; '.join(columns)}."
+            )
         meant.update([name for name in parts if name.lower() == text.lower()] or parts)
     shown = [names.keys() & meant or names.keys() for names in (rows, columns)]
     chosen = [cell for cell in table.cells if cell.row in shown[0] and cell.column in shown[1]]
@@ -228,8 +222,7 @@ def plan_cell(
     # Runs that differ only in the seed share a folder.
     partition = short_name(setup.partition.flag).replace(":", "-").replace("/", "-")
     name = f"{method.name}-{short_name(setup.run.dataset)}-{partition}-{key(settings(draft(setup)))[:8]}"
-    folder = folder / name / f"seed-{seed}"
-    return PlannedRun(f"{cell.row}, {cell.column}", cell.method, given, setup, folder, smaller)
+    return PlannedRun(f"{cell.row}, {cell.column}", cell.method, given, setup, folder / name / f"seed-{seed}", smaller)
 
 
 def _on_other_data(method: Method, given: Mapping[str, Any], dataset: str) -> dict[str, Any]:

@@ -1,23 +1,28 @@
-"""Tables of runs: which runs stand in a row, what a row says of them, and every run as a row of numbers.
+"""Tables of runs: which stand in a row, and what it says of them; every run as a row; and a paper's table beside ours.
 
 Accuracies are fractions in records and percent here. Numbers of two protocols or data sets cannot be compared, so they
-share no table and no panel.
+share no table of runs and no panel.
 """
 
+import json
 import re
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
+from importlib.resources import files
 from pathlib import Path
-from statistics import fmean, median
+from statistics import fmean, median, stdev
 from typing import Any
 
 import pandas as pd
 
 from fedcli import registry
-from fedcli.errors import UserError, printable, unknown
-from fedcli.results.frame import find_records, frame_of
-from fedcli.results.metrics import BOLD, DIVERGED, STATES, Metric, best, find_metric, state_of
+from fedcli.declarations import Table
+from fedcli.errors import printable, unknown
+from fedcli.results.frame import departures, find_records, frame_of
+from fedcli.results.metrics import BOLD, DIVERGED, STATES, Metric, best, find_metric, interval, state_of
+from fedcli.results.plans import IN_TEXT, TablePlan, plan_cell
 from fedcli.results.render import MISSING, Best, Sheet, markdown
 from fedcli.runs.config import given_options, inactive_term
 from fedcli.runs.records import quiet
@@ -27,6 +32,8 @@ OUT = re.compile(r" --out[ =](?:'[^']*'|\S+)")  # in the commands of older runs
 COMPARABLE = ["protocol", "dataset", "partition", "rounds", "train_examples", "selection"]
 # Metrics that have a column where a run has a value.
 SOMETIMES = ("validation", "post", "classifier", "intra", "quality:nmi", "quality:silhouette")
+SCALED = re.compile(r"_(1e\d+)_floats$")  # in the name of a printed column, its unit
+Place = tuple[str, str]  # row and column of a cell
 
 
 @dataclass(frozen=True)
@@ -72,15 +79,9 @@ def group(records: Iterable[dict], each: bool = False) -> list[SeedGroup]:
     """The records as groups that agree in everything but the seed, in order of appearance.
 
     Numerics and labels divide groups, and if `each`, seeds. Of runs with the same seed and parameters, one counts.
-
-    Raises:
-        UserError: If there is no record.
     """
-    runs = frame_of(records)
-    if runs.empty:
-        raise UserError("there is no run to show (got 0 records); give the folder of one run or of several runs.")
-    runs = runs.drop_duplicates(["label", "key", "numerics", "seed", "state", "parameters"])
-    parts = [part for _, part in runs.groupby(["label", "key", "numerics", *["seed"] * each], sort=False)]
+    runs = frame_of(records).drop_duplicates(["label", "key", "numerics", "seed", "state", "parameters"])
+    parts = [part for _, part in runs.groupby(["label", "key", "numerics", *(["seed"] if each else [])], sort=False)]
     rows = [{**part["settings"].iloc[0], "numerics": part["numerics"].iloc[0]} for part in parts]
     labels = Counter(part["label"].iloc[0] for part in parts)
     groups = []
@@ -141,7 +142,7 @@ def sheet(records: Sequence[dict], metrics: Sequence[str] = (), title: str = "",
     """A table with a row for each group, or for each run if `each`, and more `metrics`; its values are the runs.
 
     Raises:
-        UserError: If there is no record, or a metric is not known.
+        UserError: If a metric is not known.
     """
     groups, chosen = group(records, each), [find_metric(name) for name in metrics]
     selected = f"Selected ({' or '.join(sorted({member.selection for member in groups}))}), %"
@@ -164,7 +165,7 @@ def sheet(records: Sequence[dict], metrics: Sequence[str] = (), title: str = "",
 
 def sheets(records: Iterable[dict], metrics: Sequence[str] = ()) -> list[Sheet]:
     """A table for each board, which titles name where there are several; see `sheet`."""
-    parts = boards(records) or {"": []}
+    parts = boards(records)
     return [sheet(runs, metrics, name if len(parts) > 1 else "") for name, runs in parts.items()]
 
 
@@ -231,8 +232,8 @@ def numbers_of(record: dict, metrics: Sequence[Metric] = ()) -> dict[str, Any]:
         **{metric.title: metric.value(record) for metric in metrics},
         "floats_down": down and round(down),
         "floats_up": up and round(up),
-        **{name: (record.get("cost") or {}).get(name) for name in ("memory_floats", "buffer_floats")},
-        "parameters": record.get("model", {}).get("parameters"),
+        **{name: (record["cost"] or {}).get(name) for name in ("memory_floats", "buffer_floats")},
+        "parameters": record["model"].get("parameters"),
         "params_sha256": summary.get("params_sha256"),
         "seconds_round_median": median(seconds) if seconds and undisturbed else None,
         "seconds_total": record.get("seconds_total") if undisturbed else None,
@@ -264,14 +265,161 @@ def numbers_of_runs(paths: Iterable[str | Path], metrics: Sequence[str] = ()) ->
 
 def machines(records: Iterable[dict]) -> list[str]:
     """A line for each machine and its versions, with the number of its runs; a run that moved counts on each."""
-    counts = Counter()
-    for part in [part for record in records for part in (record, *record.get("moved", ()))]:
-        values = {**part.get("hardware", {}), **part.get("versions", {})}
-        counts[settings_text({name: value for name, value in values.items() if value is not None})] += 1
-    return [f"- {count} run{'s' * (count > 1)}: {markdown(machine)}" for machine, count in counts.items()]
+    parts = [part for record in records for part in (record, *record.get("moved", ()))]
+    rows = [{**part.get("hardware", {}), **part.get("versions", {})} for part in parts]
+    counts = Counter(settings_text({key: value for key, value in row.items() if value is not None}) for row in rows)
+    return [f"- {count} run{'s' if count > 1 else ''}: {markdown(machine)}" for machine, count in counts.items()]
 
 
 def commands(records: Iterable[dict]) -> list[str]:
     """The commands that made these runs, without their folders, each once."""
-    texts = dict.fromkeys(OUT.sub("", printable(record.get("command", ""))) for record in records)
+    texts = dict.fromkeys(OUT.sub("", printable(record["command"])) for record in records)
     return [text for text in texts if text.startswith("fedcli ")]
+
+
+# A paper's table beside ours
+
+
+@cache
+def reported() -> dict[str, dict[str, Any]]:
+    """The papers' own numbers, `papers/reported.json`, by paper and table."""
+    return json.loads(files("fedcli.papers").joinpath("reported.json").read_text(encoding="utf-8"))
+
+
+def _reported(table: Table) -> dict[str, Any]:
+    """What the paper says of a table; empty for one of no paper here."""
+    paper, name = table.reported
+    return reported().get(paper, {}).get(name, {})
+
+
+def printed(table: Table) -> dict[Place, dict[str, Any]]:
+    """The paper's entries of a table by row and column."""
+    return {(entry["method"], entry["column"]): entry for entry in _reported(table).get("rows", ())}
+
+
+def printed_value(table: Table, row: str, column: str, metric: Metric) -> float | None:
+    """The paper's number in a cell, floats in ones; None if it prints none."""
+    value = printed(table).get((row, column), {}).get(metric.field)
+    return None if value is None else value * _printed_unit(column)
+
+
+def _printed_unit(column: str) -> float:
+    """The unit in which the paper prints a column of floats; 1 for other numbers."""
+    return float(match[1]) if (match := SCALED.search(column)) else 1.0
+
+
+def printed_lead(table: Table, row: str, than: str, columns: tuple[str, ...], metric: Metric) -> float | None:
+    """The paper's lead of a row on another, the mean over columns, by its cells or as printed; None if it has none."""
+    values = [[printed_value(table, name, column, metric) for name in (row, than)] for column in columns]
+    if all(None not in pair for pair in values):
+        return fmean(first - second for first, second in values)
+    gains = [gain for gain in table.gains if (gain.more, gain.less, gain.columns) == ((row,), (than,), columns)]
+    return printed_value(table, gains[0].row, gains[0].column, metric) if gains else None
+
+
+def printed_accuracy(record: Mapping[str, Any]) -> float | None:
+    """The paper's accuracy in percent for the setting of a run, by the first table that has it, else None."""
+    run = frame_of([record]).iloc[0]
+    alike = record["method"], record["protocol"], record["dataset"]
+    for table in registry.tables().values():
+        for cell in table.cells:
+            is_alike = (cell.method, cell.settings.get("protocol"), cell.settings.get("dataset")) == alike
+            if is_alike and cell.metric in ("selected", "last", "best"):  # points of a learning curve
+                metric = find_metric(cell.metric)
+                number = printed_value(table, cell.row, cell.column, metric)
+                if number is not None and not departures(run, plan_cell(table, cell).settings, metric):
+                    return number
+    return None
+
+
+def compare(plan: TablePlan) -> Sheet:
+    """The table beside the paper's; its values are cells, with floats in ones."""
+    table, texts, numbers = plan.table, {}, {}  # of each cell, by row and column
+    planned = {(each.cell.row, each.cell.column): each for each in plan.cells}
+    metrics = {each.cell.column: each.metric for each in plan.cells}
+    for key in [key for key in printed(table) | planned if key in planned]:  # in the order of the paper
+        each, states = planned[key], Counter(run.state for run in planned[key].runs)
+        text = mean_of_runs(each.metric, each.records, states)
+        texts[key], numbers[key] = _beside(table, key, each.metric, text, each.metric.values(each.records))
+        numbers[key] |= {
+            "method": each.cell.method,
+            "runs_planned": states.total(),
+            "runs_counted": sum(map(each.metric.counts, each.records)),
+            **{f"runs_{state.replace(' ', '_')}": states[state] for state in STATES},
+        }
+    for gain in table.gains:
+        more, less = ([(row, column) for row in rows for column in gain.columns] for rows in (gain.more, gain.less))
+        if planned.keys() >= {*more, *less}:
+            more, less = ([numbers[key]["ours"] for key in keys] for keys in (more, less))
+            values = [] if None in (*more, *less) else [fmean(more) - (max if gain.best else fmean)(less)]
+            metric, key = metrics[gain.columns[0]], (gain.row, gain.column)
+            text = metric.text(values[0], "+") if values else "not run"
+            texts[key], numbers[key] = _beside(table, key, metric, text, values)
+    for column, metric in metrics.items():
+        ahead = best(metric, {key: each.records for key, each in planned.items() if key[1] == column})
+        if ahead is not None:
+            texts[ahead]["ours"] = Best(texts[ahead]["ours"])
+    columns, lines = list(dict.fromkeys(column for _, column in texts)), []
+    for row in dict.fromkeys(row for row, _ in texts):
+        first = row
+        for name in ("paper", "ours", "difference"):
+            shown = [texts[row, column][name] if (row, column) in texts else "" for column in columns]
+            if any(shown):
+                lines.append([first, "ours, reduced" if name == "ours" and plan.reduction else name, *shown])
+                first = ""
+    return Sheet(
+        ["Method", "", *[SCALED.sub(" floats", column).replace("_", " ") for column in columns]], lines, 2,
+        [{**cell, "reduced": plan.reduction} for cell in numbers.values()],
+        title=plan.title,
+        setting=f"**Reduced: {plan.reduction}. Not the paper's setting.**" if plan.reduction else "",
+        notes=_table_notes(plan, texts.values()),
+    )  # fmt: skip
+
+
+def _beside(
+    table: Table, key: Place, metric: Metric, text: str, values: Sequence[float]
+) -> tuple[dict[str, str], dict[str, Any]]:
+    """A cell beside the paper's: the texts of its lines, and its numbers for the CSV.
+
+    The `text` shows our `values`, one a run. Floats are rounded as the paper's before they are compared.
+    """
+    entry, target, unit = printed(table).get(key, {}), printed_value(table, *key, metric), _printed_unit(key[1])
+    deviation, differences = None, []
+    if target is not None:
+        deviation = entry.get("std") if metric.field == "mean" else None
+        differences = [(unit * round(value / unit) if metric.unit == "floats" else value) - target for value in values]
+        paper = metric.text(target) + ("" if deviation is None else f" ± {metric.text(deviation)}")
+    else:
+        lacking = metric.none if entry.get("printed") == "0" else "no number"  # not printed, or not legible
+        paper = lacking if entry else ""
+    difference = interval(differences)
+    told = metric.interval_text(difference, count=False) if differences else ""
+    return {"paper": paper, "ours": text, "difference": told}, {
+        "row": key[0], "column": key[1], "metric": metric.name, "unit": metric.unit, "paper": target,
+        "paper_std": deviation, "ours": fmean(values) if values else None,
+        "ours_std": stdev(values) if len(values) > 1 else None,
+        "difference_low": difference.low, "difference_high": difference.high,
+    }  # fmt: skip
+
+
+def _table_notes(plan: TablePlan, cells: Collection[Mapping[str, str]]) -> list[str]:
+    """What a reader must know of the numbers, each only where it applies."""
+    table, content = plan.table, _reported(plan.table)
+    old = [str(run.folder) for run in plan.runs if run.outdated]
+    failed = [f"{run.folder} ({run.record['error']})" for run in plan.runs if run.record and "error" in run.record]
+    idle = dict.fromkeys(inactive_term(run.setup.values(), run.setup.method) for run in plan.runs)
+    of_page = [] if table.reported[1] == IN_TEXT else [content.get(key) for key in ("setting", "notes")]
+    notes = {
+        "Ours: mean ± sample standard deviation over seeds (runs).": True,
+        "Difference: ours less the paper's, taken as exact, with a 95 % interval over seeds (Student's t); floats are "
+        "rounded as the paper's.": any(texts["difference"] for texts in cells),
+        DIVERGED: any(run.state == "diverged" for run in plan.runs),
+        BOLD.format(among=" of ours in a column"): any(isinstance(texts["ours"], Best) for texts in cells),
+        f"The round that counts in a run: {', '.join(sorted({run.setup.selection for run in plan.runs}))}.": True,
+        f"Failed: {'; '.join(failed)}.": failed,
+        **{f"Inactive: {text}.": text for text in idle},
+        f"Made with another version of the code, which computed something else: {', '.join(old)}.": old,
+        **{f"Paper: {text.rstrip('.')}.": True for text in of_page if text},
+        **dict.fromkeys(table.notes, True),
+    }  # fmt: skip
+    return [note for note, applies in notes.items() if applies]
