@@ -149,33 +149,6 @@ def test_a_file_may_import_those_beside_it_whose_names_may_be_taken_elsewhere(tm
 
 
 ROUND = """
-from dataclasses import replace
-from fedcli.papers.baselines import fedavg
-
-def init(fed, config):
-    return STATE
-
-def run_round(state, cohort, fed, config):
-    return OUTCOME
-
-METHOD = replace(fedavg.METHOD, name="mine", init=init, run_round=run_round)
-"""
-STATE = "fedavg.ServerState(*fed.initial_model())"
-
-
-@pytest.mark.parametrize(
-    ("state", "outcome", "words"),
-    [
-        (STATE, "state", "of 'mine' returns no state and terms (got ServerState); end it with 'return state, terms'"),
-        ("dict(w=fed.initial_model()[0])", "state, {}", "no params and buffers (got dict); let init and run_round"),
-    ],
-)
-def test_a_round_that_returns_something_else_is_told_what_to_return(state, outcome, words):
-    Path("mine.py").write_text(ROUND.replace("STATE", state).replace("OUTCOME", outcome))
-    refused(lambda: fedcli.run("./mine.py", **SMALL, rounds=1, out="run"), words)
-
-
-LOSS = """
 import torch
 from dataclasses import replace
 from fedcli.core import Aux, cross_entropy, weighted_mean
@@ -184,24 +157,39 @@ from fedcli.papers.baselines import fedavg
 def run_round(state, cohort, fed, config):
     def local_loss(params, buffers, batch, context):
         features, logits, buffers = fed.network(params, buffers, batch.x, batch.mask)
-        loss = cross_entropy(logits, batch.y, batch.mask)
-        LINE
+        loss = cross_entropy(logits, batch.y, batch.mask) + TERM
         return loss, Aux(buffers, {"loss": loss})
 
     clients, terms = fed.train(fed.broadcast(state.params, state.buffers, cohort), cohort, local_loss)
-    return fedavg.ServerState(*weighted_mean(fed.upload_model(clients), cohort.weights)), terms
+    state = fedavg.ServerState(*weighted_mean(fed.upload_model(clients), cohort.weights))
+    return OUTCOME
 
 METHOD = replace(fedavg.METHOD, name="mine", run_round=run_round)
 """
 
 
-def test_a_round_that_draws_from_the_global_generator_is_refused_and_attention_draws_nothing():
-    run = lambda: fedcli.run("./mine.py", out="run", rounds=2, **OPTIONS, **SMALL)  # noqa: E731
-    Path("mine.py").write_text(LOSS.replace("LINE", "loss = loss + 0 * torch.rand(3).sum()"))
-    refused(run, "'mine' draws from PyTorch's global generator", "round 1")
+def run_with(term="0", outcome="state, terms"):
+    """A run whose rounds have another term in the loss, or return something else."""
+    Path("mine.py").write_text(ROUND.replace("TERM", term).replace("OUTCOME", outcome))
+    return fedcli.run("./mine.py", out="run", rounds=2, **OPTIONS, **SMALL)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "words"),
+    [
+        ({"outcome": "state"},
+         "of 'mine' returns no state and terms (got ServerState); end it with 'return state, terms'"),
+        ({"outcome": "{}, terms"}, "no params and buffers (got dict); let init and run_round"),
+        ({"term": "0 * torch.rand(3).sum()"}, "'mine' draws from PyTorch's global generator in round 1"),
+    ],
+)  # fmt: skip
+def test_a_round_that_returns_something_else_or_draws_by_itself_is_refused_in_a_line(wrong, words):
+    refused(lambda: run_with(**wrong), words)
+
+
+def test_attention_draws_nothing():
     attention = "torch.nn.functional.scaled_dot_product_attention(*[features[None]] * 3)"
-    Path("mine.py").write_text(LOSS.replace("LINE", f"loss = loss + 0 * {attention}.sum()"))
-    assert run().record["status"] == "finished"
+    assert run_with(f"0 * {attention}.sum()").record["status"] == "finished"
 
 
 def test_the_last_linear_becomes_the_head_and_layers_those_that_know_padding_and_keys():
@@ -320,20 +308,6 @@ def test_a_part_that_cannot_be_used_is_refused_in_a_line(use, content, words):
     refused(use if callable(use) else lambda: userfiles.from_file(use, "metric"), words)
 
 
-PROGRAM = """
-import sys
-sys.path.insert(1, {place!r})
-from fedcli.__main__ import main
-for line in sys.argv[1:]:
-    sys.argv[1:] = line.split()
-    try:
-        main()
-    except SystemExit as end:
-        if end.code:
-            raise
-"""
-
-
 def test_a_wheel_runs_them_beside_a_file_called_papers(tmp_path):
     """The wheel has one top-level package, and what is around the working folder does not get into its way."""
     root, pip = Path(__file__).parent.parent, [sys.executable, "-m", "pip", "--disable-pip-version-check", "-q"]
@@ -348,26 +322,20 @@ def test_a_wheel_runs_them_beside_a_file_called_papers(tmp_path):
     assert {name for name in there if not name.endswith(".dist-info")} == {"fedcli"}
     Path("papers.py").write_text("raise RuntimeError('not this one')\n")
     # What is a user's own is a copy, and the laws need no file of the checkout.
-    shutil.copy(root / "docs" / "examples" / "my_method.py", "my_method.py")
-    text = Path("my_method.py").read_text()
+    text = (root / "docs" / "examples" / "my_method.py").read_text()
     Path("broken.py").write_text(text.replace("fed.remember(state.clients, cohort, kept)", "state.clients"))
-    lines = (
-        " ".join(["run fedavg --rounds 1 --quiet --out run", *FLAGS]),
-        "table run --metric ./parts.py:my_metric,last",
-        "plot run --kind ./parts.py:my_chart",
-        "check ./my_method.py --device cpu --law 1 --law 3 --law 5",
-        "new method fresh",
-        "check ./fresh.py --device cpu --law 9",
-        "check ./broken.py --device cpu --law 3 --law 5",
-    )
-    program = PROGRAM.format(place=str(tmp_path / "target"))
-    done = subprocess.run([sys.executable, "-c", program, *lines], capture_output=True, text=True)
-    assert done.stderr.startswith("remembered-means, law 3: clients that took part whose state is not")
-    assert (done.returncode, done.stdout.splitlines()[-1]) == (1, "1 of 2 laws hold on cpu."), done.stderr
-    assert "\n3 of 3 laws hold on cpu.\n" in done.stdout
-    assert "\n1 of 1 laws hold on cpu.\n" in done.stdout
+
+    def done(line):
+        command, environment = [sys.executable, "-m", "fedcli"], {**os.environ, "PYTHONPATH": str(tmp_path / "target")}
+        return subprocess.run([*command, *line.split()], env=environment, capture_output=True, text=True)
+
+    ended = done(" ".join(["run fedavg --rounds 1 --quiet --out run", *FLAGS]))
+    assert ended.returncode == 0, ended.stderr
     record = json.loads(Path("run/record.json").read_text())
     assert record["user_files"] == {str(Path("parts.py").resolve()): userfiles.file_hash("parts.py")}
     assert record["commit"] is None  # of the installed package, not of a checkout
-    assert "my_metric" in done.stdout
-    assert "\nmy_chart.png and my_chart.pdf\n" in done.stdout
+    assert done("new method fresh").returncode == 0
+    assert done("check ./fresh.py --device cpu --law 9").stdout.endswith("\n1 of 1 laws hold on cpu.\n")
+    ended = done("check ./broken.py --device cpu --law 3 --law 5")
+    assert ended.stderr.startswith("remembered-means, law 3: clients that took part whose state is not")
+    assert (ended.returncode, ended.stdout.splitlines()[-1]) == (1, "1 of 2 laws hold on cpu."), ended.stderr

@@ -172,15 +172,3 @@ def test_the_header_says_where_the_rounds_end_before_the_methods_own_term_starts
     late = "starts after 1 rounds: this run is fedavg; lower --start-round, or give more --rounds\n"
     assert f"inactive    the method's own term, which {late}" in done(*arguments, 1)
     assert "inactive" not in done(*arguments, 0)
-
-
-@pytest.mark.parametrize(
-    ("method", "word", "meant"),
-    [
-        ("fedprox", "--mu", "--proximal-weight"), ("fedavg", "--clients", "--num-clients"),
-        ("fedavg", "--E", "--local-epochs"), ("fedavg", "--learning-rate", "--lr"),
-    ],
-)  # fmt: skip
-def test_words_of_other_toolkits_and_symbols_lead_to_our_options(method, word, meant):
-    text = f"unknown option of '{method}' '{word}'; did you mean '{meant}'? 'fedcli run {method} --help' shows all."
-    assert refused("run", method, word, 1) == text

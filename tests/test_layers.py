@@ -91,12 +91,6 @@ def dropout(p=0.2, key=0, number=0, whole_examples=False):
     return layer
 
 
-def test_evaluation_and_probability_0_change_nothing():
-    x = images(2)
-    assert dropout().eval()(x) is x
-    assert torch.equal(dropout(p=0.0)(x), x)
-
-
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
 def test_what_is_kept_is_divided_by_what_is_left(dtype):
     x = torch.linspace(1, 2, 4000, dtype=torch.float64).reshape(4, 1000).to(dtype)
@@ -149,13 +143,6 @@ def test_hash_is_that_of_unbounded_integers(key):
     for number in (0, 16, 99):
         expected = torch.tensor([hashed(place, number) for place in range(200)]).reshape(2, 100)
         assert torch.equal(_random_words(torch.tensor(key), number, (2, 100)), expected)
-
-
-def test_key_is_a_buffer_but_not_saved():
-    layer = KeyedDropout(0.2)
-    assert [(name, value.dtype, value.shape) for name, value in layer.named_buffers()] == [("key", torch.int64, ())]
-    assert not layer.state_dict()
-    assert layer.double().key.dtype == torch.int64
 
 
 # Live taps

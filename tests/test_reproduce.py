@@ -398,17 +398,6 @@ def test_numbers_that_follow_from_cells_by_hand():
     assert "gain" not in render(comparison.compare(plans.plan(one, only=["FedFM"])))
 
 
-def test_cells_that_the_paper_or_the_table_lacks_are_said():
-    cells = [Cell(row, PLACE, "fedavg", TINY) for row in ("FedAvg", "MOON", "Ours")]
-    one = table([*cells, Cell("FedAvg", "CIFAR-10 NIID-2", "fedavg", TINY)], notes=("Ours: not in the paper.",))
-    text = render(comparison.compare(plans.plan(one)))
-    assert "| MOON | paper | 67.74 ± 0.30 |  |\n|  | ours | not run |  |" in text
-    assert "| Ours | ours | not run |  |" in text
-    assert text.endswith("- Ours: not in the paper.\n")
-    figure = render(comparison.compare(plans.plan(replace(SMALL, name="fedfm:Fig7", reported=("FedFM", "in-text")))))
-    assert "paper |" not in figure
-
-
 def test_the_reduced_label_is_on_every_form(offered):
     offered(SMALL)
     for form, label in (("markdown", "**Reduced: at most 2 rounds."), ("latex", "% Reduced:"), ("csv", ",at most 2 r")):
