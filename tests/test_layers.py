@@ -207,6 +207,7 @@ def test_draws_have_torchs_distribution(function, arguments, mean, std):
 def test_channels_are_dropped_whole():
     values = in_functions(F.dropout2d, torch.ones(50, 40, 3, 3))
     assert torch.equal(values, values[:, :, :1, :1].expand_as(values))
+    assert values[0].unique().tolist() == [0, 2]  # and not the whole image
     assert (values[:, :, 0, 0] == 0).double().mean().item() == pytest.approx(0.5, abs=0.05)
 
 
