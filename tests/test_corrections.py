@@ -9,6 +9,7 @@ from fedcli.papers.baselines import fedavg, moon
 from fedcli.papers.baselines.moon import cosine, model_contrastive
 from fedcli.papers.baselines.scaffold import step_length, update_control
 from tests import laws
+from tests.reference import train_plainly
 from tests.toys import minibatch, randn
 
 # SCAFFOLD
@@ -16,13 +17,10 @@ from tests.toys import minibatch, randn
 ONE_STEP = {"local_epochs": 1, "batch_size": 16, "momentum": 0.0}  # one full batch for the toy clients
 
 
-def full_gradient(fed, params, client, weight_decay=0.0):
-    """Gradient of a client's whole objective."""
-    params = {name: value.detach().clone().requires_grad_() for name, value in params.items()}
-    x, y = fed.engine.gather(fed.training[client])
-    loss = torch.nn.functional.cross_entropy(fed.network(params, {}, x).logits, y)
-    grads = torch.autograd.grad(loss, list(params.values()))
-    return {name: g + weight_decay * params[name].detach() for name, g in zip(params, grads, strict=True)}
+def full_gradient(fed, params, client):
+    """Gradient of a client's whole objective with its weight decay, by one step of torch.optim."""
+    end = train_plainly(fed, 0, client, (params, {}), lambda module, features, logits, y: F.cross_entropy(logits, y))
+    return {name: (value - end[name]) / fed.config.lr for name, value in params.items()}
 
 
 def test_a_client_without_steps_keeps_its_control_and_adam_takes_steps_of_its_rate():
@@ -35,15 +33,15 @@ def test_a_client_without_steps_keeps_its_control_and_adam_takes_steps_of_its_ra
 def test_two_rounds_of_scaffold_by_plain_gradients():
     """One full-batch step a round: c_i is the gradient with its weight decay, c a mean weighted by n_i / 34."""
     setup, fed = laws.federation("scaffold", cohort_size=2, lr_decay=0.5, **ONE_STEP)
-    lr, decay = setup.run.lr / 2, setup.run.weight_decay  # of the second round
+    lr = setup.run.lr / 2  # of the second round
     start, cohorts = fed.initial_model()[0], ([0, 1], [0, 2])
     before, after = (laws.simulate(setup, fed, rounds, cohorts) for rounds in (1, 2))
-    first = {client: full_gradient(fed, start, client, decay) for client in (0, 1)}
+    first = {client: full_gradient(fed, start, client) for client in (0, 1)}
     for client, g in first.items():
         laws.assert_agree(before.clients[client].c_i, g, f"c_i of client {client}")
     c = {name: (13 * first[0][name] + 7 * first[1][name]) / 34 for name in start}
     laws.assert_agree(before.c, c, "c")
-    second = {client: full_gradient(fed, before.params, client, decay) for client in (0, 2)}
+    second = {client: full_gradient(fed, before.params, client) for client in (0, 2)}
     for name, x in before.params.items():
         direction = 13 / 23 * (second[0][name] - first[0][name]) + 10 / 23 * second[2][name] + c[name]
         torch.testing.assert_close(after.params[name], x - lr * direction, rtol=1e-9, atol=1e-12)
@@ -92,10 +90,8 @@ def test_without_clipping_feddyn_is_algorithm_1_in_a_slow_loop():
 
     for number, members in enumerate(COHORTS):
         cohort = fed.cohort_of(number, members)
-        context = (
-            torch.tensor([alphas[client] for client in members]).double(),
-            stack([h[client] for client in members]),
-        )
+        alpha, h_i = zip(*((alphas[client], h[client]) for client in members), strict=True)
+        context = torch.tensor(alpha).double(), stack(h_i)
         clients, _ = fed.train(fed.broadcast(w, buffers, cohort), cohort, objective, context, (0, 0))
         ends = [select(clients.params, place) for place in range(2)]
         for client, end in zip(members, ends, strict=True):

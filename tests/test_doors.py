@@ -20,10 +20,14 @@ from fedcli.core.layers import KeyedDropout, MaskedBatchNorm2d
 from fedcli.data import datasets
 from fedcli.errors import UserError
 from fedcli.results import plans
+from fedcli.runs import run as runs
 from fedcli.runs.config import resolve
+from tests import laws
 from tests.files import refused
 from tests.programs import invoke
+from tests.test_runs import Stop, StopAfter
 
+FEDAVG = registry.find_method("fedavg")
 PARTS = Path(__file__).parent.parent / "docs/examples/my_parts.py"
 OPTIONS = {"dataset": "./parts.py:blobs", "partition": "./parts.py:by_halves", "backbone": "./parts.py:tiny"}
 SMALL = {"protocol": "fedfm:digits", "num_clients": 3, "cohort_size": 2, "device": "cpu", "batch_size": 8}
@@ -33,9 +37,10 @@ FLAGS = [text for key, value in {**OPTIONS, **SMALL}.items() for text in ("--" +
 
 @pytest.fixture(autouse=True)
 def files(folder, monkeypatch):
-    """The file with parts in an empty folder, which is the working one."""
+    """The files with parts and networks in an empty folder, which is the working one."""
     monkeypatch.setattr(display, "draw", lambda record, folder: None)
     shutil.copy(PARTS, "parts.py")
+    Path("nets.py").write_text(NETS)
 
 
 METHODS = '''"""My card."""
@@ -129,8 +134,7 @@ def test_an_error_inside_names_the_line_and_keeps_its_cause():
     with pytest.raises(UserError, match=words) as caught:
         function([1])
     assert isinstance(caught.value.__cause__, IndexError)
-    with pytest.raises(UserError, match=r"fails in line 4 \(got TypeError: f\(\) takes 1 positional argument"):
-        function(1, 2)
+    refused(lambda: function(1, 2), "fails in line 4 (got TypeError: f() takes 1 positional argument")
     with pytest.raises(KeyError), userfiles.blame("own.py", passes=(KeyError,)):
         raise KeyError("left alone")
 
@@ -149,33 +153,6 @@ def test_a_file_may_import_those_beside_it_whose_names_may_be_taken_elsewhere(tm
 
 
 ROUND = """
-from dataclasses import replace
-from fedcli.papers.baselines import fedavg
-
-def init(fed, config):
-    return STATE
-
-def run_round(state, cohort, fed, config):
-    return OUTCOME
-
-METHOD = replace(fedavg.METHOD, name="mine", init=init, run_round=run_round)
-"""
-STATE = "fedavg.ServerState(*fed.initial_model())"
-
-
-@pytest.mark.parametrize(
-    ("state", "outcome", "words"),
-    [
-        (STATE, "state", "of 'mine' returns no state and terms (got ServerState); end it with 'return state, terms'"),
-        ("dict(w=fed.initial_model()[0])", "state, {}", "no params and buffers (got dict); let init and run_round"),
-    ],
-)
-def test_a_round_that_returns_something_else_is_told_what_to_return(state, outcome, words):
-    Path("mine.py").write_text(ROUND.replace("STATE", state).replace("OUTCOME", outcome))
-    refused(lambda: fedcli.run("./mine.py", **SMALL, rounds=1, out="run"), words)
-
-
-LOSS = """
 import torch
 from dataclasses import replace
 from fedcli.core import Aux, cross_entropy, weighted_mean
@@ -184,24 +161,39 @@ from fedcli.papers.baselines import fedavg
 def run_round(state, cohort, fed, config):
     def local_loss(params, buffers, batch, context):
         features, logits, buffers = fed.network(params, buffers, batch.x, batch.mask)
-        loss = cross_entropy(logits, batch.y, batch.mask)
-        LINE
+        loss = cross_entropy(logits, batch.y, batch.mask) + TERM
         return loss, Aux(buffers, {"loss": loss})
 
     clients, terms = fed.train(fed.broadcast(state.params, state.buffers, cohort), cohort, local_loss)
-    return fedavg.ServerState(*weighted_mean(fed.upload_model(clients), cohort.weights)), terms
+    state = fedavg.ServerState(*weighted_mean(fed.upload_model(clients), cohort.weights))
+    return OUTCOME
 
 METHOD = replace(fedavg.METHOD, name="mine", run_round=run_round)
 """
 
 
-def test_a_round_that_draws_from_the_global_generator_is_refused_and_attention_draws_nothing():
-    run = lambda: fedcli.run("./mine.py", out="run", rounds=2, **OPTIONS, **SMALL)  # noqa: E731
-    Path("mine.py").write_text(LOSS.replace("LINE", "loss = loss + 0 * torch.rand(3).sum()"))
-    refused(run, "'mine' draws from PyTorch's global generator", "round 1")
+def run_with(term="0", outcome="state, terms"):
+    """A run whose rounds have another term in the loss, or return something else."""
+    Path("mine.py").write_text(ROUND.replace("TERM", term).replace("OUTCOME", outcome))
+    return fedcli.run("./mine.py", out="run", rounds=2, **OPTIONS, **SMALL)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "words"),
+    [
+        ({"outcome": "state"},
+         "of 'mine' returns no state and terms (got ServerState); end it with 'return state, terms'"),
+        ({"outcome": "{}, terms"}, "no params and buffers (got dict); let init and run_round"),
+        ({"term": "0 * torch.rand(3).sum()"}, "'mine' draws from PyTorch's global generator in round 1"),
+    ],
+)  # fmt: skip
+def test_a_round_that_returns_something_else_or_draws_by_itself_is_refused_in_a_line(wrong, words):
+    refused(lambda: run_with(**wrong), words)
+
+
+def test_attention_draws_nothing():
     attention = "torch.nn.functional.scaled_dot_product_attention(*[features[None]] * 3)"
-    Path("mine.py").write_text(LOSS.replace("LINE", f"loss = loss + 0 * {attention}.sum()"))
-    assert run().record["status"] == "finished"
+    assert run_with(f"0 * {attention}.sum()").record["status"] == "finished"
 
 
 def test_the_last_linear_becomes_the_head_and_layers_those_that_know_padding_and_keys():
@@ -262,6 +254,133 @@ def test_a_network_that_breaks_a_rule_is_refused_in_a_line(forward, layers, word
     refused(lambda: backbones.build("./net.py:Net", 1, 8, 5, seed=3), words, "net.py")
 
 
+# Networks as people have them: attention, dropout of every form, frozen parts, torchvision's, compiled ones
+
+NETS = """
+import torch, torchvision
+from torch import nn
+from torch.nn import functional as F
+
+class Transformer(nn.Module):
+    def __init__(self, channels, size, classes, dropout=0.0, first=True, attention=None):
+        super().__init__()
+        self.patches, self.first = nn.Conv2d(channels, 8, 2, 2), first
+        layer = nn.TransformerEncoderLayer(8, 2, 16, dropout, batch_first=first)
+        self.encoder = attention or nn.TransformerEncoder(layer, 2)
+        self.head = nn.Linear(8, classes)
+
+    def forward(self, x):
+        x = self.patches(x).flatten(2).mT
+        x = self.encoder(x) if self.first else self.encoder(x.transpose(0, 1)).transpose(0, 1)
+        return self.head(x.mean(1))
+
+def dropping(*shape):
+    return Transformer(*shape, 0.1)
+
+def batch_second(*shape):
+    return Transformer(*shape, 0.1, False)
+
+class MultiHead(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.MultiheadAttention(8, 2, 0.2, add_bias_kv=True, batch_first=True)
+
+    def forward(self, x):
+        return self.layer(x, x, x, need_weights=True)[0]
+
+def weights(*shape):
+    return Transformer(*shape, attention=MultiHead())
+
+class Functions(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer, self.twice, self.whole = nn.Linear(8, 8), nn.Dropout(0.1), nn.Dropout2d(0.1)
+
+    def forward(self, x):
+        x = self.twice(nn.Tanh()(self.layer(F.dropout(x, 0.1, self.training))))
+        x = self.twice(F.scaled_dot_product_attention(x, x, x, dropout_p=0.2 * self.training))
+        return self.whole(x[:, :, :, None])[:, :, :, 0]
+
+def functions(*shape):
+    return Transformer(*shape, attention=Functions())
+
+def torchvisions(channels, size, classes):
+    network = torchvision.models.VisionTransformer(size, 2, 1, 2, 8, 16, 0.1, 0.1, classes)
+    network.conv_proj = nn.Conv2d(channels, 8, 2, 2)
+    nn.init.normal_(network.heads.head.weight, std=0.1)
+    return network
+
+def shared(channels, size, classes):
+    layer = nn.Linear(8, 8)
+    first = nn.Flatten(), nn.Linear(channels * size * size, 8)
+    return nn.Sequential(*first, layer, nn.ReLU(), layer, nn.Linear(8, classes))
+
+def in_place(channels, size, classes):
+    first = nn.Flatten(), nn.Linear(channels * size * size, 8), nn.ReLU()
+    return nn.Sequential(*first, nn.Dropout(0.2, True), nn.Linear(8, classes))
+
+def compiled(channels, size, classes):
+    first = torch.compile(nn.Conv2d(channels, 4, 3))
+    network = nn.Sequential(first, nn.Hardswish(True), nn.Dropout(0.3, True), nn.Flatten(), nn.LazyLinear(classes))
+    network[-2].compile()
+    return torch.compile(network)
+
+def frozen(channels, size, classes):
+    network = nn.Sequential(
+        nn.Conv2d(channels, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(),
+        nn.Linear(4 * (size - 2) ** 2, 8), nn.ReLU(), nn.Linear(8, classes),
+    )
+    network[:2].requires_grad_(False)
+    network[4].bias.requires_grad_(False)
+    return network
+"""
+FROZEN = 4 * 9 + 4 + 2 * 4 + 8  # the convolution, its norm, and a bias
+
+
+def network(name):
+    return backbones.build(f"./nets.py:{name}", 1, 8, 10, seed=0)
+
+
+TOGETHER = "in_place Transformer dropping batch_second weights functions torchvisions shared compiled frozen"
+
+
+@pytest.mark.parametrize("name", TOGETHER.split())
+def test_clients_train_together_as_in_the_plain_loop(name):
+    """With batches that are not full, where what is drawn for an image must not depend on how many there are."""
+    run = {"backbone": f"./nets.py:{name}", "local_epochs": 1, "weight_decay": 0.0}
+    laws.law_4_chunking_is_invisible(FEDAVG, rounds=1, parts=laws.toy_parts((7, 4, 2, 6)), **run)
+
+
+def test_compiled_modules_are_unwrapped():
+    assert [name for name, _ in network("compiled").named_parameters()] == [
+        "body.0.weight", "body.0.bias", "head.weight", "head.bias",
+    ]  # fmt: skip
+
+
+def test_what_is_frozen_is_neither_trained_nor_sent_nor_counted_and_is_exported():
+    first, options = network("frozen"), {"rounds": 2, "num_clients": 3, "cohort_size": 3, "train_examples": 90}
+    run = fedcli.run("fedavg", dataset="digits", backbone="./nets.py:frozen", out="run", keep_states=True, **options)
+    model = run.model().network
+    trained = {name for name, value in first.named_parameters() if not torch.equal(value, model.get_parameter(name))}
+    assert trained == {"body.4.weight", "head.weight", "head.bias"}
+    parameters = sum(value.numel() for value in first.parameters()) - FROZEN
+    facts, cost = run.record["model"], run.record["cost"]
+    assert facts["parameters"] == cost["floats_down"] == cost["floats_up"] == parameters
+    assert facts["frozen"][0]["parameters"] == FROZEN
+    assert display.header(run.record, run.path)["network"].endswith(f"{parameters:,} parameters, {FROZEN:,} frozen")
+
+
+def test_a_run_goes_on_with_the_frozen_part_that_it_began_with_alone():
+    text = NETS + "\n\ndef loaded(*shape):\n    network = frozen(*shape)\n"
+    Path("net.py").write_text(text + "    network[0].bias.data += float(open('weights').read())\n    return network\n")
+    Path("weights").write_text("1")
+    options = {"backbone": "./net.py:loaded", "rounds": 2, "num_clients": 3, "cohort_size": 3, "train_examples": 90}
+    with pytest.raises(Stop):
+        fedcli.run("fedavg", dataset="digits", out="run", progress=StopAfter(1), **options)
+    Path("weights").write_text("2")
+    refused(lambda: runs.resume("run", method="./net.py"), "the frozen part of the network has changed since the run")
+
+
 def split(text, num_clients=2, count=10, **groups):
     if text:
         Path("own.py").write_text(f"import numpy as np\n{HEAD[SPLITS]}{text}\n")
@@ -320,20 +439,6 @@ def test_a_part_that_cannot_be_used_is_refused_in_a_line(use, content, words):
     refused(use if callable(use) else lambda: userfiles.from_file(use, "metric"), words)
 
 
-PROGRAM = """
-import sys
-sys.path.insert(1, {place!r})
-from fedcli.__main__ import main
-for line in sys.argv[1:]:
-    sys.argv[1:] = line.split()
-    try:
-        main()
-    except SystemExit as end:
-        if end.code:
-            raise
-"""
-
-
 def test_a_wheel_runs_them_beside_a_file_called_papers(tmp_path):
     """The wheel has one top-level package, and what is around the working folder does not get into its way."""
     root, pip = Path(__file__).parent.parent, [sys.executable, "-m", "pip", "--disable-pip-version-check", "-q"]
@@ -348,26 +453,20 @@ def test_a_wheel_runs_them_beside_a_file_called_papers(tmp_path):
     assert {name for name in there if not name.endswith(".dist-info")} == {"fedcli"}
     Path("papers.py").write_text("raise RuntimeError('not this one')\n")
     # What is a user's own is a copy, and the laws need no file of the checkout.
-    shutil.copy(root / "docs" / "examples" / "my_method.py", "my_method.py")
-    text = Path("my_method.py").read_text()
+    text = (root / "docs" / "examples" / "my_method.py").read_text()
     Path("broken.py").write_text(text.replace("fed.remember(state.clients, cohort, kept)", "state.clients"))
-    lines = (
-        " ".join(["run fedavg --rounds 1 --quiet --out run", *FLAGS]),
-        "table run --metric ./parts.py:my_metric,last",
-        "plot run --kind ./parts.py:my_chart",
-        "check ./my_method.py --device cpu --law 1 --law 3 --law 5",
-        "new method fresh",
-        "check ./fresh.py --device cpu --law 9",
-        "check ./broken.py --device cpu --law 3 --law 5",
-    )
-    program = PROGRAM.format(place=str(tmp_path / "target"))
-    done = subprocess.run([sys.executable, "-c", program, *lines], capture_output=True, text=True)
-    assert done.stderr.startswith("remembered-means, law 3: clients that took part whose state is not")
-    assert (done.returncode, done.stdout.splitlines()[-1]) == (1, "1 of 2 laws hold on cpu."), done.stderr
-    assert "\n3 of 3 laws hold on cpu.\n" in done.stdout
-    assert "\n1 of 1 laws hold on cpu.\n" in done.stdout
+
+    def done(line):
+        command, environment = [sys.executable, "-m", "fedcli"], {**os.environ, "PYTHONPATH": str(tmp_path / "target")}
+        return subprocess.run([*command, *line.split()], env=environment, capture_output=True, text=True)
+
+    ended = done(" ".join(["run fedavg --rounds 1 --quiet --out run", *FLAGS]))
+    assert ended.returncode == 0, ended.stderr
     record = json.loads(Path("run/record.json").read_text())
     assert record["user_files"] == {str(Path("parts.py").resolve()): userfiles.file_hash("parts.py")}
     assert record["commit"] is None  # of the installed package, not of a checkout
-    assert "my_metric" in done.stdout
-    assert "\nmy_chart.png and my_chart.pdf\n" in done.stdout
+    assert done("new method fresh").returncode == 0
+    assert done("check ./fresh.py --device cpu --law 9").stdout.endswith("\n1 of 1 laws hold on cpu.\n")
+    ended = done("check ./broken.py --device cpu --law 3 --law 5")
+    assert ended.stderr.startswith("remembered-means, law 3: clients that took part whose state is not")
+    assert (ended.returncode, ended.stdout.splitlines()[-1]) == (1, "1 of 2 laws hold on cpu."), ended.stderr

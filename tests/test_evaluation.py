@@ -1,4 +1,4 @@
-"""Evaluation by the protocol: test images, own parts, domains; personal models; different networks."""
+"""Evaluation by the protocol: test images, own parts, domains; personal models."""
 
 from dataclasses import replace
 
@@ -13,7 +13,6 @@ from fedcli.runs.prepare import make_federation
 from tests import laws
 
 LOCAL, FEDAVG = find_method("local"), find_method("fedavg")
-TWO = "cnn-small,cnn-mcmahan"
 
 
 def with_evaluation(how, method=LOCAL, data=None, parts=None, rounds=1, **run):
@@ -25,9 +24,9 @@ def with_evaluation(how, method=LOCAL, data=None, parts=None, rounds=1, **run):
     return setup, fed, laws.simulate(setup, fed, rounds)
 
 
-def accuracy(fed, model, x, y, network=None):
+def accuracy(fed, model, x, y):
     with torch.no_grad():
-        logits = (network or fed.network)(*model, fed.transform(x), train=False).logits
+        logits = fed.network(*model, fed.transform(x), train=False).logits
     return (logits.argmax(1) == y).double().mean().item()
 
 
@@ -60,29 +59,24 @@ def test_personal_models_are_each_tested_on_the_test_images():
     assert result["client_accuracy"] == pytest.approx(dict(zip("0123", own, strict=True)))
 
 
-def test_validation_of_personal_models_is_by_each_its_own():
-    setup, fed, state = with_evaluation("server", validation=0.3)
-    right = 0
-    for client, part in enumerate(fed.validation):
-        x, y = fed.engine.images[part], fed.engine.labels[part]
-        right += accuracy(fed, state.clients[client], x, y) * len(part)
-    expected = right / sum(map(len, fed.validation))
-    assert evaluation.evaluate(fed, setup.method, state)["validation_accuracy"] == pytest.approx(expected)
-
-
 @pytest.mark.parametrize("method", [LOCAL, FEDAVG], ids=lambda method: method.name)
-def test_own_parts_are_pooled_over_the_clients(method):
-    setup, fed, state = with_evaluation("clients", method)
-    assert [len(part) for part in fed.testing] == [5, 2, 4, 1]
-    for client, part in enumerate(laws.toy_parts()):
-        assert sorted([*fed.training[client], *fed.testing[client]]) == part.tolist()
-    own = []
-    for client, part in enumerate(fed.testing):
+@pytest.mark.parametrize(
+    ("how", "share", "name", "sizes"),
+    [("clients", 0.0, "test_accuracy", [5, 2, 4, 1]), ("server", 0.3, "validation_accuracy", [3, 2, 3, 1])],
+)
+def test_own_parts_are_pooled_over_the_clients(how, share, name, sizes, method):
+    setup, fed, state = with_evaluation(how, method, validation=share)
+    parts, own = fed.testing if how == "clients" else fed.validation, []
+    assert [len(part) for part in parts] == sizes
+    for client, part in enumerate(parts):
+        assert sorted([*fed.training[client], *part]) == laws.toy_parts()[client].tolist()
         model = state.clients[client] if method is LOCAL else (state.params, state.buffers)
         own.append(accuracy(fed, model, fed.engine.images[part], fed.engine.labels[part]))
     result = evaluation.evaluate(fed, setup.method, state)
-    assert result["test_accuracy"] == pytest.approx(np.average(own, weights=[5, 2, 4, 1]))
-    assert list(result["client_accuracy"].values()) == pytest.approx(own)
+    assert result[name] == pytest.approx(np.average(own, weights=sizes))
+    if how == "clients" or method is FEDAVG:  # else these are of the clients' own models on the test images
+        assert list(result["client_accuracy"].values()) == pytest.approx(own)
+        assert result["clients"] == pytest.approx({"mean": np.mean(own), "std": np.std(own), "worst": min(own)})
 
 
 def test_the_cut_into_training_and_test_depends_on_the_partition_seed_only():
@@ -108,39 +102,6 @@ def test_domains_are_measured_inside_and_outside():
     assert result["inter"] == pytest.approx(inter)
     assert result["test_accuracy"] == pytest.approx(np.mean(list(inter.values())))
     assert result["domains"] == pytest.approx(dict(zip(data.domain_names, matrix.mean(0), strict=True)))
-
-
-def test_a_method_with_prototypes_is_judged_by_the_nearest():
-    prototypes = torch.randn(3, 64, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    has_class = torch.tensor([True, False, True])
-    method = replace(FEDAVG, prototypes=lambda state: (prototypes, has_class))
-    setup, fed, state = with_evaluation("server", method)
-    features, logits, labels = fed.predict(state.params, state.buffers, None)
-    near = [min((0, 2), key=lambda c: (row - prototypes[c]).square().sum()) for row in features]
-    result = evaluation.evaluate(fed, setup.method, state)
-    assert result["test_accuracy"] == pytest.approx(np.mean(np.array(near) == labels.numpy()))
-    assert result["classifier_accuracy"] == pytest.approx((logits.argmax(1) == labels).double().mean().item())
-
-
-# Different networks
-
-
-SIXTEEN = {"data": laws.toy_dataset(size=16)}
-
-
-def test_clients_with_different_networks_train_as_they_do_alone():
-    setup, fed, state = with_evaluation("server", backbone=TWO, cohort_size=4, **SIXTEEN)
-    assert fed.architecture.tolist() == [0, 1, 0, 1]
-    for kind, name in enumerate(TWO.split(",")):
-        _, _, alone = with_evaluation("server", backbone=name, **SIXTEEN)
-        for client in (kind, kind + 2):
-            laws.assert_agree(state.clients[client], alone.clients[client], f"client {client} with {name}")
-    result = evaluation.evaluate(fed, setup.method, state)
-    own = []
-    for client in range(4):
-        network = fed.networks[fed.architecture[client]]
-        own.append(accuracy(fed, state.clients[client], fed.test_images, fed.test_labels, network))
-    assert result["test_accuracy"] == pytest.approx(np.mean(own))
 
 
 # Models that have not changed

@@ -11,13 +11,10 @@ from fedcli.papers.baselines import fedavg
 from fedcli.runs import rounds
 from fedcli.runs.config import RunConfig
 from tests.test_cli import OPTIONS, TINY, done, invoke, read, refused
+from tests.test_trust import NETS
 
 NO_ROUNDS = (*TINY[:6], *TINY[8:])  # so that a test may give their number
 
-NETS = """from torch import nn
-def tiny(channels, size, classes):
-    return nn.Sequential(nn.Flatten(), nn.Linear(size**2, classes))
-"""
 FIELDS = RunConfig.__dataclass_fields__
 TOML = """
 method = "fedprox"
@@ -174,13 +171,11 @@ def test_the_header_says_where_the_rounds_end_before_the_methods_own_term_starts
     assert "inactive" not in done(*arguments, 0)
 
 
-@pytest.mark.parametrize(
-    ("method", "word", "meant"),
-    [
-        ("fedprox", "--mu", "--proximal-weight"), ("fedavg", "--clients", "--num-clients"),
-        ("fedavg", "--E", "--local-epochs"), ("fedavg", "--learning-rate", "--lr"),
-    ],
-)  # fmt: skip
-def test_words_of_other_toolkits_and_symbols_lead_to_our_options(method, word, meant):
-    text = f"unknown option of '{method}' '{word}'; did you mean '{meant}'? 'fedcli run {method} --help' shows all."
-    assert refused("run", method, word, 1) == text
+def test_clients_that_train_no_step_are_named():
+    options = {"partition": "dirichlet:0.5", "batch_size": 155, "drop_last": True, "rounds": 1}
+    record = fedcli.run("fedavg", dataset="digits", backbone="cnn-small", out="run", **options).record
+    held = [size - int(size * record["config"]["validation"]) for size in record["partition"]["sizes"]]
+    idle = [client for client, size in enumerate(held) if size < 155]
+    assert record["partition"]["idle"] == idle
+    text = display.header(record, Path("run"))["idle"]
+    assert text == f"clients {', '.join(map(str, idle))}, which have too few images for a step"

@@ -256,15 +256,11 @@ def test_fisher_is_of_the_model_in_evaluation_mode():
     assert laws.distance(ours, other) > 0.01  # running statistics matter, and training would not look at them
 
 
-def test_each_client_has_draws_of_its_own_in_any_order():
+def test_each_client_has_draws_of_its_own():
     _, fed = laws.federation("fedmd")
-    fisher = []
-    for ids in ([0, 1], [1, 0]):
-        cohort = fed.cohort_of(1, ids)
-        clients = fed.broadcast(*fed.initial_model(), cohort)
-        fisher.append(ewc.anchors(clients, cohort, fed, minibatch(fed, 5).x).fisher)
-    assert laws.distance(select(fisher[0], [0, 1]), select(fisher[1], [1, 0])) == 0
-    assert laws.distance(select(fisher[0], 0), select(fisher[0], 1)) > 0
+    clients = fed.broadcast(*fed.initial_model(), fed.cohort(1))
+    fisher = ewc.anchors(clients, fed.cohort(1), fed, minibatch(fed, 5).x).fisher
+    assert laws.distance(select(fisher, 0), select(fisher, 1)) > 0
 
 
 def test_ewcs_objective_is_the_cross_entropy_and_the_weighted_penalty():

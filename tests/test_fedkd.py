@@ -139,9 +139,8 @@ def slow_factors(weights, share):
         return weights
     u, s, v = np.linalg.svd(weights, full_matrices=False)
     count = next((r for r in range(s.shape[-1]) if (s[..., :r] ** 2).sum() > share * (s**2).sum()), 0)
-    return sum((u[..., r, None] * s[..., r, None, None]) * v[..., r, None, :] for r in range(count)) + np.zeros_like(
-        weights
-    )
+    parts = ((u[..., r, None] * s[..., r, None, None]) * v[..., r, None, :] for r in range(count))
+    return sum(parts, np.zeros_like(weights))
 
 
 @pytest.mark.parametrize(("shape", "share"), [

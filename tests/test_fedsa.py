@@ -43,11 +43,8 @@ def test_no_loss_is_nan_where_a_feature_is_its_anchor():
 
 
 def test_margins_by_hand():
-    points, everyone = torch.tensor([[0.0, 0.0], [3.0, 4.0], [3.0, 16.0]]).double(), torch.ones(3, dtype=torch.bool)
-    pair, far = (
-        torch.tensor([True, False, True]),
-        math.hypot(3, 16),
-    )  # the other two pairs are 5 and 12 apart
+    points, far = torch.tensor([[0.0, 0.0], [3.0, 4.0], [3.0, 16.0]]).double(), math.hypot(3, 16)  # the others: 5, 12
+    everyone, pair = torch.ones(3, dtype=torch.bool), torch.tensor([True, False, True])
     assert fedsa.margin(points, everyone).item() == pytest.approx((5 + 5 + 12) / 3)
     assert fedsa.margin(points, everyone, "pairs").item() == pytest.approx((5 + 12 + far) / 3)
     assert fedtgp.adaptive_margin(points, everyone, 100.0).item() == pytest.approx(12)
@@ -141,12 +138,8 @@ NOBODY = np.array([], int)
 def network_of(params):
     """The server's network as torch modules, and what it gives."""
     classes, width = params["vectors"].shape
-    layers = {
-        "vectors": nn.Embedding(classes, width),
-        "hidden": nn.Linear(width, width),
-        "out": nn.Linear(width, width),
-    }
-    modules = nn.ModuleDict(layers).double()
+    linear = {name: nn.Linear(width, width) for name in ("hidden", "out")}
+    modules = nn.ModuleDict({"vectors": nn.Embedding(classes, width), **linear}).double()
     modules.load_state_dict({name.replace("vectors", "vectors.weight"): value for name, value in params.items()})
     return modules, lambda: modules["out"](modules["hidden"](modules["vectors"].weight).relu())
 

@@ -403,17 +403,6 @@ def test_domains_come_from_npz_and_folders_alike(tmp_path):
     assert from_npz("offices", tmp_path / "c", **arrays).domain_names == ("0", "1")
 
 
-def test_val_stands_for_test_and_is_left_out_beside_it(tmp_path):
-    folder = write_folder(tmp_path / "images", images((4, 4), 2), ["ant", "bee"])
-    expected = imported("mine", folder)
-    shutil.copytree(folder / "train", folder / "val")
-    assert datasets.import_path("mine", folder)[1] == ["left out: val"]
-    assert_same(expected, datasets.load("mine"))
-    shutil.rmtree(folder / "val")
-    (folder / "test").rename(folder / "val")
-    assert_same(expected, imported("mine", folder))
-
-
 def test_folders_may_hold_hidden_files_links_and_mixed_colours(tmp_path):
     arrays = images((4, 4), 2)
     folder = write_folder(tmp_path / "images", arrays, ["ant", "bee"])

@@ -3,9 +3,10 @@
 import pytest
 import torch
 from torch import nn
+from torch.nn import functional as F
 
 from fedcli.core import backbones, layers
-from fedcli.core.layers import KeyedDropout, LiveConv2d, MaskedBatchNorm2d, _random_words, use_live_taps
+from fedcli.core.layers import KeyedDraws, KeyedDropout, LiveConv2d, MaskedBatchNorm2d, _random_words, use_live_taps
 from tests.test_backbones import images
 
 # Batch statistics
@@ -22,12 +23,17 @@ def norm_pair(channels=5):
     return ours, theirs
 
 
-def run_norm(layer, x, rows=slice(None)):
-    """Output, gradients of an uneven loss of some rows by input, weight and bias, and the running statistics after."""
+def results(layer, x, rows=slice(None)):
+    """Output, and gradients of an uneven loss of some rows by input, weight and bias."""
     x = x.clone().requires_grad_()
     out = layer(x)
     loss = (out[rows] * torch.linspace(-1, 1, out[0].numel(), dtype=x.dtype).reshape(out[0].shape)).square().sum()
-    return [out, *torch.autograd.grad(loss, [x, layer.weight, layer.bias]), layer.running_mean, layer.running_var]
+    return [out, *torch.autograd.grad(loss, [x, layer.weight, layer.bias])]
+
+
+def run_norm(layer, x, rows=slice(None)):
+    """The same, and the running statistics afterwards."""
+    return [*results(layer, x, rows), layer.running_mean, layer.running_var]
 
 
 def norm_images(batch=4, size=3):
@@ -91,12 +97,6 @@ def dropout(p=0.2, key=0, number=0, whole_examples=False):
     return layer
 
 
-def test_evaluation_and_probability_0_change_nothing():
-    x = images(2)
-    assert dropout().eval()(x) is x
-    assert torch.equal(dropout(p=0.0)(x), x)
-
-
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
 def test_what_is_kept_is_divided_by_what_is_left(dtype):
     x = torch.linspace(1, 2, 4000, dtype=torch.float64).reshape(4, 1000).to(dtype)
@@ -151,21 +151,67 @@ def test_hash_is_that_of_unbounded_integers(key):
         assert torch.equal(_random_words(torch.tensor(key), number, (2, 100)), expected)
 
 
-def test_key_is_a_buffer_but_not_saved():
-    layer = KeyedDropout(0.2)
-    assert [(name, value.dtype, value.shape) for name, value in layer.named_buffers()] == [("key", torch.int64, ())]
-    assert not layer.state_dict()
-    assert layer.double().key.dtype == torch.int64
+# Functions of torch that draw from a key
+
+
+def in_functions(function, *arguments, **options):
+    """What a function of torch gives in a network that trains."""
+    with KeyedDraws():
+        return function(*arguments, **options)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {}, {"is_causal": True}, {"scale": 0.3}, {"attn_mask": torch.ones(5, 5).tril().bool()},
+        {"attn_mask": torch.zeros(5, 5).bool()}, {"attn_mask": torch.linspace(-1, 1, 25).reshape(5, 5).double()},
+    ],
+)  # fmt: skip
+def test_attention_is_torchs(options):
+    query, key, value = torch.randn(3, 2, 4, 5, 6, dtype=torch.float64)
+    function = F.scaled_dot_product_attention
+    expected = function(query, key, value, **options)
+    torch.testing.assert_close(in_functions(function, query, key, value, **options), expected)
+
+
+def test_dropout_in_attention_drops_weights_and_is_that_of_the_key():
+    ones, identity = torch.ones(8, 16, 16).double(), torch.eye(16).double().expand(8, 16, 16)
+    draws = KeyedDraws()
+
+    def weights():
+        with draws:
+            return F.scaled_dot_product_attention(ones, ones, identity, dropout_p=0.25)
+
+    first, again = weights(), weights()
+    draws.key.fill_(1)
+    assert torch.equal(first, again)
+    assert not torch.equal(first, weights())
+    assert first.unique().tolist() == [0.0, pytest.approx(1 / 16 / 0.75)]
+    assert (first == 0).double().mean().item() == pytest.approx(0.25, abs=0.03)
+
+
+@pytest.mark.parametrize(
+    ("function", "arguments", "mean", "std"),
+    [
+        (F.dropout, (torch.ones(4000), 0.2), 1, 0.5),
+        (F.dropout2d, (torch.ones(4000, 1, 1, 1), 0.2), 1, 0.5),
+        (F.dropout, (torch.ones(4000), 1.0), 0, 0),
+    ],
+)
+def test_draws_have_torchs_distribution(function, arguments, mean, std):
+    values = in_functions(function, *arguments)
+    assert values.mean().item() == pytest.approx(mean, abs=0.03)
+    assert values.std().item() == pytest.approx(std, abs=0.03)
+
+
+def test_channels_are_dropped_whole():
+    values = in_functions(F.dropout2d, torch.ones(50, 40, 3, 3))
+    assert torch.equal(values, values[:, :, :1, :1].expand_as(values))
+    assert values[0].unique().tolist() == [0, 2]  # and not the whole image
+    assert (values[:, :, 0, 0] == 0).double().mean().item() == pytest.approx(0.5, abs=0.05)
 
 
 # Live taps
-
-
-def conv_results(layer, x):
-    """Output, and gradients of a loss by input, weight and bias."""
-    x = x.clone().requires_grad_()
-    out = layer(x)
-    return [out, *torch.autograd.grad(out.square().sum(), [x, layer.weight, layer.bias])]
 
 
 @pytest.mark.parametrize("channels_last", [False, True])
@@ -190,16 +236,16 @@ def test_a_convolution_by_its_live_taps_or_by_few_places_is_the_convolution(
     x = images(3, 4, size)
     if channels_last:
         layer.weight.data = layer.weight.data.contiguous(memory_format=torch.channels_last)
-    expected = conv_results(layer, x)
+    expected = results(layer, x)
     assert use_live_taps(nn.Sequential(layer), 4, size) == (live is not None)
     taps = live or slice(0, kernel)
     assert getattr(layer, "live", (taps, taps)) == (taps, taps)
-    for new, old in zip(conv_results(layer, x), expected, strict=True):
+    for new, old in zip(results(layer, x), expected, strict=True):
         torch.testing.assert_close(new, old, rtol=1e-12, atol=1e-12)
     if dilation == 1 and size < 8:  # at most 2 x 2 places
         monkeypatch.setattr(layers.F, "conv2d", None)
     with layers.set_to(layers.by_places, True):
-        for new, old in zip(conv_results(layer, x), expected, strict=True):
+        for new, old in zip(results(layer, x), expected, strict=True):
             torch.testing.assert_close(new, old, rtol=1e-12, atol=1e-12)
 
 

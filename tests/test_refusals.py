@@ -34,6 +34,10 @@ SEEDS = "--seeds must be distinct whole numbers from 0"
         ("run fedavg --backbone cnn-smal", "did you mean 'cnn-small'? 'fedcli list' shows all."),
         ("run fedavg,FedAvg", "two methods have the same name (got fedavg, fedavg); name each once."),
         ("run fedavg --mu 1", "unknown option of 'fedavg' '--mu'; 'fedcli run fedavg --help' shows all."),
+        ("run fedprox --mu 1", "'--mu'; did you mean '--proximal-weight'? 'fedcli run fedprox --help' shows all."),
+        ("run fedavg --clients 1", "'--clients'; did you mean '--num-clients'?"),
+        ("run fedavg --E 1", "'--E'; did you mean '--local-epochs'?"),
+        ("run fedavg --learning-rate 1", "'--learning-rate'; did you mean '--lr'?"),
         ("run fedavg extra", "Got unexpected extra argument(s) (extra) ('fedcli run --help' shows all)"),
         ("run fedfm --guiding x", "--guiding must be contrastive or l2 or l2-sum (got 'x'); choose one of them."),
         # Options out of range
@@ -94,6 +98,8 @@ SEEDS = "--seeds must be distinct whole numbers from 0"
         ("data import shapes floats.npz", "floats.npz"),
         ("data import digits floats.npz", "digits"),
         # Tables and figures
+        ("claims fedx", "unknown paper with claims 'fedx'"),
+        ("claims ./reserved.py", "declares no CLAIMS"),
         ("claims --runs nowhere", "Invalid value for '--runs': path 'nowhere' does not exist"),
         ("table fedfm:2", "'fedfm' has fedfm:Fig1, fedfm:III, "),
         ("table fedfm:III runs", "a paper's table is made alone"),
