@@ -29,9 +29,8 @@ FEDAVG = find_method("fedavg")
 @cache
 def of_two_steps(reference=False, chunk="auto"):
     """Clients after a step of all parameters and one of some, both clipped, on images that leave taps dead."""
-    sizes = (7, 4, 2, 6)
-    run = {"backbone": "resnet10", "data": laws.toy_dataset(sum(sizes), channels=3, size=32), "lr": 0.01}
-    run |= {"parts": laws.toy_parts(sizes), "local_epochs": 1, "weight_decay": 0.1, "clients_per_chunk": chunk}
+    run = {"backbone": "resnet10", "data": laws.toy_dataset(15, channels=3, size=32), "lr": 0.01, "num_clients": 3}
+    run |= {"parts": laws.toy_parts((7, 2, 6)), "local_epochs": 1, "weight_decay": 0.1, "clients_per_chunk": chunk}
     setup, fed = laws.federation(FEDAVG, reference=reference, **run)
     assert any(isinstance(layer, LiveConv2d) for layer in fed.network.module.modules()) != reference
     assert fed.engine.by_places
@@ -44,13 +43,13 @@ def of_two_steps(reference=False, chunk="auto"):
     return clients.params, clients.buffers
 
 
-@pytest.mark.parametrize("chunk", ["1", "2", "4", "branches:3"])
+@pytest.mark.parametrize("chunk", ["1", "3", "branches:2"])
 def test_dead_taps_frozen_parameters_and_clipping_agree_with_the_plain_loop(chunk, monkeypatch):
     """With unequal clients, partial batches, weight decay and momentum; one by one also place by place."""
     calls, place_by_place = [], LiveConv2d._place_by_place
     monkeypatch.setattr(LiveConv2d, "_place_by_place", lambda *given: calls.append(1) or place_by_place(*given))
     ours = of_two_steps(chunk=chunk)
-    assert (bool(calls), by_places.get()) == (chunk in ("1", "branches:3"), False)  # of four clients one is left alone
+    assert (bool(calls), by_places.get()) == (chunk != "3", False)  # of three clients one is left alone
     laws.assert_agree(ours, of_two_steps(reference=True), "with dead taps")
 
 
@@ -148,18 +147,16 @@ def test_masked_mean_ignores_what_is_masked_even_in_the_gradient():
     assert masked_mean(torch.tensor([3.0, 5.0]), torch.tensor([False, False])) == 0
 
 
-@pytest.mark.parametrize("chunk", ["1", "3"])
+@pytest.mark.parametrize("chunk", ["1", "2"])
 def test_the_number_of_threads_is_invisible(chunk, two_threads):
-    sizes = (7, 4, 2, 6)
-    run = {"backbone": "resnet10-3x3", "data": laws.toy_dataset(num_train=19, channels=3), "precision": "float32"}
+    run = {"backbone": "resnet10-3x3", "data": laws.toy_dataset(7, channels=3), "precision": "float32"}
+    run |= {"num_clients": 2, "parts": laws.toy_parts((4, 3)), "local_epochs": 1, "clients_per_chunk": chunk}
     states, outputs = [], []
     for threads in (2, 1):
         torch.set_num_threads(threads)
-        setup, fed = laws.federation(
-            "fedfm", {"start_round": 0}, clients_per_chunk=chunk, parts=laws.toy_parts(sizes), local_epochs=1, **run
-        )
+        setup, fed = laws.federation("fedfm", {"start_round": 0}, **run)
         states.append(laws.simulate(setup, fed, 2))
-        outputs.append(fed.predict(*laws.model_of(setup, states[-1]), np.arange(19)))
+        outputs.append(fed.predict(*laws.model_of(setup, states[-1]), np.arange(7)))
         assert torch.get_num_threads() == threads
     assert laws.distance(*states) == 0
     assert laws.distance(*outputs) == 0
@@ -209,18 +206,6 @@ def test_a_stopped_thread_ends_before_its_data_does(two_threads):
     with pytest.raises(KeyboardInterrupt):
         fed.train(start, cohort, loss)
     assert 1 <= len(seen) <= 4  # of 20 steps
-
-
-@pytest.mark.parametrize("chunk", ["1", "2", "branches:4"])
-def test_training_leaves_what_it_is_given_as_it_was(chunk):
-    fed, cohort, start, loss = first_round(clients_per_chunk=chunk, local_epochs=1)
-    start, _ = fed.train(start, cohort, loss)
-    before = tree_map(torch.clone, start)
-    after, _ = fed.train(start, cohort, loss)
-    assert laws.distance((start.params, start.optimizer), (before.params, before.optimizer)) == 0
-    assert laws.distance(after.params, start.params) > 0
-    own = {name: value.detach() for name, value in fed.network.module.named_parameters()}
-    assert laws.distance(own, fed.initial_model()[0]) == 0
 
 
 @pytest.mark.parametrize("chunk", ["1", "4"])
