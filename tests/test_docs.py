@@ -195,6 +195,7 @@ LEFT_OUT = {
     "--on ray": "starts a cluster; tests/test_cluster.py has one",
     "fedcli bench": "takes minutes; tests/test_bench.py has small ones",
     "data import fmnist-pfllib": "needs a folder that PFLlib wrote; tests/test_splits.py makes one",
+    "data import mine": "needs a folder of images; tests/test_datasets.py makes some",
     "fedcli data download": "needs a network; tests/test_forms.py has a site of its own",
     "--kind correlation": "is for runs with public images; tests/test_correlation.py",
 }
