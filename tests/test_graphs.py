@@ -99,7 +99,7 @@ CASES = {
 def test_the_steps_of_every_method_can_be_graphs(name):
     method = find_method(name)
     active = {"start_round": 0} if "start_round" in method.config.__dataclass_fields__ else {}
-    run = {"clients_per_chunk": "4", "rounds": 2, "batch_size": 8}
+    run = {"clients_per_chunk": "4", "rounds": 2}
     state, graphs, fed = by_graphs(method, active, **run)
     laws.assert_agree(state, eagerly(method, active, **run), f"{name} by graphs")
     assert fed.engine.notes == []
