@@ -1,11 +1,13 @@
 import pytest
 import torch
 
+from fedcli.cli import display
+
 torch.set_num_threads(1)  # tiny networks, and two workers share two cores
 
 
 # Their tests wait for other processes or are long, so that one at the end would leave the other worker with nothing.
-FIRST = ("test_workers", "test_cluster", "test_lock", "test_doors", "test_notebook")
+FIRST = ("test_workers", "test_cluster", "test_lock", "test_doors", "test_notebook", "test_results")
 
 
 def pytest_collection_modifyitems(items):
@@ -33,6 +35,12 @@ def cache(tmp_path, monkeypatch):
     """The folder of data sets, which no test shares with the person who runs it."""
     monkeypatch.setenv("FEDCLI_DATA", str(tmp_path / "cache"))
     return tmp_path / "cache"
+
+
+@pytest.fixture(autouse=True)
+def no_figures(monkeypatch):
+    """Commands draw no figures of their runs, which takes longer than these."""
+    monkeypatch.setattr(display, "draw", lambda record, folder: None)
 
 
 @pytest.fixture

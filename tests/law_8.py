@@ -1,10 +1,11 @@
 """Law 8: every method, run by a number of workers, and what its run came to.
 
-`python -c "from tests.law_8 import main; main()" FOLDER`, as the command of several workers, runs all of them and
-writes what came of it into a file that is named after the number of workers.
+`python -c "from tests.law_8 import main; main()" FOLDER`, as the command of as many workers as the law has at most,
+runs all of them by each number of workers, and writes what came of it into a file that is named after the number.
 """
 
 import json
+import os
 import sys
 from pathlib import Path
 
@@ -20,8 +21,9 @@ from fedcli.runs.workers import joined
 from tests import laws
 from tests.toys import MIXED, QUICK, STATEFUL
 
-COUNTS = 2, 3
+COUNTS = 3, 2
 ROUNDS = 2
+FEW_STEPS = {"batch_size": 8, "local_epochs": 1}
 
 
 def wide(channels, image_size, num_classes):
@@ -30,26 +32,26 @@ def wide(channels, image_size, num_classes):
     return nn.Sequential(nn.Flatten(), *hidden, nn.Linear(32, num_classes))
 
 
-def cases():
-    """Method, its options and those of the run, by the name of each run."""
+def cases(count):
+    """Method, its options and those of the run, by the name of each run; of two workers only what is no plain run."""
     methods = {method.name: method for method in (*registry.methods().values(), STATEFUL)}
-    large = {"backbone": f"{__file__}:wide", "precision": "float32", "lr": 0.01, "local_epochs": 1}
-    mixed = {"backbone": MIXED}
-    found = {name: (method, QUICK.get(name), {}) for name, method in methods.items()}
+    large = {"backbone": f"{__file__}:wide", "precision": "float32", "lr": 0.01}
+    plain = methods["fedavg"]
+    found = {"clients together": (plain, None, {"clients_per_chunk": "3", "validation": 0.3})}
+    found["a single client"] = plain, None, {**large, "cohort_size": 1}
     for name, method in methods.items():
+        if count != 2:
+            found[name] = method, QUICK.get(name), {}
         if method.mixed_networks:
-            found[f"{name}, mixed"] = method, QUICK.get(name), mixed
+            found[f"{name}, mixed"] = method, QUICK.get(name), {"backbone": MIXED}
         if name in ("fedavg", *QUICK):
             found[f"{name}, wide"] = method, QUICK.get(name), large
-    together = {"clients_per_chunk": "3", "validation": 0.3}
-    found["clients together"] = methods["fedavg"], None, together
-    found["a single client"] = methods["fedavg"], None, {**large, "cohort_size": 1}
     return found
 
 
 def ending(method, overrides, options):
     """What a run comes to: its parameters, and what its record says of its rounds."""
-    setup, fed = laws.federation(method, overrides, **options)
+    setup, fed = laws.federation(method, overrides, **{**FEW_STEPS, **options})
     with machine_settings(fed):
         state, entries = setup.method.init(fed, setup.options), []
         for number in range(ROUNDS):
@@ -58,14 +60,18 @@ def ending(method, overrides, options):
     return [params_hash(all_params(setup.method, state, setup.run.num_clients)), json.loads(json.dumps(entries))]
 
 
-def endings():
-    """What all runs come to, by name."""
-    return {name: ending(*case) for name, case in cases().items()}
+def endings(count=1):
+    """What all runs of so many workers come to, by name."""
+    return {name: ending(*case) for name, case in cases(count).items()}
 
 
 def main():
     torch.set_num_threads(2)
-    with joined() as group:
-        found = endings()
-    if group.number == 0:
-        Path(sys.argv[1], str(group.count)).write_text(json.dumps(found))
+    for count in COUNTS:
+        if int(os.environ["RANK"]) < count:
+            number = str(count)
+            os.environ |= {"WORLD_SIZE": number, "LOCAL_WORLD_SIZE": number, "TORCHELASTIC_RESTART_COUNT": number}
+            with joined() as group:
+                found = endings(count)
+            if group.number == 0:
+                Path(sys.argv[1], str(group.count)).write_text(json.dumps(found))

@@ -4,16 +4,18 @@ import importlib.util
 import os
 import select
 import signal
-import subprocess
 import sys
 import time
+from multiprocessing import get_context
 from pathlib import Path
+from tempfile import TemporaryFile
 
 from typer.testing import CliRunner
 
+from fedcli.__main__ import main
 from fedcli.cli import app
 
-PATIENCE = 60  # seconds until a test fails that waits for a program
+PATIENCE = 300  # seconds until a test fails that waits for a program
 SMALL = (
     "--dataset", "digits", "--protocol", "fedfm:digits", "--train-examples", "120", "--num-clients", "4",
     "--cohort-size", "2", "--rounds", "3", "--batch-size", "16", "--device", "cpu", "--partition", "iid",
@@ -60,14 +62,14 @@ class Waiting:
 
     def one(self) -> int:
         """The number of a process that waits, once there is one."""
-        return self.two(count=1)[0]
+        return self.two(1)[0]
 
-    def two(self, seconds: float = PATIENCE, count: int = 2) -> list[int]:
+    def two(self, count: int = 2) -> list[int]:
         """The numbers of two processes, or of `count`, that wait, once there are so many."""
-        waiting, end = [], time.monotonic() + seconds
+        waiting, end = [], time.monotonic() + PATIENCE
         while len(waiting) < count:
             assert time.monotonic() < end, "too few processes have come to their second round"
-            events = self._poll.poll(1000 * seconds)
+            events = self._poll.poll(1000 * PATIENCE)
             if events and events[0][1] & select.POLLIN:  # else only that nobody is writing, which may end at any time
                 waiting += map(int, os.read(self._file, 100).split())
         return waiting
@@ -89,29 +91,49 @@ class Waiting:
         (self.folder / "go").open("w").close()
 
 
-class Program(subprocess.Popen):
-    """A program that is waited for as long as `PATIENCE`, and then killed."""
+class Program(get_context("fork").Process):
+    """What `main` does in a folder, as a program in a fork of this process, which has imported everything."""
 
-    def communicate(self, input=None, timeout=PATIENCE):
-        try:
-            return super().communicate(input, timeout)
-        except subprocess.TimeoutExpired:
+    def __init__(self, folder, arguments, main, outputs):
+        super().__init__()
+        self.folder, self.arguments, self.main = folder, arguments, main
+        self.files = [TemporaryFile("w+", errors="replace") for _ in outputs]  # noqa: SIM115
+        self.outputs = [output or file.fileno() for output, file in zip(outputs, self.files, strict=True)]
+
+    def run(self):
+        for number, output in enumerate(self.outputs, start=1):
+            os.dup2(output, number)
+        sys.stdout, sys.stderr = (open(number, "w", closefd=False) for number in (1, 2))  # noqa: SIM115
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # which may be ignored where the tests run
+            signal.signal(number, signal.SIG_DFL)
+        os.chdir(self.folder)
+        os.environ |= {"PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1", "COLUMNS": "120"}
+        sys.argv = ["fedcli", *map(str, self.arguments)]
+        self.main()
+
+    def send_signal(self, number):
+        os.kill(self.pid, number)
+
+    @property
+    def returncode(self):
+        return self.exitcode
+
+    def communicate(self):
+        """What it has said on stdout and stderr once it has ended."""
+        self.join(PATIENCE)
+        if self.is_alive():
             self.kill()
-            raise
+            raise TimeoutError("a program has not ended")
+        for file in self.files:
+            file.seek(0)
+        return [file.read() for file in self.files]
 
 
-def as_in_a_terminal():
-    """Lets signals interrupt that whoever runs the tests may ignore, as shells do for what is in the background."""
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, signal.SIG_DFL)
-
-
-def start(folder, *arguments, program=("-m", "fedcli"), **options):
-    """Starts a program of this Python in a folder; by default `fedcli` with the arguments."""
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1", "COLUMNS": "120"}
-    options = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, **options}
-    options["preexec_fn"] = as_in_a_terminal
-    return Program([sys.executable, *program, *map(str, arguments)], cwd=folder, env=environment, **options)
+def start(folder, *arguments, main=main, stdout=None, stderr=None):
+    """Starts a program in a folder; by default `fedcli` with the arguments."""
+    program = Program(folder, arguments, main, (stdout, stderr))
+    program.start()
+    return program
 
 
 def invoke(*arguments):

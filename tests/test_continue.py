@@ -1,5 +1,7 @@
-"""The same command again: what has ended is skipped, what has begun goes on, the rest starts."""
+"""The same command again: what has ended is skipped, what has begun goes on, the rest starts, with no dead ends."""
 
+import os
+import resource
 import shutil
 from contextlib import suppress
 from pathlib import Path
@@ -8,16 +10,20 @@ from unittest.mock import Mock
 import pytest
 
 import fedcli
-from fedcli.cli import common, display
+from fedcli.__main__ import main
+from fedcli.cli import common
+from fedcli.declarations import Cell, Table
 from fedcli.errors import UserError
-from fedcli.results import jobs
+from fedcli.results import jobs, plans
 from fedcli.runs import rounds
 from fedcli.runs import run as runs
+from fedcli.runs.checkpoints import CHECKPOINT
 from fedcli.runs.config import flags_of
 from fedcli.runs.lock import InUse
 from fedcli.runs.records import read_record
 from fedcli.runs.signals import OutOfTime
-from tests.programs import invoke
+from tests.programs import SMALL, invoke, start
+from tests.test_lock import names
 from tests.test_runs import TINY, Stop, StopAfter, essence
 
 ONE = {**TINY, "rounds": 1, "lr": 0.02}
@@ -90,7 +96,6 @@ def test_what_cannot_go_on_is_refused(method, given, message, finished):
 
 def test_resume_takes_up_every_unfinished_run_below_a_folder(finished, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(display, "draw", lambda record, folder: None)
     shutil.copytree(finished, tmp_path / "a" / "done")
     for name in ("a/one", "b"):
         with pytest.raises(Stop):
@@ -125,8 +130,7 @@ def test_a_time_limit_is_a_time(monkeypatch):
 TINY_FLAGS = flags_of({**TINY, "checkpoint_every": 100})
 
 
-def test_a_time_limit_ends_at_a_checkpoint_and_the_same_command_goes_on(tmp_path, monkeypatch):
-    monkeypatch.setattr(display, "draw", lambda record, folder: None)
+def test_a_time_limit_ends_at_a_checkpoint_and_the_same_command_goes_on(tmp_path):
     command = ["run", "fedavg", *TINY_FLAGS, "--seeds", "0,1", "--out", tmp_path / "runs", "--time-limit", "0"]
     folder, result = tmp_path / "runs" / "seed-0", invoke(*command)
     again = f"the same command with --out {tmp_path / 'runs'} --continue"
@@ -160,3 +164,42 @@ def test_a_time_limit_ends_a_grid_and_its_processes(tmp_path, monkeypatch):
     assert result.exit_code == 0
     assert "time limit reached at 0/2 runs" in result.stderr
     assert "finished" not in [read_record(file)["status"] for file in (tmp_path / "grid").rglob("record.json")]
+
+
+# What a kill or a full disk leaves in a folder
+
+
+def limited():
+    """The program on a disk with room for a record, and for no checkpoint."""
+    resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))
+    main()
+
+
+def test_a_full_disk_is_one_line_leaves_no_part_of_a_file_and_the_run_goes_on(tmp_path):
+    program = start(tmp_path, "run", "fedavg", *SMALL, "--out", "a run", main=limited)
+    _, said = program.communicate()
+    place = os.path.realpath(tmp_path / "a run" / CHECKPOINT)
+    assert said == (
+        f"error: '{place}' cannot be written (File too large); free space; then a run goes on with "
+        "'fedcli resume RUN', and all else with the same command.\n"
+    )
+    assert program.returncode == 1
+    assert names(tmp_path / "a run") == ["record.json"]
+    again = runs.resume(tmp_path / "a run")
+    whole = fedcli.run("fedavg", out=tmp_path / "whole", **again.record["config"])
+    assert essence(again.record)["rounds"] == essence(whole.record)["rounds"]
+
+
+def test_a_damaged_record_stops_no_table_and_is_left_as_it_is(tmp_path, caplog):
+    given = {**TINY, "protocol": "fedfm:digits", "rounds": 1}
+    cells = tuple(Cell("FedAvg", str(lr), "fedavg", {**given, "lr": lr}) for lr in (0.1, 0.2))
+    table = Table("fedfm:III", "made up", ("FedFM", "Table III"), cells, seeds=(0,))
+    jobs.execute(plans.plan(table, tmp_path), jobs.Watch())
+    damaged, whole = (run.folder for run in plans.plan(table, tmp_path).runs)
+    (damaged / "record.json").write_text("{")
+    plan = plans.plan(table, tmp_path)
+    assert [run.state for run in plan.runs] == ["not run", "finished"]
+    assert f"left out: '{damaged / 'record.json'}' cannot be read (" in caplog.text
+    assert list(jobs.execute(plan, jobs.Watch())) == [damaged]
+    assert [run.folder for run in plans.plan(table, tmp_path).runs] == [damaged, whole]
+    assert (damaged / "record.json").read_text() == "{"

@@ -29,9 +29,8 @@ FEDAVG = find_method("fedavg")
 @cache
 def of_two_steps(reference=False, chunk="auto"):
     """Clients after a step of all parameters and one of some, both clipped, on images that leave taps dead."""
-    sizes = (7, 4, 2, 6)
-    run = {"backbone": "resnet10", "data": laws.toy_dataset(sum(sizes), channels=3, size=32), "lr": 0.01}
-    run |= {"parts": laws.toy_parts(sizes), "local_epochs": 1, "weight_decay": 0.1, "clients_per_chunk": chunk}
+    run = {"backbone": "resnet10", "data": laws.toy_dataset(15, channels=3, size=32), "lr": 0.01, "num_clients": 3}
+    run |= {"parts": laws.toy_parts((7, 2, 6)), "local_epochs": 1, "weight_decay": 0.1, "clients_per_chunk": chunk}
     setup, fed = laws.federation(FEDAVG, reference=reference, **run)
     assert any(isinstance(layer, LiveConv2d) for layer in fed.network.module.modules()) != reference
     assert fed.engine.by_places
@@ -44,13 +43,13 @@ def of_two_steps(reference=False, chunk="auto"):
     return clients.params, clients.buffers
 
 
-@pytest.mark.parametrize("chunk", ["1", "2", "4", "branches:3"])
+@pytest.mark.parametrize("chunk", ["1", "3", "branches:2"])
 def test_dead_taps_frozen_parameters_and_clipping_agree_with_the_plain_loop(chunk, monkeypatch):
     """With unequal clients, partial batches, weight decay and momentum; one by one also place by place."""
     calls, place_by_place = [], LiveConv2d._place_by_place
     monkeypatch.setattr(LiveConv2d, "_place_by_place", lambda *given: calls.append(1) or place_by_place(*given))
     ours = of_two_steps(chunk=chunk)
-    assert (bool(calls), by_places.get()) == (chunk in ("1", "branches:3"), False)  # of four clients one is left alone
+    assert (bool(calls), by_places.get()) == (chunk != "3", False)  # of three clients one is left alone
     laws.assert_agree(ours, of_two_steps(reference=True), "with dead taps")
 
 
@@ -209,18 +208,6 @@ def test_a_stopped_thread_ends_before_its_data_does(two_threads):
     with pytest.raises(KeyboardInterrupt):
         fed.train(start, cohort, loss)
     assert 1 <= len(seen) <= 4  # of 20 steps
-
-
-@pytest.mark.parametrize("chunk", ["1", "2", "branches:4"])
-def test_training_leaves_what_it_is_given_as_it_was(chunk):
-    fed, cohort, start, loss = first_round(clients_per_chunk=chunk, local_epochs=1)
-    start, _ = fed.train(start, cohort, loss)
-    before = tree_map(torch.clone, start)
-    after, _ = fed.train(start, cohort, loss)
-    assert laws.distance((start.params, start.optimizer), (before.params, before.optimizer)) == 0
-    assert laws.distance(after.params, start.params) > 0
-    own = {name: value.detach() for name, value in fed.network.module.named_parameters()}
-    assert laws.distance(own, fed.initial_model()[0]) == 0
 
 
 @pytest.mark.parametrize("chunk", ["1", "4"])

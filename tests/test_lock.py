@@ -11,9 +11,11 @@ from unittest.mock import Mock
 import pytest
 
 import fedcli
+from fedcli.__main__ import main
 from fedcli.data.files import write_atomically
 from fedcli.errors import UserError
 from fedcli.runs import run as runs
+from fedcli.runs import signals
 from fedcli.runs.checkpoints import CHECKPOINT, PREVIOUS
 from fedcli.runs.lock import InUse, locked
 from fedcli.runs.records import read_record
@@ -106,11 +108,34 @@ def test_the_processes_of_a_table_die_with_it(tmp_path):
     assert [read_record(folder)["status"] for folder in folders] == ["interrupted"] * 2
 
 
+def test_a_process_that_does_not_stop_at_a_signal_dies_with_its_parent(tmp_path, monkeypatch):
+    monkeypatch.setattr(signals, "GRACE", 0)
+
+    def parent():
+        if os.fork() == 0:
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)
+            signals.end_with_parent()
+            with open("here", "w") as here:
+                print(os.getpid(), file=here, flush=True)
+                signal.pause()
+        signal.pause()
+
+    waiting, program = Waiting(tmp_path), start(tmp_path, main=parent)
+    waiting.one()
+    program.kill()
+    waiting.none()
+
+
 @pytest.mark.parametrize("make", [os.pipe, os.openpty])
 def test_a_display_that_breaks_does_not_end_the_training(make, tmp_path):
     (ours, theirs), waiting = make(), Waiting(tmp_path)
-    # In a session of its own, as under nohup: a terminal that goes does not send it a signal.
-    program = start(tmp_path, "run", "./waits.py", *SMALL, "--out", "run", stdout=theirs, start_new_session=True)
+
+    def detached():
+        os.setsid()  # as under nohup: a terminal that goes does not send it a signal
+        os.close(ours)
+        main()
+
+    program = start(tmp_path, "run", "./waits.py", *SMALL, "--out", "run", main=detached, stdout=theirs)
     os.close(theirs)
     waiting.one()
     os.close(ours)

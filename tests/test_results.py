@@ -54,8 +54,6 @@ def test_what_is_written_by_hand_is_short_and_has_no_measured_number():
             assert len([line for line in text.splitlines() if line]) <= LINES, file
             assert text.startswith("# "), file
             assert "?\n" in text or "? " in text, file
-    for study in STUDIES:
-        assert pages.read_study(study).findings, study
     for file in RESULTS.glob("records/*/findings.toml"):
         for text in re.findall(r'(?m)^says = "(.*)"$', file.read_text(encoding="utf-8")):
             assert not re.search(r"\d\.\d", re.sub(r"Eq\. [\d.]+|F\.2", "", text)), (file, text)
@@ -92,7 +90,7 @@ def test_the_committed_pages_are_those_that_the_command_writes_wherever_it_is_ca
         assert (RESULTS / name).read_text(encoding="utf-8") == text, f"run 'make tables': {name}"
     written = {path.name for path in made if path.parent.name == "papers" and path.suffix == ".md"}
     assert {path.name for path in (RESULTS / "papers").glob("*.md")} == written
-    assert {study.name for study in STUDIES} <= {path.stem for path in made}
+    assert [study.name for study in STUDIES if "\n## Findings\n\n- " not in made[Path(f"{study.name}.md")]] == []
     assert "| Claims of | Reproduced |" in made[Path("..") / "README.md"]
 
 

@@ -7,7 +7,6 @@ from unittest.mock import MagicMock
 import pytest
 
 import fedcli
-from fedcli.cli import display
 from fedcli.runs import run as runs
 from fedcli.runs import trackers
 from tests.files import refused
@@ -67,7 +66,6 @@ class Failing:
 @pytest.mark.parametrize(("seeds", "runs"), [(("--seed", "0"), 1), (("--seeds", "0,1"), 2)])
 def test_a_logger_is_made_once_and_hears_each_run_and_one_that_fails_stops_nothing(seeds, runs, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(display, "draw", lambda record, folder: None)
     (tmp_path / "mine.py").write_text(OWN)
     flags = [part for name, value in TINY.items() for part in (f"--{name.replace('_', '-')}", str(value))]
     result = invoke("run", "fedavg", *flags, *seeds, "--out", "run", "--log", "./mine.py:Failing,./mine.py:Logger")

@@ -123,18 +123,17 @@ def table_of(method, given):
     return Table("fedfm:III", "", ("FedFM", "Table III"), (Cell("A", "x", method, given),), seeds=(0,))
 
 
-@pytest.mark.parametrize("several", [1, 2])
-def test_a_table_takes_the_plans_method_and_not_the_records(several, work):
+def test_a_table_takes_the_plans_method_and_not_the_records(work):
     given = {**TINY, "protocol": "fedfm:digits", "rounds": 2}
     table = table_of("./mine.py", given)
     folder = plans.plan(table, Path("runs")).runs[0].folder
     with pytest.raises(Stop):
         fedcli.run("./mine.py", out=folder, progress=StopAfter(1), **given)
-    assert jobs.execute(plans.plan(table, Path("runs")), jobs.Watch(), jobs=several) == {}
+    assert jobs.execute(plans.plan(table, Path("runs")), jobs.Watch()) == {}
     record = read_record(folder)
     assert (record["resumed"], record["status"]) == ([1], "finished")
     malicious(folder, method_source=f"{work}/evil.py", status="interrupted")
-    assert list(jobs.execute(plans.plan(table, Path("runs")), jobs.Watch(), jobs=several)) == [folder]
+    assert list(jobs.execute(plans.plan(table, Path("runs")), jobs.Watch())) == [folder]
     assert not Path("evil-ran").exists()
 
 

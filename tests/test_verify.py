@@ -6,7 +6,6 @@ from pathlib import Path
 import pytest
 
 import fedcli
-from fedcli.cli import display
 from fedcli.core.federation import NonFiniteLoss
 from fedcli.results.costs import paces
 from fedcli.results.frame import read_runs
@@ -23,7 +22,6 @@ ANOTHER = "another result on the same machine and version"
 
 @pytest.fixture(autouse=True)
 def folder(tmp_path, monkeypatch):
-    monkeypatch.setattr(display, "draw", lambda record, folder: None)
     monkeypatch.chdir(tmp_path)
 
 

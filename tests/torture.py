@@ -34,7 +34,7 @@ from fedcli.runs.config import recorded_fields
 from fedcli.runs.models import ROUNDS
 from fedcli.runs.records import params_hash, read_record, write_record
 from fedcli.runs.rounds import Listener
-from tests.programs import SMALL
+from tests.programs import SMALL, start
 from tests.test_lock import names
 from tests.test_runs import TINY, Stop, StopAfter, essence
 
@@ -81,40 +81,25 @@ def load() -> None:
 
 def call(folder: Path, *arguments: object, seconds: float = 60) -> Ended:
     """Runs `fedcli` with arguments in a folder."""
-
-    def command() -> None:
-        os.chdir(folder)
-        sys.argv = ["fedcli", *map(str, arguments)]
-        app.main()
-
-    return fork(command, seconds)
+    return fork(app.main, seconds, folder, *arguments)
 
 
-def fork(action: Callable[[], object], seconds: float = 60) -> Ended:
+def fork(action: Callable[[], object], seconds: float = 60, folder: Path = Path(), *arguments: object) -> Ended:
     """Does something in a process of its own; after so many seconds it is interrupted, and then killed."""
-    with TemporaryDirectory() as folder:
-        files = Path(folder, "output"), Path(folder, "errors")
-        child = get_context("fork").Process(target=_live, args=(action, *files))
-        child.start()
-        for end, patience in ((signal.SIGINT, seconds), (signal.SIGKILL, GRACE)):
-            child.join(patience)
-            if child.is_alive():
-                os.kill(child.pid, end)
-        child.join()
-        return Ended(child.exitcode, *(file.read_text(errors="replace") for file in files))
 
+    def limited() -> None:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        used = int(Path("/proc/self/statm").read_text().split()[0]) * os.sysconf("SC_PAGE_SIZE")
+        resource.setrlimit(resource.RLIMIT_AS, (used + MEMORY, used + MEMORY))
+        action()
 
-def _live(action: Callable[[], object], output: Path, errors: Path) -> None:
-    """The life of a child, whose exit code `Process` makes of how it ends."""
-    for number in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, signal.SIG_DFL)
-    signal.signal(signal.SIGINT, signal.default_int_handler)
-    used = int(Path("/proc/self/statm").read_text().split()[0]) * os.sysconf("SC_PAGE_SIZE")
-    resource.setrlimit(resource.RLIMIT_AS, (used + MEMORY, used + MEMORY))
-    sys.stdout, sys.stderr = output.open("w"), errors.open("w")
-    os.dup2(sys.stdout.fileno(), 1)
-    os.dup2(sys.stderr.fileno(), 2)
-    action()
+    program = start(folder, *arguments, main=limited)
+    for end, patience in ((signal.SIGINT, seconds), (signal.SIGKILL, GRACE)):
+        program.join(patience)
+        if program.is_alive():
+            program.send_signal(end)
+    output, errors = program.communicate()
+    return Ended(program.returncode, output, errors)
 
 
 # Kills, also while a file is written
@@ -188,7 +173,7 @@ PARTS = {
     "heterogeneous": {"method": "fedproto", "protocol": "fedsa:digits-mixed", "backbone": None},
     "public": {
         "method": "fccl-plus", "protocol": "fccl:digit-domains", "public_examples": 12, "public_batch_size": 6,
-        "cohort_size": 4, "backbone": None,
+        "cohort_size": 4,
     },
     "server training": {"method": "fedgen"},
     "finished, with features": {"method": "fedavg"},
