@@ -19,7 +19,7 @@ import copy
 import math
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import fields, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -54,10 +54,9 @@ WORKLOADS = {  # options of runs; all clients hold equally many images
     "w3": {**_COLOUR, "cohort_size": 10, "local_epochs": 10, "batch_size": 64},
 }
 WORKLOADS |= {"cnn-five-epochs": WORKLOADS["w1"], "cnn-small-batches": WORKLOADS["w2"], "resnet18": WORKLOADS["w3"]}
-_SIZES = *((clients, 64) for clients in (1, 2, 5, 10, 20, 50, 100)), *((10, batch) for batch in (10, 32, 128))
 SCALING = {  # w1 with one local epoch, over clients a round and batch sizes
-    f"w1 K={clients} B={batch}": WORKLOADS["w1"] | {"local_epochs": 1, "cohort_size": clients, "batch_size": batch}
-    for clients, batch in _SIZES
+    f"w1 K={k} B={batch}": WORKLOADS["w1"] | {"local_epochs": 1, "cohort_size": k, "batch_size": batch}
+    for k, batch in ((1, 64), (2, 64), (5, 64), (10, 64), (20, 64), (50, 64), (100, 64), (10, 10), (10, 32), (10, 128))
 }
 PUBLIC_IMAGES = 512  # for the methods that need some; the plain loop has no part in that
 MACHINE = (
@@ -74,12 +73,11 @@ TRIES = 10  # of each rate, of which the fastest counts
 def prepare_workload(workload: dict[str, Any], method: str = "fedavg", **more: Any) -> Setup:
     """Sets up the run of a workload with `more` options; every option is given, so that no protocol's values enter."""
     chosen = registry.find_method(method)
-    declared = (*fields(RunConfig), *fields(chosen.config))
-    options = {option.name: option.default for option in declared if option.default is not None}
-    options["protocol"] = next(each.name for each in registry.protocols().values() if each.evaluation == "server")
+    protocol = next(each.name for each in registry.protocols().values() if each.evaluation == "server")
+    options = {**vars(RunConfig()), **vars(chosen.config()), "protocol": protocol, "rounds": ROUNDS, "optimizer": "sgd"}
     if chosen.uses_public_data:
         options |= {"public_dataset": DEFAULT_DATASET, "public_examples": PUBLIC_IMAGES}
-    options |= {"rounds": ROUNDS, "optimizer": "sgd", **SGD, **workload, **more}
+    options |= {**SGD, **workload, **more}
     # Without a protocol's setting the images are normalised by their own mean and not augmented.
     return replace(resolve(chosen, options, need_data=False), setting=None)
 
@@ -269,8 +267,10 @@ def cells(result: dict[str, Any]) -> dict[str, str]:
     }  # fmt: skip
     if "ratio" in result:
         share = f"{result['floor_share']:.0%}" if result["floor_share"] <= 1 else "failed: too high"
-        row |= {"Plain": short(result["plain_seconds_per_round"]), "Ratio": f"{short(result['ratio'])}x"}
-        row["Bound"] = f"{short(result['floor_seconds'])} ({share})"
+        row |= {
+            "Plain": short(result["plain_seconds_per_round"]), "Ratio": f"{short(result['ratio'])}x",
+            "Bound": f"{short(result['floor_seconds'])} ({share})",
+        }  # fmt: skip
     row["Test"] = short(result["evaluation_seconds"])
     if "whole_seconds" in result:
         row["Whole run"] = short(result["whole_seconds"])
