@@ -63,7 +63,6 @@ MACHINE = (
     "{device} ({hardware}), threads: {threads}, torch {torch}, {precision}; seconds, median of {repeats} rounds (least-"
     "largest); Plain: of a plain PyTorch loop, Test: of the test images"
 )
-OPTIONS = ("precision", "cohort_size", "local_epochs", "batch_size", "seed")  # of a run: what a result says
 RANDOM_IMAGES = Path(__file__).with_name("random_images.py")  # a function for each data set of a workload
 MATMUL_SIDE = {"cpu": 2048, "cuda": 8192}
 COPY_BYTES = 2**28  # beyond any cache
@@ -107,8 +106,7 @@ class PlainRounds:
         self._run, self._device = fed.config, fed.device
         torch.manual_seed(self._run.seed)
         draw = torch.Generator().manual_seed(self._run.seed)
-        network = plain_network(self._run.backbone, dataset.channels, dataset.image_size)
-        self.model = network.to(fed.device, fed.dtype)
+        self.model = plain_network(self._run.backbone, dataset.channels, dataset.image_size).to(fed.device, fed.dtype)
         self.state = copy.deepcopy(self.model.state_dict())
         clients = [TensorDataset(fed.transform(dataset.x_train[part]), dataset.y_train[part]) for part in fed.training]
         self._loaders = [DataLoader(data, self._run.batch_size, shuffle=True, generator=draw) for data in clients]
@@ -135,7 +133,7 @@ class PlainRounds:
         """
         x, y = next(iter(self._loaders[0]))
         live = copy.deepcopy(self.model)
-        use_live_taps(live, x.shape[1], x.shape[2])
+        use_live_taps(live, *x.shape[1:3])
         with FlopCounterMode(display=False) as counter:
             self._loss(live, x, y).backward()
         return counter.get_total_flops() / len(x)
@@ -198,7 +196,8 @@ def measure(name: str, setup: Setup, repeats: int, progress: Callable[[str], Any
             "samples_per_second": passes * examples / pace, "peak_bytes": peak,
             "evaluation_seconds": rounds["evaluate"].median(), "data_seconds_share": rest.median() / pace,
             "images": images, "torch": torch.__version__, "threads": hardware["threads"],
-            "hardware": hardware["name"], **{name: getattr(run, name) for name in OPTIONS}, "repeats": repeats,
+            "hardware": hardware["name"], "precision": run.precision, "cohort_size": run.cohort_size,
+            "local_epochs": run.local_epochs, "batch_size": run.batch_size, "seed": run.seed, "repeats": repeats,
         }  # fmt: skip
         if not with_plain:
             return result | {"whole_seconds": run.rounds * (whole + rounds["evaluate"]).median()}
@@ -228,11 +227,8 @@ def peak_rates(engine: Engine, dtype: torch.dtype) -> tuple[float, float]:
 def times_per_second(work: Callable[[], Any], engine: Engine) -> float:
     """Returns how many times a second some work is done at best, on a CPU by all threads, each alone."""
     device = engine.images.device
-
-    def rate(_: int) -> float:
-        return 1 / min(seconds_of(work, device) for _ in range(TRIES))
-
-    return sum(engine.side_by_side(rate, range(torch.get_num_threads() if device.type == "cpu" else 1)))
+    threads = torch.get_num_threads() if device.type == "cpu" else 1
+    return sum(engine.side_by_side(lambda _: 1 / min(seconds_of(work, device) for _ in range(TRIES)), range(threads)))
 
 
 def seconds_of(work: Callable[[], Any], device: torch.device) -> float:
