@@ -4,11 +4,10 @@ from pathlib import Path
 
 import matplotlib.figure
 import numpy as np
-import torch
 from torch import nn
 
 
-def tiny(channels: int, image_size: int, num_classes: int) -> torch.nn.Module:
+def tiny(channels: int, image_size: int, num_classes: int) -> nn.Module:
     """A small network; its last Linear is the head, and what enters it are the features."""
     return nn.Sequential(
         nn.Conv2d(channels, 8, 3, padding=1),

@@ -19,7 +19,7 @@ import copy
 import math
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import fields, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -54,17 +54,15 @@ WORKLOADS = {  # options of runs; all clients hold equally many images
     "w3": {**_COLOUR, "cohort_size": 10, "local_epochs": 10, "batch_size": 64},
 }
 WORKLOADS |= {"cnn-five-epochs": WORKLOADS["w1"], "cnn-small-batches": WORKLOADS["w2"], "resnet18": WORKLOADS["w3"]}
-_SIZES = *((clients, 64) for clients in (1, 2, 5, 10, 20, 50, 100)), *((10, batch) for batch in (10, 32, 128))
 SCALING = {  # w1 with one local epoch, over clients a round and batch sizes
-    f"w1 K={clients} B={batch}": WORKLOADS["w1"] | {"local_epochs": 1, "cohort_size": clients, "batch_size": batch}
-    for clients, batch in _SIZES
+    f"w1 K={k} B={batch}": WORKLOADS["w1"] | {"local_epochs": 1, "cohort_size": k, "batch_size": batch}
+    for k, batch in ((1, 64), (2, 64), (5, 64), (10, 64), (20, 64), (50, 64), (100, 64), (10, 10), (10, 32), (10, 128))
 }
 PUBLIC_IMAGES = 512  # for the methods that need some; the plain loop has no part in that
 MACHINE = (
     "{device} ({hardware}), threads: {threads}, torch {torch}, {precision}; seconds, median of {repeats} rounds (least-"
     "largest); Plain: of a plain PyTorch loop, Test: of the test images"
 )
-OPTIONS = ("precision", "cohort_size", "local_epochs", "batch_size", "seed")  # of a run: what a result says
 RANDOM_IMAGES = Path(__file__).with_name("random_images.py")  # a function for each data set of a workload
 MATMUL_SIDE = {"cpu": 2048, "cuda": 8192}
 COPY_BYTES = 2**28  # beyond any cache
@@ -74,12 +72,11 @@ TRIES = 10  # of each rate, of which the fastest counts
 def prepare_workload(workload: dict[str, Any], method: str = "fedavg", **more: Any) -> Setup:
     """Sets up the run of a workload with `more` options; every option is given, so that no protocol's values enter."""
     chosen = registry.find_method(method)
-    declared = (*fields(RunConfig), *fields(chosen.config))
-    options = {option.name: option.default for option in declared if option.default is not None}
-    options["protocol"] = next(each.name for each in registry.protocols().values() if each.evaluation == "server")
+    protocol = next(each.name for each in registry.protocols().values() if each.evaluation == "server")
+    options = {**vars(RunConfig()), **vars(chosen.config()), "protocol": protocol, "rounds": ROUNDS, "optimizer": "sgd"}
     if chosen.uses_public_data:
         options |= {"public_dataset": DEFAULT_DATASET, "public_examples": PUBLIC_IMAGES}
-    options |= {"rounds": ROUNDS, "optimizer": "sgd", **SGD, **workload, **more}
+    options |= {**SGD, **workload, **more}
     # Without a protocol's setting the images are normalised by their own mean and not augmented.
     return replace(resolve(chosen, options, need_data=False), setting=None)
 
@@ -109,8 +106,7 @@ class PlainRounds:
         self._run, self._device = fed.config, fed.device
         torch.manual_seed(self._run.seed)
         draw = torch.Generator().manual_seed(self._run.seed)
-        network = plain_network(self._run.backbone, dataset.channels, dataset.image_size)
-        self.model = network.to(fed.device, fed.dtype)
+        self.model = plain_network(self._run.backbone, dataset.channels, dataset.image_size).to(fed.device, fed.dtype)
         self.state = copy.deepcopy(self.model.state_dict())
         clients = [TensorDataset(fed.transform(dataset.x_train[part]), dataset.y_train[part]) for part in fed.training]
         self._loaders = [DataLoader(data, self._run.batch_size, shuffle=True, generator=draw) for data in clients]
@@ -137,7 +133,7 @@ class PlainRounds:
         """
         x, y = next(iter(self._loaders[0]))
         live = copy.deepcopy(self.model)
-        use_live_taps(live, x.shape[1], x.shape[2])
+        use_live_taps(live, *x.shape[1:3])
         with FlopCounterMode(display=False) as counter:
             self._loss(live, x, y).backward()
         return counter.get_total_flops() / len(x)
@@ -200,7 +196,8 @@ def measure(name: str, setup: Setup, repeats: int, progress: Callable[[str], Any
             "samples_per_second": passes * examples / pace, "peak_bytes": peak,
             "evaluation_seconds": rounds["evaluate"].median(), "data_seconds_share": rest.median() / pace,
             "images": images, "torch": torch.__version__, "threads": hardware["threads"],
-            "hardware": hardware["name"], **{name: getattr(run, name) for name in OPTIONS}, "repeats": repeats,
+            "hardware": hardware["name"], "precision": run.precision, "cohort_size": run.cohort_size,
+            "local_epochs": run.local_epochs, "batch_size": run.batch_size, "seed": run.seed, "repeats": repeats,
         }  # fmt: skip
         if not with_plain:
             return result | {"whole_seconds": run.rounds * (whole + rounds["evaluate"]).median()}
@@ -230,11 +227,8 @@ def peak_rates(engine: Engine, dtype: torch.dtype) -> tuple[float, float]:
 def times_per_second(work: Callable[[], Any], engine: Engine) -> float:
     """Returns how many times a second some work is done at best, on a CPU by all threads, each alone."""
     device = engine.images.device
-
-    def rate(_: int) -> float:
-        return 1 / min(seconds_of(work, device) for _ in range(TRIES))
-
-    return sum(engine.side_by_side(rate, range(torch.get_num_threads() if device.type == "cpu" else 1)))
+    threads = torch.get_num_threads() if device.type == "cpu" else 1
+    return sum(engine.side_by_side(lambda _: 1 / min(seconds_of(work, device) for _ in range(TRIES)), range(threads)))
 
 
 def seconds_of(work: Callable[[], Any], device: torch.device) -> float:
@@ -269,8 +263,10 @@ def cells(result: dict[str, Any]) -> dict[str, str]:
     }  # fmt: skip
     if "ratio" in result:
         share = f"{result['floor_share']:.0%}" if result["floor_share"] <= 1 else "failed: too high"
-        row |= {"Plain": short(result["plain_seconds_per_round"]), "Ratio": f"{short(result['ratio'])}x"}
-        row["Bound"] = f"{short(result['floor_seconds'])} ({share})"
+        row |= {
+            "Plain": short(result["plain_seconds_per_round"]), "Ratio": f"{short(result['ratio'])}x",
+            "Bound": f"{short(result['floor_seconds'])} ({share})",
+        }  # fmt: skip
     row["Test"] = short(result["evaluation_seconds"])
     if "whole_seconds" in result:
         row["Whole run"] = short(result["whole_seconds"])

@@ -338,7 +338,7 @@ def check(
     device, rows, held = str(late.config.find_device(device)), [], []
     with Console(stderr=True).status("") as status:
         for method, number in product(chosen, law or laws):
-            status.update(escape(f"{method.name}: {laws[number].title}"))
+            status.update(escape(f"{method.name}: {laws[number].measure.__name__.replace('_', ' ')}"))
             findings = late.check.check(method, number, device)
             held.append(all(finding.holds for finding in findings) if findings else None)
             if not findings:

@@ -11,7 +11,6 @@ from fedcli.data.files import PARTIAL
 from fedcli.errors import UserError
 
 LOCK = ".lock"
-NO_LOCKS = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP)  # of a file system that has none
 
 
 def leftovers(folder: Path) -> list[Path]:
@@ -41,7 +40,7 @@ def locked(folder: Path) -> Iterator[None]:
     except Timeout as error:
         raise InUse(f"the folder '{folder}' is in use by another process; wait for it, or choose another.") from error
     except OSError as error:
-        if error.errno not in NO_LOCKS:
+        if error.errno not in (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP):  # of a file system without locks
             raise UserError(f"'{folder}' cannot be made ({error.strerror}); choose another with --out.") from error
     try:
         for file in leftovers(folder) if lock.is_locked else ():  # else they may be of a process that lives

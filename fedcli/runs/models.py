@@ -168,10 +168,11 @@ class Run:
         last = record["rounds"][-1]["round"]
         number = last if round == "last" else record["summary"]["selected_round"]
         models = self._read_models(record, method, number, CHECKPOINT if number == last else SELECTED)
-        names, num_classes = config["backbone"].split(","), len(record["class_names"])
-        backbone = names[(client or 0) % len(names)]  # as the clients have them, in turn
-        network = backbones.build(backbone, *record["model"]["input"][:2], num_classes, config["seed"])
-        network.to(torch.float64 if config["precision"] == "float64" else torch.float32)
+        names = config["backbone"].split(",")
+        network = backbones.build(
+            names[(client or 0) % len(names)],  # as the clients have them, in turn
+            *(*record["model"]["input"][:2], len(record["class_names"]), config["seed"]),
+        ).to(torch.float64 if config["precision"] == "float64" else torch.float32)
         trained = models.shared if client is None else models.personal.get(client)
         if trained is not None:  # else the initial one, of a client that has never taken part
             network.load_state_dict({**trained[0], **trained[1]}, strict=False)  # what is frozen is as it began
@@ -220,9 +221,10 @@ def export(
         torch.export.save(program, buffer)
         content = buffer.getvalue()
     else:
-        tensors = {name.removeprefix("network."): value.clone() for name, value in model.state_dict().items()}
-        facts = {"format": "pt", "method": record["method"], "class_names": json.dumps(record["class_names"])}
-        content = serialize(tensors, facts)
+        content = serialize(
+            {name.removeprefix("network."): value.clone() for name, value in model.state_dict().items()},
+            {"format": "pt", "method": record["method"], "class_names": json.dumps(record["class_names"])},
+        )
     entry = record["rounds"][record["summary"]["selected_round"] if round == "selected" else -1]
     text = f"""\
 # {record["method"]} on {record["dataset"]}: {file.name}

@@ -50,8 +50,10 @@ def verify(
         first = next((row["round"] + 1 for row in record["rounds"] if row["test_accuracy"] is not None), 1)
         if not first <= rounds <= last:
             raise UserError(f"--rounds must be from {first}, the first that was tested, to {last} (got {rounds}).")
-        summary = {"selection": record["summary"]["selection"]}
-        record |= {"rounds": record["rounds"][:rounds], "summary": summary, "status": "interrupted", "error": ""}
+        record |= {
+            "rounds": record["rounds"][:rounds], "status": "interrupted", "error": "",
+            "summary": {"selection": record["summary"]["selection"]},
+        }  # fmt: skip
     record = trust_files(record, method)
     setup = recorded_setup(record, find_method(record["method_source"]), **({"device": device} if device else {}))
     folder = Path(out or new_folder(setup))
