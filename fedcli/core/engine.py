@@ -164,37 +164,35 @@ class Engine:
 
     def _batches(self, plan: BatchPlan, k: int, rate: Tensor) -> Iterator[Batch]:
         """Yields client k's batches without padding; prepares the images of several batches at a time."""
-        device, steps, width = self.images.device, int(plan.steps[k]), plan.index.shape[2]
-        sizes = plan.size[:steps, k]
-        real = np.arange(width) < sizes[:, None]  # [steps, B]
-        num_batches = torch.tensor(int(plan.num_batches[k]), device=device)
-        columns = plan.epoch_end[:steps, k], plan.keys[:steps, k]
-        ends, keys = (torch.as_tensor(column, device=device).unbind() for column in columns)
+        rows, width = self._rows(plan, k), plan.index.shape[2]
+        real = torch.arange(width, device=rows.size.device) < rows.size[:, None]  # [steps, B]
         at_a_time = max(PREPARED_BYTES // (self.images[0].numel() * self.transform.dtype.itemsize * width), 1)
-        for start in range(0, steps, at_a_time):
-            rows = slice(start, min(start + at_a_time, steps))
-            draws = None if plan.draws is None else torch.as_tensor(plan.draws[rows, k][real[rows]], device=device)
-            x, y = self.gather(plan.index[rows, k][real[rows]], draws)
-            parts = sizes[rows].tolist()
-            columns = self.own(x).split(parts), y.split(parts), ends[rows], keys[rows]
-            for x, y, end, key in zip(*columns, strict=True):
+        for start in range(0, len(real), at_a_time):
+            part = slice(start, start + at_a_time)
+            now = select(rows, part)
+            x, y = self.gather(*select((now.index, now.draws), real[part]))
+            sizes = now.size.tolist()
+            columns = self.own(x).split(sizes), y.split(sizes), now.epoch_end, now.num_batches, now.keys
+            for x, y, end, num_batches, key in zip(*columns, strict=True):
                 yield Batch(x, y, None, end, num_batches, rate, key)
+
+    def _rows(self, plan: BatchPlan, clients: int | slice) -> BatchPlan:
+        """Returns the rows of a client, or of some, up to their last step, as tensors on the device."""
+        steps = plan.steps[clients].max()
+        return tree_map(lambda column: torch.as_tensor(column[:steps, clients], device=self.images.device), plan)
 
     def _together(
         self, step: Step, clients: Client, context: Tree, axes: Tree, plan: BatchPlan, chunk: slice, rate: Tensor
     ) -> tuple[Client, dict[str, Tensor]]:
         """Trains the chunk's clients together, batch by batch."""
-        device, steps = self.images.device, int(plan.steps[chunk].max())
-        begin = partial(with_optimizer, step)
-        if steps == 0:
+        begin, rows = partial(with_optimizer, step), self._rows(plan, chunk)
+        sizes = plan.size[: len(rows.size), chunk]
+        if len(sizes) == 0:
             return begin(clients), {}
-        columns = plan._replace(num_batches=None)
-        rows = tree_map(lambda column: torch.as_tensor(column[:steps, chunk], device=device), columns)
-        sizes = plan.size[:steps, chunk]
         like = flatten(tree_map(lambda leaf: leaf[0].to("meta"), begin(select(clients, slice(0, 1)))))
         update, of_batch = packed(keyed(step.update), like), Batch(0, 0, None, 0, 0, None, 0)
         updates = {
-            padded: self._for_many(update, (0, of_batch._replace(mask=mask), axes), len(sizes[0]))
+            padded: for_many(update, (0, of_batch._replace(mask=mask), axes), self.way, self.graphs)
             for padded, mask in ((False, None), (True, 0))
         }
         make = partial(Stack, updates, self.gather, like, self.graphs, self._without_graphs)
@@ -204,29 +202,25 @@ class Engine:
             rows = tree_map(with_room, rows)
             shapes = clients._replace(optimizer={}), context, rows
             together = find_stack(self.stacks, (step.update, axes, self.way), shapes, make)
-        num_batches = torch.as_tensor(plan.num_batches[chunk], device=device)
         padded = ((sizes > 0) & (sizes < plan.index.shape[2])).any(1).tolist()
         counts = sizes.sum(1).tolist()
         begin = partial(begin, clients)
-        return together.train(begin, context, rows, num_batches, rate, padded, lambda t: self._step_done(counts[t]))
+        return together.train(begin, context, rows, rate, padded, lambda t: self._step_done(counts[t]))
 
     def _without_graphs(self, reason: str) -> None:
         self.graphs = None
         self.stacks.clear()
         self.notes.append(reason)
 
-    def _for_many(self, function: Callable[..., Tree], axes: tuple, size: int) -> Callable[..., Tree]:
-        """Makes a function of one client one of `size` stacked clients."""
-        fork = None if self.graphs is None else self.graphs.fork
-        return for_many(function, axes, "branches" if size == 1 else self.way, fork)
-
     def for_each(self, function: Callable[..., Tree], arguments: tuple, axes: tuple) -> Tree:
         """Calls a function of one client for all, a chunk at a time; `axes` as in `for_many`."""
 
-        def of_chunk(chunk: slice) -> Tree:
-            return self._for_many(function, axes, chunk.stop - chunk.start)(*select_axes(arguments, axes, chunk))
+        together = for_many(function, axes, self.way, self.graphs)
 
-        return concatenate(self._in_chunks(of_chunk, len(next(leaves(arguments[0])))))
+        def of_chunk(chunk: slice) -> Tree:
+            return together(*select_axes(arguments, axes, chunk))
+
+        return concatenate(self._in_chunks(of_chunk, len(leaves(arguments[0])[0])))
 
     def gather(self, index: Tensor | np.ndarray, draws: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Returns network input and labels of training examples `index` (any shape), augmented by `draws` if given."""

@@ -26,23 +26,21 @@ KEPT = 4  # stacks kept for the rounds to come
 TOLERANCE = {torch.float64: 1e-8, torch.float32: 1e-2}
 
 
-def for_many(
-    function: Callable[..., Tree], axes: tuple, way: str, fork: Callable[[list[Work]], list[Any]] | None = None
-) -> Callable[..., Tree]:
+def for_many(function: Callable[..., Tree], axes: tuple, way: str, graphs: CudaGraphs | None) -> Callable[..., Tree]:
     """Makes a function of one client a function of several stacked clients.
 
     The way is "stacked", by `vmap`, which turns convolutions into grouped ones that a device's library may be slow at,
-    or "branches", client by client. Each of `axes` is 0 (client axis first) or None (shared by all), or a tree of
-    these; that of the first argument is 0. `fork` does the branches, which are independent of each other, and returns
-    their results; they are done in turn where it is None.
+    or "branches", client by client, as a single client always is. Each of `axes` is 0 (client axis first) or None
+    (shared by all), or a tree of these; that of the first argument is 0. `graphs` do the branches, which are
+    independent of each other, at the same time; they are done in turn where it is None.
     """
     mapped = vmap(function, in_dims=axes, randomness="error")
 
     def together(*arguments: Tree) -> Tree:
-        if way == "branches":
-            count = len(next(leaves(arguments[0])))
+        count = len(leaves(arguments[0])[0])
+        if way == "branches" or count == 1:
             works = [partial(function, *select_axes(arguments, axes, k)) for k in range(count)]
-            return stack(fork(works) if fork else [work() for work in works])
+            return stack([work() for work in works] if graphs is None else graphs.fork(works))
         with set_to(under_vmap, True):
             return mapped(*arguments)
 
@@ -53,7 +51,7 @@ def with_optimizer(step: Step, clients: Client) -> Client:
     """Gives stacked clients that have no optimizer state the one before the first step."""
     if clients.optimizer:
         return clients
-    count = len(next(leaves(clients.params)))
+    count = len(leaves(clients.params)[0])
     return clients._replace(optimizer=stack([step.init_optimizer(select(clients.params, k)) for k in range(count)]))
 
 
@@ -106,25 +104,24 @@ class Stack:
         self._eager_steps = {False: 0, True: 0}
 
     def train(
-        self, clients: Callable[[], Client], context: Tree, rows: BatchPlan, num_batches: Tensor, rate: Tensor,
-        padded: Sequence[bool], step_done: Callable[[int], None],
+        self, clients: Callable[[], Client], context: Tree, rows: BatchPlan, rate: Tensor, padded: Sequence[bool],
+        step_done: Callable[[int], None],
     ) -> tuple[Client, dict[str, Tensor]]:  # fmt: skip
         """Trains stacked clients through all rows; returns them after it, and the sums of their terms, `[K]` by name.
 
         Args:
             clients: Makes the clients, with optimizer state, which are held here alone.
             context: Of their objective.
-            rows: Of their plan, on the device, without `num_batches`; those after the last step are not used.
-            num_batches: `[K]`, batches in an epoch.
+            rows: Of their plan, on the device; those after the last step are not used.
             rate: Learning rate.
             padded: For each of the T steps, of which kind it is.
             step_done: Called with the number of each step, when it has been taken or is on its way.
         """
         number = torch.zeros_like(rows.size[0, :1])  # of the next step
-        given = (pack(clients(), self.like, lead=1), context, rows, num_batches, rate, number)
+        given = (pack(clients(), self.like, lead=1), context, rows, rate, number)
         if self.clients is None:
             self._given = tree_map(_copy, given)
-            self.clients, self._context, self._rows, self._num_batches, self._rate, self._number = self._given
+            self.clients, self._context, self._rows, self._rate, self._number = self._given
         else:  # into the same tensors
             tree_map(_write, self._given, given)
             tree_map(Tensor.zero_, self.totals)
@@ -145,7 +142,7 @@ class Stack:
         self._number += 1
         x, y = self.gather(now.index, now.draws)
         mask = torch.arange(now.index.shape[1], device=y.device) < now.size[:, None] if padded else None
-        batch = Batch(x, y, mask, now.epoch_end, self._num_batches, self._rate, now.keys)
+        batch = Batch(x, y, mask, now.epoch_end, now.num_batches, self._rate, now.keys)
         after, terms = self.updates[padded](self.clients, batch, self._context)
         active = now.size > 0
 

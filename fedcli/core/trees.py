@@ -4,7 +4,7 @@ A stacked tree has the client axis first: every leaf is `[K, ...]`. Parameters m
 reaches all.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -35,13 +35,11 @@ def tree_map(function: Callable[..., Any], tree: Tree, *others: Tree) -> Tree:
     return function(tree, *others)
 
 
-def leaves(tree: Tree) -> Iterator[Any]:
-    """Yields the leaves of a tree in order, None left out."""
-    if isinstance(tree, dict | tuple | list):
-        for child in tree.values() if isinstance(tree, dict) else tree:
-            yield from leaves(child)
-    elif tree is not None:
-        yield tree
+def leaves(tree: Tree) -> list[Any]:
+    """Returns the leaves of a tree in order, None left out."""
+    collected: list[Any] = []
+    tree_map(collected.append, tree)
+    return collected
 
 
 def stack(trees: Sequence[Tree]) -> Tree:
@@ -146,13 +144,12 @@ register_pytree_node(Flat, lambda tree: ([tree.flat], tree.shapes), lambda flat,
 
 def flatten(tree: Tree) -> Tree:
     """Makes a `Flat` of every dict in a tree with several tensors of one floating type."""
-    if not isinstance(tree, dict):
-        return map_children(flatten, tree) if isinstance(tree, tuple | list) else tree
-    types = {value.dtype if isinstance(value, Tensor) else None for value in tree.values()}
-    if len(tree) < 2 or len(types) > 1 or not getattr(types.pop(), "is_floating_point", False):
-        return map_children(flatten, tree)
-    shapes = {name: value.shape for name, value in tree.items()}
-    return Flat(_joined(tree, shapes, 0), shapes)
+    if isinstance(tree, dict) and len(tree) > 1:
+        types = {getattr(child, "dtype", None) for child in tree.values()}
+        if types in ({torch.float32}, {torch.float64}):
+            shapes = {name: value.shape for name, value in tree.items()}
+            return Flat(_joined(tree, shapes, 0), shapes)
+    return map_children(flatten, tree) if isinstance(tree, dict | tuple | list) else tree
 
 
 def pack(tree: Tree, like: Tree, lead: int = 0) -> Tree:
@@ -180,6 +177,4 @@ def _joined(tensors: Mapping[str, Tensor], shapes: Mapping[str, torch.Size], lea
     """Copies tensors of `shapes` behind `lead` more axes into a flat one."""
     parts = [tensors[name].reshape((*tensors[name].shape[:lead], -1)) for name in shapes]
     filling = -sum(part.shape[-1] for part in parts) % ALIGNMENT
-    if filling:
-        parts.append(parts[0].new_zeros((*parts[0].shape[:-1], filling)))
-    return torch.cat(parts, -1)
+    return torch.cat([*parts, parts[0].new_zeros((*parts[0].shape[:-1], filling))], -1)
