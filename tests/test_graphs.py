@@ -12,7 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from fedcli.core import stacked
-from fedcli.core.graphs import CudaGraphs, Unrepeatable, graph_key
+from fedcli.core.stacked import CudaGraphs, Unrepeatable, graph_key
 from fedcli.core.trees import Flat, tree_map
 from fedcli.registry import find_method, methods
 from tests import laws

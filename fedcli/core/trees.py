@@ -44,12 +44,18 @@ def leaves(tree: Tree) -> list[Any]:
 
 def stack(trees: Sequence[Tree]) -> Tree:
     """Makes a stacked tree `[K, ...]` of the trees of K clients."""
-    return tree_map(lambda *parts: torch.stack(parts), trees[0], *trees[1:])
+    return tree_map(lambda *parts: torch.stack(parts), *trees)
 
 
 def concatenate(trees: Sequence[Tree]) -> Tree:
     """Makes one stacked tree of those of several groups of clients."""
-    return trees[0] if len(trees) == 1 else tree_map(lambda *parts: torch.cat(parts), trees[0], *trees[1:])
+    return trees[0] if len(trees) == 1 else tree_map(lambda *parts: torch.cat(parts), *trees)
+
+
+def complete(terms: Sequence[dict[str, Tensor]], zeros: Sequence[Tensor]) -> list[dict[str, Tensor]]:
+    """Gives several groups' terms `[K]` the names that they lack, as clients without a step do, with their zeros."""
+    names = dict.fromkeys(name for group in terms for name in group)
+    return [{name: group.get(name, zero) for name in names} for group, zero in zip(terms, zeros, strict=True)]
 
 
 def select(tree: Tree, index: int | slice | Tensor) -> Tree:
@@ -86,7 +92,7 @@ def to_names(tree: Tree) -> tuple[Any, dict[str, Tensor]]:
     tensors: dict[str, Tensor] = {}
 
     def walk(part: Tree, path: str) -> Any:
-        if part is None or isinstance(part, bool | int | float | str):
+        if isinstance(part, int | float | str | None):
             return part
         if isinstance(part, Tensor):
             while path in tensors:  # as of {"a": {"b/c": …}, "a/b": {"c": …}}
@@ -96,9 +102,8 @@ def to_names(tree: Tree) -> tuple[Any, dict[str, Tensor]]:
         if isinstance(part, dict):
             return {"dict": [[key, walk(value, f"{path}/{key}")] for key, value in part.items()]}
         if isinstance(part, tuple | list):
-            fields = getattr(part, "_fields", range(len(part)))
-            parts = [walk(value, f"{path}/{field}") for field, value in zip(fields, part, strict=True)]
-            return {type(part).__name__: parts}
+            pairs = zip(getattr(part, "_fields", range(len(part))), part, strict=True)
+            return {type(part).__name__: [walk(value, f"{path}/{field}") for field, value in pairs]}
         if isinstance(part, Mapping):
             return {"kept": part.rows()}
         raise UserError(f"a tree holds tensors, numbers, texts, dicts, tuples, lists (got {type(part)} at '{path}').")
