@@ -55,7 +55,7 @@ def evaluate(fed: Federation, method: Method, state: Any) -> dict[str, Any]:
 
     def hits_of(model: Model, index: np.ndarray | None) -> Tensor:
         network, *parts = model
-        tensors = list(leaves(parts))
+        tensors = leaves(parts)
         key = prototypes is None, id(index), *((id(value), value._version) for value in tensors)
         kept = before.get(key)
         if kept is None or any(owner() is None for owner in kept[0]):  # one that is gone leaves its id to another
