@@ -222,7 +222,7 @@ class ReferenceFederation(Federation):
                 draws = None if plan.draws is None else torch.as_tensor(plan.draws[t, k, :size])
                 index = torch.as_tensor(plan.index[t, k, :size])
                 x, y = self.transform(self.engine.images[index], draws), self.engine.labels[index]
-                end, count = torch.tensor(bool(plan.epoch_end[t, k])), torch.tensor(int(plan.num_batches[k]))
+                end, count = torch.tensor(bool(plan.epoch_end[t, k])), torch.tensor(int(plan.num_batches[t, k]))
                 batch = Batch(x, y, None, end, count, torch.tensor(lr, dtype=self.dtype))
                 client, aux = step.update(with_key(client, int(plan.keys[t, k])), batch, own)
                 for name, value in aux.terms.items():

@@ -26,10 +26,10 @@ def plan(parts=PARTS, clients=(4, 7, 9), seed=0, round=0, epochs=range(2), drop_
 def test_every_epoch_covers_each_client_once():
     drawn = plan()
     assert drawn.steps.tolist() == [6, 2, 0]
-    assert drawn.num_batches.tolist() == [3, 1, 0]
+    assert drawn.num_batches.tolist() == [[3, 1, 0]] * 6
     for k, part in enumerate(PARTS):
         for epoch in range(2):
-            count = drawn.num_batches[k]
+            count = drawn.num_batches[0, k]
             seen = [i for t in range(epoch * count, (epoch + 1) * count) for i in drawn.index[t, k, : drawn.size[t, k]]]
             assert sorted(seen) == part.tolist()
     assert np.flatnonzero(drawn.epoch_end[:, 0]).tolist() == [2, 5]

@@ -75,7 +75,7 @@ def plain_client(fed, config, state, cohort, k):
             met.add(c)
         if end:
             for c in met:
-                mean = gathered[c] / plan.num_batches[k]
+                mean = gathered[c] / plan.num_batches[0, k]
                 anchors[c] = config.anchor_decay * anchors[c] + (1 - config.anchor_decay) * mean
             gathered = torch.zeros_like(received)
     return {name: value.detach() for name, value in module.named_parameters()}, anchors

@@ -13,8 +13,7 @@ from torch.utils._pytree import tree_leaves
 
 from fedcli.core import engine, stacked
 from fedcli.core.clients import Client
-from fedcli.core.graphs import CudaGraphs, Unrepeatable, graph_key
-from fedcli.core.stacked import Stack
+from fedcli.core.stacked import CudaGraphs, Stack, Unrepeatable, graph_key
 from fedcli.core.trees import Flat, tree_map
 from fedcli.errors import UserError
 from fedcli.registry import find_method, methods

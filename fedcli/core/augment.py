@@ -7,6 +7,7 @@ An augmentation is a pure function of images in [0, 1], which stay there unround
 import math
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 CROP_PADDING = 4  # pixels
@@ -40,23 +41,22 @@ def crop_flip(images: Tensor, draws: Tensor, rotate: bool) -> Tensor:
     blended (nearest neighbour). Images are `[N, channels, H, W]`, draws `[N, 4]`.
     """
     n, _, height, width = images.shape
-    steps = 2 * CROP_PADDING + 1
-    shift = (draws[:, :2].double() * steps).floor().long() - CROP_PADDING  # [N, 2] pixels
+    padded = F.pad(images, [CROP_PADDING] * 4)
+    shift = (draws[:, :2, None, None].double() * (2 * CROP_PADDING + 1)).floor().long()  # [N, 2, 1, 1] pixels of it
     mirrored = draws[:, 2, None, None] < 0.5
     angle = torch.deg2rad((2 * draws[:, 3].double() - 1) * (ROTATION if rotate else 0.0))
     # In float64: where a pixel comes from must not depend on the precision of the run.
     row = (torch.arange(height, device=images.device).double() - (height - 1) / 2)[None, :, None]
     column = (torch.arange(width, device=images.device).double() - (width - 1) / 2)[None, None, :]
     cosine, sine = angle.cos()[:, None, None], angle.sin()[:, None, None]
-    # Where each pixel of the turned image looks in the mirrored one, then in the image: [N, H, W].
+    # Where each pixel of the turned image looks in the mirrored one, then in the padded image: [N, H, W].
     source_row = (cosine * row - sine * column + (height - 1) / 2).round().long()
     source_column = (sine * row + cosine * column + (width - 1) / 2).round().long()
     inside = (source_row >= 0) & (source_row < height) & (source_column >= 0) & (source_column < width)
-    source_row = source_row + shift[:, 1, None, None]
-    source_column = torch.where(mirrored, width - 1 - source_column, source_column) + shift[:, 0, None, None]
-    inside &= (source_row >= 0) & (source_row < height) & (source_column >= 0) & (source_column < width)
-    flat = source_row.clamp(0, height - 1) * width + source_column.clamp(0, width - 1)
-    moved = images.flatten(2).gather(2, flat.reshape(n, 1, -1).expand(-1, images.shape[1], -1))
+    source_row, source_column = source_row.clamp(0, height - 1), source_column.clamp(0, width - 1)
+    source_column = torch.where(mirrored, width - 1 - source_column, source_column)
+    flat = (source_row + shift[:, 1]) * padded.shape[3] + source_column + shift[:, 0]
+    moved = padded.flatten(2).gather(2, flat.reshape(n, 1, -1).expand(-1, images.shape[1], -1))
     return torch.where(inside[:, None], moved.reshape(images.shape), 0.0)
 
 
@@ -140,7 +140,6 @@ def _turn_hue(images: Tensor, turns: Tensor) -> Tensor:
         (green - blue) / safe,
         torch.where(value == green, (blue - red) / safe + 2, (red - green) / safe + 4),
     )
-    sixths = sixths + 6 * turns
     # Of red, green and blue: the value less what the hue takes of the chroma.
-    distances = [(sixths + channel) % 6 for channel in (5, 3, 1)]
+    distances = [(sixths + 6 * turns + channel) % 6 for channel in (5, 3, 1)]
     return torch.stack([value - chroma * torch.minimum(each, 4 - each).clamp(0, 1) for each in distances], 1)

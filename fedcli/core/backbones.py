@@ -46,7 +46,7 @@ class Backbone(nn.Module):
     """
 
     def __init__(
-        self, body: nn.Module, feature_dim: int, num_classes: int, colour: bool, draws: KeyedDraws | None = None
+        self, body: nn.Module, feature_dim: int, num_classes: int, colour: bool = True, draws: KeyedDraws | None = None
     ):
         """Puts a head on a body, from images to features; `colour` repeats grey images for it."""
         super().__init__()
@@ -176,14 +176,14 @@ def _resnet(name: str, channels: int, image_size: int, num_classes: int) -> Back
         width, body.fc = 512, nn.AdaptiveAvgPool1d(512)
     if "projection" in parts:
         width, body.fc = 256, nn.Sequential(nn.Linear(width, 512), nn.ReLU(), nn.Linear(512, 256))
-    return Backbone(body, width, num_classes, colour=True)
+    return Backbone(body, width, num_classes)
 
 
 def _mobilenet_v2_512(dropout: bool, channels: int, image_size: int, num_classes: int) -> Backbone:
     """Makes torchvision's MobileNetV2, perhaps with its classifier's dropout of 0.2 before the averaging."""
     body = torchvision().models.MobileNetV2(num_classes=1, norm_layer=MaskedBatchNorm2d)
     body.classifier = nn.Sequential(*[KeyedDropout(0.2)] * dropout, nn.AdaptiveAvgPool1d(512))
-    return Backbone(body, 512, num_classes, colour=True)
+    return Backbone(body, 512, num_classes)
 
 
 def _convolution(**options: Any) -> Callable[..., nn.Module]:
@@ -206,18 +206,19 @@ def _googlenet(is_small: bool, channels: int, image_size: int, num_classes: int)
             block.branch3.append(conv(widths[4], widths[4]))
         return block
 
-    blocks = [conv, inception, nn.Identity]
-    body = torchvision().models.GoogLeNet(num_classes=1, aux_logits=False, init_weights=False, blocks=blocks)
+    body = torchvision().models.GoogLeNet(
+        num_classes=1, aux_logits=False, init_weights=False, blocks=[conv, inception, nn.Identity]
+    )
     if is_small:
         body.conv1 = conv(3, 192)
         body.conv2 = body.conv3 = body.maxpool1 = body.maxpool2 = body.dropout = body.fc = nn.Identity()
         body.maxpool3 = body.maxpool4 = nn.MaxPool2d(3, stride=2, padding=1)
-        return Backbone(body, 1024, num_classes, colour=True)
+        return Backbone(body, 1024, num_classes)
     for module in body.modules():
         if isinstance(module, nn.Conv2d):
             nn.init.normal_(module.weight, std=0.01)  # torchvision's, without its truncation at 200 deviations
     body.dropout, body.fc = KeyedDropout(body.dropout.p), nn.AdaptiveAvgPool1d(512)
-    return Backbone(body, 512, num_classes, colour=True)
+    return Backbone(body, 512, num_classes)
 
 
 class _Sum(nn.ModuleDict):
@@ -246,7 +247,7 @@ def _mobilenet_v2_32(channels: int, image_size: int, num_classes: int) -> Backbo
             layers.append(_Sum({"block": block, "shortcut": shortcut}) if stride == 1 else block)
             width = out
     layers += [conv(width, 1280, 1), nn.AdaptiveAvgPool2d(1), nn.Flatten()]
-    return Backbone(nn.Sequential(*layers), 1280, num_classes, colour=True)
+    return Backbone(nn.Sequential(*layers), 1280, num_classes)
 
 
 def _efficientnet_b0_32(channels: int, image_size: int, num_classes: int) -> Backbone:
@@ -264,7 +265,7 @@ def _efficientnet_b0_32(channels: int, image_size: int, num_classes: int) -> Bac
             module.stochastic_depth = KeyedDropout(module.stochastic_depth.p, whole_examples=True)
         if isinstance(module, nn.Conv2d):
             module.reset_parameters()
-    return Backbone(body, width, num_classes, colour=True)
+    return Backbone(body, width, num_classes)
 
 
 def _vit_tiny(channels: int, image_size: int, num_classes: int) -> Backbone:
@@ -275,7 +276,7 @@ def _vit_tiny(channels: int, image_size: int, num_classes: int) -> Backbone:
     sides = (side for side in range(2, image_size + 1) if image_size % side == 0 and 8 * side >= image_size)
     body = torchvision().models.VisionTransformer(image_size, next(sides), 4, 4, 128, 256, num_classes=1)
     body.heads = nn.Identity()
-    return Backbone(body, 128, num_classes, colour=True, draws=KeyedDraws())
+    return Backbone(body, 128, num_classes, draws=KeyedDraws())
 
 
 BACKBONES: dict[str, Recipe] = {
@@ -322,13 +323,16 @@ def _network_from_user(function: FromFile, channels: int, image_size: int, num_c
         logits, outputs = _watch(module, x)
     shape = tuple(logits.shape) if isinstance(logits, Tensor) else type(logits).__name__
     if shape != (len(x), num_classes):
-        fault = f"gives no logits of {num_classes} classes (got {shape} of 4 images)"
-        raise function.refuse(fault, "return logits [B, C]")
+        raise function.refuse(
+            f"gives no logits of {num_classes} classes (got {shape} of 4 images)", "return logits [B, C]"
+        )
     head = next((layer for layer, _ in reversed(outputs) if isinstance(layer, nn.Linear)), None)
     if type(head) is not nn.Linear or head.bias is None or not (head.weight.requires_grad and head.bias.requires_grad):
         last = type([layer for layer, _ in outputs if not layer._modules][-1]).__name__
-        fault = f"does not end in an nn.Linear with bias that is trained, of features [B, D] (got {last})"
-        raise function.refuse(fault, "let it be the last layer, and freeze other layers only")
+        raise function.refuse(
+            f"does not end in an nn.Linear with bias that is trained, of features [B, D] (got {last})",
+            "let it be the last layer, and freeze other layers only",
+        )
     names: dict[nn.Parameter, str] = {}
     for prefix, part in module.named_modules():
         for name, value in part.named_parameters(prefix, recurse=False, remove_duplicate=False):
@@ -413,5 +417,7 @@ def _check(network: Backbone, function: FromFile, x: Tensor, logits: Tensor) -> 
         network.draws = None
     mixing = first_difference(several, partial(torch.allclose, rtol=1e-4, atol=1e-4))
     if mixing:
-        uses = "use nn.BatchNorm2d, nn.GroupNorm or nn.LayerNorm, and attention with batch_first=True"
-        raise function.refuse(f"mixes the images of a batch {mixing}", uses)
+        raise function.refuse(
+            f"mixes the images of a batch {mixing}",
+            "use nn.BatchNorm2d, nn.GroupNorm or nn.LayerNorm, and attention with batch_first=True",
+        )

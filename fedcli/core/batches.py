@@ -41,7 +41,7 @@ class BatchPlan(NamedTuple):
     index: np.ndarray  # [T, K, B] positions in the training set; 0 where padded
     size: np.ndarray  # [T, K] real samples in the batch; 0 once a client has run out of data
     epoch_end: np.ndarray  # [T, K] bool
-    num_batches: np.ndarray | None  # [K]
+    num_batches: np.ndarray  # [T, K], batches in an epoch of the client
     draws: np.ndarray | None  # [T, K, B, draws of an image] in [0, 1), for augmentation
     keys: np.ndarray  # [T, K], from which dropout draws its masks
 
@@ -79,7 +79,7 @@ def plan_batches(
             keys[rows, k] = generator(seed, round, client, "dropout", epoch).integers(2**63, size=count)
             if draws is not None:
                 draws[rows, k] = generator(seed, round, client, "augment", epoch).random((count, width, num_draws))
-    return BatchPlan(index, size, epoch_end, np.array(counts), draws, keys)
+    return BatchPlan(index, size, epoch_end, np.tile(counts, (steps, 1)), draws, keys)
 
 
 @dataclass(frozen=True)

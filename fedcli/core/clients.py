@@ -150,16 +150,15 @@ def adam(params: Params, grads: Params, state: Tree, lr: Tensor, weight_decay: f
 
     `state` is `(steps taken, first moments, second moments)`.
     """
-    (count, first, second), betas, eps = state, (0.9, 0.999), 1e-8
+    (count, first, second), (beta_1, beta_2), eps = state, (0.9, 0.999), 1e-8
     count = count + 1
-    new, first_new, second_new = {}, {}, {}
-    for name, value in params.items():
-        g = grads[name] + weight_decay * value if weight_decay else grads[name]
-        first_new[name] = betas[0] * first[name] + (1 - betas[0]) * g
-        second_new[name] = betas[1] * second[name] + (1 - betas[1]) * g * g
-        scale = (second_new[name] / (1 - betas[1] ** count)).sqrt() + eps
-        new[name] = value - lr / (1 - betas[0] ** count) * first_new[name] / scale
-    return new, (count, first_new, second_new)
+    if weight_decay:
+        grads = tree_map(lambda g, value: g + weight_decay * value, grads, params)
+    first = tree_map(lambda m, g: beta_1 * m + (1 - beta_1) * g, first, grads)
+    second = tree_map(lambda v, g: beta_2 * v + (1 - beta_2) * g * g, second, grads)
+    rate, correction = lr / (1 - beta_1**count), 1 - beta_2**count
+    new = tree_map(lambda x, m, v: x - rate * m / ((v / correction).sqrt() + eps), params, first, second)
+    return new, (count, first, second)
 
 
 def clip(grads: Params, max_norm: float) -> Params:

@@ -19,11 +19,10 @@ import torch
 from torch import Tensor
 
 from fedcli.core.batches import Batch, BatchPlan, Transform
-from fedcli.core.clients import Client, Step, keyed
-from fedcli.core.graphs import CudaGraphs
+from fedcli.core.clients import Client, Step, Terms, keyed
 from fedcli.core.layers import by_places, set_to
-from fedcli.core.stacked import WAYS, Stack, find_stack, for_many, packed, with_optimizer, with_room
-from fedcli.core.trees import Tree, concatenate, flatten, leaves, select, select_axes, tree_map
+from fedcli.core.stacked import WAYS, CudaGraphs, Stack, find_stack, for_many, packed, with_optimizer, with_room
+from fedcli.core.trees import Tree, complete, concatenate, flatten, leaves, select, select_axes, tree_map
 from fedcli.errors import UserError
 
 # One process that does all work of a run; see `fedcli.runs.workers` for several.
@@ -76,7 +75,7 @@ class Engine:
 
     def train(
         self, step: Step, clients: Client, plan: BatchPlan, lr: float, context: Tree, axes: Tree
-    ) -> tuple[Client, dict[str, Tensor]]:
+    ) -> tuple[Client, Terms]:
         """Trains K stacked clients through a plan; `context` and `axes` as in `Federation.train`.
 
         Returns:
@@ -84,16 +83,15 @@ class Engine:
         """
         rate = torch.tensor(lr, dtype=self.transform.dtype, device=self.images.device)
 
-        def run(chunk: slice) -> tuple[Client, dict[str, Tensor], Tensor]:
+        def run(chunk: slice) -> tuple[Client, Terms, Tensor]:
             size, parts = chunk.stop - chunk.start, (select(clients, chunk), select_axes(context, axes, chunk))
             train = self._alone if size == 1 and self.graphs is None else self._together
             return *train(step, *parts, axes, plan, chunk, rate), rate.new_zeros(size)
 
-        done = self._in_chunks(run, plan.size.shape[1])
-        names = next((sums for _, sums, _ in done if sums), ())  # a chunk whose clients took no step has none
-        total = {name: torch.cat([sums.get(name, none) for _, sums, none in done]) for name in names}
+        after, sums, zeros = zip(*self._in_chunks(run, plan.size.shape[1]), strict=True)
         steps = torch.as_tensor(plan.steps, device=self.images.device).clamp(min=1)
-        return concatenate([after for after, _, _ in done]), tree_map(lambda value: value / steps, total)
+        means = tree_map(lambda value: value / steps, concatenate(complete(sums, zeros)))
+        return concatenate(after), means
 
     def _in_chunks(self, run: Callable[[slice], Any], num_clients: int) -> list[Any]:
         """Calls `run` for chunks of `clients_per_chunk` clients; returns its results in order.
@@ -122,7 +120,7 @@ class Engine:
             return [result for part in parts(clients) for result in attempt(part)]
 
         done = self.side_by_side(lambda part: (attempt(part), self.clients_per_chunk), parts(range(num_clients)))
-        self.clients_per_chunk = min([size for _, size in done], default=self.clients_per_chunk)  # of all workers
+        self.clients_per_chunk = min(size for _, size in done)  # of all workers
         return [result for part, _ in done for result in part]
 
     def side_by_side(self, run: Callable[[Any], Any], items: Sequence[Any]) -> list[Any]:
@@ -139,22 +137,20 @@ class Engine:
         pool = ThreadPoolExecutor(max(threads // self.workers.here, 1), "", lambda: torch.set_num_threads(1))
         try:
             return list(pool.map(run, items))
-        except BaseException:
-            self.stopping.set()  # after Ctrl-C or a failure the others need not finish
-            raise
         finally:
+            self.stopping.set()  # after Ctrl-C or a failure the others need not finish
             pool.shutdown(cancel_futures=True)
             self.stopping.clear()
             torch.set_num_threads(threads)  # the threads' setting was everyone's
 
     def _alone(
         self, step: Step, clients: Client, context: Tree, axes: Tree, plan: BatchPlan, chunk: slice, rate: Tensor
-    ) -> tuple[Client, dict[str, Tensor]]:
+    ) -> tuple[Client, Terms]:
         """Trains the only client of a chunk."""
         client = tree_map(self.own, select(with_optimizer(step, clients), 0))
         context = select_axes(context, axes, 0)
         update = keyed(step.in_place or step.update)  # the tensors are this loop's own
-        total: dict[str, Tensor] = {}
+        total: Terms = {}
         with set_to(by_places, self.by_places):
             for batch in self._batches(plan, chunk.start, rate):
                 client, aux = update(client, batch, context)
@@ -164,37 +160,35 @@ class Engine:
 
     def _batches(self, plan: BatchPlan, k: int, rate: Tensor) -> Iterator[Batch]:
         """Yields client k's batches without padding; prepares the images of several batches at a time."""
-        device, steps, width = self.images.device, int(plan.steps[k]), plan.index.shape[2]
-        sizes = plan.size[:steps, k]
-        real = np.arange(width) < sizes[:, None]  # [steps, B]
-        num_batches = torch.tensor(int(plan.num_batches[k]), device=device)
-        columns = plan.epoch_end[:steps, k], plan.keys[:steps, k]
-        ends, keys = (torch.as_tensor(column, device=device).unbind() for column in columns)
+        rows, width = self._rows(plan, k), plan.index.shape[2]
+        real = torch.arange(width, device=rows.size.device) < rows.size[:, None]  # [steps, B]
         at_a_time = max(PREPARED_BYTES // (self.images[0].numel() * self.transform.dtype.itemsize * width), 1)
-        for start in range(0, steps, at_a_time):
-            rows = slice(start, min(start + at_a_time, steps))
-            draws = None if plan.draws is None else torch.as_tensor(plan.draws[rows, k][real[rows]], device=device)
-            x, y = self.gather(plan.index[rows, k][real[rows]], draws)
-            parts = sizes[rows].tolist()
-            columns = self.own(x).split(parts), y.split(parts), ends[rows], keys[rows]
-            for x, y, end, key in zip(*columns, strict=True):
+        for start in range(0, len(real), at_a_time):
+            now, is_real = select((rows, real), slice(start, start + at_a_time))
+            x, y = self.gather(*select((now.index, now.draws), is_real))
+            sizes = now.size.tolist()
+            columns = self.own(x).split(sizes), y.split(sizes), now.epoch_end, now.num_batches, now.keys
+            for x, y, end, num_batches, key in zip(*columns, strict=True):
                 yield Batch(x, y, None, end, num_batches, rate, key)
+
+    def _rows(self, plan: BatchPlan, clients: int | slice) -> BatchPlan:
+        """Returns the rows of a client, or of some, up to their last step, as tensors on the device."""
+        steps = plan.steps[clients].max()
+        return tree_map(lambda column: torch.as_tensor(column[:steps, clients], device=self.images.device), plan)
 
     def _together(
         self, step: Step, clients: Client, context: Tree, axes: Tree, plan: BatchPlan, chunk: slice, rate: Tensor
-    ) -> tuple[Client, dict[str, Tensor]]:
+    ) -> tuple[Client, Terms]:
         """Trains the chunk's clients together, batch by batch."""
-        device, steps = self.images.device, int(plan.steps[chunk].max())
-        begin = partial(with_optimizer, step)
-        if steps == 0:
-            return begin(clients), {}
-        columns = plan._replace(num_batches=None)
-        rows = tree_map(lambda column: torch.as_tensor(column[:steps, chunk], device=device), columns)
-        sizes = plan.size[:steps, chunk]
-        like = flatten(tree_map(lambda leaf: leaf[0].to("meta"), begin(select(clients, slice(0, 1)))))
+        begin, rows = partial(with_optimizer, step, clients), self._rows(plan, chunk)
+        sizes = plan.size[: len(rows.size), chunk]
+        if len(sizes) == 0:
+            return begin(), {}
+        first = with_optimizer(step, select(clients, slice(0, 1)))
+        like = flatten(tree_map(lambda leaf: leaf[0].to("meta"), first))
         update, of_batch = packed(keyed(step.update), like), Batch(0, 0, None, 0, 0, None, 0)
         updates = {
-            padded: self._for_many(update, (0, of_batch._replace(mask=mask), axes), len(sizes[0]))
+            padded: for_many(update, (0, of_batch._replace(mask=mask), axes), self.way, self.graphs)
             for padded, mask in ((False, None), (True, 0))
         }
         make = partial(Stack, updates, self.gather, like, self.graphs, self._without_graphs)
@@ -204,29 +198,23 @@ class Engine:
             rows = tree_map(with_room, rows)
             shapes = clients._replace(optimizer={}), context, rows
             together = find_stack(self.stacks, (step.update, axes, self.way), shapes, make)
-        num_batches = torch.as_tensor(plan.num_batches[chunk], device=device)
         padded = ((sizes > 0) & (sizes < plan.index.shape[2])).any(1).tolist()
         counts = sizes.sum(1).tolist()
-        begin = partial(begin, clients)
-        return together.train(begin, context, rows, num_batches, rate, padded, lambda t: self._step_done(counts[t]))
+        return together.train(begin, context, rows, rate, padded, lambda t: self._step_done(counts[t]))
 
     def _without_graphs(self, reason: str) -> None:
         self.graphs = None
         self.stacks.clear()
         self.notes.append(reason)
 
-    def _for_many(self, function: Callable[..., Tree], axes: tuple, size: int) -> Callable[..., Tree]:
-        """Makes a function of one client one of `size` stacked clients."""
-        fork = None if self.graphs is None else self.graphs.fork
-        return for_many(function, axes, "branches" if size == 1 else self.way, fork)
-
     def for_each(self, function: Callable[..., Tree], arguments: tuple, axes: tuple) -> Tree:
         """Calls a function of one client for all, a chunk at a time; `axes` as in `for_many`."""
+        together = for_many(function, axes, self.way, self.graphs)
 
         def of_chunk(chunk: slice) -> Tree:
-            return self._for_many(function, axes, chunk.stop - chunk.start)(*select_axes(arguments, axes, chunk))
+            return together(*select_axes(arguments, axes, chunk))
 
-        return concatenate(self._in_chunks(of_chunk, len(next(leaves(arguments[0])))))
+        return concatenate(self._in_chunks(of_chunk, len(leaves(arguments[0])[0])))
 
     def gather(self, index: Tensor | np.ndarray, draws: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Returns network input and labels of training examples `index` (any shape), augmented by `draws` if given."""

@@ -55,7 +55,7 @@ def evaluate(fed: Federation, method: Method, state: Any) -> dict[str, Any]:
 
     def hits_of(model: Model, index: np.ndarray | None) -> Tensor:
         network, *parts = model
-        tensors = list(leaves(parts))
+        tensors = leaves(parts)
         key = prototypes is None, id(index), *((id(value), value._version) for value in tensors)
         kept = before.get(key)
         if kept is None or any(owner() is None for owner in kept[0]):  # one that is gone leaves its id to another
@@ -124,11 +124,8 @@ def _on_test_images(fed: Federation, method: Method, score: Score) -> dict[str, 
     """Returns accuracies on the test images: of each domain, and by rule or, under `domains`, inside and outside."""
     clients = range(fed.num_clients if method.personal or fed.evaluation == "domains" else 1)
     hits = np.stack(score(dict.fromkeys(clients)))  # [clients, rules, n]
-    by_domain = {}  # of each client's model
-    for number, name in enumerate(fed.domain_names):
-        of_domain = (fed.test_domains == number).numpy()
-        if of_domain.any():
-            by_domain[name] = hits[:, 0, of_domain].mean(1)
+    images = {name: (fed.test_domains == number).numpy() for number, name in enumerate(fed.domain_names)}
+    by_domain = {name: hits[:, 0, chosen].mean(1) for name, chosen in images.items() if chosen.any()}  # [clients] each
     result = {"domains": {name: _mean(accuracies) for name, accuracies in by_domain.items()} or None}
     if fed.evaluation != "domains":
         by_rule = [each.tolist() for each in hits.mean(2).T]  # [rules][clients]

@@ -15,11 +15,10 @@ from fedcli.core.augment import NUM_DRAWS
 from fedcli.core.batches import Batch, BatchPlan, Transform, generator, plan_batches
 from fedcli.core.clients import Aux, Client, LocalLoss, Network, Output, Params, Step, Terms, keyed, optimizer_step
 from fedcli.core.engine import Engine, parse_chunk
-from fedcli.core.graphs import CudaGraphs
 from fedcli.core.layers import by_places, set_to, use_live_taps
 from fedcli.core.partition import count_classes
-from fedcli.core.stacked import with_optimizer
-from fedcli.core.trees import Tree, concatenate, count_floats, select, stack, tree_map
+from fedcli.core.stacked import CudaGraphs, with_optimizer
+from fedcli.core.trees import Tree, complete, concatenate, count_floats, select, stack, tree_map
 from fedcli.declarations import Sizes
 from fedcli.errors import UserError
 
@@ -101,7 +100,7 @@ class Federation:
         self.dtype = transform.dtype
         names = run.backbone.split(",")  # client i has the (i mod their number)-th
         self.backbones = list(dict.fromkeys(names))
-        self.architecture = np.array([self.backbones.index(names[i % len(names)]) for i in range(run.num_clients)])
+        self.architecture = np.resize([self.backbones.index(name) for name in names], run.num_clients)
         shape = dataset.channels, dataset.image_size, dataset.num_classes
         modules = [backbones.build(name, *shape, run.seed).to(self.dtype) for name in self.backbones]
         # Whether some convolutions leave out taps, which goes into the record.
@@ -192,19 +191,17 @@ class Federation:
         """Divides a cohort by the clients' networks; order and weights stay those of the cohort."""
         places = [np.flatnonzero(self.architecture[cohort.client_ids] == kind) for kind in range(len(self.networks))]
         return [
-            Cohort(cohort.round, cohort.client_ids[at], cohort.num_examples[at], cohort.weights[at], network)
-            for at, network in zip(places, self.networks, strict=True)
+            self.cohort_of(cohort.round, cohort.client_ids[at])._replace(weights=cohort.weights[at])
+            for at in places
             if len(at)
         ]
 
     def in_order(self, cohort: Cohort, groups: Sequence[Cohort], trees: Sequence[Tree]) -> Tree:
         """Joins the groups' stacked trees into one `[K, ...]`, in the cohort's order."""
-        places = {client: place for place, client in enumerate(np.concatenate([group.client_ids for group in groups]))}
-        order = torch.tensor([places[client] for client in cohort.client_ids], device=self.device)
-        if isinstance(trees[0], dict):  # terms, which a group lacks whose clients took no step
-            names = dict.fromkeys(name for tree in trees for name in tree)
-            pairs = zip(trees, groups, strict=True)
-            trees = [{name: tree.get(name, 0 * group.weights) for name in names} for tree, group in pairs]
+        ids = np.concatenate([group.client_ids for group in groups]).tolist()
+        order = torch.tensor([ids.index(client) for client in cohort.client_ids], device=self.device)
+        if isinstance(trees[0], dict):  # such as terms
+            trees = complete(trees, [0 * group.weights for group in groups])
         return select(concatenate(trees), order)
 
     def broadcast(self, params: Params, buffers: Params, cohort: Cohort) -> Client:
@@ -445,10 +442,10 @@ def divide(parts: Sequence[np.ndarray], run: Any) -> tuple[list[np.ndarray], ...
         draws = [generator(run.partition_seed or 0, client, "test part") for client in range(len(parts))]
         parts = [part[draw.permutation(len(part))] for part, draw in zip(parts, draws, strict=True)]
     sizes = num_test or [int(len(part) * run.local_test) for part in parts]
-    halves = [np.split(part, [size]) for part, size in zip(parts, sizes, strict=True)]
-    testing, kept = map(list, zip(*halves, strict=True))
-    halves = [np.split(part, [len(part) - int(len(part) * run.validation)]) for part in kept]
-    training, validation = map(list, zip(*halves, strict=True))
+    testing = [part[:size] for part, size in zip(parts, sizes, strict=True)]
+    kept = [part[size:] for part, size in zip(parts, sizes, strict=True)]
+    training = [part[: len(part) - int(len(part) * run.validation)] for part in kept]
+    validation = [part[len(trained) :] for part, trained in zip(kept, training, strict=True)]
     largest = max(map(len, training), default=0)
     if largest == 0:
         raise UserError("no client has a training example (got an empty partition); use fewer clients or more data.")

@@ -73,8 +73,10 @@ def dirichlet(
         counts = _draw_counts(order, num_clients, alpha, capped, rng)
         if counts.sum(1).min() >= min_examples:
             return _deal(counts, labels, rng, order if draw == "pfllib" else None)
-    remedy = "use fewer clients, a larger concentration or a lower min="
-    raise _unfit(f"dirichlet:{alpha:g}", labels, num_clients, f"no draw gave every client min={min_examples}; {remedy}")
+    raise _unfit(
+        f"dirichlet:{alpha:g}", labels, num_clients, f"no draw gave every client min={min_examples}; use fewer "
+        "clients, a larger concentration or a lower min=",
+    )  # fmt: skip
 
 
 def _draw_counts(
@@ -114,8 +116,8 @@ def classes(labels: np.ndarray, num_clients: int, classes_per_client: int, seed:
     """
     num_shards = num_clients * classes_per_client
     if classes_per_client > len(np.unique(labels)) or num_shards > len(labels):
-        flag, remedy = f"classes:{classes_per_client}", f"it takes {num_shards} shards; use fewer classes or clients"
-        raise _unfit(flag, labels, num_clients, remedy)
+        remedy = f"it takes {num_shards} shards; use fewer classes or clients"
+        raise _unfit(f"classes:{classes_per_client}", labels, num_clients, remedy)
     rng, size = generator(seed, "partition"), len(labels) // num_shards
     order = rng.permutation(len(labels))
     order = order[np.argsort(labels[order], kind="stable")].astype(np.int64)  # sorted by label, random inside
@@ -172,8 +174,10 @@ def domains(labels: np.ndarray, num_clients: int, domain: np.ndarray, seed: int,
     """
     names = np.unique(domain)
     if num_clients % len(names):
-        fault = f"--num-clients {num_clients} does not fit the data (got {len(names)} domains)"
-        raise UserError(f"{fault}; use a multiple of {len(names)}.")
+        raise UserError(
+            f"--num-clients {num_clients} does not fit the data (got {len(names)} domains); use a multiple of "
+            f"{len(names)}."
+        )
     parts = []
     for name in names.tolist():
         positions = np.flatnonzero(domain == name)
@@ -194,8 +198,10 @@ def writers(labels: np.ndarray, num_clients: int, writer: np.ndarray, seed: int,
     """
     names, writer = np.unique(writer, return_inverse=True)
     if num_clients > len(names):
-        fault = f"'writers' cannot give each of {num_clients} clients a writer (got {len(names)} writers)"
-        raise UserError(f"partition {fault}; use 1 to {len(names)} clients.")
+        raise UserError(
+            f"partition 'writers' cannot give each of {num_clients} clients a writer (got {len(names)} writers); use 1 "
+            f"to {len(names)} clients."
+        )
     rng = generator(seed, "partition")
     if by_shares:
         counts = np.zeros((len(names), labels.max() + 1), np.int64)
@@ -253,17 +259,19 @@ class Partition:
         """
         labels = np.asarray(labels, np.int64)
         if not 1 <= num_clients <= len(labels):
-            fault = f"every client needs a training image (got {num_clients} clients and {len(labels)} images)"
-            raise UserError(f"{fault}; use --num-clients 1 to {len(labels)}.")
-        if is_from_file(self.flag):
-            return self.function(labels, num_clients, seed, writer if domain is None else domain)
-        if not self.needs:
-            return self.function(labels, num_clients, seed=seed)
-        column = {"domain": domain, "writer": writer, "place": place}[self.needs]
-        if column is None:
-            fault = f"partition '{self.flag}' needs a data set with {self.needs}s (got one without)"
-            raise UserError(f"{fault}; choose such a data set, import this one anew, or use --partition iid.")
-        return self.function(labels, num_clients, np.asarray(column, np.int64), seed=seed)
+            raise UserError(
+                f"every client needs a training image (got {num_clients} clients and {len(labels)} images); use "
+                f"--num-clients 1 to {len(labels)}."
+            )
+        groups = writer if domain is None else domain
+        column = {"domain": domain, "writer": writer, "place": place, "groups": groups}.get(self.needs)
+        if column is None and self.needs not in ("", "groups"):
+            raise UserError(
+                f"partition '{self.flag}' needs a data set with {self.needs}s (got one without); choose such a data "
+                "set, import this one anew, or use --partition iid."
+            )
+        needed = {} if column is None else {self.needs: np.asarray(column, np.int64)}
+        return self.function(labels, num_clients, seed=seed, **needed)
 
     def scaled(self, share: float) -> "Partition":
         """Returns the partition for a share of the data: the default of `min=` shrinks with it, at least to 1."""
@@ -279,7 +287,7 @@ def from_flag(flag: str) -> Partition:
         UserError: An unknown name, or a parameter that is missing, superfluous or out of range.
     """
     if is_from_file(flag):
-        return Partition(flag, partial(_parts_from_user, from_file(flag, "partition")))
+        return Partition(flag, partial(_parts_from_user, from_file(flag, "partition")), "groups")
     kind, plus, skew = flag.partition("+")
     if kind == "domains":
         within = from_flag(skew if plus else "iid")
@@ -292,11 +300,11 @@ def from_flag(flag: str) -> Partition:
     function, form, options, needs = PARTITIONS[name]
     left, values, spelling = dict(options), {}, name
     try:
-        for index, text in enumerate(texts or [""] * ("" in options)):
-            key, equals, value = ("", "", text) if index == 0 and "" in options else text.partition("=")
-            keyword, read = left.pop(key + equals)  # what stands twice is not there any more
-            values[keyword] = read(value)
-    except (LookupError, ValueError, ZeroDivisionError):  # the last for a share of 4/0
+        for text in texts or [""] * ("" in options):
+            prefix = next(prefix for prefix in left if text.startswith(prefix))
+            keyword, read = left.pop(prefix)  # what stands twice is not there any more
+            values[keyword] = read(text.removeprefix(prefix))
+    except (LookupError, ValueError, StopIteration, ZeroDivisionError):  # the last for a share of 4/0
         raise UserError(f"partition '{name}' cannot be read (got '{flag[:80]}'); write {form}.") from None
     for prefix, (keyword, _) in options.items():
         value, default = values.get(keyword), signature(function).parameters[keyword].default
@@ -306,21 +314,21 @@ def from_flag(flag: str) -> Partition:
 
 
 def _parts_from_user(
-    function: FromFile, labels: np.ndarray, num_clients: int, seed: int, groups: ArrayLike | None
+    function: FromFile, labels: np.ndarray, num_clients: int, seed: int, **groups: np.ndarray
 ) -> Parts:
     """Returns what a user's function gives, checked, as int64; it gets `groups` `[N]` if it has such an argument."""
-    keywords = {}
-    if groups is not None and "groups" in signature(function.function).parameters:
-        keywords["groups"] = np.array(groups, np.int64)
+    taken = {name: groups[name].copy() for name in signature(function.function).parameters if name in groups}
     with blame(function.path):
-        parts = [*map(np.asarray, function(labels.copy(), num_clients, generator(seed, "partition"), **keywords))]
+        parts = [*map(np.asarray, function(labels.copy(), num_clients, generator(seed, "partition"), **taken))]
     if len(parts) != num_clients:
         raise function.refuse(f"gives no list of {num_clients} clients (got {len(parts)})", "return one list for each")
     for client, part in enumerate(parts):
         is_whole = part.ndim == 1 and (part.dtype.kind in "iu" or not len(part))
         if not is_whole or (len(part) and not 0 <= part.min() <= part.max() < len(labels)):
-            fault = f"gives wrong positions to client {client} (got {part.dtype} {str(part.ravel()[:5])[1:-1]} ...)"
-            raise function.refuse(fault, f"return a list of whole numbers from 0 to {len(labels) - 1}")
+            raise function.refuse(
+                f"gives wrong positions to client {client} (got {part.dtype} {str(part.ravel()[:5])[1:-1]} ...)",
+                f"return a list of whole numbers from 0 to {len(labels) - 1}",
+            )
     positions, times = np.unique(np.concatenate(parts), return_counts=True)
     if (times > 1).any():
         raise function.refuse(f"uses an example twice (got position {positions[times.argmax()]:.0f})", "use it once")

@@ -1,8 +1,16 @@
-"""Clients that train together: in which ways, with which tensors, and on CUDA by a graph of their step."""
+"""Clients that train together: in which ways, with which tensors, and on CUDA by a graph of their step.
 
+A graph is a step captured once and replayed, which spares Python and the launches of hundreds of kernels. It reads and
+writes the addresses that it was captured with and repeats what Python did then. What changes from step to step is
+copied into tensors that stay, and a graph serves only steps that do the same: `graph_key`.
+"""
+
+import dataclasses
+import gc
 from collections.abc import Callable, Hashable, Sequence
 from functools import partial
 from itertools import groupby
+from types import FunctionType
 from typing import Any
 
 import torch
@@ -10,10 +18,11 @@ from torch import Tensor
 from torch.func import vmap
 
 from fedcli.core.batches import Batch, BatchPlan
-from fedcli.core.clients import Client, Step, Update, under_vmap
-from fedcli.core.graphs import CudaGraphs, Unrepeatable, Work, graph_key
+from fedcli.core.clients import Client, Network, Step, Terms, Update, under_vmap
 from fedcli.core.layers import set_to
-from fedcli.core.trees import Tree, leaves, pack, select, select_axes, stack, tree_map, unpack
+from fedcli.core.trees import Tree, leaves, pack, select_axes, stack, tree_map, unpack
+
+Work = Callable[[], Any]
 
 WAYS = ("stacked", "branches")  # in which several clients train together
 WARM_UP = 3  # steps before one is captured, as PyTorch's notes on CUDA graphs have it
@@ -26,23 +35,103 @@ KEPT = 4  # stacks kept for the rounds to come
 TOLERANCE = {torch.float64: 1e-8, torch.float32: 1e-2}
 
 
-def for_many(
-    function: Callable[..., Tree], axes: tuple, way: str, fork: Callable[[list[Work]], list[Any]] | None = None
-) -> Callable[..., Tree]:
+class CudaGraphs:
+    """Graphs of a CUDA device, which share their memory: none leaves in it what another one needs."""
+
+    def __init__(self, device: torch.device):
+        self._device, self._pool = device, torch.cuda.graph_pool_handle()
+        self._stream = torch.cuda.Stream(device)
+        self._branches: list[torch.cuda.Stream] = []
+        self.captured = 0  # graphs made
+
+    def warm_up(self, work: Work) -> None:
+        """Does the work on a side stream."""
+        self._work_on([self._stream], [work])
+
+    def capture(self, work: Work) -> Work:
+        """Captures the work as a graph; returns its replay.
+
+        Raises:
+            RuntimeError: If a graph cannot hold the work, as where a value is brought to Python.
+        """
+        ambient, graph = torch.cuda.current_stream(self._device), torch.cuda.CUDAGraph()
+        collect = gc.enable if gc.isenabled() else gc.disable
+        gc.collect()
+        gc.disable()  # giving up an older graph would end the capture
+        try:
+            with torch.cuda.graph(graph, pool=self._pool, stream=self._stream):
+                work()
+        finally:
+            torch.cuda.set_stream(ambient)  # a capture that fails leaves its own stream as the current one
+            collect()
+        self.captured += 1
+        return graph.replay
+
+    def fork(self, works: list[Work]) -> list[Any]:
+        """Does each work on a stream of its own; in a capture they become parallel branches."""
+        while len(self._branches) < len(works):
+            self._branches.append(torch.cuda.Stream(self._device))
+        return self._work_on(self._branches[: len(works)], works)
+
+    def _work_on(self, streams: list[torch.cuda.Stream], works: list[Work]) -> list[Any]:
+        """Does each work on its stream, after what was before and before what comes after."""
+        ambient, results = torch.cuda.current_stream(self._device), []
+        for work, stream in zip(works, streams, strict=True):
+            stream.wait_stream(ambient)
+            with torch.cuda.stream(stream):
+                results.append(work())
+        for stream in streams:
+            ambient.wait_stream(stream)
+        return results
+
+
+class Unrepeatable(Exception):
+    """Says that another step may do something else."""
+
+
+def graph_key(thing: Any, shapes: bool = False) -> Hashable:
+    """Returns what is equal for two things that make a step do the same.
+
+    A function is its code and what it is closed over, as a method makes its objective anew in every round. Numbers and
+    text count by value, dataclasses by their fields, networks by identity, and tensors, if `shapes`, by shape and type.
+
+    Raises:
+        Unrepeatable: For anything else. A tensor, above all, may be another one the next time.
+    """
+    plain = bool, int, float, str, bytes, type(None), torch.dtype, torch.device, Network
+    if isinstance(thing, plain):
+        return (type(thing), thing)
+    if shapes and isinstance(thing, Tensor):
+        return (tuple(thing.shape), thing.dtype)
+    if isinstance(thing, FunctionType):
+        closed = (cell.cell_contents for cell in thing.__closure__ or ())
+        return (thing.__code__, graph_key((*closed, thing.__defaults__, thing.__kwdefaults__)))
+    if isinstance(thing, partial):
+        return (partial, graph_key((thing.func, thing.args, thing.keywords)))
+    if isinstance(thing, tuple | list):
+        return (type(thing), *(graph_key(part, shapes) for part in thing))
+    if isinstance(thing, dict):
+        return (dict, *((key, graph_key(value, shapes)) for key, value in thing.items()))
+    if dataclasses.is_dataclass(thing) and not isinstance(thing, type):
+        return (type(thing), *(graph_key(getattr(thing, field.name)) for field in dataclasses.fields(thing)))
+    raise Unrepeatable
+
+
+def for_many(function: Callable[..., Tree], axes: tuple, way: str, graphs: CudaGraphs | None) -> Callable[..., Tree]:
     """Makes a function of one client a function of several stacked clients.
 
     The way is "stacked", by `vmap`, which turns convolutions into grouped ones that a device's library may be slow at,
-    or "branches", client by client. Each of `axes` is 0 (client axis first) or None (shared by all), or a tree of
-    these; that of the first argument is 0. `fork` does the branches, which are independent of each other, and returns
-    their results; they are done in turn where it is None.
+    or "branches", client by client, as a single client always is. Each of `axes` is 0 (client axis first) or None
+    (shared by all), or a tree of these; that of the first argument is 0. `graphs` do the branches, which are
+    independent of each other, at the same time; they are done in turn where it is None.
     """
     mapped = vmap(function, in_dims=axes, randomness="error")
 
     def together(*arguments: Tree) -> Tree:
-        if way == "branches":
-            count = len(next(leaves(arguments[0])))
+        count = len(leaves(arguments[0])[0])
+        if way == "branches" or count == 1:
             works = [partial(function, *select_axes(arguments, axes, k)) for k in range(count)]
-            return stack(fork(works) if fork else [work() for work in works])
+            return stack([work() for work in works] if graphs is None else graphs.fork(works))
         with set_to(under_vmap, True):
             return mapped(*arguments)
 
@@ -53,17 +142,16 @@ def with_optimizer(step: Step, clients: Client) -> Client:
     """Gives stacked clients that have no optimizer state the one before the first step."""
     if clients.optimizer:
         return clients
-    count = len(next(leaves(clients.params)))
-    return clients._replace(optimizer=stack([step.init_optimizer(select(clients.params, k)) for k in range(count)]))
+    return clients._replace(optimizer=for_many(step.init_optimizer, (0,), "branches", None)(clients.params))
 
 
-def packed(update: Update, like: Tree) -> Callable[..., tuple[Tree, dict[str, Tensor]]]:
+def packed(update: Update, like: Tree) -> Callable[..., tuple[Tree, Terms]]:
     """Makes a local step of one client take and return it packed, as `like` says, and return beside it only the terms.
 
     So the parameters are one tensor for the optimizer, and for all that is done with stacked clients.
     """
 
-    def run(client: Tree, batch: Batch, context: Any) -> tuple[Tree, dict[str, Tensor]]:
+    def run(client: Tree, batch: Batch, context: Any) -> tuple[Tree, Terms]:
         after, aux = update(unpack(client, like), batch, context)
         return pack(after, like), aux.terms
 
@@ -94,37 +182,36 @@ class Stack:
     """
 
     def __init__(
-        self, updates: dict[bool, Callable[..., tuple[Tree, dict[str, Tensor]]]],
+        self, updates: dict[bool, Callable[..., tuple[Tree, Terms]]],
         gather: Callable[..., tuple[Tensor, Tensor]], like: Client, graphs: CudaGraphs | None,
         give_up: Callable[[str], None], kept: bool = False,
     ):  # fmt: skip
         self.updates, self.gather, self.like, self.kept = updates, gather, like, kept
         self.graphs, self._give_up = graphs, give_up
         self.clients: Tree = None
-        self.totals: dict[str, Tensor] = {}
+        self.totals: Terms = {}
         self.replays: dict[tuple[bool, int], Work] = {}
         self._eager_steps = {False: 0, True: 0}
 
     def train(
-        self, clients: Callable[[], Client], context: Tree, rows: BatchPlan, num_batches: Tensor, rate: Tensor,
-        padded: Sequence[bool], step_done: Callable[[int], None],
-    ) -> tuple[Client, dict[str, Tensor]]:  # fmt: skip
+        self, clients: Callable[[], Client], context: Tree, rows: BatchPlan, rate: Tensor, padded: Sequence[bool],
+        step_done: Callable[[int], None],
+    ) -> tuple[Client, Terms]:  # fmt: skip
         """Trains stacked clients through all rows; returns them after it, and the sums of their terms, `[K]` by name.
 
         Args:
             clients: Makes the clients, with optimizer state, which are held here alone.
             context: Of their objective.
-            rows: Of their plan, on the device, without `num_batches`; those after the last step are not used.
-            num_batches: `[K]`, batches in an epoch.
+            rows: Of their plan, on the device; those after the last step are not used.
             rate: Learning rate.
             padded: For each of the T steps, of which kind it is.
             step_done: Called with the number of each step, when it has been taken or is on its way.
         """
         number = torch.zeros_like(rows.size[0, :1])  # of the next step
-        given = (pack(clients(), self.like, lead=1), context, rows, num_batches, rate, number)
+        given = (pack(clients(), self.like, lead=1), context, rows, rate, number)
         if self.clients is None:
             self._given = tree_map(_copy, given)
-            self.clients, self._context, self._rows, self._num_batches, self._rate, self._number = self._given
+            self.clients, self._context, self._rows, self._rate, self._number = self._given
         else:  # into the same tensors
             tree_map(_write, self._given, given)
             tree_map(Tensor.zero_, self.totals)
@@ -145,7 +232,7 @@ class Stack:
         self._number += 1
         x, y = self.gather(now.index, now.draws)
         mask = torch.arange(now.index.shape[1], device=y.device) < now.size[:, None] if padded else None
-        batch = Batch(x, y, mask, now.epoch_end, self._num_batches, self._rate, now.keys)
+        batch = Batch(x, y, mask, now.epoch_end, now.num_batches, self._rate, now.keys)
         after, terms = self.updates[padded](self.clients, batch, self._context)
         active = now.size > 0
 

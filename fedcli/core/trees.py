@@ -4,7 +4,7 @@ A stacked tree has the client axis first: every leaf is `[K, ...]`. Parameters m
 reaches all.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -35,23 +35,27 @@ def tree_map(function: Callable[..., Any], tree: Tree, *others: Tree) -> Tree:
     return function(tree, *others)
 
 
-def leaves(tree: Tree) -> Iterator[Any]:
-    """Yields the leaves of a tree in order, None left out."""
-    if isinstance(tree, dict | tuple | list):
-        for child in tree.values() if isinstance(tree, dict) else tree:
-            yield from leaves(child)
-    elif tree is not None:
-        yield tree
+def leaves(tree: Tree) -> list[Any]:
+    """Returns the leaves of a tree in order, None left out."""
+    collected: list[Any] = []
+    tree_map(collected.append, tree)
+    return collected
 
 
 def stack(trees: Sequence[Tree]) -> Tree:
     """Makes a stacked tree `[K, ...]` of the trees of K clients."""
-    return tree_map(lambda *parts: torch.stack(parts), trees[0], *trees[1:])
+    return tree_map(lambda *parts: torch.stack(parts), *trees)
 
 
 def concatenate(trees: Sequence[Tree]) -> Tree:
     """Makes one stacked tree of those of several groups of clients."""
-    return trees[0] if len(trees) == 1 else tree_map(lambda *parts: torch.cat(parts), trees[0], *trees[1:])
+    return trees[0] if len(trees) == 1 else tree_map(lambda *parts: torch.cat(parts), *trees)
+
+
+def complete(terms: Sequence[dict[str, Tensor]], zeros: Sequence[Tensor]) -> list[dict[str, Tensor]]:
+    """Gives several groups' terms `[K]` the names that they lack, as clients without a step do, with their zeros."""
+    names = dict.fromkeys(name for group in terms for name in group)
+    return [{name: group.get(name, zero) for name in names} for group, zero in zip(terms, zeros, strict=True)]
 
 
 def select(tree: Tree, index: int | slice | Tensor) -> Tree:
@@ -88,7 +92,7 @@ def to_names(tree: Tree) -> tuple[Any, dict[str, Tensor]]:
     tensors: dict[str, Tensor] = {}
 
     def walk(part: Tree, path: str) -> Any:
-        if part is None or isinstance(part, bool | int | float | str):
+        if isinstance(part, int | float | str | None):
             return part
         if isinstance(part, Tensor):
             while path in tensors:  # as of {"a": {"b/c": …}, "a/b": {"c": …}}
@@ -98,9 +102,8 @@ def to_names(tree: Tree) -> tuple[Any, dict[str, Tensor]]:
         if isinstance(part, dict):
             return {"dict": [[key, walk(value, f"{path}/{key}")] for key, value in part.items()]}
         if isinstance(part, tuple | list):
-            fields = getattr(part, "_fields", range(len(part)))
-            parts = [walk(value, f"{path}/{field}") for field, value in zip(fields, part, strict=True)]
-            return {type(part).__name__: parts}
+            pairs = zip(getattr(part, "_fields", range(len(part))), part, strict=True)
+            return {type(part).__name__: [walk(value, f"{path}/{field}") for field, value in pairs]}
         if isinstance(part, Mapping):
             return {"kept": part.rows()}
         raise UserError(f"a tree holds tensors, numbers, texts, dicts, tuples, lists (got {type(part)} at '{path}').")
@@ -146,13 +149,12 @@ register_pytree_node(Flat, lambda tree: ([tree.flat], tree.shapes), lambda flat,
 
 def flatten(tree: Tree) -> Tree:
     """Makes a `Flat` of every dict in a tree with several tensors of one floating type."""
-    if not isinstance(tree, dict):
-        return map_children(flatten, tree) if isinstance(tree, tuple | list) else tree
-    types = {value.dtype if isinstance(value, Tensor) else None for value in tree.values()}
-    if len(tree) < 2 or len(types) > 1 or not getattr(types.pop(), "is_floating_point", False):
-        return map_children(flatten, tree)
-    shapes = {name: value.shape for name, value in tree.items()}
-    return Flat(_joined(tree, shapes, 0), shapes)
+    if isinstance(tree, dict) and len(tree) > 1:
+        types = {getattr(child, "dtype", None) for child in tree.values()}
+        if types in ({torch.float32}, {torch.float64}):
+            shapes = {name: value.shape for name, value in tree.items()}
+            return Flat(_joined(tree, shapes, 0), shapes)
+    return map_children(flatten, tree) if isinstance(tree, dict | tuple | list) else tree
 
 
 def pack(tree: Tree, like: Tree, lead: int = 0) -> Tree:
@@ -180,6 +182,4 @@ def _joined(tensors: Mapping[str, Tensor], shapes: Mapping[str, torch.Size], lea
     """Copies tensors of `shapes` behind `lead` more axes into a flat one."""
     parts = [tensors[name].reshape((*tensors[name].shape[:lead], -1)) for name in shapes]
     filling = -sum(part.shape[-1] for part in parts) % ALIGNMENT
-    if filling:
-        parts.append(parts[0].new_zeros((*parts[0].shape[:-1], filling)))
-    return torch.cat(parts, -1)
+    return torch.cat([*parts, parts[0].new_zeros((*parts[0].shape[:-1], filling))], -1)

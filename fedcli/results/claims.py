@@ -212,11 +212,12 @@ def _candidates(
             is_smaller(name, value, full) or (name in instead and instead[name] in (None, value))
             for name, (value, full) in departed.items()
         ]
-        value, tail = (next(iter(read.values([record])), None) for read in (metric, find_metric("last-tenth")))
         # A run of less than a tenth of its rounds says nothing but what it sends and holds.
         enough = metric.unit == "floats" or 10 * record["config"]["rounds"] >= cell.setup.run.rounds
-        is_measured = value is not None or metric.none == "never" or not metric.counts(record)
-        if enough and is_measured and all(allowed):
+        if not (enough and all(allowed)):
+            continue
+        value, tail = (next(iter(read.values([record])), None) for read in (metric, find_metric("last-tenth")))
+        if value is not None or metric.none == "never" or not metric.counts(record):
             form = json.dumps({name: value for name, (value, _) in departed.items()})
             core, options = run["numerics"].partition(".")[0], json.dumps([run["settings"].get(name) for name in alike])
             shared = run["seed"], run["images"], run["partition"], core, options

@@ -41,8 +41,7 @@ def _try_out(fed: Federation, way: str, size: int) -> tuple[float, int]:
     engine = dataclasses.replace(fed.engine, way=way, clients_per_chunk=size, on_samples=lambda count: None, notes=[])
     network = max(fed.networks, key=lambda network: network.num_parameters)
     cohort = fed.cohort_of(0, fed.cohort(0).client_ids[:size])
-    plan = fed.plan(cohort, range(1))
-    plan = tree_map(lambda rows: rows[:STEPS], plan._replace(num_batches=None))._replace(num_batches=plan.num_batches)
+    plan = tree_map(lambda rows: rows[:STEPS], fed.plan(cohort, range(1)))
     clients = fed.broadcast(*fed.initial_model(network), cohort)
 
     def local_loss(params, buffers, batch, context):
