@@ -65,14 +65,12 @@ def _with_full_names(cell: Cell, module: ModuleType) -> Cell:
     return replace(cell, method=names.pop("method"), settings=names)
 
 
-def _find(name: str, kind: type, title: str, declared: Mapping[str, Any]) -> Any:
-    """The declaration of a name among those declared, in any case, or by `./file.py:NAME`.
+def pick(title: str, name: str, declared: Mapping[str, Any]) -> Any:
+    """The declaration of a name among those declared, in any case.
 
     Raises:
         UserError: There is none.
     """
-    if is_from_file(name):
-        return _from_file(name, kind)
     name = spelt(name, declared)
     if name not in declared:
         paper = name.lower().partition(":")[0]
@@ -80,6 +78,11 @@ def _find(name: str, kind: type, title: str, declared: Mapping[str, Any]) -> Any
         remedy = f"'{paper}' has {', '.join(beside)}; " if beside else ""
         raise unknown(title, name, beside or declared, f"{remedy}'fedcli list --all' shows all.")
     return declared[name]
+
+
+def _find(name: str, kind: type, title: str, declared: Mapping[str, Any]) -> Any:
+    """The declaration of a name among those declared, or by `./file.py:NAME`."""
+    return _from_file(name, kind) if is_from_file(name) else pick(title, name, declared)
 
 
 def methods() -> dict[str, Method]:
