@@ -178,7 +178,7 @@ plot.__doc__ = getdoc(plot) + "".join(f"\n\n{name}: {help}." for name, (_, help)
 def report(
     runs: common.Runs,
     out: optional(Path, "File to write.") = Path("report.html"),
-    method: common.Methods = None,
+    method: optional(list[str], "Only runs of this method; repeat it for several.") = None,
     dataset: common.Datasets = None,
     label: common.Labels = None,
     title: optional(str, "Title of the page.") = "Runs",
