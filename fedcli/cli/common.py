@@ -148,7 +148,7 @@ def print_text(text: str, out: Path | None = None, is_markdown: bool = False) ->
     """Print a text, Markdown as it is read if on a terminal; or write it to a file and print its name."""
     if out is not None:
         write_text(out, text)
-        text = f"{out}\n"
+        typer.echo(out)
     elif is_markdown and console().is_terminal:
         from rich import markdown  # late: a tenth of a second
 
@@ -159,5 +159,5 @@ def print_text(text: str, out: Path | None = None, is_markdown: bool = False) ->
 
         markdown.Markdown.elements |= {"th_open": Cell, "td_open": Cell}
         console().print(markdown.Markdown(text))
-        return
-    typer.echo(text, nl=False)
+    else:
+        typer.echo(text, nl=False)

@@ -219,10 +219,10 @@ def data_list() -> None:
             traits = late.datasets.describe(name)
         except UserError:
             rows.append((name, "damaged: import or download it again", *[""] * 5))
-            continue
-        numbers = ("" if traits[key] is None else traits[key] for key in ("train", "test", "classes"))
-        present, shape = "yes" if traits["present"] else "no", " x ".join(map(str, traits["shape"]))
-        rows.append((name, traits["kind"], present, *numbers, shape))
+        else:
+            numbers = ("" if traits[key] is None else traits[key] for key in ("train", "test", "classes"))
+            present, shape = "yes" if traits["present"] else "no", " x ".join(map(str, traits["shape"]))
+            rows.append((name, traits["kind"], present, *numbers, shape))
     print_table(("Data set", "Kind", "Present", "Train", "Test", "Classes", "Shape"), rows)
     typer.echo("\n'fedcli data show NAME' says what a made set is made from.")
     typer.echo(f"Downloads and imports are in {late.datasets.cache_folder()} (set FEDCLI_DATA to change it).")
