@@ -65,14 +65,12 @@ def _with_full_names(cell: Cell, module: ModuleType) -> Cell:
     return replace(cell, method=names.pop("method"), settings=names)
 
 
-def _find(name: str, kind: type, title: str, declared: Mapping[str, Any]) -> Any:
-    """The declaration of a name among those declared, in any case, or by `./file.py:NAME`.
+def pick(title: str, name: str, declared: Mapping[str, Any]) -> Any:
+    """The declaration of a name among those declared, in any case.
 
     Raises:
         UserError: There is none.
     """
-    if is_from_file(name):
-        return _from_file(name, kind)
     name = spelt(name, declared)
     if name not in declared:
         paper = name.lower().partition(":")[0]
@@ -80,6 +78,11 @@ def _find(name: str, kind: type, title: str, declared: Mapping[str, Any]) -> Any
         remedy = f"'{paper}' has {', '.join(beside)}; " if beside else ""
         raise unknown(title, name, beside or declared, f"{remedy}'fedcli list --all' shows all.")
     return declared[name]
+
+
+def _find(name: str, kind: type, title: str, declared: Mapping[str, Any]) -> Any:
+    """The declaration of a name among those declared, or by `./file.py:NAME`."""
+    return _from_file(name, kind) if is_from_file(name) else pick(title, name, declared)
 
 
 def methods() -> dict[str, Method]:
@@ -106,10 +109,7 @@ def claims(paper: str | None = None) -> list[Claim]:
     Raises:
         UserError: There is no such paper, or the file declares no claim.
     """
-    registered = list(_registered(Claim).values())
-    if paper is None:
-        return registered
-    if is_from_file(paper):
+    if paper is not None and is_from_file(paper):
         path, _ = path_and_name(paper)
         module = import_file(path, "claim")
         declared = _declarations(Claim, module).values()
@@ -117,7 +117,8 @@ def claims(paper: str | None = None) -> list[Claim]:
             raise UserError(f"the file '{path}' declares no CLAIMS; add CLAIMS = (fedcli.Claim(...),).")
         full_names = {name: f"{path}:{name}" for name in _declarations(Table, module)}
         return [replace(claim, table=full_names.get(claim.table, claim.table)) for claim in declared]
-    chosen = [claim for claim in registered if claim.name.startswith(f"{paper.lower()}:")]
+    registered = _registered(Claim).values()
+    chosen = [claim for claim in registered if paper is None or claim.name.startswith(f"{paper.lower()}:")]
     if not chosen:
         names = dict.fromkeys(claim.name.partition(":")[0] for claim in registered)
         raise unknown("paper with claims", paper, names, f"there are {', '.join(names)}, and your own ./file.py.")

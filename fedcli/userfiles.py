@@ -73,9 +73,9 @@ def is_hash_of(recorded: str, path: str | Path) -> bool:
 
 
 def user_files(record: dict[str, Any]) -> dict[str, str]:
-    """The user's files that a record needs, with their hashes; empty where an older record has none."""
-    hashes = dict.fromkeys(own_paths([record["method_source"]]), record["method_hash"]) | record.get("user_files", {})
-    return {path: hashes.get(path, "") for path in own_paths([record["method_source"], *record["config"].values()])}
+    """The user's files that a record needs, with their hashes; "" for one that the record's list lacks."""
+    paths = own_paths([record["method_source"], *record["config"].values()])
+    return {path: record.get("user_files", {}).get(path, "") for path in paths}
 
 
 def trust_files(
@@ -100,11 +100,10 @@ def trust_files(
             fault = f"the run needs your code in '{path}' (hash {hashes or 'unknown'}), run only if you name it"
             raise UserError(f"{fault}; add '{' '.join(f'--method {shlex.quote(file)}' for file in recorded)}'.")
         file = paths[path] = same[0]
-        current, is_same = file_hash(file), not hashes or is_hash_of(hashes, file)
-        if not is_same and not changed:
-            change = f"has changed since the run began (hash {current}, was {hashes})"
+        files[file] = hashes if is_hash_of(hashes, file) else hashes + THEN + file_hash(file)
+        if files[file] != hashes and not changed:
+            change = f"has changed since the run began (hash {file_hash(file)}, was {hashes or 'unknown'})"
             raise UserError(f"the file '{file}' {change}; go on with --changed-method, or start a new run.")
-        files[file] = (hashes or current) if is_same else hashes + THEN + current
     return {
         **record,
         "method_source": replace_paths(record["method_source"], paths),

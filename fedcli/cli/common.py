@@ -57,7 +57,6 @@ LogFile = optional(Path, "File to append the output to.", panel=OUTPUT)
 Quiet = optional(bool, "Print nothing but errors.", "--quiet", panel=OUTPUT)
 Log = optional(str, "Log each round to tensorboard, wandb or ./file.py:NAME, or several of them.", panel=OUTPUT)
 Code = optional(list[str], "A Python file of yours that the run needs; no other is imported.", "--method")
-Methods = optional(list[str], "Only runs of this method; repeat it for several.")
 Datasets = optional(list[str], "Only runs on this data set; repeat it for several.")
 Labels = optional(list[str], "Name for the runs of a RUN; one for each RUN.")
 Client = optional(int, "Client whose own model to use, not the global one.")
@@ -149,7 +148,7 @@ def print_text(text: str, out: Path | None = None, is_markdown: bool = False) ->
     """Print a text, Markdown as it is read if on a terminal; or write it to a file and print its name."""
     if out is not None:
         write_text(out, text)
-        text = f"{out}\n"
+        typer.echo(out)
     elif is_markdown and console().is_terminal:
         from rich import markdown  # late: a tenth of a second
 
@@ -160,5 +159,5 @@ def print_text(text: str, out: Path | None = None, is_markdown: bool = False) ->
 
         markdown.Markdown.elements |= {"th_open": Cell, "td_open": Cell}
         console().print(markdown.Markdown(text))
-        return
-    typer.echo(text, nl=False)
+    else:
+        typer.echo(text, nl=False)

@@ -50,18 +50,23 @@ def index() -> dict[str, Any]:
 
 def make_index() -> dict[str, Any]:
     """Make the index from what is registered."""
-    made: dict[str, Any] = {"method": {}, "post": {}}
-    for declared in (*registry.methods().values(), *registry.posts().values()):
-        entry, options = vars(summary(declared)), {}
+
+    def entry(declared: Method | Post) -> dict[str, Any]:
+        options = {}
         for field in fields(declared.config):
             kind, *_ = get_args(field.type) or [field.type]  # without None
             plain = option(field.default, "").metadata
             changed = {key: value for key, value in field.metadata.items() if value != plain[key]}
             options[field.name] = {"type": kind.__name__, "default": field.default, **changed}
-        made[type(declared).__name__.lower()][declared.name] = {**entry, "config": options}
-    made["protocol"] = {name: protocol_rows(protocol) for name, protocol in registry.protocols().items()}
-    made["table"] = {name: table.title for name, table in registry.tables().items()}
-    return {**made, "backbone": list(late.backbones.BACKBONES)}
+        return {**vars(summary(declared)), "config": options}
+
+    return {
+        "method": {name: entry(method) for name, method in registry.methods().items()},
+        "post": {name: entry(step) for name, step in registry.posts().items()},
+        "protocol": {name: protocol_rows(protocol) for name, protocol in registry.protocols().items()},
+        "table": {name: table.title for name, table in registry.tables().items()},
+        "backbone": list(late.backbones.BACKBONES),
+    }
 
 
 def summary(declared: Method | Post) -> SimpleNamespace:
@@ -92,12 +97,8 @@ def summary(declared: Method | Post) -> SimpleNamespace:
 
 def find_summary(name: str) -> SimpleNamespace:
     """Find what is told of a method; a registered one is not imported, nor PyTorch with it."""
-    if is_from_file(name):
-        return summary(registry.find_method(name))
-    methods = index()["method"]
-    if (name := registry.spelt(name, methods)) not in methods:
-        raise unknown("method", name, methods, "'fedcli list --all' shows all.")
-    return methods[name]
+    in_file = is_from_file(name)
+    return summary(registry.find_method(name)) if in_file else registry.pick("method", name, index()["method"])
 
 
 def protocol_rows(protocol: Protocol) -> list[tuple[str, str]]:
@@ -143,13 +144,14 @@ def completion(*kinds: str, choices: Sequence[str] = ()) -> Callable[[str], list
 
 def list_(all_: optional(bool, "Also list steps, protocols and the papers' tables.", "--all") = False) -> None:
     """List the methods and the networks."""
-    titles = {"Method": {name: method.title for name, method in index()["method"].items()}}
-    if all_:
-        titles["Step after the last round, --post"] = {name: step.title for name, step in index()["post"].items()}
-        titles["Protocol, --protocol"] = {name: rows[0][1] for name, rows in index()["protocol"].items()}
-        titles["Table, 'fedcli table NAME'"] = index()["table"]
-    for kind, names in titles.items():
-        print_table((kind, "Title"), list(names.items()))
+    tables = {
+        "Method": [(name, method.title) for name, method in index()["method"].items()],
+        "Step after the last round, --post": [(name, step.title) for name, step in index()["post"].items()],
+        "Protocol, --protocol": [(name, rows[0][1]) for name, rows in index()["protocol"].items()],
+        "Table, 'fedcli table NAME'": [*index()["table"].items()],
+    }
+    for kind in tables if all_ else ["Method"]:
+        print_table((kind, "Title"), tables[kind])
         typer.echo()
     console().print(f"Networks, --backbone\n{', '.join(index()['backbone'])}\n")
     typer.echo("'fedcli run METHOD' runs a method, 'fedcli show METHOD' shows its options and its card.")
@@ -173,7 +175,7 @@ def show(
         with suppress(UserError):  # of a method
             rows = protocol_rows(registry.find_protocol(name))
     elif ":" in name and name not in names:
-        registry.find_protocol(name)  # refuses it, with the protocols of its paper
+        registry.pick("protocol", name, protocols)  # refuses it, with the protocols of its paper
     elif not is_from_file(name) and name not in names:
         raise unknown("method, step or protocol", name, names, "'fedcli list --all' shows all.")
     if rows is not None:
@@ -217,10 +219,10 @@ def data_list() -> None:
             traits = late.datasets.describe(name)
         except UserError:
             rows.append((name, "damaged: import or download it again", *[""] * 5))
-            continue
-        numbers = ("" if traits[key] is None else traits[key] for key in ("train", "test", "classes"))
-        present, shape = "yes" if traits["present"] else "no", " x ".join(map(str, traits["shape"]))
-        rows.append((name, traits["kind"], present, *numbers, shape))
+        else:
+            numbers = ("" if traits[key] is None else traits[key] for key in ("train", "test", "classes"))
+            present, shape = "yes" if traits["present"] else "no", " x ".join(map(str, traits["shape"]))
+            rows.append((name, traits["kind"], present, *numbers, shape))
     print_table(("Data set", "Kind", "Present", "Train", "Test", "Classes", "Shape"), rows)
     typer.echo("\n'fedcli data show NAME' says what a made set is made from.")
     typer.echo(f"Downloads and imports are in {late.datasets.cache_folder()} (set FEDCLI_DATA to change it).")

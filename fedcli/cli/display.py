@@ -165,8 +165,7 @@ class TableDisplay:
     def advance(self, run: "PlannedRun", rounds: int) -> None:
         """Move the bar."""
         self._rounds[run.folder] = rounds
-        rounds, description = sum(self._rounds.values()), f"{self.ended}/{self.total} runs"
-        self.bar.update(self._task, completed=rounds, description=description)
+        self.bar.update(self._task, completed=sum(self._rounds.values()), description=f"{self.ended}/{self.total} runs")
 
     def note(self, run: "PlannedRun", text: str, before: str = "") -> None:
         """Show what a run, its engine or a logger has to say."""

@@ -284,33 +284,33 @@ def bench(
     METHOD: rounds of its own protocol on CIFAR-10, without the plain loop; how long all will take.
     Where fmnist or cifar10 is missing, the images are random.
     """
+    measure, cases, rows = late.measure, [], []
     given = {"device": device, "precision": precision, "clients_per_chunk": clients_per_chunk, "seed": seed}
     given |= {"local_epochs": epochs} if epochs else {}
-    options, cases = late.measure.WORKLOADS | late.measure.SCALING, []
-    for name in [*(workloads or (() if scaling else ("w1", "w2"))), *(late.measure.SCALING if scaling else ())]:
+    options = measure.WORKLOADS | measure.SCALING
+    for name in [*(workloads or (() if scaling else ("w1", "w2"))), *(measure.SCALING if scaling else ())]:
         if name in options:
-            cases.append((name, late.measure.prepare_workload(options[name], method, **given)))
+            cases.append((name, measure.prepare_workload(options[name], method, **given)))
         elif name in registry.methods() or is_from_file(name):
             setup = late.config.resolve(registry.find_method(name), {"dataset": "cifar10", **given}, need_data=False)
             cases.append((setup.protocol.name, setup))
         else:
-            names = ", ".join(late.measure.WORKLOADS)
-            raise unknown("workload", name, late.measure.WORKLOADS, f"there are {names}, and methods.")
+            remedy = f"there are {', '.join(measure.WORKLOADS)}, and methods."
+            raise unknown("workload", name, measure.WORKLOADS, remedy)
     if csv is not None:  # refused now rather than after minutes
-        late.measure.check_csv(csv)
-    rows = []
+        measure.check_csv(csv)
     for name, setup in cases:
         with Console(stderr=True).status(name) as status:
-            result = late.measure.measure(name, setup, repeats, status.update, with_plain=name in options)
-        rows.append(late.measure.cells(result))
+            result = measure.measure(name, setup, repeats, status.update, with_plain=name in options)
+        rows.append(measure.cells(result))
         if json:
             typer.echo(dumps(result))
         if csv is not None:
-            late.measure.append_csv(csv, result)
+            measure.append_csv(csv, result)
     if not json:
         columns = list(dict.fromkeys(title for row in rows for title in row))
         print_table(columns, [[row.get(title, "") for title in columns] for row in rows])
-        typer.echo(late.measure.MACHINE.format(**result))
+        typer.echo(measure.MACHINE.format(**result))
 
 
 def check(

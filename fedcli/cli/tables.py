@@ -164,8 +164,7 @@ def plot(
     """
     draw = find_chart(kind)
     files = [text for text in method or () if is_from_file(text)]
-    names = [text for text in method or () if text not in files]
-    records = common.records_of(runs, names, dataset, label)
+    records = common.records_of(runs, [text for text in method or () if text not in files], dataset, label)
     options = {"curves": [x], "correlation": [files]}.get(kind, [])
     with Console(stderr=True).status(escape(kind)):
         written = late.plots.write(out or Path(f"{short_name(kind)}.png"), draw, records, *options)
@@ -178,7 +177,7 @@ plot.__doc__ = getdoc(plot) + "".join(f"\n\n{name}: {help}." for name, (_, help)
 def report(
     runs: common.Runs,
     out: optional(Path, "File to write.") = Path("report.html"),
-    method: common.Methods = None,
+    method: optional(list[str], "Only runs of this method; repeat it for several.") = None,
     dataset: common.Datasets = None,
     label: common.Labels = None,
     title: optional(str, "Title of the page.") = "Runs",
