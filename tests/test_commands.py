@@ -13,8 +13,7 @@ from fedcli.cli import display
 from fedcli.data.catalog import BUILT_IN
 from fedcli.registry import find_method
 from fedcli.runs import rounds
-from fedcli.runs.config import resolve
-from fedcli.runs.experiment import typed_options
+from fedcli.runs.config import resolve, typed_options
 from tests.programs import invoke
 
 ROOT = Path(__file__).parent.parent
