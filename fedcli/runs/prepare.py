@@ -9,7 +9,6 @@ from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from fedcli.core import NUMERICS, partition
 from fedcli.core.batches import Transform
@@ -18,7 +17,7 @@ from fedcli.data import datasets
 from fedcli.declarations import DataSetting, PublicSetting
 from fedcli.errors import UserError
 from fedcli.runs.checkpoints import Store
-from fedcli.runs.config import Setup, flags_of, given_options, parse_size
+from fedcli.runs.config import Setup, flags_of, given_options, parse_size, refuse
 from fedcli.runs.records import SCHEMA, environment, params_hash, summarise
 from fedcli.runs.settings import draft
 from fedcli.runs.workers import current
@@ -101,20 +100,18 @@ def load_data(setup: Setup) -> tuple[datasets.Dataset, list, datasets.Dataset | 
         dataset = datasets.take(dataset, config.train_examples, config.partition_seed)
     skews = dataset.domain_train, dataset.writer_train, dataset.place_train
     parts = setup.partition.scaled(dataset.share)(dataset.y_train, config.num_clients, config.partition_seed, *skews)
-    if getattr(parts, "num_test", None) and not config.local_test:
-        raise UserError(
-            f"the split '{config.partition}' has test lists, which the protocol {config.protocol} does not use; choose "
-            "one that tests on the clients' own parts, or leave the lists out."
-        )
     _, testing, _, validation = divide(parts, config)
-    if setup.protocol.evaluation == "clients" and not any(map(len, testing)):
-        raise UserError(f"no client has a test part (got --local-test {config.local_test:g}); use a larger share.")
-    if setup.selection == "best-validation" and not any(map(len, validation)):
-        raise UserError(f"no client has a validation part (got --validation {config.validation:g}); use a larger one.")
-    if config.public_dataset is None:
-        return dataset, parts, None
-    public = datasets.public_images(config.public_dataset, dataset, config.public_examples, config.partition_seed)
-    return dataset, parts, public
+    refuse({
+        f"the split '{config.partition}' has test lists, which the protocol {config.protocol} does not use; choose one "
+        "that tests on the clients' own parts, or leave the lists out":
+            getattr(parts, "num_test", None) and not config.local_test,
+        f"no client has a test part (got --local-test {config.local_test:g}); use a larger share":
+            setup.protocol.evaluation == "clients" and not any(map(len, testing)),
+        f"no client has a validation part (got --validation {config.validation:g}); use a larger one":
+            setup.selection == "best-validation" and not any(map(len, validation)),
+    })  # fmt: skip
+    asked = config.public_dataset, dataset, config.public_examples, config.partition_seed
+    return dataset, parts, None if config.public_dataset is None else datasets.public_images(*asked)
 
 
 def make_federation(
@@ -143,7 +140,7 @@ def make_federation(
 def frozen_parts(fed: Federation) -> list[dict[str, Any]]:
     """Returns number and hash of the frozen parameters of each network that has some."""
     parts = [network.frozen for network in fed.networks if network.frozen]
-    return [{"parameters": sum(map(Tensor.numel, part.values())), "sha256": params_hash(part)} for part in parts]
+    return [{"parameters": sum(map(torch.Tensor.numel, part.values())), "sha256": params_hash(part)} for part in parts]
 
 
 def new_record(

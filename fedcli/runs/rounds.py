@@ -10,13 +10,11 @@ from typing import Any
 import torch
 
 from fedcli.core import evaluation
-from fedcli.core.evaluation import NOTHING
 from fedcli.core.federation import Cohort, Federation, NonFiniteLoss
 from fedcli.core.trees import stored
-from fedcli.errors import UserError
 from fedcli.runs import autotune, drift
 from fedcli.runs.checkpoints import STATES, clear, clear_finished, is_due, refuse_non_finite
-from fedcli.runs.config import Setup
+from fedcli.runs.config import Setup, refuse
 from fedcli.runs.models import BestModels, all_params
 from fedcli.runs.records import identity, params_hash, summarise, write_record
 from fedcli.runs.signals import OutOfTime, time_left
@@ -106,11 +104,11 @@ def run_rounds(
                 state = state._replace(**{name: kept.only(following) for name, kept in stored(state).items()})
             if writes:
                 best.see(record, state)
-            if writes and is_due(number, config.checkpoint_every, config.rounds, writing, now - written):
-                best.write_checkpoint(record, state)
-                saved, written = len(rounds), time.perf_counter()
-                writing = written - now
-                write_record(folder, record)
+                if is_due(number, config.checkpoint_every, config.rounds, writing, now - written):
+                    best.write_checkpoint(record, state)
+                    saved, written = len(rounds), time.perf_counter()
+                    writing = written - now
+                    write_record(folder, record)
             complete = len(rounds)
             progress.round(entry)
             is_late = current().gather(time_left() < now - ended)[0]  # the first worker decides for all
@@ -147,16 +145,14 @@ def one_round(setup: Setup, fed: Federation, state: Any, cohort: Cohort) -> tupl
     fed.start_round()
     start, drawn = time.perf_counter(), torch.get_rng_state()
     outcome = setup.method.run_round(state, cohort, fed, setup.options)
-    if type(outcome) is not tuple or len(outcome) != 2 or not isinstance(outcome[1], dict):
-        raise UserError(
-            f"run_round of '{setup.method.name}' returns no state and terms (got {type(outcome).__name__}); end it "
-            "with 'return state, terms', the terms a dict of tensors [K], or {}."
-        )
-    if not torch.equal(drawn, torch.get_rng_state()):  # a run that is resumed would draw something else
-        raise UserError(
-            f"run_round of '{setup.method.name}' draws from PyTorch's global generator in round {cohort.round + 1}; "
-            "use fed.generator(...) on the server; a client must not draw."
-        )
+    refuse({
+        f"run_round of '{setup.method.name}' returns no state and terms (got {type(outcome).__name__}); end it with "
+        "'return state, terms', the terms a dict of tensors [K], or {}":
+            type(outcome) is not tuple or len(outcome) != 2 or not isinstance(outcome[1], dict),
+        f"run_round of '{setup.method.name}' draws from PyTorch's global generator in round {cohort.round + 1}; use "
+        "fed.generator(...) on the server; a client must not draw":  # one of a resumed run would draw something else
+            not torch.equal(drawn, torch.get_rng_state()),
+    })  # fmt: skip
     after, terms = outcome
     refuse_non_finite(after, cohort.round)
     if fed.device.type == "cuda":
@@ -166,7 +162,7 @@ def one_round(setup: Setup, fed: Federation, state: Any, cohort: Cohort) -> tupl
     down, up = ([sent["params"], sent["other"]] for sent in (fed.sent_down, fed.sent_up))
     entry = {
         "round": cohort.round,
-        **(evaluation.evaluate(fed, setup.method, after) if is_tested else NOTHING),
+        **(evaluation.evaluate(fed, setup.method, after) if is_tested else evaluation.NOTHING),
         # Means over the clients, of terms by examples; floats sent are without buffers.
         "terms": {name: (terms[name].double() * cohort.weights.double()).sum().item() for name in terms},
         "floats_down": sum(round(floats / config.cohort_size) for floats in down),
