@@ -9,7 +9,7 @@ import pytest
 
 import fedcli
 from fedcli.registry import find_method
-from fedcli.runs import checkpoints, records, verify
+from fedcli.runs import checkpoints, records, settings, verify
 from fedcli.runs import run as runs
 from tests import laws
 from tests.files import refused
@@ -98,5 +98,5 @@ FEDPROX = find_method("fedprox")
 def test_a_record_is_outdated_by_numerics_lost_options_and_changed_files(record, method, outdated):
     record = {"method": "fedprox", "method_source": "fedprox", "method_hash": FEDPROX.file_hash, **record}
     record = {"config": {"rounds": 3, dataclasses.fields(FEDPROX.config)[0].name: 0.1}, **record}
-    record = {"numerics": records.numerics(record, FEDPROX), **record}
-    assert records.outdated(record, dataclasses.replace(FEDPROX, **method)) == outdated
+    record = {"numerics": settings.numerics(record, FEDPROX), **record}
+    assert settings.outdated(record, dataclasses.replace(FEDPROX, **method)) == outdated

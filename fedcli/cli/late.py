@@ -16,7 +16,7 @@ PACKAGES = {
     "fedcli.results": (
         "claims", "costs", "frame", "jobs", "metrics", "pages", "plans", "render", "tables", "tune",
     ),
-    "fedcli.runs": ("config", "experiment", "models", "records", "run", "trackers", "verify", "workers"),
+    "fedcli.runs": ("config", "models", "records", "run", "trackers", "verify", "workers"),
 }  # fmt: skip
 
 

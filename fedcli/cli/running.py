@@ -40,8 +40,8 @@ class MethodCommand(TyperCommand):
         options = ctx.meta["options"] = []
         if args and args[0] not in ("-h", "--help"):
             args = [re.sub(r"^--\w+(?==|$)", lambda flag: flag[0].replace("_", "-"), word) for word in args]
-            args, ctx.meta["sources"] = late.experiment.expand(args, ctx.info_name)
-            names, post, steps = args[0].split(","), late.experiment.typed_options(args).get("post"), index()["post"]
+            args, ctx.meta["sources"] = late.config.expand(args, ctx.info_name)
+            names, post, steps = args[0].split(","), late.config.typed_options(args).get("post"), index()["post"]
             method, *others = map(find_summary, names)
             if is_from_file(names[0]) or is_from_file(post or ""):
                 steps = registry.posts(registry.find_method(names[0]), post)
@@ -83,7 +83,7 @@ def _parse_values(field: Any, text: str) -> Any:
     """Read the values of an option, one or a tuple; `--checkpoint-every auto` is as if it were not given."""
     if (field.name, text) == ("checkpoint_every", "auto"):
         return None
-    values = late.experiment.parse_values(field, text)
+    values = late.config.parse_values(field, text)
     if field.name == "seed" and len(values) > 1:
         raise UserError(f"--seed takes one seed (got '{text}'); write --seeds {text}.")
     return values if len(values) > 1 else values[0]

@@ -18,10 +18,9 @@ from fedcli.results.frame import ENDED, Record, departures, read_runs, shipped, 
 from fedcli.results.metrics import Metric, find_metric
 from fedcli.runs.config import Setup, num_images, resolve
 from fedcli.runs.prepare import load_data
-from fedcli.runs.records import outdated
 from fedcli.runs.run import begun, check_seeds, new_folder
 from fedcli.runs.run import plan as plan_runs
-from fedcli.runs.settings import SIZES, Settings, draft, is_smaller, key, settings, settings_text
+from fedcli.runs.settings import SIZES, Settings, draft, is_smaller, key, outdated, settings, settings_text
 from fedcli.userfiles import short_name
 
 HOME = Path("runs/tables")  # of all tables' runs, unless another folder is given

@@ -18,8 +18,7 @@ from fedcli.declarations import flag_of
 from fedcli.errors import UserError, unknown
 from fedcli.results.frame import ENDED, Record, read_runs
 from fedcli.results.plans import Plan, plan_grid
-from fedcli.runs.config import fields_of, recorded_fields, resolve
-from fedcli.runs.experiment import parse_values
+from fedcli.runs.config import fields_of, parse_values, recorded_fields, resolve
 
 HOME = Path("tuning")  # of all trials, outside `runs`, so that no table of its runs has them
 SEED = 1000  # of the trials, if none is given

@@ -23,9 +23,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import load as deserialize
-from safetensors.torch import save as serialize
-from torch import Tensor
+from safetensors import torch as safetensors
 
 from fedcli.core.federation import Federation, NonFiniteLoss
 from fedcli.core.trees import Tree, from_names, leaves, stored, to_names, tree_map
@@ -38,10 +36,8 @@ SUFFIX = ".safetensors"
 CHECKPOINT, PREVIOUS = f"checkpoint{SUFFIX}", f"checkpoint-before{SUFFIX}"
 SELECTED = f"selected{SUFFIX}"  # the models of the best round, see fedcli/runs/models.py
 STATES = "states"  # folder of what clients keep; of the workers beside the first, states-1, states-2, ...
-METADATA = "fedcli"  # key of the JSON text
 DIGEST = re.compile(rb"sha256\W+([0-9a-f]{64})")
 ZEROS = b"0" * 64
-IN_CHECKPOINT = ("rounds", "cost", "seconds_total", "peak_bytes")  # what a round adds to the record
 SHARE, LONGEST = 0.05, 600.0  # of the time that checkpoints may take; seconds between two of them
 CGROUP_LIMIT = Path("/sys/fs/cgroup/memory.max")  # what a container may use of the machine's memory
 
@@ -51,14 +47,14 @@ def save(path: Path, tree: Tree, facts: Mapping[str, Any]) -> str:
     structure, tensors = to_names(tree)
     text = json.dumps({"sha256": ZEROS.decode(), "tree": structure, "about": dict(facts)})
     tensors = {name: leaf.detach().cpu().contiguous().clone() for name, leaf in tensors.items()}  # may share no memory
-    content = serialize(tensors, {METADATA: text})
+    content = safetensors.save(tensors, {"fedcli": text})
     digest = hashlib.sha256(content).hexdigest()
     content = content.replace(ZEROS, digest.encode(), 1)
     write_atomically(path, lambda temporary: temporary.write_bytes(content))
     return digest
 
 
-def read_verified(path: Path, digest: str | None = None) -> tuple[Any, dict[str, Any], dict[str, Tensor]]:
+def read_verified(path: Path, digest: str | None = None) -> tuple[Any, dict[str, Any], dict[str, torch.Tensor]]:
     """Reads a file whose SHA-256 is `digest`, or the embedded one if None: structure of the tree, facts and tensors.
 
     Raises:
@@ -72,8 +68,8 @@ def read_verified(path: Path, digest: str | None = None) -> tuple[Any, dict[str,
     length = int.from_bytes(content[:8], "little")
     metadata = json.loads(content[8 : 8 + length])["__metadata__"]
     parts = {name: json.loads(text) for name, text in metadata.items() if name != "sha256"}
-    parts = parts.get(METADATA, parts)
-    return parts["tree"], parts["about"], deserialize(content)
+    parts = parts.get("fedcli", parts)
+    return parts["tree"], parts["about"], safetensors.load(content)
 
 
 def load(
@@ -174,8 +170,8 @@ class Store:
         """Returns the types by which `load` reads a checkpoint in a folder; `kept` takes `Kept.rows`."""
 
         def kept(*rows: tuple[int, str, int, str]) -> Kept:
-            files = {client: folder / STATES / f"{name}{SUFFIX}" for client, name, *_ in rows}
-            return Kept(self, {client: Version(files[client], *facts) for client, _, *facts in rows})
+            versions = {client: Version(folder / STATES / f"{name}{SUFFIX}", *facts) for client, name, *facts in rows}
+            return Kept(self, versions)
 
         return {**self.types, "kept": kept}
 
@@ -232,10 +228,15 @@ def write_checkpoint(folder: Path, record: dict[str, Any], state: Any) -> None:
         version.write(folder / STATES)
         if version.remove is not None:
             version.remove.detach()  # `clear` removes what no checkpoint names
-    facts = {"identity": identity(record), "record": {key: record[key] for key in IN_CHECKPOINT}}
+    facts = {
+        "identity": identity(record),
+        # What a round adds to the record.
+        "record": {key: record[key] for key in ("rounds", "cost", "seconds_total", "peak_bytes")},
+        "states": [version.file.stem for version in versions],
+    }
     if (folder / CHECKPOINT).is_file():
         (folder / CHECKPOINT).replace(folder / PREVIOUS)
-    save(folder / CHECKPOINT, state, {**facts, "states": [version.file.stem for version in versions]})
+    save(folder / CHECKPOINT, state, facts)
     clear(folder)
 
 

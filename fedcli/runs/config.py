@@ -1,15 +1,24 @@
-"""The configuration of a run: its options, where each value comes from, and what is refused before anything starts."""
+"""The configuration of a run: its options, where each value comes from, and what is refused before anything starts.
+
+Options are typed, or stand in a TOML file or the record of another run; lists of values make a grid.
+"""
 
 import html
+import itertools
+import json
 import re
+import tomllib
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import Field, dataclass, fields
-from typing import Any
+from pathlib import Path
+from typing import Any, get_args
 
+from fedcli.data.files import reading
 from fedcli.declarations import START, DataSetting, Method, Post, Protocol, check_value, flag_of, option
 from fedcli.errors import UserError, unknown
-from fedcli.registry import default_protocol, find_post, find_protocol, posts
-from fedcli.userfiles import absolute, is_from_file
+from fedcli.registry import default_protocol, find_method, find_post, find_protocol, posts
+from fedcli.userfiles import absolute, is_from_file, own_paths
 
 DEFAULT_DATASET = "digits"
 
@@ -194,8 +203,10 @@ def flags_of(options: Mapping[str, Any]) -> list[str]:
 
 def given_options(values: Mapping[str, Any], origin: Mapping[str, str]) -> dict[str, Any]:
     """The options of a run that were given in any way; the others follow from these."""
-    follow = ("default", "protocol ", "seed", "num_clients")  # beginnings of origins
-    return {name: value for name, value in values.items() if not origin.get(name, "default").startswith(follow)}
+    return {
+        name: value for name, value in values.items()
+        if not origin.get(name, "default").startswith(("default", "protocol ", "seed", "num_clients"))
+    }  # fmt: skip
 
 
 def resolve(
@@ -338,6 +349,106 @@ def find_device(name: str) -> Any:
         name = "cuda" if torch.cuda.is_available() else "cpu"
     numbered = [f"cuda:{index}" for index in range(torch.cuda.device_count())]
     if name not in ["cpu", *numbered, *(["cuda"] if numbered else [])]:
-        here = f"this machine has {len(numbered)} CUDA devices"
-        raise UserError(f"--device must be auto, cpu, cuda or cuda:N (got '{name}'); {here}.")
+        raise UserError(
+            f"--device must be auto, cpu, cuda or cuda:N (got '{name}'); this machine has {len(numbered)} CUDA devices."
+        )
     return torch.device(name)
+
+
+def parse_values(field: Field, text: str) -> tuple[Any, ...]:
+    """The values of an option, each once, from a text with commas between them, as "0.01,0.1".
+
+    Raises:
+        UserError: A value is of the wrong type or out of range.
+    """
+    kinds, values = get_args(field.type) or (field.type,), []
+    for part in map(str.strip, text.split(",")):
+        value: Any = {"true": True, "false": False}.get(part.lower(), part) if bool in kinds else part
+        for kind in (float, int):  # a whole number is an int where both are allowed
+            with suppress(ValueError):
+                value = kind(part) if kind in kinds else value
+        check_value(field, value)
+        values.append(value)
+    return tuple(dict.fromkeys(values))
+
+
+def typed_options(args: list[str]) -> dict[str, str]:
+    """The options among arguments, by name, with their values; that of a switch is the word after it."""
+    typed = {}
+    for word, following in itertools.zip_longest(args, args[1:], fillvalue=""):
+        flag, equals, value = word.partition("=")
+        if flag.startswith("--"):
+            typed[flag[2:].replace("-", "_").removeprefix("no_")] = value if equals else following
+    return typed
+
+
+def expand(args: list[str], command: str) -> tuple[list[str], dict[str, str]]:
+    """The arguments of a command with the options that `--config` and `--from` stand for, the method first.
+
+    Typed options override those of the file, and these those of the run; `--seed` overrides `--seeds`, and the other
+    way round. A list in a file stands for several values.
+
+    Returns:
+        The arguments, and where the options come from that were not typed, by name.
+
+    Raises:
+        UserError: A file cannot be read, no method is named, or a file of the user's is not.
+    """
+    typed = typed_options(args)
+    if not args[0].startswith("-"):
+        typed["method"], *args = args
+    in_file = _options_in_file(typed["config"]) if "config" in typed else {}
+    in_run: dict[str, Any] = {}
+    if "from" in typed:
+        from fedcli.runs.records import read_record  # late, as it imports PyTorch
+
+        record = read_record(Path(typed["from"]))
+        # Not what came from the protocol: it comes from there again, and follows where another one is given.
+        in_run = {
+            "method": record["method_source"], "protocol": record["config"].get("protocol"),
+            "dataset": record["config"].get("dataset"), **given_options(record["config"], record["origin"]),
+        }  # fmt: skip
+    seeds = {"seed", "seeds"}
+    if seeds & {*typed, *in_file}:
+        in_run.pop("seed", None)
+    taken = typed.keys() | (seeds if seeds & typed.keys() else ())
+    options = {name: value for name, value in {**in_run, **in_file}.items() if name not in taken}
+    for name, value in options.items():
+        if name not in in_file and own_paths([value]):
+            part = value if name == "method" else f"{flag_of(name)} {value}"
+            raise UserError(f"'{typed['from']}' has code of yours in {part}, run only if you name it; add {part}.")
+    method = typed.get("method", options.pop("method", None))
+    if not isinstance(method, str):
+        raise UserError(
+            f"no method given (got {args[0]}); write 'fedcli {command} METHOD', see 'fedcli list', or set method = "
+            '"fedavg" in the --config file.'
+        )
+    if in_run and (chosen := find_method(method.split(",")[0])).name != record["method"]:
+        options = {
+            name: value for name, value in options.items() if name in in_file or name in recorded_fields(chosen)
+        }  # fmt: skip
+    sources = {name: f"file {typed['config']}" if name in in_file else f"run {typed['from']}" for name in options}
+    return [method, *flags_of(options), *args], sources
+
+
+def _options_in_file(path: str) -> dict[str, Any]:
+    """The options in a TOML file for `--config`, and `method`; its keys have dashes or underscores."""
+    with reading(path, "a TOML file, e.g. lr = 0.1"):
+        table = tomllib.loads(Path(path).read_text(encoding="utf-8"))
+    options = {}
+    for key, value in table.items():
+        if isinstance(value, dict) or key in ("config", "from"):
+            raise UserError(f"'{key}' in '{path}' is no option with a value or a list (got {value!r}); leave it out.")
+        if key not in ("quiet", "continue") or value is not False:  # these two have no form that begins with `--no-`
+            options[key.replace("-", "_")] = ",".join(map(str, value)) if isinstance(value, list) else value
+    return options
+
+
+def read_tuned(path: str | Path, method: Method) -> tuple[dict[str, Any], str]:
+    """The options for a method in `tuned.json`, which `fedcli tune` has written, and where they come from."""
+    file = Path(path) / "tuned.json" if Path(path).is_dir() else Path(path)
+    with reading(file, "what 'fedcli tune' wrote"):
+        best = json.loads(file.read_text())
+        if best["method"] != method.name:
+            raise UserError(f"--tuned {path} has options of '{best['method']}' (got '{method.name}'); tune this one.")
+        return dict(best["options"]), f"tuned by validation accuracy, seed {best['seed']}"

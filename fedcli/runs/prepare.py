@@ -9,7 +9,6 @@ from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from fedcli.core import NUMERICS, partition
 from fedcli.core.batches import Transform
@@ -143,7 +142,7 @@ def make_federation(
 def frozen_parts(fed: Federation) -> list[dict[str, Any]]:
     """Returns number and hash of the frozen parameters of each network that has some."""
     parts = [network.frozen for network in fed.networks if network.frozen]
-    return [{"parameters": sum(map(Tensor.numel, part.values())), "sha256": params_hash(part)} for part in parts]
+    return [{"parameters": sum(map(torch.Tensor.numel, part.values())), "sha256": params_hash(part)} for part in parts]
 
 
 def new_record(

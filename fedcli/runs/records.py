@@ -7,6 +7,7 @@ import platform
 import re
 import subprocess
 import sys
+from collections import ChainMap
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from importlib.metadata import version
@@ -16,14 +17,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from fedcli.core import NUMERICS
-from fedcli.core.backbones import have_dead_taps
-from fedcli.core.engine import WAYS
 from fedcli.data.files import reading, write_atomically
-from fedcli.declarations import Method
 from fedcli.errors import UserError
-from fedcli.runs.config import recorded_fields
-from fedcli.userfiles import THEN, is_hash_of, replace_paths
+from fedcli.userfiles import THEN, replace_paths
 
 SCHEMA = 1
 RECORD = "record.json"
@@ -59,7 +55,7 @@ def read_record(path: Path) -> dict[str, Any]:
             raise UserError(f"the record '{file}' is damaged or was changed by hand; put a copy back, or run it again.")
         if lost := [name for name in PARTS if name not in record]:
             raise UserError(f"the record '{file}' lacks {', '.join(lost)}; put a copy back, or run it again.")
-        engine = {"way": WAYS[0], "notes": [], **record["engine"]}
+        engine = {"way": "stacked", "notes": [], **record["engine"]}
         return {"numerics": {"core": 1, "method": 1}, **record, "engine": engine}
 
 
@@ -79,29 +75,9 @@ def _digest(value: Any) -> str:
     return hashlib.sha256(json.dumps(plain, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
 
 
-def numerics(record: dict[str, Any], method: Method) -> dict[str, int]:
-    """The current versions of the numerics for a run, of core and method; raised when code changes results.
-
-    Builds the networks of the run, of which some have dead taps; the user must have named those of a user's file.
-    """
-    shape = record.get("model", {}).get("input")
-    dead_taps = shape is not None and have_dead_taps(record["config"]["backbone"], *shape[:2])
-    return {"core": NUMERICS[dead_taps], "method": method.numerics}
-
-
 def is_packaged(record: dict[str, Any]) -> bool:
     """Whether a run's method is a registered one and not of a user's file."""
     return record["method_source"] == record["method"]
-
-
-def outdated(record: dict[str, Any], method: Method) -> bool:
-    """Whether the code would not repeat a run: a user's file, options or numerics are others now.
-
-    The file of a registered method may change its words; what it computes is counted by `numerics`.
-    """
-    changed_file = not is_packaged(record) and not is_hash_of(record["method_hash"], method.file)
-    lost_options = record["config"].keys() - recorded_fields(method).keys()
-    return changed_file or bool(lost_options) or record["numerics"] != numerics(record, method)
 
 
 def params_hash(params: Mapping[str, torch.Tensor] | Iterable[tuple[str, torch.Tensor]]) -> str:
@@ -154,9 +130,7 @@ ENVIRONMENT_KEYS = ("hardware", "machine", "versions")  # on which the bits of a
 
 def note_move(record: dict[str, Any], device: torch.device) -> list[str]:
     """Records the current machine if it has changed since the run last trained; returns what to note."""
-    here, before = environment(device), dict(record)
-    for move in record.get("moved", ()):
-        before |= move
+    here, before = environment(device), ChainMap(*reversed(record.get("moved", [])), record)
     other = {name: here[name] for name in ENVIRONMENT_KEYS if name in before and before[name] != here[name]}
     if not other:
         return []

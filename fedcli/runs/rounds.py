@@ -10,7 +10,6 @@ from typing import Any
 import torch
 
 from fedcli.core import evaluation
-from fedcli.core.evaluation import NOTHING
 from fedcli.core.federation import Cohort, Federation, NonFiniteLoss
 from fedcli.core.trees import stored
 from fedcli.errors import UserError
@@ -106,11 +105,11 @@ def run_rounds(
                 state = state._replace(**{name: kept.only(following) for name, kept in stored(state).items()})
             if writes:
                 best.see(record, state)
-            if writes and is_due(number, config.checkpoint_every, config.rounds, writing, now - written):
-                best.write_checkpoint(record, state)
-                saved, written = len(rounds), time.perf_counter()
-                writing = written - now
-                write_record(folder, record)
+                if is_due(number, config.checkpoint_every, config.rounds, writing, now - written):
+                    best.write_checkpoint(record, state)
+                    saved, written = len(rounds), time.perf_counter()
+                    writing = written - now
+                    write_record(folder, record)
             complete = len(rounds)
             progress.round(entry)
             is_late = current().gather(time_left() < now - ended)[0]  # the first worker decides for all
@@ -166,7 +165,7 @@ def one_round(setup: Setup, fed: Federation, state: Any, cohort: Cohort) -> tupl
     down, up = ([sent["params"], sent["other"]] for sent in (fed.sent_down, fed.sent_up))
     entry = {
         "round": cohort.round,
-        **(evaluation.evaluate(fed, setup.method, after) if is_tested else NOTHING),
+        **(evaluation.evaluate(fed, setup.method, after) if is_tested else evaluation.NOTHING),
         # Means over the clients, of terms by examples; floats sent are without buffers.
         "terms": {name: (terms[name].double() * cohort.weights.double()).sum().item() for name in terms},
         "floats_down": sum(round(floats / config.cohort_size) for floats in down),

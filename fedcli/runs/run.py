@@ -1,6 +1,5 @@
 """A run from beginning to end: its folder, how it begins in it, and how it is taken up again."""
 
-import json
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import replace
@@ -10,20 +9,18 @@ from typing import Any, NamedTuple
 
 from fedcli import userfiles
 from fedcli.core import partition
-from fedcli.core.engine import WAYS
 from fedcli.core.federation import Federation, NonFiniteLoss
-from fedcli.data.files import reading
 from fedcli.declarations import Method, describe_need, flag_of, is_idle
 from fedcli.errors import UserError
 from fedcli.registry import find_method
-from fedcli.runs import autotune, records
+from fedcli.runs import autotune, config, records
 from fedcli.runs.checkpoints import CHECKPOINT, clear_finished, read_checkpoint
-from fedcli.runs.config import RunConfig, Setup, fields_of, filled_up, recorded_options, resolve
+from fedcli.runs.config import RunConfig, Setup
 from fedcli.runs.lock import LOCK, InUse, leftovers, locked
 from fedcli.runs.models import Run, all_params
 from fedcli.runs.prepare import flushed_denormals, frozen_parts, machine_settings, new_record, prepare
 from fedcli.runs.rounds import NOT_BLAMED, Listener, run_rounds
-from fedcli.runs.settings import NOT_SETTINGS, differences, draft, settings
+from fedcli.runs.settings import NOT_SETTINGS, differences, draft, numerics, settings
 from fedcli.runs.workers import current, launched
 
 LONGER = "a run cannot be lengthened; train anew with 'fedcli run --from RUN --rounds N --out NEW'"
@@ -67,11 +64,12 @@ def plan(
         UserError: One cannot start, as far as shows without its data and folder.
     """
     chosen, sources = find_method(method), dict(sources or {})
-    if options.get("checkpoint_every") == "auto":  # as if it were not given
-        del options["checkpoint_every"]
-    options = {name: value for name, value in options.items() if value is not None}
+    options = {  # auto is as if it were not given
+        name: value for name, value in options.items()
+        if value is not None and (name, value) != ("checkpoint_every", "auto")
+    }  # fmt: skip
     if tuned is not None:
-        best, source = read_tuned(tuned, chosen)
+        best, source = config.read_tuned(tuned, chosen)
         sources |= dict.fromkeys(best.keys() - options.keys(), source)
         options = {**best, **options}
     if seeds is not None and "seed" in options:
@@ -79,7 +77,7 @@ def plan(
     if out is None and launched():
         raise UserError("the workers of a launcher need one folder for all (got no --out); name it with --out.")
     different = [{}] if seeds is None else [{"seed": seed} for seed in check_seeds(seeds)]
-    setups = [resolve(chosen, {**options, **seed}, sources=sources) for seed in different]
+    setups = [config.resolve(chosen, {**options, **seed}, sources=sources) for seed in different]
     refuse_without_effect(setups[0])
     parent = Path(out or new_folder(setups[0]))
     return [(setup, parent if seeds is None else parent / f"seed-{setup.run.seed}") for setup in setups]
@@ -88,7 +86,7 @@ def plan(
 def refuse_without_effect(setup: Setup) -> None:
     """Refuses typed options that have no effect; a protocol, a record and a file may have such."""
     values = setup.values()
-    for name, field in fields_of(RunConfig, setup.method.config).items():
+    for name, field in config.fields_of(RunConfig, setup.method.config).items():
         is_typed = setup.origin[name] == "command line" and values[name] != field.default
         if is_typed and is_idle(field.metadata, values):
             others = ", ".join(f"{flag_of(other)} {values[other]}" for other in field.metadata["only_with"])
@@ -119,10 +117,10 @@ def begun(setup: Setup, folder: Path, going_on: bool) -> dict[str, Any] | None:
         return None
     # What was typed and changes no result counts too, since it would not be done.
     asked = [name for name in NOT_SETTINGS if name == "seed" or setup.origin[name] == "command line"]
-    recorded, now, before = filled_up(record["config"], RunConfig), settings(draft(setup)), settings(record)
-    now |= {name: getattr(setup.run, name) for name in asked}
+    recorded = config.filled_up(record["config"], RunConfig)
+    before = settings(record) | {name: recorded[name] for name in asked}
+    now = settings(draft(setup)) | {name: getattr(setup.run, name) for name in asked}
     now["code"] = before.get("code")  # `resume` says what to do about another one
-    before |= {name: recorded[name] for name in asked}
     for name, (value, other) in differences(now, before).items():
         flag = name if name in ("method", "selection") else flag_of(name)
         remedy = LONGER if name == "rounds" and value > other else "choose another --out"
@@ -143,23 +141,13 @@ def has_ended(record: dict[str, Any]) -> bool:
     return record["status"] == "finished" or record.get("error", "").startswith(NonFiniteLoss.__name__)
 
 
-def read_tuned(path: str | Path, method: Method) -> tuple[dict[str, Any], str]:
-    """The options for a method in `tuned.json`, which `fedcli tune` has written, and where they come from."""
-    file = Path(path) / "tuned.json" if Path(path).is_dir() else Path(path)
-    with reading(file, "what 'fedcli tune' wrote"):
-        best = json.loads(file.read_text())
-        options, source = dict(best["options"]), f"tuned by validation accuracy, seed {best['seed']}"
-        if best["method"] != method.name:
-            raise UserError(f"--tuned {path} has options of '{best['method']}' (got '{method.name}'); tune this one.")
-    return options, source
-
-
 def check_seeds(seeds: Iterable[Any]) -> list[int]:
     """The seeds of several runs as a list; refuses what is not distinct whole numbers from 0."""
     seeds = list(seeds)
     if not seeds or len(set(seeds)) < len(seeds) or any(type(seed) is not int or seed < 0 for seed in seeds):
-        got = ",".join(map(str, seeds))
-        raise UserError(f"--seeds must be distinct whole numbers from 0 (got '{got}'); write --seeds 0,1,2.")
+        raise UserError(
+            f"--seeds must be distinct whole numbers from 0 (got '{','.join(map(str, seeds))}'); write --seeds 0,1,2."
+        )
     return seeds
 
 
@@ -193,12 +181,11 @@ def find_runs(path: Path, skip_ended: bool = False) -> list[Path]:
     folders = sorted(file.parent for file in path.rglob(records.RECORD))
     if not folders or path in folders:
         return [path]
-    left = list(folders)
-    for folder in folders if skip_ended or launched() else ():
+    for folder in [*folders] if skip_ended or launched() else ():
         with suppress(UserError):  # a damaged record is left to `resume`, which says so
             if has_ended(records.read_record(folder)):
-                left.remove(folder)
-    return left
+                folders.remove(folder)
+    return folders
 
 
 @flushed_denormals()
@@ -245,10 +232,9 @@ def resume(
 
 def recorded_setup(record: dict[str, Any], method: Method, **instead: Any) -> Setup:
     """The set-up of a run from its record, with its last chunk size; `instead` overrides options."""
-    engine = record["engine"]
-    chunk = f"{engine['way']}:{engine['clients_per_chunk']}".removeprefix(f"{WAYS[0]}:")
+    chunk = "{way}:{clients_per_chunk}".format(**record["engine"]).removeprefix("stacked:")
     instead = {"clients_per_chunk": chunk, **instead}
-    setup = resolve(method, {**recorded_options(record["config"], method), **instead})
+    setup = config.resolve(method, {**config.recorded_options(record["config"], method), **instead})
     origin = {**record["origin"], **dict.fromkeys(instead, "command line")}
     return replace(setup, origin=origin, selection=record["summary"]["selection"])
 
@@ -266,7 +252,7 @@ def restore(
     record = userfiles.trust_files(record, files, changed_method)
     method = find_method(record["method_source"])
     if record["status"] != "finished" and not changed_method:  # a finished run's last model is known by its hash
-        now = f"numerics {records.numerics(record, method)}, hash {method.file_hash}"
+        now = f"numerics {numerics(record, method)}, hash {method.file_hash}"
         before = f"numerics {record['numerics']}, hash {record['method_hash'].rpartition(userfiles.THEN)[2]}"
         if now != before:
             raise UserError(

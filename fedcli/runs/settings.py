@@ -1,4 +1,4 @@
-"""Which experiment a run is: its settings, their key, and in what two runs differ.
+"""Which experiment a run is: its settings, their key, in what two runs differ, and whether the code would repeat it.
 
 Only here is decided whether two runs are the same experiment, and whether a run belongs to a table's cell, a grid's
 point, a claim's side or a folder to go on in.
@@ -11,13 +11,14 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from fedcli.core import partition
-from fedcli.declarations import is_idle
+from fedcli.core import NUMERICS, partition
+from fedcli.core.backbones import have_dead_taps
+from fedcli.declarations import Method, is_idle
 from fedcli.errors import UserError
 from fedcli.registry import methods, posts, protocols
-from fedcli.runs.config import RunConfig, Setup, default_options, fields_of, filled_up, num_images
+from fedcli.runs.config import RunConfig, Setup, default_options, fields_of, filled_up, num_images, recorded_fields
 from fedcli.runs.records import is_packaged
-from fedcli.userfiles import own_paths, replace_paths
+from fedcli.userfiles import is_hash_of, own_paths, replace_paths
 
 Settings = dict[str, Any]
 # On which no result depends, but on the seed, which stands beside the settings.
@@ -80,6 +81,26 @@ def draft(setup: Setup) -> dict[str, Any]:
     }
 
 
+def numerics(record: dict[str, Any], method: Method) -> dict[str, int]:
+    """The current versions of the numerics for a run, of core and method; raised when code changes results.
+
+    Builds the networks of the run, of which some have dead taps; the user must have named those of a user's file.
+    """
+    shape = record.get("model", {}).get("input")
+    dead_taps = shape is not None and have_dead_taps(record["config"]["backbone"], *shape[:2])
+    return {"core": NUMERICS[dead_taps], "method": method.numerics}
+
+
+def outdated(record: dict[str, Any], method: Method) -> bool:
+    """Whether the code would not repeat a run: a user's file, options or numerics are others now.
+
+    The file of a registered method may change its words; what it computes is counted by `numerics`.
+    """
+    changed_file = not is_packaged(record) and not is_hash_of(record["method_hash"], method.file)
+    lost_options = record["config"].keys() - recorded_fields(method).keys()
+    return changed_file or bool(lost_options) or record["numerics"] != numerics(record, method)
+
+
 def key(values: Mapping[str, Any]) -> str:
     """A hash of settings; two runs with the same are the same experiment."""
     return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:16]
@@ -87,8 +108,7 @@ def key(values: Mapping[str, Any]) -> str:
 
 def differences(run: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
     """The settings in which two runs differ, both values by name; None for an option that one lacks."""
-    names = dict.fromkeys([*other, *run])
-    return {name: (run.get(name), other.get(name)) for name in names if run.get(name) != other.get(name)}
+    return {name: (run.get(name), other.get(name)) for name in {**other, **run} if run.get(name) != other.get(name)}
 
 
 def is_smaller(name: str, value: Any, full: Any) -> bool:
