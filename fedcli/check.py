@@ -20,7 +20,7 @@ from fedcli.core.trees import Tree, leaves, tree_map
 from fedcli.data.datasets import Dataset
 from fedcli.declarations import START, Method, flag_of
 from fedcli.runs import checkpoints, prepare
-from fedcli.runs.config import DEFAULT_DATASET, Setup, resolve
+from fedcli.runs.config import DEFAULT_DATASET, Setup, fields_of, resolve
 from fedcli.runs.rounds import one_round
 
 RELATIVE, DIFFERENT = 1e-8, 1e-6  # difference of two states over the norm of one, in float64
@@ -109,7 +109,8 @@ def federation(
     if method.uses_public_data:
         run = {"public_dataset": DEFAULT_DATASET, "public_batch_size": 5, **run}
         public = toy_dataset(12, data.channels, data.image_size, seed=7)  # batches of 5, 5 and 2
-    setup = resolve(method, {"protocol": protocol.name, **TOY, **vars(method.config()), **(overrides or {}), **run})
+    defaults = {name: option.default for name, option in fields_of(method.config).items()}
+    setup = resolve(method, {"protocol": protocol.name, **TOY, **defaults, **(overrides or {}), **run})
     parts = toy_parts() if parts is None else parts
     return setup, prepare.make_federation(setup, data, parts, public, kind=kind or Federation)
 
