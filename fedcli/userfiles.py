@@ -74,8 +74,9 @@ def is_hash_of(recorded: str, path: str | Path) -> bool:
 
 def user_files(record: dict[str, Any]) -> dict[str, str]:
     """The user's files that a record needs, with their hashes; "" for one that the record's list lacks."""
-    paths = own_paths([record["method_source"], *record["config"].values()])
-    return {path: record.get("user_files", {}).get(path, "") for path in paths}
+    # Resolved again, since a recorded folder may be a link now.
+    hashes = {str(Path(path).resolve()): recorded for path, recorded in record.get("user_files", {}).items()}
+    return {path: hashes.get(path, "") for path in own_paths([record["method_source"], *record["config"].values()])}
 
 
 def trust_files(
