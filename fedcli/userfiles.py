@@ -104,7 +104,7 @@ def trust_files(
         files[file] = hashes if is_hash_of(hashes, file) else hashes + THEN + file_hash(file)
         if files[file] != hashes and not changed:
             change = f"has changed since the run began (hash {file_hash(file)}, was {hashes or 'unknown'})"
-            raise UserError(f"the file '{file}' {change}; go on with --changed-method, or start a new run.")
+            raise UserError(f"the file '{file}' {change}; put it back, resume with --changed-method, or run anew.")
     return {
         **record,
         "method_source": replace_paths(record["method_source"], paths),
