@@ -7,6 +7,7 @@ import pwd
 import string
 from dataclasses import replace
 from pathlib import Path
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -166,15 +167,20 @@ def test_without_a_cache_built_in_sets_are_there_and_others_are_told_what_to_set
     assert not Path("~").exists()
 
 
-def test_an_import_clears_what_a_killed_one_was_writing_and_nothing_that_is_being_written(tmp_path):
-    np.savez(tmp_path / "a.npz", **images((4, 4), 2))
-    datasets.import_path("mine", tmp_path / "a.npz")
+def test_an_import_that_fails_leaves_the_old_set_and_one_clears_what_a_killed_one_was_writing(tmp_path, monkeypatch):
+    before = from_npz("mine", tmp_path / "a", **images((4, 4), 2))
+    np.savez(tmp_path / "a.npz", **images((4, 4), 2, seed=1))
     old, new = (datasets.cache_folder() / f".{number}.partial.set.npz" for number in (1, 2))
     for file in (old, new):
         file.touch()
     os.utime(old, (0, 0))
+    with monkeypatch.context() as full:
+        full.setattr(os, "fsync", Mock(side_effect=OSError(28, "No space left on device")))
+        refused(lambda: datasets.import_path("mine", tmp_path / "a.npz"), "(No space left on device)", "FEDCLI_DATA")
+    assert_same(datasets.load("mine"), before)
     datasets.import_path("mine", tmp_path / "a.npz")
     assert (old.exists(), new.exists()) == (False, True)
+    assert not torch.equal(datasets.load("mine").x_train, before.x_train)
 
 
 def test_describe_knows_what_is_not_there_and_reads_what_is(tmp_path):

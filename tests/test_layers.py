@@ -104,6 +104,7 @@ def test_what_is_kept_is_divided_by_what_is_left(dtype):
     assert out.dtype == dtype
     assert torch.equal(out[out != 0], (x / 0.75)[out != 0])
     assert (out == 0).double().mean().item() == pytest.approx(0.25, abs=0.03)
+    assert torch.equal(dropout(p=0.0)(x), x)
 
 
 def test_equal_keys_give_equal_masks_whatever_else_is_in_the_batch():

@@ -166,6 +166,7 @@ def test_metrics_that_are_asked_for_get_columns(tmp_path):
     (row,) = cells(markdown(runs_of("one", 0.5, 0.52), ["best", f"{file}:peak", f"{file}:nan"]))
     assert (row["best, %"], row["peak"], row["nan"]) == ("51.00 ± 1.41 (2)", "28.000 ± 0.000 (2)", "not measured (2)")
     assert csv_lines([record()], [f"{file}:peak"])[0]["peak"] == "28"
+    assert cells(markdown([record()], ["quality:nmi"]))[0]["quality:nmi"] == "not measured (1)"
     refused(lambda: tables.sheet([record()], [f"{file}:word"]), "'word' is no number (got str); return one or None")
 
 
