@@ -131,6 +131,10 @@ def test_limits_only_make_smaller():
     whole = table([Cell("FedAvg", PLACE, "fedavg", {**TINY, "train_examples": None})])
     for limit, reduction in ((1437, "at most 1,437 training images"), (1438, "")):  # which are all images of digits
         assert plans.plan(whole, limits={"train_examples": limit}).reduction == reduction
+    for rounds in ((2, 4), (4, 2)):  # a run in full that a reduced cell shares makes the table no full one
+        cells_of = [Cell(str(number), PLACE, "fedavg", {**TINY, "rounds": number}) for number in rounds]
+        plan = plans.plan(table(cells_of), limits={"rounds": 2})
+        assert (len(plan.runs), plan.reduction) == (len(plan.seeds), "at most 2 rounds")
 
 
 def test_a_wrong_option_of_a_cell_is_told_with_its_place():
