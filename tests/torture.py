@@ -210,7 +210,9 @@ def spoil(folder: Path, other: Path, draw: random.Random) -> str:
     how, content = draw.choice(("flip", "cut", "exchange")), bytearray(file.read_bytes())
     if how == "exchange":
         counterpart = other / file.relative_to(folder)
-        content = (counterpart if counterpart.is_file() else next(counterpart.parent.iterdir())).read_bytes()
+        # Where the other run has no such file, any of its files.
+        files = [counterpart, *sorted(counterpart.parent.iterdir())]
+        content = next(file for file in files if file.is_file()).read_bytes()
     elif how == "flip":
         content[draw.randrange(len(content))] ^= 1 << draw.randrange(8)
     else:
