@@ -20,7 +20,7 @@ from fedcli.core.trees import Tree, leaves, tree_map
 from fedcli.data.datasets import Dataset
 from fedcli.declarations import START, Method, flag_of
 from fedcli.runs import checkpoints, prepare
-from fedcli.runs.config import DEFAULT_DATASET, Setup, resolve
+from fedcli.runs.config import DEFAULT_DATASET, Setup, fields_of, resolve
 from fedcli.runs.rounds import one_round
 
 RELATIVE, DIFFERENT = 1e-8, 1e-6  # difference of two states over the norm of one, in float64
@@ -88,10 +88,8 @@ def normed(channels: int, image_size: int, num_classes: int) -> nn.Module:
 
     Over few values, a difference of 1e-15 grows a hundredfold in each round (resnet10-3x3 on these images).
     """
-    return nn.Sequential(
-        *(nn.Conv2d(channels, 4, 3, padding=1), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten()),
-        *(nn.Linear(4 * image_size**2, 8), nn.ReLU(), nn.Linear(8, num_classes)),
-    )
+    hidden = nn.Sequential(nn.Conv2d(channels, 4, 3, padding=1), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten())
+    return nn.Sequential(hidden, nn.Linear(4 * image_size**2, 8), nn.ReLU(), nn.Linear(8, num_classes))
 
 
 def federation(
@@ -109,7 +107,8 @@ def federation(
     if method.uses_public_data:
         run = {"public_dataset": DEFAULT_DATASET, "public_batch_size": 5, **run}
         public = toy_dataset(12, data.channels, data.image_size, seed=7)  # batches of 5, 5 and 2
-    setup = resolve(method, {"protocol": protocol.name, **TOY, **vars(method.config()), **(overrides or {}), **run})
+    defaults = {name: option.default for name, option in fields_of(method.config).items()}
+    setup = resolve(method, {"protocol": protocol.name, **TOY, **defaults, **(overrides or {}), **run})
     parts = toy_parts() if parts is None else parts
     return setup, prepare.make_federation(setup, data, parts, public, kind=kind or Federation)
 
@@ -165,12 +164,8 @@ def law_2_on_is_not(method: Method, **run: Any) -> Iterator[Finding]:
         difference = distance(*(trained(method, options, rounds, **run) for options in (None, overrides)))
         if difference > DIFFERENT:
             break
-    yield Finding(
-        f"difference from {simpler} under the defaults, 0 where your terms have no effect on the tested model",
-        difference,
-        DIFFERENT,
-        above=True,
-    )
+    label = f"difference from {simpler} under the defaults, 0 where your terms have no effect on the tested model"
+    yield Finding(label, difference, DIFFERENT, above=True)
 
 
 def law_3_state_survives(method: Method, **run: Any) -> Iterator[Finding]:

@@ -74,8 +74,9 @@ def is_hash_of(recorded: str, path: str | Path) -> bool:
 
 def user_files(record: dict[str, Any]) -> dict[str, str]:
     """The user's files that a record needs, with their hashes; "" for one that the record's list lacks."""
-    paths = own_paths([record["method_source"], *record["config"].values()])
-    return {path: record.get("user_files", {}).get(path, "") for path in paths}
+    # Resolved again, since a recorded folder may be a link now.
+    hashes = {str(Path(path).resolve()): recorded for path, recorded in record.get("user_files", {}).items()}
+    return {path: hashes.get(path, "") for path in own_paths([record["method_source"], *record["config"].values()])}
 
 
 def trust_files(
@@ -103,7 +104,7 @@ def trust_files(
         files[file] = hashes if is_hash_of(hashes, file) else hashes + THEN + file_hash(file)
         if files[file] != hashes and not changed:
             change = f"has changed since the run began (hash {file_hash(file)}, was {hashes or 'unknown'})"
-            raise UserError(f"the file '{file}' {change}; go on with --changed-method, or start a new run.")
+            raise UserError(f"the file '{file}' {change}; put it back, resume with --changed-method, or run anew.")
     return {
         **record,
         "method_source": replace_paths(record["method_source"], paths),

@@ -141,7 +141,7 @@ def test_the_command_writes_the_runs_that_are_chosen_and_warns_of_missing_ones(t
         write(tmp_path / str(number), own)
     out = tmp_path / "page.html"
     command = ["report", str(tmp_path), "--out", str(out), "--method", "a", "--title", "Mine"]
-    result = invoke(*command, "nowhere")
+    result = invoke(*command, "nowhere", "--label", "one", "--label", "other")
     assert result.exit_code == 0, result.output
     assert result.stderr == "warning: there is no run in 'nowhere'; it is left out.\n"
     words = ("Mine", "Runs: 2.", "fedcli run a --seeds 0,1")

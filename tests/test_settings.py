@@ -144,7 +144,6 @@ def test_a_committed_record_still_resolves_to_its_configuration(file, monkeypatc
 def test_commands_are_those_of_the_runs_without_their_folders_and_each_once():
     typed = ["fedcli run feddyn --seed 0", *(f"fedcli run feddyn --out{out} --seed 0" for out in ("=/a", " '/b c'"))]
     assert commands({"command": command} for command in [*typed, "python run.py"]) == typed[:1]
-    assert commands([{}]) == []
 
 
 @dataclass(frozen=True)

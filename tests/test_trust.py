@@ -96,6 +96,17 @@ def test_named_files_go_on_from_a_new_place_and_changed_ones_only_where_allowed(
     assert again["user_files"] == {method: file_hash(method), net: f"{before}, then {after}"}
 
 
+def test_a_file_is_known_where_its_folder_has_become_a_link(work):
+    Path("old").mkdir()
+    shutil.move("nets.py", "old/nets.py")
+    begun("fedavg", backbone="old/nets.py:tiny", rounds=2)
+    Path("old").rename("elsewhere")
+    Path("old").symlink_to("elsewhere")
+    assert runs.resume("run", method="old/nets.py").record["resumed"] == [2]
+    Path("elsewhere/nets.py").write_text(NETS)
+    refused(lambda: fedcli.load("run", method="old/nets.py").model(), "has changed since the run began (hash")
+
+
 def test_continue_is_consent_and_knows_a_moved_file(work):
     begun(backbone="./nets.py:tiny", rounds=2)
     method, net = moved()

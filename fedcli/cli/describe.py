@@ -261,31 +261,30 @@ def data_show(
     """Show what a data set holds and, with --partition, what each client would get."""
     dataset = late.datasets.load(late.datasets.find_name(name))
     chosen = partition and late.partition.from_flag(partition)  # after the import of data sets, which enters `file`
-    if (partition or "").startswith("file:"):
-        dataset = late.datasets.merge(dataset)  # its lists count the test images too
-    writers = dataset.writer_train
     rows = {
         "images": f"{len(dataset.y_train):,} to train, {len(dataset.y_test):,} to test",
         "shape": " x ".join(map(str, dataset.x_train.shape[1:])),
         "classes": f"{dataset.num_classes}: {', '.join(dataset.class_names)}",
         "domains": ", ".join(dataset.domain_names),
-        "writers": "" if writers is None else f"{len(writers.unique()):,} to train",
+        "writers": "" if dataset.writer_train is None else f"{len(dataset.writer_train.unique()):,} to train",
         "fingerprint": dataset.fingerprint,
         "made from": late.datasets.describe(dataset.name)["note"],
     }
     print_table(("Data set", dataset.name), [row for row in rows.items() if row[1]])
     if not chosen:
         return
-    parts = chosen(dataset.y_train, num_clients, partition_seed, dataset.domain_train, writers, dataset.place_train)
+    if partition.startswith("file:"):
+        dataset = late.datasets.merge(dataset)  # its lists count the test images too
+    beside = dataset.domain_train, dataset.writer_train, dataset.place_train
+    parts = chosen(dataset.y_train, num_clients, partition_seed, *beside)
     counts = late.partition.count_classes(parts, dataset.y_train, dataset.num_classes)
     classes = range(dataset.num_classes if dataset.num_classes <= 10 else 0)  # more columns fit no terminal
     typer.echo(f"\npartition {chosen.flag}, seed {partition_seed}, fingerprint {late.partition.fingerprint(parts)}")
     rows = [(client, row.sum(), *row[classes]) for client, row in enumerate(counts)]
     print_table(("Client", "Images", *map(str, classes)), rows)
     title = late.plots.data_words(dataset.name, chosen.flag, f"seed {partition_seed}")
-    files = late.plots.write(
-        out or Path(f"{dataset.name}-partition.png"), late.plots.partition_figure, counts, dataset.class_names, title
-    )
+    chart = out or Path(f"{dataset.name}-partition.png")
+    files = late.plots.write(chart, late.plots.partition_figure, counts, dataset.class_names, title)
     typer.echo(f"chart: {' and '.join(map(str, files))}")
 
 

@@ -36,7 +36,7 @@ def table(
     local_epochs: optional(int, "Reduce: at most so many local epochs.", panel=PAPERS) = None,
     train_examples: optional(int, "Reduce: at most so many training images.", panel=PAPERS) = None,
     records_only: optional(bool, "Keep no models, unless cells need them.", "--records-only", panel=PAPERS) = None,
-    folder: optional(Path, "Folder of its runs; in runs/tables by default.", "--runs", panel=PAPERS) = None,
+    folder: optional(list[Path], "Its runs; in runs/tables by default.", "--runs", panel=PAPERS, metavar="DIR") = None,
     seeds: common.Seeds = None,
     jobs: common.Jobs = None,
     on: common.On = None,
@@ -57,14 +57,14 @@ def table(
     for parameter in ctx.command.params:
         if parameter.rich_help_panel in others and ctx.params[parameter.name]:
             raise UserError(f"{parameter.opts[0]} is for {others[0].lower()}; see 'fedcli table --help'.")
-    if papers and (len(runs) > 1 or len(dataset or ()) > 1):
-        raise UserError(f"a paper's table is made alone and on one --dataset (got {papers[0]} and more); name one.")
+    if papers and max(map(len, (runs, dataset or (), folder or ()))) > 1:
+        raise UserError(f"a paper's table goes alone: one --dataset, one --runs (got {papers[0]} and more); name one.")
     errors = {}
     if papers:
         where = common.place_runs(jobs, on, cpus_per_run, gpus_per_run)
         limits = {"rounds": rounds, "local_epochs": local_epochs, "train_examples": train_examples}
         options = {"seeds": seeds, "only": only or (), "dataset": dataset and dataset[0], "limits": limits}
-        make_plan = partial(late.plans.plan, registry.find_table(papers[0]), folder, **options)
+        make_plan = partial(late.plans.plan, registry.find_table(papers[0]), *(folder or ()), **options)
         plan, screen = make_plan(), Console(stderr=True, highlight=False)
         if out is not None:  # refused now rather than after hours
             out.parent.mkdir(parents=True, exist_ok=True)
@@ -187,6 +187,8 @@ def report(
     present = [path for path in runs if path.is_file() or next(path.rglob(late.records.RECORD), None)]
     for path in sorted({*runs} - {*present}) if present else ():
         typer.echo(f"warning: there is no run in '{path}'; it is left out.", err=True)
+    if len(label or ()) == len(runs):
+        label = [name for path, name in zip(runs, label, strict=True) if path in present]
     print_text(late.report.report(common.records_of(present or runs, method, dataset, label), title), out)
 
 

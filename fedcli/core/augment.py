@@ -41,7 +41,7 @@ def crop_flip(images: Tensor, draws: Tensor, rotate: bool) -> Tensor:
     blended (nearest neighbour). Images are `[N, channels, H, W]`, draws `[N, 4]`.
     """
     n, _, height, width = images.shape
-    padded = F.pad(images, [CROP_PADDING] * 4)
+    padded = F.pad(images, [CROP_PADDING, CROP_PADDING + 1] * 2)  # + 1: a draw below 1 may be 1 in float32
     shift = (draws[:, :2, None, None].double() * (2 * CROP_PADDING + 1)).floor().long()  # [N, 2, 1, 1] pixels of it
     mirrored = draws[:, 2, None, None] < 0.5
     angle = torch.deg2rad((2 * draws[:, 3].double() - 1) * (ROTATION if rotate else 0.0))

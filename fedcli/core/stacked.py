@@ -211,7 +211,9 @@ class Stack:
         given = (pack(clients(), self.like, lead=1), context, rows, rate, number)
         if self.clients is None:
             self._given = tree_map(_copy, given)
-            self.clients, self._context, self._rows, self._rate, self._number = self._given
+            self.clients, self._context, rows, self._rate, self._number = self._given
+            # The same in all steps, so that no step looks it up.
+            self._num_batches, self._rows = rows.num_batches[0], rows._replace(num_batches=None)
         else:  # into the same tensors
             tree_map(_write, self._given, given)
             tree_map(Tensor.zero_, self.totals)
@@ -232,7 +234,7 @@ class Stack:
         self._number += 1
         x, y = self.gather(now.index, now.draws)
         mask = torch.arange(now.index.shape[1], device=y.device) < now.size[:, None] if padded else None
-        batch = Batch(x, y, mask, now.epoch_end, now.num_batches, self._rate, now.keys)
+        batch = Batch(x, y, mask, now.epoch_end, self._num_batches, self._rate, now.keys)
         after, terms = self.updates[padded](self.clients, batch, self._context)
         active = now.size > 0
 

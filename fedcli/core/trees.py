@@ -182,4 +182,6 @@ def _joined(tensors: Mapping[str, Tensor], shapes: Mapping[str, torch.Size], lea
     """Copies tensors of `shapes` behind `lead` more axes into a flat one."""
     parts = [tensors[name].reshape((*tensors[name].shape[:lead], -1)) for name in shapes]
     filling = -sum(part.shape[-1] for part in parts) % ALIGNMENT
-    return torch.cat([*parts, parts[0].new_zeros((*parts[0].shape[:-1], filling))], -1)
+    if filling:
+        parts.append(parts[0].new_zeros((*parts[0].shape[:-1], filling)))
+    return torch.cat(parts, -1)

@@ -158,7 +158,7 @@ def in_form(columns: Arrays, notes: list[str]) -> Arrays:
     columns = columns | {"x": x, "y": y[:, 0] if y.shape[1:] == (1,) else y}
     if y.dtype.kind in "US":
         columns["class_names"], columns["y"] = np.unique(columns["y"].astype(str), return_inverse=True)
-    for kind in {"y", "domain", "writer", "place"} & columns.keys():
+    for kind in sorted({"y", "domain", "writer", "place"} & columns.keys()):
         values = columns[kind]
         if values.ndim != 1 or (np.rint(values) != values).any():
             raise ValueError(f"{kind}_train or {kind}_test is of type {values.dtype} and shape {values.shape}")
@@ -179,7 +179,7 @@ def in_form(columns: Arrays, notes: list[str]) -> Arrays:
     if y.min() == 1 and y.max() == np.size(columns.get("class_names", range(y.max()))):
         columns["y"] = y - 1
         notes.append("the labels counted from 1")
-    for kind in NAMES.keys() & columns.keys():
+    for kind in sorted(NAMES.keys() & columns.keys()):
         numbers, key = columns[kind], NAMES[kind]
         texts = np.ravel(columns.get(key, np.arange(min(numbers.max() + 1, num_train)))).astype(str)
         if numbers.min() < 0 or numbers.max() >= len(texts):

@@ -28,6 +28,7 @@ SEEDS = tuple(range(10))
 PUBLIC = {"public_dataset": "photos", "public_examples": 500, "public_batch_size": 125}
 ACCURACIES = ("selected", "last-tenth", "classifier")  # columns of the CSV, in percent
 OPTIONS = json.loads((HERE / "options.json").read_text())  # of each row, by protocol
+FLOATS = ("floats-down", "floats-up", "memory-floats")  # of a client, a round
 
 
 def table(protocol: str) -> Table:
@@ -47,13 +48,11 @@ def run(protocol: str) -> list[dict]:
         raise SystemExit(f"{len(errors)} runs have failed (the first: {next(iter(errors.items()))}); run this again.")
     for cell in plans.plan(table(protocol), folder).cells:
         for record in cell.records:
-            down, up, held = (  # of a client, a round
-                find_metric(name).value(record) or 0 for name in ("floats-down", "floats-up", "memory-floats")
-            )
+            *accuracies, down, up, held = (find_metric(name).value(record) for name in (*ACCURACIES, *FLOATS))
             rows.append({
                 "protocol": protocol, "method": cell.cell.row, "seed": record["seed"], "status": record["status"],
-                **{name: find_metric(name).value(record) for name in ACCURACIES},
-                "floats_sent": round(down + up), "memory_floats": held,
+                **dict(zip(ACCURACIES, accuracies, strict=True)),
+                "floats_sent": round((down or 0) + (up or 0)), "memory_floats": held or 0,
                 "params_sha256": record["summary"].get("params_sha256", ""),
                 "machine": f"{record['hardware']['name']}, torch {record['versions']['torch']}",
             })  # fmt: skip

@@ -81,10 +81,9 @@ def planned_runs(precision: str, tiny: bool) -> list[PlannedRun]:
                 given = {**(run.setup.values() if instead else run.given), **other, **instead}
                 setup = resolve(find_method(run.method), given, need_data=False)
                 folder = home / run.folder.parent.name / run.folder.name
-                runs.setdefault(folder, replace(
-                    run, label=f"{decides}: {table} {run.label}", given=given, setup=setup, folder=folder,
-                    record=read_begun(folder),
-                ))  # fmt: skip
+                label = f"{decides}: {table} {run.label}"
+                runs.setdefault(folder, replace(run, label=label, given=given, setup=setup, folder=folder))
+    refresh(runs.values())
     return list(runs.values())
 
 
@@ -122,8 +121,9 @@ class CarriedPlan(Plan):
         """Whether a run fits into the archive beside those that have begun, or ends in time, as runs like it tell."""
         refresh(self.runs)
         begun = [each for each in self.runs if each is not run and each.to_do and (each.record or each in active)]
-        carried = sum(size for size in map(nbytes_of, begun) if size <= CARRIED)
-        return carried + nbytes_of(run) <= CARRIED or estimate(Plan(RUNS, (run,)))["seconds"].item() < time_left()
+        sizes = [nbytes_of(each) for each in begun]
+        can_be_carried = nbytes_of(run) + sum(size for size in sizes if size <= CARRIED) <= CARRIED
+        return can_be_carried or estimate(Plan(RUNS, (run,)))["seconds"].item() < time_left()
 
 
 def pack(runs: Sequence[PlannedRun], folder: Path) -> None:
@@ -156,10 +156,11 @@ def main(
         if origin:  # what is here already may be newer, and stays
             unpack = f"cat {shlex.quote(str(origin))}/evidence.tgz.* | tar -xz --skip-old-files"
             subprocess.run(unpack, shell=True, check=True)
-        planned = (CarriedPlan if carry else Plan)(RUNS, tuple(planned_runs(precision, tiny)))
+        runs = planned_runs(precision, tiny)
     except (UserError, subprocess.CalledProcessError) as error:
         sys.exit(f"error: {error}")
     set_time_limit(time_left() - RESERVE)
+    planned = (CarriedPlan if carry else Plan)(RUNS, tuple(runs))
     display = TableDisplay([Console(highlight=False)], planned)
     interrupt_on_signals()
     signal.signal(signal.SIGALRM, signal.getsignal(signal.SIGTERM))
@@ -168,24 +169,21 @@ def main(
         with display.bar, suppress(OutOfTime):
             if time_left() > 0:
                 execute(planned, display, jobs or (JOBS_ON_CUDA if torch.cuda.is_available() and not tiny else 1))
-        refresh(planned.runs)
-        if folders := [run.folder for run in planned.runs if lacks_quality(run)]:
+        refresh(runs)
+        if folders := [run.folder for run in runs if lacks_quality(run)]:
             subprocess.run([sys.executable, "-m", "fedcli", "quality", *folders], check=False)
     except (KeyboardInterrupt, UserError) as error:
         print(error)
     signal.alarm(0)
-    refresh(planned.runs)
+    refresh(runs)
     if carry:
-        pack(planned.runs, carry)
+        pack(runs, carry)
     for text in planned.missing_data.values():
         print(text)
-    for run in [run for run in planned.runs if run.to_do]:
+    for run in [run for run in runs if run.to_do]:
         done = f"{run.rounds_done} of {run.setup.run.rounds} rounds, {nbytes_of(run) / MIB:,.0f} MiB to carry"
         print(f"open: {run.label}, seed {run.setup.run.seed}: {done}")
-    print(
-        f"{sum(not run.to_do for run in planned.runs)} of {len(planned.runs)} runs have ended; 'fedcli claims' says "
-        "what they decide"
-    )
+    print(f"{sum(not run.to_do for run in runs)} of {len(runs)} runs have ended; 'fedcli claims' says what they decide")
 
 
 if __name__ == "__main__":

@@ -69,11 +69,9 @@ def measure(workload: str, sides: list[str], turn: int, pfllib: str, python: str
         for side in sides:
             arguments = [side, folder, json.dumps(WORKLOADS[workload]), str(ROUNDS), pfllib]
             result = run_side(sys.executable if side == "fedcli" else python, arguments)
-            rows = pd.DataFrame({
-                "what": "seconds", "workload": workload, "side": side, "turn": turn,
-                "value": result.pop("seconds")[: ROUNDS - 2], **result,
-                "processor": environment(torch.device("cpu"))["machine"]["processor"],
-            })  # fmt: skip
+            rows = {"what": "seconds", "workload": workload, "side": side, "turn": turn}
+            rows = pd.DataFrame({**rows, "value": result.pop("seconds")[: ROUNDS - 2], **result})
+            rows["processor"] = environment(torch.device("cpu"))["machine"]["processor"]
             rows.to_csv(CSV, mode="a", header=not CSV.exists(), index=False, float_format="%.6g")
 
 
