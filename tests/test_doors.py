@@ -36,9 +36,8 @@ FLAGS = [text for key, value in {**OPTIONS, **SMALL}.items() for text in ("--" +
 
 
 @pytest.fixture(autouse=True)
-def files(folder, monkeypatch):
+def files(folder):
     """The files with parts and networks in an empty folder, which is the working one."""
-    monkeypatch.setattr(display, "draw", lambda record, folder: None)
     shutil.copy(PARTS, "parts.py")
     Path("nets.py").write_text(NETS)
 

@@ -29,8 +29,7 @@ drop-last = false
 
 
 @pytest.fixture(autouse=True)
-def written(folder, monkeypatch):
-    monkeypatch.setattr(display, "draw", lambda record, folder: None)
+def written(folder):
     Path("exp.toml").write_text(TOML)
 
 

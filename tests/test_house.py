@@ -27,7 +27,7 @@ MOST_LINES = {
     "scripts": 764,
 }  # fmt: skip
 MOST_IN_ALL = {"lines": 14035, "bytes": 713_700, "statements": 7925}
-MOST_ELSEWHERE = {"papers": 7994, "tests": 14897}
+MOST_ELSEWHERE = {"papers": 7994, "tests": 14600}
 VAGUE = {"found", "one", "own", "place", "known", "given", "about", "what"}  # names that say nothing
 
 
