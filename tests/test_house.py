@@ -23,11 +23,11 @@ METHODS = re.compile("fedfm|fedfa|fedcme|fccl|fedsa|scaffold|feddyn|fednova|moon
 
 # The most that a part may have, tests and papers apart. A change may lower a number and never raise one.
 MOST_LINES = {
-    "top": 1285, "core": 2974, "data": 1320, "runs": 2648, "results": 2300, "figures": 1083, "bench": 298, "cli": 1363,
-    "scripts": 764,
+    "top": 1285, "core": 2958, "data": 1315, "runs": 2639, "results": 2274, "figures": 1067, "bench": 294, "cli": 1363,
+    "scripts": 763,
 }  # fmt: skip
-MOST_IN_ALL = {"lines": 14035, "bytes": 713_700, "statements": 7925}
-MOST_ELSEWHERE = {"papers": 7994, "tests": 14600}
+MOST_IN_ALL = {"lines": 13958, "bytes": 709_200, "statements": 7775}
+MOST_ELSEWHERE = {"papers": 7994, "tests": 14542}
 VAGUE = {"found", "one", "own", "place", "known", "given", "about", "what"}  # names that say nothing
 
 
@@ -154,7 +154,7 @@ def test_names_say_something_and_one_name_is_one_thing():
             if isinstance(node, ast.FunctionDef | ast.ClassDef) and node.name != "main":
                 modules.setdefault(node.name, set()).add(module)
     shared = sorted(name for name, places in modules.items() if len(places) > 1)
-    assert 0 < vague <= 26
+    assert 0 < vague <= 25
     assert 0 < len(shared) <= 12, shared
 
 
