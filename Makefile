@@ -22,10 +22,7 @@ install: $(BIN)/fedcli ## Make the environment in .venv with the tested versions
 
 demo: install ## FedFM against FedAvg on the built-in digits, two seeds: a table and a figure in demo/
 	rm -rf demo
-	$(BIN)/fedcli run fedavg --dataset digits --seeds 0,1 --out demo/fedavg
-	$(BIN)/fedcli run fedfm --dataset digits --seeds 0,1 --out demo/fedfm
-	$(BIN)/fedcli table demo
-	$(BIN)/fedcli plot demo --out demo/curves.png
+	$(BIN)/fedcli run fedavg,fedfm --dataset digits --seeds 0,1 --jobs 2 --out demo
 
 # A thread that waits leaves its core to the other worker of the tests.
 test: install ## Run the tests on two cores
