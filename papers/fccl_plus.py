@@ -65,7 +65,7 @@ Readings and deviations
         theta*_A is the model after it, and F is estimated on a batch of public images that it has not seen in that
         round (papers/baselines/ewc.py). So applied, the weights of Table 16, 0.01 to 1, hold little. In our three runs
         with 0.7 the penalty times its weight ends at 0.003, beside a cross-entropy of 0.01, and the accuracy on other
-        domains, 35.1, is not told apart from that without one, 34.5. In small networks 10 and 100 hold more (one seed).
+        domains, 35.1, is not told apart from that without one, 34.5. In small networks 10 is ahead, with both seeds.
     16. Table 17 has plain distillation, Eq. 10, in that share of the local epochs, the first ones, then FNTD. With
         `--plain-share 1` it is the distillation that Fig. 10 compares with.
     17. Costs are counted for a round: P C logits and the sum of B (B-1) similarities over its batches, each way. The
