@@ -89,6 +89,7 @@ def eagerly(method, overrides=None, rounds=3, **run):
 CASES = {
     "fedavg": (FEDAVG, {}, {"lr_decay": 0.5}),
     "fedfm": (FEDFM, {"start_round": 1}, {}),
+    "fedfa": (find_method("fedfa"), {}, {}),  # uses the number of a client's batches
     "stateful": (STATEFUL, {}, {}),
     "adam": (FEDAVG, {}, {"optimizer": "adam", "lr": 0.003}),
 }
@@ -98,9 +99,8 @@ CASES = {
 def test_the_steps_of_every_method_can_be_graphs(name):
     method = find_method(name)
     active = {"start_round": 0} if "start_round" in method.config.__dataclass_fields__ else {}
-    run = {"clients_per_chunk": "4", "rounds": 2}
-    state, graphs, fed = by_graphs(method, active, **run)
-    laws.assert_agree(state, eagerly(method, active, **run), f"{name} by graphs")
+    state, graphs, fed = by_graphs(method, active, clients_per_chunk="4", rounds=2)
+    laws.assert_agree(state, eagerly(method, active, clients_per_chunk="4", rounds=2), f"{name} by graphs")
     assert fed.engine.notes == []
     assert graphs.captured, "a local objective is closed over what may change; that belongs into its context"
 
