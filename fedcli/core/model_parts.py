@@ -1,0 +1,44 @@
+"""The parts of a model that may stay with a client: its head and its batch normalisation, found by what they are.
+
+A part is the names of its parameters and buffers, as they stand in `Network.params` and `Network.buffers`. It is read
+off the modules and never off the names, so that it is right for a user's own network too: the norm of a residual
+block's shortcut may be called `downsample.1`.
+"""
+
+from collections.abc import Collection
+
+from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from fedcli.core.clients import Network, Params
+
+
+def head_names(network: Network) -> frozenset[str]:
+    """Returns the names of the head's parameters; the head is the last linear layer, which the network knows itself."""
+    return _names_in(network.module, [network.module.head])
+
+
+def batchnorm_names(network: Network) -> frozenset[str]:
+    """Returns the names of all scales, shifts and running statistics of batch normalisation; none without such layers.
+
+    Other norms are not among them: group and layer normalisation know nothing of other images.
+    """
+    norms = [module for module in network.module.modules() if isinstance(module, _BatchNorm)]
+    return _names_in(network.module, norms)
+
+
+def _names_in(module: nn.Module, layers: Collection[nn.Module]) -> frozenset[str]:
+    """Returns the names under which `module` has the parameters and buffers that lie directly in some of its layers."""
+    names = set()
+    for prefix, layer in module.named_modules():
+        if any(layer is chosen for chosen in layers):
+            names |= {f"{prefix}.{name}" for name, _ in layer.named_parameters(recurse=False)}
+            names |= {f"{prefix}.{name}" for name, _ in layer.named_buffers(recurse=False)}
+    return frozenset(names)
+
+
+def split(tree: Params, names: Collection[str]) -> tuple[Params, Params]:
+    """Cuts parameters or buffers in two: those that are named, and the rest, each in its order."""
+    named = {name: value for name, value in tree.items() if name in names}
+    rest = {name: value for name, value in tree.items() if name not in names}
+    return named, rest

@@ -1,0 +1,68 @@
+"""Which leaves of a network are its head's, which batch normalisation's, and a model cut in two."""
+
+import pytest
+import torch
+
+from fedcli.core import batchnorm_names, head_names, split
+from fedcli.core.backbones import BACKBONES, build
+from fedcli.core.clients import Network
+from tests.laws import NORMED
+
+RESIDUAL = """
+import torch
+from torch import nn
+
+class Block(nn.Module):
+    def __init__(self, width):
+        super().__init__()
+        self.main = nn.Sequential(nn.Conv2d(width, width, 3, padding=1), nn.BatchNorm2d(width), nn.ReLU())
+        self.downsample = nn.Sequential(nn.Conv2d(width, width, 1), nn.BatchNorm2d(width))
+
+    def forward(self, x):
+        return self.main(x) + self.downsample(x)
+
+def own(channels, size, classes):
+    width = 2 * channels
+    body = nn.Sequential(nn.Conv2d(channels, width, 3, padding=1), Block(width), nn.GroupNorm(1, width), nn.Flatten())
+    return nn.Sequential(body, nn.Linear(width * size**2, 5), nn.ReLU(), nn.Linear(5, classes))
+"""
+
+
+def network_of(name, size=32, device="meta"):
+    """A network of 10 classes, without values unless on a device."""
+    with torch.device(device):
+        module = build(name, 3, size, 10, seed=0)
+    return Network(module, "float32", torch.device(device))
+
+
+@pytest.mark.parametrize("name", list(BACKBONES))
+def test_the_parts_of_every_built_in_network(name):
+    network = network_of(name)
+    assert head_names(network) == {"head.weight", "head.bias"}
+    layers = [buffer.removesuffix(".running_mean") for buffer in network.buffers if buffer.endswith(".running_mean")]
+    expected = {f"{layer}.{leaf}" for layer in layers for leaf in ("weight", "bias", "running_mean", "running_var")}
+    assert batchnorm_names(network) == expected
+    assert expected <= {*network.params, *network.buffers}
+    assert bool(expected) == (
+        not name.startswith(("cnn", "alexnet", "vit")) and not name.endswith(("-gn", "projection"))
+    )
+
+
+def test_the_parts_of_a_network_of_ones_own(tmp_path):
+    (tmp_path / "net.py").write_text(RESIDUAL)
+    network = network_of(f"{tmp_path}/net.py:own", size=8, device="cpu")
+    assert head_names(network) == {"head.weight", "head.bias"}
+    norms = {name.rpartition(".")[0] for name in batchnorm_names(network)}
+    assert norms == {"body.0.1.main.1", "body.0.1.downsample.1"}  # and no GroupNorm
+    assert len(batchnorm_names(network)) == 8
+
+
+def test_a_model_is_cut_in_two_and_nothing_is_lost():
+    network = network_of(NORMED, size=8, device="cpu")
+    norms = batchnorm_names(network)
+    for tree in (network.params, network.buffers):
+        named, rest = split(tree, norms)
+        assert {*named} == {*tree} & norms
+        assert {*rest} == {*tree} - norms
+        assert all(part[name] is tree[name] for part in (named, rest) for name in part)
+    assert split(network.params, ()) == ({}, network.params)
