@@ -11,9 +11,10 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from fedcli.core import engine, stacked
+from fedcli.core import engine
 from fedcli.core.clients import Client
-from fedcli.core.stacked import CudaGraphs, Stack, Unrepeatable, graph_key
+from fedcli.core.graphs import KEPT, TOLERANCE, WARM_UP, CudaGraphs, Unrepeatable, agree, graph_key
+from fedcli.core.stacked import Stack
 from fedcli.core.trees import Flat, tree_map
 from fedcli.errors import UserError
 from fedcli.registry import find_method, methods
@@ -113,15 +114,15 @@ def test_replayed_steps_are_the_steps(case, chunk):
     state, graphs, fed = by_graphs(method, overrides, clients_per_chunk=chunk, **run)
     laws.assert_agree(state, eagerly(method, overrides, clients_per_chunk=chunk, **run), f"{case} by graphs")
     assert graphs.captured >= 1
-    assert graphs.warmed == (stacked.WARM_UP + 1) * graphs.captured  # every other step of the three rounds was a replay
+    assert graphs.warmed == (WARM_UP + 1) * graphs.captured  # every other step of the three rounds was a replay
     assert fed.engine.notes == []
 
 
 @pytest.fixture
 def bursts(monkeypatch):
     """Graphs of three steps, for four clients of whom one has 24 examples, six steps in an epoch."""
-    monkeypatch.setattr(stacked, "BURST", 3)
-    monkeypatch.setattr(stacked, "WARM_UP", 1)
+    monkeypatch.setattr("fedcli.core.graphs.BURST", 3)
+    monkeypatch.setattr("fedcli.core.graphs.WARM_UP", 1)
     use_tiny_network(monkeypatch)
     return {"parts": laws.toy_parts((13, 16, 24, 7)), "lr": 0.01, "local_epochs": 4}
 
@@ -131,7 +132,7 @@ def test_a_graph_of_several_steps_takes_as_many(chunk, bursts):
     state, graphs, fed = by_graphs(FEDAVG, clients_per_chunk=chunk, **bursts)
     laws.assert_agree(state, eagerly(FEDAVG, clients_per_chunk=chunk, **bursts), "several steps a graph")
     (stack,) = fed.engine.stacks.values()
-    assert set(stack.replays) == {(False, 1), (False, 3), (True, 1)}
+    assert set(stack.graphs.replays) == {(False, 1), (False, 3), (True, 1)}
     steps = 3 * 4 * 6  # three rounds
     assert graphs.replayed < 2 * steps / 3
 
@@ -162,9 +163,9 @@ def test_a_stack_is_kept_for_steps_of_the_same_kind_and_shape():
     fed.engine.way, cohort = "branches", fed.cohort(0)
     start, loss = fed.broadcast(*fed.initial_model(), cohort), FEDAVG.module.make_local_loss(fed.network)
     fed.train(start, cohort, loss)
-    assert len(fed.engine.stacks) == stacked.KEPT == 4
+    assert len(fed.engine.stacks) == KEPT == 4
     fed.train(start, cohort, fed.optimizer_step(loss, weight_decay=0.5))
-    assert len(fed.engine.stacks) == stacked.KEPT  # the oldest went
+    assert len(fed.engine.stacks) == KEPT  # the oldest went
 
 
 def test_a_step_that_cannot_be_known_again_is_captured_for_one_call():
@@ -380,7 +381,7 @@ def test_on_a_cuda_device_steps_are_graphs_and_agree_with_the_cpu(case, chunk):
     state = tree_map(torch.Tensor.cpu, laws.simulate(setup, fed, 3))
     laws.assert_agree(state, eagerly(method, overrides, **run), f"{case} on CUDA")
     assert fed.engine.notes == []
-    assert any(stack.replays for stack in fed.engine.stacks.values())
+    assert any(stack.graphs.replays for stack in fed.engine.stacks.values())
 
 
 # Whether two results of a step agree, by which a graph is checked
@@ -412,12 +413,12 @@ def changed(state, part, name, change):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_what_differs_by_rounding_agrees(dtype):
     before, after = results(dtype)
-    assert stacked.agree(after, after, before)
-    share = 0.3 * stacked.TOLERANCE[dtype]
+    assert agree(after, after, before)
+    share = 0.3 * TOLERANCE[dtype]
     nearly = changed(after, "params", "a", lambda value: value + share * 1e-3)
-    assert stacked.agree(nearly, after, before)
+    assert agree(nearly, after, before)
     shifted = changed(after, "params", "b", lambda value: value * (1 + torch.finfo(dtype).eps))
-    assert stacked.agree(shifted, after, before)
+    assert agree(shifted, after, before)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
@@ -434,7 +435,7 @@ def test_what_differs_by_rounding_agrees(dtype):
 )
 def test_what_differs_by_more_does_not(part, name, change, dtype):
     before, after = results(dtype)
-    assert not stacked.agree(changed(after, part, name, change), after, before)
+    assert not agree(changed(after, part, name, change), after, before)
 
 
 # How many operations a joint step does: it decides the speed of a graph of many

@@ -20,8 +20,9 @@ from torch import Tensor
 
 from fedcli.core.batches import Batch, BatchPlan, Transform
 from fedcli.core.clients import Client, Step, Terms, keyed
+from fedcli.core.graphs import CudaGraphs, find_stack
 from fedcli.core.layers import by_places, set_to
-from fedcli.core.stacked import WAYS, CudaGraphs, Stack, find_stack, for_many, packed, with_optimizer, with_room
+from fedcli.core.stacked import WAYS, Stack, for_many, packed, with_optimizer, with_room
 from fedcli.core.trees import Tree, complete, concatenate, flatten, leaves, select, select_axes, tree_map
 from fedcli.errors import UserError
 

@@ -15,9 +15,10 @@ from fedcli.core.augment import NUM_DRAWS
 from fedcli.core.batches import Batch, BatchPlan, Transform, generator, plan_batches
 from fedcli.core.clients import Aux, Client, LocalLoss, Network, Output, Params, Step, Terms, keyed, optimizer_step
 from fedcli.core.engine import Engine, parse_chunk
+from fedcli.core.graphs import CudaGraphs
 from fedcli.core.layers import by_places, set_to, use_live_taps
 from fedcli.core.partition import count_classes
-from fedcli.core.stacked import CudaGraphs, with_optimizer
+from fedcli.core.stacked import with_optimizer
 from fedcli.core.trees import Tree, complete, concatenate, count_floats, select, stack, tree_map
 from fedcli.declarations import Sizes
 from fedcli.errors import UserError

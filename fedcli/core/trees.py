@@ -42,6 +42,25 @@ def leaves(tree: Tree) -> list[Any]:
     return collected
 
 
+def copy_tree(tree: Tree) -> Tree:
+    """Returns the tree with copies of its tensors, which are contiguous."""
+    return tree_map(_copy, tree)
+
+
+def write_tree(old: Tree, new: Tree) -> None:
+    """Writes the values of one tree into the tensors of another one."""
+    tree_map(_write, old, new)
+
+
+def _copy(leaf: Any) -> Any:
+    return leaf.clone(memory_format=torch.contiguous_format) if isinstance(leaf, Tensor) else leaf
+
+
+def _write(old: Any, new: Any) -> None:
+    if isinstance(old, Tensor):
+        old.copy_(new)
+
+
 def stack(trees: Sequence[Tree]) -> Tree:
     """Makes a stacked tree `[K, ...]` of the trees of K clients."""
     return tree_map(lambda *parts: torch.stack(parts), *trees)

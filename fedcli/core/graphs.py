@@ -1,0 +1,208 @@
+"""Graphs of local steps on CUDA: captured, compared with the plain step, replayed, and forgotten.
+
+A graph is a step captured once and replayed, which spares Python and the launches of hundreds of kernels. It reads and
+writes the addresses that it was captured with and repeats what Python did then. What changes from step to step is
+copied into tensors that stay, and a graph serves only steps that do the same: `graph_key`.
+"""
+
+import dataclasses
+import gc
+from collections.abc import Callable, Hashable
+from functools import partial
+from types import FunctionType
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fedcli.core.clients import Network
+from fedcli.core.trees import Tree, copy_tree, leaves, write_tree
+
+Work = Callable[[], Any]
+
+WARM_UP = 3  # steps before one is captured, as PyTorch's notes on CUDA graphs have it
+BURST = 8  # steps of the larger graph of a kind
+KEPT = 4  # stacks kept for the rounds to come
+
+# How far a replay may be from the plain step, as a share of the way that the step moves the clients. In both the same
+# numbers are summed, at most in another order: float64 leaves that far below 1e-8; what is float32 here may be
+# multiplied as TF32 or bfloat16, of 8 bits. A graph with a wrong batch, learning rate or context is off by about 1.
+TOLERANCE = {torch.float64: 1e-8, torch.float32: 1e-2}
+
+
+class CudaGraphs:
+    """Graphs of a CUDA device, which share their memory: none leaves in it what another one needs."""
+
+    def __init__(self, device: torch.device):
+        self._device, self._pool = device, torch.cuda.graph_pool_handle()
+        self._stream = torch.cuda.Stream(device)
+        self._branches: list[torch.cuda.Stream] = []
+        self.captured = 0  # graphs made
+
+    def warm_up(self, work: Work) -> None:
+        """Does the work on a side stream."""
+        self._work_on([self._stream], [work])
+
+    def capture(self, work: Work) -> Work:
+        """Captures the work as a graph; returns its replay.
+
+        Raises:
+            RuntimeError: If a graph cannot hold the work, as where a value is brought to Python.
+        """
+        ambient, graph = torch.cuda.current_stream(self._device), torch.cuda.CUDAGraph()
+        collect = gc.enable if gc.isenabled() else gc.disable
+        gc.collect()
+        gc.disable()  # giving up an older graph would end the capture
+        try:
+            with torch.cuda.graph(graph, pool=self._pool, stream=self._stream):
+                work()
+        finally:
+            torch.cuda.set_stream(ambient)  # a capture that fails leaves its own stream as the current one
+            collect()
+        self.captured += 1
+        return graph.replay
+
+    def fork(self, works: list[Work]) -> list[Any]:
+        """Does each work on a stream of its own; in a capture they become parallel branches."""
+        while len(self._branches) < len(works):
+            self._branches.append(torch.cuda.Stream(self._device))
+        return self._work_on(self._branches[: len(works)], works)
+
+    def _work_on(self, streams: list[torch.cuda.Stream], works: list[Work]) -> list[Any]:
+        """Does each work on its stream, after what was before and before what comes after."""
+        ambient, results = torch.cuda.current_stream(self._device), []
+        for work, stream in zip(works, streams, strict=True):
+            stream.wait_stream(ambient)
+            with torch.cuda.stream(stream):
+                results.append(work())
+        for stream in streams:
+            ambient.wait_stream(stream)
+        return results
+
+
+class Unrepeatable(Exception):
+    """Says that another step may do something else."""
+
+
+def graph_key(thing: Any, shapes: bool = False) -> Hashable:
+    """Returns what is equal for two things that make a step do the same.
+
+    A function is its code and what it is closed over, as a method makes its objective anew in every round. Numbers and
+    text count by value, dataclasses by their fields, networks by identity, and tensors, if `shapes`, by shape and type.
+
+    Raises:
+        Unrepeatable: For anything else. A tensor, above all, may be another one the next time.
+    """
+    plain = bool, int, float, str, bytes, type(None), torch.dtype, torch.device, Network
+    if isinstance(thing, plain):
+        return (type(thing), thing)
+    if shapes and isinstance(thing, Tensor):
+        return (tuple(thing.shape), thing.dtype)
+    if isinstance(thing, FunctionType):
+        closed = (cell.cell_contents for cell in thing.__closure__ or ())
+        return (thing.__code__, graph_key((*closed, thing.__defaults__, thing.__kwdefaults__)))
+    if isinstance(thing, partial):
+        return (partial, graph_key((thing.func, thing.args, thing.keywords)))
+    if isinstance(thing, tuple | list):
+        return (type(thing), *(graph_key(part, shapes) for part in thing))
+    if isinstance(thing, dict):
+        return (dict, *((key, graph_key(value, shapes)) for key, value in thing.items()))
+    if dataclasses.is_dataclass(thing) and not isinstance(thing, type):
+        return (type(thing), *(graph_key(getattr(thing, field.name)) for field in dataclasses.fields(thing)))
+    raise Unrepeatable
+
+
+class StepGraphs:
+    """Takes the steps of one stack of clients by graphs, once there are some.
+
+    Attributes:
+        graphs: Of the device; None without any, and after a graph could not be made or was wrong.
+        replays: Graphs by the kind of their steps, see `Stack`, and by how many steps they take.
+    """
+
+    def __init__(self, graphs: CudaGraphs | None, give_up: Callable[[str], None], kept: bool):
+        """Prepares for a stack; `give_up` is told why, if its step cannot be a graph.
+
+        A graph of several steps is worth its capture where the stack is `kept` for later rounds.
+        """
+        self.graphs, self._give_up, self._kept = graphs, give_up, kept
+        self.replays: dict[tuple[bool, int], Work] = {}
+        self._eager_steps = {False: 0, True: 0}
+
+    def advance(self, steps: Callable[[bool, int], None], state: Tree, padded: bool, same: int) -> int:
+        """Takes some of the next `same` steps, all of one kind, by a graph once there is one; returns how many.
+
+        `steps` takes a number of steps of a kind, and `state` is all that they change: clients, totals and step number.
+        """
+        count = BURST if self._kept and same >= BURST and (padded, 1) in self.replays else 1
+        if self.graphs is None:
+            steps(padded, count)
+        elif (padded, count) in self.replays:
+            self.replays[padded, count]()
+        elif self._eager_steps[padded] < WARM_UP:
+            self.graphs.warm_up(partial(steps, padded, 1))
+            self._eager_steps[padded] += 1
+        else:
+            self._capture(partial(steps, padded, count), state, (padded, count))
+        return count
+
+    def _capture(self, steps: Work, state: Tree, kind: tuple[bool, int]) -> None:
+        """Takes some steps twice, plainly and by a graph of them, which stays if both lead to the same clients."""
+        before = copy_tree(state)
+        self.graphs.warm_up(steps)  # before the capture, so that its memory is free again for the graph
+        plain = copy_tree(state)
+        write_tree(state, before)
+        try:
+            replay = self.graphs.capture(steps)
+        except Exception as error:
+            cause = error.__context__ or error  # ending a capture that has gone wrong is an error of its own
+            if isinstance(cause, torch.OutOfMemoryError):
+                raise cause from None
+            first_line = (str(cause).strip() or repr(cause)).splitlines()[0]
+            reason = f"no CUDA graph of the step, its operations go one by one ({first_line})"
+        else:
+            replay()
+            if agree(state, plain, before):
+                self.replays[kind] = replay
+                return
+            reason = "a CUDA graph of the step gave other numbers than the step, whose operations now go one by one"
+        write_tree(state, plain)
+        self.graphs = None
+        self._give_up(reason)
+
+
+def find_stack(kept: dict[Hashable, Any], parts: Any, tensors: Tree, make: Callable[..., Any]) -> Any:
+    """Returns the stack for a step made of `parts` that is given `tensors` of these shapes; if new, by `make`.
+
+    It is put into `kept`, the oldest first, so that its graph serves in later rounds too.
+    """
+    try:
+        key = graph_key(parts), graph_key(tensors, shapes=True)
+    except Unrepeatable:
+        return make()
+    if key not in kept and len(kept) == KEPT:
+        kept.pop(next(iter(kept)))  # the oldest
+    return kept.setdefault(key, make(kept=True))
+
+
+def agree(replayed: Tree, plain: Tree, before: Tree) -> bool:
+    """Says whether two takes of a step lead to what differs by rounding only, see `TOLERANCE`.
+
+    Each argument is clients, totals and step number: after the replay, after the plain step, before both.
+    """
+    for parts in zip(*((*clients, *more) for clients, *more in (replayed, plain, before)), strict=True):
+        error, allowed = 0.0, 0.0  # squared norms of parameters, buffers, optimizer state, memory or totals
+        for new, right, old in zip(*map(leaves, parts), strict=True):
+            if right.is_floating_point():
+                rounding = 4 * torch.finfo(right.dtype).eps * right.nan_to_num(0, 0, 0).double().norm()
+                error += _distance(new, right) ** 2
+                allowed += (TOLERANCE[right.dtype] * _distance(right, old)) ** 2 + rounding**2
+            elif not torch.equal(new, right):
+                return False
+        if not error <= allowed:
+            return False
+    return True
+
+
+def _distance(a: Tensor, b: Tensor) -> Tensor:
+    return torch.linalg.vector_norm(torch.where(a == b, 0.0, a - b), dtype=torch.float64)  # equal infinities: 0
