@@ -17,6 +17,7 @@ from types import ModuleType
 from typing import Any
 
 from fedcli.errors import UserError, unknown
+from fedcli.vision import with_operators
 
 _FROM_FILE = re.compile(r"(.*\.py)(?::(.+))?", re.DOTALL)
 _PATHS = re.compile(r"(?<![^,])[^,]*\.py(?=:[^,]|,|\Z)")  # of such texts between commas
@@ -196,24 +197,6 @@ def import_file(path: str, kind: str) -> ModuleType:
             del sys.modules[name]
             raise
     return sys.modules[name]
-
-
-def with_operators(import_: Callable[..., ModuleType], *arguments: Any, **keywords: Any) -> ModuleType:
-    """Imports torchvision, or what imports it, also where its operators do not load.
-
-    Those of the wheel for CUDA do not beside a torch for the CPU, and the import fails at two whose shapes it describes
-    in Python. Networks, data sets and transforms need only their schemas.
-    """
-    try:
-        return import_(*arguments, **keywords)
-    except RuntimeError as error:
-        if "torchvision::nms does not exist" not in str(error):
-            raise
-    import torch  # here, since it is slow
-
-    for name in ("nms", "qnms"):
-        torch.library.define(f"torchvision::{name}", "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
-    return import_(*arguments, **keywords)
 
 
 def is_own(module: ModuleType) -> bool:

@@ -10,8 +10,9 @@ from torch import nn
 from torch.nn import functional as F
 
 import fedcli
-from fedcli.core.backbones import BACKBONES, build, torchvision
+from fedcli.core.backbones import BACKBONES, build
 from fedcli.core.layers import KeyedDropout, MaskedBatchNorm2d
+from fedcli.vision import torchvision
 from tests.files import refused
 
 
@@ -346,10 +347,11 @@ loaded = True
 """
 USE = """
 import sys
+from fedcli import vision
 from fedcli.core import backbones
 backbones.build("cnn-small", 1, 8, 10, 0)
 print("torchvision" in sys.modules)
-print(backbones.torchvision().loaded)
+print(vision.torchvision().loaded)
 """
 
 

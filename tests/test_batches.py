@@ -9,11 +9,11 @@ import torch
 from PIL import Image
 
 from fedcli.core.augment import NUM_DRAWS, TRIES, augment, colour_jitter, crop_flip, resized_crop
-from fedcli.core.backbones import torchvision
 from fedcli.core.batches import Transform, generator, plan_batches
 from fedcli.data import catalog
 from fedcli.declarations import PublicSetting
 from fedcli.runs.prepare import make_federation
+from fedcli.vision import torchvision
 from tests import laws
 
 PARTS = [np.arange(0, 10), np.arange(10, 13), np.arange(13, 13)]

@@ -14,10 +14,10 @@ import pytest
 import torch
 
 import fedcli
-from fedcli.core.backbones import torchvision
 from fedcli.data import catalog as known
 from fedcli.data import datasets
 from fedcli.data.files import PARTS
+from fedcli.vision import torchvision
 from tests.files import FIELDS, assert_same, examples, from_npz, images, imported, known_images, refused, write_folder
 
 # Built in

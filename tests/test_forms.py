@@ -22,10 +22,10 @@ import pytest
 import scipy.io
 from PIL import Image
 
-from fedcli.core.backbones import torchvision
 from fedcli.data import datasets, files, forms
 from fedcli.data.catalog import KNOWN
 from fedcli.data.files import PARTS
+from fedcli.vision import torchvision
 from tests.files import assert_same, examples, from_npz, images, imported, known_images, refused, write_folder
 
 

@@ -32,7 +32,6 @@ from torch.utils.data import DataLoader, TensorDataset
 from torch.utils.flop_counter import FlopCounterMode
 
 from fedcli import registry
-from fedcli.core.backbones import torchvision
 from fedcli.core.engine import Engine
 from fedcli.core.federation import Federation
 from fedcli.core.layers import use_live_taps
@@ -43,6 +42,7 @@ from fedcli.runs.config import DEFAULT_DATASET, RunConfig, Setup, resolve
 from fedcli.runs.prepare import deterministic, flushed_denormals, machine_settings, prepare
 from fedcli.runs.records import environment
 from fedcli.runs.rounds import one_round
+from fedcli.vision import torchvision
 
 SGD = {"lr": 0.01, "momentum": 0.9}  # of all workloads
 ROUNDS = 1000  # of a workload's run, whose last ones are timed: in these all of a method's terms have begun

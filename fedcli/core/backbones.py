@@ -17,7 +17,6 @@ from contextlib import nullcontext
 from functools import cache, partial
 from importlib import import_module
 from itertools import pairwise
-from types import ModuleType
 from typing import Any, NamedTuple
 
 import torch
@@ -28,13 +27,8 @@ from fedcli.core.clients import under_vmap
 from fedcli.core.layers import KeyedDraws, KeyedDropout, MaskedBatchNorm2d, use_live_taps
 from fedcli.core.trees import leaves
 from fedcli.errors import UserError, unknown
-from fedcli.userfiles import FromFile, blame, from_file, is_from_file, with_operators
-
-
-@cache
-def torchvision() -> ModuleType:
-    """Imports torchvision, which is slow, where it is needed."""
-    return with_operators(import_module, "torchvision")
+from fedcli.userfiles import FromFile, blame, from_file, is_from_file
+from fedcli.vision import torchvision
 
 
 class Backbone(nn.Module):

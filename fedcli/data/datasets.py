@@ -23,13 +23,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedcli.core.backbones import torchvision
 from fedcli.core.batches import generator
 from fedcli.data import files, forms, splits
 from fedcli.data.catalog import BUILT_IN, DOWNLOADS, KNOWN, MADE, known_form, resize, resized
 from fedcli.errors import UserError, unknown
 from fedcli.registry import spelt
 from fedcli.userfiles import file_hash, from_file, is_from_file, short_name
+from fedcli.vision import torchvision
 
 DAY = 86_400  # seconds, longer than it takes to write a file
 _NAME = re.compile("[a-z0-9][a-z0-9-]*")  # of an imported set

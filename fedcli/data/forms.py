@@ -21,9 +21,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from PIL import Image
 
-from fedcli.core.backbones import torchvision
 from fedcli.data.catalog import DatasetInfo
 from fedcli.data.files import PART, PARTS, Arrays, check_size, choose_parts, join_parts, read_npz, reading
+from fedcli.vision import torchvision
 
 _PART = f"(?:mnist_m_)?{PART}"  # a folder of the images of a part
 _PICTURE = re.compile(f"(?:([^/]+)/)??(?:{_PART}/)?(?:([^/]+)/)?([^/]+)")  # <domain>/<part>/<class>/<file>
