@@ -16,10 +16,11 @@ from torch import Tensor, nn
 
 from fedcli import registry
 from fedcli.core.federation import Federation, NonFiniteLoss
+from fedcli.core.tree_files import load_tree, save_tree
 from fedcli.core.trees import Tree, leaves, tree_map
 from fedcli.data.datasets import Dataset
 from fedcli.declarations import START, Method, flag_of
-from fedcli.runs import checkpoints, prepare
+from fedcli.runs import prepare
 from fedcli.runs.config import DEFAULT_DATASET, Setup, fields_of, resolve
 from fedcli.runs.rounds import one_round
 
@@ -265,9 +266,9 @@ def law_7_resume_is_invisible(method: Method, **run: Any) -> Iterator[Finding]:
     for rounds in (1, 2):
         with tempfile.TemporaryDirectory() as folder:
             file = Path(folder) / "state"
-            checkpoints.save(file, simulate(*federation(method, **run), rounds), {})
+            save_tree(file, simulate(*federation(method, **run), rounds), {})
             setup, fed = federation(method, **run)
-            state, _ = checkpoints.load(file, types, fed.device)
+            state, _ = load_tree(file, types, fed.device)
         state = simulate(setup, fed, 3, state=state, first=rounds)
         yield Finding(f"resumed after round {rounds} of 3", distance(state, expected), bound)
 

@@ -1,4 +1,4 @@
-"""The exception of a user's mistake, and the wording of "did you mean"."""
+"""The exceptions that a user meets, and the wording of "did you mean"."""
 
 from collections.abc import Iterable
 from difflib import get_close_matches
@@ -16,6 +16,10 @@ class UserError(Exception):
 
     The command line prints it without a traceback and exits with code 2.
     """
+
+
+class NonFiniteLoss(Exception):
+    """Says that a term of the objective has become infinite or NaN, in which round and for which clients."""
 
 
 def needed(module: str, feature: str, extra: str) -> ModuleType:

@@ -7,10 +7,10 @@ import pandas as pd
 import pytest
 
 from fedcli import registry
+from fedcli.core.client_states import STATES
 from fedcli.data import datasets
 from fedcli.results import costs, plans
 from fedcli.runs import signals
-from fedcli.runs.checkpoints import STATES
 from fedcli.runs.records import environment, read_record
 from fedcli.runs.signals import set_time_limit
 from tests.programs import load_script

@@ -12,8 +12,8 @@ import pytest
 
 import fedcli
 from fedcli.__main__ import main
-from fedcli.data.files import write_atomically
 from fedcli.errors import UserError
+from fedcli.files import write_atomically
 from fedcli.runs import run as runs
 from fedcli.runs import signals
 from fedcli.runs.checkpoints import CHECKPOINT, PREVIOUS

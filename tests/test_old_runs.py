@@ -13,12 +13,13 @@ import torch
 from safetensors.torch import load_file
 
 import fedcli
+from fedcli.core.client_states import STATES
 from fedcli.core.trees import leaves
 from fedcli.errors import UserError
 from fedcli.figures.quality import add_quality
 from fedcli.registry import find_method
 from fedcli.runs import run as runs
-from fedcli.runs.checkpoints import CHECKPOINT, STATES
+from fedcli.runs.checkpoints import CHECKPOINT
 from fedcli.runs.models import export
 from fedcli.runs.records import read_record, write_record
 

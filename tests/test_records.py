@@ -8,6 +8,7 @@ from typing import NamedTuple
 import pytest
 
 import fedcli
+from fedcli.core.tree_files import save_tree
 from fedcli.registry import find_method
 from fedcli.runs import checkpoints, records, settings, verify
 from fedcli.runs import run as runs
@@ -72,7 +73,7 @@ def test_a_run_that_cannot_be_opened_is_refused(finished, tmp_path):
         (state._replace(params={**state.params, name: value + 1}), "the run's last model (got "),
         (AnotherState(*state), "another kind of state (got 'AnotherState')"),
     ):
-        checkpoints.save(file, spoilt, {"identity": records.identity(record), "record": {}})
+        save_tree(file, spoilt, {"identity": records.identity(record), "record": {}})
         refused(lambda: runs.open_run(folder), message)
     file.unlink()
     refused(lambda: runs.open_run(folder), "(got no checkpoint")

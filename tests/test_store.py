@@ -10,10 +10,11 @@ import torch
 from safetensors.torch import load_file
 
 import fedcli
+from fedcli.core.client_states import STATES, Store
+from fedcli.core.tree_files import load_tree, save_tree
 from fedcli.figures.quality import one_more_round
 from fedcli.runs import checkpoints, config, rounds
 from fedcli.runs import run as runs
-from fedcli.runs.checkpoints import STATES
 from tests.files import refused
 from tests.test_runs import TINY as RUN
 from tests.torture import stopped_run
@@ -29,7 +30,7 @@ def states(*numbers):
 
 
 def opened(folder, memory, name=STATES):
-    store = checkpoints.Store(memory, torch.device("cpu"), [ClientState])
+    store = Store(memory, torch.device("cpu"), [ClientState])
     store.folder = folder / name
     return store
 
@@ -145,7 +146,7 @@ def test_damage_is_refused_and_the_checkpoint_before_ends_in_the_same_bits(part,
     folder = shutil.copytree(source / "run", tmp_path / "run")
     checkpoint = file = folder / checkpoints.CHECKPOINT
     if part.endswith("state"):
-        file, second, *_ = sorted((folder / checkpoints.STATES).glob("*-1.safetensors"))
+        file, second, *_ = sorted((folder / STATES).glob("*-1.safetensors"))
     content = bytearray(file.read_bytes())
     if part == "another run":
         shutil.copy(source / "other" / checkpoint.name, checkpoint)
@@ -170,9 +171,9 @@ def test_tensors_are_read_as_they_were_written(tmp_path):
         "mask": shared > 1, "part": shared[1:], "shared": shared, "strided": torch.arange(6).expand(3, 6).T,
     }  # fmt: skip
     about = {"number": 0.1, "list": [1, None]}
-    checkpoints.save(tmp_path / "file", tree, about)
+    save_tree(tmp_path / "file", tree, about)
     tensors = load_file(tmp_path / "file")  # as another program reads it
-    loaded, said = checkpoints.load(tmp_path / "file", {})
+    loaded, said = load_tree(tmp_path / "file", {})
     assert said == about
     for name, tensor in tree.items():
         torch.testing.assert_close(tensors[f"/{name}"], tensor, rtol=0, atol=0, equal_nan=True)

@@ -15,6 +15,7 @@ from rich.text import Text
 
 from fedcli.cli import late
 from fedcli.errors import UserError, needed, printable
+from fedcli.files import write_atomically
 from fedcli.runs.signals import interruptions, set_time_limit
 
 MACHINE, OUTPUT = "Machine", "Output"  # panels of the help
@@ -141,7 +142,7 @@ def print_table(columns: Sequence[str], rows: Sequence[Any], screen: Console | N
 def write_text(path: Path, text: str) -> None:
     """Write a text into a file, whole or not at all; its folder is made."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    late.files.write_atomically(path, lambda file: file.write_text(text, encoding="utf-8"))
+    write_atomically(path, lambda file: file.write_text(text, encoding="utf-8"))
 
 
 def print_text(text: str, out: Path | None = None, is_markdown: bool = False) -> None:

@@ -15,9 +15,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedcli.core.client_states import stored
 from fedcli.core.clients import Network, Params
 from fedcli.core.federation import Federation
-from fedcli.core.trees import leaves, stored
+from fedcli.core.trees import leaves
 from fedcli.declarations import Method
 
 RULES = ("test_accuracy", "classifier_accuracy")  # by the method's own rule; by the classifier where that is another

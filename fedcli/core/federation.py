@@ -13,6 +13,7 @@ from fedcli.core import backbones
 from fedcli.core.aggregate import class_sums
 from fedcli.core.augment import NUM_DRAWS
 from fedcli.core.batches import Batch, BatchPlan, Transform, generator, plan_batches
+from fedcli.core.client_states import Store
 from fedcli.core.clients import Aux, Client, LocalLoss, Network, Output, Params, Step, Terms, keyed, optimizer_step
 from fedcli.core.engine import Engine, parse_chunk
 from fedcli.core.graphs import CudaGraphs
@@ -21,7 +22,7 @@ from fedcli.core.partition import count_classes
 from fedcli.core.stacked import with_optimizer
 from fedcli.core.trees import Tree, complete, concatenate, count_floats, select, stack, tree_map
 from fedcli.declarations import Sizes
-from fedcli.errors import UserError
+from fedcli.errors import NonFiniteLoss, UserError
 
 # Images that go through a network together in evaluation mode.
 EVALUATION_BATCH = 500  # on a CPU
@@ -37,10 +38,6 @@ class Cohort(NamedTuple):
     num_examples: np.ndarray  # [K], all of a client's examples, its validation part included
     weights: Tensor  # [K], num_examples / their sum over the round's cohort
     network: Network | None = None  # of all these clients; None where they have different ones, see `Federation.groups`
-
-
-class NonFiniteLoss(Exception):
-    """Says that a term of the objective has become infinite or NaN, in which round and for which clients."""
 
 
 class Federation:
@@ -74,7 +71,7 @@ class Federation:
     def __init__(
         self, run: Any, dataset: Any, parts: Sequence[np.ndarray], device: torch.device, transform: Transform, *,
         public_images: Tensor | None = None, public_transform: Transform | None = None, evaluation: str = "server",
-        top_k: int = 1, on_samples: Callable[[int], None] = lambda count: None, store: Any = None,
+        top_k: int = 1, on_samples: Callable[[int], None] = lambda count: None, store: Store | None = None,
     ):  # fmt: skip
         """Puts data, networks and engine together.
 
@@ -89,7 +86,7 @@ class Federation:
             evaluation: "server", "clients" or "domains", see fedcli/core/evaluation.py.
             top_k: A test image counts as right if its class is among the k most likely.
             on_samples: Called with the number of samples after each local step.
-            store: Of what clients remember, a `fedcli.runs.checkpoints.Store`; in memory where None.
+            store: Of what clients remember; in memory where None.
         """
         self.config, self.device, self.store, self.evaluation, self.top_k = run, device, store, evaluation, top_k
         self.num_clients, self.num_rounds, self.num_classes = run.num_clients, run.rounds, dataset.num_classes

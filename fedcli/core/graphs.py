@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from fedcli.core.clients import Network
-from fedcli.core.trees import Tree, copy_tree, leaves, write_tree
+from fedcli.core.trees import Tree, copy_tree, leaves, write_into
 
 Work = Callable[[], Any]
 
@@ -151,7 +151,7 @@ class StepGraphs:
         before = copy_tree(state)
         self.graphs.warm_up(steps)  # before the capture, so that its memory is free again for the graph
         plain = copy_tree(state)
-        write_tree(state, before)
+        write_into(state, before)
         try:
             replay = self.graphs.capture(steps)
         except Exception as error:
@@ -166,7 +166,7 @@ class StepGraphs:
                 self.replays[kind] = replay
                 return
             reason = "a CUDA graph of the step gave other numbers than the step, whose operations now go one by one"
-        write_tree(state, plain)
+        write_into(state, plain)
         self.graphs = None
         self._give_up(reason)
 

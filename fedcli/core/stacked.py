@@ -13,7 +13,7 @@ from fedcli.core.batches import Batch, BatchPlan
 from fedcli.core.clients import Client, Step, Terms, Update, under_vmap
 from fedcli.core.graphs import CudaGraphs, StepGraphs
 from fedcli.core.layers import set_to
-from fedcli.core.trees import Tree, copy_tree, leaves, pack, select_axes, stack, tree_map, unpack, write_tree
+from fedcli.core.trees import Tree, copy_tree, leaves, pack, select_axes, stack, tree_map, unpack, write_into
 
 WAYS = ("stacked", "branches")  # in which several clients train together
 
@@ -112,7 +112,7 @@ class Stack:
             # The same in all steps, so that no step looks it up.
             self._num_batches, self._rows = rows.num_batches[0], rows._replace(num_batches=None)
         else:  # into the same tensors
-            write_tree(self._given, given)
+            write_into(self._given, given)
             tree_map(Tensor.zero_, self.totals)
         del given  # the clients would be there twice
         done = 0

@@ -4,6 +4,7 @@ A stacked tree has the client axis first: every leaf is `[K, ...]`. Parameters m
 reaches all.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -47,7 +48,7 @@ def copy_tree(tree: Tree) -> Tree:
     return tree_map(_copy, tree)
 
 
-def write_tree(old: Tree, new: Tree) -> None:
+def write_into(old: Tree, new: Tree) -> None:
     """Writes the values of one tree into the tensors of another one."""
     tree_map(_write, old, new)
 
@@ -96,10 +97,12 @@ def count_floats(tree: Tree) -> int:
     return sum(leaf.numel() for leaf in leaves(tree) if isinstance(leaf, Tensor) and leaf.is_floating_point())
 
 
-def stored(state: Any) -> dict[str, Mapping]:
-    """Returns the fields of a server's state that a store keeps, which reads a client's part when it is asked for."""
-    parts = zip(getattr(state, "_fields", ()), state, strict=False)
-    return {name: part for name, part in parts if isinstance(part, Mapping) and not isinstance(part, dict)}
+class StoredStates(Mapping[int, Tree], ABC):
+    """What clients keep, by their ids, where a store has it: a file of the tree names it and does not hold it."""
+
+    @abstractmethod
+    def rows(self) -> list[tuple]:
+        """Returns what a file names each client's state by."""
 
 
 def to_names(tree: Tree) -> tuple[Any, dict[str, Tensor]]:
@@ -123,7 +126,7 @@ def to_names(tree: Tree) -> tuple[Any, dict[str, Tensor]]:
         if isinstance(part, tuple | list):
             pairs = zip(getattr(part, "_fields", range(len(part))), part, strict=True)
             return {type(part).__name__: [walk(value, f"{path}/{field}") for field, value in pairs]}
-        if isinstance(part, Mapping):
+        if isinstance(part, StoredStates):
             return {"kept": part.rows()}
         raise UserError(f"a tree holds tensors, numbers, texts, dicts, tuples, lists (got {type(part)} at '{path}').")
 

@@ -27,6 +27,7 @@ from fedcli.core.batches import generator
 from fedcli.data import files, forms, splits
 from fedcli.data.catalog import BUILT_IN, DOWNLOADS, KNOWN, MADE, known_form, resize, resized
 from fedcli.errors import UserError, unknown
+from fedcli.files import PARTIAL, write_atomically
 from fedcli.registry import spelt
 from fedcli.userfiles import file_hash, from_file, is_from_file, short_name
 from fedcli.vision import torchvision
@@ -355,11 +356,11 @@ def _keep(path: Path, arrays: files.Arrays) -> None:
         raise UserError(f"the data set cannot be kept as '{path}' (got no home folder); set FEDCLI_DATA to a folder.")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        for file in path.parent.glob(files.PARTIAL):
+        for file in path.parent.glob(PARTIAL):
             with suppress(FileNotFoundError):  # another process has just ended it
                 if time.time() - file.stat().st_mtime > DAY:  # which left it when it was killed
                     file.unlink()
-        files.write_atomically(path, lambda temporary: np.savez(temporary, **arrays))
+        write_atomically(path, lambda temporary: np.savez(temporary, **arrays))
     except OSError as error:
         fault = f"the data set cannot be kept as '{path}' ({error.strerror})"
         raise UserError(f"{fault}; set FEDCLI_DATA to another folder.") from error

@@ -22,9 +22,9 @@ from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
 from PIL import Image
 
-from fedcli.data.files import write_atomically
 from fedcli.declarations import SELECTIONS
 from fedcli.errors import UserError, unknown
+from fedcli.files import write_atomically
 from fedcli.registry import methods
 from fedcli.results.frame import clients_of, rounds_of, state_of
 from fedcli.results.tables import SeedGroup, agreed, boards, group, printed_accuracy

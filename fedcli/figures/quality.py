@@ -31,10 +31,10 @@ from fedcli.core.batches import generator
 from fedcli.core.evaluation import models
 from fedcli.core.federation import Cohort, Federation
 from fedcli.core.trees import tree_map
-from fedcli.data.files import write_atomically
 from fedcli.declarations import Method
 from fedcli.errors import UserError
 from fedcli.figures.plots import setting_name, title_words, write_title
+from fedcli.files import write_atomically
 from fedcli.results.tables import group
 from fedcli.runs import drift
 from fedcli.runs.lock import locked

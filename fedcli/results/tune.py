@@ -13,9 +13,9 @@ from typing import Any
 import pandas as pd
 
 from fedcli import registry
-from fedcli.data.files import write_atomically
 from fedcli.declarations import flag_of
 from fedcli.errors import UserError, unknown
+from fedcli.files import write_atomically
 from fedcli.results.frame import ENDED, Record, read_runs
 from fedcli.results.plans import Plan, plan_grid
 from fedcli.runs.config import fields_of, parse_values, recorded_fields, resolve

@@ -7,8 +7,8 @@ from pathlib import Path
 
 from filelock import FileLock, Timeout
 
-from fedcli.data.files import PARTIAL
 from fedcli.errors import UserError
+from fedcli.files import PARTIAL
 
 LOCK = ".lock"
 

@@ -13,15 +13,18 @@ from torch import Tensor, nn
 
 from fedcli.core import backbones
 from fedcli.core.backbones import Backbone
+from fedcli.core.client_states import Store
 from fedcli.core.clients import Params
 from fedcli.core.evaluation import nearness, own_model
+from fedcli.core.tree_files import load_tree, save_tree
 from fedcli.core.trees import leaves
-from fedcli.data.files import one_line, write_atomically
+from fedcli.data.files import one_line
 from fedcli.declarations import Method
 from fedcli.errors import UserError
+from fedcli.files import write_atomically
 from fedcli.registry import find_method
 from fedcli.runs import checkpoints
-from fedcli.runs.checkpoints import CHECKPOINT, SELECTED, Store
+from fedcli.runs.checkpoints import CHECKPOINT, SELECTED
 from fedcli.runs.records import identity
 from fedcli.runs.settings import reductions
 from fedcli.userfiles import trust_files
@@ -91,7 +94,7 @@ class BestModels:
         """Writes a checkpoint of the last round, and before it what is held of an earlier one."""
         if self.held is not None and self.held[0] < len(record["rounds"]) - 1:
             best, models = self.held
-            checkpoints.save(self.folder / SELECTED, models, {"identity": identity(record), "round": best})
+            save_tree(self.folder / SELECTED, models, {"identity": identity(record), "round": best})
             self.held = None
         checkpoints.write_checkpoint(self.folder, record, state)
 
@@ -182,7 +185,7 @@ class Run:
         """Reads the models of a round from the file of that name; refuses damaged and other ones."""
         if (self.path / name).is_file():
             store = Store(None, torch.device("cpu"), (*method.state_types, Models))
-            state, facts = checkpoints.load(self.path / name, store.reopen(self.path))
+            state, facts = load_tree(self.path / name, store.reopen(self.path))
             written = facts["record"]["rounds"][-1] if "record" in facts else facts
             if (facts["identity"], written["round"]) == (identity(record), number):
                 return state if isinstance(state, Models) else models_of(method, state)

@@ -12,11 +12,11 @@ import torch
 
 from fedcli.core import NUMERICS, partition
 from fedcli.core.batches import Transform
+from fedcli.core.client_states import Store
 from fedcli.core.federation import Federation, divide
 from fedcli.data import datasets
 from fedcli.declarations import DataSetting, PublicSetting
 from fedcli.errors import UserError
-from fedcli.runs.checkpoints import Store
 from fedcli.runs.config import Setup, flags_of, given_options, parse_size
 from fedcli.runs.records import SCHEMA, environment, params_hash, summarise
 from fedcli.runs.settings import draft

@@ -17,8 +17,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from fedcli.data.files import reading, write_atomically
+from fedcli.data.files import reading
 from fedcli.errors import UserError
+from fedcli.files import write_atomically
 from fedcli.userfiles import THEN, replace_paths
 
 SCHEMA = 1

@@ -10,11 +10,11 @@ from typing import Any
 import torch
 
 from fedcli.core import evaluation
+from fedcli.core.client_states import STATES, refuse_non_finite, stored
 from fedcli.core.federation import Cohort, Federation, NonFiniteLoss
-from fedcli.core.trees import stored
 from fedcli.errors import UserError
 from fedcli.runs import autotune, drift
-from fedcli.runs.checkpoints import STATES, clear, clear_finished, is_due, refuse_non_finite
+from fedcli.runs.checkpoints import clear, clear_finished, is_due
 from fedcli.runs.config import Setup
 from fedcli.runs.models import BestModels, all_params
 from fedcli.runs.records import identity, params_hash, summarise, write_record

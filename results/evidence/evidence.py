@@ -24,13 +24,14 @@ from rich.console import Console
 from fedcli.cli.common import limit_time
 from fedcli.cli.display import TableDisplay
 from fedcli.core import backbones
+from fedcli.core.client_states import STATES
 from fedcli.data import datasets
 from fedcli.errors import UserError
 from fedcli.registry import find_method, find_table
 from fedcli.results.costs import estimate
 from fedcli.results.jobs import execute
 from fedcli.results.plans import Plan, PlannedRun, plan
-from fedcli.runs.checkpoints import CHECKPOINT, STATES
+from fedcli.runs.checkpoints import CHECKPOINT
 from fedcli.runs.config import resolve
 from fedcli.runs.records import RECORD
 from fedcli.runs.run import read_begun

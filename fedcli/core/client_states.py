@@ -1,0 +1,156 @@
+"""What clients keep from round to round: in memory as far as it may be, else in files.
+
+A state that a client keeps is a version and never changes. It is written once, to a file of its own, when it is evicted
+from memory or a checkpoint names it. A method holds the versions of all clients as a `Kept`, a mapping from ids to
+states. A version that no method holds is freed, and its file removed unless a checkpoint names it.
+"""
+
+import os
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from fedcli.core.tree_files import SUFFIX, load_tree, save_tree
+from fedcli.core.trees import StoredStates, Tree, leaves, to_names, tree_map
+from fedcli.errors import NonFiniteLoss
+
+STATES = "states"  # folder of what clients keep; of the workers beside the first, states-1, states-2, ...
+CGROUP_LIMIT = Path("/sys/fs/cgroup/memory.max")  # what a container may use of the machine's memory
+
+
+@dataclass(eq=False, slots=True, weakref_slot=True)
+class Version:
+    """A client's state as it was kept once."""
+
+    file: Path  # its name alone until it is written
+    nbytes: int
+    digest: str | None = None  # of the file; None until it is written
+    state: Tree = None  # None where it is only in the file
+    remove: weakref.finalize | None = None  # of the file, once nobody holds the version and no checkpoint names it
+
+    def write(self, folder: Path) -> None:
+        """Writes the state to a file, if none has it."""
+        if self.digest is None:
+            self.file = folder / self.file.name
+            while self.file.exists():  # the client has kept two in this round
+                self.file = self.file.with_stem(f"{self.file.stem}-again")
+            folder.mkdir(exist_ok=True)
+            self.digest = save_tree(self.file, self.state, {})
+            self.remove = weakref.finalize(self, self.file.unlink, missing_ok=True)
+            self.remove.atexit = False
+
+
+class Kept(StoredStates):
+    """The clients' states by id, in ascending order; one that is not in memory is read from its file."""
+
+    def __init__(self, store: "Store", versions: dict[int, Version]):
+        self._store, self.data = store, versions  # in the order in which they were kept
+
+    def __len__(self) -> int:
+        return len(self.data)
+
+    def __contains__(self, client: object) -> bool:
+        return client in self.data
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(sorted(self.data))
+
+    def __getitem__(self, client: int) -> Tree:
+        """Returns a client's state, whose tensors are on any device and must not be changed."""
+        version = self.data[client]
+        if version.state is not None:
+            return version.state
+        state, _ = load_tree(version.file, self._store.types, digest=version.digest)
+        if self.nbytes <= self._store.limit:
+            version.state = state
+        return state
+
+    @property
+    def nbytes(self) -> int:
+        """The bytes of all states."""
+        return sum(version.nbytes for version in self.data.values())
+
+    def rows(self) -> list[tuple[int, str, int, str | None]]:
+        """Names the versions as a checkpoint does: client, file without suffix, bytes and SHA-256 of each."""
+        return [(client, each.file.stem, each.nbytes, each.digest) for client, each in sorted(self.data.items())]
+
+    def only(self, clients: Iterable[int]) -> "Kept":
+        """Leaves out the states of all other clients."""
+        return Kept(self._store, {client: self.data[client] for client in self.data.keys() & set(clients)})
+
+
+class Store:
+    """Keeps versions of clients' states, those kept last in memory.
+
+    Attributes:
+        folder: Of files for what exceeds the memory; None for no files.
+    """
+
+    def __init__(self, memory: int | None, device: torch.device, types: Iterable[type]):
+        """Makes a store without a folder.
+
+        Args:
+            memory: Bytes of states in memory; a quarter of the machine's if None.
+            device: Of the run, where states stay while a quarter of its memory is free.
+            types: The NamedTuple classes of states.
+        """
+        self.types, self.folder, self._device = {kind.__name__: kind for kind in types}, None, device
+        if memory is None:
+            total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+            allowed = CGROUP_LIMIT.read_text().strip() if CGROUP_LIMIT.is_file() else ""
+            memory = min(total, int(allowed) if allowed.isdecimal() else total) // 4
+        self.limit = memory
+
+    def reopen(self, folder: Path) -> dict[str, Callable]:
+        """Returns the types by which `load_tree` reads a checkpoint in a folder; `kept` takes `Kept.rows`."""
+
+        def kept(*rows: tuple[int, str, int, str]) -> Kept:
+            versions = {client: Version(folder / STATES / f"{name}{SUFFIX}", *facts) for client, name, *facts in rows}
+            return Kept(self, versions)
+
+        return {**self.types, "kept": kept}
+
+    def keep(self, states: Mapping[int, Tree], new: dict[int, Tree], round: int) -> Kept:
+        """Returns the states with copies of new ones, and evicts the oldest to files until the rest fits into memory.
+
+        Raises:
+            NonFiniteLoss: If a new one of `round`, from 0, has a value that is infinite or NaN.
+            OSError: If the disk does not take them.
+        """
+        refuse_non_finite({"clients": new}, round)
+        if isinstance(states, Kept):
+            versions = {client: version for client, version in states.data.items() if client not in new}
+        else:  # a method's own at the start
+            versions, new = {}, {**states, **new}
+        home = self._device
+        if home.type == "cuda":
+            free, total = torch.cuda.mem_get_info(home)
+            home = home if 4 * free > total else torch.device("cpu")
+        for client, state in new.items():
+            copy = tree_map(lambda leaf: leaf.to(home, copy=True).contiguous(), state)
+            nbytes = sum(leaf.nbytes for leaf in leaves(copy))
+            versions[client] = Version(Path(f"{client:06}-{round}{SUFFIX}"), nbytes, state=copy)
+        excess = sum(version.nbytes for version in versions.values() if version.state is not None) - self.limit
+        for version in versions.values() if self.folder else ():
+            if excess > 0 and version.state is not None:
+                version.write(self.folder)
+                version.state = None
+                excess -= version.nbytes
+        return Kept(self, versions)
+
+
+def refuse_non_finite(state: Any, round: int) -> None:
+    """Raises NonFiniteLoss if a tensor of a state has NaN or inf; `round` counts from 0."""
+    for name, leaf in to_names(state)[1].items():
+        if leaf.is_floating_point() and not leaf.isfinite().all():
+            raise NonFiniteLoss(f"'{name[1:]}' of the state is not finite in round {round + 1}; use a smaller --lr.")
+
+
+def stored(state: Any) -> dict[str, Kept]:
+    """Returns the fields of a server's state that a store keeps, which reads a client's part when it is asked for."""
+    parts = zip(getattr(state, "_fields", ()), state, strict=False)
+    return {name: part for name, part in parts if isinstance(part, Kept)}

@@ -1,0 +1,72 @@
+"""Files that hold a tree of tensors.
+
+A file has the form of safetensors. Its metadata are one JSON text, since the library does not keep the order of
+several: the SHA-256 of the whole file, taken with zeros in its place; the structure of the tree, see `to_names`; and
+what the caller adds. Older files have a text for each of the three.
+"""
+
+import hashlib
+import json
+import re
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import torch as safetensors
+
+from fedcli.core.trees import Tree, from_names, to_names
+from fedcli.errors import UserError
+from fedcli.files import write_atomically
+
+SUFFIX = ".safetensors"
+CHECKPOINT, PREVIOUS = f"checkpoint{SUFFIX}", f"checkpoint-before{SUFFIX}"  # from which a run goes on
+DIGEST = re.compile(rb"sha256\W+([0-9a-f]{64})")
+ZEROS = b"0" * 64
+
+
+def save_tree(path: Path, tree: Tree, facts: Mapping[str, Any]) -> str:
+    """Writes a tree, see `to_names`, and `facts` to a file, atomically, and returns its SHA-256 as it stands in it."""
+    structure, tensors = to_names(tree)
+    text = json.dumps({"sha256": ZEROS.decode(), "tree": structure, "about": dict(facts)})
+    tensors = {name: leaf.detach().cpu().contiguous().clone() for name, leaf in tensors.items()}  # may share no memory
+    content = safetensors.save(tensors, {"fedcli": text})
+    digest = hashlib.sha256(content).hexdigest()
+    content = content.replace(ZEROS, digest.encode(), 1)
+    write_atomically(path, lambda temporary: temporary.write_bytes(content))
+    return digest
+
+
+def read_verified(path: Path, digest: str | None = None) -> tuple[Any, dict[str, Any], dict[str, torch.Tensor]]:
+    """Reads a file whose SHA-256 is `digest`, or the embedded one if None: structure of the tree, facts and tensors.
+
+    Raises:
+        UserError: If the file is missing, damaged or another one.
+    """
+    content = path.read_bytes() if path.is_file() else b""
+    match = DIGEST.search(content)
+    actual = match and hashlib.sha256(content.replace(match[1], ZEROS, 1)).hexdigest()
+    if match is None or actual != (digest or match[1].decode()):
+        raise UserError(f"'{path}' is missing or damaged; restore it, or delete {CHECKPOINT} to go on from {PREVIOUS}.")
+    length = int.from_bytes(content[:8], "little")
+    metadata = json.loads(content[8 : 8 + length])["__metadata__"]
+    parts = {name: json.loads(text) for name, text in metadata.items() if name != "sha256"}
+    parts = parts.get("fedcli", parts)
+    return parts["tree"], parts["about"], safetensors.load(content)
+
+
+def load_tree(
+    path: Path, types: Mapping[str, Callable], device: torch.device | str = "cpu", digest: str | None = None
+) -> tuple[Tree, dict[str, Any]]:
+    """Reads the tree and the facts that `save_tree` has written; for `types` see `from_names`.
+
+    Raises:
+        UserError: See `read_verified`; also if a NamedTuple is none of the types.
+    """
+    structure, facts, tensors = read_verified(path, digest)
+    for name, tensor in tensors.items():  # one by one, since all twice may not fit into memory
+        tensors[name] = tensor.clone().to(device)  # in memory of its own: rounding may depend on its alignment
+    try:
+        return from_names(structure, tensors, types), facts
+    except (KeyError, TypeError) as error:  # a NamedTuple that is none of the types, or has other fields
+        raise UserError(f"'{path}' holds another kind of state (got {error}); use the method that wrote it.") from None
