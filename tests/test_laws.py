@@ -121,7 +121,8 @@ CHANGED = {  # where twice the default, or another choice, will not do
     "anchor_decay": 0.25, "clip_norm": 0.01, "confidence": 0.6, "cross_entropy_weight": 0.5, "energy_end": 0.6,
     "energy_start": 0.5, "generator_steps": 3, "helpers": 1, "margin_threshold": 1e-3, "model_interval": 2,
     "off_diagonal_target": 0.0, "plain_share": 0.5, "pretrain_epochs": 1, "prototype_momentum": 0.5,
-    "ramp_rounds": 4, "server_batch_size": 3, "server_momentum": 0.5, "start_round": 2,
+    "ramp_rounds": 4, "server_batch_size": 3, "server_momentum": 0.5, "square_momentum": 0.5,
+    "start_round": 2,
 }  # fmt: skip
 
 

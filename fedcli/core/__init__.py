@@ -2,15 +2,15 @@
 
 from fedcli.core.aggregate import class_means, class_sums, cross_entropy, masked_mean, weighted_mean
 from fedcli.core.batches import Batch, generator
-from fedcli.core.clients import Aux, Client, LocalLoss, Network, Params, Step
+from fedcli.core.clients import Aux, Client, LocalLoss, Network, Params, Step, gradient
 from fedcli.core.federation import Cohort, Federation
 from fedcli.core.model_parts import batchnorm_names, head_names, split
 from fedcli.core.trees import select, stack, tree_map
 
 __all__ = [
     "Aux", "Batch", "Client", "Cohort", "Federation", "LocalLoss", "Network", "Params", "Step", "batchnorm_names",
-    "class_means", "class_sums", "cross_entropy", "generator", "head_names", "masked_mean", "select", "split", "stack",
-    "tree_map", "weighted_mean",
+    "class_means", "class_sums", "cross_entropy", "generator", "gradient", "head_names", "masked_mean", "select",
+    "split", "stack", "tree_map", "weighted_mean",
 ]  # fmt: skip
 
 # Raised whenever a golden (tests/goldens.json) changes because of the core; it goes into every record, and a record

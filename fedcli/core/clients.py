@@ -114,12 +114,16 @@ class Network:
         return Output(features.float(), logits.float(), buffers)
 
 
-def _gradient(objective: Callable[[Params], tuple[Tensor, Aux]], params: Params) -> tuple[Params, Aux]:
-    """Returns the gradient of an objective at some parameters, and its other outputs."""
+def gradient(objective: Callable[[Params], tuple[Tensor, Aux]], params: Params) -> tuple[Params, Aux]:
+    """Returns the gradient of an objective at some parameters, and its other outputs; both are constants.
+
+    It may be called inside a local objective, for a step that needs a second gradient.
+    """
+    params = tree_map(Tensor.detach, params)
     if under_vmap.get():
         return grad(objective, has_aux=True)(params)
     # Outside vmap, torch.autograd.grad is 8 to 10 % faster than torch.func.grad.
-    leaves = {name: value.detach().requires_grad_() for name, value in params.items()}
+    leaves = {name: value.requires_grad_() for name, value in params.items()}
     with torch.enable_grad():
         value, aux = objective(leaves)
         grads = torch.autograd.grad(value, list(leaves.values()), allow_unused=True, materialize_grads=True)
@@ -190,7 +194,7 @@ def optimizer_step(
         def objective(packed: Params) -> tuple[Tensor, Aux]:
             return loss(complete(packed), client.buffers, batch, context)
 
-        grads, aux = _gradient(objective, packed)
+        grads, aux = gradient(objective, packed)
         grads = clip(grads, clip_norm) if clip_norm else grads
         rate = batch.lr if lr is None else torch.full_like(batch.lr, lr)
         packed, state = apply(packed, grads, state, rate, weight_decay=weight_decay, **how)

@@ -1,0 +1,81 @@
+"""FedAdam, FedYogi and FedAdagrad: the server's step by hand and against a slow loop."""
+
+import math
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from fedcli.papers.baselines import fedopt
+from fedcli.registry import find_method
+from tests import laws
+
+
+def rule(name, v, delta, beta):
+    """The new second moment of one coordinate."""
+    if name == "fedadagrad":
+        return v + delta**2
+    if name == "fedadam":
+        return beta * v + (1 - beta) * delta**2
+    if v == delta**2:
+        return v
+    return v - (1 - beta) * delta**2 if v > delta**2 else v + (1 - beta) * delta**2
+
+
+def federation_of(local, buffers):
+    """A federation whose two clients come out of training with these parameters `[2, D]` and buffers `[2]`."""
+    clients = SimpleNamespace(params={"w": local}, buffers={"mean": buffers})
+    return SimpleNamespace(
+        network=None, broadcast=lambda *model: None, train=lambda *arguments: (clients, {}),
+        upload_model=lambda trained: (trained.params, trained.buffers),
+    )  # fmt: skip
+
+
+def doubles(values):
+    return torch.tensor(values, dtype=torch.float64)
+
+
+OPTIONS = {"server_lr": 0.1, "server_momentum": 0.5, "adaptivity": 0.5}
+
+
+@pytest.mark.parametrize("name", ["fedadam", "fedyogi", "fedadagrad"])
+def test_three_rounds_of_a_server_are_those_of_a_slow_loop(name):
+    method = find_method(name)
+    options = OPTIONS if name == "fedadagrad" else {**OPTIONS, "square_momentum": 0.75}
+    config = method.config(**options)
+    x, m, v = [1.0, -2.0, 0.0], [0.0] * 3, [0.25] * 3
+    cohort = SimpleNamespace(weights=doubles([0.25, 0.75]))
+    state = fedopt.ServerState(
+        {"w": doubles(x)}, {"mean": doubles(0)},
+        {"w": doubles(m)}, {"w": doubles(v)},
+    )  # fmt: skip
+    # The first change of the last coordinate is 0.5, whose square is tau^2: sign(0) in FedYogi.
+    changes = ([[2.0, 0.0, 0.5], [-0.4, 0.8, 0.5]], [[0.0, 0.0, 0.1], [0.0, 0.2, 0.3]], [[1.0] * 3, [-1.0] * 3])
+    for number, change in enumerate(changes):
+        local = doubles([[x[j] + moved[j] for j in range(3)] for moved in change])
+        fed = federation_of(local, doubles([1.0, 5.0]) + number)
+        state, _ = method.run_round(state, cohort, fed, config)
+        for j in range(3):
+            delta = 0.25 * change[0][j] + 0.75 * change[1][j]
+            m[j] = 0.5 * m[j] + 0.5 * delta
+            v[j] = rule(name, v[j], delta, 0.75)
+            x[j] = x[j] + 0.1 * m[j] / (math.sqrt(v[j]) + 0.5)
+        for tree, expected in ((state.params, x), (state.mean, m), (state.square, v)):
+            torch.testing.assert_close(tree["w"], doubles(expected), rtol=1e-12, atol=1e-12)
+        assert state.buffers["mean"].item() == 4.0 + number  # the mean by weights, whatever went before
+
+
+def test_fedyogis_second_moment_stands_still_where_it_equals_the_square():
+    square, delta = {"w": torch.tensor([0.25, 1.0])}, {"w": torch.tensor([-0.5, 0.0])}
+    assert fedopt.yogi_square(square, delta, fedopt.Config())["w"].tolist() == [0.25, 1.0]
+
+
+@pytest.mark.parametrize("name", ["fedadam", "fedyogi", "fedadagrad"])
+def test_the_second_moment_starts_at_tau_squared_and_statistics_are_averaged_as_in_fedavg(name):
+    run = {"backbone": laws.NORMED, "local_epochs": 1}
+    setup, fed = laws.federation(name, {"adaptivity": 0.3}, **run)
+    start = setup.method.init(fed, setup.options)
+    assert {value.item() for leaf in start.square.values() for value in leaf.unique()} == {0.3**2}
+    assert not any(leaf.any() for leaf in start.mean.values())
+    average = laws.simulate(*laws.federation("fedavg", **run), 1)
+    laws.assert_agree(laws.simulate(setup, fed, 1).buffers, average.buffers, "running statistics")
