@@ -40,6 +40,9 @@ Readings and deviations
        softmax, and samples of it out of the mean. With all clients taking part neither occurs.
     7. A zero feature vector has no direction: its cosines are 0 and it gets no gradient.
     8. The weights p_k count a client's validation examples too.
+    18. The paper does not clip gradients; `--clip-norm 10` does, as FedDyn's authors do. Without it ResNet-18 falls to
+        chance in round T_s: weights before batch normalisation have no scale of their own, so how far a step turns
+        them depends on their norm. In round T_s the record has that norm as the term `norm_before_batchnorm`.
 
 Readings of FedFM-Lite, of which the paper says little; no code is known
     9.  A round keeps its E local epochs with a new optimizer, so the local steps of a run do not depend on a.
@@ -110,6 +113,9 @@ class Config:
         "weighted", "Mean over clients that makes the anchors", source="Eq. 9, Table VIII",
         choices=("weighted", "uniform"),
     )  # fmt: skip
+    clip_norm: float = option(
+        0.0, "Norm to which longer gradients are shortened", source="none; FedDyn's code: 10", low=0, off=0
+    )
 
 
 class Context(NamedTuple):
@@ -237,6 +243,25 @@ def matching_context(anchors: Tensor, has_anchor: Tensor, cohort: Cohort, config
     return Context(anchors, has_anchor, anchors.new_tensor(weight))
 
 
+def norm_before_batchnorm(params: Params, buffers: Params) -> Tensor:
+    """The norm of all convolutions' weights together, a scalar, in a network with batch normalisation; else 0.
+
+    To multiply these weights changes no output, but a step turns longer ones less (Reading 18).
+    """
+    weights = [value for value in params.values() if value.ndim == 4]  # [out, in, height, width]
+    if not weights or not any(name.endswith("running_var") for name in buffers):
+        return next(iter(params.values())).new_zeros(())
+    return torch.stack([torch.linalg.vector_norm(weight) for weight in weights]).norm()
+
+
+def start_terms(state: NamedTuple, cohort: Cohort, config: Config) -> Terms:
+    """What is logged in round T_s beside the terms of the objective: `[K]`, the same for all clients (Reading 18)."""
+    if cohort.round != config.start_round:
+        return {}
+    norm = norm_before_batchnorm(state.params, state.buffers)
+    return {"norm_before_batchnorm": norm.expand(len(cohort.client_ids))}
+
+
 def init(fed: Federation, config: Config) -> ServerState:
     """The initial model w^(0); no class has an anchor."""
     return ServerState(*fed.initial_model(), *no_vectors(fed))
@@ -247,8 +272,9 @@ def run_round(state: ServerState, cohort: Cohort, fed: Federation, config: Confi
     clients = fed.broadcast(state.params, state.buffers, cohort)  # line 1: w^(t) to every client
     anchors, has_anchor = exchange_anchors(clients, state, cohort, fed, config)  # lines 2 and 3, Eqs. 8 and 9
     context = matching_context(fed.download(anchors, cohort), has_anchor, cohort, config)
-    local_loss = make_local_loss(fed.network, config)
-    clients, terms = fed.train(clients, cohort, local_loss, context)  # line 4, Eq. 10
+    local_step = fed.optimizer_step(make_local_loss(fed.network, config), clip_norm=config.clip_norm)  # Reading 18
+    clients, terms = fed.train(clients, cohort, local_step, context)  # line 4, Eq. 10
+    terms |= start_terms(state, cohort, config)
     params, buffers = weighted_mean(fed.upload_model(clients), cohort.weights)  # line 5, Eq. 11; Reading 8
     return ServerState(params, buffers, anchors, has_anchor), terms
 
@@ -257,7 +283,7 @@ METHOD = Method(
     name="fedfm",
     title="FedFM: anchor-based feature matching",
     config=Config, init=init, run_round=run_round,
-    reduces_to=("fedavg", {"match_weight": 0.0}),
+    reduces_to=("fedavg", {"match_weight": 0.0, "clip_norm": 0.0}),
     state_types=(ServerState,),
     variants={
         "l2": {"guiding": "l2", "anchor_weighting": "uniform"},
@@ -312,8 +338,9 @@ def run_lite_round(
     if cohort.round > 0:
         fed.download(state.anchors, cohort)  # the answer to the last round's hand-shake; Reading 13
     context = matching_context(state.anchors, state.has_anchor, cohort, config)
-    local_loss = make_local_loss(fed.network, config)
-    clients, terms = fed.train(clients, cohort, local_loss, context)  # Eq. 10
+    local_step = fed.optimizer_step(make_local_loss(fed.network, config), clip_norm=config.clip_norm)
+    clients, terms = fed.train(clients, cohort, local_step, context)  # Eq. 10
+    terms |= start_terms(state, cohort, config)
     kept = fed.remember(kept, cohort, ClientState(clients.params, clients.buffers))
     anchors, has_anchor = exchange_anchors(clients, state, cohort, fed, config)  # Eqs. 8 and 9; Reading 13
     model = state.params, state.buffers
@@ -340,7 +367,7 @@ LITE = replace(
     config=LiteConfig,
     init=init_lite,
     run_round=run_lite_round,
-    reduces_to=("fedavg", {"match_weight": 0.0, "model_interval": 1}),
+    reduces_to=("fedavg", {"match_weight": 0.0, "clip_norm": 0.0, "model_interval": 1}),
     state_types=(StateWithClients, ClientState),
     costs=lite_costs,
 )
@@ -409,8 +436,10 @@ def with_matching(base: ModuleType) -> Method:
         other, other_axes = base.local_context(state, cohort, fed, base_config)
         matching = matching_context(fed.download(anchors, cohort), has_anchor, cohort, config)
         local_loss = add_matching(base.make_local_loss(fed.network, base_config), config)  # Reading 16
+        local_step = fed.optimizer_step(local_loss, clip_norm=config.clip_norm)
         context, axes = AddOnContext(matching, other), AddOnContext(None, other_axes)
-        clients, terms = fed.train(clients, cohort, local_loss, context, axes)
+        clients, terms = fed.train(clients, cohort, local_step, context, axes)
+        terms |= start_terms(state, cohort, config)
         after = base.aggregate(state, clients, cohort, fed, base_config)
         return state_type(**after._asdict(), anchors=anchors, has_anchor=has_anchor), terms
 
@@ -425,7 +454,7 @@ def with_matching(base: ModuleType) -> Method:
         config=config_type,
         init=init,
         run_round=run_round,
-        reduces_to=(plain.name, {"match_weight": 0.0}),
+        reduces_to=(plain.name, {"match_weight": 0.0, "clip_norm": 0.0}),
         state_types=(state_type, *(kind for kind in plain.state_types if kind is not base.ServerState)),
         costs=costs,
         client_memory=lambda sizes: plain.client_memory(sizes) + sizes.num_classes * sizes.feature_dim,

@@ -14,7 +14,7 @@ from fedcli.papers.fedfm import aggregate_anchors, contrastive_guiding, l2_guidi
 from fedcli.registry import find_method
 from fedcli.results.tables import reported
 from tests import laws
-from tests.toys import randn
+from tests.toys import minibatch, randn
 
 LABELS = torch.tensor([0, 1, 3, 2, 0, 3, 1])
 
@@ -132,6 +132,33 @@ def test_an_add_on_without_the_other_method_or_with_equal_steps_in_fednova_is_fe
     fedfms = laws.simulate(*laws.federation("fedfm", TERMS_ON, **run), 3)
     for part in ("params", "anchors", "has_anchor"):
         laws.assert_agree(getattr(ours, part), getattr(fedfms, part), part)
+
+
+@pytest.mark.parametrize("name", ["fedfm", "fedfm-lite", "fedprox-fm", "fednova-fm", "moon-fm"])
+def test_clipping_shortens_the_whole_step(name):
+    setup, fed = laws.federation(name, {**TERMS_ON, "clip_norm": 1e-12}, weight_decay=0.0)
+    state = setup.method.init(fed, setup.options)
+    after, _ = setup.method.run_round(state, fed.cohort(0), fed, setup.options)
+    assert laws.distance(after.params, state.params) < 1e-9
+
+
+def test_the_norm_before_batch_normalisation_is_logged_in_the_round_in_which_matching_starts():
+    """To multiply these weights changes no output, which is why their norm sets how far a step turns them."""
+    setup, fed = laws.federation("fedfm", {**TERMS_ON, "start_round": 1}, backbone="resnet10")
+    state, logged = setup.method.init(fed, setup.options), []
+    for number in range(3):
+        before = state
+        state, terms = setup.method.run_round(state, fed.cohort(number), fed, setup.options)
+        if "norm_before_batchnorm" in terms:
+            logged.append((number, before, terms["norm_before_batchnorm"]))
+    [(number, before, norms)] = logged
+    assert number == 1
+    convolutions = {name: value for name, value in before.params.items() if value.ndim == 4}
+    torch.testing.assert_close(norms, torch.cat([value.flatten() for value in convolutions.values()]).norm().expand(4))
+    longer = {**before.params, **{name: 4 * value for name, value in convolutions.items()}}
+    x = minibatch(fed, 5).x
+    logits = [fed.network(params, before.buffers, x)[1] for params in (before.params, longer)]
+    torch.testing.assert_close(*logits, rtol=1e-3, atol=1e-3)  # but for the 1e-5 that is added to the variance
 
 
 # The costs of Tables III, IV and VI
