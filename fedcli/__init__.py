@@ -70,7 +70,7 @@ def run(
 
 
 def load(path, method=()):
-    """Opens a run from its folder, as `run` returns it without its `state`; see `fedcli.runs.run.load`.
+    """Opens a run from its folder, as `run` returns it without its `state`; see `fedcli.runs.resume.load`.
 
     Raises:
         UserError: There is no run; `frame` reads a folder of several.

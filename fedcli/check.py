@@ -21,7 +21,9 @@ from fedcli.core.trees import Tree, leaves, tree_map
 from fedcli.data.datasets import Dataset
 from fedcli.declarations import START, Method, flag_of
 from fedcli.runs import prepare
-from fedcli.runs.config import DEFAULT_DATASET, Setup, fields_of, resolve
+from fedcli.runs.machine import deterministic
+from fedcli.runs.options import fields_of
+from fedcli.runs.resolve import DEFAULT_DATASET, Setup, resolve
 from fedcli.runs.rounds import one_round
 
 RELATIVE, DIFFERENT = 1e-8, 1e-6  # difference of two states over the norm of one, in float64
@@ -357,7 +359,7 @@ def check(method: Method, number: int, device: str) -> list[Finding]:
     declared = {"": True, "reduces_to": method.reduces_to, "ClientState": keeps_state(method), "costs": method.costs}
     for words, options in law.runs.items() if declared[law.needs] else ():
         try:
-            with prepare.deterministic(torch.device(device).type == "cuda"):  # as in a run
+            with deterministic(torch.device(device).type == "cuda"):  # as in a run
                 for finding in law.measure(method, device=device, **options):
                     findings.append(finding._replace(label=words + finding.label))
         except Exception as error:

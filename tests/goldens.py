@@ -14,8 +14,8 @@ import torch
 
 import fedcli
 from fedcli import registry
-from fedcli.runs import config
-from fedcli.runs.run import all_params
+from fedcli.runs.models import all_params
+from fedcli.runs.resolve import default_dataset
 
 FILE = Path(__file__).with_name("goldens.json")
 NUMBERS = ("core", "method")  # of a golden: the numerics of its run
@@ -48,7 +48,7 @@ def options(name: str) -> dict[str, Any]:
     if name in OTHER_RUNS:
         return {"rounds": 3, "train_examples": 240, "local_epochs": 1, "seed": 1, **OTHER_RUNS[name]}
     sizes = {"rounds": 2, "train_examples": 240, "local_epochs": 2}
-    return {"method": name, "dataset": config.default_dataset(registry.find_method(name)), **sizes}
+    return {"method": name, "dataset": default_dataset(registry.find_method(name)), **sizes}
 
 
 def golden(name: str) -> dict[str, Any]:

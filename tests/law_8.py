@@ -13,10 +13,10 @@ import torch
 from torch import nn
 
 from fedcli import registry
-from fedcli.runs.prepare import machine_settings
-from fedcli.runs.records import params_hash
+from fedcli.runs.machine import machine_settings
+from fedcli.runs.models import all_params
+from fedcli.runs.record import params_hash
 from fedcli.runs.rounds import one_round
-from fedcli.runs.run import all_params
 from fedcli.runs.workers import joined
 from tests import laws
 from tests.toys import MIXED, QUICK, STATEFUL

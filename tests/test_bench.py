@@ -16,7 +16,8 @@ from fedcli.bench import measure, random_images
 from fedcli.core import backbones
 from fedcli.data import datasets
 from fedcli.runs import prepare
-from fedcli.runs.config import resolve
+from fedcli.runs.machine import deterministic
+from fedcli.runs.resolve import resolve
 from fedcli.runs.rounds import one_round
 from tests.programs import invoke
 
@@ -244,7 +245,7 @@ def test_every_precision_is_measured_the_plain_side_by_default_operations(precis
         seen.add((output.dtype, torch.are_deterministic_algorithms_enabled()))
 
     plain.model.register_forward_hook(watch)
-    with prepare.deterministic(True):  # as in a run on CUDA
+    with deterministic(True):  # as in a run on CUDA
         plain.round([0])
         assert torch.is_deterministic_algorithms_warn_only_enabled()
     assert seen == {(dtype, False)}

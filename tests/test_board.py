@@ -7,8 +7,8 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from fedcli.runs.records import read_record
-from fedcli.runs.run import refuse_without_effect
+from fedcli.runs.record import read_record
+from fedcli.runs.resolve import refuse_without_effect
 from tests.programs import load_script
 from tests.test_tables import cells
 

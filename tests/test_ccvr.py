@@ -9,8 +9,8 @@ import fedcli
 from fedcli import registry
 from fedcli.papers.baselines import ccvr
 from fedcli.results.metrics import find_metric
-from fedcli.runs import run as runs
-from fedcli.runs.records import params_hash
+from fedcli.runs import resume
+from fedcli.runs.record import params_hash
 from tests import laws
 from tests.toys import randn
 
@@ -144,6 +144,6 @@ def test_a_run_that_ends_in_the_step_can_be_resumed(tmp_path, monkeypatch):
         patch.setattr(ccvr, "retrain", interrupted)
         with pytest.raises(KeyboardInterrupt):
             fedcli.run("fedavg", out=tmp_path / "killed", **TINY, **STEP)
-    again = runs.resume(tmp_path / "killed")
+    again = resume.resume(tmp_path / "killed")
     assert again.record["status"] == "finished"
     assert {**again.record["post"], "seconds": 0} == {**whole.record["post"], "seconds": 0}

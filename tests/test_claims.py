@@ -13,7 +13,7 @@ from fedcli import Claim, registry
 from fedcli.results import claims, costs, frame, plans
 from fedcli.results.metrics import Interval, interval
 from fedcli.results.render import render
-from fedcli.runs.records import read_record, write_record
+from fedcli.runs.record import read_record, write_record
 from tests.files import refused
 from tests.programs import invoke
 

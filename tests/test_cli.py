@@ -18,8 +18,8 @@ from fedcli import check, declarations, registry
 from fedcli.cli import app, describe, display
 from fedcli.cli.display import draw
 from fedcli.figures import notebook
-from fedcli.runs import config
-from fedcli.runs import run as runs
+from fedcli.runs import begin
+from fedcli.runs.options import RunConfig
 from tests.programs import invoke
 
 TINY = ("--train-examples", "200", "--num-clients", "4", "--partition", "iid", "--rounds", "1", "--device", "cpu")
@@ -96,7 +96,7 @@ def test_help_has_every_option_in_the_order_of_the_panels(name):
     steps = list(registry.posts().values()) if method.personal is None else []
     after = [f"With --post {step.name}" for step in steps]
     assert titles == [*own, *after, "Federation", "Local training", "Machine", "Output", "Options from files"]
-    for kind in (config.RunConfig, method.config, *(step.config for step in steps)):
+    for kind in (RunConfig, method.config, *(step.config for step in steps)):
         for field in dataclasses.fields(kind):
             assert re.search(rf"{declarations.flag_of(field.name)}\s", text), field.name
             assert declarations.help_text(field.metadata) in flat(text)
@@ -197,14 +197,14 @@ def test_workers_share_one_run(monkeypatch):
 
 
 def test_ctrl_c_before_a_run_begins_leaves_nothing_of_it(monkeypatch):
-    begin = runs.begin
+    original = begin.begin
 
     def interrupted(setup, folder, *more):
         if folder.name == "seed-1":
             raise KeyboardInterrupt
-        return begin(setup, folder, *more)
+        return original(setup, folder, *more)
 
-    monkeypatch.setattr(runs, "begin", interrupted)
+    monkeypatch.setattr(begin, "begin", interrupted)
     assert invoke("run", "fedavg", *TINY, "--seeds", "0,1", "--out", "many").exit_code == 130
     assert [path.name for path in Path("many").glob("*")] == ["seed-0"]
 

@@ -9,8 +9,8 @@ from filelock import FileLock
 import fedcli
 from fedcli.cli.common import place_runs
 from fedcli.results import jobs, plans
-from fedcli.runs import run as runs
-from fedcli.runs.records import read_record
+from fedcli.runs import begin
+from fedcli.runs.record import read_record
 from tests.files import refused
 from tests.test_reproduce import SMALL, Watch
 from tests.test_runs import TINY, Stop, StopAfter
@@ -43,15 +43,15 @@ def test_a_table_on_a_cluster_that_loses_a_node_is_the_serial_one(tmp_path, monk
 
 
 def test_a_task_goes_on_with_what_the_process_of_a_lost_node_begins_late(tmp_path, monkeypatch):
-    prepare = runs.prepare
+    prepare = begin.prepare
 
     def late(*given):
-        monkeypatch.setattr(runs, "prepare", prepare)
+        monkeypatch.setattr(begin, "prepare", prepare)
         with pytest.raises(Stop):
             fedcli.run("fedavg", out=tmp_path / "run", progress=StopAfter(2), **TINY)
         return prepare(*given)
 
-    monkeypatch.setattr(runs, "prepare", late)
+    monkeypatch.setattr(begin, "prepare", late)
     monkeypatch.setattr(jobs, "POLL_SECONDS", 0)
     assert jobs.task({}, "fedavg", tmp_path / "run", TINY) == ""
     record = read_record(tmp_path / "run")

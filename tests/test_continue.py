@@ -12,15 +12,15 @@ import pytest
 import fedcli
 from fedcli.__main__ import main
 from fedcli.cli import common
+from fedcli.core.federation import NonFiniteLoss
 from fedcli.declarations import Cell, Table
 from fedcli.errors import UserError
 from fedcli.results import jobs, plans
-from fedcli.runs import rounds
-from fedcli.runs import run as runs
+from fedcli.runs import resume, rounds
 from fedcli.runs.checkpoints import CHECKPOINT
-from fedcli.runs.config import flags_of
 from fedcli.runs.lock import InUse
-from fedcli.runs.records import read_record
+from fedcli.runs.options import flags_of
+from fedcli.runs.record import read_record
 from fedcli.runs.signals import OutOfTime
 from tests.programs import SMALL, invoke, start
 from tests.test_lock import names
@@ -48,7 +48,7 @@ def test_a_run_that_another_process_ends_meanwhile_is_skipped(tmp_path):
     with pytest.raises(Stop):
         fedcli.run("fedavg", out=tmp_path / "seed-1", progress=StopAfter(2), **{**TINY, "seed": 1})
     ends = rounds.Listener()
-    ends.start = lambda *given: runs.resume(tmp_path / "seed-1")
+    ends.start = lambda *given: resume.resume(tmp_path / "seed-1")
     _, second = fedcli.run("fedavg", out=tmp_path, seeds=[0, 1], continue_=True, progress=ends, **TINY)
     assert (second.record["status"], second.record["resumed"], second.state) == ("finished", [2], None)
 
@@ -63,7 +63,7 @@ def test_a_folder_taken_while_a_run_is_prepared_is_in_use(tmp_path):
 
 def test_a_run_that_diverged_is_skipped(tmp_path):
     options = {**TINY, "lr": 1e6, "out": tmp_path / "run", "continue_": True}
-    with pytest.raises(runs.NonFiniteLoss):
+    with pytest.raises(NonFiniteLoss):
         fedcli.run("fedavg", **options)
     told = Mock(spec=rounds.Listener)
     assert fedcli.run("fedavg", **options, progress=told).record["status"] == "failed"
@@ -185,7 +185,7 @@ def test_a_full_disk_is_one_line_leaves_no_part_of_a_file_and_the_run_goes_on(tm
     )
     assert program.returncode == 1
     assert names(tmp_path / "a run") == ["record.json"]
-    again = runs.resume(tmp_path / "a run")
+    again = resume.resume(tmp_path / "a run")
     whole = fedcli.run("fedavg", out=tmp_path / "whole", **again.record["config"])
     assert essence(again.record)["rounds"] == essence(whole.record)["rounds"]
 

@@ -13,7 +13,7 @@ from fedcli.figures.quality import correlation_chart
 from fedcli.papers import fccl_plus
 from fedcli.registry import find_method
 from fedcli.results.frame import find_records
-from fedcli.runs.run import open_run
+from fedcli.runs.resume import open_run
 from tests import laws
 from tests.programs import invoke
 from tests.reference import modules_of

@@ -17,7 +17,8 @@ from fedcli.registry import default_protocol, find_method, methods
 from fedcli.results import frame, plans
 from fedcli.results.metrics import METRICS
 from fedcli.runs import rounds
-from fedcli.runs.config import RunConfig, default_dataset, resolve
+from fedcli.runs.options import RunConfig
+from fedcli.runs.resolve import default_dataset, resolve
 from fedcli.userfiles import from_file
 from tests.programs import invoke
 

@@ -20,8 +20,8 @@ from fedcli.core.layers import KeyedDropout, MaskedBatchNorm2d
 from fedcli.data import datasets
 from fedcli.errors import UserError
 from fedcli.results import plans
-from fedcli.runs import run as runs
-from fedcli.runs.config import resolve
+from fedcli.runs import resume
+from fedcli.runs.resolve import resolve
 from tests import laws
 from tests.files import refused
 from tests.programs import invoke
@@ -377,7 +377,7 @@ def test_a_run_goes_on_with_the_frozen_part_that_it_began_with_alone():
     with pytest.raises(Stop):
         fedcli.run("fedavg", dataset="digits", out="run", progress=StopAfter(1), **options)
     Path("weights").write_text("2")
-    refused(lambda: runs.resume("run", method="./net.py"), "the frozen part of the network has changed since the run")
+    refused(lambda: resume.resume("run", method="./net.py"), "the frozen part of the network has changed since the run")
 
 
 def split(text, num_clients=2, count=10, **groups):

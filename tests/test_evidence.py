@@ -11,7 +11,8 @@ from fedcli.core.client_states import STATES
 from fedcli.data import datasets
 from fedcli.results import costs, plans
 from fedcli.runs import signals
-from fedcli.runs.records import environment, read_record
+from fedcli.runs.machine import environment
+from fedcli.runs.record import read_record
 from fedcli.runs.signals import set_time_limit
 from tests.programs import load_script
 

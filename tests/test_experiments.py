@@ -9,7 +9,7 @@ from fedcli.cli import display
 from fedcli.figures import plots
 from fedcli.papers.baselines import fedavg
 from fedcli.runs import rounds
-from fedcli.runs.config import RunConfig
+from fedcli.runs.options import RunConfig
 from tests.test_cli import OPTIONS, TINY, done, invoke, read, refused
 from tests.test_trust import NETS
 

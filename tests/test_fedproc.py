@@ -11,7 +11,7 @@ from fedcli.errors import UserError
 from fedcli.papers.baselines import fedavg, fedproc
 from fedcli.papers.baselines.fedproc import aggregate_prototypes, prototype_contrastive, schedule
 from fedcli.registry import find_method
-from fedcli.runs.config import resolve
+from fedcli.runs.resolve import resolve
 from tests import laws
 from tests.reference import train_plainly
 from tests.toys import minibatch, randn

@@ -53,8 +53,8 @@ def test_imports_go_down_only(module):
 
 def test_an_import_that_goes_up_is_seen_also_inside_a_function(tmp_path):
     file = tmp_path / "engine.py"
-    file.write_text("def f():\n    from fedcli.runs import records, config\n    import fedcli.core.trees\n")
-    assert climbing(file, "fedcli.core.engine") == ["fedcli.runs.config", "fedcli.runs.records"]
+    file.write_text("def f():\n    from fedcli.runs import record, options\n    import fedcli.core.trees\n")
+    assert climbing(file, "fedcli.core.engine") == ["fedcli.runs.options", "fedcli.runs.record"]
     assert climbing(file, "fedcli.results.tables") == []
 
 

@@ -14,11 +14,10 @@ import fedcli
 from fedcli.__main__ import main
 from fedcli.errors import UserError
 from fedcli.files import write_atomically
-from fedcli.runs import run as runs
-from fedcli.runs import signals
+from fedcli.runs import resume, signals
 from fedcli.runs.checkpoints import CHECKPOINT, PREVIOUS
 from fedcli.runs.lock import InUse, locked
-from fedcli.runs.records import read_record
+from fedcli.runs.record import read_record
 from tests.programs import SMALL, Waiting, start
 from tests.test_runs import TINY
 
@@ -35,7 +34,7 @@ def test_a_second_process_is_refused_and_a_signal_ends_the_first_at_a_checkpoint
     first = start(tmp_path, "run", "./waits.py", *options, "--out", "run")
     assert waiting.one() == first.pid
     with pytest.raises(UserError, match=r"the folder '.*run' is in use by another process"):
-        runs.resume(tmp_path / "run")
+        resume.resume(tmp_path / "run")
     assert read_record(tmp_path / "run")["status"] == "running"
     first.send_signal(number)
     _, said = first.communicate()

@@ -13,10 +13,9 @@ from safetensors import safe_open
 
 import fedcli
 from fedcli.data import datasets
-from fedcli.runs import checkpoints, models
-from fedcli.runs import run as runs
+from fedcli.runs import checkpoints, models, resume
 from fedcli.runs.models import export
-from fedcli.runs.records import write_record
+from fedcli.runs.record import write_record
 from tests.files import refused
 from tests.programs import invoke
 from tests.test_lock import names
@@ -102,7 +101,7 @@ def test_a_run_that_was_stopped_keeps_the_same_selected_model(stop, made, tmp_pa
     whole, folder = made["global"].path, tmp_path / "run"
     with pytest.raises(Stop):
         fedcli.run(method, out=folder, progress=StopAfter(stop), **{**TINY, **options})
-    runs.resume(folder)
+    resume.resume(folder)
     assert names(folder) == names(whole)
     assert (folder / models.SELECTED).read_bytes() == (whole / models.SELECTED).read_bytes()
 
@@ -124,7 +123,7 @@ def test_nothing_more_is_kept_where_the_last_round_is_selected_or_the_models_are
 
 def test_by_prototypes_and_by_the_classifier_as_the_record_has_it(made, tmp_path):
     run = copied(made["prototypes"], tmp_path)
-    fed = runs.open_run(run.path).fed
+    fed = resume.open_run(run.path).fed
     images, labels, last = fed.engine.images, fed.engine.labels, run.record["rounds"][-1]
     for prototypes, expected in ((True, last["test_accuracy"]), (False, last["classifier_accuracy"])):
         hits = 0.0

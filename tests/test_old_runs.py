@@ -18,10 +18,10 @@ from fedcli.core.trees import leaves
 from fedcli.errors import UserError
 from fedcli.figures.quality import add_quality
 from fedcli.registry import find_method
-from fedcli.runs import run as runs
+from fedcli.runs import resume
 from fedcli.runs.checkpoints import CHECKPOINT
 from fedcli.runs.models import export
-from fedcli.runs.records import read_record, write_record
+from fedcli.runs.record import read_record, write_record
 
 OLD = Path(__file__).parent / "old_runs"
 NET = OLD / "net.py"
@@ -39,9 +39,9 @@ def test_a_stopped_run_goes_on_also_from_the_checkpoint_before(damaged, tmp_path
         content[-5] ^= 1
         (folder / damaged).write_bytes(content)
         with pytest.raises(UserError, match="is missing or damaged"):
-            runs.resume(folder, method=NET, changed_method=True)
+            resume.resume(folder, method=NET, changed_method=True)
         (folder / CHECKPOINT).unlink()
-    run = runs.resume(folder, method=NET, changed_method=True)
+    run = resume.resume(folder, method=NET, changed_method=True)
     whole = fedcli.run("scaffold", out=tmp_path / "whole", backbone=f"{NET}:tiny", **SETTINGS)
     assert run.record["resumed"] == [2 if damaged is None else 1]
     assert list(run.state.clients) == list(whole.state.clients)
@@ -72,4 +72,4 @@ def test_older_numerics_hinder_nobody_to_open_a_run_and_only_resume_asks(tmp_pat
     known = {"method_hash": find_method("scaffold").file_hash, "numerics": numerics}
     write_record(stopped, {**read_record(stopped), **known})
     with pytest.raises(UserError, match=r"got numerics .'core': 1,.* was numerics .'core': 0,.*--changed-method"):
-        runs.resume(stopped, method=NET)
+        resume.resume(stopped, method=NET)

@@ -13,7 +13,7 @@ from fedcli.errors import UserError
 from fedcli.results import claims, pages, plans, tables
 from fedcli.results.metrics import interval
 from fedcli.results.pages import finding, read_study
-from fedcli.runs.records import write_record
+from fedcli.runs.record import write_record
 from tests.programs import invoke
 from tests.test_tables import record, write
 

@@ -10,18 +10,19 @@ from matplotlib.colors import to_hex
 from sklearn.metrics import confusion_matrix, normalized_mutual_info_score, silhouette_score
 
 import fedcli
+from fedcli.core import drift
 from fedcli.core.trees import select
 from fedcli.figures import find_chart, plots, quality
 from fedcli.figures.quality import CLASS_COLOURS, client_points, one_more_round, pair_cosines
 from fedcli.registry import find_method
 from fedcli.results.frame import find_records
 from fedcli.results.metrics import find_metric
-from fedcli.runs import drift
-from fedcli.runs.config import resolve
+from fedcli.runs.models import Run
 from fedcli.runs.prepare import prepare
-from fedcli.runs.records import read_record, write_record
+from fedcli.runs.record import read_record, write_record
+from fedcli.runs.resolve import resolve
+from fedcli.runs.resume import open_run
 from fedcli.runs.rounds import one_round
-from fedcli.runs.run import Run, open_run
 from tests import laws
 from tests.files import refused
 from tests.programs import invoke

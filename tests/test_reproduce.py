@@ -16,7 +16,7 @@ from fedcli import Cell, Gain, Table, grid, registry
 from fedcli.cli import display
 from fedcli.results import costs, frame, jobs, plans, tables
 from fedcli.results.render import render
-from fedcli.runs.records import read_record, write_record
+from fedcli.runs.record import read_record, write_record
 from tests import programs
 from tests.files import refused
 from tests.programs import Waiting, start

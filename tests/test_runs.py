@@ -17,11 +17,11 @@ from fedcli.core.stacked import Stack
 from fedcli.core.trees import leaves
 from fedcli.errors import UserError
 from fedcli.registry import find_method, find_protocol, methods
-from fedcli.runs import checkpoints, config, records, rounds
-from fedcli.runs import run as runs
-from fedcli.runs.config import resolve
-from fedcli.runs.prepare import machine_settings
-from fedcli.runs.settings import reductions
+from fedcli.runs import checkpoints, resume, rounds
+from fedcli.runs.identity import reductions
+from fedcli.runs.machine import machine_settings
+from fedcli.runs.record import params_hash, read_record, summarise, write_record
+from fedcli.runs.resolve import default_dataset, resolve
 
 TINY = {
     "dataset": "digits", "train_examples": 120, "num_clients": 4, "cohort_size": 2, "rounds": 4, "local_epochs": 1,
@@ -52,7 +52,7 @@ def essence(record):
 @pytest.mark.parametrize("method", list(methods()))
 def test_law_7_resume_is_invisible(method, tmp_path):
     chosen = find_method(method)
-    tiny = {**TINY, "dataset": config.default_dataset(chosen), "rounds": 3, "backbone": "cnn-small"}
+    tiny = {**TINY, "dataset": default_dataset(chosen), "rounds": 3, "backbone": "cnn-small"}
     if chosen.uses_public_data:
         tiny |= {"public_examples": 12, "public_batch_size": 5}
     whole = fedcli.run(method, out=tmp_path / "whole", **tiny)
@@ -61,8 +61,8 @@ def test_law_7_resume_is_invisible(method, tmp_path):
     with pytest.raises(Stop):
         fedcli.run(method, out=folder, progress=StopAfter(1), **tiny, state_memory="0")
     with pytest.raises(Stop):
-        runs.resume(folder, progress=StopAfter(1))
-    again = runs.resume(folder)
+        resume.resume(folder, progress=StopAfter(1))
+    again = resume.resume(folder)
     again.record["config"]["state_memory"] = None  # where states were kept does not show
     assert essence(again.record) == essence(whole.record)
     assert again.record["resumed"] == [1, 2]
@@ -77,8 +77,8 @@ def test_a_run_killed_between_two_checkpoints_goes_on_from_the_earlier_and_befor
         folder = tmp_path / str(every)
         with pytest.raises(Stop):
             fedcli.run("fedavg", out=folder, progress=StopAfter(3), **{**TINY, "checkpoint_every": every})
-        assert len(records.read_record(folder)["rounds"]) == 3
-        again = runs.resume(folder)
+        assert len(read_record(folder)["rounds"]) == 3
+        again = resume.resume(folder)
         assert again.record["resumed"] == [earlier]
         assert essence(again.record)["rounds"] == essence(whole.record)["rounds"]
         assert again.record["summary"] == whole.record["summary"]
@@ -114,20 +114,20 @@ def test_a_run_interrupted_before_any_line_of_its_loop_ends_in_the_same_bits(tmp
     for last in lines:
         with pytest.raises(KeyboardInterrupt):
             traced(fedcli.run, "fedavg", out=folder, continue_=True, **options)
-        ours, theirs = records.read_record(folder)["rounds"], whole["rounds"]
+        ours, theirs = read_record(folder)["rounds"], whole["rounds"]
         assert [entry["terms"] for entry in ours] == [entry["terms"] for entry in theirs[: len(ours)]], last
-    assert essence(runs.resume(folder).record) == whole
+    assert essence(resume.resume(folder).record) == whole
 
 
 def test_the_record_says_what_was_run(tmp_path):
     run = fedcli.run("fedfm", out=tmp_path / "run", **{**TINY, "start_round": 1, "lr": 0.02})
     record = run.record
-    assert records.read_record(run.path) == json.loads(json.dumps(record))
+    assert read_record(run.path) == json.loads(json.dumps(record))
     assert (record["schema"], record["seed"]) == (1, 0)
     assert {"rounds 4 of 20", "training images 120 of 1,438"} < set(reductions(record).values())
     assert all(set(entry["terms"]) == {"cross_entropy", "matching"} for entry in record["rounds"])
     assert all(set(entry["seconds"]) == {"data", "train", "aggregate", "evaluate"} for entry in record["rounds"])
-    assert record["summary"]["params_sha256"] == records.params_hash(run.state.params)
+    assert record["summary"]["params_sha256"] == params_hash(run.state.params)
     assert record["summary"]["last"] == record["rounds"][-1]["test_accuracy"]
     best = max(record["rounds"], key=lambda entry: entry["validation_accuracy"])
     assert record["summary"]["selected"] == best["test_accuracy"]
@@ -143,7 +143,7 @@ def test_a_data_sets_own_options_go_before_the_protocols(monkeypatch):
     tuned = {"fedfm": {"match_weight": 7.0}, "moon": {"temperature": 3.0}}
     setting = dataclasses.replace(protocol.datasets["digits"], method_options=tuned)
     changed = dataclasses.replace(protocol, datasets={**protocol.datasets, "digits": setting})
-    monkeypatch.setattr(config, "find_protocol", lambda *_: changed)
+    monkeypatch.setattr("fedcli.runs.resolve.find_protocol", lambda *_: changed)
     given = {"protocol": protocol.name, "dataset": "digits"}
     setup = resolve(method, given)
     assert (setup.options.match_weight, setup.options.start_round) == (7.0, 5)
@@ -164,11 +164,11 @@ def test_evaluation_every_other_round_and_after_the_last_which_is_the_headline_w
 def test_resume_refuses_what_is_not_the_same_run(tmp_path):
     run = fedcli.run("fedavg", out=tmp_path / "run", **TINY)
     with pytest.raises(UserError, match=r"has finished all of its 4 rounds; a run cannot be lengthened; train"):
-        runs.resume(run.path)
-    records.write_record(run.path, {**run.record, "status": "interrupted", "method_hash": "0" * 16})
+        resume.resume(run.path)
+    write_record(run.path, {**run.record, "status": "interrupted", "method_hash": "0" * 16})
     with pytest.raises(UserError, match="has changed since"):
-        runs.resume(run.path)
-    again = runs.resume(run.path, changed_method=True)
+        resume.resume(run.path)
+    again = resume.resume(run.path, changed_method=True)
     assert again.record["method_hash"].startswith("0" * 16 + ", then ")
 
 
@@ -186,7 +186,7 @@ ROUNDS = [
     [("best-validation", 0.5, 0), ("last", 0.3, 4), ("mean-last-3", 0.6, 4), ("best-test", 0.9, 2)],
 )
 def test_the_headline_follows_the_protocols_rule(selection, selected, chosen):
-    summary = records.summarise(ROUNDS, selection)
+    summary = summarise(ROUNDS, selection)
     assert summary["selected"] == pytest.approx(selected)
     assert (summary["selected_round"], summary["last"], summary["rounds"]) == (chosen, 0.3, 5)
 
@@ -244,7 +244,7 @@ def test_numbers_too_small_for_their_exponent_are_0_in_a_run_and_its_threads_and
     with pytest.raises(Stop):
         fedcli.run("fedavg", out=tmp_path / "run", progress=stops, **{**TINY, "rounds": 2})
     assert small() > 0
-    record = runs.resume(tmp_path / "run", progress=goes_on).record
+    record = resume.resume(tmp_path / "run", progress=goes_on).record
     assert small() > 0
     assert (seen, record["machine"]["denormals"]) == ([(0, 0)] * 2, "0 in a run")
 
@@ -262,12 +262,12 @@ def test_a_chunk_that_did_not_fit_is_in_the_record_and_stays_small_after_a_resum
     notes.note = heard.append
     with pytest.raises(Stop):
         fedcli.run("fedavg", out=tmp_path / "run", progress=notes, **options)
-    about = records.read_record(tmp_path / "run")["engine"]
+    about = read_record(tmp_path / "run")["engine"]
     text = "out of memory with 4 clients together; 2 from here on"
     assert heard == [text]
     assert (about["clients_per_chunk"], about["way"], about["chosen"]) == (2, "branches", None)
     assert about["notes"] == [{"round": 0, "text": text}]
-    again = runs.resume(tmp_path / "run").record
+    again = resume.resume(tmp_path / "run").record
     assert again["engine"] == about
     assert again["config"]["clients_per_chunk"] == "branches:4"
     whole = fedcli.run("fedavg", out=tmp_path / "whole", **{**options, "clients_per_chunk": "branches:2"}).record
@@ -280,7 +280,7 @@ def test_a_chunk_that_did_not_fit_is_in_the_record_and_stays_small_after_a_resum
 def test_a_state_that_is_not_finite_is_diverged(method, option, name, tmp_path):
     with pytest.raises(NonFiniteLoss, match=f"'{name}.*' of the state is not finite in round 1"):
         fedcli.run(method, out=tmp_path / "run", **{**TINY, "rounds": 2, **option})
-    record = records.read_record(tmp_path / "run")
+    record = read_record(tmp_path / "run")
     assert (record["status"], record["error"][:15]) == ("failed", "NonFiniteLoss: ")
 
 

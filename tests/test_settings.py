@@ -18,9 +18,10 @@ from fedcli.errors import UserError
 from fedcli.registry import find_method
 from fedcli.results import claims, frame, plans
 from fedcli.results.tables import commands
-from fedcli.runs.config import RunConfig, recorded_options, resolve
-from fedcli.runs.records import read_record
-from fedcli.runs.settings import NOT_SETTINGS, differences, draft, key, settings
+from fedcli.runs.identity import NOT_SETTINGS, differences, draft, key, settings
+from fedcli.runs.options import RunConfig, recorded_options
+from fedcli.runs.record import read_record
+from fedcli.runs.resolve import resolve
 from tests.programs import invoke
 from tests.test_old_runs import OLD, SETTINGS
 

@@ -13,8 +13,8 @@ import fedcli
 from fedcli.core.client_states import STATES, Store
 from fedcli.core.tree_files import load_tree, save_tree
 from fedcli.figures.quality import one_more_round
-from fedcli.runs import checkpoints, config, rounds
-from fedcli.runs import run as runs
+from fedcli.runs import checkpoints, resume, rounds
+from fedcli.runs.options import parse_size
 from tests.files import refused
 from tests.test_runs import TINY as RUN
 from tests.torture import stopped_run
@@ -90,9 +90,9 @@ def test_a_checkpoint_leaves_what_other_workers_keep_for_themselves(tmp_path):
 
 
 def test_sizes():
-    assert [config.parse_size(text) for text in ("0", "1000", "3k", "256M", "4G")] == [0, 1000, 3072, 2**28, 2**32]
+    assert [parse_size(text) for text in ("0", "1000", "3k", "256M", "4G")] == [0, 1000, 3072, 2**28, 2**32]
     for text in ("", "M", "1.5G", "-1", "256MB", "lots"):
-        refused(lambda text=text: config.parse_size(text), "--state-memory must be a number of bytes")
+        refused(lambda text=text: parse_size(text), "--state-memory must be a number of bytes")
 
 
 # In runs
@@ -100,7 +100,7 @@ def test_sizes():
 
 def cohort(run, number):
     """The clients of a round."""
-    return runs.restore(run.record, ())[2].cohort(number).client_ids
+    return resume.restore(run.record, ())[2].cohort(number).client_ids
 
 
 @pytest.mark.parametrize("memory", ["0", "1G"])
@@ -158,9 +158,9 @@ def test_damage_is_refused_and_the_checkpoint_before_ends_in_the_same_bits(part,
     else:
         file.write_bytes(content[:1000]) if part == "cut" else file.unlink()
     fault = "is of another run; restore it" if part == "another run" else "is missing or damaged; restore it"
-    refused(lambda: runs.resume(folder), f"'{file}' {fault}, or delete ")
+    refused(lambda: resume.resume(folder), f"'{file}' {fault}, or delete ")
     checkpoint.unlink()
-    record = runs.resume(folder).record
+    record = resume.resume(folder).record
     assert (record["summary"]["params_sha256"], record["resumed"]) == (end, [1])
 
 

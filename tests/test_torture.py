@@ -15,8 +15,7 @@ from fedcli import registry
 from fedcli.errors import printable
 from fedcli.figures import plots
 from fedcli.results.render import Sheet, markdown, render
-from fedcli.runs.config import resolve
-from fedcli.runs.run import refuse_without_effect
+from fedcli.runs.resolve import refuse_without_effect, resolve
 from tests import torture
 from tests.files import from_npz, images
 from tests.programs import Waiting, start

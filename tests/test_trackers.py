@@ -7,8 +7,7 @@ from unittest.mock import MagicMock
 import pytest
 
 import fedcli
-from fedcli.runs import run as runs
-from fedcli.runs import trackers
+from fedcli.runs import resume, trackers
 from tests.files import refused
 from tests.programs import invoke
 from tests.test_runs import TINY as RUN
@@ -21,7 +20,7 @@ def killed_and_resumed(folder, log):
     """The record of a run that is killed after round 3, of which only two are in the checkpoint, and resumed."""
     with pytest.raises(Stop):
         fedcli.run("fedavg", out=folder, log=log, progress=StopAfter(3), **TINY)
-    return runs.resume(folder, progress=trackers.Loggers(None, log)).record
+    return resume.resume(folder, progress=trackers.Loggers(None, log)).record
 
 
 def test_tensorboard_reads_every_round_once_also_after_a_kill(tmp_path):

@@ -9,8 +9,8 @@ import fedcli
 from fedcli.declarations import Cell, Table
 from fedcli.papers.baselines import fedavg
 from fedcli.results import costs, jobs, plans
-from fedcli.runs import run as runs
-from fedcli.runs.records import read_record, write_record
+from fedcli.runs import resume
+from fedcli.runs.record import read_record, write_record
 from fedcli.userfiles import file_hash
 from tests.files import refused
 from tests.programs import invoke
@@ -70,7 +70,7 @@ def test_no_network_is_imported_that_stands_beside_the_options(work):
     begun(rounds=2)
     model = {**read_record(Path("run"))["model"], "backbone": f"{work}/evil.py:tiny"}
     malicious(model=model, status="interrupted", user_files={f"{work}/mine.py": file_hash("mine.py")})
-    assert runs.resume("run", method="mine.py").record["status"] == "finished"
+    assert resume.resume("run", method="mine.py").record["status"] == "finished"
     assert not Path("evil-ran").exists()
 
 
@@ -82,14 +82,16 @@ def moved(method="mine.py"):
 
 def test_named_files_go_on_from_a_new_place_and_changed_ones_only_where_allowed(work):
     begun(backbone="./nets.py:tiny", rounds=2)
-    refused(lambda: runs.resume("run"), "mine.py", f"add '--method {work}/mine.py --method {work}/nets.py'.")
-    refused(lambda: runs.resume("run", method="./mine.py"), "nets.py")
+    refused(lambda: resume.resume("run"), "mine.py", f"add '--method {work}/mine.py --method {work}/nets.py'.")
+    refused(lambda: resume.resume("run", method="./mine.py"), "nets.py")
     files = moved("renamed.py")
     before = file_hash("new/nets.py")
     Path("new/nets.py").write_text(Path("new/nets.py").read_text() + "\n")
     after = file_hash("new/nets.py")
-    refused(lambda: runs.resume("run", method=files), f"since the run began (hash {after}, was {before}", "--changed-")
-    again = runs.resume("run", method=files, changed_method=True).record
+    refused(
+        lambda: resume.resume("run", method=files), f"since the run began (hash {after}, was {before}", "--changed-"
+    )
+    again = resume.resume("run", method=files, changed_method=True).record
     assert (again["status"], again["resumed"]) == ("finished", [2])
     method, net = f"{work}/new/renamed.py", f"{work}/new/nets.py"
     assert (again["method_source"], again["config"]["backbone"]) == (method, f"{net}:tiny")
@@ -102,7 +104,7 @@ def test_a_file_is_known_where_its_folder_has_become_a_link(work):
     begun("fedavg", backbone="old/nets.py:tiny", rounds=2)
     Path("old").rename("elsewhere")
     Path("old").symlink_to("elsewhere")
-    assert runs.resume("run", method="old/nets.py").record["resumed"] == [2]
+    assert resume.resume("run", method="old/nets.py").record["resumed"] == [2]
     Path("elsewhere/nets.py").write_text(NETS)
     refused(lambda: fedcli.load("run", method="old/nets.py").model(), "has changed since the run began (hash")
 

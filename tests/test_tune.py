@@ -9,8 +9,8 @@ import pytest
 
 import fedcli
 from fedcli.results import jobs, tune
-from fedcli.runs.config import flags_of
-from fedcli.runs.records import read_record, write_record
+from fedcli.runs.options import flags_of
+from fedcli.runs.record import read_record, write_record
 from tests.files import refused
 from tests.programs import invoke
 

@@ -10,8 +10,8 @@ from fedcli.core.federation import NonFiniteLoss
 from fedcli.results.costs import paces
 from fedcli.results.frame import read_runs
 from fedcli.results.tables import machines
-from fedcli.runs.records import read_record, write_record
-from fedcli.runs.run import resume
+from fedcli.runs.record import read_record, write_record
+from fedcli.runs.resume import resume
 from fedcli.runs.verify import compare_records
 from tests.programs import invoke
 from tests.test_runs import TINY, Stop, StopAfter, essence

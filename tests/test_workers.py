@@ -12,7 +12,7 @@ from torch.distributed.run import main as torchrun
 from fedcli.cli import display
 from fedcli.cli.display import draw
 from fedcli.runs import workers
-from fedcli.runs.records import read_record
+from fedcli.runs.record import read_record
 from tests import law_8
 from tests.programs import SMALL, WAITS, Waiting, start
 from tests.test_lock import names

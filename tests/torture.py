@@ -28,11 +28,11 @@ from fedcli.cli import app
 from fedcli.data import files
 from fedcli.errors import UserError
 from fedcli.figures import quality
-from fedcli.runs import config
-from fedcli.runs import run as runs
-from fedcli.runs.config import recorded_fields
+from fedcli.runs import resume
 from fedcli.runs.models import ROUNDS
-from fedcli.runs.records import params_hash, read_record, write_record
+from fedcli.runs.options import recorded_fields
+from fedcli.runs.record import params_hash, read_record, write_record
+from fedcli.runs.resolve import default_dataset
 from fedcli.runs.rounds import Listener
 from tests.programs import SMALL, start
 from tests.test_lock import names
@@ -144,7 +144,7 @@ class Doom(Listener):
 def kill(number: int) -> str:
     """A run that is killed four times at random moments ends in the same numbers and leaves the same files."""
     draw, method = random.Random(number), registry.find_method(KILLED[number % len(KILLED)])
-    options = {**TINY, "dataset": config.default_dataset(method), "checkpoint_every": 1, "state_memory": "300K"}
+    options = {**TINY, "dataset": default_dataset(method), "checkpoint_every": 1, "state_memory": "300K"}
     if method.uses_public_data:
         options |= {"public_examples": 12, "public_batch_size": 5}
     with TemporaryDirectory() as place:
@@ -198,7 +198,7 @@ def stopped_run(kind: str) -> tuple[Path, str]:
 def ending(folder: Path) -> str:
     """What a run comes to: its parameters once it is resumed, or, where it has features, these and its models."""
     if not (folder / quality.FILES[""]).is_file():
-        return runs.resume(folder).record["summary"]["params_sha256"]
+        return resume.resume(folder).record["summary"]["params_sha256"]
     run = fedcli.load(folder)
     parts = [quality.read_outputs(folder, run.record), *(run.model(round=name).state_dict() for name in ROUNDS)]
     return params_hash((name, torch.as_tensor(value)) for part in parts for name, value in part.items())

@@ -38,9 +38,10 @@ from fedcli.core.layers import use_live_taps
 from fedcli.data import datasets
 from fedcli.errors import UserError
 from fedcli.runs.autotune import autotune, peak_memory
-from fedcli.runs.config import DEFAULT_DATASET, RunConfig, Setup, resolve
-from fedcli.runs.prepare import deterministic, flushed_denormals, machine_settings, prepare
-from fedcli.runs.records import environment
+from fedcli.runs.machine import deterministic, environment, flushed_denormals, machine_settings
+from fedcli.runs.options import RunConfig
+from fedcli.runs.prepare import prepare
+from fedcli.runs.resolve import DEFAULT_DATASET, Setup, resolve
 from fedcli.runs.rounds import one_round
 from fedcli.vision import torchvision
 

@@ -79,9 +79,9 @@ def summary(declared: Method | Post) -> SimpleNamespace:
     """
     defaults, paper = {}, getattr(declared, "default_protocol", "").split(":")[0]
     if isinstance(declared, Method):
-        options = late.config.recorded_fields(declared)
+        options = late.options.recorded_fields(declared)
         with suppress(UserError):
-            values = late.config.resolve(declared, {}, need_data=False).values()
+            values = late.resolve.resolve(declared, {}, need_data=False).values()
             defaults = {name: value for name, value in values.items() if value != options[name].default}
     of_paper = [protocol for protocol in registry.protocols().values() if protocol.name.split(":")[0] == paper]
     return SimpleNamespace(

@@ -21,7 +21,7 @@ from fedcli.declarations import SELECTIONS
 from fedcli.errors import printable
 from fedcli.figures.notebook import Standing
 from fedcli.registry import find_method
-from fedcli.runs.settings import reductions
+from fedcli.runs.identity import reductions
 from fedcli.runs.signals import exit_code
 
 if TYPE_CHECKING:  # it imports pandas, which a single run does not need
@@ -38,7 +38,7 @@ def header(record: dict[str, Any], folder: Path) -> dict[str, str]:
     frozen = "".join(f", {part['parameters']:,} frozen" for part in network.get("frozen", []))
     return {
         "method": f"{record['method']}, protocol {record['protocol']}",
-        "inactive": late.config.inactive_term(config, find_method(record["method_source"])),
+        "inactive": late.options.inactive_term(config, find_method(record["method_source"])),
         "data set": f"{record['dataset']}, {sum(sizes):,} training images on {len(sizes)} clients",
         "reduced": ", ".join(reductions(record).values()),
         "made from": record.get("dataset_source", ""),
@@ -116,7 +116,7 @@ class Display(Standing):
             "last round": f"{100 * summary['last']:.2f} %",
             **({f"after {post['name']}": f"{100 * post['test_accuracy']:.2f} %"} if post else {}),
             "time": duration(record),
-            "record": f"{self.folder / late.records.RECORD}, with curve.png and partition.png",
+            "record": f"{self.folder / late.record.RECORD}, with curve.png and partition.png",
         })  # fmt: skip
         draw(record, self.folder)
         self.folder = None

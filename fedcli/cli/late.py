@@ -16,7 +16,9 @@ PACKAGES = {
     "fedcli.results": (
         "claims", "costs", "frame", "jobs", "metrics", "pages", "plans", "render", "tables", "tune",
     ),
-    "fedcli.runs": ("config", "models", "records", "run", "trackers", "verify", "workers"),
+    "fedcli.runs": (
+        "begin", "models", "options", "record", "resolve", "resume", "sources", "trackers", "verify", "workers",
+    ),
 }  # fmt: skip
 
 

@@ -40,12 +40,12 @@ class MethodCommand(TyperCommand):
         options = ctx.meta["options"] = []
         if args and args[0] not in ("-h", "--help"):
             args = [re.sub(r"^--\w+(?==|$)", lambda flag: flag[0].replace("_", "-"), word) for word in args]
-            args, ctx.meta["sources"] = late.config.expand(args, ctx.info_name)
-            names, post, steps = args[0].split(","), late.config.typed_options(args).get("post"), index()["post"]
+            args, ctx.meta["sources"] = late.sources.expand(args, ctx.info_name)
+            names, post, steps = args[0].split(","), late.options.typed_options(args).get("post"), index()["post"]
             method, *others = map(find_summary, names)
             if is_from_file(names[0]) or is_from_file(post or ""):
                 steps = registry.posts(registry.find_method(names[0]), post)
-            ctx.meta["unknown_option"] = lambda flag: late.config.unknown_option(flag, method, steps, post)
+            ctx.meta["unknown_option"] = lambda flag: late.options.unknown_option(flag, method, steps, post)
             options += make_options(method, steps, with_own=not others)
         rest = super().parse_args(ctx, args)
         values = {option.name: ctx.params.pop(option.name) for option in options}
@@ -63,7 +63,7 @@ def make_options(method: Any, steps: Mapping[str, Any], with_own: bool) -> list[
     An option is None unless it is given; several values are a tuple.
     """
     parameters = []
-    for title, panel in late.config.option_panels(method, steps).items():
+    for title, panel in late.options.option_panels(method, steps).items():
         for field in panel.values() if with_own or title != method.title else ():
             flag = flag_of(field.name)
             more = {"autocompletion": completion(field.name, choices=field.metadata["choices"])}
@@ -83,7 +83,7 @@ def _parse_values(field: Any, text: str) -> Any:
     """Read the values of an option, one or a tuple; `--checkpoint-every auto` is as if it were not given."""
     if (field.name, text) == ("checkpoint_every", "auto"):
         return None
-    values = late.config.parse_values(field, text)
+    values = late.options.parse_values(field, text)
     if field.name == "seed" and len(values) > 1:
         raise UserError(f"--seed takes one seed (got '{text}'); write --seeds {text}.")
     return values if len(values) > 1 else values[0]
@@ -120,9 +120,9 @@ def run(
     is_grid = any(isinstance(value, tuple) for value in options.values())
     if not (where or is_grid or seeds is not None or len(names) > 1):
         if workers is not None:  # one folder for all workers; what is refused is so before they start
-            [(_, path)] = late.run.plan(method, out=out, tuned=tuned, **options)
+            [(_, path)] = late.begin.plan(method, out=out, tuned=tuned, **options)
             launch_workers(workers, () if out else ("--out", str(path)))
-        watch(partial(late.run.run, method, **experiment, **options), quiet, log_file, log)
+        watch(partial(late.begin.run, method, **experiment, **options), quiet, log_file, log)
         return
     if workers is not None or late.workers.launched():
         raise UserError("workers share one run (got several runs); leave --workers or the launcher out.")
@@ -170,7 +170,7 @@ def tune(
         rows.append((*trial.options.values(), mean_text(percent) if trial.accuracy >= 0 else "diverged"))
     best = trials["options"].iloc[0]
     print_table((*map(flag_of, best), "Validation accuracy, %"), rows)
-    flags = shlex.join(late.config.flags_of(best))
+    flags = shlex.join(late.options.flags_of(best))
     typer.echo(f"use {flags}, or {shlex.join(['--tuned', str(plan.folder)])} ({plan.folder / late.tune.TUNED})")
 
 
@@ -185,7 +185,7 @@ def watch(start: Callable, quiet: bool | None = None, log_file: Path | None = No
         late.display.print_line(consoles[1:], f"error: {error}")
         raise
     except late.federation.NonFiniteLoss as error:
-        message, code = f"error: {error} The record is {display.folder / late.records.RECORD}.", 1
+        message, code = f"error: {error} The record is {display.folder / late.record.RECORD}.", 1
     except KeyboardInterrupt as error:
         message, code = "interrupted before the first round.", exit_code(error)
         if display.folder is not None:
@@ -215,13 +215,13 @@ def resume(
 ) -> None:
     """Resume a killed or interrupted run from its last checkpoint, or all such runs in a folder."""
     launch_workers(workers)
-    folders, failed = late.run.find_runs(run, skip_ended=workers is not None), False
+    folders, failed = late.resume.find_runs(run, skip_ended=workers is not None), False
     if workers is not None and len(folders) > 1:
         raise UserError(f"--workers {workers} is for one run (got {len(folders)} in '{run}'); name one of them.")
     for folder in folders:
         try:
             options = {"changed_method": changed_method, "skip_ended": folder != run}
-            watch(partial(late.run.resume, folder, method=method or (), **options), quiet, log_file, log)
+            watch(partial(late.resume.resume, folder, method=method or (), **options), quiet, log_file, log)
         except (UserError, typer.Exit) as error:
             if folder == run or getattr(error, "exit_code", 1) != 1:  # interrupted, or the time of all runs is over
                 raise
@@ -292,7 +292,7 @@ def bench(
         if name in options:
             cases.append((name, measure.prepare_workload(options[name], method, **given)))
         elif name in registry.methods() or is_from_file(name):
-            setup = late.config.resolve(registry.find_method(name), {"dataset": "cifar10", **given}, need_data=False)
+            setup = late.resolve.resolve(registry.find_method(name), {"dataset": "cifar10", **given}, need_data=False)
             cases.append((setup.protocol.name, setup))
         else:
             remedy = f"there are {', '.join(measure.WORKLOADS)}, and methods."
@@ -335,7 +335,7 @@ def check(
         chosen += [variant for method in chosen for variant in late.check.variants_of(method)]
     elif not all_:
         chosen = late.check.one_of_each_kind()
-    device, rows, held = str(late.config.find_device(device)), [], []
+    device, rows, held = str(late.resolve.find_device(device)), [], []
     with Console(stderr=True).status("") as status:
         for method, number in product(chosen, law or laws):
             status.update(escape(f"{method.name}: {laws[number].measure.__name__.replace('_', ' ')}"))

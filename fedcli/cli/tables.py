@@ -184,7 +184,7 @@ def report(
 ) -> None:
     """Write one HTML file, which works offline: sortable tables and curves, by protocol and data set."""
     needed("bokeh", "the report", "report")
-    present = [path for path in runs if path.is_file() or next(path.rglob(late.records.RECORD), None)]
+    present = [path for path in runs if path.is_file() or next(path.rglob(late.record.RECORD), None)]
     for path in sorted({*runs} - {*present}) if present else ():
         typer.echo(f"warning: there is no run in '{path}'; it is left out.", err=True)
     if len(label or ()) == len(runs):
@@ -205,5 +205,5 @@ def export(
 
     The model takes float images in 0 to 1, which it normalises, and gives logits.
     """
-    written = late.models.export(late.run.load(run, files or ()), format, client, round, prototypes, out)
+    written = late.models.export(late.resume.load(run, files or ()), format, client, round, prototypes, out)
     typer.echo("\n".join(map(str, written)))

@@ -76,7 +76,7 @@ class Federation:
         """Puts data, networks and engine together.
 
         Args:
-            run: Options of the run, a `fedcli.runs.config.RunConfig`.
+            run: Options of the run, a `fedcli.runs.options.RunConfig`.
             dataset: Images, labels and domains, a `fedcli.data.datasets.Dataset`.
             parts: Positions of each client's examples in the training set.
             device: Where all of it is kept and trained.

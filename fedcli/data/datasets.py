@@ -256,6 +256,16 @@ def describe(name: str) -> dict[str, Any]:
     return {"name": name, "kind": kind, "present": present(name), **sizes, "note": note}
 
 
+def num_images(dataset: str, local_test: float | None = None) -> int | None:
+    """Images of a data set that clients have, with `local_test` also the test images; None where files must tell."""
+    try:
+        described = describe(dataset)
+    except UserError:
+        return None
+    sizes = described["train"], described["test"] if local_test else 0
+    return None if None in sizes else sum(sizes)
+
+
 def take(dataset: Dataset, num_train: int, seed: int) -> Dataset:
     """A part of the training images, stratified by class and then by domain; the test images stay.
 

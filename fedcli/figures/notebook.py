@@ -15,10 +15,10 @@ from pathlib import Path
 from typing import Any
 
 from fedcli.errors import UserError
-from fedcli.runs import rounds
-from fedcli.runs import run as runs
+from fedcli.runs import begin, resume, rounds
 from fedcli.runs.lock import locked
-from fedcli.runs.records import RECORD
+from fedcli.runs.models import Run
+from fedcli.runs.record import RECORD
 from fedcli.runs.trackers import Loggers
 
 # The columns of a table's CSV that a run shows.
@@ -29,7 +29,7 @@ SHOWN = [
 
 
 @dataclass(frozen=True, repr=False)
-class Run(runs.Run):
+class Run(Run):
     """A run that has ended.
 
     Attributes:
@@ -99,13 +99,13 @@ def run(
     ipython = sys.modules.get("IPython")
     if progress is None and ipython and type(ipython.get_ipython()).__name__ == "ZMQInteractiveShell":  # in a notebook
         progress = Progress()
-    done = runs.run(str(method), out=out, progress=Loggers(progress, log), **options)
+    done = begin.run(str(method), out=out, progress=Loggers(progress, log), **options)
     return Runs(Run(**vars(each)) for each in done) if isinstance(done, list) else Run(**vars(done))
 
 
 def load(path: str | Path, method: str | Path | Sequence[str | Path] = ()) -> Run:
-    """Opens a run; see `fedcli.runs.run.load`."""
-    return Run(**vars(runs.load(path, method)))
+    """Opens a run; see `fedcli.runs.resume.load`."""
+    return Run(**vars(resume.load(path, method)))
 
 
 def _set_aside(folder: Path) -> None:

@@ -26,10 +26,11 @@ from fedcli.declarations import SELECTIONS
 from fedcli.errors import UserError, unknown
 from fedcli.files import write_atomically
 from fedcli.registry import methods
-from fedcli.results.frame import clients_of, rounds_of, state_of
+from fedcli.results.frame import clients_of, rounds_of
 from fedcli.results.tables import SeedGroup, agreed, boards, group, printed_accuracy
-from fedcli.runs.records import is_packaged, quiet
-from fedcli.runs.settings import reductions
+from fedcli.runs.identity import is_packaged, reductions
+from fedcli.runs.machine import quiet
+from fedcli.runs.record import state_of
 
 STYLE = {
     "font.family": "DejaVu Sans",  # comes with matplotlib, so that every machine draws the same

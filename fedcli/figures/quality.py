@@ -27,6 +27,7 @@ from sklearn.metrics import ConfusionMatrixDisplay, normalized_mutual_info_score
 from sklearn.metrics.pairwise import cosine_similarity
 from torch import Tensor
 
+from fedcli.core import drift
 from fedcli.core.batches import generator
 from fedcli.core.evaluation import models
 from fedcli.core.federation import Cohort, Federation
@@ -36,12 +37,11 @@ from fedcli.errors import UserError
 from fedcli.figures.plots import setting_name, title_words, write_title
 from fedcli.files import write_atomically
 from fedcli.results.tables import group
-from fedcli.runs import drift
 from fedcli.runs.lock import locked
+from fedcli.runs.machine import machine_settings
 from fedcli.runs.models import check_client
-from fedcli.runs.prepare import machine_settings
-from fedcli.runs.records import read_record, write_record
-from fedcli.runs.run import open_run
+from fedcli.runs.record import read_record, write_record
+from fedcli.runs.resume import open_run
 
 EXAMPLES = 2000  # test images at most: the silhouette takes all pairs of them
 CORRELATED = 500  # public images at most, and of each client's own

@@ -21,13 +21,14 @@ from fedcli.data import datasets
 from fedcli.declarations import Claim
 from fedcli.errors import UserError
 from fedcli.registry import find_table
-from fedcli.results.frame import ENDED, departures, read_runs
+from fedcli.results.frame import read_runs
 from fedcli.results.metrics import NO_INTERVAL, Interval, Metric, find_metric, interval, seeds_needed
 from fedcli.results.plans import PlannedRun, home_of, plan_cell
 from fedcli.results.render import MISSING, Sheet
 from fedcli.results.tables import printed_lead
-from fedcli.runs.config import RunConfig
-from fedcli.runs.settings import differences, differences_text, is_smaller
+from fedcli.runs.identity import departures, differences, differences_text, is_smaller
+from fedcli.runs.options import RunConfig
+from fedcli.runs.record import ENDED
 
 REPRODUCED, CONTRADICTED, UNDECIDED = "reproduced", "contradicted", "undecided"
 NOT_RUN, NO_DATA = "not run", "data not at hand"
@@ -207,7 +208,8 @@ def _candidates(
     """The runs usable for a cell, also reduced ones that the claim allows; a pair shares the options `alike`."""
     candidates, planned, instead = [], cell.settings, {"eval_every": None, **claim.instead}
     for run in runs[runs["method"] == cell.setup.method.name].to_dict("records"):
-        record, departed = run["record"], departures(run, planned, metric)
+        record = run["record"]
+        departed = departures(record, run["settings"], planned, metric.needs)
         allowed = [
             is_smaller(name, value, full) or (name in instead and instead[name] in (None, value))
             for name, (value, full) in departed.items()

@@ -8,11 +8,11 @@ from typing import Any
 import pandas as pd
 
 from fedcli.data import datasets
+from fedcli.data.datasets import num_images
 from fedcli.registry import find_table
 from fedcli.results import claims, plans
 from fedcli.results.frame import read_runs, shipped
-from fedcli.runs.config import num_images
-from fedcli.runs.records import environment, quiet
+from fedcli.runs.machine import environment, quiet
 
 H100 = "NVIDIA H100 80GB HBM3"
 BENCHED = {"w3": ("resnet18", "[3, 32, 32]")}  # of `fedcli bench`: a network and images that a paper has

@@ -1,7 +1,7 @@
 """All runs as one `pandas.DataFrame`, a row a run, which everything here filters."""
 
 import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import cache
 from itertools import zip_longest
 from pathlib import Path
@@ -11,12 +11,11 @@ import numpy as np
 import pandas as pd
 
 from fedcli.errors import UserError
-from fedcli.results.metrics import STATES, Metric, Record, state_of
-from fedcli.runs.records import RECORD, checkout, read_record
-from fedcli.runs.settings import AS_SEED, FIRST, Settings, differences, key, settings
+from fedcli.runs.identity import FIRST, key, settings
+from fedcli.runs.machine import checkout
+from fedcli.runs.record import RECORD, Record, read_record, state_of
 from fedcli.runs.trackers import flat
 
-ENDED = STATES[:2]
 COLUMNS = (
     "folder", "record", "method", "label", "seed", "state", "numerics", "images", "partition", "parameters", "settings",
     "key",
@@ -91,23 +90,6 @@ def find_records(paths: Iterable[Path], labels: Sequence[str] = ()) -> list[Reco
         for file in files:
             records.setdefault(file.resolve(), {**read_record(file), "folder": file.parent, **more})
     return [*records.values()]
-
-
-def departures(run: Mapping[str, Any], planned: Settings, metric: Metric) -> dict[str, tuple[Any, Any]]:
-    """The settings in which a run, a row of the table, departs from planned ones, as far as a metric needs them.
-
-    A run with a step after its last round also matches plans without one.
-    """
-    record, values = run["record"], run["settings"]
-    if planned["post"] is None and values["post"] is not None:
-        values = settings({**record, "config": {**record["config"], "post": None}})
-    departed = differences(values, planned)
-    if set(departed.get("partition_seed", ())) == {run["seed"], AS_SEED}:
-        del departed["partition_seed"]  # one names the seed that the other has as its own
-    needs = record["summary"]["selection"] if metric.needs == "selected" else metric.needs
-    if needs == "last":
-        departed.pop("eval_every", None)  # whether other rounds are tested changes nothing
-    return departed
 
 
 def rounds_of(record: Record) -> pd.DataFrame:

@@ -22,10 +22,10 @@ from fedcli.core.federation import NonFiniteLoss
 from fedcli.data.files import one_line
 from fedcli.errors import UserError
 from fedcli.results.plans import Plan, PlannedRun
-from fedcli.runs import run as runs
+from fedcli.runs import begin, resume
 from fedcli.runs.checkpoints import CHECKPOINT, PREVIOUS, SELECTED, clear
 from fedcli.runs.lock import InUse, locked
-from fedcli.runs.records import read_record
+from fedcli.runs.record import has_ended, read_record
 from fedcli.runs.rounds import Listener
 from fedcli.runs.signals import OutOfTime, end_with_parent, interrupt_on_signals, time_left
 from fedcli.runs.trackers import Loggers
@@ -100,7 +100,7 @@ def execute(
                 del active[future]
                 if error := _error_text(future.exception()) if future.exception() else future.result():
                     errors[run.folder] = error
-                if records_only and record and runs.has_ended(record):
+                if records_only and record and has_ended(record):
                     clear(run.folder, CHECKPOINT, PREVIOUS, SELECTED, at_rest=True)
                 watch.end(run, record, error)
             if (waiting or active) and time_left() <= 0:
@@ -127,12 +127,12 @@ def task(environment: dict, method: str, folder: Path, options: dict, progress: 
     os.environ.update(environment)
     for _ in range(POLLS):
         try:
-            if runs.read_begun(folder) is None:
-                runs.run(method, out=folder, continue_=True, progress=progress, **options)
+            if begin.read_begun(folder) is None:
+                begin.run(method, out=folder, continue_=True, progress=progress, **options)
             else:  # perhaps by hand, with more than a table needs
-                [(setup, _)] = runs.plan(method, out=folder, **options)
+                [(setup, _)] = begin.plan(method, out=folder, **options)
                 files = own_paths([method, *setup.values().values()])
-                runs.resume(folder, method=files, progress=progress, skip_ended=True)
+                resume.resume(folder, method=files, progress=progress, skip_ended=True)
             return ""
         except InUse as error:  # by its process on a lost node, which is about to end
             fault = str(error)

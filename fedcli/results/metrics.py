@@ -18,10 +18,9 @@ import pandas as pd
 from fedcli.core.partition import number
 from fedcli.errors import UserError, unknown
 from fedcli.results.render import MISSING
+from fedcli.runs.record import Record, state_of
 from fedcli.userfiles import from_file, is_from_file
 
-Record = dict[str, Any]
-STATES = ("finished", "diverged", "failed", "unfinished", "not run")
 DECIMALS = {"percent": 2, "": 3, "floats": 0}
 
 
@@ -58,13 +57,6 @@ def seeds_needed(difference: Interval, most: int) -> int:
     deviation = (difference.high - difference.mean) / _half_width(1, difference.n)
     counts = (count for count in range(2, most + 1) if _half_width(deviation, count) < abs(difference.mean))
     return next(counts, most + 1)
-
-
-def state_of(record: Record) -> str:
-    """Which of `STATES` a run is in; it has diverged if a loss became infinite or NaN."""
-    if record["status"] == "failed" and record.get("error", "").startswith("NonFiniteLoss"):
-        return "diverged"
-    return record["status"] if record["status"] in ("finished", "failed") else "unfinished"
 
 
 @dataclass(frozen=True)

@@ -37,9 +37,10 @@ from fedcli import registry
 from fedcli.declarations import SELECTIONS
 from fedcli.errors import UserError
 from fedcli.results import claims, costs, plans, tables
-from fedcli.results.frame import Record, find_records, frame_of, read_runs
+from fedcli.results.frame import find_records, frame_of, read_runs
 from fedcli.results.metrics import Metric, difference, find_metric, interval
 from fedcli.results.render import MISSING, between_marks, github, render
+from fedcli.runs.record import Record
 
 FIGURE = re.compile(r"\]\((figures/([\w.-]+)-([a-z]+)\.png)\)")
 # Sections of a paper's file that its page repeats: a title, then indented lines.

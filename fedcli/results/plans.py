@@ -11,16 +11,18 @@ from pathlib import Path
 from typing import Any
 
 from fedcli.data import datasets
+from fedcli.data.datasets import num_images
 from fedcli.declarations import Cell, Method, Table
 from fedcli.errors import UserError
 from fedcli.registry import find_method, find_protocol, protocols
-from fedcli.results.frame import ENDED, Record, departures, read_runs, shipped, state_of
+from fedcli.results.frame import read_runs, shipped
 from fedcli.results.metrics import Metric, find_metric
-from fedcli.runs.config import Setup, num_images, resolve
+from fedcli.runs.begin import begun, check_seeds, new_folder
+from fedcli.runs.begin import plan as plan_runs
+from fedcli.runs.identity import SIZES, Settings, departures, draft, is_smaller, key, outdated, settings, settings_text
 from fedcli.runs.prepare import load_data
-from fedcli.runs.run import begun, check_seeds, new_folder
-from fedcli.runs.run import plan as plan_runs
-from fedcli.runs.settings import SIZES, Settings, draft, is_smaller, key, outdated, settings, settings_text
+from fedcli.runs.record import ENDED, Record, state_of
+from fedcli.runs.resolve import Setup, resolve
 from fedcli.userfiles import short_name
 
 HOME = Path("runs/tables")  # of all tables' runs, unless another folder is given
@@ -47,7 +49,7 @@ class PlannedRun:
 
     @property
     def state(self) -> str:
-        """One of `fedcli.results.metrics.STATES`."""
+        """One of `fedcli.runs.record.STATES`."""
         return "not run" if self.record is None else state_of(self.record)
 
     @property
@@ -173,7 +175,11 @@ def plan(
         name, seed, values = run.setup.method.name, run.setup.run.seed, run.settings
         metrics = {each.metric for each in cells if run in each.runs}
         alike = [row for row in there if (row["method"], row["seed"]) == (name, seed)]
-        usable = [row for row in alike if not any(departures(row, values, metric) for metric in metrics)]
+        usable = []
+        for row in alike:
+            departed = (departures(row["record"], row["settings"], values, metric.needs) for metric in metrics)
+            if not any(departed):
+                usable.append(row)
         if usable:
             furthest = max(usable, key=lambda row: (row["state"] in ENDED, len(row["record"]["rounds"])))
             run.folder, run.record = furthest["folder"], furthest["record"]
@@ -253,7 +259,7 @@ def plan_grid(
         seeds: Of each combination; if not given, the seed of `given`.
         out: Folder, `runs/<time>-<method>-<data set>` if not given. Runs stand in it as
             `<method>/<option>=<value>,…/seed-<seed>`, without parts that all runs share.
-        tuned: See `fedcli.runs.run.run`.
+        tuned: See `fedcli.runs.begin.run`.
         continue_: Go on with runs in `out` that the same call has made.
 
     Raises:

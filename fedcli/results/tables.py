@@ -20,13 +20,14 @@ import pandas as pd
 from fedcli import registry
 from fedcli.declarations import Table
 from fedcli.errors import printable, unknown
-from fedcli.results.frame import departures, find_records, frame_of
-from fedcli.results.metrics import BOLD, DIVERGED, STATES, Metric, best, find_metric, interval, state_of
+from fedcli.results.frame import find_records, frame_of
+from fedcli.results.metrics import BOLD, DIVERGED, Metric, best, find_metric, interval
 from fedcli.results.plans import IN_TEXT, TablePlan, plan_cell
 from fedcli.results.render import MISSING, Best, Sheet, markdown
-from fedcli.runs.config import given_options, inactive_term
-from fedcli.runs.records import quiet
-from fedcli.runs.settings import FIRST, NOT_SETTINGS, reductions, settings, settings_text
+from fedcli.runs.identity import FIRST, NOT_SETTINGS, departures, reductions, settings, settings_text
+from fedcli.runs.machine import quiet
+from fedcli.runs.options import given_options, inactive_term
+from fedcli.runs.record import STATES, state_of
 
 OUT = re.compile(r" --out[ =](?:'[^']*'|\S+)")  # in the commands of older runs
 COMPARABLE = ["protocol", "dataset", "partition", "rounds", "train_examples", "selection"]
@@ -327,7 +328,9 @@ def printed_accuracy(record: Mapping[str, Any]) -> float | None:
             if is_alike and cell.metric in ("selected", "last", "best"):  # points of a learning curve
                 metric = find_metric(cell.metric)
                 number = printed_value(table, cell.row, cell.column, metric)
-                if number is not None and not departures(run, plan_cell(table, cell).settings, metric):
+                if number is not None and not departures(
+                    record, run["settings"], plan_cell(table, cell).settings, metric.needs
+                ):
                     return number
     return None
 

@@ -16,9 +16,11 @@ from fedcli import registry
 from fedcli.declarations import flag_of
 from fedcli.errors import UserError, unknown
 from fedcli.files import write_atomically
-from fedcli.results.frame import ENDED, Record, read_runs
+from fedcli.results.frame import read_runs
 from fedcli.results.plans import Plan, plan_grid
-from fedcli.runs.config import fields_of, parse_values, recorded_fields, resolve
+from fedcli.runs.options import fields_of, parse_values, recorded_fields
+from fedcli.runs.record import ENDED, Record
+from fedcli.runs.resolve import resolve
 
 HOME = Path("tuning")  # of all trials, outside `runs`, so that no table of its runs has them
 SEED = 1000  # of the trials, if none is given

@@ -13,8 +13,8 @@ from fedcli.core.client_states import STATES, Version, stored
 from fedcli.core.federation import Federation
 from fedcli.core.tree_files import CHECKPOINT, PREVIOUS, SUFFIX, load_tree, read_verified, save_tree
 from fedcli.errors import UserError
-from fedcli.runs.config import Setup
-from fedcli.runs.records import identity
+from fedcli.runs.identity import identity
+from fedcli.runs.resolve import Setup
 
 SELECTED = f"selected{SUFFIX}"  # the models of the best round, see fedcli/runs/models.py
 SHARE, LONGEST = 0.05, 600.0  # of the time that checkpoints may take; seconds between two of them

@@ -25,8 +25,7 @@ from fedcli.files import write_atomically
 from fedcli.registry import find_method
 from fedcli.runs import checkpoints
 from fedcli.runs.checkpoints import CHECKPOINT, SELECTED
-from fedcli.runs.records import identity
-from fedcli.runs.settings import reductions
+from fedcli.runs.identity import identity, reductions
 from fedcli.userfiles import trust_files
 
 LARGEST = 2**30  # bytes of all models together that are kept beside the last ones

@@ -9,15 +9,16 @@ from typing import Any
 
 import torch
 
-from fedcli.core import evaluation
+from fedcli.core import drift, evaluation
 from fedcli.core.client_states import STATES, refuse_non_finite, stored
 from fedcli.core.federation import Cohort, Federation, NonFiniteLoss
 from fedcli.errors import UserError
-from fedcli.runs import autotune, drift
+from fedcli.runs import autotune
 from fedcli.runs.checkpoints import clear, clear_finished, is_due
-from fedcli.runs.config import Setup
+from fedcli.runs.identity import identity
 from fedcli.runs.models import BestModels, all_params
-from fedcli.runs.records import identity, params_hash, summarise, write_record
+from fedcli.runs.record import params_hash, summarise, write_record
+from fedcli.runs.resolve import Setup
 from fedcli.runs.signals import OutOfTime, time_left
 from fedcli.runs.workers import current
 

@@ -10,9 +10,11 @@ import numpy as np
 from fedcli.core.federation import NonFiniteLoss
 from fedcli.errors import UserError
 from fedcli.registry import find_method
-from fedcli.runs.records import ENVIRONMENT_KEYS, read_record
+from fedcli.runs.begin import begin, new_folder
+from fedcli.runs.machine import ENVIRONMENT_KEYS
+from fedcli.runs.record import has_ended, read_record
+from fedcli.runs.resume import recorded_setup
 from fedcli.runs.rounds import Listener
-from fedcli.runs.run import begin, has_ended, new_folder, recorded_setup
 from fedcli.runs.signals import OutOfTime
 from fedcli.userfiles import trust_files
 

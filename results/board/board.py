@@ -19,7 +19,7 @@ from fedcli.registry import find_method
 from fedcli.results import jobs, plans
 from fedcli.results.metrics import find_metric, interval
 from fedcli.results.render import between_marks, github
-from fedcli.runs.settings import settings_text
+from fedcli.runs.identity import settings_text
 
 HERE = Path(__file__).parent
 RUNS = Path("runs/board")

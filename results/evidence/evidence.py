@@ -31,10 +31,10 @@ from fedcli.registry import find_method, find_table
 from fedcli.results.costs import estimate
 from fedcli.results.jobs import execute
 from fedcli.results.plans import Plan, PlannedRun, plan
+from fedcli.runs.begin import read_begun
 from fedcli.runs.checkpoints import CHECKPOINT
-from fedcli.runs.config import resolve
-from fedcli.runs.records import RECORD
-from fedcli.runs.run import read_begun
+from fedcli.runs.record import RECORD
+from fedcli.runs.resolve import resolve
 from fedcli.runs.signals import OutOfTime, interrupt_on_signals, set_time_limit, time_left
 
 RUNS = Path("runs/evidence")

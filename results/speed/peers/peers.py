@@ -31,8 +31,9 @@ import pandas as pd
 import torch
 import typer
 
-from fedcli.runs import run as runs
-from fedcli.runs.records import environment
+from fedcli.runs import begin
+from fedcli.runs.machine import environment
+from fedcli.runs.prepare import prepare
 
 HERE = Path(__file__).parent
 CSV = HERE / "peers.csv"
@@ -52,8 +53,8 @@ WORKLOADS = {
 
 def write_clients(folder: Path, options: dict[str, Any]) -> None:
     """Writes the clients' images as PFLlib's generators do, `dataset/train/K.npz` and so on, and the initial model."""
-    ((setup, _),) = runs.plan(**options, out=folder)
-    dataset, _, fed = runs.prepare(setup)
+    ((setup, _),) = begin.plan(**options, out=folder)
+    dataset, _, fed = prepare(setup)
     for part, clients in (("train", fed.training), ("test", fed.testing)):
         (folder / "dataset" / part).mkdir(parents=True)
         for client, index in enumerate(clients):

@@ -13,12 +13,13 @@ from typing import Any
 
 from fedcli.core import NUMERICS, partition
 from fedcli.core.backbones import have_dead_taps
+from fedcli.data.datasets import num_images
 from fedcli.declarations import Method, is_idle
 from fedcli.errors import UserError
 from fedcli.registry import methods, posts, protocols
-from fedcli.runs.config import RunConfig, Setup, default_options, fields_of, filled_up, num_images, recorded_fields
-from fedcli.runs.records import is_packaged
-from fedcli.userfiles import is_hash_of, own_paths, replace_paths
+from fedcli.runs.options import RunConfig, fields_of, filled_up, recorded_fields
+from fedcli.runs.resolve import Setup, default_options
+from fedcli.userfiles import THEN, is_hash_of, own_paths, replace_paths
 
 Settings = dict[str, Any]
 # On which no result depends, but on the seed, which stands beside the settings.
@@ -81,6 +82,11 @@ def draft(setup: Setup) -> dict[str, Any]:
     }
 
 
+def is_packaged(record: dict[str, Any]) -> bool:
+    """Whether a run's method is a registered one and not of a user's file."""
+    return record["method_source"] == record["method"]
+
+
 def numerics(record: dict[str, Any], method: Method) -> dict[str, int]:
     """The current versions of the numerics for a run, of core and method; raised when code changes results.
 
@@ -106,9 +112,50 @@ def key(values: Mapping[str, Any]) -> str:
     return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:16]
 
 
+def identity(record: dict[str, Any]) -> str:
+    """SHA-256 over a run's method, configuration, data and partition.
+
+    A user's file counts by its hash when the run began, so that it may be moved.
+    """
+    first = {path: hashes.split(THEN)[0] for path, hashes in record.get("user_files", {}).items()}
+    config = {name: replace_paths(value, first) for name, value in record["config"].items()}
+    return digest_of([record["method"], config, record["dataset_fingerprint"], record["partition"]["fingerprint"]])
+
+
+def digest_of(value: Any) -> str:
+    """SHA-256 over a value's JSON with sorted keys and without spaces."""
+    plain = json.loads(json.dumps(value))  # numbers as keys become texts, which sort in another order
+    return hashlib.sha256(json.dumps(plain, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
+
+
 def differences(run: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
     """The settings in which two runs differ, both values by name; None for an option that one lacks."""
     return {name: (run.get(name), other.get(name)) for name in {**other, **run} if run.get(name) != other.get(name)}
+
+
+def departures(
+    record: Mapping[str, Any], values: Settings, planned: Settings, needs: str
+) -> dict[str, tuple[Any, Any]]:
+    """The settings in which a run departs from planned ones, as far as a number of it needs them.
+
+    A run with a step after its last round also matches plans without one.
+
+    Args:
+        record: Of the run.
+        values: Its settings.
+        planned: Settings of the plan.
+        needs: Which rounds the number is from: "every" tested one, the "selected" or the "last".
+    """
+    if planned["post"] is None and values["post"] is not None:
+        values = settings({**record, "config": {**record["config"], "post": None}})
+    departed = differences(values, planned)
+    if set(departed.get("partition_seed", ())) == {record["seed"], AS_SEED}:
+        del departed["partition_seed"]  # one names the seed that the other has as its own
+    if needs == "selected":
+        needs = record["summary"]["selection"]
+    if needs == "last":
+        departed.pop("eval_every", None)  # whether other rounds are tested changes nothing
+    return departed
 
 
 def is_smaller(name: str, value: Any, full: Any) -> bool:

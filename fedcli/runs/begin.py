@@ -1,0 +1,158 @@
+"""How a run begins: its set-up and folder, and the record from which it may go on."""
+
+from collections.abc import Iterable, Mapping
+from contextlib import nullcontext
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from fedcli import userfiles
+from fedcli.declarations import flag_of
+from fedcli.errors import UserError
+from fedcli.registry import find_method
+from fedcli.runs import autotune
+from fedcli.runs.checkpoints import CHECKPOINT
+from fedcli.runs.identity import NOT_SETTINGS, differences, draft, settings
+from fedcli.runs.lock import LOCK, InUse, leftovers, locked
+from fedcli.runs.machine import flushed_denormals, machine_settings
+from fedcli.runs.models import Run
+from fedcli.runs.options import RunConfig, filled_up
+from fedcli.runs.prepare import prepare
+from fedcli.runs.record import RECORD, has_ended, new_record, read_record
+from fedcli.runs.resolve import Setup, refuse_without_effect, resolve
+from fedcli.runs.resume import LONGER, resume
+from fedcli.runs.rounds import NOT_BLAMED, Listener, run_rounds
+from fedcli.runs.sources import read_tuned
+from fedcli.runs.workers import current, launched
+
+
+def run(
+    method: str, *, out: str | Path | None = None, seeds: Iterable[int] | None = None, continue_: bool | None = None,
+    progress: Listener | None = None, **given: Any,
+) -> Run | list[Run]:  # fmt: skip
+    """Runs a method, and returns the run, or a list of runs with `seeds`; the arguments are those of `fedcli.run`.
+
+    With `continue_`, a run that has ended is skipped, and its `state` is None; one that has finished a round is
+    resumed, and the rest start.
+
+    Raises:
+        UserError: A run cannot start; nothing is written then.
+        NonFiniteLoss: A loss becomes infinite or NaN; the record says so.
+    """
+    if continue_ and out is None:
+        raise UserError("--continue needs a folder (got no --out); name it with --out.")
+    planned = plan(method, out=out, seeds=seeds, **given)
+    source = userfiles.absolute(method) if userfiles.is_from_file(method) else find_method(method).name
+    begun_before = current().first(lambda: [begun(*run, bool(continue_)) for run in planned])
+    done: list[Run] = []
+    for (setup, folder), record in zip(planned, begun_before, strict=True):
+        if record is None:
+            done.append(begin(setup, folder, source, progress))
+        else:
+            files = userfiles.own_paths([source, *setup.values().values()])
+            done.append(resume(folder, method=files, progress=progress, skip_ended=True))
+    return done[0] if seeds is None else done
+
+
+def plan(
+    method: str, *, out: str | Path | None = None, seeds: Iterable[int] | None = None, tuned: str | Path | None = None,
+    sources: Mapping[str, str] | None = None, **options: Any,
+) -> list[tuple[Setup, Path]]:  # fmt: skip
+    """The runs of `run`, each with its folder; `sources` says where options come from that were not typed.
+
+    Raises:
+        UserError: One cannot start, as far as shows without its data and folder.
+    """
+    chosen, sources = find_method(method), dict(sources or {})
+    options = {  # auto is as if it were not given
+        name: value for name, value in options.items()
+        if value is not None and (name, value) != ("checkpoint_every", "auto")
+    }  # fmt: skip
+    if tuned is not None:
+        best, source = read_tuned(tuned, chosen)
+        sources |= dict.fromkeys(best.keys() - options.keys(), source)
+        options = {**best, **options}
+    if seeds is not None and "seed" in options:
+        raise UserError(f"--seed {options['seed']} was given with --seeds; leave one of the two out.")
+    if out is None and launched():
+        raise UserError("the workers of a launcher need one folder for all (got no --out); name it with --out.")
+    different = [{}] if seeds is None else [{"seed": seed} for seed in check_seeds(seeds)]
+    setups = [resolve(chosen, {**options, **seed}, sources=sources) for seed in different]
+    refuse_without_effect(setups[0])
+    parent = Path(out or new_folder(setups[0]))
+    return [(setup, parent if seeds is None else parent / f"seed-{setup.run.seed}") for setup in setups]
+
+
+def check_seeds(seeds: Iterable[Any]) -> list[int]:
+    """The seeds of several runs as a list; refuses what is not distinct whole numbers from 0."""
+    seeds = list(seeds)
+    if not seeds or len(set(seeds)) < len(seeds) or any(type(seed) is not int or seed < 0 for seed in seeds):
+        raise UserError(
+            f"--seeds must be distinct whole numbers from 0 (got '{','.join(map(str, seeds))}'); write --seeds 0,1,2."
+        )
+    return seeds
+
+
+@flushed_denormals()
+def begin(setup: Setup, folder: Path, source: str, progress: Listener | None = None, until: int | None = None) -> Run:
+    """Prepares a run, makes its folder and runs it; `until` interrupts it after so many rounds.
+
+    The `source` is its method's name, or the path of the method's file.
+    """
+    dataset, parts, fed = prepare(setup)
+    engine = fed.engine
+    with machine_settings(fed):
+        chosen = autotune.autotune(fed)
+        engine.way, engine.clients_per_chunk, chosen = current().first(
+            lambda: (engine.way, engine.clients_per_chunk, chosen)
+        )
+        record = new_record(setup, dataset, parts, fed, source, chosen)
+        with setup.method.blamed(*NOT_BLAMED):
+            state = setup.method.init(fed, setup.options)
+        with locked(folder) if current().number == 0 else nullcontext():
+            current().first(lambda: begun(setup, folder, False))  # another process may have begun in it meanwhile
+            state = run_rounds(setup, fed, record, state, folder, progress or Listener(), until)
+    return Run(record, state, folder, tuple(userfiles.user_files(record)))
+
+
+def begun(setup: Setup, folder: Path, going_on: bool) -> dict[str, Any] | None:
+    """The record from which a run goes on, if it may; None where it begins.
+
+    Raises:
+        InUse: Another process has locked the folder of a run that begins, and may be about to write a record.
+        UserError: The folder holds another run or something else.
+    """
+    record, holds_run = read_begun(folder), (folder / RECORD).is_file()
+    if record is None or not going_on:
+        # Without a record, only what a killed process has left behind may be there.
+        strangers = {*folder.glob("*")} - {folder / LOCK, *leftovers(folder)}
+        if record or (strangers and not holds_run):
+            kind = InUse if (folder / LOCK).exists() else UserError
+            remedy = "go on with --continue, or choose another" if holds_run else "choose another"
+            raise kind(f"the output folder '{folder}' exists; an existing one is never overwritten; {remedy}.")
+        return None
+    # What was typed and changes no result counts too, since it would not be done.
+    asked = [name for name in NOT_SETTINGS if name == "seed" or setup.origin[name] == "command line"]
+    recorded = filled_up(record["config"], RunConfig)
+    before = settings(record) | {name: recorded[name] for name in asked}
+    now = settings(draft(setup)) | {name: getattr(setup.run, name) for name in asked}
+    now["code"] = before.get("code")  # `resume` says what to do about another one
+    for name, (value, other) in differences(now, before).items():
+        flag = name if name in ("method", "selection") else flag_of(name)
+        remedy = LONGER if name == "rounds" and value > other else "choose another --out"
+        raise UserError(f"'{folder}' holds a run with another {flag} (got {value}, was {other}); {remedy}.")
+    return record
+
+
+def read_begun(folder: Path) -> dict[str, Any] | None:
+    """The record of a run that has ended or finished a round; None where a new run loses nothing."""
+    if not (folder / RECORD).is_file():
+        return None
+    record = read_record(folder)
+    return record if record["rounds"] or (folder / CHECKPOINT).is_file() or has_ended(record) else None
+
+
+def new_folder(setup: Setup) -> Path:
+    """A folder named after the time, to the microsecond, the method and the data set."""
+    name = f"{setup.method.name}-{userfiles.short_name(setup.run.dataset)}"
+    return Path("runs", f"{datetime.now():%Y%m%d-%H%M%S-%f}-{name}")

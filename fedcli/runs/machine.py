@@ -1,0 +1,136 @@
+"""The machine of a run: what a record says of it, and what a run sets for the time that it takes."""
+
+import os
+import platform
+import re
+import subprocess
+import sys
+from collections import ChainMap
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from fedcli.core.federation import Federation
+
+SMALL_NETWORK = 100_000  # parameters
+NOISE = 0.5  # cores
+ENVIRONMENT_KEYS = ("hardware", "machine", "versions")  # on which the bits of a run depend
+
+
+def environment(device: torch.device) -> dict[str, Any]:
+    """Hardware, system, library versions and the commit of the code."""
+    cpuinfo, commit, on_cuda = Path("/proc/cpuinfo"), "", device.type == "cuda"
+    text = cpuinfo.read_text() if cpuinfo.is_file() else ""
+    model = re.search(r"^model name\s*: (.+)$", text, re.MULTILINE)
+    processor = (model[1] if model else platform.processor() or platform.machine()).strip()
+    flushes = torch.set_flush_denormal(sys.float_info.min / 2 == 0)  # leaves it as it is, and says whether it can be
+    if folder := checkout():
+        # Without locks, since another git may be at work there.
+        command = ["git", "--no-optional-locks", "describe", "--always", "--exclude=*", "--abbrev=40", "--dirty=+"]
+        with suppress(OSError):  # git is not there
+            commit = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False).stdout.strip()
+    return {
+        "hardware": {
+            "device": device.type,
+            "name": torch.cuda.get_device_name(device) if on_cuda else processor,
+            "cores": os.cpu_count(),
+            "threads": torch.get_num_threads(),
+        },
+        "machine": {
+            "processor": processor,
+            # The instructions that arithmetic on arrays depends on.
+            "flags": sorted(set(re.findall(r"\b(?:avx|amx|fma|f16c|neon|asimd|sve)\w*", text))),
+            "system": platform.platform(),
+            "denormals": "0 in a run" if flushes else "kept",
+        },
+        "versions": {
+            "python": platform.python_version(),
+            "torch": torch.__version__,  # with the part after "+", which says for which CUDA it was built
+            **{library: version(library) for library in ("torchvision", "numpy", "scikit-learn", "fedcli")},
+            "cuda": torch.version.cuda if on_cuda else None,
+        },
+        "commit": commit or None,  # of the checkout, with "+" if it was changed since; None outside of one
+    }
+
+
+def note_move(record: dict[str, Any], device: torch.device) -> list[str]:
+    """Records the current machine if it has changed since the run last trained; returns what to note."""
+    here, before = environment(device), ChainMap(*reversed(record.get("moved", [])), record)
+    other = {name: here[name] for name in ENVIRONMENT_KEYS if name in before and before[name] != here[name]}
+    if not other:
+        return []
+    record.setdefault("moved", []).append({"round": len(record["rounds"]), **other})
+    return [f"{' and '.join(other)} are not what they were in the rounds before; bits may be those of neither place"]
+
+
+def quiet(record: dict[str, Any]) -> bool:
+    """Whether no other work disturbed a run, so that its seconds say something.
+
+    The load averages at its start and end may be half a core above the run's own threads. Older records have the cores
+    that `others` kept busy, or nothing, and count as disturbed.
+    """
+    busy = []
+    for load in record.get("load", [{"others": 2 * NOISE}]):
+        others = load.get("others")
+        busy.append(max(load["start"], load["end"]) - record["hardware"]["threads"] if others is None else others)
+    return max(busy, default=0) <= NOISE
+
+
+def checkout() -> Path | None:
+    """The checkout that the package lies in, if it lies in one of this project."""
+    above = Path(__file__).resolve().parents[2]
+    return above if (above / ".git").exists() else None
+
+
+@contextmanager
+def flushed_denormals() -> Iterator[None]:
+    """Lets the processor take numbers below 1e-38 in float32 as 0, until the end; it is many times slower with them.
+
+    Weights that get no gradient and decay become such numbers. Threads inherit the setting from the one that makes
+    them, so it comes before PyTorch makes threads to load data.
+    """
+    with ExitStack() as put_back:
+        put_back.callback(torch.set_flush_denormal, sys.float_info.min / 2 == 0)
+        torch.set_flush_denormal(True)  # False where the processor cannot
+        yield
+
+
+@contextmanager
+def deterministic(on: bool) -> Iterator[None]:
+    """Takes operations on CUDA that give the same bits each time, or PyTorch's default ones, until the end.
+
+    PyTorch warns of an operation that has no such form. On a CPU all have it.
+    """
+    before, filled = torch.get_deterministic_debug_mode(), torch.utils.deterministic.fill_uninitialized_memory
+    if on:
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # else matrix products may differ among streams
+        torch.utils.deterministic.fill_uninitialized_memory = False  # nothing here reads such memory
+    # As use_deterministic_algorithms(on, warn_only=on), which imports the compiler and takes as long as PyTorch does.
+    torch.set_deterministic_debug_mode("warn" if on else "default")
+    try:
+        yield
+    finally:
+        torch.set_deterministic_debug_mode(before)
+        torch.utils.deterministic.fill_uninitialized_memory = filled
+
+
+@contextmanager
+def machine_settings(fed: Federation) -> Iterator[None]:
+    """Sets what this run needs in PyTorch for the whole process, until the end.
+
+    TF32 only with --precision tf32; PyTorch's default uses it in convolutions. On CUDA the same bits each time. One
+    thread for a small network that trains one client after the other on a CPU, where handing work over costs more.
+    """
+    on_cpu, is_small = fed.device.type == "cpu", fed.sizes.parameters < SMALL_NETWORK
+    with deterministic(not on_cpu), ExitStack() as put_back:
+        for operations in (torch.backends.cuda.matmul, torch.backends.cudnn):
+            put_back.callback(setattr, operations, "allow_tf32", operations.allow_tf32)
+            operations.allow_tf32 = fed.config.precision == "tf32"
+        put_back.callback(torch.set_num_threads, torch.get_num_threads())
+        if on_cpu and is_small and fed.engine.clients_per_chunk == 1:
+            torch.set_num_threads(1)
+        yield

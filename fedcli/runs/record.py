@@ -1,0 +1,160 @@
+"""The record of a run: what it has, how it begins, and the only functions that read it and write it, atomically."""
+
+import hashlib
+import json
+import shlex
+import time
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from fedcli.core import NUMERICS, partition
+from fedcli.core.federation import Federation, NonFiniteLoss
+from fedcli.data import datasets
+from fedcli.data.files import reading
+from fedcli.errors import UserError
+from fedcli.files import write_atomically
+from fedcli.runs.identity import digest_of, draft
+from fedcli.runs.machine import environment
+from fedcli.runs.options import flags_of, given_options
+from fedcli.runs.resolve import Setup
+from fedcli.runs.workers import current
+from fedcli.userfiles import file_hash, own_paths
+
+SCHEMA = 1
+RECORD = "record.json"
+PARTS = (  # that every record has
+    "status", "method", "method_source", "method_hash", "protocol", "dataset", "dataset_fingerprint", "seed", "config",
+    "origin", "command", "normalisation", "partition", "class_names", "model", "engine", "hardware", "versions", "cost",
+    "rounds", "summary", "resumed",
+)  # fmt: skip
+Record = dict[str, Any]
+STATES = ("finished", "diverged", "failed", "unfinished", "not run")
+ENDED = STATES[:2]
+
+
+def write_record(folder: Path, record: dict[str, Any]) -> None:
+    """Writes `record.json` with its digest; refuses a number that is not finite, since JSON has none."""
+    text = json.dumps({**record, "digest": digest_of(record)}, indent=1, allow_nan=False)
+    write_atomically(folder / RECORD, lambda path: path.write_text(text + "\n"))
+
+
+def read_record(path: Path) -> dict[str, Any]:
+    """The record in a run folder or a record file, without its digest.
+
+    Older records have no digest, no numerics, both of which began at 1, and no way of the engine, which had one.
+
+    Raises:
+        UserError: There is none, it is no record or lacks a part, or its digest or schema is another one.
+    """
+    file = path / RECORD if path.is_dir() else path
+    if not file.is_file():
+        raise UserError(f"there is no run at '{file}' (got no {RECORD}); give the folder of a run, which holds one.")
+    with reading(file, "a record as fedcli has written it"):
+        record = json.loads(file.read_text())
+        if record["schema"] != SCHEMA:
+            raise UserError(f"'{file}' has schema {record['schema']} (this version reads {SCHEMA}); update fedcli.")
+        if record.pop("digest", None) not in (None, digest_of(record)):
+            raise UserError(f"the record '{file}' is damaged or was changed by hand; put a copy back, or run it again.")
+        if lost := [name for name in PARTS if name not in record]:
+            raise UserError(f"the record '{file}' lacks {', '.join(lost)}; put a copy back, or run it again.")
+        engine = {"way": "stacked", "notes": [], **record["engine"]}
+        return {"numerics": {"core": 1, "method": 1}, **record, "engine": engine}
+
+
+def new_record(
+    setup: Setup, dataset: datasets.Dataset, parts: list, fed: Federation, source: str, chosen: str | None
+) -> dict[str, Any]:
+    """Returns the record of a run before its first round.
+
+    `source` is its method's name or file; `chosen` is what `autotune` returns.
+    """
+    config, values, pixels, frozen = setup.run, setup.values(), fed.transform, frozen_parts(fed)
+    return {
+        "schema": SCHEMA, "status": "running", **draft(setup), "method_source": source,
+        "numerics": {"core": NUMERICS[fed.dead_taps], "method": setup.method.numerics},
+        "user_files": {path: file_hash(path) for path in own_paths([source, *values.values()])},
+        "dataset_fingerprint": dataset.fingerprint,
+        **({"dataset_source": dataset.source} if dataset.source else {}),
+        "command": shlex.join(["fedcli", "run", source, *flags_of(given_options(values, setup.origin))]),
+        "started": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        "evaluation": setup.protocol.evaluation,
+        "normalisation": {"mean": pixels.mean, "std": pixels.std}, "augmentation": pixels.augmentation,
+        "partition": {
+            "flag": setup.partition.scaled(dataset.share).flag, "seed": config.partition_seed,
+            "fingerprint": partition.fingerprint(parts),
+            "images": len(dataset.y_train), "sizes": [len(part) for part in parts],
+            "class_counts": partition.count_classes(parts, dataset.y_train, dataset.num_classes).tolist(),
+            **({"idle": fed.idle} if fed.idle else {}),  # clients that train no step
+        },
+        "class_names": list(dataset.class_names),
+        "model": {
+            "backbone": config.backbone,
+            "parameters": fed.sizes.parameters,  # of the largest network where there are several
+            "input": [dataset.channels, dataset.image_size, dataset.image_size],
+            **({"frozen": frozen} if frozen else {}),
+        },
+        "engine": {
+            "clients_per_chunk": fed.engine.clients_per_chunk, "way": fed.engine.way, "chosen": chosen,
+            "workers": current().count, "device": str(fed.device), "precision": config.precision, "notes": [],
+        },
+        "cost": None, "resumed": [],
+        "load": [],  # of the machine, once from the start and once from each round that the run was resumed in
+        **environment(fed.device),
+        "rounds": [], "summary": summarise([], setup.selection), "seconds_total": 0.0, "peak_bytes": 0,
+    }  # fmt: skip
+
+
+def summarise(rounds: list[dict[str, Any]], selection: str) -> dict[str, Any]:
+    """The headline of a run by its protocol's rule, and beside it the last round.
+
+    Args:
+        rounds: The rounds so far.
+        selection: "best-validation" (the first round with the highest validation accuracy), "last", "mean-last-3"
+            or "best-test" (the best round on the test set, which flatters).
+
+    Returns:
+        `selected` and `last` (fractions; None before the first evaluation), `selected_round`, `rounds`, `selection`.
+    """
+    tested = [entry for entry in rounds if entry["test_accuracy"] is not None]
+    summary = {"selection": selection, "selected": None, "selected_round": None, "last": None, "rounds": len(rounds)}
+    if tested:
+        ranked_by = {"best-validation": "validation_accuracy", "best-test": "test_accuracy"}.get(selection)
+        chosen = max(tested, key=lambda entry: entry[ranked_by]) if ranked_by else tested[-1]
+        averaged = tested[-3:] if selection == "mean-last-3" else [chosen]
+        summary |= {
+            "selected": float(np.mean([entry["test_accuracy"] for entry in averaged])),
+            "selected_round": chosen["round"],
+            "last": tested[-1]["test_accuracy"],
+        }
+    return summary
+
+
+def state_of(record: Record) -> str:
+    """Which of `STATES` a run is in; it has diverged if a loss became infinite or NaN."""
+    if record["status"] == "failed" and record.get("error", "").startswith("NonFiniteLoss"):
+        return "diverged"
+    return record["status"] if record["status"] in ("finished", "failed") else "unfinished"
+
+
+def has_ended(record: dict[str, Any]) -> bool:
+    """Whether a run has finished, or has diverged and would again."""
+    return record["status"] == "finished" or record.get("error", "").startswith(NonFiniteLoss.__name__)
+
+
+def frozen_parts(fed: Federation) -> list[dict[str, Any]]:
+    """Returns number and hash of the frozen parameters of each network that has some."""
+    parts = [network.frozen for network in fed.networks if network.frozen]
+    return [{"parameters": sum(map(torch.Tensor.numel, part.values())), "sha256": params_hash(part)} for part in parts]
+
+
+def params_hash(params: Mapping[str, torch.Tensor] | Iterable[tuple[str, torch.Tensor]]) -> str:
+    """SHA-256 over names and bytes of parameters in order of name; pairs must come in it."""
+    digest = hashlib.sha256()
+    for name, value in sorted(params.items()) if isinstance(params, dict) else params:
+        digest.update(name.encode())
+        digest.update(value.detach().cpu().contiguous().numpy().tobytes())
+    return digest.hexdigest()

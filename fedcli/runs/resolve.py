@@ -1,0 +1,190 @@
+"""From options to a set-up that can start: values of protocol and data set, defaults, and what is refused.
+
+Nothing is read of the data, and nothing is written.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from fedcli.declarations import DataSetting, Method, Post, Protocol, check_value, describe_need, flag_of, is_idle
+from fedcli.errors import UserError
+from fedcli.registry import default_protocol, find_post, find_protocol, posts
+from fedcli.runs.options import RunConfig, fields_of, option_panels, parse_size, unknown_option
+from fedcli.userfiles import absolute, is_from_file
+
+DEFAULT_DATASET = "digits"
+
+
+@dataclass(frozen=True)
+class Setup:
+    """A run that has been checked and can start."""
+
+    method: Method
+    options: Any  # the method's Config
+    run: RunConfig  # no None but for what the data decide
+    protocol: Protocol
+    setting: DataSetting | None  # what the protocol says of the data set, if anything
+    partition: Any  # fedcli.core.partition.Partition
+    selection: str
+    device: Any  # torch.device
+    origin: dict[str, str]  # of each value: "command line", "protocol ...", "default", ...
+    post: Post | None = None  # the step after the last round
+    post_options: Any = None  # its Config
+
+    @property
+    def data_sets(self) -> tuple[str, ...]:
+        """The data sets that the run reads."""
+        return tuple(filter(None, (self.run.dataset, self.run.public_dataset)))
+
+    def values(self) -> dict[str, Any]:
+        """All options, the run's, the method's and those of the step after it, as one flat dict."""
+        return {**vars(self.run), **vars(self.options), **(vars(self.post_options) if self.post else {})}
+
+
+def resolve(
+    method: Method, given: Mapping[str, Any], *, sources: Mapping[str, str] | None = None, need_data: bool = True
+) -> Setup:
+    """Puts together what was given, the protocol's values and the defaults; reads no data.
+
+    Args:
+        method: The method.
+        given: Options by name; None stands for the default, whatever the protocol says.
+        sources: Where options come from that were not typed, for `Setup.origin`.
+        need_data: Whether the data set must be on this machine.
+
+    Raises:
+        UserError: The first reason why it cannot run.
+    """
+    from fedcli.core import partition
+    from fedcli.data import datasets
+
+    option_panels(method, posts(method))  # refuses clashes of names
+    given = {name: _as_recorded(name, value, method) for name, value in given.items()}
+    protocol = find_protocol(given["protocol"], method) if "protocol" in given else None
+    dataset = given.get("dataset") or default_dataset(method, protocol)
+    if need_data:
+        datasets.available(dataset)
+    protocol = protocol or default_protocol(method, dataset)
+    name = {**protocol.settings, **given}.get("post")
+    post = None if name is None else find_post(name, method)
+    kinds = [RunConfig, method.config, *([post.config] if post else [])]
+    values, origin = default_options(protocol, dataset, method.name, *kinds)
+    values |= given
+    origin |= {name: (sources or {}).get(name, "command line") for name in given}
+    allowed = fields_of(*kinds)
+    for name, value in values.items():
+        if name not in allowed:
+            raise unknown_option(name, method, posts(method, values["post"]), values["post"])
+        check_value(allowed[name], value)
+    for name, source in (("partition_seed", "seed"), ("cohort_size", "num_clients")):
+        if values[name] is None:
+            values[name], origin[name] = values[source], source
+    if not method.uses_public_data and "public_dataset" not in given:
+        values["public_dataset"] = None  # the protocol's, for the methods that need one
+    values["partition"] = partition.from_flag(values["partition"]).flag  # dirichlet:.5 is dirichlet:0.5
+    run, options, *post_options = (kind(**{name: values[name] for name in fields_of(kind)}) for kind in kinds)
+    _refuse_combinations(run, method, protocol)
+    selection = protocol.selection
+    if selection == "best-validation" and run.validation == 0:
+        selection, origin["selection"] = "last", "no validation part"
+    return Setup(
+        method, options, run, protocol, protocol.datasets.get(dataset), partition.from_flag(run.partition), selection,
+        find_device(run.device), origin, post, *post_options,
+    )  # fmt: skip
+
+
+def _as_recorded(name: str, value: Any, method: Method) -> Any:
+    """The value of an option as it is recorded: full names, absolute paths of a user's files."""
+    from fedcli.data import datasets
+
+    if name == "clients_per_chunk" or not isinstance(value, str):
+        return str(value) if name == "clients_per_chunk" else value
+    if name in ("protocol", "post") and not is_from_file(value):
+        return (find_protocol if name == "protocol" else find_post)(value, method).name
+    return absolute(datasets.find_name(value) if name in ("dataset", "public_dataset") else value)
+
+
+def default_dataset(method: Method, protocol: Protocol | None = None) -> str:
+    """The data set where none is given: the only one of a named protocol, or a built-in one that the paper has."""
+    from fedcli.data import datasets
+
+    if protocol is None:
+        suited = [name for name in datasets.BUILT_IN if name in default_protocol(method, name).datasets]
+    else:
+        suited = protocol.datasets if len(protocol.datasets) == 1 else []
+    return next(iter(suited), DEFAULT_DATASET)
+
+
+def default_options(protocol: Protocol, dataset: str, method: str = "", *kinds: type) -> tuple[dict, dict]:
+    """The options of these kinds, or of `RunConfig` alone, where none is given, and where each comes from."""
+    values = {name: field.default for name, field in fields_of(*(kinds or (RunConfig,))).items()}
+    values |= {"protocol": protocol.name, "dataset": dataset}
+    origin, source = dict.fromkeys(values, "default"), f"protocol {protocol.name}"
+    layers = {source: {**protocol.settings, **protocol.method_options.get(method, {})}}
+    if setting := protocol.datasets.get(dataset):
+        special = setting.method_options.get(method, {})
+        layers[f"{source}, {dataset}"] = {"backbone": setting.backbone, **setting.settings, **special}
+    for source, layer in layers.items():
+        values |= layer
+        origin |= dict.fromkeys(layer, source)
+    return values, origin
+
+
+def _refuse_combinations(run: RunConfig, method: Method, protocol: Protocol) -> None:
+    """Refuses options that cannot run together."""
+    from fedcli.core import backbones, engine
+
+    networks = set(run.backbone.split(",")) if run.backbone else set()
+    for name in networks:
+        backbones.find(name)
+    engine.parse_chunk(run.clients_per_chunk, 1)
+    parse_size(run.state_memory or "0")
+    mixed, on_clients, public = len(networks) > 1, protocol.evaluation == "clients", run.public_dataset
+    drift, paper = f"--drift-every {run.drift_every}", f"the protocol {protocol.name}"
+    no_model = f"needs a global model of one network (got '{method.name}' with {run.backbone}); leave it out"
+    has_model = method.personal is None and not mixed
+    faults = {
+        f"--cohort-size {run.cohort_size} is larger than --num-clients {run.num_clients}; use as many or fewer":
+            run.cohort_size > run.num_clients,
+        f"{paper} has networks for {', '.join(protocol.datasets) or 'no data set'} (got --dataset {run.dataset} and no "
+        "--backbone); choose one of these, or add --backbone, e.g. cnn-small": not networks,
+        f"'{method.name}' needs one network for all clients (got --backbone {run.backbone}); name one of them":
+            mixed and not method.mixed_networks,
+        f"{paper} uses no --local-test (got {run.local_test:g}); leave it out":
+            run.local_test and not on_clients,
+        f"'{method.name}' uses no public images (got --public-dataset {public}); leave it out":
+            public and not method.uses_public_data,
+        f"'{method.name}' needs public images (got no --public-dataset); name a data set; 'fedcli data list' shows all":
+            method.uses_public_data and not public,
+        f"--post {run.post} {no_model}": run.post and not has_model,
+        f"{drift} {no_model}": run.drift_every and not has_model,
+        f"{drift} needs common test images (got {paper}, which has none); leave it out": run.drift_every and on_clients,
+    }  # fmt: skip
+    for text, is_wrong in faults.items():
+        if is_wrong:
+            raise UserError(f"{text}.")
+
+
+def refuse_without_effect(setup: Setup) -> None:
+    """Refuses typed options that have no effect; a protocol, a record and a file may have such."""
+    values = setup.values()
+    for name, field in fields_of(RunConfig, setup.method.config).items():
+        is_typed = setup.origin[name] == "command line" and values[name] != field.default
+        if is_typed and is_idle(field.metadata, values):
+            others = ", ".join(f"{flag_of(other)} {values[other]}" for other in field.metadata["only_with"])
+            raise UserError(f"{flag_of(name)} is for {describe_need(field.metadata)} (got {others}); leave it out.")
+
+
+def find_device(name: str) -> Any:
+    """The `torch.device` of that name, if it is here; auto is CUDA where there is one."""
+    import torch
+
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    numbered = [f"cuda:{index}" for index in range(torch.cuda.device_count())]
+    if name not in ["cpu", *numbered, *(["cuda"] if numbered else [])]:
+        raise UserError(
+            f"--device must be auto, cpu, cuda or cuda:N (got '{name}'); this machine has {len(numbered)} CUDA devices."
+        )
+    return torch.device(name)

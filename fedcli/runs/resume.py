@@ -1,0 +1,160 @@
+"""Taking a run up again: to go on with it, or to use what it had after its last round."""
+
+from collections.abc import Sequence
+from contextlib import nullcontext, suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from fedcli import userfiles
+from fedcli.core import partition
+from fedcli.core.federation import Federation
+from fedcli.declarations import Method
+from fedcli.errors import UserError
+from fedcli.registry import find_method
+from fedcli.runs.checkpoints import CHECKPOINT, clear_finished, read_checkpoint
+from fedcli.runs.identity import numerics
+from fedcli.runs.lock import locked
+from fedcli.runs.machine import flushed_denormals, machine_settings, note_move
+from fedcli.runs.models import Run, all_params
+from fedcli.runs.options import recorded_options
+from fedcli.runs.prepare import prepare
+from fedcli.runs.record import RECORD, frozen_parts, has_ended, params_hash, read_record
+from fedcli.runs.resolve import Setup, resolve
+from fedcli.runs.rounds import Listener, run_rounds
+from fedcli.runs.workers import current, launched
+
+LONGER = "a run cannot be lengthened; train anew with 'fedcli run --from RUN --rounds N --out NEW'"
+
+
+def find_runs(path: Path, skip_ended: bool = False) -> list[Path]:
+    """The folders of the runs in a folder, at any depth; the folder itself if it is a run or holds none.
+
+    Those that have ended are left out if asked, and of several workers always, which share one run.
+    """
+    folders = sorted(file.parent for file in path.rglob(RECORD))
+    if not folders or path in folders:
+        return [path]
+    for folder in [*folders] if skip_ended or launched() else ():
+        with suppress(UserError):  # a damaged record is left to `resume`, which says so
+            if has_ended(read_record(folder)):
+                folders.remove(folder)
+    return folders
+
+
+@flushed_denormals()
+def resume(
+    path: str | Path, *, method: str | Path | Sequence[str | Path] = (), changed_method: bool = False,
+    progress: Listener | None = None, skip_ended: bool = False,
+) -> Run:  # fmt: skip
+    """Resumes a run that was killed or interrupted from its last checkpoint.
+
+    Args:
+        path: Folder of the run.
+        method: The user's files that the run needs, also moved; a path in a record is imported only if it is named
+            here, and has the recorded hash.
+        changed_method: Go on although one of them has changed.
+        progress: Told how the run goes on.
+        skip_ended: Return a run that has ended.
+
+    Raises:
+        UserError: There is no such run, it has finished, its folder is in use, or code, data or partition have changed.
+    """
+    folder, progress = Path(path), progress or Listener()
+    read_record(folder)  # refuses what is no run, and makes no folder
+    with locked(folder) if current().number == 0 else nullcontext():
+        record = current().first(lambda: read_record(folder))
+        if skip_ended and has_ended(record):
+            if record["status"] == "finished":  # a kill after the last record has left something
+                current().first(lambda: clear_finished(folder, record))
+            progress.skip(record, folder)
+            return load(folder, tuple(userfiles.user_files(record)))
+        if record["status"] == "finished":
+            raise UserError(f"the run '{folder}' has finished all of its {len(record['rounds'])} rounds; {LONGER}.")
+        record, setup, fed = restore(record, method, changed_method)
+        if not userfiles.is_hash_of(record["method_hash"], setup.method.file):
+            record["method_hash"] += userfiles.THEN + setup.method.file_hash
+        with machine_settings(fed):
+            state, before = read_checkpoint(folder, record, setup, fed)
+            record |= before
+            record["resumed"].append(len(record["rounds"]))
+            record.pop("error", None)
+            fed.engine.notes += note_move(record, fed.device)
+            state = run_rounds(setup, fed, record, state, folder, progress)
+    return Run(record, state, folder, tuple(userfiles.user_files(record)))
+
+
+def recorded_setup(record: dict[str, Any], method: Method, **instead: Any) -> Setup:
+    """The set-up of a run from its record, with its last chunk size; `instead` overrides options."""
+    chunk = "{way}:{clients_per_chunk}".format(**record["engine"]).removeprefix("stacked:")
+    instead = {"clients_per_chunk": chunk, **instead}
+    setup = resolve(method, {**recorded_options(record["config"], method), **instead})
+    origin = {**record["origin"], **dict.fromkeys(instead, "command line")}
+    return replace(setup, origin=origin, selection=record["summary"]["selection"])
+
+
+def restore(
+    record: dict[str, Any], files: str | Path | Sequence[str | Path], changed_method: bool = False, **instead: Any
+) -> tuple[dict[str, Any], Setup, Federation]:
+    """A run's record with the user's files as they are now, its set-up and federation.
+
+    The arguments are those of `resume`; `instead` overrides options.
+
+    Raises:
+        UserError: Code, data or partition have changed.
+    """
+    record = userfiles.trust_files(record, files, changed_method)
+    method = find_method(record["method_source"])
+    if record["status"] != "finished" and not changed_method:  # a finished run's last model is known by its hash
+        now = f"numerics {numerics(record, method)}, hash {method.file_hash}"
+        before = f"numerics {record['numerics']}, hash {record['method_hash'].rpartition(userfiles.THEN)[2]}"
+        if now != before:
+            raise UserError(
+                f"the code of '{method.name}' has changed since the run began (got {now}; was {before}); resume with "
+                "--changed-method, or start a new run."
+            )
+    setup = recorded_setup(record, method, **instead)
+    dataset, parts, fed = prepare(setup)
+    for part, then, now in (
+        ("data set", record["dataset_fingerprint"], dataset.fingerprint),
+        ("partition", record["partition"]["fingerprint"], partition.fingerprint(parts)),
+        ("frozen part of the network", record["model"].get("frozen", []), frozen_parts(fed)),
+    ):
+        if then != now:
+            raise UserError(f"the {part} has changed since the run began (fingerprint {now}, was {then}); restore it.")
+    record["engine"]["workers"] = current().count
+    return record, setup, fed
+
+
+def load(path: str | Path, method: str | Path | Sequence[str | Path] = ()) -> Run:
+    """A run from its folder or record, its models by `Run.model`; `method` is as for `resume`."""
+    path = Path(path)
+    return Run(read_record(path), None, path if path.is_dir() else path.parent, method)
+
+
+class OpenRun(NamedTuple):
+    """A finished run with all that it had after its last round."""
+
+    record: dict[str, Any]
+    setup: Setup
+    fed: Federation
+    state: Any  # the method's server state after the last round
+
+
+def open_run(folder: Path, method: Sequence[str] = (), **instead: Any) -> OpenRun:
+    """Opens a finished run without writing, by its folder and the arguments of `restore`.
+
+    Raises:
+        UserError: It has not finished, code, data or partition have changed, or its last model is not there.
+    """
+    record = read_record(folder)
+    if record["status"] != "finished":
+        raise UserError(f"the run '{folder}' has not finished (it is {record['status']}); 'fedcli resume' goes on.")
+    record, setup, fed = restore(record, method, **instead)
+    expected, actual = record["summary"].get("params_sha256"), "no checkpoint"
+    if (folder / CHECKPOINT).is_file():
+        state, _ = read_checkpoint(folder, record, setup, fed)
+        actual = params_hash(all_params(setup.method, state, fed.num_clients))
+    if actual != expected:
+        raise UserError(f"'{folder}' does not hold the run's last model (got {actual}, was {expected}); run it again.")
+    return OpenRun(record, setup, fed, state)

@@ -1,0 +1,85 @@
+"""Where options come from that are not typed: a TOML file, the record of another run, and what `fedcli tune` wrote."""
+
+import json
+import tomllib
+from pathlib import Path
+from typing import Any
+
+from fedcli.data.files import reading
+from fedcli.declarations import Method, flag_of
+from fedcli.errors import UserError
+from fedcli.registry import find_method
+from fedcli.runs.options import flags_of, given_options, recorded_fields, typed_options
+from fedcli.userfiles import own_paths
+
+
+def expand(args: list[str], command: str) -> tuple[list[str], dict[str, str]]:
+    """The arguments of a command with the options that `--config` and `--from` stand for, the method first.
+
+    Typed options override those of the file, and these those of the run; `--seed` overrides `--seeds`, and the other
+    way round. A list in a file stands for several values.
+
+    Returns:
+        The arguments, and where the options come from that were not typed, by name.
+
+    Raises:
+        UserError: A file cannot be read, no method is named, or a file of the user's is not.
+    """
+    typed = typed_options(args)
+    if not args[0].startswith("-"):
+        typed["method"], *args = args
+    in_file = _options_in_file(typed["config"]) if "config" in typed else {}
+    in_run: dict[str, Any] = {}
+    if "from" in typed:
+        from fedcli.runs.record import read_record  # late, as it imports PyTorch
+
+        record = read_record(Path(typed["from"]))
+        # Not what came from the protocol: it comes from there again, and follows where another one is given.
+        in_run = {
+            "method": record["method_source"], "protocol": record["config"].get("protocol"),
+            "dataset": record["config"].get("dataset"), **given_options(record["config"], record["origin"]),
+        }  # fmt: skip
+    seeds = {"seed", "seeds"}
+    if seeds & {*typed, *in_file}:
+        in_run.pop("seed", None)
+    taken = typed.keys() | (seeds if seeds & typed.keys() else ())
+    options = {name: value for name, value in {**in_run, **in_file}.items() if name not in taken}
+    for name, value in options.items():
+        if name not in in_file and own_paths([value]):
+            part = value if name == "method" else f"{flag_of(name)} {value}"
+            raise UserError(f"'{typed['from']}' has code of yours in {part}, run only if you name it; add {part}.")
+    method = typed.get("method", options.pop("method", None))
+    if not isinstance(method, str):
+        raise UserError(
+            f"no method given (got {args[0]}); write 'fedcli {command} METHOD', see 'fedcli list', or set method = "
+            '"fedavg" in the --config file.'
+        )
+    if in_run and (chosen := find_method(method.split(",")[0])).name != record["method"]:
+        options = {
+            name: value for name, value in options.items() if name in in_file or name in recorded_fields(chosen)
+        }  # fmt: skip
+    sources = {name: f"file {typed['config']}" if name in in_file else f"run {typed['from']}" for name in options}
+    return [method, *flags_of(options), *args], sources
+
+
+def _options_in_file(path: str) -> dict[str, Any]:
+    """The options in a TOML file for `--config`, and `method`; its keys have dashes or underscores."""
+    with reading(path, "a TOML file, e.g. lr = 0.1"):
+        table = tomllib.loads(Path(path).read_text(encoding="utf-8"))
+    options = {}
+    for key, value in table.items():
+        if isinstance(value, dict) or key in ("config", "from"):
+            raise UserError(f"'{key}' in '{path}' is no option with a value or a list (got {value!r}); leave it out.")
+        if key not in ("quiet", "continue") or value is not False:  # these two have no form that begins with `--no-`
+            options[key.replace("-", "_")] = ",".join(map(str, value)) if isinstance(value, list) else value
+    return options
+
+
+def read_tuned(path: str | Path, method: Method) -> tuple[dict[str, Any], str]:
+    """The options for a method in `tuned.json`, which `fedcli tune` has written, and where they come from."""
+    file = Path(path) / "tuned.json" if Path(path).is_dir() else Path(path)
+    with reading(file, "what 'fedcli tune' wrote"):
+        best = json.loads(file.read_text())
+        if best["method"] != method.name:
+            raise UserError(f"--tuned {path} has options of '{best['method']}' (got '{method.name}'); tune this one.")
+        return dict(best["options"]), f"tuned by validation accuracy, seed {best['seed']}"
