@@ -12,7 +12,7 @@ PACKAGES = {
     "fedcli.cli": ("display",),
     "fedcli.core": ("backbones", "federation", "partition"),
     "fedcli.data": ("datasets", "files"),
-    "fedcli.figures": ("plots", "quality", "report"),
+    "fedcli.figures": ("look", "plots", "quality", "report"),
     "fedcli.results": (
         "claims", "costs", "frame", "jobs", "metrics", "pages", "plans", "render", "tables", "tune",
     ),

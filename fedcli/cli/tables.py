@@ -1,10 +1,11 @@
 """The commands that read records: `table`, `claims`, `pages`, `quality`, `plot`, `report` and `export`."""
 
+import warnings
 from dataclasses import replace
 from functools import partial
 from inspect import getdoc
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import typer
 from rich.console import Console
@@ -14,10 +15,11 @@ from fedcli import registry
 from fedcli.cli import common, late
 from fedcli.cli.common import argument, console, optional, print_table, print_text
 from fedcli.errors import UserError, needed
-from fedcli.figures import CHARTS, find_chart
+from fedcli.figures import CHARTS, WITH_LINES, find_chart
 from fedcli.userfiles import is_from_file, short_name
 
 RUNS, PAPERS = "A table of runs", "A paper's table"  # panels of the help of `table`
+LOOK, PAIR = "Look", "NAME=VALUE"  # a panel of the help of `plot`
 
 
 def table(
@@ -157,8 +159,17 @@ def plot(
     method: optional(list[str], "Only runs of this method; or a file of yours.") = None,
     dataset: common.Datasets = None,
     label: common.Labels = None,
+    title: optional(str, "Title in place of fedcli's; none for none.", panel=LOOK) = None,
+    size: optional(str, "Inches of the file, e.g. 3.4x2.3 for a single column.", panel=LOOK, metavar="WxH") = None,
+    font_size: optional(float, "Points of the text.", panel=LOOK) = None,
+    style: optional(str, "A .mplstyle file, or a style of matplotlib.", panel=LOOK, metavar="FILE") = None,
+    colors: optional(list[str], "Colour of a method or setting; may be repeated.", panel=LOOK, metavar=PAIR) = None,
+    labels: optional(list[str], "Its name in the legend; may be repeated.", panel=LOOK, metavar=PAIR) = None,
+    legend: optional(str, "right, inside, below, ends (of the lines) or none.", panel=LOOK) = None,
 ) -> None:
     """Draw a figure of runs; several seeds give one line with a band, or only the first is drawn.
+
+    Your matplotlibrc counts, and --style before it.
 
     Your own kind is a function of the records that returns a matplotlib Figure.
     """
@@ -166,9 +177,38 @@ def plot(
     files = [text for text in method or () if is_from_file(text)]
     records = common.records_of(runs, [text for text in method or () if text not in files], dataset, label)
     options = {"curves": [x], "correlation": [files]}.get(kind, [])
-    with Console(stderr=True).status(escape(kind)):
-        written = late.plots.write(out or Path(f"{short_name(kind)}.png"), draw, records, *options)
+    look = late.look.Look(
+        title="" if title == "none" else title,
+        size=None if size is None else late.look.parse_size(size),
+        font_size=font_size,
+        style=style,
+        colors=late.look.parse_pairs("--colors", colors or ()),
+        labels=late.look.parse_pairs("--labels", labels or ()),
+        legend=legend,
+    )
+    changed = look.changed_lines()
+    if changed and kind not in WITH_LINES:
+        raise UserError(
+            f"--{changed[0]} is for figures of lines, {', '.join(WITH_LINES)} (got --kind {kind}); leave it out."
+        )
+    if kind in WITH_LINES:
+        draw = partial(draw, look=look)
+    captions = []
+
+    def draw_and_caption(*given: Any) -> Any:
+        figure = draw(*given)
+        captions.append(figure.get_label())
+        return figure
+
+    with Console(stderr=True).status(escape(kind)), warnings.catch_warnings(record=True) as caught:
+        written = late.plots.write(
+            out or Path(f"{short_name(kind)}.png"), draw_and_caption, records, *options, look=look
+        )
+    for warning in caught:
+        typer.echo(f"warning: {warning.message}", err=True)
     typer.echo(" and ".join(map(str, written)))
+    if kind in WITH_LINES and look.legend_place != "right" and any(captions):
+        typer.echo(f"for the caption: {captions[0]}.", err=True)
 
 
 plot.__doc__ = getdoc(plot) + "".join(f"\n\n{name}: {help}." for name, (_, help) in CHARTS.items())

@@ -25,6 +25,7 @@ CHARTS = {
         "quality:correlation_chart", "how alike logits of personal models are on public and on private images"
     ),
 }  # fmt: skip
+WITH_LINES = ("curves", "drift", "domains", "accuracies")  # kinds whose colours, names and legend can be chosen
 
 
 def find_chart(name: str) -> Callable[..., Any]:

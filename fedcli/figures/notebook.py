@@ -45,9 +45,9 @@ class Run(Run):
 
         return rounds_of(self.record)
 
-    def plot(self, x: str = "round") -> Any:
-        """Draws the learning curve over `round`, `floats` or `seconds`; a notebook shows the figure."""
-        return Runs([self]).plot(x)
+    def plot(self, x: str = "round", **look: Any) -> Any:
+        """Draws the learning curve over `round`, `floats` or `seconds`; `look` as for `Runs.plot`."""
+        return Runs([self]).plot(x, **look)
 
     def __repr__(self) -> str:
         record = self.record
@@ -64,14 +64,26 @@ class Runs(list[Run]):
     def __add__(self, others: list[Run]) -> "Runs":
         return Runs([*self, *others])
 
-    def plot(self, x: str = "round") -> Any:
-        """Draws their learning curves as `Run.plot`; several seeds are a line with a band."""
+    def plot(self, x: str = "round", **look: Any) -> Any:
+        """Draws their learning curves; several seeds are a line with a band. A notebook shows the figure.
+
+        Args:
+            x: The horizontal axis: `round`, `floats` or `seconds`.
+            **look: As the options of `fedcli plot`: `title`, `size=(3.4, 2.3)` in inches, `font_size`, `style`,
+                `colors={"fedavg": "#0072B2"}`, `labels={"fedavg": "FedAvg"}`, `legend`.
+
+        Returns:
+            A `matplotlib.figure.Figure`, which can be changed further and saved.
+        """
         from matplotlib import rc_context
 
         from fedcli.figures import plots
+        from fedcli.figures.look import Look
 
-        with rc_context(plots.STYLE):
-            figure = plots.learning_curves([run.record for run in self], x)
+        chosen = Look(**look)
+        with rc_context(chosen.parameters()):
+            figure = plots.learning_curves([run.record for run in self], x, look=chosen)
+            plots.apply(chosen, figure)
         figure._repr_png_ = lambda: plots.small_png(figure)  # a notebook shows it, also without pyplot
         return figure
 

@@ -1,12 +1,16 @@
-"""The look, words and files of all figures; partitions as matrices, and curves of runs.
+"""The words and files of all figures; partitions as matrices, and curves of runs.
 
-`write` draws a figure in `STYLE` and saves it; the same input gives the same bytes. Figures are made without pyplot,
+`write` draws a figure in a `Look` and saves it; the same input gives the same bytes. Figures are made without pyplot,
 which keeps global state and wants a window system.
 """
 
 import io
+import re
+import shutil
+import warnings
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import partial
 from itertools import cycle
 from pathlib import Path
@@ -21,9 +25,11 @@ from matplotlib.axes import Axes
 from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
 from PIL import Image
+from sklearn.isotonic import isotonic_regression
 
 from fedcli.declarations import SELECTIONS
 from fedcli.errors import UserError, unknown
+from fedcli.figures.look import Look
 from fedcli.files import write_atomically
 from fedcli.registry import methods
 from fedcli.results.frame import clients_of, rounds_of
@@ -32,23 +38,6 @@ from fedcli.runs.identity import is_packaged, reductions
 from fedcli.runs.machine import quiet
 from fedcli.runs.record import state_of
 
-STYLE = {
-    "font.family": "DejaVu Sans",  # comes with matplotlib, so that every machine draws the same
-    "font.size": 8,
-    "axes.titlesize": 8.5,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "figure.titlesize": 9,
-    "grid.color": "#dddddd",
-    "legend.frameon": False,
-    "lines.linewidth": 1.4,
-    "savefig.bbox": "tight",  # cut to what it shows
-    "savefig.dpi": 300,
-    "savefig.pad_inches": 0.04,
-    "pdf.fonttype": 42,  # fonts as text that can be edited and searched
-    "svg.hashsalt": "fedcli",
-    "text.parse_math": False,  # a name may have a dollar sign
-}
 # Okabe and Ito's colours, which colour-blind readers tell apart, and five more; their yellow is too pale on white.
 LINE_COLOURS = (
     "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000",
@@ -58,7 +47,13 @@ LINE_COLOURS = (
 DASHES = (
     "-", (0, (5, 1.5)), (0, (4, 1.2, 1, 1.2)), (0, (3, 2)), (0, (6, 2, 1, 2, 1, 2)), (0, (1.2, 1.2)), (0, (1.2, 3)),
 )  # fmt: skip
-UNDATED = {".png": {}, ".pdf": {"CreationDate": None}, ".svg": {"Date": None}}  # metadata of each kind of file
+# What keeps the date out of each kind of file.
+UNDATED: dict[str, dict[str, Any]] = {
+    ".png": {"metadata": {}},
+    ".pdf": {"metadata": {"CreationDate": None}},
+    ".svg": {"metadata": {"Date": None}},
+    ".pgf": {},
+}
 DATASETS = {
     "mnist": "MNIST", "fmnist": "Fashion-MNIST", "mnist-m": "MNIST-M", "femnist": "FEMNIST", "svhn": "SVHN",
     "usps": "USPS", "cifar10": "CIFAR-10", "cifar100": "CIFAR-100", "cinic10": "CINIC-10",
@@ -70,8 +65,10 @@ PARTITIONS = {  # words for `--partition NAME:VALUE`
 }  # fmt: skip
 NAMED = 26  # classes of a partition; the names of more would overlap
 LEGEND_LINE = 0.17  # inches of a line of text in a legend
+HANDLE = 5  # characters that the sample of a line takes in a legend
 SIGN = {"markersize": 7, "zorder": 4}  # of rings and crosses, which no line hides; lines are at 2, legends at 5
 ACCURACY, OF_CLIENTS = "test_accuracy", "accuracy of the clients"
+NO_LABELS: Mapping[str, str] = {}
 AXES = {"round": "Round", "floats": "Floats sent by all clients", "seconds": "Seconds"}  # of learning curves
 
 
@@ -91,9 +88,16 @@ def setting_colours(boards: Sequence[Sequence[SeedGroup]]) -> dict[str, str]:
     return colours(member.label for member in members)
 
 
-def setting_name(member: SeedGroup) -> str:
-    """The label of a setting, with the method's name as in its paper unless the user has given a label."""
+def setting_name(member: SeedGroup, labels: Mapping[str, str] = NO_LABELS) -> str:
+    """The label of a setting, with the method's name as in its paper unless the user has given a label.
+
+    `labels` are the user's, by the label of the setting or by the name of its method.
+    """
     record = member.records[0]
+    if member.label in labels:
+        return labels[member.label]
+    if member.method in labels:
+        return labels[member.method] + member.label.removeprefix(member.method)
     method = methods().get(record["method"])
     if "label" in record or method is None or not is_packaged(record):
         return member.label
@@ -115,9 +119,14 @@ def title_words(records: Sequence[dict], *more: str) -> str:
     return f"{title}; reduced: {' or '.join(sorted(smaller))}" if smaller else title
 
 
+def characters(inches: float) -> int:
+    """How many characters of a text fit into a width, in the current font size."""
+    return max(int(120 * inches / matplotlib.rcParams["font.size"]), 1)
+
+
 def write_title(figure: Figure, title: str) -> None:
     """Writes the title over a figure, in lines as wide as the figure."""
-    figure.suptitle(fill(title, int(15 * figure.get_figwidth())))
+    figure.suptitle(fill(title, characters(figure.get_figwidth())))
 
 
 def partition_figure(class_counts: np.ndarray, class_names: Sequence[str], title: str) -> Figure:
@@ -134,37 +143,89 @@ def partition_figure(class_counts: np.ndarray, class_names: Sequence[str], title
     return figure
 
 
-def write(out: Path, draw: Callable[..., Figure], *given: Any, page: bool = False) -> list[Path]:
-    """Writes the figure that `draw(*given)` returns, in `STYLE` and without dates.
+def write(
+    out: Path, draw: Callable[..., Figure], *given: Any, page: bool = False, look: Look | None = None
+) -> list[Path]:
+    """Writes the figure that `draw(*given)` returns, without dates.
 
     Args:
-        out: A `.pdf`, `.svg` or `.png` file; a PDF is written beside a PNG.
+        out: A `.pdf`, `.svg`, `.png` or `.pgf` file; a PDF is written beside a PNG.
         draw: Returns the figure.
         *given: Its arguments.
         page: Write one small PNG, for a page in a repository.
+        look: What the user changes; title and size are applied here, what else there is to lines by `draw`.
 
     Returns:
         The files.
 
     Raises:
-        UserError: If `out` has another suffix.
+        UserError: If `out` has another suffix, or is a `.pgf` without LaTeX.
     """
     if out.suffix not in UNDATED:
-        raise UserError(f"--out must end in .png, .pdf or .svg (got '{out}'); choose one of them.")
-    files = [out, out.with_suffix(".pdf")] if out.suffix == ".png" and not page else [out]
-    with matplotlib.rc_context(STYLE):
+        raise UserError(f"--out must end in .png, .pdf, .svg or .pgf (got '{out}'); choose one of them.")
+    look = Look(is_page=page) if look is None else look
+    files = [out]
+    if out.suffix == ".png" and not page:
+        files.append(out.with_suffix(".pdf"))
+    with matplotlib.rc_context(look.parameters()), named_glyphs():
+        if out.suffix == ".pgf":
+            _refuse_without_latex()
         figure = draw(*given)
+        apply(look, figure)
         out.parent.mkdir(parents=True, exist_ok=True)
         for file in files:
-            save = partial(figure.savefig, format=file.suffix[1:], metadata=UNDATED[file.suffix])
+            save = partial(figure.savefig, format=file.suffix[1:], **UNDATED[file.suffix])
             write_atomically(file, (lambda path: path.write_bytes(small_png(figure))) if page else save)
     return files
+
+
+def apply(look: Look, figure: Figure) -> None:
+    """Gives a figure the size and the title of a look; a title stands over one panel or over all of them."""
+    if look.size is not None:
+        figure.set_size_inches(look.size)
+    if look.title is None:
+        return
+    panels = [axes for axes in figure.axes if axes.get_title()]
+    if len(panels) == 1:
+        panels[0].set_title("")
+    write_title(figure, look.title)
+
+
+def _refuse_without_latex() -> None:
+    program = matplotlib.rcParams["pgf.texsystem"]
+    if shutil.which(program) is None:
+        raise UserError(
+            f"a .pgf file needs LaTeX to measure its text (got no program '{program}'); install it, set pgf.texsystem "
+            "in a --style file, or write a .pdf."
+        )
+
+
+@contextmanager
+def named_glyphs() -> Iterator[None]:
+    """Turns matplotlib's warnings of glyphs that a font lacks into one, which names the characters and a remedy."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        yield
+    missing = {}
+    for warning in caught:
+        glyph = re.match(r"Glyph (\d+) .* missing from font\(s\) (.*?)\.?$", str(warning.message))
+        if glyph is None:
+            warnings.warn_explicit(warning.message, warning.category, warning.filename, warning.lineno)
+        else:
+            missing[chr(int(glyph[1]))] = glyph[2]
+    if missing:
+        fonts = ", ".join(dict.fromkeys(missing.values()))
+        warnings.warn(
+            f"the font {fonts} has no '{''.join(missing)}', which the figure shows as boxes; choose another font by "
+            "font.family in a --style file.",
+            stacklevel=3,
+        )
 
 
 def small_png(figure: Figure) -> bytes:
     """The figure as a PNG for a screen, with a palette of 256 colours: a third of the bytes."""
     picture, small = io.BytesIO(), io.BytesIO()
-    with matplotlib.rc_context(STYLE):
+    with matplotlib.rc_context(Look(is_page=True).parameters()):
         figure.savefig(picture, format="png", dpi=110)
     Image.open(picture).convert("RGB").quantize(256).save(small, "png", optimize=True)
     return small.getvalue()
@@ -199,14 +260,15 @@ class Curve(NamedTuple):
         """The value of the last round, by which legends are ordered."""
         return max(values.y.iloc[-1] for values in ([self.line] if len(self.line) else self.diverged))
 
-    @property
-    def name(self) -> str:
+    def name(self, labels: Mapping[str, str] = NO_LABELS) -> str:
         """The name in a legend, with the numbers of runs that have not finished, and the paper's number."""
         states = Counter(map(state_of, self.setting.records))
         notes = [f"{count}\N{NO-BREAK SPACE}{state}" for state, count in states.items() if state != "finished"]
         if self.printed is not None:
             notes.append(f"paper:\N{NO-BREAK SPACE}{self.printed:.2f}")
-        name = setting_name(self.setting) + (f" ({', '.join(notes)})" if notes else "")
+        name = setting_name(self.setting, labels)
+        if notes:
+            name += f" ({', '.join(notes)})"
         return fill(name, 30, break_long_words=False, break_on_hyphens=False)
 
 
@@ -261,8 +323,9 @@ def points(record: dict, measure: str, x: str) -> pd.DataFrame:
 
 
 def _draw_measures(
-    measures: dict[str, str], remedy: str, records: Iterable[dict], x: str = "round", x_label: str = ""
-) -> Figure:
+    measures: dict[str, str], remedy: str, records: Iterable[dict], x: str = "round", x_label: str = "",
+    look: Look | None = None,
+) -> Figure:  # fmt: skip
     """Draws measures over rounds, floats or seconds, a line a setting and panels for each protocol and data set.
 
     A line is the mean of the finished runs, where there are any, and its band the sample standard deviation over seeds,
@@ -275,6 +338,7 @@ def _draw_measures(
         records: The runs.
         x: One of `AXES`.
         x_label: What the points of a line are, if nothing of `AXES`.
+        look: Colours, labels and place of the legend, where the user changes them.
 
     Raises:
         UserError: If no run has a value, or none has the floats or the undisturbed seconds.
@@ -290,7 +354,8 @@ def _draw_measures(
         labels = " and ".join(measures.values()).lower()
         raise UserError(f"no run has measured its {labels} (got {len(records)} runs); {remedy}.")
     left_out = len(records) - len(measured)
-    return _draw(panels, x_label or AXES[x], f"left out, without values: {left_out}" if left_out else "")
+    title = f"left out, without values: {left_out}" if left_out else ""
+    return _draw(panels, x_label or AXES[x], title, look or Look())
 
 
 # Test accuracy.
@@ -312,38 +377,136 @@ accuracies_figure = partial(_draw_measures, {
 }, "draw runs with validation or own models", x_label="Clients, sorted")  # fmt: skip
 
 
-def _draw(panels: list[tuple[str, str, list[Curve]]], x_label: str, title: str) -> Figure:
+def _draw(panels: list[tuple[str, str, list[Curve]]], x_label: str, title: str, look: Look) -> Figure:
     """The figure of panels: heading, label of the vertical axis, lines; a setting looks the same in all of them."""
-    colours = setting_colours([[curve.setting for curve in curves] for *_, curves in panels])
+    settings = [[curve.setting for curve in curves] for *_, curves in panels]
+    colours = _chosen_colours(settings, look)
     dashes = dict(zip(dict.fromkeys(colours.values()), cycle(DASHES), strict=False))
-    longest = max(sum(curve.name.count("\n") + 1 for curve in curves) for *_, curves in panels)
     figure = Figure(layout="constrained")
-    signs = {}  # what the lines carry, by what the legend below all panels says of it
+    figure.set_size_inches(look.size or (look.width, 3.0 * len(panels)))
+    panel_width = look.width * (0.625 if look.legend_place in ("right", "ends") else 1)
+    legends = []
+    signs: dict[str, Any] = {}  # what the lines carry, by what the legend below all panels says of it
     for number, (heading, y_label, curves) in enumerate(panels, 1):
-        axes = figure.add_subplot(len(panels), 1, number, xlabel=x_label, ylabel=y_label, title=fill(heading, 60))
+        heading = fill(heading, min(characters(panel_width), 60))
+        axes = figure.add_subplot(len(panels), 1, number, xlabel=x_label, ylabel=y_label, title=heading)
         lines = {}
         for curve in curves:
             colour = colours[curve.setting.label]
-            lines[_draw_curve(axes, curve, {"color": colour, "linestyle": dashes[colour]})] = curve.last
+            line = _draw_curve(axes, curve, curve.name(look.labels), {"color": colour, "linestyle": dashes[colour]})
+            lines[line] = curve.last
+        legends.append(sorted(lines, key=lines.get, reverse=True))
         signs |= {item.get_label(): item for item in axes.get_legend_handles_labels()[0] if item not in lines}
-        handles = sorted(lines, key=lines.get, reverse=True)
-        axes.legend(handles=handles, loc="upper left", bbox_to_anchor=(1, 1.03), handlelength=3)
         axes.locator_params("x", integer=True, min_n_ticks=1, steps=(1, 2, 5, 10))
         axes.grid(axis="y")
         axes.margins(x=0.02)
         if x_label not in (AXES["floats"], AXES["seconds"]):  # rounds and clients count from 1
             axes.set_xlim(left=0.5)
-    for sign in figure.legend(signs.values(), signs, loc="outside lower left", handlelength=3.4).legend_handles:
-        sign.set(color="black", alpha=0.4)
-    figure.set_size_inches(6.4, max(3, 0.6 + LEGEND_LINE * longest) * len(panels) + LEGEND_LINE * len(signs))
+    rows = _draw_legends(figure, legends, signs, look)
+    if look.size is None:
+        figure.set_size_inches(
+            look.width, max(3, 0.6 + LEGEND_LINE * rows.beside) * len(panels) + LEGEND_LINE * rows.below
+        )
     write_title(figure, title)
+    if look.legend_place == "ends":
+        for axes, lines in zip(figure.axes, legends, strict=True):
+            _name_ends(figure, axes, lines)
     return figure
 
 
-def _draw_curve(axes: Axes, curve: Curve, look: dict[str, Any]) -> Any:
+def _chosen_colours(panels: list[list[SeedGroup]], look: Look) -> dict[str, str]:
+    """A colour for each setting by its label: the user's by that label or by the method, else ours."""
+    members = {member.label: member for panel in panels for member in panel}
+    methods_drawn = [member.method for member in members.values()]
+    look.refuse_unused([*methods_drawn, *members])
+    colours = setting_colours(panels)
+    for label, member in members.items():
+        of_method = look.colors.get(member.method, colours[label])
+        colours[label] = look.colors.get(label, of_method)
+    return colours
+
+
+class LegendRows(NamedTuple):
+    """Lines of text of the longest legend beside a panel, and of the legend below all panels."""
+
+    beside: int
+    below: int
+
+
+def _draw_legends(figure: Figure, legends: list[list[Any]], signs: dict[str, Any], look: Look) -> LegendRows:
+    """Draws the names of the lines where the look has them.
+
+    What else the lines carry stands below the panels in fedcli's own look. In a figure for a paper that belongs into
+    the caption, so that the words for it are the figure's label.
+
+    Args:
+        figure: The figure, whose panels have no legend.
+        legends: The lines of each panel, in the order of their names.
+        signs: Bands, rings, crosses and dotted lines, by the words for them.
+        look: Where the names stand.
+    """
+    figure.set_label("; ".join(signs))
+    if look.legend_place == "right":
+        return _legends_beside(figure, legends, signs)
+    if look.legend_place == "inside":
+        for axes, lines in zip(figure.axes, legends, strict=True):
+            axes.legend(handles=lines, loc="best", handlelength=2)
+    if look.legend_place == "below":
+        return LegendRows(0, _legend_below(figure, legends, look))
+    return LegendRows(0, 0)
+
+
+def _legends_beside(figure: Figure, legends: list[list[Any]], signs: dict[str, Any]) -> LegendRows:
+    """Draws the names of each panel's lines at its right, and the words for the signs below all panels."""
+    longest = 0
+    for axes, lines in zip(figure.axes, legends, strict=True):
+        axes.legend(handles=lines, loc="upper left", bbox_to_anchor=(1, 1.03), handlelength=3)
+        longest = max(longest, sum(line.get_label().count("\n") + 1 for line in lines))
+    legend = figure.legend(signs.values(), signs, loc="outside lower left", handlelength=3.4)
+    for sign in legend.legend_handles:
+        sign.set(color="black", alpha=0.4)
+    return LegendRows(longest, len(signs))
+
+
+def _legend_below(figure: Figure, legends: list[list[Any]], look: Look) -> int:
+    """Draws the names of all panels' lines below them, in as many columns as fit; returns its lines of text."""
+    lines = {line.get_label(): line for panel in legends for line in panel}
+    longest = max(len(part) for name in lines for part in name.split("\n"))
+    columns = max(characters(look.width) // (longest + HANDLE), 1)
+    figure.legend(lines.values(), lines, loc="outside lower center", handlelength=2, columnspacing=1, ncols=columns)
+    return -(-sum(name.count("\n") + 1 for name in lines) // columns)
+
+
+def _name_ends(figure: Figure, axes: Axes, lines: list[Any]) -> None:
+    """Writes the name of each line at its right end, names apart from each other by a line of text."""
+    lines = [line for line in lines if len(line.get_xdata())]
+    for line in lines:
+        axes.annotate(
+            line.get_label(),
+            (line.get_xdata()[-1], line.get_ydata()[-1]),
+            xytext=(4, 0),
+            textcoords="offset points",
+            va="center",
+            color=line.get_color(),
+            annotation_clip=False,
+        )
+    figure.draw_without_rendering()  # settles the height of the panel, of which the distances are shares
+    height = 72 * axes.get_window_extent().height / figure.dpi  # points
+    bottom, top = axes.get_ylim()
+    texts = sorted(axes.texts, key=lambda text: text.xy[1])
+    wanted = np.array([height * (text.xy[1] - bottom) / (top - bottom) for text in texts])
+    sizes = [1.25 * text.get_fontsize() * (text.get_text().count("\n") + 1) for text in texts]
+    below = np.cumsum([0.0, *sizes[:-1]])  # what the names under each one take
+    # The nearest heights, in the sense of least squares, at which each name stands above the one before.
+    heights = isotonic_regression(wanted - below, y_max=max(height - below[-1], 0.0)) + below
+    for text, shift in zip(texts, heights - wanted, strict=True):
+        text.set_position((4, shift))
+
+
+def _draw_curve(axes: Axes, curve: Curve, name: str, look: dict[str, Any]) -> Any:
     """Draws mean and band of a curve, the runs that diverged, and the numbers it is judged by; returns the mean."""
     line, colour = curve.line, look["color"]
-    (drawn,) = axes.plot(line.x, line.y, label=curve.name, marker="." if len(line) <= 20 else "", **look)
+    (drawn,) = axes.plot(line.x, line.y, label=name, marker="." if len(line) <= 20 else "", **look)
     if len(curve.runs) > 1:
         words = f"mean ± standard deviation over {len(curve.runs)} seeds"
         axes.fill_between(line.x, line.low, line.high, color=colour, label=words, alpha=0.15, linewidth=0.4)

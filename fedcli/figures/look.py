@@ -1,0 +1,187 @@
+"""How a figure looks: fedcli's own style, and what a user changes in it for a paper."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+from matplotlib import style
+from matplotlib.colors import is_color_like
+
+from fedcli.errors import UserError, unknown
+
+STYLE = {
+    "font.family": "DejaVu Sans",  # comes with matplotlib, so that every machine draws the same
+    "font.size": 8,
+    "axes.titlesize": 8.5,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "figure.titlesize": 9,
+    "grid.color": "#dddddd",
+    "legend.frameon": False,
+    "lines.linewidth": 1.4,
+    "savefig.bbox": "tight",  # cut to what it shows
+    "savefig.dpi": 300,
+    "savefig.pad_inches": 0.04,
+    "pdf.fonttype": 42,  # fonts as text that can be edited and searched
+    "pgf.rcfonts": False,  # the fonts of the document that includes the figure
+    "svg.hashsalt": "fedcli",
+    "text.parse_math": False,  # a name may have a dollar sign
+}
+LEGENDS = ("right", "inside", "below", "ends", "none")
+NARROW = 5.0  # inches; a legend beside the panels of a narrower figure would leave them no room
+SMALLEST, LARGEST = 0.5, 40.0  # inches of a side
+
+
+@dataclass(frozen=True)
+class Look:
+    """What a user changes in a figure; the defaults leave everything as fedcli draws it.
+
+    Attributes:
+        title: The title in place of fedcli's; empty for none.
+        size: Width and height of the file in inches.
+        font_size: Size of the text in points; titles are larger in proportion.
+        style: A matplotlib style: a file, or the name of one that matplotlib knows.
+        colors: Colours by the name of a method or the label of a setting.
+        labels: Names in the legend, likewise.
+        legend: One of `LEGENDS`; None for `right`, or `below` in a figure narrower than `NARROW`.
+        is_page: Draw for a page of the repository, where no `matplotlibrc` of the user counts.
+
+    Raises:
+        UserError: If a value is none of these.
+    """
+
+    title: str | None = None
+    size: tuple[float, float] | None = None
+    font_size: float | None = None
+    style: str | Path | None = None
+    colors: Mapping[str, Any] = field(default_factory=dict)
+    labels: Mapping[str, str] = field(default_factory=dict)
+    legend: str | None = None
+    is_page: bool = False
+
+    def __post_init__(self) -> None:
+        if self.size is not None and not all(SMALLEST <= side <= LARGEST for side in self.size):
+            given = "x".join(f"{side:g}" for side in self.size)
+            raise UserError(
+                f"the size of a figure must be from {SMALLEST:g} to {LARGEST:g} inches a side (got {given}); "
+                "choose one of them, as 3.4x2.3 for a single column."
+            )
+        if self.font_size is not None and not 1 <= self.font_size <= 100:
+            raise UserError(
+                f"the font size of a figure must be from 1 to 100 points (got {self.font_size:g}); papers have 7 to 10."
+            )
+        for name, color in self.colors.items():
+            if not is_color_like(color):
+                raise UserError(
+                    f"the colour of '{name}' is none that matplotlib knows (got '{color}'); write one as #0072B2 or "
+                    "tab:blue."
+                )
+        if self.legend is not None and self.legend not in LEGENDS:
+            raise unknown("legend", self.legend, LEGENDS, f"there are {', '.join(LEGENDS)}.")
+
+    @property
+    def width(self) -> float:
+        """The width of the figure in inches."""
+        return 6.4 if self.size is None else self.size[0]
+
+    @property
+    def legend_place(self) -> str:
+        """The place of the legend, chosen by the width where the user has chosen none."""
+        if self.legend is not None:
+            return self.legend
+        return "below" if self.width < NARROW else "right"
+
+    def parameters(self) -> dict[str, Any]:
+        """Returns matplotlib's parameters: fedcli's, then the user's `matplotlibrc`, the style, and the options.
+
+        Raises:
+            UserError: If there is no such style, or it has a value that matplotlib refuses.
+        """
+        parameters: dict[str, Any] = dict(STYLE)
+        if not self.is_page:
+            parameters |= _own_settings()
+        if self.style is not None:
+            parameters |= _read_style(self.style)
+        if self.font_size is not None:
+            texts = ("font.size", "axes.labelsize", "xtick.labelsize", "ytick.labelsize", "legend.fontsize")
+            parameters |= dict.fromkeys(texts, self.font_size)
+            parameters |= {
+                "axes.titlesize": self.font_size + 0.5,
+                "figure.titlesize": self.font_size + 1,
+            }
+        if self.size is not None:
+            parameters["savefig.bbox"] = "standard"  # "tight" would cut the figure to another size
+        parameters.pop("backend", None)  # figures are drawn without a window
+        return parameters
+
+    def changed_lines(self) -> list[str]:
+        """Returns the options that are given and change lines and their legend, which only curves have."""
+        options = {"colors": self.colors, "labels": self.labels, "legend": self.legend}
+        return [name for name, value in options.items() if value]
+
+    def refuse_unused(self, names: Iterable[str]) -> None:
+        """Refuses a colour or a label for a method or setting that the figure does not draw.
+
+        Args:
+            names: The names of the methods and the labels of the settings in the figure.
+
+        Raises:
+            UserError: If there is one.
+        """
+        names = list(dict.fromkeys(names))
+        for option, values in (("colors", self.colors), ("labels", self.labels)):
+            for name in values:
+                if name not in names:
+                    raise unknown(f"name in {option}", name, names, f"the figure draws {', '.join(names)}.")
+
+
+def parse_size(text: str) -> tuple[float, float]:
+    """Reads `3.4x2.3`, width and height in inches.
+
+    Raises:
+        UserError: If the text is no size.
+    """
+    width, _, height = text.lower().partition("x")
+    try:
+        return float(width), float(height)
+    except ValueError:
+        raise UserError(f"--size must be WIDTHxHEIGHT in inches (got '{text}'); write 3.4x2.3.") from None
+
+
+def parse_pairs(flag: str, texts: Iterable[str]) -> dict[str, str]:
+    """Reads `NAME=VALUE` of an option that may be repeated.
+
+    Raises:
+        UserError: If a text is no pair.
+    """
+    pairs = {}
+    for text in texts:
+        name, equals, value = text.partition("=")
+        if not (name and equals and value):
+            raise UserError(f"{flag} must be NAME=VALUE (got '{text}'); write {flag} fedavg=VALUE, once for each name.")
+        pairs[name] = value
+    return pairs
+
+
+def _own_settings() -> dict[str, Any]:
+    """The settings of the user's own `matplotlibrc`; none where matplotlib reads the one that it comes with."""
+    file = Path(matplotlib.matplotlib_fname())
+    if file.is_relative_to(matplotlib.get_data_path()):
+        return {}
+    return dict(matplotlib.rc_params_from_file(file, use_default_template=False))
+
+
+def _read_style(name: str | Path) -> dict[str, Any]:
+    if str(name) in style.library:
+        return dict(style.library[str(name)])
+    if not Path(name).is_file():
+        raise UserError(
+            f"there is no such style (got '{name}'); name a .mplstyle file, or one of matplotlib's: "
+            f"{', '.join(sorted(map(str, style.available)))}."
+        )
+    try:
+        return dict(matplotlib.rc_params_from_file(name, fail_on_error=True, use_default_template=False))
+    except (ValueError, OSError) as error:
+        raise UserError(f"the style '{name}' cannot be read (got {error}); correct the file.") from None
