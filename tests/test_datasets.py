@@ -327,3 +327,89 @@ def test_known_class_names_are_those_of_torchvision():
     for name, source in sources.items():
         assert known.official_order(source, known.KNOWN[name].class_names) == list(range(len(source)))
     assert known.KNOWN["emnist-letters"].class_names == tuple(string.ascii_lowercase)
+
+
+# What a name says
+
+OFFICIAL = datasets.refuse_other_images  # which tests/conftest.py takes away
+
+
+@pytest.fixture
+def official(monkeypatch):
+    """Names mean the official images, as for a user."""
+    monkeypatch.setattr(datasets, "refuse_other_images", OFFICIAL)
+
+
+@pytest.mark.parametrize("name", sorted(known.KNOWN.keys() - known.MADE.keys() - {"femnist", "mnist-m"}))
+def test_other_images_do_not_get_a_known_name(name, tmp_path, official, cache):
+    arrays = known_images(name, per_class=(4, 2))
+    if known.KNOWN[name].domain_names:
+        domains = len(known.KNOWN[name].domain_names)
+        arrays |= {f"domain_{part}": np.arange(len(arrays[f"y_{part}"])) % domains for part in PARTS}
+        arrays["domain_names"] = np.array(known.KNOWN[name].domain_names)
+    words = f"not the images of '{name}' (got", f"such as my-{name}"
+    refused(lambda: from_npz(name, tmp_path / "a", **arrays), *words)
+    assert not cache.exists()
+    assert from_npz(f"my-{name}", tmp_path / "a", **arrays).num_classes == len(known.KNOWN[name].class_names)
+
+
+def test_sets_of_the_right_size_are_known_by_the_numbers_of_their_classes(tmp_path, official, monkeypatch):
+    counts = {"train_counts": (3,) * 10, "test_counts": (2,) * 10}
+    monkeypatch.setitem(known.KNOWN, "usps", known.KNOWN["usps"]._replace(num_train=30, num_test=20, **counts))
+    arrays = known_images("usps")
+    assert from_npz("usps", tmp_path / "a", **arrays).name == "usps"
+    arrays["y_train"][arrays["y_train"] == 0] = 1
+    arrays["y_train"][0] = 0
+    refused(lambda: from_npz("usps", tmp_path / "a", **arrays), "training images of its classes, not 3, 3, 3")
+
+
+def test_numbers_of_known_sets_add_up():
+    for info in known.KNOWN.values():
+        for total, counts in ((info.num_train, info.train_counts), (info.num_test, info.test_counts)):
+            assert not counts or (sum(counts), len(counts)) == (total, len(info.class_names))
+        assert not info.domain_counts or info.make or len(info.domain_counts) == len(info.domain_names)
+
+
+def test_what_was_kept_under_a_known_name_is_compared_too_also_where_another_set_is_made_of_it(
+    tmp_path, official, monkeypatch
+):
+    with monkeypatch.context() as before:
+        before.setattr(datasets, "refuse_other_images", lambda dataset: None)
+        from_npz("mnist", tmp_path / "a", **images((28, 28), 10, per_class=(16, 101)))
+    for name in ("mnist", "digits-real-4"):
+        refused(lambda name=name: datasets.load(name), "not the images of 'mnist' (got fingerprint", "94a3db3da708f867")
+
+
+# Labels, and sets of one image
+
+
+@pytest.mark.parametrize("kind", ["y", "domain"])
+def test_numbers_that_leave_some_out_are_as_many_classes_or_domains_as_there_are(kind, tmp_path):
+    arrays = images((4, 4), 3, per_class=(8, 3))
+    arrays |= {f"domain_{part}": np.arange(len(arrays[f"y_{part}"])) % 3 for part in PARTS}
+    for part in PARTS:
+        arrays[f"{kind}_{part}"] = np.array([0, 5, 9])[arrays[f"{kind}_{part}"]]
+    np.savez(tmp_path / "a.npz", **arrays)
+    _, notes = datasets.import_path("mine", tmp_path / "a.npz")
+    noun, names = {"y": ("classes", "class_names"), "domain": ("domains", "domain_names")}[kind]
+    assert notes == [f"3 {noun}, whose numbers are 0, 5, 9"]
+    dataset = datasets.load("mine")
+    assert getattr(dataset, names) == ("0", "5", "9")
+    values = getattr(dataset, f"{kind}_train").bincount()
+    assert len(values) == 3
+    assert (values > 0).all()
+
+
+def test_named_classes_without_training_images_are_said(tmp_path):
+    arrays = images((4, 4), 3) | {"class_names": np.array([f"class{number}" for number in range(10)])}
+    np.savez(tmp_path / "a.npz", **arrays)
+    _, notes = datasets.import_path("mine", tmp_path / "a.npz")
+    assert notes == ["without training images: class3, class4, class5, class6, class7 and 2 more"]
+
+
+def test_images_that_are_all_alike_are_refused(tmp_path, cache):
+    arrays = images((4, 4), 3)
+    for part in PARTS:
+        arrays[f"x_{part}"][:] = 7
+    refused(lambda: from_npz("mine", tmp_path / "a", **arrays), "all of its 15 images are alike")
+    assert not cache.exists()

@@ -10,17 +10,19 @@ import pickle
 import shutil
 import string
 import struct
+import subprocess
 import tarfile
 import zipfile
 import zlib
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from threading import Thread
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
 import scipy.io
-from PIL import Image
+from PIL import EpsImagePlugin, ExifTags, Image
 
 from fedcli.data import datasets, files, forms
 from fedcli.data.catalog import KNOWN
@@ -320,7 +322,7 @@ def test_a_split_that_leaf_has_made_is_taken(tmp_path):
     dataset = datasets.load("femnist")
     assert (len(by_writer(dataset, "train")), len(by_writer(dataset, "test"))) == (20, 6)
     assert len(dataset.y_test) == sum(len(y) for _, y in of_test.values())
-    assert notes == ["left out: all_data", "without training images: 7, 17, 39, 42, 45"]
+    assert notes == ["left out: all_data", "without training images: 5, 7, 17, 23, 36 and 7 more"]
 
 
 # Files that are wrong
@@ -504,3 +506,108 @@ def test_undivided_folders_are_divided_and_that_is_said(tmp_path):
     x = np.concatenate([pictures["l", "bee"], pictures["l", "ant"]])
     y = np.repeat([1, 0], [len(pictures["l", name]) for name in ("bee", "ant")])
     assert_same(alone, from_npz("arrays", tmp_path / "npz", images=x, labels=y, class_names=["ant", "bee"]))
+
+
+# Images as people see them
+
+
+def picture(seed=0, shape=(6, 4, 3)):
+    return np.random.default_rng(seed).integers(0, 256, shape, np.uint8)
+
+
+def folder_of(path, *images):
+    """A folder whose images, of one class in two parts, are these and others."""
+    for number in range(3):
+        place = path / ("test" if number == 2 else "train") / "ant"
+        place.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(picture(number + 9, (4, 4, 3))).save(place / f"plain{number}.png")
+    for number, image in enumerate(images):
+        image.save(path / "train" / "ant" / f"{number}.png", exif=image.getexif())
+    return path
+
+
+def first_pixels(name, expected):
+    """Whether a data set has an image with these pixels."""
+    x = datasets.load(name).x_train.permute(0, 2, 3, 1).numpy()
+    return any(np.array_equal(image, expected) for image in x)
+
+
+def with_transparency(mode):
+    """An image whose shape is told by its transparency alone, and the grey one that people see on a white page."""
+    alpha = picture(1, (4, 4)) // 255 * 255
+    alpha[:2] = 128
+    alpha[3, 1:] = 255
+    if mode == "P":
+        image = Image.fromarray((alpha > 0).astype(np.uint8), "P")
+        image.putpalette([255, 0, 0, 0, 0, 0])
+        image.info["transparency"] = 0
+        return image, np.where(alpha > 0, 0, 255).astype(np.uint8)
+    bands = [np.zeros_like(alpha)] * (len(mode) - 1)
+    image = Image.merge(mode, [Image.fromarray(band) for band in (*bands, alpha)])
+    return image, 255 - alpha
+
+
+@pytest.mark.parametrize("mode", ["RGBA", "LA", "P"])
+def test_transparent_places_are_white_and_that_is_said(mode, tmp_path):
+    image, seen = with_transparency(mode)
+    notes = datasets.import_path("mine", folder_of(tmp_path / "set", image))[1]
+    assert first_pixels("mine", np.repeat(seen[..., None], 3, 2))
+    assert notes == ["the alpha channel was composed over white in 1 of 4 images"]
+
+
+def test_an_alpha_channel_that_hides_nothing_changes_nothing(tmp_path):
+    pixels = picture(1, (4, 4, 3))
+    opaque = Image.fromarray(np.concatenate([pixels, np.full((4, 4, 1), 255, np.uint8)], 2))
+    assert datasets.import_path("mine", folder_of(tmp_path / "set", opaque))[1] == []
+    assert first_pixels("mine", pixels)
+
+
+@pytest.mark.parametrize("orientation", range(2, 9))
+def test_an_image_is_turned_as_its_exif_data_say_and_that_is_said(orientation, tmp_path):
+    pixels = picture(1, (4, 4, 3))
+    turned = {  # what stands at the top and at the left of the image, by the numbers of the standard
+        2: pixels[:, ::-1], 3: pixels[::-1, ::-1], 4: pixels[::-1], 5: pixels.transpose(1, 0, 2),
+        6: np.rot90(pixels, -1), 7: pixels[::-1, ::-1].transpose(1, 0, 2), 8: np.rot90(pixels),
+    }  # fmt: skip
+    image = Image.fromarray(pixels)
+    image.getexif()[ExifTags.Base.Orientation] = orientation
+    notes = datasets.import_path("mine", folder_of(tmp_path / "set", image))[1]
+    assert first_pixels("mine", turned[orientation])
+    assert notes == ["the EXIF orientation was applied in 1 of 4 images"]
+
+
+def test_files_by_other_suffixes_are_counted_and_all_broken_images_are_named(tmp_path):
+    folder = folder_of(tmp_path / "set")
+    for name in ("Thumbs.db", "labels.csv"):
+        (folder / "train" / "ant" / name).write_bytes(b"no image")
+    assert datasets.import_path("mine", folder)[1] == ["left out: 2 files that are no images by their suffix"]
+    assert len(datasets.load("mine").y_train) == 2
+    frames = [Image.fromarray(picture(seed, (4, 4))) for seed in range(2)]
+    frames[0].save(folder / "train" / "ant" / "moves.gif", save_all=True, append_images=frames[1:])
+    for name in ("cut.png", "empty.jpg"):
+        (folder / "train" / "ant" / name).write_bytes(CUT if name == "cut.png" else b"")
+    words = "3 of 6 images", "cut.png", "empty.jpg", "moves.gif' (it has 2 frames)", "an image of 8 bits"
+    refused(lambda: datasets.import_path("mine", folder), *words)
+    for number in range(30):
+        (folder / "train" / "ant" / f"{number}.png").write_bytes(b"")
+    refused(lambda: datasets.import_path("mine", folder), "33 of 36 images", " and 13 more")
+
+
+def test_no_other_program_is_started_for_an_image(tmp_path, monkeypatch):
+    """For an EPS Pillow starts Ghostscript, whatever the file is called."""
+    folder = folder_of(tmp_path / "set")
+    Image.fromarray(picture(0, (4, 4, 3))).save(folder / "train" / "ant" / "0.png", "EPS")
+    started = Mock(side_effect=OSError("started"))
+    monkeypatch.setattr(subprocess, "Popen", started)
+    monkeypatch.setattr(EpsImagePlugin, "Ghostscript", started)
+    refused(lambda: datasets.import_path("mine", folder), "1 of 4 images", "0.png", "cannot identify image file")
+    assert not started.called
+
+
+def test_a_size_that_no_memory_holds_is_refused_before_any_work(tmp_path, monkeypatch):
+    resize = Mock(side_effect=AssertionError("has begun"))
+    monkeypatch.setattr(Image.Image, "resize", resize)
+    monkeypatch.setattr(datasets, "resized", resize)
+    np.savez(tmp_path / "a.npz", **images((4, 4), 2))
+    for path in (folder_of(tmp_path / "set"), tmp_path / "a.npz"):
+        refused(lambda path=path: datasets.import_path("mine", path, 100_000), "bytes, more than 4 GiB")

@@ -4,6 +4,7 @@ import io
 import json
 import pickle
 import zipfile
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -141,6 +142,30 @@ def test_a_folder_of_pfllibs_gives_the_same_images_clients_and_test_parts(tmp_pa
     shown = invoke("data", "show", "mine", "--partition", flag, "--num-clients", 3, "--out", tmp_path / "p.png")
     assert "18 to train, 6 to test" in shown.output
     assert f"partition {flag}, seed 0, fingerprint " in shown.output
+
+
+def test_images_and_clients_of_a_folder_are_kept_by_one_step(tmp_path, cache, monkeypatch):
+    """Whatever fills the disk at whatever moment, the clients are those of the images."""
+    pfllib(tmp_path / "Set")
+    datasets.import_path("mine", tmp_path / "Set")
+    before = {path.name: path.read_bytes() for path in cache.iterdir()}
+    pfllib(tmp_path / "Other", seed=1)
+    replace, done = Path.replace, []
+
+    def fill(path, target):
+        if len(done) == allowed:
+            raise OSError(28, "No space left on device")
+        done.append(target)
+        return replace(path, target)
+
+    monkeypatch.setattr(Path, "replace", fill)
+    allowed = 0
+    refused(lambda: datasets.import_path("mine", tmp_path / "Other"), "No space left on device")
+    assert {path.name: path.read_bytes() for path in cache.iterdir()} == before
+    allowed = 1
+    datasets.import_path("mine", tmp_path / "Other")
+    assert len(done) == 1
+    assert [path.name for path in cache.iterdir()] == ["mine.npz"]
 
 
 class Harmful:

@@ -5,7 +5,7 @@ Everything random comes from fixed seeds.
 
 import re
 import string
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache, lru_cache, partial
 from importlib.util import find_spec
 from pathlib import Path
@@ -46,12 +46,23 @@ class DatasetInfo(NamedTuple):
     make: Callable[..., Arrays] | None = None  # where it needs others, of its name and a function that loads them
     needs: tuple[str, ...] = ()  # the sets that it is made from
     md5: str | None = None  # of the archive
+    fingerprint: str = ""  # of the official images; where it is not known, the numbers below and above tell other ones
+    train_counts: tuple[int, ...] = ()  # training images of each class
+    test_counts: tuple[int, ...] = ()
+    domain_counts: tuple[int, ...] = ()  # images of each domain, of both parts
 
     @property
     def sizes(self) -> dict[str, Any]:
         """Numbers of `train` and `test` images and of `classes`, and the `shape` (channels, H, W)."""
         shape = (self.channels, self.image_size, self.image_size)
         return {"train": self.num_train, "test": self.num_test, "classes": len(self.class_names), "shape": shape}
+
+    def balanced(self) -> "DatasetInfo":
+        """This set with as many images in each class as in every other one."""
+        count = len(self.class_names)
+        return self._replace(
+            train_counts=(self.num_train // count,) * count, test_counts=(self.num_test // count,) * count
+        )
 
     def made_of(self, *shares: "Share") -> "DatasetInfo":
         """This set with a domain from each share."""
@@ -211,29 +222,47 @@ KNOWN = {
         3, 16, _DIGITS, 5752, 1436, domain_names=("plain", "inverted", "photo", "font"), make=cache(digit_domains),
     ),
     "photos": DatasetInfo(3, 16, ("photo",), 2000, 200, make=cache(photos)),
-    "mnist": DatasetInfo(1, 28, _DIGITS, 60_000, 10_000, "MNIST"),
-    "fmnist": DatasetInfo(1, 28, _FASHION, 60_000, 10_000, "FashionMNIST"),
-    "emnist-digits": DatasetInfo(1, 28, _DIGITS, 240_000, 40_000, "EMNIST", "digits"),
-    "emnist-letters": DatasetInfo(1, 28, tuple(string.ascii_lowercase), 124_800, 20_800, "EMNIST", "letters"),
+    "mnist": DatasetInfo(1, 28, _DIGITS, 60_000, 10_000, "MNIST", fingerprint="94a3db3da708f867"),
+    "fmnist": DatasetInfo(1, 28, _FASHION, 60_000, 10_000, "FashionMNIST", fingerprint="237126ab7af84cf2"),
+    "emnist-digits": DatasetInfo(1, 28, _DIGITS, 240_000, 40_000, "EMNIST", "digits").balanced(),
+    "emnist-letters": DatasetInfo(
+        1, 28, tuple(string.ascii_lowercase), 124_800, 20_800, "EMNIST", "letters"
+    ).balanced(),
     "emnist-byclass": DatasetInfo(1, 28, _CHARACTERS, 697_932, 116_323, "EMNIST", "byclass"),
-    "cifar10": DatasetInfo(3, 32, _CIFAR10, 50_000, 10_000, "CIFAR10"),
-    "cifar100": DatasetInfo(3, 32, ("",) * 100, 50_000, 10_000, "CIFAR100"),
-    "svhn": DatasetInfo(3, 32, _DIGITS, 73_257, 26_032, "SVHN"),
-    "usps": DatasetInfo(1, 16, _DIGITS, 7_291, 2_007, "USPS"),
+    "cifar10": DatasetInfo(3, 32, _CIFAR10, 50_000, 10_000, "CIFAR10", fingerprint="079662f783f40c00"),
+    "cifar100": DatasetInfo(3, 32, ("",) * 100, 50_000, 10_000, "CIFAR100", fingerprint="478e970f870f5c96"),
+    "svhn": DatasetInfo(
+        3, 32, _DIGITS, 73_257, 26_032, "SVHN",
+        train_counts=(4948, 13861, 10585, 8497, 7458, 6882, 5727, 5595, 5045, 4659),
+        test_counts=(1744, 5099, 4149, 2882, 2523, 2384, 1977, 2019, 1660, 1595),
+    ),
+    "usps": DatasetInfo(
+        1, 16, _DIGITS, 7_291, 2_007, "USPS",
+        train_counts=(1194, 1005, 731, 658, 652, 556, 664, 645, 542, 644),
+        test_counts=(359, 264, 198, 166, 200, 160, 170, 147, 166, 177),
+    ),
     "cinic10": DatasetInfo(
         3, 32, _CIFAR10, 90_000, 90_000, "https://datashare.ed.ac.uk/bitstream/handle/10283/3192/CINIC-10.tar.gz",
         md5="6ee4d0c996905fe93221de577967a372",
-    ),
+    ).balanced(),
     "tiny-imagenet": DatasetInfo(
         3, 64, ("",) * 200, 100_000, 10_000, "http://cs231n.stanford.edu/tiny-imagenet-200.zip",
         md5="90528d7ca1a48142e341f4ef8d21d0de",
-    ),
+    ).balanced(),
     "femnist": DatasetInfo(1, 28, _CHARACTERS, files="the folder of LEAF's all_data_*.json"),
     "synth-digits": DatasetInfo(3, 32, _DIGITS, 479_400, 9_553, files="SynthDigits.zip or its .mat files"),
     "mnist-m": DatasetInfo(3, 28, _DIGITS, 60_000, 10_000, files="mnist_m.tar.gz or its folder"),
-    "office-caltech": _OFFICE._replace(class_names=("",) * 10, domain_names=("amazon", "caltech", "dslr", "webcam")),
-    "office31": _OFFICE._replace(class_names=("",) * 31, domain_names=("amazon", "dslr", "webcam")),
-    "office-home": _OFFICE._replace(class_names=("",) * 65, domain_names=("Art", "Clipart", "Product", "Real World")),
+    "office-caltech": _OFFICE._replace(
+        class_names=("",) * 10, domain_names=("amazon", "caltech", "dslr", "webcam"),
+        domain_counts=(958, 1123, 157, 295),
+    ),
+    "office31": _OFFICE._replace(
+        class_names=("",) * 31, domain_names=("amazon", "dslr", "webcam"), domain_counts=(2817, 498, 795)
+    ),
+    "office-home": _OFFICE._replace(
+        class_names=("",) * 65, domain_names=("Art", "Clipart", "Product", "Real World"),
+        domain_counts=(2427, 4365, 4439, 4357),
+    ),
     # A domain from each of others.
     "femnist-digits": DatasetInfo(1, 28, _DIGITS, make=_femnist_digits, needs=("femnist",)),
     "mixed-digits": DatasetInfo(
@@ -265,6 +294,7 @@ for _source, _numbers, _num_test in (  # training images of each domain as publi
     KNOWN[f"{_source}-leaky"] = _info._replace(num_test=_num_test).made_of(*_shares)
 MADE = {name: info.needs for name, info in KNOWN.items() if info.make}  # the sets that each is made from
 BUILT_IN = tuple(name for name, needs in MADE.items() if not needs)
+UNSURE = ("mnist-m",)  # of which copies with other numbers of images are in use
 DOWNLOADS = tuple(name for name, info in KNOWN.items() if info.source)
 
 
@@ -292,13 +322,39 @@ def known_form(name: str, columns: Arrays) -> Arrays:
     return columns
 
 
+def difference_from_official(name: str, found: Mapping[str, Any]) -> str:
+    """In what a set that is called by a known name differs from the official one, as text; empty where it is the same.
+
+    `found` has the set's `fingerprint`, its numbers of `train` and `test` images, and as tuples its `train_counts` and
+    `test_counts` of each class and `domain_counts` of each domain.
+    """
+    info = KNOWN[name]
+    if info.fingerprint:
+        same = found["fingerprint"] == info.fingerprint
+        return "" if same else f"fingerprint {found['fingerprint']}, not {info.fingerprint}"
+    sizes = {} if name in UNSURE else {"train": info.num_train, "test": info.num_test}
+    counts = {"train_counts": info.train_counts, "test_counts": info.test_counts, "domain_counts": info.domain_counts}
+    words = {
+        "train": "training images", "test": "test images", "train_counts": "training images of its classes",
+        "test_counts": "test images of its classes", "domain_counts": "images of its domains",
+    }  # fmt: skip
+    for kind, official in {**sizes, **counts}.items():
+        if official and found[kind] != official:
+            return f"{_in_words(found[kind])} {words[kind]}, not {_in_words(official)}"
+    return ""
+
+
+def _in_words(numbers: int | Sequence[int]) -> str:
+    return f"{numbers:,}" if isinstance(numbers, int) else ", ".join(map(str, numbers[:10]))
+
+
 def official_order(names: Sequence[str], official: Sequence[str]) -> list[int] | None:
     """For each name its position among the official ones; None where they are others.
 
-    Numbers from 0 are positions, since labels without names come with them. Case, spaces and signs do not count, unless
+    Numbers are positions, since labels without names come with them. Case, spaces and signs do not count, unless
     a set has both A and a; `T-shirt/top` is also written `t-shirt`.
     """
-    if 0 < len(names) <= len(official) and set(names) == set(map(str, range(len(names)))):
+    if names and set(names) <= set(map(str, range(len(official)))):
         return list(map(int, names))
     for fold in (str, lambda name: re.sub("[^a-z0-9]", "", name.lower()).replace("tshirttop", "tshirt")):
         labels = {fold(name): label for label, name in enumerate(official)}

@@ -25,7 +25,16 @@ from torch import Tensor
 
 from fedcli.core.batches import generator
 from fedcli.data import files, forms, splits
-from fedcli.data.catalog import BUILT_IN, DOWNLOADS, KNOWN, MADE, known_form, resize, resized
+from fedcli.data.catalog import (
+    BUILT_IN,
+    DOWNLOADS,
+    KNOWN,
+    MADE,
+    difference_from_official,
+    known_form,
+    resize,
+    resized,
+)
 from fedcli.errors import UserError, unknown
 from fedcli.files import PARTIAL, write_atomically
 from fedcli.registry import spelt
@@ -154,7 +163,38 @@ def load(name: str) -> Dataset:
     if is_from_file(name):
         return _from_user(name, file_hash(from_file(name, "data set").path))
     with files.reading(_cache_file(name), "as 'fedcli data import' wrote it"):
-        return _dataset(name, _arrays(name))
+        dataset = _dataset(name, _arrays(name))
+    if is_official(name):
+        refuse_other_images(dataset)
+    return dataset
+
+
+def is_official(name: str) -> bool:
+    """Whether a name stands for images that its publishers have made, and not for some that are made here."""
+    return name in KNOWN and name not in MADE
+
+
+def refuse_other_images(dataset: Dataset) -> None:
+    """Refuses a set with a known name that is not the official one, since its runs would stand in papers' tables.
+
+    Raises:
+        UserError: Its fingerprint is another one or, where only they are known, its numbers of images.
+    """
+    of_classes = {
+        f"{part}_counts": tuple(getattr(dataset, f"y_{part}").bincount(minlength=dataset.num_classes).tolist())
+        for part in files.PARTS
+    }
+    domains = [getattr(dataset, f"domain_{part}") for part in files.PARTS if dataset.domain_names]
+    of_domains = torch.cat(domains).bincount(minlength=len(dataset.domain_names)).tolist() if domains else ()
+    found = {
+        "fingerprint": dataset.fingerprint, "train": len(dataset.y_train), "test": len(dataset.y_test),
+        "domain_counts": tuple(of_domains), **of_classes,
+    }  # fmt: skip
+    if difference := difference_from_official(dataset.name, found):
+        raise UserError(
+            f"these are not the images of '{dataset.name}' (got {difference}); import them under a name of their own, "
+            f"such as my-{dataset.name}, and leave '{dataset.name}' to the official ones."
+        )
 
 
 def download(name: str) -> Path:
@@ -201,7 +241,8 @@ def import_path(name: str, path: Path, size: int | None = None) -> tuple[Path, l
     Raises:
         UserError: The name is not possible, or the files are missing, damaged or of another set.
     """
-    info, notes = KNOWN.get(name), []
+    info = KNOWN.get(name)
+    notes: list[str] = []
     if name in MADE:
         raise UserError(f"the name '{name}' is reserved: {_ways(name)}; choose another name.")
     if not _NAME.fullmatch(name):
@@ -212,16 +253,23 @@ def import_path(name: str, path: Path, size: int | None = None) -> tuple[Path, l
             raise UserError(f"the name '{name}' is not possible for PFLlib's division '{path}'; choose {name}-pfllib.")
         columns = files.in_form(columns, notes)
         if size:
+            num_images, *_, channels = columns["x"].shape
+            files.check_size(num_images * size**2 * channels, path)
             columns["x"] = resized(columns["x"], size)
         if info:
             columns = known_form(name, columns)
-    if "client" in columns:
-        split, num_clients = _cache_file(name).with_suffix(".split.npz"), columns["client"].max() + 1
-        _keep(split, splits.lists_of(columns["client"], columns["test"]))
-        flag = shlex.quote(f"file:{split}")
-        notes.append(f"its clients, tested on their own parts: --partition {flag} --num-clients {num_clients}")
-    source = {} if info else {"source": np.array("; ".join([str(Path(path).resolve()), *notes]))}
-    _keep(_cache_file(name), files.canonical(columns) | source)
+    arrays = files.canonical(columns)
+    if info:
+        refuse_other_images(_dataset(name, arrays))
+    else:
+        if "client" in columns:  # in the same file, so that no others' lists can stand beside the images
+            arrays |= splits.lists_of(columns["client"], columns["test"])
+            flag = shlex.quote(f"file:{_cache_file(name)}")
+            num_clients = columns["client"].max() + 1
+            notes.append(f"its clients, tested on their own parts: --partition {flag} --num-clients {num_clients}")
+        arrays["source"] = np.array("; ".join([str(Path(path).resolve()), *notes]))
+    _keep(_cache_file(name), arrays)
+    _cache_file(name).with_suffix(".split.npz").unlink(missing_ok=True)  # where earlier versions kept the lists
     return _cache_file(name), notes
 
 
@@ -355,9 +403,17 @@ def _arrays(name: str) -> files.Arrays:
     if _is_kept(name):
         return files.read_npz(_cache_file(name))
     info = KNOWN[name]
-    columns = info.make(name, lambda need: files.join_parts(_arrays(need), [])) if info.needs else info.make()
+    columns = info.make(name, lambda need: files.join_parts(_source_arrays(need), [])) if info.needs else info.make()
     texts = {"class_names": np.array(info.class_names), "domain_names": np.array(info.domain_names)}
     return files.canonical(texts | columns)
+
+
+def _source_arrays(name: str) -> files.Arrays:
+    """The arrays of a set that another one is made from."""
+    arrays = _arrays(name)
+    if is_official(name):
+        refuse_other_images(_dataset(name, arrays))
+    return arrays
 
 
 def _keep(path: Path, arrays: files.Arrays) -> None:

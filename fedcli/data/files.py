@@ -123,9 +123,11 @@ def in_form(columns: Arrays, notes: list[str]) -> Arrays:
 
     Without a column `test` a fixed fifth of each class and domain is the test part. Channels may come first; rows of
     pixels are grey squares. Pixels in [0, 1] or [-1, 1] are stretched to 0 to 255. Black borders make images square.
-    Labels may be in a column, one-hot, class names, or count from 1.
+    Labels may be in a column, one-hot, class names, count from 1, or leave numbers out.
     """
     x, y = _bytes(columns["x"], notes), columns["y"]
+    if all(np.array_equal(image, x[0]) for image in x):
+        raise ValueError(f"all of its {len(x)} images are alike")
     if y.ndim == 2 and y.shape[1] > 1 and (np.sort(y)[:, -2:] == [0, 1]).all():
         y = y.argmax(1)
     columns = columns | {"x": x, "y": y[:, 0] if y.shape[1:] == (1,) else y}
@@ -149,22 +151,46 @@ def in_form(columns: Arrays, notes: list[str]) -> Arrays:
     if any(borders):
         columns["x"] = np.pad(x, [(0, 0), *((width // 2, width - width // 2) for width in borders), (0, 0)])
         notes.append(f"black borders made the images {side} x {side}")
-    if y.min() == 1 and y.max() == np.size(columns.get("class_names", range(y.max()))):
+    if y.min() == 1 and y.max() == np.size(columns.get("class_names", np.unique(y))):
         columns["y"] = y - 1
         notes.append("the labels counted from 1")
     for kind in sorted(NAMES.keys() & columns.keys()):
-        numbers, key = columns[kind], NAMES[kind]
-        texts = np.ravel(columns.get(key, np.arange(min(numbers.max() + 1, num_train)))).astype(str)
-        if numbers.min() < 0 or numbers.max() >= len(texts):
-            fault = f"{kind}_train or {kind}_test counts from {numbers.min()} to {numbers.max()}"
-            raise ValueError(f"{fault}, {key} or the training images from 0 to {len(texts) - 1}")
-        if len(np.unique(texts)) < len(texts) or not all(text.isprintable() for text in texts):
-            raise ValueError(f"{key} has a name twice, or one of several lines")
-        columns[key] = texts
-    untrained = columns["class_names"][np.setdiff1d(columns["y"][columns["test"]], columns["y"][~columns["test"]])]
+        columns |= _named(kind, columns, num_train, notes)
+    trained = columns["y"][~columns["test"]]
+    untrained = np.delete(columns["class_names"], np.unique(trained))
     if len(untrained):
-        notes.append(f"without training images: {', '.join(untrained[:5])}")
+        notes.append(f"without training images: {', '.join(untrained[:5])}{_and_more(len(untrained) - 5)}")
     return columns
+
+
+def _named(kind: str, columns: Arrays, num_train: int, notes: list[str]) -> Arrays:
+    """The numbers of a kind of `NAMES`, from 0, and a name for each; numbers that nothing has are left out.
+
+    Raises:
+        ValueError: Numbers and names do not fit, or a name cannot be shown.
+    """
+    numbers, key = columns[kind], NAMES[kind]
+    used = np.unique(numbers)
+    most = (
+        len(columns[key].ravel()) if key in columns else num_train
+    )  # numbers that are no classes, as years, are large
+    if used[0] < 0 or used[-1] >= most:
+        fault = f"{kind}_train or {kind}_test counts from {used[0]} to {used[-1]}"
+        raise ValueError(f"{fault}, {key} or the training images from 0 to {most - 1}")
+    if key not in columns:
+        texts, numbers = used.astype(str), np.searchsorted(used, numbers)
+        if len(used) <= used[-1]:
+            shown = f"{', '.join(texts[:5])}{_and_more(len(used) - 5)}"
+            notes.append(f"{len(used)} {'classes' if kind == 'y' else 'domains'}, whose numbers are {shown}")
+    else:
+        texts = columns[key].ravel().astype(str)
+    if len(np.unique(texts)) < len(texts) or not all(text.isprintable() for text in texts):
+        raise ValueError(f"{key} has a name twice, or one of several lines")
+    return {kind: numbers, key: texts}
+
+
+def _and_more(count: int) -> str:
+    return f" and {count} more" if count > 0 else ""
 
 
 def _bytes(images: np.ndarray, notes: list[str]) -> np.ndarray:

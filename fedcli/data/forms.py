@@ -11,6 +11,7 @@ import pickle
 import re
 import tarfile
 import zipfile
+from collections import Counter
 from collections.abc import Callable
 from functools import partial
 from glob import glob
@@ -19,15 +20,19 @@ from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
 
 import numpy as np
-from PIL import Image
+from PIL import ExifTags, Image, ImageOps
 
 from fedcli.data.catalog import DatasetInfo
-from fedcli.data.files import PART, PARTS, Arrays, check_size, choose_parts, join_parts, read_npz, reading
+from fedcli.data.files import PART, PARTS, Arrays, check_size, choose_parts, join_parts, one_line, read_npz, reading
+from fedcli.errors import UserError
 from fedcli.vision import torchvision
 
 _PART = f"(?:mnist_m_)?{PART}"  # a folder of the images of a part
 _PICTURE = re.compile(f"(?:([^/]+)/)??(?:{_PART}/)?(?:([^/]+)/)?([^/]+)")  # <domain>/<part>/<class>/<file>
 _LIST = re.compile(rf"(?:.*/)?{_PART}_(?:labels|annotations)\.txt")  # of the classes of a part's images
+FORMATS = ("PNG", "JPEG", "BMP", "GIF", "WEBP", "TIFF", "PPM")  # no others: for an EPS Pillow starts Ghostscript
+SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm", ".pbm")
+LISTED = 20  # names in a message; of more files the rest is counted
 
 
 class Source(NamedTuple):
@@ -185,25 +190,72 @@ def read_pictures(source: Source) -> Arrays:
 
     Without such folders the images are in no part. Files may lie in one more folder `images`, and a list may tell their
     classes, as in Tiny-ImageNet and MNIST-M. Grey images become coloured where there are coloured ones.
+
+    Raises:
+        UserError: Some images cannot be read.
     """
-    rows, pictures = _find_pictures(source), []
+    rows = _find_pictures(source)
+    if source.size:  # at least so many, if they are grey
+        check_size(len(rows) * source.size**2, source.folder)
+    pictures: list[np.ndarray] = []
+    changes: Counter[str] = Counter()
+    broken = []
     for *_, name in rows:
-        with reading(name, "an image of 8 bits a channel, all of one size"):
-            with Image.open(source.folder / name) as image:
-                if image.mode.startswith(("I", "F")):
-                    raise ValueError(f"its pixels are of mode {image.mode}")
-                whole = image.convert("L" if image.mode in ("1", "L", "LA") else "RGB")
-            if source.size:
-                whole = whole.resize((source.size, source.size), Image.Resampling.BILINEAR)
-            pictures.append(np.atleast_3d(np.asarray(whole)))
-            if pictures[-1].shape[:2] != pictures[0].shape[:2]:
-                raise ValueError(f"its size is {whole.size}, not that of the others: import with --size N")
+        try:
+            picture = _read_picture(source.folder / name, source.size, changes)
+        except Exception as error:  # Pillow raises about ten kinds
+            broken.append(f"'{name}' ({one_line(error)})")
+            continue
+        pictures.append(picture)
+        if picture.shape[:2] != pictures[0].shape[:2]:
+            height, width = picture.shape[:2]
+            size = f"its size is {(width, height)}, not that of the others"
+            raise UserError(f"'{name}' cannot be used ({size}); import with --size N.")
         check_size(len(rows) * pictures[-1].size, source.folder)
+    if broken:
+        forms = f"an image of 8 bits a channel, in {', '.join(FORMATS)}"
+        raise UserError(
+            f"{len(broken)} of {len(rows)} images cannot be read (got {_listed(broken)}); each must be {forms}; "
+            "replace or remove them."
+        )
+    source.notes.extend(f"{text} in {count:,} of {len(rows):,} images" for text, count in sorted(changes.items()))
     domains, parts, labels, _ = np.array(rows).T
     columns = {"x": np.stack(np.broadcast_arrays(*pictures)), "y": labels}
     if any(domains):
         columns["domain_names"], columns["domain"] = np.unique(domains, return_inverse=True)
     return columns | ({"test": parts != "train"} if any(parts) else {})
+
+
+def _read_picture(path: Path, size: int | None, changes: Counter[str]) -> np.ndarray:
+    """An image file as people see it, uint8 `[H, W, 1 or 3]`; adds to `changes` what was done to it.
+
+    It is turned as its EXIF data say, and its transparent places are white.
+    """
+    with Image.open(path, formats=FORMATS) as file:
+        if file.mode.startswith(("I", "F")):
+            raise ValueError(f"its pixels are of mode {file.mode}")
+        if file.format != "MPO" and getattr(file, "n_frames", 1) > 1:  # an MPO is a photograph and its previews
+            raise ValueError(f"it has {file.n_frames} frames")
+        image = file
+        if file.getexif().get(ExifTags.Base.Orientation, 1) != 1:
+            image = ImageOps.exif_transpose(file)
+            changes["the EXIF orientation was applied"] += 1
+        is_grey = image.mode in ("1", "L", "LA")
+        if image.has_transparency_data:
+            image = image.convert("RGBA")
+            if image.getchannel("A").getextrema() != (255, 255):
+                image = Image.alpha_composite(Image.new("RGBA", image.size, "white"), image)
+                changes["the alpha channel was composed over white"] += 1
+        image = image.convert("L" if is_grey else "RGB")
+    if size:
+        image = image.resize((size, size), Image.Resampling.BILINEAR)
+    return np.atleast_3d(np.asarray(image))
+
+
+def _listed(names: list[str]) -> str:
+    """The first of some names, and how many more there are."""
+    more = f" and {len(names) - LISTED:,} more" if len(names) > LISTED else ""
+    return ", ".join(names[:LISTED]) + more
 
 
 def _find_pictures(source: Source) -> list[tuple[str, str, str, str]]:
@@ -212,7 +264,11 @@ def _find_pictures(source: Source) -> list[tuple[str, str, str, str]]:
     for match in filter(None, map(_LIST.fullmatch, source.names)):
         text = (source.folder / match.string).read_text(errors="replace")
         lists[match[1]] = dict(re.findall(r"^(\S+)[ \t]+(\S+)", text, re.MULTILINE))
-    names, rows, unfit = [name for name in source.names if not _LIST.fullmatch(name)], [], []
+    others = [name for name in source.names if not _LIST.fullmatch(name)]
+    names = [name for name in others if name.lower().endswith(SUFFIXES)]
+    if 0 < len(names) < len(others):
+        source.notes.append(f"left out: {len(others) - len(names):,} files that are no images by their suffix")
+    rows, unfit = [], []
     for name in [name for name in names if "/images/" in f"/{name}"] or names:  # lists of boxes lie beside `images`
         match = _PICTURE.fullmatch(re.sub("(^|/)images/", r"\1", name))
         if match is None:
