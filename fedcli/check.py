@@ -344,6 +344,11 @@ def keeps_state(method: Method) -> bool:
     return any(kind.__name__ == "ClientState" for kind in method.state_types)
 
 
+def allows(method: Method, optimizer: str) -> bool:
+    """Whether a method runs with this value of `--optimizer`."""
+    return not method.optimizers or optimizer in method.optimizers
+
+
 def one_of_each_kind() -> list[Method]:
     """One registered method of each kind: by models of the clients' own, public images and kept states."""
     methods = registry.methods().values()
@@ -358,6 +363,8 @@ def check(method: Method, number: int, device: str) -> list[Finding]:
     law, findings = LAWS[number], []
     declared = {"": True, "reduces_to": method.reduces_to, "ClientState": keeps_state(method), "costs": method.costs}
     for words, options in law.runs.items() if declared[law.needs] else ():
+        if not allows(method, options.get("optimizer", "sgd")):
+            continue
         try:
             with deterministic(torch.device(device).type == "cuda"):  # as in a run
                 for finding in law.measure(method, device=device, **options):

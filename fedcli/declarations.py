@@ -333,6 +333,8 @@ class Method(_Declared):
             prototype; None where it classifies by the head.
         mixed_networks: Whether its clients may have different networks.
         uses_public_data: Whether it needs `--public-dataset`.
+        optimizers: The values of `--optimizer` that it allows; empty for all. A method that takes what a client has
+            moved for a multiple of gradients allows "sgd" alone.
         numerics: Version of its numbers, to be increased when a change of the file changes results; records with
             another one are outdated.
     """
@@ -353,6 +355,7 @@ class Method(_Declared):
     prototypes: Callable[[Any], tuple[Any, Any]] | None = None
     mixed_networks: bool = False
     uses_public_data: bool = False
+    optimizers: tuple[str, ...] = ()
     numerics: int = 1
 
 

@@ -457,6 +457,7 @@ def with_matching(base: ModuleType) -> Method:
         reduces_to=(plain.name, {"match_weight": 0.0, "clip_norm": 0.0}),
         state_types=(state_type, *(kind for kind in plain.state_types if kind is not base.ServerState)),
         costs=costs,
+        optimizers=plain.optimizers,
         client_memory=lambda sizes: plain.client_memory(sizes) + sizes.num_classes * sizes.feature_dim,
     )
 

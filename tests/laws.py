@@ -33,6 +33,9 @@ for name in [name for name in vars(fedcli.check) if name.startswith("law_")]:
 law_4_chunking_is_invisible = raising(fedcli.check.law_4_chunking_is_invisible, against=ReferenceFederation)
 
 
+check_federation = fedcli.check.federation
+
+
 def federation(method, overrides=None, *, reference=False, **run):
     """A setup and its federation on toy data, whose clients train by the plain loop where `reference`."""
     return fedcli.check.federation(method, overrides, kind=ReferenceFederation if reference else None, **run)

@@ -162,9 +162,9 @@ def test_normalised_average_against_a_loop():
     assert laws.distance(nobody, start) == 0
 
 
-@pytest.mark.parametrize(("optimizer", "momentum"), [("sgd", 0.0), ("sgd", 0.9), ("adam", 0.9)])
-def test_with_equal_steps_fednova_is_fedavg(optimizer, momentum):
-    run = {"parts": laws.toy_parts(EQUAL_STEPS), "optimizer": optimizer, "momentum": momentum, "lr": 0.01}
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+def test_with_equal_steps_fednova_is_fedavg(momentum):
+    run = {"parts": laws.toy_parts(EQUAL_STEPS), "momentum": momentum, "lr": 0.01}
     ours, base = (laws.federation(name, backbone=laws.NORMED, **run) for name in ("fednova", "fedavg"))
     assert set(ours[1].plan(ours[1].cohort(0)).steps.tolist()) == {4}
     laws.assert_agree(tuple(laws.simulate(*ours, 3)), tuple(laws.simulate(*base, 3)), "parameters and buffers")
@@ -173,7 +173,7 @@ def test_with_equal_steps_fednova_is_fedavg(optimizer, momentum):
 @pytest.mark.parametrize(
     ("run", "steps", "momentum"),
     [
-        ({"optimizer": "adam", "lr": 0.003}, [8, 4, 6, 2], 0.0),  # the toy run's momentum of 0.9 is SGD's
+        ({"momentum": 0.0}, [8, 4, 6, 2], 0.0),
         ({"parts": laws.toy_parts((3, 13, 8, 4)), "drop_last": True}, [0, 6, 4, 2], 0.9),  # client 0 has no full batch
     ],
 )

@@ -4,14 +4,18 @@ Law 7 over the registry is in test_runs.py, law 8 in test_workers.py.
 """
 
 import dataclasses
+import sys
 from functools import cache
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
+from fedcli.core.federation import Federation
 from fedcli.core.trees import leaves
 from fedcli.declarations import is_idle
+from fedcli.errors import UserError
 from fedcli.registry import find_method, methods
 from fedcli.runs.rounds import one_round
 from tests import laws
@@ -29,6 +33,7 @@ EVERY = [*METHODS, *VARIANTS]
 REDUCING = [method for method in EVERY if method.reduces_to is not None]
 KEEPING = [method for method in EVERY if laws.keeps_state(method)]
 SEVERAL = [method for method in EVERY if method.mixed_networks and not averages(method)]
+WITH_ADAM = [method for method in METHODS if laws.allows(method, "adam")]
 DECLARING = [method for method in EVERY if method.costs]
 FEW_STEPS = {"batch_size": 8, "local_epochs": 1}
 ABSENT = laws.toy_parts((13, 7, 10, 2))  # the last client lacks a class
@@ -41,7 +46,7 @@ CASES = [  # a law, the methods that it is held against, and the options of the 
     (laws.law_3_state_survives, KEEPING, FEW_STEPS),
     (laws.law_4_chunking_is_invisible, METHODS, {"chunks": (1, 2, "branches:4"), "parts": SMALL}),
     (laws.law_4_chunking_is_invisible, VARIANTS, {"chunks": (2,), "parts": SMALL}),
-    (laws.law_4_chunking_is_invisible, METHODS, {"chunks": (4,), "optimizer": "adam", "lr": 0.003, **FEW_STEPS}),
+    (laws.law_4_chunking_is_invisible, WITH_ADAM, {"chunks": (4,), "optimizer": "adam", "lr": 0.003, **FEW_STEPS}),
     (laws.law_4_chunking_is_invisible, SEVERAL, {"chunks": (2,), "backbone": MIXED, **FEW_STEPS}),
     (laws.law_5_order_is_invisible, EVERY, {"parts": ABSENT, **FEW_STEPS}),
     (laws.law_5_order_is_invisible, SEVERAL, {"backbone": MIXED, **FEW_STEPS}),
@@ -108,6 +113,32 @@ def test_a_class_absent_from_a_cohort_keeps_its_vector_or_has_none(method, vecto
     _, before, after = (getattr(state, vectors) for state in states)
     assert not keeps or torch.equal(after[2], before[2])
     assert not torch.equal(after[0], before[0])
+
+
+class Watched(Federation):
+    """A federation that notices whether a method's file asks for the momentum of the clients' SGD."""
+
+    asked = False
+
+    @property
+    def momentum(self):
+        caller = sys._getframe(1).f_code.co_filename
+        self.asked |= "papers" in Path(caller).parts
+        return self.sgd_momentum
+
+    @momentum.setter
+    def momentum(self, value):
+        self.sgd_momentum = value
+
+
+@pytest.mark.parametrize("method", METHODS, ids=lambda method: method.name)
+def test_a_method_that_counts_on_steps_of_sgd_refuses_other_optimizers_and_no_other_does(method):
+    setup, fed = laws.check_federation(method, kind=Watched, **FEW_STEPS)
+    laws.simulate(setup, fed, 1)
+    assert fed.asked == (not laws.allows(method, "adam"))
+    if fed.asked:
+        with pytest.raises(UserError, match=f"'{method.name}' counts on .* choose --optimizer sgd"):
+            laws.federation(method, optimizer="adam")
 
 
 # Options

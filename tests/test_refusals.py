@@ -57,6 +57,9 @@ SEEDS = "--seeds must be distinct whole numbers from 0"
         ("run fedavg --dataset ./none.npz", "unknown data set './none.npz'"),
         ("run fedavg --lr 0.1,0.2 --continue", "--continue needs a folder (got no --out)"),
         ("run fedavg --lr 0.1,0.2 --seed 0 --seeds 0,1", "--seed 0 was given with --seeds"),
+        # Methods that count on SGD
+        (f"run scaffold {SMALL} --optimizer adam", "'scaffold' counts on steps along gradients (got --optimizer adam); "
+         "choose --optimizer sgd."),
         # Options without effect
         (f"run fedavg {SMALL} --optimizer adam --momentum 0.5", "--momentum is for --optimizer sgd (got --optimizer"),
         (f"run fedfa {SMALL} --calibration never --calibration-lr 0.1", "--calibration-lr is for --calibration batch"),

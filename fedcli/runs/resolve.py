@@ -157,6 +157,8 @@ def _refuse_combinations(run: RunConfig, method: Method, protocol: Protocol) -> 
             public and not method.uses_public_data,
         f"'{method.name}' needs public images (got no --public-dataset); name a data set; 'fedcli data list' shows all":
             method.uses_public_data and not public,
+        f"'{method.name}' counts on steps along gradients (got --optimizer {run.optimizer}); choose --optimizer "
+        f"{' or '.join(method.optimizers)}": method.optimizers and run.optimizer not in method.optimizers,
         f"--post {run.post} {no_model}": run.post and not has_model,
         f"{drift} {no_model}": run.drift_every and not has_model,
         f"{drift} needs common test images (got {paper}, which has none); leave it out": run.drift_every and on_clients,

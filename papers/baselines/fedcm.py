@@ -126,7 +126,7 @@ def aggregate(state: ServerState, clients: Client, cohort: Cohort, fed: Federati
     """The next direction, and the model."""
     local_params, local_buffers = fed.upload_model(clients)
     local_steps = torch.as_tensor(fed.plan(cohort).steps, dtype=fed.dtype, device=fed.device)
-    lr = step_length(fed.lr(cohort.round), fed.optimizer, fed.momentum)  # Reading 2
+    lr = step_length(fed.lr(cohort.round), fed.momentum)  # Reading 2
     direction = mean_direction(state.params, local_params, local_steps, lr, cohort.weights)  # Delta^{t+1}
     mean, buffers = weighted_mean((local_params, local_buffers), cohort.weights)
     return ServerState(update_model(state.params, mean, config.server_lr), buffers, direction)  # x^{t+1}
@@ -153,6 +153,7 @@ METHOD = Method(
     reduces_to=("fedavg", {"gradient_share": 1.0}),
     state_types=(ServerState,),
     costs=costs,
+    optimizers=("sgd",),
     default_protocol="fedfm:niid-1",
     client_memory=lambda sizes: 2 * sizes.parameters,  # the local model and Delta
 )  # fmt: skip

@@ -24,8 +24,8 @@ Notation
 Readings and deviations
     1. d_k here holds the learning rate: it is the paper's eta d_k. All clients have the same eta.
     2. tau_eff, free in the paper, is sum_k p_k a_k, also under momentum; so FedAvg is the case of equal steps.
-    3. rho is the run's own momentum, and the gradient that a_k counts has the weight decay in it. Under Adam, whose
-       steps have about the same length whatever the gradient, a_k = tau_k.
+    3. rho is the run's own momentum, and the gradient that a_k counts has the weight decay in it. Only SGD: Adam's
+       update is no weighted sum of gradients with weights that are known beforehand, so it has no a_k.
     4. A client without a step has a_k = 0, and d_k = 0 is taken for it: it adds nothing to either sum, and keeps its
        weight p_k, as in FedAvg.
     5. The weights are those of the cohort, as in FedAvg.
@@ -98,7 +98,7 @@ def normalised_average(global_params: Params, local_params: Params, effective: T
 def aggregate(state: ServerState, clients: Client, cohort: Cohort, fed: Federation, config: Config) -> ServerState:
     """Parameters by normalised averaging, buffers as in FedAvg."""
     local_steps = torch.as_tensor(fed.plan(cohort).steps, device=fed.device)
-    effective = effective_steps(local_steps, fed.momentum if fed.optimizer == "sgd" else 0.0)  # Reading 3
+    effective = effective_steps(local_steps, fed.momentum)  # Reading 3
     local_params, local_buffers = fed.upload_model(clients)
     params = normalised_average(state.params, local_params, fed.upload(effective), cohort.weights)
     return ServerState(params, weighted_mean(local_buffers, cohort.weights))
@@ -124,5 +124,6 @@ METHOD = Method(
     reduces_to=None,  # it is FedAvg where clients take equally many steps, which no option of its own can arrange
     state_types=(ServerState,),
     costs=costs,
+    optimizers=("sgd",),
     default_protocol="fedfm:niid-1",
 )  # fmt: skip

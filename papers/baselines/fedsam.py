@@ -150,6 +150,7 @@ METHODS = (
         reduces_to=("fedcm", {"perturbation": 0.0}),
         state_types=(fedcm.ServerState,),
         costs=fedcm.costs,
+        optimizers=("sgd",),
         default_protocol="fedfm:niid-1",
         client_memory=lambda sizes: 3 * sizes.parameters,  # w, w~ and Delta
     ),

@@ -26,7 +26,7 @@ Readings and deviations
        eta_l / (1 - rho) it comes to rest at g_i - g, by way of a moving average where local training is too short for
        the momentum to build up. Without momentum nothing changes. (NIID-Bench keeps eta_l, and adds c - c_i after the
        optimizer's step.)
-    4. Adam is allowed, but its steps are no sums of gradients: c_i then estimates a step, not a gradient.
+    4. Only SGD: Adam's steps are no multiples of gradients, and option II would make a step of what must be a gradient.
     5. Models are averaged with FedAvg's weights n_i / n_S, where line 16 has 1 / |S|, and c is the mean over all N
        clients with weights n_i / n, where line 17 has 1 / N: FedFM's Eq. 1 weights clients so, and FedDyn's authors
        weight c too in their SCAFFOLD. The rest point is then that of FedAvg's objective: at rest every client moves
@@ -102,15 +102,14 @@ def correction(params: Params, c: Params, c_i: Params) -> Tensor:
     return sum((value * (c[name] - c_i[name])).sum() for name, value in params.items())
 
 
-def step_length(lr: float, optimizer: str, momentum: float) -> float:
+def step_length(lr: float, momentum: float) -> float:
     """Reading 3: length of a local step along a constant gradient, eta_l / (1 - rho) with momentum rho.
 
     Args:
         lr: eta_l.
-        optimizer: "sgd" or "adam", which has no use for rho.
         momentum: rho, in [0, 1).
     """
-    return lr / (1 - momentum) if optimizer == "sgd" else lr
+    return lr / (1 - momentum)
 
 
 def update_control(
@@ -183,7 +182,7 @@ def run_round(state: ServerState, cohort: Cohort, fed: Federation, config: Confi
     step = fed.optimizer_step(make_local_loss(fed.network), clip_norm=config.clip_norm)  # Readings 2 and 8
     clients, terms = fed.train(clients, cohort, step, Context(c, c_i), CONTEXT_AXES)  # lines 7 to 11
     local_steps = torch.as_tensor(fed.plan(cohort).steps, dtype=fed.dtype, device=fed.device)
-    lr = step_length(fed.lr(cohort.round), fed.optimizer, fed.momentum)  # Reading 3
+    lr = step_length(fed.lr(cohort.round), fed.momentum)  # Reading 3
     new = update_control(c_i, c, state.params, clients.params, local_steps, lr)  # line 12
     change = fed.upload(tree_map(torch.sub, new, c_i))  # line 13
     kept = fed.remember(state.clients, cohort, ClientState(new))  # line 14
@@ -201,6 +200,7 @@ METHOD = Method(
     reduces_to=None,  # FedAvg in its first round only, whatever the options
     state_types=(ServerState, ClientState),
     costs=both_ways(lambda sizes: 2 * sizes.parameters),
+    optimizers=("sgd",),
     default_protocol="fedfm:niid-1",
     client_memory=lambda sizes: 2 * sizes.parameters,  # FedFM, Table III; Reading 7
     numerics=2,
