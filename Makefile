@@ -42,7 +42,7 @@ index: install ## Write papers/index.json, from which list, show and help read, 
 	$(BIN)/python -m fedcli.cli.describe
 
 tables: install ## Write the pages and figures in results/ anew from the records, and results/report.html
-	$(BIN)/fedcli pages results
+	$(BIN)/python results/pages.py
 	$(BIN)/python results/board/board.py --page
 	$(BIN)/fedcli report $(STUDIES) --title "fedcli: the committed runs" --out results/report.html
 

@@ -10,9 +10,9 @@ import pytest
 
 import fedcli
 from fedcli import Claim, registry
-from fedcli.results import claims, costs, frame, plans
-from fedcli.results.metrics import Interval, interval
+from fedcli.results import claims, durations, frame, plans
 from fedcli.results.render import render
+from fedcli.results.statistics import Interval, interval
 from fedcli.runs.record import read_record, write_record
 from tests.files import refused
 from tests.programs import invoke
@@ -227,8 +227,8 @@ def test_a_claim_on_several_rows_counts_by_its_smallest_lead_and_only_where_all_
 
 def test_what_would_decide_a_claim_is_the_runs_that_lack_and_their_hours(place):
     def decided():
-        timed = costs.paces(frame.read_runs([place.runs]))
-        return costs.decided_by(place.answer(), place.runs, timed).partition(", timed")[0]
+        timed = durations.paces(frame.read_runs([place.runs]))
+        return durations.decided_by(place.answer(), place.runs, timed).partition(", timed")[0]
 
     place.pairs((81, 80))
     assert decided() == "4 runs in full; time: about 1 min"  # two of three seeds lack
@@ -245,8 +245,8 @@ def test_a_run_takes_the_time_of_a_benched_workload_with_its_network_and_images(
     rows = "w3,cuda,a GPU,float32,1000,40,10", "w3,cpu,a CPU,float32,1000,40,10", "w1,cuda,a GPU,float32,9,9,9"
     (tmp_path / "a-gpu-torch2.csv").write_text("\n".join([titles, *rows]))
     planned = plans.plan(registry.find_table("fedfm:III"), tmp_path, only=["FedAvg", "CIFAR-10 NIID-1"], seeds=[0])
-    timed = costs.benched(tmp_path)
-    estimated = costs.cost_of(planned.runs, timed, "cuda", "")
+    timed = durations.benched(tmp_path)
+    estimated = durations.cost_of(planned.runs, timed, "cuda", "")
     # 50 seconds for 40,000 examples; 50,000 images, 10 epochs, 100 rounds
     assert estimated.seconds.tolist() == [pytest.approx(50 / 40_000 * 50_000 * 10 * 100)]
     assert estimated.machines.tolist() == [{*timed.machine}] == [{"a GPU"}]

@@ -9,7 +9,7 @@ import pytest
 from fedcli import registry
 from fedcli.core.client_states import STATES
 from fedcli.data import datasets
-from fedcli.results import costs, plans
+from fedcli.results import durations, plans
 from fedcli.runs import signals
 from fedcli.runs.machine import environment
 from fedcli.runs.record import read_record
@@ -24,7 +24,7 @@ MIB = 2**20
 def evidence(tmp_path, monkeypatch):
     """The script, in an empty folder, with the committed records out of sight."""
     module = load_script(FILE)
-    for user in (plans, costs):
+    for user in (plans, durations):
         monkeypatch.setattr(user, "shipped", list)
     monkeypatch.setattr(module, "interrupt_on_signals", lambda: None)
     monkeypatch.setattr(module, "RESERVE", 0)
@@ -79,7 +79,7 @@ def test_runs_that_are_stopped_carried_and_taken_up_end_in_the_same_bits(evidenc
 def test_nothing_starts_that_can_neither_end_in_time_nor_be_carried(evidence, monkeypatch):
     records = {}  # by the folders of their runs, in place of files
     monkeypatch.setattr(evidence, "read_begun", records.get)
-    monkeypatch.setattr(costs, "read_runs", lambda folders: pd.DataFrame({"record": list(records.values())}))
+    monkeypatch.setattr(durations, "read_runs", lambda folders: pd.DataFrame({"record": list(records.values())}))
     planned = evidence.CarriedPlan(Path(), tuple(evidence.planned_runs("float32", tiny=False)))
     firsts = {run.setup.method.name: run for run in reversed(planned.runs)}
     fedfm, fedavg, scaffold = (firsts[name] for name in ("fedfm", "fedavg", "scaffold"))

@@ -12,7 +12,7 @@ from fedcli.declarations import Sizes
 from fedcli.papers import fedfm
 from fedcli.papers.fedfm import aggregate_anchors, contrastive_guiding, l2_guiding, plain_l2_guiding
 from fedcli.registry import find_method
-from fedcli.results.tables import reported
+from fedcli.results.paper_tables import reported
 from tests import laws
 from tests.toys import minibatch, randn
 

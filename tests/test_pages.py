@@ -10,14 +10,14 @@ import pytest
 import fedcli
 from fedcli import Cell, Table, registry
 from fedcli.errors import UserError
-from fedcli.results import claims, pages, plans, tables
-from fedcli.results.metrics import interval
-from fedcli.results.pages import finding, read_study
+from fedcli.results import claims, paper_tables, plans
+from fedcli.results.statistics import interval
 from fedcli.runs.record import write_record
-from tests.programs import invoke
+from tests.programs import load_script
 from tests.test_tables import record, write
 
 ROOT = Path(__file__).parent.parent
+pages = load_script(ROOT / "results" / "pages.py")
 TINY = {
     "protocol": "fedfa:digits", "dataset": "digits", "train_examples": 120, "num_clients": 3, "cohort_size": 3,
     "partition": "iid", "rounds": 2, "local_epochs": 1, "device": "cpu",
@@ -100,7 +100,7 @@ def test_a_claim_leads_to_the_studies_of_its_runs(tmp_path):
 def test_the_page_of_a_paper_shows_tables_with_runs_first(results):
     plan, study = plans.plan(TABLE, results / "records"), pages.read_study(results / "records" / "tiny")
     # The run with seed 7 is not the table's; one of FedProx had another learning rate, one has not ended.
-    counted = {(value["row"], value["column"]): value["runs_counted"] for value in tables.compare(plan).values}
+    counted = {(value["row"], value["column"]): value["runs_counted"] for value in paper_tables.compare(plan).values}
     assert [counted[cell.row, cell.column] for cell in CELLS] == [1, 1, 0]
     empty = plans.plan(Table("fedfa:3", "Ablation", ("FedFA", "Table 3"), CELLS[:1]), Path("nowhere"))
     page = pages.paper_page(pages.papers()["fedfa"], [empty, plan], [study], "- It | missed.\n")
@@ -112,7 +112,7 @@ def test_the_page_of_a_paper_shows_tables_with_runs_first(results):
     assert not {"tiny", "What did not work"} & {*re.findall("tiny|What did not work", other)}
 
 
-def test_the_command_writes_a_page_a_study_and_a_paper_and_the_figures_of_speed(results, tmp_path, monkeypatch):
+def test_the_script_writes_a_page_a_study_and_a_paper_and_the_figures_of_speed(results, tmp_path, monkeypatch):
     folder = shutil.copytree(results, tmp_path / "results")
     (folder / "papers" / "notes").mkdir(parents=True)
     (folder / "papers" / "notes" / "fedsa.md").write_text("- Nothing yet.\n")
@@ -121,8 +121,7 @@ def test_the_command_writes_a_page_a_study_and_a_paper_and_the_figures_of_speed(
     monkeypatch.setenv("FEDCLI_DATA", str(tmp_path / "none"))
     first = tmp_path / "README.md"
     first.write_text("# Project\n\n<!-- claims: written by 'make tables' -->old<!-- claims: end -->\n\nEnd.\n")
-    ended = invoke("pages", folder)
-    assert ended.exit_code == 0, ended.output
+    pages.main(folder)
     assert {file.name for file in folder.glob("speed/*.png")} == {file.name for file in committed.glob("*.png")}
     readme = (folder / "README.md").read_text()
     sections = ["What the papers claim, and what is so", "How much of what the papers print has been run", "Studies"]
@@ -142,8 +141,9 @@ def test_the_command_writes_a_page_a_study_and_a_paper_and_the_figures_of_speed(
     assert first.read_text().startswith("# Project\n\n<!-- claims: written by 'make tables' -->\n\n| Claims of | Repro")
     assert "| [FedFA](results/papers/fedfa.md) | 0 | 0 | 0 | 10 | 2 |" in first.read_text()
     assert first.read_text().endswith(" |\n\n<!-- claims: end -->\n\nEnd.\n")
-    nowhere = invoke("pages", tmp_path / "other")
-    assert (nowhere.exit_code, (tmp_path / "other").exists()) == (2, False)
+    with pytest.raises(SystemExit, match="has no runs for pages"):
+        pages.main(tmp_path / "other")
+    assert not (tmp_path / "other").exists()
 
 
 # Findings of studies, against hand numbers of small runs
@@ -182,7 +182,7 @@ GROUPS = {
     ],
 )  # fmt: skip
 def test_a_finding_is_what_the_records_say(entry, line):
-    assert finding({"metric": "last", "of": "FedFA", **entry}, GROUPS) == line
+    assert pages.finding({"metric": "last", "of": "FedFA", **entry}, GROUPS) == line
 
 
 @pytest.mark.parametrize(
@@ -196,7 +196,7 @@ def test_a_finding_is_what_the_records_say(entry, line):
 )
 def test_a_finding_that_the_records_do_not_bear_is_refused(entry, message):
     with pytest.raises(ValueError, match=message):
-        finding({"metric": "last", "of": "FedFA", **entry}, GROUPS)
+        pages.finding({"metric": "last", "of": "FedFA", **entry}, GROUPS)
 
 
 def test_a_file_names_groups_by_folders_and_errors_name_the_file(tmp_path):
@@ -204,10 +204,10 @@ def test_a_file_names_groups_by_folders_and_errors_name_the_file(tmp_path):
     write(study / "a" / "seed-0", run("one", 0, 0.75))
     write(tmp_path / "other" / "seed-1", run("one", 1, 0.85))
     (study / "intro.md").write_text("# A study\n")
-    assert read_study(study).findings == []
+    assert pages.read_study(study).findings == []
     file = study / "findings.toml"
     file.write_text('[runs]\nmine = ["a", "../other"]\n[[findings]]\nmetric = "last"\nof = "mine"\n')
-    assert read_study(study).findings == ["mine, last round: 80.00 [16.47, 143.53] (2)"]
+    assert pages.read_study(study).findings == ["mine, last round: 80.00 [16.47, 143.53] (2)"]
     for text, message in (
         ("runs = ", "findings.toml cannot be read"),
         ('[runs]\nmine = "b"', "findings.toml cannot be read .there is no run.* got b"),
@@ -216,4 +216,4 @@ def test_a_file_names_groups_by_folders_and_errors_name_the_file(tmp_path):
     ):
         file.write_text(text)
         with pytest.raises(UserError, match=message):
-            read_study(study)
+            pages.read_study(study)

@@ -14,7 +14,7 @@ import pytest
 import fedcli
 from fedcli import Cell, Gain, Table, grid, registry
 from fedcli.cli import display
-from fedcli.results import costs, frame, jobs, plans, tables
+from fedcli.results import durations, frame, jobs, paper_tables, plans
 from fedcli.results.render import render
 from fedcli.runs.record import read_record, write_record
 from tests import programs
@@ -77,7 +77,7 @@ def records():
 @pytest.mark.parametrize("name", list(registry.tables()))
 def test_every_table_resolves_without_data_and_stands_in_the_paper(name):
     one = registry.find_table(name)
-    paper = tables.printed(one)
+    paper = paper_tables.printed(one)
     places = [(cell.row, cell.column) for cell in one.cells]
     assert len(set(places)) == len(places)
     figure = name.split(":")[1].startswith("Fig") and one.reported[1] == "in-text"  # drawn there, not printed
@@ -275,7 +275,7 @@ def test_interrupting_several_jobs_interrupts_each_of_them(folder):
 
 def cost(cells, **options):
     """Seconds, of how many runs, and the other machines by which they are known."""
-    estimated = costs.estimate(plans.plan(table(cells), **options))
+    estimated = durations.estimate(plans.plan(table(cells), **options))
     return estimated["seconds"].sum(), estimated["seconds"].count(), set().union(*estimated["machines"])
 
 
@@ -349,7 +349,7 @@ FOUR = table(grid({name: ("fedavg", {"lr": len(name)}) for name in NAMES}, {PLAC
 def shown(one, results):
     """The Markdown cells of each row: paper, ours, difference."""
     shown, row = {}, ""
-    for name, part, *texts in map(dict.values, cells(render(tables.compare(filled(one, results))))):
+    for name, part, *texts in map(dict.values, cells(render(paper_tables.compare(filled(one, results))))):
         row = name or row
         shown[row, part] = texts
     return shown
@@ -395,7 +395,7 @@ def test_numbers_that_follow_from_cells_by_hand():
     assert text["less the best other", "ours"] == ["-4.00", ""]
     text = shown(one, column([finished(0.5)], [None], [finished(0.7)], [finished(0.66)]))
     assert text["mean gain", "ours"] == ["", "not run"]
-    assert "gain" not in render(tables.compare(plans.plan(one, only=["FedFM"])))
+    assert "gain" not in render(paper_tables.compare(plans.plan(one, only=["FedFM"])))
 
 
 def test_the_reduced_label_is_on_every_form(offered):
@@ -436,7 +436,7 @@ def test_every_metric_stands_in_the_papers_unit(place, metric, reported, records
 
 def test_csv_has_a_line_a_cell_in_full_precision():
     results = column([finished(1 / 3), DIVERGED], [None, None], [None, STARTED], seeds(0.5, 0.6))
-    first, second, third, last = csv.DictReader(io.StringIO(render(tables.compare(filled(FOUR, results)), "csv")))
+    first, second, third, last = csv.DictReader(io.StringIO(render(paper_tables.compare(filled(FOUR, results)), "csv")))
     assert float(first["ours"]) == pytest.approx(100 / 3, abs=1e-12)
     assert (first["row"], first["paper"], first["paper_std"], first["ours_std"]) == ("FedAvg", "66.69", "0.69", "")
     assert (first["runs_planned"], first["runs_finished"], first["runs_diverged"]) == ("2", "1", "1")
@@ -448,12 +448,12 @@ def test_csv_has_a_line_a_cell_in_full_precision():
 
 def test_a_run_of_another_version_of_its_method_is_pointed_out():
     results = column([{**finished(0.5), "numerics": {"core": 0, "method": 1}}], [finished(0.5)], [None], [None])
-    (note,) = [note for note in tables.compare(filled(FOUR, results)).notes if "another version" in note]
+    (note,) = [note for note in paper_tables.compare(filled(FOUR, results)).notes if "another version" in note]
     assert note.count("seed-0") == 1
 
 
 def test_the_command_runs_what_is_missing_and_then_only_prints(offered, monkeypatch):
-    monkeypatch.setattr(costs, "quiet", lambda record: True)  # whatever else this machine does
+    monkeypatch.setattr(durations, "quiet", lambda record: True)  # whatever else this machine does
     offered(SMALL)
     result = invoke("FEDFM:iii", "--seeds", "0")
     assert result.exit_code == 0, result.output

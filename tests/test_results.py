@@ -9,10 +9,12 @@ import pytest
 from fedcli import figures
 from fedcli.figures import quality
 from fedcli.registry import find_method
-from fedcli.results import frame, pages, tables
+from fedcli.results import frame, paper_tables
+from tests.programs import load_script
 
 ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "results"
+pages = load_script(RESULTS / "pages.py")
 STUDIES = sorted(path.parent for path in RESULTS.glob("records/*/intro.md"))
 LINES = 10  # by hand at the head of a study's page
 # Names of settings and of places in a paper have decimals too.
@@ -34,7 +36,7 @@ def test_every_figure_of_a_page_is_one_that_make_tables_draws_and_no_other_stand
             path = (file.parent / target).resolve().relative_to(RESULTS)
             assert path in shown(), f"{file.name} shows {target}, which 'make tables' does not draw"
     recipe = re.search(r"^tables:.*\n((?:\t.*\n)+)", (ROOT / "Makefile").read_text(), re.M)[1]
-    for command in ("fedcli pages results", "results/board/board.py --page"):
+    for command in ("results/pages.py", "results/board/board.py --page"):
         assert command in recipe
 
 
@@ -65,7 +67,7 @@ def test_every_number_that_a_paper_prints_is_planned_or_has_a_reason(paper):
         (table.reported[1], cell.row, cell.column) for table in paper.TABLES for cell in (*table.cells, *table.gains)
     }
     reasons = paper.NOT_PLANNED
-    for table, content in tables.reported()[paper.TABLES[0].reported[0]].items():
+    for table, content in paper_tables.reported()[paper.TABLES[0].reported[0]].items():
         for entry in content["rows"]:
             row, column = entry["method"], entry["column"]
             printed = any(isinstance(value, int | float) for value in entry.values())

@@ -9,8 +9,9 @@ import pytest
 
 from fedcli.figures import plots
 from fedcli.results import frame, tables
-from fedcli.results.metrics import best, find_metric
+from fedcli.results.metrics import find_metric
 from fedcli.results.render import Sheet, render
+from fedcli.results.statistics import best
 from tests.files import refused
 from tests.programs import invoke
 

@@ -8,7 +8,7 @@ import pytest
 import fedcli
 from fedcli.declarations import Cell, Table
 from fedcli.papers.baselines import fedavg
-from fedcli.results import costs, jobs, plans
+from fedcli.results import durations, jobs, plans
 from fedcli.runs import resume
 from fedcli.runs.record import read_record, write_record
 from fedcli.userfiles import file_hash
@@ -160,5 +160,5 @@ def test_reports_and_tables_import_no_file_that_a_record_names(name, work):
     for command in ("report run --out report.html", "table run"):
         assert invoke(*command.split()).exit_code == 0
     assert "fedcli run fedavg" in Path("report.html").read_text()
-    costs.estimate(plans.plan(table_of("fedavg", TINY), Path()))
+    durations.estimate(plans.plan(table_of("fedavg", TINY), Path()))
     assert not Path("evil-ran").exists()

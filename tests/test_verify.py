@@ -7,7 +7,7 @@ import pytest
 
 import fedcli
 from fedcli.core.federation import NonFiniteLoss
-from fedcli.results.costs import paces
+from fedcli.results.durations import paces
 from fedcli.results.frame import read_runs
 from fedcli.results.tables import machines
 from fedcli.runs.record import read_record, write_record

@@ -259,7 +259,7 @@ COMMANDS = {
     "plot": ("--kind", "--out", "--x", "--method"), "quality": ("--client", "--clients", "--method"),
     "resume": ("--method", "--changed-method"), "verify": ("--out", "--device", "--method"), "show": ("--help",),
     "data show": ("--partition", "--num-clients", "--partition-seed", "--out"), "data import": ("--help",),
-    "pages": ("--help",), "check fedavg --law 5": ("--law", "--device"),
+    "check fedavg --law 5": ("--law", "--device"),
 }  # fmt: skip
 SWITCHES = ("--clients", "--changed-method", "--help")
 

@@ -26,7 +26,7 @@ from fedcli.runs.signals import exit_code, set_time_limit
 REPEATED = ("--method", "--dataset", "--label", "--only", "--grid", "--law", "--runs")  # options that may stand twice
 COMMANDS = (
     describe.list_, describe.show, describe.new, running.run, running.resume, running.verify, running.tune,
-    tables.quality, tables.plot, tables.report, tables.export, tables.table, tables.claims, tables.pages,
+    tables.quality, tables.plot, tables.report, tables.export, tables.table, tables.claims,
     running.smoke, running.check, running.bench,
 )  # fmt: skip
 UsageError = typer.BadParameter.__base__  # which Typer does not export

@@ -133,13 +133,13 @@ class Display(Standing):
 
 def cost(plan: "TablePlan") -> list[tuple[str, str]]:
     """Say what running a table takes, as pairs of title and text."""
-    states, estimated = Counter(run.state for run in plan.runs), late.costs.estimate(plan)
+    states, estimated = Counter(run.state for run in plan.runs), late.durations.estimate(plan)
     counts = ", ".join(f"{count} {state}" for state, count in states.items())
     lines = [
         ("table", plan.title),
         ("runs", f"{len(plan.runs)}, seeds {', '.join(map(str, plan.seeds))}: {counts}; {len(plan.to_run)} to run"),
         ("reduced", f"{plan.reduction}; not the paper's setting" if plan.reduction else ""),
-        ("time", f"{late.costs.time_text(estimated)}, one run after the other" if len(estimated) else ""),
+        ("time", f"{late.durations.time_text(estimated)}, one run after the other" if len(estimated) else ""),
         ("data sets", ", ".join(sorted({name for run in plan.to_run for name in run.setup.data_sets}))),
         *(("left out", lack) for lack in plan.missing_data.values()),
         ("new runs", f"are written to {plan.folder}"),

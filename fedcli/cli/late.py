@@ -14,7 +14,7 @@ PACKAGES = {
     "fedcli.data": ("datasets", "files"),
     "fedcli.figures": ("look", "plots", "quality", "report"),
     "fedcli.results": (
-        "claims", "costs", "frame", "jobs", "metrics", "pages", "plans", "render", "tables", "tune",
+        "claims", "durations", "frame", "jobs", "metrics", "paper_tables", "plans", "render", "tables", "tune",
     ),
     "fedcli.runs": (
         "begin", "models", "options", "record", "resolve", "resume", "sources", "trackers", "verify", "workers",

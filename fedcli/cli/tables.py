@@ -1,4 +1,4 @@
-"""The commands that read records: `table`, `claims`, `pages`, `quality`, `plot`, `report` and `export`."""
+"""The commands that read records: `table`, `claims`, `quality`, `plot`, `report` and `export`."""
 
 import warnings
 from dataclasses import replace
@@ -76,7 +76,7 @@ def table(
             removes = bool(records_only) and not any(cell.metric.after_the_run for cell in plan.cells)
             errors = late.display.run_plan(plan, [screen], records_only=removes, **where)
             plan = make_plan()
-        sheets = [late.tables.compare(plan)]
+        sheets = [late.paper_tables.compare(plan)]
     else:
         records = common.records_of(runs, method, dataset, label)
         if per is not None:
@@ -110,22 +110,6 @@ def claims(
         sheet = replace(sheet, columns=sheet.columns[:4], lines=[line[:4] for line in sheet.lines])
     print_text(late.render.render(sheet, format), is_markdown=format == "markdown")
     typer.echo(late.claims.counted(answers), err=True)
-
-
-def pages(folder: argument(Path, "DIR", "Folder with records/, a subfolder a study, and README.md.")) -> None:
-    """Write all pages in DIR and their figures from the records: one a study, one a paper, and DIR/README.md.
-
-    DIR/records/STUDY/intro.md has a study's title, question and set-up. findings.toml beside it names the differences
-    of runs that are printed as its findings, as the head of fedcli/results/pages.py says. The first stands in
-    DIR/README.md.
-    """
-    if not (folder / "records").is_dir():
-        raise UserError(f"'{folder}' has no runs for pages (got no folder 'records' in it); name one that has it.")
-    for name, text in late.pages.pages(folder).items():
-        print_text(text, folder / name)
-        for path, (study, kind) in late.pages.figures(text).items():
-            records = late.frame.find_records([folder / "records" / study])
-            late.plots.write(folder / path, find_chart(kind), records, page=True)
 
 
 def quality(

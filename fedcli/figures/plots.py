@@ -33,7 +33,8 @@ from fedcli.figures.look import Look
 from fedcli.files import write_atomically
 from fedcli.registry import methods
 from fedcli.results.frame import clients_of, rounds_of
-from fedcli.results.tables import SeedGroup, agreed, boards, group, printed_accuracy
+from fedcli.results.paper_tables import printed_accuracy
+from fedcli.results.tables import SeedGroup, agreed, boards, group
 from fedcli.runs.identity import is_packaged, reductions
 from fedcli.runs.machine import quiet
 from fedcli.runs.record import state_of

@@ -14,8 +14,9 @@ from bokeh.plotting import figure
 from bokeh.resources import INLINE
 
 from fedcli.figures.plots import Curve, find_curves, setting_colours, setting_name
+from fedcli.results.paper_tables import printed_accuracy
 from fedcli.results.render import Best, Sheet
-from fedcli.results.tables import SeedGroup, boards, commands, group, printed_accuracy, sheets
+from fedcli.results.tables import SeedGroup, boards, commands, group, sheets
 
 # By the number that a cell begins with; cells without one stand first or last.
 BY_NUMBER = """const number = text => { const n = parseFloat(text.replaceAll(',', '')); return isNaN(n) ? -1 : n }

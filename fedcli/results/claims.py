@@ -22,10 +22,11 @@ from fedcli.declarations import Claim
 from fedcli.errors import UserError
 from fedcli.registry import find_table
 from fedcli.results.frame import read_runs
-from fedcli.results.metrics import NO_INTERVAL, Interval, Metric, find_metric, interval, seeds_needed
+from fedcli.results.metrics import Metric, find_metric
+from fedcli.results.paper_tables import printed_lead
 from fedcli.results.plans import PlannedRun, home_of, plan_cell
 from fedcli.results.render import MISSING, Sheet
-from fedcli.results.tables import printed_lead
+from fedcli.results.statistics import NO_INTERVAL, Interval, interval, interval_text, seeds_needed
 from fedcli.runs.identity import departures, differences, differences_text, is_smaller
 from fedcli.runs.options import RunConfig
 from fedcli.runs.record import ENDED
@@ -66,7 +67,7 @@ class Answer:
     @property
     def ours(self) -> str:
         """Our difference with its interval."""
-        return f"{self.metric.interval_text(self.difference)} {self.over}".rstrip()
+        return f"{interval_text(self.metric, self.difference)} {self.over}".rstrip()
 
     @property
     def needed_seeds(self) -> tuple[int, ...]:
@@ -269,7 +270,7 @@ def claims_sheet(answers: Sequence[Answer]) -> Sheet:
         claim, metric = answer.claim, answer.metric
         verdict = f"{answer.verdict}, {answer.why}" if answer.why else answer.verdict
         paper = MISSING if answer.paper is None else metric.text(answer.paper, "+")
-        texts = [f"`{claim.name}` {claim.text}", verdict, paper, answer.ours, metric.interval_text(answer.tail)]
+        texts = [f"`{claim.name}` {claim.text}", verdict, paper, answer.ours, interval_text(metric, answer.tail)]
         said = answer.size if answer.runs else "", f"decided by `{answer.command}`" if answer.command else ""
         lines.append([*texts, "; ".join(filter(None, said)) or MISSING])
         values.append({

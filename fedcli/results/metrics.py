@@ -5,58 +5,22 @@ record and percent in tables.
 """
 
 import math
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import partial
 from statistics import fmean, stdev
-from typing import Any, NamedTuple
+from typing import Any
 
 import pandas as pd
 
 from fedcli.core.partition import number
 from fedcli.errors import UserError, unknown
-from fedcli.results.render import MISSING
 from fedcli.runs.record import Record, state_of
 from fedcli.userfiles import from_file, is_from_file
 
 DECIMALS = {"percent": 2, "": 3, "floats": 0}
-
-
-class Interval(NamedTuple):
-    """A mean with its 95 % interval; NaN where there is none."""
-
-    mean: float
-    low: float
-    high: float
-    n: int  # number of values; one alone has no interval
-
-
-NO_INTERVAL = Interval(math.nan, math.nan, math.nan, 0)
-
-
-def interval(values: Sequence[float]) -> Interval:
-    """The mean with its 95 % interval by Student's t."""
-    if not values:
-        return NO_INTERVAL
-    mean, count = fmean(values), len(values)
-    half = _half_width(stdev(values), count) if count > 1 else math.nan
-    return Interval(mean, mean - half, mean + half, count)
-
-
-def _half_width(deviation: float, count: int) -> float:
-    """Half of the interval of so many values with a sample standard deviation."""
-    from scipy.special import stdtrit  # late: it takes a second
-
-    return float(stdtrit(count - 1, 0.975)) * deviation / count**0.5
-
-
-def seeds_needed(difference: Interval, most: int) -> int:
-    """The seeds with which the interval would leave out zero if mean and spread stayed; at most `most` + 1."""
-    deviation = (difference.high - difference.mean) / _half_width(1, difference.n)
-    counts = (count for count in range(2, most + 1) if _half_width(deviation, count) < abs(difference.mean))
-    return next(counts, most + 1)
 
 
 @dataclass(frozen=True)
@@ -82,15 +46,6 @@ class Metric:
     def text(self, value: float, sign: str = "") -> str:
         """A value with the decimals of the unit; `sign="+"` for a difference."""
         return f"{value:{sign},.{DECIMALS.get(self.unit, 1 if sign or value % 1 else 0)}f}"
-
-    def interval_text(self, interval: Interval, *, sign: str = "+", count: bool = True) -> str:
-        """A mean with its interval and `count`, as `+9.70 [+7.10, +12.30] (3)`; of floats the mean alone."""
-        if not interval.n:
-            return MISSING
-        text = self.text(interval.mean, sign)
-        if interval.n > 1 and self.unit != "floats":
-            text += f" [{self.text(interval.low, sign)}, {self.text(interval.high, sign)}]"
-        return f"{text} ({interval.n})" if count and self.unit != "floats" else text
 
     def mean_text(self, values: Sequence[float]) -> str:
         """The mean of values ± their sample standard deviation, if there are several."""
@@ -141,38 +96,6 @@ def find_metric(name: str) -> Metric:
         if text and metric.parameter:
             return replace(metric, name=name, arguments=(metric.parameter(text),))
     raise UserError(f"'{name}' is no metric; write {key}{':PARAMETER' if metric.parameter else ''}.")
-
-
-def difference(metric: Metric, runs: Iterable[Record], other: Metric, than: Iterable[Record]) -> Interval:
-    """The values of runs less the `other` metric's of others, paired over the seeds that both have."""
-    values = {record["seed"]: value for record in runs for value in metric.values([record])}
-    less = {record["seed"]: value for record in than for value in other.values([record])}
-    return interval([value - less[seed] for seed, value in values.items() if seed in less])
-
-
-DIVERGED = (
-    "Diverged: a loss became infinite or NaN. Selection by validation takes the best round before; other means leave "
-    "the run out, and say so."
-)
-BOLD = (
-    "Bold: the best mean{among}, where the 95 % interval (Student's t) of its lead over the second, paired by seed, "
-    "leaves out zero."
-)
-
-
-def best(metric: Metric, groups: Mapping[Any, Sequence[Record]]) -> Any:
-    """The name of the group with the best mean; None where the interval of its lead over the second holds zero.
-
-    None also where its mean leaves out a run that diverged. A group without a value is not compared.
-    """
-    means = {name: fmean(values) for name, runs in groups.items() if (values := metric.values(runs))}
-    if len(means) < 2 or not metric.better:
-        return None
-    first, second = sorted(means, key=means.__getitem__, reverse=metric.better == "higher")[:2]
-    lead = difference(metric, groups[first], metric, groups[second])
-    lost = any(state_of(record) == "diverged" and not metric.counts(record) for record in groups[first])
-    is_ahead = lead.low > 0 if metric.better == "higher" else lead.high < 0
-    return first if is_ahead and not lost else None
 
 
 # What metrics read from a record

@@ -17,8 +17,9 @@ import typer
 from fedcli import Cell, Table
 from fedcli.registry import find_method
 from fedcli.results import jobs, plans
-from fedcli.results.metrics import find_metric, interval
+from fedcli.results.metrics import find_metric
 from fedcli.results.render import between_marks, github
+from fedcli.results.statistics import interval, interval_text
 from fedcli.runs.identity import settings_text
 
 HERE = Path(__file__).parent
@@ -61,7 +62,7 @@ def run(protocol: str) -> list[dict]:
 
 def mean_text(numbers: pd.Series, sign: str = "") -> str:
     """Returns the mean of a column with its 95 % interval and the number of its seeds."""
-    return find_metric("selected").interval_text(interval(numbers.dropna().tolist()), sign=sign)
+    return interval_text(find_metric("selected"), interval(numbers.dropna().tolist()), sign=sign)
 
 
 def section(rows: pd.DataFrame, protocol: str) -> str:

@@ -28,7 +28,7 @@ from fedcli.core.client_states import STATES
 from fedcli.data import datasets
 from fedcli.errors import UserError
 from fedcli.registry import find_method, find_table
-from fedcli.results.costs import estimate
+from fedcli.results.durations import estimate
 from fedcli.results.jobs import execute
 from fedcli.results.plans import Plan, PlannedRun, plan
 from fedcli.runs.begin import read_begun

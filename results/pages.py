@@ -1,5 +1,7 @@
 """The pages of `results/`: one a study, one a paper from its file's card and the records, and a first one.
 
+    python results/pages.py [DIR]    # write all pages in DIR, this folder by default, and their figures
+
 They are made from the repository alone, so they are the same on every machine. The findings of a study are lines made
 from the records that its `findings.toml` names:
 
@@ -29,19 +31,24 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Annotated, Any
 
 import pandas as pd
+import typer
 
 from fedcli import registry
 from fedcli.declarations import SELECTIONS
 from fedcli.errors import UserError
-from fedcli.results import claims, costs, plans, tables
+from fedcli.figures import find_chart, plots
+from fedcli.files import write_atomically
+from fedcli.results import claims, durations, paper_tables, plans, tables
 from fedcli.results.frame import find_records, frame_of, read_runs
-from fedcli.results.metrics import Metric, difference, find_metric, interval
+from fedcli.results.metrics import Metric, find_metric
 from fedcli.results.render import MISSING, between_marks, github, render
+from fedcli.results.statistics import difference, interval, interval_text
 from fedcli.runs.record import Record
 
+HERE = Path(__file__).parent
 FIGURE = re.compile(r"\]\((figures/([\w.-]+)-([a-z]+)\.png)\)")
 # Sections of a paper's file that its page repeats: a title, then indented lines.
 CARD = re.compile(r"^((?:Readings|Known)\b.*)\n((?:(?: .*)?\n)+)", re.MULTILINE)
@@ -95,7 +102,7 @@ def read_study(folder: Path) -> Study:
         for entry in content.get("findings", []):
             lines.append(finding(entry, groups))
     except (KeyError, ValueError, UserError) as error:  # a TOMLDecodeError is a ValueError
-        raise UserError(f"{file} cannot be read ({error}; got {entry}); see the head of {__name__}.") from error
+        raise UserError(f"{file} cannot be read ({error}; got {entry}); see the head of results/pages.py.") from error
     intro, shown = (folder / "intro.md").read_text(encoding="utf-8").strip(), content.get("figures", {})
     return Study(folder.resolve().name, intro, find_records([folder]), lines, content.get("metrics", []), shown)
 
@@ -126,13 +133,13 @@ def finding(entry: Mapping[str, Any], groups: Mapping[str, list[Record]]) -> str
             line = f"{of} ({words}) - {than} ({_words(second, groups[than])})"
     if not result.n:
         raise ValueError("no run has this value, or no seed has both runs")
-    line += f": {metric.interval_text(result, sign=sign)}"
+    line += f": {interval_text(metric, result, sign=sign)}"
     if "paper" in entry:
         table, column = registry.find_table(entry["paper"][0]), entry["paper"][1]
         lead = (
-            tables.printed_lead(table, of, than, (column,), metric)
+            paper_tables.printed_lead(table, of, than, (column,), metric)
             if than
-            else tables.printed_value(table, of, column, metric)
+            else paper_tables.printed_value(table, of, column, metric)
         )
         if lead is None:
             raise ValueError(f"{table.name} has no number in {column} for {of}{f' or {than}' if than else ''}")
@@ -192,7 +199,7 @@ def pages(results: Path) -> dict[Path, str]:
 
 def cells_in_full(plan: plans.TablePlan) -> list[bool]:
     """For each cell of a table that the paper prints, whether all its runs count."""
-    cells = [cell for cell in tables.compare(plan).values if cell["paper"] is not None and "runs_planned" in cell]
+    cells = [cell for cell in paper_tables.compare(plan).values if cell["paper"] is not None and "runs_planned" in cell]
     return [cell["runs_counted"] == cell["runs_planned"] for cell in cells]
 
 
@@ -203,10 +210,10 @@ def _page(head: str, parts: Mapping[str, str]) -> str:
 
 def first_page(records: Path, studies: Sequence[Study], answers: Sequence[claims.Answer], covered: str) -> str:
     """The first page: the claims, how much of the papers is `covered`, and the studies."""
-    timed = pd.concat([costs.paces(read_runs([records])), costs.benched(records.parent / "speed")])
+    timed = pd.concat([durations.paces(read_runs([records])), durations.benched(records.parent / "speed")])
     sheet, lines = claims.claims_sheet(answers), []
     for line, answer in zip(sheet.lines, answers, strict=True):
-        deciding, see = costs.decided_by(answer, records, timed), answer.claim.see
+        deciding, see = durations.decided_by(answer, records, timed), answer.claim.see
         names = dict.fromkeys(folder.relative_to(records).parts[0] for folder in answer.runs)
         remarks = [
             f"{answer.size}: {', '.join(f'[{name}]({name}.md)' for name in names)}" if names else "",
@@ -259,7 +266,7 @@ def paper_page(module: ModuleType, planned: Iterable[plans.TablePlan], studies: 
     for plan in planned:
         command = f"`fedcli table {plan.table.name}`"
         if any(run.state == "finished" for run in plan.runs):
-            shown += [render(tables.compare(plan)).rstrip(), f"{command} runs what is missing."]
+            shown += [render(paper_tables.compare(plan)).rstrip(), f"{command} runs what is missing."]
         else:
             lacking.append([plan.title, str(len(plan.cells)), command])
     methods = (method for method in registry.methods().values() if method.module is module)
@@ -277,3 +284,19 @@ def paper_page(module: ModuleType, planned: Iterable[plans.TablePlan], studies: 
         "## What did not work": missed.strip(),
     }
     return _page("\n\n".join([f"# {title.rstrip('.')}", *about]), parts)
+
+
+def main(folder: Annotated[Path, typer.Argument()] = HERE) -> None:
+    """Writes all pages in a folder and their figures: one a study, one a paper, and a first one, README.md."""
+    if not (folder / "records").is_dir():
+        raise SystemExit(f"'{folder}' has no runs for pages (got no folder 'records' in it); name one that has it.")
+    for name, text in pages(folder).items():
+        write_atomically(folder / name, lambda file, text=text: file.write_text(text, encoding="utf-8"))
+        print(folder / name)
+        for path, (study, kind) in figures(text).items():
+            records = find_records([folder / "records" / study])
+            plots.write(folder / path, find_chart(kind), records, page=True)
+
+
+if __name__ == "__main__":
+    typer.run(main)

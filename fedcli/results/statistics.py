@@ -1,0 +1,108 @@
+"""What several runs say together: means with their intervals by Student's t, differences, and which is the best."""
+
+import math
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from statistics import fmean, stdev
+from typing import Any, NamedTuple
+
+from fedcli.results.metrics import Metric
+from fedcli.results.render import MISSING
+from fedcli.runs.record import STATES, Record, state_of
+
+
+class Interval(NamedTuple):
+    """A mean with its 95 % interval; NaN where there is none."""
+
+    mean: float
+    low: float
+    high: float
+    n: int  # number of values; one alone has no interval
+
+
+NO_INTERVAL = Interval(math.nan, math.nan, math.nan, 0)
+
+
+def interval(values: Sequence[float]) -> Interval:
+    """The mean with its 95 % interval by Student's t."""
+    if not values:
+        return NO_INTERVAL
+    mean, count = fmean(values), len(values)
+    half = _half_width(stdev(values), count) if count > 1 else math.nan
+    return Interval(mean, mean - half, mean + half, count)
+
+
+def _half_width(deviation: float, count: int) -> float:
+    """Half of the interval of so many values with a sample standard deviation."""
+    from scipy.special import stdtrit  # late: it takes a second
+
+    return float(stdtrit(count - 1, 0.975)) * deviation / count**0.5
+
+
+def seeds_needed(difference: Interval, most: int) -> int:
+    """The seeds with which the interval would leave out zero if mean and spread stayed; at most `most` + 1."""
+    deviation = (difference.high - difference.mean) / _half_width(1, difference.n)
+    counts = (count for count in range(2, most + 1) if _half_width(deviation, count) < abs(difference.mean))
+    return next(counts, most + 1)
+
+
+def interval_text(metric: Metric, interval: Interval, *, sign: str = "+", count: bool = True) -> str:
+    """A mean with its interval and `count`, as `+9.70 [+7.10, +12.30] (3)`; of floats the mean alone."""
+    if not interval.n:
+        return MISSING
+    text = metric.text(interval.mean, sign)
+    if interval.n > 1 and metric.unit != "floats":
+        text += f" [{metric.text(interval.low, sign)}, {metric.text(interval.high, sign)}]"
+    return f"{text} ({interval.n})" if count and metric.unit != "floats" else text
+
+
+def difference(metric: Metric, runs: Iterable[Record], other: Metric, than: Iterable[Record]) -> Interval:
+    """The values of runs less the `other` metric's of others, paired over the seeds that both have."""
+    values = {record["seed"]: value for record in runs for value in metric.values([record])}
+    less = {record["seed"]: value for record in than for value in other.values([record])}
+    return interval([value - less[seed] for seed, value in values.items() if seed in less])
+
+
+DIVERGED = (
+    "Diverged: a loss became infinite or NaN. Selection by validation takes the best round before; other means leave "
+    "the run out, and say so."
+)
+BOLD = (
+    "Bold: the best mean{among}, where the 95 % interval (Student's t) of its lead over the second, paired by seed, "
+    "leaves out zero."
+)
+
+
+def best(metric: Metric, groups: Mapping[Any, Sequence[Record]]) -> Any:
+    """The name of the group with the best mean; None where the interval of its lead over the second holds zero.
+
+    None also where its mean leaves out a run that diverged. A group without a value is not compared.
+    """
+    means = {name: fmean(values) for name, runs in groups.items() if (values := metric.values(runs))}
+    if len(means) < 2 or not metric.better:
+        return None
+    first, second = sorted(means, key=means.__getitem__, reverse=metric.better == "higher")[:2]
+    lead = difference(metric, groups[first], metric, groups[second])
+    lost = any(state_of(record) == "diverged" and not metric.counts(record) for record in groups[first])
+    is_ahead = lead.low > 0 if metric.better == "higher" else lead.high < 0
+    return first if is_ahead and not lost else None
+
+
+def mean_of_runs(metric: Metric, records: Sequence[dict], states: Counter) -> str:
+    """Mean ± sample standard deviation, with the number of runs that have the value.
+
+    Args:
+        metric: What is read of each run.
+        records: The runs that have begun.
+        states: The number of all planned runs by state.
+
+    Returns:
+        "66.10 ± 0.52 (3)", or "66.10 ± 0.52 (2 of 3 runs; 1 diverged)"; the state of the furthest if no run counts.
+    """
+    values, counted, planned = metric.values(records), sum(map(metric.counts, records)), states.total()
+    if not counted:
+        return next(state for state in STATES if states[state])
+    number = len(values) or counted
+    told = [str(number) if number == planned else f"{number} of {planned} runs"]
+    told += [f"{states[state]} {state}" for state in ("diverged", "failed") if states[state]]
+    return f"{metric.mean_text(values) if values else metric.none} ({'; '.join(told)})"
