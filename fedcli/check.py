@@ -28,7 +28,7 @@ from fedcli.runs.rounds import one_round
 
 RELATIVE, DIFFERENT = 1e-8, 1e-6  # difference of two states over the norm of one, in float64
 # What training may make of rounding: Adam divides by what is small, and CUDA sums in other orders.
-AMPLIFIED = {"sgd": 1e-8, "adam": 1e-7, "cuda": 1e-5}
+AMPLIFIED = {"sgd": 1e-8, "adam": 1e-7, "adamw": 1e-7, "cuda": 1e-5}
 RAGGED = (13, 7, 10, 4)  # examples of each client; with batches of 4 the last batches have 1, 3, 2 and 4
 COHORTS = ([0, 1], [2, 3], [1, 2], [0, 3])  # clients 0 and 3 sit rounds out between two that they take part in
 

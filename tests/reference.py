@@ -154,12 +154,12 @@ class PlainUpdate:
     def __init__(self, networks, loss, kind, lr, momentum, weight_decay, names, key, clip_norm):
         self.networks, self.loss, self.names, self.key = networks, loss, names, key
         self.kind, self.rate, self.clip_norm = kind, lr, clip_norm
-        self.options = {"weight_decay": weight_decay, **({} if kind == "adam" else {"momentum": momentum})}
+        self.options = {"weight_decay": weight_decay, **({"momentum": momentum} if kind == "sgd" else {})}
 
     def update(self, client, batch, context):
         live = {name: value.detach().clone().requires_grad_() for name, value in client.params.items()}
         trained = list(live.values()) if self.names is None else [live[name] for name in self.names]
-        kind = {"adam": torch.optim.Adam, "sgd": torch.optim.SGD}[self.kind]
+        kind = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW, "sgd": torch.optim.SGD}[self.kind]
         optimizer = kind(trained, lr=float(batch.lr) if self.rate is None else self.rate, **self.options)
         if self.key in client.optimizer:
             optimizer.load_state_dict({**optimizer.state_dict(), "state": client.optimizer[self.key]})

@@ -273,7 +273,7 @@ def test_the_version_is_told_and_help_comes_by_one_letter(folder):
     [
         ("run fedf", ["fedfa", "fedfm", "fedfm-lite"]),
         ("run fedavg --dataset dig", ["digits", "digit-domains", "digits-4", "digits-real-4"]),
-        ("run fedavg --optimizer a", ["adam"]),
+        ("run fedavg --optimizer a", ["adam", "adamw"]),
         ("show fedsa:dig", ["fedsa:digits", "fedsa:digits-mixed"]),
     ],
 )

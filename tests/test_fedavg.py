@@ -10,6 +10,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from fedcli.core.clients import adamw
 from fedcli.papers.baselines import fedavgm, fednova
 from fedcli.papers.baselines.fedrs import class_scales, class_shares, restricted_cross_entropy
 from tests import laws, toys
@@ -51,6 +52,44 @@ def test_the_learning_rate_decays_from_round_to_round():
     rates = [linear.lr(number) for number in (0, 1, 2, 39)]
     assert rates == pytest.approx([0.001, 0.001, 0.001 * (1 - 0.9 / 40), 0.001 * (1 - 0.9 * 38 / 40)])
     assert next(linear.public_batches(39)).lr.item() == pytest.approx(rates[3])
+
+
+def test_schedules_go_over_all_rounds_as_pytorch_has_them_and_a_warm_up_rises_to_the_full_rate():
+    def rates(**options):
+        _, fed = laws.federation("fedavg", lr=0.1, **options)
+        return [fed.lr(number) for number in range(8)]
+
+    parameter = torch.nn.Parameter(torch.zeros(1))
+    theirs = torch.optim.SGD([parameter], lr=0.1)
+    cosine = torch.optim.lr_scheduler.CosineAnnealingLR(theirs, T_max=8)
+    expected = []
+    for _ in range(8):
+        expected.append(theirs.param_groups[0]["lr"])
+        theirs.step()
+        cosine.step()
+    assert rates(lr_schedule="cosine", rounds=8) == pytest.approx(expected)
+    assert rates(lr_schedule="step", rounds=8) == pytest.approx([0.1] * 4 + [0.01] * 2 + [0.001] * 2)
+    assert rates(warmup_rounds=3, rounds=8) == pytest.approx([0.025, 0.05, 0.075] + [0.1] * 5)
+    both = rates(lr_schedule="cosine", lr_decay=0.5, warmup_rounds=1, rounds=8)
+    assert both[:2] == pytest.approx([0.05, 0.05 * expected[1] / 0.1])
+
+
+@pytest.mark.parametrize("weight_decay", [0.0, 0.3])
+def test_adamw_is_pytorchs(weight_decay):
+    names = ("one", "two")
+    start = {name: torch.randn(3, dtype=torch.float64) for name in names}
+    live = {name: start[name].clone().requires_grad_() for name in names}
+    theirs = torch.optim.AdamW(live.values(), lr=0.1, weight_decay=weight_decay)
+    zeros = {name: torch.zeros(3, dtype=torch.float64) for name in names}
+    ours, state = start, (torch.zeros((), dtype=torch.float64), zeros, zeros)
+    for _ in range(4):
+        grads = {name: torch.randn(3, dtype=torch.float64) for name in names}
+        ours, state = adamw(ours, grads, state, torch.tensor(0.1, dtype=torch.float64), weight_decay)
+        for name, value in live.items():
+            value.grad = grads[name]
+        theirs.step()
+    for name in names:
+        torch.testing.assert_close(ours[name], live[name].detach(), rtol=1e-12, atol=0)
 
 
 # FedAvgM

@@ -47,6 +47,8 @@ CASES = [  # a law, the methods that it is held against, and the options of the 
     (laws.law_4_chunking_is_invisible, METHODS, {"chunks": (1, 2, "branches:4"), "parts": SMALL}),
     (laws.law_4_chunking_is_invisible, VARIANTS, {"chunks": (2,), "parts": SMALL}),
     (laws.law_4_chunking_is_invisible, WITH_ADAM, {"chunks": (4,), "optimizer": "adam", "lr": 0.003, **FEW_STEPS}),
+    (laws.law_4_chunking_is_invisible, [quick(find_method("fedavg"))],
+     {"chunks": (2, "branches:4"), "optimizer": "adamw", "lr": 0.003, "weight_decay": 0.1, **FEW_STEPS}),
     (laws.law_4_chunking_is_invisible, SEVERAL, {"chunks": (2,), "backbone": MIXED, **FEW_STEPS}),
     (laws.law_5_order_is_invisible, EVERY, {"parts": ABSENT, **FEW_STEPS}),
     (laws.law_5_order_is_invisible, SEVERAL, {"backbone": MIXED, **FEW_STEPS}),

@@ -165,6 +165,12 @@ def adam(params: Params, grads: Params, state: Tree, lr: Tensor, weight_decay: f
     return new, (count, first, second)
 
 
+def adamw(params: Params, grads: Params, state: Tree, lr: Tensor, weight_decay: float = 0.0) -> tuple[Params, Tree]:
+    """Updates as `adam`, with the weight decay apart from the gradient, as `torch.optim.AdamW` defines it."""
+    shrunk = tree_map(lambda value: value * (1 - lr * weight_decay), params) if weight_decay else params
+    return adam(shrunk, grads, state, lr)
+
+
 def clip(grads: Params, max_norm: float) -> Params:
     """Shortens gradients to the norm `max_norm`, of all together, if longer, as `torch.nn.utils.clip_grad_norm_`."""
     norm = torch.linalg.vector_norm(torch.stack([torch.linalg.vector_norm(g) for g in grads.values()]))
@@ -176,8 +182,9 @@ def optimizer_step(
     loss: LocalLoss, optimizer: str, lr: float | None, momentum: float, weight_decay: float,
     names: Sequence[str] | None, key: str, clip_norm: float,
 ) -> Step:  # fmt: skip
-    """Makes a local step of `sgd` or `adam` on the objective of one client, see `Federation.optimizer_step`."""
-    apply = {"sgd": partial(sgd, momentum=momentum), "adam": adam}[optimizer]
+    """Makes a local step of one of `OPTIMIZERS` on the objective of one client, see `Federation.optimizer_step`."""
+    apply = {"sgd": partial(sgd, momentum=momentum), "adam": adam, "adamw": adamw}[optimizer]
+    has_moments = optimizer in ("adam", "adamw")
 
     def trained(params: Params) -> Params:
         return params if names is None else {name: params[name] for name in names}
@@ -202,8 +209,8 @@ def optimizer_step(
         return client._replace(params=complete(packed), buffers=aux.buffers, optimizer=optimizer), aux
 
     def init(params: Params) -> dict[str, Tree]:
-        moments = tree_map(torch.zeros_like, trained(params)) if momentum or optimizer == "adam" else ()
-        if optimizer == "adam":
+        moments = tree_map(torch.zeros_like, trained(params)) if momentum or has_moments else ()
+        if has_moments:
             moments = next(iter(params.values())).new_zeros(()), moments, tree_map(torch.clone, moments)
         return {key: moments}
 

@@ -1,5 +1,6 @@
 """What a method is given: a population of clients with their data, and what it can ask of them."""
 
+import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -40,6 +41,25 @@ class Cohort(NamedTuple):
     network: Network | None = None  # of all these clients; None where they have different ones, see `Federation.groups`
 
 
+def schedule_factor(schedule: str, round: int, num_rounds: int) -> float:
+    """Returns the factor on the learning rate of a round, counted from 0, over T rounds.
+
+    Args:
+        schedule: `constant`; `linear`, 1 - 0.9 max(round - 1, 0) / T, which has the full rate in rounds 0 and 1;
+            `cosine`, (1 + cos(pi round / T)) / 2, as `torch.optim.lr_scheduler.CosineAnnealingLR` down to 0; or
+            `step`, a tenth from half of the rounds and a hundredth from three quarters.
+        round: The round.
+        num_rounds: T.
+    """
+    if schedule == "linear":
+        return 1 - 0.9 * max(round - 1, 0) / num_rounds
+    if schedule == "cosine":
+        return (1 + math.cos(math.pi * round / num_rounds)) / 2
+    if schedule == "step":
+        return 0.1 ** (int(2 * round >= num_rounds) + int(4 * round >= 3 * num_rounds))
+    return 1.0
+
+
 class Federation:
     """A population of clients with their data, networks and an engine. It counts what is sent.
 
@@ -50,7 +70,7 @@ class Federation:
         seed: Seed of the run; `fed.generator` draws from it.
         local_epochs: Passes over a client's own data in a round.
         batch_size: Examples in a minibatch of a client.
-        optimizer: The run's, "sgd" or "adam".
+        optimizer: The run's, "sgd", "adam" or "adamw".
         momentum: Of the run's SGD; Adam has no use for it.
         networks: The networks as pure functions of parameters and buffers, one of each architecture.
         architecture: `[N]`, which of them a client has.
@@ -263,7 +283,7 @@ class Federation:
 
         Args:
             loss: The objective of one client.
-            optimizer: "sgd" or "adam"; this and the next three are the run's where None.
+            optimizer: "sgd", "adam" or "adamw"; this and the next three are the run's where None.
             lr: Learning rate; the run's is the round's.
             momentum: Of SGD.
             weight_decay: Coefficient of the L2 penalty's gradient.
@@ -285,11 +305,14 @@ class Federation:
             )  # fmt: skip
 
     def lr(self, round: int) -> float:
-        """Returns the learning rate of a round; a linear schedule has the full rate in rounds 0 and 1."""
+        """Returns the learning rate of a round, counted from 0.
+
+        That is `lr * lr_decay**round`, times the factor of the schedule over T rounds, times that of the warm-up.
+        """
         rate = self.config.lr * self.config.lr_decay**round
-        if self.config.lr_schedule == "linear":
-            rate *= 1 - 0.9 * max(round - 1, 0) / self.num_rounds
-        return rate
+        rate *= schedule_factor(self.config.lr_schedule, round, self.num_rounds)
+        warm_up = self.config.warmup_rounds
+        return rate * min((round + 1) / (warm_up + 1), 1.0)
 
     def train(
         self, clients: Client, cohort: Cohort, local: LocalLoss | Step, context: Tree = None, axes: Tree = None,

@@ -38,14 +38,18 @@ class RunConfig:
     batch_size: int = option(64, "Samples in a minibatch", symbol="B", low=1)
     public_batch_size: int = option(256, "Public images in a minibatch", low=1)
     drop_last: bool = option(False, "Leave out the last batch of an epoch where it is not full")
-    optimizer: str = option("sgd", "Local optimizer, new in every round", choices=("sgd", "adam"))
+    optimizer: str = option("sgd", "Local optimizer, new in every round", choices=("sgd", "adam", "adamw"))
     lr: float = option(0.01, "Learning rate", low=0, open_low=True)
     lr_decay: float = option(1.0, "Factor on the learning rate after each round", low=0, open_low=True, high=1, off=1)
     lr_schedule: str = option(
-        "constant", "Schedule beside --lr-decay; linear falls to a tenth", choices=("constant", "linear")
+        "constant",
+        "Schedule over all rounds, beside --lr-decay: linear falls to a tenth, cosine to 0, step by ten after half and "
+        "after three quarters",
+        choices=("constant", "linear", "cosine", "step"),
     )
+    warmup_rounds: int = option(0, "Rounds of a lower learning rate at the start, which rises linearly", low=0, off=0)
     momentum: float = option(0.0, "Momentum", low=0, high=1, open_high=True, off=0, only_with={"optimizer": ("sgd",)})
-    weight_decay: float = option(0.0, "Coefficient of the L2 penalty's gradient", low=0, off=0)
+    weight_decay: float = option(0.0, "Coefficient of the L2 penalty's gradient; of adamw's own decay", low=0, off=0)
     backbone: str | None = option(None, "Network, or ./file.py:NAME; a list A,B,C is assigned to the clients in turn")
     seed: int = option(0, "Seed of the initial model, the cohorts and the batches", low=0, high=2**32 - 1)
     device: str = option("auto", "auto, cpu, cuda or cuda:N; auto is cuda where there is one")
