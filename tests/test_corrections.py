@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as F
 
 from fedcli.core.trees import select, stack
-from fedcli.papers.baselines import fedavg, moon
+from fedcli.papers.baselines import fedavg, feddyn, moon
 from fedcli.papers.baselines.moon import cosine, model_contrastive
 from fedcli.papers.baselines.scaffold import update_control
 from tests import laws
@@ -48,6 +48,17 @@ def test_two_rounds_of_scaffold_by_plain_gradients():
         torch.testing.assert_close(after.c[name], mean, rtol=1e-8, atol=1e-11)
     for client in (0, 2):  # option II gives back the gradient that the correction was added to
         laws.assert_agree(after.clients[client].c_i, second[client], f"c_i of client {client}")
+
+
+def test_under_uniform_weighting_scaffold_is_algorithm_1():
+    """Line 16 has 1 / |S|, line 17 1 / N; one full-batch step a round, two of four clients of different sizes."""
+    setup, fed = laws.federation("scaffold", cohort_size=2, weighting="uniform", **ONE_STEP)
+    start = fed.initial_model()[0]
+    state = laws.simulate(setup, fed, 1, ([0, 1],))
+    first = [full_gradient(fed, start, client) for client in (0, 1)]
+    laws.assert_agree(state.c, {name: (first[0][name] + first[1][name]) / 4 for name in start}, "c")
+    moved = {name: start[name] - setup.run.lr * (first[0][name] + first[1][name]) / 2 for name in start}
+    laws.assert_agree(state.params, moved, "the model")
 
 
 def test_with_momentum_a_client_has_gone_as_far_as_it_would_along_a_constant_gradient():
@@ -98,6 +109,18 @@ def test_without_clipping_feddyn_is_algorithm_1_in_a_slow_loop():
         w = {name: (ends[0][name] + ends[1][name]) / 2 + sum(one[name] for one in h) / 4 for name in w}
         buffers = {name: value.sum(0) / 2 for name, value in clients.buffers.items()}
     laws.assert_agree((ours.params, ours.buffers), (w, buffers), "the model and its statistics")
+
+
+def test_under_uniform_weighting_all_clients_of_feddyn_have_one_alpha():
+    one = feddyn.client_alphas(0.2, torch.ones(3), 1.0)
+    assert one.tolist() == pytest.approx([0.2] * 3)
+    sizes, equal = laws.toy_parts((6, 2, 3, 5)), laws.toy_parts((4, 4, 4, 4))
+    for weighting, parts, same in (("uniform", sizes, True), ("examples", sizes, False), ("examples", equal, True)):
+        setup, fed = laws.federation("feddyn", {"alpha": 0.2}, parts=parts, weighting=weighting)
+        given = []
+        fed.train = lambda clients, cohort, step, context, axes, given=given: given.append(context) or (clients, {})
+        setup.method.run_round(setup.method.init(fed, setup.options), fed.cohort(0), fed, setup.options)
+        assert (given[0].alpha == 0.2).all() == same
 
 
 def simplified(alpha, **run):

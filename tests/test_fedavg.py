@@ -24,6 +24,19 @@ def test_weights_are_shares_of_the_cohorts_examples_validation_included():
     assert [len(part) for part in fed.validation] == [3, 1, 2, 1]
 
 
+def test_under_uniform_weighting_every_client_counts_the_same_and_nothing_else_changes():
+    run = {"parts": laws.toy_parts((5, 3, 2, 0)), "weighting": "uniform"}
+    setup, fed = laws.federation("fedavg", **run)
+    cohort = fed.cohort_of(0, [0, 2, 3])
+    assert cohort.weights.tolist() == [1 / 3] * 3
+    assert cohort.num_examples.tolist() == [5, 2, 0]
+    assert fed.class_counts(cohort).sum(1).tolist() == [5, 2, 0]
+    model = fed.initial_model()
+    ends = [train_plainly(fed, 0, client, model, plain_sgd) for client in range(4)]
+    mean = {name: sum(end[name] for end in ends) / 4 for name in model[0]}
+    laws.assert_agree(laws.simulate(setup, fed, 1).params, mean, "the model")
+
+
 def plain_sgd(module, features, logits, y):
     return F.cross_entropy(logits, y)
 

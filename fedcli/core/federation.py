@@ -37,7 +37,7 @@ class Cohort(NamedTuple):
     round: int  # from 0
     client_ids: np.ndarray  # [K]
     num_examples: np.ndarray  # [K], all of a client's examples, its validation part included
-    weights: Tensor  # [K], num_examples / their sum over the round's cohort
+    weights: Tensor  # [K], shares of the cohort's `Federation.client_weights`; they sum to 1
     network: Network | None = None  # of all these clients; None where they have different ones, see `Federation.groups`
 
 
@@ -77,6 +77,7 @@ class Federation:
         sizes: What costs depend on, of the largest network.
         training: Training examples of each client, positions in the training set.
         validation: Held-out examples of each client, likewise.
+        client_weights: `[N]`, what a client counts in means: its examples, or 1 under `--weighting uniform`.
         idle: Ids of the clients that have too few examples for a local step.
         testing: Each client's own test part, likewise; empty unless the protocol tests on it.
         domain_counts: `[N, domains]`, a client's examples of each domain; of one domain where there are none.
@@ -113,6 +114,8 @@ class Federation:
         self.seed, self.local_epochs, self.batch_size = run.seed, run.local_epochs, run.batch_size
         self.optimizer, self.momentum = run.optimizer, run.momentum
         self.parts, self.testing, self.training, self.validation = divide(parts, run)
+        num_examples = np.array([len(part) for part in self.parts])
+        self.client_weights = num_examples if run.weighting == "examples" else np.ones_like(num_examples)
         least = run.batch_size if run.drop_last else 1
         self.idle = [client for client, part in enumerate(self.training) if len(part) < least]
         self.dtype = transform.dtype
@@ -198,8 +201,9 @@ class Federation:
     def cohort_of(self, round: int, client_ids: Sequence[int]) -> Cohort:
         """Makes the cohort of these clients."""
         num_examples = np.array([len(self.parts[client]) for client in client_ids])
-        total = num_examples.sum()
-        shares = num_examples / total if total else np.full(len(num_examples), 1 / len(num_examples))
+        counted = self.client_weights[client_ids]
+        total = counted.sum()
+        shares = counted / total if total else np.full(len(counted), 1 / len(counted))
         weights = torch.tensor(shares, dtype=self.dtype, device=self.device)
         kind, *others = set(self.architecture[client_ids])
         network = None if others else self.networks[kind]

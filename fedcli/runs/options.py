@@ -29,6 +29,10 @@ class RunConfig:
     partition_seed: int | None = option(None, "Seed of the partition; by default the run's", low=0, high=2**32 - 1)
     num_clients: int = option(10, "Clients in the population", symbol="N", low=1)
     cohort_size: int | None = option(None, "Clients that take part in each round; all by default", symbol="K", low=1)
+    weighting: str = option(
+        "examples", "What a client counts in the server's means: its examples, or as much as any", before="examples",
+        choices=("examples", "uniform"),
+    )  # fmt: skip
     rounds: int = option(10, "Communication rounds", symbol="T", low=1)
     post: str | None = option(None, "Step after the last round, on the global model; 'fedcli list --all' shows all")
     validation: float = option(0.0, "Share of a client's images for validation", low=0, high=1, open_high=True, off=0)

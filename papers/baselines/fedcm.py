@@ -26,8 +26,9 @@ Readings and deviations
     3. Delta of a round is divided by that round's learning rate, and each client's change by its own number of steps. A
        client without a step adds zero. The paper has one number of steps for all; FL-Simulator takes that of its first
        client, not rounded up.
-    4. Delta and the model are means weighted by examples, as in FedAvg; the paper's are plain. eta_g = 1 is FedAvg's
-       server. Where all clients take K steps, x moves by -eta_g K eta_l Delta: the paper's eta_g is K eta_l times ours.
+    4. Delta and the model are means weighted by examples, as in FedAvg; the paper's are plain, as here with
+       `--weighting uniform`. eta_g = 1 is FedAvg's server. Where all clients take K steps, x moves by
+       -eta_g K eta_l Delta: the paper's eta_g is K eta_l times ours.
     5. Delta is zero before the first round, whose steps are then alpha times FedAvg's. It is of the last round's cohort
        alone, and of parameters only; running statistics are averaged.
     6. Only SGD: Adam's step is no multiple of a gradient, so a mean of such steps is no direction to mix with one.

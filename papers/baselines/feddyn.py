@@ -20,7 +20,7 @@ Readings and deviations
     1. Written in h_i = -g_i / alpha, the sum of w_i - w_g over the client's rounds, as in the authors' code.
     2. alpha_i = alpha / (n_i / mean n), as in the authors' code, the mean over all N clients: with h summing to zero it
        is n_i g_i that sum to zero, so the rest point is that of FedAvg's objective, the mean weighted by n_i. The paper
-       has one alpha, for clients of equal size. A client without examples gets 0.
+       has one alpha, for clients of equal size, as here with `--weighting uniform`. A client without examples gets 0.
     3. The cohort has a fixed size; in the paper each client takes part with a given probability.
     4. Parameters only; buffers are averaged as the models are (the authors' networks have none).
     5. The server's model is the one that is tested. (The authors' code tests the mean of the local models too.)
@@ -113,15 +113,15 @@ def dynamic_regularizer(params: Params, global_params: Params, h_i: Params, alph
     return linear_regularizer(params, h_i, alpha) + alpha / 2 * squares
 
 
-def client_alphas(alpha: float, num_examples: Tensor, mean_examples: float) -> Tensor:
+def client_alphas(alpha: float, counted: Tensor, mean_counted: float) -> Tensor:
     """alpha_i = alpha / (n_i / mean n); 0 for a client without examples, which takes no step.
 
     Args:
         alpha: Not negative.
-        num_examples: n_i, `[K]`.
-        mean_examples: Mean of n_i over all N clients.
+        counted: n_i, `[K]`; 1 for each under `--weighting uniform`.
+        mean_counted: Mean of it over all N clients.
     """
-    return torch.where(num_examples > 0, alpha * mean_examples / num_examples.clamp(min=1), 0.0)
+    return torch.where(counted > 0, alpha * mean_counted / counted.clamp(min=1), 0.0)
 
 
 def update_dual(h_i: Params, global_params: Params, local_params: Params) -> Params:
@@ -174,9 +174,9 @@ def train_locally(
 ) -> tuple[Client, Terms]:
     """The cohort's clients, each at the minimum (in so many steps) of its regularized objective; and their terms."""
     clients = fed.broadcast(state.params, state.buffers, cohort)
-    num_examples = torch.as_tensor(cohort.num_examples, dtype=fed.dtype, device=fed.device)
-    mean_examples = sum(len(part) for part in fed.parts) / fed.num_clients
-    context = Context(state.params, h_i, client_alphas(config.alpha, num_examples, mean_examples))
+    counted = torch.as_tensor(fed.client_weights[cohort.client_ids], dtype=fed.dtype, device=fed.device)
+    mean_counted = fed.client_weights.sum() / fed.num_clients
+    context = Context(state.params, h_i, client_alphas(config.alpha, counted, mean_counted))
     step = fed.optimizer_step(make_local_loss(fed.network, config), clip_norm=config.clip_norm)  # Reading 9
     return fed.train(clients, cohort, step, context, CONTEXT_AXES)
 

@@ -29,8 +29,8 @@ Readings and deviations
     2. v starts at tau^2: the paper asks for v_{-1} >= tau^2. Flower, fluke and FL-bench start at 0.
     3. There is no correction of the bias of m and v, as in the paper. The authors' own runs had one, by way of Keras.
     4. tau is added outside of the root. sign(0) = 0.
-    5. The mean change is weighted by examples, as in FedAvg; Algorithm 2 has the plain mean. For clients of one size
-       both agree.
+    5. The mean change is weighted by examples, as in FedAvg; Algorithm 2 has the plain mean, as here with
+       `--weighting uniform`.
     6. m and v are of parameters only. Running statistics of batch normalisation are averaged as in FedAvg: an adaptive
        step could make a variance negative.
     7. beta_1 of FedAdagrad is 0, and tau is 0.001, as in the paper's experiments. eta is tuned there for each task.

@@ -30,7 +30,7 @@ Readings and deviations
     5. Models are averaged with FedAvg's weights n_i / n_S, where line 16 has 1 / |S|, and c is the mean over all N
        clients with weights n_i / n, where line 17 has 1 / N: FedFM's Eq. 1 weights clients so, and FedDyn's authors
        weight c too in their SCAFFOLD. The rest point is then that of FedAvg's objective: at rest every client moves
-       along c = sum_i (n_i / n) g_i. For clients of one size both are the paper's.
+       along c = sum_i (n_i / n) g_i. For clients of one size, or with `--weighting uniform`, both are the paper's.
     6. A client that takes no step (no examples, or no full batch) keeps its c_i: option II would divide by zero.
     7. A client holds two copies of the model, as in FedFM's Table III; its c_i is not counted there.
     8. The gradient of f_i + <y_i, c - c_i> is clipped at norm 10, all parameters together, before the weight decay and
@@ -151,7 +151,7 @@ def update_mean_control(c: Params, change: Params, shares: Tensor) -> Params:
     Args:
         c: `[...]`.
         change: c_i+ - c_i, `[K, ...]`.
-        shares: n_i / n, of the examples of the whole population, `[K]`.
+        shares: n_i / n, of the examples of the whole population, or 1 / N, `[K]`.
     """
     return tree_map(lambda old, delta: old + torch.tensordot(shares, delta, dims=1), c, change)
 
@@ -188,8 +188,8 @@ def run_round(state: ServerState, cohort: Cohort, fed: Federation, config: Confi
     kept = fed.remember(state.clients, cohort, ClientState(new))  # line 14
     mean, buffers = weighted_mean(fed.upload_model(clients), cohort.weights)  # line 16
     params = update_model(state.params, mean, config.server_lr)  # line 17
-    num_examples = torch.as_tensor(cohort.num_examples, dtype=fed.dtype, device=fed.device)
-    shares = num_examples / max(1, sum(len(part) for part in fed.parts))
+    counted = torch.as_tensor(fed.client_weights[cohort.client_ids], dtype=fed.dtype, device=fed.device)
+    shares = counted / max(1, fed.client_weights.sum())
     return ServerState(params, buffers, update_mean_control(c, change, shares), kept), terms
 
 
