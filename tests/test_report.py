@@ -13,6 +13,7 @@ import pytest
 from fedcli.results.frame import find_records
 from tests.programs import invoke
 from tests.test_tables import record, write
+from tests.torture import texts
 
 models = pytest.importorskip("bokeh.models", reason="bokeh is not installed (fedcli[report])")
 page = pytest.importorskip("fedcli.figures.report")
@@ -95,8 +96,13 @@ def test_200_runs_fit_a_small_screen_fetch_nothing_and_can_be_sorted(tmp_path):
 @browser
 def test_names_from_records_are_shown_and_not_run(tmp_path):
     harm = '<img src=x onerror="alert(1)"></script>'
-    bad = record(harm, 0) | {"command": f"fedcli run {harm}", "dataset": harm}
-    text = page.report([bad, record("b", dataset=harm)], harm)
+    bad = []
+    for number, _ in enumerate(texts(record())):  # one record for each of its texts
+        one = record("a", number)
+        container, key = texts(one)[number]
+        container[key] = harm
+        bad.append(one)
+    text = page.report([*bad, record(harm) | {"label": harm}, record("b", dataset=harm)], harm)
     look = """(() => {
       const roots = [document]
       const images = []

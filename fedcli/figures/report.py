@@ -71,7 +71,9 @@ def _table(sheet: Sheet, rows: list[tuple[SeedGroup, Any]], colour: dict[str, st
         )
         sorter = models.CustomJSCompare(code=BY_NUMBER) if number >= sheet.numbers else None
         width = 12 + 6 * min(max(map(len, (*texts, *title.split()))), 40)
-        shown.append(models.TableColumn(field=text, title=title, formatter=formatter, sorter=sorter, width=width))
+        # A title is HTML to the table, unlike the texts of its cells.
+        look = {"formatter": formatter, "sorter": sorter, "width": width}
+        shown.append(models.TableColumn(field=text, title=escape(title), **look))
     return models.DataTable(
         source=models.ColumnDataSource(data), columns=shown, index_position=None, autosize_mode="none",
         reorderable=False, height=100 + 25 * min(len(rows), 20), stylesheets=[TITLES], **WIDE,
