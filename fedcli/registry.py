@@ -40,6 +40,7 @@ def _from_file(text: str, kind: type) -> Any:
     The file becomes the home of a method or step, also where a paper has its functions.
     """
     path, name = path_and_name(text)
+    registered = _registered(kind).values()  # before the file is imported, so that what it changes in them is seen
     module = import_file(path, kind.__name__.lower())
     declared, default = _declarations(kind, module), kind.__name__.upper()
     names = {key: value for key, value in vars(module).items() if isinstance(value, kind)} | declared
@@ -49,7 +50,7 @@ def _from_file(text: str, kind: type) -> Any:
     if name not in names:
         raise unknown(f"{default} in '{path}'", name, names, f"write {path}:NAME, of {', '.join(declared or names)}.")
     item = names[name]
-    if kind in (Method, Post) and item._home is None and all(item is not other for other in _registered(kind).values()):
+    if kind in (Method, Post) and item._home is None and all(item is not other for other in registered):
         object.__setattr__(item, "_home", module)  # no field, so that `replace` does not copy it
     if kind is Table:
         return replace(item, cells=tuple(_with_full_names(cell, module) for cell in item.cells))

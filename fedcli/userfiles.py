@@ -5,6 +5,7 @@ A path in a record is imported only if the user names the file, unchanged.
 
 import builtins
 import hashlib
+import os
 import re
 import shlex
 import sys
@@ -17,10 +18,12 @@ from types import ModuleType
 from typing import Any
 
 from fedcli.errors import UserError, unknown
+from fedcli.isolation import unchanged
 from fedcli.vision import with_operators
 
-_FROM_FILE = re.compile(r"(.*\.py)(?::(.+))?", re.DOTALL)
-_PATHS = re.compile(r"(?<![^,])[^,]*\.py(?=:[^,]|,|\Z)")  # of such texts between commas
+# A part in a user's file. Commas separate several parts, so no path has one. Whatever asks whether a text names a file
+# asks this, so that what `trust_files` does not see is not opened either.
+_FROM_FILE = re.compile(r"([^,]*\.py)(?::([^,]+))?", re.DOTALL)
 _PREFIX = "fedcli_file_"  # of the names of their modules
 THEN = ", then "  # between the hashes of a file that was changed while a run rested
 
@@ -31,9 +34,18 @@ def is_from_file(text: str) -> bool:
 
 
 def path_and_name(text: str) -> tuple[str, str]:
-    """The absolute path and the name in `./file.py:NAME`; the name may be empty."""
+    """The absolute path and the name in `./file.py:NAME`; the name may be empty.
+
+    Raises:
+        UserError: No file can have this path, or the absolute one has a comma.
+    """
     path, name = _FROM_FILE.fullmatch(text).groups()
-    return str(Path(path).resolve()), name or ""
+    if "\0" in path:
+        raise UserError(f"the path {path!r} is none (got a zero byte in it); give the path of a Python file.")
+    full = os.path.realpath(path)
+    if "," in full:
+        raise UserError(f"the file '{full}' cannot be named (got a comma in its path); move it, or rename its folder.")
+    return full, name or ""
 
 
 def short_name(text: str) -> str:
@@ -44,23 +56,26 @@ def short_name(text: str) -> str:
 def absolute(text: str) -> str:
     """The text with absolute paths of user's files, in each of its parts between commas."""
     split = text.removeprefix("file:")
-    return replace_paths(text, {}) if split == text else f"file:{Path(split).resolve()}"
+    return replace_paths(text, {}) if split == text else f"file:{os.path.realpath(split)}"
 
 
 def own_paths(values: Iterable[Any]) -> list[str]:
     """The absolute paths of the user's files in a run's method and options, each once."""
-    texts = ",".join(value for value in values if isinstance(value, str))
-    return list(dict.fromkeys(str(Path(path).resolve()) for path in _PATHS.findall(texts)))
+    parts = [part for value in values if isinstance(value, str) for part in value.split(",")]
+    return list(dict.fromkeys(path_and_name(part)[0] for part in parts if is_from_file(part)))
 
 
 def replace_paths(value: Any, paths: Mapping[str, str]) -> Any:
     """An option's value with absolute paths of user's files, or in their place what `paths` says."""
-
-    def current(match: re.Match) -> str:
-        path = str(Path(match[0]).resolve())
-        return paths.get(path, path)
-
-    return _PATHS.sub(current, value) if isinstance(value, str) else value
+    if not isinstance(value, str):
+        return value
+    parts = []
+    for part in value.split(","):
+        if is_from_file(part):
+            path, name = path_and_name(part)
+            part = ":".join(filter(None, (paths.get(path, path), name)))
+        parts.append(part)
+    return ",".join(parts)
 
 
 def file_hash(path: str | Path) -> str:
@@ -76,7 +91,7 @@ def is_hash_of(recorded: str, path: str | Path) -> bool:
 def user_files(record: dict[str, Any]) -> dict[str, str]:
     """The user's files that a record needs, with their hashes; "" for one that the record's list lacks."""
     # Resolved again, since a recorded folder may be a link now.
-    hashes = {str(Path(path).resolve()): recorded for path, recorded in record.get("user_files", {}).items()}
+    hashes = {os.path.realpath(path): recorded for path, recorded in record.get("user_files", {}).items()}
     return {path: hashes.get(path, "") for path in own_paths([record["method_source"], *record["config"].values()])}
 
 
@@ -124,7 +139,8 @@ class FromFile:
 
     def __call__(self, *args: Any, **keywords: Any) -> Any:
         """What the function returns."""
-        with blame(self.path, getattr(getattr(self.function, "__code__", None), "co_firstlineno", None)):
+        line = getattr(getattr(self.function, "__code__", None), "co_firstlineno", None)
+        with unchanged([str(self.path)]), blame(self.path, line):
             return self.function(*args, **keywords)
 
     def refuse(self, fault: str, remedy: str) -> UserError:
@@ -191,7 +207,8 @@ def import_file(path: str, kind: str) -> ModuleType:
         module = sys.modules[name] = ModuleType(name)
         vars(module).update(__file__=path, __builtins__={**vars(builtins), "__import__": import_})
         try:
-            with blame(path):  # no loader, whose cached bytecode is blind to a change within a second
+            # No loader, whose cached bytecode is blind to a change within a second.
+            with unchanged([path]), blame(path):
                 exec(compile(Path(path).read_bytes(), path, "exec"), vars(module))
         except BaseException:
             del sys.modules[name]

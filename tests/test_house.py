@@ -13,8 +13,8 @@ PACKAGE = ROOT / "fedcli"
 FILES = {file.relative_to(ROOT).with_suffix("").as_posix().replace("/", "."): file for file in PACKAGE.rglob("*.py")}
 # From the bottom up: a module imports from its own level and from those below.
 LEVELS = (
-    "errors", "files", "vision", "userfiles", "declarations", "registry", "core", "data", "runs", "results", "figures",
-    "bench", "cli", "__main__",
+    "errors", "files", "isolation", "vision", "userfiles", "declarations", "registry", "core", "data", "runs",
+    "results", "figures", "bench", "cli", "__main__",
 )  # fmt: skip
 LEVEL_OF = {"check": "bench"}  # it uses every directory below the command line
 METHODS = re.compile("fedfm|fedfa|fedcme|fccl|fedsa|scaffold|feddyn|fednova|moon", re.IGNORECASE)

@@ -1,15 +1,22 @@
 """No code from data: a path in a record is imported only if the user names the file, unchanged."""
 
+import json
 import shutil
+from contextlib import suppress
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
 import fedcli
+from fedcli import figures, registry, userfiles
+from fedcli.core import backbones, partition
+from fedcli.data import datasets
 from fedcli.declarations import Cell, Table
+from fedcli.errors import UserError
 from fedcli.papers.baselines import fedavg
-from fedcli.results import durations, jobs, plans
-from fedcli.runs import resume
+from fedcli.results import durations, jobs, metrics, plans
+from fedcli.runs import resume, trackers
 from fedcli.runs.record import read_record, write_record
 from fedcli.userfiles import file_hash
 from tests.files import refused
@@ -162,3 +169,66 @@ def test_reports_and_tables_import_no_file_that_a_record_names(name, work):
     assert "fedcli run fedavg" in Path("report.html").read_text()
     durations.estimate(plans.plan(table_of("fedavg", TINY), Path()))
     assert not Path("evil-ran").exists()
+
+
+# Spellings of a part of a file: what a reader of paths and an opener of files might take differently.
+SPELLINGS = (
+    "{0}", "{0}:x", "{0}:,x", "{0}:tiny,cnn-small", "cnn-small,{0}:tiny", "{0}:", "{0}::", "{0}:x:y", "{0},{0}:x",
+    " {0}:x", "{0}:x ", "file:{0}", "file:{0}:x", "domains+{0}:x",
+    "{0}:x,", ",{0}:x", "{0}\n:x", "{0}:x\n", "./evil.py:x",
+    "evil.py", "../{1}/evil.py:tiny", "{0}:METHOD", "iid,{0}:x", "{0}/:x", "{0}\0:x", "~/evil.py:x",
+)  # fmt: skip
+
+
+def spellings(folder):
+    return [text.format(folder / "evil.py", folder.name) for text in SPELLINGS]
+
+
+def doors():
+    """Everything that opens a text which may name a file."""
+    return (
+        registry.find_method, registry.find_protocol, registry.find_post, registry.find_table, registry.claims,
+        partition.from_flag, datasets.load, datasets.find_name, metrics.find_metric, figures.find_chart,
+        trackers.find_loggers, lambda text: [backbones.find(part) for part in text.split(",")],
+    )  # fmt: skip
+
+
+def test_what_the_reader_of_paths_does_not_see_is_opened_nowhere(work, monkeypatch):
+    opened = []
+    monkeypatch.setattr(userfiles, "import_file", lambda path, kind: opened.append(path) or ModuleType("m"))
+    monkeypatch.setattr(registry, "import_file", userfiles.import_file)
+    seen = 0
+    for text in spellings(work):
+        for door in doors():
+            opened.clear()
+            with suppress(UserError):
+                door(text)
+            seen += len(opened)
+            with suppress(UserError):  # a zero byte
+                assert {*opened} <= {*userfiles.own_paths([text])}, (text, door)
+    assert seen > 50
+
+
+def test_a_path_that_no_option_can_name_is_refused(work):
+    Path("a,b").mkdir()
+    shutil.copy("mine.py", "a,b/mine.py")
+    refused(lambda: registry.find_method("./a,b/mine.py"), "unknown method")
+    Path("link.py").symlink_to("a,b/mine.py")
+    refused(lambda: registry.find_method("./link.py"), "a,b/mine.py' cannot be named (got a comma")
+    refused(lambda: registry.find_method("./mine\0.py"), "got a zero byte")
+    Path("loop.py").symlink_to("loop.py")
+    refused(lambda: registry.find_method("./loop.py"), "there is no method file")
+    assert not Path("imported").exists()
+
+
+def test_tuned_options_open_no_file_that_is_not_typed(work):
+    Path("evil.py").write_text(NETS + TRACE.replace("imported", "evil-ran"))
+    for spelling in (f"{work}/evil.py:tiny", f"{work}/evil.py:tiny,cnn-small", f"cnn-small,{work}/evil.py:tiny"):
+        facts = {"method": "fedavg", "seed": "0", "options": {"backbone": spelling, "lr": 0.2}}
+        Path("tuned.json").write_text(json.dumps(facts))
+        refused(lambda: fedcli.run("fedavg", out="run", tuned="tuned.json", **TINY), "has code of yours in --backbone")
+        result = invoke("run", "fedavg", "--tuned", "tuned.json", "--out", "run")
+        assert (result.exit_code, "add --backbone" in result.stderr) == (2, True)
+    assert not Path("evil-ran").exists()
+    record = fedcli.run("fedavg", out="run", tuned="tuned.json", backbone="cnn-small", **TINY).record
+    assert (record["config"]["lr"], record["config"]["backbone"]) == (0.2, "cnn-small")

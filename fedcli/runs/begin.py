@@ -9,6 +9,7 @@ from typing import Any
 from fedcli import userfiles
 from fedcli.declarations import flag_of
 from fedcli.errors import UserError
+from fedcli.isolation import unchanged
 from fedcli.registry import find_method
 from fedcli.runs import autotune
 from fedcli.runs.checkpoints import CHECKPOINT
@@ -69,7 +70,7 @@ def plan(
         if value is not None and (name, value) != ("checkpoint_every", "auto")
     }  # fmt: skip
     if tuned is not None:
-        best, source = read_tuned(tuned, chosen)
+        best, source = read_tuned(tuned, chosen, options.keys())
         sources |= dict.fromkeys(best.keys() - options.keys(), source)
         options = {**best, **options}
     if seeds is not None and "seed" in options:
@@ -107,7 +108,7 @@ def begin(setup: Setup, folder: Path, source: str, progress: Listener | None = N
             lambda: (engine.way, engine.clients_per_chunk, chosen)
         )
         record = new_record(setup, dataset, parts, fed, source, chosen)
-        with setup.method.blamed(*NOT_BLAMED):
+        with setup.method.blamed(*NOT_BLAMED), unchanged([*record["user_files"]]):
             state = setup.method.init(fed, setup.options)
         with locked(folder) if current().number == 0 else nullcontext():
             current().first(lambda: begun(setup, folder, False))  # another process may have begun in it meanwhile

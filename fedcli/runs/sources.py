@@ -2,6 +2,7 @@
 
 import json
 import tomllib
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -75,11 +76,20 @@ def _options_in_file(path: str) -> dict[str, Any]:
     return options
 
 
-def read_tuned(path: str | Path, method: Method) -> tuple[dict[str, Any], str]:
-    """The options for a method in `tuned.json`, which `fedcli tune` has written, and where they come from."""
+def read_tuned(path: str | Path, method: Method, typed: Collection[str] = ()) -> tuple[dict[str, Any], str]:
+    """The options for a method in `tuned.json`, which `fedcli tune` has written, and where they come from.
+
+    Raises:
+        UserError: It cannot be read, is of another method, or an option that is not `typed` names a user's file.
+    """
     file = Path(path) / "tuned.json" if Path(path).is_dir() else Path(path)
     with reading(file, "what 'fedcli tune' wrote"):
         best = json.loads(file.read_text())
         if best["method"] != method.name:
             raise UserError(f"--tuned {path} has options of '{best['method']}' (got '{method.name}'); tune this one.")
-        return dict(best["options"]), f"tuned by validation accuracy, seed {best['seed']}"
+        options = dict(best["options"])
+        for name, value in options.items():
+            if name not in typed and own_paths([value]):
+                part = f"{flag_of(name)} {value}"
+                raise UserError(f"'{file}' has code of yours in {part}, run only if you name it; add {part}.")
+        return options, f"tuned by validation accuracy, seed {best['seed']}"

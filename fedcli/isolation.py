@@ -1,0 +1,192 @@
+"""What a user's file must leave as it is in the process, since all runs of a command share it.
+
+A file that sets PyTorch's default type, a flag of a backend or a function of a library anew changes the results of
+every method beside it, and no record would say so.
+"""
+
+import inspect
+import os
+import signal
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from types import FunctionType, ModuleType
+from typing import Any, NamedTuple
+
+from fedcli.errors import UserError
+
+LIBRARIES = ("math", "random", "numpy", "numpy.linalg", "numpy.random", "torch")
+PARTS_OF_TORCH = ("autograd", "func", "linalg", "nn", "nn.functional", "nn.init", "optim", "random", "special")
+WITH_CLASSES = ("torch", "torch.nn")  # whose classes are looked into as well
+FLAGS = {  # of modules inside of torch
+    "backends.cudnn": ("enabled", "benchmark", "deterministic", "allow_tf32"),
+    "backends.cuda.matmul": (
+        "allow_tf32", "allow_fp16_reduced_precision_reduction", "allow_bf16_reduced_precision_reduction",
+    ),
+    "backends.mkldnn": ("enabled",),
+    "backends.opt_einsum": ("enabled",),
+    "utils.deterministic": ("fill_uninitialized_memory",),
+}  # fmt: skip
+ATTENTION = ("flash", "mem_efficient", "math", "cudnn")  # kernels on CUDA, each of which can be switched off
+
+
+class Setting(NamedTuple):
+    """A setting of the process."""
+
+    read: Callable[[], Any]
+    write: Callable[[Any], Any]
+
+
+class State(NamedTuple):
+    """The process at a moment."""
+
+    settings: dict[str, Any]  # by the name of what sets each
+    functions: dict[str, tuple[Any, dict[str, Any]]]  # by name a module or class, and its functions by name
+
+
+def _settings() -> dict[str, Setting]:
+    """The settings by the name of what sets each."""
+    import numpy as np  # late, as PyTorch: help needs neither
+    import torch
+
+    debug_mode = Setting(torch.get_deterministic_debug_mode, torch.set_deterministic_debug_mode)
+    precision = Setting(torch.get_float32_matmul_precision, torch.set_float32_matmul_precision)
+    device = Setting(
+        torch.get_default_device,
+        # Nothing set is the CPU; to set the CPU would put a layer around each call.
+        lambda old: torch.set_default_device(None if old.type == "cpu" else old),
+    )
+    settings = {
+        "torch.set_default_dtype": Setting(torch.get_default_dtype, torch.set_default_dtype),
+        "torch.set_default_device": device,
+        "torch.set_num_threads": Setting(torch.get_num_threads, torch.set_num_threads),
+        "torch.set_grad_enabled": Setting(torch.is_grad_enabled, torch.set_grad_enabled),
+        "torch.set_float32_matmul_precision": precision,
+        "torch.use_deterministic_algorithms": debug_mode,
+        "torch.set_flush_denormal": Setting(lambda: sys.float_info.min / 2 == 0, torch.set_flush_denormal),
+        "numpy.seterr": Setting(np.geterr, lambda old: np.seterr(**old)),
+        "os.chdir": Setting(os.getcwd, os.chdir),
+    }
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        settings[f"signal.signal({number.name}, ...)"] = _handler(number)
+    for path, names in FLAGS.items():
+        owner = torch
+        for part in path.split("."):
+            owner = getattr(owner, part)
+        for name in names:
+            settings[f"torch.{path}.{name}"] = _attribute(owner, name)
+    for name in ATTENTION:
+        read = getattr(torch.backends.cuda, f"{name}_sdp_enabled")
+        settings[f"torch.backends.cuda.enable_{name}_sdp"] = Setting(
+            read, getattr(torch.backends.cuda, f"enable_{name}_sdp")
+        )
+    for name, hooks in vars(torch.nn.modules.module).items():
+        if name.startswith("_global_") and isinstance(hooks, dict):
+            settings[f"a hook on all modules ({name[8:]})"] = _content(hooks)
+    return settings
+
+
+def _handler(number: signal.Signals) -> Setting:
+    return Setting(lambda: signal.getsignal(number), lambda old: signal.signal(number, old))
+
+
+def _attribute(owner: Any, name: str) -> Setting:
+    return Setting(lambda: getattr(owner, name), lambda old: setattr(owner, name, old))
+
+
+def _content(hooks: dict[Any, Any]) -> Setting:
+    def write(old: dict[Any, Any]) -> None:
+        hooks.clear()
+        hooks.update(old)
+
+    return Setting(lambda: dict(hooks), write)
+
+
+def _owners() -> Iterator[tuple[str, Any]]:
+    """The modules and classes whose functions count: of libraries, of PyTorch, and our own as far as they are there."""
+    names = [*LIBRARIES, *(f"torch.{part}" for part in PARTS_OF_TORCH)]
+    names += [name for name in sys.modules if name.partition(".")[0] == "fedcli"]
+    for name in names:
+        module = sys.modules.get(name)
+        if isinstance(module, ModuleType):
+            yield name, module
+            if name in WITH_CLASSES:
+                for key, value in vars(module).items():
+                    if isinstance(value, type):
+                        yield f"{name}.{key}", value
+
+
+def _state() -> State:
+    settings = {name: setting.read() for name, setting in _settings().items()}
+    functions = {}
+    for name, owner in _owners():
+        functions[name] = owner, {key: value for key, value in vars(owner).items() if callable(value)}
+    return State(settings, functions)
+
+
+def _put_back(before: State) -> list[str]:
+    """Puts back what has changed, and returns it in words."""
+    changes = []
+    for name, setting in _settings().items():
+        old, now = before.settings[name], setting.read()
+        if now != old:
+            changes.append(f"{name} (got {now}, was {old})")
+            with suppress(Exception):  # it cannot be put back, as a handler from another thread
+                setting.write(old)
+    for name, (owner, functions) in before.functions.items():
+        held = vars(owner)
+        for key, old in functions.items():
+            now = held.get(key)
+            if now is not old and not _is_wrapped_by_its_library(now, old):
+                changes.append(f"{name}.{key} (got another one)")
+                setattr(owner, key, old)
+        for key in _new_in_front(owner, functions):
+            changes.append(f"{name}.{key} (got another one)")
+            delattr(owner, key)
+    return changes
+
+
+def _new_in_front(owner: Any, functions: dict[str, Any]) -> list[str]:
+    """The functions that a class has got since, and that stand before those of the classes it is made of."""
+    if not isinstance(owner, type):
+        return []
+    new = [key for key, value in vars(owner).items() if callable(value) and key not in functions]
+    return [key for key in new if any(key in vars(base) for base in owner.__mro__[1:])]
+
+
+def _is_wrapped_by_its_library(now: Any, old: Any) -> bool:
+    """Whether a function is the old one in a wrapper of its own library, as some get when torch._dynamo is imported."""
+    library = sys.modules[old.__module__.partition(".")[0]] if isinstance(old, FunctionType) else None
+    file = getattr(library, "__file__", None)
+    is_wrapper = isinstance(now, FunctionType) and inspect.unwrap(now, stop=lambda inner: inner is old) is old
+    if file is None or not is_wrapper:
+        return False
+    return Path(now.__code__.co_filename).is_relative_to(Path(file).parent)
+
+
+@contextmanager
+def unchanged(files: Sequence[str]) -> Iterator[None]:
+    """Refuses what the user's files change in the process inside, and puts it back in any case; without files, nothing.
+
+    Raises:
+        UserError: Names the first change.
+    """
+    if not files:
+        yield
+        return
+    import torch  # noqa: F401  # before a file does, so that what it changes there is seen
+
+    before = _state()
+    try:
+        yield
+    except BaseException:
+        _put_back(before)
+        raise
+    changes = _put_back(before)
+    if changes:
+        more = f", and {len(changes) - 1} more" if len(changes) > 1 else ""
+        raise UserError(
+            f"the file '{files[0]}' changes {changes[0]}{more} for the whole process, and so for other methods; leave "
+            "it as it is, or write a function of your own and call it."
+        )

@@ -1,0 +1,108 @@
+"""What a user's file changes in the process, on which other runs depend, is refused by name and put back."""
+
+import os
+from pathlib import Path
+
+import pytest
+import torch
+
+import fedcli
+from fedcli import registry
+from fedcli.runs.record import read_record
+from fedcli.userfiles import from_file, import_file
+from tests.files import refused
+from tests.programs import invoke
+from tests.test_runs import TINY
+
+CHANGES = {
+    "torch.set_default_dtype": "torch.set_default_dtype(torch.float64)",
+    "torch.set_default_device": "torch.set_default_device('meta')",
+    "torch.set_num_threads": "torch.set_num_threads(torch.get_num_threads() + 1)",
+    "torch.set_grad_enabled": "torch.set_grad_enabled(False)",
+    "torch.use_deterministic_algorithms": "torch.use_deterministic_algorithms(True)",
+    "torch.set_float32_matmul_precision": "torch.set_float32_matmul_precision('medium')",
+    "torch.backends.cudnn.benchmark": "torch.backends.cudnn.benchmark = True",
+    "torch.backends.cuda.enable_flash_sdp": "torch.backends.cuda.enable_flash_sdp(False)",
+    "torch.nn.functional.cross_entropy": "torch.nn.functional.cross_entropy = print",
+    "torch.nn.Linear.forward": "torch.nn.Linear.forward = print",
+    "torch.Tensor.mean": "torch.Tensor.mean = print",
+    "torch.relu": "del torch.relu",
+    "numpy.mean": "import numpy; numpy.mean = print",
+    "numpy.seterr": "import numpy; numpy.seterr(all='raise')",
+    "fedcli.core.aggregate.weighted_mean": "import fedcli.core.aggregate as a; a.weighted_mean = print",
+    "a hook on all modules": "torch.nn.modules.module.register_module_forward_hook(print)",
+    "os.chdir": "import os; os.chdir('/')",
+    "signal.signal(SIGTERM, ...)": "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN)",
+}
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    registry.methods()
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_what_a_file_changes_when_it_is_imported_is_refused_by_name_and_put_back(name):
+    place, before = os.getcwd(), (torch.nn.functional.cross_entropy, torch.Tensor.mean, torch.relu)
+    Path("mine.py").write_text(f"import torch\n{CHANGES[name]}\ndef part(): pass\n")
+    refused(lambda: import_file(str(Path("mine.py").resolve()), "metric"), f"mine.py' changes {name}", "leave it as")
+    assert (torch.get_default_dtype(), torch.get_default_device().type, torch.is_grad_enabled()) == (
+        torch.float32, "cpu", True,
+    )  # fmt: skip
+    assert (torch.nn.functional.cross_entropy, torch.Tensor.mean, torch.relu) == before
+    assert os.getcwd() == place
+    Path("mine.py").write_text(f"import torch\ndef part():\n    {CHANGES[name]}\n")
+    refused(from_file("mine.py:part", "metric"), f"mine.py' changes {name}")
+    Path("mine.py").write_text("def part(): return 1\n")
+    assert from_file("mine.py:part", "metric")() == 1
+
+
+def test_a_library_that_is_imported_may_wrap_its_own_functions():
+    was = torch.manual_seed
+    text = (
+        "import functools, torch\nwas = torch.manual_seed\n"
+        "code = compile('import functools\\n@functools.wraps(was)\\ndef now(*a): return was(*a)', FILE, 'exec')\n"
+        "exec(code, globals())\ntorch.manual_seed = now\n"
+    )
+    Path("mine.py").write_text(text.replace("FILE", repr(str(Path(torch.__file__).with_name("x.py")))))
+    try:
+        import_file(str(Path("mine.py").resolve()), "metric")  # as torch._dynamo does
+    finally:
+        torch.manual_seed = was
+    Path("mine.py").write_text(text.replace("FILE", "'mine.py'"))
+    refused(lambda: import_file(str(Path("mine.py").resolve()), "metric"), "changes torch.manual_seed")
+
+
+METHOD = """
+from dataclasses import replace
+import torch
+from fedcli.papers.baselines import fedavg
+def run_round(state, cohort, fed, config):
+    if cohort.round == 1:
+        torch.set_default_dtype(torch.float64)
+    return fedavg.run_round(state, cohort, fed, config)
+def init(fed, config):
+    CHANGE
+    return fedavg.init(fed, config)
+METHOD = replace(fedavg.METHOD, name="mine", run_round=run_round, init=init, default_protocol="fedfm:digits")
+"""
+
+
+def test_what_a_method_changes_in_a_round_ends_the_run_before_the_round_counts():
+    Path("mine.py").write_text(METHOD.replace("CHANGE", ""))
+    refused(lambda: fedcli.run("./mine.py", out="run", **TINY), "mine.py' changes torch.set_default_dtype (got")
+    assert torch.get_default_dtype() == torch.float32
+    record = read_record(Path("run"))
+    assert (record["status"], len(record["rounds"])) == ("failed", 1)
+    Path("mine.py").write_text(METHOD.replace("CHANGE", "torch.set_num_threads(7)"))
+    refused(lambda: fedcli.run("./mine.py", out="new", **TINY), "mine.py' changes torch.set_num_threads (got 7")
+    assert not Path("new").exists()
+
+
+def test_a_file_does_not_change_the_run_of_another_method_beside_it():
+    Path("mine.py").write_text("import torch\ntorch.set_default_dtype(torch.float64)\n" + METHOD.replace("CHANGE", ""))
+    options = [f"--{name.replace('_', '-')}={value}" for name, value in TINY.items()]
+    result = invoke("run", "./mine.py,fedavg", *options, "--out", "runs")
+    assert (result.exit_code, result.stderr.count("\n")) == (2, 1)
+    assert "changes torch.set_default_dtype (got torch.float64, was torch.float32)" in result.stderr
