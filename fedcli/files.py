@@ -1,10 +1,27 @@
 """Files that are written whole or not at all."""
 
 import os
+import re
+import secrets
 from collections.abc import Callable
 from pathlib import Path
 
-PARTIAL = ".[0-9]*.partial.*"  # what `write_atomically` has not finished
+# What `write_atomically` has not finished: the number of a process, then eight digits by chance, since two containers
+# that share a folder may have processes of one number, then the file. Older versions had no such digits.
+PARTIAL = re.compile(r"\.\d+(-[0-9a-f]{8})?\.partial\..+", re.DOTALL)
+# Called with each path that is about to be written or removed; one raises where the path is in a folder that this
+# process has locked and lost, see fedcli/runs/lock.py.
+guards: list[Callable[[Path], None]] = []
+
+
+def refuse_lost(path: Path) -> None:
+    """Refuses to change what is at a path in a folder that this process has locked and lost.
+
+    Raises:
+        UserError: Says where the folder is now.
+    """
+    for guard in guards:
+        guard(path)
 
 
 def write_atomically(path: Path, write: Callable[[Path], None]) -> None:
@@ -15,14 +32,15 @@ def write_atomically(path: Path, write: Callable[[Path], None]) -> None:
 
     Raises:
         OSError: It cannot be written; the error names the file.
+        UserError: It is in a folder that this process has locked and lost.
     """
+    refuse_lost(path)
     path = path.resolve()
     if path.exists() and not path.is_file():
         write(path)
         return
-    temporary = path.with_name(f".{os.getpid()}.partial.{path.name}")
+    temporary = path.with_name(f".{os.getpid()}-{secrets.token_hex(4)}.partial.{path.name}")
     try:
-        temporary.unlink(missing_ok=True)  # somebody may have put a link to another file there
         write(temporary)
         with temporary.open("rb+") as file:
             os.fsync(file.fileno())
@@ -31,3 +49,18 @@ def write_atomically(path: Path, write: Callable[[Path], None]) -> None:
         raise OSError(error.errno, error.strerror, str(path)) from error
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def remove(path: Path) -> None:
+    """Removes a file, if it is there.
+
+    Raises:
+        UserError: It is in a folder that this process has locked and lost.
+    """
+    refuse_lost(path)
+    path.unlink(missing_ok=True)
+
+
+def partials(folder: Path) -> list[Path]:
+    """The files in a folder that `write_atomically` has not finished, or not yet."""
+    return [file for file in folder.glob(".*") if PARTIAL.fullmatch(file.name) and file.is_file()]

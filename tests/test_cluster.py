@@ -1,10 +1,10 @@
 """Runs on a Ray cluster: two nodes on this machine, of which one is lost."""
 
+import fcntl
 import sys
 from pathlib import Path
 
 import pytest
-from filelock import FileLock
 
 import fedcli
 from fedcli.cli.common import place_runs
@@ -60,16 +60,16 @@ def test_a_task_goes_on_with_what_the_process_of_a_lost_node_begins_late(tmp_pat
 
 def test_a_task_waits_for_a_process_that_is_about_to_write_its_record(tmp_path, monkeypatch):
     (tmp_path / "run").mkdir()
-    writing = FileLock(tmp_path / "run" / ".lock")
-    writing.acquire()
+    writing = (tmp_path / "run" / ".lock").open("w")
+    fcntl.flock(writing, fcntl.LOCK_EX)
 
     def dies(seconds):
         assert seconds == jobs.POLL_SECONDS
-        writing.release()
+        writing.close()
 
     monkeypatch.setattr(jobs.time, "sleep", dies)
     assert jobs.task({}, "fedavg", tmp_path / "run", TINY) == ""
-    assert not writing.is_locked
+    assert writing.closed
     assert read_record(tmp_path / "run")["status"] == "finished"
     assert jobs.task({}, "fedavg", tmp_path / "run", TINY) == ""  # as where a node is lost after the last round
 

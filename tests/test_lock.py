@@ -4,6 +4,7 @@ import contextlib
 import errno
 import fcntl
 import os
+import shutil
 import signal
 from pathlib import Path
 from unittest.mock import Mock
@@ -14,10 +15,11 @@ import fedcli
 from fedcli.__main__ import main
 from fedcli.errors import UserError
 from fedcli.files import write_atomically
-from fedcli.runs import resume, signals
+from fedcli.runs import checkpoints, resume, rounds, signals
 from fedcli.runs.checkpoints import CHECKPOINT, PREVIOUS
 from fedcli.runs.lock import InUse, locked
 from fedcli.runs.record import read_record
+from tests.files import refused
 from tests.programs import SMALL, Waiting, start
 from tests.test_runs import TINY
 
@@ -86,7 +88,6 @@ def test_a_link_stays_a_link_and_a_device_a_device(tmp_path):
     file.write_text("old")
     link.symlink_to("file")
     write_atomically(link, lambda path: path.write_text("new"))
-    (tmp_path / f".{os.getpid()}.partial.another").symlink_to("file")  # in the temporary file's place
     write_atomically(another, lambda path: path.write_text("newer"))
     assert (link.is_symlink(), another.is_symlink(), file.read_text()) == (True, False, "new")
     write_atomically(Path(os.devnull), lambda path: path.write_text("new"))
@@ -142,3 +143,89 @@ def test_a_display_that_breaks_does_not_end_the_training(make, tmp_path):
     _, said = program.communicate()
     assert (said, program.returncode) == ("", 0)
     assert read_record(tmp_path / "run")["status"] == "finished"
+
+
+class Once(rounds.Listener):
+    """Does something after the first round."""
+
+    def __init__(self, act):
+        self.act = act
+
+    def round(self, entry):
+        if entry["round"] == 0:
+            self.act()
+
+
+def remove(folder):
+    shutil.rmtree(folder)
+
+
+def move(folder):
+    folder.rename(folder.with_name("elsewhere"))
+
+
+def unlock(folder):
+    (folder / ".lock").unlink()
+
+
+WHERE = {remove: "it was removed, with its checkpoints", move: "/elsewhere' now", unlock: "its lock was removed"}
+
+
+@pytest.mark.parametrize("replaced", [False, True], ids=["", "with another run in its place"])
+@pytest.mark.parametrize("lose", [remove, move, unlock])
+def test_a_run_whose_folder_is_lost_ends_and_says_where_its_checkpoint_is(lose, replaced, tmp_path):
+    folder, other = tmp_path / "run", tmp_path / "other"
+    if replaced:
+        fedcli.run("scaffold", out=other, **{**TINY, "seed": 1, "rounds": 1}, keep_states=True)
+        (other / ".lock").touch()  # of a process that resumes it
+        files = names(other)
+
+    def act():
+        lose(folder)
+        if replaced and lose is not unlock:
+            other.rename(folder)
+
+    refused(lambda: fedcli.run("scaffold", out=folder, progress=Once(act), **TINY, state_memory="0"), WHERE[lose])
+    if lose is move:
+        moved = tmp_path / "elsewhere"
+        assert not (moved / "states").exists() or read_record(moved)["rounds"]
+        (moved / ".lock").unlink()
+        assert resume.resume(moved).record["status"] == "finished"
+    if replaced and lose is not unlock:
+        assert names(folder) == files
+        assert read_record(folder)["seed"] == 1
+    if lose is remove and not replaced:
+        assert not folder.exists()
+
+
+def test_only_files_that_fedcli_has_made_are_removed(tmp_path):
+    folder = tmp_path / "run"
+    fedcli.run("scaffold", out=folder, **TINY, keep_states=True)
+    mine = ["states/notes.txt", "states/000001-2 (copy).safetensors", "states/.keep", ".notes.partial.txt"]
+    mine += ["states-backup/000001-0.safetensors", "states-1/notes.txt", "states-1/a/000001-0.safetensors"]
+    mine += [".x.partial", ".1.partial.folder/file", "states/000009-9.safetensors/file"]
+    theirs = ["states/000009-0.safetensors", "states-1/000001-0-again.safetensors", "states-2/000001-0.safetensors"]
+    theirs += [".12.partial.record.json", ".12-0123abcd.partial.record.json", ".record.json.12.partial"]
+    theirs += ["states/.12-0123abcd.partial.000001-0.safetensors"]
+    before = names(folder)
+    for name in mine + theirs:
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).touch()
+    with locked(folder):
+        checkpoints.clear(folder, at_rest=True)
+    left = [name for name in names(folder) if (folder / name).is_file()]
+    assert left == sorted(mine + [name for name in before if (folder / name).is_file()])
+
+
+def test_two_containers_with_one_cache_and_equal_process_ids_do_not_meet(tmp_path, monkeypatch):
+    monkeypatch.setattr(os, "getpid", lambda: 7)
+    file, seen = tmp_path / "file", []
+
+    def outer(path):
+        path.write_text("whole")
+        write_atomically(file, lambda other: other.write_text("other"))
+        seen.extend((file.read_text(), path.read_text()))
+
+    write_atomically(file, outer)
+    assert (seen, file.read_text()) == (["other", "whole"], "whole")
+    assert names(tmp_path) == ["file"]

@@ -6,8 +6,10 @@ states. A version that no method holds is freed, and its file removed unless a c
 """
 
 import os
+import re
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,9 +18,12 @@ import torch
 
 from fedcli.core.tree_files import SUFFIX, load_tree, save_tree
 from fedcli.core.trees import StoredStates, Tree, leaves, to_names, tree_map
-from fedcli.errors import NonFiniteLoss
+from fedcli.errors import NonFiniteLoss, UserError
+from fedcli.files import remove
 
 STATES = "states"  # folder of what clients keep; of the workers beside the first, states-1, states-2, ...
+STATES_OF_WORKER = re.compile(rf"{STATES}-[1-9]\d*")
+STATE = re.compile(rf"\d{{6,}}-\d+(-again)*{re.escape(SUFFIX)}")  # a file there, see `Version.write`
 CGROUP_LIMIT = Path("/sys/fs/cgroup/memory.max")  # what a container may use of the machine's memory
 
 
@@ -40,8 +45,14 @@ class Version:
                 self.file = self.file.with_stem(f"{self.file.stem}-again")
             folder.mkdir(exist_ok=True)
             self.digest = save_tree(self.file, self.state, {})
-            self.remove = weakref.finalize(self, self.file.unlink, missing_ok=True)
+            self.remove = weakref.finalize(self, _remove, self.file)
             self.remove.atexit = False
+
+
+def _remove(file: Path) -> None:
+    """Removes the file of a version, unless the run has lost its folder, as the next write says."""
+    with suppress(UserError):
+        remove(file)
 
 
 class Kept(StoredStates):

@@ -36,7 +36,7 @@ from fedcli.data.catalog import (
     resized,
 )
 from fedcli.errors import UserError, unknown
-from fedcli.files import PARTIAL, write_atomically
+from fedcli.files import partials, write_atomically
 from fedcli.registry import spelt
 from fedcli.userfiles import file_hash, from_file, is_from_file, short_name
 from fedcli.vision import torchvision
@@ -422,7 +422,7 @@ def _keep(path: Path, arrays: files.Arrays) -> None:
         raise UserError(f"the data set cannot be kept as '{path}' (got no home folder); set FEDCLI_DATA to a folder.")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        for file in path.parent.glob(PARTIAL):
+        for file in partials(path.parent):
             with suppress(FileNotFoundError):  # another process has just ended it
                 if time.time() - file.stat().st_mtime > DAY:  # which left it when it was killed
                     file.unlink()

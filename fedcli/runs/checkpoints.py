@@ -4,16 +4,18 @@ A checkpoint is a file with the server's state, see `fedcli.core.tree_files`, wh
 states, see `fedcli.core.client_states`.
 """
 
-import shutil
+from collections.abc import Collection
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from fedcli.core.client_states import STATES, Version, stored
+from fedcli.core.client_states import STATE, STATES, STATES_OF_WORKER, Version, stored
 from fedcli.core.federation import Federation
 from fedcli.core.tree_files import CHECKPOINT, PREVIOUS, SUFFIX, load_tree, read_verified, save_tree
 from fedcli.errors import UserError
+from fedcli.files import remove
 from fedcli.runs.identity import identity
+from fedcli.runs.lock import leftovers
 from fedcli.runs.resolve import Setup
 
 SELECTED = f"selected{SUFFIX}"  # the models of the best round, see fedcli/runs/models.py
@@ -50,20 +52,31 @@ def write_checkpoint(folder: Path, record: dict[str, Any], state: Any) -> None:
 
 
 def clear(folder: Path, *files: str, at_rest: bool = False) -> None:
-    """Removes files of a run, client states that no checkpoint names, and, `at_rest`, those of other workers."""
+    """Removes files of a run, client states that no checkpoint names, and, `at_rest`, those of other workers.
+
+    Only what has a name that a run gives is removed, and only in the run's own folder.
+    """
     for file in files:
-        (folder / file).unlink(missing_ok=True)
+        remove(folder / file)
     names = set()
     for checkpoint in (folder / CHECKPOINT, folder / PREVIOUS):
         with suppress(UserError):  # there is none, or it is damaged
             names.update(read_verified(checkpoint)[1]["states"])
-    for file in (folder / STATES).glob("*"):
-        if file.stem not in names:
-            file.unlink(missing_ok=True)
+    _clear_states(folder / STATES, names)
+    if at_rest:
+        for others in folder.glob(f"{STATES}-*"):
+            if STATES_OF_WORKER.fullmatch(others.name):
+                _clear_states(others, ())
+
+
+def _clear_states(folder: Path, names: Collection[str]) -> None:
+    """Removes the client states in a folder but for those of these names, and the folder if it is empty then."""
+    states = [file for file in folder.glob(f"*{SUFFIX}") if STATE.fullmatch(file.name) and file.stem not in names]
+    for file in [*states, *leftovers(folder)]:
+        if file.is_file():
+            remove(file)
     with suppress(OSError):  # it is not empty, or not there
-        (folder / STATES).rmdir()
-    for others in folder.glob(f"{STATES}-*") if at_rest else ():
-        shutil.rmtree(others, ignore_errors=True)  # its worker may be removing files too
+        folder.rmdir()
 
 
 def clear_finished(folder: Path, record: dict[str, Any]) -> None:

@@ -1,29 +1,93 @@
-"""The lock of a folder of runs, in which one process at a time writes; it dies with the process."""
+"""The lock of a folder of runs, in which one process at a time writes; it dies with the process.
+
+A folder may be moved, removed or replaced while a run writes in it. The lock is the file that was locked, and not its
+path: before each write, and before a file is removed, the two are compared.
+"""
 
 import errno
+import fcntl
+import os
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from filelock import FileLock, Timeout
-
 from fedcli.errors import UserError
-from fedcli.files import PARTIAL
+from fedcli.files import guards, partials
 
 LOCK = ".lock"
-
-
-def leftovers(folder: Path) -> list[Path]:
-    """What a killed process has not finished writing in a folder, also one of an older version."""
-    return [*folder.glob(PARTIAL), *folder.glob(".*.[0-9]*.partial")]
+OLDER_PARTIAL = re.compile(r"\..+\.\d+\.partial", re.DOTALL)  # what an older version wrote
+NO_LOCKS = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP)  # of a file system without locks
 
 
 class InUse(UserError):
     """Another process writes in the folder, or is about to."""
 
 
+class FolderLost(UserError):
+    """The folder of a run was moved, removed or replaced while the run wrote in it."""
+
+
+class Held:
+    """A folder and the lock in it, both open, so that their inodes are given to no other file."""
+
+    def __init__(self, folder: Path, lock: int):
+        """Takes the folder and the descriptor of its lock."""
+        self.folder = folder.absolute()
+        self.lock = lock
+        self.opened = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
+
+    def is_there(self) -> bool:
+        """Whether the lock is still the file at its path."""
+        try:
+            return os.path.samestat(os.stat(self.folder / LOCK), os.fstat(self.lock))
+        except OSError:  # there is none
+            return False
+
+    def now(self) -> Path | None:
+        """Where the folder is now; None where it is nowhere, or the system does not say."""
+        try:
+            folder = Path(os.readlink(f"/proc/self/fd/{self.opened}"))
+            return folder if os.path.samestat(os.stat(folder), os.fstat(self.opened)) else None
+        except OSError:
+            return None
+
+    def refuse_lost(self, path: Path) -> None:
+        """Refuses to write or remove a file of the folder, if that is no longer the one that is locked.
+
+        Raises:
+            FolderLost: Says where the folder is now.
+        """
+        if not path.absolute().is_relative_to(self.folder) or self.is_there():
+            return
+        now = self.now()
+        if now is None:
+            where = "it was removed, with its checkpoints; run again in another folder"
+        elif now == self.folder.resolve():
+            where = f"its lock was removed; its last checkpoint is in '{now}', unless another process writes there"
+        else:
+            where = f"its last checkpoint is in '{now}' now; go on with 'fedcli resume {now}'"
+        raise FolderLost(f"the folder '{self.folder}' is no longer the one in which this process writes; {where}.")
+
+    def close(self) -> None:
+        """Lets the lock go."""
+        os.close(self.opened)
+        os.close(self.lock)
+
+
+def leftovers(folder: Path) -> list[Path]:
+    """What a killed process has not finished writing in a folder, also one of an older version."""
+    older = [file for file in folder.glob(".*") if OLDER_PARTIAL.fullmatch(file.name) and file.is_file()]
+    return [*partials(folder), *older]
+
+
+def watch(folder: Path) -> None:
+    """Guards the folder of a run that another worker has locked, until this worker ends."""
+    guards.append(Held(folder, os.open(folder / LOCK, os.O_RDONLY | os.O_CLOEXEC)).refuse_lost)
+
+
 @contextmanager
-def locked(folder: Path) -> Iterator[None]:
+def locked(folder: Path) -> Iterator[Held]:
     """Makes and locks a folder, and clears what a killed process was writing there.
 
     The lock is the kernel's: the file that is left after a kill locks nothing. A file system without locks has none.
@@ -32,20 +96,38 @@ def locked(folder: Path) -> Iterator[None]:
         InUse: If another process has locked the folder.
         UserError: If it cannot be made.
     """
-    # A soft lock would outlive a kill, and keep a job that is queued again from its own folder.
-    lock = FileLock(folder / LOCK, timeout=0, fallback_to_soft=False)
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        lock.acquire()
-    except Timeout as error:
-        raise InUse(f"the folder '{folder}' is in use by another process; wait for it, or choose another.") from error
+        held, is_locked = _lock(folder)
     except OSError as error:
-        if error.errno not in (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP):  # of a file system without locks
-            raise UserError(f"'{folder}' cannot be made ({error.strerror}); choose another with --out.") from error
+        raise UserError(f"'{folder}' cannot be made ({error.strerror}); choose another with --out.") from error
+    guards.append(held.refuse_lost)
     try:
-        for file in leftovers(folder) if lock.is_locked else ():  # else they may be of a process that lives
+        for file in leftovers(folder) if is_locked else ():  # else they may be of a process that lives
             file.unlink(missing_ok=True)
-        yield
+        yield held
     finally:
-        (folder / LOCK).unlink(missing_ok=True)  # before the lock goes: afterwards it may be another one's
-        lock.release()
+        guards.remove(held.refuse_lost)
+        if held.is_there():
+            (folder / LOCK).unlink(missing_ok=True)  # before the lock goes: afterwards it may be another one's
+        held.close()
+
+
+def _lock(folder: Path) -> tuple[Held, bool]:
+    """The locked folder, and whether its file system has locks."""
+    in_use = InUse(f"the folder '{folder}' is in use by another process; wait for it, or choose another.")
+    held = Held(folder, os.open(folder / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644))
+    try:
+        fcntl.flock(held.lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        held.close()
+        raise in_use from error
+    except OSError as error:
+        if error.errno in NO_LOCKS:
+            return held, False
+        held.close()
+        raise
+    if not held.is_there():  # whoever had it has removed it between both calls
+        held.close()
+        raise in_use
+    return held, True

@@ -13,14 +13,18 @@ from fedcli.core import drift, evaluation
 from fedcli.core.client_states import STATES, refuse_non_finite, stored
 from fedcli.core.federation import Cohort, Federation, NonFiniteLoss
 from fedcli.errors import UserError
+from fedcli.files import refuse_lost
+from fedcli.isolation import unchanged
 from fedcli.runs import autotune
 from fedcli.runs.checkpoints import clear, clear_finished, is_due
 from fedcli.runs.identity import identity
+from fedcli.runs.lock import FolderLost, watch
 from fedcli.runs.models import BestModels, all_params
 from fedcli.runs.record import params_hash, summarise, write_record
 from fedcli.runs.resolve import Setup
 from fedcli.runs.signals import OutOfTime, time_left
 from fedcli.runs.workers import current
+from fedcli.userfiles import user_files
 
 NOT_BLAMED = NonFiniteLoss, torch.OutOfMemoryError, OSError  # no mistakes in the user's file that raises them
 
@@ -63,6 +67,8 @@ def run_rounds(
     load = os.getloadavg()[0]
     record.setdefault("load", []).append({"round": len(rounds), "start": load, "end": load})
     current().first(lambda: clear(folder, at_rest=True))  # before another worker writes there
+    if not writes:
+        watch(folder)
     fed.store.folder = folder / (STATES if writes else f"{STATES}-{current().number}")
     if writes and not rounds:
         write_record(folder, record)
@@ -71,12 +77,13 @@ def run_rounds(
     fed.engine.on_samples = lambda count: progress.samples(count * current().count)
     best = BestModels(folder, method)
     best.see(record, state)
+    files = [*user_files(record)]
     saved = complete = len(rounds)  # number of rounds in the last checkpoint; in both state and record
     ended = written = time.perf_counter()  # the last round; the last checkpoint, which took `writing` seconds
     writing = 0.0
     try:
         for number in range(len(rounds), config.rounds):
-            with method.blamed(*NOT_BLAMED):
+            with method.blamed(*NOT_BLAMED), unchanged(files):
                 after, entry = one_round(setup, fed, state, fed.cohort(number))
             rounds.append(entry)
             state = after
@@ -120,8 +127,15 @@ def run_rounds(
         if writes:  # not the others, whose files are soon removed
             record["summary"]["params_sha256"] = params_hash(all_params(method, state, config.num_clients))
         if setup.post is not None:
-            record["post"] = _after_the_last_round(setup, fed, state)
+            with unchanged(files):
+                record["post"] = _after_the_last_round(setup, fed, state)
+        if writes:
+            refuse_lost(folder)
         record["status"] = "finished"
+    except FolderLost as error:
+        record |= {"status": "failed", "error": str(error)}
+        writes = False  # what is in its place may be another run's
+        raise
     except KeyboardInterrupt:
         record["status"] = "interrupted"
         if writes and saved < complete == len(rounds):
