@@ -91,8 +91,9 @@ from torch import Tensor
 from fedcli import Cell, Claim, DataSetting, Gain, Method, Protocol, PublicSetting, Table, UserError, grid, option
 from fedcli.core import Aux, Batch, Client, LocalLoss, Network, Params, cross_entropy, masked_mean
 from fedcli.core.federation import Cohort, Federation, Terms
+from fedcli.core.own_models import averaged_models, refuse_mixed_average, train_newcomers
+from fedcli.core.public_images import learn_from_public
 from fedcli.papers.baselines import ewc
-from fedcli.papers.baselines.fedmd import averaged, learn_from_public, refuse_mixed_average, train_newcomers
 
 SMALL = 1e-5  # added to deviations
 ABSENT = -1e9  # logit of a class that is left out: finite, so that no gradient is NaN
@@ -330,7 +331,7 @@ def collaborate(
         keep_optimizer=config.public_optimizer == "phase",
     )  # lines 7 to 11  # fmt: skip
     if config.average_parameters:  # Reading 13
-        models = [averaged(models[0], cohort, fed)]
+        models = [averaged_models(models[0], cohort, fed)]
     return [model._replace(optimizer={}) for model in models], terms
 
 

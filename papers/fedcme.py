@@ -66,8 +66,8 @@ from torch import Tensor
 
 from fedcli import Cell, Claim, DataSetting, Gain, Method, Protocol, Table, grid, option
 from fedcli.core import Aux, Client, LocalLoss, Network, Params, class_means, cross_entropy, select, weighted_mean
+from fedcli.core.class_vectors import Gathered, gathering, mean_by_class, no_vectors, nothing_gathered
 from fedcli.core.federation import Cohort, Federation, Terms
-from fedcli.papers.baselines.fedproto_general import Gathered, gathering, mean_by_class, no_vectors, nothing_gathered
 
 EVALUATION_SHARE = 0.2  # of a client's training examples, Appendix
 

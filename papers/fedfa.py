@@ -86,12 +86,12 @@ from fedcli.core import (
     Step,
     class_means,
     cross_entropy,
+    head_names,
     masked_mean,
     tree_map,
     weighted_mean,
 )
 from fedcli.core.federation import Cohort, Federation, Terms
-from fedcli.papers.baselines.lg_fedavg import HEAD  # phi
 
 
 @dataclass(frozen=True)
@@ -287,7 +287,7 @@ def make_local_step(fed: Federation, config: Config) -> Step:
     align = fed.optimizer_step(make_local_loss(fed.network, config), clip_norm=config.clip_norm)  # Reading 14
     calibrate = fed.optimizer_step(
         calibration_objective, optimizer=config.calibration_optimizer, lr=config.calibration_lr, momentum=0.0,
-        weight_decay=0.0, names=HEAD, key="calibration",
+        weight_decay=0.0, names=head_names(fed.network), key="calibration",
     )  # Reading 3  # fmt: skip
 
     def update(client, batch, context):

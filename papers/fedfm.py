@@ -82,12 +82,21 @@ import torch
 from torch import Tensor
 
 from fedcli import Cell, Claim, DataSetting, Gain, Method, Protocol, Table, both_ways, grid, option
-from fedcli.core import Aux, Batch, Client, LocalLoss, Network, Params, cross_entropy, masked_mean, weighted_mean
+from fedcli.core import (
+    Aux,
+    Batch,
+    Client,
+    ClientState,
+    LocalLoss,
+    Network,
+    Params,
+    cross_entropy,
+    masked_mean,
+    weighted_mean,
+)
+from fedcli.core.class_vectors import FAR, no_vectors, unit
 from fedcli.core.federation import Cohort, Federation, Terms
 from fedcli.papers.baselines import fednova, fedprox, moon
-from fedcli.papers.baselines.fedproc import FAR, unit
-from fedcli.papers.baselines.fedproto_general import no_vectors
-from fedcli.papers.baselines.local import ClientState
 
 
 @dataclass(frozen=True)

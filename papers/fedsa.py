@@ -83,9 +83,8 @@ from torch import Tensor
 
 from fedcli import Claim, DataSetting, Gain, Method, Protocol, Table, grid, option, rows_by_class
 from fedcli.core import Aux, Client, LocalLoss, Network, Params, class_means, cross_entropy, masked_mean
+from fedcli.core.class_vectors import distance, gathering, mean_by_class, no_vectors, nothing_gathered
 from fedcli.core.federation import Cohort, Federation, Terms
-from fedcli.papers.baselines.fedproto_general import gathering, mean_by_class, no_vectors, nothing_gathered
-from fedcli.papers.baselines.fedtgp import distance
 
 
 @dataclass(frozen=True)

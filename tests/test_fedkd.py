@@ -23,7 +23,8 @@ RUN = {"momentum": 0.0, "weight_decay": 0.0, "rounds": 3, "local_epochs": 1, **T
 @pytest.fixture(params=["paper", "code"])
 def form(request, monkeypatch):
     """The form of a method, and the bound of its gradients' norms, which is reached."""
-    monkeypatch.setattr(fml, "CLIP_NORM", 0.05)
+    for method in (fml, fedkd):
+        monkeypatch.setattr(method, "CLIP_NORM", 0.05)
     return request.param, fml.CLIP_NORM if request.param == "code" else math.inf
 
 

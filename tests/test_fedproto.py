@@ -5,8 +5,9 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from fedcli.core.class_vectors import mean_over_owners
 from fedcli.papers.baselines.feddistill import distillation
-from fedcli.papers.baselines.fedproto_general import aggregate_prototypes, prototype_distance
+from fedcli.papers.baselines.fedproto import prototype_distance
 from tests import laws
 from tests.reference import means_by_class, train_plainly
 from tests.toys import randn
@@ -97,7 +98,7 @@ def test_generalised_prototypes_by_hand_each_owner_counts_once():
     nothing = [torch.nan, torch.nan]
     means = torch.tensor([[[1.0, 1.0], nothing, [4.0, 0.0]], [[3.0, 5.0], nothing, nothing]])
     counts = torch.tensor([[1, 0, 2], [300, 0, 0]])
-    prototypes = aggregate_prototypes(means, counts, torch.full((3, 2), 7.0))
+    prototypes = mean_over_owners(means, counts, torch.full((3, 2), 7.0))
     torch.testing.assert_close(prototypes, torch.tensor([[2.0, 3.0], [7.0, 7.0], [4.0, 0.0]]))
 
 

@@ -1,16 +1,30 @@
 """What the papers share, and all that a newcomer must read. A method file imports from here and from `fedcli`."""
 
-from fedcli.core.aggregate import class_means, class_sums, cross_entropy, masked_mean, weighted_mean
+from fedcli.core.aggregate import class_means, class_sums, cross_entropy, divergence, masked_mean, weighted_mean
 from fedcli.core.batches import Batch, generator
-from fedcli.core.clients import Aux, Client, LocalLoss, Network, Params, Step, gradient
+from fedcli.core.class_vectors import distance, no_vectors, unit
+from fedcli.core.clients import (
+    Aux,
+    Client,
+    LocalLoss,
+    Network,
+    Params,
+    Step,
+    cosine_annealing,
+    gradient,
+    plain_loss,
+    step_length,
+)
 from fedcli.core.federation import Cohort, Federation
 from fedcli.core.model_parts import batchnorm_names, head_names, split
+from fedcli.core.own_models import ClientState, own_models, train_own_models
 from fedcli.core.trees import select, stack, tree_map
 
 __all__ = [
-    "Aux", "Batch", "Client", "Cohort", "Federation", "LocalLoss", "Network", "Params", "Step", "batchnorm_names",
-    "class_means", "class_sums", "cross_entropy", "generator", "gradient", "head_names", "masked_mean", "select",
-    "split", "stack", "tree_map", "weighted_mean",
+    "Aux", "Batch", "Client", "ClientState", "Cohort", "Federation", "LocalLoss", "Network", "Params", "Step",
+    "batchnorm_names", "class_means", "class_sums", "cosine_annealing", "cross_entropy", "distance", "divergence",
+    "generator", "gradient", "head_names", "masked_mean", "no_vectors", "own_models", "plain_loss", "select",
+    "split", "stack", "step_length", "train_own_models", "tree_map", "unit", "weighted_mean",
 ]  # fmt: skip
 
 # Raised whenever a golden (tests/goldens.json) changes because of the core; it goes into every record, and a record

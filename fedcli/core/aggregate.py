@@ -55,3 +55,15 @@ def masked_mean(values: Tensor, mask: Tensor | None = None) -> Tensor:
 def cross_entropy(logits: Tensor, labels: Tensor, mask: Tensor | None = None) -> Tensor:
     """Returns the mean cross-entropy of logits `[B, C]` and labels `[B]` over the real samples."""
     return masked_mean(F.cross_entropy(logits, labels, reduction="none"), mask)
+
+
+def divergence(logits: Tensor, teacher: Tensor, mask: Tensor | None = None) -> Tensor:
+    """Returns KL(softmax(teacher) || softmax(logits)), mean over the real samples; a scalar, in nats.
+
+    Args:
+        logits: `[B, C]`.
+        teacher: Logits `[B, C]`.
+        mask: `[B]`, False for padding.
+    """
+    target = F.log_softmax(teacher, -1)
+    return masked_mean((target.exp() * (target - F.log_softmax(logits, -1))).sum(-1), mask)

@@ -1,8 +1,9 @@
 """One client's local work as pure functions: its network, its objective, its step."""
 
 import copy
+import math
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection
 from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import partial
@@ -12,6 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import grad
 
+from fedcli.core.aggregate import cross_entropy
 from fedcli.core.batches import Batch
 from fedcli.core.trees import Flat, Tree, pack, tree_map, unpack
 
@@ -114,6 +116,32 @@ class Network:
         return Output(features.float(), logits.float(), buffers)
 
 
+def plain_loss(network: Network) -> LocalLoss:
+    """Makes the plain local objective: the mean cross-entropy over a client's examples; its context is not used."""
+
+    def local_loss(params: Params, buffers: Params, batch: Batch, context: Any) -> tuple[Tensor, Aux]:
+        features, logits, buffers = network(params, buffers, batch.x, batch.mask)
+        loss = cross_entropy(logits, batch.y, batch.mask)
+        return loss, Aux(buffers, {"cross_entropy": loss}, features)
+
+    return local_loss
+
+
+def cosine_annealing(lr: float, step: int, steps: int) -> float:
+    """Returns the learning rate of a step, from `lr` down towards 0."""
+    return lr * (1 + math.cos(math.pi * step / steps)) / 2
+
+
+def step_length(lr: float, momentum: float) -> float:
+    """Returns the length of a local step along a constant gradient, eta / (1 - rho) with momentum rho.
+
+    Args:
+        lr: eta.
+        momentum: rho, in [0, 1).
+    """
+    return lr / (1 - momentum)
+
+
 def gradient(objective: Callable[[Params], tuple[Tensor, Aux]], params: Params) -> tuple[Params, Aux]:
     """Returns the gradient of an objective at some parameters, and its other outputs; both are constants.
 
@@ -180,14 +208,14 @@ def clip(grads: Params, max_norm: float) -> Params:
 
 def optimizer_step(
     loss: LocalLoss, optimizer: str, lr: float | None, momentum: float, weight_decay: float,
-    names: Sequence[str] | None, key: str, clip_norm: float,
+    names: Collection[str] | None, key: str, clip_norm: float,
 ) -> Step:  # fmt: skip
     """Makes a local step of one of `OPTIMIZERS` on the objective of one client, see `Federation.optimizer_step`."""
     apply = {"sgd": partial(sgd, momentum=momentum), "adam": adam, "adamw": adamw}[optimizer]
     has_moments = optimizer in ("adam", "adamw")
 
     def trained(params: Params) -> Params:
-        return params if names is None else {name: params[name] for name in names}
+        return params if names is None else {name: value for name, value in params.items() if name in names}
 
     def update(client: Client, batch: Batch, context: Any, **how: bool) -> tuple[Client, Aux]:
         some, state = trained(client.params), client.optimizer[key]

@@ -2,7 +2,7 @@
 
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
@@ -280,7 +280,7 @@ class Federation:
 
     def optimizer_step(
         self, loss: LocalLoss, *, optimizer: str | None = None, lr: float | None = None, momentum: float | None = None,
-        weight_decay: float | None = None, names: Sequence[str] | None = None, key: str = "local",
+        weight_decay: float | None = None, names: Collection[str] | None = None, key: str = "local",
         clip_norm: float = 0.0,
     ) -> Step:  # fmt: skip
         """Makes a local step: one update of a client by the gradient of its objective.

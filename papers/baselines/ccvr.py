@@ -44,9 +44,8 @@ import torch
 from torch import Tensor
 
 from fedcli import Post, option
-from fedcli.core import Aux, Batch, Client, Params, cross_entropy, generator
+from fedcli.core import Aux, Batch, Client, Params, cross_entropy, generator, head_names
 from fedcli.core.federation import Federation
-from fedcli.papers.baselines.lg_fedavg import HEAD  # phi
 
 _SOURCE = "from others' code"
 
@@ -165,7 +164,7 @@ def retrain(params: Params, features: Tensor, labels: Tensor, fed: Federation, c
         return task, Aux(buffers, {"cross_entropy": task})
 
     how = {"optimizer": "sgd", "lr": config.ccvr_lr, "momentum": config.ccvr_momentum, "weight_decay": 0.0}
-    step = fed.optimizer_step(loss, names=HEAD, **how)
+    step = fed.optimizer_step(loss, names=head_names(fed.network), **how)
     client = Client(params, {}, step.init_optimizer(params))
     unused = torch.zeros((), dtype=fed.dtype, device=fed.device)  # of a batch's fields; the learning rate is the step's
     for epoch in range(config.ccvr_epochs):

@@ -29,9 +29,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fedcli.core import Client, LocalLoss, Network, Params, select, stack
+from fedcli.core import Client, LocalLoss, Network, Params, plain_loss, select, stack
 from fedcli.core.federation import Cohort, Federation
-from fedcli.papers.baselines import fedavg
 
 
 class Anchor(NamedTuple):
@@ -92,7 +91,7 @@ def anchors(clients: Client, cohort: Cohort, fed: Federation, x: Tensor) -> Anch
 
 def make_local_loss(network: Network, weight: float) -> LocalLoss:
     """The objective of Eq. 3: cross-entropy + lambda penalty; its context is the client's `Anchor`."""
-    task = fedavg.make_local_loss(network)
+    task = plain_loss(network)
 
     def local_loss(params, buffers, batch, anchor):
         loss, aux = task(params, buffers, batch, None)

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from fedcli import Method, Protocol, both_ways
-from fedcli.core import Aux, Client, LocalLoss, Network, Params, cross_entropy, weighted_mean
+from fedcli.core import Client, LocalLoss, Network, Params, plain_loss, weighted_mean
 from fedcli.core.federation import Cohort, Federation, Terms
 
 
@@ -39,13 +39,7 @@ class ServerState(NamedTuple):
 
 def make_local_loss(network: Network, config: Any = None) -> LocalLoss:
     """The local objective F_k: mean cross-entropy over a client's examples; no option changes it."""
-
-    def local_loss(params, buffers, batch, context):
-        features, logits, buffers = network(params, buffers, batch.x, batch.mask)
-        loss = cross_entropy(logits, batch.y, batch.mask)
-        return loss, Aux(buffers, {"cross_entropy": loss}, features)
-
-    return local_loss
+    return plain_loss(network)
 
 
 def init(fed: Federation, config: Config) -> ServerState:

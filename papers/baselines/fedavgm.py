@@ -37,9 +37,8 @@ from typing import NamedTuple
 import torch
 
 from fedcli import Method, both_ways, option
-from fedcli.core import Client, Params, tree_map, weighted_mean
+from fedcli.core import Client, Params, plain_loss, tree_map, weighted_mean
 from fedcli.core.federation import Cohort, Federation, Terms
-from fedcli.papers.baselines.fedavg import make_local_loss
 
 
 @dataclass(frozen=True)
@@ -91,7 +90,7 @@ def init(fed: Federation, config: Config) -> ServerState:
 def run_round(state: ServerState, cohort: Cohort, fed: Federation, config: Config) -> tuple[ServerState, Terms]:
     """A round of FedAvg, its change of the model passed through the server's momentum."""
     clients = fed.broadcast(state.params, state.buffers, cohort)
-    clients, terms = fed.train(clients, cohort, make_local_loss(fed.network))
+    clients, terms = fed.train(clients, cohort, plain_loss(fed.network))
     return aggregate(state, clients, cohort, fed, config), terms
 
 

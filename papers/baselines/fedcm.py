@@ -47,10 +47,10 @@ import torch
 from torch import Tensor
 
 from fedcli import Method, option
-from fedcli.core import Client, LocalLoss, Network, Params, tree_map, weighted_mean
+from fedcli.core import Client, LocalLoss, Network, Params, step_length, tree_map, weighted_mean
 from fedcli.core.federation import Cohort, Federation, Terms
 from fedcli.papers.baselines import fedavg
-from fedcli.papers.baselines.scaffold import step_length, update_model
+from fedcli.papers.baselines.scaffold import update_model
 
 
 @dataclass(frozen=True)

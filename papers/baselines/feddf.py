@@ -43,13 +43,22 @@ import torch
 from torch import Tensor
 
 from fedcli import Method, both_ways, option
-from fedcli.core import Batch, Client, Params, tree_map, weighted_mean
+from fedcli.core import (
+    Batch,
+    Client,
+    ClientState,
+    Params,
+    cosine_annealing,
+    divergence,
+    own_models,
+    plain_loss,
+    train_own_models,
+    tree_map,
+    weighted_mean,
+)
 from fedcli.core.federation import Cohort, Federation, Terms
-from fedcli.papers.baselines import fedmd
-from fedcli.papers.baselines.fedavg import make_local_loss
-from fedcli.papers.baselines.fedmd import cosine_annealing
-from fedcli.papers.baselines.fml import divergence
-from fedcli.papers.baselines.local import ClientState, own_models, train_own_models
+from fedcli.core.own_models import averaged_models, refuse_mixed_average
+from fedcli.core.public_images import all_logits, exchange_logits, learn_from_public, make_public_loss
 
 
 @dataclass(frozen=True)
@@ -92,7 +101,7 @@ def distil(
     """
     students = [Client(*tree_map(lambda leaf: leaf[None], start), optimizer={}) for start in starts]  # stacks of one
     alone = [group._replace(client_ids=group.client_ids[:1]) for group in fed.groups(cohort)]
-    losses = [fedmd.make_public_loss(group.network, "distillation", divergence) for group in alone]
+    losses = [make_public_loss(group.network, "distillation", divergence) for group in alone]
     steps = [fed.optimizer_step(loss, optimizer="adam", weight_decay=0.0, key="server") for loss in losses]
     total = [cohort.weights.new_zeros(()) for _ in alone]
     length, number = config.distillation_epochs * len(fed.public_batch_sizes), 0
@@ -100,7 +109,7 @@ def distil(
         for batch in fed.public_batches(cohort.round, epoch):
             rate = cosine_annealing(config.distillation_lr, number, length)
             batch, number = batch._replace(lr=torch.full_like(batch.lr, rate)), number + 1
-            target = fedmd.all_logits(teachers, cohort, fed, batch.x, train=False).mean(0)
+            target = all_logits(teachers, cohort, fed, batch.x, train=False).mean(0)
             for g, (student, group, step) in enumerate(zip(students, alone, steps, strict=True)):
                 students[g], aux = fed.step(student, group, step, batch, target)
                 total[g] = total[g] + aux.terms["distillation"][0] / length
@@ -119,7 +128,7 @@ def run_round(state: ServerState, cohort: Cohort, fed: Federation, config: Confi
     kinds = [fed.networks.index(group.network) for group in groups]
     for group, kind in zip(groups, kinds, strict=True):
         clients = fed.broadcast(*students[kind], group)
-        clients, terms = fed.train(clients, group, make_local_loss(group.network))
+        clients, terms = fed.train(clients, group, plain_loss(group.network))
         students[kind] = mean_model(clients, group.weights, fed)
         models.append(clients)
         all_terms.append(terms)
@@ -171,19 +180,19 @@ def distil_into_clients(
 ) -> tuple[list[Client], Terms]:
     """The ensemble into each of its members; returns the models and the mean loss of each client, `[K]`."""
     how = {"optimizer": "sgd", "lr": config.distillation_lr, "momentum": 0.0, "key": "public"}
-    losses = [fedmd.make_public_loss(group.network, "distillation", divergence) for group in fed.groups(cohort)]
+    losses = [make_public_loss(group.network, "distillation", divergence) for group in fed.groups(cohort)]
     steps = [fed.optimizer_step(loss, **how) for loss in losses]
 
     def exchange(models: list[Client], batch: Batch) -> Tensor:
-        return fedmd.exchange_logits(models, cohort, fed, batch.x)
+        return exchange_logits(models, cohort, fed, batch.x)
 
-    return fedmd.learn_from_public(models, steps, exchange, cohort, fed, range(config.distillation_epochs))
+    return learn_from_public(models, steps, exchange, cohort, fed, range(config.distillation_epochs))
 
 
 def init_clients(fed: Federation, config: ClientConfig) -> Clients:
     """Nobody has trained yet."""
     if config.average_parameters:
-        fedmd.refuse_mixed_average(fed)
+        refuse_mixed_average(fed)
     return Clients({})
 
 
@@ -192,7 +201,7 @@ def run_client_round(state: Clients, cohort: Cohort, fed: Federation, config: Cl
     models = [own_models(state.clients, group, fed) for group in fed.groups(cohort)]
     models, terms = distil_into_clients(models, cohort, fed, config)
     if config.average_parameters:
-        models = [fedmd.averaged(models[0], cohort, fed)]
+        models = [averaged_models(models[0], cohort, fed)]
     states, trained = train_own_models(models, state.clients, cohort, fed)
     return Clients(states), {**terms, **trained}
 

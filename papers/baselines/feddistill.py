@@ -44,11 +44,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fedcli import Method, option, rows_by_class
-from fedcli.core import Aux, LocalLoss, Network, Step, cross_entropy, masked_mean
+from fedcli.core import Aux, ClientState, LocalLoss, Network, Step, cross_entropy, masked_mean
+from fedcli.core.class_vectors import gathering, mean_over_owners, no_vectors, train_and_gather
 from fedcli.core.federation import Cohort, Federation, Terms
-from fedcli.papers.baselines.fedproto import train_and_gather
-from fedcli.papers.baselines.fedproto_general import aggregate_prototypes, gathering, no_vectors
-from fedcli.papers.baselines.local import ClientState
 
 
 @dataclass(frozen=True)
@@ -140,8 +138,8 @@ def run_round(state: ServerState, cohort: Cohort, fed: Federation, config: Confi
         return gathering(fed.optimizer_step(make_local_loss(network, config)), fed.num_classes, output=output)
 
     context = Context(fed.download(state.teacher, cohort), state.has_teacher)
-    states, class_means, counts, terms = train_and_gather(state.clients, context, make_step, cohort, fed)
-    teacher = aggregate_prototypes(class_means, counts, state.teacher)  # each client that has the class counts once
+    states, class_means, counts, terms = train_and_gather(state.clients, state.teacher, context, make_step, cohort, fed)
+    teacher = mean_over_owners(class_means, counts, state.teacher)  # each client that has the class counts once
     return ServerState(teacher, (counts > 0).any(0), states), terms
 
 

@@ -64,10 +64,22 @@ import torch
 from torch import Tensor
 
 from fedcli import Method, option
-from fedcli.core import Aux, Client, LocalLoss, Network, Params, cross_entropy, masked_mean, tree_map, weighted_mean
+from fedcli.core import (
+    Aux,
+    Client,
+    LocalLoss,
+    Network,
+    Params,
+    cross_entropy,
+    divergence,
+    masked_mean,
+    tree_map,
+    weighted_mean,
+)
 from fedcli.core.federation import Cohort, Federation, Terms
-from fedcli.papers.baselines.fml import PRIVATE, SHARED, clipped, divergence, joined, part
+from fedcli.core.network_pairs import PRIVATE, SHARED, clipped, joined, part
 
+CLIP_NORM = 10.0  # of the code's form
 LEAST = 0.01  # the divisor's least value
 
 
@@ -160,7 +172,7 @@ def make_local_loss(mentor: Network, mentee: Network, config: Config) -> LocalLo
     code = config.form == "code"
 
     def gate(params: Params) -> Params:
-        return clipped(params) if code else params
+        return clipped(params, CLIP_NORM) if code else params
 
     def constant(value: Tensor) -> Tensor:
         return value if code else value.detach()

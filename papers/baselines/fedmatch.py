@@ -39,6 +39,7 @@ Run it
 """
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -46,10 +47,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fedcli import Method, option
-from fedcli.core import Aux, Batch, Client, LocalLoss, Network, masked_mean
+from fedcli.core import Aux, Batch, Client, ClientState, LocalLoss, Network, masked_mean, own_models, train_own_models
 from fedcli.core.federation import Cohort, Federation, Terms
-from fedcli.papers.baselines.fedmd import all_logits, learn_from_public
-from fedcli.papers.baselines.local import ClientState, ServerState, init, own_models, train_own_models
+from fedcli.core.public_images import all_logits, learn_from_public
 
 
 @dataclass(frozen=True)
@@ -61,6 +61,12 @@ class Config:
     helpers: int = option(2, "Helpers of a client", symbol="H", low=1)
     confidence: float = option(0.75, "Least probability of a prediction that counts", symbol="τ", low=0, high=1)
     public_epochs: int = option(1, "Passes over the public images in a round", low=0, off=0)
+
+
+class ServerState(NamedTuple):
+    """The state of the simulation; the server itself keeps nothing."""
+
+    clients: dict[int, ClientState]  # of those that have taken part
 
 
 def find_helpers(predictions: Tensor, client_ids: np.ndarray, count: int) -> Tensor:
@@ -132,6 +138,11 @@ def agree(models: list[Client], cohort: Cohort, fed: Federation, config: Config)
         return fed.download_each(predictions[helpers])  # [K, H, B, C]
 
     return learn_from_public(models, steps, exchange, cohort, fed, range(config.public_epochs), axes=0)
+
+
+def init(fed: Federation, config: Config) -> ServerState:
+    """Nobody has trained yet."""
+    return ServerState({})
 
 
 def run_round(state: ServerState, cohort: Cohort, fed: Federation, config: Config) -> tuple[ServerState, Terms]:

@@ -33,21 +33,17 @@ Run it
     fedcli run fedmd --dataset digit-domains
 """
 
-import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import cycle
-from typing import Any
+from typing import NamedTuple
 
-import numpy as np
-import torch
 from torch import Tensor
 
-from fedcli import Method, UserError, option
-from fedcli.core import Aux, Batch, Client, LocalLoss, Network, Step, select, tree_map, weighted_mean
+from fedcli import Method, option
+from fedcli.core import Batch, Client, ClientState, own_models, train_own_models
 from fedcli.core.federation import Cohort, Federation, Terms
-from fedcli.papers.baselines.fedavg import make_local_loss
-from fedcli.papers.baselines.local import ClientState, ServerState, own_models, train_own_models
+from fedcli.core.own_models import averaged_models, refuse_mixed_average, train_newcomers
+from fedcli.core.public_images import exchange_logits, learn_from_public, make_public_loss
 
 
 @dataclass(frozen=True)
@@ -69,68 +65,15 @@ class Config:
     )
 
 
+class ServerState(NamedTuple):
+    """The state of the simulation; the server itself keeps nothing."""
+
+    clients: dict[int, ClientState]  # of those that have taken part
+
+
 def digest_loss(logits: Tensor, consensus: Tensor) -> Tensor:
     """Mean absolute difference of the scores `[B, C]` from the mean scores `[B, C]`; scalar."""
     return (logits - consensus).abs().mean()
-
-
-def make_public_loss(network: Network, term: str, distance: Callable[[Tensor, Any], Tensor]) -> LocalLoss:
-    """The objective on a public batch: a distance of its logits from the context, which enters the record as `term`."""
-
-    def local_loss(params, buffers, batch, target):
-        features, logits, buffers = network(params, buffers, batch.x, batch.mask)
-        loss = distance(logits, target)
-        return loss, Aux(buffers, {term: loss}, features)
-
-    return local_loss
-
-
-def all_logits(models: list[Client], cohort: Cohort, fed: Federation, x: Tensor, train: bool = True) -> Tensor:
-    """Logits `[K, B, C]` of every client for a public batch, in the cohort's order."""
-    groups = fed.groups(cohort)
-    outputs = [fed.forward(model, group, x, train).logits for model, group in zip(models, groups, strict=True)]
-    return fed.in_order(cohort, groups, outputs)
-
-
-def exchange_logits(models: list[Client], cohort: Cohort, fed: Federation, x: Tensor, train: bool = True) -> Tensor:
-    """The mean logits `[B, C]` of all clients for a public batch: communicate, aggregate and distribute."""
-    logits = fed.upload(all_logits(models, cohort, fed, x, train))
-    return fed.download(logits.mean(0), cohort)
-
-
-def learn_from_public(
-    models: list[Client], steps: list[Step], exchange: Callable[[list[Client], Batch], Any], cohort: Cohort,
-    fed: Federation, epochs: Iterable[int], axes: int | None = None, keep_optimizer: bool = True,
-) -> tuple[list[Client], Terms]:  # fmt: skip
-    """Every client steps on each public batch, by what all have exchanged about it before.
-
-    Args:
-        models: The clients' models by network, stacked.
-        steps: A local step for each network.
-        exchange: From the models and a batch to the context of the steps; None leaves the batch out.
-        cohort: All clients.
-        fed: The federation.
-        epochs: Passes over the public images, each a number that keys its draws.
-        axes: None where all clients are given the same context, 0 where it is stacked in the cohort's order.
-        keep_optimizer: Whether an optimizer's state is carried on to the next batch.
-
-    Returns:
-        The models, and each term's mean over the batches, `[K]`.
-    """
-    groups, terms = fed.groups(cohort), []
-    rows = [np.isin(cohort.client_ids, group.client_ids) for group in groups]
-    for epoch in epochs:
-        for batch in fed.public_batches(cohort.round, epoch):
-            context = exchange(models, batch)
-            if context is None:
-                continue
-            models = models if keep_optimizer else [model._replace(optimizer={}) for model in models]
-            contexts = [context if axes is None else select(context, row) for row in rows]
-            parts = zip(models, groups, steps, contexts, strict=True)
-            stepped = [fed.step(model, group, step, batch, context, axes) for model, group, step, context in parts]
-            models = [model for model, _ in stepped]
-            terms.append(fed.in_order(cohort, groups, [aux.terms for _, aux in stepped]))
-    return models, tree_map(lambda *values: torch.stack(values).mean(0), *terms) if terms else {}
 
 
 def digest(models: list[Client], cohort: Cohort, fed: Federation, config: Config) -> tuple[list[Client], Terms]:
@@ -151,46 +94,6 @@ def digest(models: list[Client], cohort: Cohort, fed: Federation, config: Config
     return learn_from_public(models, steps, lambda models, batch: next(consensus), cohort, fed, passes)
 
 
-def cosine_annealing(lr: float, step: int, steps: int) -> float:
-    """The learning rate of a step, from `lr` down towards 0."""
-    return lr * (1 + math.cos(math.pi * step / steps)) / 2
-
-
-def train_newcomers(
-    states: Mapping[int, Any], cohort: Cohort, fed: Federation, epochs: int, cosine: bool = False
-) -> Iterator[tuple[Cohort, Client]]:
-    """Clients without a state, of one network at a time, and their models after `epochs` on their own data.
-
-    With `cosine` the learning rate falls to 0 along a cosine, without weight decay; else it is the run's optimizer.
-    """
-    newcomers = [client for client in cohort.client_ids if int(client) not in states]
-    first = fed.local_epochs  # the epochs before have the draws of the round itself
-    for group in fed.groups(fed.cohort_of(cohort.round, newcomers)) if newcomers else []:
-        model, loss = own_models({}, group, fed), make_local_loss(group.network)
-        if not cosine:
-            model, _ = fed.train(model, group, loss, epochs=range(first, first + epochs))
-        for epoch in range(epochs if cosine else 0):
-            rate = cosine_annealing(fed.lr(cohort.round), epoch, epochs)
-            step = fed.optimizer_step(loss, lr=rate, weight_decay=0.0)
-            model, _ = fed.train(model, group, step, epochs=range(first + epoch, first + epoch + 1))
-        yield group, model
-
-
-def averaged(clients: Client, cohort: Cohort, fed: Federation) -> Client:
-    """The clients with the plain mean of their parameters and buffers in the place of their own."""
-    uniform = torch.ones(len(cohort.client_ids), device=fed.device)
-    return fed.broadcast(*weighted_mean(fed.upload_model(clients), uniform), cohort)
-
-
-def refuse_mixed_average(fed: Federation) -> None:
-    """Refuses to average parameters where clients have different networks."""
-    if len(fed.networks) > 1:
-        raise UserError(
-            f"--average-parameters needs one network for all clients (got --backbone {','.join(fed.backbones)}); "
-            "name one of them, or leave the option out."
-        )
-
-
 def init(fed: Federation, config: Config) -> ServerState:
     """Nobody has trained yet."""
     if config.average_parameters:
@@ -208,7 +111,7 @@ def run_round(state: ServerState, cohort: Cohort, fed: Federation, config: Confi
     if config.digest_epochs:
         models, terms = digest(models, cohort, fed, config)
     if config.average_parameters:  # Reading 6
-        models = [averaged(models[0], cohort, fed)]
+        models = [averaged_models(models[0], cohort, fed)]
     states, revisited = train_own_models(models, states, cohort, fed)  # Revisit
     return ServerState(states), {**terms, **revisited}
 

@@ -62,10 +62,8 @@ from torch import Tensor
 
 from fedcli import Method, UserError, option
 from fedcli.core import Aux, Client, LocalLoss, Network, Params, class_sums, cross_entropy, select, stack, weighted_mean
+from fedcli.core.class_vectors import FAR, unit
 from fedcli.core.federation import Cohort, Federation, Terms
-
-SMALL = 1e-6  # a feature shorter than this has no direction worth following
-FAR = -1e9  # logit of a class without a prototype or anchor: finite, so that no gradient is NaN
 
 
 @dataclass(frozen=True)
@@ -113,13 +111,6 @@ class ServerState(NamedTuple):
     has_prototype: Tensor  # [C], bool: whether any client has ever had the class; the identity's rows do not ask
 
 
-def unit(vectors: Tensor) -> Tensor:
-    """The vectors `[..., D]` at length one; those of length (almost) zero become zero and pass no gradient."""
-    squares = vectors.square().sum(-1, keepdim=True)  # Reading 6
-    long = squares > SMALL**2
-    return torch.where(long, vectors * torch.where(long, squares, 1.0).rsqrt(), 0.0)
-
-
 def schedule(round: int, ramp_rounds: int, rounds: int, fixed: float | None = None) -> float:
     """alpha, the weight of the cross-entropy: min(round / ramp_rounds, 1), or FedFA's t / T.
 
@@ -148,7 +139,7 @@ def prototype_contrastive(
         temperature: tau, positive.
         mask: `[B]`, False for padding.
     """
-    cosines = unit(features) @ unit(prototypes).T  # [B, C]
+    cosines = unit(features) @ unit(prototypes).T  # [B, C]; Reading 6
     logits = torch.where(has_class, cosines / temperature, FAR)  # Reading 5
     usable = has_class[labels] if mask is None else has_class[labels] & mask.bool()
     return cross_entropy(logits, labels, usable)

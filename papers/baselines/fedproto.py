@@ -34,25 +34,16 @@ Run it
     fedcli run fedproto --dataset digits
 """
 
-from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
+import torch
 from torch import Tensor
 
 from fedcli import Method, option, rows_by_class
-from fedcli.core import Network, Step
+from fedcli.core import Aux, ClientState, LocalLoss, Network, Step, cross_entropy, masked_mean
+from fedcli.core.class_vectors import gathering, mean_over_owners, no_vectors, train_and_gather
 from fedcli.core.federation import Cohort, Federation, Terms
-from fedcli.papers.baselines.fedproto_general import (
-    Context,
-    aggregate_prototypes,
-    gathering,
-    make_local_loss,
-    mean_by_class,
-    no_vectors,
-    nothing_gathered,
-)
-from fedcli.papers.baselines.local import ClientState, own_models
 
 
 @dataclass(frozen=True)
@@ -68,6 +59,13 @@ class Config:
     )  # fmt: skip
 
 
+class Context(NamedTuple):
+    """What a client is given for a round; all clients share it."""
+
+    prototypes: Tensor  # [C, D]
+    has_prototype: Tensor  # [C], bool
+
+
 class ServerState(NamedTuple):
     """What the server keeps, and by client id what the clients keep."""
 
@@ -76,31 +74,39 @@ class ServerState(NamedTuple):
     clients: dict[int, ClientState]  # of those that have taken part
 
 
+def prototype_distance(
+    features: Tensor, labels: Tensor, prototypes: Tensor, has_prototype: Tensor, mask: Tensor | None = None
+) -> Tensor:
+    """Squared error of each feature to its class's prototype, mean over samples and coordinates; a scalar.
+
+    Args:
+        features: `[B, D]`.
+        labels: `[B]`.
+        prototypes: `[C, D]`.
+        has_prototype: `[C]`; a sample of a class without one counts with distance 0.
+        mask: `[B]`, False for padding.
+    """
+    is_pulled = has_prototype[labels]  # [B]
+    targets = torch.where(is_pulled[:, None], prototypes[labels], features.detach())
+    return masked_mean((features - targets).square().mean(-1), mask)
+
+
+def make_local_loss(network: Network, config: Config) -> LocalLoss:
+    """The local objective, cross-entropy + lambda * distance to the prototypes."""
+
+    def local_loss(params, buffers, batch, context):
+        features, logits, buffers = network(params, buffers, batch.x, batch.mask)
+        task = cross_entropy(logits, batch.y, batch.mask)
+        distance = prototype_distance(features, batch.y, context.prototypes, context.has_prototype, batch.mask)
+        terms = {"cross_entropy": task, "prototype": distance}
+        return task + config.prototype_weight * distance, Aux(buffers, terms, features)
+
+    return local_loss
+
+
 def init(fed: Federation, config: Config) -> ServerState:
     """Nobody has trained yet, no class has a prototype; refuses networks whose features differ in width."""
     return ServerState(*no_vectors(fed), {})
-
-
-def train_and_gather(
-    states: Mapping[int, ClientState], context: NamedTuple, make_step: Callable[[Network], Step], cohort: Cohort,
-    fed: Federation,
-) -> tuple[Mapping[int, ClientState], Tensor, Tensor, Terms]:  # fmt: skip
-    """Every client trains its own model and gathers the means of its outputs by class, which it sends.
-
-    `context` begins with the vectors `[C, D]` that the clients share. Returned are the states, the means `[K, C, D]`,
-    the counts `[K, C]` and the terms.
-    """
-    gathered, terms, groups = [], [], fed.groups(cohort)
-    for group in groups:  # clients with the same network
-        memory = nothing_gathered(len(group.client_ids), context[0])
-        model = own_models(states, group, fed)._replace(memory=memory)
-        trained, group_terms = fed.train(model, group, make_step(group.network), context)
-        states = fed.remember(states, group, ClientState(trained.params, trained.buffers))
-        gathered.append(trained.memory)
-        terms.append(group_terms)
-    sums, counts, _ = fed.in_order(cohort, groups, gathered)
-    means = fed.upload(mean_by_class(sums, counts), counts > 0)
-    return states, means, counts, fed.in_order(cohort, groups, terms)
 
 
 def run_round(state: ServerState, cohort: Cohort, fed: Federation, config: Config) -> tuple[ServerState, Terms]:
@@ -111,8 +117,10 @@ def run_round(state: ServerState, cohort: Cohort, fed: Federation, config: Confi
         return gathering(step, fed.num_classes, last_epoch=config.gathered_epochs == "last")  # Reading 4
 
     context = Context(fed.download(state.prototypes, cohort), state.has_prototype)
-    states, class_means, counts, terms = train_and_gather(state.clients, context, make_step, cohort, fed)  # Eq. 3
-    prototypes = aggregate_prototypes(class_means, counts, state.prototypes)  # Eq. 6
+    states, class_means, counts, terms = train_and_gather(
+        state.clients, state.prototypes, context, make_step, cohort, fed
+    )  # Eq. 3
+    prototypes = mean_over_owners(class_means, counts, state.prototypes)  # Eq. 6
     return ServerState(prototypes, (counts > 0).any(0), states), terms
 
 

@@ -36,16 +36,16 @@ Run it
     fedcli run fedproto-general --dataset digits
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
-import torch
 from torch import Tensor
 
 from fedcli import Method, both_ways, option
-from fedcli.core import Aux, LocalLoss, Network, Params, Step, class_sums, cross_entropy, masked_mean, weighted_mean
+from fedcli.core import Params, weighted_mean
+from fedcli.core.class_vectors import gathering, mean_by_class, mean_over_owners, no_vectors, nothing_gathered
 from fedcli.core.federation import Cohort, Federation, Terms
+from fedcli.papers.baselines.fedproto import Context, make_local_loss
 
 
 @dataclass(frozen=True)
@@ -55,21 +55,6 @@ class Config:
     prototype_weight: float = option(1.0, "Weight of the distance to the prototypes", symbol="λ", low=0, off=0)
 
 
-class Context(NamedTuple):
-    """What a client is given for a round; all clients share it."""
-
-    prototypes: Tensor  # [C, D]
-    has_prototype: Tensor  # [C], bool
-
-
-class Gathered(NamedTuple):
-    """What a client gathers while it trains: outputs of its network, by class."""
-
-    sums: Tensor  # [C, D]
-    counts: Tensor  # [C], int64
-    epoch_over: Tensor  # scalar bool: the last batch has ended an epoch
-
-
 class ServerState(NamedTuple):
     """What the server keeps between rounds."""
 
@@ -77,91 +62,6 @@ class ServerState(NamedTuple):
     buffers: Params
     prototypes: Tensor  # [C, D]
     has_prototype: Tensor  # [C], bool: whether any client has ever had the class
-
-
-def prototype_distance(
-    features: Tensor, labels: Tensor, prototypes: Tensor, has_prototype: Tensor, mask: Tensor | None = None
-) -> Tensor:
-    """Squared error of each feature to its class's prototype, mean over samples and coordinates; a scalar.
-
-    Args:
-        features: `[B, D]`.
-        labels: `[B]`.
-        prototypes: `[C, D]`.
-        has_prototype: `[C]`; a sample of a class without one counts with distance 0.
-        mask: `[B]`, False for padding.
-    """
-    is_pulled = has_prototype[labels]  # [B]
-    targets = torch.where(is_pulled[:, None], prototypes[labels], features.detach())
-    return masked_mean((features - targets).square().mean(-1), mask)
-
-
-def aggregate_prototypes(class_means: Tensor, class_counts: Tensor, previous: Tensor) -> Tensor:
-    """The plain mean of a class's means over the clients that have it; `[C, D]`.
-
-    Args:
-        class_means: `[K, C, D]`, ignored where the count is 0.
-        class_counts: `[K, C]`.
-        previous: `[C, D]`, kept for a class that no client has.
-    """
-    present = (class_counts > 0)[..., None]  # [K, C, 1]
-    owners = present.sum(0)  # [C, 1]
-    mean = torch.where(present, class_means, 0.0).sum(0) / owners.clamp(min=1)
-    return torch.where(owners > 0, mean, previous)
-
-
-def make_local_loss(network: Network, config: Config) -> LocalLoss:
-    """The local objective, cross-entropy + lambda * distance to the prototypes."""
-
-    def local_loss(params, buffers, batch, context):
-        features, logits, buffers = network(params, buffers, batch.x, batch.mask)
-        task = cross_entropy(logits, batch.y, batch.mask)
-        distance = prototype_distance(features, batch.y, context.prototypes, context.has_prototype, batch.mask)
-        terms = {"cross_entropy": task, "prototype": distance}
-        return task + config.prototype_weight * distance, Aux(buffers, terms, features)
-
-    return local_loss
-
-
-def gathering(
-    step: Step, num_classes: int, last_epoch: bool = False, output: Callable[[Tensor], Tensor] | None = None
-) -> Step:
-    """The step, which also gathers by class what the network gave for its batch, before the step.
-
-    Args:
-        step: One local step, whose objective returns outputs `[B, D]`.
-        num_classes: C.
-        last_epoch: Gather anew in every local epoch, so that what is left is of the last one.
-        output: What is gathered of the outputs; these themselves where None.
-    """
-
-    def update(client, batch, context):
-        client, aux = step.update(client, batch, context)
-        outputs = aux.outputs if output is None else output(aux.outputs)
-        sums, counts, over = client.memory
-        if last_epoch:
-            sums, counts = torch.where(over, 0.0, sums), torch.where(over, 0, counts)
-        more, number = class_sums(outputs, batch.y, num_classes, batch.mask)
-        return client._replace(memory=Gathered(sums + more, counts + number, batch.epoch_end)), aux
-
-    return Step(update, step.init_optimizer)
-
-
-def nothing_gathered(size: int, vectors: Tensor) -> Gathered:
-    """What `size` clients have gathered before they train; zeros like the vectors `[C, D]`."""
-    counts = torch.zeros(size, len(vectors), dtype=torch.int64, device=vectors.device)
-    return Gathered(vectors.new_zeros(size, *vectors.shape), counts, torch.zeros_like(counts[:, 0], dtype=torch.bool))
-
-
-def mean_by_class(sums: Tensor, counts: Tensor) -> Tensor:
-    """The means `[K, C, D]` of sums `[K, C, D]` over counts `[K, C]`; 0 for a class without any."""
-    return sums / counts.clamp(min=1)[..., None]
-
-
-def no_vectors(fed: Federation, dim: int | None = None) -> tuple[Tensor, Tensor]:
-    """A vector of zeros for each class, `[C, D]` or `[C, dim]`, and that no class has one yet, `[C]`."""
-    vectors = torch.zeros(fed.num_classes, dim or fed.feature_dim, dtype=fed.dtype, device=fed.device)
-    return vectors, torch.zeros(fed.num_classes, dtype=torch.bool, device=fed.device)
 
 
 def init(fed: Federation, config: Config) -> ServerState:
@@ -178,7 +78,7 @@ def run_round(state: ServerState, cohort: Cohort, fed: Federation, config: Confi
     clients, terms = fed.train(clients, cohort, gathering(step, fed.num_classes, last_epoch=True), context)
     sums, counts, _ = clients.memory
     class_means, counts = fed.upload((mean_by_class(sums, counts), counts))
-    prototypes = aggregate_prototypes(class_means, counts, state.prototypes)
+    prototypes = mean_over_owners(class_means, counts, state.prototypes)
     params, buffers = weighted_mean(fed.upload_model(clients), cohort.weights)
     return ServerState(params, buffers, prototypes, state.has_prototype | (counts > 0).any(0)), terms
 

@@ -50,10 +50,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fedcli import Method, option, rows_by_class
-from fedcli.core import Params
+from fedcli.core import ClientState, Params, own_models
+from fedcli.core.class_vectors import distance, mean_over_owners
 from fedcli.core.federation import Cohort, Federation, Terms
-from fedcli.papers.baselines.fedproto_general import Context, aggregate_prototypes, make_local_loss
-from fedcli.papers.baselines.local import ClientState, own_models
+from fedcli.papers.baselines.fedproto import Context, make_local_loss
 
 
 @dataclass(frozen=True)
@@ -98,13 +98,6 @@ def global_prototypes(network: Params) -> Tensor:
     """P-hat = F(P-ring; theta_F), two linear layers with ReLU between them; `[C, D]`."""
     hidden = F.linear(network["vectors"], network["hidden.weight"], network["hidden.bias"]).relu()
     return F.linear(hidden, network["out.weight"], network["out.bias"])
-
-
-def distance(a: Tensor, b: Tensor) -> Tensor:
-    """Euclidean distance of vectors `[..., D]`, broadcast against each other; no gradient where they are equal."""
-    squares = (a - b).square().sum(-1)
-    apart = squares > 0
-    return torch.where(apart, torch.where(apart, squares, 1.0).sqrt(), 0.0)
 
 
 def adaptive_margin(centres: Tensor, has_class: Tensor, threshold: float, form: str = "nearest") -> Tensor:
@@ -173,7 +166,7 @@ def update_network(
     """
     by_id = torch.as_tensor(np.argsort(cohort.client_ids), device=counts.device)
     class_means, counts = class_means[by_id], counts[by_id]
-    centres = aggregate_prototypes(class_means, counts, torch.zeros_like(class_means[0]))
+    centres = mean_over_owners(class_means, counts, torch.zeros_like(class_means[0]))
     has_class = (counts > 0).any(0)
     margin = adaptive_margin(centres, has_class, config.margin_threshold, config.margin_form)
     if config.form == "code":  # Reading 2

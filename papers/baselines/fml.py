@@ -39,15 +39,13 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from fedcli import Method, both_ways, option
-from fedcli.core import Aux, Client, LocalLoss, Network, Params, cross_entropy, masked_mean, weighted_mean
+from fedcli.core import Aux, Client, ClientState, LocalLoss, Network, Params, cross_entropy, divergence, weighted_mean
 from fedcli.core.federation import Cohort, Federation, Terms
-from fedcli.papers.baselines.local import ClientState
+from fedcli.core.network_pairs import PRIVATE, SHARED, clipped, joined, part
 
-PRIVATE, SHARED = "private.", "shared."  # what the names of a network's tensors begin with while both are trained
 CLIP_NORM = 10.0  # of the code's form
 
 
@@ -78,60 +76,12 @@ class ServerState(NamedTuple):
     clients: dict[int, ClientState]  # of those that have taken part
 
 
-def joined(private: Params, shared: Params) -> Params:
-    """The tensors of both networks in one dict, told apart by the beginnings of their names."""
-    both = {PRIVATE + name: value for name, value in private.items()}
-    return both | {SHARED + name: value for name, value in shared.items()}
-
-
-def part(tree: Params, prefix: str) -> Params:
-    """The tensors of one network under their own names."""
-    return {name.removeprefix(prefix): value for name, value in tree.items() if name.startswith(prefix)}
-
-
-def divergence(logits: Tensor, teacher: Tensor, mask: Tensor | None = None) -> Tensor:
-    """KL(softmax(teacher) || softmax(logits)), mean over samples; a scalar, in nats.
-
-    Args:
-        logits: `[B, C]`.
-        teacher: Logits `[B, C]`.
-        mask: `[B]`, False for padding.
-    """
-    target = F.log_softmax(teacher, -1)
-    return masked_mean((target.exp() * (target - F.log_softmax(logits, -1))).sum(-1), mask)
-
-
-class _Clip(torch.autograd.Function):
-    """The tensors it is given; the gradient by all of them together comes back no longer than `CLIP_NORM`."""
-
-    generate_vmap_rule = True
-
-    @staticmethod
-    def forward(*tensors: Tensor) -> tuple[Tensor, ...]:
-        return tuple(tensor.view_as(tensor) for tensor in tensors)
-
-    @staticmethod
-    def setup_context(ctx, inputs, output) -> None:
-        pass
-
-    @staticmethod
-    def backward(ctx, *grads: Tensor) -> tuple[Tensor, ...]:
-        norm = torch.stack([grad.square().sum() for grad in grads]).sum().sqrt()
-        scale = (CLIP_NORM / (norm + 1e-6)).clamp(max=1.0)  # as torch.nn.utils.clip_grad_norm_
-        return tuple(grad * scale for grad in grads)
-
-
-def clipped(params: Params) -> Params:
-    """The same parameters, by which the gradient of whatever is made of them has a norm of at most 10 in all."""
-    return dict(zip(params, _Clip.apply(*params.values()), strict=True))
-
-
 def make_local_loss(private: Network, shared: Network, config: Config) -> LocalLoss:
     """L_private + L_shared; in the paper's form either depends on the parameters of its own network alone."""
     alpha, beta, code = config.private_task_share, config.shared_task_share, config.form == "code"
 
     def gate(params: Params) -> Params:  # Reading 1
-        return clipped(params) if code else params
+        return clipped(params, CLIP_NORM) if code else params
 
     def teacher(logits: Tensor) -> Tensor:
         return logits if code else logits.detach()

@@ -31,9 +31,8 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from fedcli import Method, both_ways, option
-from fedcli.core import Client, Params, weighted_mean
+from fedcli.core import Client, Params, plain_loss, weighted_mean
 from fedcli.core.federation import Cohort, Federation, Terms
-from fedcli.papers.baselines.fedavg import make_local_loss
 
 HEAD = ("head.weight", "head.bias")
 
@@ -86,7 +85,7 @@ def run_round(state: ServerState, cohort: Cohort, fed: Federation, config: Confi
         private = fed.recall(states, group, ClientState(without_head(params, state.head), buffers))
         head = fed.broadcast(state.head, {}, group).params
         clients = Client({**private.params, **head}, private.buffers, optimizer={})
-        clients, group_terms = fed.train(clients, group, make_local_loss(group.network))
+        clients, group_terms = fed.train(clients, group, plain_loss(group.network))
         kept = ClientState(without_head(clients.params, state.head), clients.buffers)
         states = fed.remember(states, group, kept)
         heads.append({name: clients.params[name] for name in state.head})

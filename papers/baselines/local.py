@@ -19,26 +19,17 @@ Run it
     fedcli run local --dataset digits
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from fedcli import Method, both_ways
-from fedcli.core import Client, Params
+from fedcli.core import ClientState, own_models, train_own_models
 from fedcli.core.federation import Cohort, Federation, Terms
-from fedcli.papers.baselines.fedavg import make_local_loss
 
 
 @dataclass(frozen=True)
 class Config:
     """Local training adds no option."""
-
-
-class ClientState(NamedTuple):
-    """What a client keeps between rounds."""
-
-    params: Params  # its own model
-    buffers: Params
 
 
 class ServerState(NamedTuple):
@@ -50,24 +41,6 @@ class ServerState(NamedTuple):
 def init(fed: Federation, config: Config) -> ServerState:
     """Nobody has trained yet."""
     return ServerState({})
-
-
-def own_models(states: Mapping[int, Any], group: Cohort, fed: Federation) -> Client:
-    """The models of clients with one network, stacked; a newcomer's is the initial one of the network."""
-    models = fed.recall(states, group, ClientState(*fed.initial_model(group.network)))
-    return Client(models.params, models.buffers, optimizer={})
-
-
-def train_own_models(
-    models: list[Client], states: Mapping[int, ClientState], cohort: Cohort, fed: Federation
-) -> tuple[Mapping[int, ClientState], Terms]:
-    """Every client of the cohort trains its model, one of `models` by network, on its own data, and keeps it."""
-    groups, terms = fed.groups(cohort), []
-    for model, group in zip(models, groups, strict=True):
-        trained, group_terms = fed.train(model._replace(optimizer={}), group, make_local_loss(group.network))
-        states = fed.remember(states, group, ClientState(trained.params, trained.buffers))
-        terms.append(group_terms)
-    return states, fed.in_order(cohort, groups, terms)
 
 
 def run_round(state: ServerState, cohort: Cohort, fed: Federation, config: Config) -> tuple[ServerState, Terms]:

@@ -45,9 +45,8 @@ import torch
 from torch import Tensor
 
 from fedcli import Method, both_ways, option
-from fedcli.core import Aux, Client, LocalLoss, Network, Params, cross_entropy, masked_mean, weighted_mean
+from fedcli.core import Aux, Client, ClientState, LocalLoss, Network, Params, cross_entropy, masked_mean, weighted_mean
 from fedcli.core.federation import Cohort, Federation, Terms
-from fedcli.papers.baselines.local import ClientState
 
 SMALL = 1e-6  # a feature shorter than this has no direction worth following
 

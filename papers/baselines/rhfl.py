@@ -48,8 +48,7 @@ from torch import Tensor
 from fedcli import Method, option
 from fedcli.core import Aux, Batch, Client, LocalLoss, Network, Params, cross_entropy, masked_mean, select
 from fedcli.core.federation import Cohort, Federation, Terms
-from fedcli.papers.baselines.fedmd import all_logits, learn_from_public, make_public_loss
-from fedcli.papers.baselines.local import ServerState, init
+from fedcli.core.public_images import all_logits, learn_from_public, make_public_loss
 
 LEAST_PROBABILITY, LOG_ZERO = 1e-7, math.log(1e-4)
 
@@ -79,6 +78,12 @@ class ClientState(NamedTuple):
     params: Params  # its own model
     buffers: Params
     loss: Tensor  # scalar, of its model on its own data at the beginning of its last round
+
+
+class ServerState(NamedTuple):
+    """The state of the simulation; the server itself keeps nothing."""
+
+    clients: dict[int, ClientState]  # of those that have taken part
 
 
 def symmetric_cross_entropy(logits: Tensor, labels: Tensor, config: Config, mask: Tensor | None = None) -> Tensor:
@@ -165,6 +170,11 @@ def align(
 
     epochs = range(config.public_epochs)
     return learn_from_public(models, steps, exchange, cohort, fed, epochs, axes=0, keep_optimizer=False)  # Reading 4
+
+
+def init(fed: Federation, config: Config) -> ServerState:
+    """Nobody has trained yet."""
+    return ServerState({})
 
 
 def run_round(state: ServerState, cohort: Cohort, fed: Federation, config: Config) -> tuple[ServerState, Terms]:

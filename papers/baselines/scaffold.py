@@ -49,7 +49,7 @@ import torch
 from torch import Tensor
 
 from fedcli import Method, both_ways, option
-from fedcli.core import Aux, LocalLoss, Network, Params, cross_entropy, tree_map, weighted_mean
+from fedcli.core import Aux, LocalLoss, Network, Params, cross_entropy, step_length, tree_map, weighted_mean
 from fedcli.core.federation import Cohort, Federation, Terms
 
 
@@ -100,16 +100,6 @@ def correction(params: Params, c: Params, c_i: Params) -> Tensor:
         c_i: The client's.
     """
     return sum((value * (c[name] - c_i[name])).sum() for name, value in params.items())
-
-
-def step_length(lr: float, momentum: float) -> float:
-    """Reading 3: length of a local step along a constant gradient, eta_l / (1 - rho) with momentum rho.
-
-    Args:
-        lr: eta_l.
-        momentum: rho, in [0, 1).
-    """
-    return lr / (1 - momentum)
 
 
 def update_control(

@@ -1,0 +1,123 @@
+"""Vectors of classes, which clients and server exchange: prototypes, anchors, mean outputs."""
+
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from fedcli.core.aggregate import class_sums
+from fedcli.core.clients import Network, Step, Terms
+from fedcli.core.federation import Cohort, Federation
+from fedcli.core.own_models import ClientState, own_models
+from fedcli.core.trees import Tree
+
+SMALL = 1e-6  # a vector shorter than this has no direction worth following
+FAR = -1e9  # logit of a class without a vector: finite, so that no gradient is NaN
+
+
+class Gathered(NamedTuple):
+    """What a client gathers while it trains: outputs of its network, by class."""
+
+    sums: Tensor  # [C, D]
+    counts: Tensor  # [C], int64
+    epoch_over: Tensor  # scalar bool: the last batch has ended an epoch
+
+
+def unit(vectors: Tensor) -> Tensor:
+    """Returns the vectors `[..., D]` at length one; those of length (almost) zero become zero and pass no gradient."""
+    squares = vectors.square().sum(-1, keepdim=True)
+    long = squares > SMALL**2
+    return torch.where(long, vectors * torch.where(long, squares, 1.0).rsqrt(), 0.0)
+
+
+def distance(a: Tensor, b: Tensor) -> Tensor:
+    """Returns the Euclidean distance of vectors `[..., D]`, which broadcast; no gradient where two are equal."""
+    squares = (a - b).square().sum(-1)
+    apart = squares > 0
+    return torch.where(apart, torch.where(apart, squares, 1.0).sqrt(), 0.0)
+
+
+def no_vectors(fed: Federation, dim: int | None = None) -> tuple[Tensor, Tensor]:
+    """Returns a vector of zeros for each class, `[C, D]` or `[C, dim]`, and that no class has one yet, `[C]`."""
+    vectors = torch.zeros(fed.num_classes, dim or fed.feature_dim, dtype=fed.dtype, device=fed.device)
+    return vectors, torch.zeros(fed.num_classes, dtype=torch.bool, device=fed.device)
+
+
+def mean_by_class(sums: Tensor, counts: Tensor) -> Tensor:
+    """Returns the means `[K, C, D]` of sums `[K, C, D]` over counts `[K, C]`; 0 for a class without any."""
+    return sums / counts.clamp(min=1)[..., None]
+
+
+def mean_over_owners(class_means: Tensor, class_counts: Tensor, previous: Tensor) -> Tensor:
+    """Returns the plain mean of each class's vectors over the clients that have the class; `[C, D]`.
+
+    Args:
+        class_means: `[K, C, D]`, ignored where the count is 0.
+        class_counts: `[K, C]`.
+        previous: `[C, D]`, kept for a class that no client has.
+    """
+    present = (class_counts > 0)[..., None]  # [K, C, 1]
+    owners = present.sum(0)  # [C, 1]
+    mean = torch.where(present, class_means, 0.0).sum(0) / owners.clamp(min=1)
+    return torch.where(owners > 0, mean, previous)
+
+
+def gathering(
+    step: Step, num_classes: int, last_epoch: bool = False, output: Callable[[Tensor], Tensor] | None = None
+) -> Step:
+    """Returns the step, which also gathers by class what the network gave for its batch, before the step.
+
+    Args:
+        step: One local step, whose objective returns outputs `[B, D]`.
+        num_classes: C.
+        last_epoch: Gather anew in every local epoch, so that what is left is of the last one.
+        output: What is gathered of the outputs; these themselves where None.
+    """
+
+    def update(client, batch, context):
+        client, aux = step.update(client, batch, context)
+        outputs = aux.outputs if output is None else output(aux.outputs)
+        sums, counts, over = client.memory
+        if last_epoch:
+            sums, counts = torch.where(over, 0.0, sums), torch.where(over, 0, counts)
+        more, number = class_sums(outputs, batch.y, num_classes, batch.mask)
+        return client._replace(memory=Gathered(sums + more, counts + number, batch.epoch_end)), aux
+
+    return Step(update, step.init_optimizer)
+
+
+def nothing_gathered(size: int, vectors: Tensor) -> Gathered:
+    """Returns what `size` clients have gathered before they train; zeros like the vectors `[C, D]`."""
+    counts = torch.zeros(size, len(vectors), dtype=torch.int64, device=vectors.device)
+    return Gathered(vectors.new_zeros(size, *vectors.shape), counts, torch.zeros_like(counts[:, 0], dtype=torch.bool))
+
+
+def train_and_gather(
+    states: Mapping[int, ClientState], vectors: Tensor, context: Tree, make_step: Callable[[Network], Step],
+    cohort: Cohort, fed: Federation,
+) -> tuple[Mapping[int, ClientState], Tensor, Tensor, Terms]:  # fmt: skip
+    """Trains every client's own model, which gathers the means of its outputs by class and sends them.
+
+    Args:
+        states: What clients have kept, by id.
+        vectors: `[C, D]`, of whose shape the means of a client are.
+        context: Of the local steps; all clients share it.
+        make_step: Makes the local step of a network, see `gathering`.
+        cohort: All clients.
+        fed: The federation.
+
+    Returns:
+        The states, the means `[K, C, D]`, the counts `[K, C]` and the terms.
+    """
+    gathered, terms, groups = [], [], fed.groups(cohort)
+    for group in groups:  # clients with the same network
+        memory = nothing_gathered(len(group.client_ids), vectors)
+        model = own_models(states, group, fed)._replace(memory=memory)
+        trained, group_terms = fed.train(model, group, make_step(group.network), context)
+        states = fed.remember(states, group, ClientState(trained.params, trained.buffers))
+        gathered.append(trained.memory)
+        terms.append(group_terms)
+    sums, counts, _ = fed.in_order(cohort, groups, gathered)
+    means = fed.upload(mean_by_class(sums, counts), counts > 0)
+    return states, means, counts, fed.in_order(cohort, groups, terms)

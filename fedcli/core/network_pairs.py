@@ -1,0 +1,44 @@
+"""Two networks that a client trains at the same time, as one: a private and a shared one."""
+
+import torch
+from torch import Tensor
+
+from fedcli.core.clients import Params
+
+PRIVATE, SHARED = "private.", "shared."  # what the names of a network's tensors begin with while both are trained
+
+
+def joined(private: Params, shared: Params) -> Params:
+    """Returns the tensors of both networks in one dict, told apart by the beginnings of their names."""
+    both = {PRIVATE + name: value for name, value in private.items()}
+    return both | {SHARED + name: value for name, value in shared.items()}
+
+
+def part(tree: Params, prefix: str) -> Params:
+    """Returns the tensors of one network under their own names."""
+    return {name.removeprefix(prefix): value for name, value in tree.items() if name.startswith(prefix)}
+
+
+class _Clip(torch.autograd.Function):
+    """The tensors it is given; the gradient by all of them together comes back no longer than a norm."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(norm: float, *tensors: Tensor) -> tuple[Tensor, ...]:
+        return tuple(tensor.view_as(tensor) for tensor in tensors)
+
+    @staticmethod
+    def setup_context(ctx, inputs, output) -> None:
+        ctx.longest = inputs[0]
+
+    @staticmethod
+    def backward(ctx, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        norm = torch.stack([grad.square().sum() for grad in grads]).sum().sqrt()
+        scale = (ctx.longest / (norm + 1e-6)).clamp(max=1.0)  # as torch.nn.utils.clip_grad_norm_
+        return None, *(grad * scale for grad in grads)
+
+
+def clipped(params: Params, norm: float) -> Params:
+    """Returns the same parameters, by which the gradient of whatever is made of them is at most `norm` long in all."""
+    return dict(zip(params, _Clip.apply(norm, *params.values()), strict=True))

@@ -1,0 +1,72 @@
+"""Clients that learn from each other on public images, by exchanging what their models give for them."""
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedcli.core.batches import Batch
+from fedcli.core.clients import Aux, Client, LocalLoss, Network, Step, Terms
+from fedcli.core.federation import Cohort, Federation
+from fedcli.core.trees import select, tree_map
+
+
+def make_public_loss(network: Network, term: str, distance: Callable[[Tensor, Any], Tensor]) -> LocalLoss:
+    """Makes the objective on a public batch: a distance of its logits from the context, `term` in the record."""
+
+    def local_loss(params, buffers, batch, target):
+        features, logits, buffers = network(params, buffers, batch.x, batch.mask)
+        loss = distance(logits, target)
+        return loss, Aux(buffers, {term: loss}, features)
+
+    return local_loss
+
+
+def all_logits(models: list[Client], cohort: Cohort, fed: Federation, x: Tensor, train: bool = True) -> Tensor:
+    """Returns the logits `[K, B, C]` of every client for a public batch, in the cohort's order."""
+    groups = fed.groups(cohort)
+    outputs = [fed.forward(model, group, x, train).logits for model, group in zip(models, groups, strict=True)]
+    return fed.in_order(cohort, groups, outputs)
+
+
+def exchange_logits(models: list[Client], cohort: Cohort, fed: Federation, x: Tensor, train: bool = True) -> Tensor:
+    """Returns the mean logits `[B, C]` of all clients for a public batch: communicate, aggregate and distribute."""
+    logits = fed.upload(all_logits(models, cohort, fed, x, train))
+    return fed.download(logits.mean(0), cohort)
+
+
+def learn_from_public(
+    models: list[Client], steps: list[Step], exchange: Callable[[list[Client], Batch], Any], cohort: Cohort,
+    fed: Federation, epochs: Iterable[int], axes: int | None = None, keep_optimizer: bool = True,
+) -> tuple[list[Client], Terms]:  # fmt: skip
+    """Takes a step of every client on each public batch, by what all have exchanged about it before.
+
+    Args:
+        models: The clients' models by network, stacked.
+        steps: A local step for each network.
+        exchange: From the models and a batch to the context of the steps; None leaves the batch out.
+        cohort: All clients.
+        fed: The federation.
+        epochs: Passes over the public images, each a number that keys its draws.
+        axes: None where all clients are given the same context, 0 where it is stacked in the cohort's order.
+        keep_optimizer: Whether an optimizer's state is carried on to the next batch.
+
+    Returns:
+        The models, and each term's mean over the batches, `[K]`.
+    """
+    groups, terms = fed.groups(cohort), []
+    rows = [np.isin(cohort.client_ids, group.client_ids) for group in groups]
+    for epoch in epochs:
+        for batch in fed.public_batches(cohort.round, epoch):
+            context = exchange(models, batch)
+            if context is None:
+                continue
+            models = models if keep_optimizer else [model._replace(optimizer={}) for model in models]
+            contexts = [context if axes is None else select(context, row) for row in rows]
+            parts = zip(models, groups, steps, contexts, strict=True)
+            stepped = [fed.step(model, group, step, batch, context, axes) for model, group, step, context in parts]
+            models = [model for model, _ in stepped]
+            terms.append(fed.in_order(cohort, groups, [aux.terms for _, aux in stepped]))
+    return models, tree_map(lambda *values: torch.stack(values).mean(0), *terms) if terms else {}
