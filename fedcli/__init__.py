@@ -64,7 +64,7 @@ def run(
         >>> run = fedcli.run("fedavg", dataset="digits", rounds=5)  # doctest: +SKIP
         >>> run.history["test_accuracy"]  # doctest: +SKIP
     """
-    from fedcli.figures.notebook import run as run_  # late: a method file imports this module before the engine exists
+    from fedcli.api import run as run_  # late: a method file imports this module before the engine exists
 
     return run_(method, out, log, exist_ok, progress, seeds=seeds, tuned=tuned, continue_=continue_, **options)
 
@@ -75,7 +75,7 @@ def load(path, method=()):
     Raises:
         UserError: There is no run; `frame` reads a folder of several.
     """
-    from fedcli.figures.notebook import load as load_
+    from fedcli.api import load as load_
 
     return load_(path, method)
 

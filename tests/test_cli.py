@@ -17,8 +17,7 @@ import fedcli
 from fedcli import check, declarations, registry
 from fedcli.cli import app, describe, display
 from fedcli.cli.display import draw
-from fedcli.figures import notebook
-from fedcli.runs import begin
+from fedcli.runs import begin, progress
 from fedcli.runs.options import RunConfig
 from tests.programs import invoke
 
@@ -258,7 +257,7 @@ def test_plot_and_table_of_runs(monkeypatch):
 
 def test_the_lines_of_a_run_say_speed_and_time_left(monkeypatch):
     now, out = [100.0], io.StringIO()
-    monkeypatch.setattr(notebook.time, "perf_counter", lambda: now[0])
+    monkeypatch.setattr(progress.time, "perf_counter", lambda: now[0])
     record = fedcli.run("fedavg", **OPTIONS, out="a").record
     entry = {**record["rounds"][0], "test_accuracy": 0.5, "validation_accuracy": None, "terms": {"task": 1.23456}}
     record |= {"status": "running", "rounds": [entry] * 2, "config": {**record["config"], "rounds": 6}}

@@ -7,9 +7,10 @@ import pytest
 import torch
 
 import fedcli
+from fedcli.core.batches import generator
 from fedcli.errors import UserError
-from fedcli.figures import quality
-from fedcli.figures.quality import correlation_chart
+from fedcli.figures.features import correlation_chart
+from fedcli.measure import correlation
 from fedcli.papers import fccl_plus
 from fedcli.registry import find_method
 from fedcli.results.frame import find_records
@@ -40,26 +41,26 @@ def test_it_is_the_papers_equation():
     own[:, 2] = 3.0
     expected = fccl_plus.cross_correlation(own, mean) * 9 / 8  # which divides deviations by n - 1, and the sum by n
     assert (expected[2] == 0).all()
-    torch.testing.assert_close(quality.cross_correlation(own, mean), expected, rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(correlation.cross_correlation(own, mean), expected, rtol=1e-12, atol=1e-12)
 
 
 def test_the_means_over_clients_by_loops(runs, monkeypatch):
-    monkeypatch.setattr(quality, "CORRELATED", 20)
+    monkeypatch.setattr(correlation, "CORRELATED", 20)
     run = open_run(runs / "c")
     fed, models = run.fed, modules_of(run.fed, {client: run.state.clients[client] for client in range(4)})
-    measured = quality.correlations(fed, run.setup.method, run.state, quality.public_sample(fed))
+    measured = correlation.correlations(fed, run.setup.method, run.state, correlation.public_sample(fed))
 
     def scores(images, pixels):
         """Logits by every client's model; pixels are normalised to [-1, 1]."""
         return torch.stack([model.eval()((images[pixels] / 255 - 0.5) / 0.5)[1].detach().double() for model in models])
 
-    order = quality.generator(0, "correlation").permutation(30)[:20]
+    order = generator(0, "correlation").permutation(30)[:20]
     said = scores(fed.public_images.float(), order)
     expected = sum(np.corrcoef(own, said.mean(0), rowvar=False)[:10, 10:] for own in said) / 4
     np.testing.assert_allclose(measured["public"], expected, atol=1e-4)  # float32 networks
     each = []
     for client, part in enumerate(fed.training):
-        chosen = part[quality.generator(0, client, "correlation").permutation(len(part))[:20]]
+        chosen = part[generator(0, client, "correlation").permutation(len(part))[:20]]
         said = scores(fed.engine.images.float(), chosen)
         each.append(np.corrcoef(said[client], said.mean(0), rowvar=False)[:10, 10:])
     np.testing.assert_allclose(measured["private"], sum(each) / 4, atol=1e-4)
@@ -71,17 +72,17 @@ def test_clients_with_one_image_are_left_out_of_the_private_mean_which_needs_ano
         _, fed = laws.federation(method, parts=laws.toy_parts(sizes), num_clients=len(sizes))
         state, public = method.init(fed, None), fed.transform(fed.test_images)
         with refused:
-            assert np.isfinite(quality.correlations(fed, method, state, public)["private"]).all()
+            assert np.isfinite(correlation.correlations(fed, method, state, public)["private"]).all()
 
 
 def test_a_column_a_setting_of_its_first_seed_and_public_images_are_lent(runs):
     figure = correlation_chart(find_records([runs]))
     panels = figure.axes[:4]
     assert figure.get_suptitle().replace("\n", " ").startswith("Digit-domains, domains, seed 0; reduced: ")
-    sample = quality.public_sample(open_run(runs / "c").fed)  # of the first shown that has any
+    sample = correlation.public_sample(open_run(runs / "c").fed)  # of the first shown that has any
     for column, (folder, name) in enumerate((("a", "Local training only"), ("c", "FCCL+"))):
         run = open_run(runs / folder)
-        expected = quality.correlations(run.fed, run.setup.method, run.state, sample)
+        expected = correlation.correlations(run.fed, run.setup.method, run.state, sample)
         for axes, (kind, matrix) in zip(panels[column::2], expected.items(), strict=True):
             (image,) = axes.images
             assert (image.get_array() == matrix).all()

@@ -19,7 +19,7 @@ MODULES = {name.removesuffix(".__init__") for name in {*FILES, *PAPERS}}
 # From the bottom up: a module imports from its own level and from those below.
 LEVELS = (
     "errors", "files", "isolation", "vision", "userfiles", "declarations", "registry", "core", "data", "runs",
-    "results", "figures", "bench", "cli", "__main__",
+    "results", "measure", "figures", "bench", "api", "cli", "__main__",
 )  # fmt: skip
 LEVEL_OF = {"check": "bench"}  # it uses every directory below the command line
 METHODS = re.compile("fedfm|fedfa|fedcme|fccl|fedsa|scaffold|feddyn|fednova|moon", re.IGNORECASE)

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 import fedcli
+from fedcli import api
 from fedcli.errors import UserError
-from fedcli.figures import notebook
 
 QUICKSTART = Path(__file__).parent.parent / "docs" / "quickstart.ipynb"
 TINY = {"dataset": "digits", "protocol": "fedfm:digits", "train_examples": 60, "num_clients": 2, "cohort_size": 2}
@@ -57,7 +57,7 @@ def test_a_run_shows_itself_in_a_line_a_table_and_a_picture(run):
     figure = run.plot()
     assert figure.axes[0].lines[0].get_xdata().tolist() == [2]
     assert figure._repr_png_().startswith(b"\x89PNG")
-    several = notebook.Runs([run]) + notebook.Runs([run])
+    several = api.Runs([run]) + api.Runs([run])
     assert several._repr_html_().count("fedavg") == 2
     assert isinstance(several.plot(), type(figure))
 

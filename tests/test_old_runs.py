@@ -16,7 +16,7 @@ import fedcli
 from fedcli.core.client_states import STATES
 from fedcli.core.trees import leaves
 from fedcli.errors import UserError
-from fedcli.figures.quality import add_quality
+from fedcli.measure.quality import add_quality
 from fedcli.registry import find_method
 from fedcli.runs import resume
 from fedcli.runs.checkpoints import CHECKPOINT

@@ -12,8 +12,10 @@ from sklearn.metrics import confusion_matrix, normalized_mutual_info_score, silh
 import fedcli
 from fedcli.core import drift
 from fedcli.core.trees import select
-from fedcli.figures import find_chart, plots, quality
-from fedcli.figures.quality import CLASS_COLOURS, client_points, one_more_round, pair_cosines
+from fedcli.figures import features, find_chart, plots
+from fedcli.figures.features import CLASS_COLOURS, clients_chart, embed
+from fedcli.measure import quality
+from fedcli.measure.quality import client_points, one_more_round, pair_cosines
 from fedcli.registry import find_method
 from fedcli.results.frame import find_records
 from fedcli.results.metrics import find_metric
@@ -143,7 +145,7 @@ def runs(tmp_path_factory):
 @pytest.fixture
 def quick(monkeypatch):
     """The first two features in place of t-SNE, which takes seconds."""
-    monkeypatch.setattr(quality, "embed", lambda features: features[:, :2])
+    monkeypatch.setattr(features, "embed", lambda features: features[:, :2])
 
 
 def panels(figure, runs):
@@ -155,13 +157,13 @@ def panels(figure, runs):
 
 def test_the_same_features_give_the_same_points_also_when_they_are_few():
     features = np.random.default_rng(0).normal(size=(60, 6))
-    assert (quality.embed(features) == quality.embed(features)).all()
-    assert quality.embed(features[:5]).shape == (5, 2)  # fewer than the perplexity
+    assert (embed(features) == embed(features)).all()
+    assert embed(features[:5]).shape == (5, 2)  # fewer than the perplexity
 
 
 @pytest.mark.parametrize("across", [1, 3])
 def test_tsne_has_a_panel_a_setting_with_the_features_of_its_first_seed(across, runs, quick, monkeypatch):
-    monkeypatch.setattr(quality, "ACROSS", across)
+    monkeypatch.setattr(features, "ACROSS", across)
     figure = find_chart("tsne")(find_records([runs]))
     assert figure.get_suptitle().replace("\n", " ").startswith("Digits, IID, seed 0; reduced: ")
     for axes, name, measured, kept in panels(figure, runs):
@@ -339,7 +341,7 @@ def test_one_more_round_is_run_from_the_last_checkpoint_and_changes_nothing(fini
 
 def test_what_is_measured_of_one_more_round_stands_in_the_record_and_is_drawn(run, quick):
     folder = run.path
-    refused(lambda: quality.clients_chart(find_records([folder])), "run 'fedcli quality --clients ", " first")
+    refused(lambda: clients_chart(find_records([folder])), "run 'fedcli quality --clients ", " first")
     points = one_more_round(folder)
     features = points["features"].astype(np.float16).astype(float)
     cosines, same = pair_cosines(features, points["labels"])
@@ -357,7 +359,7 @@ def test_what_is_measured_of_one_more_round_stands_in_the_record_and_is_drawn(ru
         assert find_metric(f"quality:clients_{name}").value(record) == value
     for file in folder.glob("checkpoint*"):  # the figure needs what is kept and no more
         file.unlink()
-    above, below = quality.clients_chart(find_records([folder])).axes
+    above, below = clients_chart(find_records([folder])).axes
     assert {text.get_text() for text in below.get_legend().get_texts()} == {"of one class", "of two classes"}
     places = [tuple(point) for part in above.collections for point in part.get_offsets().tolist()]
     assert sorted(places) == sorted(map(tuple, features[:, :2].tolist()))

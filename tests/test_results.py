@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from fedcli import figures
-from fedcli.figures import quality
+from fedcli.figures import features
 from fedcli.registry import find_method
 from fedcli.results import frame, paper_tables
 from tests.programs import load_script
@@ -44,7 +44,7 @@ def test_every_figure_of_a_page_is_one_that_make_tables_draws_and_no_other_stand
 def test_the_data_of_every_figure_are_committed(study, kind, monkeypatch, tmp_path):
     bare = tmp_path / study  # what is kept of a run in the repository, and nothing else
     shutil.copytree(RESULTS / "records" / study, bare, ignore=shutil.ignore_patterns("checkpoint*", "*.png", "*.pdf"))
-    monkeypatch.setattr(quality, "embed", lambda points: points[:, :2])  # t-SNE takes seconds
+    monkeypatch.setattr(features, "embed", lambda points: points[:, :2])  # t-SNE takes seconds
     assert figures.find_chart(kind)(frame.find_records([bare])).axes
 
 

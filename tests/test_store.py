@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 import fedcli
 from fedcli.core.client_states import STATES, Store
 from fedcli.core.tree_files import load_tree, save_tree
-from fedcli.figures.quality import one_more_round
+from fedcli.measure.quality import one_more_round
 from fedcli.runs import checkpoints, resume, rounds
 from fedcli.runs.options import parse_size
 from tests.files import refused

@@ -27,7 +27,7 @@ from fedcli import registry
 from fedcli.cli import app
 from fedcli.data import files
 from fedcli.errors import UserError
-from fedcli.figures import quality
+from fedcli.measure import quality
 from fedcli.runs import resume
 from fedcli.runs.models import ROUNDS
 from fedcli.runs.options import recorded_fields

@@ -19,9 +19,9 @@ from fedcli.cli import late
 from fedcli.cli.common import stop
 from fedcli.declarations import SELECTIONS
 from fedcli.errors import printable
-from fedcli.figures.notebook import Standing
 from fedcli.registry import find_method
 from fedcli.runs.identity import reductions
+from fedcli.runs.progress import Standing
 from fedcli.runs.signals import exit_code
 
 if TYPE_CHECKING:  # it imports pandas, which a single run does not need

@@ -12,7 +12,8 @@ PACKAGES = {
     "fedcli.cli": ("display",),
     "fedcli.core": ("backbones", "federation", "partition"),
     "fedcli.data": ("datasets", "files"),
-    "fedcli.figures": ("look", "plots", "quality", "report"),
+    "fedcli.figures": ("look", "plots", "report"),
+    "fedcli.measure": ("quality",),
     "fedcli.results": (
         "claims", "durations", "frame", "jobs", "metrics", "paper_tables", "plans", "render", "tables", "tune",
     ),

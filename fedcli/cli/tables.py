@@ -126,7 +126,7 @@ def quality(
     With --clients: of all clients' features after one more round; 'fedcli plot --kind clients' draws them.
     """
     rows = []
-    for folder in [record["folder"] for record in late.quality.finished_runs(common.records_of(runs, (), (), ()))]:
+    for folder in [record["folder"] for record in late.frame.finished_runs(common.records_of(runs, (), (), ()))]:
         with Console(stderr=True).status(escape(str(folder))):
             add = late.quality.add_clients_quality if clients else partial(late.quality.add_quality, client=client)
             measured = add(folder, files=files or ())

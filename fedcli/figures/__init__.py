@@ -16,13 +16,13 @@ CHARTS = {
     "drift": ("plots:drift_figure", "how far the clients' models drift apart, of runs with --drift-every"),
     "domains": ("plots:domains_figure", "accuracy of the clients' models on their own and on other domains"),
     "accuracies": ("plots:accuracies_figure", "test accuracy of each client after the last round, sorted"),
-    "tsne": ("quality:features_chart", "features of test images by t-SNE, after 'fedcli quality'"),
-    "clients": ("quality:clients_chart", "features of the clients' own models, after 'fedcli quality --clients'"),
+    "tsne": ("features:features_chart", "features of test images by t-SNE, after 'fedcli quality'"),
+    "clients": ("features:clients_chart", "features of the clients' own models, after 'fedcli quality --clients'"),
     "confusion": (
-        "quality:confusion_chart", "what the test images of each class are taken for, after 'fedcli quality'"
+        "features:confusion_chart", "what the test images of each class are taken for, after 'fedcli quality'"
     ),
     "correlation": (
-        "quality:correlation_chart", "how alike logits of personal models are on public and on private images"
+        "features:correlation_chart", "how alike logits of personal models are on public and on private images"
     ),
 }  # fmt: skip
 WITH_LINES = ("curves", "drift", "domains", "accuracies")  # kinds whose colours, names and legend can be chosen

@@ -92,6 +92,18 @@ def find_records(paths: Iterable[Path], labels: Sequence[str] = ()) -> list[Reco
     return [*records.values()]
 
 
+def finished_runs(records: list[dict]) -> list[dict]:
+    """The finished runs among records.
+
+    Raises:
+        UserError: If no run has finished.
+    """
+    finished = [record for record in records if record["status"] == "finished"]
+    if not finished:
+        raise UserError(f"no run has finished (got {len(records)} unfinished); 'fedcli resume RUN' takes one up again.")
+    return finished
+
+
 def rounds_of(record: Record) -> pd.DataFrame:
     """The numbers of a run's rounds, a row each: `round` counts from 1, accuracies are in percent.
 

@@ -65,6 +65,12 @@ def read_record(path: Path) -> dict[str, Any]:
         return {"numerics": {"core": 1, "method": 1}, **record, "engine": engine}
 
 
+def update_part(folder: Path, part: str, values: Mapping[str, Any]) -> None:
+    """Adds what was measured of a finished run to a part of its record; the caller has locked the folder."""
+    record = read_record(folder)
+    write_record(folder, {**record, part: {**record.get(part, {}), **values}})
+
+
 def new_record(
     setup: Setup, dataset: datasets.Dataset, parts: list, fed: Federation, source: str, chosen: str | None
 ) -> dict[str, Any]:

@@ -1,23 +1,19 @@
-"""Runs in Python and in a notebook, and their progress."""
+"""What `import fedcli` gives: `run` and `load`, and the runs that they return, which a notebook shows."""
 
 import base64
 import math
 import sys
-import time
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from datetime import timedelta
-from html import escape
-from importlib import import_module
 from itertools import count
 from pathlib import Path
 from typing import Any
 
 from fedcli.errors import UserError
-from fedcli.runs import begin, resume, rounds
+from fedcli.runs import begin, models, resume, rounds
 from fedcli.runs.lock import locked
-from fedcli.runs.models import Run
+from fedcli.runs.progress import Progress
 from fedcli.runs.record import RECORD
 from fedcli.runs.trackers import Loggers
 
@@ -29,7 +25,7 @@ SHOWN = [
 
 
 @dataclass(frozen=True, repr=False)
-class Run(Run):
+class Run(models.Run):
     """A run that has ended.
 
     Attributes:
@@ -129,64 +125,3 @@ def _set_aside(folder: Path) -> None:
     if records:
         names = (folder.with_name(f"{folder.name}-{number}") for number in count(1))
         folder.rename(next(name for name in names if not name.exists()))
-
-
-class Standing(rounds.Listener):
-    """Counts how far the run in `folder` is, None where none goes on; a display of it has a `show`."""
-
-    folder: Path | None = None
-    record: dict[str, Any]
-
-    def start(self, record: dict[str, Any], folder: Path, samples_per_round: int, first_round: int) -> None:
-        """Starts the clock."""
-        self.record, self.folder, self._first, self._per_round = record, folder, first_round, max(samples_per_round, 1)
-        self._in_round, self._all, self._began = 0, 0, time.perf_counter()
-
-    def samples(self, count: int) -> None:
-        """Counts samples, of the round that goes on and of all."""
-        self._in_round, self._all = self._in_round + count, self._all + count
-        self.show()
-
-    def round(self, entry: dict[str, Any]) -> None:
-        """Ends the count of a round."""
-        self._in_round = 0
-        self.show()
-
-    def show(self) -> None:
-        """Shows how far the run is."""
-
-    def standing(self) -> tuple[float, list[str]]:
-        """The number of rounds done, with the part of the one that goes on; and the last round's numbers as texts."""
-        entries, total = self.record["rounds"], self.record["config"]["rounds"]
-        done = min(len(entries) + min(self._in_round / self._per_round, 1), total)
-        elapsed, texts = max(time.perf_counter() - self._began, 1e-9), [f"round {len(entries)}/{total}"]
-        for entry in entries[-1:]:
-            accuracies = {"test": entry["test_accuracy"], "validation": entry["validation_accuracy"]}
-            texts += [f"{name} {100 * value:.2f} %" for name, value in accuracies.items() if value is not None]
-            texts += [f"{name} {value:.4g}" for name, value in entry["terms"].items()]
-        left = elapsed / max(done - self._first, 1e-9) * (total - done)
-        return done, [*texts, f"{self._all / elapsed:,.0f} samples/s", f"{timedelta(seconds=round(left))} left"]
-
-
-class Progress(Standing):
-    """Shows a run in a notebook: a bar, the last round's numbers and the time that is left."""
-
-    def start(self, record: dict[str, Any], folder: Path, samples_per_round: int, first_round: int) -> None:
-        """Shows the bar."""
-        super().start(record, folder, samples_per_round, first_round)
-        self._shown, self._handle = 0.0, import_module("IPython.display").display(display_id=True)
-
-    def finish(self, record: dict[str, Any]) -> None:
-        """Shows how the run has ended."""
-        self.round({})
-
-    def show(self) -> None:
-        """Shows how far the run is, five times a second and after each round."""
-        if self._in_round and time.perf_counter() - self._shown < 0.2:
-            return
-        self._shown, (done, texts) = time.perf_counter(), self.standing()
-        run = f"{self.record['method']} on {self.record['dataset']}, seed {self.record['seed']}"
-        notes = [note["text"] for note in self.record["engine"]["notes"]]
-        bar = f'<progress value="{done:g}" max="{self.record["config"]["rounds"]}" style="width: 20em"></progress>'
-        text = escape(" · ".join([run, *texts, self.record["status"], *notes]))
-        self._handle.update({"text/html": f"{bar} {text}"}, raw=True)

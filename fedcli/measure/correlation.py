@@ -1,0 +1,60 @@
+"""How alike the logits of all clients' own models are to their mean, on the same images."""
+
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedcli.core.batches import generator
+from fedcli.core.evaluation import models
+from fedcli.core.federation import Federation
+from fedcli.core.trees import tree_map
+from fedcli.declarations import Method
+from fedcli.errors import UserError
+from fedcli.measure.quality import SEED
+
+CORRELATED = 500  # public images at most, and of each client's own
+
+
+def public_sample(fed: Federation) -> Tensor:
+    """Some public images `[n, channels, H, W]`, normalised and not augmented."""
+    chosen = generator(SEED, "correlation").permutation(len(fed.public_images))[:CORRELATED]
+    return fed.public_transform(fed.public_images[torch.as_tensor(chosen, device=fed.device)])
+
+
+@torch.no_grad()
+def correlations(fed: Federation, method: Method, state: Any, public: Tensor) -> dict[str, np.ndarray]:
+    """The clients' mean cross-correlations `[C, C]` on `public` images and on `private` ones, each client's own.
+
+    The private mean leaves out clients with fewer than two training images.
+    """
+    clients = []
+    for _, (network, *model) in models(fed, method, state, range(fed.num_clients)):
+        params, buffers = tree_map(lambda leaf: leaf.to(fed.device), model)  # some may lie on the host
+        clients.append(partial(network, params, buffers, train=False))
+
+    def logits(images: Tensor) -> Tensor:
+        """Logits `[N, n, C]` of the clients' models in evaluation mode, in double precision."""
+        return torch.stack([client(images).logits for client in clients]).double()
+
+    of_public = logits(public.to(fed.device, fed.dtype))
+    matrices = {"public": [cross_correlation(of_client, of_public.mean(0)) for of_client in of_public], "private": []}
+    for client, part in enumerate(fed.training):
+        chosen = part[generator(SEED, client, "correlation").permutation(len(part))[:CORRELATED]]
+        if len(chosen) > 1:
+            of_own = logits(fed.engine.gather(chosen)[0])
+            matrices["private"].append(cross_correlation(of_own[client], of_own.mean(0)))
+    if not matrices["private"]:
+        raise UserError("no client has two training images (got one or none each); a correlation needs larger clients.")
+    return {name: torch.stack(of_clients).mean(0).cpu().numpy() for name, of_clients in matrices.items()}
+
+
+def cross_correlation(logits: Tensor, mean_logits: Tensor) -> Tensor:
+    """Pearson's correlation `[C, C]` of a client's logits `[n, C]`, the rows, with the mean of all clients.
+
+    It is 0 where one of the two is constant.
+    """
+    num_classes = logits.shape[1]
+    return torch.cat((logits, mean_logits), 1).T.corrcoef()[:num_classes, num_classes:].nan_to_num()

@@ -1,0 +1,164 @@
+"""How well the features of test images separate the classes, by the models of finished runs.
+
+`add_quality` takes the global model of the last round or a client's own one. `add_clients_quality` takes the models of
+a round's clients; as their states are not kept, it runs one more round from the last checkpoint. Both write numbers
+into the record and features beside it.
+"""
+
+import hashlib
+import io
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from sklearn.cluster import KMeans
+from sklearn.metrics import normalized_mutual_info_score, silhouette_score
+from sklearn.metrics.pairwise import cosine_similarity
+
+from fedcli.core import drift
+from fedcli.core.batches import generator
+from fedcli.core.evaluation import models
+from fedcli.core.federation import Cohort, Federation
+from fedcli.errors import UserError
+from fedcli.files import write_atomically
+from fedcli.runs.lock import locked
+from fedcli.runs.machine import machine_settings
+from fedcli.runs.models import check_client
+from fedcli.runs.record import update_part
+from fedcli.runs.resume import open_run
+
+EXAMPLES = 2000  # test images at most: the silhouette takes all pairs of them
+SEED = 0  # of the choice of images, K-means and t-SNE: all runs are measured on the same images
+CLASSES, CLIENTS, POINTS = 10, 10, 800  # as many classes, clients and features of these as a panel can tell apart
+OF_CLIENTS = "clients_"  # before the keys in a record's `quality` of the clients' models
+FILES = {"": "features.npz", OF_CLIENTS: "clients.npz"}  # beside the record, by that prefix
+
+
+def write_outputs(folder: Path, arrays: dict[str, np.ndarray], measured: dict[str, Any], prefix: str = "") -> dict:
+    """Writes features and labels beside a record, and into it what is measured of them; returns that."""
+    file = io.BytesIO()
+    np.savez_compressed(file, **arrays)
+    content, labels = file.getvalue(), arrays["labels"]
+    sizes = {"examples": len(labels), "features_sha256": hashlib.sha256(content).hexdigest()}
+    values = separation(arrays["features"].astype(float), labels) | measured | sizes
+    measured = {prefix + name: value for name, value in values.items()}
+    with locked(folder):
+        write_atomically(folder / FILES[prefix], lambda path: path.write_bytes(content))
+        update_part(folder, "quality", measured)
+    return measured
+
+
+def read_outputs(folder: Path, record: dict[str, Any], prefix: str = "") -> dict[str, np.ndarray]:
+    """The arrays beside a record; refuses a file that is missing or is not the one that the record names."""
+    file = folder / FILES[prefix]
+    content = file.read_bytes() if file.is_file() else b""
+    if hashlib.sha256(content).hexdigest() != record.get("quality", {}).get(f"{prefix}features_sha256"):
+        raise UserError(
+            f"{file.name} of '{folder}' is missing or is not what its record names; run "
+            f"'fedcli quality{' --clients' if prefix else ''} {folder}' first."
+        )
+    return dict(np.load(io.BytesIO(content)))
+
+
+def add_quality(folder: Path, client: int | None = None, files: Sequence[str] = ()) -> dict[str, Any]:
+    """Measures the last model of a finished run, see `separation`; writes features and numbers.
+
+    Args:
+        folder: Of the run.
+        client: Whose own model is measured; None for the global model.
+        files: The user's files that the run needs, see `resume`; so below.
+
+    Returns:
+        `nmi`, `silhouette`, `client` if there is one, the number of `examples`, and `features_sha256` of the file.
+
+    Raises:
+        UserError: If the run has no such model, no test images, or not its checkpoint.
+    """
+    run = open_run(folder, files)
+    fed, method = run.fed, run.setup.method
+    check_client(method, fed.num_clients, client)
+    if len(fed.test_labels) == 0:
+        raise UserError(f"the protocol {run.record['protocol']} has no common test images (got {folder}).")
+    index = np.sort(generator(SEED, "quality").permutation(len(fed.test_labels))[:EXAMPLES])
+    with machine_settings(fed):
+        [(_, (network, *model))] = models(fed, method, run.state, [client or 0])
+        features, logits, labels = (part.numpy() for part in fed.predict(*model, index, network, test=True))
+    arrays = {"features": features.astype(float), "labels": labels, "predicted": logits.argmax(1)}
+    return write_outputs(folder, arrays, {} if client is None else {"client": client})
+
+
+def separation(features: np.ndarray, labels: np.ndarray) -> dict[str, float]:
+    """How well features `[n, D]` separate the classes `labels` `[n]`.
+
+    Returns:
+        `nmi`, 0 to 1: normalized mutual information of the classes and as many K-means clusters. `silhouette`, -1 to 1:
+        the distance to the own class compared with that to the nearest other one.
+
+    Raises:
+        UserError: If there are too few classes or images.
+    """
+    classes, images = len(np.unique(labels)), len(labels)
+    if not 2 <= classes < images:
+        raise UserError(f"only two classes or more, with more images, are compared (got {classes} and {images}).")
+    clusters = KMeans(classes, n_init=10, random_state=SEED).fit_predict(features)
+    nmi, silhouette = normalized_mutual_info_score(labels, clusters), silhouette_score(features, labels)
+    return {"nmi": float(nmi), "silhouette": float(silhouette)}
+
+
+def add_clients_quality(folder: Path, files: Sequence[str] = ()) -> dict[str, float]:
+    """Measures the features by the clients' models after one more round; writes features and numbers.
+
+    Returns:
+        What `add_quality` returns, of all clients' features together, and the median cosines of two features of one
+        class, `cosine_same`, and of two classes, `cosine_other`; each name begins with "clients_".
+
+    Raises:
+        UserError: As `one_more_round` and `separation`.
+    """
+    arrays = one_more_round(folder, files)
+    arrays["features"] = arrays["features"].astype(np.float16)
+    cosines, same = pair_cosines(arrays["features"].astype(float), arrays["labels"])
+    measured = {"cosine_same": float(np.median(cosines[same])), "cosine_other": float(np.median(cosines[~same]))}
+    return write_outputs(folder, arrays, measured, OF_CLIENTS)
+
+
+def one_more_round(folder: Path, files: Sequence[str] = ()) -> dict[str, np.ndarray]:
+    """What `client_points` gives after the round that would follow a run's last one; nothing is written.
+
+    Raises:
+        UserError: If the clients send no whole model, or the run cannot be opened.
+    """
+    run = open_run(folder, files, drift_every=1)
+    fed, method, cohort = run.fed, run.setup.method, run.fed.cohort(len(run.record["rounds"]))
+    with machine_settings(fed):
+        method.run_round(run.state, cohort, fed, run.setup.options)
+        if fed.trained is None:
+            raise UserError(f"the clients of '{method.name}' send no whole model (got {folder}); leave it out.")
+        return client_points(fed, cohort)
+
+
+def client_points(fed: Federation, cohort: Cohort) -> dict[str, np.ndarray]:
+    """What the clients' models give for test images of their classes and domains.
+
+    Returns:
+        `features` `[n, D]`, each by the model of one client, `labels` `[n]` and the ids of the `clients` `[n]`.
+    """
+    test_labels = fed.test_labels.cpu().numpy()
+    candidates = np.flatnonzero(test_labels < CLASSES)
+    index = np.sort(generator(SEED, "images").permutation(candidates)[: drift.EXAMPLES])
+    features = drift.local_features(fed, cohort, index).double().cpu().numpy()[:CLIENTS]  # [K, n, D]
+    labels, clients = test_labels[index], cohort.client_ids[:CLIENTS]
+    domains = np.zeros_like(labels) if fed.test_domains is None else fed.test_domains.cpu().numpy()[index]
+    has_class = fed.class_counts(cohort).cpu().numpy()[:CLIENTS, labels] > 0  # [K, n]
+    has_domain = fed.domain_counts[clients][:, domains] > 0
+    client, image = np.nonzero(has_class & has_domain)
+    chosen = np.sort(generator(SEED, "points").permutation(len(client))[:POINTS])
+    client, image = client[chosen], image[chosen]
+    return {"features": features[client, image], "labels": labels[image], "clients": clients[client]}
+
+
+def pair_cosines(features: np.ndarray, labels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The cosine of each two features of `[n, D]`, 0 with a zero vector, and whether both are of one class."""
+    pairs = np.triu_indices(len(labels), 1)
+    return cosine_similarity(features)[pairs], (labels[:, None] == labels)[pairs]
