@@ -24,13 +24,14 @@ from fedcli.declarations import (
     both_ways,
     grid,
     option,
+    params_both_ways,
     rows_by_class,
 )  # fmt: skip
 from fedcli.errors import UserError
 
 __all__ = [
     "Cell", "Claim", "DataSetting", "Gain", "Method", "Post", "Protocol", "PublicSetting", "Table", "UserError",
-    "both_ways", "frame", "grid", "load", "option", "rows_by_class", "run",
+    "both_ways", "frame", "grid", "load", "option", "params_both_ways", "rows_by_class", "run",
 ]  # fmt: skip
 
 

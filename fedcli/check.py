@@ -324,7 +324,8 @@ LAWS = {
         {"": {}, "BatchNorm, ": {"backbone": NORMED}}, "reduces_to",  # whose buffers must come out
     ),
     2: Law(law_2_on_is_not, needs="reduces_to"),
-    3: Law(law_3_state_survives, needs="ClientState"),
+    # With BatchNorm, which may be all that a client keeps.
+    3: Law(law_3_state_survives, {"": {"backbone": NORMED}}, needs="ClientState"),
     4: Law(
         law_4_chunking_is_invisible,
         {

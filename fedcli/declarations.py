@@ -258,6 +258,12 @@ def both_ways(floats: Callable[[Sizes], int]) -> Callable[..., tuple[int, int]]:
     return costs
 
 
+def params_both_ways(state: Any, cohort: Any, fed: Any, config: Any) -> tuple[int, int]:
+    """Costs of a method whose clients each receive and send what its state has in `params`, a part of a model."""
+    total = len(cohort.client_ids) * sum(value.numel() for value in state.params.values())
+    return total, total
+
+
 def rows_by_class(width: Callable[[Sizes], int]) -> Callable[..., tuple[int, int]]:
     """Costs of a method whose clients each receive a row for every class, and send rows of the classes they have."""
 
@@ -328,7 +334,9 @@ class Method(_Declared):
         model: From a state to parameters and buffers of the global model that is tested; by default its fields
             `params` and `buffers`.
         personal: From a state to `(params, buffers)` by id of each client that has taken part, where every client
-            keeps a model; None where there is a global one.
+            keeps a model; None where a global one is tested.
+        shared: From a state to parameters and buffers of the global model that there is beside personal ones; it is
+            tested too, and the personal ones are the headline. None where there is none.
         prototypes: From a state to `(prototypes [C, D], has_class [C])`, where the method classifies by the nearest
             prototype; None where it classifies by the head.
         mixed_networks: Whether its clients may have different networks.
@@ -352,11 +360,17 @@ class Method(_Declared):
     client_memory: Callable[[Sizes], int] = field(default=lambda sizes: sizes.parameters)
     model: Callable[[Any], tuple[dict, dict]] = global_model
     personal: Callable[[Any], dict[int, tuple[dict, dict]]] | None = None
+    shared: Callable[[Any], tuple[dict, dict]] | None = None
     prototypes: Callable[[Any], tuple[Any, Any]] | None = None
     mixed_networks: bool = False
     uses_public_data: bool = False
     optimizers: tuple[str, ...] = ()
     numerics: int = 1
+
+    @property
+    def tested(self) -> str:
+        """Which model the headline is of: "global" or "personal", each client's own."""
+        return "global" if self.personal is None else "personal"
 
 
 @dataclass(frozen=True)

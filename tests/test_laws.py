@@ -43,7 +43,7 @@ SMALL = laws.toy_parts((5, 3, 6, 2))  # with batches of 4 the last ones have 1, 
 CASES = [  # a law, the methods that it is held against, and the options of the runs
     (laws.law_1_off_is_the_simpler_method, REDUCING, {"backbone": laws.NORMED, "batch_size": 8}),
     (laws.law_2_on_is_not, REDUCING, {}),
-    (laws.law_3_state_survives, KEEPING, FEW_STEPS),
+    (laws.law_3_state_survives, KEEPING, {"backbone": laws.NORMED, **FEW_STEPS}),
     (laws.law_4_chunking_is_invisible, METHODS, {"chunks": (1, 2, "branches:4"), "parts": SMALL}),
     (laws.law_4_chunking_is_invisible, VARIANTS, {"chunks": (2,), "parts": SMALL}),
     (laws.law_4_chunking_is_invisible, WITH_ADAM, {"chunks": (4,), "optimizer": "adam", "lr": 0.003, **FEW_STEPS}),

@@ -18,6 +18,7 @@ from fedcli.errors import UserError, needed, printable
 from fedcli.files import write_atomically
 from fedcli.runs.signals import interruptions, set_time_limit
 
+LONGEST_RANGE = 1000  # seeds of a range
 MACHINE, OUTPUT = "Machine", "Output"  # panels of the help
 
 
@@ -32,8 +33,21 @@ def argument(kind: Any, metavar: str, help: str, **more: Any) -> Any:
 
 
 def parse_seeds(text: str) -> list[Any]:
-    """Read the seeds of `--seeds 0,1,2`; `check_seeds` refuses a part that is no number."""
-    return [int(part) if re.fullmatch("[0-9]{1,30}", part.strip()) else part for part in text.split(",")]
+    """Read the seeds of `--seeds 0,1,2` or `--seeds 0-2`; `check_seeds` refuses a part that is neither.
+
+    A range has both its ends, the smaller first, and at most a thousand seeds.
+    """
+    seeds: list[Any] = []
+    for part in text.split(","):
+        number = re.fullmatch(r"\s*([0-9]{1,30})\s*", part)
+        ends = re.fullmatch(r"\s*([0-9]{1,30})\s*-\s*([0-9]{1,30})\s*", part)
+        if number:
+            seeds.append(int(number[1]))
+        elif ends and 0 <= int(ends[2]) - int(ends[1]) < LONGEST_RANGE:
+            seeds += range(int(ends[1]), int(ends[2]) + 1)
+        else:
+            seeds.append(part)
+    return seeds
 
 
 def limit_time(text: str | None) -> str | None:
@@ -47,7 +61,7 @@ def limit_time(text: str | None) -> str | None:
     return text
 
 
-Seeds = optional(Any, "Seeds, a run for each, e.g. 0,1,2.", panel=MACHINE, parser=parse_seeds, metavar="TEXT")
+Seeds = optional(Any, "Seeds, a run for each, e.g. 0,1,2 or 0-2.", panel=MACHINE, parser=parse_seeds, metavar="TEXT")
 Jobs = optional(int, "Parallel runs, each in a process of its own.", panel=MACHINE, min=1)
 Workers = optional(int, "Processes that share each round; the bits stay the same.", panel=MACHINE, min=1)
 On = optional(str, "ray or ray:ADDRESS: every run a task of Ray, in a shared folder.", panel=MACHINE)

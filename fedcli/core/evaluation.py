@@ -4,11 +4,13 @@
     clients    on every client's own test part, pooled over the clients; a global model is tested on each part
     domains    every client's model on every domain's test images: its own (intra) and the others (inter)
 
-A method that classifies by the nearest prototype has that as its headline and the classifier's accuracy beside it.
+A method that classifies by the nearest prototype has that as its headline and the classifier's accuracy beside it; one
+that has a global model beside personal ones has the accuracy of the personal ones, and the global one's beside it.
 """
 
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -49,10 +51,20 @@ def evaluate(fed: Federation, method: Method, state: Any) -> dict[str, Any]:
         `clients`, mean, standard deviation and worst over the clients (on their own test parts under `clients`; of
         their own models on the test images under `server`; else on their validation examples); `client_accuracy`, the
         same of each client by its id; `domains`, test accuracy of each domain. None of what there is not. Under
-        `domains` also `intra` and `inter`, by the client's own domain. With prototypes also `classifier_accuracy`.
+        `domains` also `intra` and `inter`, by the client's own domain. With prototypes also `classifier_accuracy`, with
+        a global model beside personal ones `global_accuracy`, measured as the headline.
     """
-    prototypes = method.prototypes(state) if method.prototypes else None
     before, fed.outputs = fed.outputs, {}
+    result = _accuracies(fed, method, state, before)
+    if method.shared is not None:
+        global_alone = replace(method, model=method.shared, personal=None, shared=None)
+        result["global_accuracy"] = _accuracies(fed, global_alone, state, before)["test_accuracy"]
+    return result
+
+
+def _accuracies(fed: Federation, method: Method, state: Any, before: Mapping) -> dict[str, Any]:
+    """Returns what `evaluate` does of the tested models alone; `before` is what models gave when last evaluated."""
+    prototypes = method.prototypes(state) if method.prototypes else None
 
     def hits_of(model: Model, index: np.ndarray | None) -> Tensor:
         network, *parts = model

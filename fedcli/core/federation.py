@@ -308,6 +308,10 @@ class Federation:
                 NUM_DRAWS[self.transform.augmentation],
             )  # fmt: skip
 
+    def is_tested(self, round: int) -> bool:
+        """Returns whether the models are tested after a round: every `--eval-every` rounds and after the last."""
+        return round + 1 == self.num_rounds or (round + 1) % self.config.eval_every == 0
+
     def lr(self, round: int) -> float:
         """Returns the learning rate of a round, counted from 0.
 

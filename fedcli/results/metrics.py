@@ -172,6 +172,7 @@ _ALL = (
     # Other accuracies.
     Metric("validation", partial(_at_selected, key="validation_accuracy"), needs="selected"),
     Metric("classifier", partial(_at_selected, key="classifier_accuracy"), needs="selected"),
+    Metric("global", partial(_at_selected, key="global_accuracy"), needs="selected"),
     Metric(
         "classifier-of-last", lambda run, last: _exact_mean(_curve(run, last, key="classifier_accuracy")), parameter=int
     ),

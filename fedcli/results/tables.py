@@ -28,7 +28,11 @@ from fedcli.runs.record import state_of
 OUT = re.compile(r" --out[ =](?:'[^']*'|\S+)")  # in the commands of older runs
 COMPARABLE = ["protocol", "dataset", "partition", "rounds", "train_examples", "selection"]
 # Metrics that have a column where a run has a value.
-SOMETIMES = ("validation", "post", "classifier", "intra", "quality:nmi", "quality:silhouette")
+SOMETIMES = ("global", "validation", "post", "classifier", "intra", "quality:nmi", "quality:silhouette")
+MODELS = (
+    'Model: which one is tested for the headline, the "global" one that all clients share or each client\'s own '
+    '"personal" one; the column "global, %" has the global model of methods that have both.'
+)
 
 
 @dataclass(frozen=True)
@@ -113,6 +117,12 @@ def agreed(records: Iterable[dict]) -> dict[str, Any]:
     return {name: rows[0][name] for name in FIRST[1:] if len({row[name] for row in rows}) == 1}
 
 
+def tested_model(record: dict) -> str:
+    """Which model the headline of a run is of, "global" or "personal"; empty where an older record cannot tell."""
+    method = registry.methods().get(record["method"])
+    return record.get("tested") or (method.tested if method else "")
+
+
 def sheet(records: Sequence[dict], metrics: Sequence[str] = (), title: str = "", each: bool = False) -> Sheet:
     """A table with a row for each group, or for each run if `each`, and more `metrics`; its values are the runs.
 
@@ -129,6 +139,8 @@ def sheet(records: Sequence[dict], metrics: Sequence[str] = (), title: str = "",
         ahead = best(read[selected], {index: groups[index].records for index in indices})
         if ahead is not None:
             rows[ahead] |= {title: Best(rows[ahead][title]) for title in ("Method", selected)}
+    if len({row["Model"] for row in rows}) == 1:
+        rows = [{**row, "Model": ""} for row in rows]  # which the title of no column has to say
     titles = [title for title in rows[0] if any(row[title] for row in rows)]
     same = ", ".join(f"{name} {markdown(value)}" for name, value in agreed(records).items())
     return Sheet(
@@ -156,6 +168,7 @@ def _row(member: SeedGroup, read: dict[str, Metric], optional: set[str]) -> dict
         "Method": member.method,
         "Settings": settings_text(member.settings),
         "Seeds": re.sub(r" finished after \d+ rounds", "", ", ".join(seeds)),
+        "Model": tested_model(records[0]),
         **means,
         "Rounds": str(records[0]["config"]["rounds"]),
         "Floats up / down, client and round": " / ".join(sent),
@@ -176,6 +189,7 @@ def _notes(groups: Sequence[SeedGroup], bold: bool) -> list[str]:
         given |= {settings_text({name: value}): True for name, value in options.items() if name not in told}
     notes = {
         "Mean ± sample standard deviation over runs (number of runs); a value without ± is one run.": True,
+        MODELS: len(set(map(tested_model, records))) > 1,
         DIVERGED: "diverged" in map(state_of, records),
         f"Reduced against the protocol: {'; or '.join(filter(None, smaller))}.": any(smaller),
         **inactive,
@@ -197,6 +211,7 @@ def numbers_of(record: dict, metrics: Sequence[Metric] = ()) -> dict[str, Any]:
         **{name: record[name] for name in ("method", "protocol", "dataset", "seed", "status")},
         "reduced": ", ".join(reductions(record).values()),
         "partition_fingerprint": record["partition"]["fingerprint"],
+        "tested": tested_model(record),
         "selection": summary["selection"],
         "selected": selected,
         "selected_round": None if summary["selected_round"] is None else summary["selected_round"] + 1,

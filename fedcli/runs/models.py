@@ -49,7 +49,8 @@ def models_of(method: Method, state: Any) -> Models:
     prototypes = tuple(method.prototypes(state)) if method.prototypes else None
     if method.personal is None:
         return Models(tuple(method.model(state)), {}, prototypes)
-    return Models(None, {client: tuple(model) for client, model in method.personal(state).items()}, prototypes)
+    shared = None if method.shared is None else tuple(method.shared(state))
+    return Models(shared, {client: tuple(model) for client, model in method.personal(state).items()}, prototypes)
 
 
 def all_params(method: Method, state: Any, num_clients: int) -> Iterator[tuple[str, Tensor]]:
@@ -64,10 +65,15 @@ def all_params(method: Method, state: Any, num_clients: int) -> Iterator[tuple[s
 
 def check_client(method: Method, num_clients: int, client: int | None) -> None:
     """Refuses a client that has no model of its own, and None, the global model, where there is none."""
-    clients = [None] if method.personal is None else range(num_clients)
-    if client not in clients:
-        allowed = "one global model" if method.personal is None else f"a model for each client, 0 to {clients[-1]}"
-        raise UserError(f"'{method.name}' keeps {allowed} (got --client {client}); choose one of these.")
+    has_global = method.personal is None or method.shared is not None
+    if client is None and has_global:
+        return
+    if method.personal is not None and client in range(num_clients):
+        return
+    kept = ["one global model"] if has_global else []
+    if method.personal is not None:
+        kept.append(f"a model for each client, 0 to {num_clients - 1}")
+    raise UserError(f"'{method.name}' keeps {' and '.join(kept)} (got --client {client}); choose one of these.")
 
 
 @dataclass
@@ -228,12 +234,13 @@ def export(
             {"format": "pt", "method": record["method"], "class_names": json.dumps(record["class_names"])},
         )
     entry = record["rounds"][record["summary"]["selected_round"] if round == "selected" else -1]
+    accuracy = entry["test_accuracy"] if client is not None else entry.get("global_accuracy", entry["test_accuracy"])
     text = f"""\
 # {record["method"]} on {record["dataset"]}: {file.name}
 
 * {"Global model" if client is None else f"Model of client {client}"} of round {entry["round"] + 1} of \
 {record["config"]["rounds"]} ({round}), under {", ".join([f"`{record['protocol']}`", *reductions(record).values()])}
-* Accuracy of the run in this round: {100 * entry["test_accuracy"]:.2f} %
+* Accuracy of the run in this round: {100 * accuracy:.2f} %
 * Takes images {[None, *record["model"]["input"]]} in 0 to 1, of type {model.mean.dtype}; gives \
 {"minus the squared distances of the features to the prototypes" if prototypes else "logits"}
 * Classes: {", ".join(record["class_names"])}

@@ -40,7 +40,10 @@ class Standing(rounds.Listener):
         done = min(len(entries) + min(self._in_round / self._per_round, 1), total)
         elapsed, texts = max(time.perf_counter() - self._began, 1e-9), [f"round {len(entries)}/{total}"]
         for entry in entries[-1:]:
-            accuracies = {"test": entry["test_accuracy"], "validation": entry["validation_accuracy"]}
+            accuracies = {
+                "test": entry["test_accuracy"], "global": entry.get("global_accuracy"),
+                "validation": entry["validation_accuracy"],
+            }  # fmt: skip
             texts += [f"{name} {100 * value:.2f} %" for name, value in accuracies.items() if value is not None]
             texts += [f"{name} {value:.4g}" for name, value in entry["terms"].items()]
         left = elapsed / max(done - self._first, 1e-9) * (total - done)

@@ -87,7 +87,7 @@ def new_record(
         **({"dataset_source": dataset.source} if dataset.source else {}),
         "command": shlex.join(["fedcli", "run", source, *flags_of(given_options(values, setup.origin))]),
         "started": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-        "evaluation": setup.protocol.evaluation,
+        "evaluation": setup.protocol.evaluation, "tested": setup.method.tested,
         "normalisation": {"mean": pixels.mean, "std": pixels.std}, "augmentation": pixels.augmentation,
         "partition": {
             "flag": setup.partition.scaled(dataset.share).flag, "seed": config.partition_seed,

@@ -176,11 +176,10 @@ def one_round(setup: Setup, fed: Federation, state: Any, cohort: Cohort) -> tupl
     if fed.device.type == "cuda":
         torch.cuda.synchronize(fed.device)
     seconds = time.perf_counter() - start - sum(fed.seconds.values())
-    is_tested = is_last or (cohort.round + 1) % config.eval_every == 0
     down, up = ([sent["params"], sent["other"]] for sent in (fed.sent_down, fed.sent_up))
     entry = {
         "round": cohort.round,
-        **(evaluation.evaluate(fed, setup.method, after) if is_tested else evaluation.NOTHING),
+        **(evaluation.evaluate(fed, setup.method, after) if fed.is_tested(cohort.round) else evaluation.NOTHING),
         # Means over the clients, of terms by examples; floats sent are without buffers.
         "terms": {name: (terms[name].double() * cohort.weights.double()).sum().item() for name in terms},
         "floats_down": sum(round(floats / config.cohort_size) for floats in down),
