@@ -15,7 +15,7 @@ from rich.console import Console
 
 import fedcli
 from fedcli import check, declarations, registry
-from fedcli.cli import app, describe, display
+from fedcli.cli import app, common, describe, display
 from fedcli.cli.display import draw
 from fedcli.runs import begin, progress
 from fedcli.runs.options import RunConfig
@@ -193,6 +193,10 @@ def test_workers_share_one_run(monkeypatch):
     assert "workers share one run" in refused("run", "fedavg", *TINY, "--seeds", "0,1", "--workers", "2")
     monkeypatch.setenv("TORCHELASTIC_RUN_ID", "by torchrun")
     assert "workers share one run" in refused("run", "fedavg,fedprox", *TINY)
+
+
+def test_seeds_are_numbers_and_ranges():
+    assert common.parse_seeds("7,0-2, 10 - 11") == [7, 0, 1, 2, 10, 11]
 
 
 def test_ctrl_c_before_a_run_begins_leaves_nothing_of_it(monkeypatch):

@@ -47,6 +47,9 @@ SEEDS = "--seeds must be distinct whole numbers from 0"
         (f"run fedavg --rounds {10**24}", "--rounds must be >= 1 and <= 2147483647"),
         ("run fedavg --seeds 0,x", f"{SEEDS} (got '0,x'); write --seeds"),
         ("run fedavg --seeds 1,1", f"{SEEDS} (got '1,1')"),
+        ("run fedavg --seeds 2-0", f"{SEEDS} (got '2-0')"),
+        ("run fedavg --seeds 0-2,1", f"{SEEDS} (got '0,1,2,1')"),
+        ("run fedavg --seeds 0-99999999", f"{SEEDS} (got '0-99999999')"),
         ("run fedavg --device gpu", "--device must be auto, cpu, cuda or cuda:N (got 'gpu')"),
         # Several at once
         ("run fedavg --num-clients 4 --cohort-size 2,30", "--cohort-size 30 is larger than --num-clients 4"),

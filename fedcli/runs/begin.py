@@ -89,7 +89,8 @@ def check_seeds(seeds: Iterable[Any]) -> list[int]:
     seeds = list(seeds)
     if not seeds or len(set(seeds)) < len(seeds) or any(type(seed) is not int or seed < 0 for seed in seeds):
         raise UserError(
-            f"--seeds must be distinct whole numbers from 0 (got '{','.join(map(str, seeds))}'); write --seeds 0,1,2."
+            f"--seeds must be distinct whole numbers from 0 (got '{','.join(map(str, seeds))}'); write --seeds 0,1,2 "
+            "or 0-2."
         )
     return seeds
 
