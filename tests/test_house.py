@@ -92,6 +92,7 @@ ADDS_TO = {
     "fccl_plus": {"ewc"},  # its Table 16 takes EWC as the regularizer
     "fedfm": {"fednova", "fedprox", "moon"},  # feature matching is added to each, Section VII-D.2
     "fedgen": {"lg_fedavg"},  # LG-FedAvg and a generator
+    "ditto": {"fedprox"},  # own models by FedProx's objective around the global one
     "fedcm": {"fedavg", "scaffold"},  # FedAvg with momentum at the clients; the server's step is SCAFFOLD's
     "feddecorr": {"fedavg"},  # FedAvg with a term on the features
     "fedlc": {"fedavg"},  # FedAvg with another cross-entropy
@@ -103,6 +104,7 @@ ADDS_TO = {
     "fedrs": {"fedavg"},  # FedAvg with another softmax
     "fedsam": {"fedavg", "fedcm"},  # FedAvg with a second gradient, and MoFedSAM, which is FedCM with one
     "fedtgp": {"fedproto"},  # FedProto with trained prototypes
+    "pfedme": {"fedprox"},  # its Moreau envelope has FedProx's term
 }
 
 

@@ -142,7 +142,7 @@ def _refuse_combinations(run: RunConfig, method: Method, protocol: Protocol) -> 
     parse_size(run.state_memory or "0")
     mixed, on_clients, public = len(networks) > 1, protocol.evaluation == "clients", run.public_dataset
     drift, paper = f"--drift-every {run.drift_every}", f"the protocol {protocol.name}"
-    no_model = f"needs a global model of one network, which is tested (got '{method.name}' with {run.backbone}); leave it out"
+    no_model = f"needs a global model of one network (got '{method.name}' with {run.backbone}); leave it out"
     has_model = method.personal is None and not mixed
     faults = {
         f"--cohort-size {run.cohort_size} is larger than --num-clients {run.num_clients}; use as many or fewer":
