@@ -11,9 +11,11 @@ import torch.nn.functional as F
 from torch import nn
 from torch.func import functional_call
 
+import fedcli
 from fedcli.core import evaluation
 from fedcli.papers.baselines import apfl, fedrod, pfedme
-from fedcli.registry import find_method
+from fedcli.registry import find_method, methods
+from fedcli.runs.resolve import resolve
 from tests import laws
 from tests.reference import copied, minibatches, modules_of
 from tests.toys import randn
@@ -306,3 +308,22 @@ def test_a_global_model_beside_personal_ones_is_tested_as_if_it_stood_alone():
     personal = evaluation.evaluate(fed, find_method("local"), state)
     assert result == {**personal, "global_accuracy": alone["test_accuracy"]}
     assert alone["test_accuracy"] != personal["test_accuracy"]
+
+
+def test_any_method_runs_under_the_protocol_of_personal_tests():
+    for method in methods().values():
+        public = {"public_dataset": "digits"} if method.uses_public_data else {}
+        setup = resolve(method, {"protocol": "own:personal", "dataset": "digits", **public})
+        assert (setup.protocol.evaluation, setup.run.local_test) == ("clients", 0.25)
+
+
+@pytest.mark.parametrize("method", ["fedavg", "ditto"])
+def test_each_client_counts_by_its_part_in_a_personal_test(method, tmp_path):
+    given = {"protocol": "own:personal", "dataset": "digits", "train_examples": 200, "rounds": 1, "device": "cpu"}
+    record = fedcli.run(method, out=tmp_path / "run", **given).record
+    sizes = [int(size * 0.25) for size in record["partition"]["sizes"]]
+    assert len(set(sizes)) > 1
+    (entry,) = record["rounds"]
+    own = [accuracy * sizes[int(client)] for client, accuracy in entry["client_accuracy"].items()]
+    assert entry["test_accuracy"] == pytest.approx(sum(own) / sum(sizes))
+    assert ("global_accuracy" in entry) == (method == "ditto")
