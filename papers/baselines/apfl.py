@@ -1,7 +1,7 @@
 """APFL: a client's model is a mixture of its own parameters and the global ones.
 
 Y. Deng, M. M. Kamani, M. Mahdavi, "Adaptive Personalized Federated Learning", 2020, https://arxiv.org/abs/2003.13461.
-Algorithm 1, and the adaptive alpha of its Section 4.
+Algorithm 1, and the adaptive alpha.
 
 In each local step the client moves its copy of the global model along its own gradient, as in FedAvg, and its own
 parameters along the gradient of the mixture.
@@ -51,9 +51,9 @@ class Config:
 
     mixing: float = option(
         0.5, "Share of a client's own parameters in its model, at first if adaptive; 1 is local training", symbol="α",
-        source="Eq. 2; FedTorch", low=0, high=1, tune=(0.25, 0.5, 0.75),
+        source="FedTorch", low=0, high=1, tune=(0.25, 0.5, 0.75),
     )  # fmt: skip
-    adaptive: bool = option(False, "Whether each client learns its share", source="Section 4")
+    adaptive: bool = option(False, "Whether each client learns its share")
 
 
 class ClientState(NamedTuple):

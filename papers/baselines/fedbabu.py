@@ -17,8 +17,7 @@ Readings and deviations
        that would follow the round's. The paper tunes once, after the last round, at the learning rate reached there.
        The result is tested and then thrown away.
     2. The paper also tunes the body or the head alone; tuning all is what it recommends.
-    3. Bodies are averaged with the weights n_k / n of the cohort, as Algorithm 1 has it; the authors' code takes the
-       plain mean.
+    3. Bodies are averaged with the weights n_k / n of the cohort; the authors' code takes the plain mean.
     4. The head comes from the seed, so that it is never sent.
     5. The tuned models are what is tested; the global one under the initial head, the paper's "initial accuracy", is
        tested beside them.
@@ -88,7 +87,7 @@ def init(fed: Federation, config: Config) -> ServerState:
 
 def run_round(state: ServerState, cohort: Cohort, fed: Federation, config: Config) -> tuple[ServerState, Terms]:
     """Algorithm 1, one round, and the tuning before a test."""
-    received = fed.broadcast(state.params, state.buffers, cohort)  # line 4
+    received = fed.broadcast(state.params, state.buffers, cohort)  # server sends theta_G,ext
     heads = tree_map(lambda leaf: leaf.expand(len(cohort.client_ids), *leaf.shape), state.head)  # Reading 4
     clients = Client({**received.params, **heads}, received.buffers, optimizer={})
     step = fed.optimizer_step(plain_loss(fed.network), names=list(state.params))  # the head does not move

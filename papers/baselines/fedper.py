@@ -1,7 +1,7 @@
 """FedPer: every client has its own head, on a body that is averaged.
 
 M. G. Arivazhagan, V. Aggarwal, A. K. Singh, S. Choudhary, "Federated Learning with Personalization Layers", 2019,
-https://arxiv.org/abs/1912.00818. Algorithms 1 (client) and 2 (server).
+https://arxiv.org/abs/1912.00818. Algorithms FedPer-Client and FedPer-Server.
 
 A round: the server sends the body (the paper's base layers); a client puts its own head (its personalization layers) on
 it and trains both together; the server averages the bodies, weighted by examples, and the head stays.
@@ -79,21 +79,21 @@ def init(fed: Federation, config: Config) -> ServerState:
 
 
 def run_round(state: ServerState, cohort: Cohort, fed: Federation, config: Config) -> tuple[ServerState, Terms]:
-    """Algorithms 1 and 2, one round."""
+    """FedPer-Client and FedPer-Server, one round."""
     params, buffers = fed.initial_model()
     names = personal_names(fed.network, config)
     first = ClientState(split(params, names)[0], split(buffers, names)[0])
 
-    received = fed.broadcast(state.params, state.buffers, cohort)  # Algorithm 2: send W_B to each client
+    received = fed.broadcast(state.params, state.buffers, cohort)  # server: send W_B to each client
     own = fed.recall(state.clients, cohort, first)
     clients = Client({**received.params, **own.params}, {**received.buffers, **own.buffers}, optimizer={})
-    clients, terms = fed.train(clients, cohort, plain_loss(fed.network))  # Algorithm 1: SGD on (W_B, W_{P_j})
+    clients, terms = fed.train(clients, cohort, plain_loss(fed.network))  # client: SGD on (W_B, W_{P_j})
 
     own_params, body = split(clients.params, names)
     own_buffers, body_buffers = split(clients.buffers, names)
     kept = fed.remember(state.clients, cohort, ClientState(own_params, own_buffers))
-    sent = fed.upload_model(Client(body, body_buffers, optimizer={}))  # Algorithm 1: send back W_{B,j}
-    params, buffers = weighted_mean(sent, cohort.weights)  # Algorithm 2: W_B = sum_j gamma_j W_{B,j}
+    sent = fed.upload_model(Client(body, body_buffers, optimizer={}))  # client: send back W_{B,j}
+    params, buffers = weighted_mean(sent, cohort.weights)  # server: W_B = sum_j gamma_j W_{B,j}
     return ServerState(params, buffers, kept), terms
 
 

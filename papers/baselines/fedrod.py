@@ -1,7 +1,7 @@
 """FedRoD: one body with two heads, a generic one trained on a balanced risk and averaged, and an own one on top of it.
 
 H.-Y. Chen, W.-L. Chao, "On Bridging Generic and Personalized Federated Learning for Image Classification", ICLR 2022,
-https://arxiv.org/abs/2107.00778. The linear form; Eqs. 6 to 9.
+https://arxiv.org/abs/2107.00778. The linear form.
 
 The generic head learns by a softmax that makes up for the client's classes (balanced softmax), so that clients with
 different classes pull one way. The own head adds to its logits and learns by the plain risk, without moving the rest.
@@ -48,7 +48,7 @@ class Config:
     """What FedRoD adds to FedAvg."""
 
     prior_exponent: float = option(
-        1.0, "How far the softmax makes up for the client's classes; 0 is the plain one", symbol="γ", source="Eq. 7",
+        1.0, "How far the softmax makes up for the client's classes; 0 is the plain one", symbol="γ",
         low=0, off=0, tune=(0.5, 1.0, 2.0),
     )  # fmt: skip
 
@@ -89,7 +89,7 @@ def log_prior(counts: Tensor, prior_exponent: float) -> Tensor:
 
 
 def balanced_risk(logits: Tensor, labels: Tensor, prior: Tensor, mask: Tensor | None = None) -> Tensor:
-    """Eq. 7: -log of  N_y^gamma e^{g_y} / sum_c N_c^gamma e^{g_c},  mean over samples; a scalar.
+    """The balanced risk: -log of  N_y^gamma e^{g_y} / sum_c N_c^gamma e^{g_c},  mean over samples; a scalar.
 
     Args:
         logits: `[B, C]`.

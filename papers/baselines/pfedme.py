@@ -50,7 +50,7 @@ class Config:
 
     proximal_weight: float = option(
         15.0, "Weight of the distance between personal and local model; --lr times it should stay below 2", symbol="λ",
-        source="Eq. 2; authors' code", low=0, open_low=True, tune=(5.0, 15.0, 30.0),
+        source="authors' code", low=0, open_low=True, tune=(5.0, 15.0, 30.0),
     )  # fmt: skip
     personal_steps: int = option(
         5, "Steps of the personal model on each minibatch", symbol="K", source="authors' code", low=1
