@@ -13,10 +13,14 @@ from torch.func import functional_call
 
 import fedcli
 from fedcli.core import evaluation
+from fedcli.data import datasets
 from fedcli.papers.baselines import apfl, fedrod, pfedme
 from fedcli.registry import find_method, methods
+from fedcli.results.tables import sheet
+from fedcli.runs.models import export
 from fedcli.runs.resolve import resolve
 from tests import laws
+from tests.files import refused
 from tests.reference import copied, minibatches, modules_of
 from tests.toys import randn
 
@@ -327,3 +331,32 @@ def test_each_client_counts_by_its_part_in_a_personal_test(method, tmp_path):
     own = [accuracy * sizes[int(client)] for client, accuracy in entry["client_accuracy"].items()]
     assert entry["test_accuracy"] == pytest.approx(sum(own) / sum(sizes))
     assert ("global_accuracy" in entry) == (method == "ditto")
+
+
+def test_a_run_with_both_models_keeps_both_and_a_table_says_which_is_tested(tmp_path):
+    given = {"protocol": "fedfm:digits", "train_examples": 120, "rounds": 1, "num_clients": 2, "device": "cpu"}
+    runs = {name: fedcli.run(name, out=tmp_path / name, **given) for name in ("fedavg", "ditto", "fedrep")}
+    data, (entry,) = datasets.load("digits"), runs["ditto"].record["rounds"]
+
+    def accuracy(model):
+        return (model(data.x_test / 255).argmax(1) == data.y_test).double().mean().item()
+
+    assert accuracy(runs["ditto"].model()) == entry["global_accuracy"]
+    assert accuracy(runs["ditto"].model(client=1)) == entry["client_accuracy"]["1"]
+    assert runs["ditto"].history["global_accuracy"].tolist() == [100 * entry["global_accuracy"]]
+    _, card = export(runs["ditto"], format="safetensors")
+    assert f"in this round: {100 * entry['global_accuracy']:.2f} %" in card.read_text()
+    both = "one global model and a model for each client, 0 to 1"
+    refused(lambda: runs["ditto"].model(client=2), f"'ditto' keeps {both} (got --client 2)")
+    refused(lambda: runs["fedrep"].model(), "'fedrep' keeps a model for each client, 0 to 1 (got --client None)")
+
+    table = sheet([run.record for run in runs.values()])
+    at = [table.columns.index(title) for title in ("Method", "Model", "global, %")]
+    cells = [[row[index] for index in at] for row in table.lines]
+    assert cells == [
+        ["fedavg", "global", ""], ["ditto", "personal", f"{100 * entry['global_accuracy']:.2f} (1)"],
+        ["fedrep", "personal", ""],
+    ]  # fmt: skip
+    assert [note for note in table.notes if note.startswith("Model: which one is tested")]
+    alone = sheet([runs["ditto"].record])
+    assert "Model" not in alone.columns
