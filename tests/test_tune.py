@@ -5,9 +5,11 @@ import math
 import shutil
 from pathlib import Path
 
+import pandas as pd
 import pytest
 
 import fedcli
+from fedcli.registry import find_method
 from fedcli.results import jobs, tune
 from fedcli.runs.options import flags_of
 from fedcli.runs.record import read_record, write_record
@@ -15,6 +17,12 @@ from tests.files import refused
 from tests.programs import invoke
 
 TINY = {"dataset": "digits", "train_examples": 120, "rounds": 2, "local_epochs": 1}
+MINE = """
+from dataclasses import replace
+from fedcli.papers.baselines.fedavg import METHOD as FEDAVG
+
+METHOD = replace(FEDAVG, name="mine", title="Mine: FedAvg by another name", reduces_to=("fedavg", {}))
+"""
 GRID = {"proximal_weight": (0.01,), "lr": (0.005, 0.1, 1e30)}
 
 
@@ -44,12 +52,12 @@ def test_a_run_is_judged_by_its_protocols_rule_on_validation_examples(selection,
     ("given", "message"),
     [
         ({}, "'fedavg' has no grid of its own"),
-        ({"grid": ["lrr=1"]}, "unknown option to tune 'lrr'; did you mean 'lr'"),
-        ({"grid": ["seed=1,2"]}, "unknown option to tune 'seed'"),
+        ({"grid": ["lrr=1"]}, "unknown option of 'fedavg' '--lrr'; did you mean '--lr'"),
+        ({"grid": ["seed=1,2"]}, "--seed is no option to tune"),
         ({"grid": ["lr"]}, "--grid must be an option and its values"),
         ({"grid": ["lr=0.1", "lr=0.2"]}, "--lr is given twice"),
         ({"grid": ["rounds=1,2"]}, "--rounds is given twice"),
-        ({"grid": ["lr=0.1"], "seed": 0}, "--seed 0 is one that the paper's tables report"),
+        ({"grid": ["moon:lr=0.1"]}, "unknown method in --grid 'moon'; this command has fedavg"),
         ({"grid": ["lr=0.1"], "seed": 3, "seeds": [1000]}, "--seed 3 was given with --seeds"),
     ],
 )
@@ -130,4 +138,111 @@ def test_a_fifth_is_held_out_where_the_protocol_holds_out_nothing(tmp_path):
 
 
 def test_trials_that_have_all_diverged_choose_nothing(tmp_path):
-    refused(lambda: ranked("fedavg", lr=(1e30,), out=tmp_path / "grid", **TINY), "all 1 trials have diverged")
+    refused(
+        lambda: ranked("fedavg", lr=(1e30,), out=tmp_path / "grid", **TINY), "all 1 trials of 'fedavg' have diverged"
+    )
+
+
+def test_only_the_seeds_of_a_papers_own_runs_are_refused(tmp_path, monkeypatch):
+    assert tune.reported_seeds("fedfa:fmnist-c2", "fmnist") == {2021, 2022, 2023}
+    assert tune.reported_seeds("fedfa:fmnist-c2", "digits") == set()
+    given = {"grid": ["lr=0.1"], "out": tmp_path / "grid", **TINY}
+    assert len(tune.plan("fedavg", seeds=[0, 1], **given).runs) == 2  # no table has runs on the digits
+    monkeypatch.setattr(tune, "reported_seeds", lambda protocol, dataset: {0, 1})
+    refused(lambda: tune.plan("fedavg", seeds=[1000, 1], **given), "--seed 1 is one that the paper's tables report")
+
+
+# Several methods
+
+BOTH = "fedavg,fedprox"
+
+
+def tried(plan):
+    """The values that each method tries."""
+    points = {}
+    for run in plan.runs:
+        points.setdefault(run.setup.method.name, []).append(run.values)
+    return points
+
+
+def test_each_method_tries_its_own_options_and_those_of_all_with_the_same_number_of_trials(tmp_path):
+    grid = ["lr=0.01,0.1", "fedprox:proximal-weight=0.01,0.1,1"]
+    plan = tune.plan(BOTH, grid=grid, out=tmp_path / "two", **TINY)
+    points = tried(plan)
+    assert points["fedavg"] == [{"lr": 0.01}, {"lr": 0.1}]
+    assert len(points["fedprox"]) == 2  # drawn from six, the same each time
+    assert all(values.keys() == {"lr", "proximal_weight"} for values in points["fedprox"])
+    assert points == tried(tune.plan(BOTH, grid=grid, out=tmp_path / "two", **TINY))
+    all_of_them = tried(tune.plan(BOTH, grid=grid, trials=9, out=tmp_path / "two", **TINY))
+    assert [len(all_of_them[name]) for name in ("fedavg", "fedprox")] == [2, 6]
+    assert plan.runs[0].label == "fedavg, lr 0.01"
+    assert {run.folder.relative_to(tmp_path / "two").parts[0] for run in plan.runs} == {"fedavg", "fedprox"}
+
+
+def test_an_option_without_a_method_is_tried_by_those_that_have_it(tmp_path):
+    plan = tune.plan(BOTH, grid=["lr=0.1", "proximal-weight=0.1,1"], trials=2, out=tmp_path / "two", **TINY)
+    assert tried(plan) == {
+        "fedavg": [{"lr": 0.1}],
+        "fedprox": [{"lr": 0.1, "proximal_weight": 0.1}, {"lr": 0.1, "proximal_weight": 1.0}],
+    }
+
+
+def test_a_tuned_comparison_is_two_commands(folder):
+    Path("mine.py").write_text(MINE)
+    names = "fedavg,fedprox,./mine.py"
+    grid = ["--grid", "lr=0.01,0.1", "--grid", "fedprox:proximal-weight=0.01,0.1"]
+    result = invoke("tune", names, *grid, "--seeds", "1000-1001", "--out", "tuned", *flags_of(TINY))
+    assert result.exit_code == 0, result.output
+    assert "2 trials each; use fedcli run fedavg,fedprox,./mine.py --tuned tuned" in result.stdout
+    assert "warning: fedavg: the best --lr, " in result.stderr
+    assert "is at the edge of those tried (0.01, 0.1); try values beyond" in result.stderr
+    chosen = {name: json.loads(Path(f"tuned/{name}/tuned.json").read_text()) for name in ("fedavg", "fedprox", "mine")}
+    assert chosen["fedprox"]["options"].keys() == {"lr", "proximal_weight"}
+    result = invoke("run", names, "--tuned", "tuned", "--seeds", "0-1", "--out", "all", *flags_of(TINY))
+    assert result.exit_code == 0, result.output
+    for name, facts in chosen.items():
+        for seed in (0, 1):
+            record = read_record(Path(f"all/{name}/seed-{seed}"))
+            assert {option: record["config"][option] for option in facts["options"]} == facts["options"]
+
+
+def test_one_methods_option_is_set_in_a_command_of_several(folder):
+    options = ["--set", "fedprox:proximal-weight=0.7", "--lr", "0.02", "--out", "two"]
+    result = invoke("run", BOTH, *options, *flags_of(TINY))
+    assert result.exit_code == 0, result.output
+    config = read_record(Path("two/fedprox"))["config"]
+    assert (config["proximal_weight"], config["lr"]) == (0.7, 0.02)
+    result = invoke("run", BOTH, "--proximal-weight", "0.3", "--out", "three", *flags_of(TINY))
+    assert result.exit_code == 0, result.output
+    assert read_record(Path("three/fedprox"))["config"]["proximal_weight"] == 0.3
+    assert "proximal_weight" not in read_record(Path("three/fedavg"))["config"]
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--set", "moon:lr=1"], "unknown method in --set 'moon'; this command has fedavg, fedprox."),
+        (["--set", "fedavg:proximal-weight=1"], "unknown option of 'fedavg' '--proximal-weight'"),
+        (["--set", "fedprox:lr"], "--set must be an option and its values (got 'fedprox:lr')"),
+        (["--set", "fedprox:lr=1,2"], "--set gives an option one value (got 1,2 for --lr)"),
+        (["--set", "fedprox:lr=-1"], "--lr"),
+        (["--proximal-wait", "1"], "did you mean '--proximal-weight'"),
+    ],
+)
+def test_an_option_that_is_set_wrongly_is_refused(words, message, folder):
+    result = invoke("run", BOTH, *words, *flags_of(TINY))
+    assert result.exit_code == 2
+    assert message in " ".join(result.stderr.split()), result.stderr
+
+
+def test_a_best_value_at_the_edge_is_told_unless_nothing_lies_beyond():
+    def warned(best, *others, name="lr"):
+        options = [{name: value} for value in (best, *others)]
+        trials = pd.DataFrame({"method": ["fedprox"] * len(options), "options": options})
+        return tune.edges([find_method("fedprox")], trials)
+
+    assert warned(0.1, 0.01, 1.0) == []
+    assert warned(0.1, 0.01) == ["fedprox: the best --lr, 0.1, is at the edge of those tried (0.01, 0.1)"]
+    assert warned(0.1) == []  # one value is no grid
+    assert warned(0.0, 0.5, name="proximal_weight") == []  # off
+    assert warned("adam", "sgd", name="optimizer") == []

@@ -15,7 +15,8 @@ PACKAGES = {
     "fedcli.figures": ("look", "plots", "report"),
     "fedcli.measure": ("quality",),
     "fedcli.results": (
-        "claims", "durations", "frame", "jobs", "metrics", "paper_tables", "plans", "render", "tables", "tune",
+        "claims", "comparison", "durations", "frame", "jobs", "metrics", "paper_tables", "plans", "render", "tables",
+        "tune",
     ),
     "fedcli.runs": (
         "begin", "models", "options", "record", "resolve", "resume", "sources", "trackers", "verify", "workers",

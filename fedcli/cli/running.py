@@ -29,6 +29,10 @@ from fedcli.userfiles import is_from_file, user_files
 
 FILES, GRID = "Options from files", "Grid"  # panels of the help
 Device = optional(str, "auto, cpu, cuda or cuda:N.")
+Set = optional(
+    list[str], "One method's option, e.g. fedprox:proximal-weight=0.1; may be repeated.", "--set", panel="Grid",
+    metavar="METHOD:OPTION=VALUE",
+)  # fmt: skip
 MethodName = argument(str, "METHOD", "A method or a method file.", autocompletion=completion("method"))
 
 
@@ -45,8 +49,8 @@ class MethodCommand(TyperCommand):
             method, *others = map(find_summary, names)
             if is_from_file(names[0]) or is_from_file(post or ""):
                 steps = registry.posts(registry.find_method(names[0]), post)
-            ctx.meta["unknown_option"] = lambda flag: late.options.unknown_option(flag, method, steps, post)
-            options += make_options(method, steps, with_own=not others)
+            ctx.meta["unknown_option"] = lambda flag: late.options.unknown_option(flag, method, steps, post, others)
+            options += make_options([method, *others], steps)
         rest = super().parse_args(ctx, args)
         values = {option.name: ctx.params.pop(option.name) for option in options}
         ctx.meta["given"] = {name: value for name, value in values.items() if value is not None}
@@ -57,21 +61,28 @@ class MethodCommand(TyperCommand):
         return [*ctx.meta.get("options", ()), *super().get_params(ctx)]
 
 
-def make_options(method: Any, steps: Mapping[str, Any], with_own: bool) -> list[Any]:
-    """Make the options of a run, of steps after it and of a method, which several methods leave out.
+def make_options(methods: Sequence[Any], steps: Mapping[str, Any]) -> list[Any]:
+    """Make the options of a run, of steps after it and of the methods.
 
-    An option is None unless it is given; several values are a tuple.
+    An option is None unless it is given; several values are a tuple. Where methods have an option of the same name,
+    the help is that of the first.
     """
+    panels = late.options.option_panels(methods[0], steps)
+    names = {name for panel in panels.values() for name in panel}
+    for method in methods[1:]:
+        own = late.options.fields_of(method.config)
+        panels[method.title] = {name: field for name, field in own.items() if name not in names}
+        names |= own.keys()
     parameters = []
-    for title, panel in late.options.option_panels(method, steps).items():
-        for field in panel.values() if with_own or title != method.title else ():
+    for title, panel in panels.items():
+        for field in panel.values():
             flag = flag_of(field.name)
             more = {"autocompletion": completion(field.name, choices=field.metadata["choices"])}
             if field.metadata["choices"] or {int, float} & {field.type, *get_args(field.type)}:
                 more["parser"] = partial(_parse_values, field)
                 more["metavar"] = "<int>" if field.name == "seed" else "VALUE"
             flags = f"{flag}/--no-{flag[2:]}" if field.type is bool else flag
-            text = escape(option_help(field, method.defaults))
+            text = escape(option_help(field, methods[0].defaults))
             kind = optional(field.type, text, flags, panel=escape(title), show_default=False, **more)
             parameters.append((field.name, kind, None))
     app = typer.Typer(add_completion=False)
@@ -99,6 +110,7 @@ def run(
     cpus_per_run: common.Cpus = None,
     gpus_per_run: common.Gpus = None,
     time_limit: common.TimeLimit = None,
+    set_: Set = None,
     out: optional(str, "New folder; by default in runs/.", panel=OUTPUT) = None,
     continue_: optional(bool, "Go on in --out: skip ended runs, resume others.", "--continue", panel=OUTPUT) = None,
     log: common.Log = None,
@@ -114,7 +126,11 @@ def run(
     Defaults are those of a run without options; another data set or protocol brings its own.
     'fedcli run METHOD --help' shows a method's options, 'fedcli show METHOD' its card and its protocols.
     """
-    options, names = {**ctx.meta["given"], "sources": ctx.meta["sources"]}, method.split(",")
+    names = method.split(",")
+    settings = late.comparison.single_settings(names, set_) if set_ else {}
+    options = {**ctx.meta["given"], "sources": ctx.meta["sources"]}
+    if len(names) == 1:
+        options |= settings.get(method, {})
     experiment = {"out": out, "tuned": tuned, "continue_": continue_}
     where = common.place_runs(jobs, on, cpus_per_run, gpus_per_run)
     is_grid = any(isinstance(value, tuple) for value in options.values())
@@ -128,7 +144,7 @@ def run(
         raise UserError("workers share one run (got several runs); leave --workers or the launcher out.")
     if log is not None and where:
         raise UserError(f"--log {log} is for runs one after the other (got --jobs or --on); leave one out.")
-    plan = late.plans.plan_grid(names, options, seeds=seeds, **experiment)
+    plan = late.plans.plan_grid(names, options, seeds=seeds, settings=settings, **experiment)
     again = f"the same command with --out {shlex.quote(str(plan.folder))} --continue"
     errors = late.display.run_plan(plan, common.consoles(quiet, log_file, stderr=True), again, log, **where)
     records = late.frame.find_records([plan.folder])
@@ -145,7 +161,11 @@ def run(
 def tune(
     ctx: typer.Context,
     method: MethodName,
-    grid: optional(list[str], "Values to try, e.g. lr=0.01,0.1; may be repeated.", panel=GRID) = None,
+    grid: optional(
+        list[str], "Values to try, e.g. lr=0.01,0.1, or fedprox:lr=0.1,1 for one method; may be repeated.", panel=GRID
+    ) = None,
+    trials: optional(int, "Trials of each method; those of the smallest grid by default.", panel=GRID, min=1) = None,
+    set_: Set = None,
     seeds: common.Seeds = None,
     jobs: common.Jobs = None,
     on: common.On = None,
@@ -158,20 +178,47 @@ def tune(
 ) -> None:
     """Run a grid of options and choose by validation accuracy, never by test accuracy.
 
+    Several methods, with commas between them, get the same number of trials; a larger grid is drawn from.
     All other options are the same in every trial; with several seeds, the mean counts.
+    'fedcli run METHOD --tuned FOLDER' then uses what was chosen.
     """
-    plan = late.tune.plan(method, grid=grid or (), seeds=seeds, out=out, **ctx.meta["given"])
+    names = method.split(",")
+    settings = late.comparison.single_settings(names, set_ or ())
+    plan = late.tune.plan(
+        method, grid=grid or (), trials=trials, seeds=seeds, out=out, settings=settings, **ctx.meta["given"]
+    )
     where = common.place_runs(jobs, on, cpus_per_run, gpus_per_run)
     errors = late.display.run_plan(plan, common.consoles(quiet, log_file, stderr=True), records_only=True, **where)
-    trials, rows = late.tune.rank(plan, errors), []
+    ranked = late.tune.rank(plan, errors)
+    for name, of_method in ranked.groupby("method", sort=False):
+        print_trials(name if len(names) > 1 else "", of_method)
+    for text in late.tune.edges(late.comparison.find_methods(names), ranked):
+        typer.echo(f"warning: {text}; try values beyond.", err=True)
+    tuned = shlex.join(["--tuned", str(plan.folder)])
+    if len(names) == 1:
+        flags = shlex.join(late.options.flags_of(ranked["options"].iloc[0]))
+        typer.echo(f"use {flags}, or {tuned} ({plan.folder / late.tune.TUNED})")
+        return
+    counts = ranked.groupby("method", sort=False).size()
+    if counts.nunique() == 1:
+        budget = f"{counts.iloc[0]} trials each"
+    else:
+        budget = "trials: " + ", ".join(f"{name} {count}" for name, count in counts.items())
+    typer.echo(f"{budget}; use fedcli run {method} {tuned}")
+
+
+def print_trials(name: str, trials: Any) -> None:
+    """Print the trials of a method, the best first, with the mean and deviation of their validation accuracies."""
     mean_text = late.metrics.find_metric("validation").mean_text
+    rows = []
     for trial in trials.itertuples():
         percent = [100 * accuracy for accuracy in trial.accuracies]
         rows.append((*trial.options.values(), mean_text(percent) if trial.accuracy >= 0 else "diverged"))
-    best = trials["options"].iloc[0]
-    print_table((*map(flag_of, best), "Validation accuracy, %"), rows)
-    flags = shlex.join(late.options.flags_of(best))
-    typer.echo(f"use {flags}, or {shlex.join(['--tuned', str(plan.folder)])} ({plan.folder / late.tune.TUNED})")
+    columns = [*map(flag_of, trials["options"].iloc[0]), "Validation accuracy, %"]
+    if name:
+        columns = ["Method", *columns]
+        rows = [(name, *row) for row in rows]
+    print_table(columns, rows)
 
 
 def watch(start: Callable, quiet: bool | None = None, log_file: Path | None = None, log: str | None = None) -> Any:

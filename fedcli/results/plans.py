@@ -8,6 +8,7 @@ import itertools
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from fedcli.data import datasets
@@ -15,6 +16,7 @@ from fedcli.data.datasets import num_images
 from fedcli.declarations import Cell, Method, Table
 from fedcli.errors import UserError
 from fedcli.registry import find_method, find_protocol, protocols
+from fedcli.results.comparison import find_methods, options_of
 from fedcli.results.frame import read_runs, shipped
 from fedcli.results.metrics import Metric, find_metric
 from fedcli.runs.begin import begun, check_seeds, new_folder
@@ -250,37 +252,35 @@ def _on_other_data(method: Method, given: Mapping[str, Any], dataset: str) -> di
 def plan_grid(
     names: Sequence[str], given: Mapping[str, Any], *, seeds: Iterable[int] | None = None,
     out: str | Path | None = None, tuned: str | Path | None = None, continue_: bool | None = None,
+    settings: Mapping[str, Mapping[str, Any]] = MappingProxyType({}),
 ) -> Plan:  # fmt: skip
     """The runs of all methods with all combinations of options' values and all seeds, checked; nothing is run.
 
     Args:
         names: Names of methods, or paths of method files.
-        given: Options, a tuple for several values.
+        given: Options, a tuple for several values. One that only some of the methods have is for these.
         seeds: Of each combination; if not given, the seed of `given`.
         out: Folder, `runs/<time>-<method>-<data set>` if not given. Runs stand in it as
             `<method>/<option>=<value>,…/seed-<seed>`, without parts that all runs share.
         tuned: See `fedcli.runs.begin.run`.
         continue_: Go on with runs in `out` that the same call has made.
+        settings: Options of single methods, by the method's name as in `names`; they go before `given`.
 
     Raises:
         UserError: If one of them cannot start.
     """
-    called = [find_method(name).name for name in names]
-    if len(set(called)) < len(called):  # their runs would share folders
-        raise UserError(f"two methods have the same name (got {', '.join(called)}); name each once.")
+    methods = find_methods(names)
     if continue_ and out is None:
         raise UserError("--continue needs a folder (got no --out); name it with --out.")
-    grid = {name: values for name, values in given.items() if isinstance(values, tuple)}
+    seeds = None if seeds is None else list(seeds)
     runs = []
-    points = [dict(zip(grid, values, strict=True)) for values in itertools.product(*grid.values())]
-    for method, values in itertools.product(names, points):
-        for setup, end in plan_runs(method, out=Path(), seeds=seeds, tuned=tuned, **{**given, **values}):
-            several = setup.method.name if len(names) > 1 else ""
-            point = ",".join(f"{name}={value}" for name, value in values.items())
-            label = ", ".join(filter(None, [several, settings_text(values)])) or setup.method.name
-            launched = {**given, **values, "tuned": None if tuned is None else str(tuned)}
-            launched |= {} if seeds is None else {"seed": setup.run.seed}
-            runs.append(PlannedRun(label, method, launched, setup, Path(several, point, end), values))
+    for name, method in zip(names, methods, strict=True):
+        options = options_of(method, methods, given) | dict(settings.get(name, {}))
+        grid = {option: values for option, values in options.items() if isinstance(values, tuple)}
+        several = method.name if len(names) > 1 else ""
+        for combination in itertools.product(*grid.values()):
+            values = dict(zip(grid, combination, strict=True))
+            runs += _runs_of_point(name, several, values, {**options, **values}, seeds, tuned)
     folder = Path(out or new_folder(runs[0].setup))
     for run in runs:
         run.folder = folder / run.folder
@@ -288,3 +288,20 @@ def plan_grid(
         if run.record is None:
             load_data(run.setup)  # which refuses what cannot run
     return Plan(folder, tuple(runs))
+
+
+def _runs_of_point(
+    name: str, several: str, values: dict[str, Any], options: dict[str, Any], seeds: list[int] | None,
+    tuned: str | Path | None,
+) -> list[PlannedRun]:  # fmt: skip
+    """The runs of a method with one combination of values, a run a seed; `several` is the method's part of a folder."""
+    point = ",".join(f"{option}={value}" for option, value in values.items())
+    words = [several, settings_text(values)]
+    runs = []
+    for setup, end in plan_runs(name, out=Path(), seeds=seeds, tuned=tuned, **options):
+        label = ", ".join(filter(None, words)) or setup.method.name
+        launched = {**options, "tuned": None if tuned is None else str(tuned)}
+        if seeds is not None:
+            launched["seed"] = setup.run.seed
+        runs.append(PlannedRun(label, name, launched, setup, Path(several, point, end), values))
+    return runs

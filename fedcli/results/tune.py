@@ -8,24 +8,28 @@ import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import fmean
+from types import MappingProxyType
 from typing import Any
 
+import numpy as np
 import pandas as pd
 
 from fedcli import registry
-from fedcli.declarations import flag_of
-from fedcli.errors import UserError, unknown
+from fedcli.declarations import Method, flag_of
+from fedcli.errors import UserError
 from fedcli.files import write_atomically
+from fedcli.results.comparison import find_methods, options_of, settings_for
 from fedcli.results.frame import read_runs
-from fedcli.results.plans import Plan, plan_grid
-from fedcli.runs.options import fields_of, parse_values, recorded_fields
+from fedcli.results.plans import Plan, PlannedRun, plan_grid
+from fedcli.runs.identity import settings_text
+from fedcli.runs.options import fields_of, recorded_fields
 from fedcli.runs.record import ENDED, Record
-from fedcli.runs.resolve import resolve
+from fedcli.runs.resolve import Setup, resolve
+from fedcli.runs.sources import TUNED
 
 HOME = Path("tuning")  # of all trials, outside `runs`, so that no table of its runs has them
 SEED = 1000  # of the trials, if none is given
 VALIDATION = 0.2  # share of each client's examples held out, if the protocol holds out none
-TUNED = "tuned.json"
 
 
 class Tuning(Plan):
@@ -53,81 +57,198 @@ def validation_accuracy(record: Record) -> float:
 
 
 def plan(
-    method: str, *, grid: Sequence[str] = (), out: str | Path | None = None, seeds: Sequence[int] | None = None,
-    **given: Any,
+    method: str, *, grid: Sequence[str] = (), trials: int | None = None, out: str | Path | None = None,
+    seeds: Sequence[int] | None = None, settings: Mapping[str, Mapping[str, Any]] = MappingProxyType({}), **given: Any,
 ) -> Tuning:  # fmt: skip
-    """All combinations of options' values as runs of one method, for `jobs.execute` and then `rank`.
+    """Combinations of options' values as runs of one method or several, for `jobs.execute` and then `rank`.
+
+    Each method has the same number of trials. A method with more combinations tries as many of them, drawn at random,
+    the same ones each time.
 
     Args:
-        method: Name of a method, or path of a method file.
-        grid: Options with the values to try, as "proximal-weight=0.01,0.1".
-        out: Folder of the trials, of which none runs twice; `tuning/<method>-<protocol>-<data set>` if not given.
-        seeds: Several of each trial, of which the mean counts; no table may report one.
+        method: Name of a method, or path of a method file; several with commas between them.
+        grid: Options with the values to try, as "lr=0.01,0.1", for all methods that have it, or as
+            "fedprox:proximal-weight=0.01,0.1" for one of them.
+        trials: Trials of each method; those of the smallest grid if not given.
+        out: Folder of the trials, of which none runs twice; in `tuning/` if not given.
+        seeds: Several of each trial, of which the mean counts.
+        settings: Options of single methods, by the method's name as in `method`.
         **given: Options of `fedcli run`; the seed is `SEED` if not given. Tuples of values are tried, too; without any,
             those that the method's own options suggest.
 
     Raises:
-        UserError: If there is nothing to try, an option is unknown or given twice, a trial cannot start, or a table
-            reports a seed.
+        UserError: If there is nothing to try, an option is unknown or given twice, a trial cannot start, or the table
+            of a paper whose protocol is used reports a seed.
     """
-    chosen = registry.find_method(method)
-    fields = recorded_fields(chosen)
-    for text in grid:
-        flag, _, values = text.partition("=")
-        name = flag.strip().lstrip("-").replace("-", "_")
-        if not values:
-            raise UserError(f"--grid must be an option and its values (got '{text}'); write --grid lr=0.01,0.1.")
-        if name in ("seed", "device", "dataset", "protocol") or name not in fields:
-            raise unknown("option to tune", name, fields, f"'fedcli tune {method} --help' shows all.")
-        if name in given:
-            raise UserError(f"{flag_of(name)} is given twice (got --grid {text}); put all its values into one --grid.")
-        given[name] = parse_values(fields[name], values)
-    tried = {name: values for name, values in given.items() if isinstance(values, tuple)}
-    tried = tried or {name: field.metadata["tune"] for name, field in fields_of(chosen.config).items()}
-    tried = {name: values for name, values in tried.items() if values}
-    if not tried:
-        raise UserError(f"'{chosen.name}' has no grid of its own (got no --grid); give one, e.g. --grid lr=0.01,0.1.")
+    names = method.split(",")
+    methods = find_methods(names)
+    grids = settings_for(names, _checked_grid(grid, given), "--grid")
     if seeds is None:
         given.setdefault("seed", SEED)
-    first = resolve(chosen, {**given, **{name: values[0] for name, values in tried.items()}})
-    if not first.run.validation:
-        given["validation"] = VALIDATION
+    folder = None if out is None else Path(out)
+    runs: dict[str, list[PlannedRun]] = {}
+    for name, chosen in zip(names, methods, strict=True):
+        options = {**options_of(chosen, methods, given), **settings.get(name, {}), **grids[name]}
+        tried = _values_to_try(chosen, options)
+        options |= tried
+        first = resolve(chosen, {**options, **{option: values[0] for option, values in tried.items()}})
+        _refuse_reported(first, [first.run.seed] if seeds is None else seeds)
+        if not first.run.validation:
+            options["validation"] = VALIDATION
+        if folder is None:
+            folder = _home(methods, first)
+        of_method = folder / chosen.name if len(names) > 1 else folder
+        runs[name] = list(plan_grid([name], options, seeds=seeds, out=of_method, continue_=True).runs)
+    budget = trials or min(len(_points(of_method)) for of_method in runs.values())
+    drawn = [run for of_method in runs.values() for run in _draw(of_method, budget)]
+    if len(names) > 1:
+        for run in drawn:
+            run.label = ", ".join(filter(None, [run.setup.method.name, settings_text(run.values)]))
+    return Tuning(Path(folder or HOME), tuple(drawn))
+
+
+def _checked_grid(grid: Sequence[str], given: Mapping[str, Any]) -> Sequence[str]:
+    """Refuses what is no option to try, and an option that is given beside its grid."""
+    for text in grid:
+        option = text.partition("=")[0].rpartition(":")[2].strip().lstrip("-").replace("-", "_")
+        if option in ("seed", "device", "dataset", "protocol"):
+            raise UserError(f"--{option} is no option to tune (got --grid {text}); give it once, for all trials.")
+        if option in given:
+            raise UserError(
+                f"{flag_of(option)} is given twice (got --grid {text}); put all its values into one --grid."
+            )
+    return grid
+
+
+def _values_to_try(method: Method, options: Mapping[str, Any]) -> dict[str, tuple]:
+    """The options with several values, or those that the method's own options suggest."""
+    tried = {name: values for name, values in options.items() if isinstance(values, tuple)}
+    if not tried:
+        suggested = {name: field.metadata["tune"] for name, field in fields_of(method.config).items()}
+        tried = {name: values for name, values in suggested.items() if values}
+    if not tried:
+        raise UserError(f"'{method.name}' has no grid of its own (got no --grid); give one, e.g. --grid lr=0.01,0.1.")
+    return tried
+
+
+def _home(methods: Sequence[Method], first: Setup) -> Path:
+    """The folder of trials for which none is given, by methods, protocol and data set."""
+    called = "+".join(method.name for method in methods)
     paper, _, setting = first.protocol.name.partition(":")
-    tables = [table for name, table in registry.tables().items() if name.startswith(f"{paper}:")]
-    reported = sorted({seed for table in tables for seed in table.seeds})  # to which options must not be fitted
-    for seed in {*reported}.intersection([given["seed"]] if seeds is None else seeds):
-        raise UserError(f"--seed {seed} is one that the paper's tables report, of {reported}; tune with {SEED}.")
-    folder = out or HOME / f"{chosen.name}-{paper}-{setting}-{first.run.dataset}"
-    planned = plan_grid([method], {**given, **tried}, seeds=seeds, out=folder, continue_=True)
-    return Tuning(planned.folder, planned.runs)
+    return HOME / f"{called}-{paper}-{setting}-{first.run.dataset}"
+
+
+def reported_seeds(protocol: str, dataset: str) -> set[int]:
+    """The seeds of the papers' tables that have runs of a protocol on a data set.
+
+    Options must not be fitted to runs that are then compared with the paper.
+    """
+    seeds: set[int] = set()
+    for table in registry.tables().values():
+        for cell in table.cells:
+            same_data = cell.settings.get("dataset", dataset) == dataset
+            if cell.settings.get("protocol") == protocol and same_data:
+                seeds.update(table.seeds)
+    return seeds
+
+
+def _refuse_reported(setup: Setup, seeds: Sequence[int]) -> None:
+    reported = reported_seeds(setup.protocol.name, setup.run.dataset)
+    for seed in seeds:
+        if seed in reported:
+            raise UserError(
+                f"--seed {seed} is one that the paper's tables report, of {sorted(reported)}; tune with {SEED}."
+            )
+
+
+def _points(runs: Sequence[PlannedRun]) -> list[str]:
+    """The combinations of values among the runs of a method, by their labels, each once."""
+    return list(dict.fromkeys(run.label for run in runs))
+
+
+def _draw(runs: Sequence[PlannedRun], budget: int) -> list[PlannedRun]:
+    """The runs of at most `budget` combinations, drawn without replacement, in their order."""
+    points = _points(runs)
+    if len(points) <= budget:
+        return list(runs)
+    drawn = np.random.default_rng(0).choice(len(points), budget, replace=False)
+    kept = {points[index] for index in drawn}
+    return [run for run in runs if run.label in kept]
 
 
 def rank(planned: Tuning, errors: Mapping[Path, str]) -> pd.DataFrame:
-    """The trials of a plan that `jobs.execute` has run, with its errors, the best first; writes them for `--tuned`.
+    """The trials of a plan that `jobs.execute` has run, with its errors; writes the best of each for `--tuned`.
 
     Returns:
-        A row a trial: its `options`, the validation `accuracies` of its runs as fractions, NaN where a run diverged,
-        and their mean, `accuracy`, NaN where any did.
+        A row a trial, the methods in the order of the plan and the best trial of each first: the `method`, the
+        `options`, the validation `accuracies` of its runs as fractions, NaN where a run diverged, and their mean,
+        `accuracy`, NaN where any did.
 
     Raises:
-        UserError: If a trial has not ended, or all trials have diverged.
+        UserError: If a trial has not ended, or all trials of a method have diverged.
     """
     runs = read_runs([planned.folder]).set_index("folder").reindex([run.folder for run in planned.runs])
     for folder in runs.index[~runs["state"].isin(ENDED)]:
         raise UserError(f"the trial '{folder}' has not ended ({errors.get(folder)}); see its record.")
     accuracies = runs["record"].where(runs["state"] == "finished").map(validation_accuracy, na_action="ignore")
-    trials = pd.DataFrame({"options": {run.label: run.values for run in planned.runs}})
-    trials["accuracies"] = accuracies.groupby([run.label for run in planned.runs]).agg(list)
+    labels = [run.label for run in planned.runs]
+    trials = pd.DataFrame(
+        {
+            "method": {run.label: run.setup.method.name for run in planned.runs},
+            "options": {run.label: run.values for run in planned.runs},
+        }
+    )
+    trials["accuracies"] = accuracies.groupby(labels).agg(list)
     trials["accuracy"] = trials["accuracies"].map(fmean)
-    trials = trials.sort_values("accuracy", ascending=False, kind="stable")
-    if trials["accuracy"].isna().all():
-        raise UserError(f"all {len(trials)} trials have diverged; try smaller values, e.g. of --lr.")
+    ranked = []
+    for method, of_method in trials.groupby("method", sort=False):
+        of_method = of_method.sort_values("accuracy", ascending=False, kind="stable")
+        if of_method["accuracy"].isna().all():
+            raise UserError(
+                f"all {len(of_method)} trials of '{method}' have diverged; try smaller values, e.g. of --lr."
+            )
+        ranked.append(of_method)
+        _write_best(planned, str(method), of_method)
+    return pd.concat(ranked)
+
+
+def _write_best(planned: Tuning, method: str, trials: pd.DataFrame) -> None:
+    """Writes the options of a method's best trial, and all its trials, into the file that `--tuned` reads."""
+    runs = [run for run in planned.runs if run.setup.method.name == method]
+    several = len({run.setup.method.name for run in planned.runs}) > 1
+    folder = planned.folder / method if several else planned.folder
     listed = trials[["options", "accuracy"]].rename(columns={"accuracy": "validation_accuracy"})
     facts = {
-        "method": planned.runs[0].setup.method.name,
-        "seed": ", ".join(dict.fromkeys(str(run.setup.run.seed) for run in planned.runs)),
+        "method": method,
+        "seed": ", ".join(dict.fromkeys(str(run.setup.run.seed) for run in runs)),
         "options": trials["options"].iloc[0],
         "trials": listed.astype(object).where(listed.notna(), None).to_dict("records"),
     }
-    write_atomically(planned.folder / TUNED, lambda path: path.write_text(json.dumps(facts, indent=1) + "\n"))
-    return trials
+    write_atomically(folder / TUNED, lambda path: path.write_text(json.dumps(facts, indent=1) + "\n"))
+
+
+def edges(methods: Sequence[Method], trials: pd.DataFrame) -> list[str]:
+    """Says of each method in which options its best trial lies at the edge of the values that it tried.
+
+    A better value may lie beyond. A value that switches a term off, or the smallest or largest that is allowed, has
+    nothing beyond.
+    """
+    texts = []
+    for method in methods:
+        of_method = trials[trials["method"] == method.name]
+        fields = recorded_fields(method)
+        for name, best in of_method["options"].iloc[0].items():
+            tried = sorted({options[name] for options in of_method["options"]}) if is_number(best) else []
+            metadata = fields[name].metadata
+            is_bound = best in (metadata["low"], metadata["high"], metadata["off"])
+            if len(tried) > 1 and best in (tried[0], tried[-1]) and not is_bound:
+                values = ", ".join(f"{value:g}" for value in tried)
+                texts.append(
+                    f"{method.name}: the best {flag_of(name)}, {best:g}, is at the edge of those tried ({values})"
+                )
+    return texts
+
+
+def is_number(value: Any) -> bool:
+    """Whether a value of an option has an order."""
+    return isinstance(value, int | float) and not isinstance(value, bool)

@@ -3,7 +3,7 @@
 import html
 import itertools
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import Field, dataclass, fields
 from typing import Any, get_args
@@ -96,12 +96,16 @@ def recorded_fields(method: Method) -> dict[str, Field]:
     return fields_of(RunConfig, method.config, *(post.config for post in posts(method).values()))
 
 
-def unknown_option(name: str, method: Method, steps: Mapping[str, Post], chosen: str | None) -> UserError:
+def unknown_option(
+    name: str, method: Method, steps: Mapping[str, Post], chosen: str | None, others: Sequence[Method] = ()
+) -> UserError:
     """An error, to be raised by the caller, for an option that a method does not have; `chosen` is `--post`.
 
-    It suggests an option by its symbol or another toolkit's word for it.
+    It suggests an option, also of the `others` that the command names, by its letters, its symbol or another toolkit's
+    word for it.
     """
-    options = fields_of(RunConfig, method.config, *(step.config for step in steps.values()))
+    kinds = [other.config for other in others] + [step.config for step in steps.values()]
+    options = fields_of(RunConfig, method.config, *kinds)
     word = name.strip("-").replace("-", "_").lower()
     for step in steps.values():
         if word in fields_of(step.config):

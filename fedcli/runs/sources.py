@@ -13,6 +13,8 @@ from fedcli.registry import find_method
 from fedcli.runs.options import flags_of, given_options, recorded_fields, typed_options
 from fedcli.userfiles import own_paths
 
+TUNED = "tuned.json"  # what `fedcli tune` writes beside the trials of a method
+
 
 def expand(args: list[str], command: str) -> tuple[list[str], dict[str, str]]:
     """The arguments of a command with the options that `--config` and `--from` stand for, the method first.
@@ -77,12 +79,18 @@ def _options_in_file(path: str) -> dict[str, Any]:
 
 
 def read_tuned(path: str | Path, method: Method, typed: Collection[str] = ()) -> tuple[dict[str, Any], str]:
-    """The options for a method in `tuned.json`, which `fedcli tune` has written, and where they come from.
+    """The options for a method that `fedcli tune` has written, and where they come from.
+
+    They stand in the `tuned.json` of the folder, or, where several methods were tuned, of a folder by the method's
+    name in it.
 
     Raises:
         UserError: It cannot be read, is of another method, or an option that is not `typed` names a user's file.
     """
-    file = Path(path) / "tuned.json" if Path(path).is_dir() else Path(path)
+    file = Path(path)
+    if file.is_dir():
+        of_method = file / method.name / TUNED
+        file = of_method if of_method.is_file() else file / TUNED
     with reading(file, "what 'fedcli tune' wrote"):
         best = json.loads(file.read_text())
         if best["method"] != method.name:

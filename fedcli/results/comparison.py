@@ -1,0 +1,90 @@
+"""Several methods in one command: which options go to which of them."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from fedcli.declarations import Method, flag_of
+from fedcli.errors import UserError, unknown
+from fedcli.registry import find_method
+from fedcli.runs.options import fields_of, parse_values, recorded_fields, unknown_option
+
+Options = dict[str, Any]
+
+
+def find_methods(names: Sequence[str]) -> list[Method]:
+    """Finds the methods of a command, whose runs have folders by name.
+
+    Raises:
+        UserError: If there is no such method, or two have the same name.
+    """
+    methods = [find_method(name) for name in names]
+    called = [method.name for method in methods]
+    if len(set(called)) < len(called):
+        raise UserError(f"two methods have the same name (got {', '.join(called)}); name each once.")
+    return methods
+
+
+def options_of(method: Method, methods: Sequence[Method], given: Mapping[str, Any]) -> Options:
+    """Leaves out the options that belong to other methods of the command and not to this one."""
+    of_others = {name for other in methods for name in fields_of(other.config)}
+    own = recorded_fields(method).keys()
+    return {name: value for name, value in given.items() if name in own or name not in of_others}
+
+
+def settings_for(names: Sequence[str], texts: Iterable[str], flag: str) -> dict[str, Options]:
+    """Reads `METHOD:OPTION=VALUE`, an option of one method, or of all methods that have it without `METHOD:`.
+
+    Args:
+        names: The methods, as they are named in the command.
+        texts: The texts, as of `--set` or `--grid`.
+        flag: The option whose texts they are.
+
+    Returns:
+        For each name of a method its options, each a tuple of the values in the text.
+
+    Raises:
+        UserError: If a text has no values, a method is not among those of the command or lacks the option, or an
+            option of a method is given twice.
+    """
+    methods = dict(zip(names, find_methods(names), strict=True))
+    settings: dict[str, Options] = {name: {} for name in names}
+    for text in texts:
+        option, equals, values = text.partition("=")
+        if not (option and equals and values):
+            raise UserError(f"{flag} must be an option and its values (got '{text}'); write {flag} lr=0.01,0.1.")
+        method_name, _, option = option.rpartition(":")
+        option = option.strip().lstrip("-").replace("-", "_")
+        for name in _named(methods, method_name, option, flag):
+            fields = recorded_fields(methods[name])
+            if option not in fields:
+                raise unknown_option(option, methods[name], {}, None)
+            if option in settings[name]:
+                raise UserError(f"{flag_of(option)} is given twice (got {flag} {text}); put all its values into one.")
+            settings[name][option] = parse_values(fields[option], values)
+    return settings
+
+
+def single_settings(names: Sequence[str], texts: Iterable[str]) -> dict[str, Options]:
+    """Reads the texts of `--set`, which gives one method's option one value; see `settings_for`."""
+    settings = settings_for(names, texts, "--set")
+    for options in settings.values():
+        for name, values in options.items():
+            if len(values) > 1:
+                got = ",".join(f"{value:g}" if isinstance(value, float) else str(value) for value in values)
+                raise UserError(
+                    f"--set gives an option one value (got {got} for {flag_of(name)}); 'fedcli tune --grid' tries "
+                    "several."
+                )
+            options[name] = values[0]
+    return settings
+
+
+def _named(methods: Mapping[str, Method], name: str, option: str, flag: str) -> list[str]:
+    """The methods that a text means, as they are named in the command: the named one, or all that have the option."""
+    if not name:
+        having = [other for other, method in methods.items() if option in recorded_fields(method)]
+        return having or list(methods)[:1]  # of which the option is then refused
+    meant = [other for other, method in methods.items() if name in (other, method.name)]
+    if not meant:
+        raise unknown(f"method in {flag}", name, methods, f"this command has {', '.join(methods)}.")
+    return meant
