@@ -271,7 +271,8 @@ def fisl_loss(similarity: Tensor, mean_similarity: Tensor) -> Tensor:
         similarity: S_i, `[B, B-1]`.
         mean_similarity: S-bar, `[B, B-1]`.
     """
-    target, log_similarity = F.log_softmax(mean_similarity, dim=1), F.log_softmax(similarity, dim=1)
+    target = F.log_softmax(mean_similarity, dim=1)
+    log_similarity = F.log_softmax(similarity, dim=1)
     return (target.exp() * (target - log_similarity)).sum(1).mean()
 
 
@@ -280,7 +281,8 @@ def make_collaborative_loss(network: Network, config: CollaborativeConfig) -> Lo
 
     def loss(params, buffers, batch, exchanged):
         features, logits, buffers = network(params, buffers, batch.x, batch.mask)
-        value, terms = 0.0, {}
+        value = 0.0
+        terms = {}
         if config.correlation_weight:
             correlation = cross_correlation(logits, exchanged.logits)
             terms["fccm"] = fccm_loss(correlation, config.off_diagonal_weight, config.off_diagonal_target)
@@ -299,18 +301,20 @@ def exchange(
     """Algorithm 1, lines 2 to 6: all participants' outputs of one public batch, before any update, and their means."""
     if len(batch.x) == 1:  # Reading 6
         return None
-    groups, logits, similarities = fed.groups(cohort), None, None
+    groups = fed.groups(cohort)
 
     def mean(by_group: list[Tensor]) -> Tensor:
         sent = fed.upload(fed.in_order(cohort, groups, by_group))  # [K, ...]
         return fed.download(sent.mean(0), cohort)
 
     outputs = [fed.forward(model, group, batch.x) for model, group in zip(models, groups, strict=True)]
+    logits = None
     if config.correlation_weight:
         logits = mean([output.logits for output in outputs])
+    similarities = None
     if config.similarity_weight:
-        of_image = partial(similarity, temperature=config.similarity_temperature)
-        similarities = mean([torch.stack([*map(of_image, output.features)]) for output in outputs])
+        of_client = partial(similarity, temperature=config.similarity_temperature)
+        similarities = mean([torch.stack([*map(of_client, output.features)]) for output in outputs])
     return Exchanged(logits, similarities)
 
 
@@ -325,11 +329,16 @@ def collaborate(
     models = [Client(state.params, state.buffers, optimizer={}) for state in previous]
     losses = [make_collaborative_loss(group.network, config) for group in fed.groups(cohort)]
     steps = [fed.optimizer_step(loss, weight_decay=0.0, key="public") for loss in losses]  # Reading 10
-    epochs = range(config.public_epochs if config.correlation_weight or config.similarity_weight else 0)
-    models, terms = learn_from_public(
-        models, steps, lambda models, batch: exchange(models, batch, cohort, fed, config), cohort, fed, epochs,
-        keep_optimizer=config.public_optimizer == "phase",
-    )  # lines 7 to 11  # fmt: skip
+    terms: Terms = {}
+    if config.correlation_weight or config.similarity_weight:
+
+        def exchange_outputs(models: list[Client], batch: Batch) -> Exchanged | None:
+            return exchange(models, batch, cohort, fed, config)
+
+        models, terms = learn_from_public(  # lines 7 to 11
+            models, steps, exchange_outputs, cohort, fed, range(config.public_epochs),
+            keep_optimizer=config.public_optimizer == "phase",
+        )  # fmt: skip
     if config.average_parameters:  # Reading 13
         models = [averaged_models(models[0], cohort, fed)]
     return [model._replace(optimizer={}) for model in models], terms
@@ -427,11 +436,15 @@ def update_locally(
         unseen = next(iter(fed.public_batches(group.round, epoch=config.public_epochs))).x
         penalised = ewc.make_local_loss(group.network, config.ewc_weight)
         return fed.train(model, group, penalised, ewc.anchors(model, group, fed, unseen), 0)
-    epochs, terms = fed.local_epochs, {}
-    plain = round(config.plain_share * epochs)  # Reading 16
-    for term, part in (("kd", range(plain)), (config.regularizer, range(plain, epochs))):
-        model, phase_terms = fed.train(model, group, make_local_loss(group.network, config, term), teacher, 0, part)
-        terms |= {name: terms.get(name, 0.0) + len(part) / epochs * value for name, value in phase_terms.items()}
+    plain = round(config.plain_share * fed.local_epochs)  # Reading 16
+    phases = {"kd": range(plain), config.regularizer: range(plain, fed.local_epochs)}
+    terms: Terms = {}
+    for term, epochs in phases.items():
+        local_loss = make_local_loss(group.network, config, term)
+        model, phase_terms = fed.train(model, group, local_loss, teacher, 0, epochs)
+        share = len(epochs) / fed.local_epochs
+        for name, value in phase_terms.items():
+            terms[name] = terms.get(name, 0.0) + share * value
     return model, terms
 
 
@@ -449,9 +462,11 @@ def init(fed: Federation, config: CollaborativeConfig) -> ServerState:
 
 def run_round(state: ServerState, cohort: Cohort, fed: Federation, config: Config) -> tuple[ServerState, Terms]:
     """Algorithm 1, communication epoch e."""
-    states, groups, all_terms = state.clients, fed.groups(cohort), []
+    states = state.clients
+    groups = fed.groups(cohort)
     previous = [fed.recall(states, group, ClientState(*fed.initial_model(group.network))) for group in groups]
     models, terms = collaborate(previous, cohort, fed, config)  # lines 2 to 11
+    all_terms = []
     for model, before, group in zip(models, previous, groups, strict=True):
         teaching = before if config.teacher == "previous" else model  # Reading 9: theta^{e-1}, or theta^e for Fig. 9
         teacher = Teacher(teaching.params, teaching.buffers)
@@ -522,13 +537,15 @@ def run_conference_round(
     state: ServerState, cohort: Cohort, fed: Federation, config: ConferenceConfig
 ) -> tuple[ServerState, Terms]:
     """One communication epoch of FCCL: as in FCCL+, but for theta* and the local objective."""
-    states, groups, all_terms = state.clients, fed.groups(cohort), []
+    states = state.clients
+    groups = fed.groups(cohort)
     epochs = fed.local_epochs if config.pretrain_epochs is None else config.pretrain_epochs
     for group, model in train_newcomers(states, cohort, fed, epochs, cosine=config.pretraining == "code"):
         pretrained = Teacher(model.params, model.buffers)  # theta*, Reading 12
         states = fed.remember(states, group, ClientState(*pretrained, pretrained))
     previous = [fed.recall(states, group, None) for group in groups]  # all of them have a state by now
     models, terms = collaborate(previous, cohort, fed, config)
+    all_terms = []
     for model, before, group in zip(models, previous, groups, strict=True):
         teachers = Teachers(Teacher(before.params, before.buffers), before.pretrained)
         model, group_terms = fed.train(model, group, make_conference_loss(group.network, config), teachers, 0)
@@ -704,10 +721,13 @@ _DOMAINS = {  # by the paper's letters, and what the scenario is called in its t
     "Office31": ("office31", {"AM": "amazon", "D": "dslr", "W": "webcam"}),
     "Office-Home": ("office-home", {"A": "Art", "C": "Clipart", "P": "Product", "R": "Real World"}),
 }
-_ALL, _TWO = tuple(_DOMAINS), ("Digits", "Office31")
-_BOTH, _INTER = ("inter", "intra"), ("inter",)
+_ALL = tuple(_DOMAINS)
+_TWO = ("Digits", "Office31")
+_BOTH = ("inter", "intra")
+_INTER = ("inter",)
 _BASE = ("local", {"rounds": 50, "local_epochs": 1})
-_PLUS, _FCCL = ("fccl-plus", {}), ("fccl", {})
+_PLUS = ("fccl-plus", {})
+_FCCL = ("fccl", {})
 _FISL = {"correlation_weight": 0.0, "similarity_weight": 3.0}  # in the place of FCCM, with Eq. 19 in the local phase
 _COMPARISON = {
     "BASE": _BASE, "FedMD": ("fedmd", {}), "FedDF": ("feddf-client", {}), "FedMatch": ("fedmatch", {}),
@@ -731,13 +751,15 @@ def _cells(
     rows: Rows, scenarios: tuple[str, ...], kinds: tuple[str, ...], strong: bool = False, **settings: object
 ) -> tuple[Cell, ...]:
     """Cells of each domain and their mean, inside ("intra") or outside ("inter") of a client's own domain."""
-    return tuple(
-        cell
-        for kind in kinds
-        for scenario in scenarios
-        for letter, metric in {**{k: f":{v}" for k, v in _DOMAINS[scenario][1].items()}, "AVG": ""}.items()
-        for cell in grid(rows, {f"{scenario} {kind} {letter}": _on(scenario, strong, **settings)}, kind + metric)
-    )
+    cells = []
+    for kind in kinds:
+        for scenario in scenarios:
+            on = _on(scenario, strong, **settings)
+            _, domains = _DOMAINS[scenario]
+            for letter, domain in domains.items():
+                cells += grid(rows, {f"{scenario} {kind} {letter}": on}, f"{kind}:{domain}")
+            cells += grid(rows, {f"{scenario} {kind} AVG": on}, kind)
+    return tuple(cells)
 
 
 def _table(
@@ -795,11 +817,16 @@ def _without(rows: Rows, *names: str) -> Rows:
 
 
 _SETS = {"Cifar-100": "cifar100", "Tiny-ImageNet": "tiny-imagenet", "Fashion-MNIST": "fmnist"}
-_AUGMENTED = {
-    kind: {f"FISL, {title}, {kind} augmentation": ("fccl", {**_FISL, "public_dataset": name})
-           for title, name in _SETS.items()}
-    for kind in ("weak", "strong")
-}  # fmt: skip
+
+
+def _augmented(kind: str) -> Rows:
+    """Rows of Table 13 with one kind of augmentation of the public images."""
+    return {
+        f"FISL, {title}, {kind} augmentation": ("fccl", {**_FISL, "public_dataset": name})
+        for title, name in _SETS.items()
+    }
+
+
 _ABLATION = {
     "none (private only)": _BASE,
     "FCCM": _FCCL,
@@ -884,7 +911,8 @@ TABLES = (
     _table(
         13,
         "Public images and their augmentation for FISL",
-        *(_cells(rows, _TWO, _INTER, strong=kind == "strong") for kind, rows in _AUGMENTED.items()),
+        _cells(_augmented("weak"), _TWO, _INTER),
+        _cells(_augmented("strong"), _TWO, _INTER, strong=True),
         notes=(_EQ19_NOTE, _PRIVATE),
     ),
     # Table 14, 24 runs: weight omega of FISL.
@@ -979,7 +1007,8 @@ _FREE_DIGITS = {
     "protocol": "fccl:digit-domains", "dataset": "digits-real-4", "backbone": None, "batch_size": None,
     "public_batch_size": None, "pretrain_epochs": None, "pretraining": None, "teacher_mode": None,
 }  # fmt: skip
-_INTER_DIGITS, _INTRA_DIGITS = ("Digits inter AVG",), ("Digits intra AVG",)
+_INTER_DIGITS = ("Digits inter AVG",)
+_INTRA_DIGITS = ("Digits intra AVG",)
 *_SOME_PLAIN, _NO_PLAIN = _PLAIN
 _OTHERS = tuple(row for row in _COMPARISON if row not in ("BASE", "FCCL+"))
 _FIRST_NETWORKS = next(iter(_architectures())).partition(" | ")[2]

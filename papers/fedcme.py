@@ -243,7 +243,12 @@ def find_partners(evaluation: Tensor, cohort: Cohort, fed: Federation, config: C
 
 def exchanged_names(tree: Params, part: str) -> list[str]:
     """Names of the parameters or buffers that belong to the part "head", "body", "model" or "none"."""
-    return [name for name in tree if part == "model" or part == ("head" if name.startswith("head.") else "body")]
+    names = []
+    for name in tree:
+        part_of_name = "head" if name.startswith("head.") else "body"
+        if part in ("model", part_of_name):
+            names.append(name)
+    return names
 
 
 def exchange_with_partners(clients: Client, partner: Tensor, part: str, fed: Federation) -> Client:
@@ -287,11 +292,14 @@ def run_round(state: ServerState, cohort: Cohort, fed: Federation, config: Confi
     clients = clients._replace(memory=nothing_gathered(len(ids), state.global_features))  # client, line 2
     step = gathering(fed.optimizer_step(make_local_loss(fed.network, config)), fed.num_classes)  # lines 8 to 15
 
-    epochs, half = fed.local_epochs, fed.local_epochs // 2  # Readings 10, 14
+    epochs = fed.local_epochs
+    half = epochs // 2  # Readings 10, 14
     clients, first = fed.train(clients, cohort, step, context, epochs=range(half))  # client, lines 3 to 17
     clients = exchange_with_partners(clients, partner, config.exchange, fed)  # client, line 5
     clients, second = fed.train(clients, cohort, step, context, epochs=range(half, epochs))
-    terms = {name: (half * first.get(name, 0.0) + (epochs - half) * second[name]) / epochs for name in second}
+    terms = {}
+    for name, value in second.items():
+        terms[name] = (half * first.get(name, 0.0) + (epochs - half) * value) / epochs
 
     local_features, present = fed.upload(mean_features(clients.memory))  # client, line 18
     evaluated = fed.upload(evaluate_clients(clients, cohort, fed))  # client, lines 19, 20
@@ -305,7 +313,9 @@ def run_round(state: ServerState, cohort: Cohort, fed: Federation, config: Confi
 
 def costs(state: ServerState, cohort: Cohort, fed: Federation, config: Config) -> tuple[int, int]:
     """Model and class features both ways, the evaluation vector up, and what clients exchange through the server."""
-    size, model, head = len(cohort.client_ids), fed.sizes.parameters, fed.num_classes * (fed.feature_dim + 1)
+    size = len(cohort.client_ids)
+    model = fed.sizes.parameters
+    head = fed.num_classes * (fed.feature_dim + 1)
     partner = find_partners(state.evaluation[torch.as_tensor(cohort.client_ids)], cohort, fed, config)
     receiver = partner != torch.arange(size, device=partner.device)
     exchanged = {"head": head, "body": model - head, "model": model, "none": 0}[config.exchange]
@@ -339,7 +349,9 @@ def match_many_to_one(evaluation: Tensor, priority: Tensor | None = None) -> Ten
     take the same. Returns `[M]`, the position of the client whose classifier each receives; its own if it is alone.
     """
     vectors, order = _by_priority(evaluation, priority)
-    likeness, size, partner = cosine(vectors[:, None], vectors).tolist(), len(vectors), []
+    likeness = cosine(vectors[:, None], vectors).tolist()
+    size = len(vectors)
+    partner = []
     for k in range(size):
         others = [(k + step) % size for step in range(1, size)]
         partner.append(min(others, key=likeness[k].__getitem__, default=k))

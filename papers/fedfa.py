@@ -528,7 +528,8 @@ PROTOCOLS = (
     _built_in("digit-domains", channels=3, rounds=20, lr=0.1, partition="domains"),
 )
 
-_TRIALS, _ONE = (2021, 2022, 2023), (2021,)  # F.3; one where a table prints single values
+_TRIALS = (2021, 2022, 2023)  # F.3
+_ONE = (2021,)  # where a table prints single values
 _MEASURED = {"drift_every": 10}  # of the two settings of Fig. 4, in whichever table they are run first
 _COLUMNS = {column: {"protocol": f"fedfa:{name}", "dataset": data} for name, (data, _, column) in _SETTINGS.items()}
 _COLUMNS["FMNIST #C=2"] |= _MEASURED
@@ -796,7 +797,8 @@ NOT_PLANNED = {
     "Fig. 17 from those of Table 1",
 }
 
-_C2, _OTHERS = ("FMNIST #C=2",), tuple(name for name in _METHODS if name != "FedFA")
+_C2 = ("FMNIST #C=2",)
+_OTHERS = tuple(name for name in _METHODS if name != "FedFA")
 _CIFAR_10 = tuple(column for column in _LABEL_SKEW if column.startswith("CIFAR-10 "))
 _ONE_DRAW = {"partition_seed": 1}
 CLAIMS = (

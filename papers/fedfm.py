@@ -216,7 +216,8 @@ def aggregate_anchors(
 
 def feature_matching(features: Tensor, batch: Batch, context: Context, config: Config) -> Tensor:
     """Q_k of Eq. 2 on the features `[B, D]` of a minibatch, in the chosen form of guiding; a scalar."""
-    anchors, has_anchor = context.anchors, context.has_anchor
+    anchors = context.anchors
+    has_anchor = context.has_anchor
     if config.guiding == "l2":
         return l2_guiding(features, batch.y, anchors, has_anchor, batch.mask)
     if config.guiding == "l2-sum":
@@ -360,13 +361,18 @@ def run_lite_round(
 
 def lite_costs(state: StateWithClients, cohort: Cohort, fed: Federation, config: Any) -> tuple[int, int]:
     """The anchors both ways; the model to clients that have none and, in an exchange, from all (Reading 15)."""
-    size, model = len(cohort.client_ids), fed.sizes.parameters
+    model = fed.sizes.parameters
+    size = len(cohort.client_ids)
     anchors = size * fed.num_classes * fed.feature_dim
     kept = {} if cohort.round % config.model_interval == 0 else state.clients
     receivers = len({*cohort.client_ids.tolist()} - kept.keys())
-    return receivers * model + (cohort.round > 0) * anchors, has_exchange(
-        cohort.round, fed, config
-    ) * size * model + anchors
+    down = receivers * model
+    if cohort.round > 0:
+        down += anchors
+    up = anchors
+    if has_exchange(cohort.round, fed, config):
+        up += size * model
+    return down, up
 
 
 LITE = replace(
@@ -401,12 +407,15 @@ def joined_options(base: ModuleType) -> tuple[type, Callable[[Any], Any]]:
     Returns:
         The Config of both, and the function that takes the other method's own Config out of it.
     """
-    title, taken = base.METHOD.title.partition(":")[0], {entry.name for entry in fields(Config)}
-    joined, names = [], {}
+    title = base.METHOD.title.partition(":")[0]
+    taken = {entry.name for entry in fields(Config)}
+    joined = []
+    names = {}  # of the other method's options, here
     for other in fields(base.Config):
-        names[other.name] = f"{base.METHOD.name}_{other.name}" if other.name in taken else other.name  # Reading 17
+        name = f"{base.METHOD.name}_{other.name}" if other.name in taken else other.name  # Reading 17
         metadata = {**other.metadata, "source": f"{title}, {other.metadata['source']}"}
-        joined.append((names[other.name], other.type, field(default=other.default, metadata=metadata)))
+        joined.append((name, other.type, field(default=other.default, metadata=metadata)))
+        names[other.name] = name
 
     def of_base(config: Any) -> Any:
         return base.Config(**{name: getattr(config, here) for name, here in names.items()})
@@ -431,7 +440,8 @@ def with_matching(base: ModuleType) -> Method:
     Args:
         base: The method's module, with `Config`, `init`, `make_local_loss`, `local_context` and `aggregate`.
     """
-    plain, (config_type, of_base) = base.METHOD, joined_options(base)
+    plain = base.METHOD
+    config_type, of_base = joined_options(base)
     state_type = StateWithClients if "clients" in base.ServerState._fields else ServerState
 
     def init(fed: Federation, config):
@@ -446,7 +456,8 @@ def with_matching(base: ModuleType) -> Method:
         matching = matching_context(fed.download(anchors, cohort), has_anchor, cohort, config)
         local_loss = add_matching(base.make_local_loss(fed.network, base_config), config)  # Reading 16
         local_step = fed.optimizer_step(local_loss, clip_norm=config.clip_norm)
-        context, axes = AddOnContext(matching, other), AddOnContext(None, other_axes)
+        context = AddOnContext(matching, other)
+        axes = AddOnContext(None, other_axes)
         clients, terms = fed.train(clients, cohort, local_step, context, axes)
         terms |= start_terms(state, cohort, config)
         after = base.aggregate(state, clients, cohort, fed, base_config)
@@ -623,9 +634,11 @@ _ROWS = {
 }
 _SETS = {"CIFAR-10": "cifar10", "CINIC-10": "cinic10", "CIFAR-100": "cifar100"}
 _NIID_1 = _on("niid-1", "cifar10")
+_NIID_1_OF_100 = _on("niid-1", "cifar100")
 _MISSING = {f"Missing {x}": _on("niid-3", "cifar10", partition=f"missing:{x}") for x in (1, 2, 3, 5, 7)}
 _CLIENTS = {f"K={clients} ": _on("niid-1", "cifar100", num_clients=clients) for clients in (20, 30, 50, 100)}
-_FEDFM, _L2 = ("fedfm", {}), ("fedfm", {"guiding": "l2"})
+_FEDFM = ("fedfm", {})
+_L2 = ("fedfm", {"guiding": "l2"})
 _LITE = {f"FedFM-Lite a={interval}": ("fedfm-lite", {"model_interval": interval}) for interval in (1, 2, 5, 10)}
 _MOTIVATION = {"FedAvg": ("fedavg", {}), "FedFM l2": _L2, "FedFM CG": _FEDFM}
 _ADDED = {"FedAvg": "fedfm", "FedProx": "fedprox-fm", "FedNova": "fednova-fm", "MOON": "moon-fm"}
@@ -654,6 +667,11 @@ def _rows(*names: str) -> dict[str, tuple[str, dict]]:
 def _with(end: str, columns: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
     """The columns under longer names."""
     return {name + end: settings for name, settings in columns.items()}
+
+
+def _with_temperatures(title: str, settings: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    """Columns of Table IX of one data set."""
+    return {f"{title} alpha={alpha}": {**settings, "temperature": alpha} for alpha in (0.01, 0.1, 1.0, 10.0)}
 
 
 def _table(
@@ -734,11 +752,10 @@ TABLES = (
     # Table IX: the temperature of contrastive guiding. 36 runs.
     _table(
         "IX", "Temperature of contrastive guiding",
-        *(
-            grid(_rows("FedFM"), {f"{s} alpha={a}": {**on, "temperature": a} for a in (0.01, 0.1, 1.0, 10.0)})
-            + grid(_rows("FedAvg", "SCAFFOLD"), {f"{s} reference": on})
-            for s, on in (("CIFAR-10", _NIID_1), ("CIFAR-100", _on("niid-1", "cifar100")))
-        ),
+        grid(_rows("FedFM"), _with_temperatures("CIFAR-10", _NIID_1)),
+        grid(_rows("FedAvg", "SCAFFOLD"), {"CIFAR-10 reference": _NIID_1}),
+        grid(_rows("FedFM"), _with_temperatures("CIFAR-100", _NIID_1_OF_100)),
+        grid(_rows("FedAvg", "SCAFFOLD"), {"CIFAR-100 reference": _NIID_1_OF_100}),
     ),
     # Section VII in words: generalized FedProto, and FedFM with the squared distance. 9 runs, 3 of them Table III's.
     _table(
@@ -823,7 +840,8 @@ NOT_PLANNED = {
     "Figs. 10 and 11": "how anchors move; in that appendix; `fedcli.run('fedfm').state.anchors` has the last ones",
 }
 
-_FIRST, _OTHERS = ("CIFAR-10 NIID-1",), tuple(name for name in _ROWS if name != "FedFM")
+_FIRST = ("CIFAR-10 NIID-1",)
+_OTHERS = tuple(name for name in _ROWS if name != "FedFM")
 _SIX = tuple(f"{name} {setting}" for name in _SETS for setting in ("NIID-1", "NIID-2"))
 _SOONER = {"start_round": 8}  # a fifth of the rounds, where these are 40
 CLAIMS = (

@@ -83,7 +83,14 @@ from torch import Tensor
 
 from fedcli import Claim, DataSetting, Gain, Method, Protocol, Table, grid, option, rows_by_class
 from fedcli.core import Aux, Client, LocalLoss, Network, Params, class_means, cross_entropy, masked_mean
-from fedcli.core.class_vectors import distance, gathering, mean_by_class, no_vectors, nothing_gathered
+from fedcli.core.class_vectors import (
+    distance,
+    distances_between,
+    gathering,
+    mean_by_class,
+    no_vectors,
+    nothing_gathered,
+)
 from fedcli.core.federation import Cohort, Federation, Terms
 
 
@@ -160,7 +167,8 @@ def semantic_anchors(num_classes: int, dim: int, draw: np.random.Generator) -> T
         dim: D.
         draw: Gives the class anchors, then the layers' weights, as torch draws them: U(-1/sqrt(D), 1/sqrt(D)).
     """
-    anchors, bound = class_anchors(num_classes, dim, draw), dim**-0.5
+    anchors = class_anchors(num_classes, dim, draw)
+    bound = dim**-0.5
     for _ in range(2):  # Reading 1
         weight = torch.from_numpy(draw.uniform(-bound, bound, (dim, dim)))  # a bias would cancel in the normalisation
         anchors = F.batch_norm(anchors @ weight.T, None, None, training=True).relu()
@@ -210,11 +218,11 @@ def margin(prototypes: Tensor, has_class: Tensor, form: str = "nearest") -> Tens
         has_class: `[C]`, bool; the others do not count.
         form: "nearest", mean over classes of the distance to the nearest other; "pairs", mean over all pairs.
     """
-    others = has_class[:, None] & has_class & ~torch.eye(len(has_class), dtype=torch.bool, device=has_class.device)
-    distances = torch.cdist(prototypes, prototypes, compute_mode="donot_use_mm_for_euclid_dist")  # [C, C]
+    distances, others = distances_between(prototypes, has_class)
     if form == "pairs":  # Reading 4
         return torch.where(others, distances, 0.0).sum() / others.sum().clamp(min=1)
-    nearest, has_other = torch.where(others, distances, torch.inf).amin(1), others.any(1)
+    nearest = torch.where(others, distances, torch.inf).amin(1)  # [C]
+    has_other = others.any(1)
     return torch.where(has_other, nearest, 0.0).sum() / has_other.sum().clamp(min=1)
 
 
@@ -300,14 +308,18 @@ def train_group(state: ServerState, group: Cohort, fed: Federation, config: Conf
     step = gathering(fed.optimizer_step(make_local_loss(group.network, config)), len(anchors))  # Reading 6
     clients, terms = fed.train(clients, group, step, context, CONTEXT_AXES)
     sums, counts, _ = clients.memory
-    pairs = zip(local_prototypes(sums, counts), counts > 0, strict=True)
-    return clients, torch.stack([margin(*pair, config.margin_form) for pair in pairs]), terms
+    own_prototypes = zip(local_prototypes(sums, counts), counts > 0, strict=True)
+    margins = [margin(prototypes, has_class, config.margin_form) for prototypes, has_class in own_prototypes]
+    return clients, torch.stack(margins), terms
 
 
 def run_round(state: ServerState, cohort: Cohort, fed: Federation, config: Config) -> tuple[ServerState, Terms]:
     """Round t; the paper has no algorithm box, the order is that of its sections."""
     fed.download(state.anchors, cohort)
-    states, gathered, terms, groups = state.clients, [], [], fed.groups(cohort)
+    states = state.clients
+    groups = fed.groups(cohort)
+    gathered = []
+    terms = []
     for group in groups:
         clients, margins, group_terms = train_group(state, group, fed, config)
         states = fed.remember(states, group, ClientState(clients.params, clients.buffers, margins))
@@ -315,7 +327,8 @@ def run_round(state: ServerState, cohort: Cohort, fed: Federation, config: Confi
         terms.append(group_terms)
     sums, counts, _ = fed.in_order(cohort, groups, gathered)
     local = fed.upload(local_prototypes(sums, counts), counts > 0)  # Eq. 2
-    prototypes, has_class = aggregate_prototypes(local, counts, config.prototype_mean), (counts > 0).any(0)  # Eq. 3
+    prototypes = aggregate_prototypes(local, counts, config.prototype_mean)  # Eq. 3
+    has_class = (counts > 0).any(0)
     anchors = update_anchors(state.anchors, prototypes, has_class, config.anchor_decay)  # Eq. 10, Reading 8
     return ServerState(anchors, prototypes, has_class, states), fed.in_order(cohort, groups, terms)
 
@@ -392,8 +405,9 @@ def _code_options(contrastive_weight: float) -> dict[str, dict]:
     """The same with the forms behind the printed numbers, Reading 13."""
     options = _options(contrastive_weight)
     forms = {name: {"form": "code"} for name in ("fedgen", "fml", "fedkd")}
-    fedtgp, fedproto = {**options["fedtgp"], "form": "code"}, {**options["fedproto"], "gathered_epochs": "all"}
-    return {**options, **forms, "fedtgp": fedtgp, "fedproto": fedproto}
+    forms["fedtgp"] = {**options["fedtgp"], "form": "code"}
+    forms["fedproto"] = {**options["fedproto"], "gathered_epochs": "all"}
+    return {**options, **forms}
 
 
 def _setting(backbone: str, channels: int = 3) -> DataSetting:
@@ -483,7 +497,8 @@ _EPOCHS = {
     f"E={epochs}": {**_HTFE8, "local_epochs": epochs, "rounds": rounds}
     for epochs, rounds in {1: 1000, 5: 500, 10: 200}.items()
 }
-_WITHOUT_MCL, _WITHOUT_CC = {"contrastive_weight": 0.0}, {"calibration_weight": 0.0}
+_WITHOUT_MCL = {"contrastive_weight": 0.0}
+_WITHOUT_CC = {"calibration_weight": 0.0}
 _ABLATIONS = {
     "EMA+R": ("fedsa", {**_WITHOUT_MCL, **_WITHOUT_CC, "embedding": False}),
     "EMA+R+ER": ("fedsa", {**_WITHOUT_MCL, **_WITHOUT_CC}),
@@ -562,7 +577,8 @@ NOT_PLANNED = {
     "Appendix": "the paper refers to more results there; it is not part of the version that is available",
 }
 
-_OTHERS, _ALL_PARTS = tuple(name for name in _ROWS if name != "FedSA"), "EMA+R+ER+MCL+CC"
+_OTHERS = tuple(name for name in _ROWS if name != "FedSA")
+_ALL_PARTS = "EMA+R+ER+MCL+CC"
 CLAIMS = (
     Claim("fedsa:cross-device", "With 100 clients on CIFAR-10, ten a round, FedSA is ahead of FedProto, judged by the "
           "nearest prototype alone", "fedsa:1", "FedSA", "FedProto", ("cross-device Cifar10",)),

@@ -38,6 +38,21 @@ def distance(a: Tensor, b: Tensor) -> Tensor:
     return torch.where(apart, torch.where(apart, squares, 1.0).sqrt(), 0.0)
 
 
+def distances_between(vectors: Tensor, has_class: Tensor) -> tuple[Tensor, Tensor]:
+    """Returns the distances of each class's vector to all others, and which of them are of two classes.
+
+    Args:
+        vectors: `[C, D]`.
+        has_class: `[C]`, bool; the others do not count.
+
+    Returns:
+        The Euclidean distances, `[C, C]`, and `[C, C]`, False on the diagonal and where a class is missing.
+    """
+    distances = torch.cdist(vectors, vectors, compute_mode="donot_use_mm_for_euclid_dist")
+    is_same = torch.eye(len(vectors), dtype=torch.bool, device=vectors.device)
+    return distances, has_class[:, None] & has_class & ~is_same
+
+
 def no_vectors(fed: Federation, dim: int | None = None) -> tuple[Tensor, Tensor]:
     """Returns a vector of zeros for each class, `[C, D]` or `[C, dim]`, and that no class has one yet, `[C]`."""
     vectors = torch.zeros(fed.num_classes, dim or fed.feature_dim, dtype=fed.dtype, device=fed.device)
@@ -80,17 +95,21 @@ def gathering(
         outputs = aux.outputs if output is None else output(aux.outputs)
         sums, counts, over = client.memory
         if last_epoch:
-            sums, counts = torch.where(over, 0.0, sums), torch.where(over, 0, counts)
-        more, number = class_sums(outputs, batch.y, num_classes, batch.mask)
-        return client._replace(memory=Gathered(sums + more, counts + number, batch.epoch_end)), aux
+            sums = torch.where(over, 0.0, sums)
+            counts = torch.where(over, 0, counts)
+        batch_sums, batch_counts = class_sums(outputs, batch.y, num_classes, batch.mask)
+        gathered = Gathered(sums + batch_sums, counts + batch_counts, batch.epoch_end)
+        return client._replace(memory=gathered), aux
 
     return Step(update, step.init_optimizer)
 
 
 def nothing_gathered(size: int, vectors: Tensor) -> Gathered:
     """Returns what `size` clients have gathered before they train; zeros like the vectors `[C, D]`."""
+    sums = vectors.new_zeros(size, *vectors.shape)
     counts = torch.zeros(size, len(vectors), dtype=torch.int64, device=vectors.device)
-    return Gathered(vectors.new_zeros(size, *vectors.shape), counts, torch.zeros_like(counts[:, 0], dtype=torch.bool))
+    epoch_over = torch.zeros(size, dtype=torch.bool, device=vectors.device)
+    return Gathered(sums, counts, epoch_over)
 
 
 def train_and_gather(
@@ -110,7 +129,9 @@ def train_and_gather(
     Returns:
         The states, the means `[K, C, D]`, the counts `[K, C]` and the terms.
     """
-    gathered, terms, groups = [], [], fed.groups(cohort)
+    groups = fed.groups(cohort)
+    gathered = []
+    terms = []
     for group in groups:  # clients with the same network
         memory = nothing_gathered(len(group.client_ids), vectors)
         model = own_models(states, group, fed)._replace(memory=memory)

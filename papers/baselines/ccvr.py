@@ -149,9 +149,10 @@ def virtual_features(statistics: Statistics, examples: int, seed: int) -> tuple[
         seed: Of the run.
     """
     present = statistics.counts.nonzero().flatten().tolist()  # Reading 2
-    shape, drawn = (examples, statistics.means.shape[1]), []
+    width = statistics.means.shape[1]
+    drawn = []
     for c in present:
-        normal = torch.as_tensor(generator(seed, "ccvr", c).standard_normal(shape))
+        normal = torch.as_tensor(generator(seed, "ccvr", c).standard_normal((examples, width)))
         drawn.append(draw_features(statistics.means[c], statistics.covariances[c], normal))
     return torch.cat(drawn), torch.tensor(present).repeat_interleave(examples)
 
@@ -163,8 +164,10 @@ def retrain(params: Params, features: Tensor, labels: Tensor, fed: Federation, c
         task = cross_entropy(batch.x @ params["head.weight"].T + params["head.bias"], batch.y)
         return task, Aux(buffers, {"cross_entropy": task})
 
-    how = {"optimizer": "sgd", "lr": config.ccvr_lr, "momentum": config.ccvr_momentum, "weight_decay": 0.0}
-    step = fed.optimizer_step(loss, names=head_names(fed.network), **how)
+    step = fed.optimizer_step(
+        loss, optimizer="sgd", lr=config.ccvr_lr, momentum=config.ccvr_momentum, weight_decay=0.0,
+        names=head_names(fed.network),
+    )  # fmt: skip
     client = Client(params, {}, step.init_optimizer(params))
     unused = torch.zeros((), dtype=fed.dtype, device=fed.device)  # of a batch's fields; the learning rate is the step's
     for epoch in range(config.ccvr_epochs):

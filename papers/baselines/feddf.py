@@ -52,6 +52,7 @@ from fedcli.core import (
     divergence,
     own_models,
     plain_loss,
+    select,
     train_own_models,
     tree_map,
     weighted_mean,
@@ -104,16 +105,19 @@ def distil(
     losses = [make_public_loss(group.network, "distillation", divergence) for group in alone]
     steps = [fed.optimizer_step(loss, optimizer="adam", weight_decay=0.0, key="server") for loss in losses]
     total = [cohort.weights.new_zeros(()) for _ in alone]
-    length, number = config.distillation_epochs * len(fed.public_batch_sizes), 0
+    length = config.distillation_epochs * len(fed.public_batch_sizes)
+    number = 0  # of the step
     for epoch in range(config.distillation_epochs):
         for batch in fed.public_batches(cohort.round, epoch):
             rate = cosine_annealing(config.distillation_lr, number, length)
-            batch, number = batch._replace(lr=torch.full_like(batch.lr, rate)), number + 1
+            batch = batch._replace(lr=torch.full_like(batch.lr, rate))
+            number += 1
             target = all_logits(teachers, cohort, fed, batch.x, train=False).mean(0)
             for g, (student, group, step) in enumerate(zip(students, alone, steps, strict=True)):
                 students[g], aux = fed.step(student, group, step, batch, target)
                 total[g] = total[g] + aux.terms["distillation"][0] / length
-    return [Student(*tree_map(lambda leaf: leaf[0], (student.params, student.buffers))) for student in students], total
+    distilled = [Student(*select((student.params, student.buffers), 0)) for student in students]
+    return distilled, total
 
 
 def init(fed: Federation, config: Config) -> ServerState:
@@ -124,8 +128,11 @@ def init(fed: Federation, config: Config) -> ServerState:
 
 def run_round(state: ServerState, cohort: Cohort, fed: Federation, config: Config) -> tuple[ServerState, Terms]:
     """Algorithm 1 (and 3, for several architectures), one round."""
-    groups, students, models, all_terms = fed.groups(cohort), list(state.students), [], []
+    groups = fed.groups(cohort)
     kinds = [fed.networks.index(group.network) for group in groups]
+    students = list(state.students)
+    models = []
+    all_terms = []
     for group, kind in zip(groups, kinds, strict=True):
         clients = fed.broadcast(*students[kind], group)
         clients, terms = fed.train(clients, group, plain_loss(group.network))
@@ -179,9 +186,11 @@ def distil_into_clients(
     models: list[Client], cohort: Cohort, fed: Federation, config: ClientConfig
 ) -> tuple[list[Client], Terms]:
     """The ensemble into each of its members; returns the models and the mean loss of each client, `[K]`."""
-    how = {"optimizer": "sgd", "lr": config.distillation_lr, "momentum": 0.0, "key": "public"}
     losses = [make_public_loss(group.network, "distillation", divergence) for group in fed.groups(cohort)]
-    steps = [fed.optimizer_step(loss, **how) for loss in losses]
+    steps = [
+        fed.optimizer_step(loss, optimizer="sgd", lr=config.distillation_lr, momentum=0.0, key="public")
+        for loss in losses
+    ]
 
     def exchange(models: list[Client], batch: Batch) -> Tensor:
         return exchange_logits(models, cohort, fed, batch.x)

@@ -115,9 +115,14 @@ class ServerState(NamedTuple):
 def initial_generator(num_classes: int, dim: int, draw: np.random.Generator) -> Generator:
     """A generator with linear layers from U(-1/sqrt(n), 1/sqrt(n)), n inputs, as torch draws them by default."""
     params = {"norm.weight": torch.ones(HIDDEN), "norm.bias": torch.zeros(HIDDEN)}
-    for name, width, inputs in (("hidden", HIDDEN, NOISE + num_classes), ("out", dim, HIDDEN)):
-        for part, shape in (("weight", (width, inputs)), ("bias", width)):
-            params[f"{name}.{part}"] = torch.from_numpy(draw.uniform(-(inputs**-0.5), inputs**-0.5, shape))
+
+    def add_linear(name: str, inputs: int, outputs: int) -> None:
+        bound = inputs**-0.5
+        params[f"{name}.weight"] = torch.from_numpy(draw.uniform(-bound, bound, (outputs, inputs)))
+        params[f"{name}.bias"] = torch.from_numpy(draw.uniform(-bound, bound, outputs))
+
+    add_linear("hidden", NOISE + num_classes, HIDDEN)
+    add_linear("out", HIDDEN, dim)
     return Generator(params, {"norm.mean": torch.zeros(HIDDEN), "norm.var": torch.ones(HIDDEN)})
 
 
@@ -134,7 +139,8 @@ def generate(params: Params, buffers: Params, noise: Tensor, labels: Tensor, num
     """
     one_hot = (labels[:, None] == torch.arange(num_classes, device=labels.device)).to(noise)
     hidden = F.linear(torch.cat([noise, one_hot], 1), params["hidden.weight"], params["hidden.bias"])
-    mean, var = buffers.get("norm.mean"), buffers.get("norm.var")
+    mean = buffers.get("norm.mean")
+    var = buffers.get("norm.var")
     hidden = F.batch_norm(hidden, mean, var, params["norm.weight"], params["norm.bias"], train)
     return F.linear(hidden.relu(), params["out.weight"], params["out.bias"])
 
@@ -185,9 +191,11 @@ def make_local_loss(network: Network, config: Config) -> LocalLoss:
     def local_loss(params, buffers, batch, context):
         features, logits, buffers = network(params, buffers, batch.x, batch.mask)
         task = cross_entropy(logits, batch.y, batch.mask)
-        (noise, labels), num_classes = context.samples, logits.shape[-1]
+        noise, labels = context.samples
         weights, statistics = context.generator
-        made = generate(weights, {} if code else statistics, noise, labels, num_classes, train=code)  # Readings 3 and 4
+        if code:
+            statistics = {}  # those of the batch, Readings 3 and 4
+        made = generate(weights, statistics, noise, labels, num_classes=logits.shape[-1], train=code)
         generated = cross_entropy(F.linear(made, params["head.weight"], params["head.bias"]), labels)
         terms = {"cross_entropy": task, "generated": generated}
         return task + config.generator_weight * generated, Aux(buffers, terms, features)
@@ -238,7 +246,10 @@ def train_clients(
     state: ServerState, head: Params, cohort: Cohort, fed: Federation, config: Config
 ) -> tuple[Mapping[int, ClientState], Params, Terms]:
     """All clients' local training; returns what they keep, their heads `[K, ...]` and their terms."""
-    states, heads, terms, groups = state.clients, [], [], fed.groups(cohort)
+    states = state.clients
+    groups = fed.groups(cohort)
+    heads = []
+    terms = []
     for group in groups:  # clients with the same network
         size = len(group.client_ids)
         params, buffers = fed.initial_model(group.network)
@@ -257,7 +268,8 @@ def train_clients(
 
 def run_round(state: ServerState, cohort: Cohort, fed: Federation, config: Config) -> tuple[ServerState, Terms]:
     """Algorithm 1, one round."""
-    code, head = config.form == "code", fed.download(state.head, cohort)
+    code = config.form == "code"
+    head = fed.download(state.head, cohort)
     local = config if cohort.round or code else replace(config, generator_weight=0.0)  # Reading 6
     if local.generator_weight:
         fed.broadcast(*state.generator, cohort)  # counts it; all clients read the one generator
@@ -269,7 +281,8 @@ def run_round(state: ServerState, cohort: Cohort, fed: Federation, config: Confi
     class_counts = sum_counts(fed.upload(fed.class_counts(cohort)), state.class_counts)
     trained = state.generator
     if config.generator_weight:
-        draw, size = fed.generator(cohort.round, "generator"), max(fed.batch_size, 2)  # batch normalisation needs two
+        draw = fed.generator(cohort.round, "generator")
+        size = max(fed.batch_size, 2)  # batch normalisation needs two
         noise, labels = draw_samples(class_counts, config.generator_steps, size, draw)
         samples = Samples(noise.to(fed.device, fed.dtype), labels.to(fed.device))
         trained = train_generator(state.generator, head, samples, config.generator_lr)
@@ -278,10 +291,18 @@ def run_round(state: ServerState, cohort: Cohort, fed: Federation, config: Confi
 
 def costs(state: ServerState, cohort: Cohort, fed: Federation, config: Config) -> tuple[int, int]:
     """The head both ways, and the generator down wherever it is used."""
-    size, head = len(cohort.client_ids), fed.num_classes * (fed.feature_dim + 1)
+    size = len(cohort.client_ids)
+    head = fed.num_classes * (fed.feature_dim + 1)
     used = config.generator_weight and (cohort.round or config.form == "code")
     made = sum(value.numel() for value in state.generator.params.values()) if used else 0
     return size * (head + made), size * head
+
+
+def generator_floats(num_classes: int, dim: int) -> int:
+    """Parameters of the generator: of its hidden layer with the normalisation, and of its last layer."""
+    hidden = HIDDEN * (NOISE + num_classes + 3)
+    out = dim * (HIDDEN + 1)
+    return hidden + out
 
 
 METHOD = Method(
@@ -293,10 +314,7 @@ METHOD = Method(
     variants={"code": {"form": "code"}},
     costs=costs,
     default_protocol="fedsa:cifar10-silo",
-    # The model and the generator.
-    client_memory=lambda sizes: sum(
-        (sizes.parameters, HIDDEN * (NOISE + sizes.num_classes + 3), sizes.feature_dim * (HIDDEN + 1))
-    ),
+    client_memory=lambda sizes: sizes.parameters + generator_floats(sizes.num_classes, sizes.feature_dim),
     personal=with_mean_head,
     mixed_networks=True,
 )  # fmt: skip

@@ -232,7 +232,11 @@ def train_clients(
     state: ServerState, cohort: Cohort, fed: Federation, config: Config
 ) -> tuple[Mapping[int, ClientState], tuple[Params, Params], Terms]:
     """All clients' local training; returns what they keep, their mentees `[K, ...]` and their terms."""
-    states, mentees, terms, groups, mentee = state.clients, [], [], fed.groups(cohort), fed.networks[0]
+    states = state.clients
+    mentee = fed.networks[0]
+    groups = fed.groups(cohort)
+    mentees = []
+    terms = []
     for group in groups:  # clients with the same mentor
         size = len(group.client_ids)
         copies = tree_map(lambda leaf, size=size: leaf.expand(size, *leaf.shape), (state.params, state.buffers))

@@ -147,7 +147,8 @@ def init(fed: Federation, config: Config) -> ServerState:
 
 def run_round(state: ServerState, cohort: Cohort, fed: Federation, config: Config) -> tuple[ServerState, Terms]:
     """One round: agreement on the public images, then local training."""
-    models, terms = [own_models(state.clients, group, fed) for group in fed.groups(cohort)], {}
+    models = [own_models(state.clients, group, fed) for group in fed.groups(cohort)]
+    terms = {}
     if config.public_epochs and len(cohort.client_ids) > 1:
         models, terms = agree(models, cohort, fed, config)
     states, trained = train_own_models(models, state.clients, cohort, fed)

@@ -103,7 +103,8 @@ def init(fed: Federation, config: Config) -> ServerState:
 
 def run_round(state: ServerState, cohort: Cohort, fed: Federation, config: Config) -> tuple[ServerState, Terms]:
     """Algorithm 1, one round of its loop."""
-    states, terms = state.clients, {}
+    states = state.clients
+    terms = {}
     if config.pretrain_epochs:  # Reading 1
         for group, model in train_newcomers(states, cohort, fed, config.pretrain_epochs):
             states = fed.remember(states, group, ClientState(model.params, model.buffers))

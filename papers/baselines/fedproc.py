@@ -62,7 +62,7 @@ from torch import Tensor
 
 from fedcli import Method, UserError, option
 from fedcli.core import Aux, Client, LocalLoss, Network, Params, class_sums, cross_entropy, select, stack, weighted_mean
-from fedcli.core.class_vectors import FAR, unit
+from fedcli.core.class_vectors import FAR, no_vectors, unit
 from fedcli.core.federation import Cohort, Federation, Terms
 
 
@@ -203,14 +203,15 @@ def make_local_loss(network: Network, config: Config) -> LocalLoss:
 
 def init(fed: Federation, config: Config) -> ServerState:
     """The initial model; prototypes of no class, or a row of the identity for each, which must have as many."""
-    identity, size = config.prototypes == "identity", (fed.num_classes, fed.feature_dim)
+    identity = config.prototypes == "identity"
     if identity and fed.num_classes > fed.feature_dim:
         raise UserError(
             f"--prototypes identity needs a feature for each class (got {fed.feature_dim} features for "
             f"{fed.num_classes} classes); choose another --backbone, or --prototypes means."
         )
-    prototypes = (torch.eye if identity else torch.zeros)(*size, dtype=fed.dtype, device=fed.device)
-    has_prototype = torch.zeros(fed.num_classes, dtype=torch.bool, device=fed.device)
+    prototypes, has_prototype = no_vectors(fed)
+    if identity:
+        prototypes = torch.eye(fed.num_classes, fed.feature_dim, dtype=fed.dtype, device=fed.device)
     return ServerState(*fed.initial_model(), prototypes, has_prototype)
 
 

@@ -51,7 +51,7 @@ from torch import Tensor
 
 from fedcli import Method, option, rows_by_class
 from fedcli.core import ClientState, Params, own_models
-from fedcli.core.class_vectors import distance, mean_over_owners
+from fedcli.core.class_vectors import distance, distances_between, mean_over_owners
 from fedcli.core.federation import Cohort, Federation, Terms
 from fedcli.papers.baselines.fedproto import Context, make_local_loss
 
@@ -109,8 +109,7 @@ def adaptive_margin(centres: Tensor, has_class: Tensor, threshold: float, form: 
         threshold: tau.
         form: "nearest", each class's distance to the nearest other, or "pairs", all distances.
     """
-    others = has_class[:, None] & has_class & ~torch.eye(len(centres), dtype=torch.bool, device=centres.device)
-    distances = torch.cdist(centres, centres, compute_mode="donot_use_mm_for_euclid_dist")  # [C, C]
+    distances, others = distances_between(centres, has_class)
     if form == "pairs":
         gaps = torch.where(others, distances, 0.0)
     else:
@@ -165,7 +164,8 @@ def update_network(
     Clients are taken in order of id, so that the cohort's order does not matter.
     """
     by_id = torch.as_tensor(np.argsort(cohort.client_ids), device=counts.device)
-    class_means, counts = class_means[by_id], counts[by_id]
+    class_means = class_means[by_id]
+    counts = counts[by_id]
     centres = mean_over_owners(class_means, counts, torch.zeros_like(class_means[0]))
     has_class = (counts > 0).any(0)
     margin = adaptive_margin(centres, has_class, config.margin_threshold, config.margin_form)
@@ -187,7 +187,10 @@ def init(fed: Federation, config: Config) -> ServerState:
 def run_round(state: ServerState, cohort: Cohort, fed: Federation, config: Config) -> tuple[ServerState, Terms]:
     """Algorithm 1, iteration t."""
     context = Context(fed.download(global_prototypes(state.network), cohort), state.has_prototype)  # line 3
-    states, means, terms, groups = state.clients, [], [], fed.groups(cohort)
+    states = state.clients
+    groups = fed.groups(cohort)
+    means = []
+    terms = []
     for group in groups:  # clients with the same network
         before = own_models(states, group, fed)
         local_loss = make_local_loss(group.network, config)  # Eq. 11

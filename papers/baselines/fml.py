@@ -78,7 +78,9 @@ class ServerState(NamedTuple):
 
 def make_local_loss(private: Network, shared: Network, config: Config) -> LocalLoss:
     """L_private + L_shared; in the paper's form either depends on the parameters of its own network alone."""
-    alpha, beta, code = config.private_task_share, config.shared_task_share, config.form == "code"
+    alpha = config.private_task_share
+    beta = config.shared_task_share
+    code = config.form == "code"
 
     def gate(params: Params) -> Params:  # Reading 1
         return clipped(params, CLIP_NORM) if code else params
@@ -110,7 +112,10 @@ def init(fed: Federation, config: Config) -> ServerState:
 
 def run_round(state: ServerState, cohort: Cohort, fed: Federation, config: Config) -> tuple[ServerState, Terms]:
     """One round: the shared network down, training of both, the shared network up."""
-    states, shared, terms, groups = state.clients, [], [], fed.groups(cohort)
+    states = state.clients
+    groups = fed.groups(cohort)
+    shared = []
+    terms = []
     for group in groups:  # clients with the same private network
         received = fed.broadcast(state.params, state.buffers, group)
         kept = fed.recall(states, group, ClientState(*fed.initial_model(group.network)))

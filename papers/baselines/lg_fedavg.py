@@ -79,7 +79,10 @@ def init(fed: Federation, config: Config) -> ServerState:
 
 def run_round(state: ServerState, cohort: Cohort, fed: Federation, config: Config) -> tuple[ServerState, Terms]:
     """One round: the head down, training of everything, the head up."""
-    states, heads, terms, groups = state.clients, [], [], fed.groups(cohort)
+    states = state.clients
+    groups = fed.groups(cohort)
+    heads = []
+    terms = []
     for group in groups:  # clients with the same network
         params, buffers = fed.initial_model(group.network)
         private = fed.recall(states, group, ClientState(without_head(params, state.head), buffers))

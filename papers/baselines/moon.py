@@ -90,7 +90,8 @@ def cosine(vectors: Tensor, others: Tensor) -> Tensor:
         vectors: `[..., D]`.
         others: `[..., D]`.
     """
-    squares, other_squares = vectors.square().sum(-1), others.square().sum(-1)
+    squares = vectors.square().sum(-1)
+    other_squares = others.square().sum(-1)
     long = (squares > SMALL**2) & (other_squares > SMALL**2)
     lengths = torch.where(long, squares, 1.0).sqrt() * torch.where(long, other_squares, 1.0).sqrt()
     return torch.where(long, (vectors * others).sum(-1) / lengths, 0.0)

@@ -50,7 +50,8 @@ from fedcli.core import Aux, Batch, Client, LocalLoss, Network, Params, cross_en
 from fedcli.core.federation import Cohort, Federation, Terms
 from fedcli.core.public_images import all_logits, learn_from_public, make_public_loss
 
-LEAST_PROBABILITY, LOG_ZERO = 1e-7, math.log(1e-4)
+LEAST_PROBABILITY = 1e-7
+LOG_ZERO = math.log(1e-4)
 
 
 @dataclass(frozen=True)
@@ -179,10 +180,15 @@ def init(fed: Federation, config: Config) -> ServerState:
 
 def run_round(state: ServerState, cohort: Cohort, fed: Federation, config: Config) -> tuple[ServerState, Terms]:
     """One communication epoch: CCR, alignment on the public images, local training."""
-    states, groups, terms, all_terms = state.clients, fed.groups(cohort), {}, []
-    none = torch.zeros((), dtype=fed.dtype, device=fed.device)
-    kept = [fed.recall(states, g, ClientState(*fed.initial_model(g.network), none)) for g in groups]
+    states = state.clients
+    groups = fed.groups(cohort)
+    no_loss = torch.zeros((), dtype=fed.dtype, device=fed.device)
+    kept = []
+    for group in groups:
+        newcomer = ClientState(*fed.initial_model(group.network), no_loss)
+        kept.append(fed.recall(states, group, newcomer))
     models = [Client(model.params, model.buffers, optimizer={}) for model in kept]
+    terms = {}
     losses = torch.zeros_like(cohort.weights)
     if config.public_epochs and len(cohort.client_ids) > 1:
         losses = fed.upload(own_losses(models, cohort, fed, config))
@@ -190,6 +196,7 @@ def run_round(state: ServerState, cohort: Cohort, fed: Federation, config: Confi
         has_previous = torch.tensor([int(client) in states for client in cohort.client_ids], device=fed.device)
         weights = confidence_weights(previous, losses, has_previous, config.confidence_strength)
         models, terms = align(models, weights, cohort, fed, config)
+    all_terms = []
     for model, group in zip(models, groups, strict=True):
         model, group_terms = fed.train(model._replace(optimizer={}), group, make_local_loss(group.network, config))
         loss = losses[np.isin(cohort.client_ids, group.client_ids)]
