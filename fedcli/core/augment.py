@@ -48,12 +48,14 @@ def crop_flip(images: Tensor, draws: Tensor, rotate: bool) -> Tensor:
     # In float64: where a pixel comes from must not depend on the precision of the run.
     row = (torch.arange(height, device=images.device).double() - (height - 1) / 2)[None, :, None]
     column = (torch.arange(width, device=images.device).double() - (width - 1) / 2)[None, None, :]
-    cosine, sine = angle.cos()[:, None, None], angle.sin()[:, None, None]
+    cosine = angle.cos()[:, None, None]
+    sine = angle.sin()[:, None, None]
     # Where each pixel of the turned image looks in the mirrored one, then in the padded image: [N, H, W].
     source_row = (cosine * row - sine * column + (height - 1) / 2).round().long()
     source_column = (sine * row + cosine * column + (width - 1) / 2).round().long()
     inside = (source_row >= 0) & (source_row < height) & (source_column >= 0) & (source_column < width)
-    source_row, source_column = source_row.clamp(0, height - 1), source_column.clamp(0, width - 1)
+    source_row = source_row.clamp(0, height - 1)
+    source_column = source_column.clamp(0, width - 1)
     source_column = torch.where(mirrored, width - 1 - source_column, source_column)
     flat = (source_row + shift[:, 1]) * padded.shape[3] + source_column + shift[:, 0]
     moved = padded.flatten(2).gather(2, flat.reshape(n, 1, -1).expand(-1, images.shape[1], -1))
@@ -69,11 +71,14 @@ def resized_crop(images: Tensor, draws: Tensor) -> Tensor:
     height, width = images.shape[2:]
     uniform = draws.double()
     area = height * width * (0.2 + 0.8 * uniform[:, 0 : 2 * TRIES : 2])  # [N, TRIES]
-    low, high = math.log(3 / 4), math.log(4 / 3)
+    low = math.log(3 / 4)
+    high = math.log(4 / 3)
     ratio = (low + (high - low) * uniform[:, 1 : 2 * TRIES : 2]).exp()
-    columns, rows = (area * ratio).sqrt().round(), (area / ratio).sqrt().round()
+    columns = (area * ratio).sqrt().round()
+    rows = (area / ratio).sqrt().round()
     fits = (columns <= width) & (rows <= height) & (columns > 0) & (rows > 0)
-    first, any_fits = fits.int().argmax(1, keepdim=True), fits.any(1)
+    first = fits.int().argmax(1, keepdim=True)
+    any_fits = fits.any(1)
     rows = torch.where(any_fits, rows.gather(1, first)[:, 0], height)
     columns = torch.where(any_fits, columns.gather(1, first)[:, 0], width)
     top = (uniform[:, -3] * (height - rows + 1)).floor()
@@ -99,7 +104,8 @@ def colour_jitter(images: Tensor, draws: Tensor) -> Tensor:
     torchvision's `RandomApply([ColorJitter(0.4, 0.4, 0.4, 0.1)], 0.8)` and `RandomGrayscale(0.2)`: brightness,
     contrast, saturation and hue, in a random order. Images are `[N, 1 or 3, H, W]`, draws `[N, 10]`; grey stays grey.
     """
-    colour, draws = images.expand(-1, 3, -1, -1), draws.double()
+    colour = images.expand(-1, 3, -1, -1)
+    draws = draws.double()
     order = draws[:, 1:5].argsort(1)  # [N, 4], the number of the change at each place
     factors = (1 + 0.4 * (2 * draws[:, 5:8] - 1)).to(images.dtype)[..., None, None, None]  # [N, 3, 1, 1, 1]
     turns = (0.1 * (2 * draws[:, 8] - 1)).to(images.dtype)[:, None, None]

@@ -4,6 +4,7 @@ Every draw is keyed by `(seed, round, client, purpose)`, and depends neither on 
 together or in which order.
 """
 
+import math
 import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -60,8 +61,9 @@ def plan_batches(
     `parts` are each client's positions in the training set, `epochs` the local epochs to draw. If `drop_last`, an
     epoch's last batch is left out where it is not full. An image's augmentation needs `num_draws`, 0 without one.
     """
-    counts = [len(part) // batch_size if drop_last else -(-len(part) // batch_size) for part in parts]
-    steps, num_clients = max(counts, default=0) * len(epochs), len(parts)
+    counts = [len(part) // batch_size if drop_last else math.ceil(len(part) / batch_size) for part in parts]
+    num_clients = len(parts)
+    steps = max(counts, default=0) * len(epochs)
     width = min(batch_size, max(4096, *map(len, parts)))  # very large batches are padded to the largest client's data
     index = np.zeros((steps, num_clients, width), np.int64)
     size = np.zeros((steps, num_clients), np.int64)

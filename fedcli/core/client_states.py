@@ -87,11 +87,22 @@ class Kept(StoredStates):
 
     def rows(self) -> list[tuple[int, str, int, str | None]]:
         """Names the versions as a checkpoint does: client, file without suffix, bytes and SHA-256 of each."""
-        return [(client, each.file.stem, each.nbytes, each.digest) for client, each in sorted(self.data.items())]
+        rows = []
+        for client, version in sorted(self.data.items()):
+            rows.append((client, version.file.stem, version.nbytes, version.digest))
+        return rows
 
     def only(self, clients: Iterable[int]) -> "Kept":
         """Leaves out the states of all other clients."""
-        return Kept(self._store, {client: self.data[client] for client in self.data.keys() & set(clients)})
+        wanted = self.data.keys() & set(clients)
+        return Kept(self._store, {client: self.data[client] for client in wanted})
+
+
+def machine_memory() -> int:
+    """Returns the bytes of memory of this machine, or those that a container may use of it."""
+    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    allowed = CGROUP_LIMIT.read_text().strip() if CGROUP_LIMIT.is_file() else ""
+    return min(total, int(allowed)) if allowed.isdecimal() else total
 
 
 class Store:
@@ -109,18 +120,18 @@ class Store:
             device: Of the run, where states stay while a quarter of its memory is free.
             types: The NamedTuple classes of states.
         """
-        self.types, self.folder, self._device = {kind.__name__: kind for kind in types}, None, device
-        if memory is None:
-            total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-            allowed = CGROUP_LIMIT.read_text().strip() if CGROUP_LIMIT.is_file() else ""
-            memory = min(total, int(allowed) if allowed.isdecimal() else total) // 4
-        self.limit = memory
+        self.types = {kind.__name__: kind for kind in types}
+        self.folder: Path | None = None
+        self.limit = machine_memory() // 4 if memory is None else memory
+        self._device = device
 
     def reopen(self, folder: Path) -> dict[str, Callable]:
         """Returns the types by which `load_tree` reads a checkpoint in a folder; `kept` takes `Kept.rows`."""
 
         def kept(*rows: tuple[int, str, int, str]) -> Kept:
-            versions = {client: Version(folder / STATES / f"{name}{SUFFIX}", *facts) for client, name, *facts in rows}
+            versions = {}
+            for client, name, nbytes, digest in rows:
+                versions[client] = Version(folder / STATES / f"{name}{SUFFIX}", nbytes, digest)
             return Kept(self, versions)
 
         return {**self.types, "kept": kept}
@@ -136,27 +147,41 @@ class Store:
         if isinstance(states, Kept):
             versions = {client: version for client, version in states.data.items() if client not in new}
         else:  # a method's own at the start
-            versions, new = {}, {**states, **new}
-        home = self._device
-        if home.type == "cuda":
-            free, total = torch.cuda.mem_get_info(home)
-            home = home if 4 * free > total else torch.device("cpu")
+            versions = {}
+            new = {**states, **new}
+        home = self._home()
         for client, state in new.items():
             copy = tree_map(lambda leaf: leaf.to(home, copy=True).contiguous(), state)
             nbytes = sum(leaf.nbytes for leaf in leaves(copy))
             versions[client] = Version(Path(f"{client:06}-{round}{SUFFIX}"), nbytes, state=copy)
-        excess = sum(version.nbytes for version in versions.values() if version.state is not None) - self.limit
-        for version in versions.values() if self.folder else ():
-            if excess > 0 and version.state is not None:
-                version.write(self.folder)
-                version.state = None
-                excess -= version.nbytes
+        if self.folder is not None:
+            self._evict(versions.values(), self.folder)
         return Kept(self, versions)
+
+    def _home(self) -> torch.device:
+        """Returns where new states stay: on the run's device while a quarter of its memory is free, else on the CPU."""
+        if self._device.type == "cuda":
+            free, total = torch.cuda.mem_get_info(self._device)
+            if 4 * free <= total:
+                return torch.device("cpu")
+        return self._device
+
+    def _evict(self, versions: Iterable[Version], folder: Path) -> None:
+        """Writes states to files, those kept first at first, until the rest fits into memory."""
+        in_memory = [version for version in versions if version.state is not None]
+        excess = sum(version.nbytes for version in in_memory) - self.limit
+        for version in in_memory:
+            if excess <= 0:
+                return
+            version.write(folder)
+            version.state = None
+            excess -= version.nbytes
 
 
 def refuse_non_finite(state: Any, round: int) -> None:
     """Raises NonFiniteLoss if a tensor of a state has NaN or inf; `round` counts from 0."""
-    for name, leaf in to_names(state)[1].items():
+    _, tensors = to_names(state)
+    for name, leaf in tensors.items():
         if leaf.is_floating_point() and not leaf.isfinite().all():
             raise NonFiniteLoss(f"'{name[1:]}' of the state is not finite in round {round + 1}; use a smaller --lr.")
 

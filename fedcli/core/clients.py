@@ -19,6 +19,11 @@ from fedcli.core.trees import Flat, Tree, pack, tree_map, unpack
 
 Params = Terms = dict[str, Tensor]  # by name; the terms of an objective as they enter the record
 
+# Of Adam, as PyTorch has them.
+BETA_1 = 0.9
+BETA_2 = 0.999
+EPSILON = 1e-8
+
 under_vmap: ContextVar[bool] = ContextVar("under_vmap", default=False)  # whether vmap runs now
 
 
@@ -182,14 +187,15 @@ def adam(params: Params, grads: Params, state: Tree, lr: Tensor, weight_decay: f
 
     `state` is `(steps taken, first moments, second moments)`.
     """
-    (count, first, second), (beta_1, beta_2), eps = state, (0.9, 0.999), 1e-8
+    count, first, second = state
     count = count + 1
     if weight_decay:
         grads = tree_map(lambda g, value: g + weight_decay * value, grads, params)
-    first = tree_map(lambda m, g: beta_1 * m + (1 - beta_1) * g, first, grads)
-    second = tree_map(lambda v, g: beta_2 * v + (1 - beta_2) * g * g, second, grads)
-    rate, correction = lr / (1 - beta_1**count), 1 - beta_2**count
-    new = tree_map(lambda x, m, v: x - rate * m / ((v / correction).sqrt() + eps), params, first, second)
+    first = tree_map(lambda m, g: BETA_1 * m + (1 - BETA_1) * g, first, grads)
+    second = tree_map(lambda v, g: BETA_2 * v + (1 - BETA_2) * g * g, second, grads)
+    rate = lr / (1 - BETA_1**count)
+    correction = 1 - BETA_2**count
+    new = tree_map(lambda x, m, v: x - rate * m / ((v / correction).sqrt() + EPSILON), params, first, second)
     return new, (count, first, second)
 
 
@@ -218,7 +224,8 @@ def optimizer_step(
         return params if names is None else {name: value for name, value in params.items() if name in names}
 
     def update(client: Client, batch: Batch, context: Any, **how: bool) -> tuple[Client, Aux]:
-        some, state = trained(client.params), client.optimizer[key]
+        some = trained(client.params)
+        state = client.optimizer[key]
         like = (some, state) if isinstance(some, Flat) else (None, None)  # what is packed
         packed, state = pack((some, state), like)
 

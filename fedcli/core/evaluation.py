@@ -8,8 +8,7 @@ A method that classifies by the nearest prototype has that as its headline and t
 that has a global model beside personal ones has the accuracy of the personal ones, and the global one's beside it.
 """
 
-import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -20,7 +19,7 @@ from torch import Tensor
 from fedcli.core.client_states import stored
 from fedcli.core.clients import Network, Params
 from fedcli.core.federation import Federation
-from fedcli.core.trees import leaves
+from fedcli.core.output_cache import OutputCache, Outputs
 from fedcli.declarations import Method
 
 RULES = ("test_accuracy", "classifier_accuracy")  # by the method's own rule; by the classifier where that is another
@@ -54,34 +53,32 @@ def evaluate(fed: Federation, method: Method, state: Any) -> dict[str, Any]:
         `domains` also `intra` and `inter`, by the client's own domain. With prototypes also `classifier_accuracy`, with
         a global model beside personal ones `global_accuracy`, measured as the headline.
     """
-    before, fed.outputs = fed.outputs, {}
-    result = _accuracies(fed, method, state, before)
+    last_outputs = fed.outputs
+    fed.outputs = OutputCache()
+    result = _accuracies(fed, method, state, last_outputs)
     if method.shared is not None:
         global_alone = replace(method, model=method.shared, personal=None, shared=None)
-        result["global_accuracy"] = _accuracies(fed, global_alone, state, before)["test_accuracy"]
+        result["global_accuracy"] = _accuracies(fed, global_alone, state, last_outputs)["test_accuracy"]
     return result
 
 
-def _accuracies(fed: Federation, method: Method, state: Any, before: Mapping) -> dict[str, Any]:
-    """Returns what `evaluate` does of the tested models alone; `before` is what models gave when last evaluated."""
+def _accuracies(fed: Federation, method: Method, state: Any, last_outputs: OutputCache) -> dict[str, Any]:
+    """Returns what `evaluate` does of the tested models alone; `last_outputs` are those of the last evaluation."""
     prototypes = method.prototypes(state) if method.prototypes else None
 
     def hits_of(model: Model, index: np.ndarray | None) -> Tensor:
-        network, *parts = model
-        tensors = leaves(parts)
-        key = prototypes is None, id(index), *((id(value), value._version) for value in tensors)
-        kept = before.get(key)
-        if kept is None or any(owner() is None for owner in kept[0]):  # one that is gone leaves its id to another
-            features, logits, labels = fed.predict(*parts, index, network, quick=True)
-            outputs = None if prototypes is None else features, top_k(logits, labels, fed.top_k), labels
-            kept = [weakref.ref(value) for value in tensors], index, outputs
+        network, params, buffers = model
+        outputs = last_outputs.get(params, buffers, index, prototypes is not None)
+        if outputs is None:
+            features, logits, labels = fed.predict(params, buffers, index, network, quick=True)
+            outputs = Outputs(None if prototypes is None else features, top_k(logits, labels, fed.top_k), labels)
         if prototypes is None or index is not None:  # all clients' features of all test images are too many to keep
-            fed.outputs[key] = kept
-        features, by_classifier, labels = kept[2]
+            fed.outputs.put(params, buffers, index, outputs)
         if prototypes is None:
-            return by_classifier[None]
-        near = nearness(features, *(tensor.cpu() for tensor in prototypes))
-        return torch.stack([top_k(near, labels, fed.top_k), by_classifier])
+            return outputs.hits[None]
+        vectors, has_class = prototypes
+        near = nearness(outputs.features, vectors.cpu(), has_class.cpu())
+        return torch.stack([top_k(near, outputs.labels, fed.top_k), outputs.hits])
 
     def score(tests: dict[int, np.ndarray | None]) -> list[np.ndarray]:
         def of_some(ids: list[int]) -> list[Tensor]:
@@ -102,13 +99,19 @@ def models(fed: Federation, method: Method, state: Any, clients: Iterable[int]) 
             yield client, (fed.network, *method.model(state))
         else:
             network = fed.networks[fed.architecture[client]]
-            yield client, (network, *(own_model(method, state, client) or (network.params, network.buffers)))
+            model = own_model(method, state, client)
+            params, buffers = (network.params, network.buffers) if model is None else model
+            yield client, (network, params, buffers)
 
 
 def own_model(method: Method, state: Any, client: int) -> tuple[Params, Params] | None:
     """Returns a client's own model, None before it has taken part; only this client's stored state is read."""
-    read = {name: {client: part[client]} if client in part else {} for name, part in stored(state).items()}
-    return method.personal(state._replace(**read) if read else state).get(client)
+    own = {}
+    for name, states in stored(state).items():
+        own[name] = {client: states[client]} if client in states else {}
+    if own:
+        state = state._replace(**own)
+    return method.personal(state).get(client)
 
 
 def _mean(values: Sequence[float]) -> float:
@@ -135,20 +138,27 @@ def _on_parts(parts: Sequence[np.ndarray], names: Sequence[str], method: Method,
 
 def _on_test_images(fed: Federation, method: Method, score: Score) -> dict[str, Any]:
     """Returns accuracies on the test images: of each domain, and by rule or, under `domains`, inside and outside."""
-    clients = range(fed.num_clients if method.personal or fed.evaluation == "domains" else 1)
+    has_one_model = method.personal is None and fed.evaluation != "domains"
+    clients = range(1 if has_one_model else fed.num_clients)
     hits = np.stack(score(dict.fromkeys(clients)))  # [clients, rules, n]
     images = {name: (fed.test_domains == number).numpy() for number, name in enumerate(fed.domain_names)}
     by_domain = {name: hits[:, 0, chosen].mean(1) for name, chosen in images.items() if chosen.any()}  # [clients] each
-    result = {"domains": {name: _mean(accuracies) for name, accuracies in by_domain.items()} or None}
+    domains = {name: _mean(accuracies) for name, accuracies in by_domain.items()}
+    result: dict[str, Any] = {"domains": domains or None}
     if fed.evaluation != "domains":
-        by_rule = [each.tolist() for each in hits.mean(2).T]  # [rules][clients]
+        by_rule = [accuracies.tolist() for accuracies in hits.mean(2).T]  # [rules][clients]
         result |= dict(zip(RULES, map(_mean, by_rule), strict=False))
-        return result if method.personal is None else result | _by_client(clients, by_rule[0])
-    intra, inter = {}, {}
+        if method.personal is not None:
+            result |= _by_client(clients, by_rule[0])
+        return result
+    intra = {}
+    inter = {}
     for number, name in enumerate(fed.domain_names):
         inside = fed.domain_of == number  # [N]
-        if inside.any():
-            intra |= {name: _mean(by_domain[name][inside])} if name in by_domain else {}
-            others = [accuracies[inside] for other, accuracies in by_domain.items() if other != name]
-            inter[name] = _mean(np.stack(others, 1)) if others else intra[name]
+        if not inside.any():
+            continue
+        if name in by_domain:
+            intra[name] = _mean(by_domain[name][inside])
+        others = [accuracies[inside] for other, accuracies in by_domain.items() if other != name]
+        inter[name] = _mean(np.stack(others, 1)) if others else intra[name]
     return result | {"test_accuracy": _mean([*inter.values()]), "intra": intra, "inter": inter}

@@ -19,6 +19,7 @@ from fedcli.core.clients import Aux, Client, LocalLoss, Network, Output, Params,
 from fedcli.core.engine import Engine, parse_chunk
 from fedcli.core.graphs import CudaGraphs
 from fedcli.core.layers import by_places, set_to, use_live_taps
+from fedcli.core.output_cache import OutputCache
 from fedcli.core.partition import count_classes
 from fedcli.core.stacked import with_optimizer
 from fedcli.core.trees import Tree, complete, concatenate, count_floats, select, stack, tree_map
@@ -109,10 +110,19 @@ class Federation:
             on_samples: Called with the number of samples after each local step.
             store: Of what clients remember; in memory where None.
         """
-        self.config, self.device, self.store, self.evaluation, self.top_k = run, device, store, evaluation, top_k
-        self.num_clients, self.num_rounds, self.num_classes = run.num_clients, run.rounds, dataset.num_classes
-        self.seed, self.local_epochs, self.batch_size = run.seed, run.local_epochs, run.batch_size
-        self.optimizer, self.momentum = run.optimizer, run.momentum
+        self.config = run
+        self.device = device
+        self.store = store
+        self.evaluation = evaluation
+        self.top_k = top_k
+        self.num_clients: int = run.num_clients
+        self.num_rounds: int = run.rounds
+        self.num_classes: int = dataset.num_classes
+        self.seed: int = run.seed
+        self.local_epochs: int = run.local_epochs
+        self.batch_size: int = run.batch_size
+        self.optimizer: str = run.optimizer
+        self.momentum: float = run.momentum
         self.parts, self.testing, self.training, self.validation = divide(parts, run)
         num_examples = np.array([len(part) for part in self.parts])
         self.client_weights = num_examples if run.weighting == "examples" else np.ones_like(num_examples)
@@ -129,14 +139,17 @@ class Federation:
         self.networks = [Network(module, run.precision, device) for module in modules]
         largest = max(self.networks, key=lambda network: network.num_parameters)
         self.sizes = Sizes(largest.num_parameters, self.num_classes, largest.feature_dim)
-        self.transform, self.public_transform = transform, public_transform
-        self.test_images, self.test_labels = dataset.x_test.to(self.device), dataset.y_test.to(self.device)
-        self.test_domains, self.domain_names = dataset.domain_test, dataset.domain_names
+        self.transform = transform
+        self.public_transform = public_transform
+        self.test_images = dataset.x_test.to(self.device)
+        self.test_labels = dataset.y_test.to(self.device)
+        self.test_domains = dataset.domain_test
+        self.domain_names = dataset.domain_names
         domains = torch.zeros_like(dataset.y_train) if dataset.domain_train is None else dataset.domain_train
         self.domain_counts = count_classes(parts, domains, max(len(dataset.domain_names), 1))
         self.domain_of = self.domain_counts.argmax(1)
         self.public_images = None if public_images is None else public_images.to(self.device)
-        self.outputs: dict = {}  # what models gave when they were last evaluated, see fedcli/core/evaluation.py
+        self.outputs = OutputCache()
         # On CUDA, `autotune` chooses for `auto` before the first round.
         way, chunk = parse_chunk(run.clients_per_chunk, 1 if self.device.type == "cpu" else run.cohort_size)
         self.engine = Engine(
@@ -166,7 +179,8 @@ class Federation:
     @property
     def public_batch_sizes(self) -> list[int]:
         """Returns how many images each of the public batches has, in their order."""
-        count, size = len(self.public_images), self.config.public_batch_size
+        count = len(self.public_images)
+        size = self.config.public_batch_size
         return [min(size, count - start) for start in range(0, count, size)]
 
     def generator(self, *key: int | str) -> np.random.Generator:
@@ -176,7 +190,8 @@ class Federation:
     def start_round(self) -> None:
         """Forgets the round before: counts of what is sent, time and models."""
         self.received = self.trained = None
-        self.sent_down, self.sent_up = ({"params": 0, "buffers": 0, "other": 0} for _ in range(2))
+        self.sent_down = {"params": 0, "buffers": 0, "other": 0}
+        self.sent_up = {"params": 0, "buffers": 0, "other": 0}
         self.seconds = {"data": 0.0, "train": 0.0, "evaluate": 0.0}
 
     @contextmanager
@@ -211,12 +226,13 @@ class Federation:
 
     def groups(self, cohort: Cohort) -> list[Cohort]:
         """Divides a cohort by the clients' networks; order and weights stay those of the cohort."""
-        places = [np.flatnonzero(self.architecture[cohort.client_ids] == kind) for kind in range(len(self.networks))]
-        return [
-            self.cohort_of(cohort.round, cohort.client_ids[at])._replace(weights=cohort.weights[at])
-            for at in places
-            if len(at)
-        ]
+        groups = []
+        for kind in range(len(self.networks)):
+            places = np.flatnonzero(self.architecture[cohort.client_ids] == kind)
+            if len(places):
+                group = self.cohort_of(cohort.round, cohort.client_ids[places])
+                groups.append(group._replace(weights=cohort.weights[places]))
+        return groups
 
     def in_order(self, cohort: Cohort, groups: Sequence[Cohort], trees: Sequence[Tree]) -> Tree:
         """Joins the groups' stacked trees into one `[K, ...]`, in the cohort's order."""
@@ -354,15 +370,19 @@ class Federation:
 
         Order and augmentation are drawn for each round and each `epoch` (pass over the images) in it.
         """
-        sizes, device, num_draws = self.public_batch_sizes, self.device, NUM_DRAWS[self.public_transform.augmentation]
+        sizes = self.public_batch_sizes
+        device = self.device
+        num_draws = NUM_DRAWS[self.public_transform.augmentation]
         order = self.generator(round, "public order", epoch).permutation(sum(sizes))
         uniform = self.generator(round, "public augment", epoch).random((sum(sizes), num_draws)).astype(np.float32)
         keys = self.generator(round, "public dropout", epoch).integers(2**63, size=len(sizes))
         rate = torch.tensor(self.lr(round), dtype=self.dtype, device=device)
         batches = torch.tensor(len(sizes), device=device)
         ends = torch.arange(1, len(sizes) + 1, device=device) == batches
-        order, draws, keys = (torch.as_tensor(drawn, device=device) for drawn in (order, uniform, keys))
-        for index, drawn, end, key in zip(order.split(sizes), draws.split(sizes), ends, keys, strict=True):
+        index_of_batch = torch.as_tensor(order, device=device).split(sizes)
+        draws_of_batch = torch.as_tensor(uniform, device=device).split(sizes)
+        keys = torch.as_tensor(keys, device=device)
+        for index, drawn, end, key in zip(index_of_batch, draws_of_batch, ends, keys, strict=True):
             x = self.public_transform(self.public_images[index], drawn)
             yield Batch(x, torch.zeros_like(index), None, end, batches, rate, key)
 
@@ -376,7 +396,8 @@ class Federation:
             The clients, and what the objective returned beside its value, both stacked.
         """
         step = local if isinstance(local, Step) else self.optimizer_step(local)
-        update, arguments = keyed(step.update), (with_optimizer(step, clients), context)
+        update = keyed(step.update)
+        arguments = (with_optimizer(step, clients), context)
         with self.timed("train"):
             after, aux = self.engine.for_each(lambda client, part: update(client, batch, part), arguments, (0, axes))
         _refuse_non_finite(aux.terms, cohort)
@@ -410,10 +431,15 @@ class Federation:
 
         @torch.no_grad()
         def of_client(k: int) -> tuple[Tensor, Tensor]:
-            model, portions = select((clients.params, clients.buffers), k), []
-            for x, y in map(self.engine.gather, self._portions(self.training[cohort.client_ids[k]])):
-                portions.append(class_sums(cohort.network(*model, x, train=False).features, y, self.num_classes))
-            sums, counts = map(sum, zip(*portions, strict=True))
+            params, buffers = select((clients.params, clients.buffers), k)
+            sums = 0
+            counts = 0
+            for positions in self._portions(self.training[cohort.client_ids[k]]):
+                x, y = self.engine.gather(positions)
+                features = cohort.network(params, buffers, x, train=False).features
+                portion_sums, portion_counts = class_sums(features, y, self.num_classes)
+                sums = sums + portion_sums
+                counts = counts + portion_counts
             return sums / counts.clamp(min=1)[:, None], counts
 
         with self.timed("train"):
@@ -436,9 +462,12 @@ class Federation:
         Returns:
             Features `[n, D]`, logits `[n, C]` and labels `[n]`, on the CPU.
         """
-        network, test = network or self.network, test or index is None
-        images, labels = (self.test_images, self.test_labels) if test else (self.engine.images, self.engine.labels)
-        index = np.arange(len(labels)) if index is None else index
+        network = network or self.network
+        if index is None:
+            test = True
+            index = np.arange(len(self.test_labels))
+        images = self.test_images if test else self.engine.images
+        labels = self.test_labels if test else self.engine.labels
         params, buffers = tree_map(lambda leaf: leaf.to(self.device), (params, buffers))  # some may lie on the host
         quick = quick and self.device.type == "cpu"
 

@@ -5,7 +5,9 @@ from torch import Tensor
 
 from fedcli.core.clients import Params
 
-PRIVATE, SHARED = "private.", "shared."  # what the names of a network's tensors begin with while both are trained
+# What the names of a network's tensors begin with while both are trained.
+PRIVATE = "private."
+SHARED = "shared."
 
 
 def joined(private: Params, shared: Params) -> Params:

@@ -28,7 +28,8 @@ def train_own_models(
     models: list[Client], states: Mapping[int, ClientState], cohort: Cohort, fed: Federation
 ) -> tuple[Mapping[int, ClientState], Terms]:
     """Trains the cohort's own models, `models` by network, on their own data; returns the new states and the terms."""
-    groups, terms = fed.groups(cohort), []
+    groups = fed.groups(cohort)
+    terms = []
     for model, group in zip(models, groups, strict=True):
         trained, group_terms = fed.train(model._replace(optimizer={}), group, plain_loss(group.network))
         states = fed.remember(states, group, ClientState(trained.params, trained.buffers))
@@ -44,15 +45,19 @@ def train_newcomers(
     With `cosine` the learning rate falls to 0 along a cosine, without weight decay; else it is the run's optimizer.
     """
     newcomers = [client for client in cohort.client_ids if int(client) not in states]
+    if not newcomers:
+        return
     first = fed.local_epochs  # the epochs before have the draws of the round itself
-    for group in fed.groups(fed.cohort_of(cohort.round, newcomers)) if newcomers else []:
-        model, loss = own_models({}, group, fed), plain_loss(group.network)
-        if not cosine:
+    for group in fed.groups(fed.cohort_of(cohort.round, newcomers)):
+        model = own_models({}, group, fed)
+        loss = plain_loss(group.network)
+        if cosine:
+            for epoch in range(epochs):
+                rate = cosine_annealing(fed.lr(cohort.round), epoch, epochs)
+                step = fed.optimizer_step(loss, lr=rate, weight_decay=0.0)
+                model, _ = fed.train(model, group, step, epochs=range(first + epoch, first + epoch + 1))
+        else:
             model, _ = fed.train(model, group, loss, epochs=range(first, first + epochs))
-        for epoch in range(epochs if cosine else 0):
-            rate = cosine_annealing(fed.lr(cohort.round), epoch, epochs)
-            step = fed.optimizer_step(loss, lr=rate, weight_decay=0.0)
-            model, _ = fed.train(model, group, step, epochs=range(first + epoch, first + epoch + 1))
         yield group, model
 
 

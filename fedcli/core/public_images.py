@@ -56,17 +56,21 @@ def learn_from_public(
     Returns:
         The models, and each term's mean over the batches, `[K]`.
     """
-    groups, terms = fed.groups(cohort), []
-    rows = [np.isin(cohort.client_ids, group.client_ids) for group in groups]
+    groups = fed.groups(cohort)
+    models = list(models)
+    terms = []  # of each batch
     for epoch in epochs:
         for batch in fed.public_batches(cohort.round, epoch):
             context = exchange(models, batch)
             if context is None:
                 continue
-            models = models if keep_optimizer else [model._replace(optimizer={}) for model in models]
-            contexts = [context if axes is None else select(context, row) for row in rows]
-            parts = zip(models, groups, steps, contexts, strict=True)
-            stepped = [fed.step(model, group, step, batch, context, axes) for model, group, step, context in parts]
-            models = [model for model, _ in stepped]
-            terms.append(fed.in_order(cohort, groups, [aux.terms for _, aux in stepped]))
-    return models, tree_map(lambda *values: torch.stack(values).mean(0), *terms) if terms else {}
+            group_terms = []
+            for g, (group, step) in enumerate(zip(groups, steps, strict=True)):
+                model = models[g] if keep_optimizer else models[g]._replace(optimizer={})
+                is_here = np.isin(cohort.client_ids, group.client_ids)
+                own_context = context if axes is None else select(context, is_here)
+                models[g], aux = fed.step(model, group, step, batch, own_context, axes)
+                group_terms.append(aux.terms)
+            terms.append(fed.in_order(cohort, groups, group_terms))
+    means = tree_map(lambda *values: torch.stack(values).mean(0), *terms) if terms else {}
+    return models, means

@@ -20,7 +20,8 @@ from fedcli.errors import UserError
 from fedcli.files import write_atomically
 
 SUFFIX = ".safetensors"
-CHECKPOINT, PREVIOUS = f"checkpoint{SUFFIX}", f"checkpoint-before{SUFFIX}"  # from which a run goes on
+CHECKPOINT = f"checkpoint{SUFFIX}"  # from which a run goes on
+PREVIOUS = f"checkpoint-before{SUFFIX}"
 DIGEST = re.compile(rb"sha256\W+([0-9a-f]{64})")
 ZEROS = b"0" * 64
 

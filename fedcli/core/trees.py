@@ -22,7 +22,11 @@ ALIGNMENT = 16  # values, 64 bytes of float32, at whose multiples each client's 
 def map_children(function: Callable[..., Any], tree: Tree, *others: Tree) -> Tree:
     """Makes a dict, tuple or list like `tree` of `function(child, ...)` over the children of trees."""
     if isinstance(tree, dict):
-        return {key: function(child, *(other[key] for other in others)) for key, child in tree.items()}
+        mapped = {}
+        for key, child in tree.items():
+            counterparts = [other[key] for other in others]
+            mapped[key] = function(child, *counterparts)
+        return mapped
     children = [function(*column) for column in zip(tree, *others, strict=True)]
     return type(tree)(*children) if hasattr(tree, "_fields") else type(tree)(children)
 
@@ -75,7 +79,10 @@ def concatenate(trees: Sequence[Tree]) -> Tree:
 def complete(terms: Sequence[dict[str, Tensor]], zeros: Sequence[Tensor]) -> list[dict[str, Tensor]]:
     """Gives several groups' terms `[K]` the names that they lack, as clients without a step do, with their zeros."""
     names = dict.fromkeys(name for group in terms for name in group)
-    return [{name: group.get(name, zero) for name in names} for group, zero in zip(terms, zeros, strict=True)]
+    completed = []
+    for group, zero in zip(terms, zeros, strict=True):
+        completed.append({name: group.get(name, zero) for name in names})
+    return completed
 
 
 def select(tree: Tree, index: int | slice | Tensor) -> Tree:

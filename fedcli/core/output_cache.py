@@ -1,0 +1,51 @@
+"""What models gave when they were last evaluated, so that one that has not changed is not run again."""
+
+import weakref
+from typing import NamedTuple
+
+import numpy as np
+from torch import Tensor
+
+from fedcli.core.clients import Params
+from fedcli.core.trees import leaves
+
+
+class Outputs(NamedTuple):
+    """What a model gave for some images."""
+
+    features: Tensor | None  # [n, D]; None where only the classifier decides
+    hits: Tensor  # bool [n], whether the classifier is right
+    labels: Tensor  # [n]
+
+
+class _Entry(NamedTuple):
+    """Outputs of a model, and whose they are."""
+
+    owners: list[weakref.ref]  # of the model's tensors: one that is gone leaves its id to another
+    index: np.ndarray | None  # held here for the same reason
+    outputs: Outputs
+
+
+class OutputCache:
+    """What models gave when they were last evaluated, by the identity and version of their tensors."""
+
+    def __init__(self) -> None:
+        self._entries: dict[tuple, _Entry] = {}
+
+    def get(self, params: Params, buffers: Params, index: np.ndarray | None, with_features: bool) -> Outputs | None:
+        """Returns the outputs of a model that has not changed since they were put here; None of any other."""
+        entry = self._entries.get(self._key(params, buffers, index, with_features))
+        if entry is None or any(owner() is None for owner in entry.owners):
+            return None
+        return entry.outputs
+
+    def put(self, params: Params, buffers: Params, index: np.ndarray | None, outputs: Outputs) -> None:
+        """Keeps the outputs of a model."""
+        owners = [weakref.ref(value) for value in leaves((params, buffers))]
+        key = self._key(params, buffers, index, outputs.features is not None)
+        self._entries[key] = _Entry(owners, index, outputs)
+
+    @staticmethod
+    def _key(params: Params, buffers: Params, index: np.ndarray | None, with_features: bool) -> tuple:
+        tensors = leaves((params, buffers))
+        return with_features, id(index), *((id(value), value._version) for value in tensors)
