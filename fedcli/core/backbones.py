@@ -61,8 +61,9 @@ class Backbone(nn.Module):
         """
         for layer in self._norms:
             layer.mask = mask
-        keyed = self.draws is not None and (self.training or under_vmap.get())
-        with self._guard(), self.draws if keyed else nullcontext():
+        is_keyed = self.draws is not None and (self.training or under_vmap.get())
+        drawing = self.draws if is_keyed else nullcontext()
+        with self._guard(), drawing:
             features = self.body(x.expand(-1, 3, -1, -1) if self._colour else x)
         return features, self.head(features)
 
@@ -161,22 +162,26 @@ def _resnet(name: str, channels: int, image_size: int, num_classes: int) -> Back
     norm = partial(nn.GroupNorm, 2) if "gn" in parts else MaskedBatchNorm2d
     # The classifier goes; its one class keeps the body's weights independent of the number of classes.
     body = resnet.ResNet(getattr(resnet, block), blocks, num_classes=1, norm_layer=norm)
-    width, body.fc = body.fc.in_features, nn.Identity()
+    width = body.fc.in_features
+    body.fc = nn.Identity()
     if "3x3" in parts:
         body.conv1 = nn.Conv2d(3, 64, 3, padding=1, bias=False)
         nn.init.kaiming_normal_(body.conv1.weight, mode="fan_out", nonlinearity="relu")  # as torchvision's ResNet
         body.maxpool = nn.Identity()
     if "512" in parts:
-        width, body.fc = 512, nn.AdaptiveAvgPool1d(512)
+        width = 512
+        body.fc = nn.AdaptiveAvgPool1d(width)
     if "projection" in parts:
-        width, body.fc = 256, nn.Sequential(nn.Linear(width, 512), nn.ReLU(), nn.Linear(512, 256))
+        body.fc = nn.Sequential(nn.Linear(width, 512), nn.ReLU(), nn.Linear(512, 256))
+        width = 256
     return Backbone(body, width, num_classes)
 
 
 def _mobilenet_v2_512(dropout: bool, channels: int, image_size: int, num_classes: int) -> Backbone:
     """Makes torchvision's MobileNetV2, perhaps with its classifier's dropout of 0.2 before the averaging."""
     body = torchvision().models.MobileNetV2(num_classes=1, norm_layer=MaskedBatchNorm2d)
-    body.classifier = nn.Sequential(*[KeyedDropout(0.2)] * dropout, nn.AdaptiveAvgPool1d(512))
+    averaged = nn.AdaptiveAvgPool1d(512)
+    body.classifier = nn.Sequential(KeyedDropout(0.2), averaged) if dropout else nn.Sequential(averaged)
     return Backbone(body, 512, num_classes)
 
 
@@ -211,7 +216,8 @@ def _googlenet(is_small: bool, channels: int, image_size: int, num_classes: int)
     for module in body.modules():
         if isinstance(module, nn.Conv2d):
             nn.init.normal_(module.weight, std=0.01)  # torchvision's, without its truncation at 200 deviations
-    body.dropout, body.fc = KeyedDropout(body.dropout.p), nn.AdaptiveAvgPool1d(512)
+    body.dropout = KeyedDropout(body.dropout.p)
+    body.fc = nn.AdaptiveAvgPool1d(512)
     return Backbone(body, 512, num_classes)
 
 
@@ -222,24 +228,40 @@ class _Sum(nn.ModuleDict):
         return self["block"](x) + self["shortcut"](x)
 
 
+class _Stage(NamedTuple):
+    """A stage of MobileNetV2."""
+
+    expansion: int
+    width: int
+    blocks: int
+    stride: int  # of the first block
+
+
+_STAGES = (
+    _Stage(1, 16, 1, 1), _Stage(6, 24, 2, 1), _Stage(6, 32, 3, 2), _Stage(6, 64, 4, 2), _Stage(6, 96, 3, 1),
+    _Stage(6, 160, 3, 2), _Stage(6, 320, 1, 1),
+)  # fmt: skip
+
+
 def _mobilenet_v2_32(channels: int, image_size: int, num_classes: int) -> Backbone:
     """Makes MobileNetV2 with stride 1 in its stem and second stage, ReLU, no dropout, and torch's default weights.
 
     All blocks of stride 1 have a shortcut, through a convolution where the width changes, and the first block has an
     expansion, by the factor 1.
     """
-    conv, linear = _convolution(), _convolution(kernel_size=1, activation_layer=None)
-    layers, width = [conv(3, 32)], 32
-    # Expansion, width, blocks, stride of the first block.
-    stages = (1, 16, 1, 1), (6, 24, 2, 1), (6, 32, 3, 2), (6, 64, 4, 2), (6, 96, 3, 1), (6, 160, 3, 2), (6, 320, 1, 1)
-    for factor, out, repeats, first_stride in stages:
-        for stride in (first_stride, *[1] * (repeats - 1)):
-            inner = factor * width
+    conv = _convolution()
+    linear = _convolution(kernel_size=1, activation_layer=None)
+    width = 32
+    layers = [conv(3, width)]
+    for stage in _STAGES:
+        for number in range(stage.blocks):
+            stride = stage.stride if number == 0 else 1
+            inner = stage.expansion * width
             depthwise = conv(inner, inner, 3, stride, groups=inner)
-            block = nn.Sequential(conv(width, inner, 1), depthwise, linear(inner, out))
-            shortcut = nn.Identity() if width == out else linear(width, out)
+            block = nn.Sequential(conv(width, inner, 1), depthwise, linear(inner, stage.width))
+            shortcut = nn.Identity() if width == stage.width else linear(width, stage.width)
             layers.append(_Sum({"block": block, "shortcut": shortcut}) if stride == 1 else block)
-            width = out
+            width = stage.width
     layers += [conv(width, 1280, 1), nn.AdaptiveAvgPool2d(1), nn.Flatten()]
     return Backbone(nn.Sequential(*layers), 1280, num_classes)
 
@@ -252,7 +274,8 @@ def _efficientnet_b0_32(channels: int, image_size: int, num_classes: int) -> Bac
     """
     body = torchvision().models.efficientnet_b0(norm_layer=MaskedBatchNorm2d)
     body.features[0][0].stride = (1, 1)
-    width, body.features[-1] = body.features[-1][0].in_channels, nn.Identity()
+    width = body.features[-1][0].in_channels
+    body.features[-1] = nn.Identity()
     body.classifier = KeyedDropout(body.classifier[0].p)
     for module in body.modules():
         if isinstance(module, torchvision().models.efficientnet.MBConv):
@@ -345,7 +368,8 @@ def _network_from_user(function: FromFile, channels: int, image_size: int, num_c
 
     _swap_layers(module, new)
     network = Backbone(module, head.in_features, num_classes, colour=False, draws=KeyedDraws())
-    network.head, network._guard = head, partial(blame, function.path, passes=(torch.OutOfMemoryError,))
+    network.head = head
+    network._guard = partial(blame, function.path, passes=(torch.OutOfMemoryError,))
     _check(network, function, x, logits)
     return network.train()
 
@@ -401,7 +425,9 @@ def _check(network: Backbone, function: FromFile, x: Tensor, logits: Tensor) -> 
                 return f"before or in the layer {layer}"
         return ""
 
-    few, again, several = run(x[:2]), run(x[:2]), run(x)
+    few = run(x[:2])
+    again = run(x[:2])
+    several = run(x)
     drawing = first_difference(again, torch.equal)
     if drawing or not torch.equal(torch.get_rng_state(), before):
         raise function.refuse(f"draws random numbers {drawing or 'without effect'}", "use nn.Dropout or F.dropout")

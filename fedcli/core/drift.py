@@ -52,6 +52,7 @@ def classifier_similarity(trained: Tensor, received: Tensor) -> float | None:
     class.
     """
     updates = (trained - received).double().transpose(0, 1)  # [C, K, D]
-    directions, moved = normalize(updates, dim=-1, eps=1e-300), updates.any(-1)
+    directions = normalize(updates, dim=-1, eps=1e-300)
+    moved = updates.any(-1)
     pairs = (moved[:, :, None] & moved[:, None, :]).triu(1)  # each pair of two clients that have moved once
     return (directions @ directions.mT)[pairs].mean().item() if pairs.any() else None

@@ -48,7 +48,9 @@ class MaskedBatchNorm2d(nn.BatchNorm2d):
         if not self.training or (self.mask is None and x.numel() != x.shape[1]):
             return super().forward(x)
         mask = x.new_ones(len(x), dtype=torch.bool) if self.mask is None else self.mask
-        dtype, x, real = x.dtype, x.to(self.running_mean.dtype), mask[:, None, None, None]
+        dtype = x.dtype
+        x = x.to(self.running_mean.dtype)
+        real = mask[:, None, None, None]
         # Values per channel, in the type of x: from integers torch would make quotients in float32.
         values = real.sum().to(x.dtype) * (x.shape[2] * x.shape[3])
         divisor = values.clamp(min=1)  # a batch of padding only, of a client that stands still
@@ -121,8 +123,13 @@ def _starts(size: int, kernel: int, stride: int, padding: int, dilation: int) ->
 def _live_taps(size: int, kernel: int, stride: int, padding: int, dilation: int) -> tuple[slice, int]:
     """Returns the taps that meet a pixel of an axis of `size`, and the padding that is left."""
     starts = _starts(size, kernel, stride, padding, dilation)
-    live = [tap for tap in range(kernel) if any(0 <= start + tap * dilation < size for start in starts)]
-    first, last = (live[0], live[-1]) if live else (0, kernel - 1)
+
+    def meets_pixel(tap: int) -> bool:
+        return any(0 <= start + tap * dilation < size for start in starts)
+
+    live = [tap for tap in range(kernel) if meets_pixel(tap)] or range(kernel)
+    first = live[0]
+    last = live[-1]
     left = padding - first * dilation
     if left < 0 or len(_starts(size, last - first + 1, stride, left, dilation)) != len(starts):
         return slice(0, kernel), padding  # the two sides would need unequal padding
