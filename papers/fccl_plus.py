@@ -467,8 +467,8 @@ def run_round(state: ServerState, cohort: Cohort, fed: Federation, config: Confi
     previous = [fed.recall(states, group, ClientState(*fed.initial_model(group.network))) for group in groups]
     models, terms = collaborate(previous, cohort, fed, config)  # lines 2 to 11
     all_terms = []
-    for model, before, group in zip(models, previous, groups, strict=True):
-        teaching = before if config.teacher == "previous" else model  # Reading 9: theta^{e-1}, or theta^e for Fig. 9
+    for model, last, group in zip(models, previous, groups, strict=True):
+        teaching = last if config.teacher == "previous" else model  # Reading 9: theta^{e-1}, or theta^e for Fig. 9
         teacher = Teacher(teaching.params, teaching.buffers)
         model, group_terms = update_locally(model, teacher, group, fed, config)  # line 12
         states = fed.remember(states, group, ClientState(model.params, model.buffers))
@@ -504,7 +504,7 @@ METHOD = Method(
     },
     costs=costs,
     client_memory=lambda sizes: 2 * sizes.parameters,  # Table 3: the model and its teacher
-    personal=lambda state: {client: kept[:2] for client, kept in state.clients.items()},
+    personal=lambda state: {client: (model.params, model.buffers) for client, model in state.clients.items()},
     mixed_networks=True, uses_public_data=True,
 )  # fmt: skip
 
@@ -546,10 +546,10 @@ def run_conference_round(
     previous = [fed.recall(states, group, None) for group in groups]  # all of them have a state by now
     models, terms = collaborate(previous, cohort, fed, config)
     all_terms = []
-    for model, before, group in zip(models, previous, groups, strict=True):
-        teachers = Teachers(Teacher(before.params, before.buffers), before.pretrained)
+    for model, last, group in zip(models, previous, groups, strict=True):
+        teachers = Teachers(Teacher(last.params, last.buffers), last.pretrained)
         model, group_terms = fed.train(model, group, make_conference_loss(group.network, config), teachers, 0)
-        states = fed.remember(states, group, ClientState(model.params, model.buffers, before.pretrained))
+        states = fed.remember(states, group, ClientState(model.params, model.buffers, last.pretrained))
         all_terms.append(group_terms)
     return ServerState(states), {**terms, **fed.in_order(cohort, groups, all_terms)}
 

@@ -73,7 +73,7 @@ Run it
     fedcli run fedfm --dataset cifar10
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, make_dataclass, replace
 from types import ModuleType
 from typing import Any, NamedTuple
@@ -326,11 +326,16 @@ def init_lite(fed: Federation, config) -> StateWithClients:
     return StateWithClients(*fed.initial_model(), *no_vectors(fed), clients={})
 
 
-def own_models(state: StateWithClients, kept: dict[int, ClientState], cohort: Cohort, fed: Federation) -> Client:
+def states_since_exchange(state: StateWithClients, cohort: Cohort, config: Any) -> Mapping[int, ClientState]:
+    """The clients' own models since the last exchange, by id; none where the last round had one."""
+    return {} if cohort.round % config.model_interval == 0 else state.clients
+
+
+def own_models(state: StateWithClients, states: Mapping[int, ClientState], cohort: Cohort, fed: Federation) -> Client:
     """Each client's own model; the global one is sent to those that have none (Reading 10)."""
-    newcomers = [k for k, client in enumerate(cohort.client_ids) if int(client) not in kept]
+    newcomers = [k for k, client in enumerate(cohort.client_ids) if int(client) not in states]
     fed.broadcast(state.params, state.buffers, cohort._replace(client_ids=cohort.client_ids[newcomers]))
-    models = fed.recall(kept, cohort, ClientState(state.params, state.buffers))
+    models = fed.recall(states, cohort, ClientState(state.params, state.buffers))
     return Client(models.params, models.buffers, optimizer={})  # Reading 9
 
 
@@ -343,20 +348,20 @@ def run_lite_round(
     state: StateWithClients, cohort: Cohort, fed: Federation, config: Any
 ) -> tuple[StateWithClients, Terms]:
     """Section VI and Fig. 5, round t of FedFM-Lite."""
-    kept = {} if cohort.round % config.model_interval == 0 else state.clients
-    clients = own_models(state, kept, cohort, fed)
+    states = states_since_exchange(state, cohort, config)
+    clients = own_models(state, states, cohort, fed)
     if cohort.round > 0:
         fed.download(state.anchors, cohort)  # the answer to the last round's hand-shake; Reading 13
     context = matching_context(state.anchors, state.has_anchor, cohort, config)
     local_step = fed.optimizer_step(make_local_loss(fed.network, config), clip_norm=config.clip_norm)
     clients, terms = fed.train(clients, cohort, local_step, context)  # Eq. 10
     terms |= start_terms(state, cohort, config)
-    kept = fed.remember(kept, cohort, ClientState(clients.params, clients.buffers))
+    states = fed.remember(states, cohort, ClientState(clients.params, clients.buffers))
     anchors, has_anchor = exchange_anchors(clients, state, cohort, fed, config)  # Eqs. 8 and 9; Reading 13
     model = state.params, state.buffers
     if has_exchange(cohort.round, fed, config):
         model = weighted_mean(fed.upload_model(clients), cohort.weights)  # Eq. 11, in the same hand-shake; Reading 12
-    return StateWithClients(*model, anchors, has_anchor, kept), terms  # Reading 14
+    return StateWithClients(*model, anchors, has_anchor, states), terms  # Reading 14
 
 
 def lite_costs(state: StateWithClients, cohort: Cohort, fed: Federation, config: Any) -> tuple[int, int]:
@@ -364,8 +369,8 @@ def lite_costs(state: StateWithClients, cohort: Cohort, fed: Federation, config:
     model = fed.sizes.parameters
     size = len(cohort.client_ids)
     anchors = size * fed.num_classes * fed.feature_dim
-    kept = {} if cohort.round % config.model_interval == 0 else state.clients
-    receivers = len({*cohort.client_ids.tolist()} - kept.keys())
+    states = states_since_exchange(state, cohort, config)
+    receivers = len({*cohort.client_ids.tolist()} - states.keys())
     down = receivers * model
     if cohort.round > 0:
         down += anchors

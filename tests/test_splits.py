@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 import fedcli
-from fedcli.core.federation import divide
 from fedcli.core.partition import fingerprint, from_flag
+from fedcli.core.parts import divide
 from fedcli.data import datasets
 from fedcli.data.files import PARTS
 from tests.files import from_npz, images, refused

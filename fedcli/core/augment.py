@@ -109,7 +109,7 @@ def colour_jitter(images: Tensor, draws: Tensor) -> Tensor:
     order = draws[:, 1:5].argsort(1)  # [N, 4], the number of the change at each place
     factors = (1 + 0.4 * (2 * draws[:, 5:8] - 1)).to(images.dtype)[..., None, None, None]  # [N, 3, 1, 1, 1]
     turns = (0.1 * (2 * draws[:, 8] - 1)).to(images.dtype)[:, None, None]
-    each = torch.arange(len(images), device=images.device)
+    image = torch.arange(len(images), device=images.device)
     changed = colour
     for place in range(4):
         grey = _grey(changed)
@@ -119,7 +119,7 @@ def colour_jitter(images: Tensor, draws: Tensor) -> Tensor:
             _blend(changed, grey, factors[:, 2]),
             _turn_hue(changed, turns),
         ]
-        changed = torch.stack(candidates)[order[:, place], each]
+        changed = torch.stack(candidates)[order[:, place], image]
     colour = torch.where(draws[:, 0, None, None, None] < 0.8, changed, colour)
     colour = torch.where(draws[:, 9, None, None, None] < 0.2, _grey(colour), colour)
     return colour[:, : images.shape[1]]
@@ -148,4 +148,5 @@ def _turn_hue(images: Tensor, turns: Tensor) -> Tensor:
     )
     # Of red, green and blue: the value less what the hue takes of the chroma.
     distances = [(sixths + 6 * turns + channel) % 6 for channel in (5, 3, 1)]
-    return torch.stack([value - chroma * torch.minimum(each, 4 - each).clamp(0, 1) for each in distances], 1)
+    channels = [value - chroma * torch.minimum(distance, 4 - distance).clamp(0, 1) for distance in distances]
+    return torch.stack(channels, 1)

@@ -106,11 +106,11 @@ def models(fed: Federation, method: Method, state: Any, clients: Iterable[int]) 
 
 def own_model(method: Method, state: Any, client: int) -> tuple[Params, Params] | None:
     """Returns a client's own model, None before it has taken part; only this client's stored state is read."""
-    own = {}
+    only_its = {}
     for name, states in stored(state).items():
-        own[name] = {client: states[client]} if client in states else {}
-    if own:
-        state = state._replace(**own)
+        only_its[name] = {client: states[client]} if client in states else {}
+    if only_its:
+        state = state._replace(**only_its)
     return method.personal(state).get(client)
 
 

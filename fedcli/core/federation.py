@@ -21,6 +21,7 @@ from fedcli.core.graphs import CudaGraphs
 from fedcli.core.layers import by_places, set_to, use_live_taps
 from fedcli.core.output_cache import OutputCache
 from fedcli.core.partition import count_classes
+from fedcli.core.parts import divide
 from fedcli.core.stacked import with_optimizer
 from fedcli.core.trees import Tree, complete, concatenate, count_floats, select, stack, tree_map
 from fedcli.declarations import Sizes
@@ -123,7 +124,11 @@ class Federation:
         self.batch_size: int = run.batch_size
         self.optimizer: str = run.optimizer
         self.momentum: float = run.momentum
-        self.parts, self.testing, self.training, self.validation = divide(parts, run)
+        division = divide(parts, run)
+        self.parts = division.examples
+        self.testing = division.testing
+        self.training = division.training
+        self.validation = division.validation
         num_examples = np.array([len(part) for part in self.parts])
         self.client_weights = num_examples if run.weighting == "examples" else np.ones_like(num_examples)
         least = run.batch_size if run.drop_last else 1
@@ -172,8 +177,8 @@ class Federation:
         """Returns the width of the features, D; refuses if it is not the same for all networks."""
         widths = {name: network.feature_dim for name, network in zip(self.backbones, self.networks, strict=True)}
         if len(set(widths.values())) > 1:
-            each = ", ".join(f"{name} {width}" for name, width in widths.items())
-            raise UserError(f"this method needs features of one width (got {each}); choose networks of one width.")
+            listed = ", ".join(f"{name} {width}" for name, width in widths.items())
+            raise UserError(f"this method needs features of one width (got {listed}); choose networks of one width.")
         return self.networks[0].feature_dim
 
     @property
@@ -284,8 +289,8 @@ class Federation:
 
         `states` holds it by client id; `first` is what a new client has.
         """
-        kept = [states.get(int(client), first) for client in cohort.client_ids]  # some may lie on the host
-        return stack(tree_map(lambda leaf: leaf.to(self.device), kept))
+        recalled = [states.get(int(client), first) for client in cohort.client_ids]  # some may lie on the host
+        return stack(tree_map(lambda leaf: leaf.to(self.device), recalled))
 
     def remember(self, states: Mapping[int, Tree], cohort: Cohort, stacked: Tree) -> Mapping[int, Tree]:
         """Returns the states, by id, those of the cohort's clients replaced by their parts of `stacked` `[K, ...]`."""
@@ -487,32 +492,6 @@ class Federation:
         """Cuts positions into those that go through a network together, on the device."""
         small = QUICK_BATCH if quick else EVALUATION_BATCH
         return torch.as_tensor(index, device=self.device).split(small if self.device.type == "cpu" else GPU_BATCH)
-
-
-def divide(parts: Sequence[np.ndarray], run: Any) -> tuple[list[np.ndarray], ...]:
-    """Divides each client's examples: all but its own test part, that part, what it trains on, its validation part.
-
-    Raises:
-        UserError: No client has enough to train on.
-    """
-    num_test = getattr(parts, "num_test", None)  # of a split in a file, where a client's own test part comes first
-    if run.local_test and num_test is None:
-        draws = [generator(run.partition_seed or 0, client, "test part") for client in range(len(parts))]
-        parts = [part[draw.permutation(len(part))] for part, draw in zip(parts, draws, strict=True)]
-    sizes = num_test or [int(len(part) * run.local_test) for part in parts]
-    testing = [part[:size] for part, size in zip(parts, sizes, strict=True)]
-    kept = [part[size:] for part, size in zip(parts, sizes, strict=True)]
-    training = [part[: len(part) - int(len(part) * run.validation)] for part in kept]
-    validation = [part[len(trained) :] for part, trained in zip(kept, training, strict=True)]
-    largest = max(map(len, training), default=0)
-    if largest == 0:
-        raise UserError("no client has a training example (got an empty partition); use fewer clients or more data.")
-    if run.drop_last and largest < run.batch_size:
-        raise UserError(
-            f"--batch-size {run.batch_size} is larger than every client's training part under --drop-last "
-            f"(the largest has {largest} examples); use {largest} or less, or --no-drop-last."
-        )
-    return kept, testing, training, validation
 
 
 def _refuse_non_finite(terms: Terms, cohort: Cohort) -> None:

@@ -20,6 +20,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from fedcli.core.batches import generator
+from fedcli.core.parts import named_test_sizes
 from fedcli.errors import UserError, unknown
 from fedcli.userfiles import FromFile, blame, from_file, is_from_file
 
@@ -337,8 +338,12 @@ def _parts_from_user(
 
 def fingerprint(parts: Sequence[np.ndarray]) -> str:
     """Returns the first 16 hexadecimal digits of a SHA-256 over sizes and positions, the same on every platform."""
-    sizes = np.array([*map(len, parts), *(getattr(parts, "num_test", None) or ())], "<i8")
-    return hashlib.sha256(b"".join(np.asarray(part, "<i8").tobytes() for part in (sizes, *parts))).hexdigest()[:16]
+    sizes = [len(part) for part in parts]
+    sizes += named_test_sizes(parts) or []
+    digest = hashlib.sha256(np.array(sizes, "<i8").tobytes())
+    for part in parts:
+        digest.update(np.asarray(part, "<i8").tobytes())
+    return digest.hexdigest()[:16]
 
 
 def count_classes(parts: Sequence[np.ndarray], labels: ArrayLike, num_classes: int) -> np.ndarray:

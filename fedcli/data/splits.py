@@ -11,15 +11,10 @@ import numpy as np
 
 from fedcli.core.batches import generator
 from fedcli.core.partition import PARTITIONS
+from fedcli.core.parts import Split
 from fedcli.data.files import PARTS, Arrays, reading
 
 FORM = 'lists in JSON, {"train": [[0, 3], [2]], "test": [[5], [4]]}, or train_0, train_1, ..., test_0, ... in an .npz'
-
-
-class Split(list[np.ndarray]):
-    """Positions of each client's examples; where the file names them, its own test part comes first."""
-
-    num_test: list[int] | None = None  # of each client, how many examples that part has; None where there are none
 
 
 def file(labels: np.ndarray, num_clients: int, place: np.ndarray, seed: int, path: str) -> Split:

@@ -6,7 +6,8 @@ import torch
 
 from fedcli.core.batches import Transform
 from fedcli.core.client_states import Store
-from fedcli.core.federation import Federation, divide
+from fedcli.core.federation import Federation
+from fedcli.core.parts import divide, named_test_sizes
 from fedcli.data import datasets
 from fedcli.declarations import DataSetting, PublicSetting
 from fedcli.errors import UserError
@@ -39,15 +40,15 @@ def load_data(setup: Setup) -> tuple[datasets.Dataset, list, datasets.Dataset | 
         dataset = datasets.take(dataset, config.train_examples, config.partition_seed)
     skews = dataset.domain_train, dataset.writer_train, dataset.place_train
     parts = setup.partition.scaled(dataset.share)(dataset.y_train, config.num_clients, config.partition_seed, *skews)
-    if getattr(parts, "num_test", None) and not config.local_test:
+    if named_test_sizes(parts) and not config.local_test:
         raise UserError(
             f"the split '{config.partition}' has test lists, which the protocol {config.protocol} does not use; choose "
             "one that tests on the clients' own parts, or leave the lists out."
         )
-    _, testing, _, validation = divide(parts, config)
-    if setup.protocol.evaluation == "clients" and not any(map(len, testing)):
+    division = divide(parts, config)
+    if setup.protocol.evaluation == "clients" and not any(map(len, division.testing)):
         raise UserError(f"no client has a test part (got --local-test {config.local_test:g}); use a larger share.")
-    if setup.selection == "best-validation" and not any(map(len, validation)):
+    if setup.selection == "best-validation" and not any(map(len, division.validation)):
         raise UserError(f"no client has a validation part (got --validation {config.validation:g}); use a larger one.")
     if config.public_dataset is None:
         return dataset, parts, None

@@ -98,11 +98,11 @@ def distillation(
     target = teacher[labels]  # [B, C]
     if distance == "squared":
         outputs = logits if averaged == "logits" else logits.softmax(-1)
-        each = (outputs - target).square().mean(-1)
+        distances = (outputs - target).square().mean(-1)
     else:
         target = target.softmax(-1) if averaged == "logits" else target
-        each = -(target * F.log_softmax(logits, -1)).sum(-1)
-    return masked_mean(torch.where(has_teacher[labels], each, 0.0), mask)
+        distances = -(target * F.log_softmax(logits, -1)).sum(-1)
+    return masked_mean(torch.where(has_teacher[labels], distances, 0.0), mask)
 
 
 def make_local_loss(network: Network, config: Config) -> LocalLoss:

@@ -187,11 +187,11 @@ def run_round(state: ServerState, cohort: Cohort, fed: Federation, config: Confi
         return run_simplified_round(state, cohort, fed, config)
     h_i = fed.recall(state.clients, cohort, ClientState(tree_map(torch.zeros_like, state.params))).dual
     clients, terms = train_locally(state, h_i, cohort, fed, config)  # theta_k^t
-    kept = fed.remember(state.clients, cohort, ClientState(update_dual(h_i, state.params, clients.params)))
+    states = fed.remember(state.clients, cohort, ClientState(update_dual(h_i, state.params, clients.params)))
     local_params, local_buffers = fed.upload_model(clients)
     params, h = update_server(state.params, state.h, local_params, fed.num_clients)  # h^t, then theta^t
     buffers = weighted_mean(local_buffers, torch.ones_like(cohort.weights))
-    return ServerState(params, buffers, h, kept), terms
+    return ServerState(params, buffers, h, states), terms
 
 
 def run_simplified_round(
@@ -200,9 +200,9 @@ def run_simplified_round(
     """Reading 8: the last local model in place of the sum of gradients, and FedAvg's server."""
     last = fed.recall(state.clients, cohort, ClientState(state.params)).dual
     clients, terms = train_locally(state, tree_map(torch.sub, last, state.params), cohort, fed, config)
-    kept = fed.remember(state.clients, cohort, ClientState(clients.params))
+    states = fed.remember(state.clients, cohort, ClientState(clients.params))
     model = weighted_mean(fed.upload_model(clients), cohort.weights)
-    return ServerState(*model, state.h, kept), terms
+    return ServerState(*model, state.h, states), terms
 
 
 METHOD = Method(

@@ -163,17 +163,17 @@ def draw_samples(
     return Samples(torch.from_numpy(noise), torch.from_numpy(labels))
 
 
-def train_generator(before: Generator, head: Params, samples: Samples, lr: float) -> Generator:
+def train_generator(generator: Generator, head: Params, samples: Samples, lr: float) -> Generator:
     """The generator after some steps of Adam on the cross-entropy of the mean head on generated features.
 
     Args:
-        before: The generator of the round before.
+        generator: Of the last round.
         head: The mean of the clients' heads.
         samples: One minibatch for each step.
         lr: Learning rate.
     """
-    params = {name: value.clone().requires_grad_() for name, value in before.params.items()}
-    buffers = tree_map(torch.clone, before.buffers)
+    params = {name: value.clone().requires_grad_() for name, value in generator.params.items()}
+    buffers = tree_map(torch.clone, generator.buffers)
     optimizer = torch.optim.Adam(params.values(), lr)
     for noise, labels in zip(*samples, strict=True):
         features = generate(params, buffers, noise, labels, len(head["head.bias"]), train=True)
@@ -259,8 +259,8 @@ def train_clients(
         step = sampling(fed.optimizer_step(make_local_loss(group.network, config)))
         context = Context(state.generator, client_samples(state.class_counts, group, fed, config.form == "code"))
         clients, group_terms = fed.train(clients, group, step, context, CONTEXT_AXES)
-        kept = ClientState(without_head(clients.params, head), clients.buffers)
-        states = fed.remember(states, group, kept)
+        private = ClientState(without_head(clients.params, head), clients.buffers)
+        states = fed.remember(states, group, private)
         heads.append({name: clients.params[name] for name in HEAD})
         terms.append(group_terms)
     return states, fed.in_order(cohort, groups, heads), fed.in_order(cohort, groups, terms)

@@ -245,8 +245,8 @@ def train_clients(
         params = {**joined(private.params, copies[0]), "projection": private.projection}
         both = Client(params, joined(private.buffers, copies[1]), optimizer={})
         both, group_terms = fed.train(both, group, make_local_loss(group.network, mentee, config))
-        kept = ClientState(part(both.params, PRIVATE), part(both.buffers, PRIVATE), both.params["projection"])
-        states = fed.remember(states, group, kept)
+        private = ClientState(part(both.params, PRIVATE), part(both.buffers, PRIVATE), both.params["projection"])
+        states = fed.remember(states, group, private)
         mentees.append((part(both.params, SHARED), part(both.buffers, SHARED)))
         terms.append(group_terms)
     return states, fed.in_order(cohort, groups, mentees), fed.in_order(cohort, groups, terms)

@@ -192,11 +192,12 @@ def run_round(state: ServerState, cohort: Cohort, fed: Federation, config: Confi
     means = []
     terms = []
     for group in groups:  # clients with the same network
-        before = own_models(states, group, fed)
+        model = own_models(states, group, fed)
         local_loss = make_local_loss(group.network, config)  # Eq. 11
-        trained, group_terms = fed.train(before, group, local_loss, context)  # line 5
+        trained, group_terms = fed.train(model, group, local_loss, context)  # line 5
         states = fed.remember(states, group, ClientState(trained.params, trained.buffers))
-        means.append(fed.class_means(before if config.form == "code" else trained, group))  # line 6, Reading 3
+        source = model if config.form == "code" else trained  # Reading 3
+        means.append(fed.class_means(source, group))  # line 6
         terms.append(group_terms)
     class_means, counts = fed.in_order(cohort, groups, means)
     fed.upload(class_means, counts > 0)  # line 7

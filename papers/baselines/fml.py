@@ -42,7 +42,18 @@ import torch
 from torch import Tensor
 
 from fedcli import Method, both_ways, option
-from fedcli.core import Aux, Client, ClientState, LocalLoss, Network, Params, cross_entropy, divergence, weighted_mean
+from fedcli.core import (
+    Aux,
+    Client,
+    ClientState,
+    LocalLoss,
+    Network,
+    Params,
+    cross_entropy,
+    divergence,
+    own_models,
+    weighted_mean,
+)
 from fedcli.core.federation import Cohort, Federation, Terms
 from fedcli.core.network_pairs import PRIVATE, SHARED, clipped, joined, part
 
@@ -118,8 +129,8 @@ def run_round(state: ServerState, cohort: Cohort, fed: Federation, config: Confi
     terms = []
     for group in groups:  # clients with the same private network
         received = fed.broadcast(state.params, state.buffers, group)
-        kept = fed.recall(states, group, ClientState(*fed.initial_model(group.network)))
-        both = Client(joined(kept.params, received.params), joined(kept.buffers, received.buffers), optimizer={})
+        own = own_models(states, group, fed)
+        both = Client(joined(own.params, received.params), joined(own.buffers, received.buffers), optimizer={})
         both, group_terms = fed.train(both, group, make_local_loss(group.network, fed.networks[0], config))
         states = fed.remember(states, group, ClientState(part(both.params, PRIVATE), part(both.buffers, PRIVATE)))
         trained = Client(part(both.params, SHARED), part(both.buffers, SHARED), optimizer={})

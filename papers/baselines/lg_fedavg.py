@@ -65,7 +65,10 @@ def without_head(params: Params, head: Params) -> Params:
 
 def with_mean_head(state: NamedTuple) -> dict[int, tuple[Params, Params]]:
     """Each client's extractor under the averaged head (Reading 3)."""
-    return {client: ({**kept.params, **state.head}, kept.buffers) for client, kept in state.clients.items()}
+    models = {}
+    for client, extractor in state.clients.items():
+        models[client] = ({**extractor.params, **state.head}, extractor.buffers)
+    return models
 
 
 def init(fed: Federation, config: Config) -> ServerState:
@@ -89,8 +92,8 @@ def run_round(state: ServerState, cohort: Cohort, fed: Federation, config: Confi
         head = fed.broadcast(state.head, {}, group).params
         clients = Client({**private.params, **head}, private.buffers, optimizer={})
         clients, group_terms = fed.train(clients, group, plain_loss(group.network))
-        kept = ClientState(without_head(clients.params, state.head), clients.buffers)
-        states = fed.remember(states, group, kept)
+        private = ClientState(without_head(clients.params, state.head), clients.buffers)
+        states = fed.remember(states, group, private)
         heads.append({name: clients.params[name] for name in state.head})
         terms.append(group_terms)
     head = weighted_mean(fed.upload(fed.in_order(cohort, groups, heads)), cohort.weights)

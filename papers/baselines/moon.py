@@ -150,8 +150,8 @@ def local_context(state: ServerState, cohort: Cohort, fed: Federation, config: C
 def aggregate(state: ServerState, clients: Client, cohort: Cohort, fed: Federation, config: Config) -> ServerState:
     """The mean of the models, weighted by examples; each client keeps its own."""
     params, buffers = weighted_mean(fed.upload_model(clients), cohort.weights)
-    kept = fed.remember(state.clients, cohort, ClientState(clients.params, clients.buffers))
-    return ServerState(params, buffers, kept)
+    states = fed.remember(state.clients, cohort, ClientState(clients.params, clients.buffers))
+    return ServerState(params, buffers, states)
 
 
 def run_round(state: ServerState, cohort: Cohort, fed: Federation, config: Config) -> tuple[ServerState, Terms]:

@@ -183,18 +183,18 @@ def run_round(state: ServerState, cohort: Cohort, fed: Federation, config: Confi
     states = state.clients
     groups = fed.groups(cohort)
     no_loss = torch.zeros((), dtype=fed.dtype, device=fed.device)
-    kept = []
+    previous = []  # of each network
     for group in groups:
         newcomer = ClientState(*fed.initial_model(group.network), no_loss)
-        kept.append(fed.recall(states, group, newcomer))
-    models = [Client(model.params, model.buffers, optimizer={}) for model in kept]
+        previous.append(fed.recall(states, group, newcomer))
+    models = [Client(model.params, model.buffers, optimizer={}) for model in previous]
     terms = {}
     losses = torch.zeros_like(cohort.weights)
     if config.public_epochs and len(cohort.client_ids) > 1:
         losses = fed.upload(own_losses(models, cohort, fed, config))
-        previous = fed.in_order(cohort, groups, [model.loss for model in kept])
+        last_losses = fed.in_order(cohort, groups, [model.loss for model in previous])
         has_previous = torch.tensor([int(client) in states for client in cohort.client_ids], device=fed.device)
-        weights = confidence_weights(previous, losses, has_previous, config.confidence_strength)
+        weights = confidence_weights(last_losses, losses, has_previous, config.confidence_strength)
         models, terms = align(models, weights, cohort, fed, config)
     all_terms = []
     for model, group in zip(models, groups, strict=True):

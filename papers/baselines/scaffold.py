@@ -175,12 +175,12 @@ def run_round(state: ServerState, cohort: Cohort, fed: Federation, config: Confi
     lr = step_length(fed.lr(cohort.round), fed.momentum)  # Reading 3
     new = update_control(c_i, c, state.params, clients.params, local_steps, lr)  # line 12
     change = fed.upload(tree_map(torch.sub, new, c_i))  # line 13
-    kept = fed.remember(state.clients, cohort, ClientState(new))  # line 14
+    states = fed.remember(state.clients, cohort, ClientState(new))  # line 14
     mean, buffers = weighted_mean(fed.upload_model(clients), cohort.weights)  # line 16
     params = update_model(state.params, mean, config.server_lr)  # line 17
     counted = torch.as_tensor(fed.client_weights[cohort.client_ids], dtype=fed.dtype, device=fed.device)
     shares = counted / max(1, fed.client_weights.sum())
-    return ServerState(params, buffers, update_mean_control(c, change, shares), kept), terms
+    return ServerState(params, buffers, update_mean_control(c, change, shares), states), terms
 
 
 METHOD = Method(

@@ -1,0 +1,60 @@
+"""Each client's part of the examples: what it trains on, is validated on and is tested on."""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from fedcli.core.batches import generator
+from fedcli.errors import UserError
+
+
+class Split(list[np.ndarray]):
+    """Positions of each client's examples, made elsewhere; where test parts are named, a client's own comes first."""
+
+    num_test: list[int] | None = None  # of each client, how many examples that part has; None where there are none
+
+
+def named_test_sizes(parts: Sequence[np.ndarray]) -> list[int] | None:
+    """Returns how many of each client's first examples are its own test part; None where a partition names none."""
+    return parts.num_test if isinstance(parts, Split) else None
+
+
+class Division(NamedTuple):
+    """The clients' examples, positions in the training set `[K][...]`."""
+
+    examples: list[np.ndarray]  # all of a client's but its own test part
+    testing: list[np.ndarray]  # its own test part
+    training: list[np.ndarray]
+    validation: list[np.ndarray]
+
+
+def divide(parts: Sequence[np.ndarray], run: Any) -> Division:
+    """Divides each client's examples by `run.local_test` and `run.validation`.
+
+    Raises:
+        UserError: No client has enough to train on.
+    """
+    test_sizes = named_test_sizes(parts)
+    if run.local_test and test_sizes is None:
+        draws = [generator(run.partition_seed or 0, client, "test part") for client in range(len(parts))]
+        parts = [part[draw.permutation(len(part))] for part, draw in zip(parts, draws, strict=True)]
+    if test_sizes is None:
+        test_sizes = [int(len(part) * run.local_test) for part in parts]
+    division = Division([], [], [], [])
+    for part, test_size in zip(parts, test_sizes, strict=True):
+        examples = part[test_size:]
+        num_training = len(examples) - int(len(examples) * run.validation)
+        division.examples.append(examples)
+        division.testing.append(part[:test_size])
+        division.training.append(examples[:num_training])
+        division.validation.append(examples[num_training:])
+    largest = max(map(len, division.training), default=0)
+    if largest == 0:
+        raise UserError("no client has a training example (got an empty partition); use fewer clients or more data.")
+    if run.drop_last and largest < run.batch_size:
+        raise UserError(
+            f"--batch-size {run.batch_size} is larger than every client's training part under --drop-last "
+            f"(the largest has {largest} examples); use {largest} or less, or --no-drop-last."
+        )
+    return division
