@@ -69,7 +69,8 @@ def dirichlet(
     """
     rng = np.random.RandomState(seed % 2**32) if draw == "pfllib" else generator(seed, "partition")
     by_class = [np.flatnonzero(labels == c) for c in range(labels.max() + 1)]
-    for _ in range(MAX_DRAWS if num_clients * min_examples <= len(labels) else 0):
+    can_fit = num_clients * min_examples <= len(labels)
+    for _ in range(can_fit * MAX_DRAWS):
         order = [positions.copy() for positions in by_class]
         counts = _draw_counts(order, num_clients, alpha, capped, rng)
         if counts.sum(1).min() >= min_examples:
@@ -138,7 +139,8 @@ def dominant(
     sizes = np.bincount(labels)
     exact = Fraction(share).limit_denominator(10**6)  # in floats, 500 * (1 - 0.8) / 10 is below 10
     budget = len(sizes) * int(sizes.min()) // num_clients
-    base, extra = int(budget * (1 - exact) / len(sizes)), int(budget * exact / dominant_classes)
+    base = int(budget * (1 - exact) / len(sizes))
+    extra = int(budget * exact / dominant_classes)
     first = dominant_classes * np.arange(num_clients)[:, None]
     counts = base + extra * ((np.arange(len(sizes)) - first) % len(sizes) < dominant_classes)  # [K, C]
     is_empty = extra == 0 or (base == 0 and exact < 1)
