@@ -71,10 +71,17 @@ def run(
 
 
 def load(path, method=()):
-    """Opens a run from its folder, as `run` returns it without its `state`; see `fedcli.runs.resume.load`.
+    """Opens a run from its folder, as `run` returns it without its `state`, or all runs below a folder.
+
+    Args:
+        path: The folder of a run, its `record.json`, or a folder that holds runs at any depth.
+        method: The user's files that the runs need; a file that a record names is imported only if it is named here.
+
+    Returns:
+        The run, or several as `run` returns them.
 
     Raises:
-        UserError: There is no run; `frame` reads a folder of several.
+        UserError: There is no run, or a record cannot be read.
     """
     from fedcli.api import load as load_
 

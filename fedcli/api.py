@@ -45,6 +45,51 @@ class Run(models.Run):
         """Draws the learning curve over `round`, `floats` or `seconds`; `look` as for `Runs.plot`."""
         return Runs([self]).plot(x, **look)
 
+    def data(self, part: str = "test", client: int | None = None) -> Any:
+        """Returns images as `model()` takes them, `[N, channels, H, W]` from 0 to 1, and their labels `[N]`.
+
+        Args:
+            part: "train", "validation" or "test".
+            client: Whose images; of all clients in turn if None.
+
+        Raises:
+            UserError: If there is no such part or client, or the run's data or files have changed.
+        """
+        from fedcli.measure.predictions import images_of
+
+        return images_of(self, part, client)
+
+    def predict(self, images: Any, client: int | None = None, round: str = "selected") -> Any:
+        """Returns the class of each image `[N]` by the headline's model, or by that of `client` or of the last round.
+
+        Where the headline is measured by the nearest prototype, this is the class of the nearest one.
+
+        Raises:
+            UserError: If the run has no such model, or the images are not as `data` gives them.
+        """
+        from fedcli.measure.predictions import predictions
+
+        by_prototypes = "classifier_accuracy" in self.record["rounds"][-1]
+        return predictions(self.model(client, round, prototypes=by_prototypes), images)
+
+    def confusion(self, client: int | None = None, round: str = "selected") -> Any:
+        """Counts what the test images of each class are taken for, `[C, C]`, the true class by the predicted one.
+
+        By the headline's models, unless `round="last"`; with models or test images of single clients summed over them.
+
+        Raises:
+            UserError: If the run has no such model, or its data or files have changed.
+        """
+        from fedcli.measure.predictions import confusion
+
+        return confusion(self, round, client)
+
+    def per_class(self, client: int | None = None, round: str = "selected") -> Any:
+        """Returns a `pandas.DataFrame`, a row a class: `images`, and `accuracy`, `precision`, `f1` in percent."""
+        from fedcli.measure.predictions import per_class
+
+        return per_class(self.confusion(client, round), self.record["class_names"])
+
     def __repr__(self) -> str:
         record = self.record
         accuracy = f"{record['summary']['selected'] or math.nan:.2%} ({record['summary']['selection']})"
@@ -83,6 +128,21 @@ class Runs(list[Run]):
         figure._repr_png_ = lambda: plots.small_png(figure)  # a notebook shows it, also without pyplot
         return figure
 
+    def frame(self, *metrics: str) -> Any:
+        """Returns a `pandas.DataFrame`, a row a run: the options, the seed, accuracies in percent and any `metrics`."""
+        from fedcli.results.tables import numbers_of_records
+
+        return numbers_of_records([{**run.record, "folder": run.path} for run in self], metrics)
+
+    def table(self, *metrics: str) -> Any:
+        """Returns the table that `fedcli table` shows of them as a `pandas.DataFrame` of texts, a row a setting."""
+        import pandas as pd
+
+        from fedcli.results.tables import sheet
+
+        shown = sheet([{**run.record, "folder": run.path} for run in self], metrics)
+        return pd.DataFrame(shown.lines, columns=shown.columns)
+
     def _repr_html_(self) -> str:
         """A table of the runs, a column each, and their curves."""
         import pandas as pd
@@ -111,8 +171,18 @@ def run(
     return Runs(Run(**vars(each)) for each in done) if isinstance(done, list) else Run(**vars(done))
 
 
-def load(path: str | Path, method: str | Path | Sequence[str | Path] = ()) -> Run:
-    """Opens a run; see `fedcli.runs.resume.load`."""
+def load(path: str | Path, method: str | Path | Sequence[str | Path] = ()) -> Run | Runs:
+    """Opens a run, or all runs below a folder; see `fedcli.load`."""
+    folder = Path(path)
+    if not folder.is_dir() or (folder / RECORD).is_file():
+        return _open(folder, method)
+    found = sorted(file.parent for file in folder.rglob(RECORD))
+    if not found:
+        return _open(folder, method)  # which says that there is none
+    return Runs(_open(run, method) for run in found)
+
+
+def _open(path: Path, method: str | Path | Sequence[str | Path]) -> Run:
     return Run(**vars(resume.load(path, method)))
 
 

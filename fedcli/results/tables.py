@@ -246,7 +246,12 @@ def numbers_of_runs(paths: Iterable[str | Path], metrics: Sequence[str] = ()) ->
     Raises:
         UserError: If there is no run, or a record cannot be read.
     """
-    records, chosen = find_records(paths), [find_metric(name) for name in metrics]
+    return numbers_of_records(find_records(paths), metrics)
+
+
+def numbers_of_records(records: Sequence[dict], metrics: Sequence[str] = ()) -> pd.DataFrame:
+    """The same of records, each with its `folder`."""
+    chosen = [find_metric(name) for name in metrics]
     numbers = pd.DataFrame([{"folder": record["folder"], **numbers_of(record, chosen)} for record in records])
     options = pd.DataFrame(map(settings, records), dtype=object)
     differ = [name for name in options if name not in numbers and options[name].astype(str).nunique() > 1]

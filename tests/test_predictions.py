@@ -1,0 +1,119 @@
+"""What the headline's models make of a run's images: equal to the record, to the last image."""
+
+import numpy as np
+import pytest
+import torch
+
+import fedcli
+from fedcli.measure.predictions import per_class
+from tests.files import refused
+
+TINY = {"dataset": "digits", "train_examples": 240, "rounds": 2, "local_epochs": 1, "num_clients": 4}
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    """Runs of each kind of headline: a global model, personal ones, own test images, prototypes."""
+    folder = tmp_path_factory.mktemp("runs")
+    kinds = {
+        "global": ("fedavg", {"protocol": "fedfm:digits"}),
+        "best round": ("fedavg", {"protocol": "fedfm:digits", "lr": 0.2, "rounds": 3}),
+        "own test images": ("fedavg", {"protocol": "own:personal"}),
+        "personal": ("ditto", {"protocol": "own:personal"}),
+        "personal, common images": ("ditto", {"protocol": "fedfm:digits"}),
+        "prototypes": ("fedproto", {"protocol": "fedfm:digits"}),
+    }
+    return {
+        kind: fedcli.run(method, out=folder / kind.replace(" ", "-"), **{**TINY, **options})
+        for kind, (method, options) in kinds.items()
+    }
+
+
+KINDS = ("global", "best round", "own test images", "personal", "personal, common images", "prototypes")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_confusion_matrix_has_the_headlines_accuracy_to_the_last_image(kind, runs):
+    run = runs[kind]
+    counts = run.confusion()
+    accuracy = counts.trace() / counts.sum()
+    assert accuracy == pytest.approx(run.record["summary"]["selected"], abs=1e-12)
+    last = run.confusion(round="last")
+    assert last.trace() / last.sum() == pytest.approx(run.record["summary"]["last"], abs=1e-12)
+
+
+def test_the_confusion_matrix_counts_true_classes_by_predicted_ones(runs):
+    run = runs["global"]
+    images, labels = run.data("test")
+    predicted = run.predict(images)
+    expected = np.zeros((10, 10), dtype=int)
+    for true, taken in zip(labels.tolist(), predicted.tolist(), strict=True):
+        expected[true, taken] += 1
+    assert run.confusion().tolist() == expected.tolist()
+    assert torch.equal(predicted, run.model()(images).argmax(1))
+
+
+def test_predictions_are_those_of_the_nearest_prototype_where_the_headline_is(runs):
+    run = runs["prototypes"]
+    images, _ = run.data("test")
+    nearest = run.model(0, prototypes=True)(images).argmax(1)
+    assert torch.equal(run.predict(images, client=0), nearest)
+
+
+def test_a_clients_own_counts_add_up_to_all(runs):
+    run = runs["personal"]
+    parts = [run.confusion(client=client) for client in range(4)]
+    assert sum(parts).tolist() == run.confusion().tolist()
+    images, labels = run.data("test", client=2)
+    assert len(labels) == parts[2].sum()
+    assert (run.predict(images, client=2) == labels).sum() == parts[2].trace()
+
+
+def test_data_are_as_models_take_them_and_each_clients_are_its_own(runs):
+    run = runs["global"]
+    images, labels = run.data("train")
+    assert (images.dtype, images.shape[1:]) == (torch.float32, tuple(run.record["model"]["input"]))
+    assert 0 <= images.min() < images.max() == 1
+    sizes = [len(run.data("train", client=client).labels) for client in range(4)]
+    held_out = [len(run.data("validation", client=client).labels) for client in range(4)]
+    assert np.add(sizes, held_out).tolist() == run.record["partition"]["sizes"]
+    assert len(labels) == sum(sizes)
+
+
+def test_rows_by_class_by_hand():
+    table = per_class(np.array([[3, 1, 0], [2, 2, 0], [0, 0, 0]]), ["a", "b", "c"])
+    assert table.loc["a"].tolist() == pytest.approx([4, 75, 60, 200 / 3])
+    assert table.loc["b"].tolist() == pytest.approx([4, 50, 200 / 3, 100 * 4 / 7])
+    assert table.loc["c", "images"] == 0
+    assert table.loc["c", ["accuracy", "precision", "f1"]].isna().all()
+
+
+def test_accuracies_by_class_have_the_names_of_the_data(runs):
+    table = runs["global"].per_class()
+    assert table.index.tolist() == runs["global"].record["class_names"]
+    weighted = (table["images"] * table["accuracy"]).sum() / table["images"].sum()
+    assert weighted == pytest.approx(100 * runs["global"].record["summary"]["selected"])
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda run: run.data("tests"), "unknown part of the data 'tests'; did you mean 'test'"),
+        (lambda run: run.data("train", client=4), "there is no client 4; the run has the clients 0 to 3"),
+        (lambda run: run.data("test", client=0), "the test images belong to no client (got client 0)"),
+        (lambda run: run.confusion(client=0), "'fedavg' has one model for all (got client 0)"),
+        (lambda run: run.confusion(round="first"), "selected or last"),
+    ],
+)
+def test_what_a_run_has_not_is_refused(call, message, runs):
+    refused(lambda: call(runs["global"]), message)
+
+
+def test_a_folder_of_runs_is_loaded_as_several_and_one_run_as_one(runs):
+    folder = runs["global"].path.parent
+    several = fedcli.load(folder)
+    assert [run.path for run in several] == sorted(run.path for run in runs.values())
+    assert fedcli.load(runs["global"].path).record["seed"] == 0
+    assert several.frame()["selected"].tolist() == [100 * run.record["summary"]["selected"] for run in several]
+    assert len(several[:2]) == 2
+    refused(lambda: fedcli.load(folder / "nothing"), "there is no run")
