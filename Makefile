@@ -6,7 +6,7 @@ WORKERS ?= 2
 STUDIES := $(sort $(patsubst %/intro.md,%,$(wildcard results/records/*/intro.md)))
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test torture lint smoke index tables evidence docs clean
+.PHONY: help install demo test torture lint smoke index tables recompute evidence docs clean
 
 help: ## List the targets
 	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## (.*)/  make \1	\2/'
@@ -45,6 +45,9 @@ tables: install ## Write the pages and figures in results/ anew from the records
 	$(BIN)/python results/pages.py
 	$(BIN)/python results/board/board.py --page
 	$(BIN)/fedcli report $(STUDIES) --title "fedcli: the committed runs" --out results/report.html
+
+recompute: install ## Compute the claims' differences and verdicts anew, by a script that shares no code with fedcli
+	$(BIN)/fedcli claims --runs results/records --format csv | $(BIN)/python results/recompute.py
 
 evidence: install ## Go on with claims that have not been run; TIME=9m, JOBS=4, CARRY=folder, FROM=folder, PRECISION=tf32
 	$(BIN)/python results/evidence/evidence.py $(if $(TIME),--time $(TIME)) $(if $(JOBS),--jobs $(JOBS)) \

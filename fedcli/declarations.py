@@ -154,6 +154,9 @@ class Protocol:
     public: Mapping[str, PublicSetting] = field(default_factory=dict)
     method_options: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # of single methods; a data set's win
     notes: tuple[str, ...] = ()  # where each value comes from that the paper does not give
+    # What the paper's text has where the protocol and the methods' defaults follow the authors' code, without a full
+    # stop; empty where the two agree or there is no code. A run in full is by the one or by the other.
+    text_has: str = ""
 
 
 @dataclass(frozen=True)
@@ -213,6 +216,16 @@ class Claim:
     instead: Mapping[str, Any] = field(default_factory=dict)
     less: tuple[str, ...] = ()  # columns whose mean difference is subtracted: is the lead larger than in these?
     see: str = ""  # the study, if any, that limits what the runs say
+    # The names of rows in columns where they do not stand under their own, as "FedAvg w/o skew" for "FedAvg".
+    elsewhere: Mapping[str, str] = field(default_factory=dict)
+    # Columns of the row that it is compared with, where they are others than `columns`; then partitions may differ.
+    than_columns: tuple[str, ...] = ()
+    # Why it holds whatever is run, by construction or arithmetic, without a full stop; then it is not counted among
+    # the reproduced.
+    construction: str = ""
+    # A row of `than` that has something of the row alone, and what: where the row is ahead of the others and not of
+    # this one, that explains the lead.
+    control: tuple[str, str] | None = None
 
     @property
     def others(self) -> tuple[str, ...]:

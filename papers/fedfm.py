@@ -40,9 +40,6 @@ Readings and deviations
        softmax, and samples of it out of the mean. With all clients taking part neither occurs.
     7. A zero feature vector has no direction: its cosines are 0 and it gets no gradient.
     8. The weights p_k count a client's validation examples too.
-    18. The paper does not clip gradients; `--clip-norm 10` does, as FedDyn's authors do. Without it ResNet-18 falls to
-        chance in round T_s: weights before batch normalisation have no scale of their own, so how far a step turns
-        them depends on their norm. In round T_s the record has that norm as the term `norm_before_batchnorm`.
 
 Readings of FedFM-Lite, of which the paper says little; no code is known
     9.  A round keeps its E local epochs with a new optimizer, so the local steps of a run do not depend on a.
@@ -62,6 +59,11 @@ Readings of the add-on, lambda Q_k in the local objective of another method, who
     16. Anchors are made and sent as in FedFM, which is FedAvg with matching. The matching enters the objective alone:
         FedNova's effective steps and MOON's last local model are those of the training with it.
     17. An option that both methods have is FedFM's; the other's has its method before its name (`--moon-temperature`).
+
+Readings of clipping, which the paper does not have
+    18. The paper does not clip gradients; `--clip-norm 10` does, as FedDyn's authors do. Without it ResNet-18 falls to
+        chance in round T_s: weights before batch normalisation have no scale of their own, so how far a step turns
+        them depends on their norm. In round T_s the record has that norm as the term `norm_before_batchnorm`.
 
 Known from the authors' code only
     Fresh optimizer in every round, no decay of the learning rate, incomplete last batches dropped in training, running
@@ -645,6 +647,7 @@ _CLIENTS = {f"K={clients} ": _on("niid-1", "cifar100", num_clients=clients) for 
 _FEDFM = ("fedfm", {})
 _L2 = ("fedfm", {"guiding": "l2"})
 _LITE = {f"FedFM-Lite a={interval}": ("fedfm-lite", {"model_interval": interval}) for interval in (1, 2, 5, 10)}
+_LITE_1, _EQUAL_FLOATS = "FedFM-Lite a=1", "accuracy at the floats of all rounds of FedFM-Lite a=1"
 _MOTIVATION = {"FedAvg": ("fedavg", {}), "FedFM l2": _L2, "FedFM CG": _FEDFM}
 _ADDED = {"FedAvg": "fedfm", "FedProx": "fedprox-fm", "FedNova": "fednova-fm", "MOON": "moon-fm"}
 _NAN = (
@@ -775,6 +778,9 @@ TABLES = (
         "Fig7", "FedFM-Lite: accuracy, and floats sent in all rounds",
         grid({**_ROWS, **_LITE}, {"accuracy": _NIID_1}),
         grid({**_ROWS, **_LITE}, {"bandwidth_1e8_floats": _NIID_1}, "total-floats"),
+        # SCAFFOLD sends two models in a round, FedFM-Lite with a = 1 one with its anchors.
+        grid({_LITE_1: _LITE[_LITE_1]}, {_EQUAL_FLOATS: _NIID_1}, "last"),
+        grid(_rows("SCAFFOLD"), {_EQUAL_FLOATS: _NIID_1}, "at:1/2"),
         notes=(
             "The text's gaps, 2.34 over FedDyn and 0.75 over SCAFFOLD, both give 70.66 for a = 5.",
             "Fig. 7(b) is the curves of SCAFFOLD and FedFM-Lite over floats sent, which 'fedcli plot RUNS --x floats' "
@@ -864,15 +870,31 @@ CLAIMS = (
           "fedfm:V", "FedFM", "FedAvg", ("NMI",), instead=_SOONER),
     Claim("fedfm:silhouette", "FedFM separates the features of classes better than FedAvg, by silhouette",
           "fedfm:V", "FedFM", "FedAvg", ("SS",), instead=_SOONER),
+    Claim("fedfm:features-others", "FedFM's features cluster better by class than those of all seven others, by NMI",
+          "fedfm:V", "FedFM", _OTHERS, ("NMI",), instead=_SOONER),
+    Claim("fedfm:silhouette-others", "FedFM separates the features of classes better than all seven others, by "
+          "silhouette", "fedfm:V", "FedFM", _OTHERS, ("SS",), instead=_SOONER),
     Claim("fedfm:many-clients", "With 100 clients on CIFAR-100, FedFM is ahead of all seven others",
           "fedfm:VI", "FedFM", _OTHERS, ("K=100 accuracy",)),
     Claim("fedfm:bandwidth", "A client of FedFM sends fewer floats in a round than one of SCAFFOLD",
           "fedfm:IV", "FedFM", "SCAFFOLD", ("bandwidth_1e3_floats",), "lower",
-          instead={"protocol": None, "partition": None}),
+          instead={"protocol": None, "partition": None},
+          construction="SCAFFOLD sends two models and FedFM one with its anchors: arithmetic"),
     Claim("fedfm:writers", "On writers' characters (FEMNIST) FedFM is ahead of FedAvg and SCAFFOLD, with both networks",
           "fedfm:VII", "FedFM", ("FedAvg", "SCAFFOLD"), ("ResNet18-v1", "ResNet18-v2")),
     Claim("fedfm:guiding", "Contrastive guiding is ahead of the squared distance",
           "fedfm:text", "FedFM", "FedFM with squared l2 penalty", ("CIFAR-10 NIID-1 accuracy",)),
+    Claim("fedfm:fedproto", "FedFM is ahead of FedProto in the form of Section VII-C",
+          "fedfm:text", "FedFM", "generalized FedProto", ("CIFAR-10 NIID-1 accuracy",)),
+    Claim("fedfm:uniform", "With uniform anchors, too, for which no client tells its numbers of images, FedFM is ahead "
+          "of FedAvg", "fedfm:VIII", "FedFM (uniform)", "FedAvg", ("accuracy",)),
+    *(
+        Claim(f"fedfm:lite-{interval}", f"FedFM-Lite, which sends models in every {word}round, is ahead of all seven "
+              "others", "fedfm:Fig7", f"FedFM-Lite a={interval}", _OTHERS, ("accuracy",))
+        for interval, word in ((1, ""), (2, "second "))
+    ),
+    Claim("fedfm:lite-floats", "Where as many floats have been sent FedFM-Lite is ahead of SCAFFOLD",
+          "fedfm:Fig7", _LITE_1, "SCAFFOLD", (_EQUAL_FLOATS,)),
     Claim("fedfm:lite", "FedFM-Lite, which sends models in every fifth round, is ahead of FedDyn and SCAFFOLD",
           "fedfm:Fig7", "FedFM-Lite a=5", ("FedDyn", "SCAFFOLD"), ("accuracy",)),
     Claim("fedfm:add-on", "Feature matching added to FedAvg, FedProx, FedNova and MOON lifts their mean accuracy",

@@ -70,6 +70,10 @@ OTHERS = (
     "[board](board/README.md) has tuned methods side by side on small digits, ten seeds each. "
     "[speed](speed/README.md) has the engine against a plain PyTorch loop, by `fedcli bench`."
 )
+MODIFIED = (
+    "By a modified checkout: the record's commit ends in `+`, so the code that ran is that commit's with changes, of "
+    "which the record has the hash of the method's file alone."
+)
 WORDS = {  # of metrics whose names say too little
     "last": "last round", "intra": "own domain", "inter": "other domains", "inter:": "other domains than",
 }  # fmt: skip
@@ -85,6 +89,7 @@ class Study:
     findings: list[str]  # each a line of Markdown
     metrics: list[str]  # more columns of its table
     figures: dict[str, str]  # what more figures show, by the kind of the chart
+    names: dict[Path, str]  # those of its groups of runs, by folder; figures name the runs so
 
 
 def read_study(folder: Path) -> Study:
@@ -104,7 +109,25 @@ def read_study(folder: Path) -> Study:
     except (KeyError, ValueError, UserError) as error:  # a TOMLDecodeError is a ValueError
         raise UserError(f"{file} cannot be read ({error}; got {entry}); see the head of results/pages.py.") from error
     intro, shown = (folder / "intro.md").read_text(encoding="utf-8").strip(), content.get("figures", {})
-    return Study(folder.resolve().name, intro, find_records([folder]), lines, content.get("metrics", []), shown)
+    names = {folder / path: name for name, path in content.get("runs", {}).items() if isinstance(path, str)}
+    records = find_records([folder])
+    return Study(folder.resolve().name, intro, records, lines, content.get("metrics", []), shown, names)
+
+
+def named(study: Study) -> list[Record]:
+    """The records of a study, those of a group under its name in the place of the method's."""
+    records = []
+    for record in study.records:
+        above = [path for path in (record["folder"], *record["folder"].parents) if path in study.names]
+        records.append({**record, "label": study.names[above[0]]} if above else record)
+    return records
+
+
+def modified(records: Iterable[Record]) -> str:
+    """How many runs are of a checkout with changes that are not committed, in words; empty for none."""
+    records = list(records)
+    count = sum(record["commit"].endswith("+") for record in records if record.get("commit"))
+    return f"{count} of {len(records)} runs by a modified checkout" if count else ""
 
 
 def finding(entry: Mapping[str, Any], groups: Mapping[str, list[Record]]) -> str:
@@ -217,11 +240,12 @@ def first_page(records: Path, studies: Sequence[Study], answers: Sequence[claims
         names = dict.fromkeys(folder.relative_to(records).parts[0] for folder in answer.runs)
         remarks = [
             f"{answer.size}: {', '.join(f'[{name}]({name}.md)' for name in names)}" if names else "",
+            modified(read_runs(answer.runs)["record"]),
             f"but see [{see}]({see}.md)" if names and see else "",
             f"decided by {deciding}" if deciding else "",
         ]
         lines.append([*line[:-1], "; ".join(filter(None, remarks))])
-    claimed = render(replace(sheet, lines=lines)).rstrip()
+    claimed = render(replace(sheet, lines=lines, notes=(*sheet.notes, *texts_instead(answers), MODIFIED))).rstrip()
     rows = [[f"[{study.name}]({study.name}.md)", (study.findings or [MISSING])[0]] for study in studies]
     parts = {
         "## What the papers claim, and what is so": f"{claims.counted(answers)} {CLAIMS}\n\n{claimed}",
@@ -229,6 +253,17 @@ def first_page(records: Path, studies: Sequence[Study], answers: Sequence[claims
         "## Studies": f"{github(['Study', 'First finding'], rows)}\n\n{LEGEND}\n{OTHERS}",
     }
     return _page(f"# Results\n\n{MADE}", parts)
+
+
+def texts_instead(answers: Iterable[claims.Answer]) -> list[str]:
+    """What the papers' texts have where claims were run in full by the authors' code, a line a text."""
+    papers_of: dict[str, set[str]] = {}
+    for answer in answers:
+        if answer.runs and answer.text_has and not answer.reduced:
+            paper, _ = registry.find_table(answer.claim.table).reported
+            papers_of.setdefault(answer.text_has, set()).add(paper)
+    return [f"In full, by the authors' code: the text of {' and '.join(sorted(names))} has {text}."
+            for text, names in papers_of.items()]  # fmt: skip
 
 
 def study_page(study: Study) -> str:
@@ -240,11 +275,12 @@ def study_page(study: Study) -> str:
     results = [render(tables.sheet(records, study.metrics)).strip()]
     results += [f"![{title}](figures/{study.name}-{kind}.png)" for kind, title in (charts | study.figures).items()]
     typed = "\n".join(f"$ {command}" for command in tables.commands(records))
+    checkouts = [f"- {modified(records)}: their commit ends in `+`."] if modified(records) else []
     parts = {
         "## Findings": f"{lines}\n\n{LEGEND}" if lines else "",
         "## Results": "\n\n".join(results),
         "## Every run": render(replace(tables.sheet(records, study.metrics, each=True), setting="", notes=())).strip(),
-        "## Machines and versions": "\n".join(tables.machines(records)),
+        "## Machines and versions": "\n".join([*tables.machines(records), *checkouts]),
         "## Commands": f"```console\n{typed}\n```\n\n{VERIFY}" if typed else "",
     }
     return _page(study.intro, parts)
@@ -294,8 +330,7 @@ def main(folder: Annotated[Path, typer.Argument()] = HERE) -> None:
         write_atomically(folder / name, lambda file, text=text: file.write_text(text, encoding="utf-8"))
         print(folder / name)
         for path, (study, kind) in figures(text).items():
-            records = find_records([folder / "records" / study])
-            plots.write(folder / path, find_chart(kind), records, page=True)
+            plots.write(folder / path, find_chart(kind), named(read_study(folder / "records" / study)), page=True)
 
 
 if __name__ == "__main__":

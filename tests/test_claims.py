@@ -6,6 +6,7 @@ import math
 import shlex
 from dataclasses import replace
 
+import pandas as pd
 import pytest
 
 import fedcli
@@ -32,6 +33,9 @@ TABLES = (
     Table("own:8", "title", ("FedFA", "Table 8"), grid(ROWS, {{"FMNIST #C=2": ON}}, "rounds-to:50")),
     Table("own:several", "title", ("FedFA", "Table 2"),
         grid({{**ROWS, "FedDyn": ("fedprox", {{"lr": 0.3}})}}, {{"FMNIST #C=2": ON}})),
+    Table("own:declines", "title", ("FedFA", "Table 2"), grid(ROWS, {{"FMNIST #C=2": ON}})
+        + grid({{f"{{name}} w/o skew": row for name, row in ROWS.items()}},
+               {{"FMNIST (no skew)": {{**ON, "lr": 0.3}}}})),
     Table("own:floats", "title", ("FedFA", "in-text"), grid(ROWS, {{"sent": ON}}, "floats-up")),
     Table("own:nmi", "title", ("FedFA", "in-text"), grid(ROWS, {{"sent": ON}}, "quality:nmi")),
 )
@@ -127,7 +131,7 @@ def test_three_pairs_in_full_give_a_verdict_and_the_last_tenth_stands_beside(pla
     ahead = place.answer()
     half = 4.302653 / 3**0.5  # deviation 1, Student's t of two degrees of freedom 4.3027
     assert ahead.difference == pytest.approx(Interval(2.0, 2 - half, 2 + half, 3), rel=1e-6)
-    assert (ahead.verdict, ahead.why, ahead.size) == ("undecided", "zero inside, n = 3", "in full")
+    assert (ahead.verdict, ahead.why, ahead.size) == ("undecided", "zero inside, n = 3", "in full, by the text")
     assert ahead.tail == pytest.approx(interval([1, 2, 6.5]))
     assert ahead.seeds == (0, 1, 2)
     assert ahead.paper == pytest.approx(84.08 - 74.60)
@@ -141,9 +145,9 @@ def test_runs_in_full_go_before_reduced_ones_and_three_seeds_before_a_nearer_siz
     place.pairs((60, 70), (60, 71), (60, 72), name="-nearer", rounds=5)
     assert place.answer().size == "reduced to rounds 5 of 20"
     place.pairs((85, 80), (85.1, 80))
-    assert (place.answer().why, place.answer().size) == ("n = 2", "in full")
+    assert (place.answer().why, place.answer().size) == ("n = 2", "in full, by the text")
     place.pairs((84.9, 80), first=2)
-    assert (place.answer().verdict, place.answer().size) == ("reproduced", "in full")
+    assert (place.answer().verdict, place.answer().size) == ("reproduced", "in full, by the text")
 
 
 def test_runs_in_full_that_lack_the_number_do_not_hide_reduced_ones_that_have_it(place):
@@ -190,7 +194,7 @@ def test_a_target_that_is_never_reached_is_like_a_run_that_diverged(place):
 
 def test_rarer_tests_are_a_reduction_where_the_round_matters(place):
     place.pairs((81, 80), (81.1, 80), (81.2, 80), eval_every=2)
-    assert place.answer().size == "in full"  # the last round is tested anyway
+    assert place.answer().size == "in full, by the text"  # the last round is tested anyway
     assert place.answer("sooner").reduced == "eval every 2 for 1"
 
 
@@ -225,16 +229,68 @@ def test_a_claim_on_several_rows_counts_by_its_smallest_lead_and_only_where_all_
     assert answer(direction="lower").over.startswith("over FedAvg; +2.00 ")  # where the lead should be below zero
 
 
+def test_all_rows_of_a_claim_are_compared_in_one_form_of_the_row_that_has_most_of_them(place):
+    """FedAvg has been run in full too, where its lead is smaller, but FedDyn has not."""
+    for name, config in (("", {}), ("-short", {"rounds": 10})):
+        place.pairs((84, 80), (84.1, 80), (84.2, 80), name=name, **config)
+    for seed in range(3):
+        place.add("fedprox", seed, 82, name="-lr", lr=0.3, rounds=10)
+    answer = place.answer(table=f"{place.file}:own:several", than=("FedAvg", "FedDyn"))
+    assert (answer.verdict, answer.reduced) == ("reproduced", "rounds 10 of 20")
+    assert answer.over.startswith("over FedDyn; ")
+    rounds = {len(read_record(pair[name])["rounds"]) for pair in answer.pairs for name in ("folder", "folder_than")}
+    assert (rounds, len(answer.pairs)) == ({10}, 6)
+
+
+def test_the_smallest_lead_over_the_last_rounds_may_be_on_another_row(place):
+    for seed in range(3):
+        place.add("fedavg", seed, 0, curve=[50] * 18 + [90, 84])
+        place.add("fedprox", seed, 0, curve=[50] * 18 + [88, 80])
+        place.add("fedprox", seed, 0, name="-lr", lr=0.3, curve=[50] * 18 + [80, 82])
+    answer = place.answer(table=f"{place.file}:own:several", than=("FedAvg", "FedDyn"))
+    assert answer.over.startswith("over FedDyn; ")
+    assert (answer.our_tail.split()[0], answer.tail_over) == ("+3.00", "over FedAvg")
+
+
+def test_rows_may_have_another_name_or_another_column_elsewhere(place):
+    """Loses less in the second column: +4 in the first and +1 in the second."""
+    table = f"{place.file}:own:declines"
+    place.pairs((84, 80), (84.1, 80.1), (84.2, 80.2))
+    place.pairs((91, 90), (91.1, 90.1), (91.2, 90.2), name="-even", lr=0.3)
+    less = {"less": ("FMNIST (no skew)",), "elsewhere": {"FedFA": "FedFA w/o skew", "FedAvg": "FedAvg w/o skew"}}
+    answer = place.answer(table=table, **less)
+    assert (answer.verdict, answer.difference.mean) == ("reproduced", pytest.approx(3))
+    assert answer.paper == pytest.approx((84.08 - 74.60) - (89.67 - 85.90))
+    across = place.answer(table=table, row="FedAvg w/o skew", than="FedFA", columns=("FMNIST (no skew)",),
+                          than_columns=("FMNIST #C=2",))  # fmt: skip
+    assert (across.verdict, across.difference.mean) == ("reproduced", pytest.approx(6))
+    assert across.paper == pytest.approx(85.90 - 84.08)
+
+
+def test_what_holds_by_construction_is_not_reproduced_and_a_control_explains_a_lead(place):
+    place.pairs((84, 80), (84.1, 80), (84.2, 80))
+    built = place.answer(construction="the sum of both is fixed")
+    assert (built.verdict, built.why, built.command) == ("by construction", "the sum of both is fixed", "")
+    assert place.answer("both", construction="so it is").verdict == "not run"
+    for seed, percent in enumerate((83, 85, 84.1)):
+        place.add("fedprox", seed, percent, name="-lr", lr=0.3)
+    answer = place.answer(
+        table=f"{place.file}:own:several", than=("FedAvg", "FedDyn"), control=("FedDyn", "a higher rate")
+    )
+    assert answer.verdict == "undecided"
+    assert answer.why == "a higher rate explains the lead as far as told; zero inside, n = 3"
+
+
 def test_what_would_decide_a_claim_is_the_runs_that_lack_and_their_hours(place):
     def decided():
         timed = durations.paces(frame.read_runs([place.runs]))
         return durations.decided_by(place.answer(), place.runs, timed).partition(", timed")[0]
 
     place.pairs((81, 80))
-    assert decided() == "4 runs in full; time: about 1 min"  # two of three seeds lack
+    assert decided() == "4 runs in full; time: about 1 core-minutes"  # two of three seeds lack
     assert place.answer().command.endswith(" --seeds 0,1,2")
     place.pairs((82, 80), (83, 80), first=1)
-    assert decided() == "2 runs in full, to have 4 seeds; time: about 1 min"
+    assert decided() == "2 runs in full, to have 4 seeds; time: about 1 core-minutes"
     assert place.answer().command.endswith(" --seeds 0,1,2,3")
     place.pairs(*[(82, 80)] * 4, first=3)
     assert (place.answer().verdict, decided(), place.answer().command) == ("reproduced", "", "")
@@ -250,6 +306,22 @@ def test_a_run_takes_the_time_of_a_benched_workload_with_its_network_and_images(
     # 50 seconds for 40,000 examples; 50,000 images, 10 epochs, 100 rounds
     assert estimated.seconds.tolist() == [pytest.approx(50 / 40_000 * 50_000 * 10 * 100)]
     assert estimated.machines.tolist() == [{*timed.machine}] == [{"a GPU"}]
+
+
+def test_a_method_that_was_not_timed_takes_what_it_takes_beside_fedavg_elsewhere(tmp_path):
+    """Two seconds for one of FedAvg's on another network, in rounds of as many examples."""
+    titles = ["seconds", "examples", "threads", "quiet", "machine", "method", *durations.ALIKE]
+    small, large = ("cpu", "cnn-2x32", "[1, 28, 28]", "float32"), ("cpu", "resnet18", "[3, 32, 32]", "float32")
+    rows = [(1.0, 9, 1, True, "a CPU", "fedavg", *small), (2.0, 9, 1, True, "a CPU", "moon", *small),
+            (50.0, 8, 1, True, "a CPU", "moon", *small), (0.5, 9, 2, True, "a CPU", "fedavg", *large)]  # fmt: skip
+    timed = pd.DataFrame(rows, columns=titles)
+    assert durations.relative_times(timed).to_dict() == {"fedavg": 1.0, "moon": 2.0}
+    only = ["FedAvg", "MOON", "CIFAR-10 NIID-1"]
+    planned = plans.plan(registry.find_table("fedfm:III"), tmp_path, only=only, seeds=[0])
+    estimated = durations.cost_of(planned.runs, timed, "cpu", "")
+    examples = 50_000 * 10 * 100
+    assert estimated["seconds"].tolist() == [0.5 * examples, 2 * 0.5 * examples]
+    assert estimated["core_seconds"].tolist() == [examples, 2 * examples]
 
 
 @pytest.mark.parametrize(("rounds", "verdict"), [(2, "reproduced"), (1, "not run")])
@@ -286,7 +358,7 @@ def test_the_command_prints_the_claims_of_a_file_by_verdict(place):
     assert float(rows["own:ahead"]["low"]) == pytest.approx(5.1 - 0.2484138, rel=1e-5)
     done = invoke(*command, "markdown")
     ours = "+5.10 [+4.85, +5.35] (3)"
-    assert f"| `own:ahead` one is ahead | reproduced | +9.48 | {ours} | {ours} | in full |" in done.stdout
+    assert f"| `own:ahead` one is ahead | reproduced | +9.48 | {ours} | {ours} | in full, by the text |" in done.stdout
 
 
 def test_the_command_of_a_claim_runs_its_rows_and_nothing_else(monkeypatch):
@@ -294,15 +366,16 @@ def test_the_command_of_a_claim_runs_its_rows_and_nothing_else(monkeypatch):
     answers = claims.answers(registry.claims(), [], lambda name: True)
     for answer in answers:
         claim, (runs, _, after) = answer.claim, answer.command.partition(" && ")
-        measured = claim.name in ("fedfm:features", "fedfm:silhouette")
+        measured = claim.name.startswith(("fedfm:features", "fedfm:silhouette"))
         assert after == ("fedcli quality runs/tables/fedfm-V" if measured else "")
         words = shlex.split(runs)
         assert words[:3] == ["fedcli", "table", claim.table]
         only = [word for flag, word in zip(words[3::2], words[4::2], strict=True) if flag == "--only"]
         planned = plans.plan(registry.find_table(claim.table), only=only, seeds=[0])
-        assert {(cell.cell.row, cell.cell.column) for cell in planned.cells} == {
-            (row, column) for row in (claim.row, *claim.others) for column in (*claim.columns, *claim.less)
-        }
+        table = registry.find_table(claim.table)
+        compared = [pair for than in claim.others for pair in claims.contrasts(claim, table, than)]
+        cells = {(cell.row, cell.column) for pair in compared for cell in (pair.row, pair.than)}
+        assert {(cell.cell.row, cell.cell.column) for cell in planned.cells} == cells
     assert f"| decided by `{answers[0].command}` |\n" in render(claims.claims_sheet(answers))
     assert not any(answer.command for answer in claims.answers(registry.claims(), [], lambda name: False))
 

@@ -10,7 +10,7 @@ import pytest
 import fedcli
 from fedcli import Cell, Table, registry
 from fedcli.errors import UserError
-from fedcli.results import claims, paper_tables, plans
+from fedcli.results import claims, frame, paper_tables, plans
 from fedcli.results.statistics import interval
 from fedcli.runs.record import write_record
 from tests.programs import load_script
@@ -97,6 +97,27 @@ def test_a_claim_leads_to_the_studies_of_its_runs(tmp_path):
     assert f"| reduced to rounds 5 of 200: {links}; decided by 18 runs in full; time: " in page
 
 
+def test_the_first_page_says_what_the_text_has_and_which_runs_are_of_modified_checkouts(tmp_path):
+    for seed, commit in enumerate(("a" * 40, "b" * 40 + "+")):
+        write(tmp_path / "one" / f"seed-{seed}", record("fedavg", seed) | {"commit": commit})
+    answer = replace(
+        claims.answers(registry.claims("fedfa"), [])[0], verdict="reproduced", difference=interval([1.0, 2.0]),
+        runs=tuple(tmp_path / "one" / f"seed-{seed}" for seed in (0, 1)),
+    )  # fmt: skip
+    page = pages.first_page(tmp_path, [], [answer], "")
+    assert "in full, by the authors' code: [one](one.md); 1 of 2 runs by a modified checkout; but see" in page
+    assert "\n- In full, by the authors' code: the text of FedFA has a constant learning rate" in page
+    study = pages.Study("one", "# One", frame.find_records([tmp_path]), [], [], {}, {})
+    assert "\n- 1 of 2 runs by a modified checkout: their commit ends in `+`.\n" in pages.study_page(study)
+    assert pages.texts_instead([replace(answer, reduced="rounds 1 of 2")]) == []
+
+
+def test_figures_name_runs_as_the_study_does(results):
+    study = pages.read_study(results / "records" / "tiny")
+    labels = {record["folder"].name: record.get("label") for record in pages.named(study)}
+    assert labels == {"a": "run a", "again": None, "b": None, "c": None, "d": None}
+
+
 def test_the_page_of_a_paper_shows_tables_with_runs_first(results):
     plan, study = plans.plan(TABLE, results / "records"), pages.read_study(results / "records" / "tiny")
     # The run with seed 7 is not the table's; one of FedProx had another learning rate, one has not ended.
@@ -139,7 +160,7 @@ def test_the_script_writes_a_page_a_study_and_a_paper_and_the_figures_of_speed(r
     assert {*re.findall(r"\]\(papers/(\w+)\.md", readme)} == papers
     assert (folder / "papers" / "fedsa.md").read_text().endswith("## What did not work\n\n- Nothing yet.\n")
     assert first.read_text().startswith("# Project\n\n<!-- claims: written by 'make tables' -->\n\n| Claims of | Repro")
-    assert "| [FedFA](results/papers/fedfa.md) | 0 | 0 | 0 | 10 | 2 |" in first.read_text()
+    assert "| [FedFA](results/papers/fedfa.md) | 0 | 0 | 0 | 0 | 13 | 4 |" in first.read_text()
     assert first.read_text().endswith(" |\n\n<!-- claims: end -->\n\nEnd.\n")
     with pytest.raises(SystemExit, match="has no runs for pages"):
         pages.main(tmp_path / "other")

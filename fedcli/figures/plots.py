@@ -33,7 +33,7 @@ from fedcli.figures.look import Look
 from fedcli.files import write_atomically
 from fedcli.registry import methods
 from fedcli.results.frame import clients_of, rounds_of
-from fedcli.results.paper_tables import printed_accuracy
+from fedcli.results.paper_tables import printed_accuracies
 from fedcli.results.tables import SeedGroup, agreed, boards, group
 from fedcli.runs.identity import is_packaged, reductions
 from fedcli.runs.machine import quiet
@@ -246,7 +246,7 @@ class Curve(NamedTuple):
         diverged: `x` and `y` of each run that diverged and has values.
         chosen: Of accuracies, the mean headline at the mean of the rounds that the rule has chosen, `(x, y)`; it may
             lie off the line. None where no rule looks for a round.
-        printed: Of accuracies, the paper's number in percent or None, see `printed_accuracy`.
+        printed: Of accuracies, the paper's number in percent or None, see `printed_accuracies`.
     """
 
     setting: SeedGroup
@@ -284,7 +284,10 @@ def find_curves(groups: list[SeedGroup], measure: str = ACCURACY, x: str = "roun
     """
     limits = (None, None) if measure.startswith("drift") else (0, 100)
     curves = []
-    for member in groups:
+    printed_numbers: list[float | None] = [None] * len(groups)
+    if measure == ACCURACY:
+        printed_numbers = printed_accuracies([member.records[0] for member in groups])
+    for member, printed in zip(groups, printed_numbers, strict=True):
         lost = [record for record in member.records if state_of(record) == "diverged"]
         runs = member.finished or [record for record in member.records if record not in lost]
         rounds = pd.concat([points(record, measure, x) for record in runs or lost]).groupby(level=0)
@@ -294,9 +297,8 @@ def find_curves(groups: list[SeedGroup], measure: str = ACCURACY, x: str = "roun
         diverged = [values for record in lost if len(values := points(record, measure, x))]
         if line.empty and not diverged:
             continue
-        chosen = printed = None
+        chosen = None
         if measure == ACCURACY:
-            printed = printed_accuracy(member.records[0])
             ends = [record["summary"] for record in runs if member.selection.startswith("best")]
             selected = [(end["selected_round"], 100 * end["selected"]) for end in ends if end["selected"] is not None]
             if len(line) and selected:

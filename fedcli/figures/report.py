@@ -14,7 +14,7 @@ from bokeh.plotting import figure
 from bokeh.resources import INLINE
 
 from fedcli.figures.plots import Curve, find_curves, setting_colours, setting_name
-from fedcli.results.paper_tables import printed_accuracy
+from fedcli.results.paper_tables import printed_accuracies
 from fedcli.results.render import Best, Sheet
 from fedcli.results.tables import SeedGroup, boards, commands, group, sheets
 
@@ -59,7 +59,7 @@ def _text(html: str) -> models.Div:
 def _table(sheet: Sheet, rows: list[tuple[SeedGroup, Any]], colour: dict[str, str]) -> models.DataTable:
     """A board's table of `rows`, settings with their cells, and the paper's numbers."""
     columns = [(title, [line[place] for _, line in rows]) for place, title in enumerate(sheet.columns)]
-    printed = [printed_accuracy(member.records[0]) for member, _ in rows]
+    printed = printed_accuracies([member.records[0] for member, _ in rows])
     if any(printed):
         columns.insert(sheet.numbers + 1, ("Paper, %", [f"{number:.2f}" if number else "" for number in printed]))
     data, shown = {"colour": [colour[member.label] for member, _ in rows]}, []

@@ -8,7 +8,7 @@ numerics of the core, and all options in which the two cells agree.
 import json
 import shlex
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from importlib.resources import files
 from math import inf
@@ -18,12 +18,12 @@ from typing import Any
 import pandas as pd
 
 from fedcli.data import datasets
-from fedcli.declarations import Claim
+from fedcli.declarations import Cell, Claim, Table
 from fedcli.errors import UserError
 from fedcli.registry import find_table
 from fedcli.results.frame import read_runs
 from fedcli.results.metrics import Metric, find_metric
-from fedcli.results.paper_tables import printed_lead
+from fedcli.results.paper_tables import printed_lead, printed_value
 from fedcli.results.plans import PlannedRun, home_of, plan_cell
 from fedcli.results.render import MISSING, Sheet
 from fedcli.results.statistics import NO_INTERVAL, Interval, interval, interval_text, seeds_needed
@@ -32,12 +32,13 @@ from fedcli.runs.options import RunConfig
 from fedcli.runs.record import ENDED
 
 REPRODUCED, CONTRADICTED, UNDECIDED = "reproduced", "contradicted", "undecided"
-NOT_RUN, NO_DATA = "not run", "data not at hand"
-VERDICTS = (REPRODUCED, CONTRADICTED, UNDECIDED, NOT_RUN, NO_DATA)
+BY_CONSTRUCTION, NOT_RUN, NO_DATA = "by construction", "not run", "data not at hand"
+VERDICTS = (REPRODUCED, BY_CONSTRUCTION, CONTRADICTED, UNDECIDED, NOT_RUN, NO_DATA)
+OPEN = (UNDECIDED, NOT_RUN, NO_DATA)  # what more runs would change
 FEWEST, MOST_SEEDS = 3, 30  # for a verdict
 SHIPPED = "verdicts.csv"
 # Columns of the CSV.
-TEXTS = ("verdict", "why", "reduced", "over")
+TEXTS = ("verdict", "why", "reduced", "over", "tail_over")
 INTERVALS = {"difference": ["ours", "low", "high", "n"], "tail": ["tail", "tail_low", "tail_high", "tail_n"]}
 SHARED = ["seed", "images", "partition", "core", "options"]  # by the two runs of a pair
 FORMS = ["form", "form_than"]  # the options of the two that are not as in their cells
@@ -57,17 +58,28 @@ class Answer:
     difference: Interval = NO_INTERVAL  # the row less the other one
     tail: Interval = NO_INTERVAL  # the same of accuracies over the last tenth of the rounds
     over: str = ""  # of several rows, the one of `difference`, and the lead on the other of two
+    tail_over: str = ""  # the row of `tail`, if another
     runs: tuple[Path, ...] = ()  # folders; none where nothing has been run
+    # Each pair of runs: `than`, `seed`, `share`, and `metric` and `folder` of both, those of the other with `_than`.
+    pairs: tuple[dict[str, Any], ...] = ()
+    text_has: str = ""  # what the paper's text has where its cells follow the authors' code, see `Protocol`
 
     @property
     def size(self) -> str:
         """The size of the runs beside the paper's."""
-        return f"reduced to {self.reduced}" if self.reduced else "in full"
+        if self.reduced:
+            return f"reduced to {self.reduced}"
+        return "in full, by the authors' code" if self.text_has else "in full, by the text"
 
     @property
     def ours(self) -> str:
         """Our difference with its interval."""
         return f"{interval_text(self.metric, self.difference)} {self.over}".rstrip()
+
+    @property
+    def our_tail(self) -> str:
+        """The same over the last tenth of the rounds."""
+        return f"{interval_text(self.metric, self.tail)} {self.tail_over}".rstrip()
 
     @property
     def needed_seeds(self) -> tuple[int, ...]:
@@ -124,83 +136,199 @@ def _shipped() -> dict[str, dict[str, Any]]:
 
 def names_of(claim: Claim) -> tuple[str, ...]:
     """The rows and columns of a claim."""
-    return (claim.row, *claim.others, *claim.columns, *claim.less)
+    rows = claim.row, *claim.others, *claim.elsewhere.values()
+    return (*rows, *claim.columns, *claim.less, *claim.than_columns)
+
+
+@dataclass(frozen=True)
+class Contrast:
+    """Two cells of a table that a claim compares."""
+
+    row: Cell
+    than: Cell
+    share: float  # of their difference in the claim's; the mean over `columns` less that over `less`
+
+
+def contrasts(claim: Claim, table: Table, than: str) -> list[Contrast]:
+    """The cells in which a claim's row is compared with another row.
+
+    Raises:
+        UserError: If the table has not such a cell.
+    """
+    cells = {(cell.row, cell.column): cell for cell in table.cells}
+
+    def cell_of(row: str, column: str) -> Cell:
+        name = row if (row, column) in cells else claim.elsewhere.get(row, row)
+        if (name, column) not in cells:
+            raise UserError(
+                f"the claim {claim.name} names a cell that {claim.table} does not have (got {name} / {column}); "
+                "name a row and a column of the table."
+            )
+        return cells[name, column]
+
+    compared = []
+    for column, than_column in zip(claim.columns, claim.than_columns or claim.columns, strict=True):
+        compared.append(Contrast(cell_of(claim.row, column), cell_of(than, than_column), 1 / len(claim.columns)))
+    for column in claim.less:
+        compared.append(Contrast(cell_of(claim.row, column), cell_of(than, column), -1 / len(claim.less)))
+    return compared
+
+
+def _paper_lead(claim: Claim, table: Table, than: str, compared: Sequence[Contrast], metric: Metric) -> float | None:
+    """The paper's lead of a claim's row on another; None where it prints no number for it."""
+    if not (claim.elsewhere or claim.than_columns):
+        leads = [printed_lead(table, claim.row, than, columns, metric) for columns in (claim.columns, claim.less)
+                 if columns]  # fmt: skip
+        return None if None in leads else leads[0] - sum(leads[1:])
+    lead = 0.0
+    for pair in compared:
+        values = [printed_value(table, cell.row, cell.column, metric) for cell in (pair.row, pair.than)]
+        if None in values:
+            return None
+        lead += pair.share * (values[0] - values[1])
+    return lead
 
 
 def _answer(claim: Claim, runs: pd.DataFrame, at_hand: Callable[[str], bool]) -> Answer:
     """What runs say of a claim. Of several rows the smallest lead counts; reproduced needs runs of all."""
-    table, columns, rows, answers = find_table(claim.table), (*claim.columns, *claim.less), {}, []
-    cells = {(cell.row, cell.column): cell for cell in table.cells}
-    for row in (claim.row, *claim.others):
-        if absent := [f"{row} / {column}" for column in columns if (row, column) not in cells]:
-            raise UserError(
-                f"the claim {claim.name} names a cell that {claim.table} does not have (got {absent[0]}); "
-                "name a row and a column of the table."
-            )
-        rows[row] = [plan_cell(table, cells[row, column]) for column in columns]
-    metric, planned = find_metric(cells[row, columns[0]].metric), [run for row in rows.values() for run in row]
-    not_run = NOT_RUN if all(at_hand(name) for run in planned for name in run.setup.data_sets) else NO_DATA
-    for than in claim.others:
-        leads = [printed_lead(table, claim.row, than, part, metric) for part in (claim.columns, claim.less) if part]
-        blank = Answer(replace(claim, than=than), metric, None if None in leads else leads[0] - sum(leads[1:]), not_run)
-        answers.append(_compared(blank, rows[claim.row], rows[than], runs))
+    table = find_table(claim.table)
+    compared = {than: contrasts(claim, table, than) for than in claim.others}
+    first = compared[claim.others[0]][0].row
+    metric = find_metric(first.metric)
+    cells = [cell for pairs in compared.values() for pair in pairs for cell in (pair.row, pair.than)]
+    planned = {id(cell): plan_cell(table, cell) for cell in cells}
+    data_sets = {name for run in planned.values() for name in run.setup.data_sets}
+    papers = [_paper_lead(claim, table, than, compared[than], metric) for than in claim.others]
     sign = 1 if claim.direction == "higher" else -1
-    paper = min((each.paper for each in answers if each.paper is not None), key=lambda lead: sign * lead, default=None)
-    run = [each for each in answers if each.runs]
-    if len(answers) == 1 or not run:
-        return replace(answers[0], claim=claim, paper=paper)
-    weakest_first = (CONTRADICTED, UNDECIDED, REPRODUCED)
-    # The mean is NaN where there is no difference, which comes first.
-    run.sort(key=lambda each: (weakest_first.index(each.verdict), each.difference.n > 0, sign * each.difference.mean))
-    least, *others = run
-    verdict, why, over = least.verdict, least.why, f"over {least.claim.than}"
-    if len(others) == 1:
-        over += f"; {others[0].ours} over {others[0].claim.than}"
-    if len(run) < len(answers) and verdict != CONTRADICTED:
-        verdict, why = UNDECIDED, f"{why}; {len(run)} of {len(answers)} others run".removeprefix("; ")
-    reduced = next((each.reduced for each in run if each.reduced), "")
-    folders = tuple(dict.fromkeys(folder for each in answers for folder in each.runs))
-    return replace(least, claim=claim, paper=paper, verdict=verdict, why=why, reduced=reduced, over=over, runs=folders)
+    blank = Answer(
+        claim,
+        metric,
+        min((lead for lead in papers if lead is not None), key=lambda lead: sign * lead, default=None),
+        NOT_RUN if all(map(at_hand, data_sets)) else NO_DATA,
+        text_has=planned[id(first)].setup.protocol.text_has,
+    )
+    pairs = {than: _pairs(claim, compared[than], planned, runs) for than in claim.others}
+    form = _common_form(pairs)
+    pairs = {than: part[part["form"] == form] for than, part in pairs.items()}
+    answers = {than: _compared(blank, than, part) for than, part in pairs.items() if not part.empty}
+    if not answers:
+        return blank
+    answer = _weakest(answers, blank) if len(claim.others) > 1 else answers[claim.others[0]]
+    if answer.verdict == REPRODUCED and claim.construction:
+        return replace(answer, verdict=BY_CONSTRUCTION, why=claim.construction)
+    return answer
 
 
-def _compared(blank: Answer, rows: Sequence[PlannedRun], others: Sequence[PlannedRun], runs: pd.DataFrame) -> Answer:
-    """Judges a claim against one row by its best group of paired runs; returns `blank` without pairs.
+def _weakest(answers: Mapping[str, Answer], blank: Answer) -> Answer:
+    """The answer by the row on which the lead is smallest.
 
-    Runs in full go first; then those with the most seeds, the fewest options unlike the cell's, and the most rounds.
+    Args:
+        answers: By the rows that have runs.
+        blank: The answer without runs.
     """
-    claim, metric, parts = blank.claim, blank.metric, []
-    # The mean lead over `claim.columns` less that over `claim.less`.
-    shares = [1 / len(claim.columns)] * len(claim.columns) + [-1 / len(claim.less) for _ in claim.less]
-    for share, row, than in zip(shares, rows, others, strict=True):
+    claim, sign = blank.claim, 1 if blank.claim.direction == "higher" else -1
+    weakest_first = (CONTRADICTED, UNDECIDED, REPRODUCED)
+
+    def strength(than: str) -> tuple:
+        each = answers[than]  # the mean is NaN where there is no difference, which comes first
+        return weakest_first.index(each.verdict), each.difference.n > 0, sign * each.difference.mean
+
+    least, *others = sorted(answers, key=strength)
+    verdict, why, over = answers[least].verdict, answers[least].why, f"over {least}"
+    if len(others) == 1:
+        over += f"; {answers[others[0]].ours} over {others[0]}"
+    control, explanation = claim.control or ("", "")
+    leads_elsewhere = bool(others) and all(answers[than].verdict == REPRODUCED for than in others)
+    if least == control and verdict == UNDECIDED and leads_elsewhere:
+        why = f"{explanation} explains the lead as far as told; {why}"
+    if len(answers) < len(claim.others) and verdict != CONTRADICTED:
+        verdict, why = UNDECIDED, f"{why}; {len(answers)} of {len(claim.others)} others run".removeprefix("; ")
+    tails = {than: each.tail for than, each in answers.items() if each.tail.n}
+    tail_over = min(tails, key=lambda than: sign * tails[than].mean, default="")
+    return replace(
+        answers[least],
+        verdict=verdict,
+        why=why,
+        reduced=next((answers[than].reduced for than in (least, *others) if answers[than].reduced), ""),
+        over=over,
+        tail=tails.get(tail_over, NO_INTERVAL),
+        tail_over=f"over {tail_over}" if tail_over not in ("", least) else "",
+        runs=tuple(dict.fromkeys(folder for each in answers.values() for folder in each.runs)),
+        pairs=tuple(pair for each in answers.values() for pair in each.pairs),
+    )
+
+
+def _pairs(
+    claim: Claim, compared: Sequence[Contrast], planned: Mapping[int, PlannedRun], runs: pd.DataFrame
+) -> pd.DataFrame:
+    """The pairs of runs of a claim's row and another, a row a pair and a column of the claim.
+
+    Of one form, the options that are not as in the cells, only seeds count that have all columns.
+
+    Args:
+        claim: The claim.
+        compared: The cells.
+        planned: The run of each cell, by its `id`.
+        runs: All that have ended.
+    """
+    parts = []
+    for contrast in compared:
+        row, than = planned[id(contrast.row)], planned[id(contrast.than)]
         unlike = differences(row.settings, than.settings).keys() | {"post"}
         alike = [field.name for field in fields(RunConfig) if field.name not in unlike]
-        first, second = (_candidates(claim, metric, cell, runs, alike) for cell in (row, than))
-        part = first.merge(second, on=SHARED, suffixes=("", "_than")).drop_duplicates([*FORMS, "seed"])
-        parts.append(part.assign(share=share))
+        shared = [name for name in SHARED if name != "partition" or not unlike & {"partition", "partition_seed"}]
+        first = _candidates(claim, find_metric(contrast.row.metric), row, runs, alike)
+        second = _candidates(claim, find_metric(contrast.than.metric), than, runs, alike)
+        part = first.merge(second, on=shared, suffixes=("", "_than")).drop_duplicates([*FORMS, "seed"])
+        parts.append(part.assign(share=contrast.share, metric=contrast.row.metric, metric_than=contrast.than.metric))
     pairs = pd.concat(parts)
-    pairs = pairs[pairs.groupby([*FORMS, "seed"])["share"].transform("size") == len(shares)]
-    if pairs.empty:
-        return blank
+    return pairs[pairs.groupby([*FORMS, "seed"])["share"].transform("size") == len(compared)]
 
-    def nearness(pairs: pd.DataFrame) -> tuple:
-        first = pairs.iloc[0]
-        row, both = first["departed"], first["departed"] | first["departed_than"]
-        return not both, pairs["seed"].nunique(), -len(both), row.get("rounds", [inf])[0], *first[FORMS]
 
-    pairs = max((group for _, group in pairs.groupby(FORMS)), key=nearness).sort_values("seed", kind="stable")
+def _nearness(pairs: pd.DataFrame) -> tuple:
+    """How near pairs of one form are to the paper's: in full, with the most seeds, the fewest other options."""
+    first = pairs.iloc[0]
+    row, both = first["departed"], first["departed"] | first["departed_than"]
+    return not both, pairs["seed"].nunique(), -len(both), row.get("rounds", [inf])[0], *first[FORMS]
+
+
+def _common_form(pairs: Mapping[str, pd.DataFrame]) -> str | None:
+    """The form of the row's runs in which it is compared with the most rows, then the one nearest to the paper's.
+
+    A lead on one row in one form and on another row in another form are no leads of one claim.
+    """
+    nearest: dict[str, list[tuple]] = {}
+    for part in pairs.values():
+        for form, of_form in part.groupby("form"):
+            nearest.setdefault(form, []).append(max(_nearness(group) for _, group in of_form.groupby(FORMS)))
+    return max(nearest, key=lambda form: (len(nearest[form]), min(nearest[form])), default=None)
+
+
+def _compared(blank: Answer, than: str, pairs: pd.DataFrame) -> Answer:
+    """Judges a claim against one row by the group of pairs that is nearest to the paper's."""
+    claim, metric = blank.claim, blank.metric
+    pairs = max((group for _, group in pairs.groupby(FORMS)), key=_nearness).sort_values("seed", kind="stable")
     departed = pairs.iloc[0]["departed_than"] | pairs.iloc[0]["departed"]
+    columns = pairs["seed"].value_counts().max()
     leads = pairs[["value", "tail"]] - pairs[["value_than", "tail_than"]].to_numpy()
-    leads = leads.mul(pairs["share"], axis=0).groupby(pairs["seed"]).sum(min_count=len(shares))
+    leads = leads.mul(pairs["share"], axis=0).groupby(pairs["seed"]).sum(min_count=columns)
     difference, tail = (interval(leads[name].dropna().tolist()) for name in leads)
     lost = pairs[["value", "value_than"]].isna().groupby(pairs["seed"]).any().sum().tolist()
     verdict, why = judge(difference, claim.direction, lost, exact=metric.unit == "floats")
-    counts = zip((claim.row, claim.than), lost, strict=True)
+    counts = zip((claim.row, than), lost, strict=True)
     without = [f"{name}: {count} of {len(leads)} without a value" for name, count in counts if count]
+    kept = pairs[["seed", "share", "metric", "folder", "metric_than", "folder_than"]].assign(than=than)
     return replace(
-        blank, verdict=verdict, why="; ".join(filter(None, [why, *without])), difference=difference,
-        tail=tail if metric.name == "selected" else NO_INTERVAL, reduced=differences_text(departed),
-        seeds=tuple(leads.index), runs=tuple(dict.fromkeys(pairs[["folder", "folder_than"]].to_numpy().ravel())),
-    )  # fmt: skip
+        blank,
+        verdict=verdict,
+        why="; ".join(filter(None, [why, *without])),
+        difference=difference,
+        tail=tail if metric.name == "selected" else NO_INTERVAL,
+        reduced=differences_text(departed),
+        seeds=tuple(leads.index),
+        runs=tuple(dict.fromkeys(pairs[["folder", "folder_than"]].to_numpy().ravel())),
+        pairs=tuple(kept.to_dict("records")),
+    )
 
 
 def _candidates(
@@ -259,7 +387,11 @@ NOTES = (
     "smallest lead.",
     "Reproduced: the interval lies on the paper's side of zero; contradicted: on the other. Undecided: zero is inside, "
     f"there are fewer than {FEWEST} seeds, not every row has been run, or runs without a value are of the row ahead.",
-    "In full: every option is the paper's. Reduced to: what was smaller or other. Decided by: the runs that it lacks.",
+    "In full: every option is the paper's; by the authors' code where text and code differ, else by the text. Reduced "
+    "to: what was smaller or other. Decided by: the runs that it lacks.",
+    "By construction: the runs agree, and could not do otherwise; it is not counted as reproduced.",
+    "Each claim is judged by its own interval, with no correction for their number: of twenty intervals of 95 % one is "
+    "expected to miss what it is of.",
 )
 
 
@@ -270,14 +402,17 @@ def claims_sheet(answers: Sequence[Answer]) -> Sheet:
         claim, metric = answer.claim, answer.metric
         verdict = f"{answer.verdict}, {answer.why}" if answer.why else answer.verdict
         paper = MISSING if answer.paper is None else metric.text(answer.paper, "+")
-        texts = [f"`{claim.name}` {claim.text}", verdict, paper, answer.ours, interval_text(metric, answer.tail)]
+        texts = [f"`{claim.name}` {claim.text}", verdict, paper, answer.ours, answer.our_tail]
         said = answer.size if answer.runs else "", f"decided by `{answer.command}`" if answer.command else ""
         lines.append([*texts, "; ".join(filter(None, said)) or MISSING])
         values.append({
-            "claim": claim.name, "text": claim.text, "table": claim.table, "paper": answer.paper,
+            "claim": claim.name, "text": claim.text, "table": claim.table, "metric": metric.name, "row": claim.row,
+            "than": "; ".join(claim.others), "columns": "; ".join(claim.columns), "direction": claim.direction,
+            "paper": answer.paper,
             **{name: getattr(answer, name) for name in TEXTS}, "seeds": " ".join(map(str, answer.seeds)),
             **dict(zip(INTERVALS["difference"], answer.difference, strict=True)),
             **dict(zip(INTERVALS["tail"], answer.tail, strict=True)), "runs": "; ".join(map(str, answer.runs)),
+            "pairs": json.dumps(answer.pairs, default=str),
         })  # fmt: skip
     titles = ["Claim", "Verdict", "Paper", "Ours", "Over the last tenth of the rounds", "Runs"]
     return Sheet(titles, lines, 6, values, notes=NOTES, marked_up=True)

@@ -17,7 +17,8 @@ from fedcli.runs.machine import environment, quiet
 H100 = "NVIDIA H100 80GB HBM3"
 BENCHED = {"w3": ("resnet18", "[3, 32, 32]")}  # of `fedcli bench`: a network and images that a paper has
 ALIKE = ["device", "backbone", "shape", "precision"]  # of a run and those whose time tells its own
-TIMED = ["seconds", "quiet", "machine", *ALIKE]
+TIMED = ["seconds", "examples", "threads", "quiet", "machine", "method", *ALIKE]
+REFERENCE = "fedavg"  # the method that all others are timed against
 
 
 def round_examples(config: Mapping[str, Any], images: int) -> float:
@@ -29,8 +30,8 @@ def paces(runs: pd.DataFrame) -> pd.DataFrame:
     """The speed of runs, see `fedcli.results.frame`, that did not move to another machine.
 
     Returns:
-        A row a run: `seconds` of a round, its test included, for an example of its training; whether the machine was
-        `quiet`; its name as `machine`; and `ALIKE`.
+        A row a run: `seconds` of a round, its test included, for an example of its training; the `examples` of a round;
+        CPU `threads`; whether the machine was `quiet`; its name as `machine`; the `method`; and `ALIKE`.
     """
     timed = []
     for record in runs["record"]:
@@ -39,7 +40,8 @@ def paces(runs: pd.DataFrame) -> pd.DataFrame:
             examples = round_examples(config, sum(record["partition"]["sizes"]))
             seconds = fmean(sum(entry["seconds"].values()) for entry in record["rounds"]) / examples
             alike = hardware["device"], config["backbone"], str([*shape]), config["precision"]
-            timed.append((seconds, quiet(record), hardware["name"], *alike))
+            threads = hardware.get("threads", 1)
+            timed.append((seconds, examples, threads, quiet(record), hardware["name"], record["method"], *alike))
     return pd.DataFrame(timed, columns=TIMED).astype({"quiet": bool})
 
 
@@ -55,31 +57,50 @@ def benched(folder: Path) -> pd.DataFrame:
             examples = row["samples_per_second"] * row["seconds_per_round"]
             seconds = (row["seconds_per_round"] + row["evaluation_seconds"]) / examples
             alike = row["device"], *BENCHED[row["workload"]], row["precision"]
-            timed.append((seconds, True, row["hardware"], *alike))
+            timed.append((seconds, examples, 1, True, row["hardware"], REFERENCE, *alike))
     return pd.DataFrame(timed, columns=TIMED).astype({"quiet": bool})
+
+
+def relative_times(timed: pd.DataFrame) -> pd.Series:
+    """How many times as long a method takes as FedAvg, by its name: a median over networks and machines with both.
+
+    Their rounds have as many examples, since a round has a part that is none of its training.
+    """
+    places = ["machine", "quiet", "threads", "examples", *ALIKE]
+    medians = timed.groupby(["method", *places])["seconds"].median().reset_index()
+    reference = medians[medians["method"] == REFERENCE].drop(columns="method")
+    both = medians.merge(reference, on=places, suffixes=("", "_reference"))
+    return (both["seconds"] / both["seconds_reference"]).groupby(both["method"]).median()
 
 
 def cost_of(runs: Iterable[plans.PlannedRun], timed: pd.DataFrame, device: str, machine: str) -> pd.DataFrame:
     """Estimates the time of runs by the median of timed ones with the same network, images and kind of device.
 
-    Of these, see `paces`, the runs of `machine` go first, and then those that no other work disturbed.
+    Of these, see `paces`, the runs of `machine` go first, then those of the same method, and then those that no other
+    work disturbed. What another method takes is multiplied by what `relative_times` says of the two.
 
     Returns:
-        A row a run: `seconds`, NaN where no run like it was timed, and the names of other `machines` that were timed.
+        A row a run: `seconds`, NaN where no run like it was timed, `core_seconds`, these times the CPU threads, and the
+        names of other `machines` that were timed.
     """
-    rows = []
+    rows, relative = [], relative_times(timed)
     for run in runs:
-        config, seconds, machines = run.setup.values(), None, set()
+        config, method = run.setup.values(), run.setup.method.name
+        seconds, core_seconds, machines = None, None, set()
         if images := config["train_examples"] or num_images(config["dataset"]):
             shape = str([*datasets.describe(config["dataset"])["shape"]])
             alike = timed[(timed[ALIKE] == [device, config["backbone"], shape, config["precision"]]).all(axis=1)]
-            rank = 2 * (alike["machine"] == machine) + alike["quiet"]
+            rank = 4 * (alike["machine"] == machine) + 2 * (alike["method"] == method) + alike["quiet"]
             nearest = alike[rank == rank.max()]
-            rounds = config["rounds"] - run.rounds_done
-            seconds = nearest["seconds"].median() * round_examples(config, images) * rounds
+            of_others = nearest["method"].map(relative).fillna(1.0)
+            paces_here = nearest["seconds"] * relative.get(method, 1.0) / of_others
+            examples = round_examples(config, images) * (config["rounds"] - run.rounds_done)
+            seconds = paces_here.median() * examples
+            core_seconds = (paces_here * nearest["threads"]).median() * examples
             machines = {*nearest["machine"]} - {machine}
-        rows.append((seconds, machines))
-    return pd.DataFrame(rows, columns=["seconds", "machines"]).astype({"seconds": float})
+        rows.append((seconds, core_seconds, machines))
+    kinds = {"seconds": float, "core_seconds": float}
+    return pd.DataFrame(rows, columns=["seconds", "core_seconds", "machines"]).astype(kinds)
 
 
 def estimate(plan: plans.Plan) -> pd.DataFrame:
@@ -89,13 +110,19 @@ def estimate(plan: plans.Plan) -> pd.DataFrame:
     return cost_of([run for run in plan.runs if run.to_do], timed, hardware["device"], hardware["name"])
 
 
-def time_text(estimated: pd.DataFrame, machine: str = "") -> str:
-    """The time of runs, see `cost_of`, in words; `machine` is named if no other was timed."""
-    seconds = estimated["seconds"]
+def time_text(estimated: pd.DataFrame, machine: str = "", cores: bool = False) -> str:
+    """The time of runs, see `cost_of`, in words; `machine` is named if no other was timed.
+
+    Of `cores`, it is the time that CPU cores are at work.
+    """
+    seconds = estimated["core_seconds" if cores else "seconds"]
     if not seconds.count():
         return "not known, none like them was timed"
     minutes = max(1, seconds.sum() / 60)
-    text = f"{minutes / 60:,.{0 if minutes >= 600 else 1}f} h" if minutes >= 60 else f"{minutes:.0f} min"
+    if minutes >= 60:
+        text = f"{minutes / 60:,.{0 if minutes >= 600 else 1}f} {'core-hours' if cores else 'h'}"
+    else:
+        text = f"{minutes:.0f} {'core-minutes' if cores else 'min'}"
     machines = " and ".join(sorted(set().union(*estimated["machines"]))) or machine
     part = f" for {seconds.count()} of {len(seconds)} runs" if seconds.count() < len(seconds) else ""
     return f"about {text}{part}" + (f", timed on {machines}" if machines else "")
@@ -104,9 +131,9 @@ def time_text(estimated: pd.DataFrame, machine: str = "") -> str:
 def decided_by(answer: claims.Answer, folder: Path, timed: pd.DataFrame) -> str:
     """What would decide a claim and how long that takes, in words; empty where it is decided.
 
-    Of the `timed` runs, see `paces`, those on an H100 count, else on another GPU, else on a CPU.
+    Of the `timed` runs, see `paces`, those on an H100 count, else on another GPU; and those on a CPU.
     """
-    if answer.verdict in (claims.REPRODUCED, claims.CONTRADICTED):
+    if answer.verdict not in claims.OPEN:
         return ""
     seeds = answer.needed_seeds
     if len(seeds) > claims.MOST_SEEDS:
@@ -118,7 +145,7 @@ def decided_by(answer: claims.Answer, folder: Path, timed: pd.DataFrame) -> str:
         words += f", to have {len(seeds)} seeds"
     if closed := {name for run in lacking for name in run.setup.data_sets if not datasets.open_to_all(name)}:
         words += f" on {' and '.join(sorted(closed))}, whose images are not open"
-    estimated = cost_of(lacking, timed, "cuda", H100)
-    if not estimated["seconds"].count():
-        estimated = cost_of(lacking, timed, "cpu", "")
-    return f"{words}; time: {time_text(estimated, H100)}"
+    on_gpu, on_cpu = cost_of(lacking, timed, "cuda", H100), cost_of(lacking, timed, "cpu", "")
+    times = [time_text(on_gpu, H100)] if on_gpu["seconds"].count() else []
+    times += [time_text(on_cpu, cores=True)] if on_cpu["seconds"].count() else []
+    return f"{words}; time: {'; '.join(times) or time_text(on_cpu)}"

@@ -61,8 +61,20 @@ def printed_lead(table: Table, row: str, than: str, columns: tuple[str, ...], me
     return printed_value(table, gains[0].row, gains[0].column, metric) if gains else None
 
 
-def printed_accuracy(record: Mapping[str, Any]) -> float | None:
-    """The paper's accuracy in percent for the setting of a run, by the first table that has it, else None."""
+def printed_accuracies(records: Sequence[Mapping[str, Any]]) -> list[float | None]:
+    """The paper's accuracy in percent for the setting of each run, else None.
+
+    Where several tables have a setting, the one that has the most of the runs counts: the paper prints two accuracies
+    for some.
+    """
+    printed = [_printed_by_table(record) for record in records]
+    shared = Counter(table for of_run in printed for table in of_run)
+    return [of_run[max(of_run, key=shared.__getitem__)] if of_run else None for of_run in printed]
+
+
+def _printed_by_table(record: Mapping[str, Any]) -> dict[str, float]:
+    """The paper's accuracy in percent for the setting of a run in each table that has it, by the table's name."""
+    numbers: dict[str, float] = {}
     run = frame_of([record]).iloc[0]
     alike = record["method"], record["protocol"], record["dataset"]
     for table in registry.tables().values():
@@ -74,8 +86,8 @@ def printed_accuracy(record: Mapping[str, Any]) -> float | None:
                 if number is not None and not departures(
                     record, run["settings"], plan_cell(table, cell).settings, metric.needs
                 ):
-                    return number
-    return None
+                    numbers.setdefault(table.name, number)
+    return numbers
 
 
 def compare(plan: TablePlan) -> Sheet:

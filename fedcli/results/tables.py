@@ -131,7 +131,9 @@ def sheet(records: Sequence[dict], metrics: Sequence[str] = (), title: str = "",
     """
     groups, chosen = group(records, each), [find_metric(name) for name in metrics]
     selected = f"Selected ({' or '.join(sorted({member.selection for member in groups}))}), %"
-    read = {selected: find_metric("selected"), "Last round, %": find_metric("last")}
+    read = {selected: find_metric("selected")}
+    if {member.selection for member in groups} != {"last"}:  # else it is the selected one
+        read["Last round, %"] = find_metric("last")
     read |= {metric.title: metric for metric in (*map(find_metric, SOMETIMES), *chosen)}
     rows = [_row(member, read, {*SOMETIMES} - {*metrics}) for member in groups]
     compared = pd.DataFrame([settings(member.records[0]) for member in groups], dtype=object)
