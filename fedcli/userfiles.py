@@ -91,7 +91,7 @@ def is_hash_of(recorded: str, path: str | Path) -> bool:
 def user_files(record: dict[str, Any]) -> dict[str, str]:
     """The user's files that a record needs, with their hashes; "" for one that the record's list lacks."""
     # Resolved again, since a recorded folder may be a link now.
-    hashes = {os.path.realpath(path): recorded for path, recorded in record.get("user_files", {}).items()}
+    hashes = {os.path.realpath(path): recorded for path, recorded in record["user_files"].items()}
     return {path: hashes.get(path, "") for path in own_paths([record["method_source"], *record["config"].values()])}
 
 

@@ -137,6 +137,15 @@ def test_three_pairs_in_full_give_a_verdict_and_the_last_tenth_stands_beside(pla
     assert ahead.paper == pytest.approx(84.08 - 74.60)
 
 
+def test_a_run_whose_code_was_changed_between_its_rounds_counts_for_no_claim(place):
+    place.pairs((82, 80), (82.1, 80), (82.2, 80))
+    assert place.answer().verdict == "reproduced"
+    record = read_record(place.runs / "fedavg-1")
+    write_record(place.runs / "fedavg-1", {**record, "changed": [{"round": 3, "what": "its method"}]})
+    after = place.answer()
+    assert (after.verdict, after.why, after.seeds) == ("undecided", "n = 2", (0, 2))
+
+
 def test_runs_in_full_go_before_reduced_ones_and_three_seeds_before_a_nearer_size(place):
     for rounds, seeds in ((15, 2), (5, 3)):
         place.pairs(*((60, 70 + seed) for seed in range(seeds)), name=f"-{rounds}", rounds=rounds, train_examples=60)

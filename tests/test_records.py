@@ -50,7 +50,7 @@ def test_a_record_that_is_changed_on_disk_is_refused(finished, tmp_path):
     for lost in ("config", "rounds", "partition", "cost"):
         write_record(tmp_path, {name: value for name, value in whole.items() if name != lost})
         for act in (resume.resume, fedcli.load, fedcli.frame, verify.verify):
-            refused(lambda act=act: act(tmp_path), f"'{file}' lacks {lost}; put a copy back")
+            refused(lambda act=act: act(tmp_path), f"'{file}' is no record of a run: it lacks {lost}; put")
     older = {name: value for name, value in whole.items() if name != "numerics"}  # and has no digest
     file.write_text(json.dumps(older))
     assert read_record(tmp_path) == whole
@@ -74,7 +74,7 @@ def test_a_run_that_cannot_be_opened_is_refused(finished, tmp_path):
         (state._replace(params={**state.params, name: value + 1}), "the run's last model (got "),
         (AnotherState(*state), "another kind of state (got 'AnotherState')"),
     ):
-        save_tree(file, spoilt, {"identity": identity(record), "record": {}})
+        save_tree(file, spoilt, {"identity": identity(record), "record": {"rounds": [], "cost": None}})
         refused(lambda: resume.open_run(folder), message)
     file.unlink()
     refused(lambda: resume.open_run(folder), "(got no checkpoint")
@@ -98,7 +98,7 @@ FEDPROX = find_method("fedprox")
     ],
 )
 def test_a_record_is_outdated_by_numerics_lost_options_and_changed_files(record, method, changes):
-    record = {"method": "fedprox", "method_source": "fedprox", "method_hash": FEDPROX.file_hash, **record}
+    record = {"model": {}, "method": "fedprox", "method_source": "fedprox", "method_hash": FEDPROX.file_hash, **record}
     record = {"config": {"rounds": 3, dataclasses.fields(FEDPROX.config)[0].name: 0.1}, **record}
     record = {"numerics": numerics(record, FEDPROX), **record}
     assert outdated(record, dataclasses.replace(FEDPROX, **method)) == changes

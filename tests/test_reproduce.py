@@ -169,7 +169,11 @@ def test_a_record_is_of_a_run_only_if_all_settings_are():
         write_record(place, {**record, "config": config, **changes})
         return plans.plan(SMALL, seeds=[0], only=["FedFM"]).runs[0].state
 
-    others = {"seed": 1}, {"summary": {"selection": "last"}}, {"config": {**record["config"], "lost_option": 1}}
+    others = (
+        {"seed": 1},
+        {"summary": {**record["summary"], "selection": "last"}},
+        {"config": {**record["config"], "lost_option": 1}},
+    )
     assert {state(**change) for change in others} == {"not run"}
     failed = [state(status="failed", error=error) for error in ("NonFiniteLoss: the term", "OutOfMemoryError: ")]
     assert [*failed, state(status="running")] == ["diverged", "failed", "unfinished"]
@@ -317,7 +321,7 @@ def test_the_estimate_is_by_runs_of_the_network_on_images_of_the_size_here_or_el
     timed("runs/tables/3", 5.0, seed=9)
     assert seconds() == (pytest.approx(3 * 5), 1, set())
     disturbed = timed("runs/tables/4", 500.0, seed=9)
-    write_record(Path("runs/tables/4"), {**disturbed, "load": [{"start": 99.0, "end": 99.0}]})
+    write_record(Path("runs/tables/4"), {**disturbed, "load": [{"round": 0, "start": 99.0, "end": 99.0}]})
     assert seconds() == (pytest.approx(3 * 5), 1, set())  # what other work disturbed says less
     assert seconds(backbone="cnn-2x64") == (0, 0, set())
 
@@ -337,6 +341,7 @@ def finished(selected, *, cost=None, rounds=()):
         "status": "finished", "rounds": tested, "cost": cost, "config": {"rounds": 3, "cohort_size": 10},
         "summary": {"selected": selected, "last": selected, "selection": "last", "selected_round": 0},
         "method_hash": registry.find_method("fedavg").file_hash, "origin": {}, "method": "m", "method_source": "m",
+        "model": {}, "moved": [], "changed": [],
         "numerics": {"core": 1, "method": 1},
     }  # fmt: skip
 

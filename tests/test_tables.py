@@ -16,6 +16,10 @@ from tests.files import refused
 from tests.programs import invoke
 
 PLANNED = 4
+UNUSED = {  # options of every record, on which nothing here depends
+    "public_dataset": None, "local_epochs": 2, "batch_size": 10, "optimizer": "sgd", "lr_decay": 1.0, "momentum": 0.0,
+    "weight_decay": 0.0, "validation": 0.1, "backbone": "net", "precision": "float32", "eval_every": 1,
+}  # fmt: skip
 
 
 def markdown(records, metrics=()):
@@ -33,6 +37,7 @@ def record(method="one", seed=0, selected=0.5, *, status="finished", done=PLANNE
             "round": number,
             "test_accuracy": selected - 0.1 * abs(number - 1),
             "validation_accuracy": selected + 0.05 if number == 1 else selected - 0.2,
+            "terms": {},
             "seconds": {"data": 0.5, "train": 1.0 if number else 60.0, "aggregate": 0.25, "evaluate": 0.25},
         }
         for number in range(done)
@@ -40,8 +45,9 @@ def record(method="one", seed=0, selected=0.5, *, status="finished", done=PLANNE
     config = {
         "protocol": "paper:skew", "dataset": "digits", "partition": "dirichlet:0.5", "partition_seed": seed,
         "rounds": PLANNED, "lr": 0.1, "drop_last": False, "train_examples": None, "seed": seed, "device": "auto",
-        "num_clients": 10, "cohort_size": 10, "clients_per_chunk": "auto", "checkpoint_every": 1, **options,
+        "num_clients": 10, "cohort_size": 10, "clients_per_chunk": "auto", "checkpoint_every": 1, **UNUSED, **options,
     }  # fmt: skip
+    sizes = [1] * config["num_clients"]
     summary = {"selection": "best-validation", "selected": None, "selected_round": None, "last": None, "rounds": done}
     if done:
         last = rounds[-1]["test_accuracy"]
@@ -50,14 +56,16 @@ def record(method="one", seed=0, selected=0.5, *, status="finished", done=PLANNE
         "schema": 1, "status": status, "method": method, "method_hash": f"{method:0<16}",
         "protocol": config["protocol"], "dataset": config["dataset"], "seed": seed,
         "command": f"fedcli run {method} --seeds 0,1", "config": config, "origin": origin or {"partition_seed": "seed"},
-        "partition": {"flag": str(config["partition"]).replace(":.", ":0."), "seed": seed, "fingerprint": "ab" * 8},
+        "partition": {"flag": str(config["partition"]).replace(":.", ":0."), "seed": seed, "fingerprint": "ab" * 8,
+                      "sizes": sizes, "class_counts": [[size] for size in sizes]},
         "model": {"backbone": "net", "parameters": 12345},
         "cost": {"floats_down": 12345, "floats_up": 12400, "memory_floats": 1, "buffer_floats": 0} if done else None,
         "rounds": rounds, "summary": summary, "hardware": {"device": "cpu", "cores": 2, "threads": 1},
         "seconds_total": 66.0, "resumed": [],
         "method_source": method, "dataset_fingerprint": "cd" * 8, "load": [],
-        "numerics": {"core": 1, "method": 1}, "engine": {"way": "stacked", "notes": []},
-        "class_names": [], "normalisation": {}, "versions": {},
+        "numerics": {"core": 1, "method": 1}, "user_files": {}, "moved": [], "changed": [], "class_names": ["zero"],
+        "normalisation": {"mean": [0.5], "std": [0.5]}, "versions": {},
+        "engine": {"clients_per_chunk": 1, "device": "cpu", "precision": "float32", "way": "stacked", "notes": []},
     }  # fmt: skip
 
 

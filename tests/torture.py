@@ -5,13 +5,15 @@ Each trial is a function of its number, which seeds what it draws; it returns wh
 done, 1 where none is given; `--write` puts the table into `results/reliability.md`.
 """
 
+import json
+import math
 import os
 import random
 import resource
 import shutil
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import suppress
 from functools import lru_cache, partial
@@ -27,18 +29,25 @@ from fedcli import registry
 from fedcli.cli import app
 from fedcli.data import files
 from fedcli.errors import UserError
+from fedcli.figures import plots, report
 from fedcli.measure import quality
+from fedcli.results import claims, tables
+from fedcli.results.frame import clients_of, find_records, of_all, rounds_of
+from fedcli.results.render import render
 from fedcli.runs import resume
-from fedcli.runs.models import ROUNDS
+from fedcli.runs.identity import digest_of
+from fedcli.runs.models import ROUNDS, export
 from fedcli.runs.options import recorded_fields
-from fedcli.runs.record import params_hash, read_record, write_record
+from fedcli.runs.record import RECORD, params_hash, read_record, write_record
 from fedcli.runs.resolve import default_dataset
 from fedcli.runs.rounds import Listener
+from fedcli.runs.schema import FIRST_OPTIONS
 from tests.programs import SMALL, start
 from tests.test_lock import names
 from tests.test_runs import TINY, Stop, StopAfter, essence
 
 PAGE = Path(__file__).parents[1] / "results" / "reliability.md"
+COMMITTED = PAGE.parent / "records"
 MARKS = "<!-- trials: written by 'make torture' -->", "<!-- trials: end -->"
 
 
@@ -331,11 +340,128 @@ def hostile_record(number: int) -> str:
     return f"{key!r}, {command}: {end.fault[:200]}" if end.fault else ""
 
 
+# Mutations of real records
+
+VALUES = (
+    None, True, False, 0, 1, -1, -0.5, 1.5, 1e300, 10**30, float("nan"), float("inf"), "", "text", "\ud800", "\0", "1",
+    [], {}, [0], {"a": 0}, [[0]], "x" * 300,
+)  # fmt: skip
+NOT_READ = {"reduced", "public"}  # parts of older records
+
+
+@lru_cache
+def real_records() -> list[Path]:
+    """The committed records, and one with features and models."""
+    return [
+        stopped_run("finished, with features")[0] / "run" / RECORD, *sorted(COMMITTED.rglob(RECORD)),
+    ]  # fmt: skip
+
+
+def places(value: Any, path: tuple = ()) -> Iterator[tuple]:
+    """The paths to all parts of a value; of a list the first entry and the last alone."""
+    keys = (
+        [*value]
+        if isinstance(value, dict)
+        else sorted({0, len(value) - 1})
+        if isinstance(value, list) and value
+        else []
+    )
+    for key in keys:
+        yield (*path, key)
+        yield from places(value[key], (*path, key))
+
+
+def mutation(number: int) -> tuple[dict, tuple, str, bool]:
+    """A real record with a part that is another now, its path, what was done, and whether it must be refused."""
+    draw = random.Random(number)
+    files = real_records()
+    record = json.loads(draw.choice(files[:1] * 8 + files).read_text())
+    record.pop("digest", None)
+    path = draw.choice(sorted({*places(record)}, key=str))
+    container = record
+    for key in path[:-1]:
+        container = container[key]
+    old = container[path[-1]]
+    if draw.random() < 0.15:
+        del container[path[-1]]
+        return record, path, "removed", False
+    new = container[path[-1]] = draw.choice(VALUES)
+    return record, path, f"{new!r:.40}", path[0] not in NOT_READ and _is_wrong(path, old, new)
+
+
+def _is_wrong(path: tuple, old: Any, new: Any) -> bool:
+    """Whether a value is of another type than the old one, or no number or text at all, or a count below 0."""
+    if new is None or old is None:  # for a part that a run has not
+        return False
+    if isinstance(new, float) and not math.isfinite(new):
+        return True
+    if isinstance(new, str) and isinstance(old, str):
+        return new in ("\ud800", "\0")
+    numbers = type(old) in (int, float) and type(new) in (int, float)
+    if path[0] == "config" and not numbers and type(old) is not type(new):
+        return type(new) in (list, dict) or path[-1] in FIRST_OPTIONS
+    if numbers and type(old) is int and path[0] != "config" and "terms" not in path:
+        return type(new) is float or new < 0
+    return not numbers and type(old) is not type(new)
+
+
+def mutate(number: int) -> str:
+    """A real record with another part is refused in a line where it is read, or taken by all that reads records."""
+    record, path, what, must_refuse = mutation(number)
+    what = f"{'.'.join(map(str, path))} {what}"
+    with TemporaryDirectory() as place:
+        folder = Path(place, "run")
+        if "quality" in record:
+            shutil.copytree(real_records()[0].parent, folder)
+        folder.mkdir(exist_ok=True)
+        text = json.dumps({**record, "digest": digest_of(record)})
+        (folder / RECORD).write_text(text)
+        try:
+            read = read_record(folder)
+        except UserError as error:
+            return f"{what}: a refusal of several lines" if "\n" in str(error) else ""
+        except Exception as error:
+            return f"{what}: {type(error).__name__}: {error}"
+        if must_refuse:
+            return f"{what}: not refused"
+        return _taken(folder, read, what)
+
+
+def _taken(folder: Path, record: dict[str, Any], what: str) -> str:
+    """Whether everything that reads records takes one; empty if so."""
+    records = find_records([folder])
+    acts = {
+        "table": lambda: [
+            render(sheet, form) for sheet in tables.sheets(records) for form in ("markdown", "latex", "csv")
+        ],
+        "clients": lambda: [of_all(records, clients_of), of_all(records, rounds_of)],
+        "plot": lambda: plots.write(folder / "curves.svg", plots.learning_curves, records),
+        "report": lambda: report.report(records),
+        "claims": lambda: claims.answers(registry.claims()[number_of(record) :: 30], [folder]),
+        "export": lambda: export(fedcli.load(folder), "safetensors", out=folder / "model"),
+    }
+    for name, act in acts.items():
+        try:
+            act()
+        except UserError as error:
+            if "\n" in str(error):
+                return f"{what}, {name}: a refusal of several lines"
+        except Exception as error:
+            return f"{what}, {name}: {type(error).__name__}: {error}"
+    return ""
+
+
+def number_of(record: dict[str, Any]) -> int:
+    """A number from 0 to 29 that follows from a record."""
+    return int(digest_of(record)[:4], 16) % 30
+
+
 TRIALS: dict[str, tuple[Callable[[int], str], int]] = {  # each with how often in the long round
     "a run killed four times at random moments, over 12 methods": (kill, 84),
     "flipped bits, cut and exchanged files of seven kinds of runs": (damage, 500),
     "fuzzed command lines": (fuzz, 1000),
     "hostile records": (hostile_record, 260),
+    "mutated parts of real records": (mutate, 5000),
 }
 
 

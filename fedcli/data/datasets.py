@@ -107,6 +107,11 @@ def names() -> list[str]:
     return list(dict.fromkeys([*KNOWN, *filter(_NAME.fullmatch, imported)]))
 
 
+def is_name(text: str) -> bool:
+    """Whether a text can be the name of a data set, here or elsewhere."""
+    return _NAME.fullmatch(text) is not None
+
+
 def find_name(text: str) -> str:
     """The name that a text stands for, in any case of its letters; a text that is none stays as it is.
 

@@ -35,7 +35,7 @@ from fedcli.registry import methods
 from fedcli.results.frame import clients_of, rounds_of
 from fedcli.results.paper_tables import printed_accuracies
 from fedcli.results.tables import SeedGroup, agreed, boards, group
-from fedcli.runs.identity import is_packaged, reductions
+from fedcli.runs.identity import code_changes, is_packaged, reductions
 from fedcli.runs.machine import quiet
 from fedcli.runs.record import state_of
 
@@ -261,10 +261,16 @@ class Curve(NamedTuple):
         """The value of the last round, by which legends are ordered."""
         return max(values.y.iloc[-1] for values in ([self.line] if len(self.line) else self.diverged))
 
+    @property
+    def changes(self) -> list[str]:
+        """What of the code has changed between the rounds of its runs, in words."""
+        return list(dict.fromkeys(change for record in self.setting.records for change in code_changes(record)))
+
     def name(self, labels: Mapping[str, str] = NO_LABELS) -> str:
-        """The name in a legend, with the numbers of runs that have not finished, and the paper's number."""
+        """The name in a legend, with what it stands for beside finished runs of one code, and the paper's number."""
         states = Counter(map(state_of, self.setting.records))
         notes = [f"{count}\N{NO-BREAK SPACE}{state}" for state, count in states.items() if state != "finished"]
+        notes += self.changes
         if self.printed is not None:
             notes.append(f"paper:\N{NO-BREAK SPACE}{self.printed:.2f}")
         name = setting_name(self.setting, labels)
@@ -316,7 +322,7 @@ def points(record: dict, measure: str, x: str) -> pd.DataFrame:
     table = rounds_of(record)
     positions = table["round"]
     if x == "floats":
-        last = (record.get("cost") or {}).get("floats_up")  # older records have that of the last round alone
+        last = (record["cost"] or {}).get("floats_up")  # older records have that of the last round alone
         sent = pd.Series([row.get("floats_up", last) for row in record["rounds"]], dtype=float)
         positions = record["config"]["cohort_size"] * sent.cumsum()
     elif x == "seconds":

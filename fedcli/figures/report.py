@@ -90,7 +90,7 @@ def _curves(curves: list[Curve], colour: dict[str, str]) -> Any:
     chart.xaxis.ticker = models.BasicTicker(min_interval=1, num_minor_ticks=0)
     hovered = []
     for curve in sorted(curves, key=lambda curve: curve.last, reverse=True):
-        name = setting_name(curve.setting)
+        name = "; ".join([setting_name(curve.setting), *curve.changes])
         look = {"color": colour[curve.setting.label], "legend_label": name}
         hovered.append(chart.line("x", "y", source=dict(curve.line), name=name, line_width=2, **look))
         if len(curve.runs) > 1:

@@ -27,7 +27,7 @@ from fedcli.results.paper_tables import printed_lead, printed_value
 from fedcli.results.plans import PlannedRun, home_of, plan_cell
 from fedcli.results.render import MISSING, Sheet
 from fedcli.results.statistics import NO_INTERVAL, Interval, interval, interval_text, seeds_needed
-from fedcli.runs.identity import departures, differences, differences_text, is_smaller
+from fedcli.runs.identity import code_changes, departures, differences, differences_text, is_smaller
 from fedcli.runs.options import RunConfig
 from fedcli.runs.record import ENDED
 
@@ -116,7 +116,9 @@ def answers(
         UserError: If a claim's table has not its cells.
     """
     runs, packed = read_runs(folders), _shipped() if shipped else {}
-    answers = [_answer(claim, runs[runs["state"].isin(ENDED)], at_hand) for claim in claims]
+    of_one_code = ~runs["record"].map(code_changes).astype(bool)
+    counted = runs[runs["state"].isin(ENDED) & of_one_code]
+    answers = [_answer(claim, counted, at_hand) for claim in claims]
     answers = [each if each.runs else replace(each, **packed.get(each.claim.name, {})) for each in answers]
     return sorted(answers, key=lambda answer: VERDICTS.index(answer.verdict))
 

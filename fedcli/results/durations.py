@@ -36,7 +36,7 @@ def paces(runs: pd.DataFrame) -> pd.DataFrame:
     timed = []
     for record in runs["record"]:
         config, hardware, shape = record["config"], record["hardware"], record["model"].get("input")
-        if record["rounds"] and shape is not None and "moved" not in record:
+        if record["rounds"] and shape is not None and not record["moved"]:
             examples = round_examples(config, sum(record["partition"]["sizes"]))
             seconds = fmean(sum(entry["seconds"].values()) for entry in record["rounds"]) / examples
             alike = hardware["device"], config["backbone"], str([*shape]), config["precision"]

@@ -1,6 +1,7 @@
 """All runs as one `pandas.DataFrame`, a row a run, which everything here filters."""
 
 import logging
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from functools import cache
 from itertools import zip_longest
@@ -72,16 +73,18 @@ def find_records(paths: Iterable[Path], labels: Sequence[str] = ()) -> list[Reco
 
     Args:
         paths: Record files, or folders that hold runs at any depth.
-        labels: For each path a name for its runs in place of their method, the `label` of the records; or none.
+        labels: For each path a name for its runs in place of their method, or before it if they are of several
+            methods, the `label` of the records; or none.
 
     Raises:
         UserError: If a path holds no record, or one that cannot be read.
     """
-    paths, records = list(map(Path, paths)), {}
+    paths = list(map(Path, paths))
     if len(labels) not in (0, len(paths)):
         raise UserError(
             f"--label stands once for each path, in order (got {len(labels)} for {len(paths)}); give {len(paths)}."
         )
+    records: dict[Path, Record] = {}
     for path, label in zip_longest(paths, labels):
         files = sorted(path.rglob(RECORD)) if path.is_dir() else [path]
         if not files:
@@ -89,6 +92,11 @@ def find_records(paths: Iterable[Path], labels: Sequence[str] = ()) -> list[Reco
         more = {"label": label} if labels else {}
         for file in files:
             records.setdefault(file.resolve(), {**read_record(file), "folder": file.parent, **more})
+    labelled = [(record["label"], record["method"]) for record in records.values() if "label" in record]
+    methods = Counter(label for label, _ in set(labelled))
+    for record in records.values():
+        if methods[record.get("label")] > 1:  # one name for several methods would hide which is which
+            record["label"] += f": {record['method']}"
     return [*records.values()]
 
 

@@ -16,7 +16,7 @@ from fedcli.results.metrics import Metric, find_metric
 from fedcli.results.plans import IN_TEXT, TablePlan, plan_cell
 from fedcli.results.render import Best, Sheet
 from fedcli.results.statistics import BOLD, DIVERGED, best, interval, interval_text, mean_of_runs
-from fedcli.runs.identity import departures
+from fedcli.runs.identity import departures, what_happened
 from fedcli.runs.options import inactive_term
 from fedcli.runs.record import STATES
 
@@ -165,6 +165,7 @@ def _table_notes(plan: TablePlan, cells: Collection[Mapping[str, str]]) -> list[
     table, content = plan.table, _reported(plan.table)
     old = [str(run.folder) for run in plan.runs if run.outdated]
     failed = [f"{run.folder} ({run.record['error']})" for run in plan.runs if run.record and "error" in run.record]
+    changed = {f"{run.folder}: {change}." for run in plan.runs if run.record for change in what_happened(run.record)}
     idle = dict.fromkeys(inactive_term(run.setup.values(), run.setup.method) for run in plan.runs)
     of_page = [] if table.reported[1] == IN_TEXT else [content.get(key) for key in ("setting", "notes")]
     notes = {
@@ -177,6 +178,7 @@ def _table_notes(plan: TablePlan, cells: Collection[Mapping[str, str]]) -> list[
         f"Failed: {'; '.join(failed)}.": failed,
         **{f"Inactive: {text}.": text for text in idle},
         f"Made with another version of the code, which computed something else: {', '.join(old)}.": old,
+        **dict.fromkeys(sorted(changed), True),
         **{f"Paper: {text.rstrip('.')}.": True for text in of_page if text},
         **dict.fromkeys(table.notes, True),
     }  # fmt: skip

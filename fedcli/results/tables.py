@@ -20,7 +20,7 @@ from fedcli.results.frame import find_records, frame_of
 from fedcli.results.metrics import Metric, find_metric
 from fedcli.results.render import MISSING, Best, Sheet, markdown
 from fedcli.results.statistics import BOLD, DIVERGED, best, mean_of_runs
-from fedcli.runs.identity import FIRST, NOT_SETTINGS, reductions, settings, settings_text
+from fedcli.runs.identity import FIRST, NOT_SETTINGS, reductions, settings, settings_text, what_happened
 from fedcli.runs.machine import quiet
 from fedcli.runs.options import given_options, inactive_term
 from fedcli.runs.record import state_of
@@ -180,6 +180,11 @@ def _row(member: SeedGroup, read: dict[str, Metric], optional: set[str]) -> dict
 def _notes(groups: Sequence[SeedGroup], bold: bool) -> list[str]:
     """What a reader must know of the numbers, each only where it applies."""
     records = [record for member in groups for record in member.records]
+    changed: dict[str, bool] = {}
+    for member in groups:
+        for record in member.records:
+            for change in what_happened(record):
+                changed[f"{markdown(member.label)}, seed {record['seed']}: {markdown(change)}."] = True
     smaller = dict.fromkeys(", ".join(reductions(record).values()) for record in records)
     given, inactive = {}, {}
     for member in groups:
@@ -195,6 +200,7 @@ def _notes(groups: Sequence[SeedGroup], bold: bool) -> list[str]:
         DIVERGED: "diverged" in map(state_of, records),
         f"Reduced against the protocol: {'; or '.join(filter(None, smaller))}.": any(smaller),
         **inactive,
+        **changed,
         f"Options given with the runs: {markdown('; '.join(given))}.": given,
         BOLD.format(among=" among rows with the same protocol, data set, partition, rounds and selection rule"): bold,
     }
@@ -208,10 +214,11 @@ def numbers_of(record: dict, metrics: Sequence[Metric] = ()) -> dict[str, Any]:
     """
     summary, undisturbed = record["summary"], quiet(record)
     selected, down, up = (find_metric(name).value(record) for name in ("selected", "floats-down", "floats-up"))
-    seconds = [sum(entry["seconds"].values()) for entry in record["rounds"] if entry.get("seconds")]
+    seconds = [sum(entry["seconds"].values()) for entry in record["rounds"]]
     return {
         **{name: record[name] for name in ("method", "protocol", "dataset", "seed", "status")},
         "reduced": ", ".join(reductions(record).values()),
+        "changed": "; ".join(what_happened(record)),
         "partition_fingerprint": record["partition"]["fingerprint"],
         "tested": tested_model(record),
         "selection": summary["selection"],
@@ -225,10 +232,10 @@ def numbers_of(record: dict, metrics: Sequence[Metric] = ()) -> dict[str, Any]:
         "floats_down": down and round(down),
         "floats_up": up and round(up),
         **{name: (record["cost"] or {}).get(name) for name in ("memory_floats", "buffer_floats")},
-        "parameters": record["model"].get("parameters"),
+        "parameters": record["model"]["parameters"],
         "params_sha256": summary.get("params_sha256"),
         "seconds_round_median": median(seconds) if seconds and undisturbed else None,
-        "seconds_total": record.get("seconds_total") if undisturbed else None,
+        "seconds_total": record["seconds_total"] if undisturbed else None,
         **{name: record.get(name) for name in ("method_hash", "commit")},
         **{f"config.{name}": option for name, option in record["config"].items()},
     }
@@ -262,7 +269,7 @@ def numbers_of_records(records: Sequence[dict], metrics: Sequence[str] = ()) -> 
 
 def machines(records: Iterable[dict]) -> list[str]:
     """A line for each machine and its versions, with the number of its runs; a run that moved counts on each."""
-    parts = [part for record in records for part in (record, *record.get("moved", ()))]
+    parts = [part for record in records for part in (record, *record["moved"])]
     rows = [{**part.get("hardware", {}), **part.get("versions", {})} for part in parts]
     counts = Counter(settings_text({key: value for key, value in row.items() if value is not None}) for row in rows)
     return [f"- {count} run{'s' if count > 1 else ''}: {markdown(machine)}" for machine, count in counts.items()]

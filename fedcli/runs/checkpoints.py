@@ -17,6 +17,7 @@ from fedcli.files import remove
 from fedcli.runs.identity import identity
 from fedcli.runs.lock import leftovers
 from fedcli.runs.resolve import Setup
+from fedcli.runs.schema import PROGRESS, refuse_wrong
 
 SELECTED = f"selected{SUFFIX}"  # the models of the best round, see fedcli/runs/models.py
 SHARE, LONGEST = 0.05, 600.0  # of the time that checkpoints may take; seconds between two of them
@@ -96,6 +97,10 @@ def read_checkpoint(folder: Path, record: dict[str, Any], setup: Setup, fed: Fed
             state, facts = load_tree(file, fed.store.reopen(folder), fed.device)
             if facts["identity"] != identity(record):
                 raise UserError(f"'{file}' is of another run; restore it, or delete it to go on from an earlier round.")
+            try:
+                refuse_wrong(PROGRESS, facts["record"])
+            except UserError as error:
+                raise UserError(f"'{file}' is no checkpoint of a run: {error}; delete it, or run again.") from error
             for version in _versions(state):
                 read_verified(version.file, version.digest)
             return state, facts["record"]

@@ -92,7 +92,7 @@ def numerics(record: dict[str, Any], method: Method) -> dict[str, int]:
 
     Builds the networks of the run, of which some have dead taps; the user must have named those of a user's file.
     """
-    shape = record.get("model", {}).get("input")
+    shape = record["model"].get("input")
     dead_taps = shape is not None and have_dead_taps(record["config"]["backbone"], *shape[:2])
     return {"core": NUMERICS[dead_taps], "method": method.numerics}
 
@@ -102,9 +102,36 @@ def outdated(record: dict[str, Any], method: Method) -> bool:
 
     The file of a registered method may change its words; what it computes is counted by `numerics`.
     """
-    changed_file = not is_packaged(record) and not is_hash_of(record["method_hash"], method.file)
     lost_options = record["config"].keys() - recorded_fields(method).keys()
-    return changed_file or bool(lost_options) or record["numerics"] != numerics(record, method)
+    return bool(lost_options or code_differences(record, method))
+
+
+def code_differences(record: dict[str, Any], method: Method) -> dict[str, tuple[Any, Any]]:
+    """In what the code is not that of a run's last rounds, by words for it: as it is now, and as it was.
+
+    A registered method is known by its numerics, a user's file by its hash.
+    """
+    found = {}
+    now = numerics(record, method)
+    if record["numerics"] != now:
+        found["numerics"] = now, record["numerics"]
+    if not is_packaged(record) and not is_hash_of(record["method_hash"], method.file):
+        found["hash"] = method.file_hash, record["method_hash"].rpartition(THEN)[2]
+    return found
+
+
+def code_changes(record: Mapping[str, Any]) -> list[str]:
+    """What of the code has changed between the rounds of a run: `["its method changed after round 7"]`."""
+    changes = [f"{change['what']} changed after round {change['round']}" for change in record["changed"]]
+    if not changes and not is_packaged(record) and THEN in record["method_hash"]:  # older records do not say when
+        changes = ["its method changed when it was resumed"]
+    return changes
+
+
+def what_happened(record: Mapping[str, Any]) -> list[str]:
+    """What of code, machine and versions has changed between the rounds of a run, in words."""
+    moves = [f"its machine or versions changed after round {move['round']}" for move in record["moved"]]
+    return [*code_changes(record), *moves]
 
 
 def key(values: Mapping[str, Any]) -> str:
@@ -117,7 +144,7 @@ def identity(record: dict[str, Any]) -> str:
 
     A user's file counts by its hash when the run began, so that it may be moved.
     """
-    first = {path: hashes.split(THEN)[0] for path, hashes in record.get("user_files", {}).items()}
+    first = {path: hashes.split(THEN)[0] for path, hashes in record["user_files"].items()}
     config = {name: replace_paths(value, first) for name, value in record["config"].items()}
     return digest_of([record["method"], config, record["dataset_fingerprint"], record["partition"]["fingerprint"]])
 

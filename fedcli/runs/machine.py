@@ -59,11 +59,11 @@ def environment(device: torch.device) -> dict[str, Any]:
 
 def note_move(record: dict[str, Any], device: torch.device) -> list[str]:
     """Records the current machine if it has changed since the run last trained; returns what to note."""
-    here, before = environment(device), ChainMap(*reversed(record.get("moved", [])), record)
+    here, before = environment(device), ChainMap(*reversed(record["moved"]), record)
     other = {name: here[name] for name in ENVIRONMENT_KEYS if name in before and before[name] != here[name]}
     if not other:
         return []
-    record.setdefault("moved", []).append({"round": len(record["rounds"]), **other})
+    record["moved"].append({"round": len(record["rounds"]), **other})
     return [f"{' and '.join(other)} are not what they were in the rounds before; bits may be those of neither place"]
 
 

@@ -21,16 +21,15 @@ from fedcli.runs.identity import digest_of, draft
 from fedcli.runs.machine import environment
 from fedcli.runs.options import flags_of, given_options
 from fedcli.runs.resolve import Setup
+from fedcli.runs.schema import check_record
 from fedcli.runs.workers import current
 from fedcli.userfiles import file_hash, own_paths
 
 SCHEMA = 1
 RECORD = "record.json"
-PARTS = (  # that every record has
-    "status", "method", "method_source", "method_hash", "protocol", "dataset", "dataset_fingerprint", "seed", "config",
-    "origin", "command", "normalisation", "partition", "class_names", "model", "engine", "hardware", "versions", "cost",
-    "rounds", "summary", "resumed",
-)  # fmt: skip
+# What older records lack: the numbers of numerics began at 1, and a run trained its clients in one way.
+BEFORE = '{"numerics": {"core": 1, "method": 1}, "user_files": {}, "moved": [], "changed": []}'
+ENGINE_BEFORE = '{"way": "stacked", "notes": []}'
 Record = dict[str, Any]
 STATES = ("finished", "diverged", "failed", "unfinished", "not run")
 ENDED = STATES[:2]
@@ -43,12 +42,10 @@ def write_record(folder: Path, record: dict[str, Any]) -> None:
 
 
 def read_record(path: Path) -> dict[str, Any]:
-    """The record in a run folder or a record file, without its digest.
-
-    Older records have no digest, no numerics, both of which began at 1, and no way of the engine, which had one.
+    """The record in a run folder or a record file, without its digest, with what an older one lacks.
 
     Raises:
-        UserError: There is none, it is no record or lacks a part, or its digest or schema is another one.
+        UserError: There is none, its digest or schema is another one, or it is not what `check_record` demands.
     """
     file = path / RECORD if path.is_dir() else path
     if not file.is_file():
@@ -59,10 +56,12 @@ def read_record(path: Path) -> dict[str, Any]:
             raise UserError(f"'{file}' has schema {record['schema']} (this version reads {SCHEMA}); update fedcli.")
         if record.pop("digest", None) not in (None, digest_of(record)):
             raise UserError(f"the record '{file}' is damaged or was changed by hand; put a copy back, or run it again.")
-        if lost := [name for name in PARTS if name not in record]:
-            raise UserError(f"the record '{file}' lacks {', '.join(lost)}; put a copy back, or run it again.")
-        engine = {"way": "stacked", "notes": [], **record["engine"]}
-        return {"numerics": {"core": 1, "method": 1}, **record, "engine": engine}
+    try:
+        check_record(record)
+    except UserError as error:
+        fault = str(error).removesuffix(".")
+        raise UserError(f"'{file}' is no record of a run: {fault}; put a copy back, or run it again.") from error
+    return {**json.loads(BEFORE), **record, "engine": {**json.loads(ENGINE_BEFORE), **record["engine"]}}
 
 
 def update_part(folder: Path, part: str, values: Mapping[str, Any]) -> None:
@@ -107,7 +106,7 @@ def new_record(
             "clients_per_chunk": fed.engine.clients_per_chunk, "way": fed.engine.way, "chosen": chosen,
             "workers": current().count, "device": str(fed.device), "precision": config.precision, "notes": [],
         },
-        "cost": None, "resumed": [],
+        "cost": None, "resumed": [], "moved": [], "changed": [],
         "load": [],  # of the machine, once from the start and once from each round that the run was resumed in
         **environment(fed.device),
         "rounds": [], "summary": summarise([], setup.selection), "seconds_total": 0.0, "peak_bytes": 0,

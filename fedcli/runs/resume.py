@@ -13,7 +13,7 @@ from fedcli.declarations import Method
 from fedcli.errors import UserError
 from fedcli.registry import find_method
 from fedcli.runs.checkpoints import CHECKPOINT, clear_finished, read_checkpoint
-from fedcli.runs.identity import numerics
+from fedcli.runs.identity import code_differences
 from fedcli.runs.lock import locked
 from fedcli.runs.machine import flushed_denormals, machine_settings, note_move
 from fedcli.runs.models import Run, all_params
@@ -71,17 +71,32 @@ def resume(
             return load(folder, tuple(userfiles.user_files(record)))
         if record["status"] == "finished":
             raise UserError(f"the run '{folder}' has finished all of its {len(record['rounds'])} rounds; {LONGER}.")
+        files_before = record["user_files"]
         record, setup, fed = restore(record, method, changed_method)
+        changed = _changed_code(record, setup.method, files_before)
         if not userfiles.is_hash_of(record["method_hash"], setup.method.file):
             record["method_hash"] += userfiles.THEN + setup.method.file_hash
         with machine_settings(fed):
             state, before = read_checkpoint(folder, record, setup, fed)
             record |= before
+            if record["rounds"]:
+                record["changed"] += [{"round": len(record["rounds"]), "what": what} for what in changed]
             record["resumed"].append(len(record["rounds"]))
             record.pop("error", None)
             fed.engine.notes += note_move(record, fed.device)
             state = run_rounds(setup, fed, record, state, folder, progress)
     return Run(record, state, folder, tuple(userfiles.user_files(record)))
+
+
+def _changed_code(record: dict[str, Any], method: Method, files_before: dict[str, str]) -> list[str]:
+    """What of the code is not as in the rounds that a run has, in words; its files had the hashes `files_before`."""
+    changed = {"numerics": "the arithmetic of fedcli", "hash": "its method"}
+    words = [changed[name] for name in code_differences(record, method)]
+    before = {hashes.rpartition(userfiles.THEN)[2] for hashes in files_before.values()}
+    for path, hashes in record["user_files"].items():
+        is_other = Path(path) != Path(method.file) and hashes.rpartition(userfiles.THEN)[2] not in before
+        words += [f"its file {Path(path).name}"] if is_other else []
+    return words
 
 
 def recorded_setup(record: dict[str, Any], method: Method, **instead: Any) -> Setup:
@@ -106,12 +121,10 @@ def restore(
     record = userfiles.trust_files(record, files, changed_method)
     method = find_method(record["method_source"])
     if record["status"] != "finished" and not changed_method:  # a finished run's last model is known by its hash
-        now = f"numerics {numerics(record, method)}, hash {method.file_hash}"
-        before = f"numerics {record['numerics']}, hash {record['method_hash'].rpartition(userfiles.THEN)[2]}"
-        if now != before:
+        for name, (now, before) in code_differences(record, method).items():
             raise UserError(
-                f"the code of '{method.name}' has changed since the run began (got {now}; was {before}); resume with "
-                "--changed-method, or start a new run."
+                f"the code of '{method.name}' has changed since the run began (got {name} {now}, was {before}); resume "
+                "with --changed-method, or start a new run."
             )
     setup = recorded_setup(record, method, **instead)
     dataset, parts, fed = prepare(setup)

@@ -39,8 +39,8 @@ def expand(args: list[str], command: str) -> tuple[list[str], dict[str, str]]:
         record = read_record(Path(typed["from"]))
         # Not what came from the protocol: it comes from there again, and follows where another one is given.
         in_run = {
-            "method": record["method_source"], "protocol": record["config"].get("protocol"),
-            "dataset": record["config"].get("dataset"), **given_options(record["config"], record["origin"]),
+            "method": record["method_source"], "protocol": record["config"]["protocol"],
+            "dataset": record["config"]["dataset"], **given_options(record["config"], record["origin"]),
         }  # fmt: skip
     seeds = {"seed", "seeds"}
     if seeds & {*typed, *in_file}:

@@ -75,7 +75,7 @@ def compare_records(record: dict[str, Any], again: dict[str, Any]) -> tuple[str,
         "same bits", "same to the last digit" of some rounds, "same within x", or what differs; False for the last.
     """
     changes = [name for name in SURROUNDINGS if record.get(name) != again.get(name)]
-    moves = [move["round"] for move in record.get("moved", ()) if move["round"] < len(record["rounds"])]
+    moves = [move["round"] for move in record["moved"] if move["round"] < len(record["rounds"])]
     changes += [f"machine from round {round + 1} on" for round in moves]
     other = f" (other {', '.join(changes)})" if changes else ""
     for name, before, now in (

@@ -1,0 +1,333 @@
+"""What a record holds: the type, the range or the allowed values of each part, declared once.
+
+A record is checked when it is read, so that whatever takes it afterwards may rely on it. Options are checked as typed
+ones are, by what their declarations allow. A part that is not declared here, as of a later version, is left alone.
+"""
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from fedcli.core.stacked import WAYS
+from fedcli.data.datasets import is_name
+from fedcli.declarations import SELECTIONS, check_value
+from fedcli.errors import UserError
+from fedcli.registry import methods, posts
+from fedcli.runs.options import RunConfig, fields_of
+from fedcli.userfiles import is_from_file
+
+Check = Callable[[Any], None]  # raises `Fault` for a value that it refuses
+
+
+class Fault(Exception):
+    """What is wrong with a value; `place` says where it stands, from the inside to the outside."""
+
+    def __init__(self, text: str):
+        super().__init__(text)
+        self.place: list[str] = []
+
+    def __str__(self) -> str:
+        place = ".".join(reversed(self.place))
+        return f"'{place}' {super().__str__()}" if place else f"it {super().__str__()}"
+
+
+def wrong(must_be: str, value: Any) -> Fault:
+    """A fault, to be raised by the caller, of a value that is not what it must be."""
+    return Fault(f"must be {must_be} (got {value!r:.80})")
+
+
+def whole(low: int = 0, high: int = 2**63 - 1) -> Check:
+    """A whole number."""
+
+    def check(value: Any) -> None:
+        if type(value) is not int or not low <= value <= high:
+            raise wrong(f"a whole number from {low}", value)
+
+    return check
+
+
+def number(low: float = -math.inf, high: float = math.inf) -> Check:
+    """A finite number."""
+
+    def check(value: Any) -> None:
+        is_number = type(value) is float or (type(value) is int and abs(value) < 2**63)
+        if not is_number or not math.isfinite(value) or not low <= value <= high:
+            span = "" if math.isinf(low) else f" from {low:g}" + ("" if math.isinf(high) else f" to {high:g}")
+            raise wrong(f"a finite number{span}", value)
+
+    return check
+
+
+def text(value: Any) -> None:
+    """A text that can be written."""
+    if type(value) is not str or "\0" in value or value.encode(errors="replace").decode() != value:
+        raise wrong("a text", value)
+
+
+def one_of(*allowed: Any) -> Check:
+    """One of some values, of their type."""
+
+    def check(value: Any) -> None:
+        if not any(value == each and type(value) is type(each) for each in allowed):
+            raise wrong(" or ".join(map(str, allowed)), value)
+
+    return check
+
+
+def optional(of_value: Check) -> Check:
+    """A value that may be missing."""
+
+    def check(value: Any) -> None:
+        if value is not None:
+            of_value(value)
+
+    return check
+
+
+def each(of_entry: Check, length: int | None = None) -> Check:
+    """A list of entries."""
+
+    def check(value: Any) -> None:
+        if type(value) is not list or len(value) != (len(value) if length is None else length):
+            raise wrong("a list" if length is None else f"a list of {length}", value)
+        for index, entry in enumerate(value):
+            try:
+                of_entry(entry)
+            except Fault as fault:
+                fault.place.append(str(index))
+                raise
+
+    return check
+
+
+def by_name(of_value: Check) -> Check:
+    """Values by names of any kind."""
+
+    def check(value: Any) -> None:
+        if type(value) is not dict:
+            raise wrong("values by name", value)
+        for name, entry in value.items():
+            try:
+                text(name)
+                of_value(entry)
+            except Fault as fault:
+                fault.place.append(name)
+                raise
+
+    return check
+
+
+def parts(needed: Mapping[str, Check], more: Mapping[str, Check] | None = None) -> Check:
+    """The parts that there must be, and those that there may be."""
+    known = {**needed, **(more or {})}
+
+    def check(value: Any) -> None:
+        if type(value) is not dict:
+            raise wrong("parts by name", value)
+        lacking = [name for name in needed if name not in value]
+        if lacking:
+            raise Fault(f"lacks {', '.join(lacking)}")
+        for name, entry in value.items():
+            if name in known:
+                try:
+                    known[name](entry)
+                except Fault as fault:
+                    fault.place.append(name)
+                    raise
+
+    return check
+
+
+def data_set(value: Any) -> None:
+    """The name of a data set, or a part of a user's file."""
+    text(value)
+    if not is_name(value) and not is_from_file(value):
+        raise wrong("the name of a data set", value)
+
+
+SHARE = number(0, 1)
+COUNT = whole(0)
+ACCURACIES = optional(by_name(optional(SHARE)))
+COST = optional(parts(dict.fromkeys(("floats_down", "floats_up", "memory_floats", "buffer_floats"), COUNT)))
+ENVIRONMENT = {
+    "hardware": parts(
+        {"device": text, "cores": optional(whole(1)), "threads": whole(1)}, {"name": text}
+    ),
+    "versions": by_name(optional(text)),
+}  # fmt: skip
+MACHINE = parts({}, {"processor": text, "flags": each(text), "system": text, "denormals": text})
+ROUND = parts(
+    {
+        "round": COUNT,
+        "test_accuracy": optional(SHARE),
+        "validation_accuracy": optional(SHARE),
+        "terms": by_name(number()),
+        "seconds": by_name(number()),
+    },
+    {
+        "classifier_accuracy": optional(SHARE),
+        "clients": optional(parts({"mean": SHARE, "std": number(0), "worst": SHARE})),
+        "client_accuracy": ACCURACIES,
+        "domains": ACCURACIES,
+        "intra": ACCURACIES,
+        "inter": ACCURACIES,
+        "drift": by_name(optional(number())),
+        "floats_down": COUNT,
+        "floats_up": COUNT,
+    },
+)
+RECORD = parts(
+    {
+        "schema": one_of(1),
+        "status": one_of("running", "interrupted", "failed", "finished"),
+        "method": text,
+        "method_source": text,
+        "method_hash": text,
+        "protocol": text,
+        "dataset": data_set,
+        "dataset_fingerprint": text,
+        "seed": whole(0, 2**32 - 1),
+        "config": by_name(optional(lambda value: None)),  # see `_check_options`
+        "origin": by_name(text),
+        "command": text,
+        "normalisation": parts({"mean": each(number()), "std": each(number(0))}),
+        "partition": parts(
+            {"flag": text, "seed": COUNT, "fingerprint": text, "sizes": each(COUNT), "class_counts": each(each(COUNT))},
+            {"images": COUNT, "idle": each(COUNT)},
+        ),
+        "class_names": each(text),
+        "model": parts(
+            {"backbone": text, "parameters": COUNT},
+            {
+                "input": each(whole(1), 3),
+                "frozen": each(parts({"parameters": COUNT, "sha256": text})),
+                "buffers": COUNT,
+                "networks": by_name(COUNT),
+            },
+        ),
+        "engine": parts(
+            {
+                "clients_per_chunk": whole(1),
+                "device": text,
+                "precision": text,
+            },
+            {
+                "way": one_of(*WAYS),
+                "notes": each(parts({"round": COUNT, "text": text})),
+                "chosen": optional(text),
+                "workers": whole(1),
+                "branches": one_of(True, False),
+            },
+        ),
+        **ENVIRONMENT,
+        "cost": COST,
+        "rounds": each(ROUND),
+        "resumed": each(COUNT),
+        "seconds_total": number(0),
+        "summary": parts(
+            {
+                "selection": one_of(*SELECTIONS),
+                "selected": optional(SHARE),
+                "selected_round": optional(COUNT),
+                "last": optional(SHARE),
+                "rounds": COUNT,
+            },
+            {"params_sha256": text},
+        ),
+    },
+    {
+        "numerics": parts({"core": COUNT, "method": COUNT}),
+        "user_files": by_name(text),
+        "dataset_source": text,
+        "started": text,
+        "commit": optional(text),
+        "machine": MACHINE,
+        "evaluation": one_of("server", "clients", "domains"),
+        "augmentation": text,
+        "peak_bytes": COUNT,
+        "load": each(parts({"round": COUNT, "start": number(0), "end": number(0)}, {"others": optional(number())})),
+        "moved": each(parts({"round": COUNT}, {**ENVIRONMENT, "machine": MACHINE})),
+        "changed": each(parts({"round": COUNT, "what": text})),
+        "error": text,
+        "post": parts(
+            {"name": text, "hash": text, "test_accuracy": optional(SHARE), "floats_up": COUNT, "seconds": number(0)}
+        ),
+        "quality": parts({}, {
+            **dict.fromkeys(("nmi", "clients_nmi"), number(0, 1 + 1e-9)),
+            **dict.fromkeys(("silhouette", "clients_silhouette"), number(-1, 1)),
+            **dict.fromkeys(("clients_cosine_same", "clients_cosine_other"), number(-1 - 1e-9, 1 + 1e-9)),
+            **dict.fromkeys(("examples", "clients_examples", "client", "round", "seed"), COUNT),
+            **dict.fromkeys(("features_sha256", "clients_features_sha256"), text),
+        }),
+        "reduced": lambda value: None,  # of older records, and not read
+        "public": lambda value: None,  # likewise
+    },
+)  # fmt: skip
+# What a checkpoint has of a record.
+PROGRESS = parts({"rounds": each(ROUND), "cost": COST}, {"seconds_total": number(0), "peak_bytes": COUNT})
+# Options that every record has; others may be missing, see `filled_up`.
+FIRST_OPTIONS = (
+    "protocol", "dataset", "public_dataset", "partition", "partition_seed", "num_clients", "cohort_size", "rounds",
+    "local_epochs", "batch_size", "optimizer", "lr", "validation", "train_examples", "backbone", "seed", "precision",
+)  # fmt: skip
+
+
+def refuse_wrong(of_value: Check, value: Any) -> None:
+    """Refuses a value.
+
+    Raises:
+        UserError: Says which part of it is wrong, and what it must be.
+    """
+    try:
+        of_value(value)
+    except Fault as fault:
+        raise UserError(str(fault)) from None
+
+
+def check_record(record: Any) -> None:
+    """Refuses a record with a part that is missing, of another type, out of range, or at odds with another part.
+
+    Raises:
+        UserError: Says which part, and what it must be.
+    """
+    refuse_wrong(RECORD, record)
+    _check_options(record)
+    rounds, summary, division = record["rounds"], record["summary"], record["partition"]
+    _agree("the number of each round", [entry["round"] for entry in rounds], [*range(len(rounds))])
+    _agree("the clients' images", [sum(row) for row in division["class_counts"]], division["sizes"])
+    _agree("the number of classes", {len(row) for row in division["class_counts"]}, {len(record["class_names"])})
+    tested = [entry["round"] for entry in rounds if entry["test_accuracy"] is not None]
+    if (summary["selected_round"] is None) != (not tested) or (tested and summary["selected_round"] not in tested):
+        raise UserError(f"'summary.selected_round' must be a tested round (got {summary['selected_round']})")
+    if tested and None in (summary["selected"], summary["last"]):
+        raise UserError("'summary' must have the accuracies of a run that has been tested (got none)")
+    if record["status"] == "finished" and (not tested or record["cost"] is None):
+        raise UserError("'status' must not be finished (got a run without a tested round or without its cost)")
+
+
+def _agree(name: str, value: Any, other: Any) -> None:
+    """Refuses two parts that must be equal and are not."""
+    if value != other:
+        raise UserError(f"{name} must be the same in two places (got {value!r:.80}, was {other!r:.80})")
+
+
+def _check_options(record: dict[str, Any]) -> None:
+    """Refuses an option that its declaration does not allow; of a user's method, one of every method."""
+    config = record["config"]
+    lacking = [name for name in FIRST_OPTIONS if name not in config]
+    if lacking:
+        raise UserError(f"'config' lacks {', '.join(lacking)}")
+    method = methods().get(record["method"]) if record["method"] == record["method_source"] else None
+    kinds = [RunConfig, *([method.config] if method else []), *(post.config for post in posts().values())]
+    fields = fields_of(*kinds)
+    for name, value in config.items():
+        if type(value) is str:
+            refuse_wrong(text, value)
+        if name in fields:
+            check_value(fields[name], value)
+        elif type(value) not in (str, int, float, bool, type(None)) or (
+            type(value) is float and not math.isfinite(value)
+        ):
+            raise UserError(f"'config.{name}' must be a text, a finite number, true, false or null (got {value!r:.80})")
+    for name in ("dataset", "public_dataset"):
+        refuse_wrong(optional(data_set), config[name])

@@ -1,0 +1,164 @@
+"""What a record may hold, which is refused in a line where it is read; and what has happened to a run."""
+
+import copy
+import json
+from pathlib import Path
+
+import pytest
+
+import fedcli
+from fedcli.declarations import Cell, Table
+from fedcli.figures import plots
+from fedcli.registry import find_method
+from fedcli.results import frame, paper_tables, plans, tables
+from fedcli.results.render import render
+from fedcli.runs import identity
+from fedcli.runs.record import RECORD, read_record, write_record
+from fedcli.runs.resume import resume
+from tests import torture
+from tests.files import refused
+from tests.programs import invoke
+from tests.test_runs import TINY, Stop, StopAfter
+from tests.test_tables import record
+
+WRONG = {  # the path to a part, what it is now, and what the line says
+    "origin.lr": (1, "'origin.lr' must be a text (got 1)"),
+    "summary": (None, "'summary' must be parts by name (got None)"),
+    "summary.selection": ("<img src=x>", "'summary.selection' must be best-validation or"),
+    "summary.selected": (1.5, "'summary.selected' must be a finite number from 0 to 1 (got 1.5)"),
+    "summary.selected_round": (99, "must be a tested round (got 99)"),
+    "load": (0, "'load' must be a list (got 0)"),
+    "rounds.1.seconds.evaluate": (None, "'rounds.1.seconds.evaluate' must be a finite number (got None)"),
+    "rounds.1.test_accuracy": (-0.1, "'rounds.1.test_accuracy' must be a finite number from 0 to 1 (got -0.1)"),
+    "rounds.1.round": (5, "the number of each round"),
+    "rounds.0.terms.cross_entropy": (float("nan"), "must be a finite number (got nan)"),
+    "partition.sizes": ([3], "the clients' images"),
+    "partition.class_counts.0": ([], "the clients' images"),
+    "config.lr": (-1.0, "--lr must be > 0 (got -1.0)"),
+    "config.rounds": ("10", "--rounds must be of type int (got '10')"),
+    "config.dataset": ("../x", "must be the name of a data set (got '../x')"),
+    "config.optimizer": ("evil", "--optimizer must be"),
+    "config.unheard": ({}, "'config.unheard' must be a text"),
+    "seed": (True, "'seed' must be a whole number from 0 (got True)"),
+    "status": ("done", "'status' must be running or"),
+    "engine.way": ("sideways", "'engine.way' must be stacked or"),
+    "class_names.0": ("\\ud800", "'class_names.0' must be a text"),
+    "cost.floats_up": (10**30, "'cost.floats_up' must be a whole number"),
+}
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """A record as it is written."""
+    run = fedcli.run("fedavg", out=tmp_path_factory.mktemp("whole") / "run", **{**TINY, "rounds": 2})
+    return read_record(run.path)
+
+
+@pytest.mark.parametrize("path", WRONG)
+def test_a_part_of_another_type_or_out_of_range_is_refused_in_a_line_by_all_that_read(path, whole, tmp_path):
+    (value, words), changed = WRONG[path], copy.deepcopy(whole)
+    value = "\ud800" if value == "\\ud800" else value
+    *above, last = [int(key) if key.isdigit() else key for key in path.split(".")]
+    part = changed
+    for key in above:
+        part = part[key]
+    part[last] = value
+    text = json.dumps({**changed, "digest": identity.digest_of(changed)})
+    (tmp_path / RECORD).write_text(text)
+    refused(lambda: read_record(tmp_path), RECORD, words)
+
+
+def test_the_records_of_the_project_are_read():
+    files = sorted(torture.COMMITTED.rglob(RECORD))
+    assert len(files) > 300
+    for file in files:
+        read_record(file)
+
+
+def test_a_short_round_of_mutations_breaks_nothing():
+    faults = [fault for number in range(150) if (fault := torture.mutate(number))]
+    assert not faults
+
+
+# What has happened to a run
+
+METHOD = """
+from dataclasses import replace
+from fedcli.papers.baselines import fedavg
+METHOD = replace(fedavg.METHOD, name="mine", default_protocol="fedfm:digits")
+"""
+
+
+@pytest.fixture
+def changed(tmp_path, monkeypatch):
+    """A run whose method was edited after its second round."""
+    monkeypatch.chdir(tmp_path)
+    Path("mine.py").write_text(METHOD)
+    with pytest.raises(Stop):
+        fedcli.run("./mine.py", out="run", progress=StopAfter(2), **TINY)
+    Path("mine.py").write_text(METHOD + "# edited\n")
+    refused(lambda: resume("run", method="mine.py"), "has changed since the run began")
+    return resume("run", method="mine.py", changed_method=True).record
+
+
+def test_a_run_whose_method_was_changed_says_so_in_tables_figures_and_reports(changed):
+    assert changed["changed"] == [{"round": 2, "what": "its method"}]
+    records = frame.find_records(["run"])
+    words = "its method changed after round 2"
+    assert f"- mine, seed 0: {words}." in render(tables.sheet(records))
+    assert words in render(tables.sheet(records), "latex")
+    assert words in render(tables.sheet(records), "csv")
+    curves = plots.find_curves(tables.group(records))
+    assert words in curves[0].name().replace("\n", " ")
+    assert fedcli.frame("run")["changed"].tolist() == [words]
+    result = invoke("report", "run", "--out", "page.html")
+    assert result.exit_code == 0
+    assert Path("page.html").read_text().count(words) >= 2  # below the table and beside the curve
+
+
+def test_older_records_say_of_a_users_file_alone_that_it_changed():
+    older = record() | {"method_hash": "a, then b"}
+    assert identity.code_changes(older) == []  # a registered method, of which numerics count
+    assert identity.code_changes(older | {"method_source": "/me/one.py"}) == ["its method changed when it was resumed"]
+
+
+def test_a_papers_table_says_whose_code_was_changed(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    table = Table("fedfm:III", "", ("FedFM", "Table III"), (Cell("A", "x", "fedavg", TINY),), seeds=(0,))
+    plan = plans.plan(table)
+    plan.runs[0].record = record("fedavg") | {"changed": [{"round": 1, "what": "its method"}]}
+    assert f"{plan.runs[0].folder}: its method changed after round 1." in paper_tables.compare(plan).notes
+
+
+def test_a_built_in_method_is_known_by_its_numerics_and_a_users_file_by_its_hash(tmp_path):
+    for change, refusal in (({"method_hash": "0" * 16}, ""), ({"numerics": {"core": 1, "method": 0}}, "got numerics")):
+        folder = tmp_path / str(len(refusal))
+        with pytest.raises(Stop):
+            fedcli.run("fedavg", out=folder, progress=StopAfter(2), **TINY)
+        write_record(folder, {**read_record(folder), **change})
+        if refusal:
+            refused(lambda folder=folder: resume(folder), refusal, "--changed-method")
+            after = resume(folder, changed_method=True).record
+            assert after["changed"] == [{"round": 2, "what": "the arithmetic of fedcli"}]
+        else:
+            after = resume(folder).record
+            assert (after["status"], after["changed"]) == ("finished", [])
+            assert after["method_hash"].endswith(find_method("fedavg").file_hash)
+
+
+# Labels
+
+
+def test_a_label_of_several_methods_stands_before_their_names(tmp_path):
+    for method in ("fedavg", "fedprox"):
+        one = record(method)
+        (tmp_path / method).mkdir()
+        (tmp_path / method / RECORD).write_text(json.dumps(one))
+    (tmp_path / "alone").mkdir()
+    (tmp_path / "alone" / RECORD).write_text(json.dumps(record("moon")))
+    records = frame.find_records([tmp_path / "fedavg", tmp_path / "fedprox", tmp_path / "alone"], ["Ours", "Ours", "M"])
+    groups = tables.group(records)
+    assert [group.label for group in groups] == ["Ours: fedavg", "Ours: fedprox", "M"]
+    assert len({*plots.setting_colours([groups]).values()}) == 3
+    result = invoke("table", tmp_path, "--label", "Ours", "--format", "latex")
+    assert all(f"Ours: {method}" in result.output for method in ("fedavg", "fedprox", "moon"))
