@@ -18,9 +18,11 @@ from fedcli.papers.baselines import apfl, fedrod, pfedme
 from fedcli.registry import find_method, methods
 from fedcli.results.tables import sheet
 from fedcli.runs.models import export
+from fedcli.runs.options import flags_of
 from fedcli.runs.resolve import resolve
 from tests import laws
 from tests.files import refused
+from tests.programs import invoke
 from tests.reference import copied, minibatches, modules_of
 from tests.toys import randn
 
@@ -324,13 +326,16 @@ def test_any_method_runs_under_the_protocol_of_personal_tests():
 @pytest.mark.parametrize("method", ["fedavg", "ditto"])
 def test_each_client_counts_by_its_part_in_a_personal_test(method, tmp_path):
     given = {"protocol": "own:personal", "dataset": "digits", "train_examples": 200, "rounds": 1, "device": "cpu"}
-    record = fedcli.run(method, out=tmp_path / "run", **given).record
+    said = invoke("run", method, *flags_of(given), "--out", tmp_path / "run").stdout
+    record = fedcli.load(tmp_path / "run").record
     sizes = [int(size * 0.25) for size in record["partition"]["sizes"]]
     assert len(set(sizes)) > 1
     (entry,) = record["rounds"]
     own = [accuracy * sizes[int(client)] for client, accuracy in entry["client_accuracy"].items()]
     assert entry["test_accuracy"] == pytest.approx(sum(own) / sum(sizes))
     assert ("global_accuracy" in entry) == (method == "ditto")
+    shown = f"global      {100 * entry.get('global_accuracy', 0):.2f} % (the global model"
+    assert (shown in said) == (method == "ditto")
 
 
 def test_a_run_with_both_models_keeps_both_and_a_table_says_which_is_tested(tmp_path):

@@ -111,8 +111,11 @@ class Display(Standing):
             return
         summary, post = record["summary"], record.get("post")
         counts = f", {summary['selected_round'] + 1}/{summary['rounds']}" if "best" in summary["selection"] else ""
+        (chosen,) = [entry for entry in record["rounds"] if entry["round"] == summary["selected_round"]]
+        beside = chosen.get("global_accuracy")
         self._print({
             "headline": f"{100 * summary['selected']:.2f} % (the {SELECTIONS[summary['selection']]}{counts})",
+            "global": "" if beside is None else f"{100 * beside:.2f} % (the global model; above, the clients' own)",
             "last round": f"{100 * summary['last']:.2f} %",
             **({f"after {post['name']}": f"{100 * post['test_accuracy']:.2f} %"} if post else {}),
             "time": duration(record),
