@@ -36,38 +36,76 @@ __all__ = [
 
 
 def run(
-    method, *, out=None, seeds=None, tuned=None, continue_=None, log=None, exist_ok=False, progress=None, **options
-):
-    """Runs a method and returns the run; in a notebook, with a live display.
+    method, *, out=None, seeds=None, tuned=None, continue_=None, log=None, exist_ok=False, progress=None, jobs=1,
+    set=None, **options,
+):  # fmt: skip
+    """Runs a method, or several, and returns the run or the runs; in a notebook, with a live display.
 
     Args:
-        method: Name of a method, as `fedcli list` shows it, or path of a method file.
+        method: Name of a method, as `fedcli list` shows it, or path of a method file; several with commas between them.
         out: Folder of the run, which must not exist; by default `runs/<time>-<method>-<dataset>`.
-        seeds: Several runs, one after the other, in the folders `seed-<seed>` of `out`.
-        tuned: A folder of `fedcli tune`, or its `tuned.json`; options given here override those in it.
+        seeds: Several runs, a seed each, in the folders `seed-<seed>` of `out`.
+        tuned: What `tune` has returned, or its folder; options given here override those in it.
         continue_: Go on with what is in `out` already, by the same call.
         log: Where each round's numbers go as well: "tensorboard", "wandb", "./mine.py:Logger", an object with some of
             the methods of `fedcli.runs.rounds.Listener`, or a list of these.
         exist_ok: Rename a run that is in `out` already, to `out` with a number behind it.
-        progress: A `fedcli.runs.rounds.Listener` in place of the display.
+        progress: A `fedcli.runs.rounds.Listener` in place of the display, for runs of one method.
+        jobs: Runs at once, each of several in a process of its own.
+        set: Options of single methods by name, as `{"fedprox": {"proximal_weight": 0.1}}`.
         **options: Any option of `fedcli run METHOD --help`, with underscores, as `dataset="digits"`, `rounds=5`,
-            `lr=0.1`; None counts as not given.
+            `lr=0.1`; None counts as not given. A list stands for several values, of which every combination runs. With
+            several methods, an option that only some of them have is for these.
 
     Returns:
-        The run, or a list of runs with `seeds`. A run has `record`, `state`, `path`, `history` (a `pandas.DataFrame`, a
-        row a round, accuracies in percent) and `plot()`; a notebook shows it as a table and a curve.
+        The run; with several methods, seeds or values, or `jobs`, a list of runs. A run has `record`, `state`, `path`,
+        `history` (a `pandas.DataFrame`, a row a round, accuracies in percent), `plot()`, `model()`, `data()`,
+        `predict()`, `confusion()` and `per_class()`; a list has `frame()`, `table()` and `plot()`. A notebook shows
+        both as a table and curves.
 
     Raises:
         UserError: A run cannot start; nothing is written then.
-        NonFiniteLoss: A loss becomes infinite or NaN; the record says so.
+        NonFiniteLoss: A loss becomes infinite or NaN; the record says so. Of several methods or values the others run
+            on, and a warning tells.
 
     Example:
         >>> run = fedcli.run("fedavg", dataset="digits", rounds=5)  # doctest: +SKIP
         >>> run.history["test_accuracy"]  # doctest: +SKIP
+        >>> runs = fedcli.run("fedavg,fedprox", dataset="digits", seeds=range(3), jobs=2)  # doctest: +SKIP
+        >>> runs.table()  # doctest: +SKIP
     """
     from fedcli.api import run as run_  # late: a method file imports this module before the engine exists
 
-    return run_(method, out, log, exist_ok, progress, seeds=seeds, tuned=tuned, continue_=continue_, **options)
+    return run_(method, out, log, exist_ok, progress, seeds, tuned, continue_, jobs, set or {}, options)
+
+
+def tune(method, *, grid=(), out=None, seeds=None, trials=None, jobs=1, set=None, **options):
+    """Chooses options of one method or several by validation accuracy, each with the same number of trials.
+
+    Args:
+        method: As for `run`.
+        grid: The values to try, as `{"lr": [0.01, 0.1], "fedprox:proximal_weight": [0.01, 0.1]}`; those that the
+            method's own options suggest if not given.
+        out: Folder of the trials, of which none runs twice; in `tuning/` if not given.
+        seeds: Several of each trial, of which the mean counts.
+        trials: Trials of each method; those of the smallest grid if not given.
+        jobs: As for `run`.
+        set: As for `run`.
+        **options: As for `run`; the same in every trial.
+
+    Returns:
+        What was chosen, with `options`, `trials` (a `pandas.DataFrame`) and `folder`; give it to `run` as `tuned`.
+
+    Raises:
+        UserError: There is nothing to try, or a trial cannot start.
+
+    Example:
+        >>> best = fedcli.tune("fedavg,fedprox", grid={"lr": [0.01, 0.1]}, dataset="digits")  # doctest: +SKIP
+        >>> runs = fedcli.run("fedavg,fedprox", tuned=best, dataset="digits", seeds=range(5))  # doctest: +SKIP
+    """
+    from fedcli.api import tune as tune_
+
+    return tune_(method, grid, out, seeds, trials, jobs, set or {}, options)
 
 
 def load(path, method=()):

@@ -1,10 +1,13 @@
-"""What `import fedcli` gives: `run` and `load`, and the runs that they return, which a notebook shows."""
+"""What `import fedcli` gives: `run`, `tune` and `load`, and the runs that they return, which a notebook shows."""
 
 import base64
 import math
+import os
+import re
 import sys
-from collections.abc import Sequence
-from contextlib import suppress
+import warnings
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
@@ -16,7 +19,9 @@ from fedcli.runs.lock import locked
 from fedcli.runs.progress import Progress
 from fedcli.runs.record import RECORD
 from fedcli.runs.trackers import Loggers
+from fedcli.userfiles import is_from_file
 
+FLAG = re.compile(r"(?<![\w-])--(?:no-)?([a-z][a-z0-9-]*)")
 # The columns of a table's CSV that a run shows.
 SHOWN = [
     "method", "protocol", "dataset", "config.partition", "seed", "status", "rounds_done", "selection", "selected",
@@ -159,16 +164,107 @@ class Runs(list[Run]):
 
 
 def run(
-    method: str, out: str | Path | None, log: Any, exist_ok: bool, progress: rounds.Listener | None, **options: Any
-) -> Run | Runs:
-    """Runs a method; see `fedcli.run`."""
-    if exist_ok and out is not None:
-        _set_aside(Path(out))
-    ipython = sys.modules.get("IPython")
-    if progress is None and ipython and type(ipython.get_ipython()).__name__ == "ZMQInteractiveShell":  # in a notebook
-        progress = Progress()
-    done = begin.run(str(method), out=out, progress=Loggers(progress, log), **options)
-    return Runs(Run(**vars(each)) for each in done) if isinstance(done, list) else Run(**vars(done))
+    method: str | Path, out: str | Path | None, log: Any, exist_ok: bool, progress: rounds.Listener | None,
+    seeds: Iterable[int] | None, tuned: Any, continue_: bool | None, jobs: int, set: Mapping[str, Mapping[str, Any]],
+    options: dict[str, Any],
+) -> Run | Runs:  # fmt: skip
+    """Runs one method or several; see `fedcli.run`."""
+    names = str(method).split(",")
+    options = {name: _several(value) for name, value in options.items()}
+    is_grid = any(isinstance(value, tuple) for value in options.values())
+    with in_keywords():
+        if exist_ok and out is not None:
+            _set_aside(Path(out))
+        ipython = sys.modules.get("IPython")
+        if progress is None and ipython and type(ipython.get_ipython()).__name__ == "ZMQInteractiveShell":
+            progress = Progress()  # in a notebook
+        tuned = None if tuned is None else os.fspath(tuned)
+        experiment = {"out": out, "seeds": seeds, "tuned": tuned, "continue_": continue_}
+        if len(names) > 1 or is_grid or jobs > 1:
+            return _run_grid(names, options, jobs, log, set, **experiment)
+        options |= set.get(names[0], {})
+        done = begin.run(names[0], progress=Loggers(progress, log), **experiment, **options)
+        return Runs(Run(**vars(ended)) for ended in done) if isinstance(done, list) else Run(**vars(done))
+
+
+def _run_grid(
+    names: list[str], options: dict[str, Any], jobs: int, log: Any, set: Mapping[str, Mapping[str, Any]],
+    **experiment: Any,
+) -> Runs:  # fmt: skip
+    """Runs all methods with all combinations of values and all seeds; warns of the runs that fail."""
+    from fedcli.results.jobs import Watch, execute
+    from fedcli.results.plans import plan_grid
+
+    if log is not None and jobs > 1:
+        raise UserError(f"--log is for runs one after the other (got --jobs {jobs}); leave one of them out.")
+    plan = plan_grid(names, options, settings=set, **experiment)
+    watch = Watch()
+    watch.log = log
+    errors = execute(plan, watch, jobs=jobs)
+    for folder, error in errors.items():
+        warnings.warn(f"the run '{folder}' has failed: {error}", stacklevel=4)
+    files = [name for name in names if is_from_file(name)]
+    return Runs(_open(planned.folder, files) for planned in plan.runs)
+
+
+@dataclass(frozen=True)
+class Tuned:
+    """What `fedcli.tune` has chosen; give it to `fedcli.run` as `tuned`.
+
+    Attributes:
+        folder: Of the trials.
+        trials: A `pandas.DataFrame`, a row a trial, each method's best first: `method`, `options`, the validation
+            `accuracies` of its runs as fractions, and their mean, `accuracy`.
+        options: The chosen options by the name of the method.
+    """
+
+    folder: Path
+    trials: Any
+    options: dict[str, dict[str, Any]]
+
+    def __fspath__(self) -> str:
+        return str(self.folder)
+
+
+def tune(
+    method: str | Path, grid: Mapping[str, Iterable[Any]] | Sequence[str], out: str | Path | None,
+    seeds: Iterable[int] | None, trials: int | None, jobs: int, set: Mapping[str, Mapping[str, Any]],
+    options: dict[str, Any],
+) -> Tuned:  # fmt: skip
+    """Tunes one method or several; see `fedcli.tune`."""
+    from fedcli.results import tune as tuning
+    from fedcli.results.comparison import find_methods
+    from fedcli.results.jobs import Watch, execute
+
+    texts = list(grid)
+    if isinstance(grid, Mapping):
+        texts = [f"{name}={','.join(map(str, values))}" for name, values in grid.items()]
+    with in_keywords():
+        plan = tuning.plan(
+            str(method), grid=texts, trials=trials, out=out, seeds=None if seeds is None else list(seeds),
+            settings=set, **{name: _several(value) for name, value in options.items()},
+        )  # fmt: skip
+        ranked = tuning.rank(plan, execute(plan, Watch(), jobs=jobs, records_only=True))
+        for text in tuning.edges(find_methods(str(method).split(",")), ranked):
+            warnings.warn(f"{text}; try values beyond", stacklevel=3)
+    best = ranked.groupby("method", sort=False)["options"].first()
+    return Tuned(plan.folder, ranked, best.to_dict())
+
+
+def _several(value: Any) -> Any:
+    """The values of a list, tuple, range or array as the tuple that stands for several."""
+    return tuple(value) if isinstance(value, list | tuple | range) or hasattr(value, "__array__") else value
+
+
+@contextmanager
+def in_keywords() -> Iterator[None]:
+    """Lets a refusal name keyword arguments, as they are written in Python, where it names flags."""
+    try:
+        yield
+    except UserError as error:
+        text = str(error).replace("--continue", "continue_=True, rename the old one by exist_ok=True")
+        text = FLAG.sub(lambda flag: flag[1].replace("-", "_"), text)
+        raise type(error)(text) from error
 
 
 def load(path: str | Path, method: str | Path | Sequence[str | Path] = ()) -> Run | Runs:

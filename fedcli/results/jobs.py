@@ -14,6 +14,7 @@ from concurrent import futures
 from contextlib import contextmanager, nullcontext, suppress
 from functools import partial
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -156,7 +157,8 @@ def _processes(jobs: int) -> Iterator[Start]:
         slot = next(slot for slot in range(jobs) if slot not in slots or slots[slot].done())
         # An executor for each run, since the death of a process breaks its executor.
         executor = futures.ProcessPoolExecutor(1, multiprocessing.get_context("spawn"), _begin_process, (jobs,))
-        slots[slot] = executor.submit(task, device_of(slot), *_arguments(run))
+        with _without_main():
+            slots[slot] = executor.submit(task, device_of(slot), *_arguments(run))
         executor.shutdown(wait=False)
         return slots[slot]
 
@@ -166,6 +168,20 @@ def _processes(jobs: int) -> Iterator[Start]:
         for process in multiprocessing.active_children():
             process.terminate()  # background processes of a shell script ignore SIGINT
         futures.wait(slots.values())
+
+
+@contextmanager
+def _without_main() -> Iterator[None]:
+    """Keeps a process that is started from importing the user's script, which would start all runs again.
+
+    A run needs nothing of the script; only one with `if __name__ == "__main__"` around its calls would bear it.
+    """
+    script = sys.modules["__main__"]
+    sys.modules["__main__"] = ModuleType("__main__")
+    try:
+        yield
+    finally:
+        sys.modules["__main__"] = script
 
 
 def _begin_process(jobs: int) -> None:

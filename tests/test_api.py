@@ -1,0 +1,94 @@
+"""Python says and does what the command line does: several methods, grids, tuning, processes and messages."""
+
+import subprocess
+import sys
+
+import pytest
+
+import fedcli
+from fedcli.errors import UserError
+from fedcli.runs.record import read_record
+from tests.programs import invoke
+
+SMALL = ["--train-examples", "120", "--rounds", "2", "--local-epochs", "1"]
+TINY = {"dataset": "digits", "train_examples": 120, "rounds": 2, "local_epochs": 1}
+
+
+def configs(runs):
+    return [(run.record["method"], run.record["seed"], run.record["config"]["lr"]) for run in runs]
+
+
+def test_several_methods_values_and_seeds_are_a_list_of_runs(tmp_path):
+    runs = fedcli.run("fedavg,fedprox", lr=[0.01, 0.1], seeds=range(2), out=tmp_path / "all", **TINY)
+    expected = [(name, seed, lr) for name in ("fedavg", "fedprox") for lr in (0.01, 0.1) for seed in (0, 1)]
+    assert configs(runs) == expected
+    assert len(runs.frame()) == 8
+    assert len(runs.table()) == 4
+    assert len(runs.plot().axes[0].lines) >= 4
+    assert configs(fedcli.load(tmp_path / "all")) == expected
+    command = ["run", "fedavg,fedprox", "--lr", "0.01,0.1", "--seeds", "0-1", "--out", tmp_path / "typed"]
+    assert invoke(*command, "--dataset", "digits", *SMALL, "--quiet").exit_code == 0
+    typed = fedcli.load(tmp_path / "typed")
+    assert [run.record["summary"] for run in typed] == [run.record["summary"] for run in runs]
+
+
+def test_an_option_of_one_method_is_given_by_name_or_to_those_that_have_it(tmp_path):
+    one, two = fedcli.run(
+        "fedavg,fedprox", set={"fedprox": {"lr": 0.3}}, proximal_weight=0.5, out=tmp_path / "set", **TINY
+    )
+    assert "proximal_weight" not in one.record["config"]
+    assert (two.record["config"]["proximal_weight"], two.record["config"]["lr"]) == (0.5, 0.3)
+
+
+def test_a_run_that_diverges_is_warned_of_and_the_others_are_there(tmp_path):
+    with pytest.warns(UserWarning, match="seed-0' has failed|lr=1e\\+30' has failed"):
+        runs = fedcli.run("fedavg", lr=[0.01, 1e30], out=tmp_path / "all", **TINY)
+    assert [run.record["status"] for run in runs] == ["finished", "failed"]
+
+
+def test_what_is_tuned_is_given_to_a_run(tmp_path):
+    with pytest.warns(UserWarning, match="is at the edge of those tried"):
+        best = fedcli.tune(
+            "fedavg,fedprox", grid={"lr": [0.01, 0.1], "fedprox:proximal_weight": [0.1, 1]}, seeds=[1000],
+            out=tmp_path / "tuned", **TINY,
+        )  # fmt: skip
+    assert best.trials.groupby("method").size().tolist() == [2, 2]
+    runs = fedcli.run("fedavg,fedprox", tuned=best, out=tmp_path / "runs", **TINY)
+    for run in runs:
+        chosen = best.options[run.record["method"]]
+        assert {name: run.record["config"][name] for name in chosen} == chosen
+
+
+def test_processes_start_from_a_script_without_a_guard(tmp_path):
+    script = tmp_path / "study.py"
+    script.write_text(
+        "import fedcli\nprint('once')\n"
+        f"runs = fedcli.run('fedavg', seeds=range(2), jobs=2, out={str(tmp_path / 'runs')!r}, **{TINY!r})\n"
+        "print([run.record['status'] for run in runs])\n"
+    )
+    done = subprocess.run([sys.executable, script], capture_output=True, text=True, check=False)
+    assert done.stdout == "once\n['finished', 'finished']\n", done.stderr
+    assert read_record(tmp_path / "runs" / "seed-1")["status"] == "finished"
+
+
+@pytest.mark.parametrize(
+    ("call", "words"),
+    [
+        (lambda out: fedcli.run("fedavg", lr=-1, out=out, **TINY), "lr must be"),
+        (lambda out: fedcli.run("fedavg", seeds=[0, 0], out=out, **TINY), "seeds must be distinct"),
+        (lambda out: fedcli.run("fedavg", local_epoch=1, out=out, **TINY), "did you mean 'local_epochs'"),
+        (lambda out: fedcli.run("fedavg", continue_=True, **TINY), "name it with out."),
+        (lambda out: fedcli.tune("fedavg", grid={"lrr": [1]}, out=out, **TINY), "did you mean 'lr'"),
+    ],
+)
+def test_a_refusal_names_keyword_arguments(call, words, tmp_path):
+    with pytest.raises(UserError) as caught:
+        call(tmp_path / "new")
+    assert words in str(caught.value)
+    assert "--" not in str(caught.value).replace("fedcli run fedavg --help", "")
+
+
+def test_a_cell_that_runs_twice_is_told_what_to_write(tmp_path):
+    fedcli.run("fedavg", out=tmp_path / "one", **TINY)
+    with pytest.raises(UserError, match=r"go on with continue_=True, rename the old one by exist_ok=True, or choose"):
+        fedcli.run("fedavg", out=tmp_path / "one", **TINY)
