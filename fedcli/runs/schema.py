@@ -166,6 +166,7 @@ ROUND = parts(
     },
     {
         "classifier_accuracy": optional(SHARE),
+        "global_accuracy": optional(SHARE),
         "clients": optional(parts({"mean": SHARE, "std": number(0), "worst": SHARE})),
         "client_accuracy": ACCURACIES,
         "domains": ACCURACIES,
@@ -243,6 +244,7 @@ RECORD = parts(
         "commit": optional(text),
         "machine": MACHINE,
         "evaluation": one_of("server", "clients", "domains"),
+        "tested": one_of("global", "personal"),
         "augmentation": text,
         "peak_bytes": COUNT,
         "load": each(parts({"round": COUNT, "start": number(0), "end": number(0)}, {"others": optional(number())})),
