@@ -316,3 +316,20 @@ def test_mixed_runs_have_a_panel_for_each_board_in_which_a_method_keeps_its_look
     assert cross.axes is figure.axes[1]
     left_out = plots.learning_curves([*runs, record("three") | {"cost": None}], "floats")
     assert left_out.get_suptitle() == "left out, without values: 1"
+
+
+def test_which_model_is_tested_stands_in_a_column_only_where_runs_are_of_different_kinds():
+    kept, gone = record("fedavg", 0), record("a-method-that-is-gone", 0)
+    assert "Model" not in tables.sheet([kept, gone]).columns
+    assert "Model" in tables.sheet([kept, gone, record("fedprox", 0) | {"tested": "personal"}]).columns
+
+
+def test_the_last_round_has_no_second_column_where_it_is_the_selected_one():
+    def columns(*selections):
+        runs = [record("fedavg", seed) for seed in range(len(selections))]
+        for run, selection in zip(runs, selections, strict=True):
+            run["summary"]["selection"] = selection
+        return tables.sheet(runs).columns
+
+    assert "Last round, %" not in columns("last", "last")
+    assert "Last round, %" in columns("last", "best-test")

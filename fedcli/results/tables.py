@@ -141,7 +141,7 @@ def sheet(records: Sequence[dict], metrics: Sequence[str] = (), title: str = "",
         ahead = best(read[selected], {index: groups[index].records for index in indices})
         if ahead is not None:
             rows[ahead] |= {title: Best(rows[ahead][title]) for title in ("Method", selected)}
-    if len({row["Model"] for row in rows}) == 1:
+    if len({row["Model"] for row in rows} - {""}) < 2:
         rows = [{**row, "Model": ""} for row in rows]  # which the title of no column has to say
     titles = [title for title in rows[0] if any(row[title] for row in rows)]
     same = ", ".join(f"{name} {markdown(value)}" for name, value in agreed(records).items())
