@@ -1,5 +1,6 @@
 """FedFM's equations against torch and hand numbers, its schedule, FedFM-Lite, its add-ons, and costs of its tables."""
 
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -159,6 +160,39 @@ def test_the_norm_before_batch_normalisation_is_logged_in_the_round_in_which_mat
     x = minibatch(fed, 5).x
     logits = [fed.network(params, before.buffers, x)[1] for params in (before.params, longer)]
     torch.testing.assert_close(*logits, rtol=1e-3, atol=1e-3)  # but for the 1e-5 that is added to the variance
+
+
+# The study of the round in which matching starts
+
+CONTROLS = Path(__file__).parent.parent / "results" / "records" / "fedfm-start" / "controls.py"
+STARTED = {**TERMS_ON, "start_round": 1}
+
+
+def test_the_controls_of_the_study_are_fedfm_where_they_are_off():
+    run = {"backbone": laws.NORMED, "local_epochs": 1}
+    ours = laws.simulate(*laws.federation(str(CONTROLS), STARTED, **run), 3)
+    laws.assert_agree(tuple(ours), tuple(laws.simulate(*laws.federation("fedfm", STARTED, **run), 3)), "the states")
+
+
+def test_longer_convolutions_and_their_statistics_are_the_same_function():
+    setup, fed = laws.federation(str(CONTROLS), STARTED, backbone="resnet10")
+    state = laws.simulate(setup, fed, 1)
+    longer = setup.method.module.rescale(state.params, state.buffers, 10.0)
+    assert laws.distance(longer[0], state.params) > 1
+    logits = [fed.predict(*model, fed.training[0])[1] for model in ((state.params, state.buffers), longer)]
+    torch.testing.assert_close(*logits, rtol=1e-3, atol=1e-3)  # but for the 1e-5 that is added to the variance
+
+
+def test_statistics_that_are_estimated_anew_forget_those_before():
+    """Each minibatch moves them by a tenth: of a distance of 3, 0.9^60 is left after 40 passes of 1 or 2 minibatches."""
+    setup, fed = laws.federation(str(CONTROLS), STARTED, backbone=laws.NORMED)
+    params, buffers = fed.initial_model()
+    other = {name: value + 3 if value.is_floating_point() else value for name, value in buffers.items()}
+    post = setup.method.module.POST
+    anew = [post.apply(params, own, fed, post.config(reestimate_epochs=40))[1] for own in (buffers, other)]
+    means = [{name: value for name, value in own.items() if name.endswith("running_mean")} for own in anew]
+    torch.testing.assert_close(*means, rtol=0, atol=0.01)
+    assert laws.distance(means[0], {name: buffers[name] for name in means[0]}) > 0.1
 
 
 # The costs of Tables III, IV and VI
