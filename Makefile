@@ -56,7 +56,7 @@ evidence: install ## Go on with claims that have not been run; TIME=9m, JOBS=4, 
 docs: install ## Make the documentation site in build/site: README, docs, results, and the reference from docstrings
 	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[docs]'
 	rm -rf build/pages build/site && mkdir -p build/pages
-	for name in README.md CHANGELOG.md LICENSE CITATION.cff pyproject.toml docs papers results; do \
+	for name in README.md CHANGELOG.md LICENSE CITATION.cff pyproject.toml docs papers results agreement; do \
 		ln -s ../../$$name build/pages/$$name; done
 	$(BIN)/python -m pdoc --docformat google --output-directory build/pages/api \
 		fedcli fedcli.core fedcli.api fedcli.runs.rounds fedcli.papers

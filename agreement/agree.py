@@ -1,0 +1,123 @@
+"""Runs every peer that is at hand beside fedcli, and writes what differs: results.json, and results/agreement.md.
+
+    python -m agreement.agree --peers DIR                 # from the folder of the repository
+    python -m agreement.agree --peers DIR --only fluke    # one peer; the others keep what they had
+    python -m agreement.agree --page                      # the page alone, from results.json
+
+DIR has a clone of each project by its name (PFLlib, FL-bench, NIID-Bench, FL-Simulator, Flower), at the commits that
+the adapters name, and `envs/NAME/bin/python` for those that need an environment of their own; the others run in
+`envs/all`. Nothing is downloaded, installed or built.
+"""
+
+import importlib
+import json
+import math
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Annotated
+
+import torch
+import typer
+
+from agreement import page, problem
+from agreement.rows import CASES, Peer
+from fedcli.errors import UserError
+
+HERE = Path(__file__).parent
+RESULTS = HERE / "results.json"
+MODULES = ("fluke", "flower", "pfllib", "flbench", "niid_bench", "fl_simulator")
+
+
+def peers() -> list[Peer]:
+    """The peers, in the order of the page."""
+    return [importlib.import_module(f"agreement.peers.{module}").PEER for module in MODULES]
+
+
+def check_commit(clone: Path, peer: Peer) -> None:
+    """Refuses a clone that is missing or at another commit."""
+    if not clone.is_dir():
+        raise UserError(f"there is no clone of {peer.name} (looked for '{clone}'); clone it there, or leave it out.")
+    told = subprocess.run(["git", "-C", str(clone), "rev-parse", "HEAD"], capture_output=True, text=True, check=True)
+    if told.stdout.strip() != peer.commit:
+        raise UserError(
+            f"'{clone}' is at another commit (got {told.stdout.strip()}); check out {peer.commit}, whose code was read."
+        )
+
+
+def python_of(peer: Peer, folder: Path) -> Path:
+    """The interpreter of a peer's environment."""
+    own, shared = (folder / "envs" / name / "bin" / "python" for name in (peer.module, "all"))
+    for python in (own, shared):
+        if python.is_file():
+            return python
+    raise UserError(f"{peer.name} has no environment (looked for '{own}' and '{shared}'); make one of them.")
+
+
+def run_peer(peer: Peer, folder: Path, work: Path) -> dict:
+    """The ends of a peer's rows, and the versions and seconds of its run."""
+    python = python_of(peer, folder)
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1"}
+    if peer.commit:
+        check_commit(folder / peer.name, peer)
+        environment["CLONE"] = str((folder / peer.name).resolve())
+    start = time.perf_counter()
+    command = [str(python), "-m", "agreement.side", peer.module, str(work)]
+    subprocess.run(command, cwd=HERE.parent, env=environment, check=True)
+    ask = "import torch, platform; print(platform.python_version(), torch.__version__)"
+    versions = subprocess.run([str(python), "-c", ask], capture_output=True, text=True, check=True).stdout.split()
+    return {
+        "ends": torch.load(work / f"{peer.module}.pt"),
+        "python": versions[0], "torch": versions[1], "seconds": round(time.perf_counter() - start),
+    }  # fmt: skip
+
+
+def compare(peer: Peer, told: dict, outcomes: dict) -> dict:
+    """The largest difference and the projections of each row, for results.json; None for what is not finite."""
+    rows = {}
+    for row in peer.rows:
+        reached = told["ends"][row.label]
+        if isinstance(reached, str):
+            raise UserError(f"{peer.name}, '{row.label}', did not run:\n{reached}")
+        rows[row.label] = {}
+        for what, vector in reached.items():
+            difference = (vector - outcomes[row.case][what]).abs().max().item()
+            rows[row.label][what] = {
+                "difference": float(f"{difference:.2g}") if math.isfinite(difference) else None,
+                "projections": problem.projections(vector) if vector.isfinite().all() else None,
+            }
+    return {name: told[name] for name in ("python", "torch", "seconds")} | {"rows": rows}
+
+
+def main(
+    peers_folder: Annotated[Path | None, typer.Option("--peers", help="Folder with clones and environments")] = None,
+    only: Annotated[list[str], typer.Option(help="Names of peers to run; all by default")] = [],  # noqa: B006
+    only_page: Annotated[bool, typer.Option("--page", help="Write the page from results.json alone")] = False,
+) -> None:
+    """Run the peers, compare, and write results.json and the page."""
+    results = json.loads(RESULTS.read_text()) if RESULTS.is_file() else {}
+    if not only_page:
+        if peers_folder is None:
+            raise UserError("the peers are not known (got no --peers); name the folder with their clones.")
+        chosen = [peer for peer in peers() if not only or peer.name in only]
+        torch.set_num_threads(1)
+        outcomes = {name: problem.outcome(*problem.federation(case)) for name, case in CASES.items()}
+        with tempfile.TemporaryDirectory() as folder:
+            work = Path(folder)
+            for partition in problem.PARTITIONS:
+                torch.save(problem.describe(partition), work / f"problem-{partition}.pt")
+            for peer in chosen:
+                results[peer.name] = compare(peer, run_peer(peer, peers_folder, work), outcomes)
+                print(f"{peer.name}: {len(peer.rows)} rows, {results[peer.name]['seconds']} s")
+        RESULTS.write_text(json.dumps(results, indent=1, allow_nan=False) + "\n")
+    page.PAGE.write_text(page.text(peers(), results))
+
+
+if __name__ == "__main__":
+    try:
+        typer.run(main)
+    except UserError as error:
+        sys.exit(f"error: {error}")

@@ -1,0 +1,102 @@
+"""results/agreement.md, from results.json and the rows of the peers."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from agreement.rows import CASES, Case, Peer, Row
+from fedcli.results.render import github
+from fedcli.runs.options import flags_of
+
+PAGE = Path(__file__).parents[1] / "results/agreement.md"
+SAME = 1e-12  # a row agrees whose parameters differ by no more
+INTRODUCTION = """# Agreement with code that others wrote
+
+Other projects' own classes are run beside fedcli on one small problem: the same clients with digits of scikit-learn,
+the same first weights, the same batches in the same order, two local epochs of SGD, three rounds, float64. A row holds
+all parameters after the last round to fedcli's. Rounding makes differences of about 1e-16; what is larger has a cause.
+The cause is shown by a second run, in which that one thing is changed in the project's code or done in fedcli too, and
+nothing else.
+
+Four clients have 23, 41, 64 and 90 examples of five or six classes (skew), or 48 each (equal); with half, two of the
+equal ones take part in a round. A row says what is so in a project's code at one commit, and not which project is good:
+defaults and readings differ, and papers leave things open. [How it is run](../agreement/README.md).
+"""
+NOT_RUN = """## Not run
+
+* FedGen of PFLlib, whose generator is trained in the server by draws that are not fed.
+* APFL, which PFLlib and fluke change in several steps at once: the shared parameters move first, and a client keeps the
+  mixture in the place of its own parameters.
+* Networks with batch normalisation, whose running statistics the projects treat differently.
+* Everything that depends on draws of a project's own, such as its partitions and its choice of clients.
+"""
+
+
+def differences(results: dict, peer: Peer, label: str) -> list[float | None]:
+    """The largest difference of each thing that a row compares; None where the peer's is not finite."""
+    return [part["difference"] for part in results[peer.name]["rows"][label].values()]
+
+
+def agrees(results: dict, peer: Peer, label: str) -> bool:
+    """Whether a row differs by rounding alone."""
+    return all(value is not None and value <= SAME for value in differences(results, peer, label))
+
+
+def difference_text(results: dict, peer: Peer, label: str) -> str:
+    """The largest difference of a row."""
+    found = differences(results, peer, label)
+    return "not finite" if None in found else f"{max(found):.1e}"
+
+
+def command(case: Case) -> str:
+    """What fedcli runs, as it is typed."""
+    name = case.method if case.method.islower() and "_" not in case.method else f"bridges.py:{case.method}"
+    return " ".join([name, *flags_of({**case.options, **case.run})])
+
+
+def overview(peers: Sequence[Peer], results: dict) -> str:
+    """A line a peer: what was run, and how many rows agree."""
+    lines = []
+    for peer in peers:
+        told = results[peer.name]
+        same = [row for row in peer.rows if agrees(results, peer, row.label)]
+        closed = [row for row in peer.rows if row not in same and row.closed_by]
+        source = ", ".join(filter(None, (peer.package, peer.commit[:10])))
+        counts = (len(peer.rows), len(same), len(closed), len(peer.rows) - len(same) - len(closed))
+        versions = f"Python {told['python']}, torch {told['torch']}"
+        lines.append([peer.name, source, *map(str, counts), versions, str(told["seconds"])])
+    titles = ("Project", "Version", "Rows", "Agree", "Differ, closed", "Open", "Environment", "Seconds")
+    return github(titles, lines)
+
+
+def agreeing(peer: Peer, rows: Sequence[Row], results: dict) -> str:
+    """The rows of a peer that agree."""
+    lines = [
+        [
+            row.label, row.change or "nothing", f"`{command(CASES[row.case])}`", CASES[row.case].partition,
+            " and ".join(row.compared), difference_text(results, peer, row.label),
+        ]
+        for row in rows
+    ]  # fmt: skip
+    titles = (peer.name, "Changed in it", "fedcli", "Clients", "Compared", "Largest difference")
+    return github(titles, lines, numbers=5)
+
+
+def differing(peer: Peer, rows: Sequence[Row], results: dict) -> str:
+    """The rows of a peer that differ, each with its cause and what closes it."""
+    lines = []
+    for row in rows:
+        closed = f"{row.closed_by}: {difference_text(results, peer, row.closed_by)}" if row.closed_by else "open"
+        lines.append([row.label, difference_text(results, peer, row.label), row.cause, row.judge, closed])
+    return github((peer.name, "Largest difference", "Cause", "What the paper has", "Closed by"), lines)
+
+
+def text(peers: Sequence[Peer], results: dict) -> str:
+    """The page."""
+    parts = [INTRODUCTION, overview(peers, results)]
+    for peer in peers:
+        same = [row for row in peer.rows if agrees(results, peer, row.label)]
+        other = [row for row in peer.rows if row not in same]
+        parts += [f"## {peer.name}", agreeing(peer, same, results)]
+        if other:
+            parts.append(differing(peer, other, results))
+    return "\n\n".join(part.strip("\n") for part in (*parts, NOT_RUN)) + "\n"

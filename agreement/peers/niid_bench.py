@@ -1,0 +1,160 @@
+"""NIID-Bench: its experiments.py, run as a script, with its loaders, networks and draw of clients replaced."""
+
+import contextlib
+import importlib
+import io
+import os
+import runpy
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from agreement import network
+from agreement.peers import Feed, parameters_of
+from agreement.rows import Peer, Row
+
+
+def run(row: Row, problem: dict[str, Any]) -> dict[str, list]:
+    """Runs NIID-Bench for a row; returns what it ends with."""
+    import numpy as np
+    import torch
+
+    models, utils = importlib.import_module("model"), importlib.import_module("utils")
+    how, feed = dict(row.how), Feed(problem)
+    first_control_is_zero, made = how.pop("zero_controls", False), []
+    everyone, cohort_size = range(len(problem["parts"])), len(problem["cohorts"][0])
+    feed.round = -1
+
+    def shuffle(order):
+        """Puts the cohort first: the script shuffles once in a round, and takes the first clients."""
+        feed.round += 1
+        order[:] = feed.cohort + [client for client in everyone if client not in feed.cohort]
+
+    class Loader:
+        """The first and the last pass measure accuracy; those between are the local epochs."""
+
+        def __init__(self, client):
+            self.client, self.passes, self.dataset = client, 0, problem["parts"][client]
+
+        def __len__(self):
+            return len(feed.positions(self.client, 0))
+
+        def __iter__(self):
+            epoch, self.passes = self.passes - 1, self.passes + 1
+            for x, y in feed.batches(self.client, epoch % problem["epochs"]):
+                yield x.clone(), y.clone()
+
+    class Positions(list):
+        client = None
+
+    class Batches(list):
+        """No plain list, which the script takes for one of several loaders."""
+
+    def get_dataloader(dataset, folder, train_size, test_size, positions=None, *others, **options):
+        test = Batches([(problem["x_test"][:64], problem["y_test"][:64])])
+        if positions is None:
+            return test, test, [0], [0]
+        return Loader(positions.client), test, [0], [0]
+
+    def partition_data(*others, **options):
+        parts, labels = {}, problem["y"].numpy()
+        for client in everyone:
+            parts[client] = Positions(problem["parts"][client])
+            parts[client].client = client
+        classes = {client: dict.fromkeys(map(int, labels[parts[client]]), 1) for client in everyone}
+        return None, labels, None, labels, parts, classes
+
+    class Small(torch.nn.Module):
+        gives_features = False
+
+        def __init__(self, *others, **options):
+            super().__init__()
+            self.base, self.head = network.body(), torch.nn.Linear(16, 10)
+            network.start(self, problem["weights"])
+            if first_control_is_zero and len(made) > len(everyone):  # after the clients' models and the global one
+                for parameter in self.parameters():
+                    parameter.data.zero_()
+            made.append(self)
+
+        def forward(self, x):
+            features = self.base(x)
+            logits = self.head(features)
+            return (features, features, logits) if self.gives_features else logits
+
+    class SmallWithFeatures(Small):
+        gives_features = True
+
+    utils.get_dataloader, utils.partition_data = get_dataloader, partition_data
+    for module in (models, utils):
+        module.SimpleCNNMNIST, module.ModelFedCon_noheader = Small, SmallWithFeatures
+    arguments = {
+        "model": "simple-cnn", "dataset": "mnist", "n_parties": len(everyone), "comm_round": len(problem["cohorts"]),
+        "epochs": problem["epochs"], "lr": problem["lr"], "batch-size": problem["batch_size"], "reg": 0, "rho": 0,
+        "sample": cohort_size / len(everyone), "device": "cpu", "logdir": "logs/", "modeldir": "models/",
+        "log_file_name": "x", **how,
+    }  # fmt: skip
+    kept, original = sys.argv, np.random.shuffle
+    np.random.shuffle = shuffle
+    sys.argv = ["experiments.py", *(f"--{name}={value}" for name, value in arguments.items())]
+    try:
+        with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stdout(io.StringIO()):
+            os.chdir(folder)  # it writes logs
+            end = runpy.run_path(str(Path(os.environ["CLONE"]) / "experiments.py"), run_name="__main__")
+            os.chdir("/")
+    finally:
+        sys.argv, np.random.shuffle = kept, original
+    return {"shared": parameters_of(end["global_model"])}
+
+
+SCAFFOLD = {"alg": "scaffold"}
+MOON = {"alg": "moon", "mu": 1.0, "temperature": 0.5, "lr": 0.03}
+
+PEER = Peer(
+    name="NIID-Bench", module="niid_bench", commit="61b901ab645e62391772e9898384c2c3485b7a6c",
+    rows=(
+        Row("FedAvg", "fedavg", {"alg": "fedavg"}),
+        Row("FedProx", "fedprox", {"alg": "fedprox", "mu": 0.5}),
+        Row("FedNova", "fednova", {"alg": "fednova"}),
+        Row("FedNova with momentum", "fednova, momentum", {"alg": "fednova", "rho": 0.9, "lr": 0.03}),
+        Row("SCAFFOLD, clients of one size", "scaffold, equal", SCAFFOLD),
+        Row(
+            "SCAFFOLD", "scaffold", SCAFFOLD,
+            cause="Models are weighted by n_i, the control variates by 1 / N (experiments.py).",
+            judge="SCAFFOLD, lines 16 and 17: both plain; here both by examples (Reading 5).",
+            closed_by="SCAFFOLD, c by 1 / N here too",
+        ),
+        Row("SCAFFOLD, c by 1 / N here too", "scaffold, c uniform", SCAFFOLD),
+        Row(
+            "SCAFFOLD, 2 of 4", "scaffold, half", SCAFFOLD,
+            cause="The control variates begin as the weights of a network (experiments.py, 992 to 994; its issue 8).",
+            judge="SCAFFOLD, Section 4: they begin at 0, or as gradients at the first model.",
+            closed_by="SCAFFOLD, 2 of 4, c from 0",
+        ),
+        Row(
+            "SCAFFOLD, 2 of 4, c from 0", "scaffold, half", {**SCAFFOLD, "zero_controls": True},
+            change="the control variates begin at 0",
+        ),
+        Row(
+            "SCAFFOLD with momentum", "scaffold, equal, momentum", {**SCAFFOLD, "rho": 0.9, "lr": 0.03},
+            cause="c - c_i is added after the optimizer's step, and c_i divides by K eta_l without the momentum "
+            "(experiments.py).",
+            judge="The paper's local step has no momentum (Reading 3).",
+            closed_by="SCAFFOLD with momentum, so here too",
+        ),
+        Row(
+            "SCAFFOLD with momentum, so here too", "scaffold, equal, correction after momentum",
+            {**SCAFFOLD, "rho": 0.9, "lr": 0.03},
+        ),
+        Row("MOON with its momentum", "moon, momentum", MOON),
+        Row(
+            "MOON with its momentum, 2 of 4", "moon, half, momentum", MOON,
+            cause="A client's last model is an untrained network until it has taken part.",
+            judge="MOON is silent; the authors' code has no term in the first round (Reading 3).",
+            closed_by="MOON with its momentum, 2 of 4, such a last model here too",
+        ),
+        Row(
+            "MOON with its momentum, 2 of 4, such a last model here too", "moon, half, momentum, initial past", MOON,
+        ),
+    ),
+)  # fmt: skip

@@ -1,0 +1,107 @@
+"""The problem that all sides solve, and fedcli's side of it.
+
+Four clients with digits of scikit-learn; batches of 16, two local epochs, SGD at 0.1, three rounds, float64.
+"""
+
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from agreement import network
+from agreement.bridges import BRIDGES
+from agreement.rows import Case
+from fedcli import check
+from fedcli.core import Federation
+from fedcli.core.trees import leaves
+from fedcli.data import datasets
+
+ROUNDS = 3
+PARTITIONS = {  # examples of each client, and clients in a round
+    "skew": ((23, 41, 64, 90), 4),
+    "equal": ((48, 48, 48, 48), 4),
+    "half": ((48, 48, 48, 48), 2),
+}
+RUN = {
+    "dataset": "digits", "backbone": f"{network.__file__}:small", "precision": "float64", "device": "cpu", "seed": 3,
+    "rounds": ROUNDS, "local_epochs": 2, "batch_size": 16, "lr": 0.1, "momentum": 0.0, "weight_decay": 0.0,
+}  # fmt: skip
+
+
+def divide(labels: np.ndarray, sizes: tuple[int, ...]) -> list[np.ndarray]:
+    """Positions of each client's examples, of five or six classes in turn; no example twice."""
+    draw, is_free, parts = np.random.RandomState(7), np.ones(len(labels), bool), []
+    for client, size in enumerate(sizes):
+        classes = [(2 * client + step) % 10 for step in range(5 + client % 2)]
+        candidates = np.flatnonzero(np.isin(labels, classes) & is_free)
+        chosen = draw.choice(candidates, size, replace=False)
+        is_free[chosen] = False
+        parts.append(chosen)
+    return parts
+
+
+def federation(case: Case) -> tuple[Any, Federation]:
+    """The setup of a case, and its federation."""
+    data = datasets.load("digits")
+    sizes, cohort_size = PARTITIONS[case.partition]
+    method = BRIDGES.get(case.method, case.method)
+    run = {**RUN, "cohort_size": cohort_size, **case.run}
+    return check.federation(method, dict(case.options), data=data, parts=divide(data.y_train.numpy(), sizes), **run)
+
+
+def describe(partition: str) -> dict[str, Any]:
+    """What a peer needs to solve the problem: images and labels, clients, cohorts, batches and first weights.
+
+    The batches are lists of positions by round, client and epoch.
+    """
+    _, fed = federation(Case("fedavg", partition=partition))
+    x, y = fed.engine.gather(np.arange(len(fed.engine.labels)))
+    everyone, batches = range(fed.num_clients), {}
+    for number in range(ROUNDS):
+        for epoch in range(2 * fed.local_epochs):  # the second half is of methods that train more than one model
+            plan = fed.plan(fed.cohort_of(number, everyone), range(epoch, epoch + 1))
+            for client in everyone:
+                filled = [step for step in range(len(plan.index)) if plan.size[step, client]]
+                drawn = [plan.index[step, client, : plan.size[step, client]].tolist() for step in filled]
+                batches[number, client, epoch] = drawn
+    return {
+        "x": x, "y": y, "x_test": fed.transform(fed.test_images), "y_test": fed.test_labels,
+        "parts": [part.tolist() for part in fed.training], "batches": batches,
+        "cohorts": [fed.cohort(number).client_ids.tolist() for number in range(ROUNDS)],
+        "weights": list(fed.initial_model()[0].values()), "epochs": fed.local_epochs, "batch_size": fed.batch_size,
+        "lr": RUN["lr"],
+    }  # fmt: skip
+
+
+def flat(tensors: Any) -> Tensor:
+    """The values of tensors in one vector, in float64."""
+    return torch.cat([value.detach().double().flatten() for value in tensors])
+
+
+def outcome(setup: Any, fed: Federation) -> dict[str, Tensor]:
+    """What a run of fedcli ends with, by what can be compared, as vectors."""
+    state = check.simulate(setup, fed, ROUNDS)
+    ends = {}
+    if hasattr(state, "params"):
+        ends["shared"] = flat(state.params.values())
+    if setup.method.personal is not None:
+        models = setup.method.personal(state)
+        clients = [list(models[client][0].values()) for client in sorted(models)]
+        ends["personal"] = flat(value for params in clients for value in params)
+        ends["bodies"] = flat(value for params in clients for value in params[:-2])  # without the head
+    if getattr(state, "clients", None):
+        ends["kept"] = flat(leaf for client in sorted(state.clients) for leaf in leaves(state.clients[client]))
+    if setup.method.prototypes is not None:
+        ends["prototypes"] = flat([setup.method.prototypes(state)[0]])
+    if hasattr(state, "teacher"):
+        ends["prototypes"] = flat([state.teacher])
+    if hasattr(state, "head") and isinstance(state.head, dict):
+        ends["head"] = flat(state.head.values())
+    return ends
+
+
+def projections(vector: Tensor) -> list[float]:
+    """Eight projections of a vector on normal ones, which NumPy's legacy generator draws alike in every version."""
+    directions = np.random.RandomState(73).standard_normal((8, len(vector)))
+    return (directions @ vector.numpy() / np.sqrt(len(vector))).tolist()

@@ -1,0 +1,116 @@
+"""What is compared: the rows of a peer, and the cases that fedcli is run with.
+
+A case is what fedcli runs; a row is a run of a peer that is held to a case. Both sides have the same clients, batches
+and first weights.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+MOMENTUM = {"momentum": 0.9, "lr": 0.03}
+
+
+@dataclass(frozen=True)
+class Case:
+    """A run of fedcli."""
+
+    method: str  # a name, or a function of agreement/bridges.py
+    options: Mapping[str, Any] = field(default_factory=dict)  # of the method
+    run: Mapping[str, Any] = field(default_factory=dict)  # of the run, in place of those of agreement/problem.py
+    partition: str = "skew"  # a key of `agreement.problem.PARTITIONS`
+
+
+@dataclass(frozen=True)
+class Row:
+    """A run of a peer, and what it is held to."""
+
+    label: str  # of the peer's rows, each once
+    case: str  # a key of `CASES`
+    how: Mapping[str, Any]  # arguments of the peer's `run`
+    compared: tuple[str, ...] = ("shared",)  # or "personal", "bodies", "head", "kept" by the clients, "prototypes"
+    change: str = ""  # the one thing of the peer that is changed; empty for its code and defaults as they are
+    cause: str = ""  # why it differs, with the place in the peer's code; empty where it agrees
+    judge: str = ""  # the equation that decides, and what it says
+    closed_by: str = ""  # the row in which nothing but the cause is changed; empty where it is open
+
+
+@dataclass(frozen=True)
+class Peer:
+    """A project whose code is run."""
+
+    name: str
+    module: str  # in agreement/peers, with `run(row, problem)`
+    rows: tuple[Row, ...]
+    commit: str = ""  # of the clone; empty for a package
+    package: str = ""  # of the registry, with its version
+
+
+CASES = {
+    "fedavg": Case("fedavg"),
+    "fedavg, half": Case("fedavg", partition="half"),
+    "fedavg, uniform": Case("fedavg", run={"weighting": "uniform"}),
+    "fedavg, momentum": Case("fedavg", run={**MOMENTUM, "weight_decay": 1e-3}),
+    "fedavg, drop last": Case("fedavg", run={"drop_last": True}),
+    "fedprox": Case("fedprox", {"proximal_weight": 0.5}),
+    "fedprox, uniform": Case("fedprox", {"proximal_weight": 0.5}, {"weighting": "uniform"}),
+    "fedprox, decay": Case("fedprox", {"proximal_weight": 0.5}, {"weight_decay": 1e-3}),
+    "fedavgm": Case("fedavgm", {"server_momentum": 0.9}),
+    "fedavgm, half": Case("fedavgm", {"server_momentum": 0.9}, partition="half"),
+    "fedavgm, nesterov": Case("nesterov", {"server_momentum": 0.9}),
+    "scaffold": Case("scaffold", {"clip_norm": 0.0}),
+    "scaffold, equal": Case("scaffold", {"clip_norm": 0.0}, partition="equal"),
+    "scaffold, equal, clipped": Case("scaffold", partition="equal"),
+    "scaffold, equal, server rate 2": Case("scaffold", {"clip_norm": 0.0, "server_lr": 2.0}, {"lr": 0.05}, "equal"),
+    "scaffold, half": Case("scaffold", {"clip_norm": 0.0}, partition="half"),
+    "scaffold, uniform": Case("scaffold", {"clip_norm": 0.0}, {"weighting": "uniform"}),
+    "scaffold, c uniform": Case("scaffold_with_uniform_control", {"clip_norm": 0.0}),
+    "scaffold, equal, momentum": Case("scaffold", {"clip_norm": 0.0}, MOMENTUM, "equal"),
+    "scaffold, equal, correction after momentum": Case(
+        "scaffold_after_momentum", {"clip_norm": 0.0}, MOMENTUM, "equal"
+    ),
+    "feddyn": Case("feddyn", {"alpha": 0.1, "clip_norm": 0.0}),
+    "feddyn, equal": Case("feddyn", {"alpha": 0.1, "clip_norm": 0.0}, partition="equal"),
+    "feddyn, equal, clipped": Case("feddyn", {"alpha": 0.1}, partition="equal"),
+    "feddyn, half": Case("feddyn", {"alpha": 0.1, "clip_norm": 0.0}, partition="half"),
+    "feddyn, uniform": Case("feddyn", {"alpha": 0.1, "clip_norm": 0.0}, {"weighting": "uniform"}),
+    "fednova": Case("fednova"),
+    "fednova, momentum": Case("fednova", run=MOMENTUM),
+    "moon": Case("moon", {"contrastive_weight": 1.0, "temperature": 0.5}),
+    "moon, half": Case("moon", {"contrastive_weight": 1.0, "temperature": 0.5}, partition="half"),
+    "moon, momentum": Case("moon", {"contrastive_weight": 1.0, "temperature": 0.5}, MOMENTUM),
+    "moon, half, momentum": Case("moon", {"contrastive_weight": 1.0, "temperature": 0.5}, MOMENTUM, "half"),
+    "moon, half, initial past": Case(
+        "moon_with_initial_past", {"contrastive_weight": 1.0, "temperature": 0.5}, partition="half"
+    ),
+    "moon, half, momentum, initial past": Case(
+        "moon_with_initial_past", {"contrastive_weight": 1.0, "temperature": 0.5}, MOMENTUM, "half"
+    ),
+    "fedrs": Case("fedrs", {"scaling": 0.5}),
+    "fedproto": Case("fedproto", {"prototype_weight": 1.0, "gathered_epochs": "all"}),
+    "fedproto, last epoch": Case("fedproto", {"prototype_weight": 1.0}),
+    "lg-fedavg": Case("lg-fedavg"),
+    "lg-fedavg, half": Case("lg-fedavg", partition="half"),
+    "fml": Case("fml", {"private_task_share": 0.3, "shared_task_share": 0.6}),
+    "fml, code": Case("fml", {"form": "code", "private_task_share": 0.3, "shared_task_share": 0.6}),
+    "fedkd, code": Case("fedkd", {"form": "code"}),
+    "feddistill, logits": Case("feddistill", {"averaged": "logits"}),
+    "fedadam": Case("fedadam", {"server_lr": 0.05, "adaptivity": 0.01}),
+    "fedyogi": Case("fedyogi", {"server_lr": 0.05, "adaptivity": 0.01}),
+    "fedadagrad": Case("fedadagrad", {"server_lr": 0.05, "server_momentum": 0.9, "adaptivity": 0.01}),
+    "fedadagrad, without momentum": Case("fedadagrad", {"server_lr": 0.05, "adaptivity": 0.01}),
+    "fedsam": Case("fedsam", {"perturbation": 0.1}, {"weighting": "uniform"}),
+    "fedcm, equal": Case("fedcm", {"gradient_share": 0.3}, partition="equal"),
+    "mofedsam, equal": Case("mofedsam", {"gradient_share": 0.3, "perturbation": 0.1}, partition="equal"),
+    "fedntd": Case("fedntd", {"distillation_weight": 1.0, "temperature": 1.0}),
+    "fedntd, uniform": Case("fedntd", {"distillation_weight": 1.0, "temperature": 1.0}, {"weighting": "uniform"}),
+    "fedlc, drop last": Case("fedlc", {"margin": 1.0}, {"drop_last": True}),
+    "fedper": Case("fedper"),
+    "fedrep": Case("fedrep", {"head_epochs": 2}),
+    "fedbabu": Case("fedbabu", {"tuning_epochs": 0}),
+    "ditto": Case("ditto", {"proximal_weight": 0.5}),
+    "pfedme": Case("pfedme", {"personal_steps": 3, "server_mixing": 0.7}, {"lr": 0.05}),
+    "pfedme, decay": Case("pfedme", {"personal_steps": 3, "server_mixing": 0.7}, {"lr": 0.05, "weight_decay": 1e-3}),
+    "fedrod": Case("fedrod"),
+    "fedlc": Case("fedlc", {"margin": 1.0}),
+}

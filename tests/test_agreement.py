@@ -1,0 +1,84 @@
+"""fedcli ends where other projects' code has ended, by what agreement/results.json keeps of it."""
+
+import json
+
+import numpy as np
+import pytest
+
+from agreement import agree, page, problem
+from agreement.rows import CASES
+from fedcli.errors import UserError
+
+RESULTS = json.loads(agree.RESULTS.read_text())
+PEERS = agree.peers()
+CLOSE = 1e-9
+
+
+def rows_of(case):
+    """The peers' rows that are held to a case, each with what is kept of it."""
+    for peer in PEERS:
+        for row in peer.rows:
+            if row.case == case:
+                yield peer, row, RESULTS[peer.name]["rows"][row.label]
+
+
+def gap(vector, kept):
+    """The largest difference of the projections of a vector from those that are kept."""
+    return np.abs(np.subtract(problem.projections(vector), kept["projections"])).max()
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_fedcli_ends_where_the_peers_have_ended_and_where_they_differ_it_does_not(case):
+    ours = problem.outcome(*problem.federation(CASES[case]))
+    held = 0
+    for peer, row, kept in rows_of(case):
+        held += 1
+        finite = {what: part for what, part in kept.items() if part["projections"]}
+        largest = max((gap(ours[what], part) for what, part in finite.items()), default=1)
+        if page.agrees(RESULTS, peer, row.label):
+            assert largest <= CLOSE, (peer.name, row.label)
+        else:
+            assert largest > page.SAME, (peer.name, row.label)
+    assert held
+
+
+def test_an_exchange_of_two_examples_is_seen():
+    setup, fed = problem.federation(CASES["fedavg"])
+    original = fed.plan
+
+    def plan(cohort, epochs=None):
+        drawn = original(cohort, epochs)
+        if cohort.round == 2:
+            drawn.index[-1, 3, 0], drawn.index[-2, 3, 0] = drawn.index[-2, 3, 0], drawn.index[-1, 3, 0]
+        return drawn
+
+    fed.plan = plan
+    (_, _, kept), *_ = rows_of("fedavg")
+    assert gap(problem.outcome(setup, fed)["shared"], kept["shared"]) > CLOSE
+
+
+def test_a_weight_that_is_off_by_one_example_is_seen():
+    setup, fed = problem.federation(CASES["fedavg"])
+    fed.client_weights[0] -= 1
+    (_, _, kept), *_ = rows_of("fedavg")
+    assert gap(problem.outcome(setup, fed)["shared"], kept["shared"]) > CLOSE
+
+
+def test_every_difference_has_its_cause_and_its_closing_run():
+    for peer in PEERS:
+        labels = [row.label for row in peer.rows]
+        assert len(set(labels)) == len(labels)
+        for row in peer.rows:
+            same = page.agrees(RESULTS, peer, row.label)
+            assert bool(row.cause) == bool(row.judge) == (not same), (peer.name, row.label)
+            assert not row.closed_by or page.agrees(RESULTS, peer, row.closed_by), (peer.name, row.label)
+
+
+def test_the_page_is_made_of_the_results():
+    assert page.PAGE.read_text() == page.text(PEERS, RESULTS)
+
+
+def test_a_clone_that_is_missing_or_at_another_commit_is_refused(tmp_path):
+    peer = next(peer for peer in PEERS if peer.commit)
+    with pytest.raises(UserError, match="there is no clone of"):
+        agree.check_commit(tmp_path / peer.name, peer)
