@@ -1,91 +1,31 @@
-"""Steps as graphs, on a device that is made up: its graphs are lists of operations, done again into the same memory."""
+"""Steps as graphs, on the made-up device: the bits of the CPU's steps, and how often Python waits and launches."""
 
 import gc
 import weakref
 from dataclasses import dataclass, replace
 from functools import partial
-from unittest.mock import MagicMock, call
+from unittest.mock import patch
 
 import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
+from fedcli import check
 from fedcli.core import engine
 from fedcli.core.clients import Client
-from fedcli.core.graphs import KEPT, TOLERANCE, WARM_UP, CudaGraphs, Unrepeatable, agree, graph_key
+from fedcli.core.graphs import KEPT, TOLERANCE, CudaGraphs, Unrepeatable, agree, graph_key
 from fedcli.core.stacked import Stack
 from fedcli.core.trees import Flat, tree_map
 from fedcli.errors import UserError
 from fedcli.registry import find_method, methods
 from fedcli.runs import autotune
 from tests import laws
-from tests.toys import STATEFUL, fedavg_round, first_round, use_tiny_network
+from tests.made_up import Device, on_host
+from tests.on_made_up import early_captures, on_cpu, on_device, on_made_up_device
+from tests.toys import STATEFUL, fedavg_round, first_round, quick, use_tiny_network
 
 FEDAVG, FEDFM = find_method("fedavg"), find_method("fedfm")
-
-
-class Recorder(TorchDispatchMode):
-    """Keeps every operation with its arguments and results; none may bring a value to Python."""
-
-    def __init__(self):
-        super().__init__()
-        self.operations = []
-
-    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-        if function is torch.ops.aten._local_scalar_dense.default:
-            raise RuntimeError("operation not permitted when stream is capturing\nand more")
-        results = function(*args, **(kwargs or {}))
-        self.operations.append((function, args, kwargs or {}, results))
-        return results
-
-
-class ListGraphs:
-    """In the place of CudaGraphs. Python is not asked again, and every result lands where the first one did."""
-
-    def __init__(self):
-        self.warmed, self.captured, self.replayed, self.forked = 0, 0, 0, 0
-
-    def warm_up(self, work):
-        self.warmed += 1
-        work()
-
-    def capture(self, work):
-        recorder, done = Recorder(), True
-        with recorder:
-            work()
-        self.captured += 1
-
-        def replay():
-            nonlocal done
-            self.replayed += 1
-            if done:  # by the recording, which a real device does not do
-                done = False
-                return
-            with torch.no_grad():
-                for function, args, kwargs, results in recorder.operations:
-                    again = function(*args, **kwargs)
-                    for old, new in zip(tree_leaves(results), tree_leaves(again), strict=True):
-                        if isinstance(old, torch.Tensor) and old.data_ptr() != new.data_ptr():
-                            old.copy_(new)
-
-        return replay
-
-    def fork(self, works):
-        self.forked += 1
-        return [work() for work in works]
-
-
-def by_graphs(method, overrides=None, rounds=3, **run):
-    """State after some rounds whose steps are graphs as far as possible, the graphs, and the federation."""
-    setup, fed = laws.federation(method, overrides, **run)
-    fed.engine.graphs = graphs = ListGraphs()
-    return laws.simulate(setup, fed, rounds), graphs, fed
-
-
-def eagerly(method, overrides=None, rounds=3, **run):
-    return laws.simulate(*laws.federation(method, overrides, **run), rounds)
-
+KINDS = [method.name for method in check.one_of_each_kind()]
 
 CASES = {
     "fedavg": (FEDAVG, {}, {"lr_decay": 0.5}),
@@ -95,98 +35,157 @@ CASES = {
     "adam": (FEDAVG, {}, {"optimizer": "adam", "lr": 0.003}),
 }
 
+# In the fourth round of each method: how often Python waits for the device, and how many kernels it launches.
+MOST_OF_A_NEW_METHOD = (170, 2500)
+MOST = {}
+
+
+def assert_sound(name: str, chunk: str) -> None:
+    """Holds four rounds of a method to those of the CPU, to captures in the first three, and to `MOST`."""
+    method, run = quick(find_method(name)), {"clients_per_chunk": chunk, "local_epochs": 1}
+    with early_captures():
+        ran = on_device(method, rounds=4, **run)
+        assert ran.fed.engine.notes == []
+        assert ran.device.captures, "a local objective is closed over what may change; that belongs into its context"
+        assert laws.distance(ran.state, on_cpu(method, rounds=4, **run)) == 0
+    last = ran.rounds[-1]
+    assert last["captures"] == 0
+    if chunk == "4":
+        waits, launches = MOST.get(name, MOST_OF_A_NEW_METHOD)
+        assert last["waits"] <= waits
+        assert last["launches"] <= launches
+
 
 @pytest.mark.parametrize("name", list(methods()))
-def test_the_steps_of_every_method_can_be_graphs(name):
-    method = find_method(name)
-    active = {"start_round": 0} if "start_round" in method.config.__dataclass_fields__ else {}
-    state, graphs, fed = by_graphs(method, active, clients_per_chunk="4", rounds=2)
-    laws.assert_agree(state, eagerly(method, active, clients_per_chunk="4", rounds=2), f"{name} by graphs")
-    assert fed.engine.notes == []
-    assert graphs.captured, "a local objective is closed over what may change; that belongs into its context"
+@on_made_up_device
+def test_every_method_is_sound_with_its_clients_stacked(name):
+    assert_sound(name, "4")
+
+
+@pytest.mark.parametrize("name", KINDS)
+@on_made_up_device
+def test_a_method_of_each_kind_is_sound_with_its_clients_in_branches(name):
+    assert_sound(name, "branches:4")
 
 
 @pytest.mark.parametrize("chunk", ["4", "branches:3", "1"])
 @pytest.mark.parametrize("case", CASES)
+@on_made_up_device
 def test_replayed_steps_are_the_steps(case, chunk):
     """A new learning rate, new contexts and new clients in every round must reach a graph of the first."""
     method, overrides, run = CASES[case]
-    state, graphs, fed = by_graphs(method, overrides, clients_per_chunk=chunk, **run)
-    laws.assert_agree(state, eagerly(method, overrides, clients_per_chunk=chunk, **run), f"{case} by graphs")
-    assert graphs.captured >= 1
-    assert graphs.warmed == (WARM_UP + 1) * graphs.captured  # every other step of the three rounds was a replay
-    assert fed.engine.notes == []
+    with early_captures():
+        ran = on_device(method, overrides, clients_per_chunk=chunk, **run)
+        assert laws.distance(ran.state, on_cpu(method, overrides, clients_per_chunk=chunk, **run)) == 0
+    assert ran.device.captures == 1 + ran.fed.engine.graphs.captured >= 2
+    assert ran.rounds[-1]["captures"] == 0
+    assert ran.fed.engine.notes == []
 
 
-@pytest.fixture
-def bursts(monkeypatch):
+@on_made_up_device
+def test_mixed_precision_batch_normalisation_and_other_lists_of_operations_have_the_same_bits():
+    for run in ({"precision": "float32"}, {"backbone": laws.NORMED}, {"momentum": 0.0, "weight_decay": 0.0}):
+        with early_captures():
+            ran = on_device(FEDAVG, clients_per_chunk="4", **run)
+            assert laws.distance(ran.state, on_cpu(FEDAVG, clients_per_chunk="4", **run)) == 0
+            assert ran.fed.engine.notes == []
+    with early_captures():
+        ran = on_device(FEDAVG, clients_per_chunk="4", precision="bf16")
+        one_by_one = on_device(FEDAVG, clients_per_chunk="4", precision="bf16", graphs=False)
+    assert laws.distance(ran.state, one_by_one.state) == 0
+    assert (ran.fed.engine.graphs.captured, ran.fed.engine.notes) == (2, [])
+
+
+@pytest.mark.parametrize("name", KINDS)
+@on_made_up_device
+def test_a_run_on_the_device_goes_on_from_a_checkpoint_with_the_same_bits(name):
+    with Device.running(), early_captures(), patch.dict(check.AMPLIFIED, cuda=0.0):
+        laws.law_7_resume_is_invisible(quick(find_method(name)), device="cuda", clients_per_chunk="4", local_epochs=1)
+
+
+def bursts(tiny):
     """Graphs of three steps, for four clients of whom one has 24 examples, six steps in an epoch."""
-    monkeypatch.setattr("fedcli.core.graphs.BURST", 3)
-    monkeypatch.setattr("fedcli.core.graphs.WARM_UP", 1)
-    use_tiny_network(monkeypatch)
+    use_tiny_network(tiny)
     return {"parts": laws.toy_parts((13, 16, 24, 7)), "lr": 0.01, "local_epochs": 4}
 
 
 @pytest.mark.parametrize("chunk", ["4", "branches:4"])
-def test_a_graph_of_several_steps_takes_as_many(chunk, bursts):
-    state, graphs, fed = by_graphs(FEDAVG, clients_per_chunk=chunk, **bursts)
-    laws.assert_agree(state, eagerly(FEDAVG, clients_per_chunk=chunk, **bursts), "several steps a graph")
-    (stack,) = fed.engine.stacks.values()
+@on_made_up_device
+def test_a_graph_of_several_steps_takes_as_many(chunk):
+    with pytest.MonkeyPatch.context() as tiny, early_captures(burst=3):
+        run = {"clients_per_chunk": chunk, **bursts(tiny)}
+        ran = on_device(FEDAVG, **run)
+        assert laws.distance(ran.state, on_cpu(FEDAVG, **run)) == 0
+    (stack,) = ran.fed.engine.stacks.values()
     assert set(stack.graphs.replays) == {(False, 1), (False, 3), (True, 1)}
     steps = 3 * 4 * 6  # three rounds
-    assert graphs.replayed < 2 * steps / 3
+    assert ran.device.replays < 2 * steps / 3
 
 
-def test_after_a_graph_of_several_steps_that_is_wrong_all_steps_are_taken(bursts):
-    setup, fed = laws.federation(FEDAVG, clients_per_chunk="4", **bursts)
-    fed.engine.graphs = graphs = Wrong(first=3)
-    laws.assert_agree(laws.simulate(setup, fed, 1), eagerly(FEDAVG, rounds=1, **bursts), "without graphs")
-    assert (graphs.captured, fed.engine.graphs) == (3, None)
+@on_made_up_device
+def test_after_a_graph_of_several_steps_that_is_wrong_all_steps_are_taken():
+    with pytest.MonkeyPatch.context() as tiny, early_captures(burst=3), wrong_graphs(first=3):
+        run = {"clients_per_chunk": "4", **bursts(tiny)}
+        ran = on_device(FEDAVG, rounds=1, **run)
+        assert laws.distance(ran.state, on_cpu(FEDAVG, rounds=1, **run)) == 0
+    assert (ran.device.captures, ran.fed.engine.graphs) == (1 + 3, None)
 
 
+@on_made_up_device
 def test_augmentation_is_in_the_graph():
-    states = []
-    for graphs in (None, ListGraphs()):
-        setup, fed = laws.federation(FEDAVG, clients_per_chunk="4")
-        fed.transform = fed.transform.__class__((0.5,), (0.5,), "crop-flip-rotate", fed.dtype)
-        fed.engine.transform, fed.engine.graphs = fed.transform, graphs
-        states.append(laws.simulate(setup, fed, 2))
-    laws.assert_agree(states[1], states[0], "augmented")
-    assert graphs.replayed > 0
+    def augmented(fed):
+        fed.transform = replace(fed.transform, augmentation="crop-flip-rotate")
+        fed.engine.transform = fed.transform
+
+    with early_captures():
+        ran = on_device(FEDAVG, rounds=2, clients_per_chunk="4", change=augmented)
+        assert laws.distance(ran.state, on_cpu(FEDAVG, rounds=2, clients_per_chunk="4", change=augmented)) == 0
+    assert ran.device.replays > 0
 
 
+@on_made_up_device
 def test_a_stack_is_kept_for_steps_of_the_same_kind_and_shape():
-    _, graphs, fed = by_graphs(FEDAVG, clients_per_chunk="4", rounds=4)
-    assert (graphs.captured, len(fed.engine.stacks)) == (2, 1)  # with and without a mask
-    _, graphs, fed = by_graphs(FEDAVG, clients_per_chunk="3", rounds=4)  # chunks of 3 and 1
-    assert (graphs.captured, len(fed.engine.stacks)) == (3, 2)
-    fed.engine.way, cohort = "branches", fed.cohort(0)
-    start, loss = fed.broadcast(*fed.initial_model(), cohort), FEDAVG.module.make_local_loss(fed.network)
-    fed.train(start, cohort, loss)
-    assert len(fed.engine.stacks) == KEPT == 4
-    fed.train(start, cohort, fed.optimizer_step(loss, weight_decay=0.5))
-    assert len(fed.engine.stacks) == KEPT  # the oldest went
+    with early_captures(), Device.running() as device:
+        captures = []
+        for chunk in ("4", "3"):  # with and without a mask; and chunks of 3 and 1, of which that never has one
+            setup, fed = laws.federation(FEDAVG, device="cuda", clients_per_chunk=chunk)
+            laws.simulate(setup, fed, 4)
+            captures.append(device.captures)
+        assert (captures, len(fed.engine.stacks)) == ([1 + 2, 1 + 2 + 1 + 3], 2)
+        fed.engine.way, cohort = "branches", fed.cohort(0)
+        start, loss = fed.broadcast(*fed.initial_model(), cohort), FEDAVG.module.make_local_loss(fed.network)
+        fed.train(start, cohort, loss)
+        assert len(fed.engine.stacks) == KEPT == 4
+        fed.train(start, cohort, fed.optimizer_step(loss, weight_decay=0.5))
+        assert len(fed.engine.stacks) == KEPT  # the oldest went
 
 
+@on_made_up_device
 def test_a_step_that_cannot_be_known_again_is_captured_for_one_call():
-    fed, cohort, start, plain = first_round(clients_per_chunk="4", parts=laws.toy_parts((8, 12, 16, 12)))
-    fed.engine.graphs = graphs = ListGraphs()
-    for factor in (1.0, 2.0):
-        scale = torch.tensor(factor, dtype=fed.dtype)  # not in the context, as it should be: may be another next time
+    def trained_twice(**run):
+        fed, cohort, start, plain = first_round(clients_per_chunk="4", parts=laws.toy_parts((8, 12, 16, 12)), **run)
+        for factor in (1.0, 2.0):
+            # Not in the context, as it should be, so that it may be another one the next time.
+            scale = torch.full((), factor, dtype=fed.dtype, device=fed.device)
 
-        def loss(params, buffers, batch, context, scale=scale):
-            value, aux = plain(params, buffers, batch, context)
-            return scale * value, aux
+            def loss(params, buffers, batch, context, scale=scale):
+                value, aux = plain(params, buffers, batch, context)
+                return scale * value, aux
 
-        trained, _ = fed.train(start, cohort, loss)
-        fed.engine.graphs = None
-        expected, _ = fed.train(start, cohort, loss)
-        fed.engine.graphs = graphs
-        laws.assert_agree(trained.params, expected.params, f"the loss times {factor}")
-    assert (graphs.captured, fed.engine.stacks) == (2, {})
+            trained, _ = fed.train(start, cohort, loss)
+            yield on_host(trained.params), fed
+
+    expected = [params for params, _ in trained_twice()]
+    with early_captures(), Device.running() as device:
+        for right, (params, fed) in zip(expected, trained_twice(device="cuda"), strict=True):
+            laws.assert_agree(params, right, "the loss times a factor")
+            assert fed.engine.stacks == {}
+        assert device.captures == 1 + 2
 
 
-def test_a_step_that_cannot_be_captured_goes_on_without_a_graph_and_says_so_once():
+@pytest.mark.parametrize("chunk", ["4", "branches:4"])
+@on_made_up_device
+def test_a_step_that_cannot_be_captured_goes_on_without_a_graph_and_says_so_once(chunk):
     def reads(state, cohort, fed, config):
         plain = FEDAVG.module.make_local_loss(fed.network)
 
@@ -197,73 +196,104 @@ def test_a_step_that_cannot_be_captured_goes_on_without_a_graph_and_says_so_once
 
         return fedavg_round(state, cohort, fed, loss)
 
-    method = replace(FEDAVG, run_round=reads)
-    for chunk in ("4", "branches:4"):
-        state, graphs, fed = by_graphs(method, clients_per_chunk=chunk)
-        laws.assert_agree(state, eagerly(method, clients_per_chunk=chunk), "without graphs")
-        assert (graphs.captured, fed.engine.graphs) == (0, None)
-        (note,) = fed.engine.notes
-        assert "operation not permitted when stream is capturing)" in note
+    with early_captures():
+        ran = on_device(replace(FEDAVG, run_round=reads), clients_per_chunk=chunk)
+        assert laws.distance(ran.state, on_cpu(FEDAVG, clients_per_chunk=chunk)) == 0
+    assert (ran.device.replays, ran.fed.engine.graphs) == (0, None)
+    (note,) = ran.fed.engine.notes
+    assert "operation not permitted when stream is capturing" in note
 
 
-class Wrong(ListGraphs):
-    """Graphs that move a parameter too far, from the `first` on."""
+def wrong_graphs(first=1):
+    """Graphs whose replay moves a parameter too far, from the `first` on."""
+    capture = CudaGraphs.capture
 
-    def __init__(self, first=1):
-        super().__init__()
-        self.first = first
-
-    def capture(self, work):
-        replay = super().capture(work)
+    def wrong_capture(self, work):
+        replay = capture(self, work)
 
         def wrong():
             replay()
             stack = work.func.__self__
             Flat(stack.clients.params[""], stack.like.params.shapes)["head.bias"].mul_(1.0001)
 
-        return wrong if self.captured >= self.first else replay
+        return wrong if self.captured >= first else replay
 
-
-class Incapable(ListGraphs):
-    """Graphs of a device on which no capture succeeds."""
-
-    def capture(self, work):
-        raise RuntimeError("no graphs")
+    return patch.object(CudaGraphs, "capture", wrong_capture)
 
 
 @pytest.mark.parametrize("chunk", ["4", "branches:3", "1"])
+@on_made_up_device
 def test_a_graph_that_replays_wrong_numbers_is_not_used(chunk):
-    states = []
-    for graphs in (Incapable(), Wrong()):
-        setup, fed = laws.federation(FEDAVG, clients_per_chunk=chunk)
-        fed.engine.graphs = graphs
-        states.append(laws.simulate(setup, fed, 2))
-    assert laws.distance(*states) == 0  # not a bit of it is left
-    laws.assert_agree(states[1], eagerly(FEDAVG, rounds=2, clients_per_chunk=chunk), "without graphs")
-    assert (graphs.captured, graphs.replayed, fed.engine.graphs, fed.engine.stacks) == (1, 1, None, {})
-    (note,) = fed.engine.notes
+    with early_captures(), wrong_graphs():
+        ran = on_device(FEDAVG, rounds=2, clients_per_chunk=chunk)
+        right = on_cpu(FEDAVG, rounds=2, clients_per_chunk=chunk)
+    if chunk == "1":  # then each client trains alone
+        laws.assert_agree(ran.state, right, "without graphs")
+    else:
+        assert laws.distance(ran.state, right) == 0  # not a bit of it is left
+    assert (ran.fed.engine.graphs, ran.fed.engine.stacks) == (None, {})
+    assert ran.rounds[1]["captures"] == 0
+    (note,) = ran.fed.engine.notes
     assert "gave other numbers than the step" in note
 
 
-def test_a_capture_that_runs_out_of_memory_halves_the_chunk(monkeypatch):
-    setup, fed = laws.federation(FEDAVG, clients_per_chunk="4")
-    fed.engine.graphs = graphs = ListGraphs()
-    capture = graphs.capture
+@on_made_up_device
+def test_a_capture_that_runs_out_of_memory_halves_the_chunk():
+    capture = CudaGraphs.capture
 
-    def limited(work):
-        if len(work.func.__self__.clients.params[""]) < 4:
-            return capture(work)
-        try:
+    def limited(self, work):
+        def too_large():
+            work()
             raise torch.OutOfMemoryError("no memory")
-        finally:
-            raise RuntimeError("operation failed due to a previous error during capture")
 
-    monkeypatch.setattr(graphs, "capture", limited)
-    state = laws.simulate(setup, fed, 2)
-    laws.assert_agree(state, eagerly(FEDAVG, rounds=2, clients_per_chunk="2"), "halved")
-    assert fed.engine.clients_per_chunk == 2
-    assert fed.engine.graphs is graphs
-    assert fed.engine.notes == ["out of memory with 4 clients together; 2 from here on"]
+        return capture(self, too_large if len(work.func.__self__.clients.params[""]) == 4 else work)
+
+    with early_captures(), patch.object(CudaGraphs, "capture", limited):
+        ran = on_device(FEDAVG, rounds=2, clients_per_chunk="4")
+    assert laws.distance(ran.state, on_cpu(FEDAVG, rounds=2, clients_per_chunk="2")) == 0
+    assert ran.fed.engine.clients_per_chunk == 2
+    assert ran.fed.engine.notes == ["out of memory with 4 clients together; 2 from here on"]
+    assert ran.device.captures
+
+
+@pytest.mark.parametrize("enabled", [True, False])
+@on_made_up_device
+def test_a_capture_ends_on_the_stream_it_began_on_and_collects_no_garbage(enabled):
+    """Among it may be older graphs, and to give one up ends the capture of another."""
+
+    class Old:
+        pass
+
+    with Device.running() as device:
+        graphs, log = CudaGraphs(torch.device("cuda")), []
+        (gc.enable if enabled else gc.disable)()
+        try:
+            old = Old()
+            old.itself = old
+            weakref.finalize(old, log.append, "old one given up")
+            del old
+            graphs.capture(lambda: log.append(f"collecting: {gc.isenabled()}"))
+            assert log == ["old one given up", "collecting: False"]
+            assert gc.isenabled() == enabled
+            with pytest.raises(RuntimeError, match="previous error"):
+                graphs.capture(lambda: torch.ones(1, device="cuda").item())
+            assert gc.isenabled() == enabled
+            assert torch.cuda.current_stream() is device.main
+            graphs.capture(lambda: torch.ones(1, device="cuda"))  # in other memory
+        finally:
+            gc.enable()
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("chunk", ["4", "branches:4", "1"])
+@pytest.mark.parametrize("case", CASES)
+def test_on_a_cuda_device_steps_are_graphs_and_agree_with_the_cpu(case, chunk):
+    method, overrides, run = CASES[case]
+    setup, fed = laws.federation(method, overrides, clients_per_chunk=chunk, device="cuda", **run)
+    state = tree_map(torch.Tensor.cpu, laws.simulate(setup, fed, 3))
+    laws.assert_agree(state, laws.simulate(*laws.federation(method, overrides, **run), 3), f"{case} on CUDA")
+    assert fed.engine.notes == []
+    assert any(stack.graphs.replays for stack in fed.engine.stacks.values())
 
 
 # What identifies a step
@@ -310,78 +340,6 @@ def test_where_shapes_count_a_tree_is_its_structure_and_shapes():
     assert tree() == tree()
     for other in ({"shape": (3, 2)}, {"dtype": torch.float64}, {"name": "c"}, {"last": torch.zeros(1)}, {"last": 1}):
         assert tree(**other) != tree()
-
-
-# The device
-
-
-@pytest.fixture
-def cuda(monkeypatch):
-    """A device that is made up, in the place of `torch.cuda`; it keeps in which order it is asked for what."""
-    cuda = MagicMock()
-    cuda.Stream.side_effect = [cuda.own, cuda.first, cuda.second]
-    cuda.current_stream.return_value = cuda.ambient
-    cuda.graph.return_value.__exit__.return_value = False  # an error passes
-    monkeypatch.setattr(torch, "cuda", cuda)
-    return cuda
-
-
-def test_warm_ups_and_branches_wait_for_what_was_before_and_are_waited_for(cuda):
-    graphs, works = CudaGraphs(torch.device("cuda")), [lambda: cuda.work(1), lambda: cuda.work(2)]
-
-    def order():
-        calls = [made for made in cuda.mock_calls if made[0].split(".")[-1] in ("stream", "work", "wait_stream")]
-        cuda.reset_mock()
-        return calls
-
-    graphs.warm_up(works[0])
-    assert order() == [
-        call.own.wait_stream(cuda.ambient), call.stream(cuda.own), call.work(1), call.ambient.wait_stream(cuda.own),
-    ]  # fmt: skip
-    assert graphs.fork(works) == [cuda.work.return_value] * 2
-    assert order() == [
-        call.first.wait_stream(cuda.ambient), call.stream(cuda.first), call.work(1),
-        call.second.wait_stream(cuda.ambient), call.stream(cuda.second), call.work(2),
-        call.ambient.wait_stream(cuda.first), call.ambient.wait_stream(cuda.second),
-    ]  # fmt: skip
-    graphs.fork(works[:1])
-    assert cuda.Stream.call_count == 0  # streams are used again
-
-
-@pytest.mark.parametrize("enabled", [True, False])
-def test_a_capture_ends_on_the_stream_it_began_on_and_collects_no_garbage(enabled, cuda):
-    """Among it may be older graphs, and to give one up ends the capture of another."""
-    graphs, log = CudaGraphs(torch.device("cuda")), []
-    assert graphs.capture(lambda: None) is cuda.CUDAGraph.return_value.replay
-    assert cuda.graph.call_args.kwargs == {"pool": cuda.graph_pool_handle.return_value, "stream": cuda.own}
-    (gc.enable if enabled else gc.disable)()
-    try:
-        old = ListGraphs()
-        old.itself = old
-        weakref.finalize(old, log.append, "old one given up")
-        del old
-        graphs.capture(lambda: log.append(f"collecting: {gc.isenabled()}"))
-        assert log == ["old one given up", "collecting: False"]
-        assert gc.isenabled() == enabled
-        cuda.set_stream.reset_mock()
-        with pytest.raises(ZeroDivisionError):
-            graphs.capture(lambda: 1 / 0)
-        assert gc.isenabled() == enabled
-        cuda.set_stream.assert_called_once_with(cuda.ambient)
-    finally:
-        gc.enable()
-
-
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-@pytest.mark.parametrize("chunk", ["4", "branches:4", "1"])
-@pytest.mark.parametrize("case", CASES)
-def test_on_a_cuda_device_steps_are_graphs_and_agree_with_the_cpu(case, chunk):
-    method, overrides, run = CASES[case]
-    setup, fed = laws.federation(method, overrides, clients_per_chunk=chunk, device="cuda", **run)
-    state = tree_map(torch.Tensor.cpu, laws.simulate(setup, fed, 3))
-    laws.assert_agree(state, eagerly(method, overrides, **run), f"{case} on CUDA")
-    assert fed.engine.notes == []
-    assert any(stack.graphs.replays for stack in fed.engine.stacks.values())
 
 
 # Whether two results of a step agree, by which a graph is checked
@@ -514,18 +472,18 @@ def test_a_trial_takes_steps_and_leaves_the_federation_as_it_was(monkeypatch):
     assert (fed.engine.clients_per_chunk, fed.engine.way, fed.engine.notes) == (2, "stacked", [])
 
 
-def test_a_trial_leaves_no_graph_behind_that_would_hold_memory(monkeypatch):
-    monkeypatch.setattr(autotune, "STEPS", 6)
-    _, fed = laws.federation(FEDAVG, clients_per_chunk="2")
-    fed.engine.graphs = ListGraphs()
-    gc.collect()
-    gc.disable()
-    try:
-        autotune._try_out(fed, "stacked", 4)
-        assert fed.engine.graphs.captured
-        assert not any(type(thing) is Stack for thing in gc.get_objects())
-    finally:
-        gc.enable()
+@on_made_up_device
+def test_a_trial_leaves_no_graph_behind_that_would_hold_memory():
+    with Device.running() as device, patch.object(autotune, "STEPS", 6), early_captures():
+        _, fed = laws.federation(FEDAVG, device="cuda", clients_per_chunk="2")
+        gc.collect()
+        gc.disable()
+        try:
+            autotune._try_out(fed, "stacked", 4)
+            assert device.captures
+            assert not any(type(thing) is Stack for thing in gc.get_objects())
+        finally:
+            gc.enable()
 
 
 def test_auto_is_chosen_on_cuda_and_nothing_else_is(monkeypatch):

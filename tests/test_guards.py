@@ -13,7 +13,7 @@ from fedcli.papers import fedfm
 from fedcli.papers.baselines import fedavg, fedproto
 from fedcli.registry import find_method
 from tests import laws, toys
-from tests.test_graphs import ListGraphs
+from tests.on_made_up import InTurn
 
 FEDAVG, FEDFM = find_method("fedavg"), find_method("fedfm")
 
@@ -133,13 +133,13 @@ def test_law_4_holds_captured_steps_to_the_plain_ones_where_the_device_has_graph
     class OnGraphs(Federation):
         def __init__(self, *arguments, **options):
             super().__init__(*arguments, **options)
-            self.engine.graphs = ListGraphs()
+            self.engine.graphs = InTurn()
 
     monkeypatch.setattr(check, "Federation", OnGraphs)
     found = check.law_4_chunking_is_invisible(FEDAVG, chunks=(4, "branches:4"))
     ways = ("stacked x 4", "branches x 4", "stacked x 4, captured", "branches x 4, captured")
     assert [one.label for one in found] == [f"{way} against looped" for way in ways]
-    real = ListGraphs.capture
-    monkeypatch.setattr(ListGraphs, "capture", lambda self, work: real(self, work) and (lambda: None))
+    real = InTurn.capture
+    monkeypatch.setattr(InTurn, "capture", lambda self, work: real(self, work) and (lambda: None))
     *_, replayed = check.law_4_chunking_is_invisible(FEDAVG, chunks=(4,))  # a replay that does nothing
     assert (replayed.label, replayed.holds) == ("stacked x 4, captured against looped", False)

@@ -27,17 +27,23 @@ KEPT = 4  # stacks kept for the rounds to come
 # How far a replay may be from the plain step, as a share of the way that the step moves the clients. In both the same
 # numbers are summed, at most in another order: float64 leaves that far below 1e-8; what is float32 here may be
 # multiplied as TF32 or bfloat16, of 8 bits. A graph with a wrong batch, learning rate or context is off by about 1.
-TOLERANCE = {torch.float64: 1e-8, torch.float32: 1e-2}
+TOLERANCE = {torch.float64: 1e-8, torch.float32: 1e-2, torch.bfloat16: 3e-2, torch.float16: 3e-2}
 
 
 class CudaGraphs:
-    """Graphs of a CUDA device, which share their memory: none leaves in it what another one needs."""
+    """Graphs of a CUDA device, which share their memory: none leaves in it what another one needs.
+
+    Attributes:
+        captured: How many have been made.
+    """
 
     def __init__(self, device: torch.device):
-        self._device, self._pool = device, torch.cuda.graph_pool_handle()
+        self._device = device
+        self._pool: Any = None  # handle of the memory; None before the first capture and after one that has failed
+        self._keeper: torch.cuda.CUDAGraph | None = None
         self._stream = torch.cuda.Stream(device)
         self._branches: list[torch.cuda.Stream] = []
-        self.captured = 0  # graphs made
+        self.captured = 0
 
     def warm_up(self, work: Work) -> None:
         """Does the work on a side stream."""
@@ -49,18 +55,34 @@ class CudaGraphs:
         Raises:
             RuntimeError: If a graph cannot hold the work, as where a value is brought to Python.
         """
-        ambient, graph = torch.cuda.current_stream(self._device), torch.cuda.CUDAGraph()
-        collect = gc.enable if gc.isenabled() else gc.disable
+        if self._pool is None:
+            self._begin_pool()
+        graph = self._capture(work)
+        self.captured += 1
+        return graph.replay
+
+    def _begin_pool(self) -> None:
+        """Begins to share new memory, with a graph that is never replayed: PyTorch gives it up with the last graph."""
+        self._pool = torch.cuda.graph_pool_handle()
+        self._keeper = self._capture(lambda: torch.zeros(1, device=self._device))
+
+    def _capture(self, work: Work) -> torch.cuda.CUDAGraph:
+        graph = torch.cuda.CUDAGraph()
+        ambient = torch.cuda.current_stream(self._device)
+        was_enabled = gc.isenabled()
         gc.collect()
         gc.disable()  # giving up an older graph would end the capture
         try:
             with torch.cuda.graph(graph, pool=self._pool, stream=self._stream):
                 work()
+        except BaseException:
+            self._pool = self._keeper = None  # PyTorch takes it to be in use by this capture from here on
+            raise
         finally:
             torch.cuda.set_stream(ambient)  # a capture that fails leaves its own stream as the current one
-            collect()
-        self.captured += 1
-        return graph.replay
+            if was_enabled:
+                gc.enable()
+        return graph
 
     def fork(self, works: list[Work]) -> list[Any]:
         """Does each work on a stream of its own; in a capture they become parallel branches."""

@@ -1,0 +1,531 @@
+"""A CUDA device that is made up: its values are computed on the CPU, under the rules of CUDA.
+
+The product runs on it unchanged, with `device="cuda"`. What CUDA refuses, raises here as it does in PyTorch; what CUDA
+leaves undefined, raises or gives NaN.
+
+* Operands lie on one device. Numbers of the host, and indices, may come along.
+* What makes Python wait for the device is counted, and ends a capture.
+* A capture does nothing but keep its operations, and a replay does them on the same memory. Memory that was allocated
+  in the capture holds NaN before and after a replay. Memory from outside must still belong to somebody.
+* A stream may touch memory only after it waits for what others do with it, and a capture ends with all branches joined.
+* A pool of memory takes no capture after one that has failed, or after its last graph has gone.
+
+It cannot see what the libraries of CUDA do: how a convolution rounds, how fast it is, how much memory there is.
+"""
+
+import ctypes
+import sys
+import weakref
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+from unittest.mock import patch
+
+import torch
+from torch.overrides import TorchFunctionMode
+from torch.utils import backend_registration
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves, tree_map
+
+NAME = "made_up"
+DEVICE = f"{NAME}:0"
+BYTES_FREE, BYTES_IN_ALL = 2**36, 2**37
+aten = torch.ops.aten
+
+COPIES = {aten._to_copy, aten.copy_}
+INDEXING = {aten.index, aten.index_put, aten.index_put_, aten._index_put_impl_}
+# Their results, or the shapes of these, are values that Python needs.
+WAITING = {
+    aten._local_scalar_dense, aten.equal, aten.nonzero, aten.masked_select, aten.bincount, aten._unique2,
+    aten.repeat_interleave, aten._linalg_svd, aten._linalg_eigh, aten.linalg_qr, aten.linalg_cholesky_ex,
+}  # fmt: skip
+# Operations without a form on CUDA that gives the same bits each time.
+UNREPEATABLE = {
+    aten.cumsum, aten.histc, aten.kthvalue, aten.median, aten.put_, aten.scatter_reduce, aten.scatter_reduce_,
+    aten._adaptive_avg_pool2d_backward, aten.adaptive_max_pool2d_backward, aten.grid_sampler_2d_backward,
+    aten.nll_loss2d_forward, aten.reflection_pad2d_backward, aten.replication_pad2d_backward,
+    aten.upsample_bilinear2d_backward, aten.upsample_bicubic2d_backward, aten.upsample_linear1d_backward,
+}  # fmt: skip
+# No kernel is launched for these, nor for a view.
+FREE = {
+    aten.empty, aten.empty_like, aten.empty_strided, aten.new_empty, aten.new_empty_strided, aten.detach,
+    aten.lift_fresh, aten.alias,
+}  # fmt: skip
+# What autocast does in half precision, among the operations that networks are made of.
+IN_HALF = ("conv2d", "linear", "matmul", "mm", "bmm", "addmm", "baddbmm")
+
+
+class RaceError(RuntimeError):
+    """Says that a stream touches memory that another one may still read or write."""
+
+
+class OnDevice(torch.Tensor):
+    """A tensor on the device; `host` holds its values."""
+
+    __torch_function__ = torch._C._disabled_torch_function_impl
+
+    @staticmethod
+    def __new__(cls, host: torch.Tensor):
+        self = torch.Tensor._make_wrapper_subclass(
+            cls, host.shape, strides=host.stride(), storage_offset=host.storage_offset(), dtype=host.dtype,
+            device=DEVICE,
+        )  # fmt: skip
+        self.host = host
+        return self
+
+    @classmethod
+    def __torch_dispatch__(cls, function, types, args=(), kwargs=None):
+        return Device.active.do(function, args, kwargs or {})
+
+    def tolist(self):
+        return self.cpu().tolist()
+
+
+def on_host(tree: Any) -> Any:
+    """Returns a tree of any kind that PyTorch knows, with copies on the host of its tensors on the device."""
+    return tree_map(lambda leaf: leaf.host.clone() if isinstance(leaf, OnDevice) else leaf, tree)
+
+
+def is_device(value: Any) -> bool:
+    return isinstance(value, torch.device) and value.type in ("cuda", NAME)
+
+
+def storages(tree: Any) -> dict[int, torch.UntypedStorage]:
+    """Returns the memory of a tree's tensors, by address."""
+    found = {}
+    for leaf in tree_leaves(tree):
+        tensor = leaf.host if isinstance(leaf, OnDevice) else leaf
+        if isinstance(tensor, torch.Tensor) and tensor.untyped_storage().nbytes():
+            found[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage()
+    return found
+
+
+def holders(storage: torch.UntypedStorage) -> int:
+    """Returns how many tensors of the host hold this memory."""
+    return torch._C._storage_Use_Count(storage._cdata)
+
+
+class Renaming(TorchFunctionMode):
+    """Puts the device in the place of "cuda"."""
+
+    def __torch_function__(self, function, types, args=(), kwargs=None):
+        kwargs = kwargs or {}
+        if function is torch.device:
+            return function(*args, **kwargs)
+        args = [self.renamed(value) for value in args]
+        kwargs = {name: self.renamed(value) for name, value in kwargs.items()}
+        if function is torch.Tensor.pin_memory:
+            pinned = args[0].clone()
+            pinned.is_in_pinned_memory = True
+            return pinned
+        if function is torch.Tensor.new_tensor and isinstance(args[0], OnDevice):
+            like, *args = args
+            function, kwargs = torch.tensor, {"dtype": like.dtype, "device": like.device, **kwargs}
+        if function in (torch.tensor, torch.as_tensor) and is_device(kwargs.get("device")):
+            # PyTorch would copy the values to the device past all modes.
+            return function(*args, **{**kwargs, "device": None}).to(DEVICE)
+        return function(*args, **kwargs)
+
+    @staticmethod
+    def renamed(value: Any) -> Any:
+        is_cuda = is_device(value) or (isinstance(value, str) and value in ("cuda", "cuda:0"))
+        return torch.device(NAME, 0) if is_cuda else value
+
+
+class Stream:
+    """A queue of operations; `seen` counts those of each stream that are done before the next one of this stream."""
+
+    def __init__(self):
+        self.seen = Counter({self: 0})
+
+    def wait_stream(self, other: "Stream") -> None:
+        self.seen |= other.seen
+
+    def next_operation(self) -> tuple["Stream", int]:
+        self.seen[self] += 1
+        return self, self.seen[self]
+
+
+@dataclass(frozen=True)
+class Uses:
+    """The last operations on some memory: the one that wrote it, and those that have read it since."""
+
+    write: tuple[Stream, int]
+    reads: dict[Stream, int] = field(default_factory=dict)
+
+
+class Pool:
+    """Memory that graphs share, as a handle."""
+
+    def __init__(self):
+        self.graphs = weakref.WeakSet()
+        self.was_used = self.is_recording = False
+
+    def begin(self) -> None:
+        if self.is_recording:  # of a capture that has failed, which PyTorch never takes back
+            raise RuntimeError("beginAllocateToPool: already recording to mempool_id")
+        if self.was_used and not self.graphs:
+            raise RuntimeError("it->second->use_count > 0 INTERNAL ASSERT FAILED")
+        self.was_used = self.is_recording = True
+
+
+class Graph:
+    """Operations that a replay does again."""
+
+    def __init__(self):
+        self.operations: list[tuple[Callable, tuple, dict, Any]] = []
+        self.inside: dict[int, torch.UntypedStorage] = {}  # memory that was allocated in the capture
+        self.outside: dict[int, torch.UntypedStorage] = {}
+        self.held: Counter = Counter()  # tensors that the operations hold, by the address of their memory
+        self.error: str | None = None
+
+    def close(self) -> None:
+        """Ends the capture."""
+        tensors = {
+            id(leaf): leaf
+            for operation in self.operations
+            for leaf in tree_leaves(operation[1:])
+            if isinstance(leaf, torch.Tensor)
+        }
+        self.held = Counter(leaf.untyped_storage().data_ptr() for leaf in tensors.values())
+        self.poison()
+
+    def poison(self) -> None:
+        """Makes the graph's own memory NaN, which another graph of the pool may have used meanwhile."""
+        for storage in self.inside.values():
+            ctypes.memset(storage.data_ptr(), 255, storage.nbytes())
+
+    def replay(self) -> None:
+        device = Device.active
+        for address, storage in self.outside.items():
+            by_graphs = sum(graph.held[address] for graph in device.graphs)
+            if holders(storage) <= by_graphs + 1:  # `outside` is one more
+                raise RuntimeError("a graph reads or writes memory that has been freed")
+        device.touch(self.outside, write=True)
+        device.launches += 1
+        device.replays += 1
+        self.poison()
+        with torch.no_grad(), torch._C._DisableTorchDispatch():
+            for function, args, kwargs, results in self.operations:
+                again = tree_leaves(function(*args, **kwargs))
+                for old, new in zip(tree_leaves(results), again, strict=True):
+                    if isinstance(old, torch.Tensor) and not storages(old).keys() & storages(new).keys():
+                        old.copy_(new)
+        self.poison()
+
+
+def fused_sgd(
+    params, grads, momenta, *, weight_decay, momentum, lr, dampening, nesterov, maximize, is_first_step,
+    grad_scale=None, found_inf=None,
+) -> None:  # fmt: skip
+    """The fused SGD of CUDA by the formulas of `fedcli.core.clients.sgd`, so that it rounds as these do."""
+    lists = [params, grads, *([momenta] if momentum else [])]
+    for column in zip(*lists, strict=True):
+        if len({tensor.stride() for tensor in column}) > 1 or not all(map(is_dense, column)):
+            raise RuntimeError("params, grads and momenta must have the same dtype, device, strides, and be dense")
+    if lr.dtype != torch.float32 or (found_inf is not None and found_inf.dtype != torch.float32):
+        raise RuntimeError("expected scalar type Float")  # its kernel reads both as such, whatever the parameters are
+    if dampening or nesterov or maximize or is_first_step or grad_scale is not None:
+        raise NotImplementedError("not used by the product")
+    if found_inf is not None and found_inf == 1:
+        return
+    for k, (value, g) in enumerate(zip(params, grads, strict=True)):
+        if weight_decay:
+            g = torch.add(g, value, alpha=weight_decay)
+        if momentum:
+            g = torch.add(g, momenta[k], alpha=momentum, out=momenta[k])
+        torch.addcmul(value, g, lr, value=-1, out=value)
+
+
+def is_dense(tensor: torch.Tensor) -> bool:
+    by_stride = sorted(range(tensor.dim()), key=tensor.stride, reverse=True)
+    return tensor.permute(by_stride).is_contiguous()
+
+
+OWN_FORM = {aten._fused_sgd_: fused_sgd}
+
+
+class Device(TorchDispatchMode):
+    """The device while it is in use.
+
+    Attributes:
+        waits: How often Python has waited, by place in the product and by reason.
+        launches: Kernels started; a replay is one.
+        captures: Graphs made.
+        replays: Of graphs.
+        draws: Random draws from the device's generator.
+        unrepeatable: Operations without a form that gives the same bits each time.
+    """
+
+    active: "Device" = None
+
+    def __init__(self):
+        super().__init__()
+        self.main = self.stream = Stream()
+        self.streams = [self.main]
+        self.uses: dict[int, Uses] = {}
+        self.graphs: weakref.WeakSet[Graph] = weakref.WeakSet()
+        self.waits, self.unrepeatable = Counter(), Counter()
+        self.launches = self.captures = self.replays = self.draws = 0
+        self._graph: Graph | None = None  # that is being captured
+        self._before: dict[int, tuple[torch.UntypedStorage, torch.UntypedStorage]] = {}  # what it has written over
+
+    # One operation
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        return self.do(function, args, kwargs or {})
+
+    def do(self, function, args, kwargs):
+        """Does an operation; one without a tensor or device of ours is the host's alone."""
+        given = {id(leaf.host): leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, OnDevice)}
+        target = kwargs.get("device")
+        if not given and not is_device(target):
+            return function(*args, **kwargs)
+        self._refuse_mixed_devices(function, args, kwargs, target)
+        self._notice(function, args, kwargs)
+        read = storages([*given.values()])
+        args, kwargs = tree_map(self._as_host, (args, kwargs))
+        written = storages(self._written(function, args, kwargs))
+        returns = function._schema.returns
+        is_view = any(each.alias_info is not None and not each.alias_info.is_write for each in returns)
+        if not is_view:
+            self.touch({address: storage for address, storage in read.items() if address not in written}, write=False)
+            self.touch(written, write=True)
+        if self._graph is not None:
+            self._remember(read, written)
+        elif not is_view and function.overloadpacket not in FREE:
+            self.launches += 1
+        function = OWN_FORM.get(function.overloadpacket, function)
+        results = function(*args, **kwargs)
+        fresh = {address: storage for address, storage in storages(results).items() if address not in read}
+        self.uses |= {address: Uses(self.stream.next_operation()) for address in fresh}
+        if target is not None and not is_device(target):
+            return results
+        if self._graph is not None:
+            self._graph.inside |= fresh
+
+            def held(leaf: Any) -> Any:
+                """Returns another tensor of the same memory, or of a number of the host its value now."""
+                if not isinstance(leaf, torch.Tensor):
+                    return leaf
+                return leaf.detach() if storages(leaf).keys() <= read.keys() | fresh.keys() else leaf.clone()
+
+            self._graph.operations.append(tree_map(held, (function, args, kwargs, results)))
+
+        def on_device(leaf: Any) -> Any:
+            if id(leaf) in given:  # an operation in place returns what it was given
+                return given[id(leaf)]
+            return OnDevice(leaf) if isinstance(leaf, torch.Tensor) else leaf
+
+        return tree_map(on_device, results)
+
+    @staticmethod
+    def _as_host(leaf: Any) -> Any:
+        if isinstance(leaf, OnDevice):
+            return leaf.host
+        return torch.device("cpu") if is_device(leaf) else leaf
+
+    @staticmethod
+    def _written(function, args, kwargs) -> list:
+        """Returns the arguments that an operation writes into."""
+        schema = function._schema.arguments
+        by_name = {argument.name: value for argument, value in zip(schema, args, strict=False)} | kwargs
+        names = [argument.name for argument in schema if argument.alias_info and argument.alias_info.is_write]
+        return [by_name.get(name) for name in names]
+
+    def _refuse_mixed_devices(self, function, args, kwargs, target) -> None:
+        kind = function.overloadpacket
+        tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
+        of_host = [tensor for tensor in tensors if not isinstance(tensor, OnDevice)]
+        if kind in COPIES:
+            to_host = target is not None and not is_device(target)
+            to_host |= kind is aten.copy_ and not isinstance(args[0], OnDevice)
+            self._wait_for_copy(kind, args, kwargs, of_host, to_host)
+            return
+        if kind in INDEXING:
+            indices = [index for index in args[1] if index is not None]
+            if any(index.dtype == torch.bool or not isinstance(index, OnDevice) for index in indices):
+                self.wait(str(kind))
+            of_host = [tensor for tensor in of_host if not any(tensor is index for index in indices)]
+        elif kind in WAITING:
+            self.wait(str(kind))
+        takes_numbers = torch.Tag.pointwise in function.tags
+        if any(tensor.dim() or not takes_numbers for tensor in of_host):
+            raise RuntimeError(f"Expected all tensors to be on the same device, in {function}")
+
+    def _wait_for_copy(self, kind, args, kwargs, of_host, to_host: bool) -> None:
+        at_once = kwargs.get("non_blocking") or (kind is aten.copy_ and len(args) > 2 and args[2])
+        if not to_host and not of_host:
+            return  # within the device
+        if at_once and to_host:
+            raise RuntimeError("a copy to the host that nobody waits for is read too early")
+        if not at_once or not all(getattr(tensor, "is_in_pinned_memory", False) for tensor in of_host):
+            self.wait(str(kind))
+
+    def _notice(self, function, args, kwargs) -> None:
+        """Counts draws, and operations that may give other bits the next time."""
+        if torch.Tag.nondeterministic_seeded in function.tags and kwargs.get("generator") is None:
+            self.draws += 1
+        is_exact = any(isinstance(leaf, OnDevice) and not leaf.is_floating_point() for leaf in args)
+        if function.overloadpacket in UNREPEATABLE and not is_exact:
+            self.unrepeatable[f"{function.overloadpacket} in {place()}"] += 1
+
+    def wait(self, why: str) -> None:
+        """Python waits for the device, which ends a capture."""
+        where = place()
+        self.waits[where, why] += 1
+        if self._graph is not None:
+            self._graph.error = f"operation not permitted when stream is capturing: {why} in {where}"
+            raise RuntimeError(self._graph.error)
+
+    def touch(self, memory: dict[int, torch.UntypedStorage], write: bool) -> None:
+        """Reads or writes memory on the current stream."""
+        for address in memory:
+            uses = self.uses.setdefault(address, Uses((self.main, 0)))
+            earlier = [uses.write, *(uses.reads.items() if write else ())]
+            if any(self.stream.seen[stream] < number for stream, number in earlier):
+                raise RaceError("a stream does not wait for another one")
+            stream, number = self.stream.next_operation()
+            self.uses[address] = Uses((stream, number)) if write else Uses(uses.write, uses.reads | {stream: number})
+
+    # Streams and graphs
+
+    def synchronize(self, device: Any = None) -> None:
+        self.wait("synchronize")
+        self._join_all()
+
+    def _join_all(self) -> None:
+        for stream in self.streams:
+            self.main.wait_stream(stream)
+        for stream in self.streams:
+            stream.wait_stream(self.main)
+
+    def new_stream(self, device: Any = None) -> Stream:
+        self.streams.append(Stream())
+        return self.streams[-1]
+
+    def set_stream(self, stream: Stream) -> None:
+        self.stream = stream
+
+    @contextmanager
+    def on(self, stream: Stream) -> Iterator[None]:
+        before, self.stream = self.stream, stream
+        yield
+        self.stream = before
+
+    def _remember(self, read, written) -> None:
+        """Keeps what a capture reads from outside, and the values that it only seems to write over."""
+        graph = self._graph
+        graph.outside |= {address: storage for address, storage in read.items() if address not in graph.inside}
+        for address in written.keys() - graph.inside.keys() - self._before.keys():
+            self._before[address] = written[address], written[address].clone()
+
+    @contextmanager
+    def capture(self, graph: Graph, pool: Pool, stream: Stream) -> Iterator[None]:
+        """Captures what is done inside, in the place of `torch.cuda.graph`."""
+        if self._graph is not None:
+            raise RuntimeError("a capture is under way")
+        self._join_all()
+        pool.begin()
+        before, uses = self.stream, dict(self.uses)
+        self.stream, self._graph, self._before = stream, graph, {}
+        try:
+            yield
+            if any(stream.seen[branch] < branch.seen[branch] for branch in self.streams):
+                graph.error = "capturing stream has unjoined work"
+        finally:
+            self._graph = None
+            self.uses = uses
+            for storage, value in self._before.values():
+                storage.copy_(value)
+            if graph.error:  # then the current stream stays that of the capture
+                raise RuntimeError("operation failed due to a previous error during capture")
+        pool.is_recording = False
+        pool.graphs.add(graph)
+        self.graphs.add(graph)
+        self.stream = before
+        self.captures += 1
+        graph.close()
+
+    # The device in the place of torch.cuda
+
+    def rng_state(self, device: Any = None) -> torch.Tensor:
+        return torch.tensor([self.draws])
+
+    def functions(self) -> dict[str, Any]:
+        """Returns what stands in the place of the names of `torch.cuda`."""
+        return {
+            "is_available": lambda: True, "device_count": lambda: 1, "get_device_name": lambda device: NAME,
+            "_lazy_init": lambda: None, "current_device": lambda: 0,
+            "Stream": self.new_stream, "stream": self.on, "set_stream": self.set_stream,
+            "current_stream": lambda device=None: self.stream, "synchronize": self.synchronize,
+            "graph": self.capture, "CUDAGraph": Graph, "graph_pool_handle": Pool,
+            "mem_get_info": lambda device: (BYTES_FREE, BYTES_IN_ALL), "max_memory_allocated": lambda device: 0,
+            "empty_cache": lambda: None, "reset_peak_memory_stats": lambda device=None: None,
+            "get_rng_state": self.rng_state,
+        }  # fmt: skip
+
+    @classmethod
+    @contextmanager
+    def running(cls) -> Iterator["Device"]:
+        """Puts a new device in the place of CUDA."""
+        register()
+        cls.active = device = cls()
+        with ExitStack() as stack:
+            for name, function in device.functions().items():
+                stack.enter_context(patch.object(torch.cuda, name, function))
+            stack.enter_context(Renaming())
+            stack.enter_context(device)
+            yield device
+
+
+def place() -> str:
+    """Returns the line of the product that is being done."""
+    frame = sys._getframe(1)
+    while frame is not None:
+        file = frame.f_code.co_filename
+        if "/fedcli/" in file or "/papers/" in file:
+            return f"{file.rpartition('/')[2]}:{frame.f_lineno}"
+        frame = frame.f_back
+    return "the test"
+
+
+# The device as a backend of PyTorch, which a process can take on once
+
+
+class Module(backend_registration._DummyBackendModule):
+    """The device's module `torch.made_up`."""
+
+    def get_amp_supported_dtype(self) -> list[torch.dtype]:
+        return [torch.bfloat16]
+
+    def synchronize(self, device: Any = None) -> None:
+        Device.active.synchronize()
+
+
+def register() -> None:
+    """Makes the device known to PyTorch, with what autocast does on it."""
+    if torch._C._get_privateuse1_backend_name() == NAME:
+        return
+    backend_registration._setup_privateuseone_for_python_backend(NAME, Module())
+    library = torch.library.Library("aten", "IMPL")
+    without = torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastPrivateUse1)
+
+    def in_half(function: Callable) -> Callable:
+        def run(*args, **kwargs):
+            args, kwargs = tree_map(halved, (args, kwargs))
+            with torch._C._ExcludeDispatchKeyGuard(without):
+                return function(*args, **kwargs)
+
+        return run
+
+    def halved(leaf: Any) -> Any:
+        return leaf.to(torch.bfloat16) if isinstance(leaf, torch.Tensor) and leaf.dtype == torch.float32 else leaf
+
+    for name in IN_HALF:
+        library.impl(name, in_half(getattr(aten, name).default), "AutocastPrivateUse1")
+    others = torch.library.Library("_", "IMPL")
+    others.fallback(torch.library.fallthrough_kernel, "AutocastPrivateUse1")
+    register.libraries = library, others  # what they have registered lives as long as they do

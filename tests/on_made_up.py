@@ -1,0 +1,117 @@
+"""Runs on the made-up device, each in the process that has it, and the same on the CPU without captures."""
+
+import atexit
+from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import ExitStack, contextmanager
+from functools import cache, wraps
+from importlib import import_module
+from multiprocessing import get_context
+from typing import Any, NamedTuple
+from unittest.mock import patch
+
+import torch
+
+from fedcli.core.federation import Federation
+from fedcli.runs import prepare
+from fedcli.runs.checkpoints import refuse_non_finite
+from tests import laws
+from tests.made_up import Device, on_host, register
+
+
+def start() -> None:
+    torch.set_num_threads(1)
+    register()  # before autograd makes its queues, one for each device that it knows
+
+
+@cache
+def process() -> ProcessPoolExecutor:
+    """Returns the process that has the device, whose backend of PyTorch it keeps until it ends."""
+    pool = ProcessPoolExecutor(1, get_context("spawn"), start)
+    atexit.register(pool.shutdown)
+    return pool
+
+
+def call(module: str, name: str, arguments: dict[str, Any]) -> Any:
+    return getattr(import_module(module), name).__wrapped__(**arguments)
+
+
+def on_made_up_device(test: Callable) -> Callable:
+    """Makes a test run in the process of the device; its arguments are what can be sent there."""
+
+    @wraps(test)
+    def there(**arguments):
+        process().submit(call, test.__module__, test.__name__, arguments).result()
+
+    return there
+
+
+class Ran(NamedTuple):
+    """A run of some rounds on the device."""
+
+    state: Any  # after the last round, on the host
+    fed: Federation
+    device: Device
+    rounds: list[dict[str, int]]  # captures, launches and waits of each
+
+
+class InTurn:
+    """In the place of CudaGraphs on the CPU: a capture is the work itself, whose operations are done each time."""
+
+    def __init__(self):
+        self.captured = 0
+
+    def warm_up(self, work):
+        work()
+
+    def capture(self, work):
+        self.captured += 1
+        return work
+
+    def fork(self, works):
+        return [work() for work in works]
+
+
+@contextmanager
+def early_captures(burst: int = 8) -> Iterator[None]:
+    """A step is captured after one that is not, and graphs of several steps take `burst`."""
+    with patch("fedcli.core.graphs.WARM_UP", 1), patch("fedcli.core.graphs.BURST", burst):
+        yield
+
+
+def numbers(device: Device) -> dict[str, int]:
+    return {"captures": device.captures, "launches": device.launches, "waits": device.waits.total()}
+
+
+def nothing(fed: Federation) -> None:
+    pass
+
+
+def on_device(
+    method: Any, overrides: dict | None = None, rounds: int = 3, change: Callable = nothing, graphs: bool = True,
+    **run: Any,
+) -> Ran:  # fmt: skip
+    """Runs rounds as a run does, with operations that give the same bits; `change` is applied to the federation."""
+    with ExitStack() as stack:
+        device = stack.enter_context(Device.running())
+        stack.enter_context(prepare.deterministic(True))
+        setup, fed = laws.federation(method, overrides, device="cuda", **run)
+        if not graphs:
+            fed.engine.graphs = None
+        change(fed)
+        state, each = setup.method.init(fed, setup.options), []
+        for number in range(rounds):
+            before = numbers(device)
+            fed.start_round()
+            state, _ = setup.method.run_round(state, fed.cohort(number), fed, setup.options)
+            refuse_non_finite(state, number)
+            each.append({name: count - before[name] for name, count in numbers(device).items()})
+        return Ran(on_host(state), fed, device, each)
+
+
+def on_cpu(method: Any, overrides: dict | None = None, rounds: int = 3, change: Callable = nothing, **run: Any) -> Any:
+    """Returns the state after rounds on the CPU, whose steps are those of a CUDA device without captures."""
+    setup, fed = laws.federation(method, overrides, **run)
+    fed.engine.graphs = InTurn()
+    change(fed)
+    return laws.simulate(setup, fed, rounds)
