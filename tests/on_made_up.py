@@ -1,6 +1,7 @@
 """Runs on the made-up device, each in the process that has it, and the same on the CPU without captures."""
 
 import atexit
+import gc
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import ExitStack, contextmanager
@@ -12,9 +13,9 @@ from unittest.mock import patch
 
 import torch
 
+from fedcli.core.client_states import refuse_non_finite
 from fedcli.core.federation import Federation
-from fedcli.runs import prepare
-from fedcli.runs.checkpoints import refuse_non_finite
+from fedcli.runs.machine import deterministic
 from tests import laws
 from tests.made_up import Device, on_host, register
 
@@ -22,6 +23,7 @@ from tests.made_up import Device, on_host, register
 def start() -> None:
     torch.set_num_threads(1)
     register()  # before autograd makes its queues, one for each device that it knows
+    gc.freeze()  # a capture collects garbage, and need not look through what has been imported
 
 
 @cache
@@ -94,7 +96,7 @@ def on_device(
     """Runs rounds as a run does, with operations that give the same bits; `change` is applied to the federation."""
     with ExitStack() as stack:
         device = stack.enter_context(Device.running())
-        stack.enter_context(prepare.deterministic(True))
+        stack.enter_context(deterministic(True))
         setup, fed = laws.federation(method, overrides, device="cuda", **run)
         if not graphs:
             fed.engine.graphs = None

@@ -12,6 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from fedcli import check
 from fedcli.core import engine
+from fedcli.core.client_states import refuse_non_finite
 from fedcli.core.clients import Client
 from fedcli.core.graphs import KEPT, TOLERANCE, CudaGraphs, Unrepeatable, agree, graph_key
 from fedcli.core.stacked import Stack
@@ -19,6 +20,7 @@ from fedcli.core.trees import Flat, tree_map
 from fedcli.errors import UserError
 from fedcli.registry import find_method, methods
 from fedcli.runs import autotune
+from fedcli.runs.rounds import one_round
 from tests import laws
 from tests.made_up import Device, on_host
 from tests.on_made_up import early_captures, on_cpu, on_device, on_made_up_device
@@ -35,19 +37,20 @@ CASES = {
     "adam": (FEDAVG, {}, {"optimizer": "adam", "lr": 0.003}),
 }
 
-# In the fourth round of each method: how often Python waits for the device, and how many kernels it launches.
+# In the third round of each method: how often Python waits for the device, and how many kernels it launches.
 MOST_OF_A_NEW_METHOD = (170, 2500)
 MOST = {}
 
 
 def assert_sound(name: str, chunk: str) -> None:
-    """Holds four rounds of a method to those of the CPU, to captures in the first three, and to `MOST`."""
-    method, run = quick(find_method(name)), {"clients_per_chunk": chunk, "local_epochs": 1}
+    """Holds three rounds of a method to those of the CPU, to captures in the first two, and to `MOST`."""
+    method, parts = quick(find_method(name)), laws.toy_parts((7, 3, 6, 2))  # no full batch of 4 for all: one graph
+    run = {"clients_per_chunk": chunk, "local_epochs": 1, "parts": parts}
     with early_captures():
-        ran = on_device(method, rounds=4, **run)
+        ran = on_device(method, **run)
         assert ran.fed.engine.notes == []
         assert ran.device.captures, "a local objective is closed over what may change; that belongs into its context"
-        assert laws.distance(ran.state, on_cpu(method, rounds=4, **run)) == 0
+        assert laws.distance(ran.state, on_cpu(method, **run)) == 0
     last = ran.rounds[-1]
     assert last["captures"] == 0
     if chunk == "4":
@@ -96,7 +99,7 @@ def test_mixed_precision_batch_normalisation_and_other_lists_of_operations_have_
     assert (ran.fed.engine.graphs.captured, ran.fed.engine.notes) == (2, [])
 
 
-@pytest.mark.parametrize("name", KINDS)
+@pytest.mark.parametrize("name", ["fedavg", "scaffold"])
 @on_made_up_device
 def test_a_run_on_the_device_goes_on_from_a_checkpoint_with_the_same_bits(name):
     with Device.running(), early_captures(), patch.dict(check.AMPLIFIED, cuda=0.0):
@@ -317,6 +320,7 @@ def make(network, weight=0.5, more=(1, {"a": None}), start=1, thing=None):
 
 
 def test_a_function_made_again_from_equal_parts_is_the_same():
+    assert graph_key(frozenset("ab")) == graph_key(frozenset("ba")) != graph_key(frozenset("a"))
     network, other = (laws.federation(FEDAVG)[1].network for _ in "ab")
     same = graph_key(make(network))
     assert same == graph_key(make(network))
@@ -484,6 +488,125 @@ def test_a_trial_leaves_no_graph_behind_that_would_hold_memory():
             assert not any(type(thing) is Stack for thing in gc.get_objects())
         finally:
             gc.enable()
+
+
+@pytest.mark.parametrize("examples", [38, 11])  # 9 full batches of 4 and one that is not; 2 and one
+@on_made_up_device
+def test_a_trial_measures_replays_alone(examples):
+    watched, train = [], engine.Engine.train
+    with Device.running() as device:
+
+        def counted(self, *arguments):
+            before = self.graphs.captured, self.graphs.plain
+            results = train(self, *arguments)
+            watched.append((self.way, (self.graphs.captured, self.graphs.plain) == before))
+            return results
+
+        run = {"data": laws.toy_dataset(4 * examples), "parts": laws.toy_parts([examples] * 4)}
+        _, fed = laws.federation(FEDAVG, device="cuda", clients_per_chunk="auto", **run)
+        with patch.object(engine.Engine, "train", counted):
+            assert "fastest of 2 ways tried" in autotune.autotune(fed)
+        assert device.replays
+    replays = dict(watched)  # of the last pass of each way
+    assert replays == {"stacked": True, "branches": True}
+
+
+def test_a_way_that_fails_is_not_taken_and_all_that_fail_are_an_error(monkeypatch):
+    def try_out(fed, way, size):
+        if way in failing:
+            raise RuntimeError(f"no deterministic form of {way}\nand more")
+        return 0.5, size
+
+    for name in ("empty_cache", "reset_peak_memory_stats"):
+        monkeypatch.setattr(torch.cuda, name, lambda *device: None)
+    monkeypatch.setattr(autotune, "_try_out", try_out)
+    _, fed = laws.federation(FEDAVG, clients_per_chunk="auto")
+    fed.device, failing = torch.device("cuda"), ["stacked"]
+    chosen = (
+        "fastest of 1 ways tried, 500 ms for a step of one client; stacked failed: no deterministic form of stacked"
+    )
+    assert autotune.autotune(fed) == chosen
+    assert fed.engine.way == "branches"
+    failing.append("branches")
+    with pytest.raises(RuntimeError, match="no deterministic form of stacked"):
+        autotune.autotune(fed)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        torch.OutOfMemoryError("no memory"),
+        RuntimeError("CUDA error: out of memory\nCUDA kernel errors might be asynchronously reported"),
+        RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"),
+    ],
+)
+def test_whatever_the_device_says_of_its_memory_halves_the_chunk(error, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
+    fed, cohort, start, loss = first_round(clients_per_chunk="4")
+    together = engine.Engine._together
+
+    def limited(self, step, clients, context, axes, plan, chunk, rate):
+        if chunk.stop - chunk.start > 2:
+            raise error
+        return together(self, step, clients, context, axes, plan, chunk, rate)
+
+    monkeypatch.setattr(engine.Engine, "_together", limited)
+    fed.train(start, cohort, loss)
+    assert fed.engine.notes == ["out of memory with 4 clients together; 2 from here on"]
+    error = RuntimeError("another error")
+    fed.engine.clients_per_chunk = 4
+    with pytest.raises(RuntimeError, match="another error"):
+        fed.train(start, cohort, loss)
+
+
+@on_made_up_device
+def test_a_round_that_draws_on_the_device_is_refused():
+    def draws(state, cohort, fed, config):
+        torch.rand(1, device=fed.device)
+        return FEDAVG.run_round(state, cohort, fed, config)
+
+    with Device.running():
+        setup, fed = laws.federation(replace(FEDAVG, run_round=draws), device="cuda")
+        state = setup.method.init(fed, setup.options)
+        with pytest.raises(UserError, match="draws from PyTorch's global generator in round 1"):
+            one_round(setup, fed, state, fed.cohort(0))
+
+
+@on_made_up_device
+def test_the_state_of_a_round_is_looked_at_once_and_features_stay_on_the_device():
+    with Device.running() as device:
+        setup, fed = laws.federation(FEDAVG, device="cuda")
+        state = setup.method.init(fed, setup.options)
+        before = device.waits.total()
+        refuse_non_finite(state, 0)
+        assert device.waits.total() - before == 1
+        copied = []
+        for with_features in (True, False):
+            before = device.waits.total()
+            features, *_ = fed.predict(state.params, state.buffers, with_features=with_features)
+            assert (features is None) != with_features
+            copied.append(device.waits.total() - before)
+        assert copied[0] == copied[1] <= 6  # features and logits are one copy
+
+
+@on_made_up_device
+def test_the_server_of_fedtgp_copies_nothing_in_its_loop_and_that_of_fedkd_waits_once():
+    tgp, kd = (find_method(name).module for name in ("fedtgp", "fedkd"))
+    waits = {}
+    with Device.running() as device:
+        for method, module, name in ((tgp, tgp, "train_network"), (kd, kd, "exchange")):
+            setup, fed = laws.federation(method.METHOD, quick(method.METHOD) and {}, device="cuda", local_epochs=1)
+            real = getattr(module, name)
+
+            def counted(*arguments, real=real, name=name):
+                before = device.waits.total()
+                result = real(*arguments)
+                waits[name] = device.waits.total() - before
+                return result
+
+            with patch.object(module, name, counted):
+                laws.simulate(setup, fed, 1)
+    assert waits == {"train_network": 1, "exchange": 0}
 
 
 def test_auto_is_chosen_on_cuda_and_nothing_else_is(monkeypatch):

@@ -5,8 +5,9 @@ The plain loop is what a user of PyTorch writes: one module in the default memor
 of the `state_dict` in, the mean of the `state_dict`s out. It trains the engine's clients, on the same images.
 
 Both sides run under the same threads and precision; the engine, as in a run, by operations that give the same bits each
-time, the plain loop by PyTorch's default ones. After a round each to warm up they take turns, so that a noisy machine
-hits both. The ratio is the median over these pairs of plain seconds over engine seconds: above 1 the engine is faster.
+time, the plain loop by PyTorch's default ones. After a round each to warm up (of the engine on CUDA as many as it takes
+until all steps are replays) they take turns, so that a noisy machine hits both. The ratio is the median over these
+pairs of plain seconds over engine seconds: above 1 the engine is faster.
 
 A lower bound, called "floor" in files, is the time that the arithmetic or the memory traffic takes at this machine's
 own peak rates, the larger of the two. Arithmetic: the FLOPs of the plain loop's round over those of a large matrix
@@ -37,7 +38,7 @@ from fedcli.core.federation import Federation
 from fedcli.core.layers import use_live_taps
 from fedcli.data import datasets
 from fedcli.errors import UserError
-from fedcli.runs.autotune import autotune, peak_memory
+from fedcli.runs.autotune import PASSES, autotune, peak_memory, until_captured
 from fedcli.runs.machine import deterministic, environment, flushed_denormals, machine_settings
 from fedcli.runs.options import RunConfig
 from fedcli.runs.prepare import prepare
@@ -173,7 +174,10 @@ def measure(name: str, setup: Setup, repeats: int, progress: Callable[[str], Any
     first, rows = max(run.rounds - repeats - 1, 0), []
     with machine_settings(fed):  # what a run would set, for both sides, as are denormal numbers
         autotune(fed)
-        state, _ = one_round(setup, fed, setup.method.init(fed, setup.options), fed.cohort(first))
+        state = setup.method.init(fed, setup.options)
+        warm_ups = range(1) if fed.engine.graphs is None else until_captured(fed.engine, PASSES)
+        for _ in warm_ups:
+            state, _ = one_round(setup, fed, state, fed.cohort(first))
         peak = peak_memory(device)
         if with_plain:
             plain = PlainRounds(fed, dataset)

@@ -18,13 +18,13 @@ from fedcli.core.clients import (
 from fedcli.core.federation import Cohort, Federation
 from fedcli.core.model_parts import batchnorm_names, head_names, split
 from fedcli.core.own_models import ClientState, own_models, train_own_models
-from fedcli.core.trees import select, stack, tree_map
+from fedcli.core.trees import select, stack, to_device, tree_map
 
 __all__ = [
     "Aux", "Batch", "Client", "ClientState", "Cohort", "Federation", "LocalLoss", "Network", "Params", "Step",
     "batchnorm_names", "class_means", "class_sums", "cosine_annealing", "cross_entropy", "distance", "divergence",
     "generator", "gradient", "head_names", "masked_mean", "no_vectors", "own_models", "plain_loss", "select",
-    "split", "stack", "step_length", "train_own_models", "tree_map", "unit", "weighted_mean",
+    "split", "stack", "step_length", "to_device", "train_own_models", "tree_map", "unit", "weighted_mean",
 ]  # fmt: skip
 
 # Raised whenever a golden (tests/goldens.json) changes because of the core; it goes into every record, and a record

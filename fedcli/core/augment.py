@@ -5,6 +5,8 @@ An augmentation is a pure function of images in [0, 1], which stay there unround
 """
 
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import torch
 import torch.nn.functional as F
@@ -86,7 +88,19 @@ def resized_crop(images: Tensor, draws: Tensor) -> Tensor:
     down = _interpolation(top, rows, height)
     across = _interpolation(left, columns, width)
     across = torch.where(draws[:, -1, None, None] < 0.5, across.flip(1), across)
-    return down.to(images.dtype)[:, None] @ images @ across.to(images.dtype).mT[:, None]
+    with _without_tf32():
+        return down.to(images.dtype)[:, None] @ images @ across.to(images.dtype).mT[:, None]
+
+
+@contextmanager
+def _without_tf32() -> Iterator[None]:
+    """Multiplies with all bits of float32: pixels are data, also in a run whose networks multiply with fewer."""
+    allowed = torch.backends.cuda.matmul.allow_tf32
+    torch.backends.cuda.matmul.allow_tf32 = False
+    try:
+        yield
+    finally:
+        torch.backends.cuda.matmul.allow_tf32 = allowed
 
 
 def _interpolation(start: Tensor, length: Tensor, size: int) -> Tensor:

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from fedcli.core.tree_files import SUFFIX, load_tree, save_tree
-from fedcli.core.trees import StoredStates, Tree, leaves, to_names, tree_map
+from fedcli.core.trees import StoredStates, Tree, leaves, to_device, to_names, tree_map
 from fedcli.errors import NonFiniteLoss, UserError
 from fedcli.files import remove
 
@@ -181,8 +181,9 @@ class Store:
 def refuse_non_finite(state: Any, round: int) -> None:
     """Raises NonFiniteLoss if a tensor of a state has NaN or inf; `round` counts from 0."""
     _, tensors = to_names(state)
-    for name, leaf in tensors.items():
-        if leaf.is_floating_point() and not leaf.isfinite().all():
+    is_finite = {name: leaf.isfinite().all() for name, leaf in tensors.items() if leaf.is_floating_point()}
+    for name, flag in to_device(is_finite, "cpu").items():
+        if not flag:
             raise NonFiniteLoss(f"'{name[1:]}' of the state is not finite in round {round + 1}; use a smaller --lr.")
 
 

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from fedcli.core.batches import Batch, BatchPlan, Transform
 from fedcli.core.clients import Client, Step, Terms, keyed
-from fedcli.core.graphs import CudaGraphs, find_stack
+from fedcli.core.graphs import CudaGraphs, find_stack, is_out_of_memory
 from fedcli.core.layers import by_places, set_to
 from fedcli.core.stacked import WAYS, Stack, for_many, packed, with_optimizer, with_room
 from fedcli.core.trees import Tree, complete, concatenate, flatten, leaves, select, select_axes, tree_map
@@ -109,8 +109,8 @@ class Engine:
             if size <= self.clients_per_chunk:
                 try:
                     return [run(slice(clients.start, clients.stop))]
-                except torch.OutOfMemoryError:
-                    if size == 1:
+                except RuntimeError as error:
+                    if size == 1 or not is_out_of_memory(error):
                         raise
                 # Outside the handler, where the error still holds the tensors of the step.
                 self.clients_per_chunk = -(-size // 2)

@@ -68,10 +68,13 @@ def _accuracies(fed: Federation, method: Method, state: Any, last_outputs: Outpu
 
     def hits_of(model: Model, index: np.ndarray | None) -> Tensor:
         network, params, buffers = model
-        outputs = last_outputs.get(params, buffers, index, prototypes is not None)
+        with_features = prototypes is not None
+        outputs = last_outputs.get(params, buffers, index, with_features)
         if outputs is None:
-            features, logits, labels = fed.predict(params, buffers, index, network, quick=True)
-            outputs = Outputs(None if prototypes is None else features, top_k(logits, labels, fed.top_k), labels)
+            features, logits, labels = fed.predict(
+                params, buffers, index, network, quick=True, with_features=with_features
+            )
+            outputs = Outputs(features, top_k(logits, labels, fed.top_k), labels)
         if prototypes is None or index is not None:  # all clients' features of all test images are too many to keep
             fed.outputs.put(params, buffers, index, outputs)
         if prototypes is None:

@@ -23,7 +23,7 @@ from fedcli.core.output_cache import OutputCache
 from fedcli.core.partition import count_classes
 from fedcli.core.parts import divide
 from fedcli.core.stacked import with_optimizer
-from fedcli.core.trees import Tree, complete, concatenate, count_floats, select, stack, tree_map
+from fedcli.core.trees import Tree, complete, concatenate, count_floats, select, stack, to_device, tree_map
 from fedcli.declarations import Sizes
 from fedcli.errors import NonFiniteLoss, UserError
 
@@ -452,8 +452,8 @@ class Federation:
 
     def predict(
         self, params: Params, buffers: Params, index: np.ndarray | None = None, network: Network | None = None, *,
-        test: bool = False, quick: bool = False,
-    ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+        test: bool = False, quick: bool = False, with_features: bool = True,
+    ) -> tuple[Tensor | None, Tensor, Tensor]:  # fmt: skip
         """Returns what one model in evaluation mode gives for training or test examples.
 
         Args:
@@ -463,6 +463,7 @@ class Federation:
             network: The model's network; the only one if None.
             test: Whether `index` is of test images.
             quick: On a CPU in the fastest way, which rounds otherwise; for what is reported, not trained on.
+            with_features: Whether features are returned, which take long to copy from a device; None if not.
 
         Returns:
             Features `[n, D]`, logits `[n, C]` and labels `[n]`, on the CPU.
@@ -477,16 +478,16 @@ class Federation:
         quick = quick and self.device.type == "cpu"
 
         @torch.no_grad()
-        def of_portion(positions: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        def of_portion(positions: Tensor) -> tuple[Tensor | None, Tensor, Tensor]:
             with set_to(by_places, quick):
                 x = self.transform(images[positions])
                 output = network(params, buffers, self.engine.own(x) if quick else x, train=False)
-            return output.features, output.logits, labels[positions]
+            return output.features if with_features else None, output.logits, labels[positions]
 
         with self.timed("evaluate"):
             params = tree_map(self.engine.own, params) if quick else params
             portions = self.engine.side_by_side(of_portion, self._portions(index, quick))
-            return tree_map(Tensor.cpu, concatenate(portions))  # here alone Python waits for the device
+            return to_device(concatenate(portions), "cpu")  # here alone Python waits for the device
 
     def _portions(self, index: np.ndarray, quick: bool = False) -> Sequence[Tensor]:
         """Cuts positions into those that go through a network together, on the device."""

@@ -22,6 +22,7 @@ Work = Callable[[], Any]
 
 WARM_UP = 3  # steps before one is captured, as PyTorch's notes on CUDA graphs have it
 BURST = 8  # steps of the larger graph of a kind
+OUT_OF_MEMORY = ("CUDA error: out of memory", "CUBLAS_STATUS_ALLOC_FAILED", "CUDNN_STATUS_ALLOC_FAILED")
 KEPT = 4  # stacks kept for the rounds to come
 
 # How far a replay may be from the plain step, as a share of the way that the step moves the clients. In both the same
@@ -35,6 +36,7 @@ class CudaGraphs:
 
     Attributes:
         captured: How many have been made.
+        plain: How many pieces of work were done by their operations, before they could be captured.
     """
 
     def __init__(self, device: torch.device):
@@ -43,10 +45,11 @@ class CudaGraphs:
         self._keeper: torch.cuda.CUDAGraph | None = None
         self._stream = torch.cuda.Stream(device)
         self._branches: list[torch.cuda.Stream] = []
-        self.captured = 0
+        self.captured = self.plain = 0
 
     def warm_up(self, work: Work) -> None:
         """Does the work on a side stream."""
+        self.plain += 1
         self._work_on([self._stream], [work])
 
     def capture(self, work: Work) -> Work:
@@ -102,6 +105,14 @@ class CudaGraphs:
         return results
 
 
+def is_out_of_memory(error: BaseException) -> bool:
+    """Says whether an error of the device means that less memory might do.
+
+    CUDA and its libraries, which allocate some of their own, raise no `OutOfMemoryError`.
+    """
+    return isinstance(error, torch.OutOfMemoryError) or any(text in str(error) for text in OUT_OF_MEMORY)
+
+
 class Unrepeatable(Exception):
     """Says that another step may do something else."""
 
@@ -118,6 +129,8 @@ def graph_key(thing: Any, shapes: bool = False) -> Hashable:
     plain = bool, int, float, str, bytes, type(None), torch.dtype, torch.device, Network
     if isinstance(thing, plain):
         return (type(thing), thing)
+    if isinstance(thing, frozenset) and all(isinstance(part, plain) for part in thing):
+        return (frozenset, thing)
     if shapes and isinstance(thing, Tensor):
         return (tuple(thing.shape), thing.dtype)
     if isinstance(thing, FunctionType):
@@ -178,7 +191,7 @@ class StepGraphs:
             replay = self.graphs.capture(steps)
         except Exception as error:
             cause = error.__context__ or error  # ending a capture that has gone wrong is an error of its own
-            if isinstance(cause, torch.OutOfMemoryError):
+            if is_out_of_memory(cause):
                 raise cause from None
             first_line = (str(cause).strip() or repr(cause)).splitlines()[0]
             reason = f"no CUDA graph of the step, its operations go one by one ({first_line})"

@@ -112,6 +112,26 @@ class StoredStates(Mapping[int, Tree], ABC):
         """Returns what a file names each client's state by."""
 
 
+def to_device(tree: Tree, device: torch.device | str) -> Tree:
+    """Returns a tree on another device, where its tensors are parts of one copy for each type of number.
+
+    Python waits once for each type on the way to the host, and not at all on the way back.
+    """
+    device = torch.device(device)
+    elsewhere = [tensor for tensor in leaves(tree) if tensor.device.type != device.type]
+    kinds = dict.fromkeys((tensor.device, tensor.dtype) for tensor in elsewhere)
+    copies: dict[int, Tensor] = {}
+    for kind in kinds:
+        group = [tensor for tensor in elsewhere if (tensor.device, tensor.dtype) == kind]
+        flat = torch.cat([tensor.reshape(-1) for tensor in group])
+        if flat.device.type == "cpu":
+            flat = flat.pin_memory()
+        flat = flat.to(device, non_blocking=device.type != "cpu")
+        parts = flat.split([tensor.numel() for tensor in group])
+        copies |= {id(tensor): part.view(tensor.shape) for tensor, part in zip(group, parts, strict=True)}
+    return tree_map(lambda tensor: copies.get(id(tensor), tensor), tree)
+
+
 def to_names(tree: Tree) -> tuple[Any, dict[str, Tensor]]:
     """Takes a tree apart into a structure for JSON and its tensors by path; `from_names` is the inverse.
 

@@ -4,16 +4,19 @@ import dataclasses
 import gc
 import platform
 import resource
+from collections.abc import Iterator
 
 import torch
 
 from fedcli.core.aggregate import cross_entropy
 from fedcli.core.clients import Aux
+from fedcli.core.engine import Engine
 from fedcli.core.federation import Federation
 from fedcli.core.stacked import WAYS
 from fedcli.core.trees import tree_map
 
-STEPS = 16  # of a trial, enough for a capture
+STEPS = 16  # of a pass of a trial
+PASSES = 8  # of a trial at most, until all its steps are replays
 
 
 def autotune(fed: Federation) -> str | None:
@@ -24,16 +27,27 @@ def autotune(fed: Federation) -> str | None:
     if fed.config.clients_per_chunk != "auto" or fed.device.type != "cuda":
         return None
     size = -(-fed.config.cohort_size // fed.engine.workers.count)  # a larger chunk would leave a worker idle
-    tried = {way: _try_out(fed, way, size) for way in WAYS}
+    tried: dict[str, tuple[float, int]] = {}
+    failed: dict[str, RuntimeError] = {}
+    for way in WAYS:
+        try:
+            tried[way] = _try_out(fed, way, size)
+        except RuntimeError as error:  # as of an operation that has no deterministic form on this device
+            failed[way] = error
+    if not tried:
+        raise failed[WAYS[0]]
     fed.engine.way = min(tried, key=tried.get)
     seconds, fed.engine.clients_per_chunk = tried[fed.engine.way]
     torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats(fed.device)
-    return f"fastest of {len(tried)} ways tried, {1e3 * seconds:.3g} ms for a step of one client"
+    chosen = f"fastest of {len(tried)} ways tried, {1e3 * seconds:.3g} ms for a step of one client"
+    for way, error in failed.items():
+        chosen += f"; {way} failed: {str(error).strip().splitlines()[0]}"
+    return chosen
 
 
 def _try_out(fed: Federation, way: str, size: int) -> tuple[float, int]:
-    """Trains `size` clients for some steps by cross-entropy, twice, and measures the second time.
+    """Trains `size` clients for some steps by cross-entropy, and measures the first pass of replays alone.
 
     Returns:
         Seconds for a step of one client, and how many train together: fewer if the memory is too small.
@@ -50,13 +64,27 @@ def _try_out(fed: Federation, way: str, size: int) -> tuple[float, int]:
         return loss, Aux(buffers, {"loss": loss})
 
     step = fed.optimizer_step(local_loss)
-    for _ in range(2):
+    for _ in until_captured(engine, PASSES):
         fed.start_round()
         with fed.timed("train"):
             engine.train(step, clients, plan, fed.lr(0), None, None)
     engine.stacks.clear()
     gc.collect()  # graphs that are garbage hold memory, the next trial's too
     return fed.seconds["train"] / max(int(plan.steps.sum()), 1), engine.clients_per_chunk
+
+
+def until_captured(engine: Engine, most: int) -> Iterator[None]:
+    """Yields before each of some passes: two without graphs, else as many as it takes until all steps are replays.
+
+    On CUDA the first steps of each kind go by their operations, and one kind may have a step a pass.
+    """
+    graphs = engine.graphs
+    for number in range(most):
+        plain = graphs.plain if graphs is not None else 0
+        yield
+        is_steady = number > 0 if engine.graphs is None else graphs.plain == plain
+        if is_steady:
+            return
 
 
 def peak_memory(device: torch.device) -> int:

@@ -159,14 +159,15 @@ def one_round(setup: Setup, fed: Federation, state: Any, cohort: Cohort) -> tupl
     """Runs and tests one round; returns the state after it, and what the record says of it."""
     config, is_last = setup.run, cohort.round + 1 == setup.run.rounds
     fed.start_round()
-    start, drawn = time.perf_counter(), torch.get_rng_state()
+    start, drawn = time.perf_counter(), _generator_states(fed.device)
     outcome = setup.method.run_round(state, cohort, fed, setup.options)
     if type(outcome) is not tuple or len(outcome) != 2 or not isinstance(outcome[1], dict):
         raise UserError(
             f"run_round of '{setup.method.name}' returns no state and terms (got {type(outcome).__name__}); end it "
             "with 'return state, terms', the terms a dict of tensors [K], or {}."
         )
-    if not torch.equal(drawn, torch.get_rng_state()):  # a run that is resumed would draw something else
+    unchanged = map(torch.equal, drawn, _generator_states(fed.device))
+    if not all(unchanged):  # a run that is resumed would draw something else
         raise UserError(
             f"run_round of '{setup.method.name}' draws from PyTorch's global generator in round {cohort.round + 1}; "
             "use fed.generator(...) on the server; a client must not draw."
@@ -189,6 +190,14 @@ def one_round(setup: Setup, fed: Federation, state: Any, cohort: Cohort) -> tupl
     if config.drift_every and (is_last or (cohort.round + 1) % config.drift_every == 0):
         entry["drift"] = drift.measure_drift(fed, cohort)
     return after, entry
+
+
+def _generator_states(device: torch.device) -> list[torch.Tensor]:
+    """Returns the states of PyTorch's global generators from which a round on a device could draw."""
+    states = [torch.get_rng_state()]
+    if device.type == "cuda":
+        states.append(torch.cuda.get_rng_state(device))
+    return states
 
 
 def _after_the_last_round(setup: Setup, fed: Federation, state: Any) -> dict[str, Any]:

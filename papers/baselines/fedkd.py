@@ -73,6 +73,7 @@ from fedcli.core import (
     cross_entropy,
     divergence,
     masked_mean,
+    to_device,
     tree_map,
     weighted_mean,
 )
@@ -294,7 +295,13 @@ def run_round(state: ServerState, cohort: Cohort, fed: Federation, config: Confi
     states, (trained, buffers), terms = train_clients(state, cohort, fed, config)
     number = cohort.round - 1 if code else cohort.round  # Readings 10 and 5
     share = energy_share(config.energy_start, config.energy_end, number, fed.num_rounds)
-    params = exchange_mentees(trained, cohort, fed, share) if code else exchange(trained, state, cohort, fed, share)
+    # On the host, since each decomposition would make Python wait for the device.
+    trained, before = to_device((trained, state.params), "cpu")
+    if code:
+        params = exchange_mentees(trained, cohort, fed, share)
+    else:
+        params = exchange(trained, state._replace(params=before), cohort, fed, share)
+    params = to_device(params, fed.device)
     _, buffers = fed.upload_model(Client({}, buffers, optimizer={}))
     buffers = weighted_mean(buffers, torch.ones_like(cohort.weights))
     return ServerState(params, buffers, torch.as_tensor(np.sort(cohort.client_ids)), states), terms

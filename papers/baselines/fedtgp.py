@@ -145,9 +145,8 @@ def train_network(
         config: The method's.
     """
     network = {name: value.clone().requires_grad_() for name, value in network.items()}
-    for epoch in order:
-        for start in range(0, len(epoch), config.server_batch_size):
-            index = torch.as_tensor(epoch[start : start + config.server_batch_size], device=labels.device)
+    for epoch in torch.as_tensor(np.array(order), device=labels.device):  # copied to the device at once
+        for index in epoch.split(config.server_batch_size):
             loss = contrastive_loss(prototypes[index], labels[index], global_prototypes(network), margin)
             grads = torch.autograd.grad(loss, list(network.values()))
             with torch.no_grad():
