@@ -308,12 +308,12 @@ def test_fedbabu_tunes_only_for_a_test_and_sends_nothing_for_it():
 
 def test_a_global_model_beside_personal_ones_is_tested_as_if_it_stood_alone():
     setup, fed = laws.federation("ditto", cohort_size=2, validation=0.2)
-    state = laws.simulate(setup, fed, 2)
+    state = laws.simulate(setup, fed, 1)
     result = evaluation.evaluate(fed, setup.method, state)
     alone = evaluation.evaluate(fed, find_method("fedavg"), state)
     personal = evaluation.evaluate(fed, find_method("local"), state)
     assert result == {**personal, "global_accuracy": alone["test_accuracy"]}
-    assert alone["test_accuracy"] != personal["test_accuracy"]
+    assert result["global_accuracy"] not in result["client_accuracy"].values()
 
 
 def test_any_method_runs_under_the_protocol_of_personal_tests():
