@@ -16,7 +16,6 @@ import os
 import subprocess
 import sys
 import tempfile
-import time
 from pathlib import Path
 from typing import Annotated
 
@@ -58,20 +57,19 @@ def python_of(peer: Peer, folder: Path) -> Path:
 
 
 def run_peer(peer: Peer, folder: Path, work: Path) -> dict:
-    """The ends of a peer's rows, and the versions and seconds of its run."""
+    """The ends of a peer's rows, and the versions that it ran with."""
     python = python_of(peer, folder)
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1"}
     if peer.commit:
         check_commit(folder / peer.name, peer)
         environment["CLONE"] = str((folder / peer.name).resolve())
-    start = time.perf_counter()
     command = [str(python), "-m", "agreement.side", peer.module, str(work)]
     subprocess.run(command, cwd=HERE.parent, env=environment, check=True)
     ask = "import torch, platform; print(platform.python_version(), torch.__version__)"
     versions = subprocess.run([str(python), "-c", ask], capture_output=True, text=True, check=True).stdout.split()
     return {
         "ends": torch.load(work / f"{peer.module}.pt"),
-        "python": versions[0], "torch": versions[1], "seconds": round(time.perf_counter() - start),
+        "python": versions[0], "torch": versions[1],
     }  # fmt: skip
 
 
@@ -89,7 +87,7 @@ def compare(peer: Peer, told: dict, outcomes: dict) -> dict:
                 "difference": float(f"{difference:.2g}") if math.isfinite(difference) else None,
                 "projections": problem.projections(vector) if vector.isfinite().all() else None,
             }
-    return {name: told[name] for name in ("python", "torch", "seconds")} | {"rows": rows}
+    return {"python": told["python"], "torch": told["torch"], "rows": rows}
 
 
 def main(
@@ -111,7 +109,7 @@ def main(
                 torch.save(problem.describe(partition), work / f"problem-{partition}.pt")
             for peer in chosen:
                 results[peer.name] = compare(peer, run_peer(peer, peers_folder, work), outcomes)
-                print(f"{peer.name}: {len(peer.rows)} rows, {results[peer.name]['seconds']} s")
+                print(f"{peer.name}: {len(peer.rows)} rows")
         RESULTS.write_text(json.dumps(results, indent=1, allow_nan=False) + "\n")
     page.PAGE.write_text(page.text(peers(), results))
 

@@ -9,6 +9,7 @@ from fedcli.runs.options import flags_of
 
 PAGE = Path(__file__).parents[1] / "results/agreement.md"
 SAME = 1e-12  # a row agrees whose parameters differ by no more
+ROUNDING = 1e-14  # differences below differ from run to run
 INTRODUCTION = """# Agreement with code that others wrote
 
 Other projects' own classes are run beside fedcli on one small problem: the same clients with digits of scikit-learn,
@@ -44,7 +45,10 @@ def agrees(results: dict, peer: Peer, label: str) -> bool:
 def difference_text(results: dict, peer: Peer, label: str) -> str:
     """The largest difference of a row."""
     found = differences(results, peer, label)
-    return "not finite" if None in found else f"{max(found):.1e}"
+    if None in found:
+        return "not finite"
+    largest = max(found)
+    return f"{largest:.1e}" if largest >= ROUNDING else f"< {ROUNDING:.0e}"
 
 
 def command(case: Case) -> str:
@@ -63,8 +67,8 @@ def overview(peers: Sequence[Peer], results: dict) -> str:
         source = ", ".join(filter(None, (peer.package, peer.commit[:10])))
         counts = (len(peer.rows), len(same), len(closed), len(peer.rows) - len(same) - len(closed))
         versions = f"Python {told['python']}, torch {told['torch']}"
-        lines.append([peer.name, source, *map(str, counts), versions, str(told["seconds"])])
-    titles = ("Project", "Version", "Rows", "Agree", "Differ, closed", "Open", "Environment", "Seconds")
+        lines.append([peer.name, source, *map(str, counts), versions])
+    titles = ("Project", "Version", "Rows", "Agree", "Differ, closed", "Open", "Environment")
     return github(titles, lines)
 
 
