@@ -89,11 +89,13 @@ def find_records(paths: Iterable[Path], labels: Sequence[str] = ()) -> list[Reco
         files = sorted(path.rglob(RECORD)) if path.is_dir() else [path]
         if not files:
             raise UserError(f"there is no run in '{path}' (got no {RECORD} in it or below); give the folder of a run.")
-        more = {"label": label} if labels else {}
         for file in files:
-            records.setdefault(file.resolve(), {**read_record(file), "folder": file.parent, **more})
-    labelled = [(record["label"], record["method"]) for record in records.values() if "label" in record]
-    methods = Counter(label for label, _ in set(labelled))
+            record = {**read_record(file), "folder": file.parent}
+            if labels:
+                record["label"] = label
+            records.setdefault(file.resolve(), record)
+    labelled = {(record["label"], record["method"]) for record in records.values() if "label" in record}
+    methods = Counter(label for label, _ in labelled)
     for record in records.values():
         if methods[record.get("label")] > 1:  # one name for several methods would hide which is which
             record["label"] += f": {record['method']}"
@@ -140,9 +142,13 @@ def of_all(records: Iterable[Record], of_one: Callable[[Record], pd.DataFrame]) 
     """The rounds or clients of several runs, by `rounds_of` or `clients_of`, with columns that tell runs apart."""
     parts = []
     for record in records:
-        table, values = of_one(record), settings(record)
-        names = {name: values[name] for name in FIRST} | {"seed": record["seed"], "settings": key(values)}
-        parts.append(table.assign(**names | {"method": record.get("label", record["method"])})[[*names, *table]])
+        table = of_one(record)
+        values = settings(record)
+        names = {name: values[name] for name in FIRST}
+        names |= {"seed": record["seed"], "settings": key(values)}
+        if "label" in record:
+            names["method"] = record["label"]
+        parts.append(table.assign(**names)[[*names, *table]])
     return pd.concat(parts, ignore_index=True)
 
 

@@ -11,7 +11,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from concurrent import futures
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
 from types import ModuleType
@@ -26,7 +26,7 @@ from fedcli.results.plans import Plan, PlannedRun
 from fedcli.runs import begin, resume
 from fedcli.runs.checkpoints import CHECKPOINT, PREVIOUS, SELECTED, clear
 from fedcli.runs.lock import InUse, locked
-from fedcli.runs.record import has_ended, read_record
+from fedcli.runs.record import Record, has_ended, read_record
 from fedcli.runs.rounds import Listener
 from fedcli.runs.signals import OutOfTime, end_with_parent, interrupt_on_signals, time_left
 from fedcli.runs.trackers import Loggers
@@ -75,11 +75,19 @@ def execute(
         InUse: If another process uses the plan's folder.
         OutOfTime: If the time limit was reached.
     """
-    here = _processes(jobs) if jobs > 1 else nullcontext(partial(_run_here, watch))
-    starter, at_once = (here, jobs) if cluster is None else (_tasks(**cluster), len(plan.runs))
     errors: dict[Path, str] = {}
-    with locked(plan.folder) if len(plan.runs) > 1 else nullcontext(), starter as start:  # a run locks its own folder
-        waiting, active = plan.to_run, {}
+    with ExitStack() as stack:
+        if len(plan.runs) > 1:  # a single run locks its own folder
+            stack.enter_context(locked(plan.folder))
+        at_once = jobs
+        start: Start = partial(_run_here, watch)
+        if cluster is not None:
+            at_once = len(plan.runs)
+            start = stack.enter_context(_tasks(**cluster))
+        elif jobs > 1:
+            start = stack.enter_context(_processes(jobs))
+        waiting = plan.to_run
+        active: dict[futures.Future, PlannedRun] = {}
         while True:
             for run in [*waiting]:
                 if len(active) == at_once or not plan.may_start(run, active.values()):
@@ -92,14 +100,13 @@ def execute(
                 return errors
             ended, _ = futures.wait(active, POLL_SECONDS, futures.FIRST_COMPLETED)
             for future, run in list(active.items()):
-                record = None
-                with suppress(UserError):  # none yet, or damaged, as the run's error says
-                    record = read_record(run.folder)
+                record = _record_so_far(run.folder)
                 if future not in ended:
                     watch.advance(run, len(record["rounds"]) if record else 0)
                     continue
                 del active[future]
-                if error := _error_text(future.exception()) if future.exception() else future.result():
+                error = _error_text(future.exception()) if future.exception() else future.result()
+                if error:
                     errors[run.folder] = error
                 if records_only and record and has_ended(record):
                     clear(run.folder, CHECKPOINT, PREVIOUS, SELECTED, at_rest=True)
@@ -108,11 +115,20 @@ def execute(
                 raise OutOfTime
 
 
+def _record_so_far(folder: Path) -> Record | None:
+    """The record of a run that may go on; None if there is none yet, or it is damaged, as the run's error says."""
+    try:
+        return read_record(folder)
+    except UserError:
+        return None
+
+
 def _run_here(watch: Watch, run: PlannedRun) -> futures.Future:
     """Runs it in this process; returns a completed future."""
-    progress, future = Listener(), futures.Future()
+    progress = Listener()
     progress.round = lambda entry: watch.advance(run, entry["round"] + 1)
     progress.note = partial(watch.note, run)
+    future: futures.Future = futures.Future()
     future.set_result(task({}, *_arguments(run), progress=Loggers(progress, watch.log)))
     return future
 

@@ -66,7 +66,8 @@ class Metric:
 
     def counts(self, record: Record) -> bool:
         """Whether a run enters means: a finished one, and one that diverged after its best round on validation."""
-        state, selection = state_of(record), record["summary"]["selection"]
+        state = state_of(record)
+        selection = record["summary"]["selection"]
         if state == "diverged" and self.needs == "selected" and selection == "best-validation":
             return self.value(record) is not None
         return state == "finished"
@@ -124,19 +125,28 @@ def _span(text: str) -> tuple[int, int]:
 
 
 def _reached(record: Record, percent: float, *, part: int) -> float | None:
-    """Of the first round that reaches an accuracy its number, or its accuracy."""
-    return next((pair[part] for pair in _curve(record).items() if pair[1] >= percent / 100), None)
+    """Of the first round that reaches an accuracy its number, if `part` is 0, or its accuracy."""
+    for pair in _curve(record).items():
+        if pair[1] >= percent / 100:
+            return pair[part]
+    return None
 
 
 def _at_selected(record: Record, name: str = "", *, key: str) -> float | None:
     """Mean of `key` over the selected rounds; of a dict the entry `name`, or the mean of all if empty."""
-    rounds, summary = [entry for entry in record["rounds"] if entry["test_accuracy"] is not None], record["summary"]
+    rounds = [entry for entry in record["rounds"] if entry["test_accuracy"] is not None]
+    summary = record["summary"]
     if summary["selection"] != "mean-last-3":
         rounds = [entry for entry in rounds if entry["round"] == summary["selected_round"]]
-    values = [entry.get(key) for entry in rounds[-3:]]
-    if any(isinstance(value, dict) for value in values):
-        values = [(value or {}).get(name) if name or not value else fmean(value.values()) for value in values]
-    return None if None in values else _exact_mean(values)
+    values = []
+    for entry in rounds[-3:]:
+        value = entry.get(key)
+        if isinstance(value, dict):
+            value = value.get(name) if name or not value else fmean(value.values())
+        if value is None:
+            return None
+        values.append(value)
+    return _exact_mean(values)
 
 
 def _last_measured(record: Record, name: str, *, key: str) -> float | None:
@@ -145,10 +155,12 @@ def _last_measured(record: Record, name: str, *, key: str) -> float | None:
 
 def _floats(record: Record, key: str, *, total: bool = False) -> float | None:
     """The mean over rounds, which older records have of the last one alone; if `total`, of all clients and rounds."""
-    last, config = (record["cost"] or {}).get(key), record["config"]
+    last = (record["cost"] or {}).get(key)
     if last is None:
         return None
-    mean = fmean([entry.get(key, last) for entry in record["rounds"]] or [last])
+    by_round = [entry.get(key, last) for entry in record["rounds"]]
+    mean = fmean(by_round or [last])
+    config = record["config"]
     return mean * config["cohort_size"] * config["rounds"] if total else mean
 
 

@@ -1,22 +1,23 @@
 """The numbers that papers print, and a paper's table beside ours."""
 
+import itertools
 import json
 import re
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
 from statistics import fmean, stdev
 from typing import Any
 
 from fedcli import registry
-from fedcli.declarations import Table
-from fedcli.results.frame import frame_of
+from fedcli.declarations import Gain, Table
 from fedcli.results.metrics import Metric, find_metric
-from fedcli.results.plans import IN_TEXT, TablePlan, plan_cell
+from fedcli.results.plans import IN_TEXT, PlannedCell, TablePlan, plan_cell
 from fedcli.results.render import Best, Sheet
 from fedcli.results.statistics import BOLD, DIVERGED, best, interval, interval_text, mean_of_runs
-from fedcli.runs.identity import departures, what_happened
+from fedcli.runs.identity import departures, settings, what_happened
 from fedcli.runs.options import inactive_term
 from fedcli.runs.record import STATES
 
@@ -54,11 +55,18 @@ def _printed_unit(column: str) -> float:
 
 def printed_lead(table: Table, row: str, than: str, columns: tuple[str, ...], metric: Metric) -> float | None:
     """The paper's lead of a row on another, the mean over columns, by its cells or as printed; None if it has none."""
-    values = [[printed_value(table, name, column, metric) for name in (row, than)] for column in columns]
-    if all(None not in pair for pair in values):
-        return fmean(first - second for first, second in values)
-    gains = [gain for gain in table.gains if (gain.more, gain.less, gain.columns) == ((row,), (than,), columns)]
-    return printed_value(table, gains[0].row, gains[0].column, metric) if gains else None
+    leads = []
+    for column in columns:
+        first = printed_value(table, row, column, metric)
+        second = printed_value(table, than, column, metric)
+        if first is not None and second is not None:
+            leads.append(first - second)
+    if len(leads) == len(columns):
+        return fmean(leads)
+    for gain in table.gains:
+        if (gain.more, gain.less, gain.columns) == ((row,), (than,), columns):
+            return printed_value(table, gain.row, gain.column, metric)
+    return None
 
 
 def printed_accuracies(records: Sequence[Mapping[str, Any]]) -> list[float | None]:
@@ -75,111 +83,171 @@ def printed_accuracies(records: Sequence[Mapping[str, Any]]) -> list[float | Non
 def _printed_by_table(record: Mapping[str, Any]) -> dict[str, float]:
     """The paper's accuracy in percent for the setting of a run in each table that has it, by the table's name."""
     numbers: dict[str, float] = {}
-    run = frame_of([record]).iloc[0]
+    values = settings(record)
     alike = record["method"], record["protocol"], record["dataset"]
     for table in registry.tables().values():
         for cell in table.cells:
-            is_alike = (cell.method, cell.settings.get("protocol"), cell.settings.get("dataset")) == alike
-            if is_alike and cell.metric in ("selected", "last", "best"):  # points of a learning curve
-                metric = find_metric(cell.metric)
-                number = printed_value(table, cell.row, cell.column, metric)
-                if number is not None and not departures(
-                    record, run["settings"], plan_cell(table, cell).settings, metric.needs
-                ):
-                    numbers.setdefault(table.name, number)
+            if (cell.method, cell.settings.get("protocol"), cell.settings.get("dataset")) != alike:
+                continue
+            if cell.metric not in ("selected", "last", "best"):  # a point of a learning curve
+                continue
+            metric = find_metric(cell.metric)
+            number = printed_value(table, cell.row, cell.column, metric)
+            if number is None:
+                continue
+            if not departures(record, values, plan_cell(table, cell).settings, metric.needs):
+                numbers.setdefault(table.name, number)
     return numbers
+
+
+@dataclass
+class CellBeside:
+    """A cell of a table beside the paper's."""
+
+    paper: str  # the texts of its three lines
+    ours: str
+    difference: str
+    numbers: dict[str, Any]  # for the CSV
 
 
 def compare(plan: TablePlan) -> Sheet:
     """The table beside the paper's; its values are cells, with floats in ones."""
-    table, texts, numbers = plan.table, {}, {}  # of each cell, by row and column
     planned = {(each.cell.row, each.cell.column): each for each in plan.cells}
-    metrics = {each.cell.column: each.metric for each in plan.cells}
-    for key in [key for key in printed(table) | planned if key in planned]:  # in the order of the paper
-        each, states = planned[key], Counter(run.state for run in planned[key].runs)
-        text = mean_of_runs(each.metric, each.records, states)
-        texts[key], numbers[key] = _beside(table, key, each.metric, text, each.metric.values(each.records))
-        numbers[key] |= {
-            "method": each.cell.method,
-            "runs_planned": states.total(),
-            "runs_counted": sum(map(each.metric.counts, each.records)),
-            **{f"runs_{state.replace(' ', '_')}": states[state] for state in STATES},
-        }
-    for gain in table.gains:
-        more, less = ([(row, column) for row in rows for column in gain.columns] for rows in (gain.more, gain.less))
-        if planned.keys() >= {*more, *less}:
-            more, less = ([numbers[key]["ours"] for key in keys] for keys in (more, less))
-            values = [] if None in (*more, *less) else [fmean(more) - (max if gain.best else fmean)(less)]
-            metric, key = metrics[gain.columns[0]], (gain.row, gain.column)
-            text = metric.text(values[0], "+") if values else "not run"
-            texts[key], numbers[key] = _beside(table, key, metric, text, values)
-    for column, metric in metrics.items():
-        ahead = best(metric, {key: each.records for key, each in planned.items() if key[1] == column})
-        if ahead is not None:
-            texts[ahead]["ours"] = Best(texts[ahead]["ours"])
-    columns, lines = list(dict.fromkeys(column for _, column in texts)), []
-    for row in dict.fromkeys(row for row, _ in texts):
-        first = row
-        for name in ("paper", "ours", "difference"):
-            shown = [texts[row, column][name] if (row, column) in texts else "" for column in columns]
-            if any(shown):
-                lines.append([first, "ours, reduced" if name == "ours" and plan.reduction else name, *shown])
-                first = ""
+    cells: dict[Place, CellBeside] = {}
+    for place in printed(plan.table) | planned:  # in the order of the paper
+        if place in planned:
+            cells[place] = _planned_beside(plan.table, planned[place])
+    for gain in plan.table.gains:
+        needed = itertools.product((*gain.more, *gain.less), gain.columns)
+        if planned.keys() >= set(needed):
+            cells[gain.row, gain.column] = _gain_beside(plan.table, gain, planned, cells)
+    _mark_best(planned, cells)
+    columns = list(dict.fromkeys(column for _, column in cells))
+    titles = [SCALED.sub(" floats", column).replace("_", " ") for column in columns]
     return Sheet(
-        ["Method", "", *[SCALED.sub(" floats", column).replace("_", " ") for column in columns]], lines, 2,
-        [{**cell, "reduced": plan.reduction} for cell in numbers.values()],
+        ["Method", "", *titles], _lines(cells, columns, "ours, reduced" if plan.reduction else "ours"), 2,
+        [{**cell.numbers, "reduced": plan.reduction} for cell in cells.values()],
         title=plan.title,
         setting=f"**Reduced: {plan.reduction}. Not the paper's setting.**" if plan.reduction else "",
-        notes=_table_notes(plan, texts.values()),
+        notes=_table_notes(plan, cells.values()),
     )  # fmt: skip
 
 
-def _beside(
-    table: Table, key: Place, metric: Metric, text: str, values: Sequence[float]
-) -> tuple[dict[str, str], dict[str, Any]]:
-    """A cell beside the paper's: the texts of its lines, and its numbers for the CSV.
+def _planned_beside(table: Table, planned: PlannedCell) -> CellBeside:
+    """A cell that runs give."""
+    metric, records = planned.metric, planned.records
+    states = Counter(run.state for run in planned.runs)
+    place = planned.cell.row, planned.cell.column
+    beside = _beside(table, place, metric, mean_of_runs(metric, records, states), metric.values(records))
+    beside.numbers |= {
+        "method": planned.cell.method,
+        "runs_planned": states.total(),
+        "runs_counted": sum(map(metric.counts, records)),
+    }
+    beside.numbers |= {f"runs_{state.replace(' ', '_')}": states[state] for state in STATES}
+    return beside
+
+
+def _gain_beside(
+    table: Table, gain: Gain, planned: Mapping[Place, PlannedCell], cells: Mapping[Place, CellBeside]
+) -> CellBeside:
+    """A cell that is the difference of others: the mean of some less the mean, or the best, of the rest."""
+    more = [cells[place].numbers["ours"] for place in itertools.product(gain.more, gain.columns)]
+    less = [cells[place].numbers["ours"] for place in itertools.product(gain.less, gain.columns)]
+    metric = planned[gain.more[0], gain.columns[0]].metric
+    place = gain.row, gain.column
+    if None in (*more, *less):
+        return _beside(table, place, metric, "not run", [])
+    value = fmean(more) - (max(less) if gain.best else fmean(less))
+    return _beside(table, place, metric, metric.text(value, "+"), [value])
+
+
+def _mark_best(planned: Mapping[Place, PlannedCell], cells: Mapping[Place, CellBeside]) -> None:
+    """Marks the best of ours in each column, if its lead is sure."""
+    for column in dict.fromkeys(column for _, column in planned):
+        in_column = {place: each for place, each in planned.items() if place[1] == column}
+        *_, last = in_column.values()
+        ahead = best(last.metric, {place: each.records for place, each in in_column.items()})
+        if ahead is not None:
+            cells[ahead].ours = Best(cells[ahead].ours)
+
+
+def _lines(cells: Mapping[Place, CellBeside], columns: Sequence[str], ours: str) -> list[list[str]]:
+    """Up to three lines for each row, of which the first has its name."""
+    lines = []
+    for row in dict.fromkeys(row for row, _ in cells):
+        first = row
+        for title, name in (("paper", "paper"), (ours, "ours"), ("difference", "difference")):
+            texts = [getattr(cells[row, column], name) if (row, column) in cells else "" for column in columns]
+            if any(texts):
+                lines.append([first, title, *texts])
+                first = ""
+    return lines
+
+
+def _beside(table: Table, place: Place, metric: Metric, text: str, values: Sequence[float]) -> CellBeside:
+    """A cell beside the paper's.
 
     The `text` shows our `values`, one a run. Floats are rounded as the paper's before they are compared.
     """
-    entry, target, unit = printed(table).get(key, {}), printed_value(table, *key, metric), _printed_unit(key[1])
-    deviation, differences = None, []
+    entry = printed(table).get(place, {})
+    target = printed_value(table, *place, metric)
+    unit = _printed_unit(place[1])
+    paper = ""
+    deviation = None
+    differences = []
     if target is not None:
-        deviation = entry.get("std") if metric.field == "mean" else None
-        differences = [(unit * round(value / unit) if metric.unit == "floats" else value) - target for value in values]
-        paper = metric.text(target) + ("" if deviation is None else f" ± {metric.text(deviation)}")
-    else:
-        lacking = metric.none if entry.get("printed") == "0" else "no number"  # not printed, or not legible
-        paper = lacking if entry else ""
+        paper = metric.text(target)
+        if metric.field == "mean" and entry.get("std") is not None:
+            deviation = entry["std"]
+            paper += f" ± {metric.text(deviation)}"
+        rounded = [unit * round(value / unit) for value in values] if metric.unit == "floats" else values
+        differences = [value - target for value in rounded]
+    elif entry:
+        paper = metric.none if entry.get("printed") == "0" else "no number"  # not printed, or not legible
     difference = interval(differences)
-    told = interval_text(metric, difference, count=False) if differences else ""
-    return {"paper": paper, "ours": text, "difference": told}, {
-        "row": key[0], "column": key[1], "metric": metric.name, "unit": metric.unit, "paper": target,
-        "paper_std": deviation, "ours": fmean(values) if values else None,
+    numbers = {
+        "row": place[0],
+        "column": place[1],
+        "metric": metric.name,
+        "unit": metric.unit,
+        "paper": target,
+        "paper_std": deviation,
+        "ours": fmean(values) if values else None,
         "ours_std": stdev(values) if len(values) > 1 else None,
-        "difference_low": difference.low, "difference_high": difference.high,
-    }  # fmt: skip
+        "difference_low": difference.low,
+        "difference_high": difference.high,
+    }
+    difference_text = interval_text(metric, difference, count=False) if differences else ""
+    return CellBeside(paper, text, difference_text, numbers)
 
 
-def _table_notes(plan: TablePlan, cells: Collection[Mapping[str, str]]) -> list[str]:
+def _table_notes(plan: TablePlan, cells: Collection[CellBeside]) -> list[str]:
     """What a reader must know of the numbers, each only where it applies."""
-    table, content = plan.table, _reported(plan.table)
-    old = [str(run.folder) for run in plan.runs if run.outdated]
+    notes = ["Ours: mean ± sample standard deviation over seeds (runs)."]
+    if any(cell.difference for cell in cells):
+        notes.append(
+            "Difference: ours less the paper's, taken as exact, with a 95 % interval over seeds (Student's t); floats "
+            "are rounded as the paper's."
+        )
+    if any(run.state == "diverged" for run in plan.runs):
+        notes.append(DIVERGED)
+    if any(isinstance(cell.ours, Best) for cell in cells):
+        notes.append(BOLD.format(among=" of ours in a column"))
+    selections = sorted({run.setup.selection for run in plan.runs})
+    notes.append(f"The round that counts in a run: {', '.join(selections)}.")
     failed = [f"{run.folder} ({run.record['error']})" for run in plan.runs if run.record and "error" in run.record]
-    changed = {f"{run.folder}: {change}." for run in plan.runs if run.record for change in what_happened(run.record)}
-    idle = dict.fromkeys(inactive_term(run.setup.values(), run.setup.method) for run in plan.runs)
-    of_page = [] if table.reported[1] == IN_TEXT else [content.get(key) for key in ("setting", "notes")]
-    notes = {
-        "Ours: mean ± sample standard deviation over seeds (runs).": True,
-        "Difference: ours less the paper's, taken as exact, with a 95 % interval over seeds (Student's t); floats are "
-        "rounded as the paper's.": any(texts["difference"] for texts in cells),
-        DIVERGED: any(run.state == "diverged" for run in plan.runs),
-        BOLD.format(among=" of ours in a column"): any(isinstance(texts["ours"], Best) for texts in cells),
-        f"The round that counts in a run: {', '.join(sorted({run.setup.selection for run in plan.runs}))}.": True,
-        f"Failed: {'; '.join(failed)}.": failed,
-        **{f"Inactive: {text}.": text for text in idle},
-        f"Made with another version of the code, which computed something else: {', '.join(old)}.": old,
-        **dict.fromkeys(sorted(changed), True),
-        **{f"Paper: {text.rstrip('.')}.": True for text in of_page if text},
-        **dict.fromkeys(table.notes, True),
-    }  # fmt: skip
-    return [note for note, applies in notes.items() if applies]
+    if failed:
+        notes.append(f"Failed: {'; '.join(failed)}.")
+    inactive = dict.fromkeys(inactive_term(run.setup.values(), run.setup.method) for run in plan.runs)
+    notes += [f"Inactive: {text}." for text in inactive if text]
+    outdated = [str(run.folder) for run in plan.runs if run.outdated]
+    if outdated:
+        notes.append(f"Made with another version of the code, which computed something else: {', '.join(outdated)}.")
+    begun = [run for run in plan.runs if run.record]
+    notes += sorted({f"{run.folder}: {change}." for run in begun for change in what_happened(run.record)})
+    if plan.table.reported[1] != IN_TEXT:
+        entry = _reported(plan.table)
+        notes += [f"Paper: {entry[key].rstrip('.')}." for key in ("setting", "notes") if entry.get(key)]
+    notes += plan.table.notes
+    return list(dict.fromkeys(notes))

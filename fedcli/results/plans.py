@@ -162,9 +162,11 @@ def plan(
         UserError: If `only` leaves nothing, or a seed or a limit is out of range.
     """
     homes = [home_of(table), HOME, *shipped()] if folder is None else [folder]
-    folder, seeds = homes[0], tuple(check_seeds(table.seeds if seeds is None else seeds))
+    folder = homes[0]
+    seeds = tuple(check_seeds(table.seeds if seeds is None else seeds))
     runs: dict[Path, PlannedRun] = {}  # by the folder of a new one
-    cells, reduced = [], {}
+    cells = []
+    reduced: dict[str, Any] = {}
     for cell in _chosen(table, only):
         planned = [plan_cell(table, cell, seed, folder, limits, dataset) for seed in seeds]
         reduced |= planned[0].values  # a cell's runs have the same
@@ -174,25 +176,33 @@ def plan(
     there = read_runs(homes).to_dict("records")
     there = [row for row in there if row["state"] in ENDED or row["folder"].is_relative_to(folder)]
     for run in runs.values():
-        name, seed, values = run.setup.method.name, run.setup.run.seed, run.settings
-        metrics = {each.metric for each in cells if run in each.runs}
-        alike = [row for row in there if (row["method"], row["seed"]) == (name, seed)]
-        usable = []
-        for row in alike:
-            departed = (departures(row["record"], row["settings"], values, metric.needs) for metric in metrics)
-            if not any(departed):
-                usable.append(row)
+        needs = {each.metric.needs for each in cells if run in each.runs}
+        usable = _usable(run, there, needs)
         if usable:
             furthest = max(usable, key=lambda row: (row["state"] in ENDED, len(row["record"]["rounds"])))
-            run.folder, run.record = furthest["folder"], furthest["record"]
+            run.folder = furthest["folder"]
+            run.record = furthest["record"]
     sizes = [f"at most {reduced[name]:,} {word}" for name, word in SIZES.items() if name in reduced]
     reduction = ", ".join([reduced["dataset"], *sizes] if "dataset" in reduced else sizes)
     return TablePlan(folder, tuple(runs.values()), table, tuple(cells), seeds, reduction)
 
 
+def _usable(run: PlannedRun, there: Iterable[dict[str, Any]], needs: Iterable[str]) -> list[dict[str, Any]]:
+    """Those of the rows of a frame that can stand for a planned run; for `needs` see `departures`."""
+    planned = run.settings
+    usable = []
+    for row in there:
+        if (row["method"], row["seed"]) != (run.setup.method.name, run.setup.run.seed):
+            continue
+        if not any(departures(row["record"], row["settings"], planned, need) for need in needs):
+            usable.append(row)
+    return usable
+
+
 def _chosen(table: Table, only: Sequence[str]) -> list[Cell]:
     """The cells in the rows and columns that `only` names."""
-    rows, columns = (dict.fromkeys(getattr(cell, name) for cell in table.cells) for name in ("row", "column"))
+    rows = dict.fromkeys(cell.row for cell in table.cells)
+    columns = dict.fromkeys(cell.column for cell in table.cells)
     meant: set[str] = set()
     for text in only:
         parts = [name for name in (*rows, *columns) if text.lower() in name.lower()]
@@ -202,8 +212,9 @@ def _chosen(table: Table, only: Sequence[str]) -> list[Cell]:
                 f"rows: {'; '.join(rows)}; columns: {'; '.join(columns)}."
             )
         meant.update([name for name in parts if name.lower() == text.lower()] or parts)
-    shown = [names.keys() & meant or names.keys() for names in (rows, columns)]
-    chosen = [cell for cell in table.cells if cell.row in shown[0] and cell.column in shown[1]]
+    chosen_rows = rows.keys() & meant or rows.keys()
+    chosen_columns = columns.keys() & meant or columns.keys()
+    chosen = [cell for cell in table.cells if cell.row in chosen_rows and cell.column in chosen_columns]
     if not chosen:
         raise UserError(f"{table.name} has no cell in these rows and columns (got {', '.join(only)}); name others.")
     return chosen
@@ -214,7 +225,9 @@ def plan_cell(
     dataset: str | None = None,
 ) -> PlannedRun:  # fmt: skip
     """The run of a cell, without its record; see `plan`."""
-    method, given, smaller = find_method(cell.method), {**cell.settings, "seed": seed}, {}
+    method = find_method(cell.method)
+    given = {**cell.settings, "seed": seed}
+    smaller: dict[str, Any] = {}
     try:
         if dataset is not None:
             given = _on_other_data(method, given, dataset)
@@ -234,7 +247,8 @@ def plan_cell(
 
 def _on_other_data(method: Method, given: Mapping[str, Any], dataset: str) -> dict[str, Any]:
     """The options of a cell on another data set: those of the paper's protocol for it, with the cell's division."""
-    dataset, protocol = datasets.find_name(dataset), find_protocol(given["protocol"], method)
+    dataset = datasets.find_name(dataset)
+    protocol = find_protocol(given["protocol"], method)
     if dataset in protocol.datasets:
         return {**given, "dataset": dataset}
     paper = protocol.name.partition(":")[0]
@@ -245,8 +259,8 @@ def _on_other_data(method: Method, given: Mapping[str, Any], dataset: str) -> di
         raise UserError(f"no protocol of '{paper}' is for '{dataset}'; it has {names}.")
     options = {**protocol.settings, **protocol.datasets[given["dataset"]].settings, **given}
     division = {name: options[name] for name in DIVISION if name in options}
-    kept = {name: value for name, value in given.items() if name not in suited[0].settings and name != "backbone"}
-    return {**kept, **division, "protocol": suited[0].name, "dataset": dataset}
+    of_cell = {name: value for name, value in given.items() if name not in suited[0].settings and name != "backbone"}
+    return {**of_cell, **division, "protocol": suited[0].name, "dataset": dataset}
 
 
 def plan_grid(

@@ -46,10 +46,13 @@ def render(sheet: Sheet, form: str = "markdown") -> str:
 
 def _markdown(sheet: Sheet) -> str:
     escape = printable if sheet.marked_up else markdown
-    rows = [[_marked(text, escape, "**{}**") for text in line] for line in sheet.lines]
+    rows = []
+    for line in sheet.lines:
+        rows.append([_marked(text, escape, "**{}**") for text in line])
     table = github([*map(markdown, sheet.columns)], rows, sheet.numbers)
     notes = "\n".join(f"- {note}" for note in sheet.notes)
-    parts = [f"### {sheet.title}" if sheet.title else "", sheet.setting, table, notes]
+    heading = f"### {sheet.title}" if sheet.title else ""
+    parts = [heading, sheet.setting, table, notes]
     return "\n\n".join(filter(None, parts)) + "\n"
 
 
@@ -80,8 +83,10 @@ def csv_of(table: pd.DataFrame) -> str:
 def github(columns: Sequence[str], rows: Sequence[Sequence[str]], numbers: int | None = None) -> str:
     """A GitHub table with these titles and cells; the columns from `numbers` on stand to the right."""
     rules = ["---" if numbers is None or index < numbers else "---:" for index, _ in enumerate(columns)]
-    whole = [[re.sub(r"(?<!\\)\|", r"\|", cell) for cell in row] for row in rows]
-    return "\n".join("| " + " | ".join(line) + " |" for line in (columns, rules, *whole))
+    lines = [columns, rules]
+    for row in rows:
+        lines.append([re.sub(r"(?<!\\)\|", r"\|", cell) for cell in row])
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
 
 def markdown(text: str) -> str:

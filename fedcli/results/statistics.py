@@ -27,7 +27,8 @@ def interval(values: Sequence[float]) -> Interval:
     """The mean with its 95 % interval by Student's t."""
     if not values:
         return NO_INTERVAL
-    mean, count = fmean(values), len(values)
+    mean = fmean(values)
+    count = len(values)
     half = _half_width(stdev(values), count) if count > 1 else math.nan
     return Interval(mean, mean - half, mean + half, count)
 
@@ -78,14 +79,19 @@ def best(metric: Metric, groups: Mapping[Any, Sequence[Record]]) -> Any:
 
     None also where its mean leaves out a run that diverged. A group without a value is not compared.
     """
-    means = {name: fmean(values) for name, runs in groups.items() if (values := metric.values(runs))}
+    means = {}
+    for name, runs in groups.items():
+        values = metric.values(runs)
+        if values:
+            means[name] = fmean(values)
     if len(means) < 2 or not metric.better:
         return None
     first, second = sorted(means, key=means.__getitem__, reverse=metric.better == "higher")[:2]
+    if any(state_of(record) == "diverged" and not metric.counts(record) for record in groups[first]):
+        return None
     lead = difference(metric, groups[first], metric, groups[second])
-    lost = any(state_of(record) == "diverged" and not metric.counts(record) for record in groups[first])
     is_ahead = lead.low > 0 if metric.better == "higher" else lead.high < 0
-    return first if is_ahead and not lost else None
+    return first if is_ahead else None
 
 
 def mean_of_runs(metric: Metric, records: Sequence[dict], states: Counter) -> str:
@@ -99,10 +105,13 @@ def mean_of_runs(metric: Metric, records: Sequence[dict], states: Counter) -> st
     Returns:
         "66.10 ± 0.52 (3)", or "66.10 ± 0.52 (2 of 3 runs; 1 diverged)"; the state of the furthest if no run counts.
     """
-    values, counted, planned = metric.values(records), sum(map(metric.counts, records)), states.total()
+    counted = sum(map(metric.counts, records))
     if not counted:
         return next(state for state in STATES if states[state])
+    values = metric.values(records)
     number = len(values) or counted
-    told = [str(number) if number == planned else f"{number} of {planned} runs"]
-    told += [f"{states[state]} {state}" for state in ("diverged", "failed") if states[state]]
-    return f"{metric.mean_text(values) if values else metric.none} ({'; '.join(told)})"
+    planned = states.total()
+    remarks = [str(number) if number == planned else f"{number} of {planned} runs"]
+    remarks += [f"{states[state]} {state}" for state in ("diverged", "failed") if states[state]]
+    mean = metric.mean_text(values) if values else metric.none
+    return f"{mean} ({'; '.join(remarks)})"

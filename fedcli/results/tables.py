@@ -99,7 +99,8 @@ def _differences(row: dict[str, Any], rows: Sequence[dict[str, Any]]) -> tuple[d
 
     An option that not all runs have is compared among those of the method alone.
     """
-    differing, unusual = {}, {}
+    differing = {}
+    unusual = {}
     for name, value in row.items():
         everywhere = name not in ("numerics", "code") and all(name in other for other in rows)
         peers = [other for other in rows if name in other and (everywhere or other["method"] == row["method"])]
@@ -114,7 +115,12 @@ def _differences(row: dict[str, Any], rows: Sequence[dict[str, Any]]) -> tuple[d
 def agreed(records: Iterable[dict]) -> dict[str, Any]:
     """Those of protocol, data set and partition in which all records agree."""
     rows = [settings(record) for record in records]
-    return {name: rows[0][name] for name in FIRST[1:] if len({row[name] for row in rows}) == 1}
+    same = {}
+    for name in ("protocol", "dataset", "partition"):
+        values = {row[name] for row in rows}
+        if len(values) == 1:
+            same[name] = rows[0][name]
+    return same
 
 
 def tested_model(record: dict) -> str:
@@ -129,10 +135,12 @@ def sheet(records: Sequence[dict], metrics: Sequence[str] = (), title: str = "",
     Raises:
         UserError: If a metric is not known.
     """
-    groups, chosen = group(records, each), [find_metric(name) for name in metrics]
-    selected = f"Selected ({' or '.join(sorted({member.selection for member in groups}))}), %"
+    groups = group(records, each)
+    chosen = [find_metric(name) for name in metrics]
+    selections = sorted({member.selection for member in groups})
+    selected = f"Selected ({' or '.join(selections)}), %"
     read = {selected: find_metric("selected")}
-    if {member.selection for member in groups} != {"last"}:  # else it is the selected one
+    if selections != ["last"]:  # else it is the selected one
         read["Last round, %"] = find_metric("last")
     read |= {metric.title: metric for metric in (*map(find_metric, SOMETIMES), *chosen)}
     rows = [_row(member, read, {*SOMETIMES} - {*metrics}) for member in groups]
@@ -141,12 +149,14 @@ def sheet(records: Sequence[dict], metrics: Sequence[str] = (), title: str = "",
         ahead = best(read[selected], {index: groups[index].records for index in indices})
         if ahead is not None:
             rows[ahead] |= {title: Best(rows[ahead][title]) for title in ("Method", selected)}
-    if len({row["Model"] for row in rows} - {""}) < 2:
-        rows = [{**row, "Model": ""} for row in rows]  # which the title of no column has to say
-    titles = [title for title in rows[0] if any(row[title] for row in rows)]
+    cells = pd.DataFrame(rows, dtype=object)
+    if len({*cells["Model"]} - {""}) < 2:
+        cells["Model"] = ""  # which the title of no column has to say
+    cells = cells.loc[:, (cells != "").any()]  # without empty columns
+    titles = list(cells)
     same = ", ".join(f"{name} {markdown(value)}" for name, value in agreed(records).items())
     return Sheet(
-        titles, [[row[title] for title in titles] for row in rows], titles.index(selected),
+        titles, cells.to_numpy().tolist(), titles.index(selected),
         [numbers_of(record, chosen) for record in records], title=title, setting=same and f"All rows: {same}.",
         notes=_notes(groups, bold=any(isinstance(row["Method"], Best) for row in rows)),
     )  # fmt: skip
@@ -160,51 +170,68 @@ def sheets(records: Iterable[dict], metrics: Sequence[str] = ()) -> list[Sheet]:
 
 def _row(member: SeedGroup, read: dict[str, Metric], optional: set[str]) -> dict[str, str]:
     """The cells of a group by column; those of optional metrics stay empty without a value."""
-    records, states = member.records, Counter(map(state_of, member.records))
-    seeds = [f"{record['seed']} {state_of(record)} after {len(record['rounds'])} rounds" for record in records]
-    means = {title: mean_of_runs(metric, records, states) for title, metric in read.items()}
-    means |= {metric.title: "" for metric in read.values() if metric.name in optional and not metric.values(records)}
-    floats = [find_metric(name).values(records) for name in ("floats-up", "floats-down")]
-    sent = [f"{fmean(values):,.0f}" if values else MISSING for values in floats]
+    records = member.records
+    states = Counter(map(state_of, records))
+    seeds = []
+    for record in records:
+        state = state_of(record)
+        is_finished = state == "finished"
+        seeds.append(
+            str(record["seed"]) if is_finished else f"{record['seed']} {state} after {len(record['rounds'])} rounds"
+        )
+    means = {}
+    for title, metric in read.items():
+        is_left_out = metric.name in optional and not metric.values(records)
+        means[title] = "" if is_left_out else mean_of_runs(metric, records, states)
     return {
         "Method": member.method,
         "Settings": settings_text(member.settings),
-        "Seeds": re.sub(r" finished after \d+ rounds", "", ", ".join(seeds)),
+        "Seeds": ", ".join(seeds),
         "Model": tested_model(records[0]),
         **means,
         "Rounds": str(records[0]["config"]["rounds"]),
-        "Floats up / down, client and round": " / ".join(sent),
+        "Floats up / down, client and round": f"{_mean_floats('floats-up', records)} / "
+        f"{_mean_floats('floats-down', records)}",
     }
+
+
+def _mean_floats(name: str, records: Sequence[dict]) -> str:
+    values = find_metric(name).values(records)
+    return f"{fmean(values):,.0f}" if values else MISSING
 
 
 def _notes(groups: Sequence[SeedGroup], bold: bool) -> list[str]:
     """What a reader must know of the numbers, each only where it applies."""
     records = [record for member in groups for record in member.records]
-    changed: dict[str, bool] = {}
+    notes = ["Mean ± sample standard deviation over runs (number of runs); a value without ± is one run."]
+    if len(set(map(tested_model, records))) > 1:
+        notes.append(MODELS)
+    if "diverged" in map(state_of, records):
+        notes.append(DIVERGED)
+    smaller = dict.fromkeys(", ".join(reductions(record).values()) for record in records)
+    if any(smaller):
+        notes.append(f"Reduced against the protocol: {'; or '.join(filter(None, smaller))}.")
+    options: dict[str, None] = {}  # in words, each once
+    for member in groups:
+        record = member.records[0]
+        method = registry.methods().get(record["method"])
+        inactive = inactive_term(record["config"], method) if method else ""
+        if inactive:
+            notes.append(f"Inactive in {markdown(member.label)}: {inactive}.")
+        shown = {*FIRST, "rounds", *NOT_SETTINGS, *member.settings, *reductions(record)}
+        for name, value in given_options(record["config"], record["origin"]).items():
+            if name not in shown:
+                options[settings_text({name: value})] = None
     for member in groups:
         for record in member.records:
-            for change in what_happened(record):
-                changed[f"{markdown(member.label)}, seed {record['seed']}: {markdown(change)}."] = True
-    smaller = dict.fromkeys(", ".join(reductions(record).values()) for record in records)
-    given, inactive = {}, {}
-    for member in groups:
-        record, method = member.records[0], registry.methods().get(member.records[0]["method"])
-        if text := method and inactive_term(record["config"], method):
-            inactive[f"Inactive in {markdown(member.label)}: {text}."] = True
-        told = {*FIRST, "rounds", *NOT_SETTINGS, *member.settings, *reductions(record)}
-        options = given_options(record["config"], record["origin"])
-        given |= {settings_text({name: value}): True for name, value in options.items() if name not in told}
-    notes = {
-        "Mean ± sample standard deviation over runs (number of runs); a value without ± is one run.": True,
-        MODELS: len(set(map(tested_model, records))) > 1,
-        DIVERGED: "diverged" in map(state_of, records),
-        f"Reduced against the protocol: {'; or '.join(filter(None, smaller))}.": any(smaller),
-        **inactive,
-        **changed,
-        f"Options given with the runs: {markdown('; '.join(given))}.": given,
-        BOLD.format(among=" among rows with the same protocol, data set, partition, rounds and selection rule"): bold,
-    }
-    return [note for note, applies in notes.items() if applies]
+            label = f"{markdown(member.label)}, seed {record['seed']}"
+            notes += [f"{label}: {markdown(change)}." for change in what_happened(record)]
+    if options:
+        notes.append(f"Options given with the runs: {markdown('; '.join(options))}.")
+    if bold:
+        among = " among rows with the same protocol, data set, partition, rounds and selection rule"
+        notes.append(BOLD.format(among=among))
+    return list(dict.fromkeys(notes))
 
 
 def numbers_of(record: dict, metrics: Sequence[Metric] = ()) -> dict[str, Any]:
@@ -212,8 +239,10 @@ def numbers_of(record: dict, metrics: Sequence[Metric] = ()) -> dict[str, Any]:
 
     The median round leaves out the first one's warming up. Seconds that other work disturbed are left out.
     """
-    summary, undisturbed = record["summary"], quiet(record)
-    selected, down, up = (find_metric(name).value(record) for name in ("selected", "floats-down", "floats-up"))
+    summary = record["summary"]
+    undisturbed = quiet(record)
+    down = find_metric("floats-down").value(record)
+    up = find_metric("floats-up").value(record)
     seconds = [sum(entry["seconds"].values()) for entry in record["rounds"]]
     return {
         **{name: record[name] for name in ("method", "protocol", "dataset", "seed", "status")},
@@ -222,7 +251,7 @@ def numbers_of(record: dict, metrics: Sequence[Metric] = ()) -> dict[str, Any]:
         "partition_fingerprint": record["partition"]["fingerprint"],
         "tested": tested_model(record),
         "selection": summary["selection"],
-        "selected": selected,
+        "selected": find_metric("selected").value(record),
         "selected_round": None if summary["selected_round"] is None else summary["selected_round"] + 1,
         "last": find_metric("last").value(record),
         "validation_accuracy": find_metric("validation").value(record),
@@ -269,9 +298,11 @@ def numbers_of_records(records: Sequence[dict], metrics: Sequence[str] = ()) -> 
 
 def machines(records: Iterable[dict]) -> list[str]:
     """A line for each machine and its versions, with the number of its runs; a run that moved counts on each."""
-    parts = [part for record in records for part in (record, *record["moved"])]
-    rows = [{**part.get("hardware", {}), **part.get("versions", {})} for part in parts]
-    counts = Counter(settings_text({key: value for key, value in row.items() if value is not None}) for row in rows)
+    counts: Counter[str] = Counter()
+    for record in records:
+        for part in (record, *record["moved"]):
+            facts = {**part.get("hardware", {}), **part.get("versions", {})}
+            counts[settings_text({name: value for name, value in facts.items() if value is not None})] += 1
     return [f"- {count} run{'s' if count > 1 else ''}: {markdown(machine)}" for machine, count in counts.items()]
 
 
