@@ -19,7 +19,7 @@ import typer
 from typer.core import TyperGroup
 
 from fedcli.cli import describe, running, tables
-from fedcli.cli.common import Lasting, optional, show_traceback, stop
+from fedcli.cli.common import Lasting, UsageError, optional, show_traceback, stop
 from fedcli.errors import UserError
 from fedcli.runs.signals import exit_code, set_time_limit
 
@@ -29,7 +29,6 @@ COMMANDS = (
     tables.quality, tables.plot, tables.report, tables.export, tables.table, tables.claims,
     running.smoke, running.check, running.bench,
 )  # fmt: skip
-UsageError = typer.BadParameter.__base__  # which Typer does not export
 
 
 @contextmanager
@@ -40,27 +39,32 @@ def _ends_in_a_line(ctx: typer.Context) -> Iterator[None]:
     except KeyboardInterrupt as error:
         stop(f"{str(error) or 'interrupted'}.", exit_code(error))
     except Exception as error:
-        text, code = str(error), 2
-        if hasattr(error, "possibilities") and "unknown_option" in error.ctx.meta:
-            text = str(error.ctx.meta["unknown_option"](error.option_name))
-        elif isinstance(error, UsageError) and type(error).__name__ != "NoArgsIsHelpError":
-            path = error.ctx.command_path if error.ctx else "fedcli"  # none where the last option lacks its value
-            text = f"{' '.join(error.format_message().split())} ('{path} --help' shows all)"
-        elif isinstance(error, OSError) and errno.errorcode.get(error.errno) in ("ENOSPC", "EDQUOT", "EFBIG"):
-            remedy = "free space; then a run goes on with 'fedcli resume RUN', and all else with the same command"
-            text, code = f"'{error.filename}' cannot be written ({error.strerror}); {remedy}.", 1
-        elif isinstance(error, OSError) and error.filename is not None:
-            text = f"'{error.filename}' cannot be used ({error.strerror}); choose another path."
-        elif isinstance(error, MemoryError) or re.search("allocate memory|out of memory", text):
-            first, *_ = text.splitlines() or [""]
-            smaller = "use a smaller --batch-size, --cohort-size, --local-epochs or network"
-            text, code = f"out of memory ({first}); {smaller}.", 1
-        elif not isinstance(error, UserError):
+        text, code = _explain(error)
+        if not text:
             raise
         show_traceback(ctx, error)
         stop(f"error: {text}", code)
     finally:
         set_time_limit(float("inf"))
+
+
+def _explain(error: Exception) -> tuple[str, int]:
+    """Say what a mistake of the user's or of the machine is, and its exit code; an empty text for an error of ours."""
+    if isinstance(error, UsageError) and type(error).__name__ != "NoArgsIsHelpError":
+        path = error.ctx.command_path if error.ctx else "fedcli"  # none where the last option lacks its value
+        return f"{' '.join(error.format_message().split())} ('{path} --help' shows all)", 2
+    if isinstance(error, OSError) and errno.errorcode.get(error.errno) in ("ENOSPC", "EDQUOT", "EFBIG"):
+        remedy = "free space; then a run goes on with 'fedcli resume RUN', and all else with the same command"
+        return f"'{error.filename}' cannot be written ({error.strerror}); {remedy}.", 1
+    if isinstance(error, OSError) and error.filename is not None:
+        return f"'{error.filename}' cannot be used ({error.strerror}); choose another path.", 2
+    if isinstance(error, MemoryError) or re.search("allocate memory|out of memory", str(error)):
+        lines = str(error).splitlines() or [""]
+        smaller = "use a smaller --batch-size, --cohort-size, --local-epochs or network"
+        return f"out of memory ({lines[0]}); {smaller}.", 1
+    if isinstance(error, UserError):
+        return str(error), 2
+    return "", 0
 
 
 class _Root(TyperGroup):

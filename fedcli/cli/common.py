@@ -13,13 +13,16 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from fedcli.cli import late
 from fedcli.errors import UserError, needed, printable
 from fedcli.files import write_atomically
 from fedcli.runs.signals import interruptions, set_time_limit
 
 LONGEST_RANGE = 1000  # seeds of a range
-MACHINE, OUTPUT = "Machine", "Output"  # panels of the help
+MACHINE = "Machine"  # panels of the help
+OUTPUT = "Output"
+# What Typer raises and does not export.
+UsageError = typer.BadParameter.__base__
+NoSuchOption = next(kind for kind in UsageError.__subclasses__() if kind.__name__ == "NoSuchOption")
 
 
 def optional(kind: Any, help: str, *flags: str, panel: str | None = None, **more: Any) -> Any:
@@ -88,15 +91,18 @@ def place_runs(jobs: int | None, on: str | None, cpus: float | None, gpus: float
         fault = f"--on must be ray or ray:ADDRESS, without --jobs (got --on {on}, --jobs {jobs or 1})"
         raise UserError(f"{fault}; write --on ray, or leave --cpus-per-run and --gpus-per-run out.")
     needed("ray", "--on ray", "ray")
-    for flag, value in (("--cpus-per-run", cpus or 0), ("--gpus-per-run", gpus or 0)):
-        if value > 1 and value % 1:
+    for flag, value in (("--cpus-per-run", cpus), ("--gpus-per-run", gpus)):
+        if value is not None and value > 1 and value % 1:
             raise UserError(f"{flag} must be a part of one or a whole number (got {value:g}); write 0.25, 1 or 2.")
     return {"cluster": {"address": address or None, "num_cpus": 1.0 if cpus is None else cpus, "num_gpus": gpus or 0.0}}
 
 
 def records_of(runs: Sequence[Any], methods: list | None, datasets: list | None, labels: list | None) -> list[dict]:
     """Read the records of runs that `--method`, `--dataset` and `--label` choose and name."""
-    return late.tables.select_records(late.frame.find_records(runs, labels or ()), methods or (), datasets or ())
+    from fedcli.results.frame import find_records
+    from fedcli.results.tables import select_records
+
+    return select_records(find_records(runs, labels or ()), methods or (), datasets or ())
 
 
 class Lasting(io.FileIO):

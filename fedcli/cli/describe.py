@@ -19,7 +19,6 @@ from typing import Any, Literal, get_args
 import typer
 
 from fedcli import papers, registry
-from fedcli.cli import late
 from fedcli.cli.common import argument, console, optional, print_table
 from fedcli.declarations import SELECTIONS, Method, Post, Protocol, flag_of, help_text, option
 from fedcli.errors import UserError, unknown
@@ -50,6 +49,7 @@ def index() -> dict[str, Any]:
 
 def make_index() -> dict[str, Any]:
     """Make the index from what is registered."""
+    from fedcli.core.backbones import BACKBONES
 
     def entry(declared: Method | Post) -> dict[str, Any]:
         options = {}
@@ -65,7 +65,7 @@ def make_index() -> dict[str, Any]:
         "post": {name: entry(step) for name, step in registry.posts().items()},
         "protocol": {name: protocol_rows(protocol) for name, protocol in registry.protocols().items()},
         "table": {name: table.title for name, table in registry.tables().items()},
-        "backbone": list(late.backbones.BACKBONES),
+        "backbone": list(BACKBONES),
     }
 
 
@@ -77,13 +77,19 @@ def summary(declared: Method | Post) -> SimpleNamespace:
         values of a run with no option given that differ from their fields' (none for a method that needs an option);
         `protocols`, names and summaries of those in its file, or else of the paper of its default protocol.
     """
-    defaults, paper = {}, getattr(declared, "default_protocol", "").split(":")[0]
+    from fedcli.runs.options import recorded_fields
+    from fedcli.runs.resolve import resolve
+
+    defaults = {}
     if isinstance(declared, Method):
-        options = late.options.recorded_fields(declared)
+        options = recorded_fields(declared)
         with suppress(UserError):
-            values = late.resolve.resolve(declared, {}, need_data=False).values()
+            values = resolve(declared, {}, need_data=False).values()
             defaults = {name: value for name, value in values.items() if value != options[name].default}
-    of_paper = [protocol for protocol in registry.protocols().values() if protocol.name.split(":")[0] == paper]
+    protocols = getattr(declared.module, "PROTOCOLS", ())
+    if not protocols:
+        paper = getattr(declared, "default_protocol", "").split(":")[0]
+        protocols = [each for each in registry.protocols().values() if each.name.split(":")[0] == paper]
     return SimpleNamespace(
         name=declared.name,
         title=declared.title,
@@ -91,14 +97,15 @@ def summary(declared: Method | Post) -> SimpleNamespace:
         config=declared.config,
         personal=bool(getattr(declared, "personal", None)),
         defaults=defaults,
-        protocols=[(each.name, each.summary) for each in getattr(declared.module, "PROTOCOLS", ()) or of_paper],
+        protocols=[(protocol.name, protocol.summary) for protocol in protocols],
     )
 
 
 def find_summary(name: str) -> SimpleNamespace:
     """Find what is told of a method; a registered one is not imported, nor PyTorch with it."""
-    in_file = is_from_file(name)
-    return summary(registry.find_method(name)) if in_file else registry.pick("method", name, index()["method"])
+    if is_from_file(name):
+        return summary(registry.find_method(name))
+    return registry.pick("method", name, index()["method"])
 
 
 def protocol_rows(protocol: Protocol) -> list[tuple[str, str]]:
@@ -106,8 +113,10 @@ def protocol_rows(protocol: Protocol) -> list[tuple[str, str]]:
     rows = [("set-up", protocol.summary), ("source", protocol.source), ("values", _settings(protocol.settings))]
     rows += [(f"for {method}", _settings(options)) for method, options in protocol.method_options.items()]
     for name, setting in protocol.datasets.items():
-        networks, options = setting.backbone.replace(",", ", "), _settings(setting.settings)
-        text = f"{networks}, augmentation {setting.augmentation}; {options}".removesuffix("; ")
+        networks = setting.backbone.replace(",", ", ")
+        text = f"{networks}, augmentation {setting.augmentation}"
+        if setting.settings:
+            text += f"; {_settings(setting.settings)}"
         rows.append((name, f"{text} ({setting.source})"))
         rows += [(f"for {method} on {name}", _settings(each)) for method, each in setting.method_options.items()]
     rows += [("headline", f"the {SELECTIONS[protocol.selection]}"), ("evaluation", EVALUATIONS[protocol.evaluation])]
@@ -116,8 +125,9 @@ def protocol_rows(protocol: Protocol) -> list[tuple[str, str]]:
 
 def option_help(field: Field, defaults: Mapping[str, Any]) -> str:
     """Write the help of an option; its default is that of a run with no option given, or else of its field."""
+    text = help_text(field.metadata)
     value = defaults.get(field.name, field.default)
-    return help_text(field.metadata) + ("" if value is None else f" [default: {_option_word(value)}]")
+    return text if value is None else f"{text} [default: {_option_word(value)}]"
 
 
 def _settings(settings: Mapping[str, Any]) -> str:
@@ -134,9 +144,13 @@ def completion(*kinds: str, choices: Sequence[str] = ()) -> Callable[[str], list
     """Make what tells a shell the choices that a text begins, and the names of some kinds: "method", "dataset", ..."""
 
     def complete(incomplete: str) -> list[str]:
-        names = [*choices, *(name for kind in kinds for name in index().get(kind, ()))]
+        names = list(choices)
+        for kind in kinds:
+            names += index().get(kind, ())
         if kinds[0].endswith("dataset"):
-            names += late.datasets.names()
+            from fedcli.data import datasets
+
+            names += datasets.names()
         return [name for name in names if name.startswith(incomplete.lower())]
 
     return complete
@@ -150,7 +164,8 @@ def list_(all_: optional(bool, "Also list steps, protocols and the papers' table
         "Protocol, --protocol": [(name, rows[0][1]) for name, rows in index()["protocol"].items()],
         "Table, 'fedcli table NAME'": [*index()["table"].items()],
     }
-    for kind in tables if all_ else ["Method"]:
+    kinds = list(tables) if all_ else ["Method"]
+    for kind in kinds:
         print_table((kind, "Title"), tables[kind])
         typer.echo()
     console().print(f"Networks, --backbone\n{', '.join(index()['backbone'])}\n")
@@ -167,7 +182,8 @@ def show(
     ),
 ) -> None:
     """Show a method's options, its card and the names of its protocols, or all that a protocol fixes."""
-    posts, protocols = index()["post"], index()["protocol"]
+    posts = index()["post"]
+    protocols = index()["protocol"]
     names = (*index()["method"], *posts, *protocols)
     name = registry.spelt(name, names)
     rows = protocols.get(name)
@@ -213,25 +229,30 @@ data = typer.Typer(no_args_is_help=True, help="List, download, import and show d
 @data.command("list")
 def data_list() -> None:
     """List the data sets: built in, to be downloaded or imported, made from others, and your own."""
+    from fedcli.data import datasets
+
     rows = []
-    for name in late.datasets.names():
+    for name in datasets.names():
         try:
-            traits = late.datasets.describe(name)
+            traits = datasets.describe(name)
         except UserError:
             rows.append((name, "damaged: import or download it again", *[""] * 5))
         else:
-            numbers = ("" if traits[key] is None else traits[key] for key in ("train", "test", "classes"))
-            present, shape = "yes" if traits["present"] else "no", " x ".join(map(str, traits["shape"]))
+            numbers = ["" if traits[key] is None else traits[key] for key in ("train", "test", "classes")]
+            present = "yes" if traits["present"] else "no"
+            shape = " x ".join(map(str, traits["shape"]))
             rows.append((name, traits["kind"], present, *numbers, shape))
     print_table(("Data set", "Kind", "Present", "Train", "Test", "Classes", "Shape"), rows)
     typer.echo("\n'fedcli data show NAME' says what a made set is made from.")
-    typer.echo(f"Downloads and imports are in {late.datasets.cache_folder()} (set FEDCLI_DATA to change it).")
+    typer.echo(f"Downloads and imports are in {datasets.cache_folder()} (set FEDCLI_DATA to change it).")
 
 
 @data.command()
 def download(name: argument(str, "NAME", "A download of 'fedcli data list'.")) -> None:
     """Download a data set into the cache."""
-    typer.echo(f"{name}: {late.datasets.download(late.datasets.find_name(name))}")
+    from fedcli.data import datasets
+
+    typer.echo(f"{name}: {datasets.download(datasets.find_name(name))}")
 
 
 @data.command("import")
@@ -244,8 +265,10 @@ def import_(
 
     Its form is detected, and converted with a note. PFLlib sets include their clients.
     """
-    file, notes = late.datasets.import_path(name, path, size)
-    traits = late.datasets.describe(name)
+    from fedcli.data import datasets
+
+    file, notes = datasets.import_path(name, path, size)
+    traits = datasets.describe(name)
     numbers = f"{traits['train']} training and {traits['test']} test images, {traits['classes']} classes"
     typer.echo("\n".join([f"{name}: {numbers}: {file}", *notes]))
 
@@ -259,8 +282,11 @@ def data_show(
     out: optional(Path, "Chart of it; NAME-partition.png by default.") = None,
 ) -> None:
     """Show what a data set holds and, with --partition, what each client would get."""
-    dataset = late.datasets.load(late.datasets.find_name(name))
-    chosen = partition and late.partition.from_flag(partition)  # after the import of data sets, which enters `file`
+    from fedcli.core.partition import count_classes, fingerprint, from_flag
+    from fedcli.data import datasets  # which enters the partition `file`
+
+    dataset = datasets.load(datasets.find_name(name))
+    chosen = from_flag(partition) if partition else None
     rows = {
         "images": f"{len(dataset.y_train):,} to train, {len(dataset.y_test):,} to test",
         "shape": " x ".join(map(str, dataset.x_train.shape[1:])),
@@ -268,23 +294,26 @@ def data_show(
         "domains": ", ".join(dataset.domain_names),
         "writers": "" if dataset.writer_train is None else f"{len(dataset.writer_train.unique()):,} to train",
         "fingerprint": dataset.fingerprint,
-        "made from": late.datasets.describe(dataset.name)["note"],
+        "made from": datasets.describe(dataset.name)["note"],
     }
     print_table(("Data set", dataset.name), [row for row in rows.items() if row[1]])
-    if not chosen:
+    if chosen is None:
         return
     if partition.startswith("file:"):
-        dataset = late.datasets.merge(dataset)  # its lists count the test images too
-    beside = dataset.domain_train, dataset.writer_train, dataset.place_train
-    parts = chosen(dataset.y_train, num_clients, partition_seed, *beside)
-    counts = late.partition.count_classes(parts, dataset.y_train, dataset.num_classes)
+        dataset = datasets.merge(dataset)  # its lists count the test images too
+    parts = chosen(
+        dataset.y_train, num_clients, partition_seed, dataset.domain_train, dataset.writer_train, dataset.place_train
+    )
+    counts = count_classes(parts, dataset.y_train, dataset.num_classes)
     classes = range(dataset.num_classes if dataset.num_classes <= 10 else 0)  # more columns fit no terminal
-    typer.echo(f"\npartition {chosen.flag}, seed {partition_seed}, fingerprint {late.partition.fingerprint(parts)}")
+    typer.echo(f"\npartition {chosen.flag}, seed {partition_seed}, fingerprint {fingerprint(parts)}")
     rows = [(client, row.sum(), *row[classes]) for client, row in enumerate(counts)]
     print_table(("Client", "Images", *map(str, classes)), rows)
-    title = late.plots.data_words(dataset.name, chosen.flag, f"seed {partition_seed}")
+    from fedcli.figures import plots  # here, since it takes a second
+
+    title = plots.data_words(dataset.name, chosen.flag, f"seed {partition_seed}")
     chart = out or Path(f"{dataset.name}-partition.png")
-    files = late.plots.write(chart, late.plots.partition_figure, counts, dataset.class_names, title)
+    files = plots.write(chart, plots.partition_figure, counts, dataset.class_names, title)
     typer.echo(f"chart: {' and '.join(map(str, files))}")
 
 

@@ -15,14 +15,16 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.text import Text
 
-from fedcli.cli import late
 from fedcli.cli.common import stop
 from fedcli.declarations import SELECTIONS
 from fedcli.errors import printable
 from fedcli.registry import find_method
 from fedcli.runs.identity import reductions
+from fedcli.runs.options import inactive_term
 from fedcli.runs.progress import Standing
+from fedcli.runs.record import RECORD
 from fedcli.runs.signals import exit_code
+from fedcli.runs.trackers import find_loggers
 
 if TYPE_CHECKING:  # it imports pandas, which a single run does not need
     from fedcli.results.plans import Plan, PlannedRun, TablePlan
@@ -30,15 +32,15 @@ if TYPE_CHECKING:  # it imports pandas, which a single run does not need
 
 def header(record: dict[str, Any], folder: Path) -> dict[str, str]:
     """Say what is run, as texts by their titles; a text is empty where there is nothing to say."""
-    config, engine, parts, network = record["config"], record["engine"], record["partition"], record["model"]
-    sizes, idle, workers = parts["sizes"], ", ".join(map(str, parts.get("idle", []))), engine.get("workers", 1)
-    together = f"{engine['clients_per_chunk']} clients {engine['way']}"
-    mode = "one client after the other" if engine["clients_per_chunk"] == 1 else together
-    machine = [engine["device"], engine["precision"], f"{workers} workers" * (workers > 1), mode, engine.get("chosen")]
+    config = record["config"]
+    parts = record["partition"]
+    sizes = parts["sizes"]
+    idle = ", ".join(map(str, parts.get("idle", [])))
+    network = record["model"]
     frozen = "".join(f", {part['parameters']:,} frozen" for part in network.get("frozen", []))
     return {
         "method": f"{record['method']}, protocol {record['protocol']}",
-        "inactive": late.options.inactive_term(config, find_method(record["method_source"])),
+        "inactive": inactive_term(config, find_method(record["method_source"])),
         "data set": f"{record['dataset']}, {sum(sizes):,} training images on {len(sizes)} clients",
         "reduced": ", ".join(reductions(record).values()),
         "made from": record.get("dataset_source", ""),
@@ -47,17 +49,33 @@ def header(record: dict[str, Any], folder: Path) -> dict[str, str]:
         "network": f"{network['backbone']}, {network['parameters']:,} parameters{frozen}",
         "training": f"{config['rounds']} rounds of {config['cohort_size']} clients, {config['optimizer']}, rate "
         f"{config['lr']:g}, local epochs {config['local_epochs']}, batches of {config['batch_size']}",
-        "machine": ", ".join(filter(None, machine)),
+        "machine": _machine_text(record["engine"]),
         "folder": f"{folder}, seed {record['seed']}",
         "resumed": f"after {len(record['rounds'])}/{config['rounds']} rounds" if record["rounds"] else "",
     }
 
 
+def _machine_text(engine: dict[str, Any]) -> str:
+    """Say on what and how a run trains."""
+    parts = [engine["device"], engine["precision"]]
+    if engine.get("workers", 1) > 1:
+        parts.append(f"{engine['workers']} workers")
+    if engine["clients_per_chunk"] == 1:
+        parts.append("one client after the other")
+    else:
+        parts.append(f"{engine['clients_per_chunk']} clients {engine['way']}")
+    if engine.get("chosen"):
+        parts.append(engine["chosen"])
+    return ", ".join(parts)
+
+
 def draw(record: dict[str, Any], folder: Path) -> None:
     """Draw a run's learning curve and its partition into its folder, as PNG for a screen."""
+    from fedcli.figures import plots  # here, since it imports pandas and Matplotlib
+
     gc.freeze()  # else each search for garbage while figures are drawn goes through all that PyTorch has
-    plots, counts = late.plots, np.array(record["partition"]["class_counts"])
     plots.write(folder / "curve.png", plots.learning_curves, [record], page=True)
+    counts = np.array(record["partition"]["class_counts"])
     title = plots.title_words([record], f"seed {record['partition']['seed']}")
     plots.write(folder / "partition.png", plots.partition_figure, counts, record["class_names"], title, page=True)
 
@@ -109,24 +127,32 @@ class Display(Standing):
         self.bar.stop()
         if record["status"] != "finished":
             return
-        summary, post = record["summary"], record.get("post")
-        counts = f", {summary['selected_round'] + 1}/{summary['rounds']}" if "best" in summary["selection"] else ""
+        summary = record["summary"]
+        rule = SELECTIONS[summary["selection"]]
+        if "best" in summary["selection"]:
+            rule += f", {summary['selected_round'] + 1}/{summary['rounds']}"
+        self._print({"headline": f"{100 * summary['selected']:.2f} % (the {rule})"})
         (chosen,) = [entry for entry in record["rounds"] if entry["round"] == summary["selected_round"]]
         beside = chosen.get("global_accuracy")
+        if beside is not None:
+            self._print({"global": f"{100 * beside:.2f} % (the global model; above, the clients' own)"})
         self._print({
-            "headline": f"{100 * summary['selected']:.2f} % (the {SELECTIONS[summary['selection']]}{counts})",
-            "global": "" if beside is None else f"{100 * beside:.2f} % (the global model; above, the clients' own)",
             "last round": f"{100 * summary['last']:.2f} %",
-            **({f"after {post['name']}": f"{100 * post['test_accuracy']:.2f} %"} if post else {}),
+        })  # fmt: skip
+        if "post" in record:
+            post = record["post"]
+            self._print({f"after {post['name']}": f"{100 * post['test_accuracy']:.2f} %"})
+        self._print({
             "time": duration(record),
-            "record": f"{self.folder / late.record.RECORD}, with curve.png and partition.png",
+            "record": f"{self.folder / RECORD}, with curve.png and partition.png",
         })  # fmt: skip
         draw(record, self.folder)
         self.folder = None
 
     def skip(self, record: dict[str, Any], folder: Path) -> None:
         """Say that a run has ended before."""
-        self._print({"skipped": f"{folder}, which has {'finished' if record['status'] == 'finished' else 'diverged'}"})
+        end = "finished" if record["status"] == "finished" else "diverged"
+        self._print({"skipped": f"{folder}, which has {end}"})
 
     def _print(self, texts: dict[str, str]) -> None:
         for title, text in texts.items():
@@ -136,13 +162,16 @@ class Display(Standing):
 
 def cost(plan: "TablePlan") -> list[tuple[str, str]]:
     """Say what running a table takes, as pairs of title and text."""
-    states, estimated = Counter(run.state for run in plan.runs), late.durations.estimate(plan)
+    from fedcli.results import durations  # here, since it imports pandas, which a single run does not need
+
+    states = Counter(run.state for run in plan.runs)
+    estimated = durations.estimate(plan)
     counts = ", ".join(f"{count} {state}" for state, count in states.items())
     lines = [
         ("table", plan.title),
         ("runs", f"{len(plan.runs)}, seeds {', '.join(map(str, plan.seeds))}: {counts}; {len(plan.to_run)} to run"),
         ("reduced", f"{plan.reduction}; not the paper's setting" if plan.reduction else ""),
-        ("time", f"{late.durations.time_text(estimated)}, one run after the other" if len(estimated) else ""),
+        ("time", f"{durations.time_text(estimated)}, one run after the other" if len(estimated) else ""),
         ("data sets", ", ".join(sorted({name for run in plan.to_run for name in run.setup.data_sets}))),
         *(("left out", lack) for lack in plan.missing_data.values()),
         ("new runs", f"are written to {plan.folder}"),
@@ -155,8 +184,11 @@ class TableDisplay:
 
     def __init__(self, consoles: Sequence[Console], plan: "Plan", log: str | None = None):
         """Make a display whose bar is on the first console, and its lines on all; `log` names loggers of each run."""
-        self.ended, self.total, self.log = 0, len(plan.to_run), late.trackers.find_loggers(log)
-        self._consoles, self._plan = consoles, plan
+        self.ended = 0
+        self.total = len(plan.to_run)
+        self.log = find_loggers(log)
+        self._consoles = consoles
+        self._plan = plan
         self._rounds = {run.folder: run.rounds_done for run in plan.to_run}
         self.bar = Progress(console=consoles[0], disable=not consoles[0].is_terminal, transient=True)
         self._task = self.bar.add_task("", total=sum(run.setup.run.rounds for run in plan.to_run))
@@ -170,9 +202,9 @@ class TableDisplay:
         self._rounds[run.folder] = rounds
         self.bar.update(self._task, completed=sum(self._rounds.values()), description=f"{self.ended}/{self.total} runs")
 
-    def note(self, run: "PlannedRun", text: str, before: str = "") -> None:
+    def note(self, run: "PlannedRun", text: str, counter: str = "") -> None:
         """Show what a run, its engine or a logger has to say."""
-        print_line(self._consoles, printable(f"{before}{run.label}, seed {run.setup.run.seed}: {text}"))
+        print_line(self._consoles, printable(f"{counter}{run.label}, seed {run.setup.run.seed}: {text}"))
 
     def end(self, run: "PlannedRun", record: dict[str, Any] | None, error: str) -> None:
         """Say what has become of a run."""
@@ -186,10 +218,12 @@ def run_plan(
     plan: "Plan", consoles: Sequence[Console], again: str = "the same command", log: str | None = None, **where: Any
 ) -> dict[Path, str]:
     """Run what is to do of a plan, and show it; after an interruption say what goes on."""
+    from fedcli.results import jobs  # here, since it imports pandas, which a single run does not need
+
     display = TableDisplay(consoles, plan, log)
     try:
         with display.bar:
-            return late.jobs.execute(plan, display, **where)
+            return jobs.execute(plan, display, **where)
     except KeyboardInterrupt as error:  # outside: its bar, which goes, would take the line with it
         text = f"{str(error) or 'interrupted'} at {display.ended}/{display.total} runs; resume by {again}."
         stop(text, exit_code(error))

@@ -5,13 +5,13 @@ import shlex
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import make_dataclass
+from dataclasses import Field, make_dataclass
 from functools import partial
 from itertools import product
 from json import dumps
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, get_args
+from typing import TYPE_CHECKING, Any, get_args
 
 import typer
 from rich.console import Console
@@ -19,15 +19,19 @@ from rich.markup import escape
 from typer.core import TyperCommand
 
 from fedcli import registry
-from fedcli.cli import common, late
-from fedcli.cli.common import OUTPUT, argument, optional, print_table
+from fedcli.cli import common
+from fedcli.cli.common import OUTPUT, NoSuchOption, argument, optional, print_table
 from fedcli.cli.describe import completion, find_summary, index, option_help
 from fedcli.declarations import flag_of
 from fedcli.errors import UserError, unknown
 from fedcli.runs.signals import exit_code
 from fedcli.userfiles import is_from_file, user_files
 
-FILES, GRID = "Options from files", "Grid"  # panels of the help
+if TYPE_CHECKING:  # it imports PyTorch, which help does not need
+    from fedcli.cli.display import Display
+
+FILES = "Options from files"  # panels of the help
+GRID = "Grid"
 Device = optional(str, "auto, cpu, cuda or cuda:N.")
 Set = optional(
     list[str], "One method's option, e.g. fedprox:proximal-weight=0.1; may be repeated.", "--set", panel="Grid",
@@ -41,17 +45,27 @@ class MethodCommand(TyperCommand):
 
     def parse_args(self, ctx: typer.Context, args: list[str]) -> list[str]:
         """Put in what `--config` and `--from` stand for; take underscores for dashes; collect the method's options."""
-        options = ctx.meta["options"] = []
-        if args and args[0] not in ("-h", "--help"):
-            args = [re.sub(r"^--\w+(?==|$)", lambda flag: flag[0].replace("_", "-"), word) for word in args]
-            args, ctx.meta["sources"] = late.sources.expand(args, ctx.info_name)
-            names, post, steps = args[0].split(","), late.options.typed_options(args).get("post"), index()["post"]
-            method, *others = map(find_summary, names)
-            if is_from_file(names[0]) or is_from_file(post or ""):
-                steps = registry.posts(registry.find_method(names[0]), post)
-            ctx.meta["unknown_option"] = lambda flag: late.options.unknown_option(flag, method, steps, post, others)
-            options += make_options([method, *others], steps)
-        rest = super().parse_args(ctx, args)
+        ctx.meta["options"] = []
+        if not args or args[0] in ("-h", "--help"):
+            ctx.meta["given"] = {}
+            return super().parse_args(ctx, args)
+        from fedcli.runs.options import typed_options, unknown_option
+        from fedcli.runs.sources import expand
+
+        args = [re.sub(r"^--\w+(?==|$)", lambda flag: flag[0].replace("_", "-"), word) for word in args]
+        args, ctx.meta["sources"] = expand(args, ctx.info_name)
+        names = args[0].split(",")
+        post = typed_options(args).get("post")
+        steps = index()["post"]
+        method, *others = map(find_summary, names)
+        if is_from_file(names[0]) or is_from_file(post or ""):
+            steps = registry.posts(registry.find_method(names[0]), post)
+        options = make_options([method, *others], steps)
+        ctx.meta["options"] = options
+        try:
+            rest = super().parse_args(ctx, args)
+        except NoSuchOption as error:
+            raise unknown_option(error.option_name, method, steps, post, others) from error
         values = {option.name: ctx.params.pop(option.name) for option in options}
         ctx.meta["given"] = {name: value for name, value in values.items() if value is not None}
         return rest
@@ -67,34 +81,43 @@ def make_options(methods: Sequence[Any], steps: Mapping[str, Any]) -> list[Any]:
     An option is None unless it is given; several values are a tuple. Where methods have an option of the same name,
     the help is that of the first.
     """
-    panels = late.options.option_panels(methods[0], steps)
+    from fedcli.runs.options import fields_of, option_panels
+
+    panels = option_panels(methods[0], steps)
     names = {name for panel in panels.values() for name in panel}
     for method in methods[1:]:
-        own = late.options.fields_of(method.config)
+        own = fields_of(method.config)
         panels[method.title] = {name: field for name, field in own.items() if name not in names}
         names |= own.keys()
     parameters = []
     for title, panel in panels.items():
         for field in panel.values():
-            flag = flag_of(field.name)
-            more = {"autocompletion": completion(field.name, choices=field.metadata["choices"])}
-            if field.metadata["choices"] or {int, float} & {field.type, *get_args(field.type)}:
-                more["parser"] = partial(_parse_values, field)
-                more["metavar"] = "<int>" if field.name == "seed" else "VALUE"
-            flags = f"{flag}/--no-{flag[2:]}" if field.type is bool else flag
-            text = escape(option_help(field, methods[0].defaults))
-            kind = optional(field.type, text, flags, panel=escape(title), show_default=False, **more)
+            kind = _option(field, option_help(field, methods[0].defaults), title)
             parameters.append((field.name, kind, None))
     app = typer.Typer(add_completion=False)
     app.command()(make_dataclass("Options", parameters))
     return typer.main.get_command(app).params
 
 
+def _option(field: Field, help: str, panel: str) -> Any:
+    """Make the type of the option that a field describes."""
+    traits: dict[str, Any] = {"autocompletion": completion(field.name, choices=field.metadata["choices"])}
+    if field.metadata["choices"] or {int, float} & {field.type, *get_args(field.type)}:
+        traits["parser"] = partial(_parse_values, field)
+        traits["metavar"] = "<int>" if field.name == "seed" else "VALUE"
+    flag = flag_of(field.name)
+    if field.type is bool:
+        flag = f"{flag}/--no-{flag[2:]}"
+    return optional(field.type, escape(help), flag, panel=escape(panel), show_default=False, **traits)
+
+
 def _parse_values(field: Any, text: str) -> Any:
     """Read the values of an option, one or a tuple; `--checkpoint-every auto` is as if it were not given."""
+    from fedcli.runs.options import parse_values
+
     if (field.name, text) == ("checkpoint_every", "auto"):
         return None
-    values = late.options.parse_values(field, text)
+    values = parse_values(field, text)
     if field.name == "seed" and len(values) > 1:
         raise UserError(f"--seed takes one seed (got '{text}'); write --seeds {text}.")
     return values if len(values) > 1 else values[0]
@@ -126,8 +149,11 @@ def run(
     Defaults are those of a run without options; another data set or protocol brings its own.
     'fedcli run METHOD --help' shows a method's options, 'fedcli show METHOD' its card and its protocols.
     """
+    from fedcli.runs import begin
+    from fedcli.runs.workers import launched
+
     names = method.split(",")
-    settings = late.comparison.single_settings(names, set_) if set_ else {}
+    settings = _settings_of_single(names, set_)
     options = {**ctx.meta["given"], "sources": ctx.meta["sources"]}
     if len(names) == 1:
         options |= settings.get(method, {})
@@ -136,22 +162,30 @@ def run(
     is_grid = any(isinstance(value, tuple) for value in options.values())
     if not (where or is_grid or seeds is not None or len(names) > 1):
         if workers is not None:  # one folder for all workers; what is refused is so before they start
-            [(_, path)] = late.begin.plan(method, out=out, tuned=tuned, **options)
+            [(_, path)] = begin.plan(method, out=out, tuned=tuned, **options)
             launch_workers(workers, () if out else ("--out", str(path)))
-        watch(partial(late.begin.run, method, **experiment, **options), quiet, log_file, log)
+        watch(partial(begin.run, method, **experiment, **options), quiet, log_file, log)
         return
-    if workers is not None or late.workers.launched():
+    if workers is not None or launched():
         raise UserError("workers share one run (got several runs); leave --workers or the launcher out.")
     if log is not None and where:
         raise UserError(f"--log {log} is for runs one after the other (got --jobs or --on); leave one out.")
-    plan = late.plans.plan_grid(names, options, seeds=seeds, settings=settings, **experiment)
+    from fedcli.cli.display import run_plan
+    from fedcli.results.frame import find_records
+    from fedcli.results.plans import plan_grid
+    from fedcli.results.render import render
+    from fedcli.results.tables import sheet
+
+    plan = plan_grid(names, options, seeds=seeds, settings=settings, **experiment)
     again = f"the same command with --out {shlex.quote(str(plan.folder))} --continue"
-    errors = late.display.run_plan(plan, common.consoles(quiet, log_file, stderr=True), again, log, **where)
-    records = late.frame.find_records([plan.folder])
-    text = late.render.render(late.tables.sheet(records))
+    errors = run_plan(plan, common.consoles(quiet, log_file, stderr=True), again, log, **where)
+    records = find_records([plan.folder])
+    text = render(sheet(records))
     common.write_text(plan.folder / "table.md", text)
+    from fedcli.figures import plots
+
     with suppress(UserError):  # no run has come to a test
-        late.plots.write(plan.folder / "curves.png", late.plots.learning_curves, records, page=True)
+        plots.write(plan.folder / "curves.png", plots.learning_curves, records, page=True)
     if not quiet:
         common.print_text(text, is_markdown=True)
         typer.echo(f"table and curves: {plan.folder}, table.md and curves.png")
@@ -182,22 +216,27 @@ def tune(
     All other options are the same in every trial; with several seeds, the mean counts.
     'fedcli run METHOD --tuned FOLDER' then uses what was chosen.
     """
+    from fedcli.cli.display import run_plan
+    from fedcli.results import tune
+    from fedcli.results.comparison import find_methods
+    from fedcli.runs.options import flags_of
+
     names = method.split(",")
-    settings = late.comparison.single_settings(names, set_ or ())
-    plan = late.tune.plan(
+    settings = _settings_of_single(names, set_)
+    plan = tune.plan(
         method, grid=grid or (), trials=trials, seeds=seeds, out=out, settings=settings, **ctx.meta["given"]
     )
     where = common.place_runs(jobs, on, cpus_per_run, gpus_per_run)
-    errors = late.display.run_plan(plan, common.consoles(quiet, log_file, stderr=True), records_only=True, **where)
-    ranked = late.tune.rank(plan, errors)
+    errors = run_plan(plan, common.consoles(quiet, log_file, stderr=True), records_only=True, **where)
+    ranked = tune.rank(plan, errors)
     for name, of_method in ranked.groupby("method", sort=False):
         print_trials(name if len(names) > 1 else "", of_method)
-    for text in late.tune.edges(late.comparison.find_methods(names), ranked):
+    for text in tune.edges(find_methods(names), ranked):
         typer.echo(f"warning: {text}; try values beyond.", err=True)
     tuned = shlex.join(["--tuned", str(plan.folder)])
     if len(names) == 1:
-        flags = shlex.join(late.options.flags_of(ranked["options"].iloc[0]))
-        typer.echo(f"use {flags}, or {tuned} ({plan.folder / late.tune.TUNED})")
+        flags = shlex.join(flags_of(ranked["options"].iloc[0]))
+        typer.echo(f"use {flags}, or {tuned} ({plan.folder / tune.TUNED})")
         return
     counts = ranked.groupby("method", sort=False).size()
     if counts.nunique() == 1:
@@ -207,9 +246,20 @@ def tune(
     typer.echo(f"{budget}; use fedcli run {method} {tuned}")
 
 
+def _settings_of_single(names: Sequence[str], set_: Sequence[str] | None) -> dict[str, dict[str, Any]]:
+    """Read `--set` as options of single methods, by their names; without it, nothing slow is imported."""
+    if not set_:
+        return {}
+    from fedcli.results.comparison import single_settings
+
+    return single_settings(names, set_)
+
+
 def print_trials(name: str, trials: Any) -> None:
     """Print the trials of a method, the best first, with the mean and deviation of their validation accuracies."""
-    mean_text = late.metrics.find_metric("validation").mean_text
+    from fedcli.results.metrics import find_metric
+
+    mean_text = find_metric("validation").mean_text
     rows = []
     for trial in trials.itertuples():
         percent = [100 * accuracy for accuracy in trial.accuracies]
@@ -223,31 +273,47 @@ def print_trials(name: str, trials: Any) -> None:
 
 def watch(start: Callable, quiet: bool | None = None, log_file: Path | None = None, log: str | None = None) -> Any:
     """Start a run with a display, and loggers; when it fails or is interrupted, say where it stands."""
+    from fedcli.cli.display import Display, print_line
+    from fedcli.core.federation import NonFiniteLoss
+    from fedcli.runs.record import RECORD
+    from fedcli.runs.trackers import Loggers
+    from fedcli.runs.workers import joined
+
     consoles = common.consoles(quiet, log_file)
-    display = late.display.Display(*consoles)
+    display = Display(*consoles)
     try:
-        with late.workers.joined() as group:
-            return start(progress=late.trackers.Loggers(display, log) if group.number == 0 else None)
+        with joined() as group:
+            return start(progress=Loggers(display, log) if group.number == 0 else None)
     except UserError as error:
-        late.display.print_line(consoles[1:], f"error: {error}")
+        print_line(consoles[1:], f"error: {error}")
         raise
-    except late.federation.NonFiniteLoss as error:
-        message, code = f"error: {error} The record is {display.folder / late.record.RECORD}.", 1
+    except NonFiniteLoss as error:
+        message = f"error: {error} The record is {display.folder / RECORD}."
+        code = 1
     except KeyboardInterrupt as error:
-        message, code = "interrupted before the first round.", exit_code(error)
-        if display.folder is not None:
-            files = [word for file in user_files(display.record) for word in ("--method", file)]
-            command = shlex.join(["fedcli", "resume", str(display.folder), *files])
-            stands = f"after {len(display.record['rounds'])}/{display.record['config']['rounds']} rounds"
-            message = f"{str(error) or 'interrupted'} {stands}; to resume: {command}"
-    late.display.print_line(consoles[1:], message)
+        message = _interrupted_text(error, display)
+        code = exit_code(error)
+    print_line(consoles[1:], message)
     common.stop(message, code)
 
 
-def launch_workers(workers: int | None, more: Sequence[str] = ()) -> None:
-    """Run this command with `more` words in several workers and end as the first does; go on if this is a worker."""
-    if workers not in (None, 1) and not late.workers.launched():
-        raise typer.Exit(late.workers.launch(workers, [sys.executable, "-P", "-m", "fedcli", *sys.argv[1:], *more]))
+def _interrupted_text(error: KeyboardInterrupt, display: "Display") -> str:
+    """Say after which round a run was interrupted, and the command that goes on."""
+    if display.folder is None:
+        return "interrupted before the first round."
+    words = ["fedcli", "resume", str(display.folder)]
+    for file in user_files(display.record):
+        words += ["--method", file]
+    rounds = f"{len(display.record['rounds'])}/{display.record['config']['rounds']} rounds"
+    return f"{str(error) or 'interrupted'} after {rounds}; to resume: {shlex.join(words)}"
+
+
+def launch_workers(workers: int | None, words: Sequence[str] = ()) -> None:
+    """Run this command with more `words` in several workers and end as the first does; go on if this is a worker."""
+    from fedcli.runs.workers import launch, launched
+
+    if workers not in (None, 1) and not launched():
+        raise typer.Exit(launch(workers, [sys.executable, "-P", "-m", "fedcli", *sys.argv[1:], *words]))
 
 
 def resume(
@@ -261,14 +327,18 @@ def resume(
     log: common.Log = None,
 ) -> None:
     """Resume a killed or interrupted run from its last checkpoint, or all such runs in a folder."""
+    from fedcli.runs.resume import find_runs
+    from fedcli.runs.resume import resume as resume_run
+
     launch_workers(workers)
-    folders, failed = late.resume.find_runs(run, skip_ended=workers is not None), False
+    folders = find_runs(run, skip_ended=workers is not None)
+    failed = False
     if workers is not None and len(folders) > 1:
         raise UserError(f"--workers {workers} is for one run (got {len(folders)} in '{run}'); name one of them.")
     for folder in folders:
         try:
             options = {"changed_method": changed_method, "skip_ended": folder != run}
-            watch(partial(late.resume.resume, folder, method=method or (), **options), quiet, log_file, log)
+            watch(partial(resume_run, folder, method=method or (), **options), quiet, log_file, log)
         except (UserError, typer.Exit) as error:
             if folder == run or getattr(error, "exit_code", 1) != 1:  # interrupted, or the time of all runs is over
                 raise
@@ -292,7 +362,9 @@ def verify(
     Prints "same bits"; "same within x" on another machine or version; or what differs, with exit code 1.
     With --rounds, compares the curve so far and the terms ("same to the last digit"); --out keeps the repetition.
     """
-    text, same = watch(partial(late.verify.verify, record, out=out, method=method or (), device=device, rounds=rounds))
+    from fedcli.runs.verify import verify as verify_run
+
+    text, same = watch(partial(verify_run, record, out=out, method=method or (), device=device, rounds=rounds))
     typer.echo(text)
     raise typer.Exit(0 if same else 1)
 
@@ -302,10 +374,13 @@ def smoke(only: optional(list[str], "A method to try; may be repeated.") = None)
 
     Exit code 1 if one of them fails. The accuracies say nothing of how good a method is.
     """
+    from fedcli.cli.display import run_plan
+    from fedcli.results.plans import plan_grid
+
     small = {"rounds": 2, "train_examples": 240, "local_epochs": 2, "checkpoint_every": 2}
     with TemporaryDirectory() as folder:
-        plan = late.plans.plan_grid(only or list(registry.methods()), small, out=f"{folder}/runs")
-        errors = late.display.run_plan(plan, common.consoles(None, None, stderr=True))
+        plan = plan_grid(only or list(registry.methods()), small, out=f"{folder}/runs")
+        errors = run_plan(plan, common.consoles(None, None, stderr=True))
     typer.echo(f"{len(plan.runs) - len(errors)} of {len(plan.runs)} methods ran.")
     raise typer.Exit(1 if errors else 0)
 
@@ -331,24 +406,22 @@ def bench(
     METHOD: rounds of its own protocol on CIFAR-10, without the plain loop; how long all will take.
     Where fmnist or cifar10 is missing, the images are random.
     """
-    measure, cases, rows = late.measure, [], []
+    from fedcli.bench import measure
+
     given = {"device": device, "precision": precision, "clients_per_chunk": clients_per_chunk, "seed": seed}
-    given |= {"local_epochs": epochs} if epochs else {}
-    options = measure.WORKLOADS | measure.SCALING
-    for name in [*(workloads or (() if scaling else ("w1", "w2"))), *(measure.SCALING if scaling else ())]:
-        if name in options:
-            cases.append((name, measure.prepare_workload(options[name], method, **given)))
-        elif name in registry.methods() or is_from_file(name):
-            setup = late.resolve.resolve(registry.find_method(name), {"dataset": "cifar10", **given}, need_data=False)
-            cases.append((setup.protocol.name, setup))
-        else:
-            remedy = f"there are {', '.join(measure.WORKLOADS)}, and methods."
-            raise unknown("workload", name, measure.WORKLOADS, remedy)
+    if epochs:
+        given["local_epochs"] = epochs
+    names = list(workloads or ())
+    if scaling:
+        names += measure.SCALING
+    cases = [_bench_case(name, method, given) for name in names or ("w1", "w2")]
     if csv is not None:  # refused now rather than after minutes
         measure.check_csv(csv)
+    rows = []
     for name, setup in cases:
+        has_plain_loop = name in measure.WORKLOADS or name in measure.SCALING
         with Console(stderr=True).status(name) as status:
-            result = measure.measure(name, setup, repeats, status.update, with_plain=name in options)
+            result = measure.measure(name, setup, repeats, status.update, with_plain=has_plain_loop)
         rows.append(measure.cells(result))
         if json:
             typer.echo(dumps(result))
@@ -356,8 +429,25 @@ def bench(
             measure.append_csv(csv, result)
     if not json:
         columns = list(dict.fromkeys(title for row in rows for title in row))
-        print_table(columns, [[row.get(title, "") for title in columns] for row in rows])
+        lines = []
+        for row in rows:
+            lines.append([row.get(title, "") for title in columns])
+        print_table(columns, lines)
         typer.echo(measure.MACHINE.format(**result))
+
+
+def _bench_case(name: str, method: str, given: Mapping[str, Any]) -> tuple[str, Any]:
+    """Resolve a workload by a method, or a method under its own protocol, to what it is called and its set-up."""
+    from fedcli.bench.measure import SCALING, WORKLOADS, prepare_workload
+    from fedcli.runs.resolve import resolve
+
+    workload = {**WORKLOADS, **SCALING}.get(name)
+    if workload is not None:
+        return name, prepare_workload(workload, method, **given)
+    if name in registry.methods() or is_from_file(name):
+        setup = resolve(registry.find_method(name), {"dataset": "cifar10", **given}, need_data=False)
+        return setup.protocol.name, setup
+    raise unknown("workload", name, WORKLOADS, f"there are {', '.join(WORKLOADS)}, and methods.")
 
 
 def check(
@@ -374,19 +464,26 @@ def check(
     7: a resumed run equals an uninterrupted one. 9: what is sent is what is declared.
     Variants that a named method declares are checked too. Exit code 1 if a law is broken.
     """
-    laws = late.check.LAWS
-    if absent := set(law or ()) - laws.keys():
+    from fedcli import check
+    from fedcli.runs.resolve import find_device
+
+    laws = check.LAWS
+    absent = set(law or ()) - laws.keys()
+    if absent:
         raise UserError(f"unknown law {min(absent)}; 'fedcli check --help' says what they are.")
     chosen = [registry.find_method(name) for name in methods or registry.methods()]
     if methods:
-        chosen += [variant for method in chosen for variant in late.check.variants_of(method)]
+        chosen += [variant for method in chosen for variant in check.variants_of(method)]
     elif not all_:
-        chosen = late.check.one_of_each_kind()
-    device, rows, held = str(late.resolve.find_device(device)), [], []
+        chosen = check.one_of_each_kind()
+    device = str(find_device(device))
+    rows = []
+    held: list[bool | None] = []  # of each law of each method; None where it was left out
+    numbers = law or list(laws)
     with Console(stderr=True).status("") as status:
-        for method, number in product(chosen, law or laws):
+        for method, number in product(chosen, numbers):
             status.update(escape(f"{method.name}: {laws[number].measure.__name__.replace('_', ' ')}"))
-            findings = late.check.check(method, number, device)
+            findings = check.check(method, number, device)
             held.append(all(finding.holds for finding in findings) if findings else None)
             if not findings:
                 rows.append((method.name, number, f"nothing, without {laws[number].needs}", "", "", "left out"))

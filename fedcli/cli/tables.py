@@ -12,14 +12,16 @@ from rich.console import Console
 from rich.markup import escape
 
 from fedcli import registry
-from fedcli.cli import common, late
+from fedcli.cli import common
 from fedcli.cli.common import argument, console, optional, print_table, print_text
 from fedcli.errors import UserError, needed
 from fedcli.figures import CHARTS, WITH_LINES, find_chart
 from fedcli.userfiles import is_from_file, short_name
 
-RUNS, PAPERS = "A table of runs", "A paper's table"  # panels of the help of `table`
-LOOK, PAIR = "Look", "NAME=VALUE"  # a panel of the help of `plot`
+RUNS = "A table of runs"  # a panel of the help of `table`, as the next one
+PAPERS = "A paper's table"
+LOOK = "Look"  # a panel of the help of `plot`
+PAIR = "NAME=VALUE"
 
 
 def table(
@@ -61,32 +63,48 @@ def table(
             raise UserError(f"{parameter.opts[0]} is for {others[0].lower()}; see 'fedcli table --help'.")
     if papers and max(map(len, (runs, dataset or (), folder or ()))) > 1:
         raise UserError(f"a paper's table goes alone: one --dataset, one --runs (got {papers[0]} and more); name one.")
+    if not papers:
+        text = _table_of_runs(common.records_of(runs, method, dataset, label), per, metric, format)
+        print_text(text, out, format == "markdown" and per is None)
+        return
+    from fedcli.cli.display import cost, run_plan
+    from fedcli.results.paper_tables import compare
+    from fedcli.results.plans import plan as plan_table
+    from fedcli.results.render import render
+
+    where = common.place_runs(jobs, on, cpus_per_run, gpus_per_run)
+    limits = {"rounds": rounds, "local_epochs": local_epochs, "train_examples": train_examples}
+    options = {"seeds": seeds, "only": only or (), "dataset": dataset and dataset[0], "limits": limits}
+    make_plan = partial(plan_table, registry.find_table(papers[0]), *(folder or ()), **options)
+    plan = make_plan()
+    if out is not None:  # refused now rather than after hours
+        out.parent.mkdir(parents=True, exist_ok=True)
+    screen = Console(stderr=True, highlight=False)
+    if any(run.to_do for run in plan.runs):
+        print_table(("", ""), cost(plan), screen=screen)
     errors = {}
-    if papers:
-        where = common.place_runs(jobs, on, cpus_per_run, gpus_per_run)
-        limits = {"rounds": rounds, "local_epochs": local_epochs, "train_examples": train_examples}
-        options = {"seeds": seeds, "only": only or (), "dataset": dataset and dataset[0], "limits": limits}
-        make_plan = partial(late.plans.plan, registry.find_table(papers[0]), *(folder or ()), **options)
-        plan, screen = make_plan(), Console(stderr=True, highlight=False)
-        if out is not None:  # refused now rather than after hours
-            out.parent.mkdir(parents=True, exist_ok=True)
-        if any(run.to_do for run in plan.runs):
-            print_table(("", ""), late.display.cost(plan), screen=screen)
-        if plan.to_run and not dry_run:
-            removes = bool(records_only) and not any(cell.metric.after_the_run for cell in plan.cells)
-            errors = late.display.run_plan(plan, [screen], records_only=removes, **where)
-            plan = make_plan()
-        sheets = [late.paper_tables.compare(plan)]
-    else:
-        records = common.records_of(runs, method, dataset, label)
-        if per is not None:
-            table_of = {"round": late.frame.rounds_of, "client": late.frame.clients_of}[per]
-            print_text(late.render.csv_of(late.frame.of_all(records, table_of)), out)
-            return
-        names = metric.split(",") if metric else ()
-        sheets = [late.tables.sheet(records, names)] if format == "csv" else late.tables.sheets(records, names)
-    print_text("\n".join(late.render.render(sheet, format) for sheet in sheets), out, format == "markdown")
+    if plan.to_run and not dry_run:
+        needs_models = any(cell.metric.after_the_run for cell in plan.cells)
+        errors = run_plan(plan, [screen], records_only=bool(records_only) and not needs_models, **where)
+        plan = make_plan()
+    print_text(render(compare(plan), format), out, format == "markdown")
     raise typer.Exit(1 if errors else 0)
+
+
+def _table_of_runs(records: list[dict], per: str | None, metric: str | None, format: str) -> str:
+    """Write a table of runs, or a CSV with a row `per` round or client."""
+    from fedcli.results import frame
+    from fedcli.results.render import csv_of, render
+    from fedcli.results.tables import sheet, sheets
+
+    if per == "round":
+        return csv_of(frame.of_all(records, frame.rounds_of))
+    if per == "client":
+        return csv_of(frame.of_all(records, frame.clients_of))
+    metrics = metric.split(",") if metric else ()
+    if format == "csv":
+        return render(sheet(records, metrics), format)
+    return "\n".join(render(each, format) for each in sheets(records, metrics))
 
 
 def claims(
@@ -98,18 +116,23 @@ def claims(
 
     A claim compares rows of a table. Ours is the mean difference of runs with the same seed and partition.
     """
-    shipped = late.frame.shipped()
-    answers = late.claims.answers(
+    from fedcli.data.datasets import open_to_all, present
+    from fedcli.results.claims import answers, claims_sheet, counted
+    from fedcli.results.frame import shipped
+    from fedcli.results.render import render
+
+    records = shipped()
+    answered = answers(
         registry.claims(paper),
-        [*shipped, *(folders or [Path("runs")])],
-        lambda name: late.datasets.open_to_all(name) or late.datasets.present(name),
-        shipped=not shipped,
+        [*records, *(folders or [Path("runs")])],
+        lambda name: open_to_all(name) or present(name),
+        shipped=not records,
     )
-    sheet = late.claims.claims_sheet(answers)
+    sheet = claims_sheet(answered)
     if format == "markdown" and console().is_terminal:
         sheet = replace(sheet, columns=sheet.columns[:4], lines=[line[:4] for line in sheet.lines])
-    print_text(late.render.render(sheet, format), is_markdown=format == "markdown")
-    typer.echo(late.claims.counted(answers), err=True)
+    print_text(render(sheet, format), is_markdown=format == "markdown")
+    typer.echo(counted(answered), err=True)
 
 
 def quality(
@@ -125,13 +148,22 @@ def quality(
     With --client: of that client's own model.
     With --clients: of all clients' features after one more round; 'fedcli plot --kind clients' draws them.
     """
+    from fedcli.measure.quality import OF_CLIENTS, add_clients_quality, add_quality
+    from fedcli.results.frame import finished_runs
+
+    prefix = ""
+    measure = partial(add_quality, client=client)
+    if clients:
+        prefix = OF_CLIENTS
+        measure = add_clients_quality
     rows = []
-    for folder in [record["folder"] for record in late.frame.finished_runs(common.records_of(runs, (), (), ()))]:
+    for record in finished_runs(common.records_of(runs, (), (), ())):
+        folder = record["folder"]
         with Console(stderr=True).status(escape(str(folder))):
-            add = late.quality.add_clients_quality if clients else partial(late.quality.add_quality, client=client)
-            measured = add(folder, files=files or ())
-        nmi, silhouette, images = (measured["clients_" * clients + key] for key in ("nmi", "silhouette", "examples"))
-        rows.append((f"{nmi:.3f}", f"{silhouette:.3f}", images, folder))
+            measured = measure(folder, files=files or ())
+        nmi = f"{measured[f'{prefix}nmi']:.3f}"
+        silhouette = f"{measured[f'{prefix}silhouette']:.3f}"
+        rows.append((nmi, silhouette, measured[f"{prefix}examples"], folder))
     print_table(("NMI", "Silhouette", "Images", "Run"), rows)
 
 
@@ -157,17 +189,20 @@ def plot(
 
     Your own kind is a function of the records that returns a matplotlib Figure.
     """
+    from fedcli.figures import plots
+    from fedcli.figures.look import Look, parse_pairs, parse_size
+
     draw = find_chart(kind)
     files = [text for text in method or () if is_from_file(text)]
     records = common.records_of(runs, [text for text in method or () if text not in files], dataset, label)
     options = {"curves": [x], "correlation": [files]}.get(kind, [])
-    look = late.look.Look(
+    look = Look(
         title="" if title == "none" else title,
-        size=None if size is None else late.look.parse_size(size),
+        size=None if size is None else parse_size(size),
         font_size=font_size,
         style=style,
-        colors=late.look.parse_pairs("--colors", colors or ()),
-        labels=late.look.parse_pairs("--labels", labels or ()),
+        colors=parse_pairs("--colors", colors or ()),
+        labels=parse_pairs("--labels", labels or ()),
         legend=legend,
     )
     changed = look.changed_lines()
@@ -185,9 +220,7 @@ def plot(
         return figure
 
     with Console(stderr=True).status(escape(kind)), warnings.catch_warnings(record=True) as caught:
-        written = late.plots.write(
-            out or Path(f"{short_name(kind)}.png"), draw_and_caption, records, *options, look=look
-        )
+        written = plots.write(out or Path(f"{short_name(kind)}.png"), draw_and_caption, records, *options, look=look)
     for warning in caught:
         typer.echo(f"warning: {warning.message}", err=True)
     typer.echo(" and ".join(map(str, written)))
@@ -207,13 +240,18 @@ def report(
     title: optional(str, "Title of the page.") = "Runs",
 ) -> None:
     """Write one HTML file, which works offline: sortable tables and curves, by protocol and data set."""
+    from fedcli.runs.record import RECORD
+
     needed("bokeh", "the report", "report")
-    present = [path for path in runs if path.is_file() or next(path.rglob(late.record.RECORD), None)]
-    for path in sorted({*runs} - {*present}) if present else ():
-        typer.echo(f"warning: there is no run in '{path}'; it is left out.", err=True)
+    present = [path for path in runs if path.is_file() or next(path.rglob(RECORD), None)]
+    if present:
+        for path in sorted({*runs} - {*present}):
+            typer.echo(f"warning: there is no run in '{path}'; it is left out.", err=True)
     if len(label or ()) == len(runs):
         label = [name for path, name in zip(runs, label, strict=True) if path in present]
-    print_text(late.report.report(common.records_of(present or runs, method, dataset, label), title), out)
+    from fedcli.figures.report import report as make_report  # which imports Bokeh
+
+    print_text(make_report(common.records_of(present or runs, method, dataset, label), title), out)
 
 
 def export(
@@ -229,5 +267,8 @@ def export(
 
     The model takes float images in 0 to 1, which it normalises, and gives logits.
     """
-    written = late.models.export(late.resume.load(run, files or ()), format, client, round, prototypes, out)
+    from fedcli.runs import models
+    from fedcli.runs.resume import load
+
+    written = models.export(load(run, files or ()), format, client, round, prototypes, out)
     typer.echo("\n".join(map(str, written)))
