@@ -184,7 +184,7 @@ def test_longer_convolutions_and_their_statistics_are_the_same_function():
 
 
 def test_statistics_that_are_estimated_anew_forget_those_before():
-    """Each minibatch moves them by a tenth: of a distance of 3, 0.9^60 is left after 40 passes of 1 or 2 minibatches."""
+    """Each minibatch moves them by a tenth: of a distance of 3, 0.9^60 is left after 40 passes of 1 or 2 batches."""
     setup, fed = laws.federation(str(CONTROLS), STARTED, backbone=laws.NORMED)
     params, buffers = fed.initial_model()
     other = {name: value + 3 if value.is_floating_point() else value for name, value in buffers.items()}
