@@ -65,7 +65,8 @@ class Finding(NamedTuple):
 
 def toy_dataset(num_train=60, channels=1, size=8, num_classes=3, seed=0, absent=()) -> Dataset:
     """Draw random images whose brightness tells the class; the classes `absent` have no example."""
-    draw, tensors = np.random.default_rng(seed), []
+    draw = np.random.default_rng(seed)
+    tensors = []
     classes = [label for label in range(num_classes) if label not in absent]
     for count in (num_train, 20):
         labels = np.resize(classes, count)
@@ -106,7 +107,8 @@ def federation(
     """
     method = registry.find_method(method) if isinstance(method, str) else method
     protocol = registry.default_protocol(registry.find_method("fedavg"), DEFAULT_DATASET)
-    data, public = data or toy_dataset(), None
+    data = data or toy_dataset()
+    public = None
     if method.uses_public_data:
         run = {"public_dataset": DEFAULT_DATASET, "public_batch_size": 5, **run}
         public = toy_dataset(12, data.channels, data.image_size, seed=7)  # batches of 5, 5 and 2
@@ -174,15 +176,20 @@ def law_2_on_is_not(method: Method, **run: Any) -> Iterator[Finding]:
 def law_3_state_survives(method: Method, **run: Any) -> Iterator[Finding]:
     """Hold a method to store what its clients keep, to leave alone who sits out, and to read what was stored."""
     setup, fed = federation(method, rounds=len(COHORTS), cohort_size=2, **run)
-    state, taken_part = setup.method.init(fed, setup.options), set()
-    lost, idle, moved = 0, [0.0], []  # changes of the states of clients that sat out, and of those that took part
+    state = setup.method.init(fed, setup.options)
+    taken_part: set[int] = set()
+    lost = 0
+    idle = [0.0]  # changes of the states of clients that sat out
+    moved = []  # and of those that took part
     for number, cohort in enumerate(COHORTS):
         before = tree_map(torch.clone, dict(state.clients))
-        early, state = state, simulate(setup, fed, number + 1, COHORTS, state, number)
+        early = state
+        state = simulate(setup, fed, number + 1, COHORTS, early, number)
         taken_part |= set(cohort)
         lost += len(taken_part ^ set(state.clients))
         for client in set(before) & set(state.clients):
-            (moved if client in cohort else idle).append(distance(state.clients[client], before[client]))
+            changes = moved if client in cohort else idle
+            changes.append(distance(state.clients[client], before[client]))
     yield Finding("clients that took part whose state is not kept, or kept of others", lost, 0)
     yield Finding("change of the state of a client that sat out", max(idle), 0)
     yield Finding("change of the state of a client that took part", min(moved, default=0.0), 0, above=True)
@@ -205,7 +212,8 @@ def law_4_chunking_is_invisible(
     overrides = {START: 0} if hasattr(method.config, START) else {}
     bound = AMPLIFIED[run.get("optimizer", "sgd")]
     if run.get("device", "cpu").startswith("cuda"):
-        run, bound = {"local_epochs": 4, **run}, AMPLIFIED["cuda"]  # enough steps for a graph of each
+        run = {"local_epochs": 4, **run}  # enough steps for a graph of each
+        bound = AMPLIFIED["cuda"]
 
     def ending(chunk: int | str, captured: bool = False, **more: Any) -> tuple[str, tuple[Tree, Tree]]:
         setup, fed = federation(method, overrides, clients_per_chunk=str(chunk), **run, **more)
@@ -218,10 +226,11 @@ def law_4_chunking_is_invisible(
             how = how.replace(", captured", ", but no step captured")
         return how, (model_of(setup, state), state)
 
-    has_graphs = federation(method, overrides, **run)[1].engine.graphs is not None
+    _, fed = federation(method, overrides, **run)
+    forms = (False,) if fed.engine.graphs is None else (False, True)
     name, expected = ending(1, kind=against)
     name = against.__name__ if against else name
-    for captured in (False, True) if has_graphs else (False,):
+    for captured in forms:
         for chunk in chunks:
             how, trees = ending(chunk, captured)
             yield Finding(f"{how} against {name}", max(map(distance, trees, expected)), bound)
@@ -249,7 +258,8 @@ def law_6_edge_data(method: Method, chunk: int, **run: Any) -> Iterator[Finding]
     }
     for name, case in cases.items():
         setup, fed = federation(method, clients_per_chunk=str(chunk), **run, **case)
-        state, wrong = setup.method.init(fed, setup.options), 0
+        state = setup.method.init(fed, setup.options)
+        wrong = 0
         try:
             for number in range(2):
                 state, _ = one_round(setup, fed, state, fed.cohort(number))
@@ -352,8 +362,11 @@ def allows(method: Method, optimizer: str) -> bool:
 
 def one_of_each_kind() -> list[Method]:
     """One registered method of each kind: by models of the clients' own, public images and kept states."""
-    methods = registry.methods().values()
-    return list({(bool(each.personal), each.uses_public_data, keeps_state(each)): each for each in methods}.values())
+    by_kind = {}
+    for method in registry.methods().values():
+        kind = bool(method.personal), method.uses_public_data, keeps_state(method)
+        by_kind[kind] = method
+    return list(by_kind.values())
 
 
 def check(method: Method, number: int, device: str) -> list[Finding]:
@@ -361,9 +374,12 @@ def check(method: Method, number: int, device: str) -> list[Finding]:
 
     Returns nothing where the method does not declare what the law needs.
     """
-    law, findings = LAWS[number], []
+    law = LAWS[number]
     declared = {"": True, "reduces_to": method.reduces_to, "ClientState": keeps_state(method), "costs": method.costs}
-    for words, options in law.runs.items() if declared[law.needs] else ():
+    if not declared[law.needs]:
+        return []
+    findings = []
+    for words, options in law.runs.items():
         if not allows(method, options.get("optimizer", "sgd")):
             continue
         try:

@@ -21,7 +21,8 @@ def spelt(text: str, names: Collection[str]) -> str:
 
 def _declarations(kind: type, *modules: ModuleType) -> dict[str, Any]:
     """What files declare of a kind, by name: of Method, each file's `METHOD`, then its `METHODS`."""
-    name, items = kind.__name__.upper(), []
+    name = kind.__name__.upper()
+    items = []
     for module in modules:
         items += [getattr(module, name, None), *getattr(module, f"{name}S", ())]
     return {item.name: item for item in items if isinstance(item, kind)}
@@ -31,7 +32,8 @@ def _declarations(kind: type, *modules: ModuleType) -> dict[str, Any]:
 def _registered(kind: type) -> dict[str, Any]:
     """What the modules of `fedcli.papers` declare of a kind, papers before baselines, each in order of name."""
     names = [info.name for info in pkgutil.walk_packages(papers.__path__, f"{papers.__name__}.") if not info.ispkg]
-    return _declarations(kind, *map(importlib.import_module, sorted(names, key=lambda name: (name.count("."), name))))
+    names.sort(key=lambda name: (name.count("."), name))
+    return _declarations(kind, *map(importlib.import_module, names))
 
 
 def _from_file(text: str, kind: type) -> Any:
@@ -42,7 +44,8 @@ def _from_file(text: str, kind: type) -> Any:
     path, name = path_and_name(text)
     registered = _registered(kind).values()  # before the file is imported, so that what it changes in them is seen
     module = import_file(path, kind.__name__.lower())
-    declared, default = _declarations(kind, module), kind.__name__.upper()
+    declared = _declarations(kind, module)
+    default = kind.__name__.upper()
     names = {key: value for key, value in vars(module).items() if isinstance(value, kind)} | declared
     if not names:
         raise UserError(f"the file '{path}' defines no {default}; add {default} = fedcli.{kind.__name__}(...).")

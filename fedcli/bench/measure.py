@@ -105,7 +105,8 @@ class PlainRounds:
 
     def __init__(self, fed: Federation, dataset: datasets.Dataset):
         """Takes the images of the engine's clients and the sizes of its run, and nothing else of it."""
-        self._run, self._device = fed.config, fed.device
+        self._run = fed.config
+        self._device = fed.device
         torch.manual_seed(self._run.seed)
         draw = torch.Generator().manual_seed(self._run.seed)
         self.model = plain_network(self._run.backbone, dataset.channels, dataset.image_size).to(fed.device, fed.dtype)
@@ -126,7 +127,9 @@ class PlainRounds:
                     self._loss(self.model, x, y).backward()
                     optimizer.step()
             states.append(copy.deepcopy(self.model.state_dict()))
-        self.state = {name: sum(state[name] for state in states) / len(states) for name in self.state}
+        for name in self.state:
+            total = sum(state[name] for state in states)
+            self.state[name] = total / len(states)
 
     def flops_per_sample(self) -> float:
         """Floating-point operations of a training step, forward and backward, over its samples.
@@ -141,7 +144,8 @@ class PlainRounds:
         return counter.get_total_flops() / len(x)
 
     def _loss(self, model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
-        x, y = x.to(self._device), y.to(self._device)
+        x = x.to(self._device)
+        y = y.to(self._device)
         with torch.autocast(self._device.type, torch.bfloat16, enabled=self._run.precision == "bf16"):
             return F.cross_entropy(model(x), y)
 
@@ -163,15 +167,19 @@ def measure(name: str, setup: Setup, repeats: int, progress: Callable[[str], Any
         `evaluation_seconds` is a test of every model that a round has changed, `data_seconds_share` what a round spends
         on drawing batches and on aggregation. Without the plain loop `whole_seconds`, of all rounds, replaces bounds.
     """
-    run, device, images = setup.run, setup.device, "real"
+    run = setup.run
+    device = setup.device
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
     elif Path("/proc/self/clear_refs").exists():
         Path("/proc/self/clear_refs").write_text("5")
+    images = "real"
     if not datasets.present(run.dataset):
-        images, setup = "random", replace(setup, run=replace(run, dataset=f"{RANDOM_IMAGES}:{run.dataset}"))
+        images = "random"
+        setup = replace(setup, run=replace(run, dataset=f"{RANDOM_IMAGES}:{run.dataset}"))
     dataset, _, fed = prepare(setup)
-    first, rows = max(run.rounds - repeats - 1, 0), []
+    first = max(run.rounds - repeats - 1, 0)
+    rows = []
     with machine_settings(fed):  # what a run would set, for both sides, as are denormal numbers
         autotune(fed)
         state = setup.method.init(fed, setup.options)
@@ -192,7 +200,8 @@ def measure(name: str, setup: Setup, repeats: int, progress: Callable[[str], Any
         rounds = pd.DataFrame(rows)
         rest = rounds["data"] + rounds["aggregate"]
         whole = rounds["train"] + rest
-        pace, hardware = whole.median(), environment(device)["hardware"]
+        pace = whole.median()
+        hardware = environment(device)["hardware"]
         examples = len(dataset.y_train) // run.num_clients
         passes = run.cohort_size * run.local_epochs  # in a round, over a client's examples
         result = {
@@ -223,17 +232,23 @@ def measure(name: str, setup: Setup, repeats: int, progress: Callable[[str], Any
 def peak_rates(engine: Engine, dtype: torch.dtype) -> tuple[float, float]:
     """Measures FLOPs and bytes a second at best, in a product of square matrices and in a large copy."""
     device = engine.images.device
-    side, source = MATMUL_SIDE[device.type], torch.zeros(COPY_BYTES // 4, device=device)
+    side = MATMUL_SIDE[device.type]
+    source = torch.zeros(COPY_BYTES // 4, device=device)
     factors = torch.randn(2, side, side, device=device).to(dtype)
     flops = 2 * side**3 * times_per_second(partial(torch.matmul, *factors), engine)
-    return flops, 2 * COPY_BYTES * times_per_second(partial(torch.empty_like(source).copy_, source), engine)
+    copies = times_per_second(partial(torch.empty_like(source).copy_, source), engine)
+    return flops, 2 * COPY_BYTES * copies
 
 
 def times_per_second(work: Callable[[], Any], engine: Engine) -> float:
     """Returns how many times a second some work is done at best, on a CPU by all threads, each alone."""
     device = engine.images.device
     threads = torch.get_num_threads() if device.type == "cpu" else 1
-    return sum(engine.side_by_side(lambda _: 1 / min(seconds_of(work, device) for _ in range(TRIES)), range(threads)))
+
+    def by_one_thread(number: int) -> float:
+        return 1 / min(seconds_of(work, device) for _ in range(TRIES))
+
+    return sum(engine.side_by_side(by_one_thread, range(threads)))
 
 
 def seconds_of(work: Callable[[], Any], device: torch.device) -> float:

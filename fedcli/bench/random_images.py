@@ -8,8 +8,10 @@ import numpy as np
 def draw_images(count: int, *shape: int, tests: int = 10_000) -> dict[str, np.ndarray]:
     """Draws `count` images of this shape to train and others to test, of 10 classes."""
     rng = np.random.default_rng(0)
-    x, y = rng.integers(256, size=(count + tests, *shape), dtype=np.uint8), rng.integers(10, size=count + tests)
+    x = rng.integers(256, size=(count + tests, *shape), dtype=np.uint8)
+    y = rng.integers(10, size=count + tests)
     return {"x_train": x[:count], "y_train": y[:count], "x_test": x[count:], "y_test": y[count:]}
 
 
-fmnist, cifar10 = partial(draw_images, 60_000, 28, 28), partial(draw_images, 50_000, 32, 32, 3)
+fmnist = partial(draw_images, 60_000, 28, 28)
+cifar10 = partial(draw_images, 50_000, 32, 32, 3)

@@ -66,8 +66,9 @@ class DatasetInfo(NamedTuple):
 
     def made_of(self, *shares: "Share") -> "DatasetInfo":
         """This set with a domain from each share."""
-        needs, count = tuple(dict.fromkeys(share.source for share in shares)), sum(share.num_train for share in shares)
-        return self._replace(num_train=count, make=partial(_mixture, shares), needs=needs)
+        needs = tuple(dict.fromkeys(share.source for share in shares))
+        num_train = sum(share.num_train for share in shares)
+        return self._replace(num_train=num_train, make=partial(_mixture, shares), needs=needs)
 
 
 class Share(NamedTuple):
@@ -88,14 +89,18 @@ class Share(NamedTuple):
 
 def _mixture(shares: Sequence[Share], name: str, load: Callable[[str], Arrays]) -> Arrays:
     """The columns of a known set with a domain from each share, at its size and in colour."""
-    info, columns = KNOWN[name], []
-    size, load = info.image_size, lru_cache(1)(load)  # one at a time: some are large
+    info = KNOWN[name]
+    size = info.image_size
+    load = lru_cache(1)(load)  # one at a time: some are large
+    columns = []
     for number, (share, domain) in enumerate(zip(shares, info.domain_names, strict=True)):
-        source, rng = load(share.source), generator(0, "recipe", name, domain)
+        source = load(share.source)
+        rng = generator(0, "recipe", name, domain)
         rows = np.arange(len(source["y"]))
         if share.domain is not None:
             rows = np.flatnonzero(source["domain_names"][source["domain"]] == share.domain)
-        is_test, num_first = source["test"][rows], (np.arange(len(rows)) % 10 < 8).sum()
+        is_test = source["test"][rows]
+        num_first = (np.arange(len(rows)) % 10 < 8).sum()
         first = rows[np.argsort(source["y"][rows], kind="stable")[:num_first]]
         allowed = {"parts": rows[~is_test], "pooled": rows, "leaky": first}[share.division]
         train = rng.permutation(allowed)[: share.num_train]
@@ -104,7 +109,8 @@ def _mixture(shares: Sequence[Share], name: str, load: Callable[[str], Arrays]) 
             raise UserError(f"{need} (got {len(allowed)}); import the whole set.")
         test = {"parts": rows[is_test], "pooled": np.setdiff1d(rows, train), "leaky": rows}[share.division]
         test = test if share.num_test is None else rng.permutation(test)[: share.num_test]
-        rows, is_test = np.concatenate([train, test]), np.repeat([False, True], [len(train), len(test)])
+        rows = np.concatenate([train, test])
+        is_test = np.repeat([False, True], [len(train), len(test)])
         x = np.broadcast_to(resized(source["x"][rows], size), (len(rows), size, size, 3))
         columns.append((x, source["y"][rows], np.full(len(rows), number), is_test))
     x, y, domains, test = map(np.concatenate, zip(*columns, strict=True))
@@ -141,16 +147,23 @@ def digit_domains() -> Arrays:
     """
     small, labels, test = _handwritten()
     plain = np.stack([Image.fromarray(image).resize((SIZE, SIZE), Image.Resampling.BICUBIC) for image in small])
-    plain, font = (np.repeat(images[..., None], 3, axis=3) for images in (plain, _drawn(labels)))
+    plain = np.repeat(plain[..., None], 3, axis=3)
+    font = np.repeat(_drawn(labels)[..., None], 3, axis=3)
     photos = [np.asarray(photo.resize((213, 142), Image.Resampling.BOX)) for photo in _photographs()]
-    rng, crops = np.random.default_rng(1), []
+    rng = np.random.default_rng(1)
+    crops = []
     for _ in labels:
         photo = photos[rng.integers(len(photos))]
-        top, left = rng.integers(photo.shape[0] - SIZE + 1), rng.integers(photo.shape[1] - SIZE + 1)
+        top = rng.integers(photo.shape[0] - SIZE + 1)
+        left = rng.integers(photo.shape[1] - SIZE + 1)
         crops.append(photo[top : top + SIZE, left : left + SIZE])
     photo = np.abs(np.stack(crops).astype(np.int16) - plain).astype(np.uint8)
-    x, domain = np.concatenate([plain, 255 - plain, photo, font]), np.repeat(np.arange(4), len(labels))
-    return {"x": x, "y": np.tile(labels, 4), "domain": domain, "test": np.tile(test, 4)}
+    return {
+        "x": np.concatenate([plain, 255 - plain, photo, font]),
+        "y": np.tile(labels, 4),
+        "domain": np.repeat(np.arange(4), len(labels)),
+        "test": np.tile(test, 4),
+    }
 
 
 def photos() -> Arrays:
@@ -158,9 +171,12 @@ def photos() -> Arrays:
 
     Their sides are 16 to 160 pixels of the photograph, uniform in the logarithm.
     """
-    rng, pieces, sources = np.random.default_rng(3), [], _photographs()
+    rng = np.random.default_rng(3)
+    sources = _photographs()
+    pieces = []
     for _ in range(2200):
-        photo, side = sources[rng.integers(len(sources))], round(SIZE * 10 ** rng.uniform())
+        photo = sources[rng.integers(len(sources))]
+        side = round(SIZE * 10 ** rng.uniform())
         left, top = (int(rng.integers(length - side + 1)) for length in photo.size)
         box = (left, top, left + side, top + side)
         pieces.append(np.asarray(photo.resize((SIZE, SIZE), Image.Resampling.BOX, box)))
@@ -170,9 +186,12 @@ def photos() -> Arrays:
 def _handwritten() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Images uint8 `[1797, 8, 8]`, bright on dark, labels `[1797]`, and whether each is of the fifth to test on."""
     table = np.loadtxt(_SCIKIT_LEARN / "data/digits.csv.gz", np.int64, delimiter=",")  # 64 pixels and the label
-    images, labels, rng = table[:, :-1].reshape(-1, 8, 8), table[:, -1].copy(), np.random.default_rng(0)
+    images = table[:, :-1].reshape(-1, 8, 8)  # from 0 to 16
+    labels = table[:, -1].copy()
+    rng = np.random.default_rng(0)
     order = np.concatenate([rng.permutation(np.flatnonzero(labels == label)) for label in range(10)])
-    return ((images * 255 + 8) // 16).astype(np.uint8), labels, first_of_each(order, labels)  # from 0..16, rounded
+    rounded = (images * 255 + 8) // 16
+    return rounded.astype(np.uint8), labels, first_of_each(order, labels)
 
 
 def _photographs() -> list[Image.Image]:
@@ -187,7 +206,8 @@ def _drawn(labels: np.ndarray) -> np.ndarray:
     files = [f"{matplotlib.get_data_path()}/fonts/ttf/{name}.ttf" for name in TYPEFACES]
     layout = ImageFont.Layout.BASIC
     fonts = [ImageFont.truetype(file, size, layout_engine=layout) for file in files for size in (52, 60, 68)]
-    rng, images = np.random.default_rng(2), []
+    rng = np.random.default_rng(2)
+    images = []
     for label in labels:
         canvas = Image.new("L", (CANVAS, CANVAS))
         center = CANVAS / 2 + rng.uniform(-4, 4, 2)
@@ -304,7 +324,8 @@ def known_form(name: str, columns: Arrays) -> Arrays:
     Raises:
         ValueError: Shape, classes or domains are others.
     """
-    info, shape = KNOWN[name], columns["x"].shape[1:]
+    info = KNOWN[name]
+    shape = columns["x"].shape[1:]
     remedy = f"as those of '{name}': choose another name for another data set"
     expected = (info.image_size, info.image_size, info.channels)
     if shape != expected:

@@ -30,6 +30,7 @@ from fedcli.data.catalog import (
     DOWNLOADS,
     KNOWN,
     MADE,
+    DatasetInfo,
     difference_from_official,
     known_form,
     resize,
@@ -123,8 +124,10 @@ def find_name(text: str) -> str:
     name = text if is_from_file(text) else spelt(text, names())
     if is_from_file(text) or name in names() or not os.path.exists(text):
         return name
-    path, digest = Path(text), hashlib.sha256()
-    for file in [""] if path.is_file() else forms.files_below(path):
+    path = Path(text)
+    files_inside = [""] if path.is_file() else forms.files_below(path)
+    digest = hashlib.sha256()
+    for file in files_inside:
         with (path / file).open("rb") as content:
             digest.update(os.fsencode(file) + hashlib.file_digest(content, "sha256").digest())
     stem = re.sub("[^a-z0-9]+", "-", path.resolve().stem.lower()).strip("-") or "data"
@@ -213,7 +216,8 @@ def download(name: str) -> Path:
         raise unknown("data set to download", name, DOWNLOADS, f"{remedy}.")
     if _is_kept(name):
         return _cache_file(name)
-    sets, info = torchvision().datasets, KNOWN[name]
+    sets = torchvision().datasets
+    info = KNOWN[name]
     socket.setdefaulttimeout(30)  # seconds without a byte before a download is given up
     with TemporaryDirectory(prefix="fedcli-") as folder:
         try:
@@ -252,7 +256,8 @@ def import_path(name: str, path: Path, size: int | None = None) -> tuple[Path, l
         raise UserError(f"the name '{name}' is reserved: {_ways(name)}; choose another name.")
     if not _NAME.fullmatch(name):
         raise UserError(f"the name '{name}' is invalid; use only a-z, 0-9 and -.")
-    with files.reading(path, files.ARRAYS if Path(path).suffix == ".npz" else forms.FORM):
+    form = files.ARRAYS if Path(path).suffix == ".npz" else forms.FORM
+    with files.reading(path, form):
         columns = forms.read(Path(path), info, size, notes)
         if "client" in columns and info:
             raise UserError(f"the name '{name}' is not possible for PFLlib's division '{path}'; choose {name}-pfllib.")
@@ -278,6 +283,17 @@ def import_path(name: str, path: Path, size: int | None = None) -> tuple[Path, l
     return _cache_file(name), notes
 
 
+def _kind_of(info: DatasetInfo | None) -> str:
+    """How a set comes to be there, in a word."""
+    if info is None:
+        return "imported"
+    if info.source:
+        return "download"
+    if not info.make:
+        return "import"
+    return "made" if info.needs else "built-in"
+
+
 def describe(name: str) -> dict[str, Any]:
     """What a data set is, without loading it.
 
@@ -288,13 +304,14 @@ def describe(name: str) -> dict[str, Any]:
     Raises:
         UserError: The name is unknown, or its cache file is damaged.
     """
-    info, note, kind = KNOWN.get(name), "", "imported"
+    info = KNOWN.get(name)
     if info is None:
         available(name)
-    else:
-        kind = "download" if info.source else "import" if not info.make else "made" if info.needs else "built-in"
+    kind = _kind_of(info)
+    note = ""
     if is_from_file(name):
-        dataset, kind = load(name), "your own"
+        kind = "your own"
+        dataset = load(name)
         sizes = {"train": len(dataset.y_train), "test": len(dataset.y_test), "classes": dataset.num_classes}
         sizes["shape"] = tuple(dataset.x_train.shape[1:])
     elif _is_kept(name):
@@ -302,10 +319,12 @@ def describe(name: str) -> dict[str, Any]:
             with file.zip.open("x_train.npy") as pixels:  # of which the shape alone is read
                 np.lib.format.read_magic(pixels)
                 train, *shape, channels = np.lib.format.read_array_header_1_0(pixels)[0]
-            test, classes, note = len(file["y_test"]), len(file["class_names"]), str(file.get("source", ""))
-        sizes = {"train": train, "test": test, "classes": classes, "shape": (channels, *shape)}
+            sizes = {"train": train, "test": len(file["y_test"]), "classes": len(file["class_names"])}
+            sizes["shape"] = (channels, *shape)
+            note = str(file.get("source", ""))
     else:
-        sizes, note = info.sizes, ", ".join(info.needs)
+        sizes = info.sizes
+        note = ", ".join(info.needs)
     return {"name": name, "kind": kind, "present": present(name), **sizes, "note": note}
 
 
@@ -315,8 +334,9 @@ def num_images(dataset: str, local_test: float | None = None) -> int | None:
         described = describe(dataset)
     except UserError:
         return None
-    sizes = described["train"], described["test"] if local_test else 0
-    return None if None in sizes else sum(sizes)
+    num_train = described["train"]
+    num_test = described["test"] if local_test else 0
+    return None if None in (num_train, num_test) else num_train + num_test
 
 
 def take(dataset: Dataset, num_train: int, seed: int) -> Dataset:
@@ -327,20 +347,23 @@ def take(dataset: Dataset, num_train: int, seed: int) -> Dataset:
     Raises:
         UserError: There are fewer images than `num_train`, or more classes.
     """
-    labels, count, least = dataset.y_train.numpy(), len(dataset.y_train), dataset.num_classes
+    labels = dataset.y_train.numpy()
+    count = len(labels)
+    least = dataset.num_classes
     if not least <= num_train <= count:
         raise UserError(f"--train-examples {num_train} does not fit '{dataset.name}'; use {least} to {count}.")
     domains = 0 if dataset.domain_train is None else dataset.domain_train.numpy()
     cells = labels * max(len(dataset.domain_names), 1) + domains
     order = _interleave(generator(seed, "take").permutation(count), cells)
     positions = torch.from_numpy(np.sort(_interleave(order, labels)[:num_train]))
-    kept = {f"{kind}_train": values[positions] for kind, values in dataset.columns("train").items()}
-    return replace(dataset, share=dataset.share * num_train / count, **kept)
+    taken = {f"{kind}_train": values[positions] for kind, values in dataset.columns("train").items()}
+    return replace(dataset, share=dataset.share * num_train / count, **taken)
 
 
 def merge(dataset: Dataset) -> Dataset:
     """The set with its test images behind the training images."""
-    train, test = dataset.columns("train"), dataset.columns("test")
+    train = dataset.columns("train")
+    test = dataset.columns("test")
     if "place" in test:
         test["place"] = len(dataset.y_train) + test["place"]
     return replace(dataset, **{f"{kind}_train": torch.cat([train[kind], test[kind]]) for kind in train})

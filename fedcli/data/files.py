@@ -125,7 +125,8 @@ def in_form(columns: Arrays, notes: list[str]) -> Arrays:
     pixels are grey squares. Pixels in [0, 1] or [-1, 1] are stretched to 0 to 255. Black borders make images square.
     Labels may be in a column, one-hot, class names, count from 1, or leave numbers out.
     """
-    x, y = _bytes(columns["x"], notes), columns["y"]
+    x = _bytes(columns["x"], notes)
+    y = columns["y"]
     if all(np.array_equal(image, x[0]) for image in x):
         raise ValueError(f"all of its {len(x)} images are alike")
     if y.ndim == 2 and y.shape[1] > 1 and (np.sort(y)[:, -2:] == [0, 1]).all():
@@ -143,7 +144,8 @@ def in_form(columns: Arrays, notes: list[str]) -> Arrays:
         cells = columns["y"] * (domain.max() + 1) + domain
         columns["test"] = first_of_each(canonical_order(x, cells), cells)
         notes.append("a fixed fifth of each class is kept to test on")
-    y, num_train = columns["y"], len(x) - columns["test"].sum()
+    y = columns["y"]
+    num_train = len(x) - columns["test"].sum()
     if not 0 < num_train < len(x):
         raise ValueError(f"{num_train} images are to train and {len(x) - num_train} to test on, too few")
     side = max(x.shape[1:3])
@@ -169,16 +171,17 @@ def _named(kind: str, columns: Arrays, num_train: int, notes: list[str]) -> Arra
     Raises:
         ValueError: Numbers and names do not fit, or a name cannot be shown.
     """
-    numbers, key = columns[kind], NAMES[kind]
+    numbers = columns[kind]
+    key = NAMES[kind]
     used = np.unique(numbers)
-    most = (
-        len(columns[key].ravel()) if key in columns else num_train
-    )  # numbers that are no classes, as years, are large
+    # Numbers that are no classes, as years, are large.
+    most = len(columns[key].ravel()) if key in columns else num_train
     if used[0] < 0 or used[-1] >= most:
         fault = f"{kind}_train or {kind}_test counts from {used[0]} to {used[-1]}"
         raise ValueError(f"{fault}, {key} or the training images from 0 to {most - 1}")
     if key not in columns:
-        texts, numbers = used.astype(str), np.searchsorted(used, numbers)
+        texts = used.astype(str)
+        numbers = np.searchsorted(used, numbers)
         if len(used) <= used[-1]:
             shown = f"{', '.join(texts[:5])}{_and_more(len(used) - 5)}"
             notes.append(f"{len(used)} {'classes' if kind == 'y' else 'domains'}, whose numbers are {shown}")
@@ -195,7 +198,8 @@ def _and_more(count: int) -> str:
 
 def _bytes(images: np.ndarray, notes: list[str]) -> np.ndarray:
     """The images as uint8 `[N, H, W, channels]`; adds to the notes what was changed."""
-    shape, side = images.shape, math.isqrt(images.shape[-1])
+    shape = images.shape
+    side = math.isqrt(shape[-1])
     if len(shape) == 2 and side**2 == shape[1]:
         images = images.reshape(-1, side, side)
         notes.append(f"rows of {shape[1]} pixels became images of {side} x {side}")
@@ -207,10 +211,16 @@ def _bytes(images: np.ndarray, notes: list[str]) -> np.ndarray:
         raise ValueError(f"the images are of type {images.dtype} and shape {shape}")
     if images.dtype == np.uint8:
         return images
-    low, high = float(images.min()), float(images.max())  # NaN where there is one
+    low = float(images.min())  # NaN where there is one
+    high = float(images.max())
     if not (low >= 0 and high <= 255) and not (low >= -1 and high <= 1):
         raise ValueError(f"pixels from {low:g} to {high:g} are not in 0 to 255, 0 to 1 or -1 to 1: undo normalisation")
-    shift, scale = (1, 127.5) if low < 0 else (0, 255) if high <= 1 else (0, 1)
+    if low < 0:
+        shift, scale = 1, 127.5
+    elif high <= 1:
+        shift, scale = 0, 255
+    else:
+        shift, scale = 0, 1
     notes.append(f"pixels x from {low:g} to {high:g} became 8 bits, (x + {shift}) * {scale:g}")
     return np.rint((images + shift) * scale).astype(np.uint8)
 
@@ -219,7 +229,8 @@ def first_of_each(
     order: np.ndarray, cells: np.ndarray, count: Callable[[int], int] = lambda size: round(size / 5)
 ) -> np.ndarray:
     """Whether each example is among the first `count(size)` of its cell, in an order that sorts the cells."""
-    first, (_, sizes) = np.empty(len(order), bool), np.unique(cells, return_counts=True)
+    _, sizes = np.unique(cells, return_counts=True)
+    first = np.empty(len(order), bool)
     first[order] = np.concatenate([np.arange(size) < count(size) for size in sizes])
     return first
 
@@ -229,7 +240,8 @@ def canonical(columns: Arrays) -> Arrays:
 
     An image's place, unless a column has it, is its position in its part.
     """
-    test, arrays = columns["test"], {key: columns[key] for key in NAMES.values() if key in columns}
+    test = columns["test"]
+    arrays = {key: columns[key] for key in NAMES.values() if key in columns}
     columns = {"place": np.where(test, test.cumsum(), (~test).cumsum()) - 1} | columns
     kinds = [kind for kind in KINDS if kind in columns]
     order = canonical_order(*(columns[kind] for kind in kinds if kind != "place"))

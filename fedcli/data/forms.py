@@ -58,7 +58,8 @@ def read_official(read_file: Callable[[Path, re.Match, str], Arrays], source: So
     for match in source.matches:
         groups = match.groupdict()
         if groups.get("split") == (source.info and source.info.split):
-            file, part = source.folder / match.string, "test" if groups.get("test") else "train"
+            file = source.folder / match.string
+            part = "test" if groups.get("test") else "train"
             with reading(file, "one of the official files, whole, compressed or not"):
                 arrays |= read_file(file, match, part)
     return arrays
@@ -66,7 +67,8 @@ def read_official(read_file: Callable[[Path, re.Match, str], Arrays], source: So
 
 def read_idx(file: Path, match: re.Match, part: str) -> Arrays:
     """A file of MNIST, or of EMNIST, where images are transposed and letters count from 1."""
-    with (gzip.open if file.suffix == ".gz" else open)(file, "rb") as content:
+    open_file = gzip.open if file.suffix == ".gz" else open
+    with open_file(file, "rb") as content:
         shape = np.frombuffer(content.read(4 * content.read(4)[3]), ">u4")
         count = int(shape.prod())
         check_size(count, file)  # before the rest is unpacked
@@ -94,7 +96,9 @@ def read_matlab(file: Path, match: re.Match, part: str) -> Arrays:
 
 def read_cifar(file: Path, match: re.Match, part: str) -> Arrays:
     """CIFAR's batches, beside the file `meta`; torchvision reads their pickles if they have the official MD5."""
-    reader, arrays = getattr(torchvision().datasets, "CIFAR10" if "batches" in match[0] else "CIFAR100"), {}
+    sets = torchvision().datasets
+    reader = sets.CIFAR10 if "batches" in match[0] else sets.CIFAR100
+    arrays: Arrays = {}
     with TemporaryDirectory(prefix="fedcli-") as root:
         Path(root, reader.base_folder).symlink_to(file.absolute().parent)
         for part in PARTS:
@@ -110,7 +114,12 @@ def read_leaf(source: Source) -> Arrays:
     """
     paths = [source.folder.absolute() / name for name in source.names if name.endswith(".json")]
     folders = {file.parent.name for file in paths}
-    chosen = set(PARTS) if folders >= set(PARTS) else {"all_data"} if "all_data" in folders else folders
+    if folders >= set(PARTS):
+        chosen = set(PARTS)
+    elif "all_data" in folders:
+        chosen = {"all_data"}
+    else:
+        chosen = folders
     if folders - chosen:
         source.notes.append(f"left out: {', '.join(sorted(folders - chosen))}")
     written: dict[tuple[str, str], tuple[np.ndarray, np.ndarray]] = {}  # images and labels by folder and writer
@@ -128,9 +137,14 @@ def read_leaf(source: Source) -> Arrays:
     writers, numbers = np.unique(names, return_inverse=True)
     held_out = np.random.default_rng(0).permutation(len(writers))[: max(1, round(len(writers) / 10))]
     test = np.array(parts) == "test" if chosen == set(PARTS) else np.isin(numbers, held_out)
-    numbers, test = (np.repeat(values, list(map(len, labels))) for values in (numbers, test))
-    columns = {"x": np.concatenate(images), "y": np.concatenate(labels), "writer": numbers, "test": test}
-    return columns | {"class_names": np.arange(62)}
+    counts = [len(own) for own in labels]
+    return {
+        "x": np.concatenate(images),
+        "y": np.concatenate(labels),
+        "writer": np.repeat(numbers, counts),
+        "test": np.repeat(test, counts),
+        "class_names": np.arange(62),
+    }
 
 
 def read_pfllib(source: Source) -> Arrays:
@@ -148,7 +162,8 @@ def read_pfllib(source: Source) -> Arrays:
                     np.lib.format.read_magic(member)
                     np.lib.format.read_array_header_1_0(member)
                     (content,) = _Unpickler(member).load().state[4]
-                x, y = _stored_array(content["x"]), _stored_array(content["y"])
+                x = _stored_array(content["x"])
+                y = _stored_array(content["y"])
                 if len(x) != len(y):
                     raise ValueError(f"{len(x)} images, {len(y)} labels")
                 rows.append((x, y, np.full(len(y), client), np.full(len(y), part == "test")))
@@ -268,8 +283,10 @@ def _find_pictures(source: Source) -> list[tuple[str, str, str, str]]:
     names = [name for name in others if name.lower().endswith(SUFFIXES)]
     if 0 < len(names) < len(others):
         source.notes.append(f"left out: {len(others) - len(names):,} files that are no images by their suffix")
-    rows, unfit = [], []
-    for name in [name for name in names if "/images/" in f"/{name}"] or names:  # lists of boxes lie beside `images`
+    in_images = [name for name in names if "/images/" in f"/{name}"]  # lists of boxes lie beside `images`
+    rows = []
+    unfit = []
+    for name in in_images or names:
         match = _PICTURE.fullmatch(re.sub("(^|/)images/", r"\1", name))
         if match is None:
             raise ValueError(f"'{name}' lies too deep: move or remove it")

@@ -4,6 +4,7 @@ Positions count the training images from 0 in the order of the data set's origin
 """
 
 import json
+from collections.abc import Iterable
 from operator import index
 from pathlib import Path
 
@@ -34,9 +35,12 @@ def file(labels: np.ndarray, num_clients: int, place: np.ndarray, seed: int, pat
         if len(absent):
             need = "test images need a protocol that tests on the clients' own parts"
             raise ValueError(f"position {absent[0]} is not among the {len(place)} images of the run: {need}")
-    order, rng, parts = np.argsort(place), generator(0, "split"), Split()
-    for held_out, kept in zip(test or [tested] * len(train), train, strict=True):
-        positions = np.concatenate([held_out, rng.permutation(kept)])
+    order = np.argsort(place)
+    rng = generator(0, "split")
+    held_out = test or [tested] * len(train)
+    parts = Split()
+    for own_test, own_train in zip(held_out, train, strict=True):
+        positions = np.concatenate([own_test, rng.permutation(own_train)])
         parts.append(order[np.searchsorted(place, positions, sorter=order)])
     parts.num_test = [len(positions) for positions in test] or None
     return parts
@@ -47,17 +51,25 @@ PARTITIONS["file"] = (file, "file:PATH, such as file:split.json", {"": ("path", 
 
 def read_split(path: Path) -> tuple[list[np.ndarray], list[np.ndarray]]:
     """The lists of a split file, int64, `train` of K clients and `test` of as many, or of none."""
+    content: dict[str, list] = {}
     if path.suffix == ".npz":
         with np.load(path, allow_pickle=False) as file:
-            counts = {part: sum(name.startswith(f"{part}_") for name in file) for part in PARTS}
-            content = {part: [file[f"{part}_{k}"] for k in range(count)] for part, count in counts.items()}
+            for part in PARTS:
+                count = sum(name.startswith(f"{part}_") for name in file)
+                content[part] = [file[f"{part}_{client}"] for client in range(count)]
     else:
-        content = json.loads(path.read_text(encoding="utf-8"))
-        content = content if isinstance(content, dict) else {"train": content}
-    train, test = ([np.fromiter(map(index, each), np.int64) for each in content.get(part, ())] for part in PARTS)
+        read = json.loads(path.read_text(encoding="utf-8"))
+        content = read if isinstance(read, dict) else {"train": read}
+    train = [_positions(listed) for listed in content.get("train", ())]
+    test = [_positions(listed) for listed in content.get("test", ())]
     if not sum(map(len, train)) or len(test) not in (0, len(train)):
         raise ValueError(f"{len(train)} lists to train on, {len(test)} to test on")
     return train, test
+
+
+def _positions(listed: Iterable) -> np.ndarray:
+    """Whole numbers as int64; anything else is refused."""
+    return np.fromiter(map(index, listed), np.int64)
 
 
 def lists_of(clients: np.ndarray, test: np.ndarray) -> Arrays:
