@@ -421,8 +421,10 @@ def make_local_loss(network: Network, config: Config, term: str) -> LocalLoss:
         if term == "kd":
             distilled = kd_loss(logits, teacher_logits, config.temperature, batch.mask)
         else:
-            form = config.temperature, config.renormalize, batch.mask, config.distillation_factor
-            distilled = fntd_loss(logits, teacher_logits, batch.y, *form)  # Eq. 13
+            distilled = fntd_loss(  # Eq. 13
+                logits, teacher_logits, batch.y, config.temperature, config.renormalize, batch.mask,
+                config.distillation_factor,
+            )  # fmt: skip
         return task + distilled, aux._replace(terms={**aux.terms, term: distilled})
 
     return local_loss

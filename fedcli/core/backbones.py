@@ -136,7 +136,9 @@ def plain_cnn(
         flat = nn.Sequential(*layers)(torch.zeros(1, channels, image_size, image_size))
         for width, out in pairwise((flat.shape[1], *hidden)):
             layers += [nn.Linear(width, out), nn.ReLU()]
-        body = nn.Sequential(*layers[: -1 if linear_features else None])
+        if linear_features:
+            layers.pop()  # the last ReLU
+        body = nn.Sequential(*layers)
         return Backbone(body, hidden[-1], num_classes, colour)
 
     return Recipe(make, least)

@@ -133,10 +133,12 @@ def _on_parts(parts: Sequence[np.ndarray], names: Sequence[str], method: Method,
     if not parts:
         return {}
     # Where there is one model, any client has it.
-    tests = {0: np.concatenate([*parts.values()])} if method.personal is None else parts
+    tests = {0: np.concatenate(list(parts.values()))} if method.personal is None else parts
     hits = np.concatenate(score(tests), 1)  # [rules, n]
-    of_clients = np.split(hits[0], np.cumsum([*map(len, parts.values())])[:-1])
-    return dict(zip(names, map(_mean, hits), strict=False)) | _by_client(parts, [*map(_mean, of_clients)])
+    pooled = dict(zip(names, map(_mean, hits), strict=False))
+    ends = np.cumsum([len(part) for part in parts.values()])
+    hits_of_clients = np.split(hits[0], ends[:-1])
+    return pooled | _by_client(parts, [_mean(own) for own in hits_of_clients])
 
 
 def _on_test_images(fed: Federation, method: Method, score: Score) -> dict[str, Any]:
@@ -164,4 +166,4 @@ def _on_test_images(fed: Federation, method: Method, score: Score) -> dict[str, 
             intra[name] = _mean(by_domain[name][inside])
         others = [accuracies[inside] for other, accuracies in by_domain.items() if other != name]
         inter[name] = _mean(np.stack(others, 1)) if others else intra[name]
-    return result | {"test_accuracy": _mean([*inter.values()]), "intra": intra, "inter": inter}
+    return result | {"test_accuracy": _mean(list(inter.values())), "intra": intra, "inter": inter}

@@ -81,8 +81,9 @@ def client_statistics(features: Tensor, labels: Tensor, num_classes: int) -> Sta
         num_classes: C.
     """
     counts = torch.bincount(labels, minlength=num_classes)
-    means = features.new_zeros(num_classes, features.shape[1])
-    covariances = features.new_zeros(num_classes, *[features.shape[1]] * 2)
+    width = features.shape[1]
+    means = features.new_zeros(num_classes, width)
+    covariances = features.new_zeros(num_classes, width, width)
     for c in counts.nonzero().flatten().tolist():
         of_class = features[labels == c]
         means[c] = of_class.mean(0)

@@ -143,7 +143,11 @@ def local_context(state: ServerState, cohort: Cohort, fed: Federation, config: C
     received = ClientState(state.params, state.buffers)  # stands in for a last model that there is not
     previous = fed.recall(state.clients, cohort, received)
     has_previous = [int(client) in state.clients for client in cohort.client_ids]
-    context = Context(*received, *previous, torch.tensor(has_previous, device=fed.device))
+    context = Context(
+        global_params=received.params, global_buffers=received.buffers,
+        previous_params=previous.params, previous_buffers=previous.buffers,
+        has_previous=torch.tensor(has_previous, device=fed.device),
+    )  # fmt: skip
     return context, CONTEXT_AXES
 
 
