@@ -36,6 +36,9 @@ TINY = {
 }  # fmt: skip
 
 
+ROUNDS = TINY["rounds"]
+
+
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory):
     """A finished run that no test may change."""
@@ -93,7 +96,7 @@ def personal(tmp_path_factory):
 @pytest.mark.parametrize("client", [None, 2])
 def test_the_features_are_those_of_the_last_model_or_a_clients_own_on_test_images(run, personal, client):
     chosen = run if client is None else personal
-    written = quality.add_quality(chosen.path, client=client)
+    written = quality.add_quality(chosen.path, client=client, round="last")
     fed = open_run(chosen.path).fed
     model = chosen.state if client is None else chosen.state.clients[client]
     network = None if client is None else fed.networks[fed.architecture[client]]
@@ -106,6 +109,25 @@ def test_the_features_are_those_of_the_last_model_or_a_clients_own_on_test_image
     assert (written["examples"], written.get("client")) == (len(labels), client)
     if client is None:
         assert (kept["predicted"] == kept["labels"]).mean() == pytest.approx(run.record["summary"]["last"])
+
+
+def test_the_model_of_the_headline_is_measured_drawn_and_exported(tmp_path):
+    options = {**TINY, "rounds": 6, "lr": 0.5, "validation": 0.3, "momentum": 0.9}
+    for seed in range(20):  # until the best round is not the last
+        run = fedcli.run("fedavg", out=tmp_path / str(seed), seed=seed, **options)
+        best, last = run.record["summary"]["selected_round"], len(run.record["rounds"]) - 1
+        if best < last and run.record["summary"]["selected"] != run.record["summary"]["last"]:
+            break
+    assert best < last
+    for name, number in (("selected", best), ("last", last)):
+        measured = quality.add_quality(run.path, round=name)
+        assert measured["round"] == number
+        kept, accuracy = arrays(run.path), run.record["rounds"][number]["test_accuracy"]
+        assert (kept["predicted"] == kept["labels"]).mean() == pytest.approx(accuracy)
+        (axes,) = find_chart("confusion")(find_records([run.path])).axes[:1]
+        assert f"model of round {number + 1} of {last + 1}" in " ".join(axes.get_title().split())
+    assert quality.add_quality(run.path)["round"] == best
+    refused(lambda: quality.add_quality(run.path, round="first"), "--round must be selected or last")
 
 
 def test_a_client_that_there_is_not_is_refused(run, personal):
@@ -167,7 +189,9 @@ def test_tsne_has_a_panel_a_setting_with_the_features_of_its_first_seed(across, 
     figure = find_chart("tsne")(find_records([runs]))
     assert figure.get_suptitle().replace("\n", " ").startswith("Digits, IID, seed 0; reduced: ")
     for axes, name, measured, kept in panels(figure, runs):
-        assert axes.get_title() == f"{name}\nNMI {measured['nmi']:.2f}, silhouette {measured['silhouette']:.2f}"
+        of_model = f"model of round {measured['round'] + 1} of {ROUNDS}"
+        numbers = f"NMI {measured['nmi']:.2f}, silhouette {measured['silhouette']:.2f}"
+        assert axes.get_title() == f"{name}, {of_model}\n{numbers}"
         (points,) = axes.collections
         shown = zip(points.get_offsets().tolist(), map(to_hex, points.get_facecolors()), strict=True)
         colours = [CLASS_COLOURS[label].lower() for label in kept["labels"]]
@@ -178,7 +202,7 @@ def test_tsne_has_a_panel_a_setting_with_the_features_of_its_first_seed(across, 
 
 
 def test_confusion_has_a_panel_a_setting_with_shares_of_each_class_in_percent(runs):
-    for axes, name, _, kept in panels(find_chart("confusion")(find_records([runs])), runs):
+    for axes, name, measured, kept in panels(find_chart("confusion")(find_records([runs])), runs):
         labels, predicted = kept["labels"], kept["predicted"]
         counts = confusion_matrix(labels, predicted, labels=range(10))
         shares = counts / counts.sum(1, keepdims=True)
@@ -187,7 +211,7 @@ def test_confusion_has_a_panel_a_setting_with_shares_of_each_class_in_percent(ru
         assert image.get_clim() == (0, 1)
         assert [text.get_text() for text in axes.texts] == [f"{share:.0%}" for share in shares.flat]
         right = f"{100 * np.mean(labels == predicted):.1f} % of {len(labels)} images right"
-        assert axes.get_title() == f"{name}\n{right}"
+        assert axes.get_title() == f"{name}, model of round {measured['round'] + 1} of {ROUNDS}\n{right}"
 
 
 @pytest.mark.parametrize("kind", ["tsne", "confusion"])

@@ -75,6 +75,8 @@ def features_chart(records: list[dict], prefix: str = "") -> Figure:
             name += f"\n{len(np.unique(clients))} clients, a marker each"
         elif "client" in quality:
             name += f", client\N{NO-BREAK SPACE}{quality['client']}"
+        if not prefix:
+            name += f", {model_words(run)}"
         numbers = f"NMI {quality[prefix + 'nmi']:.2f}, silhouette {quality[prefix + 'silhouette']:.2f}"
         above.set(title=f"{name}\n{numbers}", xticks=[], yticks=[], box_aspect=1)
         above.spines[:].set_visible(True)
@@ -108,6 +110,12 @@ def embed(features: np.ndarray) -> np.ndarray:
     return TSNE(perplexity=perplexity, init="pca", random_state=SEED).fit_transform(features)
 
 
+def model_words(run: dict) -> str:
+    """Which model the outputs of a run are of: "model of round 7 of 20"; older records are of the last round."""
+    rounds = len(run["rounds"])
+    return f"model of round {run['quality'].get('round', rounds - 1) + 1} of {rounds}"
+
+
 def confusion_chart(records: list[dict]) -> Figure:
     """Draws what the test images of each class are taken for, in percent of the class, a panel a setting.
 
@@ -125,7 +133,7 @@ def confusion_chart(records: list[dict]) -> Figure:
             text_kw={"fontsize": 5}, xticks_rotation="vertical",
         )  # fmt: skip
         right = f"{100 * (labels == predicted).mean():.1f} % of {len(labels):,} images right"
-        axes.set(title=f"{run['name']}\n{right}", xlabel="taken for", ylabel="class")
+        axes.set(title=f"{run['name']}, {model_words(run)}\n{right}", xlabel="taken for", ylabel="class")
         if not few:
             axes.set(xticks=[], yticks=[])
     return figure

@@ -1,8 +1,8 @@
 """How well the features of test images separate the classes, by the models of finished runs.
 
-`add_quality` takes the global model of the last round or a client's own one. `add_clients_quality` takes the models of
-a round's clients; as their states are not kept, it runs one more round from the last checkpoint. Both write numbers
-into the record and features beside it.
+`add_quality` takes the global model whose accuracy is the headline, or a client's own one. `add_clients_quality` takes
+the models of a round's clients; as their states are not kept, it runs one more round from the last checkpoint. Both
+write numbers into the record and features beside it.
 """
 
 import hashlib
@@ -20,11 +20,12 @@ from fedcli.core import drift
 from fedcli.core.batches import generator
 from fedcli.core.evaluation import models
 from fedcli.core.federation import Cohort, Federation
+from fedcli.core.trees import tree_map
 from fedcli.errors import UserError
 from fedcli.files import write_atomically
 from fedcli.runs.lock import locked
 from fedcli.runs.machine import machine_settings
-from fedcli.runs.models import check_client
+from fedcli.runs.models import check_client, check_round, read_models
 from fedcli.runs.record import update_part
 from fedcli.runs.resume import open_run
 
@@ -61,16 +62,20 @@ def read_outputs(folder: Path, record: dict[str, Any], prefix: str = "") -> dict
     return dict(np.load(io.BytesIO(content)))
 
 
-def add_quality(folder: Path, client: int | None = None, files: Sequence[str] = ()) -> dict[str, Any]:
-    """Measures the last model of a finished run, see `separation`; writes features and numbers.
+def add_quality(
+    folder: Path, client: int | None = None, files: Sequence[str] = (), round: str = "selected"
+) -> dict[str, Any]:
+    """Measures the model of a finished run, see `separation`; writes features and numbers.
 
     Args:
         folder: Of the run.
         client: Whose own model is measured; None for the global model.
+        round: "selected", whose accuracy is the headline, or "last".
         files: The user's files that the run needs, see `resume`; so below.
 
     Returns:
-        `nmi`, `silhouette`, `client` if there is one, the number of `examples`, and `features_sha256` of the file.
+        `nmi`, `silhouette`, `client` if there is one, the `round` of the model, from 0, the number of `examples`, and
+        `features_sha256` of the file.
 
     Raises:
         UserError: If the run has no such model, no test images, or not its checkpoint.
@@ -78,14 +83,22 @@ def add_quality(folder: Path, client: int | None = None, files: Sequence[str] = 
     run = open_run(folder, files)
     fed, method = run.fed, run.setup.method
     check_client(method, fed.num_clients, client)
+    check_round(round)
     if len(fed.test_labels) == 0:
         raise UserError(f"the protocol {run.record['protocol']} has no common test images (got {folder}).")
     index = np.sort(generator(SEED, "quality").permutation(len(fed.test_labels))[:EXAMPLES])
+    last = len(run.record["rounds"]) - 1
+    number = last if round == "last" else run.record["summary"]["selected_round"]
     with machine_settings(fed):
         [(_, (network, *model))] = models(fed, method, run.state, [client or 0])
+        if number != last:
+            kept = read_models(folder, run.record, method, number)
+            model = kept.shared if client is None else kept.personal.get(client, (network.params, network.buffers))
+            model = tree_map(lambda leaf: leaf.to(fed.device), model)
         features, logits, labels = (part.numpy() for part in fed.predict(*model, index, network, test=True))
     arrays = {"features": features.astype(float), "labels": labels, "predicted": logits.argmax(1)}
-    return write_outputs(folder, arrays, {} if client is None else {"client": client})
+    of_client = {} if client is None else {"client": client}
+    return write_outputs(folder, arrays, {"round": number} | of_client)
 
 
 def separation(features: np.ndarray, labels: np.ndarray) -> dict[str, float]:

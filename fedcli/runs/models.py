@@ -26,6 +26,7 @@ from fedcli.registry import find_method
 from fedcli.runs import checkpoints
 from fedcli.runs.checkpoints import CHECKPOINT, SELECTED
 from fedcli.runs.identity import identity, reductions
+from fedcli.runs.lock import refuse_file_of_a_run
 from fedcli.userfiles import trust_files
 
 LARGEST = 2**30  # bytes of all models together that are kept beside the last ones
@@ -74,6 +75,12 @@ def check_client(method: Method, num_clients: int, client: int | None) -> None:
     if method.personal is not None:
         kept.append(f"a model for each client, 0 to {num_clients - 1}")
     raise UserError(f"'{method.name}' keeps {' and '.join(kept)} (got --client {client}); choose one of these.")
+
+
+def check_round(round: str) -> None:
+    """Refuses a round that is neither the selected nor the last one."""
+    if round not in ROUNDS:
+        raise UserError(f"--round must be {' or '.join(ROUNDS)} (got '{round}'); choose one of them.")
 
 
 @dataclass
@@ -164,8 +171,7 @@ class Run:
         Raises:
             UserError: If the run has not finished, or has no such model.
         """
-        if round not in ROUNDS:
-            raise UserError(f"--round must be {' or '.join(ROUNDS)} (got '{round}'); choose one of them.")
+        check_round(round)
         record = trust_files(self.record, self.files)
         if record["status"] != "finished":
             raise UserError(f"'{self.path}' has not finished (it is {record['status']}); 'fedcli resume' goes on.")
@@ -175,7 +181,7 @@ class Run:
             raise UserError(f"'{method.name}' does not classify by prototypes (got --prototypes); leave it out.")
         last = record["rounds"][-1]["round"]
         number = last if round == "last" else record["summary"]["selected_round"]
-        models = self._read_models(record, method, number, CHECKPOINT if number == last else SELECTED)
+        models = read_models(self.path, record, method, number)
         names = config["backbone"].split(",")
         network = backbones.build(
             names[(client or 0) % len(names)],  # as the clients have them, in turn
@@ -186,15 +192,21 @@ class Run:
             network.load_state_dict({**trained[0], **trained[1]}, strict=False)  # what is frozen is as it began
         return Classifier(network, record, models.prototypes if prototypes else None).eval().requires_grad_(False)
 
-    def _read_models(self, record: dict[str, Any], method: Method, number: int, name: str) -> Models:
-        """Reads the models of a round from the file of that name; refuses damaged and other ones."""
-        if (self.path / name).is_file():
-            store = Store(None, torch.device("cpu"), (*method.state_types, Models))
-            state, facts = load_tree(self.path / name, store.reopen(self.path))
-            written = facts["record"]["rounds"][-1] if "record" in facts else facts
-            if (facts["identity"], written["round"]) == (identity(record), number):
-                return state if isinstance(state, Models) else models_of(method, state)
-        raise UserError(f"'{self.path / name}' lacks the models of round {number + 1}; restore it or use --round last.")
+
+def read_models(folder: Path, record: dict[str, Any], method: Method, number: int) -> Models:
+    """Reads the models of a finished run's last round, or of its selected one, by their number from 0.
+
+    Raises:
+        UserError: They are not there, are damaged, or are of another run.
+    """
+    file = folder / (CHECKPOINT if number == record["rounds"][-1]["round"] else SELECTED)
+    if file.is_file():
+        store = Store(None, torch.device("cpu"), (*method.state_types, Models))
+        state, facts = load_tree(file, store.reopen(folder))
+        written = facts["record"]["rounds"][-1] if "record" in facts else facts
+        if (facts["identity"], written["round"]) == (identity(record), number):
+            return state if isinstance(state, Models) else models_of(method, state)
+    raise UserError(f"'{file}' lacks the models of round {number + 1}; restore it or use --round last.")
 
 
 def export(
@@ -247,6 +259,7 @@ def export(
 * Made by fedcli {record["versions"]["fedcli"]}: `{record["command"]}`
 * To load it: `{loading}`
 """
+    refuse_file_of_a_run(file)
     card = file.with_name(f"{file.name}.md")
     card.parent.mkdir(parents=True, exist_ok=True)
     write_atomically(file, lambda temporary: temporary.write_bytes(content))
