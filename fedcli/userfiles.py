@@ -177,7 +177,9 @@ def blame(path: str | Path, line: int | None = None, passes: tuple[type[Exceptio
         yield
     except (UserError, *passes):
         raise
-    except (Exception, SystemExit) as error:  # SystemExit: a script that ends the program when it is imported
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # also SystemExit, of a script that ends the program when it is imported
         if isinstance(error, SyntaxError) and error.filename == str(path):
             line = error.lineno
         for frame, number in walk_tb(error.__traceback__):

@@ -19,6 +19,7 @@ from fedcli.results import durations, jobs, metrics, plans
 from fedcli.runs import resume, trackers
 from fedcli.runs.record import read_record, write_record
 from fedcli.userfiles import file_hash
+from tests import torture
 from tests.files import refused
 from tests.programs import invoke
 from tests.test_runs import TINY, Stop, StopAfter
@@ -171,17 +172,8 @@ def test_reports_and_tables_import_no_file_that_a_record_names(name, work):
     assert not Path("evil-ran").exists()
 
 
-# Spellings of a part of a file: what a reader of paths and an opener of files might take differently.
-SPELLINGS = (
-    "{0}", "{0}:x", "{0}:,x", "{0}:tiny,cnn-small", "cnn-small,{0}:tiny", "{0}:", "{0}::", "{0}:x:y", "{0},{0}:x",
-    " {0}:x", "{0}:x ", "file:{0}", "file:{0}:x", "domains+{0}:x",
-    "{0}:x,", ",{0}:x", "{0}\n:x", "{0}:x\n", "./evil.py:x",
-    "evil.py", "../{1}/evil.py:tiny", "{0}:METHOD", "iid,{0}:x", "{0}/:x", "{0}\0:x", "~/evil.py:x",
-)  # fmt: skip
-
-
 def spellings(folder):
-    return [text.format(folder / "evil.py", folder.name) for text in SPELLINGS]
+    return [text.format(folder / "evil.py", folder.name) for text in torture.SPELLINGS]
 
 
 def doors():
@@ -232,3 +224,32 @@ def test_tuned_options_open_no_file_that_is_not_typed(work):
     assert not Path("evil-ran").exists()
     record = fedcli.run("fedavg", out="run", tuned="tuned.json", backbone="cnn-small", **TINY).record
     assert (record["config"]["lr"], record["config"]["backbone"]) == (0.2, "cnn-small")
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    """A finished run, and its record as it stands in the file."""
+    folder = tmp_path_factory.mktemp("runs") / "run"
+    fedcli.run("fedavg", out=folder, **{**TINY, "rounds": 2})
+    return folder
+
+
+@pytest.mark.parametrize("command", torture.COMMANDS_THAT_READ)
+def test_no_command_imports_what_any_part_of_a_record_names(command, finished, work, monkeypatch):
+    """Parts from which something could be taken with each command, and all others with one of the commands in turn."""
+    opened = []
+    for module in (userfiles, registry):
+        monkeypatch.setattr(module, "import_file", lambda path, kind: opened.append(path) or ModuleType("m"))
+    place = torture.COMMANDS_THAT_READ.index(command)
+    others = sorted({*torture.places(read_record(finished))} - {*torture.NAMING}, key=str)
+    texts = spellings(work)
+    for number, path in enumerate([*torture.NAMING, *others[place :: len(torture.COMMANDS_THAT_READ)]]):
+        shutil.rmtree("r", ignore_errors=True)
+        shutil.copytree(finished, "r")
+        text = texts[(number + place) % len(texts)]
+        torture.put_into(Path("r"), path, text, is_stopped=bool((number + place) % 2))
+        Path("tuned.json").write_text(json.dumps({"method": "fedavg", "seed": "0", "options": {"backbone": text}}))
+        result = invoke(*command.split())
+        assert not opened, (path, text)
+        assert result.exit_code in (0, 1, 2), (path, text, result.output)
+        assert isinstance(result.exception, SystemExit | None), (path, text, result.exception)

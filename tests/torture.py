@@ -42,6 +42,7 @@ from fedcli.runs.record import RECORD, params_hash, read_record, write_record
 from fedcli.runs.resolve import default_dataset
 from fedcli.runs.rounds import Listener
 from fedcli.runs.schema import FIRST_OPTIONS
+from fedcli.userfiles import file_hash
 from tests.programs import SMALL, start
 from tests.test_lock import names
 from tests.test_runs import TINY, Stop, StopAfter, essence
@@ -456,12 +457,137 @@ def number_of(record: dict[str, Any]) -> int:
     return int(digest_of(record)[:4], 16) % 30
 
 
+# Code in a file that a record, tuned options or a checkpoint names
+
+COMMANDS_THAT_READ = (
+    "table r", "table r --format csv --metric best,domain", "table r --per round", "table r --per client", "plot r",
+    "plot r --kind confusion", "plot r --kind tsne", "plot r --kind correlation", "report r", "resume r", "verify r",
+    "quality r", "quality r --clients", "export r", "export r --format safetensors", "run --from r",
+    "run fedavg --from r", "run fedavg --tuned tuned.json", "run fedavg --out r --continue", "claims --runs r",
+    "table fedfm:III --runs r --dry-run",
+)  # fmt: skip
+# Of a part in a file, `{0}`; what a reader of paths and an opener of files might take differently.
+SPELLINGS = (
+    "{0}", "{0}:x", "{0}:,x", "{0}:METHOD", "{0}:tiny,cnn-small", "cnn-small,{0}:tiny", "{0}:", "{0}::", "{0}:x:y",
+    "{0},{0}:x", " {0}:x", "{0}:x ", "file:{0}", "file:{0}:x", "domains+{0}:x", "{0}:x,", ",{0}:x", "{0}\n:x",
+    "{0}:x\n", "./evil.py:x", "evil.py", "../{1}/evil.py:tiny", "iid,{0}:x", "{0}/:x", "~/evil.py:x",
+    "ray:{0}:x", "tensorboard,{0}:x",
+)  # fmt: skip
+EVIL = "open('imported', 'w').close()\ndef x(*given): open('called', 'w').close()\ntiny = METHOD = x\n"
+# Parts of a record that a run could take a method or a part from; also those of all others are tried.
+NAMING = (
+    ("method",), ("method_source",), ("protocol",), ("dataset",), ("config", "protocol"), ("config", "dataset"),
+    ("config", "public_dataset"), ("config", "partition"), ("config", "backbone"), ("config", "post"),
+    ("partition", "flag"), ("model", "backbone"),
+)  # fmt: skip
+
+
+def spelt(number: int, folder: Path) -> str:
+    """A spelling of a part of the file `evil.py` in a folder."""
+    return SPELLINGS[number % len(SPELLINGS)].format(folder / "evil.py", folder.name)
+
+
+def put_into(folder: Path, path: tuple, text: str, is_stopped: bool, files: dict[str, str] | None = None) -> None:
+    """Puts a text into a part of a run's record, which a digest vouches for, as if all options had been typed."""
+    record = read_record(folder)
+    record |= {"user_files": files or {}, "status": "interrupted" if is_stopped else record["status"]}
+    record["origin"] = dict.fromkeys(record["config"], "command line")
+    container = record
+    for key in path[:-1]:
+        container = container[key]
+    container[path[-1]] = text
+    if path in (("protocol",), ("dataset",)):
+        record["config"][path[0]] = text
+    (folder / RECORD).write_text(json.dumps({**record, "digest": digest_of(record)}))
+
+
+def smuggle(number: int) -> str:
+    """A command that reads a record in which some part names a file of code does not import it."""
+    draw, command = random.Random(number), COMMANDS_THAT_READ[number % len(COMMANDS_THAT_READ)]
+    with TemporaryDirectory() as place:
+        folder = Path(place)
+        shutil.copytree(stopped_run("finished, with features")[0] / "run", folder / "r")
+        (folder / "evil.py").write_text(EVIL)
+        text = spelt(draw.randrange(len(SPELLINGS)), folder)
+        path = draw.choice(NAMING) if draw.random() < 0.7 else draw.choice([*places(read_record(folder / "r"))])
+        known = {str(folder / "evil.py"): file_hash(folder / "evil.py")} if draw.random() < 0.5 else {}
+        put_into(folder / "r", path, text, draw.random() < 0.5, known)
+        option = draw.choice(("backbone", "partition", "dataset", "post", "protocol", "lr"))
+        tuned = {"method": "fedavg", "seed": "0", "options": {option: text}}
+        (folder / "tuned.json").write_text(json.dumps(tuned))
+        end = call(folder, *command.split(), seconds=120)
+        if (folder / "imported").exists():
+            return f"{'.'.join(map(str, path))}: {text!r}, {command}: imported"
+        return f"{path}: {text!r}, {command}: {end.fault[:200]}" if end.fault else ""
+
+
+# Folders that are moved, removed or replaced while a run writes in them
+
+LOSSES = ("move", "remove", "unlock", "replace", "replace by a copy", "make a link")
+
+
+class Loss(Listener):
+    """Loses the folder of its run after so many batches."""
+
+    def __init__(self, moments: int, how: str, folder: Path, other: Path):
+        self.left, self.how, self.folder, self.other = moments, how, folder, other
+
+    def samples(self, count: int) -> None:
+        self.left -= 1
+        if self.left == 0:
+            self.lose()
+
+    def lose(self) -> None:
+        elsewhere = self.folder.with_name("elsewhere")
+        if self.how == "unlock":
+            (self.folder / ".lock").unlink(missing_ok=True)
+        elif self.how == "remove":
+            shutil.rmtree(self.folder)
+        else:
+            self.folder.rename(elsewhere)
+        if self.how == "make a link":
+            self.folder.symlink_to(self.other)
+        elif self.how.startswith("replace"):
+            shutil.copytree(self.other, self.folder)
+
+
+def lose_folder(number: int) -> str:
+    """A run that loses its folder ends in a line, and changes nothing in what stands there now."""
+    draw, how = random.Random(number), LOSSES[number % len(LOSSES)]
+    method = KILLED[number // len(LOSSES) % len(KILLED)]
+    chosen = registry.find_method(method)
+    options = {**TINY, "dataset": default_dataset(chosen), "checkpoint_every": 1, "state_memory": "300K"}
+    if chosen.uses_public_data:
+        options |= {"public_examples": 12, "public_batch_size": 5}
+    with TemporaryDirectory() as place:
+        folder, other = Path(place, "run"), Path(place, "other")
+        shutil.copytree(stopped_run("client state")[0] / "run", other)
+        (other / ".lock").touch()  # of a process that goes on with it
+        before = {name: (other / name).read_bytes() for name in names(other) if (other / name).is_file()}
+        listener = Loss(draw.randint(1, 4), how, folder, other)
+        end = fork(lambda: fedcli.run(method, out=folder, progress=listener, **options))
+        if end.code == 0 or "FolderLost" not in end.errors:
+            return f"{method}, {how}: {end.code}, {end.errors.strip().splitlines()[-1:]}"
+        for stands in (other, folder) if how.startswith("replace") else (other,):
+            after = {name: (stands / name).read_bytes() for name in names(stands) if (stands / name).is_file()}
+            if after != before:
+                return f"{method}, {how}: another run's files are other ones"
+        if how not in ("remove", "unlock"):
+            moved = folder.with_name("elsewhere")
+            (moved / ".lock").unlink(missing_ok=True)
+            if (moved / RECORD).is_file() and fedcli.load(moved).record["status"] != "running":
+                return f"{method}, {how}: the moved record is another one"
+    return ""
+
+
 TRIALS: dict[str, tuple[Callable[[int], str], int]] = {  # each with how often in the long round
     "a run killed four times at random moments, over 12 methods": (kill, 84),
     "flipped bits, cut and exchanged files of seven kinds of runs": (damage, 500),
     "fuzzed command lines": (fuzz, 1000),
     "hostile records": (hostile_record, 260),
     "mutated parts of real records": (mutate, 5000),
+    "records and tuned options that name a file of code, over all commands that read them": (smuggle, 840),
+    "folders moved, removed or replaced while a run writes in them": (lose_folder, 72),
 }
 
 

@@ -58,6 +58,8 @@ def _explain(error: Exception) -> tuple[str, int]:
         return f"'{error.filename}' cannot be written ({error.strerror}); {remedy}.", 1
     if isinstance(error, OSError) and error.filename is not None:
         return f"'{error.filename}' cannot be used ({error.strerror}); choose another path.", 2
+    if isinstance(error, RuntimeError) and str(error).startswith("Symlink loop from"):
+        return f"a path leads to itself ({error}); choose another path.", 2
     if isinstance(error, MemoryError) or re.search("allocate memory|out of memory", str(error)):
         lines = str(error).splitlines() or [""]
         smaller = "use a smaller --batch-size, --cohort-size, --local-epochs or network"
@@ -122,7 +124,9 @@ def main() -> None:
     atexit.register(gc.freeze)  # else Python ends with a search for garbage in all that PyTorch has, half a second
     silent = "TORCHELASTIC_RUN_ID" in os.environ and os.environ["RANK"] != "0"
     for number, name in enumerate(("stdout", "stderr"), 1):
-        file = io.BufferedWriter(Lasting(os.devnull if silent else number, "w", closefd=silent))
-        encoding = getattr(sys, name).encoding  # which may not have all characters of a file's name
+        was = getattr(sys, name)  # None where the program was started without it
+        target = os.devnull if silent or was is None else number
+        file = io.BufferedWriter(Lasting(target, "w", closefd=target != number))
+        encoding = "utf-8" if was is None else was.encoding  # which may not have all characters of a file's name
         setattr(sys, name, io.TextIOWrapper(file, encoding, errors="backslashreplace", line_buffering=True))
     app(prog_name="fedcli")

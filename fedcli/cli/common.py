@@ -15,6 +15,7 @@ from rich.text import Text
 
 from fedcli.errors import UserError, needed, printable
 from fedcli.files import write_atomically
+from fedcli.runs.lock import refuse_file_of_a_run
 from fedcli.runs.signals import interruptions, set_time_limit
 
 LONGEST_RANGE = 1000  # seeds of a range
@@ -139,6 +140,7 @@ def consoles(quiet: bool | None, log_file: Path | None, stderr: bool = False) ->
     """Make the consoles of a run: the terminal's, and one that adds to a `--log-file`."""
     consoles = [Console(stderr=stderr, highlight=False, quiet=bool(quiet))]
     if log_file is not None:
+        refuse_file_of_a_run(log_file)
         log_file.parent.mkdir(parents=True, exist_ok=True)
         file = log_file.open("a", encoding="utf-8", buffering=1)
         consoles.append(Console(file=file, force_terminal=False, color_system=None, highlight=False))
@@ -161,6 +163,7 @@ def print_table(columns: Sequence[str], rows: Sequence[Any], screen: Console | N
 
 def write_text(path: Path, text: str) -> None:
     """Write a text into a file, whole or not at all; its folder is made."""
+    refuse_file_of_a_run(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     write_atomically(path, lambda file: file.write_text(text, encoding="utf-8"))
 

@@ -8,6 +8,7 @@ import ast
 import json
 import os
 import re
+import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import Field, fields, make_dataclass
@@ -22,6 +23,7 @@ from fedcli import papers, registry
 from fedcli.cli.common import argument, console, optional, print_table
 from fedcli.declarations import SELECTIONS, Method, Post, Protocol, flag_of, help_text, option
 from fedcli.errors import UserError, unknown
+from fedcli.runs.lock import refuse_file_of_a_run
 from fedcli.userfiles import is_from_file
 
 PAPERS = Path(*papers.__path__)
@@ -204,10 +206,50 @@ def show(
     options = [(flag_of(field.name), option_help(field, method.defaults)) for field in fields(method.config)]
     print_table(("", ""), options or [("none", "")])
     code = (PAPERS / method.file).read_text(encoding="utf-8")
-    typer.echo(f"\n{ast.get_docstring(ast.parse(code), clean=False) or ''}".rstrip())
+    card = ast.get_docstring(ast.parse(code), clean=False) or ""
+    width = console().width if console().is_terminal else 0
+    typer.echo(f"\n{fit(card, width) if width else card}".rstrip())
     if method.protocols:
         typer.echo("\nProtocols ('fedcli show PROTOCOL' shows all that one fixes)")
         print_table(("", ""), method.protocols)
+
+
+ITEM = re.compile(r"\s*(\d+\.|[-*]) ")  # begins an item of a list
+
+
+def fit(card: str, width: int) -> str:
+    """Break the lines of a card that are wider than a terminal: texts between words, formulas and tables at gaps."""
+    if max(map(len, card.splitlines()), default=0) <= width:
+        return card
+    lines: list[str] = []
+    text: list[str] = []  # the lines of a paragraph or an item
+
+    def end_text() -> None:
+        if text:
+            words = " ".join(line.strip() for line in text)
+            first, last = indent_of(text[0]), indent_of(text[-1])
+            look = {"break_long_words": False, "break_on_hyphens": False}
+            lines.extend(textwrap.wrap(words, width, initial_indent=first, subsequent_indent=last, **look))
+            text.clear()
+
+    for line in card.splitlines():
+        pieces = re.split(r"(?<!\d\.) {2,}", line.strip())
+        if not line.strip() or len(pieces) > 1:
+            end_text()
+            lines += [line] if len(line) <= width else [indent_of(line) + piece for piece in pieces]
+            continue
+        before = indent_of(text[-1]) if text else ""
+        goes_on = indent_of(line) == before or (len(text) == 1 and ITEM.match(text[0]) and indent_of(line) > before)
+        if ITEM.match(line) or not goes_on:
+            end_text()
+        text.append(line)
+    end_text()
+    return "\n".join(lines)
+
+
+def indent_of(line: str) -> str:
+    """The spaces before a line."""
+    return line[: len(line) - len(line.lstrip())]
 
 
 def new(
@@ -311,6 +353,7 @@ def data_show(
     print_table(("Client", "Images", *map(str, classes)), rows)
     from fedcli.figures import plots  # here, since it takes a second
 
+    refuse_file_of_a_run(out or Path())
     title = plots.data_words(dataset.name, chosen.flag, f"seed {partition_seed}")
     chart = out or Path(f"{dataset.name}-partition.png")
     files = plots.write(chart, plots.partition_figure, counts, dataset.class_names, title)

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import typer
 from rich.console import Console
 from rich.progress import Progress
 from rich.text import Text
@@ -212,6 +213,8 @@ class TableDisplay:
         self.advance(run, run.setup.run.rounds)
         text = f"failed: {error}" if error else f"{self._plan.accuracy_text(record)} in {duration(record)}"
         self.note(run, text, f"[{self.ended}/{self.total}] ")
+        if error and self._consoles[0].quiet:
+            typer.echo(printable(f"error: {run.label}, seed {run.setup.run.seed}: {error}"), err=True)
 
 
 def run_plan(

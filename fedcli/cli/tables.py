@@ -16,6 +16,7 @@ from fedcli.cli import common
 from fedcli.cli.common import argument, console, optional, print_table, print_text
 from fedcli.errors import UserError, needed
 from fedcli.figures import CHARTS, WITH_LINES, find_chart
+from fedcli.runs.lock import refuse_file_of_a_run
 from fedcli.userfiles import is_from_file, short_name
 
 RUNS = "A table of runs"  # a panel of the help of `table`, as the next one
@@ -78,6 +79,7 @@ def table(
     make_plan = partial(plan_table, registry.find_table(papers[0]), *(folder or ()), **options)
     plan = make_plan()
     if out is not None:  # refused now rather than after hours
+        refuse_file_of_a_run(out)
         out.parent.mkdir(parents=True, exist_ok=True)
     screen = Console(stderr=True, highlight=False)
     if any(run.to_do for run in plan.runs):
@@ -88,6 +90,9 @@ def table(
         errors = run_plan(plan, [screen], records_only=bool(records_only) and not needs_models, **where)
         plan = make_plan()
     print_text(render(compare(plan), format), out, format == "markdown")
+    if not (errors or dry_run) and any(run.to_do for run in plan.runs) and not plan.to_run:
+        lacking = "; ".join(plan.missing_data.values())
+        raise UserError(f"no run of {papers[0]} that is missing can start (got {lacking}); bring the data.")
     raise typer.Exit(1 if errors else 0)
 
 
@@ -139,12 +144,13 @@ def quality(
     runs: common.Runs,
     client: common.Client = None,
     clients: optional(bool, "Use the clients' own models after one more round.", "--clients") = False,
+    round: optional(str, "Round of the model: selected, as in the headline, or last.") = "selected",
     files: common.Code = None,
 ) -> None:
     """Measure how well the features of finished runs separate the classes: NMI after K-means, and silhouette.
 
-    Takes the last global model and at most 2,000 test images. Both go into the records, and the features beside
-    them; 'fedcli plot --kind tsne' draws these.
+    Takes the global model of the headline and at most 2,000 test images. Both go into the records, and the features
+    beside them; 'fedcli plot --kind tsne' draws these.
     With --client: of that client's own model.
     With --clients: of all clients' features after one more round; 'fedcli plot --kind clients' draws them.
     """
@@ -152,7 +158,7 @@ def quality(
     from fedcli.results.frame import finished_runs
 
     prefix = ""
-    measure = partial(add_quality, client=client)
+    measure = partial(add_quality, client=client, round=round)
     if clients:
         prefix = OF_CLIENTS
         measure = add_clients_quality
@@ -219,6 +225,7 @@ def plot(
         captions.append(figure.get_label())
         return figure
 
+    refuse_file_of_a_run(out or Path(f"{short_name(kind)}.png"))
     with Console(stderr=True).status(escape(kind)), warnings.catch_warnings(record=True) as caught:
         written = plots.write(out or Path(f"{short_name(kind)}.png"), draw_and_caption, records, *options, look=look)
     for warning in caught:

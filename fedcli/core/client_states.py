@@ -19,7 +19,7 @@ import torch
 from fedcli.core.tree_files import SUFFIX, load_tree, save_tree
 from fedcli.core.trees import StoredStates, Tree, leaves, to_device, to_names, tree_map
 from fedcli.errors import NonFiniteLoss, UserError
-from fedcli.files import remove
+from fedcli.files import refuse_lost, remove
 
 STATES = "states"  # folder of what clients keep; of the workers beside the first, states-1, states-2, ...
 STATES_OF_WORKER = re.compile(rf"{STATES}-[1-9]\d*")
@@ -43,6 +43,7 @@ class Version:
             self.file = folder / self.file.name
             while self.file.exists():  # the client has kept two in this round
                 self.file = self.file.with_stem(f"{self.file.stem}-again")
+            refuse_lost(folder)
             folder.mkdir(exist_ok=True)
             self.digest = save_tree(self.file, self.state, {})
             self.remove = weakref.finalize(self, _remove, self.file)

@@ -104,7 +104,8 @@ def cache_folder() -> Path:
 
 def names() -> list[str]:
     """All names: built in, known, and imported under a name of their own."""
-    imported = (os.path.splitext(file)[0] for file in sorted(glob("*.npz", root_dir=cache_folder())))
+    kept = [file for file in sorted(glob("*.npz", root_dir=cache_folder())) if (cache_folder() / file).is_file()]
+    imported = (os.path.splitext(file)[0] for file in kept)
     return list(dict.fromkeys([*KNOWN, *filter(_NAME.fullmatch, imported)]))
 
 
@@ -125,6 +126,8 @@ def find_name(text: str) -> str:
     if is_from_file(text) or name in names() or not os.path.exists(text):
         return name
     path = Path(text)
+    if not (path.is_file() or path.is_dir()):
+        raise UserError(f"'{text}' is no file (got a pipe or a device); copy what it gives into a file.")
     files_inside = [""] if path.is_file() else forms.files_below(path)
     digest = hashlib.sha256()
     for file in files_inside:

@@ -10,8 +10,9 @@ import hashlib
 import math
 import os
 import re
+import stat
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import numpy as np
@@ -49,6 +50,10 @@ def reading(path: object, form: str) -> Iterator[None]:
     Raises:
         UserError: Names the error, and the form that the file must have.
     """
+    with suppress(OSError, ValueError):  # it is not there, or has no such name
+        mode = os.stat(str(path)).st_mode
+        if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):  # to read one might never end
+            raise UserError(f"'{path}' is no file (got a pipe or a device); copy what it gives into a file.")
     try:
         yield
     except UserError:

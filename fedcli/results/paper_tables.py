@@ -245,6 +245,10 @@ def _table_notes(plan: TablePlan, cells: Collection[CellBeside]) -> list[str]:
     if outdated:
         notes.append(f"Made with another version of the code, which computed something else: {', '.join(outdated)}.")
     begun = [run for run in plan.runs if run.record]
+    elsewhere = [run.folder for run in begun if not run.folder.is_relative_to(plan.folder)]
+    if elsewhere:
+        homes = ", ".join(sorted({str(folder.parent) for folder in elsewhere}))
+        notes.append(f"Runs that were there before, elsewhere than in {plan.folder}: {len(elsewhere)}, in {homes}.")
     notes += sorted({f"{run.folder}: {change}." for run in begun for change in what_happened(run.record)})
     if plan.table.reported[1] != IN_TEXT:
         entry = _reported(plan.table)

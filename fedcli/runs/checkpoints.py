@@ -13,7 +13,7 @@ from fedcli.core.client_states import STATE, STATES, STATES_OF_WORKER, Version, 
 from fedcli.core.federation import Federation
 from fedcli.core.tree_files import CHECKPOINT, PREVIOUS, SUFFIX, load_tree, read_verified, save_tree
 from fedcli.errors import UserError
-from fedcli.files import remove
+from fedcli.files import refuse_lost, remove
 from fedcli.runs.identity import identity
 from fedcli.runs.lock import leftovers
 from fedcli.runs.resolve import Setup
@@ -46,6 +46,7 @@ def write_checkpoint(folder: Path, record: dict[str, Any], state: Any) -> None:
         "record": {key: record[key] for key in ("rounds", "cost", "seconds_total", "peak_bytes")},
         "states": [version.file.stem for version in versions],
     }
+    refuse_lost(folder)
     if (folder / CHECKPOINT).is_file():
         (folder / CHECKPOINT).replace(folder / PREVIOUS)
     save_tree(folder / CHECKPOINT, state, facts)

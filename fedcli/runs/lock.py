@@ -20,6 +20,13 @@ OLDER_PARTIAL = re.compile(r"\..+\.\d+\.partial", re.DOTALL)  # what an older ve
 NO_LOCKS = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP)  # of a file system without locks
 
 
+# What a run has in its folder, and what is measured and drawn of it.
+FILES_OF_A_RUN = (
+    LOCK, "record.json", "checkpoint.safetensors", "checkpoint-before.safetensors", "selected.safetensors",
+    "features.npz", "clients.npz", "curve.png", "partition.png",
+)  # fmt: skip
+
+
 class InUse(UserError):
     """Another process writes in the folder, or is about to."""
 
@@ -73,6 +80,20 @@ class Held:
         """Lets the lock go."""
         os.close(self.opened)
         os.close(self.lock)
+
+
+def refuse_file_of_a_run(path: Path) -> None:
+    """Refuses to put an output into the place of a file of a run, or of a record under another name.
+
+    Raises:
+        UserError: Names the run.
+    """
+    file = Path(os.path.realpath(path))
+    folder = file.parent.parent if file.parent.name.startswith("states") else file.parent
+    is_of_run = (file.name in FILES_OF_A_RUN or folder != file.parent) and (folder / "record.json").is_file()
+    is_record = file.is_file() and file.open("rb").read(13) == b'{\n "schema": '
+    if is_of_run or is_record:
+        raise UserError(f"'{path}' is a file of the run in '{folder}' (got it as an output); choose another name.")
 
 
 def leftovers(folder: Path) -> list[Path]:

@@ -1,7 +1,7 @@
 """Running a record again, and comparing the results."""
 
-import shutil
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +11,8 @@ from fedcli.core.federation import NonFiniteLoss
 from fedcli.errors import UserError
 from fedcli.registry import find_method
 from fedcli.runs.begin import begin, new_folder
+from fedcli.runs.checkpoints import clear
+from fedcli.runs.lock import FILES_OF_A_RUN
 from fedcli.runs.machine import ENVIRONMENT_KEYS
 from fedcli.runs.record import has_ended, read_record
 from fedcli.runs.resume import recorded_setup
@@ -64,7 +66,9 @@ def verify(
     except (NonFiniteLoss, OutOfTime):
         again = read_record(folder)
         if again["status"] == "interrupted" and out is None:
-            shutil.rmtree(folder)  # else `resume runs` would go on with it
+            clear(folder, *FILES_OF_A_RUN, at_rest=True)  # else `resume runs` would go on with it
+            with suppress(OSError):  # somebody has put something there
+                folder.rmdir()
     return compare_records(record, again)
 
 

@@ -1,0 +1,181 @@
+"""Files that are none, streams that are closed, outputs in the place of a run: each is a line, and nothing hangs."""
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import fedcli
+from fedcli.cli.describe import fit
+from fedcli.data import datasets
+from fedcli.data.files import reading
+from fedcli.runs import lock
+from fedcli.runs.record import read_record
+from tests.programs import invoke
+from tests.test_lock import names
+from tests.test_runs import TINY
+
+OPTIONS = [f"--{name.replace('_', '-')}={value}" for name, value in TINY.items()]
+
+
+@pytest.fixture
+def place(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("FEDCLI_DATA", str(tmp_path / "cache"))
+    return tmp_path
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    return fedcli.run("fedavg", out=tmp_path_factory.mktemp("runs") / "run", **{**TINY, "rounds": 2}).path
+
+
+def said(*command):
+    """The line that a command is refused with."""
+    result = invoke(*command)
+    assert (result.exit_code, result.stderr.count("\n")) == (2, 1), result.output
+    return result.stderr
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "run fedavg --config pipe", "run fedavg --from pipe", "run fedavg --tuned pipe", "run fedavg --dataset ./pipe",
+        "run fedavg --partition file:pipe", "data import mine pipe", "table pipe", "plot pipe", "resume pipe",
+        "run ./pipe.py", "run fedavg --config /dev/zero", "run fedavg --dataset /dev/zero", "table loop", "plot loop",
+        "run fedavg --config loop", "run fedavg --out loop/run", "run fedavg --config nul.toml", "export loop",
+    ],
+)  # fmt: skip
+def test_a_pipe_a_device_and_a_path_that_leads_to_itself_are_refused_in_a_line(command, place):
+    for pipe in ("pipe", "pipe.py"):
+        os.mkfifo(pipe)
+    Path("loop").symlink_to("loop")
+    Path("nul.toml").write_text('backbone = "a\\u0000.py:x"\n')
+    assert said(*command.split()).startswith("error: ")
+
+
+def test_what_is_read_must_be_a_file(place):
+    os.mkfifo("pipe")
+    with pytest.raises(fedcli.UserError, match="got a pipe or a device"), reading("pipe", "text"):
+        raise AssertionError("it is not come to")
+
+
+def test_a_folder_in_the_cache_is_no_data_set(place):
+    (place / "cache" / "mine.npz").mkdir(parents=True)
+    assert "mine" not in datasets.names()
+    assert invoke("data", "list").exit_code == 0
+    assert "mine" in said("data", "show", "mine")
+
+
+@pytest.mark.parametrize("closed", ["stdout", "stderr"])
+def test_a_program_without_a_stream_ends_well(closed, place):
+    command = [sys.executable, "-m", "fedcli", "list" if closed == "stdout" else "show", "fedavg"][
+        : 4 + (closed != "stdout")
+    ]
+    number = {"stdout": 1, "stderr": 2}[closed]
+    program = f"import os, sys; os.close({number}); os.execv(sys.executable, {command})"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120, check=False)
+    assert (done.returncode, "Traceback" in done.stdout + done.stderr) == (0, False), done.stderr
+
+
+ODD = """
+from dataclasses import replace
+from fedcli.papers.baselines import fedavg
+class Odd(BaseException): pass
+def run_round(*given): raise Odd("words")
+METHOD = replace(fedavg.METHOD, name="odd", run_round=run_round, default_protocol="fedfm:digits")
+"""
+
+
+def test_whatever_a_method_raises_is_a_line_and_the_record_says_failed(place):
+    Path("odd.py").write_text(ODD)
+    result = invoke("run", "./odd.py", *OPTIONS, "--out", "run")
+    assert (result.exit_code, result.stderr.count("\n")) == (2, 1)
+    assert "odd.py' fails in line 5 (got Odd: words)" in result.stderr
+    assert read_record(Path("run"))["status"] == "failed"
+
+
+def test_quiet_prints_the_error_of_a_run_of_several(place):
+    Path("odd.py").write_text(ODD.replace("BaseException", "Exception"))
+    result = invoke("run", "./odd.py,fedavg", *OPTIONS, "--out", "runs", "--quiet")
+    assert (result.exit_code, result.stdout) == (1, "")
+    assert result.stderr.startswith("error: odd, seed 0: the file ")
+    assert result.stderr.count("\n") == 1
+
+
+# Outputs
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "table run --out run/record.json", "table run --per round --out run/record.json",
+        "report run --out run/record.json",
+        "export run --format safetensors --out run/selected", "export run --format safetensors --out run/checkpoint",
+        "plot run --out run/curve.png", "table run --out link", "table copy.json --out copy.json",
+        "run fedavg --rounds 1 --log-file run/record.json --out new", "table run --out run/states/000001-0.safetensors",
+        "data show digits --partition iid --out run/partition.png",
+    ],
+)  # fmt: skip
+def test_an_output_never_replaces_a_file_of_a_run(command, finished, place):
+    shutil.copytree(finished, "run")
+    shutil.copy("run/record.json", "copy.json")
+    Path("link").symlink_to("run/record.json")
+    before = {name: Path("run", name).read_bytes() for name in names(Path("run")) if Path("run", name).is_file()}
+    assert "is a file of the run" in said(*command.split())
+    after = {name: Path("run", name).read_bytes() for name in names(Path("run")) if Path("run", name).is_file()}
+    assert after == before
+    read_record(Path("copy.json"))
+
+
+def test_the_files_of_a_run_are_those_that_a_run_has(finished, place):
+    folder = shutil.copytree(finished, "run")
+    assert invoke("run", "--from", "run", "--out", "again", "--rounds", "1").exit_code == 0
+    assert invoke("quality", "again").exit_code == 0
+    made = {path.name for path in Path("again").iterdir() if path.is_file()} | {
+        path.name for path in Path(folder).iterdir()
+    }
+    assert made <= {*lock.FILES_OF_A_RUN}
+    assert invoke("table", "again", "--out", "again/table.md").exit_code == 0
+    assert invoke("export", "again", "--format", "safetensors").exit_code == 0
+
+
+def test_a_papers_table_of_which_nothing_can_run_is_no_success(place):
+    result = invoke("table", "fedfm:III", "--only", "FedAvg", "--runs", "none", "--seeds", "0")
+    assert result.exit_code == 2
+    assert "that is missing can start (got the data set" in result.stderr.splitlines()[-1]
+    dry = invoke("table", "fedfm:III", "--only", "FedAvg", "--runs", "none", "--seeds", "0", "--dry-run")
+    assert dry.exit_code == 0
+
+
+def test_a_dry_run_says_which_runs_were_there_before(place):
+    dry = invoke("table", "fedfa:2", "--dry-run").output
+    assert "Runs that were there before, elsewhere than in runs/tables/fedfa-2: " in dry
+    assert "results/records/" in dry
+
+
+CARD = """A method: with words that are long enough to be broken.
+
+Two lines of a text that is wider than the terminal of the user, which
+go on here.
+
+    Delta = w_g - sum_k p_k w_k,    v <- beta v + Delta,    w_g <- w_g - eta v
+
+Readings
+    1.  An item whose text is wider than the terminal, and that goes on
+        in another line.
+    2. Another.
+"""
+
+
+def test_a_card_is_broken_between_words_and_a_formula_at_its_gaps():
+    shown = fit(CARD, 40)
+    assert max(map(len, shown.splitlines())) <= 40
+    assert shown.split() == CARD.split()
+    formula = ["Delta = w_g - sum_k p_k w_k,", "v <- beta v + Delta,", "w_g <- w_g - eta v"]
+    assert "\n".join(f"    {part}" for part in formula) in shown
+    assert "\nReadings\n    1.  An item whose text is wider" in shown
+    assert fit(CARD, 200) == CARD
