@@ -145,7 +145,7 @@ class Runs(list[Run]):
 
         from fedcli.results.tables import sheet
 
-        shown = sheet([{**run.record, "folder": run.path} for run in self], metrics)
+        shown = sheet([{**run.record, "folder": run.path} for run in self], metrics, leads=True)
         return pd.DataFrame(shown.lines, columns=shown.columns)
 
     def _repr_html_(self) -> str:

@@ -333,3 +333,16 @@ def test_the_last_round_has_no_second_column_where_it_is_the_selected_one():
 
     assert "Last round, %" not in columns("last", "last")
     assert "Last round, %" in columns("last", "best-test")
+
+
+def test_a_lead_is_over_the_best_other_paired_by_seed():
+    runs = [*runs_of("one", 0.5, 0.6), *runs_of("two", 0.4, 0.55), *runs_of("three", 0.1, 0.2)]
+    shown = tables.sheet(runs, leads=True)
+    lead = list(shown.columns).index(tables.LEAD)
+    texts = {line[0]: line[lead] for line in shown.lines}
+    half = 12.7062 * 3.53553 / 2**0.5  # Student's t with one degree of freedom; the differences are 10 and 5
+    assert texts["one"] == f"+7.50 [{7.5 - half:+.2f}, {7.5 + half:+.2f}] (2)"
+    assert texts["two"].startswith("-7.50 [")
+    assert texts["three"].startswith("-40.00 [")  # behind the first, not the second
+    assert tables.LEAD not in tables.sheet(runs_of("one", 0.5, 0.6), leads=True).columns
+    assert tables.LEAD not in tables.sheet(runs).columns

@@ -180,7 +180,7 @@ def run(
     again = f"the same command with --out {shlex.quote(str(plan.folder))} --continue"
     errors = run_plan(plan, common.consoles(quiet, log_file, stderr=True), again, log, **where)
     records = find_records([plan.folder])
-    text = render(sheet(records))
+    text = render(sheet(records, leads=True))
     common.write_text(plan.folder / "table.md", text)
     from fedcli.figures import plots
 

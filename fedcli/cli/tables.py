@@ -109,7 +109,7 @@ def _table_of_runs(records: list[dict], per: str | None, metric: str | None, for
     metrics = metric.split(",") if metric else ()
     if format == "csv":
         return render(sheet(records, metrics), format)
-    return "\n".join(render(each, format) for each in sheets(records, metrics))
+    return "\n".join(render(each, format) for each in sheets(records, metrics, leads=True))
 
 
 def claims(

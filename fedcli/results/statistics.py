@@ -94,6 +94,26 @@ def best(metric: Metric, groups: Mapping[Any, Sequence[Record]]) -> Any:
     return first if is_ahead else None
 
 
+def leads_over_best(metric: Metric, groups: Mapping[Any, Sequence[Record]]) -> dict[Any, str]:
+    """The lead of each group over the best of the others by the mean, with its interval, paired by seed, as text.
+
+    A group without a value, or without another that has one, has an empty text.
+    """
+    means = {}
+    for name, runs in groups.items():
+        values = metric.values(runs)
+        if values:
+            means[name] = fmean(values)
+    texts = dict.fromkeys(groups, "")
+    if not metric.better or len(means) < 2:
+        return texts
+    for name in means:
+        others = [other for other in means if other != name]
+        first = max(others, key=means.__getitem__) if metric.better == "higher" else min(others, key=means.__getitem__)
+        texts[name] = interval_text(metric, difference(metric, groups[name], metric, groups[first]))
+    return texts
+
+
 def mean_of_runs(metric: Metric, records: Sequence[dict], states: Counter) -> str:
     """Mean ± sample standard deviation, with the number of runs that have the value.
 

@@ -19,12 +19,13 @@ from fedcli.errors import printable, unknown
 from fedcli.results.frame import find_records, frame_of
 from fedcli.results.metrics import Metric, find_metric
 from fedcli.results.render import MISSING, Best, Sheet, markdown
-from fedcli.results.statistics import BOLD, DIVERGED, best, mean_of_runs
+from fedcli.results.statistics import BOLD, DIVERGED, best, leads_over_best, mean_of_runs
 from fedcli.runs.identity import FIRST, NOT_SETTINGS, reductions, settings, settings_text, what_happened
 from fedcli.runs.machine import quiet
 from fedcli.runs.options import given_options, inactive_term
 from fedcli.runs.record import state_of
 
+LEAD = "Lead over the best other [95 %] (seeds)"
 OUT = re.compile(r" --out[ =](?:'[^']*'|\S+)")  # in the commands of older runs
 COMPARABLE = ["protocol", "dataset", "partition", "rounds", "train_examples", "selection"]
 # Metrics that have a column where a run has a value.
@@ -129,8 +130,17 @@ def tested_model(record: dict) -> str:
     return record.get("tested") or (method.tested if method else "")
 
 
-def sheet(records: Sequence[dict], metrics: Sequence[str] = (), title: str = "", each: bool = False) -> Sheet:
+def sheet(
+    records: Sequence[dict],
+    metrics: Sequence[str] = (),
+    title: str = "",
+    each: bool = False,
+    leads: bool = False,
+) -> Sheet:
     """A table with a row for each group, or for each run if `each`, and more `metrics`; its values are the runs.
+
+    With `leads`, a column has the lead of each row's headline over the best of the others that it is compared with,
+    with its 95 % interval, paired by seed.
 
     Raises:
         UserError: If a metric is not known.
@@ -149,6 +159,10 @@ def sheet(records: Sequence[dict], metrics: Sequence[str] = (), title: str = "",
         ahead = best(read[selected], {index: groups[index].records for index in indices})
         if ahead is not None:
             rows[ahead] |= {title: Best(rows[ahead][title]) for title in ("Method", selected)}
+        if leads:
+            texts = leads_over_best(read[selected], {index: groups[index].records for index in indices})
+            for index, text in texts.items():
+                rows[index] = _with_lead(rows[index], selected, text)
     cells = pd.DataFrame(rows, dtype=object)
     if len({*cells["Model"]} - {""}) < 2:
         cells["Model"] = ""  # which the title of no column has to say
@@ -162,10 +176,10 @@ def sheet(records: Sequence[dict], metrics: Sequence[str] = (), title: str = "",
     )  # fmt: skip
 
 
-def sheets(records: Iterable[dict], metrics: Sequence[str] = ()) -> list[Sheet]:
+def sheets(records: Iterable[dict], metrics: Sequence[str] = (), leads: bool = False) -> list[Sheet]:
     """A table for each board, which titles name where there are several; see `sheet`."""
     parts = boards(records)
-    return [sheet(runs, metrics, name if len(parts) > 1 else "") for name, runs in parts.items()]
+    return [sheet(runs, metrics, name if len(parts) > 1 else "", leads=leads) for name, runs in parts.items()]
 
 
 def _row(member: SeedGroup, read: dict[str, Metric], optional: set[str]) -> dict[str, str]:
@@ -193,6 +207,16 @@ def _row(member: SeedGroup, read: dict[str, Metric], optional: set[str]) -> dict
         "Floats up / down, client and round": f"{_mean_floats('floats-up', records)} / "
         f"{_mean_floats('floats-down', records)}",
     }
+
+
+def _with_lead(row: dict[str, str], selected: str, text: str) -> dict[str, str]:
+    """The cells of a group with its lead behind its headline."""
+    cells = {}
+    for title, cell in row.items():
+        cells[title] = cell
+        if title == selected:
+            cells[LEAD] = text
+    return cells
 
 
 def _mean_floats(name: str, records: Sequence[dict]) -> str:
