@@ -8,7 +8,7 @@ import pytest
 
 from fedcli import figures
 from fedcli.figures import features
-from fedcli.registry import find_method
+from fedcli.registry import find_method, methods
 from fedcli.results import frame, paper_tables
 from tests.programs import load_script
 
@@ -78,7 +78,8 @@ def test_every_number_that_a_paper_prints_is_planned_or_has_a_reason(paper):
 def test_only_the_runs_that_a_page_names_are_of_an_earlier_version_of_their_methods_file():
     old = set()
     for run in frame.read_runs([RESULTS / "records"]).to_dict("records"):
-        if run["record"]["numerics"]["method"] != find_method(run["method"]).numerics:
+        is_registered = run["method"] in methods()  # a study's own file is known by its hash
+        if is_registered and run["record"]["numerics"]["method"] != find_method(run["method"]).numerics:
             old.add((run["folder"].relative_to(RESULTS / "records").parts[0], run["method"]))
     assert old == {("fmnist-nine-methods", "scaffold")}
     assert "SCAFFOLD's runs are of an earlier version of its file" in (RESULTS / "fmnist-nine-methods.md").read_text()

@@ -292,7 +292,7 @@ def test_commands_select_and_label(tmp_path):
     for command, expected in (
         (("table", "--dataset", "digits"), "### paper:other, digits"),
         (("plot", "--dataset", "letters", "--label", "ours", "--out", file), f"{file}\n"),
-        (("plot", "--out", tmp_path / "y.jpgg"), "--out must end in .png, .pdf or .svg"),
+        (("plot", "--out", tmp_path / "y.jpgg"), "--out must end in .png, .pdf, .svg or .pgf"),
         (("plot", "--kind", "tsne", "--method", "one"), "of one data set (got digits, letters); use --dataset"),
     ):
         assert expected in invoke(*command, tmp_path).output
