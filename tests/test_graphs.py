@@ -33,6 +33,7 @@ CASES = {
     "fedavg": (FEDAVG, {}, {"lr_decay": 0.5}),
     "fedfm": (FEDFM, {"start_round": 1}, {}),
     "fedfa": (find_method("fedfa"), {}, {}),  # uses the number of a client's batches
+    "mofedsam": (find_method("mofedsam"), {}, {}),  # two gradients a step, and a direction that the server sends
     "stateful": (STATEFUL, {}, {}),
     "adam": (FEDAVG, {}, {"optimizer": "adam", "lr": 0.003}),
 }
