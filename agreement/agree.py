@@ -4,9 +4,9 @@
     python -m agreement.agree --peers DIR --only fluke    # one peer; the others keep what they had
     python -m agreement.agree --page                      # the page alone, from results.json
 
-DIR has a clone of each project by its name (PFLlib, FL-bench, NIID-Bench, FL-Simulator, Flower), at the commits that
-the adapters name, and `envs/NAME/bin/python` for those that need an environment of their own; the others run in
-`envs/all`. Nothing is downloaded, installed or built.
+DIR has a clone of each project by its name (PFLlib, FL-bench, NIID-Bench, FL-Simulator, Flower, FedDecorr, FedNTD), at
+the commits that the adapters name, and `envs/NAME/bin/python` for those that need an environment of their own; the
+others run in `envs/all`. Nothing is downloaded, installed or built.
 """
 
 import importlib
@@ -28,7 +28,7 @@ from fedcli.errors import UserError
 
 HERE = Path(__file__).parent
 RESULTS = HERE / "results.json"
-MODULES = ("fluke", "flower", "pfllib", "flbench", "niid_bench", "fl_simulator")
+MODULES = ("fluke", "flower", "pfllib", "flbench", "niid_bench", "fl_simulator", "feddecorr", "fedntd")
 
 
 def peers() -> list[Peer]:

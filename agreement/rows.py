@@ -103,6 +103,8 @@ CASES = {
     "fedcm, equal": Case("fedcm", {"gradient_share": 0.3}, partition="equal"),
     "mofedsam, equal": Case("mofedsam", {"gradient_share": 0.3, "perturbation": 0.1}, partition="equal"),
     "fedntd": Case("fedntd", {"distillation_weight": 1.0, "temperature": 1.0}),
+    "fedntd, tau 3": Case("fedntd", {"distillation_weight": 0.5, "temperature": 3.0}),
+    "feddecorr": Case("feddecorr", {"decorrelation_weight": 0.01}, partition="equal"),
     "fedntd, uniform": Case("fedntd", {"distillation_weight": 1.0, "temperature": 1.0}, {"weighting": "uniform"}),
     "fedlc, drop last": Case("fedlc", {"margin": 1.0}, {"drop_last": True}),
     "fedper": Case("fedper"),

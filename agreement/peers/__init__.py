@@ -1,9 +1,12 @@
 """The peers, each by its own classes, which are given the batches and first weights of the problem."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
+import torch
 from torch import Tensor, nn
+
+from agreement import network
 
 
 class Feed:
@@ -40,3 +43,31 @@ class Feed:
 def parameters_of(model: nn.Module) -> list[Tensor]:
     """A copy of a model's parameters."""
     return [parameter.detach().cpu().clone() for parameter in model.parameters()]
+
+
+def average_plainly(problem: dict[str, Any], objective: Callable[..., Tensor]) -> list[Tensor]:
+    """The parameters after rounds of FedAvg in a plain loop.
+
+    Args:
+        problem: What `agreement.problem.describe` returns.
+        objective: From features, logits and labels of a batch, and the received model's logits, to the loss.
+    """
+    feed, shared = Feed(problem), problem["weights"]
+    for number in range(len(problem["cohorts"])):
+        feed.round = number
+        examples = sum(len(problem["parts"][client]) for client in feed.cohort)
+        mean = [torch.zeros_like(value) for value in shared]
+        for client in feed.cohort:
+            model, received = (network.start(network.small(), shared) for _ in range(2))
+            optimizer = torch.optim.SGD(model.parameters(), problem["lr"])
+            for epoch in range(problem["epochs"]):
+                for x, y in feed.batches(client, epoch):
+                    features = model[:-1](x)
+                    loss = objective(features, model[-1](features), y, received(x).detach())
+                    optimizer.zero_grad()
+                    loss.backward()
+                    optimizer.step()
+            for total, value in zip(mean, parameters_of(model), strict=True):
+                total += len(problem["parts"][client]) / examples * value
+        shared = mean
+    return shared

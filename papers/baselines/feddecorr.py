@@ -20,7 +20,8 @@ Readings and deviations
        beta = 0.1 belongs to the form of the authors' code, and with it the paper's does next to nothing: so the code's
        is the default.
     2. The features are the input of the last linear layer. N is the number of real samples in the batch.
-    3. The variance is the unbiased one, and 1e-8 is added to it, as in the authors' code.
+    3. The variance is the unbiased one, and 1e-8 is added to it, as in the authors' code. A feature that hardly varies
+       in a batch gets a gradient up to 10,000 times as large as others, and so does its rounding.
     4. A batch of one sample has no correlations, and one feature has none with others: L = 0.
 
 Run it
