@@ -100,7 +100,9 @@ def check_value(field: Field, value: Any) -> None:
     Raises:
         UserError: It is of another type or outside of the range.
     """
-    flag, metadata, kinds = flag_of(field.name), field.metadata, {*get_args(field.type)} or {field.type}
+    flag = flag_of(field.name)
+    metadata = field.metadata
+    kinds = {*get_args(field.type)} or {field.type}
     if type(value) not in kinds and not (type(value) is int and float in kinds):
         names = " or ".join(sorted(kind.__name__ for kind in kinds - {NoneType}))
         raise UserError(f"{flag} must be of type {names} (got {value!r}); give a value of that type.")

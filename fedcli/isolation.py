@@ -129,7 +129,8 @@ def _put_back(before: State) -> list[str]:
     """Puts back what has changed, and returns it in words."""
     changes = []
     for name, setting in _settings().items():
-        old, now = before.settings[name], setting.read()
+        old = before.settings[name]
+        now = setting.read()
         if now != old:
             changes.append(f"{name} (got {now}, was {old})")
             with suppress(Exception):  # it cannot be put back, as a handler from another thread

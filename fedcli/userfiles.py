@@ -108,8 +108,10 @@ def trust_files(
     Raises:
         UserError: A file is not named, or has changed.
     """
-    recorded, now = user_files(record), own_paths(map(str, [named] if isinstance(named, str | Path) else named))
-    paths, files = {}, {}
+    recorded = user_files(record)
+    now = own_paths(map(str, [named] if isinstance(named, str | Path) else named))
+    paths = {}
+    files = {}
     for path, hashes in recorded.items():
         same = [file for file in now if file == path or is_hash_of(hashes, file)]
         same += [file for file in now if Path(file).name == Path(path).name]
@@ -184,7 +186,8 @@ def blame(path: str | Path, line: int | None = None, passes: tuple[type[Exceptio
             line = error.lineno
         for frame, number in walk_tb(error.__traceback__):
             line = number if frame.f_code.co_filename == str(path) else line
-        where, text = f" in line {line}" if line else "", (str(error).strip() or "no message").splitlines()[0]
+        where = f" in line {line}" if line else ""
+        text = (str(error).strip() or "no message").splitlines()[0]
         got = f"got {type(error).__name__}: {text}"
         raise UserError(f"the file '{path}' fails{where} ({got}); 'fedcli --traceback ...' shows more.") from error
 

@@ -45,7 +45,8 @@ def _panels(records: list[dict], rows: int = 1) -> tuple[Figure, list[tuple[dict
     if len(datasets) > 1:
         raise UserError(f"a figure shows the classes of one data set (got {', '.join(datasets)}); use --dataset.")
     shown = [{**member.records[0], "name": fill(setting_name(member), 28)} for member in group(finished)]
-    across, down = min(len(shown), ACROSS), rows * ceil(len(shown) / ACROSS)
+    across = min(len(shown), ACROSS)
+    down = rows * ceil(len(shown) / ACROSS)
     figure = Figure((SIDE * max(across, 2) + 1.2, (SIDE + 0.7) * down + 0.4), layout="constrained")
     write_title(figure, title_words(shown, "seed " + " or ".join(sorted({str(run["seed"]) for run in shown}))))
     columns = figure.subplots(down, across, squeeze=False).reshape(-1, rows, across).swapaxes(1, 2).reshape(-1, rows)
@@ -68,8 +69,11 @@ def features_chart(records: list[dict], prefix: str = "") -> Figure:
     """
     figure, panels = _panels(records, 2 if prefix else 1)
     for run, (above, *below) in panels:
-        kept, quality, name = read_outputs(run["folder"], run, prefix), run["quality"], run["name"]
-        features, labels = kept["features"].astype(float), kept["labels"]
+        kept = read_outputs(run["folder"], run, prefix)
+        quality = run["quality"]
+        name = run["name"]
+        features = kept["features"].astype(float)
+        labels = kept["labels"]
         clients = kept.get("clients", np.zeros_like(labels))
         if prefix:
             name += f"\n{len(np.unique(clients))} clients, a marker each"
@@ -81,14 +85,16 @@ def features_chart(records: list[dict], prefix: str = "") -> Figure:
         above.set(title=f"{name}\n{numbers}", xticks=[], yticks=[], box_aspect=1)
         above.spines[:].set_visible(True)
         visible = np.random.default_rng(0).permutation(np.flatnonzero(labels < len(CLASS_COLOURS)))  # no class on top
-        points, colours = embed(features[visible]), np.array(CLASS_COLOURS)[labels[visible]]
+        points = embed(features[visible])
+        colours = np.array(CLASS_COLOURS)[labels[visible]]
         for client, marker in zip(np.unique(clients[visible]), "os^v<>DPX*", strict=False):
             chosen = clients[visible] == client
             look = {"marker": marker, "s": 12 if prefix else 4, "linewidths": 0, "rasterized": True}
             above.scatter(*points[chosen].T, c=colours[chosen], **look)
         for axes in below:
             cosines, same = pair_cosines(features, labels)
-            bins, pairs = np.linspace(min(0, cosines.min()), 1, 40), (cosines[same], cosines[~same])
+            bins = np.linspace(min(0, cosines.min()), 1, 40)
+            pairs = (cosines[same], cosines[~same])
             percent = [np.full(len(values), 100 / max(len(values), 1)) for values in pairs]
             names = "of one class", "of two classes"
             axes.hist(pairs, bins, weights=percent, histtype="stepfilled", alpha=0.4, label=names)
@@ -124,8 +130,10 @@ def confusion_chart(records: list[dict]) -> Figure:
     """
     figure, panels = _panels(records)
     for run, (axes,) in panels:
-        kept, names = read_outputs(run["folder"], run), run["class_names"]
-        labels, predicted = kept["labels"], kept["predicted"]
+        kept = read_outputs(run["folder"], run)
+        names = run["class_names"]
+        labels = kept["labels"]
+        predicted = kept["predicted"]
         few = len(names) <= 10  # numbers and names of more classes would overlap
         ConfusionMatrixDisplay.from_predictions(
             labels, predicted, labels=range(len(names)), display_labels=names, normalize="true", ax=axes,

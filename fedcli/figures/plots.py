@@ -83,7 +83,8 @@ def colours(names: Iterable[str]) -> dict[str, str]:
 def setting_colours(boards: Sequence[Sequence[SeedGroup]]) -> dict[str, str]:
     """A colour for each setting, by its label; one a method where no board has several settings of a method."""
     members = [member for board in boards for member in board]
-    if all(len({member.method for member in board}) == len(board) for board in boards):
+    num_methods = [len(Counter(member.method for member in board)) for board in boards]
+    if num_methods == [len(board) for board in boards]:
         of_method = colours(member.method for member in members)
         return {member.label: of_method[member.method] for member in members}
     return colours(member.label for member in members)
@@ -225,7 +226,8 @@ def named_glyphs() -> Iterator[None]:
 
 def small_png(figure: Figure) -> bytes:
     """The figure as a PNG for a screen, with a palette of 256 colours: a third of the bytes."""
-    picture, small = io.BytesIO(), io.BytesIO()
+    picture = io.BytesIO()
+    small = io.BytesIO()
     with matplotlib.rc_context(Look(is_page=True).parameters()):
         figure.savefig(picture, format="png", dpi=110)
     Image.open(picture).convert("RGB").quantize(256).save(small, "png", optimize=True)
@@ -354,10 +356,12 @@ def _draw_measures(
     """
     if x not in AXES:
         raise unknown("axis", x, AXES, f"there are {', '.join(AXES)}.")
-    records, panels = list(records), []
+    records = list(records)
+    panels = []
     measured = [record for record in records if any(len(points(record, name, x)) for name in measures)]
     for runs in boards(measured).values():
-        members, heading = group(runs), f"{title_words(runs)} ({runs[0]['protocol']})"
+        members = group(runs)
+        heading = f"{title_words(runs)} ({runs[0]['protocol']})"
         panels += [(heading, label, find_curves(members, name, x)) for name, label in measures.items()]
     if not panels:
         labels = " and ".join(measures.values()).lower()
@@ -388,7 +392,9 @@ accuracies_figure = partial(_draw_measures, {
 
 def _draw(panels: list[tuple[str, str, list[Curve]]], x_label: str, title: str, look: Look) -> Figure:
     """The figure of panels: heading, label of the vertical axis, lines; a setting looks the same in all of them."""
-    settings = [[curve.setting for curve in curves] for *_, curves in panels]
+    settings = []
+    for *_, curves in panels:
+        settings.append([curve.setting for curve in curves])
     colours = _chosen_colours(settings, look)
     dashes = dict(zip(dict.fromkeys(colours.values()), cycle(DASHES), strict=False))
     figure = Figure(layout="constrained")
@@ -514,7 +520,8 @@ def _name_ends(figure: Figure, axes: Axes, lines: list[Any]) -> None:
 
 def _draw_curve(axes: Axes, curve: Curve, name: str, look: dict[str, Any]) -> Any:
     """Draws mean and band of a curve, the runs that diverged, and the numbers it is judged by; returns the mean."""
-    line, colour = curve.line, look["color"]
+    line = curve.line
+    colour = look["color"]
     (drawn,) = axes.plot(line.x, line.y, label=name, marker="." if len(line) <= 20 else "", **look)
     if len(curve.runs) > 1:
         words = f"mean ± standard deviation over {len(curve.runs)} seeds"

@@ -35,8 +35,8 @@ def report(records: Sequence[dict], title: str = "Runs") -> str:
     colour = setting_colours(groups)
     for (name, runs), members, sheet in zip(by_board.items(), groups, sheets(records), strict=True):
         rows = [*zip(members, sheet.lines, strict=True)]
-        failed = [row for row in rows if all(record["status"] == "failed" for record in row[0].records)]
-        shown = [row for row in rows if row not in failed]
+        failed = [(member, line) for member, line in rows if member.has_failed]
+        shown = [(member, line) for member, line in rows if not member.has_failed]
         parts.append(_text(f"<h2>{escape(name)}</h2>"))
         if shown:
             parts.append(_table(sheet, shown, colour))
@@ -58,13 +58,17 @@ def _text(html: str) -> models.Div:
 
 def _table(sheet: Sheet, rows: list[tuple[SeedGroup, Any]], colour: dict[str, str]) -> models.DataTable:
     """A board's table of `rows`, settings with their cells, and the paper's numbers."""
-    columns = [(title, [line[place] for _, line in rows]) for place, title in enumerate(sheet.columns)]
+    columns = []
+    for place, title in enumerate(sheet.columns):
+        columns.append((title, [line[place] for _, line in rows]))
     printed = printed_accuracies([member.records[0] for member, _ in rows])
     if any(printed):
         columns.insert(sheet.numbers + 1, ("Paper, %", [f"{number:.2f}" if number else "" for number in printed]))
-    data, shown = {"colour": [colour[member.label] for member, _ in rows]}, []
+    data = {"colour": [colour[member.label] for member, _ in rows]}
+    shown = []
     for number, (title, texts) in enumerate(columns):
-        text, style = f"text_{number}", f"style_{number}"
+        text = f"text_{number}"
+        style = f"style_{number}"
         data |= {text: texts, style: ["bold" if isinstance(cell, Best) else "normal" for cell in texts]}
         formatter = models.StringFormatter(
             font_style={"field": style}, text_color=None if number else {"field": "colour"}

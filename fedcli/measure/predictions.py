@@ -83,7 +83,8 @@ def confusion(run: Run, round: str = "selected", client: int | None = None) -> n
         UserError: If the run has no such model, or its data or files have changed.
     """
     record, setup, fed = restore(run.record, run.files)
-    method, classes = setup.method, range(len(record["class_names"]))
+    method = setup.method
+    classes = range(len(record["class_names"]))
     counts = np.zeros((len(classes), len(classes)), dtype=int)
     loaded: dict[int | None, Classifier] = {}
     for owner, tested in _tests(fed, method, client):

@@ -40,7 +40,8 @@ def write_outputs(folder: Path, arrays: dict[str, np.ndarray], measured: dict[st
     """Writes features and labels beside a record, and into it what is measured of them; returns that."""
     file = io.BytesIO()
     np.savez_compressed(file, **arrays)
-    content, labels = file.getvalue(), arrays["labels"]
+    content = file.getvalue()
+    labels = arrays["labels"]
     sizes = {"examples": len(labels), "features_sha256": hashlib.sha256(content).hexdigest()}
     values = separation(arrays["features"].astype(float), labels) | measured | sizes
     measured = {prefix + name: value for name, value in values.items()}
@@ -111,11 +112,13 @@ def separation(features: np.ndarray, labels: np.ndarray) -> dict[str, float]:
     Raises:
         UserError: If there are too few classes or images.
     """
-    classes, images = len(np.unique(labels)), len(labels)
+    classes = len(np.unique(labels))
+    images = len(labels)
     if not 2 <= classes < images:
         raise UserError(f"only two classes or more, with more images, are compared (got {classes} and {images}).")
     clusters = KMeans(classes, n_init=10, random_state=SEED).fit_predict(features)
-    nmi, silhouette = normalized_mutual_info_score(labels, clusters), silhouette_score(features, labels)
+    nmi = normalized_mutual_info_score(labels, clusters)
+    silhouette = silhouette_score(features, labels)
     return {"nmi": float(nmi), "silhouette": float(silhouette)}
 
 
@@ -143,7 +146,9 @@ def one_more_round(folder: Path, files: Sequence[str] = ()) -> dict[str, np.ndar
         UserError: If the clients send no whole model, or the run cannot be opened.
     """
     run = open_run(folder, files, drift_every=1)
-    fed, method, cohort = run.fed, run.setup.method, run.fed.cohort(len(run.record["rounds"]))
+    fed = run.fed
+    method = run.setup.method
+    cohort = run.fed.cohort(len(run.record["rounds"]))
     with machine_settings(fed):
         method.run_round(run.state, cohort, fed, run.setup.options)
         if fed.trained is None:
@@ -161,13 +166,15 @@ def client_points(fed: Federation, cohort: Cohort) -> dict[str, np.ndarray]:
     candidates = np.flatnonzero(test_labels < CLASSES)
     index = np.sort(generator(SEED, "images").permutation(candidates)[: drift.EXAMPLES])
     features = drift.local_features(fed, cohort, index).double().cpu().numpy()[:CLIENTS]  # [K, n, D]
-    labels, clients = test_labels[index], cohort.client_ids[:CLIENTS]
+    labels = test_labels[index]
+    clients = cohort.client_ids[:CLIENTS]
     domains = np.zeros_like(labels) if fed.test_domains is None else fed.test_domains.cpu().numpy()[index]
     has_class = fed.class_counts(cohort).cpu().numpy()[:CLIENTS, labels] > 0  # [K, n]
     has_domain = fed.domain_counts[clients][:, domains] > 0
     client, image = np.nonzero(has_class & has_domain)
     chosen = np.sort(generator(SEED, "points").permutation(len(client))[:POINTS])
-    client, image = client[chosen], image[chosen]
+    client = client[chosen]
+    image = image[chosen]
     return {"features": features[client, image], "labels": labels[image], "clients": clients[client]}
 
 

@@ -115,7 +115,8 @@ def answers(
     Raises:
         UserError: If a claim's table has not its cells.
     """
-    runs, packed = read_runs(folders), _shipped() if shipped else {}
+    runs = read_runs(folders)
+    packed = _shipped() if shipped else {}
     of_one_code = ~runs["record"].map(code_changes).astype(bool)
     counted = runs[runs["state"].isin(ENDED) & of_one_code]
     answers = [_answer(claim, counted, at_hand) for claim in claims]
@@ -131,7 +132,8 @@ def _shipped() -> dict[str, dict[str, Any]]:
     parts = {}
     for row in table[table["runs"] != ""].to_dict("records"):
         intervals = {name: Interval(*(row[column] for column in columns)) for name, columns in INTERVALS.items()}
-        seeds, runs = map(int, row["seeds"].split()), map(Path, row["runs"].split("; "))
+        seeds = map(int, row["seeds"].split())
+        runs = map(Path, row["runs"].split("; "))
         parts[row["claim"]] = {name: row[name] for name in TEXTS} | intervals | {"seeds": (*seeds,), "runs": (*runs,)}
     return parts
 
@@ -228,7 +230,8 @@ def _weakest(answers: Mapping[str, Answer], blank: Answer) -> Answer:
         answers: By the rows that have runs.
         blank: The answer without runs.
     """
-    claim, sign = blank.claim, 1 if blank.claim.direction == "higher" else -1
+    claim = blank.claim
+    sign = 1 if blank.claim.direction == "higher" else -1
     weakest_first = (CONTRADICTED, UNDECIDED, REPRODUCED)
 
     def strength(than: str) -> tuple:
@@ -236,7 +239,9 @@ def _weakest(answers: Mapping[str, Answer], blank: Answer) -> Answer:
         return weakest_first.index(each.verdict), each.difference.n > 0, sign * each.difference.mean
 
     least, *others = sorted(answers, key=strength)
-    verdict, why, over = answers[least].verdict, answers[least].why, f"over {least}"
+    verdict = answers[least].verdict
+    why = answers[least].why
+    over = f"over {least}"
     if len(others) == 1:
         over += f"; {answers[others[0]].ours} over {others[0]}"
     control, explanation = claim.control or ("", "")
@@ -244,7 +249,8 @@ def _weakest(answers: Mapping[str, Answer], blank: Answer) -> Answer:
     if least == control and verdict == UNDECIDED and leads_elsewhere:
         why = f"{explanation} explains the lead as far as told; {why}"
     if len(answers) < len(claim.others) and verdict != CONTRADICTED:
-        verdict, why = UNDECIDED, f"{why}; {len(answers)} of {len(claim.others)} others run".removeprefix("; ")
+        verdict = UNDECIDED
+        why = f"{why}; {len(answers)} of {len(claim.others)} others run".removeprefix("; ")
     tails = {than: each.tail for than, each in answers.items() if each.tail.n}
     tail_over = min(tails, key=lambda than: sign * tails[than].mean, default="")
     return replace(
@@ -275,7 +281,8 @@ def _pairs(
     """
     parts = []
     for contrast in compared:
-        row, than = planned[id(contrast.row)], planned[id(contrast.than)]
+        row = planned[id(contrast.row)]
+        than = planned[id(contrast.than)]
         unlike = differences(row.settings, than.settings).keys() | {"post"}
         alike = [field.name for field in fields(RunConfig) if field.name not in unlike]
         shared = [name for name in SHARED if name != "partition" or not unlike & {"partition", "partition_seed"}]
@@ -290,7 +297,8 @@ def _pairs(
 def _nearness(pairs: pd.DataFrame) -> tuple:
     """How near pairs of one form are to the paper's: in full, with the most seeds, the fewest other options."""
     first = pairs.iloc[0]
-    row, both = first["departed"], first["departed"] | first["departed_than"]
+    row = first["departed"]
+    both = first["departed"] | first["departed_than"]
     return not both, pairs["seed"].nunique(), -len(both), row.get("rounds", [inf])[0], *first[FORMS]
 
 
@@ -337,7 +345,9 @@ def _candidates(
     claim: Claim, metric: Metric, cell: PlannedRun, runs: pd.DataFrame, alike: Sequence[str]
 ) -> pd.DataFrame:
     """The runs usable for a cell, also reduced ones that the claim allows; a pair shares the options `alike`."""
-    candidates, planned, instead = [], cell.settings, {"eval_every": None, **claim.instead}
+    candidates = []
+    planned = cell.settings
+    instead = {"eval_every": None, **claim.instead}
     for run in runs[runs["method"] == cell.setup.method.name].to_dict("records"):
         record = run["record"]
         departed = departures(record, run["settings"], planned, metric.needs)
@@ -352,7 +362,8 @@ def _candidates(
         value, tail = (next(iter(read.values([record])), None) for read in (metric, find_metric("last-tenth")))
         if value is not None or metric.none == "never" or not metric.counts(record):
             form = json.dumps({name: value for name, (value, _) in departed.items()})
-            core, options = run["numerics"].partition(".")[0], json.dumps([run["settings"].get(name) for name in alike])
+            core = run["numerics"].partition(".")[0]
+            options = json.dumps([run["settings"].get(name) for name in alike])
             shared = run["seed"], run["images"], run["partition"], core, options
             candidates.append((*shared, form, departed, run["folder"], value, tail))
     columns = [*SHARED, "form", "departed", "folder", "value", "tail"]
@@ -399,7 +410,8 @@ NOTES = (
 
 def claims_sheet(answers: Sequence[Answer]) -> Sheet:
     """The claims as a table; its last column has the commands that would decide a claim."""
-    lines, values = [], []
+    lines = []
+    values = []
     for answer in answers:
         claim, metric = answer.claim, answer.metric
         verdict = f"{answer.verdict}, {answer.why}" if answer.why else answer.verdict

@@ -35,7 +35,9 @@ def paces(runs: pd.DataFrame) -> pd.DataFrame:
     """
     timed = []
     for record in runs["record"]:
-        config, hardware, shape = record["config"], record["hardware"], record["model"].get("input")
+        config = record["config"]
+        hardware = record["hardware"]
+        shape = record["model"].get("input")
         if record["rounds"] and shape is not None and not record["moved"]:
             examples = round_examples(config, sum(record["partition"]["sizes"]))
             seconds = fmean(sum(entry["seconds"].values()) for entry in record["rounds"]) / examples
@@ -83,10 +85,14 @@ def cost_of(runs: Iterable[plans.PlannedRun], timed: pd.DataFrame, device: str, 
         A row a run: `seconds`, NaN where no run like it was timed, `core_seconds`, these times the CPU threads, and the
         names of other `machines` that were timed.
     """
-    rows, relative = [], relative_times(timed)
+    rows = []
+    relative = relative_times(timed)
     for run in runs:
-        config, method = run.setup.values(), run.setup.method.name
-        seconds, core_seconds, machines = None, None, set()
+        config = run.setup.values()
+        method = run.setup.method.name
+        seconds = None
+        core_seconds = None
+        machines = set()
         if images := config["train_examples"] or num_images(config["dataset"]):
             shape = str([*datasets.describe(config["dataset"])["shape"]])
             alike = timed[(timed[ALIKE] == [device, config["backbone"], shape, config["precision"]]).all(axis=1)]
@@ -145,7 +151,8 @@ def decided_by(answer: claims.Answer, folder: Path, timed: pd.DataFrame) -> str:
         words += f", to have {len(seeds)} seeds"
     if closed := {name for run in lacking for name in run.setup.data_sets if not datasets.open_to_all(name)}:
         words += f" on {' and '.join(sorted(closed))}, whose images are not open"
-    on_gpu, on_cpu = cost_of(lacking, timed, "cuda", H100), cost_of(lacking, timed, "cpu", "")
+    on_gpu = cost_of(lacking, timed, "cuda", H100)
+    on_cpu = cost_of(lacking, timed, "cpu", "")
     times = [time_text(on_gpu, H100)] if on_gpu["seconds"].count() else []
     times += [time_text(on_cpu, cores=True)] if on_cpu["seconds"].count() else []
     return f"{words}; time: {'; '.join(times) or time_text(on_cpu)}"

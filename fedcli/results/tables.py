@@ -47,6 +47,11 @@ class SeedGroup:
     records: list[dict]  # the runs, by seed
 
     @property
+    def has_failed(self) -> bool:
+        """Whether all runs failed."""
+        return all(record["status"] == "failed" for record in self.records)
+
+    @property
     def finished(self) -> list[dict]:
         """The runs that finished."""
         return [record for record in self.records if record["status"] == "finished"]

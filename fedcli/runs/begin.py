@@ -64,7 +64,8 @@ def plan(
     Raises:
         UserError: One cannot start, as far as shows without its data and folder.
     """
-    chosen, sources = find_method(method), dict(sources or {})
+    chosen = find_method(method)
+    sources = dict(sources or {})
     options = {  # auto is as if it were not given
         name: value for name, value in options.items()
         if value is not None and (name, value) != ("checkpoint_every", "auto")
@@ -124,7 +125,8 @@ def begun(setup: Setup, folder: Path, going_on: bool) -> dict[str, Any] | None:
         InUse: Another process has locked the folder of a run that begins, and may be about to write a record.
         UserError: The folder holds another run or something else.
     """
-    record, holds_run = read_begun(folder), (folder / RECORD).is_file()
+    record = read_begun(folder)
+    holds_run = (folder / RECORD).is_file()
     if record is None or not going_on:
         # Without a record, only what a killed process has left behind may be there.
         strangers = {*folder.glob("*")} - {folder / LOCK, *leftovers(folder)}

@@ -195,7 +195,8 @@ def reductions(record: Mapping[str, Any]) -> dict[str, str]:
 
     A user's file is not run to count its images. A protocol of a user's file or for own data has no full size.
     """
-    config, protocol = record["config"], protocols().get(record["protocol"])
+    config = record["config"]
+    protocol = protocols().get(record["protocol"])
     if protocol is None or not protocol.datasets:
         return {}
     full, _ = default_options(protocol, record["dataset"])

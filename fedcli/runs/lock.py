@@ -124,8 +124,9 @@ def locked(folder: Path) -> Iterator[Held]:
         raise UserError(f"'{folder}' cannot be made ({error.strerror}); choose another with --out.") from error
     guards.append(held.refuse_lost)
     try:
-        for file in leftovers(folder) if is_locked else ():  # else they may be of a process that lives
-            file.unlink(missing_ok=True)
+        if is_locked:  # else they may be of a process that lives
+            for file in leftovers(folder):
+                file.unlink(missing_ok=True)
         yield held
     finally:
         guards.remove(held.refuse_lost)

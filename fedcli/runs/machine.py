@@ -23,7 +23,9 @@ ENVIRONMENT_KEYS = ("hardware", "machine", "versions")  # on which the bits of a
 
 def environment(device: torch.device) -> dict[str, Any]:
     """Hardware, system, library versions and the commit of the code."""
-    cpuinfo, commit, on_cuda = Path("/proc/cpuinfo"), "", device.type == "cuda"
+    cpuinfo = Path("/proc/cpuinfo")
+    commit = ""
+    on_cuda = device.type == "cuda"
     text = cpuinfo.read_text() if cpuinfo.is_file() else ""
     model = re.search(r"^model name\s*: (.+)$", text, re.MULTILINE)
     processor = (model[1] if model else platform.processor() or platform.machine()).strip()
@@ -59,7 +61,8 @@ def environment(device: torch.device) -> dict[str, Any]:
 
 def note_move(record: dict[str, Any], device: torch.device) -> list[str]:
     """Records the current machine if it has changed since the run last trained; returns what to note."""
-    here, before = environment(device), ChainMap(*reversed(record["moved"]), record)
+    here = environment(device)
+    before = ChainMap(*reversed(record["moved"]), record)
     other = {name: here[name] for name in ENVIRONMENT_KEYS if name in before and before[name] != here[name]}
     if not other:
         return []
@@ -105,7 +108,8 @@ def deterministic(on: bool) -> Iterator[None]:
 
     PyTorch warns of an operation that has no such form. On a CPU all have it.
     """
-    before, filled = torch.get_deterministic_debug_mode(), torch.utils.deterministic.fill_uninitialized_memory
+    before = torch.get_deterministic_debug_mode()
+    filled = torch.utils.deterministic.fill_uninitialized_memory
     if on:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # else matrix products may differ among streams
         torch.utils.deterministic.fill_uninitialized_memory = False  # nothing here reads such memory
@@ -125,7 +129,8 @@ def machine_settings(fed: Federation) -> Iterator[None]:
     TF32 only with --precision tf32; PyTorch's default uses it in convolutions. On CUDA the same bits each time. One
     thread for a small network that trains one client after the other on a CPU, where handing work over costs more.
     """
-    on_cpu, is_small = fed.device.type == "cpu", fed.sizes.parameters < SMALL_NETWORK
+    on_cpu = fed.device.type == "cpu"
+    is_small = fed.sizes.parameters < SMALL_NETWORK
     with deterministic(not on_cpu), ExitStack() as put_back:
         for operations in (torch.backends.cuda.matmul, torch.backends.cudnn):
             put_back.callback(setattr, operations, "allow_tf32", operations.allow_tf32)

@@ -96,7 +96,8 @@ class BestModels:
 
     def see(self, record: dict[str, Any], state: Any) -> None:
         """Holds the models of the last round in the record if it is the best one, and they are not too large."""
-        summary, last = record["summary"], len(record["rounds"]) - 1
+        summary = record["summary"]
+        last = len(record["rounds"]) - 1
         if summary["selection"].startswith("best-") and summary["selected_round"] == last:
             kept = state if self.method.personal else self.method.model(state)  # clients' states are not read for it
             if sum(getattr(leaf, "nbytes", 0) for leaf in leaves(kept)) <= LARGEST:
@@ -124,7 +125,8 @@ class Classifier(nn.Module):
     def __init__(self, network: Backbone, record: dict[str, Any], prototypes: tuple[Tensor, Tensor] | None):
         """Puts a run's normalisation before a network, and nearness to any `prototypes` behind it."""
         super().__init__()
-        self.network, self._bf16 = network, record["config"]["precision"] == "bf16"
+        self.network = network
+        self._bf16 = record["config"]["precision"] == "bf16"
         for name, values in record["normalisation"].items():
             self.register_buffer(name, torch.tensor(values, dtype=network.head.weight.dtype)[:, None, None])
         points, has_class = prototypes or (None, None)
@@ -175,7 +177,8 @@ class Run:
         record = trust_files(self.record, self.files)
         if record["status"] != "finished":
             raise UserError(f"'{self.path}' has not finished (it is {record['status']}); 'fedcli resume' goes on.")
-        method, config = find_method(record["method_source"]), record["config"]
+        method = find_method(record["method_source"])
+        config = record["config"]
         check_client(method, config["num_clients"], client)
         if prototypes and method.prototypes is None:
             raise UserError(f"'{method.name}' does not classify by prototypes (got --prototypes); leave it out.")
@@ -227,13 +230,15 @@ def export(
     """
     if format not in FORMATS:
         raise UserError(f"--format must be {' or '.join(FORMATS)} (got '{format}'); choose one of them.")
-    model, record = run.model(client, round, prototypes=prototypes), run.record
+    model = run.model(client, round, prototypes=prototypes)
+    record = run.record
     suffix, loading = FORMATS[format]
     name = "model" if client is None else f"model-client-{client}"
     name += ("-last" if round == "last" else "") + ("-prototypes" if prototypes else "")
     file = Path(out or run.path / name).with_suffix(suffix)
     if format == "pt":
-        example, buffer = torch.rand(2, *record["model"]["input"], dtype=model.mean.dtype), io.BytesIO()
+        example = torch.rand(2, *record["model"]["input"], dtype=model.mean.dtype)
+        buffer = io.BytesIO()
         try:
             program = torch.export.export(model, (example,), dynamic_shapes=({0: torch.export.Dim("N", min=1)},))
         except Exception as error:  # whatever a user's own network makes of it

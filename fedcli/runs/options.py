@@ -128,7 +128,8 @@ def option_panels(method: Method, steps: Mapping[str, Post]) -> dict[str, dict[s
     after = {f"With --post {post.name}": fields_of(post.config) for post in steps.values()}
     for name in fields_of(method.config).keys() & {*fields_of(RunConfig), *RESERVED}.union(*after.values()):
         raise UserError(f"the option name '{name}' of '{method.name}' is reserved; rename it in {method.file}.")
-    panels, title = {method.title: fields_of(method.config)} | ({} if method.personal else after), ""
+    panels = {method.title: fields_of(method.config)} | ({} if method.personal else after)
+    title = ""
     for name, field in fields_of(RunConfig).items():
         title = PANELS.get(name, title)
         panels.setdefault(title, {})[name] = field
@@ -149,7 +150,8 @@ def recorded_options(config: Mapping[str, Any], method: Method) -> dict[str, Any
 
 def inactive_term(config: Mapping[str, Any], method: Method) -> str:
     """A remark on a run that ends before the method's own term starts; empty for another run."""
-    start, (simpler, _) = config.get(START, 0), method.reduces_to or ("the method without it", {})
+    start = config.get(START, 0)
+    simpler, _ = method.reduces_to or ("the method without it", {})
     late = f"the method's own term, which starts after {start} rounds: this run is {simpler}"
     return f"{late}; lower {flag_of(START)}, or give more --rounds" if start >= config["rounds"] else ""
 
@@ -187,7 +189,8 @@ def parse_values(field: Field, text: str) -> tuple[Any, ...]:
     Raises:
         UserError: A value is of the wrong type or out of range.
     """
-    kinds, values = get_args(field.type) or (field.type,), []
+    kinds = get_args(field.type) or (field.type,)
+    values = []
     for part in map(str.strip, text.split(",")):
         value: Any = {"true": True, "false": False}.get(part.lower(), part) if bool in kinds else part
         for kind in (float, int):  # a whole number is an int where both are allowed

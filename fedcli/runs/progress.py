@@ -18,12 +18,18 @@ class Standing(rounds.Listener):
 
     def start(self, record: dict[str, Any], folder: Path, samples_per_round: int, first_round: int) -> None:
         """Starts the clock."""
-        self.record, self.folder, self._first, self._per_round = record, folder, first_round, max(samples_per_round, 1)
-        self._in_round, self._all, self._began = 0, 0, time.perf_counter()
+        self.record = record
+        self.folder = folder
+        self._first = first_round
+        self._per_round = max(samples_per_round, 1)
+        self._in_round = 0
+        self._all = 0
+        self._began = time.perf_counter()
 
     def samples(self, count: int) -> None:
         """Counts samples, of the round that goes on and of all."""
-        self._in_round, self._all = self._in_round + count, self._all + count
+        self._in_round += count
+        self._all += count
         self.show()
 
     def round(self, entry: dict[str, Any]) -> None:
@@ -36,9 +42,11 @@ class Standing(rounds.Listener):
 
     def standing(self) -> tuple[float, list[str]]:
         """The number of rounds done, with the part of the one that goes on; and the last round's numbers as texts."""
-        entries, total = self.record["rounds"], self.record["config"]["rounds"]
+        entries = self.record["rounds"]
+        total = self.record["config"]["rounds"]
         done = min(len(entries) + min(self._in_round / self._per_round, 1), total)
-        elapsed, texts = max(time.perf_counter() - self._began, 1e-9), [f"round {len(entries)}/{total}"]
+        elapsed = max(time.perf_counter() - self._began, 1e-9)
+        texts = [f"round {len(entries)}/{total}"]
         for entry in entries[-1:]:
             accuracies = {
                 "test": entry["test_accuracy"], "global": entry.get("global_accuracy"),
@@ -56,7 +64,8 @@ class Progress(Standing):
     def start(self, record: dict[str, Any], folder: Path, samples_per_round: int, first_round: int) -> None:
         """Shows the bar."""
         super().start(record, folder, samples_per_round, first_round)
-        self._shown, self._handle = 0.0, import_module("IPython.display").display(display_id=True)
+        self._shown = 0.0
+        self._handle = import_module("IPython.display").display(display_id=True)
 
     def finish(self, record: dict[str, Any]) -> None:
         """Shows how the run has ended."""
@@ -66,7 +75,8 @@ class Progress(Standing):
         """Shows how far the run is, five times a second and after each round."""
         if self._in_round and time.perf_counter() - self._shown < 0.2:
             return
-        self._shown, (done, texts) = time.perf_counter(), self.standing()
+        self._shown = time.perf_counter()
+        done, texts = self.standing()
         run = f"{self.record['method']} on {self.record['dataset']}, seed {self.record['seed']}"
         notes = [note["text"] for note in self.record["engine"]["notes"]]
         bar = f'<progress value="{done:g}" max="{self.record["config"]["rounds"]}" style="width: 20em"></progress>'

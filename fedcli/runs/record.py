@@ -77,7 +77,10 @@ def new_record(
 
     `source` is its method's name or file; `chosen` is what `autotune` returns.
     """
-    config, values, pixels, frozen = setup.run, setup.values(), fed.transform, frozen_parts(fed)
+    config = setup.run
+    values = setup.values()
+    pixels = fed.transform
+    frozen = frozen_parts(fed)
     return {
         "schema": SCHEMA, "status": "running", **draft(setup), "method_source": source,
         "numerics": {"core": NUMERICS[fed.dead_taps], "method": setup.method.numerics},
@@ -159,7 +162,8 @@ def frozen_parts(fed: Federation) -> list[dict[str, Any]]:
 def params_hash(params: Mapping[str, torch.Tensor] | Iterable[tuple[str, torch.Tensor]]) -> str:
     """SHA-256 over names and bytes of parameters in order of name; pairs must come in it."""
     digest = hashlib.sha256()
-    for name, value in sorted(params.items()) if isinstance(params, dict) else params:
+    pairs = sorted(params.items()) if isinstance(params, dict) else params
+    for name, value in pairs:
         digest.update(name.encode())
         digest.update(value.detach().cpu().contiguous().numpy().tobytes())
     return digest.hexdigest()

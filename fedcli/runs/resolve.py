@@ -77,21 +77,30 @@ def resolve(
         if name not in allowed:
             raise unknown_option(name, method, posts(method, values["post"]), values["post"])
         check_value(allowed[name], value)
-    for name, source in (("partition_seed", "seed"), ("cohort_size", "num_clients")):
-        if values[name] is None:
-            values[name], origin[name] = values[source], source
+    if values["partition_seed"] is None:
+        values["partition_seed"] = values["seed"]
+        origin["partition_seed"] = "seed"
+    if values["cohort_size"] is None:
+        values["cohort_size"] = values["num_clients"]
+        origin["cohort_size"] = "num_clients"
     if not method.uses_public_data and "public_dataset" not in given:
         values["public_dataset"] = None  # the protocol's, for the methods that need one
     values["partition"] = partition.from_flag(values["partition"]).flag  # dirichlet:.5 is dirichlet:0.5
-    run, options, *post_options = (kind(**{name: values[name] for name in fields_of(kind)}) for kind in kinds)
+    run, options, *post_options = [_filled(kind, values) for kind in kinds]
     _refuse_combinations(run, method, protocol)
     selection = protocol.selection
     if selection == "best-validation" and run.validation == 0:
-        selection, origin["selection"] = "last", "no validation part"
+        selection = "last"
+        origin["selection"] = "no validation part"
     return Setup(
         method, options, run, protocol, protocol.datasets.get(dataset), partition.from_flag(run.partition), selection,
         find_device(run.device), origin, post, *post_options,
     )  # fmt: skip
+
+
+def _filled(kind: type, values: Mapping[str, Any]) -> Any:
+    """A configuration of a kind, with those of the values that are its options."""
+    return kind(**{name: values[name] for name in fields_of(kind)})
 
 
 def _as_recorded(name: str, value: Any, method: Method) -> Any:
@@ -120,7 +129,8 @@ def default_options(protocol: Protocol, dataset: str, method: str = "", *kinds: 
     """The options of these kinds, or of `RunConfig` alone, where none is given, and where each comes from."""
     values = {name: field.default for name, field in fields_of(*(kinds or (RunConfig,))).items()}
     values |= {"protocol": protocol.name, "dataset": dataset}
-    origin, source = dict.fromkeys(values, "default"), f"protocol {protocol.name}"
+    origin = dict.fromkeys(values, "default")
+    source = f"protocol {protocol.name}"
     layers = {source: {**protocol.settings, **protocol.method_options.get(method, {})}}
     if setting := protocol.datasets.get(dataset):
         special = setting.method_options.get(method, {})
@@ -140,32 +150,46 @@ def _refuse_combinations(run: RunConfig, method: Method, protocol: Protocol) -> 
         backbones.find(name)
     engine.parse_chunk(run.clients_per_chunk, 1)
     parse_size(run.state_memory or "0")
-    mixed, on_clients, public = len(networks) > 1, protocol.evaluation == "clients", run.public_dataset
-    drift, paper = f"--drift-every {run.drift_every}", f"the protocol {protocol.name}"
-    no_model = f"needs a global model of one network (got '{method.name}' with {run.backbone}); leave it out"
-    has_model = method.personal is None and not mixed
-    faults = {
-        f"--cohort-size {run.cohort_size} is larger than --num-clients {run.num_clients}; use as many or fewer":
-            run.cohort_size > run.num_clients,
-        f"{paper} has networks for {', '.join(protocol.datasets) or 'no data set'} (got --dataset {run.dataset} and no "
-        "--backbone); choose one of these, or add --backbone, e.g. cnn-small": not networks,
-        f"'{method.name}' needs one network for all clients (got --backbone {run.backbone}); name one of them":
-            mixed and not method.mixed_networks,
-        f"{paper} uses no --local-test (got {run.local_test:g}); leave it out":
-            run.local_test and not on_clients,
-        f"'{method.name}' uses no public images (got --public-dataset {public}); leave it out":
-            public and not method.uses_public_data,
-        f"'{method.name}' needs public images (got no --public-dataset); name a data set; 'fedcli data list' shows all":
-            method.uses_public_data and not public,
-        f"'{method.name}' counts on steps along gradients (got --optimizer {run.optimizer}); choose --optimizer "
-        f"{' or '.join(method.optimizers)}": method.optimizers and run.optimizer not in method.optimizers,
-        f"--post {run.post} {no_model}": run.post and not has_model,
-        f"{drift} {no_model}": run.drift_every and not has_model,
-        f"{drift} needs common test images (got {paper}, which has none); leave it out": run.drift_every and on_clients,
-    }  # fmt: skip
-    for text, is_wrong in faults.items():
-        if is_wrong:
-            raise UserError(f"{text}.")
+    paper = f"the protocol {protocol.name}"
+    if run.cohort_size > run.num_clients:
+        raise UserError(
+            f"--cohort-size {run.cohort_size} is larger than --num-clients {run.num_clients}; use as many or fewer."
+        )
+    if not networks:
+        raise UserError(
+            f"{paper} has networks for {', '.join(protocol.datasets) or 'no data set'} (got --dataset {run.dataset} "
+            "and no --backbone); choose one of these, or add --backbone, e.g. cnn-small."
+        )
+    if len(networks) > 1 and not method.mixed_networks:
+        raise UserError(
+            f"'{method.name}' needs one network for all clients (got --backbone {run.backbone}); name one of them."
+        )
+    if run.local_test and protocol.evaluation != "clients":
+        raise UserError(f"{paper} uses no --local-test (got {run.local_test:g}); leave it out.")
+    if run.public_dataset and not method.uses_public_data:
+        raise UserError(
+            f"'{method.name}' uses no public images (got --public-dataset {run.public_dataset}); leave it out."
+        )
+    if method.uses_public_data and not run.public_dataset:
+        raise UserError(
+            f"'{method.name}' needs public images (got no --public-dataset); name a data set; 'fedcli data list' "
+            "shows all."
+        )
+    if method.optimizers and run.optimizer not in method.optimizers:
+        raise UserError(
+            f"'{method.name}' counts on steps along gradients (got --optimizer {run.optimizer}); choose --optimizer "
+            f"{' or '.join(method.optimizers)}."
+        )
+    if method.personal is not None or len(networks) > 1:
+        needs = f"needs a global model of one network (got '{method.name}' with {run.backbone}); leave it out."
+        if run.post:
+            raise UserError(f"--post {run.post} {needs}")
+        if run.drift_every:
+            raise UserError(f"--drift-every {run.drift_every} {needs}")
+    if run.drift_every and protocol.evaluation == "clients":
+        raise UserError(
+            f"--drift-every {run.drift_every} needs common test images (got {paper}, which has none); leave it out."
+        )
 
 
 def refuse_without_effect(setup: Setup) -> None:

@@ -1,7 +1,7 @@
 """Taking a run up again: to go on with it, or to use what it had after its last round."""
 
 from collections.abc import Sequence
-from contextlib import nullcontext, suppress
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -35,11 +35,16 @@ def find_runs(path: Path, skip_ended: bool = False) -> list[Path]:
     folders = sorted(file.parent for file in path.rglob(RECORD))
     if not folders or path in folders:
         return [path]
-    for folder in [*folders] if skip_ended or launched() else ():
-        with suppress(UserError):  # a damaged record is left to `resume`, which says so
-            if has_ended(read_record(folder)):
-                folders.remove(folder)
-    return folders
+    if not (skip_ended or launched()):
+        return folders
+    going_on = []
+    for folder in folders:
+        try:
+            if not has_ended(read_record(folder)):
+                going_on.append(folder)
+        except UserError:  # a damaged record is left to `resume`, which says so
+            going_on.append(folder)
+    return going_on
 
 
 @flushed_denormals()
@@ -60,7 +65,8 @@ def resume(
     Raises:
         UserError: There is no such run, it has finished, its folder is in use, or code, data or partition have changed.
     """
-    folder, progress = Path(path), progress or Listener()
+    folder = Path(path)
+    progress = progress or Listener()
     read_record(folder)  # refuses what is no run, and makes no folder
     with locked(folder) if current().number == 0 else nullcontext():
         record = current().first(lambda: read_record(folder))
@@ -164,7 +170,8 @@ def open_run(folder: Path, method: Sequence[str] = (), **instead: Any) -> OpenRu
     if record["status"] != "finished":
         raise UserError(f"the run '{folder}' has not finished (it is {record['status']}); 'fedcli resume' goes on.")
     record, setup, fed = restore(record, method, **instead)
-    expected, actual = record["summary"].get("params_sha256"), "no checkpoint"
+    expected = record["summary"].get("params_sha256")
+    actual = "no checkpoint"
     if (folder / CHECKPOINT).is_file():
         state, _ = read_checkpoint(folder, record, setup, fed)
         actual = params_hash(all_params(setup.method, state, fed.num_clients))

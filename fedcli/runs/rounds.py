@@ -55,7 +55,10 @@ def run_rounds(
     setup: Setup, fed: Federation, record: dict, state: Any, folder: Path, progress: Listener, until: int | None = None
 ) -> Any:
     """Runs the rounds that the record lacks, or those up to `until`, and returns the state after the last."""
-    config, method, rounds, writes = setup.run, setup.method, record["rounds"], current().number == 0
+    config = setup.run
+    method = setup.method
+    rounds = record["rounds"]
+    writes = current().number == 0
     facts = {  # must be equal on all workers
         "the fingerprint of the data": record["dataset_fingerprint"],
         "the fingerprint of the partition": record["partition"]["fingerprint"],
@@ -115,7 +118,8 @@ def run_rounds(
                 best.see(record, state)
                 if is_due(number, config.checkpoint_every, config.rounds, writing, now - written):
                     best.write_checkpoint(record, state)
-                    saved, written = len(rounds), time.perf_counter()
+                    saved = len(rounds)
+                    written = time.perf_counter()
                     writing = written - now
                     write_record(folder, record)
             complete = len(rounds)
@@ -157,9 +161,11 @@ def run_rounds(
 
 def one_round(setup: Setup, fed: Federation, state: Any, cohort: Cohort) -> tuple[Any, dict[str, Any]]:
     """Runs and tests one round; returns the state after it, and what the record says of it."""
-    config, is_last = setup.run, cohort.round + 1 == setup.run.rounds
+    config = setup.run
+    is_last = cohort.round + 1 == setup.run.rounds
     fed.start_round()
-    start, drawn = time.perf_counter(), _generator_states(fed.device)
+    start = time.perf_counter()
+    drawn = _generator_states(fed.device)
     outcome = setup.method.run_round(state, cohort, fed, setup.options)
     if type(outcome) is not tuple or len(outcome) != 2 or not isinstance(outcome[1], dict):
         raise UserError(
@@ -202,7 +208,8 @@ def _generator_states(device: torch.device) -> list[torch.Tensor]:
 
 def _after_the_last_round(setup: Setup, fed: Federation, state: Any) -> dict[str, Any]:
     """Applies the step after the last round to the global model and tests its classifier; the state stays."""
-    start, post = time.perf_counter(), setup.post
+    start = time.perf_counter()
+    post = setup.post
     with post.blamed(*NOT_BLAMED):
         *model, floats_up = post.apply(*setup.method.model(state), fed, setup.post_options)
     changed = dataclasses.replace(setup.method, model=lambda state: tuple(model), prototypes=None)

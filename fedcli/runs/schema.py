@@ -294,7 +294,9 @@ def check_record(record: Any) -> None:
     """
     refuse_wrong(RECORD, record)
     _check_options(record)
-    rounds, summary, division = record["rounds"], record["summary"], record["partition"]
+    rounds = record["rounds"]
+    summary = record["summary"]
+    division = record["partition"]
     _agree("the number of each round", [entry["round"] for entry in rounds], [*range(len(rounds))])
     _agree("the clients' images", [sum(row) for row in division["class_counts"]], division["sizes"])
     _agree("the number of classes", {len(row) for row in division["class_counts"]}, {len(record["class_names"])})

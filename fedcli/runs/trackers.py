@@ -79,7 +79,8 @@ class Loggers:
 
     def __init__(self, display: Listener | None, log: str | Iterable[Any] | None):
         """Takes a display, and what `find_loggers` takes."""
-        self.display, self.loggers = display or Listener(), find_loggers(log)
+        self.display = display or Listener()
+        self.loggers = find_loggers(log)
 
     def __getattr__(self, event: str) -> Callable[..., None]:
         """Returns the method of `Listener` of that name, for all of them."""
@@ -99,7 +100,8 @@ class Loggers:
 def find_loggers(log: str | Iterable[Any] | None) -> list[Any]:
     """Makes the loggers named `tensorboard`, `wandb` or `./file.py:NAME`, with commas or in a list with made ones."""
     loggers = []
-    for logger in log.split(",") if isinstance(log, str) else log or ():
+    named = log.split(",") if isinstance(log, str) else log or ()
+    for logger in named:
         if not isinstance(logger, str):
             loggers.append(logger)
         elif is_from_file(logger):

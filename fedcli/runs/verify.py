@@ -82,15 +82,12 @@ def compare_records(record: dict[str, Any], again: dict[str, Any]) -> tuple[str,
     moves = [move["round"] for move in record["moved"] if move["round"] < len(record["rounds"])]
     changes += [f"machine from round {round + 1} on" for round in moves]
     other = f" (other {', '.join(changes)})" if changes else ""
-    for name, before, now in (
-        ("data set", record["dataset_fingerprint"], again["dataset_fingerprint"]),
-        ("partition", record["partition"]["fingerprint"], again["partition"]["fingerprint"]),
-        ("end", record.get("error") or record["status"], again.get("error") or again["status"]),
-        ("number of rounds", len(record["rounds"]), len(again["rounds"])),
-    ):
-        if before != now:
-            return f"another {name}: {now}, was {before}{other}", False
-    curves, results = [], []
+    now = _facts(again)
+    for name, was in _facts(record).items():
+        if now[name] != was:
+            return f"another {name}: {now[name]}, was {was}{other}", False
+    curves = []
+    results = []
     for run in (record, again):
         curves.append(np.array([(row["test_accuracy"], row["validation_accuracy"]) for row in run["rounds"]], float))
         results.append(run["summary"].get("params_sha256") or [row["terms"] for row in run["rounds"]])
@@ -103,3 +100,13 @@ def compare_records(record: dict[str, Any], again: dict[str, Any]) -> tuple[str,
     if distance > ACCURACY_TOLERANCE:
         return f"another curve: by {points}{other}", False
     return f"same within {points}{other}", True
+
+
+def _facts(record: dict[str, Any]) -> dict[str, Any]:
+    """What must be equal in two runs before their curves are compared, by the words for it."""
+    return {
+        "data set": record["dataset_fingerprint"],
+        "partition": record["partition"]["fingerprint"],
+        "end": record.get("error") or record["status"],
+        "number of rounds": len(record["rounds"]),
+    }
