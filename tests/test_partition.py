@@ -1,6 +1,7 @@
 import hashlib
 import itertools
 import math
+from contextlib import suppress
 from fractions import Fraction
 
 import numpy as np
@@ -8,6 +9,7 @@ import pytest
 import torch
 
 from fedcli.core import partition
+from fedcli.core.batches import generator
 from fedcli.core.partition import count_classes, fingerprint, from_flag
 from fedcli.errors import UserError
 from tests import files
@@ -76,11 +78,62 @@ def test_classes_deals_whole_shards(labels, count, shard):
     assert (counts > 0).sum(1).mean() > 0.8 * count  # but are not the rule
 
 
-def test_classes_leaves_out_the_rest_of_the_last_class():
-    labels = np.repeat([0, 1, 2], [10, 10, 9])
-    counts = count_classes(partition.classes(labels, 2, 3, 0), labels, 3)
-    assert counts.sum(1).tolist() == [12, 12]
-    assert counts.sum(0).tolist() == [10, 10, 4]
+@pytest.mark.parametrize("name", LABEL_SETS)
+@pytest.mark.parametrize(("num_clients", "count"), [(3, 2), (7, 1), (20, 3), (40, 2), (100, 2)])
+def test_shards_lose_nobody_and_differ_by_at_most_one(name, num_clients, count):
+    labels = LABEL_SETS[name]
+    if count > len(np.unique(labels)):
+        return
+    parts = partition.classes(labels, num_clients, count, 0)
+    assert assert_partition(parts, len(labels), num_clients) == len(labels)
+    shard = len(labels) // (num_clients * count)
+    assert {len(part) for part in parts} <= set(range(count * shard, count * (shard + 1) + 1))
+    held = count_classes(parts, labels, labels.max() + 1)
+    assert held.sum(0).tolist() == np.bincount(labels).tolist()
+
+
+@pytest.mark.parametrize("flag", ["iid", "dirichlet:0.3:min=1", "classes:1", "classes:3", "writers", "writers:shares"])
+@pytest.mark.parametrize("name", LABEL_SETS)
+def test_a_partition_that_has_no_rule_to_leave_examples_out_uses_all(flag, name):
+    labels = LABEL_SETS[name]
+    for num_clients in (1, 7, 33):
+        with suppress(UserError):
+            parts = from_flag(flag)(labels, num_clients, 0, writer=np.arange(len(labels)) % 50)
+            assert partition.count_unused(parts, len(labels)) == 0
+            assert partition.lost_classes(parts, labels) == []
+
+
+def old_classes(labels, num_clients, count, seed):
+    """What versions before the option `remainder` did, in lists: equal shards, and nobody has what is left over."""
+    rng, size = generator(seed, "partition"), len(labels) // (num_clients * count)
+    order = rng.permutation(len(labels)).tolist()
+    order.sort(key=lambda position: labels[position])
+    shards = [order[number * size : (number + 1) * size] for number in range(num_clients * count)]
+    dealt = rng.permutation(len(shards)).tolist()
+    held = [dealt[client * count : (client + 1) * count] for client in range(num_clients)]
+    return [rng.permutation(np.concatenate([shards[shard] for shard in own])) for own in held]
+
+
+@pytest.mark.parametrize(("name", "num_clients", "count", "rules"), [
+    ("balanced", 10, 2, ("drop", "spread")), ("one class", 25, 1, ("drop", "spread")), ("ragged", 3, 2, ("drop",)),
+    ("digits", 40, 2, ("drop",)),
+])  # fmt: skip
+def test_where_examples_divide_both_rules_are_the_old_one_to_the_bit(name, num_clients, count, rules):
+    labels = LABEL_SETS[name]
+    expected = fingerprint(old_classes(labels, num_clients, count, 5))
+    for rule in rules:
+        assert fingerprint(from_flag(f"classes:{count}", rule)(labels, num_clients, 5)) == expected
+        of_one_domain = from_flag(f"domains+classes:{count}", rule)(labels, num_clients, 5, np.zeros(len(labels), int))
+        assert sum(map(len, of_one_domain)) == len(np.concatenate(old_classes(labels, num_clients, count, 5)))
+
+
+@pytest.mark.parametrize(("flag", "num_clients", "num_images", "matters"), [
+    ("classes:2", 10, 1000, False), ("classes:2", 10, 1001, True), ("classes:3", 10, 1000, True),
+    ("classes:2", 10, None, True), ("domains+classes:2", 10, 1000, True), ("iid", 3, 1000, False),
+    ("domains+dirichlet:0.5", 3, 1000, False), ("./parts.py:by_halves", 3, 1000, False),
+])  # fmt: skip
+def test_the_remainder_matters_where_shards_cannot_be_equal(flag, num_clients, num_images, matters):
+    assert partition.leaves_remainder(flag, num_clients, num_images) == matters
 
 
 @pytest.mark.parametrize(("labels", "count", "share", "of_every", "more"), [

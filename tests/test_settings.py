@@ -13,17 +13,22 @@ import torch
 
 import fedcli
 from fedcli import Cell, Table, option
+from fedcli.core.tree_files import load_tree, save_tree
 from fedcli.declarations import check_value
 from fedcli.errors import UserError
 from fedcli.registry import find_method
 from fedcli.results import claims, frame, plans
 from fedcli.results.tables import commands
-from fedcli.runs.identity import NOT_SETTINGS, differences, draft, key, settings
+from fedcli.runs.checkpoints import CHECKPOINT
+from fedcli.runs.identity import NOT_SETTINGS, differences, draft, identity, key, settings
 from fedcli.runs.options import RunConfig, recorded_options
-from fedcli.runs.record import read_record
-from fedcli.runs.resolve import resolve
+from fedcli.runs.record import read_record, write_record
+from fedcli.runs.resolve import refuse_without_effect, resolve
+from fedcli.runs.resume import resume
+from tests.files import refused
 from tests.programs import invoke
 from tests.test_old_runs import OLD, SETTINGS
+from tests.test_runs import TINY, Stop, StopAfter
 
 BASE = {"protocol": "fedfm:digits", "dataset": "digits", "num_clients": 4, "cohort_size": 4}
 # What decides where and how a run is made, but not what comes of it.
@@ -160,3 +165,85 @@ def test_a_record_without_an_option_stands_at_what_was_done_before():
     assert resolve(method, recorded_options(config, method)).options == Config(4.0, 0.5, 3.0)
     assert resolve(method, recorded_options({**config, "new": 9.0}, method)).options == Config(4.0, 9.0, 3.0)
     assert resolve(method, config).options == Config(4.0, 2.0, 3.0)  # of a run that begins now
+
+
+# What becomes of images that do not divide into equal shards
+
+SHARDS = {**BASE, "partition": "classes:2", "train_examples": 120, "num_clients": 7, "cohort_size": 3}
+
+
+def old_record(setup):
+    """What a record of before the option says."""
+    old = draft(setup)
+    old["config"] = {name: value for name, value in old["config"].items() if name != "remainder"}
+    return old
+
+
+def test_the_rule_for_a_remainder_is_a_setting_where_there_is_one():
+    setups = {count: resolve(find_method("fedavg"), {**SHARDS, "num_clients": count}) for count in (6, 7)}
+    assert settings(old_record(setups[6])) == settings(draft(setups[6]))  # 120 images in 12 shards
+    assert "remainder" not in settings(draft(setups[6]))
+    old, new = settings(old_record(setups[7])), settings(draft(setups[7]))
+    assert differences(new, old) == {"remainder": ("spread", "drop")}
+    assert key(new) != key(old)
+    assert settings_of("fedavg", **{**SHARDS, "remainder": "drop"}) == old
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda file: str(file.parent.relative_to(RECORDS)))
+def test_every_committed_record_of_shards_has_the_settings_that_a_run_of_now_would_have(file):
+    record = json.loads(file.read_text())
+    if "classes:" in record["config"]["partition"]:
+        assert "remainder" not in settings(record)
+
+
+def test_a_stopped_run_of_before_the_rule_goes_on_under_the_old_one(tmp_path):
+    options = {**TINY, "partition": "classes:2", "num_clients": 7, "rounds": 2, "out": tmp_path / "run"}
+    whole = fedcli.run("fedavg", **{**options, "out": tmp_path / "whole", "remainder": "drop"})
+    with pytest.raises(Stop):
+        fedcli.run("fedavg", progress=StopAfter(1), remainder="drop", **options)
+    record = read_record(tmp_path / "run")
+    del record["config"]["remainder"], record["origin"]["remainder"], record["partition"]["unused"]
+    write_record(tmp_path / "run", record)
+    file = tmp_path / "run" / CHECKPOINT
+    state, facts = load_tree(file, {kind.__name__: kind for kind in find_method("fedavg").state_types})
+    save_tree(file, state, {**facts, "identity": identity(record)})
+    refused(lambda: fedcli.run("fedavg", continue_=True, **options), "another --remainder (got spread, was drop)")
+    again = resume(tmp_path / "run").record
+    assert again["summary"]["params_sha256"] == whole.record["summary"]["params_sha256"]
+    assert again["partition"]["sizes"] == [16] * 7  # 120 images in 14 shards of 8
+    assert (whole.record["partition"]["unused"], whole.record["partition"]["images"]) == (8, 120)
+
+
+def test_header_and_data_show_tell_how_many_images_nobody_has(tmp_path, folder):
+    run = "run fedavg --dataset digits --train-examples 120 --rounds 1 --device cpu --partition"
+    result = invoke(*run.split(), "missing:3", "--num-clients", "10", "--out", "run")
+    unused = read_record(folder / "run")["partition"]["unused"]
+    assert 0 < unused < 60
+    assert f"{unused} of 120 images, which no client holds" in " ".join(result.output.split())
+    shown = invoke("data", "show", "digits", "--partition", "missing:3", "--out", "chart.png").output
+    assert "of 1,438 images, which no client holds" in shown
+
+
+@pytest.mark.parametrize(("flag", "clients", "lost"), [("missing:8", 3, 4), ("missing:9", 4, 6)])
+def test_a_class_that_no_client_would_have_is_refused(flag, clients, lost, tmp_path, folder):
+    options = {**TINY, "train_examples": 1000, "partition": flag, "num_clients": clients, "out": tmp_path / "run"}
+    refused(lambda: fedcli.run("fedavg", **options), f"'{flag}' gives no client an image of {lost} of 10 classes")
+    assert not (tmp_path / "run").exists()
+    shown = invoke("data", "show", "digits", "--partition", flag, "--num-clients", clients, "--out", "chart.png").output
+    assert "classes that no client has: " in shown
+    Path("own.py").write_text("def half(labels, num_clients, rng):\n    return [[k] for k in range(num_clients)]\n")
+    own = fedcli.run("fedavg", **{**options, "partition": "./own.py:half", "rounds": 1, "validation": 0.0})
+    assert own.record["partition"]["unused"] == 1000 - clients
+
+
+def test_shards_of_the_digits_keep_every_class(tmp_path):
+    options = {**TINY, "train_examples": None, "partition": "classes:2", "num_clients": 200, "rounds": 1}
+    record = fedcli.run("fedavg", out=tmp_path / "run", **{**options, "checkpoint_every": None}).record
+    held = torch.tensor(record["partition"]["class_counts"]).sum(0)
+    assert held.tolist() == [142, 146, 142, 146, 145, 146, 145, 143, 139, 144]
+    assert record["partition"]["unused"] == 0
+
+
+def test_the_rule_for_a_remainder_is_refused_where_there_are_no_shards():
+    setup = resolve(find_method("fedavg"), {**SHARDS, "partition": "iid", "remainder": "drop"})
+    refused(lambda: refuse_without_effect(setup), "--remainder is for --partition classes:C (got iid)")

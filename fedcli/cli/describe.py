@@ -324,7 +324,7 @@ def data_show(
     out: optional(Path, "Chart of it; NAME-partition.png by default.") = None,
 ) -> None:
     """Show what a data set holds and, with --partition, what each client would get."""
-    from fedcli.core.partition import count_classes, fingerprint, from_flag
+    from fedcli.core.partition import count_classes, count_unused, fingerprint, from_flag, lost_classes
     from fedcli.data import datasets  # which enters the partition `file`
 
     dataset = datasets.load(datasets.find_name(name))
@@ -351,6 +351,10 @@ def data_show(
     typer.echo(f"\npartition {chosen.flag}, seed {partition_seed}, fingerprint {fingerprint(parts)}")
     rows = [(client, row.sum(), *row[classes]) for client, row in enumerate(counts)]
     print_table(("Client", "Images", *map(str, classes)), rows)
+    if unused := count_unused(parts, len(dataset.y_train)):
+        typer.echo(f"unused: {unused:,} of {len(dataset.y_train):,} images, which no client holds")
+    if lost := lost_classes(parts, dataset.y_train):
+        typer.echo(f"classes that no client has: {', '.join(dataset.class_names[label] for label in lost)}")
     from fedcli.figures import plots  # here, since it takes a second
 
     refuse_file_of_a_run(out or Path())

@@ -38,6 +38,7 @@ def header(record: dict[str, Any], folder: Path) -> dict[str, str]:
     sizes = parts["sizes"]
     idle = ", ".join(map(str, parts.get("idle", [])))
     network = record["model"]
+    unused = parts.get("unused", 0)
     frozen = "".join(f", {part['parameters']:,} frozen" for part in network.get("frozen", []))
     return {
         "method": f"{record['method']}, protocol {record['protocol']}",
@@ -46,6 +47,7 @@ def header(record: dict[str, Any], folder: Path) -> dict[str, str]:
         "reduced": ", ".join(reductions(record).values()),
         "made from": record.get("dataset_source", ""),
         "partition": f"{parts['flag']}, {min(sizes):,} to {max(sizes):,} images a client",
+        "unused": f"{unused:,} of {parts['images']:,} images, which no client holds" if unused else "",
         "idle": f"clients {idle}, which have too few images for a step" if idle else "",
         "network": f"{network['backbone']}, {network['parameters']:,} parameters{frozen}",
         "training": f"{config['rounds']} rounds of {config['cohort_size']} clients, {config['optimizer']}, rate "

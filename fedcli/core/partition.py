@@ -110,22 +110,51 @@ def _draw_counts(
     return counts
 
 
-def classes(labels: np.ndarray, num_clients: int, classes_per_client: int, seed: int) -> Parts:
+def classes(
+    labels: np.ndarray, num_clients: int, classes_per_client: int, seed: int, remainder: str = "spread"
+) -> Parts:
     """Cuts the label-sorted examples into shards and deals `classes_per_client` of them to each client, at random.
 
-    There are S = K * classes_per_client shards of floor(N/S) examples; what is left over is not used. A client's shards
-    may be of one class, and a shard holds two where the class sizes are no multiples of the shard's.
+    There are S = K * classes_per_client shards. Their sizes differ by at most one, the larger ones first in the order
+    of labels. With the remainder "drop", all have floor(N/S) examples, and the last classes lose what is left over, as
+    in earlier versions. A client's shards may be of one class, and a shard holds two where the class sizes are no
+    multiples of the shard's.
     """
     num_shards = num_clients * classes_per_client
     if classes_per_client > len(np.unique(labels)) or num_shards > len(labels):
         remedy = f"it takes {num_shards} shards; use fewer classes or clients"
         raise _unfit(f"classes:{classes_per_client}", labels, num_clients, remedy)
-    rng, size = generator(seed, "partition"), len(labels) // num_shards
+    rng = generator(seed, "partition")
     order = rng.permutation(len(labels))
     order = order[np.argsort(labels[order], kind="stable")].astype(np.int64)  # sorted by label, random inside
-    shards = order[: num_shards * size].reshape(num_shards, size)
-    dealt = shards[rng.permutation(num_shards)].reshape(num_clients, -1)
-    return [rng.permutation(positions) for positions in dealt]
+    if remainder == "drop":
+        order = order[: len(order) // num_shards * num_shards]
+    shards = np.array_split(order, num_shards)
+    dealt = rng.permutation(num_shards).reshape(num_clients, -1)
+    return [rng.permutation(np.concatenate([shards[shard] for shard in held])) for held in dealt]
+
+
+def leaves_remainder(flag: str, num_clients: int, num_images: int | None) -> bool:
+    """Whether `classes:C` cannot deal so many images in equal shards, so that `remainder` matters.
+
+    It may matter where the number of images, or those of the single domains, are not known.
+    """
+    kind, _, skew = flag.rpartition("+")
+    name, _, count = skew.partition(":")
+    if name != "classes":
+        return False
+    return bool(kind) or num_images is None or num_images % (num_clients * int(count)) > 0
+
+
+def count_unused(parts: Sequence[np.ndarray], num_examples: int) -> int:
+    """Returns how many of the examples no client holds."""
+    return num_examples - len(np.unique(np.concatenate(parts)))
+
+
+def lost_classes(parts: Sequence[np.ndarray], labels: ArrayLike) -> list[int]:
+    """Returns the classes that have examples in `labels` `[N]` of which no client holds any."""
+    array = np.asarray(labels)
+    return np.setdiff1d(array, array[np.concatenate(parts).astype(np.int64)]).tolist()
 
 
 def dominant(
@@ -283,8 +312,8 @@ class Partition:
         return from_flag(f"{self.flag}:min={max(1, round(share * MIN_EXAMPLES))}")
 
 
-def from_flag(flag: str) -> Partition:
-    """Reads a partition from a flag; checks what needs no data.
+def from_flag(flag: str, remainder: str = "spread") -> Partition:
+    """Reads a partition from a flag; checks what needs no data. For the remainder see `classes`.
 
     Raises:
         UserError: An unknown name, or a parameter that is missing, superfluous or out of range.
@@ -293,7 +322,7 @@ def from_flag(flag: str) -> Partition:
         return Partition(flag, partial(_parts_from_user, from_file(flag, "partition")), "groups")
     kind, plus, skew = flag.partition("+")
     if kind == "domains":
-        within = from_flag(skew if plus else "iid")
+        within = from_flag(skew if plus else "iid", remainder)
         if within.needs:
             raise UserError(f"partition 'domains' needs a label skew (got '{flag}'); write domains+dirichlet:0.5.")
         return Partition(f"domains+{within.flag}".removesuffix("+iid"), partial(domains, within=within), "domain")
@@ -313,6 +342,8 @@ def from_flag(flag: str) -> Partition:
         value, default = values.get(keyword), signature(function).parameters[keyword].default
         if value not in (None, default):
             spelling += f":{prefix}" + ("" if isinstance(value, bool) else str(value).removesuffix(".0"))
+    if function is classes:
+        values["remainder"] = remainder
     return Partition(spelling, partial(function, **values), needs)
 
 

@@ -18,7 +18,7 @@ from fedcli.runs.lock import LOCK, InUse, leftovers, locked
 from fedcli.runs.machine import flushed_denormals, machine_settings
 from fedcli.runs.models import Run
 from fedcli.runs.options import RunConfig, filled_up
-from fedcli.runs.prepare import prepare
+from fedcli.runs.prepare import prepare, refuse_lost_classes
 from fedcli.runs.record import RECORD, has_ended, new_record, read_record
 from fedcli.runs.resolve import Setup, refuse_without_effect, resolve
 from fedcli.runs.resume import LONGER, resume
@@ -103,6 +103,7 @@ def begin(setup: Setup, folder: Path, source: str, progress: Listener | None = N
     The `source` is its method's name, or the path of the method's file.
     """
     dataset, parts, fed = prepare(setup)
+    refuse_lost_classes(setup, dataset, parts)
     engine = fed.engine
     with machine_settings(fed):
         chosen = autotune.autotune(fed)

@@ -48,6 +48,8 @@ def settings(record: Mapping[str, Any]) -> Settings:
     config = filled_up(record["config"], *kinds)
     left_out = {name for name, field in fields_of(*kinds).items() if is_idle(field.metadata, config)}
     left_out.update(NOT_SETTINGS, FIRST)
+    if not partition.leaves_remainder(config["partition"], config["num_clients"], _images_of(record, config)):
+        left_out.add("remainder")
     if config["post"] is None:
         left_out.update(fields_of(*(step.config for step in posts().values())))
     if config["public_dataset"] is None:
@@ -66,9 +68,18 @@ def settings(record: Mapping[str, Any]) -> Settings:
     return {name: replace_paths(value, names) for name, value in values.items()}
 
 
+def _images_of(record: Mapping[str, Any], config: Mapping[str, Any]) -> int | None:
+    """How many images a run divides among its clients; None where only a user's file or absent images would tell."""
+    images = record.get("partition", {}).get("images") or config["train_examples"]
+    if images is None and "classes:" in config["partition"] and not own_paths([record["dataset"]]):
+        images = num_images(record["dataset"], config["local_test"])
+    return images
+
+
 def draft(setup: Setup) -> dict[str, Any]:
     """What the record of a planned run will say, as far as `settings` needs it; reads no data."""
-    method = setup.method
+    method, run = setup.method, setup.run
+    images = num_images(run.dataset, run.local_test) if "classes:" in run.partition else None
     return {
         "method": method.name,
         "method_source": method.name if methods().get(method.name) is method else str(method.file),
@@ -78,6 +89,7 @@ def draft(setup: Setup) -> dict[str, Any]:
         "seed": setup.run.seed,
         "config": setup.values(),
         "origin": setup.origin,
+        "partition": {"images": run.train_examples or images},
         "summary": {"selection": setup.selection},
     }
 

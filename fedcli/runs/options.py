@@ -26,6 +26,13 @@ class RunConfig:
         "How the examples are divided among clients: iid, dirichlet:A, classes:C, dominant:C, missing:X, domains, "
         "writers; file:split.json with your own lists; or ./file.py:NAME",
     )
+    remainder: str = option(
+        "spread",
+        "What classes:C does with images that do not divide into equal shards: spread them, or drop them from the last "
+        "classes, as earlier versions did",
+        choices=("spread", "drop"),
+        before="drop",
+    )
     partition_seed: int | None = option(None, "Seed of the partition; by default the run's", low=0, high=2**32 - 1)
     num_clients: int = option(10, "Clients in the population", symbol="N", low=1)
     cohort_size: int | None = option(None, "Clients that take part in each round; all by default", symbol="K", low=1)

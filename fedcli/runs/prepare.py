@@ -4,6 +4,7 @@ from typing import Any
 
 import torch
 
+from fedcli.core import partition
 from fedcli.core.batches import Transform
 from fedcli.core.client_states import Store
 from fedcli.core.federation import Federation
@@ -14,6 +15,7 @@ from fedcli.errors import UserError
 from fedcli.runs.options import parse_size
 from fedcli.runs.resolve import Setup
 from fedcli.runs.workers import current
+from fedcli.userfiles import own_paths
 
 
 def prepare(setup: Setup) -> tuple[datasets.Dataset, list, Federation]:
@@ -54,6 +56,21 @@ def load_data(setup: Setup) -> tuple[datasets.Dataset, list, datasets.Dataset | 
         return dataset, parts, None
     public = datasets.public_images(config.public_dataset, dataset, config.public_examples, config.partition_seed)
     return dataset, parts, public
+
+
+def refuse_lost_classes(setup: Setup, dataset: datasets.Dataset, parts: list) -> None:
+    """Refuses a partition that gives no client an image of a class; lists and functions of a user's own may.
+
+    So may a run that asks for what earlier versions did.
+    """
+    lost = partition.lost_classes(parts, dataset.y_train)
+    is_own = own_paths([setup.run.partition]) or setup.run.partition.startswith("file:")
+    if lost and not is_own and setup.run.remainder != "drop":
+        names = ", ".join(dataset.class_names[label] for label in lost[:5])
+        raise UserError(
+            f"partition '{setup.partition.flag}' gives no client an image of {len(lost)} of {dataset.num_classes} "
+            f"classes (got {setup.run.num_clients} clients; without images: {names}); use more clients or another flag."
+        )
 
 
 def make_federation(

@@ -81,6 +81,7 @@ def new_record(
     values = setup.values()
     pixels = fed.transform
     frozen = frozen_parts(fed)
+    num_images = len(dataset.y_train)
     return {
         "schema": SCHEMA, "status": "running", **draft(setup), "method_source": source,
         "numerics": {"core": NUMERICS[fed.dead_taps], "method": setup.method.numerics},
@@ -94,7 +95,8 @@ def new_record(
         "partition": {
             "flag": setup.partition.scaled(dataset.share).flag, "seed": config.partition_seed,
             "fingerprint": partition.fingerprint(parts),
-            "images": len(dataset.y_train), "sizes": [len(part) for part in parts],
+            "images": num_images, "unused": partition.count_unused(parts, num_images),
+            "sizes": [len(part) for part in parts],
             "class_counts": partition.count_classes(parts, dataset.y_train, dataset.num_classes).tolist(),
             **({"idle": fed.idle} if fed.idle else {}),  # clients that train no step
         },

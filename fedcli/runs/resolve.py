@@ -93,8 +93,9 @@ def resolve(
         selection = "last"
         origin["selection"] = "no validation part"
     return Setup(
-        method, options, run, protocol, protocol.datasets.get(dataset), partition.from_flag(run.partition), selection,
-        find_device(run.device), origin, post, *post_options,
+        method, options, run, protocol, protocol.datasets.get(dataset),
+        partition.from_flag(run.partition, run.remainder), selection, find_device(run.device), origin, post,
+        *post_options,
     )  # fmt: skip
 
 
@@ -200,6 +201,8 @@ def refuse_without_effect(setup: Setup) -> None:
         if is_typed and is_idle(field.metadata, values):
             others = ", ".join(f"{flag_of(other)} {values[other]}" for other in field.metadata["only_with"])
             raise UserError(f"{flag_of(name)} is for {describe_need(field.metadata)} (got {others}); leave it out.")
+    if setup.origin["remainder"] == "command line" and "classes:" not in setup.run.partition:
+        raise UserError(f"--remainder is for --partition classes:C (got {setup.run.partition}); leave it out.")
 
 
 def find_device(name: str) -> Any:
