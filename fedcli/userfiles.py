@@ -189,7 +189,10 @@ def blame(path: str | Path, line: int | None = None, passes: tuple[type[Exceptio
         where = f" in line {line}" if line else ""
         text = (str(error).strip() or "no message").splitlines()[0]
         got = f"got {type(error).__name__}: {text}"
-        raise UserError(f"the file '{path}' fails{where} ({got}); 'fedcli --traceback ...' shows more.") from error
+        remedy = "'fedcli --traceback ...' shows more"
+        if "vmap" in text or "functorch" in text:
+            remedy = f"--clients-per-chunk 1 trains without vmap; {remedy}"
+        raise UserError(f"the file '{path}' fails{where} ({got}); {remedy}.") from error
 
 
 def import_file(path: str, kind: str) -> ModuleType:

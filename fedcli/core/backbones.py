@@ -324,17 +324,19 @@ BACKBONES: dict[str, Recipe] = {
 def _network_from_user(function: FromFile, channels: int, image_size: int, num_classes: int) -> Backbone:
     """Makes a network of a user's module: its last nn.Linear becomes the head, whose input are the features.
 
-    nn.BatchNorm2d and nn.Dropout become the layers that take mask and key. A run on random images shows that the
+    nn.BatchNorm2d and nn.Dropout become the layers that take mask and key. Runs on random images show that the
     function is still the user's, that no image changes another's output, and that all draws come from the key.
 
     Raises:
-        UserError: The first of these that does not hold.
+        UserError: The first of these that does not hold, or what an engine that trains copies of the network's tensors
+            could not keep.
     """
     module = function(channels, image_size, num_classes)
     if not isinstance(module, nn.Module):
         raise function.refuse(f"gives no torch.nn.Module (got {type(module).__name__})", "return one")
     module = _not_compiled(module)
     _swap_layers(module, _not_compiled)
+    _refuse_types_and_hooks(module, function)
     x = torch.randn(4, channels, image_size, image_size)
     # With our functions of attention: torch's own for evaluation leave out the layers inside.
     with torch.no_grad(), blame(function.path), KeyedDraws():
@@ -352,28 +354,132 @@ def _network_from_user(function: FromFile, channels: int, image_size: int, num_c
             f"does not end in an nn.Linear with bias that is trained, of features [B, D] (got {last})",
             "let it be the last layer, and freeze other layers only",
         )
+    _refuse_shared_memory(module, function)
+
+    def new(layer: nn.Module) -> nn.Module:
+        sizes = [len(output) for other, output in (*few, *outputs) if other is layer and output.dim()]
+        if type(layer) is nn.Dropout and layer.p < 1 and sizes == [3, 4] and not _has_hooks(layer):  # called once
+            return KeyedDropout(layer.p)
+        if type(layer) is nn.BatchNorm2d:
+            layer.__class__, layer.num_batches_tracked, layer.mask = MaskedBatchNorm2d, None, None
+        return layer
+
+    _swap_layers(module, new)
+    whole = copy.deepcopy(module)  # with the head in its place
+    head_name = next(name for name, layer in module.named_modules() if layer is head)
+    _swap_layers(module, lambda layer: nn.Identity() if layer is head else layer)
+    network = Backbone(module, head.in_features, num_classes, colour=False, draws=KeyedDraws())
+    network.head, network._guard = head, partial(blame, function.path, passes=(torch.OutOfMemoryError,))
+    with torch.no_grad():
+        _check(network, whole, head_name, function, x)
+    return network.train()
+
+
+def _refuse_types_and_hooks(module: nn.Module, function: FromFile) -> None:
+    """Refuses tensors that are not float32, hooks on them, and batch statistics that padding would reach."""
+    for name, layer in module.named_modules():
+        if type(layer) is nn.BatchNorm2d and not layer.track_running_stats:
+            raise function.refuse(
+                f"has the nn.BatchNorm2d '{name}' with track_running_stats=False, which mixes images in evaluation too",
+                "leave track_running_stats=True",
+            )
+        if type(layer) is nn.BatchNorm2d and layer.momentum is None:
+            raise function.refuse(
+                f"has the nn.BatchNorm2d '{name}' with momentum=None, whose count of batches cannot be averaged",
+                "give it a momentum, such as momentum=0.1",
+            )
+    for name, value in module.named_parameters():
+        if value._backward_hooks or getattr(value, "_post_accumulate_grad_hooks", None):
+            raise function.refuse(
+                f"has a hook on the parameter '{name}', which would not be called",
+                "freeze it by requires_grad_(False), or change the gradient in the method's local step",
+            )
+    for kind, tensors in (("parameter", module.named_parameters()), ("buffer", module.named_buffers())):
+        for name, value in tensors:
+            if value.is_complex():
+                raise function.refuse(
+                    f"has the {kind} '{name}' of type {value.dtype}", "keep real and imaginary part as two of float32"
+                )
+            if value.is_floating_point() and value.dtype != torch.float32:
+                raise function.refuse(
+                    f"has the {kind} '{name}' of type {value.dtype}",
+                    "leave out .half(), .bfloat16() or .double(), and choose the type by --precision",
+                )
+            if name.rpartition(".")[2] == "key" and kind == "buffer":
+                raise function.refuse(f"has a buffer '{name}', as those of dropout are called", "call it otherwise")
+
+
+def _has_hooks(layer: nn.Module) -> bool:
+    hooks = layer._forward_hooks, layer._forward_pre_hooks, layer._backward_hooks, layer._backward_pre_hooks
+    return any(hooks)
+
+
+def _refuse_shared_memory(module: nn.Module, function: FromFile) -> None:
+    """Refuses a parameter in two places, and two tensors in the same memory, which would go apart; a buffer may be."""
     names: dict[nn.Parameter, str] = {}
     for prefix, part in module.named_modules():
         for name, value in part.named_parameters(prefix, recurse=False, remove_duplicate=False):
             if names.setdefault(value, name) != name:
                 raise function.refuse(f"has a parameter in two places, '{names[value]}' and '{name}'", "make it two")
+    owners: dict[int, str] = {}  # by the address of the memory
+    for name, value in (*module.named_parameters(), *module.named_buffers()):
+        address = value.untyped_storage().data_ptr()
+        if value.numel() and owners.setdefault(address, name) != name:
+            raise function.refuse(
+                f"has '{owners[address]}' and '{name}' in the same memory", "give each its own, as by .clone()"
+            )
 
-    def new(layer: nn.Module) -> nn.Module:
-        if layer is head:
-            return nn.Identity()
-        sizes = [len(output) for other, output in (*few, *outputs) if other is layer and output.dim()]
-        if type(layer) is nn.Dropout and layer.p < 1 and sizes == [3, 4]:  # called once, in place or not
-            return KeyedDropout(layer.p)
-        if type(layer) is nn.BatchNorm2d and layer.affine and layer.track_running_stats and layer.momentum is not None:
-            layer.__class__, layer.num_batches_tracked, layer.mask = MaskedBatchNorm2d, None, None
-        return layer
 
-    _swap_layers(module, new)
-    network = Backbone(module, head.in_features, num_classes, colour=False, draws=KeyedDraws())
-    network.head = head
-    network._guard = partial(blame, function.path, passes=(torch.OutOfMemoryError,))
-    _check(network, function, x, logits)
-    return network.train()
+def _perturb(value: Tensor, draws: torch.Generator, is_buffer: bool) -> None:
+    """Moves a tensor by a tenth of its size, so that what is the identity for its first value is so no more."""
+    size = value.square().mean().sqrt().nan_to_num(0, 0, 0)
+    size = torch.where(size > 0, size, 1.0) / 10
+    if is_buffer:  # upwards, since a variance must stay positive
+        value.add_(size * torch.rand(value.shape, generator=draws))
+    else:
+        value.add_(size * torch.randn(value.shape, generator=draws))
+
+
+def _move(network: nn.Module) -> nn.Module:
+    """Moves parameters and buffers of a network, by fixed draws, and returns it."""
+    draws = torch.Generator().manual_seed(1)
+    for value in network.parameters():
+        _perturb(value, draws, is_buffer=False)
+    for value in network.buffers():
+        if value.is_floating_point():
+            _perturb(value, draws, is_buffer=True)
+    return network
+
+
+def _refuse_other_function(network: Backbone, whole: nn.Module, head_name: str, function: FromFile, x: Tensor) -> None:
+    """Refuses a network which is not its body and then its head, whatever its parameters are, in training or not.
+
+    `whole` is the user's module with the head, of that name, where it stands in it.
+    """
+    moved = _move(copy.deepcopy(whole))
+    for number, layer in enumerate(layer for layer in moved.modules() if isinstance(layer, KeyedDropout)):
+        layer.number = number
+    ours = _copied(network)
+    theirs = {**dict(moved.named_parameters()), **dict(moved.named_buffers())}
+    places = {**dict(ours.named_parameters()), **dict(ours.named_buffers())}
+    for name, value in theirs.items():
+        part, _, last = name.rpartition(".")
+        places[f"head.{last}" if part == head_name else f"body.{name}"].copy_(value)
+    head = moved.get_submodule(head_name)
+    for scale in (1.0, 1e4):  # large logits too, for what is the identity on small ones
+        for layer in (head, ours.head):
+            layer.weight.mul_(scale)
+            layer.bias.mul_(scale)
+        for train in (False, True):
+            first, second = copy.deepcopy(moved).train(train), _copied(ours).train(train)
+            with blame(function.path), KeyedDraws():
+                expected = first(x)
+            logits = second(x)[1]
+            bound = 1e-4 * expected.abs().nan_to_num(0, 0, 0).max().item()
+            if not torch.allclose(logits, expected, 1e-4, bound, equal_nan=True):
+                raise function.refuse(
+                    "does not end in its last nn.Linear", "let that give the logits, and be called once"
+                )
 
 
 def _swap_layers(module: nn.Module, new: Callable[[nn.Module], nn.Module]) -> None:
@@ -401,19 +507,24 @@ def _watch(network: nn.Module, x: Tensor) -> tuple[Any, list[tuple[nn.Module, Te
         return network(x), outputs
 
 
-@torch.no_grad()
-def _check(network: Backbone, function: FromFile, x: Tensor, logits: Tensor) -> None:
-    """Refuses a user's network whose function has changed, which mixes images, or which draws without the key."""
+def _copied(network: Backbone) -> Backbone:
+    """Returns a copy that tells the same `draws` whether they are used."""
+    return copy.deepcopy(network, {id(network.draws): network.draws})
+
+
+def _check(network: Backbone, whole: nn.Module, head_name: str, function: FromFile, x: Tensor) -> None:
+    """Refuses a user's network that draws without the key, is another function, mixes images, or hides a state."""
     before = torch.get_rng_state()
+    moved = _move(_copied(network))
 
     def run(x: Tensor) -> list[tuple[str, Tensor]]:
         """Returns the outputs of a copy's layers in training, without batch statistics, and its buffers, by layer."""
-        trial = copy.deepcopy(network, {id(network.draws): network.draws}).train()
+        trial = _copied(moved).train()
         for layer in trial._norms:
             layer.eval()
-        buffers = dict(trial.named_buffers())
+        buffers = dict(trial.named_buffers(remove_duplicate=False))
         _, outputs = _watch(trial, x)
-        if any(value is not buffers[name] for name, value in trial.named_buffers()):
+        if any(value is not buffers[name] for name, value in trial.named_buffers(remove_duplicate=False)):
             raise function.refuse("puts a new tensor into a buffer", "change it in place, as by self.name.copy_(...)")
         outputs += [(trial, value) for value in buffers.values()]
         names = {layer: name.removeprefix("body.") for name, layer in trial.named_modules()}
@@ -433,8 +544,7 @@ def _check(network: Backbone, function: FromFile, x: Tensor, logits: Tensor) -> 
     drawing = first_difference(again, torch.equal)
     if drawing or not torch.equal(torch.get_rng_state(), before):
         raise function.refuse(f"draws random numbers {drawing or 'without effect'}", "use nn.Dropout or F.dropout")
-    if not torch.allclose(network.eval()(x)[1], logits, 1e-4, 1e-5):
-        raise function.refuse("does not end in its last nn.Linear", "let that give the logits, and be called once")
+    _refuse_other_function(network, whole, head_name, function, x)
     if not network.draws.used:
         network.draws = None
     mixing = first_difference(several, partial(torch.allclose, rtol=1e-4, atol=1e-4))
@@ -442,4 +552,26 @@ def _check(network: Backbone, function: FromFile, x: Tensor, logits: Tensor) -> 
         raise function.refuse(
             f"mixes the images of a batch {mixing}",
             "use nn.BatchNorm2d, nn.GroupNorm or nn.LayerNorm, and attention with batch_first=True",
+        )
+    _refuse_hidden_state(_copied(moved).train(), function, x)
+
+
+def _refuse_hidden_state(network: Backbone, function: FromFile, x: Tensor) -> None:
+    """Refuses a network that changes a parameter, or keeps anything from batch to batch but in a buffer.
+
+    Clients, threads and a run that is resumed would have other values, or the same where each should have its own.
+    """
+    tensors = {**dict(network.named_parameters()), **dict(network.named_buffers())}
+    before = {name: value.clone() for name, value in tensors.items()}
+    _, first = network(x)
+    for name, value in network.named_parameters():
+        if not torch.equal(value, before[name]):
+            changed = name.removeprefix("body.")
+            raise function.refuse(f"changes the parameter '{changed}' in its forward", "change buffers only, in place")
+    for name, value in tensors.items():
+        value.copy_(before[name])
+    if not torch.allclose(network(x)[1], first, 1e-5, 1e-6, equal_nan=True):
+        raise function.refuse(
+            "keeps something from one batch to the next that is in no buffer",
+            "register it by self.register_buffer, and change it in place",
         )

@@ -4,6 +4,7 @@ import copy
 import math
 import threading
 from collections.abc import Callable, Collection
+from contextlib import nullcontext
 from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import partial
@@ -11,7 +12,8 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.func import grad
+from torch.func import grad, vmap
+from torch.overrides import TorchFunctionMode
 
 from fedcli.core.aggregate import cross_entropy
 from fedcli.core.batches import Batch
@@ -24,6 +26,11 @@ BETA_1 = 0.9
 BETA_2 = 0.999
 EPSILON = 1e-8
 
+# The term in which a step tells the value that it minimises, so that one that is not finite is seen at the end of the
+# round, on every device, without waiting in each step.
+OBJECTIVE = "\0objective"
+
+refuse_reading: ContextVar[bool] = ContextVar("refuse_reading", default=False)  # see `NoReading`; in a first step
 under_vmap: ContextVar[bool] = ContextVar("under_vmap", default=False)  # whether vmap runs now
 
 
@@ -88,14 +95,24 @@ class Network:
             # The tensors are shared, not copied: the copy never uses those that it begins with.
             known = {id(value): value for value in (*self.module.parameters(), *self.module.buffers())}
             self._own.module = copy.deepcopy(self.module, known)
-            self._own.places = {}  # where the tensor of each name is kept: the dict, and its key there
-            for name in (*self.params, *self.buffers):
-                prefix, _, key = name.rpartition(".")
-                part = self._own.module.get_submodule(prefix)
-                self._own.places[name] = part._parameters if name in self.params else part._buffers, key
-        for name, (place, key) in self._own.places.items():
+            self._own.places = self._find_places(self._own.module)
+        for name, place, key in self._own.places:
             place[key] = tensors[name]
         return self._own.module
+
+    def _find_places(self, module: nn.Module) -> list[tuple[str, dict[str, Tensor], str]]:
+        """Returns where a copy of the module keeps its tensors: their names, the dicts, and their keys there.
+
+        A buffer that several layers share has a place in each of them.
+        """
+        names = {id(value): name for name, value in (*self.params.items(), *self.buffers.items())}
+        places = []
+        for layer in module.modules():
+            for tensors in (layer._parameters, layer._buffers):
+                for key, value in tensors.items():
+                    if id(value) in names:
+                        places.append((names[id(value)], tensors, key))
+        return places
 
     def __call__(self, params: Params, buffers: Params, x: Tensor, mask: Tensor | None = None, train: bool = True):
         """Returns features, logits and new buffers for a batch of one client.
@@ -147,6 +164,58 @@ def step_length(lr: float, momentum: float) -> float:
     return lr / (1 - momentum)
 
 
+class LostGradient(RuntimeError):
+    """Says that a value was taken out of the graph by which gradients are found."""
+
+
+class NoReading(TorchFunctionMode):
+    """The context of an objective in which a tensor that depends on the parameters cannot become a Python number.
+
+    The number would have no gradient, and nothing would say so. Where clients train together, vmap refuses it itself.
+    """
+
+    def __torch_function__(self, function: Callable, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
+        """Calls the function, or raises LostGradient."""
+        if function in READERS:
+            read = args[0] if isinstance(args[0], list | tuple) else args[:1]
+            if any(isinstance(value, Tensor) and value.requires_grad for value in read):
+                raise LostGradient(
+                    f"{READERS[function]} makes a number of a tensor that depends on the parameters, and its gradient "
+                    "is lost; use the tensor, or .detach() where no gradient is meant"
+                )
+        return function(*args, **(kwargs or {}))
+
+
+READERS = {
+    Tensor.item: ".item()", Tensor.tolist: ".tolist()", Tensor.numpy: ".numpy()", Tensor.__float__: "float()",
+    Tensor.__int__: "int()", Tensor.__bool__: "bool()", Tensor.__index__: "an index", Tensor.__array__: "an array",
+    Tensor.__complex__: "complex()", torch.tensor: "torch.tensor()",
+}  # fmt: skip
+
+
+def fault_together(network: Network, images: Tensor) -> str:
+    """Says why vmap cannot train clients of a network together, in a line; empty where it can.
+
+    `images` are two or more, `[B, channels, H, W]`.
+    """
+
+    def objective(params: Params, buffers: Params) -> tuple[Tensor, Params]:
+        output = network(params, buffers, images)
+        return output.logits.square().sum(), output.buffers
+
+    tensors = {name: value.detach() for name, value in network.params.items()}, network.buffers
+    stacked = tree_map(lambda value: torch.stack([value, value]), tensors)
+    token = under_vmap.set(True)
+    try:
+        vmap(grad(objective, has_aux=True), randomness="error")(*stacked)
+    except Exception as error:  # whatever torch makes of it
+        cause = error.__cause__ or error  # of the refusal that names the user's file
+        return (str(cause).strip() or type(cause).__name__).splitlines()[0][:200]
+    finally:
+        under_vmap.reset(token)
+    return ""
+
+
 def gradient(objective: Callable[[Params], tuple[Tensor, Aux]], params: Params) -> tuple[Params, Aux]:
     """Returns the gradient of an objective at some parameters, and its other outputs; both are constants.
 
@@ -158,7 +227,8 @@ def gradient(objective: Callable[[Params], tuple[Tensor, Aux]], params: Params) 
     # Outside vmap, torch.autograd.grad is 8 to 10 % faster than torch.func.grad.
     leaves = {name: value.requires_grad_() for name, value in params.items()}
     with torch.enable_grad():
-        value, aux = objective(leaves)
+        with NoReading() if refuse_reading.get() else nullcontext():
+            value, aux = objective(leaves)
         grads = torch.autograd.grad(value, list(leaves.values()), allow_unused=True, materialize_grads=True)
     return dict(zip(leaves, grads, strict=True)), unpack(tree_map(Tensor.detach, pack(aux, aux)), aux)
 
@@ -234,7 +304,8 @@ def optimizer_step(
             return params if names is None else {**client.params, **params}
 
         def objective(packed: Params) -> tuple[Tensor, Aux]:
-            return loss(complete(packed), client.buffers, batch, context)
+            value, aux = loss(complete(packed), client.buffers, batch, context)
+            return value, aux._replace(terms={**aux.terms, OBJECTIVE: value})
 
         grads, aux = gradient(objective, packed)
         grads = clip(grads, clip_norm) if clip_norm else grads

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from fedcli.core.batches import Batch, BatchPlan, Transform
-from fedcli.core.clients import Client, Step, Terms, keyed
+from fedcli.core.clients import Client, Step, Terms, keyed, refuse_reading
 from fedcli.core.graphs import CudaGraphs, find_stack, is_out_of_memory
 from fedcli.core.layers import by_places, set_to
 from fedcli.core.stacked import WAYS, Stack, for_many, packed, with_optimizer, with_room
@@ -153,8 +153,9 @@ class Engine:
         update = keyed(step.in_place or step.update)  # the tensors are this loop's own
         total: Terms = {}
         with set_to(by_places, self.by_places):
-            for batch in self._batches(plan, chunk.start, rate):
-                client, aux = update(client, batch, context)
+            for number, batch in enumerate(self._batches(plan, chunk.start, rate)):
+                with set_to(refuse_reading, number == 0):
+                    client, aux = update(client, batch, context)
                 total = {name: value + total.get(name, 0.0) for name, value in aux.terms.items()}
                 self._step_done(len(batch.y))
         return tree_map(lambda leaf: leaf.contiguous()[None], (client, total))

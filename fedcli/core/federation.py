@@ -15,17 +15,32 @@ from fedcli.core.aggregate import class_sums
 from fedcli.core.augment import NUM_DRAWS
 from fedcli.core.batches import Batch, BatchPlan, Transform, generator, plan_batches
 from fedcli.core.client_states import Store
-from fedcli.core.clients import Aux, Client, LocalLoss, Network, Output, Params, Step, Terms, keyed, optimizer_step
+from fedcli.core.clients import (
+    OBJECTIVE,
+    Aux,
+    Client,
+    LocalLoss,
+    Network,
+    Output,
+    Params,
+    Step,
+    Terms,
+    fault_together,
+    keyed,
+    optimizer_step,
+    refuse_reading,
+)
 from fedcli.core.engine import Engine, parse_chunk
 from fedcli.core.graphs import CudaGraphs
 from fedcli.core.layers import by_places, set_to, use_live_taps
 from fedcli.core.output_cache import OutputCache
 from fedcli.core.partition import count_classes
 from fedcli.core.parts import divide
-from fedcli.core.stacked import with_optimizer
-from fedcli.core.trees import Tree, complete, concatenate, count_floats, select, stack, to_device, tree_map
+from fedcli.core.stacked import WAYS, with_optimizer
+from fedcli.core.trees import Tree, complete, concatenate, count_floats, leaves, select, stack, to_device, tree_map
 from fedcli.declarations import Sizes
 from fedcli.errors import NonFiniteLoss, UserError
+from fedcli.userfiles import is_from_file
 
 # Images that go through a network together in evaluation mode.
 EVALUATION_BATCH = 500  # on a CPU
@@ -161,7 +176,22 @@ class Federation:
             dataset.x_train.to(device), dataset.y_train.to(device), transform, min(chunk, run.cohort_size), on_samples,
             way, CudaGraphs(device) if device.type == "cuda" else None, self.dead_taps and device.type == "cpu",
         )  # fmt: skip
+        if self.engine.way == WAYS[0] and self.engine.clients_per_chunk > 1:
+            self._keep_from_vmap(dataset.channels, dataset.image_size)
         self.start_round()
+
+    def _keep_from_vmap(self, channels: int, image_size: int) -> None:
+        """Has clients train one by one, and says so, where vmap does not take a user's network."""
+        shape = (2, channels, image_size, image_size)
+        images = torch.linspace(-1, 1, math.prod(shape), dtype=self.dtype, device=self.device).reshape(shape)
+        for name, network in zip(self.backbones, self.networks, strict=True):
+            fault = fault_together(network, images) if is_from_file(name) else ""
+            if fault:
+                if self.device.type == "cpu":
+                    self.engine.clients_per_chunk = 1
+                self.engine.way = WAYS[1]
+                self.engine.notes.append(f"clients train one by one: vmap does not take the network {name} ({fault})")
+                return
 
     @property
     def network(self) -> Network:
@@ -361,14 +391,13 @@ class Federation:
             The trained clients, and each term's mean over a client's local steps, `[K]`.
 
         Raises:
-            NonFiniteLoss: If a term is infinite or NaN.
+            NonFiniteLoss: If a term, the objective itself or a parameter is infinite or NaN.
         """
         step = local if isinstance(local, Step) else self.optimizer_step(local)
         plan = self.plan(cohort, epochs)
         with self.timed("train"):
             trained, terms = self.engine.train(step, clients, plan, self.lr(cohort.round), context, axes)
-        _refuse_non_finite(terms, cohort)
-        return trained, terms
+        return trained, _finite(terms, (trained.params, trained.buffers), cohort)
 
     def public_batches(self, round: int, epoch: int = 0) -> Iterator[Batch]:
         """Yields the public images in minibatches, the same for all clients; their labels are 0 and mean nothing.
@@ -403,10 +432,10 @@ class Federation:
         step = local if isinstance(local, Step) else self.optimizer_step(local)
         update = keyed(step.update)
         arguments = (with_optimizer(step, clients), context)
-        with self.timed("train"):
+        with self.timed("train"), set_to(refuse_reading, True):
             after, aux = self.engine.for_each(lambda client, part: update(client, batch, part), arguments, (0, axes))
-        _refuse_non_finite(aux.terms, cohort)
-        return after, aux
+        terms = _finite(aux.terms, (after.params, after.buffers, aux.outputs), cohort)
+        return after, aux._replace(terms=terms)
 
     def forward(self, clients: Client, cohort: Cohort, x: Tensor, train: bool = True) -> Output:
         """Returns what the models of clients of one network give for `x` `[B, channels, H, W]`, without gradients.
@@ -495,11 +524,26 @@ class Federation:
         return torch.as_tensor(index, device=self.device).split(small if self.device.type == "cpu" else GPU_BATCH)
 
 
-def _refuse_non_finite(terms: Terms, cohort: Cohort) -> None:
-    for name, values in terms.items():
+def _finite(terms: Terms, stacked: Tree, cohort: Cohort) -> Terms:
+    """Returns the terms of a method's objective, `[K]` each, without that of the step itself.
+
+    Raises:
+        NonFiniteLoss: A term, the objective, or a value of the stacked tensors `[K, ...]` is infinite or NaN.
+    """
+    named = {f"the term '{name}'": values for name, values in terms.items() if name != OBJECTIVE}
+    if OBJECTIVE in terms:
+        named["the loss"] = terms[OBJECTIVE]
+    # Zero times a tensor is NaN where it is not finite; only one sum for each client comes to the host.
+    tensors = [tensor for tensor in leaves(stacked) if tensor.is_floating_point()]
+    named["what the step gave"] = torch.zeros(len(cohort.client_ids), device=cohort.weights.device)
+    for tensor in tensors:
+        named["what the step gave"] += (0 * tensor.detach()).reshape(len(tensor), -1).sum(1)
+    for what, values in named.items():
         ids = cohort.client_ids[~values.detach().isfinite().cpu().numpy()]
         if len(ids):
+            weight = " or a smaller weight of that term" if what.startswith("the term") else ""
             raise NonFiniteLoss(
-                f"the term '{name}' is not finite in round {cohort.round + 1} for client(s) "
-                f"{', '.join(map(str, ids))}; a smaller --lr or a smaller weight of that term usually helps."
+                f"{what} is not finite in round {cohort.round + 1} for client(s) {', '.join(map(str, ids))}; "
+                f"a smaller --lr{weight} usually helps."
             )
+    return {name: values for name, values in terms.items() if name != OBJECTIVE}

@@ -30,8 +30,8 @@ class MaskedBatchNorm2d(nn.BatchNorm2d):
         mask: `[B]`, False for padding; set by the network for the time of one forward pass.
     """
 
-    def __init__(self, num_features: int, eps: float = 1e-5, momentum: float = 0.1):
-        super().__init__(num_features, eps, momentum)
+    def __init__(self, num_features: int, eps: float = 1e-5, momentum: float = 0.1, affine: bool = True):
+        super().__init__(num_features, eps, momentum, affine)
         self.num_batches_tracked = None  # an integer buffer, which could not be averaged; only `momentum=None` needs it
         self.mask: Tensor | None = None
 
@@ -61,8 +61,10 @@ class MaskedBatchNorm2d(nn.BatchNorm2d):
             unbiased = var * (divisor / (values - 1).clamp(min=1))
             self.running_mean.add_(self.momentum * (mean - self.running_mean))
             self.running_var.add_(self.momentum * (unbiased - self.running_var))
-        scale = self.weight * (var + self.eps).rsqrt()
-        return (centred * scale[:, None, None] + self.bias[:, None, None]).to(dtype)
+        scale = (var + self.eps).rsqrt()
+        if not self.affine:
+            return (centred * scale[:, None, None]).to(dtype)
+        return (centred * (self.weight * scale)[:, None, None] + self.bias[:, None, None]).to(dtype)
 
 
 class LiveConv2d(nn.Conv2d):

@@ -29,7 +29,7 @@ ZEROS = b"0" * 64
 def save_tree(path: Path, tree: Tree, facts: Mapping[str, Any]) -> str:
     """Writes a tree, see `to_names`, and `facts` to a file, atomically, and returns its SHA-256 as it stands in it."""
     structure, tensors = to_names(tree)
-    text = json.dumps({"sha256": ZEROS.decode(), "tree": structure, "about": dict(facts)})
+    text = json.dumps({"sha256": ZEROS.decode(), "tree": structure, "about": dict(facts)}, allow_nan=False)
     tensors = {name: leaf.detach().cpu().contiguous().clone() for name, leaf in tensors.items()}  # may share no memory
     content = safetensors.save(tensors, {"fedcli": text})
     digest = hashlib.sha256(content).hexdigest()

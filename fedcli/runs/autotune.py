@@ -27,15 +27,16 @@ def autotune(fed: Federation) -> str | None:
     if fed.config.clients_per_chunk != "auto" or fed.device.type != "cuda":
         return None
     size = -(-fed.config.cohort_size // fed.engine.workers.count)  # a larger chunk would leave a worker idle
+    ways = WAYS if fed.engine.way == WAYS[0] else WAYS[1:]  # where vmap does not take the network
     tried: dict[str, tuple[float, int]] = {}
     failed: dict[str, RuntimeError] = {}
-    for way in WAYS:
+    for way in ways:
         try:
             tried[way] = _try_out(fed, way, size)
         except RuntimeError as error:  # as of an operation that has no deterministic form on this device
             failed[way] = error
     if not tried:
-        raise failed[WAYS[0]]
+        raise failed[ways[0]]
     fed.engine.way = min(tried, key=tried.get)
     seconds, fed.engine.clients_per_chunk = tried[fed.engine.way]
     torch.cuda.empty_cache()

@@ -192,7 +192,7 @@ class Run:
         ).to(torch.float64 if config["precision"] == "float64" else torch.float32)
         trained = models.shared if client is None else models.personal.get(client)
         if trained is not None:  # else the initial one, of a client that has never taken part
-            network.load_state_dict({**trained[0], **trained[1]}, strict=False)  # what is frozen is as it began
+            _load(network, {**trained[0], **trained[1]})
         return Classifier(network, record, models.prototypes if prototypes else None).eval().requires_grad_(False)
 
 
@@ -210,6 +210,22 @@ def read_models(folder: Path, record: dict[str, Any], method: Method, number: in
         if (facts["identity"], written["round"]) == (identity(record), number):
             return state if isinstance(state, Models) else models_of(method, state)
     raise UserError(f"'{file}' lacks the models of round {number + 1}; restore it or use --round last.")
+
+
+def _tensors(model: Classifier) -> Params:
+    """Returns all tensors of a model, but for the keys of dropout, which is off."""
+    tensors = {**model.state_dict(), **dict(model.named_buffers())}
+    return {name: value for name, value in tensors.items() if not name.endswith(".key")}
+
+
+@torch.no_grad()
+def _load(network: Backbone, tensors: Params) -> None:
+    """Puts parameters and all buffers, those that a `state_dict` leaves out too, into a network; frozen parts stay."""
+    places = {**dict(network.named_parameters()), **dict(network.named_buffers())}
+    for name, value in tensors.items():
+        if name not in places:
+            raise UserError(f"the network has no '{name}', which the run's models have; restore its file.")
+        places[name].copy_(value)
 
 
 def export(
@@ -247,7 +263,7 @@ def export(
         content = buffer.getvalue()
     else:
         content = serialize(
-            {name.removeprefix("network."): value.clone() for name, value in model.state_dict().items()},
+            {name.removeprefix("network."): value.clone() for name, value in _tensors(model).items()},
             {"format": "pt", "method": record["method"], "class_names": json.dumps(record["class_names"])},
         )
     entry = record["rounds"][record["summary"]["selected_round"] if round == "selected" else -1]

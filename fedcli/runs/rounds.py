@@ -1,6 +1,7 @@
 """The rounds of a run: each is trained, tested, recorded, checkpointed and shown."""
 
 import dataclasses
+import math
 import os
 import time
 from importlib.metadata import version
@@ -180,6 +181,7 @@ def one_round(setup: Setup, fed: Federation, state: Any, cohort: Cohort) -> tupl
         )
     after, terms = outcome
     refuse_non_finite(after, cohort.round)
+    means = _means(terms, cohort)
     if fed.device.type == "cuda":
         torch.cuda.synchronize(fed.device)
     seconds = time.perf_counter() - start - sum(fed.seconds.values())
@@ -187,14 +189,15 @@ def one_round(setup: Setup, fed: Federation, state: Any, cohort: Cohort) -> tupl
     entry = {
         "round": cohort.round,
         **(evaluation.evaluate(fed, setup.method, after) if fed.is_tested(cohort.round) else evaluation.NOTHING),
-        # Means over the clients, of terms by examples; floats sent are without buffers.
-        "terms": {name: (terms[name].double() * cohort.weights.double()).sum().item() for name in terms},
+        "terms": means,
+        # Means over the clients, without buffers.
         "floats_down": sum(round(floats / config.cohort_size) for floats in down),
         "floats_up": sum(round(floats / config.cohort_size) for floats in up),
         "seconds": {**fed.seconds, "aggregate": seconds},
     }
     if config.drift_every and (is_last or (cohort.round + 1) % config.drift_every == 0):
         entry["drift"] = drift.measure_drift(fed, cohort)
+    _refuse_non_finite_numbers(entry, cohort.round)
     return after, entry
 
 
@@ -206,12 +209,38 @@ def _generator_states(device: torch.device) -> list[torch.Tensor]:
     return states
 
 
+def _means(terms: dict[str, torch.Tensor], cohort: Cohort) -> dict[str, float]:
+    """Returns each term's mean over the clients, by their examples.
+
+    Raises:
+        NonFiniteLoss: One is infinite or NaN, also where the method has made it itself.
+    """
+    means = {}
+    for name, values in terms.items():
+        means[name] = (values.double() * cohort.weights.double()).sum().item()
+        if not math.isfinite(means[name]):
+            raise NonFiniteLoss(
+                f"the term '{name}' is not finite in round {cohort.round + 1}; a smaller --lr may help."
+            )
+    return means
+
+
+def _refuse_non_finite_numbers(entry: Any, round: int, name: str = "") -> None:
+    """Raises NonFiniteLoss if a number of what a record says of a round is not finite, since JSON has none."""
+    if isinstance(entry, dict):
+        for key, value in entry.items():
+            _refuse_non_finite_numbers(value, round, f"{name}.{key}".lstrip("."))
+    elif isinstance(entry, float) and not math.isfinite(entry):
+        raise NonFiniteLoss(f"'{name}' is not finite in round {round + 1}; try a smaller --lr.")
+
+
 def _after_the_last_round(setup: Setup, fed: Federation, state: Any) -> dict[str, Any]:
     """Applies the step after the last round to the global model and tests its classifier; the state stays."""
     start = time.perf_counter()
     post = setup.post
     with post.blamed(*NOT_BLAMED):
         *model, floats_up = post.apply(*setup.method.model(state), fed, setup.post_options)
+    refuse_non_finite(tuple(model), setup.run.rounds - 1)
     changed = dataclasses.replace(setup.method, model=lambda state: tuple(model), prototypes=None)
     return {
         "name": post.name, "hash": post.file_hash, **evaluation.evaluate(fed, changed, state),

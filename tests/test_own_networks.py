@@ -1,0 +1,304 @@
+"""A user's network is trained, loaded and exported as it was written, or refused by name before anything is written."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import nn
+
+import fedcli
+from fedcli import registry
+from fedcli.check import federation
+from fedcli.core import backbones
+from fedcli.core.layers import MaskedBatchNorm2d
+from fedcli.data import datasets
+from fedcli.runs.models import export
+from fedcli.userfiles import from_file
+from tests import laws
+from tests.files import refused
+from tests.test_doors import NET, NETS, PLAIN
+from tests.test_models import PLAIN as PLAIN_PYTORCH
+
+FEDAVG = registry.find_method("fedavg")
+
+
+@pytest.fixture(autouse=True)
+def files(folder):
+    """The files with networks in an empty folder, which is the working one."""
+    Path("nets.py").write_text(NETS + BUFFERS)
+
+
+def build(forward, layers):
+    """A network with these layers and this way through them."""
+    Path("net.py").write_text(f"import torch\n{NET}".replace("FORWARD", forward).replace("LAYERS", layers))
+    return backbones.build("./net.py:Net", 1, 8, 5, seed=3)
+
+
+# What is refused
+
+SCALE = "self.t = nn.Parameter(torch.zeros(1))"
+
+
+@pytest.mark.parametrize(
+    ("forward", "layers"),
+    [
+        ("return self.fc(self.first(x)) * self.t.exp()", SCALE),
+        ("y = self.fc(self.first(x)); return y + self.t * y.tanh()", SCALE),
+        ("return self.fc(self.first(x)) / self.n", "self.register_buffer('n', torch.ones(1))"),
+        ("return self.fc(self.first(x)).clamp(-50, 50)", ""),
+        ("return self.drop(self.fc(self.first(x)))", "self.drop = nn.Dropout(0.3)"),
+        ("y = self.fc(self.first(x)); return 2 * y if self.training else y", ""),
+        ("return self.fc(self.first(x)) + self.t * x.sum(1, True)", SCALE),
+    ],
+    ids=["a temperature", "a residual", "a buffer", "a clamp", "dropout", "another one in training", "a second path"],
+)
+def test_what_stands_behind_the_last_layer_is_seen_also_where_it_begins_as_the_identity(forward, layers):
+    refused(lambda: build(forward, layers), "does not end in its last nn.Linear", "net.py")
+
+
+@pytest.mark.parametrize(
+    ("layers", "words"),
+    [
+        ("self.first.weight.register_hook(lambda g: g * 0)", "has a hook on the parameter 'first.weight'"),
+        ("self.fc.bias.register_post_accumulate_grad_hook(print)", "has a hook on the parameter 'fc.bias'"),
+        ("self.w = nn.Parameter(torch.ones(2, dtype=torch.complex64))", "the parameter 'w' of type torch.complex64"),
+        ("self.register_buffer('w', torch.ones(2, dtype=torch.complex64))", "the buffer 'w' of type torch.complex64"),
+        ("self.half()", "the parameter 'first.weight' of type torch.float16; leave out .half()"),
+        ("self.first.double()", "the parameter 'first.weight' of type torch.float64"),
+        ("self.register_buffer('w', torch.ones(2).double())", "the buffer 'w' of type torch.float64"),
+        ("self.register_buffer('key', torch.tensor(0))", "has a buffer 'key', as those of dropout"),
+        ("self.p = nn.Parameter(self.first.weight[:2].detach())", "'p' and 'first.weight' in the same memory"),
+        ("w = torch.ones(4); self.register_buffer('a', w[:2]); self.register_buffer('b', w)", "same memory"),
+        ("self.n = nn.BatchNorm2d(1, track_running_stats=False)", "leave track_running_stats=True"),
+        ("self.n = nn.BatchNorm2d(1, momentum=None)", "give it a momentum, such as momentum=0.1"),
+    ],
+)
+def test_what_the_engine_cannot_keep_is_refused_by_name(layers, words):
+    refused(lambda: build(PLAIN, layers), words, "net.py")
+
+
+@pytest.mark.parametrize(
+    ("forward", "layers", "words"),
+    [
+        ("self.first.weight.data.mul_(0.9); " + PLAIN, "", "changes the parameter 'first.weight' in its forward"),
+        ("self.calls += 1; x = x * self.calls; " + PLAIN, "self.calls = 0", "from one batch to the next"),
+        (
+            "self.n = 0.9 * self.n + self.first.bias.detach()[0]; x = x - self.n; " + PLAIN,
+            "self.n = 0",
+            "to the next",
+        ),
+        ("x = x - self.t * x.mean(0) * self.training; " + PLAIN, SCALE, "mixes the images of a batch"),
+    ],
+)
+def test_a_forward_that_changes_what_is_no_buffer_or_hides_a_mean_is_refused(forward, layers, words):
+    refused(lambda: build(forward, layers), words)
+
+
+def test_a_refused_network_leaves_no_folder():
+    Path("net.py").write_text(f"import torch\n{NET}".replace("FORWARD", PLAIN).replace("LAYERS", "self.half()"))
+    refused(lambda: fedcli.run("fedavg", out="run", dataset="digits", backbone="./net.py:Net", device="cpu"), ".half()")
+    assert not Path("run").exists()
+
+
+# What is kept
+
+BUFFERS = """
+
+class Counting(nn.Module):
+    \"\"\"Divides by a running mean of sizes, in a buffer of any kind.\"\"\"
+
+    def __init__(self, persistent, twice=False):
+        super().__init__()
+        self.register_buffer("size", torch.ones(1), persistent=persistent)
+        self.register_buffer("again", self.size if twice else None, persistent=persistent)
+
+    def forward(self, x):
+        if self.training:
+            with torch.no_grad():
+                self.size.mul_(2.0)
+        return torch.tanh(x / (self.size if self.again is None else self.again))
+
+def counting(channels, size, classes, persistent=True, twice=False):
+    width = channels * size * size
+    return nn.Sequential(nn.Flatten(), nn.Linear(width, 16), Counting(persistent, twice), nn.Linear(16, classes))
+
+def passing(*shape):
+    return counting(*shape, persistent=False)
+
+def doubled(*shape):
+    return counting(*shape, twice=True)
+
+def shared_buffer(channels, size, classes):
+    network = counting(channels, size, classes)
+    network[2].again = torch.ones(1)
+    other = Counting(True)
+    other.size = network[2].size
+    return nn.Sequential(*network[:3], nn.Linear(16, 16), other, network[3])
+
+def plain_norm(channels, size, classes):
+    first = nn.Conv2d(channels, 4, 3), nn.BatchNorm2d(4, affine=False), nn.ReLU(), nn.Flatten()
+    return nn.Sequential(*first, nn.Linear(4 * (size - 2) ** 2, classes))
+
+def backward_hook(channels, size, classes):
+    network = counting(channels, size, classes)
+    network[1].register_full_backward_hook(lambda layer, inputs, outputs: tuple(
+        None if value is None else 3 * value for value in inputs))
+    network[2].register_full_backward_hook(lambda layer, inputs, outputs: (3 * inputs[0],))
+    return network
+
+def hooked_dropout(channels, size, classes):
+    first = nn.Flatten(), nn.Linear(channels * size * size, 16)
+    network = nn.Sequential(*first, nn.Dropout(0.1), nn.Linear(16, classes))
+    network[2].register_forward_hook(lambda layer, given, output: output + 1)
+    return network
+
+def spectral(channels, size, classes):
+    layer = nn.utils.parametrizations.spectral_norm(nn.Linear(channels * size * size, 16))
+    return nn.Sequential(nn.Flatten(), layer, nn.ReLU(), nn.Linear(16, classes))
+
+def weight_norm(channels, size, classes):
+    layer = nn.utils.parametrizations.weight_norm(nn.Linear(channels * size * size, 16))
+    return nn.Sequential(nn.Flatten(), layer, nn.ReLU(), nn.Linear(16, classes))
+
+class Square(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        return x * x
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return 2 * gradient * ctx.saved_tensors[0]
+
+class Own(nn.Module):
+    def __init__(self, channels, size, classes, checkpointed=False):
+        super().__init__()
+        self.first, self.last = nn.Linear(channels * size * size, 16), nn.Linear(16, classes)
+        self.checkpointed = checkpointed
+
+    def forward(self, x):
+        x = x.flatten(1)
+        if self.checkpointed:
+            return self.last(torch.utils.checkpoint.checkpoint(self.first, x, use_reentrant=False).tanh())
+        return self.last(Square.apply(self.first(x)))
+
+def old_function(*shape):
+    return Own(*shape)
+
+def checkpointed(*shape):
+    return Own(*shape, True)
+
+def new_tensor(channels, size, classes):
+    class Placed(nn.Module):
+        def forward(self, x):
+            y = torch.zeros(len(x), 16)
+            y[:, :16] = x[:, :16]
+            return y
+    return nn.Sequential(nn.Flatten(), nn.Linear(channels * size * size, 16), Placed(), nn.Linear(16, classes))
+"""
+KEPT = (
+    "counting passing doubled shared_buffer plain_norm backward_hook hooked_dropout spectral weight_norm old_function"
+)
+KEPT += " checkpointed new_tensor Transformer dropping weights functions shared in_place compiled frozen"
+BUILT_IN = "cnn-small", "resnet10-3x3", "vit-tiny"
+SMALL = {
+    "dataset": "digits", "train_examples": 80, "num_clients": 2, "cohort_size": 2, "rounds": 1, "local_epochs": 1,
+    "batch_size": 20, "lr": 0.05, "device": "cpu", "protocol": "fedfm:digits", "validation": 0.0, "partition": "iid",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", [*KEPT.split(), *BUILT_IN])
+def test_every_accepted_network_gives_the_recorded_accuracy_when_it_is_loaded(name, tmp_path):
+    backbone = name if name in backbones.BACKBONES else f"./nets.py:{name}"
+    run = fedcli.run("fedavg", out=tmp_path / "run", backbone=backbone, **SMALL)
+    data, recorded = datasets.load("digits"), run.record["summary"]["selected"]
+    images = data.x_test / 255
+    loaded = fedcli.load(run.path, method=[] if backbone == name else "nets.py").model()
+    assert (loaded(images).argmax(1) == data.y_test).double().mean().item() == recorded
+    file, _ = export(run, "safetensors", out=tmp_path / "model")
+    exported = set(load_file(file))
+    assert {name for name, _ in loaded.network.named_buffers() if not name.endswith(".key")} <= exported
+
+
+def test_plain_pytorch_gives_the_recorded_accuracy_of_networks_with_buffers_of_every_kind(tmp_path):
+    data, files, recorded = datasets.load("digits"), [], []
+    torch.save((data.x_test / 255, data.y_test), tmp_path / "images.pt")
+    for name in ("passing", "spectral"):
+        run = fedcli.run("fedavg", out=tmp_path / name, backbone=f"./nets.py:{name}", **SMALL)
+        files.append(export(run, out=tmp_path / f"{name}.pt2")[0])
+        recorded.append(run.record["summary"]["selected"])
+    command = [sys.executable, "-I", "-W", "ignore", "-c", PLAIN_PYTORCH, tmp_path / "images.pt", *files]
+    printed = subprocess.run(command, capture_output=True, text=True, check=True, cwd=tmp_path).stdout
+    assert [float(line) for line in printed.split()] == recorded
+
+
+@pytest.mark.parametrize("name", ["doubled", "shared_buffer"])
+def test_a_buffer_that_two_layers_share_stays_one(name):
+    _, fed = federation("fedavg", backbone=f"./nets.py:{name}")
+    network = fed.network
+    params, buffers = fed.initial_model()
+    x = torch.randn(3, 1, 8, 8, dtype=torch.float64)
+    output = network(params, buffers, x)
+    module = registry_network(name).double().train()
+    torch.testing.assert_close(output.logits, module(x))
+    for _ in range(2):
+        output = network(params, output.buffers, x)
+        torch.testing.assert_close(output.logits, module(x))
+
+
+def registry_network(name):
+    """The module as the user's function makes it, with the weights of seed 0."""
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(0)
+        return from_file(f"./nets.py:{name}", "backbone")(1, 8, 3)
+
+
+@pytest.mark.parametrize("name", ["plain_norm", "backward_hook", "hooked_dropout", "doubled", "weight_norm"])
+def test_their_gradients_are_those_of_plain_pytorch(name):
+    """In training mode; dropout is taken out on both sides."""
+    _, fed = federation("fedavg", backbone=f"./nets.py:{name}")
+    module = registry_network(name).double().train()
+    for network in (module, fed.network.module):
+        for layer in network.modules():
+            if isinstance(layer, nn.Dropout):
+                layer.p = 0.0
+    x = torch.randn(4, 1, 8, 8, dtype=torch.float64)
+    params, buffers = fed.initial_model()
+    params = {key: value.requires_grad_() for key, value in params.items()}
+    ours = torch.autograd.grad(fed.network(params, buffers, x).logits.square().sum(), list(params.values()))
+    theirs = torch.autograd.grad(module(x).square().sum(), list(module.parameters()))
+    assert sorted(value.norm().item() for value in ours) == pytest.approx(
+        sorted(value.norm().item() for value in theirs)
+    )
+
+
+def test_batch_normalisation_without_weights_leaves_padding_out():
+    layer, plain = (kind(3, affine=False).double() for kind in (MaskedBatchNorm2d, nn.BatchNorm2d))
+    x = torch.randn(5, 3, 4, 4, dtype=torch.float64)
+    layer.mask = torch.tensor([True, True, True, False, False])
+    torch.testing.assert_close(layer(x)[:3], plain(x[:3]))
+    torch.testing.assert_close(layer.running_var, plain.running_var)
+
+
+@pytest.mark.parametrize("name", ["plain_norm", "doubled", "counting"])
+def test_clients_with_them_train_together_as_one_by_one(name):
+    run = {"backbone": f"./nets.py:{name}", "local_epochs": 1, "weight_decay": 0.0}
+    laws.law_4_chunking_is_invisible(FEDAVG, rounds=1, parts=laws.toy_parts((7, 4, 2, 6)), **run)
+
+
+@pytest.mark.parametrize("name", ["spectral", "old_function", "checkpointed", "new_tensor", "backward_hook"])
+def test_what_vmap_does_not_take_trains_one_by_one_and_that_is_said(name, tmp_path):
+    options = {**SMALL, "backbone": f"./nets.py:{name}"}
+    runs = [
+        fedcli.run("fedavg", out=tmp_path / chunk, clients_per_chunk=chunk, **options).record for chunk in ("1", "2")
+    ]
+    assert runs[0]["summary"]["params_sha256"] == runs[1]["summary"]["params_sha256"]
+    assert runs[1]["engine"]["clients_per_chunk"] == 1
+    (note,) = runs[1]["engine"]["notes"]
+    assert (
+        f"clients train one by one: vmap does not take the network {Path('nets.py').resolve()}:{name}" in note["text"]
+    )
+    assert runs[0]["engine"]["notes"] == []
