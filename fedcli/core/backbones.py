@@ -415,7 +415,7 @@ def _has_hooks(layer: nn.Module) -> bool:
 
 
 def _refuse_shared_memory(module: nn.Module, function: FromFile) -> None:
-    """Refuses a parameter in two places, and two tensors in the same memory, which would go apart; a buffer may be."""
+    """Refuses a parameter in two places, and two tensors in the same memory, which would come apart."""
     names: dict[nn.Parameter, str] = {}
     for prefix, part in module.named_modules():
         for name, value in part.named_parameters(prefix, recurse=False, remove_duplicate=False):
@@ -557,7 +557,7 @@ def _check(network: Backbone, whole: nn.Module, head_name: str, function: FromFi
 
 
 def _refuse_hidden_state(network: Backbone, function: FromFile, x: Tensor) -> None:
-    """Refuses a network that changes a parameter, or keeps anything from batch to batch but in a buffer.
+    """Refuses a network that changes a parameter or a shared buffer, or keeps what is in no buffer from batch to batch.
 
     Clients, threads and a run that is resumed would have other values, or the same where each should have its own.
     """
@@ -568,6 +568,13 @@ def _refuse_hidden_state(network: Backbone, function: FromFile, x: Tensor) -> No
         if not torch.equal(value, before[name]):
             changed = name.removeprefix("body.")
             raise function.refuse(f"changes the parameter '{changed}' in its forward", "change buffers only, in place")
+    for name, value in network.named_buffers(remove_duplicate=False):
+        first_name = next(other for other, tensor in network.named_buffers() if tensor is value)
+        if name != first_name and not torch.equal(value, before[first_name]):
+            both = " and ".join(f"'{each.removeprefix('body.')}'" for each in (first_name, name))
+            raise function.refuse(
+                f"changes a buffer in two places, {both}, which come apart on another device", "keep it in one layer"
+            )
     for name, value in tensors.items():
         value.copy_(before[name])
     if not torch.allclose(network(x)[1], first, 1e-5, 1e-6, equal_nan=True):

@@ -95,24 +95,14 @@ class Network:
             # The tensors are shared, not copied: the copy never uses those that it begins with.
             known = {id(value): value for value in (*self.module.parameters(), *self.module.buffers())}
             self._own.module = copy.deepcopy(self.module, known)
-            self._own.places = self._find_places(self._own.module)
-        for name, place, key in self._own.places:
+            self._own.places = {}  # where the tensor of each name is kept: the dict, and its key there
+            for name in (*self.params, *self.buffers):
+                prefix, _, key = name.rpartition(".")
+                part = self._own.module.get_submodule(prefix)
+                self._own.places[name] = part._parameters if name in self.params else part._buffers, key
+        for name, (place, key) in self._own.places.items():
             place[key] = tensors[name]
         return self._own.module
-
-    def _find_places(self, module: nn.Module) -> list[tuple[str, dict[str, Tensor], str]]:
-        """Returns where a copy of the module keeps its tensors: their names, the dicts, and their keys there.
-
-        A buffer that several layers share has a place in each of them.
-        """
-        names = {id(value): name for name, value in (*self.params.items(), *self.buffers.items())}
-        places = []
-        for layer in module.modules():
-            for tensors in (layer._parameters, layer._buffers):
-                for key, value in tensors.items():
-                    if id(value) in names:
-                        places.append((names[id(value)], tensors, key))
-        return places
 
     def __call__(self, params: Params, buffers: Params, x: Tensor, mask: Tensor | None = None, train: bool = True):
         """Returns features, logits and new buffers for a batch of one client.

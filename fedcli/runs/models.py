@@ -221,7 +221,7 @@ def _tensors(model: Classifier) -> Params:
 @torch.no_grad()
 def _load(network: Backbone, tensors: Params) -> None:
     """Puts parameters and all buffers, those that a `state_dict` leaves out too, into a network; frozen parts stay."""
-    places = {**dict(network.named_parameters()), **dict(network.named_buffers())}
+    places = {**dict(network.named_parameters()), **dict(network.named_buffers(remove_duplicate=False))}
     for name, value in tensors.items():
         if name not in places:
             raise UserError(f"the network has no '{name}', which the run's models have; restore its file.")

@@ -194,7 +194,7 @@ RECORD = parts(
         "normalisation": parts({"mean": each(number()), "std": each(number(0))}),
         "partition": parts(
             {"flag": text, "seed": COUNT, "fingerprint": text, "sizes": each(COUNT), "class_counts": each(each(COUNT))},
-            {"images": COUNT, "idle": each(COUNT)},
+            {"images": COUNT, "unused": COUNT, "idle": each(COUNT)},
         ),
         "class_names": each(text),
         "model": parts(
