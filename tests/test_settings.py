@@ -207,7 +207,7 @@ def test_a_stopped_run_of_before_the_rule_goes_on_under_the_old_one(tmp_path):
     file = tmp_path / "run" / CHECKPOINT
     state, facts = load_tree(file, {kind.__name__: kind for kind in find_method("fedavg").state_types})
     save_tree(file, state, {**facts, "identity": identity(record)})
-    refused(lambda: fedcli.run("fedavg", continue_=True, **options), "another --remainder (got spread, was drop)")
+    refused(lambda: fedcli.run("fedavg", continue_=True, **options), "another remainder (got spread, was drop)")
     again = resume(tmp_path / "run").record
     assert again["summary"]["params_sha256"] == whole.record["summary"]["params_sha256"]
     assert again["partition"]["sizes"] == [16] * 7  # 120 images in 14 shards of 8

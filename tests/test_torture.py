@@ -21,7 +21,7 @@ from tests.files import from_npz, images
 from tests.programs import Waiting, start
 from tests.test_runs import TINY
 
-SHORT = {torture.kill: 3, torture.damage: 28, torture.fuzz: 12, torture.hostile_record: 13}
+SHORT = {torture.kill: 3, torture.damage: 28, torture.fuzz: 12, torture.hostile_record: 13, torture.swap_buffers: 12}
 
 
 @pytest.fixture(scope="module")
