@@ -463,7 +463,7 @@ COMMANDS_THAT_READ = (
     "table r", "table r --format csv --metric best,domain", "table r --per round", "table r --per client", "plot r",
     "plot r --kind confusion", "plot r --kind tsne", "plot r --kind correlation", "report r", "resume r", "verify r",
     "quality r", "quality r --clients", "export r", "export r --format safetensors", "run --from r",
-    "run fedavg --from r", "run fedavg --tuned tuned.json", "run fedavg --out r --continue", "claims --runs r",
+    "run fedavg --from r", "run fedavg --tuned tuned.json", "run fedavg --out r --continue", "claims fedsa --runs r",
     "table fedfm:III --runs r --dry-run",
 )  # fmt: skip
 # Of a part in a file, `{0}`; what a reader of paths and an opener of files might take differently.
