@@ -243,7 +243,10 @@ def test_no_command_imports_what_any_part_of_a_record_names(command, finished, w
     place = torture.COMMANDS_THAT_READ.index(command)
     others = sorted({*torture.places(read_record(finished))} - {*torture.NAMING}, key=str)
     texts = spellings(work)
-    for number, path in enumerate([*torture.NAMING, *others[place :: len(torture.COMMANDS_THAT_READ)]]):
+    paths = [*torture.NAMING, *others[place :: len(torture.COMMANDS_THAT_READ)]]
+    if command.startswith("claims"):  # each reads all records of the project, too
+        paths = paths[:3]
+    for number, path in enumerate(paths):
         shutil.rmtree("r", ignore_errors=True)
         shutil.copytree(finished, "r")
         text = texts[(number + place) % len(texts)]

@@ -464,7 +464,7 @@ COMMANDS_THAT_READ = (
     "plot r --kind confusion", "plot r --kind tsne", "plot r --kind correlation", "report r", "resume r", "verify r",
     "quality r", "quality r --clients", "export r", "export r --format safetensors", "run --from r",
     "run fedavg --from r", "run fedavg --tuned tuned.json", "run fedavg --out r --continue", "claims fedsa --runs r",
-    "table fedfm:III --runs r --dry-run",
+    "table fedfm:III --only FedAvg --runs r --dry-run",
 )  # fmt: skip
 # Of a part in a file, `{0}`; what a reader of paths and an opener of files might take differently.
 SPELLINGS = (
