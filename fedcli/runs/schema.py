@@ -156,6 +156,15 @@ ENVIRONMENT = {
     "versions": by_name(optional(text)),
 }  # fmt: skip
 MACHINE = parts({}, {"processor": text, "flags": each(text), "system": text, "denormals": text})
+EVALUATION = {  # of models, beside their accuracy on the test images
+    "classifier_accuracy": optional(SHARE),
+    "global_accuracy": optional(SHARE),
+    "clients": optional(parts({"mean": SHARE, "std": number(0), "worst": SHARE})),
+    "client_accuracy": ACCURACIES,
+    "domains": ACCURACIES,
+    "intra": ACCURACIES,
+    "inter": ACCURACIES,
+}
 ROUND = parts(
     {
         "round": COUNT,
@@ -165,13 +174,7 @@ ROUND = parts(
         "seconds": by_name(number()),
     },
     {
-        "classifier_accuracy": optional(SHARE),
-        "global_accuracy": optional(SHARE),
-        "clients": optional(parts({"mean": SHARE, "std": number(0), "worst": SHARE})),
-        "client_accuracy": ACCURACIES,
-        "domains": ACCURACIES,
-        "intra": ACCURACIES,
-        "inter": ACCURACIES,
+        **EVALUATION,
         "drift": by_name(optional(number())),
         "floats_down": COUNT,
         "floats_up": COUNT,
@@ -252,7 +255,8 @@ RECORD = parts(
         "changed": each(parts({"round": COUNT, "what": text})),
         "error": text,
         "post": parts(
-            {"name": text, "hash": text, "test_accuracy": optional(SHARE), "floats_up": COUNT, "seconds": number(0)}
+            {"name": text, "hash": text, "test_accuracy": optional(SHARE), "floats_up": COUNT, "seconds": number(0)},
+            {"validation_accuracy": optional(SHARE), **EVALUATION},
         ),
         "quality": parts({}, {
             **dict.fromkeys(("nmi", "clients_nmi"), number(0, 1 + 1e-9)),
