@@ -226,7 +226,7 @@ def test_data_import_list_show_and_run():
     options = ("--num-clients", "3", "--partition", "classes:2", "--rounds", "1", "--out", "a")
     text = flat(done("run", "fedavg", "--dataset", "shapes", *options))
     assert (read("a")["dataset"], read("a")["protocol"]) == ("shapes", "own:data")
-    assert f"data set shapes, 36 training images on 3 clients made from {Path('shapes.npz').resolve()}" in text
+    assert f"data set shapes, 40 training images on 3 clients made from {Path('shapes.npz').resolve()}" in text
     assert re.search(r"headline [0-9.]+ % \(the last round\)", text)
 
 
