@@ -147,7 +147,6 @@ def data_set(value: Any) -> None:
 
 SHARE = number(0, 1)
 COUNT = whole(0)
-ACCURACIES = optional(by_name(optional(SHARE)))
 COST = optional(parts(dict.fromkeys(("floats_down", "floats_up", "memory_floats", "buffer_floats"), COUNT)))
 ENVIRONMENT = {
     "hardware": parts(
@@ -160,10 +159,10 @@ EVALUATION = {  # of models, beside their accuracy on the test images
     "classifier_accuracy": optional(SHARE),
     "global_accuracy": optional(SHARE),
     "clients": optional(parts({"mean": SHARE, "std": number(0), "worst": SHARE})),
-    "client_accuracy": ACCURACIES,
-    "domains": ACCURACIES,
-    "intra": ACCURACIES,
-    "inter": ACCURACIES,
+    "client_accuracy": optional(by_name(optional(SHARE))),
+    "domains": optional(by_name(SHARE)),
+    "intra": optional(by_name(SHARE)),
+    "inter": optional(by_name(SHARE)),
 }
 ROUND = parts(
     {
