@@ -94,7 +94,7 @@ def test_help_has_every_option_in_the_order_of_the_panels(name):
     titles = re.findall(r"^╭─ (.+?) ─+╮$", text, re.MULTILINE)
     steps = list(registry.posts().values()) if method.personal is None else []
     after = [f"With --post {step.name}" for step in steps]
-    assert titles == [*own, *after, "Federation", "Local training", "Machine", "Output", "Options from files"]
+    assert titles == [*own, *after, "Federation", "Local training", "Machine", "Output", "Grid", "Options from files"]
     for kind in (RunConfig, method.config, *(step.config for step in steps)):
         for field in dataclasses.fields(kind):
             assert re.search(rf"{declarations.flag_of(field.name)}\s", text), field.name

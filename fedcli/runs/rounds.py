@@ -13,6 +13,7 @@ import torch
 from fedcli.core import drift, evaluation
 from fedcli.core.client_states import STATES, refuse_non_finite, stored
 from fedcli.core.federation import Cohort, Federation, NonFiniteLoss
+from fedcli.declarations import Method
 from fedcli.errors import UserError
 from fedcli.files import refuse_lost
 from fedcli.isolation import unchanged
@@ -60,13 +61,7 @@ def run_rounds(
     method = setup.method
     rounds = record["rounds"]
     writes = current().number == 0
-    facts = {  # must be equal on all workers
-        "the fingerprint of the data": record["dataset_fingerprint"],
-        "the fingerprint of the partition": record["partition"]["fingerprint"],
-        "the configuration": identity(record), "the method's file": method.file_hash,
-        "the version of fedcli": version("fedcli"), "the version of PyTorch": torch.__version__,
-    }  # fmt: skip
-    current().refuse_differences(facts)
+    _refuse_different_workers(record, method)
     record |= {"status": "running", "summary": summarise(rounds, setup.selection)}
     load = os.getloadavg()[0]
     record.setdefault("load", []).append({"round": len(rounds), "start": load, "end": load})
@@ -79,12 +74,10 @@ def run_rounds(
     samples = config.cohort_size * config.local_epochs * sum(map(len, fed.training)) // config.num_clients
     progress.start(record, folder, samples, len(rounds))
     fed.engine.on_samples = lambda count: progress.samples(count * current().count)
-    best = BestModels(folder, method)
-    best.see(record, state)
+    saves = Saves(folder, setup, record, state)
     files = [*user_files(record)]
-    saved = complete = len(rounds)  # number of rounds in the last checkpoint; in both state and record
-    ended = written = time.perf_counter()  # the last round; the last checkpoint, which took `writing` seconds
-    writing = 0.0
+    complete = len(rounds)  # number of rounds that are in both state and record
+    ended = time.perf_counter()  # of the last round
     try:
         for number in range(len(rounds), config.rounds):
             with method.blamed(*NOT_BLAMED), unchanged(files):
@@ -92,37 +85,12 @@ def run_rounds(
             rounds.append(entry)
             state = after
             now = time.perf_counter()
-            for text in fed.engine.notes:
-                record["engine"]["notes"].append({"round": number, "text": text})
-                progress.note(text)
-            fed.engine.notes.clear()
-            record["engine"]["clients_per_chunk"] = fed.engine.clients_per_chunk
-            record["load"][-1]["end"] = os.getloadavg()[0]
-            record |= {
-                "cost": {
-                    "floats_down": entry["floats_down"], "floats_up": entry["floats_up"],
-                    "memory_floats": method.client_memory(fed.sizes),
-                    # Of batch normalisation, one way.
-                    "buffer_floats": round(max(fed.sent_down["buffers"], fed.sent_up["buffers"]) / config.cohort_size),
-                },
-                "summary": summarise(rounds, setup.selection),
-                "seconds_total": record["seconds_total"] + now - ended,
-                "peak_bytes": max(record["peak_bytes"], autotune.peak_memory(fed.device)),
-            }  # fmt: skip
-            for earlier in rounds[:-1]:  # of single clients only the last and the selected round are kept
-                if earlier["round"] != record["summary"]["selected_round"]:
-                    earlier.pop("client_accuracy", None)
+            _record_notes(record, fed, progress)
+            _record_round(record, setup, fed, now - ended)
             if number + 1 == config.rounds and method.personal is None and not config.keep_states:
-                following = fed.cohort(config.rounds).client_ids.tolist()
-                state = state._replace(**{name: kept.only(following) for name, kept in stored(state).items()})
+                state = _states_of_next_cohort(state, fed)
             if writes:
-                best.see(record, state)
-                if is_due(number, config.checkpoint_every, config.rounds, writing, now - written):
-                    best.write_checkpoint(record, state)
-                    saved = len(rounds)
-                    written = time.perf_counter()
-                    writing = written - now
-                    write_record(folder, record)
+                saves.after_round(record, state, now)
             complete = len(rounds)
             progress.round(entry)
             is_late = current().gather(time_left() < now - ended)[0]  # the first worker decides for all
@@ -143,8 +111,8 @@ def run_rounds(
         raise
     except KeyboardInterrupt:
         record["status"] = "interrupted"
-        if writes and saved < complete == len(rounds):
-            best.write_checkpoint(record, state)
+        if writes and saves.num_rounds < complete == len(rounds):
+            saves.write(record, state)
         raise
     except Exception as error:
         record |= {"status": "failed", "error": f"{type(error).__name__}: {error}"}
@@ -158,6 +126,89 @@ def run_rounds(
         finally:
             progress.finish(record)
     return state
+
+
+def _refuse_different_workers(record: dict, method: Method) -> None:
+    """Refuses workers that differ in data, partition, options, code or versions."""
+    current().refuse_differences({
+        "the fingerprint of the data": record["dataset_fingerprint"],
+        "the fingerprint of the partition": record["partition"]["fingerprint"],
+        "the configuration": identity(record),
+        "the method's file": method.file_hash,
+        "the version of fedcli": version("fedcli"),
+        "the version of PyTorch": torch.__version__,
+    })  # fmt: skip
+
+
+def _record_notes(record: dict, fed: Federation, progress: Listener) -> None:
+    """Takes what the engine had to say in the last round into the record, and shows it."""
+    number = record["rounds"][-1]["round"]
+    for text in fed.engine.notes:
+        record["engine"]["notes"].append({"round": number, "text": text})
+        progress.note(text)
+    fed.engine.notes.clear()
+
+
+def _record_round(record: dict, setup: Setup, fed: Federation, seconds: float) -> None:
+    """Brings the record up to date with its last round, which took so many seconds."""
+    rounds = record["rounds"]
+    buffer_floats = max(fed.sent_down["buffers"], fed.sent_up["buffers"])  # of batch normalisation, one way
+    record["engine"]["clients_per_chunk"] = fed.engine.clients_per_chunk
+    record["load"][-1]["end"] = os.getloadavg()[0]
+    record |= {  # at once, since an interruption may come at any time
+        "cost": {
+            "floats_down": rounds[-1]["floats_down"],
+            "floats_up": rounds[-1]["floats_up"],
+            "memory_floats": setup.method.client_memory(fed.sizes),
+            "buffer_floats": round(buffer_floats / setup.run.cohort_size),
+        },
+        "summary": summarise(rounds, setup.selection),
+        "seconds_total": record["seconds_total"] + seconds,
+        "peak_bytes": max(record["peak_bytes"], autotune.peak_memory(fed.device)),
+    }
+    for earlier in rounds[:-1]:  # of single clients only the last and the selected round are kept
+        if earlier["round"] != record["summary"]["selected_round"]:
+            earlier.pop("client_accuracy", None)
+
+
+def _states_of_next_cohort(state: Any, fed: Federation) -> Any:
+    """Leaves out the states of clients that would not take part in the round after the last one."""
+    following = fed.cohort(fed.config.rounds).client_ids.tolist()
+    return state._replace(**{name: kept.only(following) for name, kept in stored(state).items()})
+
+
+class Saves:
+    """When a run is saved: its best models, its checkpoints and its record.
+
+    Attributes:
+        num_rounds: Of the last checkpoint.
+    """
+
+    def __init__(self, folder: Path, setup: Setup, record: dict, state: Any):
+        """Begins with the state from which the rounds go on."""
+        self.num_rounds = len(record["rounds"])
+        self._folder = folder
+        self._config = setup.run
+        self._best = BestModels(folder, setup.method)
+        self._best.see(record, state)
+        self._ended = time.perf_counter()  # of the last checkpoint, which took so many seconds
+        self._seconds = 0.0
+
+    def after_round(self, record: dict, state: Any, now: float) -> None:
+        """Writes a checkpoint and the record if they are due after the last round, which ended `now`."""
+        number = len(record["rounds"]) - 1
+        self._best.see(record, state)
+        every = self._config.checkpoint_every
+        if is_due(number, every, self._config.rounds, self._seconds, now - self._ended):
+            self.write(record, state)
+            self._ended = time.perf_counter()
+            self._seconds = self._ended - now
+            write_record(self._folder, record)
+
+    def write(self, record: dict, state: Any) -> None:
+        """Writes a checkpoint of the last round."""
+        self._best.write_checkpoint(record, state)
+        self.num_rounds = len(record["rounds"])
 
 
 def one_round(setup: Setup, fed: Federation, state: Any, cohort: Cohort) -> tuple[Any, dict[str, Any]]:
