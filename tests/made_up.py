@@ -20,7 +20,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 from unittest.mock import patch
 
 import torch
@@ -100,6 +100,30 @@ def storages(tree: Any) -> dict[int, torch.UntypedStorage]:
         if isinstance(tensor, torch.Tensor) and tensor.untyped_storage().nbytes():
             found[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage()
     return found
+
+
+class Span(NamedTuple):
+    """The bytes of a tensor, from the first to the last, in the memory of an address."""
+
+    address: int
+    start: int
+    end: int
+
+
+def spans(tree: Any) -> set[Span]:
+    """Returns where the tensors of a tree lie."""
+    found = set()
+    for leaf in tree_leaves(tree):
+        tensor = leaf.host if isinstance(leaf, OnDevice) else leaf
+        if isinstance(tensor, torch.Tensor) and tensor.numel() and tensor.untyped_storage().nbytes():
+            extent = 1 + sum((size - 1) * step for size, step in zip(tensor.shape, tensor.stride(), strict=True))
+            start = tensor.storage_offset() * tensor.itemsize
+            found.add(Span(tensor.untyped_storage().data_ptr(), start, start + extent * tensor.itemsize))
+    return found
+
+
+def whole(memory: dict[int, torch.UntypedStorage]) -> set[Span]:
+    return {Span(address, 0, storage.nbytes()) for address, storage in memory.items()}
 
 
 def holders(storage: torch.UntypedStorage) -> int:
@@ -203,7 +227,7 @@ class Graph:
             by_graphs = sum(graph.held[address] for graph in device.graphs)
             if holders(storage) <= by_graphs + 1:  # `outside` is one more
                 raise RuntimeError("a graph reads or writes memory that has been freed")
-        device.touch(self.outside, write=True)
+        device.touch(whole(self.outside), write=True)
         device.launches += 1
         device.replays += 1
         self.poison()
@@ -265,7 +289,7 @@ class Device(TorchDispatchMode):
         super().__init__()
         self.main = self.stream = Stream()
         self.streams = [self.main]
-        self.uses: dict[int, Uses] = {}
+        self.uses: dict[int, dict[Span, Uses]] = {}  # by address
         self.graphs: weakref.WeakSet[Graph] = weakref.WeakSet()
         self.waits, self.unrepeatable = Counter(), Counter()
         self.launches = self.captures = self.replays = self.draws = 0
@@ -287,12 +311,13 @@ class Device(TorchDispatchMode):
         self._notice(function, args, kwargs)
         read = storages([*given.values()])
         args, kwargs = tree_map(self._as_host, (args, kwargs))
-        written = storages(self._written(function, args, kwargs))
+        to_write = self._written(function, args, kwargs)
+        written = storages(to_write)
         returns = function._schema.returns
         is_view = any(each.alias_info is not None and not each.alias_info.is_write for each in returns)
         if not is_view:
-            self.touch({address: storage for address, storage in read.items() if address not in written}, write=False)
-            self.touch(written, write=True)
+            self.touch(spans([*given.values()]) - spans(to_write), write=False)
+            self.touch(spans(to_write), write=True)
         if self._graph is not None:
             self._remember(read, written)
         elif not is_view and function.overloadpacket not in FREE:
@@ -300,7 +325,8 @@ class Device(TorchDispatchMode):
         function = OWN_FORM.get(function.overloadpacket, function)
         results = function(*args, **kwargs)
         fresh = {address: storage for address, storage in storages(results).items() if address not in read}
-        self.uses |= {address: Uses(self.stream.next_operation()) for address in fresh}
+        for span in whole(fresh):
+            self.uses[span.address] = {span: Uses(self.stream.next_operation())}
         if target is not None and not is_device(target):
             return results
         if self._graph is not None:
@@ -380,15 +406,27 @@ class Device(TorchDispatchMode):
             self._graph.error = f"operation not permitted when stream is capturing: {why} in {where}"
             raise RuntimeError(self._graph.error)
 
-    def touch(self, memory: dict[int, torch.UntypedStorage], write: bool) -> None:
+    def touch(self, memory: set[Span], write: bool) -> None:
         """Reads or writes memory on the current stream."""
-        for address in memory:
-            uses = self.uses.setdefault(address, Uses((self.main, 0)))
-            earlier = [uses.write, *(uses.reads.items() if write else ())]
-            if any(self.stream.seen[stream] < number for stream, number in earlier):
-                raise RaceError("a stream does not wait for another one")
+        for span in memory:
+            earlier = self.uses.setdefault(span.address, {})
+            for other, uses in earlier.items():
+                if other.start < span.end and span.start < other.end:
+                    self._refuse_race(uses, write)
             stream, number = self.stream.next_operation()
-            self.uses[address] = Uses((stream, number)) if write else Uses(uses.write, uses.reads | {stream: number})
+            if write:
+                inside = [other for other in earlier if span.start <= other.start and other.end <= span.end]
+                for other in inside:
+                    del earlier[other]
+                earlier[span] = Uses((stream, number))
+            else:
+                uses = earlier.get(span, Uses((self.main, 0)))
+                earlier[span] = Uses(uses.write, uses.reads | {stream: number})
+
+    def _refuse_race(self, uses: Uses, write: bool) -> None:
+        before = [uses.write, *(uses.reads.items() if write else ())]
+        if any(self.stream.seen[stream] < number for stream, number in before):
+            raise RaceError("a stream does not wait for another one")
 
     # Streams and graphs
 
@@ -429,7 +467,8 @@ class Device(TorchDispatchMode):
             raise RuntimeError("a capture is under way")
         self._join_all()
         pool.begin()
-        before, uses = self.stream, dict(self.uses)
+        before = self.stream
+        uses = {address: dict(of_spans) for address, of_spans in self.uses.items()}
         self.stream, self._graph, self._before = stream, graph, {}
         try:
             yield

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from fedcli import registry
-from fedcli.bench import measure, random_images
+from fedcli.bench import count, measure, random_images
 from fedcli.core import backbones
 from fedcli.data import datasets
 from fedcli.runs import prepare
@@ -266,6 +266,37 @@ def test_rounds_of_a_protocols_own_run_are_timed_and_say_what_all_take_with_test
     row = measure.cells(result)
     assert (row["Method"], row["Workload"], row["Whole run"]) == (method, setup.protocol.name, "170")
     assert "Ratio" not in row
+
+
+# Counts
+
+
+@pytest.mark.parametrize("way", ["stacked", "branches"])
+def test_what_a_joint_step_reads_and_computes_is_counted_as_by_hand(way):
+    row, counted = count.count_step("tiny", TINY, way, "float32")
+    assert row["gflop"] * 1e9 == pytest.approx(2 * 8 * sides(TINY)[2].flops_per_sample())  # two clients, batches of 8
+    values = 2 * 582_026
+    assert counted.bytes["_fused_sgd_"] == 5 * 4 * values  # parameters and momentum read and written, gradients read
+    assert not any(counted.bytes[name] >= 3 * 4 * values for name in ("where", "add", "stack", "cat"))
+    assert row["kernels"] <= {"stacked": 87, "branches": 84}[way]
+    assert row["gigabytes"] <= {"stacked": 0.067, "branches": 0.055}[way]
+
+
+def test_a_list_of_tensors_takes_as_many_kernels_as_pytorch_cuts_it_into():
+    few, many, large = [torch.zeros(9)] * 48, [torch.zeros(9)] * 49, [torch.zeros(320 * 65536 + 1, device="meta")]
+    assert [count._list_kernels(tensors) for tensors in (few, many, large)] == [1, 2, 2]
+
+
+def test_counts_are_printed_for_workloads_and_nothing_is_measured(monkeypatch):
+    monkeypatch.setattr(measure, "measure", None)
+    title, *lines = invoke("bench", "w1", "--count").stdout.splitlines()
+    assert title.split()[:3] == ["Workload", "Way", "Kernels"]
+    assert [line.split()[:2] for line in lines] == [["w1", "stacked"], ["w1", "branches"]]
+    row = json.loads(invoke("bench", "w2", "--count", "--json").stdout.splitlines()[1])
+    assert (row["workload"], row["way"], row["precision"]) == ("w2", "branches x 2", "float32")
+    refused = invoke("bench", "w9", "--count")
+    assert refused.exit_code == 2
+    assert "w9" in refused.stderr
 
 
 # The command

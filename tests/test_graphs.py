@@ -21,8 +21,8 @@ from fedcli.errors import UserError
 from fedcli.registry import find_method, methods
 from fedcli.runs import autotune
 from fedcli.runs.rounds import one_round
-from tests import laws
-from tests.made_up import Device, on_host
+from tests import laws, made_up
+from tests.made_up import Device, fused_sgd, on_host
 from tests.on_made_up import early_captures, on_cpu, on_device, on_made_up_device
 from tests.toys import STATEFUL, fedavg_round, first_round, quick, use_tiny_network
 
@@ -86,13 +86,29 @@ def test_replayed_steps_are_the_steps(case, chunk):
     assert ran.fed.engine.notes == []
 
 
+@pytest.mark.parametrize("chunk", ["4", "branches:4"])
 @on_made_up_device
-def test_mixed_precision_batch_normalisation_and_other_lists_of_operations_have_the_same_bits():
-    for run in ({"precision": "float32"}, {"backbone": laws.NORMED}, {"momentum": 0.0, "weight_decay": 0.0}):
-        with early_captures():
-            ran = on_device(FEDAVG, clients_per_chunk="4", **run)
-            assert laws.distance(ran.state, on_cpu(FEDAVG, clients_per_chunk="4", **run)) == 0
-            assert ran.fed.engine.notes == []
+def test_graphs_update_in_place_in_float32_with_the_bits_of_the_plain_formulas(chunk):
+    """Clients of unequal size stand still in some steps."""
+    fused = []
+
+    def watched(*lists, **how):
+        fused.append(len(lists[0]))
+        fused_sgd(*lists, **how)
+
+    for run in ({}, {"momentum": 0.0, "weight_decay": 0.0, "backbone": laws.NORMED}):
+        run |= {"clients_per_chunk": chunk, "precision": "float32", "local_epochs": 1}
+        with early_captures(), patch.dict(made_up.OWN_FORM, {torch.ops.aten._fused_sgd_: watched}):
+            ran = on_device(FEDAVG, **run)
+            plain = on_device(FEDAVG, graphs=False, **run)
+        assert laws.distance(ran.state, plain.state) == 0
+        assert ran.fed.engine.notes == []
+        assert laws.distance(ran.state, on_cpu(FEDAVG, **run)) == 0
+    assert len(fused) > 4 * 3
+
+
+@on_made_up_device
+def test_mixed_precision_has_the_same_bits_in_a_graph():
     with early_captures():
         ran = on_device(FEDAVG, clients_per_chunk="4", precision="bf16")
         one_by_one = on_device(FEDAVG, clients_per_chunk="4", precision="bf16", graphs=False)
@@ -345,6 +361,26 @@ def test_where_shapes_count_a_tree_is_its_structure_and_shapes():
     assert tree() == tree()
     for other in ({"shape": (3, 2)}, {"dtype": torch.float64}, {"name": "c"}, {"last": torch.zeros(1)}, {"last": 1}):
         assert tree(**other) != tree()
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_on_a_cuda_device_a_run_that_cannot_be_captured_leaves_the_next_one_its_graphs():
+    def reads(state, cohort, fed, config):
+        plain = FEDAVG.module.make_local_loss(fed.network)
+
+        def loss(params, buffers, batch, context):
+            value, aux = plain(params, buffers, batch, context)
+            assert batch.lr.item() > 0
+            return value, aux
+
+        return fedavg_round(state, cohort, fed, loss)
+
+    notes = []
+    for method in (replace(FEDAVG, run_round=reads), FEDAVG):
+        setup, fed = laws.federation(method, clients_per_chunk="4", device="cuda")
+        laws.simulate(setup, fed, 3)
+        notes.append(len(fed.engine.notes))
+    assert notes == [1, 0]
 
 
 # Whether two results of a step agree, by which a graph is checked

@@ -37,10 +37,10 @@ def learning_rate_of_the_first_round():
 def number_of_the_step_from_python():
     step, taken = Stack.step, {}
 
-    def wrong(self, padded):
+    def wrong(self, padded, is_captured=False):
         taken[self] = taken.get(self, 0) + 1
         self._number.fill_(taken[self] % len(self._rows.index))
-        return step(self, padded)
+        return step(self, padded, is_captured)
 
     with patch.object(Stack, "step", wrong):
         yield
@@ -50,9 +50,9 @@ def number_of_the_step_from_python():
 def clients_in_new_tensors():
     step = Stack.step
 
-    def wrong(self, padded):
+    def wrong(self, padded, is_captured=False):
         self.clients = tree_map(torch.clone, self.clients)
-        return step(self, padded)
+        return step(self, padded, is_captured)
 
     with patch.object(Stack, "step", wrong):
         yield
@@ -62,8 +62,8 @@ def clients_in_new_tensors():
 def sums_in_the_memory_of_a_graph():
     step = Stack.step
 
-    def wrong(self, padded):
-        step(self, padded)
+    def wrong(self, padded, is_captured=False):
+        step(self, padded, is_captured)
         self.totals = tree_map(lambda total: total + 0, self.totals)
 
     with patch.object(Stack, "step", wrong):

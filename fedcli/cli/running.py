@@ -397,6 +397,9 @@ def bench(
     json: optional(bool, "Print a JSON object a line, and no table.", "--json") = None,
     csv: optional(Path, "File to append the results of workloads to.") = None,
     scaling: optional(bool, "Measure w1 over clients and batch sizes, too.", "--scaling") = None,
+    count: optional(
+        bool, "Measure nothing: count a joint step as CUDA would do it, and model an H100.", "--count"
+    ) = None,
 ) -> None:
     """Measure the engine against a plain PyTorch loop in the same run.
 
@@ -408,6 +411,9 @@ def bench(
     """
     from fedcli.bench import measure
 
+    if count:
+        _print_counts(workloads or ["w1", "w2", "w3"], precision, bool(json))
+        return
     given = {"device": device, "precision": precision, "clients_per_chunk": clients_per_chunk, "seed": seed}
     if epochs:
         given["local_epochs"] = epochs
@@ -448,6 +454,26 @@ def _bench_case(name: str, method: str, given: Mapping[str, Any]) -> tuple[str, 
         setup = resolve(registry.find_method(name), {"dataset": "cifar10", **given}, need_data=False)
         return setup.protocol.name, setup
     raise unknown("workload", name, WORKLOADS, f"there are {', '.join(WORKLOADS)}, and methods.")
+
+
+def _print_counts(workloads: list[str], precision: str, as_json: bool) -> None:
+    """Print what is counted of a joint step of each workload in each way."""
+    from fedcli.bench.count import cells, count_step
+    from fedcli.bench.measure import WORKLOADS
+
+    for name in workloads:
+        if name not in WORKLOADS:
+            raise unknown("workload", name, WORKLOADS, f"there are {', '.join(WORKLOADS)}.")
+    rows = []
+    for name in workloads:
+        for way in ("stacked", "branches"):
+            row, _ = count_step(name, WORKLOADS[name], way, precision)
+            rows.append(row)
+            if as_json:
+                typer.echo(dumps(row))
+    if not as_json:
+        table = [cells(row) for row in rows]
+        print_table(list(table[0]), [list(row.values()) for row in table])
 
 
 def check(

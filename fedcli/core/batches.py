@@ -28,6 +28,7 @@ class Batch(NamedTuple):
     num_batches: Tensor  # scalar, batches in an epoch of this client
     lr: Tensor  # scalar, learning rate of this round
     key: Tensor | None = None  # scalar int64, seed of dropout's masks; None leaves the one in the buffers
+    idle: Tensor | None = None  # scalar float32, 1 for a client that has run out of data; None where steps move all
 
 
 def generator(seed: int, *key: int | str) -> np.random.Generator:

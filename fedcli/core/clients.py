@@ -69,7 +69,8 @@ class Step:
 
     update: Update
     init_optimizer: Callable[[Params], dict[str, Tree]]  # makes the optimizer state before the first step
-    in_place: Update | None = None  # writes over the client's tensors; None where there is no such version
+    # Writes over the client's tensors, of a client that is not idle; None where there is no such version.
+    in_place: Update | None = None
 
 
 class Network:
@@ -242,6 +243,48 @@ def sgd(
     return new, velocity if momentum else ()
 
 
+def fused_sgd(
+    params: Params, grads: Params, state: Tree, lr: Tensor, momentum: float, weight_decay: float, idle: Tensor
+) -> None:
+    """Updates as `sgd` in place, by one operation of the device, which reads and writes every value once.
+
+    A client stays as it is where `idle` is 1. All numbers are float32, as the operation reads `lr` and `idle`.
+    """
+    tensors = [*params.values(), *(grads[name] for name in params)]
+    if momentum:
+        tensors += [state[name] for name in params]
+    _FusedSgd.apply(momentum, weight_decay, lr, idle, *tensors)
+
+
+class _FusedSgd(torch.autograd.Function):
+    """The operation, with a rule for clients that are stacked: it is done for each, whose tensors are dense."""
+
+    @staticmethod
+    def forward(momentum: float, weight_decay: float, lr: Tensor, idle: Tensor, *tensors: Tensor) -> Tensor:
+        count = len(tensors) // (3 if momentum else 2)
+        params, grads, momenta = tensors[:count], tensors[count : 2 * count], tensors[2 * count :]
+        torch._fused_sgd_(
+            list(params), [grad.contiguous() for grad in grads], list(momenta), weight_decay=weight_decay,
+            momentum=momentum, lr=lr, dampening=0.0, nesterov=False, maximize=False, is_first_step=False,
+            found_inf=idle,
+        )  # fmt: skip
+        return lr.new_empty(())  # a Function returns a tensor
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple, output: Tensor) -> None:
+        """Keeps nothing, as nobody asks for a gradient."""
+
+    @staticmethod
+    def vmap(info: Any, in_dims: tuple, momentum: float, weight_decay: float, *tensors: Tensor) -> tuple[Tensor, None]:
+        axes = in_dims[2:]
+        for k in range(info.batch_size):
+            of_client = [
+                tensor if axis is None else tensor.select(axis, k) for tensor, axis in zip(tensors, axes, strict=True)
+            ]
+            result = _FusedSgd.forward(momentum, weight_decay, *of_client)
+        return result, None
+
+
 def adam(params: Params, grads: Params, state: Tree, lr: Tensor, weight_decay: float = 0.0) -> tuple[Params, Tree]:
     """Updates as `sgd`, by Adam as `torch.optim.Adam` defines it, with its defaults.
 
@@ -283,6 +326,26 @@ def optimizer_step(
     def trained(params: Params) -> Params:
         return params if names is None else {name: value for name, value in params.items() if name in names}
 
+    def update_fused(client: Client, batch: Batch, context: Any) -> tuple[Client, Aux]:
+        some = dict(trained(client.params))
+
+        def objective(some: Params) -> tuple[Tensor, Aux]:
+            params = some if names is None else {**client.params, **some}
+            return loss(params, client.buffers, batch, context)
+
+        grads, aux = gradient(objective, some)
+        grads = clip(grads, clip_norm) if clip_norm else grads
+        rate = batch.lr if lr is None else torch.full_like(batch.lr, lr)
+        fused_sgd(some, grads, client.optimizer[key], rate, momentum, weight_decay, batch.idle)
+        return client._replace(buffers=aux.buffers), aux
+
+    def update_in_place(client: Client, batch: Batch, context: Any) -> tuple[Client, Aux]:
+        if batch.idle is None:
+            return update(client, batch, context, in_place=True)
+        if all(value.dtype == torch.float32 for value in (batch.lr, *client.params.values())):
+            return update_fused(client, batch, context)
+        return update(client, batch, context)
+
     def update(client: Client, batch: Batch, context: Any, **how: bool) -> tuple[Client, Aux]:
         some = trained(client.params)
         state = client.optimizer[key]
@@ -310,7 +373,7 @@ def optimizer_step(
             moments = next(iter(params.values())).new_zeros(()), moments, tree_map(torch.clone, moments)
         return {key: moments}
 
-    return Step(update, init, partial(update, in_place=True) if optimizer == "sgd" else None)
+    return Step(update, init, update_in_place if optimizer == "sgd" else None)
 
 
 def keyed(update: Update) -> Update:

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from fedcli.core.batches import Batch, BatchPlan, Transform
-from fedcli.core.clients import Client, Step, Terms, keyed, refuse_reading
+from fedcli.core.clients import Client, Step, Terms, Update, keyed, refuse_reading
 from fedcli.core.graphs import CudaGraphs, find_stack, is_out_of_memory
 from fedcli.core.layers import by_places, set_to
 from fedcli.core.stacked import WAYS, Stack, for_many, packed, with_optimizer, with_room
@@ -28,6 +28,7 @@ from fedcli.errors import UserError
 
 # One process that does all work of a run; see `fedcli.runs.workers` for several.
 ALONE = SimpleNamespace(count=1, here=1, share=lambda work, items: list(work(items)))
+BATCH_AXES = Batch(x=0, y=0, mask=None, epoch_end=0, num_batches=0, lr=None, key=0)  # of clients that are stacked
 PREPARED_BYTES = 2**22  # of images that are prepared at a time for a client that trains alone
 
 
@@ -188,12 +189,17 @@ class Engine:
             return begin(), {}
         first = with_optimizer(step, select(clients, slice(0, 1)))
         like = flatten(tree_map(lambda leaf: leaf[0].to("meta"), first))
-        update, of_batch = packed(keyed(step.update), like), Batch(0, 0, None, 0, 0, None, 0)
-        updates = {
-            padded: for_many(update, (0, of_batch._replace(mask=mask), axes), self.way, self.graphs)
-            for padded, mask in ((False, None), (True, 0))
-        }
-        make = partial(Stack, updates, self.gather, like, self.graphs, self._without_graphs)
+
+        def of_both_kinds(update: Update, batch_axes: Batch) -> dict[bool, Callable[..., tuple[Tree, Terms]]]:
+            """Makes a client's step those of several, with full batches and with some that are not."""
+            of_client = packed(keyed(update), like)
+            full = for_many(of_client, (0, batch_axes, axes), self.way, self.graphs)
+            padded = for_many(of_client, (0, batch_axes._replace(mask=0), axes), self.way, self.graphs)
+            return {False: full, True: padded}
+
+        updates = of_both_kinds(step.update, BATCH_AXES)
+        in_graph = of_both_kinds(step.in_place or step.update, BATCH_AXES._replace(idle=0))
+        make = partial(Stack, updates, in_graph, self.gather, like, self.graphs, self._without_graphs)
         if self.graphs is None:
             together = make()
         else:

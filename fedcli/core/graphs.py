@@ -164,10 +164,11 @@ class StepGraphs:
         self.replays: dict[tuple[bool, int], Work] = {}
         self._eager_steps = {False: 0, True: 0}
 
-    def advance(self, steps: Callable[[bool, int], None], state: Tree, padded: bool, same: int) -> int:
+    def advance(self, steps: Callable[..., None], state: Tree, padded: bool, same: int) -> int:
         """Takes some of the next `same` steps, all of one kind, by a graph once there is one; returns how many.
 
-        `steps` takes a number of steps of a kind, and `state` is all that they change: clients, totals and step number.
+        `steps` takes a number of steps of a kind, if `is_captured` by a graph's operations, and `state` is all that
+        they change: clients, totals and step number.
         """
         count = BURST if self._kept and same >= BURST and (padded, 1) in self.replays else 1
         if self.graphs is None:
@@ -178,17 +179,17 @@ class StepGraphs:
             self.graphs.warm_up(partial(steps, padded, 1))
             self._eager_steps[padded] += 1
         else:
-            self._capture(partial(steps, padded, count), state, (padded, count))
+            self._capture(steps, state, (padded, count))
         return count
 
-    def _capture(self, steps: Work, state: Tree, kind: tuple[bool, int]) -> None:
+    def _capture(self, steps: Callable[..., None], state: Tree, kind: tuple[bool, int]) -> None:
         """Takes some steps twice, plainly and by a graph of them, which stays if both lead to the same clients."""
         before = copy_tree(state)
-        self.graphs.warm_up(steps)  # before the capture, so that its memory is free again for the graph
+        self.graphs.warm_up(partial(steps, *kind))  # before the capture, so that its memory is free again for the graph
         plain = copy_tree(state)
         write_into(state, before)
         try:
-            replay = self.graphs.capture(steps)
+            replay = self.graphs.capture(partial(steps, *kind, is_captured=True))
         except Exception as error:
             cause = error.__context__ or error  # ending a capture that has gone wrong is an error of its own
             if is_out_of_memory(cause):
@@ -223,20 +224,29 @@ def find_stack(kept: dict[Hashable, Any], parts: Any, tensors: Tree, make: Calla
 def agree(replayed: Tree, plain: Tree, before: Tree) -> bool:
     """Says whether two takes of a step lead to what differs by rounding only, see `TOLERANCE`.
 
-    Each argument is clients, totals and step number: after the replay, after the plain step, before both.
+    Each argument is clients, totals and step number: after the replay, after the plain step, before both. Each part of
+    the clients, as their parameters, is compared by itself.
     """
-    for parts in zip(*((*clients, *more) for clients, *more in (replayed, plain, before)), strict=True):
-        error, allowed = 0.0, 0.0  # squared norms of parameters, buffers, optimizer state, memory or totals
-        for new, right, old in zip(*map(leaves, parts), strict=True):
-            if right.is_floating_point():
-                rounding = 4 * torch.finfo(right.dtype).eps * right.nan_to_num(0, 0, 0).double().norm()
-                error += _distance(new, right) ** 2
-                allowed += (TOLERANCE[right.dtype] * _distance(right, old)) ** 2 + rounding**2
-            elif not torch.equal(new, right):
-                return False
-        if not error <= allowed:
+    triples = zip(_parts(replayed), _parts(plain), _parts(before), strict=True)
+    return all(_parts_agree(*triple) for triple in triples)
+
+
+def _parts(state: Tree) -> list[Tree]:
+    clients, *others = state
+    return [*clients, *others]
+
+
+def _parts_agree(replayed: Tree, plain: Tree, before: Tree) -> bool:
+    error = 0.0  # squared, as is what is allowed
+    allowed = 0.0
+    for new, right, old in zip(leaves(replayed), leaves(plain), leaves(before), strict=True):
+        if right.is_floating_point():
+            rounding = 4 * torch.finfo(right.dtype).eps * right.nan_to_num(0, 0, 0).double().norm()
+            error += _distance(new, right) ** 2
+            allowed += (TOLERANCE[right.dtype] * _distance(right, old)) ** 2 + rounding**2
+        elif not torch.equal(new, right):
             return False
-    return True
+    return bool(error <= allowed)
 
 
 def _distance(a: Tensor, b: Tensor) -> Tensor:

@@ -49,12 +49,14 @@ def with_optimizer(step: Step, clients: Client) -> Client:
 def packed(update: Update, like: Tree) -> Callable[..., tuple[Tree, Terms]]:
     """Makes a local step of one client take and return it packed, as `like` says, and return beside it only the terms.
 
-    So the parameters are one tensor for the optimizer, and for all that is done with stacked clients.
+    So the parameters are one tensor for the optimizer, and for all that is done with stacked clients. In the place of a
+    tensor that the step returns as it was given, and may have written over, there is ().
     """
 
     def run(client: Tree, batch: Batch, context: Any) -> tuple[Tree, Terms]:
         after, aux = update(unpack(client, like), batch, context)
-        return pack(after, like), aux.terms
+        new = tree_map(lambda old, new: () if new is old else new, client, pack(after, like))
+        return new, aux.terms
 
     return run
 
@@ -73,6 +75,7 @@ class Stack:
 
     Attributes:
         updates: Local steps of stacked clients, see `packed`, by whether the batch has a mask.
+        in_graph: Those that a graph holds: they may write over the clients, and leave alone those that are idle.
         gather: Turns positions and draws into network input and labels.
         like: A client, which says how they are packed.
         graphs: Of its steps.
@@ -82,10 +85,12 @@ class Stack:
 
     def __init__(
         self, updates: dict[bool, Callable[..., tuple[Tree, Terms]]],
+        in_graph: dict[bool, Callable[..., tuple[Tree, Terms]]],
         gather: Callable[..., tuple[Tensor, Tensor]], like: Client, graphs: CudaGraphs | None,
         give_up: Callable[[str], None], kept: bool = False,
     ):  # fmt: skip
-        self.updates, self.gather, self.like = updates, gather, like
+        self.updates, self.in_graph = updates, in_graph
+        self.gather, self.like = gather, like
         self.graphs = StepGraphs(graphs, give_up, kept)
         self.clients: Tree = None
         self.totals: Terms = {}
@@ -126,25 +131,30 @@ class Stack:
                 done += taken
         return copy_tree((unpack(self.clients, self.like), self.totals))
 
-    def step(self, padded: bool) -> None:
+    def step(self, padded: bool, is_captured: bool = False) -> None:
         """Takes one local step of each client; those that have run out of data stand still."""
         now = tree_map(lambda leaf: leaf.index_select(0, self._number)[0], self._rows)
         self._number += 1
         x, y = self.gather(now.index, now.draws)
         mask = torch.arange(now.index.shape[1], device=y.device) < now.size[:, None] if padded else None
         batch = Batch(x, y, mask, now.epoch_end, self._num_batches, self._rate, now.keys)
-        after, terms = self.updates[padded](self.clients, batch, self._context)
         active = now.size > 0
+        if is_captured:
+            batch = batch._replace(idle=(now.size == 0).float())
+            after, terms = self.in_graph[padded](self.clients, batch, self._context)
+        else:
+            after, terms = self.updates[padded](self.clients, batch, self._context)
 
-        def move(old: Tensor, new: Tensor) -> None:
-            torch.where(active.reshape(-1, *[1] * (old.dim() - 1)), new, old, out=old)
+        def move(old: Tensor, new: Tensor | tuple) -> None:
+            if isinstance(new, Tensor):  # else it stands in the old one
+                torch.where(active.reshape(-1, *[1] * (old.dim() - 1)), new, old, out=old)
 
         tree_map(move, self.clients, after)
         if not self.totals:
             self.totals = tree_map(torch.zeros_like, terms)
         tree_map(lambda total, term: total.add_(torch.where(active, term, 0.0)), self.totals, terms)
 
-    def steps(self, padded: bool, count: int) -> None:
+    def steps(self, padded: bool, count: int, is_captured: bool = False) -> None:
         """Takes some local steps of each client."""
         for _ in range(count):
-            self.step(padded)
+            self.step(padded, is_captured)

@@ -2,7 +2,8 @@
 # The first minutes on a GPU on which nothing has been measured, and the second ones; from the top of the repository:
 #
 #   OUT=first results/evidence/first-minutes.sh
-#       w1, w2 and w3 in float32, tf32 and bf16, 90 seconds at most; then FedFM in tf32 until the time is over
+#       whether steps are graphs and agree with the CPU, 60 seconds at most; whether runs repeat their bits, stacked and
+#       in branches, 60; w1, w2 and w3 in float32, tf32 and bf16, 90; then FedFM in tf32 until the time is over
 #   OUT=second FROM=first BEFORE=/tmp/before PROBE=probe.py results/evidence/first-minutes.sh
 #       a script of kernels for 240 seconds; the same bench of the code in the folder BEFORE, another commit, and of this
 #       one, a minute each; then FedFM goes on
@@ -12,8 +13,8 @@ set -u
 OUT=$(realpath -m "$OUT") PYTHON=${PYTHON:-python3}
 export OUT
 mkdir -p "$OUT"
-workloads=("w1 w2" "w3 --epochs=1")
-if [ -n "${TINY:-}" ]; then workloads=("w2 --epochs=1"); fi
+workloads=("w1 w2" "w3 --epochs=1") backbones="cnn-small resnet18" device=cuda
+if [ -n "${TINY:-}" ]; then workloads=("w2 --epochs=1") backbones="cnn-small" device=cpu; fi
 
 # Bench the code in the folder $1 in the precisions $4 ... until second $3, into the file $2.
 bench() {
@@ -30,12 +31,40 @@ bench() {
     done
 }
 
+# Hold graphs of steps, and the laws, to the CPU until second $1.
+check_steps() {
+    PYTHONPATH=$PWD timeout --kill-after=5 "$1" "$PYTHON" -m pytest -q -p no:cacheprovider tests/test_graphs.py -k cuda
+    local left=$(($1 - SECONDS))
+    if [ "$left" -gt 0 ]; then
+        PYTHONPATH=$PWD timeout --kill-after=5 "$left" "$PYTHON" -m fedcli check fedavg fedfm scaffold \
+            ${TINY:+--law=9} --device "$device"
+    fi
+}
+
+# Run two rounds twice in each way, of a small network and of ResNet-18, until second $1; `verify` compares the bits.
+check_bits() {
+    local backbone way left folder
+    for backbone in $backbones; do
+        for way in 10 branches:10; do
+            folder="$OUT/bits-$backbone-${way%:*}"
+            left=$(($1 - SECONDS))
+            if [ "$left" -gt 0 ]; then
+                PYTHONPATH=$PWD timeout --kill-after=5 "$left" bash -c '"$0" -m fedcli run fedavg --dataset digits \
+                    --backbone "$1" --clients-per-chunk "$2" --rounds 2 --device "$3" --out "$4" &&
+                    "$0" -m fedcli verify "$4"' "$PYTHON" "$backbone" "$way" "$device" "$folder"
+            fi
+        done
+    done
+}
+
 # Where the package is not installed, its papers have to stand in it.
 for tree in "$PWD" ${BEFORE:+"$BEFORE"}; do
     (cd "$tree" && { PYTHONPATH=$PWD "$PYTHON" -c "import fedcli.papers" 2>/dev/null || ln -sn ../papers fedcli/papers; })
 done
 if [ -z "${BEFORE:-}" ]; then
-    bench . bench 90 float32 tf32 bf16
+    check_steps 60
+    check_bits $((SECONDS + 60))
+    bench . bench $((SECONDS + 90)) float32 tf32 bf16
 else
     # shellcheck disable=SC2086  # so that the script may have options
     if [ -n "${PROBE:-}" ]; then timeout --kill-after=5 260 "$PYTHON" $PROBE --budget 240; fi

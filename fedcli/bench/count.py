@@ -1,0 +1,171 @@
+"""Kernels, bytes and operations of a joint step, counted without a GPU, and their time by a model of an H100.
+
+A joint step is a local step of each of a round's clients, as a CUDA graph holds it. It is taken on PyTorch's meta
+device, whose tensors have shapes and no values, by FedAvg with full batches, of which each client has two. Each
+operation is a kernel, except views. Its bytes are those of the tensors that it reads and writes; of an index that of
+what it selects. The model of an H100 gives a kernel the largest of the time to start it in a graph, to move its bytes
+and to do its floating-point operations at a share of the peak rate that large layers reach. It orders ways of doing the
+same; it is no measurement.
+"""
+
+import math
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+from torch.utils.flop_counter import flop_registry
+
+from fedcli.bench.measure import RANDOM_IMAGES, prepare_workload
+from fedcli.core.clients import plain_loss
+from fedcli.core.trees import tree_map
+from fedcli.runs.prepare import prepare
+
+aten = torch.ops.aten
+# They start no kernel, as views do not.
+FREE = {aten.empty, aten.empty_like, aten.empty_strided, aten.new_empty, aten.detach, aten._unsafe_view}
+SELECTIONS = {aten.index, aten.index_select, aten.gather}
+
+START_SECONDS = 1.5e-6  # of a kernel in a graph
+BYTES_A_SECOND = 3.0e12
+FLOPS_A_SECOND = 51e12
+CONVOLUTION_SHARE = 0.35
+PRODUCT_SHARE = 0.5
+
+# How PyTorch cuts lists of tensors into kernels: values of a block, blocks and (for three lists) tensors of a kernel.
+BLOCK_VALUES = 65536
+KERNEL_BLOCKS = 320
+KERNEL_TENSORS = 48
+
+
+class Count(TorchDispatchMode):
+    """Counts what is done inside.
+
+    Attributes:
+        kernels: By operation.
+        bytes: By operation, read and written.
+        flops: By operation.
+        seconds: On the modelled GPU.
+    """
+
+    def __init__(self):
+        super().__init__()
+        self.kernels, self.bytes, self.flops = Counter(), Counter(), Counter()
+        self.seconds = 0.0
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: tuple = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        kind = function.overloadpacket
+        if kind is aten._fused_sgd_:  # has no form on the meta device
+            self._add(kind, _list_kernels(args[0]), _fused_bytes(*args[:3]), 0)
+            return None
+        results = function(*args, **kwargs)
+        is_view = any(each.alias_info is not None and not each.alias_info.is_write for each in function._schema.returns)
+        if not is_view and kind not in FREE:
+            kernels = sum(args[-1]) if kind is aten.convolution_backward else 1  # of each gradient that is asked for
+            self._add(kind, kernels, _bytes(kind, (args, kwargs), results), _flops(kind, args, kwargs, results))
+        return results
+
+    def _add(self, kind: Any, kernels: int, nbytes: int, flops: int) -> None:
+        name = kind.__name__
+        self.kernels[name] += kernels
+        self.bytes[name] += nbytes
+        self.flops[name] += flops
+        share = CONVOLUTION_SHARE if "convolution" in name else PRODUCT_SHARE
+        self.seconds += max(kernels * START_SECONDS, nbytes / BYTES_A_SECOND, flops / (share * FLOPS_A_SECOND))
+
+
+def _nbytes(tensor: Tensor) -> int:
+    """Returns the bytes behind a tensor; of one that repeats values those that there are."""
+    return tensor.untyped_storage().nbytes() if 0 in tensor.stride() else tensor.numel() * tensor.element_size()
+
+
+def _bytes(kind: Any, arguments: Any, results: Any) -> int:
+    written = [leaf for leaf in tree_leaves(results) if isinstance(leaf, Tensor)]
+    if kind in SELECTIONS:
+        return 2 * sum(map(_nbytes, written))
+    read = [leaf for leaf in tree_leaves(arguments) if isinstance(leaf, Tensor)]
+    return sum(map(_nbytes, [*read, *written]))
+
+
+def _fused_bytes(params: list[Tensor], grads: list[Tensor], momenta: list[Tensor]) -> int:
+    """Parameters and momenta are read and written, gradients are read."""
+    return sum(map(_nbytes, grads)) + 2 * sum(map(_nbytes, [*params, *momenta]))
+
+
+def _list_kernels(tensors: list[Tensor]) -> int:
+    """Returns how many kernels an operation on a list of tensors takes, or on several such lists."""
+    kernels, blocks, held = 1, 0, 0
+    for tensor in tensors:
+        if held == KERNEL_TENSORS:
+            kernels, blocks, held = kernels + 1, 0, 0
+        held += 1
+        blocks += math.ceil(tensor.numel() / BLOCK_VALUES)
+        while blocks > KERNEL_BLOCKS:  # the rest of the tensor goes into the next one
+            kernels, blocks, held = kernels + 1, blocks - KERNEL_BLOCKS, 1
+    return kernels
+
+
+def _flops(kind: Any, args: tuple, kwargs: dict[str, Any], results: Any) -> int:
+    if kind is aten.convolution:
+        return 2 * results.numel() * args[1][0].numel()
+    if kind is aten.convolution_backward:
+        gradient, _, weight = args[:3]
+        of_input, of_weight, _ = args[-1]
+        return (of_input + of_weight) * 2 * gradient.numel() * weight[0].numel()
+    return flop_registry[kind](*args, **kwargs, out_val=results) if kind in flop_registry else 0
+
+
+class _NoGraphs:
+    """In the place of a device's graphs: what they would hold is done at once."""
+
+    def warm_up(self, work: Callable[[], Any]) -> None:
+        work()
+
+    def fork(self, works: list[Callable[[], Any]]) -> list[Any]:
+        return [work() for work in works]
+
+
+def count_step(name: str, workload: dict[str, Any], way: str, precision: str) -> tuple[dict[str, Any], Count]:
+    """Counts a joint step of a workload, see `fedcli.bench.measure.WORKLOADS`, in one of `stacked.WAYS`.
+
+    Returns:
+        What was counted, see `cells`, and the counts by operation.
+    """
+    size = workload["cohort_size"]
+    few = {"num_clients": size, "train_examples": 2 * size * workload["batch_size"], "local_epochs": 1}
+    setup = prepare_workload(workload | few, device="cpu", precision=precision)
+    setup = replace(setup, run=replace(setup.run, dataset=f"{RANDOM_IMAGES}:{setup.run.dataset}"))
+    _, _, fed = prepare(setup)
+
+    def to_meta(tensor: Tensor) -> Tensor:
+        return tensor.to("meta")
+
+    engine = replace(
+        fed.engine, images=to_meta(fed.engine.images), labels=to_meta(fed.engine.labels), way=way,
+        clients_per_chunk=size, graphs=_NoGraphs(),
+    )  # fmt: skip
+    cohort = fed.cohort(0)
+    clients = tree_map(to_meta, fed.broadcast(*fed.initial_model(), cohort))
+    step = fed.optimizer_step(plain_loss(fed.network))
+    engine.train(step, clients, fed.plan(cohort), fed.lr(0), None, None)
+    (stack,) = engine.stacks.values()
+    with Count() as count:
+        stack.step(padded=False, is_captured=True)
+    row = {
+        "workload": name, "way": f"{way} x {size}", "precision": precision, "kernels": count.kernels.total(),
+        "gigabytes": count.bytes.total() / 1e9, "gflop": count.flops.total() / 1e9, "milliseconds": 1e3 * count.seconds,
+    }  # fmt: skip
+    return row, count
+
+
+def cells(row: dict[str, Any]) -> dict[str, str]:
+    """Returns cells of a table by their titles."""
+    return {
+        "Workload": row["workload"], "Way": row["way"], "Kernels": str(row["kernels"]),
+        "GB": f"{row['gigabytes']:.2f}", "GFLOP": f"{row['gflop']:.1f}", "Modelled ms": f"{row['milliseconds']:.2f}",
+    }  # fmt: skip
