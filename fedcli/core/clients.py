@@ -331,7 +331,8 @@ def optimizer_step(
 
         def objective(some: Params) -> tuple[Tensor, Aux]:
             params = some if names is None else {**client.params, **some}
-            return loss(params, client.buffers, batch, context)
+            value, aux = loss(params, client.buffers, batch, context)
+            return value, aux._replace(terms={**aux.terms, OBJECTIVE: value})
 
         grads, aux = gradient(objective, some)
         grads = clip(grads, clip_norm) if clip_norm else grads

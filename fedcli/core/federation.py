@@ -538,8 +538,9 @@ def _finite(terms: Terms, stacked: Tree, cohort: Cohort) -> Terms:
     named["what the step gave"] = torch.zeros(len(cohort.client_ids), device=cohort.weights.device)
     for tensor in tensors:
         named["what the step gave"] += (0 * tensor.detach()).reshape(len(tensor), -1).sum(1)
-    for what, values in named.items():
-        ids = cohort.client_ids[~values.detach().isfinite().cpu().numpy()]
+    is_finite = to_device({what: values.detach().isfinite() for what, values in named.items()}, "cpu")
+    for what, flags in is_finite.items():
+        ids = cohort.client_ids[~flags.numpy()]
         if len(ids):
             weight = " or a smaller weight of that term" if what.startswith("the term") else ""
             raise NonFiniteLoss(
