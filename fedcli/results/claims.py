@@ -171,7 +171,8 @@ def contrasts(claim: Claim, table: Table, than: str) -> list[Contrast]:
         return cells[name, column]
 
     compared = []
-    for column, than_column in zip(claim.columns, claim.than_columns or claim.columns, strict=True):
+    than_columns = claim.than_columns or claim.columns
+    for column, than_column in zip(claim.columns, than_columns, strict=True):
         compared.append(Contrast(cell_of(claim.row, column), cell_of(than, than_column), 1 / len(claim.columns)))
     for column in claim.less:
         compared.append(Contrast(cell_of(claim.row, column), cell_of(than, column), -1 / len(claim.less)))

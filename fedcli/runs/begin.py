@@ -113,7 +113,8 @@ def begin(setup: Setup, folder: Path, source: str, progress: Listener | None = N
         record = new_record(setup, dataset, parts, fed, source, chosen)
         with setup.method.blamed(*NOT_BLAMED), unchanged([*record["user_files"]]):
             state = setup.method.init(fed, setup.options)
-        with locked(folder) if current().number == 0 else nullcontext():
+        lock = locked(folder) if current().number == 0 else nullcontext()
+        with lock:
             current().first(lambda: begun(setup, folder, False))  # another process may have begun in it meanwhile
             state = run_rounds(setup, fed, record, state, folder, progress or Listener(), until)
     return Run(record, state, folder, tuple(userfiles.user_files(record)))

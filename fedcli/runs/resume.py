@@ -68,7 +68,8 @@ def resume(
     folder = Path(path)
     progress = progress or Listener()
     read_record(folder)  # refuses what is no run, and makes no folder
-    with locked(folder) if current().number == 0 else nullcontext():
+    lock = locked(folder) if current().number == 0 else nullcontext()
+    with lock:
         record = current().first(lambda: read_record(folder))
         if skip_ended and has_ended(record):
             if record["status"] == "finished":  # a kill after the last record has left something
