@@ -254,11 +254,11 @@ def memory_for_two(monkeypatch):
     """A second step of more than two clients does not fit; yields how many clients every step that was tried had."""
     tried, step = [], Stack.step
 
-    def limited(self, padded):
+    def limited(self, padded, is_captured=False):
         tried.append(len(leaves(self.clients)[0]))
         if tried[-1] > 2 and tried[-2:] == [tried[-1]] * 2:
             raise torch.OutOfMemoryError("no memory")
-        step(self, padded)
+        step(self, padded, is_captured)
 
     monkeypatch.setattr(Stack, "step", limited)
     return tried

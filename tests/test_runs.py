@@ -252,10 +252,10 @@ def test_numbers_too_small_for_their_exponent_are_0_in_a_run_and_its_threads_and
 def test_a_chunk_that_did_not_fit_is_in_the_record_and_stays_small_after_a_resume(tmp_path, monkeypatch):
     step = Stack.step
 
-    def limited(self, padded):
+    def limited(self, padded, is_captured=False):
         if len(leaves(self.clients)[0]) > 2:
             raise torch.OutOfMemoryError("no memory")
-        step(self, padded)
+        step(self, padded, is_captured)
 
     monkeypatch.setattr(Stack, "step", limited)
     options, notes, heard = {**TINY, "cohort_size": 4, "clients_per_chunk": "branches:4"}, StopAfter(2), []
