@@ -535,11 +535,11 @@ W1 = (10, "cnn-mcmahan", (1, 28), 4)
 W2 = (20, "cnn-mcmahan", (1, 28), 4)
 RESNET = (10, "resnet18", (3, 32), 4)
 JOINT_STEPS = {  # way and workload, options, and the most operations of a joint step
-    "w1, stacked": ("{}", W1, SGD, 104),
-    "w1, branches": ("branches:{}", W1, SGD, 350),
-    "w2, branches": ("branches:{}", W2, SGD, 680),
-    "FedFM's network, stacked": ("{}", RESNET, {"momentum": 0.9, "weight_decay": 1e-5}, 552),
-    "FedFM's network, branches": ("branches:{}", RESNET, {"momentum": 0.9, "weight_decay": 1e-5}, 1612),
+    "w1, stacked": ("{}", W1, SGD, 107),
+    "w1, branches": ("branches:{}", W1, SGD, 354),
+    "w2, branches": ("branches:{}", W2, SGD, 684),
+    "FedFM's network, stacked": ("{}", RESNET, {"momentum": 0.9, "weight_decay": 1e-5}, 555),
+    "FedFM's network, branches": ("branches:{}", RESNET, {"momentum": 0.9, "weight_decay": 1e-5}, 1616),
 }
 
 
