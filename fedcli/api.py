@@ -21,6 +21,8 @@ from fedcli.runs.record import RECORD
 from fedcli.runs.trackers import Loggers
 from fedcli.userfiles import is_from_file
 
+COMMAND = re.compile(r"('fedcli [^']*')")
+KEYWORDS = {"continue": "continue_"}  # where the name of an option is a word of Python
 FLAG = re.compile(r"(?<![\w-])--(?:no-)?([a-z][a-z0-9-]*)")
 # The columns of a table's CSV that a run shows.
 SHOWN = [
@@ -262,9 +264,16 @@ def in_keywords() -> Iterator[None]:
     try:
         yield
     except UserError as error:
-        text = str(error).replace("--continue", "continue_=True, rename the old one by exist_ok=True")
-        text = FLAG.sub(lambda flag: flag[1].replace("-", "_"), text)
-        raise type(error)(text) from error
+        raise type(error)(keywords_for_flags(str(error))) from error
+
+
+def keywords_for_flags(text: str) -> str:
+    """Writes the flags in a message as keyword arguments; commands in quotation marks stay as they are typed."""
+    text = text.replace("go on with --continue", "go on with continue_=True, rename the old one by exist_ok=True")
+    pieces = COMMAND.split(text)
+    for index in range(0, len(pieces), 2):  # between the commands
+        pieces[index] = FLAG.sub(lambda flag: KEYWORDS.get(flag[1], flag[1].replace("-", "_")), pieces[index])
+    return "".join(pieces)
 
 
 def load(path: str | Path, method: str | Path | Sequence[str | Path] = ()) -> Run | Runs:

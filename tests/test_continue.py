@@ -80,10 +80,10 @@ def finished(tmp_path_factory):
 @pytest.mark.parametrize(
     ("method", "given", "message"),
     [
-        ("fedavg", {"lr": 0.5}, r"another --lr \(got 0.5, was 0.02\); choose another --out"),
-        ("fedavg", {"rounds": 2}, r"another --rounds \(got 2, was 1\); a run cannot be lengthened; train anew"),
+        ("fedavg", {"lr": 0.5}, r"another lr \(got 0.5, was 0.02\); choose another out"),
+        ("fedavg", {"rounds": 2}, r"another rounds \(got 2, was 1\); a run cannot be lengthened; train anew"),
         ("fedprox", {}, r"another method \(got fedprox, was fedavg\)"),
-        ("fedavg", {"out": None}, r"--continue needs a folder \(got no --out\)"),
+        ("fedavg", {"out": None}, r"continue_ needs a folder \(got no out\)"),
         ("fedavg", {"out": Path(__file__).parent}, "never overwritten"),
     ],
 )

@@ -94,7 +94,7 @@ SEEDS = "--seeds must be distinct whole numbers from 0"
         ("resume nowhere", "there is no run at 'nowhere' (got no record.json); give the folder of a run, which holds"),
         ("plto", "No such command 'plto'. Did you mean 'plot'? ('fedcli --help' shows all)"),
         ("--knd plot", "No such option: --knd ('fedcli --help' shows all)"),
-        ("plot a --knd x", "No such option: --knd (Possible options: --kind) ('fedcli plot --help'"),
+        ("plot a --knd x", "No such option: --knd (Possible options: --kind, --legend) ('fedcli plot --help'"),
         ("plot", "Missing argument 'RUN'. ('fedcli plot --help' shows all)"),
         ("new method 'my method'", "'my method' cannot be the name of a new method; begin with a letter, use only a-z"),
         ("new", "Missing argument 'method'. Choose from: method ('fedcli new --help' shows all)"),

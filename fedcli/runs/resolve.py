@@ -201,7 +201,8 @@ def refuse_without_effect(setup: Setup) -> None:
         if is_typed and is_idle(field.metadata, values):
             others = ", ".join(f"{flag_of(other)} {values[other]}" for other in field.metadata["only_with"])
             raise UserError(f"{flag_of(name)} is for {describe_need(field.metadata)} (got {others}); leave it out.")
-    if setup.origin["remainder"] == "command line" and "classes:" not in setup.run.partition:
+    is_typed = setup.origin["remainder"] == "command line" and setup.run.remainder != RunConfig.remainder
+    if is_typed and "classes:" not in setup.run.partition:
         raise UserError(f"--remainder is for --partition classes:C (got {setup.run.partition}); leave it out.")
 
 
