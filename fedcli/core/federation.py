@@ -176,6 +176,7 @@ class Federation:
             dataset.x_train.to(device), dataset.y_train.to(device), transform, min(chunk, run.cohort_size), on_samples,
             way, CudaGraphs(device) if device.type == "cuda" else None, self.dead_taps and device.type == "cpu",
         )  # fmt: skip
+        self.takes_vmap = True  # whether vmap takes all networks
         if self.engine.way == WAYS[0] and self.engine.clients_per_chunk > 1:
             self._keep_from_vmap(dataset.channels, dataset.image_size)
         self.start_round()
@@ -190,6 +191,7 @@ class Federation:
                 if self.device.type == "cpu":
                     self.engine.clients_per_chunk = 1
                 self.engine.way = WAYS[1]
+                self.takes_vmap = False
                 self.engine.notes.append(f"clients train one by one: vmap does not take the network {name} ({fault})")
                 return
 

@@ -27,7 +27,7 @@ def autotune(fed: Federation) -> str | None:
     if fed.config.clients_per_chunk != "auto" or fed.device.type != "cuda":
         return None
     size = -(-fed.config.cohort_size // fed.engine.workers.count)  # a larger chunk would leave a worker idle
-    ways = WAYS if fed.engine.way == WAYS[0] else WAYS[1:]  # where vmap does not take the network
+    ways = WAYS if fed.takes_vmap else WAYS[1:]
     tried: dict[str, tuple[float, int]] = {}
     failed: dict[str, RuntimeError] = {}
     for way in ways:
