@@ -134,10 +134,11 @@ def test_the_first_rounds_of_a_record_are_verified_and_the_repetition_can_go_on(
 
 def test_rounds_that_a_record_has_not_or_that_have_no_accuracy_are_refused(whole):
     first, second = whole["rounds"]
-    record = {**whole, "rounds": [{**first, "test_accuracy": None}, second]}
+    summary = {**whole["summary"], "selected_round": 1, "selected": second["test_accuracy"]}
+    record = {**whole, "rounds": [{**first, "test_accuracy": None}, second], "summary": summary}
     for rounds in (0, 1, 3):
         code, text = verify(record, "--rounds", rounds, "--out", "again")
-        assert (code, f"from 2, the first that was tested, to 2 (got {rounds})" in text) == (2, True)
+        assert (code, f"from 2, the first that was tested, to 2 (got {rounds})" in text) == (2, True), text
     assert not Path("again").exists()
 
 
