@@ -228,7 +228,9 @@ def test_a_failed_run_does_not_stop_the_others_and_the_command_fails_after_all(o
     assert [run.label for run in later.to_run] == ["FedAvg, CIFAR-10 NIID-1"]
 
 
-def test_runs_whose_data_are_missing_are_left_out():
+def test_runs_whose_data_are_missing_are_left_out(monkeypatch):
+    timed_before = [folder / "fedfm-cifar10-resnet18" for folder in durations.shipped()]
+    monkeypatch.setattr(durations, "shipped", lambda: timed_before)
     absent = Cell("FedAvg", "CINIC-10 NIID-1", "fedavg", {"protocol": "fedfm:niid-1", "dataset": "cifar10"})
     plan = plans.plan(table([*SMALL.cells, absent]), seeds=[0])
     assert [run.label for run in plan.to_run] == ["FedAvg, CIFAR-10 NIID-1", "FedFM, CIFAR-10 NIID-1"]
@@ -306,7 +308,8 @@ def test_the_estimate_goes_by_rounds_and_local_steps(monkeypatch):
     assert cost(SMALL.cells, seeds=[1], only=["FedAvg"])[0] == pytest.approx(2)  # two rounds are there
 
 
-def test_the_estimate_is_by_runs_of_the_network_on_images_of_the_size_here_or_else_on_another_machine():
+def test_the_estimate_is_by_runs_of_the_network_on_images_of_the_size_here_or_else_on_another_machine(monkeypatch):
+    monkeypatch.setattr(durations, "shipped", list)
     folders = [Path(f"runs/tables/{number}") for number in range(3)]
     for folder, seconds in zip(folders, (1.0, 2.0, 9.0), strict=True):
         record = timed(folder, seconds, seed=9)
@@ -460,6 +463,7 @@ def test_a_run_of_another_version_of_its_method_is_pointed_out():
 
 def test_the_command_runs_what_is_missing_and_then_only_prints(offered, monkeypatch):
     monkeypatch.setattr(durations, "quiet", lambda record: True)  # whatever else this machine does
+    monkeypatch.setattr(durations, "shipped", list)
     offered(SMALL)
     result = invoke("FEDFM:iii", "--seeds", "0")
     assert result.exit_code == 0, result.output
