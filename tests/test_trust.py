@@ -125,7 +125,7 @@ def test_continue_is_consent_and_knows_a_moved_file(work):
         return fedcli.run(method, out="run", continue_=True, protocol="fedfm:digits", backbone=backbone, **TINY)
 
     assert go_on(f"{net}:tiny").record["resumed"] == [2]
-    refused(lambda: go_on("cnn-small"), "another --backbone (got cnn-small, was")
+    refused(lambda: go_on("cnn-small"), "another backbone (got cnn-small, was")
 
 
 @pytest.mark.parametrize("again", [{}, {"continue_": True}], ids=["the plain command", "--continue"])
@@ -137,7 +137,7 @@ def test_a_run_without_a_finished_round_starts_anew_once_its_file_is_fixed(again
     Path("mine.py").write_text(text)
     record = fedcli.run("./mine.py", **options, **again).record
     assert (record["status"], record["resumed"], record["method_hash"]) == ("finished", [], file_hash("mine.py"))
-    refused(lambda: fedcli.run("./mine.py", **options), "never overwritten; go on with --continue, or choose another")
+    refused(lambda: fedcli.run("./mine.py", **options), "never overwritten; go on with continue_=True")
 
 
 def table_of(method, given):
@@ -218,7 +218,7 @@ def test_tuned_options_open_no_file_that_is_not_typed(work):
     for spelling in (f"{work}/evil.py:tiny", f"{work}/evil.py:tiny,cnn-small", f"cnn-small,{work}/evil.py:tiny"):
         facts = {"method": "fedavg", "seed": "0", "options": {"backbone": spelling, "lr": 0.2}}
         Path("tuned.json").write_text(json.dumps(facts))
-        refused(lambda: fedcli.run("fedavg", out="run", tuned="tuned.json", **TINY), "has code of yours in --backbone")
+        refused(lambda: fedcli.run("fedavg", out="run", tuned="tuned.json", **TINY), "has code of yours in backbone")
         result = invoke("run", "fedavg", "--tuned", "tuned.json", "--out", "run")
         assert (result.exit_code, "add --backbone" in result.stderr) == (2, True)
     assert not Path("evil-ran").exists()
