@@ -1,7 +1,10 @@
 """Python says and does what the command line does: several methods, grids, tuning, processes and messages."""
 
+import os
 import subprocess
 import sys
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
 
 import pytest
 
@@ -69,6 +72,13 @@ def test_processes_start_from_a_script_without_a_guard(tmp_path):
     done = subprocess.run([sys.executable, script], capture_output=True, text=True, check=False)
     assert done.stdout == "once\n['finished', 'finished']\n", done.stderr
     assert read_record(tmp_path / "runs" / "seed-1")["status"] == "finished"
+
+
+def test_processes_of_the_users_own_program_go_on(tmp_path):
+    with ProcessPoolExecutor(1, get_context("spawn")) as pool:
+        before = pool.submit(os.getpid).result()
+        fedcli.run("fedavg", seeds=[0], jobs=2, out=tmp_path / "runs", **TINY)
+        assert pool.submit(os.getpid).result() == before
 
 
 @pytest.mark.parametrize(

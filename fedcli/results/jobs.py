@@ -168,20 +168,23 @@ def _error_text(error: BaseException) -> str:
 def _processes(jobs: int) -> Iterator[Start]:
     """Starts runs in processes, each with the next CUDA device; in the end interrupts those left."""
     slots: dict[int, futures.Future] = {}
+    started: set[multiprocessing.process.BaseProcess] = set()
 
     def start(run: PlannedRun) -> futures.Future:
         slot = next(slot for slot in range(jobs) if slot not in slots or slots[slot].done())
         # An executor for each run, since the death of a process breaks its executor.
         executor = futures.ProcessPoolExecutor(1, multiprocessing.get_context("spawn"), _begin_process, (jobs,))
+        others = {*multiprocessing.active_children()}
         with _without_main():
             slots[slot] = executor.submit(task, device_of(slot), *_arguments(run))
+        started.update({*multiprocessing.active_children()} - others)  # not those that the user's program has
         executor.shutdown(wait=False)
         return slots[slot]
 
     try:
         yield start
     finally:
-        for process in multiprocessing.active_children():
+        for process in started.intersection(multiprocessing.active_children()):
             process.terminate()  # background processes of a shell script ignore SIGINT
         futures.wait(slots.values())
 
