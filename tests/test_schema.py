@@ -15,6 +15,8 @@ from fedcli.results.render import render
 from fedcli.runs import identity
 from fedcli.runs.record import RECORD, read_record, write_record
 from fedcli.runs.resume import resume
+from fedcli.runs.rounds import Listener
+from fedcli.userfiles import file_hash
 from tests import torture
 from tests.files import refused
 from tests.programs import invoke
@@ -139,11 +141,65 @@ def test_a_built_in_method_is_known_by_its_numerics_and_a_users_file_by_its_hash
         if refusal:
             refused(lambda folder=folder: resume(folder), refusal, "--changed-method")
             after = resume(folder, changed_method=True).record
-            assert after["changed"] == [{"round": 2, "what": "the arithmetic of fedcli"}]
+            now = identity.numerics(after, find_method("fedavg"))
+            assert after["changed"] == [{"round": 2, "what": "the arithmetic of fedcli", "numerics": now}]
         else:
             after = resume(folder).record
             assert (after["status"], after["changed"]) == ("finished", [])
             assert after["method_hash"].endswith(find_method("fedavg").file_hash)
+
+
+def of_other_numerics(folder, numerics):
+    """A run that was stopped after its first round, of which its record says other numerics."""
+    with pytest.raises(Stop):
+        fedcli.run("fedavg", out=folder, progress=StopAfter(1), **TINY)
+    record = read_record(folder)
+    write_record(folder, {**record, "numerics": numerics})
+    return {**record["numerics"]}
+
+
+def test_one_consent_holds_for_the_numerics_to_which_it_was_given(tmp_path, monkeypatch):
+    now = of_other_numerics(tmp_path, {"core": 1, "method": 0})
+    for consents in (True, False):
+        with pytest.raises(Stop):
+            resume(tmp_path, changed_method=consents, progress=StopAfter(1))
+    record = read_record(tmp_path)
+    assert record["changed"] == [{"round": 1, "what": "the arithmetic of fedcli", "numerics": now}]
+    assert identity.outdated(record, find_method("fedavg"))  # today's code would not repeat its first round
+    newer = {**now, "method": now["method"] + 1}
+    monkeypatch.setattr("fedcli.runs.identity.numerics", lambda record, method: newer)
+    refused(lambda: resume(tmp_path), f"got numerics {newer}, was {now}", "--changed-method")
+    after = resume(tmp_path, changed_method=True).record
+    assert [change["round"] for change in after["changed"]] == [1, 3]
+
+
+def test_a_consent_is_in_the_record_before_a_checkpoint_has_rounds_of_the_new_code(tmp_path):
+    of_other_numerics(tmp_path, {"core": 1, "method": 0})
+
+    class Killed(Listener):
+        def samples(self, count):
+            record = read_record(tmp_path)
+            assert [change["round"] for change in record["changed"]] == [1]
+            raise Stop
+
+    with pytest.raises(Stop):
+        resume(tmp_path, changed_method=True, progress=Killed())
+
+
+def test_a_run_without_a_round_is_of_the_code_that_computes_its_first(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("mine.py").write_text(METHOD)
+
+    class Killed(Listener):
+        def samples(self, count):
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        fedcli.run("./mine.py", out="run", progress=Killed(), **TINY)
+    Path("mine.py").write_text(METHOD + "# edited\n")
+    record = resume("run", method="mine.py", changed_method=True).record
+    assert (record["method_hash"], record["changed"]) == (file_hash("mine.py"), [])
+    assert identity.what_happened(record) == []
 
 
 # Labels

@@ -115,7 +115,8 @@ def outdated(record: dict[str, Any], method: Method) -> bool:
     The file of a registered method may change its words; what it computes is counted by `numerics`.
     """
     lost_options = record["config"].keys() - recorded_fields(method).keys()
-    return bool(lost_options or code_differences(record, method))
+    has_other_start = record["numerics"] != numerics(record, method)
+    return bool(lost_options or has_other_start or code_differences(record, method))
 
 
 def code_differences(record: dict[str, Any], method: Method) -> dict[str, tuple[Any, Any]]:
@@ -125,11 +126,18 @@ def code_differences(record: dict[str, Any], method: Method) -> dict[str, tuple[
     """
     found = {}
     now = numerics(record, method)
-    if record["numerics"] != now:
-        found["numerics"] = now, record["numerics"]
+    was = last_numerics(record)
+    if now != was:
+        found["numerics"] = now, was
     if not is_packaged(record) and not is_hash_of(record["method_hash"], method.file):
         found["hash"] = method.file_hash, record["method_hash"].rpartition(THEN)[2]
     return found
+
+
+def last_numerics(record: Mapping[str, Any]) -> dict[str, int]:
+    """The numerics of a run's last rounds, to which the user has consented where they are not those of its first."""
+    consented = [change["numerics"] for change in record["changed"] if "numerics" in change]
+    return consented[-1] if consented else record["numerics"]
 
 
 def code_changes(record: Mapping[str, Any]) -> list[str]:

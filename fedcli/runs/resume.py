@@ -13,7 +13,7 @@ from fedcli.declarations import Method
 from fedcli.errors import UserError
 from fedcli.registry import find_method
 from fedcli.runs.checkpoints import CHECKPOINT, clear_finished, read_checkpoint
-from fedcli.runs.identity import code_differences
+from fedcli.runs.identity import code_differences, numerics
 from fedcli.runs.lock import locked
 from fedcli.runs.machine import flushed_denormals, machine_settings, note_move
 from fedcli.runs.models import Run, all_params
@@ -80,14 +80,16 @@ def resume(
             raise UserError(f"the run '{folder}' has finished all of its {len(record['rounds'])} rounds; {LONGER}.")
         files_before = record["user_files"]
         record, setup, fed = restore(record, method, changed_method)
-        changed = _changed_code(record, setup.method, files_before)
-        if not userfiles.is_hash_of(record["method_hash"], setup.method.file):
-            record["method_hash"] += userfiles.THEN + setup.method.file_hash
+        changes = _changed_code(record, setup.method, files_before)
         with machine_settings(fed):
             state, before = read_checkpoint(folder, record, setup, fed)
             record |= before
             if record["rounds"]:
-                record["changed"] += [{"round": len(record["rounds"]), "what": what} for what in changed]
+                record["changed"] += [{"round": len(record["rounds"]), **change} for change in changes]
+                if not userfiles.is_hash_of(record["method_hash"], setup.method.file):
+                    record["method_hash"] += userfiles.THEN + setup.method.file_hash
+            else:
+                record |= _code_of_the_first_round(record, setup.method)
             record["resumed"].append(len(record["rounds"]))
             record.pop("error", None)
             fed.engine.notes += note_move(record, fed.device)
@@ -95,15 +97,27 @@ def resume(
     return Run(record, state, folder, tuple(userfiles.user_files(record)))
 
 
-def _changed_code(record: dict[str, Any], method: Method, files_before: dict[str, str]) -> list[str]:
-    """What of the code is not as in the rounds that a run has, in words; its files had the hashes `files_before`."""
-    changed = {"numerics": "the arithmetic of fedcli", "hash": "its method"}
-    words = [changed[name] for name in code_differences(record, method)]
+def _changed_code(record: dict[str, Any], method: Method, files_before: dict[str, str]) -> list[dict[str, Any]]:
+    """What of the code is not as in the rounds that a run has, as its record will say; its files had `files_before`."""
+    changes = []
+    found = code_differences(record, method)
+    if "numerics" in found:
+        now, _ = found["numerics"]
+        changes.append({"what": "the arithmetic of fedcli", "numerics": now})
+    if "hash" in found:
+        changes.append({"what": "its method"})
     before = {hashes.rpartition(userfiles.THEN)[2] for hashes in files_before.values()}
     for path, hashes in record["user_files"].items():
-        is_other = Path(path) != Path(method.file) and hashes.rpartition(userfiles.THEN)[2] not in before
-        words += [f"its file {Path(path).name}"] if is_other else []
-    return words
+        if Path(path) != Path(method.file) and hashes.rpartition(userfiles.THEN)[2] not in before:
+            changes.append({"what": f"its file {Path(path).name}"})
+    return changes
+
+
+def _code_of_the_first_round(record: dict[str, Any], method: Method) -> dict[str, Any]:
+    """What a record says of the code where no round has been computed yet: the code is as it is now."""
+    files = {path: userfiles.file_hash(path) for path in record["user_files"]}
+    numbers = numerics(record, method)
+    return {"method_hash": method.file_hash, "numerics": numbers, "user_files": files, "changed": []}
 
 
 def recorded_setup(record: dict[str, Any], method: Method, **instead: Any) -> Setup:

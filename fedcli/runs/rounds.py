@@ -69,7 +69,7 @@ def run_rounds(
     if not writes:
         watch(folder)
     fed.store.folder = folder / (STATES if writes else f"{STATES}-{current().number}")
-    if writes and not rounds:
+    if writes:  # also what a resumed run says of its code and machine, before a checkpoint has rounds of them
         write_record(folder, record)
     samples = config.cohort_size * config.local_epochs * sum(map(len, fed.training)) // config.num_clients
     progress.start(record, folder, samples, len(rounds))

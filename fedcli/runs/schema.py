@@ -147,6 +147,7 @@ def data_set(value: Any) -> None:
 
 SHARE = number(0, 1)
 COUNT = whole(0)
+NUMERICS = parts({"core": COUNT, "method": COUNT})
 COST = optional(parts(dict.fromkeys(("floats_down", "floats_up", "memory_floats", "buffer_floats"), COUNT)))
 ENVIRONMENT = {
     "hardware": parts(
@@ -239,7 +240,7 @@ RECORD = parts(
         ),
     },
     {
-        "numerics": parts({"core": COUNT, "method": COUNT}),
+        "numerics": NUMERICS,
         "user_files": by_name(text),
         "dataset_source": text,
         "started": text,
@@ -251,7 +252,7 @@ RECORD = parts(
         "peak_bytes": COUNT,
         "load": each(parts({"round": COUNT, "start": number(0), "end": number(0)}, {"others": optional(number())})),
         "moved": each(parts({"round": COUNT}, {**ENVIRONMENT, "machine": MACHINE})),
-        "changed": each(parts({"round": COUNT, "what": text})),
+        "changed": each(parts({"round": COUNT, "what": text}, {"numerics": NUMERICS})),
         "error": text,
         "post": parts(
             {"name": text, "hash": text, "test_accuracy": optional(SHARE), "floats_up": COUNT, "seconds": number(0)},
