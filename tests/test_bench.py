@@ -25,6 +25,7 @@ TINY = {
     "dataset": "fmnist", "train_examples": 80, "num_clients": 4, "cohort_size": 2, "local_epochs": 2, "batch_size": 8,
     "backbone": "cnn-mcmahan",
 }  # fmt: skip
+TINY_SMALL = TINY | {"backbone": measure.SMALL_NETWORK}
 TINY_RESNET = TINY | {"dataset": "cifar10", "train_examples": 24, "backbone": "resnet18"}
 FEW_IMAGES = """
 from functools import partial
@@ -96,7 +97,12 @@ def test_the_workloads_have_these_sizes_and_one_network_on_both_sides(monkeypatc
         assert [value.shape for value in built.parameters()] == shapes
         parameters = sum(shape.numel() for shape in shapes)
         sizes.append((parameters, options["num_clients"], options["train_examples"], options["local_epochs"]))
-    expected = [(582_026, 100, 60_000, 5), (582_026, 100, 60_000, 1), (11_181_642, 10, 40_000, 10)]
+    expected = [
+        (582_026, 100, 60_000, 5),
+        (582_026, 100, 60_000, 1),
+        (11_181_642, 10, 40_000, 10),
+        (21_840, 100, 60_000, 5),
+    ]
     assert sizes == expected * 2  # by the short names and by those in words
     assert len(measure.SCALING) == 10
     assert measure.SCALING["w1 K=5 B=64"] == measure.WORKLOADS["w1"] | {"cohort_size": 5, "local_epochs": 1}
@@ -144,7 +150,7 @@ def test_both_sides_take_the_same_steps_on_the_same_images(chunk, monkeypatch):
     assert sorted(seen) == sorted(2 * [image.contiguous().numpy().tobytes() for image in images])
 
 
-@pytest.mark.parametrize("workload", [TINY, TINY_RESNET], ids=["cnn", "resnet"])
+@pytest.mark.parametrize("workload", [TINY, TINY_SMALL, TINY_RESNET], ids=["cnn", "small", "resnet"])
 def test_both_sides_end_with_the_same_model_where_the_order_of_samples_does_not_matter(workload):
     batch_size = workload["train_examples"] // 4
     setup, fed, plain = sides(workload | {"batch_size": batch_size}, precision="float64")

@@ -33,6 +33,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from torch.utils.flop_counter import FlopCounterMode
 
 from fedcli import registry
+from fedcli.bench import small_network
 from fedcli.core.engine import Engine
 from fedcli.core.federation import Federation
 from fedcli.core.layers import use_live_taps
@@ -49,13 +50,16 @@ from fedcli.vision import torchvision
 SGD = {"lr": 0.01, "momentum": 0.9}  # of all workloads
 ROUNDS = 1000  # of a workload's run, whose last ones are timed: in these all of a method's terms have begun
 _GREY = {"dataset": "fmnist", "train_examples": 60_000, "num_clients": 100, "backbone": "cnn-mcmahan"}
+SMALL_NETWORK = f"{small_network.__file__}:small"
 _COLOUR = {"dataset": "cifar10", "train_examples": 40_000, "num_clients": 10, "backbone": "resnet18"}
 WORKLOADS = {  # options of runs; all clients hold equally many images
     "w1": {**_GREY, "cohort_size": 10, "local_epochs": 5, "batch_size": 64},
     "w2": {**_GREY, "cohort_size": 20, "local_epochs": 1, "batch_size": 10},
     "w3": {**_COLOUR, "cohort_size": 10, "local_epochs": 10, "batch_size": 64},
+    "w4": {**_GREY, "cohort_size": 10, "local_epochs": 5, "batch_size": 64, "backbone": SMALL_NETWORK},
 }
-WORKLOADS |= {"cnn-five-epochs": WORKLOADS["w1"], "cnn-small-batches": WORKLOADS["w2"], "resnet18": WORKLOADS["w3"]}
+IN_WORDS = {"cnn-five-epochs": "w1", "cnn-small-batches": "w2", "resnet18": "w3", "small-network": "w4"}
+WORKLOADS |= {name: WORKLOADS[short] for name, short in IN_WORDS.items()}
 SCALING = {  # w1 with one local epoch, over clients a round and batch sizes
     f"w1 K={k} B={batch}": WORKLOADS["w1"] | {"local_epochs": 1, "cohort_size": k, "batch_size": batch}
     for k, batch in ((1, 64), (2, 64), (5, 64), (10, 64), (20, 64), (50, 64), (100, 64), (10, 10), (10, 32), (10, 128))
@@ -85,6 +89,8 @@ def prepare_workload(workload: dict[str, Any], method: str = "fedavg", **more: A
 
 def plain_network(backbone: str, channels: int, image_size: int) -> nn.Module:
     """The network of a workload as PyTorch's users write it, without anything of the project's."""
+    if backbone == SMALL_NETWORK:
+        return small_network.small(channels, image_size, num_classes=10)
     if backbone != "cnn-mcmahan":
         return getattr(torchvision().models, backbone)(num_classes=10)
     width = 64 * (((image_size - 4) // 2 - 4) // 2) ** 2

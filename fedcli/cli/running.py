@@ -406,13 +406,14 @@ def bench(
     cnn-five-epochs, w1: 28 x 28 grey images, 100 clients x 600, 10 a round, 5 epochs, batch 64, cnn-mcmahan.
     cnn-small-batches, w2: the same images, 20 clients a round, 1 epoch, batch 10.
     resnet18, w3: 32 x 32 colour images, 10 clients x 4,000, 10 epochs, batch 64; hours on a CPU.
+    small-network, w4: as w1, with a network of 21,840 parameters.
     METHOD: rounds of its own protocol on CIFAR-10, without the plain loop; how long all will take.
     Where fmnist or cifar10 is missing, the images are random.
     """
     from fedcli.bench import measure
 
     if count:
-        _print_counts(workloads or ["w1", "w2", "w3"], precision, bool(json))
+        _print_counts(workloads or ["w1", "w2", "w3", "w4"], precision, bool(json))
         return
     given = {"device": device, "precision": precision, "clients_per_chunk": clients_per_chunk, "seed": seed}
     if epochs:
