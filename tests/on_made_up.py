@@ -43,7 +43,7 @@ def on_made_up_device(test: Callable) -> Callable:
 
     @wraps(test)
     def there(**arguments):
-        process().submit(call, test.__module__, test.__name__, arguments).result()
+        return process().submit(call, test.__module__, test.__name__, arguments).result()
 
     return there
 

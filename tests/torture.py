@@ -43,9 +43,12 @@ from fedcli.runs.resolve import default_dataset
 from fedcli.runs.rounds import Listener
 from fedcli.runs.schema import FIRST_OPTIONS
 from fedcli.userfiles import file_hash
+from tests import laws
+from tests.on_made_up import early_captures, on_cpu, on_device, on_made_up_device
 from tests.programs import SMALL, start
 from tests.test_lock import names
 from tests.test_runs import TINY, Stop, StopAfter, essence
+from tests.toys import quick
 
 PAGE = Path(__file__).parents[1] / "results" / "reliability.md"
 COMMITTED = PAGE.parent / "records"
@@ -651,6 +654,40 @@ def swap_buffers(number: int) -> str:
         return "" if reached == recorded else f"{parts}: {reached} when it is loaded, recorded {recorded}"
 
 
+# A CUDA device that is made up
+
+WAYS = ("branches:4", "branches:3")  # of training the four clients of a round
+
+
+@on_made_up_device
+def train_on_made_up_device(number: int) -> str:
+    """Three rounds of a method in graphs of steps have the bits of the steps on the CPU, and are captured early."""
+    draw = random.Random(number)
+    names = list(registry.methods())
+    name = names[number % len(names)]
+    way = WAYS[number // len(names)]
+    sizes = [draw.randint(1, 9) for _ in range(4)]
+    run = {
+        "clients_per_chunk": way, "parts": laws.toy_parts(sizes), "local_epochs": draw.randint(1, 2),
+        "momentum": draw.choice((0.0, 0.9)), "lr_decay": draw.choice((1.0, 0.5)),
+    }  # fmt: skip
+    what = f"{name}, {way}, clients of {sizes}"
+    method = quick(registry.find_method(name))
+    with early_captures():
+        ran = on_device(method, **run)
+        distance = laws.distance(ran.state, on_cpu(method, **run))
+    if ran.fed.engine.notes or distance:
+        return f"{what}: {distance}, {ran.fed.engine.notes}"
+    if way == "branches:4" and ran.rounds[-1]["captures"]:
+        return f"{what}: a capture in the third round"
+    return "" if ran.device.replays else f"{what}: no replay"
+
+
+def replay(number: int) -> str:
+    """A method's steps are the same on the made-up device, in a process that has it."""
+    return train_on_made_up_device(number=number)
+
+
 TRIALS: dict[str, tuple[Callable[[int], str], int]] = {  # each with how often in the long round
     "a run killed four times at random moments, over 12 methods": (kill, 84),
     "flipped bits, cut and exchanged files of seven kinds of runs": (damage, 500),
@@ -660,6 +697,7 @@ TRIALS: dict[str, tuple[Callable[[int], str], int]] = {  # each with how often i
     "records and tuned options that name a file of code, over all commands that read them": (smuggle, 840),
     "folders moved, removed or replaced while a run writes in them": (lose_folder, 72),
     "networks whose buffers change, or are swapped": (swap_buffers, 300),
+    "clients in branches on a made-up CUDA device, of every method": (replay, len(WAYS) * len(registry.methods())),
 }
 
 
