@@ -11,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import typer
 from rich.console import Console
 
 import fedcli
@@ -111,6 +112,14 @@ def test_help_says_symbol_source_range_off_value_need_and_default():
     assert "--drop-last --no-drop-last" in text
     order = ("--match-weight", "--protocol", "--seed ", "--device", "--seeds ", "--out")
     assert sorted(order, key=text.index) == list(order)
+
+
+def test_exactly_the_options_that_are_lists_may_be_given_twice():
+    def lists(command):
+        flags = {flag for option in command.params if option.multiple for flag in option.opts}
+        return flags.union(*map(lists, getattr(command, "commands", {}).values()))
+
+    assert set(app.REPEATED) == lists(typer.main.get_command(app.app))
 
 
 def test_no_word_of_help_becomes_a_picture():

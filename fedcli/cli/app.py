@@ -23,7 +23,9 @@ from fedcli.cli.common import Lasting, UsageError, optional, show_traceback, sto
 from fedcli.errors import UserError
 from fedcli.runs.signals import exit_code, set_time_limit
 
-REPEATED = ("--method", "--dataset", "--label", "--only", "--grid", "--law", "--runs")  # options that may stand twice
+REPEATED = (  # options that may stand twice
+    "--method", "--dataset", "--label", "--only", "--grid", "--law", "--runs", "--set", "--colors", "--labels",
+)  # fmt: skip
 COMMANDS = (
     describe.list_, describe.show, describe.new, running.run, running.resume, running.verify, running.tune,
     tables.quality, tables.plot, tables.report, tables.export, tables.table, tables.claims,
