@@ -445,7 +445,7 @@ BAD_FOLDERS = {
     "too deep": (lambda f: shutil.copytree(f / "train", f / "test" / "ant" / "a"), "test/ant/a/ant", "too deep"),
     "16 bits": (lambda f: Image.new("I;16", (4, 4)).save(f / "test" / "ant" / "deep.png"), "deep.png", "8 bits"),
     "no test": (lambda f: shutil.rmtree(f / "test"), "0 to test on"),
-    "no form": (lambda f: [shutil.rmtree(f), write_files(f, {"0.parquet": b"PAR1"})], "0.parquet", *forms.FORMS),
+    "no form": (lambda f: [shutil.rmtree(f), write_files(f, {"0.csv": b"1,2"})], "0.csv", *forms.FORMS),
 }  # fmt: skip
 
 

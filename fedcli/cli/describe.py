@@ -300,7 +300,7 @@ def download(name: argument(str, "NAME", "A download of 'fedcli data list'.")) -
 @data.command("import")
 def import_(
     name: argument(str, "NAME", "A name of 'fedcli data list', or a new one of a-z, 0-9 and -."),
-    path: argument(Path, "PATH", "An .npz file, a folder of images, or official files."),
+    path: argument(Path, "PATH", "An .npz file, a folder of images, official files, or hf:FOLDER of Hugging Face."),
     size: optional(int, "Resize images to SIZE x SIZE pixels.", min=1) = None,
 ) -> None:
     """Import a data set from an archive or a folder into the cache.

@@ -122,6 +122,7 @@ def find_name(text: str) -> str:
     Raises:
         UserError: What lies at the path cannot be imported.
     """
+    text = forms.location(text)
     name = text if is_from_file(text) else spelt(text, names())
     if is_from_file(text) or name in names() or not os.path.exists(text):
         return name
@@ -244,7 +245,7 @@ def import_path(name: str, path: Path, size: int | None = None) -> tuple[Path, l
 
     Args:
         name: A known name, whose shape and classes the images must have, or a new one of a-z, 0-9 and -.
-        path: File, folder or archive in one of `forms.FORMS`.
+        path: File, folder or archive in one of `forms.FORMS`; `hf:FOLDER` for one of Hugging Face.
         size: Height and width in pixels that its images are resized to.
 
     Returns:
@@ -259,9 +260,10 @@ def import_path(name: str, path: Path, size: int | None = None) -> tuple[Path, l
         raise UserError(f"the name '{name}' is reserved: {_ways(name)}; choose another name.")
     if not _NAME.fullmatch(name):
         raise UserError(f"the name '{name}' is invalid; use only a-z, 0-9 and -.")
-    form = files.ARRAYS if Path(path).suffix == ".npz" else forms.FORM
+    path = Path(forms.location(str(path)))
+    form = files.ARRAYS if path.suffix == ".npz" else forms.FORM
     with files.reading(path, form):
-        columns = forms.read(Path(path), info, size, notes)
+        columns = forms.read(path, info, size, notes)
         if "client" in columns and info:
             raise UserError(f"the name '{name}' is not possible for PFLlib's division '{path}'; choose {name}-pfllib.")
         columns = files.in_form(columns, notes)
@@ -280,7 +282,7 @@ def import_path(name: str, path: Path, size: int | None = None) -> tuple[Path, l
             flag = shlex.quote(f"file:{_cache_file(name)}")
             num_clients = columns["client"].max() + 1
             notes.append(f"its clients, tested on their own parts: --partition {flag} --num-clients {num_clients}")
-        arrays["source"] = np.array("; ".join([str(Path(path).resolve()), *notes]))
+        arrays["source"] = np.array("; ".join([str(path.resolve()), *notes]))
     _keep(_cache_file(name), arrays)
     _cache_file(name).with_suffix(".split.npz").unlink(missing_ok=True)  # where earlier versions kept the lists
     return _cache_file(name), notes

@@ -11,39 +11,26 @@ import pickle
 import re
 import tarfile
 import zipfile
-from collections import Counter
 from collections.abc import Callable
 from functools import partial
 from glob import glob
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
-from PIL import ExifTags, Image, ImageOps
 
+from fedcli.data import hugging_face
 from fedcli.data.catalog import DatasetInfo
-from fedcli.data.files import PART, PARTS, Arrays, check_size, choose_parts, join_parts, one_line, read_npz, reading
+from fedcli.data.files import PART, PARTS, Arrays, check_size, choose_parts, join_parts, read_npz, reading
+from fedcli.data.pictures import Source, stack_pictures
 from fedcli.errors import UserError
 from fedcli.vision import torchvision
 
 _PART = f"(?:mnist_m_)?{PART}"  # a folder of the images of a part
 _PICTURE = re.compile(f"(?:([^/]+)/)??(?:{_PART}/)?(?:([^/]+)/)?([^/]+)")  # <domain>/<part>/<class>/<file>
 _LIST = re.compile(rf"(?:.*/)?{_PART}_(?:labels|annotations)\.txt")  # of the classes of a part's images
-FORMATS = ("PNG", "JPEG", "BMP", "GIF", "WEBP", "TIFF", "PPM")  # no others: for an EPS Pillow starts Ghostscript
 SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm", ".pbm")
-LISTED = 20  # names in a message; of more files the rest is counted
-
-
-class Source(NamedTuple):
-    """The files that a set is read from."""
-
-    folder: Path  # the folder that holds them
-    names: list[str]  # their paths in it, in order
-    matches: list[re.Match]  # of the pattern of their form
-    info: DatasetInfo | None  # of the known set that they are to be
-    size: int | None  # pixels, height and width that images are resized to
-    notes: list[str]  # what the user is told about the reading
 
 
 def read_official(read_file: Callable[[Path, re.Match, str], Arrays], source: Source) -> Arrays:
@@ -210,67 +197,12 @@ def read_pictures(source: Source) -> Arrays:
         UserError: Some images cannot be read.
     """
     rows = _find_pictures(source)
-    if source.size:  # at least so many, if they are grey
-        check_size(len(rows) * source.size**2, source.folder)
-    pictures: list[np.ndarray] = []
-    changes: Counter[str] = Counter()
-    broken = []
-    for *_, name in rows:
-        try:
-            picture = _read_picture(source.folder / name, source.size, changes)
-        except Exception as error:  # Pillow raises about ten kinds
-            broken.append(f"'{name}' ({one_line(error)})")
-            continue
-        pictures.append(picture)
-        if picture.shape[:2] != pictures[0].shape[:2]:
-            height, width = picture.shape[:2]
-            size = f"its size is {(width, height)}, not that of the others"
-            raise UserError(f"'{name}' cannot be used ({size}); import with --size N.")
-        check_size(len(rows) * pictures[-1].size, source.folder)
-    if broken:
-        forms = f"an image of 8 bits a channel, in {', '.join(FORMATS)}"
-        raise UserError(
-            f"{len(broken)} of {len(rows)} images cannot be read (got {_listed(broken)}); each must be {forms}; "
-            "replace or remove them."
-        )
-    source.notes.extend(f"{text} in {count:,} of {len(rows):,} images" for text, count in sorted(changes.items()))
+    pixels = stack_pictures(source, len(rows), ((name, source.folder / name) for *_, name in rows))
     domains, parts, labels, _ = np.array(rows).T
-    columns = {"x": np.stack(np.broadcast_arrays(*pictures)), "y": labels}
+    columns = {"x": pixels, "y": labels}
     if any(domains):
         columns["domain_names"], columns["domain"] = np.unique(domains, return_inverse=True)
     return columns | ({"test": parts != "train"} if any(parts) else {})
-
-
-def _read_picture(path: Path, size: int | None, changes: Counter[str]) -> np.ndarray:
-    """An image file as people see it, uint8 `[H, W, 1 or 3]`; adds to `changes` what was done to it.
-
-    It is turned as its EXIF data say, and its transparent places are white.
-    """
-    with Image.open(path, formats=FORMATS) as file:
-        if file.mode.startswith(("I", "F")):
-            raise ValueError(f"its pixels are of mode {file.mode}")
-        if file.format != "MPO" and getattr(file, "n_frames", 1) > 1:  # an MPO is a photograph and its previews
-            raise ValueError(f"it has {file.n_frames} frames")
-        image = file
-        if file.getexif().get(ExifTags.Base.Orientation, 1) != 1:
-            image = ImageOps.exif_transpose(file)
-            changes["the EXIF orientation was applied"] += 1
-        is_grey = image.mode in ("1", "L", "LA")
-        if image.has_transparency_data:
-            image = image.convert("RGBA")
-            if image.getchannel("A").getextrema() != (255, 255):
-                image = Image.alpha_composite(Image.new("RGBA", image.size, "white"), image)
-                changes["the alpha channel was composed over white"] += 1
-        image = image.convert("L" if is_grey else "RGB")
-    if size:
-        image = image.resize((size, size), Image.Resampling.BILINEAR)
-    return np.atleast_3d(np.asarray(image))
-
-
-def _listed(names: list[str]) -> str:
-    """The first of some names, and how many more there are."""
-    more = f" and {len(names) - LISTED:,} more" if len(names) > LISTED else ""
-    return ", ".join(names[:LISTED]) + more
 
 
 def _find_pictures(source: Source) -> list[tuple[str, str, str, str]]:
@@ -319,6 +251,7 @@ FORMS: dict[str, tuple[str, Callable[[Source], Arrays]]] = {
         r"(?:synth_)?(?:train|(?P<test>test))_32x32\.mat$", partial(read_official, read_matlab),
     ),
     "LEAF's all_data_*.json": (r"all_data[^/]*\.json$", read_leaf),
+    hugging_face.FORM: (hugging_face.PATTERN, hugging_face.read_hugging_face),
     "image folders <class>/*": ("", read_pictures),
 }  # fmt: skip
 FORM = f"an .npz file, or a folder, .zip or .tar in one of these forms: {', '.join(FORMS)}"
@@ -345,6 +278,22 @@ def read(path: Path, info: DatasetInfo | None, size: int | None, notes: list[str
                 arrays = read_form(Source(folder / around, names, matches, info, size, notes))
                 return arrays if "x" in arrays else join_parts(arrays, notes)
     raise ValueError("it is empty")
+
+
+def location(text: str) -> str:
+    """The path in a text, which has `hf:` before it where a data set of Hugging Face is to be there.
+
+    Raises:
+        UserError: There is none behind `hf:`.
+    """
+    path = text.removeprefix(hugging_face.PREFIX)
+    if path == text:
+        return text
+    folder = Path(path).expanduser()
+    if not any(re.search(f"(?:^|/){hugging_face.PATTERN}", name) for name in files_below(folder)):
+        fault = f"'{path}' is no folder with a data set of Hugging Face (got no state.json or *.parquet in it)"
+        raise UserError(f"{fault}; keep one with datasets.load_dataset(NAME).save_to_disk(FOLDER), and give hf:FOLDER.")
+    return str(folder)
 
 
 def files_below(folder: Path) -> list[str]:

@@ -1,0 +1,181 @@
+"""Image sets as Hugging Face's library `datasets` keeps them: what `save_to_disk` writes, or a folder of parquet files.
+
+The library does not decode the images: they are read as all others are, and one that is only a path or an address is
+refused.
+"""
+
+import re
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from io import BytesIO
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+
+from fedcli.data.files import NAMES, PART, WORDS, Arrays, check_size, choose_parts
+from fedcli.data.pictures import Source, stack_pictures
+from fedcli.errors import UserError, needed
+
+PREFIX = "hf:"  # before the path of such a folder
+FORM = "Hugging Face's state.json or *.parquet"
+PATTERN = r"(?:(?P<saved>state\.json)|[^/]*\.parquet)$"
+_SPLIT = re.compile(f"(?:^|[/_.-]){PART}(?=[/_.-])")  # in a path, as in data/train-00000-of-00001.parquet
+
+
+def read_hugging_face(source: Source) -> Arrays:
+    """The columns of the splits train and test, with `validation` for a missing test.
+
+    Raises:
+        UserError: The library or a split is missing, it is not plain which feature holds the images or the labels, or
+            some images cannot be read.
+    """
+    library = needed("datasets", "a data set of Hugging Face", "hf")
+    files = _files_of_splits(source)
+    with TemporaryDirectory(prefix="fedcli-") as cache, _no_progress_bars(library):
+        splits = {name: _read_split(library, paths, cache) for name, paths in files.items()}
+        features, features_of_test = (split.features for split in splits.values())
+        image = _image_feature(library, features)
+        label = _label_feature(library, features, source)
+        kinds = {name: WORDS.get(name.lower()) for name in features}
+        groups = {kind: name for name, kind in kinds.items() if kind in ("domain", "writer")}
+        for name in (image, label, *groups.values()):
+            if features_of_test.get(name) != features[name]:
+                raise UserError(
+                    f"the feature '{name}' differs between the splits (got {features[name]} to train on and "
+                    f"{features_of_test.get(name)} to test on); make them alike with cast_column."
+                )
+        columns = {"x": _pixels(library, source, splits, image)}
+        for kind, name in {"y": label, **groups}.items():
+            columns |= _values(library, splits, kind, name)
+    columns["test"] = np.repeat([False, True], [len(split) for split in splits.values()])
+    return columns
+
+
+def _files_of_splits(source: Source) -> dict[str, list[Path]]:
+    """The files of the split to train on and of that to test on, by their names."""
+    saved = [match for match in source.matches if match["saved"]]
+    files: dict[str, list[Path]] = {}
+    folders = set()
+    for match in saved or source.matches:
+        parts = list(_SPLIT.finditer(match.string))
+        path = Path(match.string)
+        if parts:
+            split = parts[-1][1]
+            folders.add(match.string[: parts[-1].start()])
+        else:  # a name of the user's own, as of a file or a folder
+            split = path.parent.name if match["saved"] else path.stem
+        files.setdefault(split, []).append(source.folder / path)
+    if len(folders) > 1:
+        raise UserError(f"there are several data sets (got {', '.join(sorted(folders))}); give the folder of one.")
+    chosen = choose_parts(set(files), source.notes)
+    if not set(chosen) <= set(files) or len(chosen) < 2:
+        given = ", ".join(filter(None, sorted(files))) or "none"
+        raise UserError(
+            f"a data set must have splits train and test (got {given}); make them with "
+            "dataset.train_test_split(test_size=0.2), and keep what that returns with save_to_disk."
+        )
+    if "val" in chosen:
+        source.notes.append("tested on the split validation")
+    return {part: files[part] for part in chosen}
+
+
+def _read_split(library: ModuleType, paths: Sequence[Path], cache: str) -> Any:
+    """The `datasets.Dataset` of a split's files; parquet files are unpacked into the folder `cache`."""
+    if paths[0].suffix == ".json":
+        parts = [library.load_from_disk(path.parent) for path in paths]
+        return library.concatenate_datasets(parts)
+    parquet = needed("pyarrow.parquet", "a data set of Hugging Face", "hf")
+    for path in paths:
+        metadata = parquet.read_metadata(path)
+        check_size(sum(metadata.row_group(i).total_byte_size for i in range(metadata.num_row_groups)), path)
+    return library.Dataset.from_parquet([str(path) for path in paths], cache_dir=cache)
+
+
+def _image_feature(library: ModuleType, features: Any) -> str:
+    """The name of the one feature with images: of type `Image`, or as its files are stored."""
+    names = [name for name, feature in features.items() if isinstance(feature, library.Image)]
+    if not names:  # files that other programs wrote
+        names = [name for name, feature in features.items() if _holds_files(feature)]
+    if not names:
+        listed = ", ".join(f"{name}: {feature}" for name, feature in features.items())
+        raise UserError(f"no feature is an image (got {listed}); make one so with cast_column(NAME, datasets.Image()).")
+    if len(names) > 1:
+        raise UserError(f"several features are images (got {', '.join(names)}); keep one of them, with remove_columns.")
+    return names[0]
+
+
+def _holds_files(feature: Any) -> bool:
+    """Whether a feature is a file's content, alone or beside its path."""
+    if isinstance(feature, dict):
+        return feature.keys() == {"bytes", "path"}
+    return getattr(feature, "dtype", "") in ("binary", "large_binary")
+
+
+def _label_feature(library: ModuleType, features: Any, source: Source) -> str:
+    """The name of the feature with the labels: called so, or the one with class names.
+
+    Of a known set it is the one with as many classes, such as CIFAR-100's `fine_label`.
+    """
+    called = [name for name in features if WORDS.get(name.lower()) == "y"]
+    classified = [name for name, feature in features.items() if isinstance(feature, library.ClassLabel)]
+    if source.info:
+        num_classes = len(source.info.class_names)
+        classified = [name for name in classified if features[name].num_classes == num_classes]
+    names = called or classified
+    if len(names) != 1:
+        candidates = ", ".join(names) or f"none of {', '.join(features)}"
+        raise UserError(
+            f"it is not plain which feature holds the labels (got {candidates}); call it label, with rename_column."
+        )
+    return names[0]
+
+
+def _pixels(library: ModuleType, source: Source, splits: dict[str, Any], feature: str) -> np.ndarray:
+    """The images of all splits, uint8 `[N, H, W, 1 or 3]`."""
+
+    def pictures() -> Iterator[tuple[str, BytesIO]]:
+        for split, dataset in splits.items():
+            stored = dataset.select_columns([feature]).cast_column(feature, library.Image(decode=False))
+            for i, row in enumerate(stored):
+                name = f"{split}[{i}]"
+                content = row[feature] or {"bytes": None, "path": None}
+                if content["bytes"] is None:
+                    fault = f"the image {name} is not in the files (got its path, {content['path']})"
+                    raise UserError(f"{fault}; keep the data set with save_to_disk, which brings the images along.")
+                yield name, BytesIO(content["bytes"])
+
+    return stack_pictures(source, sum(map(len, splits.values())), pictures())
+
+
+def _values(library: ModuleType, splits: dict[str, Any], kind: str, feature: str) -> Arrays:
+    """The values of a feature in all splits as the column `kind`, with their names where they have some."""
+    values = []
+    for split, dataset in splits.items():
+        column = dataset.with_format(None).select_columns([feature])[:][feature]
+        if any(value is None or value == -1 for value in column):
+            raise UserError(f"the split {split} has images without {feature} (got None or -1); leave them out.")
+        values.extend(column)
+    column = np.array(values)
+    described = next(iter(splits.values())).features[feature]
+    if isinstance(described, library.ClassLabel) and kind in NAMES:
+        return {kind: column, NAMES[kind]: np.array(described.names)}
+    if column.dtype.kind in "US":
+        names, column = np.unique(column, return_inverse=True)
+        return {kind: column} | ({NAMES[kind]: names} if kind in NAMES else {})
+    return {kind: column}
+
+
+@contextmanager
+def _no_progress_bars(library: ModuleType) -> Iterator[None]:
+    """Keeps the library from drawing bars on the terminal."""
+    if library.are_progress_bars_disabled():
+        yield
+        return
+    library.disable_progress_bars()
+    try:
+        yield
+    finally:
+        library.enable_progress_bars()

@@ -1,0 +1,95 @@
+"""The files that a set is read from, and image files as pixels."""
+
+import re
+from collections import Counter
+from collections.abc import Iterable
+from pathlib import Path
+from typing import BinaryIO, NamedTuple
+
+import numpy as np
+from PIL import ExifTags, Image, ImageOps
+
+from fedcli.data.catalog import DatasetInfo
+from fedcli.data.files import check_size, one_line
+from fedcli.errors import UserError
+
+FORMATS = ("PNG", "JPEG", "BMP", "GIF", "WEBP", "TIFF", "PPM")  # no others: for an EPS Pillow starts Ghostscript
+LISTED = 20  # names in a message; of more files the rest is counted
+
+
+class Source(NamedTuple):
+    """The files that a set is read from."""
+
+    folder: Path  # the folder that holds them
+    names: list[str]  # their paths in it, in order
+    matches: list[re.Match]  # of the pattern of their form
+    info: DatasetInfo | None  # of the known set that they are to be
+    size: int | None  # pixels, height and width that images are resized to
+    notes: list[str]  # what the user is told about the reading
+
+
+def stack_pictures(source: Source, count: int, pictures: Iterable[tuple[str, Path | BinaryIO]]) -> np.ndarray:
+    """The pixels uint8 `[count, H, W, 1 or 3]` of image files, each with the name by which messages call it.
+
+    Grey images become coloured where there are coloured ones. Adds to the notes what was done to images.
+
+    Raises:
+        UserError: Some images cannot be read, or have other sizes than the first, or all are too large.
+    """
+    if source.size:  # at least so many, if they are grey
+        check_size(count * source.size**2, source.folder)
+    pixels: list[np.ndarray] = []
+    changes: Counter[str] = Counter()
+    broken = []
+    for name, file in pictures:
+        try:
+            picture = _read_picture(file, source.size, changes)
+        except Exception as error:  # Pillow raises about ten kinds
+            broken.append(f"'{name}' ({one_line(error)})")
+            continue
+        pixels.append(picture)
+        if picture.shape[:2] != pixels[0].shape[:2]:
+            height, width = picture.shape[:2]
+            size = f"its size is {(width, height)}, not that of the others"
+            raise UserError(f"'{name}' cannot be used ({size}); import with --size N.")
+        check_size(count * picture.size, source.folder)
+    if broken:
+        forms = f"an image of 8 bits a channel, in {', '.join(FORMATS)}"
+        raise UserError(
+            f"{len(broken)} of {count} images cannot be read (got {_listed(broken)}); each must be {forms}; "
+            "replace or remove them."
+        )
+    source.notes.extend(f"{text} in {number:,} of {count:,} images" for text, number in sorted(changes.items()))
+    return np.stack(np.broadcast_arrays(*pixels))
+
+
+def _read_picture(picture: Path | BinaryIO, size: int | None, changes: Counter[str]) -> np.ndarray:
+    """An image file as people see it, uint8 `[H, W, 1 or 3]`; adds to `changes` what was done to it.
+
+    It is turned as its EXIF data say, and its transparent places are white.
+    """
+    with Image.open(picture, formats=FORMATS) as file:
+        if file.mode.startswith(("I", "F")):
+            raise ValueError(f"its pixels are of mode {file.mode}")
+        if file.format != "MPO" and getattr(file, "n_frames", 1) > 1:  # an MPO is a photograph and its previews
+            raise ValueError(f"it has {file.n_frames} frames")
+        image = file
+        if file.getexif().get(ExifTags.Base.Orientation, 1) != 1:
+            image = ImageOps.exif_transpose(file)
+            changes["the EXIF orientation was applied"] += 1
+        is_grey = image.mode in ("1", "L", "LA")
+        if image.has_transparency_data:
+            image = image.convert("RGBA")
+            if image.getchannel("A").getextrema() != (255, 255):
+                image = Image.alpha_composite(Image.new("RGBA", image.size, "white"), image)
+                changes["the alpha channel was composed over white"] += 1
+        image = image.convert("L" if is_grey else "RGB")
+    if size:
+        image = image.resize((size, size), Image.Resampling.BILINEAR)
+    return np.atleast_3d(np.asarray(image))
+
+
+def _listed(names: list[str]) -> str:
+    """The first of some names, and how many more there are."""
+    more = f" and {len(names) - LISTED:,} more" if len(names) > LISTED else ""
+    return ", ".join(names[:LISTED]) + more

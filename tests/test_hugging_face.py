@@ -1,0 +1,212 @@
+"""Data sets of Hugging Face's library: what it writes becomes the same set as an `.npz` file of these images."""
+
+import sys
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+from PIL import Image
+
+from fedcli.data import datasets
+from fedcli.data.files import PARTS
+from tests.files import assert_same, examples, images, imported, known_images, refused
+from tests.test_cli import invoke
+from tests.test_forms import encoded, write_zip
+
+NAMES = ["emu", "ant", "bee"]  # not in the order of letters, which labels must not depend on
+
+
+@pytest.fixture
+def library():
+    return pytest.importorskip("datasets", reason="the extra hf is not installed")
+
+
+def pictures(pixels):
+    return [Image.fromarray(image) for image in pixels]
+
+
+def splits_of(library, arrays, image="image", label="label", **others):
+    """A `DatasetDict` of arrays in the `.npz` form; `others` are pairs of a feature and the values for each split."""
+    count = arrays["y_train"].max() + 1
+    names = NAMES if count == len(NAMES) else list(map(str, range(count)))
+    features = {image: library.Image(), label: library.ClassLabel(names=names)}
+    features |= {name: feature for name, (feature, _) in others.items()}
+    splits = library.DatasetDict()
+    for part in PARTS:
+        columns = {image: pictures(arrays[f"x_{part}"]), label: arrays[f"y_{part}"].tolist()}
+        columns |= {name: values[part] for name, (_, values) in others.items()}
+        splits[part] = library.Dataset.from_dict(columns, features=library.Features(features))
+    return splits
+
+
+def write_parquet(splits, folder):
+    folder.mkdir(parents=True)
+    for part, split in splits.items():
+        split.to_parquet(folder / f"{part}-00000-of-00001.parquet")
+    return folder
+
+
+@pytest.mark.parametrize("shape", [(8, 8), (8, 8, 3)])
+def test_what_the_library_writes_is_the_set_of_its_images_and_class_names(tmp_path, library, shape):
+    arrays = images(shape, 3)
+    np.savez(tmp_path / "a.npz", **arrays, class_names=NAMES)
+    expected = imported("expected", tmp_path / "a.npz")
+    splits = splits_of(library, arrays, image="picture", label="insect")
+    splits.save_to_disk(tmp_path / "saved")
+    write_parquet(splits, tmp_path / "parquet" / "data")
+    for part in PARTS:  # in a folder each, and in several files
+        folder = tmp_path / "shards" / part
+        folder.mkdir(parents=True)
+        for i in range(2):
+            splits[part].shard(2, i, contiguous=True).to_parquet(folder / f"{i:04}.parquet")
+    files = {file.relative_to(tmp_path).as_posix(): file.read_bytes() for file in (tmp_path / "saved").rglob("*.*")}
+    write_zip(tmp_path / "saved.zip", files)
+    for path in ("hf:{}/saved", "hf:{}/parquet", "hf:{}/shards", "{}/saved", "{}/saved.zip"):
+        assert_same(imported("mine", path.format(tmp_path)), expected)
+    assert expected.class_names == tuple(NAMES)
+
+
+def test_labels_of_the_known_set_are_those_with_its_number_of_classes(tmp_path, library):
+    arrays = known_images("cifar100", per_class=(2, 1))
+    coarse = {part: (arrays[f"y_{part}"] // 5).tolist() for part in PARTS}
+    splits = splits_of(library, arrays, "img", "fine_label", coarse_label=(library.ClassLabel(num_classes=20), coarse))
+    splits.save_to_disk(tmp_path / "saved")
+    assert examples(imported("cifar100", f"hf:{tmp_path}/saved"), "train", "y") == examples(arrays, "train", "y")
+    words = "which feature holds the labels (got fine_label, coarse_label)", "call it label, with rename_column."
+    refused(lambda: datasets.import_path("mine", f"hf:{tmp_path}/saved"), *words)
+
+
+def test_texts_are_class_names_and_domains_and_writers_are_kept(tmp_path, library):
+    arrays = images((4, 4), 2, per_class=(6, 4))
+    text = library.Value("string")
+    count = {part: len(arrays[f"y_{part}"]) for part in PARTS}
+    others = {
+        "domain": (text, {part: ["photo", "art"] * (count[part] // 2) for part in PARTS}),
+        "writer": (text, {part: [f"f{i % 3}" for i in range(count[part])] for part in PARTS}),
+    }
+    splits = splits_of(library, arrays, **others)
+    splits = splits.map(lambda row: {"target": f"class {row['label']}"}, remove_columns="label")
+    splits.save_to_disk(tmp_path / "saved")
+    found = imported("mine", f"hf:{tmp_path}/saved")
+    assert (found.class_names, found.domain_names) == (("class 0", "class 1"), ("art", "photo"))
+    arrays |= {f"domain_{part}": np.tile([1, 0], count[part] // 2) for part in PARTS}
+    arrays |= {f"writer_{part}": np.arange(count[part]) % 3 for part in PARTS}
+    for part in PARTS:
+        assert examples(found, part, "y", "domain", "writer") == examples(arrays, part, "y", "domain", "writer")
+
+
+def test_parquet_files_of_other_programs_are_read(tmp_path, library):
+    arrays = images((8, 8, 3), 2)
+    for part in PARTS:
+        files = [{"bytes": encoded(image), "path": None} for image in arrays[f"x_{part}"]]
+        pd.DataFrame({"image": files, "label": arrays[f"y_{part}"]}).to_parquet(tmp_path / f"{part}.parquet")
+    found = imported("mine", f"hf:{tmp_path}")
+    assert examples(found, "test", "y") == examples(arrays, "test", "y")
+
+
+def test_validation_stands_in_for_a_missing_test_split_alone(tmp_path, library):
+    splits = splits_of(library, images((4, 4), 2))
+    without = library.DatasetDict(train=splits["train"], validation=splits["test"])
+    without.save_to_disk(tmp_path / "a")
+    assert datasets.import_path("mine", f"hf:{tmp_path}/a")[1] == ["tested on the split validation"]
+    library.DatasetDict(**without, test=splits["test"], extra=splits["test"]).save_to_disk(tmp_path / "b")
+    assert datasets.import_path("mine", f"hf:{tmp_path}/b")[1] == ["left out: extra, val"]
+
+
+def test_images_of_mixed_sizes_need_a_size(tmp_path, library):
+    splits = splits_of(library, images((8, 8, 3), 2))
+    wide = splits["train"].select([0]).map(lambda row: {"image": Image.new("L", (9, 5), 7)})
+    splits["train"] = library.concatenate_datasets([splits["train"], wide])
+    splits.save_to_disk(tmp_path / "saved")
+    refused(
+        lambda: datasets.import_path("mine", f"hf:{tmp_path}/saved"), "'train[6]'", "its size is (9, 5)", "--size N"
+    )
+    datasets.import_path("mine", f"hf:{tmp_path}/saved", 8)
+    assert datasets.load("mine").x_train.shape == (7, 3, 8, 8)
+
+
+def only_train(splits):
+    del splits["test"]
+
+
+def two_images(splits):
+    for part in PARTS:
+        splits[part] = splits[part].map(lambda row: {"mask": row["image"]})
+
+
+def no_image(splits):
+    for part in PARTS:
+        splits[part] = splits[part].remove_columns("image").add_column("size", [1] * len(splits[part]))
+
+
+def no_label(splits):
+    splits["test"] = splits["test"].map(lambda row: {"label": -1})
+
+
+def other_names(splits):
+    feature = splits["test"].features["label"]
+    splits["test"] = splits["test"].cast_column("label", type(feature)(names=feature.names[::-1]))
+
+
+def a_broken_image(splits):
+    feature = type(splits["test"].features["image"])
+    stored = splits["test"].cast_column("image", feature(decode=False))
+    splits["test"] = stored.map(lambda row, i: {"image": {"bytes": b"%!PS-Adobe" if i == 1 else row["image"]["bytes"]}},
+                                with_indices=True).cast_column("image", feature())  # fmt: skip
+
+
+BAD_SETS = {
+    only_train: ("splits train and test (got train)", "train_test_split(test_size=0.2)", "save_to_disk"),
+    two_images: ("several features are images (got image, mask)", "remove_columns"),
+    no_image: ("no feature is an image (got label: ClassLabel", "size: Value('int64')", "cast_column"),
+    no_label: ("the split test has images without label", "leave them out"),
+    other_names: ("the feature 'label' differs", "['bee', 'ant', 'emu']", "to train on", "cast_column"),
+    a_broken_image: ("1 of 15 images cannot be read", "'test[1]'", "PNG"),
+}
+
+
+@pytest.mark.parametrize("spoil", BAD_SETS, ids=lambda spoil: spoil.__name__)
+def test_what_is_not_plain_is_refused_with_what_to_do(tmp_path, cache, library, spoil):
+    splits = splits_of(library, images((4, 4), 3))
+    spoil(splits)
+    splits.save_to_disk(tmp_path / "saved")
+    refused(lambda: datasets.import_path("mine", f"hf:{tmp_path}/saved"), *BAD_SETS[spoil])
+    assert not cache.exists()
+
+
+def test_a_set_without_splits_and_several_sets_are_refused(tmp_path, library):
+    splits = splits_of(library, images((4, 4), 3))
+    splits["train"].save_to_disk(tmp_path / "one")
+    refused(lambda: datasets.import_path("mine", f"hf:{tmp_path}/one"), "splits train and test (got none)")
+    for name in ("small", "large"):
+        write_parquet(splits, tmp_path / "two" / name)
+    refused(lambda: datasets.import_path("mine", f"hf:{tmp_path}/two"), "several data sets (got large, small)")
+
+
+def test_an_image_that_is_only_a_path_is_never_opened(tmp_path, library):
+    arrays = images((8, 8, 3), 2)
+    Path(tmp_path / "secret.png").write_bytes(encoded(arrays["x_train"][0]))
+    for part in PARTS:
+        paths = [{"bytes": None, "path": f"{tmp_path}/secret.png"}] * len(arrays[f"y_{part}"])
+        (tmp_path / "set").mkdir(exist_ok=True)
+        pd.DataFrame({"image": paths, "label": arrays[f"y_{part}"]}).to_parquet(tmp_path / "set" / f"{part}.parquet")
+    refused(lambda: datasets.import_path("mine", f"hf:{tmp_path}/set"), "train[0] is not in the files", "secret.png")
+
+
+def test_the_command_imports_a_set_and_a_run_takes_its_path(folder, library):
+    splits_of(library, images((8, 8), 3, per_class=(8, 4))).save_to_disk("saved")
+    told = invoke("data", "import", "mine", "hf:saved")
+    assert (told.exit_code, told.stderr) == (0, "")
+    assert told.stdout.startswith("mine: 24 training and 12 test images, 3 classes: ")
+    assert datasets.find_name("hf:saved") == datasets.find_name("saved")
+
+
+def test_the_library_and_a_folder_of_its_files_are_asked_for(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "datasets", None)
+    (tmp_path / "train").mkdir()
+    (tmp_path / "train" / "state.json").write_text("{}")
+    for path in (f"hf:{tmp_path}", tmp_path):
+        refused(lambda path=path: datasets.import_path("mine", path), "pip install 'fedcli[hf]'")
+    for path in ("hf:mnist", f"hf:{tmp_path}/train/state.json"):
+        refused(lambda path=path: datasets.import_path("mine", path), "no folder", "save_to_disk", "hf:FOLDER")
