@@ -19,8 +19,9 @@ Readings and deviations
        minibatches as in every other method. The authors' code counts both phases in one number of local epochs, of
        which the last one or few are for the body.
     2. Algorithm 1 takes one step of the body; the paper's experiments take one or five epochs.
-    3. The two phases have an optimizer each, new in every round. The authors' code uses one SGD for both, whose
-       momentum of the head rests while the body moves.
+    3. The two phases have an optimizer each, new in every round. The authors' code uses one SGD for both: with the
+       PyTorch of its time, which sets gradients to zero and not to None, the head's momentum goes on, fading, while the
+       body moves, and so does its weight decay.
     4. Bodies are averaged with the weights n_i / n of the cohort; with 1 / (r n) in Algorithm 1, the same where clients
        are of one size.
     5. Running statistics of batch normalisation are those of the body's phase. In the head's phase batches are

@@ -20,12 +20,13 @@ Notation
 Readings and deviations
     1. The run's `--lr` is the rate of theta's steps, which go along a gradient of the loss as in every other method.
        The authors' code has 0.09 or 0.1 there, and 0.005 for eta.
-    2. theta goes on from minibatch to minibatch, as in the authors' code; it begins a round at the received model.
-       The K steps on a minibatch share the round's momentum.
+    2. R is the number of minibatches in a round's local epochs; the authors' code takes as many minibatches as it has
+       "local epochs". theta goes on from one to the next, as there; it begins a round at the received model. The K
+       steps on a minibatch share the round's momentum.
     3. The authors' code adds 0.001 theta to the gradient; `--weight-decay` does that.
     4. Only the round's cohort trains. The authors' code trains all clients and averages those that were drawn.
-    5. Local models are averaged with the weights n_i / n of the cohort; Algorithm 1 has the plain mean, the same where
-       clients are of one size.
+    5. Local models are averaged with the weights n_i / n of the cohort, as in the authors' code; Algorithm 1 has the
+       plain mean, the same where clients are of one size.
     6. What is tested is theta_i after the last minibatch, the paper's personalized model, with its running
        statistics. In the authors' code it is w_i: the list of personal parameters is overwritten. The global model is
        tested beside. A client that has never taken part is tested with the initial model.
