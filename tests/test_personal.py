@@ -3,7 +3,7 @@
 In a loop all share one whole model and each client has tensors of its own beside it, by name.
 """
 
-from itertools import count
+from pathlib import Path
 
 import pytest
 import torch
@@ -153,7 +153,7 @@ def apfl_round(fed, options, number, clients, shared, own):
         v_model, alpha = own.get(client, (fed.initial_model(), options.mixing))
         v, w, passes = (module_of(fed, model) for model in (v_model, shared, v_model))
         optimizers = [optimizer_of(fed, module.parameters()) for module in (v, w)]
-        for step, (x, y) in zip(count(), minibatches(fed, number, client)):
+        for step, (x, y) in enumerate(minibatches(fed, number, client)):
             point = mixed(*(dict(module.named_parameters()) for module in (v, w)), alpha)
             point = {name: value.detach().requires_grad_() for name, value in point.items()}
             _, logits = functional_call(passes, point, (x,))  # the buffers of `passes` are updated in place
@@ -292,6 +292,32 @@ def test_fedbn_without_batchnorm_is_fedavg():
     average = laws.simulate(*laws.federation("fedavg", **runs), 3, COHORTS)
     for client, (params, _) in setup.method.personal(state).items():
         laws.assert_agree(params, average.params, f"client {client}")
+
+
+LINEAR = """
+from torch import nn
+
+def linear(channels, image_size, num_classes):
+    return nn.Sequential(nn.Flatten(), nn.Linear(channels * image_size**2, num_classes))
+"""
+
+
+@pytest.mark.parametrize(
+    ("method", "network", "count"),
+    [
+        ("fedbn", "cnn-small", 1),
+        ("fedbn", laws.NORMED, 0),
+        ("lg-fedavg", "./linear.py:linear", 1),
+        ("fedper", laws.NORMED, 0),
+    ],
+)
+def test_a_run_says_once_that_nothing_stays_with_a_client(method, network, count, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("linear.py").write_text(LINEAR)
+    setup, fed = laws.federation(method, parts=laws.toy_parts(SIZES), backbone=network, cohort_size=3)
+    laws.simulate(setup, fed, 3, COHORTS)
+    said = [note for note in fed.engine.notes if note.startswith("nothing stays with a client")]
+    assert len(said) == count
 
 
 def test_fedbabu_tunes_only_for_a_test_and_sends_nothing_for_it():

@@ -110,8 +110,8 @@ class Display(Standing):
         self.bar.start()
 
     def note(self, text: str) -> None:
-        """Show what the engine has to say."""
-        self._print({"engine": text})
+        """Show what the user has to know of how the run goes."""
+        self._print({"note": text})
 
     def show(self) -> None:
         """Move the bar."""

@@ -46,6 +46,10 @@ from fedcli.userfiles import is_from_file
 EVALUATION_BATCH = 500  # on a CPU
 QUICK_BATCH = 250  # on a CPU for what is only reported: what a portion leaves between the layers is then reused
 GPU_BATCH = 2500  # enough for every kernel to fill a GPU
+NOTHING_STAYS = (
+    "nothing stays with a client, and all test one model: the network has no layer of the kind that this method keeps "
+    "there; choose another --backbone"
+)
 
 
 class Cohort(NamedTuple):
@@ -325,7 +329,12 @@ class Federation:
         return stack(tree_map(lambda leaf: leaf.to(self.device), recalled))
 
     def remember(self, states: Mapping[int, Tree], cohort: Cohort, stacked: Tree) -> Mapping[int, Tree]:
-        """Returns the states, by id, those of the cohort's clients replaced by their parts of `stacked` `[K, ...]`."""
+        """Returns the states, by id, those of the cohort's clients replaced by their parts of `stacked` `[K, ...]`.
+
+        The user is told where the first states are empty: the network has no layer of the kind that should stay.
+        """
+        if not states and not leaves(stacked):
+            self.engine.notes.append(NOTHING_STAYS)
         new = {int(client): select(stacked, k) for k, client in enumerate(cohort.client_ids)}
         if self.store is None:
             return dict(sorted({**states, **tree_map(torch.clone, new)}.items()))

@@ -16,8 +16,9 @@ Readings and deviations
        whatever its name. Codes that look for "bn" in names miss those in shortcuts and in `nn.Sequential`.
     2. Weights are n_k / n of the cohort. Algorithm 1 has the plain mean; the authors' data sets are of one size.
     3. Group and layer normalisation are averaged: they normalise an image by itself and have no running statistics.
-    4. A network without batch normalisation is allowed. The method is then FedAvg, and each client's model that of the
-       server; of the built-in networks those named resnet, mobilenet, googlenet and efficientnet have it.
+    4. A network without batch normalisation is allowed, and a run with it says so. The method is then FedAvg, and each
+       client's model that of the server. Of the built-in networks those named resnet, mobilenet, googlenet and
+       efficientnet have it.
     5. A client is tested with its own normalisation in the averaged rest. One that has never taken part is tested with
        the initial model.
 
