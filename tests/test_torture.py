@@ -1,8 +1,8 @@
 """The short round of the trials in `tests/torture.py`, and a test for each thing that they have broken."""
 
 import csv
-import io
 import os
+import shutil
 import signal
 from contextlib import suppress
 from pathlib import Path
@@ -12,13 +12,17 @@ import pytest
 
 import fedcli
 from fedcli import registry
-from fedcli.errors import printable
+from fedcli.errors import UserError, printable
 from fedcli.figures import plots
+from fedcli.measure import quality
 from fedcli.results.render import Sheet, markdown, render
+from fedcli.runs.record import read_record, write_record
 from fedcli.runs.resolve import refuse_without_effect, resolve
+from fedcli.runs.schema import check_record
 from tests import torture
 from tests.files import from_npz, images
-from tests.programs import Waiting, start
+from tests.programs import Waiting, invoke, start
+from tests.test_forms import folder_of
 from tests.test_runs import TINY
 
 SHORT = {torture.kill: 3, torture.damage: 28, torture.fuzz: 12, torture.hostile_record: 13, torture.swap_buffers: 12}
@@ -81,12 +85,56 @@ def test_a_name_is_text_wherever_it_is_written(tmp_path):
     shown = markdown(wild)
     assert "\n" not in shown
     assert all(f"\\{one}" in shown for one in "$<>|`*")
-    sheet = Sheet(["Method"], [[wild]], 1, [{"method": wild, "loss": -1.5}])
+    sheet = Sheet(["Method"], [[wild]], 1, [{"method": wild, "loss": -1.5, wild: 2}])
     assert len(render(sheet, "markdown").splitlines()) == 3
-    _, (name, loss) = csv.reader(io.StringIO(render(sheet, "csv")))
-    assert (name[:3], loss) == ("'=1", "-1.5")
+    lines = render(sheet, "csv").splitlines()
+    (*_, column), (name, loss, _) = csv.reader(lines)
+    assert (len(lines), name[:3], column[:3], loss) == (2, "'=1", "'=1", "-1.5")
     assert "\x1b" not in render(sheet, "latex")
     plots.write(tmp_path / "chart.png", plots.partition_figure, np.array([[3, 4]]), ["$\\frac$", "$x^$"], "$\\title$")
+
+
+TITLE = "\x1b]0;mine\x07"  # gives a terminal a title; Click takes colours out of what is no terminal's
+
+
+def with_escapes(record):
+    """The record with an escape sequence in every text that may have one."""
+    for container, key in torture.texts(record):
+        before = container[key]
+        container[key] = before + TITLE
+        try:
+            check_record(record)
+        except UserError:
+            container[key] = before
+    return record
+
+
+SHOWN = [
+    *torture.READERS, "table r --per round", "table r --per client", "run --from r --rounds 1", "verify diverged",
+    "data import mine images",
+]  # fmt: skip
+
+
+def test_no_command_lets_a_name_or_a_record_move_the_cursor(tmp_path, monkeypatch, loaded):
+    monkeypatch.chdir(tmp_path)
+    run = fedcli.run("fedavg", out="once", **{**TINY, "rounds": 1, "lr": 1e-3})
+    quality.add_quality(run.path)
+    folders = {name: Path(f"{name}{TITLE}") for name in ("r", "diverged", "images")}
+    for name in ("r", "diverged"):
+        shutil.copytree("once", folders[name])
+    record = with_escapes(read_record(run.path))
+    assert len([text for container, key in torture.texts(record) if "\x1b" in (text := container[key])]) > 20
+    names = {"method": "fedavg", "method_source": "fedavg", "protocol": "fedfm:digits"}
+    config = {**record["config"], "protocol": "fedfm:digits", "dataset": "digits", "backbone": "cnn-small"}
+    write_record(folders["r"], {**record, **names, "config": config})
+    failed = {**read_record(run.path), "status": "failed", "error": f"NonFiniteLoss: {TITLE}"}
+    write_record(folders["diverged"], failed)
+    folder_of(folders["images"])
+    for command in SHOWN:
+        words = [str(folders.get(word, word)) for word in command.split()]
+        result = invoke(*words)
+        assert "\x1b" not in result.output + result.stderr, command
+        assert isinstance(result.exception, SystemExit | None), command
 
 
 # Control-C

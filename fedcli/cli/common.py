@@ -121,8 +121,13 @@ def stop(message: str, code: int) -> NoReturn:
     if interruptions and not message.startswith("interrupted"):
         message, code = "interrupted.", interruptions[0].code
     interruptions.clear()
-    typer.echo(printable(message), err=True)
+    say(message, err=True)
     raise typer.Exit(code)
+
+
+def say(line: object, err: bool = False) -> None:
+    """Print a line with names of others' files or records; what moves the cursor or colours is written as `\\x1b`."""
+    typer.echo(printable(line), err=err)
 
 
 def show_traceback(ctx: typer.Context, error: BaseException) -> None:
@@ -172,7 +177,7 @@ def print_text(text: str, out: Path | None = None, is_markdown: bool = False) ->
     """Print a text, Markdown as it is read if on a terminal; or write it to a file and print its name."""
     if out is not None:
         write_text(out, text)
-        typer.echo(out)
+        say(out)
     elif is_markdown and console().is_terminal:
         from rich import markdown  # late: a tenth of a second
 

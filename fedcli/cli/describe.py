@@ -20,7 +20,7 @@ from typing import Any, Literal, get_args
 import typer
 
 from fedcli import papers, registry
-from fedcli.cli.common import argument, console, optional, print_table
+from fedcli.cli.common import argument, console, optional, print_table, say
 from fedcli.declarations import SELECTIONS, Method, Post, Protocol, flag_of, help_text, option
 from fedcli.errors import UserError, unknown
 from fedcli.runs.lock import refuse_file_of_a_run
@@ -262,7 +262,7 @@ def new(
         rule = "begin with a letter, use only a-z, 0-9, - and _, and no name of a method or a file here"
         raise UserError(f"'{name}' cannot be the name of a new method; {rule}.")
     file.write_text(TEMPLATE.read_text(encoding="utf-8").replace('"my_method"', f'"{name}"'), encoding="utf-8")
-    typer.echo(f"{file}: 'fedcli run ./{file}' runs it, 'fedcli check ./{file}' checks it.")
+    say(f"{file}: 'fedcli run ./{file}' runs it, 'fedcli check ./{file}' checks it.")
 
 
 data = typer.Typer(no_args_is_help=True, help="List, download, import and show data sets.")
@@ -286,7 +286,7 @@ def data_list() -> None:
             rows.append((name, traits["kind"], present, *numbers, shape))
     print_table(("Data set", "Kind", "Present", "Train", "Test", "Classes", "Shape"), rows)
     typer.echo("\n'fedcli data show NAME' says what a made set is made from.")
-    typer.echo(f"Downloads and imports are in {datasets.cache_folder()} (set FEDCLI_DATA to change it).")
+    say(f"Downloads and imports are in {datasets.cache_folder()} (set FEDCLI_DATA to change it).")
 
 
 @data.command()
@@ -294,7 +294,7 @@ def download(name: argument(str, "NAME", "A download of 'fedcli data list'.")) -
     """Download a data set into the cache."""
     from fedcli.data import datasets
 
-    typer.echo(f"{name}: {datasets.download(datasets.find_name(name))}")
+    say(f"{name}: {datasets.download(datasets.find_name(name))}")
 
 
 @data.command("import")
@@ -312,7 +312,8 @@ def import_(
     file, notes = datasets.import_path(name, path, size)
     traits = datasets.describe(name)
     numbers = f"{traits['train']} training and {traits['test']} test images, {traits['classes']} classes"
-    typer.echo("\n".join([f"{name}: {numbers}: {file}", *notes]))
+    for line in (f"{name}: {numbers}: {file}", *notes):
+        say(line)
 
 
 @data.command("show")
@@ -361,7 +362,7 @@ def data_show(
     title = plots.data_words(dataset.name, chosen.flag, f"seed {partition_seed}")
     chart = out or Path(f"{dataset.name}-partition.png")
     files = plots.write(chart, plots.partition_figure, counts, dataset.class_names, title)
-    typer.echo(f"chart: {' and '.join(map(str, files))}")
+    say(f"chart: {' and '.join(map(str, files))}")
 
 
 if __name__ == "__main__":

@@ -11,12 +11,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import typer
 from rich.console import Console
 from rich.progress import Progress
 from rich.text import Text
 
-from fedcli.cli.common import stop
+from fedcli.cli.common import say, stop
 from fedcli.declarations import SELECTIONS
 from fedcli.errors import printable
 from fedcli.registry import find_method
@@ -89,9 +88,13 @@ def duration(record: dict[str, Any]) -> str:
 
 
 def print_line(consoles: Iterable[Console], *parts: str | tuple[str, str]) -> None:
-    """Print a line of texts, or texts with their styles, on each console, and do not break it."""
+    """Print a line of texts, or texts with their styles, on each console, and do not break it; see `common.say`."""
+    line = Text()
+    for part in parts:
+        text, style = (part, None) if isinstance(part, str) else part
+        line.append(printable(text), style)
     for console in consoles:
-        console.print(Text.assemble(*parts), soft_wrap=True)
+        console.print(line, soft_wrap=True)
 
 
 class Display(Standing):
@@ -160,7 +163,7 @@ class Display(Standing):
     def _print(self, texts: dict[str, str]) -> None:
         for title, text in texts.items():
             if text:
-                print_line(self._consoles, (f"{title:<12}", "bold"), printable(text))
+                print_line(self._consoles, (f"{title:<12}", "bold"), text)
 
 
 def cost(plan: "TablePlan") -> list[tuple[str, str]]:
@@ -207,7 +210,7 @@ class TableDisplay:
 
     def note(self, run: "PlannedRun", text: str, counter: str = "") -> None:
         """Show what a run, its engine or a logger has to say."""
-        print_line(self._consoles, printable(f"{counter}{run.label}, seed {run.setup.run.seed}: {text}"))
+        print_line(self._consoles, f"{counter}{run.label}, seed {run.setup.run.seed}: {text}")
 
     def end(self, run: "PlannedRun", record: dict[str, Any] | None, error: str) -> None:
         """Say what has become of a run."""
@@ -216,7 +219,7 @@ class TableDisplay:
         text = f"failed: {error}" if error else f"{self._plan.accuracy_text(record)} in {duration(record)}"
         self.note(run, text, f"[{self.ended}/{self.total}] ")
         if error and self._consoles[0].quiet:
-            typer.echo(printable(f"error: {run.label}, seed {run.setup.run.seed}: {error}"), err=True)
+            say(f"error: {run.label}, seed {run.setup.run.seed}: {error}", err=True)
 
 
 def run_plan(

@@ -188,7 +188,7 @@ def run(
         plots.write(plan.folder / "curves.png", plots.learning_curves, records, page=True)
     if not quiet:
         common.print_text(text, is_markdown=True)
-        typer.echo(f"table and curves: {plan.folder}, table.md and curves.png")
+        common.say(f"table and curves: {plan.folder}, table.md and curves.png")
     raise typer.Exit(1 if errors else 0)
 
 
@@ -232,18 +232,18 @@ def tune(
     for name, of_method in ranked.groupby("method", sort=False):
         print_trials(name if len(names) > 1 else "", of_method)
     for text in tune.edges(find_methods(names), ranked):
-        typer.echo(f"warning: {text}; try values beyond.", err=True)
+        common.say(f"warning: {text}; try values beyond.", err=True)
     tuned = shlex.join(["--tuned", str(plan.folder)])
     if len(names) == 1:
         flags = shlex.join(flags_of(ranked["options"].iloc[0]))
-        typer.echo(f"use {flags}, or {tuned} ({plan.folder / tune.TUNED})")
+        common.say(f"use {flags}, or {tuned} ({plan.folder / tune.TUNED})")
         return
     counts = ranked.groupby("method", sort=False).size()
     if counts.nunique() == 1:
         budget = f"{counts.iloc[0]} trials each"
     else:
         budget = "trials: " + ", ".join(f"{name} {count}" for name, count in counts.items())
-    typer.echo(f"{budget}; use fedcli run {method} {tuned}")
+    common.say(f"{budget}; use fedcli run {method} {tuned}")
 
 
 def _settings_of_single(names: Sequence[str], set_: Sequence[str] | None) -> dict[str, dict[str, Any]]:
@@ -343,10 +343,10 @@ def resume(
             if folder == run or getattr(error, "exit_code", 1) != 1:  # interrupted, or the time of all runs is over
                 raise
             if isinstance(error, UserError):
-                typer.echo(f"error: '{folder}': {error}", err=True)
+                common.say(f"error: '{folder}': {error}", err=True)
             failed = True
     if folders != [run] and not quiet:
-        typer.echo(f"'{run}' may lack runs that had not begun; the command that made it starts them, with --continue")
+        common.say(f"'{run}' may lack runs that had not begun; the command that made it starts them, with --continue")
     raise typer.Exit(1 if failed else 0)
 
 
@@ -365,7 +365,7 @@ def verify(
     from fedcli.runs.verify import verify as verify_run
 
     text, same = watch(partial(verify_run, record, out=out, method=method or (), device=device, rounds=rounds))
-    typer.echo(text)
+    common.say(text)
     raise typer.Exit(0 if same else 1)
 
 
@@ -517,7 +517,7 @@ def check(
             for finding in findings:
                 rows.append((method.name, number, *finding.cells))
                 if not finding.holds:
-                    typer.echo(f"{method.name}, law {number}: {finding}", err=True)
+                    common.say(f"{method.name}, law {number}: {finding}", err=True)
                 if finding.error is not None:
                     common.show_traceback(ctx, finding.error)
     print_table(("Checked", "Law", "Compared", "Figure", "Tolerance", ""), rows)

@@ -229,10 +229,10 @@ def plot(
     with Console(stderr=True).status(escape(kind)), warnings.catch_warnings(record=True) as caught:
         written = plots.write(out or Path(f"{short_name(kind)}.png"), draw_and_caption, records, *options, look=look)
     for warning in caught:
-        typer.echo(f"warning: {warning.message}", err=True)
-    typer.echo(" and ".join(map(str, written)))
+        common.say(f"warning: {warning.message}", err=True)
+    common.say(" and ".join(map(str, written)))
     if kind in WITH_LINES and look.legend_place != "right" and any(captions):
-        typer.echo(f"for the caption: {captions[0]}.", err=True)
+        common.say(f"for the caption: {captions[0]}.", err=True)
 
 
 plot.__doc__ = getdoc(plot) + "".join(f"\n\n{name}: {help}." for name, (_, help) in CHARTS.items())
@@ -253,7 +253,7 @@ def report(
     present = [path for path in runs if path.is_file() or next(path.rglob(RECORD), None)]
     if present:
         for path in sorted({*runs} - {*present}):
-            typer.echo(f"warning: there is no run in '{path}'; it is left out.", err=True)
+            common.say(f"warning: there is no run in '{path}'; it is left out.", err=True)
     if len(label or ()) == len(runs):
         label = [name for path, name in zip(runs, label, strict=True) if path in present]
     from fedcli.figures.report import report as make_report  # which imports Bokeh
@@ -278,4 +278,5 @@ def export(
     from fedcli.runs.resume import load
 
     written = models.export(load(run, files or ()), format, client, round, prototypes, out)
-    typer.echo("\n".join(map(str, written)))
+    for file in written:
+        common.say(file)

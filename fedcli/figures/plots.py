@@ -28,7 +28,7 @@ from PIL import Image
 from sklearn.isotonic import isotonic_regression
 
 from fedcli.declarations import SELECTIONS
-from fedcli.errors import UserError, unknown
+from fedcli.errors import UserError, printable, unknown
 from fedcli.figures.look import Look
 from fedcli.files import write_atomically
 from fedcli.registry import methods
@@ -218,8 +218,8 @@ def named_glyphs() -> Iterator[None]:
     if missing:
         fonts = ", ".join(dict.fromkeys(missing.values()))
         warnings.warn(
-            f"the font {fonts} has no '{''.join(missing)}', which the figure shows as boxes; choose another font by "
-            "font.family in a --style file.",
+            f"the font {fonts} has no '{printable(''.join(missing))}', which the figure shows as boxes; choose another "
+            "font by font.family in a --style file.",
             stacklevel=3,
         )
 

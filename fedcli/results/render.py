@@ -76,8 +76,14 @@ def _marked(text: str, escape: Callable[[str], str], bold: str) -> str:
 
 
 def csv_of(table: pd.DataFrame) -> str:
-    """A CSV in which no text is a formula to a spreadsheet."""
-    return table.replace(_FORMULA, "'", regex=True).to_csv(index=False, lineterminator="\n")
+    """A CSV in which each text is on one line and none is a formula to a spreadsheet, also above a column."""
+    texts = {value for _, column in table.items() for value in column if isinstance(value, str)}
+    plain = {text: _plain(text) for text in texts if _plain(text) != text}
+    return table.replace(plain).rename(columns=_plain).to_csv(index=False, lineterminator="\n")
+
+
+def _plain(text: str) -> str:
+    return _FORMULA.sub("'", printable(text))
 
 
 def github(columns: Sequence[str], rows: Sequence[Sequence[str]], numbers: int | None = None) -> str:
