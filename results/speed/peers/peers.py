@@ -1,19 +1,22 @@
-"""The same rounds in PFLlib, in Flower and here, and what they take.
+"""The same rounds in PFLlib, in Flower, in fluke and here, and what they take.
 
     python peers.py w1 --pfllib CHECKOUT --python PYTHON     also w2, proto
+    python peers.py large --sides fedcli,fluke --python PYTHON     also small
 
 appends the seconds of each side's rounds to `peers.csv` and prints their medians. `--pfllib` is a checkout of
 TsingZ0/PFLlib; `--python` is the Python of an environment with the same torch, flwr==1.41.0 and ray for Flower,
-scikit-learn, matplotlib and h5py for PFLlib.
+scikit-learn, matplotlib and h5py for PFLlib, or fluke-fl==0.8.1 for fluke.
 
 Each side runs in a process of its own (`sides.py`), which imports nothing of the others. All train the same images of
-the same clients from the same initial model with plain SGD; a batch that is not full is left out, as in PFLlib. fedcli
-divides the images and writes them normalised into files in PFLlib's form, which Flower's app reads as well.
+the same clients from the same initial model with plain SGD; a batch that is not full is left out as in PFLlib, but kept
+beside fluke, as fluke keeps it. fedcli divides the images and writes them normalised into files in PFLlib's form, which
+the others read as well.
 
     fedcli    `fedcli.run`; a round is timed from the end of the one before
     pfllib    its servers' own `train`, which times each round itself
     flower    its simulation on Ray with the strategy FedAvg; the client app is a plain PyTorch loop; an actor for each
               core, with one thread; timed as in fedcli
+    fluke     its FedAVG's own `run`; timed as in fedcli
 
 All but "seconds" in the CSV, and "flower-default", were measured by an earlier version of this script.
 """
@@ -44,10 +47,16 @@ TRAINING = {
     "local_test": 1 / 7,  # of 700 images each
 }  # fmt: skip
 SMALL_BATCHES = {**TRAINING, "cohort_size": 20, "local_epochs": 1, "batch_size": 10}
+BESIDE_FLUKE = {
+    **TRAINING, "method": "fedavg", "dataset": "mnist", "lr": 0.05, "cohort_size": 10, "local_epochs": 5,
+    "batch_size": 64, "drop_last": False,
+}  # fmt: skip
 WORKLOADS = {
     "w1": {**TRAINING, "method": "fedavg", "cohort_size": 10, "local_epochs": 5, "batch_size": 64},
     "w2": {**SMALL_BATCHES, "method": "fedavg"},
     "proto": {**SMALL_BATCHES, "method": "fedproto", "prototype_weight": 1.0, "gathered_epochs": "all"},
+    "large": {**BESIDE_FLUKE, "backbone": f"{HERE}/networks.py:mcmahan"},
+    "small": {**BESIDE_FLUKE, "backbone": f"{HERE}/networks.py:small"},
 }
 
 
@@ -70,10 +79,12 @@ def measure(workload: str, sides: list[str], turn: int, pfllib: str, python: str
         for side in sides:
             arguments = [side, folder, json.dumps(WORKLOADS[workload]), str(ROUNDS), pfllib]
             result = run_side(sys.executable if side == "fedcli" else python, arguments)
-            rows = {"what": "seconds", "workload": workload, "side": side, "turn": turn}
-            rows = pd.DataFrame({**rows, "value": result.pop("seconds")[: ROUNDS - 2], **result})
-            rows["processor"] = environment(torch.device("cpu"))["machine"]["processor"]
-            rows.to_csv(CSV, mode="a", header=not CSV.exists(), index=False, float_format="%.6g")
+            values = {"seconds": result.pop("seconds")[: ROUNDS - 2], "end": [result.pop("accuracy")]}
+            for what, numbers in values.items():
+                rows = {"what": what, "workload": workload, "side": side, "turn": turn}
+                rows = pd.DataFrame({**rows, "value": numbers, **result}).dropna(subset="value")
+                rows["processor"] = environment(torch.device("cpu"))["machine"]["processor"]
+                rows.to_csv(CSV, mode="a", header=not CSV.exists(), index=False, float_format="%.6g")
 
 
 def run_side(python: str, arguments: list[str]) -> dict[str, Any]:

@@ -26,7 +26,8 @@ def run_fedcli(folder: Path, options: dict[str, Any], rounds: int, pfllib: str) 
     clock = SimpleNamespace(round=lambda entry: ends.append(time.perf_counter()))
     record = fedcli.run(**options, rounds=rounds, eval_every=rounds, out=folder / "run", log=[clock]).record
     versions = f"fedcli {record['versions']['fedcli']}, {record['commit'][:7]}"
-    return {"seconds": np.diff(ends).tolist(), "versions": versions}
+    accuracy = record["rounds"][-1]["test_accuracy"]
+    return {"seconds": np.diff(ends).tolist(), "accuracy": accuracy, "versions": versions}
 
 
 class Arguments(SimpleNamespace):
@@ -61,7 +62,7 @@ def run_pfllib(folder: Path, options: dict[str, Any], rounds: int, pfllib: str) 
     random.seed(options["seed"]), np.random.seed(options["seed"]), torch.manual_seed(options["seed"])
     server.train()
     commit = subprocess.check_output(["git", "-C", pfllib, "rev-parse", "--short", "HEAD"], text=True).strip()
-    return {"seconds": server.Budget[1:], "versions": f"PFLlib {commit}"}
+    return {"seconds": server.Budget[1:], "accuracy": None, "versions": f"PFLlib {commit}"}
 
 
 def user_network() -> nn.Module:
@@ -73,9 +74,9 @@ def user_network() -> nn.Module:
 
 
 @cache
-def user_data(folder: str) -> list[TensorDataset]:
-    """Returns every client's training images, which the process keeps."""
-    files = sorted(Path(folder, "dataset", "train").glob("*.npz"), key=lambda file: int(file.stem))
+def user_data(folder: str, part: str) -> list[TensorDataset]:
+    """Returns every client's images for training or testing, which the process keeps."""
+    files = sorted(Path(folder, "dataset", part).glob("*.npz"), key=lambda file: int(file.stem))
     clients = [np.load(file, allow_pickle=True)["data"].item() for file in files]
     return [TensorDataset(torch.from_numpy(client["x"]), torch.from_numpy(client["y"])) for client in clients]
 
@@ -100,7 +101,7 @@ def run_flower(folder: Path, options: dict[str, Any], rounds: int, pfllib: str) 
     @client_app.train()
     def train(message, context):
         """Trains the model that was sent, as a user of PyTorch writes it."""
-        network, images = user_network(), user_data(str(folder))[context.node_config["partition-id"]]
+        network, images = user_network(), user_data(str(folder), "train")[context.node_config["partition-id"]]
         network.load_state_dict(message.content["arrays"].to_torch_state_dict())
         loader = DataLoader(images, options["batch_size"], shuffle=True, drop_last=options["drop_last"])
         optimizer, criterion = torch.optim.SGD(network.parameters(), lr=options["lr"]), nn.CrossEntropyLoss()
@@ -124,11 +125,73 @@ def run_flower(folder: Path, options: dict[str, Any], rounds: int, pfllib: str) 
 
     resources = {"client_resources": {"num_cpus": 1, "num_gpus": 0.0}}
     run_simulation(server_app, client_app, options["num_clients"], backend_config=resources)
-    return {"seconds": np.diff(ends).tolist(), "versions": f"flwr {flwr.__version__}, ray {ray.__version__}"}
+    versions = f"flwr {flwr.__version__}, ray {ray.__version__}"
+    return {"seconds": np.diff(ends).tolist(), "accuracy": None, "versions": versions}
+
+
+def run_fluke(folder: Path, options: dict[str, Any], rounds: int, pfllib: str) -> dict[str, Any]:
+    """Runs rounds by fluke's FedAVG; the last round's model is tested on the test images of all clients."""
+    from importlib.metadata import version
+
+    import networks
+    from fluke import DDict, FlukeENV
+    from fluke.algorithms.fedavg import FedAVG
+    from fluke.client import Client
+    from fluke.config import OptimizerConfigurator
+    from fluke.data import FastDataLoader
+    from fluke.evaluation import ClassificationEval
+    from fluke.server import Server
+
+    environment = FlukeENV()
+    environment.set_seed(options["seed"])
+    environment.set_device("cpu")
+    environment.set_inmemory(True)
+    environment.set_evaluator(ClassificationEval(eval_every=rounds, n_classes=10))
+    environment.set_eval_cfg(pre_fit=False, post_fit=False, locals=False, server=True)
+    optimizer = OptimizerConfigurator(
+        optimizer_cfg=DDict(name="SGD", lr=options["lr"]), scheduler_cfg=DDict(name="StepLR", step_size=1, gamma=1)
+    )
+    batch_size = options["batch_size"]
+    clients = []
+    for index, images in enumerate(user_data(str(folder), "train")):
+        loader = FastDataLoader(*images.tensors, num_labels=10, batch_size=batch_size, shuffle=True)
+        client = Client(index, loader, None, optimizer, nn.CrossEntropyLoss(), local_epochs=options["local_epochs"])
+        clients.append(client)
+    tests = [images.tensors for images in user_data(str(folder), "test")]
+    test = FastDataLoader(
+        torch.cat([images for images, _ in tests]), torch.cat([labels for _, labels in tests]),
+        num_labels=10, batch_size=500,
+    )  # fmt: skip
+    network = getattr(networks, options["backbone"].rpartition(":")[2])()
+    with torch.no_grad():
+        for value, initial in zip(network.parameters(), torch.load(folder / "initial.pt"), strict=True):
+            value.copy_(initial)
+    server = Server(network, test, clients, weighted=True)
+    names = DDict(client=DDict(), server=DDict(), model="network")
+    algorithm = FedAVG(len(clients), None, names, clients=clients, server=server)
+    ends, accuracies = [], []
+
+    class Clock:
+        """Notes when a round ends, and the accuracy of a round that is tested."""
+
+        def end_round(self, round):
+            ends.append(time.perf_counter())
+
+        def server_evaluation(self, round, eval_type, evals, **rest):
+            accuracies.append(evals.get("accuracy"))
+
+        def __getattr__(self, name):
+            return lambda *arguments, **options: None
+
+    algorithm.attach(Clock())
+    algorithm.run(rounds, options["cohort_size"] / len(clients), finalize=False)
+    seconds = np.diff(ends[:rounds]).tolist()
+    accuracy = float(accuracies[rounds - 1])
+    return {"seconds": seconds, "accuracy": accuracy, "versions": f"fluke-fl {version('fluke-fl')}"}
 
 
 def run_side(side: str, folder: str, options: str, rounds: str, pfllib: str) -> None:
     """Runs one side in this process, and prints what came of it; Flower's actors import this module by its name."""
-    run = {"fedcli": run_fedcli, "pfllib": run_pfllib, "flower": run_flower}[side]
+    run = {"fedcli": run_fedcli, "pfllib": run_pfllib, "flower": run_flower, "fluke": run_fluke}[side]
     result = run(Path(folder), json.loads(options), int(rounds), pfllib)
     print(json.dumps({**result, "torch": torch.__version__, "threads": os.cpu_count()}))
