@@ -105,8 +105,8 @@ def main(
         outcomes = {name: problem.outcome(*problem.federation(case)) for name, case in CASES.items()}
         with tempfile.TemporaryDirectory() as folder:
             work = Path(folder)
-            for partition in problem.PARTITIONS:
-                torch.save(problem.describe(partition), work / f"problem-{partition}.pt")
+            for partition, network in {(case.partition, case.network) for case in CASES.values()}:
+                torch.save(problem.describe(partition, network), work / f"problem-{partition}-{network}.pt")
             for peer in chosen:
                 results[peer.name] = compare(peer, run_peer(peer, peers_folder, work), outcomes)
                 print(f"{peer.name}: {len(peer.rows)} rows")

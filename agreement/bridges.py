@@ -5,8 +5,9 @@ from dataclasses import replace
 import numpy as np
 import torch
 
-from fedcli.core import Step, tree_map, weighted_mean
-from fedcli.papers.baselines import fedavgm, moon, scaffold
+from fedcli.core import Aux, Client, Step, cross_entropy, tree_map, weighted_mean
+from fedcli.core.network_pairs import PRIVATE, SHARED, joined, part
+from fedcli.papers.baselines import apfl, fedavgm, moon, scaffold
 from fedcli.papers.baselines.fedavg import make_local_loss
 
 
@@ -61,7 +62,111 @@ def init_with_initial_past(fed, config):
     return state._replace(clients=dict.fromkeys(range(fed.num_clients), first))
 
 
+def round_in_training_mode(also_the_last: bool):
+    """MOON whose received model normalises by the batch, as in training mode; the client's last model too, or not."""
+
+    def make_local_loss(network, config):
+        def local_loss(params, buffers, batch, context):
+            features, logits, buffers = network(params, buffers, batch.x, batch.mask)
+            received = network(context.global_params, context.global_buffers, batch.x, batch.mask)
+            last = network(
+                context.previous_params, context.previous_buffers, batch.x, batch.mask, train=also_the_last
+            )  # fmt: skip
+            contrast = moon.model_contrastive(
+                features, received.features.detach(), last.features.detach(), config.temperature, batch.mask
+            )
+            contrast = torch.where(context.has_previous, contrast, 0.0)
+            task = cross_entropy(logits, batch.y, batch.mask)
+            return task + config.contrastive_weight * contrast, Aux(buffers, {"cross_entropy": task}, features)
+
+        return local_loss
+
+    def run_round(state, cohort, fed, config):
+        context, axes = moon.local_context(state, cohort, fed, config)
+        clients = fed.broadcast(state.params, state.buffers, cohort)
+        clients, terms = fed.train(clients, cohort, make_local_loss(fed.network, config), context, axes)
+        return moon.aggregate(state, clients, cohort, fed, config), terms
+
+    return run_round
+
+
+def by_client(alpha, value):
+    """Alpha of each client, `[K]`, to be multiplied with the clients' values, `[K, ...]`."""
+    return alpha.reshape(-1, *[1] * (value.ndim - 1))
+
+
+def round_that_keeps_the_mixture(trains_own: bool, adapts: bool):
+    """APFL whose clients keep alpha v + (1 - alpha) w_i in the place of v.
+
+    Before that v is trained by its own loss, and not by the mixture's, or is not trained; alpha moves after every step
+    by what FedTorch takes for its gradient, or is fixed.
+    """
+
+    def make_local_step(fed):
+        def local_loss(params, buffers, batch, context):
+            of_global = fed.network(part(params, SHARED), part(buffers, SHARED), batch.x, batch.mask)
+            of_own = fed.network(part(params, PRIVATE), part(buffers, PRIVATE), batch.x, batch.mask)
+            loss = sum(cross_entropy(out.logits, batch.y, batch.mask) for out in (of_global, of_own))
+            buffers = joined(of_own.buffers, of_global.buffers)
+            return loss, Aux(buffers, {"cross_entropy": loss}, of_own.features)
+
+        names = [*joined(fed.network.params, fed.network.params)]
+        models = fed.optimizer_step(local_loss, names=names)
+
+        def update(client, batch, context):
+            before, alpha = client.params, client.params[apfl.ALPHA]
+            client, aux = models.update(client, batch, context)
+            moved = dict(client.params)
+            gradient = {name: (before[name] - moved[name]) / batch.lr for name in names}
+            own, shared = part(moved, PRIVATE), part(moved, SHARED)
+            if not trains_own:
+                moved.update({name: before[name] for name in names if name.startswith(PRIVATE)})
+            if adapts:
+                slope = 0.02 * alpha
+                of_own, of_shared = part(gradient, PRIVATE), part(gradient, SHARED)
+                for name, value in own.items():
+                    mixed = alpha * of_own[name] + (1 - alpha) * of_shared[name]
+                    slope = slope + ((value - shared[name]) * mixed).sum()
+                moved[apfl.ALPHA] = (alpha - batch.lr * slope).clamp(0, 1)
+            return client._replace(params=moved), aux
+
+        return Step(update, models.init_optimizer)
+
+    def run_round(state, cohort, fed, config):
+        received = fed.broadcast(state.params, state.buffers, cohort)
+        alpha = torch.tensor(config.mixing, dtype=fed.dtype)
+        own = fed.recall(state.clients, cohort, apfl.ClientState(*fed.initial_model(), alpha))
+        params = {**joined(own.params, received.params), apfl.ALPHA: own.alpha}
+        clients = Client(params, joined(own.buffers, received.buffers), optimizer={})
+        clients, terms = fed.train(clients, cohort, make_local_step(fed))
+
+        alpha, shared = clients.params[apfl.ALPHA], part(clients.params, SHARED)
+        mixed = {}
+        for name, v in part(clients.params, PRIVATE).items():
+            share = by_client(alpha, v)
+            mixed[name] = share * v + (1 - share) * shared[name]
+        kept = apfl.ClientState(mixed, part(clients.buffers, PRIVATE), alpha)
+        kept = fed.remember(state.clients, cohort, kept)
+        trained = Client(shared, part(clients.buffers, SHARED), optimizer={})
+        params, buffers = weighted_mean(fed.upload_model(trained), cohort.weights)
+        return apfl.ServerState(params, buffers, kept), terms
+
+    return run_round
+
+
 BRIDGES = {
+    "apfl_keeping_the_mixture": replace(
+        apfl.METHOD, name="apfl-mixture-kept", run_round=round_that_keeps_the_mixture(trains_own=True, adapts=True)
+    ),
+    "apfl_keeping_the_mixture_untrained": replace(
+        apfl.METHOD, name="apfl-untrained", run_round=round_that_keeps_the_mixture(trains_own=False, adapts=False)
+    ),
+    "moon_in_training_mode": replace(
+        moon.METHOD, name="moon-training-mode", run_round=round_in_training_mode(also_the_last=True)
+    ),
+    "moon_with_received_in_training_mode": replace(
+        moon.METHOD, name="moon-received-training-mode", run_round=round_in_training_mode(also_the_last=False)
+    ),
     "moon_with_initial_past": replace(moon.METHOD, name="moon-initial-past", init=init_with_initial_past),
     "scaffold_after_momentum": replace(
         scaffold.METHOD, name="scaffold-after-momentum", run_round=run_round_after_momentum

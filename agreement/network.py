@@ -1,18 +1,28 @@
-"""The network of the comparison, which every side builds by itself: 6,390 parameters for digits, in one order."""
+"""The networks of the comparison, which every side builds by itself: 6,390 parameters for digits, in one order.
+
+`normed` has batch normalisation besides, 12 parameters more.
+"""
 
 from torch import Tensor, nn
 
 
-def body(channels: int = 1, image_size: int = 8) -> nn.Sequential:
-    """From images to 16 features."""
+def body(channels: int = 1, image_size: int = 8, network: str = "small") -> nn.Sequential:
+    """From images to 16 features; with batch normalisation in the network "normed"."""
+    normalisation = [nn.BatchNorm2d(6)] if network == "normed" else []
     return nn.Sequential(
-        nn.Conv2d(channels, 6, 3, padding=1), nn.ReLU(), nn.Flatten(), nn.Linear(6 * image_size**2, 16), nn.ReLU()
-    )
+        nn.Conv2d(channels, 6, 3, padding=1), *normalisation, nn.ReLU(), nn.Flatten(),
+        nn.Linear(6 * image_size**2, 16), nn.ReLU(),
+    )  # fmt: skip
 
 
 def small(channels: int = 1, image_size: int = 8, num_classes: int = 10) -> nn.Sequential:
     """The body and a linear head, as fedcli takes a network of one's own."""
     return nn.Sequential(*body(channels, image_size), nn.Linear(16, num_classes))
+
+
+def normed(channels: int = 1, image_size: int = 8, num_classes: int = 10) -> nn.Sequential:
+    """The body with batch normalisation and a linear head."""
+    return nn.Sequential(*body(channels, image_size, "normed"), nn.Linear(16, num_classes))
 
 
 def start(model: nn.Module, weights: list[Tensor]) -> nn.Module:

@@ -24,10 +24,10 @@ defaults and readings differ, and papers leave things open. [How it is run](../a
 """
 NOT_RUN = """## Not run
 
-* FedGen of PFLlib, whose generator is trained in the server by draws that are not fed.
-* APFL, which PFLlib and fluke change in several steps at once: the shared parameters move first, and a client keeps the
-  mixture in the place of its own parameters.
-* Networks with batch normalisation, whose running statistics the projects treat differently.
+* FedGen of PFLlib with a trained generator. Read and not run, its code (servergen.py, clientgen.py) differs in five
+  things: clients learn from the generator in the first round too, when it is untrained; they run it in training mode,
+  so that each batch of generated features is normalised by itself; labels are drawn from the counts of all clients
+  and not of the round's; noise is uniform and not normal; the generator's Adam lives on from round to round.
 * Everything that depends on draws of a project's own, such as its partitions and its choice of clients.
 """
 

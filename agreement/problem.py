@@ -24,7 +24,7 @@ PARTITIONS = {  # examples of each client, and clients in a round
     "half": ((48, 48, 48, 48), 2),
 }
 RUN = {
-    "dataset": "digits", "backbone": f"{network.__file__}:small", "precision": "float64", "device": "cpu", "seed": 3,
+    "dataset": "digits", "precision": "float64", "device": "cpu", "seed": 3,
     "rounds": ROUNDS, "local_epochs": 2, "batch_size": 16, "lr": 0.1, "momentum": 0.0, "weight_decay": 0.0,
 }  # fmt: skip
 
@@ -46,16 +46,17 @@ def federation(case: Case) -> tuple[Any, Federation]:
     data = datasets.load("digits")
     sizes, cohort_size = PARTITIONS[case.partition]
     method = BRIDGES.get(case.method, case.method)
-    run = {**RUN, "cohort_size": cohort_size, **case.run}
+    backbone = f"{network.__file__}:{case.network}"
+    run = {**RUN, "backbone": backbone, "cohort_size": cohort_size, **case.run}
     return check.federation(method, dict(case.options), data=data, parts=divide(data.y_train.numpy(), sizes), **run)
 
 
-def describe(partition: str) -> dict[str, Any]:
+def describe(partition: str, network: str) -> dict[str, Any]:
     """What a peer needs to solve the problem: images and labels, clients, cohorts, batches and first weights.
 
     The batches are lists of positions by round, client and epoch.
     """
-    _, fed = federation(Case("fedavg", partition=partition))
+    _, fed = federation(Case("fedavg", partition=partition, network=network))
     x, y = fed.engine.gather(np.arange(len(fed.engine.labels)))
     everyone, batches = range(fed.num_clients), {}
     for number in range(ROUNDS):
@@ -70,7 +71,7 @@ def describe(partition: str) -> dict[str, Any]:
         "parts": [part.tolist() for part in fed.training], "batches": batches,
         "cohorts": [fed.cohort(number).client_ids.tolist() for number in range(ROUNDS)],
         "weights": list(fed.initial_model()[0].values()), "epochs": fed.local_epochs, "batch_size": fed.batch_size,
-        "lr": RUN["lr"],
+        "lr": RUN["lr"], "network": network,
     }  # fmt: skip
 
 
@@ -85,6 +86,7 @@ def outcome(setup: Any, fed: Federation) -> dict[str, Tensor]:
     ends = {}
     if hasattr(state, "params"):
         ends["shared"] = flat(state.params.values())
+        ends["statistics"] = flat([torch.zeros(0), *state.buffers.values()])
     if setup.method.personal is not None:
         models = setup.method.personal(state)
         clients = [list(models[client][0].values()) for client in sorted(models)]

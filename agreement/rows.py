@@ -19,6 +19,7 @@ class Case:
     options: Mapping[str, Any] = field(default_factory=dict)  # of the method
     run: Mapping[str, Any] = field(default_factory=dict)  # of the run, in place of those of agreement/problem.py
     partition: str = "skew"  # a key of `agreement.problem.PARTITIONS`
+    network: str = "small"  # or "normed", with batch normalisation
 
 
 @dataclass(frozen=True)
@@ -28,7 +29,7 @@ class Row:
     label: str  # of the peer's rows, each once
     case: str  # a key of `CASES`
     how: Mapping[str, Any]  # arguments of the peer's `run`
-    compared: tuple[str, ...] = ("shared",)  # or "personal", "bodies", "head", "kept" by the clients, "prototypes"
+    compared: tuple[str, ...] = ("shared",)  # or "statistics", "personal", "bodies", "head", "kept", "prototypes"
     change: str = ""  # the one thing of the peer that is changed; empty for its code and defaults as they are
     cause: str = ""  # why it differs, with the place in the peer's code; empty where it agrees
     judge: str = ""  # the equation that decides, and what it says
@@ -51,6 +52,7 @@ CASES = {
     "fedavg, half": Case("fedavg", partition="half"),
     "fedavg, uniform": Case("fedavg", run={"weighting": "uniform"}),
     "fedavg, momentum": Case("fedavg", run={**MOMENTUM, "weight_decay": 1e-3}),
+    "fedavg, normed": Case("fedavg", network="normed"),
     "fedavg, drop last": Case("fedavg", run={"drop_last": True}),
     "fedprox": Case("fedprox", {"proximal_weight": 0.5}),
     "fedprox, uniform": Case("fedprox", {"proximal_weight": 0.5}, {"weighting": "uniform"}),
@@ -77,6 +79,18 @@ CASES = {
     "fednova": Case("fednova"),
     "fednova, momentum": Case("fednova", run=MOMENTUM),
     "moon": Case("moon", {"contrastive_weight": 1.0, "temperature": 0.5}),
+    "moon, normed": Case("moon", {"contrastive_weight": 1.0, "temperature": 0.5}, network="normed"),
+    "moon, normed, momentum": Case("moon", {"contrastive_weight": 1.0, "temperature": 0.5}, MOMENTUM, network="normed"),
+    "moon, normed, training mode": Case(
+        "moon_in_training_mode", {"contrastive_weight": 1.0, "temperature": 0.5}, network="normed"
+    ),
+    "moon, normed, received in training mode, momentum": Case(
+        "moon_with_received_in_training_mode",
+        {"contrastive_weight": 1.0, "temperature": 0.5},
+        MOMENTUM,
+        network="normed",
+    ),
+    "fedbn, normed": Case("fedbn", network="normed"),
     "moon, half": Case("moon", {"contrastive_weight": 1.0, "temperature": 0.5}, partition="half"),
     "moon, momentum": Case("moon", {"contrastive_weight": 1.0, "temperature": 0.5}, MOMENTUM),
     "moon, half, momentum": Case("moon", {"contrastive_weight": 1.0, "temperature": 0.5}, MOMENTUM, "half"),
@@ -111,6 +125,9 @@ CASES = {
     "fedrep": Case("fedrep", {"head_epochs": 2}),
     "fedbabu": Case("fedbabu", {"tuning_epochs": 0}),
     "ditto": Case("ditto", {"proximal_weight": 0.5}),
+    "apfl": Case("apfl", {"mixing": 0.3}),
+    "apfl, mixture kept": Case("apfl_keeping_the_mixture", {"mixing": 0.3}),
+    "apfl, mixture kept, v untrained": Case("apfl_keeping_the_mixture_untrained", {"mixing": 0.3}),
     "pfedme": Case("pfedme", {"personal_steps": 3, "server_mixing": 0.7}, {"lr": 0.05}),
     "pfedme, decay": Case("pfedme", {"personal_steps": 3, "server_mixing": 0.7}, {"lr": 0.05, "weight_decay": 1e-3}),
     "fedrod": Case("fedrod"),

@@ -22,8 +22,8 @@ def main(module: str, folder: Path) -> None:
     adapter = importlib.import_module(f"agreement.peers.{module}")
     ends = {}
     for row in adapter.PEER.rows:
-        partition = CASES[row.case].partition
-        problem = torch.load(folder / f"problem-{partition}.pt")
+        case = CASES[row.case]
+        problem = torch.load(folder / f"problem-{case.partition}-{case.network}.pt")
         try:
             reached = adapter.run(row, problem)
             ends[row.label] = {

@@ -45,6 +45,15 @@ def parameters_of(model: nn.Module) -> list[Tensor]:
     return [parameter.detach().cpu().clone() for parameter in model.parameters()]
 
 
+def statistics_of(model: nn.Module) -> list[Tensor]:
+    """A copy of the running means and variances of a model's batch normalisation."""
+    buffers = [torch.zeros(0)]
+    for name, buffer in model.named_buffers():
+        if name.endswith(("running_mean", "running_var")):
+            buffers.append(buffer.detach().cpu().clone())
+    return buffers
+
+
 def average_plainly(problem: dict[str, Any], objective: Callable[..., Tensor]) -> list[Tensor]:
     """The parameters after rounds of FedAvg in a plain loop.
 

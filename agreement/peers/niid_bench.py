@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from agreement import network
-from agreement.peers import Feed, parameters_of
+from agreement.peers import Feed, parameters_of, statistics_of
 from agreement.rows import Peer, Row
 
 
@@ -70,7 +70,7 @@ def run(row: Row, problem: dict[str, Any]) -> dict[str, list]:
 
         def __init__(self, *others, **options):
             super().__init__()
-            self.base, self.head = network.body(), torch.nn.Linear(16, 10)
+            self.base, self.head = network.body(network=problem["network"]), torch.nn.Linear(16, 10)
             network.start(self, problem["weights"])
             if first_control_is_zero and len(made) > len(everyone):  # after the clients' models and the global one
                 for parameter in self.parameters():
@@ -104,7 +104,7 @@ def run(row: Row, problem: dict[str, Any]) -> dict[str, list]:
             os.chdir("/")
     finally:
         sys.argv, np.random.shuffle = kept, original
-    return {"shared": parameters_of(end["global_model"])}
+    return {"shared": parameters_of(end["global_model"]), "statistics": statistics_of(end["global_model"])}
 
 
 SCAFFOLD = {"alg": "scaffold"}
@@ -147,6 +147,18 @@ PEER = Peer(
             {**SCAFFOLD, "rho": 0.9, "lr": 0.03},
         ),
         Row("MOON with its momentum", "moon, momentum", MOON),
+        Row("FedAvg with batch normalisation", "fedavg, normed", {"alg": "fedavg"}, ("shared", "statistics")),
+        Row(
+            "MOON with batch normalisation", "moon, normed, momentum", MOON,
+            cause="The received model gives its features in training mode, by the batch's mean and variance; the "
+            "client's last model in evaluation mode (experiments.py).",
+            judge="MOON is silent; the authors' code evaluates both (Reading 4).",
+            closed_by="MOON with batch normalisation, received model so here too",
+        ),
+        Row(
+            "MOON with batch normalisation, received model so here too",
+            "moon, normed, received in training mode, momentum", MOON,
+        ),
         Row(
             "MOON with its momentum, 2 of 4", "moon, half, momentum", MOON,
             cause="A client's last model is an untrained network until it has taken part.",

@@ -169,6 +169,10 @@ def run(row: Row, problem: dict[str, Any]) -> dict[str, list]:
         if kept:
             parts = [operator.attrgetter(kept)(client) for client in server.clients]
             ends["kept"] = [value for part in parts for value in parameters_of(part)]
+        if name == "APFL":
+            ends["kept"] = []
+            for client in server.clients:
+                ends["kept"] += [*parameters_of(client.model_per), torch.tensor(client.alpha)]
         shared = server.global_model
         if isinstance(shared, torch.nn.Module):
             ends["shared"] = ends["head"] = parameters_of(shared)
@@ -227,6 +231,7 @@ SQUARED = "the norm in the penalty is squared"
 NEWCOMER = "a client that takes part for the first time has the received model as its last one"
 
 DITTO = method("serverditto", "Ditto", mu=0.5, plocal_epochs=2, kept="model_per")
+MIXED = method("serverapfl", "APFL", alpha=0.3)
 ME = {"lamda": 15.0, "K": 3, "p_learning_rate": 0.05, "local_learning_rate": 0.005, "beta": 0.7}
 
 PEER = Peer(
@@ -312,6 +317,14 @@ PEER = Peer(
         ),
         Row("FedBABU, before tuning", "fedbabu", method("serverbabu", "FedBABU", fine_tuning_epochs=0)),
         Row("Ditto", "ditto", DITTO, ("shared", "kept")),
+        Row(
+            "APFL", "apfl", MIXED, ("shared", "kept"),
+            cause="v moves by the gradient of its own loss; a client keeps the mixture in the place of v; alpha moves "
+            "after every step (clientapfl.py).",
+            judge="APFL, Algorithm 1: v moves by the gradient at the mixture, and is kept; alpha may be fixed.",
+            closed_by="APFL, so here too",
+        ),
+        Row("APFL, so here too", "apfl, mixture kept", MIXED, ("shared", "kept")),
         Row(
             "pFedMe", "pfedme", method("serverpFedMe", "pFedMe", **ME),
             cause="0.001 theta is added to the gradient of the personal model (optimizers/fedoptimizer.py, `mu`).",
