@@ -24,7 +24,7 @@ def refuse_lost(path: Path) -> None:
         guard(path)
 
 
-def write_atomically(path: Path, write: Callable[[Path], None]) -> None:
+def write_atomically(path: Path, write: Callable[[Path], object]) -> None:
     """Writes a file so that a reader, also after a kill, sees the old or the new one, never a part.
 
     `write` is given a path in the same folder. A link stays a link, and a device such as `/dev/stdout` is written

@@ -26,7 +26,6 @@ TYPEFACES = (
     "DejaVuSans", "DejaVuSans-Bold", "DejaVuSans-Oblique", "DejaVuSansMono", "DejaVuSerif", "DejaVuSerif-Italic",
     "STIXGeneral", "STIXGeneralBol", "STIXGeneralItalic", "cmr10", "cmb10", "cmss10", "cmtt10",
 )  # fmt: skip
-_SCIKIT_LEARN = Path(find_spec("sklearn").origin).parent / "datasets"  # importing what reads them takes two seconds
 CANVAS = 64  # pixels, of a digit of a typeface before it is made small
 _RESIZED_AT_ONCE = 4096  # images that are made float at once
 
@@ -59,10 +58,12 @@ class DatasetInfo(NamedTuple):
 
     def balanced(self) -> "DatasetInfo":
         """This set with as many images in each class as in every other one."""
+        if self.num_train is None or self.num_test is None:
+            raise ValueError("a set whose numbers of images are not known has no number for each class")
         count = len(self.class_names)
-        return self._replace(
-            train_counts=(self.num_train // count,) * count, test_counts=(self.num_test // count,) * count
-        )
+        train_counts = (self.num_train // count,) * count
+        test_counts = (self.num_test // count,) * count
+        return self._replace(train_counts=train_counts, test_counts=test_counts)
 
     def made_of(self, *shares: "Share") -> "DatasetInfo":
         """This set with a domain from each share."""
@@ -136,8 +137,8 @@ def resized(images: np.ndarray, size: int) -> np.ndarray:
 
 def digits() -> Arrays:
     """The columns of the 1,797 digits, 8 x 8, grey."""
-    images, labels, test = _handwritten()
-    return {"x": images[..., None], "y": labels, "test": test}
+    written = _handwritten()
+    return {"x": written.images[..., None], "y": written.labels, "test": written.test}
 
 
 def digit_domains() -> Arrays:
@@ -145,9 +146,10 @@ def digit_domains() -> Arrays:
 
     Plain; inverted; as a difference from crops of photographs; and, for each digit, one of its class in a typeface.
     """
-    small, labels, test = _handwritten()
-    plain = np.stack([Image.fromarray(image).resize((SIZE, SIZE), Image.Resampling.BICUBIC) for image in small])
-    plain = np.repeat(plain[..., None], 3, axis=3)
+    written = _handwritten()
+    labels = written.labels
+    larger = [Image.fromarray(image).resize((SIZE, SIZE), Image.Resampling.BICUBIC) for image in written.images]
+    plain = np.repeat(np.stack([np.asarray(image) for image in larger])[..., None], 3, axis=3)
     font = np.repeat(_drawn(labels)[..., None], 3, axis=3)
     photos = [np.asarray(photo.resize((213, 142), Image.Resampling.BOX)) for photo in _photographs()]
     rng = np.random.default_rng(1)
@@ -162,7 +164,7 @@ def digit_domains() -> Arrays:
         "x": np.concatenate([plain, 255 - plain, photo, font]),
         "y": np.tile(labels, 4),
         "domain": np.repeat(np.arange(4), len(labels)),
-        "test": np.tile(test, 4),
+        "test": np.tile(written.test, 4),
     }
 
 
@@ -183,20 +185,36 @@ def photos() -> Arrays:
     return {"x": np.stack(pieces), "y": np.zeros(2200, np.int64), "test": np.arange(2200) >= 2000}
 
 
-def _handwritten() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Images uint8 `[1797, 8, 8]`, bright on dark, labels `[1797]`, and whether each is of the fifth to test on."""
-    table = np.loadtxt(_SCIKIT_LEARN / "data/digits.csv.gz", np.int64, delimiter=",")  # 64 pixels and the label
+def _scikit_learn() -> Path:
+    """The folder of scikit-learn's data; importing what reads them would take two seconds."""
+    spec = find_spec("sklearn")
+    if spec is None or spec.origin is None:
+        raise UserError("scikit-learn is not installed (got no package sklearn); install fedcli anew.")
+    return Path(spec.origin).parent / "datasets"
+
+
+class _Handwritten(NamedTuple):
+    """scikit-learn's digits."""
+
+    images: np.ndarray  # uint8 [1797, 8, 8], bright on dark
+    labels: np.ndarray  # [1797]
+    test: np.ndarray  # [1797] bool, whether each is of the fifth to test on
+
+
+def _handwritten() -> _Handwritten:
+    table = np.loadtxt(_scikit_learn() / "data/digits.csv.gz", np.int64, delimiter=",")  # 64 pixels and the label
     images = table[:, :-1].reshape(-1, 8, 8)  # from 0 to 16
     labels = table[:, -1].copy()
     rng = np.random.default_rng(0)
     order = np.concatenate([rng.permutation(np.flatnonzero(labels == label)) for label in range(10)])
     rounded = (images * 255 + 8) // 16
-    return rounded.astype(np.uint8), labels, first_of_each(order, labels)
+    return _Handwritten(rounded.astype(np.uint8), labels, first_of_each(order, labels))
 
 
 def _photographs() -> list[Image.Image]:
     """scikit-learn's two photographs, 640 x 427, in colour."""
-    return [Image.open(_SCIKIT_LEARN / f"images/{name}.jpg") for name in ("china", "flower")]
+    folder = _scikit_learn() / "images"
+    return [Image.open(folder / "china.jpg"), Image.open(folder / "flower.jpg")]
 
 
 def _drawn(labels: np.ndarray) -> np.ndarray:
@@ -337,8 +355,8 @@ def known_form(name: str, columns: Arrays) -> Arrays:
         order = official_order(names, official) if any(official) else None
         if order is None:
             listed = f"{len(names)} ({', '.join(names[:3])}…)"
-            expected = f"{len(official)} ({', '.join(filter(None, official[:4]))}…)"
-            raise ValueError(f"the {noun} are {listed} and not {expected} {remedy}")
+            listed_official = f"{len(official)} ({', '.join(filter(None, official[:4]))}…)"
+            raise ValueError(f"the {noun} are {listed} and not {listed_official} {remedy}")
         columns = columns | {kind: np.array(order)[columns[kind]], NAMES[kind]: np.array(official)}
     return columns
 

@@ -17,7 +17,7 @@ from glob import glob
 from http.client import HTTPException
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -92,7 +92,7 @@ class Dataset:
         digest = hashlib.sha256()
         for kind, tensor in [*self.columns("train").items(), *self.columns("test").items()]:
             if kind != "place":
-                digest.update(tensor.numpy().reshape(-1))
+                digest.update(tensor.numpy().reshape(-1).data)
         return digest.hexdigest()[:16]
 
 
@@ -215,13 +215,13 @@ def download(name: str) -> Path:
     Raises:
         UserError: The set cannot be downloaded, or the download fails.
     """
-    if name not in DOWNLOADS:
+    info = KNOWN.get(name)
+    if info is None or info.source is None:
         remedy = _ways(name) if name in KNOWN else f"these can be downloaded: {', '.join(DOWNLOADS)}"
         raise unknown("data set to download", name, DOWNLOADS, f"{remedy}.")
     if _is_kept(name):
         return _cache_file(name)
     sets = torchvision().datasets
-    info = KNOWN[name]
     socket.setdefaulttimeout(30)  # seconds without a byte before a download is given up
     with TemporaryDirectory(prefix="fedcli-") as folder:
         try:
@@ -229,27 +229,32 @@ def download(name: str) -> Path:
                 sets.utils.download_and_extract_archive(info.source, folder, md5=info.md5, remove_finished=True)
             else:
                 for part in files.PARTS:
-                    choice = {"split": part} if name == "svhn" else {"train": part == "train"}
-                    choice |= {"split": info.split} if info.split else {}
+                    choice: dict[str, Any] = {"split": part} if name == "svhn" else {"train": part == "train"}
+                    if info.split:
+                        choice["split"] = info.split
                     getattr(sets, info.source)(folder, download=True, **choice)
         except (OSError, RuntimeError, HTTPException) as error:
             fault = f"'{name}' could not be downloaded ({' '.join(str(error).split())})"
             raise UserError(f"{fault}; bring the official files and run 'fedcli data import {name} PATH'.") from error
         finally:
             socket.setdefaulttimeout(None)
-        return import_path(name, Path(folder))[0]
+        return import_path(name, Path(folder)).file
 
 
-def import_path(name: str, path: Path, size: int | None = None) -> tuple[Path, list[str]]:
+class Imported(NamedTuple):
+    """What an import has made."""
+
+    file: Path  # of the cache
+    notes: list[str]  # what the user is told: what was changed or left out
+
+
+def import_path(name: str, path: Path, size: int | None = None) -> Imported:
     """Imports a data set into the cache; one of that name is replaced.
 
     Args:
         name: A known name, whose shape and classes the images must have, or a new one of a-z, 0-9 and -.
         path: File, folder or archive in one of `forms.FORMS`; `hf:FOLDER` for one of Hugging Face.
         size: Height and width in pixels that its images are resized to.
-
-    Returns:
-        The cache file, and notes for the user.
 
     Raises:
         UserError: The name is not possible, or the files are missing, damaged or of another set.
@@ -285,7 +290,7 @@ def import_path(name: str, path: Path, size: int | None = None) -> tuple[Path, l
         arrays["source"] = np.array("; ".join([str(path.resolve()), *notes]))
     _keep(_cache_file(name), arrays)
     _cache_file(name).with_suffix(".split.npz").unlink(missing_ok=True)  # where earlier versions kept the lists
-    return _cache_file(name), notes
+    return Imported(_cache_file(name), notes)
 
 
 def _kind_of(info: DatasetInfo | None) -> str:
@@ -314,6 +319,7 @@ def describe(name: str) -> dict[str, Any]:
         available(name)
     kind = _kind_of(info)
     note = ""
+    sizes: dict[str, Any]
     if is_from_file(name):
         kind = "your own"
         dataset = load(name)
@@ -328,6 +334,7 @@ def describe(name: str) -> dict[str, Any]:
             sizes["shape"] = (channels, *shape)
             note = str(file.get("source", ""))
     else:
+        assert info is not None  # `available` has refused what is neither known nor in the cache
         sizes = info.sizes
         note = ", ".join(info.needs)
     return {"name": name, "kind": kind, "present": present(name), **sizes, "note": note}
@@ -361,7 +368,7 @@ def take(dataset: Dataset, num_train: int, seed: int) -> Dataset:
     cells = labels * max(len(dataset.domain_names), 1) + domains
     order = _interleave(generator(seed, "take").permutation(count), cells)
     positions = torch.from_numpy(np.sort(_interleave(order, labels)[:num_train]))
-    taken = {f"{kind}_train": values[positions] for kind, values in dataset.columns("train").items()}
+    taken: dict[str, Any] = {f"{kind}_train": values[positions] for kind, values in dataset.columns("train").items()}
     return replace(dataset, share=dataset.share * num_train / count, **taken)
 
 
@@ -371,7 +378,8 @@ def merge(dataset: Dataset) -> Dataset:
     test = dataset.columns("test")
     if "place" in test:
         test["place"] = len(dataset.y_train) + test["place"]
-    return replace(dataset, **{f"{kind}_train": torch.cat([train[kind], test[kind]]) for kind in train})
+    merged: dict[str, Any] = {f"{kind}_train": torch.cat([train[kind], test[kind]]) for kind in train}
+    return replace(dataset, **merged)
 
 
 def public_images(name: str, private: Dataset, count: int | None, seed: int) -> Dataset:
@@ -388,7 +396,8 @@ def public_images(name: str, private: Dataset, count: int | None, seed: int) -> 
         raise UserError(f"--public-examples {count} is more than '{name}' has; use {len(public.x_train)} or fewer.")
     images = public.x_train[np.sort(generator(seed, "public").permutation(len(public.x_train))[:count])]
     if images.shape[1] > private.channels:
-        images = sum(weight * images[:, [c]] for c, weight in enumerate((0.299, 0.587, 0.114))).round().to(torch.uint8)
+        red, green, blue = images.split(1, dim=1)
+        images = (0.299 * red + 0.587 * green + 0.114 * blue).round().to(torch.uint8)
     images = resize(images, private.image_size)
     return replace(public, x_train=images.expand(-1, private.channels, -1, -1), y_train=public.y_train[: len(images)])
 
@@ -436,7 +445,12 @@ def _arrays(name: str) -> files.Arrays:
     if _is_kept(name):
         return files.read_npz(_cache_file(name))
     info = KNOWN[name]
-    columns = info.make(name, lambda need: files.join_parts(_source_arrays(need), [])) if info.needs else info.make()
+    assert info.make is not None  # `available` has refused what is neither in the cache nor made
+
+    def load_source(need: str) -> files.Arrays:
+        return files.join_parts(_source_arrays(need), [])
+
+    columns = info.make(name, load_source) if info.needs else info.make()
     texts = {"class_names": np.array(info.class_names), "domain_names": np.array(info.domain_names)}
     return files.canonical(texts | columns)
 
@@ -459,7 +473,7 @@ def _keep(path: Path, arrays: files.Arrays) -> None:
             with suppress(FileNotFoundError):  # another process has just ended it
                 if time.time() - file.stat().st_mtime > DAY:  # which left it when it was killed
                     file.unlink()
-        write_atomically(path, lambda temporary: np.savez(temporary, **arrays))
+        write_atomically(path, lambda temporary: np.savez(temporary, **arrays))  # type: ignore[arg-type]  # no array has the name of an option
     except OSError as error:
         fault = f"the data set cannot be kept as '{path}' ({error.strerror})"
         raise UserError(f"{fault}; set FEDCLI_DATA to another folder.") from error
@@ -480,5 +494,12 @@ def _dataset(name: str, arrays: files.Arrays) -> Dataset:
     tensors = {key: torch.from_numpy(values) for key, values in arrays.items() if key.endswith(files.PARTS)}
     for part in files.PARTS:
         tensors[f"x_{part}"] = tensors[f"x_{part}"].permute(0, 3, 1, 2).contiguous()
-    texts = {key: tuple(arrays[key].tolist()) for key in files.NAMES.values() if key in arrays}
-    return Dataset(name, **tensors, **texts, source=str(arrays.get("source", "")))
+    domain_names = arrays.get("domain_names", np.empty(0, str))
+    return Dataset(
+        name, x_train=tensors["x_train"], y_train=tensors["y_train"], x_test=tensors["x_test"],
+        y_test=tensors["y_test"], class_names=tuple(arrays["class_names"].tolist()),
+        domain_train=tensors.get("domain_train"), domain_test=tensors.get("domain_test"),
+        domain_names=tuple(domain_names.tolist()), writer_train=tensors.get("writer_train"),
+        writer_test=tensors.get("writer_test"), place_train=tensors.get("place_train"),
+        place_test=tensors.get("place_test"), source=str(arrays.get("source", "")),
+    )  # fmt: skip

@@ -95,7 +95,9 @@ def join_parts(arrays: Arrays, notes: list[str]) -> Arrays:
     """
     named: dict[str, Arrays] = {"x": {}, "y": {}}  # by kind and part
     for key, values in arrays.items():
-        before, word, after = _KEY.fullmatch(key.lower()).groups(default="")
+        match = _KEY.fullmatch(key.lower())
+        assert match is not None  # the expression takes any text
+        before, word, after = match.groups(default="")
         if word in WORDS:
             named.setdefault(WORDS[word], {}).setdefault(before or after, values)
     parts = choose_parts(set().union(*named.values()), notes)
@@ -131,33 +133,19 @@ def in_form(columns: Arrays, notes: list[str]) -> Arrays:
     Labels may be in a column, one-hot, class names, count from 1, or leave numbers out.
     """
     x = _bytes(columns["x"], notes)
-    y = columns["y"]
     if all(np.array_equal(image, x[0]) for image in x):
         raise ValueError(f"all of its {len(x)} images are alike")
-    if y.ndim == 2 and y.shape[1] > 1 and (np.sort(y)[:, -2:] == [0, 1]).all():
-        y = y.argmax(1)
-    columns = columns | {"x": x, "y": y[:, 0] if y.shape[1:] == (1,) else y}
-    if y.dtype.kind in "US":
-        columns["class_names"], columns["y"] = np.unique(columns["y"].astype(str), return_inverse=True)
+    columns = columns | {"x": x} | _labels(columns["y"])
     for kind in sorted({"y", "domain", "writer", "place"} & columns.keys()):
-        values = columns[kind]
-        if values.ndim != 1 or (np.rint(values) != values).any():
-            raise ValueError(f"{kind}_train or {kind}_test is of type {values.dtype} and shape {values.shape}")
-        columns[kind] = values.astype(np.int64)
+        columns[kind] = _whole_numbers(kind, columns[kind])
     if "test" not in columns:
-        domain = columns.get("domain", np.zeros(len(x), np.int64))
-        cells = columns["y"] * (domain.max() + 1) + domain
-        columns["test"] = first_of_each(canonical_order(x, cells), cells)
+        columns["test"] = _fifth_of_each(columns)
         notes.append("a fixed fifth of each class is kept to test on")
-    y = columns["y"]
     num_train = len(x) - columns["test"].sum()
     if not 0 < num_train < len(x):
         raise ValueError(f"{num_train} images are to train and {len(x) - num_train} to test on, too few")
-    side = max(x.shape[1:3])
-    borders = [side - length for length in x.shape[1:3]]
-    if any(borders):
-        columns["x"] = np.pad(x, [(0, 0), *((width // 2, width - width // 2) for width in borders), (0, 0)])
-        notes.append(f"black borders made the images {side} x {side}")
+    columns["x"] = _squared(x, notes)
+    y = columns["y"]
     if y.min() == 1 and y.max() == np.size(columns.get("class_names", np.unique(y))):
         columns["y"] = y - 1
         notes.append("the labels counted from 1")
@@ -168,6 +156,45 @@ def in_form(columns: Arrays, notes: list[str]) -> Arrays:
     if len(untrained):
         notes.append(f"without training images: {', '.join(untrained[:5])}{_and_more(len(untrained) - 5)}")
     return columns
+
+
+def _labels(y: np.ndarray) -> Arrays:
+    """The labels as `y` `[N]`, of a column of them or of one-hot rows too, and `class_names` where they are names."""
+    is_one_hot = y.ndim == 2 and y.shape[1] > 1 and (np.sort(y)[:, -2:] == [0, 1]).all()
+    if is_one_hot:
+        y = y.argmax(1)
+    elif y.shape[1:] == (1,):
+        y = y[:, 0]
+    if y.dtype.kind not in "US":
+        return {"y": y}
+    class_names, numbers = np.unique(y.astype(str), return_inverse=True)
+    return {"y": numbers, "class_names": class_names}
+
+
+def _whole_numbers(kind: str, values: np.ndarray) -> np.ndarray:
+    """A column of a kind as int64 `[N]`; anything else than whole numbers is refused."""
+    if values.ndim != 1 or (np.rint(values) != values).any():
+        raise ValueError(f"{kind}_train or {kind}_test is of type {values.dtype} and shape {values.shape}")
+    return values.astype(np.int64)
+
+
+def _fifth_of_each(columns: Arrays) -> np.ndarray:
+    """Whether each image is of the fixed fifth of its class and domain."""
+    domain = columns.get("domain", np.zeros(len(columns["x"]), np.int64))
+    cells = columns["y"] * (domain.max() + 1) + domain
+    return first_of_each(canonical_order(columns["x"], cells), cells)
+
+
+def _squared(images: np.ndarray, notes: list[str]) -> np.ndarray:
+    """The images with black borders that make them square; adds to the notes that there are some."""
+    height, width = images.shape[1:3]
+    if height == width:
+        return images
+    side = max(height, width)
+    above = (side - height) // 2
+    left = (side - width) // 2
+    notes.append(f"black borders made the images {side} x {side}")
+    return np.pad(images, [(0, 0), (above, side - height - above), (left, side - width - left), (0, 0)])
 
 
 def _named(kind: str, columns: Arrays, num_train: int, notes: list[str]) -> Arrays:
@@ -258,5 +285,5 @@ def canonical(columns: Arrays) -> Arrays:
 def canonical_order(images: np.ndarray, labels: np.ndarray, *groups: np.ndarray) -> np.ndarray:
     """Positions `[N]` of images `[N, H, W, channels]` by label, hash of the pixels and groups, `[N]`."""
     pixels = np.ascontiguousarray(images).reshape(len(images), -1)
-    hashes = b"".join(hashlib.blake2b(image, digest_size=8).digest() for image in pixels)
+    hashes = b"".join(hashlib.blake2b(image.data, digest_size=8).digest() for image in pixels)
     return np.lexsort([*groups[::-1], np.frombuffer(hashes, ">u8"), labels])  # the last key is the first that counts

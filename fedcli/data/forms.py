@@ -196,27 +196,40 @@ def read_pictures(source: Source) -> Arrays:
     Raises:
         UserError: Some images cannot be read.
     """
-    rows = _find_pictures(source)
-    pixels = stack_pictures(source, len(rows), ((name, source.folder / name) for *_, name in rows))
-    domains, parts, labels, _ = np.array(rows).T
-    columns = {"x": pixels, "y": labels}
+    pictures = _find_pictures(source)
+    named_files = [(picture.name, source.folder / picture.name) for picture in pictures]
+    pixels = stack_pictures(source, len(pictures), named_files)
+    domains = np.array([picture.domain for picture in pictures])
+    parts = np.array([picture.part for picture in pictures])
+    columns = {"x": pixels, "y": np.array([picture.label for picture in pictures])}
     if any(domains):
         columns["domain_names"], columns["domain"] = np.unique(domains, return_inverse=True)
-    return columns | ({"test": parts != "train"} if any(parts) else {})
+    if any(parts):
+        columns["test"] = parts != "train"
+    return columns
 
 
-def _find_pictures(source: Source) -> list[tuple[str, str, str, str]]:
-    """Domain, part, class and name of each image; domain and part are empty where there are none."""
+class _Picture(NamedTuple):
+    """An image file, and what its folders say of it."""
+
+    domain: str  # empty where there are none; so is the part
+    part: str
+    label: str
+    name: str  # its path
+
+
+def _find_pictures(source: Source) -> list[_Picture]:
+    """The image files of a set, each with its class."""
     lists = {}  # of some parts, the class of each image by its file
-    for match in filter(None, map(_LIST.fullmatch, source.names)):
-        text = (source.folder / match.string).read_text(errors="replace")
-        lists[match[1]] = dict(re.findall(r"^(\S+)[ \t]+(\S+)", text, re.MULTILINE))
+    for list_name in filter(None, map(_LIST.fullmatch, source.names)):
+        text = (source.folder / list_name.string).read_text(errors="replace")
+        lists[list_name[1]] = dict(re.findall(r"^(\S+)[ \t]+(\S+)", text, re.MULTILINE))
     others = [name for name in source.names if not _LIST.fullmatch(name)]
     names = [name for name in others if name.lower().endswith(SUFFIXES)]
     if 0 < len(names) < len(others):
         source.notes.append(f"left out: {len(others) - len(names):,} files that are no images by their suffix")
     in_images = [name for name in names if "/images/" in f"/{name}"]  # lists of boxes lie beside `images`
-    rows = []
+    pictures = []
     unfit = []
     for name in in_images or names:
         match = _PICTURE.fullmatch(re.sub("(^|/)images/", r"\1", name))
@@ -225,16 +238,16 @@ def _find_pictures(source: Source) -> list[tuple[str, str, str, str]]:
         domain, part, label, file = match.groups(default="")
         label = label or lists.get(part, {}).pop(file, "")
         if label:
-            rows.append((domain, part, label, name))
+            pictures.append(_Picture(domain, part, label, name))
         elif part in lists:
             unfit.append(file)
     unfit += [file for files in lists.values() for file in files]
     if unfit:
         raise ValueError(f"images and the list of their classes do not fit: '{unfit[0]}' is in one of them")
-    if not rows:
+    if not pictures:
         raise ValueError(f"there are no images in folders, but '{source.names[0]}'")
-    parts = choose_parts({part for _, part, *_ in rows}, source.notes)
-    return [row for row in rows if row[1] in parts]
+    parts = choose_parts({picture.part for picture in pictures}, source.notes)
+    return [picture for picture in pictures if picture.part in parts]
 
 
 # By the form's name: a regular expression of the last part of a path, and the reader. The first form that matches a

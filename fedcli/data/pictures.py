@@ -71,9 +71,10 @@ def _read_picture(picture: Path | BinaryIO, size: int | None, changes: Counter[s
     with Image.open(picture, formats=FORMATS) as file:
         if file.mode.startswith(("I", "F")):
             raise ValueError(f"its pixels are of mode {file.mode}")
-        if file.format != "MPO" and getattr(file, "n_frames", 1) > 1:  # an MPO is a photograph and its previews
-            raise ValueError(f"it has {file.n_frames} frames")
-        image = file
+        num_frames = getattr(file, "n_frames", 1)  # most formats have no such attribute
+        if file.format != "MPO" and num_frames > 1:  # an MPO is a photograph and its previews
+            raise ValueError(f"it has {num_frames} frames")
+        image: Image.Image = file
         if file.getexif().get(ExifTags.Base.Orientation, 1) != 1:
             image = ImageOps.exif_transpose(file)
             changes["the EXIF orientation was applied"] += 1
