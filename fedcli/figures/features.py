@@ -7,8 +7,10 @@ from collections.abc import Sequence
 from functools import partial
 from math import ceil
 from textwrap import fill
+from typing import NamedTuple
 
 import numpy as np
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from sklearn.manifold import TSNE
@@ -31,11 +33,22 @@ SIDE = 2.5  # inches of a panel
 ACROSS = 3  # panels in a row
 
 
-def _panels(records: list[dict], rows: int = 1) -> tuple[Figure, list[tuple[dict, np.ndarray]]]:
-    """A figure with a column of `rows` panels for each setting, of which `ACROSS` stand side by side.
+class _Column(NamedTuple):
+    """The panels of a setting, one below the other."""
 
-    Returns:
-        The figure; and the first finished run of each setting, with its `name` in figures, and its axes.
+    run: dict  # its first finished one, with its `name` in figures
+    panels: np.ndarray  # of axes
+
+
+class _Grid(NamedTuple):
+    """A figure of such columns."""
+
+    figure: Figure
+    columns: list[_Column]
+
+
+def _grid(records: list[dict], rows: int = 1) -> _Grid:
+    """A figure with a column of `rows` panels for each setting, of which `ACROSS` stand side by side.
 
     Raises:
         UserError: If there is no finished run, or they are of several data sets.
@@ -52,7 +65,7 @@ def _panels(records: list[dict], rows: int = 1) -> tuple[Figure, list[tuple[dict
     columns = figure.subplots(down, across, squeeze=False).reshape(-1, rows, across).swapaxes(1, 2).reshape(-1, rows)
     for empty in columns[len(shown) :].flat:
         empty.remove()
-    return figure, list(zip(shown, columns, strict=False))
+    return _Grid(figure, [_Column(run, axes) for run, axes in zip(shown, columns, strict=False)])
 
 
 def features_chart(records: list[dict], prefix: str = "") -> Figure:
@@ -65,46 +78,54 @@ def features_chart(records: list[dict], prefix: str = "") -> Figure:
         prefix: Which of `FILES` is drawn.
 
     Raises:
-        UserError: As `_panels`, or if the features have not been kept.
+        UserError: As `_grid`, or if the features have not been kept.
     """
-    figure, panels = _panels(records, 2 if prefix else 1)
-    for run, (above, *below) in panels:
-        kept = read_outputs(run["folder"], run, prefix)
-        quality = run["quality"]
-        name = run["name"]
-        features = kept["features"].astype(float)
-        labels = kept["labels"]
-        clients = kept.get("clients", np.zeros_like(labels))
-        if prefix:
-            name += f"\n{len(np.unique(clients))} clients, a marker each"
-        elif "client" in quality:
-            name += f", client\N{NO-BREAK SPACE}{quality['client']}"
-        if not prefix:
-            name += f", {model_words(run)}"
-        numbers = f"NMI {quality[prefix + 'nmi']:.2f}, silhouette {quality[prefix + 'silhouette']:.2f}"
-        above.set(title=f"{name}\n{numbers}", xticks=[], yticks=[], box_aspect=1)
-        above.spines[:].set_visible(True)
+    grid = _grid(records, 2 if prefix else 1)
+    for run, panels in grid.columns:
+        outputs = read_outputs(run["folder"], run, prefix)
+        features = outputs["features"].astype(float)
+        labels = outputs["labels"]
+        clients = outputs.get("clients", np.zeros_like(labels))
+        axes = panels[0]
+        axes.set(title=_features_title(run, clients, prefix), xticks=[], yticks=[], box_aspect=1)
+        axes.spines[:].set_visible(True)
         visible = np.random.default_rng(0).permutation(np.flatnonzero(labels < len(CLASS_COLOURS)))  # no class on top
         points = embed(features[visible])
         colours = np.array(CLASS_COLOURS)[labels[visible]]
+        size = 12 if prefix else 4
         for client, marker in zip(np.unique(clients[visible]), "os^v<>DPX*", strict=False):
             chosen = clients[visible] == client
-            look = {"marker": marker, "s": 12 if prefix else 4, "linewidths": 0, "rasterized": True}
-            above.scatter(*points[chosen].T, c=colours[chosen], **look)
-        for axes in below:
-            cosines, same = pair_cosines(features, labels)
-            bins = np.linspace(min(0, cosines.min()), 1, 40)
-            pairs = (cosines[same], cosines[~same])
-            percent = [np.full(len(values), 100 / max(len(values), 1)) for values in pairs]
-            names = "of one class", "of two classes"
-            axes.hist(pairs, bins, weights=percent, histtype="stepfilled", alpha=0.4, label=names)
-            axes.set(xlabel="Cosine similarity", ylabel="Pairs of features (%)")
-            axes.legend(loc="lower center", bbox_to_anchor=(0.5, 1), ncols=2, columnspacing=1)  # bars may reach the top
-    look = {"linestyle": "none", "marker": "o", "markersize": 4}
-    names = zip(run["class_names"], CLASS_COLOURS, strict=False)
-    signs = [Line2D([], [], color=colour, label=name, **look) for name, colour in names]
-    figure.legend(handles=signs, loc="outside right center")
-    return figure
+            x, y = points[chosen].T
+            axes.scatter(x, y, s=size, c=colours[chosen], marker=marker, linewidths=0, rasterized=True)
+        if prefix:
+            _draw_cosines(panels[1], features, labels)
+    signs = []
+    for name, colour in zip(run["class_names"], CLASS_COLOURS, strict=False):
+        signs.append(Line2D([], [], color=colour, label=name, linestyle="none", marker="o", markersize=4))
+    grid.figure.legend(handles=signs, loc="outside right center")
+    return grid.figure
+
+
+def _features_title(run: dict, clients: np.ndarray, prefix: str) -> str:
+    """The setting, whose model the features are by, and how well they separate the classes."""
+    quality = run["quality"]
+    numbers = f"NMI {quality[prefix + 'nmi']:.2f}, silhouette {quality[prefix + 'silhouette']:.2f}"
+    if prefix:
+        return f"{run['name']}\n{len(np.unique(clients))} clients, a marker each\n{numbers}"
+    client = f", client\N{NO-BREAK SPACE}{quality['client']}" if "client" in quality else ""
+    return f"{run['name']}{client}, {model_words(run)}\n{numbers}"
+
+
+def _draw_cosines(axes: Axes, features: np.ndarray, labels: np.ndarray) -> None:
+    """Draws histograms of the cosines of two features of one class, and of two classes, each in percent."""
+    cosines, same = pair_cosines(features, labels)
+    bins = np.linspace(min(0, cosines.min()), 1, 40).tolist()
+    pairs = (cosines[same], cosines[~same])
+    percent = [np.full(len(values), 100 / max(len(values), 1)) for values in pairs]
+    names = ("of one class", "of two classes")
+    axes.hist(pairs, bins, weights=percent, histtype="stepfilled", alpha=0.4, label=names)
+    axes.set(xlabel="Cosine similarity", ylabel="Pairs of features (%)")
+    axes.legend(loc="lower center", bbox_to_anchor=(0.5, 1), ncols=2, columnspacing=1)  # bars may reach the top
 
 
 clients_chart = partial(features_chart, prefix=OF_CLIENTS)
@@ -126,14 +147,14 @@ def confusion_chart(records: list[dict]) -> Figure:
     """Draws what the test images of each class are taken for, in percent of the class, a panel a setting.
 
     Raises:
-        UserError: As `_panels`, or if the outputs have not been kept.
+        UserError: As `_grid`, or if the outputs have not been kept.
     """
-    figure, panels = _panels(records)
-    for run, (axes,) in panels:
-        kept = read_outputs(run["folder"], run)
+    grid = _grid(records)
+    for run, (axes,) in grid.columns:
+        outputs = read_outputs(run["folder"], run)
         names = run["class_names"]
-        labels = kept["labels"]
-        predicted = kept["predicted"]
+        labels = outputs["labels"]
+        predicted = outputs["predicted"]
         few = len(names) <= 10  # numbers and names of more classes would overlap
         ConfusionMatrixDisplay.from_predictions(
             labels, predicted, labels=range(len(names)), display_labels=names, normalize="true", ax=axes,
@@ -144,7 +165,7 @@ def confusion_chart(records: list[dict]) -> Figure:
         axes.set(title=f"{run['name']}, {model_words(run)}\n{right}", xlabel="taken for", ylabel="class")
         if not few:
             axes.set(xticks=[], yticks=[])
-    return figure
+    return grid.figure
 
 
 def correlation_chart(records: list[dict], files: Sequence[str] = ()) -> Figure:
@@ -153,30 +174,31 @@ def correlation_chart(records: list[dict], files: Sequence[str] = ()) -> Figure:
     Above on public images, those of the first run that has any, below on the clients' own training images.
 
     Args:
-        records: See `_panels`.
+        records: See `_grid`.
         files: The user's files that the runs need, see `resume`.
 
     Raises:
-        UserError: As `_panels`; if no run has public images; or if a run has no personal models or not its checkpoint.
+        UserError: As `_grid`; if no run has public images; or if a run has no personal models or not its checkpoint.
     """
-    figure, panels = _panels(records, 2)
-    lenders = [run["folder"] for run, _ in panels if run["config"].get("public_dataset")]
+    grid = _grid(records, 2)
+    columns = grid.columns
+    lenders = [run["folder"] for run, _ in columns if run["config"].get("public_dataset")]
     if not lenders:
-        raise UserError(f"no run has public images (got {len(panels)} without); add a run of a method that uses them.")
+        raise UserError(f"no run has public images (got {len(columns)} without); add a run of a method that uses them.")
     public = public_sample(open_run(lenders[0], files).fed)
-    for run, pair in panels:
+    for run, panels in columns:
         opened = open_run(run["folder"], files)
         fed, method = opened.fed, opened.setup.method
         if method.personal is None:
             raise UserError(f"'{method.name}' has no personal models (got {run['folder']}); leave the run out.")
         with machine_settings(fed):
             matrices = correlations(fed, method, opened.state, public)
-        for axes, (kind, matrix) in zip(pair, matrices.items(), strict=True):
+        for axes, (kind, matrix) in zip(panels, matrices.items(), strict=True):
             same = np.eye(len(matrix), dtype=bool)
             image = axes.imshow(matrix, cmap="RdBu_r", vmin=-1, vmax=1, interpolation="nearest")
             numbers = f"diagonal {matrix[same].mean():.2f}, others {matrix[~same].mean():.2f}"
             title = f"{run['name']}\n{kind} images, {numbers}"
             axes.set(title=title, xlabel="Class of the mean", ylabel="Class of a client")
             axes.locator_params(integer=True)
-    figure.colorbar(image, ax=figure.axes, label="Cross-correlation of logits", shrink=0.6)
-    return figure
+    grid.figure.colorbar(image, ax=grid.figure.axes, label="Cross-correlation of logits", shrink=0.6)
+    return grid.figure

@@ -29,6 +29,7 @@ STYLE = {
     "svg.hashsalt": "fedcli",
     "text.parse_math": False,  # a name may have a dollar sign
 }
+Parameters = dict[Any, Any]  # matplotlib's by name; which names there are depends on its version
 LEGENDS = ("right", "inside", "below", "ends", "none")
 NARROW = 5.0  # inches; a legend beside the panels of a narrower figure would leave them no room
 SMALLEST, LARGEST = 0.5, 40.0  # inches of a side
@@ -93,13 +94,13 @@ class Look:
             return self.legend
         return "below" if self.width < NARROW else "right"
 
-    def parameters(self) -> dict[str, Any]:
+    def parameters(self) -> Parameters:
         """Returns matplotlib's parameters: fedcli's, then the user's `matplotlibrc`, the style, and the options.
 
         Raises:
             UserError: If there is no such style, or it has a value that matplotlib refuses.
         """
-        parameters: dict[str, Any] = dict(STYLE)
+        parameters: Parameters = dict(STYLE)
         if not self.is_page:
             parameters |= _own_settings()
         if self.style is not None:
@@ -165,7 +166,7 @@ def parse_pairs(flag: str, texts: Iterable[str]) -> dict[str, str]:
     return pairs
 
 
-def _own_settings() -> dict[str, Any]:
+def _own_settings() -> Parameters:
     """The settings of the user's own `matplotlibrc`; none where matplotlib reads the one that it comes with."""
     file = Path(matplotlib.matplotlib_fname())
     if file.is_relative_to(matplotlib.get_data_path()):
@@ -173,7 +174,7 @@ def _own_settings() -> dict[str, Any]:
     return dict(matplotlib.rc_params_from_file(file, use_default_template=False))
 
 
-def _read_style(name: str | Path) -> dict[str, Any]:
+def _read_style(name: str | Path) -> Parameters:
     if str(name) in style.library:
         return dict(style.library[str(name)])
     if not Path(name).is_file():

@@ -67,7 +67,10 @@ PARTITIONS = {  # words for `--partition NAME:VALUE`
 NAMED = 26  # classes of a partition; the names of more would overlap
 LEGEND_LINE = 0.17  # inches of a line of text in a legend
 HANDLE = 5  # characters that the sample of a line takes in a legend
-SIGN = {"markersize": 7, "zorder": 4}  # of rings and crosses, which no line hides; lines are at 2, legends at 5
+SIGN: dict[str, Any] = {
+    "markersize": 7,
+    "zorder": 4,
+}  # of rings and crosses, which no line hides; lines are at 2, legends at 5
 ACCURACY, OF_CLIENTS = "test_accuracy", "accuracy of the clients"
 NO_LABELS: Mapping[str, str] = {}
 AXES = {"round": "Round", "floats": "Floats sent by all clients", "seconds": "Seconds"}  # of learning curves
@@ -237,6 +240,13 @@ def small_png(figure: Figure) -> bytes:
 # Curves of runs as lines in panels
 
 
+class Point(NamedTuple):
+    """A point of a panel."""
+
+    x: float
+    y: float
+
+
 class Curve(NamedTuple):
     """A setting's runs as a line.
 
@@ -246,8 +256,8 @@ class Curve(NamedTuple):
         line: Their means, a row for each round in which all have a value: `x`, `y`, and the band `low` to `high`, the
             mean less and plus the sample standard deviation.
         diverged: `x` and `y` of each run that diverged and has values.
-        chosen: Of accuracies, the mean headline at the mean of the rounds that the rule has chosen, `(x, y)`; it may
-            lie off the line. None where no rule looks for a round.
+        chosen: Of accuracies, the mean headline at the mean of the rounds that the rule has chosen; it may lie
+            off the line. None where no rule looks for a round.
         printed: Of accuracies, the paper's number in percent or None, see `printed_accuracies`.
     """
 
@@ -255,13 +265,14 @@ class Curve(NamedTuple):
     runs: list[dict]
     line: pd.DataFrame
     diverged: list[pd.DataFrame]
-    chosen: tuple[float, float] | None
+    chosen: Point | None
     printed: float | None
 
     @property
     def last(self) -> float:
         """The value of the last round, by which legends are ordered."""
-        return max(values.y.iloc[-1] for values in ([self.line] if len(self.line) else self.diverged))
+        lines = [self.line] if len(self.line) else self.diverged
+        return max(values.y.iloc[-1] for values in lines)
 
     @property
     def changes(self) -> list[str]:
@@ -302,18 +313,25 @@ def find_curves(groups: list[SeedGroup], measure: str = ACCURACY, x: str = "roun
         line = rounds.mean()[rounds.size() == len(runs)]
         deviation = rounds.y.std()[line.index]
         line = line.assign(low=(line.y - deviation).clip(*limits), high=(line.y + deviation).clip(*limits))
-        diverged = [values for record in lost if len(values := points(record, measure, x))]
+        of_diverged = [points(record, measure, x) for record in lost]
+        diverged = [values for values in of_diverged if len(values)]
         if line.empty and not diverged:
             continue
-        chosen = None
-        if measure == ACCURACY:
-            ends = [record["summary"] for record in runs if member.selection.startswith("best")]
-            selected = [(end["selected_round"], 100 * end["selected"]) for end in ends if end["selected"] is not None]
-            if len(line) and selected:
-                number, headline = map(fmean, zip(*selected, strict=True))
-                chosen = float(np.interp(number, line.index, line.x)), headline
+        looks_for_a_round = measure == ACCURACY and member.selection.startswith("best")
+        chosen = _headline(runs, line) if looks_for_a_round else None
         curves.append(Curve(member, runs, line, diverged, chosen, printed))
     return curves
+
+
+def _headline(runs: list[dict], line: pd.DataFrame) -> Point | None:
+    """The runs' mean headline at the mean of its rounds, for a rule that looks for a round; None without a value."""
+    summaries = [record["summary"] for record in runs]
+    chosen = [summary for summary in summaries if summary["selected"] is not None]
+    if line.empty or not chosen:
+        return None
+    number = fmean(summary["selected_round"] for summary in chosen)
+    headline = fmean(100 * summary["selected"] for summary in chosen)
+    return Point(float(np.interp(number, line.index, line.x)), headline)
 
 
 def points(record: dict, measure: str, x: str) -> pd.DataFrame:
@@ -331,6 +349,14 @@ def points(record: dict, measure: str, x: str) -> pd.DataFrame:
         positions = table.filter(like="seconds/").sum(axis=1).cumsum() if quiet(record) else np.nan
     values = table.filter(regex=f"^{measure}(/|$)").mean(axis=1)
     return pd.DataFrame({"x": positions, "y": values}, dtype=float).dropna()
+
+
+class Panel(NamedTuple):
+    """What a panel shows."""
+
+    heading: str
+    y_label: str
+    curves: list[Curve]
 
 
 def _draw_measures(
@@ -362,7 +388,7 @@ def _draw_measures(
     for runs in boards(measured).values():
         members = group(runs)
         heading = f"{title_words(runs)} ({runs[0]['protocol']})"
-        panels += [(heading, label, find_curves(members, name, x)) for name, label in measures.items()]
+        panels += [Panel(heading, label, find_curves(members, name, x)) for name, label in measures.items()]
     if not panels:
         labels = " and ".join(measures.values()).lower()
         raise UserError(f"no run has measured its {labels} (got {len(records)} runs); {remedy}.")
@@ -390,11 +416,11 @@ accuracies_figure = partial(_draw_measures, {
 }, "draw runs with validation or own models", x_label="Clients, sorted")  # fmt: skip
 
 
-def _draw(panels: list[tuple[str, str, list[Curve]]], x_label: str, title: str, look: Look) -> Figure:
-    """The figure of panels: heading, label of the vertical axis, lines; a setting looks the same in all of them."""
+def _draw(panels: list[Panel], x_label: str, title: str, look: Look) -> Figure:
+    """The figure of panels; a setting looks the same in all of them."""
     settings = []
-    for *_, curves in panels:
-        settings.append([curve.setting for curve in curves])
+    for panel in panels:
+        settings.append([curve.setting for curve in panel.curves])
     colours = _chosen_colours(settings, look)
     dashes = dict(zip(dict.fromkeys(colours.values()), cycle(DASHES), strict=False))
     figure = Figure(layout="constrained")
@@ -402,16 +428,17 @@ def _draw(panels: list[tuple[str, str, list[Curve]]], x_label: str, title: str, 
     panel_width = look.width * (0.625 if look.legend_place in ("right", "ends") else 1)
     legends = []
     signs: dict[str, Any] = {}  # what the lines carry, by what the legend below all panels says of it
-    for number, (heading, y_label, curves) in enumerate(panels, 1):
-        heading = fill(heading, min(characters(panel_width), 60))
-        axes = figure.add_subplot(len(panels), 1, number, xlabel=x_label, ylabel=y_label, title=heading)
+    for number, panel in enumerate(panels, 1):
+        heading = fill(panel.heading, min(characters(panel_width), 60))
+        axes = figure.add_subplot(len(panels), 1, number, xlabel=x_label, ylabel=panel.y_label, title=heading)
         lines = {}
-        for curve in curves:
+        for curve in panel.curves:
             colour = colours[curve.setting.label]
             line = _draw_curve(axes, curve, curve.name(look.labels), {"color": colour, "linestyle": dashes[colour]})
             lines[line] = curve.last
-        legends.append(sorted(lines, key=lines.get, reverse=True))
-        signs |= {item.get_label(): item for item in axes.get_legend_handles_labels()[0] if item not in lines}
+        legends.append(sorted(lines, key=lambda line: lines[line], reverse=True))
+        others = [item for item in axes.get_legend_handles_labels()[0] if item not in lines]
+        signs |= {str(item.get_label()): item for item in others}
         axes.locator_params("x", integer=True, min_n_ticks=1, steps=(1, 2, 5, 10))
         axes.grid(axis="y")
         axes.margins(x=0.02)
@@ -419,13 +446,12 @@ def _draw(panels: list[tuple[str, str, list[Curve]]], x_label: str, title: str, 
             axes.set_xlim(left=0.5)
     rows = _draw_legends(figure, legends, signs, look)
     if look.size is None:
-        figure.set_size_inches(
-            look.width, max(3, 0.6 + LEGEND_LINE * rows.beside) * len(panels) + LEGEND_LINE * rows.below
-        )
+        panel_height = max(3, 0.6 + LEGEND_LINE * rows.beside)
+        figure.set_size_inches(look.width, panel_height * len(panels) + LEGEND_LINE * rows.below)
     write_title(figure, title)
     if look.legend_place == "ends":
-        for axes, lines in zip(figure.axes, legends, strict=True):
-            _name_ends(figure, axes, lines)
+        for axes, named in zip(figure.axes, legends, strict=True):
+            _name_ends(figure, axes, named)
     return figure
 
 
@@ -479,7 +505,8 @@ def _legends_beside(figure: Figure, legends: list[list[Any]], signs: dict[str, A
         longest = max(longest, sum(line.get_label().count("\n") + 1 for line in lines))
     legend = figure.legend(signs.values(), signs, loc="outside lower left", handlelength=3.4)
     for sign in legend.legend_handles:
-        sign.set(color="black", alpha=0.4)
+        if sign is not None:
+            sign.set(color="black", alpha=0.4)
     return LegendRows(longest, len(signs))
 
 
@@ -495,8 +522,9 @@ def _legend_below(figure: Figure, legends: list[list[Any]], look: Look) -> int:
 def _name_ends(figure: Figure, axes: Axes, lines: list[Any]) -> None:
     """Writes the name of each line at its right end, names apart from each other by a line of text."""
     lines = [line for line in lines if len(line.get_xdata())]
+    texts = []
     for line in lines:
-        axes.annotate(
+        text = axes.annotate(
             line.get_label(),
             (line.get_xdata()[-1], line.get_ydata()[-1]),
             xytext=(4, 0),
@@ -505,12 +533,13 @@ def _name_ends(figure: Figure, axes: Axes, lines: list[Any]) -> None:
             color=line.get_color(),
             annotation_clip=False,
         )
+        texts.append(text)
     figure.draw_without_rendering()  # settles the height of the panel, of which the distances are shares
     height = 72 * axes.get_window_extent().height / figure.dpi  # points
     bottom, top = axes.get_ylim()
-    texts = sorted(axes.texts, key=lambda text: text.xy[1])
+    texts.sort(key=lambda text: text.xy[1])
     wanted = np.array([height * (text.xy[1] - bottom) / (top - bottom) for text in texts])
-    sizes = [1.25 * text.get_fontsize() * (text.get_text().count("\n") + 1) for text in texts]
+    sizes = [1.25 * float(text.get_fontsize()) * (text.get_text().count("\n") + 1) for text in texts]
     below = np.cumsum([0.0, *sizes[:-1]])  # what the names under each one take
     # The nearest heights, in the sense of least squares, at which each name stands above the one before.
     heights = isotonic_regression(wanted - below, y_max=max(height - below[-1], 0.0)) + below
@@ -531,7 +560,17 @@ def _draw_curve(axes: Axes, curve: Curve, name: str, look: dict[str, Any]) -> An
         axes.plot(lost.x, lost.y, gid="diverged", label="diverged after this round", **cross)
     if curve.chosen is not None:
         words = f"headline: {SELECTIONS[curve.setting.selection]}"
-        axes.plot(*curve.chosen, "o", gid="chosen", label=words, color=colour, fillstyle="none", clip_on=False, **SIGN)
+        axes.plot(
+            curve.chosen.x,
+            curve.chosen.y,
+            "o",
+            gid="chosen",
+            label=words,
+            color=colour,
+            fillstyle="none",
+            clip_on=False,
+            **SIGN,
+        )
     if curve.printed is not None:
         words = "the paper's number for the line of its colour"
         axes.axhline(curve.printed, gid="printed", label=words, color=colour, linestyle=":", linewidth=0.8)
