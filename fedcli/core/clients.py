@@ -19,7 +19,8 @@ from fedcli.core.aggregate import cross_entropy
 from fedcli.core.batches import Batch
 from fedcli.core.trees import Flat, Tree, pack, tree_map, unpack
 
-Params = Terms = dict[str, Tensor]  # by name; the terms of an objective as they enter the record
+Params = dict[str, Tensor]  # by name
+Terms = dict[str, Tensor]  # of an objective by name, as they enter the record
 
 # Of Adam, as PyTorch has them.
 BETA_1 = 0.9
@@ -79,8 +80,10 @@ class Network:
     def __init__(self, module: nn.Module, precision: str, device: torch.device):
         self.module = module.to(device)
         named = dict(module.named_parameters())
-        self.params = {name: value for name, value in named.items() if value.requires_grad}
-        self.frozen = {name: value for name, value in named.items() if not value.requires_grad}  # stays in the module
+        self.params: Params = {name: value for name, value in named.items() if value.requires_grad}
+        self.frozen: Params = {
+            name: value for name, value in named.items() if not value.requires_grad
+        }  # stays in the module
         self.buffers = dict(module.named_buffers())
         self.num_parameters = sum(map(Tensor.numel, self.params.values()))
         self.feature_dim: int = module.feature_dim

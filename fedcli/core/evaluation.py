@@ -10,7 +10,7 @@ that has a global model beside personal ones has the accuracy of the personal on
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -25,7 +25,15 @@ from fedcli.declarations import Method
 RULES = ("test_accuracy", "classifier_accuracy")  # by the method's own rule; by the classifier where that is another
 NOTHING = dict.fromkeys(("test_accuracy", "validation_accuracy", "clients", "client_accuracy", "domains"))
 
-Model = tuple[Network, Params, Params]  # the last are its buffers
+
+class Model(NamedTuple):
+    """A network with a client's, or the server's, parameters."""
+
+    network: Network
+    params: Params
+    buffers: Params
+
+
 # Of positions by client, None for all test images: whether each prediction of its model is right, bool `[rules, n]`.
 Score = Callable[[dict[int, Any]], list[np.ndarray]]
 
@@ -67,19 +75,19 @@ def _accuracies(fed: Federation, method: Method, state: Any, last_outputs: Outpu
     prototypes = method.prototypes(state) if method.prototypes else None
 
     def hits_of(model: Model, index: np.ndarray | None) -> Tensor:
-        network, params, buffers = model
         with_features = prototypes is not None
-        outputs = last_outputs.get(params, buffers, index, with_features)
+        outputs = last_outputs.get(model.params, model.buffers, index, with_features)
         if outputs is None:
             features, logits, labels = fed.predict(
-                params, buffers, index, network, quick=True, with_features=with_features
+                model.params, model.buffers, index, model.network, quick=True, with_features=with_features
             )
             outputs = Outputs(features, top_k(logits, labels, fed.top_k), labels)
         if prototypes is None or index is not None:  # all clients' features of all test images are too many to keep
-            fed.outputs.put(params, buffers, index, outputs)
+            fed.outputs.put(model.params, model.buffers, index, outputs)
         if prototypes is None:
             return outputs.hits[None]
         vectors, has_class = prototypes
+        assert outputs.features is not None  # they were asked for
         near = nearness(outputs.features, vectors.cpu(), has_class.cpu())
         return torch.stack([top_k(near, outputs.labels, fed.top_k), outputs.hits])
 
@@ -99,25 +107,26 @@ def models(fed: Federation, method: Method, state: Any, clients: Iterable[int]) 
     """Yields clients' ids and models: its own, its initial one before it has taken part, or the global one."""
     for client in clients:
         if method.personal is None:
-            yield client, (fed.network, *method.model(state))
-        else:
-            network = fed.networks[fed.architecture[client]]
-            model = own_model(method, state, client)
-            params, buffers = (network.params, network.buffers) if model is None else model
-            yield client, (network, params, buffers)
+            yield client, Model(fed.network, *method.model(state))
+            continue
+        network = fed.networks[fed.architecture[client]]
+        tensors = own_model(method.personal, state, client) or (network.params, network.buffers)
+        yield client, Model(network, *tensors)
 
 
-def own_model(method: Method, state: Any, client: int) -> tuple[Params, Params] | None:
-    """Returns a client's own model, None before it has taken part; only this client's stored state is read."""
+def own_model(
+    personal: Callable[[Any], dict[int, tuple[Params, Params]]], state: Any, client: int
+) -> tuple[Params, Params] | None:
+    """Returns a client's own model by `Method.personal`, None before it has taken part; reads only its stored state."""
     only_its = {}
     for name, states in stored(state).items():
         only_its[name] = {client: states[client]} if client in states else {}
     if only_its:
         state = state._replace(**only_its)
-    return method.personal(state).get(client)
+    return personal(state).get(client)
 
 
-def _mean(values: Sequence[float]) -> float:
+def _mean(values: Sequence[float] | np.ndarray) -> float:
     return float(np.mean(values))
 
 
@@ -129,16 +138,16 @@ def _by_client(clients: Iterable[int], accuracies: Sequence[float]) -> dict[str,
 
 def _on_parts(parts: Sequence[np.ndarray], names: Sequence[str], method: Method, score: Score) -> dict[str, Any]:
     """Returns each rule's accuracy on all clients' parts together, by `names`, and the first rule's by client."""
-    parts = {client: part for client, part in enumerate(parts) if len(part)}
-    if not parts:
+    part_of = {client: part for client, part in enumerate(parts) if len(part)}
+    if not part_of:
         return {}
     # Where there is one model, any client has it.
-    tests = {0: np.concatenate(list(parts.values()))} if method.personal is None else parts
+    tests = {0: np.concatenate(list(part_of.values()))} if method.personal is None else part_of
     hits = np.concatenate(score(tests), 1)  # [rules, n]
-    pooled = dict(zip(names, map(_mean, hits), strict=False))
-    ends = np.cumsum([len(part) for part in parts.values()])
+    pooled: dict[str, Any] = dict(zip(names, map(_mean, hits), strict=False))
+    ends = np.cumsum([len(part) for part in part_of.values()])
     hits_of_clients = np.split(hits[0], ends[:-1])
-    return pooled | _by_client(parts, [_mean(own) for own in hits_of_clients])
+    return pooled | _by_client(part_of, [_mean(own) for own in hits_of_clients])
 
 
 def _on_test_images(fed: Federation, method: Method, score: Score) -> dict[str, Any]:

@@ -254,7 +254,7 @@ class Federation:
         draw = self.generator(round, "cohort").choice
         return self.cohort_of(round, np.sort(draw(self.num_clients, self.config.cohort_size, replace=False)))
 
-    def cohort_of(self, round: int, client_ids: Sequence[int]) -> Cohort:
+    def cohort_of(self, round: int, client_ids: Sequence[int] | np.ndarray) -> Cohort:
         """Makes the cohort of these clients."""
         num_examples = np.array([len(self.parts[client]) for client in client_ids])
         counted = self.client_weights[client_ids]

@@ -22,7 +22,7 @@ class _Entry(NamedTuple):
     """Outputs of a model, and whose they are."""
 
     owners: list[weakref.ref]  # of the model's tensors: one that is gone leaves its id to another
-    index: np.ndarray | None  # held here for the same reason
+    positions: np.ndarray | None  # the index, held here for the same reason
     outputs: Outputs
 
 

@@ -20,6 +20,8 @@ CORRELATED = 500  # public images at most, and of each client's own
 
 def public_sample(fed: Federation) -> Tensor:
     """Some public images `[n, channels, H, W]`, normalised and not augmented."""
+    if fed.public_images is None or fed.public_transform is None:
+        raise UserError("the run has no public images (got no --public-dataset); choose a run of a method with some.")
     chosen = generator(SEED, "correlation").permutation(len(fed.public_images))[:CORRELATED]
     return fed.public_transform(fed.public_images[torch.as_tensor(chosen, device=fed.device)])
 
@@ -31,23 +33,26 @@ def correlations(fed: Federation, method: Method, state: Any, public: Tensor) ->
     The private mean leaves out clients with fewer than two training images.
     """
     clients = []
-    for _, (network, *model) in models(fed, method, state, range(fed.num_clients)):
-        params, buffers = tree_map(lambda leaf: leaf.to(fed.device), model)  # some may lie on the host
-        clients.append(partial(network, params, buffers, train=False))
+    for _, model in models(fed, method, state, range(fed.num_clients)):
+        tensors = (model.params, model.buffers)
+        params, buffers = tree_map(lambda leaf: leaf.to(fed.device), tensors)  # some may lie on the host
+        clients.append(partial(model.network, params, buffers, train=False))
 
     def logits(images: Tensor) -> Tensor:
         """Logits `[N, n, C]` of the clients' models in evaluation mode, in double precision."""
         return torch.stack([client(images).logits for client in clients]).double()
 
     of_public = logits(public.to(fed.device, fed.dtype))
-    matrices = {"public": [cross_correlation(of_client, of_public.mean(0)) for of_client in of_public], "private": []}
+    on_public = [cross_correlation(of_client, of_public.mean(0)) for of_client in of_public]
+    on_private = []
     for client, part in enumerate(fed.training):
         chosen = part[generator(SEED, client, "correlation").permutation(len(part))[:CORRELATED]]
         if len(chosen) > 1:
             of_own = logits(fed.engine.gather(chosen)[0])
-            matrices["private"].append(cross_correlation(of_own[client], of_own.mean(0)))
-    if not matrices["private"]:
+            on_private.append(cross_correlation(of_own[client], of_own.mean(0)))
+    if not on_private:
         raise UserError("no client has two training images (got one or none each); a correlation needs larger clients.")
+    matrices = {"public": on_public, "private": on_private}
     return {name: torch.stack(of_clients).mean(0).cpu().numpy() for name, of_clients in matrices.items()}
 
 

@@ -18,9 +18,8 @@ from sklearn.metrics.pairwise import cosine_similarity
 
 from fedcli.core import drift
 from fedcli.core.batches import generator
-from fedcli.core.evaluation import models
+from fedcli.core.evaluation import Model, models
 from fedcli.core.federation import Cohort, Federation
-from fedcli.core.trees import tree_map
 from fedcli.errors import UserError
 from fedcli.files import write_atomically
 from fedcli.runs.lock import locked
@@ -39,7 +38,7 @@ FILES = {"": "features.npz", OF_CLIENTS: "clients.npz"}  # beside the record, by
 def write_outputs(folder: Path, arrays: dict[str, np.ndarray], measured: dict[str, Any], prefix: str = "") -> dict:
     """Writes features and labels beside a record, and into it what is measured of them; returns that."""
     file = io.BytesIO()
-    np.savez_compressed(file, **arrays)
+    np.savez_compressed(file, **arrays)  # type: ignore[arg-type]  # no array has the name of an option
     content = file.getvalue()
     labels = arrays["labels"]
     sizes = {"examples": len(labels), "features_sha256": hashlib.sha256(content).hexdigest()}
@@ -91,13 +90,19 @@ def add_quality(
     last = len(run.record["rounds"]) - 1
     number = last if round == "last" else run.record["summary"]["selected_round"]
     with machine_settings(fed):
-        [(_, (network, *model))] = models(fed, method, run.state, [client or 0])
+        [(_, model)] = models(fed, method, run.state, [client or 0])
         if number != last:
-            kept = read_models(folder, run.record, method, number)
-            model = kept.shared if client is None else kept.personal.get(client, (network.params, network.buffers))
-            model = tree_map(lambda leaf: leaf.to(fed.device), model)
-        features, logits, labels = (part.numpy() for part in fed.predict(*model, index, network, test=True))
-    arrays = {"features": features.astype(float), "labels": labels, "predicted": logits.argmax(1)}
+            of_round = read_models(folder, run.record, method, number)
+            tensors = of_round.shared if client is None else of_round.personal.get(client)
+            tensors = tensors or fed.initial_model(model.network)  # a client's, before it has taken part
+            model = Model(model.network, *tensors)
+        features, logits, labels = fed.predict(model.params, model.buffers, index, model.network, test=True)
+    assert features is not None  # `predict` returns them unless told not to
+    arrays = {
+        "features": features.numpy().astype(float),
+        "labels": labels.numpy(),
+        "predicted": logits.numpy().argmax(1),
+    }
     of_client = {} if client is None else {"client": client}
     return write_outputs(folder, arrays, {"round": number} | of_client)
 

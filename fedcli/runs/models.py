@@ -2,7 +2,7 @@
 
 import io
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -47,11 +47,17 @@ class Models(NamedTuple):
 
 def models_of(method: Method, state: Any) -> Models:
     """Returns the models in a method's state."""
-    prototypes = tuple(method.prototypes(state)) if method.prototypes else None
+    prototypes = _pair(method.prototypes(state)) if method.prototypes else None
     if method.personal is None:
-        return Models(tuple(method.model(state)), {}, prototypes)
-    shared = None if method.shared is None else tuple(method.shared(state))
-    return Models(shared, {client: tuple(model) for client, model in method.personal(state).items()}, prototypes)
+        return Models(_pair(method.model(state)), {}, prototypes)
+    shared = None if method.shared is None else _pair(method.shared(state))
+    return Models(shared, {client: _pair(model) for client, model in method.personal(state).items()}, prototypes)
+
+
+def _pair(values: Iterable[Any]) -> tuple[Any, Any]:
+    """Returns a plain tuple of two values, also of a method's own NamedTuple, whose class a file would need."""
+    first, second = values
+    return first, second
 
 
 def all_params(method: Method, state: Any, num_clients: int) -> Iterator[tuple[str, Tensor]]:
@@ -60,7 +66,7 @@ def all_params(method: Method, state: Any, num_clients: int) -> Iterator[tuple[s
         yield from sorted(method.model(state)[0].items())
         return
     for client in range(num_clients):
-        params, _ = own_model(method, state, client) or ({}, {})
+        params, _ = own_model(method.personal, state, client) or ({}, {})
         yield from ((f"{client:09}.{name}", params[name]) for name in sorted(params))
 
 
@@ -71,10 +77,10 @@ def check_client(method: Method, num_clients: int, client: int | None) -> None:
         return
     if method.personal is not None and client in range(num_clients):
         return
-    kept = ["one global model"] if has_global else []
+    models = ["one global model"] if has_global else []
     if method.personal is not None:
-        kept.append(f"a model for each client, 0 to {num_clients - 1}")
-    raise UserError(f"'{method.name}' keeps {' and '.join(kept)} (got --client {client}); choose one of these.")
+        models.append(f"a model for each client, 0 to {num_clients - 1}")
+    raise UserError(f"'{method.name}' keeps {' and '.join(models)} (got --client {client}); choose one of these.")
 
 
 def check_round(round: str) -> None:
@@ -99,8 +105,8 @@ class BestModels:
         summary = record["summary"]
         last = len(record["rounds"]) - 1
         if summary["selection"].startswith("best-") and summary["selected_round"] == last:
-            kept = state if self.method.personal else self.method.model(state)  # clients' states are not read for it
-            if sum(getattr(leaf, "nbytes", 0) for leaf in leaves(kept)) <= LARGEST:
+            measured = state if self.method.personal else self.method.model(state)  # reads no clients' states
+            if sum(getattr(leaf, "nbytes", 0) for leaf in leaves(measured)) <= LARGEST:
                 self.held = last, models_of(self.method, state)
 
     def write_checkpoint(self, record: dict[str, Any], state: Any) -> None:
@@ -121,6 +127,11 @@ class Classifier(nn.Module):
         std: `[channels, 1, 1]`, by which they are then divided.
         prototypes: `[C, D]` where it classifies by the nearest of them; None where it classifies by the head.
     """
+
+    mean: Tensor
+    std: Tensor
+    prototypes: Tensor | None
+    has_class: Tensor | None  # [C], bool
 
     def __init__(self, network: Backbone, record: dict[str, Any], prototypes: tuple[Tensor, Tensor] | None):
         """Puts a run's normalisation before a network, and nearness to any `prototypes` behind it."""
@@ -146,7 +157,7 @@ class Classifier(nn.Module):
         x = (images.to(self.mean.dtype) - self.mean) / self.std
         with torch.autocast(x.device.type, torch.bfloat16, enabled=self._bf16):
             features, logits = self.network(x)
-        if self.prototypes is None:
+        if self.prototypes is None or self.has_class is None:
             return logits.to(self.mean.dtype)
         return nearness(features.to(self.mean.dtype), self.prototypes, self.has_class)
 
@@ -186,10 +197,10 @@ class Run:
         number = last if round == "last" else record["summary"]["selected_round"]
         models = read_models(self.path, record, method, number)
         names = config["backbone"].split(",")
-        network = backbones.build(
-            names[(client or 0) % len(names)],  # as the clients have them, in turn
-            *(*record["model"]["input"][:2], len(record["class_names"]), config["seed"]),
-        ).to(torch.float64 if config["precision"] == "float64" else torch.float32)
+        name = names[(client or 0) % len(names)]  # as the clients have them, in turn
+        channels, image_size, _ = record["model"]["input"]
+        network = backbones.build(name, channels, image_size, len(record["class_names"]), config["seed"])
+        network = network.to(torch.float64 if config["precision"] == "float64" else torch.float32)
         trained = models.shared if client is None else models.personal.get(client)
         if trained is not None:  # else the initial one, of a client that has never taken part
             _load(network, {**trained[0], **trained[1]})
@@ -228,6 +239,13 @@ def _load(network: Backbone, tensors: Params) -> None:
         places[name].copy_(value)
 
 
+class Exported(NamedTuple):
+    """What an export has written."""
+
+    file: Path
+    card: Path  # in Markdown, what the model is
+
+
 def export(
     run: Run,
     format: str = "pt",
@@ -235,8 +253,8 @@ def export(
     round: str = "selected",
     prototypes: bool = False,
     out: str | Path | None = None,
-) -> tuple[Path, Path]:
-    """Writes a model, see `Run.model`, to a file and a card in Markdown beside it, and returns both paths.
+) -> Exported:
+    """Writes a model, see `Run.model`, to a file and a card in Markdown beside it.
 
     The format is "pt", a program of `torch.export` for batches of any size, or "safetensors", the tensors alone. By
     default the file is in the run's folder; an existing one is replaced. It gets the suffix of the format.
@@ -249,40 +267,56 @@ def export(
     model = run.model(client, round, prototypes=prototypes)
     record = run.record
     suffix, loading = FORMATS[format]
+    content = _program(model, record["model"]["input"]) if format == "pt" else _tensor_file(model, record)
     name = "model" if client is None else f"model-client-{client}"
     name += ("-last" if round == "last" else "") + ("-prototypes" if prototypes else "")
     file = Path(out or run.path / name).with_suffix(suffix)
-    if format == "pt":
-        example = torch.rand(2, *record["model"]["input"], dtype=model.mean.dtype)
-        buffer = io.BytesIO()
-        try:
-            program = torch.export.export(model, (example,), dynamic_shapes=({0: torch.export.Dim("N", min=1)},))
-        except Exception as error:  # whatever a user's own network makes of it
-            raise UserError(f"torch.export refuses it ({one_line(error)}); use --format safetensors.") from error
-        torch.export.save(program, buffer)
-        content = buffer.getvalue()
-    else:
-        content = serialize(
-            {name.removeprefix("network."): value.clone() for name, value in _tensors(model).items()},
-            {"format": "pt", "method": record["method"], "class_names": json.dumps(record["class_names"])},
-        )
-    entry = record["rounds"][record["summary"]["selected_round"] if round == "selected" else -1]
-    accuracy = entry["test_accuracy"] if client is not None else entry.get("global_accuracy", entry["test_accuracy"])
-    text = f"""\
-# {record["method"]} on {record["dataset"]}: {file.name}
-
-* {"Global model" if client is None else f"Model of client {client}"} of round {entry["round"] + 1} of \
-{record["config"]["rounds"]} ({round}), under {", ".join([f"`{record['protocol']}`", *reductions(record).values()])}
-* Accuracy of the run in this round: {100 * accuracy:.2f} %
-* Takes images {[None, *record["model"]["input"]]} in 0 to 1, of type {model.mean.dtype}; gives \
-{"minus the squared distances of the features to the prototypes" if prototypes else "logits"}
-* Classes: {", ".join(record["class_names"])}
-* Made by fedcli {record["versions"]["fedcli"]}: `{record["command"]}`
-* To load it: `{loading}`
-"""
     refuse_file_of_a_run(file)
     card = file.with_name(f"{file.name}.md")
+    text = f"# {record['method']} on {record['dataset']}: {file.name}\n\n"
+    text += _description(record, model, client, round)
+    text += f"* To load it: `{loading}`\n"
     card.parent.mkdir(parents=True, exist_ok=True)
     write_atomically(file, lambda temporary: temporary.write_bytes(content))
     write_atomically(card, lambda temporary: temporary.write_text(text))
-    return file, card
+    return Exported(file, card)
+
+
+def _program(model: Classifier, input_shape: list[int]) -> bytes:
+    """Returns the file of a program of `torch.export` for batches of any size, of images `[channels, H, W]`."""
+    example = torch.rand(2, *input_shape, dtype=model.mean.dtype)
+    try:
+        program = torch.export.export(model, (example,), dynamic_shapes=({0: torch.export.Dim("N", min=1)},))
+    except Exception as error:  # whatever a user's own network makes of it
+        raise UserError(f"torch.export refuses it ({one_line(error)}); use --format safetensors.") from error
+    buffer = io.BytesIO()
+    torch.export.save(program, buffer)
+    return buffer.getvalue()
+
+
+def _tensor_file(model: Classifier, record: dict[str, Any]) -> bytes:
+    """Returns the file of a model's tensors alone, with the names of its classes."""
+    tensors = {name.removeprefix("network."): value.clone() for name, value in _tensors(model).items()}
+    facts = {"format": "pt", "method": record["method"], "class_names": json.dumps(record["class_names"])}
+    return serialize(tensors, facts)
+
+
+def _description(record: dict[str, Any], model: Classifier, client: int | None, round: str) -> str:
+    """Returns what a model is, as items of a list in Markdown."""
+    entry = record["rounds"][record["summary"]["selected_round"] if round == "selected" else -1]
+    accuracy = entry["test_accuracy"]
+    owner = f"Model of client {client}"
+    if client is None:
+        accuracy = entry.get("global_accuracy", accuracy)
+        owner = "Global model"
+    conditions = ", ".join([f"`{record['protocol']}`", *reductions(record).values()])
+    outputs = "logits"
+    if model.prototypes is not None:
+        outputs = "minus the squared distances of the features to the prototypes"
+    return f"""\
+* {owner} of round {entry["round"] + 1} of {record["config"]["rounds"]} ({round}), under {conditions}
+* Accuracy of the run in this round: {100 * accuracy:.2f} %
+* Takes images {[None, *record["model"]["input"]]} in 0 to 1, of type {model.mean.dtype}; gives {outputs}
+* Classes: {", ".join(record["class_names"])}
+* Made by fedcli {record["versions"]["fedcli"]}: `{record["command"]}`
+"""
