@@ -185,7 +185,7 @@ def run(
         if len(names) > 1 or is_grid or jobs > 1:
             return _run_grid(names, options, jobs, log, set, **experiment)
         options |= set.get(names[0], {})
-        done = begin.run(names[0], progress=Loggers(progress, log), **experiment, **options)
+        done = begin.run_method(names[0], progress=Loggers(progress, log), **experiment, **options)
         return Runs(Run(**vars(ended)) for ended in done) if isinstance(done, list) else Run(**vars(done))
 
 

@@ -162,9 +162,9 @@ def run(
     is_grid = any(isinstance(value, tuple) for value in options.values())
     if not (where or is_grid or seeds is not None or len(names) > 1):
         if workers is not None:  # one folder for all workers; what is refused is so before they start
-            [(_, path)] = begin.plan(method, out=out, tuned=tuned, **options)
+            [(_, path)] = begin.resolve_runs(method, out=out, tuned=tuned, **options)
             launch_workers(workers, () if out else ("--out", str(path)))
-        watch(partial(begin.run, method, **experiment, **options), quiet, log_file, log)
+        watch(partial(begin.run_method, method, **experiment, **options), quiet, log_file, log)
         return
     if workers is not None or launched():
         raise UserError("workers share one run (got several runs); leave --workers or the launcher out.")

@@ -16,7 +16,7 @@ from functools import partial
 from glob import glob
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 

@@ -145,9 +145,9 @@ def task(environment: dict, method: str, folder: Path, options: dict, progress: 
     for _ in range(POLLS):
         try:
             if begin.read_begun(folder) is None:
-                begin.run(method, out=folder, continue_=True, progress=progress, **options)
+                begin.run_method(method, out=folder, continue_=True, progress=progress, **options)
             else:  # perhaps by hand, with more than a table needs
-                [(setup, _)] = begin.plan(method, out=folder, **options)
+                [(setup, _)] = begin.resolve_runs(method, out=folder, **options)
                 files = own_paths([method, *setup.values().values()])
                 resume.resume(folder, method=files, progress=progress, skip_ended=True)
             return ""

@@ -19,8 +19,7 @@ from fedcli.registry import find_method, find_protocol, protocols
 from fedcli.results.comparison import find_methods, options_of
 from fedcli.results.frame import read_runs, shipped
 from fedcli.results.metrics import Metric, find_metric
-from fedcli.runs.begin import begun, check_seeds, new_folder
-from fedcli.runs.begin import plan as plan_runs
+from fedcli.runs.begin import begun, check_seeds, new_folder, resolve_runs
 from fedcli.runs.identity import SIZES, Settings, departures, draft, is_smaller, key, outdated, settings, settings_text
 from fedcli.runs.prepare import load_data
 from fedcli.runs.record import ENDED, Record, state_of
@@ -276,7 +275,7 @@ def plan_grid(
         seeds: Of each combination; if not given, the seed of `given`.
         out: Folder, `runs/<time>-<method>-<data set>` if not given. Runs stand in it as
             `<method>/<option>=<value>,…/seed-<seed>`, without parts that all runs share.
-        tuned: See `fedcli.runs.begin.run`.
+        tuned: See `fedcli.runs.begin.run_method`.
         continue_: Go on with runs in `out` that the same call has made.
         settings: Options of single methods, by the method's name as in `names`; they go before `given`.
 
@@ -312,7 +311,7 @@ def _runs_of_point(
     point = ",".join(f"{option}={value}" for option, value in values.items())
     words = [several, settings_text(values)]
     runs = []
-    for setup, end in plan_runs(name, out=Path(), seeds=seeds, tuned=tuned, **options):
+    for setup, end in resolve_runs(name, out=Path(), seeds=seeds, tuned=tuned, **options):
         label = ", ".join(filter(None, words)) or setup.method.name
         launched = {**options, "tuned": None if tuned is None else str(tuned)}
         if seeds is not None:

@@ -5,6 +5,7 @@ import gc
 import platform
 import resource
 from collections.abc import Iterator
+from typing import NamedTuple
 
 import torch
 
@@ -28,7 +29,7 @@ def autotune(fed: Federation) -> str | None:
         return None
     size = -(-fed.config.cohort_size // fed.engine.workers.count)  # a larger chunk would leave a worker idle
     ways = WAYS if fed.takes_vmap else WAYS[1:]
-    tried: dict[str, tuple[float, int]] = {}
+    tried: dict[str, Trial] = {}
     failed: dict[str, RuntimeError] = {}
     for way in ways:
         try:
@@ -37,22 +38,26 @@ def autotune(fed: Federation) -> str | None:
             failed[way] = error
     if not tried:
         raise failed[ways[0]]
-    fed.engine.way = min(tried, key=tried.get)
-    seconds, fed.engine.clients_per_chunk = tried[fed.engine.way]
+    fastest = min(tried, key=lambda way: tried[way])
+    fed.engine.way = fastest
+    fed.engine.clients_per_chunk = tried[fastest].clients_per_chunk
     torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats(fed.device)
-    chosen = f"fastest of {len(tried)} ways tried, {1e3 * seconds:.3g} ms for a step of one client"
-    for way, error in failed.items():
-        chosen += f"; {way} failed: {str(error).strip().splitlines()[0]}"
+    chosen = f"fastest of {len(tried)} ways tried, {1e3 * tried[fastest].seconds:.3g} ms for a step of one client"
+    for way, failure in failed.items():
+        chosen += f"; {way} failed: {str(failure).strip().splitlines()[0]}"
     return chosen
 
 
-def _try_out(fed: Federation, way: str, size: int) -> tuple[float, int]:
-    """Trains `size` clients for some steps by cross-entropy, and measures the first pass of replays alone.
+class Trial(NamedTuple):
+    """What a way to train clients together has taken."""
 
-    Returns:
-        Seconds for a step of one client, and how many train together: fewer if the memory is too small.
-    """
+    seconds: float  # for a step of one client
+    clients_per_chunk: int  # fewer than were to train together if the memory is too small
+
+
+def _try_out(fed: Federation, way: str, size: int) -> Trial:
+    """Trains `size` clients for some steps by cross-entropy, and measures the first pass of replays alone."""
     engine = dataclasses.replace(fed.engine, way=way, clients_per_chunk=size, on_samples=lambda count: None, notes=[])
     network = max(fed.networks, key=lambda network: network.num_parameters)
     cohort = fed.cohort_of(0, fed.cohort(0).client_ids[:size])
@@ -71,7 +76,7 @@ def _try_out(fed: Federation, way: str, size: int) -> tuple[float, int]:
             engine.train(step, clients, plan, fed.lr(0), None, None)
     engine.stacks.clear()
     gc.collect()  # graphs that are garbage hold memory, the next trial's too
-    return fed.seconds["train"] / max(int(plan.steps.sum()), 1), engine.clients_per_chunk
+    return Trial(fed.seconds["train"] / max(int(plan.steps.sum()), 1), engine.clients_per_chunk)
 
 
 def until_captured(engine: Engine, most: int) -> Iterator[None]:
@@ -81,10 +86,12 @@ def until_captured(engine: Engine, most: int) -> Iterator[None]:
     """
     graphs = engine.graphs
     for number in range(most):
-        plain = graphs.plain if graphs is not None else 0
+        plain = 0 if graphs is None else graphs.plain
         yield
-        is_steady = number > 0 if engine.graphs is None else graphs.plain == plain
-        if is_steady:
+        if graphs is None or engine.graphs is None:  # there are none, or none any more
+            if number > 0:
+                return
+        elif graphs.plain == plain:
             return
 
 

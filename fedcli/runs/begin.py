@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping
 from contextlib import nullcontext
 from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from fedcli import userfiles
 from fedcli.declarations import flag_of
@@ -27,7 +27,7 @@ from fedcli.runs.sources import read_tuned
 from fedcli.runs.workers import current, launched
 
 
-def run(
+def run_method(
     method: str, *, out: str | Path | None = None, seeds: Iterable[int] | None = None, continue_: bool | None = None,
     progress: Listener | None = None, **given: Any,
 ) -> Run | list[Run]:  # fmt: skip
@@ -42,9 +42,9 @@ def run(
     """
     if continue_ and out is None:
         raise UserError("--continue needs a folder (got no --out); name it with --out.")
-    planned = plan(method, out=out, seeds=seeds, **given)
+    planned = resolve_runs(method, out=out, seeds=seeds, **given)
     source = userfiles.absolute(method) if userfiles.is_from_file(method) else find_method(method).name
-    begun_before = current().first(lambda: [begun(*run, bool(continue_)) for run in planned])
+    begun_before = current().first(lambda: [begun(run.setup, run.folder, bool(continue_)) for run in planned])
     done: list[Run] = []
     for (setup, folder), record in zip(planned, begun_before, strict=True):
         if record is None:
@@ -55,11 +55,18 @@ def run(
     return done[0] if seeds is None else done
 
 
-def plan(
+class ResolvedRun(NamedTuple):
+    """A run that can start, and where."""
+
+    setup: Setup
+    folder: Path
+
+
+def resolve_runs(
     method: str, *, out: str | Path | None = None, seeds: Iterable[int] | None = None, tuned: str | Path | None = None,
     sources: Mapping[str, str] | None = None, **options: Any,
-) -> list[tuple[Setup, Path]]:  # fmt: skip
-    """The runs of `run`, each with its folder; `sources` says where options come from that were not typed.
+) -> list[ResolvedRun]:  # fmt: skip
+    """The runs of `run_method`; `sources` says where options come from that were not typed.
 
     Raises:
         UserError: One cannot start, as far as shows without its data and folder.
@@ -82,7 +89,9 @@ def plan(
     setups = [resolve(chosen, {**options, **seed}, sources=sources) for seed in different]
     refuse_without_effect(setups[0])
     parent = Path(out or new_folder(setups[0]))
-    return [(setup, parent if seeds is None else parent / f"seed-{setup.run.seed}") for setup in setups]
+    if seeds is None:
+        return [ResolvedRun(setups[0], parent)]
+    return [ResolvedRun(setup, parent / f"seed-{setup.run.seed}") for setup in setups]
 
 
 def check_seeds(seeds: Iterable[Any]) -> list[int]:
@@ -107,9 +116,8 @@ def begin(setup: Setup, folder: Path, source: str, progress: Listener | None = N
     engine = fed.engine
     with machine_settings(fed):
         chosen = autotune.autotune(fed)
-        engine.way, engine.clients_per_chunk, chosen = current().first(
-            lambda: (engine.way, engine.clients_per_chunk, chosen)
-        )
+        of_first = current().first(lambda: (engine.way, engine.clients_per_chunk, chosen))  # the same for all workers
+        engine.way, engine.clients_per_chunk, chosen = of_first
         record = new_record(setup, dataset, parts, fed, source, chosen)
         with setup.method.blamed(*NOT_BLAMED), unchanged([*record["user_files"]]):
             state = setup.method.init(fed, setup.options)
@@ -160,5 +168,5 @@ def read_begun(folder: Path) -> dict[str, Any] | None:
 
 def new_folder(setup: Setup) -> Path:
     """A folder named after the time, to the microsecond, the method and the data set."""
-    name = f"{setup.method.name}-{userfiles.short_name(setup.run.dataset)}"
+    name = f"{setup.method.name}-{userfiles.short_name(setup.dataset)}"
     return Path("runs", f"{datetime.now():%Y%m%d-%H%M%S-%f}-{name}")

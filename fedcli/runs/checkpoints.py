@@ -20,7 +20,8 @@ from fedcli.runs.resolve import Setup
 from fedcli.runs.schema import PROGRESS, refuse_wrong
 
 SELECTED = f"selected{SUFFIX}"  # the models of the best round, see fedcli/runs/models.py
-SHARE, LONGEST = 0.05, 600.0  # of the time that checkpoints may take; seconds between two of them
+SHARE = 0.05  # of the time that checkpoints may take
+LONGEST = 600.0  # seconds between two of them
 
 
 def is_due(number: int, every: int | None, rounds: int, seconds: float, since: float) -> bool:
@@ -93,19 +94,21 @@ def read_checkpoint(folder: Path, record: dict[str, Any], setup: Setup, fed: Fed
     Raises:
         UserError: If the checkpoint, or a client's state that it names, is damaged, another run's or of another kind.
     """
-    for file in (folder / CHECKPOINT, folder / PREVIOUS):
-        if file.is_file():
-            state, facts = load_tree(file, fed.store.reopen(folder), fed.device)
-            if facts["identity"] != identity(record):
-                raise UserError(f"'{file}' is of another run; restore it, or delete it to go on from an earlier round.")
-            try:
-                refuse_wrong(PROGRESS, facts["record"])
-            except UserError as error:
-                raise UserError(f"'{file}' is no checkpoint of a run: {error}; delete it, or run again.") from error
-            for version in _versions(state):
-                read_verified(version.file, version.digest)
-            return state, facts["record"]
-    return setup.method.init(fed, setup.options), {"rounds": [], "cost": None}
+    assert fed.store is not None  # `prepare` has given it one
+    files = [file for file in (folder / CHECKPOINT, folder / PREVIOUS) if file.is_file()]
+    if not files:
+        return setup.method.init(fed, setup.options), {"rounds": [], "cost": None}
+    newest = files[0]
+    state, facts = load_tree(newest, fed.store.reopen(folder), fed.device)
+    if facts["identity"] != identity(record):
+        raise UserError(f"'{newest}' is of another run; restore it, or delete it to go on from an earlier round.")
+    try:
+        refuse_wrong(PROGRESS, facts["record"])
+    except UserError as error:
+        raise UserError(f"'{newest}' is no checkpoint of a run: {error}; delete it, or run again.") from error
+    for version in _versions(state):
+        read_verified(version.file, version.digest)
+    return state, facts["record"]
 
 
 def _versions(state: Any) -> list[Version]:

@@ -9,7 +9,7 @@ import json
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from fedcli.core import NUMERICS, partition
 from fedcli.core.backbones import have_dead_taps
@@ -78,15 +78,16 @@ def _images_of(record: Mapping[str, Any], config: Mapping[str, Any]) -> int | No
 
 def draft(setup: Setup) -> dict[str, Any]:
     """What the record of a planned run will say, as far as `settings` needs it; reads no data."""
-    method, run = setup.method, setup.run
-    images = num_images(run.dataset, run.local_test) if "classes:" in run.partition else None
+    method = setup.method
+    run = setup.run
+    images = num_images(setup.dataset, run.local_test) if "classes:" in run.partition else None
     return {
         "method": method.name,
         "method_source": method.name if methods().get(method.name) is method else str(method.file),
         "method_hash": method.file_hash,
         "protocol": setup.protocol.name,
-        "dataset": setup.run.dataset,
-        "seed": setup.run.seed,
+        "dataset": setup.dataset,
+        "seed": run.seed,
         "config": setup.values(),
         "origin": setup.origin,
         "partition": {"images": run.train_examples or images},
@@ -94,7 +95,7 @@ def draft(setup: Setup) -> dict[str, Any]:
     }
 
 
-def is_packaged(record: dict[str, Any]) -> bool:
+def is_packaged(record: Mapping[str, Any]) -> bool:
     """Whether a run's method is a registered one and not of a user's file."""
     return record["method_source"] == record["method"]
 
@@ -119,19 +120,26 @@ def outdated(record: dict[str, Any], method: Method) -> bool:
     return bool(lost_options or has_other_start or code_differences(record, method))
 
 
-def code_differences(record: dict[str, Any], method: Method) -> dict[str, tuple[Any, Any]]:
-    """In what the code is not that of a run's last rounds, by words for it: as it is now, and as it was.
+class Change(NamedTuple):
+    """What has changed since a run's last rounds."""
+
+    now: Any
+    was: Any
+
+
+def code_differences(record: dict[str, Any], method: Method) -> dict[str, Change]:
+    """In what the code is not that of a run's last rounds, by words for it.
 
     A registered method is known by its numerics, a user's file by its hash.
     """
-    found = {}
+    changes = {}
     now = numerics(record, method)
     was = last_numerics(record)
     if now != was:
-        found["numerics"] = now, was
+        changes["numerics"] = Change(now, was)
     if not is_packaged(record) and not is_hash_of(record["method_hash"], method.file):
-        found["hash"] = method.file_hash, record["method_hash"].rpartition(THEN)[2]
-    return found
+        changes["hash"] = Change(method.file_hash, record["method_hash"].rpartition(THEN)[2])
+    return changes
 
 
 def last_numerics(record: Mapping[str, Any]) -> dict[str, int]:
@@ -219,7 +227,7 @@ def reductions(record: Mapping[str, Any]) -> dict[str, str]:
     protocol = protocols().get(record["protocol"])
     if protocol is None or not protocol.datasets:
         return {}
-    full, _ = default_options(protocol, record["dataset"])
+    full = default_options(protocol, record["dataset"]).values
     full["cohort_size"] = full["cohort_size"] or full["num_clients"]
     for name, dataset in (("train_examples", record["dataset"]), ("public_examples", config.get("public_dataset"))):
         if dataset and config.get(name) is not None and not own_paths([dataset]):

@@ -43,6 +43,7 @@ class Held:
         self.folder = folder.absolute()
         self.lock = lock
         self.opened = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
+        self.is_locked = True  # False in a file system without locks
 
     def is_there(self) -> bool:
         """Whether the lock is still the file at its path."""
@@ -119,12 +120,12 @@ def locked(folder: Path) -> Iterator[Held]:
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        held, is_locked = _lock(folder)
+        held = _lock(folder)
     except OSError as error:
         raise UserError(f"'{folder}' cannot be made ({error.strerror}); choose another with --out.") from error
     guards.append(held.refuse_lost)
     try:
-        if is_locked:  # else they may be of a process that lives
+        if held.is_locked:  # else they may be of a process that lives
             for file in leftovers(folder):
                 file.unlink(missing_ok=True)
         yield held
@@ -135,8 +136,8 @@ def locked(folder: Path) -> Iterator[Held]:
         held.close()
 
 
-def _lock(folder: Path) -> tuple[Held, bool]:
-    """The locked folder, and whether its file system has locks."""
+def _lock(folder: Path) -> Held:
+    """The folder, locked where its file system has locks."""
     in_use = InUse(f"the folder '{folder}' is in use by another process; wait for it, or choose another.")
     held = Held(folder, os.open(folder / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644))
     try:
@@ -146,10 +147,11 @@ def _lock(folder: Path) -> tuple[Held, bool]:
         raise in_use from error
     except OSError as error:
         if error.errno in NO_LOCKS:
-            return held, False
+            held.is_locked = False
+            return held
         held.close()
         raise
     if not held.is_there():  # whoever had it has removed it between both calls
         held.close()
         raise in_use
-    return held, True
+    return held

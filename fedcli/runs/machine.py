@@ -109,17 +109,18 @@ def deterministic(on: bool) -> Iterator[None]:
     PyTorch warns of an operation that has no such form. On a CPU all have it.
     """
     before = torch.get_deterministic_debug_mode()
-    filled = torch.utils.deterministic.fill_uninitialized_memory
+    switches: Any = torch.utils.deterministic  # a module with a property, which its type does not have
+    filled = switches.fill_uninitialized_memory
     if on:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # else matrix products may differ among streams
-        torch.utils.deterministic.fill_uninitialized_memory = False  # nothing here reads such memory
+        switches.fill_uninitialized_memory = False  # nothing here reads such memory
     # As use_deterministic_algorithms(on, warn_only=on), which imports the compiler and takes as long as PyTorch does.
     torch.set_deterministic_debug_mode("warn" if on else "default")
     try:
         yield
     finally:
         torch.set_deterministic_debug_mode(before)
-        torch.utils.deterministic.fill_uninitialized_memory = filled
+        switches.fill_uninitialized_memory = filled
 
 
 @contextmanager
@@ -132,7 +133,8 @@ def machine_settings(fed: Federation) -> Iterator[None]:
     on_cpu = fed.device.type == "cpu"
     is_small = fed.sizes.parameters < SMALL_NETWORK
     with deterministic(not on_cpu), ExitStack() as put_back:
-        for operations in (torch.backends.cuda.matmul, torch.backends.cudnn):
+        kinds: list[Any] = [torch.backends.cuda.matmul, torch.backends.cudnn]  # modules with properties, likewise
+        for operations in kinds:
             put_back.callback(setattr, operations, "allow_tf32", operations.allow_tf32)
             operations.allow_tf32 = fed.config.precision == "tf32"
         put_back.callback(torch.set_num_threads, torch.get_num_threads())

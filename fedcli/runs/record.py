@@ -93,7 +93,7 @@ def new_record(
         "evaluation": setup.protocol.evaluation, "tested": setup.method.tested,
         "normalisation": {"mean": pixels.mean, "std": pixels.std}, "augmentation": pixels.augmentation,
         "partition": {
-            "flag": setup.partition.scaled(dataset.share).flag, "seed": config.partition_seed,
+            "flag": setup.partition.scaled(dataset.share).flag, "seed": setup.partition_seed,
             "fingerprint": partition.fingerprint(parts),
             "images": num_images, "unused": partition.count_unused(parts, num_images),
             "sizes": [len(part) for part in parts],
@@ -130,7 +130,9 @@ def summarise(rounds: list[dict[str, Any]], selection: str) -> dict[str, Any]:
         `selected` and `last` (fractions; None before the first evaluation), `selected_round`, `rounds`, `selection`.
     """
     tested = [entry for entry in rounds if entry["test_accuracy"] is not None]
-    summary = {"selection": selection, "selected": None, "selected_round": None, "last": None, "rounds": len(rounds)}
+    summary: dict[str, Any] = {
+        "selection": selection, "selected": None, "selected_round": None, "last": None, "rounds": len(rounds),
+    }  # fmt: skip
     if tested:
         ranked_by = {"best-validation": "validation_accuracy", "best-test": "test_accuracy"}.get(selection)
         chosen = max(tested, key=lambda entry: entry[ranked_by]) if ranked_by else tested[-1]
@@ -164,7 +166,7 @@ def frozen_parts(fed: Federation) -> list[dict[str, Any]]:
 def params_hash(params: Mapping[str, torch.Tensor] | Iterable[tuple[str, torch.Tensor]]) -> str:
     """SHA-256 over names and bytes of parameters in order of name; pairs must come in it."""
     digest = hashlib.sha256()
-    pairs = sorted(params.items()) if isinstance(params, dict) else params
+    pairs = sorted(params.items()) if isinstance(params, Mapping) else params
     for name, value in pairs:
         digest.update(name.encode())
         digest.update(value.detach().cpu().contiguous().numpy().tobytes())

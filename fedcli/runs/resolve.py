@@ -5,7 +5,7 @@ Nothing is read of the data, and nothing is written.
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from fedcli.declarations import DataSetting, Method, Post, Protocol, check_value, describe_need, flag_of, is_idle
 from fedcli.errors import UserError
@@ -31,6 +31,22 @@ class Setup:
     origin: dict[str, str]  # of each value: "command line", "protocol ...", "default", ...
     post: Post | None = None  # the step after the last round
     post_options: Any = None  # its Config
+
+    @property
+    def dataset(self) -> str:
+        """The data set's name."""
+        assert self.run.dataset is not None  # `resolve` has chosen one
+        return self.run.dataset
+
+    @property
+    def cohort_size(self) -> int:
+        """Clients in each round, K; all where none are given."""
+        return self.run.cohort_size or self.run.num_clients
+
+    @property
+    def partition_seed(self) -> int:
+        """Seed of the partition; the run's where none is given."""
+        return self.run.seed if self.run.partition_seed is None else self.run.partition_seed
 
     @property
     def data_sets(self) -> tuple[str, ...]:
@@ -108,11 +124,17 @@ def _as_recorded(name: str, value: Any, method: Method) -> Any:
     """The value of an option as it is recorded: full names, absolute paths of a user's files."""
     from fedcli.data import datasets
 
-    if name == "clients_per_chunk" or not isinstance(value, str):
-        return str(value) if name == "clients_per_chunk" else value
-    if name in ("protocol", "post") and not is_from_file(value):
-        return (find_protocol if name == "protocol" else find_post)(value, method).name
-    return absolute(datasets.find_name(value) if name in ("dataset", "public_dataset") else value)
+    if name == "clients_per_chunk":
+        return str(value)
+    if not isinstance(value, str):
+        return value
+    if name == "protocol" and not is_from_file(value):
+        return find_protocol(value, method).name
+    if name == "post" and not is_from_file(value):
+        return find_post(value, method).name
+    if name in ("dataset", "public_dataset"):
+        return absolute(datasets.find_name(value))
+    return absolute(value)
 
 
 def default_dataset(method: Method, protocol: Protocol | None = None) -> str:
@@ -122,12 +144,19 @@ def default_dataset(method: Method, protocol: Protocol | None = None) -> str:
     if protocol is None:
         suited = [name for name in datasets.BUILT_IN if name in default_protocol(method, name).datasets]
     else:
-        suited = protocol.datasets if len(protocol.datasets) == 1 else []
+        suited = list(protocol.datasets) if len(protocol.datasets) == 1 else []
     return next(iter(suited), DEFAULT_DATASET)
 
 
-def default_options(protocol: Protocol, dataset: str, method: str = "", *kinds: type) -> tuple[dict, dict]:
-    """The options of these kinds, or of `RunConfig` alone, where none is given, and where each comes from."""
+class Defaults(NamedTuple):
+    """Options where none is given, by name."""
+
+    values: dict[str, Any]
+    origin: dict[str, str]  # where each comes from
+
+
+def default_options(protocol: Protocol, dataset: str, method: str = "", *kinds: type) -> Defaults:
+    """The options of these kinds, or of `RunConfig` alone, where none is given."""
     values = {name: field.default for name, field in fields_of(*(kinds or (RunConfig,))).items()}
     values |= {"protocol": protocol.name, "dataset": dataset}
     origin = dict.fromkeys(values, "default")
@@ -139,34 +168,61 @@ def default_options(protocol: Protocol, dataset: str, method: str = "", *kinds: 
     for source, layer in layers.items():
         values |= layer
         origin |= dict.fromkeys(layer, source)
-    return values, origin
+    return Defaults(values, origin)
 
 
 def _refuse_combinations(run: RunConfig, method: Method, protocol: Protocol) -> None:
     """Refuses options that cannot run together."""
-    from fedcli.core import backbones, engine
+    from fedcli.core import engine
+
+    engine.parse_chunk(run.clients_per_chunk, 1)
+    parse_size(run.state_memory or "0")
+    if run.cohort_size is not None and run.cohort_size > run.num_clients:
+        raise UserError(
+            f"--cohort-size {run.cohort_size} is larger than --num-clients {run.num_clients}; use as many or fewer."
+        )
+    _refuse_networks(run, method, protocol)
+    if run.local_test and protocol.evaluation != "clients":
+        raise UserError(f"the protocol {protocol.name} uses no --local-test (got {run.local_test:g}); leave it out.")
+    _refuse_public_images(run, method)
+    if method.optimizers and run.optimizer not in method.optimizers:
+        raise UserError(
+            f"'{method.name}' counts on steps along gradients (got --optimizer {run.optimizer}); choose --optimizer "
+            f"{' or '.join(method.optimizers)}."
+        )
+    if run.drift_every and protocol.evaluation == "clients":
+        raise UserError(
+            f"--drift-every {run.drift_every} needs common test images (got the protocol {protocol.name}, which has "
+            "none); leave it out."
+        )
+
+
+def _refuse_networks(run: RunConfig, method: Method, protocol: Protocol) -> None:
+    """Refuses networks that there are not, that the method cannot mix, or that what follows cannot use."""
+    from fedcli.core import backbones
 
     networks = set(run.backbone.split(",")) if run.backbone else set()
     for name in networks:
         backbones.find(name)
-    engine.parse_chunk(run.clients_per_chunk, 1)
-    parse_size(run.state_memory or "0")
-    paper = f"the protocol {protocol.name}"
-    if run.cohort_size > run.num_clients:
-        raise UserError(
-            f"--cohort-size {run.cohort_size} is larger than --num-clients {run.num_clients}; use as many or fewer."
-        )
     if not networks:
         raise UserError(
-            f"{paper} has networks for {', '.join(protocol.datasets) or 'no data set'} (got --dataset {run.dataset} "
-            "and no --backbone); choose one of these, or add --backbone, e.g. cnn-small."
+            f"the protocol {protocol.name} has networks for {', '.join(protocol.datasets) or 'no data set'} (got "
+            f"--dataset {run.dataset} and no --backbone); choose one of these, or add --backbone, e.g. cnn-small."
         )
     if len(networks) > 1 and not method.mixed_networks:
         raise UserError(
             f"'{method.name}' needs one network for all clients (got --backbone {run.backbone}); name one of them."
         )
-    if run.local_test and protocol.evaluation != "clients":
-        raise UserError(f"{paper} uses no --local-test (got {run.local_test:g}); leave it out.")
+    if method.personal is not None or len(networks) > 1:
+        needs = f"needs a global model of one network (got '{method.name}' with {run.backbone}); leave it out."
+        if run.post:
+            raise UserError(f"--post {run.post} {needs}")
+        if run.drift_every:
+            raise UserError(f"--drift-every {run.drift_every} {needs}")
+
+
+def _refuse_public_images(run: RunConfig, method: Method) -> None:
+    """Refuses public images for a method without a use for them, and a method that needs them without any."""
     if run.public_dataset and not method.uses_public_data:
         raise UserError(
             f"'{method.name}' uses no public images (got --public-dataset {run.public_dataset}); leave it out."
@@ -175,21 +231,6 @@ def _refuse_combinations(run: RunConfig, method: Method, protocol: Protocol) -> 
         raise UserError(
             f"'{method.name}' needs public images (got no --public-dataset); name a data set; 'fedcli data list' "
             "shows all."
-        )
-    if method.optimizers and run.optimizer not in method.optimizers:
-        raise UserError(
-            f"'{method.name}' counts on steps along gradients (got --optimizer {run.optimizer}); choose --optimizer "
-            f"{' or '.join(method.optimizers)}."
-        )
-    if method.personal is not None or len(networks) > 1:
-        needs = f"needs a global model of one network (got '{method.name}' with {run.backbone}); leave it out."
-        if run.post:
-            raise UserError(f"--post {run.post} {needs}")
-        if run.drift_every:
-            raise UserError(f"--drift-every {run.drift_every} {needs}")
-    if run.drift_every and protocol.evaluation == "clients":
-        raise UserError(
-            f"--drift-every {run.drift_every} needs common test images (got {paper}, which has none); leave it out."
         )
 
 

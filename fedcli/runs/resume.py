@@ -129,10 +129,18 @@ def recorded_setup(record: dict[str, Any], method: Method, **instead: Any) -> Se
     return replace(setup, origin=origin, selection=record["summary"]["selection"])
 
 
+class Restored(NamedTuple):
+    """A run that can go on, or be looked into."""
+
+    record: dict[str, Any]  # with the user's files as they are now
+    setup: Setup
+    fed: Federation
+
+
 def restore(
     record: dict[str, Any], files: str | Path | Sequence[str | Path], changed_method: bool = False, **instead: Any
-) -> tuple[dict[str, Any], Setup, Federation]:
-    """A run's record with the user's files as they are now, its set-up and federation.
+) -> Restored:
+    """What a run needs to go on.
 
     The arguments are those of `resume`; `instead` overrides options.
 
@@ -157,13 +165,14 @@ def restore(
         if then != now:
             raise UserError(f"the {part} has changed since the run began (fingerprint {now}, was {then}); restore it.")
     record["engine"]["workers"] = current().count
-    return record, setup, fed
+    return Restored(record, setup, fed)
 
 
 def load(path: str | Path, method: str | Path | Sequence[str | Path] = ()) -> Run:
     """A run from its folder or record, its models by `Run.model`; `method` is as for `resume`."""
     path = Path(path)
-    return Run(read_record(path), None, path if path.is_dir() else path.parent, method)
+    files = [method] if isinstance(method, str | Path) else method
+    return Run(read_record(path), None, path if path.is_dir() else path.parent, files)
 
 
 class OpenRun(NamedTuple):

@@ -6,14 +6,14 @@ import os
 import time
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
 from fedcli.core import drift, evaluation
 from fedcli.core.client_states import STATES, refuse_non_finite, stored
 from fedcli.core.federation import Cohort, Federation, NonFiniteLoss
-from fedcli.declarations import Method
+from fedcli.declarations import Method, Post
 from fedcli.errors import UserError
 from fedcli.files import refuse_lost
 from fedcli.isolation import unchanged
@@ -57,75 +57,129 @@ def run_rounds(
     setup: Setup, fed: Federation, record: dict, state: Any, folder: Path, progress: Listener, until: int | None = None
 ) -> Any:
     """Runs the rounds that the record lacks, or those up to `until`, and returns the state after the last."""
-    config = setup.run
-    method = setup.method
-    rounds = record["rounds"]
-    writes = current().number == 0
-    _refuse_different_workers(record, method)
-    record |= {"status": "running", "summary": summarise(rounds, setup.selection)}
-    load = os.getloadavg()[0]
-    record.setdefault("load", []).append({"round": len(rounds), "start": load, "end": load})
-    current().first(lambda: clear(folder, at_rest=True))  # before another worker writes there
-    if not writes:
-        watch(folder)
-    fed.store.folder = folder / (STATES if writes else f"{STATES}-{current().number}")
-    if writes:  # also what a resumed run says of its code and machine, before a checkpoint has rounds of them
-        write_record(folder, record)
-    samples = config.cohort_size * config.local_epochs * sum(map(len, fed.training)) // config.num_clients
-    progress.start(record, folder, samples, len(rounds))
-    fed.engine.on_samples = lambda count: progress.samples(count * current().count)
-    saves = Saves(folder, setup, record, state)
-    files = [*user_files(record)]
-    complete = len(rounds)  # number of rounds that are in both state and record
-    ended = time.perf_counter()  # of the last round
+    _make_ready(setup, fed, record, folder, progress)
+    run = RunningRun(setup, fed, record, state, folder, progress)
     try:
-        for number in range(len(rounds), config.rounds):
-            with method.blamed(*NOT_BLAMED), unchanged(files):
-                after, entry = one_round(setup, fed, state, fed.cohort(number))
-            rounds.append(entry)
-            state = after
-            now = time.perf_counter()
-            _record_notes(record, fed, progress)
-            _record_round(record, setup, fed, now - ended)
-            if number + 1 == config.rounds and method.personal is None and not config.keep_states:
-                state = _states_of_next_cohort(state, fed)
-            if writes:
-                saves.after_round(record, state, now)
-            complete = len(rounds)
-            progress.round(entry)
-            is_late = current().gather(time_left() < now - ended)[0]  # the first worker decides for all
-            ended = now
-            if complete < config.rounds and (is_late or complete == until):
+        while run.num_complete < setup.run.rounds:
+            run.do_next_round()
+            is_last = run.num_complete == setup.run.rounds
+            if not is_last and (run.is_late() or run.num_complete == until):
                 raise OutOfTime
-        if writes:  # not the others, whose files are soon removed
-            record["summary"]["params_sha256"] = params_hash(all_params(method, state, config.num_clients))
-        if setup.post is not None:
-            with unchanged(files):
-                record["post"] = _after_the_last_round(setup, fed, state)
-        if writes:
-            refuse_lost(folder)
-        record["status"] = "finished"
+        run.finish()
     except FolderLost as error:
         record |= {"status": "failed", "error": str(error)}
-        writes = False  # what is in its place may be another run's
+        run.writes = False  # what is in its place may be another run's
         raise
     except KeyboardInterrupt:
         record["status"] = "interrupted"
-        if writes and saves.num_rounds < complete == len(rounds):
-            saves.write(record, state)
+        run.save_complete_rounds()
         raise
     except Exception as error:
         record |= {"status": "failed", "error": f"{type(error).__name__}: {error}"}
         raise
     finally:
+        run.write_end()
+    return run.state
+
+
+def _make_ready(setup: Setup, fed: Federation, record: dict, folder: Path, progress: Listener) -> None:
+    """Readies record and folder for the rounds to come, and shows that the run begins or goes on."""
+    rounds = record["rounds"]
+    writes = current().number == 0
+    _refuse_different_workers(record, setup.method)
+    record |= {"status": "running", "summary": summarise(rounds, setup.selection)}
+    busy = os.getloadavg()[0]
+    record.setdefault("load", []).append({"round": len(rounds), "start": busy, "end": busy})
+    current().first(lambda: clear(folder, at_rest=True))  # before another worker writes there
+    if not writes:
+        watch(folder)
+    assert fed.store is not None  # `prepare` has given it one
+    fed.store.folder = folder / (STATES if writes else f"{STATES}-{current().number}")
+    if writes:  # also what a resumed run says of its code and machine, before a checkpoint has rounds of them
+        write_record(folder, record)
+    samples = setup.cohort_size * setup.run.local_epochs * sum(map(len, fed.training)) // setup.run.num_clients
+    progress.start(record, folder, samples, len(rounds))
+    fed.engine.on_samples = lambda count: progress.samples(count * current().count)
+
+
+class RunningRun:
+    """A run while its rounds go on.
+
+    Attributes:
+        state: The method's, after the last round.
+        num_complete: Number of rounds that are in both state and record.
+        writes: Whether this process writes; of several workers only the first does.
+    """
+
+    def __init__(self, setup: Setup, fed: Federation, record: dict, state: Any, folder: Path, progress: Listener):
+        """Begins with the state after the rounds that the record has."""
+        self.state = state
+        self.num_complete = len(record["rounds"])
+        self.writes = current().number == 0
+        self._setup = setup
+        self._fed = fed
+        self._record = record
+        self._folder = folder
+        self._progress = progress
+        self._saves = Saves(folder, setup, record, state)
+        self._files = [*user_files(record)]
+        self._ended = time.perf_counter()  # of the last round, which took so many seconds
+        self._seconds = 0.0
+
+    def do_next_round(self) -> None:
+        """Trains, tests, records, checkpoints and shows a round."""
+        record = self._record
+        method = self._setup.method
+        config = self._setup.run
+        with method.blamed(*NOT_BLAMED), unchanged(self._files):
+            after, entry = one_round(self._setup, self._fed, self.state, self._fed.cohort(self.num_complete))
+        record["rounds"].append(entry)
+        self.state = after
+        now = time.perf_counter()
+        self._seconds = now - self._ended
+        _record_notes(record, self._fed, self._progress)
+        _record_round(record, self._setup, self._fed, self._seconds)
+        is_last = len(record["rounds"]) == config.rounds
+        if is_last and method.personal is None and not config.keep_states:
+            self.state = _states_of_next_cohort(self.state, self._fed)
+        if self.writes:
+            self._saves.after_round(record, self.state, now)
+        self.num_complete = len(record["rounds"])
+        self._progress.round(entry)
+        self._ended = now
+
+    def is_late(self) -> bool:
+        """Returns whether less time is left than the last round took; the first worker decides for all."""
+        return current().gather(time_left() < self._seconds)[0]
+
+    def finish(self) -> None:
+        """Takes the step after the last round, and records what the run has ended with."""
+        record = self._record
+        if self.writes:  # not the others, whose files are soon removed
+            params = all_params(self._setup.method, self.state, self._setup.run.num_clients)
+            record["summary"]["params_sha256"] = params_hash(params)
+        if self._setup.post is not None:
+            with unchanged(self._files):
+                record["post"] = _after_the_last_round(self._setup.post, self._setup, self._fed, self.state)
+        if self.writes:
+            refuse_lost(self._folder)
+        record["status"] = "finished"
+
+    def save_complete_rounds(self) -> None:
+        """Writes a checkpoint after an interruption, unless there is one or it came within a round."""
+        is_between_rounds = self.num_complete == len(self._record["rounds"])
+        if self.writes and is_between_rounds and self._saves.num_rounds < self.num_complete:
+            self._saves.write(self._record, self.state)
+
+    def write_end(self) -> None:
+        """Writes and shows how the run has ended."""
         try:
-            if writes:
-                write_record(folder, record)
-            if writes and record["status"] == "finished":
-                clear_finished(folder, record)
+            if self.writes:
+                write_record(self._folder, self._record)
+            if self.writes and self._record["status"] == "finished":
+                clear_finished(self._folder, self._record)
         finally:
-            progress.finish(record)
-    return state
+            self._progress.finish(self._record)
 
 
 def _refuse_different_workers(record: dict, method: Method) -> None:
@@ -160,7 +214,7 @@ def _record_round(record: dict, setup: Setup, fed: Federation, seconds: float) -
             "floats_down": rounds[-1]["floats_down"],
             "floats_up": rounds[-1]["floats_up"],
             "memory_floats": setup.method.client_memory(fed.sizes),
-            "buffer_floats": round(buffer_floats / setup.run.cohort_size),
+            "buffer_floats": round(buffer_floats / setup.cohort_size),
         },
         "summary": summarise(rounds, setup.selection),
         "seconds_total": record["seconds_total"] + seconds,
@@ -211,10 +265,17 @@ class Saves:
         self.num_rounds = len(record["rounds"])
 
 
-def one_round(setup: Setup, fed: Federation, state: Any, cohort: Cohort) -> tuple[Any, dict[str, Any]]:
-    """Runs and tests one round; returns the state after it, and what the record says of it."""
+class Outcome(NamedTuple):
+    """What a round gives."""
+
+    state: Any  # the method's, after it
+    entry: dict[str, Any]  # what the record says of it
+
+
+def one_round(setup: Setup, fed: Federation, state: Any, cohort: Cohort) -> Outcome:
+    """Runs and tests one round."""
     config = setup.run
-    is_last = cohort.round + 1 == setup.run.rounds
+    is_last = cohort.round + 1 == config.rounds
     fed.start_round()
     start = time.perf_counter()
     drawn = _generator_states(fed.device)
@@ -224,8 +285,8 @@ def one_round(setup: Setup, fed: Federation, state: Any, cohort: Cohort) -> tupl
             f"run_round of '{setup.method.name}' returns no state and terms (got {type(outcome).__name__}); end it "
             "with 'return state, terms', the terms a dict of tensors [K], or {}."
         )
-    unchanged = map(torch.equal, drawn, _generator_states(fed.device))
-    if not all(unchanged):  # a run that is resumed would draw something else
+    are_equal = map(torch.equal, drawn, _generator_states(fed.device))
+    if not all(are_equal):  # a run that is resumed would draw something else
         raise UserError(
             f"run_round of '{setup.method.name}' draws from PyTorch's global generator in round {cohort.round + 1}; "
             "use fed.generator(...) on the server; a client must not draw."
@@ -236,20 +297,24 @@ def one_round(setup: Setup, fed: Federation, state: Any, cohort: Cohort) -> tupl
     if fed.device.type == "cuda":
         torch.cuda.synchronize(fed.device)
     seconds = time.perf_counter() - start - sum(fed.seconds.values())
-    down, up = ([sent["params"], sent["other"]] for sent in (fed.sent_down, fed.sent_up))
+    tested = evaluation.evaluate(fed, setup.method, after) if fed.is_tested(cohort.round) else evaluation.NOTHING
     entry = {
         "round": cohort.round,
-        **(evaluation.evaluate(fed, setup.method, after) if fed.is_tested(cohort.round) else evaluation.NOTHING),
+        **tested,
         "terms": means,
-        # Means over the clients, without buffers.
-        "floats_down": sum(round(floats / config.cohort_size) for floats in down),
-        "floats_up": sum(round(floats / config.cohort_size) for floats in up),
+        "floats_down": _floats_of_a_client(fed.sent_down, setup.cohort_size),
+        "floats_up": _floats_of_a_client(fed.sent_up, setup.cohort_size),
         "seconds": {**fed.seconds, "aggregate": seconds},
     }
     if config.drift_every and (is_last or (cohort.round + 1) % config.drift_every == 0):
         entry["drift"] = drift.measure_drift(fed, cohort)
     _refuse_non_finite_numbers(entry, cohort.round)
-    return after, entry
+    return Outcome(after, entry)
+
+
+def _floats_of_a_client(sent: dict[str, int], num_clients: int) -> int:
+    """Returns the floats that one of so many clients is sent, or sends, as a mean and without buffers."""
+    return round(sent["params"] / num_clients) + round(sent["other"] / num_clients)
 
 
 def _generator_states(device: torch.device) -> list[torch.Tensor]:
@@ -285,14 +350,13 @@ def _refuse_non_finite_numbers(entry: Any, round: int, name: str = "") -> None:
         raise NonFiniteLoss(f"'{name}' is not finite in round {round + 1}; try a smaller --lr.")
 
 
-def _after_the_last_round(setup: Setup, fed: Federation, state: Any) -> dict[str, Any]:
+def _after_the_last_round(post: Post, setup: Setup, fed: Federation, state: Any) -> dict[str, Any]:
     """Applies the step after the last round to the global model and tests its classifier; the state stays."""
     start = time.perf_counter()
-    post = setup.post
     with post.blamed(*NOT_BLAMED):
-        *model, floats_up = post.apply(*setup.method.model(state), fed, setup.post_options)
-    refuse_non_finite(tuple(model), setup.run.rounds - 1)
-    changed = dataclasses.replace(setup.method, model=lambda state: tuple(model), prototypes=None)
+        params, buffers, floats_up = post.apply(*setup.method.model(state), fed, setup.post_options)
+    refuse_non_finite((params, buffers), setup.run.rounds - 1)
+    changed = dataclasses.replace(setup.method, model=lambda state: (params, buffers), prototypes=None)
     return {
         "name": post.name, "hash": post.file_hash, **evaluation.evaluate(fed, changed, state),
         "floats_up": floats_up, "seconds": time.perf_counter() - start,

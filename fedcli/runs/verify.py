@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -24,10 +24,17 @@ ACCURACY_TOLERANCE = 0.02  # how far another machine or version may take the acc
 SURROUNDINGS = (*ENVIRONMENT_KEYS, "numerics", "method_hash")  # what the bits of a run depend on
 
 
+class Comparison(NamedTuple):
+    """What a repetition says of a run."""
+
+    words: str  # "same bits", "same to the last digit" of some rounds, "same within x", or what differs
+    is_same: bool
+
+
 def verify(
     path: str | Path, *, out: str | Path | None = None, method: Sequence[str | Path] = (), device: str | None = None,
     rounds: int | None = None, progress: Listener | None = None,
-) -> tuple[str, bool]:  # fmt: skip
+) -> Comparison:  # fmt: skip
     """Runs a run again that has finished or diverged, and compares data, curve, end and parameters.
 
     Of its first rounds alone the terms of the objective are compared in place of the last parameters.
@@ -39,9 +46,6 @@ def verify(
         device: In place of the record's.
         rounds: Number of its rounds to repeat; the repetition is then interrupted, and kept only in a named `out`.
         progress: Told how it goes on.
-
-    Returns:
-        See `compare_records`.
 
     Raises:
         UserError: If there is no such run, it has not ended or has not these rounds, or it cannot run here.
@@ -72,12 +76,8 @@ def verify(
     return compare_records(record, again)
 
 
-def compare_records(record: dict[str, Any], again: dict[str, Any]) -> tuple[str, bool]:
-    """Compares two records of the same options, both finished, diverged, or interrupted after the same round.
-
-    Returns:
-        "same bits", "same to the last digit" of some rounds, "same within x", or what differs; False for the last.
-    """
+def compare_records(record: dict[str, Any], again: dict[str, Any]) -> Comparison:
+    """Compares two records of the same options, both finished, diverged, or interrupted after the same round."""
     changes = [name for name in SURROUNDINGS if record.get(name) != again.get(name)]
     moves = [move["round"] for move in record["moved"] if move["round"] < len(record["rounds"])]
     changes += [f"machine from round {round + 1} on" for round in moves]
@@ -85,21 +85,26 @@ def compare_records(record: dict[str, Any], again: dict[str, Any]) -> tuple[str,
     now = _facts(again)
     for name, was in _facts(record).items():
         if now[name] != was:
-            return f"another {name}: {now[name]}, was {was}{other}", False
-    curves = []
-    results = []
-    for run in (record, again):
-        curves.append(np.array([(row["test_accuracy"], row["validation_accuracy"]) for row in run["rounds"]], float))
-        results.append(run["summary"].get("params_sha256") or [row["terms"] for row in run["rounds"]])
-    distance = np.nan_to_num(abs(curves[0] - curves[1])).max(initial=0.0)  # NaN where a round was not tested
+            return Comparison(f"another {name}: {now[name]}, was {was}{other}", False)
+    distance = np.nan_to_num(abs(_curve(record) - _curve(again))).max(initial=0.0)  # NaN where a round was not tested
     points = f"{100 * distance:.2f} points of accuracy"
-    if results[0] == results[1] and distance == 0:
-        return "same to the last digit" if record["status"] == "interrupted" else "same bits", True
+    if _end(record) == _end(again) and distance == 0:
+        return Comparison("same to the last digit" if record["status"] == "interrupted" else "same bits", True)
     if not changes:
-        return f"another result on the same machine and version: curves within {points}", False
+        return Comparison(f"another result on the same machine and version: curves within {points}", False)
     if distance > ACCURACY_TOLERANCE:
-        return f"another curve: by {points}{other}", False
-    return f"same within {points}{other}", True
+        return Comparison(f"another curve: by {points}{other}", False)
+    return Comparison(f"same within {points}{other}", True)
+
+
+def _curve(record: dict[str, Any]) -> np.ndarray:
+    """Test and validation accuracy of each round, `[rounds, 2]`."""
+    return np.array([(row["test_accuracy"], row["validation_accuracy"]) for row in record["rounds"]], float)
+
+
+def _end(record: dict[str, Any]) -> Any:
+    """The hash of the last parameters; of a run that was interrupted the terms of all rounds."""
+    return record["summary"].get("params_sha256") or [row["terms"] for row in record["rounds"]]
 
 
 def _facts(record: dict[str, Any]) -> dict[str, Any]:

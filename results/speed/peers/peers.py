@@ -62,7 +62,7 @@ WORKLOADS = {
 
 def write_clients(folder: Path, options: dict[str, Any]) -> None:
     """Writes the clients' images as PFLlib's generators do, `dataset/train/K.npz` and so on, and the initial model."""
-    ((setup, _),) = begin.plan(**options, out=folder)
+    ((setup, _),) = begin.resolve_runs(**options, out=folder)
     dataset, _, fed = prepare(setup)
     for part, clients in (("train", fed.training), ("test", fed.testing)):
         (folder / "dataset" / part).mkdir(parents=True)
