@@ -473,7 +473,8 @@ def _keep(path: Path, arrays: files.Arrays) -> None:
             with suppress(FileNotFoundError):  # another process has just ended it
                 if time.time() - file.stat().st_mtime > DAY:  # which left it when it was killed
                     file.unlink()
-        write_atomically(path, lambda temporary: np.savez(temporary, **arrays))  # type: ignore[arg-type]  # no array has the name of an option
+        named: dict[str, Any] = dict(arrays)  # no array has the name of an option of NumPy's
+        write_atomically(path, lambda temporary: np.savez(temporary, **named))
     except OSError as error:
         fault = f"the data set cannot be kept as '{path}' ({error.strerror})"
         raise UserError(f"{fault}; set FEDCLI_DATA to another folder.") from error

@@ -38,7 +38,8 @@ FILES = {"": "features.npz", OF_CLIENTS: "clients.npz"}  # beside the record, by
 def write_outputs(folder: Path, arrays: dict[str, np.ndarray], measured: dict[str, Any], prefix: str = "") -> dict:
     """Writes features and labels beside a record, and into it what is measured of them; returns that."""
     file = io.BytesIO()
-    np.savez_compressed(file, **arrays)  # type: ignore[arg-type]  # no array has the name of an option
+    named: dict[str, Any] = dict(arrays)  # no array has the name of an option of NumPy's
+    np.savez_compressed(file, **named)
     content = file.getvalue()
     labels = arrays["labels"]
     sizes = {"examples": len(labels), "features_sha256": hashlib.sha256(content).hexdigest()}
