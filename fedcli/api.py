@@ -141,13 +141,31 @@ class Runs(list[Run]):
 
         return numbers_of_records([{**run.record, "folder": run.path} for run in self], metrics)
 
-    def table(self, *metrics: str) -> Any:
-        """Returns the table that `fedcli table` shows of them as a `pandas.DataFrame` of texts, a row a setting."""
+    def table(
+        self, *metrics: str, format: str | None = None, columns: str | Sequence[str] = (), digits: int | None = None
+    ) -> Any:
+        """Returns the table that `fedcli table` shows of them.
+
+        Args:
+            *metrics: More columns, as of `fedcli table --metric`.
+            format: "latex", "markdown" or "csv" for a text; a `pandas.DataFrame` of texts, a row a setting, if None.
+            columns: The columns and their order, by the names that the table shows, as `["Method", "Selected"]`.
+            digits: Decimals of percent and plain numbers.
+
+        Raises:
+            UserError: If a metric, a column or the format is not known.
+        """
         import pandas as pd
 
-        from fedcli.results.tables import sheet
+        from fedcli.results.formats import write_tables
+        from fedcli.results.tables import Layout, sheet
 
-        shown = sheet([{**run.record, "folder": run.path} for run in self], metrics, leads=True)
+        records = [{**run.record, "folder": run.path} for run in self]
+        with in_keywords():
+            layout = Layout(columns, digits)
+            if format is not None:
+                return write_tables(records, metrics, format, layout)
+            shown = sheet(records, metrics, leads=True, layout=layout)
         return pd.DataFrame(shown.lines, columns=shown.columns)
 
     def _repr_html_(self) -> str:

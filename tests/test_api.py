@@ -27,6 +27,10 @@ def test_several_methods_values_and_seeds_are_a_list_of_runs(tmp_path):
     assert configs(runs) == expected
     assert len(runs.frame()) == 8
     assert len(runs.table()) == 4
+    assert runs.table(columns=["Selected", "Method"], digits=0).iloc[0].tolist()[1] == "fedavg"
+    assert "FedProx & lr 0.1 & " in runs.table(format="latex", digits=1)
+    with pytest.raises(UserError, match="unknown column in columns 'Metod'; did you mean 'Method'"):
+        runs.table(format="latex", columns=["Metod"])
     assert len(runs.plot().axes[0].lines) >= 4
     assert configs(fedcli.load(tmp_path / "all")) == expected
     command = ["run", "fedavg,fedprox", "--lr", "0.01,0.1", "--seeds", "0-1", "--out", tmp_path / "typed"]

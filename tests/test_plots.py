@@ -14,6 +14,7 @@ from fedcli import figures
 from fedcli.errors import UserError
 from fedcli.figures import plots
 from fedcli.results.frame import find_records
+from fedcli.results.words import data_words
 from tests.programs import invoke
 from tests.test_tables import record
 
@@ -166,7 +167,7 @@ def test_titles_and_names_are_words():
     assert title == "Digits, Dirichlet 0.5; reduced: rounds 4 of 20 (fedfm:digits)"
     for flag, words in {"classes:2": "2 classes a client", "iid": "IID", "dirichlet:0.5:plain": "Dirichlet 0.5, plain",
                         "file:my/split.json": "file:my/split.json"}.items():  # fmt: skip
-        assert plots.data_words("cifar10", flag) == f"CIFAR-10, {words}"
+        assert data_words("cifar10", flag) == f"CIFAR-10, {words}"
 
 
 @pytest.mark.parametrize("count", [12, 40])

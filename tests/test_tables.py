@@ -9,6 +9,7 @@ import pytest
 
 from fedcli.figures import plots
 from fedcli.results import frame, tables
+from fedcli.results.formats import write_tables
 from fedcli.results.metrics import find_metric
 from fedcli.results.render import Sheet, render
 from fedcli.results.statistics import best
@@ -229,16 +230,83 @@ def test_csv_has_one_line_a_run_in_full_precision():
     assert csv_lines([few])[0]["reduced"] == "training images 100 of 1,438"
 
 
+def latex(records, metrics=(), **layout):
+    return write_tables(records, metrics, "latex", tables.Layout(**layout))
+
+
 def test_latex_is_booktabs_with_everything_escaped():
-    runs = [*runs_of("one", 0.5, 0.52), *runs_of("my_method", 0.6, 0.62)]
-    lines = render(tables.sheet(runs), "latex").splitlines()
+    names = {"label": "my_method <A & 50 % {B}>"}
+    runs = [*runs_of("one", 0.5, 0.52), *(run | names for run in runs_of("two", 0.6, 0.62))]
+    lines = latex(runs).splitlines()
     assert lines[0] == "% All rows: protocol paper:skew, dataset digits, partition dirichlet:0.5."
-    assert lines[2] == r"\begin{tabular}{llrrrrr}"
-    start = r"\textbf{my\_method} & 0, 1 & \textbf{61.00 $\pm$ 1.41 (2)} & 41.00 $\pm$ 1.41 (2) & "
-    assert lines[7].startswith(start)
-    assert lines[8:10] == [r"\bottomrule", r"\end{tabular}"]
+    assert lines[2] == r"\begin{table}"
+    assert lines[5] == r"\label{tab:paper-skew-digits}"
+    assert lines[7] == r"\begin{tabular}{lrrr}"
+    assert lines[9] == r"Method & Accuracy & Lead [95\,\%] & Last round \\"
+    name = r"my\_method \textless{}A \& 50\,\% \{B\}\textgreater{}"
+    assert lines[12] == name + r" & \textbf{61.00 $\pm$ 1.41} & +10.00 [+10.00, +10.00] & 41.00 $\pm$ 1.41 \\"
+    assert lines[13:] == [r"\bottomrule", r"\end{tabular}", r"\end{table}"]
     text = render(Sheet(["A", "B"], [["y", "-1.5 [-2.0, 1.0] (3), cnn-2x32"]], 1), "latex")
     assert r" & $-$1.5 [$-$2.0, 1.0] (3), cnn-2x32 \\" in text
+    assert "caption" not in text
+
+
+def test_a_table_for_a_paper_has_the_papers_names_and_says_what_its_rows_share_in_the_caption():
+    runs = [*runs_of("fedproto-general", 0.5, 0.52, 0.51), *runs_of("fedfm", 0.6, 0.62, 0.59)]
+    text = latex(runs)
+    assert [line.split(" &")[0] for line in text.splitlines()[11:13]] == ["FedProto, generalized", "FedFM"]
+    assert "on Digits, Dirichlet 0.5, after 4 rounds: mean $\\pm$ sample standard deviation over seeds 0 to 2." in text
+    assert "Accuracy: the round with the best validation accuracy." in text
+    assert "Bold: the best accuracy, where the 95\\,\\% interval of its lead" in text
+    assert "diverged" not in text
+    # What rows do not share stands in columns, and no number of runs goes without saying.
+    other = latex([*runs, lost(5, method="fedfm", rounds=9, selection="last")])
+    assert "over runs (number of runs). Accuracy" in other
+    assert "& 0, 1, 2 & 51.00 $\\pm$ 1.00 (3) &" in other
+    assert "Diverged: a loss became infinite" in other
+    # A headline that is not sure is not bold, and the caption does not speak of bold.
+    unsure = latex([*runs_of("fedavg", 0.5, 0.6), *runs_of("fedfm", 0.55, 0.56)])
+    assert "textbf" not in unsure
+    assert "Bold" not in unsure
+    assert "; seed 0." in latex([record()])
+
+
+def test_columns_are_chosen_and_ordered_by_the_names_that_the_table_shows():
+    runs = [*runs_of("one", 0.5, 0.6), *runs_of("two", 0.6, 0.65)]
+
+    def chosen(columns, metrics=()):
+        return list(tables.sheet(runs, metrics, leads=True, layout=tables.Layout(columns)).columns)
+
+    assert chosen("method, LAST ROUND,Selected (best-validation), %") == ["Method", "Last round, %", SELECTED]
+    assert chosen(["Lead", "Floats up / down"]) == [tables.LEAD, tables.FLOATS]
+    assert chosen("Settings,Model,post") == ["Settings", "Model", "post, %"]  # also those with nothing to say
+    assert chosen("at:1/2,Method", ["at:1/2"]) == ["at:1/2, %", "Method"]
+    words = "unknown column in --columns 'Last rund'; did you mean 'Last round'", "there are Method, Settings, Seeds,"
+    refused(lambda: chosen("Method,Last rund"), *words)
+    assert latex(runs, columns="Method,Floats up / down").count("12,400 / 12,345") == 2
+    for layout in ({"columns": "Method"}, {"digits": 0}):
+        refused(lambda layout=layout: write_tables(runs, (), "csv", tables.Layout(**layout)), "got --format csv")
+    refused(lambda: write_tables(runs, (), "latexx"), "unknown format 'latexx'; did you mean 'latex'")
+
+
+def test_digits_are_of_percent_and_plain_numbers():
+    runs = runs_of("one", 0.5, 0.52)
+    columns = f"{SELECTED},rounds-to:1,floats-up"
+    (row,) = tables.sheet(runs, ["rounds-to:1", "floats-up"], layout=tables.Layout(columns, 0)).lines
+    assert row == ["51 ± 1 (2)", "1 ± 0 (2)", "12,400 ± 0 (2)"]
+    assert "51.0 $\\pm$ 1.4 &" in latex(runs, digits=1)
+    refused(lambda: latex(runs, digits=7), "--digits must be from 0 to 6 (got 7)")
+
+
+def test_leads_between_kinds_of_models_are_remarked_on():
+    personal = [run | {"tested": "personal"} for run in runs_of("two", 0.6, 0.6)]
+    mixed = [*runs_of("fedavg", 0.5, 0.5), *personal]
+    for text in (write_tables(mixed), latex(mixed)):
+        assert tables.ACROSS_MODELS in text
+    apart = [*runs_of("fedavg", 0.5, 0.5, rounds=9), *personal]  # which are not compared
+    for runs in (apart, personal, mixed[:2]):
+        assert tables.ACROSS_MODELS not in write_tables(runs)
+        assert tables.ACROSS_MODELS not in latex(runs)
 
 
 def test_records_are_found_at_any_depth_and_once(tmp_path):

@@ -357,9 +357,10 @@ def data_show(
     if lost := lost_classes(parts, dataset.y_train):
         typer.echo(f"classes that no client has: {', '.join(dataset.class_names[label] for label in lost)}")
     from fedcli.figures import plots  # here, since it takes a second
+    from fedcli.results.words import data_words
 
     refuse_file_of_a_run(out or Path())
-    title = plots.data_words(dataset.name, chosen.flag, f"seed {partition_seed}")
+    title = data_words(dataset.name, chosen.flag, f"seed {partition_seed}")
     chart = out or Path(f"{dataset.name}-partition.png")
     files = plots.write(chart, plots.partition_figure, counts, dataset.class_names, title)
     say(f"chart: {' and '.join(map(str, files))}")

@@ -32,6 +32,8 @@ def table(
     format: common.Format = "markdown",
     out: optional(Path, "File to write, not the terminal.") = None,
     metric: optional(str, "Metrics as columns, e.g. best,at:1/2; or ./file.py:NAME.", panel=RUNS) = None,
+    columns: optional(str, "Columns in this order, by the names that the table shows.", panel=RUNS) = None,
+    digits: optional(int, "Decimals of percent and plain numbers.", panel=RUNS) = None,
     method: optional(list[str], "Only runs of this method; may be repeated.", panel=RUNS) = None,
     label: optional(list[str], "Name for the runs of a RUN; one for each RUN.", panel=RUNS) = None,
     per: optional(Literal["round", "client"], "A CSV with a row for each round or client.", panel=RUNS) = None,
@@ -60,12 +62,14 @@ def table(
     papers = [run for run in runs if ":" in run and not Path(run).exists()]
     others = (RUNS,) if papers else (PAPERS, common.MACHINE)
     for parameter in ctx.command.params:
-        if parameter.rich_help_panel in others and ctx.params[parameter.name]:
+        is_given = ctx.get_parameter_source(parameter.name).name == "COMMANDLINE"
+        if parameter.rich_help_panel in others and is_given:
             raise UserError(f"{parameter.opts[0]} is for {others[0].lower()}; see 'fedcli table --help'.")
     if papers and max(map(len, (runs, dataset or (), folder or ()))) > 1:
         raise UserError(f"a paper's table goes alone: one --dataset, one --runs (got {papers[0]} and more); name one.")
     if not papers:
-        text = _table_of_runs(common.records_of(runs, method, dataset, label), per, metric, format)
+        records = common.records_of(runs, method, dataset, label)
+        text = _table_of_runs(records, per, metric, format, columns or "", digits)
         print_text(text, out, format == "markdown" and per is None)
         return
     from fedcli.cli.display import cost, run_plan
@@ -96,20 +100,23 @@ def table(
     raise typer.Exit(1 if errors else 0)
 
 
-def _table_of_runs(records: list[dict], per: str | None, metric: str | None, format: str) -> str:
+def _table_of_runs(
+    records: list[dict], per: str | None, metric: str | None, format: str, columns: str, digits: int | None
+) -> str:
     """Write a table of runs, or a CSV with a row `per` round or client."""
     from fedcli.results import frame
-    from fedcli.results.render import csv_of, render
-    from fedcli.results.tables import sheet, sheets
+    from fedcli.results.formats import write_tables
+    from fedcli.results.render import csv_of
+    from fedcli.results.tables import AS_IT_IS, Layout
 
+    layout = Layout(columns or (), digits)
+    if per is not None and layout != AS_IT_IS:
+        raise UserError(f"--columns and --digits are for tables of runs (got --per {per}); leave them out.")
     if per == "round":
         return csv_of(frame.of_all(records, frame.rounds_of))
     if per == "client":
         return csv_of(frame.of_all(records, frame.clients_of))
-    metrics = metric.split(",") if metric else ()
-    if format == "csv":
-        return render(sheet(records, metrics), format)
-    return "\n".join(render(each, format) for each in sheets(records, metrics, leads=True))
+    return write_tables(records, metric.split(",") if metric else (), format, layout)
 
 
 def claims(

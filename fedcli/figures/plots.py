@@ -31,11 +31,11 @@ from fedcli.declarations import SELECTIONS
 from fedcli.errors import UserError, printable, unknown
 from fedcli.figures.look import Look
 from fedcli.files import write_atomically
-from fedcli.registry import methods
 from fedcli.results.frame import clients_of, rounds_of
 from fedcli.results.paper_tables import printed_accuracies
 from fedcli.results.tables import SeedGroup, agreed, boards, group
-from fedcli.runs.identity import code_changes, is_packaged, reductions
+from fedcli.results.words import data_words, method_name
+from fedcli.runs.identity import code_changes, reductions
 from fedcli.runs.machine import quiet
 from fedcli.runs.record import state_of
 
@@ -55,15 +55,6 @@ UNDATED: dict[str, dict[str, Any]] = {
     ".svg": {"metadata": {"Date": None}},
     ".pgf": {},
 }
-DATASETS = {
-    "mnist": "MNIST", "fmnist": "Fashion-MNIST", "mnist-m": "MNIST-M", "femnist": "FEMNIST", "svhn": "SVHN",
-    "usps": "USPS", "cifar10": "CIFAR-10", "cifar100": "CIFAR-100", "cinic10": "CINIC-10",
-    "tiny-imagenet": "Tiny-ImageNet",
-}  # fmt: skip
-PARTITIONS = {  # words for `--partition NAME:VALUE`
-    "iid": "IID", "dirichlet": "Dirichlet {}", "classes": "{} classes a client", "writers": "whole writers",
-    "dominant": "dominant classes a client: {}", "missing": "missing classes a client: {}",
-}  # fmt: skip
 NAMED = 26  # classes of a partition; the names of more would overlap
 LEGEND_LINE = 0.17  # inches of a line of text in a legend
 HANDLE = 5  # characters that the sample of a line takes in a legend
@@ -98,22 +89,10 @@ def setting_name(member: SeedGroup, labels: Mapping[str, str] = NO_LABELS) -> st
 
     `labels` are the user's, by the label of the setting or by the name of its method.
     """
-    record = member.records[0]
     if member.label in labels:
         return labels[member.label]
-    if member.method in labels:
-        return labels[member.method] + member.label.removeprefix(member.method)
-    method = methods().get(record["method"])
-    if "label" in record or method is None or not is_packaged(record):
-        return member.label
-    return method.title.partition(":")[0] + member.label.removeprefix(method.name)
-
-
-def data_words(dataset: str = "", partition: str = "", *more: str) -> str:
-    """Data in words, as in "Digits, Dirichlet 0.5"; other partitions than those of `PARTITIONS` as they are typed."""
-    name, _, value = partition.partition(":")
-    division = PARTITIONS.get(name, partition).format(value.replace(":", ", "))
-    return ", ".join(filter(None, [DATASETS.get(dataset, dataset[:1].upper() + dataset[1:]), division, *more]))
+    name = labels.get(member.method, method_name(member.records[0]))
+    return name + member.label.removeprefix(member.method)
 
 
 def title_words(records: Sequence[dict], *more: str) -> str:

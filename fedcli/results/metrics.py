@@ -37,6 +37,7 @@ class Metric:
     parameter: Callable[[str], Any] | None = None  # reads what stands behind the colon, if anything may
     arguments: tuple[Any, ...] = ()  # the parameter as it is read, or its default
     after_the_run: bool = False  # whether `fedcli quality` measures it on the models that a run leaves
+    decimals: int | None = None  # that a user has asked for, of percent and plain numbers
 
     @property
     def title(self) -> str:
@@ -45,7 +46,10 @@ class Metric:
 
     def text(self, value: float, sign: str = "") -> str:
         """A value with the decimals of the unit; `sign="+"` for a difference."""
-        return f"{value:{sign},.{DECIMALS.get(self.unit, 1 if sign or value % 1 else 0)}f}"
+        decimals = DECIMALS.get(self.unit, 1 if sign or value % 1 else 0)
+        if self.decimals is not None and self.unit in ("percent", ""):
+            decimals = self.decimals
+        return f"{value:{sign},.{decimals}f}"
 
     def mean_text(self, values: Sequence[float]) -> str:
         """The mean of values ± their sample standard deviation, if there are several."""

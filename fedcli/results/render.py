@@ -15,6 +15,7 @@ _MARKUP = re.compile(r"[\\`*<>$|~]|\[(?=\^|[^\]]*\][(\[:])|(?<!\w)_|_(?!\w)|&(?=
 _FORMULA = re.compile(r"^(?=[=+\-@\t\r])")  # for a spreadsheet; an apostrophe before it makes it a text
 _TEX = {character: "\\" + character for character in "&%$#_{}"} | {
     "`": "", "\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "±": r"$\pm$",
+    "<": r"\textless{}", ">": r"\textgreater{}", "|": r"\textbar{}",
     MISSING: "--",
 }  # fmt: skip
 
@@ -35,6 +36,8 @@ class Sheet:
     setting: str = ""  # what the whole table is of, in a sentence
     notes: Sequence[str] = ()  # what a reader must know of the numbers
     marked_up: bool = False  # whether its texts are Markdown already
+    caption: str = ""  # of a table in a paper, which stands in a `table` with a label
+    label: str = ""
 
 
 def render(sheet: Sheet, form: str = "markdown") -> str:
@@ -57,17 +60,27 @@ def _markdown(sheet: Sheet) -> str:
 
 
 def _latex(sheet: Sheet) -> str:
-    r"""A `tabular` for `\usepackage{booktabs}`; a line without a text in the first column belongs to the one above."""
+    r"""A `tabular` for `\usepackage{booktabs}`, in a `table` if it has a caption.
+
+    A line without a text in the first column belongs to the one above.
+    """
     has_blocks = not all(line[0] for line in sheet.lines)
     form = "l" * sheet.numbers + "r" * (len(sheet.columns) - sheet.numbers)
     lines = [f"% {printable(text)}".replace("*", "") for text in (sheet.title, sheet.setting) if text]
-    lines += [r"% needs \usepackage{booktabs}", rf"\begin{{tabular}}{{{form}}}", r"\toprule"]
+    lines.append(r"% needs \usepackage{booktabs}")
+    if sheet.caption:
+        lines += [r"\begin{table}", r"\centering", rf"\caption{{{_tex(sheet.caption)}}}"]
+        lines += [rf"\label{{{sheet.label}}}", r"\smallskip"]
+    lines += [rf"\begin{{tabular}}{{{form}}}", r"\toprule"]
     lines.append(" & ".join(map(_tex, sheet.columns)) + r" \\")
     for number, line in enumerate(sheet.lines):
         lines += [r"\midrule"] if number == 0 or (has_blocks and line[0]) else []
         lines.append(" & ".join(_marked(text, _tex, r"\textbf{{{}}}") for text in line) + r" \\")
+    lines += [r"\bottomrule", r"\end{tabular}"]
+    if sheet.caption:
+        lines.append(r"\end{table}")
     notes = [f"% {printable(note)}" for note in sheet.notes]
-    return "\n".join([*lines, r"\bottomrule", r"\end{tabular}", *notes]) + "\n"
+    return "\n".join([*lines, *notes]) + "\n"
 
 
 def _marked(text: str, escape: Callable[[str], str], bold: str) -> str:
@@ -101,8 +114,10 @@ def markdown(text: str) -> str:
 
 
 def _tex(text: str) -> str:
-    """A text for LaTeX, with minus signs, without Markdown's marks of code."""
-    return re.sub(r"(?<![\w-])-(?=\d)", "$-$", printable(text).translate(str.maketrans(_TEX)))
+    """A text for LaTeX, with minus signs and percentages on one line, without Markdown's marks of code."""
+    escaped = printable(text).translate(str.maketrans(_TEX))
+    escaped = re.sub(r"(?<=\d) (?=\\%)", r"\\,", escaped)
+    return re.sub(r"(?<![\w-])-(?=\d)", "$-$", escaped)
 
 
 def between_marks(text: str, name: str, content: str) -> str:

@@ -94,10 +94,11 @@ def best(metric: Metric, groups: Mapping[Any, Sequence[Record]]) -> Any:
     return first if is_ahead else None
 
 
-def leads_over_best(metric: Metric, groups: Mapping[Any, Sequence[Record]]) -> dict[Any, str]:
+def leads_over_best(metric: Metric, groups: Mapping[Any, Sequence[Record]], usual: int | None = None) -> dict[Any, str]:
     """The lead of each group over the best of the others by the mean, with its interval, paired by seed, as text.
 
-    A group without a value, or without another that has one, has an empty text.
+    A group without a value, or without another that has one, has an empty text. A number of pairs that is the `usual`
+    one is left out.
     """
     means = {}
     for name, runs in groups.items():
@@ -110,17 +111,19 @@ def leads_over_best(metric: Metric, groups: Mapping[Any, Sequence[Record]]) -> d
     for name in means:
         others = [other for other in means if other != name]
         first = max(others, key=means.__getitem__) if metric.better == "higher" else min(others, key=means.__getitem__)
-        texts[name] = interval_text(metric, difference(metric, groups[name], metric, groups[first]))
+        lead = difference(metric, groups[name], metric, groups[first])
+        texts[name] = interval_text(metric, lead, count=lead.n != usual)
     return texts
 
 
-def mean_of_runs(metric: Metric, records: Sequence[dict], states: Counter) -> str:
+def mean_of_runs(metric: Metric, records: Sequence[dict], states: Counter, usual: int | None = None) -> str:
     """Mean ± sample standard deviation, with the number of runs that have the value.
 
     Args:
         metric: What is read of each run.
         records: The runs that have begun.
         states: The number of all planned runs by state.
+        usual: A number of runs that is left out, where all runs have the value.
 
     Returns:
         "66.10 ± 0.52 (3)", or "66.10 ± 0.52 (2 of 3 runs; 1 diverged)"; the state of the furthest if no run counts.
@@ -134,4 +137,4 @@ def mean_of_runs(metric: Metric, records: Sequence[dict], states: Counter) -> st
     remarks = [str(number) if number == planned else f"{number} of {planned} runs"]
     remarks += [f"{states[state]} {state}" for state in ("diverged", "failed") if states[state]]
     mean = metric.mean_text(values) if values else metric.none
-    return f"{mean} ({'; '.join(remarks)})"
+    return mean if remarks == [str(usual)] else f"{mean} ({'; '.join(remarks)})"

@@ -6,8 +6,8 @@ share no table of runs and no panel.
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean, median
 from typing import Any
@@ -15,7 +15,7 @@ from typing import Any
 import pandas as pd
 
 from fedcli import registry
-from fedcli.errors import printable, unknown
+from fedcli.errors import UserError, printable, unknown
 from fedcli.results.frame import find_records, frame_of
 from fedcli.results.metrics import Metric, find_metric
 from fedcli.results.render import MISSING, Best, Sheet, markdown
@@ -25,8 +25,14 @@ from fedcli.runs.machine import quiet
 from fedcli.runs.options import given_options, inactive_term
 from fedcli.runs.record import state_of
 
+TEXTS = ("Method", "Settings", "Seeds", "Model")  # columns without numbers
+LAST = "Last round, %"
 LEAD = "Lead over the best other [95 %] (seeds)"
+ROUNDS = "Rounds"
+FLOATS = "Floats up / down, client and round"
 OUT = re.compile(r" --out[ =](?:'[^']*'|\S+)")  # in the commands of older runs
+MOST_DIGITS = 6
+NO_NAMES: Mapping[str, str] = {}
 COMPARABLE = ["protocol", "dataset", "partition", "rounds", "train_examples", "selection"]
 # Metrics that have a column where a run has a value.
 SOMETIMES = ("global", "validation", "post", "classifier", "intra", "quality:nmi", "quality:silhouette")
@@ -34,6 +40,34 @@ MODELS = (
     'Model: which one is tested for the headline, the "global" one that all clients share or each client\'s own '
     '"personal" one; the column "global, %" has the global model of methods that have both.'
 )
+
+ACROSS_MODELS = (
+    "A lead, or bold, of a row with personal models over one with a global model compares two tasks, since a global "
+    "model serves all clients and a personal one its own."
+)
+
+
+@dataclass(frozen=True)
+class Layout:
+    """What a user chooses of a table; the defaults leave it as it is.
+
+    Attributes:
+        columns: The columns and their order, see `choose_columns`; empty for all with something to say.
+        digits: Decimals of percent and plain numbers; None for those of each metric.
+
+    Raises:
+        UserError: If there cannot be so many digits.
+    """
+
+    columns: str | Sequence[str] = ()
+    digits: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.digits is not None and self.digits not in range(MOST_DIGITS + 1):
+            raise UserError(f"--digits must be from 0 to {MOST_DIGITS} (got {self.digits}); papers have 1 or 2.")
+
+
+AS_IT_IS = Layout()
 
 
 @dataclass(frozen=True)
@@ -141,6 +175,7 @@ def sheet(
     title: str = "",
     each: bool = False,
     leads: bool = False,
+    layout: Layout = AS_IT_IS,
 ) -> Sheet:
     """A table with a row for each group, or for each run if `each`, and more `metrics`; its values are the runs.
 
@@ -148,46 +183,143 @@ def sheet(
     with its 95 % interval, paired by seed.
 
     Raises:
-        UserError: If a metric is not known.
+        UserError: If a metric or a column is not known.
     """
     groups = group(records, each)
-    chosen = [find_metric(name) for name in metrics]
-    selections = sorted({member.selection for member in groups})
-    selected = f"Selected ({' or '.join(selections)}), %"
-    read = {selected: find_metric("selected")}
-    if selections != ["last"]:  # else it is the selected one
-        read["Last round, %"] = find_metric("last")
-    read |= {metric.title: metric for metric in (*map(find_metric, SOMETIMES), *chosen)}
-    rows = [_row(member, read, {*SOMETIMES} - {*metrics}) for member in groups]
-    compared = pd.DataFrame([settings(member.records[0]) for member in groups], dtype=object)
-    for indices in compared.groupby(COMPARABLE, dropna=False).groups.values():
-        ahead = best(read[selected], {index: groups[index].records for index in indices})
-        if ahead is not None:
-            rows[ahead] |= {title: Best(rows[ahead][title]) for title in ("Method", selected)}
-        if leads:
-            texts = leads_over_best(read[selected], {index: groups[index].records for index in indices})
-            for index, text in texts.items():
-                rows[index] = _with_lead(rows[index], selected, text)
-    cells = pd.DataFrame(rows, dtype=object)
-    if len({*cells["Model"]} - {""}) < 2:
-        cells["Model"] = ""  # which the title of no column has to say
-    cells = cells.loc[:, (cells != "").any()]  # without empty columns
+    columns = find_columns(groups, metrics, leads, layout)
+    cells = cells_of(groups, columns)
+    if not columns.chosen:
+        cells = _with_something_to_say(cells)
     titles = list(cells)
     same = ", ".join(f"{name} {markdown(value)}" for name, value in agreed(records).items())
     return Sheet(
-        titles, cells.to_numpy().tolist(), titles.index(selected),
-        [numbers_of(record, chosen) for record in records], title=title, setting=same and f"All rows: {same}.",
-        notes=_notes(groups, bold=any(isinstance(row["Method"], Best) for row in rows)),
+        titles, cells.to_numpy().tolist(), first_number(titles),
+        [numbers_of(record, [find_metric(name) for name in metrics]) for record in records],
+        title=title, setting=same and f"All rows: {same}.",
+        notes=[*notes_on_numbers(groups, cells), *notes_on_runs(groups)],
     )  # fmt: skip
 
 
-def sheets(records: Iterable[dict], metrics: Sequence[str] = (), leads: bool = False) -> list[Sheet]:
+def sheets(
+    records: Iterable[dict], metrics: Sequence[str] = (), leads: bool = False, layout: Layout = AS_IT_IS
+) -> list[Sheet]:
     """A table for each board, which titles name where there are several; see `sheet`."""
     parts = boards(records)
-    return [sheet(runs, metrics, name if len(parts) > 1 else "", leads=leads) for name, runs in parts.items()]
+    return [
+        sheet(runs, metrics, name if len(parts) > 1 else "", leads=leads, layout=layout) for name, runs in parts.items()
+    ]
 
 
-def _row(member: SeedGroup, read: dict[str, Metric], optional: set[str]) -> dict[str, str]:
+@dataclass(frozen=True)
+class Columns:
+    """The columns of a table of runs."""
+
+    headline: str  # the title of that with the accuracy of the headline
+    read: dict[str, Metric]  # what is read for each column of numbers, by its title
+    optional: set[str]  # metrics whose column stays empty without a value
+    leads: bool  # whether there is a column of leads
+    chosen: list[str]  # titles, as the user has chosen them; empty for all columns with something to say
+
+
+def find_columns(groups: Sequence[SeedGroup], metrics: Sequence[str], leads: bool, layout: Layout) -> Columns:
+    """The columns of a table of groups.
+
+    Raises:
+        UserError: If a metric is not known, or a column is chosen that the table does not have.
+    """
+    selections = sorted({member.selection for member in groups})
+    headline = f"Selected ({' or '.join(selections)}), %"
+    read = {headline: find_metric("selected")}
+    if selections != ["last"]:  # else it is the selected one
+        read[LAST] = find_metric("last")
+    read |= {metric.title: metric for metric in map(find_metric, [*SOMETIMES, *metrics])}
+    if layout.digits is not None:
+        read = {title: replace(metric, decimals=layout.digits) for title, metric in read.items()}
+    titles = [*TEXTS, *read, ROUNDS, FLOATS, *([LEAD] if leads else [])]
+    others = {"Accuracy": headline, **({"Lead": LEAD} if leads else {})}  # as a table for a paper names them
+    chosen = choose_columns(layout.columns, titles, others)
+    asked = {*metrics, *(read[title].name for title in chosen if title in read)}
+    return Columns(headline, read, {*SOMETIMES} - asked, leads, chosen)
+
+
+def choose_columns(
+    asked: str | Sequence[str], titles: Sequence[str], others: Mapping[str, str] = NO_NAMES
+) -> list[str]:
+    """The titles of the columns that are asked for, in any case, with or without what stands behind their name.
+
+    Args:
+        asked: Their names; in a text, with commas between them.
+        titles: Those that there are.
+        others: Other names of some titles.
+
+    Raises:
+        UserError: If there is no such column.
+    """
+    by_name: dict[str, str] = {}
+    for title in titles:
+        for name in (title, column_name(title)):
+            by_name.setdefault(name.lower(), title)
+    for name, title in others.items():
+        by_name.setdefault(name.lower(), title)
+    longest_first = sorted(by_name, key=len, reverse=True)
+    asked = [asked] if isinstance(asked, str) else asked
+    chosen = []
+    for text in asked:
+        rest = text.strip()
+        while rest:
+            fits = (name for name in longest_first if re.match(rf"{re.escape(name)}\s*(,|$)", rest.lower()))
+            name = next(fits, None)
+            if name is None:
+                names = list(dict.fromkeys(map(column_name, titles)))
+                raise unknown("column in --columns", rest.split(",")[0], names, f"there are {', '.join(names)}.")
+            chosen.append(by_name[name])
+            rest = rest[len(name) :].lstrip().removeprefix(",").lstrip()
+    return chosen
+
+
+def column_name(title: str) -> str:
+    """The name of a column, without its rule, unit or interval, as "Selected" for "Selected (last), %"."""
+    return re.split(r" [(\[]|, ", title)[0]
+
+
+def first_number(titles: Sequence[str]) -> int:
+    """The place of the first column of numbers."""
+    return next((place for place, title in enumerate(titles) if title not in TEXTS), len(titles))
+
+
+def cells_of(groups: Sequence[SeedGroup], columns: Columns, usual: int | None = None) -> pd.DataFrame:
+    """The cells of a table, a row a group, by title: the chosen columns, or all.
+
+    A headline whose lead over the best other is sure is `Best`. A number of runs that is the `usual` one is left out.
+    """
+    rows = [_row(member, columns, usual) for member in groups]
+    for indices in _comparable(groups):
+        compared = {index: groups[index].records for index in indices}
+        ahead = best(columns.read[columns.headline], compared)
+        if ahead is not None:
+            rows[ahead] |= {title: Best(rows[ahead][title]) for title in ("Method", columns.headline)}
+        if columns.leads:
+            texts = leads_over_best(columns.read[columns.headline], compared, usual)
+            for index, text in texts.items():
+                rows[index] = _with_lead(rows[index], columns.headline, text)
+    cells = pd.DataFrame(rows, dtype=object)
+    return cells[columns.chosen] if columns.chosen else cells
+
+
+def _comparable(groups: Sequence[SeedGroup]) -> list[list[int]]:
+    """The places of groups whose numbers are compared with each other."""
+    compared = pd.DataFrame([settings(member.records[0]) for member in groups], dtype=object)
+    return [list(indices) for indices in compared.groupby(COMPARABLE, dropna=False).groups.values()]
+
+
+def _with_something_to_say(cells: pd.DataFrame) -> pd.DataFrame:
+    """The columns that are not empty; that of the model only where rows differ in it."""
+    if len({*cells["Model"]} - {""}) < 2:
+        cells = cells.drop(columns="Model")
+    return cells.loc[:, (cells != "").any()]
+
+
+def _row(member: SeedGroup, columns: Columns, usual: int | None) -> dict[str, str]:
     """The cells of a group by column; those of optional metrics stay empty without a value."""
     records = member.records
     states = Counter(map(state_of, records))
@@ -199,27 +331,26 @@ def _row(member: SeedGroup, read: dict[str, Metric], optional: set[str]) -> dict
             str(record["seed"]) if is_finished else f"{record['seed']} {state} after {len(record['rounds'])} rounds"
         )
     means = {}
-    for title, metric in read.items():
-        is_left_out = metric.name in optional and not metric.values(records)
-        means[title] = "" if is_left_out else mean_of_runs(metric, records, states)
+    for title, metric in columns.read.items():
+        is_left_out = metric.name in columns.optional and not metric.values(records)
+        means[title] = "" if is_left_out else mean_of_runs(metric, records, states, usual)
     return {
         "Method": member.method,
         "Settings": settings_text(member.settings),
         "Seeds": ", ".join(seeds),
         "Model": tested_model(records[0]),
         **means,
-        "Rounds": str(records[0]["config"]["rounds"]),
-        "Floats up / down, client and round": f"{_mean_floats('floats-up', records)} / "
-        f"{_mean_floats('floats-down', records)}",
+        ROUNDS: str(records[0]["config"]["rounds"]),
+        FLOATS: f"{_mean_floats('floats-up', records)} / {_mean_floats('floats-down', records)}",
     }
 
 
-def _with_lead(row: dict[str, str], selected: str, text: str) -> dict[str, str]:
+def _with_lead(row: dict[str, str], headline: str, text: str) -> dict[str, str]:
     """The cells of a group with its lead behind its headline."""
     cells = {}
     for title, cell in row.items():
         cells[title] = cell
-        if title == selected:
+        if title == headline:
             cells[LEAD] = text
     return cells
 
@@ -229,15 +360,36 @@ def _mean_floats(name: str, records: Sequence[dict]) -> str:
     return f"{fmean(values):,.0f}" if values else MISSING
 
 
-def _notes(groups: Sequence[SeedGroup], bold: bool) -> list[str]:
-    """What a reader must know of the numbers, each only where it applies."""
+def notes_on_numbers(groups: Sequence[SeedGroup], cells: pd.DataFrame) -> list[str]:
+    """What a reader must know to read the numbers of a table, each only where it applies."""
     records = [record for member in groups for record in member.records]
+    is_bold = any(isinstance(cell, Best) for cell in cells.to_numpy().flat)
     notes = ["Mean ± sample standard deviation over runs (number of runs); a value without ± is one run."]
     if len(set(map(tested_model, records))) > 1:
         notes.append(MODELS)
     if "diverged" in map(state_of, records):
         notes.append(DIVERGED)
-    smaller = dict.fromkeys(", ".join(reductions(record).values()) for record in records)
+    if is_bold:
+        among = " among rows with the same protocol, data set, partition, rounds and selection rule"
+        notes.append(BOLD.format(among=among))
+    if (is_bold or LEAD in cells) and compares_models(groups):
+        notes.append(ACROSS_MODELS)
+    return notes
+
+
+def compares_models(groups: Sequence[SeedGroup]) -> bool:
+    """Whether rows with a global model are compared with rows of personal ones."""
+    for indices in _comparable(groups):
+        kinds = {tested_model(groups[index].records[0]) for index in indices}
+        if {"global", "personal"} <= kinds:
+            return True
+    return False
+
+
+def notes_on_runs(groups: Sequence[SeedGroup]) -> list[str]:
+    """What a reader must know of the runs behind a table, each only where it applies."""
+    notes = []
+    smaller = dict.fromkeys(", ".join(reductions(record).values()) for member in groups for record in member.records)
     if any(smaller):
         notes.append(f"Reduced against the protocol: {'; or '.join(filter(None, smaller))}.")
     options: dict[str, None] = {}  # in words, each once
@@ -251,16 +403,20 @@ def _notes(groups: Sequence[SeedGroup], bold: bool) -> list[str]:
         for name, value in given_options(record["config"], record["origin"]).items():
             if name not in shown:
                 options[settings_text({name: value})] = None
+    notes += changes_of(groups)
+    if options:
+        notes.append(f"Options given with the runs: {markdown('; '.join(options))}.")
+    return list(dict.fromkeys(notes))
+
+
+def changes_of(groups: Sequence[SeedGroup]) -> list[str]:
+    """What of code, machine and versions has changed between the rounds of runs, a sentence each."""
+    changes = []
     for member in groups:
         for record in member.records:
             label = f"{markdown(member.label)}, seed {record['seed']}"
-            notes += [f"{label}: {markdown(change)}." for change in what_happened(record)]
-    if options:
-        notes.append(f"Options given with the runs: {markdown('; '.join(options))}.")
-    if bold:
-        among = " among rows with the same protocol, data set, partition, rounds and selection rule"
-        notes.append(BOLD.format(among=among))
-    return list(dict.fromkeys(notes))
+            changes += [f"{label}: {markdown(change)}." for change in what_happened(record)]
+    return changes
 
 
 def numbers_of(record: dict, metrics: Sequence[Metric] = ()) -> dict[str, Any]:

@@ -1,0 +1,178 @@
+"""Tables of runs in the forms that users ask for: Markdown, CSV, and LaTeX as papers print them."""
+
+import re
+from collections.abc import Sequence
+
+import pandas as pd
+
+from fedcli.declarations import SELECTIONS
+from fedcli.errors import UserError, unknown
+from fedcli.results.render import MISSING, Best, Sheet, render
+from fedcli.results.statistics import DIVERGED
+from fedcli.results.tables import (
+    ACROSS_MODELS,
+    AS_IT_IS,
+    FLOATS,
+    LAST,
+    LEAD,
+    ROUNDS,
+    Columns,
+    Layout,
+    SeedGroup,
+    agreed,
+    boards,
+    cells_of,
+    changes_of,
+    column_name,
+    compares_models,
+    find_columns,
+    first_number,
+    group,
+    notes_on_runs,
+    sheet,
+    sheets,
+)
+from fedcli.results.words import data_words, join_words, method_name
+from fedcli.runs.record import state_of
+
+FORMS = ("markdown", "csv", "latex")
+INTERNAL = {"validation", "quality:nmi", "quality:silhouette"}  # metrics that papers print only where they discuss them
+BY_NAME = ("intra", "inter", "class")  # metrics of what has a name, as a domain
+
+
+def write_tables(
+    records: Sequence[dict], metrics: Sequence[str] = (), form: str = "markdown", layout: Layout = AS_IT_IS
+) -> str:
+    """Tables of runs as text, one for each protocol and data set; a CSV has a line for each run.
+
+    Raises:
+        UserError: If a metric, a column or the form is not known, or columns are chosen of a CSV.
+    """
+    if form not in FORMS:
+        raise unknown("format", form, FORMS, f"there are {', '.join(FORMS)}.")
+    if form == "csv":
+        if layout != AS_IT_IS:
+            raise UserError(
+                "--columns and --digits are for tables that are read (got --format csv, which has everything in full); "
+                "leave them out."
+            )
+        return render(sheet(records, metrics), form)
+    if form == "latex":
+        return "\n".join(render(paper_sheet(runs, metrics, layout), form) for runs in boards(records).values())
+    return "\n".join(render(each, form) for each in sheets(records, metrics, leads=True, layout=layout))
+
+
+def paper_sheet(records: Sequence[dict], metrics: Sequence[str] = (), layout: Layout = AS_IT_IS) -> Sheet:
+    """A table as papers print it: methods by their names there, and in the caption what all rows share.
+
+    Without chosen columns, it has no costs, and neither seeds nor rounds where they are the same in all rows.
+
+    Raises:
+        UserError: If a metric or a column is not known.
+    """
+    groups = group(records)
+    columns = find_columns(groups, metrics, True, layout)
+    seeds = _seeds_of_all(groups)
+    cells = cells_of(groups, columns, usual=len(seeds) or None)
+    if "Method" in cells:
+        cells["Method"] = [method_name(member.records[0]) for member in groups]
+    if not columns.chosen:
+        cells = _for_a_paper(cells, columns, bool(seeds))
+    titles = list(cells)
+    for title in titles[first_number(titles) :]:
+        cells[title] = [cell or MISSING for cell in cells[title]]
+    shared = agreed(records)
+    place = "-".join(shared.get(name, "") for name in ("protocol", "dataset"))
+    same = ", ".join(f"{name} {value}" for name, value in shared.items())
+    return Sheet(
+        [_heading(title, columns) for title in titles], cells.to_numpy().tolist(), first_number(titles),
+        setting=same and f"All rows: {same}.", notes=notes_on_runs(groups),
+        caption=_caption(groups, columns, cells, seeds), label="tab:" + re.sub(r"[^a-z0-9]+", "-", place.lower()),
+    )  # fmt: skip
+
+
+def _for_a_paper(cells: pd.DataFrame, columns: Columns, same_seeds: bool) -> pd.DataFrame:
+    """The columns that papers have: no costs, nothing that the caption says, and no validation unless asked for."""
+    hidden = [FLOATS]
+    if same_seeds:
+        hidden.append("Seeds")
+    if cells[ROUNDS].nunique() == 1:
+        hidden.append(ROUNDS)
+    if cells["Model"].nunique() == 1:
+        hidden.append("Model")
+    hidden += [title for title, metric in columns.read.items() if metric.name in columns.optional & INTERNAL]
+    cells = cells.drop(columns=hidden)
+    return cells.loc[:, (cells != "").any()]
+
+
+def _seeds_of_all(groups: Sequence[SeedGroup]) -> list[int]:
+    """The seeds that all groups have finished runs of, and no others; empty where groups differ."""
+    seeds = [record["seed"] for record in groups[0].records]
+    for member in groups:
+        if [record["seed"] for record in member.finished] != seeds or len(member.records) != len(seeds):
+            return []
+    return seeds
+
+
+def _heading(title: str, columns: Columns) -> str:
+    """What stands over a column of a paper's table, whose caption says the unit."""
+    if title == columns.headline:
+        return "Accuracy"
+    if title == LEAD:
+        return "Lead [95 %]"
+    if title not in columns.read or title == LAST:
+        return column_name(title)
+    name, _, parameter = columns.read[title].name.partition(":")
+    if name == "domain" and parameter:
+        return data_words(parameter)
+    words = f"{name} {data_words(parameter) if name in BY_NAME else parameter}".strip()
+    return words[:1].upper() + words[1:]
+
+
+def _caption(groups: Sequence[SeedGroup], columns: Columns, cells: pd.DataFrame, seeds: Sequence[int]) -> str:
+    """What the numbers are: data, seeds, the rule of the headline, leads, bold, and what a reader must know of runs."""
+    records = [record for member in groups for record in member.records]
+    sentences = [_first_sentence(records, columns, seeds)]
+    if columns.headline in cells:
+        rules = dict.fromkeys(f"the {SELECTIONS[member.selection]}" for member in groups)
+        sentences.append(f"Accuracy: {' or '.join(rules)}.")
+    if LEAD in cells:
+        sentences.append(
+            "Lead: mean difference from the best other row, paired by seed, with its 95 % interval (Student's t)."
+        )
+    if any(isinstance(cell, Best) for cell in cells.to_numpy().flat):
+        sentences.append(
+            "Bold: the best accuracy, where the 95 % interval of its lead over the second, paired by seed, leaves out "
+            "zero."
+        )
+    if "Model" in cells:
+        sentences.append("Model: the one that is tested, the global one of all clients or each client's personal one.")
+    if "global, %" in cells:
+        sentences.append("Global: accuracy of the global model of methods that have one beside personal models.")
+    if LEAD in cells and compares_models(groups):
+        sentences.append(ACROSS_MODELS)
+    if "diverged" in map(state_of, records):
+        sentences.append(DIVERGED)
+    return " ".join([*sentences, *changes_of(groups)])
+
+
+def _first_sentence(records: Sequence[dict], columns: Columns, seeds: Sequence[int]) -> str:
+    """What is measured, on which data, and how often."""
+    shared = agreed(records)
+    words = "Test accuracy in percent"
+    data = data_words(shared.get("dataset", ""), shared.get("partition", ""))
+    if data:
+        words += f" on {data}"
+    rounds = {record["config"]["rounds"] for record in records}
+    if len(rounds) == 1:
+        words += f", after {rounds.pop()} rounds"
+    if len(seeds) == 1:
+        return f"{words}; seed {seeds[0]}."
+    of_seeds = f"seeds {_seed_words(seeds)}" if seeds else "runs (number of runs)"
+    return f"{words}: mean ± sample standard deviation over {of_seeds}."
+
+
+def _seed_words(seeds: Sequence[int]) -> str:
+    """Seeds as "0 to 4", or as a list."""
+    is_range = len(seeds) > 2 and list(seeds) == [*range(seeds[0], seeds[-1] + 1)]
+    return f"{seeds[0]} to {seeds[-1]}" if is_range else join_words(list(map(str, seeds)))

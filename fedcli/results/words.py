@@ -1,0 +1,39 @@
+"""What tables and figures call methods and data: as the papers write them."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from fedcli.registry import methods
+from fedcli.runs.identity import is_packaged
+
+DATASETS = {
+    "mnist": "MNIST", "fmnist": "Fashion-MNIST", "mnist-m": "MNIST-M", "femnist": "FEMNIST", "svhn": "SVHN",
+    "usps": "USPS", "cifar10": "CIFAR-10", "cifar100": "CIFAR-100", "cinic10": "CINIC-10",
+    "tiny-imagenet": "Tiny-ImageNet",
+}  # fmt: skip
+PARTITIONS = {  # words for `--partition NAME:VALUE`
+    "iid": "IID", "dirichlet": "Dirichlet {}", "classes": "{} classes a client", "writers": "whole writers",
+    "dominant": "dominant classes a client: {}", "missing": "missing classes a client: {}",
+}  # fmt: skip
+
+
+def method_name(record: Mapping[str, Any]) -> str:
+    """The name of a run's method as its paper writes it; the user's label or the name of a user's method as it is."""
+    if "label" in record:
+        return record["label"]
+    method = methods().get(record["method"])
+    if method is None or not is_packaged(record):
+        return record["method"]
+    return method.title.partition(":")[0]
+
+
+def data_words(dataset: str = "", partition: str = "", *more: str) -> str:
+    """Data in words, as in "Digits, Dirichlet 0.5"; other partitions than those of `PARTITIONS` as they are typed."""
+    name, _, value = partition.partition(":")
+    division = PARTITIONS.get(name, partition).format(value.replace(":", ", "))
+    return ", ".join(filter(None, [DATASETS.get(dataset, dataset[:1].upper() + dataset[1:]), division, *more]))
+
+
+def join_words(words: list[str]) -> str:
+    """Words as a list in a sentence: "a, b and c"."""
+    return " and ".join(filter(None, [", ".join(words[:-1]), *words[-1:]]))
