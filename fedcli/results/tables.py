@@ -196,7 +196,7 @@ def sheet(
         titles, cells.to_numpy().tolist(), first_number(titles),
         [numbers_of(record, [find_metric(name) for name in metrics]) for record in records],
         title=title, setting=same and f"All rows: {same}.",
-        notes=[*notes_on_numbers(groups, cells), *notes_on_runs(groups)],
+        notes=[*_notes_on_numbers(groups), *notes_on_runs(groups), *_notes_on_leads(groups, cells)],
     )  # fmt: skip
 
 
@@ -360,15 +360,21 @@ def _mean_floats(name: str, records: Sequence[dict]) -> str:
     return f"{fmean(values):,.0f}" if values else MISSING
 
 
-def notes_on_numbers(groups: Sequence[SeedGroup], cells: pd.DataFrame) -> list[str]:
+def _notes_on_numbers(groups: Sequence[SeedGroup]) -> list[str]:
     """What a reader must know to read the numbers of a table, each only where it applies."""
     records = [record for member in groups for record in member.records]
-    is_bold = any(isinstance(cell, Best) for cell in cells.to_numpy().flat)
     notes = ["Mean ± sample standard deviation over runs (number of runs); a value without ± is one run."]
     if len(set(map(tested_model, records))) > 1:
         notes.append(MODELS)
     if "diverged" in map(state_of, records):
         notes.append(DIVERGED)
+    return notes
+
+
+def _notes_on_leads(groups: Sequence[SeedGroup], cells: pd.DataFrame) -> list[str]:
+    """What a reader must know of leads and bold, each only where it applies."""
+    is_bold = any(isinstance(cell, Best) for cell in cells.to_numpy().flat)
+    notes = []
     if is_bold:
         among = " among rows with the same protocol, data set, partition, rounds and selection rule"
         notes.append(BOLD.format(among=among))
