@@ -42,7 +42,8 @@ class State(NamedTuple):
     """The process at a moment."""
 
     settings: dict[str, Any]  # by the name of what sets each
-    functions: dict[str, tuple[Any, dict[str, Any]]]  # by name a module or class, and its functions by name
+    parts: dict[str, tuple[Any, dict[str, Any]]]  # by name a module or class, and its parts by name
+    tables: dict[str, tuple[dict, dict]]  # by name a constant of ours that is a dict, and its content
 
 
 def _settings() -> dict[str, Setting]:
@@ -103,26 +104,42 @@ def _content(hooks: dict[Any, Any]) -> Setting:
     return Setting(lambda: dict(hooks), write)
 
 
+def _is_ours(name: str) -> bool:
+    return name.partition(".")[0] == "fedcli"
+
+
 def _owners() -> Iterator[tuple[str, Any]]:
-    """The modules and classes whose functions count: of libraries, of PyTorch, and our own as far as they are there."""
+    """The modules and classes whose parts count: of libraries, of PyTorch, and our own as far as they are there."""
     names = [*LIBRARIES, *(f"torch.{part}" for part in PARTS_OF_TORCH)]
-    names += [name for name in sys.modules if name.partition(".")[0] == "fedcli"]
+    names += filter(_is_ours, list(sys.modules))
     for name in names:
         module = sys.modules.get(name)
-        if isinstance(module, ModuleType):
-            yield name, module
-            if name in WITH_CLASSES:
-                for key, value in vars(module).items():
-                    if isinstance(value, type):
-                        yield f"{name}.{key}", value
+        if not isinstance(module, ModuleType):
+            continue
+        yield name, module
+        if name in WITH_CLASSES or _is_ours(name):
+            for key, value in vars(module).items():
+                if isinstance(value, type) and (name in WITH_CLASSES or value.__module__ == name):
+                    yield f"{name}.{key}", value
+
+
+def _counts(name: str, key: str, value: Any) -> bool:
+    """Whether a part of a module or class may not change: functions and properties; of our own also constants."""
+    if callable(value) or isinstance(value, property):
+        return True
+    return _is_ours(name) and not key.startswith("__")
 
 
 def _state() -> State:
     settings = {name: setting.read() for name, setting in _settings().items()}
-    functions = {}
-    for name, owner in _owners():
-        functions[name] = owner, {key: value for key, value in vars(owner).items() if callable(value)}
-    return State(settings, functions)
+    parts = {name: (owner, dict(vars(owner))) for name, owner in _owners()}
+    tables = {}
+    for name, (owner, held) in parts.items():
+        if isinstance(owner, ModuleType) and _is_ours(name):
+            for key, value in held.items():
+                if key.isupper() and isinstance(value, dict):
+                    tables[f"{name}.{key}"] = value, dict(value)
+    return State(settings, parts, tables)
 
 
 def _put_back(before: State) -> list[str]:
@@ -135,24 +152,31 @@ def _put_back(before: State) -> list[str]:
             changes.append(f"{name} (got {now}, was {old})")
             with suppress(Exception):  # it cannot be put back, as a handler from another thread
                 setting.write(old)
-    for name, (owner, functions) in before.functions.items():
+    for name, (owner, parts) in before.parts.items():
         held = vars(owner)
-        for key, old in functions.items():
+        for key, old in parts.items():
             now = held.get(key)
-            if now is not old and not _is_wrapped_by_its_library(now, old):
+            if now is not old and _counts(name, key, old) and not _is_wrapped_by_its_library(now, old):
                 changes.append(f"{name}.{key} (got another one)")
                 setattr(owner, key, old)
-        for key in _new_in_front(owner, functions):
+        for key in _new_in_front(owner, parts):
             changes.append(f"{name}.{key} (got another one)")
             delattr(owner, key)
+    for name, (table, content) in before.tables.items():
+        for key in {*table, *content}:
+            if key not in table or key not in content or table[key] is not content[key]:
+                changes.append(f"{name}[{key!r}] (got another one)")
+        if changes:
+            table.clear()
+            table.update(content)
     return changes
 
 
-def _new_in_front(owner: Any, functions: dict[str, Any]) -> list[str]:
+def _new_in_front(owner: Any, parts: dict[str, Any]) -> list[str]:
     """The functions that a class has got since, and that stand before those of the classes it is made of."""
     if not isinstance(owner, type):
         return []
-    new = [key for key, value in vars(owner).items() if callable(value) and key not in functions]
+    new = [key for key, value in vars(owner).items() if key not in parts and callable(value)]
     return [key for key in new if any(key in vars(base) for base in owner.__mro__[1:])]
 
 

@@ -152,6 +152,8 @@ def test_a_file_may_import_those_beside_it_whose_names_may_be_taken_elsewhere(tm
 
 
 ROUND = """
+import random
+import numpy
 import torch
 from dataclasses import replace
 from fedcli.core import Aux, cross_entropy, weighted_mean
@@ -167,13 +169,17 @@ def run_round(state, cohort, fed, config):
     state = fedavg.ServerState(*weighted_mean(fed.upload_model(clients), cohort.weights))
     return OUTCOME
 
-METHOD = replace(fedavg.METHOD, name="mine", run_round=run_round)
+def init(fed, config):
+    INIT
+    return fedavg.init(fed, config)
+
+METHOD = replace(fedavg.METHOD, name="mine", run_round=run_round, init=init)
 """
 
 
-def run_with(term="0", outcome="state, terms"):
-    """A run whose rounds have another term in the loss, or return something else."""
-    Path("mine.py").write_text(ROUND.replace("TERM", term).replace("OUTCOME", outcome))
+def run_with(term="0", outcome="state, terms", init="pass"):
+    """A run whose rounds have another term in the loss, or return something else, or which begins otherwise."""
+    Path("mine.py").write_text(ROUND.replace("TERM", term).replace("OUTCOME", outcome).replace("INIT", init))
     return fedcli.run("./mine.py", out="run", rounds=2, **OPTIONS, **SMALL)
 
 
@@ -184,9 +190,13 @@ def run_with(term="0", outcome="state, terms"):
          "of 'mine' returns no state and terms (got ServerState); end it with 'return state, terms'"),
         ({"outcome": "{}, terms"}, "no params and buffers (got dict); let init and run_round"),
         ({"term": "0 * torch.rand(3).sum()"}, "'mine' draws from PyTorch's global generator in round 1"),
+        ({"term": "0 * numpy.random.rand()"}, "'mine' draws from NumPy's global generator in round 1"),
+        ({"term": "0 * random.random()"}, "'mine' draws from Python's global generator in round 1"),
+        ({"init": "torch.rand(3)"}, "init of 'mine' draws from PyTorch's global generator; use fed.generator"),
+        ({"init": "numpy.random.rand()"}, "init of 'mine' draws from NumPy's global generator; use fed.generator"),
     ],
 )  # fmt: skip
-def test_a_round_that_returns_something_else_or_draws_by_itself_is_refused_in_a_line(wrong, words):
+def test_a_round_that_returns_something_else_or_a_method_that_draws_by_itself_is_refused_in_a_line(wrong, words):
     refused(lambda: run_with(**wrong), words)
 
 

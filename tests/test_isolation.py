@@ -30,6 +30,14 @@ CHANGES = {
     "numpy.mean": "import numpy; numpy.mean = print",
     "numpy.seterr": "import numpy; numpy.seterr(all='raise')",
     "fedcli.core.aggregate.weighted_mean": "import fedcli.core.aggregate as a; a.weighted_mean = print",
+    "fedcli.core.federation.Federation.lr": "from fedcli.core.federation import Federation as F; F.lr = print",
+    "fedcli.data.datasets.Dataset.num_classes": (
+        "from fedcli.data.datasets import Dataset as D; D.num_classes = property(len)"
+    ),
+    "fedcli.core.clients.BETA_1": "import fedcli.core.clients as c; c.BETA_1 = 0.5",
+    "fedcli.core.backbones.BACKBONES['cnn-small']": (
+        "from fedcli.core.backbones import BACKBONES as b; b['cnn-small'] = b['vit-tiny']"
+    ),
     "a hook on all modules": "torch.nn.modules.module.register_module_forward_hook(print)",
     "os.chdir": "import os; os.chdir('/')",
     "signal.signal(SIGTERM, ...)": "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN)",

@@ -80,6 +80,13 @@ def test_what_the_engine_cannot_keep_is_refused_by_name(layers, words):
     refused(lambda: build(PLAIN, layers), words, "net.py")
 
 
+@pytest.mark.parametrize("draw", ["np.random.default_rng().random()", "os.urandom(1)[0]", "next(COUNT)"])
+def test_a_network_that_is_another_one_each_time_it_is_made_is_refused(draw):
+    """Its loaded model would not be the trained one, since a constant in no buffer is not kept."""
+    layers = f"import os, itertools, numpy as np; globals().setdefault('COUNT', itertools.count()); self.c = {draw}"
+    refused(lambda: build("x = x + self.c; " + PLAIN, layers), "is another network each time it is made", "net.py")
+
+
 @pytest.mark.parametrize(
     ("forward", "layers", "words"),
     [
@@ -106,6 +113,8 @@ def test_a_refused_network_leaves_no_folder():
 # What is kept
 
 BUFFERS = """
+import random
+import numpy as np
 
 class Counting(nn.Module):
     \"\"\"Divides by a running mean of sizes, in a buffer of any kind.\"\"\"
@@ -191,6 +200,21 @@ def old_function(*shape):
 def checkpointed(*shape):
     return Own(*shape, True)
 
+class Masked(nn.Module):
+    \"\"\"Has constants in no buffer, which are drawn from the global generators.\"\"\"
+
+    def __init__(self, width):
+        super().__init__()
+        self.signs = torch.tensor(np.random.choice([-1.0, 1.0], width), dtype=torch.float32)
+        self.order = random.sample(range(width), width)
+
+    def forward(self, x):
+        return (x * self.signs)[:, self.order]
+
+def drawing(channels, size, classes):
+    width = channels * size * size
+    return nn.Sequential(nn.Flatten(), nn.Linear(width, 16), Masked(16), nn.ReLU(), nn.Linear(16, classes))
+
 def new_tensor(channels, size, classes):
     class Placed(nn.Module):
         def forward(self, x):
@@ -202,7 +226,7 @@ def new_tensor(channels, size, classes):
 KEPT = (
     "counting passing constant_in_two_places plain_norm backward_hook hooked_dropout spectral weight_norm old_function"
 )
-KEPT += " checkpointed new_tensor Transformer dropping weights functions shared in_place compiled frozen"
+KEPT += " checkpointed drawing new_tensor Transformer dropping weights functions shared in_place compiled frozen"
 BUILT_IN = "cnn-small", "resnet10-3x3", "vit-tiny"
 SMALL = {
     "dataset": "digits", "train_examples": 80, "num_clients": 2, "cohort_size": 2, "rounds": 1, "local_epochs": 1,

@@ -12,13 +12,15 @@ Names have parts; which network a paper uses stands in its protocols:
 """
 
 import copy
-from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+import random
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from functools import cache, partial
 from importlib import import_module
 from itertools import pairwise
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.module import register_module_forward_hook
@@ -102,9 +104,23 @@ def build(name: str, channels: int, image_size: int, num_classes: int, seed: int
             f"images are too small for the network {name} (got {image_size} x {image_size} pixels); {recipe.least} x "
             f"{recipe.least} and larger are allowed; choose another network with --backbone."
         )
-    with torch.random.fork_rng(devices=[]):
+    with kept_draws():
         torch.default_generator.manual_seed(seed)  # `torch.manual_seed` would seed GPUs too
+        np.random.seed(seed % 2**32)
+        random.seed(seed)
         return recipe.make(channels, image_size, num_classes)
+
+
+@contextmanager
+def kept_draws() -> Iterator[None]:
+    """Leaves the global generators of PyTorch on the CPU, of NumPy and of Python as they were."""
+    of_numpy, of_python = np.random.get_state(), random.getstate()
+    try:
+        with torch.random.fork_rng(devices=[]):
+            yield
+    finally:
+        np.random.set_state(of_numpy)
+        random.setstate(of_python)
 
 
 @cache
@@ -331,17 +347,14 @@ def _network_from_user(function: FromFile, channels: int, image_size: int, num_c
         UserError: The first of these that does not hold, or what an engine that trains copies of the network's tensors
             could not keep.
     """
-    module = function(channels, image_size, num_classes)
-    if not isinstance(module, nn.Module):
-        raise function.refuse(f"gives no torch.nn.Module (got {type(module).__name__})", "return one")
-    module = _not_compiled(module)
-    _swap_layers(module, _not_compiled)
-    _refuse_types_and_hooks(module, function)
-    x = torch.randn(4, channels, image_size, image_size)
-    # With our functions of attention: torch's own for evaluation leave out the layers inside.
-    with torch.no_grad(), blame(function.path), KeyedDraws():
-        _, few = _watch(module.eval(), x[:3])  # lazy layers get their shapes
-        logits, outputs = _watch(module, x)
+    with kept_draws():
+        again = _make(function, channels, image_size, num_classes)
+    module, x, few, outputs, logits = _make(function, channels, image_size, num_classes)
+    if isinstance(logits, Tensor) and not torch.equal(again.logits.nan_to_num(), logits.nan_to_num()):
+        raise function.refuse(
+            "is another network each time it is made, so that a loaded model would not be the trained one",
+            "draw by torch, numpy.random or random as they are seeded, or read what was drawn from a file",
+        )
     shape = tuple(logits.shape) if isinstance(logits, Tensor) else type(logits).__name__
     if shape != (len(x), num_classes):
         raise function.refuse(
@@ -373,6 +386,32 @@ def _network_from_user(function: FromFile, channels: int, image_size: int, num_c
     with torch.no_grad():
         _check(network, whole, head_name, function, x)
     return network.train()
+
+
+class Made(NamedTuple):
+    """A user's module, and what its layers and itself give of four images before it is trained."""
+
+    module: nn.Module
+    x: Tensor  # the images
+    few: list[tuple[nn.Module, Tensor]]  # the outputs of its layers for the first three of them
+    outputs: list[tuple[nn.Module, Tensor]]  # those for all
+    logits: Any
+
+
+def _make(function: FromFile, channels: int, image_size: int, num_classes: int) -> Made:
+    """Makes a user's module, without wrappers of `torch.compile`, and lets it take some images in evaluation mode."""
+    module = function(channels, image_size, num_classes)
+    if not isinstance(module, nn.Module):
+        raise function.refuse(f"gives no torch.nn.Module (got {type(module).__name__})", "return one")
+    module = _not_compiled(module)
+    _swap_layers(module, _not_compiled)
+    _refuse_types_and_hooks(module, function)
+    x = torch.randn(4, channels, image_size, image_size)
+    # With our functions of attention: torch's own for evaluation leave out the layers inside.
+    with torch.no_grad(), blame(function.path), KeyedDraws():
+        _, few = _watch(module.eval(), x[:3])  # lazy layers get their shapes
+        logits, outputs = _watch(module, x)
+    return Made(module, x, few, outputs, logits)
 
 
 def _refuse_types_and_hooks(module: nn.Module, function: FromFile) -> None:

@@ -22,7 +22,7 @@ from fedcli.runs.prepare import prepare, refuse_lost_classes
 from fedcli.runs.record import RECORD, has_ended, new_record, read_record
 from fedcli.runs.resolve import Setup, refuse_without_effect, resolve
 from fedcli.runs.resume import LONGER, resume
-from fedcli.runs.rounds import NOT_BLAMED, Listener, run_rounds
+from fedcli.runs.rounds import NOT_BLAMED, Listener, no_global_draws, run_rounds
 from fedcli.runs.sources import read_tuned
 from fedcli.runs.workers import current, launched
 
@@ -119,7 +119,8 @@ def begin(setup: Setup, folder: Path, source: str, progress: Listener | None = N
         of_first = current().first(lambda: (engine.way, engine.clients_per_chunk, chosen))  # the same for all workers
         engine.way, engine.clients_per_chunk, chosen = of_first
         record = new_record(setup, dataset, parts, fed, source, chosen)
-        with setup.method.blamed(*NOT_BLAMED), unchanged([*record["user_files"]]):
+        by_init = no_global_draws(f"init of '{setup.method.name}'", fed.device)
+        with setup.method.blamed(*NOT_BLAMED), unchanged([*record["user_files"]]), by_init:
             state = setup.method.init(fed, setup.options)
         lock = locked(folder) if current().number == 0 else nullcontext()
         with lock:

@@ -3,11 +3,15 @@
 import dataclasses
 import math
 import os
+import random
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 
 from fedcli.core import drift, evaluation
@@ -278,18 +282,12 @@ def one_round(setup: Setup, fed: Federation, state: Any, cohort: Cohort) -> Outc
     is_last = cohort.round + 1 == config.rounds
     fed.start_round()
     start = time.perf_counter()
-    drawn = _generator_states(fed.device)
-    outcome = setup.method.run_round(state, cohort, fed, setup.options)
+    with no_global_draws(f"run_round of '{setup.method.name}'", fed.device, f" in round {cohort.round + 1}"):
+        outcome = setup.method.run_round(state, cohort, fed, setup.options)
     if type(outcome) is not tuple or len(outcome) != 2 or not isinstance(outcome[1], dict):
         raise UserError(
             f"run_round of '{setup.method.name}' returns no state and terms (got {type(outcome).__name__}); end it "
             "with 'return state, terms', the terms a dict of tensors [K], or {}."
-        )
-    are_equal = map(torch.equal, drawn, _generator_states(fed.device))
-    if not all(are_equal):  # a run that is resumed would draw something else
-        raise UserError(
-            f"run_round of '{setup.method.name}' draws from PyTorch's global generator in round {cohort.round + 1}; "
-            "use fed.generator(...) on the server; a client must not draw."
         )
     after, terms = outcome
     refuse_non_finite(after, cohort.round)
@@ -317,12 +315,30 @@ def _floats_of_a_client(sent: dict[str, int], num_clients: int) -> int:
     return round(sent["params"] / num_clients) + round(sent["other"] / num_clients)
 
 
-def _generator_states(device: torch.device) -> list[torch.Tensor]:
-    """Returns the states of PyTorch's global generators from which a round on a device could draw."""
-    states = [torch.get_rng_state()]
+@contextmanager
+def no_global_draws(what: str, device: torch.device, when: str = "") -> Iterator[None]:
+    """Refuses draws from global generators, which a run that is resumed or repeated would make from other states.
+
+    Raises:
+        UserError: Names `what` has drawn, from which generator, and `when`.
+    """
+    before = _generator_states(device)
+    yield
+    for name, state in _generator_states(device).items():
+        if state != before[name]:
+            raise UserError(
+                f"{what} draws from {name}'s global generator{when}; use fed.generator(...) on the server; a client "
+                "must not draw."
+            )
+
+
+def _generator_states(device: torch.device) -> dict[str, Any]:
+    """Returns the states of the global generators from which a method on a device could draw, by their library."""
+    _, key, position, *normal = np.random.get_state()
+    of_torch = [torch.get_rng_state().numpy().tobytes()]
     if device.type == "cuda":
-        states.append(torch.cuda.get_rng_state(device))
-    return states
+        of_torch.append(torch.cuda.get_rng_state(device).numpy().tobytes())
+    return {"PyTorch": of_torch, "NumPy": (key.tobytes(), position, *normal), "Python": random.getstate()}
 
 
 def _means(terms: dict[str, torch.Tensor], cohort: Cohort) -> dict[str, float]:
@@ -353,7 +369,7 @@ def _refuse_non_finite_numbers(entry: Any, round: int, name: str = "") -> None:
 def _after_the_last_round(post: Post, setup: Setup, fed: Federation, state: Any) -> dict[str, Any]:
     """Applies the step after the last round to the global model and tests its classifier; the state stays."""
     start = time.perf_counter()
-    with post.blamed(*NOT_BLAMED):
+    with post.blamed(*NOT_BLAMED), no_global_draws(f"the step '{post.name}'", fed.device):
         params, buffers, floats_up = post.apply(*setup.method.model(state), fed, setup.post_options)
     refuse_non_finite((params, buffers), setup.run.rounds - 1)
     changed = dataclasses.replace(setup.method, model=lambda state: (params, buffers), prototypes=None)
