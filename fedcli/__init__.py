@@ -1,4 +1,4 @@
-"""fedcli: federated-learning papers, reproduced.
+"""fedcli: methods of federated-learning papers, implemented and compared.
 
 `fedcli.run("fedavg", dataset="digits")` is `fedcli run fedavg --dataset digits` from Python; a method file imports
 `Method`, `Protocol`, `DataSetting` and `option` from here. `fedcli.load(RUN).model()` is a trained model.

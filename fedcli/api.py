@@ -4,6 +4,7 @@ import base64
 import math
 import os
 import re
+import shlex
 import sys
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -23,12 +24,43 @@ from fedcli.userfiles import is_from_file
 
 COMMAND = re.compile(r"('fedcli [^']*')")
 KEYWORDS = {"continue": "continue_"}  # where the name of an option is a word of Python
+_FILE = r"(?:'[^']*\.py[^']*'|[^\s';]*\.py(?:[^\s';]*\w)?)"  # as `shlex.quote` writes it, also among other values
+FLAGS_WITH_FILES = re.compile(rf"--([a-z][a-z0-9-]*) {_FILE}(?: --\1 {_FILE})*")
 FLAG = re.compile(r"(?<![\w-])--(?:no-)?([a-z][a-z0-9-]*)")
 # The columns of a table's CSV that a run shows.
 SHOWN = [
     "method", "protocol", "dataset", "config.partition", "seed", "status", "rounds_done", "selection", "selected",
     "last", "folder",
 ]  # fmt: skip
+
+
+@contextmanager
+def in_keywords() -> Iterator[None]:
+    """Lets a refusal name keyword arguments, as they are written in Python, where it names flags."""
+    try:
+        yield
+    except UserError as error:
+        raise type(error)(keywords_for_flags(str(error))) from error
+
+
+def keywords_for_flags(text: str) -> str:
+    """Writes the flags in a message as keyword arguments; commands in quotation marks stay as they are typed.
+
+    A flag with a user's file, such as `--backbone nets.py:tiny`, becomes `backbone='nets.py:tiny'`.
+    """
+    text = text.replace("go on with --continue", "go on with continue_=True, rename the old one by exist_ok=True")
+    pieces = COMMAND.split(text)
+    for index in range(0, len(pieces), 2):  # between the commands
+        pieces[index] = FLAGS_WITH_FILES.sub(_keyword_with_files, pieces[index])
+        pieces[index] = FLAG.sub(lambda flag: KEYWORDS.get(flag[1], flag[1].replace("-", "_")), pieces[index])
+    return "".join(pieces)
+
+
+def _keyword_with_files(flags: re.Match) -> str:
+    """A flag with a file, or the same one with several, as a keyword argument."""
+    files = shlex.split(flags[0])[1::2]
+    value = files[0] if len(files) == 1 else files
+    return f"{flags[1].replace('-', '_')}={value!r}"
 
 
 @dataclass(frozen=True, repr=False)
@@ -41,6 +73,8 @@ class Run(models.Run):
         path: Its folder.
     """
 
+    model = in_keywords()(models.Run.model)
+
     @property
     def history(self) -> Any:
         """A `pandas.DataFrame` with a row for each round; `round` counts from 1, accuracies are in percent."""
@@ -52,6 +86,7 @@ class Run(models.Run):
         """Draws the learning curve over `round`, `floats` or `seconds`; `look` as for `Runs.plot`."""
         return Runs([self]).plot(x, **look)
 
+    @in_keywords()
     def data(self, part: str = "test", client: int | None = None) -> Any:
         """Returns images as `model()` takes them, `[N, channels, H, W]` from 0 to 1, and their labels `[N]`.
 
@@ -66,6 +101,7 @@ class Run(models.Run):
 
         return images_of(self, part, client)
 
+    @in_keywords()
     def predict(self, images: Any, client: int | None = None, round: str = "selected") -> Any:
         """Returns the class of each image `[N]` by the headline's model, or by that of `client` or of the last round.
 
@@ -79,6 +115,7 @@ class Run(models.Run):
         by_prototypes = "classifier_accuracy" in self.record["rounds"][-1]
         return predictions(self.model(client, round, prototypes=by_prototypes), images)
 
+    @in_keywords()
     def confusion(self, client: int | None = None, round: str = "selected") -> Any:
         """Counts what the test images of each class are taken for, `[C, C]`, the true class by the predicted one.
 
@@ -91,6 +128,7 @@ class Run(models.Run):
 
         return confusion(self, round, client)
 
+    @in_keywords()
     def per_class(self, client: int | None = None, round: str = "selected") -> Any:
         """Returns a `pandas.DataFrame`, a row a class: `images`, and `accuracy`, `precision`, `f1` in percent."""
         from fedcli.measure.predictions import per_class
@@ -274,24 +312,6 @@ def tune(
 def _several(value: Any) -> Any:
     """The values of a list, tuple, range or array as the tuple that stands for several."""
     return tuple(value) if isinstance(value, list | tuple | range) or hasattr(value, "__array__") else value
-
-
-@contextmanager
-def in_keywords() -> Iterator[None]:
-    """Lets a refusal name keyword arguments, as they are written in Python, where it names flags."""
-    try:
-        yield
-    except UserError as error:
-        raise type(error)(keywords_for_flags(str(error))) from error
-
-
-def keywords_for_flags(text: str) -> str:
-    """Writes the flags in a message as keyword arguments; commands in quotation marks stay as they are typed."""
-    text = text.replace("go on with --continue", "go on with continue_=True, rename the old one by exist_ok=True")
-    pieces = COMMAND.split(text)
-    for index in range(0, len(pieces), 2):  # between the commands
-        pieces[index] = FLAG.sub(lambda flag: KEYWORDS.get(flag[1], flag[1].replace("-", "_")), pieces[index])
-    return "".join(pieces)
 
 
 def load(path: str | Path, method: str | Path | Sequence[str | Path] = ()) -> Run | Runs:

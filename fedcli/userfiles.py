@@ -117,7 +117,7 @@ def trust_files(
         same += [file for file in now if Path(file).name == Path(path).name]
         if not same:
             fault = f"the run needs your code in '{path}' (hash {hashes or 'unknown'}), run only if you name it"
-            raise UserError(f"{fault}; add '{' '.join(f'--method {shlex.quote(file)}' for file in recorded)}'.")
+            raise UserError(f"{fault}; add {' '.join(f'--method {shlex.quote(file)}' for file in recorded)}.")
         file = paths[path] = same[0]
         files[file] = hashes if is_hash_of(hashes, file) else hashes + THEN + file_hash(file)
         if files[file] != hashes and not changed:

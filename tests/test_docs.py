@@ -25,6 +25,8 @@ from tests.programs import invoke
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
 EXAMPLE = "docs/examples/my_method.py"
+PERSONAL = "docs/examples/my_personal_method.py"
+SERVER = "docs/examples/my_server_optimizer.py"
 PARTS = "docs/examples/my_parts.py"
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 TEXTS = {path.name: path.read_text(encoding="utf-8") for path in sorted(DOCS.glob("*.md"))}
@@ -97,11 +99,14 @@ def test_the_links_of_all_texts_and_pages_lead_somewhere():
             assert path.startswith("dataset/") or (ROOT / path).is_file(), path
 
 
-@pytest.mark.parametrize(("page", "file"), [("add-your-method.md", EXAMPLE), ("bring-your-own.md", PARTS)])
-def test_the_pieces_in_the_text_are_those_of_the_example(page, file):
-    source, pieces = (ROOT / file).read_text(encoding="utf-8"), blocks(TEXTS[page], "python")
+@pytest.mark.parametrize(
+    ("page", "files"), [("add-your-method.md", [EXAMPLE, PERSONAL, SERVER]), ("bring-your-own.md", [PARTS])]
+)
+def test_the_pieces_in_the_text_are_those_of_the_examples(page, files):
+    sources = [(ROOT / file).read_text(encoding="utf-8") for file in files]
+    pieces = blocks(TEXTS[page], "python")
     assert len(pieces) >= 6
-    assert [piece for piece in pieces if piece not in source] == []
+    assert [piece for piece in pieces if not any(piece in source for source in sources)] == []
 
 
 def test_the_parts_of_the_example_run(tmp_path):
@@ -140,6 +145,28 @@ def test_equations_3_and_4_by_hand(example):
     assert means.tolist() == [[3.0], [2.0], [8.0]]
     assert has_class.tolist() == [True, True, True]
     assert example.gather(means, torch.zeros(3, dtype=torch.bool), sent)[1].tolist() == [True, True, False]
+
+
+@pytest.mark.parametrize("file", [PERSONAL, SERVER])
+def test_the_other_examples_keep_the_laws(file):
+    laws = [word for number in (1, 2, 3, 9) for word in ("--law", str(number))]
+    *_, last = invoke("check", file, "--device", "cpu", *laws).stdout.splitlines()
+    assert last.startswith(("4 of 4 laws hold on cpu", "3 of 3 laws hold on cpu; 1 left out"))
+
+
+def test_a_head_between_ones_own_and_the_mean_of_all_by_hand():
+    mix = find_method(PERSONAL).module.mix
+    mixed = mix({"weight": torch.tensor([2.0, 4.0])}, {"weight": torch.tensor([6.0, 0.0])}, own_share=0.75)
+    assert mixed["weight"].tolist() == [3.0, 3.0]
+
+
+def test_two_steps_of_the_server_by_hand():
+    module = find_method(SERVER).module
+    config = module.Config(server_lr=0.5, server_momentum=0.5)
+    params, velocity = module.step({"w": torch.tensor(1.0)}, {"w": torch.tensor(0.0)}, {"w": torch.tensor(3.0)}, config)
+    assert (params["w"], velocity["w"]) == (2.0, 2.0)  # 1 + 0.5 * 2
+    params, velocity = module.step(params, velocity, {"w": torch.tensor(1.0)}, config)
+    assert (params["w"], velocity["w"]) == (2.0, 0.0)  # 0.5 * 2 - 1
 
 
 def test_the_page_of_what_a_method_is_given_has_a_row_for_everything_and_no_other():

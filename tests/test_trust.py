@@ -70,7 +70,7 @@ def test_no_command_imports_a_file_that_only_a_record_names(command, named, work
     result = invoke(*command.split(), "run", *named)
     assert result.exit_code == 2
     assert result.stderr.count("\n") == 1
-    assert ("has changed since the run began" if named else f"--method {work}/evil.py'.") in result.stderr
+    assert ("has changed since the run began" if named else f"--method {work}/evil.py.") in result.stderr
     assert not Path("evil-ran").exists()
 
 
@@ -88,9 +88,16 @@ def moved(method="mine.py"):
     return shutil.move("mine.py", f"new/{method}"), shutil.move("nets.py", "new/nets.py")
 
 
+def test_in_python_the_files_to_name_are_a_keyword_argument(work):
+    begun(backbone="./nets.py:tiny", rounds=2)
+    run = fedcli.load("run")
+    for call in (run.model, run.data, run.confusion):
+        refused(call, "mine.py", f"add method={[f'{work}/mine.py', f'{work}/nets.py']}.")
+
+
 def test_named_files_go_on_from_a_new_place_and_changed_ones_only_where_allowed(work):
     begun(backbone="./nets.py:tiny", rounds=2)
-    refused(lambda: resume.resume("run"), "mine.py", f"add '--method {work}/mine.py --method {work}/nets.py'.")
+    refused(lambda: resume.resume("run"), "mine.py", f"add --method {work}/mine.py --method {work}/nets.py.")
     refused(lambda: resume.resume("run", method="./mine.py"), "nets.py")
     files = moved("renamed.py")
     before = file_hash("new/nets.py")
@@ -218,7 +225,7 @@ def test_tuned_options_open_no_file_that_is_not_typed(work):
     for spelling in (f"{work}/evil.py:tiny", f"{work}/evil.py:tiny,cnn-small", f"cnn-small,{work}/evil.py:tiny"):
         facts = {"method": "fedavg", "seed": "0", "options": {"backbone": spelling, "lr": 0.2}}
         Path("tuned.json").write_text(json.dumps(facts))
-        refused(lambda: fedcli.run("fedavg", out="run", tuned="tuned.json", **TINY), "has code of yours in backbone")
+        refused(lambda: fedcli.run("fedavg", out="run", tuned="tuned.json", **TINY), f"add backbone={spelling!r}.")
         result = invoke("run", "fedavg", "--tuned", "tuned.json", "--out", "run")
         assert (result.exit_code, "add --backbone" in result.stderr) == (2, True)
     assert not Path("evil-ran").exists()

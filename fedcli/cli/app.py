@@ -96,7 +96,8 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
     rich_markup_mode="rich",
     pretty_exceptions_enable=False,
-    help="Federated-learning papers, reproduced. Start with 'fedcli list' and 'fedcli run METHOD'.",
+    help="Methods of federated-learning papers, implemented and compared. Start with 'fedcli list' and 'fedcli run "
+    "METHOD'.",
 )
 
 

@@ -1,6 +1,7 @@
 """Where options come from that are not typed: a TOML file, the record of another run, and what `fedcli tune` wrote."""
 
 import json
+import shlex
 import tomllib
 from collections.abc import Collection
 from pathlib import Path
@@ -49,7 +50,7 @@ def expand(args: list[str], command: str) -> tuple[list[str], dict[str, str]]:
     options = {name: value for name, value in {**in_run, **in_file}.items() if name not in taken}
     for name, value in options.items():
         if name not in in_file and own_paths([value]):
-            part = value if name == "method" else f"{flag_of(name)} {value}"
+            part = value if name == "method" else f"{flag_of(name)} {shlex.quote(value)}"
             raise UserError(f"'{typed['from']}' has code of yours in {part}, run only if you name it; add {part}.")
     method = typed.get("method", options.pop("method", None))
     if not isinstance(method, str):
@@ -98,6 +99,6 @@ def read_tuned(path: str | Path, method: Method, typed: Collection[str] = ()) ->
         options = dict(best["options"])
         for name, value in options.items():
             if name not in typed and own_paths([value]):
-                part = f"{flag_of(name)} {value}"
+                part = f"{flag_of(name)} {shlex.quote(value)}"
                 raise UserError(f"'{file}' has code of yours in {part}, run only if you name it; add {part}.")
         return options, f"tuned by validation accuracy, seed {best['seed']}"
