@@ -24,6 +24,7 @@ from fedcli.vision import with_operators
 # A part in a user's file. Commas separate several parts, so no path has one. Whatever asks whether a text names a file
 # asks this, so that what `trust_files` does not see is not opened either.
 _FROM_FILE = re.compile(r"([^,]*\.py)(?::([^,]+))?", re.DOTALL)
+_IMPORT = re.compile(rb"^[ \t]*(?:import|from)[ \t]+([\w., \t]+)", re.MULTILINE)
 _PREFIX = "fedcli_file_"  # of the names of their modules
 THEN = ", then "  # between the hashes of a file that was changed while a run rested
 
@@ -79,13 +80,33 @@ def replace_paths(value: Any, paths: Mapping[str, str]) -> Any:
 
 
 def file_hash(path: str | Path) -> str:
-    """SHA-256 of a file, its first 16 hexadecimal digits."""
-    return hashlib.sha256(Path(path).read_bytes()).hexdigest()[:16]
+    """SHA-256 of a file and of those beside it that it imports, its first 16 hexadecimal digits."""
+    alone, *imported = map(_hash_alone, _with_imported(Path(path)))
+    if not imported:
+        return alone
+    return hashlib.sha256(" ".join([alone, *sorted(imported)]).encode()).hexdigest()[:16]
 
 
 def is_hash_of(recorded: str, path: str | Path) -> bool:
-    """Whether a record's hash, the last of several, is that of a file now."""
-    return recorded.rpartition(THEN)[2] == file_hash(path)
+    """Whether a record's hash, the last of several, is that of a file now; older ones are of the file alone."""
+    return recorded.rpartition(THEN)[2] in (file_hash(path), _hash_alone(Path(path)))
+
+
+def _hash_alone(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()[:16]
+
+
+def _with_imported(path: Path) -> list[Path]:
+    """A file, and those beside it that it or one of them imports, as far as lines tell that begin with the import."""
+    found = [path]
+    for file in found:
+        for line in _IMPORT.findall(file.read_bytes()):
+            for part in line.decode().split(","):
+                name, *_ = part.split() or [""]
+                beside = path.with_name(f"{name.lstrip('.')}.py")
+                if beside not in found and beside.is_file():
+                    found.append(beside)
+    return found
 
 
 def user_files(record: dict[str, Any]) -> dict[str, str]:
@@ -121,7 +142,8 @@ def trust_files(
         file = paths[path] = same[0]
         files[file] = hashes if is_hash_of(hashes, file) else hashes + THEN + file_hash(file)
         if files[file] != hashes and not changed:
-            change = f"has changed since the run began (hash {file_hash(file)}, was {hashes or 'unknown'})"
+            change = "or one that it imports has changed since the run began"
+            change += f" (hash {file_hash(file)}, was {hashes or 'unknown'})"
             raise UserError(f"the file '{file}' {change}; put it back, resume with --changed-method, or run anew.")
     return {
         **record,

@@ -149,6 +149,8 @@ def test_a_file_may_import_those_beside_it_whose_names_may_be_taken_elsewhere(tm
     functions = [userfiles.from_file(f"{tmp_path / name / 'own.py'}:f", "metric") for name in ("one", "other")]
     assert [function(5) for function in functions] == [210, 315]
     assert "helpers" not in sys.modules
+    (tmp_path / "one" / "shapes.py").write_text("NONE = 1\n")
+    assert userfiles.from_file(f"{tmp_path}/one/own.py:f", "metric")(5) == 211  # imported anew, though it is the same
 
 
 ROUND = """

@@ -124,6 +124,30 @@ def test_a_file_is_known_where_its_folder_has_become_a_link(work):
     refused(lambda: fedcli.load("run", method="old/nets.py").model(), "has changed since the run began (hash")
 
 
+def test_a_file_that_another_imports_counts_as_a_part_of_it(work):
+    Path("nets.py").write_text("from shapes import WIDTH\n" + NETS)
+    Path("shapes.py").write_text("import sizes\nWIDTH = sizes.WIDTH\n")
+    Path("sizes.py").write_text("WIDTH = 3\n")
+    begun("fedavg", backbone="nets.py:tiny", rounds=2)
+    Path("beside.py").write_text("")  # which nothing imports
+    recorded = read_record(Path("run"))["user_files"][f"{work}/nets.py"]
+    assert recorded == file_hash("nets.py")
+    Path("sizes.py").write_text("WIDTH = 4\n")
+    words = f"nets.py' or one that it imports has changed since the run began (hash {file_hash('nets.py')}, was "
+    refused(lambda: fedcli.load("run", method="nets.py").model(), words)
+    refused(lambda: resume.resume("run", method="nets.py"), words)
+    again = resume.resume("run", method="nets.py", changed_method=True).record
+    assert again["changed"] == [{"round": 2, "what": "its file nets.py"}]
+
+
+def test_the_hash_of_an_older_version_is_of_the_file_alone(work):
+    Path("nets.py").write_text("import shapes\n" + NETS)
+    alone = file_hash("nets.py")
+    Path("shapes.py").write_text("")
+    assert file_hash("nets.py") != alone
+    assert userfiles.is_hash_of(alone, "nets.py")
+
+
 def test_continue_is_consent_and_knows_a_moved_file(work):
     begun(backbone="./nets.py:tiny", rounds=2)
     method, net = moved()
