@@ -11,9 +11,9 @@ pairs of plain seconds over engine seconds: above 1 the engine is faster.
 
 A lower bound, called "floor" in files, is the time that the arithmetic or the memory traffic takes at this machine's
 own peak rates, the larger of the two. Arithmetic: the FLOPs of the plain loop's round over those of a large matrix
-product in the same precision, done by each thread alone. Memory: the bytes of parameters, gradients and momentum, each
-read and written once in every step of every client, over those of a large copy. A bound above the measured time has
-failed, most likely because other programs took the cores meanwhile.
+product in the same precision, done by each thread or process alone. Memory: the bytes of parameters, gradients and
+momentum, each read and written once in every step of every client, over those of a large copy. A bound above the
+measured time has failed, most likely because other programs took the cores meanwhile.
 """
 
 import copy
@@ -247,14 +247,17 @@ def peak_rates(engine: Engine, dtype: torch.dtype) -> tuple[float, float]:
 
 
 def times_per_second(work: Callable[[], Any], engine: Engine) -> float:
-    """Returns how many times a second some work is done at best, on a CPU by all threads, each alone."""
+    """Returns how many times a second some work is done at best, on a CPU by all threads or processes, each alone."""
     device = engine.images.device
     threads = torch.get_num_threads() if device.type == "cpu" else 1
+    processes = engine.processes
 
-    def by_one_thread(number: int) -> float:
+    def by_one(number: int) -> float:
         return 1 / min(seconds_of(work, device) for _ in range(TRIES))
 
-    return sum(engine.side_by_side(by_one_thread, range(threads)))
+    if processes.count > 1:  # at once, and not as soon as it has shown that this is faster
+        return sum(processes.share(by_one, range(processes.count), processes.count, lambda: None))
+    return sum(engine.side_by_side(by_one, range(threads)))
 
 
 def seconds_of(work: Callable[[], Any], device: torch.device) -> float:

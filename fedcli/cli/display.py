@@ -62,7 +62,9 @@ def _machine_text(engine: dict[str, Any]) -> str:
     parts = [engine["device"], engine["precision"]]
     if engine.get("workers", 1) > 1:
         parts.append(f"{engine['workers']} workers")
-    if engine["clients_per_chunk"] == 1:
+    if engine["processes"] > 1:
+        parts.append(f"one client in each of {engine['processes']} processes")
+    elif engine["clients_per_chunk"] == 1:
         parts.append("one client after the other")
     else:
         parts.append(f"{engine['clients_per_chunk']} clients {engine['way']}")

@@ -164,7 +164,7 @@ def run(
         if workers is not None:  # one folder for all workers; what is refused is so before they start
             [(_, path)] = begin.resolve_runs(method, out=out, tuned=tuned, **options)
             launch_workers(workers, () if out else ("--out", str(path)))
-        watch(partial(begin.run_method, method, **experiment, **options), quiet, log_file, log)
+        watch(partial(begin.run_method, method, **experiment, **options), quiet, log_file, log, workers)
         return
     if workers is not None or launched():
         raise UserError("workers share one run (got several runs); leave --workers or the launcher out.")
@@ -271,8 +271,14 @@ def print_trials(name: str, trials: Any) -> None:
     print_table(columns, rows)
 
 
-def watch(start: Callable, quiet: bool | None = None, log_file: Path | None = None, log: str | None = None) -> Any:
-    """Start a run with a display, and loggers; when it fails or is interrupted, say where it stands."""
+def watch(
+    start: Callable, quiet: bool | None = None, log_file: Path | None = None, log: str | None = None,
+    workers: int | None = None,
+) -> Any:  # fmt: skip
+    """Start a run with a display, and loggers; when it fails or is interrupted, say where it stands.
+
+    With one of `workers`, it shares its work with no process.
+    """
     from fedcli.cli.display import Display, print_line
     from fedcli.core.federation import NonFiniteLoss
     from fedcli.runs.record import RECORD
@@ -282,7 +288,7 @@ def watch(start: Callable, quiet: bool | None = None, log_file: Path | None = No
     consoles = common.consoles(quiet, log_file)
     display = Display(*consoles)
     try:
-        with joined() as group:
+        with joined(forks=workers != 1) as group:
             return start(progress=Loggers(display, log) if group.number == 0 else None)
     except UserError as error:
         print_line(consoles[1:], f"error: {error}")
@@ -338,7 +344,7 @@ def resume(
     for folder in folders:
         try:
             options = {"changed_method": changed_method, "skip_ended": folder != run}
-            watch(partial(resume_run, folder, method=method or (), **options), quiet, log_file, log)
+            watch(partial(resume_run, folder, method=method or (), **options), quiet, log_file, log, workers)
         except (UserError, typer.Exit) as error:
             if folder == run or getattr(error, "exit_code", 1) != 1:  # interrupted, or the time of all runs is over
                 raise

@@ -10,7 +10,7 @@ import threading
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from concurrent.futures import CancelledError, ThreadPoolExecutor
 from dataclasses import dataclass, field
-from functools import partial
+from functools import partial, wraps
 from types import SimpleNamespace
 from typing import Any
 
@@ -20,6 +20,7 @@ from torch import Tensor
 
 from fedcli.core.batches import Batch, BatchPlan, Transform
 from fedcli.core.clients import Client, Step, Terms, Update, keyed, refuse_reading
+from fedcli.core.forks import Processes
 from fedcli.core.graphs import CudaGraphs, find_stack, is_out_of_memory
 from fedcli.core.layers import by_places, set_to
 from fedcli.core.stacked import WAYS, Stack, for_many, packed, with_optimizer, with_room
@@ -60,6 +61,7 @@ class Engine:
     notes: list[str] = field(default_factory=list)  # changes of plan that a user has to know
     stacks: dict[Hashable, Stack] = field(default_factory=dict, init=False)  # kept from round to round
     workers: Any = field(default_factory=lambda: ALONE)
+    processes: Processes = field(default_factory=Processes, init=False)  # that share items on a CPU; one, unless set
     stopping: threading.Event = field(default_factory=threading.Event, init=False)  # threads are to end early
     _lock: threading.Lock = field(default_factory=threading.Lock, init=False)
 
@@ -67,6 +69,8 @@ class Engine:
     def mode(self) -> str:
         """Returns how clients train together, in words."""
         how = "looped" if self.clients_per_chunk == 1 else f"{self.way} x {self.clients_per_chunk}"
+        if self.processes.count > 1:
+            how += f", {self.processes.count} processes"
         return how if self.graphs is None else f"{how}, captured"
 
     def _step_done(self, samples: int) -> None:
@@ -121,18 +125,28 @@ class Engine:
                 self.notes.append(f"out of memory with {size} clients together; {self.clients_per_chunk} from here on")
             return [result for part in parts(clients) for result in attempt(part)]
 
-        done = self.side_by_side(lambda part: (attempt(part), self.clients_per_chunk), parts(range(num_clients)))
+        @wraps(run)
+        def of_part(part: range) -> tuple[list[Any], int]:
+            return attempt(part), self.clients_per_chunk
+
+        done = self.side_by_side(of_part, parts(range(num_clients)))
         self.clients_per_chunk = min(size for _, size in done)  # of all workers
         return [result for part, _ in done for result in part]
 
     def side_by_side(self, run: Callable[[Any], Any], items: Sequence[Any]) -> list[Any]:
-        """Calls `run` for each item, on the CPU one in each thread; returns results in order.
+        """Calls `run` for each item, on the CPU one in each thread or process; returns results in order.
 
         Two threads on two clients do more than two threads on every operation of one, much more where other programs
-        want the cores too. The results depend neither on the number of threads nor on that of workers.
+        want the cores too; and two processes more than two threads where Python takes much of the time. The results
+        depend neither on the number of threads nor on that of processes or workers.
         """
+        if self.processes.count > 1:
+            return self.processes.map(run, items, self._keep_silent)
         alone = self.images.device.type != "cpu" or min(torch.get_num_threads(), len(items)) < 2
         return self.workers.share(partial(map if alone else self._in_threads, run), items)
+
+    def _keep_silent(self) -> None:
+        self.on_samples = lambda count: None  # a fork has no display
 
     def _in_threads(self, run: Callable[[Any], Any], items: Sequence[Any]) -> list[Any]:
         threads = torch.get_num_threads()

@@ -26,6 +26,7 @@ from fedcli.results.plans import Plan, PlannedRun
 from fedcli.runs import begin, resume
 from fedcli.runs.checkpoints import CHECKPOINT, PREVIOUS, SELECTED, clear
 from fedcli.runs.lock import InUse, locked
+from fedcli.runs.machine import allowed_cores
 from fedcli.runs.record import Record, has_ended, read_record
 from fedcli.runs.rounds import Listener
 from fedcli.runs.signals import OutOfTime, end_with_parent, interrupt_on_signals, time_left
@@ -210,7 +211,7 @@ def _begin_process(jobs: int) -> None:
     end_with_parent()
     sys.stdout = sys.stderr = open(os.devnull, "w")  # noqa: SIM115  # as long as the process
     if "OMP_NUM_THREADS" not in os.environ:
-        torch.set_num_threads(max(1, (os.cpu_count() or 1) // jobs))
+        torch.set_num_threads(max(1, allowed_cores() // jobs))
 
 
 def device_of(slot: int) -> dict[str, str]:

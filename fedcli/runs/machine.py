@@ -1,5 +1,6 @@
 """The machine of a run: what a record says of it, and what a run sets for the time that it takes."""
 
+import math
 import os
 import platform
 import re
@@ -15,9 +16,13 @@ from typing import Any
 import torch
 
 from fedcli.core.federation import Federation
+from fedcli.core.forks import Processes
+from fedcli.runs.workers import may_fork
 
 SMALL_NETWORK = 100_000  # parameters
 NOISE = 0.5  # cores
+GROUPS = Path("/sys/fs/cgroup")
+OWN_GROUPS = Path("/proc/self/cgroup")
 ENVIRONMENT_KEYS = ("hardware", "machine", "versions")  # on which the bits of a run depend
 
 
@@ -73,14 +78,47 @@ def note_move(record: dict[str, Any], device: torch.device) -> list[str]:
 def quiet(record: dict[str, Any]) -> bool:
     """Whether no other work disturbed a run, so that its seconds say something.
 
-    The load averages at its start and end may be half a core above the run's own threads. Older records have the cores
-    that `others` kept busy, or nothing, and count as disturbed.
+    The load averages at its start and end may be half a core above the run's own threads and processes. Older records
+    have the cores that `others` kept busy, or nothing, and count as disturbed.
     """
     busy = []
+    own = record["hardware"]["threads"] * record["engine"].get("processes", 1)
     for load in record.get("load", [{"others": 2 * NOISE}]):
         others = load.get("others")
-        busy.append(max(load["start"], load["end"]) - record["hardware"]["threads"] if others is None else others)
+        busy.append(max(load["start"], load["end"]) - own if others is None else others)
     return max(busy, default=0) <= NOISE
+
+
+def allowed_cores(groups: Path = GROUPS, listing: Path = OWN_GROUPS) -> int:
+    """Returns how many cores this process may use: those that it is bound to, and no more than a container leaves it.
+
+    Args:
+        groups: Where the system shows its control groups, of either version.
+        listing: Which of them are this process's.
+    """
+    has_affinity = hasattr(os, "sched_getaffinity")
+    cores = len(os.sched_getaffinity(0)) if has_affinity else os.cpu_count() or 1
+    lines = listing.read_text().splitlines() if listing.is_file() else []
+    for line in lines:
+        _, controllers, name = line.split(":", 2)
+        if controllers and "cpu" not in controllers.split(","):
+            continue
+        top = groups / "cpu" if controllers else groups  # of the first version each kind has its own
+        group = top / name.lstrip("/")
+        for folder in (group, *group.parents):
+            if folder.is_relative_to(top):
+                cores = min(cores, _quota(folder))
+    return max(cores, 1)
+
+
+def _quota(folder: Path) -> float:
+    """Returns how many cores a control group may keep busy, a part of one counted as one; infinite without a limit."""
+    texts = []
+    for name in ("cpu.max", "cpu.cfs_quota_us", "cpu.cfs_period_us"):  # the first holds both of the others
+        if (folder / name).is_file():
+            texts += (folder / name).read_text().split()
+    quota, period = texts[:2] or ("max", "1")
+    return math.ceil(int(quota) / int(period)) if quota.isdecimal() else math.inf
 
 
 def checkout() -> Path | None:
@@ -127,8 +165,9 @@ def deterministic(on: bool) -> Iterator[None]:
 def machine_settings(fed: Federation) -> Iterator[None]:
     """Sets what this run needs in PyTorch for the whole process, until the end.
 
-    TF32 only with --precision tf32; PyTorch's default uses it in convolutions. On CUDA the same bits each time. One
-    thread for a small network that trains one client after the other on a CPU, where handing work over costs more.
+    TF32 only with --precision tf32; PyTorch's default uses it in convolutions. On CUDA the same bits each time. On a
+    CPU no more threads than the process may use cores. Steps of a small network are mostly Python, which lets one
+    thread at a time go on: there one thread trains one client after the other, and so many processes share them.
     """
     on_cpu = fed.device.type == "cpu"
     is_small = fed.sizes.parameters < SMALL_NETWORK
@@ -137,7 +176,15 @@ def machine_settings(fed: Federation) -> Iterator[None]:
         for operations in kinds:
             put_back.callback(setattr, operations, "allow_tf32", operations.allow_tf32)
             operations.allow_tf32 = fed.config.precision == "tf32"
-        put_back.callback(torch.set_num_threads, torch.get_num_threads())
+        threads = torch.get_num_threads()
+        put_back.callback(torch.set_num_threads, threads)
+        if on_cpu and "OMP_NUM_THREADS" not in os.environ:
+            threads = min(threads, allowed_cores())
+            torch.set_num_threads(threads)
         if on_cpu and is_small and fed.engine.clients_per_chunk == 1:
             torch.set_num_threads(1)
+            if may_fork():
+                put_back.callback(setattr, fed.engine, "processes", fed.engine.processes)
+                fed.engine.processes = Processes(threads, fed.engine.notes.append)
+                put_back.callback(fed.engine.processes.reap)
         yield

@@ -29,7 +29,7 @@ SCHEMA = 1
 RECORD = "record.json"
 # What older records lack: the numbers of numerics began at 1, and a run trained its clients in one way.
 BEFORE = '{"numerics": {"core": 1, "method": 1}, "user_files": {}, "moved": [], "changed": []}'
-ENGINE_BEFORE = '{"way": "stacked", "notes": []}'
+ENGINE_BEFORE = '{"way": "stacked", "notes": [], "processes": 1}'
 Record = dict[str, Any]
 STATES = ("finished", "diverged", "failed", "unfinished", "not run")
 ENDED = STATES[:2]

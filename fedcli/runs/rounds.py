@@ -91,6 +91,7 @@ def _make_ready(setup: Setup, fed: Federation, record: dict, folder: Path, progr
     rounds = record["rounds"]
     writes = current().number == 0
     _refuse_different_workers(record, setup.method)
+    record["engine"]["processes"] = fed.engine.processes.count
     record |= {"status": "running", "summary": summarise(rounds, setup.selection)}
     busy = os.getloadavg()[0]
     record.setdefault("load", []).append({"round": len(rounds), "start": busy, "end": busy})
@@ -103,7 +104,12 @@ def _make_ready(setup: Setup, fed: Federation, record: dict, folder: Path, progr
         write_record(folder, record)
     samples = setup.cohort_size * setup.run.local_epochs * sum(map(len, fed.training)) // setup.run.num_clients
     progress.start(record, folder, samples, len(rounds))
-    fed.engine.on_samples = lambda count: progress.samples(count * current().count)
+    processes = fed.engine.processes
+
+    def on_samples(count: int) -> None:
+        progress.samples(count * current().count * processes.active)  # the others do as much
+
+    fed.engine.on_samples = on_samples
 
 
 class RunningRun:
@@ -212,6 +218,7 @@ def _record_round(record: dict, setup: Setup, fed: Federation, seconds: float) -
     rounds = record["rounds"]
     buffer_floats = max(fed.sent_down["buffers"], fed.sent_up["buffers"])  # of batch normalisation, one way
     record["engine"]["clients_per_chunk"] = fed.engine.clients_per_chunk
+    record["engine"]["processes"] = fed.engine.processes.count
     record["load"][-1]["end"] = os.getloadavg()[0]
     record |= {  # at once, since an interruption may come at any time
         "cost": {

@@ -220,6 +220,7 @@ RECORD = parts(
                 "notes": each(parts({"round": COUNT, "text": text})),
                 "chosen": optional(text),
                 "workers": whole(1),
+                "processes": whole(1),
                 "branches": one_of(True, False),
             },
         ),

@@ -9,9 +9,11 @@ dies closes its connections, which the others notice.
 """
 
 import logging
+import multiprocessing
 import os
 import signal
 import sys
+import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -40,6 +42,7 @@ class Group:
     number: int = 0  # of this process; the first, 0, writes
     count: int = 1  # of all processes
     here: int = 1  # of those on this machine, which share its cores
+    forks: bool = True  # may share the work of this one
     told: bool = field(default=False, init=False)  # all know the error that this one ends with
     _inside: bool = field(default=False, init=False)  # in a part of divided work
 
@@ -101,16 +104,41 @@ def current() -> Group:
     return _current
 
 
+def may_fork() -> bool:
+    """Returns whether this process may share its work with forks of it.
+
+    Only Linux forks a process with PyTorch safely, and only without a device that PyTorch keeps threads for. A thread
+    that is no daemon, and Ray, do work of their own, in the midst of which a fork would find it. Workers, and daemons
+    of `multiprocessing`, are one of several.
+    """
+    others = [thread for thread in threading.enumerate() if thread is not threading.main_thread()]
+    return (
+        sys.platform == "linux"
+        and _current.forks
+        and not torch.cuda.is_available()
+        and threading.current_thread() is threading.main_thread()
+        and all(thread.daemon for thread in others)
+        and not multiprocessing.current_process().daemon
+        and "ray" not in sys.modules
+    )
+
+
 @contextmanager
-def joined() -> Iterator[Group]:
+def joined(forks: bool = True) -> Iterator[Group]:
     """Connects this process with those that the launcher has started with it; alone without a launcher.
+
+    `forks` says whether this process alone may share its work with forks of it.
 
     An error inside ends all: the first raises it, the others end here, so that the launcher waits for the first. An
     interruption is not sent: this process ends, and the others notice.
     """
     global _current
     if not launched():
-        yield _current
+        _current = Group(forks=forks)
+        try:
+            yield _current
+        finally:
+            _current = Group()
         return
     if torch.cuda.is_available():  # each has the next device, which "cuda" stands for from here on
         torch.cuda.set_device(int(os.environ["LOCAL_RANK"]) % torch.cuda.device_count())
@@ -119,7 +147,7 @@ def joined() -> Iterator[Group]:
     if os.environ["TORCHELASTIC_USE_AGENT_STORE"] == "True":  # the launcher's, which has addresses of earlier starts
         store = dist.PrefixStore(os.environ["TORCHELASTIC_RESTART_COUNT"], store)
     dist.init_process_group("gloo", store=store, rank=number, world_size=count, timeout=PATIENCE)
-    _current = group = Group(number, count, int(os.environ["LOCAL_WORLD_SIZE"]))
+    _current = group = Group(number, count, int(os.environ["LOCAL_WORLD_SIZE"]), forks=False)
     try:
         yield group
     except Exception as error:

@@ -1,0 +1,253 @@
+"""Forked processes, which do items of this one's work where Python lets only one thread at a time go on.
+
+A fork has all that this process has, without a copy until one of them writes; so it takes no start, and items, networks
+and functions need not be sent. Only results are. A fork ends when its items do: it keeps nothing, draws nothing, prints
+nothing of ours, and what it has not done this process does, in whose own words an error is told then.
+"""
+
+import ctypes
+import gc
+import math
+import os
+import pickle
+import signal
+import sys
+import time
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from functools import cache
+from statistics import fmean
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fedcli.core.trees import tree_map
+
+FORK_SECONDS = 0.03  # until it has been measured; by the memory of the process
+COST = 2  # of a fork, times these seconds: both copy the pages that they write, and results are sent
+SIGNALS = signal.SIGINT, signal.SIGTERM, getattr(signal, "SIGHUP", signal.SIGTERM)  # this process ends its forks
+PLACES = 1024  # at most that wait to be taken, 4 bytes each: one page, which every pipe holds
+PR_SET_PDEATHSIG = 1
+
+
+@dataclass(eq=False)
+class Processes:
+    """This process and, where that is faster, forks of it.
+
+    Attributes:
+        count: Processes at most, this one included.
+        note: Told what the user has to know.
+        active: Processes at work now.
+    """
+
+    count: int = 1
+    note: Callable[[str], None] = lambda text: None
+    active: int = field(default=1, init=False)
+    _seconds: dict[str, float] = field(default_factory=dict, init=False)  # of an item in the last call, by function
+    _fork_seconds: float = field(default=FORK_SECONDS, init=False)
+    _ended: list["_Fork"] = field(default_factory=list, init=False)  # whose results are here
+
+    def map(self, run: Callable[[Any], Any], items: Sequence[Any], begin: Callable[[], None]) -> list[Any]:
+        """Calls `run` for each item; returns results in order, whose tensors may have been sent.
+
+        Args:
+            run: Known by its name from call to call: how long it took the last time decides how many processes share
+                the items. The first items, and those of a short call, are done one after the other.
+            items: What `run` is called for; none depends on another.
+            begin: Called in each fork before its items.
+        """
+        spent: list[float] = []
+
+        def timed(item: Any) -> Any:
+            start = time.perf_counter()
+            result = run(item)
+            spent.append(time.perf_counter() - start)
+            return result
+
+        done: list[Any] = []
+        while len(done) < len(items):
+            rest = items[len(done) :]
+            count = self._fastest(len(rest), fmean(spent) if spent else self._seconds.get(run.__qualname__, 0.0))
+            done += [timed(rest[0])] if count == 1 else self.share(timed, rest, count, begin)
+        if spent:
+            self._seconds[run.__qualname__] = fmean(spent)
+        return done
+
+    def _fastest(self, items: int, seconds: float) -> int:
+        """Returns the number of processes with which items of so many seconds each are done first."""
+        cost = COST * self._fork_seconds
+
+        def needed(count: int) -> float:
+            return items / count * seconds + (count - 1) * cost
+
+        return min(range(1, min(self.count, items) + 1), key=needed)
+
+    def share(
+        self, run: Callable[[Any], Any], items: Sequence[Any], count: int, begin: Callable[[], None]
+    ) -> list[Any]:
+        """Calls `run` for each item in so many processes, for the rest as `map`."""
+        self.reap()
+        results: dict[int, Any] = {}
+        forks: list[_Fork] = []
+        queue = _queue(len(items))
+        most, self.count, self.active = self.count, 1, count  # what an item divides is not divided again
+        start = time.perf_counter()
+        try:
+            try:
+                for _ in range(count - 1):
+                    forks.append(_Fork(run, items, queue, begin))
+            except OSError as error:  # no more processes, or no memory for them
+                most = len(forks) + 1
+                self.note(f"no more processes can be started ({error}); from here on the work is shared by {most}")
+            self._fork_seconds = (time.perf_counter() - start) / (count - 1)
+            for place in _taken(queue, len(items)):
+                results[place] = run(items[place])
+            for fork in forks:
+                received, fault = fork.receive()
+                results |= received
+                if fault:
+                    most = 1
+                    self.note(f"a process that shared the work {fault}; one process does it all from here on")
+            for place in range(len(items)):
+                if place not in results:
+                    results[place] = run(items[place])
+        except BaseException:
+            for fork in forks:
+                fork.kill()
+            raise
+        finally:
+            os.close(queue)
+            self._ended += forks
+            self.count, self.active = most, 1
+        return [results[place] for place in range(len(items))]
+
+    def reap(self) -> None:
+        """Waits for the forks to be gone, whose memory the system has to give back."""
+        for fork in self._ended:
+            fork.wait()
+        self._ended.clear()
+
+
+class _Fork:
+    """A fork at work; made in this process, it never returns in the other one."""
+
+    def __init__(self, run: Callable[[Any], Any], items: Sequence[Any], queue: int, begin: Callable[[], None]):
+        parent = os.getpid()
+        libc = _libc()
+        self._status: int | None = None  # of its end
+        mine, pipe = os.pipe()
+        self._pipe = open(mine, "rb")  # noqa: SIM115  # until it is received
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)  # until it ignores them
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # of other threads, from Python 3.12 on; it needs none of them
+                self.pid = os.fork()
+            if self.pid == 0:
+                try:
+                    libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+                    if os.getppid() == parent:
+                        _work(run, items, queue, begin, pipe)
+                finally:
+                    os._exit(0)
+        finally:
+            os.close(pipe)
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+    def receive(self) -> tuple[dict[int, Any], str]:
+        """Returns its results by their places, once it has all, and what is wrong with it."""
+        with self._pipe:
+            message = self._pipe.read()
+        try:
+            return pickle.loads(message)
+        except Exception as error:  # it has died before it was through
+            status = self.wait()
+            code = os.waitstatus_to_exitcode(status)
+            ending = f"got {signal.Signals(-code).name}" if code < 0 else f"exit code {code}, {error}"
+            return {}, f"has died ({ending})"
+
+    def kill(self) -> None:
+        """Ends it."""
+        self._pipe.close()
+        if self._status is None:
+            with suppress(OSError):
+                os.kill(self.pid, signal.SIGKILL)
+
+    def wait(self) -> int:
+        """Returns the status of its end once it has ended."""
+        if self._status is None:
+            self._status = 0
+            with suppress(ChildProcessError):  # the program has others wait for its children, or nobody
+                _, self._status = os.waitpid(self.pid, 0)
+        return self._status
+
+
+def _work(run: Callable[[Any], Any], items: Sequence[Any], queue: int, begin: Callable[[], None], pipe: int) -> None:
+    """Does items in a fork, and sends their results."""
+    for number in SIGNALS:
+        signal.signal(number, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
+    gc.freeze()  # else each search for garbage would write to all objects, and so copy them
+    _take_own_streams()
+    begin()
+    drawn = torch.get_rng_state()
+    results: dict[int, Any] = {}
+    fault = ""
+    try:
+        for place in _taken(queue, len(items)):
+            results[place] = run(items[place])
+    except BaseException as error:
+        fault = f"has failed ({type(error).__name__}: {error})"
+        for _ in _taken(queue, len(items)):  # that all end soon
+            pass
+    if not torch.equal(drawn, torch.get_rng_state()):
+        results = {}  # the process that draws itself is told what is wrong with that
+        fault = "has drawn from PyTorch's global generator"
+    try:
+        message = pickle.dumps((tree_map(_sent, results), fault))
+    except Exception as error:
+        message = pickle.dumps(({}, f"cannot send what it has done ({error})"))
+    with open(pipe, "wb") as file:
+        file.write(message)
+    sys.stdout.flush()
+
+
+def _sent(leaf: Any) -> Any:
+    """Returns what is sent of a tensor: its own values alone, with their strides, which may decide how sums round."""
+    return leaf.detach().clone() if isinstance(leaf, Tensor) else leaf
+
+
+def _take_own_streams() -> None:
+    """Makes new objects of the standard streams, whose locks another thread may have held when this fork was made."""
+    for name, number in (("stdout", 1), ("stderr", 2)):
+        if getattr(sys, name) is getattr(sys, f"__{name}__"):
+            with suppress(OSError):  # closed
+                setattr(sys, name, open(number, "w", buffering=1, closefd=False))  # noqa: SIM115  # as long as it
+
+
+def _queue(count: int) -> int:
+    """Returns a pipe from which processes take the places of so many items, a piece at a time and each once."""
+    queue, end = os.pipe()
+    with open(end, "wb") as file:
+        for start in range(0, count, _piece(count)):
+            file.write(start.to_bytes(4, "little"))
+    return queue
+
+
+def _taken(queue: int, count: int) -> Iterator[int]:
+    """Yields the places that this process takes, until none is left."""
+    while start := os.read(queue, 4):
+        first = int.from_bytes(start, "little")
+        yield from range(first, min(first + _piece(count), count))
+
+
+def _piece(count: int) -> int:
+    return math.ceil(count / PLACES)
+
+
+@cache
+def _libc() -> Any:
+    """Returns the C library, loaded before there are forks."""
+    return ctypes.CDLL(None)

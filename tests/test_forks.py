@@ -1,0 +1,409 @@
+"""Forks that share a process's work: results, failures, kills and interruptions, and which runs have them."""
+
+import os
+import re
+import runpy
+import signal
+import sys
+import threading
+from contextlib import contextmanager
+
+import pytest
+import torch
+
+from fedcli.core import forks
+from fedcli.core.forks import Processes
+from fedcli.registry import find_method
+from fedcli.runs import machine, workers
+from fedcli.runs.machine import allowed_cores, machine_settings, quiet
+from fedcli.runs.record import RECORD, read_record
+from fedcli.runs.rounds import Listener
+from tests import law_8, laws
+from tests.programs import SMALL, invoke, start
+
+
+class Shared:
+    """Two processes, each of which is given one of two items and begins it once the other has one too."""
+
+    def __init__(self):
+        self.notes = []
+        self.pid = os.getpid()
+        self.has_met = False
+        self.processes = Processes(2, self.notes.append)
+        self.to_fork = os.pipe()
+        self.from_fork = os.pipe()
+
+    @property
+    def in_fork(self):
+        return os.getpid() != self.pid
+
+    def meet(self):
+        """Returns when both processes are here, if they have not met before."""
+        ends = (self.from_fork, self.to_fork) if self.in_fork else (self.to_fork, self.from_fork)
+        if not self.has_met:
+            os.write(ends[0][1], b".")
+            self.has_met = os.read(ends[1][0], 1) == b"."
+
+    def __call__(self, act):
+        """What `act` gives for the items 1 and 2."""
+
+        def run(item):
+            self.meet()
+            return act(item)
+
+        return self.processes.share(run, [1, 2], 2, lambda: None)
+
+
+@pytest.fixture
+def shared():
+    """A process and a fork, of which none is left at the end."""
+    made = Shared()
+    yield made
+    made.processes.reap()
+    with pytest.raises(ChildProcessError):
+        os.waitpid(-1, os.WNOHANG)
+    for end in (*made.to_fork, *made.from_fork):
+        os.close(end)
+
+
+@pytest.fixture
+def always(monkeypatch, two_threads):
+    """Work is shared as soon as it is known how long it takes, however short."""
+    monkeypatch.setattr(forks, "COST", 0)
+
+
+# What is shared
+
+
+def test_a_fork_does_its_part_and_sends_tensors_with_their_strides(shared):
+    values = torch.arange(6.0).reshape(2, 3)
+    results = shared(lambda item: {"values": item * values.T, "forked": shared.in_fork, "none": None})
+    assert [result["forked"] for result in results] in ([False, True], [True, False])
+    for item, result in zip((1, 2), results, strict=True):
+        assert torch.equal(result["values"], item * values.T)
+        assert result["values"].stride() == (1, 3)
+        assert result["none"] is None
+    assert shared.notes == []
+    assert (shared.processes.count, shared.processes.active) == (2, 1)
+
+
+@pytest.mark.parametrize("count", [1, 7, 3000])  # the last are more than wait to be taken
+def test_each_item_is_done_once_and_results_are_in_order(count):
+    processes = Processes(3)
+    assert processes.share(lambda item: -item, range(count), 3, lambda: None) == [-item for item in range(count)]
+    processes.reap()
+
+
+def test_what_an_item_divides_is_not_divided_again(shared):
+    assert shared(lambda item: shared.processes.map(lambda part: shared.processes.count, [1, 2], None)) == [[1, 1]] * 2
+
+
+def test_short_work_is_not_shared_and_long_work_once_it_has_shown_how_long_it_takes(monkeypatch):
+    clock = [0.0]
+    counts = []
+    monkeypatch.setattr(forks.time, "perf_counter", lambda: clock[0])
+
+    def share(run, items, count, begin):
+        counts.append(count)
+        return [run(item) for item in items]
+
+    def work(seconds):
+        clock[0] += seconds
+        return seconds
+
+    processes = Processes(4)
+    monkeypatch.setattr(processes, "share", share)
+    fork = forks.COST * forks.FORK_SECONDS
+    assert processes.map(work, [fork / 10] * 9, None) == [fork / 10] * 9
+    assert counts == []
+    assert processes.map(work, [10 * fork] * 9, None) == [10 * fork] * 9
+    assert counts == [4]  # the eight after the first one
+    processes.map(work, [10 * fork] * 9, None)
+    assert counts == [4, 4]  # all nine
+    processes.map(work, [fork * 1.2] * 3, None)
+    assert counts == [4, 4, 3]
+    processes.map(work, [fork * 1.2] * 3, None)
+    assert counts == [4, 4, 3, 2]  # a third process would take as long as it saves
+
+
+# What goes wrong
+
+
+def test_an_item_that_fails_in_a_fork_fails_here_in_its_own_words(shared):
+    def fail(item):
+        if item == 2:
+            raise ValueError(f"broken {item}")
+        return item
+
+    with pytest.raises(ValueError, match="broken 2") as caught:
+        shared(fail)
+    assert caught.traceback[-1].name == "fail"
+
+
+@pytest.mark.parametrize(
+    ("act", "note"),
+    [
+        (lambda shared: os.kill(os.getpid(), signal.SIGKILL), r"has died \(got SIGKILL\)"),
+        (lambda shared: os._exit(3), r"has died \(exit code 3, .*\)"),
+        (lambda shared: sys.exit("end"), r"has failed \(SystemExit: end\)"),
+        (lambda shared: lambda: None, r"cannot send what it has done \(.*\)"),
+        (lambda shared: torch.rand(1), "has drawn from PyTorch's global generator"),
+    ],
+)
+def test_what_a_fork_has_not_done_is_done_here_and_forks_come_to_an_end(act, note, shared):
+    def run(item):
+        return act(shared) if shared.in_fork else item
+
+    assert shared(run) == [1, 2]
+    assert len(shared.notes) == 1
+    assert re.fullmatch(f"a process that shared the work {note}; one process .* from here on", shared.notes[0])
+    assert shared.processes.count == 1
+
+
+def test_where_there_can_be_no_more_processes_there_are_fewer(monkeypatch):
+    def fork():
+        raise BlockingIOError("no more")
+
+    monkeypatch.setattr(forks.os, "fork", fork)
+    notes = []
+    processes = Processes(3, notes.append)
+    assert processes.share(lambda item: -item, [1, 2], 2, lambda: None) == [-1, -2]
+    assert notes == ["no more processes can be started (no more); from here on the work is shared by 1"]
+
+
+def test_an_interruption_ends_the_forks(shared):
+    never, _ = os.pipe()
+
+    def run(item):
+        if shared.in_fork:
+            os.kill(os.getpid(), signal.SIGINT)  # as the terminal does to all processes; it is for the first
+            os.read(never, 1)
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        shared(run)
+    assert (shared.processes.count, shared.processes.active) == (2, 1)
+
+
+def test_forks_end_with_the_process_that_is_killed(tmp_path):
+    alive, life = os.pipe()
+    never, _ = os.pipe()
+
+    def work(item):
+        os.write(life, b".")
+        os.read(never, 1)
+
+    running = start(tmp_path, main=lambda: Processes(2).share(work, [1, 2], 2, lambda: None))
+    os.close(life)
+    assert os.read(alive, 1) + os.read(alive, 1) == b".."
+    running.kill()
+    assert os.read(alive, 1) == b""  # nobody is left who could write
+
+
+# Runs
+
+
+METHODS = ("fedavg", "scaffold", "fedfm", "fccl-plus", "fedproto", "ditto")
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_law_8_forks_are_invisible(name, always, monkeypatch):
+    case = find_method(name), law_8.QUICK.get(name), {}
+    made = []
+    fork = os.fork
+    monkeypatch.setattr(forks.os, "fork", lambda: made.append(1) or fork())
+    ending = law_8.ending(*case)
+    assert made
+    torch.set_num_threads(1)
+    assert law_8.ending(*case) == ending
+
+
+MISTAKE = """
+from dataclasses import replace
+import torch
+from fedcli.papers.baselines import fedavg
+from fedcli.registry import find_method
+from fedcli.core.clients import plain_loss
+
+def run_round(state, cohort, fed, config):
+    loss = plain_loss(fed.network)
+
+    def local_loss(params, buffers, batch, context):
+        value, aux = loss(params, buffers, batch, context)
+        if cohort.round == 1:
+            value = value.WRONG()
+        return value, aux
+
+    clients = fed.broadcast(state.params, state.buffers, cohort)
+    clients, terms = fed.train(clients, cohort, local_loss)
+    return state, terms
+
+METHOD = replace(find_method("fedavg"), name="mine", run_round=run_round)
+"""
+
+
+def test_a_mistake_in_a_users_file_is_told_by_its_line(folder, always):
+    (folder / "mine.py").write_text(MISTAKE)
+    result = invoke("run", "./mine.py", *SMALL)
+    assert result.exit_code == 2
+    assert "mine.py' fails in line 14 (got AttributeError: 'Tensor' object has no attribute 'WRONG')" in result.stderr
+
+
+def test_header_and_record_say_how_many_processes_share_a_run_and_old_records_have_one(folder, always):
+    result = invoke("run", "fedavg", *SMALL, "--out", "two")
+    assert "cpu, float32, one client in each of 2 processes\n" in result.output
+    result = invoke("run", "fedavg", *SMALL, "--out", "one", "--workers", "1")
+    assert "cpu, float32, one client after the other\n" in result.output
+    two, one = read_record(folder / "two"), read_record(folder / "one")
+    assert (two["engine"]["processes"], one["engine"]["processes"]) == (2, 1)
+    assert two["summary"] == one["summary"]
+    older = re.sub(r',\s*"processes": 2', "", (folder / "two" / RECORD).read_text())
+    older = re.sub(r',\s*"digest": "\w+"', "", older)
+    (folder / "two" / RECORD).write_text(older)
+    assert read_record(folder / "two")["engine"]["processes"] == 1
+
+
+@pytest.mark.parametrize(("threads", "processes"), [(1, 2), (2, 1)])
+def test_a_run_goes_on_with_another_number_to_the_same_bits(threads, processes, folder, always):
+    class Stop(Listener):
+        def round(self, entry):
+            raise KeyboardInterrupt
+
+    import fedcli
+
+    options = dict(zip([name[2:].replace("-", "_") for name in SMALL[::2]], SMALL[1::2], strict=True))
+    for name in ("train_examples", "num_clients", "cohort_size", "rounds", "batch_size"):
+        options[name] = int(options[name])
+    whole = fedcli.run("scaffold", out="whole", **options)
+    torch.set_num_threads(threads)
+    with pytest.raises(KeyboardInterrupt):
+        fedcli.run("scaffold", out="parts", progress=Stop(), **options)
+    torch.set_num_threads(processes)
+    result = invoke("resume", "parts")
+    assert result.exit_code == 0
+    torch.set_num_threads(2)
+    parts = read_record(folder / "parts")
+    assert parts["engine"]["processes"] == processes
+    assert parts["summary"] == whole.record["summary"]
+
+
+def test_samples_are_counted_while_several_processes_train(folder, always):
+    class Counts(Listener):
+        seen = 0
+
+        def samples(self, count):
+            self.seen += count
+
+    import fedcli
+
+    counts = Counts()
+    fedcli.run("fedavg", out="run", progress=counts, dataset="digits", rounds=2, train_examples=200, num_clients=4)
+    assert counts.seen > 0
+
+
+# Which runs have forks, and how many
+
+
+@contextmanager
+def other_thread():
+    ends = threading.Event()
+    thread = threading.Thread(target=ends.wait)
+    thread.start()
+    yield
+    ends.set()
+    thread.join()
+
+
+def test_a_process_forks_where_that_is_safe_and_it_has_the_cores_to_itself(monkeypatch):
+    assert workers.may_fork()
+    with other_thread():
+        assert not workers.may_fork()
+    seen = []
+    thread = threading.Thread(target=lambda: seen.append(workers.may_fork()), daemon=True)
+    thread.start()
+    thread.join()
+    assert seen == [False]
+    cases = [
+        (sys, "platform", "darwin"), (torch.cuda, "is_available", lambda: True),
+        (workers, "_current", workers.Group(forks=False)),
+    ]  # fmt: skip
+    for owner, name, value in cases:
+        with monkeypatch.context() as patch:
+            patch.setattr(owner, name, value)
+            assert not workers.may_fork()
+    monkeypatch.setitem(sys.modules, "ray", None)
+    assert not workers.may_fork()
+
+
+@pytest.mark.parametrize(
+    ("options", "threads", "expected"),
+    [({}, 2, (1, 2)), ({}, 1, (1, 1)), ({"clients_per_chunk": "2"}, 2, (2, 1)), ({"backbone": "wide"}, 2, (2, 1))],
+)
+def test_only_small_networks_that_train_one_by_one_are_shared(options, threads, expected, two_threads):
+    torch.set_num_threads(threads)
+    if "backbone" in options:
+        options = {"backbone": f"{law_8.__file__}:wide"}
+    _, fed = laws.federation(find_method("fedavg"), **options)
+    with machine_settings(fed):
+        assert (torch.get_num_threads(), fed.engine.processes.count) == expected
+    torch.set_num_threads(2)
+    assert fed.engine.processes.count == 1
+
+
+def write(folder, texts):
+    for name, text in texts.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(text + "\n")
+
+
+@pytest.mark.parametrize(
+    ("listing", "files", "cores"),
+    [
+        ("0::/", {}, 64),
+        ("0::/", {"cpu.max": "max 100000"}, 64),
+        ("0::/", {"cpu.max": "250000 100000"}, 3),
+        ("0::/a/b", {"a/cpu.max": "200000 100000", "a/b/cpu.max": "max 100000"}, 2),
+        ("4:memory:/x\n3:cpu,cpuacct:/a", {"cpu/a/cpu.cfs_quota_us": "50000", "cpu/a/cpu.cfs_period_us": "100000"}, 1),
+        ("3:cpu:/elsewhere", {"cpu/cpu.cfs_quota_us": "400000", "cpu/cpu.cfs_period_us": "100000"}, 4),
+        ("3:cpu:/", {"cpu/cpu.cfs_quota_us": "-1", "cpu/cpu.cfs_period_us": "100000"}, 64),
+    ],
+)
+def test_a_process_has_the_cores_that_it_is_bound_to_and_that_its_container_has(
+    listing, files, cores, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(machine.os, "sched_getaffinity", lambda number: range(64))
+    write(tmp_path, files | {"listing": listing})
+    assert allowed_cores(tmp_path, tmp_path / "listing") == cores
+
+
+def test_a_run_has_no_more_threads_than_cores_unless_it_is_told_so(monkeypatch, two_threads):
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    monkeypatch.setattr(machine, "allowed_cores", lambda: 1)
+    _, fed = laws.federation(find_method("fedavg"), clients_per_chunk="2")
+    with machine_settings(fed):
+        assert torch.get_num_threads() == 1
+    monkeypatch.setenv("OMP_NUM_THREADS", "2")
+    with machine_settings(fed):
+        assert torch.get_num_threads() == 2
+
+
+def test_seconds_count_where_no_more_than_a_runs_own_processes_were_busy():
+    record = {"hardware": {"threads": 1}, "engine": {"processes": 2}, "load": [{"start": 0.0, "end": 2.4}]}
+    assert quiet(record)
+    assert not quiet({**record, "engine": {"processes": 1}})
+
+
+SCRIPT = """
+import fedcli
+
+print("begins")
+run = fedcli.run("fedavg", dataset="digits", rounds=2, train_examples=120, device="cpu", out="run")
+print(run.record["engine"]["processes"])
+"""
+
+
+def test_a_script_without_a_guard_shares_its_run(folder, always, capfd):
+    (folder / "script.py").write_text(SCRIPT)
+    runpy.run_path("script.py", run_name="__main__")
+    output, errors = capfd.readouterr()
+    assert (output.split(), errors) == (["begins", "2"], "")
