@@ -25,9 +25,9 @@ from unittest.mock import patch
 
 import torch
 from torch.overrides import TorchFunctionMode
+from torch.utils import _pytree as pytree
 from torch.utils import backend_registration
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves, tree_map
 
 NAME = "made_up"
 DEVICE = f"{NAME}:0"
@@ -85,7 +85,23 @@ class OnDevice(torch.Tensor):
 
 def on_host(tree: Any) -> Any:
     """Returns a tree of any kind that PyTorch knows, with copies on the host of its tensors on the device."""
-    return tree_map(lambda leaf: leaf.host.clone() if isinstance(leaf, OnDevice) else leaf, tree)
+    return pytree.tree_map(lambda leaf: leaf.host.clone() if isinstance(leaf, OnDevice) else leaf, tree)
+
+
+def tree_leaves(tree: Any) -> list:
+    """Returns the leaves of what operations take and give, several times as fast as PyTorch's own."""
+    if isinstance(tree, tuple | list):
+        return [leaf for part in tree for leaf in tree_leaves(part)]
+    return [leaf for part in tree.values() for leaf in tree_leaves(part)] if isinstance(tree, dict) else [tree]
+
+
+def tree_map(function: Callable[[Any], Any], tree: Any) -> Any:
+    """Returns the tree of `function(leaf)`, likewise."""
+    if isinstance(tree, tuple | list):
+        return type(tree)([tree_map(function, part) for part in tree])
+    if isinstance(tree, dict):
+        return {key: tree_map(function, part) for key, part in tree.items()}
+    return function(tree)
 
 
 def is_device(value: Any) -> bool:

@@ -114,7 +114,7 @@ def on_device(
 def on_cpu(method: Any, overrides: dict | None = None, rounds: int = 3, change: Callable = nothing, **run: Any) -> Any:
     """Returns the state after rounds on the CPU, whose steps are those of a CUDA device without captures."""
     setup, fed = laws.federation(method, overrides, **run)
-    fed.engine.graphs = InTurn()
+    fed.engine.graphs, fed.engine.joint_layers = InTurn(), True
     change(fed)
     with patch.object(torch, "_fused_sgd_", fused_sgd):  # which rounds as the device does
         return laws.simulate(setup, fed, rounds)

@@ -288,6 +288,24 @@ def test_what_a_joint_step_reads_and_computes_is_counted_as_by_hand(way):
     assert row["gigabytes"] <= {"stacked": 0.067, "branches": 0.055}[way]
 
 
+MOST = {  # kernels and gigabytes of a joint step at most
+    ("w1", "stacked"): (70, 0.9),
+    ("w1", "branches"): (352, 0.72),
+    ("w2", "branches"): (682, 0.55),
+    ("w3", "stacked"): (340, 6.0),
+    ("w3", "branches"): (1774, 5.8),
+}
+
+
+@pytest.mark.parametrize(("name", "way"), MOST)
+def test_a_joint_step_takes_few_kernels_and_bytes(name, way):
+    """They decide the speed of a graph of many."""
+    row, _ = count.count_step(name, measure.WORKLOADS[name], way, "float32")
+    kernels, gigabytes = MOST[name, way]
+    assert row["kernels"] <= kernels
+    assert row["gigabytes"] <= gigabytes
+
+
 def test_a_list_of_tensors_takes_as_many_kernels_as_pytorch_cuts_it_into():
     few, many, large = [torch.zeros(9)] * 48, [torch.zeros(9)] * 49, [torch.zeros(320 * 65536 + 1, device="meta")]
     assert [count._list_kernels(tensors) for tensors in (few, many, large)] == [1, 2, 2]

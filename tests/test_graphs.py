@@ -4,18 +4,24 @@ import gc
 import weakref
 from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import NamedTuple
 from unittest.mock import patch
 
 import pytest
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from fedcli import check
 from fedcli.core import engine
+from fedcli.core.aggregate import weighted_mean
 from fedcli.core.client_states import refuse_non_finite
-from fedcli.core.clients import Client
+from fedcli.core.clients import Aux, Client, Output, Step
+from fedcli.core.federation import Federation
 from fedcli.core.graphs import KEPT, TOLERANCE, CudaGraphs, Unrepeatable, agree, graph_key
+from fedcli.core.public_images import make_public_loss
 from fedcli.core.stacked import Stack
+from fedcli.core.tree_files import save_tree
 from fedcli.core.trees import Flat, tree_map
 from fedcli.errors import UserError
 from fedcli.registry import find_method, methods
@@ -202,16 +208,112 @@ def test_after_a_graph_of_several_steps_that_is_wrong_all_steps_are_taken():
     assert (ran.device.captures, ran.fed.engine.graphs) == (1 + 3, None)
 
 
+def augmented(augmentation, fed):
+    fed.transform = replace(fed.transform, augmentation=augmentation)
+    fed.engine.transform = fed.transform
+
+
+@pytest.mark.parametrize("augmentation", ["crop-flip-rotate", "resized-crop-colour"])
 @on_made_up_device
-def test_augmentation_is_in_the_graph():
-    def augmented(fed):
-        fed.transform = replace(fed.transform, augmentation="crop-flip-rotate")
-        fed.engine.transform = fed.transform
+def test_augmentation_is_in_the_graph(augmentation):
+    run = {"rounds": 2, "clients_per_chunk": "4", "local_epochs": 1, "change": partial(augmented, augmentation)}
+    with early_captures():
+        ran = on_device(FEDAVG, **run)
+        assert laws.distance(ran.state, on_cpu(FEDAVG, **run)) == 0
+    assert ran.device.replays > 0
+
+
+@on_made_up_device
+def test_pixels_are_multiplied_in_full_precision_where_networks_are_not():
+    products, exact = torch.backends.cuda.matmul, set()
+
+    def watched(a, b):
+        exact.add((a.shape == b.shape, not products.allow_tf32))  # images are square, and no layer is
+        return torch.bmm(a, b)
+
+    products.allow_tf32 = True
+    try:
+        with patch.dict(made_up.OWN_FORM, {torch.ops.aten.bmm: watched}):
+            run = {"rounds": 1, "clients_per_chunk": "4", "local_epochs": 1, "graphs": False}
+            on_device(FEDAVG, change=partial(augmented, "resized-crop"), **run)
+        assert products.allow_tf32
+    finally:
+        products.allow_tf32 = False
+    assert exact == {(True, True), (False, False)}
+
+
+@on_made_up_device
+def test_what_clients_gather_in_half_precision_is_compared_too():
+    def gathers(state, cohort, fed, config):
+        plain = fed.optimizer_step(FEDAVG.module.make_local_loss(fed.network))
+
+        def update(client, batch, context):
+            after, aux = plain.update(client, batch, context)
+            return after._replace(memory=(client.memory[0] + aux.terms["cross_entropy"].bfloat16(),)), aux
+
+        start = fed.broadcast(state.params, state.buffers, cohort)
+        memory = (torch.zeros(len(cohort.client_ids), dtype=torch.bfloat16, device=fed.device),)
+        clients, terms = fed.train(start._replace(memory=memory), cohort, Step(update, plain.init_optimizer))
+        assert (clients.memory[0] > 0).all()
+        params, buffers = weighted_mean(fed.upload_model(clients), cohort.weights)
+        return state._replace(params=params, buffers=buffers), terms
 
     with early_captures():
-        ran = on_device(FEDAVG, rounds=2, clients_per_chunk="4", change=augmented)
-        assert laws.distance(ran.state, on_cpu(FEDAVG, rounds=2, clients_per_chunk="4", change=augmented)) == 0
-    assert ran.device.replays > 0
+        ran = on_device(replace(FEDAVG, run_round=gathers), clients_per_chunk="4")
+        assert laws.distance(ran.state, on_cpu(FEDAVG, clients_per_chunk="4")) == 0
+    assert (ran.fed.engine.notes, ran.fed.engine.graphs.captured) == ([], 2)
+
+
+class FromPublic(NamedTuple):
+    """Clients after some steps on public images, and what the last one gave."""
+
+    clients: Client
+    aux: Aux
+    outputs: Output
+    fed: Federation
+
+
+def learn_in_public(chunk, reads=False, **run) -> FromPublic:
+    """Takes steps on public batches of 5, 5 and 2 images, five times, towards the clients' own mean outputs."""
+    _, fed = laws.federation("fedmd", clients_per_chunk=chunk, backbone=laws.NORMED, **run)
+    plain = make_public_loss(fed.network, "distance", lambda logits, mean: (logits - mean).norm())
+    cohort = fed.cohort(0)
+
+    def loss(params, buffers, batch, context):
+        assert not reads or batch.lr.item() > 0
+        return plain(params, buffers, batch, context)
+
+    clients = fed.broadcast(*fed.initial_model(), cohort)
+    for round in range(5):
+        for batch in fed.public_batches(round):
+            outputs = fed.forward(clients, cohort, batch.x)
+            clients, aux = fed.step(clients, cohort, loss, batch, outputs.logits.mean(0))
+    return FromPublic(*on_host((clients, aux, outputs)), fed)
+
+
+@pytest.mark.parametrize("chunk", ["4", "branches:3"])
+@on_made_up_device
+def test_steps_and_outputs_on_public_images_are_graphs(chunk):
+    with early_captures():
+        with Device.running() as device:
+            public = learn_in_public(chunk, device="cuda")
+        one_by_one = learn_in_public("1")
+        for part, right in zip(public[:3], one_by_one[:3], strict=True):
+            laws.assert_agree(part, right, "public images")
+    kinds = 2 * 2 * (1 if chunk == "4" else 2)  # steps and outputs, of 5 and of 2 images, of 3 clients and of 1
+    assert (len(public.fed.engine.calls), device.captures, public.fed.engine.notes) == (kinds, 1 + kinds, [])
+
+
+@on_made_up_device
+def test_a_step_on_public_images_that_cannot_be_captured_goes_on_and_says_so_once():
+    with early_captures():
+        with Device.running() as device:
+            public = learn_in_public("4", reads=True, device="cuda")
+        laws.assert_agree(public.clients, learn_in_public("1").clients, "public images")
+    assert (public.fed.engine.graphs, public.fed.engine.calls) == (None, {})
+    (note,) = public.fed.engine.notes
+    assert "operation not permitted when stream is capturing" in note
+    assert device.captures == 2  # the memory, and the outputs before the first step that failed
 
 
 @on_made_up_device
@@ -488,67 +590,6 @@ def test_what_differs_by_more_does_not(part, name, change, dtype):
     assert not agree(changed(after, part, name, change), after, before)
 
 
-# How many operations a joint step does: it decides the speed of a graph of many
-
-
-# Operations that neither read nor write a value.
-FREE = (torch.ops.aten.empty.memory_format, torch.ops.aten.detach.default)
-
-
-class Count(TorchDispatchMode):
-    """Counts operations that do something, views apart; each is at least one kernel on a GPU."""
-
-    def __init__(self):
-        super().__init__()
-        self.operations = 0
-
-    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-        views = (value.alias_info is not None and not value.alias_info.is_write for value in function._schema.returns)
-        self.operations += function not in FREE and not any(views)
-        return function(*args, **(kwargs or {}))
-
-
-def joint_step(monkeypatch, chunk, num_clients, backbone, images, batch_size, **run) -> int:
-    """The operations of a joint step that is neither the first nor the last."""
-    counts, step = [], Stack.step
-
-    def counted(self, *arguments):
-        with Count() as mode:
-            step(self, *arguments)
-        counts.append(mode.operations)
-
-    monkeypatch.setattr(Stack, "step", counted)
-    own = 3 * batch_size
-    data = laws.toy_dataset(num_clients * own, *images, num_classes=10)
-    run |= {"backbone": backbone, "batch_size": batch_size, "local_epochs": 1, "precision": "float32"}
-    parts = laws.toy_parts([own] * num_clients)
-    setup, fed = laws.federation(
-        "fedavg", data=data, parts=parts, num_clients=num_clients, clients_per_chunk=chunk.format(num_clients), **run
-    )
-    laws.simulate(setup, fed, 1)
-    assert len(counts) == 3
-    return counts[1]
-
-
-SGD = {"momentum": 0.9, "weight_decay": 0.0}
-W1 = (10, "cnn-mcmahan", (1, 28), 4)
-W2 = (20, "cnn-mcmahan", (1, 28), 4)
-RESNET = (10, "resnet18", (3, 32), 4)
-JOINT_STEPS = {  # way and workload, options, and the most operations of a joint step
-    "w1, stacked": ("{}", W1, SGD, 107),
-    "w1, branches": ("branches:{}", W1, SGD, 354),
-    "w2, branches": ("branches:{}", W2, SGD, 684),
-    "FedFM's network, stacked": ("{}", RESNET, {"momentum": 0.9, "weight_decay": 1e-5}, 555),
-    "FedFM's network, branches": ("branches:{}", RESNET, {"momentum": 0.9, "weight_decay": 1e-5}, 1616),
-}
-
-
-@pytest.mark.parametrize("case", JOINT_STEPS)
-def test_a_joint_step_does_few_operations(case, monkeypatch):
-    way, workload, run, most = JOINT_STEPS[case]
-    assert joint_step(monkeypatch, way, *workload, **run) <= most
-
-
 # Which way clients train together where that is tried out
 
 
@@ -661,13 +702,16 @@ def test_a_round_that_draws_on_the_device_is_refused():
 
 
 @on_made_up_device
-def test_the_state_of_a_round_is_looked_at_once_and_features_stay_on_the_device():
+def test_the_state_of_a_round_is_looked_at_once_written_in_one_copy_and_features_stay_on_the_device():
     with Device.running() as device:
         setup, fed = laws.federation(FEDAVG, device="cuda")
         state = setup.method.init(fed, setup.options)
         before = device.waits.total()
         refuse_non_finite(state, 0)
         assert device.waits.total() - before == 1
+        with TemporaryDirectory() as folder:
+            save_tree(Path(folder, "state"), state, {})
+        assert device.waits.total() - before == 2
         copied = []
         for with_features in (True, False):
             before = device.waits.total()

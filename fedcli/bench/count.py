@@ -66,8 +66,9 @@ class Count(TorchDispatchMode):
         results = function(*args, **kwargs)
         is_view = any(each.alias_info is not None and not each.alias_info.is_write for each in function._schema.returns)
         if not is_view and kind not in FREE:
-            kernels = sum(args[-1]) if kind is aten.convolution_backward else 1  # of each gradient that is asked for
-            self._add(kind, kernels, _bytes(kind, (args, kwargs), results), _flops(kind, args, kwargs, results))
+            self._add(
+                kind, _kernels(kind, args), _bytes(kind, (args, kwargs), results), _flops(kind, args, kwargs, results)
+            )
         return results
 
     def _add(self, kind: Any, kernels: int, nbytes: int, flops: int) -> None:
@@ -77,6 +78,12 @@ class Count(TorchDispatchMode):
         self.flops[name] += flops
         share = CONVOLUTION_SHARE if "convolution" in name else PRODUCT_SHARE
         self.seconds += max(kernels * START_SECONDS, nbytes / BYTES_A_SECOND, flops / (share * FLOPS_A_SECOND))
+
+
+def _kernels(kind: Any, args: tuple) -> int:
+    if kind is aten.convolution_backward:
+        return sum(args[-1])  # of each gradient that is asked for
+    return 2 if kind is aten.constant_pad_nd else 1  # fills, then copies
 
 
 def _nbytes(tensor: Tensor) -> int:
@@ -89,6 +96,8 @@ def _bytes(kind: Any, arguments: Any, results: Any) -> int:
     if kind in SELECTIONS:
         return 2 * sum(map(_nbytes, written))
     read = [leaf for leaf in tree_leaves(arguments) if isinstance(leaf, Tensor)]
+    if kind is aten.constant_pad_nd:
+        written = [*written, *read]
     return sum(map(_nbytes, [*read, *written]))
 
 
@@ -147,7 +156,7 @@ def count_step(name: str, workload: dict[str, Any], way: str, precision: str) ->
 
     engine = replace(
         fed.engine, images=to_meta(fed.engine.images), labels=to_meta(fed.engine.labels), way=way,
-        clients_per_chunk=size, graphs=_NoGraphs(),
+        clients_per_chunk=size, graphs=_NoGraphs(), joint_layers=True,
     )  # fmt: skip
     cohort = fed.cohort(0)
     clients = tree_map(to_meta, fed.broadcast(*fed.initial_model(), cohort))

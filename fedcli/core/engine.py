@@ -11,6 +11,7 @@ from collections.abc import Callable, Hashable, Iterator, Sequence
 from concurrent.futures import CancelledError, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial, wraps
+from operator import attrgetter
 from types import SimpleNamespace
 from typing import Any
 
@@ -19,12 +20,12 @@ import torch
 from torch import Tensor
 
 from fedcli.core.batches import Batch, BatchPlan, Transform
-from fedcli.core.clients import Client, Step, Terms, Update, keyed, refuse_reading
+from fedcli.core.clients import Aux, Client, Step, Terms, Update, keyed, refuse_reading
 from fedcli.core.forks import Processes
-from fedcli.core.graphs import CudaGraphs, find_stack, is_out_of_memory
+from fedcli.core.graphs import KEPT, KEPT_CALLS, CudaGraphs, find_kept, is_out_of_memory
 from fedcli.core.layers import by_places, set_to
-from fedcli.core.stacked import WAYS, Stack, for_many, packed, with_optimizer, with_room
-from fedcli.core.trees import Tree, complete, concatenate, flatten, leaves, select, select_axes, tree_map
+from fedcli.core.stacked import WAYS, Call, Stack, for_many, packed, packing, with_optimizer, with_room
+from fedcli.core.trees import Tree, complete, concatenate, leaves, select, select_axes, tree_map, unpack
 from fedcli.errors import UserError
 
 # One process that does all work of a run; see `fedcli.runs.workers` for several.
@@ -58,8 +59,10 @@ class Engine:
     way: str = WAYS[0]  # one of `WAYS`
     graphs: CudaGraphs | None = None  # None without CUDA, and after a graph could not be made or was wrong
     by_places: bool = False  # for clients that train alone, see fedcli/core/layers.py
+    joint_layers: bool = False  # for clients that are stacked, see fedcli/core/joint_layers.py
     notes: list[str] = field(default_factory=list)  # changes of plan that a user has to know
     stacks: dict[Hashable, Stack] = field(default_factory=dict, init=False)  # kept from round to round
+    calls: dict[Hashable, Call] = field(default_factory=dict, init=False)  # likewise
     workers: Any = field(default_factory=lambda: ALONE)
     processes: Processes = field(default_factory=Processes, init=False)  # that share items on a CPU; one, unless set
     stopping: threading.Event = field(default_factory=threading.Event, init=False)  # threads are to end early
@@ -119,7 +122,7 @@ class Engine:
                         raise
                 # Outside the handler, where the error still holds the tensors of the step.
                 self.clients_per_chunk = -(-size // 2)
-                self.stacks.clear()
+                self._forget_graphs()
                 gc.collect()
                 torch.cuda.empty_cache()
                 self.notes.append(f"out of memory with {size} clients together; {self.clients_per_chunk} from here on")
@@ -201,14 +204,13 @@ class Engine:
         sizes = plan.size[: len(rows.size), chunk]
         if len(sizes) == 0:
             return begin(), {}
-        first = with_optimizer(step, select(clients, slice(0, 1)))
-        like = flatten(tree_map(lambda leaf: leaf[0].to("meta"), first))
+        like = packing(with_optimizer(step, select(clients, slice(0, 1))))
 
         def of_both_kinds(update: Update, batch_axes: Batch) -> dict[bool, Callable[..., tuple[Tree, Terms]]]:
             """Makes a client's step those of several, with full batches and with some that are not."""
-            of_client = packed(keyed(update), like)
-            full = for_many(of_client, (0, batch_axes, axes), self.way, self.graphs)
-            padded = for_many(of_client, (0, batch_axes._replace(mask=0), axes), self.way, self.graphs)
+            of_client = packed(keyed(update), like, attrgetter("terms"))
+            full = self._for_many(of_client, (0, batch_axes, axes))
+            padded = self._for_many(of_client, (0, batch_axes._replace(mask=0), axes))
             return {False: full, True: padded}
 
         updates = of_both_kinds(step.update, BATCH_AXES)
@@ -219,24 +221,73 @@ class Engine:
         else:
             rows = tree_map(with_room, rows)
             shapes = clients._replace(optimizer={}), context, rows
-            together = find_stack(self.stacks, (step.update, axes, self.way), shapes, make)
+            parts = (step.update, axes, self.way)
+            together = find_kept(self.stacks, KEPT, parts, shapes, partial(make, kept=True)) or make()
         padded = ((sizes > 0) & (sizes < plan.index.shape[2])).any(1).tolist()
         counts = sizes.sum(1).tolist()
         return together.train(begin, context, rows, rate, padded, lambda t: self._step_done(counts[t]))
 
     def _without_graphs(self, reason: str) -> None:
         self.graphs = None
-        self.stacks.clear()
+        self._forget_graphs()
         self.notes.append(reason)
+
+    def _forget_graphs(self) -> None:
+        self.stacks.clear()
+        self.calls.clear()
+
+    def step(self, step: Step, clients: Client, batch: Batch, context: Tree, axes: Tree) -> tuple[Client, Aux]:
+        """Takes a step of K stacked clients on one batch, the same for all; the rest is as in `train`."""
+        all_axes = (0, None, axes)
+        batch = batch._replace(idle=torch.zeros((), device=batch.y.device))  # nobody stands still
+
+        def of_chunk(chunk: slice) -> tuple[Client, Aux]:
+            arguments = (select(clients, chunk), batch, select_axes(context, axes, chunk))
+
+            def make() -> Call:
+                like = packing(arguments[0])
+                updates = {False: step.update, True: step.in_place or step.update}
+                functions = {}
+                for is_captured, update in updates.items():
+                    function = packed(keyed(update), like, lambda aux: aux._replace(buffers={}))
+                    functions[is_captured] = self._for_many(function, all_axes)
+                return Call(functions, like, self.graphs, self._without_graphs)
+
+            call = self._find_call((step.update, axes, self.way), arguments, make)
+            if call is None:
+                return self._for_many(keyed(step.update), all_axes)(*arguments)
+            aux = call(*arguments)
+            after = call.first()
+            return after, aux._replace(buffers=after.buffers)
+
+        return concatenate(self._in_chunks(of_chunk, len(leaves(clients)[0])))
 
     def for_each(self, function: Callable[..., Tree], arguments: tuple, axes: tuple) -> Tree:
         """Calls a function of one client for all, a chunk at a time; `axes` as in `for_many`."""
-        together = for_many(function, axes, self.way, self.graphs)
 
         def of_chunk(chunk: slice) -> Tree:
-            return together(*select_axes(arguments, axes, chunk))
+            own = select_axes(arguments, axes, chunk)
+
+            def make() -> Call:
+                like = packing(own[0])
+
+                def unchanged(first: Tree, *others: Tree) -> tuple[Tree, Tree]:
+                    return tree_map(lambda leaf: (), first), function(unpack(first, like), *others)
+
+                together = self._for_many(unchanged, axes)
+                return Call({False: together, True: together}, like, self.graphs, self._without_graphs)
+
+            call = self._find_call((function, axes, self.way), own, make)
+            return self._for_many(function, axes)(*own) if call is None else call(*own)
 
         return concatenate(self._in_chunks(of_chunk, len(leaves(arguments[0])[0])))
+
+    def _for_many(self, function: Callable[..., Tree], axes: tuple) -> Callable[..., Tree]:
+        return for_many(function, axes, self.way, self.graphs, self.joint_layers)
+
+    def _find_call(self, parts: Any, arguments: tuple, make: Callable[[], Call]) -> Call | None:
+        """Returns the call that is kept for such arguments; None where there can be no graph of it."""
+        return None if self.graphs is None else find_kept(self.calls, KEPT_CALLS, parts, arguments, make)
 
     def gather(self, index: Tensor | np.ndarray, draws: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Returns network input and labels of training examples `index` (any shape), augmented by `draws` if given."""

@@ -26,7 +26,6 @@ from fedcli.core.clients import (
     Step,
     Terms,
     fault_together,
-    keyed,
     optimizer_step,
     refuse_reading,
 )
@@ -179,6 +178,7 @@ class Federation:
         self.engine = Engine(
             dataset.x_train.to(device), dataset.y_train.to(device), transform, min(chunk, run.cohort_size), on_samples,
             way, CudaGraphs(device) if device.type == "cuda" else None, self.dead_taps and device.type == "cpu",
+            device.type != "cpu",
         )  # fmt: skip
         self.takes_vmap = True  # whether vmap takes all networks
         if self.engine.way == WAYS[0] and self.engine.clients_per_chunk > 1:
@@ -441,10 +441,8 @@ class Federation:
             The clients, and what the objective returned beside its value, both stacked.
         """
         step = local if isinstance(local, Step) else self.optimizer_step(local)
-        update = keyed(step.update)
-        arguments = (with_optimizer(step, clients), context)
         with self.timed("train"), set_to(refuse_reading, True):
-            after, aux = self.engine.for_each(lambda client, part: update(client, batch, part), arguments, (0, axes))
+            after, aux = self.engine.step(step, with_optimizer(step, clients), batch, context, axes)
         terms = _finite(aux.terms, (after.params, after.buffers, aux.outputs), cohort)
         return after, aux._replace(terms=terms)
 
@@ -455,12 +453,14 @@ class Federation:
         are returned; else the running ones.
         """
 
-        @torch.no_grad()
-        def of_client(params: Params, buffers: Params) -> Output:
-            return cohort.network(params, buffers, x, train=train)
+        network = cohort.network
+
+        def of_client(model: tuple[Params, Params], x: Tensor) -> Output:
+            with torch.no_grad():
+                return network(*model, x, train=train)
 
         with self.timed("train"):
-            return self.engine.for_each(of_client, (clients.params, clients.buffers), (0, 0))
+            return self.engine.for_each(of_client, ((clients.params, clients.buffers), x), (0, None))
 
     def class_counts(self, cohort: Cohort) -> Tensor:
         """Counts each client's training examples of each class: `[K, C]`, int64; to send it is the method's part."""

@@ -24,6 +24,7 @@ WARM_UP = 3  # steps before one is captured, as PyTorch's notes on CUDA graphs h
 BURST = 8  # steps of the larger graph of a kind
 OUT_OF_MEMORY = ("CUDA error: out of memory", "CUBLAS_STATUS_ALLOC_FAILED", "CUDNN_STATUS_ALLOC_FAILED")
 KEPT = 4  # stacks kept for the rounds to come
+KEPT_CALLS = 32  # a network's step and its outputs, for full batches and for the last one, are four
 
 # How far a replay may be from the plain step, as a share of the way that the step moves the clients. In both the same
 # numbers are summed, at most in another order: float64 leaves that far below 1e-8; what is float32 here may be
@@ -207,18 +208,21 @@ class StepGraphs:
         self._give_up(reason)
 
 
-def find_stack(kept: dict[Hashable, Any], parts: Any, tensors: Tree, make: Callable[..., Any]) -> Any:
-    """Returns the stack for a step made of `parts` that is given `tensors` of these shapes; if new, by `make`.
+def find_kept(kept: dict[Hashable, Any], most: int, parts: Any, tensors: Tree, make: Callable[[], Any]) -> Any:
+    """Returns what is kept for work made of `parts` that is given `tensors` of these shapes; if new, made by `make`.
 
-    It is put into `kept`, the oldest first, so that its graph serves in later rounds too.
+    It is put into `kept`, of at most so many, the oldest first, so that its graph serves later. None where it could not
+    be known again.
     """
     try:
         key = graph_key(parts), graph_key(tensors, shapes=True)
     except Unrepeatable:
-        return make()
-    if key not in kept and len(kept) == KEPT:
-        kept.pop(next(iter(kept)))  # the oldest
-    return kept.setdefault(key, make(kept=True))
+        return None
+    if key not in kept:
+        if len(kept) == most:
+            kept.pop(next(iter(kept)))  # the oldest
+        kept[key] = make()
+    return kept[key]
 
 
 def agree(replayed: Tree, plain: Tree, before: Tree) -> bool:

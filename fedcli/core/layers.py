@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.modules.module import register_module_forward_pre_hook
-from torch.overrides import TorchFunctionMode
+from torch.overrides import TorchFunctionMode, handle_torch_function, has_torch_function_unary
 
 # Whether convolutions with few places in their output are computed place by place, faster on a CPU and rounded
 # otherwise: in evaluation, and where a client trains alone a network with dead taps.
@@ -87,7 +87,7 @@ class LiveConv2d(nn.Conv2d):
         if self.weight.stride(1) == 1:  # with the channels last, as then its gradient is
             weight = self.weight.permute(0, 2, 3, 1)[:, *self.live].permute(0, 3, 1, 2)
         else:
-            weight = self.weight[:, :, *self.live]
+            weight = live_taps(self.weight, self.live)
         if self.few and by_places.get():
             return self._place_by_place(input.permute(0, 2, 3, 1), weight.permute(0, 2, 3, 1))
         return F.conv2d(input, weight, self.bias, self.stride, self.live_padding, self.dilation, self.groups)
@@ -105,6 +105,13 @@ class LiveConv2d(nn.Conv2d):
             taps = weight[:, max(-top, 0) :, max(-left, 0) :][:, : pixels.shape[1], : pixels.shape[2]]
             places.append(F.linear(pixels.flatten(1), taps.flatten(1), self.bias))
         return torch.stack(places, 1).view(len(x), len(rows), len(columns), -1).permute(0, 3, 1, 2)
+
+
+def live_taps(weight: Tensor, live: tuple[slice, slice]) -> Tensor:
+    """Returns the taps of weights `[O, I, h, w]` in two slices; a mode of PyTorch's functions may stand for it."""
+    if has_torch_function_unary(weight):
+        return handle_torch_function(live_taps, (weight,), weight, live)
+    return weight[:, :, *live]
 
 
 @contextmanager

@@ -1,6 +1,7 @@
 """Clients that train together: in which ways, and with which tensors, whose addresses stay for graphs of their step."""
 
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from functools import partial
 from itertools import groupby
 from typing import Any
@@ -10,21 +11,25 @@ from torch import Tensor
 from torch.func import vmap
 
 from fedcli.core.batches import Batch, BatchPlan
-from fedcli.core.clients import Client, Step, Terms, Update, under_vmap
+from fedcli.core.clients import Aux, Client, Step, Terms, Update, under_vmap
 from fedcli.core.graphs import CudaGraphs, StepGraphs
+from fedcli.core.joint_layers import JointLayers
 from fedcli.core.layers import set_to
-from fedcli.core.trees import Tree, copy_tree, leaves, pack, select_axes, stack, tree_map, unpack, write_into
+from fedcli.core.trees import Tree, copy_tree, flatten, leaves, pack, select_axes, stack, tree_map, unpack, write_into
 
 WAYS = ("stacked", "branches")  # in which several clients train together
 
 
-def for_many(function: Callable[..., Tree], axes: tuple, way: str, graphs: CudaGraphs | None) -> Callable[..., Tree]:
+def for_many(
+    function: Callable[..., Tree], axes: tuple, way: str, graphs: CudaGraphs | None, joint_layers: bool = False
+) -> Callable[..., Tree]:
     """Makes a function of one client a function of several stacked clients.
 
     The way is "stacked", by `vmap`, which turns convolutions into grouped ones that a device's library may be slow at,
     or "branches", client by client, as a single client always is. Each of `axes` is 0 (client axis first) or None
     (shared by all), or a tree of these; that of the first argument is 0. `graphs` do the branches, which are
-    independent of each other, at the same time; they are done in turn where it is None.
+    independent of each other, at the same time; they are done in turn where it is None. `joint_layers` says whether
+    layers of stacked clients are computed as fedcli/core/joint_layers.py has them.
     """
     mapped = vmap(function, in_dims=axes, randomness="error")
 
@@ -33,7 +38,7 @@ def for_many(function: Callable[..., Tree], axes: tuple, way: str, graphs: CudaG
         if way == "branches" or count == 1:
             works = [partial(function, *select_axes(arguments, axes, k)) for k in range(count)]
             return stack([work() for work in works] if graphs is None else graphs.fork(works))
-        with set_to(under_vmap, True):
+        with set_to(under_vmap, True), JointLayers() if joint_layers else nullcontext():
             return mapped(*arguments)
 
     return together
@@ -46,19 +51,24 @@ def with_optimizer(step: Step, clients: Client) -> Client:
     return clients._replace(optimizer=for_many(step.init_optimizer, (0,), "branches", None)(clients.params))
 
 
-def packed(update: Update, like: Tree) -> Callable[..., tuple[Tree, Terms]]:
-    """Makes a local step of one client take and return it packed, as `like` says, and return beside it only the terms.
+def packed(update: Update, like: Tree, results: Callable[[Aux], Tree]) -> Callable[..., tuple[Tree, Tree]]:
+    """Makes a local step of one client take and return it packed, as `like` says, and beside it some results.
 
     So the parameters are one tensor for the optimizer, and for all that is done with stacked clients. In the place of a
     tensor that the step returns as it was given, and may have written over, there is ().
     """
 
-    def run(client: Tree, batch: Batch, context: Any) -> tuple[Tree, Terms]:
+    def run(client: Tree, batch: Batch, context: Any) -> tuple[Tree, Tree]:
         after, aux = update(unpack(client, like), batch, context)
         new = tree_map(lambda old, new: () if new is old else new, client, pack(after, like))
-        return new, aux.terms
+        return new, results(aux)
 
     return run
+
+
+def packing(stacked: Tree) -> Tree:
+    """Returns the first of some stacked clients, without values, as one to be packed like."""
+    return flatten(tree_map(lambda leaf: leaf[0].to("meta"), stacked))
 
 
 def with_room(rows: Tensor) -> Tensor:
@@ -138,23 +148,67 @@ class Stack:
         x, y = self.gather(now.index, now.draws)
         mask = torch.arange(now.index.shape[1], device=y.device) < now.size[:, None] if padded else None
         batch = Batch(x, y, mask, now.epoch_end, self._num_batches, self._rate, now.keys)
-        active = now.size > 0
+        idle = now.size == 0
         if is_captured:
-            batch = batch._replace(idle=(now.size == 0).float())
+            batch = batch._replace(idle=idle.float())
             after, terms = self.in_graph[padded](self.clients, batch, self._context)
         else:
             after, terms = self.updates[padded](self.clients, batch, self._context)
 
         def move(old: Tensor, new: Tensor | tuple) -> None:
             if isinstance(new, Tensor):  # else it stands in the old one
-                torch.where(active.reshape(-1, *[1] * (old.dim() - 1)), new, old, out=old)
+                torch.where(idle.reshape(-1, *[1] * (old.dim() - 1)), old, new, out=old)
 
         tree_map(move, self.clients, after)
         if not self.totals:
             self.totals = tree_map(torch.zeros_like, terms)
-        tree_map(lambda total, term: total.add_(torch.where(active, term, 0.0)), self.totals, terms)
+        tree_map(lambda total, term: total.add_(term.masked_fill(idle, 0.0)), self.totals, terms)
 
     def steps(self, padded: bool, count: int, is_captured: bool = False) -> None:
         """Takes some local steps of each client."""
         for _ in range(count):
             self.step(padded, is_captured)
+
+
+class Call:
+    """Calls a function of stacked clients with tensors at fixed addresses, by a graph once there is one.
+
+    Attributes:
+        functions: Of the first argument, packed, and the others, by whether a graph holds it, which may write over the
+            first argument. They return what becomes of that, see `packed`, and results.
+        like: The first argument of a client, which says how it is packed.
+        graphs: Of the call.
+    """
+
+    def __init__(
+        self, functions: dict[bool, Callable[..., tuple[Tree, Tree]]], like: Tree, graphs: CudaGraphs,
+        give_up: Callable[[str], None],
+    ):  # fmt: skip
+        self.functions, self.like = functions, like
+        self.graphs = StepGraphs(graphs, give_up, kept=False)
+        self._given: Tree = None  # the arguments; None before the first call
+        self._results: Tree = None
+
+    def __call__(self, first: Tree, *others: Tree) -> Tree:
+        """Returns the results for arguments of the shapes of the first call."""
+        given = (pack(first, self.like, lead=1), *others)
+        if self._given is None:
+            self._given = copy_tree(given)
+        else:
+            write_into(self._given, given)
+        if not self.graphs.replays:  # so that a graph is compared by what it writes, not by what stood there
+            tree_map(Tensor.zero_, self._results)
+        self.graphs.advance(self._run, (self._given[0], self._results), padded=False, same=1)
+        return copy_tree(self._results)
+
+    def first(self) -> Tree:
+        """Returns what has become of the first argument of the last call."""
+        return unpack(copy_tree(self._given[0]), self.like)
+
+    def _run(self, padded: bool, count: int, is_captured: bool = False) -> None:
+        changed, results = self.functions[is_captured](*self._given)
+        tree_map(lambda old, new: old.copy_(new) if isinstance(new, Tensor) else None, self._given[0], changed)
+        if self._results is None:
+            self._results = copy_tree(results)
+        else:
+            write_into(self._results, results)

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from safetensors import torch as safetensors
 
-from fedcli.core.trees import Tree, from_names, to_names
+from fedcli.core.trees import Tree, from_names, to_device, to_names
 from fedcli.errors import UserError
 from fedcli.files import write_atomically
 
@@ -30,7 +30,8 @@ def save_tree(path: Path, tree: Tree, facts: Mapping[str, Any]) -> str:
     """Writes a tree, see `to_names`, and `facts` to a file, atomically, and returns its SHA-256 as it stands in it."""
     structure, tensors = to_names(tree)
     text = json.dumps({"sha256": ZEROS.decode(), "tree": structure, "about": dict(facts)}, allow_nan=False)
-    tensors = {name: leaf.detach().cpu().contiguous().clone() for name, leaf in tensors.items()}  # may share no memory
+    tensors = to_device(tensors, "cpu")
+    tensors = {name: leaf.detach().contiguous().clone() for name, leaf in tensors.items()}  # may share no memory
     content = safetensors.save(tensors, {"fedcli": text})
     digest = hashlib.sha256(content).hexdigest()
     content = content.replace(ZEROS, digest.encode(), 1)

@@ -3,18 +3,22 @@
 #
 #   OUT=first results/evidence/first-minutes.sh
 #       whether steps are graphs and agree with the CPU, 60 seconds at most; whether runs repeat their bits, stacked and
-#       in branches, 60; w1, w2 and w3 in float32, tf32 and bf16, 90; then FedFM in tf32 until the time is over
+#       in branches, 60; whether a run whose step cannot be a graph leaves the next one its graphs, 30; w1, w2 and w3 in
+#       float32, tf32 and bf16, 90; then FedFM in tf32 until the time is over
 #   OUT=second FROM=first BEFORE=/tmp/before PROBE=probe.py results/evidence/first-minutes.sh
-#       a script of kernels for 240 seconds; the same bench of the code in the folder BEFORE, another commit, and of this
-#       one, a minute each; then FedFM goes on
+#       kernels of w3 by time, 30 seconds; a script of kernels, PROBE, 240; the same bench of the code in the folder
+#       BEFORE, another commit, and of this one, a minute each; then FedFM goes on
 #
+# The second one's BEFORE and PROBE may be left out; FROM says that it is the second.
 # MINUTES are nine, and PRECISION is that of FedFM. TINY=1 tries all this on a CPU.
 set -u
 OUT=$(realpath -m "$OUT") PYTHON=${PYTHON:-python3}
 export OUT
 mkdir -p "$OUT"
 workloads=("w1 w2" "w3 --epochs=1") backbones="cnn-small resnet18" device=cuda
-if [ -n "${TINY:-}" ]; then workloads=("w2 --epochs=1") backbones="cnn-small" device=cpu; fi
+profiled=w3
+if [ -n "${TINY:-}" ]; then workloads=("w2 --epochs=1") backbones="cnn-small" device=cpu profiled=w2; fi
+failing_run=test_on_a_cuda_device_a_run_that_cannot_be_captured_leaves_the_next_one_its_graphs
 
 # Bench the code in the folder $1 in the precisions $4 ... until second $3, into the file $2.
 bench() {
@@ -33,7 +37,8 @@ bench() {
 
 # Hold graphs of steps, and the laws, to the CPU until second $1.
 check_steps() {
-    PYTHONPATH=$PWD timeout --kill-after=5 "$1" "$PYTHON" -m pytest -q -p no:cacheprovider tests/test_graphs.py -k cuda
+    PYTHONPATH=$PWD timeout --kill-after=5 "$1" "$PYTHON" -m pytest -q -p no:cacheprovider tests/test_graphs.py \
+        -k "on_a_cuda_device and not $failing_run"
     local left=$(($1 - SECONDS))
     if [ "$left" -gt 0 ]; then
         PYTHONPATH=$PWD timeout --kill-after=5 "$left" "$PYTHON" -m fedcli check fedavg fedfm scaffold \
@@ -57,20 +62,31 @@ check_bits() {
     done
 }
 
+# A loss that reads a number cannot be a graph; another run follows in the same process. At most $1 seconds.
+check_failing_run() {
+    PYTHONPATH=$PWD timeout --kill-after=5 "$1" "$PYTHON" -m pytest -q -p no:cacheprovider \
+        "tests/test_graphs.py::$failing_run"
+}
+
 # Where the package is not installed, its papers have to stand in it.
 for tree in "$PWD" ${BEFORE:+"$BEFORE"}; do
     (cd "$tree" && { PYTHONPATH=$PWD "$PYTHON" -c "import fedcli.papers" 2>/dev/null || ln -sn ../papers fedcli/papers; })
 done
-if [ -z "${BEFORE:-}" ]; then
+if [ -z "${FROM:-}" ]; then
     check_steps 60
     check_bits $((SECONDS + 60))
+    check_failing_run 30
     bench . bench $((SECONDS + 90)) float32 tf32 bf16
 else
+    PYTHONPATH=$PWD timeout --kill-after=5 30 "$PYTHON" results/evidence/kernels.py "$profiled" \
+        --precision="${PRECISION:-tf32}" --device="$device" --out="$OUT/kernels.txt"
     # shellcheck disable=SC2086  # so that the script may have options
     if [ -n "${PROBE:-}" ]; then timeout --kill-after=5 260 "$PYTHON" $PROBE --budget 240; fi
-    start=$SECONDS
-    bench "$BEFORE" before $((start + 60)) float32
-    bench . after $((start + 120)) float32
+    if [ -n "${BEFORE:-}" ]; then
+        start=$SECONDS
+        bench "$BEFORE" before $((start + 60)) float32
+        bench . after $((start + 120)) float32
+    fi
 fi
 PYTHONPATH=$PWD "$PYTHON" results/evidence/evidence.py ${TINY:+--tiny} --time=$((60 * ${MINUTES:-9} - SECONDS)) --jobs=1 \
     --precision="${PRECISION:-tf32}" --carry="$OUT" ${FROM:+--from="$FROM"}

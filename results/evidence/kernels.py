@@ -1,0 +1,53 @@
+"""Profiles a round of a workload on a GPU, once all of its steps are replays of graphs: kernels by their time.
+
+Run `python results/evidence/kernels.py w3 --precision=tf32 --out=kernels.txt`; workloads are those of `fedcli bench`.
+With `--device=cpu`, for a trial, operations take the place of kernels.
+"""
+
+import argparse
+from dataclasses import replace
+from pathlib import Path
+
+from torch.profiler import ProfilerActivity, profile
+
+from fedcli.bench.measure import RANDOM_IMAGES, WORKLOADS, prepare_workload
+from fedcli.data import datasets
+from fedcli.runs.autotune import PASSES, autotune, until_captured
+from fedcli.runs.machine import machine_settings
+from fedcli.runs.prepare import prepare
+from fedcli.runs.rounds import one_round
+
+ROWS = 40  # of the table
+
+
+def kernels(workload: str, precision: str, device: str, way: str) -> str:
+    """Returns a table of the kernels of a round with one local epoch, those first that take longest."""
+    few = {"local_epochs": 1, "clients_per_chunk": way}
+    setup = prepare_workload(WORKLOADS[workload] | few, device=device, precision=precision)
+    if not datasets.present(setup.run.dataset):
+        setup = replace(setup, run=replace(setup.run, dataset=f"{RANDOM_IMAGES}:{setup.run.dataset}"))
+    _, _, fed = prepare(setup)
+    is_cuda = fed.device.type == "cuda"
+    with machine_settings(fed):
+        autotune(fed)
+        state = setup.method.init(fed, setup.options)
+        for _ in until_captured(fed.engine, PASSES):
+            state, _ = one_round(setup, fed, state, fed.cohort(0))
+        activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if is_cuda else [])]
+        with profile(activities=activities) as profiler:
+            one_round(setup, fed, state, fed.cohort(1))
+    table = profiler.key_averages().table(
+        sort_by="self_cuda_time_total" if is_cuda else "self_cpu_time_total", row_limit=ROWS, max_name_column_width=90
+    )
+    return f"{workload}, {precision}, {fed.engine.mode}\n{table}"
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("workload", choices=WORKLOADS)
+    parser.add_argument("--precision", default="float32")
+    parser.add_argument("--device", default="cuda")
+    parser.add_argument("--way", default="auto", help="as --clients-per-chunk")
+    parser.add_argument("--out", type=Path, required=True)
+    args = parser.parse_args()
+    args.out.write_text(kernels(args.workload, args.precision, args.device, args.way))
