@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from fedcli import check
+from fedcli.bench import measure
 from fedcli.core import engine
 from fedcli.core.aggregate import weighted_mean
 from fedcli.core.client_states import refuse_non_finite
@@ -109,6 +110,7 @@ def assert_sound(name: str, chunk: str) -> None:
         assert ran.fed.engine.notes == []
         assert ran.device.captures, "a local objective is closed over what may change; that belongs into its context"
         assert laws.distance(ran.state, on_cpu(method, **run)) == 0
+    assert bool(ran.fed.engine.calls) == method.uses_public_data  # these steps are graphs as well
     last = ran.rounds[-1]
     assert last["captures"] == 0
     if chunk == "4":
@@ -273,9 +275,11 @@ class FromPublic(NamedTuple):
     fed: Federation
 
 
-def learn_in_public(chunk, reads=False, **run) -> FromPublic:
+def learn_in_public(chunk, reads=False, graphs=True, **run) -> FromPublic:
     """Takes steps on public batches of 5, 5 and 2 images, five times, towards the clients' own mean outputs."""
     _, fed = laws.federation("fedmd", clients_per_chunk=chunk, backbone=laws.NORMED, **run)
+    if not graphs:
+        fed.engine.graphs = None
     plain = make_public_loss(fed.network, "distance", lambda logits, mean: (logits - mean).norm())
     cohort = fed.cohort(0)
 
@@ -302,6 +306,24 @@ def test_steps_and_outputs_on_public_images_are_graphs(chunk):
             laws.assert_agree(part, right, "public images")
     kinds = 2 * 2 * (1 if chunk == "4" else 2)  # steps and outputs, of 5 and of 2 images, of 3 clients and of 1
     assert (len(public.fed.engine.calls), device.captures, public.fed.engine.notes) == (kinds, 1 + kinds, [])
+
+
+@on_made_up_device
+def test_graphs_of_steps_on_public_images_update_in_place_with_the_same_bits():
+    fused = []
+
+    def watched(*lists, **how):
+        fused.append(len(lists[0]))
+        fused_sgd(*lists, **how)
+
+    run = {"device": "cuda", "precision": "float32"}
+    with early_captures(), patch.dict(made_up.OWN_FORM, {torch.ops.aten._fused_sgd_: watched}):
+        with Device.running():
+            public = learn_in_public("4", **run)
+        with Device.running():
+            one_by_one = learn_in_public("4", graphs=False, **run)
+    assert laws.distance(public[:3], one_by_one[:3]) == 0
+    assert fused
 
 
 @on_made_up_device
@@ -638,6 +660,26 @@ def test_a_trial_measures_replays_alone(examples):
         assert device.replays
     replays = dict(watched)  # of the last pass of each way
     assert replays == {"stacked": True, "branches": True}
+
+
+@on_made_up_device
+def test_a_bench_measures_replays_alone():
+    """Of 13 examples a batch of 4 leaves one that is not full: a step of its kind, of which a round has but one."""
+    watched, real = [], measure.one_round
+
+    def counted(setup, fed, *arguments):
+        before = fed.engine.graphs.captured, fed.engine.graphs.plain
+        results = real(setup, fed, *arguments)
+        watched.append((fed.engine.graphs.captured, fed.engine.graphs.plain) == before)
+        return results
+
+    run = {"dataset": "digits", "num_clients": 2, "cohort_size": 2, "backbone": "cnn-small", "local_epochs": 1}
+    with Device.running(), early_captures(), patch.object(measure, "one_round", counted):
+        setup = measure.prepare_workload(run | {"train_examples": 26, "batch_size": 4}, device="cuda")
+        result = measure.measure("tiny", setup, 2, lambda text: None, with_plain=False)
+    assert result["engine"] == "stacked x 2, captured"
+    assert not watched[0]
+    assert watched[-2:] == [True, True]
 
 
 def test_a_way_that_fails_is_not_taken_and_all_that_fail_are_an_error(monkeypatch):
