@@ -82,9 +82,19 @@ class Run(models.Run):
 
         return rounds_of(self.record)
 
-    def plot(self, x: str = "round", **look: Any) -> Any:
-        """Draws the learning curve over `round`, `floats` or `seconds`; `look` as for `Runs.plot`."""
-        return Runs([self]).plot(x, **look)
+    @property
+    def clients(self) -> Any:
+        """A `pandas.DataFrame` with the `accuracy` of each `client` in percent in each `round` that the record has.
+
+        Those are the selected round, the last, and with `per_client_every` every n-th.
+        """
+        from fedcli.results.frame import client_rounds_of
+
+        return client_rounds_of(self.record)
+
+    def plot(self, x: str = "round", y: str = "accuracy", **look: Any) -> Any:
+        """Draws the learning curve; see `Runs.plot`."""
+        return Runs([self]).plot(x, y, **look)
 
     @in_keywords()
     def data(self, part: str = "test", client: int | None = None) -> Any:
@@ -150,11 +160,12 @@ class Runs(list[Run]):
     def __add__(self, others: list[Run]) -> "Runs":
         return Runs([*self, *others])
 
-    def plot(self, x: str = "round", **look: Any) -> Any:
+    def plot(self, x: str = "round", y: str = "accuracy", **look: Any) -> Any:
         """Draws their learning curves; several seeds are a line with a band. A notebook shows the figure.
 
         Args:
             x: The horizontal axis: `round`, `floats` or `seconds`.
+            y: `accuracy`, `validation`, `global`, or of runs with `per_class` `macro-f1` or `balanced-accuracy`.
             **look: As the options of `fedcli plot`: `title`, `size=(3.4, 2.3)` in inches, `font_size`, `style`,
                 `colors={"fedavg": "#0072B2"}`, `labels={"fedavg": "FedAvg"}`, `legend`.
 
@@ -166,9 +177,10 @@ class Runs(list[Run]):
         from fedcli.figures import plots
         from fedcli.figures.look import Look
 
-        chosen = Look(**look)
-        with rc_context(chosen.parameters()):
-            figure = plots.learning_curves([run.record for run in self], x, look=chosen)
+        with in_keywords():
+            chosen = Look(**look)
+        with rc_context(chosen.parameters()), in_keywords():
+            figure = plots.learning_curves([run.record for run in self], x, y, look=chosen)
             plots.apply(chosen, figure)
         figure._repr_png_ = lambda: plots.small_png(figure)  # a notebook shows it, also without pyplot
         return figure

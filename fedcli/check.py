@@ -20,6 +20,7 @@ from fedcli.core.tree_files import load_tree, save_tree
 from fedcli.core.trees import Tree, leaves, tree_map
 from fedcli.data.datasets import Dataset
 from fedcli.declarations import START, Method, flag_of
+from fedcli.errors import UserError
 from fedcli.runs import prepare
 from fedcli.runs.machine import deterministic
 from fedcli.runs.options import fields_of
@@ -153,9 +154,23 @@ def trained(method: Method | str, overrides: dict[str, Any] | None, rounds: int,
 # The laws
 
 
+def refuse_other_kind(method: Method, simpler: Method) -> None:
+    """Refuses to compare the tested models of two methods that differ in kind.
+
+    Raises:
+        UserError: If one has a global model and the other personal ones.
+    """
+    if method.tested != simpler.tested:
+        raise UserError(
+            f"the tested models of '{method.name}' are {method.tested} and those of '{simpler.name}' {simpler.tested}, "
+            "which cannot be compared; let reduces_to name a method with models of the same kind, or leave it out."
+        )
+
+
 def law_1_off_is_the_simpler_method(method: Method, rounds: int = 3, **run: Any) -> Iterator[Finding]:
     """Hold a method to its `reduces_to`: with these options its model is the simpler method's."""
     simpler, overrides = method.reduces_to
+    refuse_other_kind(method, registry.find_method(simpler))
     flags = " ".join(f"{flag_of(name)} {value}" for name, value in overrides.items())
     models = trained(method, overrides, rounds, **run), trained(simpler, None, rounds, **run)
     yield Finding(f"{flags} against {simpler}", distance(*models), RELATIVE)
@@ -164,6 +179,7 @@ def law_1_off_is_the_simpler_method(method: Method, rounds: int = 3, **run: Any)
 def law_2_on_is_not(method: Method, **run: Any) -> Iterator[Finding]:
     """Hold a method to be another than the simpler one, after 22 rounds, when its options have their defaults."""
     simpler, overrides = method.reduces_to
+    refuse_other_kind(method, registry.find_method(simpler))
     run = {"local_epochs": 1, "parts": toy_parts((13, 7, 10, 2)), **run}  # the last client lacks a class
     for rounds in (2, 22):  # most show it early
         difference = distance(*(trained(method, options, rounds, **run) for options in (None, overrides)))

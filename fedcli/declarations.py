@@ -3,7 +3,7 @@
 import sys
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import MISSING, Field, dataclass, field
+from dataclasses import KW_ONLY, MISSING, Field, dataclass, field
 from pathlib import Path
 from types import MappingProxyType, ModuleType, NoneType
 from typing import Any, ClassVar, get_args
@@ -367,7 +367,8 @@ class Method(_Declared):
     config: type
     init: Callable[..., Any]
     run_round: Callable[..., tuple[Any, dict]]
-    reduces_to: tuple[str, dict[str, Any]] | None
+    reduces_to: tuple[str, dict[str, Any]] | None = None
+    _: KW_ONLY
     state_types: tuple[type, ...]
     variants: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     costs: Callable[..., tuple[int, int]] | None = None

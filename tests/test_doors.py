@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 import fedcli
-from fedcli import registry, userfiles
+from fedcli import check, registry, userfiles
 from fedcli.cli import display
 from fedcli.core import backbones, partition
 from fedcli.core.layers import KeyedDropout, MaskedBatchNorm2d
@@ -116,6 +116,25 @@ METHOD = replace(fedcme.METHOD, name='mine')
 def test_a_method_without_a_protocol_has_that_of_its_paper_or_of_the_method_to_which_it_reduces(text, protocol):
     Path("mine.py").write_text(text)
     assert registry.default_protocol(registry.find_method("./mine.py"), "digits").name == protocol
+
+
+def test_a_method_without_a_simpler_one_leaves_the_laws_out_that_compare_them():
+    Path("mine.py").write_text(OF_ITS_OWN.replace(" SIMPLER,", ""))
+    result = invoke("check", "./mine.py", "--law", "1", "--law", "2", "--law", "5", "--device", "cpu")
+    assert result.exit_code == 0, result.output
+    assert result.output.count("nothing, without reduces_to") == 2
+    assert "1 of 1 laws hold on cpu; 2 left out, see above." in result.output
+
+
+def test_personal_models_are_not_compared_with_a_global_one():
+    of_local = OF_A_PAPER.replace("import fedcme", "import fedcme\nfrom fedcli.papers.baselines import local")
+    Path("mine.py").write_text(
+        of_local.replace("fedcme.METHOD, name='mine'", "local.METHOD, name='mine', reduces_to=('fedavg', {})")
+    )
+    method = registry.find_method("./mine.py")
+    for number in (1, 2):
+        for finding in check.check(method, number, "cpu"):
+            assert "the tested models of 'mine' are personal and those of 'fedavg' global" in str(finding)
 
 
 def test_a_file_is_imported_once_and_anew_when_it_has_changed():

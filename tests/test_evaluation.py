@@ -5,10 +5,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from sklearn.metrics import balanced_accuracy_score, f1_score
 
 from fedcli.core import evaluation
 from fedcli.core.trees import tree_map
 from fedcli.registry import find_method
+from fedcli.results import metrics
 from fedcli.runs.prepare import make_federation
 from tests import laws
 
@@ -102,6 +104,56 @@ def test_domains_are_measured_inside_and_outside():
     assert result["inter"] == pytest.approx(inter)
     assert result["test_accuracy"] == pytest.approx(np.mean(list(inter.values())))
     assert result["domains"] == pytest.approx(dict(zip(data.domain_names, matrix.mean(0), strict=True)))
+
+
+# Counts of the classes
+
+OWN_DOMAINS = [np.arange(13), np.arange(13, 20), np.arange(20, 30), np.arange(30, 34)]  # two clients have the third
+
+
+def weight_under_domains(fed, client, image):
+    """What a prediction counts in the headline: a mean over domains, their clients, other domains, their images."""
+    own, domain = fed.domain_of[client], fed.test_domains[image]
+    if own == domain:
+        return 0.0
+    return 1 / ((fed.domain_of == own).sum() * 2 * int((fed.test_domains == domain).sum()))
+
+
+@pytest.mark.parametrize(
+    ("how", "method"),
+    [("server", "fedavg"), ("server", "local"), ("clients", "fedavg"), ("clients", "local"), ("domains", "local")],
+)
+def test_counts_of_classes_give_the_headline_and_the_scores_of_scikit_learn(how, method):
+    by_domain = {"data": domain_dataset(), "parts": OWN_DOMAINS} if how == "domains" else {}
+    setup, fed, state = with_evaluation(how, find_method(method), per_class=True, **by_domain)
+    result = evaluation.evaluate(fed, setup.method, state)
+    counts = result["per_class"]
+    assert sum(counts["right"]) / sum(counts["actual"]) == pytest.approx(result["test_accuracy"])
+    true, predicted, weights = [], [], []
+    owners = [0] if (how, method) == ("server", "fedavg") else range(4)
+    for client, (_, (network, *model)) in zip(owners, evaluation.models(fed, setup.method, state, owners), strict=True):
+        index = fed.testing[client] if how == "clients" else None
+        _, logits, labels = fed.predict(*model, index, network)
+        true += labels.tolist()
+        predicted += logits.argmax(1).tolist()
+        of_domains = [weight_under_domains(fed, client, image) for image in range(len(labels))] if by_domain else []
+        weights += of_domains or [1.0] * len(labels)
+    assert counts["predicted"] == pytest.approx(np.bincount(predicted, weights, 3) * 20 / 3 if by_domain else
+                                                np.bincount(predicted, minlength=3))  # fmt: skip
+    f1 = f1_score(true, predicted, average="macro", sample_weight=weights)
+    assert metrics.macro_f1(counts) == pytest.approx(f1)
+    balanced = balanced_accuracy_score(true, predicted, sample_weight=weights)
+    assert metrics.balanced_accuracy(counts) == pytest.approx(balanced)
+
+
+def test_counts_of_classes_are_by_the_rule_of_the_headline():
+    setup, fed, state = with_evaluation("server", find_method("fedproto"), per_class=True, cohort_size=2)
+    result = evaluation.evaluate(fed, setup.method, state)
+    counts = result["per_class"]
+    assert sum(counts["right"]) / sum(counts["actual"]) == pytest.approx(result["test_accuracy"])
+    assert result["test_accuracy"] != result["classifier_accuracy"]
+    _, other, _ = with_evaluation("server", find_method("fedproto"), cohort_size=2)
+    assert "per_class" not in evaluation.evaluate(other, setup.method, state)
 
 
 # Models that have not changed

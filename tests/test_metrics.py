@@ -84,6 +84,23 @@ def test_accuracies_by_domain_and_client_are_of_the_selected_rounds_and_else_the
     assert [value(name, three) for name in ("domain:a", "domain", "inter:b")] == pytest.approx([40, 40, 20])
 
 
+def test_scores_of_classes_are_of_the_selected_rounds_and_leave_out_absent_classes_as_scikit_learn_does():
+    counts = [
+        {"right": [3, 0, 0, 1], "predicted": [4, 1, 0, 1], "actual": [3, 2, 0, 1]},
+        {"right": [3, 1, 0, 0], "predicted": [3, 1, 0, 2], "actual": [3, 2, 0, 1]},
+    ]
+    rounds = [entry(number, 0.5, per_class=counts[number % 2]) for number in range(4)]
+    names = {"class_names": ["a", "b", "c", "d"]}
+    run = record(*rounds, selected_round=2, **names)
+    f1 = 100 * (6 / 7 + 0 + 1) / 3
+    answers = {"macro-f1": f1, "balanced-accuracy": 100 * 2 / 3, "class:b": 0, "class:c": None, "class:e": None}
+    assert {name: value(name, run) for name in answers} == pytest.approx(answers)
+    three = record(*rounds, selection="mean-last-3", selected_round=3, **names)
+    assert value("class:b", three) == pytest.approx(100 / 3)  # 50, 0 and 50 %
+    older = record(*rounds, entry(4, 0.5), selection="mean-last-3", selected_round=4, **names)
+    assert [value(name, older) for name in ("macro-f1", "balanced-accuracy", "class:a")] == [None] * 3
+
+
 def test_costs_are_of_a_client_in_the_mean_round_and_of_all_in_all_rounds():
     rounds = [entry(number, 0.5, floats_up=floats) for number, floats in enumerate((10, 10, 100))]
     run = record(*rounds, cost={"floats_up": 100, "floats_down": 90, "memory_floats": 300})  # older ones have the last

@@ -7,6 +7,7 @@ import torch
 import fedcli
 from fedcli.measure.predictions import per_class
 from tests.files import refused
+from tests.programs import invoke
 
 TINY = {"dataset": "digits", "train_examples": 240, "rounds": 2, "local_epochs": 1, "num_clients": 4}
 
@@ -24,7 +25,7 @@ def runs(tmp_path_factory):
         "prototypes": ("fedproto", {"protocol": "fedfm:digits"}),
     }
     return {
-        kind: fedcli.run(method, out=folder / kind.replace(" ", "-"), **{**TINY, **options})
+        kind: fedcli.run(method, out=folder / kind.replace(" ", "-"), per_class=True, **{**TINY, **options})
         for kind, (method, options) in kinds.items()
     }
 
@@ -117,3 +118,34 @@ def test_a_folder_of_runs_is_loaded_as_several_and_one_run_as_one(runs):
     assert several.frame()["selected"].tolist() == [100 * run.record["summary"]["selected"] for run in several]
     assert len(several[:2]) == 2
     refused(lambda: fedcli.load(folder / "nothing"), "there is no run")
+
+
+# Counts of the classes in records
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_record_has_the_counts_of_the_confusion_matrix(kind, runs):
+    run = runs[kind]
+    counts = run.record["rounds"][run.record["summary"]["selected_round"]]["per_class"]
+    confusion = run.confusion()
+    assert counts["right"] == confusion.diagonal().tolist()
+    assert counts["predicted"] == confusion.sum(0).tolist()
+    assert counts["actual"] == confusion.sum(1).tolist()
+
+
+def test_tables_and_curves_have_the_scores_of_classes_of_runs_that_recorded_them(runs, tmp_path):
+    run = runs["global"]
+    number = run.record["summary"]["selected_round"]
+    history = run.history
+    three = run.per_class()["accuracy"]["3"]
+    assert history["class_accuracy/3"][number] == pytest.approx(three)
+    without = fedcli.run("fedprox", out=tmp_path / "without", protocol="fedfm:digits", **TINY)
+    assert "macro_f1" not in without.history
+    shown = invoke("table", run.path, without.path, "--metric", "macro-f1,class:3").output
+    assert f"| {history['macro_f1'][number]:.2f} (1) | {three:.2f} (1) |" in shown
+    assert "macro-f1 is not in the records of fedprox (seed 0): it needs runs with --per-class." in shown
+    line = run.plot(y="macro-f1").axes[0].lines[0]
+    assert line.get_ydata().tolist() == history["macro_f1"].tolist()
+    refused(lambda: without.plot(y="balanced-accuracy"), "has measured its balanced accuracy", "run with per_class")
+    refused(lambda: run.plot(y="macro-f2"), "unknown curve 'macro-f2'; did you mean 'macro-f1'")
+    assert "--y is for --kind curves" in invoke("plot", run.path, "--kind", "drift", "--y", "global").output

@@ -35,7 +35,7 @@ BASE = {"protocol": "fedfm:digits", "dataset": "digits", "num_clients": 4, "coho
 # What decides where and how a run is made, but not what comes of it.
 OTHERWISE = {
     "seed": 2, "device": "cpu", "clients_per_chunk": "2", "state_memory": "1M", "drift_every": 1,
-    "checkpoint_every": 1, "keep_states": True,
+    "checkpoint_every": 1, "keep_states": True, "per_class": True, "per_client_every": 2,
 }  # fmt: skip
 
 
@@ -105,6 +105,32 @@ def test_files_of_rounds_and_of_clients_count_from_one_and_in_percent(tmp_path):
     assert kept == sorted({records[0]["summary"]["selected_round"], 2})
     drawn = invoke("plot", tmp_path / "r", "--kind", "accuracies", "--out", tmp_path / "accuracies.png")
     assert drawn.exit_code == 0, drawn.output
+
+
+def test_the_clients_accuracies_of_every_nth_round_are_kept(tmp_path):
+    options = {"dataset": "digits", "rounds": 5, "train_examples": 120, "local_epochs": 1}
+    run = fedcli.run("fedavg", out=tmp_path / "run", per_client_every=2, **options)
+    kept = {2, 4, 5, run.record["summary"]["selected_round"] + 1}
+    assert set(run.clients["round"]) == kept
+    assert read_record(run.path)["rounds"] == run.record["rounds"]
+    last = run.clients[run.clients["round"] == 5].set_index("client")["accuracy"]
+    assert last.to_dict() == {int(c): 100 * a for c, a in run.record["rounds"][-1]["client_accuracy"].items()}
+    invoke("table", run.path, "--per", "client-round", "--out", tmp_path / "table.csv")
+    assert pd.read_csv(tmp_path / "table.csv")["round"].tolist() == run.clients["round"].tolist()
+
+
+def test_clients_without_anything_of_their_own_and_rounds_without_a_test_have_no_accuracies():
+    for options, words in (
+        ({"per_client_every": 3, "eval_every": 2}, "--per-client-every 3 has rounds that are not tested (got"),
+        (
+            {"per_client_every": 2, "validation": 0.0, "protocol": "fedfa:digits"},
+            "--per-client-every 2 needs images or",
+        ),
+    ):
+        refused(lambda options=options: settings_of("fedavg", **options), words)
+    for options in ({"protocol": "own:personal"}, {"validation": 0.1}):
+        settings_of("fedavg", per_client_every=2, **options)
+    settings_of("local", per_client_every=2, validation=0.0)
 
 
 def test_a_papers_table_on_other_data_has_the_divisions_of_its_cells():

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from fedcli.figures import plots
-from fedcli.results import frame, tables
+from fedcli.results import frame, statistics, tables
 from fedcli.results.formats import write_tables
 from fedcli.results.metrics import find_metric
 from fedcli.results.render import Sheet, render
@@ -178,6 +178,26 @@ def test_metrics_that_are_asked_for_get_columns(tmp_path):
     assert csv_lines([record()], [f"{file}:peak"])[0]["peak"] == "28"
     assert cells(markdown([record()], ["quality:nmi"]))[0]["quality:nmi"] == "not measured (1)"
     refused(lambda: tables.sheet([record()], [f"{file}:word"]), "'word' is no number (got str); return one or None")
+
+
+def test_qualities_of_different_rounds_have_no_mean_and_are_told_apart():
+    def measured(method, seed, **quality):
+        return record(method, seed) | {"quality": {"nmi": 0.5, **quality}}
+
+    def shown(*runs):
+        text = markdown(runs, ["quality:nmi"])
+        return [row["quality:nmi"] for row in cells(text)], "which do not compare: 'fedcli quality'" in text
+
+    older, selected, last = measured("one", 0), measured("one", 1, round=1), measured("one", 1, round=3)
+    assert shown(older, selected) == (["of different rounds (2)"], True)
+    assert shown(older, last) == (["0.500 ± 0.000 (2)"], False)
+    assert shown(older, measured("two", 0, round=1)) == (["0.500 (1)", "0.500 (1)"], True)
+    assert "of the last round's models of one (seed 0) and" in markdown([older, selected], ["quality:nmi"])
+    both = measured("one", 1, round=3)
+    both["summary"]["selected_round"] = 3  # the headline is of the last round
+    assert shown(older, both) == shown(selected | {"seed": 0}, both) == (["0.500 ± 0.000 (2)"], False)
+    quality = find_metric("quality:nmi")
+    assert statistics.difference(quality, [older], quality, [measured("two", 0, round=1)]) == statistics.NO_INTERVAL
 
 
 def bold(runs):

@@ -15,7 +15,7 @@ from fedcli import registry
 from fedcli.cli import common
 from fedcli.cli.common import argument, console, optional, print_table, print_text
 from fedcli.errors import UserError, needed
-from fedcli.figures import CHARTS, WITH_LINES, find_chart
+from fedcli.figures import CHARTS, CURVES, WITH_LINES, find_chart
 from fedcli.runs.lock import refuse_file_of_a_run
 from fedcli.userfiles import is_from_file, short_name
 
@@ -23,6 +23,7 @@ RUNS = "A table of runs"  # a panel of the help of `table`, as the next one
 PAPERS = "A paper's table"
 LOOK = "Look"  # a panel of the help of `plot`
 PAIR = "NAME=VALUE"
+Per = Literal["round", "client", "client-round"]
 
 
 def table(
@@ -36,7 +37,7 @@ def table(
     digits: optional(int, "Decimals of percent and plain numbers.", panel=RUNS) = None,
     method: optional(list[str], "Only runs of this method; may be repeated.", panel=RUNS) = None,
     label: optional(list[str], "Name for the runs of a RUN; one for each RUN.", panel=RUNS) = None,
-    per: optional(Literal["round", "client"], "A CSV with a row for each round or client.", panel=RUNS) = None,
+    per: optional(Per, "A CSV with a row for each round, client, or client in a round.", panel=RUNS) = None,
     dry_run: optional(bool, "Run nothing; print cost and table.", "--dry-run", panel=PAPERS) = None,
     only: optional(list[str], "Only rows or columns with this in the name.", panel=PAPERS, metavar="TEXT") = None,
     rounds: optional(int, "Reduce: at most so many rounds a run.", panel=PAPERS) = None,
@@ -103,7 +104,7 @@ def table(
 def _table_of_runs(
     records: list[dict], per: str | None, metric: str | None, format: str, columns: str, digits: int | None
 ) -> str:
-    """Write a table of runs, or a CSV with a row `per` round or client."""
+    """Write a table of runs, or a CSV with a row `per` round, client, or client in a round."""
     from fedcli.results import frame
     from fedcli.results.formats import write_tables
     from fedcli.results.render import csv_of
@@ -116,6 +117,8 @@ def _table_of_runs(
         return csv_of(frame.of_all(records, frame.rounds_of))
     if per == "client":
         return csv_of(frame.of_all(records, frame.clients_of))
+    if per == "client-round":
+        return csv_of(frame.of_all(records, frame.client_rounds_of))
     return write_tables(records, metric.split(",") if metric else (), format, layout)
 
 
@@ -185,6 +188,7 @@ def plot(
     kind: optional(str, "What to draw, see above; or your own, ./file.py:NAME.") = "curves",
     out: optional(Path, "File to write: .pdf, .svg, or .png with a PDF; KIND.png by default.") = None,
     x: optional(str, "Horizontal axis of curves: round, floats (sent up) or seconds.", "--x") = "round",
+    y: optional(str, f"What curves show: {', '.join(CURVES)}.", "--y") = "accuracy",
     method: optional(list[str], "Only runs of this method; or a file of yours.") = None,
     dataset: common.Datasets = None,
     label: common.Labels = None,
@@ -208,7 +212,9 @@ def plot(
     draw = find_chart(kind)
     files = [text for text in method or () if is_from_file(text)]
     records = common.records_of(runs, [text for text in method or () if text not in files], dataset, label)
-    options = {"curves": [x], "correlation": [files]}.get(kind, [])
+    if y != "accuracy" and kind != "curves":
+        raise UserError(f"--y is for --kind curves (got --kind {kind}); leave it out.")
+    options = {"curves": [x, y], "correlation": [files]}.get(kind, [])
     look = Look(
         title="" if title == "none" else title,
         size=None if size is None else parse_size(size),

@@ -34,8 +34,16 @@ class Model(NamedTuple):
     buffers: Params
 
 
-# Of positions by client, None for all test images: whether each prediction of its model is right, bool `[rules, n]`.
-Score = Callable[[dict[int, Any]], list[np.ndarray]]
+class Judged(NamedTuple):
+    """How the predictions of a model for some images are."""
+
+    hits: Tensor  # bool [rules, n], whether each is right
+    labels: Tensor  # [n]
+    classes: Tensor | None  # [n], those that the first rule predicts; None where the run records no class's counts
+
+
+# Of positions by client, None for all test images: how the predictions of its model are.
+Score = Callable[[dict[int, Any]], list[Judged]]
 
 
 def top_k(scores: Tensor, labels: Tensor, k: int) -> Tensor:
@@ -59,7 +67,8 @@ def evaluate(fed: Federation, method: Method, state: Any) -> dict[str, Any]:
         their own models on the test images under `server`; else on their validation examples); `client_accuracy`, the
         same of each client by its id; `domains`, test accuracy of each domain. None of what there is not. Under
         `domains` also `intra` and `inter`, by the client's own domain. With prototypes also `classifier_accuracy`, with
-        a global model beside personal ones `global_accuracy`, measured as the headline.
+        a global model beside personal ones `global_accuracy`, measured as the headline. With `--per-class` also
+        `per_class`, see `tally_classes`.
     """
     last_outputs = fed.outputs
     fed.outputs = OutputCache()
@@ -73,34 +82,92 @@ def evaluate(fed: Federation, method: Method, state: Any) -> dict[str, Any]:
 def _accuracies(fed: Federation, method: Method, state: Any, last_outputs: OutputCache) -> dict[str, Any]:
     """Returns what `evaluate` does of the tested models alone; `last_outputs` are those of the last evaluation."""
     prototypes = method.prototypes(state) if method.prototypes else None
+    with_classes = fed.config.per_class
 
-    def hits_of(model: Model, index: np.ndarray | None) -> Tensor:
+    def judge(model: Model, index: np.ndarray | None) -> Judged:
         with_features = prototypes is not None
         outputs = last_outputs.get(model.params, model.buffers, index, with_features)
         if outputs is None:
             features, logits, labels = fed.predict(
                 model.params, model.buffers, index, model.network, quick=True, with_features=with_features
             )
-            outputs = Outputs(features, top_k(logits, labels, fed.top_k), labels)
+            classes = logits.argmax(1) if with_classes else None
+            outputs = Outputs(features, top_k(logits, labels, fed.top_k), labels, classes)
         if prototypes is None or index is not None:  # all clients' features of all test images are too many to keep
             fed.outputs.put(model.params, model.buffers, index, outputs)
         if prototypes is None:
-            return outputs.hits[None]
+            return Judged(outputs.hits[None], outputs.labels, outputs.classes)
         vectors, has_class = prototypes
         assert outputs.features is not None  # they were asked for
         near = nearness(outputs.features, vectors.cpu(), has_class.cpu())
-        return torch.stack([top_k(near, outputs.labels, fed.top_k), outputs.hits])
+        hits = torch.stack([top_k(near, outputs.labels, fed.top_k), outputs.hits])
+        return Judged(hits, outputs.labels, near.argmax(1) if with_classes else None)
 
-    def score(tests: dict[int, np.ndarray | None]) -> list[np.ndarray]:
-        def of_some(ids: list[int]) -> list[Tensor]:
-            return [hits_of(model, tests[client]) for client, model in models(fed, method, state, ids)]
+    def score(tests: dict[int, np.ndarray | None]) -> list[Judged]:
+        def of_some(ids: list[int]) -> list[Judged]:
+            return [judge(model, tests[client]) for client, model in models(fed, method, state, ids)]
 
-        return [hits.numpy() for hits in fed.engine.workers.share(of_some, list(tests))]
+        return fed.engine.workers.share(of_some, list(tests))
 
-    result = NOTHING | _on_parts(fed.validation, ("validation_accuracy",), method, score)
+    on_validation, _ = _on_parts(fed.validation, ("validation_accuracy",), method, score)
+    weights = None
     if fed.evaluation == "clients":
-        return result | _on_parts(fed.testing, RULES, method, score)
-    return result | _on_test_images(fed, method, score)
+        on_test, judged = _on_parts(fed.testing, RULES, method, score)
+    else:
+        on_test, judged = _on_test_images(fed, method, score)
+        weights = weights_of_domains(fed) if fed.evaluation == "domains" else None
+    result = NOTHING | on_validation | on_test
+    if with_classes:
+        result["per_class"] = tally_classes(judged, fed.num_classes, weights)
+    return result
+
+
+def tally_classes(
+    judged: Sequence[Judged], num_classes: int, weights: Sequence[np.ndarray] | None = None
+) -> dict[str, list[float]]:
+    """Counts the test images of each class, by the most probable class, also where more than one counts as right.
+
+    Args:
+        judged: The predictions of each model.
+        num_classes: C.
+        weights: What each prediction counts, `[n]` of each model; 1 if None.
+
+    Returns:
+        Of each class `right`, the images of it that are taken for it, `predicted`, those taken for it, and `actual`,
+        those of it. Predictions of several models are added up, so that `right` over `actual`, each summed over the
+        classes, is the accuracy of the headline.
+    """
+    counts = {
+        name: np.zeros(num_classes, int if weights is None else float) for name in ("right", "predicted", "actual")
+    }
+    for number, one in enumerate(judged):
+        labels = one.labels.numpy()
+        assert one.classes is not None  # they were asked for
+        classes = one.classes.numpy()
+        own_weights = None if weights is None else weights[number]
+        is_right = labels == classes
+        counts["predicted"] += np.bincount(classes, own_weights, num_classes)
+        counts["actual"] += np.bincount(labels, own_weights, num_classes)
+        right_weights = None if own_weights is None else own_weights[is_right]
+        counts["right"] += np.bincount(labels[is_right], right_weights, num_classes)
+    return {name: count.tolist() for name, count in counts.items()}
+
+
+def weights_of_domains(fed: Federation) -> np.ndarray:
+    """Returns `[N, n]`, what each client's prediction of each test image counts in the headline under `domains`.
+
+    That is the mean over the clients' domains of the mean over their clients and the other domains. The weights sum to
+    the number of test images.
+    """
+    images = {name: (fed.test_domains == number).cpu().numpy() for number, name in enumerate(fed.domain_names)}
+    weights = np.zeros((fed.num_clients, len(fed.test_labels)))
+    for number, name in enumerate(fed.domain_names):
+        inside = fed.domain_of == number  # [N]
+        others = [chosen for other, chosen in images.items() if other != name and chosen.any()]
+        tested = others or [images[name]]
+        for chosen in tested:
+            weights[np.ix_(inside, chosen)] = 1 / (len(tested) * max(inside.sum(), 1) * chosen.sum())
+    return weights * len(fed.test_labels) / weights.sum()
 
 
 def models(fed: Federation, method: Method, state: Any, clients: Iterable[int]) -> Iterator[tuple[int, Model]]:
@@ -136,25 +203,35 @@ def _by_client(clients: Iterable[int], accuracies: Sequence[float]) -> dict[str,
     return {"clients": spread, "client_accuracy": dict(zip(map(str, clients), accuracies, strict=True))}
 
 
-def _on_parts(parts: Sequence[np.ndarray], names: Sequence[str], method: Method, score: Score) -> dict[str, Any]:
-    """Returns each rule's accuracy on all clients' parts together, by `names`, and the first rule's by client."""
+def _on_parts(
+    parts: Sequence[np.ndarray], names: Sequence[str], method: Method, score: Score
+) -> tuple[dict[str, Any], list[Judged]]:
+    """Returns each rule's accuracy on all clients' parts together, by `names`, the first rule's by client, and more.
+
+    That is how the predictions are.
+    """
     part_of = {client: part for client, part in enumerate(parts) if len(part)}
     if not part_of:
-        return {}
+        return {}, []
     # Where there is one model, any client has it.
     tests = {0: np.concatenate(list(part_of.values()))} if method.personal is None else part_of
-    hits = np.concatenate(score(tests), 1)  # [rules, n]
+    judged = score(tests)
+    hits = np.concatenate([one.hits.numpy() for one in judged], 1)  # [rules, n]
     pooled: dict[str, Any] = dict(zip(names, map(_mean, hits), strict=False))
     ends = np.cumsum([len(part) for part in part_of.values()])
     hits_of_clients = np.split(hits[0], ends[:-1])
-    return pooled | _by_client(part_of, [_mean(own) for own in hits_of_clients])
+    return pooled | _by_client(part_of, [_mean(own) for own in hits_of_clients]), judged
 
 
-def _on_test_images(fed: Federation, method: Method, score: Score) -> dict[str, Any]:
-    """Returns accuracies on the test images: of each domain, and by rule or, under `domains`, inside and outside."""
+def _on_test_images(fed: Federation, method: Method, score: Score) -> tuple[dict[str, Any], list[Judged]]:
+    """Returns accuracies on the test images, and how the predictions are.
+
+    The accuracies are of each domain, and by rule or, under `domains`, inside and outside.
+    """
     has_one_model = method.personal is None and fed.evaluation != "domains"
     clients = range(1 if has_one_model else fed.num_clients)
-    hits = np.stack(score(dict.fromkeys(clients)))  # [clients, rules, n]
+    judged = score(dict.fromkeys(clients))
+    hits = np.stack([one.hits.numpy() for one in judged])  # [clients, rules, n]
     images = {name: (fed.test_domains == number).numpy() for number, name in enumerate(fed.domain_names)}
     by_domain = {name: hits[:, 0, chosen].mean(1) for name, chosen in images.items() if chosen.any()}  # [clients] each
     domains = {name: _mean(accuracies) for name, accuracies in by_domain.items()}
@@ -164,7 +241,7 @@ def _on_test_images(fed: Federation, method: Method, score: Score) -> dict[str, 
         result |= dict(zip(RULES, map(_mean, by_rule), strict=False))
         if method.personal is not None:
             result |= _by_client(clients, by_rule[0])
-        return result
+        return result, judged
     intra = {}
     inter = {}
     for number, name in enumerate(fed.domain_names):
@@ -175,4 +252,4 @@ def _on_test_images(fed: Federation, method: Method, score: Score) -> dict[str, 
             intra[name] = _mean(by_domain[name][inside])
         others = [accuracies[inside] for other, accuracies in by_domain.items() if other != name]
         inter[name] = _mean(np.stack(others, 1)) if others else intra[name]
-    return result | {"test_accuracy": _mean(list(inter.values())), "intra": intra, "inter": inter}
+    return result | {"test_accuracy": _mean(list(inter.values())), "intra": intra, "inter": inter}, judged

@@ -16,6 +16,7 @@ class Outputs(NamedTuple):
     features: Tensor | None  # [n, D]; None where only the classifier decides
     hits: Tensor  # bool [n], whether the classifier is right
     labels: Tensor  # [n]
+    classes: Tensor | None  # [n], the most probable by the classifier; None where nobody asks for them
 
 
 class _Entry(NamedTuple):

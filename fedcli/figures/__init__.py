@@ -25,6 +25,17 @@ CHARTS = {
         "features:correlation_chart", "how alike logits of personal models are on public and on private images"
     ),
 }  # fmt: skip
+# What curves show, `fedcli plot --y NAME`: a column of `rounds_of`, its label, and what to do where no run has it.
+CURVES = {
+    "accuracy": (
+        "test_accuracy", "Test accuracy (%)",
+        "wait for a round to end, or use --x round, as seconds beside other work do not count",
+    ),
+    "validation": ("validation_accuracy", "Validation accuracy (%)", "run with --validation 0.1"),
+    "global": ("global_accuracy", "Accuracy of the global model (%)", "draw runs of methods that have both models"),
+    "macro-f1": ("macro_f1", "Macro-F1 (%)", "run with --per-class"),
+    "balanced-accuracy": ("balanced_accuracy", "Balanced accuracy (%)", "run with --per-class"),
+}  # fmt: skip
 WITH_LINES = ("curves", "drift", "domains", "accuracies")  # kinds whose colours, names and legend can be chosen
 
 

@@ -29,6 +29,7 @@ from sklearn.isotonic import isotonic_regression
 
 from fedcli.declarations import SELECTIONS
 from fedcli.errors import UserError, printable, unknown
+from fedcli.figures import CURVES
 from fedcli.figures.look import Look
 from fedcli.files import write_atomically
 from fedcli.results.frame import clients_of, rounds_of
@@ -376,11 +377,14 @@ def _draw_measures(
     return _draw(panels, x_label or AXES[x], title, look or Look())
 
 
-# Test accuracy.
-learning_curves = partial(
-    _draw_measures, {ACCURACY: "Test accuracy (%)"},
-    "wait for a round to end, or use --x round, as seconds beside other work do not count",
-)  # fmt: skip
+def learning_curves(records: Iterable[dict], x: str = "round", y: str = "accuracy", look: Look | None = None) -> Figure:
+    """Draws the test accuracy, or another of `CURVES`, see `_draw_measures`."""
+    if y not in CURVES:
+        raise unknown("curve", y, CURVES, f"there are {', '.join(CURVES)}.")
+    measure, label, remedy = CURVES[y]
+    return _draw_measures({measure: label}, remedy, records, x, look=look)
+
+
 # How far the clients' features and updates drift apart.
 drift_figure = partial(_draw_measures, {
     "drift/feature_distance": "Distance of features", "drift/classifier_similarity": "Similarity of classifier updates",

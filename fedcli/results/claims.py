@@ -289,7 +289,9 @@ def _pairs(
         shared = [name for name in SHARED if name != "partition" or not unlike & {"partition", "partition_seed"}]
         first = _candidates(claim, find_metric(contrast.row.metric), row, runs, alike)
         second = _candidates(claim, find_metric(contrast.than.metric), than, runs, alike)
-        part = first.merge(second, on=shared, suffixes=("", "_than")).drop_duplicates([*FORMS, "seed"])
+        part = first.merge(second, on=shared, suffixes=("", "_than"))
+        of_one_rule = [bool(rules & others) for rules, others in zip(part["rules"], part["rules_than"], strict=True)]
+        part = part[pd.Series(of_one_rule, part.index, dtype=bool)].drop_duplicates([*FORMS, "seed"])
         parts.append(part.assign(share=contrast.share, metric=contrast.row.metric, metric_than=contrast.than.metric))
     pairs = pd.concat(parts)
     return pairs[pairs.groupby([*FORMS, "seed"])["share"].transform("size") == len(compared)]
@@ -366,8 +368,9 @@ def _candidates(
             core = run["numerics"].partition(".")[0]
             options = json.dumps([run["settings"].get(name) for name in alike])
             shared = run["seed"], run["images"], run["partition"], core, options
-            candidates.append((*shared, form, departed, run["folder"], value, tail))
-    columns = [*SHARED, "form", "departed", "folder", "value", "tail"]
+            rules = metric.rules(record) if value is not None else {"last", "selected"}
+            candidates.append((*shared, form, departed, run["folder"], value, tail, rules))
+    columns = [*SHARED, "form", "departed", "folder", "value", "tail", "rules"]
     return pd.DataFrame(candidates, columns=columns, dtype=object).astype({"value": float, "tail": float})
 
 

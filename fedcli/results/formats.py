@@ -28,6 +28,7 @@ from fedcli.results.tables import (
     find_columns,
     first_number,
     group,
+    notes_on_metrics,
     notes_on_runs,
     sheet,
     sheets,
@@ -86,7 +87,7 @@ def paper_sheet(records: Sequence[dict], metrics: Sequence[str] = (), layout: La
     same = ", ".join(f"{name} {value}" for name, value in shared.items())
     return Sheet(
         [_heading(title, columns) for title in titles], cells.to_numpy().tolist(), first_number(titles),
-        setting=same and f"All rows: {same}.", notes=notes_on_runs(groups),
+        setting=same and f"All rows: {same}.", notes=[*notes_on_runs(groups), *notes_on_metrics(groups, columns)],
         caption=_caption(groups, columns, cells, seeds), label="tab:" + re.sub(r"[^a-z0-9]+", "-", place.lower()),
     )  # fmt: skip
 

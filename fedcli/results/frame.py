@@ -12,6 +12,7 @@ import numpy as np
 import pandas as pd
 
 from fedcli.errors import UserError
+from fedcli.results.metrics import Counts, balanced_accuracy, class_accuracies, macro_f1
 from fedcli.runs.identity import FIRST, key, settings
 from fedcli.runs.machine import checkout
 from fedcli.runs.record import RECORD, Record, read_record, state_of
@@ -21,7 +22,8 @@ COLUMNS = (
     "folder", "record", "method", "label", "seed", "state", "numerics", "images", "partition", "parameters", "settings",
     "key",
 )  # fmt: skip
-ACCURACIES = ("domains", "intra", "inter", "clients")  # groups of accuracies in a round
+# Groups of shares in a round beside those whose name ends in "accuracy".
+ACCURACIES = ("domains", "intra", "inter", "clients", "macro_f1", "class_accuracy")
 
 
 def frame_of(records: Iterable[Record]) -> pd.DataFrame:
@@ -117,13 +119,27 @@ def finished_runs(records: list[dict]) -> list[dict]:
 def rounds_of(record: Record) -> pd.DataFrame:
     """The numbers of a run's rounds, a row each: `round` counts from 1, accuracies are in percent.
 
-    Other columns are `terms/<name>`, `seconds/<part>`, `domains/<name>` and so on; NaN stands for a missing number.
+    Other columns are `terms/<name>`, `seconds/<part>`, `domains/<name>` and so on, with `--per-class` also `macro_f1`,
+    `balanced_accuracy` and `class_accuracy/<name>`; NaN stands for a missing number.
     """
-    rows = [{"round": entry["round"] + 1, "test_accuracy": None, **flat(entry)} for entry in record["rounds"]]
+    rows = []
+    for entry in record["rounds"]:
+        row = {"round": entry["round"] + 1, "test_accuracy": None, **flat(entry)}
+        if "per_class" in entry:
+            row |= _of_classes(entry["per_class"], record["class_names"])
+        rows.append(row)
     table = pd.DataFrame(rows, columns=None if rows else ["round", "test_accuracy"]).astype({"test_accuracy": float})
     shares = [name for name in table if name.endswith("_accuracy") or name.partition("/")[0] in ACCURACIES]
     table[shares] *= 100
     return table
+
+
+def _of_classes(counts: Counts, class_names: Sequence[str]) -> dict[str, float | None]:
+    """What a round's counts of the classes say, as fractions, by column."""
+    scores: dict[str, float | None] = {"macro_f1": macro_f1(counts), "balanced_accuracy": balanced_accuracy(counts)}
+    for name, accuracy in zip(class_names, class_accuracies(counts), strict=True):
+        scores[f"class_accuracy/{name}"] = accuracy
+    return scores
 
 
 def clients_of(record: Record) -> pd.DataFrame:
@@ -136,6 +152,19 @@ def clients_of(record: Record) -> pd.DataFrame:
     accuracies = [100 * measured.get(str(client), np.nan) for client, _ in enumerate(part["sizes"])]
     table = pd.DataFrame({"client": range(len(accuracies)), "accuracy": accuracies, "examples": part["sizes"]})
     return table.join(pd.DataFrame(part["class_counts"], columns=record["class_names"]).add_prefix("class/"))
+
+
+def client_rounds_of(record: Record) -> pd.DataFrame:
+    """The clients' accuracies in percent in the rounds that a run's record has them of, a row each.
+
+    The columns are `round`, from 1, `client`, from 0, and `accuracy`. Those rounds are the selected one, the last, and
+    with `--per-client-every` every n-th.
+    """
+    rows = []
+    for entry in record["rounds"]:
+        for client, accuracy in (entry.get("client_accuracy") or {}).items():
+            rows.append((entry["round"] + 1, int(client), np.nan if accuracy is None else 100 * accuracy))
+    return pd.DataFrame(rows, columns=["round", "client", "accuracy"])
 
 
 def of_all(records: Iterable[Record], of_one: Callable[[Record], pd.DataFrame]) -> pd.DataFrame:

@@ -5,7 +5,7 @@ record and percent in tables.
 """
 
 import math
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from fractions import Fraction
@@ -13,6 +13,7 @@ from functools import partial
 from statistics import fmean, stdev
 from typing import Any
 
+import numpy as np
 import pandas as pd
 
 from fedcli.core.partition import number
@@ -37,6 +38,7 @@ class Metric:
     parameter: Callable[[str], Any] | None = None  # reads what stands behind the colon, if anything may
     arguments: tuple[Any, ...] = ()  # the parameter as it is read, or its default
     after_the_run: bool = False  # whether `fedcli quality` measures it on the models that a run leaves
+    option: str = ""  # with which a run has it in its record
     decimals: int | None = None  # that a user has asked for, of percent and plain numbers
 
     @property
@@ -77,9 +79,29 @@ class Metric:
         return state == "finished"
 
     def values(self, records: Iterable[Record]) -> list[float]:
-        """The values of the runs that count and have one."""
-        values = [self.value(record) for record in records if self.counts(record)]
+        """The values of the runs that count and have one; none where these are of `different_rounds`."""
+        counted = [record for record in records if self.counts(record) and self.value(record) is not None]
+        if self.different_rounds(counted):
+            return []
+        values = [self.value(record) for record in counted]
         return [value for value in values if value is not None]
+
+    def different_rounds(self, records: Iterable[Record]) -> bool:
+        """Whether it was measured on the last round's models of some runs and on the headline's models of others.
+
+        Such values have no mean and no difference. A headline may be that of the last round.
+        """
+        rules = [self.rules(record) for record in records if self.value(record) is not None]
+        return bool(rules) and not set.intersection(*rules)
+
+    def rules(self, record: Record) -> set[str]:
+        """The rules that give the round whose model it was measured on, "last" or "selected"; both of others."""
+        last = len(record["rounds"]) - 1
+        rounds = {"last": last, "selected": record["summary"]["selected_round"]}
+        if not self.after_the_run or str(self.arguments[0]).startswith("clients_"):  # these are of one more round
+            return set(rounds)
+        measured = record["quality"].get("round", last)  # older records do not say: it was the last
+        return {rule for rule, number in rounds.items() if number == measured}
 
 
 def find_metric(name: str) -> Metric:
@@ -136,14 +158,19 @@ def _reached(record: Record, percent: float, *, part: int) -> float | None:
     return None
 
 
-def _at_selected(record: Record, name: str = "", *, key: str) -> float | None:
-    """Mean of `key` over the selected rounds; of a dict the entry `name`, or the mean of all if empty."""
+def _selected_rounds(record: Record) -> list[dict[str, Any]]:
+    """The rounds of which the headline is the mean."""
     rounds = [entry for entry in record["rounds"] if entry["test_accuracy"] is not None]
     summary = record["summary"]
     if summary["selection"] != "mean-last-3":
         rounds = [entry for entry in rounds if entry["round"] == summary["selected_round"]]
+    return rounds[-3:]
+
+
+def _at_selected(record: Record, name: str = "", *, key: str) -> float | None:
+    """Mean of `key` over the selected rounds; of a dict the entry `name`, or the mean of all if empty."""
     values = []
-    for entry in rounds[-3:]:
+    for entry in _selected_rounds(record):
         value = entry.get(key)
         if isinstance(value, dict):
             value = value.get(name) if name or not value else fmean(value.values())
@@ -151,6 +178,43 @@ def _at_selected(record: Record, name: str = "", *, key: str) -> float | None:
             return None
         values.append(value)
     return _exact_mean(values)
+
+
+Counts = Mapping[str, Sequence[float]]  # a round's `per_class`, see `fedcli.core.evaluation.tally_classes`
+
+
+def macro_f1(counts: Counts) -> float:
+    """The mean of the F1 scores of all classes that have images or are predicted."""
+    right, predicted, actual = (np.array(counts[name], float) for name in ("right", "predicted", "actual"))
+    is_there = predicted + actual > 0
+    return float(np.mean(2 * right[is_there] / (predicted + actual)[is_there]))
+
+
+def balanced_accuracy(counts: Counts) -> float:
+    """The mean of the accuracies (recalls) of all classes that have images."""
+    right, actual = (np.array(counts[name], float) for name in ("right", "actual"))
+    return float(np.mean(right[actual > 0] / actual[actual > 0]))
+
+
+def class_accuracies(counts: Counts) -> list[float | None]:
+    """The accuracy (recall) of each class; None without images."""
+    return [right / actual if actual else None for right, actual in zip(counts["right"], counts["actual"], strict=True)]
+
+
+def _of_classes(record: Record, *, of: Callable[[Counts], float]) -> float | None:
+    """The mean over the selected rounds of what follows from the counts of the classes."""
+    counts = [entry.get("per_class") for entry in _selected_rounds(record)]
+    return None if None in counts else _exact_mean([of(each) for each in counts])
+
+
+def _of_class(record: Record, name: str) -> float | None:
+    """The mean over the selected rounds of the accuracy of the class of that name."""
+    if name not in record["class_names"]:
+        return None
+    place = record["class_names"].index(name)
+    counts = [entry.get("per_class") for entry in _selected_rounds(record)]
+    values = [None if each is None else class_accuracies(each)[place] for each in counts]
+    return None if None in values else _exact_mean(values)
 
 
 def _last_measured(record: Record, name: str, *, key: str) -> float | None:
@@ -168,6 +232,7 @@ def _floats(record: Record, key: str, *, total: bool = False) -> float | None:
     return mean * config["cohort_size"] * config["rounds"] if total else mean
 
 
+_BY_CLASS = {"needs": "selected", "option": "per_class"}
 _BY_DOMAIN = {"needs": "selected", "parameter": str, "arguments": ("",)}
 _ALL = (
     # Test accuracies.
@@ -196,6 +261,10 @@ _ALL = (
     Metric("intra", partial(_at_selected, key="intra"), **_BY_DOMAIN),
     Metric("inter", partial(_at_selected, key="inter"), **_BY_DOMAIN),
     Metric("clients", partial(_at_selected, key="clients"), needs="selected", parameter=str),
+    # By the counts of the classes, which several models share as they share the headline's accuracy.
+    Metric("macro-f1", partial(_of_classes, of=macro_f1), **_BY_CLASS),
+    Metric("balanced-accuracy", partial(_of_classes, of=balanced_accuracy), **_BY_CLASS),
+    Metric("class", _of_class, parameter=str, **_BY_CLASS),
     # What else is measured.
     Metric(
         "quality",

@@ -58,7 +58,14 @@ def interval_text(metric: Metric, interval: Interval, *, sign: str = "+", count:
 
 
 def difference(metric: Metric, runs: Iterable[Record], other: Metric, than: Iterable[Record]) -> Interval:
-    """The values of runs less the `other` metric's of others, paired over the seeds that both have."""
+    """The values of runs less the `other` metric's of others, paired over the seeds that both have.
+
+    There is none between values of `Metric.different_rounds`.
+    """
+    runs = list(runs)
+    than = list(than)
+    if metric == other and metric.different_rounds([*runs, *than]):
+        return NO_INTERVAL
     values = {record["seed"]: value for record in runs for value in metric.values([record])}
     less = {record["seed"]: value for record in than for value in other.values([record])}
     return interval([value - less[seed] for seed, value in values.items() if seed in less])
@@ -136,5 +143,6 @@ def mean_of_runs(metric: Metric, records: Sequence[dict], states: Counter, usual
     planned = states.total()
     remarks = [str(number) if number == planned else f"{number} of {planned} runs"]
     remarks += [f"{states[state]} {state}" for state in ("diverged", "failed") if states[state]]
-    mean = metric.mean_text(values) if values else metric.none
+    none = "of different rounds" if metric.different_rounds(records) else metric.none
+    mean = metric.mean_text(values) if values else none
     return mean if remarks == [str(usual)] else f"{mean} ({'; '.join(remarks)})"

@@ -15,6 +15,7 @@ from typing import Any
 import pandas as pd
 
 from fedcli import registry
+from fedcli.declarations import flag_of
 from fedcli.errors import UserError, printable, unknown
 from fedcli.results.frame import find_records, frame_of
 from fedcli.results.metrics import Metric, find_metric
@@ -196,7 +197,10 @@ def sheet(
         titles, cells.to_numpy().tolist(), first_number(titles),
         [numbers_of(record, [find_metric(name) for name in metrics]) for record in records],
         title=title, setting=same and f"All rows: {same}.",
-        notes=[*_notes_on_numbers(groups), *notes_on_runs(groups), *_notes_on_leads(groups, cells)],
+        notes=[
+            *_notes_on_numbers(groups), *notes_on_runs(groups), *notes_on_metrics(groups, columns),
+            *_notes_on_leads(groups, cells),
+        ],
     )  # fmt: skip
 
 
@@ -413,6 +417,42 @@ def notes_on_runs(groups: Sequence[SeedGroup]) -> list[str]:
     if options:
         notes.append(f"Options given with the runs: {markdown('; '.join(options))}.")
     return list(dict.fromkeys(notes))
+
+
+def notes_on_metrics(groups: Sequence[SeedGroup], columns: Columns) -> list[str]:
+    """Which runs lack a metric or have another than the others, a sentence for each such metric."""
+    sentences = []
+    for metric in columns.read.values():
+        without = []
+        for member in groups:
+            seeds = [str(record["seed"]) for record in member.finished if not record["config"].get(metric.option)]
+            if metric.option and seeds:
+                without.append(f"{markdown(member.label)} (seed {', '.join(seeds)})")
+        if without:
+            sentences.append(
+                f"{metric.name} is not in the records of {', '.join(without)}: it needs runs with "
+                f"{flag_of(metric.option)}."
+            )
+    return [*sentences, *_of_different_rounds(groups, columns)]
+
+
+def _of_different_rounds(groups: Sequence[SeedGroup], columns: Columns) -> list[str]:
+    """Which rows have values of the last round's models where others have those of the headline's."""
+    sentences = []
+    for metric in columns.read.values():
+        if not metric.different_rounds(record for member in groups for record in member.records):
+            continue
+        last = []
+        for member in groups:
+            measured = [record for record in member.records if metric.value(record) is not None]
+            seeds = [str(record["seed"]) for record in measured if "selected" not in metric.rules(record)]
+            if seeds:
+                last.append(f"{markdown(member.label)} (seed {', '.join(seeds)})")
+        sentences.append(
+            f"{metric.name} is of the last round's models of {', '.join(last)} and of the headline's of the others, "
+            "which do not compare: 'fedcli quality' measures the headline's."
+        )
+    return sentences
 
 
 def changes_of(groups: Sequence[SeedGroup]) -> list[str]:

@@ -24,7 +24,8 @@ from fedcli.userfiles import THEN, is_hash_of, own_paths, replace_paths
 Settings = dict[str, Any]
 # On which no result depends, but on the seed, which stands beside the settings.
 NOT_SETTINGS = (
-    "seed", "device", "clients_per_chunk", "state_memory", "drift_every", "checkpoint_every", "keep_states",
+    "seed", "device", "clients_per_chunk", "state_memory", "per_class", "per_client_every", "drift_every",
+    "checkpoint_every", "keep_states",
 )  # fmt: skip
 FIRST = ("method", "protocol", "dataset", "partition")  # what is told first
 ITS_OWN_WORD = ("protocol", "dataset", "partition", "backbone")  # their values speak for themselves

@@ -72,6 +72,8 @@ class RunConfig:
     )
     state_memory: str | None = option(None, "RAM for client states, e.g. 4G; a quarter by default; the rest is on disk")
     eval_every: int = option(1, "Evaluate every n rounds and after the last", low=1)
+    per_class: bool = option(False, "Record each class's counts of every tested round, for macro-F1 and the like")
+    per_client_every: int = option(0, "Record the clients' accuracies of every n-th round", low=0, off=0)
     drift_every: int = option(0, "Measure the drift of the clients' models every n rounds", low=0, off=0)
     checkpoint_every: int | None = option(None, "Checkpoint every n rounds; auto, the default, chooses n", low=1)
     keep_states: bool = option(False, "Keep all client states after the last round, not just some")

@@ -190,6 +190,8 @@ def _refuse_combinations(run: RunConfig, method: Method, protocol: Protocol) -> 
             f"'{method.name}' counts on steps along gradients (got --optimizer {run.optimizer}); choose --optimizer "
             f"{' or '.join(method.optimizers)}."
         )
+    if run.per_client_every:
+        _refuse_no_clients(run, method, protocol)
     if run.drift_every and protocol.evaluation == "clients":
         raise UserError(
             f"--drift-every {run.drift_every} needs common test images (got the protocol {protocol.name}, which has "
@@ -231,6 +233,21 @@ def _refuse_public_images(run: RunConfig, method: Method) -> None:
         raise UserError(
             f"'{method.name}' needs public images (got no --public-dataset); name a data set; 'fedcli data list' "
             "shows all."
+        )
+
+
+def _refuse_no_clients(run: RunConfig, method: Method, protocol: Protocol) -> None:
+    """Refuses `--per-client-every` where rounds are not tested, or clients have nothing of their own to be tested."""
+    if run.per_client_every % run.eval_every:
+        raise UserError(
+            f"--per-client-every {run.per_client_every} has rounds that are not tested (got --eval-every "
+            f"{run.eval_every}); choose a multiple of it."
+        )
+    has_own_models = protocol.evaluation == "server" and method.personal is not None
+    if not run.validation and protocol.evaluation != "clients" and not has_own_models:
+        raise UserError(
+            f"--per-client-every {run.per_client_every} needs images or models of the clients' own (got --validation 0 "
+            f"and '{method.name}' under the protocol {protocol.name}); give --validation 0.1, or leave it out."
         )
 
 

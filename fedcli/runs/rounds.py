@@ -231,8 +231,10 @@ def _record_round(record: dict, setup: Setup, fed: Federation, seconds: float) -
         "seconds_total": record["seconds_total"] + seconds,
         "peak_bytes": max(record["peak_bytes"], autotune.peak_memory(fed.device)),
     }
-    for earlier in rounds[:-1]:  # of single clients only the last and the selected round are kept
-        if earlier["round"] != record["summary"]["selected_round"]:
+    every = setup.run.per_client_every
+    for earlier in rounds[:-1]:  # of single clients the last and the selected round are kept, and those asked for
+        is_asked_for = every and (earlier["round"] + 1) % every == 0
+        if earlier["round"] != record["summary"]["selected_round"] and not is_asked_for:
             earlier.pop("client_accuracy", None)
 
 

@@ -164,6 +164,7 @@ EVALUATION = {  # of models, beside their accuracy on the test images
     "domains": optional(by_name(SHARE)),
     "intra": optional(by_name(SHARE)),
     "inter": optional(by_name(SHARE)),
+    "per_class": parts(dict.fromkeys(("right", "predicted", "actual"), each(number(0)))),
 }
 ROUND = parts(
     {
@@ -305,6 +306,9 @@ def check_record(record: Any) -> None:
     _agree("the number of each round", [entry["round"] for entry in rounds], [*range(len(rounds))])
     _agree("the clients' images", [sum(row) for row in division["class_counts"]], division["sizes"])
     _agree("the number of classes", {len(row) for row in division["class_counts"]}, {len(record["class_names"])})
+    for entry in [*rounds, record.get("post", {})]:
+        for name, counts in entry.get("per_class", {}).items():
+            _agree(f"the number of classes in 'per_class.{name}'", len(counts), len(record["class_names"]))
     tested = [entry["round"] for entry in rounds if entry["test_accuracy"] is not None]
     if (summary["selected_round"] is None) != (not tested) or (tested and summary["selected_round"] not in tested):
         raise UserError(f"'summary.selected_round' must be a tested round (got {summary['selected_round']})")
