@@ -95,6 +95,7 @@ class Processes:
         queue = _queue(len(items))
         most, self.count, self.active = self.count, 1, count  # what an item divides is not divided again
         start = time.perf_counter()
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)  # until forks ignore them, and all are known here
         try:
             try:
                 for _ in range(count - 1):
@@ -102,6 +103,8 @@ class Processes:
             except OSError as error:  # no more processes, or no memory for them
                 most = len(forks) + 1
                 self.note(f"no more processes can be started ({error}); from here on the work is shared by {most}")
+            finally:
+                signal.pthread_sigmask(signal.SIG_SETMASK, before)
             self._fork_seconds = (time.perf_counter() - start) / (count - 1)
             for place in _taken(queue, len(items)):
                 results[place] = run(items[place])
@@ -140,7 +143,6 @@ class _Fork:
         self._status: int | None = None  # of its end
         mine, pipe = os.pipe()
         self._pipe = open(mine, "rb")  # noqa: SIM115  # until it is received
-        before = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)  # until it ignores them
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # of other threads, from Python 3.12 on; it needs none of them
@@ -154,7 +156,6 @@ class _Fork:
                     os._exit(0)
         finally:
             os.close(pipe)
-            signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
     def receive(self) -> tuple[dict[int, Any], str]:
         """Returns its results by their places, once it has all, and what is wrong with it."""
