@@ -252,6 +252,10 @@ def test_header_and_data_show_tell_how_many_images_nobody_has(tmp_path, folder):
     assert f"{unused} of 120 images, which no client holds" in " ".join(result.output.split())
     shown = invoke("data", "show", "digits", "--partition", "missing:3", "--out", "chart.png").output
     assert "of 1,438 images, which no client holds" in shown
+    dropped = "classes:2 --train-examples 159 --num-clients 20 --cohort-size 2 --remainder drop --out dropped"
+    result = invoke(*run.replace("--train-examples 120 ", "").split(), *dropped.split())
+    words = "39 of 159 images, which no client holds; none of the classes 8, 9"
+    assert words in " ".join(result.output.split())
 
 
 @pytest.mark.parametrize(("flag", "clients", "lost"), [("missing:8", 3, 4), ("missing:9", 4, 6)])

@@ -37,7 +37,6 @@ def header(record: dict[str, Any], folder: Path) -> dict[str, str]:
     sizes = parts["sizes"]
     idle = ", ".join(map(str, parts.get("idle", [])))
     network = record["model"]
-    unused = parts.get("unused", 0)
     frozen = "".join(f", {part['parameters']:,} frozen" for part in network.get("frozen", []))
     return {
         "method": f"{record['method']}, protocol {record['protocol']}",
@@ -46,7 +45,7 @@ def header(record: dict[str, Any], folder: Path) -> dict[str, str]:
         "reduced": ", ".join(reductions(record).values()),
         "made from": record.get("dataset_source", ""),
         "partition": f"{parts['flag']}, {min(sizes):,} to {max(sizes):,} images a client",
-        "unused": f"{unused:,} of {parts['images']:,} images, which no client holds" if unused else "",
+        "unused": _unused_text(parts, record["class_names"]),
         "idle": f"clients {idle}, which have too few images for a step" if idle else "",
         "network": f"{network['backbone']}, {network['parameters']:,} parameters{frozen}",
         "training": f"{config['rounds']} rounds of {config['cohort_size']} clients, {config['optimizer']}, rate "
@@ -87,6 +86,16 @@ def draw(record: dict[str, Any], folder: Path) -> None:
 def duration(record: dict[str, Any]) -> str:
     """Write the time that a run has taken as hours, minutes and seconds."""
     return str(timedelta(seconds=round(record["seconds_total"])))
+
+
+def _unused_text(parts: dict[str, Any], class_names: Sequence[str]) -> str:
+    """Say how many images no client holds, and of which classes none is held; empty where all are used."""
+    if not parts.get("unused"):
+        return ""
+    held = np.sum(parts["class_counts"], axis=0)
+    lost = [name for name, count in zip(class_names, held, strict=True) if count == 0]
+    none_of = f"; none of the classes {', '.join(lost)}" if lost else ""
+    return f"{parts['unused']:,} of {parts['images']:,} images, which no client holds{none_of}"
 
 
 def print_line(consoles: Iterable[Console], *parts: str | tuple[str, str]) -> None:
