@@ -171,11 +171,16 @@ def test_of_a_diverged_run_the_best_round_on_validation_counts_and_no_other():
 
 def test_metrics_that_are_asked_for_get_columns(tmp_path):
     file = tmp_path / "mine.py"
-    values = {"peak": "7 * len(record['rounds'])", "word": "'x'", "nan": "float('nan')"}
+    values = {
+        "peak": "7 * len(record['rounds'])",
+        "word": "'x'",
+        "nan": "float('nan')",
+        "clears": "record['rounds'].clear() or 1",
+    }
     file.write_text("\n".join(f"def {name}(record):\n    return {value}\n" for name, value in values.items()))
     (row,) = cells(markdown(runs_of("one", 0.5, 0.52), ["best", f"{file}:peak", f"{file}:nan"]))
     assert (row["best, %"], row["peak"], row["nan"]) == ("51.00 ± 1.41 (2)", "28.000 ± 0.000 (2)", "not measured (2)")
-    assert csv_lines([record()], [f"{file}:peak"])[0]["peak"] == "28"
+    assert csv_lines([record()], [f"{file}:clears", f"{file}:peak"])[0]["peak"] == "28"  # each has a copy
     assert cells(markdown([record()], ["quality:nmi"]))[0]["quality:nmi"] == "not measured (1)"
     refused(lambda: tables.sheet([record()], [f"{file}:word"]), "'word' is no number (got str); return one or None")
 

@@ -4,6 +4,7 @@ Some take a parameter, `NAME:PARAMETER`; a user's own is a function, `./file.py:
 record and percent in tables.
 """
 
+import copy
 import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -112,7 +113,8 @@ def find_metric(name: str) -> Metric:
     """
     if is_from_file(name):
         function = from_file(name, "metric")
-        return Metric(function.name, function, unit="", better="")
+        # It gets a copy, so that what it does to a record changes no other number of the table.
+        return Metric(function.name, lambda record: function(copy.deepcopy(record)), unit="", better="")
     key, colon, text = name.partition(":")
     if key not in METRICS:
         raise unknown("metric", key, METRICS, f"there are {', '.join(METRICS)}, and your own by ./file.py:NAME.")

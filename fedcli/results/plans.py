@@ -7,6 +7,7 @@ them by their folders.
 import itertools
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -43,7 +44,7 @@ class PlannedRun:
     values: dict[str, Any]  # options that are not as its table says, or by which runs of its grid differ
     record: Record | None = None  # None before it has begun
 
-    @property
+    @cached_property
     def settings(self) -> Settings:
         """What its record will have as settings."""
         return settings(draft(self.setup))
@@ -234,8 +235,9 @@ def plan_cell(
         setup = resolve(method, given, need_data=False)
         sizes = {**setup.values(), "train_examples": setup.run.train_examples or num_images(setup.run.dataset)}
         smaller |= {name: limit for name, limit in (limits or {}).items() if is_smaller(name, limit, sizes[name])}
-        given |= smaller
-        setup = resolve(method, given, need_data=False)
+        if smaller:
+            given |= smaller
+            setup = resolve(method, given, need_data=False)
     except UserError as error:
         raise UserError(f"{table.name}, row '{cell.row}', column '{cell.column}': {error}") from error
     # Runs that differ only in the seed share a folder.
