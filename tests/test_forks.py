@@ -11,7 +11,7 @@ from contextlib import contextmanager
 import pytest
 import torch
 
-from fedcli.core import forks
+from fedcli.core import evaluation, forks
 from fedcli.core.forks import Processes
 from fedcli.registry import find_method
 from fedcli.runs import machine, workers
@@ -407,3 +407,25 @@ def test_a_script_without_a_guard_shares_its_run(folder, always, capfd):
     runpy.run_path("script.py", run_name="__main__")
     output, errors = capfd.readouterr()
     assert (output.split(), errors) == (["begins", "2"], "")
+
+
+def test_a_model_that_a_fork_has_tested_is_not_tested_again_while_it_stays_the_same(always, shared, monkeypatch):
+    setup, fed = laws.federation(find_method("local"))
+    tested = []
+    predict = fed.predict
+
+    def watched(*arguments, **more):
+        tested.append(1)
+        if fed.engine.processes.active == 2:
+            shared.meet()
+        return predict(*arguments, **more)
+
+    monkeypatch.setattr(fed, "predict", watched)
+    with machine_settings(fed):
+        state = setup.method.init(fed, setup.options)
+        state, _ = setup.method.run_round(state, fed.cohort(0), fed, setup.options)
+        first = evaluation.evaluate(fed, setup.method, state)
+        assert 0 < len(tested) < fed.num_clients
+        tested.clear()
+        assert evaluation.evaluate(fed, setup.method, state) == first
+        assert tested == []

@@ -148,6 +148,10 @@ class Engine:
         alone = self.images.device.type != "cpu" or min(torch.get_num_threads(), len(items)) < 2
         return self.workers.share(partial(map if alone else self._in_threads, run), items)
 
+    def one_by_one(self, run: Callable[[Any], Any], items: Sequence[Any]) -> list[Any]:
+        """Calls `run`, which divides its own work, for each item; several at a time only where processes share them."""
+        return self.processes.map(run, items, self._keep_silent)
+
     def _keep_silent(self) -> None:
         self.on_samples = lambda count: None  # a fork has no display
 

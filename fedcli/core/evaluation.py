@@ -84,7 +84,8 @@ def _accuracies(fed: Federation, method: Method, state: Any, last_outputs: Outpu
     prototypes = method.prototypes(state) if method.prototypes else None
     with_classes = fed.config.per_class
 
-    def judge(model: Model, index: np.ndarray | None) -> Judged:
+    def judge(model: Model, index: np.ndarray | None) -> tuple[Judged, Outputs | None]:
+        """Judges what a model gives, or gave when it was last evaluated; returns the outputs too, if they are kept."""
         with_features = prototypes is not None
         outputs = last_outputs.get(model.params, model.buffers, index, with_features)
         if outputs is None:
@@ -93,19 +94,36 @@ def _accuracies(fed: Federation, method: Method, state: Any, last_outputs: Outpu
             )
             classes = logits.argmax(1) if with_classes else None
             outputs = Outputs(features, top_k(logits, labels, fed.top_k), labels, classes)
-        if prototypes is None or index is not None:  # all clients' features of all test images are too many to keep
-            fed.outputs.put(model.params, model.buffers, index, outputs)
         if prototypes is None:
-            return Judged(outputs.hits[None], outputs.labels, outputs.classes)
+            return Judged(outputs.hits[None], outputs.labels, outputs.classes), outputs
         vectors, has_class = prototypes
         assert outputs.features is not None  # they were asked for
         near = nearness(outputs.features, vectors.cpu(), has_class.cpu())
         hits = torch.stack([top_k(near, outputs.labels, fed.top_k), outputs.hits])
-        return Judged(hits, outputs.labels, near.argmax(1) if with_classes else None)
+        judged = Judged(hits, outputs.labels, near.argmax(1) if with_classes else None)
+        # All clients' features of all test images are too many to keep.
+        return judged, None if index is None else outputs
 
     def score(tests: dict[int, np.ndarray | None]) -> list[Judged]:
+        judged_here: set[int] = set()
+
+        def keep(client: int, model: Model, outputs: Outputs | None) -> None:
+            if outputs is not None:
+                fed.outputs.put(model.params, model.buffers, tests[client], outputs)
+
+        def of_client(client: int) -> tuple[Judged, Outputs | None]:
+            ((_, model),) = models(fed, method, state, [client])
+            judged, outputs = judge(model, tests[client])
+            keep(client, model, outputs)
+            judged_here.add(client)
+            return judged, outputs
+
         def of_some(ids: list[int]) -> list[Judged]:
-            return [judge(model, tests[client]) for client, model in models(fed, method, state, ids)]
+            results = dict(zip(ids, fed.engine.one_by_one(of_client, ids), strict=True))
+            # A fork that has judged the others has ended, and what it kept with it.
+            for client, model in models(fed, method, state, results.keys() - judged_here):
+                keep(client, model, results[client][1])
+            return [judged for judged, _ in results.values()]
 
         return fed.engine.workers.share(of_some, list(tests))
 
