@@ -4,6 +4,7 @@ import sys
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import KW_ONLY, MISSING, Field, dataclass, field
+from functools import cache
 from pathlib import Path
 from types import MappingProxyType, ModuleType, NoneType
 from typing import Any, ClassVar, get_args
@@ -312,11 +313,17 @@ class _Declared:
     @property
     def file_hash(self) -> str:
         """SHA-256 of the file, its first 16 hexadecimal digits."""
-        return file_hash(self.file)
+        return file_hash(self.file) if is_own(self.module) else _packaged_hash(self.file)
 
     def blamed(self, *passes: type[Exception]) -> AbstractContextManager[None]:
         """Blames a user's file, and no paper's, for what is raised inside, but for `passes`; see `blame`."""
         return blame(self.file, passes=passes) if is_own(self.module) else nullcontext()
+
+
+@cache
+def _packaged_hash(file: Path) -> str:
+    """The hash of a file that stays as it is while a program runs."""
+    return file_hash(file)
 
 
 def global_model(state: Any) -> tuple[dict, dict]:

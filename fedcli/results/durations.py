@@ -1,6 +1,7 @@
 """How long planned runs will take, by the runs that were timed."""
 
 from collections.abc import Iterable, Mapping
+from functools import cache
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -87,24 +88,28 @@ def cost_of(runs: Iterable[plans.PlannedRun], timed: pd.DataFrame, device: str, 
     """
     rows = []
     relative = relative_times(timed)
+
+    @cache
+    def pace(method: str, backbone: str, shape: str, precision: str) -> tuple[float, float, set[str]]:
+        """The seconds of an example, these times the CPU threads, and the other machines that were timed."""
+        alike = timed[(timed[ALIKE] == [device, backbone, shape, precision]).all(axis=1)]
+        rank = 4 * (alike["machine"] == machine) + 2 * (alike["method"] == method) + alike["quiet"]
+        nearest = alike[rank == rank.max()]
+        of_others = nearest["method"].map(relative).fillna(1.0)
+        paces_here = nearest["seconds"] * relative.get(method, 1.0) / of_others
+        core_paces = paces_here * nearest["threads"]
+        return paces_here.median(), core_paces.median(), {*nearest["machine"]} - {machine}
+
     for run in runs:
         config = run.setup.values()
-        method = run.setup.method.name
-        seconds = None
-        core_seconds = None
-        machines = set()
-        if images := config["train_examples"] or num_images(config["dataset"]):
-            shape = str([*datasets.describe(config["dataset"])["shape"]])
-            alike = timed[(timed[ALIKE] == [device, config["backbone"], shape, config["precision"]]).all(axis=1)]
-            rank = 4 * (alike["machine"] == machine) + 2 * (alike["method"] == method) + alike["quiet"]
-            nearest = alike[rank == rank.max()]
-            of_others = nearest["method"].map(relative).fillna(1.0)
-            paces_here = nearest["seconds"] * relative.get(method, 1.0) / of_others
-            examples = round_examples(config, images) * (config["rounds"] - run.rounds_done)
-            seconds = paces_here.median() * examples
-            core_seconds = (paces_here * nearest["threads"]).median() * examples
-            machines = {*nearest["machine"]} - {machine}
-        rows.append((seconds, core_seconds, machines))
+        images = config["train_examples"] or num_images(config["dataset"])
+        if not images:
+            rows.append((None, None, set()))
+            continue
+        shape = str([*datasets.describe(config["dataset"])["shape"]])
+        seconds, core_seconds, machines = pace(run.setup.method.name, config["backbone"], shape, config["precision"])
+        examples = round_examples(config, images) * (config["rounds"] - run.rounds_done)
+        rows.append((seconds * examples, core_seconds * examples, machines))
     kinds = {"seconds": float, "core_seconds": float}
     return pd.DataFrame(rows, columns=["seconds", "core_seconds", "machines"]).astype(kinds)
 

@@ -6,7 +6,7 @@ them by their folders.
 
 import itertools
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from types import MappingProxyType
@@ -48,6 +48,17 @@ class PlannedRun:
     def settings(self) -> Settings:
         """What its record will have as settings."""
         return settings(draft(self.setup))
+
+    def with_seed(self, seed: int) -> "PlannedRun":
+        """The same run with another seed, which is no part of its settings, in a folder beside it."""
+        run = replace(self.setup.run, seed=seed)
+        if self.setup.origin["partition_seed"] == "seed":
+            run = replace(run, partition_seed=seed)
+        given = {**self.given, "seed": seed}
+        folder = self.folder.with_name(f"seed-{seed}")
+        other = replace(self, given=given, setup=replace(self.setup, run=run), folder=folder)
+        other.settings = self.settings
+        return other
 
     @property
     def state(self) -> str:
@@ -168,7 +179,8 @@ def plan(
     cells = []
     reduced: dict[str, Any] = {}
     for cell in _chosen(table, only):
-        planned = [plan_cell(table, cell, seed, folder, limits, dataset) for seed in seeds]
+        first = plan_cell(table, cell, seeds[0], folder, limits, dataset)
+        planned = [first, *map(first.with_seed, seeds[1:])]
         reduced |= planned[0].values  # a cell's runs have the same
         shared = tuple(runs.setdefault(run.folder, run) for run in planned)
         cells.append(PlannedCell(cell, find_metric(cell.metric), shared))
@@ -242,8 +254,10 @@ def plan_cell(
         raise UserError(f"{table.name}, row '{cell.row}', column '{cell.column}': {error}") from error
     # Runs that differ only in the seed share a folder.
     partition = short_name(setup.partition.flag).replace(":", "-").replace("/", "-")
-    name = f"{method.name}-{short_name(setup.run.dataset)}-{partition}-{key(settings(draft(setup)))[:8]}"
-    return PlannedRun(f"{cell.row}, {cell.column}", cell.method, given, setup, folder / name / f"seed-{seed}", smaller)
+    run = PlannedRun(f"{cell.row}, {cell.column}", cell.method, given, setup, folder, smaller)
+    name = f"{method.name}-{short_name(setup.run.dataset)}-{partition}-{key(run.settings)[:8]}"
+    run.folder = folder / name / f"seed-{seed}"
+    return run
 
 
 def _on_other_data(method: Method, given: Mapping[str, Any], dataset: str) -> dict[str, Any]:
