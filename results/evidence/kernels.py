@@ -1,4 +1,4 @@
-"""Profiles a round of a workload on a GPU, once all of its steps are replays of graphs: kernels by their time.
+"""Profiles joint steps of a workload on a GPU, once all of them are replays of graphs: kernels by their time.
 
 Run `python results/evidence/kernels.py w3 --precision=tf32 --out=kernels.txt`; workloads are those of `fedcli bench`.
 With `--device=cpu`, for a trial, operations take the place of kernels.
@@ -15,15 +15,17 @@ from fedcli.data import datasets
 from fedcli.runs.autotune import PASSES, autotune, until_captured
 from fedcli.runs.machine import machine_settings
 from fedcli.runs.prepare import prepare
-from fedcli.runs.rounds import one_round
 
 ROWS = 40  # of the table
+STEPS = 16  # with full batches
 
 
 def kernels(workload: str, precision: str, device: str, way: str) -> str:
-    """Returns a table of the kernels of a round with one local epoch, those first that take longest."""
-    few = {"local_epochs": 1, "clients_per_chunk": way}
-    setup = prepare_workload(WORKLOADS[workload] | few, device=device, precision=precision)
+    """Returns a table of the kernels of some joint steps, those first that take longest."""
+    options = WORKLOADS[workload]
+    size = options["cohort_size"]
+    few = {"local_epochs": 1, "num_clients": size, "train_examples": STEPS * size * options["batch_size"]}
+    setup = prepare_workload(options | few, device=device, precision=precision, clients_per_chunk=way)
     if not datasets.present(setup.run.dataset):
         setup = replace(setup, run=replace(setup.run, dataset=f"{RANDOM_IMAGES}:{setup.run.dataset}"))
     _, _, fed = prepare(setup)
@@ -32,14 +34,16 @@ def kernels(workload: str, precision: str, device: str, way: str) -> str:
         autotune(fed)
         state = setup.method.init(fed, setup.options)
         for _ in until_captured(fed.engine, PASSES):
-            state, _ = one_round(setup, fed, state, fed.cohort(0))
+            fed.start_round()
+            state, _ = setup.method.run_round(state, fed.cohort(0), fed, setup.options)
         activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if is_cuda else [])]
         with profile(activities=activities) as profiler:
-            one_round(setup, fed, state, fed.cohort(1))
+            fed.start_round()
+            setup.method.run_round(state, fed.cohort(1), fed, setup.options)
     table = profiler.key_averages().table(
         sort_by="self_cuda_time_total" if is_cuda else "self_cpu_time_total", row_limit=ROWS, max_name_column_width=90
     )
-    return f"{workload}, {precision}, {fed.engine.mode}\n{table}"
+    return f"{STEPS} joint steps of {workload}, {precision}, {fed.engine.mode}\n{table}"
 
 
 if __name__ == "__main__":
