@@ -35,7 +35,7 @@ __all__ = [
 ]  # fmt: skip
 
 
-def run(
+def run(  # noqa: PLR0913  # what a user calls: one keyword for each choice
     method, *, out=None, seeds=None, tuned=None, continue_=None, log=None, exist_ok=False, progress=None, jobs=1,
     set=None, **options,
 ):  # fmt: skip

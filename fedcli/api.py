@@ -157,7 +157,7 @@ class Run(models.Run):
 class Runs(list[Run]):
     """Several runs, as of `fedcli.run(..., seeds=[0, 1])`."""
 
-    def __add__(self, others: list[Run]) -> "Runs":
+    def __add__(self, others: list[Run]) -> "Runs":  # type: ignore[override]  # what is no run is not added
         return Runs([*self, *others])
 
     def plot(self, x: str = "round", y: str = "accuracy", **look: Any) -> Any:
@@ -182,7 +182,8 @@ class Runs(list[Run]):
         with rc_context(chosen.parameters()), in_keywords():
             figure = plots.learning_curves([run.record for run in self], x, y, look=chosen)
             plots.apply(chosen, figure)
-        figure._repr_png_ = lambda: plots.small_png(figure)  # a notebook shows it, also without pyplot
+        # A notebook shows a figure by this method, also without pyplot.
+        figure._repr_png_ = lambda: plots.small_png(figure)  # type: ignore[attr-defined]  # notebooks look for it
         return figure
 
     def frame(self, *metrics: str) -> Any:
@@ -233,7 +234,7 @@ class Runs(list[Run]):
         return page
 
 
-def run(
+def run(  # noqa: PLR0913  # those of `fedcli.run`, which have their defaults there
     method: str | Path, out: str | Path | None, log: Any, exist_ok: bool, progress: rounds.Listener | None,
     seeds: Iterable[int] | None, tuned: Any, continue_: bool | None, jobs: int, set: Mapping[str, Mapping[str, Any]],
     options: dict[str, Any],
@@ -296,7 +297,7 @@ class Tuned:
         return str(self.folder)
 
 
-def tune(
+def tune(  # noqa: PLR0913  # those of `fedcli.tune`, likewise
     method: str | Path, grid: Mapping[str, Iterable[Any]] | Sequence[str], out: str | Path | None,
     seeds: Iterable[int] | None, trials: int | None, jobs: int, set: Mapping[str, Mapping[str, Any]],
     options: dict[str, Any],
@@ -310,7 +311,7 @@ def tune(
     if isinstance(grid, Mapping):
         texts = [f"{name}={','.join(map(str, values))}" for name, values in grid.items()]
     with in_keywords():
-        plan = tuning.plan(
+        plan = tuning.plan_trials(
             str(method), grid=texts, trials=trials, out=out, seeds=None if seeds is None else list(seeds),
             settings=set, **{name: _several(value) for name, value in options.items()},
         )  # fmt: skip

@@ -67,13 +67,16 @@ class Finding(NamedTuple):
 def toy_dataset(num_train=60, channels=1, size=8, num_classes=3, seed=0, absent=()) -> Dataset:
     """Draw random images whose brightness tells the class; the classes `absent` have no example."""
     draw = np.random.default_rng(seed)
-    tensors = []
     classes = [label for label in range(num_classes) if label not in absent]
-    for count in (num_train, 20):
+
+    def draw_images(count: int) -> tuple[Tensor, Tensor]:
         labels = np.resize(classes, count)
         pixels = draw.integers(0, 150, (count, channels, size, size)) + 50 * labels[:, None, None, None] % 100
-        tensors += [torch.tensor(pixels, dtype=torch.uint8), torch.tensor(labels)]
-    return Dataset("toy", *tensors, class_names=tuple(map(str, range(num_classes))))
+        return torch.tensor(pixels, dtype=torch.uint8), torch.tensor(labels)
+
+    x_train, y_train = draw_images(num_train)
+    x_test, y_test = draw_images(20)
+    return Dataset("toy", x_train, y_train, x_test, y_test, class_names=tuple(map(str, range(num_classes))))
 
 
 def toy_parts(sizes: Sequence[int] = RAGGED) -> list[np.ndarray]:
@@ -169,6 +172,7 @@ def refuse_other_kind(method: Method, simpler: Method) -> None:
 
 def law_1_off_is_the_simpler_method(method: Method, rounds: int = 3, **run: Any) -> Iterator[Finding]:
     """Hold a method to its `reduces_to`: with these options its model is the simpler method's."""
+    assert method.reduces_to is not None  # `Law.needs` says so; so below
     simpler, overrides = method.reduces_to
     refuse_other_kind(method, registry.find_method(simpler))
     flags = " ".join(f"{flag_of(name)} {value}" for name, value in overrides.items())
@@ -178,6 +182,7 @@ def law_1_off_is_the_simpler_method(method: Method, rounds: int = 3, **run: Any)
 
 def law_2_on_is_not(method: Method, **run: Any) -> Iterator[Finding]:
     """Hold a method to be another than the simpler one, after 22 rounds, when its options have their defaults."""
+    assert method.reduces_to is not None
     simpler, overrides = method.reduces_to
     refuse_other_kind(method, registry.find_method(simpler))
     run = {"local_epochs": 1, "parts": toy_parts((13, 7, 10, 2)), **run}  # the last client lacks a class
@@ -196,7 +201,7 @@ def law_3_state_survives(method: Method, **run: Any) -> Iterator[Finding]:
     taken_part: set[int] = set()
     lost = 0
     idle = [0.0]  # changes of the states of clients that sat out
-    moved = []  # and of those that took part
+    moved: list[float] = []  # and of those that took part
     for number, cohort in enumerate(COHORTS):
         before = tree_map(torch.clone, dict(state.clients))
         early = state
@@ -266,7 +271,7 @@ def law_5_order_is_invisible(method: Method, **run: Any) -> Iterator[Finding]:
 
 def law_6_edge_data(method: Method, chunk: int, **run: Any) -> Iterator[Finding]:
     """Hold a method to finite numbers on data at the edge, `chunk` clients together."""
-    cases = {
+    cases: dict[str, dict[str, Any]] = {
         "a client with one example": {"parts": toy_parts((1, 7, 10, 4))},
         "a class nobody has": {"data": toy_dataset(absent=(1,))},
         "a cohort of one": {"cohort_size": 1},
@@ -309,6 +314,7 @@ def law_9_costs_are_what_is_sent(method: Method, **run: Any) -> Iterator[Finding
     wrong = np.zeros(2)
     for number, clients in enumerate(([0, 1, 2], [0, 1, 2, 3], [2, 3], [1])):
         cohort = fed.cohort_of(number, clients)
+        assert method.costs is not None
         declared = method.costs(state, cohort, fed, setup.options)
         fed.start_round()
         state, _ = setup.method.run_round(state, cohort, fed, setup.options)
@@ -323,7 +329,7 @@ def law_9_costs_are_what_is_sent(method: Method, **run: Any) -> Iterator[Finding
 
 def with_defaults(method: Method, name: str, defaults: Mapping[str, Any]) -> Method:
     """Return a method of this name whose options have other defaults."""
-    options = method.config.__dataclass_fields__
+    options = fields_of(method.config)
     changed = [(key, options[key].type, field(default=value, metadata=options[key].metadata))
                for key, value in defaults.items()]  # fmt: skip
     config = make_dataclass("Config", changed, bases=(method.config,), frozen=True)

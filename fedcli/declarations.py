@@ -13,7 +13,7 @@ from fedcli.errors import UserError
 from fedcli.userfiles import blame, file_hash, is_own
 
 
-def option(
+def option(  # noqa: PLR0913  # a declaration: one keyword for each fact of an option
     default: Any,
     help: str,
     *,
@@ -303,11 +303,14 @@ class _Declared:
     @property
     def origin(self) -> ModuleType:
         """The module of its function, which is another where a user's file changes a paper's method."""
-        return sys.modules[(self.run_round if isinstance(self, Method) else self.apply).__module__]
+        assert isinstance(self, Method | Post)
+        function = self.run_round if isinstance(self, Method) else self.apply
+        return sys.modules[function.__module__]
 
     @property
     def file(self) -> Path:
         """The file."""
+        assert self.module.__file__ is not None  # what is declared stands in a file
         return Path(self.module.__file__)
 
     @property

@@ -8,7 +8,7 @@ from functools import cache
 from types import ModuleType
 from typing import Any
 
-from fedcli import papers
+from fedcli import papers  # type: ignore[attr-defined]  # the folder `papers` of a checkout, found when imported
 from fedcli.declarations import Cell, Claim, Method, Post, Protocol, Table
 from fedcli.errors import UserError, unknown
 from fedcli.userfiles import import_file, is_from_file, path_and_name
@@ -19,7 +19,7 @@ def spelt(text: str, names: Collection[str]) -> str:
     return text if text in names else {name.lower(): name for name in names}.get(text.lower(), text)
 
 
-def _declarations(kind: type, *modules: ModuleType) -> dict[str, Any]:
+def _declarations(kind: type[Any], *modules: ModuleType) -> dict[str, Any]:
     """What files declare of a kind, by name: of Method, each file's `METHOD`, then its `METHODS`."""
     name = kind.__name__.upper()
     items = []
@@ -46,7 +46,8 @@ def _from_file(text: str, kind: type) -> Any:
     module = import_file(path, kind.__name__.lower())
     declared = _declarations(kind, module)
     default = kind.__name__.upper()
-    names = {key: value for key, value in vars(module).items() if isinstance(value, kind)} | declared
+    names: dict[str, Any] = {key: value for key, value in vars(module).items() if isinstance(value, kind)}
+    names |= declared
     if not names:
         raise UserError(f"the file '{path}' defines no {default}; add {default} = fedcli.{kind.__name__}(...).")
     name = name or (default if default in names or len(declared) != 1 else next(iter(declared)))
@@ -121,8 +122,10 @@ def claims(paper: str | None = None) -> list[Claim]:
             raise UserError(f"the file '{path}' declares no CLAIMS; add CLAIMS = (fedcli.Claim(...),).")
         full_names = {name: f"{path}:{name}" for name in _declarations(Table, module)}
         return [replace(claim, table=full_names.get(claim.table, claim.table)) for claim in declared]
-    registered = _registered(Claim).values()
-    chosen = [claim for claim in registered if paper is None or claim.name.startswith(f"{paper.lower()}:")]
+    registered = list(_registered(Claim).values())
+    if paper is None:
+        return registered
+    chosen = [claim for claim in registered if claim.name.startswith(f"{paper.lower()}:")]
     if not chosen:
         names = dict.fromkeys(claim.name.partition(":")[0] for claim in registered)
         raise unknown("paper with claims", paper, names, f"there are {', '.join(names)}, and your own ./file.py.")

@@ -40,7 +40,9 @@ def path_and_name(text: str) -> tuple[str, str]:
     Raises:
         UserError: No file can have this path, or the absolute one has a comma.
     """
-    path, name = _FROM_FILE.fullmatch(text).groups()
+    match = _FROM_FILE.fullmatch(text)
+    assert match is not None  # `is_from_file` has said so
+    path, name = match.groups()
     if "\0" in path:
         raise UserError(f"the path {path!r} is none (got a zero byte in it); give the path of a Python file.")
     full = os.path.realpath(path)
@@ -197,11 +199,10 @@ def blame(path: str | Path, line: int | None = None, passes: tuple[type[Exceptio
         line: Named where no line of the file raises, as when a function gets other arguments than it takes.
         passes: Errors that are left as they are, beside UserError.
     """
+    left_alone: tuple[type[BaseException], ...] = (UserError, KeyboardInterrupt, *passes)
     try:
         yield
-    except (UserError, *passes):
-        raise
-    except KeyboardInterrupt:
+    except left_alone:
         raise
     except BaseException as error:  # also SystemExit, of a script that ends the program when it is imported
         if isinstance(error, SyntaxError) and error.filename == str(path):

@@ -195,7 +195,7 @@ def pages(results: Path) -> dict[Path, str]:
     texts = {Path(f"{study.name}.md"): study_page(study) for study in studies}
     counts, covered, complete = [], [], []
     for name, module in papers().items():
-        planned = [plans.plan(table, records, seeds=table.seeds) for table in module.TABLES]
+        planned = [plans.plan_table(table, records, seeds=table.seeds) for table in module.TABLES]
         notes = results / "papers" / "notes" / f"{name}.md"
         text = paper_page(module, planned, studies, notes.read_text(encoding="utf-8") if notes.is_file() else "")
         texts[Path("papers") / f"{name}.md"] = text.replace(f"{records}/", "records/")

@@ -76,7 +76,7 @@ def test_the_committed_page_is_that_of_the_committed_runs(board, tmp_path, monke
 
 def test_no_run_of_the_committed_options_is_refused(board, tmp_path, monkeypatch):
     monkeypatch.setattr(board, "OPTIONS", json.loads((FILE.parent / "options.json").read_text()))
-    runs = [run for at in board.PLAIN for run in board.plans.plan(board.table(at), tmp_path, seeds=[0]).runs]
+    runs = [run for at in board.PLAIN for run in board.plans.plan_table(board.table(at), tmp_path, seeds=[0]).runs]
     assert len(runs) == 56
     for run in runs:
         refuse_without_effect(run.setup)

@@ -309,7 +309,9 @@ def test_a_run_takes_the_time_of_a_benched_workload_with_its_network_and_images(
     titles = "workload,device,hardware,precision,samples_per_second,seconds_per_round,evaluation_seconds"
     rows = "w3,cuda,a GPU,float32,1000,40,10", "w3,cpu,a CPU,float32,1000,40,10", "w1,cuda,a GPU,float32,9,9,9"
     (tmp_path / "a-gpu-torch2.csv").write_text("\n".join([titles, *rows]))
-    planned = plans.plan(registry.find_table("fedfm:III"), tmp_path, only=["FedAvg", "CIFAR-10 NIID-1"], seeds=[0])
+    planned = plans.plan_table(
+        registry.find_table("fedfm:III"), tmp_path, only=["FedAvg", "CIFAR-10 NIID-1"], seeds=[0]
+    )
     timed = durations.benched(tmp_path)
     estimated = durations.cost_of(planned.runs, timed, "cuda", "")
     # 50 seconds for 40,000 examples; 50,000 images, 10 epochs, 100 rounds
@@ -326,7 +328,7 @@ def test_a_method_that_was_not_timed_takes_what_it_takes_beside_fedavg_elsewhere
     timed = pd.DataFrame(rows, columns=titles)
     assert durations.relative_times(timed).to_dict() == {"fedavg": 1.0, "moon": 2.0}
     only = ["FedAvg", "MOON", "CIFAR-10 NIID-1"]
-    planned = plans.plan(registry.find_table("fedfm:III"), tmp_path, only=only, seeds=[0])
+    planned = plans.plan_table(registry.find_table("fedfm:III"), tmp_path, only=only, seeds=[0])
     estimated = durations.cost_of(planned.runs, timed, "cpu", "")
     examples = 50_000 * 10 * 100
     assert estimated["seconds"].tolist() == [0.5 * examples, 2 * 0.5 * examples]
@@ -380,7 +382,7 @@ def test_the_command_of_a_claim_runs_its_rows_and_nothing_else(monkeypatch):
         words = shlex.split(runs)
         assert words[:3] == ["fedcli", "table", claim.table]
         only = [word for flag, word in zip(words[3::2], words[4::2], strict=True) if flag == "--only"]
-        planned = plans.plan(registry.find_table(claim.table), only=only, seeds=[0])
+        planned = plans.plan_table(registry.find_table(claim.table), only=only, seeds=[0])
         table = registry.find_table(claim.table)
         compared = [pair for than in claim.others for pair in claims.contrasts(claim, table, than)]
         cells = {(cell.row, cell.column) for pair in compared for cell in (pair.row, pair.than)}

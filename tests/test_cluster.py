@@ -20,7 +20,7 @@ cluster_utils = pytest.importorskip("ray.cluster_utils")
 
 def test_a_table_on_a_cluster_that_loses_a_node_is_the_serial_one(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    serial, spread = (plans.plan(SMALL, Path(name), seeds=range(3)) for name in ("serial", "spread"))
+    serial, spread = (plans.plan_table(SMALL, Path(name), seeds=range(3)) for name in ("serial", "spread"))
     memory = {"object_store_memory": 80 * 2**20}
     nodes = cluster_utils.Cluster(initialize_head=True, head_node_args={"num_cpus": 1, **memory})
     lost = nodes.add_node(num_cpus=1, **memory)

@@ -83,7 +83,7 @@ def test_a_file_brings_methods_protocols_tables_and_a_step_after():
     refused(lambda: registry.find_method("./empty.py"), "defines no METHOD; add METHOD = fedcli.Method(...).")
     Path("stepped.py").write_text(METHODS.replace('"num_clients": 2', '"num_clients": 2, "post": "ccvr"'))
     assert resolve(registry.find_method("./stepped.py:plain"), {"dataset": "digits"}).post.name == "ccvr"
-    cells = plans.plan(registry.find_table("./mine.py:mine:1")).cells
+    cells = plans.plan_table(registry.find_table("./mine.py:mine:1")).cells
     for cell, name in zip(cells, ("plain", "plain", "fedprox"), strict=True):
         setup = cell.runs[0].setup
         assert (setup.method.name, setup.protocol.name, setup.post.name) == (name, "mine:digits", "half")

@@ -109,7 +109,7 @@ def test_the_list_runs_both_rows_of_the_claims_that_it_names(evidence):
 
     def rows_of(claim, row):
         only = [row, *claim.columns, *claim.less]
-        return folders(plans.plan(registry.find_table(claim.table), seeds=range(3), only=only).runs)
+        return folders(plans.plan_table(registry.find_table(claim.table), seeds=range(3), only=only).runs)
 
     made = folders(evidence.planned_runs("float32", tiny=False))
     names = {

@@ -71,7 +71,7 @@ def results(tmp_path_factory):
 
 @pytest.mark.parametrize(("name", "module"), pages.papers().items(), ids=pages.papers())
 def test_a_page_has_the_tables_of_its_paper_and_what_is_not_planned(name, module, tmp_path):
-    page = pages.paper_page(module, [plans.plan(table, tmp_path, seeds=[0]) for table in module.TABLES], [], "")
+    page = pages.paper_page(module, [plans.plan_table(table, tmp_path, seeds=[0]) for table in module.TABLES], [], "")
     title, source, *_ = module.__doc__.split("\n\n")
     assert page.startswith(f"# {title.rstrip('.')}\n\n{source}\n\n")
     assert f"\n\nIts file is [papers/{name}.py](../../papers/{name}.py)." in page
@@ -119,11 +119,11 @@ def test_figures_name_runs_as_the_study_does(results):
 
 
 def test_the_page_of_a_paper_shows_tables_with_runs_first(results):
-    plan, study = plans.plan(TABLE, results / "records"), pages.read_study(results / "records" / "tiny")
+    plan, study = plans.plan_table(TABLE, results / "records"), pages.read_study(results / "records" / "tiny")
     # The run with seed 7 is not the table's; one of FedProx had another learning rate, one has not ended.
     counted = {(value["row"], value["column"]): value["runs_counted"] for value in paper_tables.compare(plan).values}
     assert [counted[cell.row, cell.column] for cell in CELLS] == [1, 1, 0]
-    empty = plans.plan(Table("fedfa:3", "Ablation", ("FedFA", "Table 3"), CELLS[:1]), Path("nowhere"))
+    empty = plans.plan_table(Table("fedfa:3", "Ablation", ("FedFA", "Table 3"), CELLS[:1]), Path("nowhere"))
     page = pages.paper_page(pages.papers()["fedfa"], [empty, plan], [study], "- It | missed.\n")
     assert page.index("### FedFA, Table 2: Accuracy under label skew") < page.index("### Without a finished run")
     assert "| FedFA, Table 3: Ablation | 1 | `fedcli table fedfa:3` |" in page

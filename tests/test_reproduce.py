@@ -84,7 +84,7 @@ def test_every_table_resolves_without_data_and_stands_in_the_paper(name):
     for row, column in places:  # in the paper, or a note says that it is not
         noted = any(row in note or column in note for note in one.notes)
         assert (row, column) in paper or noted or figure, (row, column)
-    for planned in plans.plan(one).cells:  # a cell in floats stands beside floats, and nothing else does
+    for planned in plans.plan_table(one).cells:  # a cell in floats stands beside floats, and nothing else does
         assert (planned.metric.unit == "floats") == planned.cell.column.endswith("_floats")
 
 
@@ -102,13 +102,13 @@ def test_grid_is_rows_by_columns_and_a_row_comes_before_a_column():
 
 def test_cells_of_the_same_settings_share_runs_whose_folders_are_readable_and_stable():
     again = grid(ROWS, {"CIFAR-10 memory_1e3_floats": {**TINY, "lr": 0.05}}, "memory-floats")  # the protocol's own rate
-    plan = plans.plan(table(SMALL.cells + again))
+    plan = plans.plan_table(table(SMALL.cells + again))
     assert len(plan.runs) == 4  # two methods, two seeds
     assert plan.cells[0].runs == plan.cells[2].runs
     first, second = plan.cells[0].runs
     assert re.fullmatch(r"runs/tables/fedfm-III/fedavg-digits-iid-[0-9a-f]{8}/seed-0", str(first.folder))
     assert second.folder == first.folder.parent / "seed-1"
-    other = plans.plan(table([replace(SMALL.cells[0], settings={**TINY, "lr": 0.06})])).runs[0]
+    other = plans.plan_table(table([replace(SMALL.cells[0], settings={**TINY, "lr": 0.06})])).runs[0]
     assert other.folder.parent != first.folder.parent
 
 
@@ -117,7 +117,7 @@ def test_only_names_rows_and_columns():
     one = table(grid(rows, {"NIID-1": TINY, "NIID-2": TINY}))
 
     def places(*only):
-        return [(planned.cell.row, planned.cell.column) for planned in plans.plan(one, only=only).cells]
+        return [(planned.cell.row, planned.cell.column) for planned in plans.plan_table(one, only=only).cells]
 
     assert places("fedavg") == [("FedAvg", "NIID-1"), ("FedAvg", "NIID-2")]  # a whole name
     assert places("FedFM", "AvgM", "niid-1") == [("FedAvgM", "NIID-1"), ("FedFM", "NIID-1")]
@@ -125,31 +125,31 @@ def test_only_names_rows_and_columns():
 
 
 def test_limits_only_make_smaller():
-    plan = plans.plan(SMALL, limits={"rounds": 2, "local_epochs": 5, "train_examples": None})
+    plan = plans.plan_table(SMALL, limits={"rounds": 2, "local_epochs": 5, "train_examples": None})
     assert {(run.setup.run.rounds, run.setup.run.local_epochs) for run in plan.runs} == {(2, 2)}
     assert plan.reduction == "at most 2 rounds"
     whole = table([Cell("FedAvg", PLACE, "fedavg", {**TINY, "train_examples": None})])
     for limit, reduction in ((1437, "at most 1,437 training images"), (1438, "")):  # which are all images of digits
-        assert plans.plan(whole, limits={"train_examples": limit}).reduction == reduction
+        assert plans.plan_table(whole, limits={"train_examples": limit}).reduction == reduction
     for rounds in ((2, 4), (4, 2)):  # a run in full that a reduced cell shares makes the table no full one
         cells_of = [Cell(str(number), PLACE, "fedavg", {**TINY, "rounds": number}) for number in rounds]
-        plan = plans.plan(table(cells_of), limits={"rounds": 2})
+        plan = plans.plan_table(table(cells_of), limits={"rounds": 2})
         assert (len(plan.runs), plan.reduction) == (len(plan.seeds), "at most 2 rounds")
 
 
 def test_a_wrong_option_of_a_cell_is_told_with_its_place():
     wrong = table([Cell("FedAvg", PLACE, "fedavg", {**TINY, "wieght": 1})])
-    refused(lambda: plans.plan(wrong), f"row 'FedAvg', column '{PLACE}': unknown option of 'fedavg' '--wieght")
+    refused(lambda: plans.plan_table(wrong), f"row 'FedAvg', column '{PLACE}': unknown option of 'fedavg' '--wieght")
 
 
 def test_a_table_that_was_interrupted_goes_on_without_repeating_anything_and_another_shares_what_has_finished():
     with pytest.raises(KeyboardInterrupt):
-        jobs.execute(plans.plan(SMALL), Watch(patience=4))  # after the second run's second round
+        jobs.execute(plans.plan_table(SMALL), Watch(patience=4))  # after the second run's second round
     before = records()
     assert [(one["status"], len(one["rounds"])) for one in before.values()] == [("finished", 3), ("interrupted", 2)]
-    plan, watch = plans.plan(SMALL), Watch()
+    plan, watch = plans.plan_table(SMALL), Watch()
     assert [run.state for run in plan.runs] == ["finished", "unfinished", "not run", "not run"]
-    other = [(run.state, run.folder.parts[2]) for run in plans.plan(replace(SMALL, name="fedfm:IV")).runs]
+    other = [(run.state, run.folder.parts[2]) for run in plans.plan_table(replace(SMALL, name="fedfm:IV")).runs]
     assert other == [("finished", "fedfm-III")] + [("not run", "fedfm-IV")] * 3
     assert jobs.execute(plan, watch) == {}
     assert watch.begun == [(f"FedAvg, {PLACE}", 1), (f"FedFM, {PLACE}", 0), (f"FedFM, {PLACE}", 1)]
@@ -167,7 +167,7 @@ def test_a_record_is_of_a_run_only_if_all_settings_are():
     def state(removed="", **changes):
         config = {name: value for name, value in record["config"].items() if name != removed}
         write_record(place, {**record, "config": config, **changes})
-        return plans.plan(SMALL, seeds=[0], only=["FedFM"]).runs[0].state
+        return plans.plan_table(SMALL, seeds=[0], only=["FedFM"]).runs[0].state
 
     others = (
         {"seed": 1},
@@ -186,11 +186,11 @@ def test_a_run_tested_in_other_rounds_goes_on_and_counts_where_the_number_does_n
     more = {"eval_every": 2, "checkpoint_every": 2, "post": "ccvr", "progress": StopAfter(2)}
     with pytest.raises(Stop):
         fedcli.run("fedavg", **last, **more, seed=0, out="runs/tables/fedfm-III/by-hand")
-    assert jobs.execute(plans.plan(table([Cell("FedAvg", PLACE, "fedavg", last)]), seeds=[0]), Watch()) == {}
+    assert jobs.execute(plans.plan_table(table([Cell("FedAvg", PLACE, "fedavg", last)]), seeds=[0]), Watch()) == {}
 
     def state(*metrics):
         cells = [Cell("FedAvg", metric, "fedavg", last, metric) for metric in metrics]
-        return plans.plan(table(cells), seeds=[0]).runs[0].state
+        return plans.plan_table(table(cells), seeds=[0]).runs[0].state
 
     assert {state(metric) for metric in ("last", "selected", "memory-floats")} == {"finished"}
     assert {state(metric) for metric in ("best", "last-tenth", "rounds-to:20", "at:1/3")} == {"not run"}
@@ -199,7 +199,7 @@ def test_a_run_tested_in_other_rounds_goes_on_and_counts_where_the_number_does_n
 
 def test_the_shipped_runs_are_found_and_never_gone_on_with(monkeypatch):
     def seeds():
-        cells = plans.plan(registry.find_table("fedfa:2"), only=["FMNIST #C=2", "FedFA"]).cells
+        cells = plans.plan_table(registry.find_table("fedfa:2"), only=["FMNIST #C=2", "FedFA"]).cells
         return {cell.cell.row: [run.setup.run.seed for run in cell.runs if run.record] for cell in cells}
 
     assert seeds() == {"FedFA": [2021, 2022, 2023]}
@@ -223,7 +223,7 @@ def test_a_failed_run_does_not_stop_the_others_and_the_command_fails_after_all(o
     assert "[1/3] FedAvg, CIFAR-10 NIID-1, seed 0: failed: --batch-size 1000" in result.stderr
     assert "| ours | not run | diverged |" in result.stdout
     assert re.search(r"\n- Failed: .*\(NonFiniteLoss: the term", result.stdout)
-    later = plans.plan(FAILING)  # what has diverged is not tried again
+    later = plans.plan_table(FAILING)  # what has diverged is not tried again
     assert [run.state for run in later.runs] == ["not run", "diverged", "finished"]
     assert [run.label for run in later.to_run] == ["FedAvg, CIFAR-10 NIID-1"]
 
@@ -232,7 +232,7 @@ def test_runs_whose_data_are_missing_are_left_out(monkeypatch):
     timed_before = [folder / "fedfm-cifar10-resnet18" for folder in durations.shipped()]
     monkeypatch.setattr(durations, "shipped", lambda: timed_before)
     absent = Cell("FedAvg", "CINIC-10 NIID-1", "fedavg", {"protocol": "fedfm:niid-1", "dataset": "cifar10"})
-    plan = plans.plan(table([*SMALL.cells, absent]), seeds=[0])
+    plan = plans.plan_table(table([*SMALL.cells, absent]), seeds=[0])
     assert [run.label for run in plan.to_run] == ["FedAvg, CIFAR-10 NIID-1", "FedFM, CIFAR-10 NIID-1"]
     lines = dict(display.cost(plan))
     assert lines["runs"] == "3, seeds 0: 3 not run; 2 to run"
@@ -253,12 +253,12 @@ def test_several_jobs_are_processes_that_run_resume_fail_and_may_be_killed(monke
     monkeypatch.setattr(jobs, "POLL_SECONDS", 0.05)
     Path("killed.py").write_text(KILLED)
     with pytest.raises(KeyboardInterrupt):
-        jobs.execute(plans.plan(FAILING, only=["FedFM"]), Watch(patience=1))
+        jobs.execute(plans.plan_table(FAILING, only=["FedFM"]), Watch(patience=1))
     several = replace(FAILING, cells=(WRONG, GOOD, Cell("Killed", PLACE, "./killed.py", TINY)))
     watch = Watch()
-    errors = jobs.execute(plans.plan(several), watch, jobs=2, records_only=True)
+    errors = jobs.execute(plans.plan_table(several), watch, jobs=2, records_only=True)
     assert [label for label, _ in watch.begun] == [f"{row}, {PLACE}" for row in ("FedFM", "FedAvg", "Killed")]
-    impossible, resumed, killed = plans.plan(several).runs
+    impossible, resumed, killed = plans.plan_table(several).runs
     assert [run.state for run in (impossible, resumed, killed)] == ["not run", "finished", "unfinished"]
     assert resumed.record["origin"] == resumed.setup.origin  # every setting was given, and no other
     assert errors.keys() == {impossible.folder, killed.folder}
@@ -281,7 +281,7 @@ def test_interrupting_several_jobs_interrupts_each_of_them(folder):
 
 def cost(cells, **options):
     """Seconds, of how many runs, and the other machines by which they are known."""
-    estimated = durations.estimate(plans.plan(table(cells), **options))
+    estimated = durations.estimate(plans.plan_table(table(cells), **options))
     return estimated["seconds"].sum(), estimated["seconds"].count(), set().union(*estimated["machines"])
 
 
@@ -331,7 +331,7 @@ def test_the_estimate_is_by_runs_of_the_network_on_images_of_the_size_here_or_el
 
 def filled(one, results):
     """A plan whose runs have these records, by row and column; None for a run that is not there."""
-    plan = plans.plan(one, seeds=range(len(next(iter(results.values())))))
+    plan = plans.plan_table(one, seeds=range(len(next(iter(results.values())))))
     for planned in plan.cells:
         for run, record in zip(planned.runs, results[planned.cell.row, planned.cell.column], strict=True):
             run.record = record and {**record, "seed": run.setup.run.seed}
@@ -404,7 +404,7 @@ def test_numbers_that_follow_from_cells_by_hand():
     assert text["less the best other", "ours"] == ["-4.00", ""]
     text = shown(one, column([finished(0.5)], [None], [finished(0.7)], [finished(0.66)]))
     assert text["mean gain", "ours"] == ["", "not run"]
-    assert "gain" not in render(paper_tables.compare(plans.plan(one, only=["FedFM"])))
+    assert "gain" not in render(paper_tables.compare(plans.plan_table(one, only=["FedFM"])))
 
 
 def test_the_reduced_label_is_on_every_form(offered):
@@ -482,6 +482,6 @@ def test_the_command_runs_what_is_missing_and_then_only_prints(offered, monkeypa
 def test_a_run_that_failed_keeps_what_it_goes_on_from(monkeypatch):
     watch = Watch()
     monkeypatch.setattr(watch, "advance", lambda run, rounds: 1 / (2 - rounds))
-    plan = plans.plan(SMALL, seeds=[0], only=["FedAvg"])
+    plan = plans.plan_table(SMALL, seeds=[0], only=["FedAvg"])
     assert ["ZeroDivisionError" in error for error in jobs.execute(plan, watch, records_only=True).values()] == [True]
     assert (plan.runs[0].folder / "checkpoint.safetensors").is_file()

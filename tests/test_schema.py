@@ -127,7 +127,7 @@ def test_older_records_say_of_a_users_file_alone_that_it_changed():
 def test_a_papers_table_says_whose_code_was_changed(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     table = Table("fedfm:III", "", ("FedFM", "Table III"), (Cell("A", "x", "fedavg", TINY),), seeds=(0,))
-    plan = plans.plan(table)
+    plan = plans.plan_table(table)
     plan.runs[0].record = record("fedavg") | {"changed": [{"round": 1, "what": "its method"}]}
     assert f"{plan.runs[0].folder}: its method changed after round 1." in paper_tables.compare(plan).notes
 

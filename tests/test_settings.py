@@ -83,10 +83,10 @@ def test_an_older_run_stands_in_its_cell(tmp_path):
     given = {name: record["config"][name] for name in (*SETTINGS, "partition", "backbone", "lr")}
     cell = Cell("FedAvg", "digits", "fedavg", given)
     table = Table("own:1", "one cell", ("FedFM", "none"), (cell,), (record["seed"],))
-    plan = plans.plan(table, tmp_path / "runs")
+    plan = plans.plan_table(table, tmp_path / "runs")
     assert [run.state for run in plan.runs] == ["finished"]
     other = dataclasses.replace(table, cells=(Cell("FedAvg", "digits", "fedavg", {**given, "lr": 0.5}),))
-    assert [run.state for run in plans.plan(other, tmp_path / "runs").runs] == ["not run"]
+    assert [run.state for run in plans.plan_table(other, tmp_path / "runs").runs] == ["not run"]
 
 
 def test_files_of_rounds_and_of_clients_count_from_one_and_in_percent(tmp_path):
@@ -135,15 +135,15 @@ def test_clients_without_anything_of_their_own_and_rounds_without_a_test_have_no
 
 def test_a_papers_table_on_other_data_has_the_divisions_of_its_cells():
     table = fedcli.registry.find_table("fedfm:III")
-    plan = plans.plan(table, Path("nowhere"), seeds=[0], only=["FedAvg", "CIFAR-10 NIID-1"], dataset="digits")
+    plan = plans.plan_table(table, Path("nowhere"), seeds=[0], only=["FedAvg", "CIFAR-10 NIID-1"], dataset="digits")
     (run,) = plan.runs
     assert (run.setup.run.dataset, run.setup.partition.flag) == ("digits", "dirichlet:0.5")
     assert (plan.reduction, run.setup.run.rounds) == ("digits", 20)
-    others = plans.plan(fedcli.registry.find_table("fedcme:II"), Path("nowhere"), seeds=[0], dataset="digits")
+    others = plans.plan_table(fedcli.registry.find_table("fedcme:II"), Path("nowhere"), seeds=[0], dataset="digits")
     assert all(run.setup.run.cohort_size <= run.setup.run.num_clients for run in others.runs)
     special = {**table.cells[0].settings, "rounds": 500, "match_weight": 1.0}
     cell = dataclasses.replace(table.cells[0], method="fedfm", settings=special)
-    (run,) = plans.plan(dataclasses.replace(table, cells=(cell,)), Path(), seeds=[0], dataset="digits").runs
+    (run,) = plans.plan_table(dataclasses.replace(table, cells=(cell,)), Path(), seeds=[0], dataset="digits").runs
     assert (run.setup.run.rounds, run.setup.options.match_weight) == (20, 1.0)  # that of the data set, and the cell's
 
 

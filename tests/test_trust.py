@@ -178,14 +178,14 @@ def table_of(method, given):
 def test_a_table_takes_the_plans_method_and_not_the_records(work):
     given = {**TINY, "protocol": "fedfm:digits", "rounds": 2}
     table = table_of("./mine.py", given)
-    folder = plans.plan(table, Path("runs")).runs[0].folder
+    folder = plans.plan_table(table, Path("runs")).runs[0].folder
     with pytest.raises(Stop):
         fedcli.run("./mine.py", out=folder, progress=StopAfter(1), **given)
-    assert jobs.execute(plans.plan(table, Path("runs")), jobs.Watch()) == {}
+    assert jobs.execute(plans.plan_table(table, Path("runs")), jobs.Watch()) == {}
     record = read_record(folder)
     assert (record["resumed"], record["status"]) == ([1], "finished")
     malicious(folder, method_source=f"{work}/evil.py", status="interrupted")
-    assert list(jobs.execute(plans.plan(table, Path("runs")), jobs.Watch())) == [folder]
+    assert list(jobs.execute(plans.plan_table(table, Path("runs")), jobs.Watch())) == [folder]
     assert not Path("evil-ran").exists()
 
 
@@ -199,7 +199,7 @@ def test_reports_and_tables_import_no_file_that_a_record_names(name, work):
     for command in ("report run --out report.html", "table run"):
         assert invoke(*command.split()).exit_code == 0
     assert "fedcli run fedavg" in Path("report.html").read_text()
-    durations.estimate(plans.plan(table_of("fedavg", TINY), Path()))
+    durations.estimate(plans.plan_table(table_of("fedavg", TINY), Path()))
     assert not Path("evil-ran").exists()
 
 

@@ -28,7 +28,7 @@ GRID = {"proximal_weight": (0.01,), "lr": (0.005, 0.1, 1e30)}
 
 def ranked(method, **given):
     """The trials of a grid, run one after the other, and their folder."""
-    plan = tune.plan(method, **given)
+    plan = tune.plan_trials(method, **given)
     return tune.rank(plan, jobs.execute(plan, jobs.Watch(), records_only=True)), plan.folder
 
 
@@ -62,7 +62,7 @@ def test_a_run_is_judged_by_its_protocols_rule_on_validation_examples(selection,
     ],
 )
 def test_what_cannot_be_tuned_is_refused(given, message):
-    refused(lambda: tune.plan("fedavg", **TINY, **given), message)
+    refused(lambda: tune.plan_trials("fedavg", **TINY, **given), message)
 
 
 @pytest.fixture(scope="module")
@@ -110,7 +110,8 @@ def test_trials_keep_their_records_alone_and_are_not_run_again(tuned, tmp_path):
     assert [options["lr"] for options in trials["options"]] == [0.1, 0.005, 1e30]
     assert [file.stat().st_mtime_ns for file in sorted(again.rglob("record.json"))] == before
     refused(
-        lambda: tune.plan("fedprox", out=again, **{**GRID, **TINY, "rounds": 3}), "holds a run with another --rounds"
+        lambda: tune.plan_trials("fedprox", out=again, **{**GRID, **TINY, "rounds": 3}),
+        "holds a run with another --rounds",
     )
 
 
@@ -130,7 +131,7 @@ def test_the_command_tells_validation_accuracies_with_their_spread_and_keeps_tri
 def test_a_fifth_is_held_out_where_the_protocol_holds_out_nothing(tmp_path):
     few = {**TINY, "protocol": "fedfa:digits", "num_clients": 4, "cohort_size": 4, "lr": (0.05,)}
     for given, share in (({}, 0.2), ({"validation": 0.4}, 0.4)):
-        (run,) = tune.plan("fedavg", out=tmp_path / "grid", **few, **given).runs
+        (run,) = tune.plan_trials("fedavg", out=tmp_path / "grid", **few, **given).runs
         assert run.setup.run.validation == share
     refused(
         lambda: ranked("fedavg", validation=0.01, out=tmp_path / "none", **few), "no client has validation examples"
@@ -147,9 +148,11 @@ def test_only_the_seeds_of_a_papers_own_runs_are_refused(tmp_path, monkeypatch):
     assert tune.reported_seeds("fedfa:fmnist-c2", "fmnist") == {2021, 2022, 2023}
     assert tune.reported_seeds("fedfa:fmnist-c2", "digits") == set()
     given = {"grid": ["lr=0.1"], "out": tmp_path / "grid", **TINY}
-    assert len(tune.plan("fedavg", seeds=[0, 1], **given).runs) == 2  # no table has runs on the digits
+    assert len(tune.plan_trials("fedavg", seeds=[0, 1], **given).runs) == 2  # no table has runs on the digits
     monkeypatch.setattr(tune, "reported_seeds", lambda protocol, dataset: {0, 1})
-    refused(lambda: tune.plan("fedavg", seeds=[1000, 1], **given), "--seed 1 is one that the paper's tables report")
+    refused(
+        lambda: tune.plan_trials("fedavg", seeds=[1000, 1], **given), "--seed 1 is one that the paper's tables report"
+    )
 
 
 # Several methods
@@ -167,20 +170,20 @@ def tried(plan):
 
 def test_each_method_tries_its_own_options_and_those_of_all_with_the_same_number_of_trials(tmp_path):
     grid = ["lr=0.01,0.1", "fedprox:proximal-weight=0.01,0.1,1"]
-    plan = tune.plan(BOTH, grid=grid, out=tmp_path / "two", **TINY)
+    plan = tune.plan_trials(BOTH, grid=grid, out=tmp_path / "two", **TINY)
     points = tried(plan)
     assert points["fedavg"] == [{"lr": 0.01}, {"lr": 0.1}]
     assert len(points["fedprox"]) == 2  # drawn from six, the same each time
     assert all(values.keys() == {"lr", "proximal_weight"} for values in points["fedprox"])
-    assert points == tried(tune.plan(BOTH, grid=grid, out=tmp_path / "two", **TINY))
-    all_of_them = tried(tune.plan(BOTH, grid=grid, trials=9, out=tmp_path / "two", **TINY))
+    assert points == tried(tune.plan_trials(BOTH, grid=grid, out=tmp_path / "two", **TINY))
+    all_of_them = tried(tune.plan_trials(BOTH, grid=grid, trials=9, out=tmp_path / "two", **TINY))
     assert [len(all_of_them[name]) for name in ("fedavg", "fedprox")] == [2, 6]
     assert plan.runs[0].label == "fedavg, lr 0.01"
     assert {run.folder.relative_to(tmp_path / "two").parts[0] for run in plan.runs} == {"fedavg", "fedprox"}
 
 
 def test_an_option_without_a_method_is_tried_by_those_that_have_it(tmp_path):
-    plan = tune.plan(BOTH, grid=["lr=0.1", "proximal-weight=0.1,1"], trials=2, out=tmp_path / "two", **TINY)
+    plan = tune.plan_trials(BOTH, grid=["lr=0.1", "proximal-weight=0.1,1"], trials=2, out=tmp_path / "two", **TINY)
     assert tried(plan) == {
         "fedavg": [{"lr": 0.1}],
         "fedprox": [{"lr": 0.1, "proximal_weight": 0.1}, {"lr": 0.1, "proximal_weight": 1.0}],

@@ -23,7 +23,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pandas as pd
 import torch
@@ -47,7 +47,7 @@ from fedcli.runs.resolve import DEFAULT_DATASET, Setup, resolve
 from fedcli.runs.rounds import one_round
 from fedcli.vision import torchvision
 
-SGD = {"lr": 0.01, "momentum": 0.9}  # of all workloads
+SGD: dict[str, Any] = {"lr": 0.01, "momentum": 0.9}  # of all workloads
 ROUNDS = 1000  # of a workload's run, whose last ones are timed: in these all of a method's terms have begun
 _GREY = {"dataset": "fmnist", "train_examples": 60_000, "num_clients": 100, "backbone": "cnn-mcmahan"}
 SMALL_NETWORK = f"{small_network.__file__}:small"
@@ -173,77 +173,120 @@ def measure(name: str, setup: Setup, repeats: int, progress: Callable[[str], Any
         `evaluation_seconds` is a test of every model that a round has changed, `data_seconds_share` what a round spends
         on drawing batches and on aggregation. Without the plain loop `whole_seconds`, of all rounds, replaces bounds.
     """
-    run = setup.run
-    device = setup.device
-    if device.type == "cuda":
-        torch.cuda.reset_peak_memory_stats(device)
-    elif Path("/proc/self/clear_refs").exists():
-        Path("/proc/self/clear_refs").write_text("5")
     images = "real"
-    if not datasets.present(run.dataset):
+    if not datasets.present(setup.dataset):
         images = "random"
-        setup = replace(setup, run=replace(run, dataset=f"{RANDOM_IMAGES}:{run.dataset}"))
+        setup = replace(setup, run=replace(setup.run, dataset=f"{RANDOM_IMAGES}:{setup.dataset}"))
+    run = setup.run
+    reset_peak_memory(setup.device)
     dataset, _, fed = prepare(setup)
-    first = max(run.rounds - repeats - 1, 0)
-    rows = []
+    examples = len(dataset.y_train) // run.num_clients  # of a client
+    passes = setup.cohort_size * run.local_epochs  # in a round, over a client's examples
     with machine_settings(fed):  # what a run would set, for both sides, as are denormal numbers
         autotune(fed)
-        state = setup.method.init(fed, setup.options)
-        warm_ups = range(1) if fed.engine.graphs is None else until_captured(fed.engine, PASSES)
-        for _ in warm_ups:
-            state, _ = one_round(setup, fed, state, fed.cohort(first))
-        peak = peak_memory(device)
-        if with_plain:
-            plain = PlainRounds(fed, dataset)
-            plain.round(fed.cohort(first).client_ids)
-        for number in range(first + 1, first + 1 + repeats):
-            progress(f"{name}: round {number - first} of {repeats}")
-            cohort = fed.cohort(number)
-            state, entry = one_round(setup, fed, state, cohort)
-            rows.append(entry["seconds"])
-            if with_plain:
-                rows[-1]["plain"] = seconds_of(partial(plain.round, cohort.client_ids), device)
-        rounds = pd.DataFrame(rows)
+        timed = _time_rounds(name, setup, fed, dataset if with_plain else None, repeats, progress)
+        rounds = timed.rounds
         rest = rounds["data"] + rounds["aggregate"]
         whole = rounds["train"] + rest
         pace = whole.median()
-        hardware = environment(device)["hardware"]
-        examples = len(dataset.y_train) // run.num_clients
-        passes = run.cohort_size * run.local_epochs  # in a round, over a client's examples
+        hardware = environment(setup.device)["hardware"]
         result = {
-            "workload": name, "engine": fed.engine.mode, "device": str(device), "method": setup.method.name,
+            "workload": name, "engine": fed.engine.mode, "device": str(setup.device), "method": setup.method.name,
             "seconds_per_round": pace, "seconds_spread": [*whole.agg(["min", "max"])],
-            "samples_per_second": passes * examples / pace, "peak_bytes": peak,
+            "samples_per_second": passes * examples / pace, "peak_bytes": timed.peak_bytes,
             "evaluation_seconds": rounds["evaluate"].median(), "data_seconds_share": rest.median() / pace,
             "images": images, "torch": torch.__version__, "threads": hardware["threads"],
             "hardware": hardware["name"], "precision": run.precision, "cohort_size": run.cohort_size,
             "local_epochs": run.local_epochs, "batch_size": run.batch_size, "seed": run.seed, "repeats": repeats,
         }  # fmt: skip
-        if not with_plain:
+        if timed.plain is None:
             return result | {"whole_seconds": run.rounds * (whole + rounds["evaluate"]).median()}
         progress(f"{name}: peak rates")
-        flops, bandwidth = peak_rates(fed.engine, torch.bfloat16 if run.precision == "bf16" else fed.dtype)
-        arithmetic = passes * examples * plain.flops_per_sample() / flops
-        steps = passes * math.ceil(examples / run.batch_size)
-        # Parameter, gradient and momentum, each read and written.
-        memory = steps * 2 * 3 * fed.sizes.parameters * fed.dtype.itemsize / bandwidth
+        bounds = _lower_bounds(fed, timed.plain, passes, examples)
+        floor = max(bounds.arithmetic, bounds.memory)
         return result | {
             "plain_seconds_per_round": rounds["plain"].median(),
             "plain_spread": [*rounds["plain"].agg(["min", "max"])], "ratio": (rounds["plain"] / whole).median(),
-            "floor_seconds": max(arithmetic, memory), "floor_share": max(arithmetic, memory) / pace,
-            "arithmetic_floor_seconds": arithmetic, "memory_floor_seconds": memory,
+            "floor_seconds": floor, "floor_share": floor / pace,
+            "arithmetic_floor_seconds": bounds.arithmetic, "memory_floor_seconds": bounds.memory,
         }  # fmt: skip
 
 
-def peak_rates(engine: Engine, dtype: torch.dtype) -> tuple[float, float]:
-    """Measures FLOPs and bytes a second at best, in a product of square matrices and in a large copy."""
+def reset_peak_memory(device: torch.device) -> None:
+    """Lets `peak_memory` count from here on, where the system can."""
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
+    elif Path("/proc/self/clear_refs").exists():
+        Path("/proc/self/clear_refs").write_text("5")
+
+
+class _Timed(NamedTuple):
+    """What was measured of some rounds."""
+
+    rounds: pd.DataFrame  # a row a round: the seconds of its parts, and of the loop's round as `plain`
+    peak_bytes: int  # of the engine's first round
+    plain: PlainRounds | None
+
+
+def _time_rounds(
+    name: str, setup: Setup, fed: Federation, dataset: datasets.Dataset | None, repeats: int,
+    progress: Callable[[str], Any],
+) -> _Timed:  # fmt: skip
+    """Times the last rounds of a run after warming up, in turns with a plain loop on the data set, if one is given."""
+    first = max(setup.run.rounds - repeats - 1, 0)
+    state = setup.method.init(fed, setup.options)
+    warm_ups = range(1) if fed.engine.graphs is None else until_captured(fed.engine, PASSES)
+    for _ in warm_ups:
+        state, _ = one_round(setup, fed, state, fed.cohort(first))
+    peak = peak_memory(setup.device)
+    plain = None
+    if dataset is not None:
+        plain = PlainRounds(fed, dataset)
+        plain.round(fed.cohort(first).client_ids)
+    rows = []
+    for number in range(first + 1, first + 1 + repeats):
+        progress(f"{name}: round {number - first} of {repeats}")
+        cohort = fed.cohort(number)
+        state, entry = one_round(setup, fed, state, cohort)
+        rows.append(entry["seconds"])
+        if plain is not None:
+            rows[-1]["plain"] = seconds_of(partial(plain.round, cohort.client_ids), setup.device)
+    return _Timed(pd.DataFrame(rows), peak, plain)
+
+
+class _LowerBounds(NamedTuple):
+    """Seconds that a round takes at least."""
+
+    arithmetic: float
+    memory: float
+
+
+def _lower_bounds(fed: Federation, plain: PlainRounds, passes: int, examples: int) -> _LowerBounds:
+    """Measures this machine's peak rates, and what they allow for so many passes over so many examples."""
+    rates = peak_rates(fed.engine, torch.bfloat16 if fed.config.precision == "bf16" else fed.dtype)
+    arithmetic = passes * examples * plain.flops_per_sample() / rates.flops
+    steps = passes * math.ceil(examples / fed.batch_size)
+    # Parameter, gradient and momentum, each read and written.
+    memory = steps * 2 * 3 * fed.sizes.parameters * fed.dtype.itemsize / rates.bytes
+    return _LowerBounds(arithmetic, memory)
+
+
+class PeakRates(NamedTuple):
+    """What a machine does in a second at best."""
+
+    flops: float
+    bytes: float
+
+
+def peak_rates(engine: Engine, dtype: torch.dtype) -> PeakRates:
+    """Measures the rates in a product of square matrices and in a large copy."""
     device = engine.images.device
     side = MATMUL_SIDE[device.type]
     source = torch.zeros(COPY_BYTES // 4, device=device)
     factors = torch.randn(2, side, side, device=device).to(dtype)
     flops = 2 * side**3 * times_per_second(partial(torch.matmul, *factors), engine)
     copies = times_per_second(partial(torch.empty_like(source).copy_, source), engine)
-    return flops, 2 * COPY_BYTES * copies
+    return PeakRates(flops, 2 * COPY_BYTES * copies)
 
 
 def times_per_second(work: Callable[[], Any], engine: Engine) -> float:

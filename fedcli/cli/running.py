@@ -223,7 +223,7 @@ def tune(
 
     names = method.split(",")
     settings = _settings_of_single(names, set_)
-    plan = tune.plan(
+    plan = tune.plan_trials(
         method, grid=grid or (), trials=trials, seeds=seeds, out=out, settings=settings, **ctx.meta["given"]
     )
     where = common.place_runs(jobs, on, cpus_per_run, gpus_per_run)

@@ -75,7 +75,7 @@ def table(
         return
     from fedcli.cli.display import cost, run_plan
     from fedcli.results.paper_tables import compare
-    from fedcli.results.plans import plan as plan_table
+    from fedcli.results.plans import plan_table
     from fedcli.results.render import render
 
     where = common.place_runs(jobs, on, cpus_per_run, gpus_per_run)

@@ -38,7 +38,7 @@ ARRAYS = (
 )
 
 
-def one_line(error: Exception) -> str:
+def one_line(error: BaseException) -> str:
     """The first line of an error's text, since a refusal has one line."""
     return (str(error).strip() or type(error).__name__).splitlines()[0][:300]
 

@@ -182,15 +182,18 @@ def contrasts(claim: Claim, table: Table, than: str) -> list[Contrast]:
 def _paper_lead(claim: Claim, table: Table, than: str, compared: Sequence[Contrast], metric: Metric) -> float | None:
     """The paper's lead of a claim's row on another; None where it prints no number for it."""
     if not (claim.elsewhere or claim.than_columns):
-        leads = [printed_lead(table, claim.row, than, columns, metric) for columns in (claim.columns, claim.less)
-                 if columns]  # fmt: skip
-        return None if None in leads else leads[0] - sum(leads[1:])
+        whole = printed_lead(table, claim.row, than, claim.columns, metric)
+        if not claim.less or whole is None:
+            return whole
+        subtracted = printed_lead(table, claim.row, than, claim.less, metric)
+        return None if subtracted is None else whole - subtracted
     lead = 0.0
     for pair in compared:
-        values = [printed_value(table, cell.row, cell.column, metric) for cell in (pair.row, pair.than)]
-        if None in values:
+        value = printed_value(table, pair.row.row, pair.row.column, metric)
+        other = printed_value(table, pair.than.row, pair.than.column, metric)
+        if value is None or other is None:
             return None
-        lead += pair.share * (values[0] - values[1])
+        lead += pair.share * (value - other)
     return lead
 
 

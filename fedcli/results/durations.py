@@ -149,7 +149,7 @@ def decided_by(answer: claims.Answer, folder: Path, timed: pd.DataFrame) -> str:
     seeds = answer.needed_seeds
     if len(seeds) > claims.MOST_SEEDS:
         return f"more than {claims.MOST_SEEDS} seeds, if their spread stays"
-    plan = plans.plan(find_table(answer.claim.table), folder, seeds=seeds, only=claims.names_of(answer.claim))
+    plan = plans.plan_table(find_table(answer.claim.table), folder, seeds=seeds, only=claims.names_of(answer.claim))
     lacking = [run for run in plan.runs if run.to_do]
     words = f"{len(lacking)} runs in full"
     if len(seeds) > claims.FEWEST:

@@ -70,7 +70,7 @@ def read_runs(folders: Iterable[Path]) -> pd.DataFrame:
     return pd.DataFrame(filter(None, rows), columns=COLUMNS)
 
 
-def find_records(paths: Iterable[Path], labels: Sequence[str] = ()) -> list[Record]:
+def find_records(paths: Iterable[str | Path], labels: Sequence[str] = ()) -> list[Record]:
     """The records under `paths`, each once and with its `folder`, in the order given and by path within each.
 
     Args:
@@ -81,16 +81,16 @@ def find_records(paths: Iterable[Path], labels: Sequence[str] = ()) -> list[Reco
     Raises:
         UserError: If a path holds no record, or one that cannot be read.
     """
-    paths = list(map(Path, paths))
-    if len(labels) not in (0, len(paths)):
+    places = [Path(path) for path in paths]
+    if len(labels) not in (0, len(places)):
         raise UserError(
-            f"--label stands once for each path, in order (got {len(labels)} for {len(paths)}); give {len(paths)}."
+            f"--label stands once for each path, in order (got {len(labels)} for {len(places)}); give {len(places)}."
         )
     records: dict[Path, Record] = {}
-    for path, label in zip_longest(paths, labels):
-        files = sorted(path.rglob(RECORD)) if path.is_dir() else [path]
+    for place, label in zip_longest(places, labels):
+        files = sorted(place.rglob(RECORD)) if place.is_dir() else [place]
         if not files:
-            raise UserError(f"there is no run in '{path}' (got no {RECORD} in it or below); give the folder of a run.")
+            raise UserError(f"there is no run in '{place}' (got no {RECORD} in it or below); give the folder of a run.")
         for file in files:
             record = {**read_record(file), "folder": file.parent}
             if labels:

@@ -76,44 +76,78 @@ def execute(
         InUse: If another process uses the plan's folder.
         OutOfTime: If the time limit was reached.
     """
-    errors: dict[Path, str] = {}
     with ExitStack() as stack:
         if len(plan.runs) > 1:  # a single run locks its own folder
             stack.enter_context(locked(plan.folder))
-        at_once = jobs
-        start: Start = partial(_run_here, watch)
-        if cluster is not None:
-            at_once = len(plan.runs)
+        if cluster is not None:  # Ray begins a run once a node is free, which nobody tells
             start = stack.enter_context(_tasks(**cluster))
+            execution = Execution(plan, watch, start, len(plan.runs))
         elif jobs > 1:
             start = stack.enter_context(_processes(jobs))
-        waiting = plan.to_run
-        active: dict[futures.Future, PlannedRun] = {}
+            execution = Execution(plan, watch, _told(watch, start), jobs)
+        else:
+            execution = Execution(plan, watch, _told(watch, partial(_run_here, watch)), jobs)
         while True:
-            for run in [*waiting]:
-                if len(active) == at_once or not plan.may_start(run, active.values()):
-                    continue
-                waiting.remove(run)
-                if cluster is None:  # Ray begins it once a node is free
-                    watch.begin(run)
-                active[start(run)] = run
-            if not active:
-                return errors
-            ended, _ = futures.wait(active, POLL_SECONDS, futures.FIRST_COMPLETED)
-            for future, run in list(active.items()):
-                record = _record_so_far(run.folder)
-                if future not in ended:
-                    watch.advance(run, len(record["rounds"]) if record else 0)
-                    continue
-                del active[future]
-                error = _error_text(future.exception()) if future.exception() else future.result()
-                if error:
-                    errors[run.folder] = error
-                if records_only and record and has_ended(record):
-                    clear(run.folder, CHECKPOINT, PREVIOUS, SELECTED, at_rest=True)
-                watch.end(run, record, error)
-            if (waiting or active) and time_left() <= 0:
+            execution.start_runs()
+            if not execution.active:
+                return execution.errors
+            ended, _ = futures.wait(execution.active, POLL_SECONDS, futures.FIRST_COMPLETED)
+            execution.follow(ended, records_only)
+            if (execution.waiting or execution.active) and time_left() <= 0:
                 raise OutOfTime
+
+
+class Execution:
+    """A plan while its runs go on.
+
+    Attributes:
+        waiting: The runs that have not started.
+        active: Those that go on, by their futures.
+        errors: Of those that have failed, by their folders.
+    """
+
+    def __init__(self, plan: Plan, watch: Watch, start: Start, at_once: int):
+        """Takes the plan, whom to tell, what starts a run, and how many go on at once."""
+        self.waiting = plan.to_run
+        self.active: dict[futures.Future, PlannedRun] = {}
+        self.errors: dict[Path, str] = {}
+        self._plan = plan
+        self._watch = watch
+        self._start = start
+        self._at_once = at_once
+
+    def start_runs(self) -> None:
+        """Starts as many of the waiting runs as may go on beside the active ones."""
+        for run in [*self.waiting]:
+            if len(self.active) < self._at_once and self._plan.may_start(run, self.active.values()):
+                self.waiting.remove(run)
+                self.active[self._start(run)] = run
+
+    def follow(self, ended: set[futures.Future], records_only: bool) -> None:
+        """Tells how far the active runs are, and takes leave of those that have ended."""
+        for future, run in list(self.active.items()):
+            record = _record_so_far(run.folder)
+            if future not in ended:
+                self._watch.advance(run, len(record["rounds"]) if record else 0)
+                continue
+            del self.active[future]
+            exception = future.exception()
+            error = future.result() if exception is None else _error_text(exception)
+            if error:
+                self.errors[run.folder] = error
+            if records_only and record and has_ended(record):
+                clear(run.folder, CHECKPOINT, PREVIOUS, SELECTED, at_rest=True)
+            self._watch.end(run, record, error)
+
+
+def _told(watch: Watch, start: Start) -> Start:
+    """Makes what starts a run tell that the run begins."""
+
+    def begin_and_start(run: PlannedRun) -> futures.Future:
+        watch.begin(run)
+        return start(run)
+
+    return begin_and_start
 
 
 def _record_so_far(folder: Path) -> Record | None:
@@ -126,12 +160,26 @@ def _record_so_far(folder: Path) -> Record | None:
 
 def _run_here(watch: Watch, run: PlannedRun) -> futures.Future:
     """Runs it in this process; returns a completed future."""
-    progress = Listener()
-    progress.round = lambda entry: watch.advance(run, entry["round"] + 1)
-    progress.note = partial(watch.note, run)
     future: futures.Future = futures.Future()
-    future.set_result(task({}, *_arguments(run), progress=Loggers(progress, watch.log)))
+    future.set_result(task({}, *_arguments(run), progress=Loggers(ToWatch(watch, run), watch.log)))
     return future
+
+
+class ToWatch(Listener):
+    """Tells a watch how a run in this process goes on."""
+
+    def __init__(self, watch: Watch, run: PlannedRun):
+        """Takes whom to tell, and of which run."""
+        self.watch = watch
+        self.run = run
+
+    def round(self, entry: dict[str, Any]) -> None:
+        """Tells how many rounds are done."""
+        self.watch.advance(self.run, entry["round"] + 1)
+
+    def note(self, text: str) -> None:
+        """Passes on what the user has to know."""
+        self.watch.note(self.run, text)
 
 
 def _arguments(run: PlannedRun) -> tuple[str, Path, dict[str, Any]]:

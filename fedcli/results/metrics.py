@@ -234,8 +234,8 @@ def _floats(record: Record, key: str, *, total: bool = False) -> float | None:
     return mean * config["cohort_size"] * config["rounds"] if total else mean
 
 
-_BY_CLASS = {"needs": "selected", "option": "per_class"}
-_BY_DOMAIN = {"needs": "selected", "parameter": str, "arguments": ("",)}
+_BY_CLASS: dict[str, Any] = {"needs": "selected", "option": "per_class"}
+_BY_DOMAIN: dict[str, Any] = {"needs": "selected", "parameter": str, "arguments": ("",)}
 _ALL = (
     # Test accuracies.
     Metric("selected", lambda run: run["summary"]["selected"], needs="selected"),

@@ -244,12 +244,15 @@ def _table_notes(plan: TablePlan, cells: Collection[CellBeside]) -> list[str]:
     outdated = [str(run.folder) for run in plan.runs if run.outdated]
     if outdated:
         notes.append(f"Made with another version of the code, which computed something else: {', '.join(outdated)}.")
-    begun = [run for run in plan.runs if run.record]
-    elsewhere = [run.folder for run in begun if not run.folder.is_relative_to(plan.folder)]
+    begun = {run.folder: run.record for run in plan.runs if run.record}
+    elsewhere = [folder for folder in begun if not folder.is_relative_to(plan.folder)]
     if elsewhere:
         homes = ", ".join(sorted({str(folder.parent) for folder in elsewhere}))
         notes.append(f"Runs that were there before, elsewhere than in {plan.folder}: {len(elsewhere)}, in {homes}.")
-    notes += sorted({f"{run.folder}: {change}." for run in begun for change in what_happened(run.record)})
+    changes: list[str] = []
+    for folder, record in begun.items():
+        changes += [f"{folder}: {change}." for change in what_happened(record)]
+    notes += sorted(changes)
     if plan.table.reported[1] != IN_TEXT:
         entry = _reported(plan.table)
         notes += [f"Paper: {entry[key].rstrip('.')}." for key in ("setting", "notes") if entry.get(key)]

@@ -153,7 +153,7 @@ def home_of(table: Table) -> Path:
     return HOME / table.name.replace(":", "-")
 
 
-def plan(
+def plan_table(
     table: Table, folder: Path | None = None, *, seeds: Sequence[int] | None = None, only: Sequence[str] = (),
     limits: Mapping[str, int | None] | None = None, dataset: str | None = None,
 ) -> TablePlan:  # fmt: skip
@@ -236,7 +236,7 @@ def plan_cell(
     table: Table, cell: Cell, seed: int = 0, folder: Path = HOME, limits: Mapping[str, int | None] | None = None,
     dataset: str | None = None,
 ) -> PlannedRun:  # fmt: skip
-    """The run of a cell, without its record; see `plan`."""
+    """The run of a cell, without its record; see `plan_table`."""
     method = find_method(cell.method)
     given = {**cell.settings, "seed": seed}
     smaller: dict[str, Any] = {}
@@ -245,7 +245,7 @@ def plan_cell(
             given = _on_other_data(method, given, dataset)
             smaller["dataset"] = given["dataset"]
         setup = resolve(method, given, need_data=False)
-        sizes = {**setup.values(), "train_examples": setup.run.train_examples or num_images(setup.run.dataset)}
+        sizes = {**setup.values(), "train_examples": setup.run.train_examples or num_images(setup.dataset)}
         smaller |= {name: limit for name, limit in (limits or {}).items() if is_smaller(name, limit, sizes[name])}
         if smaller:
             given |= smaller
@@ -255,7 +255,7 @@ def plan_cell(
     # Runs that differ only in the seed share a folder.
     partition = short_name(setup.partition.flag).replace(":", "-").replace("/", "-")
     run = PlannedRun(f"{cell.row}, {cell.column}", cell.method, given, setup, folder, smaller)
-    name = f"{method.name}-{short_name(setup.run.dataset)}-{partition}-{key(run.settings)[:8]}"
+    name = f"{method.name}-{short_name(setup.dataset)}-{partition}-{key(run.settings)[:8]}"
     run.folder = folder / name / f"seed-{seed}"
     return run
 

@@ -13,11 +13,12 @@ MISSING = "–"
 # Of GitHub's Markdown, with its HTML and mathematics.
 _MARKUP = re.compile(r"[\\`*<>$|~]|\[(?=\^|[^\]]*\][(\[:])|(?<!\w)_|_(?!\w)|&(?=#?\w+;)")
 _FORMULA = re.compile(r"^(?=[=+\-@\t\r])")  # for a spreadsheet; an apostrophe before it makes it a text
-_TEX = {character: "\\" + character for character in "&%$#_{}"} | {
+_TEX = str.maketrans({
+    **{character: "\\" + character for character in "&%$#_{}"},
     "`": "", "\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "±": r"$\pm$",
     "<": r"\textless{}", ">": r"\textgreater{}", "|": r"\textbar{}",
     MISSING: "--",
-}  # fmt: skip
+})  # fmt: skip
 
 
 class Best(str):
@@ -115,7 +116,7 @@ def markdown(text: str) -> str:
 
 def _tex(text: str) -> str:
     """A text for LaTeX, with minus signs and percentages on one line, without Markdown's marks of code."""
-    escaped = printable(text).translate(str.maketrans(_TEX))
+    escaped = printable(text).translate(_TEX)
     escaped = re.sub(r"(?<=\d) (?=\\%)", r"\\,", escaped)
     return re.sub(r"(?<![\w-])-(?=\d)", "$-$", escaped)
 

@@ -98,13 +98,14 @@ def select_records(records: Sequence[dict], methods: Sequence[str] = (), dataset
     Raises:
         UserError: If no record is of a named one.
     """
+    chosen = list(records)
     for key, names, kind in (("method", methods, "method"), ("dataset", datasets, "data set")):
-        there = {record[key].lower(): record[key] for record in records}
+        there = {record[key].lower(): record[key] for record in chosen}
         for name in names:
             if name.lower() not in there:
                 raise unknown(f"{kind} among the runs", name, there, f"there are {', '.join(there.values())}.")
-        records = [record for record in records if record[key].lower() in map(str.lower, names or there)]
-    return records
+        chosen = [record for record in chosen if record[key].lower() in map(str.lower, names or there)]
+    return chosen
 
 
 def boards(records: Iterable[dict]) -> dict[str, list[dict]]:
@@ -130,8 +131,8 @@ def group(records: Iterable[dict], each: bool = False) -> list[SeedGroup]:
         name = label = part["label"].iloc[0] or row["method"]
         if unusual and labels[name] != 1:  # a user's label that one group has is enough
             label = f"{name}, {settings_text(unusual)}"
-        records = part.sort_values("seed", kind="stable")["record"].tolist()
-        groups.append(SeedGroup(label, name, differing, row["selection"], records))
+        members = part.sort_values("seed", kind="stable")["record"].tolist()
+        groups.append(SeedGroup(label, name, differing, row["selection"], members))
     return groups
 
 

@@ -56,7 +56,7 @@ def validation_accuracy(record: Record) -> float:
     return max(accuracies) if count is None else fmean(accuracies[-count:])
 
 
-def plan(
+def plan_trials(
     method: str, *, grid: Sequence[str] = (), trials: int | None = None, out: str | Path | None = None,
     seeds: Sequence[int] | None = None, settings: Mapping[str, Mapping[str, Any]] = MappingProxyType({}), **given: Any,
 ) -> Tuning:  # fmt: skip
@@ -135,7 +135,7 @@ def _home(methods: Sequence[Method], first: Setup) -> Path:
     """The folder of trials for which none is given, by methods, protocol and data set."""
     called = "+".join(method.name for method in methods)
     paper, _, setting = first.protocol.name.partition(":")
-    return HOME / f"{called}-{paper}-{setting}-{first.run.dataset}"
+    return HOME / f"{called}-{paper}-{setting}-{first.dataset}"
 
 
 def reported_seeds(protocol: str, dataset: str) -> set[int]:
@@ -153,7 +153,7 @@ def reported_seeds(protocol: str, dataset: str) -> set[int]:
 
 
 def _refuse_reported(setup: Setup, seeds: Sequence[int]) -> None:
-    reported = reported_seeds(setup.protocol.name, setup.run.dataset)
+    reported = reported_seeds(setup.protocol.name, setup.dataset)
     for seed in seeds:
         if seed in reported:
             raise UserError(

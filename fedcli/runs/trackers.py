@@ -74,27 +74,47 @@ class WeightsAndBiases(Listener):
 LOGGERS: dict[str, Callable[[], Any]] = {"tensorboard": TensorBoard, "wandb": WeightsAndBiases}
 
 
-class Loggers:
-    """A listener that tells a display and each logger; one that fails is left out."""
+class Loggers(Listener):
+    """Tells a display and each logger; one that fails is left out."""
 
     def __init__(self, display: Listener | None, log: str | Iterable[Any] | None):
         """Takes a display, and what `find_loggers` takes."""
         self.display = display or Listener()
         self.loggers = find_loggers(log)
 
-    def __getattr__(self, event: str) -> Callable[..., None]:
-        """Returns the method of `Listener` of that name, for all of them."""
+    def start(self, record: dict[str, Any], folder: Path, samples_per_round: int, first_round: int) -> None:
+        """Tells all that the run begins."""
+        self._tell("start", record, folder, samples_per_round, first_round)
 
-        def tell(*arguments: Any) -> None:
-            getattr(self.display, event)(*arguments)
-            for logger in list(self.loggers):
-                try:
-                    getattr(logger, event, lambda *_: None)(*arguments)
-                except Exception as error:
-                    self.loggers.remove(logger)
-                    self.display.note(f"the logger {type(logger).__name__} fails ({type(error).__name__}: {error})")
+    def samples(self, count: int) -> None:
+        """Tells all of samples."""
+        self._tell("samples", count)
 
-        return tell
+    def note(self, text: str) -> None:
+        """Tells all what the user has to know."""
+        self._tell("note", text)
+
+    def round(self, entry: dict[str, Any]) -> None:
+        """Tells all of a round."""
+        self._tell("round", entry)
+
+    def finish(self, record: dict[str, Any]) -> None:
+        """Tells all that the run has ended."""
+        self._tell("finish", record)
+
+    def skip(self, record: dict[str, Any], folder: Path) -> None:
+        """Tells all that the run had ended before."""
+        self._tell("skip", record, folder)
+
+    def _tell(self, event: str, *facts: Any) -> None:
+        """Calls the method of `Listener` of that name of the display, and of the loggers that have it."""
+        getattr(self.display, event)(*facts)
+        for logger in list(self.loggers):
+            try:
+                getattr(logger, event, lambda *_: None)(*facts)
+            except Exception as error:
+                self.loggers.remove(logger)
+                self.display.note(f"the logger {type(logger).__name__} fails ({type(error).__name__}: {error})")
 
 
 def find_loggers(log: str | Iterable[Any] | None) -> list[Any]:

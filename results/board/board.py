@@ -45,9 +45,9 @@ def table(protocol: str) -> Table:
 def run(protocol: str) -> list[dict]:
     """Runs what has not ended of a board, and returns a row of the CSV for each run."""
     folder, rows = RUNS / protocol.replace(":", "-"), []
-    if errors := jobs.execute(plans.plan(table(protocol), folder), jobs.Watch(), jobs=2, records_only=True):
+    if errors := jobs.execute(plans.plan_table(table(protocol), folder), jobs.Watch(), jobs=2, records_only=True):
         raise SystemExit(f"{len(errors)} runs have failed (the first: {next(iter(errors.items()))}); run this again.")
-    for cell in plans.plan(table(protocol), folder).cells:
+    for cell in plans.plan_table(table(protocol), folder).cells:
         for record in cell.records:
             *accuracies, down, up, held = (find_metric(name).value(record) for name in (*ACCURACIES, *FLOATS))
             rows.append({

@@ -30,7 +30,7 @@ from fedcli.errors import UserError
 from fedcli.registry import find_method, find_table
 from fedcli.results.durations import estimate
 from fedcli.results.jobs import execute
-from fedcli.results.plans import Plan, PlannedRun, plan
+from fedcli.results.plans import Plan, PlannedRun, plan_table
 from fedcli.runs.begin import read_begun
 from fedcli.runs.checkpoints import CHECKPOINT
 from fedcli.runs.record import RECORD
@@ -75,7 +75,7 @@ def planned_runs(precision: str, tiny: bool) -> list[PlannedRun]:
     home = RUNS / (f"tiny-{precision}" if tiny else precision)
     other = {**({} if precision == "float32" else {"precision": precision}), **(TINY if tiny else {})}
     for decides, table, only, seeds in WORK:
-        planned, instead = plan(find_table(table), seeds=seeds, only=only).runs, INSTEAD.get(table, {})
+        planned, instead = plan_table(find_table(table), seeds=seeds, only=only).runs, INSTEAD.get(table, {})
         for run in sorted(planned, key=lambda run: run.setup.run.seed)[: 1 if tiny else None]:
             if run.to_do or other or instead:
                 # Under another protocol none of the options may come from the cell's.
