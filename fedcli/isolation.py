@@ -144,6 +144,10 @@ def _state() -> State:
 
 def _put_back(before: State) -> list[str]:
     """Puts back what has changed, and returns it in words."""
+    return [*_put_back_settings(before), *_put_back_parts(before), *_put_back_tables(before)]
+
+
+def _put_back_settings(before: State) -> list[str]:
     changes = []
     for name, setting in _settings().items():
         old = before.settings[name]
@@ -152,6 +156,11 @@ def _put_back(before: State) -> list[str]:
             changes.append(f"{name} (got {now}, was {old})")
             with suppress(Exception):  # it cannot be put back, as a handler from another thread
                 setting.write(old)
+    return changes
+
+
+def _put_back_parts(before: State) -> list[str]:
+    changes = []
     for name, (owner, parts) in before.parts.items():
         held = vars(owner)
         for key, old in parts.items():
@@ -162,6 +171,11 @@ def _put_back(before: State) -> list[str]:
         for key in _new_in_front(owner, parts):
             changes.append(f"{name}.{key} (got another one)")
             delattr(owner, key)
+    return changes
+
+
+def _put_back_tables(before: State) -> list[str]:
+    changes = []
     for name, (table, content) in before.tables.items():
         for key in {*table, *content}:
             if key not in table or key not in content or table[key] is not content[key]:

@@ -13,7 +13,7 @@ import pytest
 
 import fedcli
 from fedcli import Cell, Gain, Table, grid, registry
-from fedcli.cli import display
+from fedcli.cli import plan_display
 from fedcli.results import durations, frame, jobs, paper_tables, plans
 from fedcli.results.render import render
 from fedcli.runs.record import read_record, write_record
@@ -234,7 +234,7 @@ def test_runs_whose_data_are_missing_are_left_out(monkeypatch):
     absent = Cell("FedAvg", "CINIC-10 NIID-1", "fedavg", {"protocol": "fedfm:niid-1", "dataset": "cifar10"})
     plan = plans.plan_table(table([*SMALL.cells, absent]), seeds=[0])
     assert [run.label for run in plan.to_run] == ["FedAvg, CIFAR-10 NIID-1", "FedFM, CIFAR-10 NIID-1"]
-    lines = dict(display.cost(plan))
+    lines = dict(plan_display.cost(plan))
     assert lines["runs"] == "3, seeds 0: 3 not run; 2 to run"
     assert "'fedcli data download cifar10'" in lines["left out"]
     assert re.match("about .* for 1 of 3 runs", lines["time"])  # by the shipped runs

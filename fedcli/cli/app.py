@@ -16,10 +16,9 @@ from importlib.metadata import version
 from typing import Any
 
 import typer
-from typer.core import TyperGroup
 
 from fedcli.cli import describe, running, tables
-from fedcli.cli.common import Lasting, UsageError, optional, show_traceback, stop
+from fedcli.cli.common import HelpfulGroup, Lasting, UsageError, optional, show_traceback, stop
 from fedcli.errors import UserError
 from fedcli.runs.signals import exit_code, set_time_limit
 
@@ -52,10 +51,10 @@ def _ends_in_a_line(ctx: typer.Context) -> Iterator[None]:
 
 def _explain(error: Exception) -> tuple[str, int]:
     """Say what a mistake of the user's or of the machine is, and its exit code; an empty text for an error of ours."""
-    if isinstance(error, UsageError) and type(error).__name__ != "NoArgsIsHelpError":
+    if isinstance(error, UsageError):
         path = error.ctx.command_path if error.ctx else "fedcli"  # none where the last option lacks its value
         return f"{' '.join(error.format_message().split())} ('{path} --help' shows all)", 2
-    if isinstance(error, OSError) and errno.errorcode.get(error.errno) in ("ENOSPC", "EDQUOT", "EFBIG"):
+    if isinstance(error, OSError) and errno.errorcode.get(error.errno or 0) in ("ENOSPC", "EDQUOT", "EFBIG"):
         remedy = "free space; then a run goes on with 'fedcli resume RUN', and all else with the same command"
         return f"'{error.filename}' cannot be written ({error.strerror}); {remedy}.", 1
     if isinstance(error, OSError) and error.filename is not None:
@@ -71,10 +70,10 @@ def _explain(error: Exception) -> tuple[str, int]:
     return "", 0
 
 
-class _Root(TyperGroup):
+class _Root(HelpfulGroup):
     """The group of all commands, where every mistake of the user's ends."""
 
-    def parse_args(self, ctx: typer.Context, args: list[str]) -> list[str]:
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Refuse an empty value, which as a path would be the folder one is in, and an option given twice."""
         flags = [word.partition("=")[0] for word in args]
         for before, word, flag in zip(["fedcli", *args], args, flags, strict=False):
@@ -85,14 +84,13 @@ class _Root(TyperGroup):
         with _ends_in_a_line(ctx):
             return super().parse_args(ctx, args)
 
-    def invoke(self, ctx: typer.Context) -> Any:
+    def invoke(self, ctx: Any) -> Any:
         with _ends_in_a_line(ctx):
             return super().invoke(ctx)
 
 
 app = typer.Typer(
     cls=_Root,
-    no_args_is_help=True,
     context_settings={"help_option_names": ["-h", "--help"]},
     rich_markup_mode="rich",
     pretty_exceptions_enable=False,

@@ -12,6 +12,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
+from typer.core import TyperGroup
 
 from fedcli.errors import UserError, needed, printable
 from fedcli.files import write_atomically
@@ -22,8 +23,8 @@ LONGEST_RANGE = 1000  # seeds of a range
 MACHINE = "Machine"  # panels of the help
 OUTPUT = "Output"
 # What Typer raises and does not export.
-UsageError = typer.BadParameter.__base__
-NoSuchOption = next(kind for kind in UsageError.__subclasses__() if kind.__name__ == "NoSuchOption")
+UsageError: Any = typer.BadParameter.__base__
+NoSuchOption: Any = next(kind for kind in UsageError.__subclasses__() if kind.__name__ == "NoSuchOption")
 
 
 def optional(kind: Any, help: str, *flags: str, panel: str | None = None, **more: Any) -> Any:
@@ -34,6 +35,19 @@ def optional(kind: Any, help: str, *flags: str, panel: str | None = None, **more
 def argument(kind: Any, metavar: str, help: str, **more: Any) -> Any:
     """Make the type of an argument."""
     return Annotated[kind, typer.Argument(metavar=metavar, help=help, **more)]
+
+
+class HelpfulGroup(TyperGroup):
+    """A group of commands that prints its help, and ends with code 2, where none is named."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Print the help if there are no arguments; `ctx` is a class of Typer's that it does not export."""
+        if not args:
+            help = ctx.get_help()  # which Typer may have printed already
+            if help:
+                typer.echo(help)
+            raise typer.Exit(2)
+        return super().parse_args(ctx, args)
 
 
 def parse_seeds(text: str) -> list[Any]:

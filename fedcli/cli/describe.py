@@ -19,8 +19,8 @@ from typing import Any, Literal, get_args
 
 import typer
 
-from fedcli import papers, registry
-from fedcli.cli.common import argument, console, optional, print_table, say
+from fedcli import papers, registry  # type: ignore[attr-defined]  # `papers` as in `fedcli.registry`
+from fedcli.cli.common import HelpfulGroup, argument, console, optional, print_table, say
 from fedcli.declarations import SELECTIONS, Method, Post, Protocol, flag_of, help_text, option
 from fedcli.errors import UserError, unknown
 from fedcli.runs.lock import refuse_file_of_a_run
@@ -56,10 +56,10 @@ def make_index() -> dict[str, Any]:
     def entry(declared: Method | Post) -> dict[str, Any]:
         options = {}
         for field in fields(declared.config):
-            kind, *_ = get_args(field.type) or [field.type]  # without None
+            kinds: tuple[Any, ...] = get_args(field.type) or (field.type,)  # the last may be None
             plain = option(field.default, "").metadata
             changed = {key: value for key, value in field.metadata.items() if value != plain[key]}
-            options[field.name] = {"type": kind.__name__, "default": field.default, **changed}
+            options[field.name] = {"type": kinds[0].__name__, "default": field.default, **changed}
         return {**vars(summary(declared)), "config": options}
 
     return {
@@ -103,8 +103,8 @@ def summary(declared: Method | Post) -> SimpleNamespace:
     )
 
 
-def find_summary(name: str) -> SimpleNamespace:
-    """Find what is told of a method; a registered one is not imported, nor PyTorch with it."""
+def find_summary(name: str) -> Any:
+    """Find what is told of a method, by its attributes; a registered one is not imported, nor PyTorch with it."""
     if is_from_file(name):
         return summary(registry.find_method(name))
     return registry.pick("method", name, index()["method"])
@@ -227,9 +227,10 @@ def fit(card: str, width: int) -> str:
     def end_text() -> None:
         if text:
             words = " ".join(line.strip() for line in text)
-            first, last = indent_of(text[0]), indent_of(text[-1])
-            look = {"break_long_words": False, "break_on_hyphens": False}
-            lines.extend(textwrap.wrap(words, width, initial_indent=first, subsequent_indent=last, **look))
+            wrapper = textwrap.TextWrapper(
+                width, indent_of(text[0]), indent_of(text[-1]), break_long_words=False, break_on_hyphens=False
+            )
+            lines.extend(wrapper.wrap(words))
             text.clear()
 
     for line in card.splitlines():
@@ -265,7 +266,7 @@ def new(
     say(f"{file}: 'fedcli run ./{file}' runs it, 'fedcli check ./{file}' checks it.")
 
 
-data = typer.Typer(no_args_is_help=True, help="List, download, import and show data sets.")
+data = typer.Typer(cls=HelpfulGroup, help="List, download, import and show data sets.")
 
 
 @data.command("list")
@@ -350,8 +351,8 @@ def data_show(
     counts = count_classes(parts, dataset.y_train, dataset.num_classes)
     classes = range(dataset.num_classes if dataset.num_classes <= 10 else 0)  # more columns fit no terminal
     typer.echo(f"\npartition {chosen.flag}, seed {partition_seed}, fingerprint {fingerprint(parts)}")
-    rows = [(client, row.sum(), *row[classes]) for client, row in enumerate(counts)]
-    print_table(("Client", "Images", *map(str, classes)), rows)
+    of_clients = [(client, row.sum(), *row[classes]) for client, row in enumerate(counts)]
+    print_table(("Client", "Images", *map(str, classes)), of_clients)
     if unused := count_unused(parts, len(dataset.y_train)):
         typer.echo(f"unused: {unused:,} of {len(dataset.y_train):,} images, which no client holds")
     if lost := lost_classes(parts, dataset.y_train):

@@ -1,21 +1,16 @@
-"""What a run shows while it goes on: a header, its progress, its headline; and the figures it leaves in its folder.
-
-The same for a paper's table or a grid: what it costs, and the progress of its runs.
-"""
+"""What a run shows while it goes on: a header, its progress, its headline; and the figures it leaves in its folder."""
 
 import gc
-from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from datetime import timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from rich.console import Console
 from rich.progress import Progress
 from rich.text import Text
 
-from fedcli.cli.common import say, stop
 from fedcli.declarations import SELECTIONS
 from fedcli.errors import printable
 from fedcli.registry import find_method
@@ -23,11 +18,6 @@ from fedcli.runs.identity import reductions
 from fedcli.runs.options import inactive_term
 from fedcli.runs.progress import Standing
 from fedcli.runs.record import RECORD
-from fedcli.runs.signals import exit_code
-from fedcli.runs.trackers import find_loggers
-
-if TYPE_CHECKING:  # it imports pandas, which a single run does not need
-    from fedcli.results.plans import Plan, PlannedRun, TablePlan
 
 
 def header(record: dict[str, Any], folder: Path) -> dict[str, str]:
@@ -159,6 +149,7 @@ class Display(Standing):
         if "post" in record:
             post = record["post"]
             self._print({f"after {post['name']}": f"{100 * post['test_accuracy']:.2f} %"})
+        assert self.folder is not None  # `start` has set it
         self._print({
             "time": duration(record),
             "record": f"{self.folder / RECORD}, with curve.png and partition.png",
@@ -175,74 +166,3 @@ class Display(Standing):
         for title, text in texts.items():
             if text:
                 print_line(self._consoles, (f"{title:<12}", "bold"), text)
-
-
-def cost(plan: "TablePlan") -> list[tuple[str, str]]:
-    """Say what running a table takes, as pairs of title and text."""
-    from fedcli.results import durations  # here, since it imports pandas, which a single run does not need
-
-    states = Counter(run.state for run in plan.runs)
-    estimated = durations.estimate(plan)
-    counts = ", ".join(f"{count} {state}" for state, count in states.items())
-    lines = [
-        ("table", plan.title),
-        ("runs", f"{len(plan.runs)}, seeds {', '.join(map(str, plan.seeds))}: {counts}; {len(plan.to_run)} to run"),
-        ("reduced", f"{plan.reduction}; not the paper's setting" if plan.reduction else ""),
-        ("time", f"{durations.time_text(estimated)}, one run after the other" if len(estimated) else ""),
-        ("data sets", ", ".join(sorted({name for run in plan.to_run for name in run.setup.data_sets}))),
-        *(("left out", lack) for lack in plan.missing_data.values()),
-        ("new runs", f"are written to {plan.folder}"),
-    ]
-    return [(title, text) for title, text in lines if text]
-
-
-class TableDisplay:
-    """Show the runs of a table or a grid: a bar of their rounds on a terminal, and a line for each that ends."""
-
-    def __init__(self, consoles: Sequence[Console], plan: "Plan", log: str | None = None):
-        """Make a display whose bar is on the first console, and its lines on all; `log` names loggers of each run."""
-        self.ended = 0
-        self.total = len(plan.to_run)
-        self.log = find_loggers(log)
-        self._consoles = consoles
-        self._plan = plan
-        self._rounds = {run.folder: run.rounds_done for run in plan.to_run}
-        self.bar = Progress(console=consoles[0], disable=not consoles[0].is_terminal, transient=True)
-        self._task = self.bar.add_task("", total=sum(run.setup.run.rounds for run in plan.to_run))
-
-    def begin(self, run: "PlannedRun") -> None:
-        """Say that a run starts or goes on."""
-        self.note(run, "starts" if run.record is None else f"goes on after {run.rounds_done} rounds")
-
-    def advance(self, run: "PlannedRun", rounds: int) -> None:
-        """Move the bar."""
-        self._rounds[run.folder] = rounds
-        self.bar.update(self._task, completed=sum(self._rounds.values()), description=f"{self.ended}/{self.total} runs")
-
-    def note(self, run: "PlannedRun", text: str, counter: str = "") -> None:
-        """Show what a run, its engine or a logger has to say."""
-        print_line(self._consoles, f"{counter}{run.label}, seed {run.setup.run.seed}: {text}")
-
-    def end(self, run: "PlannedRun", record: dict[str, Any] | None, error: str) -> None:
-        """Say what has become of a run."""
-        self.ended += 1
-        self.advance(run, run.setup.run.rounds)
-        text = f"failed: {error}" if error else f"{self._plan.accuracy_text(record)} in {duration(record)}"
-        self.note(run, text, f"[{self.ended}/{self.total}] ")
-        if error and self._consoles[0].quiet:
-            say(f"error: {run.label}, seed {run.setup.run.seed}: {error}", err=True)
-
-
-def run_plan(
-    plan: "Plan", consoles: Sequence[Console], again: str = "the same command", log: str | None = None, **where: Any
-) -> dict[Path, str]:
-    """Run what is to do of a plan, and show it; after an interruption say what goes on."""
-    from fedcli.results import jobs  # here, since it imports pandas, which a single run does not need
-
-    display = TableDisplay(consoles, plan, log)
-    try:
-        with display.bar:
-            return jobs.execute(plan, display, **where)
-    except KeyboardInterrupt as error:  # outside: its bar, which goes, would take the line with it
-        text = f"{str(error) or 'interrupted'} at {display.ended}/{display.total} runs; resume by {again}."
-        stop(text, exit_code(error))

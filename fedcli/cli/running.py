@@ -37,13 +37,12 @@ Set = optional(
     list[str], "One method's option, e.g. fedprox:proximal-weight=0.1; may be repeated.", "--set", panel="Grid",
     metavar="METHOD:OPTION=VALUE",
 )  # fmt: skip
-MethodName = argument(str, "METHOD", "A method or a method file.", autocompletion=completion("method"))
 
 
 class MethodCommand(TyperCommand):
     """A command, `run` or `tune`, that has the options of the method that it is given, beside its own."""
 
-    def parse_args(self, ctx: typer.Context, args: list[str]) -> list[str]:
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Put in what `--config` and `--from` stand for; take underscores for dashes; collect the method's options."""
         ctx.meta["options"] = []
         if not args or args[0] in ("-h", "--help"):
@@ -70,7 +69,7 @@ class MethodCommand(TyperCommand):
         ctx.meta["given"] = {name: value for name, value in values.items() if value is not None}
         return rest
 
-    def get_params(self, ctx: typer.Context) -> list[Any]:
+    def get_params(self, ctx: Any) -> list[Any]:
         """List the options of the method before those of the command."""
         return [*ctx.meta.get("options", ()), *super().get_params(ctx)]
 
@@ -125,7 +124,7 @@ def _parse_values(field: Any, text: str) -> Any:
 
 def run(
     ctx: typer.Context,
-    method: MethodName,
+    method: argument(str, "METHOD", "A method or a method file.", autocompletion=completion("method")),
     seeds: common.Seeds = None,
     jobs: common.Jobs = None,
     workers: common.Workers = None,
@@ -170,7 +169,7 @@ def run(
         raise UserError("workers share one run (got several runs); leave --workers or the launcher out.")
     if log is not None and where:
         raise UserError(f"--log {log} is for runs one after the other (got --jobs or --on); leave one out.")
-    from fedcli.cli.display import run_plan
+    from fedcli.cli.plan_display import run_plan
     from fedcli.results.frame import find_records
     from fedcli.results.plans import plan_grid
     from fedcli.results.render import render
@@ -194,7 +193,7 @@ def run(
 
 def tune(
     ctx: typer.Context,
-    method: MethodName,
+    method: argument(str, "METHOD", "A method or a method file.", autocompletion=completion("method")),
     grid: optional(
         list[str], "Values to try, e.g. lr=0.01,0.1, or fedprox:lr=0.1,1 for one method; may be repeated.", panel=GRID
     ) = None,
@@ -216,7 +215,7 @@ def tune(
     All other options are the same in every trial; with several seeds, the mean counts.
     'fedcli run METHOD --tuned FOLDER' then uses what was chosen.
     """
-    from fedcli.cli.display import run_plan
+    from fedcli.cli.plan_display import run_plan
     from fedcli.results import tune
     from fedcli.results.comparison import find_methods
     from fedcli.runs.options import flags_of
@@ -294,6 +293,7 @@ def watch(
         print_line(consoles[1:], f"error: {error}")
         raise
     except NonFiniteLoss as error:
+        assert display.folder is not None  # a loss is of a round, before which `start` has set it
         message = f"error: {error} The record is {display.folder / RECORD}."
         code = 1
     except KeyboardInterrupt as error:
@@ -380,7 +380,7 @@ def smoke(only: optional(list[str], "A method to try; may be repeated.") = None)
 
     Exit code 1 if one of them fails. The accuracies say nothing of how good a method is.
     """
-    from fedcli.cli.display import run_plan
+    from fedcli.cli.plan_display import run_plan
     from fedcli.results.plans import plan_grid
 
     small = {"rounds": 2, "train_examples": 240, "local_epochs": 2, "checkpoint_every": 2}

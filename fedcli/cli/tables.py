@@ -1,6 +1,7 @@
 """The commands that read records: `table`, `claims`, `quality`, `plot`, `report` and `export`."""
 
 import warnings
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from inspect import getdoc
@@ -63,8 +64,9 @@ def table(
     papers = [run for run in runs if ":" in run and not Path(run).exists()]
     others = (RUNS,) if papers else (PAPERS, common.MACHINE)
     for parameter in ctx.command.params:
-        is_given = ctx.get_parameter_source(parameter.name).name == "COMMANDLINE"
-        if parameter.rich_help_panel in others and is_given:
+        panel = getattr(parameter, "rich_help_panel", None)  # only Typer's own parameters have one
+        source = ctx.get_parameter_source(parameter.name or "")
+        if panel in others and source is not None and source.name == "COMMANDLINE":
             raise UserError(f"{parameter.opts[0]} is for {others[0].lower()}; see 'fedcli table --help'.")
     if papers and max(map(len, (runs, dataset or (), folder or ()))) > 1:
         raise UserError(f"a paper's table goes alone: one --dataset, one --runs (got {papers[0]} and more); name one.")
@@ -73,7 +75,7 @@ def table(
         text = _table_of_runs(records, per, metric, format, columns or "", digits)
         print_text(text, out, format == "markdown" and per is None)
         return
-    from fedcli.cli.display import cost, run_plan
+    from fedcli.cli.plan_display import cost, run_plan
     from fedcli.results.paper_tables import compare
     from fedcli.results.plans import plan_table
     from fedcli.results.render import render
@@ -168,12 +170,12 @@ def quality(
     from fedcli.results.frame import finished_runs
 
     prefix = ""
-    measure = partial(add_quality, client=client, round=round)
+    measure: Callable[..., dict[str, Any]] = partial(add_quality, client=client, round=round)
     if clients:
         prefix = OF_CLIENTS
         measure = add_clients_quality
     rows = []
-    for record in finished_runs(common.records_of(runs, (), (), ())):
+    for record in finished_runs(common.records_of(runs, None, None, None)):
         folder = record["folder"]
         with Console(stderr=True).status(escape(str(folder))):
             measured = measure(folder, files=files or ())
@@ -248,7 +250,7 @@ def plot(
         common.say(f"for the caption: {captions[0]}.", err=True)
 
 
-plot.__doc__ = getdoc(plot) + "".join(f"\n\n{name}: {help}." for name, (_, help) in CHARTS.items())
+plot.__doc__ = (getdoc(plot) or "") + "".join(f"\n\n{name}: {help}." for name, (_, help) in CHARTS.items())
 
 
 def report(

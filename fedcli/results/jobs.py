@@ -40,9 +40,13 @@ Start = Callable[[PlannedRun], futures.Future]  # starts a run, whose result is 
 
 
 class Watch:
-    """What is told how a plan goes on; this one keeps silent."""
+    """What is told how a plan goes on; this one keeps silent.
 
-    log: Any = None  # loggers of each run in this process
+    Attributes:
+        log: Loggers of each run in this process, as `fedcli.runs.trackers.Loggers` takes them.
+    """
+
+    log: Any = None
 
     def begin(self, run: PlannedRun) -> None:
         """The run starts or goes on; not told of runs on a cluster."""

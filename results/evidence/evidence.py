@@ -22,7 +22,7 @@ import typer
 from rich.console import Console
 
 from fedcli.cli.common import limit_time
-from fedcli.cli.display import TableDisplay
+from fedcli.cli.plan_display import TableDisplay
 from fedcli.core import backbones
 from fedcli.core.client_states import STATES
 from fedcli.data import datasets
