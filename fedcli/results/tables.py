@@ -272,13 +272,12 @@ def choose_columns(
     for text in asked:
         rest = text.strip()
         while rest:
-            fits = (name for name in longest_first if re.match(rf"{re.escape(name)}\s*(,|$)", rest.lower()))
-            name = next(fits, None)
-            if name is None:
+            fits = [name for name in longest_first if re.match(rf"{re.escape(name)}\s*(,|$)", rest.lower())]
+            if not fits:
                 names = list(dict.fromkeys(map(column_name, titles)))
                 raise unknown("column in --columns", rest.split(",")[0], names, f"there are {', '.join(names)}.")
-            chosen.append(by_name[name])
-            rest = rest[len(name) :].lstrip().removeprefix(",").lstrip()
+            chosen.append(by_name[fits[0]])
+            rest = rest[len(fits[0]) :].lstrip().removeprefix(",").lstrip()
     return chosen
 
 

@@ -343,7 +343,8 @@ def no_global_draws(what: str, device: torch.device, when: str = "") -> Iterator
 
 def _generator_states(device: torch.device) -> dict[str, Any]:
     """Returns the states of the global generators from which a method on a device could draw, by their library."""
-    _, key, position, *normal = np.random.get_state()
+    of_numpy: Any = np.random.get_state()  # its type has a dict too, which `legacy=False` alone returns
+    _, key, position, *normal = of_numpy
     of_torch = [torch.get_rng_state().numpy().tobytes()]
     if device.type == "cuda":
         of_torch.append(torch.cuda.get_rng_state(device).numpy().tobytes())
