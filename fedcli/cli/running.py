@@ -122,7 +122,7 @@ def _parse_values(field: Any, text: str) -> Any:
     return values if len(values) > 1 else values[0]
 
 
-def run(
+def run(  # noqa: PLR0913  # the parameters of a command are its options
     ctx: typer.Context,
     method: argument(str, "METHOD", "A method or a method file.", autocompletion=completion("method")),
     seeds: common.Seeds = None,
@@ -191,7 +191,7 @@ def run(
     raise typer.Exit(1 if errors else 0)
 
 
-def tune(
+def tune(  # noqa: PLR0913  # the parameters of a command are its options
     ctx: typer.Context,
     method: argument(str, "METHOD", "A method or a method file.", autocompletion=completion("method")),
     grid: optional(
@@ -322,7 +322,7 @@ def launch_workers(workers: int | None, words: Sequence[str] = ()) -> None:
         raise typer.Exit(launch(workers, [sys.executable, "-P", "-m", "fedcli", *sys.argv[1:], *words]))
 
 
-def resume(
+def resume(  # noqa: PLR0913  # the parameters of a command are its options
     run: argument(Path, "RUN", "Folder of the run, or a folder of several."),
     method: common.Code = None,
     changed_method: optional(bool, "Resume although a file has changed.", "--changed-method") = False,
@@ -391,7 +391,7 @@ def smoke(only: optional(list[str], "A method to try; may be repeated.") = None)
     raise typer.Exit(1 if errors else 0)
 
 
-def bench(
+def bench(  # noqa: PLR0913  # the parameters of a command are its options
     workloads: argument(list[str] | None, "WORKLOAD|METHOD", "See above; w1 and w2 if none is given.") = None,
     method: optional(str, "Name or file of a method.") = "fedavg",
     device: Device = "auto",

@@ -27,7 +27,7 @@ PAIR = "NAME=VALUE"
 Per = Literal["round", "client", "client-round"]
 
 
-def table(
+def table(  # noqa: PLR0913  # the parameters of a command are its options
     ctx: typer.Context,
     runs: argument(list[str], "RUN|PAPER:ID", "Run folders, folders of runs, or a paper's table."),
     dataset: common.Datasets = None,
@@ -185,7 +185,7 @@ def quality(
     print_table(("NMI", "Silhouette", "Images", "Run"), rows)
 
 
-def plot(
+def plot(  # noqa: PLR0913  # the parameters of a command are its options
     runs: common.Runs,
     kind: optional(str, "What to draw, see above; or your own, ./file.py:NAME.") = "curves",
     out: optional(Path, "File to write: .pdf, .svg, or .png with a PDF; KIND.png by default.") = None,

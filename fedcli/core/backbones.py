@@ -14,11 +14,11 @@ Names have parts; which network a paper uses stands in its protocols:
 import copy
 import random
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import cache, partial
 from importlib import import_module
 from itertools import pairwise
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar, cast
 
 import numpy as np
 import torch
@@ -63,8 +63,9 @@ class Backbone(nn.Module):
         """
         for layer in self._norms:
             layer.mask = mask
-        is_keyed = self.draws is not None and (self.training or under_vmap.get())
-        drawing = self.draws if is_keyed else nullcontext()
+        drawing: AbstractContextManager[Any] = nullcontext()
+        if self.draws is not None and (self.training or under_vmap.get()):
+            drawing = self.draws
         with self._guard(), drawing:
             features = self.body(x.expand(-1, 3, -1, -1) if self._colour else x)
         return features, self.head(features)
@@ -130,7 +131,7 @@ def have_dead_taps(names: str, channels: int, image_size: int) -> bool:
     return any(use_live_taps(network, channels, image_size) for network in networks)
 
 
-def plain_cnn(
+def plain_cnn(  # noqa: PLR0913  # a declaration: one keyword for each trait of a network
     least: int, kernel: int, padding: int, widths: Sequence[int], pooled: Sequence[int], hidden: Sequence[int],
     stride: int = 1, colour: bool = False, linear_features: bool = False,
 ) -> Recipe:  # fmt: skip
@@ -374,7 +375,10 @@ def _network_from_user(function: FromFile, channels: int, image_size: int, num_c
         if type(layer) is nn.Dropout and layer.p < 1 and sizes == [3, 4] and not _has_hooks(layer):  # called once
             return KeyedDropout(layer.p)
         if type(layer) is nn.BatchNorm2d:
-            layer.__class__, layer.num_batches_tracked, layer.mask = MaskedBatchNorm2d, None, None
+            masked: Any = layer  # in its place, since a network may also know it by an attribute or in a list
+            masked.__class__ = MaskedBatchNorm2d
+            masked.num_batches_tracked = None
+            masked.mask = None
         return layer
 
     _swap_layers(module, new)
@@ -405,6 +409,7 @@ def _make(function: FromFile, channels: int, image_size: int, num_classes: int) 
         raise function.refuse(f"gives no torch.nn.Module (got {type(module).__name__})", "return one")
     module = _not_compiled(module)
     _swap_layers(module, _not_compiled)
+    _refuse_batch_statistics(module, function)
     _refuse_types_and_hooks(module, function)
     x = torch.randn(4, channels, image_size, image_size)
     # With our functions of attention: torch's own for evaluation leave out the layers inside.
@@ -414,8 +419,8 @@ def _make(function: FromFile, channels: int, image_size: int, num_classes: int) 
     return Made(module, x, few, outputs, logits)
 
 
-def _refuse_types_and_hooks(module: nn.Module, function: FromFile) -> None:
-    """Refuses tensors that are not float32, hooks on them, and batch statistics that padding would reach."""
+def _refuse_batch_statistics(module: nn.Module, function: FromFile) -> None:
+    """Refuses batch normalisation that mixes images in evaluation, or whose statistics cannot be averaged."""
     for name, layer in module.named_modules():
         if type(layer) is nn.BatchNorm2d and not layer.track_running_stats:
             raise function.refuse(
@@ -427,14 +432,21 @@ def _refuse_types_and_hooks(module: nn.Module, function: FromFile) -> None:
                 f"has the nn.BatchNorm2d '{name}' with momentum=None, whose count of batches cannot be averaged",
                 "give it a momentum, such as momentum=0.1",
             )
-    for name, value in module.named_parameters():
-        if value._backward_hooks or getattr(value, "_post_accumulate_grad_hooks", None):
+
+
+def _refuse_types_and_hooks(module: nn.Module, function: FromFile) -> None:
+    """Refuses tensors that are not float32, and hooks on parameters."""
+    for name, parameter in module.named_parameters():
+        if parameter._backward_hooks or getattr(parameter, "_post_accumulate_grad_hooks", None):
             raise function.refuse(
                 f"has a hook on the parameter '{name}', which would not be called",
                 "freeze it by requires_grad_(False), or change the gradient in the method's local step",
             )
-    for kind, tensors in (("parameter", module.named_parameters()), ("buffer", module.named_buffers())):
-        for name, value in tensors:
+    tensors: dict[str, dict[str, Tensor]] = {
+        "parameter": dict(module.named_parameters()), "buffer": dict(module.named_buffers()),
+    }  # fmt: skip
+    for kind, named in tensors.items():
+        for name, value in named.items():
             if value.is_complex():
                 raise function.refuse(
                     f"has the {kind} '{name}' of type {value.dtype}", "keep real and imaginary part as two of float32"
@@ -479,14 +491,17 @@ def _perturb(value: Tensor, draws: torch.Generator, is_buffer: bool) -> None:
         value.add_(size * torch.randn(value.shape, generator=draws))
 
 
-def _move(network: nn.Module) -> nn.Module:
+_Module = TypeVar("_Module", bound=nn.Module)
+
+
+def _move(network: _Module) -> _Module:
     """Moves parameters and buffers of a network, by fixed draws, and returns it."""
     draws = torch.Generator().manual_seed(1)
-    for value in network.parameters():
-        _perturb(value, draws, is_buffer=False)
-    for value in network.buffers():
-        if value.is_floating_point():
-            _perturb(value, draws, is_buffer=True)
+    for parameter in network.parameters():
+        _perturb(parameter, draws, is_buffer=False)
+    for buffer in network.buffers():
+        if buffer.is_floating_point():
+            _perturb(buffer, draws, is_buffer=True)
     return network
 
 
@@ -504,13 +519,14 @@ def _refuse_other_function(network: Backbone, whole: nn.Module, head_name: str, 
     for name, value in theirs.items():
         part, _, last = name.rpartition(".")
         places[f"head.{last}" if part == head_name else f"body.{name}"].copy_(value)
-    head = moved.get_submodule(head_name)
+    heads = (cast(nn.Linear, moved.get_submodule(head_name)), ours.head)
     for scale in (1.0, 1e4):  # large logits too, for what is the identity on small ones
-        for layer in (head, ours.head):
-            layer.weight.mul_(scale)
-            layer.bias.mul_(scale)
+        for head in heads:
+            head.weight.mul_(scale)
+            head.bias.mul_(scale)
         for train in (False, True):
-            first, second = copy.deepcopy(moved).train(train), _copied(ours).train(train)
+            first = copy.deepcopy(moved).train(train)
+            second = _copied(ours).train(train)
             with blame(function.path), KeyedDraws():
                 expected = first(x)
             logits = second(x)[1]
@@ -584,7 +600,7 @@ def _check(network: Backbone, whole: nn.Module, head_name: str, function: FromFi
     if drawing or not torch.equal(torch.get_rng_state(), before):
         raise function.refuse(f"draws random numbers {drawing or 'without effect'}", "use nn.Dropout or F.dropout")
     _refuse_other_function(network, whole, head_name, function, x)
-    if not network.draws.used:
+    if network.draws is not None and not network.draws.used:
         network.draws = None
     mixing = first_difference(several, partial(torch.allclose, rtol=1e-4, atol=1e-4))
     if mixing:
@@ -603,13 +619,13 @@ def _refuse_hidden_state(network: Backbone, function: FromFile, x: Tensor) -> No
     tensors = {**dict(network.named_parameters()), **dict(network.named_buffers())}
     before = {name: value.clone() for name, value in tensors.items()}
     _, first = network(x)
-    for name, value in network.named_parameters():
-        if not torch.equal(value, before[name]):
+    for name, parameter in network.named_parameters():
+        if not torch.equal(parameter, before[name]):
             changed = name.removeprefix("body.")
             raise function.refuse(f"changes the parameter '{changed}' in its forward", "change buffers only, in place")
-    for name, value in network.named_buffers(remove_duplicate=False):
-        first_name = next(other for other, tensor in network.named_buffers() if tensor is value)
-        if name != first_name and not torch.equal(value, before[first_name]):
+    for name, buffer in network.named_buffers(remove_duplicate=False):
+        first_name = next(other for other, tensor in network.named_buffers() if tensor is buffer)
+        if name != first_name and not torch.equal(buffer, before[first_name]):
             both = " and ".join(f"'{each.removeprefix('body.')}'" for each in (first_name, name))
             raise function.refuse(
                 f"changes a buffer in two places, {both}, which come apart on another device", "keep it in one layer"

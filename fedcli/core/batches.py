@@ -40,7 +40,7 @@ def generator(seed: int, *key: int | str) -> np.random.Generator:
 class BatchPlan(NamedTuple):
     """The batches of K clients over T local steps, ragged clients padded (host side, numpy)."""
 
-    index: np.ndarray  # [T, K, B] positions in the training set; 0 where padded
+    index: np.ndarray  # type: ignore[assignment]  # hides a tuple's method. [T, K, B] positions in the training set; 0 where padded
     size: np.ndarray  # [T, K] real samples in the batch; 0 once a client has run out of data
     epoch_end: np.ndarray  # [T, K] bool
     num_batches: np.ndarray  # [T, K], batches in an epoch of the client
@@ -53,9 +53,9 @@ class BatchPlan(NamedTuple):
         return (self.size > 0).sum(0)
 
 
-def plan_batches(
-    parts: Sequence[np.ndarray], client_ids: Sequence[int], seed: int, round: int, epochs: range, batch_size: int,
-    drop_last: bool, num_draws: int,
+def plan_batches(  # noqa: PLR0913  # all that a batch depends on, of which nothing may be hidden
+    parts: Sequence[np.ndarray], client_ids: Sequence[int] | np.ndarray, seed: int, round: int, epochs: range,
+    batch_size: int, drop_last: bool, num_draws: int,
 ) -> BatchPlan:  # fmt: skip
     """Draws the batches of a cohort; T is the most steps of a client, and may be 0.
 

@@ -8,7 +8,7 @@ from contextlib import nullcontext
 from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
@@ -86,7 +86,7 @@ class Network:
         }  # stays in the module
         self.buffers = dict(module.named_buffers())
         self.num_parameters = sum(map(Tensor.numel, self.params.values()))
-        self.feature_dim: int = module.feature_dim
+        self.feature_dim = cast(int, module.feature_dim)  # of a `Backbone`
         self._autocast = precision == "bf16"
         self._own = threading.local()
 
@@ -126,7 +126,8 @@ class Network:
         if module.training != train:
             module.train(train)
         if not self._autocast:
-            return Output(*module(x, mask), buffers)
+            features, logits = module(x, mask)
+            return Output(features, logits, buffers)
         with torch.autocast(x.device.type, torch.bfloat16):
             features, logits = module(x, mask)
         return Output(features.float(), logits.float(), buffers)
@@ -235,13 +236,15 @@ def sgd(
     `state` holds momentum buffers, or is () where momentum is 0. In place, results are written over `params` and
     `state`, which halves memory traffic. Returns the new parameters and the new optimizer state.
     """
-    new, velocity = {}, {}
+    new = {}
+    velocity = {}
     for name, value in params.items():
         g = grads[name]
         if weight_decay:
             g = torch.add(g, value, alpha=weight_decay)
         if momentum:
-            g = velocity[name] = torch.add(g, state[name], alpha=momentum, out=state[name] if in_place else None)
+            g = torch.add(g, state[name], alpha=momentum, out=state[name] if in_place else None)
+            velocity[name] = g
         new[name] = torch.addcmul(value, g, lr, value=-1, out=value if in_place else None)
     return new, velocity if momentum else ()
 
@@ -265,7 +268,9 @@ class _FusedSgd(torch.autograd.Function):
     @staticmethod
     def forward(momentum: float, weight_decay: float, lr: Tensor, idle: Tensor, *tensors: Tensor) -> Tensor:
         count = len(tensors) // (3 if momentum else 2)
-        params, grads, momenta = tensors[:count], tensors[count : 2 * count], tensors[2 * count :]
+        params = tensors[:count]
+        grads = tensors[count : 2 * count]
+        momenta = tensors[2 * count :]
         torch._fused_sgd_(
             list(params), [grad.contiguous() for grad in grads], list(momenta), weight_decay=weight_decay,
             momentum=momentum, lr=lr, dampening=0.0, nesterov=False, maximize=False, is_first_step=False,
@@ -318,72 +323,97 @@ def clip(grads: Params, max_norm: float) -> Params:
     return tree_map(lambda g: g * scale, grads)
 
 
-def optimizer_step(
+def optimizer_step(  # noqa: PLR0913  # those of `Federation.optimizer_step`, which a method file writes
     loss: LocalLoss, optimizer: str, lr: float | None, momentum: float, weight_decay: float,
     names: Collection[str] | None, key: str, clip_norm: float,
 ) -> Step:  # fmt: skip
     """Makes a local step of one of `OPTIMIZERS` on the objective of one client, see `Federation.optimizer_step`."""
-    apply = {"sgd": partial(sgd, momentum=momentum), "adam": adam, "adamw": adamw}[optimizer]
-    has_moments = optimizer in ("adam", "adamw")
+    optimizers: dict[str, Callable[..., tuple[Params, Tree]]] = {
+        "sgd": partial(sgd, momentum=momentum), "adam": adam, "adamw": adamw,
+    }  # fmt: skip
+    apply = optimizers[optimizer]
 
-    def trained(params: Params) -> Params:
-        return params if names is None else {name: value for name, value in params.items() if name in names}
+    def clipped_gradient(
+        whole: Callable[[Params], Params], some: Params, client: Client, batch: Batch, context: Any
+    ) -> tuple[Params, Aux]:
+        """Returns the gradient by `some` parameters, of which `whole` makes all; the terms have the objective."""
+        grads, aux = gradient(_told(loss, whole, client.buffers, batch, context), some)
+        return clip(grads, clip_norm) if clip_norm else grads, aux
 
-    def update_fused(client: Client, batch: Batch, context: Any) -> tuple[Client, Aux]:
-        some = dict(trained(client.params))
+    def rate_of(batch: Batch) -> Tensor:
+        return batch.lr if lr is None else torch.full_like(batch.lr, lr)
 
-        def objective(some: Params) -> tuple[Tensor, Aux]:
-            params = some if names is None else {**client.params, **some}
-            value, aux = loss(params, client.buffers, batch, context)
-            return value, aux._replace(terms={**aux.terms, OBJECTIVE: value})
-
-        grads, aux = gradient(objective, some)
-        grads = clip(grads, clip_norm) if clip_norm else grads
-        rate = batch.lr if lr is None else torch.full_like(batch.lr, lr)
-        fused_sgd(some, grads, client.optimizer[key], rate, momentum, weight_decay, batch.idle)
+    def update_fused(client: Client, batch: Batch, context: Any, idle: Tensor) -> tuple[Client, Aux]:
+        some = dict(_chosen(client.params, names))
+        whole = partial(_completed, client.params, names)
+        grads, aux = clipped_gradient(whole, some, client, batch, context)
+        fused_sgd(some, grads, client.optimizer[key], rate_of(batch), momentum, weight_decay, idle)
         return client._replace(buffers=aux.buffers), aux
 
     def update_in_place(client: Client, batch: Batch, context: Any) -> tuple[Client, Aux]:
         if batch.idle is None:
             return update(client, batch, context, in_place=True)
         if all(value.dtype == torch.float32 for value in (batch.lr, *client.params.values())):
-            return update_fused(client, batch, context)
+            return update_fused(client, batch, context, batch.idle)
         return update(client, batch, context)
 
     def update(client: Client, batch: Batch, context: Any, **how: bool) -> tuple[Client, Aux]:
-        some = trained(client.params)
+        some = _chosen(client.params, names)
         state = client.optimizer[key]
         like = (some, state) if isinstance(some, Flat) else (None, None)  # what is packed
         packed, state = pack((some, state), like)
 
-        def complete(packed: Params) -> Params:
-            params = unpack(packed, like[0])
-            return params if names is None else {**client.params, **params}
+        def whole(packed: Params) -> Params:
+            return _completed(client.params, names, unpack(packed, like[0]))
 
-        def objective(packed: Params) -> tuple[Tensor, Aux]:
-            value, aux = loss(complete(packed), client.buffers, batch, context)
-            return value, aux._replace(terms={**aux.terms, OBJECTIVE: value})
-
-        grads, aux = gradient(objective, packed)
-        grads = clip(grads, clip_norm) if clip_norm else grads
-        rate = batch.lr if lr is None else torch.full_like(batch.lr, lr)
-        packed, state = apply(packed, grads, state, rate, weight_decay=weight_decay, **how)
-        optimizer = {**client.optimizer, key: unpack(state, like[1])}
-        return client._replace(params=complete(packed), buffers=aux.buffers, optimizer=optimizer), aux
+        grads, aux = clipped_gradient(whole, packed, client, batch, context)
+        packed, state = apply(packed, grads, state, rate_of(batch), weight_decay=weight_decay, **how)
+        states = {**client.optimizer, key: unpack(state, like[1])}
+        return client._replace(params=whole(packed), buffers=aux.buffers, optimizer=states), aux
 
     def init(params: Params) -> dict[str, Tree]:
-        moments = tree_map(torch.zeros_like, trained(params)) if momentum or has_moments else ()
-        if has_moments:
-            moments = next(iter(params.values())).new_zeros(()), moments, tree_map(torch.clone, moments)
-        return {key: moments}
+        return {key: _first_state(optimizer, params, names, momentum)}
 
     return Step(update, init, update_in_place if optimizer == "sgd" else None)
+
+
+def _chosen(params: Params, names: Collection[str] | None) -> Params:
+    """Returns the parameters of these names; all where None."""
+    return params if names is None else {name: value for name, value in params.items() if name in names}
+
+
+def _completed(params: Params, names: Collection[str] | None, some: Params) -> Params:
+    """Returns the parameters with those of these names, all where None, replaced by `some`."""
+    return some if names is None else {**params, **some}
+
+
+def _told(
+    loss: LocalLoss, whole: Callable[[Params], Params], buffers: Params, batch: Batch, context: Any
+) -> Callable[[Params], tuple[Tensor, Aux]]:
+    """Makes an objective one of some parameters, of which `whole` makes all, that tells its value among the terms."""
+
+    def objective(some: Params) -> tuple[Tensor, Aux]:
+        value, aux = loss(whole(some), buffers, batch, context)
+        return value, aux._replace(terms={**aux.terms, OBJECTIVE: value})
+
+    return objective
+
+
+def _first_state(optimizer: str, params: Params, names: Collection[str] | None, momentum: float) -> Tree:
+    """Returns the state of an optimizer of the parameters of these names before its first step."""
+    if optimizer == "sgd" and not momentum:
+        return ()
+    first = tree_map(torch.zeros_like, _chosen(params, names))
+    if optimizer == "sgd":
+        return first
+    count = next(iter(params.values())).new_zeros(())
+    return count, first, tree_map(torch.clone, first)
 
 
 def keyed(update: Update) -> Update:
     """Makes a step put the batch's key into the buffers that dropout draws from, and take it out again."""
 
-    def run(client: Client, batch: Batch, context: Any) -> tuple[Client, Aux]:
+    def update_with_key(client: Client, batch: Batch, context: Any) -> tuple[Client, Aux]:
         keys = {name: value for name, value in client.buffers.items() if name.endswith(".key")}
         if not keys or batch.key is None:
             return update(client, batch, context)
@@ -391,4 +421,4 @@ def keyed(update: Update) -> Update:
         after, aux = update(client._replace(buffers=buffers), batch, context)
         return after._replace(buffers={**after.buffers, **keys}), aux
 
-    return run
+    return update_with_key

@@ -32,6 +32,7 @@ def measure_drift(fed: Federation, cohort: Cohort) -> dict[str, float | None]:
 
 def local_features(fed: Federation, cohort: Cohort, index: np.ndarray) -> Tensor:
     """Returns features `[K, n, D]` of the test images `index` by the models that the clients sent."""
+    assert fed.trained is not None  # what the clients sent
     parts = torch.as_tensor(index, device=fed.device).split(AT_ONCE)
     outputs = [fed.forward(fed.trained, cohort, fed.transform(fed.test_images[part]), train=False) for part in parts]
     return torch.cat([output.features for output in outputs], 1)

@@ -30,7 +30,8 @@ from fedcli.errors import UserError
 
 # One process that does all work of a run; see `fedcli.runs.workers` for several.
 ALONE = SimpleNamespace(count=1, here=1, share=lambda work, items: list(work(items)))
-BATCH_AXES = Batch(x=0, y=0, mask=None, epoch_end=0, num_batches=0, lr=None, key=0)  # of clients that are stacked
+# Of clients that are stacked; an axis stands in the place of each tensor.
+BATCH_AXES: Tree = Batch(x=0, y=0, mask=None, epoch_end=0, num_batches=0, lr=None, key=0)  # type: ignore[arg-type]
 PREPARED_BYTES = 2**22  # of images that are prepared at a time for a client that trains alone
 
 
@@ -92,18 +93,21 @@ class Engine:
         """
         rate = torch.tensor(lr, dtype=self.transform.dtype, device=self.images.device)
 
-        def run(chunk: slice) -> tuple[Client, Terms, Tensor]:
-            size, parts = chunk.stop - chunk.start, (select(clients, chunk), select_axes(context, axes, chunk))
+        def train_chunk(chunk: slice) -> tuple[Client, Terms, Tensor]:
+            size = chunk.stop - chunk.start
+            own = select(clients, chunk)
+            own_context = select_axes(context, axes, chunk)
             train = self._alone if size == 1 and self.graphs is None else self._together
-            return *train(step, *parts, axes, plan, chunk, rate), rate.new_zeros(size)
+            after, sums = train(step, own, own_context, axes, plan, chunk, rate)
+            return after, sums, rate.new_zeros(size)
 
-        after, sums, zeros = zip(*self._in_chunks(run, plan.size.shape[1]), strict=True)
+        after, sums, zeros = zip(*self._in_chunks(train_chunk, plan.size.shape[1]), strict=True)
         steps = torch.as_tensor(plan.steps, device=self.images.device).clamp(min=1)
         means = tree_map(lambda value: value / steps, concatenate(complete(sums, zeros)))
         return concatenate(after), means
 
-    def _in_chunks(self, run: Callable[[slice], Any], num_clients: int) -> list[Any]:
-        """Calls `run` for chunks of `clients_per_chunk` clients; returns its results in order.
+    def _in_chunks(self, work: Callable[[slice], Any], num_clients: int) -> list[Any]:
+        """Calls `work` for chunks of `clients_per_chunk` clients; returns its results in order.
 
         A chunk that is too large for the device's memory, and all that follow, are halved.
         """
@@ -116,7 +120,7 @@ class Engine:
             size = len(clients)
             if size <= self.clients_per_chunk:
                 try:
-                    return [run(slice(clients.start, clients.stop))]
+                    return [work(slice(clients.start, clients.stop))]
                 except RuntimeError as error:
                     if size == 1 or not is_out_of_memory(error):
                         raise
@@ -136,17 +140,17 @@ class Engine:
         self.clients_per_chunk = min(size for _, size in done)  # of all workers
         return [result for part, _ in done for result in part]
 
-    def side_by_side(self, run: Callable[[Any], Any], items: Sequence[Any]) -> list[Any]:
-        """Calls `run` for each item, on the CPU one in each thread or process; returns results in order.
+    def side_by_side(self, work: Callable[[Any], Any], items: Sequence[Any]) -> list[Any]:
+        """Calls `work` for each item, on the CPU one in each thread or process; returns results in order.
 
         Two threads on two clients do more than two threads on every operation of one, much more where other programs
         want the cores too; and two processes more than two threads where Python takes much of the time. The results
         depend neither on the number of threads nor on that of processes or workers.
         """
         if self.processes.count > 1:
-            return self.processes.map(run, items, self._keep_silent)
+            return self.processes.map(work, items, self._keep_silent)
         alone = self.images.device.type != "cpu" or min(torch.get_num_threads(), len(items)) < 2
-        return self.workers.share(partial(map if alone else self._in_threads, run), items)
+        return self.workers.share(partial(map if alone else self._in_threads, work), items)
 
     def one_by_one(self, run: Callable[[Any], Any], items: Sequence[Any]) -> list[Any]:
         """Calls `run`, which divides its own work, for each item; several at a time only where processes share them."""
@@ -155,11 +159,11 @@ class Engine:
     def _keep_silent(self) -> None:
         self.on_samples = lambda count: None  # a fork has no display
 
-    def _in_threads(self, run: Callable[[Any], Any], items: Sequence[Any]) -> list[Any]:
+    def _in_threads(self, work: Callable[[Any], Any], items: Sequence[Any]) -> list[Any]:
         threads = torch.get_num_threads()
         pool = ThreadPoolExecutor(max(threads // self.workers.here, 1), "", lambda: torch.set_num_threads(1))
         try:
-            return list(pool.map(run, items))
+            return list(pool.map(work, items))
         finally:
             self.stopping.set()  # after Ctrl-C or a failure the others need not finish
             pool.shutdown(cancel_futures=True)
@@ -184,7 +188,8 @@ class Engine:
 
     def _batches(self, plan: BatchPlan, k: int, rate: Tensor) -> Iterator[Batch]:
         """Yields client k's batches without padding; prepares the images of several batches at a time."""
-        rows, width = self._rows(plan, k), plan.index.shape[2]
+        rows = self._rows(plan, k)
+        width = plan.index.shape[2]
         real = torch.arange(width, device=rows.size.device) < rows.size[:, None]  # [steps, B]
         at_a_time = max(PREPARED_BYTES // (self.images[0].numel() * self.transform.dtype.itemsize * width), 1)
         for start in range(0, len(real), at_a_time):
@@ -195,8 +200,8 @@ class Engine:
             for x, y, end, num_batches, key in zip(*columns, strict=True):
                 yield Batch(x, y, None, end, num_batches, rate, key)
 
-    def _rows(self, plan: BatchPlan, clients: int | slice) -> BatchPlan:
-        """Returns the rows of a client, or of some, up to their last step, as tensors on the device."""
+    def _rows(self, plan: BatchPlan, clients: int | slice) -> Tree:
+        """Returns the rows of a client, or of some, up to their last step: a `BatchPlan` of tensors on the device."""
         steps = plan.steps[clients].max()
         return tree_map(lambda column: torch.as_tensor(column[:steps, clients], device=self.images.device), plan)
 
@@ -204,13 +209,14 @@ class Engine:
         self, step: Step, clients: Client, context: Tree, axes: Tree, plan: BatchPlan, chunk: slice, rate: Tensor
     ) -> tuple[Client, Terms]:
         """Trains the chunk's clients together, batch by batch."""
-        begin, rows = partial(with_optimizer, step, clients), self._rows(plan, chunk)
+        begin = partial(with_optimizer, step, clients)
+        rows = self._rows(plan, chunk)
         sizes = plan.size[: len(rows.size), chunk]
         if len(sizes) == 0:
             return begin(), {}
         like = packing(with_optimizer(step, select(clients, slice(0, 1))))
 
-        def of_both_kinds(update: Update, batch_axes: Batch) -> dict[bool, Callable[..., tuple[Tree, Terms]]]:
+        def of_both_kinds(update: Update, batch_axes: Tree) -> dict[bool, Callable[..., tuple[Tree, Terms]]]:
             """Makes a client's step those of several, with full batches and with some that are not."""
             of_client = packed(keyed(update), like, attrgetter("terms"))
             full = self._for_many(of_client, (0, batch_axes, axes))

@@ -58,7 +58,14 @@ class Cohort(NamedTuple):
     client_ids: np.ndarray  # [K]
     num_examples: np.ndarray  # [K], all of a client's examples, its validation part included
     weights: Tensor  # [K], shares of the cohort's `Federation.client_weights`; they sum to 1
-    network: Network | None = None  # of all these clients; None where they have different ones, see `Federation.groups`
+    only_network: Network | None = None  # of all these clients; None where they have different ones
+
+    @property
+    def network(self) -> Network:
+        """The network of all these clients; refuses where they have different ones, see `Federation.groups`."""
+        if self.only_network is None:
+            raise UserError("this step needs clients of one network (got several); divide the cohort by fed.groups.")
+        return self.only_network
 
 
 def schedule_factor(schedule: str, round: int, num_rounds: int) -> float:
@@ -109,7 +116,7 @@ class Federation:
         seconds: Time of the last round by "data", "train", "evaluate"; the method's own server work is the rest.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913  # all that a federation is put together from, most of it by keyword
         self, run: Any, dataset: Any, parts: Sequence[np.ndarray], device: torch.device, transform: Transform, *,
         public_images: Tensor | None = None, public_transform: Transform | None = None, evaluation: str = "server",
         top_k: int = 1, on_samples: Callable[[int], None] = lambda count: None, store: Store | None = None,
@@ -142,36 +149,13 @@ class Federation:
         self.batch_size: int = run.batch_size
         self.optimizer: str = run.optimizer
         self.momentum: float = run.momentum
-        division = divide(parts, run)
-        self.parts = division.examples
-        self.testing = division.testing
-        self.training = division.training
-        self.validation = division.validation
-        num_examples = np.array([len(part) for part in self.parts])
-        self.client_weights = num_examples if run.weighting == "examples" else np.ones_like(num_examples)
-        least = run.batch_size if run.drop_last else 1
-        self.idle = [client for client, part in enumerate(self.training) if len(part) < least]
+        self._divide(parts, run)
         self.dtype = transform.dtype
-        names = run.backbone.split(",")  # client i has the (i mod their number)-th
-        self.backbones = list(dict.fromkeys(names))
-        self.architecture = np.resize([self.backbones.index(name) for name in names], run.num_clients)
-        shape = dataset.channels, dataset.image_size, dataset.num_classes
-        modules = [backbones.build(name, *shape, run.seed).to(self.dtype) for name in self.backbones]
-        # Whether some convolutions leave out taps, which goes into the record.
-        self.dead_taps = any([use_live_taps(module, *shape[:2]) for module in modules])
-        self.networks = [Network(module, run.precision, device) for module in modules]
-        largest = max(self.networks, key=lambda network: network.num_parameters)
-        self.sizes = Sizes(largest.num_parameters, self.num_classes, largest.feature_dim)
+        self._build_networks(run, dataset)
         self.transform = transform
         self.public_transform = public_transform
-        self.test_images = dataset.x_test.to(self.device)
-        self.test_labels = dataset.y_test.to(self.device)
-        self.test_domains = dataset.domain_test
-        self.domain_names = dataset.domain_names
-        domains = torch.zeros_like(dataset.y_train) if dataset.domain_train is None else dataset.domain_train
-        self.domain_counts = count_classes(parts, domains, max(len(dataset.domain_names), 1))
-        self.domain_of = self.domain_counts.argmax(1)
         self.public_images = None if public_images is None else public_images.to(self.device)
+        self._take_tests(dataset, parts)
         self.outputs = OutputCache()
         # On CUDA, `autotune` chooses for `auto` before the first round.
         way, chunk = parse_chunk(run.clients_per_chunk, 1 if self.device.type == "cpu" else run.cohort_size)
@@ -184,6 +168,41 @@ class Federation:
         if self.engine.way == WAYS[0] and self.engine.clients_per_chunk > 1:
             self._keep_from_vmap(dataset.channels, dataset.image_size)
         self.start_round()
+
+    def _divide(self, parts: Sequence[np.ndarray], run: Any) -> None:
+        """Divides the clients' examples into what they train on, are validated on and are tested on."""
+        division = divide(parts, run)
+        self.parts = division.examples
+        self.testing = division.testing
+        self.training = division.training
+        self.validation = division.validation
+        num_examples = np.array([len(part) for part in self.parts])
+        self.client_weights = num_examples if run.weighting == "examples" else np.ones_like(num_examples)
+        least = run.batch_size if run.drop_last else 1
+        self.idle = [client for client, part in enumerate(self.training) if len(part) < least]
+
+    def _build_networks(self, run: Any, dataset: Any) -> None:
+        """Builds the networks with their initial weights, and says which client has which."""
+        names = run.backbone.split(",")  # client i has the (i mod their number)-th
+        self.backbones = list(dict.fromkeys(names))
+        self.architecture = np.resize([self.backbones.index(name) for name in names], run.num_clients)
+        shape = dataset.channels, dataset.image_size, dataset.num_classes
+        modules = [backbones.build(name, *shape, run.seed).to(self.dtype) for name in self.backbones]
+        # Whether some convolutions leave out taps, which goes into the record.
+        self.dead_taps = any([use_live_taps(module, *shape[:2]) for module in modules])
+        self.networks = [Network(module, run.precision, self.device) for module in modules]
+        largest = max(self.networks, key=lambda network: network.num_parameters)
+        self.sizes = Sizes(largest.num_parameters, self.num_classes, largest.feature_dim)
+
+    def _take_tests(self, dataset: Any, parts: Sequence[np.ndarray]) -> None:
+        """Takes the test images to the device, and counts the clients' examples of each domain."""
+        self.test_images = dataset.x_test.to(self.device)
+        self.test_labels = dataset.y_test.to(self.device)
+        self.test_domains = dataset.domain_test
+        self.domain_names = dataset.domain_names
+        domains = torch.zeros_like(dataset.y_train) if dataset.domain_train is None else dataset.domain_train
+        self.domain_counts = count_classes(parts, domains, max(len(dataset.domain_names), 1))
+        self.domain_of = self.domain_counts.argmax(1)
 
     def _keep_from_vmap(self, channels: int, image_size: int) -> None:
         """Has clients train one by one, and says so, where vmap does not take a user's network."""
@@ -217,10 +236,16 @@ class Federation:
             raise UserError(f"this method needs features of one width (got {listed}); choose networks of one width.")
         return self.networks[0].feature_dim
 
+    def _public(self) -> tuple[Tensor, Transform]:
+        """Returns the public images and what makes network input of them; refuses where there are none."""
+        if self.public_images is None or self.public_transform is None:
+            raise UserError("the method needs public images (got no --public-dataset); name a data set.")
+        return self.public_images, self.public_transform
+
     @property
     def public_batch_sizes(self) -> list[int]:
         """Returns how many images each of the public batches has, in their order."""
-        count = len(self.public_images)
+        count = len(self._public()[0])
         size = self.config.public_batch_size
         return [min(size, count - start) for start in range(0, count, size)]
 
@@ -230,7 +255,8 @@ class Federation:
 
     def start_round(self) -> None:
         """Forgets the round before: counts of what is sent, time and models."""
-        self.received = self.trained = None
+        self.received: Params | None = None
+        self.trained: Client | None = None
         self.sent_down = {"params": 0, "buffers": 0, "other": 0}
         self.sent_up = {"params": 0, "buffers": 0, "other": 0}
         self.seconds = {"data": 0.0, "train": 0.0, "evaluate": 0.0}
@@ -290,7 +316,8 @@ class Federation:
             self.received = params
         self.sent_down["params"] += size * count_floats(params)
         self.sent_down["buffers"] += size * count_floats(buffers)
-        return Client(*tree_map(lambda leaf: leaf.expand(size, *leaf.shape), (params, buffers)), optimizer={})
+        params, buffers = tree_map(lambda leaf: leaf.expand(size, *leaf.shape), (params, buffers))
+        return Client(params, buffers, optimizer={})
 
     def download(self, tree: Tree, cohort: Cohort) -> Tree:
         """Sends the same tensors to every client of the cohort; returns them as they are."""
@@ -340,7 +367,7 @@ class Federation:
             return dict(sorted({**states, **tree_map(torch.clone, new)}.items()))
         return self.store.keep(states, new, cohort.round)
 
-    def optimizer_step(
+    def optimizer_step(  # noqa: PLR0913  # what a method file writes: one keyword for each trait of an update
         self, loss: LocalLoss, *, optimizer: str | None = None, lr: float | None = None, momentum: float | None = None,
         weight_decay: float | None = None, names: Collection[str] | None = None, key: str = "local",
         clip_norm: float = 0.0,
@@ -417,18 +444,19 @@ class Federation:
         """
         sizes = self.public_batch_sizes
         device = self.device
-        num_draws = NUM_DRAWS[self.public_transform.augmentation]
+        images, transform = self._public()
+        num_draws = NUM_DRAWS[transform.augmentation]
         order = self.generator(round, "public order", epoch).permutation(sum(sizes))
         uniform = self.generator(round, "public augment", epoch).random((sum(sizes), num_draws)).astype(np.float32)
-        keys = self.generator(round, "public dropout", epoch).integers(2**63, size=len(sizes))
+        seeds = self.generator(round, "public dropout", epoch).integers(2**63, size=len(sizes))
         rate = torch.tensor(self.lr(round), dtype=self.dtype, device=device)
         batches = torch.tensor(len(sizes), device=device)
         ends = torch.arange(1, len(sizes) + 1, device=device) == batches
         index_of_batch = torch.as_tensor(order, device=device).split(sizes)
         draws_of_batch = torch.as_tensor(uniform, device=device).split(sizes)
-        keys = torch.as_tensor(keys, device=device)
+        keys = torch.as_tensor(seeds, device=device)
         for index, drawn, end, key in zip(index_of_batch, draws_of_batch, ends, keys, strict=True):
-            x = self.public_transform(self.public_images[index], drawn)
+            x = transform(images[index], drawn)
             yield Batch(x, torch.zeros_like(index), None, end, batches, rate, key)
 
     def step(
@@ -477,8 +505,8 @@ class Federation:
         @torch.no_grad()
         def of_client(k: int) -> tuple[Tensor, Tensor]:
             params, buffers = select((clients.params, clients.buffers), k)
-            sums = 0
-            counts = 0
+            sums = torch.zeros((), device=self.device)
+            counts = torch.zeros((), dtype=torch.int64, device=self.device)
             for positions in self._portions(self.training[cohort.client_ids[k]]):
                 x, y = self.engine.gather(positions)
                 features = cohort.network(params, buffers, x, train=False).features

@@ -7,7 +7,7 @@ copied into tensors that stay, and a graph serves only steps that do the same: `
 
 import dataclasses
 import gc
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 from functools import partial
 from types import FunctionType
 from typing import Any
@@ -88,13 +88,13 @@ class CudaGraphs:
                 gc.enable()
         return graph
 
-    def fork(self, works: list[Work]) -> list[Any]:
+    def fork(self, works: Sequence[Work]) -> list[Any]:
         """Does each work on a stream of its own; in a capture they become parallel branches."""
         while len(self._branches) < len(works):
             self._branches.append(torch.cuda.Stream(self._device))
         return self._work_on(self._branches[: len(works)], works)
 
-    def _work_on(self, streams: list[torch.cuda.Stream], works: list[Work]) -> list[Any]:
+    def _work_on(self, streams: list[torch.cuda.Stream], works: Sequence[Work]) -> list[Any]:
         """Does each work on its stream, after what was before and before what comes after."""
         ambient, results = torch.cuda.current_stream(self._device), []
         for work, stream in zip(works, streams, strict=True):
@@ -185,6 +185,7 @@ class StepGraphs:
 
     def _capture(self, steps: Callable[..., None], state: Tree, kind: tuple[bool, int]) -> None:
         """Takes some steps twice, plainly and by a graph of them, which stays if both lead to the same clients."""
+        assert self.graphs is not None  # `advance` has seen to it
         before = copy_tree(state)
         self.graphs.warm_up(partial(steps, *kind))  # before the capture, so that its memory is free again for the graph
         plain = copy_tree(state)
@@ -241,8 +242,8 @@ def _parts(state: Tree) -> list[Tree]:
 
 
 def _parts_agree(replayed: Tree, plain: Tree, before: Tree) -> bool:
-    error = 0.0  # squared, as is what is allowed
-    allowed = 0.0
+    error: float | Tensor = 0.0  # squared, as is what is allowed
+    allowed: float | Tensor = 0.0
     for new, right, old in zip(leaves(replayed), leaves(plain), leaves(before), strict=True):
         if right.is_floating_point():
             rounding = 4 * torch.finfo(right.dtype).eps * right.nan_to_num(0, 0, 0).double().norm()

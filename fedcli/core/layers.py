@@ -30,6 +30,9 @@ class MaskedBatchNorm2d(nn.BatchNorm2d):
         mask: `[B]`, False for padding; set by the network for the time of one forward pass.
     """
 
+    running_mean: Tensor
+    running_var: Tensor
+
     def __init__(self, num_features: int, eps: float = 1e-5, momentum: float = 0.1, affine: bool = True):
         super().__init__(num_features, eps, momentum, affine)
         self.num_batches_tracked = None  # an integer buffer, which could not be averaged; only `momentum=None` needs it
@@ -79,6 +82,11 @@ class LiveConv2d(nn.Conv2d):
         live_padding: The padding that is left along height and width.
         few: Whether the output has at most four places.
     """
+
+    size: torch.Size
+    live: tuple[slice, slice]
+    live_padding: tuple[int, int]
+    few: bool
 
     def forward(self, input: Tensor) -> Tensor:
         """Convolves `[B, C, H, W]`."""
@@ -162,8 +170,12 @@ def use_live_taps(network: nn.Module, channels: int, image_size: int) -> bool:
         few = prod(len(_starts(*axis)) for axis in axes) <= 4 and layer.groups == 1 and layer.dilation == (1, 1)
         dead_taps.append(live != tuple(slice(0, taps) for taps in layer.kernel_size))
         if dead_taps[-1] or few:
-            layer.__class__ = LiveConv2d
-            layer.size, layer.live, layer.live_padding, layer.few = size, live, padding, few
+            partial_layer: Any = layer  # in its place, since a network may also know it by an attribute or in a list
+            partial_layer.__class__ = LiveConv2d
+            partial_layer.size = size
+            partial_layer.live = live
+            partial_layer.live_padding = padding
+            partial_layer.few = few
 
     with register_module_forward_pre_hook(leave_out):
         network.eval()(next(network.parameters()).new_zeros(2, channels, image_size, image_size))
@@ -181,10 +193,14 @@ class KeyedDropout(nn.Module):
         number: Tells the layers of one network apart; set by the network.
     """
 
+    key: Tensor
+
     def __init__(self, p: float, whole_examples: bool = False):
         """Makes a layer that drops values, or `whole_examples` (stochastic depth), with probability `p` in [0, 1)."""
         super().__init__()
-        self.p, self.whole_examples, self.number = p, whole_examples, 0
+        self.p = p
+        self.whole_examples = whole_examples
+        self.number = 0
         self.register_buffer("key", torch.tensor(0), persistent=False)  # not learned
 
     def forward(self, x: Tensor) -> Tensor:
@@ -207,9 +223,12 @@ class KeyedDraws(nn.Module, TorchFunctionMode):
         used: Whether any of the functions has been called.
     """
 
+    key: Tensor
+
     def __init__(self):
         super().__init__()
-        self.used, self._draws = False, 0
+        self.used = False
+        self._draws = 0
         self.register_buffer("key", torch.tensor(0), persistent=False)
 
     def __enter__(self) -> "KeyedDraws":

@@ -6,6 +6,7 @@ block's shortcut may be called `downsample.1`.
 """
 
 from collections.abc import Collection
+from typing import cast
 
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
@@ -15,7 +16,7 @@ from fedcli.core.clients import Network, Params
 
 def head_names(network: Network) -> frozenset[str]:
     """Returns the names of the head's parameters; the head is the last linear layer, which the network knows itself."""
-    return _names_in(network.module, [network.module.head])
+    return _names_in(network.module, [cast(nn.Module, network.module.head)])
 
 
 def batchnorm_names(network: Network) -> frozenset[str]:

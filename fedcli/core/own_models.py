@@ -64,7 +64,8 @@ def train_newcomers(
 def averaged_models(clients: Client, cohort: Cohort, fed: Federation) -> Client:
     """Returns the clients with the plain mean of their parameters and buffers in the place of their own."""
     uniform = torch.ones(len(cohort.client_ids), device=fed.device)
-    return fed.broadcast(*weighted_mean(fed.upload_model(clients), uniform), cohort)
+    params, buffers = weighted_mean(fed.upload_model(clients), uniform)
+    return fed.broadcast(params, buffers, cohort)
 
 
 def refuse_mixed_average(fed: Federation) -> None:

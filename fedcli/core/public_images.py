@@ -37,7 +37,7 @@ def exchange_logits(models: list[Client], cohort: Cohort, fed: Federation, x: Te
     return fed.download(logits.mean(0), cohort)
 
 
-def learn_from_public(
+def learn_from_public(  # noqa: PLR0913  # what a method file writes, most of it by keyword
     models: list[Client], steps: list[Step], exchange: Callable[[list[Client], Batch], Any], cohort: Cohort,
     fed: Federation, epochs: Iterable[int], axes: int | None = None, keep_optimizer: bool = True,
 ) -> tuple[list[Client], Terms]:  # fmt: skip

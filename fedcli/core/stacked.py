@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.func import vmap
 
-from fedcli.core.batches import Batch, BatchPlan
+from fedcli.core.batches import Batch
 from fedcli.core.clients import Aux, Client, Step, Terms, Update, under_vmap
 from fedcli.core.graphs import CudaGraphs, StepGraphs
 from fedcli.core.joint_layers import JointLayers
@@ -58,12 +58,12 @@ def packed(update: Update, like: Tree, results: Callable[[Aux], Tree]) -> Callab
     tensor that the step returns as it was given, and may have written over, there is ().
     """
 
-    def run(client: Tree, batch: Batch, context: Any) -> tuple[Tree, Tree]:
+    def update_packed(client: Tree, batch: Batch, context: Any) -> tuple[Tree, Tree]:
         after, aux = update(unpack(client, like), batch, context)
         new = tree_map(lambda old, new: () if new is old else new, client, pack(after, like))
         return new, results(aux)
 
-    return run
+    return update_packed
 
 
 def packing(stacked: Tree) -> Tree:
@@ -99,14 +99,16 @@ class Stack:
         gather: Callable[..., tuple[Tensor, Tensor]], like: Client, graphs: CudaGraphs | None,
         give_up: Callable[[str], None], kept: bool = False,
     ):  # fmt: skip
-        self.updates, self.in_graph = updates, in_graph
-        self.gather, self.like = gather, like
+        self.updates = updates
+        self.in_graph = in_graph
+        self.gather = gather
+        self.like = like
         self.graphs = StepGraphs(graphs, give_up, kept)
         self.clients: Tree = None
         self.totals: Terms = {}
 
     def train(
-        self, clients: Callable[[], Client], context: Tree, rows: BatchPlan, rate: Tensor, padded: Sequence[bool],
+        self, clients: Callable[[], Client], context: Tree, rows: Tree, rate: Tensor, padded: Sequence[bool],
         step_done: Callable[[int], None],
     ) -> tuple[Client, Terms]:  # fmt: skip
         """Trains stacked clients through all rows; returns them after it, and the sums of their terms, `[K]` by name.
@@ -114,7 +116,7 @@ class Stack:
         Args:
             clients: Makes the clients, with optimizer state, which are held here alone.
             context: Of their objective.
-            rows: Of their plan, on the device; those after the last step are not used.
+            rows: A `BatchPlan` of tensors on the device; those after the last step are not used.
             rate: Learning rate.
             padded: For each of the T steps, of which kind it is.
             step_done: Called with the number of each step, when it has been taken or is on its way.
@@ -125,7 +127,8 @@ class Stack:
             self._given = copy_tree(given)
             self.clients, self._context, rows, self._rate, self._number = self._given
             # The same in all steps, so that no step looks it up.
-            self._num_batches, self._rows = rows.num_batches[0], rows._replace(num_batches=None)
+            self._num_batches = rows.num_batches[0]
+            self._rows = rows._replace(num_batches=None)
         else:  # into the same tensors
             write_into(self._given, given)
             tree_map(Tensor.zero_, self.totals)
@@ -136,8 +139,8 @@ class Stack:
             while done < end:
                 state = self.clients, self.totals, self._number
                 taken = self.graphs.advance(self.steps, state, kind, end - done)
-                for number in range(done, done + taken):
-                    step_done(number)
+                for step in range(done, done + taken):
+                    step_done(step)
                 done += taken
         return copy_tree((unpack(self.clients, self.like), self.totals))
 

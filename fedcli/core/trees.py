@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.utils._pytree import register_pytree_node
@@ -85,7 +86,7 @@ def complete(terms: Sequence[dict[str, Tensor]], zeros: Sequence[Tensor]) -> lis
     return completed
 
 
-def select(tree: Tree, index: int | slice | Tensor) -> Tree:
+def select(tree: Tree, index: int | slice | Tensor | np.ndarray) -> Tree:
     """Returns the entries `index` along the client axis of a stacked tree."""
     return tree_map(lambda leaf: leaf[index], tree)
 
@@ -193,7 +194,9 @@ class Flat(dict):
 
 
 # For PyTorch's vmap and grad, a Flat in what a function returns is its flat tensor.
-register_pytree_node(Flat, lambda tree: ([tree.flat], tree.shapes), lambda flat, shapes: Flat(*flat, shapes))
+register_pytree_node(
+    Flat, lambda tree: ([tree.flat], tree.shapes), lambda parts, shapes: Flat(next(iter(parts)), shapes)
+)
 
 
 def flatten(tree: Tree) -> Tree:

@@ -21,7 +21,7 @@ from fedcli.userfiles import own_paths
 def prepare(setup: Setup) -> tuple[datasets.Dataset, list, Federation]:
     """Returns a run's data set, each client's examples, and the federation; raises what `load_data` does."""
     dataset, parts, public = load_data(setup)
-    memory = setup.run.state_memory and parse_size(setup.run.state_memory)
+    memory = parse_size(setup.run.state_memory) if setup.run.state_memory else None
     store = Store(memory, setup.device, setup.method.state_types)
     return dataset, parts, make_federation(setup, dataset, parts, public, store=store)
 
@@ -33,15 +33,15 @@ def load_data(setup: Setup) -> tuple[datasets.Dataset, list, datasets.Dataset | 
         UserError: If the data cannot be read or divided as asked, or no client has enough of them.
     """
     config = setup.run
-    dataset = datasets.load(config.dataset)
+    dataset = datasets.load(setup.dataset)
     if setup.protocol.evaluation == "domains" and dataset.domain_test is None:
         raise UserError(f"{config.protocol} tests on domains (got {config.dataset} without); use another --protocol.")
     if config.local_test:
         dataset = datasets.merge(dataset)
     if config.train_examples is not None:
-        dataset = datasets.take(dataset, config.train_examples, config.partition_seed)
+        dataset = datasets.take(dataset, config.train_examples, setup.partition_seed)
     skews = dataset.domain_train, dataset.writer_train, dataset.place_train
-    parts = setup.partition.scaled(dataset.share)(dataset.y_train, config.num_clients, config.partition_seed, *skews)
+    parts = setup.partition.scaled(dataset.share)(dataset.y_train, config.num_clients, setup.partition_seed, *skews)
     if named_test_sizes(parts) and not config.local_test:
         raise UserError(
             f"the split '{config.partition}' has test lists, which the protocol {config.protocol} does not use; choose "
@@ -54,7 +54,7 @@ def load_data(setup: Setup) -> tuple[datasets.Dataset, list, datasets.Dataset | 
         raise UserError(f"no client has a validation part (got --validation {config.validation:g}); use a larger one.")
     if config.public_dataset is None:
         return dataset, parts, None
-    public = datasets.public_images(config.public_dataset, dataset, config.public_examples, config.partition_seed)
+    public = datasets.public_images(config.public_dataset, dataset, config.public_examples, setup.partition_seed)
     return dataset, parts, public
 
 
@@ -81,12 +81,14 @@ def make_federation(
     dtype = torch.float64 if setup.run.precision == "float64" else torch.float32
 
     def transform(images: datasets.Dataset, setting: DataSetting | PublicSetting | None) -> Transform:
-        has_statistics = setting and len(setting.mean) == images.channels  # not where colour is turned into grey
-        mean, std = (setting.mean, setting.std) if has_statistics else datasets.channel_statistics(images)
-        return Transform(tuple(mean), tuple(std), setting.augmentation if setting else "none", dtype)
+        augmentation = setting.augmentation if setting else "none"
+        if setting is not None and len(setting.mean) == images.channels:  # not where colour is turned into grey
+            return Transform(tuple(setting.mean), tuple(setting.std), augmentation, dtype)
+        mean, std = datasets.channel_statistics(images)
+        return Transform(mean, std, augmentation, dtype)
 
     if public is not None:
-        setting = setup.protocol.public.get(setup.run.public_dataset)
+        setting = setup.protocol.public.get(setup.run.public_dataset or "")
         more |= {"public_images": public.x_train, "public_transform": transform(public, setting)}
     fed = kind(
         setup.run, dataset, parts, setup.device, transform(dataset, setup.setting),

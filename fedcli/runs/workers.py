@@ -83,7 +83,7 @@ class Group:
             is_tensor = isinstance(leaf, Tensor)
             return partial(Tensor.to, leaf.detach().to("cpu", copy=True), leaf.device.type) if is_tensor else leaf
 
-        messages = [None] * self.count
+        messages: list[Any] = [None] * self.count
         try:
             dist.all_gather_object(messages, (tree_map(pack, tree), error))
         except RuntimeError as failure:
