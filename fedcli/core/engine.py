@@ -132,7 +132,7 @@ class Engine:
                 self.notes.append(f"out of memory with {size} clients together; {self.clients_per_chunk} from here on")
             return [result for part in parts(clients) for result in attempt(part)]
 
-        @wraps(run)
+        @wraps(work)
         def of_part(part: range) -> tuple[list[Any], int]:
             return attempt(part), self.clients_per_chunk
 
