@@ -31,9 +31,10 @@ test: install ## Run the tests on two cores
 torture: install ## Kill, damage and fuzz for a quarter of an hour; the table goes into results/reliability.md
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.torture --write
 
-lint: install ## Check style and format
+lint: install ## Check style, format and types
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/mypy fedcli
 
 smoke: install ## Run every method for two rounds on built-in data
 	$(BIN)/fedcli smoke

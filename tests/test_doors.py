@@ -481,6 +481,7 @@ def test_a_wheel_runs_them_beside_a_file_called_papers(tmp_path):
     subprocess.run([*install, *tmp_path.glob("*.whl")], check=True)
     there = {path.name for path in (tmp_path / "target").iterdir() if path.name != "bin"}
     assert {name for name in there if not name.endswith(".dist-info")} == {"fedcli"}
+    assert (tmp_path / "target" / "fedcli" / "py.typed").is_file()
     Path("papers.py").write_text("raise RuntimeError('not this one')\n")
     # What is a user's own is a copy, and the laws need no file of the checkout.
     text = (root / "docs" / "examples" / "my_method.py").read_text()

@@ -32,6 +32,7 @@ class MaskedBatchNorm2d(nn.BatchNorm2d):
 
     running_mean: Tensor
     running_var: Tensor
+    momentum: float
 
     def __init__(self, num_features: int, eps: float = 1e-5, momentum: float = 0.1, affine: bool = True):
         super().__init__(num_features, eps, momentum, affine)

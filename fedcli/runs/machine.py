@@ -107,7 +107,7 @@ def allowed_cores(groups: Path = GROUPS, listing: Path = OWN_GROUPS) -> int:
         group = top / name.lstrip("/")
         for folder in (group, *group.parents):
             if folder.is_relative_to(top):
-                cores = min(cores, _quota(folder))
+                cores = int(min(cores, _quota(folder)))
     return max(cores, 1)
 
 
