@@ -133,7 +133,8 @@ class Lasting(io.FileIO):
 def stop(message: str, code: int) -> NoReturn:
     """End the program with a line on stderr; after a signal it says so, whatever a library has made of that."""
     if interruptions and not message.startswith("interrupted"):
-        message, code = "interrupted.", interruptions[0].code
+        message = "interrupted."
+        code = interruptions[0].code
     interruptions.clear()
     say(message, err=True)
     raise typer.Exit(code)

@@ -115,7 +115,8 @@ def build(name: str, channels: int, image_size: int, num_classes: int, seed: int
 @contextmanager
 def kept_draws() -> Iterator[None]:
     """Leaves the global generators of PyTorch on the CPU, of NumPy and of Python as they were."""
-    of_numpy, of_python = np.random.get_state(), random.getstate()
+    of_numpy = np.random.get_state()
+    of_python = random.getstate()
     try:
         with torch.random.fork_rng(devices=[]):
             yield
@@ -386,7 +387,8 @@ def _network_from_user(function: FromFile, channels: int, image_size: int, num_c
     head_name = next(name for name, layer in module.named_modules() if layer is head)
     _swap_layers(module, lambda layer: nn.Identity() if layer is head else layer)
     network = Backbone(module, head.in_features, num_classes, colour=False, draws=KeyedDraws())
-    network.head, network._guard = head, partial(blame, function.path, passes=(torch.OutOfMemoryError,))
+    network.head = head
+    network._guard = partial(blame, function.path, passes=(torch.OutOfMemoryError,))
     with torch.no_grad():
         _check(network, whole, head_name, function, x)
     return network.train()

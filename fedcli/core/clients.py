@@ -221,8 +221,9 @@ def gradient(objective: Callable[[Params], tuple[Tensor, Aux]], params: Params) 
         return grad(objective, has_aux=True)(params)
     # Outside vmap, torch.autograd.grad is 8 to 10 % faster than torch.func.grad.
     leaves = {name: value.requires_grad_() for name, value in params.items()}
+    watching = NoReading() if refuse_reading.get() else nullcontext()
     with torch.enable_grad():
-        with NoReading() if refuse_reading.get() else nullcontext():
+        with watching:
             value, aux = objective(leaves)
         grads = torch.autograd.grad(value, list(leaves.values()), allow_unused=True, materialize_grads=True)
     return dict(zip(leaves, grads, strict=True)), unpack(tree_map(Tensor.detach, pack(aux, aux)), aux)

@@ -93,7 +93,9 @@ class Processes:
         results: dict[int, Any] = {}
         forks: list[_Fork] = []
         queue = _queue(len(items))
-        most, self.count, self.active = self.count, 1, count  # what an item divides is not divided again
+        most = self.count
+        self.count = 1  # what an item divides is not divided again
+        self.active = count
         start = time.perf_counter()
         before = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)  # until forks ignore them, and all are known here
         try:

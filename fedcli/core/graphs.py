@@ -96,7 +96,8 @@ class CudaGraphs:
 
     def _work_on(self, streams: list[torch.cuda.Stream], works: Sequence[Work]) -> list[Any]:
         """Does each work on its stream, after what was before and before what comes after."""
-        ambient, results = torch.cuda.current_stream(self._device), []
+        ambient = torch.cuda.current_stream(self._device)
+        results = []
         for work, stream in zip(works, streams, strict=True):
             stream.wait_stream(ambient)
             with torch.cuda.stream(stream):

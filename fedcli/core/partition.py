@@ -330,7 +330,9 @@ def from_flag(flag: str, remainder: str = "spread") -> Partition:
     if name not in PARTITIONS:
         raise unknown("partition", name, PARTITIONS, f"the partitions are {', '.join(PARTITIONS)}, and ./file.py:NAME.")
     function, form, options, needs = PARTITIONS[name]
-    left, values, spelling = dict(options), {}, name
+    left = dict(options)
+    values = {}
+    spelling = name
     try:
         for text in texts or [""] * ("" in options):
             prefix = next(prefix for prefix in left if text.startswith(prefix))
@@ -339,7 +341,8 @@ def from_flag(flag: str, remainder: str = "spread") -> Partition:
     except (LookupError, ValueError, StopIteration, ZeroDivisionError):  # the last for a share of 4/0
         raise UserError(f"partition '{name}' cannot be read (got '{flag[:80]}'); write {form}.") from None
     for prefix, (keyword, _) in options.items():
-        value, default = values.get(keyword), signature(function).parameters[keyword].default
+        value = values.get(keyword)
+        default = signature(function).parameters[keyword].default
         if value not in (None, default):
             spelling += f":{prefix}" + ("" if isinstance(value, bool) else str(value).removesuffix(".0"))
     if function is classes:

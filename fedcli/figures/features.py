@@ -188,7 +188,8 @@ def correlation_chart(records: list[dict], files: Sequence[str] = ()) -> Figure:
     public = public_sample(open_run(lenders[0], files).fed)
     for run, panels in columns:
         opened = open_run(run["folder"], files)
-        fed, method = opened.fed, opened.setup.method
+        fed = opened.fed
+        method = opened.setup.method
         if method.personal is None:
             raise UserError(f"'{method.name}' has no personal models (got {run['folder']}); leave the run out.")
         with machine_settings(fed):

@@ -82,7 +82,8 @@ def add_quality(
         UserError: If the run has no such model, no test images, or not its checkpoint.
     """
     run = open_run(folder, files)
-    fed, method = run.fed, run.setup.method
+    fed = run.fed
+    method = run.setup.method
     check_client(method, fed.num_clients, client)
     check_round(round)
     if len(fed.test_labels) == 0:

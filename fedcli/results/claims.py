@@ -84,7 +84,8 @@ class Answer:
     @property
     def needed_seeds(self) -> tuple[int, ...]:
         """The seeds that would decide it in full: three, or more where these leave it open."""
-        seeds, number = find_table(self.claim.table).seeds, FEWEST
+        seeds = find_table(self.claim.table).seeds
+        number = FEWEST
         if not self.reduced and self.difference.n >= FEWEST and self.difference.low <= 0 <= self.difference.high:
             number = seeds_needed(self.difference, MOST_SEEDS)
         return (*seeds, *range(seeds[-1] + 1, seeds[-1] + 1 + number - len(seeds)))
@@ -322,7 +323,8 @@ def _common_form(pairs: Mapping[str, pd.DataFrame]) -> str | None:
 
 def _compared(blank: Answer, than: str, pairs: pd.DataFrame) -> Answer:
     """Judges a claim against one row by the group of pairs that is nearest to the paper's."""
-    claim, metric = blank.claim, blank.metric
+    claim = blank.claim
+    metric = blank.metric
     pairs = max((group for _, group in pairs.groupby(FORMS)), key=_nearness).sort_values("seed", kind="stable")
     departed = pairs.iloc[0]["departed_than"] | pairs.iloc[0]["departed"]
     columns = pairs["seed"].value_counts().max()
@@ -420,7 +422,8 @@ def claims_sheet(answers: Sequence[Answer]) -> Sheet:
     lines = []
     values = []
     for answer in answers:
-        claim, metric = answer.claim, answer.metric
+        claim = answer.claim
+        metric = answer.metric
         verdict = f"{answer.verdict}, {answer.why}" if answer.why else answer.verdict
         paper = MISSING if answer.paper is None else metric.text(answer.paper, "+")
         texts = [f"`{claim.name}` {claim.text}", verdict, paper, answer.ours, answer.our_tail]

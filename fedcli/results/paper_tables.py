@@ -135,7 +135,8 @@ def compare(plan: TablePlan) -> Sheet:
 
 def _planned_beside(table: Table, planned: PlannedCell) -> CellBeside:
     """A cell that runs give."""
-    metric, records = planned.metric, planned.records
+    metric = planned.metric
+    records = planned.records
     states = Counter(run.state for run in planned.runs)
     place = planned.cell.row, planned.cell.column
     beside = _beside(table, place, metric, mean_of_runs(metric, records, states), metric.values(records))
