@@ -41,7 +41,7 @@ def linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     return product if bias is None else product + bias.to(product.dtype)
 
 
-def cross_entropy(
+def cross_entropy(  # noqa: PLR0913  # the arguments of `F.cross_entropy`
     input: Tensor, target: Tensor, weight: Tensor | None = None, size_average: Any = None, ignore_index: int = -100,
     reduce: Any = None, reduction: str = "mean", label_smoothing: float = 0.0,
 ) -> Tensor:  # fmt: skip
@@ -172,7 +172,7 @@ def _apart(images: Tensor, axis: int, count: int) -> Tensor:
     return images.unflatten(0, (-1, count) if axis else (count, -1))
 
 
-def batch_norm(
+def batch_norm(  # noqa: PLR0913  # the arguments of `F.batch_norm`
     input: Tensor, running_mean: Tensor | None, running_var: Tensor | None, weight: Tensor | None = None,
     bias: Tensor | None = None, training: bool = False, momentum: float = 0.1, eps: float = 1e-5,
 ) -> Tensor:  # fmt: skip
@@ -243,10 +243,10 @@ class _BatchNormBackward(Function):
         """Gives second derivatives by the plain formula."""
 
         def gradients(gradient: Tensor, x: Tensor, weight: Tensor) -> tuple[Tensor, ...]:
-            _, pull_back = vjp(partial(_normalised, eps=ctx.eps), x, weight, torch.zeros_like(weight))
+            pull_back = vjp(partial(_normalised, eps=ctx.eps), x, weight, torch.zeros_like(weight))[1]
             return pull_back(gradient)
 
-        _, pull_back = vjp(gradients, *ctx.saved_tensors)
+        pull_back = vjp(gradients, *ctx.saved_tensors)[1]
         return *pull_back(second), None, None, None
 
     @staticmethod

@@ -184,7 +184,7 @@ class Call:
     """
 
     def __init__(
-        self, functions: dict[bool, Callable[..., tuple[Tree, Tree]]], like: Tree, graphs: CudaGraphs,
+        self, functions: dict[bool, Callable[..., tuple[Tree, Tree]]], like: Tree, graphs: CudaGraphs | None,
         give_up: Callable[[str], None],
     ):  # fmt: skip
         self.functions, self.like = functions, like
