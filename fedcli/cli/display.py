@@ -1,7 +1,7 @@
 """What a run shows while it goes on: a header, its progress, its headline; and the figures it leaves in its folder."""
 
 import gc
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from datetime import timedelta
 from pathlib import Path
 from typing import Any

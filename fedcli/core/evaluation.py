@@ -10,6 +10,7 @@ that has a global model beside personal ones has the accuracy of the personal on
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -82,27 +83,7 @@ def evaluate(fed: Federation, method: Method, state: Any) -> dict[str, Any]:
 def _accuracies(fed: Federation, method: Method, state: Any, last_outputs: OutputCache) -> dict[str, Any]:
     """Returns what `evaluate` does of the tested models alone; `last_outputs` are those of the last evaluation."""
     prototypes = method.prototypes(state) if method.prototypes else None
-    with_classes = fed.config.per_class
-
-    def judge(model: Model, index: np.ndarray | None) -> tuple[Judged, Outputs | None]:
-        """Judges what a model gives, or gave when it was last evaluated; returns the outputs too, if they are kept."""
-        with_features = prototypes is not None
-        outputs = last_outputs.get(model.params, model.buffers, index, with_features)
-        if outputs is None:
-            features, logits, labels = fed.predict(
-                model.params, model.buffers, index, model.network, quick=True, with_features=with_features
-            )
-            classes = logits.argmax(1) if with_classes else None
-            outputs = Outputs(features, top_k(logits, labels, fed.top_k), labels, classes)
-        if prototypes is None:
-            return Judged(outputs.hits[None], outputs.labels, outputs.classes), outputs
-        vectors, has_class = prototypes
-        assert outputs.features is not None  # they were asked for
-        near = nearness(outputs.features, vectors.cpu(), has_class.cpu())
-        hits = torch.stack([top_k(near, outputs.labels, fed.top_k), outputs.hits])
-        judged = Judged(hits, outputs.labels, near.argmax(1) if with_classes else None)
-        # All clients' features of all test images are too many to keep.
-        return judged, None if index is None else outputs
+    judge = partial(_judge, fed, prototypes, last_outputs)
 
     def score(tests: dict[int, np.ndarray | None]) -> list[Judged]:
         judged_here: set[int] = set()
@@ -135,13 +116,38 @@ def _accuracies(fed: Federation, method: Method, state: Any, last_outputs: Outpu
         on_test, judged = _on_test_images(fed, method, score)
         weights = weights_of_domains(fed) if fed.evaluation == "domains" else None
     result = NOTHING | on_validation | on_test
-    if with_classes:
+    if fed.config.per_class:
         result["per_class"] = tally_classes(judged, fed.num_classes, weights)
     return result
 
 
+def _judge(
+    fed: Federation, prototypes: tuple[Tensor, Tensor] | None, last_outputs: OutputCache, model: Model,
+    index: np.ndarray | None,
+) -> tuple[Judged, Outputs | None]:  # fmt: skip
+    """Judges what a model gives, or gave when it was last evaluated; returns the outputs too, if they are kept."""
+    with_features = prototypes is not None
+    with_classes = fed.config.per_class
+    outputs = last_outputs.get(model.params, model.buffers, index, with_features)
+    if outputs is None:
+        features, logits, labels = fed.predict(
+            model.params, model.buffers, index, model.network, quick=True, with_features=with_features
+        )
+        classes = logits.argmax(1) if with_classes else None
+        outputs = Outputs(features, top_k(logits, labels, fed.top_k), labels, classes)
+    if prototypes is None:
+        return Judged(outputs.hits[None], outputs.labels, outputs.classes), outputs
+    vectors, has_class = prototypes
+    assert outputs.features is not None  # they were asked for
+    near = nearness(outputs.features, vectors.cpu(), has_class.cpu())
+    hits = torch.stack([top_k(near, outputs.labels, fed.top_k), outputs.hits])
+    judged = Judged(hits, outputs.labels, near.argmax(1) if with_classes else None)
+    # All clients' features of all test images are too many to keep.
+    return judged, None if index is None else outputs
+
+
 def tally_classes(
-    judged: Sequence[Judged], num_classes: int, weights: Sequence[np.ndarray] | None = None
+    judged: Sequence[Judged], num_classes: int, weights: Sequence[np.ndarray] | np.ndarray | None = None
 ) -> dict[str, list[float]]:
     """Counts the test images of each class, by the most probable class, also where more than one counts as right.
 

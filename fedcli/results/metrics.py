@@ -206,7 +206,8 @@ def class_accuracies(counts: Counts) -> list[float | None]:
 def _of_classes(record: Record, *, of: Callable[[Counts], float]) -> float | None:
     """The mean over the selected rounds of what follows from the counts of the classes."""
     counts = [entry.get("per_class") for entry in _selected_rounds(record)]
-    return None if None in counts else _exact_mean([of(each) for each in counts])
+    measured = [of(of_round) for of_round in counts if of_round is not None]
+    return None if len(measured) < len(counts) else _exact_mean(measured)
 
 
 def _of_class(record: Record, name: str) -> float | None:
@@ -215,8 +216,9 @@ def _of_class(record: Record, name: str) -> float | None:
         return None
     place = record["class_names"].index(name)
     counts = [entry.get("per_class") for entry in _selected_rounds(record)]
-    values = [None if each is None else class_accuracies(each)[place] for each in counts]
-    return None if None in values else _exact_mean(values)
+    accuracies = [class_accuracies(of_round)[place] for of_round in counts if of_round is not None]
+    values = [value for value in accuracies if value is not None]
+    return None if len(values) < len(counts) else _exact_mean(values)
 
 
 def _last_measured(record: Record, name: str, *, key: str) -> float | None:
