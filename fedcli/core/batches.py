@@ -40,7 +40,8 @@ def generator(seed: int, *key: int | str) -> np.random.Generator:
 class BatchPlan(NamedTuple):
     """The batches of K clients over T local steps, ragged clients padded (host side, numpy)."""
 
-    index: np.ndarray  # type: ignore[assignment]  # hides a tuple's method. [T, K, B] positions in the training set; 0 where padded
+    # [T, K, B] positions in the training set; 0 where padded.
+    index: np.ndarray  # type: ignore[assignment]  # hides a tuple's method, which nobody calls
     size: np.ndarray  # [T, K] real samples in the batch; 0 once a client has run out of data
     epoch_end: np.ndarray  # [T, K] bool
     num_batches: np.ndarray  # [T, K], batches in an epoch of the client
