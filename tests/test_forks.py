@@ -14,8 +14,9 @@ import torch
 from fedcli.core import evaluation, forks
 from fedcli.core.forks import Processes
 from fedcli.registry import find_method
-from fedcli.runs import machine, workers
-from fedcli.runs.machine import allowed_cores, machine_settings, quiet
+from fedcli.runs import cores, workers
+from fedcli.runs.cores import allowed_cores
+from fedcli.runs.machine import machine_settings, quiet
 from fedcli.runs.record import RECORD, read_record
 from fedcli.runs.rounds import Listener
 from tests import law_8, laws
@@ -357,7 +358,7 @@ def write(folder, texts):
 
 
 @pytest.mark.parametrize(
-    ("listing", "files", "cores"),
+    ("listing", "files", "expected"),
     [
         ("0::/", {}, 64),
         ("0::/", {"cpu.max": "max 100000"}, 64),
@@ -369,22 +370,32 @@ def write(folder, texts):
     ],
 )
 def test_a_process_has_the_cores_that_it_is_bound_to_and_that_its_container_has(
-    listing, files, cores, tmp_path, monkeypatch
+    listing, files, expected, tmp_path, monkeypatch
 ):
-    monkeypatch.setattr(machine.os, "sched_getaffinity", lambda number: range(64))
+    monkeypatch.setattr(cores.os, "sched_getaffinity", lambda number: range(64))
     write(tmp_path, files | {"listing": listing})
-    assert allowed_cores(tmp_path, tmp_path / "listing") == cores
+    assert allowed_cores(tmp_path, tmp_path / "listing") == expected
 
 
 def test_a_run_has_no_more_threads_than_cores_unless_it_is_told_so(monkeypatch, two_threads):
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
-    monkeypatch.setattr(machine, "allowed_cores", lambda: 1)
+    monkeypatch.setattr(cores, "allowed_cores", lambda: 1)
     _, fed = laws.federation(find_method("fedavg"), clients_per_chunk="2")
     with machine_settings(fed):
         assert torch.get_num_threads() == 1
     monkeypatch.setenv("OMP_NUM_THREADS", "2")
     with machine_settings(fed):
         assert torch.get_num_threads() == 2
+
+
+def test_workers_have_as_many_threads_as_one_process(monkeypatch, two_threads):
+    monkeypatch.setenv("OMP_NUM_THREADS", "3")
+    monkeypatch.delenv("OMP_NUM_THREADS")
+    monkeypatch.setattr(cores, "allowed_cores", lambda: 1)
+    monkeypatch.setattr("torch.distributed.run.run", lambda options: None)
+    monkeypatch.setattr(workers.logging, "disable", lambda: None)
+    assert workers.launch(2, ["fedcli", "run"]) == 0
+    assert os.environ["OMP_NUM_THREADS"] == "1"
 
 
 def test_seconds_count_where_no_more_than_a_runs_own_processes_were_busy():

@@ -25,8 +25,8 @@ from fedcli.errors import UserError
 from fedcli.results.plans import Plan, PlannedRun
 from fedcli.runs import begin, resume
 from fedcli.runs.checkpoints import CHECKPOINT, PREVIOUS, SELECTED, clear
+from fedcli.runs.cores import allowed_cores
 from fedcli.runs.lock import InUse, locked
-from fedcli.runs.machine import allowed_cores
 from fedcli.runs.record import Record, has_ended, read_record
 from fedcli.runs.rounds import Listener
 from fedcli.runs.signals import OutOfTime, end_with_parent, interrupt_on_signals, time_left

@@ -1,6 +1,5 @@
 """The machine of a run: what a record says of it, and what a run sets for the time that it takes."""
 
-import math
 import os
 import platform
 import re
@@ -17,12 +16,11 @@ import torch
 
 from fedcli.core.federation import Federation
 from fedcli.core.forks import Processes
+from fedcli.runs.cores import threads_of_run
 from fedcli.runs.workers import may_fork
 
 SMALL_NETWORK = 100_000  # parameters
 NOISE = 0.5  # cores
-GROUPS = Path("/sys/fs/cgroup")
-OWN_GROUPS = Path("/proc/self/cgroup")
 ENVIRONMENT_KEYS = ("hardware", "machine", "versions")  # on which the bits of a run depend
 
 
@@ -89,38 +87,6 @@ def quiet(record: dict[str, Any]) -> bool:
     return max(busy, default=0) <= NOISE
 
 
-def allowed_cores(groups: Path = GROUPS, listing: Path = OWN_GROUPS) -> int:
-    """Returns how many cores this process may use: those that it is bound to, and no more than a container leaves it.
-
-    Args:
-        groups: Where the system shows its control groups, of either version.
-        listing: Which of them are this process's.
-    """
-    has_affinity = hasattr(os, "sched_getaffinity")
-    cores = len(os.sched_getaffinity(0)) if has_affinity else os.cpu_count() or 1
-    lines = listing.read_text().splitlines() if listing.is_file() else []
-    for line in lines:
-        _, controllers, name = line.split(":", 2)
-        if controllers and "cpu" not in controllers.split(","):
-            continue
-        top = groups / "cpu" if controllers else groups  # of the first version each kind has its own
-        group = top / name.lstrip("/")
-        for folder in (group, *group.parents):
-            if folder.is_relative_to(top):
-                cores = int(min(cores, _quota(folder)))
-    return max(cores, 1)
-
-
-def _quota(folder: Path) -> float:
-    """Returns how many cores a control group may keep busy, a part of one counted as one; infinite without a limit."""
-    texts = []
-    for name in ("cpu.max", "cpu.cfs_quota_us", "cpu.cfs_period_us"):  # the first holds both of the others
-        if (folder / name).is_file():
-            texts += (folder / name).read_text().split()
-    quota, period = texts[:2] or ("max", "1")
-    return math.ceil(int(quota) / int(period)) if quota.isdecimal() else math.inf
-
-
 def checkout() -> Path | None:
     """The checkout that the package lies in, if it lies in one of this project."""
     above = Path(__file__).resolve().parents[2]
@@ -176,10 +142,9 @@ def machine_settings(fed: Federation) -> Iterator[None]:
         for operations in kinds:
             put_back.callback(setattr, operations, "allow_tf32", operations.allow_tf32)
             operations.allow_tf32 = fed.config.precision == "tf32"
-        threads = torch.get_num_threads()
-        put_back.callback(torch.set_num_threads, threads)
-        if on_cpu and "OMP_NUM_THREADS" not in os.environ:
-            threads = min(threads, allowed_cores())
+        put_back.callback(torch.set_num_threads, torch.get_num_threads())
+        threads = threads_of_run()
+        if on_cpu:
             torch.set_num_threads(threads)
         if on_cpu and is_small and fed.engine.clients_per_chunk == 1:
             torch.set_num_threads(1)

@@ -28,6 +28,7 @@ from torch import Tensor
 from fedcli.core.federation import NonFiniteLoss
 from fedcli.core.trees import Tree, tree_map
 from fedcli.errors import UserError
+from fedcli.runs.cores import threads_of_run
 from fedcli.runs.signals import Interrupted, end_with_parent
 
 LOST = 75  # exit code of a process that no longer reaches the others
@@ -177,7 +178,7 @@ def launch(count: int, command: Sequence[str]) -> int:
     from torch.distributed.run import parse_args, run
 
     logging.disable()  # the launcher's pages on a process that has failed
-    os.environ.setdefault("OMP_NUM_THREADS", str(torch.get_num_threads()))  # as of one process; the launcher sets 1
+    os.environ.setdefault("OMP_NUM_THREADS", str(threads_of_run()))  # as of one process; the launcher sets 1
     signals = [signal.SIGINT, signal.SIGTERM, signal.SIGHUP]
     handled = ",".join(each.name for each in signals if signal.getsignal(each) is not signal.SIG_IGN)  # as by `nohup`
     options = ["--standalone", "--local-addr", "localhost", "--nproc-per-node", str(count), "--no-python"]
