@@ -47,12 +47,14 @@ def said(*command):
         "run fedavg --partition file:pipe", "data import mine pipe", "table pipe", "plot pipe", "resume pipe",
         "run ./pipe.py", "run fedavg --config /dev/zero", "run fedavg --dataset /dev/zero", "table loop", "plot loop",
         "run fedavg --config loop", "run fedavg --out loop/run", "run fedavg --config nul.toml", "export loop",
+        "data show digits --partition iid --out loop.png",
     ],
 )  # fmt: skip
 def test_a_pipe_a_device_and_a_path_that_leads_to_itself_are_refused_in_a_line(command, place):
     for pipe in ("pipe", "pipe.py"):
         os.mkfifo(pipe)
-    Path("loop").symlink_to("loop")
+    for loop in ("loop", "loop.png"):
+        Path(loop).symlink_to(loop)
     Path("nul.toml").write_text('backbone = "a\\u0000.py:x"\n')
     assert said(*command.split()).startswith("error: ")
 
