@@ -661,7 +661,7 @@ WAYS = ("branches:4", "branches:3")  # of training the four clients of a round
 
 @on_made_up_device
 def train_on_made_up_device(number: int) -> str:
-    """Three rounds of a method in graphs of steps have the bits of the steps on the CPU, and are captured early."""
+    """Four rounds of a method in graphs of steps have the bits of the steps on the CPU, and are captured early."""
     draw = random.Random(number)
     names = list(registry.methods())
     name = names[number % len(names)]
@@ -669,17 +669,17 @@ def train_on_made_up_device(number: int) -> str:
     sizes = [draw.randint(1, 9) for _ in range(4)]
     run = {
         "clients_per_chunk": way, "parts": laws.toy_parts(sizes), "local_epochs": draw.randint(1, 2),
-        "momentum": draw.choice((0.0, 0.9)), "lr_decay": draw.choice((1.0, 0.5)),
+        "momentum": draw.choice((0.0, 0.9)), "lr_decay": draw.choice((1.0, 0.5)), "backbone": laws.NORMED,
     }  # fmt: skip
     what = f"{name}, {way}, clients of {sizes}"
     method = quick(registry.find_method(name))
     with early_captures():
-        ran = on_device(method, **run)
-        distance = laws.distance(ran.state, on_cpu(method, **run))
+        ran = on_device(method, rounds=4, **run)
+        distance = laws.distance(ran.state, on_cpu(method, rounds=4, **run))
     if ran.fed.engine.notes or distance:
         return f"{what}: {distance}, {ran.fed.engine.notes}"
     if way == "branches:4" and ran.rounds[-1]["captures"]:
-        return f"{what}: a capture in the third round"
+        return f"{what}: a capture in the fourth round"
     return "" if ran.device.replays else f"{what}: no replay"
 
 
