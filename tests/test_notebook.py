@@ -8,7 +8,9 @@ import fedcli
 from fedcli import api
 from fedcli.errors import UserError
 
-QUICKSTART = Path(__file__).parent.parent / "docs" / "quickstart.ipynb"
+DOCS = Path(__file__).parent.parent / "docs"
+QUICKSTART = DOCS / "quickstart.ipynb"
+COMPARISON = DOCS / "comparison.ipynb"
 TINY = {"dataset": "digits", "protocol": "fedfm:digits", "train_examples": 60, "num_clients": 2, "cohort_size": 2}
 TINY |= {"rounds": 2, "device": "cpu", "partition": "iid"}
 
@@ -30,6 +32,25 @@ def test_the_quickstart_runs_and_is_committed_with_its_pictures(tmp_path):
     assert sum("<progress" in text and 'value="3" max="3"' in text for text in pages) == 5
     assert sum("data:image/png" in text for text in pages) == 2
     assert len(outputs(book, "image/png")) == 1
+
+
+def test_the_comparison_tunes_draws_and_writes_a_table_in_twelve_cells(tmp_path):
+    nbclient, nbformat = pytest.importorskip("nbclient"), pytest.importorskip("nbformat")
+    book = nbformat.read(COMPARISON, as_version=4)
+    assert len(book.cells) <= 12
+    assert COMPARISON.stat().st_size < 200_000
+    assert len(outputs(book, "image/png")) == 2
+    for cell in book.cells:
+        cell.source = cell.source.replace('"rounds": 4', '"rounds": 2')
+    nbclient.NotebookClient(book, timeout=300, resources={"metadata": {"path": str(tmp_path)}}).execute()
+    trials, table = outputs(book, "text/html")
+    assert trials.count("<tr") == 1 + 9
+    assert table.count("<tr") == 1 + 3
+    assert len(outputs(book, "image/png")) == 2
+    assert (tmp_path / "curves.pdf").read_bytes().startswith(b"%PDF")
+    printed = [output["text"] for cell in book.cells for output in cell.get("outputs", ()) if "text" in output]
+    rows = [line.split(" & ")[0] for line in printed[-1].splitlines() if line.endswith(r"\\") and "Method" not in line]
+    assert rows == ["FedAvg", "FedProx", "SCAFFOLD"]
 
 
 @pytest.fixture(scope="module")
