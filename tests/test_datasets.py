@@ -275,7 +275,7 @@ def test_bad_arrays_are_refused(tmp_path, cache, case):
 
 def test_files_that_are_no_npz_are_refused(tmp_path, monkeypatch):
     path = tmp_path / "images.npz"
-    refused(lambda: datasets.import_path("mine", path), "No such file or directory", "images.npz")
+    refused(lambda: datasets.import_path("mine", path), "there is nothing at", "images.npz' to import")
     for content in (b"", b"hello", pickle.dumps({"x_train": 1})):
         path.write_bytes(content)
         refused(lambda: datasets.import_path("mine", path), "images.npz", "must be a whole .npz file")

@@ -99,7 +99,9 @@ SEEDS = "--seeds must be distinct whole numbers from 0"
         ("new method 'my method'", "'my method' cannot be the name of a new method; begin with a letter, use only a-z"),
         ("new", "Missing argument 'method'. Choose from: method ('fedcli new --help' shows all)"),
         ("new method fedavg", "and no name of a method or a file here."),
+        ("plot nowhere --title ''", "there is no run at 'nowhere'"),  # a figure may be without one
         # Data sets
+        ("data import mine nowhere", "there is nothing at 'nowhere' to import; give the path of a file or a folder."),
         ("data download digit", "these can be downloaded: mnist, "),
         ("data import shapes floats.npz", "floats.npz"),
         ("data import digits floats.npz", "digits"),

@@ -77,6 +77,8 @@ class _Root(HelpfulGroup):
         """Refuse an empty value, which as a path would be the folder one is in, and an option given twice."""
         flags = [word.partition("=")[0] for word in args]
         for before, word, flag in zip(["fedcli", *args], args, flags, strict=False):
+            if "--title" in (before, flag):  # which a figure may be without
+                continue
             if not word or (flag.startswith("--") and word == f"{flag}="):
                 stop(f"error: a value is empty (got it after '{word or before}'); give one.", 2)
             if flag.startswith("--") and flags.count(flag) > 1 and flag not in REPEATED:

@@ -266,6 +266,8 @@ def import_path(name: str, path: Path, size: int | None = None) -> Imported:
     if not _NAME.fullmatch(name):
         raise UserError(f"the name '{name}' is invalid; use only a-z, 0-9 and -.")
     path = Path(forms.location(str(path)))
+    if not os.path.lexists(path):
+        raise UserError(f"there is nothing at '{path}' to import; give the path of a file or a folder.")
     form = files.ARRAYS if path.suffix == ".npz" else forms.FORM
     with files.reading(path, form):
         columns = forms.read(path, info, size, notes)
