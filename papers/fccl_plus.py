@@ -627,7 +627,7 @@ def _public(augmentation: str) -> dict[str, PublicSetting]:
     return {name: PublicSetting(*them, "authors' code", augmentation) for name, them in _PUBLIC.items()}
 
 
-def _protocol(
+def _protocol(  # noqa: PLR0913  # a declaration: one keyword for each trait of a scenario
     name: str, summary: str, datasets: tuple[str, ...], backbone: str, top_k: int = 1, form: str = "",
     plus_options: dict | None = None, notes: tuple[str, ...] = (), **settings,
 ) -> Protocol:  # fmt: skip
