@@ -332,10 +332,10 @@ def load(path: str | Path, method: str | Path | Sequence[str | Path] = ()) -> Ru
     folder = Path(path)
     if not folder.is_dir() or (folder / RECORD).is_file():
         return _open(folder, method)
-    found = sorted(file.parent for file in folder.rglob(RECORD))
-    if not found:
+    folders = sorted(file.parent for file in folder.rglob(RECORD))
+    if not folders:
         return _open(folder, method)  # which says that there is none
-    return Runs(_open(run, method) for run in found)
+    return Runs(_open(run, method) for run in folders)
 
 
 def _open(path: Path, method: str | Path | Sequence[str | Path]) -> Run:

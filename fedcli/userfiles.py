@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from traceback import walk_tb
 from types import ModuleType
-from typing import Any
+from typing import Any, NamedTuple
 
 from fedcli.errors import UserError, unknown
 from fedcli.isolation import unchanged
@@ -34,8 +34,15 @@ def is_from_file(text: str) -> bool:
     return _FROM_FILE.fullmatch(text) is not None
 
 
-def path_and_name(text: str) -> tuple[str, str]:
-    """The absolute path and the name in `./file.py:NAME`; the name may be empty.
+class UserPart(NamedTuple):
+    """Where a part of the user's own is."""
+
+    path: str  # absolute, of the file
+    name: str  # in it; may be empty
+
+
+def path_and_name(text: str) -> UserPart:
+    """The absolute path and the name in `./file.py:NAME`.
 
     Raises:
         UserError: No file can have this path, or the absolute one has a comma.
@@ -48,12 +55,12 @@ def path_and_name(text: str) -> tuple[str, str]:
     full = os.path.realpath(path)
     if "," in full:
         raise UserError(f"the file '{full}' cannot be named (got a comma in its path); move it, or rename its folder.")
-    return full, name or ""
+    return UserPart(full, name or "")
 
 
 def short_name(text: str) -> str:
     """A part's name without a path: `NAME` of `./file.py:NAME`, the text itself of others."""
-    return (path_and_name(text)[1] or Path(text).stem) if is_from_file(text) else text
+    return (path_and_name(text).name or Path(text).stem) if is_from_file(text) else text
 
 
 def absolute(text: str) -> str:
@@ -65,7 +72,7 @@ def absolute(text: str) -> str:
 def own_paths(values: Iterable[Any]) -> list[str]:
     """The absolute paths of the user's files in a run's method and options, each once."""
     parts = [part for value in values if isinstance(value, str) for part in value.split(",")]
-    return list(dict.fromkeys(path_and_name(part)[0] for part in parts if is_from_file(part)))
+    return list(dict.fromkeys(path_and_name(part).path for part in parts if is_from_file(part)))
 
 
 def replace_paths(value: Any, paths: Mapping[str, str]) -> Any:
@@ -100,15 +107,15 @@ def _hash_alone(path: Path) -> str:
 
 def _with_imported(path: Path) -> list[Path]:
     """A file, and those beside it that it or one of them imports, as far as lines tell that begin with the import."""
-    found = [path]
-    for file in found:
+    imported = [path]
+    for file in imported:
         for line in _IMPORT.findall(file.read_bytes()):
             for part in line.decode().split(","):
                 name, *_ = part.split() or [""]
                 beside = path.with_name(f"{name.lstrip('.')}.py")
-                if beside not in found and beside.is_file():
-                    found.append(beside)
-    return found
+                if beside not in imported and beside.is_file():
+                    imported.append(beside)
+    return imported
 
 
 def user_files(record: dict[str, Any]) -> dict[str, str]:

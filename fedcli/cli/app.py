@@ -13,7 +13,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.metadata import version
-from typing import Any
+from typing import Any, NamedTuple
 
 import typer
 
@@ -49,25 +49,32 @@ def _ends_in_a_line(ctx: typer.Context) -> Iterator[None]:
         set_time_limit(float("inf"))
 
 
-def _explain(error: Exception) -> tuple[str, int]:
-    """Say what a mistake of the user's or of the machine is, and its exit code; an empty text for an error of ours."""
+class Explanation(NamedTuple):
+    """What an error means for the user."""
+
+    text: str  # empty for an error of ours
+    code: int  # exit code
+
+
+def _explain(error: Exception) -> Explanation:
+    """Say what a mistake of the user's or of the machine is."""
     if isinstance(error, UsageError):
         path = error.ctx.command_path if error.ctx else "fedcli"  # none where the last option lacks its value
-        return f"{' '.join(error.format_message().split())} ('{path} --help' shows all)", 2
+        return Explanation(f"{' '.join(error.format_message().split())} ('{path} --help' shows all)", 2)
     if isinstance(error, OSError) and errno.errorcode.get(error.errno or 0) in ("ENOSPC", "EDQUOT", "EFBIG"):
         remedy = "free space; then a run goes on with 'fedcli resume RUN', and all else with the same command"
-        return f"'{error.filename}' cannot be written ({error.strerror}); {remedy}.", 1
+        return Explanation(f"'{error.filename}' cannot be written ({error.strerror}); {remedy}.", 1)
     if isinstance(error, OSError) and error.filename is not None:
-        return f"'{error.filename}' cannot be used ({error.strerror}); choose another path.", 2
+        return Explanation(f"'{error.filename}' cannot be used ({error.strerror}); choose another path.", 2)
     if isinstance(error, RuntimeError) and str(error).startswith("Symlink loop from"):
-        return f"a path leads to itself ({error}); choose another path.", 2
+        return Explanation(f"a path leads to itself ({error}); choose another path.", 2)
     if isinstance(error, MemoryError) or re.search("allocate memory|out of memory", str(error)):
         lines = str(error).splitlines() or [""]
         smaller = "use a smaller --batch-size, --cohort-size, --local-epochs or network"
-        return f"out of memory ({lines[0]}); {smaller}.", 1
+        return Explanation(f"out of memory ({lines[0]}); {smaller}.", 1)
     if isinstance(error, UserError):
-        return str(error), 2
-    return "", 0
+        return Explanation(str(error), 2)
+    return Explanation("", 0)
 
 
 class _Root(HelpfulGroup):

@@ -125,7 +125,7 @@ class Display(Standing):
     def round(self, entry: dict[str, Any]) -> None:
         """Show what a round came to."""
         super().round(entry)
-        round_, *numbers = self.standing()[1]
+        round_, *numbers = self.standing().texts
         without_bar = [console for console in self._consoles if not console.is_terminal]
         print_line(without_bar, f"{round_}: {', '.join(numbers)}")
 

@@ -97,8 +97,8 @@ class Network:
         """
         if not hasattr(self._own, "module"):
             # The tensors are shared, not copied: the copy never uses those that it begins with.
-            known = {id(value): value for value in (*self.module.parameters(), *self.module.buffers())}
-            self._own.module = copy.deepcopy(self.module, known)
+            shared = {id(value): value for value in (*self.module.parameters(), *self.module.buffers())}
+            self._own.module = copy.deepcopy(self.module, shared)
             self._own.places = {}  # where the tensor of each name is kept: the dict, and its key there
             for name in (*self.params, *self.buffers):
                 prefix, _, key = name.rpartition(".")

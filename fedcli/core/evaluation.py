@@ -164,10 +164,10 @@ def tally_classes(
     counts = {
         name: np.zeros(num_classes, int if weights is None else float) for name in ("right", "predicted", "actual")
     }
-    for number, one in enumerate(judged):
-        labels = one.labels.numpy()
-        assert one.classes is not None  # they were asked for
-        classes = one.classes.numpy()
+    for number, of_model in enumerate(judged):
+        labels = of_model.labels.numpy()
+        assert of_model.classes is not None  # they were asked for
+        classes = of_model.classes.numpy()
         own_weights = None if weights is None else weights[number]
         is_right = labels == classes
         counts["predicted"] += np.bincount(classes, own_weights, num_classes)
@@ -240,7 +240,7 @@ def _on_parts(
     # Where there is one model, any client has it.
     tests = {0: np.concatenate(list(part_of.values()))} if method.personal is None else part_of
     judged = score(tests)
-    hits = np.concatenate([one.hits.numpy() for one in judged], 1)  # [rules, n]
+    hits = np.concatenate([of_model.hits.numpy() for of_model in judged], 1)  # [rules, n]
     pooled: dict[str, Any] = dict(zip(names, map(_mean, hits), strict=False))
     ends = np.cumsum([len(part) for part in part_of.values()])
     hits_of_clients = np.split(hits[0], ends[:-1])
@@ -255,7 +255,7 @@ def _on_test_images(fed: Federation, method: Method, score: Score) -> tuple[dict
     has_one_model = method.personal is None and fed.evaluation != "domains"
     clients = range(1 if has_one_model else fed.num_clients)
     judged = score(dict.fromkeys(clients))
-    hits = np.stack([one.hits.numpy() for one in judged])  # [clients, rules, n]
+    hits = np.stack([of_model.hits.numpy() for of_model in judged])  # [clients, rules, n]
     images = {name: (fed.test_domains == number).numpy() for number, name in enumerate(fed.domain_names)}
     by_domain = {name: hits[:, 0, chosen].mean(1) for name, chosen in images.items() if chosen.any()}  # [clients] each
     domains = {name: _mean(accuracies) for name, accuracies in by_domain.items()}

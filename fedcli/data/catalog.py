@@ -361,16 +361,16 @@ def known_form(name: str, columns: Arrays) -> Arrays:
     return columns
 
 
-def difference_from_official(name: str, found: Mapping[str, Any]) -> str:
+def difference_from_official(name: str, facts: Mapping[str, Any]) -> str:
     """In what a set that is called by a known name differs from the official one, as text; empty where it is the same.
 
-    `found` has the set's `fingerprint`, its numbers of `train` and `test` images, and as tuples its `train_counts` and
+    `facts` has the set's `fingerprint`, its numbers of `train` and `test` images, and as tuples its `train_counts` and
     `test_counts` of each class and `domain_counts` of each domain.
     """
     info = KNOWN[name]
     if info.fingerprint:
-        same = found["fingerprint"] == info.fingerprint
-        return "" if same else f"fingerprint {found['fingerprint']}, not {info.fingerprint}"
+        same = facts["fingerprint"] == info.fingerprint
+        return "" if same else f"fingerprint {facts['fingerprint']}, not {info.fingerprint}"
     sizes = {} if name in UNSURE else {"train": info.num_train, "test": info.num_test}
     counts = {"train_counts": info.train_counts, "test_counts": info.test_counts, "domain_counts": info.domain_counts}
     words = {
@@ -378,8 +378,8 @@ def difference_from_official(name: str, found: Mapping[str, Any]) -> str:
         "test_counts": "test images of its classes", "domain_counts": "images of its domains",
     }  # fmt: skip
     for kind, official in {**sizes, **counts}.items():
-        if official and found[kind] != official:
-            return f"{_in_words(found[kind])} {words[kind]}, not {_in_words(official)}"
+        if official and facts[kind] != official:
+            return f"{_in_words(facts[kind])} {words[kind]}, not {_in_words(official)}"
     return ""
 
 

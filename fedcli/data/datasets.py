@@ -198,11 +198,11 @@ def refuse_other_images(dataset: Dataset) -> None:
     }
     domains = [getattr(dataset, f"domain_{part}") for part in files.PARTS if dataset.domain_names]
     of_domains = torch.cat(domains).bincount(minlength=len(dataset.domain_names)).tolist() if domains else ()
-    found = {
+    facts = {
         "fingerprint": dataset.fingerprint, "train": len(dataset.y_train), "test": len(dataset.y_test),
         "domain_counts": tuple(of_domains), **of_classes,
     }  # fmt: skip
-    if difference := difference_from_official(dataset.name, found):
+    if difference := difference_from_official(dataset.name, facts):
         raise UserError(
             f"these are not the images of '{dataset.name}' (got {difference}); import them under a name of their own, "
             f"such as my-{dataset.name}, and leave '{dataset.name}' to the official ones."

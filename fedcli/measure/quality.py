@@ -9,7 +9,7 @@ import hashlib
 import io
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from sklearn.cluster import KMeans
@@ -185,7 +185,14 @@ def client_points(fed: Federation, cohort: Cohort) -> dict[str, np.ndarray]:
     return {"features": features[client, image], "labels": labels[image], "clients": clients[client]}
 
 
-def pair_cosines(features: np.ndarray, labels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The cosine of each two features of `[n, D]`, 0 with a zero vector, and whether both are of one class."""
+class PairCosines(NamedTuple):
+    """What each two features have in common."""
+
+    cosines: np.ndarray  # 0 with a zero vector
+    same: np.ndarray  # bool, whether both are of one class
+
+
+def pair_cosines(features: np.ndarray, labels: np.ndarray) -> PairCosines:
+    """Compares each two features of `[n, D]`."""
     pairs = np.triu_indices(len(labels), 1)
-    return cosine_similarity(features)[pairs], (labels[:, None] == labels)[pairs]
+    return PairCosines(cosine_similarity(features)[pairs], (labels[:, None] == labels)[pairs])

@@ -86,7 +86,7 @@ def cost_of(runs: Iterable[plans.PlannedRun], timed: pd.DataFrame, device: str, 
         A row a run: `seconds`, NaN where no run like it was timed, `core_seconds`, these times the CPU threads, and the
         names of other `machines` that were timed.
     """
-    rows = []
+    rows: list[tuple] = []
     relative = relative_times(timed)
 
     @cache

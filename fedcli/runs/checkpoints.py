@@ -7,7 +7,7 @@ states, see `fedcli.core.client_states`.
 from collections.abc import Collection
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from fedcli.core.client_states import STATE, STATES, STATES_OF_WORKER, Version, stored
 from fedcli.core.federation import Federation
@@ -88,8 +88,15 @@ def clear_finished(folder: Path, record: dict[str, Any]) -> None:
     clear(folder, PREVIOUS, *([SELECTED] if is_last else []), at_rest=True)
 
 
-def read_checkpoint(folder: Path, record: dict[str, Any], setup: Setup, fed: Federation) -> tuple[Any, dict[str, Any]]:
-    """Returns a run's state and its part of the record at the newest checkpoint; the initial ones without any.
+class Checkpoint(NamedTuple):
+    """Where a run goes on."""
+
+    state: Any  # the method's
+    progress: dict[str, Any]  # the part of the record that rounds add to
+
+
+def read_checkpoint(folder: Path, record: dict[str, Any], setup: Setup, fed: Federation) -> Checkpoint:
+    """Returns a run's newest checkpoint; the initial state without any.
 
     Raises:
         UserError: If the checkpoint, or a client's state that it names, is damaged, another run's or of another kind.
@@ -97,7 +104,7 @@ def read_checkpoint(folder: Path, record: dict[str, Any], setup: Setup, fed: Fed
     assert fed.store is not None  # `prepare` has given it one
     files = [file for file in (folder / CHECKPOINT, folder / PREVIOUS) if file.is_file()]
     if not files:
-        return setup.method.init(fed, setup.options), {"rounds": [], "cost": None}
+        return Checkpoint(setup.method.init(fed, setup.options), {"rounds": [], "cost": None})
     newest = files[0]
     state, facts = load_tree(newest, fed.store.reopen(folder), fed.device)
     if facts["identity"] != identity(record):
@@ -108,7 +115,7 @@ def read_checkpoint(folder: Path, record: dict[str, Any], setup: Setup, fed: Fed
         raise UserError(f"'{newest}' is no checkpoint of a run: {error}; delete it, or run again.") from error
     for version in _versions(state):
         read_verified(version.file, version.digest)
-    return state, facts["record"]
+    return Checkpoint(state, facts["record"])
 
 
 def _versions(state: Any) -> list[Version]:

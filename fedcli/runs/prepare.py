@@ -1,6 +1,6 @@
 """What a run needs before its first round: its data, their partition and the federation."""
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -18,16 +18,32 @@ from fedcli.runs.workers import current
 from fedcli.userfiles import own_paths
 
 
-def prepare(setup: Setup) -> tuple[datasets.Dataset, list, Federation]:
-    """Returns a run's data set, each client's examples, and the federation; raises what `load_data` does."""
+class Prepared(NamedTuple):
+    """What a run's first round needs."""
+
+    dataset: datasets.Dataset
+    parts: list  # positions of each client's examples
+    fed: Federation
+
+
+def prepare(setup: Setup) -> Prepared:
+    """Returns what a run needs; raises what `load_data` does."""
     dataset, parts, public = load_data(setup)
     memory = parse_size(setup.run.state_memory) if setup.run.state_memory else None
     store = Store(memory, setup.device, setup.method.state_types)
-    return dataset, parts, make_federation(setup, dataset, parts, public, store=store)
+    return Prepared(dataset, parts, make_federation(setup, dataset, parts, public, store=store))
 
 
-def load_data(setup: Setup) -> tuple[datasets.Dataset, list, datasets.Dataset | None]:
-    """Returns a run's data set, the positions of each client's examples, and any public images, all on the host.
+class Data(NamedTuple):
+    """The images of a run, on the host."""
+
+    dataset: datasets.Dataset
+    parts: list  # positions of each client's examples
+    public: datasets.Dataset | None
+
+
+def load_data(setup: Setup) -> Data:
+    """Returns a run's images and their division among clients.
 
     Raises:
         UserError: If the data cannot be read or divided as asked, or no client has enough of them.
@@ -53,9 +69,9 @@ def load_data(setup: Setup) -> tuple[datasets.Dataset, list, datasets.Dataset | 
     if setup.selection == "best-validation" and not any(map(len, division.validation)):
         raise UserError(f"no client has a validation part (got --validation {config.validation:g}); use a larger one.")
     if config.public_dataset is None:
-        return dataset, parts, None
+        return Data(dataset, parts, None)
     public = datasets.public_images(config.public_dataset, dataset, config.public_examples, setup.partition_seed)
-    return dataset, parts, public
+    return Data(dataset, parts, public)
 
 
 def refuse_lost_classes(setup: Setup, dataset: datasets.Dataset, parts: list) -> None:

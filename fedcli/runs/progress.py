@@ -5,9 +5,16 @@ from datetime import timedelta
 from html import escape
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from fedcli.runs import rounds
+
+
+class Position(NamedTuple):
+    """How far a run is."""
+
+    rounds: float  # that are done, with the part of the one that goes on
+    texts: list[str]  # the last round's numbers, the speed and the time that is left
 
 
 class Standing(rounds.Listener):
@@ -40,8 +47,8 @@ class Standing(rounds.Listener):
     def show(self) -> None:
         """Shows how far the run is."""
 
-    def standing(self) -> tuple[float, list[str]]:
-        """The number of rounds done, with the part of the one that goes on; and the last round's numbers as texts."""
+    def standing(self) -> Position:
+        """How far the run is."""
         entries = self.record["rounds"]
         total = self.record["config"]["rounds"]
         done = min(len(entries) + min(self._in_round / self._per_round, 1), total)
@@ -55,7 +62,9 @@ class Standing(rounds.Listener):
             texts += [f"{name} {100 * value:.2f} %" for name, value in accuracies.items() if value is not None]
             texts += [f"{name} {value:.4g}" for name, value in entry["terms"].items()]
         left = elapsed / max(done - self._first, 1e-9) * (total - done)
-        return done, [*texts, f"{self._all / elapsed:,.0f} samples/s", f"{timedelta(seconds=round(left))} left"]
+        return Position(
+            done, [*texts, f"{self._all / elapsed:,.0f} samples/s", f"{timedelta(seconds=round(left))} left"]
+        )
 
 
 class Progress(Standing):

@@ -100,11 +100,11 @@ def resume(
 def _changed_code(record: dict[str, Any], method: Method, files_before: dict[str, str]) -> list[dict[str, Any]]:
     """What of the code is not as in the rounds that a run has, as its record will say; its files had `files_before`."""
     changes = []
-    found = code_differences(record, method)
-    if "numerics" in found:
-        now, _ = found["numerics"]
+    differing = code_differences(record, method)
+    if "numerics" in differing:
+        now = differing["numerics"].now
         changes.append({"what": "the arithmetic of fedcli", "numerics": now})
-    if "hash" in found:
+    if "hash" in differing:
         changes.append({"what": "its method"})
     before = {hashes.rpartition(userfiles.THEN)[2] for hashes in files_before.values()}
     for path, hashes in record["user_files"].items():
