@@ -60,8 +60,8 @@ def run(  # noqa: PLR0913  # what a user calls: one keyword for each choice
     Returns:
         The run; with several methods, seeds or values, or `jobs`, a list of runs. A run has `record`, `state`, `path`,
         `history` (a `pandas.DataFrame`, a row a round, accuracies in percent), `plot()`, `model()`, `data()`,
-        `predict()`, `confusion()` and `per_class()`; a list has `frame()`, `table()` and `plot()`. A notebook shows
-        both as a table and curves.
+        `predict()`, `confusion()`, `per_class()` and `clients` (each client's accuracies); a list has `frame()`,
+        `table()` and `plot()`. A notebook shows both as a table and curves.
 
     Raises:
         UserError: A run cannot start; nothing is written then.

@@ -63,6 +63,26 @@ def test_a_narrow_figure_has_its_names_below_in_columns_and_leaves_the_rest_to_t
     assert figure.axes[0].get_window_extent().height > 0.25 * figure.bbox.height
 
 
+def test_one_long_name_takes_no_column_from_the_short_ones():
+    runs = [curve(f"method-{number}") for number in range(12)]
+    look = Look(size=(3.4, 2.3), font_size=7, title="", labels={"method-9": "FedNova with feature matching"})
+    with matplotlib.rc_context(look.parameters()):
+        figure = plots.learning_curves(runs, look=look)
+        figure.draw_without_rendering()
+    (legend,) = figure.legends
+    assert len({round(text.get_window_extent().x0) for text in legend.get_texts()}) == 2
+    panel = figure.axes[0].get_tightbbox()
+    assert legend.get_window_extent().y1 <= panel.y0 + 1
+    assert figure.axes[0].get_window_extent().height > 0.25 * figure.bbox.height
+
+
+def test_names_that_leave_no_room_for_lines_are_warned_of_once(tmp_path):
+    runs = [curve(f"a-method-of-a-very-long-name-{number}") for number in range(12)]
+    with pytest.warns(UserWarning, match="the names leave the figure no room for its lines; choose a larger") as caught:
+        plots.write(tmp_path / "one.svg", plots.learning_curves, runs, look=Look(size=(3.4, 1.2)))
+    assert len(caught) == 1
+
+
 @pytest.mark.parametrize("heights", [np.full(12, 0.5), np.linspace(0.1, 0.12, 12), np.linspace(0.2, 0.9, 3)])
 def test_names_at_the_ends_of_lines_keep_their_order_and_do_not_overlap(heights):
     runs = [curve(f"m{number:02}", accuracies=(0.2, height)) for number, height in enumerate(heights)]

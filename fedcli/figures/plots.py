@@ -58,7 +58,8 @@ UNDATED: dict[str, dict[str, Any]] = {
 }
 NAMED = 26  # classes of a partition; the names of more would overlap
 LEGEND_LINE = 0.17  # inches of a line of text in a legend
-HANDLE = 5  # characters that the sample of a line takes in a legend
+HANDLE = 6  # characters that the sample of a line takes in a legend
+BESIDE_END = 7  # points from the end of a line to its name, beside the ring that may be there
 SIGN: dict[str, Any] = {
     "markersize": 7,
     "zorder": 4,
@@ -152,7 +153,7 @@ def write(
     files = [out]
     if out.suffix == ".png" and not page:
         files.append(out.with_suffix(".pdf"))
-    with matplotlib.rc_context(look.parameters()), named_glyphs():
+    with matplotlib.rc_context(look.parameters()), warnings_in_words():
         if out.suffix == ".pgf":
             _refuse_without_latex()
         figure = draw(*given)
@@ -186,18 +187,28 @@ def _refuse_without_latex() -> None:
 
 
 @contextmanager
-def named_glyphs() -> Iterator[None]:
-    """Turns matplotlib's warnings of glyphs that a font lacks into one, which names the characters and a remedy."""
+def warnings_in_words() -> Iterator[None]:
+    """Turns matplotlib's warnings of what a figure lacks, glyphs or room, into one each, which names a remedy."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         yield
     missing = {}
+    lacks_room = False
     for warning in caught:
+        if str(warning.message).startswith("constrained_layout not applied"):
+            lacks_room = True
+            continue
         glyph = re.match(r"Glyph (\d+) .* missing from font\(s\) (.*?)\.?$", str(warning.message))
         if glyph is None:
             warnings.warn_explicit(warning.message, warning.category, warning.filename, warning.lineno)
         else:
             missing[chr(int(glyph[1]))] = glyph[2]
+    if lacks_room:
+        warnings.warn(
+            "the names leave the figure no room for its lines; choose a larger --size, a smaller --font-size, shorter "
+            "--labels, or --legend none.",
+            stacklevel=3,
+        )
     if missing:
         fonts = ", ".join(dict.fromkeys(missing.values()))
         warnings.warn(
@@ -474,7 +485,16 @@ def _draw_legends(figure: Figure, legends: list[list[Any]], signs: dict[str, Any
         return _legends_beside(figure, legends, signs)
     if look.legend_place == "inside":
         for axes, lines in zip(figure.axes, legends, strict=True):
-            axes.legend(handles=lines, loc="best", handlelength=2)
+            # On a pale ground, since the names of many lines lie on some of them wherever they stand.
+            axes.legend(
+                handles=lines,
+                loc="best",
+                handlelength=3,
+                frameon=True,
+                framealpha=0.75,
+                edgecolor="none",
+                fancybox=False,
+            )
     if look.legend_place == "below":
         return LegendRows(0, _legend_below(figure, legends, look))
     return LegendRows(0, 0)
@@ -496,10 +516,24 @@ def _legends_beside(figure: Figure, legends: list[list[Any]], signs: dict[str, A
 def _legend_below(figure: Figure, legends: list[list[Any]], look: Look) -> int:
     """Draws the names of all panels' lines below them, in as many columns as fit; returns its lines of text."""
     lines = {line.get_label(): line for panel in legends for line in panel}
-    longest = max(len(part) for name in lines for part in name.split("\n"))
-    columns = max(characters(look.width) // (longest + HANDLE), 1)
-    figure.legend(lines.values(), lines, loc="outside lower center", handlelength=2, columnspacing=1, ncols=columns)
-    return -(-sum(name.count("\n") + 1 for name in lines) // columns)
+    columns = _fitting_columns(list(lines), characters(look.width))
+    figure.legend(
+        lines.values(), lines, loc="outside lower center", handlelength=3, columnspacing=1, ncols=len(columns)
+    )
+    return max(sum(name.count("\n") + 1 for name in column) for column in columns)
+
+
+def _fitting_columns(names: list[str], width: int) -> list[list[str]]:
+    """Divides names among as many columns as fit into a width in characters, each as wide as its longest name."""
+    for number in range(len(names), 1, -1):
+        columns = [column.tolist() for column in np.array_split(names, number)]  # as a legend divides them
+        if sum(_longest_line(column) + HANDLE for column in columns) <= width:
+            return columns
+    return [names]
+
+
+def _longest_line(names: list[str]) -> int:
+    return max(len(line) for name in names for line in name.split("\n"))
 
 
 def _name_ends(figure: Figure, axes: Axes, lines: list[Any]) -> None:
@@ -510,7 +544,7 @@ def _name_ends(figure: Figure, axes: Axes, lines: list[Any]) -> None:
         text = axes.annotate(
             line.get_label(),
             (line.get_xdata()[-1], line.get_ydata()[-1]),
-            xytext=(4, 0),
+            xytext=(BESIDE_END, 0),
             textcoords="offset points",
             va="center",
             color=line.get_color(),
@@ -527,7 +561,7 @@ def _name_ends(figure: Figure, axes: Axes, lines: list[Any]) -> None:
     # The nearest heights, in the sense of least squares, at which each name stands above the one before.
     heights = isotonic_regression(wanted - below, y_max=max(height - below[-1], 0.0)) + below
     for text, shift in zip(texts, heights - wanted, strict=True):
-        text.set_position((4, shift))
+        text.set_position((BESIDE_END, shift))
 
 
 def _draw_curve(axes: Axes, curve: Curve, name: str, look: dict[str, Any]) -> Any:
