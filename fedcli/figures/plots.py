@@ -518,8 +518,9 @@ def _legend_below(figure: Figure, legends: list[list[Any]], look: Look) -> int:
     lines = {line.get_label(): line for panel in legends for line in panel}
     columns = _fitting_columns(list(lines), characters(look.width))
     figure.legend(
-        lines.values(), lines, loc="outside lower center", handlelength=3, columnspacing=1, ncols=len(columns)
-    )
+        lines.values(), lines, loc="outside lower center", handlelength=3, columnspacing=1, labelspacing=0.3,
+        ncols=len(columns),
+    )  # fmt: skip
     return max(sum(name.count("\n") + 1 for name in column) for column in columns)
 
 
