@@ -88,5 +88,8 @@ else
         bench . after $((start + 120)) float32
     fi
 fi
-PYTHONPATH=$PWD "$PYTHON" results/evidence/evidence.py ${TINY:+--tiny} --time=$((60 * ${MINUTES:-9} - SECONDS)) --jobs=1 \
-    --precision="${PRECISION:-tf32}" --carry="$OUT" ${FROM:+--from="$FROM"}
+left=$((60 * ${MINUTES:-9} - SECONDS))
+if [ "$left" -gt 0 ]; then
+    PYTHONPATH=$PWD "$PYTHON" results/evidence/evidence.py ${TINY:+--tiny} --time=$left --jobs=1 \
+        --precision="${PRECISION:-tf32}" --carry="$OUT" ${FROM:+--from="$FROM"}
+fi
