@@ -198,6 +198,7 @@ def test_forks_end_with_the_process_that_is_killed(tmp_path):
     os.close(life)
     assert os.read(alive, 1) + os.read(alive, 1) == b".."
     running.kill()
+    running.join()
     assert os.read(alive, 1) == b""  # nobody is left who could write
 
 

@@ -88,6 +88,6 @@ def test_the_rounds_of_a_side_are_measured_on_the_clients_that_all_sides_read(tm
     assert [*rows.what] == ["seconds"] * (peers.ROUNDS - 2) + ["end"]
     assert (rows.value > 0).all()
     peers.write_clients(tmp_path, peers.WORKLOADS["w2"])
-    train = sides.user_data(str(tmp_path))
+    train = sides.user_data(str(tmp_path), "train")
     assert sum(map(len, train)) == 400 - 4 * 14  # a seventh of each is for testing
     assert {images.tensors[0].shape[1:] for images in train} == {(1, 8, 8)}
