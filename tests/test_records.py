@@ -100,5 +100,5 @@ FEDPROX = find_method("fedprox")
 def test_a_record_is_outdated_by_numerics_lost_options_and_changed_files(record, method, changes):
     record = {"model": {}, "method": "fedprox", "method_source": "fedprox", "method_hash": FEDPROX.file_hash, **record}
     record = {"config": {"rounds": 3, dataclasses.fields(FEDPROX.config)[0].name: 0.1}, **record}
-    record = {"numerics": numerics(record, FEDPROX), **record}
+    record = {"numerics": numerics(record, FEDPROX), "changed": [], **record}
     assert outdated(record, dataclasses.replace(FEDPROX, **method)) == changes
