@@ -219,7 +219,7 @@ def test_a_small_network_alone_on_the_cpu_has_one_thread_on_cuda_operations_are_
     monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG", raising=False)
     fed = SimpleNamespace(
         config=SimpleNamespace(precision=precision), sizes=SimpleNamespace(parameters=parameters),
-        engine=SimpleNamespace(clients_per_chunk=together), device=torch.device(device),
+        engine=SimpleNamespace(clients_per_chunk=together, processes=None, notes=[]), device=torch.device(device),
     )  # fmt: skip
 
     def settings():
