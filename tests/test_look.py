@@ -99,6 +99,11 @@ def test_names_at_the_ends_of_lines_keep_their_order_and_do_not_overlap(heights)
     assert all(text.get_color() == colours[text.get_text()] for text in texts)
 
 
+def test_the_title_is_settled_before_names_are_placed_at_the_ends_of_lines():
+    figure = plots.learning_curves([curve()], look=Look(legend="ends", title=""))
+    assert figure.axes[0].get_title() == ""
+
+
 def test_no_legend_is_drawn_where_none_is_asked_for_and_one_in_the_panel_inside():
     bare = plots.learning_curves([curve()], look=Look(legend="none"))
     assert (bare.axes[0].get_legend(), bare.legends) == (None, [])

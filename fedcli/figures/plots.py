@@ -444,6 +444,7 @@ def _draw(panels: list[Panel], x_label: str, title: str, look: Look) -> Figure:
         figure.set_size_inches(look.width, panel_height * len(panels) + LEGEND_LINE * rows.below)
     write_title(figure, title)
     if look.legend_place == "ends":
+        apply(look, figure)  # names stand by the height of the panels, which a title changes
         for axes, named in zip(figure.axes, legends, strict=True):
             _name_ends(figure, axes, named)
     return figure
