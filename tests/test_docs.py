@@ -175,7 +175,9 @@ def test_the_page_of_what_a_method_is_given_has_a_row_for_everything_and_no_othe
     public = [*attributes, *(name for name in vars(Federation) if not name.startswith("_"))]
     fields = {f"{name}.{field}" for name, kind in (("cohort", Cohort), ("batch", Batch)) for field in kind._fields}
     assert len(attributes) > 10
-    assert sorted(rows) == sorted({f"fed.{name}" for name in public} | fields | {"clients.optimizer", "clients.memory"})
+    assert sorted(rows) == sorted(
+        {f"fed.{name}" for name in public} | fields | {"clients.optimizer", "clients.memory", "cohort.network"}
+    )
 
 
 def test_the_method_of_the_readme_is_what_new_writes_and_keeps_the_laws(folder):
