@@ -38,6 +38,9 @@ class Setting(NamedTuple):
     write: Callable[[Any], Any]
 
 
+_ABSENT = object()  # of a key that a table lacks
+
+
 class State(NamedTuple):
     """The process at a moment."""
 
@@ -177,10 +180,9 @@ def _put_back_parts(before: State) -> list[str]:
 def _put_back_tables(before: State) -> list[str]:
     changes = []
     for name, (table, content) in before.tables.items():
-        for key in {*table, *content}:
-            if key not in table or key not in content or table[key] is not content[key]:
-                changes.append(f"{name}[{key!r}] (got another one)")
-        if changes:
+        keys = [key for key in {*table, *content} if table.get(key, _ABSENT) is not content.get(key, _ABSENT)]
+        if keys:
+            changes += [f"{name}[{key!r}] (got another one)" for key in keys]
             table.clear()
             table.update(content)
     return changes

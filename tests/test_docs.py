@@ -310,3 +310,21 @@ def test_a_shell_completes_names(words, found):
     told = {"_FEDCLI_COMPLETE": "complete_bash", "COMP_WORDS": f"fedcli {words}", "COMP_CWORD": str(len(words.split()))}
     result = CliRunner().invoke(cli.app, [], prog_name="fedcli", env=told)
     assert sorted(result.stdout.split()) == sorted(found)
+
+
+@pytest.mark.parametrize(
+    ("names", "file"), re.findall(r"((?:`[\w.]+`(?:,| and|) )+)in `([\w/]+\.py)`", TEXTS["code.md"])
+)
+def test_what_the_page_on_the_code_names_is_there(names, file):
+    text = (ROOT / "fedcli" / file).read_text()
+    for name in re.findall(r"`([\w.]+)`", names):
+        for part in name.split("."):
+            assert re.search(rf"\b{part}\b", text), f"{name} in {file}"
+
+
+def test_every_name_on_the_page_on_the_code_is_in_the_code():
+    files = [file for folder in ("fedcli", "papers") for file in (ROOT / folder).rglob("*.py")]
+    code = "\n".join(file.read_text() for file in files)
+    words = set(re.findall(r"`([A-Za-z]+(?:_[a-z]+)+|[A-Z][a-z]+[A-Za-z]+)`", TEXTS["code.md"]))
+    assert len(words) > 20
+    assert {word for word in words if not re.search(rf"\b{word}\b", code)} == set()

@@ -328,7 +328,7 @@ def optimizer_step(  # noqa: PLR0913  # those of `Federation.optimizer_step`, wh
     loss: LocalLoss, optimizer: str, lr: float | None, momentum: float, weight_decay: float,
     names: Collection[str] | None, key: str, clip_norm: float,
 ) -> Step:  # fmt: skip
-    """Makes a local step of one of `OPTIMIZERS` on the objective of one client, see `Federation.optimizer_step`."""
+    """Makes a local step of an optimizer on the objective of one client, see `Federation.optimizer_step`."""
     optimizers: dict[str, Callable[..., tuple[Params, Tree]]] = {
         "sgd": partial(sgd, momentum=momentum), "adam": adam, "adamw": adamw,
     }  # fmt: skip

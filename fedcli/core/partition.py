@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from fractions import Fraction
 from functools import partial
 from inspect import signature
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -249,27 +249,58 @@ def writers(labels: np.ndarray, num_clients: int, writer: np.ndarray, seed: int,
     return np.split(order, np.bincount(client_of[writer]).cumsum()[:-1])
 
 
-# By name: the function, how its flag is written, its options, and what it takes from the data set beside labels:
-# "domain", "writer", "place" or nothing. Options go from the prefix in the flag to the keyword argument and what reads
-# its value; "" is the prefix of the required one, which comes first.
-PARTITIONS: dict[str, tuple[Callable[..., Parts], str, dict[str, tuple[str, Callable[[str], Any]]], str]] = {
-    "iid": (iid, "iid", {}, ""),
-    "dirichlet": (
+class Option(NamedTuple):
+    """A part of a partition's flag between colons."""
+
+    prefix: str  # with which it begins; empty for the required one, which comes first
+    keyword: str  # of the function
+    read: Callable[[str], Any]  # its value, of what stands behind the prefix
+
+
+class Kind(NamedTuple):
+    """A partition that a flag can name."""
+
+    function: Callable[..., Parts]
+    form: str  # how its flag is written
+    options: tuple[Option, ...] = ()
+    needs: str = ""  # of the data set beside labels: "domain", "writer", "place" or nothing
+    takes_remainder: bool = False  # as `classes`, of what is left over when images are divided into shards
+
+
+def _always(value: Any) -> Callable[[str], Any]:
+    """Reads an option that is a word alone."""
+    return {"": value}.__getitem__
+
+
+PARTITIONS = {
+    "iid": Kind(iid, "iid"),
+    "dirichlet": Kind(
         dirichlet, "dirichlet:ALPHA[:plain][:min=COUNT][:draw=pfllib], such as dirichlet:0.5, ALPHA from 1e-6 to 1e6",
-        {
-            "": ("alpha", partial(number, read=float, low=1e-6, high=1e6)),
-            "plain": ("capped", {"": False}.__getitem__), "min=": ("min_examples", number),
-            "draw=": ("draw", {"own": "own", "pfllib": "pfllib"}.__getitem__),
-        }, "",
+        options=(
+            Option("", "alpha", partial(number, read=float, low=1e-6, high=1e6)),
+            Option("plain", "capped", _always(False)),
+            Option("min=", "min_examples", number),
+            Option("draw=", "draw", {"own": "own", "pfllib": "pfllib"}.__getitem__),
+        ),
     ),
-    "classes": (classes, "classes:COUNT, such as classes:2", {"": ("classes_per_client", number)}, ""),
-    "dominant": (
+    "classes": Kind(
+        classes, "classes:COUNT, such as classes:2", options=(Option("", "classes_per_client", number),),
+        takes_remainder=True,
+    ),
+    "dominant": Kind(
         dominant, "dominant:COUNT[:share=FRACTION], such as dominant:1:share=4/9",
-        {"": ("dominant_classes", number), "share=": ("share", partial(number, read=Fraction, low=1e-6, high=1))}, "",
+        options=(
+            Option("", "dominant_classes", number),
+            Option("share=", "share", partial(number, read=Fraction, low=1e-6, high=1)),
+        ),
     ),
-    "missing": (missing, "missing:COUNT, such as missing:3", {"": ("missing_classes", partial(number, low=0))}, ""),
-    "domains": (domains, "domains or domains+LABEL_SKEW, such as domains+dirichlet:0.5", {}, "domain"),
-    "writers": (writers, "writers[:shares]", {"shares": ("by_shares", {"": True}.__getitem__)}, "writer"),
+    "missing": Kind(
+        missing, "missing:COUNT, such as missing:3", options=(Option("", "missing_classes", partial(number, low=0)),)
+    ),
+    "domains": Kind(domains, "domains or domains+LABEL_SKEW, such as domains+dirichlet:0.5", needs="domain"),
+    "writers": Kind(
+        writers, "writers[:shares]", options=(Option("shares", "by_shares", _always(True)),), needs="writer"
+    ),
 }  # fmt: skip
 
 
@@ -279,7 +310,7 @@ class Partition:
 
     flag: str  # in the one canonical spelling
     function: Callable[..., Parts] = field(compare=False)  # of labels, number of clients, what it needs, and the seed
-    needs: str = field(default="", compare=False)  # see `PARTITIONS`
+    needs: str = field(default="", compare=False)  # see `Kind`
 
     def __call__(
         self, labels: ArrayLike, num_clients: int, seed: int, domain: Any = None, writer: Any = None, place: Any = None
@@ -320,8 +351,8 @@ def from_flag(flag: str, remainder: str = "spread") -> Partition:
     """
     if is_from_file(flag):
         return Partition(flag, partial(_parts_from_user, from_file(flag, "partition")), "groups")
-    kind, plus, skew = flag.partition("+")
-    if kind == "domains":
+    first, plus, skew = flag.partition("+")
+    if first == "domains":
         within = from_flag(skew if plus else "iid", remainder)
         if within.needs:
             raise UserError(f"partition 'domains' needs a label skew (got '{flag}'); write domains+dirichlet:0.5.")
@@ -329,25 +360,26 @@ def from_flag(flag: str, remainder: str = "spread") -> Partition:
     name, *texts = flag.split(":")
     if name not in PARTITIONS:
         raise unknown("partition", name, PARTITIONS, f"the partitions are {', '.join(PARTITIONS)}, and ./file.py:NAME.")
-    function, form, options, needs = PARTITIONS[name]
-    left = dict(options)
+    kind = PARTITIONS[name]
+    left = list(kind.options)
     values = {}
     spelling = name
+    is_bare = not texts and any(option.prefix == "" for option in left)
     try:
-        for text in texts or [""] * ("" in options):
-            prefix = next(prefix for prefix in left if text.startswith(prefix))
-            keyword, read = left.pop(prefix)  # what stands twice is not there any more
-            values[keyword] = read(text.removeprefix(prefix))
+        for text in [""] if is_bare else texts:
+            option = next(option for option in left if text.startswith(option.prefix))
+            left.remove(option)  # what stands twice is not there any more
+            values[option.keyword] = option.read(text.removeprefix(option.prefix))
     except (LookupError, ValueError, StopIteration, ZeroDivisionError):  # the last for a share of 4/0
-        raise UserError(f"partition '{name}' cannot be read (got '{flag[:80]}'); write {form}.") from None
-    for prefix, (keyword, _) in options.items():
-        value = values.get(keyword)
-        default = signature(function).parameters[keyword].default
+        raise UserError(f"partition '{name}' cannot be read (got '{flag[:80]}'); write {kind.form}.") from None
+    for option in kind.options:
+        value = values.get(option.keyword)
+        default = signature(kind.function).parameters[option.keyword].default
         if value not in (None, default):
-            spelling += f":{prefix}" + ("" if isinstance(value, bool) else str(value).removesuffix(".0"))
-    if function is classes:
+            spelling += f":{option.prefix}" + ("" if isinstance(value, bool) else str(value).removesuffix(".0"))
+    if kind.takes_remainder:
         values["remainder"] = remainder
-    return Partition(spelling, partial(function, **values), needs)
+    return Partition(spelling, partial(kind.function, **values), kind.needs)
 
 
 def _parts_from_user(

@@ -1,4 +1,4 @@
-"""Files that are written whole, and images as arrays: the form that every reader returns, and their order.
+"""Images as arrays: the form that every reader returns, and their order.
 
 Columns have an entry for each image, by kind: `x` uint8 `[N, H, W, channels]`, `y` int64 `[N]`, `test` bool `[N]` and,
 where known, `domain` and `writer` int64 `[N]`. `class_names` and `domain_names` name the labels and the domains. The

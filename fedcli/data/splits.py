@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from fedcli.core.batches import generator
-from fedcli.core.partition import PARTITIONS
+from fedcli.core.partition import PARTITIONS, Kind, Option
 from fedcli.core.parts import Split
 from fedcli.data.files import PARTS, Arrays, reading
 
@@ -46,7 +46,7 @@ def file(labels: np.ndarray, num_clients: int, place: np.ndarray, seed: int, pat
     return parts
 
 
-PARTITIONS["file"] = (file, "file:PATH, such as file:split.json", {"": ("path", str)}, "place")
+PARTITIONS["file"] = Kind(file, "file:PATH, such as file:split.json", options=(Option("", "path", str),), needs="place")
 
 
 def read_split(path: Path) -> tuple[list[np.ndarray], list[np.ndarray]]:

@@ -370,11 +370,20 @@ def _candidates(
         value, tail = (next(iter(read.values([record])), None) for read in (metric, find_metric("last-tenth")))
         if value is not None or metric.none == "never" or not metric.counts(record):
             form = json.dumps({name: value for name, (value, _) in departed.items()})
-            core = run["numerics"].partition(".")[0]
-            options = json.dumps([run["settings"].get(name) for name in alike])
-            shared = run["seed"], run["images"], run["partition"], core, options
-            rules = metric.rules(record) if value is not None else {"last", "selected"}
-            candidates.append((*shared, form, departed, run["folder"], value, tail, rules))
+            candidate = {
+                "seed": run["seed"],
+                "images": run["images"],
+                "partition": run["partition"],
+                "core": run["numerics"].partition(".")[0],
+                "options": json.dumps([run["settings"].get(name) for name in alike]),
+                "form": form,
+                "departed": departed,
+                "folder": run["folder"],
+                "value": value,
+                "tail": tail,
+                "rules": metric.rules(record) if value is not None else {"last", "selected"},
+            }
+            candidates.append(candidate)
     columns = [*SHARED, "form", "departed", "folder", "value", "tail", "rules"]
     return pd.DataFrame(candidates, columns=columns, dtype=object).astype({"value": float, "tail": float})
 

@@ -147,14 +147,14 @@ def summarise(rounds: list[dict[str, Any]], selection: str) -> dict[str, Any]:
 
 def state_of(record: Record) -> str:
     """Which of `STATES` a run is in; it has diverged if a loss became infinite or NaN."""
-    if record["status"] == "failed" and record.get("error", "").startswith("NonFiniteLoss"):
+    if record["status"] == "failed" and record.get("error", "").startswith(NonFiniteLoss.__name__):
         return "diverged"
     return record["status"] if record["status"] in ("finished", "failed") else "unfinished"
 
 
 def has_ended(record: dict[str, Any]) -> bool:
     """Whether a run has finished, or has diverged and would again."""
-    return record["status"] == "finished" or record.get("error", "").startswith(NonFiniteLoss.__name__)
+    return state_of(record) in ENDED
 
 
 def frozen_parts(fed: Federation) -> list[dict[str, Any]]:
