@@ -81,7 +81,7 @@ def fake_seconds(monkeypatch, engine, plain=()):
 
     monkeypatch.setattr(measure, "one_round", engine_round)
     monkeypatch.setattr(measure, "seconds_of", seconds_of)
-    monkeypatch.setattr(measure, "peak_rates", lambda engine, dtype: (1e6, 1e3))
+    monkeypatch.setattr(measure, "peak_rates", lambda engine, dtype: measure.PeakRates(1e6, 1e3))
     return run
 
 

@@ -117,7 +117,7 @@ def test_nothing_more_is_kept_where_the_last_round_is_selected_or_the_models_are
     monkeypatch.setattr(models, "LARGEST", 1000)
     run = fedcli.run(method, out=tmp_path / "run", **{**TINY, **options})
     assert models.SELECTED not in names(run.path)
-    refused(run.model, f"{models.SELECTED}' lacks the models of round", "--round last")
+    refused(run.model, f"{models.SELECTED}' lacks the models of round", "use round last")
     assert run.model(round="last")
 
 
@@ -142,7 +142,7 @@ def test_by_prototypes_and_by_the_classifier_as_the_record_has_it(made, tmp_path
 @pytest.mark.parametrize(
     ("kind", "act", "words"),
     [
-        ("personal", lambda run: run.model(2), ["a model for each client, 0 to 1 (got --client 2)"]),
+        ("personal", lambda run: run.model(2), ["a model for each client, 0 to 1 (got client 2)"]),
         ("global", lambda run: run.model(round="first"), ["selected or last", "first"]),
         ("global", lambda run: run.model(prototypes=True), ["does not classify by prototypes"]),
         ("global", lambda run: run.model()(torch.zeros(1, 1, 8, 8, dtype=torch.uint8)), ["torch.uint8", "255"]),
@@ -156,7 +156,7 @@ def test_a_model_that_there_is_not_is_refused(kind, act, words, made):
 def test_models_of_another_run_or_an_unfinished_one_are_refused(made, tmp_path):
     run = copied(made["global"], tmp_path)
     shutil.copy(run.path / checkpoints.CHECKPOINT, run.path / models.SELECTED)
-    refused(run.model, models.SELECTED, "--round last")
+    refused(run.model, models.SELECTED, "use round last")
     shutil.copy(made["personal"].path / checkpoints.CHECKPOINT, run.path / checkpoints.CHECKPOINT)
     refused(lambda: run.model(round="last"), "another kind of state", "use the method that wrote it")
     write_record(run.path, {**run.record, "status": "interrupted"})

@@ -378,8 +378,8 @@ def test_a_run_with_both_models_keeps_both_and_a_table_says_which_is_tested(tmp_
     _, card = export(runs["ditto"], format="safetensors")
     assert f"in this round: {100 * entry['global_accuracy']:.2f} %" in card.read_text()
     both = "one global model and a model for each client, 0 to 1"
-    refused(lambda: runs["ditto"].model(client=2), f"'ditto' keeps {both} (got --client 2)")
-    refused(lambda: runs["fedrep"].model(), "'fedrep' keeps a model for each client, 0 to 1 (got --client None)")
+    refused(lambda: runs["ditto"].model(client=2), f"'ditto' keeps {both} (got client 2)")
+    refused(lambda: runs["fedrep"].model(), "'fedrep' keeps a model for each client, 0 to 1 (got client None)")
 
     table = sheet([run.record for run in runs.values()])
     at = [table.columns.index(title) for title in ("Method", "Model", "global, %")]

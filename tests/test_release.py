@@ -44,7 +44,8 @@ def test_the_wheel_of_the_source_archive_has_every_file_of_the_package(wheel):
     package = [path.relative_to(ROOT).as_posix() for path in (ROOT / "fedcli").rglob("*.py")]
     papers = [path.relative_to(ROOT).as_posix() for path in (ROOT / "papers").rglob("*.py")]
     data = [f"papers/{path.name}" for path in (*(ROOT / "papers").glob("*.json"), ROOT / "papers" / "verdicts.csv")]
-    assert names == {*package, *(f"fedcli/{name}" for name in (*papers, *data)), "fedcli/cli/my_method.txt"}
+    others = {"fedcli/cli/my_method.txt", "fedcli/py.typed"}
+    assert names == {*package, *(f"fedcli/{name}" for name in (*papers, *data)), *others}
     assert f"\nSummary: {PROJECT['description']}\n" in text
     assert "\nRequires-Dist: torch>=" in text
     assert re.findall(r"^Provides-Extra: (\w+)$", text, re.M) == list(PROJECT["optional-dependencies"])
