@@ -34,6 +34,13 @@ def process() -> ProcessPoolExecutor:
     return pool
 
 
+def end() -> None:
+    """Ends the process of the device, if there is one; the next test on it makes another."""
+    if process.cache_info().currsize:
+        process().shutdown()
+        process.cache_clear()
+
+
 def call(module: str, name: str, arguments: dict[str, Any]) -> Any:
     return getattr(import_module(module), name).__wrapped__(**arguments)
 

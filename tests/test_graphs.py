@@ -686,7 +686,7 @@ def test_a_way_that_fails_is_not_taken_and_all_that_fail_are_an_error(monkeypatc
     def try_out(fed, way, size):
         if way in failing:
             raise RuntimeError(f"no deterministic form of {way}\nand more")
-        return 0.5, size
+        return autotune.Trial(0.5, size)
 
     for name in ("empty_cache", "reset_peak_memory_stats"):
         monkeypatch.setattr(torch.cuda, name, lambda *device: None)
@@ -788,7 +788,8 @@ def test_auto_is_chosen_on_cuda_and_nothing_else_is(monkeypatch):
 
     def try_out(fed, way, size):
         tried.append((way, size))
-        return (0.5, 2) if way == "branches" else (0.7, size)  # the memory was too small for four branches
+        # The memory was too small for four branches.
+        return autotune.Trial(0.5, 2) if way == "branches" else autotune.Trial(0.7, size)
 
     for name in ("empty_cache", "reset_peak_memory_stats"):
         monkeypatch.setattr(torch.cuda, name, lambda *device: None)

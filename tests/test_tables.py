@@ -66,7 +66,8 @@ def record(method="one", seed=0, selected=0.5, *, status="finished", done=PLANNE
         "method_source": method, "dataset_fingerprint": "cd" * 8, "load": [],
         "numerics": {"core": 1, "method": 1}, "user_files": {}, "moved": [], "changed": [], "class_names": ["zero"],
         "normalisation": {"mean": [0.5], "std": [0.5]}, "versions": {},
-        "engine": {"clients_per_chunk": 1, "device": "cpu", "precision": "float32", "way": "stacked", "notes": []},
+        "engine": {"clients_per_chunk": 1, "device": "cpu", "precision": "float32", "way": "stacked", "notes": [],
+                   "processes": 1},
     }  # fmt: skip
 
 

@@ -505,8 +505,8 @@ class Federation:
         @torch.no_grad()
         def of_client(k: int) -> tuple[Tensor, Tensor]:
             params, buffers = select((clients.params, clients.buffers), k)
-            sums = torch.zeros((), device=self.device)
-            counts = torch.zeros((), dtype=torch.int64, device=self.device)
+            sums: Any = 0
+            counts: Any = 0
             for positions in self._portions(self.training[cohort.client_ids[k]]):
                 x, y = self.engine.gather(positions)
                 features = cohort.network(params, buffers, x, train=False).features

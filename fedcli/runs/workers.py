@@ -105,6 +105,11 @@ def current() -> Group:
     return _current
 
 
+def _ray_is_at_work() -> bool:
+    ray = sys.modules.get("ray")
+    return ray is not None and ray.is_initialized()
+
+
 def may_fork() -> bool:
     """Returns whether this process may share its work with forks of it.
 
@@ -120,7 +125,7 @@ def may_fork() -> bool:
         and threading.current_thread() is threading.main_thread()
         and all(thread.daemon for thread in others)
         and not multiprocessing.current_process().daemon
-        and "ray" not in sys.modules
+        and not _ray_is_at_work()
     )
 
 
