@@ -95,7 +95,7 @@ def cost_of(runs: Iterable[plans.PlannedRun], timed: pd.DataFrame, device: str, 
         alike = timed[(timed[ALIKE] == [device, backbone, shape, precision]).all(axis=1)]
         rank = 4 * (alike["machine"] == machine) + 2 * (alike["method"] == method) + alike["quiet"]
         nearest = alike[rank == rank.max()]
-        of_others = nearest["method"].map(relative).fillna(1.0)
+        of_others = nearest["method"].map(relative).astype(float).fillna(1.0)  # of no runs it would be text
         paces_here = nearest["seconds"] * relative.get(method, 1.0) / of_others
         core_paces = paces_here * nearest["threads"]
         return paces_here.median(), core_paces.median(), {*nearest["machine"]} - {machine}
