@@ -81,7 +81,8 @@ def paper_sheet(records: Sequence[dict], metrics: Sequence[str] = (), layout: La
         cells = _for_a_paper(cells, columns, bool(seeds))
     titles = list(cells)
     for title in titles[first_number(titles) :]:
-        cells[title] = [cell or MISSING for cell in cells[title]]
+        texts = [cell or MISSING for cell in cells[title]]
+        cells[title] = pd.Series(texts, cells.index, dtype=object)  # as text of pandas none would be `Best`
     shared = agreed(records)
     place = "-".join(shared.get(name, "") for name in ("protocol", "dataset"))
     same = ", ".join(f"{name} {value}" for name, value in shared.items())
