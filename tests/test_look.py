@@ -12,7 +12,7 @@ from PIL import Image
 
 from fedcli.errors import UserError
 from fedcli.figures import plots
-from fedcli.figures.look import Look, parse_pairs, parse_size
+from fedcli.figures.look import LEGENDS, Look, parse_pairs, parse_size
 from tests.programs import invoke
 from tests.test_plots import curve
 
@@ -74,6 +74,54 @@ def test_one_long_name_takes_no_column_from_the_short_ones():
     panel = figure.axes[0].get_tightbbox()
     assert legend.get_window_extent().y1 <= panel.y0 + 1
     assert figure.axes[0].get_window_extent().height > 0.25 * figure.bbox.height
+
+
+LONG_NAMES = ("FedNova with feature matching and anchors", "a-method-of-a-very-long-name-indeed", "Ours")
+
+
+def drawn_within(look, num_methods):
+    """Draws curves of methods, some with long names, and returns the figure, with whether it warns of a lack of room.
+
+    Also holds that whatever leaves the figure, or lies on its panel, is warned of.
+    """
+    runs = []
+    for number in range(num_methods):
+        for seed in (0, 1):
+            runs.append(curve(f"method-{number}", seed, accuracies=(0.2, 0.4 + number / 50, 0.5 + number / 30)))
+    with matplotlib.rc_context(look.parameters()), warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        figure = plots.learning_curves(runs, look=look)
+        figure.draw_without_rendering()
+    box = figure.get_tightbbox()
+    boxes = [box.x0, box.y0, *(figure.get_size_inches() - box.max)]
+    for axes in figure.axes:
+        legend = axes.get_legend()
+        if legend is not None:
+            box = legend.get_window_extent()
+            boxes += [box.x0, box.y0, *(figure.bbox.max - box.max)]
+    for legend in figure.legends:
+        boxes.append(min(axes.get_tightbbox().y0 for axes in figure.axes) - legend.get_window_extent().y1 + 1)
+    assert caught or min(boxes) > -0.01
+    return figure, bool(caught)
+
+
+@pytest.mark.parametrize("place", LEGENDS)
+def test_no_text_leaves_the_figure_unless_it_is_warned_of(place):
+    """Of four short names in a column's width the default legend was cut at both sides."""
+    title = "A title that is longer than a column is wide, as many are"
+    for num_methods, num_long in ((2, 2), (4, 0), (5, 3), (12, 1)):
+        labels = {f"method-{number}": LONG_NAMES[number] for number in range(num_long)}
+        for size in ((3.4, 2.3), (7, 4)):
+            has_room = size == (7, 4) or num_methods < (5 if place == "right" else 12)
+            _, is_warned_of = drawn_within(Look(size=size, legend=place, labels=labels, title=title), num_methods)
+            assert not (has_room and is_warned_of)
+    _, is_warned_of = drawn_within(Look(size=(7, 4), font_size=11, legend=place), 4)
+    assert not is_warned_of
+
+
+def test_four_short_names_stand_below_in_more_than_one_column():
+    figure, _ = drawn_within(Look(size=(3.4, 2.3)), 4)
+    assert len({round(text.get_window_extent().x0) for text in figure.legends[0].get_texts()}) >= 2
 
 
 def test_names_that_leave_no_room_for_lines_are_warned_of_once(tmp_path):

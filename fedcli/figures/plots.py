@@ -24,6 +24,8 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
+from matplotlib.legend import Legend
+from matplotlib.text import Annotation, Text
 from PIL import Image
 from sklearn.isotonic import isotonic_regression
 
@@ -58,13 +60,18 @@ UNDATED: dict[str, dict[str, Any]] = {
 }
 NAMED = 26  # classes of a partition; the names of more would overlap
 LEGEND_LINE = 0.17  # inches of a line of text in a legend
-HANDLE = 6  # characters that the sample of a line takes in a legend
+MARGIN = 0.04  # inches between a text and the side of the figure
+LEAST_SHARE = 0.15  # of a side of the figure that a panel must have
 BESIDE_END = 7  # points from the end of a line to its name, beside the ring that may be there
 SIGN: dict[str, Any] = {
     "markersize": 7,
     "zorder": 4,
 }  # of rings and crosses, which no line hides; lines are at 2, legends at 5
 ACCURACY, OF_CLIENTS = "test_accuracy", "accuracy of the clients"
+NO_ROOM = (
+    "the names leave the figure no room for its lines; choose a larger --size, a smaller --font-size, shorter "
+    "--labels, or --legend none."
+)
 NO_LABELS: Mapping[str, str] = {}
 AXES = {"round": "Round", "floats": "Floats sent by all clients", "seconds": "Seconds"}  # of learning curves
 
@@ -112,7 +119,27 @@ def characters(inches: float) -> int:
 
 def write_title(figure: Figure, title: str) -> None:
     """Writes the title over a figure, in lines as wide as the figure."""
-    figure.suptitle(fill(title, characters(figure.get_figwidth())))
+    wrap(figure.suptitle(fill(title, max(len(title), 1))), _room(figure))
+
+
+def wrap(text: Text, room: float) -> None:
+    """Divides the lines of a text further until it takes at most a length in pixels, as it is drawn."""
+    lines = text.get_text().split("\n")
+    for width in range(max(map(len, lines)), 0, -1):
+        if _length(text) <= room:
+            return
+        text.set_text("\n".join(fill(line, width) for line in lines))
+
+
+def _length(text: Text) -> float:
+    """The pixels that a text takes in the direction of its lines."""
+    extent = text.get_window_extent()
+    return extent.height if text.get_rotation() == 90 else extent.width
+
+
+def _room(figure: Figure) -> float:
+    """The pixels of the width of a figure between its margins."""
+    return figure.bbox.width - 2 * MARGIN * figure.dpi
 
 
 def partition_figure(class_counts: np.ndarray, class_names: Sequence[str], title: str) -> Figure:
@@ -167,14 +194,49 @@ def write(
 
 def apply(look: Look, figure: Figure) -> None:
     """Gives a figure the size and the title of a look; a title stands over one panel or over all of them."""
+    if look.title is not None:
+        panels = [axes for axes in figure.axes if axes.get_title()]
+        if len(panels) == 1:
+            panels[0].set_title("")
+        write_title(figure, look.title)
     if look.size is not None:
         figure.set_size_inches(look.size)
-    if look.title is None:
-        return
-    panels = [axes for axes in figure.axes if axes.get_title()]
-    if len(panels) == 1:
-        panels[0].set_title("")
-    write_title(figure, look.title)
+        write_title(figure, figure.get_suptitle())
+        _wrap_headings(figure)
+
+
+def _wrap_headings(figure: Figure) -> None:
+    """Divides titles and labels of panels into lines that do not leave the figure; they stand over a panel's middle."""
+    figure.draw_without_rendering()  # settles where the panels are
+    margin = MARGIN * figure.dpi
+    for axes in figure.axes:
+        panel = axes.get_window_extent()
+        middle = (panel.x0 + panel.x1) / 2
+        to_side = min(middle, figure.bbox.width - middle)
+        for text in (axes.title, axes.xaxis.label):
+            wrap(text, 2 * (to_side - margin))
+        middle = (panel.y0 + panel.y1) / 2
+        to_side = min(middle, figure.bbox.height - middle)
+        wrap(axes.yaxis.label, 2 * (to_side - margin))
+
+
+def warn_of_cut(figure: Figure) -> None:
+    """Warns of a figure whose texts leave it, or leave its panels less than `LEAST_SHARE` of a side."""
+    figure.draw_without_rendering()
+    drawn = figure.get_tightbbox()
+    width, height = figure.get_size_inches()
+    is_cut = drawn.x0 < -MARGIN or drawn.y0 < -MARGIN or drawn.x1 > width + MARGIN or drawn.y1 > height + MARGIN
+    panels = [axes.get_window_extent() for axes in figure.axes]
+    narrowest = min(panel.width for panel in panels)
+    lowest = min(panel.height for panel in panels) * len(panels)
+    is_small = narrowest < LEAST_SHARE * figure.bbox.width or lowest < LEAST_SHARE * figure.bbox.height
+    has_high_legend = any(
+        legend.get_window_extent().height > panel.height
+        for legend, panel in zip(map(Axes.get_legend, figure.axes), panels, strict=True)
+        if legend is not None and not legend.get_in_layout()
+    )
+    if is_cut or is_small or has_high_legend:
+        warnings.warn(NO_ROOM, stacklevel=3)
 
 
 def _refuse_without_latex() -> None:
@@ -195,7 +257,7 @@ def warnings_in_words() -> Iterator[None]:
     missing = {}
     lacks_room = False
     for warning in caught:
-        if str(warning.message).startswith("constrained_layout not applied"):
+        if str(warning.message).startswith(("constrained_layout not applied", NO_ROOM)):
             lacks_room = True
             continue
         glyph = re.match(r"Glyph (\d+) .* missing from font\(s\) (.*?)\.?$", str(warning.message))
@@ -204,11 +266,7 @@ def warnings_in_words() -> Iterator[None]:
         else:
             missing[chr(int(glyph[1]))] = glyph[2]
     if lacks_room:
-        warnings.warn(
-            "the names leave the figure no room for its lines; choose a larger --size, a smaller --font-size, shorter "
-            "--labels, or --legend none.",
-            stacklevel=3,
-        )
+        warnings.warn(NO_ROOM, stacklevel=3)
     if missing:
         fonts = ", ".join(dict.fromkeys(missing.values()))
         warnings.warn(
@@ -423,7 +481,10 @@ def _draw(panels: list[Panel], x_label: str, title: str, look: Look) -> Figure:
     legends = []
     signs: dict[str, Any] = {}  # what the lines carry, by what the legend below all panels says of it
     for number, panel in enumerate(panels, 1):
-        heading = fill(panel.heading, min(characters(panel_width), 60))
+        # Where the user gives a size, the heading is divided when the width of the panel is settled.
+        heading = panel.heading
+        if look.size is None:
+            heading = fill(heading, min(characters(panel_width), 60))
         axes = figure.add_subplot(len(panels), 1, number, xlabel=x_label, ylabel=panel.y_label, title=heading)
         lines = {}
         for curve in panel.curves:
@@ -443,11 +504,29 @@ def _draw(panels: list[Panel], x_label: str, title: str, look: Look) -> Figure:
         panel_height = max(3, 0.6 + LEGEND_LINE * rows.beside)
         figure.set_size_inches(look.width, panel_height * len(panels) + LEGEND_LINE * rows.below)
     write_title(figure, title)
-    if look.legend_place == "ends":
-        apply(look, figure)  # names stand by the height of the panels, which a title changes
-        for axes, named in zip(figure.axes, legends, strict=True):
-            _name_ends(figure, axes, named)
+    _fit(figure, legends, look)
     return figure
+
+
+def _fit(figure: Figure, legends: list[list[Any]], look: Look) -> None:
+    """Gives a figure of lines its size and title, and its names the room that there is; warns where that is too small.
+
+    Args:
+        figure: The figure, with its legends unless names stand at the ends of lines.
+        legends: The lines of each panel, in the order of their names.
+        look: Size, title and place of the names.
+    """
+    names_at_ends = []
+    if look.legend_place == "ends":
+        names_at_ends = [_name_ends(figure, axes, lines) for axes, lines in zip(figure.axes, legends, strict=True)]
+    apply(look, figure)
+    for axes, names in zip(figure.axes, names_at_ends, strict=False):
+        _spread(figure, axes, names)  # by the height of the panels, which the title has changed
+    if look.legend_place == "inside":
+        for axes in figure.axes:
+            _widen_legend(axes, axes.get_legend())
+    if look.size is not None:
+        warn_of_cut(figure)
 
 
 def _chosen_colours(panels: list[list[SeedGroup]], look: Look) -> dict[str, str]:
@@ -487,7 +566,7 @@ def _draw_legends(figure: Figure, legends: list[list[Any]], signs: dict[str, Any
     if look.legend_place == "inside":
         for axes, lines in zip(figure.axes, legends, strict=True):
             # On a pale ground, since the names of many lines lie on some of them wherever they stand.
-            axes.legend(
+            legend = axes.legend(
                 handles=lines,
                 loc="best",
                 handlelength=3,
@@ -496,8 +575,9 @@ def _draw_legends(figure: Figure, legends: list[list[Any]], signs: dict[str, Any
                 edgecolor="none",
                 fancybox=False,
             )
+            legend.set_in_layout(False)  # else a panel that is lower than its legend would shrink further
     if look.legend_place == "below":
-        return LegendRows(0, _legend_below(figure, legends, look))
+        return LegendRows(0, _legend_below(figure, legends))
     return LegendRows(0, 0)
 
 
@@ -505,41 +585,62 @@ def _legends_beside(figure: Figure, legends: list[list[Any]], signs: dict[str, A
     """Draws the names of each panel's lines at its right, and the words for the signs below all panels."""
     longest = 0
     for axes, lines in zip(figure.axes, legends, strict=True):
-        axes.legend(handles=lines, loc="upper left", bbox_to_anchor=(1, 1.03), handlelength=3)
-        longest = max(longest, sum(line.get_label().count("\n") + 1 for line in lines))
+        legend = axes.legend(handles=lines, loc="upper left", bbox_to_anchor=(1, 1.03), handlelength=3)
+        _wrap_names(legend, figure.bbox.width / 2)
+        longest = max(longest, sum(_num_lines(text) for text in legend.get_texts()))
     legend = figure.legend(signs.values(), signs, loc="outside lower left", handlelength=3.4)
+    _wrap_names(legend, _room(figure))
     for sign in legend.legend_handles:
         if sign is not None:
             sign.set(color="black", alpha=0.4)
-    return LegendRows(longest, len(signs))
+    return LegendRows(longest, sum(_num_lines(text) for text in legend.get_texts()))
 
 
-def _legend_below(figure: Figure, legends: list[list[Any]], look: Look) -> int:
+def _legend_below(figure: Figure, legends: list[list[Any]]) -> int:
     """Draws the names of all panels' lines below them, in as many columns as fit; returns its lines of text."""
     lines = {line.get_label(): line for panel in legends for line in panel}
-    columns = _fitting_columns(list(lines), characters(look.width))
-    figure.legend(
-        lines.values(), lines, loc="outside lower center", handlelength=3, columnspacing=1, labelspacing=0.3,
-        ncols=len(columns),
-    )  # fmt: skip
-    return max(sum(name.count("\n") + 1 for name in column) for column in columns)
+    for num_columns in range(len(lines), 0, -1):
+        legend = figure.legend(
+            lines.values(), lines, loc="outside lower center", handlelength=3, columnspacing=1, labelspacing=0.3,
+            ncols=num_columns,
+        )  # fmt: skip
+        if num_columns == 1 or legend.get_window_extent().width <= _room(figure):
+            break
+        legend.remove()
+    _wrap_names(legend, _room(figure))
+    num_lines = [_num_lines(text) for text in legend.get_texts()]
+    columns = np.array_split(num_lines, num_columns)  # as a legend divides them
+    return max(int(column.sum()) for column in columns)
 
 
-def _fitting_columns(names: list[str], width: int) -> list[list[str]]:
-    """Divides names among as many columns as fit into a width in characters, each as wide as its longest name."""
-    for number in range(len(names), 1, -1):
-        columns = [column.tolist() for column in np.array_split(names, number)]  # as a legend divides them
-        if sum(_longest_line(column) + HANDLE for column in columns) <= width:
-            return columns
-    return [names]
+def _wrap_names(legend: Legend, room: float) -> None:
+    """Divides the names of a legend of one column into lines, so that it takes at most a width in pixels."""
+    texts = legend.get_texts()
+    if not texts:
+        return
+    beside_names = legend.get_window_extent().width - max(map(_length, texts))
+    for text in texts:
+        wrap(text, room - beside_names)
 
 
-def _longest_line(names: list[str]) -> int:
-    return max(len(line) for name in names for line in name.split("\n"))
+def _widen_legend(axes: Axes, legend: Any) -> None:
+    """Gives a legend that is higher than its panel more columns, as long as the panel is wide enough for them."""
+    panel = axes.get_window_extent()
+    for num_columns in range(2, len(legend.get_texts()) + 1):
+        if legend.get_window_extent().height <= panel.height:
+            return
+        legend.set_ncols(num_columns)
+        if legend.get_window_extent().width > panel.width:
+            legend.set_ncols(num_columns - 1)
+            return
 
 
-def _name_ends(figure: Figure, axes: Axes, lines: list[Any]) -> None:
-    """Writes the name of each line at its right end, names apart from each other by a line of text."""
+def _num_lines(text: Text) -> int:
+    return text.get_text().count("\n") + 1
+
+
+def _name_ends(figure: Figure, axes: Axes, lines: list[Any]) -> list[Annotation]:
+    """Writes the name of each line at its right end."""
     lines = [line for line in lines if len(line.get_xdata())]
     texts = []
     for line in lines:
@@ -552,7 +653,13 @@ def _name_ends(figure: Figure, axes: Axes, lines: list[Any]) -> None:
             color=line.get_color(),
             annotation_clip=False,
         )
+        wrap(text, figure.bbox.width / 2)
         texts.append(text)
+    return texts
+
+
+def _spread(figure: Figure, axes: Axes, texts: list[Annotation]) -> None:
+    """Moves names at the ends of lines up and down, until they are apart from each other by a line of text."""
     figure.draw_without_rendering()  # settles the height of the panel, of which the distances are shares
     height = 72 * axes.get_window_extent().height / figure.dpi  # points
     bottom, top = axes.get_ylim()
