@@ -11,21 +11,32 @@ from collections.abc import Callable, Hashable, Iterator, Sequence
 from concurrent.futures import CancelledError, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial, wraps
-from operator import attrgetter
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from fedcli.core.batches import Batch, BatchPlan, Transform
-from fedcli.core.clients import Aux, Client, Step, Terms, Update, keyed, refuse_reading
+from fedcli.core.clients import Aux, Client, Step, Terms, keyed, refuse_reading
 from fedcli.core.forks import Processes
 from fedcli.core.graphs import KEPT, KEPT_CALLS, CudaGraphs, find_kept, is_out_of_memory
 from fedcli.core.layers import by_places, set_to
-from fedcli.core.stacked import WAYS, Call, Stack, for_many, packed, packing, with_optimizer, with_room
-from fedcli.core.trees import Tree, complete, concatenate, leaves, select, select_axes, tree_map, unpack
+from fedcli.core.stacked import (
+    WAYS,
+    Call,
+    Stack,
+    for_many,
+    packed,
+    packing,
+    updates_of_stack,
+    with_optimizer,
+    with_packed_first,
+    with_room,
+    without_buffers,
+)
+from fedcli.core.trees import Tree, complete, concatenate, leaves, select, select_axes, tree_map
 from fedcli.errors import UserError
 
 # One process that does all work of a run; see `fedcli.runs.workers` for several.
@@ -46,6 +57,13 @@ def parse_chunk(text: str, default: int) -> tuple[str, int]:
             f"'{text[:40]}'); 1 trains one client after the other."
         )
     return "branches" if match[1] else WAYS[0], int(match[2])
+
+
+class ChunkResults(NamedTuple):
+    """What a chunk of clients has given."""
+
+    results: list[Any]  # of the chunk, or of the parts that it was halved into
+    clients_per_chunk: int  # how many may train together afterwards
 
 
 @dataclass
@@ -112,33 +130,37 @@ class Engine:
         A chunk that is too large for the device's memory, and all that follow, are halved.
         """
 
-        def parts(clients: range) -> list[range]:
-            size = self.clients_per_chunk
-            return [clients[start : start + size] for start in range(0, len(clients), size)]
+        @wraps(work)  # processes know how long it takes by its name
+        def of_chunk(chunk: range) -> ChunkResults:
+            return ChunkResults(self._halve_where_too_large(work, chunk), self.clients_per_chunk)
 
-        def attempt(clients: range) -> list[Any]:
-            size = len(clients)
-            if size <= self.clients_per_chunk:
-                try:
-                    return [work(slice(clients.start, clients.stop))]
-                except RuntimeError as error:
-                    if size == 1 or not is_out_of_memory(error):
-                        raise
-                # Outside the handler, where the error still holds the tensors of the step.
-                self.clients_per_chunk = -(-size // 2)
-                self._forget_graphs()
-                gc.collect()
-                torch.cuda.empty_cache()
-                self.notes.append(f"out of memory with {size} clients together; {self.clients_per_chunk} from here on")
-            return [result for part in parts(clients) for result in attempt(part)]
+        done = self.side_by_side(of_chunk, self._chunks(range(num_clients)))
+        self.clients_per_chunk = min(chunk.clients_per_chunk for chunk in done)
+        return [result for chunk in done for result in chunk.results]
 
-        @wraps(work)
-        def of_part(part: range) -> tuple[list[Any], int]:
-            return attempt(part), self.clients_per_chunk
+    def _chunks(self, clients: range) -> list[range]:
+        size = self.clients_per_chunk
+        return [clients[start : start + size] for start in range(0, len(clients), size)]
 
-        done = self.side_by_side(of_part, parts(range(num_clients)))
-        self.clients_per_chunk = min(size for _, size in done)  # of all workers
-        return [result for part, _ in done for result in part]
+    def _halve_where_too_large(self, work: Callable[[slice], Any], chunk: range) -> list[Any]:
+        """Calls `work` for a chunk, or for its parts where the device's memory is too small for it."""
+        size = len(chunk)
+        if size <= self.clients_per_chunk:
+            try:
+                return [work(slice(chunk.start, chunk.stop))]
+            except RuntimeError as error:
+                if size == 1 or not is_out_of_memory(error):
+                    raise
+            # Outside the handler, where the error still holds the tensors of the step.
+            self.clients_per_chunk = -(-size // 2)
+            self._forget_graphs()
+            gc.collect()
+            torch.cuda.empty_cache()
+            self.notes.append(f"out of memory with {size} clients together; {self.clients_per_chunk} from here on")
+        results = []
+        for part in self._chunks(chunk):
+            results += self._halve_where_too_large(work, part)
+        return results
 
     def side_by_side(self, work: Callable[[Any], Any], items: Sequence[Any]) -> list[Any]:
         """Calls `work` for each item, on the CPU one in each thread or process; returns results in order.
@@ -211,31 +233,35 @@ class Engine:
         """Trains the chunk's clients together, batch by batch."""
         begin = partial(with_optimizer, step, clients)
         rows = self._rows(plan, chunk)
-        sizes = plan.size[: len(rows.size), chunk]
+        sizes = plan.size[: len(rows.size), chunk]  # [steps, clients]
         if len(sizes) == 0:
             return begin(), {}
-        like = packing(with_optimizer(step, select(clients, slice(0, 1))))
-
-        def of_both_kinds(update: Update, batch_axes: Tree) -> dict[bool, Callable[..., tuple[Tree, Terms]]]:
-            """Makes a client's step those of several, with full batches and with some that are not."""
-            of_client = packed(keyed(update), like, attrgetter("terms"))
-            full = self._for_many(of_client, (0, batch_axes, axes))
-            padded = self._for_many(of_client, (0, batch_axes._replace(mask=0), axes))
-            return {False: full, True: padded}
-
-        updates = of_both_kinds(step.update, BATCH_AXES)
-        in_graph = of_both_kinds(step.in_place or step.update, BATCH_AXES._replace(idle=0))
-        make = partial(Stack, updates, in_graph, self.gather, like, self.graphs, self._without_graphs)
-        if self.graphs is None:
-            together = make()
-        else:
+        if self.graphs is not None:
             rows = tree_map(with_room, rows)
-            shapes = clients._replace(optimizer={}), context, rows
-            parts = (step.update, axes, self.way)
-            together = find_kept(self.stacks, KEPT, parts, shapes, partial(make, kept=True)) or make()
-        padded = ((sizes > 0) & (sizes < plan.index.shape[2])).any(1).tolist()
-        counts = sizes.sum(1).tolist()
-        return together.train(begin, context, rows, rate, padded, lambda t: self._step_done(counts[t]))
+        stack = self._find_stack(step, clients, context, axes, rows)
+        is_part_of_batch = (sizes > 0) & (sizes < plan.index.shape[2])
+        samples = sizes.sum(1).tolist()
+        return stack.train(
+            begin, context, rows, rate, is_part_of_batch.any(1).tolist(), lambda t: self._step_done(samples[t])
+        )
+
+    def _find_stack(self, step: Step, clients: Client, context: Tree, axes: Tree, rows: Tree) -> Stack:
+        """Returns the stack that is kept for such clients, with its graphs; a new one where there is none."""
+        if self.graphs is None:
+            return self._make_stack(step, clients, axes)
+        parts = (step.update, axes, self.way)
+        shapes = clients._replace(optimizer={}), context, rows
+        make = partial(self._make_stack, step, clients, axes)
+        return find_kept(self.stacks, KEPT, parts, shapes, partial(make, kept=True)) or make()
+
+    def _make_stack(self, step: Step, clients: Client, axes: Tree, kept: bool = False) -> Stack:
+        """Makes a stack for such clients and a local step of them."""
+        like = packing(with_optimizer(step, select(clients, slice(0, 1))))
+        eager = updates_of_stack(step.update, like, BATCH_AXES, axes, self._for_many)
+        captured = updates_of_stack(
+            step.in_place or step.update, like, BATCH_AXES._replace(idle=0), axes, self._for_many
+        )
+        return Stack(eager, captured, self.gather, like, self.graphs, self._without_graphs, kept)
 
     def _without_graphs(self, reason: str) -> None:
         self.graphs = None
@@ -248,21 +274,12 @@ class Engine:
 
     def step(self, step: Step, clients: Client, batch: Batch, context: Tree, axes: Tree) -> tuple[Client, Aux]:
         """Takes a step of K stacked clients on one batch, the same for all; the rest is as in `train`."""
-        all_axes = (0, None, axes)
         batch = batch._replace(idle=torch.zeros((), device=batch.y.device))  # nobody stands still
+        all_axes = (0, None, axes)
 
         def of_chunk(chunk: slice) -> tuple[Client, Aux]:
-            arguments = (select(clients, chunk), batch, select_axes(context, axes, chunk))
-
-            def make() -> Call:
-                like = packing(arguments[0])
-                updates = {False: step.update, True: step.in_place or step.update}
-                functions = {}
-                for is_captured, update in updates.items():
-                    function = packed(keyed(update), like, lambda aux: aux._replace(buffers={}))
-                    functions[is_captured] = self._for_many(function, all_axes)
-                return Call(functions, like, self.graphs, self._without_graphs)
-
+            arguments = select_axes((clients, batch, context), all_axes, chunk)
+            make = partial(self._make_call_of_step, step, arguments[0], all_axes)
             call = self._find_call((step.update, axes, self.way), arguments, make)
             if call is None:
                 return self._for_many(keyed(step.update), all_axes)(*arguments)
@@ -276,21 +293,29 @@ class Engine:
         """Calls a function of one client for all, a chunk at a time; `axes` as in `for_many`."""
 
         def of_chunk(chunk: slice) -> Tree:
-            own = select_axes(arguments, axes, chunk)
-
-            def make() -> Call:
-                like = packing(own[0])
-
-                def unchanged(first: Tree, *others: Tree) -> tuple[Tree, Tree]:
-                    return tree_map(lambda leaf: (), first), function(unpack(first, like), *others)
-
-                together = self._for_many(unchanged, axes)
-                return Call({False: together, True: together}, like, self.graphs, self._without_graphs)
-
-            call = self._find_call((function, axes, self.way), own, make)
-            return self._for_many(function, axes)(*own) if call is None else call(*own)
+            arguments_of_chunk = select_axes(arguments, axes, chunk)
+            make = partial(self._make_call, function, arguments_of_chunk[0], axes)
+            call = self._find_call((function, axes, self.way), arguments_of_chunk, make)
+            if call is None:
+                return self._for_many(function, axes)(*arguments_of_chunk)
+            return call(*arguments_of_chunk)
 
         return concatenate(self._in_chunks(of_chunk, len(leaves(arguments[0])[0])))
+
+    def _make_call_of_step(self, step: Step, clients: Client, axes: tuple) -> Call:
+        """Makes a call of a local step of such clients, which gives all that it returns but the clients."""
+        like = packing(clients)
+        eager = packed(keyed(step.update), like, without_buffers)
+        captured = packed(keyed(step.in_place or step.update), like, without_buffers)
+        return Call(
+            self._for_many(eager, axes), self._for_many(captured, axes), like, self.graphs, self._without_graphs
+        )
+
+    def _make_call(self, function: Callable[..., Tree], first: Tree, axes: tuple) -> Call:
+        """Makes a call of a function of one client, whose first argument is such as `first` and stays as it is."""
+        like = packing(first)
+        together = self._for_many(with_packed_first(function, like), axes)
+        return Call(together, together, like, self.graphs, self._without_graphs)
 
     def _for_many(self, function: Callable[..., Tree], axes: tuple) -> Callable[..., Tree]:
         return for_many(function, axes, self.way, self.graphs, self.joint_layers)

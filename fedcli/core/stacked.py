@@ -4,14 +4,15 @@ from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from functools import partial
 from itertools import groupby
-from typing import Any
+from operator import attrgetter
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.func import vmap
 
 from fedcli.core.batches import Batch
-from fedcli.core.clients import Aux, Client, Step, Terms, Update, under_vmap
+from fedcli.core.clients import Aux, Client, Step, Terms, Update, keyed, under_vmap
 from fedcli.core.graphs import CudaGraphs, StepGraphs
 from fedcli.core.joint_layers import JointLayers
 from fedcli.core.layers import set_to
@@ -66,6 +67,41 @@ def packed(update: Update, like: Tree, results: Callable[[Aux], Tree]) -> Callab
     return update_packed
 
 
+def without_buffers(aux: Aux) -> Aux:
+    """Returns what a step gives beside the client, which has the buffers already."""
+    return aux._replace(buffers={})
+
+
+def with_packed_first(function: Callable[..., Tree], like: Tree) -> Callable[..., tuple[Tree, Tree]]:
+    """Makes a function of one client take its first argument packed, and return that it stays, as `packed` does."""
+
+    def function_of_packed(first: Tree, *others: Tree) -> tuple[Tree, Tree]:
+        unchanged = tree_map(lambda leaf: (), first)
+        return unchanged, function(unpack(first, like), *others)
+
+    return function_of_packed
+
+
+class StackUpdates(NamedTuple):
+    """A local step of several clients, see `packed`, by what the batch is like.
+
+    There are two, since masks cost a network with batch normalisation four times as many operations.
+    """
+
+    full: Callable[..., tuple[Tree, Terms]]  # without a mask: the batches of all clients that have one are full
+    padded: Callable[..., tuple[Tree, Terms]]  # with a mask: some client's batch is not full
+
+
+def updates_of_stack(
+    update: Update, like: Tree, batch_axes: Tree, context_axes: Tree, together: Callable[..., Callable[..., Tree]]
+) -> StackUpdates:
+    """Makes a local step of one client those of several; `together(function, axes)` does so with a function."""
+    of_client = packed(keyed(update), like, attrgetter("terms"))
+    full = together(of_client, (0, batch_axes, context_axes))
+    padded = together(of_client, (0, batch_axes._replace(mask=0), context_axes))
+    return StackUpdates(full, padded)
+
+
 def packing(stacked: Tree) -> Tree:
     """Returns the first of some stacked clients, without values, as one to be packed like."""
     return flatten(tree_map(lambda leaf: leaf[0].to("meta"), stacked))
@@ -80,12 +116,9 @@ def with_room(rows: Tensor) -> Tensor:
 class Stack:
     """Trains clients together; owns their tensors, at fixed addresses, and the graphs of their steps.
 
-    A step is of one of two kinds, since masks cost a network with batch normalisation four times as many operations:
-    `padded` where some client's batch is not full, else by the plain formulas.
-
     Attributes:
-        updates: Local steps of stacked clients, see `packed`, by whether the batch has a mask.
-        in_graph: Those that a graph holds: they may write over the clients, and leave alone those that are idle.
+        eager: Local steps that are taken operation by operation.
+        captured: Those that a graph holds: they may write over the clients, and leave alone those that are idle.
         gather: Turns positions and draws into network input and labels.
         like: A client, which says how they are packed.
         graphs: Of its steps.
@@ -94,13 +127,11 @@ class Stack:
     """
 
     def __init__(
-        self, updates: dict[bool, Callable[..., tuple[Tree, Terms]]],
-        in_graph: dict[bool, Callable[..., tuple[Tree, Terms]]],
-        gather: Callable[..., tuple[Tensor, Tensor]], like: Client, graphs: CudaGraphs | None,
-        give_up: Callable[[str], None], kept: bool = False,
+        self, eager: StackUpdates, captured: StackUpdates, gather: Callable[..., tuple[Tensor, Tensor]], like: Client,
+        graphs: CudaGraphs | None, give_up: Callable[[str], None], kept: bool = False,
     ):  # fmt: skip
-        self.updates = updates
-        self.in_graph = in_graph
+        self.eager = eager
+        self.captured = captured
         self.gather = gather
         self.like = like
         self.graphs = StepGraphs(graphs, give_up, kept)
@@ -118,7 +149,7 @@ class Stack:
             context: Of their objective.
             rows: A `BatchPlan` of tensors on the device; those after the last step are not used.
             rate: Learning rate.
-            padded: For each of the T steps, of which kind it is.
+            padded: For each of the T steps, whether some client's batch is not full.
             step_done: Called with the number of each step, when it has been taken or is on its way.
         """
         number = torch.zeros_like(rows.size[0, :1])  # of the next step
@@ -134,11 +165,11 @@ class Stack:
             tree_map(Tensor.zero_, self.totals)
         del given  # the clients would be there twice
         done = 0
-        for kind, steps in groupby(padded):
+        for is_padded, steps in groupby(padded):
             end = done + len(list(steps))
             while done < end:
                 state = self.clients, self.totals, self._number
-                taken = self.graphs.advance(self.steps, state, kind, end - done)
+                taken = self.graphs.advance(self.steps, state, is_padded, end - done)
                 for step in range(done, done + taken):
                     step_done(step)
                 done += taken
@@ -152,11 +183,12 @@ class Stack:
         mask = torch.arange(now.index.shape[1], device=y.device) < now.size[:, None] if padded else None
         batch = Batch(x, y, mask, now.epoch_end, self._num_batches, self._rate, now.keys)
         idle = now.size == 0
+        updates = self.eager
         if is_captured:
+            updates = self.captured
             batch = batch._replace(idle=idle.float())
-            after, terms = self.in_graph[padded](self.clients, batch, self._context)
-        else:
-            after, terms = self.updates[padded](self.clients, batch, self._context)
+        update = updates.padded if padded else updates.full
+        after, terms = update(self.clients, batch, self._context)
 
         def move(old: Tensor, new: Tensor | tuple) -> None:
             if isinstance(new, Tensor):  # else it stands in the old one
@@ -177,17 +209,20 @@ class Call:
     """Calls a function of stacked clients with tensors at fixed addresses, by a graph once there is one.
 
     Attributes:
-        functions: Of the first argument, packed, and the others, by whether a graph holds it, which may write over the
-            first argument. They return what becomes of that, see `packed`, and results.
+        eager: Takes the first argument, packed, and the others, operation by operation. Returns what becomes of the
+            first, see `packed`, and results.
+        captured: The same as a graph holds it: it may write over the first argument.
         like: The first argument of a client, which says how it is packed.
         graphs: Of the call.
     """
 
     def __init__(
-        self, functions: dict[bool, Callable[..., tuple[Tree, Tree]]], like: Tree, graphs: CudaGraphs | None,
-        give_up: Callable[[str], None],
+        self, eager: Callable[..., tuple[Tree, Tree]], captured: Callable[..., tuple[Tree, Tree]], like: Tree,
+        graphs: CudaGraphs | None, give_up: Callable[[str], None],
     ):  # fmt: skip
-        self.functions, self.like = functions, like
+        self.eager = eager
+        self.captured = captured
+        self.like = like
         self.graphs = StepGraphs(graphs, give_up, kept=False)
         self._given: Tree = None  # the arguments; None before the first call
         self._results: Tree = None
@@ -209,7 +244,8 @@ class Call:
         return unpack(copy_tree(self._given[0]), self.like)
 
     def _run(self, padded: bool, count: int, is_captured: bool = False) -> None:
-        changed, results = self.functions[is_captured](*self._given)
+        function = self.captured if is_captured else self.eager
+        changed, results = function(*self._given)
         tree_map(lambda old, new: old.copy_(new) if isinstance(new, Tensor) else None, self._given[0], changed)
         if self._results is None:
             self._results = copy_tree(results)
