@@ -112,7 +112,8 @@ class Federation:
         sent_down: Floats that all clients of the round together were sent, by "params", "buffers" and "other".
         sent_up: Floats that they sent.
         received: Parameters of the first model that a client of the round was sent; None before.
-        trained: The clients that sent whole models last, stacked, in a run that measures drift; None where none did.
+        trained: The clients that sent whole models last, stacked, in a run that measures drift, see `start_round`; None
+            where none did.
         seconds: Time of the last round by "data", "train", "evaluate"; the method's own server work is the rest.
     """
 
@@ -253,8 +254,12 @@ class Federation:
         """Makes the random generator of one purpose, for example `fed.generator(round, client, "order")`."""
         return generator(self.seed, *key)
 
-    def start_round(self) -> None:
-        """Forgets the round before: counts of what is sent, time and models."""
+    def start_round(self, keep_sent_models: bool = False) -> None:
+        """Forgets the round before: counts of what is sent, time and models.
+
+        With `keep_sent_models`, the clients whose models are sent in this round are kept in `trained`, to be measured.
+        """
+        self._keeps_sent_models = keep_sent_models
         self.received: Params | None = None
         self.trained: Client | None = None
         self.sent_down = {"params": 0, "buffers": 0, "other": 0}
@@ -340,8 +345,11 @@ class Federation:
         return stacked
 
     def upload_model(self, clients: Client) -> tuple[Params, Params]:
-        """Sends each client's parameters and buffers to the server; returns both, stacked."""
-        if self.config.drift_every:
+        """Sends each client's parameters and buffers to the server; returns both, stacked.
+
+        They are kept in `trained` too in a round that was started so.
+        """
+        if self._keeps_sent_models:
             self.trained = Client(clients.params, clients.buffers, optimizer={})
         self.sent_up["params"] += count_floats(clients.params)
         self.sent_up["buffers"] += count_floats(clients.buffers)

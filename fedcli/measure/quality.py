@@ -152,10 +152,11 @@ def one_more_round(folder: Path, files: Sequence[str] = ()) -> dict[str, np.ndar
     Raises:
         UserError: If the clients send no whole model, or the run cannot be opened.
     """
-    run = open_run(folder, files, drift_every=1)
+    run = open_run(folder, files)
     fed = run.fed
     method = run.setup.method
     cohort = run.fed.cohort(len(run.record["rounds"]))
+    fed.start_round(keep_sent_models=True)
     with machine_settings(fed):
         method.run_round(run.state, cohort, fed, run.setup.options)
         if fed.trained is None:

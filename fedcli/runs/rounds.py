@@ -289,7 +289,7 @@ def one_round(setup: Setup, fed: Federation, state: Any, cohort: Cohort) -> Outc
     """Runs and tests one round."""
     config = setup.run
     is_last = cohort.round + 1 == config.rounds
-    fed.start_round()
+    fed.start_round(keep_sent_models=config.drift_every > 0)
     start = time.perf_counter()
     with no_global_draws(f"run_round of '{setup.method.name}'", fed.device, f" in round {cohort.round + 1}"):
         outcome = setup.method.run_round(state, cohort, fed, setup.options)
