@@ -26,7 +26,7 @@ from torch import Tensor, nn
 from torch.nn.modules.module import register_module_forward_hook
 
 from fedcli.core.clients import under_vmap
-from fedcli.core.layers import KeyedDraws, KeyedDropout, MaskedBatchNorm2d, use_live_taps
+from fedcli.core.layers import KeyedDraws, KeyedDropout, MaskedBatchNorm2d, become, use_live_taps
 from fedcli.core.trees import leaves
 from fedcli.errors import UserError, unknown
 from fedcli.userfiles import FromFile, blame, from_file, is_from_file
@@ -351,38 +351,31 @@ def _network_from_user(function: FromFile, channels: int, image_size: int, num_c
     """
     with kept_draws():
         again = _make(function, channels, image_size, num_classes)
-    module, x, few, outputs, logits = _make(function, channels, image_size, num_classes)
-    if isinstance(logits, Tensor) and not torch.equal(again.logits.nan_to_num(), logits.nan_to_num()):
+    made = _make(function, channels, image_size, num_classes)
+    module = made.module
+    if isinstance(made.logits, Tensor) and not torch.equal(again.logits.nan_to_num(), made.logits.nan_to_num()):
         raise function.refuse(
             "is another network each time it is made, so that a loaded model would not be the trained one",
             "draw by torch, numpy.random or random as they are seeded, or read what was drawn from a file",
         )
-    shape = tuple(logits.shape) if isinstance(logits, Tensor) else type(logits).__name__
-    if shape != (len(x), num_classes):
+    shape = tuple(made.logits.shape) if isinstance(made.logits, Tensor) else type(made.logits).__name__
+    if shape != (len(made.x), num_classes):
         raise function.refuse(
             f"gives no logits of {num_classes} classes (got {shape} of 4 images)", "return logits [B, C]"
         )
-    head = next((layer for layer, _ in reversed(outputs) if isinstance(layer, nn.Linear)), None)
-    if type(head) is not nn.Linear or head.bias is None or not (head.weight.requires_grad and head.bias.requires_grad):
-        last = type([layer for layer, _ in outputs if not layer._modules][-1]).__name__
-        raise function.refuse(
-            f"does not end in an nn.Linear with bias that is trained, of features [B, D] (got {last})",
-            "let it be the last layer, and freeze other layers only",
-        )
+    head = _find_head(made, function)
     _refuse_shared_memory(module, function)
 
-    def new(layer: nn.Module) -> nn.Module:
-        sizes = [len(output) for other, output in (*few, *outputs) if other is layer and output.dim()]
+    def layer_with_mask_or_key(layer: nn.Module) -> nn.Module:
+        calls = [call for call in (*made.calls_of_few, *made.calls) if call.layer is layer]
+        sizes = [len(call.output) for call in calls if call.output.dim()]
         if type(layer) is nn.Dropout and layer.p < 1 and sizes == [3, 4] and not _has_hooks(layer):  # called once
             return KeyedDropout(layer.p)
         if type(layer) is nn.BatchNorm2d:
-            masked: Any = layer  # in its place, since a network may also know it by an attribute or in a list
-            masked.__class__ = MaskedBatchNorm2d
-            masked.num_batches_tracked = None
-            masked.mask = None
+            become(layer, MaskedBatchNorm2d, num_batches_tracked=None, mask=None)
         return layer
 
-    _swap_layers(module, new)
+    _swap_layers(module, layer_with_mask_or_key)
     whole = copy.deepcopy(module)  # with the head in its place
     head_name = next(name for name, layer in module.named_modules() if layer is head)
     _swap_layers(module, lambda layer: nn.Identity() if layer is head else layer)
@@ -390,8 +383,28 @@ def _network_from_user(function: FromFile, channels: int, image_size: int, num_c
     network.head = head
     network._guard = partial(blame, function.path, passes=(torch.OutOfMemoryError,))
     with torch.no_grad():
-        _check(network, whole, head_name, function, x)
+        _check(network, whole, head_name, function, made.x)
     return network.train()
+
+
+def _find_head(made: "Made", function: FromFile) -> nn.Linear:
+    """Returns the last linear layer that was called; refuses another kind of layer there, and a frozen one."""
+    head = next((call.layer for call in reversed(made.calls) if isinstance(call.layer, nn.Linear)), None)
+    if type(head) is not nn.Linear or head.bias is None or not (head.weight.requires_grad and head.bias.requires_grad):
+        innermost = [call.layer for call in made.calls if not call.layer._modules]
+        raise function.refuse(
+            f"does not end in an nn.Linear with bias that is trained, of features [B, D] "
+            f"(got {type(innermost[-1]).__name__})",
+            "let it be the last layer, and freeze other layers only",
+        )
+    return head
+
+
+class LayerCall(NamedTuple):
+    """A call of a layer while a network ran."""
+
+    layer: nn.Module
+    output: Tensor  # a copy of what the layer gave, or of a tensor in it
 
 
 class Made(NamedTuple):
@@ -399,8 +412,8 @@ class Made(NamedTuple):
 
     module: nn.Module
     x: Tensor  # the images
-    few: list[tuple[nn.Module, Tensor]]  # the outputs of its layers for the first three of them
-    outputs: list[tuple[nn.Module, Tensor]]  # those for all
+    calls_of_few: list[LayerCall]  # of its layers, for the first three of them
+    calls: list[LayerCall]  # those for all
     logits: Any
 
 
@@ -416,9 +429,9 @@ def _make(function: FromFile, channels: int, image_size: int, num_classes: int) 
     x = torch.randn(4, channels, image_size, image_size)
     # With our functions of attention: torch's own for evaluation leave out the layers inside.
     with torch.no_grad(), blame(function.path), KeyedDraws():
-        _, few = _watch(module.eval(), x[:3])  # lazy layers get their shapes
-        logits, outputs = _watch(module, x)
-    return Made(module, x, few, outputs, logits)
+        few = _watch(module.eval(), x[:3])  # lazy layers get their shapes
+        all_images = _watch(module, x)
+    return Made(module, x, few.calls, all_images.calls, all_images.output)
 
 
 def _refuse_batch_statistics(module: nn.Module, function: FromFile) -> None:
@@ -553,15 +566,22 @@ def _not_compiled(layer: nn.Module) -> nn.Module:
     return layer
 
 
-def _watch(network: nn.Module, x: Tensor) -> tuple[Any, list[tuple[nn.Module, Tensor]]]:
-    """Runs a network; returns its output, and copies of its layers' outputs in the order in which calls end."""
-    outputs: list[tuple[nn.Module, Tensor]] = []
+class Watched(NamedTuple):
+    """What a network gives, and the calls of its layers in the order in which they end."""
+
+    output: Any
+    calls: list[LayerCall]
+
+
+def _watch(network: nn.Module, x: Tensor) -> Watched:
+    """Runs a network, and notes what its layers give."""
+    calls: list[LayerCall] = []
 
     def note(layer: nn.Module, arguments: tuple, output: Any) -> None:
-        outputs.extend((layer, leaf.clone()) for leaf in leaves(output) if isinstance(leaf, Tensor))
+        calls.extend(LayerCall(layer, leaf.clone()) for leaf in leaves(output) if isinstance(leaf, Tensor))
 
     with register_module_forward_hook(note):
-        return network(x), outputs
+        return Watched(network(x), calls)
 
 
 def _copied(network: Backbone) -> Backbone:
@@ -580,12 +600,12 @@ def _check(network: Backbone, whole: nn.Module, head_name: str, function: FromFi
         for layer in trial._norms:
             layer.eval()
         buffers = dict(trial.named_buffers(remove_duplicate=False))
-        _, outputs = _watch(trial, x)
+        calls = _watch(trial, x).calls
         if any(value is not buffers[name] for name, value in trial.named_buffers(remove_duplicate=False)):
             raise function.refuse("puts a new tensor into a buffer", "change it in place, as by self.name.copy_(...)")
-        outputs += [(trial, value) for value in buffers.values()]
+        calls += [LayerCall(trial, value) for value in buffers.values()]
         names = {layer: name.removeprefix("body.") for name, layer in trial.named_modules()}
-        return [(f"'{names.get(layer, '')}' ({type(layer).__name__})", value) for layer, value in outputs]
+        return [(f"'{names.get(call.layer, '')}' ({type(call.layer).__name__})", call.output) for call in calls]
 
     def first_difference(others: list[tuple[str, Tensor]], same: Callable[..., bool]) -> str:
         """Returns in words where the same two images first give something else; empty where they do not."""

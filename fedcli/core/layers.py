@@ -71,6 +71,17 @@ class MaskedBatchNorm2d(nn.BatchNorm2d):
         return (centred * (self.weight * scale)[:, None, None] + self.bias[:, None, None]).to(dtype)
 
 
+def become(layer: nn.Module, kind: type[nn.Module], **attributes: Any) -> None:
+    """Makes a layer one of a subclass of its class, with these attributes, as torch's lazy modules become others.
+
+    A new layer in its place would not do: a user's network may also know its layer by an attribute or in a list, and
+    would go on to call the old one, which has none of the tensors that are trained.
+    """
+    layer.__class__ = kind
+    for name, value in attributes.items():
+        setattr(layer, name, value)
+
+
 class LiveConv2d(nn.Conv2d):
     """A convolution of images of one size by those taps of its kernel that meet the image somewhere.
 
@@ -168,15 +179,11 @@ def use_live_taps(network: nn.Module, channels: int, image_size: int) -> bool:
         size = args[0].shape[-2:]
         axes = [*zip(size, layer.kernel_size, layer.stride, layer.padding, layer.dilation, strict=True)]
         live, padding = zip(*(_live_taps(*axis) for axis in axes), strict=True)
+        has_dead_taps = live != tuple(slice(0, taps) for taps in layer.kernel_size)
         few = prod(len(_starts(*axis)) for axis in axes) <= 4 and layer.groups == 1 and layer.dilation == (1, 1)
-        dead_taps.append(live != tuple(slice(0, taps) for taps in layer.kernel_size))
-        if dead_taps[-1] or few:
-            partial_layer: Any = layer  # in its place, since a network may also know it by an attribute or in a list
-            partial_layer.__class__ = LiveConv2d
-            partial_layer.size = size
-            partial_layer.live = live
-            partial_layer.live_padding = padding
-            partial_layer.few = few
+        if has_dead_taps or few:
+            become(layer, LiveConv2d, size=size, live=live, live_padding=padding, few=few)
+        dead_taps.append(has_dead_taps)
 
     with register_module_forward_pre_hook(leave_out):
         network.eval()(next(network.parameters()).new_zeros(2, channels, image_size, image_size))
@@ -279,7 +286,9 @@ class KeyedDraws(nn.Module, TorchFunctionMode):
     def multi_head_attention(self, *arguments: Any, **options: Any) -> tuple[Tensor, Tensor | None]:
         """Calls `F.multi_head_attention_forward` with `dropout` and `attention` in the place of torch's.
 
-        In `__torch_function__` the mode is not active, so that its calls would not come here.
+        The body of torch's function is run with two other names. It cannot be called as it is: without this mode, as
+        here, its dropout would not come to us, and inside the mode its first line hands the call back to this method.
+        To change the names in torch's module would change them for other threads, too.
         """
         theirs = F.multi_head_attention_forward
         names = {
