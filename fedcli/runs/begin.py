@@ -85,13 +85,13 @@ def resolve_runs(
         raise UserError(f"--seed {options['seed']} was given with --seeds; leave one of the two out.")
     if out is None and launched():
         raise UserError("the workers of a launcher need one folder for all (got no --out); name it with --out.")
-    different = [{}] if seeds is None else [{"seed": seed} for seed in check_seeds(seeds)]
-    setups = [resolve(chosen, {**options, **seed}, sources=sources) for seed in different]
-    refuse_without_effect(setups[0])
-    parent = Path(out or new_folder(setups[0]))
+    seeds = None if seeds is None else check_seeds(seeds)
+    setup = resolve(chosen, options, sources=sources)
+    refuse_without_effect(setup)
+    folder = Path(out or new_folder(setup))
     if seeds is None:
-        return [ResolvedRun(setups[0], parent)]
-    return [ResolvedRun(setup, parent / f"seed-{setup.run.seed}") for setup in setups]
+        return [ResolvedRun(setup, folder)]
+    return [ResolvedRun(setup.with_seed(seed), folder / f"seed-{seed}") for seed in seeds]
 
 
 def check_seeds(seeds: Iterable[Any]) -> list[int]:

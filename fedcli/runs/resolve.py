@@ -4,7 +4,7 @@ Nothing is read of the data, and nothing is written.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from fedcli.declarations import DataSetting, Method, Post, Protocol, check_value, describe_need, flag_of, is_idle
@@ -56,6 +56,18 @@ class Setup:
     def values(self) -> dict[str, Any]:
         """All options, the run's, the method's and those of the step after it, as one flat dict."""
         return {**vars(self.run), **vars(self.options), **(vars(self.post_options) if self.post else {})}
+
+    def with_seed(self, seed: int) -> "Setup":
+        """The same run with another seed that was typed, which is the partition's too where that has none of its own.
+
+        Raises:
+            UserError: The seed is out of range.
+        """
+        check_value(fields_of(RunConfig)["seed"], seed)
+        run = replace(self.run, seed=seed)
+        if self.origin["partition_seed"] == "seed":
+            run = replace(run, partition_seed=seed)
+        return replace(self, run=run, origin={**self.origin, "seed": "command line"})
 
 
 def resolve(
