@@ -63,7 +63,8 @@ Readings of the add-on, lambda Q_k in the local objective of another method, who
 Readings of clipping, which the paper does not have
     18. The paper does not clip gradients; `--clip-norm 10` does, as FedDyn's authors do. Without it ResNet-18 falls to
         chance in round T_s: weights before batch normalisation have no scale of their own, so how far a step turns
-        them depends on their norm. In round T_s the record has that norm as the term `norm_before_batchnorm`.
+        them depends on their norm. In round T_s the record of a network with batch normalisation has that norm as the
+        term `norm_before_batchnorm`.
 
 Known from the authors' code only
     Fresh optimizer in every round, no decay of the learning rate, incomplete last batches dropped in training, running
@@ -255,14 +256,14 @@ def matching_context(anchors: Tensor, has_anchor: Tensor, cohort: Cohort, config
     return Context(anchors, has_anchor, anchors.new_tensor(weight))
 
 
-def norm_before_batchnorm(params: Params, buffers: Params) -> Tensor:
-    """The norm of all convolutions' weights together, a scalar, in a network with batch normalisation; else 0.
+def norm_before_batchnorm(params: Params, buffers: Params) -> Tensor | None:
+    """The norm of all convolutions' weights together, a scalar; None in a network without batch normalisation.
 
     To multiply these weights changes no output, but a step turns longer ones less (Reading 18).
     """
     weights = [value for value in params.values() if value.ndim == 4]  # [out, in, height, width]
     if not weights or not any(name.endswith("running_var") for name in buffers):
-        return next(iter(params.values())).new_zeros(())
+        return None
     return torch.stack([torch.linalg.vector_norm(weight) for weight in weights]).norm()
 
 
@@ -271,6 +272,8 @@ def start_terms(state: NamedTuple, cohort: Cohort, config: Config) -> Terms:
     if cohort.round != config.start_round:
         return {}
     norm = norm_before_batchnorm(state.params, state.buffers)
+    if norm is None:
+        return {}
     return {"norm_before_batchnorm": norm.expand(len(cohort.client_ids))}
 
 

@@ -143,6 +143,13 @@ def test_clipping_shortens_the_whole_step(name):
     assert laws.distance(after.params, state.params) < 1e-9
 
 
+@pytest.mark.parametrize("name", ["fedfm", "fedfm-lite", "fednova-fm"])
+def test_no_norm_is_logged_of_a_network_without_batch_normalisation(name):
+    setup, fed = laws.federation(name, {"start_round": 0})
+    _, terms = setup.method.run_round(setup.method.init(fed, setup.options), fed.cohort(0), fed, setup.options)
+    assert "norm_before_batchnorm" not in terms
+
+
 def test_the_norm_before_batch_normalisation_is_logged_in_the_round_in_which_matching_starts():
     """To multiply these weights changes no output, which is why their norm sets how far a step turns them."""
     setup, fed = laws.federation("fedfm", {**TERMS_ON, "start_round": 1}, backbone="resnet10")
