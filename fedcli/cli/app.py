@@ -18,13 +18,14 @@ from typing import Any, NamedTuple
 import typer
 
 from fedcli.cli import describe, running, tables
-from fedcli.cli.common import HelpfulGroup, Lasting, UsageError, optional, show_traceback, stop
+from fedcli.cli.common import HelpfulGroup, Lasting, UsageError, optional, refuse_twice, show_traceback, stop
 from fedcli.errors import UserError
 from fedcli.runs.signals import exit_code, set_time_limit
 
 REPEATED = (  # options that may stand twice
     "--method", "--dataset", "--label", "--only", "--grid", "--law", "--runs", "--set", "--colors", "--labels",
 )  # fmt: skip
+SEVERAL = ("--seeds", "--metric", "--columns", "--log")  # options whose values stand with commas between them
 COMMANDS = (
     describe.list_, describe.show, describe.new, running.run, running.resume, running.verify, running.tune,
     tables.quality, tables.plot, tables.report, tables.export, tables.table, tables.claims,
@@ -83,14 +84,20 @@ class _Root(HelpfulGroup):
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Refuse an empty value, which as a path would be the folder one is in, and an option given twice."""
         flags = [word.partition("=")[0] for word in args]
+        command = self.commands.get(args[0]) if args else None
+        options = flags
+        if isinstance(command, running.MethodCommand):
+            options = [name for option in command.params for name in option.opts]
         for before, word, flag in zip(["fedcli", *args], args, flags, strict=False):
             if "--title" in (before, flag):  # which a figure may be without
                 continue
             if not word or (flag.startswith("--") and word == f"{flag}="):
                 stop(f"error: a value is empty (got it after '{word or before}'); give one.", 2)
-            if flag.startswith("--") and flags.count(flag) > 1 and flag not in REPEATED:
-                stop(f"error: {flag} is given twice; give it once, several values as 0.01,0.1.", 2)
         with _ends_in_a_line(ctx):
+            for flag in flags:
+                is_checked_later = flag not in options  # an option of a method
+                if flag.startswith("--") and flag not in REPEATED and not is_checked_later:
+                    refuse_twice(args, flag, flag if flag in SEVERAL else None)
             return super().parse_args(ctx, args)
 
     def invoke(self, ctx: Any) -> Any:

@@ -50,6 +50,25 @@ class HelpfulGroup(TyperGroup):
         return super().parse_args(ctx, args)
 
 
+def refuse_twice(args: Sequence[str], flag: str, several: str | None) -> None:
+    """Refuse an option that is given twice, with its values in one where it takes several.
+
+    Args:
+        args: The words of the command line.
+        flag: The option.
+        several: The option that takes several values with commas between them; None for none.
+    """
+    values = []
+    for word, after in zip(args, [*args[1:], ""], strict=True):
+        name, equals, value = word.partition("=")
+        if name == flag:
+            values.append(value if equals else after)
+    if len(values) < 2:
+        return
+    remedy = f"write {several} {','.join(values)}" if several else "give it once"
+    raise UserError(f"{flag} is given twice; {remedy}.")
+
+
 def parse_seeds(text: str) -> list[Any]:
     """Read the seeds of `--seeds 0,1,2` or `--seeds 0-2`; `check_seeds` refuses a part that is neither.
 

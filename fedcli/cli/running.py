@@ -20,7 +20,7 @@ from typer.core import TyperCommand
 
 from fedcli import registry
 from fedcli.cli import common
-from fedcli.cli.common import OUTPUT, NoSuchOption, argument, optional, print_table
+from fedcli.cli.common import OUTPUT, NoSuchOption, argument, optional, print_table, refuse_twice
 from fedcli.cli.describe import completion, find_summary, index, option_help
 from fedcli.declarations import flag_of
 from fedcli.errors import UserError, unknown
@@ -52,6 +52,7 @@ class MethodCommand(TyperCommand):
         from fedcli.runs.sources import expand
 
         args = [re.sub(r"^--\w+(?==|$)", lambda flag: flag[0].replace("_", "-"), word) for word in args]
+        typed = args
         args, ctx.meta["sources"] = expand(args, ctx.info_name)
         names = args[0].split(",")
         post = typed_options(args).get("post")
@@ -61,6 +62,10 @@ class MethodCommand(TyperCommand):
             steps = registry.posts(registry.find_method(names[0]), post)
         options = make_options([method, *others], steps)
         ctx.meta["options"] = options
+        for option in options:
+            flag = option.opts[0]
+            several = flag if option.metavar == "VALUE" else None
+            refuse_twice(typed, flag, "--seeds" if flag == "--seed" else several)
         try:
             rest = super().parse_args(ctx, args)
         except NoSuchOption as error:
