@@ -70,11 +70,12 @@ def test_a_run_that_cannot_be_opened_is_refused(finished, tmp_path):
     assert resume.open_run(folder).record["method_hash"] == "0" * 16
     file, state = folder / checkpoints.CHECKPOINT, finished.state
     name, value = next(iter(state.params.items()))
+    progress = {key: record[key] for key in ("rounds", "cost", "seconds_total", "peak_bytes")}
     for spoilt, message in (
         (state._replace(params={**state.params, name: value + 1}), "the run's last model (got "),
         (AnotherState(*state), "another kind of state (got 'AnotherState')"),
     ):
-        save_tree(file, spoilt, {"identity": identity(record), "record": {"rounds": [], "cost": None}})
+        save_tree(file, spoilt, {"identity": identity(record), "record": progress, "states": []})
         refused(lambda: resume.open_run(folder), message)
     file.unlink()
     refused(lambda: resume.open_run(folder), "(got no checkpoint")

@@ -5,6 +5,7 @@ Each trial is a function of its number, which seeds what it draws; it returns wh
 done, 1 where none is given; `--write` puts the table into `results/reliability.md`.
 """
 
+import hashlib
 import json
 import math
 import os
@@ -23,10 +24,14 @@ from tempfile import TemporaryDirectory, mkdtemp
 from typing import Any, NamedTuple
 
 import torch
+from safetensors import torch as safetensors
 
 import fedcli
 from fedcli import registry
 from fedcli.cli import app
+from fedcli.core.client_states import stored
+from fedcli.core.tree_files import CHECKPOINT, DIGEST, ZEROS, read_verified
+from fedcli.core.trees import to_names
 from fedcli.data import datasets, files
 from fedcli.errors import UserError
 from fedcli.figures import plots, report
@@ -35,6 +40,7 @@ from fedcli.results import claims, tables
 from fedcli.results.frame import clients_of, find_records, of_all, rounds_of
 from fedcli.results.render import render
 from fedcli.runs import resume
+from fedcli.runs.checkpoints import Checkpoint, read_checkpoint
 from fedcli.runs.identity import digest_of
 from fedcli.runs.models import ROUNDS, export
 from fedcli.runs.options import recorded_fields
@@ -460,6 +466,131 @@ def number_of(record: dict[str, Any]) -> int:
     return int(digest_of(record)[:4], 16) % 30
 
 
+# Checkpoints with another content, for which their digests vouch
+
+CRAFTED = ("client state", "global model")  # kinds of stopped runs
+
+
+class Content(NamedTuple):
+    """What a file of a state holds."""
+
+    parts: dict[str, Any]  # `tree` and `about`, see `fedcli.core.tree_files`
+    tensors: dict[str, torch.Tensor]
+
+
+def content_of(file: Path) -> Content:
+    """Reads a file of a state."""
+    tree, about, tensors = read_verified(file)
+    return Content({"tree": tree, "about": about}, tensors)
+
+
+def sign(file: Path, content: Content) -> str:
+    """Writes a file of a state, whatever it holds, with its right SHA-256, which is returned."""
+    text = json.dumps({"sha256": ZEROS.decode(), **content.parts})
+    tensors = {name: tensor.contiguous() for name, tensor in content.tensors.items()}
+    data = safetensors.save(tensors, {"fedcli": text})
+    digest = hashlib.sha256(data).hexdigest()
+    file.write_bytes(data.replace(ZEROS, digest.encode(), 1))
+    return digest
+
+
+TENSOR_CHANGES: dict[str, Callable[[torch.Tensor], torch.Tensor | None]] = {
+    "removed": lambda tensor: None,
+    "shorter": lambda tensor: tensor.flatten()[1:],
+    "of one more axis": lambda tensor: tensor[None],
+    "of another type": lambda tensor: tensor.to(torch.float64),
+    "of integers": lambda tensor: tensor.to(torch.int32),
+}
+
+
+@lru_cache
+def crafts(kind: str) -> list[tuple]:
+    """What may be changed in a run's checkpoint and in the last client state that it names.
+
+    Each is the file, the path to a part or the name of a tensor, and how it changes.
+    """
+    folder = stopped_run(kind)[0] / "run"
+    found: list[tuple] = []
+    for file in [CHECKPOINT, *sorted(f"states/{path.name}" for path in folder.glob("states/000000-*"))[-1:]]:
+        content = content_of(folder / file)
+        for path in places(content.parts):
+            found.append((file, path, "another"))
+            found.append((file, path, "nested"))
+            if isinstance(path[-1], str) or path[0] == "tree":
+                found.append((file, path, "removed"))
+        for name in content.tensors:
+            found += [(file, name, how) for how in TENSOR_CHANGES]
+    return found
+
+
+@lru_cache
+def restored_run(kind: str) -> tuple[Any, str]:
+    """A stopped run that can go on, and what its checkpoint comes to."""
+    folder = stopped_run(kind)[0] / "run"
+    restored = resume.restore(read_record(folder), ())
+    return restored, checkpoint_hash(read_checkpoint(folder, *restored))
+
+
+def checkpoint_hash(checkpoint: Checkpoint) -> str:
+    """Stands for the state and the number of rounds from which a run goes on."""
+    clients = {name: dict(kept) for name, kept in stored(checkpoint.state).items()}
+    structure, tensors = to_names([checkpoint.state._replace(**clients), len(checkpoint.progress["rounds"])])
+    return json.dumps(structure) + params_hash(sorted(tensors.items()))
+
+
+def change(content: Content, path: tuple | str, how: str, draw: random.Random) -> str:
+    """Changes a part or a tensor of what a file holds; says what stands there now."""
+    if isinstance(path, str):
+        tensor = content.tensors.pop(path)
+        changed = TENSOR_CHANGES[how](tensor)
+        if changed is not None:
+            content.tensors[path] = changed
+        return how
+    container: Any = content.parts
+    for key in path[:-1]:
+        container = container[key]
+    if how == "removed":
+        del container[path[-1]]
+        return how
+    container[path[-1]] = draw.choice(VALUES) if how == "another" else [container[path[-1]]]
+    return f"{container[path[-1]]!r:.40}"
+
+
+def craft(kind: str, number: int) -> str:
+    """A checkpoint of another content is refused in a line where it is read, or is the same to the run."""
+    file, path, how = crafts(kind)[number % len(crafts(kind))]
+    restored, expected = restored_run(kind)
+    with TemporaryDirectory() as place:
+        folder = shutil.copytree(stopped_run(kind)[0] / "run", Path(place, "run"))
+        content = content_of(folder / file)
+        what = f"{kind}, {file}, {path} {change(content, path, how, random.Random(number))}"
+        digest = sign(folder / file, content)
+        if file != CHECKPOINT:
+            checkpoint = content_of(folder / CHECKPOINT)
+            text = json.dumps(checkpoint.parts).replace(digest_in(kind, file), digest)
+            sign(folder / CHECKPOINT, Content(json.loads(text), checkpoint.tensors))
+        try:
+            reached = checkpoint_hash(read_checkpoint(folder, *restored))
+        except UserError as error:
+            text = str(error)
+            return "" if "\n" not in text and "safetensors" in text and ";" in text else f"{what}: {text}"
+        except Exception as error:
+            return f"{what}: {type(error).__name__}: {error}"
+    return "" if reached == expected else f"{what}: taken for another state"
+
+
+def digest_in(kind: str, file: str) -> str:
+    """The SHA-256 by which a stopped run's checkpoint names the file of a client's state."""
+    match = DIGEST.search((stopped_run(kind)[0] / "run" / file).read_bytes())
+    assert match is not None
+    return match[1].decode()
+
+
+def craft_one(number: int) -> str:
+    """A crafted checkpoint of one kind or the other."""
+    return craft(CRAFTED[number % len(CRAFTED)], number // len(CRAFTED))
+
+
 # Code in a file that a record, tuned options or a checkpoint names
 
 COMMANDS_THAT_READ = (
@@ -694,6 +825,7 @@ TRIALS: dict[str, tuple[Callable[[int], str], int]] = {  # each with how often i
     "fuzzed command lines": (fuzz, 1000),
     "hostile records": (hostile_record, 260),
     "mutated parts of real records": (mutate, 5000),
+    "mutated checkpoints and client states with right digests": (craft_one, 1600),
     "records and tuned options that name a file of code, over all commands that read them": (smuggle, 840),
     "folders moved, removed or replaced while a run writes in them": (lose_folder, 72),
     "networks whose buffers change, or are swapped": (swap_buffers, 300),

@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from fedcli.core.tree_files import SUFFIX, load_tree, save_tree
+from fedcli.core.tree_files import REMEDY, SUFFIX, load_tree, save_tree
 from fedcli.core.trees import StoredStates, Tree, leaves, to_device, to_names, tree_map
 from fedcli.errors import NonFiniteLoss, UserError
 from fedcli.files import refuse_lost, remove
@@ -81,6 +81,21 @@ class Kept(StoredStates):
             version.state = state
         return state
 
+    def verified(self) -> Iterator[tuple[int, Tree]]:
+        """Reads clients and states, from their files where they have been written, one after the other.
+
+        Raises:
+            UserError: If a file is missing, damaged or another one, or its size is not the one that was written down.
+        """
+        for client, version in self.data.items():
+            state = version.state
+            if version.digest is not None:
+                state, _ = load_tree(version.file, self._store.types, digest=version.digest)
+            nbytes = sum(leaf.nbytes for leaf in leaves(state) if isinstance(leaf, torch.Tensor))
+            if nbytes != version.nbytes:
+                raise UserError(f"'{version.file}' holds {nbytes} bytes (was {version.nbytes}); {REMEDY}.")
+            yield client, state
+
     @property
     def nbytes(self) -> int:
         """The bytes of all states."""
@@ -132,6 +147,10 @@ class Store:
         def kept(*rows: tuple[int, str, int, str]) -> Kept:
             versions = {}
             for client, name, nbytes, digest in rows:
+                is_row = type(client) is type(nbytes) is int and type(name) is type(digest) is str
+                is_file = is_row and STATE.fullmatch(f"{name}{SUFFIX}") and name.startswith(f"{client:06}-")
+                if not is_file or client in versions:
+                    raise ValueError(f"{[client, name, nbytes, digest]!r:.160} for a client's state")
                 versions[client] = Version(folder / STATES / f"{name}{SUFFIX}", nbytes, digest)
             return Kept(self, versions)
 

@@ -13,10 +13,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from safetensors import torch as safetensors
 
 from fedcli.core.trees import Tree, from_names, to_device, to_names
-from fedcli.errors import UserError
+from fedcli.errors import UserError, printable
 from fedcli.files import write_atomically
 
 SUFFIX = ".safetensors"
@@ -24,6 +25,7 @@ CHECKPOINT = f"checkpoint{SUFFIX}"  # from which a run goes on
 PREVIOUS = f"checkpoint-before{SUFFIX}"
 DIGEST = re.compile(rb"sha256\W+([0-9a-f]{64})")
 ZEROS = b"0" * 64
+REMEDY = f"restore it, or delete {CHECKPOINT} to go on from {PREVIOUS}"
 
 
 def save_tree(path: Path, tree: Tree, facts: Mapping[str, Any]) -> str:
@@ -49,12 +51,15 @@ def read_verified(path: Path, digest: str | None = None) -> tuple[Any, dict[str,
     match = DIGEST.search(content)
     actual = match and hashlib.sha256(content.replace(match[1], ZEROS, 1)).hexdigest()
     if match is None or actual != (digest or match[1].decode()):
-        raise UserError(f"'{path}' is missing or damaged; restore it, or delete {CHECKPOINT} to go on from {PREVIOUS}.")
-    length = int.from_bytes(content[:8], "little")
-    metadata = json.loads(content[8 : 8 + length])["__metadata__"]
-    parts = {name: json.loads(text) for name, text in metadata.items() if name != "sha256"}
-    parts = parts.get("fedcli", parts)
-    return parts["tree"], parts["about"], safetensors.load(content)
+        raise UserError(f"'{path}' is missing or damaged; {REMEDY}.")
+    try:
+        length = int.from_bytes(content[:8], "little")
+        metadata = json.loads(content[8 : 8 + length])["__metadata__"]
+        parts = {name: json.loads(text) for name, text in metadata.items() if name != "sha256"}
+        parts = parts.get("fedcli", parts)
+        return parts["tree"], parts["about"], safetensors.load(content)
+    except (AttributeError, KeyError, TypeError, ValueError, RecursionError, SafetensorError) as error:
+        raise UserError(f"'{path}' holds no state (got {printable(str(error))}); {REMEDY}.") from None
 
 
 def load_tree(
@@ -63,12 +68,13 @@ def load_tree(
     """Reads the tree and the facts that `save_tree` has written; for `types` see `from_names`.
 
     Raises:
-        UserError: See `read_verified`; also if a NamedTuple is none of the types.
+        UserError: See `read_verified`; also if it is no tree, or a NamedTuple is none of the types.
     """
     structure, facts, tensors = read_verified(path, digest)
     for name, tensor in tensors.items():  # one by one, since all twice may not fit into memory
         tensors[name] = tensor.clone().to(device)  # in memory of its own: rounding may depend on its alignment
     try:
         return from_names(structure, tensors, types), facts
-    except (KeyError, TypeError) as error:  # a NamedTuple that is none of the types, or has other fields
-        raise UserError(f"'{path}' holds another kind of state (got {error}); use the method that wrote it.") from None
+    except (KeyError, TypeError, ValueError, RecursionError) as error:  # also a NamedTuple that is none of the types
+        what = printable(str(error))
+        raise UserError(f"'{path}' holds another kind of state (got {what}); use the method that wrote it.") from None

@@ -165,16 +165,62 @@ def from_names(structure: Any, tensors: Mapping[str, Tensor], types: Mapping[str
     """Builds the tree that `to_names` took apart.
 
     `types` holds the NamedTuple classes by name, and under `kept` what makes a store's part of its rows.
+
+    Raises:
+        KeyError, TypeError, ValueError: If it is no such structure, or a tensor is lacking, left over or out of place.
     """
-    if not isinstance(structure, dict):
-        return structure
-    [(kind, content)] = structure.items()
-    if kind == "tensor":
-        return tensors[content]
-    if kind == "dict":
-        return {key: from_names(part, tensors, types) for key, part in content}
-    parts = [from_names(part, tensors, types) for part in content]
-    return parts if kind == "list" else tuple(parts) if kind == "tuple" else types[kind](*parts)
+    builder = _Builder(tensors, types)
+    tree = builder.build(structure, "")
+    if builder.left:
+        raise ValueError(f"{', '.join(builder.left):.80} left over")
+    return tree
+
+
+class _Builder:
+    """Builds a tree of tensors by path, of which `left` have no place yet, and NamedTuples of these types."""
+
+    def __init__(self, tensors: Mapping[str, Tensor], types: Mapping[str, Callable]):
+        self.left = dict(tensors)
+        self._paths: set[str] = set()  # of the tensors that have a place
+        self._types = types
+
+    def build(self, structure: Any, path: str) -> Tree:
+        """Builds the part of the tree at a path."""
+        if isinstance(structure, int | float | str | None):
+            return structure
+        if not isinstance(structure, dict):
+            raise TypeError(f"{structure!r:.80} at '{path}'")
+        [(kind, content)] = structure.items()
+        if kind == "tensor":
+            return self._tensor(content, path)
+        if not isinstance(content, list):
+            raise TypeError(f"{content!r:.80} in a {kind} at '{path}'")
+        if kind == "kept":
+            return self._types[kind](*content)
+        if kind != "dict":
+            return self._sequence(kind, content, path)
+        built = {key: self.build(value, f"{path}/{key}") for key, value in content}
+        if len(built) < len(content):
+            raise ValueError(f"a name twice at '{path}'")
+        return built
+
+    def _tensor(self, name: Any, path: str) -> Tensor:
+        """Takes the tensor at a path, which is its name."""
+        while path in self._paths:  # as in `to_names`
+            path += "'"
+        self._paths.add(path)
+        if name != path:
+            raise ValueError(f"{name!r:.80} at '{path}'")
+        return self.left.pop(path)
+
+    def _sequence(self, kind: str, content: list, path: str) -> Tree:
+        """Builds a list, a tuple or a NamedTuple, whose last fields older files may lack."""
+        is_plain = kind in ("list", "tuple")
+        fields = range(len(content)) if is_plain else getattr(self._types[kind], "_fields", ())
+        if len(content) > len(fields):
+            raise ValueError(f"{len(content)} parts of '{kind}' at '{path}'")
+        parts = [self.build(part, f"{path}/{field}") for field, part in zip(fields, content, strict=False)]
+        return parts if kind == "list" else tuple(parts) if kind == "tuple" else self._types[kind](*parts)
 
 
 class Flat(dict):

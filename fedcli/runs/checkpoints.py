@@ -17,7 +17,8 @@ from fedcli.files import refuse_lost, remove
 from fedcli.runs.identity import identity
 from fedcli.runs.lock import leftovers
 from fedcli.runs.resolve import Setup
-from fedcli.runs.schema import PROGRESS, refuse_wrong
+from fedcli.runs.schema import Fault
+from fedcli.runs.state_schema import check_content, check_facts
 
 SELECTED = f"selected{SUFFIX}"  # the models of the best round, see fedcli/runs/models.py
 SHARE = 0.05  # of the time that checkpoints may take
@@ -63,8 +64,10 @@ def clear(folder: Path, *files: str, at_rest: bool = False) -> None:
         remove(folder / file)
     names = set()
     for checkpoint in (folder / CHECKPOINT, folder / PREVIOUS):
-        with suppress(UserError):  # there is none, or it is damaged
-            names.update(read_verified(checkpoint)[1]["states"])
+        with suppress(UserError, Fault):  # there is none, or it is damaged
+            _, facts, _ = read_verified(checkpoint)
+            check_facts(facts)
+            names.update(facts["states"])
     _clear_states(folder / STATES, names)
     if at_rest:
         for others in folder.glob(f"{STATES}-*"):
@@ -107,14 +110,13 @@ def read_checkpoint(folder: Path, record: dict[str, Any], setup: Setup, fed: Fed
         return Checkpoint(setup.method.init(fed, setup.options), {"rounds": [], "cost": None})
     newest = files[0]
     state, facts = load_tree(newest, fed.store.reopen(folder), fed.device)
-    if facts["identity"] != identity(record):
-        raise UserError(f"'{newest}' is of another run; restore it, or delete it to go on from an earlier round.")
     try:
-        refuse_wrong(PROGRESS, facts["record"])
-    except UserError as error:
-        raise UserError(f"'{newest}' is no checkpoint of a run: {error}; delete it, or run again.") from error
-    for version in _versions(state):
-        read_verified(version.file, version.digest)
+        check_facts(facts)
+        if facts["identity"] != identity(record):
+            raise UserError(f"'{newest}' is of another run; restore it, or delete it to go on from an earlier round.")
+        check_content(state, facts, setup.method.init(fed, setup.options), fed)
+    except Fault as fault:
+        raise UserError(f"'{newest}' is no checkpoint of this run: {fault}; delete it, or run again.") from None
     return Checkpoint(state, facts["record"])
 
 

@@ -1,0 +1,141 @@
+"""What a checkpoint holds: the rounds before it, and a state like the one that the method begins with.
+
+A checkpoint is checked when it is read, so that whatever goes on from it may rely on it.
+"""
+
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from torch import Tensor
+
+from fedcli.core.client_states import Kept, stored
+from fedcli.core.federation import Federation
+from fedcli.core.trees import Tree
+from fedcli.runs.schema import PROGRESS, Fault, each, parts, text, wrong
+
+# What a checkpoint adds to its state; the identity is compared with the record's.
+FACTS = parts({"identity": lambda value: None, "record": PROGRESS, "states": each(text)})
+
+
+def check_facts(facts: Any) -> None:
+    """Refuses what a checkpoint says of its run, where a part is missing, of another type or out of range.
+
+    Raises:
+        Fault: Says which part, and what it must be.
+    """
+    FACTS(facts)
+
+
+def check_content(state: Any, facts: dict[str, Any], initial: Any, fed: Federation) -> None:
+    """Refuses the content of a checkpoint that does not suit its run.
+
+    Args:
+        state: The method's state that the checkpoint holds.
+        facts: What the checkpoint adds to it, see `check_facts`.
+        initial: The method's state before the first round.
+        fed: The federation of the run.
+
+    Raises:
+        Fault: Says which part is wrong, and what it must be.
+        UserError: If the file of a client's state is missing, damaged or another one.
+    """
+    with at("record"):
+        check_rounds(facts["record"], fed.config.rounds)
+    check_state(state, initial, fed)
+    versions = [version for kept in stored(state).values() for version in kept.data.values()]
+    named = sorted(version.file.stem for version in versions)
+    if sorted(facts["states"]) != named:
+        with at("states"):
+            raise wrong(f"the names of the clients' states, {', '.join(named):.80}", facts["states"])
+
+
+@contextmanager
+def at(place: object) -> Iterator[None]:
+    """Says of a fault inside that it is in this place."""
+    try:
+        yield
+    except Fault as fault:
+        fault.place.append(str(place))
+        raise
+
+
+def check_rounds(progress: dict[str, Any], most: int) -> None:
+    """Refuses the part of a record that has no rounds, or not from the first on, or not what they cost."""
+    numbers = [entry["round"] for entry in progress["rounds"]]
+    if not 1 <= len(numbers) <= most or numbers != [*range(len(numbers))]:
+        raise Fault(f"must have the rounds from 0 on, {most} at most (got {numbers!r:.80})")
+    lacking = [name for name in ("cost", "seconds_total", "peak_bytes") if progress.get(name) is None]
+    if lacking:
+        raise Fault(f"lacks {', '.join(lacking)}")
+
+
+def check_state(state: Any, initial: Any, fed: Federation) -> None:
+    """Refuses a server's state without the types, names, shapes and dtypes of the initial one.
+
+    What it holds by client fills up from round to round. There, those with the same network are like each other.
+    """
+    if type(state) is not type(initial):
+        raise wrong(f"a state of type '{type(initial).__name__}'", type(state).__name__)
+    names = getattr(initial, "_fields", None) or range(len(initial))
+    for name, part, first in zip(names, state, initial, strict=True):
+        with at(name):
+            if first == {}:
+                check_clients(part, fed)
+            else:
+                check_like(first, part, fed.num_clients)
+
+
+def check_clients(states: Any, fed: Federation) -> None:
+    """Refuses what is no mapping of clients to states that are like each other; an empty one is."""
+    if not isinstance(states, dict | Kept):
+        raise wrong("states by client", states)
+    for client in states:
+        if type(client) is not int or client not in range(fed.num_clients):
+            raise wrong(f"states by client, 0 to {fed.num_clients - 1}", client)
+    firsts: dict[int, Any] = {}
+    pairs: Iterable[tuple[int, Any]] = states.verified() if isinstance(states, Kept) else states.items()
+    for client, state in pairs:
+        first = firsts.setdefault(fed.architecture[client], state)
+        with at(client):
+            check_like(first, state, fed.num_clients)
+
+
+def check_like(first: Tree, value: Any, num_clients: int) -> None:
+    """Refuses a tree without the types, names, shapes and dtypes of the first one."""
+    if isinstance(first, Tensor):
+        check_tensor(first, value, num_clients)
+    elif isinstance(first, dict):
+        if not isinstance(value, dict) or value.keys() != first.keys():
+            raise wrong(f"parts named {', '.join(map(str, first)) or 'nothing'}"[:160], _described(value))
+        for name, part in first.items():
+            with at(name):
+                check_like(part, value[name], num_clients)
+    elif type(value) is not type(first):
+        raise wrong(f"of type '{type(first).__name__}'", _described(value))
+    elif isinstance(first, tuple | list):
+        if len(value) != len(first):
+            raise wrong(f"of {len(first)} parts", len(value))
+        for name, (part, other) in enumerate(zip(first, value, strict=True)):
+            with at(getattr(first, "_fields", range(len(first)))[name]):
+                check_like(part, other, num_clients)
+
+
+def check_tensor(first: Tensor, value: Any, num_clients: int) -> None:
+    """Refuses a tensor without the shape and dtype of the first one; ids of clients may become fewer."""
+    if not isinstance(value, Tensor) or value.dtype != first.dtype:
+        raise wrong(_described(first), _described(value))
+    are_ids = first.shape == (num_clients,) and not (first.is_floating_point() or first.is_complex())
+    if are_ids and value.ndim == 1 and len(value) <= num_clients:
+        return
+    if value.shape != first.shape:
+        raise wrong(_described(first), _described(value))
+
+
+def _described(value: Any) -> str:
+    """What a value is, without its numbers."""
+    if isinstance(value, Tensor):
+        return f"a tensor {str(value.dtype).removeprefix('torch.')} {[*value.shape]}"
+    if isinstance(value, dict):
+        return f"parts named {', '.join(map(str, value)) or 'nothing'}"
+    return f"{value!r}" if isinstance(value, int | float | str | None) else type(value).__name__
