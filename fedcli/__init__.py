@@ -49,7 +49,7 @@ def run(  # noqa: PLR0913  # what a user calls: one keyword for each choice
         continue_: Go on with what is in `out` already, by the same call.
         log: Where each round's numbers go as well: "tensorboard", "wandb", "./mine.py:Logger", an object with some of
             the methods of `fedcli.runs.rounds.Listener`, or a list of these.
-        exist_ok: Rename a run that is in `out` already, to `out` with a number behind it.
+        exist_ok: Rename `out` where it holds a run, or the runs of one call, to `out` with a number behind it.
         progress: A `fedcli.runs.rounds.Listener` in place of the display, for runs of one method.
         jobs: Runs at once, each of several in a process of its own.
         set: Options of single methods by name, as `{"fedprox": {"proximal_weight": 0.1}}`.

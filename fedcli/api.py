@@ -18,7 +18,7 @@ from fedcli.errors import UserError
 from fedcli.runs import begin, models, resume, rounds
 from fedcli.runs.lock import locked
 from fedcli.runs.progress import Progress
-from fedcli.runs.record import RECORD
+from fedcli.runs.record import RECORD, read_record
 from fedcli.runs.trackers import Loggers
 from fedcli.userfiles import is_from_file
 
@@ -342,12 +342,20 @@ def _open(path: Path, method: str | Path | Sequence[str | Path]) -> Run:
     return Run(**vars(resume.load(path, method)))
 
 
+def _is_of_a_call(run: Path, folder: Path) -> bool:
+    """Tells whether a run lies below a folder as `run` places several: in `<method>/<option>=<value>/seed-<seed>`."""
+    method = read_record(run)["method"]
+    parts = run.relative_to(folder).parts
+    return all(part == method or "=" in part or part.startswith("seed-") for part in parts)
+
+
 def _set_aside(folder: Path) -> None:
-    """Renames the folder of a run, or of several seeds, unless a process runs in it; leaves other folders."""
-    records = [file for file in (folder / RECORD, *folder.glob(f"seed-*/{RECORD}")) if file.is_file()]
-    for file in records:
-        with locked(file.parent):
+    """Renames the folder of a run, or of the runs of one call, unless a process runs in it; leaves other folders."""
+    depths = ("", "*/", "*/*/", "*/*/*/")  # in those of a method, of an option's value, of a seed, or of some of these
+    runs = [file.parent for depth in depths for file in folder.glob(depth + RECORD)]
+    for run in runs:
+        with locked(run):
             pass
-    if records:
+    if runs and all(_is_of_a_call(run, folder) for run in runs):
         names = (folder.with_name(f"{folder.name}-{number}") for number in count(1))
         folder.rename(next(name for name in names if not name.exists()))

@@ -98,6 +98,19 @@ def test_exist_ok_keeps_the_run_before(tmp_path):
         fedcli.run("fedavg", out=tmp_path / "mine", exist_ok=True, **TINY)
 
 
+def test_exist_ok_keeps_the_runs_of_several_methods_and_values_together(tmp_path):
+    runs = {**TINY, "rounds": 1}
+    for methods, more in (("fedavg,fedprox", {}), ("fedavg,fedprox,local", {}), ("fedavg", {"lr": [0.1, 0.2]})):
+        done = fedcli.run(methods, out=tmp_path / "out", exist_ok=True, **{**runs, **more})
+        assert [run.path for run in fedcli.load(tmp_path / "out")] == sorted(run.path for run in done)
+    assert [len(fedcli.load(tmp_path / name)) for name in ("out-1", "out-2", "out")] == [2, 3, 2]
+    fedcli.run("fedavg,fedprox", out=tmp_path / "out", seeds=[0, 1], exist_ok=True, **runs)
+    assert len(fedcli.load(tmp_path / "out-3")) == 2
+    # A folder of the runs of several calls is none of one call.
+    with pytest.raises(UserError, match="never overwritten"):
+        fedcli.run("fedavg", out=tmp_path, exist_ok=True, **runs)
+
+
 def test_runs_of_folders_are_a_table_with_the_options_in_which_they_differ(run, tmp_path):
     done = fedcli.run("fedavg", out=tmp_path / "two", lr=0.5, seeds=[0, 1], **TINY)
     table = fedcli.frame(run.path, tmp_path, metrics=["best", "clients:mean"])
