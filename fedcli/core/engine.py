@@ -7,11 +7,10 @@ Clients train one after the other (looped; on the CPU one in each thread), or se
 import gc
 import re
 import threading
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from concurrent.futures import CancelledError, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial, wraps
-from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -39,8 +38,6 @@ from fedcli.core.stacked import (
 from fedcli.core.trees import Tree, complete, concatenate, leaves, select, select_axes, tree_map
 from fedcli.errors import UserError
 
-# One process that does all work of a run; see `fedcli.runs.workers` for several.
-ALONE = SimpleNamespace(count=1, here=1, share=lambda work, items: list(work(items)))
 # Of clients that are stacked; an axis stands in the place of each tensor.
 BATCH_AXES: Tree = Batch(x=0, y=0, mask=None, epoch_end=0, num_batches=0, lr=None, key=0)  # type: ignore[arg-type]
 PREPARED_BYTES = 2**22  # of images that are prepared at a time for a client that trains alone
@@ -57,6 +54,17 @@ def parse_chunk(text: str, default: int) -> tuple[str, int]:
             f"'{text[:40]}'); 1 trains one client after the other."
         )
     return "branches" if match[1] else WAYS[0], int(match[2])
+
+
+class OneWorker:
+    """The process that does all work of a run; `fedcli.runs.workers.Group` is one of several."""
+
+    count = 1  # processes of the run
+    here = 1  # those on this machine
+
+    def share(self, work: Callable[[Sequence[Any]], Iterable[Any]], items: Sequence[Any]) -> list[Any]:
+        """Returns what `work` gives for all items."""
+        return list(work(items))
 
 
 class ChunkResults(NamedTuple):
@@ -82,7 +90,7 @@ class Engine:
     notes: list[str] = field(default_factory=list)  # changes of plan that a user has to know
     stacks: dict[Hashable, Stack] = field(default_factory=dict, init=False)  # kept from round to round
     calls: dict[Hashable, Call] = field(default_factory=dict, init=False)  # likewise
-    workers: Any = field(default_factory=lambda: ALONE)
+    workers: Any = field(default_factory=OneWorker)
     processes: Processes = field(default_factory=Processes, init=False)  # that share items on a CPU; one, unless set
     stopping: threading.Event = field(default_factory=threading.Event, init=False)  # threads are to end early
     _lock: threading.Lock = field(default_factory=threading.Lock, init=False)
@@ -196,7 +204,7 @@ class Engine:
         self, step: Step, clients: Client, context: Tree, axes: Tree, plan: BatchPlan, chunk: slice, rate: Tensor
     ) -> tuple[Client, Terms]:
         """Trains the only client of a chunk."""
-        client = tree_map(self.own, select(with_optimizer(step, clients), 0))
+        client = tree_map(self.copy, select(with_optimizer(step, clients), 0))
         context = select_axes(context, axes, 0)
         update = keyed(step.in_place or step.update)  # the tensors are this loop's own
         total: Terms = {}
@@ -218,9 +226,11 @@ class Engine:
             now, is_real = select((rows, real), slice(start, start + at_a_time))
             x, y = self.gather(*select((now.index, now.draws), is_real))
             sizes = now.size.tolist()
-            columns = self.own(x).split(sizes), y.split(sizes), now.epoch_end, now.num_batches, now.keys
-            for x, y, end, num_batches, key in zip(*columns, strict=True):
-                yield Batch(x, y, None, end, num_batches, rate, key)
+            images = self.copy(x).split(sizes)
+            labels = y.split(sizes)
+            rows_of_batches = zip(images, labels, now.epoch_end, now.num_batches, now.keys, strict=True)
+            for batch_x, batch_y, epoch_end, num_batches, key in rows_of_batches:
+                yield Batch(batch_x, batch_y, None, epoch_end, num_batches, rate, key)
 
     def _rows(self, plan: BatchPlan, clients: int | slice) -> Tree:
         """Returns the rows of a client, or of some, up to their last step: a `BatchPlan` of tensors on the device."""
@@ -328,7 +338,7 @@ class Engine:
         """Returns network input and labels of training examples `index` (any shape), augmented by `draws` if given."""
         return self.transform(self.images[index], draws), self.labels[index]
 
-    def own(self, tensor: Tensor) -> Tensor:
+    def copy(self, tensor: Tensor) -> Tensor:
         """Copies a tensor; on the CPU images with the channels last, faster in convolution and pooling."""
         if tensor.dim() == 4 and tensor.device.type == "cpu":
             # `contiguous` would leave the strides of a single channel as they are, and the first layer slow.

@@ -43,6 +43,13 @@ class Judged(NamedTuple):
     classes: Tensor | None  # [n], those that the first rule predicts; None where the run records no class's counts
 
 
+class Tested(NamedTuple):
+    """What tests of models give."""
+
+    entries: dict[str, Any]  # of the result of `evaluate`
+    judged: list[Judged]  # how the predictions of each model are
+
+
 # Of positions by client, None for all test images: how the predictions of its model are.
 Score = Callable[[dict[int, Any]], list[Judged]]
 
@@ -108,16 +115,16 @@ def _accuracies(fed: Federation, method: Method, state: Any, last_outputs: Outpu
 
         return fed.engine.workers.share(of_some, list(tests))
 
-    on_validation, _ = _on_parts(fed.validation, ("validation_accuracy",), method, score)
+    on_validation = _on_parts(fed.validation, ("validation_accuracy",), method, score)
     weights = None
     if fed.evaluation == "clients":
-        on_test, judged = _on_parts(fed.testing, RULES, method, score)
+        on_test = _on_parts(fed.testing, RULES, method, score)
     else:
-        on_test, judged = _on_test_images(fed, method, score)
+        on_test = _on_test_images(fed, method, score)
         weights = weights_of_domains(fed) if fed.evaluation == "domains" else None
-    result = NOTHING | on_validation | on_test
+    result = NOTHING | on_validation.entries | on_test.entries
     if fed.config.per_class:
-        result["per_class"] = tally_classes(judged, fed.num_classes, weights)
+        result["per_class"] = tally_classes(on_test.judged, fed.num_classes, weights)
     return result
 
 
@@ -227,16 +234,11 @@ def _by_client(clients: Iterable[int], accuracies: Sequence[float]) -> dict[str,
     return {"clients": spread, "client_accuracy": dict(zip(map(str, clients), accuracies, strict=True))}
 
 
-def _on_parts(
-    parts: Sequence[np.ndarray], names: Sequence[str], method: Method, score: Score
-) -> tuple[dict[str, Any], list[Judged]]:
-    """Returns each rule's accuracy on all clients' parts together, by `names`, the first rule's by client, and more.
-
-    That is how the predictions are.
-    """
+def _on_parts(parts: Sequence[np.ndarray], names: Sequence[str], method: Method, score: Score) -> Tested:
+    """Tests on all clients' parts together: each rule's accuracy, by `names`, and the first rule's by client."""
     part_of = {client: part for client, part in enumerate(parts) if len(part)}
     if not part_of:
-        return {}, []
+        return Tested({}, [])
     # Where there is one model, any client has it.
     tests = {0: np.concatenate(list(part_of.values()))} if method.personal is None else part_of
     judged = score(tests)
@@ -244,14 +246,11 @@ def _on_parts(
     pooled: dict[str, Any] = dict(zip(names, map(_mean, hits), strict=False))
     ends = np.cumsum([len(part) for part in part_of.values()])
     hits_of_clients = np.split(hits[0], ends[:-1])
-    return pooled | _by_client(part_of, [_mean(own) for own in hits_of_clients]), judged
+    return Tested(pooled | _by_client(part_of, [_mean(of_client) for of_client in hits_of_clients]), judged)
 
 
-def _on_test_images(fed: Federation, method: Method, score: Score) -> tuple[dict[str, Any], list[Judged]]:
-    """Returns accuracies on the test images, and how the predictions are.
-
-    The accuracies are of each domain, and by rule or, under `domains`, inside and outside.
-    """
+def _on_test_images(fed: Federation, method: Method, score: Score) -> Tested:
+    """Tests on the test images: accuracies of each domain, and by rule or, under `domains`, inside and outside."""
     has_one_model = method.personal is None and fed.evaluation != "domains"
     clients = range(1 if has_one_model else fed.num_clients)
     judged = score(dict.fromkeys(clients))
@@ -265,7 +264,7 @@ def _on_test_images(fed: Federation, method: Method, score: Score) -> tuple[dict
         result |= dict(zip(RULES, map(_mean, by_rule), strict=False))
         if method.personal is not None:
             result |= _by_client(clients, by_rule[0])
-        return result, judged
+        return Tested(result, judged)
     intra = {}
     inter = {}
     for number, name in enumerate(fed.domain_names):
@@ -276,4 +275,5 @@ def _on_test_images(fed: Federation, method: Method, score: Score) -> tuple[dict
             intra[name] = _mean(by_domain[name][inside])
         others = [accuracies[inside] for other, accuracies in by_domain.items() if other != name]
         inter[name] = _mean(np.stack(others, 1)) if others else intra[name]
-    return result | {"test_accuracy": _mean(list(inter.values())), "intra": intra, "inter": inter}, judged
+    result |= {"test_accuracy": _mean(list(inter.values())), "intra": intra, "inter": inter}
+    return Tested(result, judged)

@@ -292,18 +292,18 @@ class Federation:
         total = counted.sum()
         shares = counted / total if total else np.full(len(counted), 1 / len(counted))
         weights = torch.tensor(shares, dtype=self.dtype, device=self.device)
-        kind, *others = set(self.architecture[client_ids])
-        network = None if others else self.networks[kind]
+        architectures = np.unique(self.architecture[client_ids])
+        network = self.networks[architectures[0]] if len(architectures) == 1 else None
         return Cohort(round, np.asarray(client_ids), num_examples, weights, network)
 
     def groups(self, cohort: Cohort) -> list[Cohort]:
         """Divides a cohort by the clients' networks; order and weights stay those of the cohort."""
         groups = []
-        for kind in range(len(self.networks)):
-            places = np.flatnonzero(self.architecture[cohort.client_ids] == kind)
-            if len(places):
-                group = self.cohort_of(cohort.round, cohort.client_ids[places])
-                groups.append(group._replace(weights=cohort.weights[places]))
+        for architecture in range(len(self.networks)):
+            members = np.flatnonzero(self.architecture[cohort.client_ids] == architecture)
+            if len(members):
+                group = self.cohort_of(cohort.round, cohort.client_ids[members])
+                groups.append(group._replace(weights=cohort.weights[members]))
         return groups
 
     def in_order(self, cohort: Cohort, groups: Sequence[Cohort], trees: Sequence[Tree]) -> Tree:
@@ -557,11 +557,11 @@ class Federation:
         def of_portion(positions: Tensor) -> tuple[Tensor | None, Tensor, Tensor]:
             with set_to(by_places, quick):
                 x = self.transform(images[positions])
-                output = network(params, buffers, self.engine.own(x) if quick else x, train=False)
+                output = network(params, buffers, self.engine.copy(x) if quick else x, train=False)
             return output.features if with_features else None, output.logits, labels[positions]
 
         with self.timed("evaluate"):
-            params = tree_map(self.engine.own, params) if quick else params
+            params = tree_map(self.engine.copy, params) if quick else params
             portions = self.engine.side_by_side(of_portion, self._portions(index, quick))
             return to_device(concatenate(portions), "cpu")  # here alone Python waits for the device
 

@@ -7,10 +7,11 @@ copied into tensors that stay, and a graph serves only steps that do the same: `
 
 import dataclasses
 import gc
+from collections import Counter
 from collections.abc import Callable, Hashable, Sequence
 from functools import partial
 from types import FunctionType
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -21,7 +22,7 @@ from fedcli.core.trees import Tree, copy_tree, leaves, write_into
 Work = Callable[[], Any]
 
 WARM_UP = 3  # steps before one is captured, as PyTorch's notes on CUDA graphs have it
-BURST = 8  # steps of the larger graph of a kind
+BURST = 8  # steps of the larger graph
 OUT_OF_MEMORY = ("CUDA error: out of memory", "CUBLAS_STATUS_ALLOC_FAILED", "CUDNN_STATUS_ALLOC_FAILED")
 KEPT = 4  # stacks kept for the rounds to come
 KEPT_CALLS = 32  # a network's step and its outputs, for full batches and for the last one, are four
@@ -149,12 +150,19 @@ def graph_key(thing: Any, shapes: bool = False) -> Hashable:
     raise Unrepeatable
 
 
+class Burst(NamedTuple):
+    """Some steps in a row, all with padding or all without."""
+
+    padded: bool
+    steps: int
+
+
 class StepGraphs:
     """Takes the steps of one stack of clients by graphs, once there are some.
 
     Attributes:
         graphs: Of the device; None without any, and after a graph could not be made or was wrong.
-        replays: Graphs by the kind of their steps, see `Stack`, and by how many steps they take.
+        replays: Graphs by the steps that they take.
     """
 
     def __init__(self, graphs: CudaGraphs | None, give_up: Callable[[str], None], kept: bool):
@@ -163,36 +171,40 @@ class StepGraphs:
         A graph of several steps is worth its capture where the stack is `kept` for later rounds.
         """
         self.graphs, self._give_up, self._kept = graphs, give_up, kept
-        self.replays: dict[tuple[bool, int], Work] = {}
-        self._eager_steps = {False: 0, True: 0}
+        self.replays: dict[Burst, Work] = {}
+        self._warm_ups: Counter[bool] = Counter()  # steps before the first is captured, by whether they are padded
 
     def advance(self, steps: Callable[..., None], state: Tree, padded: bool, same: int) -> int:
-        """Takes some of the next `same` steps, all of one kind, by a graph once there is one; returns how many.
+        """Takes some of the next `same` steps, all `padded` or none, by a graph once there is one; returns how many.
 
-        `steps` takes a number of steps of a kind, if `is_captured` by a graph's operations, and `state` is all that
-        they change: clients, totals and step number.
+        `steps` takes a number of steps, padded or not, if `is_captured` by a graph's operations, and `state` is all
+        that they change: clients, totals and step number.
         """
-        count = BURST if self._kept and same >= BURST and (padded, 1) in self.replays else 1
+        burst = Burst(padded, 1)
+        if self._kept and same >= BURST and burst in self.replays:
+            burst = Burst(padded, BURST)
         if self.graphs is None:
-            steps(padded, count)
-        elif (padded, count) in self.replays:
-            self.replays[padded, count]()
-        elif self._eager_steps[padded] < WARM_UP:
-            self.graphs.warm_up(partial(steps, padded, 1))
-            self._eager_steps[padded] += 1
+            steps(*burst)
+        elif burst in self.replays:
+            self.replays[burst]()
+        elif self._warm_ups[padded] < WARM_UP:
+            self.graphs.warm_up(partial(steps, *burst))
+            self._warm_ups[padded] += 1
         else:
-            self._capture(steps, state, (padded, count))
-        return count
+            self._capture(steps, state, burst)
+        return burst.steps
 
-    def _capture(self, steps: Callable[..., None], state: Tree, kind: tuple[bool, int]) -> None:
+    def _capture(self, steps: Callable[..., None], state: Tree, burst: Burst) -> None:
         """Takes some steps twice, plainly and by a graph of them, which stays if both lead to the same clients."""
         assert self.graphs is not None  # `advance` has seen to it
         before = copy_tree(state)
-        self.graphs.warm_up(partial(steps, *kind))  # before the capture, so that its memory is free again for the graph
+        self.graphs.warm_up(
+            partial(steps, *burst)
+        )  # before the capture, so that its memory is free again for the graph
         plain = copy_tree(state)
         write_into(state, before)
         try:
-            replay = self.graphs.capture(partial(steps, *kind, is_captured=True))
+            replay = self.graphs.capture(partial(steps, *burst, is_captured=True))
         except Exception as error:
             cause = error.__context__ or error  # ending a capture that has gone wrong is an error of its own
             if is_out_of_memory(cause):
@@ -202,7 +214,7 @@ class StepGraphs:
         else:
             replay()
             if agree(state, plain, before):
-                self.replays[kind] = replay
+                self.replays[burst] = replay
                 return
             reason = "a CUDA graph of the step gave other numbers than the step, whose operations now go one by one"
         write_into(state, plain)

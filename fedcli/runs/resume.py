@@ -184,7 +184,7 @@ class OpenRun(NamedTuple):
     state: Any  # the method's server state after the last round
 
 
-def open_run(folder: Path, method: Sequence[str] = (), **instead: Any) -> OpenRun:
+def open_run(folder: Path, method: Sequence[str] = ()) -> OpenRun:
     """Opens a finished run without writing, by its folder and the arguments of `restore`.
 
     Raises:
@@ -193,7 +193,7 @@ def open_run(folder: Path, method: Sequence[str] = (), **instead: Any) -> OpenRu
     record = read_record(folder)
     if record["status"] != "finished":
         raise UserError(f"the run '{folder}' has not finished (it is {record['status']}); 'fedcli resume' goes on.")
-    record, setup, fed = restore(record, method, **instead)
+    record, setup, fed = restore(record, method)
     expected = record["summary"].get("params_sha256")
     actual = "no checkpoint"
     if (folder / CHECKPOINT).is_file():
