@@ -43,6 +43,13 @@ class Judged(NamedTuple):
     classes: Tensor | None  # [n], those that the first rule predicts; None where the run records no class's counts
 
 
+class Evaluated(NamedTuple):
+    """What a model gives for some images, judged."""
+
+    judged: Judged
+    outputs: Outputs | None  # to be kept for the next evaluation; None where they are too many
+
+
 class Tested(NamedTuple):
     """What tests of models give."""
 
@@ -99,19 +106,19 @@ def _accuracies(fed: Federation, method: Method, state: Any, last_outputs: Outpu
             if outputs is not None:
                 fed.outputs.put(model.params, model.buffers, tests[client], outputs)
 
-        def of_client(client: int) -> tuple[Judged, Outputs | None]:
-            ((_, model),) = models(fed, method, state, [client])
-            judged, outputs = judge(model, tests[client])
-            keep(client, model, outputs)
+        def of_client(client: int) -> Evaluated:
+            model = model_of(fed, method, state, client)
+            result = judge(model, tests[client])
+            keep(client, model, result.outputs)
             judged_here.add(client)
-            return judged, outputs
+            return result
 
         def of_some(ids: list[int]) -> list[Judged]:
             results = dict(zip(ids, fed.engine.one_by_one(of_client, ids), strict=True))
             # A fork that has judged the others has ended, and what it kept with it.
-            for client, model in models(fed, method, state, results.keys() - judged_here):
-                keep(client, model, results[client][1])
-            return [judged for judged, _ in results.values()]
+            for client in results.keys() - judged_here:
+                keep(client, model_of(fed, method, state, client), results[client].outputs)
+            return [result.judged for result in results.values()]
 
         return fed.engine.workers.share(of_some, list(tests))
 
@@ -131,8 +138,8 @@ def _accuracies(fed: Federation, method: Method, state: Any, last_outputs: Outpu
 def _judge(
     fed: Federation, prototypes: tuple[Tensor, Tensor] | None, last_outputs: OutputCache, model: Model,
     index: np.ndarray | None,
-) -> tuple[Judged, Outputs | None]:  # fmt: skip
-    """Judges what a model gives, or gave when it was last evaluated; returns the outputs too, if they are kept."""
+) -> Evaluated:  # fmt: skip
+    """Judges what a model gives, or gave when it was last evaluated."""
     with_features = prototypes is not None
     with_classes = fed.config.per_class
     outputs = last_outputs.get(model.params, model.buffers, index, with_features)
@@ -143,14 +150,14 @@ def _judge(
         classes = logits.argmax(1) if with_classes else None
         outputs = Outputs(features, top_k(logits, labels, fed.top_k), labels, classes)
     if prototypes is None:
-        return Judged(outputs.hits[None], outputs.labels, outputs.classes), outputs
+        return Evaluated(Judged(outputs.hits[None], outputs.labels, outputs.classes), outputs)
     vectors, has_class = prototypes
     assert outputs.features is not None  # they were asked for
     near = nearness(outputs.features, vectors.cpu(), has_class.cpu())
     hits = torch.stack([top_k(near, outputs.labels, fed.top_k), outputs.hits])
     judged = Judged(hits, outputs.labels, near.argmax(1) if with_classes else None)
     # All clients' features of all test images are too many to keep.
-    return judged, None if index is None else outputs
+    return Evaluated(judged, None if index is None else outputs)
 
 
 def tally_classes(
@@ -202,14 +209,18 @@ def weights_of_domains(fed: Federation) -> np.ndarray:
 
 
 def models(fed: Federation, method: Method, state: Any, clients: Iterable[int]) -> Iterator[tuple[int, Model]]:
-    """Yields clients' ids and models: its own, its initial one before it has taken part, or the global one."""
+    """Yields clients' ids and models, see `model_of`."""
     for client in clients:
-        if method.personal is None:
-            yield client, Model(fed.network, *method.model(state))
-            continue
-        network = fed.networks[fed.architecture[client]]
-        tensors = own_model(method.personal, state, client) or (network.params, network.buffers)
-        yield client, Model(network, *tensors)
+        yield client, model_of(fed, method, state, client)
+
+
+def model_of(fed: Federation, method: Method, state: Any, client: int) -> Model:
+    """Returns a client's model: its own, its initial one before it has taken part, or the global one."""
+    if method.personal is None:
+        return Model(fed.network, *method.model(state))
+    network = fed.networks[fed.architecture[client]]
+    tensors = own_model(method.personal, state, client) or (network.params, network.buffers)
+    return Model(network, *tensors)
 
 
 def own_model(

@@ -94,6 +94,15 @@ def read_cifar(file: Path, match: re.Match, part: str) -> Arrays:
     return arrays | {"class_names": np.array(data.classes)}
 
 
+class _Pages(NamedTuple):
+    """What a writer of FEMNIST has written, in one of LEAF's folders."""
+
+    folder: str
+    writer: str
+    images: np.ndarray  # uint8 [n, 28, 28]
+    labels: np.ndarray  # [n]
+
+
 def read_leaf(source: Source) -> Arrays:
     """FEMNIST as LEAF writes it: `users`, and in `user_data` of each `x` (784 values in [0, 1]) and `y` (0 to 61).
 
@@ -109,7 +118,7 @@ def read_leaf(source: Source) -> Arrays:
         chosen = folders
     if folders - chosen:
         source.notes.append(f"left out: {', '.join(sorted(folders - chosen))}")
-    written: dict[tuple[str, str], tuple[np.ndarray, np.ndarray]] = {}  # images and labels by folder and writer
+    written: dict[tuple[str, str], _Pages] = {}  # by folder and writer
     for file in [file for file in paths if file.parent.name in chosen]:
         with reading(file, "one of LEAF's files, with users and user_data"):
             content = json.loads(file.read_bytes())
@@ -117,17 +126,20 @@ def read_leaf(source: Source) -> Arrays:
                 x, y = (np.asarray(content["user_data"][writer][key]) for key in "xy")
                 if x.shape != (len(y), 784) or not 0 <= x.min() <= x.max() <= 1:
                     raise ValueError(f"the writer {writer} has no images of 784 values from 0 to 1 with a label each")
-                written[file.parent.name, writer] = np.rint(x * 255).astype(np.uint8).reshape(-1, 28, 28), y
-        check_size(sum(x.size for x, _ in written.values()), file.parent)
-    rows = [(*key, *columns) for key, columns in sorted(written.items())]
-    parts, names, images, labels = zip(*rows, strict=True)
-    writers, numbers = np.unique(names, return_inverse=True)
-    held_out = np.random.default_rng(0).permutation(len(writers))[: max(1, round(len(writers) / 10))]
-    test = np.array(parts) == "test" if chosen == set(PARTS) else np.isin(numbers, held_out)
-    counts = [len(own) for own in labels]
+                pixels = np.rint(x * 255).astype(np.uint8).reshape(-1, 28, 28)
+                written[file.parent.name, writer] = _Pages(file.parent.name, writer, pixels, y)
+        check_size(sum(pages.images.size for pages in written.values()), file.parent)
+    all_pages = [written[key] for key in sorted(written)]
+    writers, numbers = np.unique([pages.writer for pages in all_pages], return_inverse=True)
+    if chosen == set(PARTS):
+        test = np.array([pages.folder == "test" for pages in all_pages])
+    else:
+        held_out = np.random.default_rng(0).permutation(len(writers))[: max(1, round(len(writers) / 10))]
+        test = np.isin(numbers, held_out)
+    counts = [len(pages.labels) for pages in all_pages]
     return {
-        "x": np.concatenate(images),
-        "y": np.concatenate(labels),
+        "x": np.concatenate([pages.images for pages in all_pages]),
+        "y": np.concatenate([pages.labels for pages in all_pages]),
         "writer": np.repeat(numbers, counts),
         "test": np.repeat(test, counts),
         "class_names": np.arange(62),
