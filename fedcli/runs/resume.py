@@ -137,12 +137,10 @@ class Restored(NamedTuple):
     fed: Federation
 
 
-def restore(
-    record: dict[str, Any], files: str | Path | Sequence[str | Path], changed_method: bool = False, **instead: Any
-) -> Restored:
+def restore(record: dict[str, Any], files: str | Path | Sequence[str | Path], changed_method: bool = False) -> Restored:
     """What a run needs to go on.
 
-    The arguments are those of `resume`; `instead` overrides options.
+    The arguments are those of `resume`.
 
     Raises:
         UserError: Code, data or partition have changed.
@@ -155,7 +153,7 @@ def restore(
                 f"the code of '{method.name}' has changed since the run began (got {name} {now}, was {before}); resume "
                 "with --changed-method, or start a new run."
             )
-    setup = recorded_setup(record, method, **instead)
+    setup = recorded_setup(record, method)
     dataset, parts, fed = prepare(setup)
     for part, then, now in (
         ("data set", record["dataset_fingerprint"], dataset.fingerprint),
