@@ -70,6 +70,14 @@ def test_what_is_said_of_others_is_what_was_measured():
     numbers = [f"{ratios.loc[what, 'w1'][side].median():.1f}" for what, side in of]
     said = "PFLlib takes {} times as long as fedcli for `w1` and Flower {} times, at equal accuracy, and with the "
     assert (said + "evaluation after a round {} and {} times").format(*numbers) in " ".join(README.split())
+    large, small = (f"{ratios.loc['seconds', workload]['fluke'].median():.1f}" for workload in ("large", "small"))
+    assert f"fluke takes {large} times as long with 1.66 million parameters and {small} times with 21,840." in README
+    ends = medians.loc["end"]
+    for workload in ("large", "small"):
+        accuracies = ends.loc[workload].mean()
+        for side in ("fedcli", "fluke"):
+            assert re.search(f"{workload} [|] {side} [|].*[|] {100 * accuracies[side]:.2f} [|]", page)
+        assert abs(accuracies["fedcli"] - accuracies["fluke"]) < 0.005
     for method in ("fedavg", "fedprox", "fedproto"):  # and that it comes to the same
         values = rows[rows.workload == method].groupby(["what", "side"]).value
         ours, theirs = (values.get_group(("accuracy", side)) for side in ("fedcli", "pfllib"))
