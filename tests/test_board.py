@@ -36,7 +36,8 @@ def board(tmp_path, monkeypatch):
             status = "failed" if value is None else "finished"
             rows.append({
                 "protocol": GLOBAL, "method": method, "seed": seed, "status": status, "selected": value or 99.0,
-                "last-tenth": (value or 99.0) - 1, "classifier": None, "floats_sent": 12345, "memory_floats": 678,
+                "last-tenth": (value or 99.0) - 1, "classifier": None, "global": None, "tested": "global",
+                "floats_sent": 12345, "memory_floats": 678,
             })  # fmt: skip
     pd.DataFrame(rows).to_csv(tmp_path / "board.csv")
     return module
@@ -61,6 +62,34 @@ def test_the_page_has_every_method_the_best_first_beside_the_plain_one(board):
     assert cells(ahead)[0]["Accuracy, %"].startswith("**83.00 [")
 
 
+def test_global_and_personal_models_stand_in_two_tables(board, monkeypatch):
+    personal, rows = "own:personal", []
+    # Of each method the headlines of two seeds, and the accuracies of its global model where it has one beside.
+    values = {
+        "fedavg": ("global", [70.0, 72.0], [None, None]),
+        "fedper": ("personal", [90.0, 96.0], [None, None]),
+        "ditto": ("personal", [80.0, 99.0], [75.0, None]),  # the second run has diverged
+    }
+    for method, (tested, headlines, beside) in values.items():
+        for seed, (headline, of_global) in enumerate(zip(headlines, beside, strict=True)):
+            status = "failed" if headline == 99.0 else "finished"
+            rows.append({
+                "protocol": personal, "method": method, "seed": seed, "status": status, "tested": tested,
+                "selected": headline, "last-tenth": headline, "classifier": None, "global": of_global,
+                "floats_sent": 10, "memory_floats": 5,
+            })  # fmt: skip
+    monkeypatch.setattr(board, "OPTIONS", {personal: {method: {"lr": 0.2} for method in values}})
+    tables = {}
+    for mark, part in board.parts(pd.DataFrame(rows), personal).items():
+        tables[mark] = {row["Method"]: row for row in cells(board.section(part, personal))}
+    first, second = tables[f"{personal}, global"], tables[f"{personal}, personal"]
+    assert ([*first], [*second]) == (["ditto", "fedavg"], ["fedper", "ditto", "fedavg"])
+    assert (first["ditto"]["Accuracy, %"], first["ditto"]["Ahead of fedavg"]) == ("75.00 (1)", "+5.00 (1)")
+    assert (second["ditto"]["Accuracy, %"], second["ditto"]["Diverged"]) == ("80.00 (1)", "1")
+    assert first["ditto"]["Diverged"] == "1"
+    assert "Last tenth of the rounds, %" not in second["fedper"]  # its last round alone is tested
+
+
 def test_the_committed_page_is_that_of_the_committed_runs(board, tmp_path, monkeypatch):
     for name in ("README.md", "board.csv"):
         shutil.copy(FILE.parent / name, tmp_path)
@@ -71,13 +100,14 @@ def test_the_committed_page_is_that_of_the_committed_runs(board, tmp_path, monke
     for protocol in board.PLAIN:
         counts = rows[rows.protocol == protocol].groupby("method").size()
         assert counts.to_dict() == dict.fromkeys(board.OPTIONS[protocol], len(board.SEEDS))
-        assert f"<!-- {protocol}: end -->" in text
+        for mark in board.parts(rows, protocol):
+            assert f"<!-- {mark}: end -->" in text
 
 
 def test_no_run_of_the_committed_options_is_refused(board, tmp_path, monkeypatch):
     monkeypatch.setattr(board, "OPTIONS", json.loads((FILE.parent / "options.json").read_text()))
     runs = [run for at in board.PLAIN for run in board.plans.plan_table(board.table(at), tmp_path, seeds=[0]).runs]
-    assert len(runs) == 56
+    assert len(runs) == 99
     for run in runs:
         refuse_without_effect(run.setup)
 

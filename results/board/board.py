@@ -1,7 +1,8 @@
 """One board: every method on the built-in digits, ten seeds each, with options tuned on an eleventh seed.
 
-    python results/board/board.py           # run what has not ended below runs/board, then write board.csv and the page
-    python results/board/board.py --page    # write the tables of README.md from board.csv alone
+    python results/board/board.py                        # run what has not ended below runs/board, then write all
+    python results/board/board.py --only own:personal    # of one board; board.csv keeps the rows of the others
+    python results/board/board.py --page                 # write the tables of README.md from board.csv alone
 
 `options.json` has the rows of each board, by protocol, with their options: a method, or a method and in brackets how
 the row differs from the method's own. To add one, tune it with `fedcli tune` on values like those that README.md
@@ -24,10 +25,13 @@ from fedcli.runs.identity import settings_text
 
 HERE = Path(__file__).parent
 RUNS = Path("runs/board")
-PLAIN = {"fedfa:digits": "fedavg", "fedfm:digits": "fedavg", "fedsa:digits-mixed": "local"}  # what others are held to
+PLAIN = {  # what others are held to
+    "fedfa:digits": "fedavg", "fedfm:digits": "fedavg", "fedsa:digits-mixed": "local", "own:personal": "fedavg",
+}  # fmt: skip
+SETTINGS = {"own:personal": {"rounds": 12, "local_epochs": 1, "eval_every": 12}}  # where not the protocol's
 SEEDS = tuple(range(10))
 PUBLIC = {"public_dataset": "photos", "public_examples": 500, "public_batch_size": 125}
-ACCURACIES = ("selected", "last-tenth", "classifier")  # columns of the CSV, in percent
+ACCURACIES = ("selected", "last-tenth", "classifier", "global")  # columns of the CSV, in percent
 OPTIONS = json.loads((HERE / "options.json").read_text())  # of each row, by protocol
 FLOATS = ("floats-down", "floats-up", "memory-floats")  # of a client, a round
 
@@ -37,8 +41,10 @@ def table(protocol: str) -> Table:
     cells = []
     for row, options in OPTIONS[protocol].items():
         method = row.partition(" (")[0]
-        public = PUBLIC if find_method(method).uses_public_data else {}
-        cells.append(Cell(row, protocol, method, {"protocol": protocol, "dataset": "digits", **public, **options}))
+        settings = {"protocol": protocol, "dataset": "digits", **SETTINGS.get(protocol, {})}
+        if find_method(method).uses_public_data:
+            settings |= PUBLIC
+        cells.append(Cell(row, protocol, method, {**settings, **options}))
     return Table(protocol, "Methods on the built-in digits", ("Board", protocol), tuple(cells), SEEDS)
 
 
@@ -52,6 +58,7 @@ def run(protocol: str) -> list[dict]:
             *accuracies, down, up, held = (find_metric(name).value(record) for name in (*ACCURACIES, *FLOATS))
             rows.append({
                 "protocol": protocol, "method": cell.cell.row, "seed": record["seed"], "status": record["status"],
+                "tested": record["tested"],
                 **dict(zip(ACCURACIES, accuracies, strict=True)),
                 "floats_sent": round((down or 0) + (up or 0)), "memory_floats": held or 0,
                 "params_sha256": record["summary"].get("params_sha256", ""),
@@ -65,20 +72,36 @@ def mean_text(numbers: pd.Series, sign: str = "") -> str:
     return interval_text(find_metric("selected"), interval(numbers.dropna().tolist()), sign=sign)
 
 
+def parts(rows: pd.DataFrame, protocol: str) -> dict[str, pd.DataFrame]:
+    """Returns the rows of a board by the marks of its tables; global and personal models stand in two tables."""
+    rows = rows[rows.protocol == protocol]
+    if protocol != "own:personal":
+        return {protocol: rows}
+    has_both = rows.groupby("method")["global"].transform("count") > 0
+    is_global = rows.tested == "global"
+    of_global = rows.assign(selected=rows["global"].where(has_both, rows.selected))
+    is_plain = rows.method == PLAIN[protocol]
+    return {
+        f"{protocol}, global": of_global[is_global | has_both],
+        f"{protocol}, personal": rows[~is_global | is_plain],
+    }
+
+
 def section(rows: pd.DataFrame, protocol: str) -> str:
-    """Returns the table of a board for the page, the best method first."""
-    rows, plain = rows[rows.protocol == protocol], PLAIN[protocol]
+    """Returns a table of a board for the page, the best method first."""
+    plain = PLAIN[protocol]
     finished = rows[[*ACCURACIES]].where(rows.status == "finished")
     accuracies = pd.concat([rows[["seed", "method"]], finished], axis=1).pivot(index="seed", columns="method")
     order = accuracies.selected.mean().sort_values(ascending=False, kind="stable").index
-    headline, tenth, classifier = (accuracies[name][order] for name in ACCURACIES)
+    headline, tenth, classifier, _ = (accuracies[name][order] for name in ACCURACIES)
+    is_tested_once = "eval_every" in SETTINGS.get(protocol, {})
     leads, runs = headline.sub(headline[plain], axis=0), rows.groupby("method")
     table = pd.DataFrame({
         "Method": order.to_series(),
         "Options": {row: settings_text(options) for row, options in OPTIONS[protocol].items()},
         "Accuracy, %": headline.apply(mean_text),
         f"Ahead of {plain}": leads.apply(mean_text, sign="+").where(order != plain, ""),
-        "Last tenth of the rounds, %": tenth.apply(mean_text),
+        "Last tenth of the rounds, %": "" if is_tested_once else tenth.apply(mean_text),
         "By the classifier, %": classifier.apply(mean_text).where(classifier.notna().any(), ""),
         "Floats sent a round": runs.floats_sent.max().map("{:,}".format),
         "Floats held": runs.memory_floats.max().map("{:,}".format),
@@ -90,14 +113,17 @@ def section(rows: pd.DataFrame, protocol: str) -> str:
     return github([*table], table.to_numpy().tolist(), 2)
 
 
-def main(page: bool = False) -> None:
-    """Runs the boards, unless the page alone is asked for, and writes the page."""
+def main(page: bool = False, only: str = "") -> None:
+    """Runs the boards, or only that of a protocol, unless the page alone is asked for, and writes the page."""
     csv, file = HERE / "board.csv", HERE / "README.md"
     if not page:
-        pd.DataFrame([row for protocol in PLAIN for row in run(protocol)]).to_csv(csv, index=False)
-    text = file.read_text()
+        kept = pd.read_csv(csv).query("protocol != @only") if only else pd.DataFrame()
+        ran = [row for protocol in ([only] if only else PLAIN) for row in run(protocol)]
+        pd.concat([kept, pd.DataFrame(ran)]).to_csv(csv, index=False)
+    text, rows = file.read_text(), pd.read_csv(csv)
     for protocol in PLAIN:
-        text = between_marks(text, protocol, section(pd.read_csv(csv), protocol))
+        for mark, part in parts(rows, protocol).items():
+            text = between_marks(text, mark, section(part, protocol))
     file.write_text(text)
 
 
