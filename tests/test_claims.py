@@ -11,7 +11,7 @@ import pytest
 
 import fedcli
 from fedcli import Claim, registry
-from fedcli.results import claims, durations, frame, plans
+from fedcli.results import claims, durations, frame, pairs, plans
 from fedcli.results.render import render
 from fedcli.results.statistics import Interval, interval
 from fedcli.runs.record import read_record, write_record
@@ -120,7 +120,7 @@ UP, DOWN = Interval(2.0, 1.0, 3.0, 3), Interval(-2.0, -3.0, -1.0, 3)
     ],
 )
 def test_a_verdict_by_hand(measured, direction, lost, exact, verdict):
-    assert claims.judge(measured, direction, lost, exact=exact) == verdict
+    assert claims.judge(measured, direction, claims.Lost(*lost), exact=exact) == verdict
 
 
 def test_three_pairs_in_full_give_a_verdict_and_the_last_tenth_stands_beside(place):
@@ -384,7 +384,7 @@ def test_the_command_of_a_claim_runs_its_rows_and_nothing_else(monkeypatch):
         only = [word for flag, word in zip(words[3::2], words[4::2], strict=True) if flag == "--only"]
         planned = plans.plan_table(registry.find_table(claim.table), only=only, seeds=[0])
         table = registry.find_table(claim.table)
-        compared = [pair for than in claim.others for pair in claims.contrasts(claim, table, than)]
+        compared = [pair for than in claim.others for pair in pairs.contrasts(claim, table, than)]
         cells = {(cell.row, cell.column) for pair in compared for cell in (pair.row, pair.than)}
         assert {(cell.cell.row, cell.cell.column) for cell in planned.cells} == cells
     assert f"| decided by `{answers[0].command}` |\n" in render(claims.claims_sheet(answers))

@@ -1,47 +1,48 @@
 """The papers' claims with verdicts, from records alone.
 
-A claim compares a row of a table with one or more others. A run counts if it has the settings of its cell, smaller
-sizes, or values that the claim allows; what differs is said. Two runs are a pair if they share seed, partition, images,
-numerics of the core, and all options in which the two cells agree.
+A claim compares a row of a table with one or more others, by the pairs of runs that `pairs` finds. Its verdict is that
+of the interval of their differences.
 """
 
 import json
 import shlex
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from importlib.resources import files
-from math import inf
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pandas as pd
 
 from fedcli.data import datasets
-from fedcli.declarations import Cell, Claim, Table
-from fedcli.errors import UserError
+from fedcli.declarations import Claim, Table
 from fedcli.registry import find_table
 from fedcli.results.frame import read_runs
 from fedcli.results.metrics import Metric, find_metric
+from fedcli.results.pairs import PlannedContrast, find_pairs, nearest_pairs, of_common_form, plan_contrasts
 from fedcli.results.paper_tables import printed_lead, printed_value
-from fedcli.results.plans import PlannedRun, home_of, plan_cell
+from fedcli.results.plans import home_of
 from fedcli.results.render import MISSING, Sheet
 from fedcli.results.statistics import NO_INTERVAL, Interval, interval, interval_text, seeds_needed
-from fedcli.runs.identity import code_changes, departures, differences, differences_text, is_smaller
-from fedcli.runs.options import RunConfig
+from fedcli.runs.identity import code_changes, differences_text
 from fedcli.runs.record import ENDED
 
-REPRODUCED, CONTRADICTED, UNDECIDED = "reproduced", "contradicted", "undecided"
-BY_CONSTRUCTION, NOT_RUN, NO_DATA = "by construction", "not run", "data not at hand"
+# The verdicts.
+REPRODUCED = "reproduced"
+CONTRADICTED = "contradicted"
+UNDECIDED = "undecided"
+BY_CONSTRUCTION = "by construction"
+NOT_RUN = "not run"
+NO_DATA = "data not at hand"
 VERDICTS = (REPRODUCED, BY_CONSTRUCTION, CONTRADICTED, UNDECIDED, NOT_RUN, NO_DATA)
 OPEN = (UNDECIDED, NOT_RUN, NO_DATA)  # what more runs would change
-FEWEST, MOST_SEEDS = 3, 30  # for a verdict
+FEWEST = 3  # seeds for a verdict
+MOST_SEEDS = 30
 SHIPPED = "verdicts.csv"
-# Columns of the CSV.
+# Columns of the CSV: texts of an answer, and of each interval its mean, ends and number of pairs.
 TEXTS = ("verdict", "why", "reduced", "over", "tail_over")
-INTERVALS = {"difference": ["ours", "low", "high", "n"], "tail": ["tail", "tail_low", "tail_high", "tail_n"]}
-SHARED = ["seed", "images", "partition", "core", "options"]  # by the two runs of a pair
-FORMS = ["form", "form_than"]  # the options of the two that are not as in their cells
+INTERVALS = {"difference": ("ours", "low", "high", "n"), "tail": ("tail", "tail_low", "tail_high", "tail_n")}
 
 
 @dataclass(frozen=True)
@@ -84,21 +85,28 @@ class Answer:
     @property
     def needed_seeds(self) -> tuple[int, ...]:
         """The seeds that would decide it in full: three, or more where these leave it open."""
+        needed = FEWEST
+        is_open = self.difference.n >= FEWEST and self.difference.low <= 0 <= self.difference.high
+        if is_open and not self.reduced:
+            needed = seeds_needed(self.difference, MOST_SEEDS)
         seeds = find_table(self.claim.table).seeds
-        number = FEWEST
-        if not self.reduced and self.difference.n >= FEWEST and self.difference.low <= 0 <= self.difference.high:
-            number = seeds_needed(self.difference, MOST_SEEDS)
-        return (*seeds, *range(seeds[-1] + 1, seeds[-1] + 1 + number - len(seeds)))
+        first_new = seeds[-1] + 1
+        new_seeds = range(first_new, first_new + needed - len(seeds))
+        return (*seeds, *new_seeds)
 
     @property
     def command(self) -> str:
         """What runs its rows in full and measures their features; empty where that is no use."""
         if self.verdict not in (UNDECIDED, NOT_RUN):
             return ""
-        options = [word for name in names_of(self.claim) for word in ("--only", name)]
-        options += ["--seeds", ",".join(map(str, self.needed_seeds))]
-        measured = f" && fedcli quality {home_of(find_table(self.claim.table))}" if self.metric.after_the_run else ""
-        return shlex.join(["fedcli", "table", self.claim.table, *options]) + measured
+        words = ["fedcli", "table", self.claim.table]
+        for name in names_of(self.claim):
+            words += ["--only", name]
+        words += ["--seeds", ",".join(map(str, self.needed_seeds))]
+        command = shlex.join(words)
+        if self.metric.after_the_run:
+            command += f" && fedcli quality {home_of(find_table(self.claim.table))}"
+        return command
 
 
 def answers(
@@ -117,25 +125,32 @@ def answers(
         UserError: If a claim's table has not its cells.
     """
     runs = read_runs(folders)
-    packed = _shipped() if shipped else {}
-    of_one_code = ~runs["record"].map(code_changes).astype(bool)
-    counted = runs[runs["state"].isin(ENDED) & of_one_code]
-    answers = [_answer(claim, counted, at_hand) for claim in claims]
-    answers = [each if each.runs else replace(each, **packed.get(each.claim.name, {})) for each in answers]
+    has_ended = runs["state"].isin(ENDED)
+    changed_code = runs["record"].map(code_changes).astype(bool)
+    counted_runs = runs[has_ended & ~changed_code]
+    shipped_parts = _read_shipped() if shipped else {}
+    answers = []
+    for claim in claims:
+        answer = _answer(claim, counted_runs, at_hand)
+        if not answer.runs and claim.name in shipped_parts:
+            answer = replace(answer, **shipped_parts[claim.name])
+        answers.append(answer)
     return sorted(answers, key=lambda answer: VERDICTS.index(answer.verdict))
 
 
-def _shipped() -> dict[str, dict[str, Any]]:
+def _read_shipped() -> dict[str, dict[str, Any]]:
     """The parts of answers that come from the project's records, by the names of claims that have runs."""
     texts = [*TEXTS, "seeds", "runs"]
     with files("fedcli.papers").joinpath(SHIPPED).open(encoding="utf-8") as file:
         table = pd.read_csv(file, dtype=dict.fromkeys(texts, str)).fillna(dict.fromkeys(texts, ""))
     parts = {}
     for row in table[table["runs"] != ""].to_dict("records"):
-        intervals = {name: Interval(*(row[column] for column in columns)) for name, columns in INTERVALS.items()}
-        seeds = map(int, row["seeds"].split())
-        runs = map(Path, row["runs"].split("; "))
-        parts[row["claim"]] = {name: row[name] for name in TEXTS} | intervals | {"seeds": (*seeds,), "runs": (*runs,)}
+        of_claim: dict[str, Any] = {name: row[name] for name in TEXTS}
+        for name, columns in INTERVALS.items():
+            of_claim[name] = Interval(*(row[column] for column in columns))
+        of_claim["seeds"] = tuple(map(int, row["seeds"].split()))
+        of_claim["runs"] = tuple(map(Path, row["runs"].split("; ")))
+        parts[row["claim"]] = of_claim
     return parts
 
 
@@ -145,271 +160,218 @@ def names_of(claim: Claim) -> tuple[str, ...]:
     return (*rows, *claim.columns, *claim.less, *claim.than_columns)
 
 
-@dataclass(frozen=True)
-class Contrast:
-    """Two cells of a table that a claim compares."""
-
-    row: Cell
-    than: Cell
-    share: float  # of their difference in the claim's; the mean over `columns` less that over `less`
-
-
-def contrasts(claim: Claim, table: Table, than: str) -> list[Contrast]:
-    """The cells in which a claim's row is compared with another row.
-
-    Raises:
-        UserError: If the table has not such a cell.
-    """
-    cells = {(cell.row, cell.column): cell for cell in table.cells}
-
-    def cell_of(row: str, column: str) -> Cell:
-        name = row if (row, column) in cells else claim.elsewhere.get(row, row)
-        if (name, column) not in cells:
-            raise UserError(
-                f"the claim {claim.name} names a cell that {claim.table} does not have (got {name} / {column}); "
-                "name a row and a column of the table."
-            )
-        return cells[name, column]
-
-    compared = []
-    than_columns = claim.than_columns or claim.columns
-    for column, than_column in zip(claim.columns, than_columns, strict=True):
-        compared.append(Contrast(cell_of(claim.row, column), cell_of(than, than_column), 1 / len(claim.columns)))
-    for column in claim.less:
-        compared.append(Contrast(cell_of(claim.row, column), cell_of(than, column), -1 / len(claim.less)))
-    return compared
-
-
-def _paper_lead(claim: Claim, table: Table, than: str, compared: Sequence[Contrast], metric: Metric) -> float | None:
-    """The paper's lead of a claim's row on another; None where it prints no number for it."""
-    if not (claim.elsewhere or claim.than_columns):
-        whole = printed_lead(table, claim.row, than, claim.columns, metric)
-        if not claim.less or whole is None:
-            return whole
-        subtracted = printed_lead(table, claim.row, than, claim.less, metric)
-        return None if subtracted is None else whole - subtracted
-    lead = 0.0
-    for pair in compared:
-        value = printed_value(table, pair.row.row, pair.row.column, metric)
-        other = printed_value(table, pair.than.row, pair.than.column, metric)
-        if value is None or other is None:
-            return None
-        lead += pair.share * (value - other)
-    return lead
-
-
 def _answer(claim: Claim, runs: pd.DataFrame, at_hand: Callable[[str], bool]) -> Answer:
     """What runs say of a claim. Of several rows the smallest lead counts; reproduced needs runs of all."""
     table = find_table(claim.table)
-    compared = {than: contrasts(claim, table, than) for than in claim.others}
-    first = compared[claim.others[0]][0].row
-    metric = find_metric(first.metric)
-    cells = [cell for pairs in compared.values() for pair in pairs for cell in (pair.row, pair.than)]
-    planned = {id(cell): plan_cell(table, cell) for cell in cells}
-    data_sets = {name for run in planned.values() for name in run.setup.data_sets}
-    papers = [_paper_lead(claim, table, than, compared[than], metric) for than in claim.others]
-    sign = 1 if claim.direction == "higher" else -1
-    blank = Answer(
-        claim,
-        metric,
-        min((lead for lead in papers if lead is not None), key=lambda lead: sign * lead, default=None),
-        NOT_RUN if all(map(at_hand, data_sets)) else NO_DATA,
-        text_has=planned[id(first)].setup.protocol.text_has,
-    )
-    pairs = {than: _pairs(claim, compared[than], planned, runs) for than in claim.others}
-    form = _common_form(pairs)
-    pairs = {than: part[part["form"] == form] for than, part in pairs.items()}
-    answers = {than: _compared(blank, than, part) for than, part in pairs.items() if not part.empty}
-    if not answers:
-        return blank
-    answer = _weakest(answers, blank) if len(claim.others) > 1 else answers[claim.others[0]]
+    compared = plan_contrasts(claim, table)
+    unanswered = _answer_without_runs(claim, table, compared, at_hand)
+    pairs = of_common_form({other: find_pairs(claim, compared[other], runs) for other in claim.others})
+    if not pairs:
+        return unanswered
+    by_row = {other: _answer_by_row(unanswered, other, nearest_pairs(of_other)) for other, of_other in pairs.items()}
+    answer = _weakest(by_row, unanswered) if len(claim.others) > 1 else by_row[claim.others[0]]
     if answer.verdict == REPRODUCED and claim.construction:
         return replace(answer, verdict=BY_CONSTRUCTION, why=claim.construction)
     return answer
 
 
-def _weakest(answers: Mapping[str, Answer], blank: Answer) -> Answer:
-    """The answer by the row on which the lead is smallest.
-
-    Args:
-        answers: By the rows that have runs.
-        blank: The answer without runs.
-    """
-    claim = blank.claim
-    sign = 1 if blank.claim.direction == "higher" else -1
-    weakest_first = (CONTRADICTED, UNDECIDED, REPRODUCED)
-
-    def strength(than: str) -> tuple:
-        each = answers[than]  # the mean is NaN where there is no difference, which comes first
-        return weakest_first.index(each.verdict), each.difference.n > 0, sign * each.difference.mean
-
-    least, *others = sorted(answers, key=strength)
-    verdict = answers[least].verdict
-    why = answers[least].why
-    over = f"over {least}"
-    if len(others) == 1:
-        over += f"; {answers[others[0]].ours} over {others[0]}"
-    control, explanation = claim.control or ("", "")
-    leads_elsewhere = bool(others) and all(answers[than].verdict == REPRODUCED for than in others)
-    if least == control and verdict == UNDECIDED and leads_elsewhere:
-        why = f"{explanation} explains the lead as far as told; {why}"
-    if len(answers) < len(claim.others) and verdict != CONTRADICTED:
-        verdict = UNDECIDED
-        why = f"{why}; {len(answers)} of {len(claim.others)} others run".removeprefix("; ")
-    tails = {than: each.tail for than, each in answers.items() if each.tail.n}
-    tail_over = min(tails, key=lambda than: sign * tails[than].mean, default="")
-    return replace(
-        answers[least],
-        verdict=verdict,
-        why=why,
-        reduced=next((answers[than].reduced for than in (least, *others) if answers[than].reduced), ""),
-        over=over,
-        tail=tails.get(tail_over, NO_INTERVAL),
-        tail_over=f"over {tail_over}" if tail_over not in ("", least) else "",
-        runs=tuple(dict.fromkeys(folder for each in answers.values() for folder in each.runs)),
-        pairs=tuple(pair for each in answers.values() for pair in each.pairs),
-    )
-
-
-def _pairs(
-    claim: Claim, compared: Sequence[Contrast], planned: Mapping[int, PlannedRun], runs: pd.DataFrame
-) -> pd.DataFrame:
-    """The pairs of runs of a claim's row and another, a row a pair and a column of the claim.
-
-    Of one form, the options that are not as in the cells, only seeds count that have all columns.
+def _answer_without_runs(
+    claim: Claim, table: Table, compared: Mapping[str, Sequence[PlannedContrast]], at_hand: Callable[[str], bool]
+) -> Answer:
+    """What can be said of a claim before anything has been run: the paper's smallest lead, and whether data are there.
 
     Args:
         claim: The claim.
-        compared: The cells.
-        planned: The run of each cell, by its `id`.
-        runs: All that have ended.
+        table: Its table.
+        compared: Its contrasts, by the row that its row is compared with.
+        at_hand: See `answers`.
     """
-    parts = []
-    for contrast in compared:
-        row = planned[id(contrast.row)]
-        than = planned[id(contrast.than)]
-        unlike = differences(row.settings, than.settings).keys() | {"post"}
-        alike = [field.name for field in fields(RunConfig) if field.name not in unlike]
-        shared = [name for name in SHARED if name != "partition" or not unlike & {"partition", "partition_seed"}]
-        first = _candidates(claim, find_metric(contrast.row.metric), row, runs, alike)
-        second = _candidates(claim, find_metric(contrast.than.metric), than, runs, alike)
-        part = first.merge(second, on=shared, suffixes=("", "_than"))
-        of_one_rule = [bool(rules & others) for rules, others in zip(part["rules"], part["rules_than"], strict=True)]
-        part = part[pd.Series(of_one_rule, part.index, dtype=bool)].drop_duplicates([*FORMS, "seed"])
-        parts.append(part.assign(share=contrast.share, metric=contrast.row.metric, metric_than=contrast.than.metric))
-    pairs = pd.concat(parts)
-    return pairs[pairs.groupby([*FORMS, "seed"])["share"].transform("size") == len(compared)]
-
-
-def _nearness(pairs: pd.DataFrame) -> tuple:
-    """How near pairs of one form are to the paper's: in full, with the most seeds, the fewest other options."""
-    first = pairs.iloc[0]
-    row = first["departed"]
-    both = first["departed"] | first["departed_than"]
-    return not both, pairs["seed"].nunique(), -len(both), row.get("rounds", [inf])[0], *first[FORMS]
-
-
-def _common_form(pairs: Mapping[str, pd.DataFrame]) -> str | None:
-    """The form of the row's runs in which it is compared with the most rows, then the one nearest to the paper's.
-
-    A lead on one row in one form and on another row in another form are no leads of one claim.
-    """
-    nearest: dict[str, list[tuple]] = {}
-    for part in pairs.values():
-        for form, of_form in part.groupby("form"):
-            nearest.setdefault(form, []).append(max(_nearness(group) for _, group in of_form.groupby(FORMS)))
-    return max(nearest, key=lambda form: (len(nearest[form]), min(nearest[form])), default=None)
-
-
-def _compared(blank: Answer, than: str, pairs: pd.DataFrame) -> Answer:
-    """Judges a claim against one row by the group of pairs that is nearest to the paper's."""
-    claim = blank.claim
-    metric = blank.metric
-    pairs = max((group for _, group in pairs.groupby(FORMS)), key=_nearness).sort_values("seed", kind="stable")
-    departed = pairs.iloc[0]["departed_than"] | pairs.iloc[0]["departed"]
-    columns = pairs["seed"].value_counts().max()
-    leads = pairs[["value", "tail"]] - pairs[["value_than", "tail_than"]].to_numpy()
-    leads = leads.mul(pairs["share"], axis=0).groupby(pairs["seed"]).sum(min_count=columns)
-    difference, tail = (interval(leads[name].dropna().tolist()) for name in leads)
-    lost = pairs[["value", "value_than"]].isna().groupby(pairs["seed"]).any().sum().tolist()
-    verdict, why = judge(difference, claim.direction, lost, exact=metric.unit == "floats")
-    counts = zip((claim.row, than), lost, strict=True)
-    without = [f"{name}: {count} of {len(leads)} without a value" for name, count in counts if count]
-    kept = pairs[["seed", "share", "metric", "folder", "metric_than", "folder_than"]].assign(than=than)
-    return replace(
-        blank,
-        verdict=verdict,
-        why="; ".join(filter(None, [why, *without])),
-        difference=difference,
-        tail=tail if metric.name == "selected" else NO_INTERVAL,
-        reduced=differences_text(departed),
-        seeds=tuple(leads.index),
-        runs=tuple(dict.fromkeys(pairs[["folder", "folder_than"]].to_numpy().ravel())),
-        pairs=tuple(kept.to_dict("records")),
+    (first, *_) = compared[claim.others[0]]
+    metric = find_metric(first.contrast.row.metric)
+    paper_leads = []
+    data_sets: set[str] = set()
+    for other, of_other in compared.items():
+        lead = _paper_lead(claim, table, other, of_other, metric)
+        if lead is not None:
+            paper_leads.append(lead)
+        for planned in of_other:
+            data_sets.update(planned.row.setup.data_sets, planned.than.setup.data_sets)
+    return Answer(
+        claim,
+        metric,
+        paper=min(paper_leads, key=lambda lead: _towards_paper(claim, lead), default=None),
+        verdict=NOT_RUN if all(map(at_hand, data_sets)) else NO_DATA,
+        text_has=first.row.setup.protocol.text_has,
     )
 
 
-def _candidates(
-    claim: Claim, metric: Metric, cell: PlannedRun, runs: pd.DataFrame, alike: Sequence[str]
-) -> pd.DataFrame:
-    """The runs usable for a cell, also reduced ones that the claim allows; a pair shares the options `alike`."""
-    candidates = []
-    planned = cell.settings
-    instead = {"eval_every": None, **claim.instead}
-    for run in runs[runs["method"] == cell.setup.method.name].to_dict("records"):
-        record = run["record"]
-        departed = departures(record, run["settings"], planned, metric.needs)
-        allowed = [
-            is_smaller(name, value, full) or (name in instead and instead[name] in (None, value))
-            for name, (value, full) in departed.items()
-        ]
-        # A run of less than a tenth of its rounds says nothing but what it sends and holds.
-        enough = metric.unit == "floats" or 10 * record["config"]["rounds"] >= cell.setup.run.rounds
-        if not (enough and all(allowed)):
-            continue
-        value, tail = (next(iter(read.values([record])), None) for read in (metric, find_metric("last-tenth")))
-        if value is not None or metric.none == "never" or not metric.counts(record):
-            form = json.dumps({name: value for name, (value, _) in departed.items()})
-            candidate = {
-                "seed": run["seed"],
-                "images": run["images"],
-                "partition": run["partition"],
-                "core": run["numerics"].partition(".")[0],
-                "options": json.dumps([run["settings"].get(name) for name in alike]),
-                "form": form,
-                "departed": departed,
-                "folder": run["folder"],
-                "value": value,
-                "tail": tail,
-                "rules": metric.rules(record) if value is not None else {"last", "selected"},
-            }
-            candidates.append(candidate)
-    columns = [*SHARED, "form", "departed", "folder", "value", "tail", "rules"]
-    return pd.DataFrame(candidates, columns=columns, dtype=object).astype({"value": float, "tail": float})
+def _towards_paper(claim: Claim, lead: float) -> float:
+    """A lead as a number that is above zero on the paper's side."""
+    return lead if claim.direction == "higher" else -lead
 
 
-def judge(difference: Interval, direction: str, lost: Sequence[int], *, exact: bool) -> tuple[str, str]:
-    """Verdict on a claim, and why it is undecided.
+def _paper_lead(
+    claim: Claim, table: Table, other: str, compared: Sequence[PlannedContrast], metric: Metric
+) -> float | None:
+    """The paper's lead of a claim's row on another; None where it prints no number for it."""
+    if claim.elsewhere or claim.than_columns:
+        return _lead_by_cells(table, compared, metric)
+    lead = printed_lead(table, claim.row, other, claim.columns, metric)
+    if not claim.less or lead is None:
+        return lead
+    subtracted = printed_lead(table, claim.row, other, claim.less, metric)
+    return None if subtracted is None else lead - subtracted
+
+
+def _lead_by_cells(table: Table, compared: Sequence[PlannedContrast], metric: Metric) -> float | None:
+    """The lead by the paper's number in each cell; None where a cell has none."""
+    lead = 0.0
+    for contrast, _, _ in compared:
+        value = printed_value(table, contrast.row.row, contrast.row.column, metric)
+        other = printed_value(table, contrast.than.row, contrast.than.column, metric)
+        if value is None or other is None:
+            return None
+        lead += contrast.share * (value - other)
+    return lead
+
+
+def _answer_by_row(unanswered: Answer, other: str, pairs: pd.DataFrame) -> Answer:
+    """Judges a claim against one row.
+
+    Args:
+        unanswered: The answer without runs.
+        other: The row.
+        pairs: Pairs of runs of one form, by seed; see `find_pairs`.
+    """
+    claim = unanswered.claim
+    metric = unanswered.metric
+    leads = _leads(pairs)
+    difference = interval(leads["value"].dropna().tolist())
+    is_lost = pairs[["value", "value_than"]].isna().groupby(pairs["seed"]).any()
+    lost = Lost(row=int(is_lost["value"].sum()), other=int(is_lost["value_than"].sum()))
+    judgement = judge(difference, claim.direction, lost, exact=metric.unit == "floats")
+    reasons = [judgement.why] if judgement.why else []
+    if lost.row:
+        reasons.append(f"{claim.row}: {lost.row} of {len(leads)} without a value")
+    if lost.other:
+        reasons.append(f"{other}: {lost.other} of {len(leads)} without a value")
+    departed = pairs.iloc[0]["departed_than"] | pairs.iloc[0]["departed"]
+    folders = pairs[["folder", "folder_than"]].to_numpy().ravel()
+    shown = pairs[["seed", "share", "metric", "folder", "metric_than", "folder_than"]].assign(than=other)
+    return replace(
+        unanswered,
+        verdict=judgement.verdict,
+        why="; ".join(reasons),
+        difference=difference,
+        tail=interval(leads["tail"].dropna().tolist()) if metric.name == "selected" else NO_INTERVAL,
+        reduced=differences_text(departed),
+        seeds=tuple(leads.index),
+        runs=tuple(dict.fromkeys(folders)),
+        pairs=tuple(shown.to_dict("records")),
+    )
+
+
+def _leads(pairs: pd.DataFrame) -> pd.DataFrame:
+    """The lead of a claim's row of each seed, in `value` and in `tail`; NaN where a pair of the seed lacks a value."""
+    of_pairs = pairs[["value", "tail"]] - pairs[["value_than", "tail_than"]].to_numpy()
+    weighted = of_pairs.mul(pairs["share"], axis=0)
+    pairs_of_seed = pairs["seed"].value_counts().max()
+    return weighted.groupby(pairs["seed"]).sum(min_count=pairs_of_seed)
+
+
+def _weakest(by_row: Mapping[str, Answer], unanswered: Answer) -> Answer:
+    """The answer by the row on which the lead is smallest.
+
+    Args:
+        by_row: Answers by the rows that have runs.
+        unanswered: The answer without runs.
+    """
+    claim = unanswered.claim
+    weakest, *stronger = sorted(by_row, key=lambda other: _strength(by_row[other]))
+    answer = by_row[weakest]
+    verdict = answer.verdict
+    why = answer.why
+    if verdict == UNDECIDED and claim.control is not None:
+        control, explanation = claim.control
+        leads_elsewhere = stronger and all(by_row[other].verdict == REPRODUCED for other in stronger)
+        if weakest == control and leads_elsewhere:
+            why = f"{explanation} explains the lead as far as told; {why}"
+    if len(by_row) < len(claim.others) and verdict != CONTRADICTED:
+        verdict = UNDECIDED
+        why = f"{why}; {len(by_row)} of {len(claim.others)} others run".removeprefix("; ")
+    over = f"over {weakest}"
+    if len(stronger) == 1:
+        over += f"; {by_row[stronger[0]].ours} over {stronger[0]}"
+    reduced_texts = [by_row[other].reduced for other in (weakest, *stronger)]
+    with_tail = [other for other, of_row in by_row.items() if of_row.tail.n]
+    tail_row = min(with_tail, key=lambda other: _towards_paper(claim, by_row[other].tail.mean), default=None)
+    folders = [folder for of_row in by_row.values() for folder in of_row.runs]
+    return replace(
+        answer,
+        verdict=verdict,
+        why=why,
+        reduced=next(filter(None, reduced_texts), ""),
+        over=over,
+        tail=NO_INTERVAL if tail_row is None else by_row[tail_row].tail,
+        tail_over="" if tail_row in (None, weakest) else f"over {tail_row}",
+        runs=tuple(dict.fromkeys(folders)),
+        pairs=tuple(pair for of_row in by_row.values() for pair in of_row.pairs),
+    )
+
+
+class _Strength(NamedTuple):
+    """How well runs bear out a claim against a row; the weakest is the smallest."""
+
+    verdict: int  # contradicted, undecided, reproduced
+    has_difference: bool
+    lead: float  # towards the paper's side; NaN where there is no difference
+
+
+def _strength(answer: Answer) -> _Strength:
+    weakest_first = (CONTRADICTED, UNDECIDED, REPRODUCED)
+    difference = answer.difference
+    lead = _towards_paper(answer.claim, difference.mean)
+    return _Strength(weakest_first.index(answer.verdict), difference.n > 0, lead)
+
+
+class Lost(NamedTuple):
+    """How many seeds have no value, since a run diverged or never got there."""
+
+    row: int  # of the claim's row
+    other: int
+
+
+class Judgement(NamedTuple):
+    """What an interval says of a claim."""
+
+    verdict: str
+    why: str  # it is undecided; else empty
+
+
+def judge(difference: Interval, direction: str, lost: Lost, *, exact: bool) -> Judgement:
+    """Judges a claim by the interval of its differences.
 
     A run that diverged has no difference. Leaving it out is fair only where its row is behind.
 
     Args:
         difference: The row less the other one.
         direction: The paper's side of zero, "higher" or "lower".
-        lost: How many seeds have no value for the row and for the other one.
+        lost: The seeds that have no value.
         exact: Whether one pair suffices, as for counts of floats, in which chance has no part.
     """
     if not difference.n:
-        return UNDECIDED, "no pair has a value"
+        return Judgement(UNDECIDED, "no pair has a value")
     if difference.n < FEWEST and not exact:
-        return UNDECIDED, f"n = {difference.n}"
-    low, high = (difference.mean, difference.mean) if exact else (difference.low, difference.high)
+        return Judgement(UNDECIDED, f"n = {difference.n}")
+    low = difference.mean if exact else difference.low
+    high = difference.mean if exact else difference.high
     if low <= 0 <= high:
-        return UNDECIDED, f"zero inside, n = {difference.n}"
+        return Judgement(UNDECIDED, f"zero inside, n = {difference.n}")
     agrees = (low > 0) == (direction == "higher")
-    if lost[0 if agrees else 1]:
-        return UNDECIDED, "runs of the better one are lost"
-    return REPRODUCED if agrees else CONTRADICTED, ""
+    lost_of_better = lost.row if agrees else lost.other
+    if lost_of_better:
+        return Judgement(UNDECIDED, "runs of the better one are lost")
+    return Judgement(REPRODUCED if agrees else CONTRADICTED, "")
 
 
 NOTES = (
@@ -428,30 +390,53 @@ NOTES = (
 
 def claims_sheet(answers: Sequence[Answer]) -> Sheet:
     """The claims as a table; its last column has the commands that would decide a claim."""
-    lines = []
-    values = []
-    for answer in answers:
-        claim = answer.claim
-        metric = answer.metric
-        verdict = f"{answer.verdict}, {answer.why}" if answer.why else answer.verdict
-        paper = MISSING if answer.paper is None else metric.text(answer.paper, "+")
-        texts = [f"`{claim.name}` {claim.text}", verdict, paper, answer.ours, answer.our_tail]
-        said = answer.size if answer.runs else "", f"decided by `{answer.command}`" if answer.command else ""
-        lines.append([*texts, "; ".join(filter(None, said)) or MISSING])
-        values.append({
-            "claim": claim.name, "text": claim.text, "table": claim.table, "metric": metric.name, "row": claim.row,
-            "than": "; ".join(claim.others), "columns": "; ".join(claim.columns), "direction": claim.direction,
-            "paper": answer.paper,
-            **{name: getattr(answer, name) for name in TEXTS}, "seeds": " ".join(map(str, answer.seeds)),
-            **dict(zip(INTERVALS["difference"], answer.difference, strict=True)),
-            **dict(zip(INTERVALS["tail"], answer.tail, strict=True)), "runs": "; ".join(map(str, answer.runs)),
-            "pairs": json.dumps(answer.pairs, default=str),
-        })  # fmt: skip
     titles = ["Claim", "Verdict", "Paper", "Ours", "Over the last tenth of the rounds", "Runs"]
-    return Sheet(titles, lines, 6, values, notes=NOTES, marked_up=True)
+    lines = [_line(answer) for answer in answers]
+    values = [_csv_row(answer) for answer in answers]
+    return Sheet(titles, lines, numbers=len(titles), values=values, notes=NOTES, marked_up=True)
+
+
+def _line(answer: Answer) -> list[str]:
+    """The cells of a claim in the table that is read."""
+    runs = []
+    if answer.runs:
+        runs.append(answer.size)
+    if answer.command:
+        runs.append(f"decided by `{answer.command}`")
+    return [
+        f"`{answer.claim.name}` {answer.claim.text}",
+        f"{answer.verdict}, {answer.why}" if answer.why else answer.verdict,
+        MISSING if answer.paper is None else answer.metric.text(answer.paper, "+"),
+        answer.ours,
+        answer.our_tail,
+        "; ".join(runs) or MISSING,
+    ]
+
+
+def _csv_row(answer: Answer) -> dict[str, Any]:
+    """The values of a claim by the columns of the CSV."""
+    claim = answer.claim
+    return {
+        "claim": claim.name,
+        "text": claim.text,
+        "table": claim.table,
+        "metric": answer.metric.name,
+        "row": claim.row,
+        "than": "; ".join(claim.others),
+        "columns": "; ".join(claim.columns),
+        "direction": claim.direction,
+        "paper": answer.paper,
+        **{name: getattr(answer, name) for name in TEXTS},
+        "seeds": " ".join(map(str, answer.seeds)),
+        **dict(zip(INTERVALS["difference"], answer.difference, strict=True)),
+        **dict(zip(INTERVALS["tail"], answer.tail, strict=True)),
+        "runs": "; ".join(map(str, answer.runs)),
+        "pairs": json.dumps(answer.pairs, default=str),
+    }
 
 
 def counted(answers: Sequence[Answer]) -> str:
     """How many claims have which verdict, in a sentence."""
-    numbers = Counter(answer.verdict for answer in answers)
-    return f"Of {len(answers)} claims: {', '.join(f'{count} {verdict}' for verdict, count in numbers.items())}."
+    counts = Counter(answer.verdict for answer in answers)
+    parts = [f"{count} {verdict}" for verdict, count in counts.items()]
+    return f"Of {len(answers)} claims: {', '.join(parts)}."
