@@ -350,7 +350,7 @@ BAD_FILES = {
     "one writer": ("femnist", leaf_files(1)[0], "0 images are to train"),
     "an image missing": ("tiny-imagenet", without(tiny_files(images((4, 4), 9), ""), "val/images/7.JPEG"), "7.JPEG"),
     "an image not listed": ("mnist-m", LISTED | {"mnist_m_test/9.png": encoded(np.eye(9) > 0)}, "do not fit", "9.png"),
-    "a cut file": ("synth-digits", SYNTH | {"synth_test_32x32.mat": b"MATLAB 5.0"}, "synth_test_32x32", "truncated"),
+    "a cut file": ("synth-digits", SYNTH | {"synth_test_32x32.mat": b"MATLAB 5.0"}, "synth_test", "cannot be read"),
     "no test": ("synth-digits", without(SYNTH, "test_32x32.mat"), "no array x_test"),
     "a cut gzip": ("mnist", {**MNIST, **{k: v[:-9] for k, v in MNIST.items() if "t10k-i" in k}}, "t10k-images"),
     "too large": ("mnist", MNIST | {"train-images-idx3-ubyte": b"\0\0\x08\3" + b"\0\1\0\0" * 3}, "than 4 GiB"),
