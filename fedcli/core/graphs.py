@@ -180,12 +180,13 @@ class StepGraphs:
         `steps` takes a number of steps, padded or not, if `is_captured` by a graph's operations, and `state` is all
         that they change: clients, totals and step number.
         """
+        if self.graphs is None:
+            steps(padded, 1)
+            return 1
         burst = Burst(padded, 1)
         if self._kept and same >= BURST and burst in self.replays:
             burst = Burst(padded, BURST)
-        if self.graphs is None:
-            steps(*burst)
-        elif burst in self.replays:
+        if burst in self.replays:
             self.replays[burst]()
         elif self._warm_ups[padded] < WARM_UP:
             self.graphs.warm_up(partial(steps, *burst))
