@@ -199,9 +199,8 @@ class StepGraphs:
         """Takes some steps twice, plainly and by a graph of them, which stays if both lead to the same clients."""
         assert self.graphs is not None  # `advance` has seen to it
         before = copy_tree(state)
-        self.graphs.warm_up(
-            partial(steps, *burst)
-        )  # before the capture, so that its memory is free again for the graph
+        # Before the capture, so that its memory is free again for the graph.
+        self.graphs.warm_up(partial(steps, *burst))
         plain = copy_tree(state)
         write_into(state, before)
         try:
