@@ -36,6 +36,8 @@ TABLES = (
     Table("own:declines", "title", ("FedFA", "Table 2"), grid(ROWS, {{"FMNIST #C=2": ON}})
         + grid({{f"{{name}} w/o skew": row for name, row in ROWS.items()}},
                {{"FMNIST (no skew)": {{**ON, "lr": 0.3}}}})),
+    Table("own:skews", "title", ("FedFA", "Table 2"), grid(ROWS, {{"FMNIST #C=2": ON}})
+        + grid(ROWS, {{"FMNIST alpha=0.1": {{**ON, "partition": "dirichlet:0.1"}}}})),
     Table("own:floats", "title", ("FedFA", "in-text"), grid(ROWS, {{"sent": ON}}, "floats-up")),
     Table("own:nmi", "title", ("FedFA", "in-text"), grid(ROWS, {{"sent": ON}}, "quality:nmi")),
 )
@@ -182,6 +184,27 @@ def test_runs_that_differ_or_have_not_ended_are_no_pair(place, other):
     assert place.answer(at_hand=lambda name: name != "digits").verdict == "data not at hand"
 
 
+def test_cells_with_other_partitions_are_a_pair_of_runs_with_other_partitions(place):
+    for seed in range(3):
+        place.add("fedavg", seed, 81 + seed / 10)
+        place.add("fedavg", seed, 79, name="-skewed", partition="dirichlet:0.1", fingerprint="another")
+    across = {"than": "FedFA", "than_columns": ("FMNIST alpha=0.1",), "direction": "lower"}
+    answer = place.answer(table=f"{place.file}:own:skews", **across)
+    assert (answer.verdict, answer.difference.mean) == ("contradicted", pytest.approx(2.1))
+
+
+def test_numbers_of_models_of_different_rounds_are_no_pair(place):
+    """One row's model is that of the last round, the other's the selected one, of an earlier round."""
+    place.pairs((1, 2), (1, 2), (1, 2))
+    for file in place.runs.rglob("record.json"):
+        record = read_record(file)
+        measured = 19 if record["method"] == "fedavg" else 3
+        summary = {**record["summary"], "selected_round": 3}
+        quality = {"nmi": record["summary"]["selected"], "round": measured}
+        write_record(file.parent, {**record, "summary": summary, "quality": quality})
+    assert place.answer("less", table=f"{place.file}:own:nmi").verdict == "not run"
+
+
 def test_a_run_that_diverged_cannot_be_left_out_for_the_one_that_is_ahead(place):
     place.pairs((81, 80), (81.1, 80), (81.2, 80))
     place.add("fedavg", 3, 10, status="failed")
@@ -249,6 +272,17 @@ def test_all_rows_of_a_claim_are_compared_in_one_form_of_the_row_that_has_most_o
     assert answer.over.startswith("over FedDyn; ")
     rounds = {len(read_record(pair[name])["rounds"]) for pair in answer.pairs for name in ("folder", "folder_than")}
     assert (rounds, len(answer.pairs)) == ({10}, 6)
+
+
+def test_of_forms_with_as_many_rows_that_counts_whose_least_near_comparison_is_nearest(place):
+    """In ten rounds FedAvg has three seeds and FedDyn one, in five rounds both have two."""
+    place.pairs((84, 80), (84.1, 80), (84.2, 80), name="-ten", rounds=10)
+    place.add("fedprox", 0, 82, name="-lr-ten", lr=0.3, rounds=10)
+    place.pairs((84, 80), (84.1, 80), name="-five", rounds=5)
+    for seed in range(2):
+        place.add("fedprox", seed, 82, name="-lr-five", lr=0.3, rounds=5)
+    answer = place.answer(table=f"{place.file}:own:several", than=("FedAvg", "FedDyn"))
+    assert (answer.why, answer.reduced) == ("n = 2", "rounds 5 of 20")
 
 
 def test_the_smallest_lead_over_the_last_rounds_may_be_on_another_row(place):

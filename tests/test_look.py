@@ -101,6 +101,9 @@ def drawn_within(look, num_methods):
             boxes += [box.x0, box.y0, *(figure.bbox.max - box.max)]
     for legend in figure.legends:
         boxes.append(min(axes.get_tightbbox().y0 for axes in figure.axes) - legend.get_window_extent().y1 + 1)
+    if look.legend_place == "ends":
+        names = [text for axes in figure.axes for text in axes.texts]
+        assert max(name.get_window_extent().width for name in names) <= figure.bbox.width / 2
     assert caught or min(boxes) > -0.01
     return figure, bool(caught)
 

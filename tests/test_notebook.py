@@ -7,6 +7,7 @@ import pytest
 import fedcli
 from fedcli import api
 from fedcli.errors import UserError
+from fedcli.runs.lock import InUse, locked
 
 DOCS = Path(__file__).parent.parent / "docs"
 QUICKSTART = DOCS / "quickstart.ipynb"
@@ -96,6 +97,13 @@ def test_exist_ok_keeps_the_run_before(tmp_path):
     (tmp_path / "mine" / "thesis.tex").touch()
     with pytest.raises(UserError, match="never overwritten"):
         fedcli.run("fedavg", out=tmp_path / "mine", exist_ok=True, **TINY)
+
+
+def test_exist_ok_leaves_a_folder_alone_in_which_a_process_runs(tmp_path):
+    fedcli.run("fedavg,fedprox", out=tmp_path / "out", **{**TINY, "rounds": 1})
+    with locked(tmp_path / "out" / "fedprox"), pytest.raises(InUse):
+        fedcli.run("fedavg,fedprox", out=tmp_path / "out", exist_ok=True, **{**TINY, "rounds": 1})
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]
 
 
 def test_exist_ok_keeps_the_runs_of_several_methods_and_values_together(tmp_path):

@@ -19,6 +19,7 @@ from fedcli.errors import UserError
 from fedcli.registry import find_method
 from fedcli.results import claims, frame, plans
 from fedcli.results.tables import commands
+from fedcli.runs.begin import resolve_runs
 from fedcli.runs.checkpoints import CHECKPOINT
 from fedcli.runs.identity import NOT_SETTINGS, differences, draft, identity, key, settings
 from fedcli.runs.options import RunConfig, recorded_options
@@ -55,6 +56,17 @@ def other_value(field: dataclasses.Field, value):
             if other != value:
                 return other
     return None
+
+
+@pytest.mark.parametrize("typed", [{}, {"partition_seed": 5}], ids=str)
+def test_each_of_several_seeds_is_as_if_it_had_been_typed_alone(typed, tmp_path):
+    several = resolve_runs("fedavg", out=tmp_path, seeds=[0, 3], **BASE, **typed)
+    assert [run.setup.run.partition_seed for run in several] == ([5, 5] if typed else [0, 3])
+    for run, seed in zip(several, (0, 3), strict=True):
+        ((alone, _),) = resolve_runs("fedavg", out=tmp_path, seed=seed, **BASE, **typed)
+        assert (run.setup.run, run.setup.origin) == (alone.run, alone.origin)
+        assert run.folder == tmp_path / f"seed-{seed}"
+    refused(lambda: resolve_runs("fedavg", out=tmp_path, seeds=[0, 2**40], **BASE), "--seed must be >= 0 and <= 4294")
 
 
 @pytest.mark.parametrize("method", ["fedavg", "fedfm", "fedprox", "feddyn"])

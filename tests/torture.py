@@ -533,8 +533,11 @@ def restored_run(kind: str) -> tuple[Any, str]:
 
 def checkpoint_hash(checkpoint: Checkpoint) -> str:
     """Stands for the state and the number of rounds from which a run goes on."""
-    clients = {name: dict(kept) for name, kept in stored(checkpoint.state).items()}
-    structure, tensors = to_names([checkpoint.state._replace(**clients), len(checkpoint.progress["rounds"])])
+    kept_states = stored(checkpoint.state)
+    clients = {name: dict(kept) for name, kept in kept_states.items()}
+    sizes = [kept.nbytes for kept in kept_states.values()]  # by which memory is shared out
+    state = checkpoint.state._replace(**clients)
+    structure, tensors = to_names([state, sizes, len(checkpoint.progress["rounds"])])
     return json.dumps(structure) + params_hash(sorted(tensors.items()))
 
 
