@@ -74,13 +74,13 @@ class Waiting:
                 waiting += map(int, os.read(self._file, 100).split())
         return waiting
 
-    def none(self) -> None:
-        """Returns when none is left."""
+    def have_ended(self) -> bool:
+        """Whether all processes that waited come to an end before patience does."""
         while events := self._poll.poll(1000 * PATIENCE):
             if not events[0][1] & select.POLLIN:
-                return
+                return True
             os.read(self._file, 100)
-        raise AssertionError("a process that waits is left")
+        return False
 
     def free(self) -> None:
         """Lets the processes that come later pass."""

@@ -100,7 +100,7 @@ def test_the_processes_of_a_table_die_with_it(tmp_path):
     waiting.two()
     parent.kill()
     parent.communicate()
-    waiting.none()
+    assert waiting.have_ended()
     folders = [path.parent for path in (tmp_path / "runs").rglob("record.json")]
     for folder in folders:
         with contextlib.suppress(FileNotFoundError), (folder / ".lock").open() as lock:
@@ -123,7 +123,7 @@ def test_a_process_that_does_not_stop_at_a_signal_dies_with_its_parent(tmp_path,
     waiting, program = Waiting(tmp_path), start(tmp_path, main=parent)
     waiting.one()
     program.kill()
-    waiting.none()
+    assert waiting.have_ended()
 
 
 @pytest.mark.parametrize("make", [os.pipe, os.openpty])

@@ -275,7 +275,7 @@ def test_interrupting_several_jobs_interrupts_each_of_them(folder):
     waiting.two()
     table.send_signal(signal.SIGINT)
     table.communicate()
-    waiting.none()
+    assert waiting.have_ended()
     assert [record["status"] for record in records().values()] == ["interrupted"] * 2
 
 

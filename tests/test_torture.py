@@ -63,10 +63,14 @@ def test_a_domain_or_a_class_without_test_images_is_left_out(tmp_path):
 
 def test_a_protocol_and_a_record_may_tell_options_without_effect():
     given = {**TINY, "optimizer": "adam", "momentum": 0.5}
-    refuse_without_effect(resolve(registry.find_method("fedavg"), given, sources={"momentum": "run a"}))
+    fedavg = registry.find_method("fedavg")
+    with pytest.raises(UserError, match="--momentum is for --optimizer sgd"):
+        refuse_without_effect(resolve(fedavg, given))
+    assert refuse_without_effect(resolve(fedavg, given, sources={"momentum": "run a"})) is None
     for table in registry.tables().values():
         for cell in table.cells:
-            refuse_without_effect(resolve(registry.find_method(cell.method), cell.settings, need_data=False))
+            setup = resolve(registry.find_method(cell.method), cell.settings, need_data=False)
+            assert refuse_without_effect(setup) is None, cell
 
 
 def test_runs_of_one_second_do_not_meet(tmp_path, monkeypatch):

@@ -98,7 +98,7 @@ def test_workers_end_with_their_launcher_and_an_interruption_is_one_line(number,
     waiting.two()
     running.send_signal(number)
     _, errors = running.communicate()
-    waiting.none()
+    assert waiting.have_ended()
     if number == signal.SIGINT:
         assert running.returncode == 130, errors
         assert re.fullmatch("interrupted after 1/3 rounds; to resume: fedcli resume run.*\n", errors)
