@@ -301,7 +301,7 @@ def law_7_resume_is_invisible(method: Method, **run: Any) -> Iterator[Finding]:
             file = Path(folder) / "state"
             save_tree(file, simulate(*federation(method, **run), rounds), {})
             setup, fed = federation(method, **run)
-            state, _ = load_tree(file, types, fed.device)
+            state = load_tree(file, types, fed.device).tree
         state = simulate(setup, fed, 3, state=state, first=rounds)
         yield Finding(f"resumed after round {rounds} of 3", distance(state, expected), bound)
 

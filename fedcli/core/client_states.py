@@ -76,7 +76,7 @@ class Kept(StoredStates):
         version = self.data[client]
         if version.state is not None:
             return version.state
-        state, _ = load_tree(version.file, self._store.types, digest=version.digest)
+        state = load_tree(version.file, self._store.types, digest=version.digest).tree
         if self.nbytes <= self._store.limit:
             version.state = state
         return state
@@ -90,7 +90,7 @@ class Kept(StoredStates):
         for client, version in self.data.items():
             state = version.state
             if version.digest is not None:
-                state, _ = load_tree(version.file, self._store.types, digest=version.digest)
+                state = load_tree(version.file, self._store.types, digest=version.digest).tree
             nbytes = sum(leaf.nbytes for leaf in leaves(state) if isinstance(leaf, torch.Tensor))
             if nbytes != version.nbytes:
                 raise UserError(f"'{version.file}' holds {nbytes} bytes (was {version.nbytes}); {REMEDY}.")

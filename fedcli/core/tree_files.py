@@ -10,7 +10,7 @@ import json
 import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from safetensors import SafetensorError
@@ -28,6 +28,21 @@ ZEROS = b"0" * 64
 REMEDY = f"restore it, or delete {CHECKPOINT} to go on from {PREVIOUS}"
 
 
+class VerifiedFile(NamedTuple):
+    """What a file holds whose digest is right."""
+
+    structure: Any  # of the tree, see `to_names`
+    facts: dict[str, Any]
+    tensors: dict[str, torch.Tensor]  # by path
+
+
+class LoadedTree(NamedTuple):
+    """What `save_tree` has written."""
+
+    tree: Tree
+    facts: dict[str, Any]
+
+
 def save_tree(path: Path, tree: Tree, facts: Mapping[str, Any]) -> str:
     """Writes a tree, see `to_names`, and `facts` to a file, atomically, and returns its SHA-256 as it stands in it."""
     structure, tensors = to_names(tree)
@@ -41,8 +56,8 @@ def save_tree(path: Path, tree: Tree, facts: Mapping[str, Any]) -> str:
     return digest
 
 
-def read_verified(path: Path, digest: str | None = None) -> tuple[Any, dict[str, Any], dict[str, torch.Tensor]]:
-    """Reads a file whose SHA-256 is `digest`, or the embedded one if None: structure of the tree, facts and tensors.
+def read_verified(path: Path, digest: str | None = None) -> VerifiedFile:
+    """Reads a file whose SHA-256 is `digest`, or the embedded one if None.
 
     Raises:
         UserError: If the file is missing, damaged or another one.
@@ -57,14 +72,14 @@ def read_verified(path: Path, digest: str | None = None) -> tuple[Any, dict[str,
         metadata = json.loads(content[8 : 8 + length])["__metadata__"]
         parts = {name: json.loads(text) for name, text in metadata.items() if name != "sha256"}
         parts = parts.get("fedcli", parts)
-        return parts["tree"], parts["about"], safetensors.load(content)
+        return VerifiedFile(parts["tree"], parts["about"], safetensors.load(content))
     except (AttributeError, KeyError, TypeError, ValueError, RecursionError, SafetensorError) as error:
         raise UserError(f"'{path}' holds no state (got {printable(str(error))}); {REMEDY}.") from None
 
 
 def load_tree(
     path: Path, types: Mapping[str, Callable], device: torch.device | str = "cpu", digest: str | None = None
-) -> tuple[Tree, dict[str, Any]]:
+) -> LoadedTree:
     """Reads the tree and the facts that `save_tree` has written; for `types` see `from_names`.
 
     Raises:
@@ -74,7 +89,7 @@ def load_tree(
     for name, tensor in tensors.items():  # one by one, since all twice may not fit into memory
         tensors[name] = tensor.clone().to(device)  # in memory of its own: rounding may depend on its alignment
     try:
-        return from_names(structure, tensors, types), facts
+        return LoadedTree(from_names(structure, tensors, types), facts)
     except (KeyError, TypeError, ValueError, RecursionError) as error:  # also a NamedTuple that is none of the types
         what = printable(str(error))
         raise UserError(f"'{path}' holds another kind of state (got {what}); use the method that wrote it.") from None

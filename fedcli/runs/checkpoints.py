@@ -65,7 +65,7 @@ def clear(folder: Path, *files: str, at_rest: bool = False) -> None:
     names = set()
     for checkpoint in (folder / CHECKPOINT, folder / PREVIOUS):
         with suppress(UserError, Fault):  # there is none, or it is damaged
-            _, facts, _ = read_verified(checkpoint)
+            facts = read_verified(checkpoint).facts
             check_facts(facts)
             names.update(facts["states"])
     _clear_states(folder / STATES, names)

@@ -191,12 +191,13 @@ def open_run(folder: Path, method: Sequence[str] = ()) -> OpenRun:
     record = read_record(folder)
     if record["status"] != "finished":
         raise UserError(f"the run '{folder}' has not finished (it is {record['status']}); 'fedcli resume' goes on.")
-    record, setup, fed = restore(record, method)
+    restored = restore(record, method)
+    record = restored.record
     expected = record["summary"].get("params_sha256")
     actual = "no checkpoint"
     if (folder / CHECKPOINT).is_file():
-        state, _ = read_checkpoint(folder, record, setup, fed)
-        actual = params_hash(all_params(setup.method, state, fed.num_clients))
+        state = read_checkpoint(folder, record, restored.setup, restored.fed).state
+        actual = params_hash(all_params(restored.setup.method, state, restored.fed.num_clients))
     if actual != expected:
         raise UserError(f"'{folder}' does not hold the run's last model (got {actual}, was {expected}); run it again.")
-    return OpenRun(record, setup, fed, state)
+    return OpenRun(record, restored.setup, restored.fed, state)
