@@ -368,14 +368,12 @@ def real_records() -> list[Path]:
 
 
 def places(value: Any, path: tuple = ()) -> Iterator[tuple]:
-    """The paths to all parts of a value; of a list the first entry and the last alone."""
-    keys = (
-        [*value]
-        if isinstance(value, dict)
-        else sorted({0, len(value) - 1})
-        if isinstance(value, list) and value
-        else []
-    )
+    """The paths to all parts of a value; of a list with more than four entries the first and the last alone."""
+    keys: list = []
+    if isinstance(value, dict):
+        keys = [*value]
+    elif isinstance(value, list):
+        keys = [*range(len(value))] if len(value) <= 4 else [0, len(value) - 1]
     for key in keys:
         yield (*path, key)
         yield from places(value[key], (*path, key))
@@ -516,6 +514,8 @@ def crafts(kind: str) -> list[tuple]:
         for path in places(content.parts):
             found.append((file, path, "another"))
             found.append((file, path, "nested"))
+            if type(part_at(content.parts, path)) is int:
+                found.append((file, path, "one more"))
             if isinstance(path[-1], str) or path[0] == "tree":
                 found.append((file, path, "removed"))
         for name in content.tensors:
@@ -541,6 +541,13 @@ def checkpoint_hash(checkpoint: Checkpoint) -> str:
     return json.dumps(structure) + params_hash(sorted(tensors.items()))
 
 
+def part_at(parts: Any, path: tuple) -> Any:
+    """The part of nested lists and dicts at a path."""
+    for key in path:
+        parts = parts[key]
+    return parts
+
+
 def change(content: Content, path: tuple | str, how: str, draw: random.Random) -> str:
     """Changes a part or a tensor of what a file holds; says what stands there now."""
     if isinstance(path, str):
@@ -549,9 +556,10 @@ def change(content: Content, path: tuple | str, how: str, draw: random.Random) -
         if changed is not None:
             content.tensors[path] = changed
         return how
-    container: Any = content.parts
-    for key in path[:-1]:
-        container = container[key]
+    container = part_at(content.parts, path[:-1])
+    if how == "one more":
+        container[path[-1]] += 1
+        return how
     if how == "removed":
         del container[path[-1]]
         return how
