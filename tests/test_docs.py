@@ -282,6 +282,26 @@ def test_every_command_of_a_text_runs_or_resolves(name, workplace):
     exec("".join(session).replace("rounds=5", "rounds=1, train_examples=300"), {})  # others are pieces of an example
 
 
+def test_the_first_run_prints_what_the_readme_shows(tmp_path, monkeypatch):
+    """All but the speed to the letter, and accuracies, which hang on a processor's rounding, to two points."""
+    monkeypatch.chdir(tmp_path)
+    (shown,) = (text for text in blocks(README, "text") if text.startswith("method      fedfm"))
+    printed = invoke("run", "fedfm", "--out", "runs/first").output
+    percent = re.compile(r"\d+\.\d+ %")
+    number = re.compile(r"\d[\d,.:]*")
+    for line in shown.splitlines():
+        if line == "...":
+            continue
+        (same,) = [other for other in printed.splitlines() if other[:12] == line[:12]]
+        accuracies, others = percent.findall(line), percent.findall(same)
+        assert [float(value[:-2]) for value in others] == pytest.approx(
+            [float(value[:-2]) for value in accuracies], abs=2
+        )
+        if not accuracies:
+            assert same == line
+        assert number.sub("", same) == number.sub("", line)
+
+
 def test_the_texts_have_commands_and_what_is_left_out_is_in_them():
     found = [line for text in (README, *TEXTS.values()) for line in commands(text)]
     assert len(found) > 40
