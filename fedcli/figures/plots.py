@@ -70,7 +70,7 @@ SIGN: dict[str, Any] = {
 ACCURACY, OF_CLIENTS = "test_accuracy", "accuracy of the clients"
 NO_ROOM = (
     "the names leave the figure no room for its lines; choose a larger --size, a smaller --font-size, shorter "
-    "--labels, or --legend none."
+    "--labels, or another --legend."
 )
 NO_LABELS: Mapping[str, str] = {}
 AXES = {"round": "Round", "floats": "Floats sent by all clients", "seconds": "Seconds"}  # of learning curves
