@@ -263,6 +263,13 @@ def in_order(model):
 # What a plain loop on these images does not reach
 
 
+def test_an_adaptive_share_moves_in_the_first_step_of_a_round_and_stays_between_0_and_1():
+    alpha = torch.full((4,), 0.5)
+    stepped = torch.tensor([-0.2, 0.3, 1.2, 1.2])
+    is_first = torch.tensor([True, True, True, False])
+    assert apfl.next_alpha(alpha, stepped, is_first).tolist() == pytest.approx([0.0, 0.3, 1.0, 0.5])
+
+
 def test_the_balanced_risk_leaves_out_a_class_that_the_client_has_not():
     logits, counts = randn(5, 4), torch.tensor([3.0, 0.0, 1.0, 8.0], dtype=torch.float64)
     prior = fedrod.log_prior(counts, 2.0)
