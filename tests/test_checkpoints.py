@@ -5,7 +5,7 @@ import pytest
 from tests import torture
 
 
-@pytest.mark.parametrize("kind", torture.CRAFTED)
+@pytest.mark.parametrize("kind", torture.CRAFTED + torture.WITH_MODELS)
 def test_a_mutated_checkpoint_is_refused_in_a_line_or_ends_in_the_same_bits(kind):
     names = list(torture.crafts(kind))
     assert len(names) > 150

@@ -42,7 +42,7 @@ from fedcli.results.render import render
 from fedcli.runs import resume
 from fedcli.runs.checkpoints import Checkpoint, read_checkpoint
 from fedcli.runs.identity import digest_of
-from fedcli.runs.models import ROUNDS, export
+from fedcli.runs.models import ROUNDS, SELECTED, export
 from fedcli.runs.options import recorded_fields
 from fedcli.runs.record import RECORD, params_hash, read_record, write_record
 from fedcli.runs.resolve import default_dataset
@@ -467,6 +467,12 @@ def number_of(record: dict[str, Any]) -> int:
 # Checkpoints with another content, for which their digests vouch
 
 CRAFTED = ("client state", "global model")  # kinds of stopped runs
+OF_FINISHED: dict[str, dict[str, Any]] = {
+    "finished, best models kept": {"method": "fedfm", "rounds": 5, "validation": 0.2, "lr": 0.1, "seed": 2},
+    "finished, own models": {"method": "local", "rounds": 2, "validation": 0},
+    "finished, prototypes": {"method": "fedproto", "rounds": 2, "protocol": "fedsa:digits"},
+}
+WITH_MODELS = tuple(OF_FINISHED)
 
 
 class Content(NamedTuple):
@@ -502,14 +508,39 @@ TENSOR_CHANGES: dict[str, Callable[[torch.Tensor], torch.Tensor | None]] = {
 
 
 @lru_cache
+def finished_run(kind: str) -> tuple[Path, str]:
+    """The folder of a finished run, of which models are kept, and what these come to."""
+    folder = Path(mkdtemp(), "run")
+    options = {**TINY, "batch_size": 8, "train_examples": 60, "protocol": "fedfm:digits", **OF_FINISHED[kind]}
+    fedcli.run(**options, out=folder)
+    return folder, models_hash(folder)
+
+
+def models_hash(folder: Path) -> str:
+    """Stands for the models of a finished run."""
+    run = fedcli.load(folder)
+    method = registry.find_method(run.record["method"])
+    client = None if method.personal is None else 0
+    by_prototypes = method.prototypes is not None
+    models = [run.model(client, round=name, prototypes=by_prototypes).state_dict() for name in ROUNDS]
+    return params_hash(pair for model in models for pair in model.items())
+
+
+def crafted_from(kind: str) -> Path:
+    """The folder of the run of a kind whose files are crafted."""
+    return finished_run(kind)[0] if kind in WITH_MODELS else stopped_run(kind)[0] / "run"
+
+
+@lru_cache
 def crafts(kind: str) -> list[tuple]:
-    """What may be changed in a run's checkpoint and in the last client state that it names.
+    """What may be changed in a run's checkpoint, in its best models, and in the last client state that it names.
 
     Each is the file, the path to a part or the name of a tensor, and how it changes.
     """
-    folder = stopped_run(kind)[0] / "run"
+    folder = crafted_from(kind)
     found: list[tuple] = []
-    for file in [CHECKPOINT, *sorted(f"states/{path.name}" for path in folder.glob("states/000000-*"))[-1:]]:
+    best = [SELECTED] if (folder / SELECTED).is_file() else []
+    for file in [CHECKPOINT, *best, *sorted(f"states/{path.name}" for path in folder.glob("states/000000-*"))[-1:]]:
         content = content_of(folder / file)
         for path in places(content.parts):
             found.append((file, path, "another"))
@@ -570,18 +601,26 @@ def change(content: Content, path: tuple | str, how: str, draw: random.Random) -
 def craft(kind: str, number: int) -> str:
     """A checkpoint of another content is refused in a line where it is read, or is the same to the run."""
     file, path, how = crafts(kind)[number % len(crafts(kind))]
-    restored, expected = restored_run(kind)
+    if kind in WITH_MODELS:
+        expected = finished_run(kind)[1]
+        read = models_hash
+    else:
+        restored, expected = restored_run(kind)
+
+        def read(folder: Path) -> str:
+            return checkpoint_hash(read_checkpoint(folder, *restored))
+
     with TemporaryDirectory() as place:
-        folder = shutil.copytree(stopped_run(kind)[0] / "run", Path(place, "run"))
+        folder = shutil.copytree(crafted_from(kind), Path(place, "run"))
         content = content_of(folder / file)
         what = f"{kind}, {file}, {path} {change(content, path, how, random.Random(number))}"
         digest = sign(folder / file, content)
-        if file != CHECKPOINT:
+        if file not in (CHECKPOINT, SELECTED):
             checkpoint = content_of(folder / CHECKPOINT)
             text = json.dumps(checkpoint.parts).replace(digest_in(kind, file), digest)
             sign(folder / CHECKPOINT, Content(json.loads(text), checkpoint.tensors))
         try:
-            reached = checkpoint_hash(read_checkpoint(folder, *restored))
+            reached = read(folder)
         except UserError as error:
             text = str(error)
             return "" if "\n" not in text and "safetensors" in text and ";" in text else f"{what}: {text}"
@@ -591,15 +630,16 @@ def craft(kind: str, number: int) -> str:
 
 
 def digest_in(kind: str, file: str) -> str:
-    """The SHA-256 by which a stopped run's checkpoint names the file of a client's state."""
-    match = DIGEST.search((stopped_run(kind)[0] / "run" / file).read_bytes())
+    """The SHA-256 by which a run's checkpoint names the file of a client's state."""
+    match = DIGEST.search((crafted_from(kind) / file).read_bytes())
     assert match is not None
     return match[1].decode()
 
 
 def craft_one(number: int) -> str:
-    """A crafted checkpoint of one kind or the other."""
-    return craft(CRAFTED[number % len(CRAFTED)], number // len(CRAFTED))
+    """A crafted file of one kind of run or another."""
+    kinds = CRAFTED + WITH_MODELS
+    return craft(kinds[number % len(kinds)], number // len(kinds))
 
 
 # Code in a file that a record, tuned options or a checkpoint names
@@ -836,7 +876,7 @@ TRIALS: dict[str, tuple[Callable[[int], str], int]] = {  # each with how often i
     "fuzzed command lines": (fuzz, 1000),
     "hostile records": (hostile_record, 260),
     "mutated parts of real records": (mutate, 5000),
-    "mutated checkpoints and client states with right digests": (craft_one, 1600),
+    "mutated checkpoints and client states with right digests": (craft_one, 2400),
     "records and tuned options that name a file of code, over all commands that read them": (smuggle, 840),
     "folders moved, removed or replaced while a run writes in them": (lose_folder, 72),
     "networks whose buffers change, or are swapped": (swap_buffers, 300),

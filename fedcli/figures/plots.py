@@ -27,7 +27,6 @@ from matplotlib.figure import Figure
 from matplotlib.legend import Legend
 from matplotlib.text import Annotation, Text
 from PIL import Image
-from sklearn.isotonic import isotonic_regression
 
 from fedcli.declarations import SELECTIONS
 from fedcli.errors import UserError, printable, unknown
@@ -660,6 +659,8 @@ def _name_ends(figure: Figure, axes: Axes, lines: list[Any]) -> list[Annotation]
 
 def _spread(figure: Figure, axes: Axes, texts: list[Annotation]) -> None:
     """Moves names at the ends of lines up and down, until they are apart from each other by a line of text."""
+    from sklearn.isotonic import isotonic_regression  # late: it takes a second, and few figures need it
+
     figure.draw_without_rendering()  # settles the height of the panel, of which the distances are shares
     height = 72 * axes.get_window_extent().height / figure.dpi  # points
     bottom, top = axes.get_ylim()

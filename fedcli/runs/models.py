@@ -27,6 +27,8 @@ from fedcli.runs import checkpoints
 from fedcli.runs.checkpoints import CHECKPOINT, SELECTED
 from fedcli.runs.identity import identity, reductions
 from fedcli.runs.lock import refuse_file_of_a_run
+from fedcli.runs.schema import Fault, wrong
+from fedcli.runs.state_schema import at, check_like, round_of_models
 from fedcli.userfiles import trust_files
 
 LARGEST = 2**30  # bytes of all models together that are kept beside the last ones
@@ -196,31 +198,80 @@ class Run:
         last = record["rounds"][-1]["round"]
         number = last if round == "last" else record["summary"]["selected_round"]
         models = read_models(self.path, record, method, number)
-        names = config["backbone"].split(",")
-        name = names[(client or 0) % len(names)]  # as the clients have them, in turn
-        channels, image_size, _ = record["model"]["input"]
-        network = backbones.build(name, channels, image_size, len(record["class_names"]), config["seed"])
-        network = network.to(torch.float64 if config["precision"] == "float64" else torch.float32)
+        network = _initial_network(record, client or 0)
         trained = models.shared if client is None else models.personal.get(client)
         if trained is not None:  # else the initial one, of a client that has never taken part
             _load(network, {**trained[0], **trained[1]})
         return Classifier(network, record, models.prototypes if prototypes else None).eval().requires_grad_(False)
 
 
+def _initial_network(record: dict[str, Any], client: int) -> Backbone:
+    """Builds the network that a run's client begins with."""
+    config = record["config"]
+    names = config["backbone"].split(",")
+    name = names[client % len(names)]  # as the clients have them, in turn
+    channels, image_size, _ = record["model"]["input"]
+    network = backbones.build(name, channels, image_size, len(record["class_names"]), config["seed"])
+    return network.to(torch.float64 if config["precision"] == "float64" else torch.float32)
+
+
 def read_models(folder: Path, record: dict[str, Any], method: Method, number: int) -> Models:
     """Reads the models of a finished run's last round, or of its selected one, by their number from 0.
 
     Raises:
-        UserError: They are not there, are damaged, or are of another run.
+        UserError: They are not there, are damaged, are of another run, or do not suit its networks.
     """
     file = folder / (CHECKPOINT if number == record["rounds"][-1]["round"] else SELECTED)
-    if file.is_file():
-        store = Store(None, torch.device("cpu"), (*method.state_types, Models))
-        state, facts = load_tree(file, store.reopen(folder))
-        written = facts["record"]["rounds"][-1] if "record" in facts else facts
-        if (facts["identity"], written["round"]) == (identity(record), number):
-            return state if isinstance(state, Models) else models_of(method, state)
-    raise UserError(f"'{file}' lacks the models of round {number + 1}; restore it or use --round last.")
+    lacking = UserError(f"'{file}' lacks the models of round {number + 1}; restore it or use --round last.")
+    if not file.is_file():
+        raise lacking
+    store = Store(None, torch.device("cpu"), (*method.state_types, Models))
+    state, facts = load_tree(file, store.reopen(folder))
+    try:
+        written = round_of_models(state, facts)
+        if (facts["identity"], written) != (identity(record), number):
+            raise lacking
+        models = state if isinstance(state, Models) else models_of(method, state)
+        check_models(models, method, record)
+    except Fault as fault:
+        raise UserError(f"'{file}' does not have this run's models: {fault}; restore it.") from None
+    except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:  # of a method, with another state
+        raise UserError(
+            f"'{file}' does not have a state of '{method.name}' (got {one_line(error)}); restore it."
+        ) from None
+    return models
+
+
+def check_models(models: Models, method: Method, record: dict[str, Any]) -> None:
+    """Refuses models that the networks of a run cannot have.
+
+    Raises:
+        Fault: Says which part is wrong, and what it must be.
+    """
+    num_clients = record["config"]["num_clients"]
+    kinds = len(record["config"]["backbone"].split(","))
+    networks = [_initial_network(record, kind) for kind in range(kinds)]
+    tensors = [
+        (
+            {name: value for name, value in network.named_parameters() if value.requires_grad},
+            dict(network.named_buffers()),
+        )
+        for network in networks
+    ]
+    if method.personal is None or method.shared is not None:
+        with at("shared"):
+            check_like(tensors[0], models.shared, num_clients)
+    with at("personal"):
+        if not isinstance(models.personal, dict):
+            raise wrong("models by client", type(models.personal).__name__)
+        for client, model in models.personal.items():
+            with at(client):
+                check_like(tensors[client % kinds], model, num_clients)
+    if method.prototypes is not None:
+        classes = len(record["class_names"])
+        points = networks[0].head.weight.new_empty(classes, networks[0].feature_dim)
+        with at("prototypes"):
+            check_like((points, torch.empty(classes, dtype=torch.bool)), models.prototypes, num_clients)
 
 
 def _tensors(model: Classifier) -> Params:

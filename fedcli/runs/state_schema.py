@@ -12,10 +12,11 @@ from torch import Tensor
 from fedcli.core.client_states import Kept, stored
 from fedcli.core.federation import Federation
 from fedcli.core.trees import Tree
-from fedcli.runs.schema import PROGRESS, Fault, each, parts, text, wrong
+from fedcli.runs.schema import PROGRESS, Fault, each, parts, text, whole, wrong
 
 # What a checkpoint adds to its state; the identity is compared with the record's.
 FACTS = parts({"identity": lambda value: None, "record": PROGRESS, "states": each(text)})
+BEST = parts({"identity": lambda value: None, "round": whole()})  # what the models of the best round add
 
 
 def check_facts(facts: Any) -> None:
@@ -25,6 +26,22 @@ def check_facts(facts: Any) -> None:
         Fault: Says which part, and what it must be.
     """
     FACTS(facts)
+
+
+def round_of_models(state: Any, facts: Any) -> int:
+    """Returns the round, from 0, whose models a file holds: a checkpoint, or what is kept of the best round.
+
+    Raises:
+        Fault: Says which part of what the file says of its run is wrong, and what it must be.
+    """
+    if not isinstance(facts, dict) or "record" not in facts:
+        BEST(facts)
+        return facts["round"]
+    check_facts(facts)
+    check_names(state, facts)
+    if not facts["record"]["rounds"]:
+        raise Fault("has no rounds")
+    return facts["record"]["rounds"][-1]["round"]
 
 
 def check_content(state: Any, facts: dict[str, Any], initial: Any, fed: Federation) -> None:
@@ -43,6 +60,11 @@ def check_content(state: Any, facts: dict[str, Any], initial: Any, fed: Federati
     with at("record"):
         check_rounds(facts["record"], fed.config.rounds)
     check_state(state, initial, fed)
+    check_names(state, facts)
+
+
+def check_names(state: Any, facts: dict[str, Any]) -> None:
+    """Refuses a checkpoint whose state has other clients' states than those that its facts name."""
     versions = [version for kept in stored(state).values() for version in kept.data.values()]
     named = sorted(version.file.stem for version in versions)
     if sorted(facts["states"]) != named:
