@@ -131,7 +131,8 @@ def test_counts_of_classes_give_the_headline_and_the_scores_of_scikit_learn(how,
     assert sum(counts["right"]) / sum(counts["actual"]) == pytest.approx(result["test_accuracy"])
     true, predicted, weights = [], [], []
     owners = [0] if (how, method) == ("server", "fedavg") else range(4)
-    for client, (_, (network, *model)) in zip(owners, evaluation.models(fed, setup.method, state, owners), strict=True):
+    for client in owners:
+        network, *model = evaluation.model_of(fed, setup.method, state, client)
         index = fed.testing[client] if how == "clients" else None
         _, logits, labels = fed.predict(*model, index, network)
         true += labels.tolist()

@@ -102,6 +102,7 @@ def test_accuracies_by_class_have_the_names_of_the_data(runs):
         (lambda run: run.data("tests"), "unknown part of the data 'tests'; did you mean 'test'"),
         (lambda run: run.data("train", client=4), "there is no client 4; the run has the clients 0 to 3"),
         (lambda run: run.data("test", client=0), "the test images belong to no client (got client 0)"),
+        (lambda run: run.confusion(client=4), "there is no client 4; the run has the clients 0 to 3"),
         (lambda run: run.confusion(client=0), "'fedavg' has one model for all (got client 0)"),
         (lambda run: run.confusion(round="first"), "selected or last"),
     ],

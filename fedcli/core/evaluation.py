@@ -8,7 +8,7 @@ A method that classifies by the nearest prototype has that as its headline and t
 that has a global model beside personal ones has the accuracy of the personal ones, and the global one's beside it.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
@@ -206,12 +206,6 @@ def weights_of_domains(fed: Federation) -> np.ndarray:
         for chosen in tested:
             weights[np.ix_(inside, chosen)] = 1 / (len(tested) * max(inside.sum(), 1) * chosen.sum())
     return weights * len(fed.test_labels) / weights.sum()
-
-
-def models(fed: Federation, method: Method, state: Any, clients: Iterable[int]) -> Iterator[tuple[int, Model]]:
-    """Yields clients' ids and models, see `model_of`."""
-    for client in clients:
-        yield client, model_of(fed, method, state, client)
 
 
 def model_of(fed: Federation, method: Method, state: Any, client: int) -> Model:

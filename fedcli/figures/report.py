@@ -5,7 +5,7 @@ All is Bokeh's, whose script stands in the file. Texts of records are escaped, s
 
 from collections.abc import Sequence
 from html import escape
-from typing import Any
+from typing import Any, NamedTuple
 
 from bokeh import models
 from bokeh.embed import file_html
@@ -26,65 +26,101 @@ TITLES = ".slick-header-column.slick-header-column { height: 4em; line-height: 1
 WIDE = {"sizing_mode": "stretch_width"}
 
 
+class _Row(NamedTuple):
+    """A line of a board's table."""
+
+    setting: SeedGroup
+    cells: Sequence[str]
+
+
+class _Column(NamedTuple):
+    """A column of a board's table."""
+
+    title: str
+    texts: list[str]
+    is_number: bool
+
+
 def report(records: Sequence[dict], title: str = "Runs") -> str:
     """The page of some runs: for each protocol and data set a table, curves and commands."""
     use = "Click a column's title to sort by it, a name beside curves to switch its line on or off."
     parts: list[Any] = [_text(f"<h1>{escape(title)}</h1>Runs: {len(records)}. {use}")]
-    by_board = boards(records)
-    groups = [group(runs) for runs in by_board.values()]
-    colour = setting_colours(groups)
-    for (name, runs), members, sheet in zip(by_board.items(), groups, sheets(records), strict=True):
-        rows = [*zip(members, sheet.lines, strict=True)]
-        failed = [(member, line) for member, line in rows if member.has_failed]
-        shown = [(member, line) for member, line in rows if not member.has_failed]
+    runs_of_board = boards(records)
+    settings_of_board = [group(runs) for runs in runs_of_board.values()]
+    colours = setting_colours(settings_of_board)
+    for name, settings, sheet in zip(runs_of_board, settings_of_board, sheets(records), strict=True):
         parts.append(_text(f"<h2>{escape(name)}</h2>"))
-        if shown:
-            parts.append(_table(sheet, shown, colour))
-        texts = [f"<li style='margin-left: 1em'>{escape(note)}</li>" for note in sheet.notes]
-        lines = [", ".join(filter(None, line)) for _, line in failed]
-        for summary, folded in ((f"Failed: {len(failed)}", lines), ("Commands", commands(runs))):
-            if folded:
-                text = escape("\n".join(folded))
-                texts.append(f"<details><summary>{summary}</summary><pre>{text}</pre></details>")
-        parts.append(_text("".join(texts)))
-        if curves := find_curves(members):
-            parts.append(_curves(curves, colour))
+        parts += _board(settings, sheet, commands(runs_of_board[name]), colours)
     return file_html(column(parts, **WIDE, margin=10), INLINE, title)
+
+
+def _board(settings: list[SeedGroup], sheet: Sheet, typed: list[str], colours: dict[str, str]) -> list[Any]:
+    """The table of a board, its notes, what is folded below them, and its curves."""
+    rows = [_Row(setting, cells) for setting, cells in zip(settings, sheet.lines, strict=True)]
+    shown = [row for row in rows if not row.setting.has_failed]
+    failed = [", ".join(filter(None, row.cells)) for row in rows if row.setting.has_failed]
+    parts: list[Any] = []
+    if shown:
+        parts.append(_table(sheet, shown, colours))
+    texts = [f"<li style='margin-left: 1em'>{escape(note)}</li>" for note in sheet.notes]
+    if failed:
+        texts.append(_folded(f"Failed: {len(failed)}", failed))
+    if typed:
+        texts.append(_folded("Commands", typed))
+    parts.append(_text("".join(texts)))
+    curves = find_curves(settings)
+    if curves:
+        parts.append(_curves(curves, colours))
+    return parts
 
 
 def _text(html: str) -> models.Div:
     return models.Div(text=html, styles={"font-size": "14px"}, **WIDE)
 
 
-def _table(sheet: Sheet, rows: list[tuple[SeedGroup, Any]], colour: dict[str, str]) -> models.DataTable:
-    """A board's table of `rows`, settings with their cells, and the paper's numbers."""
+def _folded(summary: str, lines: list[str]) -> str:
+    """The HTML of lines that a click on their summary shows."""
+    text = escape("\n".join(lines))
+    return f"<details><summary>{summary}</summary><pre>{text}</pre></details>"
+
+
+def _table(sheet: Sheet, rows: list[_Row], colours: dict[str, str]) -> models.DataTable:
+    """A board's table of these rows, with the paper's numbers."""
     columns = []
-    for place, title in enumerate(sheet.columns):
-        columns.append((title, [line[place] for _, line in rows]))
-    printed = printed_accuracies([member.records[0] for member, _ in rows])
+    for number, title in enumerate(sheet.columns):
+        texts = [row.cells[number] for row in rows]
+        columns.append(_Column(title, texts, is_number=number >= sheet.numbers))
+    printed = printed_accuracies([row.setting.records[0] for row in rows])
     if any(printed):
-        columns.insert(sheet.numbers + 1, ("Paper, %", [f"{number:.2f}" if number else "" for number in printed]))
-    data = {"colour": [colour[member.label] for member, _ in rows]}
+        texts = [f"{accuracy:.2f}" if accuracy else "" for accuracy in printed]
+        columns.insert(sheet.numbers + 1, _Column("Paper, %", texts, is_number=True))
+    data = {"colour": [colours[row.setting.label] for row in rows]}
     shown = []
-    for number, (title, texts) in enumerate(columns):
-        text = f"text_{number}"
-        style = f"style_{number}"
-        data |= {text: texts, style: ["bold" if isinstance(cell, Best) else "normal" for cell in texts]}
-        formatter = models.StringFormatter(
-            font_style={"field": style}, text_color=None if number else {"field": "colour"}
+    for number, values in enumerate(columns):
+        text_field = f"text_{number}"
+        style_field = f"style_{number}"
+        data[text_field] = values.texts
+        data[style_field] = ["bold" if isinstance(text, Best) else "normal" for text in values.texts]
+        formatter = models.StringFormatter(font_style={"field": style_field}, text_color=None)
+        if number == 0:  # the names of the settings, as their curves
+            formatter.text_color = {"field": "colour"}
+        longest = max(map(len, [*values.texts, *values.title.split()]))
+        shown.append(
+            models.TableColumn(
+                field=text_field,
+                title=escape(values.title),  # HTML to the table, unlike the texts of its cells
+                formatter=formatter,
+                sorter=models.CustomJSCompare(code=BY_NUMBER) if values.is_number else None,
+                width=12 + 6 * min(longest, 40),
+            )
         )
-        sorter = models.CustomJSCompare(code=BY_NUMBER) if number >= sheet.numbers else None
-        width = 12 + 6 * min(max(map(len, (*texts, *title.split()))), 40)
-        # A title is HTML to the table, unlike the texts of its cells.
-        look = {"formatter": formatter, "sorter": sorter, "width": width}
-        shown.append(models.TableColumn(field=text, title=escape(title), **look))
     return models.DataTable(
         source=models.ColumnDataSource(data), columns=shown, index_position=None, autosize_mode="none",
         reorderable=False, height=100 + 25 * min(len(rows), 20), stylesheets=[TITLES], **WIDE,
     )  # fmt: skip
 
 
-def _curves(curves: list[Curve], colour: dict[str, str]) -> Any:
+def _curves(curves: list[Curve], colours: dict[str, str]) -> Any:
     """The lines of `plots.learning_curves` with their bands and crosses."""
     chart = figure(
         title="Test accuracy over rounds", x_axis_label="Round", y_axis_label="Test accuracy (%)", height=340,
@@ -95,14 +131,15 @@ def _curves(curves: list[Curve], colour: dict[str, str]) -> Any:
     hovered = []
     for curve in sorted(curves, key=lambda curve: curve.last, reverse=True):
         name = "; ".join([setting_name(curve.setting), *curve.changes])
-        look = {"color": colour[curve.setting.label], "legend_label": name}
+        look = {"color": colours[curve.setting.label], "legend_label": name}
         hovered.append(chart.line("x", "y", source=dict(curve.line), name=name, line_width=2, **look))
         if len(curve.runs) > 1:
             chart.varea("x", "low", "high", source=dict(curve.line), alpha=0.12, **look)
-        for lost in curve.diverged:
-            chart.line(lost.x, lost.y, **look)
+        for diverged in curve.diverged:
+            chart.line(diverged.x, diverged.y, **look)
             words = f"{name}, diverged after this round"
-            hovered.append(chart.scatter("x", "y", source=dict(lost[-1:]), name=words, marker="x", size=9, **look))
+            end = dict(diverged[-1:])
+            hovered.append(chart.scatter("x", "y", source=end, name=words, marker="x", size=9, **look))
     chart.hover.renderers = hovered
     chart.legend[0].update(click_policy="hide", label_text_font_size="11px")
     chart.add_layout(chart.legend[0], "right")

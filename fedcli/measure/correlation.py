@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from fedcli.core.batches import generator
-from fedcli.core.evaluation import models
+from fedcli.core.evaluation import model_of
 from fedcli.core.federation import Federation
 from fedcli.core.trees import tree_map
 from fedcli.declarations import Method
@@ -32,15 +32,16 @@ def correlations(fed: Federation, method: Method, state: Any, public: Tensor) ->
 
     The private mean leaves out clients with fewer than two training images.
     """
-    clients = []
-    for _, model in models(fed, method, state, range(fed.num_clients)):
+    networks = []
+    for client in range(fed.num_clients):
+        model = model_of(fed, method, state, client)
         tensors = (model.params, model.buffers)
         params, buffers = tree_map(lambda leaf: leaf.to(fed.device), tensors)  # some may lie on the host
-        clients.append(partial(model.network, params, buffers, train=False))
+        networks.append(partial(model.network, params, buffers, train=False))
 
     def logits(images: Tensor) -> Tensor:
         """Logits `[N, n, C]` of the clients' models in evaluation mode, in double precision."""
-        return torch.stack([client(images).logits for client in clients]).double()
+        return torch.stack([network(images).logits for network in networks]).double()
 
     of_public = logits(public.to(fed.device, fed.dtype))
     on_public = [cross_correlation(of_client, of_public.mean(0)) for of_client in of_public]
@@ -48,12 +49,16 @@ def correlations(fed: Federation, method: Method, state: Any, public: Tensor) ->
     for client, part in enumerate(fed.training):
         chosen = part[generator(SEED, client, "correlation").permutation(len(part))[:CORRELATED]]
         if len(chosen) > 1:
-            of_own = logits(fed.engine.gather(chosen)[0])
-            on_private.append(cross_correlation(of_own[client], of_own.mean(0)))
+            images, _ = fed.engine.gather(chosen)
+            of_private = logits(images)
+            on_private.append(cross_correlation(of_private[client], of_private.mean(0)))
     if not on_private:
         raise UserError("no client has two training images (got one or none each); a correlation needs larger clients.")
-    matrices = {"public": on_public, "private": on_private}
-    return {name: torch.stack(of_clients).mean(0).cpu().numpy() for name, of_clients in matrices.items()}
+    return {"public": _mean(on_public), "private": _mean(on_private)}
+
+
+def _mean(matrices: list[Tensor]) -> np.ndarray:
+    return torch.stack(matrices).mean(0).cpu().numpy()
 
 
 def cross_correlation(logits: Tensor, mean_logits: Tensor) -> Tensor:
@@ -62,4 +67,5 @@ def cross_correlation(logits: Tensor, mean_logits: Tensor) -> Tensor:
     It is 0 where one of the two is constant.
     """
     num_classes = logits.shape[1]
-    return torch.cat((logits, mean_logits), 1).T.corrcoef()[:num_classes, num_classes:].nan_to_num()
+    of_all_pairs = torch.cat((logits, mean_logits), 1).T.corrcoef()  # [2 C, 2 C]
+    return of_all_pairs[:num_classes, num_classes:].nan_to_num()

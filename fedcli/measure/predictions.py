@@ -1,6 +1,7 @@
 """What the models of a finished run make of its images: predictions, the confusion matrix, and accuracies by class."""
 
 from collections.abc import Iterator
+from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
@@ -44,17 +45,16 @@ def images_of(run: Run, part: str = "test", client: int | None = None) -> Images
     """
     if part not in PARTS:
         raise unknown("part of the data", part, PARTS, f"there are {', '.join(PARTS)}.")
-    _, setup, fed = restore(run.record, run.files)
-    if client is not None and client not in range(fed.num_clients):
-        raise UserError(f"there is no client {client}; the run has the clients 0 to {fed.num_clients - 1}.")
-    own_tests = setup.protocol.evaluation == "clients"
-    if part == "test" and not own_tests:
+    restored = restore(run.record, run.files)
+    fed = restored.fed
+    _refuse_no_client(fed, client)
+    has_own_tests = restored.setup.protocol.evaluation == "clients"
+    if part == "test" and not has_own_tests:
         if client is not None:
             raise UserError(f"the test images belong to no client (got client {client}); leave it out.")
         return _as_floats(fed.test_images, fed.test_labels)
     positions = {"train": fed.training, "validation": fed.validation, "test": fed.testing}[part]
-    chosen = np.concatenate(positions) if client is None else positions[client]
-    return _take(fed, chosen)
+    return _take(fed, np.concatenate(positions) if client is None else positions[client])
 
 
 def predictions(model: Classifier, images: Tensor) -> Tensor:
@@ -80,18 +80,21 @@ def confusion(run: Run, round: str = "selected", client: int | None = None) -> n
         client: Count for this client alone.
 
     Raises:
-        UserError: If the run has no such model, or its data or files have changed.
+        UserError: If the run has no such model or client, or its data or files have changed.
     """
-    record, setup, fed = restore(run.record, run.files)
-    method = setup.method
-    classes = range(len(record["class_names"]))
+    restored = restore(run.record, run.files)
+    method = restored.setup.method
+    _refuse_no_client(restored.fed, client)
+
+    @lru_cache(1)  # one at a time, for all tests of the global one
+    def load_model(owner: int | None) -> Classifier:
+        return run.model(owner, round, prototypes=method.prototypes is not None)
+
+    classes = range(len(restored.record["class_names"]))
     counts = np.zeros((len(classes), len(classes)), dtype=int)
-    loaded: dict[int | None, Classifier] = {}
-    for owner, tested in _tests(fed, method, client):
-        if owner not in loaded:
-            loaded = {owner: run.model(owner, round, prototypes=method.prototypes is not None)}
-        predicted = predictions(loaded[owner], tested.images)
-        counts += confusion_matrix(tested.labels.numpy(), predicted.numpy(), labels=classes)
+    for test in _tests(restored.fed, method, client):
+        predicted = predictions(load_model(test.owner), test.images)
+        counts += confusion_matrix(test.labels.numpy(), predicted.numpy(), labels=classes)
     return counts
 
 
@@ -119,23 +122,36 @@ def per_class(counts: np.ndarray, class_names: list[str]) -> pd.DataFrame:
     )
 
 
-def _tests(fed: Federation, method: Method, client: int | None) -> Iterator[tuple[int | None, Images]]:
-    """The tests of the headline: whose model, None for the global one, and the images that it is tested on."""
+def _refuse_no_client(fed: Federation, client: int | None) -> None:
+    if client is not None and client not in range(fed.num_clients):
+        raise UserError(f"there is no client {client}; the run has the clients 0 to {fed.num_clients - 1}.")
+
+
+class _Test(NamedTuple):
+    """A test of the headline."""
+
+    owner: int | None  # whose model is tested, None for the global one
+    images: Tensor  # as `Images.images`
+    labels: Tensor
+
+
+def _tests(fed: Federation, method: Method, client: int | None) -> Iterator[_Test]:
+    """The tests of the headline, or those of it that are of one client."""
     is_personal = method.personal is not None
+    clients = range(fed.num_clients) if client is None else [client]
     if fed.evaluation == "clients":
-        for owner, positions in enumerate(fed.testing):
-            if len(positions) and client in (None, owner):
-                yield owner if is_personal else None, _take(fed, positions)
+        for owner in clients:
+            if len(fed.testing[owner]):
+                yield _Test(owner if is_personal else None, *_take(fed, fed.testing[owner]))
         return
     if client is not None and not is_personal:
         raise UserError(f"'{method.name}' has one model for all (got client {client}); leave the client out.")
-    tested = _as_floats(fed.test_images, fed.test_labels)
+    images = _as_floats(fed.test_images, fed.test_labels)
     if not is_personal:
-        yield None, tested
+        yield _Test(None, *images)
         return
-    for owner in range(fed.num_clients):
-        if client in (None, owner):
-            yield owner, tested
+    for owner in clients:
+        yield _Test(owner, *images)
 
 
 def _take(fed: Federation, positions: np.ndarray) -> Images:

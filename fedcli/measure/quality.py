@@ -18,7 +18,7 @@ from sklearn.metrics.pairwise import cosine_similarity
 
 from fedcli.core import drift
 from fedcli.core.batches import generator
-from fedcli.core.evaluation import Model, models
+from fedcli.core.evaluation import Model, model_of
 from fedcli.core.federation import Cohort, Federation
 from fedcli.errors import UserError
 from fedcli.files import write_atomically
@@ -26,39 +26,59 @@ from fedcli.runs.lock import locked
 from fedcli.runs.machine import machine_settings
 from fedcli.runs.models import check_client, check_round, read_models
 from fedcli.runs.record import update_part
-from fedcli.runs.resume import open_run
+from fedcli.runs.resume import OpenRun, open_run
 
 EXAMPLES = 2000  # test images at most: the silhouette takes all pairs of them
 SEED = 0  # of the choice of images, K-means and t-SNE: all runs are measured on the same images
-CLASSES, CLIENTS, POINTS = 10, 10, 800  # as many classes, clients and features of these as a panel can tell apart
+# As many classes, clients and features of these as a panel can tell apart.
+CLASSES = 10
+CLIENTS = 10
+POINTS = 800
 OF_CLIENTS = "clients_"  # before the keys in a record's `quality` of the clients' models
 FILES = {"": "features.npz", OF_CLIENTS: "clients.npz"}  # beside the record, by that prefix
 
 
 def write_outputs(folder: Path, arrays: dict[str, np.ndarray], measured: dict[str, Any], prefix: str = "") -> dict:
-    """Writes features and labels beside a record, and into it what is measured of them; returns that."""
-    file = io.BytesIO()
-    named: dict[str, Any] = dict(arrays)  # no array has the name of an option of NumPy's
-    np.savez_compressed(file, **named)
-    content = file.getvalue()
+    """Writes features and labels beside a record, and into it what is measured of them; returns that.
+
+    Args:
+        folder: Of the run.
+        arrays: `features` `[n, D]`, `labels` `[n]`, and others.
+        measured: What is measured of them beside their `separation`.
+        prefix: Of `FILES`; the names in the record begin with it.
+    """
     labels = arrays["labels"]
-    sizes = {"examples": len(labels), "features_sha256": hashlib.sha256(content).hexdigest()}
-    values = separation(arrays["features"].astype(float), labels) | measured | sizes
-    measured = {prefix + name: value for name, value in values.items()}
+    content = _packed(arrays)
+    values: dict[str, Any] = {
+        **separation(arrays["features"].astype(float), labels),
+        **measured,
+        "examples": len(labels),
+        "features_sha256": hashlib.sha256(content).hexdigest(),
+    }
+    written = {prefix + name: value for name, value in values.items()}
     with locked(folder):
         write_atomically(folder / FILES[prefix], lambda path: path.write_bytes(content))
-        update_part(folder, "quality", measured)
-    return measured
+        update_part(folder, "quality", written)
+    return written
+
+
+def _packed(arrays: dict[str, np.ndarray]) -> bytes:
+    """The content of an `.npz` file of arrays."""
+    file = io.BytesIO()
+    by_name: dict[str, Any] = dict(arrays)  # no array has the name of an option of NumPy's
+    np.savez_compressed(file, **by_name)
+    return file.getvalue()
 
 
 def read_outputs(folder: Path, record: dict[str, Any], prefix: str = "") -> dict[str, np.ndarray]:
     """The arrays beside a record; refuses a file that is missing or is not the one that the record names."""
     file = folder / FILES[prefix]
     content = file.read_bytes() if file.is_file() else b""
-    if hashlib.sha256(content).hexdigest() != record.get("quality", {}).get(f"{prefix}features_sha256"):
+    expected = record.get("quality", {}).get(f"{prefix}features_sha256")
+    if hashlib.sha256(content).hexdigest() != expected:
+        command = "fedcli quality --clients" if prefix == OF_CLIENTS else "fedcli quality"
         raise UserError(
-            f"{file.name} of '{folder}' is missing or is not what its record names; run "
-            f"'fedcli quality{' --clients' if prefix else ''} {folder}' first."
+            f"{file.name} of '{folder}' is missing or is not what its record names; run '{command} {folder}' first."
         )
     return dict(np.load(io.BytesIO(content)))
 
@@ -88,25 +108,36 @@ def add_quality(
     check_round(round)
     if len(fed.test_labels) == 0:
         raise UserError(f"the protocol {run.record['protocol']} has no common test images (got {folder}).")
-    index = np.sort(generator(SEED, "quality").permutation(len(fed.test_labels))[:EXAMPLES])
-    last = len(run.record["rounds"]) - 1
-    number = last if round == "last" else run.record["summary"]["selected_round"]
+    sample = generator(SEED, "quality").permutation(len(fed.test_labels))[:EXAMPLES]
+    number = run.record["summary"]["selected_round"]
+    if round == "last":
+        number = len(run.record["rounds"]) - 1
     with machine_settings(fed):
-        [(_, model)] = models(fed, method, run.state, [client or 0])
-        if number != last:
-            of_round = read_models(folder, run.record, method, number)
-            tensors = of_round.shared if client is None else of_round.personal.get(client)
-            tensors = tensors or fed.initial_model(model.network)  # a client's, before it has taken part
-            model = Model(model.network, *tensors)
-        features, logits, labels = fed.predict(model.params, model.buffers, index, model.network, test=True)
+        model = _model_after(run, folder, client, number)
+        features, logits, labels = fed.predict(model.params, model.buffers, np.sort(sample), model.network, test=True)
     assert features is not None  # `predict` returns them unless told not to
     arrays = {
         "features": features.numpy().astype(float),
         "labels": labels.numpy(),
         "predicted": logits.numpy().argmax(1),
     }
-    of_client = {} if client is None else {"client": client}
-    return write_outputs(folder, arrays, {"round": number} | of_client)
+    measured = {"round": number}
+    if client is not None:
+        measured["client"] = client
+    return write_outputs(folder, arrays, measured)
+
+
+def _model_after(run: OpenRun, folder: Path, client: int | None, number: int) -> Model:
+    """The global model, or a client's own, after a round of a finished run: the selected or the last one."""
+    method = run.setup.method
+    last = model_of(run.fed, method, run.state, client or 0)  # any client has the global one
+    if number == len(run.record["rounds"]) - 1:
+        return last
+    of_round = read_models(folder, run.record, method, number)
+    tensors = of_round.shared if client is None else of_round.personal.get(client)
+    if tensors is None:  # the client has not taken part yet
+        tensors = run.fed.initial_model(last.network)
+    return Model(last.network, *tensors)
 
 
 def separation(features: np.ndarray, labels: np.ndarray) -> dict[str, float]:
@@ -141,8 +172,11 @@ def add_clients_quality(folder: Path, files: Sequence[str] = ()) -> dict[str, fl
     """
     arrays = one_more_round(folder, files)
     arrays["features"] = arrays["features"].astype(np.float16)
-    cosines, same = pair_cosines(arrays["features"].astype(float), arrays["labels"])
-    measured = {"cosine_same": float(np.median(cosines[same])), "cosine_other": float(np.median(cosines[~same]))}
+    cosines, is_same_class = pair_cosines(arrays["features"].astype(float), arrays["labels"])
+    measured = {
+        "cosine_same": float(np.median(cosines[is_same_class])),
+        "cosine_other": float(np.median(cosines[~is_same_class])),
+    }
     return write_outputs(folder, arrays, measured, OF_CLIENTS)
 
 
@@ -173,16 +207,19 @@ def client_points(fed: Federation, cohort: Cohort) -> dict[str, np.ndarray]:
     test_labels = fed.test_labels.cpu().numpy()
     candidates = np.flatnonzero(test_labels < CLASSES)
     index = np.sort(generator(SEED, "images").permutation(candidates)[: drift.EXAMPLES])
-    features = drift.local_features(fed, cohort, index).double().cpu().numpy()[:CLIENTS]  # [K, n, D]
     labels = test_labels[index]
+    domains = np.zeros_like(labels)
+    if fed.test_domains is not None:
+        domains = fed.test_domains.cpu().numpy()[index]
     clients = cohort.client_ids[:CLIENTS]
-    domains = np.zeros_like(labels) if fed.test_domains is None else fed.test_domains.cpu().numpy()[index]
-    has_class = fed.class_counts(cohort).cpu().numpy()[:CLIENTS, labels] > 0  # [K, n]
+    features = drift.local_features(fed, cohort, index).double().cpu().numpy()[:CLIENTS]  # [K, n, D]
+    class_counts = fed.class_counts(cohort).cpu().numpy()[:CLIENTS]  # [K, C]
+    has_class = class_counts[:, labels] > 0  # [K, n]
     has_domain = fed.domain_counts[clients][:, domains] > 0
     client, image = np.nonzero(has_class & has_domain)
-    chosen = np.sort(generator(SEED, "points").permutation(len(client))[:POINTS])
-    client = client[chosen]
-    image = image[chosen]
+    points = np.sort(generator(SEED, "points").permutation(len(client))[:POINTS])
+    client = client[points]
+    image = image[points]
     return {"features": features[client, image], "labels": labels[image], "clients": clients[client]}
 
 
@@ -190,10 +227,11 @@ class PairCosines(NamedTuple):
     """What each two features have in common."""
 
     cosines: np.ndarray  # 0 with a zero vector
-    same: np.ndarray  # bool, whether both are of one class
+    is_same_class: np.ndarray  # bool
 
 
 def pair_cosines(features: np.ndarray, labels: np.ndarray) -> PairCosines:
     """Compares each two features of `[n, D]`."""
     pairs = np.triu_indices(len(labels), 1)
-    return PairCosines(cosine_similarity(features)[pairs], (labels[:, None] == labels)[pairs])
+    is_same_class = labels[:, None] == labels
+    return PairCosines(cosine_similarity(features)[pairs], is_same_class[pairs])
