@@ -378,10 +378,10 @@ def test_a_step_that_cannot_be_known_again_is_captured_for_one_call():
         assert device.captures == 1 + 2
 
 
-@pytest.mark.parametrize("chunk", ["4", "branches:4"])
-@on_made_up_device
-def test_a_step_that_cannot_be_captured_goes_on_without_a_graph_and_says_so_once(chunk):
-    def reads(state, cohort, fed, config):
+def reading_method():
+    """FedAvg with an objective that brings a value to Python, which no graph can hold."""
+
+    def run_round(state, cohort, fed, config):
         plain = FEDAVG.module.make_local_loss(fed.network)
 
         def loss(params, buffers, batch, context):
@@ -391,8 +391,14 @@ def test_a_step_that_cannot_be_captured_goes_on_without_a_graph_and_says_so_once
 
         return fedavg_round(state, cohort, fed, loss)
 
+    return replace(FEDAVG, run_round=run_round)
+
+
+@pytest.mark.parametrize("chunk", ["4", "branches:4"])
+@on_made_up_device
+def test_a_step_that_cannot_be_captured_goes_on_without_a_graph_and_says_so_once(chunk):
     with early_captures():
-        ran = on_device(replace(FEDAVG, run_round=reads), clients_per_chunk=chunk)
+        ran = on_device(reading_method(), clients_per_chunk=chunk)
         assert laws.distance(ran.state, on_cpu(FEDAVG, clients_per_chunk=chunk)) == 0
     assert (ran.device.replays, ran.fed.engine.graphs) == (0, None)
     (note,) = ran.fed.engine.notes
@@ -540,18 +546,8 @@ def test_where_shapes_count_a_tree_is_its_structure_and_shapes():
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_on_a_cuda_device_a_run_that_cannot_be_captured_leaves_the_next_one_its_graphs():
-    def reads(state, cohort, fed, config):
-        plain = FEDAVG.module.make_local_loss(fed.network)
-
-        def loss(params, buffers, batch, context):
-            value, aux = plain(params, buffers, batch, context)
-            assert batch.lr.item() > 0
-            return value, aux
-
-        return fedavg_round(state, cohort, fed, loss)
-
     notes = []
-    for method in (replace(FEDAVG, run_round=reads), FEDAVG):
+    for method in (reading_method(), FEDAVG):
         setup, fed = laws.federation(method, clients_per_chunk="4", device="cuda")
         laws.simulate(setup, fed, 3)
         notes.append(len(fed.engine.notes))

@@ -12,7 +12,7 @@ import math
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -20,7 +20,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
 
-from fedcli.bench.measure import RANDOM_IMAGES, prepare_workload
+from fedcli.bench.measure import prepare_workload, with_random_images
 from fedcli.core.clients import plain_loss
 from fedcli.core.trees import tree_map
 from fedcli.runs.prepare import prepare
@@ -66,11 +66,10 @@ class Count(TorchDispatchMode):
             self._add(kind, _list_kernels(args[0]), _fused_bytes(*args[:3]), 0)
             return None
         results = function(*args, **kwargs)
-        is_view = any(each.alias_info is not None and not each.alias_info.is_write for each in function._schema.returns)
-        if not is_view and kind not in FREE:
-            self._add(
-                kind, _kernels(kind, args), _bytes(kind, (args, kwargs), results), _flops(kind, args, kwargs, results)
-            )
+        if not _gives_view(function) and kind not in FREE:
+            nbytes = _bytes(kind, (args, kwargs), results)
+            flops = _flops(kind, args, kwargs, results)
+            self._add(kind, _kernels(kind, args), nbytes, flops)
         return results
 
     def _add(self, kind: Any, kernels: int, nbytes: int, flops: int) -> None:
@@ -82,6 +81,11 @@ class Count(TorchDispatchMode):
         self.seconds += max(kernels * START_SECONDS, nbytes / BYTES_A_SECOND, flops / (share * FLOPS_A_SECOND))
 
 
+def _gives_view(function: Any) -> bool:
+    aliases = [result.alias_info for result in function._schema.returns]
+    return any(alias is not None and not alias.is_write for alias in aliases)
+
+
 def _kernels(kind: Any, args: tuple) -> int:
     if kind is aten.convolution_backward:
         return sum(args[-1])  # of each gradient that is asked for
@@ -90,7 +94,8 @@ def _kernels(kind: Any, args: tuple) -> int:
 
 def _nbytes(tensor: Tensor) -> int:
     """Returns the bytes behind a tensor; of one that repeats values those that there are."""
-    return tensor.untyped_storage().nbytes() if 0 in tensor.stride() else tensor.numel() * tensor.element_size()
+    repeats_values = 0 in tensor.stride()
+    return tensor.untyped_storage().nbytes() if repeats_values else tensor.nbytes
 
 
 def _bytes(kind: Any, arguments: Any, results: Any) -> int:
@@ -134,7 +139,9 @@ def _flops(kind: Any, args: tuple, kwargs: dict[str, Any], results: Any) -> int:
         gradient, _, weight = args[:3]
         of_input, of_weight, _ = args[-1]
         return (of_input + of_weight) * 2 * gradient.numel() * weight[0].numel()
-    return flop_registry[kind](*args, **kwargs, out_val=results) if kind in flop_registry else 0
+    if kind in flop_registry:
+        return flop_registry[kind](*args, **kwargs, out_val=results)
+    return 0
 
 
 class _NoGraphs:
@@ -147,43 +154,62 @@ class _NoGraphs:
         return [work() for work in works]
 
 
-def count_step(name: str, workload: dict[str, Any], way: str, precision: str) -> tuple[dict[str, Any], Count]:
-    """Counts a joint step of a workload, see `fedcli.bench.measure.WORKLOADS`, in one of `stacked.WAYS`.
+class CountedStep(NamedTuple):
+    """What was counted of a joint step."""
 
-    Returns:
-        What was counted, see `cells`, and the counts by operation.
-    """
+    result: dict[str, Any]  # see `cells`
+    counts: Count  # by operation
+
+
+def count_step(name: str, workload: dict[str, Any], way: str, precision: str) -> CountedStep:
+    """Counts a joint step of a workload, see `fedcli.bench.measure.WORKLOADS`, in one of `stacked.WAYS`."""
     size = workload["cohort_size"]
-    few = {"num_clients": size, "train_examples": 2 * size * workload["batch_size"], "local_epochs": 1}
-    setup = prepare_workload(workload | few, device="cpu", precision=precision)
-    setup = replace(setup, run=replace(setup.run, dataset=f"{RANDOM_IMAGES}:{setup.run.dataset}"))
-    _, _, fed = prepare(setup)
+    two_batches = {
+        "num_clients": size,
+        "train_examples": 2 * size * workload["batch_size"],
+        "local_epochs": 1,
+    }
+    setup = prepare_workload(workload | two_batches, device="cpu", precision=precision)
+    fed = prepare(with_random_images(setup)).fed
 
     def to_meta(tensor: Tensor) -> Tensor:
         return tensor.to("meta")
 
     engine = replace(
-        fed.engine, images=to_meta(fed.engine.images), labels=to_meta(fed.engine.labels), way=way,
-        clients_per_chunk=size, joint_layers=True,
+        fed.engine,
+        images=to_meta(fed.engine.images),
+        labels=to_meta(fed.engine.labels),
+        way=way,
+        clients_per_chunk=size,
+        joint_layers=True,
         graphs=_NoGraphs(),  # type: ignore[arg-type]  # of a device's graphs it has what a counted step asks for
-    )  # fmt: skip
+    )
     cohort = fed.cohort(0)
     clients = tree_map(to_meta, fed.broadcast(*fed.initial_model(), cohort))
     step = fed.optimizer_step(plain_loss(fed.network))
-    engine.train(step, clients, fed.plan(cohort), fed.lr(0), None, None)
+    engine.train(step, clients, fed.plan(cohort), fed.lr(0), context=None, axes=None)
     (stack,) = engine.stacks.values()
     with Count() as count:
         stack.step(padded=False, is_captured=True)
-    row = {
-        "workload": name, "way": f"{way} x {size}", "precision": precision, "kernels": count.kernels.total(),
-        "gigabytes": count.bytes.total() / 1e9, "gflop": count.flops.total() / 1e9, "milliseconds": 1e3 * count.seconds,
-    }  # fmt: skip
-    return row, count
+    result = {
+        "workload": name,
+        "way": f"{way} x {size}",
+        "precision": precision,
+        "kernels": count.kernels.total(),
+        "gigabytes": count.bytes.total() / 1e9,
+        "gflop": count.flops.total() / 1e9,
+        "milliseconds": 1e3 * count.seconds,
+    }
+    return CountedStep(result, count)
 
 
-def cells(row: dict[str, Any]) -> dict[str, str]:
+def cells(result: dict[str, Any]) -> dict[str, str]:
     """Returns cells of a table by their titles."""
     return {
-        "Workload": row["workload"], "Way": row["way"], "Kernels": str(row["kernels"]),
-        "GB": f"{row['gigabytes']:.2f}", "GFLOP": f"{row['gflop']:.1f}", "Modelled ms": f"{row['milliseconds']:.2f}",
-    }  # fmt: skip
+        "Workload": result["workload"],
+        "Way": result["way"],
+        "Kernels": str(result["kernels"]),
+        "GB": f"{result['gigabytes']:.2f}",
+        "GFLOP": f"{result['gflop']:.1f}",
+        "Modelled ms": f"{result['milliseconds']:.2f}",
+    }

@@ -75,16 +75,32 @@ COPY_BYTES = 2**28  # beyond any cache
 TRIES = 10  # of each rate, of which the fastest counts
 
 
-def prepare_workload(workload: dict[str, Any], method: str = "fedavg", **more: Any) -> Setup:
-    """Sets up the run of a workload with `more` options; every option is given, so that no protocol's values enter."""
+def prepare_workload(workload: dict[str, Any], method: str = "fedavg", **given: Any) -> Setup:
+    """Sets up the run of a workload with the options that are given beside its own.
+
+    Every option has a value then, so that none comes from a protocol.
+    """
     chosen = registry.find_method(method)
-    protocol = next(each.name for each in registry.protocols().values() if each.evaluation == "server")
-    options = {**vars(RunConfig()), **vars(chosen.config()), "protocol": protocol, "rounds": ROUNDS, "optimizer": "sgd"}
+    with_test_images = [protocol.name for protocol in registry.protocols().values() if protocol.evaluation == "server"]
+    options = {
+        **vars(RunConfig()),
+        **vars(chosen.config()),
+        "protocol": with_test_images[0],
+        "rounds": ROUNDS,
+        "optimizer": "sgd",
+    }
     if chosen.uses_public_data:
-        options |= {"public_dataset": DEFAULT_DATASET, "public_examples": PUBLIC_IMAGES}
-    options |= {**SGD, **workload, **more}
+        options["public_dataset"] = DEFAULT_DATASET
+        options["public_examples"] = PUBLIC_IMAGES
+    options |= {**SGD, **workload, **given}
     # Without a protocol's setting the images are normalised by their own mean and not augmented.
     return replace(resolve(chosen, options, need_data=False), setting=None)
+
+
+def with_random_images(setup: Setup) -> Setup:
+    """The same run on random images in the shape of its data set."""
+    run = replace(setup.run, dataset=f"{RANDOM_IMAGES}:{setup.dataset}")
+    return replace(setup, run=run)
 
 
 def plain_network(backbone: str, channels: int, image_size: int) -> nn.Module:
@@ -93,12 +109,13 @@ def plain_network(backbone: str, channels: int, image_size: int) -> nn.Module:
         return small_network.small(channels, image_size, num_classes=10)
     if backbone != "cnn-mcmahan":
         return getattr(torchvision().models, backbone)(num_classes=10)
-    width = 64 * (((image_size - 4) // 2 - 4) // 2) ** 2
+    side = (image_size - 4) // 2  # of an image after one convolution and pooling
+    side = (side - 4) // 2
     return nn.Sequential(
-        *(nn.Conv2d(channels, 32, 5), nn.ReLU(), nn.MaxPool2d(2)),
-        *(nn.Conv2d(32, 64, 5), nn.ReLU(), nn.MaxPool2d(2)),
-        *(nn.Flatten(), nn.Linear(width, 512), nn.ReLU(), nn.Linear(512, 10)),
-    )
+        nn.Conv2d(channels, 32, 5), nn.ReLU(), nn.MaxPool2d(2),
+        nn.Conv2d(32, 64, 5), nn.ReLU(), nn.MaxPool2d(2),
+        nn.Flatten(), nn.Linear(64 * side**2, 512), nn.ReLU(), nn.Linear(512, 10),
+    )  # fmt: skip
 
 
 class PlainRounds:
@@ -114,11 +131,14 @@ class PlainRounds:
         self._run = fed.config
         self._device = fed.device
         torch.manual_seed(self._run.seed)
-        draw = torch.Generator().manual_seed(self._run.seed)
-        self.model = plain_network(self._run.backbone, dataset.channels, dataset.image_size).to(fed.device, fed.dtype)
+        draws = torch.Generator().manual_seed(self._run.seed)
+        network = plain_network(self._run.backbone, dataset.channels, dataset.image_size)
+        self.model = network.to(fed.device, fed.dtype)
         self.state = copy.deepcopy(self.model.state_dict())
-        clients = [TensorDataset(fed.transform(dataset.x_train[part]), dataset.y_train[part]) for part in fed.training]
-        self._loaders = [DataLoader(data, self._run.batch_size, shuffle=True, generator=draw) for data in clients]
+        self._loaders = []
+        for part in fed.training:
+            own_images = TensorDataset(fed.transform(dataset.x_train[part]), dataset.y_train[part])
+            self._loaders.append(DataLoader(own_images, self._run.batch_size, shuffle=True, generator=draws))
 
     @deterministic(False)
     def round(self, client_ids: Iterable[int]) -> None:
@@ -176,40 +196,62 @@ def measure(name: str, setup: Setup, repeats: int, progress: Callable[[str], Any
     images = "real"
     if not datasets.present(setup.dataset):
         images = "random"
-        setup = replace(setup, run=replace(setup.run, dataset=f"{RANDOM_IMAGES}:{setup.dataset}"))
+        setup = with_random_images(setup)
     run = setup.run
     reset_peak_memory(setup.device)
-    dataset, _, fed = prepare(setup)
-    examples = len(dataset.y_train) // run.num_clients  # of a client
+    prepared = prepare(setup)
+    fed = prepared.fed
+    examples = len(prepared.dataset.y_train) // run.num_clients  # of a client
     passes = setup.cohort_size * run.local_epochs  # in a round, over a client's examples
     with machine_settings(fed):  # what a run would set, for both sides, as are denormal numbers
         autotune(fed)
-        timed = _time_rounds(name, setup, fed, dataset if with_plain else None, repeats, progress)
-        rounds = timed.rounds
-        rest = rounds["data"] + rounds["aggregate"]
-        whole = rounds["train"] + rest
+        timed = _time_rounds(name, setup, fed, prepared.dataset if with_plain else None, repeats, progress)
+        seconds = timed.seconds
+        around_training = seconds["data"] + seconds["aggregate"]
+        whole = seconds["train"] + around_training
         pace = whole.median()
         hardware = environment(setup.device)["hardware"]
         result = {
-            "workload": name, "engine": fed.engine.mode, "device": str(setup.device), "method": setup.method.name,
-            "seconds_per_round": pace, "seconds_spread": [*whole.agg(["min", "max"])],
-            "samples_per_second": passes * examples / pace, "peak_bytes": timed.peak_bytes,
-            "evaluation_seconds": rounds["evaluate"].median(), "data_seconds_share": rest.median() / pace,
-            "images": images, "torch": torch.__version__, "threads": hardware["threads"],
-            "hardware": hardware["name"], "precision": run.precision, "cohort_size": run.cohort_size,
-            "local_epochs": run.local_epochs, "batch_size": run.batch_size, "seed": run.seed, "repeats": repeats,
-        }  # fmt: skip
+            "workload": name,
+            "engine": fed.engine.mode,
+            "device": str(setup.device),
+            "method": setup.method.name,
+            "seconds_per_round": pace,
+            "seconds_spread": _spread(whole),
+            "samples_per_second": passes * examples / pace,
+            "peak_bytes": timed.peak_bytes,
+            "evaluation_seconds": seconds["evaluate"].median(),
+            "data_seconds_share": around_training.median() / pace,
+            "images": images,
+            "torch": torch.__version__,
+            "threads": hardware["threads"],
+            "hardware": hardware["name"],
+            "precision": run.precision,
+            "cohort_size": run.cohort_size,
+            "local_epochs": run.local_epochs,
+            "batch_size": run.batch_size,
+            "seed": run.seed,
+            "repeats": repeats,
+        }
         if timed.plain is None:
-            return result | {"whole_seconds": run.rounds * (whole + rounds["evaluate"]).median()}
+            result["whole_seconds"] = run.rounds * (whole + seconds["evaluate"]).median()
+            return result
         progress(f"{name}: peak rates")
         bounds = _lower_bounds(fed, timed.plain, passes, examples)
         floor = max(bounds.arithmetic, bounds.memory)
         return result | {
-            "plain_seconds_per_round": rounds["plain"].median(),
-            "plain_spread": [*rounds["plain"].agg(["min", "max"])], "ratio": (rounds["plain"] / whole).median(),
-            "floor_seconds": floor, "floor_share": floor / pace,
-            "arithmetic_floor_seconds": bounds.arithmetic, "memory_floor_seconds": bounds.memory,
-        }  # fmt: skip
+            "plain_seconds_per_round": seconds["plain"].median(),
+            "plain_spread": _spread(seconds["plain"]),
+            "ratio": (seconds["plain"] / whole).median(),
+            "floor_seconds": floor,
+            "floor_share": floor / pace,
+            "arithmetic_floor_seconds": bounds.arithmetic,
+            "memory_floor_seconds": bounds.memory,
+        }
+
+
+def _spread(seconds: pd.Series) -> list[float]:
+    return [*seconds.agg(["min", "max"])]
 
 
 def reset_peak_memory(device: torch.device) -> None:
@@ -223,7 +265,7 @@ def reset_peak_memory(device: torch.device) -> None:
 class _Timed(NamedTuple):
     """What was measured of some rounds."""
 
-    rounds: pd.DataFrame  # a row a round: the seconds of its parts, and of the loop's round as `plain`
+    seconds: pd.DataFrame  # of the parts of each round, a row a round, and of the loop's round as `plain`
     peak_bytes: int  # of the engine's first round
     plain: PlainRounds | None
 
@@ -233,25 +275,29 @@ def _time_rounds(
     progress: Callable[[str], Any],
 ) -> _Timed:  # fmt: skip
     """Times the last rounds of a run after warming up, in turns with a plain loop on the data set, if one is given."""
-    first = max(setup.run.rounds - repeats - 1, 0)
+    warm_up = max(setup.run.rounds - repeats - 1, 0)  # number of the round before the timed ones
+    cohort = fed.cohort(warm_up)
     state = setup.method.init(fed, setup.options)
-    warm_ups = range(1) if fed.engine.graphs is None else until_captured(fed.engine, PASSES)
-    for _ in warm_ups:
-        state, _ = one_round(setup, fed, state, fed.cohort(first))
-    peak = peak_memory(setup.device)
+    if fed.engine.graphs is None:
+        state, _ = one_round(setup, fed, state, cohort)
+    else:
+        for _ in until_captured(fed.engine, PASSES):
+            state, _ = one_round(setup, fed, state, cohort)
+    peak_bytes = peak_memory(setup.device)
     plain = None
     if dataset is not None:
         plain = PlainRounds(fed, dataset)
-        plain.round(fed.cohort(first).client_ids)
+        plain.round(cohort.client_ids)
     rows = []
-    for number in range(first + 1, first + 1 + repeats):
-        progress(f"{name}: round {number - first} of {repeats}")
-        cohort = fed.cohort(number)
+    for repeat in range(1, repeats + 1):
+        progress(f"{name}: round {repeat} of {repeats}")
+        cohort = fed.cohort(warm_up + repeat)
         state, entry = one_round(setup, fed, state, cohort)
-        rows.append(entry["seconds"])
+        seconds = dict(entry["seconds"])
         if plain is not None:
-            rows[-1]["plain"] = seconds_of(partial(plain.round, cohort.client_ids), setup.device)
-    return _Timed(pd.DataFrame(rows), peak, plain)
+            seconds["plain"] = seconds_of(partial(plain.round, cohort.client_ids), setup.device)
+        rows.append(seconds)
+    return _Timed(pd.DataFrame(rows), peak_bytes, plain)
 
 
 class _LowerBounds(NamedTuple):
@@ -263,7 +309,8 @@ class _LowerBounds(NamedTuple):
 
 def _lower_bounds(fed: Federation, plain: PlainRounds, passes: int, examples: int) -> _LowerBounds:
     """Measures this machine's peak rates, and what they allow for so many passes over so many examples."""
-    rates = peak_rates(fed.engine, torch.bfloat16 if fed.config.precision == "bf16" else fed.dtype)
+    dtype = torch.bfloat16 if fed.config.precision == "bf16" else fed.dtype
+    rates = peak_rates(fed.engine, dtype)
     arithmetic = passes * examples * plain.flops_per_sample() / rates.flops
     steps = passes * math.ceil(examples / fed.batch_size)
     # Parameter, gradient and momentum, each read and written.
@@ -282,11 +329,12 @@ def peak_rates(engine: Engine, dtype: torch.dtype) -> PeakRates:
     """Measures the rates in a product of square matrices and in a large copy."""
     device = engine.images.device
     side = MATMUL_SIDE[device.type]
+    left, right = torch.randn(2, side, side, device=device).to(dtype)
+    products = times_per_second(partial(torch.matmul, left, right), engine)
     source = torch.zeros(COPY_BYTES // 4, device=device)
-    factors = torch.randn(2, side, side, device=device).to(dtype)
-    flops = 2 * side**3 * times_per_second(partial(torch.matmul, *factors), engine)
-    copies = times_per_second(partial(torch.empty_like(source).copy_, source), engine)
-    return PeakRates(flops, 2 * COPY_BYTES * copies)
+    target = torch.empty_like(source)
+    copies = times_per_second(partial(target.copy_, source), engine)
+    return PeakRates(flops=2 * side**3 * products, bytes=2 * COPY_BYTES * copies)
 
 
 def times_per_second(work: Callable[[], Any], engine: Engine) -> float:
@@ -330,19 +378,22 @@ def cells(result: dict[str, Any]) -> dict[str, str]:
     """Returns cells of a table by their titles, times in seconds; what was not measured is left out."""
     spread = "-".join(map(short, result["seconds_spread"]))
     row = {
-        "Workload": result["workload"], "Method": result["method"], "Engine": result["engine"],
+        "Workload": result["workload"],
+        "Method": result["method"],
+        "Engine": result["engine"],
         "Round": f"{short(result['seconds_per_round'])} ({spread})",
-    }  # fmt: skip
+    }
     if "ratio" in result:
         share = f"{result['floor_share']:.0%}" if result["floor_share"] <= 1 else "failed: too high"
-        row |= {
-            "Plain": short(result["plain_seconds_per_round"]), "Ratio": f"{short(result['ratio'])}x",
-            "Bound": f"{short(result['floor_seconds'])} ({share})",
-        }  # fmt: skip
+        row["Plain"] = short(result["plain_seconds_per_round"])
+        row["Ratio"] = f"{short(result['ratio'])}x"
+        row["Bound"] = f"{short(result['floor_seconds'])} ({share})"
     row["Test"] = short(result["evaluation_seconds"])
     if "whole_seconds" in result:
         row["Whole run"] = short(result["whole_seconds"])
-    return row | {"MiB": short(result["peak_bytes"] / 2**20), "Images": result["images"]}
+    row["MiB"] = short(result["peak_bytes"] / 2**20)
+    row["Images"] = result["images"]
+    return row
 
 
 def short(number: float) -> str:

@@ -5,9 +5,10 @@ from torch import nn
 
 def small(channels: int, image_size: int, num_classes: int) -> nn.Module:
     """Two convolutions and two linear layers; 21,840 parameters on grey images of 28 x 28 pixels."""
-    width = 20 * (((image_size - 4) // 2 - 4) // 2) ** 2
+    side = (image_size - 4) // 2  # of an image after one convolution and pooling
+    side = (side - 4) // 2
     return nn.Sequential(
-        *(nn.Conv2d(channels, 10, 5), nn.MaxPool2d(2), nn.ReLU()),
-        *(nn.Conv2d(10, 20, 5), nn.MaxPool2d(2), nn.ReLU()),
-        *(nn.Flatten(), nn.Linear(width, 50), nn.ReLU(), nn.Linear(50, num_classes)),
-    )
+        nn.Conv2d(channels, 10, 5), nn.MaxPool2d(2), nn.ReLU(),
+        nn.Conv2d(10, 20, 5), nn.MaxPool2d(2), nn.ReLU(),
+        nn.Flatten(), nn.Linear(20 * side**2, 50), nn.ReLU(), nn.Linear(50, num_classes),
+    )  # fmt: skip
