@@ -279,7 +279,9 @@ def study_page(study: Study) -> str:
     parts = {
         "## Findings": f"{lines}\n\n{LEGEND}" if lines else "",
         "## Results": "\n\n".join(results),
-        "## Every run": render(replace(tables.sheet(records, study.metrics, each=True), setting="", notes=())).strip(),
+        "## Every run": render(
+            replace(tables.sheet(records, study.metrics, by_seed=True), setting="", notes=())
+        ).strip(),
         "## Machines and versions": "\n".join([*tables.machines(records), *checkouts]),
         "## Commands": f"```console\n{typed}\n```\n\n{VERIFY}" if typed else "",
     }

@@ -95,7 +95,7 @@ def test_means_and_sample_deviations_of_known_values():
     assert row["Seeds"] == "0, 1, 2"
     assert row["Rounds"] == "4"
     assert row["Floats up / down, client and round"] == "12,400 / 12,345"
-    each = cells(render(tables.sheet(runs_of("one", 0.5, 0.123456), each=True)))
+    each = cells(render(tables.sheet(runs_of("one", 0.5, 0.123456), by_seed=True)))
     assert [(row["Seeds"], row[SELECTED]) for row in each] == [("0", "50.00 (1)"), ("1", "12.35 (1)")]
 
 

@@ -9,9 +9,10 @@ from dataclasses import Field, make_dataclass
 from functools import partial
 from itertools import product
 from json import dumps
+from math import isnan
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Any, get_args
+from typing import TYPE_CHECKING, Any, NamedTuple, get_args
 
 import typer
 from rich.console import Console
@@ -51,25 +52,22 @@ class MethodCommand(TyperCommand):
         from fedcli.runs.options import typed_options, unknown_option
         from fedcli.runs.sources import expand
 
-        args = [re.sub(r"^--\w+(?==|$)", lambda flag: flag[0].replace("_", "-"), word) for word in args]
-        typed = args
-        args, ctx.meta["sources"] = expand(args, ctx.info_name)
-        names = args[0].split(",")
-        post = typed_options(args).get("post")
+        typed = [re.sub(r"^--\w+(?==|$)", _with_dashes, word) for word in args]
+        expanded, ctx.meta["sources"] = expand(typed, ctx.info_name)
+        names = expanded[0].split(",")
+        post = typed_options(expanded).get("post")
         steps = index()["post"]
-        method, *others = map(find_summary, names)
+        methods = [find_summary(name) for name in names]
         if is_from_file(names[0]) or is_from_file(post or ""):
             steps = registry.posts(registry.find_method(names[0]), post)
-        options = make_options([method, *others], steps)
+        options = make_options(methods, steps)
         ctx.meta["options"] = options
         for option in options:
-            flag = option.opts[0]
-            several = flag if option.metavar == "VALUE" else None
-            refuse_twice(typed, flag, "--seeds" if flag == "--seed" else several)
+            _refuse_two_values(option, typed)
         try:
-            rest = super().parse_args(ctx, args)
+            rest = super().parse_args(ctx, expanded)
         except NoSuchOption as error:
-            raise unknown_option(error.option_name, method, steps, post, others) from error
+            raise unknown_option(error.option_name, methods[0], steps, post, methods[1:]) from error
         values = {option.name: ctx.params.pop(option.name) for option in options}
         ctx.meta["given"] = {name: value for name, value in values.items() if value is not None}
         return rest
@@ -77,6 +75,20 @@ class MethodCommand(TyperCommand):
     def get_params(self, ctx: Any) -> list[Any]:
         """List the options of the method before those of the command."""
         return [*ctx.meta.get("options", ()), *super().get_params(ctx)]
+
+
+def _with_dashes(flag: re.Match) -> str:
+    return flag[0].replace("_", "-")
+
+
+def _refuse_two_values(option: Any, typed: Sequence[str]) -> None:
+    """Refuse an option of a method that is typed twice."""
+    flag = option.opts[0]
+    if flag == "--seed":
+        refuse_twice(typed, flag, "--seeds")
+    else:
+        takes_several = option.metavar == "VALUE"
+        refuse_twice(typed, flag, flag if takes_several else None)
 
 
 def make_options(methods: Sequence[Any], steps: Mapping[str, Any]) -> list[Any]:
@@ -105,8 +117,10 @@ def make_options(methods: Sequence[Any], steps: Mapping[str, Any]) -> list[Any]:
 
 def _option(field: Field, help: str, panel: str) -> Any:
     """Make the type of the option that a field describes."""
-    traits: dict[str, Any] = {"autocompletion": completion(field.name, choices=field.metadata["choices"])}
-    if field.metadata["choices"] or {int, float} & {field.type, *get_args(field.type)}:
+    choices = field.metadata["choices"]
+    traits: dict[str, Any] = {"autocompletion": completion(field.name, choices=choices)}
+    is_number = not {int, float}.isdisjoint({field.type, *get_args(field.type)})
+    if choices or is_number:
         traits["parser"] = partial(_parse_values, field)
         traits["metavar"] = "<int>" if field.name == "seed" else "VALUE"
     flag = flag_of(field.name)
@@ -119,7 +133,7 @@ def _parse_values(field: Any, text: str) -> Any:
     """Read the values of an option, one or a tuple; `--checkpoint-every auto` is as if it were not given."""
     from fedcli.runs.options import parse_values
 
-    if (field.name, text) == ("checkpoint_every", "auto"):
+    if field.name == "checkpoint_every" and text == "auto":
         return None
     values = parse_values(field, text)
     if field.name == "seed" and len(values) > 1:
@@ -164,10 +178,11 @@ def run(  # noqa: PLR0913  # the parameters of a command are its options
     experiment = {"out": out, "tuned": tuned, "continue_": continue_}
     where = common.place_runs(jobs, on, cpus_per_run, gpus_per_run)
     is_grid = any(isinstance(value, tuple) for value in options.values())
-    if not (where or is_grid or seeds is not None or len(names) > 1):
+    is_single = not where and not is_grid and seeds is None and len(names) == 1
+    if is_single:
         if workers is not None:  # one folder for all workers; what is refused is so before they start
-            [(_, path)] = begin.resolve_runs(method, out=out, tuned=tuned, **options)
-            launch_workers(workers, () if out else ("--out", str(path)))
+            [(_, folder)] = begin.resolve_runs(method, out=out, tuned=tuned, **options)
+            launch_workers(workers, () if out else ("--out", str(folder)))
         watch(partial(begin.run_method, method, **experiment, **options), quiet, log_file, log, workers)
         return
     if workers is not None or launched():
@@ -267,11 +282,12 @@ def print_trials(name: str, trials: Any) -> None:
     rows = []
     for trial in trials.itertuples():
         percent = [100 * accuracy for accuracy in trial.accuracies]
-        rows.append((*trial.options.values(), mean_text(percent) if trial.accuracy >= 0 else "diverged"))
+        has_diverged = isnan(trial.accuracy)
+        rows.append([*trial.options.values(), "diverged" if has_diverged else mean_text(percent)])
     columns = [*map(flag_of, trials["options"].iloc[0]), "Validation accuracy, %"]
     if name:
         columns = ["Method", *columns]
-        rows = [(name, *row) for row in rows]
+        rows = [[name, *row] for row in rows]
     print_table(columns, rows)
 
 
@@ -290,12 +306,14 @@ def watch(
     from fedcli.runs.workers import joined
 
     consoles = common.consoles(quiet, log_file)
+    (_, *log_files) = consoles
     display = Display(*consoles)
     try:
         with joined(forks=workers != 1) as group:
-            return start(progress=Loggers(display, log) if group.number == 0 else None)
+            is_first = group.number == 0
+            return start(progress=Loggers(display, log) if is_first else None)
     except UserError as error:
-        print_line(consoles[1:], f"error: {error}")
+        print_line(log_files, f"error: {error}")
         raise
     except NonFiniteLoss as error:
         assert display.folder is not None  # a loss is of a round, before which `start` has set it
@@ -304,7 +322,7 @@ def watch(
     except KeyboardInterrupt as error:
         message = _interrupted_text(error, display)
         code = exit_code(error)
-    print_line(consoles[1:], message)
+    print_line(log_files, message)
     common.stop(message, code)
 
 
@@ -323,8 +341,10 @@ def launch_workers(workers: int | None, words: Sequence[str] = ()) -> None:
     """Run this command with more `words` in several workers and end as the first does; go on if this is a worker."""
     from fedcli.runs.workers import launch, launched
 
-    if workers not in (None, 1) and not launched():
-        raise typer.Exit(launch(workers, [sys.executable, "-P", "-m", "fedcli", *sys.argv[1:], *words]))
+    if workers in (None, 1) or launched():
+        return
+    command = [sys.executable, "-P", "-m", "fedcli", *sys.argv[1:], *words]
+    raise typer.Exit(launch(workers, command))
 
 
 def resume(  # noqa: PLR0913  # the parameters of a command are its options
@@ -343,22 +363,27 @@ def resume(  # noqa: PLR0913  # the parameters of a command are its options
 
     launch_workers(workers)
     folders = find_runs(run, skip_ended=workers is not None)
-    failed = False
     if workers is not None and len(folders) > 1:
         raise UserError(f"--workers {workers} is for one run (got {len(folders)} in '{run}'); name one of them.")
+    if folders == [run]:
+        start = partial(resume_run, run, method=method or (), changed_method=changed_method, skip_ended=False)
+        watch(start, quiet, log_file, log, workers)
+        return
+    has_failed = False
     for folder in folders:
+        start = partial(resume_run, folder, method=method or (), changed_method=changed_method, skip_ended=True)
         try:
-            options = {"changed_method": changed_method, "skip_ended": folder != run}
-            watch(partial(resume_run, folder, method=method or (), **options), quiet, log_file, log, workers)
-        except (UserError, typer.Exit) as error:
-            if folder == run or getattr(error, "exit_code", 1) != 1:  # interrupted, or the time of all runs is over
+            watch(start, quiet, log_file, log, workers)
+        except UserError as error:
+            common.say(f"error: '{folder}': {error}", err=True)
+            has_failed = True
+        except typer.Exit as error:
+            if error.exit_code != 1:  # interrupted, or the time of all runs is over
                 raise
-            if isinstance(error, UserError):
-                common.say(f"error: '{folder}': {error}", err=True)
-            failed = True
-    if folders != [run] and not quiet:
+            has_failed = True
+    if not quiet:
         common.say(f"'{run}' may lack runs that had not begun; the command that made it starts them, with --continue")
-    raise typer.Exit(1 if failed else 0)
+    raise typer.Exit(1 if has_failed else 0)
 
 
 def verify(
@@ -375,9 +400,10 @@ def verify(
     """
     from fedcli.runs.verify import verify as verify_run
 
-    text, same = watch(partial(verify_run, record, out=out, method=method or (), device=device, rounds=rounds))
-    common.say(text)
-    raise typer.Exit(0 if same else 1)
+    start = partial(verify_run, record, out=out, method=method or (), device=device, rounds=rounds)
+    comparison = watch(start)
+    common.say(comparison.words)
+    raise typer.Exit(0 if comparison.is_same else 1)
 
 
 def smoke(only: optional(list[str], "A method to try; may be repeated.") = None) -> None:
@@ -432,39 +458,56 @@ def bench(  # noqa: PLR0913  # the parameters of a command are its options
     names = list(workloads or ())
     if scaling:
         names += measure.SCALING
-    cases = [_bench_case(name, method, given) for name in names or ("w1", "w2")]
+    if not names:
+        names = ["w1", "w2"]
+    cases = [_bench_case(name, method, given) for name in names]
     if csv is not None:  # refused now rather than after minutes
         measure.check_csv(csv)
-    rows = []
-    for name, setup in cases:
-        has_plain_loop = name in measure.WORKLOADS or name in measure.SCALING
-        with Console(stderr=True).status(name) as status:
-            result = measure.measure(name, setup, repeats, status.update, with_plain=has_plain_loop)
-        rows.append(measure.cells(result))
+    results = []
+    for case in cases:
+        with Console(stderr=True).status(case.name) as status:
+            result = measure.measure(case.name, case.setup, repeats, status.update, with_plain=case.is_workload)
+        results.append(result)
         if json:
             typer.echo(dumps(result))
         if csv is not None:
             measure.append_csv(csv, result)
     if not json:
-        columns = list(dict.fromkeys(title for row in rows for title in row))
-        lines = []
-        for row in rows:
-            lines.append([row.get(title, "") for title in columns])
-        print_table(columns, lines)
-        typer.echo(measure.MACHINE.format(**result))
+        _print_timings(results)
 
 
-def _bench_case(name: str, method: str, given: Mapping[str, Any]) -> tuple[str, Any]:
-    """Resolve a workload by a method, or a method under its own protocol, to what it is called and its set-up."""
+def _print_timings(results: Sequence[dict[str, Any]]) -> None:
+    """Print what was measured, a row a case, and the machine."""
+    from fedcli.bench.measure import MACHINE, cells
+
+    by_title = [cells(result) for result in results]
+    titles = list(dict.fromkeys(title for row in by_title for title in row))
+    rows = []
+    for row in by_title:
+        rows.append([row.get(title, "") for title in titles])
+    print_table(titles, rows)
+    typer.echo(MACHINE.format(**results[-1]))
+
+
+class BenchCase(NamedTuple):
+    """What is timed."""
+
+    name: str  # of the workload, or of a protocol
+    setup: Any
+    is_workload: bool  # which a plain loop trains as well
+
+
+def _bench_case(name: str, method: str, given: Mapping[str, Any]) -> BenchCase:
+    """Resolve a workload by a method, or a method under its own protocol."""
     from fedcli.bench.measure import SCALING, WORKLOADS, prepare_workload
     from fedcli.runs.resolve import resolve
 
     workload = {**WORKLOADS, **SCALING}.get(name)
     if workload is not None:
-        return name, prepare_workload(workload, method, **given)
+        return BenchCase(name, prepare_workload(workload, method, **given), is_workload=True)
     if name in registry.methods() or is_from_file(name):
         setup = resolve(registry.find_method(name), {"dataset": "cifar10", **given}, need_data=False)
-        return setup.protocol.name, setup
+        return BenchCase(setup.protocol.name, setup, is_workload=False)
     raise unknown("workload", name, WORKLOADS, f"there are {', '.join(WORKLOADS)}, and methods.")
 
 
@@ -483,9 +526,11 @@ def _print_counts(workloads: list[str], precision: str, as_json: bool) -> None:
             rows.append(row)
             if as_json:
                 typer.echo(dumps(row))
-    if not as_json:
-        table = [cells(row) for row in rows]
-        print_table(list(table[0]), [list(row.values()) for row in table])
+    if as_json:
+        return
+    table = [cells(row) for row in rows]
+    (first, *_) = table
+    print_table(list(first), [list(row.values()) for row in table])
 
 
 def check(
@@ -505,33 +550,41 @@ def check(
     from fedcli import check
     from fedcli.runs.resolve import find_device
 
-    laws = check.LAWS
-    absent = set(law or ()) - laws.keys()
-    if absent:
-        raise UserError(f"unknown law {min(absent)}; 'fedcli check --help' says what they are.")
-    chosen = [registry.find_method(name) for name in methods or registry.methods()]
+    numbers = law or list(check.LAWS)
+    for number in sorted(numbers):
+        if number not in check.LAWS:
+            raise UserError(f"unknown law {number}; 'fedcli check --help' says what they are.")
+    named = [registry.find_method(name) for name in methods or registry.methods()]
     if methods:
-        chosen += [variant for method in chosen for variant in check.variants_of(method)]
-    elif not all_:
-        chosen = check.one_of_each_kind()
+        variants = [variant for method in named for variant in check.variants_of(method)]
+        chosen = [*named, *variants]
+    else:
+        chosen = named if all_ else check.one_of_each_kind()
     device = str(find_device(device))
-    rows = []
-    held: list[bool | None] = []  # of each law of each method; None where it was left out
-    numbers = law or list(laws)
+    rows: list[tuple] = []
+    num_held = 0
+    num_broken = 0
+    num_left_out = 0
     with Console(stderr=True).status("") as status:
         for method, number in product(chosen, numbers):
-            status.update(escape(f"{method.name}: {laws[number].measure.__name__.replace('_', ' ')}"))
+            law_held = check.LAWS[number]
+            status.update(escape(f"{method.name}: {law_held.measure.__name__.replace('_', ' ')}"))
             findings = check.check(method, number, device)
-            held.append(all(finding.holds for finding in findings) if findings else None)
             if not findings:
-                rows.append((method.name, number, f"nothing, without {laws[number].needs}", "", "", "left out"))
-            for finding in findings:
-                rows.append((method.name, number, *finding.cells))
-                if not finding.holds:
-                    common.say(f"{method.name}, law {number}: {finding}", err=True)
+                num_left_out += 1
+                rows.append((method.name, number, f"nothing, without {law_held.needs}", "", "", "left out"))
+                continue
+            rows += [(method.name, number, *finding.cells) for finding in findings]
+            broken = [finding for finding in findings if not finding.holds]
+            if broken:
+                num_broken += 1
+            else:
+                num_held += 1
+            for finding in broken:
+                common.say(f"{method.name}, law {number}: {finding}", err=True)
                 if finding.error is not None:
                     common.show_traceback(ctx, finding.error)
     print_table(("Checked", "Law", "Compared", "Figure", "Tolerance", ""), rows)
-    beside = f"; {held.count(None)} left out, see above" if None in held else ""
-    typer.echo(f"{held.count(True)} of {len(held) - held.count(None)} laws hold on {device}{beside}.")
-    raise typer.Exit(1 if False in held else 0)
+    left_out = f"; {num_left_out} left out, see above" if num_left_out else ""
+    typer.echo(f"{num_held} of {num_held + num_broken} laws hold on {device}{left_out}.")
+    raise typer.Exit(1 if num_broken else 0)

@@ -61,29 +61,35 @@ def table(  # noqa: PLR0913  # the parameters of a command are its options
     Runs whose data set is missing are left out. Ctrl-C interrupts; the same command resumes.
     --dataset, --rounds, --local-epochs or --train-examples reduce the table; --seeds default to the table's.
     """
-    papers = [run for run in runs if ":" in run and not Path(run).exists()]
-    others = (RUNS,) if papers else (PAPERS, common.MACHINE)
-    for parameter in ctx.command.params:
-        panel = getattr(parameter, "rich_help_panel", None)  # only Typer's own parameters have one
-        source = ctx.get_parameter_source(parameter.name or "")
-        if panel in others and source is not None and source.name == "COMMANDLINE":
-            raise UserError(f"{parameter.opts[0]} is for {others[0].lower()}; see 'fedcli table --help'.")
-    if papers and max(map(len, (runs, dataset or (), folder or ()))) > 1:
-        raise UserError(f"a paper's table goes alone: one --dataset, one --runs (got {papers[0]} and more); name one.")
-    if not papers:
+    names = [run for run in runs if ":" in run and not Path(run).exists()]
+    if not names:
+        _refuse_typed(ctx, PAPERS, common.MACHINE)
         records = common.records_of(runs, method, dataset, label)
-        text = _table_of_runs(records, per, metric, format, columns or "", digits)
+        if per is None:
+            text = _table_of_runs(records, metric, format, columns, digits)
+        else:
+            text = _csv_of_parts(records, per, columns, digits)
         print_text(text, out, format == "markdown" and per is None)
         return
+    _refuse_typed(ctx, RUNS)
+    name = names[0]
+    if len(runs) > 1 or len(dataset or ()) > 1 or len(folder or ()) > 1:
+        raise UserError(f"a paper's table goes alone: one --dataset, one --runs (got {name} and more); name one.")
     from fedcli.cli.plan_display import cost, run_plan
     from fedcli.results.paper_tables import compare
     from fedcli.results.plans import plan_table
     from fedcli.results.render import render
 
     where = common.place_runs(jobs, on, cpus_per_run, gpus_per_run)
-    limits = {"rounds": rounds, "local_epochs": local_epochs, "train_examples": train_examples}
-    options = {"seeds": seeds, "only": only or (), "dataset": dataset and dataset[0], "limits": limits}
-    make_plan = partial(plan_table, registry.find_table(papers[0]), *(folder or ()), **options)
+    make_plan = partial(
+        plan_table,
+        registry.find_table(name),
+        folder[0] if folder else None,
+        seeds=seeds,
+        only=only or (),
+        limits={"rounds": rounds, "local_epochs": local_epochs, "train_examples": train_examples},
+        dataset=dataset[0] if dataset else None,
+    )
     plan = make_plan()
     if out is not None:  # refused now rather than after hours
         refuse_file_of_a_run(out)
@@ -97,31 +103,45 @@ def table(  # noqa: PLR0913  # the parameters of a command are its options
         errors = run_plan(plan, [screen], records_only=bool(records_only) and not needs_models, **where)
         plan = make_plan()
     print_text(render(compare(plan), format), out, format == "markdown")
-    if not (errors or dry_run) and any(run.to_do for run in plan.runs) and not plan.to_run:
+    if errors:
+        raise typer.Exit(1)
+    nothing_can_start = any(run.to_do for run in plan.runs) and not plan.to_run
+    if nothing_can_start and not dry_run:
         lacking = "; ".join(plan.missing_data.values())
-        raise UserError(f"no run of {papers[0]} that is missing can start (got {lacking}); bring the data.")
-    raise typer.Exit(1 if errors else 0)
+        raise UserError(f"no run of {name} that is missing can start (got {lacking}); bring the data.")
+
+
+def _refuse_typed(ctx: typer.Context, panel: str, *panels: str) -> None:
+    """Refuse options of these panels of the help that are typed; the first names what they are for."""
+    for parameter in ctx.command.params:
+        of_panel = getattr(parameter, "rich_help_panel", None)  # only Typer's own parameters have one
+        source = ctx.get_parameter_source(parameter.name or "")
+        is_typed = source is not None and source.name == "COMMANDLINE"
+        if is_typed and of_panel in (panel, *panels):
+            raise UserError(f"{parameter.opts[0]} is for {panel.lower()}; see 'fedcli table --help'.")
 
 
 def _table_of_runs(
-    records: list[dict], per: str | None, metric: str | None, format: str, columns: str, digits: int | None
+    records: list[dict], metric: str | None, format: str, columns: str | None, digits: int | None
 ) -> str:
-    """Write a table of runs, or a CSV with a row `per` round, client, or client in a round."""
-    from fedcli.results import frame
+    """Write a table of runs."""
     from fedcli.results.formats import write_tables
+    from fedcli.results.tables import Layout
+
+    metrics = metric.split(",") if metric else []
+    return write_tables(records, metrics, format, Layout(columns or (), digits))
+
+
+def _csv_of_parts(records: list[dict], per: str, columns: str | None, digits: int | None) -> str:
+    """Write a CSV with a row `per` round, client, or client in a round."""
+    from fedcli.results import frame
     from fedcli.results.render import csv_of
     from fedcli.results.tables import AS_IT_IS, Layout
 
-    layout = Layout(columns or (), digits)
-    if per is not None and layout != AS_IT_IS:
+    if Layout(columns or (), digits) != AS_IT_IS:
         raise UserError(f"--columns and --digits are for tables of runs (got --per {per}); leave them out.")
-    if per == "round":
-        return csv_of(frame.of_all(records, frame.rounds_of))
-    if per == "client":
-        return csv_of(frame.of_all(records, frame.clients_of))
-    if per == "client-round":
-        return csv_of(frame.of_all(records, frame.client_rounds_of))
-    return write_tables(records, metric.split(",") if metric else (), format, layout)
+    of_run = {"round": frame.rounds_of, "client": frame.clients_of, "client-round": frame.client_rounds_of}
+    return csv_of(frame.of_all(records, of_run[per]))
 
 
 def claims(
@@ -138,16 +158,16 @@ def claims(
     from fedcli.results.frame import shipped
     from fedcli.results.render import render
 
-    records = shipped()
-    answered = answers(
-        registry.claims(paper),
-        [*records, *(folders or [Path("runs")])],
-        lambda name: open_to_all(name) or present(name),
-        shipped=not records,
-    )
+    def at_hand(name: str) -> bool:
+        return open_to_all(name) or present(name)
+
+    shipped_folders = shipped()
+    own_folders = folders or [Path("runs")]
+    answered = answers(registry.claims(paper), [*shipped_folders, *own_folders], at_hand, shipped=not shipped_folders)
     sheet = claims_sheet(answered)
     if format == "markdown" and console().is_terminal:
-        sheet = replace(sheet, columns=sheet.columns[:4], lines=[line[:4] for line in sheet.lines])
+        width = sheet.columns.index("Ours") + 1  # a terminal has no room for more
+        sheet = replace(sheet, columns=sheet.columns[:width], lines=[line[:width] for line in sheet.lines])
     print_text(render(sheet, format), is_markdown=format == "markdown")
     typer.echo(counted(answered), err=True)
 
@@ -212,11 +232,12 @@ def plot(  # noqa: PLR0913  # the parameters of a command are its options
     from fedcli.figures.look import Look, parse_pairs, parse_size
 
     draw = find_chart(kind)
-    files = [text for text in method or () if is_from_file(text)]
-    records = common.records_of(runs, [text for text in method or () if text not in files], dataset, label)
+    named = method or []
+    files = [text for text in named if is_from_file(text)]
+    methods = [text for text in named if not is_from_file(text)]
+    records = common.records_of(runs, methods, dataset, label)
     if y != "accuracy" and kind != "curves":
         raise UserError(f"--y is for --kind curves (got --kind {kind}); leave it out.")
-    options = {"curves": [x, y], "correlation": [files]}.get(kind, [])
     look = Look(
         title="" if title == "none" else title,
         size=None if size is None else parse_size(size),
@@ -233,21 +254,28 @@ def plot(  # noqa: PLR0913  # the parameters of a command are its options
         )
     if kind in WITH_LINES:
         draw = partial(draw, look=look)
-    captions = []
+    if kind == "curves":
+        draw = partial(draw, x=x, y=y)
+    elif kind == "correlation":
+        draw = partial(draw, files=files)
+    figures = []
 
-    def draw_and_caption(*given: Any) -> Any:
-        figure = draw(*given)
-        captions.append(figure.get_label())
+    def draw_and_keep(records: list[dict]) -> Any:
+        figure = draw(records)
+        figures.append(figure)
         return figure
 
-    refuse_file_of_a_run(out or Path(f"{short_name(kind)}.png"))
+    file = out or Path(f"{short_name(kind)}.png")
+    refuse_file_of_a_run(file)
     with Console(stderr=True).status(escape(kind)), warnings.catch_warnings(record=True) as caught:
-        written = plots.write(out or Path(f"{short_name(kind)}.png"), draw_and_caption, records, *options, look=look)
+        written = plots.write(file, draw_and_keep, records, look=look)
     for warning in caught:
         common.say(f"warning: {warning.message}", err=True)
     common.say(" and ".join(map(str, written)))
-    if kind in WITH_LINES and look.legend_place != "right" and any(captions):
-        common.say(f"for the caption: {captions[0]}.", err=True)
+    (figure,) = figures
+    caption = figure.get_label()
+    if caption and kind in WITH_LINES and look.legend_place != "right":
+        common.say(f"for the caption: {caption}.", err=True)
 
 
 plot.__doc__ = (getdoc(plot) or "") + "".join(f"\n\n{name}: {help}." for name, (_, help) in CHARTS.items())
@@ -265,15 +293,16 @@ def report(
     from fedcli.runs.record import RECORD
 
     needed("bokeh", "the report", "report")
-    present = [path for path in runs if path.is_file() or next(path.rglob(RECORD), None)]
-    if present:
-        for path in sorted({*runs} - {*present}):
+    with_runs = [path for path in runs if path.is_file() or any(path.rglob(RECORD))]
+    if with_runs:
+        for path in sorted(set(runs) - set(with_runs)):
             common.say(f"warning: there is no run in '{path}'; it is left out.", err=True)
     if len(label or ()) == len(runs):
-        label = [name for path, name in zip(runs, label, strict=True) if path in present]
+        label = [name for path, name in zip(runs, label, strict=True) if path in with_runs]
     from fedcli.figures.report import report as make_report  # which imports Bokeh
 
-    print_text(make_report(common.records_of(present or runs, method, dataset, label), title), out)
+    records = common.records_of(with_runs or runs, method, dataset, label)
+    print_text(make_report(records, title), out)
 
 
 def export(

@@ -1,10 +1,10 @@
 """How long planned runs will take, by the runs that were timed."""
 
 from collections.abc import Iterable, Mapping
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from statistics import fmean
-from typing import Any
+from typing import Any, NamedTuple
 
 import pandas as pd
 
@@ -16,10 +16,11 @@ from fedcli.results.frame import read_runs, shipped
 from fedcli.runs.machine import environment, quiet
 
 H100 = "NVIDIA H100 80GB HBM3"
-BENCHED = {"w3": ("resnet18", "[3, 32, 32]")}  # of `fedcli bench`: a network and images that a paper has
 ALIKE = ["device", "backbone", "shape", "precision"]  # of a run and those whose time tells its own
 TIMED = ["seconds", "examples", "threads", "quiet", "machine", "method", *ALIKE]
+BENCHED = {"w3": {"backbone": "resnet18", "shape": "[3, 32, 32]"}}  # workloads that are like a paper's training
 REFERENCE = "fedavg"  # the method that all others are timed against
+HOUR = 60  # minutes
 
 
 def round_examples(config: Mapping[str, Any], images: int) -> float:
@@ -34,18 +35,28 @@ def paces(runs: pd.DataFrame) -> pd.DataFrame:
         A row a run: `seconds` of a round, its test included, for an example of its training; the `examples` of a round;
         CPU `threads`; whether the machine was `quiet`; its name as `machine`; the `method`; and `ALIKE`.
     """
-    timed = []
+    rows = []
     for record in runs["record"]:
+        shape = record["model"].get("input")
+        if not record["rounds"] or shape is None or record["moved"]:
+            continue
         config = record["config"]
         hardware = record["hardware"]
-        shape = record["model"].get("input")
-        if record["rounds"] and shape is not None and not record["moved"]:
-            examples = round_examples(config, sum(record["partition"]["sizes"]))
-            seconds = fmean(sum(entry["seconds"].values()) for entry in record["rounds"]) / examples
-            alike = hardware["device"], config["backbone"], str([*shape]), config["precision"]
-            threads = hardware.get("threads", 1)
-            timed.append((seconds, examples, threads, quiet(record), hardware["name"], record["method"], *alike))
-    return pd.DataFrame(timed, columns=TIMED).astype({"quiet": bool})
+        examples = round_examples(config, sum(record["partition"]["sizes"]))
+        round_seconds = fmean(sum(entry["seconds"].values()) for entry in record["rounds"])
+        rows.append({
+            "seconds": round_seconds / examples,
+            "examples": examples,
+            "threads": hardware.get("threads", 1),
+            "quiet": quiet(record),
+            "machine": hardware["name"],
+            "method": record["method"],
+            "device": hardware["device"],
+            "backbone": config["backbone"],
+            "shape": str(list(shape)),
+            "precision": config["precision"],
+        })  # fmt: skip
+    return pd.DataFrame(rows, columns=TIMED).astype({"quiet": bool})
 
 
 def benched(folder: Path) -> pd.DataFrame:
@@ -54,14 +65,24 @@ def benched(folder: Path) -> pd.DataFrame:
     Args:
         folder: Of the CSV files of `fedcli bench --csv`, one a machine.
     """
-    timed = []
+    rows = []
     for file in sorted(folder.glob("*-torch*.csv")):
-        for row in pd.read_csv(file).query("device == 'cuda' and workload in @BENCHED").to_dict("records"):
-            examples = row["samples_per_second"] * row["seconds_per_round"]
-            seconds = (row["seconds_per_round"] + row["evaluation_seconds"]) / examples
-            alike = row["device"], *BENCHED[row["workload"]], row["precision"]
-            timed.append((seconds, examples, 1, True, row["hardware"], REFERENCE, *alike))
-    return pd.DataFrame(timed, columns=TIMED).astype({"quiet": bool})
+        measured = pd.read_csv(file)
+        on_cuda = measured[(measured["device"] == "cuda") & measured["workload"].isin(BENCHED)]
+        for bench in on_cuda.to_dict("records"):
+            examples = bench["samples_per_second"] * bench["seconds_per_round"]
+            rows.append({
+                "seconds": (bench["seconds_per_round"] + bench["evaluation_seconds"]) / examples,
+                "examples": examples,
+                "threads": 1,
+                "quiet": True,
+                "machine": bench["hardware"],
+                "method": REFERENCE,
+                "device": bench["device"],
+                **BENCHED[bench["workload"]],
+                "precision": bench["precision"],
+            })  # fmt: skip
+    return pd.DataFrame(rows, columns=TIMED).astype({"quiet": bool})
 
 
 def relative_times(timed: pd.DataFrame) -> pd.Series:
@@ -69,11 +90,41 @@ def relative_times(timed: pd.DataFrame) -> pd.Series:
 
     Their rounds have as many examples, since a round has a part that is none of its training.
     """
-    places = ["machine", "quiet", "threads", "examples", *ALIKE]
-    medians = timed.groupby(["method", *places])["seconds"].median().reset_index()
+    conditions = ["machine", "quiet", "threads", "examples", *ALIKE]
+    medians = timed.groupby(["method", *conditions])["seconds"].median().reset_index()
     reference = medians[medians["method"] == REFERENCE].drop(columns="method")
-    both = medians.merge(reference, on=places, suffixes=("", "_reference"))
-    return (both["seconds"] / both["seconds_reference"]).groupby(both["method"]).median()
+    both = medians.merge(reference, on=conditions, suffixes=("", "_reference"))
+    ratios = both["seconds"] / both["seconds_reference"]
+    return ratios.groupby(both["method"]).median()
+
+
+class Pace(NamedTuple):
+    """How fast a run is expected to train, by those that were timed; NaN where no run like it was."""
+
+    seconds: float  # for an example
+    core_seconds: float  # the same times the CPU threads
+    machines: frozenset[str]  # other machines, on which the runs were timed
+
+
+def pace_of(method: str, alike: tuple[str, ...], machine: str, timed: pd.DataFrame, relative: pd.Series) -> Pace:
+    """The pace of a run: the median of the timed runs that are nearest to it.
+
+    Args:
+        method: Its method.
+        alike: Its values of `ALIKE`.
+        machine: The machine it is to run on.
+        timed: The runs that were timed, see `paces`.
+        relative: See `relative_times`.
+    """
+    comparable = timed[(timed[ALIKE] == list(alike)).all(axis=1)]
+    on_machine = comparable["machine"] == machine
+    of_method = comparable["method"] == method
+    nearness = 4 * on_machine + 2 * of_method + comparable["quiet"]
+    nearest = comparable[nearness == nearness.max()]
+    their_times = nearest["method"].map(relative).astype(float).fillna(1.0)  # of no runs it would be text
+    seconds = nearest["seconds"] * relative.get(method, 1.0) / their_times
+    core_seconds = seconds * nearest["threads"]
+    return Pace(seconds.median(), core_seconds.median(), frozenset(nearest["machine"]) - {machine})
 
 
 def cost_of(runs: Iterable[plans.PlannedRun], timed: pd.DataFrame, device: str, machine: str) -> pd.DataFrame:
@@ -86,39 +137,33 @@ def cost_of(runs: Iterable[plans.PlannedRun], timed: pd.DataFrame, device: str, 
         A row a run: `seconds`, NaN where no run like it was timed, `core_seconds`, these times the CPU threads, and the
         names of other `machines` that were timed.
     """
-    rows: list[tuple] = []
-    relative = relative_times(timed)
-
-    @cache
-    def pace(method: str, backbone: str, shape: str, precision: str) -> tuple[float, float, set[str]]:
-        """The seconds of an example, these times the CPU threads, and the other machines that were timed."""
-        alike = timed[(timed[ALIKE] == [device, backbone, shape, precision]).all(axis=1)]
-        rank = 4 * (alike["machine"] == machine) + 2 * (alike["method"] == method) + alike["quiet"]
-        nearest = alike[rank == rank.max()]
-        of_others = nearest["method"].map(relative).astype(float).fillna(1.0)  # of no runs it would be text
-        paces_here = nearest["seconds"] * relative.get(method, 1.0) / of_others
-        core_paces = paces_here * nearest["threads"]
-        return paces_here.median(), core_paces.median(), {*nearest["machine"]} - {machine}
-
+    pace = cache(partial(pace_of, machine=machine, timed=timed, relative=relative_times(timed)))
+    rows: list[dict[str, Any]] = []
     for run in runs:
         config = run.setup.values()
         images = config["train_examples"] or num_images(config["dataset"])
         if not images:
-            rows.append((None, None, set()))
+            rows.append({"seconds": None, "core_seconds": None, "machines": frozenset()})
             continue
-        shape = str([*datasets.describe(config["dataset"])["shape"]])
-        seconds, core_seconds, machines = pace(run.setup.method.name, config["backbone"], shape, config["precision"])
+        shape = str(list(datasets.describe(config["dataset"])["shape"]))
+        expected = pace(run.setup.method.name, (device, config["backbone"], shape, config["precision"]))
         examples = round_examples(config, images) * (config["rounds"] - run.rounds_done)
-        rows.append((seconds * examples, core_seconds * examples, machines))
-    kinds = {"seconds": float, "core_seconds": float}
-    return pd.DataFrame(rows, columns=["seconds", "core_seconds", "machines"]).astype(kinds)
+        rows.append({
+            "seconds": expected.seconds * examples,
+            "core_seconds": expected.core_seconds * examples,
+            "machines": expected.machines,
+        })  # fmt: skip
+    table = pd.DataFrame(rows, columns=["seconds", "core_seconds", "machines"])
+    return table.astype({"seconds": float, "core_seconds": float})
 
 
 def estimate(plan: plans.Plan) -> pd.DataFrame:
     """Estimates the time of the runs to do, see `cost_of`, by those in the plan's folder, of tables and shipped."""
     timed = paces(read_runs([plan.folder, plans.HOME, *shipped()]))
-    hardware = environment(plan.runs[0].setup.device)["hardware"]
-    return cost_of([run for run in plan.runs if run.to_do], timed, hardware["device"], hardware["name"])
+    (first, *_) = plan.runs
+    hardware = environment(first.setup.device)["hardware"]
+    to_do = [run for run in plan.runs if run.to_do]
+    return cost_of(to_do, timed, hardware["device"], hardware["name"])
 
 
 def time_text(estimated: pd.DataFrame, machine: str = "", cores: bool = False) -> str:
@@ -126,17 +171,26 @@ def time_text(estimated: pd.DataFrame, machine: str = "", cores: bool = False) -
 
     Of `cores`, it is the time that CPU cores are at work.
     """
-    seconds = estimated["core_seconds" if cores else "seconds"]
-    if not seconds.count():
+    seconds = estimated["core_seconds"] if cores else estimated["seconds"]
+    num_estimated = seconds.count()
+    if not num_estimated:
         return "not known, none like them was timed"
     minutes = max(1, seconds.sum() / 60)
-    if minutes >= 60:
-        text = f"{minutes / 60:,.{0 if minutes >= 600 else 1}f} {'core-hours' if cores else 'h'}"
+    if minutes >= 10 * HOUR:
+        text = f"about {minutes / HOUR:,.0f}"
+    elif minutes >= HOUR:
+        text = f"about {minutes / HOUR:,.1f}"
     else:
-        text = f"{minutes:.0f} {'core-minutes' if cores else 'min'}"
-    machines = " and ".join(sorted(set().union(*estimated["machines"]))) or machine
-    part = f" for {seconds.count()} of {len(seconds)} runs" if seconds.count() < len(seconds) else ""
-    return f"about {text}{part}" + (f", timed on {machines}" if machines else "")
+        text = f"about {minutes:.0f}"
+    if cores:
+        text += " core-hours" if minutes >= HOUR else " core-minutes"
+    else:
+        text += " h" if minutes >= HOUR else " min"
+    if num_estimated < len(estimated):
+        text += f" for {num_estimated} of {len(estimated)} runs"
+    machines = set().union(*estimated["machines"])
+    timed_on = " and ".join(sorted(machines)) or machine
+    return f"{text}, timed on {timed_on}" if timed_on else text
 
 
 def decided_by(answer: claims.Answer, folder: Path, timed: pd.DataFrame) -> str:
@@ -149,15 +203,23 @@ def decided_by(answer: claims.Answer, folder: Path, timed: pd.DataFrame) -> str:
     seeds = answer.needed_seeds
     if len(seeds) > claims.MOST_SEEDS:
         return f"more than {claims.MOST_SEEDS} seeds, if their spread stays"
-    plan = plans.plan_table(find_table(answer.claim.table), folder, seeds=seeds, only=claims.names_of(answer.claim))
+    table = find_table(answer.claim.table)
+    plan = plans.plan_table(table, folder, seeds=seeds, only=claims.names_of(answer.claim))
     lacking = [run for run in plan.runs if run.to_do]
     words = f"{len(lacking)} runs in full"
     if len(seeds) > claims.FEWEST:
         words += f", to have {len(seeds)} seeds"
-    if closed := {name for run in lacking for name in run.setup.data_sets if not datasets.open_to_all(name)}:
-        words += f" on {' and '.join(sorted(closed))}, whose images are not open"
+    needed = {name for run in lacking for name in run.setup.data_sets}
+    closed = sorted(name for name in needed if not datasets.open_to_all(name))
+    if closed:
+        words += f" on {' and '.join(closed)}, whose images are not open"
     on_gpu = cost_of(lacking, timed, "cuda", H100)
     on_cpu = cost_of(lacking, timed, "cpu", "")
-    times = [time_text(on_gpu, H100)] if on_gpu["seconds"].count() else []
-    times += [time_text(on_cpu, cores=True)] if on_cpu["seconds"].count() else []
-    return f"{words}; time: {'; '.join(times) or time_text(on_cpu)}"
+    times = []
+    if on_gpu["seconds"].count():
+        times.append(time_text(on_gpu, H100))
+    if on_cpu["seconds"].count():
+        times.append(time_text(on_cpu, cores=True))
+    if not times:
+        times.append(time_text(on_cpu))  # which says that it is not known
+    return f"{words}; time: {'; '.join(times)}"

@@ -59,8 +59,9 @@ def write_tables(
             )
         return render(sheet(records, metrics), form)
     if form == "latex":
-        return "\n".join(render(paper_sheet(runs, metrics, layout), form) for runs in boards(records).values())
-    return "\n".join(render(each, form) for each in sheets(records, metrics, leads=True, layout=layout))
+        papers_tables = [paper_sheet(runs, metrics, layout) for runs in boards(records).values()]
+        return "\n".join(render(table, form) for table in papers_tables)
+    return "\n".join(render(table, form) for table in sheets(records, metrics, leads=True, layout=layout))
 
 
 def paper_sheet(records: Sequence[dict], metrics: Sequence[str] = (), layout: Layout = AS_IT_IS) -> Sheet:
@@ -72,7 +73,7 @@ def paper_sheet(records: Sequence[dict], metrics: Sequence[str] = (), layout: La
         UserError: If a metric or a column is not known.
     """
     groups = group(records)
-    columns = find_columns(groups, metrics, True, layout)
+    columns = find_columns(groups, metrics, leads=True, layout=layout)
     seeds = _seeds_of_all(groups)
     cells = cells_of(groups, columns, usual=len(seeds) or None)
     if "Method" in cells:
@@ -84,13 +85,17 @@ def paper_sheet(records: Sequence[dict], metrics: Sequence[str] = (), layout: La
         texts = [cell or MISSING for cell in cells[title]]
         cells[title] = pd.Series(texts, cells.index, dtype=object)  # as text of pandas none would be `Best`
     shared = agreed(records)
-    place = "-".join(shared.get(name, "") for name in ("protocol", "dataset"))
     same = ", ".join(f"{name} {value}" for name, value in shared.items())
+    board = f"{shared.get('protocol', '')}-{shared.get('dataset', '')}"
     return Sheet(
-        [_heading(title, columns) for title in titles], cells.to_numpy().tolist(), first_number(titles),
-        setting=same and f"All rows: {same}.", notes=[*notes_on_runs(groups), *notes_on_metrics(groups, columns)],
-        caption=_caption(groups, columns, cells, seeds), label="tab:" + re.sub(r"[^a-z0-9]+", "-", place.lower()),
-    )  # fmt: skip
+        columns=[_heading(title, columns) for title in titles],
+        lines=cells.to_numpy().tolist(),
+        numbers=first_number(titles),
+        setting=f"All rows: {same}." if same else "",
+        notes=[*notes_on_runs(groups), *notes_on_metrics(groups, columns)],
+        caption=_caption(groups, columns, cells, seeds),
+        label="tab:" + re.sub(r"[^a-z0-9]+", "-", board.lower()),
+    )
 
 
 def _for_a_paper(cells: pd.DataFrame, columns: Columns, same_seeds: bool) -> pd.DataFrame:
@@ -102,7 +107,7 @@ def _for_a_paper(cells: pd.DataFrame, columns: Columns, same_seeds: bool) -> pd.
         hidden.append(ROUNDS)
     if cells["Model"].nunique() == 1:
         hidden.append("Model")
-    hidden += [title for title, metric in columns.read.items() if metric.name in columns.optional & INTERNAL]
+    hidden += [title for title, metric in columns.metrics.items() if metric.name in columns.optional & INTERNAL]
     cells = cells.drop(columns=hidden)
     return cells.loc[:, (cells != "").any()]
 
@@ -122,9 +127,9 @@ def _heading(title: str, columns: Columns) -> str:
         return "Accuracy"
     if title == LEAD:
         return "Lead [95 %]"
-    if title not in columns.read or title == LAST:
+    if title not in columns.metrics or title == LAST:
         return column_name(title)
-    name, _, parameter = columns.read[title].name.partition(":")
+    name, _, parameter = columns.metrics[title].name.partition(":")
     if name == "domain" and parameter:
         return data_words(parameter)
     words = f"{name} {data_words(parameter) if name in BY_NAME else parameter}".strip()

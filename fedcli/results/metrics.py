@@ -49,14 +49,20 @@ class Metric:
 
     def text(self, value: float, sign: str = "") -> str:
         """A value with the decimals of the unit; `sign="+"` for a difference."""
-        decimals = DECIMALS.get(self.unit, 1 if sign or value % 1 else 0)
         if self.decimals is not None and self.unit in ("percent", ""):
             decimals = self.decimals
+        elif self.unit in DECIMALS:
+            decimals = DECIMALS[self.unit]
+        else:  # rounds, of which a mean or a difference has a decimal
+            decimals = 1 if sign or value % 1 else 0
         return f"{value:{sign},.{decimals}f}"
 
     def mean_text(self, values: Sequence[float]) -> str:
         """The mean of values ± their sample standard deviation, if there are several."""
-        return self.text(fmean(values)) + (f" ± {self.text(stdev(values))}" if len(values) > 1 else "")
+        text = self.text(fmean(values))
+        if len(values) > 1:
+            text += f" ± {self.text(stdev(values))}"
+        return text
 
     def value(self, record: Record) -> float | None:
         """The number of a run, in the unit; None where there is no finite one.
@@ -64,12 +70,12 @@ class Metric:
         Raises:
             UserError: If what is read is no number.
         """
-        number = self.read(record, *self.arguments)
-        if not isinstance(number, int | float | None):
-            raise UserError(f"the metric '{self.name}' is no number (got {type(number).__name__}); return one or None.")
-        if number is None or not math.isfinite(number):
+        value = self.read(record, *self.arguments)
+        if not isinstance(value, int | float | None):
+            raise UserError(f"the metric '{self.name}' is no number (got {type(value).__name__}); return one or None.")
+        if value is None or not math.isfinite(value):
             return None
-        return 100 * number if self.unit == "percent" else number
+        return 100 * value if self.unit == "percent" else value
 
     def counts(self, record: Record) -> bool:
         """Whether a run enters means: a finished one, and one that diverged after its best round on validation."""
@@ -97,12 +103,19 @@ class Metric:
 
     def rules(self, record: Record) -> set[str]:
         """The rules that give the round whose model it was measured on, "last" or "selected"; both of others."""
-        last = len(record["rounds"]) - 1
-        rounds = {"last": last, "selected": record["summary"]["selected_round"]}
-        if not self.after_the_run or str(self.arguments[0]).startswith("clients_"):  # these are of one more round
-            return set(rounds)
-        measured = record["quality"].get("round", last)  # older records do not say: it was the last
-        return {rule for rule, number in rounds.items() if number == measured}
+        if not self.after_the_run:
+            return {"last", "selected"}
+        (quantity,) = self.arguments
+        if quantity.startswith("clients_"):  # of the clients' models after one more round
+            return {"last", "selected"}
+        last_round = len(record["rounds"]) - 1
+        measured_round = record["quality"].get("round", last_round)  # older records do not say: it was the last
+        rules = set()
+        if measured_round == last_round:
+            rules.add("last")
+        if measured_round == record["summary"]["selected_round"]:
+            rules.add("selected")
+        return rules
 
 
 def find_metric(name: str) -> Metric:
@@ -115,49 +128,68 @@ def find_metric(name: str) -> Metric:
         function = from_file(name, "metric")
         # It gets a copy, so that what it does to a record changes no other number of the table.
         return Metric(function.name, lambda record: function(copy.deepcopy(record)), unit="", better="")
-    key, colon, text = name.partition(":")
-    if key not in METRICS:
-        raise unknown("metric", key, METRICS, f"there are {', '.join(METRICS)}, and your own by ./file.py:NAME.")
-    metric = METRICS[key]
-    if not colon and (metric.arguments or not metric.parameter):
+    kind, colon, text = name.partition(":")
+    if kind not in METRICS:
+        raise unknown("metric", kind, METRICS, f"there are {', '.join(METRICS)}, and your own by ./file.py:NAME.")
+    metric = METRICS[kind]
+    takes_parameter = metric.parameter is not None
+    needs_parameter = takes_parameter and not metric.arguments
+    if not colon and not needs_parameter:
         return metric
-    with suppress(ValueError):  # no number behind the colon
-        if text and metric.parameter:
+    if metric.parameter is not None and text:
+        with suppress(ValueError):  # no number behind the colon, which is refused as well
             return replace(metric, name=name, arguments=(metric.parameter(text),))
-    raise UserError(f"'{name}' is no metric; write {key}{':PARAMETER' if metric.parameter else ''}.")
+    raise UserError(f"'{name}' is no metric; write {kind}{':PARAMETER' if takes_parameter else ''}.")
 
 
 # What metrics read from a record
 
 
-def _curve(record: Record, last: int | None = None, *, key: str = "test_accuracy") -> pd.Series:
+def _curve(record: Record, num_last: int | None = None, *, key: str = "test_accuracy") -> pd.Series:
     """The accuracies of the tested rounds, or of those among so many last planned ones; rounds count from 1."""
-    curve = pd.Series({entry["round"] + 1: entry.get(key) for entry in record["rounds"]}, dtype=float).dropna()
-    return curve if last is None else curve.loc[record["config"]["rounds"] - last + 1 :]
+    accuracies = {entry["round"] + 1: entry.get(key) for entry in record["rounds"]}
+    curve = pd.Series(accuracies, dtype=float).dropna()
+    if num_last is None:
+        return curve
+    first = record["config"]["rounds"] - num_last + 1
+    return curve.loc[first:]
+
+
+def _last_tenth(record: Record) -> pd.Series:
+    return _curve(record, max(1, record["config"]["rounds"] // 10))
 
 
 def _exact_mean(values: Collection[float]) -> float | None:
     return fmean(values) if len(values) else None  # exact in the last digit, unlike that of pandas
 
 
-_share = partial(number, read=Fraction, low=0, high=1)
+_fraction = partial(number, read=Fraction, low=0, high=1)
 
 
 def _at(record: Record, fraction: Fraction) -> float | None:
-    return _curve(record).get(max(1, int(fraction * record["config"]["rounds"] + Fraction(1, 2))))
+    """The accuracy of the round that is nearest to a fraction of the planned ones."""
+    nearest = int(fraction * record["config"]["rounds"] + Fraction(1, 2))
+    return _curve(record).get(max(1, nearest))
 
 
-def _span(text: str) -> tuple[int, int]:
+def _span(text: str) -> slice:
+    """The rounds of `FIRST-LAST`, both among them."""
     first, last = map(int, text.split("-"))
-    return first, last
+    return slice(first, last)
 
 
-def _reached(record: Record, percent: float, *, part: int) -> float | None:
-    """Of the first round that reaches an accuracy its number, if `part` is 0, or its accuracy."""
-    for pair in _curve(record).items():
-        if pair[1] >= percent / 100:
-            return pair[part]
-    return None
+def _reaching(record: Record, percent: float) -> pd.Series:
+    """The accuracies that reach one, by the numbers of their rounds."""
+    curve = _curve(record)
+    return curve[curve >= percent / 100]
+
+
+def _rounds_to(record: Record, percent: float) -> float | None:
+    return next(iter(_reaching(record, percent).index), None)
+
+
+def _reached(record: Record, percent: float) -> float | None:
+    return next(iter(_reaching(record, percent)), None)
 
 
 def _selected_rounds(record: Record) -> list[dict[str, Any]]:
@@ -175,7 +207,8 @@ def _at_selected(record: Record, name: str = "", *, key: str) -> float | None:
     for entry in _selected_rounds(record):
         value = entry.get(key)
         if isinstance(value, dict):
-            value = value.get(name) if name or not value else fmean(value.values())
+            is_mean = value and not name
+            value = fmean(value.values()) if is_mean else value.get(name)
         if value is None:
             return None
         values.append(value)
@@ -187,15 +220,18 @@ Counts = Mapping[str, Sequence[float]]  # a round's `per_class`, see `fedcli.cor
 
 def macro_f1(counts: Counts) -> float:
     """The mean of the F1 scores of all classes that have images or are predicted."""
-    right, predicted, actual = (np.array(counts[name], float) for name in ("right", "predicted", "actual"))
-    is_there = predicted + actual > 0
-    return float(np.mean(2 * right[is_there] / (predicted + actual)[is_there]))
+    right = np.array(counts["right"], float)
+    sizes = np.array(counts["predicted"], float) + np.array(counts["actual"], float)
+    is_there = sizes > 0
+    return float(np.mean(2 * right[is_there] / sizes[is_there]))
 
 
 def balanced_accuracy(counts: Counts) -> float:
     """The mean of the accuracies (recalls) of all classes that have images."""
-    right, actual = (np.array(counts[name], float) for name in ("right", "actual"))
-    return float(np.mean(right[actual > 0] / actual[actual > 0]))
+    right = np.array(counts["right"], float)
+    actual = np.array(counts["actual"], float)
+    has_images = actual > 0
+    return float(np.mean(right[has_images] / actual[has_images]))
 
 
 def class_accuracies(counts: Counts) -> list[float | None]:
@@ -214,52 +250,70 @@ def _of_class(record: Record, name: str) -> float | None:
     """The mean over the selected rounds of the accuracy of the class of that name."""
     if name not in record["class_names"]:
         return None
-    place = record["class_names"].index(name)
+    label = record["class_names"].index(name)
     counts = [entry.get("per_class") for entry in _selected_rounds(record)]
-    accuracies = [class_accuracies(of_round)[place] for of_round in counts if of_round is not None]
+    accuracies = [class_accuracies(of_round)[label] for of_round in counts if of_round is not None]
     values = [value for value in accuracies if value is not None]
     return None if len(values) < len(counts) else _exact_mean(values)
 
 
 def _last_measured(record: Record, name: str, *, key: str) -> float | None:
-    return next((entry[key].get(name) for entry in reversed(record["rounds"]) if entry.get(key)), None)
+    for entry in reversed(record["rounds"]):
+        if entry.get(key):
+            return entry[key].get(name)
+    return None
 
 
 def _floats(record: Record, key: str, *, total: bool = False) -> float | None:
     """The mean over rounds, which older records have of the last one alone; if `total`, of all clients and rounds."""
-    last = (record["cost"] or {}).get(key)
-    if last is None:
+    of_last_round = (record["cost"] or {}).get(key)
+    if of_last_round is None:
         return None
-    by_round = [entry.get(key, last) for entry in record["rounds"]]
-    mean = fmean(by_round or [last])
+    by_round = [entry.get(key, of_last_round) for entry in record["rounds"]]
+    mean = fmean(by_round or [of_last_round])
+    if not total:
+        return mean
     config = record["config"]
-    return mean * config["cohort_size"] * config["rounds"] if total else mean
+    return mean * config["cohort_size"] * config["rounds"]
 
 
+# What several metrics have in common.
 _BY_CLASS: dict[str, Any] = {"needs": "selected", "option": "per_class"}
 _BY_DOMAIN: dict[str, Any] = {"needs": "selected", "parameter": str, "arguments": ("",)}
+_MEASURED: dict[str, Any] = {"unit": "", "better": "", "needs": "last", "parameter": str}
+_FLOATS: dict[str, Any] = {"unit": "floats", "better": "", "needs": "last"}
 _ALL = (
     # Test accuracies.
-    Metric("selected", lambda run: run["summary"]["selected"], needs="selected"),
-    Metric("last", lambda run: run["summary"]["last"], needs="last"),
-    Metric("best", lambda run: _curve(run).max()),
-    Metric("last-tenth", lambda run: _exact_mean(_curve(run, max(1, run["config"]["rounds"] // 10)))),
-    Metric("mean-of-last", lambda run, last: _exact_mean(_curve(run, last)), parameter=int),
-    Metric("least-of-last", lambda run, last: _curve(run, last).min(), parameter=int),
-    Metric("deviation-of-last", lambda run, last: _curve(run, last).std(), better="lower", parameter=int),
-    Metric("largest-step", lambda run: _curve(run).diff().abs().max(), better=""),
-    Metric("round", lambda run, number: _curve(run).get(number), parameter=int),
-    Metric("rounds", lambda run, span: _exact_mean(_curve(run).loc[slice(*span)]), parameter=_span),
-    Metric("at", _at, parameter=_share),  # that share of the planned rounds, to the nearest round
-    Metric("rounds-to", partial(_reached, part=0), "rounds", "lower", "rounds_to_target", "never", parameter=float),
-    Metric("reached", partial(_reached, part=1), none="never", parameter=float),
-    Metric("post", lambda run: run.get("post", {}).get("test_accuracy"), needs="last"),
+    Metric("selected", lambda record: record["summary"]["selected"], needs="selected"),
+    Metric("last", lambda record: record["summary"]["last"], needs="last"),
+    Metric("best", lambda record: _curve(record).max()),
+    Metric("last-tenth", lambda record: _exact_mean(_last_tenth(record))),
+    Metric("mean-of-last", lambda record, num_last: _exact_mean(_curve(record, num_last)), parameter=int),
+    Metric("least-of-last", lambda record, num_last: _curve(record, num_last).min(), parameter=int),
+    Metric("deviation-of-last", lambda record, num_last: _curve(record, num_last).std(), better="lower", parameter=int),
+    Metric("largest-step", lambda record: _curve(record).diff().abs().max(), better=""),
+    Metric("round", lambda record, round: _curve(record).get(round), parameter=int),
+    Metric("rounds", lambda record, span: _exact_mean(_curve(record).loc[span]), parameter=_span),
+    Metric("at", _at, parameter=_fraction),
+    Metric(
+        "rounds-to",
+        _rounds_to,
+        unit="rounds",
+        better="lower",
+        field="rounds_to_target",
+        none="never",
+        parameter=float,
+    ),
+    Metric("reached", _reached, none="never", parameter=float),
+    Metric("post", lambda record: record.get("post", {}).get("test_accuracy"), needs="last"),
     # Other accuracies.
     Metric("validation", partial(_at_selected, key="validation_accuracy"), needs="selected"),
     Metric("classifier", partial(_at_selected, key="classifier_accuracy"), needs="selected"),
     Metric("global", partial(_at_selected, key="global_accuracy"), needs="selected"),
     Metric(
-        "classifier-of-last", lambda run, last: _exact_mean(_curve(run, last, key="classifier_accuracy")), parameter=int
+        "classifier-of-last",
+        lambda record, num_last: _exact_mean(_curve(record, num_last, key="classifier_accuracy")),
+        parameter=int,
     ),
     Metric("domain", partial(_at_selected, key="domains"), **_BY_DOMAIN),
     Metric("intra", partial(_at_selected, key="intra"), **_BY_DOMAIN),
@@ -272,19 +326,19 @@ _ALL = (
     # What else is measured.
     Metric(
         "quality",
-        lambda run, name: run.get("quality", {}).get(name),
-        "",
+        lambda record, name: record.get("quality", {}).get(name),
+        unit="",
         needs="last",
         parameter=str,
         after_the_run=True,
     ),
-    Metric("drift", partial(_last_measured, key="drift"), "", "", needs="last", parameter=str),
-    Metric("term", partial(_last_measured, key="terms"), "", "", needs="last", parameter=str),
+    Metric("drift", partial(_last_measured, key="drift"), **_MEASURED),
+    Metric("term", partial(_last_measured, key="terms"), **_MEASURED),
     # Floats of a client in a round; totals are counted as the papers do, memory anew in each round.
-    Metric("floats-up", partial(_floats, key="floats_up"), "floats", "", needs="last"),
-    Metric("floats-down", partial(_floats, key="floats_down"), "floats", "", needs="last"),
-    Metric("memory-floats", partial(_floats, key="memory_floats"), "floats", "", needs="last"),
-    Metric("total-floats", partial(_floats, key="floats_up", total=True), "floats", "", needs="last"),
-    Metric("total-memory-floats", partial(_floats, key="memory_floats", total=True), "floats", "", needs="last"),
+    Metric("floats-up", partial(_floats, key="floats_up"), **_FLOATS),
+    Metric("floats-down", partial(_floats, key="floats_down"), **_FLOATS),
+    Metric("memory-floats", partial(_floats, key="memory_floats"), **_FLOATS),
+    Metric("total-floats", partial(_floats, key="floats_up", total=True), **_FLOATS),
+    Metric("total-memory-floats", partial(_floats, key="memory_floats", total=True), **_FLOATS),
 )
 METRICS = {metric.name: metric for metric in _ALL}

@@ -98,70 +98,93 @@ def select_records(records: Sequence[dict], methods: Sequence[str] = (), dataset
     Raises:
         UserError: If no record is of a named one.
     """
-    chosen = list(records)
-    for key, names, kind in (("method", methods, "method"), ("dataset", datasets, "data set")):
-        there = {record[key].lower(): record[key] for record in chosen}
-        for name in names:
-            if name.lower() not in there:
-                raise unknown(f"{kind} among the runs", name, there, f"there are {', '.join(there.values())}.")
-        chosen = [record for record in chosen if record[key].lower() in map(str.lower, names or there)]
-    return chosen
+    of_methods = _select(records, "method", methods, "method")
+    return _select(of_methods, "dataset", datasets, "data set")
+
+
+def _select(records: Sequence[dict], field: str, names: Sequence[str], kind: str) -> list[dict]:
+    """The records with one of these names in a field; `kind` is what the field holds, in words."""
+    if not names:
+        return list(records)
+    present = {record[field].lower(): record[field] for record in records}
+    for name in names:
+        if name.lower() not in present:
+            raise unknown(f"{kind} among the runs", name, present, f"there are {', '.join(present.values())}.")
+    wanted = {name.lower() for name in names}
+    return [record for record in records if record[field].lower() in wanted]
 
 
 def boards(records: Iterable[dict]) -> dict[str, list[dict]]:
     """The records by protocol and data set, in order of appearance."""
-    parts: dict[str, list[dict]] = {}
+    by_board: dict[str, list[dict]] = {}
     for record in records:
-        parts.setdefault(f"{record['protocol']}, {record['dataset']}", []).append(record)
-    return parts
+        board = f"{record['protocol']}, {record['dataset']}"
+        by_board.setdefault(board, []).append(record)
+    return by_board
 
 
-def group(records: Iterable[dict], each: bool = False) -> list[SeedGroup]:
+def group(records: Iterable[dict], by_seed: bool = False) -> list[SeedGroup]:
     """The records as groups that agree in everything but the seed, in order of appearance.
 
-    Numerics and labels divide groups, and if `each`, seeds. Of runs with the same seed and parameters, one counts.
+    Numerics and labels divide groups, and if `by_seed`, seeds. Of runs with the same seed and parameters, one counts.
     """
     runs = frame_of(records).drop_duplicates(["label", "key", "numerics", "seed", "state", "parameters"])
-    parts = [part for _, part in runs.groupby(["label", "key", "numerics", *(["seed"] if each else [])], sort=False)]
-    rows = [{**part["settings"].iloc[0], "numerics": part["numerics"].iloc[0]} for part in parts]
-    labels = Counter(part["label"].iloc[0] for part in parts)
+    division = ["label", "key", "numerics"]
+    if by_seed:
+        division.append("seed")
+    parts = [part for _, part in runs.groupby(division, sort=False)]
+    labels = [part["label"].iloc[0] for part in parts]
+    compared = [_compared_settings(part) for part in parts]
     groups = []
-    for part, row in zip(parts, rows, strict=True):
-        differing, unusual = _differences(row, rows)
-        name = label = part["label"].iloc[0] or row["method"]
-        if unusual and labels[name] != 1:  # a user's label that one group has is enough
-            label = f"{name}, {settings_text(unusual)}"
+    for part, label, values in zip(parts, labels, compared, strict=True):
+        differing = _differing(values, compared)
+        unusual = {name: value for name, value in differing.items() if _is_unusual(name, values, compared)}
+        name = label or values["method"]
+        is_told_by_name = labels.count(name) == 1  # a user's label that one group has is enough
+        full_name = f"{name}, {settings_text(unusual)}" if unusual and not is_told_by_name else name
         members = part.sort_values("seed", kind="stable")["record"].tolist()
-        groups.append(SeedGroup(label, name, differing, row["selection"], members))
+        groups.append(SeedGroup(full_name, name, differing, values["selection"], members))
     return groups
 
 
-def _differences(row: dict[str, Any], rows: Sequence[dict[str, Any]]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The settings in which a run differs, and those of them that at most half of the compared runs share.
+def _compared_settings(runs: pd.DataFrame) -> dict[str, Any]:
+    """The settings of the runs of a group, and their numerics."""
+    return {**runs["settings"].iloc[0], "numerics": runs["numerics"].iloc[0]}
 
-    An option that not all runs have is compared among those of the method alone.
-    """
+
+def _differing(values: Mapping[str, Any], compared: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """The settings in which a group differs from others."""
     differing = {}
-    unusual = {}
-    for name, value in row.items():
-        everywhere = name not in ("numerics", "code") and all(name in other for other in rows)
-        peers = [other for other in rows if name in other and (everywhere or other["method"] == row["method"])]
-        same = [other for other in peers if other[name] == value]
-        if len(same) < len(peers) and name != "method":
+    for name, value in values.items():
+        peers = _peers(name, values, compared)
+        if name != "method" and any(other[name] != value for other in peers):
             differing[name] = value
-            if 2 * len(same) <= len(peers):
-                unusual[name] = value
-    return differing, unusual
+    return differing
+
+
+def _is_unusual(name: str, values: Mapping[str, Any], compared: Sequence[Mapping[str, Any]]) -> bool:
+    """Whether at most half of the compared groups have this group's value of a setting."""
+    peers = _peers(name, values, compared)
+    same = [other for other in peers if other[name] == values[name]]
+    return 2 * len(same) <= len(peers)
+
+
+def _peers(name: str, values: Mapping[str, Any], compared: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """The groups that a setting is compared among: all, or those of the method where it is not an option of all."""
+    having = [other for other in compared if name in other]
+    if len(having) == len(compared) and name not in ("numerics", "code"):
+        return having
+    return [other for other in having if other["method"] == values["method"]]
 
 
 def agreed(records: Iterable[dict]) -> dict[str, Any]:
     """Those of protocol, data set and partition in which all records agree."""
-    rows = [settings(record) for record in records]
+    compared = [settings(record) for record in records]
     same = {}
     for name in ("protocol", "dataset", "partition"):
-        values = {row[name] for row in rows}
+        values = {of_record[name] for of_record in compared}
         if len(values) == 1:
-            same[name] = rows[0][name]
+            same[name] = values.pop()
     return same
 
 
@@ -175,11 +198,11 @@ def sheet(
     records: Sequence[dict],
     metrics: Sequence[str] = (),
     title: str = "",
-    each: bool = False,
+    by_seed: bool = False,
     leads: bool = False,
     layout: Layout = AS_IT_IS,
 ) -> Sheet:
-    """A table with a row for each group, or for each run if `each`, and more `metrics`; its values are the runs.
+    """A table with a row for each group, or for each run if `by_seed`, and more `metrics`; its values are the runs.
 
     With `leads`, a column has the lead of each row's headline over the best of the others that it is compared with,
     with its 95 % interval, paired by seed.
@@ -187,32 +210,39 @@ def sheet(
     Raises:
         UserError: If a metric or a column is not known.
     """
-    groups = group(records, each)
+    groups = group(records, by_seed)
     columns = find_columns(groups, metrics, leads, layout)
     cells = cells_of(groups, columns)
     if not columns.chosen:
         cells = _with_something_to_say(cells)
     titles = list(cells)
     same = ", ".join(f"{name} {markdown(value)}" for name, value in agreed(records).items())
+    found_metrics = [find_metric(name) for name in metrics]
+    notes = _notes_on_numbers(groups)
+    notes += notes_on_runs(groups)
+    notes += notes_on_metrics(groups, columns)
+    notes += _notes_on_leads(groups, cells)
     return Sheet(
-        titles, cells.to_numpy().tolist(), first_number(titles),
-        [numbers_of(record, [find_metric(name) for name in metrics]) for record in records],
-        title=title, setting=same and f"All rows: {same}.",
-        notes=[
-            *_notes_on_numbers(groups), *notes_on_runs(groups), *notes_on_metrics(groups, columns),
-            *_notes_on_leads(groups, cells),
-        ],
-    )  # fmt: skip
+        columns=titles,
+        lines=cells.to_numpy().tolist(),
+        numbers=first_number(titles),
+        values=[numbers_of(record, found_metrics) for record in records],
+        title=title,
+        setting=f"All rows: {same}." if same else "",
+        notes=notes,
+    )
 
 
 def sheets(
     records: Iterable[dict], metrics: Sequence[str] = (), leads: bool = False, layout: Layout = AS_IT_IS
 ) -> list[Sheet]:
     """A table for each board, which titles name where there are several; see `sheet`."""
-    parts = boards(records)
-    return [
-        sheet(runs, metrics, name if len(parts) > 1 else "", leads=leads, layout=layout) for name, runs in parts.items()
-    ]
+    by_board = boards(records)
+    tables = []
+    for board, runs in by_board.items():
+        title = board if len(by_board) > 1 else ""
+        tables.append(sheet(runs, metrics, title, leads=leads, layout=layout))
+    return tables
 
 
 @dataclass(frozen=True)
@@ -220,7 +250,7 @@ class Columns:
     """The columns of a table of runs."""
 
     headline: str  # the title of that with the accuracy of the headline
-    read: dict[str, Metric]  # what is read for each column of numbers, by its title
+    metrics: dict[str, Metric]  # of the columns of numbers, by their titles
     optional: set[str]  # metrics whose column stays empty without a value
     leads: bool  # whether there is a column of leads
     chosen: list[str]  # titles, as the user has chosen them; empty for all columns with something to say
@@ -234,28 +264,33 @@ def find_columns(groups: Sequence[SeedGroup], metrics: Sequence[str], leads: boo
     """
     selections = sorted({member.selection for member in groups})
     headline = f"Selected ({' or '.join(selections)}), %"
-    read = {headline: find_metric("selected")}
+    by_title = {headline: find_metric("selected")}
     if selections != ["last"]:  # else it is the selected one
-        read[LAST] = find_metric("last")
-    read |= {metric.title: metric for metric in map(find_metric, [*SOMETIMES, *metrics])}
+        by_title[LAST] = find_metric("last")
+    for name in (*SOMETIMES, *metrics):
+        metric = find_metric(name)
+        by_title[metric.title] = metric
     if layout.digits is not None:
-        read = {title: replace(metric, decimals=layout.digits) for title, metric in read.items()}
-    titles = [*TEXTS, *read, ROUNDS, FLOATS, *([LEAD] if leads else [])]
-    others = {"Accuracy": headline, **({"Lead": LEAD} if leads else {})}  # as a table for a paper names them
-    chosen = choose_columns(layout.columns, titles, others)
-    asked = {*metrics, *(read[title].name for title in chosen if title in read)}
-    return Columns(headline, read, {*SOMETIMES} - asked, leads, chosen)
+        by_title = {title: replace(metric, decimals=layout.digits) for title, metric in by_title.items()}
+    titles = [*TEXTS, *by_title, ROUNDS, FLOATS]
+    aliases = {"Accuracy": headline}  # as a table for a paper names it
+    if leads:
+        titles.append(LEAD)
+        aliases["Lead"] = LEAD
+    chosen = choose_columns(layout.columns, titles, aliases)
+    asked = {*metrics, *(by_title[title].name for title in chosen if title in by_title)}
+    return Columns(headline, by_title, {*SOMETIMES} - asked, leads, chosen)
 
 
 def choose_columns(
-    asked: str | Sequence[str], titles: Sequence[str], others: Mapping[str, str] = NO_NAMES
+    asked: str | Sequence[str], titles: Sequence[str], aliases: Mapping[str, str] = NO_NAMES
 ) -> list[str]:
     """The titles of the columns that are asked for, in any case, with or without what stands behind their name.
 
     Args:
         asked: Their names; in a text, with commas between them.
         titles: Those that there are.
-        others: Other names of some titles.
+        aliases: Other names of some titles.
 
     Raises:
         UserError: If there is no such column.
@@ -264,20 +299,20 @@ def choose_columns(
     for title in titles:
         for name in (title, column_name(title)):
             by_name.setdefault(name.lower(), title)
-    for name, title in others.items():
+    for name, title in aliases.items():
         by_name.setdefault(name.lower(), title)
-    longest_first = sorted(by_name, key=len, reverse=True)
-    asked = [asked] if isinstance(asked, str) else asked
     chosen = []
-    for text in asked:
+    texts = [asked] if isinstance(asked, str) else asked
+    for text in texts:
         rest = text.strip()
-        while rest:
-            fits = [name for name in longest_first if re.match(rf"{re.escape(name)}\s*(,|$)", rest.lower())]
-            if not fits:
+        while rest:  # not split at commas, which some titles have
+            fitting = [name for name in by_name if re.match(rf"{re.escape(name)}\s*(,|$)", rest.lower())]
+            if not fitting:
                 names = list(dict.fromkeys(map(column_name, titles)))
                 raise unknown("column in --columns", rest.split(",")[0], names, f"there are {', '.join(names)}.")
-            chosen.append(by_name[fits[0]])
-            rest = rest[len(fits[0]) :].lstrip().removeprefix(",").lstrip()
+            longest = max(fitting, key=len)
+            chosen.append(by_name[longest])
+            rest = rest[len(longest) :].lstrip().removeprefix(",").lstrip()
     return chosen
 
 
@@ -287,8 +322,11 @@ def column_name(title: str) -> str:
 
 
 def first_number(titles: Sequence[str]) -> int:
-    """The place of the first column of numbers."""
-    return next((place for place, title in enumerate(titles) if title not in TEXTS), len(titles))
+    """The index of the first column of numbers."""
+    for index, title in enumerate(titles):
+        if title not in TEXTS:
+            return index
+    return len(titles)
 
 
 def cells_of(groups: Sequence[SeedGroup], columns: Columns, usual: int | None = None) -> pd.DataFrame:
@@ -297,13 +335,15 @@ def cells_of(groups: Sequence[SeedGroup], columns: Columns, usual: int | None = 
     A headline whose lead over the best other is sure is `Best`. A number of runs that is the `usual` one is left out.
     """
     rows = [_row(member, columns, usual) for member in groups]
+    headline = columns.metrics[columns.headline]
     for indices in _comparable(groups):
         compared = {index: groups[index].records for index in indices}
-        ahead = best(columns.read[columns.headline], compared)
+        ahead = best(headline, compared)
         if ahead is not None:
-            rows[ahead] |= {title: Best(rows[ahead][title]) for title in ("Method", columns.headline)}
+            for title in ("Method", columns.headline):
+                rows[ahead][title] = Best(rows[ahead][title])
         if columns.leads:
-            texts = leads_over_best(columns.read[columns.headline], compared, usual)
+            texts = leads_over_best(headline, compared, usual)
             for index, text in texts.items():
                 rows[index] = _with_lead(rows[index], columns.headline, text)
     cells = pd.DataFrame(rows, dtype=object)
@@ -311,7 +351,7 @@ def cells_of(groups: Sequence[SeedGroup], columns: Columns, usual: int | None = 
 
 
 def _comparable(groups: Sequence[SeedGroup]) -> list[list[int]]:
-    """The places of groups whose numbers are compared with each other."""
+    """The indices of groups whose numbers are compared with each other."""
     compared = pd.DataFrame([settings(member.records[0]) for member in groups], dtype=object)
     return [list(indices) for indices in compared.groupby(COMPARABLE, dropna=False).groups.values()]
 
@@ -327,26 +367,28 @@ def _row(member: SeedGroup, columns: Columns, usual: int | None) -> dict[str, st
     """The cells of a group by column; those of optional metrics stay empty without a value."""
     records = member.records
     states = Counter(map(state_of, records))
-    seeds = []
-    for record in records:
-        state = state_of(record)
-        is_finished = state == "finished"
-        seeds.append(
-            str(record["seed"]) if is_finished else f"{record['seed']} {state} after {len(record['rounds'])} rounds"
-        )
+    (first, *_) = records
     means = {}
-    for title, metric in columns.read.items():
+    for title, metric in columns.metrics.items():
         is_left_out = metric.name in columns.optional and not metric.values(records)
         means[title] = "" if is_left_out else mean_of_runs(metric, records, states, usual)
     return {
         "Method": member.method,
         "Settings": settings_text(member.settings),
-        "Seeds": ", ".join(seeds),
-        "Model": tested_model(records[0]),
+        "Seeds": ", ".join(map(_seed_text, records)),
+        "Model": tested_model(first),
         **means,
-        ROUNDS: str(records[0]["config"]["rounds"]),
+        ROUNDS: str(first["config"]["rounds"]),
         FLOATS: f"{_mean_floats('floats-up', records)} / {_mean_floats('floats-down', records)}",
     }
+
+
+def _seed_text(record: dict) -> str:
+    """The seed of a run, and what has become of one that has not finished."""
+    state = state_of(record)
+    if state == "finished":
+        return str(record["seed"])
+    return f"{record['seed']} {state} after {len(record['rounds'])} rounds"
 
 
 def _with_lead(row: dict[str, str], headline: str, text: str) -> dict[str, str]:
@@ -364,9 +406,13 @@ def _mean_floats(name: str, records: Sequence[dict]) -> str:
     return f"{fmean(values):,.0f}" if values else MISSING
 
 
+def _all_records(groups: Sequence[SeedGroup]) -> list[dict]:
+    return [record for member in groups for record in member.records]
+
+
 def _notes_on_numbers(groups: Sequence[SeedGroup]) -> list[str]:
     """What a reader must know to read the numbers of a table, each only where it applies."""
-    records = [record for member in groups for record in member.records]
+    records = _all_records(groups)
     notes = ["Mean ± sample standard deviation over runs (number of runs); a value without ± is one run."]
     if len(set(map(tested_model, records))) > 1:
         notes.append(MODELS)
@@ -377,12 +423,12 @@ def _notes_on_numbers(groups: Sequence[SeedGroup]) -> list[str]:
 
 def _notes_on_leads(groups: Sequence[SeedGroup], cells: pd.DataFrame) -> list[str]:
     """What a reader must know of leads and bold, each only where it applies."""
-    is_bold = any(isinstance(cell, Best) for cell in cells.to_numpy().flat)
+    has_bold = any(isinstance(cell, Best) for cell in cells.to_numpy().flat)
     notes = []
-    if is_bold:
+    if has_bold:
         among = " among rows with the same protocol, data set, partition, rounds and selection rule"
         notes.append(BOLD.format(among=among))
-    if (is_bold or LEAD in cells) and compares_models(groups):
+    if (has_bold or LEAD in cells) and compares_models(groups):
         notes.append(ACROSS_MODELS)
     return notes
 
@@ -399,9 +445,9 @@ def compares_models(groups: Sequence[SeedGroup]) -> bool:
 def notes_on_runs(groups: Sequence[SeedGroup]) -> list[str]:
     """What a reader must know of the runs behind a table, each only where it applies."""
     notes = []
-    smaller = dict.fromkeys(", ".join(reductions(record).values()) for member in groups for record in member.records)
-    if any(smaller):
-        notes.append(f"Reduced against the protocol: {'; or '.join(filter(None, smaller))}.")
+    reduced = dict.fromkeys(", ".join(reductions(record).values()) for record in _all_records(groups))
+    if any(reduced):
+        notes.append(f"Reduced against the protocol: {'; or '.join(filter(None, reduced))}.")
     options: dict[str, None] = {}  # in words, each once
     for member in groups:
         record = member.records[0]
@@ -422,7 +468,7 @@ def notes_on_runs(groups: Sequence[SeedGroup]) -> list[str]:
 def notes_on_metrics(groups: Sequence[SeedGroup], columns: Columns) -> list[str]:
     """Which runs lack a metric or have another than the others, a sentence for each such metric."""
     sentences = []
-    for metric in columns.read.values():
+    for metric in columns.metrics.values():
         without = []
         for member in groups:
             seeds = [str(record["seed"]) for record in member.finished if not record["config"].get(metric.option)]
@@ -439,8 +485,8 @@ def notes_on_metrics(groups: Sequence[SeedGroup], columns: Columns) -> list[str]
 def _of_different_rounds(groups: Sequence[SeedGroup], columns: Columns) -> list[str]:
     """Which rows have values of the last round's models where others have those of the headline's."""
     sentences = []
-    for metric in columns.read.values():
-        if not metric.different_rounds(record for member in groups for record in member.records):
+    for metric in columns.metrics.values():
+        if not metric.different_rounds(_all_records(groups)):
             continue
         last = []
         for member in groups:
@@ -533,8 +579,13 @@ def machines(records: Iterable[dict]) -> list[str]:
     for record in records:
         for part in (record, *record["moved"]):
             facts = {**part.get("hardware", {}), **part.get("versions", {})}
-            counts[settings_text({name: value for name, value in facts.items() if value is not None})] += 1
-    return [f"- {count} run{'s' if count > 1 else ''}: {markdown(machine)}" for machine, count in counts.items()]
+            recorded = {name: value for name, value in facts.items() if value is not None}
+            counts[settings_text(recorded)] += 1
+    lines = []
+    for machine, count in counts.items():
+        runs = "run" if count == 1 else "runs"
+        lines.append(f"- {count} {runs}: {markdown(machine)}")
+    return lines
 
 
 def commands(records: Iterable[dict]) -> list[str]:
