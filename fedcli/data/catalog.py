@@ -92,44 +92,80 @@ def _mixture(shares: Sequence[Share], name: str, load: Callable[[str], Arrays]) 
     """The columns of a known set with a domain from each share, at its size and in colour."""
     info = KNOWN[name]
     size = info.image_size
-    load = lru_cache(1)(load)  # one at a time: some are large
-    columns = []
+    load_once = lru_cache(1)(load)  # one at a time: some are large
+    domains = []
     for number, (share, domain) in enumerate(zip(shares, info.domain_names, strict=True)):
-        source = load(share.source)
-        rng = generator(0, "recipe", name, domain)
-        rows = np.arange(len(source["y"]))
-        if share.domain is not None:
-            rows = np.flatnonzero(source["domain_names"][source["domain"]] == share.domain)
-        is_test = source["test"][rows]
+        source = load_once(share.source)
+        drawn = _draw_examples(share, source, name, domain)
+        rows = np.concatenate([drawn.train, drawn.test])
+        images = resized(source["x"][rows], size)
+        columns = {
+            "x": np.broadcast_to(images, (len(rows), size, size, 3)),
+            "y": source["y"][rows],
+            "domain": np.full(len(rows), number),
+            "test": np.repeat([False, True], [len(drawn.train), len(drawn.test)]),
+        }
+        domains.append(columns)
+    mixture = {kind: np.concatenate([columns[kind] for columns in domains]) for kind in domains[0]}
+    mixture["class_names"] = source["class_names"]
+    return mixture
+
+
+class _Drawn(NamedTuple):
+    """Examples of a set, by their positions in it."""
+
+    train: np.ndarray
+    test: np.ndarray
+
+
+def _draw_examples(share: Share, source: Arrays, name: str, domain: str) -> _Drawn:
+    """Draws the examples of a domain of the known set `name` from the columns of its source.
+
+    Raises:
+        UserError: The source has fewer to train on than the share needs.
+    """
+    rng = generator(0, "recipe", name, domain)
+    rows = np.arange(len(source["y"]))
+    if share.domain is not None:
+        domain_of_row = source["domain_names"][source["domain"]]
+        rows = np.flatnonzero(domain_of_row == share.domain)
+    is_test = source["test"][rows]
+    to_train = rows
+    if share.division == "parts":
+        to_train = rows[~is_test]
+    elif share.division == "leaky":
+        by_class = rows[np.argsort(source["y"][rows], kind="stable")]
         num_first = (np.arange(len(rows)) % 10 < 8).sum()
-        first = rows[np.argsort(source["y"][rows], kind="stable")[:num_first]]
-        allowed = {"parts": rows[~is_test], "pooled": rows, "leaky": first}[share.division]
-        train = rng.permutation(allowed)[: share.num_train]
-        if len(train) < share.num_train:
-            need = f"'{name}' needs {share.num_train} training images of '{share.source}' for its domain '{domain}'"
-            raise UserError(f"{need} (got {len(allowed)}); import the whole set.")
-        test = {"parts": rows[is_test], "pooled": np.setdiff1d(rows, train), "leaky": rows}[share.division]
-        test = test if share.num_test is None else rng.permutation(test)[: share.num_test]
-        rows = np.concatenate([train, test])
-        is_test = np.repeat([False, True], [len(train), len(test)])
-        x = np.broadcast_to(resized(source["x"][rows], size), (len(rows), size, size, 3))
-        columns.append((x, source["y"][rows], np.full(len(rows), number), is_test))
-    x, y, domains, test = map(np.concatenate, zip(*columns, strict=True))
-    return {"x": x, "y": y, "domain": domains, "test": test, "class_names": source["class_names"]}
+        to_train = by_class[:num_first]
+    train = rng.permutation(to_train)[: share.num_train]
+    if len(train) < share.num_train:
+        need = f"'{name}' needs {share.num_train} training images of '{share.source}' for its domain '{domain}'"
+        raise UserError(f"{need} (got {len(to_train)}); import the whole set.")
+    test = rows
+    if share.division == "parts":
+        test = rows[is_test]
+    elif share.division == "pooled":
+        test = np.setdiff1d(rows, train)
+    if share.num_test is not None:
+        test = rng.permutation(test)[: share.num_test]
+    return _Drawn(train, test)
 
 
 def resize(images: Tensor, size: int) -> Tensor:
     """Resizes uint8 images `[N, channels, H, W]` to `size` x `size` pixels: bilinear, antialiased, rounded."""
     if images.shape[2:] == (size, size):
         return images
-    floats = (portion.float() for portion in images.split(_RESIZED_AT_ONCE))
-    small = (F.interpolate(portion, (size, size), mode="bilinear", antialias=True).round() for portion in floats)
-    return torch.cat([portion.clamp(0, 255).to(torch.uint8) for portion in small])
+    portions = []
+    for portion in images.split(_RESIZED_AT_ONCE):
+        small = F.interpolate(portion.float(), (size, size), mode="bilinear", antialias=True)
+        portions.append(small.round().clamp(0, 255).to(torch.uint8))
+    return torch.cat(portions)
 
 
 def resized(images: np.ndarray, size: int) -> np.ndarray:
     """Resizes uint8 images `[N, H, W, channels]`, see `resize`."""
-    return resize(torch.from_numpy(images.transpose(0, 3, 1, 2)), size).numpy().transpose(0, 2, 3, 1)
+    channels_first = torch.from_numpy(images.transpose(0, 3, 1, 2))
+    return resize(channels_first, size).numpy().transpose(0, 2, 3, 1)
 
 
 # Built in: scikit-learn's digits and photographs.
@@ -149,8 +185,8 @@ def digit_domains() -> Arrays:
     written = _handwritten()
     labels = written.labels
     larger = [Image.fromarray(image).resize((SIZE, SIZE), Image.Resampling.BICUBIC) for image in written.images]
-    plain = np.repeat(np.stack([np.asarray(image) for image in larger])[..., None], 3, axis=3)
-    font = np.repeat(_drawn(labels)[..., None], 3, axis=3)
+    plain = _in_colour(np.stack([np.asarray(image) for image in larger]))
+    font = _in_colour(_drawn(labels))
     photos = [np.asarray(photo.resize((213, 142), Image.Resampling.BOX)) for photo in _photographs()]
     rng = np.random.default_rng(1)
     crops = []
@@ -168,6 +204,11 @@ def digit_domains() -> Arrays:
     }
 
 
+def _in_colour(images: np.ndarray) -> np.ndarray:
+    """Grey images `[N, H, W]` with three channels, `[N, H, W, 3]`."""
+    return np.repeat(images[..., None], 3, axis=3)
+
+
 def photos() -> Arrays:
     """The columns of unlabelled images: square pieces of scikit-learn's photographs, 16 x 16, in colour.
 
@@ -179,7 +220,9 @@ def photos() -> Arrays:
     for _ in range(2200):
         photo = sources[rng.integers(len(sources))]
         side = round(SIZE * 10 ** rng.uniform())
-        left, top = (int(rng.integers(length - side + 1)) for length in photo.size)
+        width, height = photo.size
+        left = int(rng.integers(width - side + 1))
+        top = int(rng.integers(height - side + 1))
         box = (left, top, left + side, top + side)
         pieces.append(np.asarray(photo.resize((SIZE, SIZE), Image.Resampling.BOX, box)))
     return {"x": np.stack(pieces), "y": np.zeros(2200, np.int64), "test": np.arange(2200) >= 2000}
@@ -221,9 +264,11 @@ def _drawn(labels: np.ndarray) -> np.ndarray:
     """A digit of each label `[N, 16, 16]`, bright on dark, from a random typeface, size, angle and place."""
     import matplotlib  # late: it takes a second
 
-    files = [f"{matplotlib.get_data_path()}/fonts/ttf/{name}.ttf" for name in TYPEFACES]
-    layout = ImageFont.Layout.BASIC
-    fonts = [ImageFont.truetype(file, size, layout_engine=layout) for file in files for size in (52, 60, 68)]
+    fonts = []
+    for name in TYPEFACES:
+        file = f"{matplotlib.get_data_path()}/fonts/ttf/{name}.ttf"
+        for size in (52, 60, 68):
+            fonts.append(ImageFont.truetype(file, size, layout_engine=ImageFont.Layout.BASIC))
     rng = np.random.default_rng(2)
     images = []
     for label in labels:
@@ -241,7 +286,10 @@ def _femnist_digits(name: str, load: Callable[[str], Arrays]) -> Arrays:
     source = load("femnist")
     if "writer" not in source:
         raise UserError("'femnist' does not say who wrote what (got no writers); import it from LEAF's files.")
-    x, y, writer = (source[kind][source["y"] < 10] for kind in ("x", "y", "writer"))
+    is_digit = source["y"] < 10
+    x = source["x"][is_digit]
+    y = source["y"][is_digit]
+    writer = source["writer"][is_digit]
     order = generator(0, "recipe", "femnist-digits").permutation(len(y))
     order = order[np.argsort(writer[order], kind="stable")]  # by writer, random inside
     train = first_of_each(order, writer, lambda size: max(1, size * 9 // 10))
@@ -320,16 +368,20 @@ KNOWN = {
         Share("digit-domains", 1200, domain="photo"), Share("digit-domains", 600, domain="font"),
     ),
 }  # fmt: skip
-for _source, _numbers, _num_test in (  # training images of each domain as published, and test images of the leaky set
-    ("office-caltech", (368, 431, 60, 113), 2533),
-    ("office31", (1082, 192, 305), 4110),
-    ("office-home", (1400, 2000, 2500, 2000), 15588),
-):
-    _info = KNOWN[_source]._replace(files="")
-    _shares = [Share(_source, number, domain=name) for number, name in zip(_numbers, _info.domain_names, strict=True)]
-    KNOWN[f"{_source}-private"] = _info.made_of(*_shares)
-    _shares = [share._replace(division="leaky") for share in _shares]
-    KNOWN[f"{_source}-leaky"] = _info._replace(num_test=_num_test).made_of(*_shares)
+
+
+def _add_domain_sets(source: str, num_train: Sequence[int], num_test_leaky: int) -> None:
+    """Adds what papers make of a set with domains: training images as published, and two kinds of test images."""
+    info = KNOWN[source]._replace(files="")
+    private = [Share(source, number, domain=name) for number, name in zip(num_train, info.domain_names, strict=True)]
+    leaky = [share._replace(division="leaky") for share in private]
+    KNOWN[f"{source}-private"] = info.made_of(*private)
+    KNOWN[f"{source}-leaky"] = info._replace(num_test=num_test_leaky).made_of(*leaky)
+
+
+_add_domain_sets("office-caltech", num_train=(368, 431, 60, 113), num_test_leaky=2533)
+_add_domain_sets("office31", num_train=(1082, 192, 305), num_test_leaky=4110)
+_add_domain_sets("office-home", num_train=(1400, 2000, 2500, 2000), num_test_leaky=15588)
 MADE = {name: info.needs for name, info in KNOWN.items() if info.make}  # the sets that each is made from
 BUILT_IN = tuple(name for name, needs in MADE.items() if not needs)
 UNSURE = ("mnist-m",)  # of which copies with other numbers of images are in use
@@ -348,17 +400,35 @@ def known_form(name: str, columns: Arrays) -> Arrays:
     expected = (info.image_size, info.image_size, info.channels)
     if shape != expected:
         raise ValueError(f"the images are {shape}, the channels last, and not {expected} {remedy}")
-    for kind, noun, official in (("y", "classes", info.class_names), ("domain", "domains", info.domain_names)):
-        names = columns[NAMES[kind]].tolist() if kind in columns else []
-        if official == ("",) * len(names):  # of which the number alone is known, or of which there are none
-            continue
-        order = official_order(names, official) if any(official) else None
-        if order is None:
-            listed = f"{len(names)} ({', '.join(names[:3])}…)"
-            listed_official = f"{len(official)} ({', '.join(filter(None, official[:4]))}…)"
-            raise ValueError(f"the {noun} are {listed} and not {listed_official} {remedy}")
-        columns = columns | {kind: np.array(order)[columns[kind]], NAMES[kind]: np.array(official)}
-    return columns
+    columns = _officially_named(columns, "y", info.class_names, remedy)
+    return _officially_named(columns, "domain", info.domain_names, remedy)
+
+
+def _officially_named(columns: Arrays, kind: str, official: Sequence[str], remedy: str) -> Arrays:
+    """The columns with the official numbers and names of classes, "y", or domains, "domain".
+
+    Raises:
+        ValueError: They are others.
+    """
+    names = columns[NAMES[kind]].tolist() if kind in columns else []
+    if official == ("",) * len(names):  # of which the number alone is known, or of which there are none
+        return columns
+    order = official_order(names, official) if any(official) else None
+    if order is None:
+        listed = f"{len(names)} ({', '.join(names[:3])}…)"
+        listed_official = f"{len(official)} ({', '.join(filter(None, official[:4]))}…)"
+        noun = {"y": "classes", "domain": "domains"}[kind]
+        raise ValueError(f"the {noun} are {listed} and not {listed_official} {remedy}")
+    return columns | {kind: np.array(order)[columns[kind]], NAMES[kind]: np.array(official)}
+
+
+FACTS = {  # by which a set is told from the official one where its fingerprint is not known, in words
+    "train": "training images",
+    "test": "test images",
+    "train_counts": "training images of its classes",
+    "test_counts": "test images of its classes",
+    "domain_counts": "images of its domains",
+}
 
 
 def difference_from_official(name: str, facts: Mapping[str, Any]) -> str:
@@ -369,17 +439,20 @@ def difference_from_official(name: str, facts: Mapping[str, Any]) -> str:
     """
     info = KNOWN[name]
     if info.fingerprint:
-        same = facts["fingerprint"] == info.fingerprint
-        return "" if same else f"fingerprint {facts['fingerprint']}, not {info.fingerprint}"
-    sizes = {} if name in UNSURE else {"train": info.num_train, "test": info.num_test}
-    counts = {"train_counts": info.train_counts, "test_counts": info.test_counts, "domain_counts": info.domain_counts}
-    words = {
-        "train": "training images", "test": "test images", "train_counts": "training images of its classes",
-        "test_counts": "test images of its classes", "domain_counts": "images of its domains",
-    }  # fmt: skip
-    for kind, official in {**sizes, **counts}.items():
-        if official and facts[kind] != official:
-            return f"{_in_words(facts[kind])} {words[kind]}, not {_in_words(official)}"
+        is_same = facts["fingerprint"] == info.fingerprint
+        return "" if is_same else f"fingerprint {facts['fingerprint']}, not {info.fingerprint}"
+    official = {
+        "train": info.num_train,
+        "test": info.num_test,
+        "train_counts": info.train_counts,
+        "test_counts": info.test_counts,
+        "domain_counts": info.domain_counts,
+    }
+    if name in UNSURE:
+        del official["train"], official["test"]
+    for kind, expected in official.items():
+        if expected and facts[kind] != expected:
+            return f"{_in_words(facts[kind])} {FACTS[kind]}, not {_in_words(expected)}"
     return ""
 
 
@@ -393,10 +466,15 @@ def official_order(names: Sequence[str], official: Sequence[str]) -> list[int] |
     Numbers are positions, since labels without names come with them. Case, spaces and signs do not count, unless
     a set has both A and a; `T-shirt/top` is also written `t-shirt`.
     """
-    if names and set(names) <= set(map(str, range(len(official)))):
+    positions = set(map(str, range(len(official))))
+    if names and set(names) <= positions:
         return list(map(int, names))
-    for fold in (str, lambda name: re.sub("[^a-z0-9]", "", name.lower()).replace("tshirttop", "tshirt")):
-        labels = {fold(name): label for label, name in enumerate(official)}
-        if len(labels) == len(official) and sorted(map(fold, names)) == sorted(labels):
-            return [labels[fold(name)] for name in names]
+    for spelling in (str, _letters_and_digits):
+        labels = {spelling(name): label for label, name in enumerate(official)}
+        if len(labels) == len(official) and sorted(map(spelling, names)) == sorted(labels):
+            return [labels[spelling(name)] for name in names]
     return None
+
+
+def _letters_and_digits(name: str) -> str:
+    return re.sub("[^a-z0-9]", "", name.lower()).replace("tshirttop", "tshirt")

@@ -104,9 +104,10 @@ def cache_folder() -> Path:
 
 def names() -> list[str]:
     """All names: built in, known, and imported under a name of their own."""
-    kept = [file for file in sorted(glob("*.npz", root_dir=cache_folder())) if (cache_folder() / file).is_file()]
-    imported = (os.path.splitext(file)[0] for file in kept)
-    return list(dict.fromkeys([*KNOWN, *filter(_NAME.fullmatch, imported)]))
+    folder = cache_folder()
+    files_there = [file for file in sorted(glob("*.npz", root_dir=folder)) if (folder / file).is_file()]
+    imported = filter(_NAME.fullmatch, [os.path.splitext(file)[0] for file in files_there])
+    return list(dict.fromkeys([*KNOWN, *imported]))
 
 
 def is_name(text: str) -> bool:
@@ -136,7 +137,7 @@ def find_name(text: str) -> str:
             digest.update(os.fsencode(file) + hashlib.file_digest(content, "sha256").digest())
     stem = re.sub("[^a-z0-9]+", "-", path.resolve().stem.lower()).strip("-") or "data"
     name = f"{stem}-{digest.hexdigest()[:12]}"
-    if not _is_kept(name):
+    if not _is_in_cache(name):
         import_path(name, path)
     return name
 
@@ -157,7 +158,7 @@ def available(name: str) -> None:
 
 def present(name: str) -> bool:
     """Whether a set can be loaded; its file is not read."""
-    return is_from_file(name) or _is_kept(name) or (name in MADE and all(map(present, MADE[name])))
+    return is_from_file(name) or _is_in_cache(name) or (name in MADE and all(map(present, MADE[name])))
 
 
 def open_to_all(name: str) -> bool:
@@ -192,17 +193,23 @@ def refuse_other_images(dataset: Dataset) -> None:
     Raises:
         UserError: Its fingerprint is another one or, where only they are known, its numbers of images.
     """
-    of_classes = {
-        f"{part}_counts": tuple(getattr(dataset, f"y_{part}").bincount(minlength=dataset.num_classes).tolist())
-        for part in files.PARTS
-    }
-    domains = [getattr(dataset, f"domain_{part}") for part in files.PARTS if dataset.domain_names]
-    of_domains = torch.cat(domains).bincount(minlength=len(dataset.domain_names)).tolist() if domains else ()
+    num_classes = dataset.num_classes
+    train_counts = dataset.y_train.bincount(minlength=num_classes)
+    test_counts = dataset.y_test.bincount(minlength=num_classes)
+    domain_counts = torch.zeros(0)
+    if dataset.domain_train is not None and dataset.domain_test is not None:
+        domains = torch.cat([dataset.domain_train, dataset.domain_test])
+        domain_counts = domains.bincount(minlength=len(dataset.domain_names))
     facts = {
-        "fingerprint": dataset.fingerprint, "train": len(dataset.y_train), "test": len(dataset.y_test),
-        "domain_counts": tuple(of_domains), **of_classes,
-    }  # fmt: skip
-    if difference := difference_from_official(dataset.name, facts):
+        "fingerprint": dataset.fingerprint,
+        "train": len(dataset.y_train),
+        "test": len(dataset.y_test),
+        "train_counts": tuple(train_counts.tolist()),
+        "test_counts": tuple(test_counts.tolist()),
+        "domain_counts": tuple(domain_counts.tolist()),
+    }
+    difference = difference_from_official(dataset.name, facts)
+    if difference:
         raise UserError(
             f"these are not the images of '{dataset.name}' (got {difference}); import them under a name of their own, "
             f"such as my-{dataset.name}, and leave '{dataset.name}' to the official ones."
@@ -219,26 +226,33 @@ def download(name: str) -> Path:
     if info is None or info.source is None:
         remedy = _ways(name) if name in KNOWN else f"these can be downloaded: {', '.join(DOWNLOADS)}"
         raise unknown("data set to download", name, DOWNLOADS, f"{remedy}.")
-    if _is_kept(name):
+    if _is_in_cache(name):
         return _cache_file(name)
-    sets = torchvision().datasets
     socket.setdefaulttimeout(30)  # seconds without a byte before a download is given up
     with TemporaryDirectory(prefix="fedcli-") as folder:
         try:
-            if info.md5:
-                sets.utils.download_and_extract_archive(info.source, folder, md5=info.md5, remove_finished=True)
-            else:
-                for part in files.PARTS:
-                    choice: dict[str, Any] = {"split": part} if name == "svhn" else {"train": part == "train"}
-                    if info.split:
-                        choice["split"] = info.split
-                    getattr(sets, info.source)(folder, download=True, **choice)
+            _download_official(info, folder)
         except (OSError, RuntimeError, HTTPException) as error:
             fault = f"'{name}' could not be downloaded ({' '.join(str(error).split())})"
             raise UserError(f"{fault}; bring the official files and run 'fedcli data import {name} PATH'.") from error
         finally:
             socket.setdefaulttimeout(None)
         return import_path(name, Path(folder)).file
+
+
+def _download_official(info: DatasetInfo, folder: str) -> None:
+    """Downloads the official files of a set: an archive, or what torchvision's class of its name asks for."""
+    sets = torchvision().datasets
+    if info.md5:
+        sets.utils.download_and_extract_archive(info.source, folder, md5=info.md5, remove_finished=True)
+        return
+    for part in files.PARTS:
+        choice: dict[str, Any] = {"train": part == "train"}
+        if info.source == "SVHN":
+            choice = {"split": part}
+        if info.split:
+            choice["split"] = info.split
+        getattr(sets, info.source)(folder, download=True, **choice)
 
 
 class Imported(NamedTuple):
@@ -290,7 +304,7 @@ def import_path(name: str, path: Path, size: int | None = None) -> Imported:
             num_clients = columns["client"].max() + 1
             notes.append(f"its clients, tested on their own parts: --partition {flag} --num-clients {num_clients}")
         arrays["source"] = np.array("; ".join([str(path.resolve()), *notes]))
-    _keep(_cache_file(name), arrays)
+    _write_cache(_cache_file(name), arrays)
     _cache_file(name).with_suffix(".split.npz").unlink(missing_ok=True)  # where earlier versions kept the lists
     return Imported(_cache_file(name), notes)
 
@@ -324,22 +338,36 @@ def describe(name: str) -> dict[str, Any]:
     sizes: dict[str, Any]
     if is_from_file(name):
         kind = "your own"
-        dataset = load(name)
-        sizes = {"train": len(dataset.y_train), "test": len(dataset.y_test), "classes": dataset.num_classes}
-        sizes["shape"] = tuple(dataset.x_train.shape[1:])
-    elif _is_kept(name):
+        sizes = _sizes_in_memory(load(name))
+    elif _is_in_cache(name):
         with files.reading(_cache_file(name), files.NPZ), np.load(_cache_file(name), allow_pickle=False) as file:
-            with file.zip.open("x_train.npy") as pixels:  # of which the shape alone is read
-                np.lib.format.read_magic(pixels)
-                train, *shape, channels = np.lib.format.read_array_header_1_0(pixels)[0]
-            sizes = {"train": train, "test": len(file["y_test"]), "classes": len(file["class_names"])}
-            sizes["shape"] = (channels, *shape)
+            sizes = _sizes_in_file(file)
             note = str(file.get("source", ""))
     else:
         assert info is not None  # `available` has refused what is neither known nor in the cache
         sizes = info.sizes
         note = ", ".join(info.needs)
     return {"name": name, "kind": kind, "present": present(name), **sizes, "note": note}
+
+
+def _sizes_in_memory(dataset: Dataset) -> dict[str, Any]:
+    """See `DatasetInfo.sizes`."""
+    shape = tuple(dataset.x_train.shape[1:])
+    return {
+        "train": len(dataset.y_train), "test": len(dataset.y_test), "classes": dataset.num_classes, "shape": shape,
+    }  # fmt: skip
+
+
+def _sizes_in_file(file: Any) -> dict[str, Any]:
+    """See `DatasetInfo.sizes`; of the pixels in a cache file, from `np.load`, the header alone is read."""
+    with file.zip.open("x_train.npy") as pixels:
+        np.lib.format.read_magic(pixels)
+        shape, _, _ = np.lib.format.read_array_header_1_0(pixels)
+    num_train, height, width, channels = shape
+    return {
+        "train": num_train, "test": len(file["y_test"]), "classes": len(file["class_names"]),
+        "shape": (channels, height, width),
+    }  # fmt: skip
 
 
 def num_images(dataset: str, local_test: float | None = None) -> int | None:
@@ -426,7 +454,7 @@ def _cache_file(name: str) -> Path:
     return cache_folder() / f"{name}.npz"
 
 
-def _is_kept(name: str) -> bool:
+def _is_in_cache(name: str) -> bool:
     """Whether a set comes from the cache."""
     return name not in BUILT_IN and os.path.isfile(_cache_file(name))  # also False where it may not be looked for
 
@@ -444,7 +472,7 @@ def _ways(name: str) -> str:
 
 def _arrays(name: str) -> files.Arrays:
     """The arrays that the cache has of a set, or would have of one that is built in or made."""
-    if _is_kept(name):
+    if _is_in_cache(name):
         return files.read_npz(_cache_file(name))
     info = KNOWN[name]
     assert info.make is not None  # `available` has refused what is neither in the cache nor made
@@ -465,7 +493,7 @@ def _source_arrays(name: str) -> files.Arrays:
     return arrays
 
 
-def _keep(path: Path, arrays: files.Arrays) -> None:
+def _write_cache(path: Path, arrays: files.Arrays) -> None:
     """Writes arrays to a file of the cache."""
     if path.parts[0] == "~":
         raise UserError(f"the data set cannot be kept as '{path}' (got no home folder); set FEDCLI_DATA to a folder.")

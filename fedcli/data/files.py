@@ -97,9 +97,10 @@ def join_parts(arrays: Arrays, notes: list[str]) -> Arrays:
     for key, values in arrays.items():
         match = _KEY.fullmatch(key.lower())
         assert match is not None  # the expression takes any text
-        before, word, after = match.groups(default="")
+        part_before, word, part_after = match.groups(default="")
         if word in WORDS:
-            named.setdefault(WORDS[word], {}).setdefault(before or after, values)
+            by_part = named.setdefault(WORDS[word], {})
+            by_part.setdefault(part_before or part_after, values)
     parts = choose_parts(set().union(*named.values()), notes)
     columns = {key: arrays[key] for key in NAMES.values() if key in arrays}
     for kind, by_part in named.items():
@@ -110,18 +111,24 @@ def join_parts(arrays: Arrays, notes: list[str]) -> Arrays:
             if len(by_part[part]) != len(named["x"][part]):
                 raise ValueError(f"{name} has {len(by_part[part])} entries for {len(named['x'][part])} images")
         columns[kind] = np.concatenate([by_part[part] for part in parts])
-    if len({named["x"][part].dtype == np.uint8 for part in parts}) > 1:  # numbers in [0, 1] would not be seen below
+    images = [named["x"][part] for part in parts]
+    if len({array.dtype == np.uint8 for array in images}) > 1:  # numbers in [0, 1] would not be seen below
         raise ValueError("the images of one part are uint8 and those of the other are not")
     if parts != [""]:
-        columns["test"] = np.repeat([False, True], [len(named["x"][part]) for part in parts])
+        columns["test"] = np.repeat([False, True], [len(array) for array in images])
     return columns
 
 
 def choose_parts(parts: set[str], notes: list[str]) -> list[str]:
     """The parts to train and to test on, `val` for a missing `test`; `""` alone where no part is named."""
-    chosen = [""] if parts == {""} else ["train", "val" if "val" in parts and "test" not in parts else "test"]
-    if parts - set(chosen):
-        notes.append(f"left out: {', '.join(sorted(parts - set(chosen))) or 'what is in no part'}")
+    if parts == {""}:
+        return [""]
+    chosen = ["train", "test"]
+    if "val" in parts and "test" not in parts:
+        chosen = ["train", "val"]
+    others = parts - set(chosen)
+    if others:
+        notes.append(f"left out: {', '.join(sorted(others)) or 'what is in no part'}")
     return chosen
 
 
@@ -247,12 +254,13 @@ def _bytes(images: np.ndarray, notes: list[str]) -> np.ndarray:
     high = float(images.max())
     if not (low >= 0 and high <= 255) and not (low >= -1 and high <= 1):
         raise ValueError(f"pixels from {low:g} to {high:g} are not in 0 to 255, 0 to 1 or -1 to 1: undo normalisation")
+    shift = 0
+    scale = 1.0
     if low < 0:
-        shift, scale = 1, 127.5
+        shift = 1
+        scale = 127.5
     elif high <= 1:
-        shift, scale = 0, 255
-    else:
-        shift, scale = 0, 1
+        scale = 255.0
     notes.append(f"pixels x from {low:g} to {high:g} became 8 bits, (x + {shift}) * {scale:g}")
     return np.rint((images + shift) * scale).astype(np.uint8)
 
@@ -272,13 +280,16 @@ def canonical(columns: Arrays) -> Arrays:
 
     An image's place, unless a column has it, is its position in its part.
     """
-    test = columns["test"]
-    arrays = {key: columns[key] for key in NAMES.values() if key in columns}
-    columns = {"place": np.where(test, test.cumsum(), (~test).cumsum()) - 1} | columns
+    is_test = columns["test"]
+    count_in_part = np.where(is_test, is_test.cumsum(), (~is_test).cumsum())
+    columns = {"place": count_in_part - 1} | columns
     kinds = [kind for kind in KINDS if kind in columns]
-    order = canonical_order(*(columns[kind] for kind in kinds if kind != "place"))
-    for part, rows in zip(PARTS, (order[~test[order]], order[test[order]]), strict=True):
-        arrays |= {f"{kind}_{part}": columns[kind][rows] for kind in kinds}
+    order = canonical_order(*[columns[kind] for kind in kinds if kind != "place"])
+    arrays = {key: columns[key] for key in NAMES.values() if key in columns}
+    rows_of_train = order[~is_test[order]]
+    rows_of_test = order[is_test[order]]
+    arrays |= {f"{kind}_train": columns[kind][rows_of_train] for kind in kinds}
+    arrays |= {f"{kind}_test": columns[kind][rows_of_test] for kind in kinds}
     return arrays
 
 

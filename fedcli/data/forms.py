@@ -41,10 +41,11 @@ def read_official(read_file: Callable[[Path, re.Match, str], Arrays], source: So
     folders = sorted({os.path.dirname(match.string) or "." for match in source.matches})
     if len(folders) > 1:
         raise ValueError(f"there are several data sets: give one folder of {', '.join(folders)}")
+    split = source.info.split if source.info else None
     arrays: Arrays = {}
     for match in source.matches:
         groups = match.groupdict()
-        if groups.get("split") == (source.info and source.info.split):
+        if groups.get("split") == split:
             file = source.folder / match.string
             part = "test" if groups.get("test") else "train"
             with reading(file, "one of the official files, whole, compressed or not"):
@@ -56,7 +57,8 @@ def read_idx(file: Path, match: re.Match, part: str) -> Arrays:
     """A file of MNIST, or of EMNIST, where images are transposed and letters count from 1."""
     open_file = gzip.open if file.suffix == ".gz" else open
     with open_file(file, "rb") as content:
-        shape = np.frombuffer(content.read(4 * content.read(4)[3]), ">u4")
+        num_axes = content.read(4)[3]
+        shape = np.frombuffer(content.read(4 * num_axes), ">u4")
         count = int(shape.prod())
         check_size(count, file)  # before the rest is unpacked
         values = np.frombuffer(content.read(count + 1), np.uint8).reshape(shape)
@@ -70,7 +72,8 @@ def read_usps(file: Path, match: re.Match, part: str) -> Arrays:
     from sklearn.datasets import load_svmlight_file  # late: it takes two seconds
 
     values, labels = load_svmlight_file(file, n_features=256, dtype=np.float32)
-    return {f"x_{part}": ((values.toarray() + 1) / 2 * 255).astype(np.uint8), f"y_{part}": labels - 1}
+    pixels = (values.toarray() + 1) / 2 * 255
+    return {f"x_{part}": pixels.astype(np.uint8), f"y_{part}": labels - 1}
 
 
 def read_matlab(file: Path, match: re.Match, part: str) -> Arrays:
@@ -118,18 +121,7 @@ def read_leaf(source: Source) -> Arrays:
         chosen = folders
     if folders - chosen:
         source.notes.append(f"left out: {', '.join(sorted(folders - chosen))}")
-    written: dict[tuple[str, str], _Pages] = {}  # by folder and writer
-    for file in [file for file in paths if file.parent.name in chosen]:
-        with reading(file, "one of LEAF's files, with users and user_data"):
-            content = json.loads(file.read_bytes())
-            for writer in content["users"]:
-                x, y = (np.asarray(content["user_data"][writer][key]) for key in "xy")
-                if x.shape != (len(y), 784) or not 0 <= x.min() <= x.max() <= 1:
-                    raise ValueError(f"the writer {writer} has no images of 784 values from 0 to 1 with a label each")
-                pixels = np.rint(x * 255).astype(np.uint8).reshape(-1, 28, 28)
-                written[file.parent.name, writer] = _Pages(file.parent.name, writer, pixels, y)
-        check_size(sum(pages.images.size for pages in written.values()), file.parent)
-    all_pages = [written[key] for key in sorted(written)]
+    all_pages = _read_pages([path for path in paths if path.parent.name in chosen])
     writers, numbers = np.unique([pages.writer for pages in all_pages], return_inverse=True)
     if chosen == set(PARTS):
         test = np.array([pages.folder == "test" for pages in all_pages])
@@ -146,28 +138,53 @@ def read_leaf(source: Source) -> Arrays:
     }
 
 
+def _read_pages(paths: list[Path]) -> list[_Pages]:
+    """What the writers in some of LEAF's files have written, by folder and then by writer."""
+    written: dict[tuple[str, str], _Pages] = {}  # by folder and writer
+    for path in paths:
+        folder = path.parent.name
+        with reading(path, "one of LEAF's files, with users and user_data"):
+            content = json.loads(path.read_bytes())
+            for writer in content["users"]:
+                x = np.asarray(content["user_data"][writer]["x"])
+                y = np.asarray(content["user_data"][writer]["y"])
+                if x.shape != (len(y), 784) or not 0 <= x.min() <= x.max() <= 1:
+                    raise ValueError(f"the writer {writer} has no images of 784 values from 0 to 1 with a label each")
+                pixels = np.rint(x * 255).astype(np.uint8).reshape(-1, 28, 28)
+                written[folder, writer] = _Pages(folder, writer, pixels, y)
+        check_size(sum(pages.images.size for pages in written.values()), path.parent)
+    return [written[key] for key in sorted(written)]
+
+
 def read_pfllib(source: Source) -> Arrays:
     """The columns of all clients' images, of `train/*.npz` and then `test/*.npz`, with their `client` `[N]`.
 
     Raises:
         UserError: Files are missing or not in that form.
     """
-    rows = []
+    files: list[Arrays] = []
     for part in PARTS:
         for client in range(len(list(source.folder.glob("train/*.npz")))):
             path = source.folder / part / f"{client}.npz"
             with reading(path, "an image set's file as PFLlib's generate_*.py write it, a dict of arrays x and y"):
-                with zipfile.ZipFile(path) as archive, archive.open("data.npy") as member:
-                    np.lib.format.read_magic(member)
-                    np.lib.format.read_array_header_1_0(member)
-                    (content,) = _Unpickler(member).load().state[4]
+                content = _read_pickled_dict(path)
                 x = _stored_array(content["x"])
                 y = _stored_array(content["y"])
                 if len(x) != len(y):
                     raise ValueError(f"{len(x)} images, {len(y)} labels")
-                rows.append((x, y, np.full(len(y), client), np.full(len(y), part == "test")))
-    x, y, clients, test = map(np.concatenate, zip(*rows, strict=True))
-    return {"x": x, "y": y, "client": clients, "test": test}
+                client_of_image = np.full(len(y), client)
+                is_test = np.full(len(y), part == "test")
+                files.append({"x": x, "y": y, "client": client_of_image, "test": is_test})
+    return {kind: np.concatenate([columns[kind] for columns in files]) for kind in ("x", "y", "client", "test")}
+
+
+def _read_pickled_dict(path: Path) -> dict[str, Any]:
+    """The dict that an `.npz` file holds pickled, as its only array `data`."""
+    with zipfile.ZipFile(path) as archive, archive.open("data.npy") as member:
+        np.lib.format.read_magic(member)
+        np.lib.format.read_array_header_1_0(member)
+        (content,) = _Unpickler(member).load().state[4]
+    return content
 
 
 class _Stored:
@@ -232,10 +249,7 @@ class _Picture(NamedTuple):
 
 def _find_pictures(source: Source) -> list[_Picture]:
     """The image files of a set, each with its class."""
-    lists = {}  # of some parts, the class of each image by its file
-    for list_name in filter(None, map(_LIST.fullmatch, source.names)):
-        text = (source.folder / list_name.string).read_text(errors="replace")
-        lists[list_name[1]] = dict(re.findall(r"^(\S+)[ \t]+(\S+)", text, re.MULTILINE))
+    classes = _read_class_lists(source)
     others = [name for name in source.names if not _LIST.fullmatch(name)]
     names = [name for name in others if name.lower().endswith(SUFFIXES)]
     if 0 < len(names) < len(others):
@@ -248,18 +262,30 @@ def _find_pictures(source: Source) -> list[_Picture]:
         if match is None:
             raise ValueError(f"'{name}' lies too deep: move or remove it")
         domain, part, label, file = match.groups(default="")
-        label = label or lists.get(part, {}).pop(file, "")
+        if not label:
+            label = classes.get(part, {}).pop(file, "")
         if label:
             pictures.append(_Picture(domain, part, label, name))
-        elif part in lists:
+        elif part in classes:
             unfit.append(file)
-    unfit += [file for files in lists.values() for file in files]
+    for of_part in classes.values():
+        unfit += of_part  # of which there are no images
     if unfit:
         raise ValueError(f"images and the list of their classes do not fit: '{unfit[0]}' is in one of them")
     if not pictures:
         raise ValueError(f"there are no images in folders, but '{source.names[0]}'")
     parts = choose_parts({picture.part for picture in pictures}, source.notes)
     return [picture for picture in pictures if picture.part in parts]
+
+
+def _read_class_lists(source: Source) -> dict[str, dict[str, str]]:
+    """Of the parts that have a list of them, the class of each image by its file."""
+    classes = {}
+    for match in filter(None, map(_LIST.fullmatch, source.names)):
+        text = (source.folder / match.string).read_text(errors="replace")
+        part = match[1]
+        classes[part] = dict(re.findall(r"^(\S+)[ \t]+(\S+)", text, re.MULTILINE))
+    return classes
 
 
 # By the form's name: a regular expression of the last part of a path, and the reader. The first form that matches a
@@ -296,9 +322,11 @@ def read(path: Path, info: DatasetInfo | None, size: int | None, notes: list[str
         common = os.path.commonpath([os.path.dirname(name) for name in names] or [""])
         around = re.sub(f"(^|/){_PART}(/.*)?$", "", common)  # the folders above those of the parts
         names = [name.removeprefix(f"{around}/") for name in names]
-        size = info.image_size if info and info.files else size
+        if info and info.files:
+            size = info.image_size
         for pattern, read_form in FORMS.values():
-            matches = list(filter(None, (re.search(f"(?:^|/){pattern}", name) for name in names)))
+            whole_pattern = re.compile(f"(?:^|/){pattern}")
+            matches = list(filter(None, map(whole_pattern.search, names)))
             if matches:
                 arrays = read_form(Source(folder / around, names, matches, info, size, notes))
                 return arrays if "x" in arrays else join_parts(arrays, notes)
@@ -335,11 +363,13 @@ def unpack_archive(path: Path, folder: Path) -> Path:
     """
     if zipfile.is_zipfile(path):
         with zipfile.ZipFile(path) as archive:
-            check_size(sum(_image_bytes(member.filename, member.file_size) for member in archive.infolist()), path)
+            sizes = [_image_bytes(member.filename, member.file_size) for member in archive.infolist()]
+            check_size(sum(sizes), path)
             archive.extractall(folder)
     else:
         with tarfile.open(path) as archive:
-            check_size(sum(_image_bytes(member.name, member.size) for member in archive), path)
+            sizes = [_image_bytes(member.name, member.size) for member in archive]
+            check_size(sum(sizes), path)
             archive.extractall(folder, filter="data")
             archive.fileobj.read(1 << 30)  # the checksum of a compressed archive stands at its end
     return folder

@@ -36,7 +36,9 @@ def read_hugging_face(source: Source) -> Arrays:
     files = _files_of_splits(source)
     with TemporaryDirectory(prefix="fedcli-") as cache, _no_progress_bars(library):
         splits = {name: _read_split(library, paths, cache) for name, paths in files.items()}
-        features, features_of_test = (split.features for split in splits.values())
+        train, test = splits.values()
+        features = train.features
+        features_of_test = test.features
         image = _image_feature(library, features)
         label = _label_feature(library, features, source)
         kinds = {name: WORDS.get(name.lower()) for name in features}
@@ -50,7 +52,7 @@ def read_hugging_face(source: Source) -> Arrays:
         columns = {"x": _pixels(library, source, splits, image)}
         for kind, name in {"y": label, **groups}.items():
             columns |= _values(library, splits, kind, name)
-    columns["test"] = np.repeat([False, True], [len(split) for split in splits.values()])
+    columns["test"] = np.repeat([False, True], [len(train), len(test)])
     return columns
 
 
@@ -90,7 +92,8 @@ def _read_split(library: ModuleType, paths: Sequence[Path], cache: str) -> Any:
     parquet = needed("pyarrow.parquet", "a data set of Hugging Face", "hf")
     for path in paths:
         metadata = parquet.read_metadata(path)
-        check_size(sum(metadata.row_group(i).total_byte_size for i in range(metadata.num_row_groups)), path)
+        groups = [metadata.row_group(i) for i in range(metadata.num_row_groups)]
+        check_size(sum(group.total_byte_size for group in groups), path)
     return library.Dataset.from_parquet([str(path) for path in paths], cache_dir=cache)
 
 
@@ -162,10 +165,12 @@ def _values(library: ModuleType, splits: dict[str, Any], kind: str, feature: str
     described = next(iter(splits.values())).features[feature]
     if isinstance(described, library.ClassLabel) and kind in NAMES:
         return {kind: column, NAMES[kind]: np.array(described.names)}
-    if column.dtype.kind in "US":
-        names, column = np.unique(column, return_inverse=True)
-        return {kind: column} | ({NAMES[kind]: names} if kind in NAMES else {})
-    return {kind: column}
+    if column.dtype.kind not in "US":
+        return {kind: column}
+    names, numbers = np.unique(column, return_inverse=True)
+    if kind not in NAMES:
+        return {kind: numbers}
+    return {kind: numbers, NAMES[kind]: names}
 
 
 @contextmanager

@@ -7,6 +7,7 @@ import json
 from collections.abc import Iterable
 from operator import index
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
@@ -24,11 +25,12 @@ def file(labels: np.ndarray, num_clients: int, place: np.ndarray, seed: int, pat
     They are mixed by a fixed seed. Clients may share images to test on, and no others.
     """
     with reading(path, FORM):
-        train, test = read_split(Path(path))
-        if len(train) != num_clients:
-            raise ValueError(f"it has lists of {len(train)} clients, not {num_clients}: use --num-clients {len(train)}")
-        tested = np.unique(np.concatenate([*test, np.empty(0, np.int64)]))
-        positions, times = np.unique(np.concatenate([*train, tested]), return_counts=True)
+        lists = read_split(Path(path))
+        if len(lists.train) != num_clients:
+            given = len(lists.train)
+            raise ValueError(f"it has lists of {given} clients, not {num_clients}: use --num-clients {given}")
+        tested = np.unique(np.concatenate([*lists.test, np.empty(0, np.int64)]))
+        positions, times = np.unique(np.concatenate([*lists.train, tested]), return_counts=True)
         if (times > 1).any():
             raise ValueError(f"position {positions[times.argmax()]} is in two lists, one of them to train on")
         absent = np.setdiff1d(positions, place)
@@ -37,20 +39,28 @@ def file(labels: np.ndarray, num_clients: int, place: np.ndarray, seed: int, pat
             raise ValueError(f"position {absent[0]} is not among the {len(place)} images of the run: {need}")
     order = np.argsort(place)
     rng = generator(0, "split")
-    held_out = test or [tested] * len(train)
+    tests = lists.test or [tested] * num_clients
     parts = Split()
-    for own_test, own_train in zip(held_out, train, strict=True):
+    for own_test, own_train in zip(tests, lists.train, strict=True):
         positions = np.concatenate([own_test, rng.permutation(own_train)])
         parts.append(order[np.searchsorted(place, positions, sorter=order)])
-    parts.num_test = [len(positions) for positions in test] or None
+    if lists.test:
+        parts.num_test = [len(own_test) for own_test in lists.test]
     return parts
 
 
 PARTITIONS["file"] = Kind(file, "file:PATH, such as file:split.json", options=(Option("", "path", str),), needs="place")
 
 
-def read_split(path: Path) -> tuple[list[np.ndarray], list[np.ndarray]]:
-    """The lists of a split file, int64, `train` of K clients and `test` of as many, or of none."""
+class Lists(NamedTuple):
+    """The lists of a split file, int64, one for each client."""
+
+    train: list[np.ndarray]
+    test: list[np.ndarray]  # none where nothing is said of tests
+
+
+def read_split(path: Path) -> Lists:
+    """The lists of a split file."""
     content: dict[str, list] = {}
     if path.suffix == ".npz":
         with np.load(path, allow_pickle=False) as file:
@@ -64,7 +74,7 @@ def read_split(path: Path) -> tuple[list[np.ndarray], list[np.ndarray]]:
     test = [_positions(listed) for listed in content.get("test", ())]
     if not sum(map(len, train)) or len(test) not in (0, len(train)):
         raise ValueError(f"{len(train)} lists to train on, {len(test)} to test on")
-    return train, test
+    return Lists(train, test)
 
 
 def _positions(listed: Iterable) -> np.ndarray:
@@ -74,8 +84,9 @@ def _positions(listed: Iterable) -> np.ndarray:
 
 def lists_of(clients: np.ndarray, test: np.ndarray) -> Arrays:
     """The lists of a split file, by name, that give each image to its client, `clients` `[N]`, to `test` on or not."""
-    return {
-        f"{part}_{client}": np.flatnonzero((clients == client) & (test == (part == "test")))
-        for part in PARTS
-        for client in range(clients.max() + 1)
-    }
+    lists = {}
+    for part in PARTS:
+        is_in_part = test == (part == "test")
+        for client in range(clients.max() + 1):
+            lists[f"{part}_{client}"] = np.flatnonzero((clients == client) & is_in_part)
+    return lists
