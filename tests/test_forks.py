@@ -7,8 +7,10 @@ import signal
 import sys
 import threading
 from contextlib import contextmanager
+from dataclasses import replace
 from itertools import chain
 from pathlib import Path
+from socket import socketpair
 from types import SimpleNamespace
 
 import pytest
@@ -16,6 +18,7 @@ import torch
 
 from fedcli.core import evaluation, forks
 from fedcli.core.forks import Processes
+from fedcli.papers.baselines import fedavg
 from fedcli.registry import find_method, methods
 from fedcli.runs import cores, workers
 from fedcli.runs.cores import allowed_cores
@@ -24,19 +27,16 @@ from fedcli.runs.record import RECORD, read_record
 from fedcli.runs.rounds import Listener
 from tests import law_8, laws, on_made_up
 from tests.programs import SMALL, invoke, start
-from tests.toys import QUICK, STATEFUL
+from tests.toys import QUICK, STATEFUL, fedavg_round
 
 
-class Shared:
-    """Two processes, each of which is given one of two items and begins it once the other has one too."""
+class Meeting:
+    """Two processes, this one and a fork of it, that wait for each other once."""
 
     def __init__(self):
-        self.notes = []
         self.pid = os.getpid()
         self.has_met = False
-        self.processes = Processes(2, self.notes.append)
-        self.to_fork = os.pipe()
-        self.from_fork = os.pipe()
+        self.ends = socketpair()
 
     @property
     def in_fork(self):
@@ -44,10 +44,26 @@ class Shared:
 
     def meet(self):
         """Returns when both processes are here, if they have not met before."""
-        ends = (self.from_fork, self.to_fork) if self.in_fork else (self.to_fork, self.from_fork)
-        if not self.has_met:
-            os.write(ends[0][1], b".")
-            self.has_met = os.read(ends[1][0], 1) == b"."
+        if self.has_met:
+            return
+        mine, other = reversed(self.ends) if self.in_fork else self.ends
+        other.close()  # so that who waits for a process that has died is told
+        mine.send(b".")
+        assert mine.recv(1) == b"."
+        self.has_met = True
+
+    def close(self):
+        for end in self.ends:
+            end.close()
+
+
+class Shared(Meeting):
+    """Two processes, each of which is given one of two items and begins it once the other has one too."""
+
+    def __init__(self):
+        super().__init__()
+        self.notes = []
+        self.processes = Processes(2, self.notes.append)
 
     def __call__(self, act):
         """What `act` gives for the items 1 and 2."""
@@ -79,14 +95,37 @@ def shared():
     yield made
     made.processes.reap()
     assert children() <= before
-    for end in (*made.to_fork, *made.from_fork):
-        os.close(end)
+    made.close()
 
 
 @pytest.fixture
 def always(monkeypatch, two_threads):
     """Work is shared as soon as it is known how long it takes, however short."""
     monkeypatch.setattr(forks, "COST", 0)
+
+
+@pytest.fixture
+def meetings(monkeypatch, always):
+    """One for each work that was shared, of which either process has done an item for certain."""
+    share = Processes.share
+    held = []
+
+    def share_by_both(self, run, items, count, begin):
+        meeting = Meeting()
+
+        def run_by_both(item):
+            meeting.meet()
+            return run(item)
+
+        assert count == 2
+        results = share(self, run_by_both, items, count, begin)
+        assert self.count == 2  # what the fork has done was received
+        meeting.close()
+        held.append(meeting)
+        return results
+
+    monkeypatch.setattr(Processes, "share", share_by_both)
+    return held
 
 
 # What is shared
@@ -226,17 +265,34 @@ VARIANTS = [variant for method in METHODS for variant in laws.variants_of(method
 
 
 @pytest.mark.parametrize("method", [*METHODS, *VARIANTS], ids=lambda method: method.name)
-def test_law_8_forks_are_invisible(method, always, monkeypatch):
+def test_law_8_forks_are_invisible(method, meetings, monkeypatch):
     if method in VARIANTS:
         monkeypatch.setattr(law_8, "ROUNDS", 1)  # what clients keep comes back from a fork as without the variant
     case = method, QUICK.get(method.name.partition(" ")[0]), {}
-    made = []
-    fork = os.fork
-    monkeypatch.setattr(forks.os, "fork", lambda: made.append(1) or fork())
     ending = law_8.ending(*case)
-    assert made
+    assert meetings
     torch.set_num_threads(1)
     assert law_8.ending(*case) == ending
+
+
+def test_law_8_catches_what_only_the_process_of_an_item_knows(meetings):
+    def run_round(state, cohort, fed, config):
+        """Defect: the steps are counted beside what clients give, and the count matters."""
+        task = fedavg.make_local_loss(fed.network)
+        steps = []
+
+        def local_loss(params, buffers, batch, context):
+            steps.append(batch)
+            return task(params, buffers, batch, context)
+
+        state, terms = fedavg_round(state, cohort, fed, local_loss)
+        return state._replace(params={name: value * len(steps) for name, value in state.params.items()}), terms
+
+    case = replace(find_method("fedavg"), name="planted", run_round=run_round), None, {}
+    ending = law_8.ending(*case)
+    assert meetings
+    torch.set_num_threads(1)
+    assert law_8.ending(*case) != ending
 
 
 MISTAKE = """
