@@ -1,4 +1,4 @@
-"""Law 8: every method, run by a number of workers, and what its run came to.
+"""Law 8: methods of each kind, run by a number of workers, and what their runs came to.
 
 `python -c "from tests.law_8 import main; main()" FOLDER`, as the command of as many workers as the law has at most,
 runs all of them by each number of workers, and writes what came of it into a file that is named after the number.
@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from fedcli import registry
+from fedcli import check, registry
 from fedcli.runs.machine import machine_settings
 from fedcli.runs.models import all_params
 from fedcli.runs.record import params_hash
@@ -33,19 +33,22 @@ def wide(channels, image_size, num_classes):
 
 
 def cases(count):
-    """Method, its options and those of the run, by the name of each run; of two workers only what is no plain run."""
-    methods = {method.name: method for method in (*registry.methods().values(), STATEFUL)}
+    """Method, its options and those of the run, by the name of each run; of two workers only what is no plain run.
+
+    The methods are one of each kind, and those whose server trains: what workers divide is what forks do, for which
+    `tests/test_forks.py` holds the law for every method.
+    """
     large = {"backbone": f"{__file__}:wide", "precision": "float32", "lr": 0.01}
-    plain = methods["fedavg"]
+    plain = registry.find_method("fedavg")
     found = {"clients together": (plain, None, {"clients_per_chunk": "3", "validation": 0.3})}
     found["a single client"] = plain, None, {**large, "cohort_size": 1}
-    for name, method in methods.items():
+    for method in (*check.one_of_each_kind(), STATEFUL):
         if count != 2:
-            found[name] = method, QUICK.get(name), {}
+            found[method.name] = method, QUICK.get(method.name), {}
         if method.mixed_networks:
-            found[f"{name}, mixed"] = method, QUICK.get(name), {"backbone": MIXED}
-        if name in ("fedavg", *QUICK):
-            found[f"{name}, wide"] = method, QUICK.get(name), large
+            found[f"{method.name}, mixed"] = method, QUICK.get(method.name), {"backbone": MIXED}
+    for name in ("fedavg", *QUICK):
+        found[f"{name}, wide"] = registry.find_method(name), QUICK.get(name), large
     return found
 
 
