@@ -20,6 +20,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any, NamedTuple
 from unittest.mock import patch
 
@@ -113,8 +114,10 @@ def storages(tree: Any) -> dict[int, torch.UntypedStorage]:
     found = {}
     for leaf in tree_leaves(tree):
         tensor = leaf.host if isinstance(leaf, OnDevice) else leaf
-        if isinstance(tensor, torch.Tensor) and tensor.untyped_storage().nbytes():
-            found[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage()
+        if isinstance(tensor, torch.Tensor):
+            storage = tensor.untyped_storage()
+            if storage.nbytes():
+                found[storage.data_ptr()] = storage
     return found
 
 
@@ -131,10 +134,13 @@ def spans(tree: Any) -> set[Span]:
     found = set()
     for leaf in tree_leaves(tree):
         tensor = leaf.host if isinstance(leaf, OnDevice) else leaf
-        if isinstance(tensor, torch.Tensor) and tensor.numel() and tensor.untyped_storage().nbytes():
+        if not isinstance(tensor, torch.Tensor) or not tensor.numel():
+            continue
+        storage = tensor.untyped_storage()
+        if storage.nbytes():
             extent = 1 + sum((size - 1) * step for size, step in zip(tensor.shape, tensor.stride(), strict=True))
             start = tensor.storage_offset() * tensor.itemsize
-            found.add(Span(tensor.untyped_storage().data_ptr(), start, start + extent * tensor.itemsize))
+            found.add(Span(storage.data_ptr(), start, start + extent * tensor.itemsize))
     return found
 
 
@@ -284,6 +290,22 @@ def is_dense(tensor: torch.Tensor) -> bool:
     return tensor.permute(by_stride).is_contiguous()
 
 
+@cache
+def gives_view(function: torch._ops.OpOverload) -> bool:
+    """Returns whether an operation gives a view of what it is given."""
+    aliases = [result.alias_info for result in function._schema.returns]
+    return any(alias is not None and not alias.is_write for alias in aliases)
+
+
+@cache
+def written_places(function: torch._ops.OpOverload) -> dict[str, int]:
+    """Returns the names of the arguments that an operation writes into, and their places."""
+    arguments = enumerate(function._schema.arguments)
+    return {
+        argument.name: place for place, argument in arguments if argument.alias_info and argument.alias_info.is_write
+    }
+
+
 OWN_FORM = {aten._fused_sgd_: fused_sgd}
 
 
@@ -329,11 +351,11 @@ class Device(TorchDispatchMode):
         args, kwargs = tree_map(self._as_host, (args, kwargs))
         to_write = self._written(function, args, kwargs)
         written = storages(to_write)
-        returns = function._schema.returns
-        is_view = any(each.alias_info is not None and not each.alias_info.is_write for each in returns)
+        is_view = gives_view(function)
         if not is_view:
-            self.touch(spans([*given.values()]) - spans(to_write), write=False)
-            self.touch(spans(to_write), write=True)
+            spans_to_write = spans(to_write)
+            self.touch(spans([*given.values()]) - spans_to_write, write=False)
+            self.touch(spans_to_write, write=True)
         if self._graph is not None:
             self._remember(read, written)
         elif not is_view and function.overloadpacket not in FREE:
@@ -372,10 +394,8 @@ class Device(TorchDispatchMode):
     @staticmethod
     def _written(function, args, kwargs) -> list:
         """Returns the arguments that an operation writes into."""
-        schema = function._schema.arguments
-        by_name = {argument.name: value for argument, value in zip(schema, args, strict=False)} | kwargs
-        names = [argument.name for argument in schema if argument.alias_info and argument.alias_info.is_write]
-        return [by_name.get(name) for name in names]
+        places = written_places(function)
+        return [args[place] if place < len(args) else kwargs.get(name) for name, place in places.items()]
 
     def _refuse_mixed_devices(self, function, args, kwargs, target) -> None:
         kind = function.overloadpacket

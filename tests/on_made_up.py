@@ -23,7 +23,6 @@ from tests.made_up import Device, fused_sgd, on_host, register
 def start() -> None:
     torch.set_num_threads(1)
     register()  # before autograd makes its queues, one for each device that it knows
-    gc.freeze()  # a capture collects garbage, and need not look through what has been imported
 
 
 @cache
@@ -42,7 +41,10 @@ def end() -> None:
 
 
 def call(module: str, name: str, arguments: dict[str, Any]) -> Any:
-    return getattr(import_module(module), name).__wrapped__(**arguments)
+    test = getattr(import_module(module), name).__wrapped__
+    gc.collect()
+    gc.freeze()  # a capture collects garbage, and need not look through what was there before the test
+    return test(**arguments)
 
 
 def on_made_up_device(test: Callable) -> Callable:
