@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from fedcli import userfiles
+from fedcli.core.federation import Federation
 from fedcli.declarations import flag_of
 from fedcli.errors import UserError
 from fedcli.isolation import unchanged
@@ -44,15 +45,15 @@ def run_method(
         raise UserError("--continue needs a folder (got no --out); name it with --out.")
     planned = resolve_runs(method, out=out, seeds=seeds, **given)
     source = userfiles.absolute(method) if userfiles.is_from_file(method) else find_method(method).name
-    begun_before = current().first(lambda: [begun(run.setup, run.folder, bool(continue_)) for run in planned])
-    done: list[Run] = []
-    for (setup, folder), record in zip(planned, begun_before, strict=True):
+    records = current().first(lambda: [begun(run.setup, run.folder, bool(continue_)) for run in planned])
+    runs: list[Run] = []
+    for (setup, folder), record in zip(planned, records, strict=True):
         if record is None:
-            done.append(begin(setup, folder, source, progress))
+            runs.append(begin(setup, folder, source, progress))
         else:
             files = userfiles.own_paths([source, *setup.values().values()])
-            done.append(resume(folder, method=files, progress=progress, skip_ended=True))
-    return done[0] if seeds is None else done
+            runs.append(resume(folder, method=files, progress=progress, skip_ended=True))
+    return runs[0] if seeds is None else runs
 
 
 class ResolvedRun(NamedTuple):
@@ -73,10 +74,9 @@ def resolve_runs(
     """
     chosen = find_method(method)
     sources = dict(sources or {})
-    options = {  # auto is as if it were not given
-        name: value for name, value in options.items()
-        if value is not None and (name, value) != ("checkpoint_every", "auto")
-    }  # fmt: skip
+    options = {name: value for name, value in options.items() if value is not None}
+    if options.get("checkpoint_every") == "auto":  # as if it were not given
+        del options["checkpoint_every"]
     if tuned is not None:
         best, source = read_tuned(tuned, chosen, options.keys())
         sources |= dict.fromkeys(best.keys() - options.keys(), source)
@@ -97,7 +97,8 @@ def resolve_runs(
 def check_seeds(seeds: Iterable[Any]) -> list[int]:
     """The seeds of several runs as a list; refuses what is not distinct whole numbers from 0."""
     seeds = list(seeds)
-    if not seeds or len(set(seeds)) < len(seeds) or any(type(seed) is not int or seed < 0 for seed in seeds):
+    are_seeds = all(type(seed) is int and seed >= 0 for seed in seeds)
+    if not seeds or not are_seeds or len(set(seeds)) < len(seeds):
         raise UserError(
             f"--seeds must be distinct whole numbers from 0 (got '{','.join(map(str, seeds))}'); write --seeds 0,1,2 "
             "or 0-2."
@@ -113,20 +114,32 @@ def begin(setup: Setup, folder: Path, source: str, progress: Listener | None = N
     """
     dataset, parts, fed = prepare(setup)
     refuse_lost_classes(setup, dataset, parts)
-    engine = fed.engine
     with machine_settings(fed):
-        chosen = autotune.autotune(fed)
-        of_first = current().first(lambda: (engine.way, engine.clients_per_chunk, chosen))  # the same for all workers
-        engine.way, engine.clients_per_chunk, chosen = of_first
+        chosen = _choose_way(fed)
         record = new_record(setup, dataset, parts, fed, source, chosen)
-        by_init = no_global_draws(f"init of '{setup.method.name}'", fed.device)
-        with setup.method.blamed(*NOT_BLAMED), unchanged([*record["user_files"]]), by_init:
-            state = setup.method.init(fed, setup.options)
+        state = _initial_state(setup, fed, record)
         lock = locked(folder) if current().number == 0 else nullcontext()
         with lock:
             current().first(lambda: begun(setup, folder, False))  # another process may have begun in it meanwhile
             state = run_rounds(setup, fed, record, state, folder, progress or Listener(), until)
     return Run(record, state, folder, tuple(userfiles.user_files(record)))
+
+
+def _choose_way(fed: Federation) -> str | None:
+    """Chooses how clients train together, as the first worker does; returns the reason, see `autotune`."""
+    engine = fed.engine
+    reason = autotune.autotune(fed)
+    of_first = current().first(lambda: (engine.way, engine.clients_per_chunk, reason))
+    engine.way, engine.clients_per_chunk, reason = of_first
+    return reason
+
+
+def _initial_state(setup: Setup, fed: Federation, record: dict[str, Any]) -> Any:
+    """The method's state before the first round."""
+    method = setup.method
+    by_init = no_global_draws(f"init of '{method.name}'", fed.device)
+    with method.blamed(*NOT_BLAMED), unchanged([*record["user_files"]]), by_init:
+        return method.init(fed, setup.options)
 
 
 def begun(setup: Setup, folder: Path, going_on: bool) -> dict[str, Any] | None:
@@ -137,26 +150,34 @@ def begun(setup: Setup, folder: Path, going_on: bool) -> dict[str, Any] | None:
         UserError: The folder holds another run or something else.
     """
     record = read_begun(folder)
+    if record is not None and going_on:
+        _refuse_other_run(record, setup, folder)
+        return record
     holds_run = (folder / RECORD).is_file()
-    if record is None or not going_on:
-        # Without a record, only what a killed process has left behind may be there.
-        strangers = {*folder.glob("*")} - {folder / LOCK, *leftovers(folder)}
-        if record or (strangers and not holds_run):
-            kind = InUse if (folder / LOCK).exists() else UserError
-            remedy = "go on with --continue, or choose another" if holds_run else "choose another"
-            raise kind(f"the output folder '{folder}' exists; an existing one is never overwritten; {remedy}.")
-        return None
+    # Without a record, only what a killed process has left behind may be there.
+    strangers = {*folder.glob("*")} - {folder / LOCK, *leftovers(folder)}
+    if record is not None or (strangers and not holds_run):
+        kind = InUse if (folder / LOCK).exists() else UserError
+        remedy = "go on with --continue, or choose another" if holds_run else "choose another"
+        raise kind(f"the output folder '{folder}' exists; an existing one is never overwritten; {remedy}.")
+    return None
+
+
+def _refuse_other_run(record: dict[str, Any], setup: Setup, folder: Path) -> None:
+    """Refuses to go on with a run in a folder by a set-up that asks for another one."""
+    recorded = settings(record)
+    asked = settings(draft(setup))
+    asked["code"] = recorded.get("code")  # `resume` says what to do about another one
     # What was typed and changes no result counts too, since it would not be done.
-    asked = [name for name in NOT_SETTINGS if name == "seed" or setup.origin[name] == "command line"]
-    recorded = filled_up(record["config"], RunConfig)
-    before = settings(record) | {name: recorded[name] for name in asked}
-    now = settings(draft(setup)) | {name: getattr(setup.run, name) for name in asked}
-    now["code"] = before.get("code")  # `resume` says what to do about another one
-    for name, (value, other) in differences(now, before).items():
+    recorded_config = filled_up(record["config"], RunConfig)
+    for name in NOT_SETTINGS:
+        if name == "seed" or setup.origin[name] == "command line":
+            recorded[name] = recorded_config[name]
+            asked[name] = getattr(setup.run, name)
+    for name, (value, other) in differences(asked, recorded).items():
         flag = name if name in ("method", "selection") else flag_of(name)
         remedy = LONGER if name == "rounds" and value > other else "choose another --out"
         raise UserError(f"'{folder}' holds a run with another {flag} (got {value}, was {other}); {remedy}.")
-    return record
 
 
 def read_begun(folder: Path) -> dict[str, Any] | None:
@@ -164,7 +185,8 @@ def read_begun(folder: Path) -> dict[str, Any] | None:
     if not (folder / RECORD).is_file():
         return None
     record = read_record(folder)
-    return record if record["rounds"] or (folder / CHECKPOINT).is_file() or has_ended(record) else None
+    has_begun = record["rounds"] or (folder / CHECKPOINT).is_file() or has_ended(record)
+    return record if has_begun else None
 
 
 def new_folder(setup: Setup) -> Path:

@@ -60,7 +60,8 @@ def settings(record: Mapping[str, Any]) -> Settings:
     if not own_paths([config["partition"]]):
         with suppress(UserError):  # there is no such partition any more
             config["partition"] = partition.from_flag(config["partition"]).flag  # older records have dirichlet:.5 too
-    values = {name: config[name] if name == "partition" else record[name] for name in FIRST}
+    values = {name: record[name] for name in ("method", "protocol", "dataset")}
+    values["partition"] = config["partition"]
     values |= {name: value for name, value in config.items() if name not in left_out}
     values["selection"] = record["summary"]["selection"]
     if not is_packaged(record):
@@ -186,7 +187,11 @@ def digest_of(value: Any) -> str:
 
 def differences(run: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
     """The settings in which two runs differ, both values by name; None for an option that one lacks."""
-    return {name: (run.get(name), other.get(name)) for name in {**other, **run} if run.get(name) != other.get(name)}
+    differing = {}
+    for name in {**other, **run}:
+        if run.get(name) != other.get(name):
+            differing[name] = (run.get(name), other.get(name))
+    return differing
 
 
 def departures(
@@ -229,20 +234,34 @@ def reductions(record: Mapping[str, Any]) -> dict[str, str]:
     if protocol is None or not protocol.datasets:
         return {}
     full = default_options(protocol, record["dataset"]).values
-    full["cohort_size"] = full["cohort_size"] or full["num_clients"]
-    for name, dataset in (("train_examples", record["dataset"]), ("public_examples", config.get("public_dataset"))):
-        if dataset and config.get(name) is not None and not own_paths([dataset]):
-            full[name] = full[name] or num_images(dataset, name == "train_examples" and config.get("local_test"))
-    sizes = {name: (config.get(name), full[name]) for name in SIZES}
-    return {name: differences_text({name: both}) for name, both in sizes.items() if is_smaller(name, *both)}
+    if full["cohort_size"] is None:
+        full["cohort_size"] = full["num_clients"]
+    if config.get("train_examples") is not None and full["train_examples"] is None:
+        full["train_examples"] = _images_here(record["dataset"], config.get("local_test"))
+    if config.get("public_examples") is not None and full["public_examples"] is None:
+        full["public_examples"] = _images_here(config.get("public_dataset"))
+    reduced = {}
+    for name in SIZES:
+        value = config.get(name)
+        if is_smaller(name, value, full[name]):
+            reduced[name] = differences_text({name: (value, full[name])})
+    return reduced
+
+
+def _images_here(dataset: str | None, local_test: float | None = None) -> int | None:
+    """See `num_images`; None without a data set, and for one of a user's file, which is not run."""
+    if dataset is None or own_paths([dataset]):
+        return None
+    return num_images(dataset, local_test)
 
 
 def settings_text(values: Mapping[str, Any]) -> str:
     """Settings as text, `cifar10, lr 0.1, drop last on`."""
-    return ", ".join(
-        _word(value) if name in ITS_OWN_WORD else f"{name.replace('_', ' ')} {_word(value)}"
-        for name, value in values.items()
-    )
+    texts = []
+    for name, value in values.items():
+        name_words = "" if name in ITS_OWN_WORD else f"{name.replace('_', ' ')} "
+        texts.append(name_words + _word(value))
+    return ", ".join(texts)
 
 
 def _word(value: Any) -> str:

@@ -90,8 +90,10 @@ def refuse_file_of_a_run(path: Path) -> None:
         UserError: Names the run.
     """
     file = Path(os.path.realpath(path))
-    folder = file.parent.parent if file.parent.name.startswith("states") else file.parent
-    is_of_run = (file.name in FILES_OF_A_RUN or folder != file.parent) and (folder / "record.json").is_file()
+    is_state = file.parent.name.startswith("states")
+    folder = file.parent.parent if is_state else file.parent
+    has_name_of_run = is_state or file.name in FILES_OF_A_RUN
+    is_of_run = has_name_of_run and (folder / "record.json").is_file()
     is_record = file.is_file() and file.open("rb").read(13) == b'{\n "schema": '
     if is_of_run or is_record:
         raise UserError(f"'{path}' is a file of the run in '{folder}' (got it as an output); choose another name.")

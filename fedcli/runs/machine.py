@@ -33,7 +33,8 @@ def environment(device: torch.device) -> dict[str, Any]:
     model = re.search(r"^model name\s*: (.+)$", text, re.MULTILINE)
     processor = (model[1] if model else platform.processor() or platform.machine()).strip()
     flushes = torch.set_flush_denormal(sys.float_info.min / 2 == 0)  # leaves it as it is, and says whether it can be
-    if folder := checkout():
+    folder = checkout()
+    if folder is not None:
         # Without locks, since another git may be at work there.
         command = ["git", "--no-optional-locks", "describe", "--always", "--exclude=*", "--abbrev=40", "--dirty=+"]
         with suppress(OSError):  # git is not there
@@ -65,12 +66,12 @@ def environment(device: torch.device) -> dict[str, Any]:
 def note_move(record: dict[str, Any], device: torch.device) -> list[str]:
     """Records the current machine if it has changed since the run last trained; returns what to note."""
     here = environment(device)
-    before = ChainMap(*reversed(record["moved"]), record)
-    other = {name: here[name] for name in ENVIRONMENT_KEYS if name in before and before[name] != here[name]}
-    if not other:
+    last = ChainMap(*reversed(record["moved"]), record)
+    changed = {name: here[name] for name in ENVIRONMENT_KEYS if name in last and last[name] != here[name]}
+    if not changed:
         return []
-    record["moved"].append({"round": len(record["rounds"]), **other})
-    return [f"{' and '.join(other)} are not what they were in the rounds before; bits may be those of neither place"]
+    record["moved"].append({"round": len(record["rounds"]), **changed})
+    return [f"{' and '.join(changed)} are not what they were in the rounds before; bits may be those of neither place"]
 
 
 def quiet(record: dict[str, Any]) -> bool:
@@ -79,12 +80,16 @@ def quiet(record: dict[str, Any]) -> bool:
     The load averages at its start and end may be half a core above the run's own threads and processes. Older records
     have the cores that `others` kept busy, or nothing, and count as disturbed.
     """
-    busy = []
+    if "load" not in record:
+        return False
     own = record["hardware"]["threads"] * record["engine"].get("processes", 1)
-    for load in record.get("load", [{"others": 2 * NOISE}]):
+    for load in record["load"]:
         others = load.get("others")
-        busy.append(max(load["start"], load["end"]) - own if others is None else others)
-    return max(busy, default=0) <= NOISE
+        if others is None:
+            others = max(load["start"], load["end"]) - own
+        if others > NOISE:
+            return False
+    return True
 
 
 def checkout() -> Path | None:

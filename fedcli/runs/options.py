@@ -137,7 +137,9 @@ def option_panels(method: Method, steps: Mapping[str, Post]) -> dict[str, dict[s
     after = {f"With --post {post.name}": fields_of(post.config) for post in steps.values()}
     for name in fields_of(method.config).keys() & {*fields_of(RunConfig), *RESERVED}.union(*after.values()):
         raise UserError(f"the option name '{name}' of '{method.name}' is reserved; rename it in {method.file}.")
-    panels = {method.title: fields_of(method.config)} | ({} if method.personal else after)
+    panels = {method.title: fields_of(method.config)}
+    if not method.personal:  # the steps need a global model
+        panels |= after
     title = ""
     for name, field in fields_of(RunConfig).items():
         title = PANELS.get(name, title)
@@ -200,14 +202,23 @@ def parse_values(field: Field, text: str) -> tuple[Any, ...]:
     """
     kinds = get_args(field.type) or (field.type,)
     values = []
-    for part in map(str.strip, text.split(",")):
-        value: Any = {"true": True, "false": False}.get(part.lower(), part) if bool in kinds else part
-        for kind in (float, int):  # a whole number is an int where both are allowed
-            with suppress(ValueError):
-                value = kind(part) if kind in kinds else value
+    for part in text.split(","):
+        value = _parse_value(part.strip(), kinds)
         check_value(field, value)
         values.append(value)
     return tuple(dict.fromkeys(values))
+
+
+def _parse_value(text: str, kinds: Sequence[Any]) -> Any:
+    """The value of one of these types that a text says; the text where it says none."""
+    truths = {"true": True, "false": False}
+    if bool in kinds and text.lower() in truths:
+        return truths[text.lower()]
+    for kind in (int, float):  # a whole number is an int where both are allowed
+        if kind in kinds:
+            with suppress(ValueError):
+                return kind(text)
+    return text
 
 
 def typed_options(args: list[str]) -> dict[str, str]:

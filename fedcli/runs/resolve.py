@@ -55,7 +55,10 @@ class Setup:
 
     def values(self) -> dict[str, Any]:
         """All options, the run's, the method's and those of the step after it, as one flat dict."""
-        return {**vars(self.run), **vars(self.options), **(vars(self.post_options) if self.post else {})}
+        values = {**vars(self.run), **vars(self.options)}
+        if self.post is not None:
+            values |= vars(self.post_options)
+        return values
 
     def with_seed(self, seed: int) -> "Setup":
         """The same run with another seed that was typed, which is the partition's too where that has none of its own.
@@ -96,7 +99,9 @@ def resolve(
     protocol = protocol or default_protocol(method, dataset)
     name = {**protocol.settings, **given}.get("post")
     post = None if name is None else find_post(name, method)
-    kinds = [RunConfig, method.config, *([post.config] if post else [])]
+    kinds = [RunConfig, method.config]
+    if post is not None:
+        kinds.append(post.config)
     values, origin = default_options(protocol, dataset, method.name, *kinds)
     values |= given
     origin |= {name: (sources or {}).get(name, "command line") for name in given}
@@ -114,17 +119,27 @@ def resolve(
     if not method.uses_public_data and "public_dataset" not in given:
         values["public_dataset"] = None  # the protocol's, for the methods that need one
     values["partition"] = partition.from_flag(values["partition"]).flag  # dirichlet:.5 is dirichlet:0.5
-    run, options, *post_options = [_filled(kind, values) for kind in kinds]
+    run = _filled(RunConfig, values)
+    options = _filled(method.config, values)
+    post_options = None if post is None else _filled(post.config, values)
     _refuse_combinations(run, method, protocol)
     selection = protocol.selection
     if selection == "best-validation" and run.validation == 0:
         selection = "last"
         origin["selection"] = "no validation part"
     return Setup(
-        method, options, run, protocol, protocol.datasets.get(dataset),
-        partition.from_flag(run.partition, run.remainder), selection, find_device(run.device), origin, post,
-        *post_options,
-    )  # fmt: skip
+        method=method,
+        options=options,
+        run=run,
+        protocol=protocol,
+        setting=protocol.datasets.get(dataset),
+        partition=partition.from_flag(run.partition, run.remainder),
+        selection=selection,
+        device=find_device(run.device),
+        origin=origin,
+        post=post,
+        post_options=post_options,
+    )
 
 
 def _filled(kind: type, values: Mapping[str, Any]) -> Any:
@@ -174,7 +189,8 @@ def default_options(protocol: Protocol, dataset: str, method: str = "", *kinds: 
     origin = dict.fromkeys(values, "default")
     source = f"protocol {protocol.name}"
     layers = {source: {**protocol.settings, **protocol.method_options.get(method, {})}}
-    if setting := protocol.datasets.get(dataset):
+    setting = protocol.datasets.get(dataset)
+    if setting is not None:
         special = setting.method_options.get(method, {})
         layers[f"{source}, {dataset}"] = {"backbone": setting.backbone, **setting.settings, **special}
     for source, layer in layers.items():
@@ -282,9 +298,12 @@ def find_device(name: str) -> Any:
 
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
-    numbered = [f"cuda:{index}" for index in range(torch.cuda.device_count())]
-    if name not in ["cpu", *numbered, *(["cuda"] if numbered else [])]:
+    count = torch.cuda.device_count()
+    names = ["cpu", *[f"cuda:{index}" for index in range(count)]]
+    if count > 0:
+        names.append("cuda")
+    if name not in names:
         raise UserError(
-            f"--device must be auto, cpu, cuda or cuda:N (got '{name}'); this machine has {len(numbered)} CUDA devices."
+            f"--device must be auto, cpu, cuda or cuda:N (got '{name}'); this machine has {count} CUDA devices."
         )
     return torch.device(name)

@@ -82,18 +82,19 @@ def resume(
         record, setup, fed = restore(record, method, changed_method)
         changes = _changed_code(record, setup.method, files_before)
         with machine_settings(fed):
-            state, before = read_checkpoint(folder, record, setup, fed)
-            record |= before
-            if record["rounds"]:
-                record["changed"] += [{"round": len(record["rounds"]), **change} for change in changes]
+            checkpoint = read_checkpoint(folder, record, setup, fed)
+            record |= checkpoint.progress
+            num_rounds = len(record["rounds"])
+            if num_rounds > 0:
+                record["changed"] += [{"round": num_rounds, **change} for change in changes]
                 if not userfiles.is_hash_of(record["method_hash"], setup.method.file):
                     record["method_hash"] += userfiles.THEN + setup.method.file_hash
             else:
                 record |= _code_of_the_first_round(record, setup.method)
-            record["resumed"].append(len(record["rounds"]))
+            record["resumed"].append(num_rounds)
             record.pop("error", None)
             fed.engine.notes += note_move(record, fed.device)
-            state = run_rounds(setup, fed, record, state, folder, progress)
+            state = run_rounds(setup, fed, record, checkpoint.state, folder, progress)
     return Run(record, state, folder, tuple(userfiles.user_files(record)))
 
 
@@ -106,9 +107,10 @@ def _changed_code(record: dict[str, Any], method: Method, files_before: dict[str
         changes.append({"what": "the arithmetic of fedcli", "numerics": now})
     if "hash" in differing:
         changes.append({"what": "its method"})
-    before = {hashes.rpartition(userfiles.THEN)[2] for hashes in files_before.values()}
+    last_hashes = {hashes.rpartition(userfiles.THEN)[2] for hashes in files_before.values()}
     for path, hashes in record["user_files"].items():
-        if Path(path) != Path(method.file) and hashes.rpartition(userfiles.THEN)[2] not in before:
+        is_of_method = Path(path) == Path(method.file)
+        if not is_of_method and hashes.rpartition(userfiles.THEN)[2] not in last_hashes:
             changes.append({"what": f"its file {Path(path).name}"})
     return changes
 
@@ -122,7 +124,8 @@ def _code_of_the_first_round(record: dict[str, Any], method: Method) -> dict[str
 
 def recorded_setup(record: dict[str, Any], method: Method, **instead: Any) -> Setup:
     """The set-up of a run from its record, with its last chunk size; `instead` overrides options."""
-    chunk = "{way}:{clients_per_chunk}".format(**record["engine"]).removeprefix("stacked:")
+    engine = record["engine"]
+    chunk = f"{engine['way']}:{engine['clients_per_chunk']}".removeprefix("stacked:")
     instead = {"clients_per_chunk": chunk, **instead}
     setup = resolve(method, {**recorded_options(record["config"], method), **instead})
     origin = {**record["origin"], **dict.fromkeys(instead, "command line")}
@@ -148,22 +151,24 @@ def restore(record: dict[str, Any], files: str | Path | Sequence[str | Path], ch
     record = userfiles.trust_files(record, files, changed_method)
     method = find_method(record["method_source"])
     if record["status"] != "finished" and not changed_method:  # a finished run's last model is known by its hash
-        for name, (now, before) in code_differences(record, method).items():
+        for name, change in code_differences(record, method).items():
             raise UserError(
-                f"the code of '{method.name}' has changed since the run began (got {name} {now}, was {before}); resume "
-                "with --changed-method, or start a new run."
+                f"the code of '{method.name}' has changed since the run began (got {name} {change.now}, was "
+                f"{change.was}); resume with --changed-method, or start a new run."
             )
     setup = recorded_setup(record, method)
     dataset, parts, fed = prepare(setup)
-    for part, then, now in (
-        ("data set", record["dataset_fingerprint"], dataset.fingerprint),
-        ("partition", record["partition"]["fingerprint"], partition.fingerprint(parts)),
-        ("frozen part of the network", record["model"].get("frozen", []), frozen_parts(fed)),
-    ):
-        if then != now:
-            raise UserError(f"the {part} has changed since the run began (fingerprint {now}, was {then}); restore it.")
+    _refuse_change("data set", record["dataset_fingerprint"], dataset.fingerprint)
+    _refuse_change("partition", record["partition"]["fingerprint"], partition.fingerprint(parts))
+    _refuse_change("frozen part of the network", record["model"].get("frozen", []), frozen_parts(fed))
     record["engine"]["workers"] = current().count
     return Restored(record, setup, fed)
+
+
+def _refuse_change(part: str, was: Any, now: Any) -> None:
+    """Refuses a part of a run, known by its fingerprint, that is not what it was."""
+    if now != was:
+        raise UserError(f"the {part} has changed since the run began (fingerprint {now}, was {was}); restore it.")
 
 
 def load(path: str | Path, method: str | Path | Sequence[str | Path] = ()) -> Run:

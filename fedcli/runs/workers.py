@@ -57,8 +57,8 @@ class Group:
         self._inside = True  # for good where this fails: then all end
         made = list(work(items[self.number :: self.count]))
         self._inside = False
-        gathered = self.gather(made)
-        return [gathered[index % self.count][index // self.count] for index in range(len(items))]
+        results_of = self.gather(made)  # by process, each of every `count`-th item
+        return [results_of[index % self.count][index // self.count] for index in range(len(items))]
 
     def first(self, make: Callable[[], Tree]) -> Tree:
         """Returns on all processes what `make` gives on the first, which alone calls it."""
@@ -81,19 +81,26 @@ class Group:
             return [tree]
 
         def pack(leaf: Any) -> Any:
-            is_tensor = isinstance(leaf, Tensor)
-            return partial(Tensor.to, leaf.detach().to("cpu", copy=True), leaf.device.type) if is_tensor else leaf
+            if not isinstance(leaf, Tensor):
+                return leaf
+            on_host = leaf.detach().to("cpu", copy=True)
+            return partial(Tensor.to, on_host, leaf.device.type)  # which the receiver calls
+
+        def unpack(leaf: Any) -> Any:
+            return leaf() if isinstance(leaf, partial) else leaf
 
         messages: list[Any] = [None] * self.count
         try:
             dist.all_gather_object(messages, (tree_map(pack, tree), error))
         except RuntimeError as failure:
             raise Interrupted("another worker has died", LOST) from failure
-        for number, (_, error) in enumerate(messages):
+        trees = []
+        for number, (packed, error) in enumerate(messages):
             if error is not None:
                 self.told = True
                 raise type(error)(f"on worker {number}, {error}")
-        return [tree_map(lambda leaf: leaf() if isinstance(leaf, partial) else leaf, tree) for tree, _ in messages]
+            trees.append(packed)
+        return [tree_map(unpack, packed) for packed in trees]
 
 
 launched = dist.is_torchelastic_launched  # whether PyTorch's launcher has started this process
@@ -185,10 +192,10 @@ def launch(count: int, command: Sequence[str]) -> int:
     logging.disable()  # the launcher's pages on a process that has failed
     os.environ.setdefault("OMP_NUM_THREADS", str(threads_of_run()))  # as of one process; the launcher sets 1
     signals = [signal.SIGINT, signal.SIGTERM, signal.SIGHUP]
-    handled = ",".join(each.name for each in signals if signal.getsignal(each) is not signal.SIG_IGN)  # as by `nohup`
+    handled = [number.name for number in signals if signal.getsignal(number) is not signal.SIG_IGN]  # as by `nohup`
     options = ["--standalone", "--local-addr", "localhost", "--nproc-per-node", str(count), "--no-python"]
     try:
-        run(parse_args([*options, "--signals-to-handle", handled, *command]))
+        run(parse_args([*options, "--signals-to-handle", ",".join(handled), *command]))
         return 0
     except SignalException as error:
         return 128 + error.sigval
