@@ -53,8 +53,7 @@ class Backbone(nn.Module):
         self.draws = draws
         self._guard: Callable = nullcontext  # around the body's work
         self._norms = [module for module in body.modules() if isinstance(module, MaskedBatchNorm2d)]
-        for number, layer in enumerate(module for module in body.modules() if isinstance(module, KeyedDropout)):
-            layer.number = number
+        _number_dropouts(body)
 
     def forward(self, x: Tensor, mask: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Returns features `[B, D]` and logits `[B, C]` of normalised images `[B, channels, H, W]`.
@@ -66,9 +65,18 @@ class Backbone(nn.Module):
         drawing: AbstractContextManager[Any] = nullcontext()
         if self.draws is not None and (self.training or under_vmap.get()):
             drawing = self.draws
+        if self._colour:
+            x = x.expand(-1, 3, -1, -1)
         with self._guard(), drawing:
-            features = self.body(x.expand(-1, 3, -1, -1) if self._colour else x)
+            features = self.body(x)
         return features, self.head(features)
+
+
+def _number_dropouts(network: nn.Module) -> None:
+    """Tells the layers of dropout of a network apart."""
+    layers = [layer for layer in network.modules() if isinstance(layer, KeyedDropout)]
+    for number, layer in enumerate(layers):
+        layer.number = number
 
 
 class Recipe(NamedTuple):
@@ -148,8 +156,9 @@ def plain_cnn(  # noqa: PLR0913  # a declaration: one keyword for each trait of 
         layers: list[nn.Module] = []
         for i, (width, out) in enumerate(pairwise((channels, *widths))):
             layers.append(nn.Conv2d(width, out, kernel, stride if i == 0 else 1, padding))
-            # Pooling before ReLU is the same function with a quarter of ReLU's work.
-            layers += [nn.MaxPool2d(2), nn.ReLU()] if i in pooled else [nn.ReLU()]
+            if i in pooled:  # before ReLU it is the same function with a quarter of ReLU's work
+                layers.append(nn.MaxPool2d(2))
+            layers.append(nn.ReLU())
         layers.append(nn.Flatten())
         flat = nn.Sequential(*layers)(torch.zeros(1, channels, image_size, image_size))
         for width, out in pairwise((flat.shape[1], *hidden)):
@@ -310,24 +319,37 @@ def _vit_tiny(channels: int, image_size: int, num_classes: int) -> Backbone:
 
     Patches have the smallest side, from 2 pixels, of which at most 8 make that of an image.
     """
-    sides = (side for side in range(2, image_size + 1) if image_size % side == 0 and 8 * side >= image_size)
-    body = torchvision().models.VisionTransformer(image_size, next(sides), 4, 4, 128, 256, num_classes=1)
+    sides = [side for side in range(2, image_size + 1) if image_size % side == 0 and 8 * side >= image_size]
+    body = torchvision().models.VisionTransformer(
+        image_size, patch_size=sides[0], num_layers=4, num_heads=4, hidden_dim=128, mlp_dim=256, num_classes=1
+    )
     body.heads = nn.Identity()
     return Backbone(body, 128, num_classes, draws=KeyedDraws())
 
 
 BACKBONES: dict[str, Recipe] = {
-    "cnn-small": plain_cnn(4, 3, 1, widths=(16, 32), pooled=(0, 1), hidden=(64,)),
-    "cnn-mcmahan": plain_cnn(16, 5, 0, widths=(32, 64), pooled=(0, 1), hidden=(512,)),
-    "cnn-2x32": plain_cnn(16, 5, 0, widths=(32, 32), pooled=(0, 1), hidden=(384, 192)),
-    "cnn-2x32-100": plain_cnn(16, 5, 0, widths=(32, 32), pooled=(0, 1), hidden=(384, 100)),
-    "cnn-2x32-100-linear": plain_cnn(16, 5, 0, (32, 32), pooled=(0, 1), hidden=(384, 100), linear_features=True),
-    "cnn-2x64": plain_cnn(16, 5, 0, widths=(64, 64), pooled=(0, 1), hidden=(384, 192), colour=True),
-    "cnn-2x64-100": plain_cnn(16, 5, 0, widths=(64, 64), pooled=(0, 1), hidden=(384, 100), colour=True),
-    "cnn-3conv": plain_cnn(4, 5, 2, widths=(64, 64, 128), pooled=(0, 1), hidden=(2048, 512), colour=True),
+    "cnn-small": plain_cnn(least=4, kernel=3, padding=1, widths=(16, 32), pooled=(0, 1), hidden=(64,)),
+    "cnn-mcmahan": plain_cnn(least=16, kernel=5, padding=0, widths=(32, 64), pooled=(0, 1), hidden=(512,)),
+    "cnn-2x32": plain_cnn(least=16, kernel=5, padding=0, widths=(32, 32), pooled=(0, 1), hidden=(384, 192)),
+    "cnn-2x32-100": plain_cnn(least=16, kernel=5, padding=0, widths=(32, 32), pooled=(0, 1), hidden=(384, 100)),
+    "cnn-2x32-100-linear": plain_cnn(
+        least=16, kernel=5, padding=0, widths=(32, 32), pooled=(0, 1), hidden=(384, 100), linear_features=True
+    ),
+    "cnn-2x64": plain_cnn(
+        least=16, kernel=5, padding=0, widths=(64, 64), pooled=(0, 1), hidden=(384, 192), colour=True
+    ),
+    "cnn-2x64-100": plain_cnn(
+        least=16, kernel=5, padding=0, widths=(64, 64), pooled=(0, 1), hidden=(384, 100), colour=True
+    ),
+    "cnn-3conv": plain_cnn(
+        least=4, kernel=5, padding=2, widths=(64, 64, 128), pooled=(0, 1), hidden=(2048, 512), colour=True
+    ),
     # The usual form of AlexNet for CIFAR: 3 x 3 convolutions, 2 x 2 pooling after the first, second and fifth, and of
     # a 32 x 32 image 2 x 2 x 256 values for the fully connected layers. Without AlexNet's dropout before each of those.
-    "alexnet-32": plain_cnn(15, 3, 1, (64, 192, 384, 256, 256), (0, 1, 4), hidden=(4096, 4096), stride=2, colour=True),
+    "alexnet-32": plain_cnn(
+        least=15, kernel=3, padding=1, widths=(64, 192, 384, 256, 256), pooled=(0, 1, 4), hidden=(4096, 4096),
+        stride=2, colour=True,
+    ),
     **{name: Recipe(partial(_resnet, name)) for name in (*_VARIANTS, "resnet18-3x3-gn-projection")},
     "vit-tiny": Recipe(_vit_tiny, least=2),
     "mobilenet-v2-512": Recipe(partial(_mobilenet_v2_512, False)),
@@ -336,7 +358,7 @@ BACKBONES: dict[str, Recipe] = {
     "googlenet-32": Recipe(partial(_googlenet, True)),
     "mobilenet-v2-32": Recipe(_mobilenet_v2_32),
     "efficientnet-b0-32": Recipe(_efficientnet_b0_32),
-}
+}  # fmt: skip
 
 
 def _network_from_user(function: FromFile, channels: int, image_size: int, num_classes: int) -> Backbone:
@@ -367,12 +389,10 @@ def _network_from_user(function: FromFile, channels: int, image_size: int, num_c
     _refuse_shared_memory(module, function)
 
     def layer_with_mask_or_key(layer: nn.Module) -> nn.Module:
-        calls = [call for call in (*made.calls_of_few, *made.calls) if call.layer is layer]
-        sizes = [len(call.output) for call in calls if call.output.dim()]
-        if type(layer) is nn.Dropout and layer.p < 1 and sizes == [3, 4] and not _has_hooks(layer):  # called once
-            return KeyedDropout(layer.p)
         if type(layer) is nn.BatchNorm2d:
             become(layer, MaskedBatchNorm2d, num_batches_tracked=None, mask=None)
+        if type(layer) is nn.Dropout and layer.p < 1 and _is_called_once(layer, made) and not _has_hooks(layer):
+            return KeyedDropout(layer.p)
         return layer
 
     _swap_layers(module, layer_with_mask_or_key)
@@ -385,6 +405,13 @@ def _network_from_user(function: FromFile, channels: int, image_size: int, num_c
     with torch.no_grad():
         _check(network, whole, head_name, function, made.x)
     return network.train()
+
+
+def _is_called_once(layer: nn.Module, made: "Made") -> bool:
+    """Says whether a layer took all images at once, first the three and then the four."""
+    calls = [call for call in (*made.calls_of_few, *made.calls) if call.layer is layer]
+    sizes = [len(call.output) for call in calls if call.output.dim()]
+    return sizes == [3, 4]
 
 
 def _find_head(made: "Made", function: FromFile) -> nn.Linear:
@@ -526,8 +553,7 @@ def _refuse_other_function(network: Backbone, whole: nn.Module, head_name: str, 
     `whole` is the user's module with the head, of that name, where it stands in it.
     """
     moved = _move(copy.deepcopy(whole))
-    for number, layer in enumerate(layer for layer in moved.modules() if isinstance(layer, KeyedDropout)):
-        layer.number = number
+    _number_dropouts(moved)
     ours = _copied(network)
     theirs = {**dict(moved.named_parameters()), **dict(moved.named_buffers())}
     places = {**dict(ours.named_parameters()), **dict(ours.named_buffers())}
@@ -591,46 +617,64 @@ def _copied(network: Backbone) -> Backbone:
 
 def _check(network: Backbone, whole: nn.Module, head_name: str, function: FromFile, x: Tensor) -> None:
     """Refuses a user's network that draws without the key, is another function, mixes images, or hides a state."""
-    before = torch.get_rng_state()
     moved = _move(_copied(network))
-
-    def run(x: Tensor) -> list[tuple[str, Tensor]]:
-        """Returns the outputs of a copy's layers in training, without batch statistics, and its buffers, by layer."""
-        trial = _copied(moved).train()
-        for layer in trial._norms:
-            layer.eval()
-        buffers = dict(trial.named_buffers(remove_duplicate=False))
-        calls = _watch(trial, x).calls
-        if any(value is not buffers[name] for name, value in trial.named_buffers(remove_duplicate=False)):
-            raise function.refuse("puts a new tensor into a buffer", "change it in place, as by self.name.copy_(...)")
-        calls += [LayerCall(trial, value) for value in buffers.values()]
-        names = {layer: name.removeprefix("body.") for name, layer in trial.named_modules()}
-        return [(f"'{names.get(call.layer, '')}' ({type(call.layer).__name__})", call.output) for call in calls]
-
-    def first_difference(others: list[tuple[str, Tensor]], same: Callable[..., bool]) -> str:
-        """Returns in words where the same two images first give something else; empty where they do not."""
-        for (layer, ours), (_, theirs) in zip(few, others, strict=False):
-            theirs = theirs[: len(ours)] if ours.dim() else theirs
-            if ours.shape == theirs.shape and not same(ours, theirs):
-                return f"before or in the layer {layer}"
-        return ""
-
-    few = run(x[:2])
-    again = run(x[:2])
-    several = run(x)
-    drawing = first_difference(again, torch.equal)
-    if drawing or not torch.equal(torch.get_rng_state(), before):
-        raise function.refuse(f"draws random numbers {drawing or 'without effect'}", "use nn.Dropout or F.dropout")
+    random_state = torch.get_rng_state()
+    two = _outputs_of_layers(moved, x[:2], function)
+    two_again = _outputs_of_layers(moved, x[:2], function)
+    several = _outputs_of_layers(moved, x, function)
+    place = _first_difference(two, two_again, torch.equal)
+    if place or not torch.equal(torch.get_rng_state(), random_state):
+        raise function.refuse(f"draws random numbers {place or 'without effect'}", "use nn.Dropout or F.dropout")
     _refuse_other_function(network, whole, head_name, function, x)
     if network.draws is not None and not network.draws.used:
         network.draws = None
-    mixing = first_difference(several, partial(torch.allclose, rtol=1e-4, atol=1e-4))
-    if mixing:
+    place = _first_difference(two, several, partial(torch.allclose, rtol=1e-4, atol=1e-4))
+    if place:
         raise function.refuse(
-            f"mixes the images of a batch {mixing}",
+            f"mixes the images of a batch {place}",
             "use nn.BatchNorm2d, nn.GroupNorm or nn.LayerNorm, and attention with batch_first=True",
         )
     _refuse_hidden_state(_copied(moved).train(), function, x)
+
+
+class LayerOutput(NamedTuple):
+    """What a layer has given in training, or a buffer's value after it."""
+
+    words: str  # the layer's name and type
+    output: Tensor
+
+
+def _outputs_of_layers(network: Backbone, x: Tensor, function: FromFile) -> list[LayerOutput]:
+    """Returns what the layers of a copy give in training, but without batch statistics, and its buffers.
+
+    Raises:
+        UserError: The network puts a new tensor into a buffer.
+    """
+    trial = _copied(network).train()
+    for norm in trial._norms:
+        norm.eval()
+    buffers = dict(trial.named_buffers(remove_duplicate=False))
+    calls = _watch(trial, x).calls
+    if any(value is not buffers[name] for name, value in trial.named_buffers(remove_duplicate=False)):
+        raise function.refuse("puts a new tensor into a buffer", "change it in place, as by self.name.copy_(...)")
+    calls += [LayerCall(trial, value) for value in buffers.values()]
+    names = {layer: name.removeprefix("body.") for name, layer in trial.named_modules()}
+    outputs = []
+    for call in calls:
+        words = f"'{names.get(call.layer, '')}' ({type(call.layer).__name__})"
+        outputs.append(LayerOutput(words, call.output))
+    return outputs
+
+
+def _first_difference(two: list[LayerOutput], others: list[LayerOutput], is_same: Callable[..., bool]) -> str:
+    """Says where the first two images give something else among `others`; empty where they do not."""
+    for ours, theirs in zip(two, others, strict=False):
+        output = theirs.output
+        if ours.output.dim():
+            output = output[: len(ours.output)]
+        if ours.output.shape == output.shape and not is_same(ours.output, output):
+            return f"before or in the layer {ours.words}"
+    return ""
 
 
 def _refuse_hidden_state(network: Backbone, function: FromFile, x: Tensor) -> None:
@@ -648,7 +692,7 @@ def _refuse_hidden_state(network: Backbone, function: FromFile, x: Tensor) -> No
     for name, buffer in network.named_buffers(remove_duplicate=False):
         first_name = next(other for other, tensor in network.named_buffers() if tensor is buffer)
         if name != first_name and not torch.equal(buffer, before[first_name]):
-            both = " and ".join(f"'{each.removeprefix('body.')}'" for each in (first_name, name))
+            both = f"'{first_name.removeprefix('body.')}' and '{name.removeprefix('body.')}'"
             raise function.refuse(
                 f"changes a buffer in two places, {both}, which come apart on another device", "keep it in one layer"
             )

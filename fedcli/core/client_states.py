@@ -60,7 +60,8 @@ class Kept(StoredStates):
     """The clients' states by id, in ascending order; one that is not in memory is read from its file."""
 
     def __init__(self, store: "Store", versions: dict[int, Version]):
-        self._store, self.data = store, versions  # in the order in which they were kept
+        self._store = store
+        self.data = versions  # in the order in which they were kept
 
     def __len__(self) -> int:
         return len(self.data)

@@ -21,7 +21,8 @@ def measure_drift(fed: Federation, cohort: Cohort) -> dict[str, float | None]:
 
     None for a single client, and in a round in which no whole model is sent, or for the second none received.
     """
-    distance = similarity = None
+    distance = None
+    similarity = None
     if fed.trained is not None:
         index = np.sort(generator(0, "drift").permutation(len(fed.test_labels))[:EXAMPLES])  # the same for all runs
         distance = feature_distance(local_features(fed, cohort, index))

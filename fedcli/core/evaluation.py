@@ -10,7 +10,6 @@ that has a global model beside personal ones has the accuracy of the personal on
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
-from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -58,7 +57,8 @@ class Tested(NamedTuple):
 
 
 # Of positions by client, None for all test images: how the predictions of its model are.
-Score = Callable[[dict[int, Any]], list[Judged]]
+Positions = np.ndarray | None
+Score = Callable[[dict[int, Positions]], list[Judged]]
 
 
 def top_k(scores: Tensor, labels: Tensor, k: int) -> Tensor:
@@ -96,43 +96,58 @@ def evaluate(fed: Federation, method: Method, state: Any) -> dict[str, Any]:
 
 def _accuracies(fed: Federation, method: Method, state: Any, last_outputs: OutputCache) -> dict[str, Any]:
     """Returns what `evaluate` does of the tested models alone; `last_outputs` are those of the last evaluation."""
-    prototypes = method.prototypes(state) if method.prototypes else None
-    judge = partial(_judge, fed, prototypes, last_outputs)
-
-    def score(tests: dict[int, np.ndarray | None]) -> list[Judged]:
-        judged_here: set[int] = set()
-
-        def keep(client: int, model: Model, outputs: Outputs | None) -> None:
-            if outputs is not None:
-                fed.outputs.put(model.params, model.buffers, tests[client], outputs)
-
-        def of_client(client: int) -> Evaluated:
-            model = model_of(fed, method, state, client)
-            result = judge(model, tests[client])
-            keep(client, model, result.outputs)
-            judged_here.add(client)
-            return result
-
-        def of_some(ids: list[int]) -> list[Judged]:
-            results = dict(zip(ids, fed.engine.one_by_one(of_client, ids), strict=True))
-            # A fork that has judged the others has ended, and what it kept with it.
-            for client in results.keys() - judged_here:
-                keep(client, model_of(fed, method, state, client), results[client].outputs)
-            return [result.judged for result in results.values()]
-
-        return fed.engine.workers.share(of_some, list(tests))
-
-    on_validation = _on_parts(fed.validation, ("validation_accuracy",), method, score)
+    scorer = Scorer(fed, method, state, last_outputs)
+    on_validation = _on_parts(fed.validation, ("validation_accuracy",), method, scorer.score)
     weights = None
     if fed.evaluation == "clients":
-        on_test = _on_parts(fed.testing, RULES, method, score)
+        on_test = _on_parts(fed.testing, RULES, method, scorer.score)
     else:
-        on_test = _on_test_images(fed, method, score)
-        weights = weights_of_domains(fed) if fed.evaluation == "domains" else None
+        on_test = _on_test_images(fed, method, scorer.score)
+    if fed.evaluation == "domains":
+        weights = weights_of_domains(fed)
     result = NOTHING | on_validation.entries | on_test.entries
     if fed.config.per_class:
         result["per_class"] = tally_classes(on_test.judged, fed.num_classes, weights)
     return result
+
+
+class Scorer:
+    """Judges the models in a method's state, and keeps what they give for the next evaluation."""
+
+    def __init__(self, fed: Federation, method: Method, state: Any, last_outputs: OutputCache):
+        """Takes what the models gave when they were last evaluated."""
+        self._fed = fed
+        self._method = method
+        self._state = state
+        self._prototypes = method.prototypes(state) if method.prototypes else None
+        self._last_outputs = last_outputs
+
+    def score(self, tests: dict[int, Positions]) -> list[Judged]:
+        """Judges the clients' models, each at its positions in the training set, or on all test images if None."""
+        judged_here: set[int] = set()
+
+        def of_client(client: int) -> Evaluated:
+            model = self._model(client)
+            evaluated = _judge(self._fed, self._prototypes, self._last_outputs, model, tests[client])
+            self._keep(model, tests[client], evaluated)
+            judged_here.add(client)
+            return evaluated
+
+        def of_some(clients: list[int]) -> list[Judged]:
+            results = self._fed.engine.one_by_one(of_client, clients)
+            for client, evaluated in zip(clients, results, strict=True):
+                if client not in judged_here:  # but by a fork, which has ended, and what it kept with it
+                    self._keep(self._model(client), tests[client], evaluated)
+            return [evaluated.judged for evaluated in results]
+
+        return self._fed.engine.workers.share(of_some, list(tests))
+
+    def _model(self, client: int) -> Model:
+        return model_of(self._fed, self._method, self._state, client)
+
+    def _keep(self, model: Model, positions: Positions, evaluated: Evaluated) -> None:
+        if evaluated.outputs is not None:
+            self._fed.outputs.put(model.params, model.buffers, positions, evaluated.outputs)
 
 
 def _judge(
@@ -244,14 +259,16 @@ def _on_parts(parts: Sequence[np.ndarray], names: Sequence[str], method: Method,
     part_of = {client: part for client, part in enumerate(parts) if len(part)}
     if not part_of:
         return Tested({}, [])
-    # Where there is one model, any client has it.
-    tests = {0: np.concatenate(list(part_of.values()))} if method.personal is None else part_of
+    tests: dict[int, Positions] = {**part_of}
+    if method.personal is None:  # any client has the one model
+        tests = {0: np.concatenate(list(part_of.values()))}
     judged = score(tests)
     hits = np.concatenate([of_model.hits.numpy() for of_model in judged], 1)  # [rules, n]
-    pooled: dict[str, Any] = dict(zip(names, map(_mean, hits), strict=False))
+    entries: dict[str, Any] = dict(zip(names, map(_mean, hits), strict=False))
     ends = np.cumsum([len(part) for part in part_of.values()])
     hits_of_clients = np.split(hits[0], ends[:-1])
-    return Tested(pooled | _by_client(part_of, [_mean(of_client) for of_client in hits_of_clients]), judged)
+    entries |= _by_client(part_of, [_mean(of_client) for of_client in hits_of_clients])
+    return Tested(entries, judged)
 
 
 def _on_test_images(fed: Federation, method: Method, score: Score) -> Tested:

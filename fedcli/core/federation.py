@@ -159,12 +159,19 @@ class Federation:
         self._take_tests(dataset, parts)
         self.outputs = OutputCache()
         # On CUDA, `autotune` chooses for `auto` before the first round.
-        way, chunk = parse_chunk(run.clients_per_chunk, 1 if self.device.type == "cpu" else run.cohort_size)
+        on_cpu = device.type == "cpu"
+        way, chunk = parse_chunk(run.clients_per_chunk, default=1 if on_cpu else run.cohort_size)
         self.engine = Engine(
-            dataset.x_train.to(device), dataset.y_train.to(device), transform, min(chunk, run.cohort_size), on_samples,
-            way, CudaGraphs(device) if device.type == "cuda" else None, self.dead_taps and device.type == "cpu",
-            device.type != "cpu",
-        )  # fmt: skip
+            images=dataset.x_train.to(device),
+            labels=dataset.y_train.to(device),
+            transform=transform,
+            clients_per_chunk=min(chunk, run.cohort_size),
+            on_samples=on_samples,
+            way=way,
+            graphs=CudaGraphs(device) if device.type == "cuda" else None,
+            by_places=self.dead_taps and on_cpu,
+            joint_layers=not on_cpu,
+        )
         self.takes_vmap = True  # whether vmap takes all networks
         if self.engine.way == WAYS[0] and self.engine.clients_per_chunk > 1:
             self._keep_from_vmap(dataset.channels, dataset.image_size)
@@ -187,10 +194,13 @@ class Federation:
         names = run.backbone.split(",")  # client i has the (i mod their number)-th
         self.backbones = list(dict.fromkeys(names))
         self.architecture = np.resize([self.backbones.index(name) for name in names], run.num_clients)
-        shape = dataset.channels, dataset.image_size, dataset.num_classes
-        modules = [backbones.build(name, *shape, run.seed).to(self.dtype) for name in self.backbones]
-        # Whether some convolutions leave out taps, which goes into the record.
-        self.dead_taps = any([use_live_taps(module, *shape[:2]) for module in modules])
+        modules = []
+        self.dead_taps = False  # whether some convolutions leave out taps, which goes into the record
+        for name in self.backbones:
+            network = backbones.build(name, dataset.channels, dataset.image_size, dataset.num_classes, run.seed)
+            modules.append(network.to(self.dtype))
+            if use_live_taps(network, dataset.channels, dataset.image_size):
+                self.dead_taps = True
         self.networks = [Network(module, run.precision, self.device) for module in modules]
         largest = max(self.networks, key=lambda network: network.num_parameters)
         self.sizes = Sizes(largest.num_parameters, self.num_classes, largest.feature_dim)
@@ -400,10 +410,15 @@ class Federation:
         """Draws the batches of the cohort in this round, for all local epochs or some of them."""
         with self.timed("data"):
             return plan_batches(
-                [self.training[client] for client in cohort.client_ids], cohort.client_ids, self.seed, cohort.round,
-                range(self.local_epochs) if epochs is None else epochs, self.batch_size, self.config.drop_last,
-                NUM_DRAWS[self.transform.augmentation],
-            )  # fmt: skip
+                parts=[self.training[client] for client in cohort.client_ids],
+                client_ids=cohort.client_ids,
+                seed=self.seed,
+                round=cohort.round,
+                epochs=range(self.local_epochs) if epochs is None else epochs,
+                batch_size=self.batch_size,
+                drop_last=self.config.drop_last,
+                num_draws=NUM_DRAWS[self.transform.augmentation],
+            )
 
     def is_tested(self, round: int) -> bool:
         """Returns whether the models are tested after a round: every `--eval-every` rounds and after the last."""

@@ -70,8 +70,12 @@ class Processes:
         done: list[Any] = []
         while len(done) < len(items):
             rest = items[len(done) :]
-            count = self._fastest(len(rest), fmean(spent) if spent else self._seconds.get(run.__qualname__, 0.0))
-            done += [timed(rest[0])] if count == 1 else self.share(timed, rest, count, begin)
+            seconds = fmean(spent) if spent else self._seconds.get(run.__qualname__, 0.0)
+            count = self._fastest(len(rest), seconds)
+            if count == 1:
+                done.append(timed(rest[0]))
+            else:
+                done += self.share(timed, rest, count, begin)
         if spent:
             self._seconds[run.__qualname__] = fmean(spent)
         return done
@@ -126,7 +130,8 @@ class Processes:
         finally:
             os.close(queue)
             self._ended += forks
-            self.count, self.active = most, 1
+            self.count = most
+            self.active = 1
         return [results[place] for place in range(len(items))]
 
     def reap(self) -> None:

@@ -47,7 +47,8 @@ class CudaGraphs:
         self._keeper: torch.cuda.CUDAGraph | None = None
         self._stream = torch.cuda.Stream(device)
         self._branches: list[torch.cuda.Stream] = []
-        self.captured = self.plain = 0
+        self.captured = 0
+        self.plain = 0
 
     def warm_up(self, work: Work) -> None:
         """Does the work on a side stream."""
@@ -170,7 +171,9 @@ class StepGraphs:
 
         A graph of several steps is worth its capture where the stack is `kept` for later rounds.
         """
-        self.graphs, self._give_up, self._kept = graphs, give_up, kept
+        self.graphs = graphs
+        self._give_up = give_up
+        self._kept = kept
         self.replays: dict[Burst, Work] = {}
         self._warm_ups: Counter[bool] = Counter()  # steps before the first is captured, by whether they are padded
 
@@ -245,8 +248,10 @@ def agree(replayed: Tree, plain: Tree, before: Tree) -> bool:
     Each argument is clients, totals and step number: after the replay, after the plain step, before both. Each part of
     the clients, as their parameters, is compared by itself.
     """
-    triples = zip(_parts(replayed), _parts(plain), _parts(before), strict=True)
-    return all(_parts_agree(*triple) for triple in triples)
+    for new, right, old in zip(_parts(replayed), _parts(plain), _parts(before), strict=True):
+        if not _parts_agree(new, right, old):
+            return False
+    return True
 
 
 def _parts(state: Tree) -> list[Tree]:

@@ -117,11 +117,13 @@ class LiveConv2d(nn.Conv2d):
 
         Of 3 x 3 taps on a padded image of 2 x 2 pixels these are 4. Both arguments have their channels last.
         """
-        axes = zip(x.shape[1:3], weight.shape[1:3], self.stride, self.live_padding, self.dilation, strict=True)
-        rows, columns = (_starts(*axis) for axis in axes)
+        _, height, width, _ = x.shape
+        _, taps_down, taps_across, _ = weight.shape
+        rows = _starts(height, taps_down, self.stride[0], self.live_padding[0], self.dilation[0])
+        columns = _starts(width, taps_across, self.stride[1], self.live_padding[1], self.dilation[1])
         places = []
         for top, left in product(rows, columns):
-            pixels = x[:, max(top, 0) : top + weight.shape[1], max(left, 0) : left + weight.shape[2]]
+            pixels = x[:, max(top, 0) : top + taps_down, max(left, 0) : left + taps_across]
             taps = weight[:, max(-top, 0) :, max(-left, 0) :][:, : pixels.shape[1], : pixels.shape[2]]
             places.append(F.linear(pixels.flatten(1), taps.flatten(1), self.bias))
         return torch.stack(places, 1).view(len(x), len(rows), len(columns), -1).permute(0, 3, 1, 2)
@@ -177,12 +179,16 @@ def use_live_taps(network: nn.Module, channels: int, image_size: int) -> bool:
         if type(layer) is not nn.Conv2d or not args or isinstance(layer.padding, str) or layer.padding_mode != "zeros":
             return
         size = args[0].shape[-2:]
-        axes = [*zip(size, layer.kernel_size, layer.stride, layer.padding, layer.dilation, strict=True)]
-        live, padding = zip(*(_live_taps(*axis) for axis in axes), strict=True)
-        has_dead_taps = live != tuple(slice(0, taps) for taps in layer.kernel_size)
-        few = prod(len(_starts(*axis)) for axis in axes) <= 4 and layer.groups == 1 and layer.dilation == (1, 1)
+        rows, columns = zip(size, layer.kernel_size, layer.stride, layer.padding, layer.dilation, strict=True)
+        live_rows, top = _live_taps(*rows)
+        live_columns, left = _live_taps(*columns)
+        live = (live_rows, live_columns)
+        height, width = layer.kernel_size
+        has_dead_taps = live != (slice(0, height), slice(0, width))
+        num_places = len(_starts(*rows)) * len(_starts(*columns))
+        few = num_places <= 4 and layer.groups == 1 and layer.dilation == (1, 1)
         if has_dead_taps or few:
-            become(layer, LiveConv2d, size=size, live=live, live_padding=padding, few=few)
+            become(layer, LiveConv2d, size=size, live=live, live_padding=(top, left), few=few)
         dead_taps.append(has_dead_taps)
 
     with register_module_forward_pre_hook(leave_out):

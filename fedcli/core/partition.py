@@ -44,9 +44,14 @@ def _deal(counts: np.ndarray, labels: np.ndarray, rng: Any, order: Parts | None 
     A class's positions go out in the order `[C][...]`, which is random where None.
     """
     order = order or [rng.permutation(np.flatnonzero(labels == c)) for c in range(counts.shape[1])]
-    # Of each class [K] pieces; what comes after the last one is what nobody holds.
-    pieces = [np.split(positions, ends)[:-1] for positions, ends in zip(order, counts.cumsum(0).T, strict=True)]
-    return [rng.permutation(np.concatenate(held)) for held in zip(*pieces, strict=True)]
+    ends = counts.cumsum(0)
+    starts = ends - counts
+    parts = []
+    for k in range(len(counts)):
+        # What comes after the last client's examples of a class is what nobody holds.
+        pieces = [positions[starts[k, c] : ends[k, c]] for c, positions in enumerate(order)]
+        parts.append(rng.permutation(np.concatenate(pieces)))
+    return parts
 
 
 def iid(labels: np.ndarray, num_clients: int, seed: int) -> Parts:
@@ -70,7 +75,8 @@ def dirichlet(
     rng = np.random.RandomState(seed % 2**32) if draw == "pfllib" else generator(seed, "partition")
     by_class = [np.flatnonzero(labels == c) for c in range(labels.max() + 1)]
     can_fit = num_clients * min_examples <= len(labels)
-    for _ in range(can_fit * MAX_DRAWS):
+    max_draws = MAX_DRAWS if can_fit else 0
+    for _ in range(max_draws):
         order = [positions.copy() for positions in by_class]
         counts = _draw_counts(order, num_clients, alpha, capped, rng)
         if counts.sum(1).min() >= min_examples:
@@ -131,7 +137,11 @@ def classes(
         order = order[: len(order) // num_shards * num_shards]
     shards = np.array_split(order, num_shards)
     dealt = rng.permutation(num_shards).reshape(num_clients, -1)
-    return [rng.permutation(np.concatenate([shards[shard] for shard in held])) for held in dealt]
+    parts = []
+    for held in dealt:
+        own_shards = [shards[shard] for shard in held]
+        parts.append(rng.permutation(np.concatenate(own_shards)))
+    return parts
 
 
 def leaves_remainder(flag: str, num_clients: int, num_images: int | None) -> bool:
@@ -361,34 +371,53 @@ def from_flag(flag: str, remainder: str = "spread") -> Partition:
     if name not in PARTITIONS:
         raise unknown("partition", name, PARTITIONS, f"the partitions are {', '.join(PARTITIONS)}, and ./file.py:NAME.")
     kind = PARTITIONS[name]
-    left = list(kind.options)
-    values = {}
-    spelling = name
-    is_bare = not texts and any(option.prefix == "" for option in left)
     try:
-        for text in [""] if is_bare else texts:
-            option = next(option for option in left if text.startswith(option.prefix))
-            left.remove(option)  # what stands twice is not there any more
-            values[option.keyword] = option.read(text.removeprefix(option.prefix))
-    except (LookupError, ValueError, StopIteration, ZeroDivisionError):  # the last for a share of 4/0
+        values = _read_options(kind, texts)
+    except (LookupError, ValueError, ZeroDivisionError):  # the last for a share of 4/0
         raise UserError(f"partition '{name}' cannot be read (got '{flag[:80]}'); write {kind.form}.") from None
+    spelling = ":".join([name, *_spelled(kind, values)])
+    if kind.takes_remainder:
+        values["remainder"] = remainder
+    return Partition(spelling, partial(kind.function, **values), kind.needs)
+
+
+def _read_options(kind: Kind, texts: Sequence[str]) -> dict[str, Any]:
+    """The values of a partition's options, by keyword, from the parts of its flag.
+
+    Raises:
+        LookupError, ValueError, ZeroDivisionError: One is missing, there twice, unknown, or out of range.
+    """
+    left = list(kind.options)
+    if not texts and any(option.prefix == "" for option in left):
+        texts = [""]  # the required option, without a value
+    values = {}
+    for text in texts:
+        fitting = [option for option in left if text.startswith(option.prefix)]
+        option = fitting[0]
+        left.remove(option)  # what stands twice is not there any more
+        values[option.keyword] = option.read(text.removeprefix(option.prefix))
+    return values
+
+
+def _spelled(kind: Kind, values: dict[str, Any]) -> list[str]:
+    """The parts of a flag that say these values, in the order of the options; a default is left out."""
+    texts = []
     for option in kind.options:
         value = values.get(option.keyword)
         default = signature(kind.function).parameters[option.keyword].default
         if value not in (None, default):
-            spelling += f":{option.prefix}" + ("" if isinstance(value, bool) else str(value).removesuffix(".0"))
-    if kind.takes_remainder:
-        values["remainder"] = remainder
-    return Partition(spelling, partial(kind.function, **values), kind.needs)
+            texts.append(option.prefix + ("" if isinstance(value, bool) else str(value).removesuffix(".0")))
+    return texts
 
 
 def _parts_from_user(
     function: FromFile, labels: np.ndarray, num_clients: int, seed: int, **groups: np.ndarray
 ) -> Parts:
     """Returns what a user's function gives, checked, as int64; it gets `groups` `[N]` if it has such an argument."""
-    taken = {name: groups[name].copy() for name in signature(function.function).parameters if name in groups}
+    asked_for = {name: groups[name].copy() for name in signature(function.function).parameters if name in groups}
     with blame(function.path):
-        parts = [*map(np.asarray, function(labels.copy(), num_clients, generator(seed, "partition"), **taken))]
+        given = function(labels.copy(), num_clients, generator(seed, "partition"), **asked_for)
+        parts = [*map(np.asarray, given)]
     if len(parts) != num_clients:
         raise function.refuse(f"gives no list of {num_clients} clients (got {len(parts)})", "return one list for each")
     for client, part in enumerate(parts):

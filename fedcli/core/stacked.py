@@ -39,7 +39,8 @@ def for_many(
         if way == "branches" or count == 1:
             works = [partial(function, *select_axes(arguments, axes, k)) for k in range(count)]
             return stack([work() for work in works] if graphs is None else graphs.fork(works))
-        with set_to(under_vmap, True), JointLayers() if joint_layers else nullcontext():
+        layers = JointLayers() if joint_layers else nullcontext()
+        with set_to(under_vmap, True), layers:
             return mapped(*arguments)
 
     return together

@@ -220,7 +220,11 @@ class _Builder:
         if len(content) > len(fields):
             raise ValueError(f"{len(content)} parts of '{kind}' at '{path}'")
         parts = [self.build(part, f"{path}/{field}") for field, part in zip(fields, content, strict=False)]
-        return parts if kind == "list" else tuple(parts) if kind == "tuple" else self._types[kind](*parts)
+        if kind == "list":
+            return parts
+        if kind == "tuple":
+            return tuple(parts)
+        return self._types[kind](*parts)
 
 
 class Flat(dict):
@@ -236,7 +240,8 @@ class Flat(dict):
         parts = flat.split([*sizes, flat.shape[-1] - sum(sizes)], -1)
         views = zip(shapes.items(), parts, strict=False)
         super().__init__({name: part.view((*flat.shape[:-1], *shape)) for (name, shape), part in views})
-        self.flat, self.shapes = flat, shapes
+        self.flat = flat
+        self.shapes = shapes
 
 
 # For PyTorch's vmap and grad, a Flat in what a function returns is its flat tensor.

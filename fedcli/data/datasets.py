@@ -242,6 +242,7 @@ def download(name: str) -> Path:
 
 def _download_official(info: DatasetInfo, folder: str) -> None:
     """Downloads the official files of a set: an archive, or what torchvision's class of its name asks for."""
+    assert info.source is not None  # `download` has refused others
     sets = torchvision().datasets
     if info.md5:
         sets.utils.download_and_extract_archive(info.source, folder, md5=info.md5, remove_finished=True)
