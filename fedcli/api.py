@@ -16,6 +16,7 @@ from typing import Any
 
 from fedcli.errors import UserError
 from fedcli.runs import begin, models, resume, rounds
+from fedcli.runs.identity import settings_text
 from fedcli.runs.lock import locked
 from fedcli.runs.progress import Progress
 from fedcli.runs.record import RECORD, read_record
@@ -179,7 +180,7 @@ class Runs(list[Run]):
 
         with in_keywords():
             chosen = Look(**look)
-        with rc_context(chosen.parameters()), in_keywords():
+        with rc_context(chosen.parameters()), in_keywords(), plots.warnings_in_words(keywords_for_flags):
             figure = plots.learning_curves([run.record for run in self], x, y, look=chosen)
             plots.apply(chosen, figure)
         # A notebook shows a figure by this method, also without pyplot.
@@ -278,7 +279,7 @@ def _run_grid(
     return Runs(_open(planned.folder, files) for planned in plan.runs)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Tuned:
     """What `fedcli.tune` has chosen; give it to `fedcli.run` as `tuned`.
 
@@ -295,6 +296,10 @@ class Tuned:
 
     def __fspath__(self) -> str:
         return str(self.folder)
+
+    def __repr__(self) -> str:
+        chosen = "; ".join(f"{method}: {settings_text(options)}" for method, options in self.options.items())
+        return f"Tuned({chosen}; in '{self.folder}')"
 
 
 def tune(  # noqa: PLR0913  # those of `fedcli.tune`, likewise
@@ -315,9 +320,11 @@ def tune(  # noqa: PLR0913  # those of `fedcli.tune`, likewise
             str(method), grid=texts, trials=trials, out=out, seeds=None if seeds is None else list(seeds),
             settings=set, **{name: _several(value) for name, value in options.items()},
         )  # fmt: skip
+        for text in tuning.samples(plan):
+            warnings.warn(keywords_for_flags(text), stacklevel=3)
         ranked = tuning.rank(plan, execute(plan, Watch(), jobs=jobs, records_only=True))
-        for text in tuning.edges(find_methods(str(method).split(",")), ranked):
-            warnings.warn(f"{text}; try values beyond", stacklevel=3)
+        for text in tuning.edges(find_methods(str(method).split(",")), plan.grids, ranked):
+            warnings.warn(keywords_for_flags(f"{text}; try values beyond"), stacklevel=3)
     best = ranked.groupby("method", sort=False)["options"].first()
     return Tuned(plan.folder, ranked, best.to_dict())
 

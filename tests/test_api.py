@@ -1,6 +1,7 @@
 """Python says and does what the command line does: several methods, grids, tuning, processes and messages."""
 
 import os
+import re
 import subprocess
 import sys
 from concurrent.futures import ProcessPoolExecutor
@@ -54,12 +55,14 @@ def test_a_run_that_diverges_is_warned_of_and_the_others_are_there(tmp_path):
 
 
 def test_what_is_tuned_is_given_to_a_run(tmp_path):
-    with pytest.warns(UserWarning, match="is at the edge of those tried"):
+    edge = pytest.warns(UserWarning, match="fed.*: the best (lr|proximal_weight), .* is at the edge of its grid")
+    with edge, pytest.warns(UserWarning, match="fedprox: 2 of its 4 combinations, .*; trials=4 tries all"):
         best = fedcli.tune(
             "fedavg,fedprox", grid={"lr": [0.01, 0.1], "fedprox:proximal_weight": [0.1, 1]}, seeds=[1000],
             out=tmp_path / "tuned", **TINY,
         )  # fmt: skip
     assert best.trials.groupby("method").size().tolist() == [2, 2]
+    assert re.fullmatch(r"Tuned\(fedavg: lr 0.0?1; fedprox: lr 0.0?1, proximal weight \S+; in '.*tuned'\)", repr(best))
     runs = fedcli.run("fedavg,fedprox", tuned=best, out=tmp_path / "runs", **TINY)
     for run in runs:
         chosen = best.options[run.record["method"]]

@@ -10,6 +10,7 @@ import pytest
 from matplotlib.colors import to_hex
 from PIL import Image
 
+import fedcli
 from fedcli.errors import UserError
 from fedcli.figures import plots
 from fedcli.figures.look import LEGENDS, Look, parse_pairs, parse_size
@@ -131,6 +132,14 @@ def test_names_that_leave_no_room_for_lines_are_warned_of_once(tmp_path):
     runs = [curve(f"a-method-of-a-very-long-name-{number}") for number in range(12)]
     with pytest.warns(UserWarning, match="the names leave the figure no room for its lines; choose a larger") as caught:
         plots.write(tmp_path / "one.svg", plots.learning_curves, runs, look=Look(size=(3.4, 1.2)))
+    assert len(caught) == 1
+
+
+def test_a_warning_of_a_figure_drawn_in_python_names_keywords(tmp_path):
+    run = fedcli.run("fedavg", dataset="digits", train_examples=120, rounds=1, local_epochs=1, out=tmp_path / "run")
+    words = "choose a larger size, a smaller font_size, shorter labels, or another legend"
+    with pytest.warns(UserWarning, match=words) as caught:
+        run.plot(size=(1.2, 0.8), font_size=12)
     assert len(caught) == 1
 
 

@@ -196,9 +196,11 @@ def test_a_tuned_comparison_is_two_commands(folder):
     grid = ["--grid", "lr=0.01,0.1", "--grid", "fedprox:proximal-weight=0.01,0.1"]
     result = invoke("tune", names, *grid, "--seeds", "1000-1001", "--out", "tuned", *flags_of(TINY))
     assert result.exit_code == 0, result.output
+    assert "fedprox: 2 of its 4 combinations, drawn at random" in result.stderr
+    assert "; --trials=4 tries all." in result.stderr
     assert "2 trials each; use fedcli run fedavg,fedprox,./mine.py --tuned tuned" in result.stdout
     assert "warning: fedavg: the best --lr, " in result.stderr
-    assert "is at the edge of those tried (0.01, 0.1); try values beyond" in result.stderr
+    assert "is at the edge of its grid (0.01, 0.1); try values beyond" in result.stderr
     chosen = {name: json.loads(Path(f"tuned/{name}/tuned.json").read_text()) for name in ("fedavg", "fedprox", "mine")}
     assert chosen["fedprox"]["options"].keys() == {"lr", "proximal_weight"}
     result = invoke("run", names, "--tuned", "tuned", "--seeds", "0-1", "--out", "all", *flags_of(TINY))
@@ -240,12 +242,13 @@ def test_an_option_that_is_set_wrongly_is_refused(words, message, folder):
 
 def test_a_best_value_at_the_edge_is_told_unless_nothing_lies_beyond():
     def warned(best, *others, name="lr"):
-        options = [{name: value} for value in (best, *others)]
-        trials = pd.DataFrame({"method": ["fedprox"] * len(options), "options": options})
-        return tune.edges([find_method("fedprox")], trials)
+        trials = pd.DataFrame({"method": ["fedprox"], "options": [{name: best}]})
+        grids = {"fedprox": tune.Grid({name: (best, *others)}, 1 + len(others))}
+        return tune.edges([find_method("fedprox")], grids, trials)
 
     assert warned(0.1, 0.01, 1.0) == []
-    assert warned(0.1, 0.01) == ["fedprox: the best --lr, 0.1, is at the edge of those tried (0.01, 0.1)"]
+    # Also where the other value is in no combination that was drawn.
+    assert warned(0.1, 0.01) == ["fedprox: the best --lr, 0.1, is at the edge of its grid (0.01, 0.1)"]
     assert warned(0.1) == []  # one value is no grid
     assert warned(0.0, 0.5, name="proximal_weight") == []  # off
     assert warned("adam", "sgd", name="optimizer") == []

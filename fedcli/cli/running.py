@@ -246,11 +246,13 @@ def tune(  # noqa: PLR0913  # the parameters of a command are its options
         method, grid=grid or (), trials=trials, seeds=seeds, out=out, settings=settings, **ctx.meta["given"]
     )
     where = common.place_runs(jobs, on, cpus_per_run, gpus_per_run)
+    for text in tune.samples(plan):
+        common.say(f"{text}.", err=True)
     errors = run_plan(plan, common.consoles(quiet, log_file, stderr=True), records_only=True, **where)
     ranked = tune.rank(plan, errors)
     for name, of_method in ranked.groupby("method", sort=False):
         print_trials(name if len(names) > 1 else "", of_method)
-    for text in tune.edges(find_methods(names), ranked):
+    for text in tune.edges(find_methods(names), plan.grids, ranked):
         common.say(f"warning: {text}; try values beyond.", err=True)
     tuned = shlex.join(["--tuned", str(plan.folder)])
     if len(names) == 1:

@@ -248,8 +248,12 @@ def _refuse_without_latex() -> None:
 
 
 @contextmanager
-def warnings_in_words() -> Iterator[None]:
-    """Turns matplotlib's warnings of what a figure lacks, glyphs or room, into one each, which names a remedy."""
+def warnings_in_words(worded: Callable[[str], str] = str) -> Iterator[None]:
+    """Turns matplotlib's warnings of what a figure lacks, glyphs or room, into one each, which names a remedy.
+
+    Args:
+        worded: Writes a warning for its reader, as `fedcli.api.keywords_for_flags` does in Python.
+    """
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         yield
@@ -265,14 +269,14 @@ def warnings_in_words() -> Iterator[None]:
         else:
             missing[chr(int(glyph[1]))] = glyph[2]
     if lacks_room:
-        warnings.warn(NO_ROOM, stacklevel=3)
+        warnings.warn(worded(NO_ROOM), stacklevel=3)
     if missing:
         fonts = ", ".join(dict.fromkeys(missing.values()))
-        warnings.warn(
+        text = (
             f"the font {fonts} has no '{printable(''.join(missing))}', which the figure shows as boxes; choose another "
-            "font by font.family in a --style file.",
-            stacklevel=3,
+            "font by font.family in a --style file."
         )
+        warnings.warn(worded(text), stacklevel=3)
 
 
 def small_png(figure: Figure) -> bytes:

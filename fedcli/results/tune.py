@@ -6,6 +6,7 @@ three, or, where the last round counts, the mean over the last tenth of the roun
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
 from types import MappingProxyType
@@ -32,8 +33,19 @@ SEED = 1000  # of the trials, if none is given
 VALIDATION = 0.2  # share of each client's examples held out, if the protocol holds out none
 
 
+@dataclass(frozen=True)
+class Grid:
+    """What a method was asked to try."""
+
+    values: Mapping[str, Sequence[Any]]  # of each option
+    combinations: int
+
+
+@dataclass(frozen=True)
 class Tuning(Plan):
     """Runs that choose options; their test accuracy is not shown."""
+
+    grids: Mapping[str, Grid]  # by the name of the method
 
     def accuracy_text(self, record: Record) -> str:
         """The accuracy that ranks trials."""
@@ -87,6 +99,7 @@ def plan_trials(
         given.setdefault("seed", SEED)
     folder = None if out is None else Path(out)
     runs: dict[str, list[PlannedRun]] = {}
+    tried_by: dict[str, Grid] = {}
     for name, chosen in zip(names, methods, strict=True):
         options = {**options_of(chosen, methods, given), **settings.get(name, {}), **grids[name]}
         tried = _values_to_try(chosen, options)
@@ -99,12 +112,13 @@ def plan_trials(
             folder = _home(methods, first)
         of_method = folder / chosen.name if len(names) > 1 else folder
         runs[name] = list(plan_grid([name], options, seeds=seeds, out=of_method, continue_=True).runs)
+        tried_by[chosen.name] = Grid(tried, len(_points(runs[name])))
     budget = trials or min(len(_points(of_method)) for of_method in runs.values())
     drawn = [run for of_method in runs.values() for run in _draw(of_method, budget)]
     if len(names) > 1:
         for run in drawn:
             run.label = ", ".join(filter(None, [run.setup.method.name, settings_text(run.values)]))
-    return Tuning(Path(folder or HOME), tuple(drawn))
+    return Tuning(Path(folder or HOME), tuple(drawn), tried_by)
 
 
 def _checked_grid(grid: Sequence[str], given: Mapping[str, Any]) -> Sequence[str]:
@@ -227,8 +241,21 @@ def _write_best(planned: Tuning, method: str, trials: pd.DataFrame) -> None:
     write_atomically(folder / TUNED, lambda path: path.write_text(json.dumps(facts, indent=1) + "\n"))
 
 
-def edges(methods: Sequence[Method], trials: pd.DataFrame) -> list[str]:
-    """Says of each method in which options its best trial lies at the edge of the values that it tried.
+def samples(planned: Tuning) -> list[str]:
+    """Says of each method that tries a part of its combinations how many, and how to try all."""
+    texts = []
+    for method, grid in planned.grids.items():
+        count = len({run.label for run in planned.runs if run.setup.method.name == method})
+        if count < grid.combinations:
+            texts.append(
+                f"{method}: {count} of its {grid.combinations} combinations, drawn at random, so that each method has "
+                f"as many trials; --trials={grid.combinations} tries all"
+            )
+    return texts
+
+
+def edges(methods: Sequence[Method], grids: Mapping[str, Grid], trials: pd.DataFrame) -> list[str]:
+    """Says of each method in which options its best trial lies at the edge of the values of its grid.
 
     A better value may lie beyond. A value that switches a term off, or the smallest or largest that is allowed, has
     nothing beyond.
@@ -238,14 +265,13 @@ def edges(methods: Sequence[Method], trials: pd.DataFrame) -> list[str]:
         of_method = trials[trials["method"] == method.name]
         fields = recorded_fields(method)
         for name, best in of_method["options"].iloc[0].items():
-            tried = sorted({options[name] for options in of_method["options"]}) if is_number(best) else []
+            values = sorted(set(grids[method.name].values[name])) if is_number(best) else []
             metadata = fields[name].metadata
             is_bound = best in (metadata["low"], metadata["high"], metadata["off"])
-            if len(tried) > 1 and best in (tried[0], tried[-1]) and not is_bound:
-                values = ", ".join(f"{value:g}" for value in tried)
-                texts.append(
-                    f"{method.name}: the best {flag_of(name)}, {best:g}, is at the edge of those tried ({values})"
-                )
+            if len(values) > 1 and best in (values[0], values[-1]) and not is_bound:
+                listed = ", ".join(f"{value:g}" for value in values)
+                flag = flag_of(name)
+                texts.append(f"{method.name}: the best {flag}, {best:g}, is at the edge of its grid ({listed})")
     return texts
 
 
