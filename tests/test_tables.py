@@ -282,7 +282,7 @@ def test_a_table_for_a_paper_has_the_papers_names_and_says_what_its_rows_share_i
     text = latex(runs)
     assert [line.split(" &")[0] for line in text.splitlines()[11:13]] == ["FedProto, generalized", "FedFM"]
     assert "on Digits, Dirichlet 0.5, after 4 rounds: mean $\\pm$ sample standard deviation over seeds 0 to 2." in text
-    assert "Accuracy: the round with the best validation accuracy." in text
+    assert "Accuracy: of the round with the best validation accuracy." in text
     assert "Bold: the best accuracy, where the 95\\,\\% interval of its lead" in text
     assert "diverged" not in text
     # What rows do not share stands in columns, and no number of runs goes without saying.
@@ -295,6 +295,13 @@ def test_a_table_for_a_paper_has_the_papers_names_and_says_what_its_rows_share_i
     assert "textbf" not in unsure
     assert "Bold" not in unsure
     assert "; seed 0." in latex([record()])
+
+
+def test_columns_of_a_table_for_a_paper_are_headed_in_words():
+    metrics = ["clients:worst", "clients:std", "rounds-to:90", "last-tenth", "class:3"]
+    (row,) = [line for line in latex([record()], metrics).splitlines() if line.startswith("Method &")]
+    headings = ["Worst client", "Deviation of clients", "Rounds to 90", "Last tenth", "Class 3"]
+    assert row.removesuffix(r" \\").split(" & ")[-5:] == headings
 
 
 def test_columns_are_chosen_and_ordered_by_the_names_that_the_table_shows():
@@ -440,3 +447,5 @@ def test_a_lead_is_over_the_best_other_paired_by_seed():
     assert texts["three"].startswith("-40.00 [")  # behind the first, not the second
     assert tables.LEAD not in tables.sheet(runs_of("one", 0.5, 0.6), leads=True).columns
     assert tables.LEAD not in tables.sheet(runs).columns
+    assert tables.LEADS in shown.notes
+    assert tables.LEADS not in tables.sheet(runs).notes

@@ -15,6 +15,7 @@ from fedcli.results.tables import (
     FLOATS,
     LAST,
     LEAD,
+    LEADS,
     ROUNDS,
     Columns,
     Layout,
@@ -35,10 +36,15 @@ from fedcli.results.tables import (
 )
 from fedcli.results.words import data_words, join_words, method_name
 from fedcli.runs.record import state_of
+from fedcli.userfiles import is_from_file
 
 FORMS = ("markdown", "csv", "latex")
 INTERNAL = {"validation", "quality:nmi", "quality:silhouette"}  # metrics that papers print only where they discuss them
 BY_NAME = ("intra", "inter", "class")  # metrics of what has a name, as a domain
+HEADINGS = {  # of metrics whose names do not read as a column of a paper
+    "clients:mean": "Mean of clients", "clients:std": "Deviation of clients", "clients:worst": "Worst client",
+    "macro-f1": "Macro-F1", "quality:nmi": "NMI", "quality:silhouette": "Silhouette",
+}  # fmt: skip
 
 
 def write_tables(
@@ -129,10 +135,16 @@ def _heading(title: str, columns: Columns) -> str:
         return "Lead [95 %]"
     if title not in columns.metrics or title == LAST:
         return column_name(title)
-    name, _, parameter = columns.metrics[title].name.partition(":")
+    metric = columns.metrics[title].name
+    if metric in HEADINGS:
+        return HEADINGS[metric]
+    name, _, parameter = metric.partition(":")
     if name == "domain" and parameter:
         return data_words(parameter)
-    words = f"{name} {data_words(parameter) if name in BY_NAME else parameter}".strip()
+    if is_from_file(metric):
+        words = parameter.replace("_", " ")
+    else:
+        words = f"{name.replace('-', ' ')} {data_words(parameter) if name in BY_NAME else parameter}".strip()
     return words[:1].upper() + words[1:]
 
 
@@ -141,12 +153,10 @@ def _caption(groups: Sequence[SeedGroup], columns: Columns, cells: pd.DataFrame,
     records = [record for member in groups for record in member.records]
     sentences = [_first_sentence(records, columns, seeds)]
     if columns.headline in cells:
-        rules = dict.fromkeys(f"the {SELECTIONS[member.selection]}" for member in groups)
+        rules = dict.fromkeys(f"of the {SELECTIONS[member.selection]}" for member in groups)
         sentences.append(f"Accuracy: {' or '.join(rules)}.")
     if LEAD in cells:
-        sentences.append(
-            "Lead: mean difference from the best other row, paired by seed, with its 95 % interval (Student's t)."
-        )
+        sentences.append(LEADS)
     if any(isinstance(cell, Best) for cell in cells.to_numpy().flat):
         sentences.append(
             "Bold: the best accuracy, where the 95 % interval of its lead over the second, paired by seed, leaves out "

@@ -42,6 +42,7 @@ MODELS = (
     '"personal" one; the column "global, %" has the global model of methods that have both.'
 )
 
+LEADS = "Lead: mean difference from the best other row, paired by seed, with its 95 % interval (Student's t)."
 ACROSS_MODELS = (
     "A lead, or bold, of a row with personal models over one with a global model compares two tasks, since a global "
     "model serves all clients and a personal one its own."
@@ -425,6 +426,8 @@ def _notes_on_leads(groups: Sequence[SeedGroup], cells: pd.DataFrame) -> list[st
     """What a reader must know of leads and bold, each only where it applies."""
     has_bold = any(isinstance(cell, Best) for cell in cells.to_numpy().flat)
     notes = []
+    if LEAD in cells:
+        notes.append(LEADS)
     if has_bold:
         among = " among rows with the same protocol, data set, partition, rounds and selection rule"
         notes.append(BOLD.format(among=among))
