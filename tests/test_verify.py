@@ -50,6 +50,11 @@ def test_a_record_of_a_finished_run_is_verified_on_a_device_that_is_there(whole)
     assert verify(elsewhere, "--device", "cpu") == (0, "same bits")
 
 
+def test_versions_are_compared_as_they_stand(whole):
+    versions = {**whole["versions"], "torch": "9" * 5000}  # no number that Python reads
+    assert verify({**whole, "versions": versions}) == (0, "same bits")
+
+
 def test_a_run_that_diverged_is_verified_by_its_curve_and_its_end():
     with pytest.raises(NonFiniteLoss):
         fedcli.run("fedavg", out="a run", **{**TINY, "rounds": 5, "lr": 1e9})

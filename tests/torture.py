@@ -356,6 +356,7 @@ VALUES = (
     None, True, False, 0, 1, -1, -0.5, 1.5, 1e300, 10**30, float("nan"), float("inf"), "", "text", "\ud800", "\0", "1",
     [], {}, [0], {"a": 0}, [[0]], "x" * 300,
 )  # fmt: skip
+NAMES = ("", "another", "-1", "99", "٣", "9" * 5000, "x" * 300)
 NOT_READ = {"reduced", "public"}  # parts of older records
 
 
@@ -390,9 +391,14 @@ def mutation(number: int) -> tuple[dict, tuple, str, bool]:
     for key in path[:-1]:
         container = container[key]
     old = container[path[-1]]
-    if draw.random() < 0.15:
+    chance = draw.random()
+    if chance < 0.15:
         del container[path[-1]]
         return record, path, "removed", False
+    if chance < 0.3 and isinstance(path[-1], str):
+        name = draw.choice(NAMES)
+        container[name] = container.pop(path[-1])
+        return record, path, f"now '{name:.40}'", False
     new = container[path[-1]] = draw.choice(VALUES)
     return record, path, f"{new!r:.40}", path[0] not in NOT_READ and _is_wrong(path, old, new)
 

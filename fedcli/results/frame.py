@@ -163,7 +163,7 @@ def client_rounds_of(record: Record) -> pd.DataFrame:
     rows = []
     for entry in record["rounds"]:
         for client, accuracy in (entry.get("client_accuracy") or {}).items():
-            rows.append((entry["round"] + 1, int(client), np.nan if accuracy is None else 100 * accuracy))
+            rows.append((entry["round"] + 1, int(client), 100 * accuracy))
     return pd.DataFrame(rows, columns=["round", "client", "accuracy"])
 
 

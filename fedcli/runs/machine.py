@@ -55,7 +55,8 @@ def environment(device: torch.device) -> dict[str, Any]:
         },
         "versions": {
             "python": platform.python_version(),
-            "torch": torch.__version__,  # with the part after "+", which says for which CUDA it was built
+            # With the part after "+", which says for which CUDA it was built; a plain text, compared as it stands.
+            "torch": str(torch.__version__),
             **{library: version(library) for library in ("torchvision", "numpy", "scikit-learn", "fedcli")},
             "cuda": torch.version.cuda if on_cuda else None,
         },

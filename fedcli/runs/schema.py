@@ -160,7 +160,7 @@ EVALUATION = {  # of models, beside their accuracy on the test images
     "classifier_accuracy": optional(SHARE),
     "global_accuracy": optional(SHARE),
     "clients": optional(parts({"mean": SHARE, "std": number(0), "worst": SHARE})),
-    "client_accuracy": optional(by_name(optional(SHARE))),
+    "client_accuracy": optional(by_name(SHARE)),
     "domains": optional(by_name(SHARE)),
     "intra": optional(by_name(SHARE)),
     "inter": optional(by_name(SHARE)),
@@ -309,6 +309,7 @@ def check_record(record: Any) -> None:
     for entry in [*rounds, record.get("post", {})]:
         for name, counts in entry.get("per_class", {}).items():
             _agree(f"the number of classes in 'per_class.{name}'", len(counts), len(record["class_names"]))
+        _check_clients(entry.get("client_accuracy") or {}, len(division["sizes"]))
     tested = [entry["round"] for entry in rounds if entry["test_accuracy"] is not None]
     if (summary["selected_round"] is None) != (not tested) or (tested and summary["selected_round"] not in tested):
         raise UserError(f"'summary.selected_round' must be a tested round (got {summary['selected_round']})")
@@ -316,6 +317,14 @@ def check_record(record: Any) -> None:
         raise UserError("'summary' must have the accuracies of a run that has been tested (got none)")
     if record["status"] == "finished" and (not tested or record["cost"] is None):
         raise UserError("'status' must not be finished (got a run without a tested round or without its cost)")
+
+
+def _check_clients(by_client: dict[str, Any], num_clients: int) -> None:
+    """Refuses values by other names than the ids of clients."""
+    ids = {str(client) for client in range(num_clients)}
+    others = [name for name in by_client if name not in ids]
+    if others:
+        raise UserError(f"'client_accuracy' must be by client, 0 to {num_clients - 1} (got {others[0]!r:.80})")
 
 
 def _agree(name: str, value: Any, other: Any) -> None:
