@@ -191,6 +191,17 @@ def test_the_options_go_before_the_style_the_style_before_the_matplotlibrc_and_t
     assert Look(is_page=True).parameters()["font.size"] == 8  # a page looks the same on every machine
 
 
+def test_a_style_takes_the_grid_away(tmp_path):
+    def lines_of_grid(**options):
+        axes = plots.learning_curves([curve()], look=Look(**options)).axes[0]
+        return [line for line in axes.get_ygridlines() if line.get_visible()]
+
+    style = tmp_path / "bare.mplstyle"
+    style.write_text("axes.grid: False\n")
+    assert lines_of_grid() != []
+    assert lines_of_grid(style=style) == []
+
+
 @pytest.mark.parametrize(
     ("options", "words"),
     [

@@ -94,6 +94,11 @@ class Look:
             return self.legend
         return "below" if self.width < NARROW else "right"
 
+    @property
+    def draws_grid(self) -> bool:
+        """Whether curves stand on lines of a grid: unless the user's style or `matplotlibrc` says otherwise."""
+        return bool(self.parameters().get("axes.grid", True))
+
     def parameters(self) -> Parameters:
         """Returns matplotlib's parameters: fedcli's, then the user's `matplotlibrc`, the style, and the options.
 

@@ -498,7 +498,8 @@ def _draw(panels: list[Panel], x_label: str, title: str, look: Look) -> Figure:
         others = [item for item in axes.get_legend_handles_labels()[0] if item not in lines]
         signs |= {str(item.get_label()): item for item in others}
         axes.locator_params("x", integer=True, min_n_ticks=1, steps=(1, 2, 5, 10))
-        axes.grid(axis="y")
+        if look.draws_grid:
+            axes.grid(axis="y")
         axes.margins(x=0.02)
         if x_label not in (AXES["floats"], AXES["seconds"]):  # rounds and clients count from 1
             axes.set_xlim(left=0.5)
