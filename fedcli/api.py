@@ -265,11 +265,14 @@ def _run_grid(
 ) -> Runs:  # fmt: skip
     """Runs all methods with all combinations of values and all seeds; warns of the runs that fail."""
     from fedcli.results.jobs import Watch, execute
-    from fedcli.results.plans import plan_grid
+    from fedcli.results.plans import plan_grid, protocols_text
 
     if log is not None and jobs > 1:
         raise UserError(f"--log is for runs one after the other (got --jobs {jobs}); leave one of them out.")
     plan = plan_grid(names, options, settings=set, **experiment)
+    mixed = protocols_text(plan.runs)
+    if mixed:
+        warnings.warn(keywords_for_flags(mixed), stacklevel=4)
     watch = Watch()
     watch.log = log
     errors = execute(plan, watch, jobs=jobs)
@@ -311,6 +314,7 @@ def tune(  # noqa: PLR0913  # those of `fedcli.tune`, likewise
     from fedcli.results import tune as tuning
     from fedcli.results.comparison import find_methods
     from fedcli.results.jobs import Watch, execute
+    from fedcli.results.plans import protocols_text
 
     texts = list(grid)
     if isinstance(grid, Mapping):
@@ -320,7 +324,7 @@ def tune(  # noqa: PLR0913  # those of `fedcli.tune`, likewise
             str(method), grid=texts, trials=trials, out=out, seeds=None if seeds is None else list(seeds),
             settings=set, **{name: _several(value) for name, value in options.items()},
         )  # fmt: skip
-        for text in tuning.samples(plan):
+        for text in filter(None, [protocols_text(plan.runs), *tuning.samples(plan)]):
             warnings.warn(keywords_for_flags(text), stacklevel=3)
         ranked = tuning.rank(plan, execute(plan, Watch(), jobs=jobs, records_only=True))
         for text in tuning.edges(find_methods(str(method).split(",")), plan.grids, ranked):

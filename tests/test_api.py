@@ -4,6 +4,7 @@ import os
 import re
 import subprocess
 import sys
+import warnings
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 
@@ -46,6 +47,20 @@ def test_an_option_of_one_method_is_given_by_name_or_to_those_that_have_it(tmp_p
     )
     assert "proximal_weight" not in one.record["config"]
     assert (two.record["config"]["proximal_weight"], two.record["config"]["lr"]) == (0.5, 0.3)
+
+
+def test_methods_under_different_protocols_are_warned_of(tmp_path):
+    words = (
+        r"\(fedfm:digits: fedavg, fedprox; fedfa:digits: fedfa\); give all of them one, such as protocol=fedfm:digits"
+    )
+    with pytest.warns(UserWarning, match=words):
+        fedcli.run("fedavg,fedfa,fedprox", out=tmp_path / "mixed", **TINY)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        fedcli.run("fedavg,fedfa,fedprox", protocol="fedfm:digits", out=tmp_path / "one", **TINY)
+    result = invoke("tune", "fedavg,fedfa", "--grid=lr=0.1", "--dataset=digits", "--out", tmp_path / "tuned", *SMALL)
+    assert "warning: these methods have different protocols" in result.stderr
+    assert "such as --protocol=fedfm:digits" in result.stderr
 
 
 def test_a_run_that_diverges_is_warned_of_and_the_others_are_there(tmp_path):

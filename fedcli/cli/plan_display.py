@@ -14,7 +14,7 @@ from rich.progress import Progress
 from fedcli.cli.common import say, stop
 from fedcli.cli.display import duration, print_line
 from fedcli.results import durations, jobs
-from fedcli.results.plans import Plan, PlannedRun, TablePlan
+from fedcli.results.plans import Plan, PlannedRun, TablePlan, protocols_text
 from fedcli.runs.signals import exit_code
 from fedcli.runs.trackers import find_loggers
 
@@ -74,6 +74,13 @@ class TableDisplay(jobs.Watch):
         self.note(run, text, f"[{self.ended}/{self.total}] ")
         if error and self._consoles[0].quiet:
             say(f"error: {run.label}, seed {run.setup.run.seed}: {error}", err=True)
+
+
+def warn_of_protocols(plan: Plan) -> None:
+    """Warn of a comparison whose methods run under different protocols."""
+    text = protocols_text(plan.runs)
+    if text:
+        say(f"warning: {text}.", err=True)
 
 
 def run_plan(

@@ -189,7 +189,7 @@ def run(  # noqa: PLR0913  # the parameters of a command are its options
         raise UserError("workers share one run (got several runs); leave --workers or the launcher out.")
     if log is not None and where:
         raise UserError(f"--log {log} is for runs one after the other (got --jobs or --on); leave one out.")
-    from fedcli.cli.plan_display import run_plan
+    from fedcli.cli.plan_display import run_plan, warn_of_protocols
     from fedcli.results.frame import find_records
     from fedcli.results.plans import plan_grid
     from fedcli.results.render import render
@@ -197,6 +197,7 @@ def run(  # noqa: PLR0913  # the parameters of a command are its options
 
     plan = plan_grid(names, options, seeds=seeds, settings=settings, **experiment)
     again = f"the same command with --out {shlex.quote(str(plan.folder))} --continue"
+    warn_of_protocols(plan)
     errors = run_plan(plan, common.consoles(quiet, log_file, stderr=True), again, log, **where)
     records = find_records([plan.folder])
     text = render(sheet(records, leads=True))
@@ -235,7 +236,7 @@ def tune(  # noqa: PLR0913  # the parameters of a command are its options
     All other options are the same in every trial; with several seeds, the mean counts.
     'fedcli run METHOD --tuned FOLDER' then uses what was chosen.
     """
-    from fedcli.cli.plan_display import run_plan
+    from fedcli.cli.plan_display import run_plan, warn_of_protocols
     from fedcli.results import tune
     from fedcli.results.comparison import find_methods
     from fedcli.runs.options import flags_of
@@ -246,6 +247,7 @@ def tune(  # noqa: PLR0913  # the parameters of a command are its options
         method, grid=grid or (), trials=trials, seeds=seeds, out=out, settings=settings, **ctx.meta["given"]
     )
     where = common.place_runs(jobs, on, cpus_per_run, gpus_per_run)
+    warn_of_protocols(plan)
     for text in tune.samples(plan):
         common.say(f"{text}.", err=True)
     errors = run_plan(plan, common.consoles(quiet, log_file, stderr=True), records_only=True, **where)

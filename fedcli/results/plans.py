@@ -278,6 +278,24 @@ def _on_other_data(method: Method, given: Mapping[str, Any], dataset: str) -> di
     return {**of_cell, **division, "protocol": suited[0].name, "dataset": dataset}
 
 
+def protocols_text(runs: Iterable[PlannedRun]) -> str:
+    """Says which methods of a comparison run under which protocol, where these differ; empty where they do not."""
+    of_method: dict[str, dict[str, None]] = {}
+    for run in runs:
+        of_method.setdefault(run.setup.method.name, {})[run.setup.protocol.name] = None
+    by_protocols: dict[str, list[str]] = {}
+    for method, names in of_method.items():
+        by_protocols.setdefault(", ".join(names), []).append(method)
+    if len(by_protocols) < 2:
+        return ""
+    parts = "; ".join(f"{names}: {', '.join(methods)}" for names, methods in by_protocols.items())
+    most_common = max(by_protocols, key=lambda names: len(by_protocols[names]))
+    return (
+        f"these methods have different protocols, so that clients and training differ too ({parts}); give all of them "
+        f"one, such as --protocol={most_common}"
+    )
+
+
 def plan_grid(
     names: Sequence[str], given: Mapping[str, Any], *, seeds: Iterable[int] | None = None,
     out: str | Path | None = None, tuned: str | Path | None = None, continue_: bool | None = None,
