@@ -20,7 +20,14 @@ from fedcli.declarations import Claim, Table
 from fedcli.registry import find_table
 from fedcli.results.frame import read_runs
 from fedcli.results.metrics import Metric, find_metric
-from fedcli.results.pairs import PlannedContrast, find_pairs, nearest_pairs, of_common_form, plan_contrasts
+from fedcli.results.pairs import (
+    PlannedContrast,
+    RunsByMethod,
+    find_pairs,
+    nearest_pairs,
+    of_common_form,
+    plan_contrasts,
+)
 from fedcli.results.paper_tables import printed_lead, printed_value
 from fedcli.results.plans import home_of
 from fedcli.results.render import MISSING, Sheet
@@ -127,7 +134,9 @@ def answers(
     runs = read_runs(folders)
     has_ended = runs["state"].isin(ENDED)
     changed_code = runs["record"].map(code_changes).astype(bool)
-    counted_runs = runs[has_ended & ~changed_code]
+    counted_runs: dict[str, list[dict[str, Any]]] = {}  # by method
+    for run in runs[has_ended & ~changed_code].to_dict("records"):
+        counted_runs.setdefault(run["method"], []).append(run)
     shipped_parts = _read_shipped() if shipped else {}
     answers = []
     for claim in claims:
@@ -160,7 +169,7 @@ def names_of(claim: Claim) -> tuple[str, ...]:
     return (*rows, *claim.columns, *claim.less, *claim.than_columns)
 
 
-def _answer(claim: Claim, runs: pd.DataFrame, at_hand: Callable[[str], bool]) -> Answer:
+def _answer(claim: Claim, runs: RunsByMethod, at_hand: Callable[[str], bool]) -> Answer:
     """What runs say of a claim. Of several rows the smallest lead counts; reproduced needs runs of all."""
     table = find_table(claim.table)
     compared = plan_contrasts(claim, table)

@@ -23,6 +23,10 @@ from fedcli.runs.record import Record
 
 SHARED = ["seed", "images", "partition", "core", "options"]  # by the two runs of a pair
 FORM = ["form", "form_than"]  # the options of the two runs that are not as in their cells
+OF_RUN = ["form", "departed", "folder", "value", "tail", "rules"]  # of either run of a pair
+NO_PAIRS = pd.DataFrame(columns=[*SHARED, *OF_RUN, *(f"{name}_than" for name in OF_RUN), "share"])  # of a contrast
+
+RunsByMethod = Mapping[str, Sequence[dict[str, Any]]]
 
 
 @dataclass(frozen=True)
@@ -90,7 +94,7 @@ def plan_contrasts(claim: Claim, table: Table) -> dict[str, list[PlannedContrast
     return planned
 
 
-def find_pairs(claim: Claim, compared: Sequence[PlannedContrast], runs: pd.DataFrame) -> pd.DataFrame:
+def find_pairs(claim: Claim, compared: Sequence[PlannedContrast], runs: RunsByMethod) -> pd.DataFrame:
     """The pairs of runs of a claim's row and another row.
 
     Of one form (what the two runs have other than their cells) a seed counts only if it has a pair for each contrast.
@@ -98,20 +102,25 @@ def find_pairs(claim: Claim, compared: Sequence[PlannedContrast], runs: pd.DataF
     Args:
         claim: The claim.
         compared: The two rows' cells.
-        runs: All that have ended, see `fedcli.results.frame`.
+        runs: All that have ended, by method; rows of a frame, see `fedcli.results.frame`.
 
     Returns:
         A row a pair and contrast: the columns `SHARED`, the `share` of the contrast, and of both runs, those of the
         other row with `_than`: `form`, `departed` (what is other than in the cell), `folder`, `metric`, `value` and
         `tail` (the mean of the last tenth of the rounds), in the metrics' units.
     """
-    parts = [_pairs_of_contrast(claim, planned, runs) for planned in compared]
+    parts = []
+    for planned in compared:
+        of_contrast = _pairs_of_contrast(claim, planned, runs)
+        if of_contrast.empty:
+            return of_contrast  # so that no seed has a pair for each contrast
+        parts.append(of_contrast)
     pairs = pd.concat(parts)
     contrasts_of_seed = pairs.groupby([*FORM, "seed"])["share"].transform("size")
     return pairs[contrasts_of_seed == len(compared)]
 
 
-def _pairs_of_contrast(claim: Claim, planned: PlannedContrast, runs: pd.DataFrame) -> pd.DataFrame:
+def _pairs_of_contrast(claim: Claim, planned: PlannedContrast, runs: RunsByMethod) -> pd.DataFrame:
     """The pairs for one contrast, of each form and seed the first."""
     contrast = planned.contrast
     unlike = differences(planned.row.settings, planned.than.settings).keys() | {"post"}
@@ -121,7 +130,9 @@ def _pairs_of_contrast(claim: Claim, planned: PlannedContrast, runs: pd.DataFram
         shared.remove("partition")
     first = _candidates(claim, find_metric(contrast.row.metric), planned.row, runs, common_options)
     second = _candidates(claim, find_metric(contrast.than.metric), planned.than, runs, common_options)
-    pairs = first.merge(second, on=shared, suffixes=("", "_than"))
+    if not first or not second:
+        return NO_PAIRS
+    pairs = _frame_of(first).merge(_frame_of(second), on=shared, suffixes=("", "_than"))
     same_rule = [
         not rules.isdisjoint(others) for rules, others in zip(pairs["rules"], pairs["rules_than"], strict=True)
     ]
@@ -130,11 +141,11 @@ def _pairs_of_contrast(claim: Claim, planned: PlannedContrast, runs: pd.DataFram
 
 
 def _candidates(
-    claim: Claim, metric: Metric, cell: PlannedRun, runs: pd.DataFrame, common_options: Sequence[str]
-) -> pd.DataFrame:
+    claim: Claim, metric: Metric, cell: PlannedRun, runs: RunsByMethod, common_options: Sequence[str]
+) -> list[dict[str, Any]]:
     """The runs that can stand for a cell; the two runs of a pair share the values of `common_options`."""
     candidates = []
-    for run in runs[runs["method"] == cell.setup.method.name].to_dict("records"):
+    for run in runs.get(cell.setup.method.name, ()):
         record = run["record"]
         departed = departures(record, run["settings"], cell.settings, metric.needs)
         if not _allows(claim, departed) or not _has_enough_rounds(record, cell, metric):
@@ -155,7 +166,11 @@ def _candidates(
             "tail": _value_of(find_metric("last-tenth"), record),
             "rules": {"last", "selected"} if value is None else metric.rules(record),
         })  # fmt: skip
-    columns = [*SHARED, "form", "departed", "folder", "value", "tail", "rules"]
+    return candidates
+
+
+def _frame_of(candidates: Sequence[dict[str, Any]]) -> pd.DataFrame:
+    columns = [*SHARED, *OF_RUN]
     return pd.DataFrame(candidates, columns=columns, dtype=object).astype({"value": float, "tail": float})
 
 
