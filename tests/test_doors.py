@@ -1,9 +1,7 @@
 """What a user brings in a file of their own: found, run, resumed, and refused in a line where it cannot be right."""
 
 import json
-import os
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 
@@ -467,37 +465,3 @@ HEAD = {SPLITS: "def f(labels, num_clients, rng, *, groups):\n    return ", SETS
 def test_a_part_that_cannot_be_used_is_refused_in_a_line(use, content, words):
     Path("own.py").write_text(f"import numpy as np\n{HEAD.get(use, '')}{content}\n")
     refused(use if callable(use) else lambda: userfiles.from_file(use, "metric"), words)
-
-
-def test_a_wheel_runs_them_beside_a_file_called_papers(tmp_path):
-    """The wheel has one top-level package, and what is around the working folder does not get into its way."""
-    root, pip = Path(__file__).parent.parent, [sys.executable, "-m", "pip", "--disable-pip-version-check", "-q"]
-    (tmp_path / "source").mkdir()
-    for name in ("pyproject.toml", "README.md", "LICENSE", "fedcli", "papers"):
-        os.symlink(root / name, tmp_path / "source" / name)
-    make = [*pip, "wheel", "--no-deps", "--no-build-isolation", "-w", tmp_path, tmp_path / "source"]
-    subprocess.run(make, check=True)
-    install = [*pip, "install", "--no-deps", "--no-compile", "--target", tmp_path / "target"]
-    subprocess.run([*install, *tmp_path.glob("*.whl")], check=True)
-    there = {path.name for path in (tmp_path / "target").iterdir() if path.name != "bin"}
-    assert {name for name in there if not name.endswith(".dist-info")} == {"fedcli"}
-    assert (tmp_path / "target" / "fedcli" / "py.typed").is_file()
-    Path("papers.py").write_text("raise RuntimeError('not this one')\n")
-    # What is a user's own is a copy, and the laws need no file of the checkout.
-    text = (root / "docs" / "examples" / "my_method.py").read_text()
-    Path("broken.py").write_text(text.replace("fed.remember(state.clients, cohort, kept)", "state.clients"))
-
-    def done(line):
-        command, environment = [sys.executable, "-m", "fedcli"], {**os.environ, "PYTHONPATH": str(tmp_path / "target")}
-        return subprocess.run([*command, *line.split()], env=environment, capture_output=True, text=True)
-
-    ended = done(" ".join(["run fedavg --rounds 1 --quiet --out run", *FLAGS]))
-    assert ended.returncode == 0, ended.stderr
-    record = json.loads(Path("run/record.json").read_text())
-    assert record["user_files"] == {str(Path("parts.py").resolve()): userfiles.file_hash("parts.py")}
-    assert record["commit"] is None  # of the installed package, not of a checkout
-    assert done("new method fresh").returncode == 0
-    assert done("check ./fresh.py --device cpu --law 9").stdout.endswith("\n1 of 1 laws hold on cpu.\n")
-    ended = done("check ./broken.py --device cpu --law 3 --law 5")
-    assert ended.stderr.startswith("remembered-means, law 3: clients that took part whose state is not")
-    assert (ended.returncode, ended.stdout.splitlines()[-1]) == (1, "1 of 2 laws hold on cpu."), ended.stderr

@@ -12,6 +12,9 @@ from pathlib import Path
 
 import pytest
 
+from fedcli.userfiles import file_hash
+from tests.test_doors import FLAGS, PARTS
+
 ROOT = Path(__file__).parent.parent
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 IN_SOURCE = ("pyproject.toml", "README.md", "LICENSE", "fedcli", "papers")
@@ -51,32 +54,64 @@ def test_the_wheel_of_the_source_archive_has_every_file_of_the_package(wheel):
     assert re.findall(r"^Provides-Extra: (\w+)$", text, re.M) == list(PROJECT["optional-dependencies"])
 
 
-@pytest.mark.parametrize("python", [Path(sys.executable).name, *PYTHONS])
-def test_the_wheel_installs_and_runs(python, wheel, tmp_path):
-    """Elsewhere than on the Python of the tests, where that has the packages that fedcli needs."""
-    this = python == Path(sys.executable).name
-    python = sys.executable if this else shutil.which(python)
+class Installed:
+    """The wheel as a Python has it installed, away from the checkout."""
+
+    def __init__(self, python, wheel, target):
+        self.python = python
+        self.environment = {**os.environ, "PYTHONPATH": str(target)}
+        pip = [python, "-m", "pip", "--disable-pip-version-check", "-q", "install", "--no-deps", "--no-compile"]
+        without = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+        subprocess.run([*pip, "--target", target, wheel], env=without, check=True)
+
+    def run(self, *words):
+        command = [self.python, "-W", "error::DeprecationWarning:fedcli", "-m", "fedcli", *words]
+        return subprocess.run(command, env=self.environment, capture_output=True, text=True)
+
+    def assert_runs(self, *options):
+        """Holds what every Python must give; returns the record of a run in the working folder."""
+        version = self.run("--version")
+        assert version.stdout.startswith(f"fedcli {PROJECT['version']}, torch "), version.stderr
+        ended = self.run("run", "fedavg", "--rounds", "1", *options, "--quiet", "--out", "run")
+        assert ended.returncode == 0, ended.stderr
+        record = json.loads(Path("run", "record.json").read_text())
+        assert record["status"] == "finished"
+        return record
+
+
+@pytest.mark.parametrize("python", PYTHONS)
+def test_the_wheel_installs_and_runs_on_other_pythons(python, wheel, tmp_path, folder):
+    """Where they have the packages that fedcli needs."""
+    python = shutil.which(python)
+    needs = "import matplotlib, pandas, pip, safetensors, scipy, sklearn, torch, torchvision, typer"
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-    if not this:
-        needs = "import matplotlib, pandas, pip, safetensors, scipy, sklearn, torch, torchvision, typer"
-        ready = python and subprocess.run([python, "-c", needs], env=environment, capture_output=True).returncode == 0
-        if not ready:
-            pytest.skip("no such Python with the packages that fedcli needs")
+    ready = python and subprocess.run([python, "-c", needs], env=environment, capture_output=True).returncode == 0
+    if not ready:
+        pytest.skip("no such Python with the packages that fedcli needs")
+    Installed(python, wheel, tmp_path / "target").assert_runs("--train-examples", "300")
+
+
+def test_the_wheel_runs_what_a_user_brings_beside_a_file_called_papers(wheel, tmp_path, folder):
+    """The wheel has one top-level package, and what is around the working folder does not get into its way."""
     target = tmp_path / "target"
-    pip = [python, "-m", "pip", "--disable-pip-version-check", "-q", "install", "--no-deps", "--no-compile"]
-    subprocess.run([*pip, "--target", target, wheel], env=environment, check=True)
-
-    def told(*words):
-        command = [python, "-W", "error::DeprecationWarning:fedcli", "-m", "fedcli", *words]
-        return subprocess.run(
-            command, cwd=tmp_path, env=environment | {"PYTHONPATH": str(target)}, capture_output=True, text=True
-        )
-
-    version = told("--version")
-    assert version.stdout.startswith(f"fedcli {PROJECT['version']}, torch "), version.stderr
-    ended = told("run", "fedavg", "--rounds", "1", "--train-examples", "300", "--quiet", "--out", "run")
-    assert ended.returncode == 0, ended.stderr
-    assert json.loads((tmp_path / "run" / "record.json").read_text())["status"] == "finished"
+    installed = Installed(sys.executable, wheel, target)
+    there = {path.name for path in target.iterdir() if path.name != "bin"}
+    assert {name for name in there if not name.endswith(".dist-info")} == {"fedcli"}
+    assert (target / "fedcli" / "py.typed").is_file()
+    Path("papers.py").write_text("raise RuntimeError('not this one')\n")
+    # What is a user's own is a copy, and the laws need no file of the checkout.
+    shutil.copy(PARTS, "parts.py")
+    text = (ROOT / "docs" / "examples" / "my_method.py").read_text()
+    Path("broken.py").write_text(text.replace("fed.remember(state.clients, cohort, kept)", "state.clients"))
+    record = installed.assert_runs(*FLAGS)
+    assert record["user_files"] == {str(Path("parts.py").resolve()): file_hash("parts.py")}
+    assert record["commit"] is None  # of the installed package, not of a checkout
+    assert installed.run("new", "method", "fresh").returncode == 0
+    ended = installed.run("check", "./fresh.py", "--device", "cpu", "--law", "9")
+    assert ended.stdout.endswith("\n1 of 1 laws hold on cpu.\n"), ended.stderr
+    ended = installed.run("check", "./broken.py", "--device", "cpu", "--law", "3", "--law", "5")
+    assert ended.stderr.startswith("remembered-means, law 3: clients that took part whose state is not")
+    assert (ended.returncode, ended.stdout.splitlines()[-1]) == (1, "1 of 2 laws hold on cpu."), ended.stderr
 
 
 def test_forks_run_the_same_checks_and_make_the_site():
