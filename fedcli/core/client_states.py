@@ -148,9 +148,10 @@ class Store:
         def kept(*rows: tuple[int, str, int, str]) -> Kept:
             versions = {}
             for client, name, nbytes, digest in rows:
-                is_row = type(client) is type(nbytes) is int and type(name) is type(digest) is str
-                is_file = is_row and STATE.fullmatch(f"{name}{SUFFIX}") and name.startswith(f"{client:06}-")
-                if not is_file or client in versions:
+                has_numbers = type(client) is int and type(nbytes) is int
+                has_texts = type(name) is str and type(digest) is str
+                is_state = has_numbers and has_texts and STATE.fullmatch(f"{name}{SUFFIX}")
+                if not is_state or not name.startswith(f"{client:06}-") or client in versions:
                     raise ValueError(f"{[client, name, nbytes, digest]!r:.160} for a client's state")
                 versions[client] = Version(folder / STATES / f"{name}{SUFFIX}", nbytes, digest)
             return Kept(self, versions)

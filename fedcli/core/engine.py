@@ -67,6 +67,14 @@ class OneWorker:
         return list(work(items))
 
 
+class TrainedChunk(NamedTuple):
+    """A chunk of clients after local training."""
+
+    clients: Client
+    sums: Terms  # of each term over a client's steps, `[K]`
+    zeros: Tensor  # `[K]`, the sum of a term that the chunk's steps have not
+
+
 class ChunkResults(NamedTuple):
     """What a chunk of clients has given."""
 
@@ -119,18 +127,19 @@ class Engine:
         """
         rate = torch.tensor(lr, dtype=self.transform.dtype, device=self.images.device)
 
-        def train_chunk(chunk: slice) -> tuple[Client, Terms, Tensor]:
+        def train_chunk(chunk: slice) -> TrainedChunk:
             size = chunk.stop - chunk.start
             own = select(clients, chunk)
             own_context = select_axes(context, axes, chunk)
             train = self._alone if size == 1 and self.graphs is None else self._together
             after, sums = train(step, own, own_context, axes, plan, chunk, rate)
-            return after, sums, rate.new_zeros(size)
+            return TrainedChunk(after, sums, rate.new_zeros(size))
 
-        after, sums, zeros = zip(*self._in_chunks(train_chunk, plan.size.shape[1]), strict=True)
+        chunks: list[TrainedChunk] = self._in_chunks(train_chunk, plan.size.shape[1])
+        sums = complete([chunk.sums for chunk in chunks], [chunk.zeros for chunk in chunks])
         steps = torch.as_tensor(plan.steps, device=self.images.device).clamp(min=1)
-        means = tree_map(lambda value: value / steps, concatenate(complete(sums, zeros)))
-        return concatenate(after), means
+        means = tree_map(lambda value: value / steps, concatenate(sums))
+        return concatenate([chunk.clients for chunk in chunks]), means
 
     def _in_chunks(self, work: Callable[[slice], Any], num_clients: int) -> list[Any]:
         """Calls `work` for chunks of `clients_per_chunk` clients; returns its results in order.

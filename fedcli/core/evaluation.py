@@ -277,25 +277,33 @@ def _on_test_images(fed: Federation, method: Method, score: Score) -> Tested:
     clients = range(1 if has_one_model else fed.num_clients)
     judged = score(dict.fromkeys(clients))
     hits = np.stack([of_model.hits.numpy() for of_model in judged])  # [clients, rules, n]
-    images = {name: (fed.test_domains == number).numpy() for number, name in enumerate(fed.domain_names)}
-    by_domain = {name: hits[:, 0, chosen].mean(1) for name, chosen in images.items() if chosen.any()}  # [clients] each
+    by_domain = {}  # accuracies by the first rule, `[clients]`
+    for number, name in enumerate(fed.domain_names):
+        is_inside = (fed.test_domains == number).numpy()  # [n]
+        if is_inside.any():
+            by_domain[name] = hits[:, 0, is_inside].mean(1)
     domains = {name: _mean(accuracies) for name, accuracies in by_domain.items()}
-    result: dict[str, Any] = {"domains": domains or None}
-    if fed.evaluation != "domains":
-        by_rule = [accuracies.tolist() for accuracies in hits.mean(2).T]  # [rules][clients]
-        result |= dict(zip(RULES, map(_mean, by_rule), strict=False))
-        if method.personal is not None:
-            result |= _by_client(clients, by_rule[0])
-        return Tested(result, judged)
+    entries: dict[str, Any] = {"domains": domains or None}
+    if fed.evaluation == "domains":
+        entries |= _inside_and_outside(fed, by_domain)
+        return Tested(entries, judged)
+    by_rule = [accuracies.tolist() for accuracies in hits.mean(2).T]  # [rules][clients]
+    entries |= dict(zip(RULES, map(_mean, by_rule), strict=False))
+    if method.personal is not None:
+        entries |= _by_client(clients, by_rule[0])
+    return Tested(entries, judged)
+
+
+def _inside_and_outside(fed: Federation, by_domain: dict[str, np.ndarray]) -> dict[str, Any]:
+    """Returns the headline under `domains`, `intra` and `inter`, of the clients' accuracies `[N]` on each domain."""
     intra = {}
     inter = {}
     for number, name in enumerate(fed.domain_names):
-        inside = fed.domain_of == number  # [N]
-        if not inside.any():
+        has_domain = fed.domain_of == number  # [N]
+        if not has_domain.any():
             continue
         if name in by_domain:
-            intra[name] = _mean(by_domain[name][inside])
-        others = [accuracies[inside] for other, accuracies in by_domain.items() if other != name]
+            intra[name] = _mean(by_domain[name][has_domain])
+        others = [accuracies[has_domain] for other, accuracies in by_domain.items() if other != name]
         inter[name] = _mean(np.stack(others, 1)) if others else intra[name]
-    result |= {"test_accuracy": _mean(list(inter.values())), "intra": intra, "inter": inter}
-    return Tested(result, judged)
+    return {"test_accuracy": _mean(list(inter.values())), "intra": intra, "inter": inter}

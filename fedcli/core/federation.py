@@ -292,8 +292,8 @@ class Federation:
 
     def cohort(self, round: int) -> Cohort:
         """Draws the cohort of a round, without replacement; ascending by id."""
-        draw = self.generator(round, "cohort").choice
-        return self.cohort_of(round, np.sort(draw(self.num_clients, self.config.cohort_size, replace=False)))
+        drawn = self.generator(round, "cohort").choice(self.num_clients, self.config.cohort_size, replace=False)
+        return self.cohort_of(round, np.sort(drawn))
 
     def cohort_of(self, round: int, client_ids: Sequence[int] | np.ndarray) -> Cohort:
         """Makes the cohort of these clients."""

@@ -18,7 +18,7 @@ from PIL import Image, ImageDraw, ImageFont
 from torch import Tensor
 
 from fedcli.core.batches import generator
-from fedcli.data.files import NAMES, Arrays, first_of_each
+from fedcli.data.files import NAMES, Arrays, first_of_each, join_rows
 from fedcli.errors import UserError
 
 SIZE = 16  # pixels, of the rendered digits and of the pieces of photographs
@@ -106,9 +106,7 @@ def _mixture(shares: Sequence[Share], name: str, load: Callable[[str], Arrays]) 
             "test": np.repeat([False, True], [len(drawn.train), len(drawn.test)]),
         }
         domains.append(columns)
-    mixture = {kind: np.concatenate([columns[kind] for columns in domains]) for kind in domains[0]}
-    mixture["class_names"] = source["class_names"]
-    return mixture
+    return join_rows(domains) | {"class_names": source["class_names"]}
 
 
 class _Drawn(NamedTuple):

@@ -11,7 +11,7 @@ import math
 import os
 import re
 import stat
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -130,6 +130,14 @@ def choose_parts(parts: set[str], notes: list[str]) -> list[str]:
     if others:
         notes.append(f"left out: {', '.join(sorted(others)) or 'what is in no part'}")
     return chosen
+
+
+def join_rows(sets: Sequence[Arrays]) -> Arrays:
+    """The columns of several sets of images, one below the other; all have those of the first."""
+    joined = {}
+    for kind in sets[0]:
+        joined[kind] = np.concatenate([columns[kind] for columns in sets])
+    return joined
 
 
 def in_form(columns: Arrays, notes: list[str]) -> Arrays:

@@ -22,7 +22,7 @@ import numpy as np
 
 from fedcli.data import hugging_face
 from fedcli.data.catalog import DatasetInfo
-from fedcli.data.files import PART, PARTS, Arrays, check_size, choose_parts, join_parts, read_npz, reading
+from fedcli.data.files import PART, PARTS, Arrays, check_size, choose_parts, join_parts, join_rows, read_npz, reading
 from fedcli.data.pictures import Source, stack_pictures
 from fedcli.errors import UserError
 from fedcli.vision import torchvision
@@ -175,7 +175,7 @@ def read_pfllib(source: Source) -> Arrays:
                 client_of_image = np.full(len(y), client)
                 is_test = np.full(len(y), part == "test")
                 files.append({"x": x, "y": y, "client": client_of_image, "test": is_test})
-    return {kind: np.concatenate([columns[kind] for columns in files]) for kind in ("x", "y", "client", "test")}
+    return join_rows(files)
 
 
 def _read_pickled_dict(path: Path) -> dict[str, Any]:
@@ -254,10 +254,11 @@ def _find_pictures(source: Source) -> list[_Picture]:
     names = [name for name in others if name.lower().endswith(SUFFIXES)]
     if 0 < len(names) < len(others):
         source.notes.append(f"left out: {len(others) - len(names):,} files that are no images by their suffix")
-    in_images = [name for name in names if "/images/" in f"/{name}"]  # lists of boxes lie beside `images`
+    in_images = [name for name in names if "/images/" in f"/{name}"]
+    names = in_images or names  # lists of boxes lie beside `images`
     pictures = []
     unfit = []
-    for name in in_images or names:
+    for name in names:
         match = _PICTURE.fullmatch(re.sub("(^|/)images/", r"\1", name))
         if match is None:
             raise ValueError(f"'{name}' lies too deep: move or remove it")

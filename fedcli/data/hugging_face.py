@@ -59,9 +59,10 @@ def read_hugging_face(source: Source) -> Arrays:
 def _files_of_splits(source: Source) -> dict[str, list[Path]]:
     """The files of the split to train on and of that to test on, by their names."""
     saved = [match for match in source.matches if match["saved"]]
+    matches = saved or source.matches
     files: dict[str, list[Path]] = {}
     folders = set()
-    for match in saved or source.matches:
+    for match in matches:
         parts = list(_SPLIT.finditer(match.string))
         path = Path(match.string)
         if parts:

@@ -32,7 +32,8 @@ STYLE = {
 Parameters = dict[Any, Any]  # matplotlib's by name; which names there are depends on its version
 LEGENDS = ("right", "inside", "below", "ends", "none")
 NARROW = 5.0  # inches; a legend beside the panels of a narrower figure would leave them no room
-SMALLEST, LARGEST = 0.5, 40.0  # inches of a side
+SMALLEST = 0.5  # inches of a side
+LARGEST = 40.0
 
 
 @dataclass(frozen=True)
@@ -136,11 +137,15 @@ class Look:
         Raises:
             UserError: If there is one.
         """
-        names = list(dict.fromkeys(names))
-        for option, values in (("colors", self.colors), ("labels", self.labels)):
-            for name in values:
-                if name not in names:
-                    raise unknown(f"name in {option}", name, names, f"the figure draws {', '.join(names)}.")
+        drawn = list(dict.fromkeys(names))
+        _refuse_others("colors", self.colors, drawn)
+        _refuse_others("labels", self.labels, drawn)
+
+
+def _refuse_others(option: str, given: Iterable[str], drawn: list[str]) -> None:
+    for name in given:
+        if name not in drawn:
+            raise unknown(f"name in {option}", name, drawn, f"the figure draws {', '.join(drawn)}.")
 
 
 def parse_size(text: str) -> tuple[float, float]:

@@ -31,8 +31,11 @@ def is_due(number: int, every: int | None, rounds: int, seconds: float, since: f
     If `every` is None, they take at most 5 % of the time but come at least every ten minutes. The last one took
     `seconds`, 0 before the first, and ended `since` seconds ago.
     """
-    is_time = since >= min(seconds * (1 / SHARE - 1), LONGEST) if every is None else (number + 1) % every == 0
-    return is_time or number + 1 == rounds
+    if number + 1 == rounds:
+        return True
+    if every is not None:
+        return (number + 1) % every == 0
+    return since >= min(seconds * (1 / SHARE - 1), LONGEST)
 
 
 def write_checkpoint(folder: Path, record: dict[str, Any], state: Any) -> None:
@@ -87,8 +90,10 @@ def _clear_states(folder: Path, names: Collection[str]) -> None:
 
 def clear_finished(folder: Path, record: dict[str, Any]) -> None:
     """Removes from a finished run's folder the checkpoint before the last, and models that are not the best."""
-    is_last = record["summary"]["selected_round"] == record["rounds"][-1]["round"]  # then the last checkpoint has them
-    clear(folder, PREVIOUS, *([SELECTED] if is_last else []), at_rest=True)
+    files = [PREVIOUS]
+    if record["summary"]["selected_round"] == record["rounds"][-1]["round"]:  # the last checkpoint has its models
+        files.append(SELECTED)
+    clear(folder, *files, at_rest=True)
 
 
 class Checkpoint(NamedTuple):

@@ -107,8 +107,10 @@ def numerics(record: dict[str, Any], method: Method) -> dict[str, int]:
 
     Builds the networks of the run, of which some have dead taps; the user must have named those of a user's file.
     """
-    shape = record["model"].get("input")
-    dead_taps = shape is not None and have_dead_taps(record["config"]["backbone"], *shape[:2])
+    dead_taps = False
+    if "input" in record["model"]:
+        channels, image_size, _ = record["model"]["input"]
+        dead_taps = have_dead_taps(record["config"]["backbone"], channels, image_size)
     return {"core": NUMERICS[dead_taps], "method": method.numerics}
 
 

@@ -56,8 +56,15 @@ def load_data(setup: Setup) -> Data:
         dataset = datasets.merge(dataset)
     if config.train_examples is not None:
         dataset = datasets.take(dataset, config.train_examples, setup.partition_seed)
-    skews = dataset.domain_train, dataset.writer_train, dataset.place_train
-    parts = setup.partition.scaled(dataset.share)(dataset.y_train, config.num_clients, setup.partition_seed, *skews)
+    scaled = setup.partition.scaled(dataset.share)
+    parts = scaled(
+        dataset.y_train,
+        config.num_clients,
+        setup.partition_seed,
+        domain=dataset.domain_train,
+        writer=dataset.writer_train,
+        place=dataset.place_train,
+    )
     if named_test_sizes(parts) and not config.local_test:
         raise UserError(
             f"the split '{config.partition}' has test lists, which the protocol {config.protocol} does not use; choose "
@@ -95,20 +102,27 @@ def make_federation(
 ) -> Federation:  # fmt: skip
     """Returns the federation of a run, of a class that takes what else is given."""
     dtype = torch.float64 if setup.run.precision == "float64" else torch.float32
-
-    def transform(images: datasets.Dataset, setting: DataSetting | PublicSetting | None) -> Transform:
-        augmentation = setting.augmentation if setting else "none"
-        if setting is not None and len(setting.mean) == images.channels:  # not where colour is turned into grey
-            return Transform(tuple(setting.mean), tuple(setting.std), augmentation, dtype)
-        mean, std = datasets.channel_statistics(images)
-        return Transform(mean, std, augmentation, dtype)
-
     if public is not None:
         setting = setup.protocol.public.get(setup.run.public_dataset or "")
-        more |= {"public_images": public.x_train, "public_transform": transform(public, setting)}
+        more |= {"public_images": public.x_train, "public_transform": _transform(public, setting, dtype)}
     fed = kind(
-        setup.run, dataset, parts, setup.device, transform(dataset, setup.setting),
-        evaluation=setup.protocol.evaluation, top_k=setup.setting.top_k if setup.setting else 1, **more,
-    )  # fmt: skip
+        setup.run,
+        dataset,
+        parts,
+        setup.device,
+        _transform(dataset, setup.setting, dtype),
+        evaluation=setup.protocol.evaluation,
+        top_k=setup.setting.top_k if setup.setting else 1,
+        **more,
+    )
     fed.engine.workers = current()
     return fed
+
+
+def _transform(images: datasets.Dataset, setting: DataSetting | PublicSetting | None, dtype: torch.dtype) -> Transform:
+    """Returns what a protocol's setting makes of images; without one they are normalised by their own statistics."""
+    augmentation = setting.augmentation if setting else "none"
+    if setting is not None and len(setting.mean) == images.channels:  # not where colour is turned into grey
+        return Transform(tuple(setting.mean), tuple(setting.std), augmentation, dtype)
+    mean, std = datasets.channel_statistics(images)
+    return Transform(mean, std, augmentation, dtype)

@@ -51,20 +51,26 @@ class Standing(rounds.Listener):
         """How far the run is."""
         entries = self.record["rounds"]
         total = self.record["config"]["rounds"]
-        done = min(len(entries) + min(self._in_round / self._per_round, 1), total)
+        part_of_round = min(self._in_round / self._per_round, 1)
+        done = min(len(entries) + part_of_round, total)
         elapsed = max(time.perf_counter() - self._began, 1e-9)
+        seconds_per_round = elapsed / max(done - self._first, 1e-9)
+        left = timedelta(seconds=round(seconds_per_round * (total - done)))
         texts = [f"round {len(entries)}/{total}"]
-        for entry in entries[-1:]:
-            accuracies = {
-                "test": entry["test_accuracy"], "global": entry.get("global_accuracy"),
-                "validation": entry["validation_accuracy"],
-            }  # fmt: skip
-            texts += [f"{name} {100 * value:.2f} %" for name, value in accuracies.items() if value is not None]
-            texts += [f"{name} {value:.4g}" for name, value in entry["terms"].items()]
-        left = elapsed / max(done - self._first, 1e-9) * (total - done)
-        return Position(
-            done, [*texts, f"{self._all / elapsed:,.0f} samples/s", f"{timedelta(seconds=round(left))} left"]
-        )
+        if entries:
+            texts += _numbers_of_round(entries[-1])
+        return Position(done, [*texts, f"{self._all / elapsed:,.0f} samples/s", f"{left} left"])
+
+
+def _numbers_of_round(entry: dict[str, Any]) -> list[str]:
+    """Accuracies and terms of a round, as texts."""
+    accuracies = {
+        "test": entry["test_accuracy"],
+        "global": entry.get("global_accuracy"),
+        "validation": entry["validation_accuracy"],
+    }
+    texts = [f"{name} {100 * value:.2f} %" for name, value in accuracies.items() if value is not None]
+    return texts + [f"{name} {value:.4g}" for name, value in entry["terms"].items()]
 
 
 class Progress(Standing):

@@ -77,45 +77,71 @@ def new_record(
 
     `source` is its method's name or file; `chosen` is what `autotune` returns.
     """
-    config = setup.run
     values = setup.values()
     pixels = fed.transform
-    frozen = frozen_parts(fed)
-    num_images = len(dataset.y_train)
     return {
-        "schema": SCHEMA, "status": "running", **draft(setup), "method_source": source,
+        "schema": SCHEMA,
+        "status": "running",
+        **draft(setup),
+        "method_source": source,
         "numerics": {"core": NUMERICS[fed.dead_taps], "method": setup.method.numerics},
         "user_files": {path: file_hash(path) for path in own_paths([source, *values.values()])},
         "dataset_fingerprint": dataset.fingerprint,
-        **({"dataset_source": dataset.source} if dataset.source else {}),
+        **_where_any(dataset_source=dataset.source),
         "command": shlex.join(["fedcli", "run", source, *flags_of(given_options(values, setup.origin))]),
         "started": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-        "evaluation": setup.protocol.evaluation, "tested": setup.method.tested,
-        "normalisation": {"mean": pixels.mean, "std": pixels.std}, "augmentation": pixels.augmentation,
-        "partition": {
-            "flag": setup.partition.scaled(dataset.share).flag, "seed": setup.partition_seed,
-            "fingerprint": partition.fingerprint(parts),
-            "images": num_images, "unused": partition.count_unused(parts, num_images),
-            "sizes": [len(part) for part in parts],
-            "class_counts": partition.count_classes(parts, dataset.y_train, dataset.num_classes).tolist(),
-            **({"idle": fed.idle} if fed.idle else {}),  # clients that train no step
-        },
+        "evaluation": setup.protocol.evaluation,
+        "tested": setup.method.tested,
+        "normalisation": {"mean": pixels.mean, "std": pixels.std},
+        "augmentation": pixels.augmentation,
+        "partition": _division(setup, dataset, parts, fed),
         "class_names": list(dataset.class_names),
         "model": {
-            "backbone": config.backbone,
+            "backbone": setup.run.backbone,
             "parameters": fed.sizes.parameters,  # of the largest network where there are several
             "input": [dataset.channels, dataset.image_size, dataset.image_size],
-            **({"frozen": frozen} if frozen else {}),
+            **_where_any(frozen=frozen_parts(fed)),
         },
         "engine": {
-            "clients_per_chunk": fed.engine.clients_per_chunk, "way": fed.engine.way, "chosen": chosen,
-            "workers": current().count, "device": str(fed.device), "precision": config.precision, "notes": [],
+            "clients_per_chunk": fed.engine.clients_per_chunk,
+            "way": fed.engine.way,
+            "chosen": chosen,
+            "workers": current().count,
+            "device": str(fed.device),
+            "precision": setup.run.precision,
+            "notes": [],
         },
-        "cost": None, "resumed": [], "moved": [], "changed": [],
+        "cost": None,
+        "resumed": [],
+        "moved": [],
+        "changed": [],
         "load": [],  # of the machine, once from the start and once from each round that the run was resumed in
         **environment(fed.device),
-        "rounds": [], "summary": summarise([], setup.selection), "seconds_total": 0.0, "peak_bytes": 0,
-    }  # fmt: skip
+        "rounds": [],
+        "summary": summarise([], setup.selection),
+        "seconds_total": 0.0,
+        "peak_bytes": 0,
+    }
+
+
+def _division(setup: Setup, dataset: datasets.Dataset, parts: list, fed: Federation) -> dict[str, Any]:
+    """Returns what a record says of how the images are divided among the clients."""
+    num_images = len(dataset.y_train)
+    return {
+        "flag": setup.partition.scaled(dataset.share).flag,
+        "seed": setup.partition_seed,
+        "fingerprint": partition.fingerprint(parts),
+        "images": num_images,
+        "unused": partition.count_unused(parts, num_images),
+        "sizes": [len(part) for part in parts],
+        "class_counts": partition.count_classes(parts, dataset.y_train, dataset.num_classes).tolist(),
+        **_where_any(idle=fed.idle),  # clients that train no step
+    }
+
+
+def _where_any(**values: Any) -> dict[str, Any]:
+    """Returns the values that are not empty, by name."""
+    return {name: value for name, value in values.items() if value}
 
 
 def summarise(rounds: list[dict[str, Any]], selection: str) -> dict[str, Any]:
@@ -159,8 +185,12 @@ def has_ended(record: dict[str, Any]) -> bool:
 
 def frozen_parts(fed: Federation) -> list[dict[str, Any]]:
     """Returns number and hash of the frozen parameters of each network that has some."""
-    parts = [network.frozen for network in fed.networks if network.frozen]
-    return [{"parameters": sum(map(torch.Tensor.numel, part.values())), "sha256": params_hash(part)} for part in parts]
+    parts = []
+    for network in fed.networks:
+        if network.frozen:
+            count = sum(value.numel() for value in network.frozen.values())
+            parts.append({"parameters": count, "sha256": params_hash(network.frozen)})
+    return parts
 
 
 def params_hash(params: Mapping[str, torch.Tensor] | Iterable[tuple[str, torch.Tensor]]) -> str:

@@ -52,7 +52,11 @@ def number(low: float = -math.inf, high: float = math.inf) -> Check:
     def check(value: Any) -> None:
         is_number = type(value) is float or (type(value) is int and abs(value) < 2**63)
         if not is_number or not math.isfinite(value) or not low <= value <= high:
-            span = "" if math.isinf(low) else f" from {low:g}" + ("" if math.isinf(high) else f" to {high:g}")
+            span = ""
+            if math.isfinite(low):
+                span = f" from {low:g}"
+                if math.isfinite(high):
+                    span += f" to {high:g}"
             raise wrong(f"a finite number{span}", value)
 
     return check
@@ -68,7 +72,7 @@ def one_of(*allowed: Any) -> Check:
     """One of some values, of their type."""
 
     def check(value: Any) -> None:
-        if not any(value == each and type(value) is type(each) for each in allowed):
+        if not any(value == choice and type(value) is type(choice) for choice in allowed):
             raise wrong(" or ".join(map(str, allowed)), value)
 
     return check
@@ -88,8 +92,10 @@ def each(of_entry: Check, length: int | None = None) -> Check:
     """A list of entries."""
 
     def check(value: Any) -> None:
-        if type(value) is not list or len(value) != (len(value) if length is None else length):
-            raise wrong("a list" if length is None else f"a list of {length}", value)
+        if length is None and type(value) is not list:
+            raise wrong("a list", value)
+        if length is not None and (type(value) is not list or len(value) != length):
+            raise wrong(f"a list of {length}", value)
         for index, entry in enumerate(value):
             try:
                 of_entry(entry)
@@ -311,8 +317,10 @@ def check_record(record: Any) -> None:
             _agree(f"the number of classes in 'per_class.{name}'", len(counts), len(record["class_names"]))
         _check_clients(entry.get("client_accuracy") or {}, len(division["sizes"]))
     tested = [entry["round"] for entry in rounds if entry["test_accuracy"] is not None]
-    if (summary["selected_round"] is None) != (not tested) or (tested and summary["selected_round"] not in tested):
-        raise UserError(f"'summary.selected_round' must be a tested round (got {summary['selected_round']})")
+    selected_round = summary["selected_round"]
+    is_right = selected_round in tested if tested else selected_round is None
+    if not is_right:
+        raise UserError(f"'summary.selected_round' must be a tested round (got {selected_round})")
     if tested and None in (summary["selected"], summary["last"]):
         raise UserError("'summary' must have the accuracies of a run that has been tested (got none)")
     if record["status"] == "finished" and (not tested or record["cost"] is None):
@@ -333,6 +341,13 @@ def _agree(name: str, value: Any, other: Any) -> None:
         raise UserError(f"{name} must be the same in two places (got {value!r:.80}, was {other!r:.80})")
 
 
+def _is_plain(value: Any) -> bool:
+    """Whether a value can be that of an option."""
+    if type(value) is float:
+        return math.isfinite(value)
+    return value is None or type(value) in (str, int, bool)
+
+
 def _check_options(record: dict[str, Any]) -> None:
     """Refuses an option that its declaration does not allow; of a user's method, one of every method."""
     config = record["config"]
@@ -347,9 +362,7 @@ def _check_options(record: dict[str, Any]) -> None:
             refuse_wrong(text, value)
         if name in fields:
             check_value(fields[name], value)
-        elif type(value) not in (str, int, float, bool, type(None)) or (
-            type(value) is float and not math.isfinite(value)
-        ):
+        elif not _is_plain(value):
             raise UserError(f"'config.{name}' must be a text, a finite number, true, false or null (got {value!r:.80})")
     for name in ("dataset", "public_dataset"):
         refuse_wrong(optional(data_set), config[name])

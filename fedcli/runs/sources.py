@@ -3,7 +3,7 @@
 import json
 import shlex
 import tomllib
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -31,39 +31,60 @@ def expand(args: list[str], command: str) -> tuple[list[str], dict[str, str]]:
     """
     typed = typed_options(args)
     if not args[0].startswith("-"):
-        typed["method"], *args = args
+        typed["method"] = args[0]
+        args = args[1:]
     in_file = _options_in_file(typed["config"]) if "config" in typed else {}
+    record: dict[str, Any] = {}
     in_run: dict[str, Any] = {}
     if "from" in typed:
         from fedcli.runs.record import read_record  # late, as it imports PyTorch
 
         record = read_record(Path(typed["from"]))
-        # Not what came from the protocol: it comes from there again, and follows where another one is given.
-        in_run = {
-            "method": record["method_source"], "protocol": record["config"]["protocol"],
-            "dataset": record["config"]["dataset"], **given_options(record["config"], record["origin"]),
-        }  # fmt: skip
+        in_run = _options_of_run(record)
+    overridden = set(typed)
     seeds = {"seed", "seeds"}
     if seeds & {*typed, *in_file}:
         in_run.pop("seed", None)
-    taken = typed.keys() | (seeds if seeds & typed.keys() else ())
-    options = {name: value for name, value in {**in_run, **in_file}.items() if name not in taken}
-    for name, value in options.items():
-        if name not in in_file and own_paths([value]):
-            part = value if name == "method" else f"{flag_of(name)} {shlex.quote(value)}"
-            raise UserError(f"'{typed['from']}' has code of yours in {part}, run only if you name it; add {part}.")
+    if seeds & typed.keys():
+        overridden |= seeds
+    options = {name: value for name, value in {**in_run, **in_file}.items() if name not in overridden}
+    _refuse_unnamed_code({name: value for name, value in options.items() if name not in in_file}, typed.get("from"))
     method = typed.get("method", options.pop("method", None))
     if not isinstance(method, str):
         raise UserError(
             f"no method given (got {args[0]}); write 'fedcli {command} METHOD', see 'fedcli list', or set method = "
             '"fedavg" in the --config file.'
         )
-    if in_run and (chosen := find_method(method.split(",")[0])).name != record["method"]:
-        options = {
-            name: value for name, value in options.items() if name in in_file or name in recorded_fields(chosen)
-        }  # fmt: skip
-    sources = {name: f"file {typed['config']}" if name in in_file else f"run {typed['from']}" for name in options}
+    if record:
+        chosen = find_method(method.split(",")[0])
+        if chosen.name != record["method"]:  # which has not all of the other one's options
+            own_options = recorded_fields(chosen)
+            options = {name: value for name, value in options.items() if name in in_file or name in own_options}
+    sources = {}
+    for name in options:
+        sources[name] = f"file {typed['config']}" if name in in_file else f"run {typed['from']}"
     return [method, *flags_of(options), *args], sources
+
+
+def _options_of_run(record: dict[str, Any]) -> dict[str, Any]:
+    """The options of a run, and `method`, but for those of its protocol.
+
+    They come from there again, and follow where another one is given.
+    """
+    return {
+        "method": record["method_source"],
+        "protocol": record["config"]["protocol"],
+        "dataset": record["config"]["dataset"],
+        **given_options(record["config"], record["origin"]),
+    }
+
+
+def _refuse_unnamed_code(options: Mapping[str, Any], source: object) -> None:
+    """Refuses options that were not typed and name a user's file."""
+    for name, value in options.items():
+        if own_paths([value]):
+            part = value if name == "method" else f"{flag_of(name)} {shlex.quote(value)}"
+            raise UserError(f"'{source}' has code of yours in {part}, run only if you name it; add {part}.")
 
 
 def _options_in_file(path: str) -> dict[str, Any]:
@@ -97,8 +118,5 @@ def read_tuned(path: str | Path, method: Method, typed: Collection[str] = ()) ->
         if best["method"] != method.name:
             raise UserError(f"--tuned {path} has options of '{best['method']}' (got '{method.name}'); tune this one.")
         options = dict(best["options"])
-        for name, value in options.items():
-            if name not in typed and own_paths([value]):
-                part = f"{flag_of(name)} {shlex.quote(value)}"
-                raise UserError(f"'{file}' has code of yours in {part}, run only if you name it; add {part}.")
+        _refuse_unnamed_code({name: value for name, value in options.items() if name not in typed}, file)
         return options, f"tuned by validation accuracy, seed {best['seed']}"

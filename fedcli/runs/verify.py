@@ -55,7 +55,8 @@ def verify(
         raise UserError(f"the run '{path}' has not finished (it is {record['status']}); resume it, or name another.")
     last = len(record["rounds"])
     if rounds not in (None, last):
-        first = next((row["round"] + 1 for row in record["rounds"] if row["test_accuracy"] is not None), 1)
+        tested = [entry["round"] + 1 for entry in record["rounds"] if entry["test_accuracy"] is not None]
+        first = tested[0] if tested else 1
         if not first <= rounds <= last:
             raise UserError(f"--rounds must be from {first}, the first that was tested, to {last} (got {rounds}).")
         record |= {
@@ -63,7 +64,8 @@ def verify(
             "summary": {"selection": record["summary"]["selection"]},
         }  # fmt: skip
     record = trust_files(record, method)
-    setup = recorded_setup(record, find_method(record["method_source"]), **({"device": device} if device else {}))
+    instead = {"device": device} if device else {}
+    setup = recorded_setup(record, find_method(record["method_source"]), **instead)
     folder = Path(out or new_folder(setup))
     try:
         again = begin(setup, folder, record["method_source"], progress, until=rounds).record
