@@ -18,9 +18,9 @@ def find_methods(names: Sequence[str]) -> list[Method]:
         UserError: If there is no such method, or two have the same name.
     """
     methods = [find_method(name) for name in names]
-    called = [method.name for method in methods]
-    if len(set(called)) < len(called):
-        raise UserError(f"two methods have the same name (got {', '.join(called)}); name each once.")
+    full_names = [method.name for method in methods]
+    if len(set(full_names)) < len(full_names):
+        raise UserError(f"two methods have the same name (got {', '.join(full_names)}); name each once.")
     return methods
 
 
@@ -70,7 +70,8 @@ def single_settings(names: Sequence[str], texts: Iterable[str]) -> dict[str, Opt
     for options in settings.values():
         for name, values in options.items():
             if len(values) > 1:
-                got = ",".join(f"{value:g}" if isinstance(value, float) else str(value) for value in values)
+                words = [f"{value:g}" if isinstance(value, float) else str(value) for value in values]
+                got = ",".join(words)
                 raise UserError(
                     f"--set gives an option one value (got {got} for {flag_of(name)}); 'fedcli tune --grid' tries "
                     "several."

@@ -65,9 +65,16 @@ def _row_of_file(file: Path, changed: int, size: int) -> dict[str, Any] | None:
 
 def read_runs(folders: Iterable[Path]) -> pd.DataFrame:
     """The readable runs under folders at any depth, each once, as a table; a missing folder holds none."""
-    files = {file.resolve(): file for folder in folders for file in sorted(folder.rglob(RECORD))}
-    rows = [_row_of_file(file, file.stat().st_mtime_ns, file.stat().st_size) for file in files.values()]
-    return pd.DataFrame(filter(None, rows), columns=COLUMNS)
+    files: dict[Path, Path] = {}
+    for folder in folders:
+        files |= {file.resolve(): file for file in sorted(folder.rglob(RECORD))}
+    rows = []
+    for file in files.values():
+        stat = file.stat()
+        row = _row_of_file(file, stat.st_mtime_ns, stat.st_size)
+        if row is not None:
+            rows.append(row)
+    return pd.DataFrame(rows, columns=COLUMNS)
 
 
 def find_records(paths: Iterable[str | Path], labels: Sequence[str] = ()) -> list[Record]:
@@ -81,27 +88,29 @@ def find_records(paths: Iterable[str | Path], labels: Sequence[str] = ()) -> lis
     Raises:
         UserError: If a path holds no record, or one that cannot be read.
     """
-    places = [Path(path) for path in paths]
-    if len(labels) not in (0, len(places)):
+    paths = [Path(path) for path in paths]
+    if len(labels) not in (0, len(paths)):
         raise UserError(
-            f"--label stands once for each path, in order (got {len(labels)} for {len(places)}); give {len(places)}."
+            f"--label stands once for each path, in order (got {len(labels)} for {len(paths)}); give {len(paths)}."
         )
     records: dict[Path, Record] = {}
-    for place, label in zip_longest(places, labels):
-        files = sorted(place.rglob(RECORD)) if place.is_dir() else [place]
+    for path, label in zip_longest(paths, labels):
+        files = sorted(path.rglob(RECORD)) if path.is_dir() else [path]
         if not files:
-            raise UserError(f"there is no run in '{place}' (got no {RECORD} in it or below); give the folder of a run.")
+            raise UserError(f"there is no run in '{path}' (got no {RECORD} in it or below); give the folder of a run.")
         for file in files:
             record = {**read_record(file), "folder": file.parent}
             if labels:
                 record["label"] = label
             records.setdefault(file.resolve(), record)
-    labelled = {(record["label"], record["method"]) for record in records.values() if "label" in record}
-    methods = Counter(label for label, _ in labelled)
+    methods: dict[str, set[str]] = {}  # by label
     for record in records.values():
-        if methods[record.get("label")] > 1:  # one name for several methods would hide which is which
+        if labels:
+            methods.setdefault(record["label"], set()).add(record["method"])
+    for record in records.values():
+        if labels and len(methods[record["label"]]) > 1:  # one name for several methods would hide which is which
             record["label"] += f": {record['method']}"
-    return [*records.values()]
+    return list(records.values())
 
 
 def finished_runs(records: list[dict]) -> list[dict]:
@@ -129,8 +138,10 @@ def rounds_of(record: Record) -> pd.DataFrame:
             row |= _of_classes(entry["per_class"], record["class_names"])
         rows.append(row)
     table = pd.DataFrame(rows, columns=None if rows else ["round", "test_accuracy"]).astype({"test_accuracy": float})
-    shares = [name for name in table if name.endswith("_accuracy") or name.partition("/")[0] in ACCURACIES]
-    table[shares] *= 100
+    for name in table:
+        kind, _, _ = name.partition("/")
+        if name.endswith("_accuracy") or kind in ACCURACIES:
+            table[name] *= 100
     return table
 
 

@@ -50,7 +50,8 @@ def printed_value(table: Table, row: str, column: str, metric: Metric) -> float 
 
 def _printed_unit(column: str) -> float:
     """The unit in which the paper prints a column of floats; 1 for other numbers."""
-    return float(match[1]) if (match := SCALED.search(column)) else 1.0
+    match = SCALED.search(column)
+    return float(match[1]) if match else 1.0
 
 
 def printed_lead(table: Table, row: str, than: str, columns: tuple[str, ...], metric: Metric) -> float | None:
@@ -64,7 +65,8 @@ def printed_lead(table: Table, row: str, than: str, columns: tuple[str, ...], me
     if len(leads) == len(columns):
         return fmean(leads)
     for gain in table.gains:
-        if (gain.more, gain.less, gain.columns) == ((row,), (than,), columns):
+        is_of_rows = gain.more == (row,) and gain.less == (than,)
+        if is_of_rows and gain.columns == columns:
             return printed_value(table, gain.row, gain.column, metric)
     return None
 
@@ -75,19 +77,24 @@ def printed_accuracies(records: Sequence[Mapping[str, Any]]) -> list[float | Non
     Where several tables have a setting, the one that has the most of the runs counts: the paper prints two accuracies
     for some.
     """
-    printed = [_printed_by_table(record) for record in records]
-    shared = Counter(table for of_run in printed for table in of_run)
-    return [of_run[max(of_run, key=shared.__getitem__)] if of_run else None for of_run in printed]
+    by_table = [_printed_by_table(record) for record in records]
+    runs_of_table = Counter(table for of_run in by_table for table in of_run)
+    accuracies = []
+    for of_run in by_table:
+        table = max(of_run, key=runs_of_table.__getitem__, default=None)
+        accuracies.append(None if table is None else of_run[table])
+    return accuracies
 
 
 def _printed_by_table(record: Mapping[str, Any]) -> dict[str, float]:
     """The paper's accuracy in percent for the setting of a run in each table that has it, by the table's name."""
     numbers: dict[str, float] = {}
     values = settings(record)
-    alike = record["method"], record["protocol"], record["dataset"]
     for table in registry.tables().values():
         for cell in table.cells:
-            if (cell.method, cell.settings.get("protocol"), cell.settings.get("dataset")) != alike:
+            if cell.method != record["method"]:
+                continue
+            if any(cell.settings.get(name) != record[name] for name in ("protocol", "dataset")):
                 continue
             if cell.metric not in ("selected", "last", "best"):  # a point of a learning curve
                 continue
@@ -112,7 +119,9 @@ class CellBeside:
 
 def compare(plan: TablePlan) -> Sheet:
     """The table beside the paper's; its values are cells, with floats in ones."""
-    planned = {(each.cell.row, each.cell.column): each for each in plan.cells}
+    planned: dict[Place, PlannedCell] = {}
+    for planned_cell in plan.cells:
+        planned[planned_cell.cell.row, planned_cell.cell.column] = planned_cell
     cells: dict[Place, CellBeside] = {}
     for place in printed(plan.table) | planned:  # in the order of the paper
         if place in planned:
@@ -125,12 +134,14 @@ def compare(plan: TablePlan) -> Sheet:
     columns = list(dict.fromkeys(column for _, column in cells))
     titles = [SCALED.sub(" floats", column).replace("_", " ") for column in columns]
     return Sheet(
-        ["Method", "", *titles], _lines(cells, columns, "ours, reduced" if plan.reduction else "ours"), 2,
-        [{**cell.numbers, "reduced": plan.reduction} for cell in cells.values()],
+        columns=["Method", "", *titles],
+        lines=_lines(cells, columns, "ours, reduced" if plan.reduction else "ours"),
+        numbers=2,
+        values=[{**cell.numbers, "reduced": plan.reduction} for cell in cells.values()],
         title=plan.title,
         setting=f"**Reduced: {plan.reduction}. Not the paper's setting.**" if plan.reduction else "",
         notes=_table_notes(plan, cells.values()),
-    )  # fmt: skip
+    )
 
 
 def _planned_beside(table: Table, planned: PlannedCell) -> CellBeside:
@@ -138,14 +149,16 @@ def _planned_beside(table: Table, planned: PlannedCell) -> CellBeside:
     metric = planned.metric
     records = planned.records
     states = Counter(run.state for run in planned.runs)
-    place = planned.cell.row, planned.cell.column
-    beside = _beside(table, place, metric, mean_of_runs(metric, records, states), metric.values(records))
+    place = (planned.cell.row, planned.cell.column)
+    text = mean_of_runs(metric, records, states)
+    beside = _beside(table, place, metric, text, metric.values(records))
     beside.numbers |= {
         "method": planned.cell.method,
         "runs_planned": states.total(),
         "runs_counted": sum(map(metric.counts, records)),
     }
-    beside.numbers |= {f"runs_{state.replace(' ', '_')}": states[state] for state in STATES}
+    for state in STATES:
+        beside.numbers[f"runs_{state.replace(' ', '_')}"] = states[state]
     return beside
 
 
@@ -156,19 +169,22 @@ def _gain_beside(
     more = [cells[place].numbers["ours"] for place in itertools.product(gain.more, gain.columns)]
     less = [cells[place].numbers["ours"] for place in itertools.product(gain.less, gain.columns)]
     metric = planned[gain.more[0], gain.columns[0]].metric
-    place = gain.row, gain.column
+    place = (gain.row, gain.column)
     if None in (*more, *less):
         return _beside(table, place, metric, "not run", [])
-    value = fmean(more) - (max(less) if gain.best else fmean(less))
+    subtracted = max(less) if gain.best else fmean(less)
+    value = fmean(more) - subtracted
     return _beside(table, place, metric, metric.text(value, "+"), [value])
 
 
 def _mark_best(planned: Mapping[Place, PlannedCell], cells: Mapping[Place, CellBeside]) -> None:
     """Marks the best of ours in each column, if its lead is sure."""
-    for column in dict.fromkeys(column for _, column in planned):
-        in_column = {place: each for place, each in planned.items() if place[1] == column}
-        *_, last = in_column.values()
-        ahead = best(last.metric, {place: each.records for place, each in in_column.items()})
+    in_columns: dict[str, dict[Place, PlannedCell]] = {}
+    for (row, column), planned_cell in planned.items():
+        in_columns.setdefault(column, {})[row, column] = planned_cell
+    for in_column in in_columns.values():
+        (*_, last) = in_column.values()
+        ahead = best(last.metric, {place: planned_cell.records for place, planned_cell in in_column.items()})
         if ahead is not None:
             cells[ahead].ours = Best(cells[ahead].ours)
 
@@ -176,13 +192,19 @@ def _mark_best(planned: Mapping[Place, PlannedCell], cells: Mapping[Place, CellB
 def _lines(cells: Mapping[Place, CellBeside], columns: Sequence[str], ours: str) -> list[list[str]]:
     """Up to three lines for each row, of which the first has its name."""
     lines = []
+    empty = CellBeside("", "", "", {})
     for row in dict.fromkeys(row for row, _ in cells):
-        first = row
-        for title, name in (("paper", "paper"), (ours, "ours"), ("difference", "difference")):
-            texts = [getattr(cells[row, column], name) if (row, column) in cells else "" for column in columns]
-            if any(texts):
-                lines.append([first, title, *texts])
-                first = ""
+        in_row = [cells.get((row, column), empty) for column in columns]
+        texts = {
+            "paper": [cell.paper for cell in in_row],
+            ours: [cell.ours for cell in in_row],
+            "difference": [cell.difference for cell in in_row],
+        }
+        name = row
+        for title, of_columns in texts.items():
+            if any(of_columns):
+                lines.append([name, title, *of_columns])
+                name = ""
     return lines
 
 
@@ -191,9 +213,9 @@ def _beside(table: Table, place: Place, metric: Metric, text: str, values: Seque
 
     The `text` shows our `values`, one a run. Floats are rounded as the paper's before they are compared.
     """
+    row, column = place
     entry = printed(table).get(place, {})
-    target = printed_value(table, *place, metric)
-    unit = _printed_unit(place[1])
+    target = printed_value(table, row, column, metric)
     paper = ""
     deviation = None
     differences = []
@@ -202,14 +224,17 @@ def _beside(table: Table, place: Place, metric: Metric, text: str, values: Seque
         if metric.field == "mean" and entry.get("std") is not None:
             deviation = entry["std"]
             paper += f" ± {metric.text(deviation)}"
-        rounded = [unit * round(value / unit) for value in values] if metric.unit == "floats" else values
-        differences = [value - target for value in rounded]
+        compared = values
+        if metric.unit == "floats":
+            unit = _printed_unit(column)
+            compared = [unit * round(value / unit) for value in values]
+        differences = [value - target for value in compared]
     elif entry:
         paper = metric.none if entry.get("printed") == "0" else "no number"  # not printed, or not legible
     difference = interval(differences)
     numbers = {
-        "row": place[0],
-        "column": place[1],
+        "row": row,
+        "column": column,
         "metric": metric.name,
         "unit": metric.unit,
         "paper": target,
@@ -254,7 +279,8 @@ def _table_notes(plan: TablePlan, cells: Collection[CellBeside]) -> list[str]:
     for folder, record in begun.items():
         changes += [f"{folder}: {change}." for change in what_happened(record)]
     notes += sorted(changes)
-    if plan.table.reported[1] != IN_TEXT:
+    _, where = plan.table.reported
+    if where != IN_TEXT:
         entry = _reported(plan.table)
         notes += [f"Paper: {entry[key].rstrip('.')}." for key in ("setting", "notes") if entry.get(key)]
     notes += plan.table.notes

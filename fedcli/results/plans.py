@@ -94,8 +94,12 @@ class Plan:
     @property
     def missing_data(self) -> dict[str, str]:
         """The data sets that this machine lacks, and how to get them."""
+        needed: set[str] = set()
+        for run in self.runs:
+            if run.to_do:
+                needed.update(run.setup.data_sets)
         lacking = {}
-        for name in sorted({name for run in self.runs if run.to_do for name in run.setup.data_sets}):
+        for name in sorted(needed):
             try:
                 datasets.available(name)
             except UserError as error:
@@ -105,9 +109,9 @@ class Plan:
     @property
     def to_run(self) -> list[PlannedRun]:
         """The runs to do whose data are there, begun ones first."""
-        missing = self.missing_data.keys()
-        runs = [run for run in self.runs if run.to_do and missing.isdisjoint(run.setup.data_sets)]
-        return sorted(runs, key=lambda run: run.record is None)
+        lacking = self.missing_data.keys()
+        startable = [run for run in self.runs if run.to_do and lacking.isdisjoint(run.setup.data_sets)]
+        return sorted(startable, key=lambda run: run.record is None)
 
     def may_start(self, run: PlannedRun, active: Collection[PlannedRun]) -> bool:
         """Whether a run may start beside those that go on."""
@@ -144,8 +148,10 @@ class TablePlan(Plan):
     @property
     def title(self) -> str:
         """Its name in the paper, ours for numbers in the text, and what it shows."""
-        paper, where = self.table.reported
-        return f"{paper}, {self.table.name.split(':')[1] if where == IN_TEXT else where}: {self.table.title}"
+        paper, name = self.table.reported
+        if name == IN_TEXT:
+            _, name = self.table.name.split(":")
+        return f"{paper}, {name}: {self.table.title}"
 
 
 def home_of(table: Table) -> Path:
@@ -173,40 +179,51 @@ def plan_table(
         UserError: If `only` leaves nothing, or a seed or a limit is out of range.
     """
     homes = [home_of(table), HOME, *shipped()] if folder is None else [folder]
-    folder = homes[0]
-    seeds = tuple(check_seeds(table.seeds if seeds is None else seeds))
+    (folder, *_) = homes
+    seeds = check_seeds(table.seeds if seeds is None else seeds)
+    (first_seed, *other_seeds) = seeds
     runs: dict[Path, PlannedRun] = {}  # by the folder of a new one
     cells = []
     reduced: dict[str, Any] = {}
     for cell in _chosen(table, only):
-        first = plan_cell(table, cell, seeds[0], folder, limits, dataset)
-        planned = [first, *map(first.with_seed, seeds[1:])]
-        reduced |= planned[0].values  # a cell's runs have the same
-        shared = tuple(runs.setdefault(run.folder, run) for run in planned)
-        cells.append(PlannedCell(cell, find_metric(cell.metric), shared))
+        first = plan_cell(table, cell, first_seed, folder, limits, dataset)
+        reduced |= first.values
+        planned = [first, *(first.with_seed(seed) for seed in other_seeds)]
+        of_cell = [runs.setdefault(run.folder, run) for run in planned]  # which cells share
+        cells.append(PlannedCell(cell, find_metric(cell.metric), tuple(of_cell)))
+    rows = read_runs(homes).to_dict("records")
     # Elsewhere only what has ended counts.
-    there = read_runs(homes).to_dict("records")
-    there = [row for row in there if row["state"] in ENDED or row["folder"].is_relative_to(folder)]
+    countable = [row for row in rows if row["state"] in ENDED or row["folder"].is_relative_to(folder)]
     for run in runs.values():
-        needs = {each.metric.needs for each in cells if run in each.runs}
-        usable = _usable(run, there, needs)
+        needs = {planned_cell.metric.needs for planned_cell in cells if run in planned_cell.runs}
+        usable = _usable(run, countable, needs)
         if usable:
-            furthest = max(usable, key=lambda row: (row["state"] in ENDED, len(row["record"]["rounds"])))
+            furthest = max(usable, key=_progress)
             run.folder = furthest["folder"]
             run.record = furthest["record"]
-    sizes = [f"at most {reduced[name]:,} {word}" for name, word in SIZES.items() if name in reduced]
-    reduction = ", ".join([reduced["dataset"], *sizes] if "dataset" in reduced else sizes)
-    return TablePlan(folder, tuple(runs.values()), table, tuple(cells), seeds, reduction)
+    return TablePlan(folder, tuple(runs.values()), table, tuple(cells), tuple(seeds), _reduction_text(reduced))
 
 
-def _usable(run: PlannedRun, there: Iterable[dict[str, Any]], needs: Iterable[str]) -> list[dict[str, Any]]:
+def _progress(row: Mapping[str, Any]) -> tuple[bool, int]:
+    """How far the run of a row of a frame has come."""
+    return row["state"] in ENDED, len(row["record"]["rounds"])
+
+
+def _reduction_text(reduced: Mapping[str, Any]) -> str:
+    """What makes the runs of a table smaller, in words; empty for nothing."""
+    words = [f"at most {reduced[name]:,} {word}" for name, word in SIZES.items() if name in reduced]
+    if "dataset" in reduced:
+        words.insert(0, reduced["dataset"])
+    return ", ".join(words)
+
+
+def _usable(run: PlannedRun, rows: Iterable[dict[str, Any]], needs: Iterable[str]) -> list[dict[str, Any]]:
     """Those of the rows of a frame that can stand for a planned run; for `needs` see `departures`."""
-    planned = run.settings
     usable = []
-    for row in there:
-        if (row["method"], row["seed"]) != (run.setup.method.name, run.setup.run.seed):
+    for row in rows:
+        if row["method"] != run.setup.method.name or row["seed"] != run.setup.run.seed:
             continue
-        if not any(departures(row["record"], row["settings"], planned, need) for need in needs):
+        if not any(departures(row["record"], row["settings"], run.settings, need) for need in needs):
             usable.append(row)
     return usable
 
@@ -217,13 +234,14 @@ def _chosen(table: Table, only: Sequence[str]) -> list[Cell]:
     columns = dict.fromkeys(cell.column for cell in table.cells)
     meant: set[str] = set()
     for text in only:
-        parts = [name for name in (*rows, *columns) if text.lower() in name.lower()]
-        if not parts:
+        containing = [name for name in (*rows, *columns) if text.lower() in name.lower()]
+        if not containing:
             raise UserError(
                 f"no row or column of {table.name} has '{text}' in its name; "
                 f"rows: {'; '.join(rows)}; columns: {'; '.join(columns)}."
             )
-        meant.update([name for name in parts if name.lower() == text.lower()] or parts)
+        equal = [name for name in containing if name.lower() == text.lower()]
+        meant.update(equal or containing)
     chosen_rows = rows.keys() & meant or rows.keys()
     chosen_columns = columns.keys() & meant or columns.keys()
     chosen = [cell for cell in table.cells if cell.row in chosen_rows and cell.column in chosen_columns]
@@ -245,8 +263,12 @@ def plan_cell(
             given = _on_other_data(method, given, dataset)
             smaller["dataset"] = given["dataset"]
         setup = resolve(method, given, need_data=False)
-        sizes = {**setup.values(), "train_examples": setup.run.train_examples or num_images(setup.dataset)}
-        smaller |= {name: limit for name, limit in (limits or {}).items() if is_smaller(name, limit, sizes[name])}
+        sizes = setup.values()
+        if not sizes["train_examples"]:
+            sizes["train_examples"] = num_images(setup.dataset)
+        for name, limit in (limits or {}).items():
+            if is_smaller(name, limit, sizes[name]):
+                smaller[name] = limit
         if smaller:
             given |= smaller
             setup = resolve(method, given, need_data=False)
@@ -254,7 +276,14 @@ def plan_cell(
         raise UserError(f"{table.name}, row '{cell.row}', column '{cell.column}': {error}") from error
     # Runs that differ only in the seed share a folder.
     partition = short_name(setup.partition.flag).replace(":", "-").replace("/", "-")
-    run = PlannedRun(f"{cell.row}, {cell.column}", cell.method, given, setup, folder, smaller)
+    run = PlannedRun(
+        label=f"{cell.row}, {cell.column}",
+        method=cell.method,
+        given=given,
+        setup=setup,
+        folder=folder,
+        values=smaller,
+    )
     name = f"{method.name}-{short_name(setup.dataset)}-{partition}-{key(run.settings)[:8]}"
     run.folder = folder / name / f"seed-{seed}"
     return run
@@ -272,10 +301,12 @@ def _on_other_data(method: Method, given: Mapping[str, Any], dataset: str) -> di
     if not suited:
         names = ", ".join(dict.fromkeys(name for other in others for name in other.datasets))
         raise UserError(f"no protocol of '{paper}' is for '{dataset}'; it has {names}.")
+    (new_protocol, *_) = suited
     options = {**protocol.settings, **protocol.datasets[given["dataset"]].settings, **given}
     division = {name: options[name] for name in DIVISION if name in options}
-    of_cell = {name: value for name, value in given.items() if name not in suited[0].settings and name != "backbone"}
-    return {**of_cell, **division, "protocol": suited[0].name, "dataset": dataset}
+    replaced = {*new_protocol.settings, "backbone"}
+    of_cell = {name: value for name, value in given.items() if name not in replaced}
+    return {**of_cell, **division, "protocol": new_protocol.name, "dataset": dataset}
 
 
 def protocols_text(runs: Iterable[PlannedRun]) -> str:
@@ -322,13 +353,14 @@ def plan_grid(
     seeds = None if seeds is None else list(seeds)
     runs = []
     for name, method in zip(names, methods, strict=True):
-        options = options_of(method, methods, given) | dict(settings.get(name, {}))
+        options = {**options_of(method, methods, given), **settings.get(name, {})}
         grid = {option: values for option, values in options.items() if isinstance(values, tuple)}
-        several = method.name if len(names) > 1 else ""
+        method_name = method.name if len(names) > 1 else ""
         for combination in itertools.product(*grid.values()):
             values = dict(zip(grid, combination, strict=True))
-            runs += _runs_of_point(name, several, values, {**options, **values}, seeds, tuned)
-    folder = Path(out or new_folder(runs[0].setup))
+            runs += _runs_of_point(name, method_name, values, {**options, **values}, seeds, tuned)
+    (first, *_) = runs
+    folder = Path(out or new_folder(first.setup))
     for run in runs:
         run.folder = folder / run.folder
         run.record = begun(run.setup, run.folder, bool(continue_))
@@ -338,17 +370,31 @@ def plan_grid(
 
 
 def _runs_of_point(
-    name: str, several: str, values: dict[str, Any], options: dict[str, Any], seeds: list[int] | None,
+    name: str, method_name: str, values: dict[str, Any], options: dict[str, Any], seeds: list[int] | None,
     tuned: str | Path | None,
 ) -> list[PlannedRun]:  # fmt: skip
-    """The runs of a method with one combination of values, a run a seed; `several` is the method's part of a folder."""
+    """The runs of a method with one combination of values, a run a seed.
+
+    Args:
+        name: The method, as it is named in the command.
+        method_name: What labels and folders have of it; empty where there is one method.
+        values: The combination, by option.
+        options: All options, with these values.
+        seeds: See `plan_grid`.
+        tuned: See `plan_grid`.
+    """
     point = ",".join(f"{option}={value}" for option, value in values.items())
-    words = [several, settings_text(values)]
+    words = ", ".join(filter(None, [method_name, settings_text(values)]))
+    given = {**options, "tuned": None if tuned is None else str(tuned)}
     runs = []
-    for setup, end in resolve_runs(name, out=Path(), seeds=seeds, tuned=tuned, **options):
-        label = ", ".join(filter(None, words)) or setup.method.name
-        launched = {**options, "tuned": None if tuned is None else str(tuned)}
-        if seeds is not None:
-            launched["seed"] = setup.run.seed
-        runs.append(PlannedRun(label, name, launched, setup, Path(several, point, end), values))
+    for setup, seed_folder in resolve_runs(name, out=Path(), seeds=seeds, tuned=tuned, **options):
+        run = PlannedRun(
+            label=words or setup.method.name,
+            method=name,
+            given=given if seeds is None else {**given, "seed": setup.run.seed},
+            setup=setup,
+            folder=Path(method_name, point, seed_folder),
+            values=values,
+        )
+        runs.append(run)
     return runs

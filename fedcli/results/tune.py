@@ -58,14 +58,20 @@ def validation_accuracy(record: Record) -> float:
     Raises:
         UserError: If no client has held out an example.
     """
-    accuracies = [value for entry in record["rounds"] if (value := entry["validation_accuracy"]) is not None]
+    of_rounds = [entry["validation_accuracy"] for entry in record["rounds"]]
+    accuracies = [accuracy for accuracy in of_rounds if accuracy is not None]
     if not accuracies:
         raise UserError(
             f"no client has validation examples (got --validation {record['config']['validation']:g}); "
             "give a larger share or fewer clients."
         )
-    count = {"mean-last-3": 3, "last": max(len(accuracies) // 10, 1)}.get(record["summary"]["selection"])
-    return max(accuracies) if count is None else fmean(accuracies[-count:])
+    selection = record["summary"]["selection"]
+    if selection == "mean-last-3":
+        return fmean(accuracies[-3:])
+    if selection == "last":
+        tenth = max(len(accuracies) // 10, 1)
+        return fmean(accuracies[-tenth:])
+    return max(accuracies)
 
 
 def plan_trials(
@@ -94,7 +100,9 @@ def plan_trials(
     """
     names = method.split(",")
     methods = find_methods(names)
-    grids = settings_for(names, _checked_grid(grid, given), "--grid")
+    for text in grid:
+        _check_grid(text, given)
+    grids = settings_for(names, grid, "--grid")
     if seeds is None:
         given.setdefault("seed", SEED)
     folder = None if out is None else Path(out)
@@ -104,34 +112,36 @@ def plan_trials(
         options = {**options_of(chosen, methods, given), **settings.get(name, {}), **grids[name]}
         tried = _values_to_try(chosen, options)
         options |= tried
-        first = resolve(chosen, {**options, **{option: values[0] for option, values in tried.items()}})
-        _refuse_reported(first, [first.run.seed] if seeds is None else seeds)
-        if not first.run.validation:
+        first_values = {option: values[0] for option, values in tried.items()}
+        setup = resolve(chosen, {**options, **first_values})
+        _refuse_reported(setup, [setup.run.seed] if seeds is None else seeds)
+        if not setup.run.validation:
             options["validation"] = VALIDATION
         if folder is None:
-            folder = _home(methods, first)
-        of_method = folder / chosen.name if len(names) > 1 else folder
-        runs[name] = list(plan_grid([name], options, seeds=seeds, out=of_method, continue_=True).runs)
+            folder = _home(methods, setup)
+        home = folder / chosen.name if len(names) > 1 else folder
+        runs[name] = list(plan_grid([name], options, seeds=seeds, out=home, continue_=True).runs)
         tried_by[chosen.name] = Grid(tried, len(_points(runs[name])))
+    assert folder is not None  # there is a method
     budget = trials or min(len(_points(of_method)) for of_method in runs.values())
-    drawn = [run for of_method in runs.values() for run in _draw(of_method, budget)]
+    drawn = []
+    for of_method in runs.values():
+        drawn += _draw(of_method, budget)
     if len(names) > 1:
         for run in drawn:
             run.label = ", ".join(filter(None, [run.setup.method.name, settings_text(run.values)]))
-    return Tuning(Path(folder or HOME), tuple(drawn), tried_by)
+    return Tuning(folder, tuple(drawn), tried_by)
 
 
-def _checked_grid(grid: Sequence[str], given: Mapping[str, Any]) -> Sequence[str]:
-    """Refuses what is no option to try, and an option that is given beside its grid."""
-    for text in grid:
-        option = text.partition("=")[0].rpartition(":")[2].strip().lstrip("-").replace("-", "_")
-        if option in ("seed", "device", "dataset", "protocol"):
-            raise UserError(f"--{option} is no option to tune (got --grid {text}); give it once, for all trials.")
-        if option in given:
-            raise UserError(
-                f"{flag_of(option)} is given twice (got --grid {text}); put all its values into one --grid."
-            )
-    return grid
+def _check_grid(text: str, given: Mapping[str, Any]) -> None:
+    """Refuses a text of `--grid` whose option is none to try, or is given beside the grid."""
+    name, _, _ = text.partition("=")
+    _, _, option = name.rpartition(":")
+    option = option.strip().lstrip("-").replace("-", "_")
+    if option in ("seed", "device", "dataset", "protocol"):
+        raise UserError(f"--{option} is no option to tune (got --grid {text}); give it once, for all trials.")
+    if option in given:
+        raise UserError(f"{flag_of(option)} is given twice (got --grid {text}); put all its values into one --grid.")
 
 
 def _values_to_try(method: Method, options: Mapping[str, Any]) -> dict[str, tuple]:
@@ -186,8 +196,8 @@ def _draw(runs: Sequence[PlannedRun], budget: int) -> list[PlannedRun]:
     if len(points) <= budget:
         return list(runs)
     drawn = np.random.default_rng(0).choice(len(points), budget, replace=False)
-    kept = {points[index] for index in drawn}
-    return [run for run in runs if run.label in kept]
+    drawn_points = {points[index] for index in drawn}
+    return [run for run in runs if run.label in drawn_points]
 
 
 def rank(planned: Tuning, errors: Mapping[Path, str]) -> pd.DataFrame:
@@ -201,10 +211,14 @@ def rank(planned: Tuning, errors: Mapping[Path, str]) -> pd.DataFrame:
     Raises:
         UserError: If a trial has not ended, or all trials of a method have diverged.
     """
-    runs = read_runs([planned.folder]).set_index("folder").reindex([run.folder for run in planned.runs])
-    for folder in runs.index[~runs["state"].isin(ENDED)]:
+    by_folder = read_runs([planned.folder]).set_index("folder")
+    runs = by_folder.reindex([run.folder for run in planned.runs])
+    going_on = runs.index[~runs["state"].isin(ENDED)]
+    if len(going_on):
+        folder = going_on[0]
         raise UserError(f"the trial '{folder}' has not ended ({errors.get(folder)}); see its record.")
-    accuracies = runs["record"].where(runs["state"] == "finished").map(validation_accuracy, na_action="ignore")
+    finished = runs["record"].where(runs["state"] == "finished")
+    accuracies = finished.map(validation_accuracy, na_action="ignore")
     labels = [run.label for run in planned.runs]
     trials = pd.DataFrame(
         {
@@ -264,11 +278,15 @@ def edges(methods: Sequence[Method], grids: Mapping[str, Grid], trials: pd.DataF
     for method in methods:
         of_method = trials[trials["method"] == method.name]
         fields = recorded_fields(method)
-        for name, best in of_method["options"].iloc[0].items():
-            values = sorted(set(grids[method.name].values[name])) if is_number(best) else []
+        best_options = of_method["options"].iloc[0]
+        for name, best in best_options.items():
+            if not is_number(best):
+                continue
+            values = sorted(set(grids[method.name].values[name]))
             metadata = fields[name].metadata
             is_bound = best in (metadata["low"], metadata["high"], metadata["off"])
-            if len(values) > 1 and best in (values[0], values[-1]) and not is_bound:
+            is_at_edge = best in (values[0], values[-1])
+            if len(values) > 1 and is_at_edge and not is_bound:
                 listed = ", ".join(f"{value:g}" for value in values)
                 flag = flag_of(name)
                 texts.append(f"{method.name}: the best {flag}, {best:g}, is at the edge of its grid ({listed})")
