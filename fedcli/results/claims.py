@@ -165,8 +165,9 @@ def _read_shipped() -> dict[str, dict[str, Any]]:
 
 def names_of(claim: Claim) -> tuple[str, ...]:
     """The rows and columns of a claim."""
-    rows = claim.row, *claim.others, *claim.elsewhere.values()
-    return (*rows, *claim.columns, *claim.less, *claim.than_columns)
+    rows = [claim.row, *claim.others, *claim.elsewhere.values()]
+    columns = [*claim.columns, *claim.less, *claim.than_columns]
+    return (*rows, *columns)
 
 
 def _answer(claim: Claim, runs: RunsByMethod, at_hand: Callable[[str], bool]) -> Answer:
@@ -174,11 +175,17 @@ def _answer(claim: Claim, runs: RunsByMethod, at_hand: Callable[[str], bool]) ->
     table = find_table(claim.table)
     compared = plan_contrasts(claim, table)
     unanswered = _answer_without_runs(claim, table, compared, at_hand)
-    pairs = of_common_form({other: find_pairs(claim, compared[other], runs) for other in claim.others})
+    all_pairs = {other: find_pairs(claim, compared[other], runs) for other in claim.others}
+    pairs = of_common_form(all_pairs)
     if not pairs:
         return unanswered
-    by_row = {other: _answer_by_row(unanswered, other, nearest_pairs(of_other)) for other, of_other in pairs.items()}
-    answer = _weakest(by_row, unanswered) if len(claim.others) > 1 else by_row[claim.others[0]]
+    by_row = {}
+    for other, of_other in pairs.items():
+        by_row[other] = _answer_by_row(unanswered, other, nearest_pairs(of_other))
+    if len(claim.others) > 1:
+        answer = _weakest(by_row, unanswered)
+    else:
+        (answer,) = by_row.values()
     if answer.verdict == REPRODUCED and claim.construction:
         return replace(answer, verdict=BY_CONSTRUCTION, why=claim.construction)
     return answer
@@ -264,7 +271,8 @@ def _answer_by_row(unanswered: Answer, other: str, pairs: pd.DataFrame) -> Answe
         reasons.append(f"{claim.row}: {lost.row} of {len(leads)} without a value")
     if lost.other:
         reasons.append(f"{other}: {lost.other} of {len(leads)} without a value")
-    departed = pairs.iloc[0]["departed_than"] | pairs.iloc[0]["departed"]
+    first = pairs.iloc[0]  # all are of one form
+    departed = first["departed_than"] | first["departed"]
     folders = pairs[["folder", "folder_than"]].to_numpy().ravel()
     shown = pairs[["seed", "share", "metric", "folder", "metric_than", "folder_than"]].assign(than=other)
     return replace(

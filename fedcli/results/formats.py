@@ -113,16 +113,20 @@ def _for_a_paper(cells: pd.DataFrame, columns: Columns, same_seeds: bool) -> pd.
         hidden.append(ROUNDS)
     if cells["Model"].nunique() == 1:
         hidden.append("Model")
-    hidden += [title for title, metric in columns.metrics.items() if metric.name in columns.optional & INTERNAL]
+    for title, metric in columns.metrics.items():
+        if metric.name in INTERNAL and metric.name in columns.optional:
+            hidden.append(title)
     cells = cells.drop(columns=hidden)
     return cells.loc[:, (cells != "").any()]
 
 
 def _seeds_of_all(groups: Sequence[SeedGroup]) -> list[int]:
     """The seeds that all groups have finished runs of, and no others; empty where groups differ."""
-    seeds = [record["seed"] for record in groups[0].records]
+    (first, *_) = groups
+    seeds = [record["seed"] for record in first.records]
     for member in groups:
-        if [record["seed"] for record in member.finished] != seeds or len(member.records) != len(seeds):
+        has_finished = len(member.finished) == len(member.records)
+        if not has_finished or [record["seed"] for record in member.records] != seeds:
             return []
     return seeds
 
@@ -144,7 +148,8 @@ def _heading(title: str, columns: Columns) -> str:
     if is_from_file(metric):
         words = parameter.replace("_", " ")
     else:
-        words = f"{name.replace('-', ' ')} {data_words(parameter) if name in BY_NAME else parameter}".strip()
+        detail = data_words(parameter) if name in BY_NAME else parameter
+        words = f"{name.replace('-', ' ')} {detail}".strip()
     return words[:1].upper() + words[1:]
 
 
@@ -191,5 +196,7 @@ def _first_sentence(records: Sequence[dict], columns: Columns, seeds: Sequence[i
 
 def _seed_words(seeds: Sequence[int]) -> str:
     """Seeds as "0 to 4", or as a list."""
-    is_range = len(seeds) > 2 and list(seeds) == [*range(seeds[0], seeds[-1] + 1)]
-    return f"{seeds[0]} to {seeds[-1]}" if is_range else join_words(list(map(str, seeds)))
+    first = seeds[0]
+    last = seeds[-1]
+    is_range = len(seeds) > 2 and list(seeds) == list(range(first, last + 1))
+    return f"{first} to {last}" if is_range else join_words(list(map(str, seeds)))

@@ -1,7 +1,6 @@
 """All runs as one `pandas.DataFrame`, a row a run, which everything here filters."""
 
 import logging
-from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from functools import cache
 from itertools import zip_longest

@@ -58,9 +58,11 @@ def contrasts(claim: Claim, table: Table, than: str) -> list[Contrast]:
     compared = []
     than_columns = claim.than_columns or claim.columns
     for column, than_column in zip(claim.columns, than_columns, strict=True):
-        compared.append(Contrast(cell_of(claim.row, column), cell_of(than, than_column), 1 / len(claim.columns)))
+        contrast = Contrast(cell_of(claim.row, column), cell_of(than, than_column), share=1 / len(claim.columns))
+        compared.append(contrast)
     for column in claim.less:
-        compared.append(Contrast(cell_of(claim.row, column), cell_of(than, column), -1 / len(claim.less)))
+        contrast = Contrast(cell_of(claim.row, column), cell_of(than, column), share=-1 / len(claim.less))
+        compared.append(contrast)
     return compared
 
 
@@ -86,12 +88,13 @@ def plan_contrasts(claim: Claim, table: Table) -> dict[str, list[PlannedContrast
             runs[place] = plan_cell(table, cell)
         return runs[place]
 
-    planned: dict[str, list[PlannedContrast]] = {}
+    by_row: dict[str, list[PlannedContrast]] = {}
     for other in claim.others:
-        planned[other] = []
+        by_row[other] = []
         for contrast in contrasts(claim, table, other):
-            planned[other].append(PlannedContrast(contrast, run_of(contrast.row), run_of(contrast.than)))
-    return planned
+            planned = PlannedContrast(contrast, run_of(contrast.row), run_of(contrast.than))
+            by_row[other].append(planned)
+    return by_row
 
 
 def find_pairs(claim: Claim, compared: Sequence[PlannedContrast], runs: RunsByMethod) -> pd.DataFrame:
@@ -133,11 +136,12 @@ def _pairs_of_contrast(claim: Claim, planned: PlannedContrast, runs: RunsByMetho
     if not first or not second:
         return NO_PAIRS
     pairs = _frame_of(first).merge(_frame_of(second), on=shared, suffixes=("", "_than"))
-    same_rule = [
-        not rules.isdisjoint(others) for rules, others in zip(pairs["rules"], pairs["rules_than"], strict=True)
-    ]
-    pairs = pairs[pd.Series(same_rule, pairs.index, dtype=bool)].drop_duplicates([*FORM, "seed"])
-    return pairs.assign(share=contrast.share, metric=contrast.row.metric, metric_than=contrast.than.metric)
+    share_rule = []
+    for rules, rules_than in zip(pairs["rules"], pairs["rules_than"], strict=True):
+        share_rule.append(not rules.isdisjoint(rules_than))
+    comparable = pairs[pd.Series(share_rule, pairs.index, dtype=bool)]
+    first_of_seed = comparable.drop_duplicates([*FORM, "seed"])
+    return first_of_seed.assign(share=contrast.share, metric=contrast.row.metric, metric_than=contrast.than.metric)
 
 
 def _candidates(
@@ -183,8 +187,8 @@ def _allows(claim: Claim, departed: Mapping[str, tuple[Any, Any]]) -> bool:
     """
     instead = {"eval_every": None, **claim.instead}
     for name, (ours, papers) in departed.items():
-        is_named = name in instead and instead[name] in (None, ours)
-        if not is_named and not is_smaller(name, ours, papers):
+        is_allowed = name in instead and instead[name] in (None, ours)
+        if not is_allowed and not is_smaller(name, ours, papers):
             return False
     return True
 
@@ -215,7 +219,14 @@ def _nearness(pairs: pd.DataFrame) -> Nearness:
     first = pairs.iloc[0]
     departed = first["departed"] | first["departed_than"]
     (rounds, *_) = first["departed"].get("rounds", [inf])
-    return Nearness(not departed, pairs["seed"].nunique(), -len(departed), rounds, first["form"], first["form_than"])
+    return Nearness(
+        in_full=not departed,
+        seeds=pairs["seed"].nunique(),
+        others=-len(departed),
+        rounds=rounds,
+        form=first["form"],
+        form_than=first["form_than"],
+    )
 
 
 def nearest_pairs(pairs: pd.DataFrame) -> pd.DataFrame:

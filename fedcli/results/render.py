@@ -66,16 +66,18 @@ def _latex(sheet: Sheet) -> str:
     A line without a text in the first column belongs to the one above.
     """
     has_blocks = not all(line[0] for line in sheet.lines)
-    form = "l" * sheet.numbers + "r" * (len(sheet.columns) - sheet.numbers)
+    alignment = "l" * sheet.numbers + "r" * (len(sheet.columns) - sheet.numbers)
     lines = [f"% {printable(text)}".replace("*", "") for text in (sheet.title, sheet.setting) if text]
     lines.append(r"% needs \usepackage{booktabs}")
     if sheet.caption:
         lines += [r"\begin{table}", r"\centering", rf"\caption{{{_tex(sheet.caption)}}}"]
         lines += [rf"\label{{{sheet.label}}}", r"\smallskip"]
-    lines += [rf"\begin{{tabular}}{{{form}}}", r"\toprule"]
+    lines += [rf"\begin{{tabular}}{{{alignment}}}", r"\toprule"]
     lines.append(" & ".join(map(_tex, sheet.columns)) + r" \\")
     for number, line in enumerate(sheet.lines):
-        lines += [r"\midrule"] if number == 0 or (has_blocks and line[0]) else []
+        begins_block = has_blocks and line[0]
+        if number == 0 or begins_block:
+            lines.append(r"\midrule")
         lines.append(" & ".join(_marked(text, _tex, r"\textbf{{{}}}") for text in line) + r" \\")
     lines += [r"\bottomrule", r"\end{tabular}"]
     if sheet.caption:
@@ -91,7 +93,9 @@ def _marked(text: str, escape: Callable[[str], str], bold: str) -> str:
 
 def csv_of(table: pd.DataFrame) -> str:
     """A CSV in which each text is on one line and none is a formula to a spreadsheet, also above a column."""
-    texts = {value for _, column in table.items() for value in column if isinstance(value, str)}
+    texts: set[str] = set()
+    for _, column in table.items():
+        texts.update(value for value in column if isinstance(value, str))
     plain = {text: _plain(text) for text in texts if _plain(text) != text}
     return table.replace(plain).rename(columns=_plain).to_csv(index=False, lineterminator="\n")
 
@@ -102,7 +106,8 @@ def _plain(text: str) -> str:
 
 def github(columns: Sequence[str], rows: Sequence[Sequence[str]], numbers: int | None = None) -> str:
     """A GitHub table with these titles and cells; the columns from `numbers` on stand to the right."""
-    rules = ["---" if numbers is None or index < numbers else "---:" for index, _ in enumerate(columns)]
+    num_texts = len(columns) if numbers is None else numbers
+    rules = ["---"] * num_texts + ["---:"] * (len(columns) - num_texts)
     lines = [columns, rules]
     for row in rows:
         lines.append([re.sub(r"(?<!\\)\|", r"\|", cell) for cell in row])

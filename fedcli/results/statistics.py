@@ -43,8 +43,10 @@ def _half_width(deviation: float, count: int) -> float:
 def seeds_needed(difference: Interval, most: int) -> int:
     """The seeds with which the interval would leave out zero if mean and spread stayed; at most `most` + 1."""
     deviation = (difference.high - difference.mean) / _half_width(1, difference.n)
-    counts = (count for count in range(2, most + 1) if _half_width(deviation, count) < abs(difference.mean))
-    return next(counts, most + 1)
+    for count in range(2, most + 1):
+        if _half_width(deviation, count) < abs(difference.mean):
+            return count
+    return most + 1
 
 
 def interval_text(metric: Metric, interval: Interval, *, sign: str = "+", count: bool = True) -> str:
@@ -52,9 +54,11 @@ def interval_text(metric: Metric, interval: Interval, *, sign: str = "+", count:
     if not interval.n:
         return MISSING
     text = metric.text(interval.mean, sign)
-    if interval.n > 1 and metric.unit != "floats":
+    if metric.unit == "floats":
+        return text
+    if interval.n > 1:
         text += f" [{metric.text(interval.low, sign)}, {metric.text(interval.high, sign)}]"
-    return f"{text} ({interval.n})" if count and metric.unit != "floats" else text
+    return f"{text} ({interval.n})" if count else text
 
 
 def difference(metric: Metric, runs: Iterable[Record], other: Metric, than: Iterable[Record]) -> Interval:
@@ -66,9 +70,18 @@ def difference(metric: Metric, runs: Iterable[Record], other: Metric, than: Iter
     than = list(than)
     if metric == other and metric.different_rounds([*runs, *than]):
         return NO_INTERVAL
-    values = {record["seed"]: value for record in runs for value in metric.values([record])}
-    less = {record["seed"]: value for record in than for value in other.values([record])}
-    return interval([value - less[seed] for seed, value in values.items() if seed in less])
+    values = _by_seed(metric, runs)
+    subtracted = _by_seed(other, than)
+    return interval([value - subtracted[seed] for seed, value in values.items() if seed in subtracted])
+
+
+def _by_seed(metric: Metric, runs: Iterable[Record]) -> dict[int, float]:
+    """The values of the runs that have one, by seed."""
+    values = {}
+    for record in runs:
+        for value in metric.values([record]):  # one or none
+            values[record["seed"]] = value
+    return values
 
 
 DIVERGED = (
@@ -81,16 +94,22 @@ BOLD = (
 )
 
 
-def best(metric: Metric, groups: Mapping[Any, Sequence[Record]]) -> Any:
-    """The name of the group with the best mean; None where the interval of its lead over the second holds zero.
-
-    None also where its mean leaves out a run that diverged. A group without a value is not compared.
-    """
+def _means(metric: Metric, groups: Mapping[Any, Sequence[Record]]) -> dict[Any, float]:
+    """The means of the groups that have a value."""
     means = {}
     for name, runs in groups.items():
         values = metric.values(runs)
         if values:
             means[name] = fmean(values)
+    return means
+
+
+def best(metric: Metric, groups: Mapping[Any, Sequence[Record]]) -> Any:
+    """The name of the group with the best mean; None where the interval of its lead over the second holds zero.
+
+    None also where its mean leaves out a run that diverged. A group without a value is not compared.
+    """
+    means = _means(metric, groups)
     if len(means) < 2 or not metric.better:
         return None
     first, second = sorted(means, key=means.__getitem__, reverse=metric.better == "higher")[:2]
@@ -107,18 +126,15 @@ def leads_over_best(metric: Metric, groups: Mapping[Any, Sequence[Record]], usua
     A group without a value, or without another that has one, has an empty text. A number of pairs that is the `usual`
     one is left out.
     """
-    means = {}
-    for name, runs in groups.items():
-        values = metric.values(runs)
-        if values:
-            means[name] = fmean(values)
+    means = _means(metric, groups)
     texts = dict.fromkeys(groups, "")
     if not metric.better or len(means) < 2:
         return texts
     for name in means:
         others = [other for other in means if other != name]
-        first = max(others, key=means.__getitem__) if metric.better == "higher" else min(others, key=means.__getitem__)
-        lead = difference(metric, groups[name], metric, groups[first])
+        better = max if metric.better == "higher" else min
+        best_other = better(others, key=means.__getitem__)
+        lead = difference(metric, groups[name], metric, groups[best_other])
         texts[name] = interval_text(metric, lead, count=lead.n != usual)
     return texts
 
@@ -135,14 +151,20 @@ def mean_of_runs(metric: Metric, records: Sequence[dict], states: Counter, usual
     Returns:
         "66.10 ± 0.52 (3)", or "66.10 ± 0.52 (2 of 3 runs; 1 diverged)"; the state of the furthest if no run counts.
     """
-    counted = sum(map(metric.counts, records))
-    if not counted:
+    num_counted = sum(map(metric.counts, records))
+    if not num_counted:
         return next(state for state in STATES if states[state])
     values = metric.values(records)
-    number = len(values) or counted
-    planned = states.total()
-    remarks = [str(number) if number == planned else f"{number} of {planned} runs"]
-    remarks += [f"{states[state]} {state}" for state in ("diverged", "failed") if states[state]]
-    none = "of different rounds" if metric.different_rounds(records) else metric.none
-    mean = metric.mean_text(values) if values else none
-    return mean if remarks == [str(usual)] else f"{mean} ({'; '.join(remarks)})"
+    num_runs = len(values) or num_counted
+    num_planned = states.total()
+    remarks = [str(num_runs) if num_runs == num_planned else f"{num_runs} of {num_planned} runs"]
+    for state in ("diverged", "failed"):
+        if states[state]:
+            remarks.append(f"{states[state]} {state}")
+    if values:
+        text = metric.mean_text(values)
+    elif metric.different_rounds(records):
+        text = "of different rounds"
+    else:
+        text = metric.none
+    return text if remarks == [str(usual)] else f"{text} ({'; '.join(remarks)})"

@@ -24,16 +24,20 @@ def method_name(record: Mapping[str, Any]) -> str:
     method = methods().get(record["method"])
     if method is None or not is_packaged(record):
         return record["method"]
-    return method.title.partition(":")[0]
+    name, _, _ = method.title.partition(":")
+    return name
 
 
-def data_words(dataset: str = "", partition: str = "", *more: str) -> str:
+def data_words(dataset: str = "", partition: str = "", *details: str) -> str:
     """Data in words, as in "Digits, Dirichlet 0.5"; other partitions than those of `PARTITIONS` as they are typed."""
+    title = DATASETS.get(dataset, dataset[:1].upper() + dataset[1:])
     name, _, value = partition.partition(":")
     division = PARTITIONS.get(name, partition).format(value.replace(":", ", "))
-    return ", ".join(filter(None, [DATASETS.get(dataset, dataset[:1].upper() + dataset[1:]), division, *more]))
+    return ", ".join(filter(None, [title, division, *details]))
 
 
 def join_words(words: list[str]) -> str:
     """Words as a list in a sentence: "a, b and c"."""
-    return " and ".join(filter(None, [", ".join(words[:-1]), *words[-1:]]))
+    if len(words) < 2:
+        return "".join(words)
+    return f"{', '.join(words[:-1])} and {words[-1]}"
