@@ -43,7 +43,10 @@ def index() -> dict[str, Any]:
     stored = json.loads(INDEX.read_text(encoding="utf-8"))
     for entries in (stored["method"], stored["post"]):
         for name, entry in entries.items():
-            options = [(key, KINDS[each.pop("type")], option(**each)) for key, each in entry["config"].items()]
+            options = []
+            for option_name, traits in entry["config"].items():
+                kind = KINDS[traits.pop("type")]
+                options.append((option_name, kind, option(**traits)))
             entry["config"] = make_dataclass("Config", options, init=False, repr=False, eq=False)
             entries[name] = SimpleNamespace(**entry)
     return stored
@@ -56,10 +59,10 @@ def make_index() -> dict[str, Any]:
     def entry(declared: Method | Post) -> dict[str, Any]:
         options = {}
         for field in fields(declared.config):
-            kinds: tuple[Any, ...] = get_args(field.type) or (field.type,)  # the last may be None
+            (kind, *_) = get_args(field.type) or (field.type,)  # without what may stand behind it, None
             plain = option(field.default, "").metadata
-            changed = {key: value for key, value in field.metadata.items() if value != plain[key]}
-            options[field.name] = {"type": kinds[0].__name__, "default": field.default, **changed}
+            changed = {trait: value for trait, value in field.metadata.items() if value != plain[trait]}
+            options[field.name] = {"type": kind.__name__, "default": field.default, **changed}
         return {**vars(summary(declared)), "config": options}
 
     return {
@@ -90,8 +93,8 @@ def summary(declared: Method | Post) -> SimpleNamespace:
             defaults = {name: value for name, value in values.items() if value != options[name].default}
     protocols = getattr(declared.module, "PROTOCOLS", ())
     if not protocols:
-        paper = getattr(declared, "default_protocol", "").split(":")[0]
-        protocols = [each for each in registry.protocols().values() if each.name.split(":")[0] == paper]
+        paper = paper_of(getattr(declared, "default_protocol", ""))
+        protocols = [protocol for protocol in registry.protocols().values() if paper_of(protocol.name) == paper]
     return SimpleNamespace(
         name=declared.name,
         title=declared.title,
@@ -103,6 +106,12 @@ def summary(declared: Method | Post) -> SimpleNamespace:
     )
 
 
+def paper_of(protocol: str) -> str:
+    """The paper of a protocol, by its name."""
+    paper, _, _ = protocol.partition(":")
+    return paper
+
+
 def find_summary(name: str) -> Any:
     """Find what is told of a method, by its attributes; a registered one is not imported, nor PyTorch with it."""
     if is_from_file(name):
@@ -112,7 +121,11 @@ def find_summary(name: str) -> Any:
 
 def protocol_rows(protocol: Protocol) -> list[tuple[str, str]]:
     """Tell what a protocol fixes, as pairs of title and text."""
-    rows = [("set-up", protocol.summary), ("source", protocol.source), ("values", _settings(protocol.settings))]
+    rows = [
+        ("set-up", protocol.summary),
+        ("source", protocol.source),
+        ("values", _settings(protocol.settings)),
+    ]
     rows += [(f"for {method}", _settings(options)) for method, options in protocol.method_options.items()]
     for name, setting in protocol.datasets.items():
         networks = setting.backbone.replace(",", ", ")
@@ -120,9 +133,11 @@ def protocol_rows(protocol: Protocol) -> list[tuple[str, str]]:
         if setting.settings:
             text += f"; {_settings(setting.settings)}"
         rows.append((name, f"{text} ({setting.source})"))
-        rows += [(f"for {method} on {name}", _settings(each)) for method, each in setting.method_options.items()]
-    rows += [("headline", f"the {SELECTIONS[protocol.selection]}"), ("evaluation", EVALUATIONS[protocol.evaluation])]
-    return rows + [("note", note) for note in protocol.notes]
+        rows += [(f"for {method} on {name}", _settings(options)) for method, options in setting.method_options.items()]
+    rows.append(("headline", f"the {SELECTIONS[protocol.selection]}"))
+    rows.append(("evaluation", EVALUATIONS[protocol.evaluation]))
+    rows += [("note", note) for note in protocol.notes]
+    return rows
 
 
 def option_help(field: Field, defaults: Mapping[str, Any]) -> str:
@@ -160,15 +175,13 @@ def completion(*kinds: str, choices: Sequence[str] = ()) -> Callable[[str], list
 
 def list_(all_: optional(bool, "Also list steps, protocols and the papers' tables.", "--all") = False) -> None:
     """List the methods and the networks."""
-    tables = {
-        "Method": [(name, method.title) for name, method in index()["method"].items()],
-        "Step after the last round, --post": [(name, step.title) for name, step in index()["post"].items()],
-        "Protocol, --protocol": [(name, rows[0][1]) for name, rows in index()["protocol"].items()],
-        "Table, 'fedcli table NAME'": [*index()["table"].items()],
-    }
-    kinds = list(tables) if all_ else ["Method"]
-    for kind in kinds:
-        print_table((kind, "Title"), tables[kind])
+    tables = {"Method": [(name, method.title) for name, method in index()["method"].items()]}
+    if all_:
+        tables["Step after the last round, --post"] = [(name, step.title) for name, step in index()["post"].items()]
+        tables["Protocol, --protocol"] = [(name, dict(rows)["set-up"]) for name, rows in index()["protocol"].items()]
+        tables["Table, 'fedcli table NAME'"] = list(index()["table"].items())
+    for kind, rows in tables.items():
+        print_table((kind, "Title"), rows)
         typer.echo()
     console().print(f"Networks, --backbone\n{', '.join(index()['backbone'])}\n")
     typer.echo("'fedcli run METHOD' runs a method, 'fedcli show METHOD' shows its options and its card.")
@@ -186,7 +199,7 @@ def show(
     """Show a method's options, its card and the names of its protocols, or all that a protocol fixes."""
     posts = index()["post"]
     protocols = index()["protocol"]
-    names = (*index()["method"], *posts, *protocols)
+    names = [*index()["method"], *posts, *protocols]
     name = registry.spelt(name, names)
     rows = protocols.get(name)
     if is_from_file(name) and ":" in name:
@@ -198,20 +211,26 @@ def show(
         raise unknown("method, step or protocol", name, names, "'fedcli list --all' shows all.")
     if rows is not None:
         print_table((f"Protocol {name}", ""), rows)
-        return
-    method = posts.get(name) or find_summary(name)
-    every = f"with --post {name}" if name in posts else f"'fedcli run {name} --help' shows all options"
-    values = f", with the values of protocol {method.defaults['protocol']}" if method.defaults else ""
-    typer.echo(f"{method.title}\n\nOptions of its own{values} ({every})")
-    options = [(flag_of(field.name), option_help(field, method.defaults)) for field in fields(method.config)]
+    elif name in posts:
+        _show_declared(posts[name], f"with --post {name}")
+    else:
+        _show_declared(find_summary(name), f"'fedcli run {name} --help' shows all options")
+
+
+def _show_declared(declared: Any, hint: str) -> None:
+    """Show the options, the card and the protocols of a method or a step, by its summary."""
+    values = f", with the values of protocol {declared.defaults['protocol']}" if declared.defaults else ""
+    typer.echo(f"{declared.title}\n\nOptions of its own{values} ({hint})")
+    options = [(flag_of(field.name), option_help(field, declared.defaults)) for field in fields(declared.config)]
     print_table(("", ""), options or [("none", "")])
-    code = (PAPERS / method.file).read_text(encoding="utf-8")
+    code = (PAPERS / declared.file).read_text(encoding="utf-8")
     card = ast.get_docstring(ast.parse(code), clean=False) or ""
-    width = console().width if console().is_terminal else 0
-    typer.echo(f"\n{fit(card, width) if width else card}".rstrip())
-    if method.protocols:
+    if console().is_terminal:
+        card = fit(card, console().width)
+    typer.echo(f"\n{card}".rstrip())
+    if declared.protocols:
         typer.echo("\nProtocols ('fedcli show PROTOCOL' shows all that one fixes)")
-        print_table(("", ""), method.protocols)
+        print_table(("", ""), declared.protocols)
 
 
 ITEM = re.compile(r"\s*(\d+\.|[-*]) ")  # begins an item of a list
@@ -222,30 +241,46 @@ def fit(card: str, width: int) -> str:
     if max(map(len, card.splitlines()), default=0) <= width:
         return card
     lines: list[str] = []
-    text: list[str] = []  # the lines of a paragraph or an item
-
-    def end_text() -> None:
-        if text:
-            words = " ".join(line.strip() for line in text)
-            wrapper = textwrap.TextWrapper(
-                width, indent_of(text[0]), indent_of(text[-1]), break_long_words=False, break_on_hyphens=False
-            )
-            lines.extend(wrapper.wrap(words))
-            text.clear()
-
+    paragraph: list[str] = []  # the lines of a paragraph or an item
     for line in card.splitlines():
         pieces = re.split(r"(?<!\d\.) {2,}", line.strip())
-        if not line.strip() or len(pieces) > 1:
-            end_text()
-            lines += [line] if len(line) <= width else [indent_of(line) + piece for piece in pieces]
+        is_text = line.strip() and len(pieces) == 1
+        if is_text and _goes_on(paragraph, line):
+            paragraph.append(line)
             continue
-        before = indent_of(text[-1]) if text else ""
-        goes_on = indent_of(line) == before or (len(text) == 1 and ITEM.match(text[0]) and indent_of(line) > before)
-        if ITEM.match(line) or not goes_on:
-            end_text()
-        text.append(line)
-    end_text()
+        lines += _wrap(paragraph, width)
+        paragraph = []
+        if is_text:
+            paragraph.append(line)
+        elif len(line) <= width:
+            lines.append(line)
+        else:
+            lines += [indent_of(line) + piece for piece in pieces]
+    lines += _wrap(paragraph, width)
     return "\n".join(lines)
+
+
+def _goes_on(paragraph: list[str], line: str) -> bool:
+    """Whether a line goes on with the paragraph or the item before it."""
+    if not paragraph or ITEM.match(line):
+        return False
+    indent = indent_of(paragraph[-1])
+    hangs = len(paragraph) == 1 and ITEM.match(paragraph[0]) and indent_of(line) > indent
+    return indent_of(line) == indent or bool(hangs)
+
+
+def _wrap(paragraph: list[str], width: int) -> list[str]:
+    """The lines of a paragraph or an item, broken between words; none of none."""
+    if not paragraph:
+        return []
+    wrapper = textwrap.TextWrapper(
+        width,
+        initial_indent=indent_of(paragraph[0]),
+        subsequent_indent=indent_of(paragraph[-1]),
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
+    return wrapper.wrap(" ".join(line.strip() for line in paragraph))
 
 
 def indent_of(line: str) -> str:
@@ -259,10 +294,12 @@ def new(
 ) -> None:
     """Write NAME.py, a method to start from: FedAvg with a term of its own, which keeps all laws."""
     file = Path(f"{name}.py")
-    if not re.fullmatch("[a-z][a-z0-9_-]*", name) or name in index()["method"] or file.exists():
+    is_taken = name in index()["method"] or file.exists()
+    if is_taken or not re.fullmatch("[a-z][a-z0-9_-]*", name):
         rule = "begin with a letter, use only a-z, 0-9, - and _, and no name of a method or a file here"
         raise UserError(f"'{name}' cannot be the name of a new method; {rule}.")
-    file.write_text(TEMPLATE.read_text(encoding="utf-8").replace('"my_method"', f'"{name}"'), encoding="utf-8")
+    code = TEMPLATE.read_text(encoding="utf-8").replace('"my_method"', f'"{name}"')
+    file.write_text(code, encoding="utf-8")
     say(f"{file}: 'fedcli run ./{file}' runs it, 'fedcli check ./{file}' checks it.")
 
 
@@ -279,9 +316,9 @@ def data_list() -> None:
         try:
             traits = datasets.describe(name)
         except UserError:
-            rows.append((name, "damaged: import or download it again", *[""] * 5))
+            rows.append((name, "damaged: import or download it again", "", "", "", "", ""))
         else:
-            numbers = ["" if traits[key] is None else traits[key] for key in ("train", "test", "classes")]
+            numbers = ["" if traits[trait] is None else traits[trait] for trait in ("train", "test", "classes")]
             present = "yes" if traits["present"] else "no"
             shape = " x ".join(map(str, traits["shape"]))
             rows.append((name, traits["kind"], present, *numbers, shape))
@@ -313,8 +350,9 @@ def import_(
     file, notes = datasets.import_path(name, path, size)
     traits = datasets.describe(name)
     numbers = f"{traits['train']} training and {traits['test']} test images, {traits['classes']} classes"
-    for line in (f"{name}: {numbers}: {file}", *notes):
-        say(line)
+    say(f"{name}: {numbers}: {file}")
+    for note in notes:
+        say(note)
 
 
 @data.command("show")
@@ -340,7 +378,7 @@ def data_show(
         "fingerprint": dataset.fingerprint,
         "made from": datasets.describe(dataset.name)["note"],
     }
-    print_table(("Data set", dataset.name), [row for row in rows.items() if row[1]])
+    print_table(("Data set", dataset.name), [(title, text) for title, text in rows.items() if text])
     if chosen is None:
         return
     if partition.startswith("file:"):
@@ -351,12 +389,15 @@ def data_show(
     counts = count_classes(parts, dataset.y_train, dataset.num_classes)
     classes = range(dataset.num_classes if dataset.num_classes <= 10 else 0)  # more columns fit no terminal
     typer.echo(f"\npartition {chosen.flag}, seed {partition_seed}, fingerprint {fingerprint(parts)}")
-    of_clients = [(client, row.sum(), *row[classes]) for client, row in enumerate(counts)]
+    of_clients = [(client, of_client.sum(), *of_client[classes]) for client, of_client in enumerate(counts)]
     print_table(("Client", "Images", *map(str, classes)), of_clients)
-    if unused := count_unused(parts, len(dataset.y_train)):
-        typer.echo(f"unused: {unused:,} of {len(dataset.y_train):,} images, which no client holds")
-    if lost := lost_classes(parts, dataset.y_train):
-        typer.echo(f"classes that no client has: {', '.join(dataset.class_names[label] for label in lost)}")
+    num_images = len(dataset.y_train)
+    unused = count_unused(parts, num_images)
+    if unused:
+        typer.echo(f"unused: {unused:,} of {num_images:,} images, which no client holds")
+    lost_names = [dataset.class_names[label] for label in lost_classes(parts, dataset.y_train)]
+    if lost_names:
+        typer.echo(f"classes that no client has: {', '.join(lost_names)}")
     from fedcli.figures import plots  # here, since it takes a second
     from fedcli.results.words import data_words
 
