@@ -60,8 +60,9 @@ class Explanation(NamedTuple):
 def _explain(error: Exception) -> Explanation:
     """Say what a mistake of the user's or of the machine is."""
     if isinstance(error, UsageError):
-        path = error.ctx.command_path if error.ctx else "fedcli"  # none where the last option lacks its value
-        return Explanation(f"{' '.join(error.format_message().split())} ('{path} --help' shows all)", 2)
+        command = error.ctx.command_path if error.ctx else "fedcli"  # none where the last option lacks its value
+        on_one_line = " ".join(error.format_message().split())
+        return Explanation(f"{on_one_line} ('{command} --help' shows all)", 2)
     if isinstance(error, OSError) and errno.errorcode.get(error.errno or 0) in ("ENOSPC", "EDQUOT", "EFBIG"):
         remedy = "free space; then a run goes on with 'fedcli resume RUN', and all else with the same command"
         return Explanation(f"'{error.filename}' cannot be written ({error.strerror}); {remedy}.", 1)
@@ -88,11 +89,12 @@ class _Root(HelpfulGroup):
         options = flags
         if isinstance(command, running.MethodCommand):
             options = [name for option in command.params for name in option.opts]
-        for before, word, flag in zip(["fedcli", *args], args, flags, strict=False):
-            if "--title" in (before, flag):  # which a figure may be without
+        for previous, word, flag in zip(["fedcli", *args], args, flags, strict=False):
+            if "--title" in (previous, flag):  # which a figure may be without
                 continue
-            if not word or (flag.startswith("--") and word == f"{flag}="):
-                stop(f"error: a value is empty (got it after '{word or before}'); give one.", 2)
+            is_empty = not word or (flag.startswith("--") and word == f"{flag}=")
+            if is_empty:
+                stop(f"error: a value is empty (got it after '{word or previous}'); give one.", 2)
         with _ends_in_a_line(ctx):
             for flag in flags:
                 is_checked_later = flag not in options  # an option of a method
@@ -139,11 +141,22 @@ for _command in COMMANDS:
 def main() -> None:
     """Run the program `fedcli`; of several workers of a run the first alone is heard."""
     atexit.register(gc.freeze)  # else Python ends with a search for garbage in all that PyTorch has, half a second
-    silent = "TORCHELASTIC_RUN_ID" in os.environ and os.environ["RANK"] != "0"
-    for number, name in enumerate(("stdout", "stderr"), 1):
-        was = getattr(sys, name)  # None where the program was started without it
-        target = os.devnull if silent or was is None else number
-        file = io.BufferedWriter(Lasting(target, "w", closefd=target != number))
-        encoding = "utf-8" if was is None else was.encoding  # which may not have all characters of a file's name
-        setattr(sys, name, io.TextIOWrapper(file, encoding, errors="backslashreplace", line_buffering=True))
+    is_silent = "TORCHELASTIC_RUN_ID" in os.environ and os.environ["RANK"] != "0"
+    sys.stdout = _lasting_stream(sys.stdout, 1, is_silent)
+    sys.stderr = _lasting_stream(sys.stderr, 2, is_silent)
     app(prog_name="fedcli")
+
+
+def _lasting_stream(stream: Any, descriptor: int, is_silent: bool) -> io.TextIOWrapper:
+    """Make a stream that ends no training, in place of one of the program's; see `Lasting`.
+
+    Args:
+        stream: stdout or stderr; None where the program was started without it.
+        descriptor: Its file descriptor.
+        is_silent: Write nothing.
+    """
+    is_heard = stream is not None and not is_silent
+    target = descriptor if is_heard else os.devnull
+    file = Lasting(target, "w", closefd=not is_heard)
+    encoding = "utf-8" if stream is None else stream.encoding  # which may not have all characters of a file's name
+    return io.TextIOWrapper(io.BufferedWriter(file), encoding, errors="backslashreplace", line_buffering=True)

@@ -27,14 +27,14 @@ UsageError: Any = typer.BadParameter.__base__
 NoSuchOption: Any = next(kind for kind in UsageError.__subclasses__() if kind.__name__ == "NoSuchOption")
 
 
-def optional(kind: Any, help: str, *flags: str, panel: str | None = None, **more: Any) -> Any:
+def optional(kind: Any, help: str, *flags: str, panel: str | None = None, **traits: Any) -> Any:
     """Make the type of an option; without flags it has the name of its parameter."""
-    return Annotated[kind | None, typer.Option(*flags, help=help, rich_help_panel=panel, **more)]
+    return Annotated[kind | None, typer.Option(*flags, help=help, rich_help_panel=panel, **traits)]
 
 
-def argument(kind: Any, metavar: str, help: str, **more: Any) -> Any:
+def argument(kind: Any, metavar: str, help: str, **traits: Any) -> Any:
     """Make the type of an argument."""
-    return Annotated[kind, typer.Argument(metavar=metavar, help=help, **more)]
+    return Annotated[kind, typer.Argument(metavar=metavar, help=help, **traits)]
 
 
 class HelpfulGroup(TyperGroup):
@@ -59,10 +59,10 @@ def refuse_twice(args: Sequence[str], flag: str, several: str | None) -> None:
         several: The option that takes several values with commas between them; None for none.
     """
     values = []
-    for word, after in zip(args, [*args[1:], ""], strict=True):
+    for word, next_word in zip(args, [*args[1:], ""], strict=True):
         name, equals, value = word.partition("=")
         if name == flag:
-            values.append(value if equals else after)
+            values.append(value if equals else next_word)
     if len(values) < 2:
         return
     remedy = f"write {several} {','.join(values)}" if several else "give it once"
@@ -76,12 +76,15 @@ def parse_seeds(text: str) -> list[Any]:
     """
     seeds: list[Any] = []
     for part in text.split(","):
-        number = re.fullmatch(r"\s*([0-9]{1,30})\s*", part)
-        ends = re.fullmatch(r"\s*([0-9]{1,30})\s*-\s*([0-9]{1,30})\s*", part)
-        if number:
-            seeds.append(int(number[1]))
-        elif ends and 0 <= int(ends[2]) - int(ends[1]) < LONGEST_RANGE:
-            seeds += range(int(ends[1]), int(ends[2]) + 1)
+        ends = re.fullmatch(r"\s*([0-9]{1,30})\s*(?:-\s*([0-9]{1,30})\s*)?", part)
+        if ends is None:
+            seeds.append(part)
+            continue
+        first, last = ends.groups()
+        if last is None:
+            seeds.append(int(first))
+        elif 0 <= int(last) - int(first) < LONGEST_RANGE:
+            seeds += range(int(first), int(last) + 1)
         else:
             seeds.append(part)
     return seeds
@@ -118,17 +121,23 @@ Format = optional(Literal["markdown", "csv", "latex"], "Form of the table.")
 
 def place_runs(jobs: int | None, on: str | None, cpus: float | None, gpus: float | None) -> dict[str, Any]:
     """Read `--jobs`, `--on`, `--cpus-per-run` and `--gpus-per-run` for `jobs.execute`; {} for one by one."""
-    if {on, cpus, gpus} == {None}:
-        return {"jobs": jobs} if (jobs or 1) > 1 else {}
+    jobs = jobs or 1
+    if on is None and cpus is None and gpus is None:
+        return {"jobs": jobs} if jobs > 1 else {}
     name, _, address = str(on).partition(":")
-    if name != "ray" or (jobs or 1) > 1:
-        fault = f"--on must be ray or ray:ADDRESS, without --jobs (got --on {on}, --jobs {jobs or 1})"
+    if name != "ray" or jobs > 1:
+        fault = f"--on must be ray or ray:ADDRESS, without --jobs (got --on {on}, --jobs {jobs})"
         raise UserError(f"{fault}; write --on ray, or leave --cpus-per-run and --gpus-per-run out.")
     needed("ray", "--on ray", "ray")
-    for flag, value in (("--cpus-per-run", cpus), ("--gpus-per-run", gpus)):
+    for flag, value in {"--cpus-per-run": cpus, "--gpus-per-run": gpus}.items():
         if value is not None and value > 1 and value % 1:
             raise UserError(f"{flag} must be a part of one or a whole number (got {value:g}); write 0.25, 1 or 2.")
-    return {"cluster": {"address": address or None, "num_cpus": 1.0 if cpus is None else cpus, "num_gpus": gpus or 0.0}}
+    cluster = {
+        "address": address or None,
+        "num_cpus": 1.0 if cpus is None else cpus,
+        "num_gpus": gpus or 0.0,
+    }
+    return {"cluster": cluster}
 
 
 def records_of(runs: Sequence[Any], methods: list | None, datasets: list | None, labels: list | None) -> list[dict]:
@@ -136,7 +145,8 @@ def records_of(runs: Sequence[Any], methods: list | None, datasets: list | None,
     from fedcli.results.frame import find_records
     from fedcli.results.tables import select_records
 
-    return select_records(find_records(runs, labels or ()), methods or (), datasets or ())
+    records = find_records(runs, labels or ())
+    return select_records(records, methods or (), datasets or ())
 
 
 class Lasting(io.FileIO):
@@ -193,11 +203,12 @@ def print_table(columns: Sequence[str], rows: Sequence[Any], screen: Console | N
     """
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), show_header=any(columns))
     for column, *cells in zip(columns, *rows, strict=True):
-        numbers = all(str(cell).isdigit() or cell == "" for cell in cells)
-        table.add_column(printable(column), overflow="fold", justify="right" if numbers else "left")
+        has_numbers = all(str(cell).isdigit() or cell == "" for cell in cells)
+        table.add_column(printable(column), overflow="fold", justify="right" if has_numbers else "left")
     for row in rows:
         table.add_row(*(Text(printable(cell)) for cell in row))
-    (screen or console()).print(table)
+    screen = screen or console()
+    screen.print(table)
 
 
 def write_text(path: Path, text: str) -> None:
@@ -216,8 +227,8 @@ def print_text(text: str, out: Path | None = None, is_markdown: bool = False) ->
         from rich import markdown  # late: a tenth of a second
 
         class Cell(markdown.TableDataElement):  # no cell is cut
-            def __init__(self, **more: Any):
-                super().__init__(**more)
+            def __init__(self, **traits: Any):
+                super().__init__(**traits)
                 self.content.overflow = "fold"
 
         markdown.Markdown.elements |= {"th_open": Cell, "td_open": Cell}

@@ -23,9 +23,9 @@ from fedcli.runs.record import RECORD
 def header(record: dict[str, Any], folder: Path) -> dict[str, str]:
     """Say what is run, as texts by their titles; a text is empty where there is nothing to say."""
     config = record["config"]
-    parts = record["partition"]
-    sizes = parts["sizes"]
-    idle = ", ".join(map(str, parts.get("idle", [])))
+    partition = record["partition"]
+    sizes = partition["sizes"]
+    idle = ", ".join(map(str, partition.get("idle", [])))
     network = record["model"]
     frozen = "".join(f", {part['parameters']:,} frozen" for part in network.get("frozen", []))
     return {
@@ -34,8 +34,8 @@ def header(record: dict[str, Any], folder: Path) -> dict[str, str]:
         "data set": f"{record['dataset']}, {sum(sizes):,} training images on {len(sizes)} clients",
         "reduced": ", ".join(reductions(record).values()),
         "made from": record.get("dataset_source", ""),
-        "partition": f"{parts['flag']}, {min(sizes):,} to {max(sizes):,} images a client",
-        "unused": _unused_text(parts, record["class_names"]),
+        "partition": f"{partition['flag']}, {min(sizes):,} to {max(sizes):,} images a client",
+        "unused": _unused_text(partition, record["class_names"]),
         "idle": f"clients {idle}, which have too few images for a step" if idle else "",
         "network": f"{network['backbone']}, {network['parameters']:,} parameters{frozen}",
         "training": f"{config['rounds']} rounds of {config['cohort_size']} clients, {config['optimizer']}, rate "
@@ -78,14 +78,17 @@ def duration(record: dict[str, Any]) -> str:
     return str(timedelta(seconds=round(record["seconds_total"])))
 
 
-def _unused_text(parts: dict[str, Any], class_names: Sequence[str]) -> str:
+def _unused_text(partition: dict[str, Any], class_names: Sequence[str]) -> str:
     """Say how many images no client holds, and of which classes none is held; empty where all are used."""
-    if not parts.get("unused"):
+    unused = partition.get("unused")
+    if not unused:
         return ""
-    held = np.sum(parts["class_counts"], axis=0)
-    lost = [name for name, count in zip(class_names, held, strict=True) if count == 0]
-    none_of = f"; none of the classes {', '.join(lost)}" if lost else ""
-    return f"{parts['unused']:,} of {parts['images']:,} images, which no client holds{none_of}"
+    text = f"{unused:,} of {partition['images']:,} images, which no client holds"
+    held = np.sum(partition["class_counts"], axis=0)
+    absent = [name for name, count in zip(class_names, held, strict=True) if count == 0]
+    if absent:
+        text += f"; none of the classes {', '.join(absent)}"
+    return text
 
 
 def print_line(consoles: Iterable[Console], *parts: str | tuple[str, str]) -> None:
@@ -119,8 +122,8 @@ class Display(Standing):
 
     def show(self) -> None:
         """Move the bar."""
-        done, texts = self.standing()
-        self.bar.update(self._task, completed=done, description=", ".join(texts[:2]))
+        position = self.standing()
+        self.bar.update(self._task, completed=position.rounds, description=", ".join(position.texts[:2]))
 
     def round(self, entry: dict[str, Any]) -> None:
         """Show what a round came to."""
@@ -138,22 +141,19 @@ class Display(Standing):
         rule = SELECTIONS[summary["selection"]]
         if "best" in summary["selection"]:
             rule += f", {summary['selected_round'] + 1}/{summary['rounds']}"
-        self._print({"headline": f"{100 * summary['selected']:.2f} % (the {rule})"})
-        (chosen,) = [entry for entry in record["rounds"] if entry["round"] == summary["selected_round"]]
-        beside = chosen.get("global_accuracy")
-        if beside is not None:
-            self._print({"global": f"{100 * beside:.2f} % (the global model; above, the clients' own)"})
-        self._print({
-            "last round": f"{100 * summary['last']:.2f} %",
-        })  # fmt: skip
+        texts = {"headline": f"{100 * summary['selected']:.2f} % (the {rule})"}
+        (selected,) = [entry for entry in record["rounds"] if entry["round"] == summary["selected_round"]]
+        global_accuracy = selected.get("global_accuracy")
+        if global_accuracy is not None:
+            texts["global"] = f"{100 * global_accuracy:.2f} % (the global model; above, the clients' own)"
+        texts["last round"] = f"{100 * summary['last']:.2f} %"
         if "post" in record:
             post = record["post"]
-            self._print({f"after {post['name']}": f"{100 * post['test_accuracy']:.2f} %"})
+            texts[f"after {post['name']}"] = f"{100 * post['test_accuracy']:.2f} %"
         assert self.folder is not None  # `start` has set it
-        self._print({
-            "time": duration(record),
-            "record": f"{self.folder / RECORD}, with curve.png and partition.png",
-        })  # fmt: skip
+        texts["time"] = duration(record)
+        texts["record"] = f"{self.folder / RECORD}, with curve.png and partition.png"
+        self._print(texts)
         draw(record, self.folder)
         self.folder = None
 

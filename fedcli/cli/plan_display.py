@@ -22,18 +22,25 @@ from fedcli.runs.trackers import find_loggers
 def cost(plan: TablePlan) -> list[tuple[str, str]]:
     """Say what running a table takes, as pairs of title and text."""
     states = Counter(run.state for run in plan.runs)
-    estimated = durations.estimate(plan)
     counts = ", ".join(f"{count} {state}" for state, count in states.items())
+    seeds = ", ".join(map(str, plan.seeds))
     lines = [
         ("table", plan.title),
-        ("runs", f"{len(plan.runs)}, seeds {', '.join(map(str, plan.seeds))}: {counts}; {len(plan.to_run)} to run"),
-        ("reduced", f"{plan.reduction}; not the paper's setting" if plan.reduction else ""),
-        ("time", f"{durations.time_text(estimated)}, one run after the other" if len(estimated) else ""),
-        ("data sets", ", ".join(sorted({name for run in plan.to_run for name in run.setup.data_sets}))),
-        *(("left out", lack) for lack in plan.missing_data.values()),
-        ("new runs", f"are written to {plan.folder}"),
+        ("runs", f"{len(plan.runs)}, seeds {seeds}: {counts}; {len(plan.to_run)} to run"),
     ]
-    return [(title, text) for title, text in lines if text]
+    if plan.reduction:
+        lines.append(("reduced", f"{plan.reduction}; not the paper's setting"))
+    estimated = durations.estimate(plan)
+    if len(estimated):
+        lines.append(("time", f"{durations.time_text(estimated)}, one run after the other"))
+    data_sets: set[str] = set()
+    for run in plan.to_run:
+        data_sets.update(run.setup.data_sets)
+    if data_sets:
+        lines.append(("data sets", ", ".join(sorted(data_sets))))
+    lines += [("left out", lacking) for lacking in plan.missing_data.values()]
+    lines.append(("new runs", f"are written to {plan.folder}"))
+    return lines
 
 
 class TableDisplay(jobs.Watch):
