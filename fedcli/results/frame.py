@@ -87,16 +87,16 @@ def find_records(paths: Iterable[str | Path], labels: Sequence[str] = ()) -> lis
     Raises:
         UserError: If a path holds no record, or one that cannot be read.
     """
-    paths = [Path(path) for path in paths]
-    if len(labels) not in (0, len(paths)):
+    roots = [Path(path) for path in paths]
+    if len(labels) not in (0, len(roots)):
         raise UserError(
-            f"--label stands once for each path, in order (got {len(labels)} for {len(paths)}); give {len(paths)}."
+            f"--label stands once for each path, in order (got {len(labels)} for {len(roots)}); give {len(roots)}."
         )
     records: dict[Path, Record] = {}
-    for path, label in zip_longest(paths, labels):
-        files = sorted(path.rglob(RECORD)) if path.is_dir() else [path]
+    for root, label in zip_longest(roots, labels):
+        files = sorted(root.rglob(RECORD)) if root.is_dir() else [root]
         if not files:
-            raise UserError(f"there is no run in '{path}' (got no {RECORD} in it or below); give the folder of a run.")
+            raise UserError(f"there is no run in '{root}' (got no {RECORD} in it or below); give the folder of a run.")
         for file in files:
             record = {**read_record(file), "folder": file.parent}
             if labels:
