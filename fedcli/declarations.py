@@ -48,7 +48,29 @@ def option(  # noqa: PLR0913  # a declaration: one keyword for each fact of an o
         before: Value that records without this option are taken to have; the default if not given.
         only_with: The option is used only when these options have one of these values.
     """
-    return field(default=default, metadata={**locals(), "before": default if before is MISSING else before})
+    metadata = {
+        "default": default,
+        "help": help,
+        "symbol": symbol,
+        "source": source,
+        "unit": unit,
+        "low": low,
+        "high": high,
+        "open_low": open_low,
+        "open_high": open_high,
+        "off": off,
+        "choices": choices,
+        "tune": tune,
+        "before": default if before is MISSING else before,
+        "only_with": only_with,
+    }
+    return field(default=default, metadata=metadata)
+
+
+def paper_of(name: str) -> str:
+    """The paper of a protocol, a table or a claim, whose names are `paper:ID`."""
+    paper, _, _ = name.partition(":")
+    return paper
 
 
 def flag_of(name: str) -> str:
@@ -58,31 +80,43 @@ def flag_of(name: str) -> str:
 
 def describe_range(metadata: Mapping[str, Any]) -> str:
     """The values that an option allows, as text; empty for any."""
-    low = "" if metadata["low"] is None else f"{'>' if metadata['open_low'] else '>='} {metadata['low']}"
-    high = "" if metadata["high"] is None else f"{'<' if metadata['open_high'] else '<='} {metadata['high']}"
-    return " or ".join(metadata["choices"]) or " and ".join(filter(None, (low, high)))
+    if metadata["choices"]:
+        return " or ".join(metadata["choices"])
+    bounds = []
+    if metadata["low"] is not None:
+        sign = ">" if metadata["open_low"] else ">="
+        bounds.append(f"{sign} {metadata['low']}")
+    if metadata["high"] is not None:
+        sign = "<" if metadata["open_high"] else "<="
+        bounds.append(f"{sign} {metadata['high']}")
+    return " and ".join(bounds)
 
 
 def describe_need(metadata: Mapping[str, Any]) -> str:
     """The options and values with which an option is used, as text; empty for any."""
-    return " and ".join(f"{flag_of(name)} {' or '.join(of)}" for name, of in metadata["only_with"].items())
+    needs = metadata["only_with"].items()
+    return " and ".join(f"{flag_of(name)} {' or '.join(values)}" for name, values in needs)
 
 
 def is_idle(metadata: Mapping[str, Any], values: Mapping[str, Any]) -> bool:
     """Whether an option is not used beside these values of the others."""
-    return any(values.get(name) not in of for name, of in metadata["only_with"].items())
+    return any(values.get(name) not in needed for name, needed in metadata["only_with"].items())
 
 
 def help_text(metadata: Mapping[str, Any]) -> str:
     """The help of an option in a line."""
-    source = ", ".join(filter(None, (metadata["symbol"], metadata["source"], metadata["unit"])))
-    parts = (
-        metadata["help"] + (f" ({source})" if source else ""),
-        describe_range(metadata),
-        "" if metadata["off"] is None else f"{metadata['off']} switches it off",
-        f"for {describe_need(metadata)}" if metadata["only_with"] else "",
-    )
-    return "; ".join(filter(None, parts)) + "."
+    text = metadata["help"]
+    origin = ", ".join(filter(None, (metadata["symbol"], metadata["source"], metadata["unit"])))
+    if origin:
+        text += f" ({origin})"
+    allowed = describe_range(metadata)
+    if allowed:
+        text += f"; {allowed}"
+    if metadata["off"] is not None:
+        text += f"; {metadata['off']} switches it off"
+    if metadata["only_with"]:
+        text += f"; for {describe_need(metadata)}"
+    return f"{text}."
 
 
 START = "start_round"  # an option of this name says after how many rounds a method's own term starts
@@ -104,17 +138,22 @@ def check_value(field: Field, value: Any) -> None:
     flag = flag_of(field.name)
     metadata = field.metadata
     kinds = {*get_args(field.type)} or {field.type}
-    if type(value) not in kinds and not (type(value) is int and float in kinds):
+    is_whole_float = type(value) is int and float in kinds
+    if type(value) not in kinds and not is_whole_float:
         names = " or ".join(sorted(kind.__name__ for kind in kinds - {NoneType}))
         raise UserError(f"{flag} must be of type {names} (got {value!r}); give a value of that type.")
     if metadata["choices"] and value not in metadata["choices"]:
         raise UserError(f"{flag} must be {describe_range(metadata)} (got '{value}'); choose one of them.")
-    most = LARGEST.get(type(value), 0)
-    low = -most if metadata["low"] is None else metadata["low"]
-    high = most if metadata["high"] is None else metadata["high"]
-    at_open_end = (value == low and metadata["open_low"]) or (value == high and metadata["open_high"])
-    if type(value) in LARGEST and (at_open_end or not low <= value <= high):  # a NaN is not between them
-        allowed = describe_range(metadata if abs(value) <= most else {**metadata, "low": low, "high": high})
+    if type(value) not in LARGEST:
+        return
+    largest = LARGEST[type(value)]
+    low = -largest if metadata["low"] is None else metadata["low"]
+    high = largest if metadata["high"] is None else metadata["high"]
+    is_at_open_end = (value == low and metadata["open_low"]) or (value == high and metadata["open_high"])
+    is_inside = low <= value <= high and not is_at_open_end  # a NaN is not
+    if not is_inside:
+        is_too_large = not abs(value) <= largest
+        allowed = describe_range({**metadata, "low": low, "high": high} if is_too_large else metadata)
         raise UserError(f"{flag} must be {allowed} (got {value}); choose a value in that range.")
 
 
@@ -161,6 +200,11 @@ class Protocol:
     # stop; empty where the two agree or there is no code. A run in full is by the one or by the other.
     text_has: str = ""
 
+    @property
+    def paper(self) -> str:
+        """The paper, as its name begins."""
+        return paper_of(self.name)
+
 
 @dataclass(frozen=True)
 class Cell:
@@ -187,7 +231,9 @@ class Gain:
     @property
     def columns(self) -> tuple[str, ...]:
         """The columns that are compared."""
-        return self.of if isinstance(self.of, tuple) else (self.of or self.column,)
+        if isinstance(self.of, tuple):
+            return self.of
+        return (self.of or self.column,)
 
 
 @dataclass(frozen=True)
@@ -231,6 +277,11 @@ class Claim:
     control: tuple[str, str] | None = None
 
     @property
+    def paper(self) -> str:
+        """The paper, as its name begins."""
+        return paper_of(self.name)
+
+    @property
     def others(self) -> tuple[str, ...]:
         """The rows of `than`."""
         return (self.than,) if isinstance(self.than, str) else self.than
@@ -248,11 +299,11 @@ def grid(
         columns: Settings of each column; a row's own override them.
         metric: What is read from each record.
     """
-    return tuple(
-        Cell(row, column, method, {**shared, **special}, metric)
-        for row, (method, special) in rows.items()
-        for column, shared in columns.items()
-    )
+    cells = []
+    for row, (method, of_row) in rows.items():
+        for column, of_column in columns.items():
+            cells.append(Cell(row, column, method, {**of_column, **of_row}, metric))
+    return tuple(cells)
 
 
 @dataclass(frozen=True)

@@ -41,12 +41,19 @@ class Setting(NamedTuple):
 _ABSENT = object()  # of a key that a table lacks
 
 
+class Snapshot(NamedTuple):
+    """What a module, a class or a dict holds at a moment."""
+
+    owner: Any
+    content: dict[Any, Any]
+
+
 class State(NamedTuple):
     """The process at a moment."""
 
     settings: dict[str, Any]  # by the name of what sets each
-    parts: dict[str, tuple[Any, dict[str, Any]]]  # by name a module or class, and its parts by name
-    tables: dict[str, tuple[dict, dict]]  # by name a constant of ours that is a dict, and its content
+    parts: dict[str, Snapshot]  # of modules and classes, by name
+    tables: dict[str, Snapshot]  # of our constants that are dicts, by name
 
 
 def _settings() -> dict[str, Setting]:
@@ -135,13 +142,14 @@ def _counts(name: str, key: str, value: Any) -> bool:
 
 def _state() -> State:
     settings = {name: setting.read() for name, setting in _settings().items()}
-    parts = {name: (owner, dict(vars(owner))) for name, owner in _owners()}
+    parts = {name: Snapshot(owner, dict(vars(owner))) for name, owner in _owners()}
     tables = {}
-    for name, (owner, held) in parts.items():
-        if isinstance(owner, ModuleType) and _is_ours(name):
-            for key, value in held.items():
-                if key.isupper() and isinstance(value, dict):
-                    tables[f"{name}.{key}"] = value, dict(value)
+    for name, module in parts.items():
+        if not isinstance(module.owner, ModuleType) or not _is_ours(name):
+            continue
+        for key, value in module.content.items():
+            if key.isupper() and isinstance(value, dict):
+                tables[f"{name}.{key}"] = Snapshot(value, dict(value))
     return State(settings, parts, tables)
 
 
@@ -164,14 +172,15 @@ def _put_back_settings(before: State) -> list[str]:
 
 def _put_back_parts(before: State) -> list[str]:
     changes = []
-    for name, (owner, parts) in before.parts.items():
-        held = vars(owner)
-        for key, old in parts.items():
-            now = held.get(key)
-            if now is not old and _counts(name, key, old) and not _is_wrapped_by_its_library(now, old):
-                changes.append(f"{name}.{key} (got another one)")
-                setattr(owner, key, old)
-        for key in _new_in_front(owner, parts):
+    for name, (owner, content) in before.parts.items():
+        now = vars(owner)
+        for key, old in content.items():
+            new = now.get(key)
+            if new is old or not _counts(name, key, old) or _is_wrapped_by_its_library(new, old):
+                continue
+            changes.append(f"{name}.{key} (got another one)")
+            setattr(owner, key, old)
+        for key in _new_in_front(owner, content):
             changes.append(f"{name}.{key} (got another one)")
             delattr(owner, key)
     return changes
@@ -192,18 +201,22 @@ def _new_in_front(owner: Any, parts: dict[str, Any]) -> list[str]:
     """The functions that a class has got since, and that stand before those of the classes it is made of."""
     if not isinstance(owner, type):
         return []
-    new = [key for key, value in vars(owner).items() if key not in parts and callable(value)]
-    return [key for key in new if any(key in vars(base) for base in owner.__mro__[1:])]
+    inherited: set[str] = set()
+    for base in owner.__mro__[1:]:
+        inherited.update(vars(base))
+    added = [key for key, value in vars(owner).items() if key not in parts and callable(value)]
+    return [key for key in added if key in inherited]
 
 
-def _is_wrapped_by_its_library(now: Any, old: Any) -> bool:
+def _is_wrapped_by_its_library(new: Any, old: Any) -> bool:
     """Whether a function is the old one in a wrapper of its own library, as some get when torch._dynamo is imported."""
-    library = sys.modules[old.__module__.partition(".")[0]] if isinstance(old, FunctionType) else None
-    file = getattr(library, "__file__", None)
-    is_wrapper = isinstance(now, FunctionType) and inspect.unwrap(now, stop=lambda inner: inner is old) is old
-    if file is None or not is_wrapper:
+    if not isinstance(old, FunctionType) or not isinstance(new, FunctionType):
         return False
-    return Path(now.__code__.co_filename).is_relative_to(Path(file).parent)
+    if inspect.unwrap(new, stop=lambda inner: inner is old) is not old:
+        return False
+    package, _, _ = old.__module__.partition(".")
+    file = getattr(sys.modules[package], "__file__", None)
+    return file is not None and Path(new.__code__.co_filename).is_relative_to(Path(file).parent)
 
 
 @contextmanager

@@ -16,22 +16,27 @@ from fedcli.userfiles import import_file, is_from_file, path_and_name
 
 def spelt(text: str, names: Collection[str]) -> str:
     """The name that a text is, whatever the case of its letters; the text itself where it is none."""
-    return text if text in names else {name.lower(): name for name in names}.get(text.lower(), text)
+    if text in names:
+        return text
+    by_lower_case = {name.lower(): name for name in names}
+    return by_lower_case.get(text.lower(), text)
 
 
 def _declarations(kind: type[Any], *modules: ModuleType) -> dict[str, Any]:
     """What files declare of a kind, by name: of Method, each file's `METHOD`, then its `METHODS`."""
-    name = kind.__name__.upper()
-    items = []
+    variable = kind.__name__.upper()
+    declared = []
     for module in modules:
-        items += [getattr(module, name, None), *getattr(module, f"{name}S", ())]
-    return {item.name: item for item in items if isinstance(item, kind)}
+        declared.append(getattr(module, variable, None))
+        declared += getattr(module, f"{variable}S", ())
+    return {item.name: item for item in declared if isinstance(item, kind)}
 
 
 @cache
 def _registered(kind: type) -> dict[str, Any]:
     """What the modules of `fedcli.papers` declare of a kind, papers before baselines, each in order of name."""
-    names = [info.name for info in pkgutil.walk_packages(papers.__path__, f"{papers.__name__}.") if not info.ispkg]
+    found = pkgutil.walk_packages(papers.__path__, f"{papers.__name__}.")
+    names = [info.name for info in found if not info.ispkg]
     names.sort(key=lambda name: (name.count("."), name))
     return _declarations(kind, *map(importlib.import_module, names))
 
@@ -44,17 +49,21 @@ def _from_file(text: str, kind: type) -> Any:
     path, name = path_and_name(text)
     registered = _registered(kind).values()  # before the file is imported, so that what it changes in them is seen
     module = import_file(path, kind.__name__.lower())
+    variable = kind.__name__.upper()
     declared = _declarations(kind, module)
-    default = kind.__name__.upper()
-    names: dict[str, Any] = {key: value for key, value in vars(module).items() if isinstance(value, kind)}
-    names |= declared
-    if not names:
-        raise UserError(f"the file '{path}' defines no {default}; add {default} = fedcli.{kind.__name__}(...).")
-    name = name or (default if default in names or len(declared) != 1 else next(iter(declared)))
-    if name not in names:
-        raise unknown(f"{default} in '{path}'", name, names, f"write {path}:NAME, of {', '.join(declared or names)}.")
-    item = names[name]
-    if kind in (Method, Post) and item._home is None and all(item is not other for other in registered):
+    items: dict[str, Any] = {name: value for name, value in vars(module).items() if isinstance(value, kind)}
+    items |= declared
+    if not items:
+        raise UserError(f"the file '{path}' defines no {variable}; add {variable} = fedcli.{kind.__name__}(...).")
+    if not name and variable not in items and len(declared) == 1:
+        (name,) = declared
+    name = name or variable
+    if name not in items:
+        choices = ", ".join(declared or items)
+        raise unknown(f"{variable} in '{path}'", name, items, f"write {path}:NAME, of {choices}.")
+    item = items[name]
+    is_registered = any(item is other for other in registered)
+    if kind in (Method, Post) and item._home is None and not is_registered:
         object.__setattr__(item, "_home", module)  # no field, so that `replace` does not copy it
     if kind is Table:
         return replace(item, cells=tuple(_with_full_names(cell, module) for cell in item.cells))
@@ -63,11 +72,14 @@ def _from_file(text: str, kind: type) -> Any:
 
 def _with_full_names(cell: Cell, module: ModuleType) -> Cell:
     """A cell of a table in a user's file, with the path before the names of what the same file declares."""
-    names = {"method": cell.method, **cell.settings}
-    for key, kind in {"method": Method, "protocol": Protocol, "post": Post}.items():
-        if names.get(key) in _declarations(kind, module):
-            names[key] = f"{module.__file__}:{names[key]}"
-    return replace(cell, method=names.pop("method"), settings=names)
+    method = cell.method
+    if method in _declarations(Method, module):
+        method = f"{module.__file__}:{method}"
+    settings = dict(cell.settings)
+    for option, kind in {"protocol": Protocol, "post": Post}.items():
+        if settings.get(option) in _declarations(kind, module):
+            settings[option] = f"{module.__file__}:{settings[option]}"
+    return replace(cell, method=method, settings=settings)
 
 
 def pick(title: str, name: str, declared: Mapping[str, Any]) -> Any:
@@ -78,10 +90,12 @@ def pick(title: str, name: str, declared: Mapping[str, Any]) -> Any:
     """
     name = spelt(name, declared)
     if name not in declared:
-        paper = name.lower().partition(":")[0]
-        beside = [other for other in declared if other.startswith(f"{paper}:")]
-        remedy = f"'{paper}' has {', '.join(beside)}; " if beside else ""
-        raise unknown(title, name, beside or declared, f"{remedy}'fedcli list --all' shows all.")
+        paper, _, _ = name.lower().partition(":")
+        of_paper = [other for other in declared if other.startswith(f"{paper}:")]
+        remedy = "'fedcli list --all' shows all."
+        if of_paper:
+            remedy = f"'{paper}' has {', '.join(of_paper)}; {remedy}"
+        raise unknown(title, name, of_paper or declared, remedy)
     return declared[name]
 
 
@@ -127,7 +141,7 @@ def claims(paper: str | None = None) -> list[Claim]:
         return registered
     chosen = [claim for claim in registered if claim.name.startswith(f"{paper.lower()}:")]
     if not chosen:
-        names = dict.fromkeys(claim.name.partition(":")[0] for claim in registered)
+        names = dict.fromkeys(claim.paper for claim in registered)
         raise unknown("paper with claims", paper, names, f"there are {', '.join(names)}, and your own ./file.py.")
     return chosen
 
@@ -173,10 +187,15 @@ def default_protocol(method: Method, dataset: str | None) -> Protocol:
     of_file = _declarations(Protocol, method.module, method.origin)
     name = method.default_protocol or next(iter(of_file), "")
     if not name and method.reduces_to:
-        return default_protocol(find_method(method.reduces_to[0]), dataset)
-    first = find_protocol(name or "own:data", method)
-    for protocol in (first, *{**protocols(), **of_file}.values()):
-        if protocol.name.split(":")[0] == first.name.split(":")[0] and dataset in protocol.datasets:
+        simpler, _ = method.reduces_to
+        return default_protocol(find_method(simpler), dataset)
+    registered = protocols()
+    default = find_protocol(name or "own:data", method)
+    for protocol in (default, *{**registered, **of_file}.values()):
+        if protocol.paper == default.paper and dataset in protocol.datasets:
             return protocol
-    papers_data = {None, *(name for protocol in protocols().values() for name in protocol.datasets)}
-    return first if dataset in papers_data or first.name not in protocols() else find_protocol("own:data")
+    papers_data: set[str] = set()
+    for protocol in registered.values():
+        papers_data.update(protocol.datasets)
+    is_own_data = dataset is not None and dataset not in papers_data
+    return find_protocol("own:data") if is_own_data and default.name in registered else default

@@ -60,19 +60,26 @@ def path_and_name(text: str) -> UserPart:
 
 def short_name(text: str) -> str:
     """A part's name without a path: `NAME` of `./file.py:NAME`, the text itself of others."""
-    return (path_and_name(text).name or Path(text).stem) if is_from_file(text) else text
+    if not is_from_file(text):
+        return text
+    return path_and_name(text).name or Path(text).stem
 
 
 def absolute(text: str) -> str:
     """The text with absolute paths of user's files, in each of its parts between commas."""
-    split = text.removeprefix("file:")
-    return replace_paths(text, {}) if split == text else f"file:{os.path.realpath(split)}"
+    if text.startswith("file:"):  # a partition
+        return f"file:{os.path.realpath(text.removeprefix('file:'))}"
+    return replace_paths(text, {})
 
 
 def own_paths(values: Iterable[Any]) -> list[str]:
     """The absolute paths of the user's files in a run's method and options, each once."""
-    parts = [part for value in values if isinstance(value, str) for part in value.split(",")]
-    return list(dict.fromkeys(path_and_name(part).path for part in parts if is_from_file(part)))
+    parts: list[str] = []
+    for value in values:
+        if isinstance(value, str):
+            parts += value.split(",")
+    paths = [path_and_name(part).path for part in parts if is_from_file(part)]
+    return list(dict.fromkeys(paths))
 
 
 def replace_paths(value: Any, paths: Mapping[str, str]) -> Any:
@@ -83,7 +90,8 @@ def replace_paths(value: Any, paths: Mapping[str, str]) -> Any:
     for part in value.split(","):
         if is_from_file(part):
             path, name = path_and_name(part)
-            part = ":".join(filter(None, (paths.get(path, path), name)))
+            new_path = paths.get(path, path)
+            part = f"{new_path}:{name}" if name else new_path
         parts.append(part)
     return ",".join(parts)
 
@@ -98,7 +106,8 @@ def file_hash(path: str | Path) -> str:
 
 def is_hash_of(recorded: str, path: str | Path) -> bool:
     """Whether a record's hash, the last of several, is that of a file now; older ones are of the file alone."""
-    return recorded.rpartition(THEN)[2] in (file_hash(path), _hash_alone(Path(path)))
+    _, _, last = recorded.rpartition(THEN)
+    return last in (file_hash(path), _hash_alone(Path(path)))
 
 
 def _hash_alone(path: Path) -> str:
@@ -122,7 +131,8 @@ def user_files(record: dict[str, Any]) -> dict[str, str]:
     """The user's files that a record needs, with their hashes; "" for one that the record's list lacks."""
     # Resolved again, since a recorded folder may be a link now.
     hashes = {os.path.realpath(path): recorded for path, recorded in record["user_files"].items()}
-    return {path: hashes.get(path, "") for path in own_paths([record["method_source"], *record["config"].values()])}
+    needed = own_paths([record["method_source"], *record["config"].values()])
+    return {path: hashes.get(path, "") for path in needed}
 
 
 def trust_files(
@@ -139,25 +149,29 @@ def trust_files(
         UserError: A file is not named, or has changed.
     """
     recorded = user_files(record)
-    now = own_paths(map(str, [named] if isinstance(named, str | Path) else named))
+    named_paths = [named] if isinstance(named, str | Path) else named
+    named_files = own_paths(map(str, named_paths))
     paths = {}
     files = {}
-    for path, hashes in recorded.items():
-        same = [file for file in now if file == path or is_hash_of(hashes, file)]
-        same += [file for file in now if Path(file).name == Path(path).name]
-        if not same:
-            fault = f"the run needs your code in '{path}' (hash {hashes or 'unknown'}), run only if you name it"
-            raise UserError(f"{fault}; add {' '.join(f'--method {shlex.quote(file)}' for file in recorded)}.")
-        file = paths[path] = same[0]
-        files[file] = hashes if is_hash_of(hashes, file) else hashes + THEN + file_hash(file)
-        if files[file] != hashes and not changed:
+    for path, old_hash in recorded.items():
+        candidates = [file for file in named_files if file == path or is_hash_of(old_hash, file)]
+        candidates += [file for file in named_files if Path(file).name == Path(path).name]
+        if not candidates:
+            flags = " ".join(f"--method {shlex.quote(file)}" for file in recorded)
+            fault = f"the run needs your code in '{path}' (hash {old_hash or 'unknown'}), run only if you name it"
+            raise UserError(f"{fault}; add {flags}.")
+        (file, *_) = candidates
+        paths[path] = file
+        is_same = is_hash_of(old_hash, file)
+        if not is_same and not changed:
             change = "or one that it imports has changed since the run began"
-            change += f" (hash {file_hash(file)}, was {hashes or 'unknown'})"
+            change += f" (hash {file_hash(file)}, was {old_hash or 'unknown'})"
             raise UserError(f"the file '{file}' {change}; put it back, resume with --changed-method, or run anew.")
+        files[file] = old_hash if is_same else old_hash + THEN + file_hash(file)
     return {
         **record,
         "method_source": replace_paths(record["method_source"], paths),
-        "config": {key: replace_paths(value, paths) for key, value in record["config"].items()},
+        "config": {name: replace_paths(value, paths) for name, value in record["config"].items()},
         "user_files": files,
     }
 
@@ -215,9 +229,11 @@ def blame(path: str | Path, line: int | None = None, passes: tuple[type[Exceptio
         if isinstance(error, SyntaxError) and error.filename == str(path):
             line = error.lineno
         for frame, number in walk_tb(error.__traceback__):
-            line = number if frame.f_code.co_filename == str(path) else line
+            if frame.f_code.co_filename == str(path):
+                line = number
         where = f" in line {line}" if line else ""
-        text = (str(error).strip() or "no message").splitlines()[0]
+        message = str(error).strip() or "no message"
+        (text, *_) = message.splitlines()
         got = f"got {type(error).__name__}: {text}"
         remedy = "'fedcli --traceback ...' shows more"
         if "vmap" in text or "functorch" in text:
@@ -240,9 +256,11 @@ def import_file(path: str, kind: str) -> ModuleType:
 
     if not Path(path).is_file():
         raise UserError(f"there is no {kind} file at '{path}'; give the path of a Python file.")
-    name = f"{_PREFIX}{hashlib.sha256(f'{path} {file_hash(path)}'.encode()).hexdigest()[:12]}"
+    digest = hashlib.sha256(f"{path} {file_hash(path)}".encode()).hexdigest()
+    name = f"{_PREFIX}{digest[:12]}"
     if name not in sys.modules:
-        module = sys.modules[name] = ModuleType(name)
+        module = ModuleType(name)
+        sys.modules[name] = module
         vars(module).update(__file__=path, __builtins__={**vars(builtins), "__import__": import_})
         try:
             # No loader, whose cached bytecode is blind to a change within a second.

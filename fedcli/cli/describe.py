@@ -21,7 +21,7 @@ import typer
 
 from fedcli import papers, registry  # type: ignore[attr-defined]  # `papers` as in `fedcli.registry`
 from fedcli.cli.common import HelpfulGroup, argument, console, optional, print_table, say
-from fedcli.declarations import SELECTIONS, Method, Post, Protocol, flag_of, help_text, option
+from fedcli.declarations import SELECTIONS, Method, Post, Protocol, flag_of, help_text, option, paper_of
 from fedcli.errors import UserError, unknown
 from fedcli.runs.lock import refuse_file_of_a_run
 from fedcli.userfiles import is_from_file
@@ -94,7 +94,7 @@ def summary(declared: Method | Post) -> SimpleNamespace:
     protocols = getattr(declared.module, "PROTOCOLS", ())
     if not protocols:
         paper = paper_of(getattr(declared, "default_protocol", ""))
-        protocols = [protocol for protocol in registry.protocols().values() if paper_of(protocol.name) == paper]
+        protocols = [protocol for protocol in registry.protocols().values() if protocol.paper == paper]
     return SimpleNamespace(
         name=declared.name,
         title=declared.title,
@@ -104,12 +104,6 @@ def summary(declared: Method | Post) -> SimpleNamespace:
         defaults=defaults,
         protocols=[(protocol.name, protocol.summary) for protocol in protocols],
     )
-
-
-def paper_of(protocol: str) -> str:
-    """The paper of a protocol, by its name."""
-    paper, _, _ = protocol.partition(":")
-    return paper
 
 
 def find_summary(name: str) -> Any:

@@ -295,12 +295,11 @@ def _on_other_data(method: Method, given: Mapping[str, Any], dataset: str) -> di
     protocol = find_protocol(given["protocol"], method)
     if dataset in protocol.datasets:
         return {**given, "dataset": dataset}
-    paper = protocol.name.partition(":")[0]
-    others = [other for other in protocols().values() if other.name.partition(":")[0] == paper]
+    others = [other for other in protocols().values() if other.paper == protocol.paper]
     suited = [other for other in others if dataset in other.datasets]
     if not suited:
         names = ", ".join(dict.fromkeys(name for other in others for name in other.datasets))
-        raise UserError(f"no protocol of '{paper}' is for '{dataset}'; it has {names}.")
+        raise UserError(f"no protocol of '{protocol.paper}' is for '{dataset}'; it has {names}.")
     (new_protocol, *_) = suited
     options = {**protocol.settings, **protocol.datasets[given["dataset"]].settings, **given}
     division = {name: options[name] for name in DIVISION if name in options}
