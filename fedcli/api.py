@@ -52,14 +52,20 @@ def keywords_for_flags(text: str) -> str:
     text = text.replace("go on with --continue", "go on with continue_=True, rename the old one by exist_ok=True")
     pieces = COMMAND.split(text)
     for index in range(0, len(pieces), 2):  # between the commands
-        pieces[index] = FLAGS_WITH_FILES.sub(_keyword_with_files, pieces[index])
-        pieces[index] = FLAG.sub(lambda flag: KEYWORDS.get(flag[1], flag[1].replace("-", "_")), pieces[index])
+        with_files = FLAGS_WITH_FILES.sub(_keyword_with_files, pieces[index])
+        pieces[index] = FLAG.sub(_keyword, with_files)
     return "".join(pieces)
+
+
+def _keyword(flag: re.Match) -> str:
+    """A flag as the name of a keyword argument."""
+    name = flag[1]
+    return KEYWORDS.get(name, name.replace("-", "_"))
 
 
 def _keyword_with_files(flags: re.Match) -> str:
     """A flag with a file, or the same one with several, as a keyword argument."""
-    files = shlex.split(flags[0])[1::2]
+    files = shlex.split(flags[0])[1::2]  # every other word is the flag
     value = files[0] if len(files) == 1 else files
     return f"{flags[1].replace('-', '_')}={value!r}"
 
@@ -247,16 +253,23 @@ def run(  # noqa: PLR0913  # those of `fedcli.run`, which have their defaults th
     with in_keywords():
         if exist_ok and out is not None:
             _set_aside(Path(out))
-        ipython = sys.modules.get("IPython")
-        if progress is None and ipython and type(ipython.get_ipython()).__name__ == "ZMQInteractiveShell":
-            progress = Progress()  # in a notebook
+        if progress is None and _is_notebook():
+            progress = Progress()
         tuned = None if tuned is None else os.fspath(tuned)
         experiment = {"out": out, "seeds": seeds, "tuned": tuned, "continue_": continue_}
         if len(names) > 1 or is_grid or jobs > 1:
             return _run_grid(names, options, jobs, log, set, **experiment)
         options |= set.get(names[0], {})
-        done = begin.run_method(names[0], progress=Loggers(progress, log), **experiment, **options)
-        return Runs(Run(**vars(ended)) for ended in done) if isinstance(done, list) else Run(**vars(done))
+        ended = begin.run_method(names[0], progress=Loggers(progress, log), **experiment, **options)
+    if isinstance(ended, list):
+        return Runs(Run(**vars(run)) for run in ended)
+    return Run(**vars(ended))
+
+
+def _is_notebook() -> bool:
+    """Whether a notebook runs this program."""
+    ipython = sys.modules.get("IPython")
+    return ipython is not None and type(ipython.get_ipython()).__name__ == "ZMQInteractiveShell"
 
 
 def _run_grid(
@@ -319,14 +332,14 @@ def tune(  # noqa: PLR0913  # those of `fedcli.tune`, likewise
     texts = list(grid)
     if isinstance(grid, Mapping):
         texts = [f"{name}={','.join(map(str, values))}" for name, values in grid.items()]
+    seeds = None if seeds is None else list(seeds)
+    options = {name: _several(value) for name, value in options.items()}
     with in_keywords():
-        plan = tuning.plan_trials(
-            str(method), grid=texts, trials=trials, out=out, seeds=None if seeds is None else list(seeds),
-            settings=set, **{name: _several(value) for name, value in options.items()},
-        )  # fmt: skip
+        plan = tuning.plan_trials(str(method), grid=texts, trials=trials, out=out, seeds=seeds, settings=set, **options)
         for text in filter(None, [protocols_text(plan.runs), *tuning.samples(plan)]):
             warnings.warn(keywords_for_flags(text), stacklevel=3)
-        ranked = tuning.rank(plan, execute(plan, Watch(), jobs=jobs, records_only=True))
+        errors = execute(plan, Watch(), jobs=jobs, records_only=True)
+        ranked = tuning.rank(plan, errors)
         for text in tuning.edges(find_methods(str(method).split(",")), plan.grids, ranked):
             warnings.warn(keywords_for_flags(f"{text}; try values beyond"), stacklevel=3)
     best = ranked.groupby("method", sort=False)["options"].first()
@@ -335,7 +348,10 @@ def tune(  # noqa: PLR0913  # those of `fedcli.tune`, likewise
 
 def _several(value: Any) -> Any:
     """The values of a list, tuple, range or array as the tuple that stands for several."""
-    return tuple(value) if isinstance(value, list | tuple | range) or hasattr(value, "__array__") else value
+    is_array = hasattr(value, "__array__")
+    if is_array or isinstance(value, list | tuple | range):
+        return tuple(value)
+    return value
 
 
 def load(path: str | Path, method: str | Path | Sequence[str | Path] = ()) -> Run | Runs:
@@ -362,11 +378,16 @@ def _is_of_a_call(run: Path, folder: Path) -> bool:
 
 def _set_aside(folder: Path) -> None:
     """Renames the folder of a run, or of the runs of one call, unless a process runs in it; leaves other folders."""
-    depths = ("", "*/", "*/*/", "*/*/*/")  # in those of a method, of an option's value, of a seed, or of some of these
-    runs = [file.parent for depth in depths for file in folder.glob(depth + RECORD)]
+    runs: list[Path] = []
+    for depth in ("", "*/", "*/*/", "*/*/*/"):  # in those of a method, of an option's value, of a seed
+        runs += [file.parent for file in folder.glob(depth + RECORD)]
     for run in runs:
         with locked(run):
             pass
-    if runs and all(_is_of_a_call(run, folder) for run in runs):
-        names = (folder.with_name(f"{folder.name}-{number}") for number in count(1))
-        folder.rename(next(name for name in names if not name.exists()))
+    if not runs or not all(_is_of_a_call(run, folder) for run in runs):
+        return
+    for number in count(1):
+        new_folder = folder.with_name(f"{folder.name}-{number}")
+        if not new_folder.exists():
+            folder.rename(new_folder)
+            return

@@ -27,7 +27,9 @@ from fedcli.runs.options import fields_of
 from fedcli.runs.resolve import DEFAULT_DATASET, Setup, resolve
 from fedcli.runs.rounds import one_round
 
-RELATIVE, DIFFERENT = 1e-8, 1e-6  # difference of two states over the norm of one, in float64
+# Differences of two states over the norm of one, in float64.
+RELATIVE = 1e-8  # of equal ones, at most
+DIFFERENT = 1e-6  # of different ones, at least
 # What training may make of rounding: Adam divides by what is small, and CUDA sums in other orders.
 AMPLIFIED = {"sgd": 1e-8, "adam": 1e-7, "adamw": 1e-7, "cuda": 1e-5}
 RAGGED = (13, 7, 10, 4)  # examples of each client; with batches of 4 the last batches have 1, 3, 2 and 4
@@ -49,16 +51,23 @@ class Finding(NamedTuple):
         return self.figure > self.bound if self.above else self.figure <= self.bound
 
     @property
+    def tolerance(self) -> str:
+        """What the figure must be, as text."""
+        sign = ">" if self.above else "<="
+        return f"{sign} {self.bound:g}"
+
+    @property
     def cells(self) -> tuple[str, str, str, str]:
         """Label, figure, tolerance and verdict as texts."""
-        tolerance = f"{'>' if self.above else '<='} {self.bound:g}"
-        return self.label, f"{self.figure:.1e}", tolerance, "pass" if self.holds else "FAIL"
+        verdict = "pass" if self.holds else "FAIL"
+        return (self.label, f"{self.figure:.1e}", self.tolerance, verdict)
 
     def __str__(self) -> str:
         """Says what is wrong where the bound is not kept."""
         if self.error is not None:
-            return f"{type(self.error).__name__}: {str(self.error).strip()}".splitlines()[0]
-        return f"{self.label}: {self.figure:.2e}, must be {self.cells[2]}"
+            message = f"{type(self.error).__name__}: {str(self.error).strip()}"
+            return message.splitlines()[0]
+        return f"{self.label}: {self.figure:.2e}, must be {self.tolerance}"
 
 
 # Small runs
@@ -176,8 +185,9 @@ def law_1_off_is_the_simpler_method(method: Method, rounds: int = 3, **run: Any)
     simpler, overrides = method.reduces_to
     refuse_other_kind(method, registry.find_method(simpler))
     flags = " ".join(f"{flag_of(name)} {value}" for name, value in overrides.items())
-    models = trained(method, overrides, rounds, **run), trained(simpler, None, rounds, **run)
-    yield Finding(f"{flags} against {simpler}", distance(*models), RELATIVE)
+    model = trained(method, overrides, rounds, **run)
+    simpler_model = trained(simpler, None, rounds, **run)
+    yield Finding(f"{flags} against {simpler}", distance(model, simpler_model), RELATIVE)
 
 
 def law_2_on_is_not(method: Method, **run: Any) -> Iterator[Finding]:
@@ -187,7 +197,9 @@ def law_2_on_is_not(method: Method, **run: Any) -> Iterator[Finding]:
     refuse_other_kind(method, registry.find_method(simpler))
     run = {"local_epochs": 1, "parts": toy_parts((13, 7, 10, 2)), **run}  # the last client lacks a class
     for rounds in (2, 22):  # most show it early
-        difference = distance(*(trained(method, options, rounds, **run) for options in (None, overrides)))
+        model = trained(method, None, rounds, **run)
+        simpler_model = trained(method, overrides, rounds, **run)
+        difference = distance(model, simpler_model)
         if difference > DIFFERENT:
             break
     label = f"difference from {simpler} under the defaults, 0 where your terms have no effect on the tested model"
@@ -199,26 +211,39 @@ def law_3_state_survives(method: Method, **run: Any) -> Iterator[Finding]:
     setup, fed = federation(method, rounds=len(COHORTS), cohort_size=2, **run)
     state = setup.method.init(fed, setup.options)
     taken_part: set[int] = set()
-    lost = 0
-    idle = [0.0]  # changes of the states of clients that sat out
-    moved: list[float] = []  # and of those that took part
+    num_wrong = 0  # clients that took part without a state, or have one without
+    changes_of_idle = [0.0]
+    changes_of_active: list[float] = []
     for number, cohort in enumerate(COHORTS):
-        before = tree_map(torch.clone, dict(state.clients))
-        early = state
-        state = simulate(setup, fed, number + 1, COHORTS, early, number)
+        state_before = state
+        stored_before = tree_map(torch.clone, dict(state.clients))
+        state = simulate(setup, fed, number + 1, COHORTS, state_before, number)
         taken_part |= set(cohort)
-        lost += len(taken_part ^ set(state.clients))
-        for client in set(before) & set(state.clients):
-            changes = moved if client in cohort else idle
-            changes.append(distance(state.clients[client], before[client]))
-    yield Finding("clients that took part whose state is not kept, or kept of others", lost, 0)
-    yield Finding("change of the state of a client that sat out", max(idle), 0)
-    yield Finding("change of the state of a client that took part", min(moved, default=0.0), 0, above=True)
-    if 0 in before:  # a state of the first client, which takes part in the last round, is another one
-        other = early._replace(clients={**before, 0: tree_map(lambda leaf: leaf + 1, before[0])})
-        then = simulate(setup, fed, len(COHORTS), COHORTS, other, len(COHORTS) - 1)
-        read = distance(model_of(setup, state), model_of(setup, then))
-        yield Finding("effect of what a client stored on its next round", read, 1e-9, above=True)
+        num_wrong += len(taken_part ^ set(state.clients))
+        for client in set(stored_before) & set(state.clients):
+            change = distance(state.clients[client], stored_before[client])
+            changes = changes_of_active if client in cohort else changes_of_idle
+            changes.append(change)
+    yield Finding("clients that took part whose state is not kept, or kept of others", num_wrong, 0)
+    yield Finding("change of the state of a client that sat out", max(changes_of_idle), 0)
+    change = min(changes_of_active, default=0.0)
+    yield Finding("change of the state of a client that took part", change, 0, above=True)
+    if 0 not in stored_before:
+        return
+    # In the last round the first client, which takes part in it, finds another state.
+    changed = tree_map(lambda leaf: leaf + 1, stored_before[0])
+    other_state = state_before._replace(clients={**stored_before, 0: changed})
+    other_end = simulate(setup, fed, len(COHORTS), COHORTS, other_state, len(COHORTS) - 1)
+    effect = distance(model_of(setup, state), model_of(setup, other_end))
+    yield Finding("effect of what a client stored on its next round", effect, 1e-9, above=True)
+
+
+class Trained(NamedTuple):
+    """What a federation has come to."""
+
+    mode: str  # how its clients were trained, in words
+    model: Tree
+    state: Any
 
 
 def law_4_chunking_is_invisible(
@@ -236,25 +261,28 @@ def law_4_chunking_is_invisible(
         run = {"local_epochs": 4, **run}  # enough steps for a graph of each
         bound = AMPLIFIED["cuda"]
 
-    def ending(chunk: int | str, captured: bool = False, **more: Any) -> tuple[str, tuple[Tree, Tree]]:
-        setup, fed = federation(method, overrides, clients_per_chunk=str(chunk), **run, **more)
+    def train(chunk: int | str, captured: bool = False, kind: type[Federation] | None = None) -> Trained:
+        setup, fed = federation(method, overrides, clients_per_chunk=str(chunk), kind=kind, **run)
         if not captured:
             fed.engine.graphs = None
         graphs = fed.engine.graphs
         state = simulate(setup, fed, rounds)
-        how = ": ".join([fed.engine.mode, *fed.engine.notes])
+        mode = ": ".join([fed.engine.mode, *fed.engine.notes])
         if graphs and not graphs.captured:
-            how = how.replace(", captured", ", but no step captured")
-        return how, (model_of(setup, state), state)
+            mode = mode.replace(", captured", ", but no step captured")
+        return Trained(mode, model_of(setup, state), state)
 
     _, fed = federation(method, overrides, **run)
-    forms = (False,) if fed.engine.graphs is None else (False, True)
-    name, expected = ending(1, kind=against)
-    name = against.__name__ if against else name
-    for captured in forms:
+    has_graphs = fed.engine.graphs is not None
+    expected = train(1, kind=against)
+    name = against.__name__ if against else expected.mode
+    ways = (False, True) if has_graphs else (False,)
+    for captured in ways:
         for chunk in chunks:
-            how, trees = ending(chunk, captured)
-            yield Finding(f"{how} against {name}", max(map(distance, trees, expected)), bound)
+            result = train(chunk, captured)
+            of_model = distance(result.model, expected.model)
+            of_state = distance(result.state, expected.state)
+            yield Finding(f"{result.mode} against {name}", max(of_model, of_state), bound)
 
 
 def law_5_order_is_invisible(method: Method, **run: Any) -> Iterator[Finding]:
@@ -311,7 +339,7 @@ def law_9_costs_are_what_is_sent(method: Method, **run: Any) -> Iterator[Finding
     run = {"parts": toy_parts((13, 7, 2, 0)), "rounds": 4, **run}  # one client lacks a class, one has no example
     setup, fed = federation(method, **run)
     state = setup.method.init(fed, setup.options)
-    wrong = np.zeros(2)
+    largest_error = np.zeros(2)  # of the floats down and up
     for number, clients in enumerate(([0, 1, 2], [0, 1, 2, 3], [2, 3], [1])):
         cohort = fed.cohort_of(number, clients)
         assert method.costs is not None
@@ -319,9 +347,10 @@ def law_9_costs_are_what_is_sent(method: Method, **run: Any) -> Iterator[Finding
         fed.start_round()
         state, _ = setup.method.run_round(state, cohort, fed, setup.options)
         counted = [sent["params"] + sent["other"] for sent in (fed.sent_down, fed.sent_up)]
-        wrong = np.maximum(wrong, np.abs(np.subtract(counted, declared)))
-    yield Finding("floats that clients are sent, counted less declared", wrong[0], 0)
-    yield Finding("floats that clients send, counted less declared", wrong[1], 0)
+        largest_error = np.maximum(largest_error, np.abs(np.subtract(counted, declared)))
+    down, up = largest_error
+    yield Finding("floats that clients are sent, counted less declared", down, 0)
+    yield Finding("floats that clients send, counted less declared", up, 0)
 
 
 # Holding methods to the laws
@@ -330,8 +359,10 @@ def law_9_costs_are_what_is_sent(method: Method, **run: Any) -> Iterator[Finding
 def with_defaults(method: Method, name: str, defaults: Mapping[str, Any]) -> Method:
     """Return a method of this name whose options have other defaults."""
     options = fields_of(method.config)
-    changed = [(key, options[key].type, field(default=value, metadata=options[key].metadata))
-               for key, value in defaults.items()]  # fmt: skip
+    changed = []
+    for option, value in defaults.items():
+        declared = options[option]
+        changed.append((option, declared.type, field(default=value, metadata=declared.metadata)))
     config = make_dataclass("Config", changed, bases=(method.config,), frozen=True)
     return replace(method, name=name, config=config, variants={})
 
@@ -377,6 +408,13 @@ def keeps_state(method: Method) -> bool:
     return any(kind.__name__ == "ClientState" for kind in method.state_types)
 
 
+def declares(method: Method, need: str) -> bool:
+    """Whether a method declares what a law needs; "" is needed by none."""
+    if need == "ClientState":
+        return keeps_state(method)
+    return not need or bool(getattr(method, need))
+
+
 def allows(method: Method, optimizer: str) -> bool:
     """Whether a method runs with this value of `--optimizer`."""
     return not method.optimizers or optimizer in method.optimizers
@@ -386,7 +424,7 @@ def one_of_each_kind() -> list[Method]:
     """One registered method of each kind: by models of the clients' own, public images and kept states."""
     by_kind = {}
     for method in registry.methods().values():
-        kind = bool(method.personal), method.uses_public_data, keeps_state(method)
+        kind = (bool(method.personal), method.uses_public_data, keeps_state(method))
         by_kind[kind] = method
     return list(by_kind.values())
 
@@ -397,8 +435,7 @@ def check(method: Method, number: int, device: str) -> list[Finding]:
     Returns nothing where the method does not declare what the law needs.
     """
     law = LAWS[number]
-    declared = {"": True, "reduces_to": method.reduces_to, "ClientState": keeps_state(method), "costs": method.costs}
-    if not declared[law.needs]:
+    if not declares(method, law.needs):
         return []
     findings = []
     for words, options in law.runs.items():
