@@ -8,7 +8,11 @@ from types import ModuleType
 
 def printable(text: object) -> str:
     """A text for a terminal, in which what would move the cursor, colour or begin a line is written as `\\x1b`."""
-    return "".join(each if each.isprintable() or each == "\u00a0" else repr(each)[1:-1] for each in str(text))
+    characters = []
+    for character in str(text):
+        is_plain = character.isprintable() or character == "\u00a0"
+        characters.append(character if is_plain else repr(character)[1:-1])
+    return "".join(characters)
 
 
 class UserError(Exception):
@@ -45,7 +49,8 @@ def unknown(kind: str, name: str, names: Iterable[str], remedy: str, guess: str 
         guess: The one that was meant, if the caller knows it.
     """
     by_letters = {other.lower().lstrip("-"): other for other in names}
-    near = [by_letters[other] for other in get_close_matches(name.lower().lstrip("-"), by_letters, 1)]
-    guess = guess or "".join(near)
+    near = get_close_matches(name.lower().lstrip("-"), by_letters, 1)
+    if near and not guess:
+        guess = by_letters[near[0]]
     meant = f"did you mean '{guess}'? " if guess else ""
     return UserError(f"unknown {kind} '{name}'; {meant}{remedy}")

@@ -35,7 +35,7 @@ FILES = "Options from files"  # panels of the help
 GRID = "Grid"
 Device = optional(str, "auto, cpu, cuda or cuda:N.")
 Set = optional(
-    list[str], "One method's option, e.g. fedprox:proximal-weight=0.1; may be repeated.", "--set", panel="Grid",
+    list[str], "One method's option, e.g. fedprox:proximal-weight=0.1; may be repeated.", "--set", panel=GRID,
     metavar="METHOD:OPTION=VALUE",
 )  # fmt: skip
 

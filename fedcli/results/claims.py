@@ -321,7 +321,7 @@ def _weakest(by_row: Mapping[str, Answer], unanswered: Answer) -> Answer:
         over += f"; {by_row[stronger[0]].ours} over {stronger[0]}"
     reduced_texts = [by_row[other].reduced for other in (weakest, *stronger)]
     with_tail = [other for other, of_row in by_row.items() if of_row.tail.n]
-    tail_row = min(with_tail, key=lambda other: _towards_paper(claim, by_row[other].tail.mean), default=None)
+    weakest_tail = min(with_tail, key=lambda other: _towards_paper(claim, by_row[other].tail.mean), default=None)
     folders = [folder for of_row in by_row.values() for folder in of_row.runs]
     return replace(
         answer,
@@ -329,8 +329,8 @@ def _weakest(by_row: Mapping[str, Answer], unanswered: Answer) -> Answer:
         why=why,
         reduced=next(filter(None, reduced_texts), ""),
         over=over,
-        tail=NO_INTERVAL if tail_row is None else by_row[tail_row].tail,
-        tail_over="" if tail_row in (None, weakest) else f"over {tail_row}",
+        tail=NO_INTERVAL if weakest_tail is None else by_row[weakest_tail].tail,
+        tail_over="" if weakest_tail in (None, weakest) else f"over {weakest_tail}",
         runs=tuple(dict.fromkeys(folders)),
         pairs=tuple(pair for of_row in by_row.values() for pair in of_row.pairs),
     )

@@ -83,21 +83,23 @@ def execute(
     with ExitStack() as stack:
         if len(plan.runs) > 1:  # a single run locks its own folder
             stack.enter_context(locked(plan.folder))
+        at_once = jobs
         if cluster is not None:  # Ray begins a run once a node is free, which nobody tells
             start = stack.enter_context(_tasks(**cluster))
-            execution = Execution(plan, watch, start, len(plan.runs))
+            at_once = len(plan.runs)
         elif jobs > 1:
-            start = stack.enter_context(_processes(jobs))
-            execution = Execution(plan, watch, _told(watch, start), jobs)
+            start = _told(watch, stack.enter_context(_processes(jobs)))
         else:
-            execution = Execution(plan, watch, _told(watch, partial(_run_here, watch)), jobs)
+            start = _told(watch, partial(_run_here, watch))
+        execution = Execution(plan, watch, start, at_once)
         while True:
             execution.start_runs()
             if not execution.active:
                 return execution.errors
             ended, _ = futures.wait(execution.active, POLL_SECONDS, futures.FIRST_COMPLETED)
             execution.follow(ended, records_only)
-            if (execution.waiting or execution.active) and time_left() <= 0:
+            goes_on = execution.waiting or execution.active
+            if goes_on and time_left() <= 0:
                 raise OutOfTime
 
 
@@ -214,7 +216,9 @@ def task(environment: dict, method: str, folder: Path, options: dict, progress: 
 
 def _error_text(error: BaseException) -> str:
     """An error in a line, which begins with its kind unless the message says all."""
-    return str(error) if isinstance(error, UserError | NonFiniteLoss) else f"{type(error).__name__}: {one_line(error)}"
+    if isinstance(error, UserError | NonFiniteLoss):
+        return str(error)
+    return f"{type(error).__name__}: {one_line(error)}"
 
 
 @contextmanager
@@ -224,7 +228,8 @@ def _processes(jobs: int) -> Iterator[Start]:
     started: set[multiprocessing.process.BaseProcess] = set()
 
     def start(run: PlannedRun) -> futures.Future:
-        slot = next(slot for slot in range(jobs) if slot not in slots or slots[slot].done())
+        free = [slot for slot in range(jobs) if slot not in slots or slots[slot].done()]
+        (slot, *_) = free
         # An executor for each run, since the death of a process breaks its executor.
         executor = futures.ProcessPoolExecutor(1, multiprocessing.get_context("spawn"), _begin_process, (jobs,))
         others = {*multiprocessing.active_children()}
@@ -268,9 +273,11 @@ def _begin_process(jobs: int) -> None:
 
 def device_of(slot: int) -> dict[str, str]:
     """The environment that gives a slot's runs one CUDA device, each slot the next; empty without any."""
-    seen = os.environ.get("CUDA_VISIBLE_DEVICES") or ",".join(map(str, range(torch.cuda.device_count())))
-    devices = seen.split(",")
-    return {"CUDA_VISIBLE_DEVICES": devices[slot % len(devices)]} if seen else {}
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    devices = visible.split(",") if visible else [str(index) for index in range(torch.cuda.device_count())]
+    if not devices:
+        return {}
+    return {"CUDA_VISIBLE_DEVICES": devices[slot % len(devices)]}
 
 
 @contextmanager
