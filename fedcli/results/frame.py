@@ -1,7 +1,7 @@
 """All runs as one `pandas.DataFrame`, a row a run, which everything here filters."""
 
 import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from functools import cache
 from itertools import zip_longest
 from pathlib import Path
@@ -102,14 +102,19 @@ def find_records(paths: Iterable[str | Path], labels: Sequence[str] = ()) -> lis
             if labels:
                 record["label"] = label
             records.setdefault(file.resolve(), record)
-    methods: dict[str, set[str]] = {}  # by label
-    for record in records.values():
-        if labels:
-            methods.setdefault(record["label"], set()).add(record["method"])
-    for record in records.values():
-        if labels and len(methods[record["label"]]) > 1:  # one name for several methods would hide which is which
-            record["label"] += f": {record['method']}"
+    if labels:
+        _tell_methods_apart(records.values())
     return list(records.values())
+
+
+def _tell_methods_apart(records: Collection[Record]) -> None:
+    """Puts the method behind each label that runs of several methods have."""
+    methods: dict[str, set[str]] = {}  # by label
+    for record in records:
+        methods.setdefault(record["label"], set()).add(record["method"])
+    for record in records:
+        if len(methods[record["label"]]) > 1:
+            record["label"] += f": {record['method']}"
 
 
 def finished_runs(records: list[dict]) -> list[dict]:
