@@ -146,6 +146,8 @@ def test_by_prototypes_and_by_the_classifier_as_the_record_has_it(made, tmp_path
         ("global", lambda run: run.model(round="first"), ["selected or last", "first"]),
         ("global", lambda run: run.model(prototypes=True), ["does not classify by prototypes"]),
         ("global", lambda run: run.model()(torch.zeros(1, 1, 8, 8, dtype=torch.uint8)), ["torch.uint8", "255"]),
+        ("global", lambda run: run.model()(torch.zeros(2, 8, 8, 1)), ["[N, 1, height, width] (got [2, 8, 8, 1])"]),
+        ("global", lambda run: run.predict(torch.zeros(1, 8, 8)), ["(got [1, 8, 8])", "image[None]"]),
         ("global", lambda run: export(run, "onnx"), ["pt or safetensors", "onnx"]),
     ],
 )

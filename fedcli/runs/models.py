@@ -152,8 +152,14 @@ class Classifier(nn.Module):
         With prototypes, minus the squared distance of the features to each; -inf where a class has none.
 
         Raises:
-            UserError: If the images are integers.
+            UserError: If the images are integers, or of another shape.
         """
+        channels = len(self.mean)
+        if images.dim() != 4 or images.shape[1] != channels:
+            raise UserError(
+                f"images must be of the shape [N, {channels}, height, width] (got {list(images.shape)}); move the "
+                "channels by images.permute(0, 3, 1, 2), and make one image a batch by image[None]."
+            )
         if not images.is_floating_point():
             raise UserError(f"images must be floats from 0 to 1 (got {images.dtype}); divide uint8 images by 255.")
         x = (images.to(self.mean.dtype) - self.mean) / self.std
