@@ -12,6 +12,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from fedcli.core.federation import Federation
@@ -106,6 +107,8 @@ def flushed_denormals() -> Iterator[None]:
     Weights that get no gradient and decay become such numbers. Threads inherit the setting from the one that makes
     them, so it comes before PyTorch makes threads to load data.
     """
+    for kind in (np.float32, np.float64):
+        np.finfo(kind)  # kept by NumPy, which would warn that it finds no such numbers if it looked for them later
     with ExitStack() as put_back:
         put_back.callback(torch.set_flush_denormal, sys.float_info.min / 2 == 0)
         torch.set_flush_denormal(True)  # False where the processor cannot
