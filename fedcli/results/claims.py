@@ -305,35 +305,51 @@ def _weakest(by_row: Mapping[str, Answer], unanswered: Answer) -> Answer:
     """
     claim = unanswered.claim
     weakest, *stronger = sorted(by_row, key=lambda other: _strength(by_row[other]))
-    answer = by_row[weakest]
-    verdict = answer.verdict
-    why = answer.why
+    judgement = _judge_all(claim, weakest, by_row)
+    over = f"over {weakest}"
+    if len(stronger) == 1:
+        (other,) = stronger
+        over += f"; {by_row[other].ours} over {other}"
+    tail = NO_INTERVAL
+    tail_over = ""
+    with_tail = [other for other, of_row in by_row.items() if of_row.tail.n]
+    if with_tail:
+        weakest_tail = min(with_tail, key=lambda other: _towards_paper(claim, by_row[other].tail.mean))
+        tail = by_row[weakest_tail].tail
+        if weakest_tail != weakest:
+            tail_over = f"over {weakest_tail}"
+    reduced_texts = [by_row[other].reduced for other in (weakest, *stronger)]
+    folders: list[Path] = []
+    pairs: list[dict[str, Any]] = []
+    for of_row in by_row.values():
+        folders += of_row.runs
+        pairs += of_row.pairs
+    return replace(
+        by_row[weakest],
+        verdict=judgement.verdict,
+        why=judgement.why,
+        reduced=next(filter(None, reduced_texts), ""),
+        over=over,
+        tail=tail,
+        tail_over=tail_over,
+        runs=tuple(dict.fromkeys(folders)),
+        pairs=tuple(pairs),
+    )
+
+
+def _judge_all(claim: Claim, weakest: str, by_row: Mapping[str, Answer]) -> "Judgement":
+    """Judges a claim against several rows by its answers by each, of which one has the smallest lead."""
+    verdict = by_row[weakest].verdict
+    why = by_row[weakest].why
     if verdict == UNDECIDED and claim.control is not None:
         control, explanation = claim.control
-        leads_elsewhere = stronger and all(by_row[other].verdict == REPRODUCED for other in stronger)
-        if weakest == control and leads_elsewhere:
+        verdicts_elsewhere = {of_row.verdict for other, of_row in by_row.items() if other != weakest}
+        if weakest == control and verdicts_elsewhere == {REPRODUCED}:
             why = f"{explanation} explains the lead as far as told; {why}"
     if len(by_row) < len(claim.others) and verdict != CONTRADICTED:
         verdict = UNDECIDED
         why = f"{why}; {len(by_row)} of {len(claim.others)} others run".removeprefix("; ")
-    over = f"over {weakest}"
-    if len(stronger) == 1:
-        over += f"; {by_row[stronger[0]].ours} over {stronger[0]}"
-    reduced_texts = [by_row[other].reduced for other in (weakest, *stronger)]
-    with_tail = [other for other, of_row in by_row.items() if of_row.tail.n]
-    weakest_tail = min(with_tail, key=lambda other: _towards_paper(claim, by_row[other].tail.mean), default=None)
-    folders = [folder for of_row in by_row.values() for folder in of_row.runs]
-    return replace(
-        answer,
-        verdict=verdict,
-        why=why,
-        reduced=next(filter(None, reduced_texts), ""),
-        over=over,
-        tail=NO_INTERVAL if weakest_tail is None else by_row[weakest_tail].tail,
-        tail_over="" if weakest_tail in (None, weakest) else f"over {weakest_tail}",
-        runs=tuple(dict.fromkeys(folders)),
-        pairs=tuple(pair for of_row in by_row.values() for pair in of_row.pairs),
-    )
+    return Judgement(verdict, why)
 
 
 class _Strength(NamedTuple):
