@@ -64,9 +64,10 @@ def _machine_text(engine: dict[str, Any]) -> str:
 
 def draw(record: dict[str, Any], folder: Path) -> None:
     """Draw a run's learning curve and its partition into its folder, as PNG for a screen."""
+    # Else each search for garbage goes through all that PyTorch has, while Matplotlib is imported and while it draws.
+    gc.freeze()
     from fedcli.figures import plots  # here, since it imports pandas and Matplotlib
 
-    gc.freeze()  # else each search for garbage while figures are drawn goes through all that PyTorch has
     plots.write(folder / "curve.png", plots.learning_curves, [record], page=True)
     counts = np.array(record["partition"]["class_counts"])
     title = plots.title_words([record], f"seed {record['partition']['seed']}")
