@@ -170,7 +170,7 @@ class Engine:
                     raise
             # Outside the handler, where the error still holds the tensors of the step.
             self.clients_per_chunk = -(-size // 2)
-            self._forget_graphs()
+            self.forget_graphs()
             gc.collect()
             torch.cuda.empty_cache()
             self.notes.append(f"out of memory with {size} clients together; {self.clients_per_chunk} from here on")
@@ -284,10 +284,11 @@ class Engine:
 
     def _without_graphs(self, reason: str) -> None:
         self.graphs = None
-        self._forget_graphs()
+        self.forget_graphs()
         self.notes.append(reason)
 
-    def _forget_graphs(self) -> None:
+    def forget_graphs(self) -> None:
+        """Drops all captured graphs and what is kept for them."""
         self.stacks.clear()
         self.calls.clear()
 

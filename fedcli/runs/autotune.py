@@ -74,7 +74,7 @@ def _try_out(fed: Federation, way: str, size: int) -> Trial:
         fed.start_round()
         with fed.timed("train"):
             engine.train(step, clients, plan, fed.lr(0), None, None)
-    engine.stacks.clear()
+    engine.forget_graphs()
     gc.collect()  # graphs that are garbage hold memory, the next trial's too
     return Trial(fed.seconds["train"] / max(int(plan.steps.sum()), 1), engine.clients_per_chunk)
 
