@@ -1,6 +1,7 @@
 import hashlib
 import itertools
 import math
+import re
 from contextlib import suppress
 from fractions import Fraction
 
@@ -10,8 +11,9 @@ import torch
 
 from fedcli.core import partition
 from fedcli.core.batches import generator
-from fedcli.core.partition import count_classes, fingerprint, from_flag
+from fedcli.core.partition import PARTITIONS, count_classes, fingerprint, from_flag
 from fedcli.errors import UserError
+from fedcli.runs.options import RunConfig
 from tests import files
 
 
@@ -323,6 +325,11 @@ def test_flag_has_one_canonical_spelling(flag, canonical):
     assert chosen.flag == canonical
     assert from_flag(canonical) == chosen
     assert hash(from_flag(canonical)) == hash(chosen)
+
+
+def test_the_help_names_every_partition():
+    named = re.findall(r"[\w/.]+", RunConfig.__dataclass_fields__["partition"].metadata["help"])
+    assert PARTITIONS.keys() - named == set()
 
 
 def test_the_fingerprint_is_a_hash_of_sizes_and_positions():

@@ -3,7 +3,8 @@
 A partitioner takes the class of each example (`labels`, `[N]`), the number of clients K from 1 to N and a seed. It
 returns K int64 arrays of positions in `labels`, each in random order, because the end of a client's list becomes its
 validation part; no example is used twice. It raises UserError where the data do not suffice. To add one, enter it in
-`PARTITIONS`, as fedcli/data/splits.py does for `file:PATH`. `./file.py:NAME` is a function of the user's own.
+`PARTITIONS`, as fedcli/data/splits.py does for `file:PATH`, and name it in the help of `--partition`
+(fedcli/runs/options.py). `./file.py:NAME` is a function of the user's own.
 """
 
 import hashlib
@@ -275,6 +276,7 @@ class Kind(NamedTuple):
     options: tuple[Option, ...] = ()
     needs: str = ""  # of the data set beside labels: "domain", "writer", "place" or nothing
     takes_remainder: bool = False  # as `classes`, of what is left over when images are divided into shards
+    words: str = ""  # in titles, with `{}` for its options; empty where the flag itself stands there
 
 
 def _always(value: Any) -> Callable[[str], Any]:
@@ -283,7 +285,7 @@ def _always(value: Any) -> Callable[[str], Any]:
 
 
 PARTITIONS = {
-    "iid": Kind(iid, "iid"),
+    "iid": Kind(iid, "iid", words="IID"),
     "dirichlet": Kind(
         dirichlet, "dirichlet:ALPHA[:plain][:min=COUNT][:draw=pfllib], such as dirichlet:0.5, ALPHA from 1e-6 to 1e6",
         options=(
@@ -292,10 +294,11 @@ PARTITIONS = {
             Option("min=", "min_examples", number),
             Option("draw=", "draw", {"own": "own", "pfllib": "pfllib"}.__getitem__),
         ),
+        words="Dirichlet {}",
     ),
     "classes": Kind(
         classes, "classes:COUNT, such as classes:2", options=(Option("", "classes_per_client", number),),
-        takes_remainder=True,
+        takes_remainder=True, words="{} classes a client",
     ),
     "dominant": Kind(
         dominant, "dominant:COUNT[:share=FRACTION], such as dominant:1:share=4/9",
@@ -303,13 +306,16 @@ PARTITIONS = {
             Option("", "dominant_classes", number),
             Option("share=", "share", partial(number, read=Fraction, low=1e-6, high=1)),
         ),
+        words="dominant classes a client: {}",
     ),
     "missing": Kind(
-        missing, "missing:COUNT, such as missing:3", options=(Option("", "missing_classes", partial(number, low=0)),)
+        missing, "missing:COUNT, such as missing:3", options=(Option("", "missing_classes", partial(number, low=0)),),
+        words="missing classes a client: {}",
     ),
     "domains": Kind(domains, "domains or domains+LABEL_SKEW, such as domains+dirichlet:0.5", needs="domain"),
     "writers": Kind(
-        writers, "writers[:shares]", options=(Option("shares", "by_shares", _always(True)),), needs="writer"
+        writers, "writers[:shares]", options=(Option("shares", "by_shares", _always(True)),), needs="writer",
+        words="whole writers",
     ),
 }  # fmt: skip
 

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
+from fedcli.core.partition import PARTITIONS
 from fedcli.registry import methods
 from fedcli.runs.identity import is_packaged
 
@@ -10,10 +11,6 @@ DATASETS = {
     "mnist": "MNIST", "fmnist": "Fashion-MNIST", "mnist-m": "MNIST-M", "femnist": "FEMNIST", "svhn": "SVHN",
     "usps": "USPS", "cifar10": "CIFAR-10", "cifar100": "CIFAR-100", "cinic10": "CINIC-10",
     "tiny-imagenet": "Tiny-ImageNet",
-}  # fmt: skip
-PARTITIONS = {  # words for `--partition NAME:VALUE`
-    "iid": "IID", "dirichlet": "Dirichlet {}", "classes": "{} classes a client", "writers": "whole writers",
-    "dominant": "dominant classes a client: {}", "missing": "missing classes a client: {}",
 }  # fmt: skip
 
 
@@ -29,10 +26,12 @@ def method_name(record: Mapping[str, Any]) -> str:
 
 
 def data_words(dataset: str = "", partition: str = "", *details: str) -> str:
-    """Data in words, as in "Digits, Dirichlet 0.5"; other partitions than those of `PARTITIONS` as they are typed."""
+    """Data in words, as in "Digits, Dirichlet 0.5"; a partition without words of its own as it is typed."""
     title = DATASETS.get(dataset, dataset[:1].upper() + dataset[1:])
     name, _, value = partition.partition(":")
-    division = PARTITIONS.get(name, partition).format(value.replace(":", ", "))
+    division = partition
+    if name in PARTITIONS and PARTITIONS[name].words:
+        division = PARTITIONS[name].words.format(value.replace(":", ", "))
     return ", ".join(filter(None, [title, division, *details]))
 
 
