@@ -1,6 +1,6 @@
 """The same rounds in PFLlib, in Flower, in fluke and here, and what they take.
 
-    python peers.py w1 --pfllib CHECKOUT --python PYTHON     also w2, proto
+    python peers.py w1 --pfllib CHECKOUT --python PYTHON     also w2, w4, proto
     python peers.py large --sides fedcli,fluke --python PYTHON     also small
 
 appends the seconds of each side's rounds to `peers.csv` and prints their medians. `--pfllib` is a checkout of
@@ -54,6 +54,14 @@ BESIDE_FLUKE = {
 WORKLOADS = {
     "w1": {**TRAINING, "method": "fedavg", "cohort_size": 10, "local_epochs": 5, "batch_size": 64},
     "w2": {**SMALL_BATCHES, "method": "fedavg"},
+    "w4": {
+        **TRAINING,
+        "method": "fedavg",
+        "backbone": f"{HERE}/networks.py:small",
+        "cohort_size": 10,
+        "local_epochs": 5,
+        "batch_size": 64,
+    },
     "proto": {**SMALL_BATCHES, "method": "fedproto", "prototype_weight": 1.0, "gathered_epochs": "all"},
     "large": {**BESIDE_FLUKE, "backbone": f"{HERE}/networks.py:mcmahan"},
     "small": {**BESIDE_FLUKE, "backbone": f"{HERE}/networks.py:small"},

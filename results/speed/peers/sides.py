@@ -46,11 +46,12 @@ def run_pfllib(folder: Path, options: dict[str, Any], rounds: int, pfllib: str) 
     name = {"fedavg": "FedAvg", "fedproto": "FedProto"}[options["method"]]
     server_class = getattr(importlib.import_module(f"flcore.servers.server{options['method'][3:]}"), name)
     models = importlib.import_module("flcore.trainmodel.models")
-    network = models.FedAvgCNN()
+    network = models.FedAvgCNN() if options["backbone"] == "cnn-mcmahan" else small_network(options["backbone"])
     with torch.no_grad():
         for value, initial in zip(network.parameters(), torch.load(folder / "initial.pt"), strict=True):
             value.copy_(initial)
-    head, network.fc = network.fc, nn.Identity()  # as its main program divides it
+    last, head = list(network.named_children())[-1]
+    setattr(network, last, nn.Identity())  # as its main program divides it
     sizes = {key: options[key] for key in ("num_clients", "local_epochs", "batch_size")}
     arguments = Arguments(
         **sizes, algorithm=name, dataset=".", model=models.BaseHeadSplit(network, head), device="cpu", num_classes=10,
@@ -65,8 +66,17 @@ def run_pfllib(folder: Path, options: dict[str, Any], rounds: int, pfllib: str) 
     return {"seconds": server.Budget[1:], "accuracy": None, "versions": f"PFLlib {commit}"}
 
 
-def user_network() -> nn.Module:
+def small_network(backbone: str) -> nn.Module:
+    """Returns a network of `networks.py`, by its path and name."""
+    import networks
+
+    return getattr(networks, backbone.rpartition(":")[2])()
+
+
+def user_network(backbone: str) -> nn.Module:
     """Returns the network as a user of PyTorch writes it."""
+    if backbone != "cnn-mcmahan":
+        return small_network(backbone)
     return nn.Sequential(
         nn.Conv2d(1, 32, 5), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(32, 64, 5), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(),
         nn.Linear(1024, 512), nn.ReLU(), nn.Linear(512, 10),
@@ -101,7 +111,8 @@ def run_flower(folder: Path, options: dict[str, Any], rounds: int, pfllib: str) 
     @client_app.train()
     def train(message, context):
         """Trains the model that was sent, as a user of PyTorch writes it."""
-        network, images = user_network(), user_data(str(folder), "train")[context.node_config["partition-id"]]
+        network = user_network(options["backbone"])
+        images = user_data(str(folder), "train")[context.node_config["partition-id"]]
         network.load_state_dict(message.content["arrays"].to_torch_state_dict())
         loader = DataLoader(images, options["batch_size"], shuffle=True, drop_last=options["drop_last"])
         optimizer, criterion = torch.optim.SGD(network.parameters(), lr=options["lr"]), nn.CrossEntropyLoss()
@@ -120,7 +131,9 @@ def run_flower(folder: Path, options: dict[str, Any], rounds: int, pfllib: str) 
         strategy = TimedFedAvg(
             fraction_train=cohort / count, fraction_evaluate=0.0, min_train_nodes=cohort, min_available_nodes=count
         )
-        state = dict(zip(user_network().state_dict(), torch.load(folder / "initial.pt"), strict=True))
+        state = dict(
+            zip(user_network(options["backbone"]).state_dict(), torch.load(folder / "initial.pt"), strict=True)
+        )
         strategy.start(grid, ArrayRecord(state), rounds)
 
     resources = {"client_resources": {"num_cpus": 1, "num_gpus": 0.0}}
@@ -133,7 +146,6 @@ def run_fluke(folder: Path, options: dict[str, Any], rounds: int, pfllib: str) -
     """Runs rounds by fluke's FedAVG; the last round's model is tested on the test images of all clients."""
     from importlib.metadata import version
 
-    import networks
     from fluke import DDict, FlukeENV
     from fluke.algorithms.fedavg import FedAVG
     from fluke.client import Client
@@ -162,7 +174,7 @@ def run_fluke(folder: Path, options: dict[str, Any], rounds: int, pfllib: str) -
         torch.cat([images for images, _ in tests]), torch.cat([labels for _, labels in tests]),
         num_labels=10, batch_size=500,
     )  # fmt: skip
-    network = getattr(networks, options["backbone"].rpartition(":")[2])()
+    network = small_network(options["backbone"])
     with torch.no_grad():
         for value, initial in zip(network.parameters(), torch.load(folder / "initial.pt"), strict=True):
             value.copy_(initial)
