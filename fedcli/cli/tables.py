@@ -2,7 +2,7 @@
 
 import warnings
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, fields, replace
 from functools import partial
 from inspect import getdoc
 from pathlib import Path
@@ -25,6 +25,37 @@ PAPERS = "A paper's table"
 LOOK = "Look"  # a panel of the help of `plot`
 PAIR = "NAME=VALUE"
 Per = Literal["round", "client", "client-round"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class OptionsOfRuns:
+    """Options of `table` for a table of runs, by the names of its parameters."""
+
+    metric: str | None
+    columns: str | None
+    digits: int | None
+    method: list[str] | None
+    label: list[str] | None
+    per: Per | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class OptionsOfPaper:
+    """Options of `table` for a paper's table, by the names of its parameters."""
+
+    dry_run: bool | None
+    only: list[str] | None
+    rounds: int | None
+    local_epochs: int | None
+    train_examples: int | None
+    records_only: bool | None
+    folder: list[Path] | None
+    seeds: list[Any] | None
+    jobs: int | None
+    on: str | None
+    cpus_per_run: float | None
+    gpus_per_run: float | None
+    time_limit: str | None  # which counts since it was read
 
 
 def table(  # noqa: PLR0913  # the parameters of a command are its options
@@ -61,34 +92,93 @@ def table(  # noqa: PLR0913  # the parameters of a command are its options
     Runs whose data set is missing are left out. Ctrl-C interrupts; the same command resumes.
     --dataset, --rounds, --local-epochs or --train-examples reduce the table; --seeds default to the table's.
     """
+    of_runs = OptionsOfRuns(metric=metric, columns=columns, digits=digits, method=method, label=label, per=per)
+    of_paper = OptionsOfPaper(
+        dry_run=dry_run,
+        only=only,
+        rounds=rounds,
+        local_epochs=local_epochs,
+        train_examples=train_examples,
+        records_only=records_only,
+        folder=folder,
+        seeds=seeds,
+        jobs=jobs,
+        on=on,
+        cpus_per_run=cpus_per_run,
+        gpus_per_run=gpus_per_run,
+        time_limit=time_limit,
+    )
     names = [run for run in runs if ":" in run and not Path(run).exists()]
     if not names:
-        _refuse_typed(ctx, PAPERS, common.MACHINE)
-        records = common.records_of(runs, method, dataset, label)
-        if per is None:
-            text = _table_of_runs(records, metric, format, columns, digits)
-        else:
-            text = _csv_of_parts(records, per, columns, digits)
-        print_text(text, out, format == "markdown" and per is None)
+        _refuse_typed(ctx, OptionsOfPaper, "a paper's table")
+        _table_of_runs(runs, dataset, of_runs, format, out)
         return
-    _refuse_typed(ctx, RUNS)
+    _refuse_typed(ctx, OptionsOfRuns, "a table of runs")
     name = names[0]
     if len(runs) > 1 or len(dataset or ()) > 1 or len(folder or ()) > 1:
         raise UserError(f"a paper's table goes alone: one --dataset, one --runs (got {name} and more); name one.")
+    _paper_table(name, dataset[0] if dataset else None, of_paper, format, out)
+
+
+def _refuse_typed(ctx: typer.Context, group: type, purpose: str) -> None:
+    """Refuse options of this group that are typed, and say what they are for."""
+    names = {field.name for field in fields(group)}
+    for parameter in ctx.command.params:
+        source = ctx.get_parameter_source(parameter.name or "")
+        is_typed = source is not None and source.name == "COMMANDLINE"
+        if is_typed and parameter.name in names:
+            raise UserError(f"{parameter.opts[0]} is for {purpose}; see 'fedcli table --help'.")
+
+
+def _table_of_runs(
+    runs: list[str], datasets: list[str] | None, options: OptionsOfRuns, format: str, out: Path | None
+) -> None:
+    """Print a table of runs, or a CSV with a row for each round or client of them."""
+    from fedcli.results.formats import write_tables
+    from fedcli.results.tables import Layout
+
+    records = common.records_of(runs, options.method, datasets, options.label)
+    layout = Layout(options.columns or (), options.digits)
+    if options.per is not None:
+        print_text(_csv_of_parts(records, options.per, layout), out)
+        return
+    metrics = options.metric.split(",") if options.metric else []
+    print_text(write_tables(records, metrics, format, layout), out, format == "markdown")
+
+
+def _csv_of_parts(records: list[dict], per: Per, layout: Any) -> str:
+    """Write a CSV with a row `per` round, client, or client in a round."""
+    from fedcli.results import frame
+    from fedcli.results.render import csv_of
+    from fedcli.results.tables import AS_IT_IS
+
+    if layout != AS_IT_IS:
+        raise UserError(f"--columns and --digits are for tables of runs (got --per {per}); leave them out.")
+    of_run = {"round": frame.rounds_of, "client": frame.clients_of, "client-round": frame.client_rounds_of}
+    return csv_of(frame.of_all(records, of_run[per]))
+
+
+def _paper_table(name: str, dataset: str | None, options: OptionsOfPaper, format: str, out: Path | None) -> None:
+    """Run what is missing of a paper's table, and print our numbers beside the paper's."""
     from fedcli.cli.plan_display import cost, run_plan
     from fedcli.results.paper_tables import compare
     from fedcli.results.plans import plan_table
     from fedcli.results.render import render
 
-    where = common.place_runs(jobs, on, cpus_per_run, gpus_per_run)
+    where = common.place_runs(options.jobs, options.on, options.cpus_per_run, options.gpus_per_run)
+    limits = {
+        "rounds": options.rounds,
+        "local_epochs": options.local_epochs,
+        "train_examples": options.train_examples,
+    }
     make_plan = partial(
         plan_table,
         registry.find_table(name),
-        folder[0] if folder else None,
-        seeds=seeds,
-        only=only or (),
-        limits={"rounds": rounds, "local_epochs": local_epochs, "train_examples": train_examples},
-        dataset=dataset[0] if dataset else None,
+        options.folder[0] if options.folder else None,
+        seeds=options.seeds,
+        only=options.only or (),
+        limits=limits,
+        dataset=dataset,
     )
     plan = make_plan()
     if out is not None:  # refused now rather than after hours
@@ -98,50 +188,17 @@ def table(  # noqa: PLR0913  # the parameters of a command are its options
     if any(run.to_do for run in plan.runs):
         print_table(("", ""), cost(plan), screen=screen)
     errors = {}
-    if plan.to_run and not dry_run:
+    if plan.to_run and not options.dry_run:
         needs_models = any(cell.metric.after_the_run for cell in plan.cells)
-        errors = run_plan(plan, [screen], records_only=bool(records_only) and not needs_models, **where)
+        errors = run_plan(plan, [screen], records_only=bool(options.records_only) and not needs_models, **where)
         plan = make_plan()
     print_text(render(compare(plan), format), out, format == "markdown")
     if errors:
         raise typer.Exit(1)
     nothing_can_start = any(run.to_do for run in plan.runs) and not plan.to_run
-    if nothing_can_start and not dry_run:
+    if nothing_can_start and not options.dry_run:
         lacking = "; ".join(plan.missing_data.values())
         raise UserError(f"no run of {name} that is missing can start (got {lacking}); bring the data.")
-
-
-def _refuse_typed(ctx: typer.Context, panel: str, *panels: str) -> None:
-    """Refuse options of these panels of the help that are typed; the first names what they are for."""
-    for parameter in ctx.command.params:
-        of_panel = getattr(parameter, "rich_help_panel", None)  # only Typer's own parameters have one
-        source = ctx.get_parameter_source(parameter.name or "")
-        is_typed = source is not None and source.name == "COMMANDLINE"
-        if is_typed and of_panel in (panel, *panels):
-            raise UserError(f"{parameter.opts[0]} is for {panel.lower()}; see 'fedcli table --help'.")
-
-
-def _table_of_runs(
-    records: list[dict], metric: str | None, format: str, columns: str | None, digits: int | None
-) -> str:
-    """Write a table of runs."""
-    from fedcli.results.formats import write_tables
-    from fedcli.results.tables import Layout
-
-    metrics = metric.split(",") if metric else []
-    return write_tables(records, metrics, format, Layout(columns or (), digits))
-
-
-def _csv_of_parts(records: list[dict], per: str, columns: str | None, digits: int | None) -> str:
-    """Write a CSV with a row `per` round, client, or client in a round."""
-    from fedcli.results import frame
-    from fedcli.results.render import csv_of
-    from fedcli.results.tables import AS_IT_IS, Layout
-
-    if Layout(columns or (), digits) != AS_IT_IS:
-        raise UserError(f"--columns and --digits are for tables of runs (got --per {per}); leave them out.")
-    of_run = {"round": frame.rounds_of, "client": frame.clients_of, "client-round": frame.client_rounds_of}
-    return csv_of(frame.of_all(records, of_run[per]))
 
 
 def claims(
