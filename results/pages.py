@@ -29,9 +29,10 @@ import tomllib
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from types import ModuleType
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 import pandas as pd
 import typer
@@ -49,7 +50,7 @@ from fedcli.results.statistics import difference, interval, interval_text
 from fedcli.runs.record import Record
 
 HERE = Path(__file__).parent
-FIGURE = re.compile(r"\]\((figures/([\w.-]+)-([a-z]+)\.png)\)")
+FIGURE = re.compile(r"\]\((?P<path>figures/(?P<study>[\w.-]+)-(?P<kind>[a-z]+)\.png)\)")
 # Sections of a paper's file that its page repeats: a title, then indented lines.
 CARD = re.compile(r"^((?:Readings|Known)\b.*)\n((?:(?: .*)?\n)+)", re.MULTILINE)
 LEGEND = (
@@ -98,36 +99,55 @@ def read_study(folder: Path) -> Study:
     Raises:
         UserError: If it has no records, or a finding cannot be made.
     """
-    file, groups, lines = folder / "findings.toml", {}, []
-    entry: Any = "its text"
+    file = folder / "findings.toml"
+    content: dict[str, Any] = {}
+    groups: dict[str, list[Record]] = {}
+    findings = []
+    entry: Any = "its text"  # what is read at the moment, for the message
     try:
-        content = tomllib.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
+        if file.is_file():
+            content = tomllib.loads(file.read_text(encoding="utf-8"))
         for name, entry in content.get("runs", {}).items():
-            groups[name] = find_records(folder / path for path in ([entry] if isinstance(entry, str) else entry))
+            paths = [entry] if isinstance(entry, str) else entry
+            groups[name] = find_records(folder / path for path in paths)
         for entry in content.get("findings", []):
-            lines.append(finding(entry, groups))
+            findings.append(finding(entry, groups))
     except (KeyError, ValueError, UserError) as error:  # a TOMLDecodeError is a ValueError
         raise UserError(f"{file} cannot be read ({error}; got {entry}); see the head of results/pages.py.") from error
-    intro, shown = (folder / "intro.md").read_text(encoding="utf-8").strip(), content.get("figures", {})
-    names = {folder / path: name for name, path in content.get("runs", {}).items() if isinstance(path, str)}
-    records = find_records([folder])
-    return Study(folder.resolve().name, intro, records, lines, content.get("metrics", []), shown, names)
+    names = {}
+    for name, path in content.get("runs", {}).items():
+        if isinstance(path, str):
+            names[folder / path] = name
+    return Study(
+        name=folder.resolve().name,
+        intro=(folder / "intro.md").read_text(encoding="utf-8").strip(),
+        records=find_records([folder]),
+        findings=findings,
+        metrics=content.get("metrics", []),
+        figures=content.get("figures", {}),
+        names=names,
+    )
 
 
 def named(study: Study) -> list[Record]:
     """The records of a study, those of a group under its name in the place of the method's."""
     records = []
     for record in study.records:
-        above = [path for path in (record["folder"], *record["folder"].parents) if path in study.names]
-        records.append({**record, "label": study.names[above[0]]} if above else record)
+        folder = record["folder"]
+        groups = [study.names[path] for path in (folder, *folder.parents) if path in study.names]
+        if groups:
+            record = {**record, "label": groups[0]}  # the innermost folder that has a name
+        records.append(record)
     return records
 
 
 def modified(records: Iterable[Record]) -> str:
     """How many runs are of a checkout with changes that are not committed, in words; empty for none."""
-    records = list(records)
-    count = sum(record["commit"].endswith("+") for record in records if record.get("commit"))
-    return f"{count} of {len(records)} runs by a modified checkout" if count else ""
+    commits = [record.get("commit") or "" for record in records]
+    count = sum(commit.endswith("+") for commit in commits)
+    if not count:
+        return ""
+    return f"{count} of {len(commits)} runs by a modified checkout"
 
 
 def finding(entry: Mapping[str, Any], groups: Mapping[str, list[Record]]) -> str:
@@ -139,49 +159,82 @@ def finding(entry: Mapping[str, Any], groups: Mapping[str, list[Record]]) -> str
 
     Raises:
         KeyError: If a key or a group is missing.
-        ValueError: If runs have no such value, or are no pairs.
+        ValueError: If runs have no such value, or are no pairs, or the paper prints no such number.
     """
-    of, than = entry["of"], entry.get("than")
-    metric, second = (find_metric(entry.get(key, entry["metric"])) for key in ("metric", "than_metric"))
-    words, sign, result = _words(metric, groups[of]), "", interval(metric.values(groups[of]))
-    line = f"{of}, {words}"
-    if than:
-        pairs = frame_of(groups[of]).merge(frame_of(groups[than]), on="seed")
-        faulty = pairs.query("seed.duplicated() or images_x != images_y or partition_x != partition_y")["seed"]
-        if len(faulty):
-            raise ValueError(f"the runs of seed {faulty.min()} are no pair: several, or of other data or partitions")
-        sign, result = "+", difference(metric, groups[of], second, groups[than])
-        line = f"{of} - {than}, {words}"
-        if second.name != metric.name:
-            line = f"{of} ({words}) - {than} ({_words(second, groups[than])})"
+    metric = find_metric(entry["metric"])
+    of = entry["of"]
+    words = _words(metric, groups[of])
+    if "than" in entry:
+        than = entry["than"]
+        than_metric = find_metric(entry.get("than_metric", entry["metric"]))
+        _check_pairs(groups[of], groups[than])
+        sign = "+"
+        result = difference(metric, groups[of], than_metric, groups[than])
+        if than_metric.name == metric.name:
+            line = f"{of} - {than}, {words}"
+        else:
+            line = f"{of} ({words}) - {than} ({_words(than_metric, groups[than])})"
+    else:
+        sign = ""
+        result = interval(metric.values(groups[of]))
+        line = f"{of}, {words}"
     if not result.n:
         raise ValueError("no run has this value, or no seed has both runs")
     line += f": {interval_text(metric, result, sign=sign)}"
     if "paper" in entry:
-        table, column = registry.find_table(entry["paper"][0]), entry["paper"][1]
-        lead = (
-            paper_tables.printed_lead(table, of, than, (column,), metric)
-            if than
-            else paper_tables.printed_value(table, of, column, metric)
-        )
-        if lead is None:
-            raise ValueError(f"{table.name} has no number in {column} for {of}{f' or {than}' if than else ''}")
-        line += f"; paper {metric.text(lead, sign)}"
-    return f"{entry['says']}. {line}" if "says" in entry else line
+        line += f"; paper {metric.text(_printed_number(entry, metric), sign)}"
+    if "says" in entry:
+        line = f"{entry['says']}. {line}"
+    return line
+
+
+def _check_pairs(runs: Iterable[Record], others: Iterable[Record]) -> None:
+    """Refuses runs that have no single partner of the same seed, data and partition."""
+    pairs = frame_of(runs).merge(frame_of(others), on="seed")
+    faulty = pairs.query("seed.duplicated() or images_x != images_y or partition_x != partition_y")["seed"]
+    if len(faulty):
+        raise ValueError(f"the runs of seed {faulty.min()} are no pair: several, or of other data or partitions")
+
+
+def _printed_number(entry: Mapping[str, Any], metric: Metric) -> float:
+    """The number that the paper prints for a finding: of a row, or how far one row leads on another."""
+    name, column = entry["paper"]
+    table = registry.find_table(name)
+    rows = [entry["of"]]
+    if "than" in entry:
+        rows.append(entry["than"])
+        number = paper_tables.printed_lead(table, entry["of"], entry["than"], (column,), metric)
+    else:
+        number = paper_tables.printed_value(table, entry["of"], column, metric)
+    if number is None:
+        raise ValueError(f"{name} has no number in {column} for {' or '.join(rows)}")
+    return number
 
 
 def _words(metric: Metric, records: Iterable[Record]) -> str:
     """What a metric is, in words."""
     if metric.name == "selected":
-        return " or ".join(sorted({SELECTIONS[record["summary"]["selection"]] for record in records}))
+        selections = {SELECTIONS[record["summary"]["selection"]] for record in records}
+        return " or ".join(sorted(selections))
     name, colon, parameter = metric.name.partition(":")
-    return f"{WORDS.get(name + colon, name.replace('-', ' '))} {parameter.replace('_', ' ')}".rstrip()
+    words = WORDS.get(name + colon, name.replace("-", " "))
+    detail = parameter.replace("_", " ")
+    return f"{words} {detail}".rstrip()
 
 
 def papers() -> dict[str, ModuleType]:
     """The files of registered methods that declare tables, by their names without `.py`."""
-    modules = dict.fromkeys(method.module for method in registry.methods().values())
-    return {module.__name__.rpartition(".")[2]: module for module in modules if hasattr(module, "TABLES")}
+    modules = {}
+    for method in registry.methods().values():
+        if hasattr(method.module, "TABLES"):
+            modules[_file_name(method.module)] = method.module
+    return modules
+
+
+def _file_name(module: ModuleType) -> str:
+    """The name of a paper's file, without `.py`."""
+    _, _, name = module.__name__.rpartition(".")
+    return name
 
 
 def pages(results: Path) -> dict[Path, str]:
@@ -192,67 +245,119 @@ def pages(results: Path) -> dict[Path, str]:
     records = results / "records"
     studies = [read_study(file.parent) for file in sorted(records.glob("*/intro.md"))]
     answers = claims.answers(registry.claims(), [records])
-    texts = {Path(f"{study.name}.md"): study_page(study) for study in studies}
-    counts, covered, complete = [], [], []
+    texts = {}
+    for study in studies:
+        texts[Path(f"{study.name}.md")] = study_page(study)
+    planned = {}
     for name, module in papers().items():
-        planned = [plans.plan_table(table, records, seeds=table.seeds) for table in module.TABLES]
+        planned[name] = [plans.plan_table(table, records, seeds=table.seeds) for table in module.TABLES]
         notes = results / "papers" / "notes" / f"{name}.md"
-        text = paper_page(module, planned, studies, notes.read_text(encoding="utf-8") if notes.is_file() else "")
-        texts[Path("papers") / f"{name}.md"] = text.replace(f"{records}/", "records/")
-        in_full = {plan.table.name: cells_in_full(plan) for plan in planned}
-        complete += [table for table, cells in in_full.items() if cells and all(cells)]
-        title, cells = module.TABLES[0].reported[0], [cell for cells in in_full.values() for cell in cells]
-        covered.append([f"[{title}](papers/{name}.md)", f"{len(cells):,}", f"{sum(cells):,}"])
-        verdicts = Counter(answer.verdict for answer in answers if answer.claim.table in in_full)
-        numbers = [str(verdicts[verdict]) for verdict in claims.VERDICTS]
-        counts.append([f"[{title}](results/papers/{name}.md)", *numbers])
-    coverage = (
-        f"{github(['Paper', 'Printed cells', 'In full, all seeds'], covered, 1)}\n\n"
-        f"Run in full, every cell here that has a printed number: {', '.join(complete) or 'none'}.\n\n{COVERAGE}"
-    )
-    texts[Path("README.md")] = first_page(records, studies, answers, coverage)
-    if (first := results.parent / "README.md").is_file():
-        table = github(["Claims of", *map(str.capitalize, claims.VERDICTS)], counts, 1)
-        texts[Path("../README.md")] = between_marks(first.read_text(encoding="utf-8"), "claims", table)
+        missed = notes.read_text(encoding="utf-8") if notes.is_file() else ""
+        page = paper_page(module, planned[name], studies, missed)
+        texts[Path("papers") / f"{name}.md"] = page.replace(f"{records}/", "records/")
+    texts[Path("README.md")] = first_page(records, studies, answers, coverage(planned))
+    readme = results.parent / "README.md"
+    if readme.is_file():
+        table = claims_by_paper(planned, answers)
+        texts[Path("../README.md")] = between_marks(readme.read_text(encoding="utf-8"), "claims", table)
     if (results.parent / "papers").is_dir():
-        verdicts = render(claims.claims_sheet(answers), "csv").replace(f"{records}/", "")
-        texts[Path("../papers") / claims.SHIPPED] = verdicts
+        verdicts = render(claims.claims_sheet(answers), "csv")
+        texts[Path("../papers") / claims.SHIPPED] = verdicts.replace(f"{records}/", "")
     return texts
+
+
+def coverage(planned: Mapping[str, Sequence[plans.TablePlan]]) -> str:
+    """How many of the numbers that the papers print have been run in full, by the papers' tables as `planned`."""
+    lines = []
+    complete = []
+    for name, tables_of_paper in planned.items():
+        cells: list[bool] = []
+        for plan in tables_of_paper:
+            in_full = cells_in_full(plan)
+            cells += in_full
+            if in_full and all(in_full):
+                complete.append(plan.table.name)
+        lines.append([f"[{_title(tables_of_paper)}](papers/{name}.md)", f"{len(cells):,}", f"{sum(cells):,}"])
+    table = github(["Paper", "Printed cells", "In full, all seeds"], lines, 1)
+    names = ", ".join(complete) or "none"
+    return f"{table}\n\nRun in full, every cell here that has a printed number: {names}.\n\n{COVERAGE}"
+
+
+def claims_by_paper(planned: Mapping[str, Sequence[plans.TablePlan]], answers: Sequence[claims.Answer]) -> str:
+    """How many claims of each paper have which verdict, as a table."""
+    lines = []
+    for name, tables_of_paper in planned.items():
+        table_names = {plan.table.name for plan in tables_of_paper}
+        counts = Counter(answer.verdict for answer in answers if answer.claim.table in table_names)
+        numbers = [str(counts[verdict]) for verdict in claims.VERDICTS]
+        lines.append([f"[{_title(tables_of_paper)}](results/papers/{name}.md)", *numbers])
+    columns = ["Claims of", *map(str.capitalize, claims.VERDICTS)]
+    return github(columns, lines, 1)
+
+
+def _title(tables_of_paper: Sequence[plans.TablePlan]) -> str:
+    """The name of the paper whose tables are planned."""
+    title, _ = tables_of_paper[0].table.reported
+    return title
 
 
 def cells_in_full(plan: plans.TablePlan) -> list[bool]:
     """For each cell of a table that the paper prints, whether all its runs count."""
-    cells = [cell for cell in paper_tables.compare(plan).values if cell["paper"] is not None and "runs_planned" in cell]
-    return [cell["runs_counted"] == cell["runs_planned"] for cell in cells]
+    in_full = []
+    for cell in paper_tables.compare(plan).values:
+        if cell["paper"] is not None and "runs_planned" in cell:
+            in_full.append(cell["runs_counted"] == cell["runs_planned"])
+    return in_full
 
 
 def _page(head: str, parts: Mapping[str, str]) -> str:
     """A page in Markdown: its head, and texts by their headings, without empty ones."""
-    return "\n\n".join([head, *(f"{heading}\n\n{text}" for heading, text in parts.items() if text)]) + "\n"
+    blocks = [head]
+    for heading, text in parts.items():
+        if text:
+            blocks.append(f"{heading}\n\n{text}")
+    return "\n\n".join(blocks) + "\n"
 
 
 def first_page(records: Path, studies: Sequence[Study], answers: Sequence[claims.Answer], covered: str) -> str:
     """The first page: the claims, how much of the papers is `covered`, and the studies."""
     timed = pd.concat([durations.paces(read_runs([records])), durations.benched(records.parent / "speed")])
-    sheet, lines = claims.claims_sheet(answers), []
+    sheet = claims.claims_sheet(answers)
+    lines = []
     for line, answer in zip(sheet.lines, answers, strict=True):
-        deciding, see = durations.decided_by(answer, records, timed), answer.claim.see
-        names = dict.fromkeys(folder.relative_to(records).parts[0] for folder in answer.runs)
-        remarks = [
-            f"{answer.size}: {', '.join(f'[{name}]({name}.md)' for name in names)}" if names else "",
-            modified(read_runs(answer.runs)["record"]),
-            f"but see [{see}]({see}.md)" if names and see else "",
-            f"decided by {deciding}" if deciding else "",
-        ]
-        lines.append([*line[:-1], "; ".join(filter(None, remarks))])
-    claimed = render(replace(sheet, lines=lines, notes=(*sheet.notes, *texts_instead(answers), MODIFIED))).rstrip()
-    rows = [[f"[{study.name}]({study.name}.md)", (study.findings or [MISSING])[0]] for study in studies]
+        *cells, _ = line  # here the last column, of the runs, has links to their pages
+        lines.append([*cells, _runs_of_claim(answer, records, timed)])
+    notes = (*sheet.notes, *texts_instead(answers), MODIFIED)
+    claimed = render(replace(sheet, lines=lines, notes=notes)).rstrip()
+    rows = []
+    for study in studies:
+        first_finding = study.findings[0] if study.findings else MISSING
+        rows.append([f"[{study.name}]({study.name}.md)", first_finding])
     parts = {
         "## What the papers claim, and what is so": f"{claims.counted(answers)} {CLAIMS}\n\n{claimed}",
         "## How much of what the papers print has been run": covered,
         "## Studies": f"{github(['Study', 'First finding'], rows)}\n\n{LEGEND}\n{OTHERS}",
     }
     return _page(f"# Results\n\n{MADE}", parts)
+
+
+def _runs_of_claim(answer: claims.Answer, records: Path, timed: pd.DataFrame) -> str:
+    """Which runs a claim has, with links to the pages of their studies, and what would decide it."""
+    remarks = []
+    studies = dict.fromkeys(folder.relative_to(records).parts[0] for folder in answer.runs)
+    if studies:
+        links = ", ".join(f"[{name}]({name}.md)" for name in studies)
+        remarks.append(f"{answer.size}: {links}")
+    by_modified = modified(read_runs(answer.runs)["record"])
+    if by_modified:
+        remarks.append(by_modified)
+    see = answer.claim.see
+    if studies and see:
+        remarks.append(f"but see [{see}]({see}.md)")
+    deciding = durations.decided_by(answer, records, timed)
+    if deciding:
+        remarks.append(f"decided by {deciding}")
+    return "; ".join(remarks)
 
 
 def texts_instead(answers: Iterable[claims.Answer]) -> list[str]:
@@ -262,66 +367,104 @@ def texts_instead(answers: Iterable[claims.Answer]) -> list[str]:
         if answer.runs and answer.text_has and not answer.reduced:
             paper, _ = registry.find_table(answer.claim.table).reported
             papers_of.setdefault(answer.text_has, set()).add(paper)
-    return [f"In full, by the authors' code: the text of {' and '.join(sorted(names))} has {text}."
-            for text, names in papers_of.items()]  # fmt: skip
+    notes = []
+    for text, names in papers_of.items():
+        notes.append(f"In full, by the authors' code: the text of {' and '.join(sorted(names))} has {text}.")
+    return notes
 
 
 def study_page(study: Study) -> str:
     """The page of a study."""
     records = study.records
-    tested = max(sum(entry["test_accuracy"] is not None for entry in record["rounds"]) for record in records)
-    charts = {"curves": "Test accuracy over rounds"} if tested > 2 else {}  # two points say nothing
-    lines = "\n".join(f"- {line}" for line in study.findings)
-    results = [render(tables.sheet(records, study.metrics)).strip()]
-    results += [f"![{title}](figures/{study.name}-{kind}.png)" for kind, title in (charts | study.figures).items()]
-    typed = "\n".join(f"$ {command}" for command in tables.commands(records))
-    checkouts = [f"- {modified(records)}: their commit ends in `+`."] if modified(records) else []
-    parts = {
-        "## Findings": f"{lines}\n\n{LEGEND}" if lines else "",
-        "## Results": "\n\n".join(results),
-        "## Every run": render(
-            replace(tables.sheet(records, study.metrics, by_seed=True), setting="", notes=())
-        ).strip(),
-        "## Machines and versions": "\n".join([*tables.machines(records), *checkouts]),
-        "## Commands": f"```console\n{typed}\n```\n\n{VERIFY}" if typed else "",
-    }
+    parts = {}
+    if study.findings:
+        lines = "\n".join(f"- {line}" for line in study.findings)
+        parts["## Findings"] = f"{lines}\n\n{LEGEND}"
+    table = render(tables.sheet(records, study.metrics)).strip()
+    shown = [f"![{title}](figures/{study.name}-{kind}.png)" for kind, title in _charts(study).items()]
+    parts["## Results"] = "\n\n".join([table, *shown])
+    by_seed = tables.sheet(records, study.metrics, by_seed=True)
+    parts["## Every run"] = render(replace(by_seed, setting="", notes=())).strip()
+    machines = tables.machines(records)
+    by_modified = modified(records)
+    if by_modified:
+        machines = [*machines, f"- {by_modified}: their commit ends in `+`."]
+    parts["## Machines and versions"] = "\n".join(machines)
+    commands = tables.commands(records)
+    if commands:
+        typed = "\n".join(f"$ {command}" for command in commands)
+        parts["## Commands"] = f"```console\n{typed}\n```\n\n{VERIFY}"
     return _page(study.intro, parts)
 
 
-def figures(text: str) -> dict[Path, tuple[str, str]]:
-    """The figures that a page shows: study and kind of each, by its path under `results`."""
-    return {Path(path): (study, kind) for path, study, kind in FIGURE.findall(text)}
+def _charts(study: Study) -> dict[str, str]:
+    """What the figures of a study show, by the kind of the chart."""
+    tested_rounds = []
+    for record in study.records:
+        tested_rounds.append(sum(entry["test_accuracy"] is not None for entry in record["rounds"]))
+    charts = {}
+    if max(tested_rounds) > 2:  # two points say nothing
+        charts["curves"] = "Test accuracy over rounds"
+    return charts | study.figures
+
+
+class Figure(NamedTuple):
+    """A figure that a page shows."""
+
+    study: str
+    kind: str  # of the chart
+
+
+def figures(text: str) -> dict[Path, Figure]:
+    """The figures that a page shows, by their paths under `results`."""
+    shown = {}
+    for match in FIGURE.finditer(text):
+        shown[Path(match["path"])] = Figure(match["study"], match["kind"])
+    return shown
 
 
 def paper_page(module: ModuleType, planned: Iterable[plans.TablePlan], studies: Iterable[Study], missed: str) -> str:
     """The page of a paper: its `planned` tables, those of the `studies` that are its own, and what was `missed`."""
-    title, *about = re.split(r"(?m)^\S.*\n(?= )", module.__doc__)[0].strip().split("\n\n")  # before the first section
-    name = module.__name__.rpartition(".")[2]
+    before_sections, *_ = re.split(r"(?m)^\S.*\n(?= )", module.__doc__)
+    title, *about = before_sections.strip().split("\n\n")
+    name = _file_name(module)
     about.append(
         f"Its file is [papers/{name}.py](../../papers/{name}.py). Its claims stand on [the first page](../README.md)."
     )
-    shown, lacking = ["A run counts that has all settings of the table."], []
+    shown = ["A run counts that has all settings of the table."]
+    lacking = []
     for plan in planned:
         command = f"`fedcli table {plan.table.name}`"
         if any(run.state == "finished" for run in plan.runs):
-            shown += [render(paper_tables.compare(plan)).rstrip(), f"{command} runs what is missing."]
+            shown.append(render(paper_tables.compare(plan)).rstrip())
+            shown.append(f"{command} runs what is missing.")
         else:
             lacking.append([plan.title, str(len(plan.cells)), command])
-    methods = (method for method in registry.methods().values() if method.module is module)
-    names, listed = {each.name for each in (*methods, *module.PROTOCOLS)}, []
+    parts = {"## Tables": "\n\n".join(shown)}
+    if lacking:
+        parts["### Without a finished run"] = github(["Table", "Cells", "Command"], lacking)
+    not_planned = [f"- {place}: {reason.rstrip('.')}." for place, reason in module.NOT_PLANNED.items()]
+    parts["### Not planned"] = "\n".join(not_planned)
+    parts["## Studies"] = "\n".join(_links(module, studies))
+    for heading, text in CARD.findall(module.__doc__):
+        parts[f"## {heading}"] = textwrap.dedent(text).strip()
+    parts["## What did not work"] = missed.strip()
+    return _page("\n\n".join([f"# {title.rstrip('.')}", *about]), parts)
+
+
+def _links(module: ModuleType, studies: Iterable[Study]) -> list[str]:
+    """A line for each study that runs a method or a protocol of a paper's file, with its first finding."""
+    names = {protocol.name for protocol in module.PROTOCOLS}
+    names |= {method.name for method in registry.methods().values() if method.module is module}
+    lines = []
     for study in studies:
         if any(names & {record["method"], record["protocol"]} for record in study.records):
-            heading = study.intro.partition("\n")[0].lstrip("# ")
-            listed.append(": ".join([f"- [{heading}](../{study.name}.md)", *study.findings[:1]]))
-    parts = {
-        "## Tables": "\n\n".join(shown),
-        "### Without a finished run": github(["Table", "Cells", "Command"], lacking) if lacking else "",
-        "### Not planned": "\n".join(f"- {name}: {reason.rstrip('.')}." for name, reason in module.NOT_PLANNED.items()),
-        "## Studies": "\n".join(listed),
-        **{f"## {heading}": textwrap.dedent(text).strip() for heading, text in CARD.findall(module.__doc__)},
-        "## What did not work": missed.strip(),
-    }
-    return _page("\n\n".join([f"# {title.rstrip('.')}", *about]), parts)
+            first_line, _, _ = study.intro.partition("\n")
+            line = f"- [{first_line.lstrip('# ')}](../{study.name}.md)"
+            if study.findings:
+                line += f": {study.findings[0]}"
+            lines.append(line)
+    return lines
 
 
 def main(folder: Annotated[Path, typer.Argument()] = HERE) -> None:
@@ -329,10 +472,11 @@ def main(folder: Annotated[Path, typer.Argument()] = HERE) -> None:
     if not (folder / "records").is_dir():
         raise SystemExit(f"'{folder}' has no runs for pages (got no folder 'records' in it); name one that has it.")
     for name, text in pages(folder).items():
-        write_atomically(folder / name, lambda file, text=text: file.write_text(text, encoding="utf-8"))
+        write_atomically(folder / name, partial(Path.write_text, data=text, encoding="utf-8"))
         print(folder / name)
-        for path, (study, kind) in figures(text).items():
-            plots.write(folder / path, find_chart(kind), named(read_study(folder / "records" / study)), page=True)
+        for path, figure in figures(text).items():
+            study = read_study(folder / "records" / figure.study)
+            plots.write(folder / path, find_chart(figure.kind), named(study), page=True)
 
 
 if __name__ == "__main__":

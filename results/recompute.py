@@ -7,107 +7,245 @@ is 1 where a difference, an interval or a verdict disagrees.
 """
 
 import json
+import math
 import sys
+from fractions import Fraction
 from pathlib import Path
+from typing import NamedTuple
 
 import pandas as pd
 from scipy import stats
 
-COLUMNS = ["mean", "low", "high", "n"]
 RANKS = ["contradicted", "undecided", "reproduced"]  # the weakest first
+MISSING = float("nan")
+
+
+class Lead(NamedTuple):
+    """How far a claim's row is ahead of another: the mean over seeds and its 95 % interval."""
+
+    mean: float
+    low: float
+    high: float
+    n: int  # seeds
+
+    def text(self) -> str:
+        """All of it, to seven decimals."""
+        return f"{self.mean:.7f} [{self.low:.7f}, {self.high:.7f}] ({self.n})"
+
+
+NO_LEAD = Lead(MISSING, MISSING, MISSING, 0)
+
+
+class Answer(NamedTuple):
+    """What the records say of a claim, or what the table says of it."""
+
+    verdict: str
+    lead: Lead  # over the row that decides
+    tail: Lead  # the smallest over the last tenth of the rounds
+
+    def text(self) -> str:
+        """All of it, in which two answers are compared."""
+        return f"{self.verdict} {self.lead.text()}, last tenth {self.tail.text()}"
 
 
 def rounds_of(record: dict) -> pd.DataFrame:
     """The tested rounds of a run; the index counts from 1."""
-    rounds = pd.DataFrame(record["rounds"]).set_index(pd.RangeIndex(1, len(record["rounds"]) + 1))
+    rounds = pd.DataFrame(record["rounds"])
+    rounds.index += 1
     return rounds[rounds["test_accuracy"].notna()]
+
+
+def percents(record: dict, name: str) -> pd.Series:
+    """An accuracy in percent in the tested rounds of a run."""
+    return 100 * rounds_of(record)[name].astype(float)
+
+
+def selected(record: dict, parameter: str) -> float:
+    """The accuracy in the round that the rule of the headline chooses."""
+    accuracy = percents(record, "test_accuracy")
+    rule = record["summary"]["selection"]
+    if rule == "best-validation":
+        return accuracy[percents(record, "validation_accuracy").idxmax()]
+    if rule == "best-test":
+        return accuracy.max()
+    if rule == "last":
+        return accuracy.iloc[-1]
+    raise SystemExit(f"no reading of the rule {rule} here; write one.")
+
+
+def last(record: dict, parameter: str) -> float:
+    """The accuracy in the last round."""
+    return percents(record, "test_accuracy").iloc[-1]
+
+
+def at(record: dict, parameter: str) -> float:
+    """The accuracy after a fraction of the rounds, as "1/4"."""
+    fraction = Fraction(parameter) * record["config"]["rounds"]
+    number = math.floor(fraction + Fraction(1, 2))
+    return percents(record, "test_accuracy").get(number, MISSING)
+
+
+def last_tenth(record: dict, parameter: str) -> float:
+    """The mean accuracy over the last tenth of the rounds."""
+    planned = record["config"]["rounds"]
+    first = planned - max(1, planned // 10) + 1
+    return percents(record, "test_accuracy").loc[first:].mean()
+
+
+def rounds_to(record: dict, parameter: str) -> float:
+    """The first round with an accuracy."""
+    accuracy = percents(record, "test_accuracy")
+    reached = accuracy.index[accuracy >= float(parameter)]
+    return float(reached[0]) if len(reached) else MISSING
+
+
+def in_domains(record: dict, name: str, parameter: str) -> float:
+    """The accuracy on domains, on one of them or the mean over all, by the rule of the headline."""
+    count = 3 if record["summary"]["selection"] == "mean-last-3" else 1
+    accuracies = pd.DataFrame(rounds_of(record)[name].tail(count).tolist())
+    of_rounds = accuracies[parameter] if parameter else accuracies.mean(axis="columns")
+    return 100 * of_rounds.mean()
+
+
+def intra(record: dict, parameter: str) -> float:
+    """The accuracy on the clients' own domains."""
+    return in_domains(record, "intra", parameter)
+
+
+def inter(record: dict, parameter: str) -> float:
+    """The accuracy on the other domains."""
+    return in_domains(record, "inter", parameter)
+
+
+def drift(record: dict, parameter: str) -> float:
+    """A distance between clients, as measured last."""
+    measured = rounds_of(record)["drift"].dropna()
+    return measured.iloc[-1][parameter]
+
+
+def quality(record: dict, parameter: str) -> float:
+    """A score of the features."""
+    return record["quality"][parameter]
+
+
+def floats_up(record: dict, parameter: str) -> float:
+    """What a client sends in a round."""
+    tested = rounds_of(record)
+    if "floats_up" in tested:
+        return tested["floats_up"].mean()
+    return record["cost"]["floats_up"]
+
+
+# By the name of a metric, which a parameter may follow after a colon.
+READINGS = {
+    "selected": selected,
+    "last": last,
+    "at": at,
+    "last-tenth": last_tenth,
+    "rounds-to": rounds_to,
+    "intra": intra,
+    "inter": inter,
+    "drift": drift,
+    "quality": quality,
+    "floats-up": floats_up,
+}
 
 
 def value(record: dict, metric: str) -> float:
     """The number of a run, accuracies in percent; NaN where it has none."""
     name, _, parameter = metric.partition(":")
-    tested, planned = rounds_of(record), record["config"]["rounds"]
-    accuracy = 100 * tested["test_accuracy"].astype(float)
-    chosen = {  # by the rule of the headline
-        "best-validation": lambda: tested["validation_accuracy"].astype(float).idxmax(),
-        "best-test": accuracy.idxmax,
-        "last": lambda: tested.index[-1],
-    }
+    if name not in READINGS:
+        raise SystemExit(f"no reading of {metric} here; write one.")
     if record["status"] != "finished":
-        return float("nan")
-    if name == "selected":
-        return accuracy[chosen[record["summary"]["selection"]]()]
-    if name == "last":
-        return accuracy.iloc[-1]
-    if name == "at":
-        top, bottom = map(int, parameter.split("/"))
-        return accuracy.get(int(top * planned / bottom + 0.5), float("nan"))
-    if name == "last-tenth":
-        return accuracy.loc[planned - max(1, planned // 10) + 1 :].mean()
-    if name == "rounds-to":
-        return float(next((number for number, percent in accuracy.items() if percent >= float(parameter)), "nan"))
-    if name in ("intra", "inter"):
-        last = tested[name].tail(3) if record["summary"]["selection"] == "mean-last-3" else tested[name].tail(1)
-        return 100 * last.map(lambda of: of[parameter] if parameter else sum(of.values()) / len(of)).mean()
-    if name == "drift":
-        return tested["drift"].dropna().iloc[-1][parameter]
-    if name == "quality":
-        return record["quality"][parameter]
-    if name == "floats-up":
-        return tested["floats_up"].mean() if "floats_up" in tested else record["cost"]["floats_up"]
-    raise SystemExit(f"no reading of {metric} here; write one.")
+        return MISSING
+    return READINGS[name](record, parameter)
 
 
-def interval(leads: pd.Series) -> pd.Series:
-    """Mean and 95 % interval of the leads, by Student's t."""
-    leads, error = leads.dropna(), float("nan")
-    if len(leads) > 1:
-        error = leads.sem() * stats.t.ppf(0.975, len(leads) - 1)
-    return pd.Series([leads.mean(), leads.mean() - error, leads.mean() + error, len(leads)], COLUMNS, dtype=float)
+def interval(leads: pd.Series) -> Lead:
+    """Mean and 95 % interval of the leads of seeds, by Student's t."""
+    leads = leads.dropna()
+    mean = leads.mean()
+    n = len(leads)
+    if n < 2:
+        return Lead(mean, MISSING, MISSING, n)
+    half_width = leads.sem() * stats.t.ppf(0.975, n - 1)
+    return Lead(mean, mean - half_width, mean + half_width, n)
 
 
-def judge(lead: pd.Series, direction: str, exact: bool) -> str:
-    """The verdict on a lead."""
-    low, high = (lead["mean"], lead["mean"]) if exact else (lead["low"], lead["high"])
-    if (lead["n"] < 3 and not exact) or not (low > 0 or high < 0):
+def judge(lead: Lead, direction: str, exact: bool) -> str:
+    """The verdict on a lead; an `exact` one, of counts, needs no interval."""
+    if exact:
+        is_above = lead.mean > 0
+        is_below = lead.mean < 0
+    else:
+        is_above = lead.n >= 3 and lead.low > 0
+        is_below = lead.n >= 3 and lead.high < 0
+    if not (is_above or is_below):
         return "undecided"
-    return "reproduced" if (low > 0) == (direction == "higher") else "contradicted"
+    is_as_claimed = is_above if direction == "higher" else is_below
+    return "reproduced" if is_as_claimed else "contradicted"
 
 
-def recompute(claim: pd.Series) -> tuple[pd.Series, pd.Series, str]:
-    """The smallest lead of a claim, that over the last tenth of the rounds, and the verdict."""
-    pairs, sign = pd.DataFrame(json.loads(claim["pairs"])), 1 if claim["direction"] == "higher" else -1
+def leads_over(pairs: pd.DataFrame, kind: str) -> list[Lead]:
+    """The lead over each other row, by a column of the pairs of runs, "value" or "tail"."""
+    differences = pairs[kind] - pairs[f"{kind}_than"]
+    shares = pairs.assign(lead=pairs["share"] * differences)
+    seeds = shares.groupby(["than", "seed"])["lead"].sum(min_count=1)
+    return [interval(leads) for _, leads in seeds.groupby("than")]
+
+
+def smallest(leads: list[Lead], sign: int) -> Lead:
+    """The lead that is the least in the direction of a claim, of those with a value if one has it."""
+    with_value = [lead for lead in leads if lead.n]
+    return min(with_value or leads, key=lambda lead: sign * lead.mean)
+
+
+def recompute(claim: pd.Series) -> Answer:
+    """What the records say of a claim."""
+    direction = claim["direction"]
+    exact = claim["metric"].startswith("floats")
+    sign = 1 if direction == "higher" else -1
+    pairs = pd.DataFrame(json.loads(claim["pairs"]))
     for end in ("", "_than"):
         records = [json.loads((Path(folder) / "record.json").read_text()) for folder in pairs[f"folder{end}"]]
-        pairs[f"value{end}"] = list(map(value, records, pairs[f"metric{end}"]))
+        metrics = pairs[f"metric{end}"]
+        pairs[f"value{end}"] = [value(record, metric) for record, metric in zip(records, metrics, strict=True)]
         pairs[f"tail{end}"] = [value(record, "last-tenth") for record in records]
-    leads = {}
-    for kind in ("value", "tail"):
-        pairs["lead"] = pairs["share"] * (pairs[kind] - pairs[f"{kind}_than"])
-        seeds = pairs.groupby(["than", "seed"])["lead"].sum(min_count=1)
-        leads[kind] = seeds.groupby("than").apply(interval).unstack()
-    lead, tail = leads["value"], leads["tail"]
-    exact = claim["metric"].startswith("floats")
-    lead["verdict"] = [judge(row, claim["direction"], exact) for _, row in lead.iterrows()]
-    lead["rank"], lead["size"] = lead["verdict"].map(RANKS.index), sign * lead["mean"]
-    least = lead.sort_values(["rank", "size"]).iloc[0]
-    verdict = least["verdict"]
-    if len(lead) < len(claim["than"].split("; ")) and verdict == "reproduced":
+
+    leads = leads_over(pairs, "value")
+    verdicts = [judge(lead, direction, exact) for lead in leads]
+    verdict = min(verdicts, key=RANKS.index)
+    weakest = [lead for lead, of_lead in zip(leads, verdicts, strict=True) if of_lead == verdict]
+    others = claim["than"].split("; ")
+    if len(leads) < len(others) and verdict == "reproduced":
         verdict = "undecided"
-    return least[COLUMNS], tail.loc[(sign * tail["mean"]).idxmin()], verdict
+
+    tail = NO_LEAD
+    if pd.notna(claim["tail"]):
+        tail = smallest(leads_over(pairs, "tail"), sign)
+    return Answer(verdict, smallest(weakest, sign), tail)
+
+
+def answer_of_table(claim: pd.Series) -> Answer:
+    """What the table says of a claim."""
+    verdict = claim["verdict"]
+    if verdict == "by construction":  # reproduced by the numbers
+        verdict = "reproduced"
+    lead = Lead(claim["ours"], claim["low"], claim["high"], claim["n"])
+    tail = Lead(claim["tail"], claim["tail_low"], claim["tail_high"], claim["tail_n"])
+    return Answer(verdict, lead, tail)
 
 
 def main() -> None:
     """Compares all claims that have runs."""
-    table, faults = pd.read_csv(sys.stdin), []
+    table = pd.read_csv(sys.stdin)
     judged = table[table["pairs"] != "[]"]
+    faults = []
     for _, claim in judged.iterrows():
-        lead, tail, verdict = recompute(claim)
-        here = [*lead, *(tail[["mean", "low", "high"]] if pd.notna(claim["tail"]) else [float("nan")] * 3)]
-        there = claim[["ours", "low", "high", "n", "tail", "tail_low", "tail_high"]].astype(float)
-        is_verdict = verdict == {"by construction": "reproduced"}.get(claim["verdict"], claim["verdict"])
-        if not is_verdict or [f"{number:.7f}" for number in here] != [f"{number:.7f}" for number in there]:
-            faults.append(f"{claim['claim']}: {verdict} {here} here, {claim['verdict']} {there.tolist()} there")
+        here = recompute(claim).text()
+        there = answer_of_table(claim).text()
+        if here != there:
+            faults.append(f"{claim['claim']}: {here} here, {there} there")
     print(f"{len(judged)} claims recomputed, {len(faults)} otherwise", *faults, sep="\n")
     sys.exit(bool(faults))
 
