@@ -28,8 +28,9 @@ from fedcli.errors import UserError, unknown
 from fedcli.runs.signals import exit_code
 from fedcli.userfiles import is_from_file, user_files
 
-if TYPE_CHECKING:  # it imports PyTorch, which help does not need
+if TYPE_CHECKING:  # they import PyTorch, which help does not need
     from fedcli.cli.display import Display
+    from fedcli.results.plans import Plan
 
 FILES = "Options from files"  # panels of the help
 GRID = "Grid"
@@ -189,27 +190,36 @@ def run(  # noqa: PLR0913  # the parameters of a command are its options
         raise UserError("workers share one run (got several runs); leave --workers or the launcher out.")
     if log is not None and where:
         raise UserError(f"--log {log} is for runs one after the other (got --jobs or --on); leave one out.")
+    from fedcli.results.plans import plan_grid
+
+    plan = plan_grid(names, options, seeds=seeds, settings=settings, **experiment)
+    errors = _run_grid(plan, where, quiet, log_file, log)
+    raise typer.Exit(1 if errors else 0)
+
+
+def _run_grid(
+    plan: "Plan", where: Mapping[str, Any], quiet: bool | None, log_file: Path | None, log: str | None
+) -> Mapping[Path, str]:
+    """Run what is to do of a plan, and write and print the table and curves of its runs; returns what failed."""
     from fedcli.cli.plan_display import run_plan, warn_of_protocols
     from fedcli.results.frame import find_records
-    from fedcli.results.plans import plan_grid
     from fedcli.results.render import render
     from fedcli.results.tables import sheet
 
-    plan = plan_grid(names, options, seeds=seeds, settings=settings, **experiment)
     again = f"the same command with --out {shlex.quote(str(plan.folder))} --continue"
     warn_of_protocols(plan)
     errors = run_plan(plan, common.consoles(quiet, log_file, stderr=True), again, log, **where)
     records = find_records([plan.folder])
     text = render(sheet(records, leads=True))
     common.write_text(plan.folder / "table.md", text)
-    from fedcli.figures import plots
+    from fedcli.figures import plots  # here, since it imports pandas and Matplotlib
 
     with suppress(UserError):  # no run has come to a test
         plots.write(plan.folder / "curves.png", plots.learning_curves, records, page=True)
     if not quiet:
         common.print_text(text, is_markdown=True)
         common.say(f"table and curves: {plan.folder}, table.md and curves.png")
-    raise typer.Exit(1 if errors else 0)
+    return errors
 
 
 def tune(  # noqa: PLR0913  # the parameters of a command are its options
