@@ -43,7 +43,8 @@ def work_in(folder, monkeypatch, evidence, **given):
 
 
 def test_runs_that_are_stopped_carried_and_taken_up_end_in_the_same_bits(evidence, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(evidence, "WORK", [("", "fedfm:V", (row, "NMI"), (0,)) for row in ("FedFM", "SCAFFOLD")])
+    work = [evidence.Work("", "fedfm:V", only=(row, "NMI"), seeds=(0,)) for row in ("FedFM", "SCAFFOLD")]
+    monkeypatch.setattr(evidence, "WORK", work)
     monkeypatch.setattr(evidence, "PART", 2**16)
     whole = work_in(tmp_path / "whole", monkeypatch, evidence)
     assert work_in(tmp_path / "late", monkeypatch, evidence, time="0s", carry=Path("out")) == {}  # nothing starts
@@ -112,9 +113,7 @@ def test_the_list_runs_both_rows_of_the_claims_that_it_names(evidence):
         return folders(plans.plan_table(registry.find_table(claim.table), seeds=range(3), only=only).runs)
 
     made = folders(evidence.planned_runs("float32", tiny=False))
-    names = {
-        name for decides, table, *_ in evidence.WORK if table != "fccl:8" for name in decides.split() if ":" in name
-    }
+    names = {name for work in evidence.WORK if work.table != "fccl:8" for name in work.decides.split() if ":" in name}
     claims = [claim for claim in registry.claims() if claim.name in names]
     assert len(claims) == len(names) == 9
     for claim in claims:

@@ -11,6 +11,7 @@ lists, and write the best into `options.json`. After a run, `git diff board.csv`
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 import typer
@@ -22,6 +23,7 @@ from fedcli.results.metrics import find_metric
 from fedcli.results.render import between_marks, github
 from fedcli.results.statistics import interval, interval_text
 from fedcli.runs.identity import settings_text
+from fedcli.runs.record import Record
 
 HERE = Path(__file__).parent
 RUNS = Path("runs/board")
@@ -33,7 +35,6 @@ SEEDS = tuple(range(10))
 PUBLIC = {"public_dataset": "photos", "public_examples": 500, "public_batch_size": 125}
 ACCURACIES = ("selected", "last-tenth", "classifier", "global")  # columns of the CSV, in percent
 OPTIONS = json.loads((HERE / "options.json").read_text())  # of each row, by protocol
-FLOATS = ("floats-down", "floats-up", "memory-floats")  # of a client, a round
 
 
 def table(protocol: str) -> Table:
@@ -50,21 +51,32 @@ def table(protocol: str) -> Table:
 
 def run(protocol: str) -> list[dict]:
     """Runs what has not ended of a board, and returns a row of the CSV for each run."""
-    folder, rows = RUNS / protocol.replace(":", "-"), []
-    if errors := jobs.execute(plans.plan_table(table(protocol), folder), jobs.Watch(), jobs=2, records_only=True):
+    folder = RUNS / protocol.replace(":", "-")
+    errors = jobs.execute(plans.plan_table(table(protocol), folder), jobs.Watch(), jobs=2, records_only=True)
+    if errors:
         raise SystemExit(f"{len(errors)} runs have failed (the first: {next(iter(errors.items()))}); run this again.")
+    rows = []
     for cell in plans.plan_table(table(protocol), folder).cells:
         for record in cell.records:
-            *accuracies, down, up, held = (find_metric(name).value(record) for name in (*ACCURACIES, *FLOATS))
-            rows.append({
-                "protocol": protocol, "method": cell.cell.row, "seed": record["seed"], "status": record["status"],
-                "tested": record["tested"],
-                **dict(zip(ACCURACIES, accuracies, strict=True)),
-                "floats_sent": round((down or 0) + (up or 0)), "memory_floats": held or 0,
-                "params_sha256": record["summary"].get("params_sha256", ""),
-                "machine": f"{record['hardware']['name']}, torch {record['versions']['torch']}",
-            })  # fmt: skip
+            rows.append({"protocol": protocol, "method": cell.cell.row, **numbers_of(record)})
     return rows
+
+
+def numbers_of(record: Record) -> dict[str, Any]:
+    """Returns what the CSV has of a run, beside its board and its row there."""
+    accuracies = {name: find_metric(name).value(record) for name in ACCURACIES}
+    floats_down = find_metric("floats-down").value(record) or 0
+    floats_up = find_metric("floats-up").value(record) or 0
+    return {
+        "seed": record["seed"],
+        "status": record["status"],
+        "tested": record["tested"],
+        **accuracies,
+        "floats_sent": round(floats_down + floats_up),
+        "memory_floats": find_metric("memory-floats").value(record) or 0,
+        "params_sha256": record["summary"].get("params_sha256", ""),
+        "machine": f"{record['hardware']['name']}, torch {record['versions']['torch']}",
+    }
 
 
 def mean_text(numbers: pd.Series, sign: str = "") -> str:
@@ -93,34 +105,46 @@ def section(rows: pd.DataFrame, protocol: str) -> str:
     finished = rows[[*ACCURACIES]].where(rows.status == "finished")
     accuracies = pd.concat([rows[["seed", "method"]], finished], axis=1).pivot(index="seed", columns="method")
     order = accuracies.selected.mean().sort_values(ascending=False, kind="stable").index
-    headline, tenth, classifier, _ = (accuracies[name][order] for name in ACCURACIES)
+    headline = accuracies["selected"][order]
+    last_tenth = accuracies["last-tenth"][order]
+    classifier = accuracies["classifier"][order]
+    leads = headline.sub(headline[plain], axis=0)
     is_tested_once = "eval_every" in SETTINGS.get(protocol, {})
-    leads, runs = headline.sub(headline[plain], axis=0), rows.groupby("method")
+    runs = rows.groupby("method")
+    diverged = runs.size() - headline.count()
     table = pd.DataFrame({
         "Method": order.to_series(),
         "Options": {row: settings_text(options) for row, options in OPTIONS[protocol].items()},
         "Accuracy, %": headline.apply(mean_text),
         f"Ahead of {plain}": leads.apply(mean_text, sign="+").where(order != plain, ""),
-        "Last tenth of the rounds, %": "" if is_tested_once else tenth.apply(mean_text),
+        "Last tenth of the rounds, %": "" if is_tested_once else last_tenth.apply(mean_text),
         "By the classifier, %": classifier.apply(mean_text).where(classifier.notna().any(), ""),
         "Floats sent a round": runs.floats_sent.max().map("{:,}".format),
         "Floats held": runs.memory_floats.max().map("{:,}".format),
-        "Diverged": (runs.size() - headline.count()).map(lambda count: str(count or "")),
+        "Diverged": diverged.map(lambda count: str(count or "")),
     }).loc[order]  # fmt: skip
-    if interval((headline.iloc[:, 0] - headline.iloc[:, 1]).dropna().tolist()).low > 0:
-        table.iloc[0, 2] = f"**{table.iloc[0, 2]}**"
-    table = table.loc[:, table.ne("").any()]
-    return github([*table], table.to_numpy().tolist(), 2)
+    first = order[0]
+    second = order[1]
+    lead_of_first = interval((headline[first] - headline[second]).dropna().tolist())
+    if lead_of_first.low > 0:
+        table.loc[first, "Accuracy, %"] = f"**{table.loc[first, 'Accuracy, %']}**"
+    filled = table.loc[:, table.ne("").any()]
+    return github([*filled], filled.to_numpy().tolist(), 2)
 
 
 def main(page: bool = False, only: str = "") -> None:
     """Runs the boards, or only that of a protocol, unless the page alone is asked for, and writes the page."""
-    csv, file = HERE / "board.csv", HERE / "README.md"
-    if not page:
-        kept = pd.read_csv(csv).query("protocol != @only") if only else pd.DataFrame()
-        ran = [row for protocol in ([only] if only else PLAIN) for row in run(protocol)]
-        pd.concat([kept, pd.DataFrame(ran)]).to_csv(csv, index=False)
-    text, rows = file.read_text(), pd.read_csv(csv)
+    csv = HERE / "board.csv"
+    if only and not page:
+        committed = pd.read_csv(csv)
+        others = committed[committed.protocol != only]
+        pd.concat([others, pd.DataFrame(run(only))]).to_csv(csv, index=False)
+    elif not page:
+        boards = [pd.DataFrame(run(protocol)) for protocol in PLAIN]
+        pd.concat(boards).to_csv(csv, index=False)
+    rows = pd.read_csv(csv)
+    file = HERE / "README.md"
+    text = file.read_text()
     for protocol in PLAIN:
         for mark, part in parts(rows, protocol).items():
             text = between_marks(text, mark, section(part, protocol))

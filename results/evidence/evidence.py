@@ -11,11 +11,11 @@ import shlex
 import signal
 import subprocess
 import sys
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import torch
 import typer
@@ -40,27 +40,40 @@ from fedcli.runs.signals import OutOfTime, interrupt_on_signals, set_time_limit,
 RUNS = Path("runs/evidence")
 MIB = 2**20
 PART = 16 * MIB  # bytes of a file of the archive
-ARCHIVE, CARRIED = 62 * MIB, 60 * MIB  # bytes of the archive, and of the checkpoints in it, at most
+ARCHIVE = 62 * MIB  # bytes of the archive at most
+CARRIED = 60 * MIB  # bytes of the checkpoints in it at most
 RESERVE = 45  # seconds of --time for last checkpoints, `fedcli quality` and the archive
 GRACE = 15  # seconds after which a round that did not end in time is interrupted
 JOBS_ON_CUDA = 4  # not measured yet
 MEASURED = "fedfm:V"  # the table whose cells `fedcli quality` measures
 SEPARATION = "fedfm:fedavg fedfm:features fedfm:silhouette"
-# What is decided, by the beginnings of claims, or learnt; then cells, as `fedcli table TABLE --only ... --seeds ...`.
+
+
+@dataclass(frozen=True)
+class Work:
+    """Cells to run, as `fedcli table TABLE --only ... --seeds ...`."""
+
+    decides: str  # the beginnings of claims, or what is learnt
+    table: str
+    only: tuple[str, ...]
+    seeds: tuple[int, ...]
+
+
 WORK = (
-    (SEPARATION, "fedfm:V", ("FedFM", "NMI"), (0,)),
-    (SEPARATION, "fedfm:V", ("FedAvg", "NMI"), (0,)),
-    ("fedsa:cross-silo", "fedsa:1", ("FedSA", "FedProto", "cross-silo Cifar10"), (0, 1, 2)),
-    ("fedsa:cifar100", "fedsa:1", ("FedSA", "FedTGP", "cross-device Cifar100"), (0, 1, 2)),
-    ("fedsa:margin", "fedsa:4", ("EMA+R+ER+MCL+CC", "EMA+R+ER+CC"), (0, 1, 2)),
-    (SEPARATION, "fedfm:V", ("FedFM", "FedAvg", "NMI"), (1, 2)),
-    ("fedfm:second-best", "fedfm:V", ("SCAFFOLD", "NMI"), (0, 1, 2)),
-    ("fedcme:more-skew", "fedcme:II",
-        ("FedAvg", "FedCME(0.01)", "CIFAR10 alpha=0.1 K=80", "CIFAR10 alpha=0.5 K=80"), (0, 1, 2)),
-    ("fedcme:sooner", "fedcme:III", ("FedCME(0.01)", "FedAvg", "FedRS(0.5)", "K=80,M=30", "K=50,M=20"), (0, 1, 2)),
-    ("FedFA's Table 2", "fedfa:2", ("CIFAR-10 ",), (2021, 2022, 2023)),
-    ("fccl:other-domains", "fccl:8", ("FCCL+", "FCCL", "BASE", "Digits inter AVG"), (0, 1, 2)),
-    ("FedFM's Table III", "fedfm:III", ("CIFAR-10 NIID-1", "CIFAR-10 NIID-2"), (0, 1, 2)),
+    Work(SEPARATION, "fedfm:V", only=("FedFM", "NMI"), seeds=(0,)),
+    Work(SEPARATION, "fedfm:V", only=("FedAvg", "NMI"), seeds=(0,)),
+    Work("fedsa:cross-silo", "fedsa:1", only=("FedSA", "FedProto", "cross-silo Cifar10"), seeds=(0, 1, 2)),
+    Work("fedsa:cifar100", "fedsa:1", only=("FedSA", "FedTGP", "cross-device Cifar100"), seeds=(0, 1, 2)),
+    Work("fedsa:margin", "fedsa:4", only=("EMA+R+ER+MCL+CC", "EMA+R+ER+CC"), seeds=(0, 1, 2)),
+    Work(SEPARATION, "fedfm:V", only=("FedFM", "FedAvg", "NMI"), seeds=(1, 2)),
+    Work("fedfm:second-best", "fedfm:V", only=("SCAFFOLD", "NMI"), seeds=(0, 1, 2)),
+    Work("fedcme:more-skew", "fedcme:II",
+         only=("FedAvg", "FedCME(0.01)", "CIFAR10 alpha=0.1 K=80", "CIFAR10 alpha=0.5 K=80"), seeds=(0, 1, 2)),
+    Work("fedcme:sooner", "fedcme:III",
+         only=("FedCME(0.01)", "FedAvg", "FedRS(0.5)", "K=80,M=30", "K=50,M=20"), seeds=(0, 1, 2)),
+    Work("FedFA's Table 2", "fedfa:2", only=("CIFAR-10 ",), seeds=(2021, 2022, 2023)),
+    Work("fccl:other-domains", "fccl:8", only=("FCCL+", "FCCL", "BASE", "Digits inter AVG"), seeds=(0, 1, 2)),
+    Work("FedFM's Table III", "fedfm:III", only=("CIFAR-10 NIID-1", "CIFAR-10 NIID-2"), seeds=(0, 1, 2)),
 )  # fmt: skip
 INSTEAD = {"fccl:8": {"protocol": "fccl:digit-domains", "dataset": "digits-real-4"}}  # in place of a table's options
 TINY = {
@@ -69,23 +82,51 @@ TINY = {
 }  # fmt: skip
 
 
-def planned_runs(precision: str, tiny: bool) -> list[PlannedRun]:
+@dataclass
+class OpenRun(PlannedRun):
+    """A run of WORK, with the table for which it is done first."""
+
+    table: str = field(kw_only=True)
+
+
+def planned_runs(precision: str, tiny: bool) -> list[OpenRun]:
     """Returns the runs of WORK that the committed records lack, each once; if `tiny`, a small one of each work."""
-    runs: dict[Path, PlannedRun] = {}
-    home = RUNS / (f"tiny-{precision}" if tiny else precision)
-    other = {**({} if precision == "float32" else {"precision": precision}), **(TINY if tiny else {})}
-    for decides, table, only, seeds in WORK:
-        planned, instead = plan_table(find_table(table), seeds=seeds, only=only).runs, INSTEAD.get(table, {})
-        for run in sorted(planned, key=lambda run: run.setup.run.seed)[: 1 if tiny else None]:
-            if run.to_do or other or instead:
-                # Under another protocol none of the options may come from the cell's.
-                given = {**(run.setup.values() if instead else run.given), **other, **instead}
-                setup = resolve(find_method(run.method), given, need_data=False)
-                folder = home / run.folder.parent.name / run.folder.name
-                label = f"{decides}: {table} {run.label}"
-                runs.setdefault(folder, replace(run, label=label, given=given, setup=setup, folder=folder))
+    home = RUNS / precision
+    changes: dict[str, Any] = {}
+    if precision != "float32":
+        changes["precision"] = precision
+    if tiny:
+        home = RUNS / f"tiny-{precision}"
+        changes |= TINY
+    runs: dict[Path, OpenRun] = {}
+    for work in WORK:
+        planned = plan_table(find_table(work.table), seeds=work.seeds, only=work.only).runs
+        by_seed = sorted(planned, key=lambda run: run.setup.run.seed)
+        if tiny:
+            by_seed = by_seed[:1]
+        for run in by_seed:
+            if run.to_do or changes or work.table in INSTEAD:
+                to_run = open_run(run, work, changes, home)
+                runs.setdefault(to_run.folder, to_run)
     refresh(runs.values())
     return list(runs.values())
+
+
+def open_run(run: PlannedRun, work: Work, changes: Mapping[str, Any], home: Path) -> OpenRun:
+    """Returns a run of a table as it is done here: with other options, in a folder below `home`."""
+    given = {**run.given, **changes}
+    if work.table in INSTEAD:
+        # Under another protocol none of the options may come from the cell's.
+        given = {**run.setup.values(), **changes, **INSTEAD[work.table]}
+    return OpenRun(
+        label=f"{work.decides}: {work.table} {run.label}",
+        method=run.method,
+        given=given,
+        setup=resolve(find_method(run.method), given, need_data=False),
+        folder=home / run.folder.parent.name / run.folder.name,
+        values=run.values,
+        table=work.table,
+    )
 
 
 def refresh(runs: Iterable[PlannedRun]) -> None:
@@ -94,9 +135,9 @@ def refresh(runs: Iterable[PlannedRun]) -> None:
         run.record = read_begun(run.folder)
 
 
-def lacks_quality(run: PlannedRun) -> bool:
+def lacks_quality(run: OpenRun) -> bool:
     """Whether a claim is about the features of a finished run, which `fedcli quality` has not measured."""
-    return MEASURED in run.label and run.state == "finished" and "quality" not in run.record
+    return run.table == MEASURED and run.state == "finished" and "quality" not in run.record
 
 
 def files_of(run: PlannedRun) -> list[Path]:
@@ -106,12 +147,18 @@ def files_of(run: PlannedRun) -> list[Path]:
 
 def nbytes_of(run: PlannedRun) -> int:
     """Bytes of these files; before there are any, of a model for the server and for each client that keeps one."""
-    if files := files_of(run):
+    files = files_of(run)
+    if files:
         return sum(file.stat().st_size for file in files)
-    images, config = datasets.describe(run.setup.run.dataset), run.setup.run
+    config = run.setup.run
+    images = datasets.describe(config.dataset)
+    channels, size, *_ = images["shape"]
+    first_backbone, *_ = config.backbone.split(",")
     with torch.device("meta"):
-        network = backbones.build(config.backbone.split(",")[0], *images["shape"][:2], images["classes"], seed=0)
-    models = 1 + config.num_clients * (len(run.setup.method.state_types) > 1)
+        network = backbones.build(first_backbone, channels, size, images["classes"], seed=0)
+    models = 1
+    if len(run.setup.method.state_types) > 1:  # a client keeps one too
+        models += config.num_clients
     return models * sum(value.nbytes for value in network.state_dict().values())
 
 
@@ -121,27 +168,65 @@ class CarriedPlan(Plan):
     def may_start(self, run: PlannedRun, active: Collection[PlannedRun]) -> bool:
         """Whether a run fits into the archive beside those that have begun, or ends in time, as runs like it tell."""
         refresh(self.runs)
-        begun = [each for each in self.runs if each is not run and each.to_do and (each.record or each in active)]
-        sizes = [nbytes_of(each) for each in begun]
-        can_be_carried = nbytes_of(run) + sum(size for size in sizes if size <= CARRIED) <= CARRIED
-        return can_be_carried or estimate(Plan(RUNS, (run,)))["seconds"].item() < time_left()
+        nbytes = nbytes_of(run)
+        for other in self.runs:
+            has_begun = other.record or other in active
+            if other is not run and other.to_do and has_begun:
+                nbytes_of_other = nbytes_of(other)
+                if nbytes_of_other <= CARRIED:
+                    nbytes += nbytes_of_other
+        if nbytes <= CARRIED:
+            return True
+        seconds = estimate(Plan(RUNS, (run,)))["seconds"].item()
+        return seconds < time_left()
 
 
-def pack(runs: Sequence[PlannedRun], folder: Path) -> None:
+def pack(runs: Sequence[OpenRun], folder: Path) -> None:
     """Writes all records, and what open runs need as far as there is room, as parts of an archive in a folder."""
     folder.mkdir(parents=True, exist_ok=True)
     for old in folder.glob("evidence.tgz.*"):
         old.unlink()
     files = [run.folder / RECORD for run in runs if run.record]
     room = ARCHIVE - sum(file.stat().st_size for file in files) / 3  # compressed they take less
-    for run in [run for run in runs if run.record and (run.to_do or lacks_quality(run))]:
-        if nbytes_of(run) < room:
+    for run in runs:
+        goes_on = run.to_do or lacks_quality(run)
+        if not (run.record and goes_on):
+            continue
+        nbytes = nbytes_of(run)
+        if nbytes < room:
             files += files_of(run)
-            room -= nbytes_of(run)
+            room -= nbytes
         else:
-            print(f"left behind: {run.label}, seed {run.setup.run.seed}: {nbytes_of(run) / MIB:,.0f} MiB")
+            print(f"left behind: {run.label}, seed {run.setup.run.seed}: {nbytes / MIB:,.0f} MiB")
     command = f"tar -cz -T - | split -b {PART} -d -a 1 - {shlex.quote(str(folder))}/evidence.tgz."
     subprocess.run(command, shell=True, check=True, text=True, input="\n".join(map(str, files)))
+
+
+def unpack(folder: Path) -> None:
+    """Takes what another machine has packed; what is here already may be newer, and stays."""
+    command = f"cat {shlex.quote(str(folder))}/evidence.tgz.* | tar -xz --skip-old-files"
+    subprocess.run(command, shell=True, check=True)
+
+
+def run_and_measure(plan: Plan, runs: Sequence[OpenRun], jobs: int) -> None:
+    """Runs what may start until the time is over, then measures the features of what has finished."""
+    display = TableDisplay([Console(highlight=False)], plan)
+    with display.bar, suppress(OutOfTime):
+        if time_left() > 0:
+            execute(plan, display, jobs)
+    refresh(runs)
+    folders = [run.folder for run in runs if lacks_quality(run)]
+    if folders:
+        subprocess.run([sys.executable, "-m", "fedcli", "quality", *folders], check=False)
+
+
+def print_open(runs: Sequence[OpenRun]) -> None:
+    """Says which runs have not ended."""
+    to_do = [run for run in runs if run.to_do]
+    for run in to_do:
+        done = f"{run.rounds_done} of {run.setup.run.rounds} rounds, {nbytes_of(run) / MIB:,.0f} MiB to carry"
+        print(f"open: {run.label}, seed {run.setup.run.seed}: {done}")
+    print(f"{len(runs) - len(to_do)} of {len(runs)} runs have ended; 'fedcli claims' says what they decide")
 
 
 def main(
@@ -154,37 +239,32 @@ def main(
     """
     try:
         limit_time(time)
-        if origin:  # what is here already may be newer, and stays
-            unpack = f"cat {shlex.quote(str(origin))}/evidence.tgz.* | tar -xz --skip-old-files"
-            subprocess.run(unpack, shell=True, check=True)
+        if origin:
+            unpack(origin)
         runs = planned_runs(precision, tiny)
     except (UserError, subprocess.CalledProcessError) as error:
         sys.exit(f"error: {error}")
     set_time_limit(time_left() - RESERVE)
-    planned = (CarriedPlan if carry else Plan)(RUNS, tuple(runs))
-    display = TableDisplay([Console(highlight=False)], planned)
+    kind = CarriedPlan if carry else Plan
+    plan = kind(RUNS, tuple(runs))
+    if not jobs:
+        jobs = JOBS_ON_CUDA if torch.cuda.is_available() and not tiny else 1
     interrupt_on_signals()
     signal.signal(signal.SIGALRM, signal.getsignal(signal.SIGTERM))
-    signal.alarm(math.ceil(max(1, time_left() + GRACE)) if time else 0)
+    if time:
+        seconds = max(1, time_left() + GRACE)
+        signal.alarm(math.ceil(seconds))
     try:
-        with display.bar, suppress(OutOfTime):
-            if time_left() > 0:
-                execute(planned, display, jobs or (JOBS_ON_CUDA if torch.cuda.is_available() and not tiny else 1))
-        refresh(runs)
-        if folders := [run.folder for run in runs if lacks_quality(run)]:
-            subprocess.run([sys.executable, "-m", "fedcli", "quality", *folders], check=False)
+        run_and_measure(plan, runs, jobs)
     except (KeyboardInterrupt, UserError) as error:
         print(error)
     signal.alarm(0)
     refresh(runs)
     if carry:
         pack(runs, carry)
-    for text in planned.missing_data.values():
+    for text in plan.missing_data.values():
         print(text)
-    for run in [run for run in runs if run.to_do]:
-        done = f"{run.rounds_done} of {run.setup.run.rounds} rounds, {nbytes_of(run) / MIB:,.0f} MiB to carry"
-        print(f"open: {run.label}, seed {run.setup.run.seed}: {done}")
-    print(f"{sum(not run.to_do for run in runs)} of {len(runs)} runs have ended; 'fedcli claims' says what they decide")
+    print_open(runs)
 
 
 if __name__ == "__main__":

@@ -36,7 +36,9 @@ def kernels(workload: str, precision: str, device: str, way: str) -> str:
         for _ in until_captured(fed.engine, PASSES):
             fed.start_round()
             state, _ = setup.method.run_round(state, fed.cohort(0), fed, setup.options)
-        activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if is_cuda else [])]
+        activities = [ProfilerActivity.CPU]
+        if is_cuda:
+            activities.append(ProfilerActivity.CUDA)
         with profile(activities=activities) as profiler:
             fed.start_round()
             setup.method.run_round(state, fed.cohort(1), fed, setup.options)
