@@ -16,6 +16,7 @@ from fedcli.data import datasets
 from fedcli.runs import checkpoints, models, resume
 from fedcli.runs.models import export
 from fedcli.runs.record import write_record
+from tests import torture
 from tests.files import refused
 from tests.programs import invoke
 from tests.test_lock import names
@@ -159,6 +160,10 @@ def test_models_of_another_run_or_an_unfinished_one_are_refused(made, tmp_path):
     run = copied(made["global"], tmp_path)
     shutil.copy(run.path / checkpoints.CHECKPOINT, run.path / models.SELECTED)
     refused(run.model, models.SELECTED, "use round last")
+    content = torture.content_of(run.path / checkpoints.CHECKPOINT)
+    content.parts["about"]["identity"] = "another"
+    torture.sign(run.path / checkpoints.CHECKPOINT, content)
+    refused(lambda: run.model(round="last"), f"{checkpoints.CHECKPOINT}' lacks the models of round 5")
     shutil.copy(made["personal"].path / checkpoints.CHECKPOINT, run.path / checkpoints.CHECKPOINT)
     refused(lambda: run.model(round="last"), "another kind of state", "use the method that wrote it")
     write_record(run.path, {**run.record, "status": "interrupted"})

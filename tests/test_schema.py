@@ -36,6 +36,10 @@ WRONG = {  # the path to a part, what it is now, and what the line says
     "rounds.0.terms.cross_entropy": (float("nan"), "must be a finite number (got nan)"),
     "partition.sizes": ([3], "the clients' images"),
     "partition.class_counts.0": ([], "the clients' images"),
+    "rounds.0.client_accuracy": (
+        {"0": None},
+        "'rounds.0.client_accuracy.0' must be a finite number from 0 to 1 (got None)",
+    ),
     "rounds.1.client_accuracy": ({"x": 0.5}, "'client_accuracy' must be by client, 0 to "),
     "config.lr": (-1.0, "--lr must be > 0 (got -1.0)"),
     "config.rounds": ("10", "--rounds must be of type int (got '10')"),

@@ -476,6 +476,7 @@ CRAFTED = ("client state", "global model")  # kinds of stopped runs
 OF_FINISHED: dict[str, dict[str, Any]] = {
     "finished, best models kept": {"method": "fedfm", "rounds": 5, "validation": 0.2, "lr": 0.1, "seed": 2},
     "finished, own models": {"method": "local", "rounds": 2, "validation": 0},
+    "finished, own models and a global one": {"method": "ditto", "rounds": 2, "validation": 0},
     "finished, prototypes": {"method": "fedproto", "rounds": 2, "protocol": "fedsa:digits"},
 }
 WITH_MODELS = tuple(OF_FINISHED)
@@ -526,9 +527,14 @@ def models_hash(folder: Path) -> str:
     """Stands for the models of a finished run."""
     run = fedcli.load(folder)
     method = registry.find_method(run.record["method"])
-    client = None if method.personal is None else 0
+    owners = [None] if method.personal is None or method.shared is not None else []
+    if method.personal is not None:
+        owners.append(0)
     by_prototypes = method.prototypes is not None
-    models = [run.model(client, round=name, prototypes=by_prototypes).state_dict() for name in ROUNDS]
+    models = []
+    for owner in owners:
+        for name in ROUNDS:
+            models.append(run.model(owner, round=name, prototypes=by_prototypes).state_dict())
     return params_hash(pair for model in models for pair in model.items())
 
 
@@ -553,6 +559,8 @@ def crafts(kind: str) -> list[tuple]:
             found.append((file, path, "nested"))
             if type(part_at(content.parts, path)) is int:
                 found.append((file, path, "one more"))
+            if type(part_at(content.parts, path)) is list:
+                found.append((file, path, "emptied"))
             if isinstance(path[-1], str) or path[0] == "tree":
                 found.append((file, path, "removed"))
         for name in content.tensors:
@@ -599,6 +607,9 @@ def change(content: Content, path: tuple | str, how: str, draw: random.Random) -
         return how
     if how == "removed":
         del container[path[-1]]
+        return how
+    if how == "emptied":
+        container[path[-1]] = []
         return how
     container[path[-1]] = draw.choice(VALUES) if how == "another" else [container[path[-1]]]
     return f"{container[path[-1]]!r:.40}"

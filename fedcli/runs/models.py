@@ -234,18 +234,26 @@ def read_models(folder: Path, record: dict[str, Any], method: Method, number: in
     store = Store(None, torch.device("cpu"), (*method.state_types, Models))
     state, facts = load_tree(file, store.reopen(folder))
     try:
-        written = round_of_models(state, facts)
-        if (facts["identity"], written) != (identity(record), number):
+        written = round_of_models(state, facts, record["config"]["rounds"])
+        if facts["identity"] != identity(record) or written != number:
             raise lacking
-        models = state if isinstance(state, Models) else models_of(method, state)
+        models = state if isinstance(state, Models) else _models_of_state(method, state)
         check_models(models, method, record)
     except Fault as fault:
         raise UserError(f"'{file}' does not have this run's models: {fault}; restore it.") from None
-    except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:  # of a method, with another state
-        raise UserError(
-            f"'{file}' does not have a state of '{method.name}' (got {one_line(error)}); restore it."
-        ) from None
     return models
+
+
+def _models_of_state(method: Method, state: Any) -> Models:
+    """Returns the models in a state that a file holds, which may be none of the method's.
+
+    Raises:
+        Fault: The method's functions cannot read it.
+    """
+    try:
+        return models_of(method, state)
+    except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
+        raise Fault(f"it is no state of '{method.name}' (got {one_line(error)})") from None
 
 
 def check_models(models: Models, method: Method, record: dict[str, Any]) -> None:

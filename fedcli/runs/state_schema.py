@@ -28,8 +28,13 @@ def check_facts(facts: Any) -> None:
     FACTS(facts)
 
 
-def round_of_models(state: Any, facts: Any) -> int:
+def round_of_models(state: Any, facts: Any, most: int) -> int:
     """Returns the round, from 0, whose models a file holds: a checkpoint, or what is kept of the best round.
+
+    Args:
+        state: What the file holds, a method's state or models.
+        facts: What the file adds to it.
+        most: The rounds of the run.
 
     Raises:
         Fault: Says which part of what the file says of its run is wrong, and what it must be.
@@ -39,8 +44,7 @@ def round_of_models(state: Any, facts: Any) -> int:
         return facts["round"]
     check_facts(facts)
     check_names(state, facts)
-    if not facts["record"]["rounds"]:
-        raise Fault("has no rounds")
+    check_rounds(facts["record"], most)
     return facts["record"]["rounds"][-1]["round"]
 
 
