@@ -35,8 +35,8 @@ def _declarations(kind: type[Any], *modules: ModuleType) -> dict[str, Any]:
 @cache
 def _registered(kind: type) -> dict[str, Any]:
     """What the modules of `fedcli.papers` declare of a kind, papers before baselines, each in order of name."""
-    found = pkgutil.walk_packages(papers.__path__, f"{papers.__name__}.")
-    names = [info.name for info in found if not info.ispkg]
+    modules = pkgutil.walk_packages(papers.__path__, f"{papers.__name__}.")
+    names = [info.name for info in modules if not info.ispkg]
     names.sort(key=lambda name: (name.count("."), name))
     return _declarations(kind, *map(importlib.import_module, names))
 

@@ -426,9 +426,9 @@ def figures(text: str) -> dict[Path, Figure]:
 def paper_page(module: ModuleType, planned: Iterable[plans.TablePlan], studies: Iterable[Study], missed: str) -> str:
     """The page of a paper: its `planned` tables, those of the `studies` that are its own, and what was `missed`."""
     before_sections, *_ = re.split(r"(?m)^\S.*\n(?= )", module.__doc__)
-    title, *about = before_sections.strip().split("\n\n")
+    title, *paragraphs = before_sections.strip().split("\n\n")
     name = _file_name(module)
-    about.append(
+    paragraphs.append(
         f"Its file is [papers/{name}.py](../../papers/{name}.py). Its claims stand on [the first page](../README.md)."
     )
     shown = ["A run counts that has all settings of the table."]
@@ -449,7 +449,7 @@ def paper_page(module: ModuleType, planned: Iterable[plans.TablePlan], studies: 
     for heading, text in CARD.findall(module.__doc__):
         parts[f"## {heading}"] = textwrap.dedent(text).strip()
     parts["## What did not work"] = missed.strip()
-    return _page("\n\n".join([f"# {title.rstrip('.')}", *about]), parts)
+    return _page("\n\n".join([f"# {title.rstrip('.')}", *paragraphs]), parts)
 
 
 def _links(module: ModuleType, studies: Iterable[Study]) -> list[str]:

@@ -622,16 +622,16 @@ def _check(network: Backbone, whole: nn.Module, head_name: str, function: FromFi
     two = _outputs_of_layers(moved, x[:2], function)
     two_again = _outputs_of_layers(moved, x[:2], function)
     several = _outputs_of_layers(moved, x, function)
-    place = _first_difference(two, two_again, torch.equal)
-    if place or not torch.equal(torch.get_rng_state(), random_state):
-        raise function.refuse(f"draws random numbers {place or 'without effect'}", "use nn.Dropout or F.dropout")
+    where = _first_difference(two, two_again, torch.equal)
+    if where or not torch.equal(torch.get_rng_state(), random_state):
+        raise function.refuse(f"draws random numbers {where or 'without effect'}", "use nn.Dropout or F.dropout")
     _refuse_other_function(network, whole, head_name, function, x)
     if network.draws is not None and not network.draws.used:
         network.draws = None
-    place = _first_difference(two, several, partial(torch.allclose, rtol=1e-4, atol=1e-4))
-    if place:
+    where = _first_difference(two, several, partial(torch.allclose, rtol=1e-4, atol=1e-4))
+    if where:
         raise function.refuse(
-            f"mixes the images of a batch {place}",
+            f"mixes the images of a batch {where}",
             "use nn.BatchNorm2d, nn.GroupNorm or nn.LayerNorm, and attention with batch_first=True",
         )
     _refuse_hidden_state(_copied(moved).train(), function, x)

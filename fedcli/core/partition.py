@@ -422,8 +422,8 @@ def _parts_from_user(
     """Returns what a user's function gives, checked, as int64; it gets `groups` `[N]` if it has such an argument."""
     asked_for = {name: groups[name].copy() for name in signature(function.function).parameters if name in groups}
     with blame(function.path):
-        given = function(labels.copy(), num_clients, generator(seed, "partition"), **asked_for)
-        parts = [*map(np.asarray, given)]
+        lists = function(labels.copy(), num_clients, generator(seed, "partition"), **asked_for)
+        parts = [*map(np.asarray, lists)]
     if len(parts) != num_clients:
         raise function.refuse(f"gives no list of {num_clients} clients (got {len(parts)})", "return one list for each")
     for client, part in enumerate(parts):

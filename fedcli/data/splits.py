@@ -27,8 +27,8 @@ def file(labels: np.ndarray, num_clients: int, place: np.ndarray, seed: int, pat
     with reading(path, FORM):
         lists = read_split(Path(path))
         if len(lists.train) != num_clients:
-            given = len(lists.train)
-            raise ValueError(f"it has lists of {given} clients, not {num_clients}: use --num-clients {given}")
+            count = len(lists.train)
+            raise ValueError(f"it has lists of {count} clients, not {num_clients}: use --num-clients {count}")
         tested = np.unique(np.concatenate([*lists.test, np.empty(0, np.int64)]))
         positions, times = np.unique(np.concatenate([*lists.train, tested]), return_counts=True)
         if (times > 1).any():
