@@ -21,7 +21,8 @@ SMALL = (
     "--cohort-size", "2", "--rounds", "3", "--batch-size", "16", "--device", "cpu", "--partition", "iid",
 )  # fmt: skip
 
-# Trains as FedAvg does, and stops in the second round until somebody opens the pipe `go`, as long as there is one.
+# Trains as FedAvg does, and stops in the second round until somebody writes into the pipe `go` or closes it again, as
+# long as there is one.
 WAITS = """
 import os
 import select

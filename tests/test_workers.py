@@ -111,7 +111,8 @@ def test_torchrun_starts_workers_again_that_go_on_in_their_folder(tmp_path):
     running = start(tmp_path, *options, *command, main=torchrun)
     os.kill(waiting.two()[1], signal.SIGKILL)
     waiting.two()
-    with (tmp_path / "go").open("w"):
+    with (tmp_path / "go").open("w") as go:
+        print(file=go, flush=True)  # which nobody reads, so that workers find it whenever they come
         _, errors = running.communicate()
     assert running.returncode == 0, errors
     assert read_record(tmp_path / "run")["resumed"] == [1]
