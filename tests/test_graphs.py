@@ -805,7 +805,7 @@ def test_auto_is_chosen_on_cuda_and_nothing_else_is(monkeypatch):
 
 def test_the_option_says_how_many_and_how():
     for text, expected in (("auto", ("stacked", 7)), ("12", ("stacked", 12)), ("branches:3", ("branches", 3))):
-        assert engine.parse_chunk(text, 7) == expected
+        assert engine.parse_chunking(text, 7) == expected
     for text in ("0", "many", "branches", "branches:0", "1.5", "stacked:2"):
         with pytest.raises(UserError, match="--clients-per-chunk must be auto, a whole number from 1"):
-            engine.parse_chunk(text, 1)
+            engine.parse_chunking(text, 1)

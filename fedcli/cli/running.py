@@ -529,13 +529,14 @@ def _print_counts(workloads: list[str], precision: str, as_json: bool) -> None:
     """Print what is counted of a joint step of each workload in each way."""
     from fedcli.bench.count import cells, count_step
     from fedcli.bench.measure import WORKLOADS
+    from fedcli.core.stacked import WAYS
 
     for name in workloads:
         if name not in WORKLOADS:
             raise unknown("workload", name, WORKLOADS, f"there are {', '.join(WORKLOADS)}.")
     rows = []
     for name in workloads:
-        for way in ("stacked", "branches"):
+        for way in WAYS:
             row, _ = count_step(name, WORKLOADS[name], way, precision)
             rows.append(row)
             if as_json:

@@ -23,7 +23,8 @@ from fedcli.core.forks import Processes
 from fedcli.core.graphs import KEPT, KEPT_CALLS, CudaGraphs, find_kept, is_out_of_memory
 from fedcli.core.layers import by_places, set_to
 from fedcli.core.stacked import (
-    WAYS,
+    BRANCHES,
+    STACKED,
     Call,
     Stack,
     for_many,
@@ -43,17 +44,30 @@ BATCH_AXES: Tree = Batch(x=0, y=0, mask=None, epoch_end=0, num_batches=0, lr=Non
 PREPARED_BYTES = 2**22  # of images that are prepared at a time for a client that trains alone
 
 
-def parse_chunk(text: str, default: int) -> tuple[str, int]:
-    """Reads `--clients-per-chunk`: in which of `WAYS`, and how many clients train together (`default` for `auto`)."""
+class Chunking(NamedTuple):
+    """How clients train together."""
+
+    way: str  # one of `stacked.WAYS`
+    clients: int  # at most so many
+
+
+def parse_chunking(text: str, default: int) -> Chunking:
+    """Reads `--clients-per-chunk`; `auto` is `default` stacked clients."""
     if text == "auto":
-        return WAYS[0], default
-    match = re.fullmatch("(branches:)?0*([1-9][0-9]{0,8})", text)
+        return Chunking(STACKED, default)
+    match = re.fullmatch(f"({BRANCHES}:)?0*([1-9][0-9]{{0,8}})", text)
     if match is None:
         raise UserError(
             f"--clients-per-chunk must be auto, a whole number from 1, or branches: and such a number (got "
             f"'{text[:40]}'); 1 trains one client after the other."
         )
-    return "branches" if match[1] else WAYS[0], int(match[2])
+    prefix, number = match.groups()
+    return Chunking(BRANCHES if prefix else STACKED, int(number))
+
+
+def spell_chunking(chunking: Chunking) -> str:
+    """Writes `--clients-per-chunk` as `parse_chunking` reads it."""
+    return f"{BRANCHES}:{chunking.clients}" if chunking.way == BRANCHES else str(chunking.clients)
 
 
 class OneWorker:
@@ -91,7 +105,7 @@ class Engine:
     transform: Transform  # from uint8 images to network input
     clients_per_chunk: int  # how many clients train together; halved where memory is too small
     on_samples: Callable[[int], None]  # called with the number of samples after each step, by one thread at a time
-    way: str = WAYS[0]  # one of `WAYS`
+    way: str = STACKED  # one of `stacked.WAYS`
     graphs: CudaGraphs | None = None  # None without CUDA, and after a graph could not be made or was wrong
     by_places: bool = False  # for clients that train alone, see fedcli/core/layers.py
     joint_layers: bool = False  # for clients that are stacked, see fedcli/core/joint_layers.py

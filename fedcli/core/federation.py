@@ -29,13 +29,13 @@ from fedcli.core.clients import (
     optimizer_step,
     refuse_reading,
 )
-from fedcli.core.engine import Engine, parse_chunk
+from fedcli.core.engine import Engine, parse_chunking
 from fedcli.core.graphs import CudaGraphs
 from fedcli.core.layers import by_places, set_to, use_live_taps
 from fedcli.core.output_cache import OutputCache
 from fedcli.core.partition import count_classes
 from fedcli.core.parts import divide
-from fedcli.core.stacked import WAYS, with_optimizer
+from fedcli.core.stacked import BRANCHES, STACKED, with_optimizer
 from fedcli.core.trees import Tree, complete, concatenate, count_floats, leaves, select, stack, to_device, tree_map
 from fedcli.declarations import Sizes
 from fedcli.errors import NonFiniteLoss, UserError
@@ -160,20 +160,20 @@ class Federation:
         self.outputs = OutputCache()
         # On CUDA, `autotune` chooses for `auto` before the first round.
         on_cpu = device.type == "cpu"
-        way, chunk = parse_chunk(run.clients_per_chunk, default=1 if on_cpu else run.cohort_size)
+        chunking = parse_chunking(run.clients_per_chunk, default=1 if on_cpu else run.cohort_size)
         self.engine = Engine(
             images=dataset.x_train.to(device),
             labels=dataset.y_train.to(device),
             transform=transform,
-            clients_per_chunk=min(chunk, run.cohort_size),
+            clients_per_chunk=min(chunking.clients, run.cohort_size),
             on_samples=on_samples,
-            way=way,
+            way=chunking.way,
             graphs=CudaGraphs(device) if device.type == "cuda" else None,
             by_places=self.dead_taps and on_cpu,
             joint_layers=not on_cpu,
         )
         self.takes_vmap = True  # whether vmap takes all networks
-        if self.engine.way == WAYS[0] and self.engine.clients_per_chunk > 1:
+        if self.engine.way == STACKED and self.engine.clients_per_chunk > 1:
             self._keep_from_vmap(dataset.channels, dataset.image_size)
         self.start_round()
 
@@ -224,7 +224,7 @@ class Federation:
             if fault:
                 if self.device.type == "cpu":
                     self.engine.clients_per_chunk = 1
-                self.engine.way = WAYS[1]
+                self.engine.way = BRANCHES
                 self.takes_vmap = False
                 self.engine.notes.append(f"clients train one by one: vmap does not take the network {name} ({fault})")
                 return

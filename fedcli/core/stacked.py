@@ -18,7 +18,10 @@ from fedcli.core.joint_layers import JointLayers
 from fedcli.core.layers import set_to
 from fedcli.core.trees import Tree, copy_tree, flatten, leaves, pack, select_axes, stack, tree_map, unpack, write_into
 
-WAYS = ("stacked", "branches")  # in which several clients train together
+# The ways in which several clients train together, as a record names them.
+STACKED = "stacked"  # by vmap, every operation on all of them
+BRANCHES = "branches"  # client by client, on a GPU at the same time
+WAYS = (STACKED, BRANCHES)
 
 
 def for_many(
@@ -26,17 +29,19 @@ def for_many(
 ) -> Callable[..., Tree]:
     """Makes a function of one client a function of several stacked clients.
 
-    The way is "stacked", by `vmap`, which turns convolutions into grouped ones that a device's library may be slow at,
-    or "branches", client by client, as a single client always is. Each of `axes` is 0 (client axis first) or None
-    (shared by all), or a tree of these; that of the first argument is 0. `graphs` do the branches, which are
-    independent of each other, at the same time; they are done in turn where it is None. `joint_layers` says whether
-    layers of stacked clients are computed as fedcli/core/joint_layers.py has them.
+    Args:
+        function: Of one client.
+        axes: For each argument 0 (client axis first) or None (shared by all), or a tree of these; 0 for the first.
+        way: One of `WAYS`. `vmap` turns convolutions into grouped ones, at which a device's library may be slow. A
+            single client is always a branch.
+        graphs: Do the branches, which are independent of each other, at the same time; in turn where None.
+        joint_layers: Whether layers of stacked clients are computed as fedcli/core/joint_layers.py has them.
     """
     mapped = vmap(function, in_dims=axes, randomness="error")
 
     def together(*arguments: Tree) -> Tree:
         count = len(leaves(arguments[0])[0])
-        if way == "branches" or count == 1:
+        if way == BRANCHES or count == 1:
             works = [partial(function, *select_axes(arguments, axes, k)) for k in range(count)]
             return stack([work() for work in works] if graphs is None else graphs.fork(works))
         layers = JointLayers() if joint_layers else nullcontext()
@@ -50,7 +55,8 @@ def with_optimizer(step: Step, clients: Client) -> Client:
     """Gives stacked clients that have no optimizer state the one before the first step."""
     if clients.optimizer:
         return clients
-    return clients._replace(optimizer=for_many(step.init_optimizer, (0,), "branches", None)(clients.params))
+    init_optimizer = for_many(step.init_optimizer, axes=(0,), way=BRANCHES, graphs=None)
+    return clients._replace(optimizer=init_optimizer(clients.params))
 
 
 def packed(update: Update, like: Tree, results: Callable[[Aux], Tree]) -> Callable[..., tuple[Tree, Tree]]:

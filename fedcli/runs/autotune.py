@@ -13,7 +13,7 @@ from fedcli.core.aggregate import cross_entropy
 from fedcli.core.clients import Aux
 from fedcli.core.engine import Engine
 from fedcli.core.federation import Federation
-from fedcli.core.stacked import WAYS
+from fedcli.core.stacked import BRANCHES, WAYS
 from fedcli.core.trees import tree_map
 
 STEPS = 16  # of a pass of a trial
@@ -28,7 +28,7 @@ def autotune(fed: Federation) -> str | None:
     if fed.config.clients_per_chunk != "auto" or fed.device.type != "cuda":
         return None
     size = -(-fed.config.cohort_size // fed.engine.workers.count)  # a larger chunk would leave a worker idle
-    ways = WAYS if fed.takes_vmap else WAYS[1:]
+    ways = WAYS if fed.takes_vmap else (BRANCHES,)
     tried: dict[str, Trial] = {}
     failed: dict[str, RuntimeError] = {}
     for way in ways:

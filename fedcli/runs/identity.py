@@ -11,7 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from fedcli.core import NUMERICS, partition
+from fedcli.core import NUMERICS, NUMERICS_WITH_DEAD_TAPS, partition
 from fedcli.core.backbones import have_dead_taps
 from fedcli.data.datasets import num_images
 from fedcli.declarations import Method, is_idle
@@ -102,16 +102,24 @@ def is_packaged(record: Mapping[str, Any]) -> bool:
     return record["method_source"] == record["method"]
 
 
-def numerics(record: dict[str, Any], method: Method) -> dict[str, int]:
-    """The current versions of the numerics for a run, of core and method; raised when code changes results.
+def numerics_of(method: Method, dead_taps: bool) -> dict[str, int]:
+    """The versions of the arithmetic of core and method, raised when code changes results.
 
-    Builds the networks of the run, of which some have dead taps; the user must have named those of a user's file.
+    The core has one of its own for networks with `dead_taps`.
+    """
+    return {"core": NUMERICS_WITH_DEAD_TAPS if dead_taps else NUMERICS, "method": method.numerics}
+
+
+def numerics(record: dict[str, Any], method: Method) -> dict[str, int]:
+    """The current versions for a run, see `numerics_of`.
+
+    Builds its networks, of which some may have dead taps; the user must have named those of a user's file.
     """
     dead_taps = False
     if "input" in record["model"]:
         channels, image_size, _ = record["model"]["input"]
         dead_taps = have_dead_taps(record["config"]["backbone"], channels, image_size)
-    return {"core": NUMERICS[dead_taps], "method": method.numerics}
+    return numerics_of(method, dead_taps)
 
 
 def outdated(record: dict[str, Any], method: Method) -> bool:

@@ -11,13 +11,13 @@ from typing import Any
 import numpy as np
 import torch
 
-from fedcli.core import NUMERICS, partition
+from fedcli.core import partition
 from fedcli.core.federation import Federation, NonFiniteLoss
 from fedcli.data import datasets
 from fedcli.data.files import reading
 from fedcli.errors import UserError
 from fedcli.files import write_atomically
-from fedcli.runs.identity import digest_of, draft
+from fedcli.runs.identity import digest_of, draft, numerics_of
 from fedcli.runs.machine import environment
 from fedcli.runs.options import flags_of, given_options
 from fedcli.runs.resolve import Setup
@@ -84,7 +84,7 @@ def new_record(
         "status": "running",
         **draft(setup),
         "method_source": source,
-        "numerics": {"core": NUMERICS[fed.dead_taps], "method": setup.method.numerics},
+        "numerics": numerics_of(setup.method, fed.dead_taps),
         "user_files": {path: file_hash(path) for path in own_paths([source, *values.values()])},
         "dataset_fingerprint": dataset.fingerprint,
         **_where_any(dataset_source=dataset.source),

@@ -203,7 +203,7 @@ def _refuse_combinations(run: RunConfig, method: Method, protocol: Protocol) -> 
     """Refuses options that cannot run together."""
     from fedcli.core import engine
 
-    engine.parse_chunk(run.clients_per_chunk, 1)
+    engine.parse_chunking(run.clients_per_chunk, default=1)
     parse_size(run.state_memory or "0")
     if run.cohort_size is not None and run.cohort_size > run.num_clients:
         raise UserError(

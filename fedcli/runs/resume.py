@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 from fedcli import userfiles
 from fedcli.core import partition
+from fedcli.core.engine import Chunking, spell_chunking
 from fedcli.core.federation import Federation
 from fedcli.declarations import Method
 from fedcli.errors import UserError
@@ -125,8 +126,8 @@ def _code_of_the_first_round(record: dict[str, Any], method: Method) -> dict[str
 def recorded_setup(record: dict[str, Any], method: Method, **instead: Any) -> Setup:
     """The set-up of a run from its record, with its last chunk size; `instead` overrides options."""
     engine = record["engine"]
-    chunk = f"{engine['way']}:{engine['clients_per_chunk']}".removeprefix("stacked:")
-    instead = {"clients_per_chunk": chunk, **instead}
+    chunking = Chunking(engine["way"], engine["clients_per_chunk"])
+    instead = {"clients_per_chunk": spell_chunking(chunking), **instead}
     setup = resolve(method, {**recorded_options(record["config"], method), **instead})
     origin = {**record["origin"], **dict.fromkeys(instead, "command line")}
     return replace(setup, origin=origin, selection=record["summary"]["selection"])
