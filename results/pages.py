@@ -40,7 +40,8 @@ import typer
 from fedcli import registry
 from fedcli.declarations import SELECTIONS
 from fedcli.errors import UserError
-from fedcli.figures import find_chart, plots
+from fedcli.figures import find_chart
+from fedcli.figures.saving import write_figure
 from fedcli.files import write_atomically
 from fedcli.results import claims, durations, paper_tables, plans, tables
 from fedcli.results.frame import find_records, frame_of, read_runs
@@ -476,7 +477,7 @@ def main(folder: Annotated[Path, typer.Argument()] = HERE) -> None:
         print(folder / name)
         for path, figure in figures(text).items():
             study = read_study(folder / "records" / figure.study)
-            plots.write(folder / path, find_chart(figure.kind), named(study), page=True)
+            write_figure(folder / path, find_chart(figure.kind), named(study), page=True)
 
 
 if __name__ == "__main__":

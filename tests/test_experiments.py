@@ -6,7 +6,7 @@ import pytest
 
 import fedcli
 from fedcli.cli import display
-from fedcli.figures import plots
+from fedcli.figures import saving
 from fedcli.papers.baselines import fedavg
 from fedcli.runs import rounds
 from fedcli.runs.options import RunConfig
@@ -139,7 +139,7 @@ def test_values_with_commas_are_a_grid_in_one_folder_with_a_table_and_curves(mon
 
 
 def test_a_run_of_a_grid_that_diverges_is_told_and_the_others_go_on(monkeypatch):
-    monkeypatch.setattr(plots, "write", lambda *given, **more: [])
+    monkeypatch.setattr(saving, "write_figure", lambda *given, **more: [])
     result = invoke("run", "fedavg", *NO_ROUNDS, "--lr", "1e6,0.1", "--rounds", 3, "--out", "g")
     assert result.exit_code == 1
     assert "lr 1000000.0, seed 0: failed: the term 'cross_entropy' is not finite" in result.stderr

@@ -12,7 +12,7 @@ from PIL import Image
 
 import fedcli
 from fedcli.errors import UserError
-from fedcli.figures import plots
+from fedcli.figures import line_charts, saving
 from fedcli.figures.look import LEGENDS, Look, parse_pairs, parse_size
 from tests.programs import invoke
 from tests.test_plots import curve
@@ -23,24 +23,24 @@ def names_below(figure):
 
 
 def test_a_file_has_the_size_that_was_asked_for(tmp_path):
-    plots.write(tmp_path / "one.png", plots.learning_curves, [curve()], look=Look(size=(3.4, 2.3)))
+    saving.write_figure(tmp_path / "one.png", line_charts.learning_curves, [curve()], look=Look(size=(3.4, 2.3)))
     assert Image.open(tmp_path / "one.png").size == (3.4 * 300, 2.3 * 300)
 
 
 def test_a_title_replaces_that_of_one_panel_and_stands_over_several():
-    one = plots.learning_curves([curve()])
-    plots.apply(Look(title="Mine"), one)
+    one = line_charts.learning_curves([curve()])
+    saving.apply_look(Look(title="Mine"), one)
     assert (one.axes[0].get_title(), one.get_suptitle()) == ("", "Mine")
-    two = plots.learning_curves([curve(), curve(protocol="paper:other")])
+    two = line_charts.learning_curves([curve(), curve(protocol="paper:other")])
     headings = [axes.get_title() for axes in two.axes]
-    plots.apply(Look(title="Mine"), two)
+    saving.apply_look(Look(title="Mine"), two)
     assert ([axes.get_title() for axes in two.axes], two.get_suptitle()) == (headings, "Mine")
 
 
 def test_a_colour_and_a_name_count_for_a_method_and_before_it_for_a_setting():
     runs = [curve("fedfm", lr=0.1), curve("fedfm", lr=0.2), curve("two")]
     look = Look(colors={"fedfm": "red", "fedfm, lr 0.2": "#00ff00"}, labels={"fedfm": "Ours", "two": "Theirs"})
-    figure = plots.learning_curves(runs, look=look)
+    figure = line_charts.learning_curves(runs, look=look)
     lines = {line.get_label(): to_hex(line.get_color()) for line in figure.axes[0].lines if not line.get_gid()}
     assert lines.pop("Theirs") not in ("#ff0000", "#00ff00")
     assert lines == {"Ours": "#ff0000", "Ours, lr 0.2": "#00ff00"}
@@ -49,12 +49,12 @@ def test_a_colour_and_a_name_count_for_a_method_and_before_it_for_a_setting():
 @pytest.mark.parametrize("option", ["colors", "labels"])
 def test_a_name_that_the_figure_does_not_draw_is_refused(option):
     with pytest.raises(UserError, match=rf"unknown name in {option} 'twoo'; did you mean 'two'\? the figure draws one"):
-        plots.learning_curves([curve(), curve("two")], look=Look(**{option: {"twoo": "red"}}))
+        line_charts.learning_curves([curve(), curve("two")], look=Look(**{option: {"twoo": "red"}}))
 
 
 def test_a_narrow_figure_has_its_names_below_in_columns_and_leaves_the_rest_to_the_caption():
     runs = [curve(f"method-{number}") for number in range(12)]
-    figure = plots.learning_curves([*runs, curve("method-0", seed=1)], look=Look(size=(3.4, 3)))
+    figure = line_charts.learning_curves([*runs, curve("method-0", seed=1)], look=Look(size=(3.4, 3)))
     assert names_below(figure) == [f"method-{number}" for number in range(12)]
     assert figure.axes[0].get_legend() is None
     assert figure.get_label().startswith("mean ± standard deviation over 2 seeds; headline")
@@ -68,7 +68,7 @@ def test_one_long_name_takes_no_column_from_the_short_ones():
     runs = [curve(f"method-{number}") for number in range(12)]
     look = Look(size=(3.4, 2.3), font_size=7, title="", labels={"method-9": "FedNova with feature matching"})
     with matplotlib.rc_context(look.parameters()):
-        figure = plots.learning_curves(runs, look=look)
+        figure = line_charts.learning_curves(runs, look=look)
         figure.draw_without_rendering()
     (legend,) = figure.legends
     assert len({round(text.get_window_extent().x0) for text in legend.get_texts()}) == 2
@@ -91,7 +91,7 @@ def drawn_within(look, num_methods):
             runs.append(curve(f"method-{number}", seed, accuracies=(0.2, 0.4 + number / 50, 0.5 + number / 30)))
     with matplotlib.rc_context(look.parameters()), warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        figure = plots.learning_curves(runs, look=look)
+        figure = line_charts.learning_curves(runs, look=look)
         figure.draw_without_rendering()
     box = figure.get_tightbbox()
     boxes = [box.x0, box.y0, *(figure.get_size_inches() - box.max)]
@@ -131,7 +131,7 @@ def test_four_short_names_stand_below_in_more_than_one_column():
 def test_names_that_leave_no_room_for_lines_are_warned_of_once(tmp_path):
     runs = [curve(f"a-method-of-a-very-long-name-{number}") for number in range(12)]
     with pytest.warns(UserWarning, match="the names leave the figure no room for its lines; choose a larger") as caught:
-        plots.write(tmp_path / "one.svg", plots.learning_curves, runs, look=Look(size=(3.4, 1.2)))
+        saving.write_figure(tmp_path / "one.svg", line_charts.learning_curves, runs, look=Look(size=(3.4, 1.2)))
     assert len(caught) == 1
 
 
@@ -146,7 +146,7 @@ def test_a_warning_of_a_figure_drawn_in_python_names_keywords(tmp_path):
 @pytest.mark.parametrize("heights", [np.full(12, 0.5), np.linspace(0.1, 0.12, 12), np.linspace(0.2, 0.9, 3)])
 def test_names_at_the_ends_of_lines_keep_their_order_and_do_not_overlap(heights):
     runs = [curve(f"m{number:02}", accuracies=(0.2, height)) for number, height in enumerate(heights)]
-    figure = plots.learning_curves(runs, look=Look(legend="ends", size=(5, 3.5)))
+    figure = line_charts.learning_curves(runs, look=Look(legend="ends", size=(5, 3.5)))
     figure.draw_without_rendering()
     axes = figure.axes[0]
     texts = sorted(axes.texts, key=lambda text: text.get_window_extent().y0)
@@ -160,14 +160,14 @@ def test_names_at_the_ends_of_lines_keep_their_order_and_do_not_overlap(heights)
 
 
 def test_the_title_is_settled_before_names_are_placed_at_the_ends_of_lines():
-    figure = plots.learning_curves([curve()], look=Look(legend="ends", title=""))
+    figure = line_charts.learning_curves([curve()], look=Look(legend="ends", title=""))
     assert figure.axes[0].get_title() == ""
 
 
 def test_no_legend_is_drawn_where_none_is_asked_for_and_one_in_the_panel_inside():
-    bare = plots.learning_curves([curve()], look=Look(legend="none"))
+    bare = line_charts.learning_curves([curve()], look=Look(legend="none"))
     assert (bare.axes[0].get_legend(), bare.legends) == (None, [])
-    inside = plots.learning_curves([curve()], look=Look(legend="inside"))
+    inside = line_charts.learning_curves([curve()], look=Look(legend="inside"))
     assert [text.get_text() for text in inside.axes[0].get_legend().get_texts()] == ["one"]
 
 
@@ -193,7 +193,7 @@ def test_the_options_go_before_the_style_the_style_before_the_matplotlibrc_and_t
 
 def test_a_style_takes_the_grid_away(tmp_path):
     def lines_of_grid(**options):
-        axes = plots.learning_curves([curve()], look=Look(**options)).axes[0]
+        axes = line_charts.learning_curves([curve()], look=Look(**options)).axes[0]
         return [line for line in axes.get_ygridlines() if line.get_visible()]
 
     style = tmp_path / "bare.mplstyle"
@@ -239,7 +239,9 @@ def test_options_are_read_from_text():
 def test_characters_that_the_font_lacks_are_named_once(tmp_path):
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        plots.write(tmp_path / "one.png", plots.learning_curves, [curve()], look=Look(title="\u5b57\u5b57 \u4e2d"))
+        saving.write_figure(
+            tmp_path / "one.png", line_charts.learning_curves, [curve()], look=Look(title="\u5b57\u5b57 \u4e2d")
+        )
     (warning,) = caught
     assert "the font DejaVu Sans has no '\u5b57\u4e2d'" in str(warning.message)
 
@@ -249,7 +251,7 @@ def test_a_pgf_without_latex_is_refused(tmp_path, monkeypatch):
     style.write_text("pgf.texsystem: pdflatex\n")
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(UserError, match="got no program 'pdflatex'"):
-        plots.write(tmp_path / "one.pgf", plots.learning_curves, [curve()], look=Look(style=style))
+        saving.write_figure(tmp_path / "one.pgf", line_charts.learning_curves, [curve()], look=Look(style=style))
 
 
 def test_the_command_takes_the_look_and_says_what_belongs_into_the_caption(tmp_path):

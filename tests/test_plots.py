@@ -12,7 +12,7 @@ from PIL import Image
 
 from fedcli import figures
 from fedcli.errors import UserError
-from fedcli.figures import plots
+from fedcli.figures import line_charts, names, partitions, saving
 from fedcli.results.frame import find_records
 from fedcli.results.words import data_words
 from tests.programs import invoke
@@ -50,7 +50,7 @@ def marked(figure, gid="chosen"):
 
 def test_seeds_of_one_setting_are_one_line_with_a_band_of_the_sample_deviation_within_0_and_100():
     runs = [curve(seed=0, accuracies=(0.2, 1)), curve(seed=1, accuracies=(0.4, 0.8)), curve("two")]
-    (one, two), (band,), labels = drawn(plots.learning_curves(runs))
+    (one, two), (band,), labels = drawn(line_charts.learning_curves(runs))
     assert one.get_xdata().tolist() == [1, 2]
     assert one.get_ydata() == pytest.approx([30, 90])
     assert two.get_ydata() == pytest.approx([20, 40, 50])
@@ -64,13 +64,13 @@ def test_seeds_of_one_setting_are_one_line_with_a_band_of_the_sample_deviation_w
 
 
 def test_of_runs_that_go_on_those_rounds_are_drawn_that_all_have_evaluated_and_finished_ones_go_before():
-    (line,), _, _ = drawn(plots.learning_curves([curve(accuracies=(None, 0.4, None, 0.6))]))
+    (line,), _, _ = drawn(line_charts.learning_curves([curve(accuracies=(None, 0.4, None, 0.6))]))
     assert line.get_xydata().tolist() == [[2, 40], [4, 60]]
     runs = [curve(accuracies=(0.2, 0.4, 0.6), status="running"), curve(seed=1, accuracies=(0.4, 0.6), status="running")]
-    (line,), (_,), labels = drawn(plots.learning_curves(runs))
+    (line,), (_,), labels = drawn(line_charts.learning_curves(runs))
     assert line.get_xydata().tolist() == [[1, pytest.approx(30)], [2, pytest.approx(50)]]
     assert labels[0] == "one (2 unfinished)"
-    (line,), bands, labels = drawn(plots.learning_curves([*runs, curve(seed=2)]))
+    (line,), bands, labels = drawn(line_charts.learning_curves([*runs, curve(seed=2)]))
     assert (line.get_ydata().tolist(), bands) == (pytest.approx([20, 40, 50]), [])
     assert labels[0] == "one (2 unfinished)"
 
@@ -80,7 +80,7 @@ def test_curves_stand_over_the_floats_that_all_clients_have_sent():
     for entry, floats in zip(runs[0]["rounds"], (10, 10, 100), strict=True):
         entry["floats_up"] = floats  # of a client
     unknown = curve("three") | {"cost": None}
-    figure = plots.learning_curves([*runs, unknown], "floats")
+    figure = line_charts.learning_curves([*runs, unknown], "floats")
     one, two = (line.get_xydata().tolist() for line in drawn(figure)[0])
     assert one == [[30, pytest.approx(20)], [60, pytest.approx(40)], [360, pytest.approx(50)]]
     assert two == [[2 * 2 * 12400, pytest.approx(30)]]  # an older record, by its cost; the first round was not tested
@@ -92,7 +92,7 @@ def test_curves_stand_over_the_seconds_of_quiet_runs_alone():
     slower = curve(seed=1)
     slower["rounds"][0]["seconds"]["train"] += 10
     loud = curve(seed=2) | {"load": [{"start": 0, "end": 9, "others": 3.0}]}
-    (line,), (_,), _ = drawn(plots.learning_curves([curve(), slower, loud], "seconds"))
+    (line,), (_,), _ = drawn(line_charts.learning_curves([curve(), slower, loud], "seconds"))
     assert line.get_xdata().tolist() == [66, 68, 70]  # 61 and 71, then 2 a round
 
 
@@ -107,8 +107,8 @@ def test_curves_stand_over_the_seconds_of_quiet_runs_alone():
 )
 def test_a_run_without_an_evaluated_round_or_its_place_is_left_out(run, x):
     with pytest.raises(UserError, match=r"no run has measured its test accuracy \(%\) \(got 1 runs\)"):
-        plots.learning_curves([run], x)
-    assert len(drawn(plots.learning_curves([curve("two"), run], x))[0]) == 1
+        line_charts.learning_curves([run], x)
+    assert len(drawn(line_charts.learning_curves([curve("two"), run], x))[0]) == 1
 
 
 def test_only_curves_have_another_axis(tmp_path):
@@ -121,17 +121,19 @@ def test_only_curves_have_another_axis(tmp_path):
 
 
 def test_a_diverged_run_ends_in_a_cross_beside_the_mean_of_the_others():
-    figure = plots.learning_curves([curve(seed=0), curve(seed=1), diverged(seed=2), curve("two")])
+    figure = line_charts.learning_curves([curve(seed=0), curve(seed=1), diverged(seed=2), curve("two")])
     (mean, cross, two), (_,), labels = drawn(figure)
     assert (cross.get_xydata().tolist(), cross.get_markevery()) == ([[1, 60], [2, 10]], [1])
     assert mean.get_ydata() == pytest.approx([20, 40, 50])
     assert cross.get_color() == mean.get_color() != two.get_color()
     assert cross.get_zorder() > max(mean.get_zorder(), two.get_zorder())  # no line goes over it
     assert labels == ["one (1 diverged)", "two", BAND, CROSS, RING]
-    figure = plots.learning_curves([diverged(), diverged(seed=1, accuracies=(0.3,)), diverged(seed=2, accuracies=())])
+    figure = line_charts.learning_curves(
+        [diverged(), diverged(seed=1, accuracies=(0.3,)), diverged(seed=2, accuracies=())]
+    )
     assert marked(figure, "diverged") == [[[1, 60], [2, 10]], [[1, 30]]]
     assert drawn(figure)[1:] == ([], ["one (2 diverged)", CROSS])
-    figure = plots.learning_curves([diverged(), curve(seed=2, accuracies=(0.3, 0.5), status="running")])
+    figure = line_charts.learning_curves([diverged(), curve(seed=2, accuracies=(0.3, 0.5), status="running")])
     assert drawn(figure)[2][0] == "one (1 diverged, 1 unfinished)"
 
 
@@ -139,16 +141,16 @@ def test_a_ring_lies_at_the_mean_headline_and_the_mean_round_chosen_by_validatio
     runs = [curve(), curve(seed=1, accuracies=(0.2, 0.7, 0.6))]
     for run, chosen, selected in zip(runs, (2, 1), (0.5, 0.7), strict=True):
         run["summary"] |= {"selected": selected, "selected_round": chosen}
-    assert marked(plots.learning_curves(runs)) == [[[2.5, pytest.approx(60)]]]  # the line has 55 in both rounds
+    assert marked(line_charts.learning_curves(runs)) == [[[2.5, pytest.approx(60)]]]  # the line has 55 in both rounds
     for run in runs:
         run["summary"]["selection"] = "last"
-    figure = plots.learning_curves(runs)
+    figure = line_charts.learning_curves(runs)
     assert (marked(figure), drawn(figure)[2]) == ([], ["one", BAND])
 
 
 def test_the_papers_number_is_a_dotted_line_and_in_the_name():
     study = Path(__file__).parent.parent / "results" / "records" / "fedfa-fmnist-c2"
-    figure = plots.learning_curves(find_records([study / "fedavg", study / "fedfa"]))
+    figure = line_charts.learning_curves(find_records([study / "fedavg", study / "fedfa"]))
     assert {points[0][1] for points in marked(figure, "printed")} == {74.6, 84.08}  # Table 5
     assert drawn(figure)[2] == [
         "FedFA (paper: 84.08)", "FedAvg (paper: 74.60)", "mean ± standard deviation over 3 seeds",
@@ -157,13 +159,13 @@ def test_the_papers_number_is_a_dotted_line_and_in_the_name():
 
 
 def test_titles_and_names_are_words():
-    figure = plots.learning_curves([curve("fedfm", lr=0.1), curve("fedfm", lr=0.2)])
+    figure = line_charts.learning_curves([curve("fedfm", lr=0.1), curve("fedfm", lr=0.2)])
     assert figure.axes[0].get_title() == "Digits, Dirichlet 0.5 (paper:skew)"
     assert (figure.axes[0].get_xlabel(), figure.axes[0].get_ylabel()) == ("Round", "Test accuracy (%)")
     three = [curve("fedfm"), curve("fedproto-general"), curve("fedavg") | {"label": "mine"}]
-    assert drawn(plots.learning_curves(three))[2][:3] == ["FedFM", "FedProto, generalized", "mine"]
+    assert drawn(line_charts.learning_curves(three))[2][:3] == ["FedFM", "FedProto, generalized", "mine"]
     smaller = curve(protocol="fedfm:digits", rounds=4)
-    title = plots.learning_curves([smaller]).axes[0].get_title().replace("\n", " ")
+    title = line_charts.learning_curves([smaller]).axes[0].get_title().replace("\n", " ")
     assert title == "Digits, Dirichlet 0.5; reduced: rounds 4 of 20 (fedfm:digits)"
     for flag, words in {"classes:2": "2 classes a client", "iid": "IID", "dirichlet:0.5:plain": "Dirichlet 0.5, plain",
                         "file:my/split.json": "file:my/split.json"}.items():  # fmt: skip
@@ -172,7 +174,7 @@ def test_titles_and_names_are_words():
 
 @pytest.mark.parametrize("count", [12, 40])
 def test_no_two_methods_share_a_colour_however_many_there_are(count):
-    assert len(set(plots.colours(map(str, range(count))).values())) == count
+    assert len(set(names.colours(map(str, range(count))).values())) == count
 
 
 def test_charts_are_found_by_name_and_in_a_users_file(tmp_path):
@@ -194,7 +196,7 @@ def test_charts_are_found_by_name_and_in_a_users_file(tmp_path):
 
 def test_a_partition_is_a_matrix_of_counts_with_white_where_there_is_none():
     counts = np.array([[9, 60, 3], [640, 0, 1]])
-    figure = plots.partition_figure(counts, ["a", "b", "c"], "words")
+    figure = partitions.partition_chart(counts, ["a", "b", "c"], "words")
     (image,) = figure.axes[0].images
     assert image.get_array().filled(0).tolist() == counts.T.tolist()
     assert image.get_array().mask.sum() == 1
@@ -204,8 +206,8 @@ def test_a_partition_is_a_matrix_of_counts_with_white_where_there_is_none():
 
 def test_files_have_the_same_bytes_each_time_and_the_style_stays_inside(tmp_path):
     runs, before = [curve(seed=seed) for seed in (0, 1)], dict(matplotlib.rcParams)
-    first = plots.write(tmp_path / "first/dirichlet:0.5.png", plots.learning_curves, runs)
-    second = plots.write(tmp_path / "second.png", plots.learning_curves, runs)
+    first = saving.write_figure(tmp_path / "first/dirichlet:0.5.png", line_charts.learning_curves, runs)
+    second = saving.write_figure(tmp_path / "second.png", line_charts.learning_curves, runs)
     assert [file.name for file in first] == ["dirichlet:0.5.png", "dirichlet:0.5.pdf"]
     assert [file.read_bytes()[:4] for file in second] == [b"\x89PNG", b"%PDF"]
     assert [file.read_bytes() for file in first] == [file.read_bytes() for file in second]
@@ -214,10 +216,10 @@ def test_files_have_the_same_bytes_each_time_and_the_style_stays_inside(tmp_path
 
 def test_a_page_gets_a_small_png_alone_whose_colours_are_unharmed(tmp_path):
     runs = [curve(f"m{number}", accuracies=(0.1 + number / 20,) * 4) for number in range(12)]
-    (file,) = plots.write(tmp_path / "one.png", plots.learning_curves, runs, page=True)
+    (file,) = saving.write_figure(tmp_path / "one.png", line_charts.learning_curves, runs, page=True)
     picture = Image.open(file)
     assert picture.mode == "P"
     pixels = np.unique(np.asarray(picture.convert("RGB")).reshape(-1, 3), axis=0).astype(int)
-    for colour in plots.LINE_COLOURS:
+    for colour in names.LINE_COLOURS:
         wanted = np.round(255 * np.array(matplotlib.colors.to_rgb(colour)))
         assert abs(pixels - wanted).max(1).min() <= 6, colour

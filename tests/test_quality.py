@@ -12,7 +12,7 @@ from sklearn.metrics import confusion_matrix, normalized_mutual_info_score, silh
 import fedcli
 from fedcli.core import drift
 from fedcli.core.trees import select
-from fedcli.figures import features, find_chart, plots
+from fedcli.figures import features, find_chart, grid, line_charts
 from fedcli.figures.features import CLASS_COLOURS, clients_chart, embed
 from fedcli.measure import quality
 from fedcli.measure.quality import client_points, one_more_round, pair_cosines
@@ -185,7 +185,7 @@ def test_the_same_features_give_the_same_points_also_when_they_are_few():
 
 @pytest.mark.parametrize("across", [1, 3])
 def test_tsne_has_a_panel_a_setting_with_the_features_of_its_first_seed(across, runs, quick, monkeypatch):
-    monkeypatch.setattr(features, "ACROSS", across)
+    monkeypatch.setattr(grid, "ACROSS", across)
     figure = find_chart("tsne")(find_records([runs]))
     assert figure.get_suptitle().replace("\n", " ").startswith("Digits, IID, seed 0; reduced: ")
     for axes, name, measured, kept in panels(figure, runs):
@@ -307,16 +307,16 @@ def drifting(method="one", seed=0, values=((1, 0.5), None, (3, -0.5))):
 
 def test_curves_are_means_over_seeds_of_the_rounds_measured():
     runs = [drifting(), drifting(seed=1, values=((3, 0.1), (9, 9), (5, -0.5))), drifting("two"), curve("three")]
-    figure = plots.drift_figure(runs)
+    figure = line_charts.drift_chart(runs)
     left, right = figure.axes
     assert left.lines[0].get_xydata().tolist() == [[1, 2], [3, 4]]
     assert right.lines[0].get_xydata() == pytest.approx(np.array([[1, 0.3], [3, -0.5]]))
     assert [len(axes.lines) for axes in figure.axes] == [2, 2]  # the run that did not measure is left out
     assert [len(axes.collections) for axes in figure.axes] == [1, 1]
     assert drawn(figure)[2] == ["one", "two", "mean ± standard deviation over 2 seeds"]
-    (line,) = plots.drift_figure([drifting(), curve(seed=1)]).axes[0].lines  # one seed did not measure
+    (line,) = line_charts.drift_chart([drifting(), curve(seed=1)]).axes[0].lines  # one seed did not measure
     assert line.get_xydata().tolist() == [[1, 1], [3, 3]]
-    refused(lambda: plots.drift_figure([curve()]), "no run has measured its distance of features", "--drift-every")
+    refused(lambda: line_charts.drift_chart([curve()]), "no run has measured its distance of features", "--drift-every")
 
 
 def test_cosines_of_pairs_by_hand():

@@ -8,7 +8,8 @@ import pytest
 
 import fedcli
 from fedcli.declarations import Cell, Table
-from fedcli.figures import plots
+from fedcli.figures import names
+from fedcli.figures.curves import find_curves
 from fedcli.registry import find_method
 from fedcli.results import frame, paper_tables, plans, tables
 from fedcli.results.render import render
@@ -115,8 +116,8 @@ def test_a_run_whose_method_was_changed_says_so_in_tables_figures_and_reports(ch
     assert f"- mine, seed 0: {words}." in render(tables.sheet(records))
     assert words in render(tables.sheet(records), "latex")
     assert words in render(tables.sheet(records), "csv")
-    curves = plots.find_curves(tables.group(records))
-    assert words in curves[0].name().replace("\n", " ")
+    (one, *_) = find_curves(tables.group(records))
+    assert words in one.name().replace("\n", " ")
     assert fedcli.frame("run")["changed"].tolist() == [words]
     result = invoke("report", "run", "--out", "page.html")
     assert result.exit_code == 0
@@ -220,6 +221,6 @@ def test_a_label_of_several_methods_stands_before_their_names(tmp_path):
     records = frame.find_records([tmp_path / "fedavg", tmp_path / "fedprox", tmp_path / "alone"], ["Ours", "Ours", "M"])
     groups = tables.group(records)
     assert [group.label for group in groups] == ["Ours: fedavg", "Ours: fedprox", "M"]
-    assert len({*plots.setting_colours([groups]).values()}) == 3
+    assert len({*names.setting_colours([groups]).values()}) == 3
     result = invoke("table", tmp_path, "--label", "Ours", "--format", "latex")
     assert all(f"Ours: {method}" in result.output for method in ("fedavg", "fedprox", "moon"))

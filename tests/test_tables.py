@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from fedcli.figures import plots
+from fedcli.figures import line_charts
 from fedcli.results import frame, statistics, tables
 from fedcli.results.formats import write_tables
 from fedcli.results.metrics import find_metric
@@ -405,7 +405,7 @@ def test_commands_select_and_label(tmp_path):
 
 def test_mixed_runs_have_a_panel_for_each_board_in_which_a_method_keeps_its_look():
     runs = [*MIXED, record("one", seed=1), lost(2, method="two", dataset="letters")]
-    figure = plots.learning_curves(runs)
+    figure = line_charts.learning_curves(runs)
     titles = ["Digits, Dirichlet 0.5 (paper:skew)", "Letters, Dirichlet 0.5 (paper:skew)"]
     assert [axes.get_title() for axes in figure.axes] == [*titles, "Digits, Dirichlet 0.5 (paper:other)"]
     looks = {}
@@ -415,7 +415,7 @@ def test_mixed_runs_have_a_panel_for_each_board_in_which_a_method_keeps_its_look
     assert [len(own) for own in looks.values()] == [1] * len(looks)
     (cross,) = [line for axes in figure.axes for line in axes.lines if line.get_gid() == "diverged"]
     assert cross.axes is figure.axes[1]
-    left_out = plots.learning_curves([*runs, record("three") | {"cost": None}], "floats")
+    left_out = line_charts.learning_curves([*runs, record("three") | {"cost": None}], "floats")
     assert left_out.get_suptitle() == "left out, without values: 1"
 
 

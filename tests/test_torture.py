@@ -13,7 +13,7 @@ import pytest
 import fedcli
 from fedcli import registry
 from fedcli.errors import UserError, printable
-from fedcli.figures import plots
+from fedcli.figures import partitions, saving
 from fedcli.measure import quality
 from fedcli.results.render import Sheet, markdown, render
 from fedcli.runs.record import read_record, write_record
@@ -95,7 +95,9 @@ def test_a_name_is_text_wherever_it_is_written(tmp_path):
     (*_, column), (name, loss, _) = csv.reader(lines)
     assert (len(lines), name[:3], column[:3], loss) == (2, "'=1", "'=1", "-1.5")
     assert "\x1b" not in render(sheet, "latex")
-    plots.write(tmp_path / "chart.png", plots.partition_figure, np.array([[3, 4]]), ["$\\frac$", "$x^$"], "$\\title$")
+    saving.write_figure(
+        tmp_path / "chart.png", partitions.partition_chart, np.array([[3, 4]]), ["$\\frac$", "$x^$"], "$\\title$"
+    )
 
 
 TITLE = "\x1b]0;mine\x07"  # gives a terminal a title; Click takes colours out of what is no terminal's

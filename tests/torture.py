@@ -34,7 +34,7 @@ from fedcli.core.tree_files import CHECKPOINT, DIGEST, ZEROS, read_verified
 from fedcli.core.trees import to_names
 from fedcli.data import datasets, files
 from fedcli.errors import UserError
-from fedcli.figures import plots, report
+from fedcli.figures import line_charts, report, saving
 from fedcli.measure import quality
 from fedcli.results import claims, tables
 from fedcli.results.frame import clients_of, find_records, of_all, rounds_of
@@ -449,7 +449,7 @@ def _taken(folder: Path, record: dict[str, Any], what: str) -> str:
             render(sheet, form) for sheet in tables.sheets(records) for form in ("markdown", "latex", "csv")
         ],
         "clients": lambda: [of_all(records, clients_of), of_all(records, rounds_of)],
-        "plot": lambda: plots.write(folder / "curves.svg", plots.learning_curves, records),
+        "plot": lambda: saving.write_figure(folder / "curves.svg", line_charts.learning_curves, records),
         "report": lambda: report.report(records),
         "claims": lambda: claims.answers(registry.claims()[number_of(record) :: 30], [folder]),
         "export": lambda: export(fedcli.load(folder), "safetensors", out=folder / "model"),

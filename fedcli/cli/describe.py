@@ -392,13 +392,14 @@ def data_show(
     lost_names = [dataset.class_names[label] for label in lost_classes(parts, dataset.y_train)]
     if lost_names:
         typer.echo(f"classes that no client has: {', '.join(lost_names)}")
-    from fedcli.figures import plots  # here, since it takes a second
+    from fedcli.figures.partitions import partition_chart  # here, since it imports Matplotlib
+    from fedcli.figures.saving import write_figure
     from fedcli.results.words import data_words
 
     refuse_file_of_a_run(out or Path())
     title = data_words(dataset.name, chosen.flag, f"seed {partition_seed}")
     chart = out or Path(f"{dataset.name}-partition.png")
-    files = plots.write(chart, plots.partition_figure, counts, dataset.class_names, title)
+    files = write_figure(chart, partition_chart, counts, dataset.class_names, title)
     say(f"chart: {' and '.join(map(str, files))}")
 
 

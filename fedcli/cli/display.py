@@ -66,12 +66,16 @@ def draw(record: dict[str, Any], folder: Path) -> None:
     """Draw a run's learning curve and its partition into its folder, as PNG for a screen."""
     # Else each search for garbage goes through all that PyTorch has, while Matplotlib is imported and while it draws.
     gc.freeze()
-    from fedcli.figures import plots  # here, since it imports pandas and Matplotlib
+    # Here, since they import pandas and Matplotlib.
+    from fedcli.figures.line_charts import learning_curves
+    from fedcli.figures.names import title_words
+    from fedcli.figures.partitions import partition_chart
+    from fedcli.figures.saving import write_figure
 
-    plots.write(folder / "curve.png", plots.learning_curves, [record], page=True)
+    write_figure(folder / "curve.png", learning_curves, [record], page=True)
     counts = np.array(record["partition"]["class_counts"])
-    title = plots.title_words([record], f"seed {record['partition']['seed']}")
-    plots.write(folder / "partition.png", plots.partition_figure, counts, record["class_names"], title, page=True)
+    title = title_words([record], f"seed {record['partition']['seed']}")
+    write_figure(folder / "partition.png", partition_chart, counts, record["class_names"], title, page=True)
 
 
 def duration(record: dict[str, Any]) -> str:

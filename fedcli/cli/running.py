@@ -212,10 +212,11 @@ def _run_grid(
     records = find_records([plan.folder])
     text = render(sheet(records, leads=True))
     common.write_text(plan.folder / "table.md", text)
-    from fedcli.figures import plots  # here, since it imports pandas and Matplotlib
+    from fedcli.figures.line_charts import learning_curves  # here, since it imports pandas and Matplotlib
+    from fedcli.figures.saving import write_figure
 
     with suppress(UserError):  # no run has come to a test
-        plots.write(plan.folder / "curves.png", plots.learning_curves, records, page=True)
+        write_figure(plan.folder / "curves.png", learning_curves, records, page=True)
     if not quiet:
         common.print_text(text, is_markdown=True)
         common.say(f"table and curves: {plan.folder}, table.md and curves.png")

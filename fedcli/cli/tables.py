@@ -285,8 +285,8 @@ def plot(  # noqa: PLR0913  # the parameters of a command are its options
 
     Your own kind is a function of the records that returns a matplotlib Figure.
     """
-    from fedcli.figures import plots
     from fedcli.figures.look import Look, parse_pairs, parse_size
+    from fedcli.figures.saving import write_figure
 
     draw = find_chart(kind)
     named = method or []
@@ -325,7 +325,7 @@ def plot(  # noqa: PLR0913  # the parameters of a command are its options
     file = out or Path(f"{short_name(kind)}.png")
     refuse_file_of_a_run(file)
     with Console(stderr=True).status(escape(kind)), warnings.catch_warnings(record=True) as caught:
-        written = plots.write(file, draw_and_keep, records, look=look)
+        written = write_figure(file, draw_and_keep, records, look=look)
     for warning in caught:
         common.say(f"warning: {warning.message}", err=True)
     common.say(" and ".join(map(str, written)))
@@ -335,7 +335,7 @@ def plot(  # noqa: PLR0913  # the parameters of a command are its options
         common.say(f"for the caption: {caption}.", err=True)
 
 
-plot.__doc__ = (getdoc(plot) or "") + "".join(f"\n\n{name}: {help}." for name, (_, help) in CHARTS.items())
+plot.__doc__ = (getdoc(plot) or "") + "".join(f"\n\n{name}: {chart.shows}." for name, chart in CHARTS.items())
 
 
 def report(

@@ -1,42 +1,113 @@
 """Figures from records and finished runs, and the kinds of `fedcli plot`."""
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from pkgutil import resolve_name
 from typing import Any
 
 from fedcli.errors import unknown
 from fedcli.userfiles import from_file, is_from_file
 
-# By kind, `fedcli plot --kind NAME`: the function that draws it from records, each with its `folder`, and what it
-# shows. Its module, slow to import, is imported when it draws.
+
+@dataclass(frozen=True, kw_only=True)
+class Chart:
+    """A kind of figure.
+
+    Attributes:
+        function: What draws it from records, each with its `folder`, as MODULE:NAME of this package. The module, slow
+            to import, is imported when it draws.
+        shows: What it shows, for the help.
+        has_lines: Whether colours, names and legend of its lines can be chosen.
+    """
+
+    function: str
+    shows: str
+    has_lines: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Measure:
+    """What a curve shows.
+
+    Attributes:
+        column: A measure of `curves.find_curves`, most of them a column of `rounds_of`.
+        label: Its name at the vertical axis.
+        remedy: What a user can do where no run has a value.
+    """
+
+    column: str
+    label: str
+    remedy: str
+
+
+# By kind, `fedcli plot --kind NAME`.
 CHARTS = {
-    "curves": (
-        "plots:learning_curves", "test accuracy over rounds; runs that differ only in the seed are a line with a band"
+    "curves": Chart(
+        function="line_charts:learning_curves",
+        shows="test accuracy over rounds; runs that differ only in the seed are a line with a band",
+        has_lines=True,
     ),
-    "drift": ("plots:drift_figure", "how far the clients' models drift apart, of runs with --drift-every"),
-    "domains": ("plots:domains_figure", "accuracy of the clients' models on their own and on other domains"),
-    "accuracies": ("plots:accuracies_figure", "test accuracy of each client after the last round, sorted"),
-    "tsne": ("features:features_chart", "features of test images by t-SNE, after 'fedcli quality'"),
-    "clients": ("features:clients_chart", "features of the clients' own models, after 'fedcli quality --clients'"),
-    "confusion": (
-        "features:confusion_chart", "what the test images of each class are taken for, after 'fedcli quality'"
+    "drift": Chart(
+        function="line_charts:drift_chart",
+        shows="how far the clients' models drift apart, of runs with --drift-every",
+        has_lines=True,
     ),
-    "correlation": (
-        "features:correlation_chart", "how alike logits of personal models are on public and on private images"
+    "domains": Chart(
+        function="line_charts:domains_chart",
+        shows="accuracy of the clients' models on their own and on other domains",
+        has_lines=True,
     ),
-}  # fmt: skip
-# What curves show, `fedcli plot --y NAME`: a column of `rounds_of`, its label, and what to do where no run has it.
+    "accuracies": Chart(
+        function="line_charts:accuracies_chart",
+        shows="test accuracy of each client after the last round, sorted",
+        has_lines=True,
+    ),
+    "tsne": Chart(
+        function="features:features_chart",
+        shows="features of test images by t-SNE, after 'fedcli quality'",
+    ),
+    "clients": Chart(
+        function="features:clients_chart",
+        shows="features of the clients' own models, after 'fedcli quality --clients'",
+    ),
+    "confusion": Chart(
+        function="predictions:confusion_chart",
+        shows="what the test images of each class are taken for, after 'fedcli quality'",
+    ),
+    "correlation": Chart(
+        function="predictions:correlation_chart",
+        shows="how alike logits of personal models are on public and on private images",
+    ),
+}
+WITH_LINES = tuple(kind for kind, chart in CHARTS.items() if chart.has_lines)
+# By name, `fedcli plot --y NAME`.
 CURVES = {
-    "accuracy": (
-        "test_accuracy", "Test accuracy (%)",
-        "wait for a round to end, or use --x round, as seconds beside other work do not count",
+    "accuracy": Measure(
+        column="test_accuracy",
+        label="Test accuracy (%)",
+        remedy="wait for a round to end, or use --x round, as seconds beside other work do not count",
     ),
-    "validation": ("validation_accuracy", "Validation accuracy (%)", "run with --validation 0.1"),
-    "global": ("global_accuracy", "Accuracy of the global model (%)", "draw runs of methods that have both models"),
-    "macro-f1": ("macro_f1", "Macro-F1 (%)", "run with --per-class"),
-    "balanced-accuracy": ("balanced_accuracy", "Balanced accuracy (%)", "run with --per-class"),
-}  # fmt: skip
-WITH_LINES = ("curves", "drift", "domains", "accuracies")  # kinds whose colours, names and legend can be chosen
+    "validation": Measure(
+        column="validation_accuracy",
+        label="Validation accuracy (%)",
+        remedy="run with --validation 0.1",
+    ),
+    "global": Measure(
+        column="global_accuracy",
+        label="Accuracy of the global model (%)",
+        remedy="draw runs of methods that have both models",
+    ),
+    "macro-f1": Measure(
+        column="macro_f1",
+        label="Macro-F1 (%)",
+        remedy="run with --per-class",
+    ),
+    "balanced-accuracy": Measure(
+        column="balanced_accuracy",
+        label="Balanced accuracy (%)",
+        remedy="run with --per-class",
+    ),
+}
 
 
 def find_chart(name: str) -> Callable[..., Any]:
@@ -48,7 +119,7 @@ def find_chart(name: str) -> Callable[..., Any]:
     if not is_from_file(name):
         if name not in CHARTS:
             raise unknown("chart", name, CHARTS, f"there are {', '.join(CHARTS)}, and your own by ./file.py:NAME.")
-        return resolve_name(f"fedcli.figures.{CHARTS[name][0]}")
+        return resolve_name(f"{__name__}.{CHARTS[name].function}")
     function = from_file(name, "chart")
 
     def draw(records: list[dict]) -> Any:

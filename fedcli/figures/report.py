@@ -13,7 +13,8 @@ from bokeh.layouts import column
 from bokeh.plotting import figure
 from bokeh.resources import INLINE
 
-from fedcli.figures.plots import Curve, find_curves, setting_colours, setting_name
+from fedcli.figures.curves import Curve, find_curves
+from fedcli.figures.names import setting_colours, setting_name
 from fedcli.results.paper_tables import printed_accuracies
 from fedcli.results.render import Best, Sheet
 from fedcli.results.tables import SeedGroup, boards, commands, group, sheets
@@ -121,7 +122,7 @@ def _table(sheet: Sheet, rows: list[_Row], colours: dict[str, str]) -> models.Da
 
 
 def _curves(curves: list[Curve], colours: dict[str, str]) -> Any:
-    """The lines of `plots.learning_curves` with their bands and crosses."""
+    """The lines of `line_charts.learning_curves` with their bands and crosses."""
     chart = figure(
         title="Test accuracy over rounds", x_axis_label="Round", y_axis_label="Test accuracy (%)", height=340,
         tooltips=[("", "$name"), ("round", "@x"), ("accuracy", "@y{0.00} %")], min_width=300, toolbar_location="right",

@@ -1,0 +1,69 @@
+"""A grid of panels, a column for each setting. Of several seeds, the first is drawn."""
+
+from math import ceil
+from textwrap import fill
+from typing import NamedTuple
+
+import numpy as np
+from matplotlib.figure import Figure
+
+from fedcli.errors import UserError
+from fedcli.figures.names import setting_name, title_words
+from fedcli.figures.text import write_title
+from fedcli.results.frame import finished_runs
+from fedcli.results.tables import group
+
+SIDE = 2.5  # inches of a panel
+ACROSS = 3  # panels in a row
+
+
+class Column(NamedTuple):
+    """The panels of a setting, one below the other."""
+
+    run: dict  # its first finished one
+    name: str  # of the setting, in lines
+    panels: np.ndarray  # of axes
+
+
+class Grid(NamedTuple):
+    """A figure of such columns."""
+
+    figure: Figure
+    columns: list[Column]
+
+
+def make_grid(records: list[dict], rows: int = 1) -> Grid:
+    """A figure with a column of `rows` panels for each setting, of which `ACROSS` stand side by side.
+
+    Raises:
+        UserError: If there is no finished run, or they are of several data sets.
+    """
+    finished = finished_runs(records)
+    datasets = sorted({record["dataset"] for record in finished})
+    if len(datasets) > 1:
+        raise UserError(f"a figure shows the classes of one data set (got {', '.join(datasets)}); use --dataset.")
+    settings = group(finished)
+    across = min(len(settings), ACROSS)
+    down = ceil(len(settings) / ACROSS)  # blocks of columns, one below the other
+    width = SIDE * max(across, 2) + 1.2
+    height = (SIDE + 0.7) * rows * down + 0.4
+    figure = Figure((width, height), layout="constrained")
+    runs = [setting.records[0] for setting in settings]
+    seeds = sorted({str(run["seed"]) for run in runs})
+    write_title(figure, title_words(runs, "seed " + " or ".join(seeds)))
+    panels = figure.subplots(rows * down, across, squeeze=False)
+    columns = []
+    for number, setting in enumerate(settings):
+        block, position = divmod(number, across)
+        panels_of_setting = panels[rows * block : rows * (block + 1), position]
+        columns.append(Column(setting.records[0], fill(setting_name(setting), 28), panels_of_setting))
+    for empty in panels[-rows:, len(settings) - across * (down - 1) :].flat:
+        empty.remove()
+    return Grid(figure, columns)
+
+
+def model_words(run: dict) -> str:
+    """Which model the outputs of a run are of: "model of round 7 of 20"; older records are of the last round."""
+    num_rounds = len(run["rounds"])
+    number = run["quality"].get("round", num_rounds - 1)
+    return f"model of round {number + 1} of {num_rounds}"

@@ -1,0 +1,226 @@
+"""The figures of curves: learning curves, drift, accuracies by domain and of single clients."""
+
+from collections.abc import Iterable, Sequence
+from itertools import cycle
+from textwrap import fill
+from typing import Any, NamedTuple
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+
+from fedcli.declarations import SELECTIONS
+from fedcli.errors import UserError, unknown
+from fedcli.figures import CURVES, Measure
+from fedcli.figures.curves import AXES, OF_CLIENTS, Curve, find_curves, points_of
+from fedcli.figures.legends import draw_legends, name_ends, spread_names, widen_legend
+from fedcli.figures.look import Look
+from fedcli.figures.names import setting_colours, title_words
+from fedcli.figures.saving import apply_look
+from fedcli.figures.text import characters, write_title
+from fedcli.figures.warn import warn_of_no_room
+from fedcli.results.tables import SeedGroup, boards, group
+
+# Each has more gaps than the one before, and hides no line that is drawn earlier.
+DASHES = (
+    "-", (0, (5, 1.5)), (0, (4, 1.2, 1, 1.2)), (0, (3, 2)), (0, (6, 2, 1, 2, 1, 2)), (0, (1.2, 1.2)), (0, (1.2, 3)),
+)  # fmt: skip
+LEGEND_LINE = 0.17  # inches of a line of text in a legend
+# Of rings and crosses, which no line hides: lines are at 2, legends at 5.
+SIGN: dict[str, Any] = {"markersize": 7, "zorder": 4}
+
+
+class Panel(NamedTuple):
+    """What a panel shows."""
+
+    heading: str
+    y_label: str
+    curves: list[Curve]
+
+
+def learning_curves(records: Iterable[dict], x: str = "round", y: str = "accuracy", look: Look | None = None) -> Figure:
+    """Draws the test accuracy, or another of `CURVES`, see `_chart_of_measures`."""
+    if y not in CURVES:
+        raise unknown("curve", y, CURVES, f"there are {', '.join(CURVES)}.")
+    if x not in AXES:
+        raise unknown("axis", x, AXES, f"there are {', '.join(AXES)}.")
+    return _chart_of_measures([CURVES[y]], records, x, AXES[x], look)
+
+
+def drift_chart(records: Iterable[dict], look: Look | None = None) -> Figure:
+    """Draws how far the clients' features and updates drift apart, see `_chart_of_measures`."""
+    remedy = "run with --drift-every"
+    measures = [
+        Measure(column="drift/feature_distance", label="Distance of features", remedy=remedy),
+        Measure(column="drift/classifier_similarity", label="Similarity of classifier updates", remedy=remedy),
+    ]
+    return _chart_of_measures(measures, records, "round", AXES["round"], look)
+
+
+def domains_chart(records: Iterable[dict], look: Look | None = None) -> Figure:
+    """Draws the accuracy of the clients' models on their own and on other domains, see `_chart_of_measures`."""
+    remedy = "draw runs of a protocol with evaluation by domain"
+    measures = [
+        Measure(column="intra", label="Accuracy on own domains (%)", remedy=remedy),
+        Measure(column="inter", label="Accuracy on other domains (%)", remedy=remedy),
+    ]
+    return _chart_of_measures(measures, records, "round", AXES["round"], look)
+
+
+def accuracies_chart(records: Iterable[dict], look: Look | None = None) -> Figure:
+    """Draws the accuracies of single clients after the last round, the worst first, see `_chart_of_measures`."""
+    remedy = "draw runs with validation or own models"
+    measure = Measure(column=OF_CLIENTS, label="Accuracy of single clients (%)", remedy=remedy)
+    return _chart_of_measures([measure], records, "round", "Clients, sorted", look)
+
+
+def _chart_of_measures(
+    measures: Sequence[Measure], records: Iterable[dict], x: str, x_label: str, look: Look | None
+) -> Figure:
+    """Draws measures over rounds, floats or seconds, a line a setting and panels for each protocol and data set.
+
+    A line is the mean of the finished runs, where there are any, and its band the sample standard deviation over seeds,
+    within 0 and 100 %. A run that diverged is a thin line that ends in a cross. A ring marks the headline, see `Curve`.
+    A dotted line is the paper's number. A method keeps its colour in all panels. The title counts runs without a value.
+
+    Args:
+        measures: What the panels show, see `find_curves`.
+        records: The runs.
+        x: One of `AXES`.
+        x_label: What the points of a line are.
+        look: Colours, labels and place of the legend, where the user changes them.
+
+    Raises:
+        UserError: If no run has a value, or none has the floats or the undisturbed seconds.
+    """
+    records = list(records)
+    measured = [record for record in records if any(len(points_of(record, measure.column, x)) for measure in measures)]
+    if not measured:
+        labels = " and ".join(measure.label for measure in measures).lower()
+        remedy = " or ".join(dict.fromkeys(measure.remedy for measure in measures))
+        raise UserError(f"no run has measured its {labels} (got {len(records)} runs); {remedy}.")
+    panels = []
+    for runs in boards(measured).values():
+        settings = group(runs)
+        heading = f"{title_words(runs)} ({runs[0]['protocol']})"
+        for measure in measures:
+            panels.append(Panel(heading, measure.label, find_curves(settings, measure.column, x)))
+    left_out = len(records) - len(measured)
+    title = f"left out, without values: {left_out}" if left_out else ""
+    return _draw_panels(panels, x_label, title, look or Look())
+
+
+def _draw_panels(panels: list[Panel], x_label: str, title: str, look: Look) -> Figure:
+    """The figure of panels; a setting looks the same in all of them."""
+    styles = _line_styles(panels, look)
+    figure = Figure(layout="constrained")
+    figure.set_size_inches(look.size or (look.width, 3.0 * len(panels)))
+    panel_width = look.width * (0.625 if look.legend_place in ("right", "ends") else 1)
+    lines_of_panels = []
+    signs: dict[str, Any] = {}  # what the lines carry, by what the legend below all panels says of it
+    for number, panel in enumerate(panels, 1):
+        # Where the user gives a size, the heading is divided when the width of the panel is settled.
+        heading = panel.heading
+        if look.size is None:
+            heading = fill(heading, min(characters(panel_width), 60))
+        axes = figure.add_subplot(len(panels), 1, number, xlabel=x_label, ylabel=panel.y_label, title=heading)
+        lines = _draw_curves(axes, panel.curves, styles, look)
+        lines_of_panels.append(lines)
+        handles, words = axes.get_legend_handles_labels()
+        signs |= {word: handle for word, handle in zip(words, handles, strict=True) if handle not in lines}
+        axes.locator_params("x", integer=True, min_n_ticks=1, steps=(1, 2, 5, 10))
+        if look.draws_grid:
+            axes.grid(axis="y")
+        axes.margins(x=0.02)
+        if x_label not in (AXES["floats"], AXES["seconds"]):  # rounds and clients count from 1
+            axes.set_xlim(left=0.5)
+    rows = draw_legends(figure, lines_of_panels, signs, look.legend_place)
+    if look.size is None:
+        panel_height = max(3, 0.6 + LEGEND_LINE * rows.beside)
+        figure.set_size_inches(look.width, panel_height * len(panels) + LEGEND_LINE * rows.below)
+    write_title(figure, title)
+    _fit(figure, lines_of_panels, look)
+    return figure
+
+
+def _fit(figure: Figure, lines_of_panels: list[list[Line2D]], look: Look) -> None:
+    """Gives a figure of lines its size and title, and its names the room that there is; warns where that is too small.
+
+    Args:
+        figure: The figure, with its legends unless names stand at the ends of lines.
+        lines_of_panels: The lines of each panel, in the order of their names.
+        look: Size, title and place of the names.
+    """
+    names_of_panels = []
+    if look.legend_place == "ends":
+        for axes, lines in zip(figure.axes, lines_of_panels, strict=True):
+            names_of_panels.append(name_ends(figure, axes, lines))
+    apply_look(look, figure)
+    for axes, names in zip(figure.axes, names_of_panels, strict=False):
+        spread_names(figure, axes, names)  # by the height of the panels, which the title has changed
+    if look.legend_place == "inside":
+        for axes in figure.axes:
+            widen_legend(axes)
+    if look.size is not None:
+        warn_of_no_room(figure)
+
+
+def _line_styles(panels: list[Panel], look: Look) -> dict[str, dict[str, Any]]:
+    """Colour and dashes of each setting by its label, as arguments of `Axes.plot`; one dash a colour."""
+    settings_of_panels = []
+    for panel in panels:
+        settings_of_panels.append([curve.setting for curve in panel.curves])
+    colours = _chosen_colours(settings_of_panels, look)
+    dashes = dict(zip(dict.fromkeys(colours.values()), cycle(DASHES), strict=False))
+    return {label: {"color": colour, "linestyle": dashes[colour]} for label, colour in colours.items()}
+
+
+def _chosen_colours(panels: list[list[SeedGroup]], look: Look) -> dict[str, str]:
+    """A colour for each setting by its label: the user's by that label or by the method, else ours."""
+    settings = {setting.label: setting for panel in panels for setting in panel}
+    methods_drawn = [setting.method for setting in settings.values()]
+    look.refuse_unused([*methods_drawn, *settings])
+    colours = setting_colours(panels)
+    for label, setting in settings.items():
+        of_method = look.colors.get(setting.method, colours[label])
+        colours[label] = look.colors.get(label, of_method)
+    return colours
+
+
+def _draw_curves(axes: Axes, curves: list[Curve], styles: dict[str, dict[str, Any]], look: Look) -> list[Line2D]:
+    """Draws the curves of a panel; returns their lines in the order of their names, the highest at its end first."""
+    ends = {}
+    for curve in curves:
+        line = _draw_curve(axes, curve, curve.name(look.labels), styles[curve.setting.label])
+        ends[line] = curve.last
+    return sorted(ends, key=lambda line: ends[line], reverse=True)
+
+
+def _draw_curve(axes: Axes, curve: Curve, name: str, style: dict[str, Any]) -> Line2D:
+    """Draws mean and band of a curve, the runs that diverged, and the numbers it is judged by; returns the mean."""
+    line = curve.line
+    colour = style["color"]
+    (mean,) = axes.plot(line.x, line.y, label=name, marker="." if len(line) <= 20 else "", **style)
+    if len(curve.runs) > 1:
+        words = f"mean ± standard deviation over {len(curve.runs)} seeds"
+        axes.fill_between(line.x, line.low, line.high, color=colour, label=words, alpha=0.15, linewidth=0.4)
+    for points in curve.diverged:
+        cross = {**style, **SIGN, "marker": "X", "markeredgewidth": 0, "markevery": [len(points) - 1], "linewidth": 0.8}
+        axes.plot(points.x, points.y, gid="diverged", label="diverged after this round", **cross)
+    if curve.chosen is not None:
+        words = f"headline: {SELECTIONS[curve.setting.selection]}"
+        axes.plot(
+            curve.chosen.x,
+            curve.chosen.y,
+            "o",
+            gid="chosen",
+            label=words,
+            color=colour,
+            fillstyle="none",
+            clip_on=False,
+            **SIGN,
+        )
+    if curve.printed is not None:
+        words = "the paper's number for the line of its colour"
+        axes.axhline(curve.printed, gid="printed", label=words, color=colour, linestyle=":", linewidth=0.8)
+    return mean

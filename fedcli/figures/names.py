@@ -1,0 +1,56 @@
+"""The names and colours of settings in figures, and the words of titles."""
+
+from collections.abc import Iterable, Mapping, Sequence
+
+import matplotlib
+import numpy as np
+from matplotlib.colors import to_hex
+
+from fedcli.results.tables import SeedGroup, agreed
+from fedcli.results.words import data_words, method_name
+from fedcli.runs.identity import reductions
+
+# Okabe and Ito's colours, which colour-blind readers tell apart, and five more; their yellow is too pale on white.
+LINE_COLOURS = (
+    "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000",
+    "#882255", "#999933", "#888888", "#6A3D9A", "#8B4513",
+)  # fmt: skip
+NO_LABELS: Mapping[str, str] = {}
+
+
+def colours(names: Iterable[str]) -> dict[str, str]:
+    """A different colour for each name."""
+    names = list(dict.fromkeys(names))
+    shades: Iterable[str] = LINE_COLOURS
+    if len(names) > len(LINE_COLOURS):
+        shades = map(to_hex, matplotlib.colormaps["turbo"](np.linspace(0.02, 0.98, len(names))))
+    return dict(zip(names, shades, strict=False))
+
+
+def setting_colours(boards: Sequence[Sequence[SeedGroup]]) -> dict[str, str]:
+    """A colour for each setting, by its label; one a method where no board has several settings of a method."""
+    settings = [setting for board in boards for setting in board]
+    has_one_a_method = all(len({setting.method for setting in board}) == len(board) for board in boards)
+    if not has_one_a_method:
+        return colours(setting.label for setting in settings)
+    of_method = colours(setting.method for setting in settings)
+    return {setting.label: of_method[setting.method] for setting in settings}
+
+
+def setting_name(setting: SeedGroup, labels: Mapping[str, str] = NO_LABELS) -> str:
+    """The label of a setting, with the method's name as in its paper unless the user has given a label.
+
+    `labels` are the user's, by the label of the setting or by the name of its method.
+    """
+    if setting.label in labels:
+        return labels[setting.label]
+    name = labels.get(setting.method, method_name(setting.records[0]))
+    return name + setting.label.removeprefix(setting.method)
+
+
+def title_words(records: Sequence[dict], *more: str) -> str:
+    """What runs share, in words: "Digits, Dirichlet 0.5, seed 0; reduced: rounds 4 of 100"."""
+    shared = agreed(records)
+    title = data_words(shared.get("dataset", ""), shared.get("partition", ""), *more)
+    smaller = {", ".join(reductions(record).values()) for record in records} - {""}
+    return f"{title}; reduced: {' or '.join(sorted(smaller))}" if smaller else title

@@ -1,0 +1,99 @@
+"""Figures as files: `write_figure` draws a figure in a `Look` and saves it; the same input gives the same bytes.
+
+Figures are made without pyplot, which keeps global state and wants a window system.
+"""
+
+import io
+import shutil
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+from matplotlib.figure import Figure
+from PIL import Image
+
+from fedcli.errors import UserError
+from fedcli.figures.look import Look
+from fedcli.figures.text import wrap_headings, write_title
+from fedcli.figures.warn import warnings_in_words
+from fedcli.files import write_atomically
+
+# What keeps the date out of each kind of file.
+UNDATED: dict[str, dict[str, Any]] = {
+    ".png": {"metadata": {}},
+    ".pdf": {"metadata": {"CreationDate": None}},
+    ".svg": {"metadata": {"Date": None}},
+    ".pgf": {},
+}
+
+
+def write_figure(
+    out: Path, draw: Callable[..., Figure], *given: Any, page: bool = False, look: Look | None = None
+) -> list[Path]:
+    """Writes the figure that `draw(*given)` returns, without dates.
+
+    Args:
+        out: A `.pdf`, `.svg`, `.png` or `.pgf` file; a PDF is written beside a PNG.
+        draw: Returns the figure.
+        *given: Its arguments.
+        page: Write one small PNG, for a page in a repository.
+        look: What the user changes; title and size are applied here, what else there is to lines by `draw`.
+
+    Returns:
+        The files.
+
+    Raises:
+        UserError: If `out` has another suffix, or is a `.pgf` without LaTeX.
+    """
+    if out.suffix not in UNDATED:
+        raise UserError(f"--out must end in .png, .pdf, .svg or .pgf (got '{out}'); choose one of them.")
+    look = Look(is_page=page) if look is None else look
+    with matplotlib.rc_context(look.parameters()), warnings_in_words():
+        if out.suffix == ".pgf":
+            _refuse_without_latex()
+        figure = draw(*given)
+        apply_look(look, figure)
+        out.parent.mkdir(parents=True, exist_ok=True)
+        if page:
+            write_atomically(out, lambda path: path.write_bytes(small_png(figure)))
+            return [out]
+        files = [out]
+        if out.suffix == ".png":
+            files.append(out.with_suffix(".pdf"))
+        for file in files:
+            write_atomically(file, partial(figure.savefig, format=file.suffix[1:], **UNDATED[file.suffix]))
+    return files
+
+
+def apply_look(look: Look, figure: Figure) -> None:
+    """Gives a figure the size and the title of a look; a title stands over one panel or over all of them."""
+    if look.title is not None:
+        panels = [axes for axes in figure.axes if axes.get_title()]
+        if len(panels) == 1:
+            panels[0].set_title("")
+        write_title(figure, look.title)
+    if look.size is not None:
+        figure.set_size_inches(look.size)
+        write_title(figure, figure.get_suptitle())
+        wrap_headings(figure)
+
+
+def _refuse_without_latex() -> None:
+    program = matplotlib.rcParams["pgf.texsystem"]
+    if shutil.which(program) is None:
+        raise UserError(
+            f"a .pgf file needs LaTeX to measure its text (got no program '{program}'); install it, set pgf.texsystem "
+            "in a --style file, or write a .pdf."
+        )
+
+
+def small_png(figure: Figure) -> bytes:
+    """The figure as a PNG for a screen, with a palette of 256 colours: a third of the bytes."""
+    picture = io.BytesIO()
+    small = io.BytesIO()
+    with matplotlib.rc_context(Look(is_page=True).parameters()):
+        figure.savefig(picture, format="png", dpi=110)
+    Image.open(picture).convert("RGB").quantize(256).save(small, "png", optimize=True)
+    return small.getvalue()
