@@ -8,11 +8,13 @@ import json
 import os
 import sys
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 from torch import nn
 
 from fedcli import check, registry
+from fedcli.declarations import Method
 from fedcli.runs.machine import machine_settings
 from fedcli.runs.models import all_params
 from fedcli.runs.record import params_hash
@@ -28,44 +30,59 @@ FEW_STEPS = {"batch_size": 8, "local_epochs": 1}
 
 def wide(channels, image_size, num_classes):
     """A network above 100,000 parameters, so that its operations use all threads."""
-    hidden = nn.Linear(channels * image_size**2, 1200), nn.ReLU(), nn.Linear(1200, 32)
-    return nn.Sequential(nn.Flatten(), *hidden, nn.Linear(32, num_classes))
+    return nn.Sequential(
+        nn.Flatten(), nn.Linear(channels * image_size**2, 1200), nn.ReLU(), nn.Linear(1200, 32),
+        nn.Linear(32, num_classes),
+    )  # fmt: skip
+
+
+class Case(NamedTuple):
+    """A method, its options, and those of the run."""
+
+    method: Method
+    overrides: dict | None
+    options: dict
 
 
 def cases(count):
-    """Method, its options and those of the run, by the name of each run; of two workers only what is no plain run.
+    """The runs that so many workers share, by name; of two workers only what is no plain run.
 
     The methods are one of each kind, and those whose server trains: what workers divide is what forks do, for which
     `tests/test_forks.py` holds the law for every method.
     """
-    large = {"backbone": f"{__file__}:wide", "precision": "float32", "lr": 0.01}
-    plain = registry.find_method("fedavg")
-    found = {"clients together": (plain, None, {"clients_per_chunk": "3", "validation": 0.3})}
-    found["a single client"] = plain, None, {**large, "cohort_size": 1}
+    wide_network = {"backbone": f"{__file__}:wide", "precision": "float32", "lr": 0.01}
+    fedavg = registry.find_method("fedavg")
+    runs = {
+        "clients together": Case(fedavg, None, {"clients_per_chunk": "3", "validation": 0.3}),
+        "a single client": Case(fedavg, None, {**wide_network, "cohort_size": 1}),
+    }
     for method in (*check.one_of_each_kind(), STATEFUL):
+        overrides = QUICK.get(method.name)
         if count != 2:
-            found[method.name] = method, QUICK.get(method.name), {}
+            runs[method.name] = Case(method, overrides, {})
         if method.mixed_networks:
-            found[f"{method.name}, mixed"] = method, QUICK.get(method.name), {"backbone": MIXED}
+            runs[f"{method.name}, mixed"] = Case(method, overrides, {"backbone": MIXED})
     for name in ("fedavg", *QUICK):
-        found[f"{name}, wide"] = registry.find_method(name), QUICK.get(name), large
-    return found
+        runs[f"{name}, wide"] = Case(registry.find_method(name), QUICK.get(name), wide_network)
+    return runs
 
 
-def ending(method, overrides, options):
-    """What a run comes to: its parameters, and what its record says of its rounds."""
+def run_to_its_end(method, overrides, options):
+    """What a run comes to: the hash of its parameters, and what its record says of its rounds."""
     setup, fed = laws.federation(method, overrides, **{**FEW_STEPS, **options})
+    entries = []
     with machine_settings(fed):
-        state, entries = setup.method.init(fed, setup.options), []
+        state = setup.method.init(fed, setup.options)
         for number in range(ROUNDS):
             state, entry = one_round(setup, fed, state, fed.cohort(number))
             entries.append({key: value for key, value in entry.items() if key != "seconds"})
-    return [params_hash(all_params(setup.method, state, setup.run.num_clients)), json.loads(json.dumps(entries))]
+    params = all_params(setup.method, state, setup.run.num_clients)
+    return [params_hash(params), json.loads(json.dumps(entries))]
 
 
-def endings(count=1):
+def run_all(count=1):
     """What all runs of so many workers come to, by name."""
-    return {name: ending(*case) for name, case in cases(count).items()}
+    return {name: run_to_its_end(*case) for name, case in cases(count).items()}
 
 
 def main():
@@ -75,6 +92,6 @@ def main():
             number = str(count)
             os.environ |= {"WORLD_SIZE": number, "LOCAL_WORLD_SIZE": number, "TORCHELASTIC_RESTART_COUNT": number}
             with joined() as group:
-                found = endings(count)
+                results = run_all(count)
             if group.number == 0:
-                Path(sys.argv[1], str(group.count)).write_text(json.dumps(found))
+                Path(sys.argv[1], str(group.count)).write_text(json.dumps(results))

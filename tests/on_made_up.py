@@ -20,7 +20,7 @@ from tests import laws
 from tests.made_up import Device, fused_sgd, on_host, register
 
 
-def start() -> None:
+def start_process() -> None:
     torch.set_num_threads(1)
     register()  # before autograd makes its queues, one for each device that it knows
 
@@ -28,19 +28,20 @@ def start() -> None:
 @cache
 def process() -> ProcessPoolExecutor:
     """Returns the process that has the device, whose backend of PyTorch it keeps until it ends."""
-    pool = ProcessPoolExecutor(1, get_context("spawn"), start)
+    pool = ProcessPoolExecutor(1, get_context("spawn"), start_process)
     atexit.register(pool.shutdown)
     return pool
 
 
-def end() -> None:
+def end_process() -> None:
     """Ends the process of the device, if there is one; the next test on it makes another."""
     if process.cache_info().currsize:
         process().shutdown()
         process.cache_clear()
 
 
-def call(module: str, name: str, arguments: dict[str, Any]) -> Any:
+def call_test(module: str, name: str, arguments: dict[str, Any]) -> Any:
+    """Calls a test in the process of the device."""
     test = getattr(import_module(module), name).__wrapped__
     gc.collect()
     gc.freeze()  # a capture collects garbage, and need not look through what was there before the test
@@ -51,13 +52,13 @@ def on_made_up_device(test: Callable) -> Callable:
     """Makes a test run in the process of the device; its arguments are what can be sent there."""
 
     @wraps(test)
-    def there(**arguments):
-        return process().submit(call, test.__module__, test.__name__, arguments).result()
+    def in_process(**arguments):
+        return process().submit(call_test, test.__module__, test.__name__, arguments).result()
 
-    return there
+    return in_process
 
 
-class Ran(NamedTuple):
+class RunOnDevice(NamedTuple):
     """A run of some rounds on the device."""
 
     state: Any  # after the last round, on the host
@@ -66,7 +67,7 @@ class Ran(NamedTuple):
     rounds: list[dict[str, int]]  # captures, launches and waits of each
 
 
-class InTurn:
+class NoGraphs:
     """In the place of CudaGraphs on the CPU: a capture is the work itself, whose operations are done each time."""
 
     def __init__(self):
@@ -90,18 +91,19 @@ def early_captures(burst: int = 8) -> Iterator[None]:
         yield
 
 
-def numbers(device: Device) -> dict[str, int]:
+def counts(device: Device) -> dict[str, int]:
+    """Returns what the device has counted since it began."""
     return {"captures": device.captures, "launches": device.launches, "waits": device.waits.total()}
 
 
-def nothing(fed: Federation) -> None:
+def leave_as_it_is(fed: Federation) -> None:
     pass
 
 
 def on_device(
-    method: Any, overrides: dict | None = None, rounds: int = 3, change: Callable = nothing, graphs: bool = True,
-    **run: Any,
-) -> Ran:  # fmt: skip
+    method: Any, overrides: dict | None = None, rounds: int = 3, change: Callable = leave_as_it_is,
+    graphs: bool = True, **run: Any,
+) -> RunOnDevice:  # fmt: skip
     """Runs rounds as a run does, with operations that give the same bits; `change` is applied to the federation."""
     with ExitStack() as stack:
         device = stack.enter_context(Device.running())
@@ -110,20 +112,25 @@ def on_device(
         if not graphs:
             fed.engine.graphs = None
         change(fed)
-        state, each = setup.method.init(fed, setup.options), []
+
+        state = setup.method.init(fed, setup.options)
+        counts_of_rounds = []
         for number in range(rounds):
-            before = numbers(device)
+            before = counts(device)
             fed.start_round()
             state, _ = setup.method.run_round(state, fed.cohort(number), fed, setup.options)
             refuse_non_finite(state, number)
-            each.append({name: count - before[name] for name, count in numbers(device).items()})
-        return Ran(on_host(state), fed, device, each)
+            counts_of_rounds.append({name: count - before[name] for name, count in counts(device).items()})
+        return RunOnDevice(on_host(state), fed, device, counts_of_rounds)
 
 
-def on_cpu(method: Any, overrides: dict | None = None, rounds: int = 3, change: Callable = nothing, **run: Any) -> Any:
+def on_cpu(
+    method: Any, overrides: dict | None = None, rounds: int = 3, change: Callable = leave_as_it_is, **run: Any
+) -> Any:
     """Returns the state after rounds on the CPU, whose steps are those of a CUDA device without captures."""
     setup, fed = laws.federation(method, overrides, **run)
-    fed.engine.graphs, fed.engine.joint_layers = InTurn(), True
+    fed.engine.graphs = NoGraphs()
+    fed.engine.joint_layers = True
     change(fed)
     with patch.object(torch, "_fused_sgd_", fused_sgd):  # which rounds as the device does
         return laws.simulate(setup, fed, rounds)

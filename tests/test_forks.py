@@ -78,7 +78,7 @@ class Shared(Meeting):
 @pytest.fixture(autouse=True)
 def no_other_process():
     """A thread watches the process of the made-up device, and where there is such a thread nothing is forked."""
-    on_made_up.end()
+    on_made_up.end_process()
 
 
 def children():
@@ -279,10 +279,10 @@ def test_law_8_forks_are_invisible_where_clients_have_different_networks(method,
 
 def assert_forks_are_invisible(meetings, method, **run):
     case = method, QUICK.get(method.name.partition(" ")[0]), run
-    ending = law_8.ending(*case)
+    ending = law_8.run_to_its_end(*case)
     assert meetings
     torch.set_num_threads(1)
-    assert law_8.ending(*case) == ending
+    assert law_8.run_to_its_end(*case) == ending
 
 
 def test_law_8_catches_what_only_the_process_of_an_item_knows(meetings):

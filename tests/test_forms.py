@@ -16,7 +16,9 @@ import zipfile
 import zlib
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from itertools import product
 from threading import Thread
+from typing import Any, NamedTuple
 from unittest.mock import Mock
 
 import numpy as np
@@ -60,10 +62,11 @@ def write_tar(path, contents, prefix="", **attributes):
 # What the sites give, by path
 
 
-def each(arrays):
+def each_image(arrays):
     """Part, number in it, pixels and label of each image."""
     for part in PARTS:
-        for number, (image, label) in enumerate(zip(arrays[f"x_{part}"], arrays[f"y_{part}"], strict=True)):
+        pairs = zip(arrays[f"x_{part}"], arrays[f"y_{part}"], strict=True)
+        for number, (image, label) in enumerate(pairs):
             yield part, number, image, label
 
 
@@ -74,7 +77,10 @@ def encoded(pixels, format="PNG"):
 
 
 def idx(array):
-    return bytes([0, 0, 8, array.ndim]) + np.array(array.shape, ">i4").tobytes() + array.astype(np.uint8).tobytes()
+    """The bytes of MNIST's format: the kind of numbers, the shape, the numbers."""
+    kind = bytes([0, 0, 8, array.ndim])
+    shape = np.array(array.shape, ">i4")
+    return kind + shape.tobytes() + array.astype(np.uint8).tobytes()
 
 
 def mnist_files(arrays, name):
@@ -86,66 +92,82 @@ def mnist_files(arrays, name):
 
 
 def emnist_files(arrays, name):
-    split, contents = KNOWN[name].split, {"gzip/emnist-mnist-train-images-idx3-ubyte.gz": gzip.compress(b"?")}
+    split = KNOWN[name].split
+    first_label = 1 if split == "letters" else 0
+    contents = {"gzip/emnist-mnist-train-images-idx3-ubyte.gz": gzip.compress(b"?")}
     for part in PARTS:
-        lying, labels = arrays[f"x_{part}"].transpose(0, 2, 1), arrays[f"y_{part}"] + (split == "letters")
-        for kind, values in (("images-idx3", lying), ("labels-idx1", labels)):
-            contents[f"gzip/emnist-{split}-{part}-{kind}-ubyte.gz"] = gzip.compress(idx(values))
+        lying = arrays[f"x_{part}"].transpose(0, 2, 1)
+        labels = arrays[f"y_{part}"] + first_label
+        contents[f"gzip/emnist-{split}-{part}-images-idx3-ubyte.gz"] = gzip.compress(idx(lying))
+        contents[f"gzip/emnist-{split}-{part}-labels-idx1-ubyte.gz"] = gzip.compress(idx(labels))
     return contents
 
 
 def cifar_files(arrays, name):
-    source, label = getattr(torchvision().datasets, name.upper()), "fine_labels" if name == "cifar100" else "labels"
-    contents = {source.meta["filename"]: {source.meta["key"]: list(arrays.get("class_names", KNOWN[name].class_names))}}
+    source = getattr(torchvision().datasets, name.upper())
+    labels_key = "fine_labels" if name == "cifar100" else "labels"
+    class_names = arrays.get("class_names", KNOWN[name].class_names)
+    contents = {source.meta["filename"]: {source.meta["key"]: list(class_names)}}
     for part, batches in (("train", source.train_list), ("test", source.test_list)):
         for number, (file, _) in enumerate(batches):
-            x, y = (arrays[f"{kind}_{part}"][number :: len(batches)] for kind in "xy")
-            contents[file] = {"data": x.transpose(0, 3, 1, 2).reshape(-1, 3072), label: y.tolist()}
+            pixels = arrays[f"x_{part}"][number :: len(batches)]
+            labels = arrays[f"y_{part}"][number :: len(batches)]
+            rows = pixels.transpose(0, 3, 1, 2).reshape(-1, 3072)
+            contents[file] = {"data": rows, labels_key: labels.tolist()}
     return {f"{source.base_folder}/{file}": pickle.dumps(content, 2) for file, content in contents.items()}
 
 
 def matlab_files(arrays, name):
+    prefix = "" if name == "svhn" else "synth_"
     contents = {}
     for part in PARTS:
-        file, labels = io.BytesIO(), np.where(arrays[f"y_{part}"] == 0, 10, arrays[f"y_{part}"]).astype(np.uint8)
+        labels = arrays[f"y_{part}"]
+        labels = np.where(labels == 0, 10, labels).astype(np.uint8)  # the files call the digit 0 the class 10
+        file = io.BytesIO()
         scipy.io.savemat(file, {"X": arrays[f"x_{part}"].transpose(1, 2, 3, 0), "y": labels[:, None]})
-        contents[f"{'' if name == 'svhn' else 'synth_'}{part}_32x32.mat"] = file.getvalue()
+        contents[f"{prefix}{part}_32x32.mat"] = file.getvalue()
     return contents
 
 
 def usps_files(arrays, name):
-    lines = {part: [] for part in PARTS}
-    for part, _, image, label in each(arrays):
+    texts = {"train": "", "test": ""}
+    for part, _, image, label in each_image(arrays):
         values = (image.ravel() + 0.5) / 255 * 2 - 1  # half a step up, as torchvision rounds down
-        lines[part].append(f"{label + 1} " + " ".join(f"{i + 1}:{value:.6f}" for i, value in enumerate(values)))
-    names = {"train": "usps.bz2", "test": "usps.t.bz2"}
-    return {names[part]: bz2.compress(("\n".join(lines[part]) + "\n").encode()) for part in PARTS}
+        columns = " ".join(f"{column}:{value:.6f}" for column, value in enumerate(values, start=1))
+        texts[part] += f"{label + 1} {columns}\n"
+    return {
+        "usps.bz2": bz2.compress(texts["train"].encode()),
+        "usps.t.bz2": bz2.compress(texts["test"].encode()),
+    }
 
 
 def cinic_files(arrays, name):
     contents = {"README.md": b"CINIC-10", "imagenet-contributors.csv": b"synset,image\n"}
-    for part, i, image, label in each(arrays):
-        contents[f"{part}/{KNOWN[name].class_names[label]}/n02690373_{i}.png"] = encoded(image)
-        contents[f"valid/{KNOWN[name].class_names[label]}/cifar10-train-{i}.png"] = encoded(255 - image)
+    for part, number, image, label in each_image(arrays):
+        class_name = KNOWN[name].class_names[label]
+        contents[f"{part}/{class_name}/n02690373_{number}.png"] = encoded(image)
+        contents[f"valid/{class_name}/cifar10-train-{number}.png"] = encoded(255 - image)
     return contents
 
 
 def tiny_files(arrays, name):
     contents = {"wnids.txt": b"n00000000\n", "val/val_annotations.txt": b""}
-    for part, i, image, label in each(arrays):
-        folder = f"train/n{label:08}" if part == "train" else "val"
-        contents[f"{folder}/images/{i}.JPEG"] = contents[f"test/images/{i}.JPEG"] = encoded(image)
-        contents[f"{folder}/n{label:08}_boxes.txt"] = b"0\t0\t63\t63\n"
+    for part, number, image, label in each_image(arrays):
+        class_name = f"n{label:08}"
+        folder = f"train/{class_name}" if part == "train" else "val"
+        contents[f"{folder}/images/{number}.JPEG"] = encoded(image)
+        contents[f"test/images/{number}.JPEG"] = encoded(image)
+        contents[f"{folder}/{class_name}_boxes.txt"] = b"0\t0\t63\t63\n"
         if part == "test":
-            contents["val/val_annotations.txt"] += f"{i}.JPEG\tn{label:08}\t0\t32\t44\t62\n".encode()
+            contents["val/val_annotations.txt"] += f"{number}.JPEG\t{class_name}\t0\t32\t44\t62\n".encode()
     return contents
 
 
 def mnist_m_files(arrays, name="mnist-m"):
     contents = {f"mnist_m_{part}_labels.txt": b"" for part in PARTS}
-    for part, i, image, label in each(arrays):
-        contents[f"mnist_m_{part}/{i:08}.png"] = encoded(image)
-        contents[f"mnist_m_{part}_labels.txt"] += f"{i:08}.png {label}\n".encode()
+    for part, number, image, label in each_image(arrays):
+        contents[f"mnist_m_{part}/{number:08}.png"] = encoded(image)
+        contents[f"mnist_m_{part}_labels.txt"] += f"{number:08}.png {label}\n".encode()
     return contents
 
 
@@ -166,15 +188,21 @@ def official_files(name, monkeypatch):
     if name in ("cifar100", "tiny-imagenet"):  # the files name the classes
         arrays["class_names"] = [f"n{label:08}" for label in range(KNOWN[name].sizes["classes"])]
     if name == "usps":  # its pixels are at most 254 after half a step up
-        arrays |= {f"x_{part}": np.minimum(arrays[f"x_{part}"], 254) for part in PARTS}
+        for part in PARTS:
+            arrays[f"x_{part}"] = np.minimum(arrays[f"x_{part}"], 254)
+
     contents = FILES[name](arrays, name)
     if name.startswith("cifar"):
         source = getattr(torchvision().datasets, name.upper())
-        sums = {file.partition("/")[2]: md5(content) for file, content in contents.items()}
+        sums = {file.removeprefix(f"{source.base_folder}/"): md5(content) for file, content in contents.items()}
         for field in ("train_list", "test_list"):
             monkeypatch.setattr(source, field, [[file, sums[file]] for file, _ in getattr(source, field)])
         monkeypatch.setattr(source, "meta", source.meta | {"md5": sums[source.meta["filename"]]})
     return contents, arrays
+
+
+# Their images lie in folders of folders; the files of the other sets lie side by side.
+SETS_OF_FOLDERS = ("cinic10", "tiny-imagenet", "mnist-m")
 
 
 @pytest.mark.parametrize("name", FILES)
@@ -182,66 +210,79 @@ def test_official_files_are_read_in_folders_and_archives(name, tmp_path, monkeyp
     contents, arrays = official_files(name, monkeypatch)
     expected = from_npz(name, tmp_path / "npz", **arrays)
     folder = write_files(tmp_path / "folder", contents)
-    for path in (
-        folder,
-        write_zip(tmp_path / "set.zip", contents),
-        write_tar(tmp_path / "set.tgz", contents, "./one/folder/more/"),
-    ):
+    zipped = write_zip(tmp_path / "set.zip", contents)
+    tarred = write_tar(tmp_path / "set.tgz", contents, "./one/folder/more/")
+    for path in (folder, zipped, tarred):
         assert_same(expected, imported(name, path))
-    (parent,) = {file.parent for file in folder.rglob("*") if file.is_file()} if name not in DEEP else (folder,)
-    monkeypatch.chdir(parent.rename(tmp_path / "called otherwise"))
+
+    innermost = folder
+    if name not in SETS_OF_FOLDERS:
+        (innermost,) = {file.parent for file in folder.rglob("*") if file.is_file()}
+    monkeypatch.chdir(innermost.rename(tmp_path / "called otherwise"))
     assert_same(expected, imported(name, "."))
-
-
-DEEP = ("cinic10", "tiny-imagenet", "mnist-m")
 
 
 def test_unpacked_and_differently_compressed_files_of_mnist_are_read(tmp_path):
     arrays = known_images("mnist")
-    expected, contents = from_npz("mnist", tmp_path / "npz", **arrays), mnist_files(arrays, "mnist")
-    raw = {name.removesuffix(".gz"): gzip.decompress(content) for name, content in contents.items()}
+    expected = from_npz("mnist", tmp_path / "npz", **arrays)
+    official = mnist_files(arrays, "mnist")
+    raw = {name.removesuffix(".gz"): gzip.decompress(content) for name, content in official.items()}
     kaggle = {name.replace("-idx", ".idx"): content for name, content in raw.items()}
-    again = {name: gzip.compress(raw[name.removesuffix(".gz")], 1) for name in contents}
-    for number, names in enumerate((raw, kaggle, again, {**raw, **contents})):
-        assert_same(expected, imported("mnist", write_files(tmp_path / str(number) / "MNIST" / "raw", names)))
+    compressed_less = {name: gzip.compress(raw[name.removesuffix(".gz")], 1) for name in official}
+    forms_of_mnist = {"raw": raw, "kaggle": kaggle, "compressed less": compressed_less, "both": raw | official}
+    for form, contents in forms_of_mnist.items():
+        folder = write_files(tmp_path / form / "MNIST" / "raw", contents)
+        assert_same(expected, imported("mnist", folder))
+
     arrays = {key: np.minimum(values, 254) for key, values in known_images("usps").items()}
-    raw_usps = {name[:-4]: bz2.decompress(content) for name, content in usps_files(arrays, "usps").items()}
     expected = from_npz("usps", tmp_path / "npz", **arrays)
+    official = usps_files(arrays, "usps")
+    raw_usps = {name.removesuffix(".bz2"): bz2.decompress(content) for name, content in official.items()}
     assert_same(expected, imported("usps", write_files(tmp_path / "usps", raw_usps)))
-    write_files(tmp_path / "0" / "FashionMNIST" / "raw", raw)
-    refused(lambda: datasets.import_path("mnist", tmp_path / "0"), "several data sets", "FashionMNIST/raw, MNIST/raw")
+
+    write_files(tmp_path / "raw" / "FashionMNIST" / "raw", raw)
+    refused(lambda: datasets.import_path("mnist", tmp_path / "raw"), "several data sets", "FashionMNIST/raw, MNIST/raw")
 
 
 # Downloads
 
 
+class Site(NamedTuple):
+    """A folder whose files a server gives, and the server's address."""
+
+    folder: Any
+    address: str
+
+
 @pytest.fixture
 def site(tmp_path):
-    """A folder that a server gives, and its address."""
-    (tmp_path / "site").mkdir()
-    handler = partial(SimpleHTTPRequestHandler, directory=tmp_path / "site")
+    folder = tmp_path / "site"
+    folder.mkdir()
+    handler = partial(SimpleHTTPRequestHandler, directory=folder)
     with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
         Thread(target=server.serve_forever).start()
-        yield tmp_path / "site", f"http://127.0.0.1:{server.server_port}/"
+        yield Site(folder, f"http://127.0.0.1:{server.server_port}/")
         server.shutdown()
 
 
-def serve(name, contents, folder, address, monkeypatch):
+def serve(name, contents, site, monkeypatch):
     """Has the site give the files of a set, and torchvision ask it for them."""
     source = getattr(torchvision().datasets, KNOWN[name].source or "", None)
     if name in ("mnist", "svhn"):
-        write_files(folder, contents)
-        entries = [[address + file, file, md5(content)] for file, content in contents.items()]
+        write_files(site.folder, contents)
+        sums = {file: md5(content) for file, content in contents.items()}
+        entries = [[site.address + file, file, md5_sum] for file, md5_sum in sums.items()]
         monkeypatch.setattr(source, "split_list", dict(zip(PARTS, entries, strict=False)), raising=False)
-        monkeypatch.setattr(source, "resources", [entry[1:] for entry in entries], raising=False)
-        monkeypatch.setattr(source, "mirrors", [f"{address}nowhere/", address], raising=False)
-        return
-    if name == "emnist-letters":
-        monkeypatch.setattr(source, "url", f"{address}gzip.zip")
-        monkeypatch.setattr(source, "md5", md5(write_zip(folder / "gzip.zip", contents).read_bytes()))
+        monkeypatch.setattr(source, "resources", list(sums.items()), raising=False)
+        monkeypatch.setattr(source, "mirrors", [f"{site.address}nowhere/", site.address], raising=False)
+    elif name == "emnist-letters":
+        archive = write_zip(site.folder / "gzip.zip", contents)
+        monkeypatch.setattr(source, "url", f"{site.address}gzip.zip")
+        monkeypatch.setattr(source, "md5", md5(archive.read_bytes()))
     else:
-        total = md5(write_tar(folder / "a.tar.gz", contents).read_bytes())
-        monkeypatch.setitem(KNOWN, name, KNOWN[name]._replace(source=f"{address}a.tar.gz", md5=total))
+        archive = write_tar(site.folder / "a.tar.gz", contents)
+        known = KNOWN[name]._replace(source=f"{site.address}a.tar.gz", md5=md5(archive.read_bytes()))
+        monkeypatch.setitem(KNOWN, name, known)
 
 
 @pytest.mark.parametrize("name", ["mnist", "emnist-letters", "svhn", "cinic10"])
@@ -249,18 +290,22 @@ def test_downloads_are_checked_and_read(name, tmp_path, cache, site, monkeypatch
     contents, arrays = official_files(name, monkeypatch)
     expected = from_npz(name, tmp_path / "npz", **arrays)
     (cache / f"{name}.npz").unlink()
-    serve(name, contents, *site, monkeypatch)
-    file = max(site[0].iterdir(), key=lambda path: path.stat().st_size)
-    whole = file.read_bytes()
-    file.write_bytes(whole[:-100])
+    serve(name, contents, site, monkeypatch)
+    largest_file = max(site.folder.iterdir(), key=lambda path: path.stat().st_size)
+    whole = largest_file.read_bytes()
+
+    largest_file.write_bytes(whole[:-100])
     refused(lambda: datasets.download(name), f"'{name}' could not be downloaded", "corrupted", f"import {name} PATH")
-    file.unlink()
+
+    largest_file.unlink()
     refused(lambda: datasets.download(name), f"'{name}' could not be downloaded", "HTTP Error 404")
     assert not list(cache.iterdir())
-    file.write_bytes(whole)
+
+    largest_file.write_bytes(whole)
     assert datasets.download(name) == cache / f"{name}.npz"
     assert_same(expected, datasets.load(name))
-    file.unlink()
+
+    largest_file.unlink()
     assert datasets.download(name) == cache / f"{name}.npz"  # it is there
 
 
@@ -269,13 +314,19 @@ def test_downloads_are_checked_and_read(name, tmp_path, cache, site, monkeypatch
 
 def leaf_files(num_writers=20, per_file=8, first=0):
     """LEAF's files by name, and of each writer images and labels."""
-    rng, written, contents = np.random.default_rng(first), {}, {}
+    rng = np.random.default_rng(first)
+    written = {}
+    contents = {}
     for position, number in enumerate(rng.permutation(num_writers)):
-        count, user = rng.integers(1, 9), f"f{first + number:04}_{number % 50:02}"
-        x, y = written[user] = rng.integers(0, 256, (count, 28, 28), np.uint8), rng.integers(0, 62, count)
+        count = rng.integers(1, 9)
+        user = f"f{first + number:04}_{number % 50:02}"
+        pixels = rng.integers(0, 256, (count, 28, 28), np.uint8)
+        labels = rng.integers(0, 62, count)
+        written[user] = (pixels, labels)
+
         content = contents.setdefault(f"all_data_{position // per_file}.json", {"users": [], "user_data": {}})
         content["users"].append(user)
-        content["user_data"][user] = {"x": (x.reshape(-1, 784) / 255).tolist(), "y": y.tolist()}
+        content["user_data"][user] = {"x": (pixels.reshape(-1, 784) / 255).tolist(), "y": labels.tolist()}
     return {name: json.dumps(content).encode() for name, content in contents.items()}, written
 
 
@@ -293,46 +344,89 @@ def test_femnist_holds_writers_out(tmp_path, monkeypatch):
     assert dataset.class_names == (*string.digits, *string.ascii_uppercase, *string.ascii_lowercase)
     assert dataset.fingerprint == "53bf9db4fce3e4f2"  # the tenth is a fixed one
     assert (dataset.writer_train[dataset.place_train.argsort()].diff() >= 0).all()  # positions go by writer
-    train, test = by_writer(dataset, "train"), by_writer(dataset, "test")
+
+    train = by_writer(dataset, "train")
+    test = by_writer(dataset, "test")
     assert len(test) == 2
     assert not set(train) & set(test)
+
     for number, name in enumerate(sorted(written)):
-        x, y = written[name]
-        assert {**train, **test}[number] == examples({"x_train": x, "y_train": y}, "train", "y")
+        pixels, labels = written[name]
+        assert {**train, **test}[number] == examples({"x_train": pixels, "y_train": labels}, "train", "y")
+
+    # Under other names, and beside folders that hold the same or fewer writers, it is the same set.
     renamed = {f"all_data/all_data_{9 - number}.json": content for number, content in enumerate(contents.values())}
-    other = {"sampled_data/all_data_1_niid.json": contents["all_data_0.json"]}
+    sampled = {"sampled_data/all_data_1_niid.json": contents["all_data_0.json"]}
     again = {"old/all_data/all_data_0.json": contents["all_data_0.json"]}  # whose writers count once
-    _, notes = datasets.import_path("femnist", write_files(tmp_path / "data", renamed | other | again))
+    _, notes = datasets.import_path("femnist", write_files(tmp_path / "data", renamed | sampled | again))
     assert_same(dataset, datasets.load("femnist"))
     assert notes[0] == "left out: sampled_data"
-    monkeypatch.setattr(files, "MAX_GIB", sum(map(len, contents.values())) / 2**32)  # of the images, not of their text
+
+    # The limit of memory counts the images and not their text.
+    text_bytes = sum(map(len, contents.values()))
+    image_bytes = 784 * (len(dataset.y_train) + len(dataset.y_test))
+    monkeypatch.setattr(files, "MAX_GIB", text_bytes / 2**32)
     for write in (write_zip, write_tar):
         assert_same(dataset, imported("femnist", write(tmp_path / write.__name__, contents)))
         hollow = write(tmp_path / f"hollow {write.__name__}", {"all_data_0.json": b" " * 10**7})
         refused(lambda hollow=hollow: datasets.import_path("femnist", hollow), hollow, "2,000,000 bytes, more than")
-    monkeypatch.setattr(files, "MAX_GIB", (784 * (len(dataset.y_train) + len(dataset.y_test)) - 1) / 2**30)
+
+    monkeypatch.setattr(files, "MAX_GIB", (image_bytes - 1) / 2**30)
     refused(lambda: datasets.import_path("femnist", tmp_path / "all_data"), "more than", "MAX_GIB=1")
 
 
 def test_a_split_that_leaf_has_made_is_taken(tmp_path):
-    train, (test, of_test) = leaf_files()[0], leaf_files(6, first=100)
+    train, _ = leaf_files()
+    test, written_in_test = leaf_files(6, first=100)
     contents = {f"train/{name}": content for name, content in train.items()}
-    contents |= {f"{folder}/{name}": content for name, content in test.items() for folder in ("test", "all_data")}
+    for name, content in test.items():
+        contents[f"test/{name}"] = content
+        contents[f"all_data/{name}"] = content
+
     _, notes = datasets.import_path("femnist", write_files(tmp_path / "data", contents))
+
     dataset = datasets.load("femnist")
-    assert (len(by_writer(dataset, "train")), len(by_writer(dataset, "test"))) == (20, 6)
-    assert len(dataset.y_test) == sum(len(y) for _, y in of_test.values())
+    assert len(by_writer(dataset, "train")) == 20
+    assert len(by_writer(dataset, "test")) == 6
+    assert len(dataset.y_test) == sum(len(labels) for _, labels in written_in_test.values())
     assert notes == ["left out: all_data", "without training images: 5, 7, 17, 23, 36 and 7 more"]
 
 
 # Files that are wrong
 
 
-def leaf(change):
-    """A file of LEAF's whose content was changed."""
-    content = json.loads(next(iter(leaf_files(4, 4)[0].values())))
-    change(content)
+def leaf_file_of(change):
+    """A file of LEAF's whose first writer's data `change` has changed."""
+    contents, _ = leaf_files(num_writers=4, per_file=4)
+    (text,) = contents.values()
+    content = json.loads(text)
+    first_writer = content["users"][0]
+    change(content["user_data"][first_writer])
     return {"all_data_0.json": json.dumps(content).encode()}
+
+
+def leaf_with_pixel(value):
+    def change(writer):
+        first_image = writer["x"][0]
+        first_image[3] = value
+
+    return leaf_file_of(change)
+
+
+def leaf_with_label(label):
+    def change(writer):
+        writer["y"][0] = label
+
+    return leaf_file_of(change)
+
+
+def leaf_with_a_label_too_many():
+    return leaf_file_of(lambda writer: writer["y"].append(1))
+
+
+def leaf_with_one_writer():
+    contents, _ = leaf_files(num_writers=1)
+    return contents
 
 
 def without(contents, name):
@@ -341,53 +435,87 @@ def without(contents, name):
 
 SYNTH = matlab_files(known_images("synth-digits"), "synth-digits")
 LISTED = mnist_m_files(known_images("mnist-m"))
+TINY = tiny_files(images((4, 4), 9), "tiny-imagenet")
 MNIST = mnist_files(known_images("mnist"), "mnist")
+MNIST_IMAGES = "t10k-images-idx3-ubyte.gz"
+IDX_OF_TOO_MANY_IMAGES = b"\0\0\x08\3" + b"\0\1\0\0" * 3
+IDX_OF_MORE_LABELS_THAN_SAID = b"\0\0\x08\1\0\0\0\1" + bytes(9)
+
+
+class BadFiles(NamedTuple):
+    dataset: str
+    contents: dict[str, bytes]
+    words: tuple[str, ...]  # of the refusal
+
+
 BAD_FILES = {
-    "no numbers": ("femnist", leaf(lambda c: c["user_data"][c["users"][0]]["x"][0].__setitem__(3, np.nan)), "0 to 1"),
-    "bytes": ("femnist", leaf(lambda c: c["user_data"][c["users"][0]]["x"][0].__setitem__(3, 128)), "from 0 to 1"),
-    "class 62": ("femnist", leaf(lambda c: c["user_data"][c["users"][0]]["y"].__setitem__(0, 62)), "0 to 61"),
-    "labels missing": ("femnist", leaf(lambda c: c["user_data"][c["users"][0]]["y"].append(1)), "a label"),
-    "one writer": ("femnist", leaf_files(1)[0], "0 images are to train"),
-    "an image missing": ("tiny-imagenet", without(tiny_files(images((4, 4), 9), ""), "val/images/7.JPEG"), "7.JPEG"),
-    "an image not listed": ("mnist-m", LISTED | {"mnist_m_test/9.png": encoded(np.eye(9) > 0)}, "do not fit", "9.png"),
-    "a cut file": ("synth-digits", SYNTH | {"synth_test_32x32.mat": b"MATLAB 5.0"}, "synth_test", "cannot be read"),
-    "no test": ("synth-digits", without(SYNTH, "test_32x32.mat"), "no array x_test"),
-    "a cut gzip": ("mnist", {**MNIST, **{k: v[:-9] for k, v in MNIST.items() if "t10k-i" in k}}, "t10k-images"),
-    "too large": ("mnist", MNIST | {"train-images-idx3-ubyte": b"\0\0\x08\3" + b"\0\1\0\0" * 3}, "than 4 GiB"),
-    "more than said": ("mnist", MNIST | {"train-labels-idx1-ubyte": b"\0\0\x08\1\0\0\0\1" + bytes(9)}, "of size 2 "),
-    "a batch changed": ("cifar10", lambda: cifar_files(known_images("cifar10"), "cifar10"), ".meta", "corrupted"),
-    "nothing": ("mnist", {".hidden": b""}, "it is empty", "image folders"),
-}  # fmt: skip
+    "no numbers": BadFiles("femnist", leaf_with_pixel(np.nan), ("0 to 1",)),
+    "bytes": BadFiles("femnist", leaf_with_pixel(128), ("from 0 to 1",)),
+    "class 62": BadFiles("femnist", leaf_with_label(62), ("0 to 61",)),
+    "labels missing": BadFiles("femnist", leaf_with_a_label_too_many(), ("a label",)),
+    "one writer": BadFiles("femnist", leaf_with_one_writer(), ("0 images are to train",)),
+    "an image missing": BadFiles("tiny-imagenet", without(TINY, "val/images/7.JPEG"), ("7.JPEG",)),
+    "an image not listed": BadFiles(
+        "mnist-m", LISTED | {"mnist_m_test/9.png": encoded(np.eye(9) > 0)}, ("do not fit", "9.png")
+    ),
+    "a cut file": BadFiles(
+        "synth-digits", SYNTH | {"synth_test_32x32.mat": b"MATLAB 5.0"}, ("synth_test", "cannot be read")
+    ),
+    "no test": BadFiles("synth-digits", without(SYNTH, "test_32x32.mat"), ("no array x_test",)),
+    "a cut gzip": BadFiles("mnist", MNIST | {MNIST_IMAGES: MNIST[MNIST_IMAGES][:-9]}, ("t10k-images",)),
+    "too large": BadFiles("mnist", MNIST | {"train-images-idx3-ubyte": IDX_OF_TOO_MANY_IMAGES}, ("than 4 GiB",)),
+    "more than said": BadFiles(
+        "mnist", MNIST | {"train-labels-idx1-ubyte": IDX_OF_MORE_LABELS_THAN_SAID}, ("of size 2 ",)
+    ),
+    "nothing": BadFiles("mnist", {".hidden": b""}, ("it is empty", "image folders")),
+}
 
 
 @pytest.mark.parametrize("case", BAD_FILES)
 def test_bad_files_are_refused(tmp_path, cache, case):
-    name, contents, *words = BAD_FILES[case]
-    contents = contents() if callable(contents) else contents
-    refused(lambda: datasets.import_path(name, write_files(tmp_path / "files", contents)), *words)
+    bad = BAD_FILES[case]
+    folder = write_files(tmp_path / "files", bad.contents)
+    refused(lambda: datasets.import_path(bad.dataset, folder), *bad.words)
+    assert not cache.exists()
+
+
+def test_batches_of_cifar10_that_are_not_the_official_ones_are_refused(tmp_path, cache):
+    folder = write_files(tmp_path / "files", cifar_files(known_images("cifar10"), "cifar10"))
+    refused(lambda: datasets.import_path("cifar10", folder), ".meta", "corrupted")
     assert not cache.exists()
 
 
 def test_archives_that_are_damaged_or_lead_astray_are_refused(tmp_path, cache, monkeypatch):
     contents = cinic_files(known_images("cinic10"), "cinic10")
-    paths = [write_tar(tmp_path / "a.tar.gz", contents), write_zip(tmp_path / "a.zip", contents)]
-    for path in paths:
+    cut_tar = write_tar(tmp_path / "a.tar.gz", contents)
+    cut_zip = write_zip(tmp_path / "a.zip", contents)
+    for path in (cut_tar, cut_zip):
         path.write_bytes(path.read_bytes()[:-5000])
+
     flipped = write_tar(tmp_path / "b.tar.gz", contents)
     content = bytearray(flipped.read_bytes())
     content[-6] ^= 1  # in the checksum at the end
     flipped.write_bytes(content)
-    (tmp_path / "flowers.parquet").write_bytes(b"hello")
+
+    unknown = tmp_path / "flowers.parquet"
+    unknown.write_bytes(b"hello")
     outside = write_tar(tmp_path / "c.tar.gz", contents, "../")
     linked = write_tar(tmp_path / "d.tar.gz", contents, type=tarfile.SYMTYPE, linkname="/etc/passwd")
-    for path in (*paths, flipped, tmp_path / "flowers.parquet", outside, linked):
+
+    for path in (cut_tar, cut_zip, flipped, unknown, outside, linked):
         refused(lambda path=path: datasets.import_path("cinic10", path), path, "cannot be read", ".zip or", "LEAF's")
+
+    tarred = write_tar(cut_tar, contents)
+    zipped = write_zip(cut_zip, contents)
+    folder = write_files(tmp_path / "folder", contents)
     monkeypatch.setenv("FEDCLI_MAX_GIB", "1e-5")
-    for path in (write_zip(paths[1], contents), write_tar(paths[0], contents), write_files(tmp_path / "f", contents)):
+    for path in (zipped, tarred, folder):
         refused(lambda path=path: datasets.import_path("cinic10", path), path, "more than", "MAX_GIB=1")
     assert not cache.exists()
+
     monkeypatch.setenv("FEDCLI_MAX_GIB", "1")
-    assert datasets.import_path("cinic10", path)[0].is_file()
+    file, _ = datasets.import_path("cinic10", folder)
+    assert file.is_file()
 
 
 # Image folders
@@ -396,29 +524,32 @@ def test_archives_that_are_damaged_or_lead_astray_are_refused(tmp_path, cache, m
 def test_domains_come_from_npz_and_folders_alike(tmp_path):
     arrays = images((4, 4), 2, per_class=(6, 4))
     arrays |= {"domain_train": np.tile([1, 0], 6), "domain_test": np.tile([1, 0], 4)}
-    arrays |= {f"y_{part}": np.repeat([0, 1], count) for part, count in (("train", 6), ("test", 4))}
+    arrays |= {"y_train": np.repeat([0, 1], 6), "y_test": np.repeat([0, 1], 4)}
     arrays["x_train"][1] = arrays["x_train"][0]  # the same picture in two domains
     npz = from_npz("offices", tmp_path / "a", **arrays, class_names=["bag", "cup"], domain_names=["amazon", "webcam"])
     folder = write_folder(tmp_path / "b", arrays, ["bag", "cup"], ["amazon", "webcam"])
+
     assert_same(npz, imported("offices", folder))
     assert npz.domain_train.bincount().tolist() == [6, 6]
     assert from_npz("offices", tmp_path / "c", **arrays).domain_names == ("0", "1")
 
 
 def test_folders_may_hold_hidden_files_links_and_mixed_colours(tmp_path):
-    arrays = images((4, 4), 2)
-    folder = write_folder(tmp_path / "images", arrays, ["ant", "bee"])
-    for place in (folder, folder / "train" / "ant"):
-        (place / ".DS_Store").touch()
-        os.mkfifo(place / "pipe.png")
+    folder = write_folder(tmp_path / "images", images((4, 4), 2), ["ant", "bee"])
+    for parent in (folder, folder / "train" / "ant"):
+        (parent / ".DS_Store").touch()
+        os.mkfifo(parent / "pipe.png")
     (folder / "README.md").touch()
     (folder / "train" / "bee").rename(tmp_path / "elsewhere")
     (folder / "train" / "bee").symlink_to(tmp_path / "elsewhere")
     grey = imported("mine", folder)
+    assert grey.channels == 1
+
     file = next((folder / "test" / "bee").glob("*.png"))
     Image.open(file).convert("RGB").save(file)
     colour = imported("mine", folder)
-    assert (grey.channels, colour.channels, len(colour.y_train)) == (1, 3, 6)
+    assert colour.channels == 3
+    assert len(colour.y_train) == 6
     assert examples(colour, "train") == examples({"x_train": grey.x_train.expand(-1, 3, -1, -1)}, "train")
 
 
@@ -427,51 +558,90 @@ def test_images_of_mixed_sizes_are_resized_where_a_size_is_given(tmp_path):
     wide = Image.fromarray(np.random.default_rng(0).integers(0, 256, (5, 9, 3), np.uint8))
     wide.save(folder / "train" / "ant" / "wide.png")
     refused(lambda: datasets.import_path("mine", folder), "wide.png", "its size is (9, 5)", "--size N")
+
     datasets.import_path("mine", folder, 8)
-    pixels = np.asarray(wide.resize((8, 8), Image.Resampling.BILINEAR)).tobytes()
-    assert pixels in {image for (image,) in examples(datasets.load("mine"), "train")}
+    resized = np.asarray(wide.resize((8, 8), Image.Resampling.BILINEAR))
+    assert (resized.tobytes(),) in examples(datasets.load("mine"), "train")
+
     np.savez(tmp_path / "a.npz", **images((16, 16, 3), 2))
     datasets.import_path("mine", tmp_path / "a.npz", 8)
     assert datasets.load("mine").x_test.shape == (4, 3, 8, 8)
 
 
-BOMB = b"\x89PNG\r\n\x1a\n"  # 900 million pixels
-for chunk in (b"IHDR" + struct.pack(">IIBBBBB", 30_000, 30_000, 8, 0, 0, 0, 0), b"IDAT"):
-    BOMB += struct.pack(">I", len(chunk) - 4) + chunk + struct.pack(">I", zlib.crc32(chunk))
-CUT = encoded(np.random.default_rng(0).integers(0, 256, (4, 4), np.uint8))[:-30]
+def png_chunk(kind, content):
+    checksum = zlib.crc32(kind + content)
+    return struct.pack(">I", len(content)) + kind + content + struct.pack(">I", checksum)
+
+
+PNG_HEADER = png_chunk(b"IHDR", struct.pack(">IIBBBBB", 30_000, 30_000, 8, 0, 0, 0, 0))
+PNG_OF_900_MILLION_PIXELS = b"\x89PNG\r\n\x1a\n" + PNG_HEADER + png_chunk(b"IDAT", b"")
+CUT_PNG = encoded(np.random.default_rng(0).integers(0, 256, (4, 4), np.uint8))[:-30]
+
+
+def add_a_huge_image(folder):
+    (folder / "train" / "ant" / "z.png").write_bytes(PNG_OF_900_MILLION_PIXELS)
+
+
+def add_a_cut_image(folder):
+    (folder / "test" / "bee" / "cut.png").write_bytes(CUT_PNG)
+
+
+def add_folders_within_a_class(folder):
+    shutil.copytree(folder / "train", folder / "test" / "ant" / "a")
+
+
+def add_an_image_of_16_bits(folder):
+    Image.new("I;16", (4, 4)).save(folder / "test" / "ant" / "deep.png")
+
+
+def remove_the_test_images(folder):
+    shutil.rmtree(folder / "test")
+
+
+def leave_a_table_only(folder):
+    shutil.rmtree(folder)
+    write_files(folder, {"0.csv": b"1,2"})
+
+
+class BadFolder(NamedTuple):
+    spoil: Any  # what makes it bad
+    words: tuple[str, ...]  # of the refusal
+
+
 BAD_FOLDERS = {
-    "a huge image": (lambda f: (f / "train" / "ant" / "z.png").write_bytes(BOMB), "z.png", "decompression bomb"),
-    "a partial image": (lambda f: (f / "test" / "bee" / "cut.png").write_bytes(CUT), "cut.png", "an image"),
-    "too deep": (lambda f: shutil.copytree(f / "train", f / "test" / "ant" / "a"), "test/ant/a/ant", "too deep"),
-    "16 bits": (lambda f: Image.new("I;16", (4, 4)).save(f / "test" / "ant" / "deep.png"), "deep.png", "8 bits"),
-    "no test": (lambda f: shutil.rmtree(f / "test"), "0 to test on"),
-    "no form": (lambda f: [shutil.rmtree(f), write_files(f, {"0.csv": b"1,2"})], "0.csv", *forms.FORMS),
-}  # fmt: skip
+    "a huge image": BadFolder(add_a_huge_image, ("z.png", "decompression bomb")),
+    "a partial image": BadFolder(add_a_cut_image, ("cut.png", "an image")),
+    "too deep": BadFolder(add_folders_within_a_class, ("test/ant/a/ant", "too deep")),
+    "16 bits": BadFolder(add_an_image_of_16_bits, ("deep.png", "8 bits")),
+    "no test": BadFolder(remove_the_test_images, ("0 to test on",)),
+    "no form": BadFolder(leave_a_table_only, ("0.csv", *forms.FORMS)),
+}
 
 
 @pytest.mark.parametrize("case", BAD_FOLDERS)
 def test_bad_folders_are_refused(tmp_path, cache, case):
-    spoil, *words = BAD_FOLDERS[case]
+    bad = BAD_FOLDERS[case]
     folder = write_folder(tmp_path / "images", images((4, 4), 2), ["ant", "bee"])
-    spoil(folder)
-    refused(lambda: datasets.import_path("mine", folder), *words)
+    bad.spoil(folder)
+
+    refused(lambda: datasets.import_path("mine", folder), *bad.words)
     assert not cache.exists()
 
 
 def office_pictures(domains, classes):
     """For each domain and class some pictures of different sizes, by the names of their files."""
-    rng, pictures = np.random.default_rng(0), {}
-    for domain in domains:
-        for name in classes:
-            shapes = [(*rng.integers(20, 60, 2), 3) for _ in range(rng.integers(5, 16))]
-            pictures[domain, name] = [rng.integers(0, 256, shape, np.uint8) for shape in shapes]
+    rng = np.random.default_rng(0)
+    pictures = {}
+    for domain, name in product(domains, classes):
+        shapes = [(*rng.integers(20, 60, 2), 3) for _ in range(rng.integers(5, 16))]
+        pictures[domain, name] = [rng.integers(0, 256, shape, np.uint8) for shape in shapes]
     return pictures
 
 
 def write_office(folder, pictures, inner="", spelling=str):
     for (domain, name), pixels in pictures.items():
         path = folder / spelling(domain) / inner / name
-        write_files(path, {f"frame_{i:04}.jpg": encoded(x) for i, x in enumerate(pixels)})
+        write_files(path, {f"frame_{number:04}.jpg": encoded(image) for number, image in enumerate(pixels)})
     return folder
 
 
@@ -479,33 +649,55 @@ def test_whole_domains_are_resized_divided_by_class_and_get_their_official_names
     classes = [f"thing_{number:02}" for number in range(31)]
     pictures = office_pictures(["amazon", "dslr", "webcam"], classes)
     dataset = imported("office31", write_office(tmp_path / "a", pictures, "images"))
-    assert (dataset.domain_names, dataset.class_names) == (("amazon", "dslr", "webcam"), tuple(classes))
-    assert (dataset.x_train.shape[1:], dataset.fingerprint) == ((3, 32, 32), "1c5609dee62989e3")
+    assert dataset.domain_names == ("amazon", "dslr", "webcam")
+    assert dataset.class_names == tuple(classes)
+    assert dataset.x_train.shape[1:] == (3, 32, 32)
+    assert dataset.fingerprint == "1c5609dee62989e3"
+
     expected = []
-    for (domain, name), pixels in pictures.items():
-        number, label = dataset.domain_names.index(domain), classes.index(name)
-        expected += [(np.asarray(Image.fromarray(x).resize((32, 32), 2)).tobytes(), label, number) for x in pixels]
-        cell = (dataset.y_test == label) & (dataset.domain_test == number)
-        assert cell.sum() == round(len(pixels) / 5)
-    assert sorted(row for part in PARTS for row in examples(dataset, part, "y", "domain")) == sorted(expected)
+    for (domain, name), cell_pictures in pictures.items():
+        number = dataset.domain_names.index(domain)
+        label = classes.index(name)
+        for pixels in cell_pictures:
+            resized = Image.fromarray(pixels).resize((32, 32), Image.Resampling.BILINEAR)
+            expected.append((np.asarray(resized).tobytes(), label, number))
+        in_test = (dataset.y_test == label) & (dataset.domain_test == number)
+        assert in_test.sum() == round(len(cell_pictures) / 5)
+
+    train = examples(dataset, "train", "y", "domain")
+    test = examples(dataset, "test", "y", "domain")
+    assert sorted(train + test) == sorted(expected)
+
     reordered = {cell: sorted(pixels, key=np.size) for cell, pixels in pictures.items()}
-    assert_same(dataset, imported("office31", write_office(tmp_path / "b", reordered, spelling=str.title)))
-    (tmp_path / "b" / "Dslr").rename(tmp_path / "b" / "z")
-    refused(lambda: datasets.import_path("office31", tmp_path / "b"), "the domains are 3", "'office31'", "amazon, dslr")
-    single = write_folder(tmp_path / "c", images((32, 32, 3), 31), classes)
-    refused(lambda: datasets.import_path("office31", single), "the domains are 0")
+    folder = write_office(tmp_path / "b", reordered, spelling=str.title)
+    assert_same(dataset, imported("office31", folder))
+
+    (folder / "Dslr").rename(folder / "z")
+    refused(lambda: datasets.import_path("office31", folder), "the domains are 3", "'office31'", "amazon, dslr")
+
+    without_domains = write_folder(tmp_path / "c", images((32, 32, 3), 31), classes)
+    refused(lambda: datasets.import_path("office31", without_domains), "the domains are 0")
 
 
 def test_undivided_folders_are_divided_and_that_is_said(tmp_path):
-    pictures = {cell: [x[:16, :16] for x in pixels] for cell, pixels in office_pictures("l", ["ant", "bee"]).items()}
-    folder = write_office(tmp_path / "b", pictures) / "l"
-    assert datasets.import_path("mine", folder)[1] == ["a fixed fifth of each class is kept to test on"]
-    alone = datasets.load("mine")
-    assert (alone.domain_names, alone.class_names) == ((), ("ant", "bee"))
-    assert alone.y_test.bincount().tolist() == [round(len(pictures["l", name]) / 5) for name in alone.class_names]
-    x = np.concatenate([pictures["l", "bee"], pictures["l", "ant"]])
-    y = np.repeat([1, 0], [len(pictures["l", name]) for name in ("bee", "ant")])
-    assert_same(alone, from_npz("arrays", tmp_path / "npz", images=x, labels=y, class_names=["ant", "bee"]))
+    pictures = {}
+    for (domain, name), pixels in office_pictures(["one"], ["ant", "bee"]).items():
+        pictures[domain, name] = [image[:16, :16] for image in pixels]
+    ants = pictures["one", "ant"]
+    bees = pictures["one", "bee"]
+
+    _, notes = datasets.import_path("mine", write_office(tmp_path / "b", pictures) / "one")
+    assert notes == ["a fixed fifth of each class is kept to test on"]
+
+    from_folder = datasets.load("mine")
+    assert from_folder.domain_names == ()
+    assert from_folder.class_names == ("ant", "bee")
+    assert from_folder.y_test.bincount().tolist() == [round(len(ants) / 5), round(len(bees) / 5)]
+
+    pixels = np.concatenate([bees, ants])
+    labels = np.repeat([1, 0], [len(bees), len(ants)])
+    from_arrays = from_npz("arrays", tmp_path / "npz", images=pixels, labels=labels, class_names=["ant", "bee"])
+    assert_same(from_folder, from_arrays)
 
 
 # Images as people see them
@@ -517,19 +709,22 @@ def picture(seed=0, shape=(6, 4, 3)):
 
 def folder_of(path, *images):
     """A folder whose images, of one class in two parts, are these and others."""
-    for number in range(3):
-        place = path / ("test" if number == 2 else "train") / "ant"
-        place.mkdir(parents=True, exist_ok=True)
-        Image.fromarray(picture(number + 9, (4, 4, 3))).save(place / f"plain{number}.png")
+    train = path / "train" / "ant"
+    test = path / "test" / "ant"
+    train.mkdir(parents=True)
+    test.mkdir(parents=True)
+    Image.fromarray(picture(9, (4, 4, 3))).save(train / "plain0.png")
+    Image.fromarray(picture(10, (4, 4, 3))).save(train / "plain1.png")
+    Image.fromarray(picture(11, (4, 4, 3))).save(test / "plain2.png")
     for number, image in enumerate(images):
-        image.save(path / "train" / "ant" / f"{number}.png", exif=image.getexif())
+        image.save(train / f"{number}.png", exif=image.getexif())
     return path
 
 
-def first_pixels(name, expected):
-    """Whether a data set has an image with these pixels."""
-    x = datasets.load(name).x_train.permute(0, 2, 3, 1).numpy()
-    return any(np.array_equal(image, expected) for image in x)
+def has_image(name, expected):
+    """Whether a data set has an image with these pixels to train on."""
+    pixels = datasets.load(name).x_train.permute(0, 2, 3, 1).numpy()
+    return any(np.array_equal(image, expected) for image in pixels)
 
 
 def with_transparency(mode):
@@ -550,16 +745,17 @@ def with_transparency(mode):
 @pytest.mark.parametrize("mode", ["RGBA", "LA", "P"])
 def test_transparent_places_are_white_and_that_is_said(mode, tmp_path):
     image, seen = with_transparency(mode)
-    notes = datasets.import_path("mine", folder_of(tmp_path / "set", image))[1]
-    assert first_pixels("mine", np.repeat(seen[..., None], 3, 2))
+    _, notes = datasets.import_path("mine", folder_of(tmp_path / "set", image))
+    assert has_image("mine", np.repeat(seen[..., None], 3, 2))
     assert notes == ["the alpha channel was composed over white in 1 of 4 images"]
 
 
 def test_an_alpha_channel_that_hides_nothing_changes_nothing(tmp_path):
     pixels = picture(1, (4, 4, 3))
     opaque = Image.fromarray(np.concatenate([pixels, np.full((4, 4, 1), 255, np.uint8)], 2))
-    assert datasets.import_path("mine", folder_of(tmp_path / "set", opaque))[1] == []
-    assert first_pixels("mine", pixels)
+    _, notes = datasets.import_path("mine", folder_of(tmp_path / "set", opaque))
+    assert notes == []
+    assert has_image("mine", pixels)
 
 
 @pytest.mark.parametrize("orientation", range(2, 9))
@@ -571,25 +767,30 @@ def test_an_image_is_turned_as_its_exif_data_say_and_that_is_said(orientation, t
     }  # fmt: skip
     image = Image.fromarray(pixels)
     image.getexif()[ExifTags.Base.Orientation] = orientation
-    notes = datasets.import_path("mine", folder_of(tmp_path / "set", image))[1]
-    assert first_pixels("mine", turned[orientation])
+    _, notes = datasets.import_path("mine", folder_of(tmp_path / "set", image))
+    assert has_image("mine", turned[orientation])
     assert notes == ["the EXIF orientation was applied in 1 of 4 images"]
 
 
 def test_files_by_other_suffixes_are_counted_and_all_broken_images_are_named(tmp_path):
     folder = folder_of(tmp_path / "set")
-    for name in ("Thumbs.db", "labels.csv"):
-        (folder / "train" / "ant" / name).write_bytes(b"no image")
-    assert datasets.import_path("mine", folder)[1] == ["left out: 2 files that are no images by their suffix"]
+    ants = folder / "train" / "ant"
+    (ants / "Thumbs.db").write_bytes(b"no image")
+    (ants / "labels.csv").write_bytes(b"no image")
+    _, notes = datasets.import_path("mine", folder)
+    assert notes == ["left out: 2 files that are no images by their suffix"]
     assert len(datasets.load("mine").y_train) == 2
-    frames = [Image.fromarray(picture(seed, (4, 4))) for seed in range(2)]
-    frames[0].save(folder / "train" / "ant" / "moves.gif", save_all=True, append_images=frames[1:])
-    for name in ("cut.png", "empty.jpg"):
-        (folder / "train" / "ant" / name).write_bytes(CUT if name == "cut.png" else b"")
-    words = "3 of 6 images", "cut.png", "empty.jpg", "moves.gif' (it has 2 frames)", "an image of 8 bits"
+
+    first_frame = Image.fromarray(picture(0, (4, 4)))
+    second_frame = Image.fromarray(picture(1, (4, 4)))
+    first_frame.save(ants / "moves.gif", save_all=True, append_images=[second_frame])
+    (ants / "cut.png").write_bytes(CUT_PNG)
+    (ants / "empty.jpg").write_bytes(b"")
+    words = ("3 of 6 images", "cut.png", "empty.jpg", "moves.gif' (it has 2 frames)", "an image of 8 bits")
     refused(lambda: datasets.import_path("mine", folder), *words)
+
     for number in range(30):
-        (folder / "train" / "ant" / f"{number}.png").write_bytes(b"")
+        (ants / f"{number}.png").write_bytes(b"")
     refused(lambda: datasets.import_path("mine", folder), "33 of 36 images", " and 13 more")
 
 

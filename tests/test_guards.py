@@ -13,7 +13,7 @@ from fedcli.papers import fedfm
 from fedcli.papers.baselines import fedavg, fedproto
 from fedcli.registry import find_method
 from tests import laws, toys
-from tests.on_made_up import InTurn
+from tests.on_made_up import NoGraphs
 
 FEDAVG, FEDFM = find_method("fedavg"), find_method("fedfm")
 
@@ -134,19 +134,19 @@ def test_law_4_holds_captured_steps_to_the_plain_ones_where_the_device_has_graph
     class OnGraphs(Federation):
         def __init__(self, *arguments, **options):
             super().__init__(*arguments, **options)
-            self.engine.graphs = InTurn()
+            self.engine.graphs = NoGraphs()
 
     monkeypatch.setattr(check, "Federation", OnGraphs)
     found = check.law_4_chunking_is_invisible(FEDAVG, chunks=(4, "branches:4"))
     ways = ("stacked x 4", "branches x 4", "stacked x 4, captured", "branches x 4, captured")
     assert [one.label for one in found] == [f"{way} against looped" for way in ways]
-    real = InTurn.capture
+    real = NoGraphs.capture
 
     def replays_once(graphs, work):
         """A replay that does nothing after the first time, which the engine itself compares with the step."""
         left = [real(graphs, work)]
         return lambda: left and left.pop()()
 
-    monkeypatch.setattr(InTurn, "capture", replays_once)
+    monkeypatch.setattr(NoGraphs, "capture", replays_once)
     *_, replayed = check.law_4_chunking_is_invisible(FEDAVG, chunks=(4,))
     assert (replayed.label, replayed.holds) == ("stacked x 4, captured against looped", False)

@@ -59,7 +59,7 @@ def test_a_worker_that_fails_or_dies_is_named_once_and_the_others_end(tmp_path):
 
 
 def test_law_8_workers_are_invisible(tmp_path, two_threads):
-    expected = law_8.endings()
+    expected = law_8.run_all()
     assert launched(tmp_path, max(law_8.COUNTS), "from tests.law_8 import main; main()", tmp_path) == ""
     for count in law_8.COUNTS:
         endings = json.loads((tmp_path / str(count)).read_text())
