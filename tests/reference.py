@@ -31,30 +31,36 @@ class PlainNetwork:
     """Calls a module on the very parameters it is given, so that they can be trained, and on copies of buffers."""
 
     def __init__(self, module: nn.Module):
-        self.module, self.feature_dim = module, module.feature_dim
+        self.module = module
+        self.feature_dim = module.feature_dim
         self.params = {name: value for name, value in module.named_parameters() if value.requires_grad}
         self.buffers = dict(module.named_buffers())
         self.trained: dict[str, Tensor] | None = None  # the buffers after the last call in training mode
 
     def __call__(self, params, buffers, x, mask=None, train=True):
-        own = {name: buffers[name].detach().clone() for name, _ in self.module.named_buffers()}
-        features, logits = functional_call(self.module.train(train), {**params, **own}, (x,))
+        new_buffers = {name: buffers[name].detach().clone() for name, _ in self.module.named_buffers()}
+        features, logits = functional_call(self.module.train(train), {**params, **new_buffers}, (x,))
         if train:
-            self.trained = own
-        return Output(features, logits, own)
+            self.trained = new_buffers
+        return Output(features, logits, new_buffers)
 
 
 def modules_of(fed: Federation, clients: dict) -> list[nn.Module]:
     """The clients' models as plain modules in training mode."""
-    networks = [copy.deepcopy(fed.networks[fed.architecture[client]].module).train() for client in clients]
-    return [load(module, *own[:2]) for module, own in zip(networks, clients.values(), strict=True)]
+    modules = []
+    for client, (params, buffers, *_) in clients.items():
+        network = fed.networks[fed.architecture[client]]
+        module = copy.deepcopy(network.module).train()
+        modules.append(load(module, params, buffers))
+    return modules
 
 
 def minibatches(fed: Federation, number: int, client: int, epochs: range | None = None) -> Iterator[tuple]:
     """A client's images and labels of a round, minibatch by minibatch without padding."""
     plan = fed.plan(fed.cohort_of(number, [client]), epochs)
-    for t in range(int(plan.steps[0])):
-        yield fed.engine.gather(plan.index[t, 0, : plan.size[t, 0]])
+    for step in range(int(plan.steps[0])):
+        size = plan.size[step, 0]
+        yield fed.engine.gather(plan.index[step, 0, :size])
 
 
 def train_plainly(fed: Federation, number: int, client: int, model: tuple, objective: Callable) -> dict[str, Tensor]:
@@ -63,10 +69,12 @@ def train_plainly(fed: Federation, number: int, client: int, model: tuple, objec
     `model` is parameters and buffers that it begins with, and `objective` goes from module, features, logits and labels
     to the loss.
     """
-    (module,), run = modules_of(fed, {client: model}), fed.config
+    (module,) = modules_of(fed, {client: model})
+    run = fed.config
     optimizer = torch.optim.SGD(module.parameters(), run.lr, run.momentum, weight_decay=run.weight_decay)
     for x, y in minibatches(fed, number, client):
-        loss = objective(module, *module(x), y)
+        features, logits = module(x)
+        loss = objective(module, features, logits, y)
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
@@ -80,30 +88,39 @@ def train_pair(fed, number: int, client: int, models: list, extra: list, losses:
     `extra` are more modules to train; `losses` goes from what both networks give for images and from labels to the two
     losses. Returns the parameters of each network and further module, and how many steps were cut to `clip_norm`.
     """
-    modules = [*modules_of(fed, {client: models[0]}), *modules_of(fed, {0: models[1]}), *extra]
-    optimizers, cut = [torch.optim.SGD(module.parameters(), fed.config.lr) for module in modules], 0
+    own_model, shared_model = models
+    (own,) = modules_of(fed, {client: own_model})
+    (shared,) = modules_of(fed, {0: shared_model})
+    modules = [own, shared, *extra]
+    optimizers = [torch.optim.SGD(module.parameters(), fed.config.lr) for module in modules]
+    num_clipped = 0
     for x, y in minibatches(fed, number, client):
         for optimizer in optimizers:
             optimizer.zero_grad()
-        for loss in losses(modules[0](x), modules[1](x), y):
+        for loss in losses(own(x), shared(x), y):
             loss.backward(retain_graph=True)
         for module, optimizer in zip(modules, optimizers, strict=True):
-            cut += int(torch.nn.utils.clip_grad_norm_(module.parameters(), clip_norm) > clip_norm)
+            norm = torch.nn.utils.clip_grad_norm_(module.parameters(), clip_norm)
+            num_clipped += int(norm > clip_norm)
             optimizer.step()
-    return [copied(dict(module.named_parameters())) for module in modules], cut
+    return [copied(dict(module.named_parameters())) for module in modules], num_clipped
 
 
 def stacked_by_network(fed: Federation, cohort, states: dict) -> list[Client]:
     """The cohort's clients as a public phase is given them: stacked by their networks, without optimizer states."""
-    return [Client(*fed.recall(states, group, None)[:2], optimizer={}) for group in fed.groups(cohort)]
+    clients = []
+    for group in fed.groups(cohort):
+        params, buffers, *_ = fed.recall(states, group, None)
+        clients.append(Client(params, buffers, optimizer={}))
+    return clients
 
 
 def models_of(groups: list, clients: list) -> dict[int, tuple]:
     """Parameters and buffers of each client, in its order, out of clients that are stacked by their networks."""
     models = {}
-    for group, stack_of in zip(groups, clients, strict=True):
+    for group, stacked_clients in zip(groups, clients, strict=True):
         for k, client in enumerate(group.client_ids):
-            models[int(client)] = select((stack_of.params, stack_of.buffers), k)
+            models[int(client)] = select((stacked_clients.params, stacked_clients.buffers), k)
     return dict(sorted(models.items()))
 
 
@@ -117,7 +134,8 @@ def exchange_plainly(
 
     Returns each client's parameters and buffers, and means over the batches of what is kept, in the order of clients.
     """
-    optimizers, kept = [optimizer(module.parameters()) for module in modules], [[] for _ in modules]
+    optimizers = [optimizer(module.parameters()) for module in modules]
+    kept: list[list] = [[] for _ in modules]
     for batch in batches:
         if fresh:
             optimizers = [optimizer(module.parameters()) for module in modules]
@@ -129,13 +147,18 @@ def exchange_plainly(
             loss.backward()
             optimizers[k].step()
             kept[k].append([number.item() for number in numbers])
-    models = {k: (copied(dict(m.named_parameters())), copied(dict(m.named_buffers()))) for k, m in enumerate(modules)}
-    return models, torch.tensor(kept).mean(1).T.tolist()
+    models = {}
+    for k, module in enumerate(modules):
+        params = copied(dict(module.named_parameters()))
+        buffers = copied(dict(module.named_buffers()))
+        models[k] = (params, buffers)
+    means = torch.tensor(kept).mean(dim=1)  # [K, numbers]
+    return models, means.T.tolist()
 
 
 def means_by_class(rows: dict[int, list[Tensor]]) -> dict[int, Tensor]:
     """The mean of each class that has a row."""
-    return {label: torch.stack(own).mean(0) for label, own in rows.items() if own}
+    return {label: torch.stack(of_class).mean(0) for label, of_class in rows.items() if of_class}
 
 
 def copied(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -148,36 +171,48 @@ def with_key(client: Client, key: int) -> Client:
     return client._replace(buffers={**client.buffers, **keys})
 
 
+OPTIMIZERS = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW, "sgd": torch.optim.SGD}
+
+
 class PlainUpdate:
     """One update of one client by torch.optim, in the place of `fedcli.core.clients.optimizer_step`."""
 
     def __init__(self, networks, loss, kind, lr, momentum, weight_decay, names, key, clip_norm):
-        self.networks, self.loss, self.names, self.key = networks, loss, names, key
-        self.kind, self.rate, self.clip_norm = kind, lr, clip_norm
-        self.options = {"weight_decay": weight_decay, **({"momentum": momentum} if kind == "sgd" else {})}
+        self.networks = networks
+        self.loss = loss
+        self.kind = kind
+        self.lr = lr  # the round's if None
+        self.names = names  # of the parameters that are trained; all if None
+        self.key = key  # under which a client keeps the optimizer's state
+        self.clip_norm = clip_norm
+        self.options = {"weight_decay": weight_decay}
+        if kind == "sgd":
+            self.options["momentum"] = momentum
 
     def update(self, client, batch, context):
-        live = {name: value.detach().clone().requires_grad_() for name, value in client.params.items()}
-        trained = list(live.values()) if self.names is None else [live[name] for name in self.names]
-        kind = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW, "sgd": torch.optim.SGD}[self.kind]
-        optimizer = kind(trained, lr=float(batch.lr) if self.rate is None else self.rate, **self.options)
+        params = {name: value.detach().clone().requires_grad_() for name, value in client.params.items()}
+        names = params if self.names is None else self.names
+        trained = [params[name] for name in names]
+        lr = float(batch.lr) if self.lr is None else self.lr
+        optimizer = OPTIMIZERS[self.kind](trained, lr=lr, **self.options)
         if self.key in client.optimizer:
             optimizer.load_state_dict({**optimizer.state_dict(), "state": client.optimizer[self.key]})
+
         for network in self.networks:
             network.trained = None
-        loss, aux = self.loss(live, client.buffers, batch, context)
+        loss, aux = self.loss(params, client.buffers, batch, context)
         for network in self.networks:  # what the module has, whatever the objective says
             if network.trained is not None and network.trained.keys() == client.buffers.keys():
                 aux = aux._replace(buffers=network.trained)
+        aux = aux._replace(buffers=copied(aux.buffers))
+
         loss.backward()
         if self.clip_norm:
             torch.nn.utils.clip_grad_norm_(trained, self.clip_norm)
         optimizer.step()
         state = tree_map(torch.clone, optimizer.state_dict()["state"])
-        aux = aux._replace(buffers=copied(aux.buffers))
-        return client._replace(
-            params=copied(live), buffers=aux.buffers, optimizer={**client.optimizer, self.key: state}
-        ), aux
+        optimizers = {**client.optimizer, self.key: state}
+        return client._replace(params=copied(params), buffers=aux.buffers, optimizer=optimizers), aux
 
     def init_optimizer(self, params):
         return {}
@@ -201,46 +236,76 @@ class ReferenceFederation(Federation):
 
     def __init__(self, run, dataset, *others, **options):
         super().__init__(run, dataset, *others, **options)
-        shape = dataset.channels, dataset.image_size, dataset.num_classes, run.seed
-        self.networks = [PlainNetwork(backbones.build(name, *shape).to(self.dtype)) for name in self.backbones]
+        self.networks = []
+        for name in self.backbones:
+            module = backbones.build(name, dataset.channels, dataset.image_size, dataset.num_classes, run.seed)
+            self.networks.append(PlainNetwork(module.to(self.dtype)))
 
     def optimizer_step(self, loss, **given):
         run = self.config
-        options = {"kind": run.optimizer, "lr": None, "momentum": run.momentum, "weight_decay": run.weight_decay}
-        options |= {"names": None, "key": "local", "clip_norm": 0.0, **given}
-        options["kind"] = options.pop("optimizer", options["kind"])
-        return PlainUpdate(self.networks, loss, **options)
+        options = {
+            "optimizer": run.optimizer,
+            "lr": None,
+            "momentum": run.momentum,
+            "weight_decay": run.weight_decay,
+            "names": None,
+            "key": "local",
+            "clip_norm": 0.0,
+            **given,
+        }
+        return PlainUpdate(self.networks, loss, kind=options.pop("optimizer"), **options)
+
+    def update_of(self, local):
+        """One update of one client, by an objective or by what a method made of `optimizer_step`."""
+        return local if hasattr(local, "update") else self.optimizer_step(local)
+
+    def minibatch_of(self, plan, k, step, lr):
+        """Client k's minibatch of a step, without padding."""
+        size = int(plan.size[step, k])
+        index = torch.as_tensor(plan.index[step, k, :size])
+        draws = None if plan.draws is None else torch.as_tensor(plan.draws[step, k, :size])
+        return Batch(
+            x=self.transform(self.engine.images[index], draws),
+            y=self.engine.labels[index],
+            mask=None,
+            epoch_end=torch.tensor(bool(plan.epoch_end[step, k])),
+            num_batches=torch.tensor(int(plan.num_batches[step, k])),
+            lr=torch.tensor(lr, dtype=self.dtype),
+        )
 
     def train(self, clients, cohort, local, context=None, axes=None, epochs=None):
-        plan, lr = self.plan(cohort, epochs), self.lr(cohort.round)
-        step = local if hasattr(local, "update") else self.optimizer_step(local)
-        trained, terms = [], {}
-        for k in range(len(cohort.client_ids)):
-            client, own = client_of(clients, k), select_axes(context, axes, k)
-            for t in range(int(plan.steps[k])):
-                size = int(plan.size[t, k])
-                draws = None if plan.draws is None else torch.as_tensor(plan.draws[t, k, :size])
-                index = torch.as_tensor(plan.index[t, k, :size])
-                x, y = self.transform(self.engine.images[index], draws), self.engine.labels[index]
-                end, count = torch.tensor(bool(plan.epoch_end[t, k])), torch.tensor(int(plan.num_batches[t, k]))
-                batch = Batch(x, y, None, end, count, torch.tensor(lr, dtype=self.dtype))
-                client, aux = step.update(with_key(client, int(plan.keys[t, k])), batch, own)
+        plan = self.plan(cohort, epochs)
+        lr = self.lr(cohort.round)
+        update = self.update_of(local)
+        num_clients = len(cohort.client_ids)
+        trained = []
+        terms = {}
+        for k in range(num_clients):
+            client = client_of(clients, k)
+            client_context = select_axes(context, axes, k)
+            num_steps = int(plan.steps[k])
+            for step in range(num_steps):
+                client = with_key(client, int(plan.keys[step, k]))
+                batch = self.minibatch_of(plan, k, step, lr)
+                client, aux = update.update(client, batch, client_context)
                 for name, value in aux.terms.items():
-                    per_client = terms.setdefault(name, torch.zeros(len(cohort.client_ids), dtype=self.dtype))
-                    per_client[k] += value.detach() / int(plan.steps[k])
+                    per_client = terms.setdefault(name, torch.zeros(num_clients, dtype=self.dtype))
+                    per_client[k] += value.detach() / num_steps
             trained.append(with_key(client, 0))
         return stacked(trained), terms
 
     def step(self, clients, cohort, local, batch, context=None, axes=None):
-        step = local if hasattr(local, "update") else self.optimizer_step(local)
-        after, found = [], []
+        update = self.update_of(local)
+        trained = []
+        aux_of_clients = []
         for k in range(len(cohort.client_ids)):
             client = client_of(clients, k)
-            client = client if batch.key is None else with_key(client, int(batch.key))
-            client, aux = step.update(client, batch, select_axes(context, axes, k))
-            after.append(with_key(client, 0))
-            found.append(tree_map(Tensor.detach, aux))
-        return stacked(after), stack(found)
+            if batch.key is not None:
+                client = with_key(client, int(batch.key))
+            client, aux = update.update(client, batch, select_axes(context, axes, k))
+            trained.append(with_key(client, 0))
+            aux_of_clients.append(tree_map(Tensor.detach, aux))
+        return stacked(trained), stack(aux_of_clients)
 
     @torch.no_grad()
     def forward(self, clients, cohort, x, train=True):
@@ -249,13 +314,15 @@ class ReferenceFederation(Federation):
 
     @torch.no_grad()
     def class_means(self, clients, cohort):
-        means = torch.zeros(len(cohort.client_ids), self.num_classes, cohort.network.feature_dim, dtype=self.dtype)
-        counts = torch.zeros(len(cohort.client_ids), self.num_classes, dtype=torch.int64)
+        num_clients = len(cohort.client_ids)
+        means = torch.zeros(num_clients, self.num_classes, cohort.network.feature_dim, dtype=self.dtype)
+        counts = torch.zeros(num_clients, self.num_classes, dtype=torch.int64)
         for k, client in enumerate(cohort.client_ids):
             model = select((clients.params, clients.buffers), k)
             for position in self.training[client]:
                 label = int(self.engine.labels[position])
-                x = self.transform(self.engine.images[position][None])
-                means[k, label] += cohort.network(*model, x, train=False).features[0]
+                x = self.transform(self.engine.images[position][None])  # [1, C, H, W]
+                (features,) = cohort.network(*model, x, train=False).features
+                means[k, label] += features
                 counts[k, label] += 1
         return means / counts.clamp(min=1)[..., None], counts

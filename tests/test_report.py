@@ -13,7 +13,7 @@ import pytest
 from fedcli.results.frame import find_records
 from tests.programs import invoke
 from tests.test_tables import record, write
-from tests.torture import texts
+from tests.torture import text_places
 
 models = pytest.importorskip("bokeh.models", reason="bokeh is not installed (fedcli[report])")
 page = pytest.importorskip("fedcli.figures.report")
@@ -97,9 +97,9 @@ def test_200_runs_fit_a_small_screen_fetch_nothing_and_can_be_sorted(tmp_path):
 def test_names_from_records_are_shown_and_not_run(tmp_path):
     harm = '<img src=x onerror="alert(1)"></script>'
     bad = []
-    for number, _ in enumerate(texts(record())):  # one record for each of its texts
+    for number, _ in enumerate(text_places(record())):  # one record for each of its texts
         one = record("a", number)
-        container, key = texts(one)[number]
+        container, key = text_places(one)[number]
         container[key] = harm
         bad.append(one)
     text = page.report([*bad, record(harm) | {"label": harm}, record("b", dataset=harm)], harm)

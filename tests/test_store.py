@@ -142,26 +142,31 @@ PLACES = {"digest": 60, "structure": 200, "tensors": -5}  # of a byte in a check
 
 @pytest.mark.parametrize("part", [*PLACES, "cut", "another run", "missing state", "exchanged state"])
 def test_damage_is_refused_and_the_checkpoint_before_ends_in_the_same_bits(part, tmp_path):
-    source, end = stopped_run("client state")
-    folder = shutil.copytree(source / "run", tmp_path / "run")
-    checkpoint = file = folder / checkpoints.CHECKPOINT
-    if part.endswith("state"):
-        file, second, *_ = sorted((folder / STATES).glob("*-1.safetensors"))
-    content = bytearray(file.read_bytes())
+    source = stopped_run("client state")
+    folder = shutil.copytree(source.folder, tmp_path / "run")
+    checkpoint = folder / checkpoints.CHECKPOINT
+    client_state, other_state, *_ = sorted((folder / STATES).glob("*-1.safetensors"))
+    damaged = client_state if part.endswith("state") else checkpoint
+
+    content = bytearray(damaged.read_bytes())
     if part == "another run":
-        shutil.copy(source / "other" / checkpoint.name, checkpoint)
+        shutil.copy(source.other_folder / checkpoint.name, checkpoint)
     elif part == "exchanged state":
-        shutil.copy(second, file)
-    elif part in PLACES:
-        content[PLACES[part]] ^= 1
-        file.write_bytes(content)
+        shutil.copy(other_state, client_state)
+    elif part == "missing state":
+        client_state.unlink()
+    elif part == "cut":
+        checkpoint.write_bytes(content[:1000])
     else:
-        file.write_bytes(content[:1000]) if part == "cut" else file.unlink()
-    fault = "is of another run; restore it" if part == "another run" else "is missing or damaged; restore it"
-    refused(lambda: resume.resume(folder), f"'{file}' {fault}, or delete ")
+        content[PLACES[part]] ^= 1
+        checkpoint.write_bytes(content)
+
+    fault = "is of another run" if part == "another run" else "is missing or damaged"
+    refused(lambda: resume.resume(folder), f"'{damaged}' {fault}; restore it, or delete ")
     checkpoint.unlink()
     record = resume.resume(folder).record
-    assert (record["summary"]["params_sha256"], record["resumed"]) == (end, [1])
+    assert record["summary"]["params_sha256"] == source.outcome
+    assert record["resumed"] == [1]
 
 
 def test_tensors_are_read_as_they_were_written(tmp_path):

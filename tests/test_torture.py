@@ -25,24 +25,28 @@ from tests.programs import Waiting, invoke, start
 from tests.test_forms import folder_of
 from tests.test_runs import TINY
 
-SHORT = {torture.kill: 3, torture.damage: 28, torture.fuzz: 12, torture.hostile_record: 13, torture.swap_buffers: 12}
+SHORT_ROUND = {
+    torture.kill_repeatedly: 3,
+    torture.damage: 28,
+    torture.fuzz_command_line: 12,
+    torture.put_wild_text: 13,
+    torture.swap_buffers: 12,
+}
 
 
 @pytest.fixture(scope="module")
-def loaded():
-    torture.load()
+def imported_commands():
+    torture.import_commands()
 
 
-@pytest.mark.parametrize("trial", SHORT, ids=lambda trial: trial.__name__)
-def test_a_short_round_of_trials_breaks_nothing(trial, loaded):
-    faults = [fault for number in range(SHORT[trial]) if (fault := trial(number))]
-    assert not faults
+@pytest.mark.parametrize("trial", SHORT_ROUND, ids=lambda trial: trial.__name__)
+def test_a_short_round_of_trials_breaks_nothing(trial, imported_commands):
+    assert not torture.faults_of(trial, SHORT_ROUND[trial])
 
 
 # Edges
 
-
-OWN = {
+SMALL_RUN = {
     "backbone": "cnn-small", "num_clients": 4, "cohort_size": 2, "rounds": 2, "device": "cpu", "partition": "iid",
     "batch_size": 8, "local_epochs": 1,
 }  # fmt: skip
@@ -52,28 +56,35 @@ def test_a_domain_or_a_class_without_test_images_is_left_out(tmp_path):
     arrays = images((8, 8), 3, per_class=(20, 4))
     domains = {"domain_train": np.arange(60) % 2, "domain_test": np.zeros(12, int)}
     from_npz("two", tmp_path, **arrays, **domains, domain_names=np.array(["p", "q"]))
-    record = fedcli.run("fedavg", out=tmp_path / "run", dataset="two", **OWN).record
-    assert [list(entry["domains"]) for entry in record["rounds"]] == [["p"]] * 2
-    assert np.isfinite([entry["domains"]["p"] for entry in record["rounds"]]).all()
-    there = arrays["y_test"] < 2
-    arrays |= {"x_test": arrays["x_test"][there], "y_test": arrays["y_test"][there]}
+    record = fedcli.run("fedavg", out=tmp_path / "run", dataset="two", **SMALL_RUN).record
+    assert len(record["rounds"]) == 2
+    for entry in record["rounds"]:
+        assert list(entry["domains"]) == ["p"]
+        assert np.isfinite(entry["domains"]["p"])
+
+    is_kept = arrays["y_test"] < 2
+    arrays["x_test"] = arrays["x_test"][is_kept]
+    arrays["y_test"] = arrays["y_test"][is_kept]
     from_npz("three", tmp_path, **arrays, class_names=np.array(["a", "b", "c"]))
-    assert fedcli.run("fedproto", out=tmp_path / "three", dataset="three", **OWN).record["status"] == "finished"
+    record = fedcli.run("fedproto", out=tmp_path / "three", dataset="three", **SMALL_RUN).record
+    assert record["status"] == "finished"
 
 
-def test_a_protocol_and_a_record_may_tell_options_without_effect():
-    given = {**TINY, "optimizer": "adam", "momentum": 0.5}
+def test_options_without_effect_are_refused_from_a_user_and_taken_from_a_record_or_a_table():
+    options = {**TINY, "optimizer": "adam", "momentum": 0.5}
     fedavg = registry.find_method("fedavg")
     with pytest.raises(UserError, match="--momentum is for --optimizer sgd"):
-        refuse_without_effect(resolve(fedavg, given))
-    assert refuse_without_effect(resolve(fedavg, given, sources={"momentum": "run a"})) is None
+        refuse_without_effect(resolve(fedavg, options))
+
+    assert refuse_without_effect(resolve(fedavg, options, sources={"momentum": "run a"})) is None
+
     for table in registry.tables().values():
         for cell in table.cells:
             setup = resolve(registry.find_method(cell.method), cell.settings, need_data=False)
             assert refuse_without_effect(setup) is None, cell
 
 
-def test_runs_of_one_second_do_not_meet(tmp_path, monkeypatch):
+def test_two_runs_that_start_in_the_same_second_have_a_folder_each(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for _ in range(2):
         fedcli.run("fedavg", **{**TINY, "rounds": 1})
@@ -84,20 +95,33 @@ def test_runs_of_one_second_do_not_meet(tmp_path, monkeypatch):
 
 
 def test_a_name_is_text_wherever_it_is_written(tmp_path):
-    wild = "=1+1 $\\frac$ <b>|`x`*\n\x1b[31m"
+    wild_name = "=1+1 $\\frac$ <b>|`x`*\n\x1b[31m"
+    sheet = Sheet(["Method"], [[wild_name]], 1, [{"method": wild_name, "loss": -1.5, wild_name: 2}])
+
+    # on a terminal
     assert printable("a\n\x1b[3m\u202e\udcff é") == "a\\n\\x1b[3m\\u202e\\udcff é"
-    shown = markdown(wild)
-    assert "\n" not in shown
-    assert all(f"\\{one}" in shown for one in "$<>|`*")
-    sheet = Sheet(["Method"], [[wild]], 1, [{"method": wild, "loss": -1.5, wild: 2}])
+
+    # in Markdown
+    escaped = markdown(wild_name)
+    assert "\n" not in escaped
+    assert all(f"\\{sign}" in escaped for sign in "$<>|`*")
     assert len(render(sheet, "markdown").splitlines()) == 3
+
+    # in a spreadsheet, which would take it for a formula
     lines = render(sheet, "csv").splitlines()
+    assert len(lines) == 2
     (*_, column), (name, loss, _) = csv.reader(lines)
-    assert (len(lines), name[:3], column[:3], loss) == (2, "'=1", "'=1", "-1.5")
+    assert name[:3] == "'=1"
+    assert column[:3] == "'=1"
+    assert loss == "-1.5"
+
+    # in LaTeX
     assert "\x1b" not in render(sheet, "latex")
-    saving.write_figure(
-        tmp_path / "chart.png", partitions.partition_chart, np.array([[3, 4]]), ["$\\frac$", "$x^$"], "$\\title$"
-    )
+
+    # on a chart, where dollar signs would begin mathematics
+    counts = np.array([[3, 4]])
+    chart = tmp_path / "chart.png"
+    saving.write_figure(chart, partitions.partition_chart, counts, ["$\\frac$", "$x^$"], "$\\title$")
 
 
 TITLE = "\x1b]0;mine\x07"  # gives a terminal a title; Click takes colours out of what is no terminal's
@@ -105,7 +129,7 @@ TITLE = "\x1b]0;mine\x07"  # gives a terminal a title; Click takes colours out o
 
 def with_escapes(record):
     """The record with an escape sequence in every text that may have one."""
-    for container, key in torture.texts(record):
+    for container, key in torture.text_places(record):
         before = container[key]
         container[key] = before + TITLE
         try:
@@ -115,28 +139,33 @@ def with_escapes(record):
     return record
 
 
-SHOWN = [
+COMMANDS_THAT_PRINT = [
     *torture.READERS, "table r --per round", "table r --per client", "run --from r --rounds 1", "verify diverged",
     "data import mine images",
 ]  # fmt: skip
 
 
-def test_no_command_lets_a_name_or_a_record_move_the_cursor(tmp_path, monkeypatch, loaded):
+def test_no_command_lets_a_name_or_a_record_move_the_cursor(tmp_path, monkeypatch, imported_commands):
     monkeypatch.chdir(tmp_path)
     run = fedcli.run("fedavg", out="once", **{**TINY, "rounds": 1, "lr": 1e-3})
     quality.add_quality(run.path)
     folders = {name: Path(f"{name}{TITLE}") for name in ("r", "diverged", "images")}
-    for name in ("r", "diverged"):
-        shutil.copytree("once", folders[name])
+    folder_of(folders["images"])
+
+    shutil.copytree("once", folders["r"])
     record = with_escapes(read_record(run.path))
-    assert len([text for container, key in torture.texts(record) if "\x1b" in (text := container[key])]) > 20
-    names = {"method": "fedavg", "method_source": "fedavg", "protocol": "fedfm:digits"}
-    config = {**record["config"], "protocol": "fedfm:digits", "dataset": "digits", "backbone": "cnn-small"}
-    write_record(folders["r"], {**record, **names, "config": config})
+    escaped = [key for container, key in torture.text_places(record) if "\x1b" in container[key]]
+    assert len(escaped) > 20
+    # Names that are looked up stay as they were.
+    record |= {"method": "fedavg", "method_source": "fedavg", "protocol": "fedfm:digits"}
+    record["config"] |= {"protocol": "fedfm:digits", "dataset": "digits", "backbone": "cnn-small"}
+    write_record(folders["r"], record)
+
+    shutil.copytree("once", folders["diverged"])
     failed = {**read_record(run.path), "status": "failed", "error": f"NonFiniteLoss: {TITLE}"}
     write_record(folders["diverged"], failed)
-    folder_of(folders["images"])
-    for command in SHOWN:
+
+    for command in COMMANDS_THAT_PRINT:
         words = [str(folders.get(word, word)) for word in command.split()]
         result = invoke(*words)
         assert "\x1b" not in result.output + result.stderr, command
@@ -156,16 +185,26 @@ def test_an_interruption_that_a_library_swallows_ends_the_program_in_a_line(then
 
 
 def test_the_line_after_an_interrupted_table_stays_on_the_screen(tmp_path):
-    waiting, (ours, theirs), said = Waiting(tmp_path), os.openpty(), b""
-    program = start(tmp_path, "table", "./table.py:TABLE", "--runs", "runs", stdout=theirs, stderr=theirs)
-    os.close(theirs)
+    waiting = Waiting(tmp_path)
+    our_end, program_end = os.openpty()
+    program = start(tmp_path, "table", "./table.py:TABLE", "--runs", "runs", stdout=program_end, stderr=program_end)
+    os.close(program_end)
     assert waiting.one() == program.pid
+
     program.send_signal(signal.SIGINT)
-    with suppress(OSError):  # so ends a terminal
-        while piece := os.read(ours, 4096):
-            said += piece
+    output = read_terminal(our_end)
     program.communicate()
+
     assert program.returncode == 130
-    _, line, after = said.decode().rpartition("interrupted at 0/2 runs; resume by the same command.")
+    _, line, after = output.rpartition("interrupted at 0/2 runs; resume by the same command.")
     assert line
     assert "\x1b[" not in after
+
+
+def read_terminal(file):
+    """All that a program writes to a terminal until it ends."""
+    pieces = []
+    with suppress(OSError):  # so ends a terminal
+        while piece := os.read(file, 4096):
+            pieces.append(piece)
+    return b"".join(pieces).decode()

@@ -33,6 +33,7 @@ from fedcli.core.client_states import stored
 from fedcli.core.tree_files import CHECKPOINT, DIGEST, ZEROS, read_verified
 from fedcli.core.trees import to_names
 from fedcli.data import datasets, files
+from fedcli.declarations import Method
 from fedcli.errors import UserError
 from fedcli.figures import line_charts, report, saving
 from fedcli.measure import quality
@@ -58,7 +59,8 @@ from tests.toys import quick
 
 PAGE = Path(__file__).parents[1] / "results" / "reliability.md"
 COMMITTED = PAGE.parent / "records"
-MARKS = "<!-- trials: written by 'make torture' -->", "<!-- trials: end -->"
+BEGIN_MARK = "<!-- trials: written by 'make torture' -->"
+END_MARK = "<!-- trials: end -->"
 
 
 # Commands in forks of this process, which has imported everything, so that they cost milliseconds
@@ -77,28 +79,32 @@ class Ended(NamedTuple):
     @property
     def fault(self) -> str:
         """What is wrong with this end, whatever the command was; empty for a good end."""
-        lines = self.errors.strip().splitlines()
-        if "Traceback (most recent call last)" in self.errors + self.output:
-            return lines[-1]
+        printed = self.output + self.errors
+        error_lines = self.errors.strip().splitlines()
+        if "Traceback (most recent call last)" in printed:
+            return error_lines[-1]
         if self.code not in (0, 1, 2, 130):
             return f"exit code {self.code}"  # -9 where it hung
-        if self.code and not lines and not self.output.strip():
+        if self.code and not printed.strip():
             return f"exit code {self.code} without a word"
-        if any(line.startswith("error: ") for line in lines) and not lines[-1].startswith("error: "):
+        has_error = any(line.startswith("error: ") for line in error_lines)
+        if has_error and not error_lines[-1].startswith("error: "):
             return "an error of several lines"
-        return "an escape sequence" if "\x1b" in self.output + self.errors else ""
+        if "\x1b" in printed:
+            return "an escape sequence"
+        return ""
 
 
-def load() -> None:
+def import_commands() -> None:
     """Imports what commands import late, by a run with its table."""
     torch.set_num_threads(1)  # a pool of threads does not survive a fork
     registry.methods()
     with TemporaryDirectory() as folder:
         run = fedcli.run("fedavg", out=Path(folder, "run"), **{**TINY, "rounds": 1})
-        call(Path(folder), "table", run.path)
+        run_command(Path(folder), "table", run.path)
 
 
-def call(folder: Path, *arguments: object, seconds: float = 60) -> Ended:
+def run_command(folder: Path, *arguments: object, seconds: float = 60) -> Ended:
     """Runs `fedcli` with arguments in a folder."""
     return fork(app.main, seconds, folder, *arguments)
 
@@ -108,15 +114,18 @@ def fork(action: Callable[[], object], seconds: float = 60, folder: Path = Path(
 
     def limited() -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
-        used = int(Path("/proc/self/statm").read_text().split()[0]) * os.sysconf("SC_PAGE_SIZE")
-        resource.setrlimit(resource.RLIMIT_AS, (used + MEMORY, used + MEMORY))
+        pages, *_ = Path("/proc/self/statm").read_text().split()
+        limit = int(pages) * os.sysconf("SC_PAGE_SIZE") + MEMORY
+        resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
         action()
 
     program = start(folder, *arguments, main=limited)
-    for end, patience in ((signal.SIGINT, seconds), (signal.SIGKILL, GRACE)):
-        program.join(patience)
-        if program.is_alive():
-            program.send_signal(end)
+    program.join(seconds)
+    if program.is_alive():
+        program.send_signal(signal.SIGINT)
+        program.join(GRACE)
+    if program.is_alive():
+        program.send_signal(signal.SIGKILL)
     output, errors = program.communicate()
     return Ended(program.returncode, output, errors)
 
@@ -131,12 +140,21 @@ KILLS = 4  # of a run, until it may end
 MOMENTS = 24  # at most, until a kill; a round has about 12
 
 
-class Doom(Listener):
+def options_of_small_run(method: Method) -> dict[str, Any]:
+    """Options of a run that takes a second, with a checkpoint after every round and states that are spilled to disk."""
+    options = {**TINY, "dataset": default_dataset(method), "checkpoint_every": 1, "state_memory": "300K"}
+    if method.uses_public_data:
+        options |= {"public_examples": 12, "public_batch_size": 5}
+    return options
+
+
+class KillsItself(Listener):
     """Kills its process at the so-many-th moment: in a batch, in a file half written, before or after its renaming."""
 
     def __init__(self, moments: int):
         self.left = moments
-        fsync, replace = os.fsync, Path.replace
+        fsync = os.fsync
+        replace = Path.replace
 
         def half_written(file: int) -> None:
             if self.left == 1:
@@ -149,7 +167,8 @@ class Doom(Listener):
             replace(path, target)
             self.pass_moment()
 
-        files.os.fsync, Path.replace = half_written, renamed
+        files.os.fsync = half_written
+        Path.replace = renamed
 
     def pass_moment(self) -> None:
         self.left -= 1
@@ -160,32 +179,38 @@ class Doom(Listener):
         self.pass_moment()
 
 
-def kill(number: int) -> str:
+def kill_repeatedly(number: int) -> str:
     """A run that is killed four times at random moments ends in the same numbers and leaves the same files."""
-    draw, method = random.Random(number), registry.find_method(KILLED[number % len(KILLED)])
-    options = {**TINY, "dataset": default_dataset(method), "checkpoint_every": 1, "state_memory": "300K"}
-    if method.uses_public_data:
-        options |= {"public_examples": 12, "public_batch_size": 5}
+    draw = random.Random(number)
+    method = registry.find_method(KILLED[number % len(KILLED)])
+    options = options_of_small_run(method)
     with TemporaryDirectory() as place:
-        whole, killed = Path(place, "whole"), Path(place, "killed")
+        whole = Path(place, "whole")
+        killed = Path(place, "killed")
         fedcli.run(method.name, out=whole, **options)
+
         for kills in range(KILLS + 1):
-            moments = draw.randint(1, MOMENTS) if kills < KILLS else -1
+            moments = draw.randint(1, MOMENTS) if kills < KILLS else -1  # the last time it is left alone
             go_on = partial(fedcli.run, method.name, out=killed, continue_=True, **options)
-            end = fork(lambda: go_on(progress=Doom(moments)))  # noqa: B023
+            end = fork(lambda: go_on(progress=KillsItself(moments)))  # noqa: B023
             if end.code == 0 and kills > 0:
                 break
             if end.code != -signal.SIGKILL:
                 return f"{method.name}: {end.errors.strip()}"
-        ours, theirs = read_record(killed), read_record(whole)
-        if essence(ours)["rounds"] != essence(theirs)["rounds"] or ours["summary"] != theirs["summary"]:
+
+        record = read_record(killed)
+        expected = read_record(whole)
+        if essence(record)["rounds"] != essence(expected)["rounds"] or record["summary"] != expected["summary"]:
             return f"{method.name}: other numbers"
-        return "" if names(killed) == names(whole) else f"{method.name}: other files"
+        if names(killed) != names(whole):
+            return f"{method.name}: other files"
+        return ""
 
 
 # Damaged, cut and exchanged files
 
-PARTS = {
+FEATURES = "finished, with features"
+STOPPED_RUNS = {
     "global model": {"method": "fedfm"},
     "client state": {"method": "scaffold"},
     "personal": {"method": "local"},
@@ -195,43 +220,57 @@ PARTS = {
         "cohort_size": 4,
     },
     "server training": {"method": "fedgen"},
-    "finished, with features": {"method": "fedavg"},
+    FEATURES: {"method": "fedavg"},
 }  # fmt: skip
 
 
+class StoppedRun(NamedTuple):
+    """A run that stopped after two of three rounds, unless its kind says finished, and one with another seed."""
+
+    folder: Path
+    other_folder: Path
+    outcome: str  # see `outcome_of`
+
+
 @lru_cache
-def stopped_run(kind: str) -> tuple[Path, str]:
-    """A folder with `run`, which stopped after two of three rounds unless its kind says finished, and `other`, the
-    same with another seed; and what `run` comes to."""
-    folder, finished = Path(mkdtemp()), kind.startswith("finished")
-    options = {**TINY, "train_examples": 60, "rounds": 3, "batch_size": 8, "backbone": "cnn-small", **PARTS[kind]}
+def stopped_run(kind: str) -> StoppedRun:
+    """Makes the two runs of a kind."""
+    place = Path(mkdtemp())
+    is_finished = kind.startswith("finished")
+    rounds = 9 if is_finished else 2
+    options = {**TINY, "train_examples": 60, "rounds": 3, "batch_size": 8, "backbone": "cnn-small"}
+    options |= STOPPED_RUNS[kind]
     del options["dataset"]  # each method has its own built-in one
     for name, seed in (("run", 0), ("other", 1)):
         with suppress(Stop):
-            fedcli.run(**options, seed=seed, out=folder / name, progress=StopAfter(9 if finished else 2))
-        if finished:
-            quality.add_quality(folder / name)
-    return folder, ending(shutil.copytree(folder / "run", folder / "whole"))
+            fedcli.run(**options, seed=seed, out=place / name, progress=StopAfter(rounds))
+        if is_finished:
+            quality.add_quality(place / name)
+    outcome = outcome_of(shutil.copytree(place / "run", place / "whole"))
+    return StoppedRun(place / "run", place / "other", outcome)
 
 
-def ending(folder: Path) -> str:
+def outcome_of(folder: Path) -> str:
     """What a run comes to: its parameters once it is resumed, or, where it has features, these and its models."""
     if not (folder / quality.FILES[""]).is_file():
         return resume.resume(folder).record["summary"]["params_sha256"]
     run = fedcli.load(folder)
-    parts = [quality.read_outputs(folder, run.record), *(run.model(round=name).state_dict() for name in ROUNDS)]
-    return params_hash((name, torch.as_tensor(value)) for part in parts for name, value in part.items())
+    values = [*quality.read_outputs(folder, run.record).items()]
+    for name in ROUNDS:
+        values += run.model(round=name).state_dict().items()
+    return params_hash((name, torch.as_tensor(value)) for name, value in values)
 
 
-def spoil(folder: Path, other: Path, draw: random.Random) -> str:
+def damage_one_file(folder: Path, other: Path, draw: random.Random) -> str:
     """Flips a bit of a file of a run, cuts it, or puts the other run's in its place; says what it did."""
     file = draw.choice(sorted(path for path in folder.rglob("*") if path.is_file()))
-    how, content = draw.choice(("flip", "cut", "exchange")), bytearray(file.read_bytes())
+    how = draw.choice(("flip", "cut", "exchange"))
+    content = bytearray(file.read_bytes())
     if how == "exchange":
         counterpart = other / file.relative_to(folder)
         # Where the other run has no such file, any of its files.
-        files = [counterpart, *sorted(counterpart.parent.iterdir())]
-        content = next(file for file in files if file.is_file()).read_bytes()
+        candidates = [counterpart, *sorted(counterpart.parent.iterdir())]
+        content = next(path for path in candidates if path.is_file()).read_bytes()
     elif how == "flip":
         content[draw.randrange(len(content))] ^= 1 << draw.randrange(8)
     else:
@@ -242,18 +281,18 @@ def spoil(folder: Path, other: Path, draw: random.Random) -> str:
 
 def damage(number: int) -> str:
     """A run with a damaged file is refused in a line, or comes to the same end."""
-    kind = list(PARTS)[number % len(PARTS)]
-    source, end = stopped_run(kind)
+    kind = list(STOPPED_RUNS)[number % len(STOPPED_RUNS)]
+    source = stopped_run(kind)
     with TemporaryDirectory() as place:
-        folder = shutil.copytree(source / "run", Path(place, "run"))
-        what = spoil(folder, source / "other", random.Random(number))
+        folder = shutil.copytree(source.folder, Path(place, "run"))
+        what = damage_one_file(folder, source.other_folder, random.Random(number))
         try:
-            reached = ending(folder)
+            outcome = outcome_of(folder)
         except UserError as error:
             return f"{kind}, {what}: a refusal of several lines" if "\n" in str(error) else ""
     if what in ("exchange record.json", "exchange checkpoint.safetensors"):
         return f"{kind}, {what}: not refused"
-    return "" if reached == end else f"{kind}, {what}: other bits"
+    return "" if outcome == source.outcome else f"{kind}, {what}: other bits"
 
 
 # Command lines
@@ -275,44 +314,69 @@ USER_FILES = {
 }
 COMMANDS = {
     "table": ("--format", "--metric", "--out", "--only", "--seeds", "--rounds", "--jobs", "--runs"),
-    "plot": ("--kind", "--out", "--x", "--method"), "quality": ("--client", "--clients", "--method"),
-    "resume": ("--method", "--changed-method"), "verify": ("--out", "--device", "--method"), "show": ("--help",),
-    "data show": ("--partition", "--num-clients", "--partition-seed", "--out"), "data import": ("--help",),
+    "plot": ("--kind", "--out", "--x", "--method"),
+    "quality": ("--client", "--clients", "--method"),
+    "resume": ("--method", "--changed-method"),
+    "verify": ("--out", "--device", "--method"),
+    "show": ("--help",),
+    "data show": ("--partition", "--num-clients", "--partition-seed", "--out"),
+    "data import": ("--help",),
     "check fedavg --law 5": ("--law", "--device"),
-}  # fmt: skip
-SWITCHES = ("--clients", "--changed-method", "--help")
+}
+SWITCHES = ("--clients", "--changed-method", "--help")  # flags without a value
 
 
 def command_line(draw: random.Random) -> list[str]:
     """A line in the grammar of the commands, with values that are right, at an edge, or mad."""
-    if draw.random() < 0.4:
-        command = draw.choice(list(COMMANDS))
-        line = [*command.split(), *(draw.choice(WILD) for _ in range(draw.randint(0, 2)))]
-        for flag in draw.sample(COMMANDS[command], draw.randint(0, min(2, len(COMMANDS[command])))):
-            line += [flag] if flag in SWITCHES else [flag, draw.choice(WILD)]
-        return [*line, "--dry-run"] if "fedfm:III" in line and command == "table" else line
-    name = draw.choice([*registry.methods(), *(f"./{file}" for file in USER_FILES), *WILD])
-    method = registry.methods().get(name)
-    fields = recorded_fields(method or registry.find_method("fedavg"))
-    line = [draw.choice(("run", "run", "run", "tune")), name, *SMALL, "--rounds", "1"]
-    for option in draw.sample(sorted(fields), draw.randint(0, 4)):
-        flag, value = "--" + option.replace("_", "-"), draw.choice([*(fields[option].metadata["choices"] or ()), *WILD])
-        if fields[option].type is bool:
-            line.append(flag if draw.random() < 0.5 else f"--no-{flag[2:]}")
-        else:
-            line += [f"{flag}={value}"] if draw.random() < 0.5 else [flag, value]
+    return line_of_other_command(draw) if draw.random() < 0.4 else line_of_run(draw)
+
+
+def line_of_other_command(draw: random.Random) -> list[str]:
+    """A line of a command that trains nothing: up to two arguments and up to two options."""
+    command = draw.choice(list(COMMANDS))
+    flags = COMMANDS[command]
+    line = command.split()
+    line += [draw.choice(WILD) for _ in range(draw.randint(0, 2))]
+    for flag in draw.sample(flags, draw.randint(0, min(2, len(flags)))):
+        line.append(flag)
+        if flag not in SWITCHES:
+            line.append(draw.choice(WILD))
+    if command == "table" and "fedfm:III" in line:
+        line.append("--dry-run")
     return line
 
 
-def fuzz(number: int) -> str:
+def line_of_run(draw: random.Random) -> list[str]:
+    """A line of `run` or `tune` with a method, which may be none, and up to four options."""
+    user_methods = [f"./{file}" for file in USER_FILES]
+    name = draw.choice([*registry.methods(), *user_methods, *WILD])
+    method = registry.methods().get(name, registry.find_method("fedavg"))
+    fields = recorded_fields(method)
+    command = draw.choice(("run", "run", "run", "tune"))
+    line = [command, name, *SMALL, "--rounds", "1"]
+    for option in draw.sample(sorted(fields), draw.randint(0, 4)):
+        words = option.replace("_", "-")
+        choices = fields[option].metadata["choices"] or ()
+        value = draw.choice([*choices, *WILD])
+        is_first_form = draw.random() < 0.5
+        if fields[option].type is bool:
+            line.append(f"--{words}" if is_first_form else f"--no-{words}")
+        elif is_first_form:
+            line.append(f"--{words}={value}")
+        else:
+            line += [f"--{words}", value]
+    return line
+
+
+def fuzz_command_line(number: int) -> str:
     """A command line ends well, or in one line that says what is wrong."""
     line = command_line(random.Random(number))
     with TemporaryDirectory() as place:
         folder = Path(place)
         for name, text in USER_FILES.items():
             (folder / name).write_text(text)
-        shutil.copytree(stopped_run("finished, with features")[0] / "run", folder / "run")
-        end = call(folder, *line, seconds=30)
+        shutil.copytree(stopped_run(FEATURES).folder, folder / "run")
+        end = run_command(folder, *line, seconds=30)
     return f"{[text[:60] for text in line]}: {end.fault[:200]}" if end.fault else ""
 
 
@@ -329,24 +393,29 @@ READERS = (
 )  # fmt: skip
 
 
-def texts(value: Any) -> list[tuple[Any, Any]]:
+def text_places(value: Any) -> list[tuple[Any, Any]]:
     """Every dictionary or list inside a value, with each of its keys that has a text."""
-    pairs = []
-    for key, part in value.items() if isinstance(value, dict) else enumerate(value):
-        pairs += [(value, key)] if isinstance(part, str) else texts(part) if isinstance(part, dict | list) else []
-    return pairs
+    entries = value.items() if isinstance(value, dict) else enumerate(value)
+    found = []
+    for key, part in entries:
+        if isinstance(part, str):
+            found.append((value, key))
+        elif isinstance(part, dict | list):
+            found += text_places(part)
+    return found
 
 
-def hostile_record(number: int) -> str:
+def put_wild_text(number: int) -> str:
     """A record with a wild text in it, which its digest vouches for, is read or refused in a line."""
-    draw, command = random.Random(number), READERS[number % len(READERS)]
+    draw = random.Random(number)
+    command = READERS[number % len(READERS)]
     with TemporaryDirectory() as place:
-        folder = shutil.copytree(stopped_run("finished, with features")[0] / "run", Path(place, "r"))
+        folder = shutil.copytree(stopped_run(FEATURES).folder, Path(place, "r"))
         record = read_record(folder)
-        container, key = draw.choice(texts(record))
+        container, key = draw.choice(text_places(record))
         container[key] = draw.choice(TEXTS)
         write_record(folder, record)
-        end = call(Path(place), *command.split())
+        end = run_command(Path(place), *command.split())
     return f"{key!r}, {command}: {end.fault[:200]}" if end.fault else ""
 
 
@@ -362,10 +431,8 @@ NOT_READ = {"reduced", "public"}  # parts of older records
 
 @lru_cache
 def real_records() -> list[Path]:
-    """The committed records, and one with features and models."""
-    return [
-        stopped_run("finished, with features")[0] / "run" / RECORD, *sorted(COMMITTED.rglob(RECORD)),
-    ]  # fmt: skip
+    """The committed records, after one with features and models."""
+    return [stopped_run(FEATURES).folder / RECORD, *sorted(COMMITTED.rglob(RECORD))]
 
 
 def places(value: Any, path: tuple = ()) -> Iterator[tuple]:
@@ -380,83 +447,113 @@ def places(value: Any, path: tuple = ()) -> Iterator[tuple]:
         yield from places(value[key], (*path, key))
 
 
-def mutation(number: int) -> tuple[dict, tuple, str, bool]:
-    """A real record with a part that is another now, its path, what was done, and whether it must be refused."""
+def part_at(parts: Any, path: tuple) -> Any:
+    """The part of nested lists and dicts at a path."""
+    for key in path:
+        parts = parts[key]
+    return parts
+
+
+class Mutation(NamedTuple):
+    """A real record of which a part is another now."""
+
+    record: dict[str, Any]
+    path: tuple  # to the part
+    what: str  # what the part is now
+    must_refuse: bool
+
+
+def mutation(number: int) -> Mutation:
+    """Removes a part of a real record, gives it another name or another value."""
     draw = random.Random(number)
-    files = real_records()
-    record = json.loads(draw.choice(files[:1] * 8 + files).read_text())
+    with_features, *committed = real_records()
+    file = draw.choice([with_features] * 9 + committed)
+    record = json.loads(file.read_text())
     record.pop("digest", None)
+
     path = draw.choice(sorted({*places(record)}, key=str))
-    container = record
-    for key in path[:-1]:
-        container = container[key]
-    old = container[path[-1]]
+    *parents, key = path
+    container = part_at(record, parents)
     chance = draw.random()
     if chance < 0.15:
-        del container[path[-1]]
-        return record, path, "removed", False
-    if chance < 0.3 and isinstance(path[-1], str):
+        del container[key]
+        return Mutation(record, path, "removed", must_refuse=False)
+    if chance < 0.3 and isinstance(key, str):
         name = draw.choice(NAMES)
-        container[name] = container.pop(path[-1])
-        return record, path, f"now '{name:.40}'", False
-    new = container[path[-1]] = draw.choice(VALUES)
-    return record, path, f"{new!r:.40}", path[0] not in NOT_READ and _is_wrong(path, old, new)
+        container[name] = container.pop(key)
+        return Mutation(record, path, f"now '{name:.40}'", must_refuse=False)
+    old = container[key]
+    new = draw.choice(VALUES)
+    container[key] = new
+    return Mutation(record, path, f"{new!r:.40}", must_refuse=_is_wrong(path, old, new))
 
 
 def _is_wrong(path: tuple, old: Any, new: Any) -> bool:
     """Whether a value is of another type than the old one, or no number or text at all, or a count below 0."""
+    section = path[0]
+    if section in NOT_READ:
+        return False
     if new is None or old is None:  # for a part that a run has not
         return False
     if isinstance(new, float) and not math.isfinite(new):
         return True
     if isinstance(new, str) and isinstance(old, str):
         return new in ("\ud800", "\0")
-    numbers = type(old) in (int, float) and type(new) in (int, float)
-    if path[0] == "config" and not numbers and type(old) is not type(new):
+    are_numbers = type(old) in (int, float) and type(new) in (int, float)
+    if section == "config" and not are_numbers and type(old) is not type(new):
         return type(new) in (list, dict) or path[-1] in FIRST_OPTIONS
-    if numbers and type(old) is int and path[0] != "config" and "terms" not in path:
+    if are_numbers and type(old) is int and section != "config" and "terms" not in path:
         return type(new) is float or new < 0
-    return not numbers and type(old) is not type(new)
+    return not are_numbers and type(old) is not type(new)
 
 
-def mutate(number: int) -> str:
+def mutate_record(number: int) -> str:
     """A real record with another part is refused in a line where it is read, or taken by all that reads records."""
     record, path, what, must_refuse = mutation(number)
-    what = f"{'.'.join(map(str, path))} {what}"
+    dotted_path = ".".join(map(str, path))
+    what = f"{dotted_path} {what}"
     with TemporaryDirectory() as place:
         folder = Path(place, "run")
         if "quality" in record:
-            shutil.copytree(real_records()[0].parent, folder)
+            shutil.copytree(stopped_run(FEATURES).folder, folder)
         folder.mkdir(exist_ok=True)
         text = json.dumps({**record, "digest": digest_of(record)})
         (folder / RECORD).write_text(text)
         try:
-            read = read_record(folder)
+            record_read = read_record(folder)
         except UserError as error:
             return f"{what}: a refusal of several lines" if "\n" in str(error) else ""
         except Exception as error:
             return f"{what}: {type(error).__name__}: {error}"
         if must_refuse:
             return f"{what}: not refused"
-        return _taken(folder, read, what)
+        return _fault_of_readers(folder, record_read, what)
 
 
-def _taken(folder: Path, record: dict[str, Any], what: str) -> str:
-    """Whether everything that reads records takes one; empty if so."""
+def _fault_of_readers(folder: Path, record: dict[str, Any], what: str) -> str:
+    """What goes wrong in anything that reads a record; empty if nothing does."""
     records = find_records([folder])
-    acts = {
-        "table": lambda: [
-            render(sheet, form) for sheet in tables.sheets(records) for form in ("markdown", "latex", "csv")
-        ],
-        "clients": lambda: [of_all(records, clients_of), of_all(records, rounds_of)],
+
+    def render_tables() -> None:
+        for sheet in tables.sheets(records):
+            for form in ("markdown", "latex", "csv"):
+                render(sheet, form)
+
+    def read_clients_and_rounds() -> None:
+        of_all(records, clients_of)
+        of_all(records, rounds_of)
+
+    readers: dict[str, Callable[[], object]] = {
+        "table": render_tables,
+        "clients": read_clients_and_rounds,
         "plot": lambda: saving.write_figure(folder / "curves.svg", line_charts.learning_curves, records),
         "report": lambda: report.report(records),
         "claims": lambda: claims.answers(registry.claims()[number_of(record) :: 30], [folder]),
         "export": lambda: export(fedcli.load(folder), "safetensors", out=folder / "model"),
     }
-    for name, act in acts.items():
+    for name, reader in readers.items():
         try:
-            act()
+            reader()
         except UserError as error:
             if "\n" in str(error):
                 return f"{what}, {name}: a refusal of several lines"
@@ -473,13 +570,13 @@ def number_of(record: dict[str, Any]) -> int:
 # Checkpoints with another content, for which their digests vouch
 
 CRAFTED = ("client state", "global model")  # kinds of stopped runs
-OF_FINISHED: dict[str, dict[str, Any]] = {
+FINISHED_RUNS: dict[str, dict[str, Any]] = {
     "finished, best models kept": {"method": "fedfm", "rounds": 5, "validation": 0.2, "lr": 0.1, "seed": 2},
     "finished, own models": {"method": "local", "rounds": 2, "validation": 0},
     "finished, own models and a global one": {"method": "ditto", "rounds": 2, "validation": 0},
     "finished, prototypes": {"method": "fedproto", "rounds": 2, "protocol": "fedsa:digits"},
 }
-WITH_MODELS = tuple(OF_FINISHED)
+WITH_MODELS = tuple(FINISHED_RUNS)
 
 
 class Content(NamedTuple):
@@ -514,66 +611,94 @@ TENSOR_CHANGES: dict[str, Callable[[torch.Tensor], torch.Tensor | None]] = {
 }
 
 
+class FinishedRun(NamedTuple):
+    """A finished run of which models are kept."""
+
+    folder: Path
+    models: str  # see `models_hash`
+
+
 @lru_cache
-def finished_run(kind: str) -> tuple[Path, str]:
-    """The folder of a finished run, of which models are kept, and what these come to."""
+def finished_run(kind: str) -> FinishedRun:
+    """Makes the run of a kind."""
     folder = Path(mkdtemp(), "run")
-    options = {**TINY, "batch_size": 8, "train_examples": 60, "protocol": "fedfm:digits", **OF_FINISHED[kind]}
+    options = {**TINY, "batch_size": 8, "train_examples": 60, "protocol": "fedfm:digits", **FINISHED_RUNS[kind]}
     fedcli.run(**options, out=folder)
-    return folder, models_hash(folder)
+    return FinishedRun(folder, models_hash(folder))
 
 
 def models_hash(folder: Path) -> str:
     """Stands for the models of a finished run."""
     run = fedcli.load(folder)
     method = registry.find_method(run.record["method"])
-    owners = [None] if method.personal is None or method.shared is not None else []
+    owners = []
+    if method.personal is None or method.shared is not None:
+        owners.append(None)  # the server
     if method.personal is not None:
         owners.append(0)
     by_prototypes = method.prototypes is not None
-    models = []
+    values: list[tuple[str, torch.Tensor]] = []
     for owner in owners:
         for name in ROUNDS:
-            models.append(run.model(owner, round=name, prototypes=by_prototypes).state_dict())
-    return params_hash(pair for model in models for pair in model.items())
+            values += run.model(owner, round=name, prototypes=by_prototypes).state_dict().items()
+    return params_hash(values)
 
 
 def crafted_from(kind: str) -> Path:
     """The folder of the run of a kind whose files are crafted."""
-    return finished_run(kind)[0] if kind in WITH_MODELS else stopped_run(kind)[0] / "run"
+    return finished_run(kind).folder if kind in WITH_MODELS else stopped_run(kind).folder
+
+
+class Change(NamedTuple):
+    """A change in a file of a run."""
+
+    file: str
+    path: tuple | str  # to a part, or the name of a tensor
+    how: str
 
 
 @lru_cache
-def crafts(kind: str) -> list[tuple]:
-    """What may be changed in a run's checkpoint, in its best models, and in the last client state that it names.
-
-    Each is the file, the path to a part or the name of a tensor, and how it changes.
-    """
+def possible_changes(kind: str) -> list[Change]:
+    """What may be changed in a run's checkpoint, in its best models, and in the last client state that it names."""
     folder = crafted_from(kind)
-    found: list[tuple] = []
-    best = [SELECTED] if (folder / SELECTED).is_file() else []
-    for file in [CHECKPOINT, *best, *sorted(f"states/{path.name}" for path in folder.glob("states/000000-*"))[-1:]]:
+    files = [CHECKPOINT]
+    if (folder / SELECTED).is_file():
+        files.append(SELECTED)
+    client_states = sorted(folder.glob("states/000000-*"))
+    if client_states:
+        files.append(f"states/{client_states[-1].name}")
+
+    changes: list[Change] = []
+    for file in files:
         content = content_of(folder / file)
         for path in places(content.parts):
-            found.append((file, path, "another"))
-            found.append((file, path, "nested"))
-            if type(part_at(content.parts, path)) is int:
-                found.append((file, path, "one more"))
-            if type(part_at(content.parts, path)) is list:
-                found.append((file, path, "emptied"))
+            changes.append(Change(file, path, "another"))
+            changes.append(Change(file, path, "nested"))
+            part = part_at(content.parts, path)
+            if type(part) is int:
+                changes.append(Change(file, path, "one more"))
+            if type(part) is list:
+                changes.append(Change(file, path, "emptied"))
             if isinstance(path[-1], str) or path[0] == "tree":
-                found.append((file, path, "removed"))
+                changes.append(Change(file, path, "removed"))
         for name in content.tensors:
-            found += [(file, name, how) for how in TENSOR_CHANGES]
-    return found
+            changes += [Change(file, name, how) for how in TENSOR_CHANGES]
+    return changes
+
+
+class RestoredRun(NamedTuple):
+    """A stopped run that can go on."""
+
+    restored: Any  # what a checkpoint of it is read with
+    state: str  # see `checkpoint_hash`
 
 
 @lru_cache
-def restored_run(kind: str) -> tuple[Any, str]:
-    """A stopped run that can go on, and what its checkpoint comes to."""
-    folder = stopped_run(kind)[0] / "run"
+def restored_run(kind: str) -> RestoredRun:
+    """Restores the stopped run of a kind."""
+    folder = stopped_run(kind).folder
     restored = resume.restore(read_record(folder), ())
-    return restored, checkpoint_hash(read_checkpoint(folder, *restored))
+    return RestoredRun(restored, checkpoint_hash(read_checkpoint(folder, *restored)))
 
 
 def checkpoint_hash(checkpoint: Checkpoint) -> str:
@@ -586,64 +711,68 @@ def checkpoint_hash(checkpoint: Checkpoint) -> str:
     return json.dumps(structure) + params_hash(sorted(tensors.items()))
 
 
-def part_at(parts: Any, path: tuple) -> Any:
-    """The part of nested lists and dicts at a path."""
-    for key in path:
-        parts = parts[key]
-    return parts
+def change_tensor(content: Content, name: str, how: str) -> str:
+    """Changes a tensor of what a file holds; says how."""
+    tensor = content.tensors.pop(name)
+    changed = TENSOR_CHANGES[how](tensor)
+    if changed is not None:
+        content.tensors[name] = changed
+    return how
 
 
-def change(content: Content, path: tuple | str, how: str, draw: random.Random) -> str:
-    """Changes a part or a tensor of what a file holds; says what stands there now."""
-    if isinstance(path, str):
-        tensor = content.tensors.pop(path)
-        changed = TENSOR_CHANGES[how](tensor)
-        if changed is not None:
-            content.tensors[path] = changed
-        return how
-    container = part_at(content.parts, path[:-1])
+def change_part(content: Content, path: tuple, how: str, draw: random.Random) -> str:
+    """Changes a part of what a file holds; says how, or what stands there now."""
+    *parents, key = path
+    container = part_at(content.parts, parents)
     if how == "one more":
-        container[path[-1]] += 1
+        container[key] += 1
         return how
     if how == "removed":
-        del container[path[-1]]
+        del container[key]
         return how
     if how == "emptied":
-        container[path[-1]] = []
+        container[key] = []
         return how
-    container[path[-1]] = draw.choice(VALUES) if how == "another" else [container[path[-1]]]
-    return f"{container[path[-1]]!r:.40}"
+    container[key] = draw.choice(VALUES) if how == "another" else [container[key]]
+    return f"{container[key]!r:.40}"
+
+
+def outcome_of_crafted(kind: str, folder: Path) -> str:
+    """What a folder with a crafted file comes to: its models, or the state from which it goes on."""
+    if kind in WITH_MODELS:
+        return models_hash(folder)
+    return checkpoint_hash(read_checkpoint(folder, *restored_run(kind).restored))
 
 
 def craft(kind: str, number: int) -> str:
     """A checkpoint of another content is refused in a line where it is read, or is the same to the run."""
-    file, path, how = crafts(kind)[number % len(crafts(kind))]
-    if kind in WITH_MODELS:
-        expected = finished_run(kind)[1]
-        read = models_hash
-    else:
-        restored, expected = restored_run(kind)
-
-        def read(folder: Path) -> str:
-            return checkpoint_hash(read_checkpoint(folder, *restored))
-
+    changes = possible_changes(kind)
+    file, path, how = changes[number % len(changes)]
+    expected = finished_run(kind).models if kind in WITH_MODELS else restored_run(kind).state
     with TemporaryDirectory() as place:
         folder = shutil.copytree(crafted_from(kind), Path(place, "run"))
         content = content_of(folder / file)
-        what = f"{kind}, {file}, {path} {change(content, path, how, random.Random(number))}"
+        if isinstance(path, str):
+            changed = change_tensor(content, path, how)
+        else:
+            changed = change_part(content, path, how, random.Random(number))
+        what = f"{kind}, {file}, {path} {changed}"
+
         digest = sign(folder / file, content)
         if file not in (CHECKPOINT, SELECTED):
             checkpoint = content_of(folder / CHECKPOINT)
             text = json.dumps(checkpoint.parts).replace(digest_in(kind, file), digest)
             sign(folder / CHECKPOINT, Content(json.loads(text), checkpoint.tensors))
+
         try:
-            reached = read(folder)
+            outcome = outcome_of_crafted(kind, folder)
         except UserError as error:
-            text = str(error)
-            return "" if "\n" not in text and "safetensors" in text and ";" in text else f"{what}: {text}"
+            message = str(error)
+            is_clear = "\n" not in message and "safetensors" in message and ";" in message
+            return "" if is_clear else f"{what}: {message}"
         except Exception as error:
             return f"{what}: {type(error).__name__}: {error}"
-    return "" if reached == expected else f"{what}: taken for another state"
+    return "" if outcome == expected else f"{what}: taken for another state"
 
 
 def digest_in(kind: str, file: str) -> str:
@@ -653,7 +782,7 @@ def digest_in(kind: str, file: str) -> str:
     return match[1].decode()
 
 
-def craft_one(number: int) -> str:
+def craft_of_any_kind(number: int) -> str:
     """A crafted file of one kind of run or another."""
     kinds = CRAFTED + WITH_MODELS
     return craft(kinds[number % len(kinds)], number // len(kinds))
@@ -692,35 +821,42 @@ def spelt(number: int, folder: Path) -> str:
 def put_into(folder: Path, path: tuple, text: str, is_stopped: bool, files: dict[str, str] | None = None) -> None:
     """Puts a text into a part of a run's record, which a digest vouches for, as if all options had been typed."""
     record = read_record(folder)
-    record |= {"user_files": files or {}, "status": "interrupted" if is_stopped else record["status"]}
+    record["user_files"] = files or {}
     record["origin"] = dict.fromkeys(record["config"], "command line")
-    container = record
-    for key in path[:-1]:
-        container = container[key]
-    container[path[-1]] = text
+    if is_stopped:
+        record["status"] = "interrupted"
+    *parents, key = path
+    part_at(record, parents)[key] = text
     if path in (("protocol",), ("dataset",)):
-        record["config"][path[0]] = text
+        record["config"][key] = text
     (folder / RECORD).write_text(json.dumps({**record, "digest": digest_of(record)}))
 
 
-def smuggle(number: int) -> str:
+def name_file_of_code(number: int) -> str:
     """A command that reads a record in which some part names a file of code does not import it."""
-    draw, command = random.Random(number), COMMANDS_THAT_READ[number % len(COMMANDS_THAT_READ)]
+    draw = random.Random(number)
+    command = COMMANDS_THAT_READ[number % len(COMMANDS_THAT_READ)]
     with TemporaryDirectory() as place:
         folder = Path(place)
-        shutil.copytree(stopped_run("finished, with features")[0] / "run", folder / "r")
-        (folder / "evil.py").write_text(EVIL)
+        shutil.copytree(stopped_run(FEATURES).folder, folder / "r")
+        evil = folder / "evil.py"
+        evil.write_text(EVIL)
+
         text = spelt(draw.randrange(len(SPELLINGS)), folder)
         path = draw.choice(NAMING) if draw.random() < 0.7 else draw.choice([*places(read_record(folder / "r"))])
-        known = {str(folder / "evil.py"): file_hash(folder / "evil.py")} if draw.random() < 0.5 else {}
+        known = {str(evil): file_hash(evil)} if draw.random() < 0.5 else {}
         put_into(folder / "r", path, text, draw.random() < 0.5, known)
         option = draw.choice(("backbone", "partition", "dataset", "post", "protocol", "lr"))
         tuned = {"method": "fedavg", "seed": "0", "options": {option: text}}
         (folder / "tuned.json").write_text(json.dumps(tuned))
-        end = call(folder, *command.split(), seconds=120)
-        if (folder / "imported").exists():
-            return f"{'.'.join(map(str, path))}: {text!r}, {command}: imported"
-        return f"{path}: {text!r}, {command}: {end.fault[:200]}" if end.fault else ""
+
+        end = run_command(folder, *command.split(), seconds=120)
+        is_imported = (folder / "imported").exists()
+    dotted_path = ".".join(map(str, path))
+    what = f"{dotted_path}: {text!r}, {command}"
+    if is_imported:
+        return f"{what}: imported"
+    return f"{what}: {end.fault[:200]}" if end.fault else ""
 
 
 # Folders that are moved, removed or replaced while a run writes in them
@@ -728,11 +864,14 @@ def smuggle(number: int) -> str:
 LOSSES = ("move", "remove", "unlock", "replace", "replace by a copy", "make a link")
 
 
-class Loss(Listener):
+class LosesFolder(Listener):
     """Loses the folder of its run after so many batches."""
 
-    def __init__(self, moments: int, how: str, folder: Path, other: Path):
-        self.left, self.how, self.folder, self.other = moments, how, folder, other
+    def __init__(self, batches: int, how: str, folder: Path, other: Path):
+        self.left = batches
+        self.how = how
+        self.folder = folder
+        self.other = other
 
     def samples(self, count: int) -> None:
         self.left -= 1
@@ -753,32 +892,37 @@ class Loss(Listener):
             shutil.copytree(self.other, self.folder)
 
 
+def contents(folder: Path) -> dict[str, bytes]:
+    """The content of each file of a run."""
+    return {name: (folder / name).read_bytes() for name in names(folder) if (folder / name).is_file()}
+
+
 def lose_folder(number: int) -> str:
     """A run that loses its folder ends in a line, and changes nothing in what stands there now."""
-    draw, how = random.Random(number), LOSSES[number % len(LOSSES)]
-    method = KILLED[number // len(LOSSES) % len(KILLED)]
-    chosen = registry.find_method(method)
-    options = {**TINY, "dataset": default_dataset(chosen), "checkpoint_every": 1, "state_memory": "300K"}
-    if chosen.uses_public_data:
-        options |= {"public_examples": 12, "public_batch_size": 5}
+    draw = random.Random(number)
+    how = LOSSES[number % len(LOSSES)]
+    method = registry.find_method(KILLED[number // len(LOSSES) % len(KILLED)])
+    what = f"{method.name}, {how}"
+    options = options_of_small_run(method)
     with TemporaryDirectory() as place:
-        folder, other = Path(place, "run"), Path(place, "other")
-        shutil.copytree(stopped_run("client state")[0] / "run", other)
+        folder = Path(place, "run")
+        other = Path(place, "other")
+        shutil.copytree(stopped_run("client state").folder, other)
         (other / ".lock").touch()  # of a process that goes on with it
-        before = {name: (other / name).read_bytes() for name in names(other) if (other / name).is_file()}
-        listener = Loss(draw.randint(1, 4), how, folder, other)
-        end = fork(lambda: fedcli.run(method, out=folder, progress=listener, **options))
+        before = contents(other)
+
+        listener = LosesFolder(draw.randint(1, 4), how, folder, other)
+        end = fork(lambda: fedcli.run(method.name, out=folder, progress=listener, **options))
+
         if end.code == 0 or "FolderLost" not in end.errors:
-            return f"{method}, {how}: {end.code}, {end.errors.strip().splitlines()[-1:]}"
-        for stands in (other, folder) if how.startswith("replace") else (other,):
-            after = {name: (stands / name).read_bytes() for name in names(stands) if (stands / name).is_file()}
-            if after != before:
-                return f"{method}, {how}: another run's files are other ones"
+            return f"{what}: {end.code}, {end.errors.strip().splitlines()[-1:]}"
+        if contents(other) != before or (how.startswith("replace") and contents(folder) != before):
+            return f"{what}: another run's files are other ones"
         if how not in ("remove", "unlock"):
             moved = folder.with_name("elsewhere")
             (moved / ".lock").unlink(missing_ok=True)
             if (moved / RECORD).is_file() and fedcli.load(moved).record["status"] != "running":
-                return f"{method}, {how}: the moved record is another one"
+                return f"{what}: the moved record is another one"
     return ""
 
 
@@ -792,7 +936,8 @@ from torch.nn import functional as F
 class Net(nn.Module):
     def __init__(self, channels, size, classes):
         super().__init__()
-        self.first, self.last = nn.Linear(channels * size * size, 12), nn.Linear(12, classes)
+        self.first = nn.Linear(channels * size * size, 12)
+        self.last = nn.Linear(12, classes)
         self.register_buffer("kept", torch.ones(12), persistent=PERSISTENT)
         self.register_buffer("other", torch.ones(12), persistent=True)
         MORE
@@ -833,8 +978,12 @@ BEHINDS = ("self.last(x)", "self.last(x)", "self.last(F.dropout(x, 0.1, self.tra
 def swap_buffers(number: int) -> str:
     """A network whose buffers change or change places is refused in a line, or its loaded models are as recorded."""
     draw = random.Random(number)
-    parts = {"PERSISTENT": str(draw.random() < 0.5), "MORE": draw.choice(MORES), "CHANGE": draw.choice(CHANGES)}
-    parts["BEHIND"] = draw.choice(BEHINDS)
+    parts = {
+        "PERSISTENT": str(draw.random() < 0.5),
+        "MORE": draw.choice(MORES),
+        "CHANGE": draw.choice(CHANGES),
+        "BEHIND": draw.choice(BEHINDS),
+    }
     text = NETWORK
     for name, part in parts.items():
         text = text.replace(name, part)
@@ -848,9 +997,11 @@ def swap_buffers(number: int) -> str:
             is_clean = "\n" not in str(error) and not Path(place, "run").exists()
             return "" if is_clean else f"{parts}: refused late or in several lines: {error}"
         data = datasets.load("digits")
-        hits = fedcli.load(run.path, method=file).model()(data.x_test / 255).argmax(1) == data.y_test
-        reached, recorded = hits.double().mean().item(), run.record["summary"]["selected"]
-        return "" if reached == recorded else f"{parts}: {reached} when it is loaded, recorded {recorded}"
+        model = fedcli.load(run.path, method=file).model()
+        hits = model(data.x_test / 255).argmax(1) == data.y_test
+        accuracy = hits.double().mean().item()
+        recorded = run.record["summary"]["selected"]
+        return "" if accuracy == recorded else f"{parts}: {accuracy} when it is loaded, recorded {recorded}"
 
 
 # A CUDA device that is made up
@@ -862,14 +1013,18 @@ WAYS = ("branches:4", "branches:3")  # of training the four clients of a round
 def train_on_made_up_device(number: int) -> str:
     """Four rounds of a method in graphs of steps have the bits of the steps on the CPU, and are captured early."""
     draw = random.Random(number)
-    names = list(registry.methods())
-    name = names[number % len(names)]
-    way = WAYS[number // len(names)]
+    methods = list(registry.methods())
+    name = methods[number % len(methods)]
+    way = WAYS[number // len(methods)]
     sizes = [draw.randint(1, 9) for _ in range(4)]
     run = {
-        "clients_per_chunk": way, "parts": laws.toy_parts(sizes), "local_epochs": draw.randint(1, 2),
-        "momentum": draw.choice((0.0, 0.9)), "lr_decay": draw.choice((1.0, 0.5)), "backbone": laws.NORMED,
-    }  # fmt: skip
+        "clients_per_chunk": way,
+        "parts": laws.toy_parts(sizes),
+        "local_epochs": draw.randint(1, 2),
+        "momentum": draw.choice((0.0, 0.9)),
+        "lr_decay": draw.choice((1.0, 0.5)),
+        "backbone": laws.NORMED,
+    }
     what = f"{name}, {way}, clients of {sizes}"
     method = quick(registry.find_method(name))
     with early_captures():
@@ -887,39 +1042,63 @@ def replay(number: int) -> str:
     return train_on_made_up_device(number=number)
 
 
-TRIALS: dict[str, tuple[Callable[[int], str], int]] = {  # each with how often in the long round
-    "a run killed four times at random moments, over 12 methods": (kill, 84),
-    "flipped bits, cut and exchanged files of seven kinds of runs": (damage, 500),
-    "fuzzed command lines": (fuzz, 1000),
-    "hostile records": (hostile_record, 260),
-    "mutated parts of real records": (mutate, 5000),
-    "mutated checkpoints and client states with right digests": (craft_one, 2400),
-    "records and tuned options that name a file of code, over all commands that read them": (smuggle, 840),
-    "folders moved, removed or replaced while a run writes in them": (lose_folder, 72),
-    "networks whose buffers change, or are swapped": (swap_buffers, 300),
-    "clients in branches on a made-up CUDA device, of every method": (replay, len(WAYS) * len(registry.methods())),
-}
+def faults_of(trial: Callable[[int], str], count: int) -> list[str]:
+    """What goes wrong in the first so many trials of a kind."""
+    outcomes = [trial(number) for number in range(count)]
+    return [fault for fault in outcomes if fault]
+
+
+class Trial(NamedTuple):
+    """A kind of misfortune, and how often it is tried in the long round."""
+
+    name: str
+    action: Callable[[int], str]
+    times: int
+
+
+TRIALS = (
+    Trial("a run killed four times at random moments, over 12 methods", kill_repeatedly, 84),
+    Trial("flipped bits, cut and exchanged files of seven kinds of runs", damage, 500),
+    Trial("fuzzed command lines", fuzz_command_line, 1000),
+    Trial("hostile records", put_wild_text, 260),
+    Trial("mutated parts of real records", mutate_record, 5000),
+    Trial("mutated checkpoints and client states with right digests", craft_of_any_kind, 2400),
+    Trial(
+        "records and tuned options that name a file of code, over all commands that read them", name_file_of_code, 840
+    ),
+    Trial("folders moved, removed or replaced while a run writes in them", lose_folder, 72),
+    Trial("networks whose buffers change, or are swapped", swap_buffers, 300),
+    Trial("clients in branches on a made-up CUDA device, of every method", replay, len(WAYS) * len(registry.methods())),
+)
+
+
+def write_table(table: str) -> None:
+    """Puts the table between the marks of its page."""
+    before, _, rest = PAGE.read_text().partition(BEGIN_MARK)
+    _, _, after = rest.partition(END_MARK)
+    PAGE.write_text(f"{before}{BEGIN_MARK}\n\n{table}\n{END_MARK}{after}")
 
 
 def main() -> int:
-    share = float(next((text for text in sys.argv[1:] if text != "--write"), 1))
-    load()
-    table, failed = "| Trial | Tried | Survived |\n| --- | ---: | ---: |\n", False
+    shares = [float(text) for text in sys.argv[1:] if text != "--write"]
+    share = shares[0] if shares else 1.0
+    import_commands()
+    table = "| Trial | Tried | Survived |\n| --- | ---: | ---: |\n"
+    has_failed = False
     with TemporaryDirectory() as cache, ProcessPoolExecutor(2, get_context("fork")) as pool:
         os.environ["FEDCLI_DATA"] = cache  # before the pool forks
-        for name, (trial, often) in TRIALS.items():
-            count = max(1, round(share * often))
+        for trial in TRIALS:
+            count = max(1, round(share * trial.times))
             # The made-up device has a process of its own, for which a worker of the pool would wait at its end.
-            ended = map(trial, range(count)) if trial is replay else pool.map(trial, range(count))
-            faults = list(filter(None, ended))
-            failed |= bool(faults)
-            table += f"| {name} | {count:,} | {count - len(faults):,} |\n"
-            print(f"{name}: {count}", *map(ascii, faults), sep="\n  ", flush=True)
+            map_trial = map if trial.action is replay else pool.map
+            faults = [fault for fault in map_trial(trial.action, range(count)) if fault]
+            has_failed |= bool(faults)
+            table += f"| {trial.name} | {count:,} | {count - len(faults):,} |\n"
+            print(f"{trial.name}: {count}", *map(ascii, faults), sep="\n  ", flush=True)
     print(f"\n{table}")
     if "--write" in sys.argv:
-        before, _, rest = PAGE.read_text().partition(MARKS[0])
-        PAGE.write_text(f"{before}{MARKS[0]}\n\n{table}\n{MARKS[1]}{rest.partition(MARKS[1])[2]}")
-    return int(failed)
+        write_table(table)
+    return int(has_failed)
 
 
 if __name__ == "__main__":
