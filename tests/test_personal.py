@@ -3,12 +3,14 @@
 In a loop all share one whole model and each client has tensors of its own beside it, by name.
 """
 
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import nn
+from torch import Tensor, nn
 from torch.func import functional_call
 
 import fedcli
@@ -38,30 +40,54 @@ def module_of(fed, model):
     return module
 
 
+class Model(NamedTuple):
+    """The tensors of a network by name."""
+
+    params: dict[str, Tensor]
+    buffers: dict[str, Tensor]
+
+
+def first_model(fed):
+    """The model from which the server and every client begin."""
+    return Model(*fed.initial_model())
+
+
 def split_model(module):
     """Copies of a module's parameters and buffers."""
-    return copied(dict(module.named_parameters())), copied(dict(module.named_buffers()))
+    params = copied(dict(module.named_parameters()))
+    buffers = copied(dict(module.named_buffers()))
+    return Model(params, buffers)
 
 
-def replaced(model, tensors):
-    """A model, parameters and buffers, with some tensors replaced by name."""
-    return tuple({name: tensors.get(name, value) for name, value in tree.items()} for tree in model)
+def with_tensors(model, tensors):
+    """A model with some tensors replaced by name."""
+    params = {name: tensors.get(name, value) for name, value in model.params.items()}
+    buffers = {name: tensors.get(name, value) for name, value in model.buffers.items()}
+    return Model(params, buffers)
 
 
-def chosen(model, names):
+def tensors_of(model, names):
     """The tensors of a model that have these names."""
-    return {name: value for tree in model for name, value in tree.items() if name in names}
+    tensors = {**model.params, **model.buffers}
+    return {name: tensors[name] for name in tensors if name in names}
+
+
+def weighted_sum(trees, weights):
+    """The sum of tensors by name, each of the trees times its weight."""
+    total = {}
+    for tree, weight in zip(trees, weights, strict=True):
+        for name, value in tree.items():
+            total[name] = total.get(name, 0) + weight * value
+    return total
 
 
 def mean_of(models, clients):
     """The mean of the clients' models, weighted by examples."""
     total = sum(SIZES[client] for client in clients)
     shares = [SIZES[client] / total for client in clients]
-    trees = [[model[kind] for model in models] for kind in (0, 1)]
-    return tuple(
-        {name: sum(share * tree[name] for share, tree in zip(shares, kind, strict=True)) for name in kind[0]}
-        for kind in trees
-    )
+    params = weighted_sum([model.params for model in models], shares)
+    buffers = weighted_sum([model.buffers for model in models], shares)
+    return Model(params, buffers)
 
 
 def optimizer_of(fed, parameters):
@@ -93,93 +119,116 @@ def squared_distance(point):
     return lambda module: sum((value - point[name]).square().sum() for name, value in module.named_parameters())
 
 
-# One round of each method: from what all share, and what the clients keep, to both after it and the personal models
+# One round of each method: from what all share, and what the clients keep, to both after it and the personal models.
+# `uploads` are the models that clients send after it.
 
 
 def own_tensors(names):
     """The round of a method whose clients keep the tensors of these names."""
 
     def slow_round(fed, options, number, clients, shared, own):
-        ends = []
+        uploads = []
         for client in clients:
-            kept = own.get(client, chosen(fed.initial_model(), names))
-            ends.append(train(fed, number, client, replaced(shared, kept)))
-            own[client] = chosen(ends[-1], names)
-        shared = mean_of(ends, clients)
-        return shared, own, {client: replaced(shared, own[client]) for client in own}
+            own_part = own.get(client, tensors_of(first_model(fed), names))
+            trained = train(fed, number, client, with_tensors(shared, own_part))
+            own[client] = tensors_of(trained, names)
+            uploads.append(trained)
+        shared = mean_of(uploads, clients)
+        personal = {client: with_tensors(shared, own_part) for client, own_part in own.items()}
+        return shared, own, personal
 
     return slow_round
 
 
 def fedrep_round(fed, options, number, clients, shared, own):
-    ends, local = [], fed.local_epochs
+    body = shared.params.keys() - HEAD
+    head_epochs = range(fed.local_epochs, fed.local_epochs + options.head_epochs)
+    uploads = []
     for client in clients:
-        model = replaced(shared, own.get(client, chosen(fed.initial_model(), HEAD)))
-        heads = train(fed, number, client, model, names=HEAD, epochs=range(local, local + options.head_epochs))
-        own[client] = chosen(heads, HEAD)
-        body = {*shared[0]} - HEAD
-        ends.append(train(fed, number, client, replaced(shared, own[client]), names=body))
-    shared = mean_of(ends, clients)
-    return shared, own, {client: replaced(shared, own[client]) for client in own}
+        head = own.get(client, tensors_of(first_model(fed), HEAD))
+        with_new_head = train(fed, number, client, with_tensors(shared, head), names=HEAD, epochs=head_epochs)
+        own[client] = tensors_of(with_new_head, HEAD)
+        uploads.append(train(fed, number, client, with_tensors(shared, own[client]), names=body))
+    shared = mean_of(uploads, clients)
+    personal = {client: with_tensors(shared, head) for client, head in own.items()}
+    return shared, own, personal
 
 
 def fedbabu_round(fed, options, number, clients, shared, own):
-    body, local = {*shared[0]} - HEAD, fed.local_epochs
+    body = shared.params.keys() - HEAD
     shared = mean_of([train(fed, number, client, shared, names=body) for client in clients], clients)
-    tuning = range(local, local + options.tuning_epochs)
-    tuned = {client: train(fed, number, client, shared, epochs=tuning) for client in range(len(SIZES))}
+    tuning_epochs = range(fed.local_epochs, fed.local_epochs + options.tuning_epochs)
+    tuned = {client: train(fed, number, client, shared, epochs=tuning_epochs) for client in range(len(SIZES))}
     return shared, own, tuned
 
 
 def ditto_round(fed, options, number, clients, shared, own):
-    ends, to_received = [], squared_distance(shared[0])
+    distance_to_received = squared_distance(shared.params)
 
-    def distance(module):
-        return options.proximal_weight / 2 * to_received(module)
+    def proximal_term(module):
+        return options.proximal_weight / 2 * distance_to_received(module)
 
+    uploads = []
     for client in clients:
-        own[client] = train(fed, number, client, own.get(client, fed.initial_model()), distance=distance)
-        ends.append(train(fed, number, client, shared))
-    return mean_of(ends, clients), own, own
+        own[client] = train(fed, number, client, own.get(client, first_model(fed)), distance=proximal_term)
+        uploads.append(train(fed, number, client, shared))
+    return mean_of(uploads, clients), own, own
 
 
 def mixed(own, other, alpha):
     return {name: alpha * value + (1 - alpha) * other[name] for name, value in own.items()}
 
 
+class ApflClient(NamedTuple):
+    """What a client of APFL keeps: its own model and by how much it counts."""
+
+    model: Model
+    alpha: float
+
+
 def apfl_round(fed, options, number, clients, shared, own):
-    ends = []
+    uploads = []
     for client in clients:
-        v_model, alpha = own.get(client, (fed.initial_model(), options.mixing))
-        v, w, passes = (module_of(fed, model) for model in (v_model, shared, v_model))
-        optimizers = [optimizer_of(fed, module.parameters()) for module in (v, w)]
+        own_model, alpha = own.get(client, ApflClient(first_model(fed), options.mixing))
+        v = module_of(fed, own_model)
+        w = module_of(fed, shared)
+        mixture = module_of(fed, own_model)  # called at the mixed parameters, it updates its buffers in place
+        v_optimizer = optimizer_of(fed, v.parameters())
+        w_optimizer = optimizer_of(fed, w.parameters())
         for step, (x, y) in enumerate(minibatches(fed, number, client)):
-            point = mixed(*(dict(module.named_parameters()) for module in (v, w)), alpha)
+            point = mixed(dict(v.named_parameters()), dict(w.named_parameters()), alpha)
             point = {name: value.detach().requires_grad_() for name, value in point.items()}
-            _, logits = functional_call(passes, point, (x,))  # the buffers of `passes` are updated in place
-            grads = torch.autograd.grad(F.cross_entropy(logits, y), list(point.values()))
-            w.zero_grad()
-            F.cross_entropy(w(x)[1], y).backward()
-            slope = 0.0
-            for (value, other), grad in zip(zip(v.parameters(), w.parameters(), strict=True), grads, strict=True):
-                slope += ((value - other) * grad).sum().item()
-                value.grad = alpha * grad
-            for optimizer in optimizers:
-                optimizer.step()
+            _, mixed_logits = functional_call(mixture, point, (x,))
+            grads = torch.autograd.grad(F.cross_entropy(mixed_logits, y), list(point.values()))
+
+            _, w_logits = w(x)
+            w_optimizer.zero_grad()
+            F.cross_entropy(w_logits, y).backward()
+
+            slope = 0.0  # of the mixture's loss in alpha
+            for v_value, w_value, grad in zip(v.parameters(), w.parameters(), grads, strict=True):
+                slope += ((v_value - w_value) * grad).sum().item()
+                v_value.grad = alpha * grad
+            v_optimizer.step()
+            w_optimizer.step()
             if options.adaptive and step == 0:
                 alpha = min(max(alpha - fed.config.lr * slope, 0.0), 1.0)
-        own[client] = (copied(dict(v.named_parameters())), copied(dict(passes.named_buffers()))), alpha
-        ends.append(split_model(w))
-    shared = mean_of(ends, clients)
-    tested = {client: (mixed(params, shared[0], alpha), buffers) for client, ((params, buffers), alpha) in own.items()}
-    return shared, own, tested
+        new_model = Model(split_model(v).params, split_model(mixture).buffers)
+        own[client] = ApflClient(new_model, alpha)
+        uploads.append(split_model(w))
+    shared = mean_of(uploads, clients)
+    personal = {}
+    for client, (model, alpha) in own.items():
+        personal[client] = Model(mixed(model.params, shared.params, alpha), model.buffers)
+    return shared, own, personal
 
 
 def pfedme_round(fed, options, number, clients, shared, own):
-    ends = []
+    uploads = []
     for client in clients:
         theta = module_of(fed, shared)
-        local, optimizer = copied(shared[0]), optimizer_of(fed, theta.parameters())
+        optimizer = optimizer_of(fed, theta.parameters())
+        local = copied(shared.params)
         for x, y in minibatches(fed, number, client):
             for _ in range(options.personal_steps):
                 _, logits = theta(x)
@@ -191,22 +240,23 @@ def pfedme_round(fed, options, number, clients, shared, own):
                 for name, value in theta.named_parameters():
                     local[name] -= options.outer_lr * options.proximal_weight * (local[name] - value)
         own[client] = split_model(theta)
-        ends.append((local, own[client][1]))
-    params, buffers = mean_of(ends, clients)
+        uploads.append(Model(local, own[client].buffers))
+    mean = mean_of(uploads, clients)
     beta = options.server_mixing
-    params = {name: (1 - beta) * shared[0][name] + beta * value for name, value in params.items()}
-    return (params, buffers), own, own
+    params = {name: (1 - beta) * shared.params[name] + beta * value for name, value in mean.params.items()}
+    return Model(params, mean.buffers), own, own
 
 
 def fedrod_round(fed, options, number, clients, shared, own):
-    ends = []
+    first_params = first_model(fed).params
+    first_head = {"weight": first_params["head.weight"], "bias": first_params["head.bias"]}
+    uploads = []
     for client in clients:
         module = module_of(fed, shared)
         head = nn.Linear(module.feature_dim, fed.num_classes, dtype=fed.dtype)
-        first = {key: fed.initial_model()[0][f"head.{key}"] for key in ("weight", "bias")}
-        head.load_state_dict(own.get(client, first))
+        head.load_state_dict(own.get(client, first_head))
         labels = fed.engine.labels[fed.training[client]].tolist()
-        counts = torch.tensor([labels.count(c) for c in range(fed.num_classes)], dtype=fed.dtype)
+        counts = torch.tensor([labels.count(label) for label in range(fed.num_classes)], dtype=fed.dtype)
         optimizer = optimizer_of(fed, [*module.parameters(), *head.parameters()])
         for x, y in minibatches(fed, number, client):
             features, logits = module(x)
@@ -217,47 +267,62 @@ def fedrod_round(fed, options, number, clients, shared, own):
             (generic + personal).backward()
             optimizer.step()
         own[client] = copied(head.state_dict())
-        ends.append(split_model(module))
-    shared = mean_of(ends, clients)
-    tested = {}
+        uploads.append(split_model(module))
+    shared = mean_of(uploads, clients)
+    personal = {}
     for client, head in own.items():
-        summed = {f"head.{key}": shared[0][f"head.{key}"] + value for key, value in head.items()}
-        tested[client] = replaced(shared, summed)
-    return shared, own, tested
+        summed = {f"head.{key}": shared.params[f"head.{key}"] + value for key, value in head.items()}
+        personal[client] = with_tensors(shared, summed)
+    return shared, own, personal
 
 
+class Case(NamedTuple):
+    """A method, its plain loop and its options."""
+
+    method: str
+    slow_round: Callable
+    options: dict[str, Any]
+
+
+PFEDME = {"personal_steps": 3, "proximal_weight": 2.0, "outer_lr": 0.2, "server_mixing": 0.6}
 CASES = {
-    "fedper": (own_tensors(HEAD), {}),
-    "fedbn": (own_tensors(NORM), {}),
-    "fedrep": (fedrep_round, {"head_epochs": 3}),
-    "fedbabu": (fedbabu_round, {"tuning_epochs": 3}),
-    "ditto": (ditto_round, {"proximal_weight": 0.7}),
-    "apfl": (apfl_round, {"mixing": 0.3}),
-    "apfl adaptive": (apfl_round, {"mixing": 0.4, "adaptive": True}),
-    "pfedme": (pfedme_round, {"personal_steps": 3, "proximal_weight": 2.0, "outer_lr": 0.2, "server_mixing": 0.6}),
-    "fedrod": (fedrod_round, {"prior_exponent": 0.7}),
+    "fedper": Case("fedper", own_tensors(HEAD), {}),
+    "fedbn": Case("fedbn", own_tensors(NORM), {}),
+    "fedrep": Case("fedrep", fedrep_round, {"head_epochs": 3}),
+    "fedbabu": Case("fedbabu", fedbabu_round, {"tuning_epochs": 3}),
+    "ditto": Case("ditto", ditto_round, {"proximal_weight": 0.7}),
+    "apfl": Case("apfl", apfl_round, {"mixing": 0.3}),
+    "apfl adaptive": Case("apfl", apfl_round, {"mixing": 0.4, "adaptive": True}),
+    "pfedme": Case("pfedme", pfedme_round, PFEDME),
+    "fedrod": Case("fedrod", fedrod_round, {"prior_exponent": 0.7}),
 }
 
 
 @pytest.mark.parametrize("case", CASES)
 def test_three_rounds_are_those_of_a_plain_loop(case):
-    slow_round, options = CASES[case]
+    name, slow_round, options = CASES[case]
     parts = laws.toy_parts(SIZES)
-    setup, fed = laws.federation(case.split()[0], options, parts=parts, backbone=laws.NORMED, cohort_size=3)
-    method, shared, own = setup.method, fed.initial_model(), {}
+    setup, fed = laws.federation(name, options, parts=parts, backbone=laws.NORMED, cohort_size=3)
+    method = setup.method
+    shared = first_model(fed)
+    own = {}
     for number, clients in enumerate(COHORTS):
-        shared, own, tested = slow_round(fed, setup.options, number, clients, shared, own)
+        shared, own, expected = slow_round(fed, setup.options, number, clients, shared, own)
+
         state = laws.simulate(setup, fed, number + 1, COHORTS)
         personal = method.personal(state)
-        assert set(personal) == set(tested)
-        for client, model in tested.items():
+
+        assert set(personal) == set(expected)
+        for client, model in expected.items():
             laws.assert_agree(in_order(personal[client]), in_order(model), f"client {client} after round {number}")
         if method.shared is not None:
             laws.assert_agree(in_order(method.shared(state)), in_order(shared), f"the model after round {number}")
 
 
 def in_order(model):
-    return tuple(dict(sorted(tree.items())) for tree in model)
+    """A model with its tensors by name, in alphabetical order."""
+    params, buffers = model
+    return dict(sorted(params.items())), dict(sorted(buffers.items()))
 
 
 # What a plain loop on these images does not reach
@@ -271,23 +336,26 @@ def test_an_adaptive_share_moves_in_the_first_step_of_a_round_and_stays_between_
 
 
 def test_the_balanced_risk_leaves_out_a_class_that_the_client_has_not():
-    logits, counts = randn(5, 4), torch.tensor([3.0, 0.0, 1.0, 8.0], dtype=torch.float64)
+    logits = randn(5, 4)
+    labels = torch.tensor([0, 2, 3, 3, 0])
+    counts = torch.tensor([3.0, 0.0, 1.0, 8.0], dtype=torch.float64)
     prior = fedrod.log_prior(counts, 2.0)
     weights = counts**2 * logits.exp()
-    labels = torch.tensor([0, 2, 3, 3, 0])
     expected = -(weights[range(5), labels] / weights.sum(1)).log().mean()
     torch.testing.assert_close(fedrod.balanced_risk(logits, labels, prior), expected)
     assert fedrod.log_prior(counts, 0.0).tolist() == [0, 0, 0, 0]
 
 
 def test_a_clients_share_is_cut_and_stands_still_after_the_first_step():
-    first, alpha = torch.tensor([True, True, True, False]), torch.tensor([0.5, 0.5, 0.5, 0.5])
+    alpha = torch.tensor([0.5, 0.5, 0.5, 0.5])
     stepped = torch.tensor([-0.2, 0.7, 1.3, 0.7])
-    assert apfl.next_alpha(alpha, stepped, first).tolist() == pytest.approx([0.0, 0.7, 1.0, 0.5])
+    is_first = torch.tensor([True, True, True, False])
+    assert apfl.next_alpha(alpha, stepped, is_first).tolist() == pytest.approx([0.0, 0.7, 1.0, 0.5])
 
 
 def test_pfedmes_local_and_global_steps_by_hand():
-    w, theta = ({"a": torch.tensor(value)} for value in (4.0, 1.0))
+    w = {"a": torch.tensor(4.0)}
+    theta = {"a": torch.tensor(1.0)}
     assert pfedme.update_local(w, theta, 0.5)["a"].item() == 2.5
     assert pfedme.mix(w, theta, 2.0)["a"].item() == -2.0
 
@@ -323,8 +391,8 @@ def test_a_run_says_once_that_nothing_stays_with_a_client(method, network, count
     Path("linear.py").write_text(LINEAR)
     setup, fed = laws.federation(method, parts=laws.toy_parts(SIZES), backbone=network, cohort_size=3)
     laws.simulate(setup, fed, 3, COHORTS)
-    said = [note for note in fed.engine.notes if note.startswith("nothing stays with a client")]
-    assert len(said) == count
+    notes = [note for note in fed.engine.notes if note.startswith("nothing stays with a client")]
+    assert len(notes) == count
 
 
 def test_fedbabu_tunes_only_for_a_test_and_sends_nothing_for_it():
@@ -358,43 +426,50 @@ def test_any_method_runs_under_the_protocol_of_personal_tests():
 
 @pytest.mark.parametrize("method", ["fedavg", "ditto"])
 def test_each_client_counts_by_its_part_in_a_personal_test(method, tmp_path):
-    given = {"protocol": "own:personal", "dataset": "digits", "train_examples": 200, "rounds": 1, "device": "cpu"}
-    said = invoke("run", method, *flags_of(given), "--out", tmp_path / "run").stdout
+    options = {"protocol": "own:personal", "dataset": "digits", "train_examples": 200, "rounds": 1, "device": "cpu"}
+    output = invoke("run", method, *flags_of(options), "--out", tmp_path / "run").stdout
     record = fedcli.load(tmp_path / "run").record
-    sizes = [int(size * 0.25) for size in record["partition"]["sizes"]]
-    assert len(set(sizes)) > 1
+
+    test_sizes = [int(size * 0.25) for size in record["partition"]["sizes"]]
+    assert len(set(test_sizes)) > 1
     (entry,) = record["rounds"]
-    own = [accuracy * sizes[int(client)] for client, accuracy in entry["client_accuracy"].items()]
-    assert entry["test_accuracy"] == pytest.approx(sum(own) / sum(sizes))
-    assert ("global_accuracy" in entry) == (method == "ditto")
-    shown = f"global      {100 * entry.get('global_accuracy', 0):.2f} % (the global model"
-    assert (shown in said) == (method == "ditto")
+    hits = [accuracy * test_sizes[int(client)] for client, accuracy in entry["client_accuracy"].items()]
+    assert entry["test_accuracy"] == pytest.approx(sum(hits) / sum(test_sizes))
+
+    has_global_model = method == "ditto"
+    assert ("global_accuracy" in entry) == has_global_model
+    line = f"global      {100 * entry.get('global_accuracy', 0):.2f} % (the global model"
+    assert (line in output) == has_global_model
 
 
 def test_a_run_with_both_models_keeps_both_and_a_table_says_which_is_tested(tmp_path):
-    given = {"protocol": "fedfm:digits", "train_examples": 120, "rounds": 1, "num_clients": 2, "device": "cpu"}
-    runs = {name: fedcli.run(name, out=tmp_path / name, **given) for name in ("fedavg", "ditto", "fedrep")}
-    data, (entry,) = datasets.load("digits"), runs["ditto"].record["rounds"]
+    options = {"protocol": "fedfm:digits", "train_examples": 120, "rounds": 1, "num_clients": 2, "device": "cpu"}
+    fedavg = fedcli.run("fedavg", out=tmp_path / "fedavg", **options)
+    ditto = fedcli.run("ditto", out=tmp_path / "ditto", **options)
+    fedrep = fedcli.run("fedrep", out=tmp_path / "fedrep", **options)
+    (entry,) = ditto.record["rounds"]
+    global_percent = f"{100 * entry['global_accuracy']:.2f}"
+    data = datasets.load("digits")
 
     def accuracy(model):
         return (model(data.x_test / 255).argmax(1) == data.y_test).double().mean().item()
 
-    assert accuracy(runs["ditto"].model()) == entry["global_accuracy"]
-    assert accuracy(runs["ditto"].model(client=1)) == entry["client_accuracy"]["1"]
-    assert runs["ditto"].history["global_accuracy"].tolist() == [100 * entry["global_accuracy"]]
-    _, card = export(runs["ditto"], format="safetensors")
-    assert f"in this round: {100 * entry['global_accuracy']:.2f} %" in card.read_text()
+    assert accuracy(ditto.model()) == entry["global_accuracy"]
+    assert accuracy(ditto.model(client=1)) == entry["client_accuracy"]["1"]
+    assert ditto.history["global_accuracy"].tolist() == [100 * entry["global_accuracy"]]
+    _, card = export(ditto, format="safetensors")
+    assert f"in this round: {global_percent} %" in card.read_text()
     both = "one global model and a model for each client, 0 to 1"
-    refused(lambda: runs["ditto"].model(client=2), f"'ditto' keeps {both} (got client 2)")
-    refused(lambda: runs["fedrep"].model(), "'fedrep' keeps a model for each client, 0 to 1 (got client None)")
+    refused(lambda: ditto.model(client=2), f"'ditto' keeps {both} (got client 2)")
+    refused(lambda: fedrep.model(), "'fedrep' keeps a model for each client, 0 to 1 (got client None)")
 
-    table = sheet([run.record for run in runs.values()])
-    at = [table.columns.index(title) for title in ("Method", "Model", "global, %")]
-    cells = [[row[index] for index in at] for row in table.lines]
-    assert cells == [
-        ["fedavg", "global", ""], ["ditto", "personal", f"{100 * entry['global_accuracy']:.2f} (1)"],
-        ["fedrep", "personal", ""],
-    ]  # fmt: skip
-    assert [note for note in table.notes if note.startswith("Model: which one is tested")]
-    alone = sheet([runs["ditto"].record])
+    table = sheet([run.record for run in (fedavg, ditto, fedrep)])
+    lines = [dict(zip(table.columns, line, strict=True)) for line in table.lines]
+    assert [(line["Method"], line["Model"], line["global, %"]) for line in lines] == [
+        ("fedavg", "global", ""),
+        ("ditto", "personal", f"{global_percent} (1)"),
+        ("fedrep", "personal", ""),
+    ]
+    assert any(note.startswith("Model: which one is tested") for note in table.notes)
+    alone = sheet([ditto.record])
     assert "Model" not in alone.columns

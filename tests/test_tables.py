@@ -3,6 +3,7 @@
 import csv
 import io
 import json
+import re
 from dataclasses import replace
 
 import pytest
@@ -73,9 +74,18 @@ def record(method="one", seed=0, selected=0.5, *, status="finished", done=PLANNE
 
 def cells(text):
     """The rows of a Markdown table in `text`, each by column."""
-    lines = [line.strip("|").split(" | ") for line in text.splitlines() if line[:1] == "|"]
-    columns, _, *rows = [[cell.strip() for cell in line] for line in lines]
+    table = []
+    for line in text.splitlines():
+        if line.startswith("|"):
+            table.append([cell.strip() for cell in line.strip("|").split(" | ")])
+    columns, _, *rows = table
     return [dict(zip(columns, row, strict=True)) for row in rows]
+
+
+def only_row(records, metrics=()):
+    """The row of a table that has no other, by column."""
+    (row,) = cells(markdown(records, metrics))
+    return row
 
 
 def write(folder, content):
@@ -88,46 +98,60 @@ SELECTED = "Selected (best-validation), %"
 
 def test_means_and_sample_deviations_of_known_values():
     # 50, 52, 57: mean 53, sample variance (9 + 1 + 16) / 2 = 13
-    (row,) = cells(markdown(runs_of("one", 0.5, 0.52, 0.57)))
+    row = only_row(runs_of("one", 0.5, 0.52, 0.57))
     assert row[SELECTED] == "53.00 ± 3.61 (3)"
     assert row["Last round, %"] == "33.00 ± 3.61 (3)"
     assert row["validation, %"] == "58.00 ± 3.61 (3)"
     assert row["Seeds"] == "0, 1, 2"
     assert row["Rounds"] == "4"
     assert row["Floats up / down, client and round"] == "12,400 / 12,345"
-    each = cells(render(tables.sheet(runs_of("one", 0.5, 0.123456), by_seed=True)))
-    assert [(row["Seeds"], row[SELECTED]) for row in each] == [("0", "50.00 (1)"), ("1", "12.35 (1)")]
+    first, second = cells(render(tables.sheet(runs_of("one", 0.5, 0.123456), by_seed=True)))
+    assert first["Seeds"] == "0"
+    assert first[SELECTED] == "50.00 (1)"
+    assert second["Seeds"] == "1"
+    assert second[SELECTED] == "12.35 (1)"
 
 
 def test_seconds_are_the_median_round_of_quiet_runs():
-    noisy = record(seed=1) | {"load": [{"round": 0, "start": 0.1, "end": 1.6}]}
+    quiet = record()
     older = record(seed=1) | {"load": [{"round": 0, "start": 9.0, "end": 9.0, "others": 0.2}]}
-    unknown = {name: value for name, value in record().items() if name != "load"}  # from before it was measured
-    lines = csv_lines([record(), older, noisy, unknown])
-    seconds = [(line["seconds_round_median"], line["seconds_total"]) for line in lines]
-    assert seconds == [("2.0", "66.0")] * 2 + [("", "")] * 2  # not moved by 61 s of warming up
+    noisy = record(seed=1) | {"load": [{"round": 0, "start": 0.1, "end": 1.6}]}
+    unknown = record()
+    del unknown["load"]  # from before it was measured
+
+    lines = csv_lines([quiet, older, noisy, unknown])
+
+    # not moved by 61 s of warming up
+    assert [line["seconds_round_median"] for line in lines] == ["2.0", "2.0", "", ""]
+    assert [line["seconds_total"] for line in lines] == ["66.0", "66.0", "", ""]
 
 
 def test_the_seed_and_what_follows_it_do_not_divide_a_group_and_another_partition_seed_does():
-    runs = [record(seed=seed, device=device) for seed, device in ((2, "cpu"), (0, "cuda"), (1, "auto"))]
+    runs = [record(seed=2, device="cpu"), record(seed=0, device="cuda"), record(seed=1, device="auto")]
     (group,) = tables.group(runs)
     assert [run["seed"] for run in group.records] == [0, 1, 2]
-    assert (group.settings, group.label) == ({}, "one")
-    fixed = [record(seed=seed, partition_seed=7, origin={"partition_seed": "command line"}) for seed in (0, 1)]
-    following, other = tables.group([record(seed=0), *fixed])
+    assert group.settings == {}
+    assert group.label == "one"
+
+    fixed = {"partition_seed": 7, "origin": {"partition_seed": "command line"}}
+    following, other = tables.group([record(seed=0), record(seed=0, **fixed), record(seed=1, **fixed)])
     assert following.settings == {"partition_seed": "as seed"}
-    assert (other.label, len(other.records)) == ("one, partition seed 7", 2)
+    assert other.label == "one, partition seed 7"
+    assert len(other.records) == 2
 
 
 def test_other_numerics_are_another_group_and_another_hash_is_not():
     reworded = record(seed=1) | {"method_hash": "changed!" * 8}
-    other = record(seed=2) | {"numerics": {"core": 1, "method": 2}}
-    groups = tables.group([record(), reworded, other])
-    assert [(group.settings, len(group.records)) for group in groups] == [
-        ({"numerics": "1.1"}, 2), ({"numerics": "1.2"}, 1),
-    ]  # fmt: skip
+    of_other_numerics = record(seed=2) | {"numerics": {"core": 1, "method": 2}}
+    first, second = tables.group([record(), reworded, of_other_numerics])
+    assert first.settings == {"numerics": "1.1"}
+    assert len(first.records) == 2
+    assert second.settings == {"numerics": "1.2"}
+    assert len(second.records) == 1
+
     # Of a user's own file nobody counts versions.
-    own = [record(seed=i) | {"method_source": "/me/one.py", "method_hash": text * 8} for i, text in enumerate("ab")]
+    users = {"method_source": "/me/one.py"}
+    own = [record(seed=0) | users | {"method_hash": "a" * 8}, record(seed=1) | users | {"method_hash": "b" * 8}]
     assert [group.settings for group in tables.group(own)] == [{"code": "a" * 8}, {"code": "b" * 8}]
 
 
@@ -135,14 +159,18 @@ def test_labels_hold_what_differs_and_no_more():
     def labels(*runs):
         return [group.label for group in tables.group(runs)]
 
-    one, two = record("one"), record("two", mu=1)
+    one = record("one")
+    two = record("two", mu=1)
     assert labels(one, two) == ["one", "two"]  # an option that only one method has tells nothing
     assert labels(one, two, record("two", mu=0.5)) == ["one", "two, mu 1", "two, mu 0.5"]
+
     # What most of them have is left out.
     assert labels(one, record(drop_last=True), record(partition="iid")) == ["one", "one, drop last on", "one, iid"]
     runs = [record("one"), record("two"), record("two", lr=0.2), record("two", lr=0.2, drop_last=True)]
-    assert labels(*runs)[1] == "two, lr 0.1"  # half are not more than half
-    assert labels(*runs, record("three"))[1] == "two"
+    _, label_of_two, *_ = labels(*runs)
+    assert label_of_two == "two, lr 0.1"  # half are not more than half
+    _, label_of_two, *_ = labels(*runs, record("three"))
+    assert label_of_two == "two"
 
 
 def lost(seed=0, selected=0.5, done=2, selection="best-validation", **options):
@@ -153,17 +181,20 @@ def lost(seed=0, selected=0.5, done=2, selection="best-validation", **options):
 
 
 def test_of_a_diverged_run_the_best_round_on_validation_counts_and_no_other():
-    stopped = record(seed=3, selected=0.9, status="interrupted", done=2)
-    text = markdown([record(selected=0.5), lost(1, 0.4), lost(2, done=0)])
-    (row,) = cells(text)
+    runs = [record(selected=0.5), lost(1, 0.4), lost(2, done=0)]
+    row = only_row(runs)
     assert row[SELECTED] == "45.00 ± 7.07 (2 of 3 runs; 2 diverged)"  # one ended before any round was tested
     assert row["Last round, %"] == "30.00 (1 of 3 runs; 2 diverged)"
     assert row["Seeds"] == "0, 1 diverged after 2 rounds, 2 diverged after 0 rounds"
-    (row,) = cells(markdown([record(selected=0.5), stopped]))
-    assert (row[SELECTED], row["Seeds"]) == ("50.00 (1 of 2 runs)", "0, 3 unfinished after 2 rounds")
-    assert "Diverged: a loss became infinite or NaN." in text
-    assert cells(markdown([lost(selection="last")]))[0]["Selected (last), %"] == "diverged"
-    runs = [*runs_of("one", 0.5, 0.5), *(lost(seed, 0.6, method="two") for seed in (0, 1))]
+    assert "Diverged: a loss became infinite or NaN." in markdown(runs)
+    assert only_row([lost(selection="last")])["Selected (last), %"] == "diverged"
+
+    stopped = record(seed=3, selected=0.9, status="interrupted", done=2)
+    row = only_row([record(selected=0.5), stopped])
+    assert row[SELECTED] == "50.00 (1 of 2 runs)"
+    assert row["Seeds"] == "0, 3 unfinished after 2 rounds"
+
+    runs = [*runs_of("one", 0.5, 0.5), lost(0, 0.6, method="two"), lost(1, 0.6, method="two")]
     assert bold(runs) == ["**two**"]
     for run in runs:
         run["summary"]["selection"] = "last"
@@ -172,17 +203,20 @@ def test_of_a_diverged_run_the_best_round_on_validation_counts_and_no_other():
 
 def test_metrics_that_are_asked_for_get_columns(tmp_path):
     file = tmp_path / "mine.py"
-    values = {
-        "peak": "7 * len(record['rounds'])",
-        "word": "'x'",
-        "nan": "float('nan')",
-        "clears": "record['rounds'].clear() or 1",
-    }
-    file.write_text("\n".join(f"def {name}(record):\n    return {value}\n" for name, value in values.items()))
-    (row,) = cells(markdown(runs_of("one", 0.5, 0.52), ["best", f"{file}:peak", f"{file}:nan"]))
-    assert (row["best, %"], row["peak"], row["nan"]) == ("51.00 ± 1.41 (2)", "28.000 ± 0.000 (2)", "not measured (2)")
-    assert csv_lines([record()], [f"{file}:clears", f"{file}:peak"])[0]["peak"] == "28"  # each has a copy
-    assert cells(markdown([record()], ["quality:nmi"]))[0]["quality:nmi"] == "not measured (1)"
+    file.write_text(
+        "def peak(record):\n    return 7 * len(record['rounds'])\n"
+        "def word(record):\n    return 'x'\n"
+        "def nan(record):\n    return float('nan')\n"
+        "def clears(record):\n    return record['rounds'].clear() or 1\n"
+    )
+    row = only_row(runs_of("one", 0.5, 0.52), ["best", f"{file}:peak", f"{file}:nan"])
+    assert row["best, %"] == "51.00 ± 1.41 (2)"
+    assert row["peak"] == "28.000 ± 0.000 (2)"
+    assert row["nan"] == "not measured (2)"
+
+    (line,) = csv_lines([record()], [f"{file}:clears", f"{file}:peak"])
+    assert line["peak"] == "28"  # each metric has a copy of the record
+    assert only_row([record()], ["quality:nmi"])["quality:nmi"] == "not measured (1)"
     refused(lambda: tables.sheet([record()], [f"{file}:word"]), "'word' is no number (got str); return one or None")
 
 
@@ -191,19 +225,31 @@ def test_qualities_of_different_rounds_have_no_mean_and_are_told_apart():
         return record(method, seed) | {"quality": {"nmi": 0.5, **quality}}
 
     def shown(*runs):
-        text = markdown(runs, ["quality:nmi"])
-        return [row["quality:nmi"] for row in cells(text)], "which do not compare: 'fedcli quality'" in text
+        return [row["quality:nmi"] for row in cells(markdown(runs, ["quality:nmi"]))]
 
-    older, selected, last = measured("one", 0), measured("one", 1, round=1), measured("one", 1, round=3)
-    assert shown(older, selected) == (["of different rounds (2)"], True)
-    assert shown(older, last) == (["0.500 ± 0.000 (2)"], False)
-    assert shown(older, measured("two", 0, round=1)) == (["0.500 (1)", "0.500 (1)"], True)
+    def has_note(*runs):
+        return "which do not compare: 'fedcli quality'" in markdown(runs, ["quality:nmi"])
+
+    older = measured("one", 0)  # of the last round
+    selected = measured("one", 1, round=1)
+    last = measured("one", 1, round=3)
+    assert shown(older, selected) == ["of different rounds (2)"]
+    assert has_note(older, selected)
     assert "of the last round's models of one (seed 0) and" in markdown([older, selected], ["quality:nmi"])
+    assert shown(older, last) == ["0.500 ± 0.000 (2)"]
+    assert not has_note(older, last)
+
+    of_other_method = measured("two", 0, round=1)
+    assert shown(older, of_other_method) == ["0.500 (1)", "0.500 (1)"]
+    assert has_note(older, of_other_method)
+    quality = find_metric("quality:nmi")
+    assert statistics.difference(quality, [older], quality, [of_other_method]) == statistics.NO_INTERVAL
+
     both = measured("one", 1, round=3)
     both["summary"]["selected_round"] = 3  # the headline is of the last round
-    assert shown(older, both) == shown(selected | {"seed": 0}, both) == (["0.500 ± 0.000 (2)"], False)
-    quality = find_metric("quality:nmi")
-    assert statistics.difference(quality, [older], quality, [measured("two", 0, round=1)]) == statistics.NO_INTERVAL
+    for other in (older, selected | {"seed": 0}):
+        assert shown(other, both) == ["0.500 ± 0.000 (2)"]
+        assert not has_note(other, both)
 
 
 def bold(runs):
@@ -215,17 +261,25 @@ def runs_of(name, *accuracies, **options):
 
 
 def test_the_best_comparable_row_is_bold_where_the_interval_of_its_lead_leaves_out_zero():
-    one, three = runs_of("one", 0.5, 0.6, 0.7), runs_of("three", 0.1, 0.2, 0.3)
-    assert bold([*one, *runs_of("two", 0.53, 0.64, 0.75), *three]) == ["**two**"]  # ahead by 3, 4 and 5
-    assert bold([*one, *runs_of("two", 0.51, 0.64, 0.74), *three]) == []  # by 1, 4 and 4: zero is inside
-    assert bold([record("one", selected=0.5), record("two", selected=0.6)]) == []  # one seed
-    lead = [*runs_of("one", 0.5, 0.5), *runs_of("two", 0.6, 0.6)]
-    assert (bold(lead), bold([*lead, lost(9, done=0, method="two")])) == (["**two**"], [])  # a lost run is no lead
-    apart = [record("two", seed=seed, selected=0.9 + seed / 1000) for seed in (7, 8, 9)]
-    assert bold([*one, *apart]) == []  # other seeds are no pairs
+    one = runs_of("one", 0.5, 0.6, 0.7)
+    three = runs_of("three", 0.1, 0.2, 0.3)
+    sure_two = runs_of("two", 0.53, 0.64, 0.75)  # ahead of one by 3, 4 and 5
+    unsure_two = runs_of("two", 0.51, 0.64, 0.74)  # by 1, 4 and 4: zero is in the interval
+    assert bold([*one, *sure_two, *three]) == ["**two**"]
+    assert bold([*one, *unsure_two, *three]) == []
     lower = replace(find_metric("last"), better="lower")
-    for accuracies, name in (((0.53, 0.64, 0.75), "one"), ((0.51, 0.64, 0.74), None)):  # the same two leads
-        assert best(lower, {"one": one, "two": runs_of("two", *accuracies)}) == name
+    assert best(lower, {"one": one, "two": sure_two}) == "one"
+    assert best(lower, {"one": one, "two": unsure_two}) is None
+
+    # One seed has no interval, other seeds are no pairs, and a lost run is no lead.
+    assert bold([record("one", selected=0.5), record("two", selected=0.6)]) == []
+    of_other_seeds = [record("two", seed=seed, selected=0.9 + seed / 1000) for seed in (7, 8, 9)]
+    assert bold([*one, *of_other_seeds]) == []
+    lead = [*runs_of("one", 0.5, 0.5), *runs_of("two", 0.6, 0.6)]
+    assert bold(lead) == ["**two**"]
+    assert bold([*lead, lost(9, done=0, method="two")]) == []
+
+    # Each data set has its own best.
     on_a = [*runs_of("one", 0.5, 0.5, dataset="a"), *runs_of("two", 0.6, 0.6, dataset="a")]
     on_b = [*runs_of("one", 0.9, 0.9, dataset="b"), *runs_of("two", 0.8, 0.8, dataset="b")]
     assert bold(on_a + on_b) == ["**two**", "**one**"]
@@ -233,13 +287,18 @@ def test_the_best_comparable_row_is_bold_where_the_interval_of_its_lead_leaves_o
 
 
 def test_rows_that_cannot_be_compared_are_not_bold_and_told_apart():
-    others = {"partition": "iid", "rounds": 5, "train_examples": 9, "selection": "last"}
-    for name, value in others.items():
-        other = runs_of("two", 0.6, 0.6, **{name: value})
-        for run in other:
-            run["summary"]["selection"] = value if name == "selection" else "best-validation"
-        text = markdown([*runs_of("one", 0.5, 0.5), *other])
-        assert f"{name.replace('_', ' ')} {value}".removeprefix("partition ") in text
+    of_other_selection = runs_of("two", 0.6, 0.6, selection="last")
+    for run in of_other_selection:
+        run["summary"]["selection"] = "last"
+    others = {
+        "iid": runs_of("two", 0.6, 0.6, partition="iid"),
+        "rounds 5": runs_of("two", 0.6, 0.6, rounds=5),
+        "train examples 9": runs_of("two", 0.6, 0.6, train_examples=9),
+        "selection last": of_other_selection,
+    }
+    for difference, runs in others.items():
+        text = markdown([*runs_of("one", 0.5, 0.5), *runs])
+        assert difference in text
         assert "**" not in text
 
 
@@ -248,12 +307,16 @@ def test_csv_has_one_line_a_run_in_full_precision():
     first, second = csv_lines(runs)
     assert float(first["selected"]) == pytest.approx(100 / 3, rel=1e-15)
     assert first["selected_round"] == "2"
-    assert (second["status"], second["rounds_done"], second["config.rounds"]) == ("interrupted", "2", "4")
-    assert (first["config.mu"], second["config.mu"]) == ("", "0.25")
     assert float(first["validation_accuracy"]) == pytest.approx(100 / 3 + 5)
     assert first["params_sha256"] == "0" * 64
-    few = record(protocol="fedfm:digits", rounds=20, train_examples=100)
-    assert csv_lines([few])[0]["reduced"] == "training images 100 of 1,438"
+    assert first["config.mu"] == ""
+    assert second["config.mu"] == "0.25"
+    assert second["status"] == "interrupted"
+    assert second["rounds_done"] == "2"
+    assert second["config.rounds"] == "4"
+
+    (reduced,) = csv_lines([record(protocol="fedfm:digits", rounds=20, train_examples=100)])
+    assert reduced["reduced"] == "training images 100 of 1,438"
 
 
 def latex(records, metrics=(), **layout):
@@ -261,9 +324,8 @@ def latex(records, metrics=(), **layout):
 
 
 def test_latex_is_booktabs_with_everything_escaped():
-    names = {"label": "my_method <A & 50 % {B}>"}
-    runs = [*runs_of("one", 0.5, 0.52), *(run | names for run in runs_of("two", 0.6, 0.62))]
-    lines = latex(runs).splitlines()
+    labelled = [run | {"label": "my_method <A & 50 % {B}>"} for run in runs_of("two", 0.6, 0.62)]
+    lines = latex([*runs_of("one", 0.5, 0.52), *labelled]).splitlines()
     assert lines[0] == "% All rows: protocol paper:skew, dataset digits, partition dirichlet:0.5."
     assert lines[2] == r"\begin{table}"
     assert lines[5] == r"\label{tab:paper-skew-digits}"
@@ -280,16 +342,20 @@ def test_latex_is_booktabs_with_everything_escaped():
 def test_a_table_for_a_paper_has_the_papers_names_and_says_what_its_rows_share_in_the_caption():
     runs = [*runs_of("fedproto-general", 0.5, 0.52, 0.51), *runs_of("fedfm", 0.6, 0.62, 0.59)]
     text = latex(runs)
-    assert [line.split(" &")[0] for line in text.splitlines()[11:13]] == ["FedProto, generalized", "FedFM"]
+    first, second = text.splitlines()[11:13]
+    assert first.startswith("FedProto, generalized &")
+    assert second.startswith("FedFM &")
     assert "on Digits, Dirichlet 0.5, after 4 rounds: mean $\\pm$ sample standard deviation over seeds 0 to 2." in text
     assert "Accuracy: of the round with the best validation accuracy." in text
     assert "Bold: the best accuracy, where the 95\\,\\% interval of its lead" in text
     assert "diverged" not in text
+
     # What rows do not share stands in columns, and no number of runs goes without saying.
     other = latex([*runs, lost(5, method="fedfm", rounds=9, selection="last")])
     assert "over runs (number of runs). Accuracy" in other
     assert "& 0, 1, 2 & 51.00 $\\pm$ 1.00 (3) &" in other
     assert "Diverged: a loss became infinite" in other
+
     # A headline that is not sure is not bold, and the caption does not speak of bold.
     unsure = latex([*runs_of("fedavg", 0.5, 0.6), *runs_of("fedfm", 0.55, 0.56)])
     assert "textbf" not in unsure
@@ -314,11 +380,15 @@ def test_columns_are_chosen_and_ordered_by_the_names_that_the_table_shows():
     assert chosen(["Lead", "Floats up / down"]) == [tables.LEAD, tables.FLOATS]
     assert chosen("Settings,Model,post") == ["Settings", "Model", "post, %"]  # also those with nothing to say
     assert chosen("at:1/2,Method", ["at:1/2"]) == ["at:1/2, %", "Method"]
-    words = "unknown column in --columns 'Last rund'; did you mean 'Last round'", "there are Method, Settings, Seeds,"
-    refused(lambda: chosen("Method,Last rund"), *words)
     assert latex(runs, columns="Method,Floats up / down").count("12,400 / 12,345") == 2
-    for layout in ({"columns": "Method"}, {"digits": 0}):
-        refused(lambda layout=layout: write_tables(runs, (), "csv", tables.Layout(**layout)), "got --format csv")
+
+    refused(
+        lambda: chosen("Method,Last rund"),
+        "unknown column in --columns 'Last rund'; did you mean 'Last round'",
+        "there are Method, Settings, Seeds,",
+    )
+    refused(lambda: write_tables(runs, (), "csv", tables.Layout(columns="Method")), "got --format csv")
+    refused(lambda: write_tables(runs, (), "csv", tables.Layout(digits=0)), "got --format csv")
     refused(lambda: write_tables(runs, (), "latexx"), "unknown format 'latexx'; did you mean 'latex'")
 
 
@@ -332,12 +402,14 @@ def test_digits_are_of_percent_and_plain_numbers():
 
 
 def test_leads_between_kinds_of_models_are_remarked_on():
+    of_global_model = runs_of("fedavg", 0.5, 0.5)
     personal = [run | {"tested": "personal"} for run in runs_of("two", 0.6, 0.6)]
-    mixed = [*runs_of("fedavg", 0.5, 0.5), *personal]
-    for text in (write_tables(mixed), latex(mixed)):
-        assert tables.ACROSS_MODELS in text
-    apart = [*runs_of("fedavg", 0.5, 0.5, rounds=9), *personal]  # which are not compared
-    for runs in (apart, personal, mixed[:2]):
+    mixed = [*of_global_model, *personal]
+    assert tables.ACROSS_MODELS in write_tables(mixed)
+    assert tables.ACROSS_MODELS in latex(mixed)
+
+    not_compared = [*runs_of("fedavg", 0.5, 0.5, rounds=9), *personal]
+    for runs in (not_compared, personal, of_global_model):
         assert tables.ACROSS_MODELS not in write_tables(runs)
         assert tables.ACROSS_MODELS not in latex(runs)
 
@@ -345,26 +417,31 @@ def test_leads_between_kinds_of_models_are_remarked_on():
 def test_records_are_found_at_any_depth_and_once(tmp_path):
     write(tmp_path / "a" / "deep" / "run", record("one"))
     write(tmp_path / "b", record("two"))
-    found = frame.find_records([tmp_path / "b", tmp_path, tmp_path / "b" / "record.json"])
-    assert [run["method"] for run in found] == ["two", "one"]
-    assert found[0] == {**record("two"), "folder": tmp_path / "b"}
+    first, second = frame.find_records([tmp_path / "b", tmp_path, tmp_path / "b" / "record.json"])
+    assert first == {**record("two"), "folder": tmp_path / "b"}
+    assert second == {**record("one"), "folder": tmp_path / "a" / "deep" / "run"}
 
 
 def test_copies_of_a_run_count_once_and_other_runs_of_a_seed_each():
-    runs = [record(selected=0.5), record(selected=0.5), record(seed=1, selected=0.6), record(selected=0.7)]
-    runs[-1]["summary"]["params_sha256"] = "f" * 64
-    (group,) = tables.group(runs)
+    run = record(selected=0.5)
+    copy = record(selected=0.5)
+    of_other_seed = record(seed=1, selected=0.6)
+    with_other_parameters = record(selected=0.7)
+    with_other_parameters["summary"]["params_sha256"] = "f" * 64
+    (group,) = tables.group([run, copy, of_other_seed, with_other_parameters])
     assert [run["summary"]["selected"] for run in group.records] == [0.5, 0.7, 0.6]
 
 
 def test_labels_stand_for_the_methods_of_their_paths(tmp_path):
-    for name, run in (("a", record(lr=0.1)), ("b", record(lr=0.2)), ("b", record(seed=1, lr=0.2))):
-        write(tmp_path / name / f"seed-{run['seed']}", run)
+    write(tmp_path / "a" / "seed-0", record(lr=0.1))
+    write(tmp_path / "b" / "seed-0", record(lr=0.2))
+    write(tmp_path / "b" / "seed-1", record(seed=1, lr=0.2))
+    folders = [tmp_path / "a", tmp_path / "b"]
 
     def groups(*labels):
-        return {group.label: len(group.records) for group in tables.group(frame.find_records(folders, labels))}
+        records = frame.find_records(folders, labels)
+        return {group.label: len(group.records) for group in tables.group(records)}
 
-    folders = [tmp_path / "a", tmp_path / "b"]
     assert groups("plain", "faster") == {"plain": 1, "faster": 2}
     refused(lambda: groups("plain"), "--label stands once for each path, in order (got 1 for 2")
     write(tmp_path / "b" / "other", record(lr=0.4))
@@ -381,55 +458,74 @@ def test_methods_and_data_sets_are_selected_in_any_case():
     assert tables.select_records(MIXED, ["ONE"]) == MIXED[:2]
     assert tables.select_records(MIXED, ["one", "two"], ["Letters"]) == MIXED[1:3]
     assert tables.select_records(MIXED) == MIXED
-    words = "unknown method among the runs 'on'; did you mean 'one'", "there are one, two"
-    refused(lambda: tables.select_records(MIXED, ["on"]), *words)
+    refused(
+        lambda: tables.select_records(MIXED, ["on"]),
+        "unknown method among the runs 'on'; did you mean 'one'",
+        "there are one, two",
+    )
     refused(lambda: tables.select_records(MIXED[1:3], [], ["digits"]), "unknown data set among the runs 'digits'")
 
 
 def test_commands_select_and_label(tmp_path):
     for number, run in enumerate(MIXED):
         write(tmp_path / str(number), run)
-    file = tmp_path / "y.svg"
-    for command, expected in (
-        (("table", "--dataset", "digits"), "### paper:other, digits"),
-        (("plot", "--dataset", "letters", "--label", "ours", "--out", file), f"{file}\n"),
-        (("plot", "--out", tmp_path / "y.jpgg"), "--out must end in .png, .pdf, .svg or .pgf"),
-        (("plot", "--kind", "tsne", "--method", "one"), "of one data set (got digits, letters); use --dataset"),
-    ):
-        assert expected in invoke(*command, tmp_path).output
-    assert "<!-- ours" in file.read_text()
-    lines = invoke("table", "--format", "csv", "--method", "one", tmp_path).output.splitlines()
+
+    def output(*command):
+        return invoke(*command, tmp_path).output
+
+    assert "### paper:other, digits" in output("table", "--dataset", "digits")
+    lines = output("table", "--format", "csv", "--method", "one").splitlines()
     assert len(lines) == 3  # one file for all
-    assert tables.sheets(MIXED[:1])[0].title == ""
+
+    file = tmp_path / "y.svg"
+    assert f"{file}\n" in output("plot", "--dataset", "letters", "--label", "ours", "--out", file)
+    assert "<!-- ours" in file.read_text()
+    assert "--out must end in .png, .pdf, .svg or .pgf" in output("plot", "--out", tmp_path / "y.jpgg")
+    refusal = "of one data set (got digits, letters); use --dataset"
+    assert refusal in output("plot", "--kind", "tsne", "--method", "one")
+
+    (sheet,) = tables.sheets(MIXED[:1])
+    assert sheet.title == ""
 
 
 def test_mixed_runs_have_a_panel_for_each_board_in_which_a_method_keeps_its_look():
     runs = [*MIXED, record("one", seed=1), lost(2, method="two", dataset="letters")]
     figure = line_charts.learning_curves(runs)
-    titles = ["Digits, Dirichlet 0.5 (paper:skew)", "Letters, Dirichlet 0.5 (paper:skew)"]
-    assert [axes.get_title() for axes in figure.axes] == [*titles, "Digits, Dirichlet 0.5 (paper:other)"]
-    looks = {}
+    of_skew, of_letters, of_other = figure.axes
+    assert of_skew.get_title() == "Digits, Dirichlet 0.5 (paper:skew)"
+    assert of_letters.get_title() == "Letters, Dirichlet 0.5 (paper:skew)"
+    assert of_other.get_title() == "Digits, Dirichlet 0.5 (paper:other)"
+
+    colours = {}
     for axes in figure.axes:
         for line in axes.get_legend().get_lines():
-            looks.setdefault(line.get_label().partition(" (")[0].partition(",")[0], set()).add(line.get_color())
-    assert [len(own) for own in looks.values()] == [1] * len(looks)
-    (cross,) = [line for axes in figure.axes for line in axes.lines if line.get_gid() == "diverged"]
-    assert cross.axes is figure.axes[1]
+            method, *_ = re.split(r" \(|,", line.get_label())
+            colours.setdefault(method, set()).add(line.get_color())
+    assert all(len(of_method) == 1 for of_method in colours.values())
+
+    def crosses(axes):
+        return [line for line in axes.lines if line.get_gid() == "diverged"]
+
+    assert [len(crosses(axes)) for axes in figure.axes] == [0, 1, 0]
+
     left_out = line_charts.learning_curves([*runs, record("three") | {"cost": None}], "floats")
     assert left_out.get_suptitle() == "left out, without values: 1"
 
 
 def test_which_model_is_tested_stands_in_a_column_only_where_runs_are_of_different_kinds():
-    kept, gone = record("fedavg", 0), record("a-method-that-is-gone", 0)
-    assert "Model" not in tables.sheet([kept, gone]).columns
-    assert "Model" in tables.sheet([kept, gone, record("fedprox", 0) | {"tested": "personal"}]).columns
+    of_global_model = [record("fedavg", 0), record("a-method-that-is-gone", 0)]
+    personal = record("fedprox", 0) | {"tested": "personal"}
+    assert "Model" not in tables.sheet(of_global_model).columns
+    assert "Model" in tables.sheet([*of_global_model, personal]).columns
 
 
 def test_the_last_round_has_no_second_column_where_it_is_the_selected_one():
     def columns(*selections):
-        runs = [record("fedavg", seed) for seed in range(len(selections))]
-        for run, selection in zip(runs, selections, strict=True):
+        runs = []
+        for seed, selection in enumerate(selections):
+            run = record("fedavg", seed)
             run["summary"]["selection"] = selection
+            runs.append(run)
         return tables.sheet(runs).columns
 
     assert "Last round, %" not in columns("last", "last")
@@ -438,14 +534,16 @@ def test_the_last_round_has_no_second_column_where_it_is_the_selected_one():
 
 def test_a_lead_is_over_the_best_other_paired_by_seed():
     runs = [*runs_of("one", 0.5, 0.6), *runs_of("two", 0.4, 0.55), *runs_of("three", 0.1, 0.2)]
-    shown = tables.sheet(runs, leads=True)
-    lead = list(shown.columns).index(tables.LEAD)
-    texts = {line[0]: line[lead] for line in shown.lines}
-    half = 12.7062 * 3.53553 / 2**0.5  # Student's t with one degree of freedom; the differences are 10 and 5
-    assert texts["one"] == f"+7.50 [{7.5 - half:+.2f}, {7.5 + half:+.2f}] (2)"
-    assert texts["two"].startswith("-7.50 [")
-    assert texts["three"].startswith("-40.00 [")  # behind the first, not the second
+    with_leads = tables.sheet(runs, leads=True)
+    rows = [dict(zip(with_leads.columns, line, strict=True)) for line in with_leads.lines]
+    lead_of = {row["Method"]: row[tables.LEAD] for row in rows}
+    half_width = 12.7062 * 3.53553 / 2**0.5  # Student's t with one degree of freedom; the differences are 10 and 5
+    assert lead_of["one"] == f"+7.50 [{7.5 - half_width:+.2f}, {7.5 + half_width:+.2f}] (2)"
+    assert lead_of["two"].startswith("-7.50 [")
+    assert lead_of["three"].startswith("-40.00 [")  # behind the first, not the second
+    assert tables.LEADS in with_leads.notes
+
+    without_leads = tables.sheet(runs)
+    assert tables.LEAD not in without_leads.columns
+    assert tables.LEADS not in without_leads.notes
     assert tables.LEAD not in tables.sheet(runs_of("one", 0.5, 0.6), leads=True).columns
-    assert tables.LEAD not in tables.sheet(runs).columns
-    assert tables.LEADS in shown.notes
-    assert tables.LEADS not in tables.sheet(runs).notes
