@@ -266,7 +266,7 @@ def fused_sgd(
     params, grads, momenta, *, weight_decay, momentum, lr, dampening, nesterov, maximize, is_first_step,
     grad_scale=None, found_inf=None,
 ) -> None:  # fmt: skip
-    """The fused SGD of CUDA by the formulas of `fedcli.core.clients.sgd`, so that it rounds as these do."""
+    """The fused SGD of CUDA by the formulas of `fedcli.core.optimizers.sgd`, so that it rounds as these do."""
     lists = [params, grads, *([momenta] if momentum else [])]
     for column in zip(*lists, strict=True):
         if len({tensor.stride() for tensor in column}) > 1 or not all(map(is_dense, column)):

@@ -175,7 +175,7 @@ OPTIMIZERS = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW, "sgd": torch
 
 
 class PlainUpdate:
-    """One update of one client by torch.optim, in the place of `fedcli.core.clients.optimizer_step`."""
+    """One update of one client by torch.optim, in the place of `Federation.optimizer_step`."""
 
     def __init__(self, networks, loss, kind, lr, momentum, weight_decay, names, key, clip_norm):
         self.networks = networks

@@ -590,6 +590,12 @@ def test_on_a_cuda_device_steps_are_graphs_and_agree_with_the_cpu(case, chunk):
 class Options:
     weight: float
 
+    def scaled(self, x):
+        return self.weight * x
+
+    def shifted(self, x):
+        return self.weight + x
+
 
 def make_loss(network, weight=0.5, constants=(1, {"a": None}), start=1, captured=None):
     """An objective that is closed over what it is given, and has it in its defaults and as a bound argument."""
@@ -630,6 +636,13 @@ def test_a_function_made_again_from_equal_parts_is_the_same():
     letters = graph_key(frozenset("ab"))
     assert letters == graph_key(frozenset("ba"))
     assert letters != graph_key(frozenset("a"))
+
+
+def test_a_method_of_equal_objects_is_the_same():
+    key = graph_key(Options(0.5).scaled)
+    assert key == graph_key(Options(0.5).scaled)
+    assert key != graph_key(Options(0.6).scaled)
+    assert key != graph_key(Options(0.5).shifted)
 
 
 @pytest.mark.parametrize("captured", [torch.zeros(1), object(), partial(print), {"a": torch.zeros(1)}])

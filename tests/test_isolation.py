@@ -34,7 +34,7 @@ CHANGES = {
     "fedcli.data.datasets.Dataset.num_classes": (
         "from fedcli.data.datasets import Dataset as D; D.num_classes = property(len)"
     ),
-    "fedcli.core.clients.BETA_1": "import fedcli.core.clients as c; c.BETA_1 = 0.5",
+    "fedcli.core.optimizers.BETA_1": "import fedcli.core.optimizers as c; c.BETA_1 = 0.5",
     "fedcli.core.backbones.BACKBONES['cnn-small']": (
         "from fedcli.core.backbones import BACKBONES as b; b['cnn-small'] = b['vit-tiny']"
     ),

@@ -1,13 +1,12 @@
-"""One client's local work as pure functions: its network, its objective, its step."""
+"""One client's local work as pure functions: its network, its objective and gradient, its step."""
 
 import copy
 import math
 import threading
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from contextlib import nullcontext
 from contextvars import ContextVar
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, NamedTuple, cast
 
 import torch
@@ -17,15 +16,10 @@ from torch.overrides import TorchFunctionMode
 
 from fedcli.core.aggregate import cross_entropy
 from fedcli.core.batches import Batch
-from fedcli.core.trees import Flat, Tree, pack, tree_map, unpack
+from fedcli.core.trees import Tree, pack, tree_map, unpack
 
 Params = dict[str, Tensor]  # by name
 Terms = dict[str, Tensor]  # of an objective by name, as they enter the record
-
-# Of Adam, as PyTorch has them.
-BETA_1 = 0.9
-BETA_2 = 0.999
-EPSILON = 1e-8
 
 # The term in which a step tells the value that it minimises, so that one that is not finite is seen at the end of the
 # round, on every device, without waiting in each step.
@@ -40,7 +34,7 @@ class Client(NamedTuple):
 
     params: Params
     buffers: Params
-    optimizer: dict[str, Tree]  # state of the optimizers by `key`, see `optimizer_step`; empty before the first step
+    optimizer: dict[str, Tree]  # state of the optimizers by `key`, see `OptimizerUpdate`; empty before the first step
     memory: Tree = ()  # what a method gathers while training; () where it gathers nothing
 
 
@@ -227,188 +221,6 @@ def gradient(objective: Callable[[Params], tuple[Tensor, Aux]], params: Params) 
             value, aux = objective(leaves)
         grads = torch.autograd.grad(value, list(leaves.values()), allow_unused=True, materialize_grads=True)
     return dict(zip(leaves, grads, strict=True)), unpack(tree_map(Tensor.detach, pack(aux, aux)), aux)
-
-
-def sgd(
-    params: Params, grads: Params, state: Tree, lr: Tensor, momentum: float, weight_decay: float, in_place: bool = False
-) -> tuple[Params, Tree]:
-    """Updates by stochastic gradient descent, as `torch.optim.SGD` defines it (no dampening, no Nesterov).
-
-    `state` holds momentum buffers, or is () where momentum is 0. In place, results are written over `params` and
-    `state`, which halves memory traffic. Returns the new parameters and the new optimizer state.
-    """
-    new = {}
-    velocity = {}
-    for name, value in params.items():
-        g = grads[name]
-        if weight_decay:
-            g = torch.add(g, value, alpha=weight_decay)
-        if momentum:
-            g = torch.add(g, state[name], alpha=momentum, out=state[name] if in_place else None)
-            velocity[name] = g
-        new[name] = torch.addcmul(value, g, lr, value=-1, out=value if in_place else None)
-    return new, velocity if momentum else ()
-
-
-def fused_sgd(
-    params: Params, grads: Params, state: Tree, lr: Tensor, momentum: float, weight_decay: float, idle: Tensor
-) -> None:
-    """Updates as `sgd` in place, by one operation of the device, which reads and writes every value once.
-
-    A client stays as it is where `idle` is 1. All numbers are float32, as the operation reads `lr` and `idle`.
-    """
-    tensors = [*params.values(), *(grads[name] for name in params)]
-    if momentum:
-        tensors += [state[name] for name in params]
-    _FusedSgd.apply(momentum, weight_decay, lr, idle, *tensors)
-
-
-class _FusedSgd(torch.autograd.Function):
-    """The operation, with a rule for clients that are stacked: it is done for each, whose tensors are dense."""
-
-    @staticmethod
-    def forward(momentum: float, weight_decay: float, lr: Tensor, idle: Tensor, *tensors: Tensor) -> Tensor:
-        count = len(tensors) // (3 if momentum else 2)
-        params = tensors[:count]
-        grads = tensors[count : 2 * count]
-        momenta = tensors[2 * count :]
-        torch._fused_sgd_(
-            list(params), [grad.contiguous() for grad in grads], list(momenta), weight_decay=weight_decay,
-            momentum=momentum, lr=lr, dampening=0.0, nesterov=False, maximize=False, is_first_step=False,
-            found_inf=idle,
-        )  # fmt: skip
-        return lr.new_empty(())  # a Function returns a tensor
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple, output: Tensor) -> None:
-        """Keeps nothing, as nobody asks for a gradient."""
-
-    @staticmethod
-    def vmap(info: Any, in_dims: tuple, momentum: float, weight_decay: float, *tensors: Tensor) -> tuple[Tensor, None]:
-        axes = in_dims[2:]
-        for k in range(info.batch_size):
-            of_client = [
-                tensor if axis is None else tensor.select(axis, k) for tensor, axis in zip(tensors, axes, strict=True)
-            ]
-            result = _FusedSgd.forward(momentum, weight_decay, *of_client)
-        return result, None
-
-
-def adam(params: Params, grads: Params, state: Tree, lr: Tensor, weight_decay: float = 0.0) -> tuple[Params, Tree]:
-    """Updates as `sgd`, by Adam as `torch.optim.Adam` defines it, with its defaults.
-
-    `state` is `(steps taken, first moments, second moments)`.
-    """
-    count, first, second = state
-    count = count + 1
-    if weight_decay:
-        grads = tree_map(lambda g, value: g + weight_decay * value, grads, params)
-    first = tree_map(lambda m, g: BETA_1 * m + (1 - BETA_1) * g, first, grads)
-    second = tree_map(lambda v, g: BETA_2 * v + (1 - BETA_2) * g * g, second, grads)
-    rate = lr / (1 - BETA_1**count)
-    correction = 1 - BETA_2**count
-    new = tree_map(lambda x, m, v: x - rate * m / ((v / correction).sqrt() + EPSILON), params, first, second)
-    return new, (count, first, second)
-
-
-def adamw(params: Params, grads: Params, state: Tree, lr: Tensor, weight_decay: float = 0.0) -> tuple[Params, Tree]:
-    """Updates as `adam`, with the weight decay apart from the gradient, as `torch.optim.AdamW` defines it."""
-    shrunk = tree_map(lambda value: value * (1 - lr * weight_decay), params) if weight_decay else params
-    return adam(shrunk, grads, state, lr)
-
-
-def clip(grads: Params, max_norm: float) -> Params:
-    """Shortens gradients to the norm `max_norm`, of all together, if longer, as `torch.nn.utils.clip_grad_norm_`."""
-    norm = torch.linalg.vector_norm(torch.stack([torch.linalg.vector_norm(g) for g in grads.values()]))
-    scale = (max_norm / (norm + 1e-6)).clamp(max=1.0)
-    return tree_map(lambda g: g * scale, grads)
-
-
-def optimizer_step(  # noqa: PLR0913  # those of `Federation.optimizer_step`, which a method file writes
-    loss: LocalLoss, optimizer: str, lr: float | None, momentum: float, weight_decay: float,
-    names: Collection[str] | None, key: str, clip_norm: float,
-) -> Step:  # fmt: skip
-    """Makes a local step of an optimizer on the objective of one client, see `Federation.optimizer_step`."""
-    optimizers: dict[str, Callable[..., tuple[Params, Tree]]] = {
-        "sgd": partial(sgd, momentum=momentum), "adam": adam, "adamw": adamw,
-    }  # fmt: skip
-    apply = optimizers[optimizer]
-
-    def clipped_gradient(
-        whole: Callable[[Params], Params], some: Params, client: Client, batch: Batch, context: Any
-    ) -> tuple[Params, Aux]:
-        """Returns the gradient by `some` parameters, of which `whole` makes all; the terms have the objective."""
-        grads, aux = gradient(_told(loss, whole, client.buffers, batch, context), some)
-        return clip(grads, clip_norm) if clip_norm else grads, aux
-
-    def rate_of(batch: Batch) -> Tensor:
-        return batch.lr if lr is None else torch.full_like(batch.lr, lr)
-
-    def update_fused(client: Client, batch: Batch, context: Any, idle: Tensor) -> tuple[Client, Aux]:
-        some = dict(_chosen(client.params, names))
-        whole = partial(_completed, client.params, names)
-        grads, aux = clipped_gradient(whole, some, client, batch, context)
-        fused_sgd(some, grads, client.optimizer[key], rate_of(batch), momentum, weight_decay, idle)
-        return client._replace(buffers=aux.buffers), aux
-
-    def update_in_place(client: Client, batch: Batch, context: Any) -> tuple[Client, Aux]:
-        if batch.idle is None:
-            return update(client, batch, context, in_place=True)
-        if all(value.dtype == torch.float32 for value in (batch.lr, *client.params.values())):
-            return update_fused(client, batch, context, batch.idle)
-        return update(client, batch, context)
-
-    def update(client: Client, batch: Batch, context: Any, **how: bool) -> tuple[Client, Aux]:
-        some = _chosen(client.params, names)
-        state = client.optimizer[key]
-        like = (some, state) if isinstance(some, Flat) else (None, None)  # what is packed
-        packed, state = pack((some, state), like)
-
-        def whole(packed: Params) -> Params:
-            return _completed(client.params, names, unpack(packed, like[0]))
-
-        grads, aux = clipped_gradient(whole, packed, client, batch, context)
-        packed, state = apply(packed, grads, state, rate_of(batch), weight_decay=weight_decay, **how)
-        states = {**client.optimizer, key: unpack(state, like[1])}
-        return client._replace(params=whole(packed), buffers=aux.buffers, optimizer=states), aux
-
-    def init(params: Params) -> dict[str, Tree]:
-        return {key: _first_state(optimizer, params, names, momentum)}
-
-    return Step(update, init, update_in_place if optimizer == "sgd" else None)
-
-
-def _chosen(params: Params, names: Collection[str] | None) -> Params:
-    """Returns the parameters of these names; all where None."""
-    return params if names is None else {name: value for name, value in params.items() if name in names}
-
-
-def _completed(params: Params, names: Collection[str] | None, some: Params) -> Params:
-    """Returns the parameters with those of these names, all where None, replaced by `some`."""
-    return some if names is None else {**params, **some}
-
-
-def _told(
-    loss: LocalLoss, whole: Callable[[Params], Params], buffers: Params, batch: Batch, context: Any
-) -> Callable[[Params], tuple[Tensor, Aux]]:
-    """Makes an objective one of some parameters, of which `whole` makes all, that tells its value among the terms."""
-
-    def objective(some: Params) -> tuple[Tensor, Aux]:
-        value, aux = loss(whole(some), buffers, batch, context)
-        return value, aux._replace(terms={**aux.terms, OBJECTIVE: value})
-
-    return objective
-
-
-def _first_state(optimizer: str, params: Params, names: Collection[str] | None, momentum: float) -> Tree:
-    """Returns the state of an optimizer of the parameters of these names before its first step."""
-    if optimizer == "sgd" and not momentum:
-        return ()
-    first = tree_map(torch.zeros_like, _chosen(params, names))
-    if optimizer == "sgd":
-        return first
-    count = next(iter(params.values())).new_zeros(())
-    return count, first, tree_map(torch.clone, first)
 
 
 def keyed(update: Update) -> Update:

@@ -26,12 +26,12 @@ from fedcli.core.clients import (
     Step,
     Terms,
     fault_together,
-    optimizer_step,
     refuse_reading,
 )
 from fedcli.core.engine import Engine, parse_chunking
 from fedcli.core.graphs import CudaGraphs
 from fedcli.core.layers import by_places, set_to, use_live_taps
+from fedcli.core.optimizers import OptimizerUpdate
 from fedcli.core.output_cache import OutputCache
 from fedcli.core.partition import count_classes
 from fedcli.core.parts import divide
@@ -402,9 +402,17 @@ class Federation:
             key: Name of its state in `Client.optimizer`; two updates of one step need two names.
             clip_norm: Norm to which longer gradients are shortened, before the weight decay; 0 for none.
         """
-        momentum = self.momentum if momentum is None else momentum
-        weight_decay = self.config.weight_decay if weight_decay is None else weight_decay
-        return optimizer_step(loss, optimizer or self.optimizer, lr, momentum, weight_decay, names, key, clip_norm)
+        update = OptimizerUpdate(
+            loss=loss,
+            optimizer=optimizer or self.optimizer,
+            lr=lr,
+            momentum=self.momentum if momentum is None else momentum,
+            weight_decay=self.config.weight_decay if weight_decay is None else weight_decay,
+            names=names,
+            key=key,
+            clip_norm=clip_norm,
+        )
+        return update.as_step()
 
     def plan(self, cohort: Cohort, epochs: range | None = None) -> BatchPlan:
         """Draws the batches of the cohort in this round, for all local epochs or some of them."""

@@ -10,7 +10,7 @@ import gc
 from collections import Counter
 from collections.abc import Callable, Hashable, Sequence
 from functools import partial
-from types import FunctionType
+from types import FunctionType, MethodType
 from typing import Any, NamedTuple
 
 import torch
@@ -124,8 +124,9 @@ class Unrepeatable(Exception):
 def graph_key(thing: Any, shapes: bool = False) -> Hashable:
     """Returns what is equal for two things that make a step do the same.
 
-    A function is its code and what it is closed over, as a method makes its objective anew in every round. Numbers and
-    text count by value, dataclasses by their fields, networks by identity, and tensors, if `shapes`, by shape and type.
+    A function is its code and what it is closed over, as a method makes its objective anew in every round; a bound
+    method its code and its object. Numbers and text count by value, dataclasses by their fields, networks by identity,
+    and tensors, if `shapes`, by shape and type.
 
     Raises:
         Unrepeatable: For anything else. A tensor, above all, may be another one the next time.
@@ -140,6 +141,8 @@ def graph_key(thing: Any, shapes: bool = False) -> Hashable:
     if isinstance(thing, FunctionType):
         closed = (cell.cell_contents for cell in thing.__closure__ or ())
         return (thing.__code__, graph_key((*closed, thing.__defaults__, thing.__kwdefaults__)))
+    if isinstance(thing, MethodType):
+        return (thing.__func__.__code__, graph_key(thing.__self__))
     if isinstance(thing, partial):
         return (partial, graph_key((thing.func, thing.args, thing.keywords)))
     if isinstance(thing, tuple | list):

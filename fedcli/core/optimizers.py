@@ -1,0 +1,219 @@
+"""Optimizers as pure functions of a client's parameters, and the local step that takes one."""
+
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fedcli.core.batches import Batch
+from fedcli.core.clients import OBJECTIVE, Aux, Client, LocalLoss, Params, Step, gradient
+from fedcli.core.trees import Flat, Tree, pack, tree_map, unpack
+
+# Of Adam, as PyTorch has them.
+BETA_1 = 0.9
+BETA_2 = 0.999
+EPSILON = 1e-8
+
+
+def sgd(
+    params: Params, grads: Params, state: Tree, lr: Tensor, momentum: float, weight_decay: float, in_place: bool = False
+) -> tuple[Params, Tree]:
+    """Updates by stochastic gradient descent, as `torch.optim.SGD` defines it (no dampening, no Nesterov).
+
+    `state` holds momentum buffers, or is () where momentum is 0. In place, results are written over `params` and
+    `state`, which halves memory traffic. Returns the new parameters and the new optimizer state.
+    """
+    new = {}
+    velocity = {}
+    for name, value in params.items():
+        g = grads[name]
+        if weight_decay:
+            g = torch.add(g, value, alpha=weight_decay)
+        if momentum:
+            g = torch.add(g, state[name], alpha=momentum, out=state[name] if in_place else None)
+            velocity[name] = g
+        new[name] = torch.addcmul(value, g, lr, value=-1, out=value if in_place else None)
+    return new, velocity if momentum else ()
+
+
+def fused_sgd(
+    params: Params, grads: Params, state: Tree, lr: Tensor, momentum: float, weight_decay: float, idle: Tensor
+) -> None:
+    """Updates as `sgd` in place, by one operation of the device, which reads and writes every value once.
+
+    A client stays as it is where `idle` is 1. All numbers are float32, as the operation reads `lr` and `idle`.
+    """
+    tensors = [*params.values(), *(grads[name] for name in params)]
+    if momentum:
+        tensors += [state[name] for name in params]
+    _FusedSgd.apply(momentum, weight_decay, lr, idle, *tensors)
+
+
+class _FusedSgd(torch.autograd.Function):
+    """The operation, with a rule for clients that are stacked: it is done for each, whose tensors are dense."""
+
+    @staticmethod
+    def forward(momentum: float, weight_decay: float, lr: Tensor, idle: Tensor, *tensors: Tensor) -> Tensor:
+        count = len(tensors) // (3 if momentum else 2)
+        params = tensors[:count]
+        grads = tensors[count : 2 * count]
+        momenta = tensors[2 * count :]
+        torch._fused_sgd_(
+            list(params), [grad.contiguous() for grad in grads], list(momenta), weight_decay=weight_decay,
+            momentum=momentum, lr=lr, dampening=0.0, nesterov=False, maximize=False, is_first_step=False,
+            found_inf=idle,
+        )  # fmt: skip
+        return lr.new_empty(())  # a Function returns a tensor
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple, output: Tensor) -> None:
+        """Keeps nothing, as nobody asks for a gradient."""
+
+    @staticmethod
+    def vmap(info: Any, in_dims: tuple, momentum: float, weight_decay: float, *tensors: Tensor) -> tuple[Tensor, None]:
+        axes = in_dims[2:]
+        for k in range(info.batch_size):
+            of_client = [
+                tensor if axis is None else tensor.select(axis, k) for tensor, axis in zip(tensors, axes, strict=True)
+            ]
+            result = _FusedSgd.forward(momentum, weight_decay, *of_client)
+        return result, None
+
+
+def adam(params: Params, grads: Params, state: Tree, lr: Tensor, weight_decay: float = 0.0) -> tuple[Params, Tree]:
+    """Updates as `sgd`, by Adam as `torch.optim.Adam` defines it, with its defaults.
+
+    `state` is `(steps taken, first moments, second moments)`.
+    """
+    count, first, second = state
+    count = count + 1
+    if weight_decay:
+        grads = tree_map(lambda g, value: g + weight_decay * value, grads, params)
+    first = tree_map(lambda m, g: BETA_1 * m + (1 - BETA_1) * g, first, grads)
+    second = tree_map(lambda v, g: BETA_2 * v + (1 - BETA_2) * g * g, second, grads)
+    rate = lr / (1 - BETA_1**count)
+    correction = 1 - BETA_2**count
+    new = tree_map(lambda x, m, v: x - rate * m / ((v / correction).sqrt() + EPSILON), params, first, second)
+    return new, (count, first, second)
+
+
+def adamw(params: Params, grads: Params, state: Tree, lr: Tensor, weight_decay: float = 0.0) -> tuple[Params, Tree]:
+    """Updates as `adam`, with the weight decay apart from the gradient, as `torch.optim.AdamW` defines it."""
+    shrunk = tree_map(lambda value: value * (1 - lr * weight_decay), params) if weight_decay else params
+    return adam(shrunk, grads, state, lr)
+
+
+def clip(grads: Params, max_norm: float) -> Params:
+    """Shortens gradients to the norm `max_norm`, of all together, if longer, as `torch.nn.utils.clip_grad_norm_`."""
+    norm = torch.linalg.vector_norm(torch.stack([torch.linalg.vector_norm(g) for g in grads.values()]))
+    scale = (max_norm / (norm + 1e-6)).clamp(max=1.0)
+    return tree_map(lambda g: g * scale, grads)
+
+
+@dataclass(frozen=True)
+class OptimizerUpdate:
+    """An update of a client by the gradient of its objective; for the fields see `Federation.optimizer_step`."""
+
+    loss: LocalLoss
+    optimizer: str
+    lr: float | None  # the round's where None
+    momentum: float
+    weight_decay: float
+    names: Collection[str] | None
+    key: str
+    clip_norm: float
+
+    def as_step(self) -> Step:
+        """Returns the local step that is this update alone."""
+        in_place = self._update_in_place if self.optimizer == "sgd" else None
+        return Step(self._update, self._first_states, in_place)
+
+    def _update(self, client: Client, batch: Batch, context: Any, in_place: bool = False) -> tuple[Client, Aux]:
+        """Updates the parameters that move; as one tensor where they are views of one, and so is their state."""
+        moving = self._moving(client.params)
+        state = client.optimizer[self.key]
+        is_flat = isinstance(moving, Flat)
+        like_params = moving if is_flat else None
+        like_state = state if is_flat else None
+
+        def all_params(packed: Params) -> Params:
+            return self._completed(client.params, unpack(packed, like_params))
+
+        packed = pack(moving, like_params)
+        packed_state = pack(state, like_state)
+        grads, aux = self._gradient(client, batch, context, packed, all_params)
+        packed, packed_state = self._optimize(packed, grads, packed_state, self._rate(batch), in_place)
+        states = {**client.optimizer, self.key: unpack(packed_state, like_state)}
+        return client._replace(params=all_params(packed), buffers=aux.buffers, optimizer=states), aux
+
+    def _update_in_place(self, client: Client, batch: Batch, context: Any) -> tuple[Client, Aux]:
+        """Updates by SGD, over the client's own tensors where nobody is idle or one operation skips those who are."""
+        if batch.idle is None:
+            return self._update(client, batch, context, in_place=True)
+        if all(value.dtype == torch.float32 for value in (batch.lr, *client.params.values())):
+            return self._update_fused(client, batch, context, batch.idle)
+        return self._update(client, batch, context)
+
+    def _update_fused(self, client: Client, batch: Batch, context: Any, idle: Tensor) -> tuple[Client, Aux]:
+        """Updates by `fused_sgd`, tensor by tensor."""
+
+        def all_params(moving: Params) -> Params:
+            return self._completed(client.params, moving)
+
+        moving = dict(self._moving(client.params))
+        grads, aux = self._gradient(client, batch, context, moving, all_params)
+        momenta = client.optimizer[self.key]
+        fused_sgd(moving, grads, momenta, self._rate(batch), self.momentum, self.weight_decay, idle)
+        return client._replace(buffers=aux.buffers), aux
+
+    def _gradient(
+        self, client: Client, batch: Batch, context: Any, moving: Params, all_params: Callable[[Params], Params]
+    ) -> tuple[Params, Aux]:
+        """Returns the gradient of the objective by the parameters that move, and what else the objective gives.
+
+        `all_params` makes all of the client's parameters of these. The objective's value is among the terms.
+        """
+
+        def objective(moving: Params) -> tuple[Tensor, Aux]:
+            value, aux = self.loss(all_params(moving), client.buffers, batch, context)
+            return value, aux._replace(terms={**aux.terms, OBJECTIVE: value})
+
+        grads, aux = gradient(objective, moving)
+        if self.clip_norm:
+            grads = clip(grads, self.clip_norm)
+        return grads, aux
+
+    def _optimize(self, params: Params, grads: Params, state: Tree, lr: Tensor, in_place: bool) -> tuple[Params, Tree]:
+        """Returns the new parameters and the new state of the optimizer."""
+        if self.optimizer == "sgd":
+            return sgd(params, grads, state, lr, self.momentum, self.weight_decay, in_place)
+        rule = adamw if self.optimizer == "adamw" else adam
+        return rule(params, grads, state, lr, self.weight_decay)
+
+    def _rate(self, batch: Batch) -> Tensor:
+        return batch.lr if self.lr is None else torch.full_like(batch.lr, self.lr)
+
+    def _moving(self, params: Params) -> Params:
+        """Returns the parameters that move."""
+        if self.names is None:
+            return params
+        return {name: value for name, value in params.items() if name in self.names}
+
+    def _completed(self, params: Params, moving: Params) -> Params:
+        """Returns all parameters, those that move as `moving` has them."""
+        return moving if self.names is None else {**params, **moving}
+
+    def _first_states(self, params: Params) -> dict[str, Tree]:
+        """Returns the optimizer's state before the first step, by its key."""
+        return {self.key: self._first_state(params)}
+
+    def _first_state(self, params: Params) -> Tree:
+        if self.optimizer == "sgd" and not self.momentum:
+            return ()
+        zeros = tree_map(torch.zeros_like, self._moving(params))
+        if self.optimizer == "sgd":
+            return zeros
+        count = next(iter(params.values())).new_zeros(())
+        return count, zeros, tree_map(torch.clone, zeros)
