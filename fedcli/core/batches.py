@@ -63,27 +63,65 @@ def plan_batches(  # noqa: PLR0913  # all that a batch depends on, of which noth
     `parts` are each client's positions in the training set, `epochs` the local epochs to draw. If `drop_last`, an
     epoch's last batch is left out where it is not full. An image's augmentation needs `num_draws`, 0 without one.
     """
-    counts = [len(part) // batch_size if drop_last else math.ceil(len(part) / batch_size) for part in parts]
-    num_clients = len(parts)
+    num_full = [len(part) // batch_size for part in parts]
+    num_all = [math.ceil(len(part) / batch_size) for part in parts]
+    counts = num_full if drop_last else num_all  # of batches in an epoch, by client
     steps = max(counts, default=0) * len(epochs)
     width = min(batch_size, max(4096, *map(len, parts)))  # very large batches are padded to the largest client's data
-    index = np.zeros((steps, num_clients, width), np.int64)
-    size = np.zeros((steps, num_clients), np.int64)
-    epoch_end = np.zeros((steps, num_clients), bool)
-    draws = np.zeros((steps, num_clients, width, num_draws), np.float32) if num_draws else None
-    keys = np.zeros((steps, num_clients), np.int64)
+    plan = _without_batches(steps, len(parts), width, num_draws)
+    plan.num_batches[:] = counts
     for k, (part, client, count) in enumerate(zip(parts, client_ids, counts, strict=True)):
-        used = min(len(part), count * batch_size)
-        for e, epoch in enumerate(epochs):
-            rows = slice(e * count, (e + 1) * count)
-            order = generator(seed, round, client, "order", epoch).permutation(len(part))[:used]
-            index[rows, k] = np.pad(part[order], (0, count * width - used)).reshape(count, width)
-            size[rows, k] = np.clip(used - batch_size * np.arange(count), 0, batch_size)
-            epoch_end[rows.stop - 1 : rows.stop, k] = count > 0
-            keys[rows, k] = generator(seed, round, client, "dropout", epoch).integers(2**63, size=count)
-            if draws is not None:
-                draws[rows, k] = generator(seed, round, client, "augment", epoch).random((count, width, num_draws))
-    return BatchPlan(index, size, epoch_end, np.tile(counts, (steps, 1)), draws, keys)
+        for number, epoch in enumerate(epochs):
+            drawn = _draw_epoch(part, count, batch_size, width, num_draws, (seed, round, client), epoch)
+            rows = slice(number * count, (number + 1) * count)
+            plan.index[rows, k] = drawn.index
+            plan.size[rows, k] = drawn.size
+            plan.epoch_end[rows, k] = drawn.epoch_end
+            plan.keys[rows, k] = drawn.keys
+            if plan.draws is not None:
+                plan.draws[rows, k] = drawn.draws
+    return plan
+
+
+def _without_batches(steps: int, num_clients: int, width: int, num_draws: int) -> BatchPlan:
+    """Makes a plan in which all clients have run out of data."""
+    shape = (steps, num_clients)
+    return BatchPlan(
+        index=np.zeros((*shape, width), np.int64),
+        size=np.zeros(shape, np.int64),
+        epoch_end=np.zeros(shape, bool),
+        num_batches=np.zeros(shape, np.int64),
+        draws=np.zeros((*shape, width, num_draws), np.float32) if num_draws else None,
+        keys=np.zeros(shape, np.int64),
+    )
+
+
+@dataclass(frozen=True)
+class _Epoch:
+    """The batches of a client in one epoch, `[batches, ...]`; for the fields see `BatchPlan`."""
+
+    index: np.ndarray
+    size: np.ndarray
+    epoch_end: np.ndarray
+    draws: np.ndarray
+    keys: np.ndarray
+
+
+def _draw_epoch(
+    part: np.ndarray, count: int, batch_size: int, width: int, num_draws: int, key: tuple[int, int, int], epoch: int
+) -> _Epoch:
+    """Draws `count` batches of a client, padded to `width`; the `key` is seed, round and client."""
+    used = min(len(part), count * batch_size)
+    order = generator(*key, "order", epoch).permutation(len(part))[:used]
+    padded = np.pad(part[order], (0, count * width - used))
+    numbers = np.arange(count)
+    return _Epoch(
+        index=padded.reshape(count, width),
+        size=np.clip(used - batch_size * numbers, 0, batch_size),
+        epoch_end=numbers == count - 1,
+        draws=generator(*key, "augment", epoch).random((count, width, num_draws)),
+        keys=generator(*key, "dropout", epoch).integers(2**63, size=count),
+    )
 
 
 @dataclass(frozen=True)

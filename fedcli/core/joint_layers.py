@@ -6,6 +6,7 @@ others with equal results up to rounding, so that networks and methods stay as t
 """
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -49,16 +50,18 @@ def cross_entropy(  # noqa: PLR0913  # the arguments of `F.cross_entropy`
 
     What vmap makes of it looks four times for examples to be ignored; here none of the classes is theirs.
     """
-    others = (weight, size_average, ignore_index, reduce, reduction, label_smoothing)
-    if others != (None, None, -100, None, "none", 0.0) or (input.dim(), target.dim()) != (2, 1):
-        return F.cross_entropy(input, target, *others)
+    options = (weight, size_average, ignore_index, reduce, reduction, label_smoothing)
+    of_each_example = (None, None, -100, None, "none", 0.0)
+    if options != of_each_example or input.dim() != 2 or target.dim() != 1:
+        return F.cross_entropy(input, target, *options)
     is_other_class = target[:, None] != torch.arange(input.shape[1], device=target.device)
     return -F.log_softmax(input, 1).masked_fill(is_other_class, 0.0).sum(1)
 
 
 def take_live_taps(weight: Tensor, live: tuple[slice, slice]) -> Tensor:
     """Takes the live taps as `fedcli.core.layers.live_taps`; the gradient is filled up with zeros once, not by axis."""
-    return _LiveTaps.apply(weight, live) if weight[:, :, *live].shape != weight.shape else weight
+    has_dead_taps = weight[:, :, *live].shape != weight.shape
+    return _LiveTaps.apply(weight, live) if has_dead_taps else weight
 
 
 class _LiveTaps(Function):
@@ -73,7 +76,8 @@ class _LiveTaps(Function):
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple, output: Tensor) -> None:
         weight, (rows, columns) = inputs
-        height, width = weight.shape[2:]
+        _, _, height, width = weight.shape
+        # As `F.pad` takes them, the last axis first.
         ctx.dead = (columns.start, width - columns.stop, rows.start, height - rows.stop)
 
     @staticmethod
@@ -81,95 +85,124 @@ class _LiveTaps(Function):
         return F.pad(gradient, ctx.dead), None
 
 
-def max_pool2d(input: Tensor, kernel_size: Any, stride: Any = None, *options: Any, **more: Any) -> Tensor:
+@dataclass(frozen=True)
+class _Window:
+    """The window of a pooling; its sizes are of both axes, or one for both."""
+
+    kernel_size: Any
+    stride: Any
+    padding: Any
+    dilation: Any
+    ceil_mode: bool  # whether the sizes of the output are rounded up
+
+    def arguments(self) -> tuple[Any, ...]:
+        """Returns its fields in the order in which PyTorch's operators take them, sizes as pairs."""
+        return (
+            _pair(self.kernel_size), _pair(self.stride), _pair(self.padding), _pair(self.dilation), self.ceil_mode
+        )  # fmt: skip
+
+
+def _pair(size: Any) -> list[int]:
+    return [size, size] if isinstance(size, int) else [*size]
+
+
+def max_pool2d(
+    input: Tensor, kernel_size: Any, stride: Any = None, padding: Any = 0, dilation: Any = 1, ceil_mode: bool = False,
+    return_indices: Any = False,
+) -> Tensor:  # fmt: skip
     """Pools as `F.max_pool2d`, in the order in which the images of all clients lie, where vmap sorts them by client."""
-    names = ("padding", "dilation", "ceil_mode", "return_indices")
-    given = {"padding": 0, "dilation": 1, "ceil_mode": False, "return_indices": False}
-    given |= dict(zip(names, options, strict=False)) | more
-    if given.pop("return_indices") or input.dim() != 4:
-        return F.max_pool2d(input, kernel_size, stride, *options, **more)
-    window = (kernel_size, kernel_size if stride is None else stride, *given.values())
-    return _MaxPool.apply(input, *window)[0]
+    if return_indices or input.dim() != 4:
+        return F.max_pool2d(input, kernel_size, stride, padding, dilation, ceil_mode, return_indices)
+    window = _Window(kernel_size, kernel_size if stride is None else stride, padding, dilation, ceil_mode)
+    pooled, _ = _MaxPool.apply(input, window)
+    return pooled
 
 
 class _MaxPool(Function):
     """Max-pooling of images `[B, C, H, W]`; gives the positions of the largest values too."""
 
     @staticmethod
-    def forward(x: Tensor, *window: Any) -> tuple[Tensor, Tensor]:
-        return torch.ops.aten.max_pool2d_with_indices(x, *_of_both_axes(window))
+    def forward(x: Tensor, window: _Window) -> tuple[Tensor, Tensor]:
+        return torch.ops.aten.max_pool2d_with_indices(x, *window.arguments())
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: tuple, output: tuple[Tensor, Tensor]) -> None:
-        x, *ctx.window = inputs
-        ctx.save_for_backward(x, output[1])
-        ctx.mark_non_differentiable(output[1])
+    def setup_context(ctx: Any, inputs: tuple[Tensor, _Window], output: tuple[Tensor, Tensor]) -> None:
+        x, ctx.window = inputs
+        _, positions = output
+        ctx.save_for_backward(x, positions)
+        ctx.mark_non_differentiable(positions)
         ctx.set_materialize_grads(False)
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor, _: Any) -> tuple[Tensor | None, ...]:
-        return _MaxPoolBackward.apply(gradient, *ctx.saved_tensors, *ctx.window), *[None] * len(ctx.window)
+    def backward(ctx: Any, gradient: Tensor, _: Any) -> tuple[Tensor | None, None]:
+        x, positions = ctx.saved_tensors
+        return _MaxPoolBackward.apply(gradient, x, positions, ctx.window), None
 
     @staticmethod
-    def vmap(info: Any, in_dims: tuple, x: Tensor, *window: Any) -> tuple[tuple[Tensor, Tensor], tuple[int, int]]:
-        x = _first(x, in_dims[0], info.batch_size)
-        axis = _place(x)
-        pooled, positions = _MaxPool.apply(_images(x, axis), *window)
-        return (_apart(pooled, axis, info.batch_size), _apart(positions, axis, info.batch_size)), (axis, axis)
+    def vmap(info: Any, in_dims: tuple, x: Tensor, window: _Window) -> tuple[tuple[Tensor, Tensor], tuple[int, int]]:
+        count = info.batch_size
+        axis_of_x, _ = in_dims
+        x = _clients_first(x, axis_of_x, count)
+        axis = _clients_in_memory(x)
+        pooled, positions = _MaxPool.apply(_as_images(x, axis), window)
+        return (_by_client(pooled, axis, count), _by_client(positions, axis, count)), (axis, axis)
 
 
 class _MaxPoolBackward(Function):
     """The gradient of `_MaxPool`, by that of what it gave, by its input and by the positions."""
 
     @staticmethod
-    def forward(gradient: Tensor, x: Tensor, positions: Tensor, *window: Any) -> Tensor:
-        return torch.ops.aten.max_pool2d_with_indices_backward(gradient, x, *_of_both_axes(window), positions)
+    def forward(gradient: Tensor, x: Tensor, positions: Tensor, window: _Window) -> Tensor:
+        return torch.ops.aten.max_pool2d_with_indices_backward(gradient, x, *window.arguments(), positions)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple, output: Tensor) -> None:
-        _, _, positions, *window = inputs
+        _, _, positions, _ = inputs
         ctx.save_for_backward(positions)
-        ctx.num_constants = 2 + len(window)
 
     @staticmethod
     def backward(ctx: Any, second: Tensor) -> tuple[Tensor | None, ...]:
         (positions,) = ctx.saved_tensors
-        picked = second.flatten(-2).gather(-1, positions.flatten(-2)).view_as(positions)
-        return picked, *[None] * ctx.num_constants
+        of_gradient = second.flatten(-2).gather(-1, positions.flatten(-2)).view_as(positions)
+        return of_gradient, None, None, None
 
     @staticmethod
-    def vmap(info: Any, in_dims: tuple, *inputs: Any) -> tuple[Tensor, int]:
-        tensors = [_first(tensor, now, info.batch_size) for tensor, now in zip(inputs[:3], in_dims[:3], strict=True)]
-        axis = _place(tensors[1])
-        images = [_images(tensor, axis) for tensor in tensors]
-        return _apart(_MaxPoolBackward.apply(*images, *inputs[3:]), axis, info.batch_size), axis
+    def vmap(
+        info: Any, in_dims: tuple, gradient: Tensor, x: Tensor, positions: Tensor, window: _Window
+    ) -> tuple[Tensor, int]:
+        count = info.batch_size
+        axis_of_gradient, axis_of_x, axis_of_positions, _ = in_dims
+        gradient = _clients_first(gradient, axis_of_gradient, count)
+        x = _clients_first(x, axis_of_x, count)
+        positions = _clients_first(positions, axis_of_positions, count)
+        axis = _clients_in_memory(x)
+        of_images = _MaxPoolBackward.apply(
+            _as_images(gradient, axis), _as_images(x, axis), _as_images(positions, axis), window
+        )
+        return _by_client(of_images, axis, count), axis
 
 
-def _of_both_axes(window: Sequence[Any]) -> tuple[Any, ...]:
-    """Returns kernel size, stride, padding and dilation as pairs, and whether sizes are rounded up."""
-    *sizes, ceil_mode = window
-    pairs = [[size, size] if isinstance(size, int) else [*size] for size in sizes]
-    return *pairs, ceil_mode
+def _clients_first(tensor: Tensor, axis: int | None, count: int) -> Tensor:
+    """Moves the clients' axis to the front; a tensor without one, which clients share, is repeated for each."""
+    return tensor.expand(count, *tensor.shape) if axis is None else tensor.movedim(axis, 0)
 
 
-def _first(tensor: Tensor, now: int | None, count: int) -> Tensor:
-    """Puts the clients' axis, now at `now`, first; a tensor that clients share is repeated for each of `count`."""
-    return tensor.expand(count, *tensor.shape) if now is None else tensor.movedim(now, 0)
+def _clients_in_memory(tensor: Tensor) -> int:
+    """Says where in memory the clients of `[K, B, ...]` lie: before the examples, 0, or behind them, 1.
 
-
-def _place(tensor: Tensor) -> int:
-    """Says whether the clients of `[K, B, ...]` lie behind the examples in memory, 1, as a convolution leaves them."""
+    A convolution leaves them behind.
+    """
     return int(tensor.stride(0) < tensor.stride(1))
 
 
-def _images(tensor: Tensor, axis: int) -> Tensor:
-    """Makes one axis of those of clients and examples, `[K, B, ...]`, the clients' the first or second of the two."""
+def _as_images(tensor: Tensor, axis: int) -> Tensor:
+    """Makes one axis of those of clients and examples, `[K, B, ...]`, the clients' at `axis`, 0 or 1, of the two."""
     return tensor.movedim(0, axis).flatten(0, 1)
 
 
-def _apart(images: Tensor, axis: int, count: int) -> Tensor:
-    """Takes the two axes apart again."""
-    return images.unflatten(0, (-1, count) if axis else (count, -1))
+def _by_client(images: Tensor, axis: int, count: int) -> Tensor:
+    """Takes the two axes of `_as_images` apart again."""
+    return images.unflatten(0, (count, -1) if axis == 0 else (-1, count))
 
 
 def batch_norm(  # noqa: PLR0913  # the arguments of `F.batch_norm`
@@ -184,7 +217,8 @@ def batch_norm(  # noqa: PLR0913  # the arguments of `F.batch_norm`
     has_one_value = input.numel() == input.shape[1]  # of each channel, which PyTorch refuses
     if not training or has_one_value or any(tensor is None for tensor in tensors):
         return F.batch_norm(*tensors, training, momentum, eps)
-    return _BatchNorm.apply(*tensors, momentum, eps)[0]
+    normalised, _, _ = _BatchNorm.apply(*tensors, momentum, eps)
+    return normalised
 
 
 class _BatchNorm(Function):
@@ -213,13 +247,24 @@ class _BatchNorm(Function):
         return of_x, None, None, of_weight, of_bias, None, None
 
     @staticmethod
-    def vmap(info: Any, in_dims: tuple, x: Tensor, *others: Any) -> tuple[tuple[Tensor, ...], tuple[int, ...]]:
+    def vmap(  # noqa: PLR0913  # those of `forward`
+        info: Any, in_dims: tuple, x: Tensor, running_mean: Tensor, running_var: Tensor, weight: Tensor, bias: Tensor,
+        momentum: float, eps: float,
+    ) -> tuple[tuple[Tensor, ...], tuple[int, ...]]:  # fmt: skip
         count = info.batch_size
-        if in_dims[1] is None or in_dims[2] is None:
+        axis_of_x, axis_of_mean, axis_of_var, axis_of_weight, axis_of_bias, _, _ = in_dims
+        if axis_of_mean is None or axis_of_var is None:
             raise RuntimeError("running statistics that clients share cannot be written over by each of them")
-        channels = [_channels(tensor, now, count) for tensor, now in zip(others[:4], in_dims[1:5], strict=True)]
-        outputs = _BatchNorm.apply(_side_by_side(x, in_dims[0], count), *channels, *others[4:])
-        return _by_client(outputs, count)
+        outputs = _BatchNorm.apply(
+            _as_channels(x, axis_of_x, count),
+            _in_a_row(running_mean, axis_of_mean, count),
+            _in_a_row(running_var, axis_of_var, count),
+            _in_a_row(weight, axis_of_weight, count),
+            _in_a_row(bias, axis_of_bias, count),
+            momentum,
+            eps,
+        )
+        return _channels_by_client(outputs, count)
 
 
 class _BatchNormBackward(Function):
@@ -250,11 +295,21 @@ class _BatchNormBackward(Function):
         return *pull_back(second), None, None, None
 
     @staticmethod
-    def vmap(info: Any, in_dims: tuple, gradient: Tensor, x: Tensor, *others: Any) -> tuple[tuple, tuple]:
+    def vmap(  # noqa: PLR0913  # those of `forward`
+        info: Any, in_dims: tuple, gradient: Tensor, x: Tensor, weight: Tensor, mean: Tensor, inverse: Tensor,
+        eps: float,
+    ) -> tuple[tuple[Tensor, ...], tuple[int, ...]]:  # fmt: skip
         count = info.batch_size
-        channels = [_channels(tensor, now, count) for tensor, now in zip(others[:3], in_dims[2:5], strict=True)]
-        values = _side_by_side(gradient, in_dims[0], count), _side_by_side(x, in_dims[1], count)
-        return _by_client(_BatchNormBackward.apply(*values, *channels, others[3]), count)
+        axis_of_gradient, axis_of_x, axis_of_weight, axis_of_mean, axis_of_inverse, _ = in_dims
+        gradients = _BatchNormBackward.apply(
+            _as_channels(gradient, axis_of_gradient, count),
+            _as_channels(x, axis_of_x, count),
+            _in_a_row(weight, axis_of_weight, count),
+            _in_a_row(mean, axis_of_mean, count),
+            _in_a_row(inverse, axis_of_inverse, count),
+            eps,
+        )
+        return _channels_by_client(gradients, count)
 
 
 def _normalised(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
@@ -265,21 +320,22 @@ def _normalised(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
     return scaled * weight.view(by_channel) + bias.view(by_channel)
 
 
-def _side_by_side(tensor: Tensor, now: int | None, count: int) -> Tensor:
+def _as_channels(tensor: Tensor, axis: int | None, count: int) -> Tensor:
     """Makes `[B, K * C, ...]` of the clients' `[B, C, ...]`."""
-    return _first(tensor, now, count).movedim(0, 1).flatten(1, 2)
+    return _clients_first(tensor, axis, count).movedim(0, 1).flatten(1, 2)
 
 
-def _channels(tensor: Tensor, now: int | None, count: int) -> Tensor:
+def _in_a_row(tensor: Tensor, axis: int | None, count: int) -> Tensor:
     """Makes `[K * C]` of the clients' `[C]`."""
-    return _first(tensor, now, count).flatten()
+    return _clients_first(tensor, axis, count).flatten()
 
 
-def _by_client(outputs: Sequence[Tensor], count: int) -> tuple[tuple[Tensor, ...], tuple[int, ...]]:
+def _channels_by_client(outputs: Sequence[Tensor], count: int) -> tuple[tuple[Tensor, ...], tuple[int, ...]]:
     """Takes the clients of `[B, K * C, ...]` and of some `[K * C]` apart; says where their axis is."""
     values, *of_channels = outputs
-    parts = values.unflatten(1, (count, -1)), *(tensor.unflatten(0, (count, -1)) for tensor in of_channels)
-    return parts, (1, *[0] * len(of_channels))
+    values = values.unflatten(1, (count, -1))
+    of_channels = [tensor.unflatten(0, (count, -1)) for tensor in of_channels]
+    return (values, *of_channels), (1, *[0] * len(of_channels))
 
 
 # By the function of PyTorch, or of the project, for which it stands.

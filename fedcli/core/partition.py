@@ -73,13 +73,17 @@ def dirichlet(
     give its clients. Here labels come sorted and images of a class by their hash: how many examples of each class a
     client has is then as there, which images of the class these are is not.
     """
-    rng = np.random.RandomState(seed % 2**32) if draw == "pfllib" else generator(seed, "partition")
+    rng: Any = generator(seed, "partition")
+    draw_shares: Callable[..., np.ndarray | None] = _draw_shares
+    if draw == "pfllib":
+        rng = np.random.RandomState(seed % 2**32)
+        draw_shares = _draw_shares_of_pfllib
     by_class = [np.flatnonzero(labels == c) for c in range(labels.max() + 1)]
     can_fit = num_clients * min_examples <= len(labels)
     max_draws = MAX_DRAWS if can_fit else 0
     for _ in range(max_draws):
         order = [positions.copy() for positions in by_class]
-        counts = _draw_counts(order, num_clients, alpha, capped, rng)
+        counts = _draw_counts(order, num_clients, capped, partial(draw_shares, alpha=alpha, rng=rng))
         if counts.sum(1).min() >= min_examples:
             return _deal(counts, labels, rng, order if draw == "pfllib" else None)
     raise _unfit(
@@ -89,32 +93,46 @@ def dirichlet(
 
 
 def _draw_counts(
-    order: Parts, num_clients: int, alpha: float, capped: bool, rng: np.random.Generator | np.random.RandomState
+    order: Parts, num_clients: int, capped: bool, draw_shares: Callable[[np.ndarray, np.ndarray], np.ndarray | None]
 ) -> np.ndarray:
     """Draws once how many examples of each class, positions `[C][...]`, each client holds: `[K, C]`.
 
-    A RandomState draws as PFLlib does: it shuffles a class in `order` before it draws the proportions. Where these
-    are no numbers (alpha near 0, in floats), nobody holds anything.
+    For each class, `draw_shares` is given its positions and which clients take more, `[K]`, and returns the cumulative
+    shares of the clients, `[K]`. Where it returns None, nobody holds anything.
     """
+    num_examples = sum(map(len, order))
     counts = np.zeros((num_clients, len(order)), np.int64)
+    takes_more = np.ones(num_clients, bool)
     for c, positions in enumerate(order):
-        takes_more = (not capped) | (counts.sum(1) * num_clients < sum(map(len, order)))  # [K]
-        if isinstance(rng, np.random.RandomState):
-            rng.shuffle(positions)
-            p = np.where(takes_more, rng.dirichlet(np.full(num_clients, alpha)), 0.0)
-            if not 0 < p.sum() < np.inf:
-                return np.zeros_like(counts)
-            cumulative = np.cumsum(p / p.sum())
-        else:
-            # A Gamma(alpha) variate is one of Gamma(alpha + 1) times U^(1/alpha): in logarithms, so that not all
-            # proportions underflow where alpha is tiny and the cap strikes out the largest ones.
-            log_p = np.log(rng.standard_gamma(alpha + 1, num_clients)) + np.log1p(-rng.random(num_clients)) / alpha
-            log_p[~takes_more] = -np.inf
-            cumulative = np.exp(log_p - log_p.max()).cumsum()
-            cumulative /= cumulative[-1]
+        if capped:
+            takes_more = counts.sum(1) * num_clients < num_examples
+        cumulative = draw_shares(positions, takes_more)
+        if cumulative is None:
+            return np.zeros_like(counts)
         bounds = (cumulative * len(positions)).astype(np.int64)
         counts[:, c] = np.diff(bounds[:-1], prepend=0, append=len(positions))
     return counts
+
+
+def _draw_shares(positions: np.ndarray, takes_more: np.ndarray, alpha: float, rng: np.random.Generator) -> np.ndarray:
+    """Draws cumulative shares, in logarithms, so that not all underflow where alpha is tiny and the cap is reached."""
+    num_clients = len(takes_more)
+    # A Gamma(alpha) variate is one of Gamma(alpha + 1) times U^(1/alpha).
+    log_p = np.log(rng.standard_gamma(alpha + 1, num_clients)) + np.log1p(-rng.random(num_clients)) / alpha
+    log_p[~takes_more] = -np.inf
+    cumulative = np.exp(log_p - log_p.max()).cumsum()
+    return cumulative / cumulative[-1]
+
+
+def _draw_shares_of_pfllib(
+    positions: np.ndarray, takes_more: np.ndarray, alpha: float, rng: np.random.RandomState
+) -> np.ndarray | None:
+    """Shuffles a class's positions, then draws cumulative shares; None where floats have none, with alpha near 0."""
+    rng.shuffle(positions)
+    p = np.where(takes_more, rng.dirichlet(np.full(len(takes_more), alpha)), 0.0)
+    if not 0 < p.sum() < np.inf:
+        return None
+    return np.cumsum(p / p.sum())
 
 
 def classes(
