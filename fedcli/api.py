@@ -3,18 +3,17 @@
 import base64
 import math
 import os
-import re
-import shlex
 import sys
 import warnings
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
 from typing import Any
 
 from fedcli.errors import UserError
+from fedcli.keywords import in_keywords, keywords_for_flags
 from fedcli.runs import begin, models, resume, rounds
 from fedcli.runs.identity import settings_text
 from fedcli.runs.lock import locked
@@ -23,51 +22,11 @@ from fedcli.runs.record import RECORD, read_record
 from fedcli.runs.trackers import Loggers
 from fedcli.userfiles import is_from_file
 
-COMMAND = re.compile(r"('fedcli [^']*')")
-KEYWORDS = {"continue": "continue_"}  # where the name of an option is a word of Python
-_FILE = r"(?:'[^']*\.py[^']*'|[^\s';]*\.py(?:[^\s';]*\w)?)"  # as `shlex.quote` writes it, also among other values
-FLAGS_WITH_FILES = re.compile(rf"--([a-z][a-z0-9-]*) {_FILE}(?: --\1 {_FILE})*")
-FLAG = re.compile(r"(?<![\w-])--(?:no-)?([a-z][a-z0-9-]*)")
 # The columns of a table's CSV that a run shows.
 SHOWN = [
     "method", "protocol", "dataset", "config.partition", "seed", "status", "rounds_done", "selection", "selected",
     "last", "folder",
 ]  # fmt: skip
-
-
-@contextmanager
-def in_keywords() -> Iterator[None]:
-    """Lets a refusal name keyword arguments, as they are written in Python, where it names flags."""
-    try:
-        yield
-    except UserError as error:
-        raise type(error)(keywords_for_flags(str(error))) from error
-
-
-def keywords_for_flags(text: str) -> str:
-    """Writes the flags in a message as keyword arguments; commands in quotation marks stay as they are typed.
-
-    A flag with a user's file, such as `--backbone nets.py:tiny`, becomes `backbone='nets.py:tiny'`.
-    """
-    text = text.replace("go on with --continue", "go on with continue_=True, rename the old one by exist_ok=True")
-    pieces = COMMAND.split(text)
-    for index in range(0, len(pieces), 2):  # between the commands
-        with_files = FLAGS_WITH_FILES.sub(_keyword_with_files, pieces[index])
-        pieces[index] = FLAG.sub(_keyword, with_files)
-    return "".join(pieces)
-
-
-def _keyword(flag: re.Match) -> str:
-    """A flag as the name of a keyword argument."""
-    name = flag[1]
-    return KEYWORDS.get(name, name.replace("-", "_"))
-
-
-def _keyword_with_files(flags: re.Match) -> str:
-    """A flag with a file, or the same one with several, as a keyword argument."""
-    files = shlex.split(flags[0])[1::2]  # every other word is the flag
-    value = files[0] if len(files) == 1 else files
-    return f"{flags[1].replace('-', '_')}={value!r}"
 
 
 @dataclass(frozen=True, repr=False)

@@ -21,7 +21,10 @@ LEVELS = (
     "errors", "files", "isolation", "vision", "userfiles", "declarations", "registry", "core", "data", "runs",
     "results", "measure", "figures", "bench", "api", "cli", "__main__",
 )  # fmt: skip
-LEVEL_OF = {"check": "bench"}  # it uses every directory below the command line
+LEVEL_OF = {
+    "check": "bench",  # it uses every directory below the command line
+    "keywords": "errors",  # of which it words the messages anew
+}
 METHODS = re.compile("fedfm|fedfa|fedcme|fccl|fedsa|scaffold|feddyn|fednova|moon", re.IGNORECASE)
 
 

@@ -55,7 +55,7 @@ def warnings_in_words(worded: Callable[[str], str] = str) -> Iterator[None]:
     """Turns matplotlib's warnings of what a figure lacks, glyphs or room, into one each, which names a remedy.
 
     Args:
-        worded: Writes a warning for its reader, as `fedcli.api.keywords_for_flags` does in Python.
+        worded: Writes a warning for its reader, as `fedcli.keywords.keywords_for_flags` does in Python.
     """
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
