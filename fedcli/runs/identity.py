@@ -6,8 +6,7 @@ point, a claim's side or a folder to go on in.
 
 import hashlib
 import json
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -47,27 +46,45 @@ def settings(record: Mapping[str, Any]) -> Settings:
     method = methods().get(record["method"]) if is_packaged(record) else None  # no user's file is imported for a record
     kinds = [RunConfig] if method is None else [RunConfig, method.config]
     config = filled_up(record["config"], *kinds)
-    left_out = {name for name, field in fields_of(*kinds).items() if is_idle(field.metadata, config)}
-    left_out.update(NOT_SETTINGS, FIRST)
-    if not partition.leaves_remainder(config["partition"], config["num_clients"], _images_of(record, config)):
-        left_out.add("remainder")
-    if config["post"] is None:
-        left_out.update(fields_of(*(step.config for step in posts().values())))
-    if config["public_dataset"] is None:
-        left_out.update(name for name in config if name.startswith("public_"))
+    unused = _unused_options(record, config, kinds)
     if record["origin"].get("partition_seed") == "seed":
         config["partition_seed"] = AS_SEED
-    if not own_paths([config["partition"]]):
-        with suppress(UserError):  # there is no such partition any more
-            config["partition"] = partition.from_flag(config["partition"]).flag  # older records have dirichlet:.5 too
-    values = {name: record[name] for name in ("method", "protocol", "dataset")}
-    values["partition"] = config["partition"]
-    values |= {name: value for name, value in config.items() if name not in left_out}
+    values = {
+        "method": record["method"],
+        "protocol": record["protocol"],
+        "dataset": record["dataset"],
+        "partition": _canonical_partition(config["partition"]),
+    }
+    for name, value in config.items():
+        if name not in values and name not in NOT_SETTINGS and name not in unused:
+            values[name] = value
     values["selection"] = record["summary"]["selection"]
     if not is_packaged(record):
         values["code"] = record["method_hash"][:8]
-    names = {path: Path(path).name for path in own_paths(config.values())}  # it may be moved
-    return {name: replace_paths(value, names) for name, value in values.items()}
+    file_names = {path: Path(path).name for path in own_paths(config.values())}  # a file may be moved
+    return {name: replace_paths(value, file_names) for name, value in values.items()}
+
+
+def _unused_options(record: Mapping[str, Any], config: Mapping[str, Any], kinds: Sequence[type]) -> set[str]:
+    """The options of a run, of these kinds and of steps after it, that change nothing beside its other ones."""
+    unused = {name for name, field in fields_of(*kinds).items() if is_idle(field.metadata, config)}
+    if not partition.leaves_remainder(config["partition"], config["num_clients"], _images_of(record, config)):
+        unused.add("remainder")
+    if config["post"] is None:
+        unused.update(fields_of(*(step.config for step in posts().values())))
+    if config["public_dataset"] is None:
+        unused.update(name for name in config if name.startswith("public_"))
+    return unused
+
+
+def _canonical_partition(flag: str) -> str:
+    """A partition's flag in its one spelling, dirichlet:0.5, where older records also have dirichlet:.5."""
+    if own_paths([flag]):
+        return flag
+    try:
+        return partition.from_flag(flag).flag
+    except UserError:  # there is no such partition any more
+        return flag
 
 
 def _images_of(record: Mapping[str, Any], config: Mapping[str, Any]) -> int | None:
@@ -217,14 +234,14 @@ def departures(
         planned: Settings of the plan.
         needs: Which rounds the number is from: "every" tested one, the "selected" or the "last".
     """
+    compared = values
     if planned["post"] is None and values["post"] is not None:
-        values = settings({**record, "config": {**record["config"], "post": None}})
-    departed = differences(values, planned)
+        compared = settings({**record, "config": {**record["config"], "post": None}})
+    departed = differences(compared, planned)
     if set(departed.get("partition_seed", ())) == {record["seed"], AS_SEED}:
         del departed["partition_seed"]  # one names the seed that the other has as its own
-    if needs == "selected":
-        needs = record["summary"]["selection"]
-    if needs == "last":
+    rule = record["summary"]["selection"] if needs == "selected" else needs
+    if rule == "last":
         departed.pop("eval_every", None)  # whether other rounds are tested changes nothing
     return departed
 
