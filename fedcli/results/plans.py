@@ -22,7 +22,7 @@ from fedcli.results.frame import read_runs, shipped
 from fedcli.results.metrics import Metric, find_metric
 from fedcli.runs.begin import begun, check_seeds, new_folder, resolve_runs
 from fedcli.runs.identity import SIZES, Settings, departures, draft, is_smaller, key, outdated, settings, settings_text
-from fedcli.runs.prepare import load_data
+from fedcli.runs.prepare import refuse_data
 from fedcli.runs.record import ENDED, Record, state_of
 from fedcli.runs.resolve import Setup, resolve
 from fedcli.userfiles import short_name
@@ -364,7 +364,7 @@ def plan_grid(
         run.folder = folder / run.folder
         run.record = begun(run.setup, run.folder, bool(continue_))
         if run.record is None:
-            load_data(run.setup)  # which refuses what cannot run
+            refuse_data(run.setup)
     return Plan(folder, tuple(runs))
 
 

@@ -81,6 +81,15 @@ def load_data(setup: Setup) -> Data:
     return Data(dataset, parts, public)
 
 
+def refuse_data(setup: Setup) -> None:
+    """Refuses a run whose data are not there or do not suit it, before anything of it is run.
+
+    Raises:
+        UserError: See `load_data`; only reading and dividing the data shows it.
+    """
+    load_data(setup)
+
+
 def refuse_lost_classes(setup: Setup, dataset: datasets.Dataset, parts: list) -> None:
     """Refuses a partition that gives no client an image of a class; lists and functions of a user's own may.
 
