@@ -206,52 +206,22 @@ def measure(name: str, setup: Setup, repeats: int, progress: Callable[[str], Any
     with machine_settings(fed):  # what a run would set, for both sides, as are denormal numbers
         autotune(fed)
         timed = _time_rounds(name, setup, fed, prepared.dataset if with_plain else None, repeats, progress)
-        seconds = timed.seconds
-        around_training = seconds["data"] + seconds["aggregate"]
-        whole = seconds["train"] + around_training
-        pace = whole.median()
-        hardware = environment(setup.device)["hardware"]
         result = {
             "workload": name,
             "engine": fed.engine.mode,
             "device": str(setup.device),
             "method": setup.method.name,
-            "seconds_per_round": pace,
-            "seconds_spread": _spread(whole),
-            "samples_per_second": passes * examples / pace,
-            "peak_bytes": timed.peak_bytes,
-            "evaluation_seconds": seconds["evaluate"].median(),
-            "data_seconds_share": around_training.median() / pace,
+            **_times(timed, samples=passes * examples),
             "images": images,
-            "torch": torch.__version__,
-            "threads": hardware["threads"],
-            "hardware": hardware["name"],
-            "precision": run.precision,
-            "cohort_size": run.cohort_size,
-            "local_epochs": run.local_epochs,
-            "batch_size": run.batch_size,
-            "seed": run.seed,
+            **_conditions(setup),
             "repeats": repeats,
         }
         if timed.plain is None:
-            result["whole_seconds"] = run.rounds * (whole + seconds["evaluate"]).median()
-            return result
+            tested = timed.rounds + timed.seconds["evaluate"]
+            return result | {"whole_seconds": run.rounds * tested.median()}
         progress(f"{name}: peak rates")
         bounds = _lower_bounds(fed, timed.plain, passes, examples)
-        floor = max(bounds.arithmetic, bounds.memory)
-        return result | {
-            "plain_seconds_per_round": seconds["plain"].median(),
-            "plain_spread": _spread(seconds["plain"]),
-            "ratio": (seconds["plain"] / whole).median(),
-            "floor_seconds": floor,
-            "floor_share": floor / pace,
-            "arithmetic_floor_seconds": bounds.arithmetic,
-            "memory_floor_seconds": bounds.memory,
-        }
-
-
-def _spread(seconds: pd.Series) -> list[float]:
-    return [*seconds.agg(["min", "max"])]
+        return result | _comparison(timed) | _shares(bounds, timed.rounds.median())
 
 
 def reset_peak_memory(device: torch.device) -> None:
@@ -268,6 +238,16 @@ class _Timed(NamedTuple):
     seconds: pd.DataFrame  # of the parts of each round, a row a round, and of the loop's round as `plain`
     peak_bytes: int  # of the engine's first round
     plain: PlainRounds | None
+
+    @property
+    def around_training(self) -> pd.Series:
+        """Of the parts of each of the engine's rounds before and after local training."""
+        return self.seconds["data"] + self.seconds["aggregate"]
+
+    @property
+    def rounds(self) -> pd.Series:
+        """Of each of the engine's rounds, without the test after it."""
+        return self.seconds["train"] + self.around_training
 
 
 def _time_rounds(
@@ -316,6 +296,60 @@ def _lower_bounds(fed: Federation, plain: PlainRounds, passes: int, examples: in
     # Parameter, gradient and momentum, each read and written.
     memory = steps * 2 * 3 * fed.sizes.parameters * fed.dtype.itemsize / rates.bytes
     return _LowerBounds(arithmetic, memory)
+
+
+def _times(timed: _Timed, samples: int) -> dict[str, Any]:
+    """What the engine took for a round of so many samples."""
+    pace = timed.rounds.median()
+    return {
+        "seconds_per_round": pace,
+        "seconds_spread": _spread(timed.rounds),
+        "samples_per_second": samples / pace,
+        "peak_bytes": timed.peak_bytes,
+        "evaluation_seconds": timed.seconds["evaluate"].median(),
+        "data_seconds_share": timed.around_training.median() / pace,
+    }
+
+
+def _conditions(setup: Setup) -> dict[str, Any]:
+    """Under what a run was timed."""
+    run = setup.run
+    hardware = environment(setup.device)["hardware"]
+    return {
+        "torch": torch.__version__,
+        "threads": hardware["threads"],
+        "hardware": hardware["name"],
+        "precision": run.precision,
+        "cohort_size": run.cohort_size,
+        "local_epochs": run.local_epochs,
+        "batch_size": run.batch_size,
+        "seed": run.seed,
+    }
+
+
+def _comparison(timed: _Timed) -> dict[str, Any]:
+    """What the plain loop took, and how many times as long as the engine."""
+    plain = timed.seconds["plain"]
+    return {
+        "plain_seconds_per_round": plain.median(),
+        "plain_spread": _spread(plain),
+        "ratio": (plain / timed.rounds).median(),
+    }
+
+
+def _shares(bounds: _LowerBounds, pace: float) -> dict[str, Any]:
+    """The lower bounds of a round, and the larger one's share of what a round took."""
+    floor = max(bounds.arithmetic, bounds.memory)
+    return {
+        "floor_seconds": floor,
+        "floor_share": floor / pace,
+        "arithmetic_floor_seconds": bounds.arithmetic,
+        "memory_floor_seconds": bounds.memory,
+    }
+
+
+def _spread(seconds: pd.Series) -> list[float]:
+    return [*seconds.agg(["min", "max"])]
 
 
 class PeakRates(NamedTuple):
