@@ -5,10 +5,11 @@ every method beside it, and no record would say so.
 """
 
 import inspect
+import operator
 import os
 import signal
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FunctionType, ModuleType
@@ -174,6 +175,8 @@ def _put_back_parts(before: State) -> list[str]:
     changes = []
     for name, (owner, content) in before.parts.items():
         now = vars(owner)
+        if _is_same(now, content):  # nearly always, and a hundred times as fast as to look at each part
+            continue
         for key, old in content.items():
             new = now.get(key)
             if new is old or not _counts(name, key, old) or _is_wrapped_by_its_library(new, old):
@@ -184,6 +187,15 @@ def _put_back_parts(before: State) -> list[str]:
             changes.append(f"{name}.{key} (got another one)")
             delattr(owner, key)
     return changes
+
+
+def _is_same(now: Mapping[str, Any], old: Mapping[str, Any]) -> bool:
+    """Whether both hold the same objects by the same names, in the same order."""
+    return (
+        len(now) == len(old)
+        and all(map(operator.is_, now.values(), old.values()))
+        and all(map(operator.eq, now.keys(), old.keys()))
+    )
 
 
 def _put_back_tables(before: State) -> list[str]:

@@ -560,14 +560,14 @@ def _refuse_other_function(network: Backbone, whole: nn.Module, head_name: str, 
     for name, value in theirs.items():
         part, _, last = name.rpartition(".")
         places[f"head.{last}" if part == head_name else f"body.{name}"].copy_(value)
-    heads = (cast(nn.Linear, moved.get_submodule(head_name)), ours.head)
-    for scale in (1.0, 1e4):  # large logits too, for what is the identity on small ones
-        for head in heads:
-            head.weight.mul_(scale)
-            head.bias.mul_(scale)
-        for train in (False, True):
-            first = copy.deepcopy(moved).train(train)
-            second = _copied(ours).train(train)
+    for train in (False, True):
+        first = copy.deepcopy(moved).train(train)
+        second = _copied(ours).train(train)
+        heads = (cast(nn.Linear, first.get_submodule(head_name)), second.head)
+        for scale in (1.0, 1e4):  # large logits too, for what is the identity on small ones
+            for head in heads:
+                head.weight.mul_(scale)
+                head.bias.mul_(scale)
             with blame(function.path), KeyedDraws():
                 expected = first(x)
             logits = second(x)[1]
