@@ -15,6 +15,12 @@ def printable(text: object) -> str:
     return "".join(characters)
 
 
+def first_line(error: BaseException) -> str:
+    """The first line of what an error says, or its type where it says nothing."""
+    (line, *_) = str(error).strip().splitlines() or [type(error).__name__]
+    return line
+
+
 class UserError(Exception):
     """A user's mistake in a line: what is wrong, what was given, what is allowed and what to do.
 

@@ -76,9 +76,8 @@ def step_number_in_a_new_tensor():
 
     def wrong(self, *arguments):
         results = train(self, *arguments)
-        *others, number = self._given
-        self._number = number.clone()
-        self._given = (*others, self._number)
+        self._number = self._inputs.number.clone()
+        self._inputs = self._inputs._replace(number=self._number)
         return results
 
     with patch.object(Stack, "train", wrong):

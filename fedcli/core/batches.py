@@ -53,6 +53,16 @@ class BatchPlan(NamedTuple):
         """Returns the number of local steps of each client, [K]."""
         return (self.size > 0).sum(0)
 
+    @property
+    def num_clients(self) -> int:
+        """Returns K."""
+        return self.index.shape[1]
+
+    @property
+    def width(self) -> int:
+        """Returns B, to which batches are padded."""
+        return self.index.shape[2]
+
 
 def plan_batches(  # noqa: PLR0913  # all that a batch depends on, of which nothing may be hidden
     parts: Sequence[np.ndarray], client_ids: Sequence[int] | np.ndarray, seed: int, round: int, epochs: range,

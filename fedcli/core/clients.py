@@ -17,6 +17,7 @@ from torch.overrides import TorchFunctionMode
 from fedcli.core.aggregate import cross_entropy
 from fedcli.core.batches import Batch
 from fedcli.core.trees import Tree, pack, tree_map, unpack
+from fedcli.errors import first_line
 
 Params = dict[str, Tensor]  # by name
 Terms = dict[str, Tensor]  # of an objective by name, as they enter the record
@@ -73,34 +74,36 @@ class Network:
 
     def __init__(self, module: nn.Module, precision: str, device: torch.device):
         self.module = module.to(device)
-        named = dict(module.named_parameters())
-        self.params: Params = {name: value for name, value in named.items() if value.requires_grad}
-        self.frozen: Params = {
-            name: value for name, value in named.items() if not value.requires_grad
-        }  # stays in the module
+        self.params: Params = {}
+        self.frozen: Params = {}  # stay in the module
+        for name, value in module.named_parameters():
+            group = self.params if value.requires_grad else self.frozen
+            group[name] = value
         self.buffers = dict(module.named_buffers())
         self.num_parameters = sum(map(Tensor.numel, self.params.values()))
         self.feature_dim = cast(int, module.feature_dim)  # of a `Backbone`
         self._autocast = precision == "bf16"
-        self._own = threading.local()
+        self._of_thread = threading.local()
 
     def _loaded(self, tensors: Params) -> nn.Module:
         """Puts tensors into this thread's copy of the module until the next call, and returns that copy.
 
         `torch.func.functional_call` would put the former ones back each time.
         """
-        if not hasattr(self._own, "module"):
+        own = self._of_thread
+        if not hasattr(own, "module"):
             # The tensors are shared, not copied: the copy never uses those that it begins with.
             shared = {id(value): value for value in (*self.module.parameters(), *self.module.buffers())}
-            self._own.module = copy.deepcopy(self.module, shared)
-            self._own.places = {}  # where the tensor of each name is kept: the dict, and its key there
+            own.module = copy.deepcopy(self.module, shared)
+            own.places = {}  # where the tensor of each name is kept: the layer's dict, and its key there
             for name in (*self.params, *self.buffers):
                 prefix, _, key = name.rpartition(".")
-                part = self._own.module.get_submodule(prefix)
-                self._own.places[name] = part._parameters if name in self.params else part._buffers, key
-        for name, (place, key) in self._own.places.items():
-            place[key] = tensors[name]
-        return self._own.module
+                layer = own.module.get_submodule(prefix)
+                tensors_of_layer = layer._parameters if name in self.params else layer._buffers
+                own.places[name] = (tensors_of_layer, key)
+        for name, (tensors_of_layer, key) in own.places.items():
+            tensors_of_layer[key] = tensors[name]
+        return own.module
 
     def __call__(self, params: Params, buffers: Params, x: Tensor, mask: Tensor | None = None, train: bool = True):
         """Returns features, logits and new buffers for a batch of one client.
@@ -166,8 +169,9 @@ class NoReading(TorchFunctionMode):
     def __torch_function__(self, function: Callable, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
         """Calls the function, or raises LostGradient."""
         if function in READERS:
-            read = args[0] if isinstance(args[0], list | tuple) else args[:1]
-            if any(isinstance(value, Tensor) and value.requires_grad for value in read):
+            first, *_ = args
+            values = first if isinstance(first, list | tuple) else [first]
+            if any(isinstance(value, Tensor) and value.requires_grad for value in values):
                 raise LostGradient(
                     f"{READERS[function]} makes a number of a tensor that depends on the parameters, and its gradient "
                     "is lost; use the tensor, or .detach() where no gradient is meant"
@@ -199,7 +203,7 @@ def fault_together(network: Network, images: Tensor) -> str:
         vmap(grad(objective, has_aux=True), randomness="error")(*stacked)
     except Exception as error:  # whatever torch makes of it
         cause = error.__cause__ or error  # of the refusal that names the user's file
-        return (str(cause).strip() or type(cause).__name__).splitlines()[0][:200]
+        return first_line(cause)[:200]
     finally:
         under_vmap.reset(token)
     return ""
@@ -215,9 +219,9 @@ def gradient(objective: Callable[[Params], tuple[Tensor, Aux]], params: Params) 
         return grad(objective, has_aux=True)(params)
     # Outside vmap, torch.autograd.grad is 8 to 10 % faster than torch.func.grad.
     leaves = {name: value.requires_grad_() for name, value in params.items()}
-    watching = NoReading() if refuse_reading.get() else nullcontext()
+    reading = NoReading() if refuse_reading.get() else nullcontext()
     with torch.enable_grad():
-        with watching:
+        with reading:
             value, aux = objective(leaves)
         grads = torch.autograd.grad(value, list(leaves.values()), allow_unused=True, materialize_grads=True)
     return dict(zip(leaves, grads, strict=True)), unpack(tree_map(Tensor.detach, pack(aux, aux)), aux)

@@ -7,7 +7,7 @@ Clients train one after the other (looped; on the CPU one in each thread), or se
 import gc
 import re
 import threading
-from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import CancelledError, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial, wraps
@@ -20,7 +20,7 @@ from torch import Tensor
 from fedcli.core.batches import Batch, BatchPlan, Transform
 from fedcli.core.clients import Aux, Client, Step, Terms, keyed, refuse_reading
 from fedcli.core.forks import Processes
-from fedcli.core.graphs import KEPT, KEPT_CALLS, CudaGraphs, find_kept, is_out_of_memory
+from fedcli.core.graphs import KEPT, KEPT_CALLS, CudaGraphs, KeptWork, is_out_of_memory
 from fedcli.core.layers import by_places, set_to
 from fedcli.core.stacked import (
     BRANCHES,
@@ -30,13 +30,13 @@ from fedcli.core.stacked import (
     for_many,
     packed,
     packing,
+    up_to_power_of_two,
     updates_of_stack,
     with_optimizer,
     with_packed_first,
-    with_room,
     without_buffers,
 )
-from fedcli.core.trees import Tree, complete, concatenate, leaves, select, select_axes, tree_map
+from fedcli.core.trees import Tree, complete, concatenate, num_stacked, select, select_axes, tree_map
 from fedcli.errors import UserError
 
 # Of clients that are stacked; an axis stands in the place of each tensor.
@@ -110,8 +110,8 @@ class Engine:
     by_places: bool = False  # for clients that train alone, see fedcli/core/layers.py
     joint_layers: bool = False  # for clients that are stacked, see fedcli/core/joint_layers.py
     notes: list[str] = field(default_factory=list)  # changes of plan that a user has to know
-    stacks: dict[Hashable, Stack] = field(default_factory=dict, init=False)  # kept from round to round
-    calls: dict[Hashable, Call] = field(default_factory=dict, init=False)  # likewise
+    stacks: KeptWork = field(default_factory=partial(KeptWork, KEPT), init=False)  # of `Stack`
+    calls: KeptWork = field(default_factory=partial(KeptWork, KEPT_CALLS), init=False)  # of `Call`
     workers: Any = field(default_factory=OneWorker)
     processes: Processes = field(default_factory=Processes, init=False)  # that share items on a CPU; one, unless set
     stopping: threading.Event = field(default_factory=threading.Event, init=False)  # threads are to end early
@@ -149,7 +149,7 @@ class Engine:
             after, sums = train(step, own, own_context, axes, plan, chunk, rate)
             return TrainedChunk(after, sums, rate.new_zeros(size))
 
-        chunks: list[TrainedChunk] = self._in_chunks(train_chunk, plan.size.shape[1])
+        chunks: list[TrainedChunk] = self._in_chunks(train_chunk, plan.num_clients)
         sums = complete([chunk.sums for chunk in chunks], [chunk.zeros for chunk in chunks])
         steps = torch.as_tensor(plan.steps, device=self.images.device).clamp(min=1)
         means = tree_map(lambda value: value / steps, concatenate(sums))
@@ -242,9 +242,9 @@ class Engine:
     def _batches(self, plan: BatchPlan, k: int, rate: Tensor) -> Iterator[Batch]:
         """Yields client k's batches without padding; prepares the images of several batches at a time."""
         rows = self._rows(plan, k)
-        width = plan.index.shape[2]
-        real = torch.arange(width, device=rows.size.device) < rows.size[:, None]  # [steps, B]
-        at_a_time = max(PREPARED_BYTES // (self.images[0].numel() * self.transform.dtype.itemsize * width), 1)
+        real = torch.arange(plan.width, device=rows.size.device) < rows.size[:, None]  # [steps, B]
+        bytes_of_batch = plan.width * self.images[0].numel() * self.transform.dtype.itemsize
+        at_a_time = max(PREPARED_BYTES // bytes_of_batch, 1)
         for start in range(0, len(real), at_a_time):
             now, is_real = select((rows, real), slice(start, start + at_a_time))
             x, y = self.gather(*select((now.index, now.draws), is_real))
@@ -264,19 +264,18 @@ class Engine:
         self, step: Step, clients: Client, context: Tree, axes: Tree, plan: BatchPlan, chunk: slice, rate: Tensor
     ) -> tuple[Client, Terms]:
         """Trains the chunk's clients together, batch by batch."""
-        begin = partial(with_optimizer, step, clients)
+        make_clients = partial(with_optimizer, step, clients)
         rows = self._rows(plan, chunk)
         sizes = plan.size[: len(rows.size), chunk]  # [steps, clients]
         if len(sizes) == 0:
-            return begin(), {}
+            return make_clients(), {}
         if self.graphs is not None:
-            rows = tree_map(with_room, rows)
+            rows = tree_map(up_to_power_of_two, rows)
         stack = self._find_stack(step, clients, context, axes, rows)
-        is_part_of_batch = (sizes > 0) & (sizes < plan.index.shape[2])
+        is_part_of_batch = (sizes > 0) & (sizes < plan.width)
+        padded: list[bool] = is_part_of_batch.any(1).tolist()
         samples = sizes.sum(1).tolist()
-        return stack.train(
-            begin, context, rows, rate, is_part_of_batch.any(1).tolist(), lambda t: self._step_done(samples[t])
-        )
+        return stack.train(make_clients, context, rows, rate, padded, lambda t: self._step_done(samples[t]))
 
     def _find_stack(self, step: Step, clients: Client, context: Tree, axes: Tree, rows: Tree) -> Stack:
         """Returns the stack that is kept for such clients, with its graphs; a new one where there is none."""
@@ -285,7 +284,7 @@ class Engine:
         parts = (step.update, axes, self.way)
         shapes = clients._replace(optimizer={}), context, rows
         make = partial(self._make_stack, step, clients, axes)
-        return find_kept(self.stacks, KEPT, parts, shapes, partial(make, kept=True)) or make()
+        return self.stacks.find(parts, shapes, partial(make, kept=True)) or make()
 
     def _make_stack(self, step: Step, clients: Client, axes: Tree, kept: bool = False) -> Stack:
         """Makes a stack for such clients and a local step of them."""
@@ -313,28 +312,31 @@ class Engine:
 
         def of_chunk(chunk: slice) -> tuple[Client, Aux]:
             arguments = select_axes((clients, batch, context), all_axes, chunk)
-            make = partial(self._make_call_of_step, step, arguments[0], all_axes)
+            own_clients, *_ = arguments
+            make = partial(self._make_call_of_step, step, own_clients, all_axes)
             call = self._find_call((step.update, axes, self.way), arguments, make)
             if call is None:
                 return self._for_many(keyed(step.update), all_axes)(*arguments)
             aux = call(*arguments)
-            after = call.first()
+            after = call.changed_first()
             return after, aux._replace(buffers=after.buffers)
 
-        return concatenate(self._in_chunks(of_chunk, len(leaves(clients)[0])))
+        return concatenate(self._in_chunks(of_chunk, num_stacked(clients)))
 
     def for_each(self, function: Callable[..., Tree], arguments: tuple, axes: tuple) -> Tree:
         """Calls a function of one client for all, a chunk at a time; `axes` as in `for_many`."""
 
         def of_chunk(chunk: slice) -> Tree:
-            arguments_of_chunk = select_axes(arguments, axes, chunk)
-            make = partial(self._make_call, function, arguments_of_chunk[0], axes)
-            call = self._find_call((function, axes, self.way), arguments_of_chunk, make)
+            own_arguments = select_axes(arguments, axes, chunk)
+            own_first, *_ = own_arguments
+            make = partial(self._make_call, function, own_first, axes)
+            call = self._find_call((function, axes, self.way), own_arguments, make)
             if call is None:
-                return self._for_many(function, axes)(*arguments_of_chunk)
-            return call(*arguments_of_chunk)
+                return self._for_many(function, axes)(*own_arguments)
+            return call(*own_arguments)
 
-        return concatenate(self._in_chunks(of_chunk, len(leaves(arguments[0])[0])))
+        first, *_ = arguments
+        return concatenate(self._in_chunks(of_chunk, num_stacked(first)))
 
     def _make_call_of_step(self, step: Step, clients: Client, axes: tuple) -> Call:
         """Makes a call of a local step of such clients, which gives all that it returns but the clients."""
@@ -356,7 +358,7 @@ class Engine:
 
     def _find_call(self, parts: Any, arguments: tuple, make: Callable[[], Call]) -> Call | None:
         """Returns the call that is kept for such arguments; None where there can be no graph of it."""
-        return None if self.graphs is None else find_kept(self.calls, KEPT_CALLS, parts, arguments, make)
+        return None if self.graphs is None else self.calls.find(parts, arguments, make)
 
     def gather(self, index: Tensor | np.ndarray, draws: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Returns network input and labels of training examples `index` (any shape), augmented by `draws` if given."""

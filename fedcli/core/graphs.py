@@ -18,6 +18,7 @@ from torch import Tensor
 
 from fedcli.core.clients import Network
 from fedcli.core.trees import Tree, copy_tree, leaves, write_into
+from fedcli.errors import first_line
 
 Work = Callable[[], Any]
 
@@ -180,8 +181,10 @@ class StepGraphs:
         self.replays: dict[Burst, Work] = {}
         self._warm_ups: Counter[bool] = Counter()  # steps before the first is captured, by whether they are padded
 
-    def advance(self, steps: Callable[..., None], state: Tree, padded: bool, same: int) -> int:
-        """Takes some of the next `same` steps, all `padded` or none, by a graph once there is one; returns how many.
+    def advance(self, steps: Callable[..., None], state: Tree, padded: bool, num_alike: int) -> int:
+        """Takes some of the next steps, by a graph once there is one; returns how many.
+
+        The next `num_alike` are all `padded`, or none is.
 
         `steps` takes a number of steps, padded or not, if `is_captured` by a graph's operations, and `state` is all
         that they change: clients, totals and step number.
@@ -190,7 +193,7 @@ class StepGraphs:
             steps(padded, 1)
             return 1
         burst = Burst(padded, 1)
-        if self._kept and same >= BURST and burst in self.replays:
+        if self._kept and num_alike >= BURST and burst in self.replays:
             burst = Burst(padded, BURST)
         if burst in self.replays:
             self.replays[burst]()
@@ -215,8 +218,7 @@ class StepGraphs:
             cause = error.__context__ or error  # ending a capture that has gone wrong is an error of its own
             if is_out_of_memory(cause):
                 raise cause from None
-            first_line = (str(cause).strip() or repr(cause)).splitlines()[0]
-            reason = f"no CUDA graph of the step, its operations go one by one ({first_line})"
+            reason = f"no CUDA graph of the step, its operations go one by one ({first_line(cause)})"
         else:
             replay()
             if agree(state, plain, before):
@@ -228,21 +230,32 @@ class StepGraphs:
         self._give_up(reason)
 
 
-def find_kept(kept: dict[Hashable, Any], most: int, parts: Any, tensors: Tree, make: Callable[[], Any]) -> Any:
-    """Returns what is kept for work made of `parts` that is given `tensors` of these shapes; if new, made by `make`.
+class KeptWork(dict[Hashable, Any]):
+    """Work with its graphs, kept by what it is made of, so that they serve when it comes again; the oldest goes first.
 
-    It is put into `kept`, of at most so many, the oldest first, so that its graph serves later. None where it could not
-    be known again.
+    Attributes:
+        most: How many are kept.
     """
-    try:
-        key = graph_key(parts), graph_key(tensors, shapes=True)
-    except Unrepeatable:
-        return None
-    if key not in kept:
-        if len(kept) == most:
-            kept.pop(next(iter(kept)))  # the oldest
-        kept[key] = make()
-    return kept[key]
+
+    def __init__(self, most: int):
+        super().__init__()
+        self.most = most
+
+    def find(self, parts: Any, tensors: Tree, make: Callable[[], Any]) -> Any:
+        """Returns the work that is made of `parts` and is given `tensors` of these shapes; if new, made by `make`.
+
+        None where it could not be known again.
+        """
+        try:
+            key = graph_key(parts), graph_key(tensors, shapes=True)
+        except Unrepeatable:
+            return None
+        if key not in self:
+            if len(self) == self.most:
+                oldest = next(iter(self))
+                del self[oldest]
+            self[key] = make()
+        return self[key]
 
 
 def agree(replayed: Tree, plain: Tree, before: Tree) -> bool:

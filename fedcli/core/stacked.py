@@ -16,7 +16,18 @@ from fedcli.core.clients import Aux, Client, Step, Terms, Update, keyed, under_v
 from fedcli.core.graphs import CudaGraphs, StepGraphs
 from fedcli.core.joint_layers import JointLayers
 from fedcli.core.layers import set_to
-from fedcli.core.trees import Tree, copy_tree, flatten, leaves, pack, select_axes, stack, tree_map, unpack, write_into
+from fedcli.core.trees import (
+    Tree,
+    copy_tree,
+    flatten,
+    num_stacked,
+    pack,
+    select_axes,
+    stack,
+    tree_map,
+    unpack,
+    write_into,
+)
 
 # The ways in which several clients train together, as a record names them.
 STACKED = "stacked"  # by vmap, every operation on all of them
@@ -40,7 +51,8 @@ def for_many(
     mapped = vmap(function, in_dims=axes, randomness="error")
 
     def together(*arguments: Tree) -> Tree:
-        count = len(leaves(arguments[0])[0])
+        first, *_ = arguments
+        count = num_stacked(first)
         if way == BRANCHES or count == 1:
             works = [partial(function, *select_axes(arguments, axes, k)) for k in range(count)]
             return stack([work() for work in works] if graphs is None else graphs.fork(works))
@@ -114,10 +126,22 @@ def packing(stacked: Tree) -> Tree:
     return flatten(tree_map(lambda leaf: leaf[0].to("meta"), stacked))
 
 
-def with_room(rows: Tensor) -> Tensor:
+def up_to_power_of_two(rows: Tensor) -> Tensor:
     """Repeats the last row of `[T, ...]` up to a power of two, so that rounds of other lengths share the graphs."""
-    more = (1 << (len(rows) - 1).bit_length()) - len(rows)
-    return torch.cat([rows, rows[-1:].expand(more, *rows.shape[1:])])
+    num_rows = 1 << (len(rows) - 1).bit_length()
+    last_row = rows[-1:]
+    repeated = last_row.expand(num_rows - len(rows), *last_row.shape[1:])
+    return torch.cat([rows, repeated])
+
+
+class StackInputs(NamedTuple):
+    """What a stack is given to train, and the number of the next step."""
+
+    clients: Tree  # packed
+    context: Tree
+    rows: Tree
+    rate: Tensor
+    number: Tensor
 
 
 class Stack:
@@ -146,31 +170,32 @@ class Stack:
         self.totals: Terms = {}
 
     def train(
-        self, clients: Callable[[], Client], context: Tree, rows: Tree, rate: Tensor, padded: Sequence[bool],
+        self, make_clients: Callable[[], Client], context: Tree, rows: Tree, rate: Tensor, padded: Sequence[bool],
         step_done: Callable[[int], None],
     ) -> tuple[Client, Terms]:  # fmt: skip
         """Trains stacked clients through all rows; returns them after it, and the sums of their terms, `[K]` by name.
 
         Args:
-            clients: Makes the clients, with optimizer state, which are held here alone.
+            make_clients: Makes the clients, with optimizer state, which are held here alone.
             context: Of their objective.
             rows: A `BatchPlan` of tensors on the device; those after the last step are not used.
             rate: Learning rate.
             padded: For each of the T steps, whether some client's batch is not full.
             step_done: Called with the number of each step, when it has been taken or is on its way.
         """
-        number = torch.zeros_like(rows.size[0, :1])  # of the next step
-        given = (pack(clients(), self.like, lead=1), context, rows, rate, number)
+        inputs = StackInputs(
+            clients=pack(make_clients(), self.like, lead=1),
+            context=context,
+            rows=rows,
+            rate=rate,
+            number=torch.zeros_like(rows.size[0, :1]),
+        )
         if self.clients is None:
-            self._given = copy_tree(given)
-            self.clients, self._context, rows, self._rate, self._number = self._given
-            # The same in all steps, so that no step looks it up.
-            self._num_batches = rows.num_batches[0]
-            self._rows = rows._replace(num_batches=None)
+            self._hold(copy_tree(inputs))
         else:  # into the same tensors
-            write_into(self._given, given)
+            write_into(self._inputs, inputs)
             tree_map(Tensor.zero_, self.totals)
-        del given  # the clients would be there twice
+        del inputs  # the clients would be there twice
         done = 0
         for is_padded, steps in groupby(padded):
             end = done + len(list(steps))
@@ -182,14 +207,25 @@ class Stack:
                 done += taken
         return copy_tree((unpack(self.clients, self.like), self.totals))
 
+    def _hold(self, inputs: StackInputs) -> None:
+        """Takes the tensors that stay."""
+        self._inputs = inputs
+        self.clients, self._context, rows, self._rate, self._number = inputs
+        # The same in all steps, so that no step looks it up.
+        self._num_batches = rows.num_batches[0]
+        self._rows = rows._replace(num_batches=None)
+
     def step(self, padded: bool, is_captured: bool = False) -> None:
         """Takes one local step of each client; those that have run out of data stand still."""
-        now = tree_map(lambda leaf: leaf.index_select(0, self._number)[0], self._rows)
+        row = tree_map(lambda leaf: leaf.index_select(0, self._number)[0], self._rows)
         self._number += 1
-        x, y = self.gather(now.index, now.draws)
-        mask = torch.arange(now.index.shape[1], device=y.device) < now.size[:, None] if padded else None
-        batch = Batch(x, y, mask, now.epoch_end, self._num_batches, self._rate, now.keys)
-        idle = now.size == 0
+        x, y = self.gather(row.index, row.draws)
+        mask = None
+        if padded:
+            _, width = row.index.shape
+            mask = torch.arange(width, device=y.device) < row.size[:, None]
+        batch = Batch(x, y, mask, row.epoch_end, self._num_batches, self._rate, row.keys)
+        idle = row.size == 0
         updates = self.eager
         if is_captured:
             updates = self.captured
@@ -231,30 +267,38 @@ class Call:
         self.captured = captured
         self.like = like
         self.graphs = StepGraphs(graphs, give_up, kept=False)
-        self._given: Tree = None  # the arguments; None before the first call
+        self._first: Tree = None  # packed; None before the first call
+        self._others: tuple = ()
         self._results: Tree = None
 
     def __call__(self, first: Tree, *others: Tree) -> Tree:
         """Returns the results for arguments of the shapes of the first call."""
-        given = (pack(first, self.like, lead=1), *others)
-        if self._given is None:
-            self._given = copy_tree(given)
+        packed_first = pack(first, self.like, lead=1)
+        if self._first is None:
+            self._first = copy_tree(packed_first)
+            self._others = copy_tree(others)
         else:
-            write_into(self._given, given)
+            write_into(self._first, packed_first)
+            write_into(self._others, others)
         if not self.graphs.replays:  # so that a graph is compared by what it writes, not by what stood there
             tree_map(Tensor.zero_, self._results)
-        self.graphs.advance(self._run, (self._given[0], self._results), padded=False, same=1)
+        self.graphs.advance(self._run, (self._first, self._results), padded=False, num_alike=1)
         return copy_tree(self._results)
 
-    def first(self) -> Tree:
+    def changed_first(self) -> Tree:
         """Returns what has become of the first argument of the last call."""
-        return unpack(copy_tree(self._given[0]), self.like)
+        return unpack(copy_tree(self._first), self.like)
 
     def _run(self, padded: bool, count: int, is_captured: bool = False) -> None:
         function = self.captured if is_captured else self.eager
-        changed, results = function(*self._given)
-        tree_map(lambda old, new: old.copy_(new) if isinstance(new, Tensor) else None, self._given[0], changed)
+        changed, results = function(self._first, *self._others)
+        tree_map(_write_if_changed, self._first, changed)
         if self._results is None:
             self._results = copy_tree(results)
         else:
             write_into(self._results, results)
+
+
+def _write_if_changed(old: Tensor, new: Tensor | tuple) -> None:
+    if isinstance(new, Tensor):  # else it stands in the old one
+        old.copy_(new)

@@ -86,6 +86,12 @@ def complete(terms: Sequence[dict[str, Tensor]], zeros: Sequence[Tensor]) -> lis
     return completed
 
 
+def num_stacked(tree: Tree) -> int:
+    """Returns K, of how many clients a stacked tree is."""
+    (leaf, *_) = leaves(tree)
+    return len(leaf)
+
+
 def select(tree: Tree, index: int | slice | Tensor | np.ndarray) -> Tree:
     """Returns the entries `index` along the client axis of a stacked tree."""
     return tree_map(lambda leaf: leaf[index], tree)

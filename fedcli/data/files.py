@@ -17,7 +17,7 @@ from pathlib import Path
 
 import numpy as np
 
-from fedcli.errors import UserError
+from fedcli.errors import UserError, first_line
 
 Arrays = dict[str, np.ndarray]
 PARTS = ("train", "test")
@@ -40,7 +40,7 @@ ARRAYS = (
 
 def one_line(error: BaseException) -> str:
     """The first line of an error's text, since a refusal has one line."""
-    return (str(error).strip() or type(error).__name__).splitlines()[0][:300]
+    return first_line(error)[:300]
 
 
 @contextmanager

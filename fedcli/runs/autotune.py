@@ -15,6 +15,7 @@ from fedcli.core.engine import Engine
 from fedcli.core.federation import Federation
 from fedcli.core.stacked import BRANCHES, WAYS
 from fedcli.core.trees import tree_map
+from fedcli.errors import first_line
 
 STEPS = 16  # of a pass of a trial
 PASSES = 8  # of a trial at most, until all its steps are replays
@@ -37,7 +38,8 @@ def autotune(fed: Federation) -> str | None:
         except RuntimeError as error:  # as of an operation that has no deterministic form on this device
             failed[way] = error
     if not tried:
-        raise failed[ways[0]]
+        (failure, *_) = failed.values()
+        raise failure
     fastest = min(tried, key=lambda way: tried[way])
     fed.engine.way = fastest
     fed.engine.clients_per_chunk = tried[fastest].clients_per_chunk
@@ -45,7 +47,7 @@ def autotune(fed: Federation) -> str | None:
     torch.cuda.reset_peak_memory_stats(fed.device)
     chosen = f"fastest of {len(tried)} ways tried, {1e3 * tried[fastest].seconds:.3g} ms for a step of one client"
     for way, failure in failed.items():
-        chosen += f"; {way} failed: {str(failure).strip().splitlines()[0]}"
+        chosen += f"; {way} failed: {first_line(failure)}"
     return chosen
 
 
