@@ -273,7 +273,7 @@ class Engine:
             rows = tree_map(up_to_power_of_two, rows)
         stack = self._find_stack(step, clients, context, axes, rows)
         is_part_of_batch = (sizes > 0) & (sizes < plan.width)
-        padded: list[bool] = is_part_of_batch.any(1).tolist()
+        padded: Any = is_part_of_batch.any(1).tolist()  # [steps], of bool
         samples = sizes.sum(1).tolist()
         return stack.train(make_clients, context, rows, rate, padded, lambda t: self._step_done(samples[t]))
 

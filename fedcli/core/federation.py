@@ -68,6 +68,14 @@ class Cohort(NamedTuple):
         return self.only_network
 
 
+class Predictions(NamedTuple):
+    """What a model in evaluation mode gives for some images, on the CPU."""
+
+    features: Tensor | None  # [n, D]; None where they were not asked for
+    logits: Tensor  # [n, C]
+    labels: Tensor  # [n], the true ones
+
+
 def schedule_factor(schedule: str, round: int, num_rounds: int) -> float:
     """Returns the factor on the learning rate of a round, counted from 0, over T rounds.
 
@@ -232,20 +240,22 @@ class Federation:
     @property
     def network(self) -> Network:
         """Returns the network that all clients have; refuses if they have different ones."""
-        if len(self.networks) > 1:
+        first, *others = self.networks
+        if others:
             raise UserError(
                 f"this method needs one network for all clients (got --backbone {self.config.backbone}); name one."
             )
-        return self.networks[0]
+        return first
 
     @property
     def feature_dim(self) -> int:
         """Returns the width of the features, D; refuses if it is not the same for all networks."""
-        widths = {name: network.feature_dim for name, network in zip(self.backbones, self.networks, strict=True)}
-        if len(set(widths.values())) > 1:
-            listed = ", ".join(f"{name} {width}" for name, width in widths.items())
+        widths = [network.feature_dim for network in self.networks]
+        first, *others = widths
+        if any(width != first for width in others):
+            listed = ", ".join(f"{name} {width}" for name, width in zip(self.backbones, widths, strict=True))
             raise UserError(f"this method needs features of one width (got {listed}); choose networks of one width.")
-        return self.networks[0].feature_dim
+        return first
 
     def _public(self) -> tuple[Tensor, Transform]:
         """Returns the public images and what makes network input of them; refuses where there are none."""
@@ -256,7 +266,8 @@ class Federation:
     @property
     def public_batch_sizes(self) -> list[int]:
         """Returns how many images each of the public batches has, in their order."""
-        count = len(self._public()[0])
+        images, _ = self._public()
+        count = len(images)
         size = self.config.public_batch_size
         return [min(size, count - start) for start in range(0, count, size)]
 
@@ -302,9 +313,9 @@ class Federation:
         total = counted.sum()
         shares = counted / total if total else np.full(len(counted), 1 / len(counted))
         weights = torch.tensor(shares, dtype=self.dtype, device=self.device)
-        architectures = np.unique(self.architecture[client_ids])
-        network = self.networks[architectures[0]] if len(architectures) == 1 else None
-        return Cohort(round, np.asarray(client_ids), num_examples, weights, network)
+        networks = [self.networks[architecture] for architecture in np.unique(self.architecture[client_ids])]
+        only_network = networks[0] if len(networks) == 1 else None
+        return Cohort(round, np.asarray(client_ids), num_examples, weights, only_network)
 
     def groups(self, cohort: Cohort) -> list[Cohort]:
         """Divides a cohort by the clients' networks; order and weights stay those of the cohort."""
@@ -370,8 +381,8 @@ class Federation:
 
         `states` holds it by client id; `first` is what a new client has.
         """
-        recalled = [states.get(int(client), first) for client in cohort.client_ids]  # some may lie on the host
-        return stack(tree_map(lambda leaf: leaf.to(self.device), recalled))
+        recalled = [states.get(int(client), first) for client in cohort.client_ids]
+        return stack(tree_map(lambda leaf: leaf.to(self.device), recalled))  # some may lie on the host
 
     def remember(self, states: Mapping[int, Tree], cohort: Cohort, stacked: Tree) -> Mapping[int, Tree]:
         """Returns the states, by id, those of the cohort's clients replaced by their parts of `stacked` `[K, ...]`.
@@ -481,14 +492,16 @@ class Federation:
         uniform = self.generator(round, "public augment", epoch).random((sum(sizes), num_draws)).astype(np.float32)
         seeds = self.generator(round, "public dropout", epoch).integers(2**63, size=len(sizes))
         rate = torch.tensor(self.lr(round), dtype=self.dtype, device=device)
-        batches = torch.tensor(len(sizes), device=device)
-        ends = torch.arange(1, len(sizes) + 1, device=device) == batches
-        index_of_batch = torch.as_tensor(order, device=device).split(sizes)
-        draws_of_batch = torch.as_tensor(uniform, device=device).split(sizes)
+        num_batches = torch.tensor(len(sizes), device=device)
+        # One entry a batch.
+        indices = torch.as_tensor(order, device=device).split(sizes)
+        draws = torch.as_tensor(uniform, device=device).split(sizes)
+        epoch_ends = torch.arange(1, len(sizes) + 1, device=device) == num_batches
         keys = torch.as_tensor(seeds, device=device)
-        for index, drawn, end, key in zip(index_of_batch, draws_of_batch, ends, keys, strict=True):
-            x = transform(images[index], drawn)
-            yield Batch(x, torch.zeros_like(index), None, end, batches, rate, key)
+        for index, own_draws, epoch_end, key in zip(indices, draws, epoch_ends, keys, strict=True):
+            x = transform(images[index], own_draws)
+            no_labels = torch.zeros_like(index)
+            yield Batch(x, no_labels, None, epoch_end, num_batches, rate, key)
 
     def step(
         self, clients: Client, cohort: Cohort, local: LocalLoss | Step, batch: Batch, context: Tree = None,
@@ -552,7 +565,7 @@ class Federation:
     def predict(
         self, params: Params, buffers: Params, index: np.ndarray | None = None, network: Network | None = None, *,
         test: bool = False, quick: bool = False, with_features: bool = True,
-    ) -> tuple[Tensor | None, Tensor, Tensor]:  # fmt: skip
+    ) -> Predictions:  # fmt: skip
         """Returns what one model in evaluation mode gives for training or test examples.
 
         Args:
@@ -577,21 +590,26 @@ class Federation:
         quick = quick and self.device.type == "cpu"
 
         @torch.no_grad()
-        def of_portion(positions: Tensor) -> tuple[Tensor | None, Tensor, Tensor]:
+        def of_portion(positions: Tensor) -> Predictions:
+            x = self.transform(images[positions])
+            if quick:
+                x = self.engine.copy(x)
             with set_to(by_places, quick):
-                x = self.transform(images[positions])
-                output = network(params, buffers, self.engine.copy(x) if quick else x, train=False)
-            return output.features if with_features else None, output.logits, labels[positions]
+                output = network(params, buffers, x, train=False)
+            return Predictions(output.features if with_features else None, output.logits, labels[positions])
 
         with self.timed("evaluate"):
-            params = tree_map(self.engine.copy, params) if quick else params
+            if quick:
+                params = tree_map(self.engine.copy, params)
             portions = self.engine.side_by_side(of_portion, self._portions(index, quick))
             return to_device(concatenate(portions), "cpu")  # here alone Python waits for the device
 
     def _portions(self, index: np.ndarray, quick: bool = False) -> Sequence[Tensor]:
         """Cuts positions into those that go through a network together, on the device."""
-        small = QUICK_BATCH if quick else EVALUATION_BATCH
-        return torch.as_tensor(index, device=self.device).split(small if self.device.type == "cpu" else GPU_BATCH)
+        size = GPU_BATCH
+        if self.device.type == "cpu":
+            size = QUICK_BATCH if quick else EVALUATION_BATCH
+        return torch.as_tensor(index, device=self.device).split(size)
 
 
 def _finite(terms: Terms, stacked: Tree, cohort: Cohort) -> Terms:
@@ -600,15 +618,16 @@ def _finite(terms: Terms, stacked: Tree, cohort: Cohort) -> Terms:
     Raises:
         NonFiniteLoss: A term, the objective, or a value of the stacked tensors `[K, ...]` is infinite or NaN.
     """
-    named = {f"the term '{name}'": values for name, values in terms.items() if name != OBJECTIVE}
+    by_words = {f"the term '{name}'": values for name, values in terms.items() if name != OBJECTIVE}
     if OBJECTIVE in terms:
-        named["the loss"] = terms[OBJECTIVE]
+        by_words["the loss"] = terms[OBJECTIVE]
     # Zero times a tensor is NaN where it is not finite; only one sum for each client comes to the host.
-    tensors = [tensor for tensor in leaves(stacked) if tensor.is_floating_point()]
-    named["what the step gave"] = torch.zeros(len(cohort.client_ids), device=cohort.weights.device)
-    for tensor in tensors:
-        named["what the step gave"] += (0 * tensor.detach()).reshape(len(tensor), -1).sum(1)
-    is_finite = to_device({what: values.detach().isfinite() for what, values in named.items()}, "cpu")
+    zero_or_nan = torch.zeros(len(cohort.client_ids), device=cohort.weights.device)
+    for tensor in leaves(stacked):
+        if tensor.is_floating_point():
+            zero_or_nan += (0 * tensor.detach()).reshape(len(tensor), -1).sum(1)
+    by_words["what the step gave"] = zero_or_nan
+    is_finite = to_device({what: values.detach().isfinite() for what, values in by_words.items()}, "cpu")
     for what, flags in is_finite.items():
         ids = cohort.client_ids[~flags.numpy()]
         if len(ids):

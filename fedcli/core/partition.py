@@ -32,8 +32,10 @@ MAX_DRAWS = 1000  # of a Dirichlet partition before it is refused; seconds for 1
 
 def number(text: str, read: Callable[[str], Any] = int, low: float = 1, high: float = math.inf) -> Any:
     """Reads a number from `low` to `high` in a flag; raises ValueError for anything else."""
-    # With a short exponent alone: of 1e-9999999 Fraction would make ten million digits.
-    value = read(text if re.fullmatch(r"[^e]*(e[+-]?\d{1,3})?", text.lower()) else "")
+    has_short_exponent = re.fullmatch(r"[^e]*(e[+-]?\d{1,3})?", text.lower())
+    if not has_short_exponent:  # of 1e-9999999 Fraction would make ten million digits
+        raise ValueError
+    value = read(text)
     if not low <= value <= high:
         raise ValueError
     return value
@@ -201,8 +203,9 @@ def dominant(
     extra = int(budget * exact / dominant_classes)
     first = dominant_classes * np.arange(num_clients)[:, None]
     counts = base + extra * ((np.arange(len(sizes)) - first) % len(sizes) < dominant_classes)  # [K, C]
-    is_empty = extra == 0 or (base == 0 and exact < 1)
-    if is_empty or dominant_classes > len(sizes) or (counts.sum(0) > sizes).any():
+    lacks_a_part = extra == 0 or (base == 0 and exact < 1)
+    is_too_much = dominant_classes > len(sizes) or (counts.sum(0) > sizes).any()
+    if lacks_a_part or is_too_much:
         remedy = f"make the clients times their dominant classes a multiple of {len(sizes)}, or choose another share"
         raise _unfit(f"dominant:{dominant_classes}", labels, num_clients, remedy)
     return _deal(counts, labels, generator(seed, "partition"))
@@ -297,9 +300,18 @@ class Kind(NamedTuple):
     words: str = ""  # in titles, with `{}` for its options; empty where the flag itself stands there
 
 
-def _always(value: Any) -> Callable[[str], Any]:
-    """Reads an option that is a word alone."""
-    return {"": value}.__getitem__
+def _read_switch(text: str, value: bool) -> bool:
+    """Reads an option that is a word alone, and so has nothing behind it; raises ValueError where it has."""
+    if text:
+        raise ValueError
+    return value
+
+
+def _read_word(text: str, allowed: Sequence[str]) -> str:
+    """Reads one of the words allowed; raises ValueError for another."""
+    if text not in allowed:
+        raise ValueError
+    return text
 
 
 PARTITIONS = {
@@ -308,9 +320,9 @@ PARTITIONS = {
         dirichlet, "dirichlet:ALPHA[:plain][:min=COUNT][:draw=pfllib], such as dirichlet:0.5, ALPHA from 1e-6 to 1e6",
         options=(
             Option("", "alpha", partial(number, read=float, low=1e-6, high=1e6)),
-            Option("plain", "capped", _always(False)),
+            Option("plain", "capped", partial(_read_switch, value=False)),
             Option("min=", "min_examples", number),
-            Option("draw=", "draw", {"own": "own", "pfllib": "pfllib"}.__getitem__),
+            Option("draw=", "draw", partial(_read_word, allowed=("own", "pfllib"))),
         ),
         words="Dirichlet {}",
     ),
@@ -332,8 +344,9 @@ PARTITIONS = {
     ),
     "domains": Kind(domains, "domains or domains+LABEL_SKEW, such as domains+dirichlet:0.5", needs="domain"),
     "writers": Kind(
-        writers, "writers[:shares]", options=(Option("shares", "by_shares", _always(True)),), needs="writer",
-        words="whole writers",
+        writers, "writers[:shares]",
+        options=(Option("shares", "by_shares", partial(_read_switch, value=True)),),
+        needs="writer", words="whole writers",
     ),
 }  # fmt: skip
 
@@ -385,8 +398,8 @@ def from_flag(flag: str, remainder: str = "spread") -> Partition:
     """
     if is_from_file(flag):
         return Partition(flag, partial(_parts_from_user, from_file(flag, "partition")), "groups")
-    first, plus, skew = flag.partition("+")
-    if first == "domains":
+    kind_of_domains, plus, skew = flag.partition("+")
+    if kind_of_domains == "domains":
         within = from_flag(skew if plus else "iid", remainder)
         if within.needs:
             raise UserError(f"partition 'domains' needs a label skew (got '{flag}'); write domains+dirichlet:0.5.")
@@ -416,11 +429,18 @@ def _read_options(kind: Kind, texts: Sequence[str]) -> dict[str, Any]:
         texts = [""]  # the required option, without a value
     values = {}
     for text in texts:
-        fitting = [option for option in left if text.startswith(option.prefix)]
-        option = fitting[0]
+        option = _find_option(left, text)
         left.remove(option)  # what stands twice is not there any more
         values[option.keyword] = option.read(text.removeprefix(option.prefix))
     return values
+
+
+def _find_option(options: Sequence[Option], text: str) -> Option:
+    """The first of some options with whose prefix a text begins; raises LookupError where there is none."""
+    for option in options:
+        if text.startswith(option.prefix):
+            return option
+    raise LookupError
 
 
 def _spelled(kind: Kind, values: dict[str, Any]) -> list[str]:
@@ -430,7 +450,8 @@ def _spelled(kind: Kind, values: dict[str, Any]) -> list[str]:
         value = values.get(option.keyword)
         default = signature(kind.function).parameters[option.keyword].default
         if value not in (None, default):
-            texts.append(option.prefix + ("" if isinstance(value, bool) else str(value).removesuffix(".0")))
+            is_switch = isinstance(value, bool)
+            texts.append(option.prefix if is_switch else option.prefix + str(value).removesuffix(".0"))
     return texts
 
 
@@ -445,16 +466,27 @@ def _parts_from_user(
     if len(parts) != num_clients:
         raise function.refuse(f"gives no list of {num_clients} clients (got {len(parts)})", "return one list for each")
     for client, part in enumerate(parts):
-        is_whole = part.ndim == 1 and (part.dtype.kind in "iu" or not len(part))
-        if not is_whole or (len(part) and not 0 <= part.min() <= part.max() < len(labels)):
+        if not _are_positions(part, len(labels)):
+            first_five = str(part.ravel()[:5])[1:-1]
             raise function.refuse(
-                f"gives wrong positions to client {client} (got {part.dtype} {str(part.ravel()[:5])[1:-1]} ...)",
+                f"gives wrong positions to client {client} (got {part.dtype} {first_five} ...)",
                 f"return a list of whole numbers from 0 to {len(labels) - 1}",
             )
     positions, times = np.unique(np.concatenate(parts), return_counts=True)
     if (times > 1).any():
-        raise function.refuse(f"uses an example twice (got position {positions[times.argmax()]:.0f})", "use it once")
+        twice = positions[times.argmax()]
+        raise function.refuse(f"uses an example twice (got position {twice:.0f})", "use it once")
     return [part.astype(np.int64) for part in parts]
+
+
+def _are_positions(part: np.ndarray, num_examples: int) -> bool:
+    """Whether an array is a list of whole numbers below the number of examples; an empty list is, of any type."""
+    if part.ndim != 1:
+        return False
+    if len(part) == 0:
+        return True
+    are_whole = part.dtype.kind in "iu"
+    return are_whole and part.min() >= 0 and part.max() < num_examples
 
 
 def fingerprint(parts: Sequence[np.ndarray]) -> str:
