@@ -16,8 +16,9 @@ from rich.console import Console
 
 import fedcli
 from fedcli import check, declarations, registry
-from fedcli.cli import app, common, describe, display
+from fedcli.cli import app, describe, display
 from fedcli.cli.display import draw
+from fedcli.cli.options import parse_seeds
 from fedcli.runs import begin, progress
 from fedcli.runs.options import RunConfig
 from tests.programs import invoke
@@ -208,7 +209,7 @@ def test_workers_share_one_run(monkeypatch):
 
 
 def test_seeds_are_numbers_and_ranges():
-    assert common.parse_seeds("7,0-2, 10 - 11") == [7, 0, 1, 2, 10, 11]
+    assert parse_seeds("7,0-2, 10 - 11") == [7, 0, 1, 2, 10, 11]
 
 
 def test_ctrl_c_before_a_run_begins_leaves_nothing_of_it(monkeypatch):
@@ -262,7 +263,9 @@ def test_plot_and_table_of_runs(monkeypatch):
     assert done("table", "demo", "--out", "new/table.md") == "new/table.md\n"
     assert Path("new/table.md").read_text() == text
     assert done("plot", "demo/one") == "curves.png and curves.pdf\n"
-    monkeypatch.setattr("fedcli.cli.common.console", lambda: Console(width=76, force_terminal=True, color_system=None))
+    monkeypatch.setattr(
+        "fedcli.cli.printing.console", lambda: Console(width=76, force_terminal=True, color_system=None)
+    )
     drawn = done("table", "demo")  # on a terminal
     assert set("|…") & set(drawn) == set()
     assert {cell for cell in re.split(r"[ |]+", text) if re.fullmatch(r"\d+\.\d+", cell)} <= set(drawn.split())

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 import fedcli
-from fedcli.cli.common import place_runs
+from fedcli.cli.options import place_runs
 from fedcli.results import jobs, plans
 from fedcli.runs import begin
 from fedcli.runs.record import read_record

@@ -11,7 +11,7 @@ import pytest
 
 import fedcli
 from fedcli.__main__ import main
-from fedcli.cli import common
+from fedcli.cli import options
 from fedcli.core.federation import NonFiniteLoss
 from fedcli.declarations import Cell, Table
 from fedcli.errors import UserError
@@ -118,13 +118,13 @@ def test_resume_takes_up_every_unfinished_run_below_a_folder(finished, tmp_path,
 
 def test_a_time_limit_is_a_time(monkeypatch):
     limits = []
-    monkeypatch.setattr(common, "set_time_limit", limits.append)
+    monkeypatch.setattr(options, "set_time_limit", limits.append)
     for text in ("90s", "9m", "2h", "1h30m", "90"):
-        common.limit_time(text)
+        options.limit_time(text)
     assert limits == [90, 540, 7200, 5400, 90]
     for text in ("9 m", "", "-1"):
         with pytest.raises(UserError, match=r"--time-limit must be a time \(got '.*'\); write 90s"):
-            common.limit_time(text)
+            options.limit_time(text)
 
 
 TINY_FLAGS = flags_of({**TINY, "checkpoint_every": 100})

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import fedcli
-from fedcli.cli.describe import fit
+from fedcli.cli.methods import fit
 from fedcli.data import datasets
 from fedcli.data.files import reading
 from fedcli.runs import lock

@@ -17,8 +17,12 @@ from typing import Any, NamedTuple
 
 import typer
 
-from fedcli.cli import describe, running, tables
-from fedcli.cli.common import HelpfulGroup, Lasting, UsageError, optional, refuse_twice, show_traceback, stop
+from fedcli.cli import checking, methods, models, plotting, running, tables, timing, tuning
+from fedcli.cli.data_sets import data
+from fedcli.cli.groups import HelpfulGroup, UsageError
+from fedcli.cli.method_options import MethodCommand
+from fedcli.cli.options import optional, refuse_twice
+from fedcli.cli.printing import Lasting, show_traceback, stop
 from fedcli.errors import UserError
 from fedcli.runs.signals import exit_code, set_time_limit
 
@@ -26,10 +30,11 @@ REPEATED = (  # options that may stand twice
     "--method", "--dataset", "--label", "--only", "--grid", "--law", "--runs", "--set", "--colors", "--labels",
 )  # fmt: skip
 SEVERAL = ("--seeds", "--metric", "--columns", "--log")  # options whose values stand with commas between them
+COMMANDS_OF_METHODS = (running.run, tuning.tune)  # with the options of the methods that they name
 COMMANDS = (
-    describe.list_, describe.show, describe.new, running.run, running.resume, running.verify, running.tune,
-    tables.quality, tables.plot, tables.report, tables.export, tables.table, tables.claims,
-    running.smoke, running.check, running.bench,
+    methods.list_, methods.show, methods.new, running.run, running.resume, running.verify, tuning.tune,
+    models.quality, plotting.plot, plotting.report, models.export, tables.table, tables.claims,
+    running.smoke, checking.check, timing.bench,
 )  # fmt: skip
 
 
@@ -87,7 +92,7 @@ class _Root(HelpfulGroup):
         flags = [word.partition("=")[0] for word in args]
         command = self.commands.get(args[0]) if args else None
         options = flags
-        if isinstance(command, running.MethodCommand):
+        if isinstance(command, MethodCommand):
             options = [name for option in command.params for name in option.opts]
         for previous, word, flag in zip(["fedcli", *args], args, flags, strict=False):
             if "--title" in (previous, flag):  # which a figure may be without
@@ -132,9 +137,9 @@ def root(
     """Take what all commands have in common; `show_traceback` reads it."""
 
 
-app.add_typer(describe.data, name="data")
+app.add_typer(data, name="data")
 for _command in COMMANDS:
-    _kind = running.MethodCommand if _command in (running.run, running.tune) else None
+    _kind = MethodCommand if _command in COMMANDS_OF_METHODS else None
     app.command(_command.__name__.strip("_"), cls=_kind)(_command)
 
 

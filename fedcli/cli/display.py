@@ -97,7 +97,7 @@ def _unused_text(partition: dict[str, Any], class_names: Sequence[str]) -> str:
 
 
 def print_line(consoles: Iterable[Console], *parts: str | tuple[str, str]) -> None:
-    """Print a line of texts, or texts with their styles, on each console, and do not break it; see `common.say`."""
+    """Print a line of texts, or texts with their styles, on each console, and do not break it; see `printing.say`."""
     line = Text()
     for part in parts:
         text, style = (part, None) if isinstance(part, str) else part

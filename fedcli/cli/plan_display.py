@@ -11,8 +11,8 @@ from typing import Any
 from rich.console import Console
 from rich.progress import Progress
 
-from fedcli.cli.common import say, stop
 from fedcli.cli.display import duration, print_line
+from fedcli.cli.printing import say, stop
 from fedcli.results import durations, jobs
 from fedcli.results.plans import Plan, PlannedRun, TablePlan, protocols_text
 from fedcli.runs.signals import exit_code

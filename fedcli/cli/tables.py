@@ -1,29 +1,34 @@
-"""The commands that read records: `table`, `claims`, `quality`, `plot`, `report` and `export`."""
+"""The commands that compare runs with each other and with a paper: `table` and `claims`."""
 
-import warnings
-from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
 from functools import partial
-from inspect import getdoc
 from pathlib import Path
 from typing import Any, Literal
 
 import typer
 from rich.console import Console
-from rich.markup import escape
 
 from fedcli import registry
-from fedcli.cli import common
-from fedcli.cli.common import argument, console, optional, print_table, print_text
-from fedcli.errors import UserError, needed
-from fedcli.figures import CHARTS, CURVES, WITH_LINES, find_chart
+from fedcli.cli.options import (
+    Cpus,
+    Datasets,
+    Format,
+    Gpus,
+    Jobs,
+    On,
+    Seeds,
+    TimeLimit,
+    argument,
+    optional,
+    place_runs,
+    records_of,
+)  # fmt: skip
+from fedcli.cli.printing import console, print_table, print_text
+from fedcli.errors import UserError
 from fedcli.runs.lock import refuse_file_of_a_run
-from fedcli.userfiles import is_from_file, short_name
 
 RUNS = "A table of runs"  # a panel of the help of `table`, as the next one
 PAPERS = "A paper's table"
-LOOK = "Look"  # a panel of the help of `plot`
-PAIR = "NAME=VALUE"
 Per = Literal["round", "client", "client-round"]
 
 
@@ -61,8 +66,8 @@ class OptionsOfPaper:
 def table(  # noqa: PLR0913  # the parameters of a command are its options
     ctx: typer.Context,
     runs: argument(list[str], "RUN|PAPER:ID", "Run folders, folders of runs, or a paper's table."),
-    dataset: common.Datasets = None,
-    format: common.Format = "markdown",
+    dataset: Datasets = None,
+    format: Format = "markdown",
     out: optional(Path, "File to write, not the terminal.") = None,
     metric: optional(str, "Metrics as columns, e.g. best,at:1/2; or ./file.py:NAME.", panel=RUNS) = None,
     columns: optional(str, "Columns in this order, by the names that the table shows.", panel=RUNS) = None,
@@ -77,12 +82,12 @@ def table(  # noqa: PLR0913  # the parameters of a command are its options
     train_examples: optional(int, "Reduce: at most so many training images.", panel=PAPERS) = None,
     records_only: optional(bool, "Keep no models, unless cells need them.", "--records-only", panel=PAPERS) = None,
     folder: optional(list[Path], "Its runs; in runs/tables by default.", "--runs", panel=PAPERS, metavar="DIR") = None,
-    seeds: common.Seeds = None,
-    jobs: common.Jobs = None,
-    on: common.On = None,
-    cpus_per_run: common.Cpus = None,
-    gpus_per_run: common.Gpus = None,
-    time_limit: common.TimeLimit = None,
+    seeds: Seeds = None,
+    jobs: Jobs = None,
+    on: On = None,
+    cpus_per_run: Cpus = None,
+    gpus_per_run: Gpus = None,
+    time_limit: TimeLimit = None,
 ) -> None:
     """Make a table of runs, or reproduce a paper's table.
 
@@ -137,7 +142,7 @@ def _table_of_runs(
     from fedcli.results.formats import write_tables
     from fedcli.results.tables import Layout
 
-    records = common.records_of(runs, options.method, datasets, options.label)
+    records = records_of(runs, options.method, datasets, options.label)
     layout = Layout(options.columns or (), options.digits)
     if options.per is not None:
         print_text(_csv_of_parts(records, options.per, layout), out)
@@ -165,7 +170,7 @@ def _paper_table(name: str, dataset: str | None, options: OptionsOfPaper, format
     from fedcli.results.plans import plan_table
     from fedcli.results.render import render
 
-    where = common.place_runs(options.jobs, options.on, options.cpus_per_run, options.gpus_per_run)
+    where = place_runs(options.jobs, options.on, options.cpus_per_run, options.gpus_per_run)
     limits = {
         "rounds": options.rounds,
         "local_epochs": options.local_epochs,
@@ -204,7 +209,7 @@ def _paper_table(name: str, dataset: str | None, options: OptionsOfPaper, format
 def claims(
     paper: argument(str | None, None, "Only those of this paper, or of ./file.py.") = None,
     folders: optional(list[Path], "Other runs; 'runs' if not given.", "--runs", metavar="DIR", exists=True) = None,
-    format: common.Format = "markdown",
+    format: Format = "markdown",
 ) -> None:
     """Show the papers' claims and what the existing runs say of them.
 
@@ -227,157 +232,3 @@ def claims(
         sheet = replace(sheet, columns=sheet.columns[:width], lines=[line[:width] for line in sheet.lines])
     print_text(render(sheet, format), is_markdown=format == "markdown")
     typer.echo(counted(answered), err=True)
-
-
-def quality(
-    runs: common.Runs,
-    client: common.Client = None,
-    clients: optional(bool, "Use the clients' own models after one more round.", "--clients") = False,
-    round: optional(str, "Round of the model: selected, as in the headline, or last.") = "selected",
-    files: common.Code = None,
-) -> None:
-    """Measure how well the features of finished runs separate the classes: NMI after K-means, and silhouette.
-
-    Takes the global model of the headline and at most 2,000 test images. Both go into the records, and the features
-    beside them; 'fedcli plot --kind tsne' draws these.
-    With --client: of that client's own model.
-    With --clients: of all clients' features after one more round; 'fedcli plot --kind clients' draws them.
-    """
-    from fedcli.measure.quality import OF_CLIENTS, add_clients_quality, add_quality
-    from fedcli.results.frame import finished_runs
-
-    prefix = ""
-    measure: Callable[..., dict[str, Any]] = partial(add_quality, client=client, round=round)
-    if clients:
-        prefix = OF_CLIENTS
-        measure = add_clients_quality
-    rows = []
-    for record in finished_runs(common.records_of(runs, None, None, None)):
-        folder = record["folder"]
-        with Console(stderr=True).status(escape(str(folder))):
-            measured = measure(folder, files=files or ())
-        nmi = f"{measured[f'{prefix}nmi']:.3f}"
-        silhouette = f"{measured[f'{prefix}silhouette']:.3f}"
-        rows.append((nmi, silhouette, measured[f"{prefix}examples"], folder))
-    print_table(("NMI", "Silhouette", "Images", "Run"), rows)
-
-
-def plot(  # noqa: PLR0913  # the parameters of a command are its options
-    runs: common.Runs,
-    kind: optional(str, "What to draw, see above; or your own, ./file.py:NAME.") = "curves",
-    out: optional(Path, "File to write: .pdf, .svg, or .png with a PDF; KIND.png by default.") = None,
-    x: optional(str, "Horizontal axis of curves: round, floats (sent up) or seconds.", "--x") = "round",
-    y: optional(str, f"What curves show: {', '.join(CURVES)}.", "--y") = "accuracy",
-    method: optional(list[str], "Only runs of this method; or a file of yours.") = None,
-    dataset: common.Datasets = None,
-    label: common.Labels = None,
-    title: optional(str, "Title in place of fedcli's; none for none.", panel=LOOK) = None,
-    size: optional(str, "Inches of the file, e.g. 3.4x2.3 for a single column.", panel=LOOK, metavar="WxH") = None,
-    font_size: optional(float, "Points of the text.", panel=LOOK) = None,
-    style: optional(str, "A .mplstyle file, or a style of matplotlib.", panel=LOOK, metavar="FILE") = None,
-    colors: optional(list[str], "Colour of a method or setting; may be repeated.", panel=LOOK, metavar=PAIR) = None,
-    labels: optional(list[str], "Its name in the legend; may be repeated.", panel=LOOK, metavar=PAIR) = None,
-    legend: optional(str, "right, inside, below, ends (of the lines) or none.", panel=LOOK) = None,
-) -> None:
-    """Draw a figure of runs; several seeds give one line with a band, or only the first is drawn.
-
-    Your matplotlibrc counts, and --style before it.
-
-    Your own kind is a function of the records that returns a matplotlib Figure.
-    """
-    from fedcli.figures.look import Look, parse_pairs, parse_size
-    from fedcli.figures.saving import write_figure
-
-    draw = find_chart(kind)
-    named = method or []
-    files = [text for text in named if is_from_file(text)]
-    methods = [text for text in named if not is_from_file(text)]
-    records = common.records_of(runs, methods, dataset, label)
-    if y != "accuracy" and kind != "curves":
-        raise UserError(f"--y is for --kind curves (got --kind {kind}); leave it out.")
-    look = Look(
-        title="" if title == "none" else title,
-        size=None if size is None else parse_size(size),
-        font_size=font_size,
-        style=style,
-        colors=parse_pairs("--colors", colors or ()),
-        labels=parse_pairs("--labels", labels or ()),
-        legend=legend,
-    )
-    changed = look.changed_lines()
-    if changed and kind not in WITH_LINES:
-        raise UserError(
-            f"--{changed[0]} is for figures of lines, {', '.join(WITH_LINES)} (got --kind {kind}); leave it out."
-        )
-    if kind in WITH_LINES:
-        draw = partial(draw, look=look)
-    if kind == "curves":
-        draw = partial(draw, x=x, y=y)
-    elif kind == "correlation":
-        draw = partial(draw, files=files)
-    figures = []
-
-    def draw_and_keep(records: list[dict]) -> Any:
-        figure = draw(records)
-        figures.append(figure)
-        return figure
-
-    file = out or Path(f"{short_name(kind)}.png")
-    refuse_file_of_a_run(file)
-    with Console(stderr=True).status(escape(kind)), warnings.catch_warnings(record=True) as caught:
-        written = write_figure(file, draw_and_keep, records, look=look)
-    for warning in caught:
-        common.say(f"warning: {warning.message}", err=True)
-    common.say(" and ".join(map(str, written)))
-    (figure,) = figures
-    caption = figure.get_label()
-    if caption and kind in WITH_LINES and look.legend_place != "right":
-        common.say(f"for the caption: {caption}.", err=True)
-
-
-plot.__doc__ = (getdoc(plot) or "") + "".join(f"\n\n{name}: {chart.shows}." for name, chart in CHARTS.items())
-
-
-def report(
-    runs: common.Runs,
-    out: optional(Path, "File to write.") = Path("report.html"),
-    method: optional(list[str], "Only runs of this method; repeat it for several.") = None,
-    dataset: common.Datasets = None,
-    label: common.Labels = None,
-    title: optional(str, "Title of the page.") = "Runs",
-) -> None:
-    """Write one HTML file, which works offline: sortable tables and curves, by protocol and data set."""
-    from fedcli.runs.record import RECORD
-
-    needed("bokeh", "the report", "report")
-    with_runs = [path for path in runs if path.is_file() or any(path.rglob(RECORD))]
-    if with_runs:
-        for path in sorted(set(runs) - set(with_runs)):
-            common.say(f"warning: there is no run in '{path}'; it is left out.", err=True)
-    if len(label or ()) == len(runs):
-        label = [name for path, name in zip(runs, label, strict=True) if path in with_runs]
-    from fedcli.figures.report import report as make_report  # which imports Bokeh
-
-    records = common.records_of(with_runs or runs, method, dataset, label)
-    print_text(make_report(records, title), out)
-
-
-def export(
-    run: argument(Path, "RUN", "Folder of a finished run."),
-    format: optional(str, "pt, a program that needs only PyTorch; or safetensors.") = "pt",
-    client: common.Client = None,
-    round: optional(str, "Round of the model: selected, as in the headline, or last.") = "selected",
-    prototypes: optional(bool, "Classify by the nearest prototype.", "--prototypes") = False,
-    out: optional(Path, "File to write; by default in RUN.") = None,
-    files: common.Code = None,
-) -> None:
-    """Write a run's model to a file that needs no fedcli, and a card that says how to load it.
-
-    The model takes float images in 0 to 1, which it normalises, and gives logits.
-    """
-    from fedcli.runs import models
-    from fedcli.runs.resume import load
-
-    written = models.export(load(run, files or ()), format, client, round, prototypes, out)
-    for file in written:
-        common.say(file)

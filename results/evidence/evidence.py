@@ -21,7 +21,7 @@ import torch
 import typer
 from rich.console import Console
 
-from fedcli.cli.common import limit_time
+from fedcli.cli.options import limit_time
 from fedcli.cli.plan_display import TableDisplay
 from fedcli.core import backbones
 from fedcli.core.client_states import STATES

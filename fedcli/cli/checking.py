@@ -1,0 +1,105 @@
+"""The command `check`."""
+
+from collections import Counter
+from collections.abc import Iterator
+from itertools import product
+from typing import TYPE_CHECKING, NamedTuple
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+
+from fedcli import registry
+from fedcli.cli.options import Device, argument, optional
+from fedcli.cli.printing import print_table, say, show_traceback
+from fedcli.errors import UserError
+
+if TYPE_CHECKING:  # it imports PyTorch, which help does not need
+    from fedcli.check import Finding, Law
+    from fedcli.declarations import Method
+
+
+def check(
+    ctx: typer.Context,
+    methods: argument(list[str] | None, "METHOD|FILE", "Methods or files; by default one of each kind.") = None,
+    device: Device = "auto",
+    law: optional(list[int], "A law to check, 1 to 7 or 9; may be repeated.") = None,
+    all_: optional(bool, "Check every method; takes minutes.", "--all") = None,
+) -> None:
+    """Check that methods, also your own, obey the laws of all methods, on small random images in float64.
+
+    1: switched off, a method equals the simpler one. 2: switched on, it differs. 3: stored client states are read.
+    4: training clients together equals one by one. 5: client order does not matter. 6: edge cases give finite numbers.
+    7: a resumed run equals an uninterrupted one. 9: what is sent is what is declared.
+    Variants that a named method declares are checked too. Exit code 1 if a law is broken.
+    """
+    from fedcli import check
+    from fedcli.runs.resolve import find_device
+
+    numbers = law or list(check.LAWS)
+    for number in sorted(numbers):
+        if number not in check.LAWS:
+            raise UserError(f"unknown law {number}; 'fedcli check --help' says what they are.")
+    device = str(find_device(device))
+    checks = []
+    with Console(stderr=True).status("") as status:
+        for method, number in product(_methods_to_check(methods, bool(all_)), numbers):
+            law_of_number = check.LAWS[number]
+            status.update(escape(f"{method.name}: {law_of_number.measure.__name__.replace('_', ' ')}"))
+            done = Check(method.name, number, law_of_number, check.check(method, number, device))
+            _say_broken(ctx, done)
+            checks.append(done)
+    print_table(
+        ("Checked", "Law", "Compared", "Figure", "Tolerance", ""),
+        [row for done in checks for row in done.rows()],
+    )
+    counts = Counter(done.verdict for done in checks)
+    left_out = f"; {counts['left out']} left out, see above" if counts["left out"] else ""
+    typer.echo(f"{counts['holds']} of {counts['holds'] + counts['broken']} laws hold on {device}{left_out}.")
+    raise typer.Exit(1 if counts["broken"] else 0)
+
+
+def _methods_to_check(names: list[str] | None, is_all: bool) -> "list[Method]":
+    """Find the methods of these names and their variants; without names one of each kind, or all methods."""
+    from fedcli.check import one_of_each_kind, variants_of
+
+    named = [registry.find_method(name) for name in names or registry.methods()]
+    if names:
+        return [*named, *(variant for method in named for variant in variants_of(method))]
+    return named if is_all else one_of_each_kind()
+
+
+class Check(NamedTuple):
+    """A method that has been held to a law."""
+
+    method: str
+    number: int  # of the law
+    law: "Law"
+    findings: "list[Finding]"  # none where the method does not declare what the law needs
+
+    @property
+    def broken(self) -> "list[Finding]":
+        """The findings that break the law."""
+        return [finding for finding in self.findings if not finding.holds]
+
+    @property
+    def verdict(self) -> str:
+        """One of "left out", "broken" and "holds"."""
+        if not self.findings:
+            return "left out"
+        return "broken" if self.broken else "holds"
+
+    def rows(self) -> Iterator[tuple]:
+        """Make its rows of the table."""
+        if not self.findings:
+            yield (self.method, self.number, f"nothing, without {self.law.needs}", "", "", "left out")
+        for finding in self.findings:
+            yield (self.method, self.number, *finding.cells)
+
+
+def _say_broken(ctx: typer.Context, done: Check) -> None:
+    """Print how a law is broken, with the traceback of an error where it is asked for."""
+    for finding in done.broken:
+        say(f"{done.method}, law {done.number}: {finding}", err=True)
+        if finding.error is not None:
+            show_traceback(ctx, finding.error)

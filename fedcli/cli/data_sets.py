@@ -1,0 +1,137 @@
+"""The commands about data sets: `data list`, `data download`, `data import` and `data show`."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import typer
+
+from fedcli.cli.describe import completion
+from fedcli.cli.groups import HelpfulGroup
+from fedcli.cli.options import argument, optional
+from fedcli.cli.printing import print_table, say
+from fedcli.errors import UserError
+from fedcli.runs.lock import refuse_file_of_a_run
+
+if TYPE_CHECKING:  # they import PyTorch, which help does not need
+    import numpy as np
+
+    from fedcli.data.datasets import Dataset
+
+data = typer.Typer(cls=HelpfulGroup, help="List, download, import and show data sets.")
+
+
+@data.command("list")
+def data_list() -> None:
+    """List the data sets: built in, to be downloaded or imported, made from others, and your own."""
+    from fedcli.data import datasets
+
+    rows = []
+    for name in datasets.names():
+        try:
+            traits = datasets.describe(name)
+        except UserError:
+            rows.append((name, "damaged: import or download it again", "", "", "", "", ""))
+        else:
+            numbers = ["" if traits[trait] is None else traits[trait] for trait in ("train", "test", "classes")]
+            present = "yes" if traits["present"] else "no"
+            shape = " x ".join(map(str, traits["shape"]))
+            rows.append((name, traits["kind"], present, *numbers, shape))
+    print_table(("Data set", "Kind", "Present", "Train", "Test", "Classes", "Shape"), rows)
+    typer.echo("\n'fedcli data show NAME' says what a made set is made from.")
+    say(f"Downloads and imports are in {datasets.cache_folder()} (set FEDCLI_DATA to change it).")
+
+
+@data.command()
+def download(name: argument(str, "NAME", "A download of 'fedcli data list'.")) -> None:
+    """Download a data set into the cache."""
+    from fedcli.data import datasets
+
+    say(f"{name}: {datasets.download(datasets.find_name(name))}")
+
+
+@data.command("import")
+def import_(
+    name: argument(str, "NAME", "A name of 'fedcli data list', or a new one of a-z, 0-9 and -."),
+    path: argument(Path, "PATH", "An .npz file, a folder of images, official files, or hf:FOLDER of Hugging Face."),
+    size: optional(int, "Resize images to SIZE x SIZE pixels.", min=1) = None,
+) -> None:
+    """Import a data set from an archive or a folder into the cache.
+
+    Its form is detected, and converted with a note. PFLlib sets include their clients.
+    """
+    from fedcli.data import datasets
+
+    file, notes = datasets.import_path(name, path, size)
+    traits = datasets.describe(name)
+    numbers = f"{traits['train']} training and {traits['test']} test images, {traits['classes']} classes"
+    say(f"{name}: {numbers}: {file}")
+    for note in notes:
+        say(note)
+
+
+@data.command("show")
+def data_show(
+    name: argument(str, "NAME", "A data set.", autocompletion=completion("dataset")),
+    partition: optional(str, "Partition to draw, e.g. dirichlet:0.5.") = None,
+    num_clients: optional(int, "Clients of the partition.", min=1) = 10,
+    partition_seed: optional(int, "Seed of the partition.", min=0, max=2**32 - 1) = 0,
+    out: optional(Path, "Chart of it; NAME-partition.png by default.") = None,
+) -> None:
+    """Show what a data set holds and, with --partition, what each client would get."""
+    from fedcli.core.partition import from_flag
+    from fedcli.data import datasets  # which enters the partition `file`
+
+    dataset = datasets.load(datasets.find_name(name))
+    chosen = from_flag(partition) if partition else None
+    rows = {
+        "images": f"{len(dataset.y_train):,} to train, {len(dataset.y_test):,} to test",
+        "shape": " x ".join(map(str, dataset.x_train.shape[1:])),
+        "classes": f"{dataset.num_classes}: {', '.join(dataset.class_names)}",
+        "domains": ", ".join(dataset.domain_names),
+        "writers": "" if dataset.writer_train is None else f"{len(dataset.writer_train.unique()):,} to train",
+        "fingerprint": dataset.fingerprint,
+        "made from": datasets.describe(dataset.name)["note"],
+    }
+    print_table(("Data set", dataset.name), [(title, text) for title, text in rows.items() if text])
+    if chosen is None:
+        return
+    if partition.startswith("file:"):
+        dataset = datasets.merge(dataset)  # its lists count the test images too
+    parts = chosen(
+        dataset.y_train, num_clients, partition_seed, dataset.domain_train, dataset.writer_train, dataset.place_train
+    )
+    _print_partition(dataset, chosen.flag, partition_seed, parts)
+    refuse_file_of_a_run(out or Path())
+    _draw_partition(dataset, chosen.flag, partition_seed, parts, out or Path(f"{dataset.name}-partition.png"))
+
+
+def _print_partition(dataset: "Dataset", flag: str, seed: int, parts: "Sequence[np.ndarray]") -> None:
+    """Print what each client gets, and which images and classes nobody does."""
+    from fedcli.core.partition import count_classes, count_unused, fingerprint, lost_classes
+
+    counts = count_classes(parts, dataset.y_train, dataset.num_classes)
+    shown = range(dataset.num_classes if dataset.num_classes <= 10 else 0)  # more columns fit no terminal
+    typer.echo(f"\npartition {flag}, seed {seed}, fingerprint {fingerprint(parts)}")
+    rows = [(client, of_client.sum(), *of_client[shown]) for client, of_client in enumerate(counts)]
+    print_table(("Client", "Images", *map(str, shown)), rows)
+    num_images = len(dataset.y_train)
+    unused = count_unused(parts, num_images)
+    if unused:
+        typer.echo(f"unused: {unused:,} of {num_images:,} images, which no client holds")
+    lost_names = [dataset.class_names[label] for label in lost_classes(parts, dataset.y_train)]
+    if lost_names:
+        typer.echo(f"classes that no client has: {', '.join(lost_names)}")
+
+
+def _draw_partition(dataset: "Dataset", flag: str, seed: int, parts: "Sequence[np.ndarray]", file: Path) -> None:
+    """Write the chart of a partition, and print the names of its files."""
+    from fedcli.core.partition import count_classes
+    from fedcli.figures.partitions import partition_chart  # here, since it imports Matplotlib
+    from fedcli.figures.saving import write_figure
+    from fedcli.results.words import data_words
+
+    counts = count_classes(parts, dataset.y_train, dataset.num_classes)
+    title = data_words(dataset.name, flag, f"seed {seed}")
+    files = write_figure(file, partition_chart, counts, dataset.class_names, title)
+    say(f"chart: {' and '.join(map(str, files))}")

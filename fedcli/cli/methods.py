@@ -1,0 +1,151 @@
+"""The commands about methods: `list`, `show` and `new`."""
+
+import ast
+import re
+import textwrap
+from contextlib import suppress
+from dataclasses import fields
+from pathlib import Path
+from typing import Any, Literal
+
+import typer
+
+from fedcli import registry
+from fedcli.cli.describe import PAPERS, completion, find_summary, index, option_help, protocol_rows
+from fedcli.cli.options import argument, optional
+from fedcli.cli.printing import console, print_table, say
+from fedcli.declarations import flag_of
+from fedcli.errors import UserError, unknown
+from fedcli.userfiles import is_from_file
+
+TEMPLATE = Path(__file__).parent / "my_method.txt"  # what `new` writes; the README shows it
+
+
+def list_(all_: optional(bool, "Also list steps, protocols and the papers' tables.", "--all") = False) -> None:
+    """List the methods and the networks."""
+    tables = {"Method": [(name, method.title) for name, method in index()["method"].items()]}
+    if all_:
+        tables["Step after the last round, --post"] = [(name, step.title) for name, step in index()["post"].items()]
+        tables["Protocol, --protocol"] = [(name, dict(rows)["set-up"]) for name, rows in index()["protocol"].items()]
+        tables["Table, 'fedcli table NAME'"] = list(index()["table"].items())
+    for kind, rows in tables.items():
+        print_table((kind, "Title"), rows)
+        typer.echo()
+    console().print(f"Networks, --backbone\n{', '.join(index()['backbone'])}\n")
+    typer.echo("'fedcli run METHOD' runs a method, 'fedcli show METHOD' shows its options and its card.")
+    typer.echo("'fedcli list --all' also lists protocols and tables, 'fedcli data list' the data sets.")
+
+
+def show(
+    name: argument(
+        str,
+        "METHOD|PROTOCOL",
+        "A method, a step for --post or a protocol; or ./file.py:NAME.",
+        autocompletion=completion("method", "protocol", "post"),
+    ),
+) -> None:
+    """Show a method's options, its card and the names of its protocols, or all that a protocol fixes."""
+    posts = index()["post"]
+    protocols = index()["protocol"]
+    names = [*index()["method"], *posts, *protocols]
+    name = registry.spelt(name, names)
+    rows = protocols.get(name)
+    if is_from_file(name) and ":" in name:
+        with suppress(UserError):  # of a method
+            rows = protocol_rows(registry.find_protocol(name))
+    elif ":" in name and name not in names:
+        registry.pick("protocol", name, protocols)  # refuses it, with the protocols of its paper
+    elif not is_from_file(name) and name not in names:
+        raise unknown("method, step or protocol", name, names, "'fedcli list --all' shows all.")
+    if rows is not None:
+        print_table((f"Protocol {name}", ""), rows)
+    elif name in posts:
+        _show_declared(posts[name], f"with --post {name}")
+    else:
+        _show_declared(find_summary(name), f"'fedcli run {name} --help' shows all options")
+
+
+def _show_declared(declared: Any, hint: str) -> None:
+    """Show the options, the card and the protocols of a method or a step, by its summary."""
+    values = f", with the values of protocol {declared.defaults['protocol']}" if declared.defaults else ""
+    typer.echo(f"{declared.title}\n\nOptions of its own{values} ({hint})")
+    options = [(flag_of(field.name), option_help(field, declared.defaults)) for field in fields(declared.config)]
+    print_table(("", ""), options or [("none", "")])
+    code = (PAPERS / declared.file).read_text(encoding="utf-8")
+    card = ast.get_docstring(ast.parse(code), clean=False) or ""
+    if console().is_terminal:
+        card = fit(card, console().width)
+    typer.echo(f"\n{card}".rstrip())
+    if declared.protocols:
+        typer.echo("\nProtocols ('fedcli show PROTOCOL' shows all that one fixes)")
+        print_table(("", ""), declared.protocols)
+
+
+ITEM = re.compile(r"\s*(\d+\.|[-*]) ")  # begins an item of a list
+
+
+def fit(card: str, width: int) -> str:
+    """Break the lines of a card that are wider than a terminal: texts between words, formulas and tables at gaps."""
+    if max(map(len, card.splitlines()), default=0) <= width:
+        return card
+    lines: list[str] = []
+    paragraph: list[str] = []  # the lines of a paragraph or an item
+    for line in card.splitlines():
+        pieces = re.split(r"(?<!\d\.) {2,}", line.strip())
+        is_text = line.strip() and len(pieces) == 1
+        if is_text and _goes_on(paragraph, line):
+            paragraph.append(line)
+            continue
+        lines += _wrap(paragraph, width)
+        paragraph = []
+        if is_text:
+            paragraph.append(line)
+        elif len(line) <= width:
+            lines.append(line)
+        else:
+            lines += [indent_of(line) + piece for piece in pieces]
+    lines += _wrap(paragraph, width)
+    return "\n".join(lines)
+
+
+def _goes_on(paragraph: list[str], line: str) -> bool:
+    """Whether a line goes on with the paragraph or the item before it."""
+    if not paragraph or ITEM.match(line):
+        return False
+    indent = indent_of(paragraph[-1])
+    hangs = len(paragraph) == 1 and ITEM.match(paragraph[0]) and indent_of(line) > indent
+    return indent_of(line) == indent or bool(hangs)
+
+
+def _wrap(paragraph: list[str], width: int) -> list[str]:
+    """The lines of a paragraph or an item, broken between words; none of none."""
+    if not paragraph:
+        return []
+    wrapper = textwrap.TextWrapper(
+        width,
+        initial_indent=indent_of(paragraph[0]),
+        subsequent_indent=indent_of(paragraph[-1]),
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
+    return wrapper.wrap(" ".join(line.strip() for line in paragraph))
+
+
+def indent_of(line: str) -> str:
+    """The spaces before a line."""
+    return line[: len(line) - len(line.lstrip())]
+
+
+def new(
+    kind: argument(Literal["method"], "method", "What to write."),
+    name: argument(str, "NAME", "Its name, of a-z, 0-9, - and _."),
+) -> None:
+    """Write NAME.py, a method to start from: FedAvg with a term of its own, which keeps all laws."""
+    file = Path(f"{name}.py")
+    is_taken = name in index()["method"] or file.exists()
+    if is_taken or not re.fullmatch("[a-z][a-z0-9_-]*", name):
+        rule = "begin with a letter, use only a-z, 0-9, - and _, and no name of a method or a file here"
+        raise UserError(f"'{name}' cannot be the name of a new method; {rule}.")
+    code = TEMPLATE.read_text(encoding="utf-8").replace('"my_method"', f'"{name}"')
+    file.write_text(code, encoding="utf-8")
+    say(f"{file}: 'fedcli run ./{file}' runs it, 'fedcli check ./{file}' checks it.")

@@ -1,0 +1,135 @@
+"""The commands that draw runs: `plot` and `report`."""
+
+import warnings
+from collections.abc import Callable
+from functools import partial
+from inspect import getdoc
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+from rich.markup import escape
+
+from fedcli.cli.options import Datasets, Labels, Runs, optional, records_of
+from fedcli.cli.printing import print_text, say
+from fedcli.errors import UserError, needed
+from fedcli.figures import CHARTS, CURVES, WITH_LINES, find_chart
+from fedcli.runs.lock import refuse_file_of_a_run
+from fedcli.userfiles import is_from_file, short_name
+
+if TYPE_CHECKING:  # it imports Matplotlib, which help does not need
+    from fedcli.figures.look import Look
+
+LOOK = "Look"  # a panel of the help
+PAIR = "NAME=VALUE"
+
+
+def plot(  # noqa: PLR0913  # the parameters of a command are its options
+    runs: Runs,
+    kind: optional(str, "What to draw, see above; or your own, ./file.py:NAME.") = "curves",
+    out: optional(Path, "File to write: .pdf, .svg, or .png with a PDF; KIND.png by default.") = None,
+    x: optional(str, "Horizontal axis of curves: round, floats (sent up) or seconds.", "--x") = "round",
+    y: optional(str, f"What curves show: {', '.join(CURVES)}.", "--y") = "accuracy",
+    method: optional(list[str], "Only runs of this method; or a file of yours.") = None,
+    dataset: Datasets = None,
+    label: Labels = None,
+    title: optional(str, "Title in place of fedcli's; none for none.", panel=LOOK) = None,
+    size: optional(str, "Inches of the file, e.g. 3.4x2.3 for a single column.", panel=LOOK, metavar="WxH") = None,
+    font_size: optional(float, "Points of the text.", panel=LOOK) = None,
+    style: optional(str, "A .mplstyle file, or a style of matplotlib.", panel=LOOK, metavar="FILE") = None,
+    colors: optional(list[str], "Colour of a method or setting; may be repeated.", panel=LOOK, metavar=PAIR) = None,
+    labels: optional(list[str], "Its name in the legend; may be repeated.", panel=LOOK, metavar=PAIR) = None,
+    legend: optional(str, "right, inside, below, ends (of the lines) or none.", panel=LOOK) = None,
+) -> None:
+    """Draw a figure of runs; several seeds give one line with a band, or only the first is drawn.
+
+    Your matplotlibrc counts, and --style before it.
+
+    Your own kind is a function of the records that returns a matplotlib Figure.
+    """
+    from fedcli.figures.look import Look, parse_pairs, parse_size
+    from fedcli.figures.saving import write_figure
+
+    draw = find_chart(kind)
+    named = method or []
+    files = [text for text in named if is_from_file(text)]
+    methods = [text for text in named if not is_from_file(text)]
+    records = records_of(runs, methods, dataset, label)
+    if y != "accuracy" and kind != "curves":
+        raise UserError(f"--y is for --kind curves (got --kind {kind}); leave it out.")
+    look = Look(
+        title="" if title == "none" else title,
+        size=None if size is None else parse_size(size),
+        font_size=font_size,
+        style=style,
+        colors=parse_pairs("--colors", colors or ()),
+        labels=parse_pairs("--labels", labels or ()),
+        legend=legend,
+    )
+    if kind in WITH_LINES:
+        draw = partial(draw, look=look)
+    else:
+        _refuse_look_of_lines(look, kind)
+    if kind == "curves":
+        draw = partial(draw, x=x, y=y)
+    elif kind == "correlation":
+        draw = partial(draw, files=files)
+    drawing = Drawing(draw)
+    file = out or Path(f"{short_name(kind)}.png")
+    refuse_file_of_a_run(file)
+    with Console(stderr=True).status(escape(kind)), warnings.catch_warnings(record=True) as caught:
+        written = write_figure(file, drawing, records, look=look)
+    for warning in caught:
+        say(f"warning: {warning.message}", err=True)
+    say(" and ".join(map(str, written)))
+    if drawing.caption and kind in WITH_LINES and look.legend_place != "right":
+        say(f"for the caption: {drawing.caption}.", err=True)
+
+
+def _refuse_look_of_lines(look: "Look", kind: str) -> None:
+    """Refuse what is chosen of lines for a kind of figure that has none."""
+    for option in look.changed_lines():
+        kinds = ", ".join(WITH_LINES)
+        raise UserError(f"--{option} is for figures of lines, {kinds} (got --kind {kind}); leave it out.")
+
+
+class Drawing:
+    """Draw a figure, and remember what its caption should say."""
+
+    def __init__(self, draw: Callable):
+        """Take what draws the figure from records."""
+        self._draw = draw
+        self.caption = ""
+
+    def __call__(self, records: list[dict]) -> Any:
+        """Draw it."""
+        figure = self._draw(records)
+        self.caption = figure.get_label()
+        return figure
+
+
+plot.__doc__ = (getdoc(plot) or "") + "".join(f"\n\n{name}: {chart.shows}." for name, chart in CHARTS.items())
+
+
+def report(
+    runs: Runs,
+    out: optional(Path, "File to write.") = Path("report.html"),
+    method: optional(list[str], "Only runs of this method; repeat it for several.") = None,
+    dataset: Datasets = None,
+    label: Labels = None,
+    title: optional(str, "Title of the page.") = "Runs",
+) -> None:
+    """Write one HTML file, which works offline: sortable tables and curves, by protocol and data set."""
+    from fedcli.runs.record import RECORD
+
+    needed("bokeh", "the report", "report")
+    with_runs = [path for path in runs if path.is_file() or any(path.rglob(RECORD))]
+    if with_runs:
+        for path in sorted(set(runs) - set(with_runs)):
+            say(f"warning: there is no run in '{path}'; it is left out.", err=True)
+    if len(label or ()) == len(runs):
+        label = [name for path, name in zip(runs, label, strict=True) if path in with_runs]
+    from fedcli.figures.report import report as make_report  # which imports Bokeh
+
+    records = records_of(with_runs or runs, method, dataset, label)
+    print_text(make_report(records, title), out)

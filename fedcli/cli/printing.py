@@ -1,0 +1,116 @@
+"""What the commands print: lines, tables and texts, an error's message at the end, and a run's output."""
+
+import io
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from traceback import format_exception
+from typing import Any, NoReturn
+
+import typer
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from fedcli.errors import printable
+from fedcli.files import write_atomically
+from fedcli.runs.lock import refuse_file_of_a_run
+from fedcli.runs.signals import interruptions
+
+
+class Lasting(io.FileIO):
+    """A file that takes everything and loses what cannot be written: a closed terminal or pipe ends no training."""
+
+    def write(self, data: Any) -> int:
+        """Write bytes, or nothing."""
+        with suppress(OSError):
+            return super().write(data)
+        return len(data)
+
+
+def stop(message: str, code: int) -> NoReturn:
+    """End the program with a line on stderr; after a signal it says so, whatever a library has made of that."""
+    if interruptions and not message.startswith("interrupted"):
+        message = "interrupted."
+        code = interruptions[0].code
+    interruptions.clear()
+    say(message, err=True)
+    raise typer.Exit(code)
+
+
+def say(line: object, err: bool = False) -> None:
+    """Print a line with names of others' files or records; what moves the cursor or colours is written as `\\x1b`."""
+    typer.echo(printable(line), err=err)
+
+
+def show_traceback(ctx: typer.Context, error: BaseException) -> None:
+    """Print an error's traceback on stderr if `fedcli --traceback` asks for it."""
+    if ctx.find_root().params.get("traceback"):
+        typer.echo("".join(format_exception(error)), err=True, nl=False)
+
+
+def console() -> Console:
+    """Make a console for stdout without colours for numbers and names."""
+    return Console(highlight=False)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Output:
+    """Where a command tells of its runs, by the names of its options."""
+
+    quiet: bool | None = None
+    log_file: Path | None = None
+    log: str | None = None  # names of loggers
+
+
+def consoles(output: Output, stderr: bool = False) -> list[Console]:
+    """Make the consoles of runs: the terminal's, and one that adds to a `--log-file`."""
+    consoles = [Console(stderr=stderr, highlight=False, quiet=bool(output.quiet))]
+    if output.log_file is not None:
+        refuse_file_of_a_run(output.log_file)
+        output.log_file.parent.mkdir(parents=True, exist_ok=True)
+        file = output.log_file.open("a", encoding="utf-8", buffering=1)
+        consoles.append(Console(file=file, force_terminal=False, color_system=None, highlight=False))
+    return consoles
+
+
+def print_table(columns: Sequence[str], rows: Sequence[Any], screen: Console | None = None) -> None:
+    """Print a table on stdout or a screen, without a header if all columns' names are empty.
+
+    Cells are taken as they are, and none is cut; whole numbers stand to the right.
+    """
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), show_header=any(columns))
+    for column, *cells in zip(columns, *rows, strict=True):
+        has_numbers = all(str(cell).isdigit() or cell == "" for cell in cells)
+        table.add_column(printable(column), overflow="fold", justify="right" if has_numbers else "left")
+    for row in rows:
+        table.add_row(*(Text(printable(cell)) for cell in row))
+    screen = screen or console()
+    screen.print(table)
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a text into a file, whole or not at all; its folder is made."""
+    refuse_file_of_a_run(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_atomically(path, lambda file: file.write_text(text, encoding="utf-8"))
+
+
+def print_text(text: str, out: Path | None = None, is_markdown: bool = False) -> None:
+    """Print a text, Markdown as it is read if on a terminal; or write it to a file and print its name."""
+    if out is not None:
+        write_text(out, text)
+        say(out)
+    elif is_markdown and console().is_terminal:
+        from rich import markdown  # late: a tenth of a second
+
+        class Cell(markdown.TableDataElement):  # no cell is cut
+            def __init__(self, **traits: Any):
+                super().__init__(**traits)
+                self.content.overflow = "fold"
+
+        markdown.Markdown.elements |= {"th_open": Cell, "td_open": Cell}
+        console().print(markdown.Markdown(text))
+    else:
+        typer.echo(text, nl=False)

@@ -1,0 +1,127 @@
+"""The command `bench`."""
+
+from collections.abc import Mapping, Sequence
+from json import dumps
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import typer
+from rich.console import Console
+
+from fedcli import registry
+from fedcli.cli.options import Device, argument, optional
+from fedcli.cli.printing import print_table
+from fedcli.errors import unknown
+from fedcli.userfiles import is_from_file
+
+
+def bench(  # noqa: PLR0913  # the parameters of a command are its options
+    workloads: argument(list[str] | None, "WORKLOAD|METHOD", "See above; w1 and w2 if none is given.") = None,
+    method: optional(str, "Name or file of a method.") = "fedavg",
+    device: Device = "auto",
+    precision: optional(str, "float32, float64, tf32 or bf16.") = "float32",
+    clients_per_chunk: optional(str, "Clients trained together: auto, N or branches:N.") = "auto",
+    epochs: optional(int, "Local epochs in place of the workload's.", min=1) = None,
+    repeats: optional(int, "Timed rounds of each side.", min=1) = 5,
+    seed: optional(int, "Seed of images, models and batches.") = 0,
+    json: optional(bool, "Print a JSON object a line, and no table.", "--json") = None,
+    csv: optional(Path, "File to append the results of workloads to.") = None,
+    scaling: optional(bool, "Measure w1 over clients and batch sizes, too.", "--scaling") = None,
+    count: optional(
+        bool, "Measure nothing: count a joint step as CUDA would do it, and model an H100.", "--count"
+    ) = None,
+) -> None:
+    """Measure the engine against a plain PyTorch loop in the same run.
+
+    cnn-five-epochs, w1: 28 x 28 grey images, 100 clients x 600, 10 a round, 5 epochs, batch 64, cnn-mcmahan.
+    cnn-small-batches, w2: the same images, 20 clients a round, 1 epoch, batch 10.
+    resnet18, w3: 32 x 32 colour images, 10 clients x 4,000, 10 epochs, batch 64; hours on a CPU.
+    small-network, w4: as w1, with a network of 21,840 parameters.
+    METHOD: rounds of its own protocol on CIFAR-10, without the plain loop; how long all will take.
+    Where fmnist or cifar10 is missing, the images are random.
+    """
+    from fedcli.bench import measure
+
+    if count:
+        _print_counts(workloads or ["w1", "w2", "w3", "w4"], precision, bool(json))
+        return
+    given = {"device": device, "precision": precision, "clients_per_chunk": clients_per_chunk, "seed": seed}
+    if epochs:
+        given["local_epochs"] = epochs
+    names = list(workloads or ())
+    if scaling:
+        names += measure.SCALING
+    if not names:
+        names = ["w1", "w2"]
+    cases = [_bench_case(name, method, given) for name in names]
+    if csv is not None:  # refused now rather than after minutes
+        measure.check_csv(csv)
+    results = []
+    for case in cases:
+        with Console(stderr=True).status(case.name) as status:
+            result = measure.measure(case.name, case.setup, repeats, status.update, with_plain=case.is_workload)
+        results.append(result)
+        if json:
+            typer.echo(dumps(result))
+        if csv is not None:
+            measure.append_csv(csv, result)
+    if not json:
+        _print_timings(results)
+
+
+def _print_timings(results: Sequence[dict[str, Any]]) -> None:
+    """Print what was measured, a row a case, and the machine."""
+    from fedcli.bench.measure import MACHINE, cells
+
+    by_title = [cells(result) for result in results]
+    titles = list(dict.fromkeys(title for row in by_title for title in row))
+    rows = []
+    for row in by_title:
+        rows.append([row.get(title, "") for title in titles])
+    print_table(titles, rows)
+    typer.echo(MACHINE.format(**results[-1]))
+
+
+class BenchCase(NamedTuple):
+    """What is timed."""
+
+    name: str  # of the workload, or of a protocol
+    setup: Any
+    is_workload: bool  # which a plain loop trains as well
+
+
+def _bench_case(name: str, method: str, given: Mapping[str, Any]) -> BenchCase:
+    """Resolve a workload by a method, or a method under its own protocol."""
+    from fedcli.bench.measure import SCALING, WORKLOADS, prepare_workload
+    from fedcli.runs.resolve import resolve
+
+    workload = {**WORKLOADS, **SCALING}.get(name)
+    if workload is not None:
+        return BenchCase(name, prepare_workload(workload, method, **given), is_workload=True)
+    if name in registry.methods() or is_from_file(name):
+        setup = resolve(registry.find_method(name), {"dataset": "cifar10", **given}, need_data=False)
+        return BenchCase(setup.protocol.name, setup, is_workload=False)
+    raise unknown("workload", name, WORKLOADS, f"there are {', '.join(WORKLOADS)}, and methods.")
+
+
+def _print_counts(workloads: list[str], precision: str, as_json: bool) -> None:
+    """Print what is counted of a joint step of each workload in each way."""
+    from fedcli.bench.count import cells, count_step
+    from fedcli.bench.measure import WORKLOADS
+    from fedcli.core.stacked import WAYS
+
+    for name in workloads:
+        if name not in WORKLOADS:
+            raise unknown("workload", name, WORKLOADS, f"there are {', '.join(WORKLOADS)}.")
+    rows = []
+    for name in workloads:
+        for way in WAYS:
+            row, _ = count_step(name, WORKLOADS[name], way, precision)
+            rows.append(row)
+            if as_json:
+                typer.echo(dumps(row))
+    if as_json:
+        return
+    table = [cells(row) for row in rows]
+    (first, *_) = table
+    print_table(list(first), [list(row.values()) for row in table])

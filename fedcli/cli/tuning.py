@@ -1,0 +1,109 @@
+"""The command `tune`."""
+
+import shlex
+from math import isnan
+from typing import Any
+
+import typer
+
+from fedcli.cli.describe import completion
+from fedcli.cli.method_options import settings_of_single
+from fedcli.cli.options import (
+    GRID,
+    OUTPUT,
+    Cpus,
+    Gpus,
+    Jobs,
+    LogFile,
+    On,
+    Quiet,
+    Seeds,
+    Set,
+    TimeLimit,
+    argument,
+    optional,
+    place_runs,
+)  # fmt: skip
+from fedcli.cli.printing import Output, consoles, print_table, say
+from fedcli.declarations import flag_of
+
+
+def tune(  # noqa: PLR0913  # the parameters of a command are its options
+    ctx: typer.Context,
+    method: argument(str, "METHOD", "A method or a method file.", autocompletion=completion("method")),
+    grid: optional(
+        list[str], "Values to try, e.g. lr=0.01,0.1, or fedprox:lr=0.1,1 for one method; may be repeated.", panel=GRID
+    ) = None,
+    trials: optional(int, "Trials of each method; those of the smallest grid by default.", panel=GRID, min=1) = None,
+    set_: Set = None,
+    seeds: Seeds = None,
+    jobs: Jobs = None,
+    on: On = None,
+    cpus_per_run: Cpus = None,
+    gpus_per_run: Gpus = None,
+    time_limit: TimeLimit = None,
+    out: optional(str, "Folder of the trials, by default in tuning/; none runs twice.", panel=OUTPUT) = None,
+    log_file: LogFile = None,
+    quiet: Quiet = None,
+) -> None:
+    """Run a grid of options and choose by validation accuracy, never by test accuracy.
+
+    Several methods, with commas between them, get the same number of trials; a larger grid is drawn from.
+    All other options are the same in every trial; with several seeds, the mean counts.
+    'fedcli run METHOD --tuned FOLDER' then uses what was chosen.
+    """
+    from fedcli.cli.plan_display import run_plan, warn_of_protocols
+    from fedcli.results import tune
+    from fedcli.results.comparison import find_methods
+    from fedcli.runs.options import flags_of
+
+    names = method.split(",")
+    settings = settings_of_single(names, set_)
+    plan = tune.plan_trials(
+        method, grid=grid or (), trials=trials, seeds=seeds, out=out, settings=settings, **ctx.meta["given"]
+    )
+    where = place_runs(jobs, on, cpus_per_run, gpus_per_run)
+    warn_of_protocols(plan)
+    for text in tune.samples(plan):
+        say(f"{text}.", err=True)
+    screens = consoles(Output(quiet=quiet, log_file=log_file), stderr=True)
+    errors = run_plan(plan, screens, records_only=True, **where)
+    ranked = tune.rank(plan, errors)
+    for name, of_method in ranked.groupby("method", sort=False):
+        print_trials(name if len(names) > 1 else "", of_method)
+    for text in tune.edges(find_methods(names), plan.grids, ranked):
+        say(f"warning: {text}; try values beyond.", err=True)
+    tuned = shlex.join(["--tuned", str(plan.folder)])
+    if len(names) > 1:
+        say(f"{_budget_text(ranked)}; use fedcli run {method} {tuned}")
+        return
+    best = ranked.iloc[0]
+    flags = shlex.join(flags_of(best["options"]))
+    say(f"use {flags}, or {tuned} ({plan.folder / tune.TUNED})")
+
+
+def _budget_text(trials: Any) -> str:
+    """Say how many trials the methods have had."""
+    counts = trials.groupby("method", sort=False).size().to_dict()
+    if len(set(counts.values())) == 1:
+        return f"{max(counts.values())} trials each"
+    return "trials: " + ", ".join(f"{name} {count}" for name, count in counts.items())
+
+
+def print_trials(name: str, trials: Any) -> None:
+    """Print the trials of a method, the best first, with the mean and deviation of their validation accuracies."""
+    from fedcli.results.metrics import find_metric
+
+    mean_text = find_metric("validation").mean_text
+    rows = []
+    for trial in trials.itertuples():
+        text = "diverged"
+        if not isnan(trial.accuracy):
+            text = mean_text([100 * accuracy for accuracy in trial.accuracies])
+        rows.append([*trial.options.values(), text])
+    best = trials.iloc[0]
+    columns = [*map(flag_of, best["options"]), "Validation accuracy, %"]
+    if name:
+        columns = ["Method", *columns]
+        rows = [[name, *row] for row in rows]
+    print_table(columns, rows)

@@ -1,0 +1,55 @@
+"""How a command starts a run, shows it, and says how it has ended."""
+
+import shlex
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from fedcli.cli.printing import Output, consoles, stop
+from fedcli.errors import UserError
+from fedcli.runs.signals import exit_code
+from fedcli.userfiles import user_files
+
+if TYPE_CHECKING:  # it imports PyTorch, which help does not need
+    from fedcli.cli.display import Display
+
+
+def watch(start: Callable, output: Output, workers: int | None = None) -> Any:
+    """Start a run with a display, and loggers; when it fails or is interrupted, say where it stands.
+
+    With one of `workers`, it shares its work with no process.
+    """
+    from fedcli.cli.display import Display, print_line
+    from fedcli.core.federation import NonFiniteLoss
+    from fedcli.runs.record import RECORD
+    from fedcli.runs.trackers import Loggers
+    from fedcli.runs.workers import joined
+
+    (terminal, *log_files) = consoles(output)
+    display = Display(terminal, *log_files)
+    try:
+        with joined(forks=workers != 1) as group:
+            is_first = group.number == 0
+            return start(progress=Loggers(display, output.log) if is_first else None)
+    except UserError as error:
+        print_line(log_files, f"error: {error}")
+        raise
+    except NonFiniteLoss as error:
+        assert display.folder is not None  # a loss is of a round, before which `start` has set it
+        message = f"error: {error} The record is {display.folder / RECORD}."
+        code = 1
+    except KeyboardInterrupt as error:
+        message = _interrupted_text(error, display)
+        code = exit_code(error)
+    print_line(log_files, message)
+    stop(message, code)
+
+
+def _interrupted_text(error: KeyboardInterrupt, display: "Display") -> str:
+    """Say after which round a run was interrupted, and the command that goes on."""
+    if display.folder is None:
+        return "interrupted before the first round."
+    words = ["fedcli", "resume", str(display.folder)]
+    for file in user_files(display.record):
+        words += ["--method", file]
+    rounds = f"{len(display.record['rounds'])}/{display.record['config']['rounds']} rounds"
+    return f"{str(error) or 'interrupted'} after {rounds}; to resume: {shlex.join(words)}"
