@@ -15,7 +15,8 @@ from tests.test_backbones import images
 def norm_pair(channels=5):
     """Our layer and torch's, with the same uncommon parameters and running statistics."""
     draws = torch.Generator().manual_seed(1)
-    ours, theirs = MaskedBatchNorm2d(channels).double(), nn.BatchNorm2d(channels).double()
+    ours = MaskedBatchNorm2d(channels).double()
+    theirs = nn.BatchNorm2d(channels).double()
     for name in ("weight", "bias", "running_mean", "running_var"):
         value = torch.rand(channels, generator=draws, dtype=torch.float64) + 0.5
         getattr(ours, name).data.copy_(value)
@@ -27,13 +28,19 @@ def results(layer, x, rows=slice(None)):
     """Output, and gradients of an uneven loss of some rows by input, weight and bias."""
     x = x.clone().requires_grad_()
     out = layer(x)
-    loss = (out[rows] * torch.linspace(-1, 1, out[0].numel(), dtype=x.dtype).reshape(out[0].shape)).square().sum()
+    factors = torch.linspace(-1, 1, out[0].numel(), dtype=x.dtype).reshape(out[0].shape)
+    loss = (out[rows] * factors).square().sum()
     return [out, *torch.autograd.grad(loss, [x, layer.weight, layer.bias])]
 
 
 def run_norm(layer, x, rows=slice(None)):
     """The same, and the running statistics afterwards."""
     return [*results(layer, x, rows), layer.running_mean, layer.running_var]
+
+
+def assert_close(results, expected, **tolerances):
+    for value, expected_value in zip(results, expected, strict=True):
+        torch.testing.assert_close(value, expected_value, **tolerances)
 
 
 def norm_images(batch=4, size=3):
@@ -43,9 +50,10 @@ def norm_images(batch=4, size=3):
 @pytest.mark.parametrize("train", [True, False])
 def test_without_a_mask_and_in_evaluation_it_is_torchs(train):
     ours, theirs = norm_pair()
-    ours.mask, x = None if train else torch.tensor([True, False, False, True]), norm_images()
-    for one, other in zip(run_norm(ours.train(train), x), run_norm(theirs.train(train), x), strict=True):
-        assert torch.equal(one, other)
+    ours.mask = None if train else torch.tensor([True, False, False, True])
+    x = norm_images()
+    expected = run_norm(theirs.train(train), x)
+    assert_close(run_norm(ours.train(train), x), expected, rtol=0, atol=0)
 
 
 @pytest.mark.parametrize("real", [[0], [0, 1, 2], [1, 3], [0, 1, 2, 3]])
@@ -55,22 +63,29 @@ def test_partial_mask_agrees_with_the_real_rows_alone(real, filling):
     ours.mask = torch.zeros(4, dtype=torch.bool)
     ours.mask[real] = True
     x = norm_images()
-    out, grad, *rest = run_norm(ours, torch.where(ours.mask[:, None, None, None], x, filling), real)
-    for one, other in zip([out[real], grad[real], *rest], run_norm(theirs, x[real]), strict=True):
-        torch.testing.assert_close(one, other, rtol=1e-11, atol=1e-11)
-    assert torch.equal(out[~ours.mask], ours.bias[:, None, None].expand_as(out[~ours.mask]))  # finite, and no more
+    padded = torch.where(ours.mask[:, None, None, None], x, filling)
+
+    out, grad, *rest = run_norm(ours, padded, real)
+
+    expected = run_norm(theirs, x[real])
+    assert_close([out[real], grad[real], *rest], expected, rtol=1e-11, atol=1e-11)
+    out_of_padding = out[~ours.mask]
+    assert torch.equal(out_of_padding, ours.bias[:, None, None].expand_as(out_of_padding))  # finite, and no more
     assert not grad[~ours.mask].any()
 
 
 def test_one_value_per_channel_has_variance_0():
     for mask in (None, torch.tensor([True])):
         ours, _ = norm_pair()
-        mean, var = ours.running_mean.clone(), ours.running_var.clone()
+        mean = ours.running_mean.clone()
+        var = ours.running_var.clone()
         ours.mask = mask
         x = norm_images(batch=1, size=1)
-        results = run_norm(ours, x)
-        assert all(value.isfinite().all() for value in results)
-        torch.testing.assert_close(results[0].flatten(), ours.bias)
+
+        out, *rest = run_norm(ours, x)
+
+        assert all(value.isfinite().all() for value in (out, *rest))
+        torch.testing.assert_close(out.flatten(), ours.bias)
         torch.testing.assert_close(ours.running_mean, 0.9 * mean + 0.1 * x.flatten())
         torch.testing.assert_close(ours.running_var, 0.9 * var)
 
@@ -80,9 +95,9 @@ def test_half_precision_input_keeps_its_type_and_the_statistics_theirs():
     ours.float(), theirs.float()
     ours.mask = torch.ones(4, dtype=torch.bool)
     x = norm_images().bfloat16()
-    one, other = ours(x), theirs(x)
-    assert one.dtype == other.dtype == torch.bfloat16
-    torch.testing.assert_close(one, other)
+    out = ours(x)
+    assert out.dtype == torch.bfloat16
+    torch.testing.assert_close(out, theirs(x))
     torch.testing.assert_close(ours.running_var, theirs.running_var)
     assert ours.running_var.dtype == torch.float32
 
@@ -142,14 +157,17 @@ def test_hash_is_that_of_unbounded_integers(key):
         word = (word ^ word >> 12) * 0x297A2D39 % 2**32
         return word ^ word >> 15
 
+    low_word = key % 2**32
+    high_word = key % 2**64 >> 32
+
     def hashed(place, number):
-        low, high = key % 2**32, key % 2**64 >> 32
-        word = mix((place + (number + 1) * 0x9E3779B9) % 2**32) + mix(low)
-        return mix((mix(word % 2**32) + mix(high)) % 2**32)
+        word = mix((place + (number + 1) * 0x9E3779B9) % 2**32) + mix(low_word)
+        return mix((mix(word % 2**32) + mix(high_word)) % 2**32)
 
     for number in (0, 16, 99):
-        expected = torch.tensor([hashed(place, number) for place in range(200)]).reshape(2, 100)
-        assert torch.equal(_random_words(torch.tensor(key), number, (2, 100)), expected)
+        expected = [hashed(place, number) for place in range(200)]
+        words = _random_words(torch.tensor(key), number, (2, 100))
+        assert torch.equal(words, torch.tensor(expected).reshape(2, 100))
 
 
 # Functions of torch that draw from a key
@@ -164,10 +182,14 @@ def in_functions(function, *arguments, **options):
 @pytest.mark.parametrize(
     "options",
     [
-        {}, {"is_causal": True}, {"scale": 0.3}, {"attn_mask": torch.ones(5, 5).tril().bool()},
-        {"attn_mask": torch.zeros(5, 5).bool()}, {"attn_mask": torch.linspace(-1, 1, 25).reshape(5, 5).double()},
+        {},
+        {"is_causal": True},
+        {"scale": 0.3},
+        {"attn_mask": torch.ones(5, 5).tril().bool()},
+        {"attn_mask": torch.zeros(5, 5).bool()},
+        {"attn_mask": torch.linspace(-1, 1, 25).reshape(5, 5).double()},
     ],
-)  # fmt: skip
+)
 def test_attention_is_torchs(options):
     query, key, value = torch.randn(3, 2, 4, 5, 6, dtype=torch.float64)
     function = F.scaled_dot_product_attention
@@ -176,19 +198,21 @@ def test_attention_is_torchs(options):
 
 
 def test_dropout_in_attention_drops_weights_and_is_that_of_the_key():
-    ones, identity = torch.ones(8, 16, 16).double(), torch.eye(16).double().expand(8, 16, 16)
+    ones = torch.ones(8, 16, 16).double()
+    identity = torch.eye(16).double().expand(8, 16, 16)
     draws = KeyedDraws()
 
-    def weights():
+    def attention_weights():
         with draws:
             return F.scaled_dot_product_attention(ones, ones, identity, dropout_p=0.25)
 
-    first, again = weights(), weights()
+    weights = attention_weights()
+    assert weights.unique().tolist() == [0.0, pytest.approx(1 / 16 / 0.75)]
+    assert (weights == 0).double().mean().item() == pytest.approx(0.25, abs=0.03)
+
+    assert torch.equal(weights, attention_weights())
     draws.key.fill_(1)
-    assert torch.equal(first, again)
-    assert not torch.equal(first, weights())
-    assert first.unique().tolist() == [0.0, pytest.approx(1 / 16 / 0.75)]
-    assert (first == 0).double().mean().item() == pytest.approx(0.25, abs=0.03)
+    assert not torch.equal(weights, attention_weights())
 
 
 @pytest.mark.parametrize(
@@ -241,30 +265,34 @@ def test_a_convolution_by_its_live_taps_or_by_few_places_is_the_convolution(
     assert use_live_taps(nn.Sequential(layer), 4, size) == (live is not None)
     taps = live or slice(0, kernel)
     assert getattr(layer, "live", (taps, taps)) == (taps, taps)
-    for new, old in zip(results(layer, x), expected, strict=True):
-        torch.testing.assert_close(new, old, rtol=1e-12, atol=1e-12)
+    assert_close(results(layer, x), expected, rtol=1e-12, atol=1e-12)
+
     if dilation == 1 and size < 8:  # at most 2 x 2 places
         monkeypatch.setattr(layers.F, "conv2d", None)
     with layers.set_to(layers.by_places, True):
-        for new, old in zip(results(layer, x), expected, strict=True):
-            torch.testing.assert_close(new, old, rtol=1e-12, atol=1e-12)
+        assert_close(results(layer, x), expected, rtol=1e-12, atol=1e-12)
 
 
 def test_the_axes_of_an_image_have_live_taps_of_their_own():
     layer = nn.Conv2d(4, 6, (3, 5), padding=(1, 0)).double()
-    network, x = nn.Sequential(nn.AdaptiveAvgPool2d((1, 5)), layer), images(2, 4, 6)
+    network = nn.Sequential(nn.AdaptiveAvgPool2d((1, 5)), layer)
+    x = images(2, 4, 6)
     expected = network(x)
     assert use_live_taps(network, 4, 6)
-    assert (layer.live, layer.live_padding) == ((slice(1, 2), slice(0, 5)), (0, 0))
+    assert layer.live == (slice(1, 2), slice(0, 5))
+    assert layer.live_padding == (0, 0)
     torch.testing.assert_close(network(x), expected, rtol=1e-12, atol=1e-12)
 
 
 def test_images_of_another_size_are_convolved_with_all_taps():
     layer = nn.Conv2d(4, 6, 3, padding=1).double()
-    expected = [layer(images(2, 4, size)) for size in (1, 4)]
+    small = images(2, 4, 1)
+    large = images(2, 4, 4)
+    expected_of_small = layer(small)
+    expected_of_large = layer(large)
     assert use_live_taps(nn.Sequential(layer), 4, 1)
-    for size, old in zip((1, 4), expected, strict=True):
-        torch.testing.assert_close(layer(input=images(2, 4, size)), old, rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(layer(input=small), expected_of_small, rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(layer(input=large), expected_of_large, rtol=1e-12, atol=1e-12)
 
 
 def test_the_parameters_that_a_network_needs_of_an_image():

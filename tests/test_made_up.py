@@ -1,6 +1,7 @@
 """The made-up device finds what does not work on CUDA: faults are planted in the product, and its rules are broken."""
 
 import re
+from collections import Counter
 from contextlib import contextmanager
 from unittest.mock import patch
 
@@ -27,7 +28,8 @@ def learning_rate_of_the_first_round():
     train = Stack.train
 
     def wrong(self, clients, context, rows, rate, *rest):
-        return train(self, clients, context, rows, rate if self.clients is None else self._rate, *rest)
+        is_first_round = self.clients is None
+        return train(self, clients, context, rows, rate if is_first_round else self._rate, *rest)
 
     with patch.object(Stack, "train", wrong):
         yield
@@ -35,11 +37,12 @@ def learning_rate_of_the_first_round():
 
 @contextmanager
 def number_of_the_step_from_python():
-    step, taken = Stack.step, {}
+    step = Stack.step
+    steps_taken = Counter()
 
     def wrong(self, padded, is_captured=False):
-        taken[self] = taken.get(self, 0) + 1
-        self._number.fill_(taken[self] % len(self._rows.index))
+        steps_taken[self] += 1
+        self._number.fill_(steps_taken[self] % len(self._rows.index))
         return step(self, padded, is_captured)
 
     with patch.object(Stack, "step", wrong):
@@ -87,7 +90,8 @@ def step_number_in_a_new_tensor():
 @contextmanager
 def branches_that_nobody_waits_for():
     def wrong(self, streams, works):
-        ambient, results = torch.cuda.current_stream(), []
+        ambient = torch.cuda.current_stream()
+        results = []
         for work, stream in zip(works, streams, strict=True):
             stream.wait_stream(ambient)
             with torch.cuda.stream(stream):
@@ -101,7 +105,8 @@ def branches_that_nobody_waits_for():
 @contextmanager
 def branches_that_do_not_wait():
     def wrong(self, streams, works):
-        ambient, results = torch.cuda.current_stream(), []
+        ambient = torch.cuda.current_stream()
+        results = []
         for work, stream in zip(works, streams, strict=True):
             with torch.cuda.stream(stream):
                 results.append(work())
@@ -158,45 +163,45 @@ def tensor_of_the_host_in_a_loss():
 NOT_CAPTURED = "no CUDA graph of the step.*operation not permitted when stream is capturing"
 FREED = "a graph reads or writes memory that has been freed"
 OTHER_DEVICE = "Expected all tensors to be on the same device"
-PLANTED = {  # each fault with the way in which clients train together, and with what is said of it
-    learning_rate_of_the_first_round: ("4", "other bits"),
-    number_of_the_step_from_python: ("4", "a CUDA graph of the step gave other numbers"),
-    clients_in_new_tensors: ("4", FREED),
-    sums_in_the_memory_of_a_graph: ("4", FREED),
-    step_number_in_a_new_tensor: ("4", FREED),
-    branches_that_nobody_waits_for: ("branches:4", "a stream does not wait"),
-    branches_that_do_not_wait: ("branches:4", "a stream does not wait"),
-    numbers_on_the_host: ("4", OTHER_DEVICE),
-    numbers_copied_in_every_step: ("4", NOT_CAPTURED),
-    list_of_numbers_in_a_loss: ("4", NOT_CAPTURED),
-    value_read_in_a_loss: ("4", NOT_CAPTURED),
-    tensor_of_the_host_in_a_loss: ("4", OTHER_DEVICE),
+SYMPTOMS = {  # how each fault shows itself
+    learning_rate_of_the_first_round: "other bits",
+    number_of_the_step_from_python: "a CUDA graph of the step gave other numbers",
+    clients_in_new_tensors: FREED,
+    sums_in_the_memory_of_a_graph: FREED,
+    step_number_in_a_new_tensor: FREED,
+    branches_that_nobody_waits_for: "a stream does not wait",
+    branches_that_do_not_wait: "a stream does not wait",
+    numbers_on_the_host: OTHER_DEVICE,
+    numbers_copied_in_every_step: NOT_CAPTURED,
+    list_of_numbers_in_a_loss: NOT_CAPTURED,
+    value_read_in_a_loss: NOT_CAPTURED,
+    tensor_of_the_host_in_a_loss: OTHER_DEVICE,
 }
 
 
-@pytest.mark.parametrize("name", [fault.__name__ for fault in PLANTED])
+@pytest.mark.parametrize("name", [fault.__name__ for fault in SYMPTOMS])
 @on_made_up_device
 def test_a_planted_fault_is_found(name):
     fault = globals()[name]
-    chunk, expected = PLANTED[fault]
-    run = {"clients_per_chunk": chunk, "lr_decay": 0.5, "local_epochs": 1}
+    way = "branches:4" if name.startswith("branches") else "4"
+    options = {"clients_per_chunk": way, "lr_decay": 0.5, "local_epochs": 1}
     with early_captures():
-        right = on_cpu(FEDAVG, **run)
+        right_state = on_cpu(FEDAVG, **options)
         with fault():
             try:
-                ran = on_device(FEDAVG, **run)
+                run = on_device(FEDAVG, **options)
             except RuntimeError as error:
-                said = str(error)
+                symptom = str(error)
             else:
-                bits = "other bits" if laws.distance(ran.state, right) else "the same bits"
-                said = ", ".join(ran.fed.engine.notes) or bits
-    assert re.search(expected, said), said
+                bits = "other bits" if laws.distance(run.state, right_state) else "the same bits"
+                symptom = ", ".join(run.fed.engine.notes) or bits
+    assert re.search(SYMPTOMS[fault], symptom), symptom
 
 
 # The rules of the device
 
 
-def captured(device, pool, work):
+def captured(pool, work):
     graph = Graph()
     with torch.cuda.graph(graph, pool=pool, stream=torch.cuda.Stream()):
         work()
@@ -206,20 +211,25 @@ def captured(device, pool, work):
 @on_made_up_device
 def test_a_capture_does_nothing_and_a_replay_leaves_nothing_but_what_was_there_before():
     with Device.running() as device:
-        x, made = torch.ones(3, device="cuda"), []
-        graph = captured(device, Pool(), lambda: made.append(x.add_(1) * 2))
+        x = torch.ones(3, device="cuda")
+        new_tensors = []
+        graph = captured(Pool(), lambda: new_tensors.append(x.add_(1) * 2))
         assert x.tolist() == [1, 1, 1]
+
         graph.replay()
         assert x.tolist() == [2, 2, 2]
-        assert made[0].isnan().all()
-        assert (device.captures, device.replays) == (1, 1)
+        (new_tensor,) = new_tensors
+        assert new_tensor.isnan().all()
+        assert device.captures == 1
+        assert device.replays == 1
 
 
 @on_made_up_device
 def test_a_number_of_the_host_stays_as_it_was_in_the_capture():
-    with Device.running() as device:
-        x, number = torch.ones(3, device="cuda"), torch.tensor(2.0)
-        graph = captured(device, Pool(), lambda: x.mul_(number))
+    with Device.running():
+        x = torch.ones(3, device="cuda")
+        number = torch.tensor(2.0)
+        graph = captured(Pool(), lambda: x.mul_(number))
         number.fill_(5)
         graph.replay()
         assert x.tolist() == [2, 2, 2]
@@ -228,23 +238,28 @@ def test_a_number_of_the_host_stays_as_it_was_in_the_capture():
 @on_made_up_device
 def test_a_pool_takes_no_graph_after_a_failed_capture_or_its_last_graph():
     with Device.running() as device:
-        x, failed, left = torch.ones(3, device="cuda"), Pool(), Pool()
+        x = torch.ones(3, device="cuda")
+
+        failed_pool = Pool()
         with pytest.raises(RuntimeError, match="previous error during capture"):
-            captured(device, failed, lambda: x.sum().item())
+            captured(failed_pool, lambda: x.sum().item())
         torch.cuda.set_stream(device.main)
         with pytest.raises(RuntimeError, match="already recording"):
-            captured(device, failed, lambda: x.add_(1))
-        graph = captured(device, left, lambda: x.add_(1))
-        captured(device, left, lambda: x.add_(1))
+            captured(failed_pool, lambda: x.add_(1))
+
+        pool_without_graphs = Pool()
+        graph = captured(pool_without_graphs, lambda: x.add_(1))
+        captured(pool_without_graphs, lambda: x.add_(1))
         del graph
         with pytest.raises(RuntimeError, match="use_count > 0"):
-            captured(device, left, lambda: x.add_(1))
+            captured(pool_without_graphs, lambda: x.add_(1))
 
 
 @on_made_up_device
 def test_a_capture_waits_for_all_branches():
-    with Device.running() as device:
-        x, branch = torch.ones(3, device="cuda"), torch.cuda.Stream()
+    with Device.running():
+        x = torch.ones(3, device="cuda")
+        branch = torch.cuda.Stream()
 
         def unjoined():
             branch.wait_stream(torch.cuda.current_stream())
@@ -252,7 +267,7 @@ def test_a_capture_waits_for_all_branches():
                 x.add_(1)
 
         with pytest.raises(RuntimeError, match="previous error"):
-            captured(device, Pool(), unjoined)
+            captured(Pool(), unjoined)
         with pytest.raises(RaceError), torch.cuda.stream(torch.cuda.Stream()):
             x.add_(1)
 
@@ -262,10 +277,11 @@ def test_what_python_waits_for_is_counted_and_what_it_need_not_wait_for_is_not()
     host = torch.arange(4.0)
     with Device.running() as device:
         x = host.pin_memory().to("cuda", non_blocking=True)
-        y = torch.full((4,), 2.0, device="cuda")
-        z = (x * y)[torch.tensor([0, 2]).pin_memory().to("cuda", non_blocking=True)]
+        factor = torch.full((4,), 2.0, device="cuda")
+        index = torch.tensor([0, 2]).pin_memory().to("cuda", non_blocking=True)
+        product = (x * factor)[index]
         assert device.waits.total() == 0
-        assert z.tolist() == [0, 4]
+        assert product.tolist() == [0, 4]  # the first wait
         waits = [
             lambda: host.to("cuda"),
             lambda: host.to("cuda", non_blocking=True),
@@ -275,44 +291,71 @@ def test_what_python_waits_for_is_counted_and_what_it_need_not_wait_for_is_not()
             lambda: x[x > 0],
             lambda: torch.cuda.synchronize(),
         ]
-        for number, work in enumerate(waits):
-            work()
-            assert device.waits.total() == 2 + number
+        for count, wait in enumerate(waits, start=2):
+            wait()
+            assert device.waits.total() == count
         with pytest.raises(RuntimeError, match="read too early"):
             x.to("cpu", non_blocking=True)
 
 
 @on_made_up_device
 def test_the_fused_step_of_the_device_is_that_of_pytorch():
-    draw = torch.Generator().manual_seed(0)
+    draws = torch.Generator().manual_seed(0)
+
+    def random_tensors():
+        return [torch.randn(5, generator=draws), torch.randn(2, 3, generator=draws)]
+
+    def on_cuda(tensors):
+        return [tensor.to("cuda") for tensor in tensors]
+
+    def on_host(tensors):
+        return [tensor.cpu() for tensor in tensors]
+
     for momentum, decay in ((0.9, 0.1), (0.9, 0.0), (0.0, 0.1)):
-        lists = [[torch.randn(5, generator=draw), torch.randn(2, 3, generator=draw)] for _ in range(3)]
-        how = {
-            "weight_decay": decay, "momentum": momentum, "dampening": 0.0, "nesterov": False, "maximize": False,
+        params = random_tensors()
+        grads = random_tensors()
+        momenta = random_tensors() if momentum else []
+        options = {
+            "weight_decay": decay,
+            "momentum": momentum,
+            "dampening": 0.0,
+            "nesterov": False,
+            "maximize": False,
             "is_first_step": False,
-        }  # fmt: skip
+        }
         with Device.running():
-            there = [[tensor.to("cuda") for tensor in tensors] for tensors in lists]
-            rate, stop = torch.full((), 0.5, device="cuda"), torch.ones((), device="cuda")
-            momenta = there[2] if momentum else []
-            torch._fused_sgd_(*there[:2], momenta, lr=rate, found_inf=stop, **how)
-            assert torch.equal(there[0][0].cpu(), lists[0][0])
-            torch._fused_sgd_(*there[:2], momenta, lr=rate, found_inf=stop - 1, **how)
-            after = [[tensor.cpu() for tensor in tensors] for tensors in there]
-            turned = [tensor.T.contiguous().T if tensor.dim() == 2 else tensor for tensor in there[1]]
+            cuda_params = on_cuda(params)
+            cuda_grads = on_cuda(grads)
+            cuda_momenta = on_cuda(momenta)
+            lr = torch.full((), 0.5, device="cuda")
+            stand_still = torch.ones((), device="cuda")
+
+            torch._fused_sgd_(cuda_params, cuda_grads, cuda_momenta, lr=lr, found_inf=stand_still, **options)
+            assert all(map(torch.equal, on_host(cuda_params), params))
+
+            torch._fused_sgd_(cuda_params, cuda_grads, cuda_momenta, lr=lr, found_inf=stand_still - 1, **options)
+            params_after = on_host(cuda_params)
+            grads_after = on_host(cuda_grads)
+            momenta_after = on_host(cuda_momenta)
+
+            vector_grad, matrix_grad = cuda_grads
+            other_strides = [vector_grad, matrix_grad.T.contiguous().T]
             with pytest.raises(RuntimeError, match="strides"):
-                torch._fused_sgd_(there[0], turned, momenta, lr=rate, **how)
+                torch._fused_sgd_(cuda_params, other_strides, cuda_momenta, lr=lr, **options)
             with pytest.raises(RuntimeError, match="scalar type"):
-                torch._fused_sgd_(*there[:2], momenta, lr=rate.double(), **how)
-        torch._fused_sgd_(*lists[:2], lists[2] if momentum else [], lr=torch.tensor(0.5), **how)
-        for ours, theirs in zip(after, lists, strict=True):
-            torch.testing.assert_close(ours, theirs)
+                torch._fused_sgd_(cuda_params, cuda_grads, cuda_momenta, lr=lr.double(), **options)
+
+        torch._fused_sgd_(params, grads, momenta, lr=torch.tensor(0.5), **options)
+        torch.testing.assert_close(params_after, params)
+        torch.testing.assert_close(grads_after, grads)
+        torch.testing.assert_close(momenta_after, momenta)
 
 
 @on_made_up_device
 def test_autocast_multiplies_in_half_precision():
     with Device.running():
-        x, weight = torch.ones(2, 3, device="cuda"), torch.ones(4, 3, device="cuda")
+        x = torch.ones(2, 3, device="cuda")
+        weight = torch.ones(4, 3, device="cuda")
         with torch.autocast(x.device.type, torch.bfloat16):
             assert torch.nn.functional.linear(x, weight).dtype == torch.bfloat16
         assert torch.nn.functional.linear(x, weight).dtype == torch.float32
