@@ -16,26 +16,29 @@ from tests.toys import minibatch, randn
 
 def divergence(own, received, label, temperature):
     """tau^2 KL between the softmaxes over the classes that are not the label's, of one sample."""
-    others = [c for c in range(len(own)) if c != label]
-    shares = []
-    for logits in (own, received):
-        powers = [math.exp(logits[c].item() / temperature) for c in others]
-        shares.append([power / sum(powers) for power in powers])
-    terms = [q * math.log(q / p) for p, q in zip(*shares, strict=True)]
-    return temperature**2 * sum(terms)
+
+    def shares_of_others(logits):
+        powers = [math.exp(logits[c].item() / temperature) for c in range(len(logits)) if c != label]
+        return [power / sum(powers) for power in powers]
+
+    pairs = zip(shares_of_others(own), shares_of_others(received), strict=True)
+    return temperature**2 * sum(q * math.log(q / p) for p, q in pairs)
 
 
 def test_not_true_distillation_is_a_slow_loop_over_the_other_classes():
     own, received = 3 * randn(2, 6, 5)
     labels = torch.tensor([0, 1, 2, 3, 4, 0])
-    expected = sum(divergence(*row, 2.0) for row in zip(own, received, labels.tolist(), strict=True)) / 6
+    total = 0.0
+    for own_row, received_row, label in zip(own, received, labels.tolist(), strict=True):
+        total += divergence(own_row, received_row, label, 2.0)
     ours = fedntd.not_true_distillation(own, received, labels, 2.0)
-    torch.testing.assert_close(ours.item(), expected, rtol=1e-12, atol=0)
+    torch.testing.assert_close(ours.item(), total / 6, rtol=1e-12, atol=0)
 
 
 def test_not_true_distillation_leaves_out_padding_and_is_0_with_two_classes():
     own, received = randn(2, 6, 5)
-    labels, mask = torch.tensor([0, 1, 2, 3, 4, 0]), torch.tensor([True] * 4 + [False] * 2)
+    labels = torch.tensor([0, 1, 2, 3, 4, 0])
+    mask = torch.tensor([True] * 4 + [False] * 2)
     expected = fedntd.not_true_distillation(own[:4], received[:4], labels[:4], 1.0)
     own[4:] = torch.nan
     torch.testing.assert_close(fedntd.not_true_distillation(own, received, labels, 1.0, mask), expected)
@@ -54,14 +57,18 @@ def test_the_label_has_no_gradient_in_the_distillation():
 
 def test_fedntds_received_model_runs_in_evaluation_mode_and_is_a_constant():
     setup, fed = laws.federation("fedntd", backbone=laws.NORMED, local_epochs=1)
-    first, state = fed.initial_model(), laws.simulate(setup, fed, 1)
-    given = {name: value.clone().requires_grad_() for name, value in first[0].items()}
+    received_params, received_buffers = fed.initial_model()
+    params, buffers, *_ = laws.simulate(setup, fed, 1)
     batch = minibatch(fed, 4)
+    with_grad = {name: value.clone().requires_grad_() for name, value in received_params.items()}
+    context = fedntd.Context(with_grad, received_buffers)
     local_loss = fedntd.make_local_loss(fed.network, fedntd.Config(distillation_weight=3.0, temperature=2.0))
-    loss, aux = local_loss(*state[:2], batch, fedntd.Context(given, first[1]))
-    logits = fed.network(*state[:2], batch.x).logits
-    received = fed.network(*first, batch.x, train=False).logits
-    term = fedntd.not_true_distillation(logits, received, batch.y, 2.0)
+
+    loss, aux = local_loss(params, buffers, batch, context)
+
+    logits = fed.network(params, buffers, batch.x).logits
+    received_logits = fed.network(received_params, received_buffers, batch.x, train=False).logits
+    term = fedntd.not_true_distillation(logits, received_logits, batch.y, 2.0)
     torch.testing.assert_close(loss, F.cross_entropy(logits, batch.y) + 3 * term)
     torch.testing.assert_close(aux.terms["distillation"], term)
     assert not loss.requires_grad
@@ -77,7 +84,8 @@ def test_fedlcs_margins_by_hand():
 
 
 def test_calibrated_cross_entropy_is_that_of_the_classes_that_a_client_has():
-    logits, labels = 3 * randn(6, 4), torch.tensor([0, 1, 2, 0, 2, 1])
+    logits = 3 * randn(6, 4)
+    labels = torch.tensor([0, 1, 2, 0, 2, 1])
     counts = [1, 16, 81, 0]
     expected = 0.0
     for row, label in zip(logits.tolist(), labels.tolist(), strict=True):
@@ -93,16 +101,19 @@ def test_calibrated_cross_entropy_is_that_of_the_classes_that_a_client_has():
 
 def test_fedlc_counts_the_clients_own_training_part():
     parts = [np.array([0, 3, 1, 6, 4, 5, 8, 11, 14, 2]), np.array([7, 9]), np.array([10, 12, 13, 15])]
-    run = {"parts": parts, "num_clients": 3, "validation": 0.2, "local_epochs": 1, "batch_size": 16}
-    setup, fed = laws.federation("fedlc", **run)
-    _, terms = setup.method.run_round(setup.method.init(fed, setup.options), fed.cohort(0), fed, setup.options)
-    model = fed.initial_model()
+    options = {"parts": parts, "num_clients": 3, "validation": 0.2, "local_epochs": 1, "batch_size": 16}
+    setup, fed = laws.federation("fedlc", **options)
+    state = setup.method.init(fed, setup.options)
+    _, terms = setup.method.run_round(state, fed.cohort(0), fed, setup.options)
+
+    params, buffers = fed.initial_model()
     assert [len(part) for part in fed.training] == [8, 2, 4]
     for client, part in enumerate(fed.training):
         x, y = fed.engine.gather(part)
-        counts = torch.tensor([max(int((y == c).sum()), 1e-300) for c in range(3)]).double()
-        logits = fed.network(*model, x).logits
-        expected = F.cross_entropy(torch.where(counts < 1, -torch.inf, logits - counts**-0.25), y)
+        logits = fed.network(params, buffers, x).logits
+        counts = torch.tensor([max(int((y == label).sum()), 1e-300) for label in range(3)]).double()
+        lowered = torch.where(counts < 1, -torch.inf, logits - counts**-0.25)
+        expected = F.cross_entropy(lowered, y)
         torch.testing.assert_close(terms["cross_entropy"][client], expected, rtol=1e-10, atol=0)
 
 
@@ -113,11 +124,11 @@ def regularizer(features, form):
     """The two forms of the term, entry by entry."""
     z = features.numpy()
     n, d = z.shape
-    deviations = np.sqrt(z.var(0, ddof=1) + 1e-8)
+    standardised = (z - z.mean(0)) / np.sqrt(z.var(0, ddof=1) + 1e-8)
     total = 0.0
     for i in range(d):
         for j in range(d):
-            products = (z[:, i] - z[:, i].mean()) / deviations[i] * (z[:, j] - z[:, j].mean()) / deviations[j]
+            products = standardised[:, i] * standardised[:, j]
             if form == "paper":
                 total += (products.sum() / n) ** 2 / d**2
             elif i != j:
@@ -157,10 +168,14 @@ def test_a_single_feature_has_no_correlations_with_others():
 
 def test_feddecorrs_objective_adds_the_term_of_the_features():
     _, fed = laws.federation("feddecorr")
-    model, batch = fed.initial_model(), minibatch(fed, 6)
+    params, buffers = fed.initial_model()
+    batch = minibatch(fed, 6)
     config = feddecorr.Config(decorrelation_weight=3.0, form="paper")
-    loss, aux = feddecorr.make_local_loss(fed.network, config)(*model, batch, None)
-    features, logits, _ = fed.network(*model, batch.x)
+    local_loss = feddecorr.make_local_loss(fed.network, config)
+
+    loss, aux = local_loss(params, buffers, batch, None)
+
+    features, logits, _ = fed.network(params, buffers, batch.x)
     term = feddecorr.decorrelation(features, None, "paper")
     torch.testing.assert_close(loss, F.cross_entropy(logits, batch.y) + 3 * term)
     torch.testing.assert_close(aux.terms["decorrelation"], term)

@@ -24,12 +24,9 @@ from tests.test_runs import TINY as RUN
 from tests.test_runs import Stop, StopAfter
 
 TINY = {**RUN, "num_clients": 2, "batch_size": 8, "rounds": 2}
-RUNS = {
-    "global": ("fedfm", {"protocol": "fedfm:digits", "validation": 0.2, "rounds": 5, "lr": 0.1, "seed": 2}),
-    "personal": ("local", {"protocol": "fedfm:digits", "validation": 0}),
-    "norms": ("fedavg", {"protocol": "fedfm:digits", "validation": 0}),  # with the user's network below
-    "prototypes": ("fedproto", {"protocol": "fedsa:digits"}),
-}
+GLOBAL = {
+    **TINY, "method": "fedfm", "protocol": "fedfm:digits", "validation": 0.2, "rounds": 5, "lr": 0.1, "seed": 2,
+}  # fmt: skip
 NORMS = """
 from torch import nn
 
@@ -53,12 +50,15 @@ def made(tmp_path_factory):
     """The runs, by kind."""
     folder = tmp_path_factory.mktemp("runs")
     (folder / "net.py").write_text(NORMS)
-    file = f"{folder}/net.py:small"
-    own = {"norms": {"backbone": file}, "personal": {"backbone": f"cnn-small,{file}"}}  # a network for each client
-    return {
-        kind: fedcli.run(method, out=folder / kind, **{**TINY, **options, **own.get(kind, {})})
-        for kind, (method, options) in RUNS.items()
+    with_norms = f"{folder}/net.py:small"
+    unvalidated = {**TINY, "protocol": "fedfm:digits", "validation": 0}
+    options_of = {
+        "global": GLOBAL,
+        "personal": {**unvalidated, "method": "local", "backbone": f"cnn-small,{with_norms}"},  # one for each client
+        "norms": {**unvalidated, "method": "fedavg", "backbone": with_norms},
+        "prototypes": {**TINY, "method": "fedproto", "protocol": "fedsa:digits"},
     }
+    return {kind: fedcli.run(**options, out=folder / kind) for kind, options in options_of.items()}
 
 
 def copied(run, folder):
@@ -73,35 +73,47 @@ def accuracy(model, images, labels):
 def test_plain_pytorch_reproduces_the_records_accuracies(made, tmp_path):
     data = datasets.load("digits")
     torch.save((data.x_test / 255, data.y_test), tmp_path / "images.pt")
-    exports = ("global", None), ("norms", None), ("personal", 0), ("personal", 1)
-    files = [export(made[kind], client=client, out=tmp_path / f"{kind}-{client}.pt2")[0] for kind, client in exports]
+    files = []
+    for kind, client in (("global", None), ("norms", None), ("personal", 0), ("personal", 1)):
+        file, _ = export(made[kind], client=client, out=tmp_path / f"{kind}-{client}.pt2")
+        files.append(file)
+
     command = [sys.executable, "-I", "-W", "ignore", "-c", PLAIN, tmp_path / "images.pt", *files]
-    printed = subprocess.run(command, capture_output=True, text=True, check=True, cwd=tmp_path).stdout
-    by_global, by_norms, *own = map(float, printed.split())
-    assert by_global == made["global"].record["summary"]["selected"]
-    assert by_norms == made["norms"].record["summary"]["selected"]
-    assert np.mean(own) == made["personal"].record["summary"]["selected"]
-    assert made["personal"].record["rounds"][-1]["clients"]["worst"] == min(own)
+    output = subprocess.run(command, capture_output=True, text=True, check=True, cwd=tmp_path).stdout
+
+    of_global, of_norms, *of_clients = map(float, output.split())
+    assert of_global == made["global"].record["summary"]["selected"]
+    assert of_norms == made["norms"].record["summary"]["selected"]
+    assert np.mean(of_clients) == made["personal"].record["summary"]["selected"]
+    *_, last = made["personal"].record["rounds"]
+    assert last["clients"]["worst"] == min(of_clients)
 
 
 def test_the_selected_model_is_not_the_last_one(made, tmp_path):
-    run, data = copied(made["global"], tmp_path), datasets.load("digits")
-    for name in models.ROUNDS:
-        assert accuracy(run.model(round=name), data.x_test, data.y_test) == run.record["summary"][name]
-    assert run.record["summary"]["selected_round"] < run.record["rounds"][-1]["round"]
-    model, images = run.model(), data.x_test[:5] / 255
+    run = copied(made["global"], tmp_path)
+    summary = run.record["summary"]
+    data = datasets.load("digits")
+    assert accuracy(run.model(round="selected"), data.x_test, data.y_test) == summary["selected"]
+    assert accuracy(run.model(round="last"), data.x_test, data.y_test) == summary["last"]
+    *_, last = run.record["rounds"]
+    assert summary["selected_round"] < last["round"]
+
+    model = run.model()
     assert not model.training
     assert not any(value.requires_grad for value in model.parameters())
-    mean, std = (torch.tensor(run.record["normalisation"][name])[:, None, None] for name in ("mean", "std"))
-    assert torch.equal(model(images), model.network((images - mean) / std)[1])
+    images = data.x_test[:5] / 255
+    mean = torch.tensor(run.record["normalisation"]["mean"])[:, None, None]
+    std = torch.tensor(run.record["normalisation"]["std"])[:, None, None]
+    _, logits = model.network((images - mean) / std)
+    assert torch.equal(model(images), logits)
 
 
 @pytest.mark.parametrize("stop", [1, 3])
 def test_a_run_that_was_stopped_keeps_the_same_selected_model(stop, made, tmp_path):
-    method, options = RUNS["global"]
-    whole, folder = made["global"].path, tmp_path / "run"
+    whole = made["global"].path
+    folder = tmp_path / "run"
     with pytest.raises(Stop):
-        fedcli.run(method, out=folder, progress=StopAfter(stop), **{**TINY, **options})
+        fedcli.run(**GLOBAL, out=folder, progress=StopAfter(stop))
     resume.resume(folder)
     assert names(folder) == names(whole)
     assert (folder / models.SELECTED).read_bytes() == (whole / models.SELECTED).read_bytes()
@@ -111,12 +123,12 @@ def test_nothing_more_is_kept_where_the_last_round_is_selected_or_the_models_are
     assert models.SELECTED in names(made["global"].path)
     for kind in ("personal", "norms"):  # without a validation part the last round is the headline
         assert models.SELECTED not in names(made[kind].path)
-    method, options = RUNS["global"]
-    better = fedcli.run(method, out=tmp_path / "better", **{**TINY, **options, "rounds": 4})
+    better = fedcli.run(**{**GLOBAL, "rounds": 4}, out=tmp_path / "better")
     assert better.record["summary"]["selected_round"] == 3  # after another round was selected, and kept
     assert models.SELECTED not in names(better.path)
+
     monkeypatch.setattr(models, "LARGEST", 1000)
-    run = fedcli.run(method, out=tmp_path / "run", **{**TINY, **options})
+    run = fedcli.run(**GLOBAL, out=tmp_path / "run")
     assert models.SELECTED not in names(run.path)
     refused(run.model, f"{models.SELECTED}' lacks the models of round", "use round last")
     assert run.model(round="last")
@@ -125,13 +137,18 @@ def test_nothing_more_is_kept_where_the_last_round_is_selected_or_the_models_are
 def test_by_prototypes_and_by_the_classifier_as_the_record_has_it(made, tmp_path):
     run = copied(made["prototypes"], tmp_path)
     fed = resume.open_run(run.path).fed
-    images, labels, last = fed.engine.images, fed.engine.labels, run.record["rounds"][-1]
-    for prototypes, expected in ((True, last["test_accuracy"]), (False, last["classifier_accuracy"])):
+
+    def accuracy_of_clients(prototypes):
         hits = 0.0
         for client, part in enumerate(fed.testing):
             model = run.model(client, round="last", prototypes=prototypes)
-            hits += accuracy(model, images[part], labels[part]) * len(part)
-        assert hits / sum(map(len, fed.testing)) == pytest.approx(expected, abs=1e-12)
+            hits += accuracy(model, fed.engine.images[part], fed.engine.labels[part]) * len(part)
+        return hits / sum(map(len, fed.testing))
+
+    *_, last = run.record["rounds"]
+    assert accuracy_of_clients(prototypes=True) == pytest.approx(last["test_accuracy"], abs=1e-12)
+    assert accuracy_of_clients(prototypes=False) == pytest.approx(last["classifier_accuracy"], abs=1e-12)
+
     file, card = export(run, client=1, round="last", prototypes=True)
     assert file.name == "model-client-1-last-prototypes.pt2"
     assert "gives minus the squared distances" in card.read_text()
@@ -160,12 +177,15 @@ def test_models_of_another_run_or_an_unfinished_one_are_refused(made, tmp_path):
     run = copied(made["global"], tmp_path)
     shutil.copy(run.path / checkpoints.CHECKPOINT, run.path / models.SELECTED)
     refused(run.model, models.SELECTED, "use round last")
+
     content = torture.content_of(run.path / checkpoints.CHECKPOINT)
     content.parts["about"]["identity"] = "another"
     torture.sign(run.path / checkpoints.CHECKPOINT, content)
     refused(lambda: run.model(round="last"), f"{checkpoints.CHECKPOINT}' lacks the models of round 5")
+
     shutil.copy(made["personal"].path / checkpoints.CHECKPOINT, run.path / checkpoints.CHECKPOINT)
     refused(lambda: run.model(round="last"), "another kind of state", "use the method that wrote it")
+
     write_record(run.path, {**run.record, "status": "interrupted"})
     refused(fedcli.load(run.path).model, "has not finished")
 
@@ -180,10 +200,17 @@ def test_safetensors_have_the_tensors_of_the_module(made, tmp_path):
 def test_the_command_writes_a_model_and_a_card_that_can_be_followed(made, tmp_path, monkeypatch):
     run = copied(made["global"], tmp_path)
     monkeypatch.chdir(run.path)
+
     result = invoke("export", run.path)
-    assert (result.exit_code, result.stdout.split()) == (0, [f"{run.path}/model.pt2{end}" for end in ("", ".md")])
-    text, summary = Path("model.pt2.md").read_text(), run.record["summary"]
-    selected = f"{summary['selected_round'] + 1} of 5", f"{100 * summary['selected']:.2f} %"
-    assert all(part in text for part in ("`fedfm:digits`", *selected, "--lr=0.1"))
-    loading = text.rpartition(": `")[2].strip("`\n")
-    assert eval(loading, {"torch": torch, "file": "model.pt2"})(torch.rand(8, 1, 8, 8)).shape == (8, 10)
+
+    assert result.exit_code == 0
+    assert result.stdout.split() == [f"{run.path}/model.pt2", f"{run.path}/model.pt2.md"]
+    card = Path("model.pt2.md").read_text()
+    summary = run.record["summary"]
+    assert f"{summary['selected_round'] + 1} of 5" in card
+    assert f"{100 * summary['selected']:.2f} %" in card
+    assert "`fedfm:digits`" in card
+    assert "--lr=0.1" in card
+    _, _, loading = card.rpartition(": `")
+    model = eval(loading.strip("`\n"), {"torch": torch, "file": "model.pt2"})
+    assert model(torch.rand(8, 1, 8, 8)).shape == (8, 10)

@@ -5,6 +5,7 @@ import json
 import pickle
 import zipfile
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import pytest
@@ -21,17 +22,24 @@ from tests.programs import invoke
 class Config:
     """What `divide` reads of a run's options."""
 
-    local_test, validation, partition_seed, drop_last, batch_size = 0.25, 0.0, 0, False, 1
+    local_test = 0.25
+    validation = 0.0
+    partition_seed = 0
+    drop_last = False
+    batch_size = 1
 
 
-def written(folder, split):
+def write_split(folder, split):
+    """Writes a split into a file; returns the flag of the partition."""
     file = folder / "split.json"
     file.write_text(json.dumps(split))
     return f"file:{file}"
 
 
-def taken(dataset, flag, num_clients, seed=0):
-    return from_flag(flag)(dataset.y_train, num_clients, seed, None, None, dataset.place_train)
+def dealt(dataset, flag, num_clients, seed=0):
+    """The clients' parts of a data set under a partition."""
+    deal = from_flag(flag)
+    return deal(dataset.y_train, num_clients, seed, None, None, dataset.place_train)
 
 
 def pixels(dataset, positions):
@@ -41,24 +49,31 @@ def pixels(dataset, positions):
 def test_positions_are_those_in_the_files_and_go_on_into_the_test_images(tmp_path):
     arrays = images((4, 4), 3)
     dataset = datasets.merge(from_npz("mine", tmp_path / "a", **arrays))
-    both = [image.tobytes() for part in PARTS for image in arrays[f"x_{part}"]]  # 9 and 6
+    all_images = [image.tobytes() for image in (*arrays["x_train"], *arrays["x_test"])]  # 9 and 6
     split = {"train": [[8, 0, 3], [10], [2]], "test": [[1, 9], [14, 9], []]}
-    parts = taken(dataset, written(tmp_path, split), 3)
+    flag = write_split(tmp_path, split)
+
+    parts = dealt(dataset, flag, 3)
     kept, testing, training, _ = divide(parts, Config)
-    for lists, positions in ((split["train"], training), (split["train"], kept), (split["test"], testing)):
-        for client in range(3):
-            assert sorted(pixels(dataset, positions[client])) == sorted(both[position] for position in lists[client])
-    assert fingerprint(parts) == fingerprint(taken(dataset, written(tmp_path, split), 3, seed=5))
+
+    for client in range(3):
+        to_train_on = sorted(all_images[position] for position in split["train"][client])
+        to_test_on = sorted(all_images[position] for position in split["test"][client])
+        assert sorted(pixels(dataset, training[client])) == to_train_on
+        assert sorted(pixels(dataset, kept[client])) == to_train_on
+        assert sorted(pixels(dataset, testing[client])) == to_test_on
+    assert fingerprint(parts) == fingerprint(dealt(dataset, flag, 3, seed=5))
     moved = {"train": [[8, 0, 3, 1], [10], [2]], "test": [[9], [14, 9], []]}  # from a client's test part to its own
-    assert fingerprint(taken(dataset, written(tmp_path, moved), 3)) != fingerprint(parts)
+    assert fingerprint(dealt(dataset, write_split(tmp_path, moved), 3)) != fingerprint(parts)
 
 
 def test_a_list_alone_and_an_npz_file_are_the_same_split(tmp_path):
-    dataset, lists = from_npz("mine", tmp_path / "a", **images((4, 4), 3)), [[8, 0], [], [2]]
-    np.savez(tmp_path / "split.npz", **{f"train_{k}": np.array(own, int) for k, own in enumerate(lists)})
-    expected = fingerprint(taken(dataset, f"file:{tmp_path / 'split.npz'}", 3))
-    for split in (lists, {"train": lists}):
-        assert fingerprint(taken(dataset, written(tmp_path, split), 3)) == expected
+    dataset = from_npz("mine", tmp_path / "a", **images((4, 4), 3))
+    lists = [[8, 0], [], [2]]
+    np.savez(tmp_path / "split.npz", train_0=[8, 0], train_1=np.array([], int), train_2=[2])
+    expected = fingerprint(dealt(dataset, f"file:{tmp_path / 'split.npz'}", 3))
+    assert fingerprint(dealt(dataset, write_split(tmp_path, lists), 3)) == expected
+    assert fingerprint(dealt(dataset, write_split(tmp_path, {"train": lists}), 3)) == expected
     assert from_flag("file:split.json").flag == "file:split.json"
 
 
@@ -77,29 +92,34 @@ def test_a_list_alone_and_an_npz_file_are_the_same_split(tmp_path):
 )
 def test_wrong_splits_are_refused(tmp_path, split, words):
     dataset = from_npz("mine", tmp_path / "a", **images((4, 4), 3))
-    refused(lambda: taken(dataset, written(tmp_path, split), 2), *words)
+    refused(lambda: dealt(dataset, write_split(tmp_path, split), 2), *words)
 
 
 def test_missing_files_unknown_places_and_pickles_are_refused(tmp_path):
     dataset = from_npz("mine", tmp_path / "a", **images((4, 4), 3))
-    refused(lambda: taken(dataset, "file:none.json", 2), "'none.json' cannot be read (", "No such file", '{"train"')
+    refused(lambda: dealt(dataset, "file:none.json", 2), "'none.json' cannot be read (", "No such file", '{"train"')
     np.savez(tmp_path / "split.npz", train_0=np.array([{"a": 1}], dtype=object))
-    refused(lambda: taken(dataset, f"file:{tmp_path / 'split.npz'}", 1), "must be lists", "allow_pickle=False")
-    flag = written(tmp_path, [[0], [1]])
+    refused(lambda: dealt(dataset, f"file:{tmp_path / 'split.npz'}", 1), "must be lists", "allow_pickle=False")
+    flag = write_split(tmp_path, [[0], [1]])
     refused(lambda: from_flag(flag)(dataset.y_train, 2, 0), "needs a data set with places", "import this one anew")
 
 
 def test_a_run_tests_on_the_lists_of_the_file_and_its_record_tells(tmp_path, monkeypatch):
     split = {"train": [[0, 1, 2, 1700], [3, 4, 5]], "test": [[6, 1701], [7]]}  # 1,797 digits, of which some to test
-    written(tmp_path, split)
+    write_split(tmp_path, split)
     monkeypatch.chdir(tmp_path)
-    options = {"protocol": "fedsa:digits", "partition": "file:split.json", "num_clients": 2, "cohort_size": 2}
-    options |= {"rounds": 1, "batch_size": 2, "device": "cpu"}
+    options = {
+        "protocol": "fedsa:digits", "partition": "file:split.json", "num_clients": 2, "cohort_size": 2, "rounds": 1,
+        "batch_size": 2, "device": "cpu",
+    }  # fmt: skip
     record = fedcli.run("fedavg", out=tmp_path / "run", **options).record
     assert record["config"]["partition"] == f"file:{tmp_path / 'split.json'}"
     assert record["partition"]["sizes"] == [6, 4]
-    assert record["rounds"][0]["test_accuracy"] * 3 == pytest.approx(round(record["rounds"][0]["test_accuracy"] * 3))
-    written(tmp_path, {"train": [[0], [1]], "test": [[2], [3]]})
+    (entry,) = record["rounds"]
+    hits = entry["test_accuracy"] * 3  # of three test images
+    assert hits == pytest.approx(round(hits))
+
+    write_split(tmp_path, {"train": [[0], [1]], "test": [[2], [3]]})
     options |= {"protocol": "fedfm:digits", "out": tmp_path / "other"}
     refused(lambda: fedcli.run("fedavg", **options), "has test lists, which the protocol fedfm:digits does")
     assert not (tmp_path / "other").exists()
@@ -108,37 +128,52 @@ def test_a_run_tests_on_the_lists_of_the_file_and_its_record_tells(tmp_path, mon
 # PFLlib's folders
 
 
+class Examples(NamedTuple):
+    """Images and labels of a client."""
+
+    x: np.ndarray
+    y: np.ndarray
+
+
 def pfllib(folder, seed=0):
-    """A folder in PFLlib's form: three clients, grey 4 x 4 images normalised to [-1, 1], dicts pickled by NumPy."""
-    rng, own = np.random.default_rng(seed), {}
+    """A folder in PFLlib's form: three clients, grey 4 x 4 images normalised to [-1, 1], dicts pickled by NumPy.
+
+    Returns the examples of each part and client.
+    """
+    rng = np.random.default_rng(seed)
+    examples = {}
     for part, count in (("train", 6), ("test", 2)):
         (folder / part).mkdir(parents=True)
         for client in range(3):
             x = rng.integers(0, 256, (count, 1, 4, 4)).astype(np.uint8)
             y = rng.integers(0, 3, count)
             y[:2] = 0, 2
-            own[part, client] = x[:, 0], y
+            examples[part, client] = Examples(x[:, 0], y)
+            normalised = (x.astype(np.float32) / 255 - 0.5) / 0.5
             with (folder / part / f"{client}.npz").open("wb") as file:
-                np.savez_compressed(file, data={"x": (x.astype(np.float32) / 255 - 0.5) / 0.5, "y": y})
+                np.savez_compressed(file, data={"x": normalised, "y": y})
     (folder / "config.json").write_text('{"num_clients": 3}')
-    return own
+    return examples
 
 
 def test_a_folder_of_pfllibs_gives_the_same_images_clients_and_test_parts(tmp_path):
-    own = pfllib(tmp_path / "Set")
+    examples = pfllib(tmp_path / "Set")
+
     result = invoke("data", "import", "mine", tmp_path / "Set")
     assert result.exit_code == 0, result.output
     flag = next(word for word in result.output.split() if word.startswith("file:"))
     assert "18 training and 6 test images, 3 classes" in result.output
     assert "--num-clients 3" in result.output
+
     dataset = datasets.merge(datasets.load("mine"))
-    _, testing, training, _ = divide(taken(dataset, flag, 3), Config)
+    _, testing, training, _ = divide(dealt(dataset, flag, 3), Config)
     for part, positions in (("train", training), ("test", testing)):
         for client in range(3):
-            x, y = own[part, client]
-            expected = sorted((label, image.tobytes()) for label, image in zip(y.tolist(), x, strict=True))
+            x, y = examples[part, client]
+            expected = sorted(zip(y.tolist(), [image.tobytes() for image in x], strict=True))
             labels = dataset.y_train[positions[client]].tolist()
             assert sorted(zip(labels, pixels(dataset, positions[client]), strict=True)) == expected
+
     shown = invoke("data", "show", "mine", "--partition", flag, "--num-clients", 3, "--out", tmp_path / "p.png")
     assert "18 to train, 6 to test" in shown.output
     assert f"partition {flag}, seed 0, fingerprint " in shown.output
@@ -150,21 +185,22 @@ def test_images_and_clients_of_a_folder_are_kept_by_one_step(tmp_path, cache, mo
     datasets.import_path("mine", tmp_path / "Set")
     before = {path.name: path.read_bytes() for path in cache.iterdir()}
     pfllib(tmp_path / "Other", seed=1)
-    replace, done = Path.replace, []
+    replace = Path.replace
+    replaced = []
 
-    def fill(path, target):
-        if len(done) == allowed:
+    def replace_while_space_is_left(path, target):
+        if len(replaced) == allowed:
             raise OSError(28, "No space left on device")
-        done.append(target)
+        replaced.append(target)
         return replace(path, target)
 
-    monkeypatch.setattr(Path, "replace", fill)
+    monkeypatch.setattr(Path, "replace", replace_while_space_is_left)
     allowed = 0
     refused(lambda: datasets.import_path("mine", tmp_path / "Other"), "No space left on device")
     assert {path.name: path.read_bytes() for path in cache.iterdir()} == before
     allowed = 1
     datasets.import_path("mine", tmp_path / "Other")
-    assert len(done) == 1
+    assert len(replaced) == 1
     assert [path.name for path in cache.iterdir()] == ["mine.npz"]
 
 
@@ -178,7 +214,7 @@ class Harmful:
         return open, (str(self.file), "w")
 
 
-def stored(path, array, protocol=4):
+def write_pickled(path, array, protocol=4):
     """Writes an .npz file whose `data` is this, pickled."""
     with zipfile.ZipFile(path, "w") as archive:
         member = io.BytesIO()
@@ -188,28 +224,34 @@ def stored(path, array, protocol=4):
 
 def test_nothing_in_a_pickle_is_run(tmp_path):
     pfllib(tmp_path / "Set")
-    file, sign = tmp_path / "Set" / "train" / "1.npz", tmp_path / "sign"
+    file = tmp_path / "Set" / "train" / "1.npz"
+    sign = tmp_path / "sign"
     for harm in (Harmful(sign), {"x": np.zeros((2, 1, 4, 4)), "y": Harmful(sign)}):
-        stored(file, np.array(harm, object))
+        write_pickled(file, np.array(harm, object))
         refused(lambda: datasets.import_path("mine", tmp_path / "Set"), "1.npz", "which no array needs")
         assert not sign.exists()
     with np.load(file, allow_pickle=True) as loaded:
         loaded["data"]
     assert sign.exists()  # NumPy's own reader has run it
-    for whole in (np.array({"x": 1}, object), np.array([1, 2]), "text"):
-        stored(file, whole)
+
+    for other_content in (np.array({"x": 1}, object), np.array([1, 2]), "text"):
+        write_pickled(file, other_content)
         refused(lambda: datasets.import_path("mine", tmp_path / "Set"), "1.npz", "cannot be read")
 
 
 @pytest.mark.parametrize("protocol", [3, 4])
 def test_arrays_of_every_kind_and_order_are_read(tmp_path, protocol):
     pfllib(tmp_path / "Set")
-    x = np.asfortranarray(np.arange(32).reshape(2, 1, 4, 4) / 255, ">f8" if protocol == 3 else None)
-    stored(tmp_path / "Set" / "test" / "0.npz", np.array({"x": x, "y": np.array([1, 2], np.int32)}, object), protocol)
+    dtype = ">f8" if protocol == 3 else None
+    x = np.asfortranarray(np.arange(32).reshape(2, 1, 4, 4) / 255, dtype)
+    y = np.array([1, 2], np.int32)
+    write_pickled(tmp_path / "Set" / "test" / "0.npz", np.array({"x": x, "y": y}, object), protocol)
+
     datasets.import_path("mine", tmp_path / "Set")
+
     expected = np.rint((x[:, 0] + 1) * 127.5).astype(np.uint8)  # the others reach below 0
-    found = {image.numpy().tobytes() for image in datasets.load("mine").x_test}
-    assert {image.tobytes() for image in np.ascontiguousarray(expected)} < found
+    imported = {image.numpy().tobytes() for image in datasets.load("mine").x_test}
+    assert {image.tobytes() for image in np.ascontiguousarray(expected)} < imported
 
 
 def test_a_name_or_folder_that_does_not_fit_is_refused(tmp_path, cache):
@@ -223,61 +265,95 @@ def test_a_name_or_folder_that_does_not_fit_is_refused(tmp_path, cache):
 # Arrays that are brought into form
 
 
-def scaled(arrays, low, high):
-    return arrays | {f"x_{part}": arrays[f"x_{part}"] / 255 * (high - low) + low for part in PARTS}
-
-
-WHOLE, GREY, NAMED = images((4, 4, 3), 3), images((4, 4), 3), {"class_names": ["a", "b", "c"]}
+WHOLE = images((4, 4, 3), 3)
 WHOLE["x_train"][0, 0, :2] = np.array([0, 255])[:, None]
+GREY = images((4, 4), 3)
+NAMED = {"class_names": ["a", "b", "c"]}
 
 
-def changed(kind, change, whole=WHOLE):
-    """Arrays with a change of the images or labels of both parts."""
-    return whole | {f"{kind}_{part}": change(whole[f"{kind}_{part}"]) for part in PARTS}
+def with_images(change, whole=WHOLE):
+    """Arrays with a change of the images of both parts."""
+    return whole | {f"x_{part}": change(whole[f"x_{part}"]) for part in PARTS}
 
 
-MEDICAL = {f"{part}_images": WHOLE[f"x_{part}"] for part in PARTS} | {"val_images": WHOLE["x_test"]}
-MEDICAL |= {f"{part}_labels": WHOLE[f"y_{part}"][:, None] for part in PARTS} | {"val_labels": WHOLE["y_test"]}
-KERAS = {{"x": "X", "y": "Targets"}[key[0]] + key[1:].replace("test", "val"): values for key, values in WHOLE.items()}
+def with_labels(change, whole=WHOLE):
+    """Arrays with a change of the labels of both parts."""
+    return whole | {f"y_{part}": change(whole[f"y_{part}"]) for part in PARTS}
+
+
+def scaled(arrays, low, high):
+    """Arrays whose pixels are from `low` to `high` where they were from 0 to 255."""
+    return with_images(lambda x: x / 255 * (high - low) + low, arrays)
+
+
+MEDICAL = {
+    "train_images": WHOLE["x_train"],
+    "train_labels": WHOLE["y_train"][:, None],
+    "val_images": WHOLE["x_test"],
+    "val_labels": WHOLE["y_test"],
+    "test_images": WHOLE["x_test"],
+    "test_labels": WHOLE["y_test"][:, None],
+}
+KERAS = {
+    "X_train": WHOLE["x_train"],
+    "Targets_train": WHOLE["y_train"],
+    "X_val": WHOLE["x_test"],
+    "Targets_val": WHOLE["y_test"],
+}
 BORDER = np.array([[1], [1], [1], [0]], np.uint8)
-FROM_1 = changed("y", lambda y: y + 1)
-CASES = [  # arrays in another form, what stays of them, and what is said
-    (scaled(WHOLE, 0, 255), WHOLE, "pixels x from 0 to 255 became 8 bits"),
-    (scaled(WHOLE, 0, 1), WHOLE, "pixels x from 0 to 1 became 8 bits"),
-    (scaled(WHOLE, -1, 1), WHOLE, "pixels x from -1 to 1 became 8 bits"),
-    (changed("x", lambda x: x.transpose(0, 3, 1, 2)), WHOLE, "the images' channels came first"),
-    (FROM_1, WHOLE, "the labels counted from 1"),
-    (FROM_1 | NAMED, WHOLE | NAMED, "from 1"),
-    (changed("x", lambda x: x[:, :, :3]), changed("x", lambda x: x * BORDER), "black borders made the images 4 x 4"),
-    (changed("x", lambda x: x.astype("float32" if len(x) == 9 else int)), WHOLE, "became 8 bits"),
-    (changed("y", lambda y: np.eye(3)[y]), WHOLE, ""),
-    (changed("y", lambda y: y[:, None] / 1), WHOLE, "9 training and 6 test"),
-    (MEDICAL, WHOLE, "left out: val"),
-    (KERAS, WHOLE, ""),
-    (changed("y", lambda y: np.array(["a", "b", "c"])[y]), WHOLE | NAMED, ""),
-    (changed("x", lambda x: x.reshape(-1, 16), GREY), GREY, "rows of 16 pixels became images of 4 x 4"),
-]
 
 
-@pytest.mark.parametrize(("arrays", "whole", "words"), CASES)
-def test_arrays_in_another_form_are_converted_and_that_is_said(tmp_path, arrays, whole, words):
-    expected = from_npz("whole", tmp_path / "a", **whole)
-    np.savez(tmp_path / "odd.npz", **arrays)
+class Form(NamedTuple):
+    """Arrays in another form, those in ours with the same images, and what a user is told."""
+
+    arrays: dict[str, np.ndarray]
+    ours: dict[str, np.ndarray]
+    message: str
+
+
+FORMS = {
+    "from 0 to 255": Form(scaled(WHOLE, 0, 255), WHOLE, "pixels x from 0 to 255 became 8 bits"),
+    "from 0 to 1": Form(scaled(WHOLE, 0, 1), WHOLE, "pixels x from 0 to 1 became 8 bits"),
+    "from -1 to 1": Form(scaled(WHOLE, -1, 1), WHOLE, "pixels x from -1 to 1 became 8 bits"),
+    "channels first": Form(with_images(lambda x: x.transpose(0, 3, 1, 2)), WHOLE, "the images' channels came first"),
+    "labels from 1": Form(with_labels(lambda y: y + 1), WHOLE, "the labels counted from 1"),
+    "named labels from 1": Form(with_labels(lambda y: y + 1) | NAMED, WHOLE | NAMED, "from 1"),
+    "4 x 3": Form(
+        with_images(lambda x: x[:, :, :3]),
+        with_images(lambda x: x * BORDER),
+        "black borders made the images 4 x 4",
+    ),
+    "of two types": Form(with_images(lambda x: x.astype("float32" if len(x) == 9 else int)), WHOLE, "became 8 bits"),
+    "one-hot labels": Form(with_labels(lambda y: np.eye(3)[y]), WHOLE, ""),
+    "labels in a column": Form(with_labels(lambda y: y[:, None] / 1), WHOLE, "9 training and 6 test"),
+    "MedMNIST": Form(MEDICAL, WHOLE, "left out: val"),
+    "Keras": Form(KERAS, WHOLE, ""),
+    "labels in words": Form(with_labels(lambda y: np.array(["a", "b", "c"])[y]), WHOLE | NAMED, ""),
+    "rows": Form(with_images(lambda x: x.reshape(-1, 16), GREY), GREY, "rows of 16 pixels became images of 4 x 4"),
+}
+
+
+@pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
+def test_arrays_in_another_form_are_converted_and_that_is_said(tmp_path, form):
+    expected = from_npz("whole", tmp_path / "a", **form.ours)
+    np.savez(tmp_path / "odd.npz", **form.arrays)
     result = invoke("data", "import", "mine", tmp_path / "odd.npz")
-    assert words in result.output
-    mine = datasets.load("mine")
-    assert (mine.fingerprint, mine.class_names) == (expected.fingerprint, expected.class_names)
+    assert form.message in result.output
+    imported = datasets.load("mine")
+    assert imported.fingerprint == expected.fingerprint
+    assert imported.class_names == expected.class_names
 
 
 def test_labels_from_1_that_their_names_explain_stay(tmp_path):
-    arrays = images((4, 4), 2)
-    labels = {f"y_{part}": arrays[f"y_{part}"] + 1 for part in PARTS}
-    dataset = from_npz("mine", tmp_path / "a", **arrays | labels, class_names=["none", "a", "b"])
+    arrays = with_labels(lambda y: y + 1, images((4, 4), 2))
+    dataset = from_npz("mine", tmp_path / "a", **arrays, class_names=["none", "a", "b"])
     assert dataset.y_train.unique().tolist() == [1, 2]
 
 
 def test_pixels_in_no_known_range_are_refused(tmp_path):
-    wide, holed = (scaled(images((4, 4), 3), low, high) for low, high in ((-2, 2.5), (0, 1)))
-    holed["x_test"][0, 0, 0] = np.nan
-    for arrays, words in ((wide, "-2 to 2"), (holed, "nan to nan")):
-        refused(lambda arrays=arrays: from_npz("mine", tmp_path / "a", **arrays), words, "normalisation")
+    too_wide = scaled(images((4, 4), 3), -2, 2.5)
+    refused(lambda: from_npz("mine", tmp_path / "a", **too_wide), "-2 to 2", "normalisation")
+
+    with_nan = scaled(images((4, 4), 3), 0, 1)
+    with_nan["x_test"][0, 0, 0] = np.nan
+    refused(lambda: from_npz("mine", tmp_path / "a", **with_nan), "nan to nan", "normalisation")
