@@ -52,14 +52,22 @@ def folder(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("name", CHANGES)
 def test_what_a_file_changes_when_it_is_imported_is_refused_by_name_and_put_back(name):
-    place, before = os.getcwd(), (torch.nn.functional.cross_entropy, torch.Tensor.mean, torch.relu)
+    folder = os.getcwd()
+    cross_entropy = torch.nn.functional.cross_entropy
+    mean = torch.Tensor.mean
+    relu = torch.relu
     Path("mine.py").write_text(f"import torch\n{CHANGES[name]}\ndef part(): pass\n")
+
     refused(lambda: import_file(str(Path("mine.py").resolve()), "metric"), f"mine.py' changes {name}", "leave it as")
-    assert (torch.get_default_dtype(), torch.get_default_device().type, torch.is_grad_enabled()) == (
-        torch.float32, "cpu", True,
-    )  # fmt: skip
-    assert (torch.nn.functional.cross_entropy, torch.Tensor.mean, torch.relu) == before
-    assert os.getcwd() == place
+    assert torch.get_default_dtype() == torch.float32
+    assert torch.get_default_device().type == "cpu"
+    assert torch.is_grad_enabled()
+    assert torch.nn.functional.cross_entropy is cross_entropy
+    assert torch.Tensor.mean is mean
+    assert torch.relu is relu
+    assert os.getcwd() == folder
+
+    # when it is called
     Path("mine.py").write_text(f"import torch\ndef part():\n    {CHANGES[name]}\n")
     refused(from_file("mine.py:part", "metric"), f"mine.py' changes {name}")
     Path("mine.py").write_text("def part(): return 1\n")
@@ -102,7 +110,9 @@ def test_what_a_method_changes_in_a_round_ends_the_run_before_the_round_counts()
     refused(lambda: fedcli.run("./mine.py", out="run", **TINY), "mine.py' changes torch.set_default_dtype (got")
     assert torch.get_default_dtype() == torch.float32
     record = read_record(Path("run"))
-    assert (record["status"], len(record["rounds"])) == ("failed", 1)
+    assert record["status"] == "failed"
+    assert len(record["rounds"]) == 1
+
     Path("mine.py").write_text(METHOD.replace("CHANGE", "torch.set_num_threads(7)"))
     refused(lambda: fedcli.run("./mine.py", out="new", **TINY), "mine.py' changes torch.set_num_threads (got 7")
     assert not Path("new").exists()
@@ -112,5 +122,6 @@ def test_a_file_does_not_change_the_run_of_another_method_beside_it():
     Path("mine.py").write_text("import torch\ntorch.set_default_dtype(torch.float64)\n" + METHOD.replace("CHANGE", ""))
     options = [f"--{name.replace('_', '-')}={value}" for name, value in TINY.items()]
     result = invoke("run", "./mine.py,fedavg", *options, "--out", "runs")
-    assert (result.exit_code, result.stderr.count("\n")) == (2, 1)
+    assert result.exit_code == 2
+    assert result.stderr.count("\n") == 1
     assert "changes torch.set_default_dtype (got torch.float64, was torch.float32)" in result.stderr

@@ -17,7 +17,7 @@ from tests import laws
 K, B = 3, 5
 
 
-class Bent(nn.Module):
+class Nonlinear(nn.Module):
     """A layer between others that are not linear, so that second derivatives tell something."""
 
     def __init__(self, layer, *more):
@@ -35,34 +35,51 @@ def dead_taps():
 
 
 NETWORKS = {
-    "convolution": lambda: Bent(nn.Conv2d(2, 4, 3, padding=1)),
-    "convolution of two groups without a bias": lambda: Bent(nn.Conv2d(2, 4, 3, stride=2, groups=2, bias=False)),
-    "live taps": lambda: Bent(nn.AdaptiveAvgPool2d(2), dead_taps()),
-    "linear": lambda: Bent(nn.Flatten(), nn.Linear(2 * 36, 4)),
-    "linear without a bias": lambda: Bent(nn.Linear(6, 4, bias=False)),
-    "pooling behind a convolution": lambda: Bent(nn.Conv2d(2, 4, 1), nn.MaxPool2d(2)),
-    "pooling first": lambda: Bent(nn.MaxPool2d((3, 2), stride=2, padding=(1, 0), ceil_mode=True)),
-    "normalised images": lambda: Bent(nn.Conv2d(2, 4, 1), nn.BatchNorm2d(4, momentum=0.3, eps=1e-3)),
-    "normalised vectors": lambda: Bent(nn.Flatten(), nn.BatchNorm1d(2 * 36)),
-    "normalised without scale": lambda: Bent(nn.BatchNorm2d(2, affine=False)),
+    "convolution": lambda: Nonlinear(nn.Conv2d(2, 4, 3, padding=1)),
+    "convolution of two groups without a bias": lambda: Nonlinear(nn.Conv2d(2, 4, 3, stride=2, groups=2, bias=False)),
+    "live taps": lambda: Nonlinear(nn.AdaptiveAvgPool2d(2), dead_taps()),
+    "linear": lambda: Nonlinear(nn.Flatten(), nn.Linear(2 * 36, 4)),
+    "linear without a bias": lambda: Nonlinear(nn.Linear(6, 4, bias=False)),
+    "pooling behind a convolution": lambda: Nonlinear(nn.Conv2d(2, 4, 1), nn.MaxPool2d(2)),
+    "pooling first": lambda: Nonlinear(nn.MaxPool2d((3, 2), stride=2, padding=(1, 0), ceil_mode=True)),
+    "normalised images": lambda: Nonlinear(nn.Conv2d(2, 4, 1), nn.BatchNorm2d(4, momentum=0.3, eps=1e-3)),
+    "normalised vectors": lambda: Nonlinear(nn.Flatten(), nn.BatchNorm1d(2 * 36)),
+    "normalised without scale": lambda: Nonlinear(nn.BatchNorm2d(2, affine=False)),
 }
 
 
-def objective(network, order):
-    """Makes an objective of one client that also gives new buffers; of the second `order`, by a squared gradient."""
+def make_loss(network):
+    """An objective of one client, which also gives new buffers."""
 
-    def first(params, buffers, x, target):
+    def loss(params, buffers, x, target):
         buffers = {name: value.clone() for name, value in buffers.items()}
         output = functional_call(network, {**params, **buffers}, (x,)).flatten(1)
-        loss = F.cross_entropy(output, target % output.shape[1], reduction="none").mean()
-        return loss + output.pow(3).mean(), buffers
+        cross_entropy = F.cross_entropy(output, target % output.shape[1], reduction="none").mean()
+        return cross_entropy + output.pow(3).mean(), buffers
 
-    def second(params, buffers, x, target):
-        (by_parameter, by_input), buffers = grad(first, argnums=(0, 2), has_aux=True)(params, buffers, x, target)
+    return loss
+
+
+def make_gradient_norm(network):
+    """An objective whose gradient has second derivatives: the squared norm of the other's."""
+    gradients = grad(make_loss(network), argnums=(0, 2), has_aux=True)
+
+    def gradient_norm(params, buffers, x, target):
+        (by_parameter, by_input), buffers = gradients(params, buffers, x, target)
         of_parameters = sum(value.square().sum() for value in by_parameter.values())
         return of_parameters + by_input.square().sum(), buffers
 
-    return {1: first, 2: second}[order]
+    return gradient_norm
+
+
+OBJECTIVES = {1: make_loss, 2: make_gradient_norm}  # by the order of their derivatives
+
+
+def random_clients(network):
+    """Parameters and buffers of K clients."""
+    params = {key: torch.randn(K, *value.shape).double() for key, value in network.named_parameters()}
+    buffers = {key: torch.rand(K, *value.shape).double() for key, value in network.named_buffers()}
+    return params, buffers
 
 
 @pytest.mark.parametrize("order", [1, 2])
@@ -74,40 +91,49 @@ def test_gradients_and_running_statistics_are_those_of_each_client_alone(name, s
     for layer in network.modules():
         if isinstance(layer, nn.BatchNorm1d | nn.BatchNorm2d):
             layer.num_batches_tracked = None
-    params = {key: torch.randn(K, *value.shape).double() for key, value in network.named_parameters()}
-    buffers = {key: torch.rand(K, *value.shape).double() for key, value in network.named_buffers()}
-    x, target = torch.randn(K, B, 2, 6, 6).double(), torch.randint(4, (K, B))
-    axes = {"params": 0, "x": 0}
-    if shared == "images":
-        x, axes["x"] = x[0], None
+    params, buffers = random_clients(network)
+    x = torch.randn(K, B, 2, 6, 6).double()
+    target = torch.randint(4, (K, B))
+    axis_of_params = axis_of_x = 0
     if shared == "parameters":
-        params, axes["params"] = {key: value[0] for key, value in params.items()}, None
-    of_client = grad(objective(network, order), argnums=(0, 2), has_aux=True)
+        params = select(params, 0)
+        axis_of_params = None
+    if shared == "images":
+        x = x[0]
+        axis_of_x = None
+    gradients = grad(OBJECTIVES[order](network), argnums=(0, 2), has_aux=True)
+
     with JointLayers():
-        jointly = vmap(of_client, in_dims=(axes["params"], 0, axes["x"], 0))(params, buffers, x, target)
+        jointly = vmap(gradients, in_dims=(axis_of_params, 0, axis_of_x, 0))(params, buffers, x, target)
+
     for k in range(K):
-        own = params if axes["params"] is None else {key: value[k] for key, value in params.items()}
-        own_buffers = {key: value[k] for key, value in buffers.items()}
-        alone = of_client(own, own_buffers, x if axes["x"] is None else x[k], target[k])
+        own_params = params if shared == "parameters" else select(params, k)
+        own_x = x if shared == "images" else x[k]
+        alone = gradients(own_params, select(buffers, k), own_x, target[k])
         laws.assert_agree(select(jointly, k), alone, f"{name} of client {k}")
 
 
 def test_a_network_of_stacked_clients_is_one_operation_a_layer_and_copies_no_activation():
+    norm = nn.BatchNorm2d(4)
+    norm.num_batches_tracked = None
     network = nn.Sequential(
-        nn.Conv2d(2, 4, 3, padding=1), nn.BatchNorm2d(4), nn.MaxPool2d(2), nn.Conv2d(4, 4, 3), nn.ReLU(), nn.Flatten()
-    )
-    network[1].num_batches_tracked = None
-    params = {key: torch.rand(K, *value.shape) for key, value in network.named_parameters()}
-    buffers = {key: torch.rand(K, *value.shape) for key, value in network.named_buffers()}
-    of_client = grad(objective(network, 1), has_aux=True)
-    counts = {}
-    for mode in (JointLayers(), nullcontext()):
+        nn.Conv2d(2, 4, 3, padding=1), norm, nn.MaxPool2d(2), nn.Conv2d(4, 4, 3), nn.ReLU(), nn.Flatten()
+    ).double()
+    params, buffers = random_clients(network)
+    x = torch.rand(K, B, 2, 8, 8).double()
+    target = torch.randint(4, (K, B))
+
+    def kernels(mode):
         with Count() as count, mode:
-            vmap(of_client)(params, buffers, torch.rand(K, B, 2, 8, 8), torch.randint(4, (K, B)))
-        counts[type(mode)] = count.kernels
-    jointly, without = counts.values()
+            vmap(grad(make_loss(network), has_aux=True))(params, buffers, x, target)
+        return count.kernels
+
+    jointly = kernels(JointLayers())
+    without = kernels(nullcontext())
     # Copied are the input, forwards and backwards, two tensors of weights, and two running statistics.
-    assert (jointly["clone"], jointly["native_batch_norm"], jointly["native_batch_norm_backward"]) == (6, 1, 1)
+    assert jointly["clone"] == 6
+    assert jointly["native_batch_norm"] == 1
+    assert jointly["native_batch_norm_backward"] == 1
     assert without["clone"] > jointly["clone"]
     assert "where" not in jointly
     assert jointly.total() < 0.7 * without.total()

@@ -38,15 +38,17 @@ def test_a_second_process_is_refused_and_a_signal_ends_the_first_at_a_checkpoint
     with pytest.raises(UserError, match=r"the folder '.*run' is in use by another process"):
         resume.resume(tmp_path / "run")
     assert read_record(tmp_path / "run")["status"] == "running"
+
     first.send_signal(number)
-    _, said = first.communicate()
+    _, errors = first.communicate()
+
     assert first.returncode == 128 + number
-    assert said == f"interrupted after 1/3 rounds; to resume: fedcli resume run --method {tmp_path}/waits.py\n"
+    assert errors == f"interrupted after 1/3 rounds; to resume: fedcli resume run --method {tmp_path}/waits.py\n"
     assert names(tmp_path / "run") == [CHECKPOINT, "record.json"]
     assert read_record(tmp_path / "run")["status"] == "interrupted"
 
 
-def test_one_owner_at_a_time(tmp_path):
+def test_a_folder_has_one_owner_at_a_time(tmp_path):
     folder = tmp_path / "new" / "run"
     with locked(folder):
         with pytest.raises(InUse), locked(folder):
@@ -84,12 +86,18 @@ def test_a_run_begins_where_nobody_has_finished_a_round(tmp_path):
 
 
 def test_a_link_stays_a_link_and_a_device_a_device(tmp_path):
-    file, link, another = (tmp_path / name for name in ("file", "link", "another"))
+    file = tmp_path / "file"
     file.write_text("old")
+    link = tmp_path / "link"
     link.symlink_to("file")
     write_atomically(link, lambda path: path.write_text("new"))
-    write_atomically(another, lambda path: path.write_text("newer"))
-    assert (link.is_symlink(), another.is_symlink(), file.read_text()) == (True, False, "new")
+    assert link.is_symlink()
+    assert file.read_text() == "new"
+
+    new_file = tmp_path / "another"
+    write_atomically(new_file, lambda path: path.write_text("newer"))
+    assert not new_file.is_symlink()
+
     write_atomically(Path(os.devnull), lambda path: path.write_text("new"))
     assert not Path(os.devnull).is_file()
 
@@ -120,40 +128,45 @@ def test_a_process_that_does_not_stop_at_a_signal_dies_with_its_parent(tmp_path,
                 signal.pause()
         signal.pause()
 
-    waiting, program = Waiting(tmp_path), start(tmp_path, main=parent)
+    waiting = Waiting(tmp_path)
+    program = start(tmp_path, main=parent)
     waiting.one()
     program.kill()
     assert waiting.have_ended()
 
 
-@pytest.mark.parametrize("make", [os.pipe, os.openpty])
-def test_a_display_that_breaks_does_not_end_the_training(make, tmp_path):
-    (ours, theirs), waiting = make(), Waiting(tmp_path)
+@pytest.mark.parametrize("open_display", [os.pipe, os.openpty])
+def test_a_display_that_breaks_does_not_end_the_training(open_display, tmp_path):
+    waiting = Waiting(tmp_path)
+    our_end, program_end = open_display()
 
     def detached():
         os.setsid()  # as under nohup: a terminal that goes does not send it a signal
-        os.close(ours)
+        os.close(our_end)
         main()
 
-    program = start(tmp_path, "run", "./waits.py", *SMALL, "--out", "run", main=detached, stdout=theirs)
-    os.close(theirs)
+    program = start(tmp_path, "run", "./waits.py", *SMALL, "--out", "run", main=detached, stdout=program_end)
+    os.close(program_end)
     waiting.one()
-    os.close(ours)
+
+    os.close(our_end)
     waiting.go()
-    _, said = program.communicate()
-    assert (said, program.returncode) == ("", 0)
+    _, errors = program.communicate()
+
+    assert errors == ""
+    assert program.returncode == 0
     assert read_record(tmp_path / "run")["status"] == "finished"
 
 
-class Once(rounds.Listener):
+class AfterFirstRound(rounds.Listener):
     """Does something after the first round."""
 
-    def __init__(self, act):
-        self.act = act
+    def __init__(self, action):
+        self.action = action
 
     def round(self, entry):
         if entry["round"] == 0:
-            self.act()
+            self.action()
 
 
 def remove(folder):
@@ -168,64 +181,80 @@ def unlock(folder):
     (folder / ".lock").unlink()
 
 
-WHERE = {remove: "it was removed, with its checkpoints", move: "/elsewhere' now", unlock: "its lock was removed"}
+LAST_WORDS = {remove: "it was removed, with its checkpoints", move: "/elsewhere' now", unlock: "its lock was removed"}
 
 
 @pytest.mark.parametrize("replaced", [False, True], ids=["", "with another run in its place"])
 @pytest.mark.parametrize("lose", [remove, move, unlock])
 def test_a_run_whose_folder_is_lost_ends_and_says_where_its_checkpoint_is(lose, replaced, tmp_path):
-    folder, other = tmp_path / "run", tmp_path / "other"
+    folder = tmp_path / "run"
+    other = tmp_path / "other"
+    other_takes_its_place = replaced and lose is not unlock
     if replaced:
         fedcli.run("scaffold", out=other, **{**TINY, "seed": 1, "rounds": 1}, keep_states=True)
         (other / ".lock").touch()  # of a process that resumes it
-        files = names(other)
+        files_of_other = names(other)
 
-    def act():
+    def lose_folder():
         lose(folder)
-        if replaced and lose is not unlock:
+        if other_takes_its_place:
             other.rename(folder)
 
-    refused(lambda: fedcli.run("scaffold", out=folder, progress=Once(act), **TINY, state_memory="0"), WHERE[lose])
+    listener = AfterFirstRound(lose_folder)
+    refused(lambda: fedcli.run("scaffold", out=folder, progress=listener, **TINY, state_memory="0"), LAST_WORDS[lose])
+
     if lose is move:
         moved = tmp_path / "elsewhere"
         assert not (moved / "states").exists() or read_record(moved)["rounds"]
         (moved / ".lock").unlink()
         assert resume.resume(moved).record["status"] == "finished"
-    if replaced and lose is not unlock:
-        assert names(folder) == files
+    if other_takes_its_place:
+        assert names(folder) == files_of_other
         assert read_record(folder)["seed"] == 1
     if lose is remove and not replaced:
         assert not folder.exists()
 
 
+OF_A_USER = [
+    "states/notes.txt", "states/000001-2 (copy).safetensors", "states/.keep", ".notes.partial.txt",
+    "states-backup/000001-0.safetensors", "states-1/notes.txt", "states-1/a/000001-0.safetensors", ".x.partial",
+    ".1.partial.folder/file", "states/000009-9.safetensors/file",
+]  # fmt: skip
+OF_FEDCLI = [
+    "states/000009-0.safetensors", "states-1/000001-0-again.safetensors", "states-2/000001-0.safetensors",
+    ".12.partial.record.json", ".12-0123abcd.partial.record.json", ".record.json.12.partial",
+    "states/.12-0123abcd.partial.000001-0.safetensors",
+]  # fmt: skip
+
+
 def test_only_files_that_fedcli_has_made_are_removed(tmp_path):
     folder = tmp_path / "run"
     fedcli.run("scaffold", out=folder, **TINY, keep_states=True)
-    mine = ["states/notes.txt", "states/000001-2 (copy).safetensors", "states/.keep", ".notes.partial.txt"]
-    mine += ["states-backup/000001-0.safetensors", "states-1/notes.txt", "states-1/a/000001-0.safetensors"]
-    mine += [".x.partial", ".1.partial.folder/file", "states/000009-9.safetensors/file"]
-    theirs = ["states/000009-0.safetensors", "states-1/000001-0-again.safetensors", "states-2/000001-0.safetensors"]
-    theirs += [".12.partial.record.json", ".12-0123abcd.partial.record.json", ".record.json.12.partial"]
-    theirs += ["states/.12-0123abcd.partial.000001-0.safetensors"]
-    before = names(folder)
-    for name in mine + theirs:
+
+    def files():
+        return [name for name in names(folder) if (folder / name).is_file()]
+
+    of_run = files()
+    for name in OF_A_USER + OF_FEDCLI:
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).touch()
+
     with locked(folder):
         checkpoints.clear(folder, at_rest=True)
-    left = [name for name in names(folder) if (folder / name).is_file()]
-    assert left == sorted(mine + [name for name in before if (folder / name).is_file()])
+
+    assert files() == sorted(OF_A_USER + of_run)
 
 
 def test_two_containers_with_one_cache_and_equal_process_ids_do_not_meet(tmp_path, monkeypatch):
     monkeypatch.setattr(os, "getpid", lambda: 7)
-    file, seen = tmp_path / "file", []
+    file = tmp_path / "file"
 
-    def outer(path):
+    def write_while_another_does(path):
         path.write_text("whole")
         write_atomically(file, lambda other: other.write_text("other"))
-        seen.extend((file.read_text(), path.read_text()))
+        assert file.read_text() == "other"
+        assert path.read_text() == "whole"
 
-    write_atomically(file, outer)
-    assert (seen, file.read_text()) == (["other", "whole"], "whole")
+    write_atomically(file, write_while_another_does)
+    assert file.read_text() == "whole"
     assert names(tmp_path) == ["file"]

@@ -12,46 +12,62 @@ from fedcli.runs.lock import InUse, locked
 DOCS = Path(__file__).parent.parent / "docs"
 QUICKSTART = DOCS / "quickstart.ipynb"
 COMPARISON = DOCS / "comparison.ipynb"
-TINY = {"dataset": "digits", "protocol": "fedfm:digits", "train_examples": 60, "num_clients": 2, "cohort_size": 2}
-TINY |= {"rounds": 2, "device": "cpu", "partition": "iid"}
+TINY = {
+    "dataset": "digits", "protocol": "fedfm:digits", "train_examples": 60, "num_clients": 2, "cohort_size": 2,
+    "rounds": 2, "device": "cpu", "partition": "iid",
+}  # fmt: skip
 
 
-def outputs(book, kind):
+def outputs(book):
+    """What the cells have shown or printed, in their order."""
+    return [output for cell in book.cells for output in cell.get("outputs", ())]
+
+
+def outputs_of_kind(book, kind):
     """What the cells have shown in one form."""
-    shown = [output for cell in book.cells for output in cell.get("outputs", ())]
-    return [output["data"][kind] for output in shown if kind in output.get("data", {})]
+    return [output["data"][kind] for output in outputs(book) if kind in output.get("data", {})]
 
 
 def test_the_quickstart_runs_and_is_committed_with_its_pictures(tmp_path):
-    nbclient, nbformat = pytest.importorskip("nbclient"), pytest.importorskip("nbformat")
+    nbclient = pytest.importorskip("nbclient")
+    nbformat = pytest.importorskip("nbformat")
     book = nbformat.read(QUICKSTART, as_version=4)
     assert QUICKSTART.stat().st_size < 200_000
-    assert len(outputs(book, "image/png")) == 1
-    assert sum("data:image/png" in text for text in outputs(book, "text/html")) == 2
+    assert len(outputs_of_kind(book, "image/png")) == 1
+    assert sum("data:image/png" in page for page in outputs_of_kind(book, "text/html")) == 2
+
     nbclient.NotebookClient(book, timeout=300, resources={"metadata": {"path": str(tmp_path)}}).execute()
-    pages = outputs(book, "text/html")
-    assert sum("<progress" in text and 'value="3" max="3"' in text for text in pages) == 5
-    assert sum("data:image/png" in text for text in pages) == 2
-    assert len(outputs(book, "image/png")) == 1
+
+    assert len(outputs_of_kind(book, "image/png")) == 1
+    pages = outputs_of_kind(book, "text/html")
+    assert sum("data:image/png" in page for page in pages) == 2
+    assert sum("<progress" in page and 'value="3" max="3"' in page for page in pages) == 5
 
 
 def test_the_comparison_tunes_draws_and_writes_a_table_in_twelve_cells(tmp_path):
-    nbclient, nbformat = pytest.importorskip("nbclient"), pytest.importorskip("nbformat")
+    nbclient = pytest.importorskip("nbclient")
+    nbformat = pytest.importorskip("nbformat")
     book = nbformat.read(COMPARISON, as_version=4)
     assert len(book.cells) <= 12
     assert COMPARISON.stat().st_size < 200_000
-    assert len(outputs(book, "image/png")) == 2
+    assert len(outputs_of_kind(book, "image/png")) == 2
     for cell in book.cells:
         cell.source = cell.source.replace('"rounds": 4', '"rounds": 2')
+
     nbclient.NotebookClient(book, timeout=300, resources={"metadata": {"path": str(tmp_path)}}).execute()
-    trials, table = outputs(book, "text/html")
+
+    trials, table = outputs_of_kind(book, "text/html")
     assert trials.count("<tr") == 1 + 9
     assert table.count("<tr") == 1 + 3
-    assert len(outputs(book, "image/png")) == 2
+    assert len(outputs_of_kind(book, "image/png")) == 2
     assert (tmp_path / "curves.pdf").read_bytes().startswith(b"%PDF")
-    printed = [output["text"] for cell in book.cells for output in cell.get("outputs", ()) if "text" in output]
-    rows = [line.split(" & ")[0] for line in printed[-1].splitlines() if line.endswith(r"\\") and "Method" not in line]
-    assert rows == ["FedAvg", "FedProx", "SCAFFOLD"]
+    *_, latex = [output["text"] for output in outputs(book) if "text" in output]
+    methods = []
+    for line in latex.splitlines():
+        if line.endswith(r"\\") and "Method" not in line:
+            method, *_ = line.split(" & ")
+            methods.append(method)
+    assert methods == ["FedAvg", "FedProx", "SCAFFOLD"]
 
 
 @pytest.fixture(scope="module")
@@ -60,10 +76,12 @@ def run(tmp_path_factory):
 
 
 def test_the_history_is_a_table_of_rounds_with_accuracies_in_percent(run):
-    history, rounds = run.history, run.record["rounds"]
+    history = run.history
+    rounds = run.record["rounds"]
+    *_, last = rounds
     assert history["round"].tolist() == [1, 2]
     assert history["test_accuracy"].isna().tolist() == [True, False]
-    assert history["test_accuracy"].iloc[-1] == 100 * rounds[1]["test_accuracy"]
+    assert history["test_accuracy"].iloc[-1] == 100 * last["test_accuracy"]
     assert history["terms/cross_entropy"].tolist() == [entry["terms"]["cross_entropy"] for entry in rounds]
     assert history["seconds/train"].tolist() == [entry["seconds"]["train"] for entry in rounds]
     assert fedcli.load(run.path).history.equals(history)
@@ -107,24 +125,34 @@ def test_exist_ok_leaves_a_folder_alone_in_which_a_process_runs(tmp_path):
 
 
 def test_exist_ok_keeps_the_runs_of_several_methods_and_values_together(tmp_path):
-    runs = {**TINY, "rounds": 1}
-    for methods, more in (("fedavg,fedprox", {}), ("fedavg,fedprox,local", {}), ("fedavg", {"lr": [0.1, 0.2]})):
-        done = fedcli.run(methods, out=tmp_path / "out", exist_ok=True, **{**runs, **more})
-        assert [run.path for run in fedcli.load(tmp_path / "out")] == sorted(run.path for run in done)
-    assert [len(fedcli.load(tmp_path / name)) for name in ("out-1", "out-2", "out")] == [2, 3, 2]
-    fedcli.run("fedavg,fedprox", out=tmp_path / "out", seeds=[0, 1], exist_ok=True, **runs)
+    options = {**TINY, "rounds": 1, "out": tmp_path / "out", "exist_ok": True}
+
+    def assert_runs_are_in_the_folder(runs):
+        assert [run.path for run in fedcli.load(tmp_path / "out")] == sorted(run.path for run in runs)
+
+    assert_runs_are_in_the_folder(fedcli.run("fedavg,fedprox", **options))
+    assert_runs_are_in_the_folder(fedcli.run("fedavg,fedprox,local", **options))
+    assert_runs_are_in_the_folder(fedcli.run("fedavg", lr=[0.1, 0.2], **options))
+    assert len(fedcli.load(tmp_path / "out-1")) == 2
+    assert len(fedcli.load(tmp_path / "out-2")) == 3
+    assert len(fedcli.load(tmp_path / "out")) == 2
+    fedcli.run("fedavg,fedprox", seeds=[0, 1], **options)
     assert len(fedcli.load(tmp_path / "out-3")) == 2
+
     # A folder of the runs of several calls is none of one call.
     with pytest.raises(UserError, match="never overwritten"):
-        fedcli.run("fedavg", out=tmp_path, exist_ok=True, **runs)
+        fedcli.run("fedavg", **{**options, "out": tmp_path})
 
 
 def test_runs_of_folders_are_a_table_with_the_options_in_which_they_differ(run, tmp_path):
-    done = fedcli.run("fedavg", out=tmp_path / "two", lr=0.5, seeds=[0, 1], **TINY)
+    of_two_seeds = fedcli.run("fedavg", out=tmp_path / "two", lr=0.5, seeds=[0, 1], **TINY)
+    runs = [run, *of_two_seeds]
     table = fedcli.frame(run.path, tmp_path, metrics=["best", "clients:mean"])
-    assert table["folder"].tolist() == [run.path, *(each.path for each in done)]
-    assert table[["lr", "eval_every", "seed"]].values.tolist() == [[0.05, 2, 0], [0.5, 1, 0], [0.5, 1, 1]]
-    assert table["selected"].tolist() == [100 * each.record["summary"]["selected"] for each in (run, *done)]
+    assert table["folder"].tolist() == [run.path for run in runs]
+    assert table["lr"].tolist() == [0.05, 0.5, 0.5]
+    assert table["eval_every"].tolist() == [2, 1, 1]
+    assert table["seed"].tolist() == [0, 0, 1]
+    assert table["selected"].tolist() == [100 * run.record["summary"]["selected"] for run in runs]
     assert (table["best, %"] >= table["last"]).all()
     assert "rounds" not in table
     with pytest.raises(UserError, match="there is no run at"):
