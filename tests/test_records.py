@@ -31,51 +31,70 @@ def finished(tmp_path_factory):
 def test_a_finished_run_is_opened_with_all_it_had(finished):
     opened = resume.open_run(finished.path)
     assert opened.record == read_record(finished.path)
-    assert (opened.setup.method.name, opened.setup.run.rounds) == ("fedavg", 2)
+    assert opened.setup.method.name == "fedavg"
+    assert opened.setup.run.rounds == 2
     assert laws.distance(opened.state.params, finished.state.params) == 0
     assert [len(part) for part in opened.fed.parts] == opened.record["partition"]["sizes"]
 
 
 def test_a_record_that_is_changed_on_disk_is_refused(finished, tmp_path):
     write_record(tmp_path, finished.record)
-    file, whole = tmp_path / RECORD, read_record(tmp_path)
+    file = tmp_path / RECORD
+    whole = read_record(tmp_path)
+
+    # a value is another one
     text = file.read_text()
-    for change in (('"status": "finished"', '"status": "failed"'), (f'"seed": {whole["seed"]},', '"seed": 77,')):
-        file.write_text(text.replace(*change))
-        refused(lambda: read_record(tmp_path), "is damaged or was changed by hand")
-    for wrong in ("[" * 100_000, "[]", "{}", '{"schema": 2}'):
-        file.write_text(wrong)
-        refused(lambda: read_record(tmp_path), "schema 2" if "2" in wrong else "cannot be read")
+    file.write_text(text.replace('"status": "finished"', '"status": "failed"'))
+    refused(lambda: read_record(tmp_path), "is damaged or was changed by hand")
+    file.write_text(text.replace(f'"seed": {whole["seed"]},', '"seed": 77,'))
+    refused(lambda: read_record(tmp_path), "is damaged or was changed by hand")
+
+    # it is no record
+    for other_text in ("[" * 100_000, "[]", "{}"):
+        file.write_text(other_text)
+        refused(lambda: read_record(tmp_path), "cannot be read")
+    file.write_text('{"schema": 2}')
+    refused(lambda: read_record(tmp_path), "schema 2")
+
+    # a part is lost
     for lost in ("config", "rounds", "partition", "cost"):
         write_record(tmp_path, {name: value for name, value in whole.items() if name != lost})
-        for act in (resume.resume, fedcli.load, fedcli.frame, verify.verify):
-            refused(lambda act=act: act(tmp_path), f"'{file}' is no record of a run: it lacks {lost}; put")
-    older = {name: value for name, value in whole.items() if name != "numerics"}  # and has no digest
+        for reader in (resume.resume, fedcli.load, fedcli.frame, verify.verify):
+            refused(lambda read=reader: read(tmp_path), f"'{file}' is no record of a run: it lacks {lost}; put")
+
+    # an older one has neither numerics nor a digest
+    older = {name: value for name, value in whole.items() if name != "numerics"}
     file.write_text(json.dumps(older))
     assert read_record(tmp_path) == whole
 
 
 def test_a_run_that_cannot_be_opened_is_refused(finished, tmp_path):
-    folder, record = shutil.copytree(finished.path, tmp_path / "run"), finished.record
-    for change, message in (
-        ({"status": "interrupted"}, "has not finished"),
-        ({"config": {**record["config"], "gone": 1}}, "unknown option of 'fedavg' '--gone'"),
-        ({"dataset_fingerprint": "0" * 16}, "data set has changed"),
-        ({"partition": {**record["partition"], "fingerprint": "0"}}, "partition has changed"),
-    ):
+    folder = shutil.copytree(finished.path, tmp_path / "run")
+    record = finished.record
+
+    def refused_with(message, **change):
         write_record(folder, {**record, **change})
         refused(lambda: resume.open_run(folder), message)
-    write_record(folder, {**record, "method_hash": "0" * 16})  # another word in the method's file
+
+    refused_with("has not finished", status="interrupted")
+    refused_with("unknown option of 'fedavg' '--gone'", config={**record["config"], "gone": 1})
+    refused_with("data set has changed", dataset_fingerprint="0" * 16)
+    refused_with("partition has changed", partition={**record["partition"], "fingerprint": "0"})
+
+    # Another word in the method's file does not hinder it.
+    write_record(folder, {**record, "method_hash": "0" * 16})
     assert resume.open_run(folder).record["method_hash"] == "0" * 16
-    file, state = folder / checkpoints.CHECKPOINT, finished.state
-    name, value = next(iter(state.params.items()))
+
+    file = folder / checkpoints.CHECKPOINT
+    state = finished.state
+    name, *_ = state.params
+    of_other_model = state._replace(params={**state.params, name: state.params[name] + 1})
     progress = {key: record[key] for key in ("rounds", "cost", "seconds_total", "peak_bytes")}
-    for spoilt, message in (
-        (state._replace(params={**state.params, name: value + 1}), "the run's last model (got "),
-        (AnotherState(*state), "another kind of state (got 'AnotherState')"),
-    ):
-        save_tree(file, spoilt, {"identity": identity(record), "record": progress, "states": []})
-        refused(lambda: resume.open_run(folder), message)
+    facts = {"identity": identity(record), "record": progress, "states": []}
+    save_tree(file, of_other_model, facts)
+    refused(lambda: resume.open_run(folder), "the run's last model (got ")
+    save_tree(file, AnotherState(*state), facts)
+    refused(lambda: resume.open_run(folder), "another kind of state (got 'AnotherState')")
     file.unlink()
     refused(lambda: resume.open_run(folder), "(got no checkpoint")
 
@@ -84,7 +103,7 @@ FEDPROX = find_method("fedprox")
 
 
 @pytest.mark.parametrize(
-    ("record", "method", "changes"),
+    ("record", "method", "is_outdated"),
     [
         ({}, {}, False),
         ({"method_hash": "moved or worded anew"}, {}, False),
@@ -97,8 +116,15 @@ FEDPROX = find_method("fedprox")
         ({"method_source": "elsewhere/f.py", "method_hash": f"then, then {FEDPROX.file_hash}"}, {}, False),
     ],
 )
-def test_a_record_is_outdated_by_numerics_lost_options_and_changed_files(record, method, changes):
-    record = {"model": {}, "method": "fedprox", "method_source": "fedprox", "method_hash": FEDPROX.file_hash, **record}
-    record = {"config": {"rounds": 3, dataclasses.fields(FEDPROX.config)[0].name: 0.1}, **record}
-    record = {"numerics": numerics(record, FEDPROX), "changed": [], **record}
-    assert outdated(record, dataclasses.replace(FEDPROX, **method)) == changes
+def test_a_record_is_outdated_by_numerics_lost_options_and_changed_files(record, method, is_outdated):
+    first_option, *_ = dataclasses.fields(FEDPROX.config)
+    of_fedprox = {
+        "model": {},
+        "method": "fedprox",
+        "method_source": "fedprox",
+        "method_hash": FEDPROX.file_hash,
+        "config": {"rounds": 3, first_option.name: 0.1},
+        "changed": [],
+    }
+    of_fedprox["numerics"] = numerics(of_fedprox | record, FEDPROX)
+    assert outdated(of_fedprox | record, dataclasses.replace(FEDPROX, **method)) == is_outdated

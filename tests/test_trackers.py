@@ -27,24 +27,35 @@ def test_tensorboard_reads_every_round_once_also_after_a_kill(tmp_path):
     reader = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
     record = killed_and_resumed(tmp_path / "run", "tensorboard")
     events = reader.EventAccumulator(str(tmp_path / "run" / "tensorboard")).Reload()
-    points = {tag: [(point.step, point.value) for point in events.Scalars(tag)] for tag in events.Tags()["scalars"]}
-    for name, values in (
-        ("test_accuracy", [entry["test_accuracy"] for entry in record["rounds"]]),
-        ("terms/cross_entropy", [entry["terms"]["cross_entropy"] for entry in record["rounds"]]),
-    ):
-        assert points[name] == [(step, pytest.approx(value)) for step, value in enumerate(values, start=1)]
-    assert "round" not in points
+
+    def assert_logged(name, values):
+        points = events.Scalars(name)
+        assert [point.step for point in points] == list(range(1, len(values) + 1))
+        assert [point.value for point in points] == pytest.approx(values)
+
+    assert_logged("test_accuracy", [entry["test_accuracy"] for entry in record["rounds"]])
+    assert_logged("terms/cross_entropy", [entry["terms"]["cross_entropy"] for entry in record["rounds"]])
+    assert "round" not in events.Tags()["scalars"]
 
 
 def test_weights_and_biases_goes_on_with_the_same_run(tmp_path, monkeypatch):
     wandb = MagicMock()
     monkeypatch.setitem(sys.modules, "wandb", wandb)
-    record, run = killed_and_resumed(tmp_path / "run", "wandb"), wandb.init.return_value
-    first, again = (call.kwargs for call in wandb.init.call_args_list)
-    assert (first["id"], first["resume"], first["project"]) == (again["id"], "allow", "fedcli")
-    logged = {call.kwargs["step"]: call.args[0]["terms/cross_entropy"] for call in run.log.call_args_list}
-    assert logged == {row["round"] + 1: row["terms"]["cross_entropy"] for row in record["rounds"]}
-    assert run.summary.update.call_args.args[0]["selected"] == record["summary"]["selected"]
+    record = killed_and_resumed(tmp_path / "run", "wandb")
+
+    first, again = [call.kwargs for call in wandb.init.call_args_list]
+    assert first["id"] == again["id"]
+    assert first["resume"] == "allow"
+    assert first["project"] == "fedcli"
+
+    run = wandb.init.return_value
+    logged = {}
+    for call in run.log.call_args_list:
+        (values,) = call.args
+        logged[call.kwargs["step"]] = values["terms/cross_entropy"]
+    assert logged == {entry["round"] + 1: entry["terms"]["cross_entropy"] for entry in record["rounds"]}
+    (summary,) = run.summary.update.call_args.args
+    assert summary["selected"] == record["summary"]["selected"]
     assert [call.kwargs["exit_code"] for call in run.finish.call_args_list] == [1, 0]
 
 
@@ -66,7 +77,7 @@ class Failing:
 def test_a_logger_is_made_once_and_hears_each_run_and_one_that_fails_stops_nothing(seeds, runs, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "mine.py").write_text(OWN)
-    flags = [part for name, value in TINY.items() for part in (f"--{name.replace('_', '-')}", str(value))]
+    flags = [f"--{name.replace('_', '-')}={value}" for name, value in TINY.items()]
     result = invoke("run", "fedavg", *flags, *seeds, "--out", "run", "--log", "./mine.py:Failing,./mine.py:Logger")
     assert result.exit_code == 0, result.output
     assert (tmp_path / "heard.txt").read_text().split() == ["made", *["1", "2", "3", "4"] * runs]
@@ -74,10 +85,12 @@ def test_a_logger_is_made_once_and_hears_each_run_and_one_that_fails_stops_nothi
 
 
 def test_loggers_may_be_objects_and_change_no_bit(tmp_path):
-    heard, mine = [], SimpleNamespace()
-    mine.start = lambda record, folder, samples_per_round, first_round: heard.append(first_round)
-    mine.finish = lambda record: heard.append(record["status"])
-    record = fedcli.run("fedavg", out=tmp_path / "a", log=[mine], **TINY).record
+    heard = []
+    logger = SimpleNamespace(
+        start=lambda record, folder, samples_per_round, first_round: heard.append(first_round),
+        finish=lambda record: heard.append(record["status"]),
+    )
+    record = fedcli.run("fedavg", out=tmp_path / "a", log=[logger], **TINY).record
     assert heard == [0, "finished"]
     plain = fedcli.run("fedavg", out=tmp_path / "b", **TINY).record
     assert record["summary"]["params_sha256"] == plain["summary"]["params_sha256"]

@@ -1,6 +1,7 @@
 """Trees by names: taken apart into JSON and tensors, and built again; trees whose dicts of tensors lie in flat ones."""
 
 import json
+from typing import NamedTuple
 
 import pytest
 import torch
@@ -11,11 +12,17 @@ from tests.toys import ClientState
 
 
 def test_a_tree_goes_through_json_and_comes_back():
-    x, y = torch.arange(3.0), torch.tensor(7)
+    vector = torch.arange(3.0)
+    scalar = torch.tensor(7)
     tree = {
-        3: (x, None, 1.5), 10: [y, "word", True], "a": {"b/c": x}, "a/b": {"c": y}, "empty": {}, "int": 2**60,
-        "state": ClientState({"w": x}),
-    }  # fmt: skip
+        3: (vector, None, 1.5),
+        10: [scalar, "word", True],
+        "a": {"b/c": vector},
+        "a/b": {"c": scalar},
+        "empty": {},
+        "int": 2**60,
+        "state": ClientState({"w": vector}),
+    }
     structure, tensors = to_names(tree)
     rebuilt = from_names(json.loads(json.dumps(structure)), tensors, {"ClientState": ClientState})
     assert rebuilt == tree  # its tensors are the same objects
@@ -31,40 +38,57 @@ def test_another_type_is_refused_with_its_path():
 # Flat ones
 
 
-def tree(lead=()):
-    draw = torch.Generator().manual_seed(0)
-    sizes = {"odd": (3,), "weight": (4, 2, 2), "bias": (16,), "scalar": ()}
-    params = {name: torch.randn((*lead, *size), generator=draw) for name, size in sizes.items()}
-    mixed = {"mean": params["odd"] + 1, "count": torch.zeros(lead, dtype=torch.int64)}
-    return params, mixed, {"sgd": (torch.zeros(lead), tree_map(torch.square, params)), "none": ()}
+class TrainedClient(NamedTuple):
+    """A tree as the engine has it: of tensors of one type, of two types, and nested."""
+
+    params: dict
+    buffers: dict
+    optimizer: dict
 
 
-def equal(one, other):
-    return all(torch.equal(a, b) for a, b in zip(leaves(one), leaves(other), strict=True))
+def clients(leading_axes=()):
+    draws = torch.Generator().manual_seed(0)
+    shapes = {"odd": (3,), "weight": (4, 2, 2), "bias": (16,), "scalar": ()}
+    params = {name: torch.randn((*leading_axes, *shape), generator=draws) for name, shape in shapes.items()}
+    buffers = {"mean": params["odd"] + 1, "count": torch.zeros(leading_axes, dtype=torch.int64)}
+    momentum = (torch.zeros(leading_axes), tree_map(torch.square, params))
+    return TrainedClient(params, buffers, {"sgd": momentum, "none": ()})
+
+
+def assert_equal(tree, expected):
+    for value, expected_value in zip(leaves(tree), leaves(expected), strict=True):
+        assert torch.equal(value, expected_value)
 
 
 def test_a_tree_that_is_packed_and_unpacked_is_the_tree():
-    for lead in ((), (5,)):
-        given, like = tree(lead), flatten(tree())
-        packed = pack(given, like, len(lead))
+    flat = flatten(clients())
+    for leading_axes in ((), (5,)):
+        tree = clients(leading_axes)
+
+        packed = pack(tree, flat, len(leading_axes))
+
         size = 3 + 16 + 16 + 1 + 12  # of the tensors, and what fills them up
         assert size % ALIGNMENT == 0
-        assert packed[0][""].shape == packed[2]["sgd"][1][""].shape == (*lead, size)
-        assert set(packed[1]) == {"mean", "count"}  # of two types
-        back = unpack(packed, like)
-        assert list(back[0]) == list(given[0])
-        assert equal(back, given)
+        assert packed.params[""].shape == (*leading_axes, size)
+        _, squares = packed.optimizer["sgd"]
+        assert squares[""].shape == (*leading_axes, size)
+        assert set(packed.buffers) == {"mean", "count"}  # of two types
+
+        unpacked = unpack(packed, flat)
+        assert list(unpacked.params) == list(tree.params)
+        assert_equal(unpacked, tree)
 
 
 def test_what_is_changed_in_a_flat_is_changed_in_its_views():
-    flat = flatten(tree())[0]
-    assert isinstance(flat, Flat)
-    flat.flat.mul_(2)
-    assert equal(dict(flat), tree_map(lambda value: 2 * value, tree()[0]))
-    assert pack(flat, flat)[""] is flat.flat  # not a copy
+    params = flatten(clients()).params
+    assert isinstance(params, Flat)
+    params.flat.mul_(2)
+    assert_equal(dict(params), tree_map(lambda value: 2 * value, clients().params))
+    assert pack(params, params)[""] is params.flat  # not a copy
 
 
 def test_a_dict_that_is_no_longer_flat_is_copied_in_the_order_of_the_flat_one():
-    params = flatten(tree())[0]
-    other = dict(reversed([(name, value + 1) for name, value in params.items()]))
-    assert equal(dict(unpack(pack(other, params), params)), tree_map(lambda value: value + 1, tree()[0]))
+    params = flatten(clients()).params
+    other = {name: params[name] + 1 for name in reversed(params)}
+    unpacked = unpack(pack(other, params), params)
+    assert_equal(dict(unpacked), tree_map(lambda value: value + 1, clients().params))
