@@ -31,9 +31,13 @@ def files(folder):
     Path("nets.py").write_text(NETS + BUFFERS)
 
 
-def build(forward, layers):
-    """A network with these layers and this way through them."""
+def write_network(forward, layers):
+    """Writes `net.py`, a network with these layers and this way through them."""
     Path("net.py").write_text(f"import torch\n{NET}".replace("FORWARD", forward).replace("LAYERS", layers))
+
+
+def build(forward, layers):
+    write_network(forward, layers)
     return backbones.build("./net.py:Net", 1, 8, 5, seed=3)
 
 
@@ -94,11 +98,7 @@ def test_a_network_that_is_another_one_each_time_it_is_made_is_refused(draw):
     [
         ("self.first.weight.data.mul_(0.9); " + PLAIN, "", "changes the parameter 'first.weight' in its forward"),
         ("self.calls += 1; x = x * self.calls; " + PLAIN, "self.calls = 0", "from one batch to the next"),
-        (
-            "self.n = 0.9 * self.n + self.first.bias.detach()[0]; x = x - self.n; " + PLAIN,
-            "self.n = 0",
-            "to the next",
-        ),
+        ("self.n = 0.9 * self.n + self.first.bias.detach()[0]; x = x - self.n; " + PLAIN, "self.n = 0", "to the next"),
         ("x = x - self.t * x.mean(0) * self.training; " + PLAIN, SCALE, "mixes the images of a batch"),
     ],
 )
@@ -107,8 +107,9 @@ def test_a_forward_that_changes_what_is_no_buffer_or_hides_a_mean_is_refused(for
 
 
 def test_a_refused_network_leaves_no_folder():
-    Path("net.py").write_text(f"import torch\n{NET}".replace("FORWARD", PLAIN).replace("LAYERS", "self.half()"))
-    refused(lambda: fedcli.run("fedavg", out="run", dataset="digits", backbone="./net.py:Net", device="cpu"), ".half()")
+    write_network(PLAIN, "self.half()")
+    options = {"dataset": "digits", "backbone": "./net.py:Net", "device": "cpu"}
+    refused(lambda: fedcli.run("fedavg", out="run", **options), ".half()")
     assert not Path("run").exists()
 
 
@@ -225,40 +226,50 @@ def new_tensor(channels, size, classes):
             return y
     return nn.Sequential(nn.Flatten(), nn.Linear(channels * size * size, 16), Placed(), nn.Linear(16, classes))
 """
-KEPT = (
-    "counting passing constant_in_two_places plain_norm backward_hook hooked_dropout spectral weight_norm old_function"
-)
-KEPT += " checkpointed drawing new_tensor Transformer dropping weights functions shared in_place compiled frozen"
-BUILT_IN = "cnn-small", "resnet10-3x3", "vit-tiny"
+OWN = (
+    "counting", "passing", "constant_in_two_places", "plain_norm", "backward_hook", "hooked_dropout", "spectral",
+    "weight_norm", "old_function", "checkpointed", "drawing", "new_tensor", "Transformer", "dropping", "weights",
+    "functions", "shared", "in_place", "compiled", "frozen",
+)  # fmt: skip
+BUILT_IN = ("cnn-small", "resnet10-3x3", "vit-tiny")
 SMALL = {
     "dataset": "digits", "train_examples": 80, "num_clients": 2, "cohort_size": 2, "rounds": 1, "local_epochs": 1,
     "batch_size": 20, "lr": 0.05, "device": "cpu", "protocol": "fedfm:digits", "validation": 0.0, "partition": "iid",
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", [*KEPT.split(), *BUILT_IN])
+@pytest.mark.parametrize("name", [*OWN, *BUILT_IN])
 def test_every_accepted_network_gives_the_recorded_accuracy_when_it_is_loaded(name, tmp_path):
-    backbone = name if name in backbones.BACKBONES else f"./nets.py:{name}"
+    is_built_in = name in BUILT_IN
+    backbone = name if is_built_in else f"./nets.py:{name}"
     run = fedcli.run("fedavg", out=tmp_path / "run", backbone=backbone, **SMALL)
-    data, recorded = datasets.load("digits"), run.record["summary"]["selected"]
-    images = data.x_test / 255
-    loaded = fedcli.load(run.path, method=[] if backbone == name else "nets.py").model()
-    assert (loaded(images).argmax(1) == data.y_test).double().mean().item() == recorded
+
+    loaded = fedcli.load(run.path, method=[] if is_built_in else "nets.py").model()
+
+    data = datasets.load("digits")
+    hits = loaded(data.x_test / 255).argmax(1) == data.y_test
+    assert hits.double().mean().item() == run.record["summary"]["selected"]
+
     file, _ = export(run, "safetensors", out=tmp_path / "model")
-    exported = set(load_file(file))
-    assert {name for name, _ in loaded.network.named_buffers() if not name.endswith(".key")} <= exported
+    buffers = {name for name, _ in loaded.network.named_buffers() if not name.endswith(".key")}
+    assert buffers <= set(load_file(file))
 
 
 def test_plain_pytorch_gives_the_recorded_accuracy_of_networks_with_buffers_of_every_kind(tmp_path):
-    data, files, recorded = datasets.load("digits"), [], []
+    data = datasets.load("digits")
     torch.save((data.x_test / 255, data.y_test), tmp_path / "images.pt")
+    files = []
+    recorded = []
     for name in ("passing", "spectral"):
         run = fedcli.run("fedavg", out=tmp_path / name, backbone=f"./nets.py:{name}", **SMALL)
-        files.append(export(run, out=tmp_path / f"{name}.pt2")[0])
         recorded.append(run.record["summary"]["selected"])
+        file, _ = export(run, out=tmp_path / f"{name}.pt2")
+        files.append(file)
+
     command = [sys.executable, "-I", "-W", "ignore", "-c", PLAIN_PYTORCH, tmp_path / "images.pt", *files]
-    printed = subprocess.run(command, capture_output=True, text=True, check=True, cwd=tmp_path).stdout
-    assert [float(line) for line in printed.split()] == recorded
+    output = subprocess.run(command, capture_output=True, text=True, check=True, cwd=tmp_path).stdout
+
+    assert [float(line) for line in output.split()] == recorded
 
 
 def test_a_buffer_that_changes_in_two_places_is_refused():
@@ -266,7 +277,7 @@ def test_a_buffer_that_changes_in_two_places_is_refused():
     refused(lambda: backbones.build("./nets.py:doubled", 1, 8, 5, seed=3), words)
 
 
-def registry_network(name):
+def users_network(name):
     """The module as the user's function makes it, with the weights of seed 0."""
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(0)
@@ -277,23 +288,25 @@ def registry_network(name):
 def test_their_gradients_are_those_of_plain_pytorch(name):
     """In training mode; dropout is taken out on both sides."""
     _, fed = federation("fedavg", backbone=f"./nets.py:{name}")
-    module = registry_network(name).double().train()
-    for network in (module, fed.network.module):
-        for layer in network.modules():
-            if isinstance(layer, nn.Dropout):
-                layer.p = 0.0
+    plain = users_network(name).double().train()
+    for layer in (*plain.modules(), *fed.network.module.modules()):
+        if isinstance(layer, nn.Dropout):
+            layer.p = 0.0
     x = torch.randn(4, 1, 8, 8, dtype=torch.float64)
+
     params, buffers = fed.initial_model()
     params = {key: value.requires_grad_() for key, value in params.items()}
-    ours = torch.autograd.grad(fed.network(params, buffers, x).logits.square().sum(), list(params.values()))
-    theirs = torch.autograd.grad(module(x).square().sum(), list(module.parameters()))
-    assert sorted(value.norm().item() for value in ours) == pytest.approx(
-        sorted(value.norm().item() for value in theirs)
-    )
+    loss = fed.network(params, buffers, x).logits.square().sum()
+    gradients = torch.autograd.grad(loss, list(params.values()))
+
+    expected = torch.autograd.grad(plain(x).square().sum(), list(plain.parameters()))
+    norms = sorted(value.norm().item() for value in gradients)
+    assert norms == pytest.approx(sorted(value.norm().item() for value in expected))
 
 
 def test_batch_normalisation_without_weights_leaves_padding_out():
-    layer, plain = (kind(3, affine=False).double() for kind in (MaskedBatchNorm2d, nn.BatchNorm2d))
+    layer = MaskedBatchNorm2d(3, affine=False).double()
+    plain = nn.BatchNorm2d(3, affine=False).double()
     x = torch.randn(5, 3, 4, 4, dtype=torch.float64)
     layer.mask = torch.tensor([True, True, True, False, False])
     torch.testing.assert_close(layer(x)[:3], plain(x[:3]))
@@ -302,20 +315,19 @@ def test_batch_normalisation_without_weights_leaves_padding_out():
 
 @pytest.mark.parametrize("name", ["plain_norm", "constant_in_two_places", "counting"])
 def test_clients_with_them_train_together_as_one_by_one(name):
-    run = {"backbone": f"./nets.py:{name}", "local_epochs": 1, "weight_decay": 0.0}
-    laws.law_4_chunking_is_invisible(FEDAVG, rounds=1, parts=laws.toy_parts((7, 4, 2, 6)), **run)
+    options = {"backbone": f"./nets.py:{name}", "local_epochs": 1, "weight_decay": 0.0}
+    laws.law_4_chunking_is_invisible(FEDAVG, rounds=1, parts=laws.toy_parts((7, 4, 2, 6)), **options)
 
 
 @pytest.mark.parametrize("name", ["spectral", "old_function", "checkpointed", "new_tensor", "backward_hook"])
 def test_what_vmap_does_not_take_trains_one_by_one_and_that_is_said(name, tmp_path):
     options = {**SMALL, "backbone": f"./nets.py:{name}"}
-    runs = [
-        fedcli.run("fedavg", out=tmp_path / chunk, clients_per_chunk=chunk, **options).record for chunk in ("1", "2")
-    ]
-    assert runs[0]["summary"]["params_sha256"] == runs[1]["summary"]["params_sha256"]
-    assert runs[1]["engine"]["clients_per_chunk"] == 1
-    (note,) = runs[1]["engine"]["notes"]
-    assert (
-        f"clients train one by one: vmap does not take the network {Path('nets.py').resolve()}:{name}" in note["text"]
-    )
-    assert runs[0]["engine"]["notes"] == []
+    one_by_one = fedcli.run("fedavg", out=tmp_path / "one", clients_per_chunk="1", **options).record
+    in_pairs = fedcli.run("fedavg", out=tmp_path / "two", clients_per_chunk="2", **options).record
+
+    assert in_pairs["summary"]["params_sha256"] == one_by_one["summary"]["params_sha256"]
+    assert in_pairs["engine"]["clients_per_chunk"] == 1
+    (note,) = in_pairs["engine"]["notes"]
+    network = f"{Path('nets.py').resolve()}:{name}"
+    assert f"clients train one by one: vmap does not take the network {network}" in note["text"]
+    assert one_by_one["engine"]["notes"] == []

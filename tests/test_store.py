@@ -29,7 +29,12 @@ def states(*numbers):
     return {number % 10: ClientState({"w": torch.full((10,), float(number))}) for number in numbers}
 
 
-def opened(folder, memory, name=STATES):
+def numbers_of(kept):
+    """The number of which each client's state is full."""
+    return {client: state.params["w"].unique().item() for client, state in kept.items()}
+
+
+def open_store(folder, memory, name=STATES):
     store = Store(memory, torch.device("cpu"), [ClientState])
     store.folder = folder / name
     return store
@@ -39,58 +44,65 @@ def files(folder):
     return sorted(path.name.removesuffix(".safetensors") for path in (folder / STATES).glob("*"))
 
 
-def held(kept):
-    return {client: state.params["w"][0].item() for client, state in kept.items()}
-
-
 def test_what_does_not_fit_into_memory_lies_in_files_the_one_kept_first_at_first(tmp_path):
-    store = opened(tmp_path, 2 * BYTES)
-    first = store.keep(store.keep({}, states(2), 0), states(1), 0)
+    store = open_store(tmp_path, 2 * BYTES)
+    kept = store.keep({}, states(2), 0)
+    kept = store.keep(kept, states(1), 0)
     assert files(tmp_path) == []
-    later = store.keep(first, states(4), 1)
+
+    kept = store.keep(kept, states(4), 1)
     assert files(tmp_path) == ["000002-0"]
-    assert held(later) == {1: 1, 2: 2, 4: 4}
-    assert [client for client, version in later.data.items() if version.state is not None] == [1, 4]
-    assert isinstance(later[2], ClientState)
-    assert (list(later), 2 in later, later.get(7, "none")) == ([1, 2, 4], True, "none")
-    fewer = later.only([2, 4])  # which fit
-    assert held(fewer) == {2: 2, 4: 4}
+    assert [client for client, version in kept.data.items() if version.state is not None] == [1, 4]
+    assert numbers_of(kept) == {1: 1, 2: 2, 4: 4}
+    assert isinstance(kept[2], ClientState)
+    assert list(kept) == [1, 2, 4]
+    assert 2 in kept
+    assert kept.get(7, "none") == "none"
+
+    fewer = kept.only([2, 4])  # which fit
+    assert numbers_of(fewer) == {2: 2, 4: 4}
     assert all(version.state is not None for version in fewer.data.values())
 
 
 @pytest.mark.parametrize("memory", [0, 2 * BYTES, 10**6])
 def test_older_states_stay_as_long_as_a_method_holds_them(memory, tmp_path):
-    store, given = opened(tmp_path, memory), states(1, 2)
+    store = open_store(tmp_path, memory)
+    given = states(1, 2)
     old = store.keep({}, given, 0)
     given[1].params["w"].zero_()  # they are copies
-    new = store.keep(store.keep(old, states(12), 1), states(22), 1)  # twice in a round
-    assert held(old) == {1: 1, 2: 2}
-    assert held(new) == {1: 1, 2: 22}
+    new = store.keep(old, states(12), 1)
+    new = store.keep(new, states(22), 1)  # twice in a round
+    assert numbers_of(old) == {1: 1, 2: 2}
+    assert numbers_of(new) == {1: 1, 2: 22}
+
     del old
     newest = store.keep(new, states(3), 2)
-    assert held(newest) == {1: 1, 2: 22, 3: 3}
+    assert numbers_of(newest) == {1: 1, 2: 22, 3: 3}
     if memory == 0:
         assert files(tmp_path) == ["000001-0", "000002-1-again", "000003-2"]  # nobody holds 2's first two any more
 
 
 def test_a_file_that_has_changed_is_not_read(tmp_path):
-    kept = opened(tmp_path, 0).keep({}, states(1, 2), 0)
-    file, other = (tmp_path / STATES / f"00000{client}-0.safetensors" for client in (1, 2))
-    shutil.copy(other, file)
+    kept = open_store(tmp_path, 0).keep({}, states(1, 2), 0)
+    file = tmp_path / STATES / "000001-0.safetensors"
+    shutil.copy(tmp_path / STATES / "000002-0.safetensors", file)
     refused(lambda: kept[1], f"'{file}' is missing or damaged")
 
 
 def test_a_checkpoint_leaves_what_other_workers_keep_for_themselves(tmp_path):
-    _, other = (opened(tmp_path, 0, name).keep({}, states(1), 0) for name in (STATES, f"{STATES}-1"))
+    open_store(tmp_path, 0).keep({}, states(1), 0)
+    of_other_worker = open_store(tmp_path, 0, f"{STATES}-1").keep({}, states(1), 0)
     checkpoints.clear(tmp_path)  # after a checkpoint that names nothing
-    assert held(other) == {1: 1}
+    assert numbers_of(of_other_worker) == {1: 1}
     assert [path.name for path in tmp_path.iterdir()] == [f"{STATES}-1"]
     checkpoints.clear(tmp_path, at_rest=True)
     assert list(tmp_path.iterdir()) == []
 
 
-def test_sizes():
-    assert [parse_size(text) for text in ("0", "1000", "3k", "256M", "4G")] == [0, 1000, 3072, 2**28, 2**32]
+def test_sizes_are_bytes_or_have_a_unit_of_1024_and_all_else_is_refused():
+    bytes_of = {"0": 0, "1000": 1000, "3k": 3 * 1024, "256M": 256 * 1024**2, "4G": 4 * 1024**3}
+    for text, size in bytes_of.items():
+        assert parse_size(text) == size
     for text in ("", "M", "1.5G", "-1", "256MB", "lots"):
         refused(lambda text=text: parse_size(text), "--state-memory must be a number of bytes")
 
@@ -100,37 +112,48 @@ def test_sizes():
 
 def cohort(run, number):
     """The clients of a round."""
-    return resume.restore(run.record, ())[2].cohort(number).client_ids
+    return resume.restore(run.record, ()).fed.cohort(number).client_ids
 
 
 @pytest.mark.parametrize("memory", ["0", "1G"])
 def test_a_checkpoint_writes_what_its_cohort_keeps_and_only_once(memory, tmp_path):
-    watch, times = rounds.Listener(), []  # after each round, when each file was written
-    states = tmp_path / "run" / STATES
-    watch.round = lambda entry: times.append({file.stem: file.stat().st_mtime_ns for file in states.iterdir()})
-    run = fedcli.run("scaffold", out=tmp_path / "run", progress=watch, **{**TINY, "rounds": 6, "state_memory": memory})
-    before, last = {}, {}
-    for number, written in enumerate(times[:-1]):
-        names = [f"{client:06}-{number}" for client in cohort(run, number)]
-        assert sorted(written.keys() - before.keys()) == names
-        assert all(written[name] == before[name] for name in written.keys() & before.keys())
-        now = {**last, **{name[:6]: name for name in names}}
-        assert written.keys() == {*last.values(), *now.values()}  # of this checkpoint and the one before
-        before, last = written, now
-    assert number == 4
+    times_of_rounds = []  # after each round, when each file was written
+
+    class Watch(rounds.Listener):
+        def round(self, entry):
+            files = (tmp_path / "run" / STATES).iterdir()
+            times_of_rounds.append({file.stem: file.stat().st_mtime_ns for file in files})
+
+    options = {**TINY, "rounds": 6, "state_memory": memory}
+    run = fedcli.run("scaffold", out=tmp_path / "run", progress=Watch(), **options)
+
+    *with_checkpoint, _ = times_of_rounds
+    assert len(with_checkpoint) == 5
+    times_before = {}
+    names_before = {}  # of the last checkpoint's files, by client
+    for number, times in enumerate(with_checkpoint):
+        new_names = {client: f"{client:06}-{number}" for client in cohort(run, number)}
+        assert times.keys() - times_before.keys() == {*new_names.values()}
+        assert all(times[name] == times_before[name] for name in times.keys() & times_before.keys())
+        names = names_before | new_names
+        assert times.keys() == {*names_before.values(), *names.values()}  # of this checkpoint and the one before
+        times_before = times
+        names_before = names
 
 
 def test_a_finished_run_keeps_what_is_needed_of_it(tmp_path):
     personal = fedcli.run("local", out=tmp_path / "personal", **TINY)
     assert len(files(personal.path)) == len(personal.state.clients) > 2
-    rest, everything = (
-        fedcli.run("scaffold", out=tmp_path / str(keep), keep_states=keep, **TINY) for keep in (False, True)
-    )
-    assert len(everything.state.clients) > len(rest.state.clients)
-    assert set(rest.state.clients) == set(everything.state.clients) & set(cohort(rest, TINY["rounds"]))
-    for run in (rest, everything):
-        assert [int(name[:6]) for name in files(run.path)] == list(run.state.clients)
-    points, expected = (one_more_round(run.path) for run in (rest, everything))
+
+    needed = fedcli.run("scaffold", out=tmp_path / "needed", keep_states=False, **TINY)
+    everything = fedcli.run("scaffold", out=tmp_path / "everything", keep_states=True, **TINY)
+    assert len(everything.state.clients) > len(needed.state.clients)
+    assert set(needed.state.clients) == set(everything.state.clients) & set(cohort(needed, TINY["rounds"]))
+    for run in (needed, everything):
+        clients = [int(name.partition("-")[0]) for name in files(run.path)]
+        assert clients == list(run.state.clients)
+    points = one_more_round(needed.path)
+    expected = one_more_round(everything.path)
     assert all((points[name] == expected[name]).all() for name in ("features", "labels", "clients"))
 
 

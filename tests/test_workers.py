@@ -28,7 +28,10 @@ def stop(error):
     raise error
 
 acts = [
-    (1, lambda: 1 / 0), (1, lambda: stop(NonFiniteLoss("the term"))), (0, lambda: None), (0, os.abort),
+    (1, lambda: 1 / 0),
+    (1, lambda: stop(NonFiniteLoss("the term"))),
+    (0, lambda: None),
+    (0, os.abort),
 ]
 for number, (worker, act) in enumerate(acts):
     os.environ["TORCHELASTIC_RESTART_COUNT"] = str(number)
@@ -43,14 +46,15 @@ for number, (worker, act) in enumerate(acts):
 """
 
 
-def launched(folder, count, program, *arguments):
-    """Starts a program in so many workers and waits for them; returns what they said."""
+def errors_of_workers(folder, count, program, *arguments):
+    """Starts a program in so many workers and waits for them; returns what they say of errors."""
     command = [sys.executable, "-c", program, *map(str, arguments)]
-    return start(folder, main=lambda: workers.launch(count, command)).communicate()[1]
+    _, errors = start(folder, main=lambda: workers.launch(count, command)).communicate()
+    return errors
 
 
 def test_a_worker_that_fails_or_dies_is_named_once_and_the_others_end(tmp_path):
-    errors = launched(tmp_path, 2, PROGRAM)
+    errors = errors_of_workers(tmp_path, 2, PROGRAM)
     first, second, third, *rest = errors.splitlines()
     assert first == "RuntimeError: on worker 1, ZeroDivisionError: division by zero"
     assert second == "NonFiniteLoss: on worker 1, the term"
@@ -60,7 +64,8 @@ def test_a_worker_that_fails_or_dies_is_named_once_and_the_others_end(tmp_path):
 
 def test_law_8_workers_are_invisible(tmp_path, two_threads):
     expected = law_8.run_all()
-    assert launched(tmp_path, max(law_8.COUNTS), "from tests.law_8 import main; main()", tmp_path) == ""
+    program = "from tests.law_8 import main; main()"
+    assert errors_of_workers(tmp_path, max(law_8.COUNTS), program, tmp_path) == ""
     for count in law_8.COUNTS:
         endings = json.loads((tmp_path / str(count)).read_text())
         assert endings.keys() == law_8.cases(count).keys()
@@ -71,24 +76,34 @@ def test_a_worker_that_is_killed_leaves_a_run_that_another_number_of_workers_end
     tmp_path, monkeypatch
 ):
     monkeypatch.setattr(display, "draw", draw)  # as workers do, which are new processes
-    waiting, every_round = Waiting(tmp_path), ("--checkpoint-every", "1", "--state-memory", "0")
-    options = ("run", "./waits.py", *SMALL, *every_round)
+    waiting = Waiting(tmp_path)
     (tmp_path / "waits.py").write_text(WAITS.replace("fedavg", "scaffold"))  # whose clients keep states
-    running = start(tmp_path, *options, "--out", "run", "--workers", "2")
-    os.kill(waiting.two()[0], signal.SIGKILL)
-    _, errors = running.communicate()
-    assert running.returncode == 2
-    assert re.fullmatch(r"error: worker [01] has died \(got SIGKILL\); .*", errors.splitlines()[-1]), errors
+    command = ("run", "./waits.py", *SMALL, "--checkpoint-every", "1", "--state-memory", "0")
+
+    killed = start(tmp_path, *command, "--out", "run", "--workers", "2")
+    worker, _ = waiting.two()
+    os.kill(worker, signal.SIGKILL)
+    _, errors = killed.communicate()
+    assert killed.returncode == 2
+    *_, last_line = errors.splitlines()
+    assert re.fullmatch(r"error: worker [01] has died \(got SIGKILL\); .*", last_line), errors
+
     waiting.free()
-    again = start(tmp_path, "resume", "run", "--method", "./waits.py", "--workers", "3")
-    output, errors = again.communicate()
-    assert (again.returncode, errors, output.count("round 3/3:")) == (0, "", 1)
-    start(tmp_path, *options, "--out", "whole").communicate()
-    record, whole = (read_record(tmp_path / name) for name in ("run", "whole"))
+    resumed = start(tmp_path, "resume", "run", "--method", "./waits.py", "--workers", "3")
+    output, errors = resumed.communicate()
+    assert resumed.returncode == 0
+    assert errors == ""
+    assert output.count("round 3/3:") == 1
+
+    start(tmp_path, *command, "--out", "whole").communicate()
+    record = read_record(tmp_path / "run")
+    whole = read_record(tmp_path / "whole")
     assert essence(record)["rounds"] == essence(whole)["rounds"]
     assert record["summary"] == whole["summary"]
     assert names(tmp_path / "run") == names(tmp_path / "whole")
-    assert (record["resumed"], record["engine"]["workers"], whole["engine"]["workers"]) == ([1], 3, 1)
+    assert record["resumed"] == [1]
+    assert record["engine"]["workers"] == 3
+    assert whole["engine"]["workers"] == 1
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
@@ -109,7 +124,8 @@ def test_torchrun_starts_workers_again_that_go_on_in_their_folder(tmp_path):
     options = ("--standalone", "--nproc-per-node", "2", "--max-restarts", "2", "-m", "fedcli")
     command = ("run", "./waits.py", *SMALL, "--out", "run", "--continue", "--checkpoint-every", "1")
     running = start(tmp_path, *options, *command, main=torchrun)
-    os.kill(waiting.two()[1], signal.SIGKILL)
+    _, worker = waiting.two()
+    os.kill(worker, signal.SIGKILL)
     waiting.two()
     with (tmp_path / "go").open("w") as go:
         print(file=go, flush=True)  # which nobody reads, so that workers find it whenever they come
@@ -125,4 +141,6 @@ def test_a_program_that_ignores_all_signals_starts_workers_too(monkeypatch):
     monkeypatch.setattr(workers.signal, "getsignal", lambda number: signal.SIG_IGN)
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     assert workers.launch(2, ["fedcli", "run"]) == 0
-    assert (started[0].training_script, started[0].training_script_args) == ("fedcli", ["run"])
+    (options,) = started
+    assert options.training_script == "fedcli"
+    assert options.training_script_args == ["run"]
