@@ -143,7 +143,7 @@ def _counts(name: str, key: str, value: Any) -> bool:
 
 def _state() -> State:
     settings = {name: setting.read() for name, setting in _settings().items()}
-    parts = {name: Snapshot(owner, dict(vars(owner))) for name, owner in _owners()}
+    parts = {name: Snapshot(owner, vars(owner).copy()) for name, owner in _owners()}
     tables = {}
     for name, module in parts.items():
         if not isinstance(module.owner, ModuleType) or not _is_ours(name):

@@ -2,7 +2,9 @@ import pytest
 import torch
 
 from fedcli.cli import display
+from fedcli.core import backbones
 from fedcli.data import datasets
+from tests.toys import ToysCheckedOnce
 
 torch.set_num_threads(1)  # tiny networks, and two workers share two cores
 
@@ -50,6 +52,15 @@ def cache(tmp_path, monkeypatch):
 def tiny_sets(monkeypatch):
     """Tests import some random images as `cifar10` and the like, which a user may not."""
     monkeypatch.setattr(datasets, "refuse_other_images", lambda dataset: None)
+
+
+TOYS_CHECKED_ONCE = ToysCheckedOnce(backbones.find)
+
+
+@pytest.fixture(autouse=True)
+def toys_checked_once(monkeypatch):
+    """Networks of the toy files are checked as users' are, but once for all tests."""
+    monkeypatch.setattr(backbones, "find", TOYS_CHECKED_ONCE)
 
 
 @pytest.fixture(autouse=True)
