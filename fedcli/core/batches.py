@@ -113,7 +113,7 @@ class _Epoch:
     index: np.ndarray
     size: np.ndarray
     epoch_end: np.ndarray
-    draws: np.ndarray
+    draws: np.ndarray | None
     keys: np.ndarray
 
 
@@ -125,11 +125,14 @@ def _draw_epoch(
     order = generator(*key, "order", epoch).permutation(len(part))[:used]
     padded = np.pad(part[order], (0, count * width - used))
     numbers = np.arange(count)
+    draws = None
+    if num_draws:
+        draws = generator(*key, "augment", epoch).random((count, width, num_draws))
     return _Epoch(
         index=padded.reshape(count, width),
         size=np.clip(used - batch_size * numbers, 0, batch_size),
         epoch_end=numbers == count - 1,
-        draws=generator(*key, "augment", epoch).random((count, width, num_draws)),
+        draws=draws,
         keys=generator(*key, "dropout", epoch).integers(2**63, size=count),
     )
 
