@@ -9,7 +9,7 @@ import torch
 import fedcli
 from fedcli.core.batches import generator
 from fedcli.errors import UserError
-from fedcli.figures.features import correlation_chart
+from fedcli.figures.predictions import correlation_chart
 from fedcli.measure import correlation
 from fedcli.papers import fccl_plus
 from fedcli.registry import find_method
@@ -47,7 +47,8 @@ def test_it_is_the_papers_equation():
 def test_the_means_over_clients_by_loops(runs, monkeypatch):
     monkeypatch.setattr(correlation, "CORRELATED", 20)
     run = open_run(runs / "c")
-    fed, models = run.fed, modules_of(run.fed, {client: run.state.clients[client] for client in range(4)})
+    fed = run.fed
+    models = modules_of(run.fed, {client: run.state.clients[client] for client in range(4)})
     measured = correlation.correlations(fed, run.setup.method, run.state, correlation.public_sample(fed))
 
     def scores(images, pixels):
@@ -58,6 +59,7 @@ def test_the_means_over_clients_by_loops(runs, monkeypatch):
     said = scores(fed.public_images.float(), order)
     expected = sum(np.corrcoef(own, said.mean(0), rowvar=False)[:10, 10:] for own in said) / 4
     np.testing.assert_allclose(measured["public"], expected, atol=1e-4)  # float32 networks
+
     each = []
     for client, part in enumerate(fed.training):
         chosen = part[generator(0, client, "correlation").permutation(len(part))[:20]]
@@ -70,7 +72,8 @@ def test_clients_with_one_image_are_left_out_of_the_private_mean_which_needs_ano
     method = find_method("local")
     for sizes, refused in (((8, 1, 9), nullcontext()), ((1, 1), pytest.raises(UserError, match="no client has two"))):
         _, fed = laws.federation(method, parts=laws.toy_parts(sizes), num_clients=len(sizes))
-        state, public = method.init(fed, None), fed.transform(fed.test_images)
+        state = method.init(fed, None)
+        public = fed.transform(fed.test_images)
         with refused:
             assert np.isfinite(correlation.correlations(fed, method, state, public)["private"]).all()
 
@@ -79,6 +82,7 @@ def test_a_column_a_setting_of_its_first_seed_and_public_images_are_lent(runs):
     figure = correlation_chart(find_records([runs]))
     panels = figure.axes[:4]
     assert figure.get_suptitle().replace("\n", " ").startswith("Digit-domains, domains, seed 0; reduced: ")
+
     sample = correlation.public_sample(open_run(runs / "c").fed)  # of the first shown that has any
     for column, (folder, name) in enumerate((("a", "Local training only"), ("c", "FCCL+"))):
         run = open_run(runs / folder)
@@ -86,7 +90,8 @@ def test_a_column_a_setting_of_its_first_seed_and_public_images_are_lent(runs):
         for axes, (kind, matrix) in zip(panels[column::2], expected.items(), strict=True):
             (image,) = axes.images
             assert (image.get_array() == matrix).all()
-            diagonal, rest = matrix.trace() / 10, (matrix.sum() - matrix.trace()) / 90
+            diagonal = matrix.trace() / 10
+            rest = (matrix.sum() - matrix.trace()) / 90
             assert axes.get_title() == f"{name}\n{kind} images, diagonal {diagonal:.2f}, others {rest:.2f}"
 
 
