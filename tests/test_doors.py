@@ -19,6 +19,7 @@ from fedcli.data import datasets
 from fedcli.errors import UserError
 from fedcli.results import plans
 from fedcli.runs import resume
+from fedcli.runs.options import flags_of
 from fedcli.runs.resolve import resolve
 from tests import laws
 from tests.files import refused
@@ -29,8 +30,7 @@ FEDAVG = registry.find_method("fedavg")
 PARTS = Path(__file__).parent.parent / "docs/examples/my_parts.py"
 OPTIONS = {"dataset": "./parts.py:blobs", "partition": "./parts.py:by_halves", "backbone": "./parts.py:tiny"}
 SMALL = {"protocol": "fedfm:digits", "num_clients": 3, "cohort_size": 2, "device": "cpu", "batch_size": 8}
-
-FLAGS = [text for key, value in {**OPTIONS, **SMALL}.items() for text in ("--" + key.replace("_", "-"), str(value))]
+FLAGS = flags_of({**OPTIONS, **SMALL})
 
 
 @pytest.fixture(autouse=True)
@@ -69,28 +69,40 @@ POST = Post("half", "Halve the parameters", Config, apply)
 def test_a_file_brings_methods_protocols_tables_and_a_step_after():
     Path("mine.py").write_text(METHODS)
     path = str(Path("mine.py").resolve())
+    file_hash = userfiles.file_hash("mine.py")
+
     for text, name in (("other", "other"), ("PLAIN", "plain")):
         method = registry.find_method(f"./mine.py:{text}")  # made of a paper's, and that of the user's file
-        assert (method.name, method.file_hash) == (name, userfiles.file_hash("mine.py"))
+        assert method.name == name
+        assert method.file_hash == file_hash
         assert str(method.file) == path
         assert registry.find_protocol("mine:digits", method).name == "mine:digits"
     assert registry.find_method("./mine.py:SIMPLE") is registry.find_method("fedavg")  # imported, not declared
     refused(lambda: registry.find_method("./mine.py"), "unknown METHOD in", "plain, other", "mine.py:NAME")
     refused(lambda: registry.find_method("./mine.py:othr"), "did you mean 'other'?")
+
     Path("empty.py").write_text("")
     refused(lambda: registry.find_method("./empty.py"), "defines no METHOD; add METHOD = fedcli.Method(...).")
+
     Path("stepped.py").write_text(METHODS.replace('"num_clients": 2', '"num_clients": 2, "post": "ccvr"'))
     assert resolve(registry.find_method("./stepped.py:plain"), {"dataset": "digits"}).post.name == "ccvr"
+
     cells = plans.plan_table(registry.find_table("./mine.py:mine:1")).cells
-    for cell, name in zip(cells, ("plain", "plain", "fedprox"), strict=True):
-        setup = cell.runs[0].setup
-        assert (setup.method.name, setup.protocol.name, setup.post.name) == (name, "mine:digits", "half")
+    setups = [cell.runs[0].setup for cell in cells]
+    assert [setup.method.name for setup in setups] == ["plain", "plain", "fedprox"]
+    assert {setup.protocol.name for setup in setups} == {"mine:digits"}
+    assert {setup.post.name for setup in setups} == {"half"}
+
     command = "run ./mine.py:plain --post ./mine.py:POST --share 0.25 --train-examples 40"
     result = invoke(*command.split(), "--device", "cpu", "--out", "run")
     assert result.exit_code == 0, result.output
+
     record = json.loads(Path("run/record.json").read_text())
-    assert (record["protocol"], record["post"]["name"], record["config"]["share"]) == ("mine:digits", "half", 0.25)
-    assert record["user_files"] == {path: userfiles.file_hash("mine.py")} == {path: record["method_hash"]}
+    assert record["protocol"] == "mine:digits"
+    assert record["post"]["name"] == "half"
+    assert record["config"]["share"] == 0.25
+    assert record["method_hash"] == file_hash
+    assert record["user_files"] == {path: file_hash}
 
 
 OF_ITS_OWN = """from fedcli import Method
@@ -137,8 +149,10 @@ def test_personal_models_are_not_compared_with_a_global_one():
 
 def test_a_file_is_imported_once_and_anew_when_it_has_changed():
     Path("counts.py").write_text("def f(): return 1\n")
-    one, two = (userfiles.from_file("counts.py:f", "metric") for _ in range(2))
-    assert one.function is two.function
+    metric = userfiles.from_file("counts.py:f", "metric")
+    again = userfiles.from_file("counts.py:f", "metric")
+    assert metric.function is again.function
+
     Path("counts.py").write_text("def f(): return 2\n")
     assert userfiles.from_file("counts.py:f", "metric")() == 2
 
@@ -163,9 +177,13 @@ def test_a_file_may_import_those_beside_it_whose_names_may_be_taken_elsewhere(tm
         (tmp_path / name / "helpers.py").write_text(f"import shapes\ndef twice(x): return {factor} * x + shapes.NONE\n")
         (tmp_path / name / "shapes.py").write_text("NONE = 0\n")
         (tmp_path / name / "late.py").write_text(f"LATE = {factor}00\n")
-    functions = [userfiles.from_file(f"{tmp_path / name / 'own.py'}:f", "metric") for name in ("one", "other")]
-    assert [function(5) for function in functions] == [210, 315]
+
+    metric = userfiles.from_file(f"{tmp_path}/one/own.py:f", "metric")
+    other_metric = userfiles.from_file(f"{tmp_path}/other/own.py:f", "metric")
+    assert metric(5) == 2 * 5 + 200
+    assert other_metric(5) == 3 * 5 + 300
     assert "helpers" not in sys.modules
+
     (tmp_path / "one" / "shapes.py").write_text("NONE = 1\n")
     assert userfiles.from_file(f"{tmp_path}/one/own.py:f", "metric")(5) == 211  # imported anew, though it is the same
 
@@ -233,14 +251,17 @@ def test_the_last_linear_becomes_the_head_and_layers_those_that_know_padding_and
     )  # fmt: skip
     for ours, other in zip(module.parameters(), theirs.parameters(), strict=True):
         assert torch.equal(ours, other)
-    x = torch.randn(6, 1, 8, 8)
-    features, logits = module.eval()(x)
-    torch.testing.assert_close(logits, theirs.eval()(x))
-    torch.testing.assert_close(features, theirs[:-1](x))
+
+    images = torch.randn(6, 1, 8, 8)
+    features, logits = module.eval()(images)
+    torch.testing.assert_close(logits, theirs.eval()(images))
+    torch.testing.assert_close(features, theirs[:-1](images))
     assert module.feature_dim == 32
-    kinds = [type(layer) for layer in module.body]
-    assert (kinds[1], kinds[4]) == (MaskedBatchNorm2d, KeyedDropout)
-    torch.testing.assert_close(module.body[1].running_mean, torch.zeros(8))  # the trial leaves no trace
+
+    _, norm, _, _, dropout, *_ = module.body
+    assert type(norm) is MaskedBatchNorm2d
+    assert type(dropout) is KeyedDropout
+    torch.testing.assert_close(norm.running_mean, torch.zeros(8))  # the trial leaves no trace
 
 
 NET = """from torch import nn
@@ -386,16 +407,24 @@ def test_compiled_modules_are_unwrapped():
 
 
 def test_what_is_frozen_is_neither_trained_nor_sent_nor_counted_and_is_exported():
-    first, options = network("frozen"), {"rounds": 2, "num_clients": 3, "cohort_size": 3, "train_examples": 90}
+    initial = network("frozen")
+    options = {"rounds": 2, "num_clients": 3, "cohort_size": 3, "train_examples": 90}
     run = fedcli.run("fedavg", dataset="digits", backbone="./nets.py:frozen", out="run", keep_states=True, **options)
-    model = run.model().network
-    trained = {name for name, value in first.named_parameters() if not torch.equal(value, model.get_parameter(name))}
+
+    final = run.model().network
+    trained = {name for name, value in initial.named_parameters() if not torch.equal(value, final.get_parameter(name))}
     assert trained == {"body.4.weight", "head.weight", "head.bias"}
-    parameters = sum(value.numel() for value in first.parameters()) - FROZEN
-    facts, cost = run.record["model"], run.record["cost"]
-    assert facts["parameters"] == cost["floats_down"] == cost["floats_up"] == parameters
-    assert facts["frozen"][0]["parameters"] == FROZEN
-    assert display.header(run.record, run.path)["network"].endswith(f"{parameters:,} parameters, {FROZEN:,} frozen")
+
+    parameters = sum(value.numel() for value in initial.parameters()) - FROZEN
+    assert run.record["model"]["parameters"] == parameters
+    assert run.record["cost"]["floats_down"] == parameters
+    assert run.record["cost"]["floats_up"] == parameters
+
+    (frozen,) = run.record["model"]["frozen"]
+    assert frozen["parameters"] == FROZEN
+
+    header = display.header(run.record, run.path)
+    assert header["network"].endswith(f"{parameters:,} parameters, {FROZEN:,} frozen")
 
 
 def test_a_run_goes_on_with_the_frozen_part_that_it_began_with_alone():
@@ -409,59 +438,83 @@ def test_a_run_goes_on_with_the_frozen_part_that_it_began_with_alone():
     refused(lambda: resume.resume("run", method="./net.py"), "the frozen part of the network has changed since the run")
 
 
-def split(text, num_clients=2, count=10, **groups):
-    if text:
-        Path("own.py").write_text(f"import numpy as np\n{HEAD[SPLITS]}{text}\n")
-    chosen = partition.from_flag("./own.py:f")
-    return chosen(np.arange(count) % 3, num_clients, 7, **groups)
+def write_function(signature, value):
+    """A file whose function `f` returns this expression."""
+    Path("own.py").write_text(f"import numpy as np\ndef f({signature}):\n    return {value}\n")
 
 
-GROUPS = {"domain": np.repeat([0, 1], 5)}
+def split_by(value):
+    """The parts of two clients by a partition whose function returns this expression."""
+    write_function("labels, num_clients, rng, *, groups", value)
+    own_partition = partition.from_flag("./own.py:f")
+    return own_partition(np.arange(10) % 3, 2, 7, domain=np.repeat([0, 1], 5))
+
+
+def load_data(value):
+    write_function("", value)
+    return datasets.load("./own.py:f")
+
+
+def build_network(value):
+    write_function("*sizes", value)
+    return backbones.build("./own.py:f", 1, 8, 5, seed=3)
 
 
 def test_a_partition_gets_labels_a_generator_and_groups():
-    parts = split("[np.flatnonzero(groups == k).tolist() for k in range(num_clients)]", **GROUPS)
+    parts = split_by("[np.flatnonzero(groups == k).tolist() for k in range(num_clients)]")
     assert [part.tolist() for part in parts] == [[0, 1, 2, 3, 4], [5, 6, 7, 8, 9]]
     assert all(part.dtype == np.int64 for part in parts)
-    drawn = [split("np.split(rng.permutation(10), 2)", **GROUPS) for _ in range(2)]
-    assert partition.fingerprint(drawn[0]) == partition.fingerprint(drawn[1])
+
+    drawn = split_by("np.split(rng.permutation(10), 2)")
+    drawn_again = split_by("np.split(rng.permutation(10), 2)")
+    assert partition.fingerprint(drawn) == partition.fingerprint(drawn_again)
 
 
 def test_a_data_set_is_checked_and_in_canonical_order():
-    one = datasets.load("./parts.py:blobs")
-    assert (one.name, one.num_classes, one.channels, one.image_size) == ("blobs", 4, 1, 8)
-    assert one.y_train.tolist() == sorted(one.y_train.tolist())
+    blobs = datasets.load("./parts.py:blobs")
+    assert blobs.name == "blobs"
+    assert blobs.num_classes == 4
+    assert blobs.channels == 1
+    assert blobs.image_size == 8
+    assert blobs.y_train.tolist() == sorted(blobs.y_train.tolist())
+
     Path("parts.py").write_text(PARTS.read_text().replace("s[:400]", "s[:400][::-1]"))
-    other = datasets.load("./parts.py:blobs")  # the same images in another order
-    assert other is not one
-    assert other.fingerprint == one.fingerprint
+    reversed_blobs = datasets.load("./parts.py:blobs")
+    assert reversed_blobs is not blobs
+    assert reversed_blobs.fingerprint == blobs.fingerprint
     assert datasets.describe("./parts.py:blobs")["train"] == 400
 
 
-SPLITS, SETS = (lambda: split(None, **GROUPS)), (lambda: datasets.load("./own.py:f"))
-NETWORKS = lambda: backbones.build("./own.py:f", 1, 8, 5, seed=3)  # noqa: E731
-HEAD = {SPLITS: "def f(labels, num_clients, rng, *, groups):\n    return ", SETS: "def f():\n    return ",
-        NETWORKS: "def f(*sizes):\n    return "}  # fmt: skip
-
-
 @pytest.mark.parametrize(
-    ("use", "content", "words"),
+    ("place", "text", "words"),
     [
         ("./none.py:f", "", "there is no metric file at"),
         ("./own.py", "def f(): pass", "NAME with a function or class of it: f."),
         ("./own.py:f", "x = 1\nf = x", "it has none."),
         ("./own.py:f", "x = 1\nimport nothing_of_that_name", "line 3 (got ModuleNotFoundError"),
-        (SPLITS, "[[0], [1], [2]]", "gives no list of 2 clients (got 3)"),
-        (SPLITS, "[[0], [10]]", "gives wrong positions to client 1 (got int64 10 ...)"),
-        (SPLITS, "[[True, False], [1]]", "gives wrong positions to client 0 (got bool"),
-        (SPLITS, "[None, [1]]", "gives wrong positions to client 0 (got object None ...)"),
-        (SPLITS, "[[0, 1], [1]]", "uses an example twice (got position 1)"),
-        (SPLITS, "labels.nothing", "line 3 (got AttributeError"),
-        (SETS, "3", "'int' object has no attribute 'items'"),
-        (NETWORKS, "3", "gives no torch.nn.Module (got int)"),
-        (SETS, "dict.fromkeys(('x_train', 'y_train', 'x_test', 'y_test'), np.ones((3, 4, 4)))", "name for each"),
     ],
-)  # fmt: skip
-def test_a_part_that_cannot_be_used_is_refused_in_a_line(use, content, words):
-    Path("own.py").write_text(f"import numpy as np\n{HEAD.get(use, '')}{content}\n")
-    refused(use if callable(use) else lambda: userfiles.from_file(use, "metric"), words)
+)
+def test_a_place_without_a_function_is_refused_in_a_line(place, text, words):
+    Path("own.py").write_text(f"import numpy as np\n{text}\n")
+    refused(lambda: userfiles.from_file(place, "metric"), words)
+
+
+ONE_ARRAY_FOR_ALL = "dict.fromkeys(('x_train', 'y_train', 'x_test', 'y_test'), np.ones((3, 4, 4)))"
+
+
+@pytest.mark.parametrize(
+    ("use", "value", "words"),
+    [
+        (split_by, "[[0], [1], [2]]", "gives no list of 2 clients (got 3)"),
+        (split_by, "[[0], [10]]", "gives wrong positions to client 1 (got int64 10 ...)"),
+        (split_by, "[[True, False], [1]]", "gives wrong positions to client 0 (got bool"),
+        (split_by, "[None, [1]]", "gives wrong positions to client 0 (got object None ...)"),
+        (split_by, "[[0, 1], [1]]", "uses an example twice (got position 1)"),
+        (split_by, "labels.nothing", "line 3 (got AttributeError"),
+        (load_data, "3", "'int' object has no attribute 'items'"),
+        (load_data, ONE_ARRAY_FOR_ALL, "name for each"),
+        (build_network, "3", "gives no torch.nn.Module (got int)"),
+    ],
+)
+def test_a_part_that_cannot_be_used_is_refused_in_a_line(use, value, words):
+    refused(lambda: use(value), words)

@@ -16,6 +16,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+import fedcli
 from fedcli.core import evaluation, forks
 from fedcli.core.forks import Processes
 from fedcli.papers.baselines import fedavg
@@ -46,7 +47,9 @@ class Meeting:
         """Returns when both processes are here, if they have not met before."""
         if self.has_met:
             return
-        mine, other = reversed(self.ends) if self.in_fork else self.ends
+        mine, other = self.ends
+        if self.in_fork:
+            mine, other = other, mine
         other.close()  # so that who waits for a process that has died is told
         mine.send(b".")
         assert mine.recv(1) == b"."
@@ -135,37 +138,45 @@ def test_a_fork_does_its_part_and_sends_tensors_with_their_strides(shared):
     values = torch.arange(6.0).reshape(2, 3)
     results = shared(lambda item: {"values": item * values.T, "forked": shared.in_fork, "none": None})
     assert [result["forked"] for result in results] in ([False, True], [True, False])
+
     for item, result in zip((1, 2), results, strict=True):
         assert torch.equal(result["values"], item * values.T)
         assert result["values"].stride() == (1, 3)
         assert result["none"] is None
     assert shared.notes == []
-    assert (shared.processes.count, shared.processes.active) == (2, 1)
+    assert shared.processes.count == 2
+    assert shared.processes.active == 1
 
 
 @pytest.mark.parametrize("count", [1, 7, 3000])  # the last are more than wait to be taken
 def test_each_item_is_done_once_and_results_are_in_order(count):
     processes = Processes(3)
-    assert processes.share(lambda item: -item, range(count), 3, lambda: None) == [-item for item in range(count)]
+    results = processes.share(lambda item: -item, range(count), 3, lambda: None)
     processes.reap()
+    assert results == [-item for item in range(count)]
 
 
 def test_what_an_item_divides_is_not_divided_again(shared):
-    assert shared(lambda item: shared.processes.map(lambda part: shared.processes.count, [1, 2], None)) == [[1, 1]] * 2
+    def divide(item):
+        return shared.processes.map(lambda part: shared.processes.count, [1, 2], None)
+
+    assert shared(divide) == [[1, 1], [1, 1]]
 
 
 def test_short_work_is_not_shared_and_long_work_once_it_has_shown_how_long_it_takes(monkeypatch):
-    clock = [0.0]
+    now = 0.0
     counts = []
-    monkeypatch.setattr(forks.time, "perf_counter", lambda: clock[0])
 
     def share(run, items, count, begin):
         counts.append(count)
         return [run(item) for item in items]
 
     def work(seconds):
-        clock[0] += seconds
+        nonlocal now
+        now += seconds
         return seconds
+
+    monkeypatch.setattr(forks.time, "perf_counter", lambda: now)
 
     processes = Processes(4)
     monkeypatch.setattr(processes, "share", share)
@@ -173,13 +184,17 @@ def test_short_work_is_not_shared_and_long_work_once_it_has_shown_how_long_it_ta
     assert processes.map(work, [fork / 10] * 9, None) == [fork / 10] * 9
     assert counts == []
     assert processes.map(work, [10 * fork] * 9, None) == [10 * fork] * 9
-    assert counts == [4]  # the eight after the first one
+    assert counts.pop() == 4  # the eight after the first one
+
     processes.map(work, [10 * fork] * 9, None)
-    assert counts == [4, 4]  # all nine
+    assert counts.pop() == 4  # all nine
+
     processes.map(work, [fork * 1.2] * 3, None)
-    assert counts == [4, 4, 3]
+    assert counts.pop() == 3
+
     processes.map(work, [fork * 1.2] * 3, None)
-    assert counts == [4, 4, 3, 2]  # a third process would take as long as it saves
+    assert counts.pop() == 2  # a third process would take as long as it saves
+    assert counts == []
 
 
 # What goes wrong
@@ -238,7 +253,8 @@ def test_an_interruption_ends_the_forks(shared):
 
     with pytest.raises(KeyboardInterrupt):
         shared(run)
-    assert (shared.processes.count, shared.processes.active) == (2, 1)
+    assert shared.processes.count == 2
+    assert shared.processes.active == 1
 
 
 def test_forks_end_with_the_process_that_is_killed(tmp_path):
@@ -252,6 +268,7 @@ def test_forks_end_with_the_process_that_is_killed(tmp_path):
     running = start(tmp_path, main=lambda: Processes(2).share(work, [1, 2], 2, lambda: None))
     os.close(life)
     assert os.read(alive, 1) + os.read(alive, 1) == b".."
+
     running.kill()
     running.join()
     assert os.read(alive, 1) == b""  # nobody is left who could write
@@ -261,7 +278,8 @@ def test_forks_end_with_the_process_that_is_killed(tmp_path):
 
 
 METHODS = [*methods().values(), STATEFUL]
-VARIANTS = [variant for method in METHODS for variant in laws.variants_of(method)]
+METHODS_OF_MIXED_NETWORKS = [method for method in METHODS if method.mixed_networks]
+VARIANTS = list(chain.from_iterable(map(laws.variants_of, METHODS)))
 
 
 @pytest.mark.parametrize("method", [*METHODS, *VARIANTS], ids=lambda method: method.name)
@@ -271,18 +289,21 @@ def test_law_8_forks_are_invisible(method, meetings, monkeypatch):
     assert_forks_are_invisible(meetings, method)
 
 
-@pytest.mark.parametrize("method", [method for method in METHODS if method.mixed_networks], ids=lambda one: one.name)
+@pytest.mark.parametrize("method", METHODS_OF_MIXED_NETWORKS, ids=lambda method: method.name)
 def test_law_8_forks_are_invisible_where_clients_have_different_networks(method, meetings, monkeypatch):
     monkeypatch.setattr(law_8, "ROUNDS", 1)
     assert_forks_are_invisible(meetings, method, backbone=MIXED)
 
 
 def assert_forks_are_invisible(meetings, method, **run):
-    case = method, QUICK.get(method.name.partition(" ")[0]), run
-    ending = law_8.run_to_its_end(*case)
+    name, _, _ = method.name.partition(" ")  # without that of its variant
+    overrides = QUICK.get(name)
+    in_two_processes = law_8.run_to_its_end(method, overrides, run)
     assert meetings
+
     torch.set_num_threads(1)
-    assert law_8.run_to_its_end(*case) == ending
+    in_one_process = law_8.run_to_its_end(method, overrides, run)
+    assert in_one_process == in_two_processes
 
 
 def test_law_8_catches_what_only_the_process_of_an_item_knows(meetings):
@@ -338,15 +359,27 @@ def test_a_mistake_in_a_users_file_is_told_by_its_line(folder, always):
 def test_header_and_record_say_how_many_processes_share_a_run_and_old_records_have_one(folder, always):
     result = invoke("run", "fedavg", *SMALL, "--out", "two")
     assert "cpu, float32, one client in each of 2 processes\n" in result.output
+
     result = invoke("run", "fedavg", *SMALL, "--out", "one", "--workers", "1")
     assert "cpu, float32, one client after the other\n" in result.output
-    two, one = read_record(folder / "two"), read_record(folder / "one")
-    assert (two["engine"]["processes"], one["engine"]["processes"]) == (2, 1)
+
+    two = read_record(folder / "two")
+    one = read_record(folder / "one")
+    assert two["engine"]["processes"] == 2
+    assert one["engine"]["processes"] == 1
     assert two["summary"] == one["summary"]
-    older = re.sub(r',\s*"processes": 2', "", (folder / "two" / RECORD).read_text())
+
+    file = folder / "two" / RECORD
+    older = re.sub(r',\s*"processes": 2', "", file.read_text())
     older = re.sub(r',\s*"digest": "\w+"', "", older)
-    (folder / "two" / RECORD).write_text(older)
+    file.write_text(older)
     assert read_record(folder / "two")["engine"]["processes"] == 1
+
+
+OPTIONS = {
+    "dataset": "digits", "protocol": "fedfm:digits", "partition": "iid", "train_examples": 120, "num_clients": 4,
+    "cohort_size": 2, "rounds": 3, "batch_size": 16, "device": "cpu",
+}  # fmt: skip
 
 
 @pytest.mark.parametrize(("threads", "processes"), [(1, 2), (2, 1)])
@@ -355,19 +388,18 @@ def test_a_run_goes_on_with_another_number_to_the_same_bits(threads, processes, 
         def round(self, entry):
             raise KeyboardInterrupt
 
-    import fedcli
+    whole = fedcli.run("scaffold", out="whole", **OPTIONS)
 
-    options = dict(zip([name[2:].replace("-", "_") for name in SMALL[::2]], SMALL[1::2], strict=True))
-    for name in ("train_examples", "num_clients", "cohort_size", "rounds", "batch_size"):
-        options[name] = int(options[name])
-    whole = fedcli.run("scaffold", out="whole", **options)
     torch.set_num_threads(threads)
     with pytest.raises(KeyboardInterrupt):
-        fedcli.run("scaffold", out="parts", progress=Stop(), **options)
+        fedcli.run("scaffold", out="parts", progress=Stop(), **OPTIONS)
+
     torch.set_num_threads(processes)
     result = invoke("resume", "parts")
-    assert result.exit_code == 0
     torch.set_num_threads(2)
+
+    assert result.exit_code == 0
+
     parts = read_record(folder / "parts")
     assert parts["engine"]["processes"] == processes
     assert parts["summary"] == whole.record["summary"]
@@ -379,8 +411,6 @@ def test_samples_are_counted_while_several_processes_train(folder, always):
 
         def samples(self, count):
             self.seen += count
-
-    import fedcli
 
     counts = Counts()
     fedcli.run("fedavg", out="run", progress=counts, dataset="digits", rounds=2, train_examples=200, num_clients=4)
@@ -402,43 +432,59 @@ def other_thread():
 
 def test_a_process_forks_where_that_is_safe_and_it_has_the_cores_to_itself(monkeypatch):
     assert workers.may_fork()
+
     with other_thread():
         assert not workers.may_fork()
-    seen = []
-    thread = threading.Thread(target=lambda: seen.append(workers.may_fork()), daemon=True)
+
+    answers = []
+    thread = threading.Thread(target=lambda: answers.append(workers.may_fork()), daemon=True)
     thread.start()
     thread.join()
-    assert seen == [False]
-    cases = [
-        (sys, "platform", "darwin"), (torch.cuda, "is_available", lambda: True),
-        (workers, "_current", workers.Group(forks=False)),
-    ]  # fmt: skip
-    for owner, name, value in cases:
-        with monkeypatch.context() as patch:
-            patch.setattr(owner, name, value)
-            assert not workers.may_fork()
+    assert answers == [False]
+
+    with monkeypatch.context() as patch:
+        patch.setattr(sys, "platform", "darwin")
+        assert not workers.may_fork()
+
+    with monkeypatch.context() as patch:
+        patch.setattr(torch.cuda, "is_available", lambda: True)
+        assert not workers.may_fork()
+
+    with monkeypatch.context() as patch:
+        patch.setattr(workers, "_current", workers.Group(forks=False))
+        assert not workers.may_fork()
+
     monkeypatch.setitem(sys.modules, "ray", SimpleNamespace(is_initialized=lambda: False))
     assert workers.may_fork()
+
     monkeypatch.setitem(sys.modules, "ray", SimpleNamespace(is_initialized=lambda: True))
     assert not workers.may_fork()
 
 
 @pytest.mark.parametrize(
-    ("options", "threads", "expected"),
-    [({}, 2, (1, 2)), ({}, 1, (1, 1)), ({"clients_per_chunk": "2"}, 2, (2, 1)), ({"backbone": "wide"}, 2, (2, 1))],
+    ("options", "threads", "threads_in_run", "processes_in_run"),
+    [
+        ({}, 2, 1, 2),
+        ({}, 1, 1, 1),
+        ({"clients_per_chunk": "2"}, 2, 2, 1),
+        ({"backbone": f"{law_8.__file__}:wide"}, 2, 2, 1),
+    ],
+    ids=["two threads", "one thread", "together", "large network"],
 )
-def test_only_small_networks_that_train_one_by_one_are_shared(options, threads, expected, two_threads):
+def test_only_small_networks_that_train_one_by_one_are_shared(
+    options, threads, threads_in_run, processes_in_run, two_threads
+):
     torch.set_num_threads(threads)
-    if "backbone" in options:
-        options = {"backbone": f"{law_8.__file__}:wide"}
     _, fed = laws.federation(find_method("fedavg"), **options)
     with machine_settings(fed):
-        assert (torch.get_num_threads(), fed.engine.processes.count) == expected
+        assert torch.get_num_threads() == threads_in_run
+        assert fed.engine.processes.count == processes_in_run
+
     torch.set_num_threads(2)
     assert fed.engine.processes.count == 1
 
 
-def write(folder, texts):
+def write_files(folder, texts):
     for name, text in texts.items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_text(text + "\n")
@@ -460,7 +506,7 @@ def test_a_process_has_the_cores_that_it_is_bound_to_and_that_its_container_has(
     listing, files, expected, tmp_path, monkeypatch
 ):
     monkeypatch.setattr(cores.os, "sched_getaffinity", lambda number: range(64))
-    write(tmp_path, files | {"listing": listing})
+    write_files(tmp_path, files | {"listing": listing})
     assert allowed_cores(tmp_path, tmp_path / "listing") == expected
 
 
@@ -504,26 +550,29 @@ def test_a_script_without_a_guard_shares_its_run(folder, always, capfd):
     (folder / "script.py").write_text(SCRIPT)
     runpy.run_path("script.py", run_name="__main__")
     output, errors = capfd.readouterr()
-    assert (output.split(), errors) == (["begins", "2"], "")
+    assert output.split() == ["begins", "2"]
+    assert errors == ""
 
 
 def test_a_model_that_a_fork_has_tested_is_not_tested_again_while_it_stays_the_same(always, shared, monkeypatch):
     setup, fed = laws.federation(find_method("local"))
-    tested = []
     predict = fed.predict
+    tested_here = 0  # models, in this process and not in its fork
 
-    def watched(*arguments, **more):
-        tested.append(1)
+    def watched(*arguments, **options):
+        nonlocal tested_here
+        tested_here += 1
         if fed.engine.processes.active == 2:
             shared.meet()
-        return predict(*arguments, **more)
+        return predict(*arguments, **options)
 
     monkeypatch.setattr(fed, "predict", watched)
     with machine_settings(fed):
         state = setup.method.init(fed, setup.options)
         state, _ = setup.method.run_round(state, fed.cohort(0), fed, setup.options)
         first = evaluation.evaluate(fed, setup.method, state)
-        assert 0 < len(tested) < fed.num_clients
-        tested.clear()
+        assert 0 < tested_here < fed.num_clients
+
+        tested_here = 0
         assert evaluation.evaluate(fed, setup.method, state) == first
-        assert tested == []
+        assert tested_here == 0
