@@ -15,7 +15,8 @@ FIELDS = tuple(f"{kind}_{part}" for part in PARTS for kind in ("x", "y", "domain
 
 def images(shape, num_classes, seed=0, per_class=(3, 2)):
     """Random arrays in the `.npz` form, `per_class` images of each class in train and test, shuffled."""
-    rng, arrays = np.random.default_rng(seed), {}
+    rng = np.random.default_rng(seed)
+    arrays = {}
     for part, count in zip(PARTS, per_class, strict=True):
         arrays[f"y_{part}"] = rng.permutation(np.repeat(np.arange(num_classes), count))
         arrays[f"x_{part}"] = rng.integers(0, 256, (num_classes * count, *shape), np.uint8)
@@ -23,27 +24,37 @@ def images(shape, num_classes, seed=0, per_class=(3, 2)):
 
 
 def known_images(name, seed=0, per_class=(3, 2)):
+    """The same in the size and with the classes of a known set."""
     known = KNOWN[name]
-    shape = (known.image_size, known.image_size) + ((3,) if known.channels == 3 else ())
+    shape = (known.image_size, known.image_size)
+    if known.channels == 3:
+        shape = (*shape, 3)
     return images(shape, known.sizes["classes"], seed, per_class)
 
 
 def imported(name, path):
+    """The data set of this name after it was imported from a path."""
     datasets.import_path(name, path)
     return datasets.load(name)
 
 
 def from_npz(name, folder, **arrays):
+    """The data set of this name after arrays were written into a file and imported from it."""
     folder.mkdir(exist_ok=True)
     np.savez(folder / "images.npz", **arrays)
     return imported(name, folder / "images.npz")
 
 
 def write_folder(folder, arrays, class_names, domain_names=None):
+    """A folder of images by the names of their domains, if there are any, their part and their class."""
     for part in PARTS:
-        for i, (image, label) in enumerate(zip(arrays[f"x_{part}"], arrays[f"y_{part}"], strict=True)):
-            domain = domain_names[arrays[f"domain_{part}"][i]] if domain_names else ""
-            path = folder / domain / part / class_names[label] / f"{i}.png"
+        images_with_labels = zip(arrays[f"x_{part}"], arrays[f"y_{part}"], strict=True)
+        for number, (image, label) in enumerate(images_with_labels):
+            parent = folder
+            if domain_names:
+                domain = arrays[f"domain_{part}"][number]
+                parent = folder / domain_names[domain]
+            path = parent / part / class_names[label] / f"{number}.png"
             path.parent.mkdir(parents=True, exist_ok=True)
             Image.fromarray(image).save(path)
     return folder
@@ -52,17 +63,26 @@ def write_folder(folder, arrays, class_names, domain_names=None):
 def examples(source, part, *kinds):
     """Bytes of the pixels, channels last, and these values of each example of a data set or of arrays, sorted."""
     values = source if isinstance(source, dict) else vars(source)
-    x = values[f"x_{part}"]
-    x = x.permute(0, 2, 3, 1).numpy() if isinstance(x, torch.Tensor) else x
+    images = values[f"x_{part}"]
+    if isinstance(images, torch.Tensor):
+        images = images.permute(0, 2, 3, 1).numpy()
+    pixels = [image.tobytes() for image in images]
     columns = [values[f"{kind}_{part}"].tolist() for kind in kinds]
-    return sorted(zip((image.tobytes() for image in x), *columns, strict=True))
+    return sorted(zip(pixels, *columns, strict=True))
 
 
-def assert_same(a, b):
-    assert (a.class_names, a.domain_names, a.fingerprint) == (b.class_names, b.domain_names, b.fingerprint)
+def assert_same(expected, dataset):
+    """Holds a data set to another one in all but its name."""
+    assert dataset.class_names == expected.class_names
+    assert dataset.domain_names == expected.domain_names
+    assert dataset.fingerprint == expected.fingerprint
     for field in FIELDS:
-        left, right = getattr(a, field), getattr(b, field)
-        assert (left is None and right is None) or torch.equal(left, right), field
+        values = getattr(dataset, field)
+        expected_values = getattr(expected, field)
+        if expected_values is None:
+            assert values is None, field
+        else:
+            assert torch.equal(values, expected_values), field
 
 
 def refused(call, *words):

@@ -1,8 +1,10 @@
 """Networks: sizes and functions against the papers, initial weights, and masks and keys on their way to layers."""
 
+import math
 import os
 import subprocess
 import sys
+from typing import NamedTuple
 
 import pytest
 import torch
@@ -64,11 +66,16 @@ NORMED = ("resnet", "mobilenet", "googlenet", "efficientnet")
 SIGNED = ("vit-tiny", "resnet18-3x3-gn-projection", "efficientnet-b0-32", "cnn-2x32-100-linear")  # without a last ReLU
 
 
-@pytest.mark.parametrize(
-    "name", [name for name in BACKBONES if not name.startswith(("resnet34", "resnet50", "resnet101", "resnet152"))]
-)
-def test_features_and_head(name):
-    size = 28 if name.startswith(("cnn", "alexnet")) else 16 if name == "googlenet-512" else 8
+LARGE = ("resnet34", "resnet50", "resnet101", "resnet152")
+
+
+@pytest.mark.parametrize("name", [name for name in BACKBONES if not name.startswith(LARGE)])
+def test_the_head_maps_features_of_the_given_width_to_the_logits(name):
+    size = 8
+    if name.startswith(("cnn", "alexnet")):
+        size = 28
+    if name == "googlenet-512":
+        size = 16
     module = build(name, 1, size, 7, seed=0)
     features, logits = module(images(2, 1, size, dtype=torch.float32))
     assert features.shape == (2, module.feature_dim)
@@ -102,31 +109,42 @@ def test_no_layer_has_draws_of_its_own_or_statistics_that_padding_reaches(name):
 def test_cnn_is_the_papers_function(name, size, padding, pooled):
     """Convolution, ReLU, pooling in the papers' order; fully connected layers with ReLU."""
     module = build(name, 3, size, 10, seed=1).double()
-    x = features = images(2, size=size)
-    weights = list(module.body.parameters())
-    convolutions = [pair for pair in zip(weights[::2], weights[1::2], strict=True) if pair[0].dim() == 4]
-    for i, (weight, bias) in enumerate(convolutions):
-        stride = 2 if name == "alexnet-32" and i == 0 else 1
-        features = F.relu(F.conv2d(features, weight, bias, stride, padding))
-        features = F.max_pool2d(features, 2) if i in pooled else features
-    features = features.flatten(1)
-    for weight, bias in zip(weights[2 * len(convolutions) :: 2], weights[2 * len(convolutions) + 1 :: 2], strict=True):
-        features = F.relu(F.linear(features, weight, bias))
-    torch.testing.assert_close(module(x)[0], features)
+    x = images(2, size=size)
+    params = list(module.body.parameters())
+    layers = list(zip(params[::2], params[1::2], strict=True))
+    convolutions = [(weight, bias) for weight, bias in layers if weight.dim() == 4]
+    linear_layers = layers[len(convolutions) :]
+
+    expected = x
+    for number, (weight, bias) in enumerate(convolutions):
+        stride = 2 if name == "alexnet-32" and number == 0 else 1
+        expected = F.relu(F.conv2d(expected, weight, bias, stride, padding))
+        if number in pooled:
+            expected = F.max_pool2d(expected, 2)
+    expected = expected.flatten(1)
+    for weight, bias in linear_layers:
+        expected = F.relu(F.linear(expected, weight, bias))
+
+    features, _ = module(x)
+    torch.testing.assert_close(features, expected)
 
 
 class Weights:
     """A network's parameters, to be used up in their order; normalisation as in evaluation before any training."""
 
     def __init__(self, module, eps=1e-5):
-        self.left, self.eps = [value.detach() for value in module.parameters()], eps
+        self.left = [value.detach() for value in module.parameters()]
+        self.eps = eps
 
-    def conv(self, x, stride=1, bias=False, norm=True):
+    def conv(self, x, stride=1, has_bias=False, norm=True):
         weight = self.left.pop(0)
-        groups = len(weight) if weight.shape[1] < x.shape[1] else 1
-        x = F.conv2d(x, weight, self.left.pop(0) if bias else None, stride, weight.shape[2] // 2, groups=groups)
+        bias = self.left.pop(0) if has_bias else None
+        is_depthwise = weight.shape[1] < x.shape[1]
+        groups = len(weight) if is_depthwise else 1
+        x = F.conv2d(x, weight, bias, stride, weight.shape[2] // 2, groups=groups)
         if norm:
-            scale, shift = self.left.pop(0), self.left.pop(0)
+            scale = self.left.pop(0)
+            shift = self.left.pop(0)
             x = x / (1 + self.eps) ** 0.5 * scale[:, None, None] + shift[:, None, None]
         return x
 
@@ -134,13 +152,16 @@ class Weights:
 def efficientnet(x, weights):
     """Tan and Le, EfficientNet, Table 1 and Section 4, with stride 1 in the stem and without stage 9's convolution."""
     x = F.silu(weights.conv(x))
-    stages = (1, 1, 1), (6, 2, 2), (6, 2, 2), (6, 2, 3), (6, 1, 3), (6, 2, 4), (6, 1, 1)  # expansion, stride, blocks
-    for factor, first, blocks in stages:
-        for stride in (first, *[1] * (blocks - 1)):
-            y = F.silu(weights.conv(x)) if factor > 1 else x
+    stages = [(1, 1, 1), (6, 2, 2), (6, 2, 2), (6, 2, 3), (6, 1, 3), (6, 2, 4), (6, 1, 1)]
+    for expansion, first_stride, blocks in stages:
+        for block in range(blocks):
+            stride = first_stride if block == 0 else 1
+            y = F.silu(weights.conv(x)) if expansion > 1 else x
             y = F.silu(weights.conv(y, stride))
-            squeezed = F.silu(weights.conv(y.mean((2, 3), keepdim=True), bias=True, norm=False))
-            y = weights.conv(y * torch.sigmoid(weights.conv(squeezed, bias=True, norm=False)))
+            mean = y.mean((2, 3), keepdim=True)
+            squeezed = F.silu(weights.conv(mean, has_bias=True, norm=False))
+            scale = torch.sigmoid(weights.conv(squeezed, has_bias=True, norm=False))
+            y = weights.conv(y * scale)
             x = x + y if stride == 1 and x.shape == y.shape else y
     return x.mean((2, 3))
 
@@ -148,11 +169,15 @@ def efficientnet(x, weights):
 def mobilenet(x, weights):
     """Sandler et al., MobileNetV2, Table 2, as it is widespread for CIFAR."""
     x = F.relu(weights.conv(x))
-    for first, blocks in (1, 1), (1, 2), (2, 3), (2, 4), (1, 3), (2, 3), (1, 1):
-        for stride in (first, *[1] * (blocks - 1)):
+    for first_stride, blocks in [(1, 1), (1, 2), (2, 3), (2, 4), (1, 3), (2, 3), (1, 1)]:
+        for block in range(blocks):
+            stride = first_stride if block == 0 else 1
             y = F.relu(weights.conv(x))
             y = weights.conv(F.relu(weights.conv(y, stride)))
-            x = y + (x if x.shape == y.shape else weights.conv(x)) if stride == 1 else y
+            if stride == 1:
+                shortcut = x if x.shape == y.shape else weights.conv(x)
+                y = y + shortcut
+            x = y
     return F.relu(weights.conv(x)).mean((2, 3))
 
 
@@ -161,14 +186,18 @@ def googlenet(x, weights):
 
     def convs(x, number):
         for _ in range(number):
-            x = F.relu(weights.conv(x, bias=True))
+            x = F.relu(weights.conv(x, has_bias=True))
         return x
 
     x = convs(x, 1)
-    for i in range(9):
-        if i in (2, 7):
+    for module in range(9):
+        if module in (2, 7):
             x = F.max_pool2d(x, 3, stride=2, padding=1)
-        x = torch.cat([convs(x, 1), convs(x, 2), convs(x, 3), convs(F.max_pool2d(x, 3, 1, padding=1), 1)], 1)
+        single = convs(x, 1)
+        double = convs(x, 2)
+        triple = convs(x, 3)
+        after_pooling = convs(F.max_pool2d(x, 3, 1, padding=1), 1)
+        x = torch.cat([single, double, triple, after_pooling], 1)
     return x.mean((2, 3))
 
 
@@ -187,71 +216,106 @@ def randomised(module):
 )
 def test_variant_for_small_images_is_the_published_function(name, function):
     module = randomised(build(name, 3, 32, 10, seed=0)).double().eval()
-    weights, x = Weights(module.body), images(2)
-    torch.testing.assert_close(module(x)[0], function(x, weights))
+    weights = Weights(module.body)
+    x = images(2)
+
+    features, _ = module(x)
+
+    torch.testing.assert_close(features, function(x, weights))
     assert not weights.left
 
 
-STOCK = {  # torchvision's name, the layer that our pooling replaces, and options
-    "resnet50-512": ("resnet50", "fc", {}),
-    "mobilenet-v2-512": ("mobilenet_v2", "classifier", {}),
-    "googlenet-512": ("googlenet", "fc", {"aux_logits": False, "init_weights": True}),
+class Stock(NamedTuple):
+    """A network of torchvision, the layer that our pooling replaces, and options."""
+
+    name: str
+    classifier: str
+    options: dict
+
+
+STOCK = {
+    "resnet50-512": Stock("resnet50", "fc", {}),
+    "mobilenet-v2-512": Stock("mobilenet_v2", "classifier", {}),
+    "googlenet-512": Stock("googlenet", "fc", {"aux_logits": False, "init_weights": True}),
 }
 
 
 @pytest.mark.parametrize("name", STOCK)
 def test_variant_with_512_features_averages_what_torchvision_classifies(name):
     module = randomised(build(name, 3, 32, 10, seed=0)).double().eval()
-    stock, classifier, options = STOCK[name]
-    theirs = getattr(torchvision().models, stock)(**options).double().eval()
-    setattr(theirs, classifier, nn.Identity())
+    stock = STOCK[name]
+    theirs = getattr(torchvision().models, stock.name)(**stock.options).double().eval()
+    setattr(theirs, stock.classifier, nn.Identity())
     for ours, other in zip(module.body.parameters(), theirs.parameters(), strict=True):
         other.data.copy_(ours)
+
     x = images(2)
     vector = theirs(x)
     width = vector.shape[1]
-    bounds = [(i * width // 512, -(-(i + 1) * width // 512)) for i in range(512)]
-    averages = torch.stack([vector[:, first:last].mean(1) for first, last in bounds], 1)
-    torch.testing.assert_close(module(x)[0], averages)
+    averages = []
+    for place in range(512):
+        first = math.floor(place * width / 512)
+        last = math.ceil((place + 1) * width / 512)
+        averages.append(vector[:, first:last].mean(1))
+
+    features, _ = module(x)
+    torch.testing.assert_close(features, torch.stack(averages, 1))
 
 
 def test_dropout_stands_between_the_1280_values_and_their_averages():
     module = build("mobilenet-v2-dropout-512", 3, 32, 10, seed=0).double()
     (dropout,) = [layer for layer in module.modules() if isinstance(layer, KeyedDropout)]
-    seen = []
-    dropout.register_forward_hook(lambda layer, arguments, output: seen.append((arguments[0], output)))
+    calls = []
+
+    def watch(layer, arguments, output):
+        (values,) = arguments
+        calls.append((values, output))
+
+    dropout.register_forward_hook(watch)
     features, _ = module.train()(images(6))
-    before, after = seen[0]
+    ((before, after),) = calls
     assert before.shape == (6, 1280)
     assert (after == 0)[before != 0].double().mean().item() == pytest.approx(0.2, abs=0.02)
     torch.testing.assert_close(features, F.adaptive_avg_pool1d(after, 512))
 
 
 def test_projection_is_two_linear_layers_behind_the_same_body():
-    module, plain = (build(f"resnet18-3x3-gn{part}", 3, 8, 10, seed=0).double() for part in ("-projection", ""))
+    module = build("resnet18-3x3-gn-projection", 3, 8, 10, seed=0).double()
+    plain = build("resnet18-3x3-gn", 3, 8, 10, seed=0).double()
     plain.body.load_state_dict({key: value for key, value in module.body.state_dict().items() if "fc" not in key})
+    first, _, second = module.body.fc
     x = images(2, size=8)
-    first, second = module.body.fc[0], module.body.fc[2]
-    torch.testing.assert_close(module(x)[0], second(F.relu(first(plain(x)[0]))))
+
+    features, _ = module(x)
+
+    plain_features, _ = plain(x)
+    torch.testing.assert_close(features, second(F.relu(first(plain_features))))
 
 
 @pytest.mark.parametrize("name", ["cnn-2x64", "alexnet-32", "resnet10", "mobilenet-v2-32"])
 def test_grey_images_are_repeated(name):
     grey = images(2, 1)
-    ours = build(name, 1, 32, 10, seed=0).double()(grey)[0]
-    torch.testing.assert_close(ours, build(name, 3, 32, 10, seed=0).double()(grey.repeat(1, 3, 1, 1))[0])
+    features, _ = build(name, 1, 32, 10, seed=0).double()(grey)
+    features_of_colour, _ = build(name, 3, 32, 10, seed=0).double()(grey.repeat(1, 3, 1, 1))
+    torch.testing.assert_close(features, features_of_colour)
 
 
 @pytest.mark.parametrize("name", ["resnet50-3x3", "efficientnet-b0-32", "googlenet-32", "mobilenet-v2-512"])
 def test_padded_networks_take_images_of_one_pixel(name):
-    assert build(name, 1, 1, 10, seed=0)(images(1, 1, 1, dtype=torch.float32))[1].isfinite().all()
+    network = build(name, 1, 1, 10, seed=0)
+    _, logits = network(images(1, 1, 1, dtype=torch.float32))
+    assert logits.isfinite().all()
 
 
 def test_stems_and_norms():
-    plain, small, group = (build(name, 3, 32, 10, 0).body for name in ("resnet10", "resnet10-3x3", "resnet10-gn"))
+    plain = build("resnet10", 3, 32, 10, 0).body
+    small = build("resnet10-3x3", 3, 32, 10, 0).body
+    group = build("resnet10-gn", 3, 32, 10, 0).body
     assert plain.conv1.kernel_size == (7, 7)
     assert isinstance(plain.maxpool, nn.MaxPool2d)
-    assert (small.conv1.kernel_size, small.conv1.stride, small.conv1.padding) == ((3, 3), (1, 1), (1, 1))
+    assert small.conv1.kernel_size == (3, 3)
+    assert small.conv1.stride == (1, 1)
+    assert small.conv1.padding == (1, 1)
     assert isinstance(small.maxpool, nn.Identity)
     assert {module.num_groups for module in group.modules() if isinstance(module, nn.GroupNorm)} == {2}
 
@@ -262,17 +326,21 @@ def test_stems_and_norms():
 @pytest.mark.parametrize("name", ["cnn-small", "resnet10-3x3-gn", "efficientnet-b0-32"])
 def test_seed_gives_the_weights_and_leaves_the_callers_draws(name):
     before = torch.get_rng_state()
-    one = build(name, 3, 16, 10, seed=3).state_dict()
+    weights = build(name, 3, 16, 10, seed=3).state_dict()
     assert torch.equal(torch.get_rng_state(), before)
+
     torch.manual_seed(6)
-    same, other = (build(name, 3, 16, 10, seed=seed).state_dict() for seed in (3, 4))
-    assert all(torch.equal(value, same[key]) for key, value in one.items())
-    assert not torch.equal(one["head.weight"], other["head.weight"])
+    again = build(name, 3, 16, 10, seed=3).state_dict()
+    of_another_seed = build(name, 3, 16, 10, seed=4).state_dict()
+    for key, value in weights.items():
+        assert torch.equal(value, again[key])
+    assert not torch.equal(weights["head.weight"], of_another_seed["head.weight"])
 
 
 def test_weights_of_the_body_do_not_depend_on_the_classes():
-    ten, two = (build("resnet18", 3, 32, classes, seed=3).body.layer4[1].conv2.weight for classes in (10, 2))
-    assert torch.equal(ten, two)
+    ten_classes = build("resnet18", 3, 32, 10, seed=3).body
+    two_classes = build("resnet18", 3, 32, 2, seed=3).body
+    assert torch.equal(ten_classes.layer4[1].conv2.weight, two_classes.layer4[1].conv2.weight)
 
 
 def test_small_stem_is_drawn_like_the_other_convolutions():
@@ -291,9 +359,10 @@ def test_weights_for_small_images_are_torchs_default(name):
 
 @pytest.mark.parametrize("name", ["resnet18", "mobilenet-v2-512", "googlenet-512"])
 def test_weights_of_stock_networks_are_torchvisions(name):
-    stock, _, options = STOCK.get(name, (name, "fc", {}))
-    theirs = getattr(torchvision().models, stock)(**options)
-    for ours, other in zip(build(name, 3, 32, 10, seed=0).body.parameters(), theirs.parameters(), strict=False):
+    stock = STOCK.get(name, Stock(name, "fc", {}))
+    theirs = getattr(torchvision().models, stock.name)(**stock.options)
+    body = build(name, 3, 32, 10, seed=0).body
+    for ours, other in zip(body.parameters(), theirs.parameters(), strict=False):
         assert ours.shape == other.shape
         if other.dim() == 4 and other.numel() > 10_000:  # medians: PyTorch 2.11 draws -2 now and then, 200 deviations
             assert ours.abs().median().item() == pytest.approx(other.abs().median().item(), rel=0.1)
@@ -302,8 +371,12 @@ def test_weights_of_stock_networks_are_torchvisions(name):
 
 
 def test_the_built_in_transformer_learns_by_the_function_that_it_is_tested_by(tmp_path):
-    network, x = build("vit-tiny", 3, 8, 10, seed=0).double(), images(3, size=8)
-    torch.testing.assert_close(network.train()(x)[0], network.eval()(x)[0])
+    network = build("vit-tiny", 3, 8, 10, seed=0).double()
+    x = images(3, size=8)
+    features_in_training, _ = network.train()(x)
+    features, _ = network.eval()(x)
+    torch.testing.assert_close(features_in_training, features)
+
     options = {"rounds": 1, "local_epochs": 5, "num_clients": 2, "cohort_size": 2, "train_examples": 600}
     options |= {"optimizer": "adam", "lr": 0.001, "batch_size": 32, "partition": "iid"}
     run = fedcli.run("fedavg", dataset="digits", backbone="vit-tiny", out=tmp_path, **options)
@@ -317,7 +390,10 @@ def test_the_built_in_transformer_learns_by_the_function_that_it_is_tested_by(tm
     ("name", "least"), [("cnn-mcmahan", 16), ("cnn-3conv", 4), ("alexnet-32", 15), ("googlenet-512", 15)]
 )
 def test_images_that_are_too_small_or_of_other_channels_are_refused(name, least):
-    assert build(name, 1, least, 10, seed=0)(images(1, 1, least, dtype=torch.float32))[1].shape == (1, 10)
+    network = build(name, 1, least, 10, seed=0)
+    _, logits = network(images(1, 1, least, dtype=torch.float32))
+    assert logits.shape == (1, 10)
+
     text = f"{name} (got {least - 1} x {least - 1} pixels); {least} x {least} and larger"
     refused(lambda: build(name, 1, least - 1, 10, seed=0), text)
     refused(lambda: build(name, 4, least, 10, seed=0), "(got 4); 1 or 3")
@@ -330,9 +406,15 @@ def test_keyed_layers_of_a_network_draw_apart():
     module = build("efficientnet-b0-32", 3, 32, 10, seed=0)
     layers = [layer for layer in module.modules() if isinstance(layer, KeyedDropout)]
     assert [layer.number for layer in layers] == list(range(17))
-    assert [layer.p for layer in layers[:-1]] == pytest.approx([0.2 * i / 16 for i in range(16)])
-    assert (layers[-1].p, [layer.whole_examples for layer in layers]) == (0.2, [True] * 16 + [False])
-    assert [key for key, _ in module.named_buffers() if key.endswith(".key")][-1] == "body.classifier.key"
+
+    *of_blocks, of_classifier = layers
+    assert [layer.p for layer in of_blocks] == pytest.approx([0.2 * block / 16 for block in range(16)])
+    assert all(layer.whole_examples for layer in of_blocks)
+    assert of_classifier.p == 0.2
+    assert not of_classifier.whole_examples
+
+    *_, last_key = [name for name, _ in module.named_buffers() if name.endswith(".key")]
+    assert last_key == "body.classifier.key"
 
 
 # torchvision
@@ -364,6 +446,7 @@ def test_torchvision_is_imported_when_it_is_needed_and_gets_the_schemas_that_it_
 
 
 def test_linear_features_are_those_of_the_same_network_before_its_last_relu():
-    linear, plain = (build(f"cnn-2x32-100{end}", 1, 28, 10, seed=0) for end in ("-linear", ""))
     x = images(4, 1, 28, dtype=torch.float32)
-    assert torch.equal(plain(x)[0], linear(x)[0].relu())
+    features, _ = build("cnn-2x32-100", 1, 28, 10, seed=0)(x)
+    linear_features, _ = build("cnn-2x32-100-linear", 1, 28, 10, seed=0)(x)
+    assert torch.equal(features, linear_features.relu())

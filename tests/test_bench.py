@@ -4,6 +4,7 @@ import json
 import sys
 from functools import partial
 from statistics import median
+from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -61,27 +62,36 @@ def measured(workload=TINY, repeats=1, **options):
     return measure.measure("tiny", setup, repeats, lambda text: None, with_plain=True)
 
 
-def fake_seconds(monkeypatch, engine, plain=()):
-    """Rounds take the times given, of the engine by part, and peak rates are round numbers; returns the rounds run.
+class RoundRun(NamedTuple):
+    """A round of the engine by its number, or one of the plain loop by its clients."""
 
-    A round is said by its number, that of a plain loop by its clients, each with a number that may be flushed to 0.
-    """
-    run_round, left, plain, run = measure.one_round, iter([{}, *engine]), iter(plain), []  # the first one warms up
+    name: int | tuple[int, ...]
+    tiny: float  # half of the least normal number, which may be flushed to 0
+
+
+def fake_seconds(monkeypatch, engine, plain=()):
+    """Rounds take the times given, of the engine by part, and peak rates are round numbers; returns the rounds run."""
+    one_round = measure.one_round
+    warm_up = {}
+    engine_seconds = iter([warm_up, *engine])
+    plain_seconds = iter(plain)
+    rounds_run = []
 
     def engine_round(setup, fed, state, cohort):
-        run.append((cohort.round, sys.float_info.min / 2))
-        state, entry = run_round(setup, fed, state, cohort)
-        return state, {"seconds": entry["seconds"] | next(left)}
+        rounds_run.append(RoundRun(cohort.round, sys.float_info.min / 2))
+        state, entry = one_round(setup, fed, state, cohort)
+        return state, {"seconds": entry["seconds"] | next(engine_seconds)}
 
     def seconds_of(work, device):
-        run.append((*work.args[0], sys.float_info.min / 2))
+        (client_ids,) = work.args
+        rounds_run.append(RoundRun(tuple(client_ids), sys.float_info.min / 2))
         work()
-        return next(plain)
+        return next(plain_seconds)
 
     monkeypatch.setattr(measure, "one_round", engine_round)
     monkeypatch.setattr(measure, "seconds_of", seconds_of)
     monkeypatch.setattr(measure, "peak_rates", lambda engine, dtype: measure.PeakRates(1e6, 1e3))
-    return run
+    return rounds_run
 
 
 # Workloads and images
@@ -89,11 +99,13 @@ def fake_seconds(monkeypatch, engine, plain=()):
 
 def test_the_workloads_have_these_sizes_and_one_network_on_both_sides(monkeypatch):
     monkeypatch.undo()
-    sizes, images = [], {"fmnist": (1, 28), "cifar10": (3, 32)}
+    channels_and_size = {"fmnist": (1, 28), "cifar10": (3, 32)}
+    sizes = []
     for options in measure.WORKLOADS.values():
-        shape = images[options["dataset"]]
-        built = backbones.build(options["backbone"], *shape, 10, 0)
-        shapes = [value.shape for value in measure.plain_network(options["backbone"], *shape).parameters()]
+        channels, image_size = channels_and_size[options["dataset"]]
+        built = backbones.build(options["backbone"], channels, image_size, 10, 0)
+        plain = measure.plain_network(options["backbone"], channels, image_size)
+        shapes = [value.shape for value in plain.parameters()]
         assert [value.shape for value in built.parameters()] == shapes
         parameters = sum(shape.numel() for shape in shapes)
         sizes.append((parameters, options["num_clients"], options["train_examples"], options["local_epochs"]))
@@ -106,22 +118,33 @@ def test_the_workloads_have_these_sizes_and_one_network_on_both_sides(monkeypatc
     assert sizes == expected * 2  # by the short names and by those in words
     assert len(measure.SCALING) == 10
     assert measure.SCALING["w1 K=5 B=64"] == measure.WORKLOADS["w1"] | {"cohort_size": 5, "local_epochs": 1}
-    for name in images:
+
+    for name, (_, image_size) in channels_and_size.items():
         drawn = getattr(random_images, name)()
         assert len(drawn["x_train"]) >= 50_000
-        assert drawn["x_test"].shape[1:3] == images[name][1:] * 2
+        assert drawn["x_test"].shape[1:3] == (image_size, image_size)
 
 
 def test_real_images_are_taken_where_they_are_there(tmp_path, monkeypatch):
     arrays = random_images.draw_images(100, 28, 28, tests=20)
     np.savez(tmp_path / "own.npz", **arrays)
     datasets.import_path("own", tmp_path / "own.npz")
-    seen, prepared = [], prepare.prepare
-    monkeypatch.setattr(measure, "prepare", lambda setup: seen.append(prepared(setup)) or seen[-1])
-    assert [measured(TINY | {"dataset": name})["images"] for name in ("fmnist", "own")] == ["random", "real"]
-    drawn, own = ({image.numpy().tobytes() for image in dataset.x_train} for dataset, _, _ in seen)
+    trained_on = []  # the images of each measurement
+    prepare_run = prepare.prepare
+
+    def watched(setup):
+        prepared = prepare_run(setup)
+        dataset, *_ = prepared
+        trained_on.append({image.numpy().tobytes() for image in dataset.x_train})
+        return prepared
+
+    monkeypatch.setattr(measure, "prepare", watched)
+    assert measured(TINY | {"dataset": "fmnist"})["images"] == "random"
+    assert measured(TINY | {"dataset": "own"})["images"] == "real"
+
+    drawn, own = trained_on
     assert len(drawn) == len(own) == 80  # of 90 and 100, as many as the clients hold
-    assert own <= {x.tobytes() for x in arrays["x_train"]}
+    assert own <= {image.tobytes() for image in arrays["x_train"]}
 
 
 # Both sides do the same
@@ -129,25 +152,32 @@ def test_real_images_are_taken_where_they_are_there(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("chunk", ["1", "2"])
 def test_both_sides_take_the_same_steps_on_the_same_images(chunk, monkeypatch):
-    engine_sizes, plain_sizes, seen = [], [], []
-    make = partial(prepare.make_federation, on_samples=engine_sizes.append)
-    monkeypatch.setattr(prepare, "make_federation", make)
+    engine_sizes = []
+    plain_sizes = []
+    plain_images = []
+    make_counting = partial(prepare.make_federation, on_samples=engine_sizes.append)
+    monkeypatch.setattr(prepare, "make_federation", make_counting)
     setup, fed, plain = sides(TINY, clients_per_chunk=chunk)
 
     def watch(module, inputs, output):
-        plain_sizes.append(len(inputs[0]))
-        seen.extend(image.numpy().tobytes() for image in inputs[0])
+        (x,) = inputs
+        plain_sizes.append(len(x))
+        plain_images.extend(image.numpy().tobytes() for image in x)
 
     plain.model.register_forward_hook(watch)
     cohort = fed.cohort(0)
     one_round(setup, fed, setup.method.init(fed, setup.options), cohort)
     plain.round(cohort.client_ids)
+
     assert sum(engine_sizes) == sum(plain_sizes) == 80
     assert sorted(plain_sizes) == 4 * [4] + 8 * [8]
+
     if chunk == "1":
         assert sorted(engine_sizes) == sorted(plain_sizes)
+
     images, _ = fed.engine.gather(np.concatenate([fed.training[client] for client in cohort.client_ids]))
-    assert sorted(seen) == sorted(2 * [image.contiguous().numpy().tobytes() for image in images])
+    epochs = 2
+    assert sorted(plain_images) == sorted(epochs * [image.contiguous().numpy().tobytes() for image in images])
 
 
 @pytest.mark.parametrize("workload", [TINY, TINY_SMALL, TINY_RESNET], ids=["cnn", "small", "resnet"])
@@ -158,6 +188,7 @@ def test_both_sides_end_with_the_same_model_where_the_order_of_samples_does_not_
     buffers = [name for name, _ in plain.model.named_buffers() if "num_batches_tracked" not in name]
     names = [name for name, _ in plain.model.named_parameters()] + buffers
     assert bool(buffers) == (workload is TINY_RESNET)
+
     for name, value in zip(names, [*state.params.values(), *state.buffers.values()], strict=True):
         plain.state[name].copy_(value)
     for number in range(2):
@@ -168,14 +199,24 @@ def test_both_sides_end_with_the_same_model_where_the_order_of_samples_does_not_
 
 
 def test_no_value_of_a_protocol_enters(monkeypatch):
-    known = {name: each for name, each in registry.protocols().items() if "digits" in each.datasets}
-    monkeypatch.setattr(registry, "protocols", lambda: known)
+    of_digits = {name: protocol for name, protocol in registry.protocols().items() if "digits" in protocol.datasets}
+    monkeypatch.setattr(registry, "protocols", lambda: of_digits)
     for method in registry.methods().values():
         setup = measure.prepare_workload(TINY, method=method.name, device="cpu")
         run = setup.run
-        assert (run.lr, run.momentum, run.weight_decay, run.lr_decay, run.optimizer) == (0.01, 0.9, 0, 1, "sgd")
-        assert (run.validation, run.drop_last, run.partition, setup.setting) == (0, False, "iid", None)
-        assert (run.num_clients, run.cohort_size, run.local_epochs, run.batch_size) == (4, 2, 2, 8)
+        assert run.lr == 0.01
+        assert run.momentum == 0.9
+        assert run.weight_decay == 0
+        assert run.lr_decay == 1
+        assert run.optimizer == "sgd"
+        assert run.validation == 0
+        assert run.drop_last is False
+        assert run.partition == "iid"
+        assert setup.setting is None
+        assert run.num_clients == 4
+        assert run.cohort_size == 2
+        assert run.local_epochs == 2
+        assert run.batch_size == 8
         assert setup.options == method.config()
 
 
@@ -183,8 +224,11 @@ def test_no_value_of_a_protocol_enters(monkeypatch):
 def test_every_method_can_be_measured(name):
     result = measured(method=name, clients_per_chunk="2", seed=3)
     assert json.loads(json.dumps(result, allow_nan=False)) == result
-    said = [result[key] for key in ("workload", "method", "engine", "device", "seed", "cohort_size", "threads")]
-    assert said == ["tiny", name, "stacked x 2", "cpu", 3, 2, torch.get_num_threads()]
+    expected = {
+        "workload": "tiny", "method": name, "engine": "stacked x 2", "device": "cpu", "seed": 3, "cohort_size": 2,
+        "threads": torch.get_num_threads(),
+    }  # fmt: skip
+    assert result.items() >= expected.items()
     assert result["peak_bytes"] > 2**20
 
 
@@ -195,7 +239,9 @@ def test_flops_of_layers_by_hand_without_taps_that_meet_padding_only(monkeypatch
     conv1 = 2 * 24 * 24 * 32 * 25  # multiply-adds count twice; the images need no gradient, so it is passed twice
     conv2 = 2 * 8 * 8 * 64 * 32 * 25
     linear = 2 * 1024 * 512 + 2 * 512 * 10
-    assert sides(TINY)[2].flops_per_sample() == 2 * conv1 + 3 * (conv2 + linear)
+    *_, plain = sides(TINY)
+    assert plain.flops_per_sample() == 2 * conv1 + 3 * (conv2 + linear)
+
     *_, plain = sides(TINY_RESNET)
     live = plain.flops_per_sample()
     monkeypatch.setattr(measure, "use_live_taps", lambda *arguments: False)
@@ -203,7 +249,8 @@ def test_flops_of_layers_by_hand_without_taps_that_meet_padding_only(monkeypatch
 
 
 def test_peak_rates_are_of_the_fastest_product_by_all_threads(monkeypatch, two_threads):
-    engine, calls = sides(TINY)[1].engine, []
+    engine = sides(TINY)[1].engine
+    calls = []
     monkeypatch.setattr(measure, "TRIES", 20)
     work = lambda: calls.append((torch.get_num_threads(), measure.time.sleep(0.001)))  # noqa: E731
     assert 1000 < measure.times_per_second(work, engine) < 2000  # two threads, each at most once a millisecond
@@ -215,21 +262,30 @@ def test_peak_rates_are_of_the_fastest_product_by_all_threads(monkeypatch, two_t
 def test_rounds_take_turns_and_times_and_the_ratio_of_a_pair_are_medians(monkeypatch):
     times = zip((4.0, 18.0, 1.0), (6.0, 2.0, 39.0), (0.5, 0.25, 0.125), strict=True)
     engine = [{"train": train, "aggregate": rest, "data": 0.0, "evaluate": test} for train, rest, test in times]
-    run, can_flush = fake_seconds(monkeypatch, engine, [30.0, 20.0, 80.0]), torch.set_flush_denormal(False)
-    result, fed = measured(repeats=3), sides(TINY)[1]
-    pairs = [[(number,), tuple(fed.cohort(number).client_ids)] for number in (997, 998, 999)]
-    tiny = 0 if can_flush else sys.float_info.min / 2
-    assert run == [(*each, tiny) for each in [(996,), *pairs[0], *pairs[1], *pairs[2]]]
+    rounds_run = fake_seconds(monkeypatch, engine, [30.0, 20.0, 80.0])
+    can_flush = torch.set_flush_denormal(False)
+    result = measured(repeats=3)
+
+    _, fed, plain = sides(TINY)
+    expected = [996]
+    for number in (997, 998, 999):
+        expected += [number, tuple(fed.cohort(number).client_ids)]
+    assert [round_run.name for round_run in rounds_run] == expected
+    assert {round_run.tiny for round_run in rounds_run} == {0 if can_flush else sys.float_info.min / 2}
     assert sys.float_info.min / 2 > 0
-    assert (result["seconds_per_round"], result["seconds_spread"]) == (20.0, [10.0, 40.0])
-    assert (result["plain_seconds_per_round"], result["plain_spread"]) == (30.0, [20.0, 80.0])
+
+    assert result["seconds_per_round"] == 20.0
+    assert result["seconds_spread"] == [10.0, 40.0]
+    assert result["plain_seconds_per_round"] == 30.0
+    assert result["plain_spread"] == [20.0, 80.0]
     assert result["ratio"] == median([3.0, 1.0, 2.0])  # of the medians it would be 1.5
     assert result["data_seconds_share"] == 6 / 20
     assert result["samples_per_second"] == 80 / 20.0
     assert result["evaluation_seconds"] == 0.25
     assert result["floor_seconds"] == max(result["arithmetic_floor_seconds"], result["memory_floor_seconds"])
     assert result["floor_share"] == result["floor_seconds"] / 20.0
-    assert result["arithmetic_floor_seconds"] == pytest.approx(80 * sides(TINY)[2].flops_per_sample() / 1e6)
+    assert result["arithmetic_floor_seconds"] == pytest.approx(80 * plain.flops_per_sample() / 1e6)
+
     shown = {"Round": "20 (10-40)", "Plain": "30", "Ratio": "2x", "Test": "0.25"}
     assert measure.cells(result).items() >= shown.items()
     assert "failed: too high" in measure.cells(result)["Bound"]  # at these rates
@@ -244,6 +300,7 @@ def test_every_precision_is_measured_the_plain_side_by_default_operations(precis
     result = measured(precision=precision)
     assert result["precision"] == precision
     assert result["memory_floor_seconds"] == pytest.approx(12 * 6 * item * 582_026 / 1e3)
+
     *_, plain = sides(TINY, precision=precision)
     seen = set()
 
@@ -259,18 +316,29 @@ def test_every_precision_is_measured_the_plain_side_by_default_operations(precis
 
 @pytest.mark.parametrize("method", ["fedavg", "fedproto"])
 def test_rounds_of_a_protocols_own_run_are_timed_and_say_what_all_take_with_testing(method, monkeypatch):
-    small = {"train_examples": 60, "num_clients": 3, "cohort_size": 2, "backbone": "cnn-small", "rounds": 40}
-    options = {"dataset": "cifar10", "device": "cpu", "batch_size": 10, "partition": "iid", "local_epochs": 1, **small}
+    options = {
+        "dataset": "cifar10", "device": "cpu", "batch_size": 10, "partition": "iid", "local_epochs": 1,
+        "train_examples": 60, "num_clients": 3, "cohort_size": 2, "backbone": "cnn-small", "rounds": 40,
+    }  # fmt: skip
     setup = resolve(registry.find_method(method), options, need_data=False)
-    nothing = {"data": 0, "aggregate": 0}
-    parts = [{"train": train, "evaluate": test, **nothing} for train, test in ((3, 0.5), (4, 0.25), (5, 0.75))]
-    run = fake_seconds(monkeypatch, parts)
+    seconds = [
+        {"train": 3, "evaluate": 0.5, "data": 0, "aggregate": 0},
+        {"train": 4, "evaluate": 0.25, "data": 0, "aggregate": 0},
+        {"train": 5, "evaluate": 0.75, "data": 0, "aggregate": 0},
+    ]
+    rounds_run = fake_seconds(monkeypatch, seconds)
     result = measure.measure(setup.protocol.name, setup, 3, lambda text: None, with_plain=False)
-    assert [number for number, _ in run] == [36, 37, 38, 39]  # the last ones
-    assert (result["seconds_per_round"], result["seconds_spread"]) == (4, [3, 5])
-    assert (result["evaluation_seconds"], result["whole_seconds"]) == (0.5, 40 * 4.25)
+
+    assert [round_run.name for round_run in rounds_run] == [36, 37, 38, 39]  # the last ones
+    assert result["seconds_per_round"] == 4
+    assert result["seconds_spread"] == [3, 5]
+    assert result["evaluation_seconds"] == 0.5
+    assert result["whole_seconds"] == 40 * 4.25
+
     row = measure.cells(result)
-    assert (row["Method"], row["Workload"], row["Whole run"]) == (method, setup.protocol.name, "170")
+    assert row["Method"] == method
+    assert row["Workload"] == setup.protocol.name
+    assert row["Whole run"] == "170"
     assert "Ratio" not in row
 
 
@@ -280,36 +348,41 @@ def test_rounds_of_a_protocols_own_run_are_timed_and_say_what_all_take_with_test
 @pytest.mark.parametrize("way", ["stacked", "branches"])
 def test_what_a_joint_step_reads_and_computes_is_counted_as_by_hand(way):
     row, counted = count.count_step("tiny", TINY, way, "float32")
-    assert row["gflop"] * 1e9 == pytest.approx(2 * 8 * sides(TINY)[2].flops_per_sample())  # two clients, batches of 8
+    *_, plain = sides(TINY)
+    clients, batch_size = 2, 8
+    assert row["gflop"] * 1e9 == pytest.approx(clients * batch_size * plain.flops_per_sample())
     values = 2 * 582_026
     assert counted.bytes["_fused_sgd_"] == 5 * 4 * values  # parameters and momentum read and written, gradients read
     assert not any(counted.bytes[name] >= 3 * 4 * values for name in ("where", "add", "stack", "cat"))
-    assert row["kernels"] <= {"stacked": 88, "branches": 88}[way]
+    assert row["kernels"] <= 88
     assert row["gigabytes"] <= {"stacked": 0.067, "branches": 0.055}[way]
 
 
-MOST = {  # kernels and gigabytes of a joint step at most
-    ("w1", "stacked"): (70, 0.9),
-    ("w1", "branches"): (352, 0.72),
-    ("w2", "branches"): (682, 0.55),
-    ("w3", "stacked"): (340, 6.0),
-    ("w3", "branches"): (1774, 5.8),
-}
-
-
-@pytest.mark.parametrize(("name", "way"), MOST)
-def test_a_joint_step_takes_few_kernels_and_bytes(name, way, monkeypatch):
+@pytest.mark.parametrize(
+    ("name", "way", "most_kernels", "most_gigabytes"),
+    [
+        ("w1", "stacked", 70, 0.9),
+        ("w1", "branches", 352, 0.72),
+        ("w2", "branches", 682, 0.55),
+        ("w3", "stacked", 340, 6.0),
+        ("w3", "branches", 1774, 5.8),
+    ],
+)
+def test_a_joint_step_takes_few_kernels_and_bytes(name, way, most_kernels, most_gigabytes, monkeypatch):
     """They decide the speed of a graph of many."""
     monkeypatch.undo()
     row, _ = count.count_step(name, WORKLOADS[name], way, "float32")
-    kernels, gigabytes = MOST[name, way]
-    assert row["kernels"] <= kernels
-    assert row["gigabytes"] <= gigabytes
+    assert row["kernels"] <= most_kernels
+    assert row["gigabytes"] <= most_gigabytes
 
 
 def test_a_list_of_tensors_takes_as_many_kernels_as_pytorch_cuts_it_into():
-    few, many, large = [torch.zeros(9)] * 48, [torch.zeros(9)] * 49, [torch.zeros(320 * 65536 + 1, device="meta")]
-    assert [count._list_kernels(tensors) for tensors in (few, many, large)] == [1, 2, 2]
+    few = [torch.zeros(9)] * 48
+    many = [torch.zeros(9)] * 49
+    large = [torch.zeros(320 * 65536 + 1, device="meta")]
+    assert count._list_kernels(few) == 1
+    assert count._list_kernels(many) == 2
+    assert count._list_kernels(large) == 2
 
 
 def test_counts_are_printed_for_workloads_and_nothing_is_measured(monkeypatch):
@@ -317,8 +390,12 @@ def test_counts_are_printed_for_workloads_and_nothing_is_measured(monkeypatch):
     title, *lines = invoke("bench", "w1", "--count").stdout.splitlines()
     assert title.split()[:3] == ["Workload", "Way", "Kernels"]
     assert [line.split()[:2] for line in lines] == [["w1", "stacked"], ["w1", "branches"]]
+
     row = json.loads(invoke("bench", "w2", "--count", "--json").stdout.splitlines()[1])
-    assert (row["workload"], row["way"], row["precision"]) == ("w2", "branches x 2", "float32")
+    assert row["workload"] == "w2"
+    assert row["way"] == "branches x 2"
+    assert row["precision"] == "float32"
+
     refused = invoke("bench", "w9", "--count")
     assert refused.exit_code == 2
     assert "w9" in refused.stderr
@@ -327,7 +404,8 @@ def test_counts_are_printed_for_workloads_and_nothing_is_measured(monkeypatch):
 # The command
 
 
-def done(*arguments):
+def bench(*arguments):
+    """What the command prints."""
     result = invoke("bench", *arguments, "--device", "cpu", "--repeats", "1")
     assert result.exit_code == 0, result.output
     return result.stdout
@@ -335,25 +413,33 @@ def done(*arguments):
 
 def test_options_reach_the_measurement_and_results_go_to_json_and_csv():
     options = ("--epochs", 1, "--precision", "float64", "--clients-per-chunk", 2, "--seed", 4, "--method", "fedfm")
-    lines = done("w2", "w1", "--json", "--csv", "deep/out.csv", *options).splitlines()
+    lines = bench("w2", "w1", "--json", "--csv", "deep/out.csv", *options).splitlines()
     results = [json.loads(line) for line in lines]
-    said = [results[0][name] for name in ("local_epochs", "precision", "engine", "seed", "method", "device", "repeats")]
-    assert said == [1, "float64", "stacked x 2", 4, "fedfm", "cpu", 1]
+    expected = {
+        "local_epochs": 1, "precision": "float64", "engine": "stacked x 2", "seed": 4, "method": "fedfm",
+        "device": "cpu", "repeats": 1,
+    }  # fmt: skip
+    first, _ = results
+    assert first.items() >= expected.items()
+
+    # A file that another version wrote has its columns in another order.
     rows = pd.read_csv("deep/out.csv")
-    rows[["workload", *sorted(rows.columns.drop("workload"))]].to_csv("deep/out.csv", index=False)  # of another version
-    done("w1", "--csv", "deep/out.csv")
+    rows[["workload", *sorted(rows.columns.drop("workload"))]].to_csv("deep/out.csv", index=False)
+    bench("w1", "--csv", "deep/out.csv")
+
     rows = pd.read_csv("deep/out.csv")
     assert list(rows.workload) == ["w2", "w1", "w1"]
     assert list(rows.samples_per_second[:2]) == [result["samples_per_second"] for result in results]
-    assert [json.loads(spread) for spread in rows.seconds_spread[:2]] == [each["seconds_spread"] for each in results]
+    spreads = [json.loads(spread) for spread in rows.seconds_spread[:2]]
+    assert spreads == [result["seconds_spread"] for result in results]
     assert set(rows.seed) == {4, 0}
 
 
 def test_the_two_short_workloads_or_the_named_ones_and_those_of_scaling_are_measured_into_a_table(monkeypatch):
     monkeypatch.setattr(measure, "SCALING", {name: TINY for name in ("w1 K=1 B=8", "w1 K=2 B=8")})
-    title, *lines, machine = done().splitlines()
-    assert [line.split()[0] for line in (title, *lines)] == ["Workload", "w1", "w2"]
-    assert lines[0].strip().endswith("random")
+    title, first, second, machine = bench().splitlines()
+    assert [line.split()[0] for line in (title, first, second)] == ["Workload", "w1", "w2"]
+    assert first.strip().endswith("random")
     assert f"threads: {torch.get_num_threads()}, torch {torch.__version__}, float32; seconds" in machine
-    lines = done("w2", "--scaling").splitlines()
+    lines = bench("w2", "--scaling").splitlines()
     assert [line.split("  ")[0] for line in lines[1:4]] == ["w2", "w1 K=1 B=8", "w1 K=2 B=8"]

@@ -53,45 +53,57 @@ CLAIMS = (
 @pytest.fixture(scope="module")
 def template(tmp_path_factory):
     """A record of each method, to be edited."""
-    out, few = tmp_path_factory.mktemp("template"), {**RUN, "rounds": 1, "seed": 0}
-    return {name: fedcli.run(name, out=out / name, **few).record for name in ("fedavg", "fedprox")}
+    folder = tmp_path_factory.mktemp("template")
+    one_round = {**RUN, "rounds": 1, "seed": 0}
+    return {name: fedcli.run(name, out=folder / name, **one_round).record for name in ("fedavg", "fedprox")}
 
 
 @pytest.fixture
-def place(tmp_path, template):
+def study(tmp_path, template):
     """A file of claims, and a way to write runs with accuracies in percent."""
 
-    class Place:
+    class Study:
         file = tmp_path / "own.py"
         runs = tmp_path / "runs"
 
         def add(self, method, seed, percent, name="", curve=(), status="finished", fingerprint=None, **config):
-            record, rounds = template[method], config.get("rounds", RUN["rounds"])
-            curve = [value / 100 for value in curve or [percent] * rounds]
-            entries = [{**record["rounds"][0], "round": i, "test_accuracy": value} for i, value in enumerate(curve)]
+            """A run that has this accuracy in all its rounds, or that of `curve` in each."""
+            record = template[method]
+            rounds = config.get("rounds", RUN["rounds"])
+            (round_of_record,) = record["rounds"]
+            entries = []
+            for number, value in enumerate(curve or [percent] * rounds):
+                entries.append({**round_of_record, "round": number, "test_accuracy": value / 100})
+            last = entries[-1]["test_accuracy"]
             edited = {
                 **record, "seed": seed, "status": status, "load": [], "rounds": entries,
                 "config": {**record["config"], "rounds": rounds, "seed": seed, **config},
-                "partition": {**record["partition"], **({"fingerprint": fingerprint} if fingerprint else {})},
-                "summary": {**record["summary"], "selected": curve[-1], "last": curve[-1]},
-                **({"error": "NonFiniteLoss in round 2"} if status == "failed" else {}),
+                "summary": {**record["summary"], "selected": last, "last": last},
             }  # fmt: skip
+            if fingerprint is not None:
+                edited["partition"] = {**record["partition"], "fingerprint": fingerprint}
+            if status == "failed":
+                edited["error"] = "NonFiniteLoss in round 2"
+
             folder = self.runs / f"{method}-{seed}{name}"
             folder.mkdir(parents=True)
             write_record(folder, edited)
 
-        def pairs(self, *accuracies, first=0, **config):
+        def add_pairs(self, *accuracies, first=0, **config):
+            """Runs of both methods with these accuracies, by seeds from the `first` on."""
             for seed, (row, than) in enumerate(accuracies, first):
                 self.add("fedavg", seed, row, **config)
                 self.add("fedprox", seed, than, **config)
 
         def answer(self, name="ahead", at_hand=lambda name: True, **changes):
+            """The answer to a claim of the file with some of its fields changed."""
             (claim,) = [claim for claim in registry.claims(str(self.file)) if claim.name == f"own:{name}"]
-            return claims.answers([replace(claim, **changes)], [self.runs], at_hand)[0]
+            (answer,) = claims.answers([replace(claim, **changes)], [self.runs], at_hand)
+            return answer
 
-    Place.file.write_text(FILE)
-    Place.runs.mkdir()
-    return Place()
+    Study.file.write_text(FILE)
+    Study.runs.mkdir()
+    return Study()
 
 
 def test_an_interval_by_hand():
@@ -101,74 +113,92 @@ def test_an_interval_by_hand():
     assert interval([5.0]) == pytest.approx(Interval(5.0, math.nan, math.nan, 1), nan_ok=True)
 
 
-UP, DOWN = Interval(2.0, 1.0, 3.0, 3), Interval(-2.0, -3.0, -1.0, 3)
+UP = Interval(2.0, 1.0, 3.0, 3)
+DOWN = Interval(-2.0, -3.0, -1.0, 3)
+NONE_LOST = claims.Lost(0, 0)  # runs of the better one, and of the other
+REPRODUCED = ("reproduced", "")
+CONTRADICTED = ("contradicted", "")
 
 
 @pytest.mark.parametrize(
-    ("measured", "direction", "lost", "exact", "verdict"),
+    ("measured", "direction", "lost", "verdict"),
     [
-        (UP, "higher", (0, 0), False, ("reproduced", "")),
-        (UP, "lower", (0, 0), False, ("contradicted", "")),
-        (DOWN, "lower", (0, 0), False, ("reproduced", "")),
-        (Interval(2.0, 0.0, 4.0, 3), "higher", (0, 0), False, ("undecided", "zero inside, n = 3")),
-        (Interval(2.0, 1.9, 2.1, 2), "higher", (0, 0), False, ("undecided", "n = 2")),
-        (interval([]), "higher", (1, 0), False, ("undecided", "no pair has a value")),
-        (UP, "higher", (0, 2), False, ("reproduced", "")),  # the other one failed: the claim holds all the more
-        (UP, "higher", (2, 0), False, ("undecided", "runs of the better one are lost")),
-        (DOWN, "higher", (0, 1), False, ("undecided", "runs of the better one are lost")),
-        (DOWN, "higher", (1, 0), False, ("contradicted", "")),
-        (interval([-5.0]), "lower", (0, 0), True, ("reproduced", "")),
-        (interval([0.0]), "lower", (0, 0), True, ("undecided", "zero inside, n = 1")),
+        (UP, "higher", NONE_LOST, REPRODUCED),
+        (UP, "lower", NONE_LOST, CONTRADICTED),
+        (DOWN, "lower", NONE_LOST, REPRODUCED),
+        (Interval(2.0, 0.0, 4.0, 3), "higher", NONE_LOST, ("undecided", "zero inside, n = 3")),
+        (Interval(2.0, 1.9, 2.1, 2), "higher", NONE_LOST, ("undecided", "n = 2")),
+        (interval([]), "higher", claims.Lost(1, 0), ("undecided", "no pair has a value")),
+        (UP, "higher", claims.Lost(0, 2), REPRODUCED),  # the other one failed: the claim holds all the more
+        (UP, "higher", claims.Lost(2, 0), ("undecided", "runs of the better one are lost")),
+        (DOWN, "higher", claims.Lost(0, 1), ("undecided", "runs of the better one are lost")),
+        (DOWN, "higher", claims.Lost(1, 0), CONTRADICTED),
     ],
 )
-def test_a_verdict_by_hand(measured, direction, lost, exact, verdict):
-    assert claims.judge(measured, direction, claims.Lost(*lost), exact=exact) == verdict
+def test_a_verdict_by_hand(measured, direction, lost, verdict):
+    assert claims.judge(measured, direction, lost, exact=False) == verdict
 
 
-def test_three_pairs_in_full_give_a_verdict_and_the_last_tenth_stands_beside(place):
-    place.pairs((81, 80), (82, 80))
-    for method, curve in (("fedavg", [50] * 18 + [70, 83]), ("fedprox", [50] * 18 + [60, 80])):
-        place.add(method, 2, 0, curve=curve)
-    place.add("fedavg", 9, 10)  # a seed without its pair counts for nothing
-    ahead = place.answer()
+@pytest.mark.parametrize(("value", "verdict"), [(-5.0, REPRODUCED), (0.0, ("undecided", "zero inside, n = 1"))])
+def test_a_verdict_on_what_no_seed_changes_by_hand(value, verdict):
+    assert claims.judge(interval([value]), "lower", NONE_LOST, exact=True) == verdict
+
+
+def test_three_pairs_in_full_give_a_verdict_and_the_last_tenth_stands_beside(study):
+    study.add_pairs((81, 80), (82, 80))
+    study.add("fedavg", 2, 0, curve=[50] * 18 + [70, 83])
+    study.add("fedprox", 2, 0, curve=[50] * 18 + [60, 80])
+    study.add("fedavg", 9, 10)  # a seed without its pair counts for nothing
+    ahead = study.answer()
     half = 4.302653 / 3**0.5  # deviation 1, Student's t of two degrees of freedom 4.3027
     assert ahead.difference == pytest.approx(Interval(2.0, 2 - half, 2 + half, 3), rel=1e-6)
-    assert (ahead.verdict, ahead.why, ahead.size) == ("undecided", "zero inside, n = 3", "in full, by the text")
+    assert ahead.verdict == "undecided"
+    assert ahead.why == "zero inside, n = 3"
+    assert ahead.size == "in full, by the text"
     assert ahead.tail == pytest.approx(interval([1, 2, 6.5]))
     assert ahead.seeds == (0, 1, 2)
     assert ahead.paper == pytest.approx(84.08 - 74.60)
 
 
-def test_a_run_whose_code_was_changed_between_its_rounds_counts_for_no_claim(place):
-    place.pairs((82, 80), (82.1, 80), (82.2, 80))
-    assert place.answer().verdict == "reproduced"
-    record = read_record(place.runs / "fedavg-1")
-    write_record(place.runs / "fedavg-1", {**record, "changed": [{"round": 3, "what": "its method"}]})
-    after = place.answer()
-    assert (after.verdict, after.why, after.seeds) == ("undecided", "n = 2", (0, 2))
+def test_a_run_whose_code_was_changed_between_its_rounds_counts_for_no_claim(study):
+    study.add_pairs((82, 80), (82.1, 80), (82.2, 80))
+    assert study.answer().verdict == "reproduced"
+    record = read_record(study.runs / "fedavg-1")
+    write_record(study.runs / "fedavg-1", {**record, "changed": [{"round": 3, "what": "its method"}]})
+    after = study.answer()
+    assert after.verdict == "undecided"
+    assert after.why == "n = 2"
+    assert after.seeds == (0, 2)
 
 
-def test_runs_in_full_go_before_reduced_ones_and_three_seeds_before_a_nearer_size(place):
-    for rounds, seeds in ((15, 2), (5, 3)):
-        place.pairs(*((60, 70 + seed) for seed in range(seeds)), name=f"-{rounds}", rounds=rounds, train_examples=60)
-    reduced = place.answer()
-    assert (reduced.verdict, reduced.size) == ("contradicted", "reduced to rounds 5 of 20, training images 60 of 120")
-    place.pairs((60, 70), (60, 71), (60, 72), name="-nearer", rounds=5)
-    assert place.answer().size == "reduced to rounds 5 of 20"
-    place.pairs((85, 80), (85.1, 80))
-    assert (place.answer().why, place.answer().size) == ("n = 2", "in full, by the text")
-    place.pairs((84.9, 80), first=2)
-    assert (place.answer().verdict, place.answer().size) == ("reproduced", "in full, by the text")
+def test_runs_in_full_go_before_reduced_ones_and_three_seeds_before_a_nearer_size(study):
+    study.add_pairs((60, 70), (60, 71), name="-15", rounds=15, train_examples=60)
+    study.add_pairs((60, 70), (60, 71), (60, 72), name="-5", rounds=5, train_examples=60)
+    reduced = study.answer()
+    assert reduced.verdict == "contradicted"
+    assert reduced.size == "reduced to rounds 5 of 20, training images 60 of 120"
+
+    study.add_pairs((60, 70), (60, 71), (60, 72), name="-nearer", rounds=5)
+    assert study.answer().size == "reduced to rounds 5 of 20"
+
+    study.add_pairs((85, 80), (85.1, 80))
+    assert study.answer().why == "n = 2"
+    assert study.answer().size == "in full, by the text"
+
+    study.add_pairs((84.9, 80), first=2)
+    assert study.answer().verdict == "reproduced"
+    assert study.answer().size == "in full, by the text"
 
 
-def test_runs_in_full_that_lack_the_number_do_not_hide_reduced_ones_that_have_it(place):
-    place.pairs((1, 2), (1, 2), (1, 2), rounds=10)
-    for file in place.runs.rglob("record.json"):
+def test_runs_in_full_that_lack_the_number_do_not_hide_reduced_ones_that_have_it(study):
+    study.add_pairs((1, 2), (1, 2), (1, 2), rounds=10)
+    for file in study.runs.rglob("record.json"):
         record = read_record(file)
         write_record(file.parent, {**record, "quality": {"nmi": record["summary"]["selected"]}})
-    place.pairs((1, 2), (1, 2), (1, 2), name="-unmeasured")
-    less = place.answer("less", table=f"{place.file}:own:nmi")
-    assert (less.verdict, less.size) == ("reproduced", "reduced to rounds 10 of 20")
+    study.add_pairs((1, 2), (1, 2), (1, 2), name="-unmeasured")
+    less = study.answer("less", table=f"{study.file}:own:nmi")
+    assert less.verdict == "reproduced"
+    assert less.size == "reduced to rounds 10 of 20"
 
 
 @pytest.mark.parametrize(
@@ -176,191 +206,237 @@ def test_runs_in_full_that_lack_the_number_do_not_hide_reduced_ones_that_have_it
     [{"lr": 0.5}, {"rounds": 10}, {"fingerprint": "another"}, {"train_examples": 200}, {"status": "interrupted"}],
     ids=lambda other: next(iter(other)),
 )
-def test_runs_that_differ_or_have_not_ended_are_no_pair(place, other):
+def test_runs_that_differ_or_have_not_ended_are_no_pair(study, other):
     for seed in range(3):
-        place.add("fedavg", seed, 81)
-        place.add("fedprox", seed, 80, **other)
-    assert place.answer().verdict == "not run"
-    assert place.answer(at_hand=lambda name: name != "digits").verdict == "data not at hand"
+        study.add("fedavg", seed, 81)
+        study.add("fedprox", seed, 80, **other)
+    assert study.answer().verdict == "not run"
+    assert study.answer(at_hand=lambda name: name != "digits").verdict == "data not at hand"
 
 
-def test_cells_with_other_partitions_are_a_pair_of_runs_with_other_partitions(place):
+def test_cells_with_other_partitions_are_a_pair_of_runs_with_other_partitions(study):
     for seed in range(3):
-        place.add("fedavg", seed, 81 + seed / 10)
-        place.add("fedavg", seed, 79, name="-skewed", partition="dirichlet:0.1", fingerprint="another")
+        study.add("fedavg", seed, 81 + seed / 10)
+        study.add("fedavg", seed, 79, name="-skewed", partition="dirichlet:0.1", fingerprint="another")
     across = {"than": "FedFA", "than_columns": ("FMNIST alpha=0.1",), "direction": "lower"}
-    answer = place.answer(table=f"{place.file}:own:skews", **across)
-    assert (answer.verdict, answer.difference.mean) == ("contradicted", pytest.approx(2.1))
+    answer = study.answer(table=f"{study.file}:own:skews", **across)
+    assert answer.verdict == "contradicted"
+    assert answer.difference.mean == pytest.approx(2.1)
 
 
-def test_numbers_of_models_of_different_rounds_are_no_pair(place):
+def test_numbers_of_models_of_different_rounds_are_no_pair(study):
     """One row's model is that of the last round, the other's the selected one, of an earlier round."""
-    place.pairs((1, 2), (1, 2), (1, 2))
-    for file in place.runs.rglob("record.json"):
+    study.add_pairs((1, 2), (1, 2), (1, 2))
+    for file in study.runs.rglob("record.json"):
         record = read_record(file)
         measured = 19 if record["method"] == "fedavg" else 3
         summary = {**record["summary"], "selected_round": 3}
         quality = {"nmi": record["summary"]["selected"], "round": measured}
         write_record(file.parent, {**record, "summary": summary, "quality": quality})
-    assert place.answer("less", table=f"{place.file}:own:nmi").verdict == "not run"
+    assert study.answer("less", table=f"{study.file}:own:nmi").verdict == "not run"
 
 
-def test_a_run_that_diverged_cannot_be_left_out_for_the_one_that_is_ahead(place):
-    place.pairs((81, 80), (81.1, 80), (81.2, 80))
-    place.add("fedavg", 3, 10, status="failed")
-    place.add("fedprox", 3, 80)
-    ahead = place.answer()
-    assert (ahead.verdict, ahead.difference.n) == ("undecided", 3)
+def test_a_run_that_diverged_cannot_be_left_out_for_the_one_that_is_ahead(study):
+    study.add_pairs((81, 80), (81.1, 80), (81.2, 80))
+    study.add("fedavg", 3, 10, status="failed")
+    study.add("fedprox", 3, 80)
+    ahead = study.answer()
+    assert ahead.verdict == "undecided"
+    assert ahead.difference.n == 3
     assert ahead.why == "runs of the better one are lost; FedFA: 1 of 4 without a value"
 
 
-def test_a_target_that_is_never_reached_is_like_a_run_that_diverged(place):
+def test_a_target_that_is_never_reached_is_like_a_run_that_diverged(study):
     for seed in range(3):
-        place.add("fedavg", seed, 0, curve=[40] * (3 + seed) + [60] * 10)
-        place.add("fedprox", seed, 0, curve=[40] * (9 + 2 * seed) + [60] * 10)
-    place.pairs((60, 40), first=3)
-    sooner = place.answer("sooner")
-    assert (sooner.paper, sooner.difference.mean) == (10 - 25, pytest.approx(-7))
-    assert (sooner.verdict, sooner.why) == ("reproduced", "FedAvg: 1 of 4 without a value")
+        study.add("fedavg", seed, 0, curve=[40] * (3 + seed) + [60] * 10)
+        study.add("fedprox", seed, 0, curve=[40] * (9 + 2 * seed) + [60] * 10)
+    study.add_pairs((60, 40), first=3)
+    sooner = study.answer("sooner")
+    assert sooner.paper == 10 - 25
+    assert sooner.difference.mean == pytest.approx(-7)
+    assert sooner.verdict == "reproduced"
+    assert sooner.why == "FedAvg: 1 of 4 without a value"
 
 
-def test_rarer_tests_are_a_reduction_where_the_round_matters(place):
-    place.pairs((81, 80), (81.1, 80), (81.2, 80), eval_every=2)
-    assert place.answer().size == "in full, by the text"  # the last round is tested anyway
-    assert place.answer("sooner").reduced == "eval every 2 for 1"
+def test_rarer_tests_are_a_reduction_where_the_round_matters(study):
+    study.add_pairs((81, 80), (81.1, 80), (81.2, 80), eval_every=2)
+    assert study.answer().size == "in full, by the text"  # the last round is tested anyway
+    assert study.answer("sooner").reduced == "eval every 2 for 1"
 
 
-def test_several_columns_count_by_their_mean_or_less_others(place):
-    place.pairs((84, 80), (84.1, 80), (84.2, 80))
-    assert place.answer("both").verdict == "not run"
-    place.pairs((81, 79), (81.1, 79), (81.2, 79), name="-lr", lr=0.3)
-    both = place.answer("both")
+def test_several_columns_count_by_their_mean_or_less_others(study):
+    study.add_pairs((84, 80), (84.1, 80), (84.2, 80))
+    assert study.answer("both").verdict == "not run"
+
+    study.add_pairs((81, 79), (81.1, 79), (81.2, 79), name="-lr", lr=0.3)
+    both = study.answer("both")
     assert both.difference.mean == pytest.approx((4.1 + 2.1) / 2)
     assert both.paper == pytest.approx(((84.08 - 74.60) + (83.42 - 69.81)) / 2)
-    more = place.answer(less=("FMNIST alpha=0.1",))
-    assert (more.verdict, more.difference.mean) == ("reproduced", pytest.approx(2))
+
+    more = study.answer(less=("FMNIST alpha=0.1",))
+    assert more.verdict == "reproduced"
+    assert more.difference.mean == pytest.approx(2)
     assert more.paper == pytest.approx((84.08 - 74.60) - (83.42 - 69.81))
 
 
-def test_a_claim_on_several_rows_counts_by_its_smallest_lead_and_only_where_all_have_been_run(place):
+def test_a_claim_on_several_rows_counts_by_its_smallest_lead_and_only_where_all_have_been_run(study):
     def answer(row="FedFA", than=("FedAvg", "FedDyn"), **changes):
-        return place.answer(table=f"{place.file}:own:several", row=row, than=than, **changes)
+        return study.answer(table=f"{study.file}:own:several", row=row, than=than, **changes)
 
-    place.pairs((84, 80), (84.1, 80), (84.2, 80))
-    assert (answer().verdict, answer().why) == ("undecided", "1 of 2 others run")
+    study.add_pairs((84, 80), (84.1, 80), (84.2, 80))
+    assert answer().verdict == "undecided"
+    assert answer().why == "1 of 2 others run"
     assert answer().command.endswith(" --seeds 0,1,2")  # no more seeds than the rows that are there have
     assert answer().paper == pytest.approx(84.08 - 74.77)  # on FedDyn, the better of the two in the paper
-    for seed, percent in enumerate((82, 82.1, 82.2)):
-        place.add("fedprox", seed, percent, name="-lr", lr=0.3)
-    assert (answer().verdict, answer().difference.mean) == ("reproduced", pytest.approx(2))
+
+    study.add("fedprox", 0, 82, name="-lr", lr=0.3)
+    study.add("fedprox", 1, 82.1, name="-lr", lr=0.3)
+    study.add("fedprox", 2, 82.2, name="-lr", lr=0.3)
+    assert answer().verdict == "reproduced"
+    assert answer().difference.mean == pytest.approx(2)
     assert answer().ours == "+2.00 [+2.00, +2.00] (3) over FedDyn; +4.10 [+3.85, +4.35] (3) over FedAvg"
     assert len(answer().runs) == 9
+
     behind = answer("FedAvg", ("FedFA", "FedDyn"))
-    assert (behind.verdict, behind.over.partition(";")[0]) == ("contradicted", "over FedFA")
+    assert behind.verdict == "contradicted"
+    assert behind.over.partition(";")[0] == "over FedFA"
     assert answer("FedDyn", ("FedAvg", "FedFA")).verdict == "contradicted"  # by one of two is enough
     assert answer(direction="lower").over.startswith("over FedAvg; +2.00 ")  # where the lead should be below zero
 
 
-def test_all_rows_of_a_claim_are_compared_in_one_form_of_the_row_that_has_most_of_them(place):
+def test_all_rows_of_a_claim_are_compared_in_one_form_of_the_row_that_has_most_of_them(study):
     """FedAvg has been run in full too, where its lead is smaller, but FedDyn has not."""
-    for name, config in (("", {}), ("-short", {"rounds": 10})):
-        place.pairs((84, 80), (84.1, 80), (84.2, 80), name=name, **config)
+    study.add_pairs((84, 80), (84.1, 80), (84.2, 80))
+    study.add_pairs((84, 80), (84.1, 80), (84.2, 80), name="-short", rounds=10)
     for seed in range(3):
-        place.add("fedprox", seed, 82, name="-lr", lr=0.3, rounds=10)
-    answer = place.answer(table=f"{place.file}:own:several", than=("FedAvg", "FedDyn"))
-    assert (answer.verdict, answer.reduced) == ("reproduced", "rounds 10 of 20")
+        study.add("fedprox", seed, 82, name="-lr", lr=0.3, rounds=10)
+    answer = study.answer(table=f"{study.file}:own:several", than=("FedAvg", "FedDyn"))
+    assert answer.verdict == "reproduced"
+    assert answer.reduced == "rounds 10 of 20"
     assert answer.over.startswith("over FedDyn; ")
-    rounds = {len(read_record(pair[name])["rounds"]) for pair in answer.pairs for name in ("folder", "folder_than")}
-    assert (rounds, len(answer.pairs)) == ({10}, 6)
+
+    assert len(answer.pairs) == 6
+
+    for pair in answer.pairs:
+        assert len(read_record(pair["folder"])["rounds"]) == 10
+        assert len(read_record(pair["folder_than"])["rounds"]) == 10
 
 
-def test_of_forms_with_as_many_rows_that_counts_whose_least_near_comparison_is_nearest(place):
+def test_of_forms_with_as_many_rows_that_counts_whose_least_near_comparison_is_nearest(study):
     """In ten rounds FedAvg has three seeds and FedDyn one, in five rounds both have two."""
-    place.pairs((84, 80), (84.1, 80), (84.2, 80), name="-ten", rounds=10)
-    place.add("fedprox", 0, 82, name="-lr-ten", lr=0.3, rounds=10)
-    place.pairs((84, 80), (84.1, 80), name="-five", rounds=5)
+    study.add_pairs((84, 80), (84.1, 80), (84.2, 80), name="-ten", rounds=10)
+    study.add("fedprox", 0, 82, name="-lr-ten", lr=0.3, rounds=10)
+    study.add_pairs((84, 80), (84.1, 80), name="-five", rounds=5)
     for seed in range(2):
-        place.add("fedprox", seed, 82, name="-lr-five", lr=0.3, rounds=5)
-    answer = place.answer(table=f"{place.file}:own:several", than=("FedAvg", "FedDyn"))
-    assert (answer.why, answer.reduced) == ("n = 2", "rounds 5 of 20")
+        study.add("fedprox", seed, 82, name="-lr-five", lr=0.3, rounds=5)
+    answer = study.answer(table=f"{study.file}:own:several", than=("FedAvg", "FedDyn"))
+    assert answer.why == "n = 2"
+    assert answer.reduced == "rounds 5 of 20"
 
 
-def test_the_smallest_lead_over_the_last_rounds_may_be_on_another_row(place):
+def test_the_smallest_lead_over_the_last_rounds_may_be_on_another_row(study):
     for seed in range(3):
-        place.add("fedavg", seed, 0, curve=[50] * 18 + [90, 84])
-        place.add("fedprox", seed, 0, curve=[50] * 18 + [88, 80])
-        place.add("fedprox", seed, 0, name="-lr", lr=0.3, curve=[50] * 18 + [80, 82])
-    answer = place.answer(table=f"{place.file}:own:several", than=("FedAvg", "FedDyn"))
+        study.add("fedavg", seed, 0, curve=[50] * 18 + [90, 84])
+        study.add("fedprox", seed, 0, curve=[50] * 18 + [88, 80])
+        study.add("fedprox", seed, 0, name="-lr", lr=0.3, curve=[50] * 18 + [80, 82])
+    answer = study.answer(table=f"{study.file}:own:several", than=("FedAvg", "FedDyn"))
     assert answer.over.startswith("over FedDyn; ")
-    assert (answer.our_tail.split()[0], answer.tail_over) == ("+3.00", "over FedAvg")
+    assert answer.our_tail.split()[0] == "+3.00"
+    assert answer.tail_over == "over FedAvg"
 
 
-def test_rows_may_have_another_name_or_another_column_elsewhere(place):
+def test_rows_may_have_another_name_or_another_column_elsewhere(study):
     """Loses less in the second column: +4 in the first and +1 in the second."""
-    table = f"{place.file}:own:declines"
-    place.pairs((84, 80), (84.1, 80.1), (84.2, 80.2))
-    place.pairs((91, 90), (91.1, 90.1), (91.2, 90.2), name="-even", lr=0.3)
+    table = f"{study.file}:own:declines"
+    study.add_pairs((84, 80), (84.1, 80.1), (84.2, 80.2))
+    study.add_pairs((91, 90), (91.1, 90.1), (91.2, 90.2), name="-even", lr=0.3)
     less = {"less": ("FMNIST (no skew)",), "elsewhere": {"FedFA": "FedFA w/o skew", "FedAvg": "FedAvg w/o skew"}}
-    answer = place.answer(table=table, **less)
-    assert (answer.verdict, answer.difference.mean) == ("reproduced", pytest.approx(3))
+    answer = study.answer(table=table, **less)
+    assert answer.verdict == "reproduced"
+    assert answer.difference.mean == pytest.approx(3)
     assert answer.paper == pytest.approx((84.08 - 74.60) - (89.67 - 85.90))
-    across = place.answer(table=table, row="FedAvg w/o skew", than="FedFA", columns=("FMNIST (no skew)",),
+
+    across = study.answer(table=table, row="FedAvg w/o skew", than="FedFA", columns=("FMNIST (no skew)",),
                           than_columns=("FMNIST #C=2",))  # fmt: skip
-    assert (across.verdict, across.difference.mean) == ("reproduced", pytest.approx(6))
+    assert across.verdict == "reproduced"
+    assert across.difference.mean == pytest.approx(6)
     assert across.paper == pytest.approx(85.90 - 84.08)
 
 
-def test_what_holds_by_construction_is_not_reproduced_and_a_control_explains_a_lead(place):
-    place.pairs((84, 80), (84.1, 80), (84.2, 80))
-    built = place.answer(construction="the sum of both is fixed")
-    assert (built.verdict, built.why, built.command) == ("by construction", "the sum of both is fixed", "")
-    assert place.answer("both", construction="so it is").verdict == "not run"
-    for seed, percent in enumerate((83, 85, 84.1)):
-        place.add("fedprox", seed, percent, name="-lr", lr=0.3)
-    answer = place.answer(
-        table=f"{place.file}:own:several", than=("FedAvg", "FedDyn"), control=("FedDyn", "a higher rate")
+def test_what_holds_by_construction_is_not_reproduced_and_a_control_explains_a_lead(study):
+    study.add_pairs((84, 80), (84.1, 80), (84.2, 80))
+    built = study.answer(construction="the sum of both is fixed")
+    assert built.verdict == "by construction"
+    assert built.why == "the sum of both is fixed"
+    assert built.command == ""
+    assert study.answer("both", construction="so it is").verdict == "not run"
+
+    study.add("fedprox", 0, 83, name="-lr", lr=0.3)
+    study.add("fedprox", 1, 85, name="-lr", lr=0.3)
+    study.add("fedprox", 2, 84.1, name="-lr", lr=0.3)
+    answer = study.answer(
+        table=f"{study.file}:own:several", than=("FedAvg", "FedDyn"), control=("FedDyn", "a higher rate")
     )
     assert answer.verdict == "undecided"
     assert answer.why == "a higher rate explains the lead as far as told; zero inside, n = 3"
 
 
-def test_what_would_decide_a_claim_is_the_runs_that_lack_and_their_hours(place):
+def test_what_would_decide_a_claim_is_the_runs_that_lack_and_their_hours(study):
     def decided():
-        timed = durations.paces(frame.read_runs([place.runs]))
-        return durations.decided_by(place.answer(), place.runs, timed).partition(", timed")[0]
+        timed = durations.paces(frame.read_runs([study.runs]))
+        text, _, _ = durations.decided_by(study.answer(), study.runs, timed).partition(", timed")
+        return text
 
-    place.pairs((81, 80))
+    study.add_pairs((81, 80))
     assert decided() == "4 runs in full; time: about 1 core-minutes"  # two of three seeds lack
-    assert place.answer().command.endswith(" --seeds 0,1,2")
-    place.pairs((82, 80), (83, 80), first=1)
+    assert study.answer().command.endswith(" --seeds 0,1,2")
+
+    study.add_pairs((82, 80), (83, 80), first=1)
     assert decided() == "2 runs in full, to have 4 seeds; time: about 1 core-minutes"
-    assert place.answer().command.endswith(" --seeds 0,1,2,3")
-    place.pairs(*[(82, 80)] * 4, first=3)
-    assert (place.answer().verdict, decided(), place.answer().command) == ("reproduced", "", "")
+    assert study.answer().command.endswith(" --seeds 0,1,2,3")
+
+    study.add_pairs(*[(82, 80)] * 4, first=3)
+    assert study.answer().verdict == "reproduced"
+    assert decided() == ""
+    assert study.answer().command == ""
 
 
 def test_a_run_takes_the_time_of_a_benched_workload_with_its_network_and_images(tmp_path):
-    titles = "workload,device,hardware,precision,samples_per_second,seconds_per_round,evaluation_seconds"
-    rows = "w3,cuda,a GPU,float32,1000,40,10", "w3,cpu,a CPU,float32,1000,40,10", "w1,cuda,a GPU,float32,9,9,9"
-    (tmp_path / "a-gpu-torch2.csv").write_text("\n".join([titles, *rows]))
-    planned = plans.plan_table(
-        registry.find_table("fedfm:III"), tmp_path, only=["FedAvg", "CIFAR-10 NIID-1"], seeds=[0]
+    (tmp_path / "a-gpu-torch2.csv").write_text(
+        "workload,device,hardware,precision,samples_per_second,seconds_per_round,evaluation_seconds\n"
+        "w3,cuda,a GPU,float32,1000,40,10\n"
+        "w3,cpu,a CPU,float32,1000,40,10\n"
+        "w1,cuda,a GPU,float32,9,9,9\n"
     )
+    table = registry.find_table("fedfm:III")
+    planned = plans.plan_table(table, tmp_path, only=["FedAvg", "CIFAR-10 NIID-1"], seeds=[0])
+
     timed = durations.benched(tmp_path)
     estimated = durations.cost_of(planned.runs, timed, "cuda", "")
-    # 50 seconds for 40,000 examples; 50,000 images, 10 epochs, 100 rounds
-    assert estimated.seconds.tolist() == [pytest.approx(50 / 40_000 * 50_000 * 10 * 100)]
-    assert estimated.machines.tolist() == [{*timed.machine}] == [{"a GPU"}]
+
+    seconds_of_an_example = 50 / 40_000
+    images, epochs, rounds = 50_000, 10, 100
+    assert estimated.seconds.tolist() == [pytest.approx(seconds_of_an_example * images * epochs * rounds)]
+    assert set(timed.machine) == {"a GPU"}
+    assert estimated.machines.tolist() == [{"a GPU"}]
 
 
 def test_a_method_that_was_not_timed_takes_what_it_takes_beside_fedavg_elsewhere(tmp_path):
     """Two seconds for one of FedAvg's on another network, in rounds of as many examples."""
-    titles = ["seconds", "examples", "threads", "quiet", "machine", "method", *durations.ALIKE]
-    small, large = ("cpu", "cnn-2x32", "[1, 28, 28]", "float32"), ("cpu", "resnet18", "[3, 32, 32]", "float32")
-    rows = [(1.0, 9, 1, True, "a CPU", "fedavg", *small), (2.0, 9, 1, True, "a CPU", "moon", *small),
-            (50.0, 8, 1, True, "a CPU", "moon", *small), (0.5, 9, 2, True, "a CPU", "fedavg", *large)]  # fmt: skip
-    timed = pd.DataFrame(rows, columns=titles)
+
+    def timing(method, network, **measured):
+        return {"quiet": True, "machine": "a CPU", "method": method, **network, **measured}
+
+    small = dict(zip(durations.ALIKE, ("cpu", "cnn-2x32", "[1, 28, 28]", "float32"), strict=True))
+    large = dict(zip(durations.ALIKE, ("cpu", "resnet18", "[3, 32, 32]", "float32"), strict=True))
+    timed = pd.DataFrame([
+        timing("fedavg", small, seconds=1.0, examples=9, threads=1),
+        timing("moon", small, seconds=2.0, examples=9, threads=1),
+        timing("moon", small, seconds=50.0, examples=8, threads=1),
+        timing("fedavg", large, seconds=0.5, examples=9, threads=2),
+    ])  # fmt: skip
     assert durations.relative_times(timed).to_dict() == {"fedavg": 1.0, "moon": 2.0}
+
     only = ["FedAvg", "MOON", "CIFAR-10 NIID-1"]
     planned = plans.plan_table(registry.find_table("fedfm:III"), tmp_path, only=only, seeds=[0])
     estimated = durations.cost_of(planned.runs, timed, "cpu", "")
@@ -370,37 +446,43 @@ def test_a_method_that_was_not_timed_takes_what_it_takes_beside_fedavg_elsewhere
 
 
 @pytest.mark.parametrize(("rounds", "verdict"), [(2, "reproduced"), (1, "not run")])
-def test_runs_of_less_than_a_tenth_of_the_rounds_say_only_what_is_sent(place, rounds, verdict):
-    place.pairs((81, 80), (81.1, 80), (81.2, 80), rounds=rounds)  # of 20
-    assert place.answer().verdict == verdict
-    less = place.answer("less")
-    assert (less.verdict, less.difference.mean, less.paper) == ("undecided", 0.0, None)
+def test_runs_of_less_than_a_tenth_of_the_rounds_say_only_what_is_sent(study, rounds, verdict):
+    study.add_pairs((81, 80), (81.1, 80), (81.2, 80), rounds=rounds)  # of 20
+    assert study.answer().verdict == verdict
+    less = study.answer("less")
+    assert less.verdict == "undecided"
+    assert less.difference.mean == 0.0
+    assert less.paper is None
 
 
-def test_what_a_claim_allows_in_place_of_the_cells_is_said(place):
-    place.pairs((81, 80), (81.1, 80), (81.2, 80), rounds=5, lr=0.5, batch_size=8)
-    answer = place.answer(instead={"lr": 0.5, "batch_size": None})
-    assert (answer.verdict, answer.reduced) == ("reproduced", "rounds 5 of 20, batch size 8 for 16, lr 0.5 for 0.2")
-    assert place.answer(instead={"lr": 0.4, "batch_size": None}).verdict == "not run"
-    place.pairs((81, 80), (81.1, 80), (81.2, 80), name="-full")
-    other = place.answer(table=f"{place.file}:own:several", than="FedDyn", instead={"lr": None})
+def test_what_a_claim_allows_in_place_of_the_cells_is_said(study):
+    study.add_pairs((81, 80), (81.1, 80), (81.2, 80), rounds=5, lr=0.5, batch_size=8)
+    answer = study.answer(instead={"lr": 0.5, "batch_size": None})
+    assert answer.verdict == "reproduced"
+    assert answer.reduced == "rounds 5 of 20, batch size 8 for 16, lr 0.5 for 0.2"
+    assert study.answer(instead={"lr": 0.4, "batch_size": None}).verdict == "not run"
+    study.add_pairs((81, 80), (81.1, 80), (81.2, 80), name="-full")
+    other = study.answer(table=f"{study.file}:own:several", than="FedDyn", instead={"lr": None})
     assert other.reduced == "lr 0.2 for 0.3"  # of the other row's runs alone
 
 
-def test_the_command_prints_the_claims_of_a_file_by_verdict(place):
-    place.pairs((85, 80), (85.1, 80), (85.2, 80))
+def test_the_command_prints_the_claims_of_a_file_by_verdict(study):
+    study.add_pairs((85, 80), (85.1, 80), (85.2, 80))
     behind = 'Claim("own:behind", "one is behind", "own:2", "FedFA", "FedAvg", ("FMNIST #C=2",), "lower"),\n    '
-    place.file.write_text(FILE.replace('Claim("own:ahead"', f'{behind}Claim("own:ahead"'))
-    command = ["claims", str(place.file), "--runs", str(place.runs), "--format"]
+    study.file.write_text(FILE.replace('Claim("own:ahead"', f'{behind}Claim("own:ahead"'))
+    command = ["claims", str(study.file), "--runs", str(study.runs), "--format"]
     done = invoke(*command, "csv")
     assert done.exit_code == 0, done.output
+
     rows = {row["claim"]: row for row in csv.DictReader(io.StringIO(done.stdout))}
     verdicts = [(name, row["verdict"]) for name, row in rows.items()]
     assert verdicts[:2] == [("own:ahead", "reproduced"), ("own:behind", "contradicted")]
     assert verdicts[-1] == ("own:both", "not run")
-    runs = [place.runs / f"{method}-{seed}" for seed in range(3) for method in ("fedavg", "fedprox")]
-    assert rows["own:ahead"]["runs"].split("; ") == list(map(str, runs))
+
+    folders = ["fedavg-0", "fedprox-0", "fedavg-1", "fedprox-1", "fedavg-2", "fedprox-2"]
+    assert rows["own:ahead"]["runs"].split("; ") == [str(study.runs / folder) for folder in folders]
     assert float(rows["own:ahead"]["low"]) == pytest.approx(5.1 - 0.2484138, rel=1e-5)
+
     done = invoke(*command, "markdown")
     ours = "+5.10 [+4.85, +5.35] (3)"
     assert f"| `own:ahead` one is ahead | reproduced | +9.48 | {ours} | {ours} | in full, by the text |" in done.stdout
@@ -410,16 +492,21 @@ def test_the_command_of_a_claim_runs_its_rows_and_nothing_else(monkeypatch):
     monkeypatch.setattr(plans, "shipped", list)  # plans of all claims compare them with every committed record
     answers = claims.answers(registry.claims(), [], lambda name: True)
     for answer in answers:
-        claim, (runs, _, after) = answer.claim, answer.command.partition(" && ")
+        claim = answer.claim
+        runs, _, after = answer.command.partition(" && ")
         measured = claim.name.startswith(("fedfm:features", "fedfm:silhouette"))
         assert after == ("fedcli quality runs/tables/fedfm-V" if measured else "")
-        words = shlex.split(runs)
-        assert words[:3] == ["fedcli", "table", claim.table]
-        only = [word for flag, word in zip(words[3::2], words[4::2], strict=True) if flag == "--only"]
-        planned = plans.plan_table(registry.find_table(claim.table), only=only, seeds=[0])
+        program, command, name, *options = shlex.split(runs)
+        assert [program, command, name] == ["fedcli", "table", claim.table]
+        flags_with_values = zip(options[::2], options[1::2], strict=True)
+        only = [value for flag, value in flags_with_values if flag == "--only"]
+
         table = registry.find_table(claim.table)
-        compared = [pair for than in claim.others for pair in pairs.contrasts(claim, table, than)]
-        cells = {(cell.row, cell.column) for pair in compared for cell in (pair.row, pair.than)}
+        planned = plans.plan_table(table, only=only, seeds=[0])
+        cells = set()
+        for than in claim.others:
+            for pair in pairs.contrasts(claim, table, than):
+                cells |= {(pair.row.row, pair.row.column), (pair.than.row, pair.than.column)}
         assert {(cell.cell.row, cell.cell.column) for cell in planned.cells} == cells
     assert f"| decided by `{answers[0].command}` |\n" in render(claims.claims_sheet(answers))
     assert not any(answer.command for answer in claims.answers(registry.claims(), [], lambda name: False))
@@ -428,6 +515,7 @@ def test_the_command_of_a_claim_runs_its_rows_and_nothing_else(monkeypatch):
 def test_every_claim_stands_in_its_table_with_the_papers_sign():
     absent = Claim("fedfa:x", "x", "fedfa:2", "FedFA", "FedAvg", ("No such column",))
     refused(lambda: claims.answers([absent], []), "a cell that fedfa:2 does not have (got FedFA / No such column)")
+
     answers = claims.answers(registry.claims(), [])
     for answer in answers:
         claim = answer.claim
@@ -436,7 +524,9 @@ def test_every_claim_stands_in_its_table_with_the_papers_sign():
             assert ":Fig" in claim.table, claim.name
         else:
             assert (answer.paper > 0) == (claim.direction == "higher"), claim.name
+
     printed = {answer.claim.name: answer.paper for answer in answers}
     assert len(printed) == len(answers)
-    assert (printed["fedfm:lite"], printed["fedfm:add-on"]) == (0.75, 4.63)  # leads that are printed as one number
+    assert printed["fedfm:lite"] == 0.75  # this lead and the next are printed as one number
+    assert printed["fedfm:add-on"] == 4.63
     assert {name.partition(":")[0] for name in printed} == {"fedfm", "fedfa", "fedcme", "fccl", "fedsa"}
