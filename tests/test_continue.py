@@ -30,18 +30,27 @@ ONE = {**TINY, "rounds": 1, "lr": 0.02}
 
 
 def test_several_seeds_go_on_where_they_were_stopped(tmp_path):
-    def again(told):
-        return fedcli.run("fedavg", out=tmp_path / "many", seeds=[0, 1, 2], continue_=True, progress=told, **TINY)
+    def run_or_continue(progress):
+        return fedcli.run("fedavg", out=tmp_path / "many", seeds=[0, 1, 2], continue_=True, progress=progress, **TINY)
 
     with pytest.raises(Stop):
-        again(StopAfter(6))  # in the second round of the second run
-    done = again(told := Mock(spec=rounds.Listener))
-    assert [folder.name for (_, folder), _ in told.skip.call_args_list] == ["seed-0"]
-    started = [(folder.name, first_round) for (_, folder, _, first_round), _ in told.start.call_args_list]
+        run_or_continue(StopAfter(6))  # in the second round of the second run
+
+    listener = Mock(spec=rounds.Listener)
+    continued = run_or_continue(listener)
+
+    (skipped,) = listener.skip.call_args_list
+    _, folder = skipped.args
+    assert folder.name == "seed-0"
+    started = []
+    for call in listener.start.call_args_list:
+        _, folder, _, first_round = call.args
+        started.append((folder.name, first_round))
     assert started == [("seed-1", 2), ("seed-2", 0)]
+
     whole = fedcli.run("fedavg", out=tmp_path / "whole", seeds=[0, 1, 2], **TINY)
-    assert [essence(run.record) for run in done] == [essence(run.record) for run in whole]
-    assert done[0].state is None
+    assert [essence(run.record) for run in continued] == [essence(run.record) for run in whole]
+    assert continued[0].state is None
 
 
 def test_a_run_that_another_process_ends_meanwhile_is_skipped(tmp_path):
@@ -50,7 +59,9 @@ def test_a_run_that_another_process_ends_meanwhile_is_skipped(tmp_path):
     ends = rounds.Listener()
     ends.start = lambda *given: resume.resume(tmp_path / "seed-1")
     _, second = fedcli.run("fedavg", out=tmp_path, seeds=[0, 1], continue_=True, progress=ends, **TINY)
-    assert (second.record["status"], second.record["resumed"], second.state) == ("finished", [2], None)
+    assert second.record["status"] == "finished"
+    assert second.record["resumed"] == [2]
+    assert second.state is None
 
 
 def test_a_folder_taken_while_a_run_is_prepared_is_in_use(tmp_path):
@@ -65,9 +76,12 @@ def test_a_run_that_diverged_is_skipped(tmp_path):
     options = {**TINY, "lr": 1e6, "out": tmp_path / "run", "continue_": True}
     with pytest.raises(NonFiniteLoss):
         fedcli.run("fedavg", **options)
-    told = Mock(spec=rounds.Listener)
-    assert fedcli.run("fedavg", **options, progress=told).record["status"] == "failed"
-    assert (told.skip.call_count, told.start.call_count) == (1, 0)
+
+    listener = Mock(spec=rounds.Listener)
+    again = fedcli.run("fedavg", **options, progress=listener)
+    assert again.record["status"] == "failed"
+    assert listener.skip.call_count == 1
+    assert listener.start.call_count == 0
 
 
 @pytest.fixture(scope="module")
@@ -100,20 +114,31 @@ def test_resume_takes_up_every_unfinished_run_below_a_folder(finished, tmp_path,
     for name in ("a/one", "b"):
         with pytest.raises(Stop):
             fedcli.run("fedavg", out=tmp_path / name, progress=StopAfter(2), **TINY)
+
     (tmp_path / "broken").mkdir()
     (tmp_path / "broken" / "record.json").write_text("{")
     result = invoke("resume", tmp_path)
-    assert (result.exit_code, result.stderr.count("\n")) == (1, 1)
+    assert result.exit_code == 1
+    assert result.stderr.count("\n") == 1
     assert "cannot be read (" in result.stderr
     assert "the command that made it starts them, with --continue\n" in result.stdout
+
     records = [read_record(tmp_path / name) for name in ("a/done", "a/one", "b")]
-    assert [(one["resumed"], one["status"]) for one in records] == [(past, "finished") for past in ([], [2], [2])]
-    lines = " ".join(invoke("resume", tmp_path / "a").stdout.split())
-    assert [f"skipped {tmp_path / name}, which has finished" in lines for name in ("a/done", "a/one", "b")] == [1, 1, 0]
+    assert [record["resumed"] for record in records] == [[], [2], [2]]
+    assert [record["status"] for record in records] == ["finished"] * 3
+
+    text = " ".join(invoke("resume", tmp_path / "a").stdout.split())
+    assert f"skipped {tmp_path}/a/done, which has finished" in text
+    assert f"skipped {tmp_path}/a/one, which has finished" in text
+    assert f"{tmp_path}/b" not in text
+
+    # Workers are for the one unfinished run below a folder.
     with pytest.raises(Stop):
         fedcli.run("fedavg", out=tmp_path / "a" / "two", progress=StopAfter(2), **TINY)
-    assert [invoke("resume", tmp_path / name, "--workers", 1).exit_code for name in ("a", "a", "a/two")] == [0, 0, 2]
-    assert read_record(tmp_path / "a" / "two")["status"] == "finished"  # the workers of one run
+    assert invoke("resume", tmp_path / "a", "--workers", 1).exit_code == 0
+    assert read_record(tmp_path / "a" / "two")["status"] == "finished"
+    assert invoke("resume", tmp_path / "a", "--workers", 1).exit_code == 0
+    assert invoke("resume", tmp_path / "a" / "two", "--workers", 1).exit_code == 2
 
 
 def test_a_time_limit_is_a_time(monkeypatch):
@@ -132,17 +157,25 @@ TINY_FLAGS = flags_of({**TINY, "checkpoint_every": 100})
 
 def test_a_time_limit_ends_at_a_checkpoint_and_the_same_command_goes_on(tmp_path):
     command = ["run", "fedavg", *TINY_FLAGS, "--seeds", "0,1", "--out", tmp_path / "runs", "--time-limit", "0"]
-    folder, result = tmp_path / "runs" / "seed-0", invoke(*command)
+    folder = tmp_path / "runs" / "seed-0"
+    result = invoke(*command)
     again = f"the same command with --out {tmp_path / 'runs'} --continue"
     line = f"time limit reached at 0/2 runs; resume by {again}."
-    assert (result.exit_code, result.stderr.splitlines()[-1]) == (0, line)
+    assert result.exit_code == 0
+    assert result.stderr.splitlines()[-1] == line
+
     result = invoke("resume", folder, "--time-limit", "0")
     line = f"time limit reached after 2/4 rounds; to resume: fedcli resume {folder}\n"
-    assert (result.exit_code, result.stderr) == (0, line)
+    assert result.exit_code == 0
+    assert result.stderr == line
     assert invoke(*command[:-1], "1h", "--continue").exit_code == 0
-    first, second = (read_record(tmp_path / "runs" / f"seed-{seed}") for seed in (0, 1))
-    assert (first["resumed"], first["status"]) == ([1, 2], "finished")
-    assert (second["resumed"], second["status"]) == ([], "finished")
+
+    first = read_record(tmp_path / "runs" / "seed-0")
+    second = read_record(tmp_path / "runs" / "seed-1")
+    assert first["resumed"] == [1, 2]
+    assert first["status"] == "finished"
+    assert second["resumed"] == []
+    assert second["status"] == "finished"
 
 
 def test_a_run_ends_before_a_round_that_would_pass_the_limit(tmp_path, monkeypatch):
@@ -151,6 +184,7 @@ def test_a_run_ends_before_a_round_that_would_pass_the_limit(tmp_path, monkeypat
     with pytest.raises(OutOfTime):
         fedcli.run("fedavg", out=tmp_path / "run", **TINY)
     assert len(read_record(tmp_path / "run")["rounds"]) == 2
+
     monkeypatch.setattr(rounds, "time_left", lambda: -1)  # passed in the last round, after which none comes
     with suppress(OutOfTime):
         fedcli.run("fedavg", out=tmp_path / "last", **ONE)
@@ -169,33 +203,38 @@ def test_a_time_limit_ends_a_grid_and_its_processes(tmp_path, monkeypatch):
 # What a kill or a full disk leaves in a folder
 
 
-def limited():
+def main_on_a_full_disk():
     """The program on a disk with room for a record, and for no checkpoint."""
     resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))
     main()
 
 
 def test_a_full_disk_is_one_line_leaves_no_part_of_a_file_and_the_run_goes_on(tmp_path):
-    program = start(tmp_path, "run", "fedavg", *SMALL, "--out", "a run", main=limited)
-    _, said = program.communicate()
-    place = os.path.realpath(tmp_path / "a run" / CHECKPOINT)
-    assert said == (
-        f"error: '{place}' cannot be written (File too large); free space; then a run goes on with "
+    program = start(tmp_path, "run", "fedavg", *SMALL, "--out", "a run", main=main_on_a_full_disk)
+    _, errors = program.communicate()
+    checkpoint = os.path.realpath(tmp_path / "a run" / CHECKPOINT)
+    assert errors == (
+        f"error: '{checkpoint}' cannot be written (File too large); free space; then a run goes on with "
         "'fedcli resume RUN', and all else with the same command.\n"
     )
     assert program.returncode == 1
     assert names(tmp_path / "a run") == ["record.json"]
+
     again = resume.resume(tmp_path / "a run")
     whole = fedcli.run("fedavg", out=tmp_path / "whole", **again.record["config"])
     assert essence(again.record)["rounds"] == essence(whole.record)["rounds"]
 
 
 def test_a_damaged_record_stops_no_table_and_is_left_as_it_is(tmp_path, caplog):
-    given = {**TINY, "protocol": "fedfm:digits", "rounds": 1}
-    cells = tuple(Cell("FedAvg", str(lr), "fedavg", {**given, "lr": lr}) for lr in (0.1, 0.2))
+    options = {**TINY, "protocol": "fedfm:digits", "rounds": 1}
+    cells = (
+        Cell("FedAvg", "0.1", "fedavg", {**options, "lr": 0.1}),
+        Cell("FedAvg", "0.2", "fedavg", {**options, "lr": 0.2}),
+    )
     table = Table("fedfm:III", "made up", ("FedFM", "Table III"), cells, seeds=(0,))
     jobs.execute(plans.plan_table(table, tmp_path), jobs.Watch())
-    damaged, whole = (run.folder for run in plans.plan_table(table, tmp_path).runs)
+    damaged, whole = [run.folder for run in plans.plan_table(table, tmp_path).runs]
+
     (damaged / "record.json").write_text("{")
     plan = plans.plan_table(table, tmp_path)
     assert [run.state for run in plan.runs] == ["not run", "finished"]

@@ -27,14 +27,17 @@ FEDAVG = find_method("fedavg")
 
 
 @cache
-def of_two_steps(reference=False, chunk="auto"):
-    """Clients after a step of all parameters and one of some, both clipped, on images that leave taps dead."""
-    run = {"backbone": "resnet10", "data": laws.toy_dataset(15, channels=3, size=32), "lr": 0.01, "num_clients": 3}
-    run |= {"parts": laws.toy_parts((7, 2, 6)), "local_epochs": 1, "weight_decay": 0.1, "clients_per_chunk": chunk}
+def trained_in_two_phases(reference=False, chunk="auto"):
+    """Clients whose parameters were all trained and then some of them, clipped, on images that leave taps dead."""
+    run = {
+        "backbone": "resnet10", "data": laws.toy_dataset(15, channels=3, size=32), "lr": 0.01, "num_clients": 3,
+        "parts": laws.toy_parts((7, 2, 6)), "local_epochs": 1, "weight_decay": 0.1, "clients_per_chunk": chunk,
+    }  # fmt: skip
     setup, fed = laws.federation(FEDAVG, reference=reference, **run)
     assert any(isinstance(layer, LiveConv2d) for layer in fed.network.module.modules()) != reference
     assert fed.engine.by_places
-    loss, cohort = setup.method.module.make_local_loss(fed.network), fed.cohort(0)
+    loss = setup.method.module.make_local_loss(fed.network)
+    cohort = fed.cohort(0)
     clients = fed.broadcast(*fed.initial_model(), cohort)
     clients, _ = fed.train(clients, cohort, fed.optimizer_step(loss, clip_norm=0.5))
     some = [name for name in clients.params if "layer4" in name and "conv" in name]
@@ -46,24 +49,34 @@ def of_two_steps(reference=False, chunk="auto"):
 @pytest.mark.parametrize("chunk", ["1", "3", "branches:2"])
 def test_dead_taps_frozen_parameters_and_clipping_agree_with_the_plain_loop(chunk, monkeypatch):
     """With unequal clients, partial batches, weight decay and momentum; one by one also place by place."""
-    calls, place_by_place = [], LiveConv2d._place_by_place
-    monkeypatch.setattr(LiveConv2d, "_place_by_place", lambda *given: calls.append(1) or place_by_place(*given))
-    ours = of_two_steps(chunk=chunk)
-    assert (bool(calls), by_places.get()) == (chunk != "3", False)  # of three clients one is left alone
-    laws.assert_agree(ours, of_two_steps(reference=True), "with dead taps")
+    place_by_place = LiveConv2d._place_by_place
+    calls = 0
+
+    def counted(*arguments):
+        nonlocal calls
+        calls += 1
+        return place_by_place(*arguments)
+
+    monkeypatch.setattr(LiveConv2d, "_place_by_place", counted)
+    trained = trained_in_two_phases(chunk=chunk)
+    assert (calls > 0) == (chunk != "3")  # of three clients in branches of two one is left alone
+    assert by_places.get() is False
+    laws.assert_agree(trained, trained_in_two_phases(reference=True), "with dead taps")
 
 
 @pytest.mark.parametrize("drop_last", [True, False])
 def test_engine_agrees_under_augmentation_and_dropped_batches(drop_last):
-    results, augmentation = [], "crop-flip-rotate"
-    for options in ({"reference": True}, {"clients_per_chunk": "1"}, {"clients_per_chunk": "4"}, {}):
+    def simulate(augmentation, **options):
         setup, fed = laws.federation(FEDAVG, drop_last=drop_last, **options)
-        fed.transform = fed.engine.transform = Transform((0.5,), (0.5,), augmentation if options else "none", fed.dtype)
+        fed.transform = Transform((0.5,), (0.5,), augmentation, fed.dtype)
+        fed.engine.transform = fed.transform
         assert not fed.engine.by_places  # without dead taps a network goes on to train to the bits that it always has
-        results.append(laws.simulate(setup, fed, 2))
-    laws.assert_agree(results[1], results[0], "looped")
-    laws.assert_agree(results[2], results[0], "stacked")
-    assert laws.distance(results[3], results[0]) > 1e-3  # the augmentation did something
+        return laws.simulate(setup, fed, 2)
+
+    expected = simulate("crop-flip-rotate", reference=True)
+    laws.assert_agree(simulate("crop-flip-rotate", clients_per_chunk="1"), expected, "looped")
+    laws.assert_agree(simulate("crop-flip-rotate", clients_per_chunk="4"), expected, "stacked")
+    assert laws.distance(simulate("none"), expected) > 1e-3  # the augmentation did something
 
 
 def quadratic(params, buffers, batch, context):
@@ -80,12 +93,18 @@ def test_context_axes_give_each_client_its_own(chunk):
     start = Client({"a": torch.zeros(4, 2, dtype=torch.float64)}, {}, {})
     step = fed.optimizer_step(quadratic, momentum=0.0, weight_decay=0.0)
     trained, terms = fed.engine.train(step, start, fed.plan(cohort), 0.5, targets, 0)
+
     steps = torch.tensor(fed.plan(cohort).steps)
     expected = targets * (1 - 0.5**steps)
     torch.testing.assert_close(trained.params["a"], expected[:, None].expand(4, 2), rtol=1e-12, atol=1e-12)
-    first = targets.square()  # half of two coordinates, then a quarter of it after each step
-    mean = torch.stack([first[k] * sum(0.25**t for t in range(int(steps[k]))) / steps[k] for k in range(4)])
-    torch.testing.assert_close(terms["distance"], mean, rtol=1e-12, atol=1e-12)
+
+    # The loss is half of two coordinates' squares at first, and a quarter of it after each step.
+    means = []
+    for target, num_steps in zip(targets.tolist(), steps.tolist(), strict=True):
+        losses = [target**2 * 0.25**step for step in range(num_steps)]
+        means.append(sum(losses) / num_steps)
+    expected_terms = torch.tensor(means, dtype=torch.float64)
+    torch.testing.assert_close(terms["distance"], expected_terms, rtol=1e-12, atol=1e-12)
 
 
 def test_a_term_that_is_not_finite_names_round_clients_and_term():
@@ -106,8 +125,10 @@ def test_clients_may_be_without_steps_and_epochs_in_two_calls_are_those_in_one(c
     whole, terms = fed.train(start, cohort, loss)
     assert laws.distance(select(whole.params, slice(0, 2)), select(start.params, slice(0, 2))) == 0
     assert (terms["cross_entropy"] > 0).tolist() == [False, False, True, True]
+
     part, _ = fed.train(start, cohort, loss, epochs=range(0))
     assert laws.distance(part.params, start.params) == 0
+
     part, _ = fed.train(part, cohort, loss, epochs=range(1))
     part, _ = fed.train(part, cohort, loss, epochs=range(1, 2))
     assert laws.distance((part.params, part.optimizer), (whole.params, whole.optimizer)) == 0
@@ -149,19 +170,21 @@ def test_masked_mean_ignores_what_is_masked_even_in_the_gradient():
 
 @pytest.mark.parametrize("chunk", ["1", "3"])
 def test_the_number_of_threads_is_invisible(chunk, two_threads):
-    sizes = (7, 4, 2, 6)
     run = {"backbone": "resnet10-3x3", "data": laws.toy_dataset(num_train=19, channels=3), "precision": "float32"}
-    states, outputs = [], []
-    for threads in (2, 1):
+    run |= {"clients_per_chunk": chunk, "parts": laws.toy_parts((7, 4, 2, 6)), "local_epochs": 1}
+
+    def train_and_predict(threads):
         torch.set_num_threads(threads)
-        setup, fed = laws.federation(
-            "fedfm", {"start_round": 0}, clients_per_chunk=chunk, parts=laws.toy_parts(sizes), local_epochs=1, **run
-        )
-        states.append(laws.simulate(setup, fed, 2))
-        outputs.append(fed.predict(*laws.model_of(setup, states[-1]), np.arange(19)))
+        setup, fed = laws.federation("fedfm", {"start_round": 0}, **run)
+        state = laws.simulate(setup, fed, 2)
+        outputs = fed.predict(*laws.model_of(setup, state), np.arange(19))
         assert torch.get_num_threads() == threads
-    assert laws.distance(*states) == 0
-    assert laws.distance(*outputs) == 0
+        return state, outputs
+
+    state_of_two, outputs_of_two = train_and_predict(threads=2)
+    state_of_one, outputs_of_one = train_and_predict(threads=1)
+    assert laws.distance(state_of_two, state_of_one) == 0
+    assert laws.distance(outputs_of_two, outputs_of_one) == 0
 
 
 @pytest.mark.parametrize(("given", "expected"), [({}, "3000"), ({"OMP_WAIT_POLICY": "ACTIVE"}, "None")])
@@ -181,6 +204,7 @@ def test_threads_run_side_by_side_in_order_and_one_failure_stops_the_others(two_
         return 2 * item
 
     assert fed.engine.side_by_side(meet, [1, 2]) == [2, 4]
+
     stopped = []
 
     def fail(item):
@@ -198,16 +222,16 @@ def test_threads_run_side_by_side_in_order_and_one_failure_stops_the_others(two_
 
 def test_a_stopped_thread_ends_before_its_data_does(two_threads):
     fed, cohort, start, loss = first_round()
-    seen = []
+    steps = []
 
     def count(samples):
-        seen.append(samples)
+        steps.append(samples)
         raise KeyboardInterrupt
 
     fed.engine = dataclasses.replace(fed.engine, on_samples=count)
     with pytest.raises(KeyboardInterrupt):
         fed.train(start, cohort, loss)
-    assert 1 <= len(seen) <= 4  # of 20 steps
+    assert 1 <= len(steps) <= 4  # of 20
 
 
 @pytest.mark.parametrize("chunk", ["1", "4"])
@@ -229,7 +253,8 @@ def test_a_step_made_of_others_may_look_at_the_parameters_from_before(chunk):
 def test_how_many_images_are_made_ready_at_a_time_is_invisible(prepared, monkeypatch):
     """An image is 8 x 8 in float64, 2^9 bytes, a batch four of them."""
     setup, fed = laws.federation(FEDAVG)
-    fed.transform = fed.engine.transform = Transform((0.5,), (0.5,), "crop-flip", fed.dtype)
+    fed.transform = Transform((0.5,), (0.5,), "crop-flip", fed.dtype)
+    fed.engine.transform = fed.transform
     expected = laws.simulate(setup, fed, 1)
     monkeypatch.setattr("fedcli.core.engine.PREPARED_BYTES", prepared)
     assert laws.distance(laws.simulate(setup, fed, 1), expected) == 0
@@ -252,11 +277,15 @@ def test_networks_of_all_kinds_of_layers_agree_with_the_plain_loop(name, size):
 @pytest.fixture
 def memory_for_two(monkeypatch):
     """A second step of more than two clients does not fit; yields how many clients every step that was tried had."""
-    tried, step = [], Stack.step
+    step = Stack.step
+    tried = []
 
     def limited(self, padded, is_captured=False):
-        tried.append(len(leaves(self.clients)[0]))
-        if tried[-1] > 2 and tried[-2:] == [tried[-1]] * 2:
+        first_leaf, *_ = leaves(self.clients)
+        num_clients = len(first_leaf)
+        tried.append(num_clients)
+        is_second = tried[-2:] == [num_clients, num_clients]
+        if num_clients > 2 and is_second:
             raise torch.OutOfMemoryError("no memory")
         step(self, padded, is_captured)
 
@@ -264,16 +293,18 @@ def memory_for_two(monkeypatch):
     return tried
 
 
-@pytest.mark.parametrize("how", ["", "branches:"])
-def test_out_of_memory_halves_the_chunk_and_changes_nothing_else(how, memory_for_two):
-    expected = laws.simulate(*laws.federation(FEDAVG, clients_per_chunk=f"{how}2"), 2)
+@pytest.mark.parametrize("way", ["", "branches:"])
+def test_out_of_memory_halves_the_chunk_and_changes_nothing_else(way, memory_for_two):
+    expected = laws.simulate(*laws.federation(FEDAVG, clients_per_chunk=f"{way}2"), 2)
     memory_for_two.clear()
-    setup, fed = laws.federation(FEDAVG, clients_per_chunk=f"{how}4")
+    setup, fed = laws.federation(FEDAVG, clients_per_chunk=f"{way}4")
     assert laws.distance(laws.simulate(setup, fed, 2), expected) == 0
+
     assert fed.engine.clients_per_chunk == 2
     assert fed.engine.notes == ["out of memory with 4 clients together; 2 from here on"]
-    assert memory_for_two[:2] == [4, 4]
-    assert set(memory_for_two[2:]) == {2}
+    first, failed, *others = memory_for_two
+    assert first == failed == 4
+    assert set(others) == {2}
 
 
 def test_chunks_that_follow_are_cut_too_and_an_odd_one_is_rounded_up(memory_for_two):
@@ -303,36 +334,55 @@ def test_where_not_even_one_client_fits_the_error_comes_through():
 
 def test_states_of_two_devices_are_moved_before_they_are_stacked(monkeypatch):
     _, fed = laws.federation(FEDAVG)
-    fed.device, there = torch.device("meta"), torch.zeros(3, device="meta")
-    devices, stack = [], torch.stack
-    monkeypatch.setattr(torch, "stack", lambda parts: devices.append({p.device.type for p in parts}) or stack(parts))
-    found = fed.recall({0: {"a": torch.ones(3)}, 2: {"a": there}}, fed.cohort(0), {"a": torch.zeros(3)})
-    assert found["a"].shape == (4, 3)
+    fed.device = torch.device("meta")
+    on_host = {"a": torch.ones(3)}
+    on_device = {"a": torch.zeros(3, device="meta")}
+    stack = torch.stack
+    devices = []
+
+    def watched(parts):
+        devices.append({part.device.type for part in parts})
+        return stack(parts)
+
+    monkeypatch.setattr(torch, "stack", watched)
+    states = fed.recall({0: on_host, 2: on_device}, fed.cohort(0), {"a": torch.zeros(3)})
+    assert states["a"].shape == (4, 3)
     assert devices == [{"meta"}]
 
 
 @pytest.mark.parametrize("test", [True, False])
 def test_predictions_for_some_images_are_theirs_among_all(test):
     _, fed = laws.federation(FEDAVG)
-    model, index = fed.initial_model(), np.array([7, 2, 11])
-    everything = fed.predict(*model) if test else fed.predict(*model, np.arange(34))
-    for part, whole in zip(fed.predict(*model, index, test=test), everything, strict=True):
-        torch.testing.assert_close(part, whole[index], rtol=1e-12, atol=1e-12)
-    assert torch.equal(
-        fed.predict(*model, index, test=test)[2], (fed.test_labels if test else fed.engine.labels)[index]
-    )
+    model = fed.initial_model()
+    index = np.array([7, 2, 11])
+
+    features, logits, labels = fed.predict(*model, index, test=test)
+
+    all_features, all_logits, _ = fed.predict(*model) if test else fed.predict(*model, np.arange(34))
+    torch.testing.assert_close(features, all_features[index], rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(logits, all_logits[index], rtol=1e-12, atol=1e-12)
+    all_labels = fed.test_labels if test else fed.engine.labels
+    assert torch.equal(labels, all_labels[index])
 
 
 def test_predictions_that_are_only_reported_come_in_portions_and_are_the_same_but_for_rounding(monkeypatch):
     monkeypatch.setattr(federation, "QUICK_BATCH", 8)
     _, fed = laws.federation(FEDAVG)
-    model, network, given = fed.initial_model(), fed.network, []
+    model = fed.initial_model()
+    portions = []
+    channel_strides = set()
 
-    def watch(params, buffers, x, **how):
-        given.append((len(x), {value.stride()[1] for value in (x, *params.values()) if value.dim() == 4}))
-        return network(params, buffers, x, **how)
+    def watch(params, buffers, x, **options):
+        portions.append(len(x))
+        for value in (x, *params.values()):
+            if value.dim() == 4:
+                _, channel_stride, _, _ = value.stride()
+                channel_strides.add(channel_stride)
+        return fed.network(params, buffers, x, **options)
 
-    watch.module = network.module
-    for part, whole in zip(fed.predict(*model, network=watch, quick=True), fed.predict(*model), strict=True):
+    watch.module = fed.network.module
+    reported = fed.predict(*model, network=watch, quick=True)
+    for part, whole in zip(reported, fed.predict(*model), strict=True):
         torch.testing.assert_close(part, whole, rtol=1e-12, atol=1e-12)
-    assert sorted(given) == [(4, {1}), (8, {1}), (8, {1})]  # the channels last
+    assert sorted(portions) == [4, 8, 8]
+    assert channel_strides == {1}  # the channels last

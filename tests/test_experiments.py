@@ -10,7 +10,7 @@ from fedcli.figures import saving
 from fedcli.papers.baselines import fedavg
 from fedcli.runs import rounds
 from fedcli.runs.options import RunConfig
-from tests.test_cli import OPTIONS, TINY, done, invoke, read, refused
+from tests.test_cli import OPTIONS, TINY, invoke, output_of, read, refused
 from tests.test_trust import NETS
 
 NO_ROUNDS = (*TINY[:6], *TINY[8:])  # so that a test may give their number
@@ -34,23 +34,26 @@ def written(folder):
 
 
 def test_a_file_names_method_and_options_and_what_is_typed_goes_before():
-    done("run", "--config", "exp.toml", "--rounds", 2, "--out", "a")
+    output_of("run", "--config", "exp.toml", "--rounds", 2, "--out", "a")
     record = read("a")
     assert record["method"] == "fedprox"
+
     expected = {"num_clients": 4, "train_examples": 200, "proximal_weight": 0.5, "rounds": 2, "drop_last": False}
     assert {name: record["config"][name] for name in expected} == expected
+
     origins = {"rounds": "command line", "num_clients": "file exp.toml", "proximal_weight": "file exp.toml"}
     assert {name: record["origin"][name] for name in origins} == origins
     assert "--num-clients=4" in record["command"]  # which needs no file
+
     others = TOML.replace("proximal-weight = 0.5\n", "quiet = false\ncontinue = false\n")
     Path("exp.toml").write_text(others)
-    done("run", "fedavg", "--config=exp.toml", "--out", "b")  # so does the method
+    output_of("run", "fedavg", "--config=exp.toml", "--out", "b")  # so does the method
     assert read("b")["method"] == "fedavg"
 
 
 def test_of_seed_and_seeds_what_is_typed_goes_before_and_a_file_may_name_a_step_with_its_options():
     Path("exp.toml").write_text(f"{TOML}seed = 7\npost = 'ccvr'\nccvr-epochs = 1\n")
-    done("run", "--config", "exp.toml", "--seeds", "0,1", "--out", "a")
+    output_of("run", "--config", "exp.toml", "--seeds", "0,1", "--out", "a")
     records = [read(f"a/seed-{seed}") for seed in (0, 1)]
     assert [(record["seed"], record["post"]["name"]) for record in records] == [(0, "ccvr"), (1, "ccvr")]
     assert records[0]["config"]["ccvr_epochs"] == 1
@@ -75,11 +78,14 @@ def test_a_file_that_is_wrong_is_refused_in_a_line(text, message):
 
 def test_a_run_is_run_again_from_its_record_and_every_option_can_be_overridden():
     fedcli.run("fedfm", **OPTIONS, lr=0.03, match_weight=2, seed=5, out="a")
-    done("run", "--from", "a", "--out", "b")
-    first, again = read("a"), read("b")
-    assert (again["config"], again["summary"]) == (first["config"], first["summary"])
+    output_of("run", "--from", "a", "--out", "b")
+    first = read("a")
+    again = read("b")
+    assert again["config"] == first["config"]
+    assert again["summary"] == first["summary"]
     assert again["origin"]["match_weight"] == "run a"
-    done("run", "fedavg", "--from", "a/record.json", "--lr", 0.5, "--num-clients", 3, "--out", "c")
+
+    output_of("run", "fedavg", "--from", "a/record.json", "--lr", 0.5, "--num-clients", 3, "--out", "c")
     # What follows from an option follows.
     changed = {"lr": 0.5, "num_clients": 3, "cohort_size": 3}
     kept = {name: value for name, value in first["config"].items() if name in FIELDS}
@@ -91,10 +97,11 @@ def test_code_that_a_record_names_is_run_only_if_the_user_names_it():
     Path("nets.py").write_text(NETS)
     here = Path.cwd()
     named = ("./mine.py", "--backbone", "./nets.py:tiny")
-    done("run", *named, *TINY, "--protocol", "fedfm:digits", "--out", "a")
+    output_of("run", *named, *TINY, "--protocol", "fedfm:digits", "--out", "a")
     assert refused("run", "--from", "a").endswith(f"run only if you name it; add {here}/mine.py.")
     assert refused("run", "./mine.py", "--from", "a").endswith(f"add --backbone {here}/nets.py:tiny.")
-    done("run", *named, "--from", "a", "--out", "b")
+
+    output_of("run", *named, "--from", "a", "--out", "b")
     assert read("b")["summary"] == read("a")["summary"]
 
 
@@ -103,7 +110,8 @@ GRID = ("run", "fedavg", *NO_ROUNDS, "--lr", "0.01,0.1,0.01", "--seeds", "0,1", 
 
 def interrupt_after(number, monkeypatch):
     """Interrupts a command at the beginning of a round, when so many have ended."""
-    one_round, calls = rounds.one_round, []
+    one_round = rounds.one_round
+    calls = []
 
     def interrupted(*arguments):
         calls.append(1)
@@ -119,21 +127,26 @@ def test_values_with_commas_are_a_grid_in_one_folder_with_a_table_and_curves(mon
         interrupt_after(3, patch)  # in the second round of the second run
         result = invoke(*GRID)
     assert result.exit_code == 130
+
     end = "interrupted at 1/4 runs; resume by the same command with --out g --continue."
     assert result.stderr.splitlines()[-1] == end
-    text = done(*GRID, "--continue", "--log-file", "log.txt")
+
+    text = output_of(*GRID, "--continue", "--log-file", "log.txt")
     records = [read(f"g/lr={lr}/seed-{seed}") for lr in (0.01, 0.1) for seed in (0, 1)]
     assert [record["resumed"] for record in records] == [[], [1], [], []]
+
     values = [(record["config"]["lr"], record["seed"]) for record in records]
     assert values == [(0.01, 0), (0.01, 1), (0.1, 0), (0.1, 1)]
     assert Path("g/table.md").read_text() in text
     assert all(f"| lr {lr} | 0, 1 |" in text for lr in (0.01, 0.1))
     assert Path("g/curves.png").stat().st_size > 1000
+
     log = Path("log.txt").read_text().splitlines()
     assert log[0] == "lr 0.01, seed 1: goes on after 1 rounds"
     assert [line[:5] for line in log if line.startswith("[")] == ["[1/3]", "[2/3]", "[3/3]"]
-    assert done(*GRID, "--continue", "--quiet") == ""  # there is nothing to run
+    assert output_of(*GRID, "--continue", "--quiet") == ""  # there is nothing to run
     assert "the output folder 'g/lr=0.01/seed-0' exists" in refused(*GRID)
+
     other = refused(*GRID, "--batch-size", 7, "--continue")
     assert "'g/lr=0.01/seed-0' holds a run with another --batch-size (got 7, was" in other
 
@@ -152,12 +165,16 @@ def test_the_lines_go_to_a_file_and_nowhere_else_if_quiet(monkeypatch):
         interrupt_after(1, patch)
         result = invoke("run", "fedavg", *NO_ROUNDS, "--rounds", 2, "--out", "a", "--quiet", "--log-file", "logs/a.txt")
     said = "interrupted after 1/2 rounds; to resume: fedcli resume a\n"
-    assert (result.stdout, result.stderr, result.exit_code) == ("", said, 130)
-    assert done("resume", "a", "--quiet", "--log-file", "logs/a.txt") == ""
+    assert result.stdout == ""
+    assert result.stderr == said
+    assert result.exit_code == 130
+    assert output_of("resume", "a", "--quiet", "--log-file", "logs/a.txt") == ""
+
     lines = Path("logs/a.txt").read_text().splitlines()
     assert lines[0] == "method      fedavg, protocol fedfm:digits"
     assert [line[:9] for line in lines if line.startswith("round")] == ["round 1/2", "round 2/2"]
     assert said.strip() in lines
+
     error = refused("resume", "a", "--log-file", "logs/a.txt")
     assert Path("logs/a.txt").read_text().splitlines()[-1] == f"error: {error}"
     assert "logs' cannot be used" in refused("run", "fedavg", *TINY, "--log-file", "logs")
@@ -166,8 +183,8 @@ def test_the_lines_go_to_a_file_and_nowhere_else_if_quiet(monkeypatch):
 def test_the_header_says_where_the_rounds_end_before_the_methods_own_term_starts():
     arguments = ("run", "fedfm", *TINY, "--start-round")
     late = "starts after 1 rounds: this run is fedavg; lower --start-round, or give more --rounds\n"
-    assert f"inactive    the method's own term, which {late}" in done(*arguments, 1)
-    assert "inactive" not in done(*arguments, 0)
+    assert f"inactive    the method's own term, which {late}" in output_of(*arguments, 1)
+    assert "inactive" not in output_of(*arguments, 0)
 
 
 def test_clients_that_train_no_step_are_named():
