@@ -27,11 +27,15 @@ def test_every_epoch_covers_each_client_once():
     drawn = plan()
     assert drawn.steps.tolist() == [6, 2, 0]
     assert drawn.num_batches.tolist() == [[3, 1, 0]] * 6
+
     for k, part in enumerate(PARTS):
+        count = drawn.num_batches[0, k]
         for epoch in range(2):
-            count = drawn.num_batches[0, k]
-            seen = [i for t in range(epoch * count, (epoch + 1) * count) for i in drawn.index[t, k, : drawn.size[t, k]]]
-            assert sorted(seen) == part.tolist()
+            examples = []
+            for step in range(epoch * count, (epoch + 1) * count):
+                size = drawn.size[step, k]
+                examples += drawn.index[step, k, :size].tolist()
+            assert sorted(examples) == part.tolist()
     assert np.flatnonzero(drawn.epoch_end[:, 0]).tolist() == [2, 5]
     assert np.flatnonzero(drawn.epoch_end[:, 1]).tolist() == [0, 1]
     assert not drawn.epoch_end[:, 2].any()
@@ -48,9 +52,11 @@ def test_draws_depend_on_seed_round_client_and_epoch_and_on_nothing_else():
     alone = plan_batches([PARTS[1]], [7], 0, 0, range(2), 4, False, 4)
     assert (alone.index[:2, 0] == base.index[:2, 1]).all()
     assert (alone.draws[:2, 0] == base.draws[:2, 1]).all()
+
     second = plan(epochs=range(1, 2))
     assert (second.index[:, 0] == base.index[3:, 0]).all()
     assert (second.draws[:, 0] == base.draws[3:, 0]).all()
+
     for other in (plan(seed=1), plan(round=1), plan(clients=(5, 7, 9))):
         assert (other.index[:, 0] != base.index[:, 0]).any()
     assert (base.index[:3, 0] != base.index[3:, 0]).any()
@@ -59,39 +65,46 @@ def test_draws_depend_on_seed_round_client_and_epoch_and_on_nothing_else():
 
 def test_cohorts_are_sorted_distinct_and_new_every_round():
     run = {"num_clients": 20, "cohort_size": 5, "parts": laws.toy_parts([1] * 20)}
-    federations = [laws.federation("fedavg", seed=seed, **run)[1] for seed in (0, 1)]
-    cohorts = [tuple(federations[0].cohort(number).client_ids) for number in range(50)]
-    assert all(list(cohort) == sorted(set(cohort)) and len(cohort) == 5 for cohort in cohorts)
+    _, fed = laws.federation("fedavg", seed=0, **run)
+    _, fed_of_another_seed = laws.federation("fedavg", seed=1, **run)
+
+    cohorts = [tuple(fed.cohort(number).client_ids) for number in range(50)]
+    for cohort in cohorts:
+        assert len(cohort) == 5
+        assert list(cohort) == sorted(set(cohort))
     assert len(set(cohorts)) > 40
-    assert {client for cohort in cohorts for client in cohort} == set(range(20))
-    assert tuple(federations[1].cohort(0).client_ids) != cohorts[0]
+    assert set().union(*cohorts) == set(range(20))
+    assert tuple(fed_of_another_seed.cohort(0).client_ids) != cohorts[0]
 
 
 def slow_augment(image, draw, rotate):
     """One grey image, pixel by pixel: turn(mirror(crop(pad(image))))."""
     size = len(image)
-    right, down = (math.floor(float(draw[i]) * 9) - 4 for i in (0, 1))
+    right_draw, down_draw, mirror_draw, angle_draw = draw.astype(float)
+    right = math.floor(right_draw * 9) - 4
+    down = math.floor(down_draw * 9) - 4
     padded = np.pad(image, (4, 5))
     cropped = padded[4 + down : 4 + down + size, 4 + right : 4 + right + size]
-    mirrored = cropped[:, ::-1] if draw[2] < 0.5 else cropped
+    mirrored = cropped[:, ::-1] if mirror_draw < 0.5 else cropped
     if not rotate:
         return mirrored
-    angle = math.radians((2 * float(draw[3]) - 1) * 15)
+
+    angle = math.radians((2 * angle_draw - 1) * 15)
     out = np.zeros_like(image)
     middle = (size - 1) / 2
-    for i in range(size):
-        for j in range(size):
-            row = math.cos(angle) * (i - middle) - math.sin(angle) * (j - middle) + middle
-            column = math.sin(angle) * (i - middle) + math.cos(angle) * (j - middle) + middle
-            if 0 <= round(row) < size and 0 <= round(column) < size:
-                out[i, j] = mirrored[round(row), round(column)]
+    for i, j in np.ndindex(size, size):
+        row = math.cos(angle) * (i - middle) - math.sin(angle) * (j - middle) + middle
+        column = math.sin(angle) * (i - middle) + math.cos(angle) * (j - middle) + middle
+        if 0 <= round(row) < size and 0 <= round(column) < size:
+            out[i, j] = mirrored[round(row), round(column)]
     return out
 
 
 @pytest.mark.parametrize("rotate", [False, True])
 def test_augmentation_against_a_slow_loop(rotate):
     draw = np.random.default_rng(0)
-    images, draws = draw.random((30, 1, 9, 9)), draw.random((30, 4)).astype(np.float32)
+    images = draw.random((30, 1, 9, 9))
+    draws = draw.random((30, 4)).astype(np.float32)
     draws[0] = 1  # as float32 rounds what is next to it
     ours = crop_flip(torch.tensor(images), torch.tensor(draws), rotate)
     for n in range(30):
@@ -99,12 +112,15 @@ def test_augmentation_against_a_slow_loop(rotate):
 
 
 def test_transform_normalises_each_channel():
+    means = (0.1, 0.2, 0.3)
+    stds = (0.5, 1.0, 2.0)
     images = torch.randint(0, 256, (2, 3, 3, 5, 5), dtype=torch.uint8)
-    transform = Transform((0.1, 0.2, 0.3), (0.5, 1.0, 2.0), "none", torch.float64)
-    out = transform(images)
-    assert out.dtype == torch.float64
-    for c, (mean, std) in enumerate(zip((0.1, 0.2, 0.3), (0.5, 1.0, 2.0), strict=True)):
-        torch.testing.assert_close(out[:, :, c], (images[:, :, c] / 255.0 - mean) / std, check_dtype=False)
+    transform = Transform(means, stds, "none", torch.float64)
+    normalised = transform(images)
+    assert normalised.dtype == torch.float64
+    for channel in range(3):
+        expected = (images[:, :, channel] / 255.0 - means[channel]) / stds[channel]
+        torch.testing.assert_close(normalised[:, :, channel], expected, check_dtype=False)
 
 
 # Resizing and augmentation, against torchvision and slow loops
@@ -127,7 +143,8 @@ def test_resizing_is_pillows_to_a_rounding(before, after, monkeypatch):
     monkeypatch.setattr(catalog, "_RESIZED_AT_ONCE", 4)
     pixels = (random_images(6, size=before) * 255).round().to(torch.uint8)
     ours = catalog.resize(pixels, after)
-    assert (ours.dtype, ours.shape) == (torch.uint8, (6, 3, after, after))
+    assert ours.dtype == torch.uint8
+    assert ours.shape == (6, 3, after, after)
     for image, resized in zip(pixels.movedim(1, 3).numpy(), ours.movedim(1, 3).numpy(), strict=True):
         theirs = Image.fromarray(image).resize((after, after), Image.Resampling.BILINEAR)
         assert abs(resized.astype(int) - np.asarray(theirs)).max() <= 1
@@ -138,21 +155,25 @@ def slow_box(draw, height, width):
     for number in range(TRIES):
         area = height * width * (0.2 + 0.8 * float(draw[2 * number]))
         ratio = math.exp(math.log(3 / 4) + (math.log(4 / 3) - math.log(3 / 4)) * float(draw[2 * number + 1]))
-        columns, rows = round(math.sqrt(area * ratio)), round(math.sqrt(area / ratio))
+        columns = round(math.sqrt(area * ratio))
+        rows = round(math.sqrt(area / ratio))
         if 0 < columns <= width and 0 < rows <= height:
             break
     else:
         rows, columns = height, width
-    top, left = (math.floor(float(draw[-3]) * (height - rows + 1)), math.floor(float(draw[-2]) * (width - columns + 1)))
+    top = math.floor(float(draw[-3]) * (height - rows + 1))
+    left = math.floor(float(draw[-2]) * (width - columns + 1))
     return top, left, rows, columns
 
 
 @pytest.mark.parametrize("channels", [1, 3])
 def test_resized_crop_is_torchvisions(channels):
-    x, draws = random_images(40, channels), random_draws("resized-crop", 40)
+    x = random_images(40, channels)
+    draws = random_draws("resized-crop", 40)
     draws[0, :20] = torch.tensor([0.99, 0.0] * 10)  # no try fits: the whole image
     draws[1, :20] = torch.tensor([0.99, 1.0 - 1e-6] * 9 + [0.0, 0.5])  # the last one does
     assert [slow_box(draw, 16, 16)[2:] for draw in draws[:2]] == [(16, 16), (7, 7)]
+
     ours = resized_crop(x, draws)
     for n in range(40):
         top, left, rows, columns = slow_box(draws[n], 16, 16)
@@ -163,22 +184,25 @@ def test_resized_crop_is_torchvisions(channels):
 
 def slow_jitter(image, draw):
     """torchvision's ColorJitter and RandomGrayscale with the parameters that the draws stand for."""
-    strengths = [1 + 0.4 * (2 * float(u) - 1) for u in draw[5:8]]
+    jitter_draw, *order_draws, brightness, contrast, saturation, hue, grey_draw = draw.tolist()
     changes = [
-        lambda x: F.adjust_brightness(x, strengths[0]),
-        lambda x: F.adjust_contrast(x, strengths[1]),
-        lambda x: F.adjust_saturation(x, strengths[2]),
-        lambda x: F.adjust_hue(x, 0.1 * (2 * float(draw[8]) - 1)),
+        lambda x: F.adjust_brightness(x, 1 + 0.4 * (2 * brightness - 1)),
+        lambda x: F.adjust_contrast(x, 1 + 0.4 * (2 * contrast - 1)),
+        lambda x: F.adjust_saturation(x, 1 + 0.4 * (2 * saturation - 1)),
+        lambda x: F.adjust_hue(x, 0.1 * (2 * hue - 1)),
     ]
-    if draw[0] < 0.8:
-        for number in sorted(range(4), key=lambda i: float(draw[1 + i])):
+    if jitter_draw < 0.8:
+        for number in np.argsort(order_draws):
             image = changes[number](image)
-    return F.rgb_to_grayscale(image, 3) if draw[9] < 0.2 else image
+    return F.rgb_to_grayscale(image, 3) if grey_draw < 0.2 else image
 
 
 def test_colour_jitter_is_torchvisions():
-    x, draws = random_images(60), random_draws("resized-crop-colour", 60)[:, COLOUR]
-    x[0], x[1, :, :8], x[2, 0] = 0.5, 0.0, 1.0  # grey, black and saturated pixels
+    x = random_images(60)
+    draws = random_draws("resized-crop-colour", 60)[:, COLOUR]
+    x[0] = 0.5  # grey pixels
+    x[1, :, :8] = 0.0  # black ones
+    x[2, 0] = 1.0  # saturated ones
     ours = colour_jitter(x, draws)
     for n in range(60):
         # Its change of hue is in float32.
@@ -187,14 +211,16 @@ def test_colour_jitter_is_torchvisions():
 
 
 def test_grey_images_stay_grey_and_keep_their_channel():
-    x, draws = random_images(30, channels=1), random_draws("resized-crop-colour", 30)[:, COLOUR]
+    x = random_images(30, channels=1)
+    draws = random_draws("resized-crop-colour", 30)[:, COLOUR]
     three = colour_jitter(x.expand(-1, 3, -1, -1), draws)
     torch.testing.assert_close(three, colour_jitter(x, draws).expand(-1, 3, -1, -1), rtol=0, atol=1e-12)
 
 
 @pytest.mark.parametrize("augmentation", NUM_DRAWS)
 def test_augmentation_by_name_through_the_transform(augmentation):
-    pixels, draws = (random_images(6) * 255).to(torch.uint8), random_draws(augmentation, 6)
+    pixels = (random_images(6) * 255).to(torch.uint8)
+    draws = random_draws(augmentation, 6)
     x = pixels.double() / 255
     expected = {
         "none": lambda: x,
@@ -204,10 +230,12 @@ def test_augmentation_by_name_through_the_transform(augmentation):
         "resized-crop-colour": lambda: colour_jitter(resized_crop(x, draws[:, :23]), draws[:, 23:]),
     }[augmentation]()
     assert torch.equal(augment(x, draws, augmentation), expected)
+
     transform = Transform((0.0,) * 3, (1.0,) * 3, augmentation, torch.float64)
     stacked = transform(pixels.reshape(2, 3, 3, 16, 16), draws.reshape(2, 3, -1))
     torch.testing.assert_close(stacked.flatten(0, 1), expected)
     assert torch.equal(transform(pixels), x)
+
     single = Transform((0.0,) * 3, (1.0,) * 3, augmentation, torch.float32)(pixels, draws)
     torch.testing.assert_close(single, expected.float(), rtol=0, atol=1e-5)
 
@@ -221,6 +249,7 @@ def test_public_and_private_batches_get_the_draws_of_their_augmentation():
     data = laws.toy_dataset()
     fed = make_federation(setup, data, laws.toy_parts(), data)
     assert fed.plan(fed.cohort(0)).draws.shape[-1] == NUM_DRAWS["resized-crop-colour"]
+
     order = generator(run.seed, 2, "public order", 0).permutation(60)
     uniform = generator(run.seed, 2, "public augment", 0).random((60, NUM_DRAWS["resized-crop"])).astype(np.float32)
     expected = resized_crop(data.x_train[order].double() / 255, torch.tensor(uniform))

@@ -19,9 +19,14 @@ ALONE = {"correlation_weight": 0.0, "similarity_weight": 0.0}  # no exchange
 
 
 def test_cross_correlation_of_the_clients_classes_with_the_means():
-    own, mean = 1000 * randn(6, 3), 2 + 5 * randn(6, 3, seed=1)
-    first, second = ((value - value.mean(0)) / (value.var(0).sqrt() + 1e-5) for value in (own, mean))
-    torch.testing.assert_close(fccl_plus.cross_correlation(own, mean), first.T @ second / 6, rtol=1e-12, atol=1e-12)
+    own = 1000 * randn(6, 3)
+    mean = 2 + 5 * randn(6, 3, seed=1)
+
+    def standardised(logits):
+        return (logits - logits.mean(0)) / (logits.var(0).sqrt() + 1e-5)
+
+    expected = standardised(own).T @ standardised(mean) / 6
+    torch.testing.assert_close(fccl_plus.cross_correlation(own, mean), expected, rtol=1e-12, atol=1e-12)
     torch.testing.assert_close(fccl_plus.cross_correlation(own, own).diagonal(), torch.full((3,), 5 / 6).double())
 
 
@@ -34,6 +39,7 @@ def test_a_column_without_spread_correlates_with_nothing(size):
     correlation = fccl_plus.cross_correlation(flat, mean)
     assert (correlation[1] == 0).all()
     assert (correlation[:, 2] == 0).all()
+
     fccl_plus.fccm_loss(correlation, 0.0051).backward()
     assert torch.isfinite(own.grad).all()
     assert (own.grad[:, 1] == 0).all()
@@ -63,11 +69,14 @@ def test_a_zero_feature_is_like_none_and_one_or_two_images_have_nothing_to_align
     loss = fccl_plus.fisl_loss(ours, fccl_plus.similarity(randn(size, 3, seed=1), 0.02))
     loss.backward()
     assert torch.isfinite(features.grad).all()
-    assert (loss.item() == features.grad.abs().max() == 0) == (size < 3)
+    has_nothing_to_align = size < 3
+    assert (loss.item() == 0) == has_nothing_to_align
+    assert (features.grad.abs().max() == 0) == has_nothing_to_align
 
 
 def test_fisl_is_the_divergence_of_the_softmax_of_a_row():
-    own, mean = randn(4, 3), randn(4, 3, seed=1)
+    own = randn(4, 3)
+    mean = randn(4, 3, seed=1)
     expected = F.kl_div(own.log_softmax(1), mean.softmax(1), reduction="batchmean")
     torch.testing.assert_close(fccl_plus.fisl_loss(own, mean), expected, rtol=1e-12, atol=0)
 
@@ -75,18 +84,23 @@ def test_fisl_is_the_divergence_of_the_softmax_of_a_row():
 @pytest.mark.parametrize("renormalize", [False, True])
 @pytest.mark.parametrize(("factor", "weight"), [("square", 9.0), ("one", 1.0)])  # "one" is Eq. 13 as printed
 def test_fntd_is_the_divergence_of_the_other_classes(renormalize, factor, weight):
-    student, teacher, labels = 2 * randn(5, 4), 2 * randn(5, 4, seed=1), torch.tensor([0, 3, 1, 1, 2])
+    student = 2 * randn(5, 4)
+    teacher = 2 * randn(5, 4, seed=1)
+    labels = torch.tensor([0, 3, 1, 1, 2])
     others = ~F.one_hot(labels, 4).bool()
-    q, p = ((logits / 3).softmax(1)[others].reshape(5, 3) for logits in (student, teacher))
+    q = (student / 3).softmax(1)[others].reshape(5, 3)
+    p = (teacher / 3).softmax(1)[others].reshape(5, 3)
     if renormalize:
-        q, p = q / q.sum(1, keepdim=True), p / p.sum(1, keepdim=True)
+        q = q / q.sum(1, keepdim=True)
+        p = p / p.sum(1, keepdim=True)
     expected = weight * (p * (p / q).log()).sum(1).mean()
     ours = fccl_plus.fntd_loss(student, teacher, labels, 3.0, renormalize, factor=factor)
     torch.testing.assert_close(ours, expected, rtol=1e-12, atol=0)
 
 
 def test_plain_distillation_is_the_divergence_with_the_factor():
-    student, teacher = randn(5, 4), randn(5, 4, seed=1)
+    student = randn(5, 4)
+    teacher = randn(5, 4, seed=1)
     expected = 9 * F.kl_div((student / 3).log_softmax(1), (teacher / 3).softmax(1), reduction="batchmean")
     torch.testing.assert_close(fccl_plus.kd_loss(student, teacher, 3.0), expected)
 
@@ -107,12 +121,14 @@ def test_collaboration_is_the_plain_loop_with_all_targets_before_any_update(life
     fed.public_images = fed.public_images[:8]  # batches of 5 and 3
 
     def objective(k, features, logits, everyone):
-        z_bar = torch.stack([said for _, said in everyone]).mean(0)
-        s_bar = torch.stack([fccl_plus.similarity(own, 0.02) for own, _ in everyone]).mean(0)
+        z_bar = torch.stack([logits for _, logits in everyone]).mean(0)
+        s_bar = torch.stack([fccl_plus.similarity(features, 0.02) for features, _ in everyone]).mean(0)
         fccm = fccl_plus.fccm_loss(fccl_plus.cross_correlation(logits, z_bar), 0.0051)
-        return (fccm + 3 * fccl_plus.fisl_loss(fccl_plus.similarity(features, 0.02), s_bar),)
+        fisl = fccl_plus.fisl_loss(fccl_plus.similarity(features, 0.02), s_bar)
+        return (fccm + 3 * fisl,)
 
-    optimizer, fresh = partial(torch.optim.Adam, lr=0.003), lifetime == "batch"
+    optimizer = partial(torch.optim.Adam, lr=0.003)
+    fresh = lifetime == "batch"
     terms, _ = laws.assert_public_phase_agrees(
         setup, fed, cohort, clients, fccl_plus.collaborate, objective, optimizer, fresh=fresh
     )
@@ -132,8 +148,9 @@ def test_the_teacher_is_the_previous_model_or_the_one_after_the_collaborative_ph
     for client, part in enumerate(fed.training):
         x, y = fed.engine.gather(part)
         own = select((model.params, model.buffers), client)
-        teacher = own if "teacher" in overrides else clients[client][:2]
-        student_logits, teacher_logits = fed.network(*own, x).logits, fed.network(*teacher, x, train=in_training).logits
+        teacher = own if "teacher" in overrides else (clients[client].params, clients[client].buffers)
+        student_logits = fed.network(*own, x).logits
+        teacher_logits = fed.network(*teacher, x, train=in_training).logits
         expected = fccl_plus.fntd_loss(student_logits, teacher_logits, y, 3.0).item()
         assert terms["fntd"][client].item() == pytest.approx(expected, rel=1e-9)
 
@@ -142,16 +159,17 @@ def test_plain_distillation_comes_in_the_first_epochs():
     setup, fed, cohort, clients = with_different_models("fccl-plus", {**ALONE, "plain_share": 0.5})
     params, terms = after_both_phases(fed, setup, cohort, clients)
     (model,) = stacked_by_network(fed, cohort, clients)
-    teacher, trained = fccl_plus.Teacher(model.params, model.buffers), []
-    for epoch, term in enumerate(("kd", "fntd")):
-        loss = fccl_plus.make_local_loss(fed.network, setup.options, term)
-        model, own = fed.train(model, cohort, loss, teacher, 0, range(epoch, epoch + 1))
-        trained.append(own)
+    teacher = fccl_plus.Teacher(model.params, model.buffers)
+
+    kd_loss = fccl_plus.make_local_loss(fed.network, setup.options, "kd")
+    model, first_terms = fed.train(model, cohort, kd_loss, teacher, 0, range(0, 1))
+    fntd_loss = fccl_plus.make_local_loss(fed.network, setup.options, "fntd")
+    model, second_terms = fed.train(model, cohort, fntd_loss, teacher, 0, range(1, 2))
     laws.assert_agree(params, model.params, "parameters")
-    halves = {"kd": trained[0]["kd"], "fntd": trained[1]["fntd"]}
-    expected = {**halves, "cross_entropy": trained[0]["cross_entropy"] + trained[1]["cross_entropy"]}
-    for name, value in expected.items():
-        torch.testing.assert_close(terms[name], value / 2)
+    torch.testing.assert_close(terms["kd"], first_terms["kd"] / 2)
+    torch.testing.assert_close(terms["fntd"], second_terms["fntd"] / 2)
+    cross_entropy = (first_terms["cross_entropy"] + second_terms["cross_entropy"]) / 2
+    torch.testing.assert_close(terms["cross_entropy"], cross_entropy)
 
 
 def test_with_ewc_a_client_holds_on_to_the_collaborative_phase():
@@ -170,7 +188,8 @@ def test_rounds_begin_at_the_pretrained_model_which_in_the_code_has_a_cosine_rat
     options = {**ALONE, "distillation_weight": 0.0, "pretrain_epochs": 3, "pretraining": form}
     state = laws.simulate(*laws.federation("fccl", options), 1)
     setup, plain = laws.federation("fccl", options, reference=True)
-    cohort, task = plain.cohort(0), fedavg.make_local_loss(plain.network)
+    cohort = plain.cohort(0)
+    task = fedavg.make_local_loss(plain.network)
     model = Client(*plain.recall({}, cohort, plain.initial_model()), optimizer={})
     for epoch, share in enumerate((1.0, 0.75, 0.25)):  # (1 + cos(pi e / 3)) / 2
         of_code = {"lr": share * setup.run.lr, "weight_decay": 0.0} if form == "code" else {}
@@ -184,35 +203,49 @@ def test_rounds_begin_at_the_pretrained_model_which_in_the_code_has_a_cosine_rat
 
 def test_the_pretrained_model_stays_and_newcomers_get_theirs():
     setup, fed = laws.federation("fccl", cohort_size=2)
-    state, later = (laws.simulate(setup, fed, rounds, [[0, 1], [1, 3]]) for rounds in (1, 2))
+    cohorts = [[0, 1], [1, 3]]
+    state = laws.simulate(setup, fed, 1, cohorts)
+    later = laws.simulate(setup, fed, 2, cohorts)
+    initial_params, _ = fed.initial_model()
     assert laws.distance(later.clients[1].pretrained, state.clients[1].pretrained) == 0
     assert laws.distance(later.clients[1].params, state.clients[1].params) > 0
-    assert laws.distance(later.clients[3].pretrained.params, fed.initial_model()[0]) > 0
+    assert laws.distance(later.clients[3].pretrained.params, initial_params) > 0
     assert sorted(later.clients) == [0, 1, 3]
 
 
 def test_conference_objective_has_both_teachers():
     setup, fed, _, clients = with_different_models("fccl", {"distillation_weight": 0.5})
     loss = fccl_plus.make_conference_loss(fed.network, setup.options)
-    teachers = fccl_plus.Teachers(*(fccl_plus.Teacher(*clients[client][:2]) for client in (1, 2)))
+    student, previous, pretrained = clients[0], clients[1], clients[2]
+    teachers = fccl_plus.Teachers(
+        fccl_plus.Teacher(previous.params, previous.buffers), fccl_plus.Teacher(pretrained.params, pretrained.buffers)
+    )
     batch = minibatch(fed, 5)
-    value, _ = loss(clients[0].params, {}, batch, teachers)
-    own, previous, pretrained = (fed.network(clients[client].params, {}, batch.x).logits for client in range(3))
-    distilled = sum(fccl_plus.kd_loss(own, teacher, 1.0) for teacher in (previous, pretrained))
-    torch.testing.assert_close(value, F.cross_entropy(own, batch.y) + 0.5 * distilled)
+    value, _ = loss(student.params, {}, batch, teachers)
+
+    logits = fed.network(student.params, {}, batch.x).logits
+    previous_logits = fed.network(previous.params, {}, batch.x).logits
+    pretrained_logits = fed.network(pretrained.params, {}, batch.x).logits
+    distilled = fccl_plus.kd_loss(logits, previous_logits, 1.0) + fccl_plus.kd_loss(logits, pretrained_logits, 1.0)
+    torch.testing.assert_close(value, F.cross_entropy(logits, batch.y) + 0.5 * distilled)
 
 
 def test_the_teacher_of_the_code_drops_other_units_than_the_student():
     _, fed = laws.federation("fccl-plus", backbone="mobilenet-v2-dropout-512", data=laws.toy_dataset(size=32))
-    (params, buffers), batch, drawn = fed.initial_model(), minibatch(fed, 5), []
-    for key in (7, 9):  # of two batches
+    params, buffers = fed.initial_model()
+    batch = minibatch(fed, 5)
+
+    def buffers_with_key(key):
+        """The buffers with the key of a batch's draws."""
         keys = {name: torch.tensor(key) for name in buffers if name.endswith(".key")}
-        drawn.append({**buffers, **keys})
-    student = fed.network(params, drawn[0], batch.x).logits.detach()
+        return {**buffers, **keys}
+
+    student = fed.network(params, buffers_with_key(7), batch.x).logits.detach()
     teacher = fccl_plus.Teacher(params, buffers)
-    first, second = (fccl_plus.predict_in_training(fed.network, teacher, own, batch) for own in drawn)
-    assert laws.distance(first, student) > 1e-3
-    assert laws.distance(first, second) > 1e-3
+    in_batch = fccl_plus.predict_in_training(fed.network, teacher, buffers_with_key(7), batch)
+    in_next_batch = fccl_plus.predict_in_training(fed.network, teacher, buffers_with_key(9), batch)
+    assert laws.distance(in_batch, student) > 1e-3
+    assert laws.distance(in_batch, in_next_batch) > 1e-3
 
 
 # EWC
@@ -240,20 +273,23 @@ def test_labels_are_drawn_in_proportion():
 
 @pytest.mark.parametrize("label", [0, 1])
 def test_fisher_squares_the_gradient_of_each_image(label):
-    params, x = {"W": randn(2, 4), "b": randn(2)}, randn(3, 1, 2, 2, seed=1)
+    params = {"W": randn(2, 4), "b": randn(2)}
+    x = randn(3, 1, 2, 2, seed=1)
     ours = fisher_diagonal(linear, params, {}, x, torch.full((3,), float(label)).double())
     errors = linear(params, {}, x).logits.softmax(1) - torch.eye(2)[label]  # of the logits, for that label
-    expected = {"W": (errors[:, :, None] * x.flatten(1)[:, None]).square().mean(0), "b": errors.square().mean(0)}
-    torch.testing.assert_close(ours, expected)
+    gradients = errors[:, :, None] * x.flatten(1)[:, None]
+    torch.testing.assert_close(ours, {"W": gradients.square().mean(0), "b": errors.square().mean(0)})
 
 
 def test_fisher_is_of_the_model_in_evaluation_mode():
     _, fed = laws.federation("fedmd", backbone=laws.NORMED)
     params, buffers = fed.initial_model()
     shifted = {name: value + 0.5 for name, value in buffers.items()}
-    x, uniform = minibatch(fed, 1).x, torch.tensor([0.3]).double()
-    ours, other = (fisher_diagonal(fed.network, params, own, x, uniform) for own in (buffers, shifted))
-    assert laws.distance(ours, other) > 0.01  # running statistics matter, and training would not look at them
+    x = minibatch(fed, 1).x
+    uniform = torch.tensor([0.3]).double()
+    fisher = fisher_diagonal(fed.network, params, buffers, x, uniform)
+    shifted_fisher = fisher_diagonal(fed.network, params, shifted, x, uniform)
+    assert laws.distance(fisher, shifted_fisher) > 0.01  # running statistics matter, at which training does not look
 
 
 def test_each_client_has_draws_of_its_own():
@@ -266,7 +302,8 @@ def test_each_client_has_draws_of_its_own():
 def test_ewcs_objective_is_the_cross_entropy_and_the_weighted_penalty():
     _, fed = laws.federation("fedmd")
     params, buffers = fed.initial_model()
-    anchor, batch = Anchor({name: value + 1 for name, value in params.items()}, params), minibatch(fed, 5)
+    anchor = Anchor({name: value + 1 for name, value in params.items()}, params)
+    batch = minibatch(fed, 5)
     value, aux = ewc.make_local_loss(fed.network, 0.7)(params, buffers, batch, anchor)
     plain, _ = fedavg.make_local_loss(fed.network)(params, buffers, batch, None)
     torch.testing.assert_close(value, plain + 0.7 * penalty(params, anchor))

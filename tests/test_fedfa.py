@@ -19,7 +19,8 @@ LABELS = torch.tensor([0, 1, 2, 4, 4, 0, 4, 2, 4])  # class 3 is absent
 
 
 def test_anchor_loss_of_the_paper_is_half_the_mean_of_squares():
-    features, anchors = randn(9, D), randn(C, D, seed=1)
+    features = randn(9, D)
+    anchors = randn(C, D, seed=1)
     expected = (features - anchors[LABELS]).square().sum(1).mean() / 2
     torch.testing.assert_close(fedfa.anchor_loss(features, LABELS, anchors, "paper"), expected)
 
@@ -57,7 +58,9 @@ def plain_client(fed, config, state, cohort, k):
     sgd = torch.optim.SGD(module.parameters(), lr=run.lr, momentum=run.momentum, weight_decay=run.weight_decay)
     second = {"adam": torch.optim.Adam, "sgd": torch.optim.SGD}[config.calibration_optimizer]
     calibration = second(module.head.parameters(), lr=config.calibration_lr)
-    anchors, gathered, met = received.clone(), torch.zeros_like(received), set()
+    anchors = received.clone()
+    gathered = torch.zeros_like(received)
+    met = set()
     plan = fed.plan(cohort)
     for t, (x, y) in enumerate(minibatches(fed, 0, k)):
         features, logits = module(x)
@@ -121,15 +124,19 @@ def test_a_first_round_of_fedavg_gives_the_anchors():
     run = {"data": data, "parts": parts, "batch_size": 8}  # one batch an epoch
     setup, fed = laws.federation("fedfa", {"anchor_init": "fedavg-round"}, **run)
     base, base_fed = laws.federation("fedavg", **run)
-    cohorts, cohort = ([0, 1], [2, 3]), fed.cohort_of(0, [0, 1])
+    cohorts = ([0, 1], [2, 3])
+    cohort = fed.cohort_of(0, [0, 1])
     start = setup.method.init(fed, setup.options)
     first = laws.simulate(setup, fed, 1, cohorts)
     laws.assert_agree(first.params, laws.simulate(base, base_fed, 1, cohorts).params, "round 0")
-    received, task = fed.broadcast(start.params, start.buffers, cohort), base.method.module.make_local_loss(fed.network)
+
+    received = fed.broadcast(start.params, start.buffers, cohort)
+    task = base.method.module.make_local_loss(fed.network)
     one_epoch, _ = fed.train(received, cohort, task, epochs=range(1))
     one, other = (fed.predict(select(one_epoch.params, k), {}, parts[k])[0] for k in (0, 1))
     expected = torch.stack([0.6 * one[:2].mean(0) + 0.4 * other.mean(0), one[2], start.anchors[2]])
     laws.assert_agree(first.anchors, expected, "class means before the second of two steps")
+
     later = laws.simulate(setup, fed, 2, cohorts)
     assert laws.distance(later.params, laws.simulate(base, base_fed, 2, cohorts).params) > 1e-6
     laws.assert_agree(later.anchors[:2], first.anchors[:2], "classes that the second cohort lacks")

@@ -43,14 +43,17 @@ def test_three_rounds_of_fml_are_those_of_a_plain_loop(form):
     def losses(own, shared, y):
         (_, output), (_, output_g) = own, shared
         if form == "code":  # 3 classes: its divergence is a mean over them too
-            to_shared, to_own = divergence(output, output_g) / 3, divergence(output_g, output) / 3
+            to_shared = divergence(output, output_g) / 3
+            to_own = divergence(output_g, output) / 3
         else:
-            to_shared, to_own = divergence(output, output_g.detach()), divergence(output_g, output.detach())
+            to_shared = divergence(output, output_g.detach())
+            to_own = divergence(output_g, output.detach())
         yield F.cross_entropy(output, y) * 0.3 + to_shared * 0.7
         yield F.cross_entropy(output_g, y) * 0.6 + to_own * 0.4
 
     def slow_round(fed, setup, number, models, received):
-        after, sent = {}, []
+        after = {}
+        sent = []
         for client in range(fed.num_clients):
             own = models.get(client, fed.initial_model(fed.networks[fed.architecture[client]]))
             (params, shared), more = train_pair(fed, number, client, [own, (received, {})], [], losses, bound)
@@ -66,7 +69,8 @@ def test_three_rounds_of_fml_are_those_of_a_plain_loop(form):
 
 def test_fmls_shared_networks_with_their_statistics_are_averaged_without_weights():
     setup, fed = laws.federation("fml", backbone=f"{laws.NORMED},cnn-small", local_epochs=1)
-    cohort, start = fed.cohort(0), setup.method.init(fed, setup.options)
+    cohort = fed.cohort(0)
+    start = setup.method.init(fed, setup.options)
     sent = []
     for group in fed.groups(cohort):
         models = (fed.broadcast(*fed.initial_model(group.network), group), fed.broadcast(*start[:2], group))
@@ -102,14 +106,18 @@ def test_what_is_sent_of_a_tensor():
     matrix = with_values([3.0, 0.1], 6, 8)
     assert count_floats(compress(matrix, 0.95)) == 6 + 1 + 8
     assert count_floats(compress(with_values([3.0, 3.0, 3.0], 6, 8), 0.95)) == 3 * (6 + 1 + 8)
+
     full = with_values([1.0] * 4, 4, 5)
     assert compress(full, 0.95) is full  # 40 floats in factors, 20 as it is
+
     convolution = matrix.reshape(6, 2, 2, 2)
     sent = compress(convolution, 1.0)
     assert count_floats(sent) == 2 * (6 + 1 + 8)
     torch.testing.assert_close(restore(sent, convolution), convolution)
+
     vector = torch.ones(9)
     assert compress(vector, 0.95) is vector
+
     nothing = compress(torch.zeros(6, 8), 0.95)
     assert count_floats(nothing) == 0
     assert (restore(nothing, matrix) == 0).all()
@@ -164,7 +172,8 @@ def test_three_rounds_of_fedkd_are_those_of_a_plain_loop(form):
     cut = []
 
     def slow_round(fed, setup, number, kept, mentee):
-        after, sent = {}, []
+        after = {}
+        sent = []
         for client in range(fed.num_clients):
             network = fed.networks[fed.architecture[client]]
             first = *fed.initial_model(network), fedkd.initial_projection(network, fed.networks[0], fed)
@@ -174,7 +183,8 @@ def test_three_rounds_of_fedkd_are_those_of_a_plain_loop(form):
 
             def losses(own, shared, y, w_h=w_h):
                 (rep, output), (rep_g, output_g) = own, shared
-                task, task_g = F.cross_entropy(output, y), F.cross_entropy(output_g, y)
+                task = F.cross_entropy(output, y)
+                task_g = F.cross_entropy(output_g, y)
                 hidden = F.mse_loss(rep, w_h(rep_g))
                 if form == "code":  # its divergence is a mean also over classes
                     weight = 0.7 / (task + task_g)

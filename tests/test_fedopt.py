@@ -43,7 +43,9 @@ def test_three_rounds_of_a_server_are_those_of_a_slow_loop(name):
     method = find_method(name)
     options = OPTIONS if name == "fedadagrad" else {**OPTIONS, "square_momentum": 0.75}
     config = method.config(**options)
-    x, m, v = [1.0, -2.0, 0.0], [0.0] * 3, [0.25] * 3
+    x = [1.0, -2.0, 0.0]
+    m = [0.0] * 3
+    v = [0.25] * 3
     cohort = SimpleNamespace(weights=doubles([0.25, 0.75]))
     state = fedopt.ServerState(
         {"w": doubles(x)}, {"mean": doubles(0)},
@@ -66,7 +68,8 @@ def test_three_rounds_of_a_server_are_those_of_a_slow_loop(name):
 
 
 def test_fedyogis_second_moment_stands_still_where_it_equals_the_square():
-    square, delta = {"w": torch.tensor([0.25, 1.0])}, {"w": torch.tensor([-0.5, 0.0])}
+    square = {"w": torch.tensor([0.25, 1.0])}
+    delta = {"w": torch.tensor([-0.5, 0.0])}
     assert fedopt.yogi_square(square, delta, fedopt.Config())["w"].tolist() == [0.25, 1.0]
 
 

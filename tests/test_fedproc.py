@@ -20,7 +20,9 @@ LABELS = torch.tensor([0, 1, 3, 2, 0, 3, 1])
 
 
 def test_the_term_is_the_cross_entropy_of_cosines_among_the_classes_that_have_a_prototype():
-    features, prototypes, has_class = randn(7, 5), randn(4, 5, seed=1), torch.tensor([True, True, False, True])
+    features = randn(7, 5)
+    prototypes = randn(4, 5, seed=1)
+    has_class = torch.tensor([True, True, False, True])
     rows = has_class[LABELS]
     scores = F.cosine_similarity(features[:, None], prototypes, dim=-1) / 0.5
     expected = F.cross_entropy(scores.masked_fill(~has_class, -torch.inf)[rows], LABELS[rows])
@@ -41,7 +43,8 @@ def test_fedfas_ramp_is_over_the_rounds_of_the_run_however_many_these_are():
         given = {"protocol": "fedfa:fmnist-c2", "dataset": "fmnist", **options}
         setup = resolve(find_method("fedproc"), given, need_data=False)
         own, fed = laws.federation("fedproc", dataclasses.asdict(setup.options), rounds=rounds)
-        seen, train = [], fed.train
+        seen = []
+        train = fed.train
         fed.train = lambda *args: seen.append(float(args[3].cross_entropy_weight)) or train(*args)
         laws.simulate(own, fed, rounds)
         return seen
@@ -54,7 +57,8 @@ def test_fedfas_ramp_is_over_the_rounds_of_the_run_however_many_these_are():
 def test_prototypes_by_hand():
     sums = torch.tensor([[[1.0, 2.0], [0.0, 0.0], [1.0, 0.5]], [[5.0, 0.0], [0.0, 0.0], [0.0, 0.0]]])
     counts = torch.tensor([[1, 0, 1], [2, 0, 0]])
-    previous, has_previous = torch.full((3, 2), 8.0), torch.tensor([True, True, False])
+    previous = torch.full((3, 2), 8.0)
+    has_previous = torch.tensor([True, True, False])
     new = aggregate_prototypes(sums, counts, previous, has_previous)
     torch.testing.assert_close(new, torch.tensor([[2.0, 2 / 3], [8.0, 8.0], [1.0, 0.5]]))
     slow = aggregate_prototypes(sums, counts, previous, has_previous, 0.75)
@@ -71,6 +75,7 @@ def test_prototypes_are_means_of_normalised_features_under_the_trained_local_mod
     found = [fed.predict(*model, part) for model, part in zip(models, fed.training, strict=True)]
     features, _, labels = (torch.cat(parts) for parts in zip(*found, strict=True))
     assert len(labels) == 14  # two are held out
+
     state = laws.simulate(setup, fed, 1)
     for label in range(3):
         torch.testing.assert_close(state.prototypes[label], F.normalize(features[labels == label]).mean(0))
@@ -80,7 +85,8 @@ def test_prototypes_are_means_of_normalised_features_under_the_trained_local_mod
 def test_the_objective_is_shared_out_between_its_two_terms():
     _, fed = laws.federation("fedproc")
     params, buffers = fed.initial_model()
-    prototypes, batch = randn(3, fed.feature_dim), minibatch(fed, 5)
+    prototypes = randn(3, fed.feature_dim)
+    batch = minibatch(fed, 5)
     context = fedproc.Context(prototypes, torch.tensor([True, True, False]), torch.tensor(0.3, dtype=torch.float64))
     loss, aux = fedproc.make_local_loss(fed.network, fedproc.Config(temperature=0.5))(params, buffers, batch, context)
     features, logits, _ = fed.network(params, buffers, batch.x)

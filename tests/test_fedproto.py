@@ -33,7 +33,8 @@ def of_outputs(features, logits, teacher, options):
 
 def slow_round(fed, setup, number, models, shared):
     """One round of all clients by plain torch; returns their models and what they share now by class."""
-    sent, after = {c: [] for c in range(fed.num_classes)}, {}
+    sent = {c: [] for c in range(fed.num_classes)}
+    after = {}
     share = of_outputs if setup.method.name == "feddistill" else of_features
     for client in range(fed.num_clients):
         seen = []  # label and vector of every example of every epoch
@@ -89,7 +90,8 @@ LABELS = torch.tensor([0, 1, 3, 2, 0, 3])
 
 
 def test_the_generalised_distance_is_a_mean_of_squares_where_an_unknown_class_counts_as_0():
-    features, prototypes = randn(6, 5), randn(4, 5, seed=1)
+    features = randn(6, 5)
+    prototypes = randn(4, 5, seed=1)
     each = F.mse_loss(features, prototypes[LABELS], reduction="none").mean(1) * HAS[LABELS]
     torch.testing.assert_close(prototype_distance(features, LABELS, prototypes, HAS), each.mean())
 
@@ -104,9 +106,11 @@ def test_generalised_prototypes_by_hand_each_owner_counts_once():
 
 @pytest.mark.parametrize("averaged", ["probabilities", "logits"])
 def test_the_squared_distance_to_a_teacher_is_torchs_and_0_where_there_is_none(averaged):
-    logits, teacher = randn(6, 4), randn(4, 4, seed=1)
+    logits = randn(6, 4)
+    teacher = randn(4, 4, seed=1)
     own = logits
     if averaged == "probabilities":
-        own, teacher = logits.softmax(-1), teacher.softmax(-1)
+        own = logits.softmax(-1)
+        teacher = teacher.softmax(-1)
     each = F.mse_loss(own, teacher[LABELS], reduction="none").mean(-1) * HAS[LABELS]
     torch.testing.assert_close(distillation(logits, LABELS, teacher, HAS, averaged, "squared"), each.mean())

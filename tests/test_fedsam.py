@@ -40,7 +40,9 @@ def climbed_gradients(module, x, y, rho):
 
 def train_slowly(fed, number, client, model, direction, alpha, rho):
     """A client's model after a round of torch.optim with the mixed gradient, and its steps."""
-    (module,), run, steps = modules_of(fed, {client: model}), fed.config, 0
+    (module,) = modules_of(fed, {client: model})
+    run = fed.config
+    steps = 0
     optimizer = torch.optim.SGD(module.parameters(), fed.lr(number), run.momentum, weight_decay=run.weight_decay)
     for x, y in minibatches(fed, number, client):
         grads = climbed_gradients(module, x, y, rho) if rho else gradients(module, x, y)
@@ -90,12 +92,14 @@ def test_three_rounds_are_those_of_a_slow_loop(method, options, alpha, rho, serv
     _, fed = laws.federation("fedavg", **run)
     params, buffers, direction = rounds_by_a_slow_loop(fed, alpha, rho, server_lr)
     laws.assert_agree((state.params, state.buffers), (params, buffers), "the model and its statistics")
+
     if hasattr(state, "direction"):
         laws.assert_agree(state.direction, direction, "the direction")
 
 
 def test_the_direction_points_against_the_change_and_leaves_out_who_took_no_step():
-    x, local = {"w": torch.tensor([1.0])}, {"w": torch.tensor([[0.0], [5.0], [3.0]])}
+    x = {"w": torch.tensor([1.0])}
+    local = {"w": torch.tensor([[0.0], [5.0], [3.0]])}
     direction = mean_direction(x, local, torch.tensor([2.0, 4.0, 0.0]), 0.5, torch.tensor([0.5, 0.25, 0.25]))
     assert direction["w"].tolist() == [0.5 * 1 / 1 + 0.25 * -4 / 2]
 
