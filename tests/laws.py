@@ -51,7 +51,8 @@ def assert_rounds_agree(setup, fed, slow_round, shared, shared_of, rounds=3):
     `slow_round` takes the federation, the setup, the round, what clients keep and what all share, and returns the last
     two after the round; `shared` is what all share at first, and `shared_of` takes it out of a state.
     """
-    state, kept = setup.method.init(fed, setup.options), {}
+    state = setup.method.init(fed, setup.options)
+    kept = {}
     for number in range(rounds):
         kept, shared = slow_round(fed, setup, number, kept, shared)
         state, _ = setup.method.run_round(state, fed.cohort(number), fed, setup.options)

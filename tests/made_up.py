@@ -32,7 +32,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 NAME = "made_up"
 DEVICE = f"{NAME}:0"
-BYTES_FREE, BYTES_IN_ALL = 2**36, 2**37
+BYTES_FREE = 2**36
+BYTES_IN_ALL = 2**37
 aten = torch.ops.aten
 
 COPIES = {aten._to_copy, aten.copy_}
@@ -168,7 +169,8 @@ class Renaming(TorchFunctionMode):
             return pinned
         if function is torch.Tensor.new_tensor and isinstance(args[0], OnDevice):
             like, *args = args
-            function, kwargs = torch.tensor, {"dtype": like.dtype, "device": like.device, **kwargs}
+            function = torch.tensor
+            kwargs = {"dtype": like.dtype, "device": like.device, **kwargs}
         if function in (torch.tensor, torch.as_tensor) and is_device(kwargs.get("device")):
             # PyTorch would copy the values to the device past all modes.
             return function(*args, **{**kwargs, "device": None}).to(DEVICE)
@@ -329,7 +331,8 @@ class Device(TorchDispatchMode):
         self.streams = [self.main]
         self.uses: dict[int, dict[Span, Uses]] = {}  # by address
         self.graphs: weakref.WeakSet[Graph] = weakref.WeakSet()
-        self.waits, self.unrepeatable = Counter(), Counter()
+        self.waits = Counter()
+        self.unrepeatable = Counter()
         self.launches = self.captures = self.replays = self.draws = 0
         self._graph: Graph | None = None  # that is being captured
         self._before: dict[int, tuple[torch.UntypedStorage, torch.UntypedStorage]] = {}  # what it has written over
@@ -505,7 +508,9 @@ class Device(TorchDispatchMode):
         pool.begin()
         before = self.stream
         uses = {address: dict(of_spans) for address, of_spans in self.uses.items()}
-        self.stream, self._graph, self._before = stream, graph, {}
+        self.stream = stream
+        self._graph = graph
+        self._before = {}
         try:
             yield
             if any(stream.seen[branch] < branch.seen[branch] for branch in self.streams):

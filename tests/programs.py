@@ -72,7 +72,8 @@ class Waiting:
 
     def two(self, count: int = 2) -> list[int]:
         """The numbers of two processes, or of `count`, that wait, once there are so many."""
-        waiting, end = [], time.monotonic() + PATIENCE
+        waiting = []
+        end = time.monotonic() + PATIENCE
         while len(waiting) < count:
             assert time.monotonic() < end, "too few processes have come to their second round"
             events = self._poll.poll(1000 * PATIENCE)

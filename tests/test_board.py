@@ -27,7 +27,8 @@ RUNS = {
 @pytest.fixture
 def board(tmp_path, monkeypatch):
     """The script, in a folder with the made-up CSV."""
-    module, rows = load_script(FILE), []
+    module = load_script(FILE)
+    rows = []
     monkeypatch.setattr(module, "HERE", tmp_path)
     options = {**{method: {"lr": 0.2} for method in RUNS}, "fedprox": {"lr": 0.4, "proximal_weight": 0.001}}
     monkeypatch.setattr(module, "OPTIONS", {GLOBAL: options})
@@ -50,6 +51,7 @@ def read(board):
 def test_the_page_has_every_method_the_best_first_beside_the_plain_one(board):
     text = board.section(read(board), GLOBAL)
     assert "**" not in text  # the first two are equal
+
     rows = {row["Method"]: row for row in cells(text)}
     assert [*rows] == ["moon", "scaffold", "fedavg", "fedprox", "feddyn"]
     assert rows["fedprox"] == {  # 12.7062 is Student's t with one degree of freedom
@@ -57,13 +59,16 @@ def test_the_page_has_every_method_the_best_first_beside_the_plain_one(board):
         "Ahead of fedavg": "-10.50 [-16.85, -4.15] (2)", "Last tenth of the rounds, %": "60.50 [41.44, 79.56] (2)",
         "Floats sent a round": "12,345", "Floats held": "678", "Diverged": "1",
     }  # fmt: skip
-    assert (rows["fedavg"]["Ahead of fedavg"], rows["feddyn"]["Accuracy, %"]) == ("", "–")
+    assert rows["fedavg"]["Ahead of fedavg"] == ""
+    assert rows["feddyn"]["Accuracy, %"] == "–"
+
     ahead = board.section(read(board)[lambda rows: rows.method != "moon"], GLOBAL)
     assert cells(ahead)[0]["Accuracy, %"].startswith("**83.00 [")
 
 
 def test_global_and_personal_models_stand_in_two_tables(board, monkeypatch):
-    personal, rows = "own:personal", []
+    personal = "own:personal"
+    rows = []
     # Of each method the headlines of two seeds, and the accuracies of its global model where it has one beside.
     values = {
         "fedavg": ("global", [70.0, 72.0], [None, None]),
@@ -82,10 +87,14 @@ def test_global_and_personal_models_stand_in_two_tables(board, monkeypatch):
     tables = {}
     for mark, part in board.parts(pd.DataFrame(rows), personal).items():
         tables[mark] = {row["Method"]: row for row in cells(board.section(part, personal))}
-    first, second = tables[f"{personal}, global"], tables[f"{personal}, personal"]
-    assert ([*first], [*second]) == (["ditto", "fedavg"], ["fedper", "ditto", "fedavg"])
-    assert (first["ditto"]["Accuracy, %"], first["ditto"]["Ahead of fedavg"]) == ("75.00 (1)", "+5.00 (1)")
-    assert (second["ditto"]["Accuracy, %"], second["ditto"]["Diverged"]) == ("80.00 (1)", "1")
+    first = tables[f"{personal}, global"]
+    second = tables[f"{personal}, personal"]
+    assert [*first] == ["ditto", "fedavg"]
+    assert [*second] == ["fedper", "ditto", "fedavg"]
+    assert first["ditto"]["Accuracy, %"] == "75.00 (1)"
+    assert first["ditto"]["Ahead of fedavg"] == "+5.00 (1)"
+    assert second["ditto"]["Accuracy, %"] == "80.00 (1)"
+    assert second["ditto"]["Diverged"] == "1"
     assert first["ditto"]["Diverged"] == "1"
     assert "Last tenth of the rounds, %" not in second["fedper"]  # its last round alone is tested
 
@@ -95,8 +104,10 @@ def test_the_committed_page_is_that_of_the_committed_runs(board, tmp_path, monke
         shutil.copy(FILE.parent / name, tmp_path)
     monkeypatch.setattr(board, "OPTIONS", json.loads((FILE.parent / "options.json").read_text()))
     board.main(page=True)
-    text, rows = (FILE.parent / "README.md").read_text(encoding="utf-8"), read(board)
+    text = (FILE.parent / "README.md").read_text(encoding="utf-8")
+    rows = read(board)
     assert (tmp_path / "README.md").read_text(encoding="utf-8") == text
+
     for protocol in board.PLAIN:
         counts = rows[rows.protocol == protocol].groupby("method").size()
         assert counts.to_dict() == dict.fromkeys(board.OPTIONS[protocol], len(board.SEEDS))
@@ -125,12 +136,14 @@ def test_the_boards_are_run_and_their_runs_written_into_the_csv(board, tmp_path,
     rows = read(board)
     assert [*rows.method] == ["fedavg", "fedavg (slow)"]
     assert rows.params_sha256.nunique() == 2
+
     for folder in board.RUNS.glob("*/*/seed-0"):
         record = read_record(folder)
         (row,) = rows[rows.params_sha256 == record["summary"]["params_sha256"]].to_dict("records")
         assert row["selected"] == pytest.approx(100 * record["summary"]["selected"])
         assert row["floats_sent"] == record["cost"]["floats_down"] + record["cost"]["floats_up"]
         assert row["memory_floats"] == record["cost"]["memory_floats"]
+
     monkeypatch.setattr(board.jobs, "execute", lambda plan, watch, jobs, records_only: {tmp_path: "no space left"})
     with pytest.raises(SystemExit, match="1 runs have failed"):
         board.main()

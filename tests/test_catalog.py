@@ -39,7 +39,9 @@ def test_a_mixture_draws_from_each_set(tmp_path, monkeypatch):
         from_npz(name, tmp_path / "npz", **known_images(name, seed))
     monkeypatch.setitem(known.KNOWN, "mixed-digits", known.KNOWN["mixed-digits"].made_of(*SHARES))
     dataset = datasets.load("mixed-digits")
-    assert (dataset.domain_names, dataset.class_names) == (DIGIT_SETS, tuple("0123456789"))
+    assert dataset.domain_names == DIGIT_SETS
+    assert dataset.class_names == tuple("0123456789")
+
     for number, share in enumerate(SHARES):
         train, test = (of_domain(dataset, number, part) for part in PARTS)
         own_train, own_test = (shaped(share.source, part, 28) for part in PARTS)
@@ -60,16 +62,20 @@ def test_what_is_missing_is_named(tmp_path, cache):
     for call in (datasets.available, datasets.load):
         refused(lambda call=call: call("digits-4"), "made from mnist, usps, svhn, synth-digits", "bring mnist")
     assert not datasets.describe("digits-4")["present"]
+
     for name in ("mnist", "usps"):
         from_npz(name, tmp_path / "a", **known_images(name))
     refused(lambda: datasets.available("digits-4"), "bring svhn, synth-digits.")
     refused(lambda: datasets.available("mixed-digits"), "bring svhn, synth-digits, mnist-m.")
     refused(lambda: datasets.download("digits-4"), "to download 'digits-4'", "bring svhn")
     refused(lambda: datasets.download("femnist"), "to download 'femnist'", "all_data_*.json")
+
     for name in ("svhn", "synth-digits"):
         from_npz(name, tmp_path / "a", **known_images(name))
     about = datasets.describe("digits-4")
-    assert (about["kind"], about["present"], about["note"]) == ("made", True, "mnist, usps, svhn, synth-digits")
+    assert about["kind"] == "made"
+    assert about["present"] is True
+    assert about["note"] == "mnist, usps, svhn, synth-digits"
     refused(lambda: datasets.load("digits-4"), "'digits-4' needs 150", "of 'mnist'", "(got 30)")
 
 
@@ -79,7 +85,8 @@ def test_what_is_missing_is_named(tmp_path, cache):
 @pytest.fixture
 def office(tmp_path, monkeypatch):
     """`office31` with 11 images of each class in three domains, and the sets made of it in small numbers."""
-    arrays, names = known_images("office31", per_class=(8, 3)), ("amazon", "dslr", "webcam")
+    arrays = known_images("office31", per_class=(8, 3))
+    names = ("amazon", "dslr", "webcam")
     rng = np.random.default_rng(0)
     arrays |= {f"domain_{part}": rng.integers(0, 3, len(arrays[f"y_{part}"])) for part in PARTS}
     for name, division in (("office31-private", "parts"), ("office31-leaky", "leaky")):
@@ -102,6 +109,7 @@ def test_private_sets_keep_to_the_division(office):
 def test_leaky_sets_test_on_everything_and_never_train_on_the_last_classes(office):
     dataset = datasets.load("office31-leaky")
     assert dataset.domain_train.bincount().tolist() == [70, 50, 30]
+
     for number in range(3):
         whole = {**of_domain(office, number, "train"), **of_domain(office, number, "test")}
         train = of_domain(dataset, number, "train")
@@ -122,7 +130,8 @@ def femnist(folder, num_writers=12, seed=0):
     """A tiny FEMNIST with every digit; writers 0 to 3 are held out."""
     rng = np.random.default_rng(seed)
     writer = np.repeat(np.arange(num_writers), rng.integers(2, 60, num_writers))
-    x, y = rng.integers(0, 256, (len(writer), 28, 28), np.uint8), rng.integers(0, 62, len(writer)) % 20
+    x = rng.integers(0, 256, (len(writer), 28, 28), np.uint8)
+    y = rng.integers(0, 62, len(writer)) % 20
     arrays = {}
     for part, rows in (("train", writer > 3), ("test", writer <= 3)):
         arrays |= {f"x_{part}": x[rows], f"y_{part}": y[rows], f"writer_{part}": writer[rows]}
@@ -133,12 +142,15 @@ def test_femnist_digits_hold_a_tenth_of_each_writer_out(tmp_path):
     source = femnist(tmp_path / "a")
     dataset = datasets.load("femnist-digits")
     assert dataset.class_names == tuple("0123456789")
+
     y, writer = (torch.cat([getattr(source, f"{kind}_{part}") for part in PARTS]) for kind in ("y", "writer"))
     counts = np.array([((writer == w) & (y < 10)).sum() for w in range(12)])
     assert counts.min() == 0  # a writer without digits
+
     kept = np.minimum(counts, np.maximum(1, counts * 9 // 10))
     assert dataset.writer_train.bincount(minlength=12).tolist() == kept.tolist()
     assert dataset.writer_test.bincount(minlength=12).tolist() == (counts - kept).tolist()
+
     rows = {row for part in PARTS for row in examples(source, part, "y", "writer") if row[1] < 10}
     divided = [row for part in PARTS for row in examples(dataset, part, "y", "writer")]
     assert set(divided) == rows
@@ -153,12 +165,15 @@ def test_femnist_without_writers_is_refused(tmp_path):
 def test_real_and_rendered_digits_in_four_domains(tmp_path):
     arrays = images((28, 28), 10, per_class=(16, 101))
     from_npz("mnist", tmp_path / "a", **arrays)
-    dataset, about = datasets.load("digits-real-4"), datasets.describe("digits-real-4")
+    dataset = datasets.load("digits-real-4")
+    about = datasets.describe("digits-real-4")
     assert dataset.domain_names == ("mnist", "digits", "photo", "font")
     assert dataset.domain_train.bincount().tolist() == [150, 80, 1200, 600]
     assert dataset.domain_test.bincount().tolist() == [1000, 359, 359, 359]
-    assert (about["train"], about["test"]) == (len(dataset.y_train), len(dataset.y_test))
+    assert about["train"] == len(dataset.y_train)
+    assert about["test"] == len(dataset.y_test)
     assert about["shape"] == tuple(dataset.x_train.shape[1:]) == (3, 16, 16)
+
     rendered = datasets.load("digit-domains")
     for part in PARTS:
         for number in (2, 3):

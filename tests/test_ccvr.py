@@ -36,6 +36,7 @@ def test_pooled_statistics_are_those_of_the_pooled_features():
     features, labels = map(torch.cat, features_of_clients())
     counts, means, covariances = ccvr.pool(iter(statistics()))
     assert counts.tolist() == [4, 4, 1, 0]
+
     for c in (0, 1, 2):
         own = features[labels == c]
         torch.testing.assert_close(means[c], own.mean(0), rtol=1e-12, atol=1e-12)
@@ -46,13 +47,15 @@ def test_pooled_statistics_are_those_of_the_pooled_features():
 
 def test_drawn_features_have_the_mean_and_the_covariance_they_should():
     root = torch.tensor([[1.0, 0.0, 0.0], [2.0, 3.0, 0.0], [1.0, -1.0, 0.0]], dtype=torch.float64)  # of rank 2
-    mean, covariance = torch.tensor([1.0, -2.0, 5.0], dtype=torch.float64), root @ root.T
+    mean = torch.tensor([1.0, -2.0, 5.0], dtype=torch.float64)
+    covariance = root @ root.T
     normal = randn(3000, D)
     normal = normal - normal.mean(0)
     normal = normal @ torch.linalg.inv(torch.linalg.cholesky(normal.T.cov())).T  # mean 0 and covariance 1, exactly
     drawn = ccvr.draw_features(mean, covariance, normal)
     torch.testing.assert_close(drawn.mean(0), mean, rtol=0, atol=1e-12)
     torch.testing.assert_close(drawn.T.cov(), covariance, rtol=1e-10, atol=1e-10)
+
     negative = covariance - 1e-14 * torch.eye(D, dtype=torch.float64)  # as rounding leaves it
     assert torch.isfinite(ccvr.draw_features(mean, negative, normal)).all()
 
@@ -79,7 +82,8 @@ def config(**options):
 
 def test_retraining_is_plain_sgd_on_the_classifier_and_moves_nothing_else():
     fed, params, _ = toy()
-    features, labels = randn(6, fed.feature_dim), torch.tensor([0, 1, 2, 0, 1, 2])
+    features = randn(6, fed.feature_dim)
+    labels = torch.tensor([0, 1, 2, 0, 1, 2])
     after = ccvr.retrain(params, features, labels, fed, config(ccvr_batch_size=4, ccvr_epochs=3, ccvr_momentum=0.5))
     head = torch.nn.Linear(fed.feature_dim, 3, dtype=torch.float64)
     head.load_state_dict({"weight": params["head.weight"], "bias": params["head.bias"]})
@@ -96,16 +100,20 @@ def test_retraining_is_plain_sgd_on_the_classifier_and_moves_nothing_else():
 
 def test_what_is_drawn_follows_the_features_of_the_clients_training_parts(monkeypatch):
     fed, params, buffers = toy(parts=laws.toy_parts((2, 0, 31, 1)), validation=0.1)
-    statistics, original = [], ccvr.virtual_features
+    statistics = []
+    original = ccvr.virtual_features
     monkeypatch.setattr(ccvr, "virtual_features", lambda *given: statistics.append(given[0]) or original(*given))
     after, _, floats = ccvr.apply(params, buffers, fed, config(ccvr_epochs=0))
     assert laws.distance(after, params) == 0  # without retraining it is the model before
+
     used = [part for part in fed.training if len(part)]
     assert sum(map(len, used)) == 34 - 3  # a tenth of the third client's is held out
+
     both = [fed.predict(params, buffers, part)[::2] for part in used]
     features, labels = (torch.cat(parts) for parts in zip(*both, strict=True))
     for c in range(3):
         torch.testing.assert_close(statistics[0].covariances[c], features[labels == c].T.cov(), rtol=1e-9, atol=1e-12)
+
     sent = [torch.bincount(y, minlength=3) for _, y in both]
     assert floats == round(sum(ccvr.floats_sent(counts, fed.feature_dim) for counts in sent) / 4)
 
@@ -123,14 +131,18 @@ def test_the_rounds_and_the_hash_are_those_without_the_step(tmp_path):
     after = fedcli.run("fedavg", out=tmp_path / "post", **TINY, **STEP)
     assert after.record["summary"] == plain.record["summary"]
     assert after.record["summary"]["params_sha256"] == params_hash(after.state.params)
+
     post = after.record["post"]
-    assert (post["name"], post["hash"]) == ("ccvr", registry.find_post("ccvr").file_hash)
+    assert post["name"] == "ccvr"
+    assert post["hash"] == registry.find_post("ccvr").file_hash
     assert post["test_accuracy"] != plain.record["summary"]["last"]
     assert find_metric("post").value(after.record) == 100 * post["test_accuracy"]
     assert find_metric("post").value(plain.record) is None
+
     written = json.loads((after.path / "record.json").read_text())
     assert written["post"] == post
-    assert (written["config"]["ccvr_examples"], written["origin"]["ccvr_epochs"]) == (50, "default")
+    assert written["config"]["ccvr_examples"] == 50
+    assert written["origin"]["ccvr_epochs"] == "default"
     assert not any(name.startswith("ccvr") for name in plain.record["config"])
 
 

@@ -66,10 +66,13 @@ def test_runs_that_are_stopped_carried_and_taken_up_end_in_the_same_bits(evidenc
     assert {name: len(record["rounds"]) for name, record in first.items()} == {"fedfm": 1}
     assert {name: len(record["rounds"]) for name, record in second.items()} == {"fedfm": 3, "scaffold": 1}
     assert ", seed 0: 1 of 3 rounds, " in capsys.readouterr().out
+
     parts = sorted(Path("out").iterdir())
     assert len(parts) > 1 >= max(part.stat().st_size for part in parts) / 2**16
+
     third = work_in(tmp_path / "third", monkeypatch, evidence, origin=Path("../second/out"))
     assert list((tmp_path / "third").rglob(f"{STATES}/*")) != []  # SCAFFOLD's clients
+
     for method, record in third.items():
         assert record["summary"]["params_sha256"] == whole[method]["summary"]["params_sha256"]
         assert record["resumed"] == [1]
@@ -86,10 +89,12 @@ def test_nothing_starts_that_can_neither_end_in_time_nor_be_carried(evidence, mo
     fedfm, fedavg, scaffold = (firsts[name] for name in ("fedfm", "fedavg", "scaffold"))
     assert 42 * MIB < evidence.nbytes_of(fedfm) == evidence.nbytes_of(fedavg) < 44 * MIB
     assert evidence.nbytes_of(scaffold) == 11 * evidence.nbytes_of(fedavg)
+
     set_time_limit(500)
     assert planned.may_start(fedfm, [])
     assert not planned.may_start(scaffold, [])  # nobody knows yet how long it takes
     assert not planned.may_start(fedavg, [fedfm])  # only one of them can be carried
+
     records[fedfm.folder] = {
         "method": "fedfm", "config": fedfm.setup.values(), "status": "interrupted", "moved": [],
         "hardware": environment(fedfm.setup.device)["hardware"], "engine": {"processes": 1},
@@ -99,6 +104,7 @@ def test_nothing_starts_that_can_neither_end_in_time_nor_be_carried(evidence, mo
     assert planned.may_start(fedfm, [])
     assert not planned.may_start(fedavg, [])
     assert not planned.may_start(scaffold, [])
+
     set_time_limit(700)
     assert planned.may_start(fedavg, [])
     assert planned.may_start(scaffold, [])
@@ -116,6 +122,7 @@ def test_the_list_runs_both_rows_of_the_claims_that_it_names(evidence):
     names = {name for work in evidence.WORK if work.table != "fccl:8" for name in work.decides.split() if ":" in name}
     claims = [claim for claim in registry.claims() if claim.name in names]
     assert len(claims) == len(names) == 9
+
     for claim in claims:
         assert rows_of(claim, claim.row) <= made, claim
         assert any(rows_of(claim, row) <= made for row in claim.others), claim

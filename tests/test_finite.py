@@ -99,9 +99,12 @@ def test_a_number_that_is_not_finite_ends_the_run_before_it_is_written(case, chu
     with pytest.raises(NonFiniteLoss) as caught:
         fedcli.run(method(**change), out="run", clients_per_chunk=chunk, **OPTIONS)
     assert words in str(caught.value)
+
     record = read_record(Path("run"))
-    assert (record["status"], len(record["rounds"])) == ("failed", 1)
+    assert record["status"] == "failed"
+    assert len(record["rounds"]) == 1
     assert words in record["error"]
+
     _, facts, tensors = read_verified(Path("run") / CHECKPOINT)
     assert len(facts["record"]["rounds"]) == 1
     assert all(value.isfinite().all() for value in tensors.values())
@@ -128,7 +131,8 @@ def test_law_6_sees_a_loss_beside_finite_terms():
 
 def test_a_public_phase_is_checked_for_what_it_returns_and_for_what_it_leaves():
     _, fed = check.federation("fedmd")
-    cohort, batch = fed.cohort(0), next(fed.public_batches(0))
+    cohort = fed.cohort(0)
+    batch = next(fed.public_batches(0))
     clients = fed.broadcast(*fed.initial_model(), cohort)
 
     def phase(outputs):

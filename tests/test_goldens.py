@@ -22,6 +22,7 @@ def test_golden(name):
         # The last digit of the norm depends on the threads; the numerics are no result.
         others = {number: found[number] for number in ("norm", *goldens.NUMBERS)}
         assert found == KNOWN[HERE]["runs"][name] | others, "a number has changed: see tests/goldens.py"
+
     for kind in KNOWN.values():  # other processors round differently; three rounds do not carry that far
         if name in kind["runs"]:
             numbers = [[run[number] for number in goldens.NUMBERS] for run in (found, kind["runs"][name])]

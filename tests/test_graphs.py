@@ -35,7 +35,8 @@ from tests.made_up import Device, fused_sgd, on_host
 from tests.on_made_up import early_captures, on_cpu, on_device, on_made_up_device
 from tests.toys import STATEFUL, fedavg_round, first_round, quick, use_tiny_network
 
-FEDAVG, FEDFM = find_method("fedavg"), find_method("fedfm")
+FEDAVG = find_method("fedavg")
+FEDFM = find_method("fedfm")
 KINDS = [method.name for method in check.one_of_each_kind()]
 
 

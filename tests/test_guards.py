@@ -15,7 +15,8 @@ from fedcli.registry import find_method
 from tests import laws, toys
 from tests.on_made_up import NoGraphs
 
-FEDAVG, FEDFM = find_method("fedavg"), find_method("fedfm")
+FEDAVG = find_method("fedavg")
+FEDFM = find_method("fedfm")
 
 
 def planted(method, run_round):
@@ -122,6 +123,7 @@ def test_a_law_is_held_against_the_variants_of_a_method():
     (variant,) = laws.variants_of(method)
     laws.law_3_state_survives(method)
     assert variant.name == "planted (hard)"
+
     catches(laws.law_3_state_survives, variant, match="client that sat out")
 
 
@@ -140,6 +142,7 @@ def test_law_4_holds_captured_steps_to_the_plain_ones_where_the_device_has_graph
     found = check.law_4_chunking_is_invisible(FEDAVG, chunks=(4, "branches:4"))
     ways = ("stacked x 4", "branches x 4", "stacked x 4, captured", "branches x 4, captured")
     assert [one.label for one in found] == [f"{way} against looped" for way in ways]
+
     real = NoGraphs.capture
 
     def replays_once(graphs, work):
@@ -149,4 +152,5 @@ def test_law_4_holds_captured_steps_to_the_plain_ones_where_the_device_has_graph
 
     monkeypatch.setattr(NoGraphs, "capture", replays_once)
     *_, replayed = check.law_4_chunking_is_invisible(FEDAVG, chunks=(4,))
-    assert (replayed.label, replayed.holds) == ("stacked x 4, captured against looped", False)
+    assert replayed.label == "stacked x 4, captured against looped"
+    assert replayed.holds is False
