@@ -19,7 +19,7 @@ _BOX = 2 * TRIES + 3  # area and ratio of each try, row, column, flip
 _COLOUR = 10  # whether to jitter, 4 keys of the order, 4 strengths, whether to turn grey
 NUM_DRAWS = {
     "none": 0,
-    "crop-flip": 4,  # horizontal shift, vertical shift, flip, angle
+    "crop-flip": 4,  # shift across and down, flip, angle
     "crop-flip-rotate": 4,
     "resized-crop": _BOX,
     "resized-crop-colour": _BOX + _COLOUR,
@@ -42,25 +42,27 @@ def crop_flip(images: Tensor, draws: Tensor, rotate: bool) -> Tensor:
     What moves in from outside is black, as in a crop of the padded image that is then turned. Pixels are moved, never
     blended (nearest neighbour). Images are `[N, channels, H, W]`, draws `[N, 4]`.
     """
-    n, _, height, width = images.shape
+    n, channels, height, width = images.shape
     padded = F.pad(images, [CROP_PADDING, CROP_PADDING + 1] * 2)  # + 1: a draw below 1 may be 1 in float32
-    shift = (draws[:, :2, None, None].double() * (2 * CROP_PADDING + 1)).floor().long()  # [N, 2, 1, 1] pixels of it
-    mirrored = draws[:, 2, None, None] < 0.5
-    angle = torch.deg2rad((2 * draws[:, 3].double() - 1) * (ROTATION if rotate else 0.0))
+    across, down, flip, turn = draws[:, :, None, None].unbind(1)  # [N, 1, 1] each
+    shift_across = (across.double() * (2 * CROP_PADDING + 1)).floor().long()  # pixels of the padded image
+    shift_down = (down.double() * (2 * CROP_PADDING + 1)).floor().long()
+    angle = torch.deg2rad((2 * turn.double() - 1) * (ROTATION if rotate else 0.0))
     # In float64: where a pixel comes from must not depend on the precision of the run.
     row = (torch.arange(height, device=images.device).double() - (height - 1) / 2)[None, :, None]
     column = (torch.arange(width, device=images.device).double() - (width - 1) / 2)[None, None, :]
-    cosine = angle.cos()[:, None, None]
-    sine = angle.sin()[:, None, None]
+    cosine = angle.cos()
+    sine = angle.sin()
     # Where each pixel of the turned image looks in the mirrored one, then in the padded image: [N, H, W].
     source_row = (cosine * row - sine * column + (height - 1) / 2).round().long()
     source_column = (sine * row + cosine * column + (width - 1) / 2).round().long()
     inside = (source_row >= 0) & (source_row < height) & (source_column >= 0) & (source_column < width)
     source_row = source_row.clamp(0, height - 1)
     source_column = source_column.clamp(0, width - 1)
-    source_column = torch.where(mirrored, width - 1 - source_column, source_column)
-    flat = (source_row + shift[:, 1]) * padded.shape[3] + source_column + shift[:, 0]
-    moved = padded.flatten(2).gather(2, flat.reshape(n, 1, -1).expand(-1, images.shape[1], -1))
+    source_column = torch.where(flip < 0.5, width - 1 - source_column, source_column)
+    padded_width = padded.shape[-1]
+    flat = (source_row + shift_down) * padded_width + source_column + shift_across
+    moved = padded.flatten(2).gather(2, flat.reshape(n, 1, -1).expand(-1, channels, -1))
     return torch.where(inside[:, None], moved.reshape(images.shape), 0.0)
 
 
@@ -71,11 +73,12 @@ def resized_crop(images: Tensor, draws: Tensor) -> Tensor:
     ratio log-uniform, the first of ten tries that fits. Images are `[N, channels, H, W]`, draws `[N, 23]`.
     """
     height, width = images.shape[2:]
-    uniform = draws.double()
-    area = height * width * (0.2 + 0.8 * uniform[:, 0 : 2 * TRIES : 2])  # [N, TRIES]
+    shapes, of_top, of_left, flip = draws.split([2 * TRIES, 1, 1, 1], dim=1)
+    of_area, of_ratio = shapes.double().unflatten(1, (TRIES, 2)).unbind(2)  # [N, TRIES] each
+    area = height * width * (0.2 + 0.8 * of_area)
     low = math.log(3 / 4)
     high = math.log(4 / 3)
-    ratio = (low + (high - low) * uniform[:, 1 : 2 * TRIES : 2]).exp()
+    ratio = (low + (high - low) * of_ratio).exp()
     columns = (area * ratio).sqrt().round()
     rows = (area / ratio).sqrt().round()
     fits = (columns <= width) & (rows <= height) & (columns > 0) & (rows > 0)
@@ -83,11 +86,11 @@ def resized_crop(images: Tensor, draws: Tensor) -> Tensor:
     any_fits = fits.any(1)
     rows = torch.where(any_fits, rows.gather(1, first)[:, 0], height)
     columns = torch.where(any_fits, columns.gather(1, first)[:, 0], width)
-    top = (uniform[:, -3] * (height - rows + 1)).floor()
-    left = (uniform[:, -2] * (width - columns + 1)).floor()
+    top = (of_top[:, 0].double() * (height - rows + 1)).floor()
+    left = (of_left[:, 0].double() * (width - columns + 1)).floor()
     down = _interpolation(top, rows, height)
     across = _interpolation(left, columns, width)
-    across = torch.where(draws[:, -1, None, None] < 0.5, across.flip(1), across)
+    across = torch.where(flip[..., None] < 0.5, across.flip(1), across)
     with _without_tf32():
         return down.to(images.dtype)[:, None] @ images @ across.to(images.dtype).mT[:, None]
 
@@ -119,24 +122,26 @@ def colour_jitter(images: Tensor, draws: Tensor) -> Tensor:
     contrast, saturation and hue, in a random order. Images are `[N, 1 or 3, H, W]`, draws `[N, 10]`; grey stays grey.
     """
     colour = images.expand(-1, 3, -1, -1)
-    draws = draws.double()
-    order = draws[:, 1:5].argsort(1)  # [N, 4], the number of the change at each place
-    factors = (1 + 0.4 * (2 * draws[:, 5:8] - 1)).to(images.dtype)[..., None, None, None]  # [N, 3, 1, 1, 1]
-    turns = (0.1 * (2 * draws[:, 8] - 1)).to(images.dtype)[:, None, None]
+    of_jitter, keys, strengths, of_hue, of_grey = draws.double().split([1, 4, 3, 1, 1], dim=1)
+    order = keys.argsort(1)  # [N, 4], the number of the change at each place
+    factors = (1 + 0.4 * (2 * strengths - 1)).to(images.dtype)[..., None, None, None]  # [N, 3, 1, 1, 1]
+    brightness, contrast, saturation = factors.unbind(1)
+    turns = (0.1 * (2 * of_hue - 1)).to(images.dtype)[..., None]
     image = torch.arange(len(images), device=images.device)
     changed = colour
     for place in range(4):
         grey = _grey(changed)
         candidates = [
-            _blend(changed, torch.zeros_like(grey), factors[:, 0]),
-            _blend(changed, grey.mean((1, 2, 3), keepdim=True), factors[:, 1]),
-            _blend(changed, grey, factors[:, 2]),
+            _blend(changed, torch.zeros_like(grey), brightness),
+            _blend(changed, grey.mean((1, 2, 3), keepdim=True), contrast),
+            _blend(changed, grey, saturation),
             _turn_hue(changed, turns),
         ]
         changed = torch.stack(candidates)[order[:, place], image]
-    colour = torch.where(draws[:, 0, None, None, None] < 0.8, changed, colour)
-    colour = torch.where(draws[:, 9, None, None, None] < 0.2, _grey(colour), colour)
-    return colour[:, : images.shape[1]]
+    colour = torch.where(of_jitter[..., None, None] < 0.8, changed, colour)
+    colour = torch.where(of_grey[..., None, None] < 0.2, _grey(colour), colour)
+    channels = images.shape[1]
+    return colour[:, :channels]
 
 
 def _grey(images: Tensor) -> Tensor:

@@ -231,7 +231,8 @@ def _googlenet(is_small: bool, channels: int, image_size: int, num_classes: int)
         module = import_module("torchvision.models.googlenet")  # `models.googlenet` is a function
         block = module.Inception(channels, *widths, conv_block=conv)
         if is_small:
-            block.branch3.append(conv(widths[4], widths[4]))
+            _, _, _, _, width_of_5x5, _ = widths
+            block.branch3.append(conv(width_of_5x5, width_of_5x5))
         return block
 
     body = torchvision().models.GoogLeNet(
@@ -302,10 +303,14 @@ def _efficientnet_b0_32(channels: int, image_size: int, num_classes: int) -> Bac
     Weights are torch's default.
     """
     body = torchvision().models.efficientnet_b0(norm_layer=MaskedBatchNorm2d)
-    body.features[0][0].stride = (1, 1)
-    width = body.features[-1][0].in_channels
+    stem, *_, last = body.features
+    stem_convolution, *_ = stem
+    stem_convolution.stride = (1, 1)
+    last_convolution, *_ = last
+    width = last_convolution.in_channels
     body.features[-1] = nn.Identity()
-    body.classifier = KeyedDropout(body.classifier[0].p)
+    dropout, _ = body.classifier
+    body.classifier = KeyedDropout(dropout.p)
     for module in body.modules():
         if isinstance(module, torchvision().models.efficientnet.MBConv):
             module.stochastic_depth = KeyedDropout(module.stochastic_depth.p, whole_examples=True)
@@ -321,7 +326,7 @@ def _vit_tiny(channels: int, image_size: int, num_classes: int) -> Backbone:
     """
     sides = [side for side in range(2, image_size + 1) if image_size % side == 0 and 8 * side >= image_size]
     body = torchvision().models.VisionTransformer(
-        image_size, patch_size=sides[0], num_layers=4, num_heads=4, hidden_dim=128, mlp_dim=256, num_classes=1
+        image_size, patch_size=min(sides), num_layers=4, num_heads=4, hidden_dim=128, mlp_dim=256, num_classes=1
     )
     body.heads = nn.Identity()
     return Backbone(body, 128, num_classes, draws=KeyedDraws())
@@ -403,7 +408,7 @@ def _network_from_user(function: FromFile, channels: int, image_size: int, num_c
     network.head = head
     network._guard = partial(blame, function.path, passes=(torch.OutOfMemoryError,))
     with torch.no_grad():
-        _check(network, whole, head_name, function, made.x)
+        _refuse_unfit(network, whole, head_name, function, made.x)
     return network.train()
 
 
@@ -418,10 +423,9 @@ def _find_head(made: "Made", function: FromFile) -> nn.Linear:
     """Returns the last linear layer that was called; refuses another kind of layer there, and a frozen one."""
     head = next((call.layer for call in reversed(made.calls) if isinstance(call.layer, nn.Linear)), None)
     if type(head) is not nn.Linear or head.bias is None or not (head.weight.requires_grad and head.bias.requires_grad):
-        innermost = [call.layer for call in made.calls if not call.layer._modules]
+        *_, last = [call.layer for call in made.calls if not call.layer._modules]  # of the innermost
         raise function.refuse(
-            f"does not end in an nn.Linear with bias that is trained, of features [B, D] "
-            f"(got {type(innermost[-1]).__name__})",
+            f"does not end in an nn.Linear with bias that is trained, of features [B, D] (got {type(last).__name__})",
             "let it be the last layer, and freeze other layers only",
         )
     return head
@@ -498,7 +502,8 @@ def _refuse_types_and_hooks(module: nn.Module, function: FromFile) -> None:
                     f"has the {kind} '{name}' of type {value.dtype}",
                     "leave out .half(), .bfloat16() or .double(), and choose the type by --precision",
                 )
-            if name.rpartition(".")[2] == "key" and kind == "buffer":
+            _, _, last_part = name.rpartition(".")
+            if last_part == "key" and kind == "buffer":
                 raise function.refuse(f"has a buffer '{name}', as those of dropout are called", "call it otherwise")
 
 
@@ -523,7 +528,7 @@ def _refuse_shared_memory(module: nn.Module, function: FromFile) -> None:
             )
 
 
-def _perturb(value: Tensor, draws: torch.Generator, is_buffer: bool) -> None:
+def _perturb_tensor(value: Tensor, draws: torch.Generator, is_buffer: bool) -> None:
     """Moves a tensor by a tenth of its size, so that what is the identity for its first value is so no more."""
     size = value.square().mean().sqrt().nan_to_num(0, 0, 0)
     size = torch.where(size > 0, size, 1.0) / 10
@@ -536,14 +541,14 @@ def _perturb(value: Tensor, draws: torch.Generator, is_buffer: bool) -> None:
 _Module = TypeVar("_Module", bound=nn.Module)
 
 
-def _move(network: _Module) -> _Module:
+def _perturbed(network: _Module) -> _Module:
     """Moves parameters and buffers of a network, by fixed draws, and returns it."""
     draws = torch.Generator().manual_seed(1)
     for parameter in network.parameters():
-        _perturb(parameter, draws, is_buffer=False)
+        _perturb_tensor(parameter, draws, is_buffer=False)
     for buffer in network.buffers():
         if buffer.is_floating_point():
-            _perturb(buffer, draws, is_buffer=True)
+            _perturb_tensor(buffer, draws, is_buffer=True)
     return network
 
 
@@ -552,25 +557,25 @@ def _refuse_other_function(network: Backbone, whole: nn.Module, head_name: str, 
 
     `whole` is the user's module with the head, of that name, where it stands in it.
     """
-    moved = _move(copy.deepcopy(whole))
-    _number_dropouts(moved)
+    theirs = _perturbed(copy.deepcopy(whole))
+    _number_dropouts(theirs)
     ours = _copied(network)
-    theirs = {**dict(moved.named_parameters()), **dict(moved.named_buffers())}
-    places = {**dict(ours.named_parameters()), **dict(ours.named_buffers())}
-    for name, value in theirs.items():
-        part, _, last = name.rpartition(".")
-        places[f"head.{last}" if part == head_name else f"body.{name}"].copy_(value)
+    our_tensors = {**dict(ours.named_parameters()), **dict(ours.named_buffers())}
+    for name, value in (*theirs.named_parameters(), *theirs.named_buffers()):
+        layer, _, last_part = name.rpartition(".")
+        our_name = f"head.{last_part}" if layer == head_name else f"body.{name}"
+        our_tensors[our_name].copy_(value)
     for train in (False, True):
-        first = copy.deepcopy(moved).train(train)
-        second = _copied(ours).train(train)
-        heads = (cast(nn.Linear, first.get_submodule(head_name)), second.head)
+        their_copy = copy.deepcopy(theirs).train(train)
+        our_copy = _copied(ours).train(train)
+        heads = (cast(nn.Linear, their_copy.get_submodule(head_name)), our_copy.head)
         for scale in (1.0, 1e4):  # large logits too, for what is the identity on small ones
             for head in heads:
                 head.weight.mul_(scale)
                 head.bias.mul_(scale)
             with blame(function.path), KeyedDraws():
-                expected = first(x)
-            logits = second(x)[1]
+                expected = their_copy(x)
+            _, logits = our_copy(x)
             bound = 1e-4 * expected.abs().nan_to_num(0, 0, 0).max().item()
             if not torch.allclose(logits, expected, 1e-4, bound, equal_nan=True):
                 raise function.refuse(
@@ -615,26 +620,26 @@ def _copied(network: Backbone) -> Backbone:
     return copy.deepcopy(network, {id(network.draws): network.draws})
 
 
-def _check(network: Backbone, whole: nn.Module, head_name: str, function: FromFile, x: Tensor) -> None:
+def _refuse_unfit(network: Backbone, whole: nn.Module, head_name: str, function: FromFile, x: Tensor) -> None:
     """Refuses a user's network that draws without the key, is another function, mixes images, or hides a state."""
-    moved = _move(_copied(network))
+    perturbed = _perturbed(_copied(network))
     random_state = torch.get_rng_state()
-    two = _outputs_of_layers(moved, x[:2], function)
-    two_again = _outputs_of_layers(moved, x[:2], function)
-    several = _outputs_of_layers(moved, x, function)
-    where = _first_difference(two, two_again, torch.equal)
+    outputs_of_two = _outputs_of_layers(perturbed, x[:2], function)
+    outputs_again = _outputs_of_layers(perturbed, x[:2], function)
+    outputs_of_all = _outputs_of_layers(perturbed, x, function)
+    where = _first_difference(outputs_of_two, outputs_again, torch.equal)
     if where or not torch.equal(torch.get_rng_state(), random_state):
         raise function.refuse(f"draws random numbers {where or 'without effect'}", "use nn.Dropout or F.dropout")
     _refuse_other_function(network, whole, head_name, function, x)
     if network.draws is not None and not network.draws.used:
         network.draws = None
-    where = _first_difference(two, several, partial(torch.allclose, rtol=1e-4, atol=1e-4))
+    where = _first_difference(outputs_of_two, outputs_of_all, partial(torch.allclose, rtol=1e-4, atol=1e-4))
     if where:
         raise function.refuse(
             f"mixes the images of a batch {where}",
             "use nn.BatchNorm2d, nn.GroupNorm or nn.LayerNorm, and attention with batch_first=True",
         )
-    _refuse_hidden_state(_copied(moved).train(), function, x)
+    _refuse_hidden_state(_copied(perturbed).train(), function, x)
 
 
 class LayerOutput(NamedTuple):
@@ -666,14 +671,14 @@ def _outputs_of_layers(network: Backbone, x: Tensor, function: FromFile) -> list
     return outputs
 
 
-def _first_difference(two: list[LayerOutput], others: list[LayerOutput], is_same: Callable[..., bool]) -> str:
-    """Says where the first two images give something else among `others`; empty where they do not."""
-    for ours, theirs in zip(two, others, strict=False):
-        output = theirs.output
-        if ours.output.dim():
-            output = output[: len(ours.output)]
-        if ours.output.shape == output.shape and not is_same(ours.output, output):
-            return f"before or in the layer {ours.words}"
+def _first_difference(outputs: list[LayerOutput], others: list[LayerOutput], is_same: Callable[..., bool]) -> str:
+    """Says where some images give something else when they are the first among others; empty where they do not."""
+    for alone, among_others in zip(outputs, others, strict=False):
+        output = among_others.output
+        if alone.output.dim():
+            output = output[: len(alone.output)]
+        if alone.output.shape == output.shape and not is_same(alone.output, output):
+            return f"before or in the layer {alone.words}"
     return ""
 
 
@@ -684,7 +689,7 @@ def _refuse_hidden_state(network: Backbone, function: FromFile, x: Tensor) -> No
     """
     tensors = {**dict(network.named_parameters()), **dict(network.named_buffers())}
     before = {name: value.clone() for name, value in tensors.items()}
-    _, first = network(x)
+    _, first_logits = network(x)
     for name, parameter in network.named_parameters():
         if not torch.equal(parameter, before[name]):
             changed = name.removeprefix("body.")
@@ -698,7 +703,8 @@ def _refuse_hidden_state(network: Backbone, function: FromFile, x: Tensor) -> No
             )
     for name, value in tensors.items():
         value.copy_(before[name])
-    if not torch.allclose(network(x)[1], first, 1e-5, 1e-6, equal_nan=True):
+    _, logits = network(x)
+    if not torch.allclose(logits, first_logits, 1e-5, 1e-6, equal_nan=True):
         raise function.refuse(
             "keeps something from one batch to the next that is in no buffer",
             "register it by self.register_buffer, and change it in place",

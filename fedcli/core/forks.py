@@ -17,7 +17,7 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, partial
 from statistics import fmean
 from typing import Any
 
@@ -73,7 +73,8 @@ class Processes:
             seconds = fmean(spent) if spent else self._seconds.get(run.__qualname__, 0.0)
             count = self._fastest(len(rest), seconds)
             if count == 1:
-                done.append(timed(rest[0]))
+                next_item, *_ = rest
+                done.append(timed(next_item))
             else:
                 done += self.share(timed, rest, count, begin)
         if spent:
@@ -97,32 +98,24 @@ class Processes:
         results: dict[int, Any] = {}
         forks: list[_Fork] = []
         queue = _queue(len(items))
-        most = self.count
+        count_afterwards = self.count
         self.count = 1  # what an item divides is not divided again
         self.active = count
-        start = time.perf_counter()
-        before = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)  # until forks ignore them, and all are known here
         try:
-            try:
-                for _ in range(count - 1):
-                    forks.append(_Fork(run, items, queue, begin))
-            except OSError as error:  # no more processes, or no memory for them
-                most = len(forks) + 1
-                self.note(f"no more processes can be started ({error}); from here on the work is shared by {most}")
-            finally:
-                signal.pthread_sigmask(signal.SIG_SETMASK, before)
-            self._fork_seconds = (time.perf_counter() - start) / (count - 1)
+            self._start(forks, count - 1, partial(_Fork, run, items, queue, begin))
+            if len(forks) < count - 1:
+                count_afterwards = len(forks) + 1
             for place in _taken(queue, len(items)):
                 results[place] = run(items[place])
             for fork in forks:
                 received, fault = fork.receive()
                 results |= received
                 if fault:
-                    most = 1
+                    count_afterwards = 1
                     self.note(f"a process that shared the work {fault}; one process does it all from here on")
-            for place in range(len(items)):
+            for place, item in enumerate(items):
                 if place not in results:
-                    results[place] = run(items[place])
+                    results[place] = run(item)
         except BaseException:
             for fork in forks:
                 fork.kill()
@@ -130,9 +123,24 @@ class Processes:
         finally:
             os.close(queue)
             self._ended += forks
-            self.count = most
+            self.count = count_afterwards
             self.active = 1
         return [results[place] for place in range(len(items))]
+
+    def _start(self, forks: list["_Fork"], count: int, make_fork: Callable[[], "_Fork"]) -> None:
+        """Adds so many forks to a list, or as many as there can be, and measures what one takes."""
+        start = time.perf_counter()
+        mask = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)  # until forks ignore them, and all are in the list
+        try:
+            for _ in range(count):
+                forks.append(make_fork())
+        except OSError as error:  # no more processes, or no memory for them
+            self.note(
+                f"no more processes can be started ({error}); from here on the work is shared by {len(forks) + 1}"
+            )
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+        self._fork_seconds = (time.perf_counter() - start) / count
 
     def reap(self) -> None:
         """Waits for the forks to be gone, whose memory the system has to give back."""
@@ -148,8 +156,8 @@ class _Fork:
         parent = os.getpid()
         libc = _libc()
         self._status: int | None = None  # of its end
-        mine, pipe = os.pipe()
-        self._pipe = open(mine, "rb")  # noqa: SIM115  # until it is received
+        read_end, write_end = os.pipe()
+        self._pipe = open(read_end, "rb")  # noqa: SIM115  # until it is received
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # of other threads, from Python 3.12 on; it needs none of them
@@ -158,11 +166,11 @@ class _Fork:
                 try:
                     libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
                     if os.getppid() == parent:
-                        _work(run, items, queue, begin, pipe)
+                        _work(run, items, queue, begin, write_end)
                 finally:
                     os._exit(0)
         finally:
-            os.close(pipe)
+            os.close(write_end)
 
     def receive(self) -> tuple[dict[int, Any], str]:
         """Returns its results by their places, once it has all, and what is wrong with it."""

@@ -49,14 +49,18 @@ class MaskedBatchNorm2d(nn.BatchNorm2d):
         reaches sums or gradients. It comes out as the bias: a multiple of 1 / sqrt(eps) would overflow after some
         layers where the real rows have no variance.
         """
-        if not self.training or (self.mask is None and x.numel() != x.shape[1]):
+        if not self.training:
+            return super().forward(x)
+        _, channels, height, width = x.shape
+        has_one_value = x.numel() == channels
+        if self.mask is None and not has_one_value:
             return super().forward(x)
         mask = x.new_ones(len(x), dtype=torch.bool) if self.mask is None else self.mask
         dtype = x.dtype
         x = x.to(self.running_mean.dtype)
         real = mask[:, None, None, None]
         # Values per channel, in the type of x: from integers torch would make quotients in float32.
-        values = real.sum().to(x.dtype) * (x.shape[2] * x.shape[3])
+        values = real.sum().to(x.dtype) * (height * width)
         divisor = values.clamp(min=1)  # a batch of padding only, of a client that stands still
         mean = torch.where(real, x, 0.0).sum((0, 2, 3)) / divisor
         centred = torch.where(real, x - mean[:, None, None], 0.0)
@@ -92,7 +96,7 @@ class LiveConv2d(nn.Conv2d):
         size: Height and width of the images; those of another size are convolved with all taps.
         live: The taps along height and width.
         live_padding: The padding that is left along height and width.
-        few: Whether the output has at most four places.
+        few: Whether the output has at most four places, and the layer neither groups nor dilation.
     """
 
     size: torch.Size
@@ -119,12 +123,17 @@ class LiveConv2d(nn.Conv2d):
         """
         _, height, width, _ = x.shape
         _, taps_down, taps_across, _ = weight.shape
-        rows = _starts(height, taps_down, self.stride[0], self.live_padding[0], self.dilation[0])
-        columns = _starts(width, taps_across, self.stride[1], self.live_padding[1], self.dilation[1])
+        stride_down, stride_across = self.stride
+        padding_down, padding_across = self.live_padding
+        rows = _starts(height, taps_down, stride_down, padding_down, dilation=1)
+        columns = _starts(width, taps_across, stride_across, padding_across, dilation=1)
         places = []
         for top, left in product(rows, columns):
             pixels = x[:, max(top, 0) : top + taps_down, max(left, 0) : left + taps_across]
-            taps = weight[:, max(-top, 0) :, max(-left, 0) :][:, : pixels.shape[1], : pixels.shape[2]]
+            _, num_down, num_across, _ = pixels.shape
+            first_down = max(-top, 0)
+            first_across = max(-left, 0)
+            taps = weight[:, first_down : first_down + num_down, first_across : first_across + num_across]
             places.append(F.linear(pixels.flatten(1), taps.flatten(1), self.bias))
         return torch.stack(places, 1).view(len(x), len(rows), len(columns), -1).permute(0, 3, 1, 2)
 
@@ -159,8 +168,8 @@ def _live_taps(size: int, kernel: int, stride: int, padding: int, dilation: int)
         return any(0 <= start + tap * dilation < size for start in starts)
 
     live = [tap for tap in range(kernel) if meets_pixel(tap)] or range(kernel)
-    first = live[0]
-    last = live[-1]
+    first = min(live)
+    last = max(live)
     left = padding - first * dilation
     if left < 0 or len(_starts(size, last - first + 1, stride, left, dilation)) != len(starts):
         return slice(0, kernel), padding  # the two sides would need unequal padding
@@ -178,7 +187,8 @@ def use_live_taps(network: nn.Module, channels: int, image_size: int) -> bool:
     def leave_out(layer: nn.Module, args: tuple) -> None:
         if type(layer) is not nn.Conv2d or not args or isinstance(layer.padding, str) or layer.padding_mode != "zeros":
             return
-        size = args[0].shape[-2:]
+        images, *_ = args
+        size = images.shape[-2:]
         rows, columns = zip(size, layer.kernel_size, layer.stride, layer.padding, layer.dilation, strict=True)
         live_rows, top = _live_taps(*rows)
         live_columns, left = _live_taps(*columns)
@@ -270,8 +280,12 @@ class KeyedDraws(nn.Module, TorchFunctionMode):
         """Drops values, or whole `channels` of `[B, C, ...]`, as `F.dropout` and `F.dropout2d`."""
         if not training or p == 0:
             return x
-        dropped = self.words(x.shape[:2] + (1,) * (x.dim() - 2) if channels else x.shape) < round(p * 2**32)
-        result = torch.where(dropped, 0.0, x / ((1 - p) or 1))
+        shape = x.shape
+        if channels:
+            shape = torch.Size([*x.shape[:2], *[1] * (x.dim() - 2)])
+        dropped = self.words(shape) < round(p * 2**32)
+        share_kept = 1 - p
+        result = torch.where(dropped, 0.0, x / (share_kept or 1))
         return x.copy_(result) if inplace else result
 
     def attention(
@@ -279,30 +293,38 @@ class KeyedDraws(nn.Module, TorchFunctionMode):
         is_causal: bool = False, scale: float | None = None,
     ) -> Tensor:  # fmt: skip
         """Returns softmax(Q K^T * scale + mask) V with dropout of the weights, as `F.scaled_dot_product_attention`."""
-        scores = query @ key.mT * (query.shape[-1] ** -0.5 if scale is None else scale)
+        if scale is None:
+            width = query.shape[-1]
+            scale = width**-0.5
+        scores = query @ key.mT * scale
         if is_causal:
             attn_mask = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).tril()
-        if attn_mask is not None and attn_mask.dtype == torch.bool:
+        if attn_mask is None:
+            weights = scores.softmax(-1)
+        elif attn_mask.dtype == torch.bool:
             lowest = torch.finfo(scores.dtype).min
             weights = torch.where(attn_mask, torch.where(attn_mask, scores, lowest).softmax(-1), 0.0)
         else:
-            weights = (scores if attn_mask is None else scores + attn_mask).softmax(-1)
+            weights = (scores + attn_mask).softmax(-1)
         return self.dropout(weights, dropout_p) @ value
 
     def multi_head_attention(self, *arguments: Any, **options: Any) -> tuple[Tensor, Tensor | None]:
         """Calls `F.multi_head_attention_forward` with `dropout` and `attention` in the place of torch's.
 
-        The body of torch's function is run with two other names. It cannot be called as it is: without this mode, as
-        here, its dropout would not come to us, and inside the mode its first line hands the call back to this method.
-        To change the names in torch's module would change them for other threads, too.
+        Its body is run here with these two names of its module standing for ours, since there is no other way to it.
+        Called as it is, outside this mode, its dropout would not come to us; inside the mode its first line hands the
+        call back to this method. To set the names in torch's module would change them for other threads too, and a copy
+        of its 200 lines would not follow torch's own changes.
         """
-        theirs = F.multi_head_attention_forward
+        function = F.multi_head_attention_forward
         names = {
-            **vars(F), "dropout": self.dropout, "scaled_dot_product_attention": self.attention,
-            "has_torch_function": lambda tensors: False,
-        }  # fmt: skip
-        ours = FunctionType(theirs.__code__, names, argdefs=theirs.__defaults__)
-        return ours(*arguments, **options)
+            **vars(F),
+            "dropout": self.dropout,
+            "scaled_dot_product_attention": self.attention,
+            "has_torch_function": lambda tensors: False,  # so that the first line does not hand the call back
+        }
+        with_our_names = FunctionType(function.__code__, names, argdefs=function.__defaults__)
+        return with_our_names(*arguments, **options)
 
 
 KEYED: dict[Callable, Callable] = {

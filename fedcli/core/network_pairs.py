@@ -32,7 +32,7 @@ class _Clip(torch.autograd.Function):
 
     @staticmethod
     def setup_context(ctx, inputs, output) -> None:
-        ctx.longest = inputs[0]
+        ctx.longest, *_ = inputs
 
     @staticmethod
     def backward(ctx, *grads: Tensor) -> tuple[Tensor | None, ...]:
