@@ -1,6 +1,7 @@
 """What a method file and a paper file declare: methods, protocols, tables, claims, and the options of all."""
 
 import sys
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import KW_ONLY, MISSING, Field, dataclass, field
@@ -144,8 +145,12 @@ def check_value(field: Field, value: Any) -> None:
         raise UserError(f"{flag} must be of type {names} (got {value!r}); give a value of that type.")
     if metadata["choices"] and value not in metadata["choices"]:
         raise UserError(f"{flag} must be {describe_range(metadata)} (got '{value}'); choose one of them.")
-    if type(value) not in LARGEST:
-        return
+    if type(value) in LARGEST:
+        _check_range(flag, metadata, value)
+
+
+def _check_range(flag: str, metadata: Mapping[str, Any], value: float) -> None:
+    """Refuses a number outside of an option's range, or larger than PyTorch takes."""
     largest = LARGEST[type(value)]
     low = -largest if metadata["low"] is None else metadata["low"]
     high = largest if metadata["high"] is None else metadata["high"]
@@ -341,10 +346,15 @@ def rows_by_class(width: Callable[[Sizes], int]) -> Callable[..., tuple[int, int
     return costs
 
 
-class _Declared:
+class _Declared(ABC):
     """What a method and a step know of the file that declares them."""
 
-    _home: ClassVar[ModuleType | None] = None  # the user's file, set by the registry on an instance
+    _home: ClassVar[ModuleType | None] = None  # the user's file, see `declare_in`
+
+    @property
+    @abstractmethod
+    def _function(self) -> Callable[..., Any]:
+        """The function that does its work."""
 
     @property
     def module(self) -> ModuleType:
@@ -354,9 +364,12 @@ class _Declared:
     @property
     def origin(self) -> ModuleType:
         """The module of its function, which is another where a user's file changes a paper's method."""
-        assert isinstance(self, Method | Post)
-        function = self.run_round if isinstance(self, Method) else self.apply
-        return sys.modules[function.__module__]
+        return sys.modules[self._function.__module__]
+
+    def declare_in(self, module: ModuleType) -> None:
+        """Says that a user's file declares it, unless another file has been said to."""
+        if self._home is None:
+            object.__setattr__(self, "_home", module)  # no field, so that `replace` does not copy it
 
     @property
     def file(self) -> Path:
@@ -445,6 +458,10 @@ class Method(_Declared):
     numerics: int = 1
 
     @property
+    def _function(self) -> Callable[..., Any]:
+        return self.run_round
+
+    @property
     def tested(self) -> str:
         """Which model the headline is of: "global" or "personal", each client's own."""
         return "global" if self.personal is None else "personal"
@@ -460,3 +477,7 @@ class Post(_Declared):
     # `(params, buffers, fed, config) -> (params, buffers, floats_up)`: the model after the step, and the floats that a
     # client sends for it, as a mean over the clients.
     apply: Callable[..., tuple[dict, dict, int]]
+
+    @property
+    def _function(self) -> Callable[..., Any]:
+        return self.apply

@@ -63,8 +63,8 @@ def _from_file(text: str, kind: type) -> Any:
         raise unknown(f"{variable} in '{path}'", name, items, f"write {path}:NAME, of {choices}.")
     item = items[name]
     is_registered = any(item is other for other in registered)
-    if kind in (Method, Post) and item._home is None and not is_registered:
-        object.__setattr__(item, "_home", module)  # no field, so that `replace` does not copy it
+    if isinstance(item, Method | Post) and not is_registered:
+        item.declare_in(module)
     if kind is Table:
         return replace(item, cells=tuple(_with_full_names(cell, module) for cell in item.cells))
     return item
@@ -194,8 +194,10 @@ def default_protocol(method: Method, dataset: str | None) -> Protocol:
     for protocol in (default, *{**registered, **of_file}.values()):
         if protocol.paper == default.paper and dataset in protocol.datasets:
             return protocol
-    papers_data: set[str] = set()
+    data_of_papers: set[str] = set()
     for protocol in registered.values():
-        papers_data.update(protocol.datasets)
-    is_own_data = dataset is not None and dataset not in papers_data
-    return find_protocol("own:data") if is_own_data and default.name in registered else default
+        data_of_papers.update(protocol.datasets)
+    is_own_data = dataset is not None and dataset not in data_of_papers
+    if is_own_data and default.name in registered:
+        return find_protocol("own:data")
+    return default

@@ -17,7 +17,7 @@ from traceback import walk_tb
 from types import ModuleType
 from typing import Any, NamedTuple
 
-from fedcli.errors import UserError, unknown
+from fedcli.errors import UserError, first_line, unknown
 from fedcli.isolation import unchanged
 from fedcli.vision import with_operators
 
@@ -104,10 +104,21 @@ def file_hash(path: str | Path) -> str:
     return hashlib.sha256(" ".join([alone, *sorted(imported)]).encode()).hexdigest()[:16]
 
 
-def is_hash_of(recorded: str, path: str | Path) -> bool:
-    """Whether a record's hash, the last of several, is that of a file now; older ones are of the file alone."""
+def first_hash(recorded: str) -> str:
+    """The hash that a file had when the run began, of those that a record has of it."""
+    first, _, _ = recorded.partition(THEN)
+    return first
+
+
+def last_hash(recorded: str) -> str:
+    """The hash that a file had in the last rounds, of those that a record has of it."""
     _, _, last = recorded.rpartition(THEN)
-    return last in (file_hash(path), _hash_alone(Path(path)))
+    return last
+
+
+def is_hash_of(recorded: str, path: str | Path) -> bool:
+    """Whether a record's last hash is that of a file now; older ones are of the file alone."""
+    return last_hash(recorded) in (file_hash(path), _hash_alone(Path(path)))
 
 
 def _hash_alone(path: Path) -> str:
@@ -154,19 +165,18 @@ def trust_files(
     paths = {}
     files = {}
     for path, old_hash in recorded.items():
-        candidates = [file for file in named_files if file == path or is_hash_of(old_hash, file)]
-        candidates += [file for file in named_files if Path(file).name == Path(path).name]
-        if not candidates:
-            flags = " ".join(f"--method {shlex.quote(file)}" for file in recorded)
+        file = _find_moved(path, old_hash, named_files)
+        if file is None:
+            flags = " ".join(f"--method {shlex.quote(other)}" for other in recorded)
             fault = f"the run needs your code in '{path}' (hash {old_hash or 'unknown'}), run only if you name it"
             raise UserError(f"{fault}; add {flags}.")
-        (file, *_) = candidates
         paths[path] = file
         is_same = is_hash_of(old_hash, file)
         if not is_same and not changed:
-            change = "or one that it imports has changed since the run began"
-            change += f" (hash {file_hash(file)}, was {old_hash or 'unknown'})"
-            raise UserError(f"the file '{file}' {change}; put it back, resume with --changed-method, or run anew.")
+            raise UserError(
+                f"the file '{file}' or one that it imports has changed since the run began (hash {file_hash(file)}, "
+                f"was {old_hash or 'unknown'}); put it back, resume with --changed-method, or run anew."
+            )
         files[file] = old_hash if is_same else old_hash + THEN + file_hash(file)
     return {
         **record,
@@ -174,6 +184,17 @@ def trust_files(
         "config": {name: replace_paths(value, paths) for name, value in record["config"].items()},
         "user_files": files,
     }
+
+
+def _find_moved(path: str, old_hash: str, files: Sequence[str]) -> str | None:
+    """The first of some files that is at a path or has its hash, else the first of its name; None without any."""
+    for file in files:
+        if file == path or is_hash_of(old_hash, file):
+            return file
+    for file in files:
+        if Path(file).name == Path(path).name:
+            return file
+    return None
 
 
 @dataclass(frozen=True)
@@ -232,8 +253,7 @@ def blame(path: str | Path, line: int | None = None, passes: tuple[type[Exceptio
             if frame.f_code.co_filename == str(path):
                 line = number
         where = f" in line {line}" if line else ""
-        message = str(error).strip() or "no message"
-        (text, *_) = message.splitlines()
+        text = first_line(error) if str(error).strip() else "no message"
         got = f"got {type(error).__name__}: {text}"
         remedy = "'fedcli --traceback ...' shows more"
         if "vmap" in text or "functorch" in text:

@@ -63,7 +63,8 @@ class Count(TorchDispatchMode):
         kwargs = kwargs or {}
         kind = function.overloadpacket
         if kind is aten._fused_sgd_:  # has no form on the meta device
-            self._add(kind, _list_kernels(args[0]), _fused_bytes(*args[:3]), 0)
+            params, grads, momenta, *_ = args
+            self._add(kind, _list_kernels(params), _fused_bytes(params, grads, momenta), 0)
             return None
         results = function(*args, **kwargs)
         if not _gives_view(function) and kind not in FREE:
@@ -88,7 +89,8 @@ def _gives_view(function: Any) -> bool:
 
 def _kernels(kind: Any, args: tuple) -> int:
     if kind is aten.convolution_backward:
-        return sum(args[-1])  # of each gradient that is asked for
+        *_, is_asked_for = args  # of each gradient
+        return sum(is_asked_for)
     return 2 if kind is aten.constant_pad_nd else 1  # fills, then copies
 
 
@@ -134,14 +136,21 @@ def _list_kernels(tensors: list[Tensor]) -> int:
 
 def _flops(kind: Any, args: tuple, kwargs: dict[str, Any], results: Any) -> int:
     if kind is aten.convolution:
-        return 2 * results.numel() * args[1][0].numel()
+        _, weight, *_ = args
+        return _convolution_flops(results, weight)
     if kind is aten.convolution_backward:
-        gradient, _, weight = args[:3]
-        of_input, of_weight, _ = args[-1]
-        return (of_input + of_weight) * 2 * gradient.numel() * weight[0].numel()
+        gradient, _, weight, *_, is_asked_for = args
+        of_input, of_weight, _ = is_asked_for
+        return (of_input + of_weight) * _convolution_flops(gradient, weight)
     if kind in flop_registry:
         return flop_registry[kind](*args, **kwargs, out_val=results)
     return 0
+
+
+def _convolution_flops(output: Tensor, weight: Tensor) -> int:
+    """Returns a multiplication and an addition for each value of the output and each weight that it is made of."""
+    num_outputs = weight.shape[0]
+    return 2 * output.numel() * (weight.numel() // num_outputs)
 
 
 class _NoGraphs:

@@ -81,11 +81,11 @@ def prepare_workload(workload: dict[str, Any], method: str = "fedavg", **given: 
     Every option has a value then, so that none comes from a protocol.
     """
     chosen = registry.find_method(method)
-    with_test_images = [protocol.name for protocol in registry.protocols().values() if protocol.evaluation == "server"]
+    with_test_images = (protocol.name for protocol in registry.protocols().values() if protocol.evaluation == "server")
     options = {
         **vars(RunConfig()),
         **vars(chosen.config()),
-        "protocol": with_test_images[0],
+        "protocol": next(with_test_images),
         "rounds": ROUNDS,
         "optimizer": "sgd",
     }

@@ -266,7 +266,8 @@ def _on_parts(parts: Sequence[np.ndarray], names: Sequence[str], method: Method,
     hits = np.concatenate([of_model.hits.numpy() for of_model in judged], 1)  # [rules, n]
     entries: dict[str, Any] = dict(zip(names, map(_mean, hits), strict=False))
     ends = np.cumsum([len(part) for part in part_of.values()])
-    hits_of_clients = np.split(hits[0], ends[:-1])
+    by_first_rule, *_ = hits
+    hits_of_clients = np.split(by_first_rule, ends[:-1])
     entries |= _by_client(part_of, [_mean(of_client) for of_client in hits_of_clients])
     return Tested(entries, judged)
 
@@ -290,7 +291,8 @@ def _on_test_images(fed: Federation, method: Method, score: Score) -> Tested:
     by_rule = [accuracies.tolist() for accuracies in hits.mean(2).T]  # [rules][clients]
     entries |= dict(zip(RULES, map(_mean, by_rule), strict=False))
     if method.personal is not None:
-        entries |= _by_client(clients, by_rule[0])
+        by_first_rule, *_ = by_rule
+        entries |= _by_client(clients, by_first_rule)
     return Tested(entries, judged)
 
 

@@ -18,7 +18,7 @@ from fedcli.errors import UserError
 from fedcli.registry import methods, posts, protocols
 from fedcli.runs.options import RunConfig, fields_of, filled_up, recorded_fields
 from fedcli.runs.resolve import Setup, default_options
-from fedcli.userfiles import THEN, is_hash_of, own_paths, replace_paths
+from fedcli.userfiles import THEN, first_hash, is_hash_of, last_hash, own_paths, replace_paths
 
 Settings = dict[str, Any]
 # On which no result depends, but on the seed, which stands beside the settings.
@@ -167,14 +167,14 @@ def code_differences(record: dict[str, Any], method: Method) -> dict[str, Change
     if now != was:
         changes["numerics"] = Change(now, was)
     if not is_packaged(record) and not is_hash_of(record["method_hash"], method.file):
-        changes["hash"] = Change(method.file_hash, record["method_hash"].rpartition(THEN)[2])
+        changes["hash"] = Change(method.file_hash, last_hash(record["method_hash"]))
     return changes
 
 
 def last_numerics(record: Mapping[str, Any]) -> dict[str, int]:
     """The numerics of a run's last rounds, to which the user has consented where they are not those of its first."""
-    consented = [change["numerics"] for change in record["changed"] if "numerics" in change]
-    return consented[-1] if consented else record["numerics"]
+    *_, last = [record["numerics"], *(change["numerics"] for change in record["changed"] if "numerics" in change)]
+    return last
 
 
 def code_changes(record: Mapping[str, Any]) -> list[str]:
@@ -201,8 +201,8 @@ def identity(record: dict[str, Any]) -> str:
 
     A user's file counts by its hash when the run began, so that it may be moved.
     """
-    first = {path: hashes.split(THEN)[0] for path, hashes in record["user_files"].items()}
-    config = {name: replace_paths(value, first) for name, value in record["config"].items()}
+    hashes = {path: first_hash(recorded) for path, recorded in record["user_files"].items()}
+    config = {name: replace_paths(value, hashes) for name, value in record["config"].items()}
     return digest_of([record["method"], config, record["dataset_fingerprint"], record["partition"]["fingerprint"]])
 
 
@@ -292,8 +292,10 @@ def settings_text(values: Mapping[str, Any]) -> str:
 
 
 def _word(value: Any) -> str:
-    if value is None or isinstance(value, bool):
-        return {True: "on", False: "off", None: "none"}[value]
+    if value is None:
+        return "none"
+    if isinstance(value, bool):
+        return "on" if value else "off"
     return "the run's" if value == AS_SEED else str(value)
 
 

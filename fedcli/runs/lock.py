@@ -18,8 +18,7 @@ from fedcli.files import guards, partials
 LOCK = ".lock"
 OLDER_PARTIAL = re.compile(r"\..+\.\d+\.partial", re.DOTALL)  # what an older version wrote
 NO_LOCKS = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP)  # of a file system without locks
-
-
+RECORD_BEGINS = b'{\n "schema": '
 # What a run has in its folder, and what is measured and drawn of it.
 FILES_OF_A_RUN = (
     LOCK, "record.json", "checkpoint.safetensors", "checkpoint-before.safetensors", "selected.safetensors",
@@ -94,9 +93,16 @@ def refuse_file_of_a_run(path: Path) -> None:
     folder = file.parent.parent if is_state else file.parent
     has_name_of_run = is_state or file.name in FILES_OF_A_RUN
     is_of_run = has_name_of_run and (folder / "record.json").is_file()
-    is_record = file.is_file() and file.open("rb").read(13) == b'{\n "schema": '
-    if is_of_run or is_record:
+    if is_of_run or _is_record(file):
         raise UserError(f"'{path}' is a file of the run in '{folder}' (got it as an output); choose another name.")
+
+
+def _is_record(file: Path) -> bool:
+    """Whether a file begins as a record does, whatever its name."""
+    if not file.is_file():
+        return False
+    with file.open("rb") as content:
+        return content.read(len(RECORD_BEGINS)) == RECORD_BEGINS
 
 
 def leftovers(folder: Path) -> list[Path]:

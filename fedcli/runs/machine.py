@@ -76,6 +76,12 @@ def note_move(record: dict[str, Any], device: torch.device) -> list[str]:
     return [f"{' and '.join(changed)} are not what they were in the rounds before; bits may be those of neither place"]
 
 
+def load_of_last_minute() -> float:
+    """How many threads wanted a core at a time, as a mean over the last minute."""
+    last_minute, _, _ = os.getloadavg()
+    return last_minute
+
+
 def quiet(record: dict[str, Any]) -> bool:
     """Whether no other work disturbed a run, so that its seconds say something.
 

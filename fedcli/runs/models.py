@@ -65,7 +65,8 @@ def _pair(values: Iterable[Any]) -> tuple[Any, Any]:
 def all_params(method: Method, state: Any, num_clients: int) -> Iterator[tuple[str, Tensor]]:
     """Yields the parameters of the global model, or of all clients' models with ids before the names, in order."""
     if method.personal is None:
-        yield from sorted(method.model(state)[0].items())
+        params, _ = method.model(state)
+        yield from sorted(params.items())
         return
     for client in range(num_clients):
         params, _ = own_model(method.personal, state, client) or ({}, {})
@@ -91,6 +92,13 @@ def check_round(round: str) -> None:
         raise UserError(f"--round must be {' or '.join(ROUNDS)} (got '{round}'); choose one of them.")
 
 
+class _RoundModels(NamedTuple):
+    """The models after a round."""
+
+    round: int
+    models: Models
+
+
 @dataclass
 class BestModels:
     """Keeps the models of the best round in memory, and, before a checkpoint of a later round, in a file.
@@ -100,7 +108,7 @@ class BestModels:
 
     folder: Path
     method: Method
-    held: tuple[int, Models] | None = None  # the best round and its models, where they are not in the file
+    held: _RoundModels | None = None  # of the best round, where they are not in the file
 
     def see(self, record: dict[str, Any], state: Any) -> None:
         """Holds the models of the last round in the record if it is the best one, and they are not too large."""
@@ -109,13 +117,14 @@ class BestModels:
         if summary["selection"].startswith("best-") and summary["selected_round"] == last:
             measured = state if self.method.personal else self.method.model(state)  # reads no clients' states
             if sum(getattr(leaf, "nbytes", 0) for leaf in leaves(measured)) <= LARGEST:
-                self.held = last, models_of(self.method, state)
+                self.held = _RoundModels(last, models_of(self.method, state))
 
     def write_checkpoint(self, record: dict[str, Any], state: Any) -> None:
         """Writes a checkpoint of the last round, and before it what is held of an earlier one."""
-        if self.held is not None and self.held[0] < len(record["rounds"]) - 1:
-            best, models = self.held
-            save_tree(self.folder / SELECTED, models, {"identity": identity(record), "round": best})
+        last = len(record["rounds"]) - 1
+        if self.held is not None and self.held.round < last:
+            facts = {"identity": identity(record), "round": self.held.round}
+            save_tree(self.folder / SELECTED, self.held.models, facts)
             self.held = None
         checkpoints.write_checkpoint(self.folder, record, state)
 
@@ -207,7 +216,8 @@ class Run:
         network = _initial_network(record, client or 0)
         trained = models.shared if client is None else models.personal.get(client)
         if trained is not None:  # else the initial one, of a client that has never taken part
-            _load(network, {**trained[0], **trained[1]})
+            params, buffers = trained
+            _load(network, {**params, **buffers})
         return Classifier(network, record, models.prototypes if prototypes else None).eval().requires_grad_(False)
 
 
@@ -265,27 +275,28 @@ def check_models(models: Models, method: Method, record: dict[str, Any]) -> None
     num_clients = record["config"]["num_clients"]
     kinds = len(record["config"]["backbone"].split(","))
     networks = [_initial_network(record, kind) for kind in range(kinds)]
-    tensors = [
-        (
-            {name: value for name, value in network.named_parameters() if value.requires_grad},
-            dict(network.named_buffers()),
-        )
-        for network in networks
-    ]
+    initial = [_initial_model(network) for network in networks]
+    first_network, *_ = networks
     if method.personal is None or method.shared is not None:
         with at("shared"):
-            check_like(tensors[0], models.shared, num_clients)
+            check_like(_initial_model(first_network), models.shared, num_clients)
     with at("personal"):
         if not isinstance(models.personal, dict):
             raise wrong("models by client", type(models.personal).__name__)
         for client, model in models.personal.items():
             with at(client):
-                check_like(tensors[client % kinds], model, num_clients)
+                check_like(initial[client % kinds], model, num_clients)
     if method.prototypes is not None:
         classes = len(record["class_names"])
-        points = networks[0].head.weight.new_empty(classes, networks[0].feature_dim)
+        points = first_network.head.weight.new_empty(classes, first_network.feature_dim)
         with at("prototypes"):
             check_like((points, torch.empty(classes, dtype=torch.bool)), models.prototypes, num_clients)
+
+
+def _initial_model(network: Backbone) -> tuple[Params, Params]:
+    """Returns parameters and buffers of a network, without those that are frozen."""
+    params = {name: value for name, value in network.named_parameters() if value.requires_grad}
+    return params, dict(network.named_buffers())
 
 
 def _tensors(model: Classifier) -> Params:
@@ -334,7 +345,10 @@ def export(
     suffix, loading = FORMATS[format]
     content = _program(model, record["model"]["input"]) if format == "pt" else _tensor_file(model, record)
     name = "model" if client is None else f"model-client-{client}"
-    name += ("-last" if round == "last" else "") + ("-prototypes" if prototypes else "")
+    if round == "last":
+        name += "-last"
+    if prototypes:
+        name += "-prototypes"
     file = Path(out or run.path / name).with_suffix(suffix)
     refuse_file_of_a_run(file)
     card = file.with_name(f"{file.name}.md")

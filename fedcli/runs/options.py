@@ -191,7 +191,9 @@ def parse_size(text: str) -> int:
     size = re.fullmatch(r"([0-9]+)([KMGT]?)", text.upper())
     if size is None:
         raise UserError(f"--state-memory must be a number of bytes (got '{text}'); write it as 256M or 4G.")
-    return int(size[1]) * 1024 ** " KMGT".index(size[2] or " ")
+    number, unit = size.groups()
+    powers = {"": 0, "K": 1, "M": 2, "G": 3, "T": 4}
+    return int(number) * 1024 ** powers[unit]
 
 
 def parse_values(field: Field, text: str) -> tuple[Any, ...]:

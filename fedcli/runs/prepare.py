@@ -70,15 +70,21 @@ def load_data(setup: Setup) -> Data:
             f"the split '{config.partition}' has test lists, which the protocol {config.protocol} does not use; choose "
             "one that tests on the clients' own parts, or leave the lists out."
         )
+    _refuse_lacking_parts(setup, parts)
+    if config.public_dataset is None:
+        return Data(dataset, parts, None)
+    public = datasets.public_images(config.public_dataset, dataset, config.public_examples, setup.partition_seed)
+    return Data(dataset, parts, public)
+
+
+def _refuse_lacking_parts(setup: Setup, parts: list) -> None:
+    """Refuses a division that leaves no client a part for testing or validation where the protocol needs one."""
+    config = setup.run
     division = divide(parts, config)
     if setup.protocol.evaluation == "clients" and not any(map(len, division.testing)):
         raise UserError(f"no client has a test part (got --local-test {config.local_test:g}); use a larger share.")
     if setup.selection == "best-validation" and not any(map(len, division.validation)):
         raise UserError(f"no client has a validation part (got --validation {config.validation:g}); use a larger one.")
-    if config.public_dataset is None:
-        return Data(dataset, parts, None)
-    public = datasets.public_images(config.public_dataset, dataset, config.public_examples, setup.partition_seed)
-    return Data(dataset, parts, public)
 
 
 def refuse_data(setup: Setup) -> None:

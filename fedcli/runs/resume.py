@@ -108,10 +108,10 @@ def _changed_code(record: dict[str, Any], method: Method, files_before: dict[str
         changes.append({"what": "the arithmetic of fedcli", "numerics": now})
     if "hash" in differing:
         changes.append({"what": "its method"})
-    last_hashes = {hashes.rpartition(userfiles.THEN)[2] for hashes in files_before.values()}
+    hashes_before = {userfiles.last_hash(hashes) for hashes in files_before.values()}
     for path, hashes in record["user_files"].items():
         is_of_method = Path(path) == Path(method.file)
-        if not is_of_method and hashes.rpartition(userfiles.THEN)[2] not in last_hashes:
+        if not is_of_method and userfiles.last_hash(hashes) not in hashes_before:
             changes.append({"what": f"its file {Path(path).name}"})
     return changes
 

@@ -2,7 +2,6 @@
 
 import dataclasses
 import math
-import os
 import random
 import time
 from collections.abc import Iterator
@@ -25,6 +24,7 @@ from fedcli.runs import autotune
 from fedcli.runs.checkpoints import clear, clear_finished, is_due
 from fedcli.runs.identity import identity
 from fedcli.runs.lock import FolderLost, watch
+from fedcli.runs.machine import load_of_last_minute
 from fedcli.runs.models import BestModels, all_params
 from fedcli.runs.record import params_hash, summarise, write_record
 from fedcli.runs.resolve import Setup
@@ -93,8 +93,8 @@ def _make_ready(setup: Setup, fed: Federation, record: dict, folder: Path, progr
     _refuse_different_workers(record, setup.method)
     record["engine"]["processes"] = fed.engine.processes.count
     record |= {"status": "running", "summary": summarise(rounds, setup.selection)}
-    busy = os.getloadavg()[0]
-    record.setdefault("load", []).append({"round": len(rounds), "start": busy, "end": busy})
+    load = load_of_last_minute()
+    record.setdefault("load", []).append({"round": len(rounds), "start": load, "end": load})
     current().first(lambda: clear(folder, at_rest=True))  # before another worker writes there
     if not writes:
         watch(folder)
@@ -160,7 +160,7 @@ class RunningRun:
 
     def is_late(self) -> bool:
         """Returns whether less time is left than the last round took; the first worker decides for all."""
-        return current().gather(time_left() < self._seconds)[0]
+        return current().first(lambda: time_left() < self._seconds)
 
     def finish(self) -> None:
         """Takes the step after the last round, and records what the run has ended with."""
@@ -219,7 +219,7 @@ def _record_round(record: dict, setup: Setup, fed: Federation, seconds: float) -
     buffer_floats = max(fed.sent_down["buffers"], fed.sent_up["buffers"])  # of batch normalisation, one way
     record["engine"]["clients_per_chunk"] = fed.engine.clients_per_chunk
     record["engine"]["processes"] = fed.engine.processes.count
-    record["load"][-1]["end"] = os.getloadavg()[0]
+    record["load"][-1]["end"] = load_of_last_minute()
     record |= {  # at once, since an interruption may come at any time
         "cost": {
             "floats_down": rounds[-1]["floats_down"],
@@ -292,13 +292,8 @@ def one_round(setup: Setup, fed: Federation, state: Any, cohort: Cohort) -> Outc
     fed.start_round(keep_sent_models=config.drift_every > 0)
     start = time.perf_counter()
     with no_global_draws(f"run_round of '{setup.method.name}'", fed.device, f" in round {cohort.round + 1}"):
-        outcome = setup.method.run_round(state, cohort, fed, setup.options)
-    if type(outcome) is not tuple or len(outcome) != 2 or not isinstance(outcome[1], dict):
-        raise UserError(
-            f"run_round of '{setup.method.name}' returns no state and terms (got {type(outcome).__name__}); end it "
-            "with 'return state, terms', the terms a dict of tensors [K], or {}."
-        )
-    after, terms = outcome
+        returned = setup.method.run_round(state, cohort, fed, setup.options)
+    after, terms = _state_and_terms(returned, setup.method)
     refuse_non_finite(after, cohort.round)
     means = _means(terms, cohort)
     if fed.device.type == "cuda":
@@ -317,6 +312,18 @@ def one_round(setup: Setup, fed: Federation, state: Any, cohort: Cohort) -> Outc
         entry["drift"] = drift.measure_drift(fed, cohort)
     _refuse_non_finite_numbers(entry, cohort.round)
     return Outcome(after, entry)
+
+
+def _state_and_terms(returned: Any, method: Method) -> tuple[Any, dict[str, torch.Tensor]]:
+    """Returns the two that a method's `run_round` has returned; refuses anything else."""
+    is_pair = type(returned) is tuple and len(returned) == 2
+    state, terms = returned if is_pair else (None, None)
+    if not isinstance(terms, dict):
+        raise UserError(
+            f"run_round of '{method.name}' returns no state and terms (got {type(returned).__name__}); end it "
+            "with 'return state, terms', the terms a dict of tensors [K], or {}."
+        )
+    return state, terms
 
 
 def _floats_of_a_client(sent: dict[str, int], num_clients: int) -> int:

@@ -176,6 +176,11 @@ def joined(forks: bool = True) -> Iterator[Group]:
         dist.destroy_process_group()  # closes the connections, which the others see
 
 
+def _rank_of_cause(failure: Any) -> tuple[bool, float]:
+    """Orders failed processes: the first that failed first, but those last that have only lost another one."""
+    return failure.exitcode == LOST, failure.timestamp
+
+
 def launch(count: int, command: Sequence[str]) -> int:
     """Starts a command `count` times by PyTorch's launcher; what interrupts this process interrupts them.
 
@@ -200,8 +205,9 @@ def launch(count: int, command: Sequence[str]) -> int:
     except SignalException as error:
         return 128 + error.sigval
     except ChildFailedError as error:
-        # The first that failed, but rather the one that the others have lost.
-        number, failure = min(error.failures.items(), key=lambda item: (item[1].exitcode == LOST, item[1].timestamp))
+        failures = error.failures  # by the number of the process
+        number = min(failures, key=lambda worker: _rank_of_cause(failures[worker]))
+        failure = failures[number]
         code = failure.exitcode
         if number == 0 and 0 < code != LOST:
             return code
