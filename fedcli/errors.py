@@ -55,8 +55,9 @@ def unknown(kind: str, name: str, names: Iterable[str], remedy: str, guess: str 
         guess: The one that was meant, if the caller knows it.
     """
     by_letters = {other.lower().lstrip("-"): other for other in names}
-    near = get_close_matches(name.lower().lstrip("-"), by_letters, 1)
-    if near and not guess:
-        guess = by_letters[near[0]]
+    nearest = get_close_matches(name.lower().lstrip("-"), by_letters, 1)
+    if nearest and not guess:
+        (letters,) = nearest
+        guess = by_letters[letters]
     meant = f"did you mean '{guess}'? " if guess else ""
     return UserError(f"unknown {kind} '{name}'; {meant}{remedy}")

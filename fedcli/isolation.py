@@ -49,7 +49,7 @@ class Snapshot(NamedTuple):
     content: dict[Any, Any]
 
 
-class State(NamedTuple):
+class ProcessState(NamedTuple):
     """The process at a moment."""
 
     settings: dict[str, Any]  # by the name of what sets each
@@ -95,7 +95,8 @@ def _settings() -> dict[str, Setting]:
         )
     for name, hooks in vars(torch.nn.modules.module).items():
         if name.startswith("_global_") and isinstance(hooks, dict):
-            settings[f"a hook on all modules ({name[8:]})"] = _content(hooks)
+            kind = name.removeprefix("_global_")
+            settings[f"a hook on all modules ({kind})"] = _content(hooks)
     return settings
 
 
@@ -116,7 +117,8 @@ def _content(hooks: dict[Any, Any]) -> Setting:
 
 
 def _is_ours(name: str) -> bool:
-    return name.partition(".")[0] == "fedcli"
+    package, _, _ = name.partition(".")
+    return package == "fedcli"
 
 
 def _owners() -> Iterator[tuple[str, Any]]:
@@ -134,14 +136,14 @@ def _owners() -> Iterator[tuple[str, Any]]:
                     yield f"{name}.{key}", value
 
 
-def _counts(name: str, key: str, value: Any) -> bool:
+def _must_stay(name: str, key: str, value: Any) -> bool:
     """Whether a part of a module or class may not change: functions and properties; of our own also constants."""
     if callable(value) or isinstance(value, property):
         return True
     return _is_ours(name) and not key.startswith("__")
 
 
-def _state() -> State:
+def _read_state() -> ProcessState:
     settings = {name: setting.read() for name, setting in _settings().items()}
     parts = {name: Snapshot(owner, vars(owner).copy()) for name, owner in _owners()}
     tables = {}
@@ -151,15 +153,15 @@ def _state() -> State:
         for key, value in module.content.items():
             if key.isupper() and isinstance(value, dict):
                 tables[f"{name}.{key}"] = Snapshot(value, dict(value))
-    return State(settings, parts, tables)
+    return ProcessState(settings, parts, tables)
 
 
-def _put_back(before: State) -> list[str]:
+def _put_back(before: ProcessState) -> list[str]:
     """Puts back what has changed, and returns it in words."""
     return [*_put_back_settings(before), *_put_back_parts(before), *_put_back_tables(before)]
 
 
-def _put_back_settings(before: State) -> list[str]:
+def _put_back_settings(before: ProcessState) -> list[str]:
     changes = []
     for name, setting in _settings().items():
         old = before.settings[name]
@@ -171,7 +173,7 @@ def _put_back_settings(before: State) -> list[str]:
     return changes
 
 
-def _put_back_parts(before: State) -> list[str]:
+def _put_back_parts(before: ProcessState) -> list[str]:
     changes = []
     for name, (owner, content) in before.parts.items():
         now = vars(owner)
@@ -179,11 +181,11 @@ def _put_back_parts(before: State) -> list[str]:
             continue
         for key, old in content.items():
             new = now.get(key)
-            if new is old or not _counts(name, key, old) or _is_wrapped_by_its_library(new, old):
+            if new is old or not _must_stay(name, key, old) or _is_wrapped_by_its_library(new, old):
                 continue
             changes.append(f"{name}.{key} (got another one)")
             setattr(owner, key, old)
-        for key in _new_in_front(owner, content):
+        for key in _overriding(owner, content):
             changes.append(f"{name}.{key} (got another one)")
             delattr(owner, key)
     return changes
@@ -198,7 +200,7 @@ def _is_same(now: Mapping[str, Any], old: Mapping[str, Any]) -> bool:
     )
 
 
-def _put_back_tables(before: State) -> list[str]:
+def _put_back_tables(before: ProcessState) -> list[str]:
     changes = []
     for name, (table, content) in before.tables.items():
         keys = [key for key in {*table, *content} if table.get(key, _ABSENT) is not content.get(key, _ABSENT)]
@@ -209,7 +211,7 @@ def _put_back_tables(before: State) -> list[str]:
     return changes
 
 
-def _new_in_front(owner: Any, parts: dict[str, Any]) -> list[str]:
+def _overriding(owner: Any, parts: dict[str, Any]) -> list[str]:
     """The functions that a class has got since, and that stand before those of the classes it is made of."""
     if not isinstance(owner, type):
         return []
@@ -243,7 +245,7 @@ def unchanged(files: Sequence[str]) -> Iterator[None]:
         return
     import torch  # noqa: F401  # before a file does, so that what it changes there is seen
 
-    before = _state()
+    before = _read_state()
     try:
         yield
     except BaseException:
@@ -251,8 +253,10 @@ def unchanged(files: Sequence[str]) -> Iterator[None]:
         raise
     changes = _put_back(before)
     if changes:
-        more = f", and {len(changes) - 1} more" if len(changes) > 1 else ""
+        file, *_ = files
+        first, *others = changes
+        more = f", and {len(others)} more" if others else ""
         raise UserError(
-            f"the file '{files[0]}' changes {changes[0]}{more} for the whole process, and so for other methods; leave "
-            "it as it is, or write a function of your own and call it."
+            f"the file '{file}' changes {first}{more} for the whole process, and so for other methods; leave it as it "
+            "is, or write a function of your own and call it."
         )

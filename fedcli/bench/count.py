@@ -197,9 +197,9 @@ def count_step(name: str, workload: dict[str, Any], way: str, precision: str) ->
     clients = tree_map(to_meta, fed.broadcast(*fed.initial_model(), cohort))
     step = fed.optimizer_step(plain_loss(fed.network))
     engine.train(step, clients, fed.plan(cohort), fed.lr(0), context=None, axes=None)
-    (stack,) = engine.stacks.values()
+    take_step = engine.captured_step()
     with Count() as count:
-        stack.step(padded=False, is_captured=True)
+        take_step()
     result = {
         "workload": name,
         "way": f"{way} x {size}",

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import CancelledError, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial, wraps
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -70,11 +70,21 @@ def spell_chunking(chunking: Chunking) -> str:
     return f"{BRANCHES}:{chunking.clients}" if chunking.way == BRANCHES else str(chunking.clients)
 
 
-class OneWorker:
-    """The process that does all work of a run; `fedcli.runs.workers.Group` is one of several."""
+class Workers(Protocol):
+    """The processes that divide the work of a run, as one of them sees them; `fedcli.runs.workers.Group` are some."""
 
-    count = 1  # processes of the run
-    here = 1  # those on this machine
+    count: int  # of all
+    here: int  # of those on this machine
+
+    def share(self, work: Callable[[Any], Iterable[Any]], items: Sequence[Any]) -> list[Any]:
+        """Returns what `work` gives for all items, in their order, each done by one of the processes."""
+
+
+class OneWorker:
+    """The only process of a run, which does all its work."""
+
+    count = 1
+    here = 1
 
     def share(self, work: Callable[[Sequence[Any]], Iterable[Any]], items: Sequence[Any]) -> list[Any]:
         """Returns what `work` gives for all items."""
@@ -112,7 +122,7 @@ class Engine:
     notes: list[str] = field(default_factory=list)  # changes of plan that a user has to know
     stacks: KeptWork = field(default_factory=partial(KeptWork, KEPT), init=False)  # of `Stack`
     calls: KeptWork = field(default_factory=partial(KeptWork, KEPT_CALLS), init=False)  # of `Call`
-    workers: Any = field(default_factory=OneWorker)
+    workers: Workers = field(default_factory=OneWorker)
     processes: Processes = field(default_factory=Processes, init=False)  # that share items on a CPU; one, unless set
     stopping: threading.Event = field(default_factory=threading.Event, init=False)  # threads are to end early
     _lock: threading.Lock = field(default_factory=threading.Lock, init=False)
@@ -299,6 +309,11 @@ class Engine:
         self.graphs = None
         self.forget_graphs()
         self.notes.append(reason)
+
+    def captured_step(self) -> Callable[[], None]:
+        """Returns a joint step, as a graph would hold it, of the clients that were trained last, with full batches."""
+        *_, stack = self.stacks.values()
+        return partial(stack.step, padded=False, is_captured=True)
 
     def forget_graphs(self) -> None:
         """Drops all captured graphs and what is kept for them."""

@@ -98,15 +98,13 @@ def _accuracies(fed: Federation, method: Method, state: Any, last_outputs: Outpu
     """Returns what `evaluate` does of the tested models alone; `last_outputs` are those of the last evaluation."""
     scorer = Scorer(fed, method, state, last_outputs)
     on_validation = _on_parts(fed.validation, ("validation_accuracy",), method, scorer.score)
-    weights = None
     if fed.evaluation == "clients":
         on_test = _on_parts(fed.testing, RULES, method, scorer.score)
     else:
         on_test = _on_test_images(fed, method, scorer.score)
-    if fed.evaluation == "domains":
-        weights = weights_of_domains(fed)
     result = NOTHING | on_validation.entries | on_test.entries
     if fed.config.per_class:
+        weights = weights_of_domains(fed) if fed.evaluation == "domains" else None
         result["per_class"] = tally_classes(on_test.judged, fed.num_classes, weights)
     return result
 

@@ -295,7 +295,7 @@ def check_models(models: Models, method: Method, record: dict[str, Any]) -> None
 
 def _initial_model(network: Backbone) -> tuple[Params, Params]:
     """Returns parameters and buffers of a network, without those that are frozen."""
-    params = {name: value for name, value in network.named_parameters() if value.requires_grad}
+    params: Params = {name: value for name, value in network.named_parameters() if value.requires_grad}
     return params, dict(network.named_buffers())
 
 

@@ -96,21 +96,8 @@ def new_record(
         "augmentation": pixels.augmentation,
         "partition": _division(setup, dataset, parts, fed),
         "class_names": list(dataset.class_names),
-        "model": {
-            "backbone": setup.run.backbone,
-            "parameters": fed.sizes.parameters,  # of the largest network where there are several
-            "input": [dataset.channels, dataset.image_size, dataset.image_size],
-            **_where_any(frozen=frozen_parts(fed)),
-        },
-        "engine": {
-            "clients_per_chunk": fed.engine.clients_per_chunk,
-            "way": fed.engine.way,
-            "chosen": chosen,
-            "workers": current().count,
-            "device": str(fed.device),
-            "precision": setup.run.precision,
-            "notes": [],
-        },
+        "model": _networks(setup, dataset, fed),
+        "engine": _engine(setup, fed, chosen),
         "cost": None,
         "resumed": [],
         "moved": [],
@@ -139,6 +126,29 @@ def _division(setup: Setup, dataset: datasets.Dataset, parts: list, fed: Federat
     }
 
 
+def _networks(setup: Setup, dataset: datasets.Dataset, fed: Federation) -> dict[str, Any]:
+    """Returns what a record says of the networks."""
+    return {
+        "backbone": setup.run.backbone,
+        "parameters": fed.sizes.parameters,  # of the largest network where there are several
+        "input": [dataset.channels, dataset.image_size, dataset.image_size],
+        **_where_any(frozen=frozen_parts(fed)),
+    }
+
+
+def _engine(setup: Setup, fed: Federation, chosen: str | None) -> dict[str, Any]:
+    """Returns what a record says of how and where clients train, before the first round."""
+    return {
+        "clients_per_chunk": fed.engine.clients_per_chunk,
+        "way": fed.engine.way,
+        "chosen": chosen,
+        "workers": current().count,
+        "device": str(fed.device),
+        "precision": setup.run.precision,
+        "notes": [],
+    }
+
+
 def _where_any(**values: Any) -> dict[str, Any]:
     """Returns the values that are not empty, by name."""
     return {name: value for name, value in values.items() if value}
@@ -160,13 +170,16 @@ def summarise(rounds: list[dict[str, Any]], selection: str) -> dict[str, Any]:
         "selection": selection, "selected": None, "selected_round": None, "last": None, "rounds": len(rounds),
     }  # fmt: skip
     if tested:
-        ranked_by = {"best-validation": "validation_accuracy", "best-test": "test_accuracy"}.get(selection)
-        chosen = max(tested, key=lambda entry: entry[ranked_by]) if ranked_by else tested[-1]
-        averaged = tested[-3:] if selection == "mean-last-3" else [chosen]
+        *_, last = tested
+        best_by = {"best-validation": "validation_accuracy", "best-test": "test_accuracy"}.get(selection)
+        selected = last
+        if best_by is not None:
+            selected = max(tested, key=lambda entry: entry[best_by])
+        averaged = tested[-3:] if selection == "mean-last-3" else [selected]
         summary |= {
             "selected": float(np.mean([entry["test_accuracy"] for entry in averaged])),
-            "selected_round": chosen["round"],
-            "last": tested[-1]["test_accuracy"],
+            "selected_round": selected["round"],
+            "last": last["test_accuracy"],
         }
     return summary
 

@@ -14,6 +14,7 @@ from fedcli.runs.options import RunConfig, fields_of, option_panels, parse_size,
 from fedcli.userfiles import absolute, is_from_file
 
 DEFAULT_DATASET = "digits"
+FOLLOWS = {"partition_seed": "seed", "cohort_size": "num_clients"}  # options that are another one where none is given
 
 
 @dataclass(frozen=True)
@@ -97,8 +98,8 @@ def resolve(
     if need_data:
         datasets.available(dataset)
     protocol = protocol or default_protocol(method, dataset)
-    name = {**protocol.settings, **given}.get("post")
-    post = None if name is None else find_post(name, method)
+    post_name = {**protocol.settings, **given}.get("post")
+    post = None if post_name is None else find_post(post_name, method)
     kinds = [RunConfig, method.config]
     if post is not None:
         kinds.append(post.config)
@@ -110,12 +111,10 @@ def resolve(
         if name not in allowed:
             raise unknown_option(name, method, posts(method, values["post"]), values["post"])
         check_value(allowed[name], value)
-    if values["partition_seed"] is None:
-        values["partition_seed"] = values["seed"]
-        origin["partition_seed"] = "seed"
-    if values["cohort_size"] is None:
-        values["cohort_size"] = values["num_clients"]
-        origin["cohort_size"] = "num_clients"
+    for name, other in FOLLOWS.items():
+        if values[name] is None:
+            values[name] = values[other]
+            origin[name] = other
     if not method.uses_public_data and "public_dataset" not in given:
         values["public_dataset"] = None  # the protocol's, for the methods that need one
     values["partition"] = partition.from_flag(values["partition"]).flag  # dirichlet:.5 is dirichlet:0.5
@@ -233,7 +232,7 @@ def _refuse_networks(run: RunConfig, method: Method, protocol: Protocol) -> None
 
     networks = set(run.backbone.split(",")) if run.backbone else set()
     for name in networks:
-        backbones.find(name)
+        backbones.find(name)  # refuses an unknown one
     if not networks:
         raise UserError(
             f"the protocol {protocol.name} has networks for {', '.join(protocol.datasets) or 'no data set'} (got "

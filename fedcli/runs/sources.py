@@ -30,9 +30,10 @@ def expand(args: list[str], command: str) -> tuple[list[str], dict[str, str]]:
         UserError: A file cannot be read, no method is named, or a file of the user's is not.
     """
     typed = typed_options(args)
-    if not args[0].startswith("-"):
-        typed["method"] = args[0]
-        args = args[1:]
+    first, *others = args
+    if not first.startswith("-"):
+        typed["method"] = first
+        args = others
     in_file = _options_in_file(typed["config"]) if "config" in typed else {}
     record: dict[str, Any] = {}
     in_run: dict[str, Any] = {}
@@ -41,22 +42,17 @@ def expand(args: list[str], command: str) -> tuple[list[str], dict[str, str]]:
 
         record = read_record(Path(typed["from"]))
         in_run = _options_of_run(record)
-    overridden = set(typed)
-    seeds = {"seed", "seeds"}
-    if seeds & {*typed, *in_file}:
-        in_run.pop("seed", None)
-    if seeds & typed.keys():
-        overridden |= seeds
-    options = {name: value for name, value in {**in_run, **in_file}.items() if name not in overridden}
+    options = _not_overridden(typed, in_file, in_run)
     _refuse_unnamed_code({name: value for name, value in options.items() if name not in in_file}, typed.get("from"))
     method = typed.get("method", options.pop("method", None))
     if not isinstance(method, str):
         raise UserError(
-            f"no method given (got {args[0]}); write 'fedcli {command} METHOD', see 'fedcli list', or set method = "
+            f"no method given (got {first}); write 'fedcli {command} METHOD', see 'fedcli list', or set method = "
             '"fedavg" in the --config file.'
         )
     if record:
-        chosen = find_method(method.split(",")[0])
+        first_method, *_ = method.split(",")
+        chosen = find_method(first_method)
         if chosen.name != record["method"]:  # which has not all of the other one's options
             own_options = recorded_fields(chosen)
             options = {name: value for name, value in options.items() if name in in_file or name in own_options}
@@ -64,6 +60,19 @@ def expand(args: list[str], command: str) -> tuple[list[str], dict[str, str]]:
     for name in options:
         sources[name] = f"file {typed['config']}" if name in in_file else f"run {typed['from']}"
     return [method, *flags_of(options), *args], sources
+
+
+def _not_overridden(typed: Mapping[str, str], in_file: Mapping[str, Any], in_run: Mapping[str, Any]) -> dict[str, Any]:
+    """The options of a file and of a run that count beside typed ones; those of the file win over the run's."""
+    seeds = {"seed", "seeds"}  # one overrides the other
+    options = dict(in_run)
+    if seeds & {*typed, *in_file}:
+        options.pop("seed", None)
+    options |= in_file
+    overridden = set(typed)
+    if seeds & typed.keys():
+        overridden |= seeds
+    return {name: value for name, value in options.items() if name not in overridden}
 
 
 def _options_of_run(record: dict[str, Any]) -> dict[str, Any]:
