@@ -3,11 +3,13 @@
 import json
 import warnings
 from itertools import pairwise
+from typing import NamedTuple
 
 import matplotlib
 import numpy as np
 import pytest
 from matplotlib.colors import to_hex
+from matplotlib.figure import Figure
 from PIL import Image
 
 import fedcli
@@ -18,8 +20,14 @@ from tests.programs import invoke
 from tests.test_plots import curve
 
 
-def names_below(figure):
-    return [text.get_text() for legend in figure.legends for text in legend.get_texts()]
+def legend_below(figure):
+    (legend,) = figure.legends
+    return legend
+
+
+def num_columns(legend):
+    """The number of columns of a drawn legend."""
+    return len({round(text.get_window_extent().x0) for text in legend.get_texts()})
 
 
 def test_a_file_has_the_size_that_was_asked_for(tmp_path):
@@ -28,22 +36,25 @@ def test_a_file_has_the_size_that_was_asked_for(tmp_path):
 
 
 def test_a_title_replaces_that_of_one_panel_and_stands_over_several():
-    one = line_charts.learning_curves([curve()])
-    saving.apply_look(Look(title="Mine"), one)
-    assert (one.axes[0].get_title(), one.get_suptitle()) == ("", "Mine")
-    two = line_charts.learning_curves([curve(), curve(protocol="paper:other")])
-    headings = [axes.get_title() for axes in two.axes]
-    saving.apply_look(Look(title="Mine"), two)
-    assert ([axes.get_title() for axes in two.axes], two.get_suptitle()) == (headings, "Mine")
+    one_panel = line_charts.learning_curves([curve()])
+    saving.apply_look(Look(title="Mine"), one_panel)
+    assert [axes.get_title() for axes in one_panel.axes] == [""]
+    assert one_panel.get_suptitle() == "Mine"
+
+    two_panels = line_charts.learning_curves([curve(), curve(protocol="paper:other")])
+    titles = [axes.get_title() for axes in two_panels.axes]
+    saving.apply_look(Look(title="Mine"), two_panels)
+    assert [axes.get_title() for axes in two_panels.axes] == titles
+    assert two_panels.get_suptitle() == "Mine"
 
 
 def test_a_colour_and_a_name_count_for_a_method_and_before_it_for_a_setting():
     runs = [curve("fedfm", lr=0.1), curve("fedfm", lr=0.2), curve("two")]
     look = Look(colors={"fedfm": "red", "fedfm, lr 0.2": "#00ff00"}, labels={"fedfm": "Ours", "two": "Theirs"})
-    figure = line_charts.learning_curves(runs, look=look)
-    lines = {line.get_label(): to_hex(line.get_color()) for line in figure.axes[0].lines if not line.get_gid()}
-    assert lines.pop("Theirs") not in ("#ff0000", "#00ff00")
-    assert lines == {"Ours": "#ff0000", "Ours, lr 0.2": "#00ff00"}
+    (axes,) = line_charts.learning_curves(runs, look=look).axes
+    colours = {line.get_label(): to_hex(line.get_color()) for line in axes.lines if not line.get_gid()}
+    assert colours.pop("Theirs") not in ("#ff0000", "#00ff00")
+    assert colours == {"Ours": "#ff0000", "Ours, lr 0.2": "#00ff00"}
 
 
 @pytest.mark.parametrize("option", ["colors", "labels"])
@@ -55,13 +66,14 @@ def test_a_name_that_the_figure_does_not_draw_is_refused(option):
 def test_a_narrow_figure_has_its_names_below_in_columns_and_leaves_the_rest_to_the_caption():
     runs = [curve(f"method-{number}") for number in range(12)]
     figure = line_charts.learning_curves([*runs, curve("method-0", seed=1)], look=Look(size=(3.4, 3)))
-    assert names_below(figure) == [f"method-{number}" for number in range(12)]
-    assert figure.axes[0].get_legend() is None
-    assert figure.get_label().startswith("mean ± standard deviation over 2 seeds; headline")
     figure.draw_without_rendering()
-    lefts = {round(text.get_window_extent().x0) for text in figure.legends[0].get_texts()}
-    assert len(lefts) == 2  # columns
-    assert figure.axes[0].get_window_extent().height > 0.25 * figure.bbox.height
+    (axes,) = figure.axes
+    legend = legend_below(figure)
+    assert [text.get_text() for text in legend.get_texts()] == [f"method-{number}" for number in range(12)]
+    assert num_columns(legend) == 2
+    assert axes.get_legend() is None
+    assert axes.get_window_extent().height > 0.25 * figure.bbox.height
+    assert figure.get_label().startswith("mean ± standard deviation over 2 seeds; headline")
 
 
 def test_one_long_name_takes_no_column_from_the_short_ones():
@@ -70,21 +82,25 @@ def test_one_long_name_takes_no_column_from_the_short_ones():
     with matplotlib.rc_context(look.parameters()):
         figure = line_charts.learning_curves(runs, look=look)
         figure.draw_without_rendering()
-    (legend,) = figure.legends
-    assert len({round(text.get_window_extent().x0) for text in legend.get_texts()}) == 2
-    panel = figure.axes[0].get_tightbbox()
-    assert legend.get_window_extent().y1 <= panel.y0 + 1
-    assert figure.axes[0].get_window_extent().height > 0.25 * figure.bbox.height
+    (axes,) = figure.axes
+    legend = legend_below(figure)
+    assert num_columns(legend) == 2
+    assert legend.get_window_extent().y1 <= axes.get_tightbbox().y0 + 1
+    assert axes.get_window_extent().height > 0.25 * figure.bbox.height
 
 
 LONG_NAMES = ("FedNova with feature matching and anchors", "a-method-of-a-very-long-name-indeed", "Ours")
 
 
-def drawn_within(look, num_methods):
-    """Draws curves of methods, some with long names, and returns the figure, with whether it warns of a lack of room.
+class DrawnFigure(NamedTuple):
+    """A figure, and whether it warned of a lack of room."""
 
-    Also holds that whatever leaves the figure, or lies on its panel, is warned of.
-    """
+    figure: Figure
+    is_warned_of: bool
+
+
+def draw_curves(look, num_methods):
+    """Draws curves of methods; holds that whatever leaves the figure, or lies on its panel, is warned of."""
     runs = []
     for number in range(num_methods):
         for seed in (0, 1):
@@ -93,39 +109,41 @@ def drawn_within(look, num_methods):
         warnings.simplefilter("always")
         figure = line_charts.learning_curves(runs, look=look)
         figure.draw_without_rendering()
-    box = figure.get_tightbbox()
-    boxes = [box.x0, box.y0, *(figure.get_size_inches() - box.max)]
-    for axes in figure.axes:
-        legend = axes.get_legend()
-        if legend is not None:
-            box = legend.get_window_extent()
-            boxes += [box.x0, box.y0, *(figure.bbox.max - box.max)]
+    (axes,) = figure.axes
+
+    # How far everything is within the borders of what it should not leave.
+    all_content = figure.get_tightbbox()
+    distances = [*all_content.min, *(figure.get_size_inches() - all_content.max)]
+    legend_inside = axes.get_legend()
+    if legend_inside is not None:
+        box = legend_inside.get_window_extent()
+        distances += [*box.min, *(figure.bbox.max - box.max)]
     for legend in figure.legends:
-        boxes.append(min(axes.get_tightbbox().y0 for axes in figure.axes) - legend.get_window_extent().y1 + 1)
+        distances.append(axes.get_tightbbox().y0 - legend.get_window_extent().y1 + 1)
     if look.legend_place == "ends":
-        names = [text for axes in figure.axes for text in axes.texts]
-        assert max(name.get_window_extent().width for name in names) <= figure.bbox.width / 2
-    assert caught or min(boxes) > -0.01
-    return figure, bool(caught)
+        assert max(name.get_window_extent().width for name in axes.texts) <= figure.bbox.width / 2
+    assert caught or min(distances) > -0.01
+    return DrawnFigure(figure, bool(caught))
 
 
 @pytest.mark.parametrize("place", LEGENDS)
 def test_no_text_leaves_the_figure_unless_it_is_warned_of(place):
     """Of four short names in a column's width the default legend was cut at both sides."""
     title = "A title that is longer than a column is wide, as many are"
+    too_many = 5 if place == "right" else 12  # for the width of a column
     for num_methods, num_long in ((2, 2), (4, 0), (5, 3), (12, 1)):
         labels = {f"method-{number}": LONG_NAMES[number] for number in range(num_long)}
-        for size in ((3.4, 2.3), (7, 4)):
-            has_room = size == (7, 4) or num_methods < (5 if place == "right" else 12)
-            _, is_warned_of = drawn_within(Look(size=size, legend=place, labels=labels, title=title), num_methods)
-            assert not (has_room and is_warned_of)
-    _, is_warned_of = drawn_within(Look(size=(7, 4), font_size=11, legend=place), 4)
-    assert not is_warned_of
+        of_page = draw_curves(Look(size=(7, 4), legend=place, labels=labels, title=title), num_methods)
+        assert not of_page.is_warned_of
+        of_column = draw_curves(Look(size=(3.4, 2.3), legend=place, labels=labels, title=title), num_methods)
+        assert not of_column.is_warned_of or num_methods >= too_many
+    with_large_text = draw_curves(Look(size=(7, 4), font_size=11, legend=place), 4)
+    assert not with_large_text.is_warned_of
 
 
 def test_four_short_names_stand_below_in_more_than_one_column():
-    figure, _ = drawn_within(Look(size=(3.4, 2.3)), 4)
-    assert len({round(text.get_window_extent().x0) for text in figure.legends[0].get_texts()}) >= 2
+    figure, _ = draw_curves(Look(size=(3.4, 2.3)), 4)
+    assert num_columns(legend_below(figure)) >= 2
 
 
 def test_names_that_leave_no_room_for_lines_are_warned_of_once(tmp_path):
@@ -148,7 +166,7 @@ def test_names_at_the_ends_of_lines_keep_their_order_and_do_not_overlap(heights)
     runs = [curve(f"m{number:02}", accuracies=(0.2, height)) for number, height in enumerate(heights)]
     figure = line_charts.learning_curves(runs, look=Look(legend="ends", size=(5, 3.5)))
     figure.draw_without_rendering()
-    axes = figure.axes[0]
+    (axes,) = figure.axes
     texts = sorted(axes.texts, key=lambda text: text.get_window_extent().y0)
     assert len(texts) == len(heights)
     boxes = [text.get_window_extent() for text in texts]
@@ -160,23 +178,27 @@ def test_names_at_the_ends_of_lines_keep_their_order_and_do_not_overlap(heights)
 
 
 def test_the_title_is_settled_before_names_are_placed_at_the_ends_of_lines():
-    figure = line_charts.learning_curves([curve()], look=Look(legend="ends", title=""))
-    assert figure.axes[0].get_title() == ""
+    (axes,) = line_charts.learning_curves([curve()], look=Look(legend="ends", title="")).axes
+    assert axes.get_title() == ""
 
 
 def test_no_legend_is_drawn_where_none_is_asked_for_and_one_in_the_panel_inside():
-    bare = line_charts.learning_curves([curve()], look=Look(legend="none"))
-    assert (bare.axes[0].get_legend(), bare.legends) == (None, [])
-    inside = line_charts.learning_curves([curve()], look=Look(legend="inside"))
-    assert [text.get_text() for text in inside.axes[0].get_legend().get_texts()] == ["one"]
+    without = line_charts.learning_curves([curve()], look=Look(legend="none"))
+    (axes,) = without.axes
+    assert axes.get_legend() is None
+    assert without.legends == []
+
+    (axes,) = line_charts.learning_curves([curve()], look=Look(legend="inside")).axes
+    assert [text.get_text() for text in axes.get_legend().get_texts()] == ["one"]
 
 
 def test_the_options_go_before_the_style_the_style_before_the_matplotlibrc_and_that_before_ours(tmp_path, monkeypatch):
-    own, style = tmp_path / "matplotlibrc", tmp_path / "mine.mplstyle"
-    own.write_text("font.size: 11\nlines.linewidth: 3\naxes.labelsize: 12\nbackend: agg\n")
+    matplotlibrc = tmp_path / "matplotlibrc"
+    matplotlibrc.write_text("font.size: 11\nlines.linewidth: 3\naxes.labelsize: 12\nbackend: agg\n")
+    style = tmp_path / "mine.mplstyle"
     style.write_text("lines.linewidth: 4\naxes.labelsize: 13\n")
     assert Look().parameters()["font.size"] == 8
-    monkeypatch.setattr(matplotlib, "matplotlib_fname", lambda: str(own))
+    monkeypatch.setattr(matplotlib, "matplotlib_fname", lambda: str(matplotlibrc))
     names = ("font.size", "lines.linewidth", "axes.labelsize")
 
     def values(**options):
@@ -193,7 +215,7 @@ def test_the_options_go_before_the_style_the_style_before_the_matplotlibrc_and_t
 
 def test_a_style_takes_the_grid_away(tmp_path):
     def lines_of_grid(**options):
-        axes = line_charts.learning_curves([curve()], look=Look(**options)).axes[0]
+        (axes,) = line_charts.learning_curves([curve()], look=Look(**options)).axes
         return [line for line in axes.get_ygridlines() if line.get_visible()]
 
     style = tmp_path / "bare.mplstyle"
@@ -239,9 +261,8 @@ def test_options_are_read_from_text():
 def test_characters_that_the_font_lacks_are_named_once(tmp_path):
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        saving.write_figure(
-            tmp_path / "one.png", line_charts.learning_curves, [curve()], look=Look(title="\u5b57\u5b57 \u4e2d")
-        )
+        look = Look(title="\u5b57\u5b57 \u4e2d")
+        saving.write_figure(tmp_path / "one.png", line_charts.learning_curves, [curve()], look=look)
     (warning,) = caught
     assert "the font DejaVu Sans has no '\u5b57\u4e2d'" in str(warning.message)
 
@@ -259,13 +280,14 @@ def test_the_command_takes_the_look_and_says_what_belongs_into_the_caption(tmp_p
         (tmp_path / f"{seed}").mkdir()
         (tmp_path / f"{seed}/record.json").write_text(json.dumps(curve("fedavg", seed)))
     out = tmp_path / "one.svg"
+
     look = ["--size", "3.4x2.3", "--colors", "fedavg=#123456", "--labels", "fedavg=Ours", "--title", "none"]
     result = invoke("plot", tmp_path, "--out", out, *look)
     assert result.exit_code == 0
     assert "for the caption: mean ± standard deviation over 2 seeds; headline" in result.output
     assert "#123456" in out.read_text()
-    result = invoke("plot", tmp_path, "--out", out, "--kind", "confusion", "--legend", "inside")
-    assert result.exit_code == 2
-    assert "--legend is for figures of lines, curves, drift, domains, accuracies (got --kind confusion)" in " ".join(
-        result.output.split()
-    )
+
+    refusal = invoke("plot", tmp_path, "--out", out, "--kind", "confusion", "--legend", "inside")
+    assert refusal.exit_code == 2
+    words = "--legend is for figures of lines, curves, drift, domains, accuracies (got --kind confusion)"
+    assert words in " ".join(refusal.output.split())

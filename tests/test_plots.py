@@ -2,12 +2,14 @@
 
 import json
 from pathlib import Path
+from typing import NamedTuple
 
 import matplotlib
 import numpy as np
 import pytest
 from matplotlib.collections import PolyCollection
 from matplotlib.colors import to_hex
+from matplotlib.lines import Line2D
 from PIL import Image
 
 from fedcli import figures
@@ -35,17 +37,29 @@ def diverged(seed=0, accuracies=(0.6, 0.1), **keywords):
     return curve(seed=seed, accuracies=accuracies, status="failed", **keywords) | {"error": "NonFiniteLoss: the term"}
 
 
+class Drawn(NamedTuple):
+    """What the first panel of a figure has."""
+
+    lines: list[Line2D]
+    bands: list[PolyCollection]
+    legend: list[str]  # names of lines, and then the signs
+
+
 def drawn(figure):
-    """The lines and the bands of the figure's first axes, the names in its legend and then the signs below."""
-    axes = figure.axes[0]
-    lines = [line for line in axes.lines if line.get_gid() not in ("chosen", "printed")]
-    bands = [item for item in axes.collections if isinstance(item, PolyCollection)]
-    texts = [text for legend in (axes.get_legend(), *figure.legends) for text in legend.get_texts()]
-    return lines, bands, [text.get_text().replace("\n", " ").replace("\xa0", " ") for text in texts]
+    """What the first panel of a figure has, but for marks."""
+    panel, *_ = figure.axes
+    lines = [line for line in panel.lines if line.get_gid() not in ("chosen", "printed")]
+    bands = [item for item in panel.collections if isinstance(item, PolyCollection)]
+    texts = panel.get_legend().get_texts()
+    for legend in figure.legends:
+        texts = [*texts, *legend.get_texts()]
+    return Drawn(lines, bands, [text.get_text().replace("\n", " ").replace("\xa0", " ") for text in texts])
 
 
-def marked(figure, gid="chosen"):
-    return [line.get_xydata().tolist() for line in figure.axes[0].lines if line.get_gid() == gid]
+def marks(figure, gid="chosen"):
+    """The points of each mark of a kind in the first panel of a figure."""
+    panel, *_ = figure.axes
+    return [line.get_xydata().tolist() for line in panel.lines if line.get_gid() == gid]
 
 
 def test_seeds_of_one_setting_are_one_line_with_a_band_of_the_sample_deviation_within_0_and_100():
@@ -54,43 +68,61 @@ def test_seeds_of_one_setting_are_one_line_with_a_band_of_the_sample_deviation_w
     assert one.get_xdata().tolist() == [1, 2]
     assert one.get_ydata() == pytest.approx([30, 90])
     assert two.get_ydata() == pytest.approx([20, 40, 50])
-    heights = sorted(set(band.get_paths()[0].vertices[:, 1]))
-    deviation = 200**0.5  # of both rounds
-    assert heights == pytest.approx([30 - deviation, 30 + deviation, 90 - deviation, 100])
     assert one.get_color() != two.get_color()
-    assert to_hex(band.get_edgecolor()[0]) == one.get_color().lower()
-    assert band.get_facecolor()[0][3] < 0.2  # of many bands on each other each is seen
     assert labels == ["one", "two", BAND, RING]  # in the order of the last values
+
+    deviation = 200**0.5  # of both rounds
+    (outline,) = band.get_paths()
+    heights = sorted(set(outline.vertices[:, 1]))
+    assert heights == pytest.approx([30 - deviation, 30 + deviation, 90 - deviation, 100])
+    (edge_colour,) = band.get_edgecolor()
+    assert to_hex(edge_colour) == one.get_color().lower()
+    ((*_, opacity),) = band.get_facecolor()
+    assert opacity < 0.2  # of many bands on each other each is seen
 
 
 def test_of_runs_that_go_on_those_rounds_are_drawn_that_all_have_evaluated_and_finished_ones_go_before():
-    (line,), _, _ = drawn(line_charts.learning_curves([curve(accuracies=(None, 0.4, None, 0.6))]))
+    (line,) = drawn(line_charts.learning_curves([curve(accuracies=(None, 0.4, None, 0.6))])).lines
     assert line.get_xydata().tolist() == [[2, 40], [4, 60]]
-    runs = [curve(accuracies=(0.2, 0.4, 0.6), status="running"), curve(seed=1, accuracies=(0.4, 0.6), status="running")]
-    (line,), (_,), labels = drawn(line_charts.learning_curves(runs))
+
+    running = [
+        curve(accuracies=(0.2, 0.4, 0.6), status="running"),
+        curve(seed=1, accuracies=(0.4, 0.6), status="running"),
+    ]
+    (line,), (_,), (name, *_) = drawn(line_charts.learning_curves(running))
     assert line.get_xydata().tolist() == [[1, pytest.approx(30)], [2, pytest.approx(50)]]
-    assert labels[0] == "one (2 unfinished)"
-    (line,), bands, labels = drawn(line_charts.learning_curves([*runs, curve(seed=2)]))
-    assert (line.get_ydata().tolist(), bands) == (pytest.approx([20, 40, 50]), [])
-    assert labels[0] == "one (2 unfinished)"
+    assert name == "one (2 unfinished)"
+
+    (line,), bands, (name, *_) = drawn(line_charts.learning_curves([*running, curve(seed=2)]))
+    assert line.get_ydata().tolist() == pytest.approx([20, 40, 50])
+    assert bands == []
+    assert name == "one (2 unfinished)"
 
 
 def test_curves_stand_over_the_floats_that_all_clients_have_sent():
-    runs = [curve(accuracies=(0.2, 0.4, 0.5), cohort_size=3), curve("two", accuracies=(None, 0.3), cohort_size=2)]
-    for entry, floats in zip(runs[0]["rounds"], (10, 10, 100), strict=True):
+    with_floats = curve(accuracies=(0.2, 0.4, 0.5), cohort_size=3)
+    for entry, floats in zip(with_floats["rounds"], (10, 10, 100), strict=True):
         entry["floats_up"] = floats  # of a client
+    older = curve("two", accuracies=(None, 0.3), cohort_size=2)
     unknown = curve("three") | {"cost": None}
-    figure = line_charts.learning_curves([*runs, unknown], "floats")
-    one, two = (line.get_xydata().tolist() for line in drawn(figure)[0])
-    assert one == [[30, pytest.approx(20)], [60, pytest.approx(40)], [360, pytest.approx(50)]]
-    assert two == [[2 * 2 * 12400, pytest.approx(30)]]  # an older record, by its cost; the first round was not tested
-    assert marked(figure)[0][0][0] == 60  # of round 2
+
+    figure = line_charts.learning_curves([with_floats, older, unknown], "floats")
+
+    one, two = drawn(figure).lines
+    assert one.get_xdata().tolist() == [30, 60, 360]
+    assert one.get_ydata() == pytest.approx([20, 40, 50])
+    assert two.get_xdata().tolist() == [2 * 2 * 12400]  # by its cost; the first round was not tested
+    assert two.get_ydata() == pytest.approx([30])
+    (selected, *_), *_ = marks(figure)
+    floats_of_selected, _ = selected
+    assert floats_of_selected == 60  # of round 2
     assert figure.get_suptitle() == "left out, without values: 1"
 
 
 def test_curves_stand_over_the_seconds_of_quiet_runs_alone():
     slower = curve(seed=1)
-    slower["rounds"][0]["seconds"]["train"] += 10
+    first, *_ = slower["rounds"]
+    first["seconds"]["train"] += 10
     loud = curve(seed=2) | {"load": [{"start": 0, "end": 9, "others": 3.0}]}
     (line,), (_,), _ = drawn(line_charts.learning_curves([curve(), slower, loud], "seconds"))
     assert line.get_xdata().tolist() == [66, 68, 70]  # 61 and 71, then 2 a round
@@ -108,68 +140,82 @@ def test_curves_stand_over_the_seconds_of_quiet_runs_alone():
 def test_a_run_without_an_evaluated_round_or_its_place_is_left_out(run, x):
     with pytest.raises(UserError, match=r"no run has measured its test accuracy \(%\) \(got 1 runs\)"):
         line_charts.learning_curves([run], x)
-    assert len(drawn(line_charts.learning_curves([curve("two"), run], x))[0]) == 1
+    assert len(drawn(line_charts.learning_curves([curve("two"), run], x)).lines) == 1
 
 
 def test_only_curves_have_another_axis(tmp_path):
     (tmp_path / "record.json").write_text(json.dumps(curve(cohort_size=2)))
-    for given, words in (
-        (["--x", "floats"], "p.svg"),
-        (["--x", "float"], "unknown axis 'float'; did you mean 'floats'"),
-    ):
-        assert words in invoke("plot", tmp_path, "--out", tmp_path / "p.svg", *given).output
+    command = ["plot", tmp_path, "--out", tmp_path / "p.svg"]
+    assert "p.svg" in invoke(*command, "--x", "floats").output
+    assert "unknown axis 'float'; did you mean 'floats'" in invoke(*command, "--x", "float").output
 
 
 def test_a_diverged_run_ends_in_a_cross_beside_the_mean_of_the_others():
     figure = line_charts.learning_curves([curve(seed=0), curve(seed=1), diverged(seed=2), curve("two")])
     (mean, cross, two), (_,), labels = drawn(figure)
-    assert (cross.get_xydata().tolist(), cross.get_markevery()) == ([[1, 60], [2, 10]], [1])
+    assert cross.get_xydata().tolist() == [[1, 60], [2, 10]]
+    assert cross.get_markevery() == [1]
     assert mean.get_ydata() == pytest.approx([20, 40, 50])
     assert cross.get_color() == mean.get_color() != two.get_color()
     assert cross.get_zorder() > max(mean.get_zorder(), two.get_zorder())  # no line goes over it
     assert labels == ["one (1 diverged)", "two", BAND, CROSS, RING]
-    figure = line_charts.learning_curves(
-        [diverged(), diverged(seed=1, accuracies=(0.3,)), diverged(seed=2, accuracies=())]
-    )
-    assert marked(figure, "diverged") == [[[1, 60], [2, 10]], [[1, 30]]]
-    assert drawn(figure)[1:] == ([], ["one (2 diverged)", CROSS])
-    figure = line_charts.learning_curves([diverged(), curve(seed=2, accuracies=(0.3, 0.5), status="running")])
-    assert drawn(figure)[2][0] == "one (1 diverged, 1 unfinished)"
+
+    all_diverged = [diverged(), diverged(seed=1, accuracies=(0.3,)), diverged(seed=2, accuracies=())]
+    figure = line_charts.learning_curves(all_diverged)
+    assert marks(figure, "diverged") == [[[1, 60], [2, 10]], [[1, 30]]]
+    assert drawn(figure).bands == []
+    assert drawn(figure).legend == ["one (2 diverged)", CROSS]
+
+    one_running = [diverged(), curve(seed=2, accuracies=(0.3, 0.5), status="running")]
+    name, *_ = drawn(line_charts.learning_curves(one_running)).legend
+    assert name == "one (1 diverged, 1 unfinished)"
 
 
 def test_a_ring_lies_at_the_mean_headline_and_the_mean_round_chosen_by_validation():
-    runs = [curve(), curve(seed=1, accuracies=(0.2, 0.7, 0.6))]
-    for run, chosen, selected in zip(runs, (2, 1), (0.5, 0.7), strict=True):
-        run["summary"] |= {"selected": selected, "selected_round": chosen}
-    assert marked(line_charts.learning_curves(runs)) == [[[2.5, pytest.approx(60)]]]  # the line has 55 in both rounds
-    for run in runs:
-        run["summary"]["selection"] = "last"
-    figure = line_charts.learning_curves(runs)
-    assert (marked(figure), drawn(figure)[2]) == ([], ["one", BAND])
+    first = curve()
+    first["summary"] |= {"selected": 0.5, "selected_round": 2}
+    second = curve(seed=1, accuracies=(0.2, 0.7, 0.6))
+    second["summary"] |= {"selected": 0.7, "selected_round": 1}
+    figure = line_charts.learning_curves([first, second])
+    assert marks(figure) == [[[2.5, pytest.approx(60)]]]  # the line has 55 in both rounds
+
+    first["summary"]["selection"] = "last"
+    second["summary"]["selection"] = "last"
+    figure = line_charts.learning_curves([first, second])
+    assert marks(figure) == []
+    assert drawn(figure).legend == ["one", BAND]
 
 
 def test_the_papers_number_is_a_dotted_line_and_in_the_name():
     study = Path(__file__).parent.parent / "results" / "records" / "fedfa-fmnist-c2"
     figure = line_charts.learning_curves(find_records([study / "fedavg", study / "fedfa"]))
-    assert {points[0][1] for points in marked(figure, "printed")} == {74.6, 84.08}  # Table 5
-    assert drawn(figure)[2] == [
-        "FedFA (paper: 84.08)", "FedAvg (paper: 74.60)", "mean ± standard deviation over 3 seeds",
+    heights = {height for ((_, height), *_) in marks(figure, "printed")}
+    assert heights == {74.6, 84.08}  # Table 5
+    assert drawn(figure).legend == [
+        "FedFA (paper: 84.08)",
+        "FedAvg (paper: 74.60)",
+        "mean ± standard deviation over 3 seeds",
         "the paper's number for the line of its colour",
-    ]  # fmt: skip
+    ]
 
 
 def test_titles_and_names_are_words():
-    figure = line_charts.learning_curves([curve("fedfm", lr=0.1), curve("fedfm", lr=0.2)])
-    assert figure.axes[0].get_title() == "Digits, Dirichlet 0.5 (paper:skew)"
-    assert (figure.axes[0].get_xlabel(), figure.axes[0].get_ylabel()) == ("Round", "Test accuracy (%)")
+    (axes,) = line_charts.learning_curves([curve("fedfm", lr=0.1), curve("fedfm", lr=0.2)]).axes
+    assert axes.get_title() == "Digits, Dirichlet 0.5 (paper:skew)"
+    assert axes.get_xlabel() == "Round"
+    assert axes.get_ylabel() == "Test accuracy (%)"
+
     three = [curve("fedfm"), curve("fedproto-general"), curve("fedavg") | {"label": "mine"}]
-    assert drawn(line_charts.learning_curves(three))[2][:3] == ["FedFM", "FedProto, generalized", "mine"]
-    smaller = curve(protocol="fedfm:digits", rounds=4)
-    title = line_charts.learning_curves([smaller]).axes[0].get_title().replace("\n", " ")
+    assert drawn(line_charts.learning_curves(three)).legend[:3] == ["FedFM", "FedProto, generalized", "mine"]
+
+    (axes,) = line_charts.learning_curves([curve(protocol="fedfm:digits", rounds=4)]).axes
+    title = " ".join(axes.get_title().split())
     assert title == "Digits, Dirichlet 0.5; reduced: rounds 4 of 20 (fedfm:digits)"
-    for flag, words in {"classes:2": "2 classes a client", "iid": "IID", "dirichlet:0.5:plain": "Dirichlet 0.5, plain",
-                        "file:my/split.json": "file:my/split.json"}.items():  # fmt: skip
-        assert data_words("cifar10", flag) == f"CIFAR-10, {words}"
+
+    assert data_words("cifar10", "classes:2") == "CIFAR-10, 2 classes a client"
+    assert data_words("cifar10", "iid") == "CIFAR-10, IID"
+    assert data_words("cifar10", "dirichlet:0.5:plain") == "CIFAR-10, Dirichlet 0.5, plain"
+    assert data_words("cifar10", "file:my/split.json") == "CIFAR-10, file:my/split.json"
 
 
 @pytest.mark.parametrize("count", [12, 40])
@@ -185,7 +231,8 @@ def test_charts_are_found_by_name_and_in_a_users_file(tmp_path):
         "def nothing(records):\n    return records[0]['no such key']\n\ndef text(records):\n    return 'x'\n"
     )
     chart = figures.find_chart(f"{file}:bars")
-    assert len(chart([curve(), curve(seed=1)]).axes[0].patches) == 2
+    (axes,) = chart([curve(), curve(seed=1)]).axes
+    assert len(axes.patches) == 2
     with pytest.raises(UserError, match=r"fails in line 9 \(got KeyError"):
         figures.find_chart(f"{file}:nothing")([curve()])
     with pytest.raises(UserError, match=r"'text' in .* is no chart \(it returned str\)"):
@@ -196,22 +243,28 @@ def test_charts_are_found_by_name_and_in_a_users_file(tmp_path):
 
 def test_a_partition_is_a_matrix_of_counts_with_white_where_there_is_none():
     counts = np.array([[9, 60, 3], [640, 0, 1]])
-    figure = partitions.partition_chart(counts, ["a", "b", "c"], "words")
-    (image,) = figure.axes[0].images
+    matrix, *_ = partitions.partition_chart(counts, ["a", "b", "c"], "words").axes
+    (image,) = matrix.images
     assert image.get_array().filled(0).tolist() == counts.T.tolist()
     assert image.get_array().mask.sum() == 1
     assert image.get_clim() == (0, 640)
-    assert [label.get_text() for label in figure.axes[0].get_yticklabels()] == ["a", "b", "c"]
+    assert [label.get_text() for label in matrix.get_yticklabels()] == ["a", "b", "c"]
 
 
 def test_files_have_the_same_bytes_each_time_and_the_style_stays_inside(tmp_path):
-    runs, before = [curve(seed=seed) for seed in (0, 1)], dict(matplotlib.rcParams)
-    first = saving.write_figure(tmp_path / "first/dirichlet:0.5.png", line_charts.learning_curves, runs)
-    second = saving.write_figure(tmp_path / "second.png", line_charts.learning_curves, runs)
-    assert [file.name for file in first] == ["dirichlet:0.5.png", "dirichlet:0.5.pdf"]
-    assert [file.read_bytes()[:4] for file in second] == [b"\x89PNG", b"%PDF"]
-    assert [file.read_bytes() for file in first] == [file.read_bytes() for file in second]
-    assert dict(matplotlib.rcParams) == before
+    runs = [curve(seed=0), curve(seed=1)]
+    parameters = dict(matplotlib.rcParams)
+
+    png, pdf = saving.write_figure(tmp_path / "first/dirichlet:0.5.png", line_charts.learning_curves, runs)
+    second_png, second_pdf = saving.write_figure(tmp_path / "second.png", line_charts.learning_curves, runs)
+
+    assert png.name == "dirichlet:0.5.png"
+    assert pdf.name == "dirichlet:0.5.pdf"
+    assert png.read_bytes().startswith(b"\x89PNG")
+    assert pdf.read_bytes().startswith(b"%PDF")
+    assert png.read_bytes() == second_png.read_bytes()
+    assert pdf.read_bytes() == second_pdf.read_bytes()
+    assert dict(matplotlib.rcParams) == parameters
 
 
 def test_a_page_gets_a_small_png_alone_whose_colours_are_unharmed(tmp_path):

@@ -47,10 +47,12 @@ def settings_of(method: str, **options):
 
 def other_value(field: dataclasses.Field, value):
     """Another value of an option, which it may have; None where there is none to try."""
-    tried = field.metadata["choices"]
-    if not tried and isinstance(value, int | float):
-        tried = (not value,) if isinstance(value, bool) else (value + 1, value / 2, value - 1)
-    for other in tried:
+    candidates = field.metadata["choices"]
+    if isinstance(value, bool):
+        candidates = candidates or (not value,)
+    elif isinstance(value, int | float):
+        candidates = candidates or (value + 1, value / 2, value - 1)
+    for other in candidates:
         with suppress(UserError):
             check_value(field, other)
             if other != value:
@@ -60,11 +62,12 @@ def other_value(field: dataclasses.Field, value):
 
 @pytest.mark.parametrize("typed", [{}, {"partition_seed": 5}], ids=str)
 def test_each_of_several_seeds_is_as_if_it_had_been_typed_alone(typed, tmp_path):
-    several = resolve_runs("fedavg", out=tmp_path, seeds=[0, 3], **BASE, **typed)
-    assert [run.setup.run.partition_seed for run in several] == ([5, 5] if typed else [0, 3])
-    for run, seed in zip(several, (0, 3), strict=True):
-        ((alone, _),) = resolve_runs("fedavg", out=tmp_path, seed=seed, **BASE, **typed)
-        assert (run.setup.run, run.setup.origin) == (alone.run, alone.origin)
+    runs = resolve_runs("fedavg", out=tmp_path, seeds=[0, 3], **BASE, **typed)
+    for run, seed in zip(runs, (0, 3), strict=True):
+        (alone,) = resolve_runs("fedavg", out=tmp_path, seed=seed, **BASE, **typed)
+        assert run.setup.run == alone.setup.run
+        assert run.setup.origin == alone.setup.origin
+        assert run.setup.run.partition_seed == typed.get("partition_seed", seed)
         assert run.folder == tmp_path / f"seed-{seed}"
     refused(lambda: resolve_runs("fedavg", out=tmp_path, seeds=[0, 2**40], **BASE), "--seed must be >= 0 and <= 4294")
 
@@ -72,17 +75,24 @@ def test_each_of_several_seeds_is_as_if_it_had_been_typed_alone(typed, tmp_path)
 @pytest.mark.parametrize("method", ["fedavg", "fedfm", "fedprox", "feddyn"])
 def test_an_option_that_can_change_a_result_changes_the_key_and_the_others_do_not(method):
     before = settings_of(method)
-    for field in (*dataclasses.fields(RunConfig), *dataclasses.fields(find_method(method).config)):
-        # The protocol says whether there are parts for `local_test`, and two are bound to other options.
-        if field.name in before and field.name not in ("cohort_size", "partition_seed", "local_test"):
-            value = other_value(field, before[field.name])
-            if value is not None:
-                after = settings_of(method, **{field.name: value})
-                assert key(after) != key(before), field.name
-                assert differences(after, before)[field.name] == (value, before[field.name])
+    fields = (*dataclasses.fields(RunConfig), *dataclasses.fields(find_method(method).config))
+    # The protocol says whether there are parts for `local_test`, and two are bound to other options.
+    not_free = ("cohort_size", "partition_seed", "local_test")
+    for field in fields:
+        name = field.name
+        if name not in before or name in not_free:
+            continue
+        value = other_value(field, before[name])
+        if value is not None:
+            after = settings_of(method, **{name: value})
+            assert key(after) != key(before), name
+            assert differences(after, before)[name] == (value, before[name])
+
     for name, value in OTHERWISE.items():
         assert settings_of(method, **{name: value}) == before
     assert {*OTHERWISE} == {*NOT_SETTINGS}
+
+    # Another spelling is no other value.
     assert settings_of(method, partition="dirichlet:.50") == settings_of(method, partition="dirichlet:0.5")
     older = draft(resolve(find_method(method), {**BASE, "partition": "dirichlet:0.5"}))
     older["config"]["partition"] = "dirichlet:.50"  # as it was typed
@@ -92,29 +102,40 @@ def test_an_option_that_can_change_a_result_changes_the_key_and_the_others_do_no
 def test_an_older_run_stands_in_its_cell(tmp_path):
     shutil.copytree(OLD / "finished", tmp_path / "runs" / "old")
     record = read_record(tmp_path / "runs" / "old")
-    given = {name: record["config"][name] for name in (*SETTINGS, "partition", "backbone", "lr")}
-    cell = Cell("FedAvg", "digits", "fedavg", given)
-    table = Table("own:1", "one cell", ("FedFM", "none"), (cell,), (record["seed"],))
-    plan = plans.plan_table(table, tmp_path / "runs")
-    assert [run.state for run in plan.runs] == ["finished"]
-    other = dataclasses.replace(table, cells=(Cell("FedAvg", "digits", "fedavg", {**given, "lr": 0.5}),))
-    assert [run.state for run in plans.plan_table(other, tmp_path / "runs").runs] == ["not run"]
+    options = {name: record["config"][name] for name in (*SETTINGS, "partition", "backbone", "lr")}
+
+    def state(**other_options):
+        cell = Cell("FedAvg", "digits", "fedavg", {**options, **other_options})
+        table = Table("own:1", "one cell", ("FedFM", "none"), (cell,), (record["seed"],))
+        (run,) = plans.plan_table(table, tmp_path / "runs").runs
+        return run.state
+
+    assert state() == "finished"
+    assert state(lr=0.5) == "not run"
 
 
 def test_files_of_rounds_and_of_clients_count_from_one_and_in_percent(tmp_path):
     options = {"dataset": "digits", "rounds": 3, "train_examples": 120, "device": "cpu"}
-    records = [fedcli.run(name, out=tmp_path / "r" / name, **options).record for name in ("fedavg", "fedprox")]
-    tables = {}
-    for kind in ("round", "client"):
+    fedavg = fedcli.run("fedavg", out=tmp_path / "r" / "fedavg", **options).record
+    fedcli.run("fedprox", out=tmp_path / "r" / "fedprox", **options)
+
+    def table_per(kind):
         invoke("table", tmp_path / "r", "--per", kind, "--out", tmp_path / "table.csv")
-        tables[kind] = pd.read_csv(tmp_path / "table.csv")
-        assert tables[kind]["method"].unique().tolist() == ["fedavg", "fedprox"]
-    assert tables["round"]["round"].tolist() == [1, 2, 3] * 2
-    assert (len(tables["client"]), tables["client"]["client"].min()) == (20, 0)
-    accuracies = [100 * share for share in records[0]["rounds"][-1]["client_accuracy"].values()]
-    assert tables["client"].accuracy[:10].dropna().tolist() == pytest.approx(accuracies)
-    kept = [entry["round"] for entry in records[0]["rounds"] if "client_accuracy" in entry]
-    assert kept == sorted({records[0]["summary"]["selected_round"], 2})
+        table = pd.read_csv(tmp_path / "table.csv")
+        assert table["method"].unique().tolist() == ["fedavg", "fedprox"]
+        return table
+
+    assert table_per("round")["round"].tolist() == [1, 2, 3] * 2
+    clients = table_per("client")
+    assert len(clients) == 20
+    assert clients["client"].min() == 0
+    *_, last = fedavg["rounds"]
+    accuracies = [100 * share for share in last["client_accuracy"].values()]
+    of_fedavg = clients["accuracy"][clients["method"] == "fedavg"]
+    assert of_fedavg.dropna().tolist() == pytest.approx(accuracies)
+
+    rounds_with_clients = [entry["round"] for entry in fedavg["rounds"] if "client_accuracy" in entry]
+    assert rounds_with_clients == sorted({fedavg["summary"]["selected_round"], 2})
     drawn = invoke("plot", tmp_path / "r", "--kind", "accuracies", "--out", tmp_path / "accuracies.png")
     assert drawn.exit_code == 0, drawn.output
 
@@ -122,26 +143,29 @@ def test_files_of_rounds_and_of_clients_count_from_one_and_in_percent(tmp_path):
 def test_the_clients_accuracies_of_every_nth_round_are_kept(tmp_path):
     options = {"dataset": "digits", "rounds": 5, "train_examples": 120, "local_epochs": 1}
     run = fedcli.run("fedavg", out=tmp_path / "run", per_client_every=2, **options)
-    kept = {2, 4, 5, run.record["summary"]["selected_round"] + 1}
-    assert set(run.clients["round"]) == kept
+
+    assert set(run.clients["round"]) == {2, 4, 5, run.record["summary"]["selected_round"] + 1}
     assert read_record(run.path)["rounds"] == run.record["rounds"]
-    last = run.clients[run.clients["round"] == 5].set_index("client")["accuracy"]
-    assert last.to_dict() == {int(c): 100 * a for c, a in run.record["rounds"][-1]["client_accuracy"].items()}
+    *_, last = run.record["rounds"]
+    percent_of = {int(client): 100 * share for client, share in last["client_accuracy"].items()}
+    of_last_round = run.clients[run.clients["round"] == 5]
+    assert of_last_round.set_index("client")["accuracy"].to_dict() == percent_of
+
     invoke("table", run.path, "--per", "client-round", "--out", tmp_path / "table.csv")
     assert pd.read_csv(tmp_path / "table.csv")["round"].tolist() == run.clients["round"].tolist()
 
 
 def test_clients_without_anything_of_their_own_and_rounds_without_a_test_have_no_accuracies():
-    for options, words in (
-        ({"per_client_every": 3, "eval_every": 2}, "--per-client-every 3 has rounds that are not tested (got"),
-        (
-            {"per_client_every": 2, "validation": 0.0, "protocol": "fedfa:digits"},
-            "--per-client-every 2 needs images or",
-        ),
-    ):
-        refused(lambda options=options: settings_of("fedavg", **options), words)
-    for options in ({"protocol": "own:personal"}, {"validation": 0.1}):
-        settings_of("fedavg", per_client_every=2, **options)
+    refused(
+        lambda: settings_of("fedavg", per_client_every=3, eval_every=2),
+        "--per-client-every 3 has rounds that are not tested (got",
+    )
+    refused(
+        lambda: settings_of("fedavg", per_client_every=2, validation=0.0, protocol="fedfa:digits"),
+        "--per-client-every 2 needs images or",
+    )
+    settings_of("fedavg", per_client_every=2, protocol="own:personal")
+    settings_of("fedavg", per_client_every=2, validation=0.1)
     settings_of("local", per_client_every=2, validation=0.0)
 
 
@@ -149,24 +173,32 @@ def test_a_papers_table_on_other_data_has_the_divisions_of_its_cells():
     table = fedcli.registry.find_table("fedfm:III")
     plan = plans.plan_table(table, Path("nowhere"), seeds=[0], only=["FedAvg", "CIFAR-10 NIID-1"], dataset="digits")
     (run,) = plan.runs
-    assert (run.setup.run.dataset, run.setup.partition.flag) == ("digits", "dirichlet:0.5")
-    assert (plan.reduction, run.setup.run.rounds) == ("digits", 20)
-    others = plans.plan_table(fedcli.registry.find_table("fedcme:II"), Path("nowhere"), seeds=[0], dataset="digits")
-    assert all(run.setup.run.cohort_size <= run.setup.run.num_clients for run in others.runs)
-    special = {**table.cells[0].settings, "rounds": 500, "match_weight": 1.0}
-    cell = dataclasses.replace(table.cells[0], method="fedfm", settings=special)
-    (run,) = plans.plan_table(dataclasses.replace(table, cells=(cell,)), Path(), seeds=[0], dataset="digits").runs
-    assert (run.setup.run.rounds, run.setup.options.match_weight) == (20, 1.0)  # that of the data set, and the cell's
+    assert plan.reduction == "digits"
+    assert run.setup.run.dataset == "digits"
+    assert run.setup.partition.flag == "dirichlet:0.5"
+    assert run.setup.run.rounds == 20
+
+    of_fedcme = plans.plan_table(fedcli.registry.find_table("fedcme:II"), Path("nowhere"), seeds=[0], dataset="digits")
+    assert all(run.setup.run.cohort_size <= run.setup.run.num_clients for run in of_fedcme.runs)
+
+    first, *_ = table.cells
+    cell = replace(first, method="fedfm", settings={**first.settings, "rounds": 500, "match_weight": 1.0})
+    (run,) = plans.plan_table(replace(table, cells=(cell,)), Path(), seeds=[0], dataset="digits").runs
+    assert run.setup.run.rounds == 20  # those of the data set
+    assert run.setup.options.match_weight == 1.0  # that of the cell
 
 
 def test_the_verdicts_that_are_installed_are_those_of_the_records():
     """Of one paper; tests/test_results.py holds the file of all to what the records give."""
-    told = []
-    for given in ({"folders": frame.shipped()}, {"folders": [], "shipped": True}):
-        answers = claims.answers(fedcli.registry.claims("fedfa"), **given)
-        told.append({each.claim.name: (each.verdict, each.ours, each.seeds) for each in answers if each.runs})
-    assert told[0] == told[1]
-    assert len(told[0]) >= 5
+
+    def verdicts(**sources):
+        answers = claims.answers(fedcli.registry.claims("fedfa"), **sources)
+        with_runs = [answer for answer in answers if answer.runs]
+        return {answer.claim.name: (answer.verdict, answer.ours, answer.seeds) for answer in with_runs}
+
+    of_records = verdicts(folders=frame.shipped())
+    assert verdicts(folders=[], shipped=True) == of_records
+    assert len(of_records) >= 5
 
 
 # The options of a run as its record keeps them
@@ -189,8 +221,13 @@ def test_a_committed_record_still_resolves_to_its_configuration(file, monkeypatc
 
 
 def test_commands_are_those_of_the_runs_without_their_folders_and_each_once():
-    typed = ["fedcli run feddyn --seed 0", *(f"fedcli run feddyn --out{out} --seed 0" for out in ("=/a", " '/b c'"))]
-    assert commands({"command": command} for command in [*typed, "python run.py"]) == typed[:1]
+    typed = [
+        "fedcli run feddyn --seed 0",
+        "fedcli run feddyn --out=/a --seed 0",
+        "fedcli run feddyn --out '/b c' --seed 0",
+        "python run.py",
+    ]
+    assert commands({"command": command} for command in typed) == ["fedcli run feddyn --seed 0"]
 
 
 @dataclass(frozen=True)
@@ -213,18 +250,21 @@ def test_a_record_without_an_option_stands_at_what_was_done_before():
 SHARDS = {**BASE, "partition": "classes:2", "train_examples": 120, "num_clients": 7, "cohort_size": 3}
 
 
-def old_record(setup):
-    """What a record of before the option says."""
-    old = draft(setup)
-    old["config"] = {name: value for name, value in old["config"].items() if name != "remainder"}
-    return old
+def settings_before_the_option(setup):
+    """The settings of a record of before there was an option for the remainder."""
+    record = draft(setup)
+    record["config"] = {name: value for name, value in record["config"].items() if name != "remainder"}
+    return settings(record)
 
 
 def test_the_rule_for_a_remainder_is_a_setting_where_there_is_one():
-    setups = {count: resolve(find_method("fedavg"), {**SHARDS, "num_clients": count}) for count in (6, 7)}
-    assert settings(old_record(setups[6])) == settings(draft(setups[6]))  # 120 images in 12 shards
-    assert "remainder" not in settings(draft(setups[6]))
-    old, new = settings(old_record(setups[7])), settings(draft(setups[7]))
+    equal_shards = resolve(find_method("fedavg"), {**SHARDS, "num_clients": 6})  # 120 images in 12
+    assert settings_before_the_option(equal_shards) == settings(draft(equal_shards))
+    assert "remainder" not in settings(draft(equal_shards))
+
+    unequal_shards = resolve(find_method("fedavg"), {**SHARDS, "num_clients": 7})
+    old = settings_before_the_option(unequal_shards)
+    new = settings(draft(unequal_shards))
     assert differences(new, old) == {"remainder": ("spread", "drop")}
     assert key(new) != key(old)
     assert settings_of("fedavg", **{**SHARDS, "remainder": "drop"}) == old
@@ -233,7 +273,7 @@ def test_the_rule_for_a_remainder_is_a_setting_where_there_is_one():
 @pytest.mark.parametrize("file", FILES, ids=lambda file: str(file.parent.relative_to(RECORDS)))
 def test_committed_records_of_shards_have_the_settings_that_a_run_of_now_would_have_but_of_one_study(file):
     record = json.loads(file.read_text())
-    study = file.relative_to(RECORDS).parts[0]
+    study, *_ = file.relative_to(RECORDS).parts
     if "classes:" in record["config"]["partition"]:  # that study's images do not divide, and it is of the old rule
         assert ("remainder" in settings(record)) == (study == "digits-personal-c2")
 
@@ -243,31 +283,41 @@ def test_a_stopped_run_of_before_the_rule_goes_on_under_the_old_one(tmp_path):
     whole = fedcli.run("fedavg", **{**options, "out": tmp_path / "whole", "remainder": "drop"})
     with pytest.raises(Stop):
         fedcli.run("fedavg", progress=StopAfter(1), remainder="drop", **options)
+
+    # as a version before the rule would have left it
     record = read_record(tmp_path / "run")
-    del record["config"]["remainder"], record["origin"]["remainder"], record["partition"]["unused"]
+    del record["config"]["remainder"]
+    del record["origin"]["remainder"]
+    del record["partition"]["unused"]
     write_record(tmp_path / "run", record)
     file = tmp_path / "run" / CHECKPOINT
     state, facts = load_tree(file, {kind.__name__: kind for kind in find_method("fedavg").state_types})
     save_tree(file, state, {**facts, "identity": identity(record)})
+
     refused(lambda: fedcli.run("fedavg", continue_=True, **options), "another remainder (got spread, was drop)")
     again = resume(tmp_path / "run").record
     assert again["summary"]["params_sha256"] == whole.record["summary"]["params_sha256"]
     assert again["partition"]["sizes"] == [16] * 7  # 120 images in 14 shards of 8
-    assert (whole.record["partition"]["unused"], whole.record["partition"]["images"]) == (8, 120)
+    assert whole.record["partition"]["unused"] == 8
+    assert whole.record["partition"]["images"] == 120
 
 
 def test_header_and_data_show_tell_how_many_images_nobody_has(tmp_path, folder):
-    run = "run fedavg --dataset digits --train-examples 120 --rounds 1 --device cpu --partition"
-    result = invoke(*run.split(), "missing:3", "--num-clients", "10", "--out", "run")
+    def output_of_run(options):
+        command = f"run fedavg --dataset digits --rounds 1 --device cpu {options}"
+        return " ".join(invoke(*command.split()).output.split())
+
+    output = output_of_run("--train-examples 120 --partition missing:3 --num-clients 10 --out run")
     unused = read_record(folder / "run")["partition"]["unused"]
     assert 0 < unused < 60
-    assert f"{unused} of 120 images, which no client holds" in " ".join(result.output.split())
+    assert f"{unused} of 120 images, which no client holds" in output
+
     shown = invoke("data", "show", "digits", "--partition", "missing:3", "--out", "chart.png").output
     assert "of 1,438 images, which no client holds" in shown
-    dropped = "classes:2 --train-examples 159 --num-clients 20 --cohort-size 2 --remainder drop --out dropped"
-    result = invoke(*run.replace("--train-examples 120 ", "").split(), *dropped.split())
-    words = "39 of 159 images, which no client holds; none of the classes 8, 9"
-    assert words in " ".join(result.output.split())
+
+    shards = "--partition classes:2 --num-clients 20 --cohort-size 2 --remainder drop"
+    output = output_of_run(f"--train-examples 159 {shards} --out dropped")
+    assert "39 of 159 images, which no client holds; none of the classes 8, 9" in output
 
 
 @pytest.mark.parametrize(("flag", "clients", "lost"), [("missing:8", 3, 4), ("missing:9", 4, 6)])
@@ -285,8 +335,8 @@ def test_a_class_that_no_client_would_have_is_refused(flag, clients, lost, tmp_p
 def test_shards_of_the_digits_keep_every_class(tmp_path):
     options = {**TINY, "train_examples": None, "partition": "classes:2", "num_clients": 200, "rounds": 1}
     record = fedcli.run("fedavg", out=tmp_path / "run", **{**options, "checkpoint_every": None}).record
-    held = torch.tensor(record["partition"]["class_counts"]).sum(0)
-    assert held.tolist() == [142, 146, 142, 146, 145, 146, 145, 143, 139, 144]
+    counts = torch.tensor(record["partition"]["class_counts"]).sum(0)
+    assert counts.tolist() == [142, 146, 142, 146, 145, 146, 145, 143, 139, 144]
     assert record["partition"]["unused"] == 0
 
 
