@@ -2,7 +2,9 @@
 
 import copy
 import json
+import shutil
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import pytest
 
@@ -22,36 +24,43 @@ from tests import torture
 from tests.files import refused
 from tests.programs import invoke
 from tests.test_runs import TINY, Stop, StopAfter
-from tests.test_tables import record
+from tests.test_tables import record, write
 
-WRONG = {  # the path to a part, what it is now, and what the line says
-    "origin.lr": (1, "'origin.lr' must be a text (got 1)"),
-    "summary": (None, "'summary' must be parts by name (got None)"),
-    "summary.selection": ("<img src=x>", "'summary.selection' must be best-validation or"),
-    "summary.selected": (1.5, "'summary.selected' must be a finite number from 0 to 1 (got 1.5)"),
-    "summary.selected_round": (99, "must be a tested round (got 99)"),
-    "load": (0, "'load' must be a list (got 0)"),
-    "rounds.1.seconds.evaluate": (None, "'rounds.1.seconds.evaluate' must be a finite number (got None)"),
-    "rounds.1.test_accuracy": (-0.1, "'rounds.1.test_accuracy' must be a finite number from 0 to 1 (got -0.1)"),
-    "rounds.1.round": (5, "the number of each round"),
-    "rounds.0.terms.cross_entropy": (float("nan"), "must be a finite number (got nan)"),
-    "partition.sizes": ([3], "the clients' images"),
-    "partition.class_counts.0": ([], "the clients' images"),
-    "rounds.0.client_accuracy": (
-        {"0": None},
-        "'rounds.0.client_accuracy.0' must be a finite number from 0 to 1 (got None)",
+
+class Wrong(NamedTuple):
+    """A value that a part of a record may not have, and what a user is told."""
+
+    value: Any
+    message: str
+
+
+WRONG = {  # by the path to the part
+    "origin.lr": Wrong(1, "'origin.lr' must be a text (got 1)"),
+    "summary": Wrong(None, "'summary' must be parts by name (got None)"),
+    "summary.selection": Wrong("<img src=x>", "'summary.selection' must be best-validation or"),
+    "summary.selected": Wrong(1.5, "'summary.selected' must be a finite number from 0 to 1 (got 1.5)"),
+    "summary.selected_round": Wrong(99, "must be a tested round (got 99)"),
+    "load": Wrong(0, "'load' must be a list (got 0)"),
+    "rounds.1.seconds.evaluate": Wrong(None, "'rounds.1.seconds.evaluate' must be a finite number (got None)"),
+    "rounds.1.test_accuracy": Wrong(-0.1, "'rounds.1.test_accuracy' must be a finite number from 0 to 1 (got -0.1)"),
+    "rounds.1.round": Wrong(5, "the number of each round"),
+    "rounds.0.terms.cross_entropy": Wrong(float("nan"), "must be a finite number (got nan)"),
+    "partition.sizes": Wrong([3], "the clients' images"),
+    "partition.class_counts.0": Wrong([], "the clients' images"),
+    "rounds.0.client_accuracy": Wrong(
+        {"0": None}, "'rounds.0.client_accuracy.0' must be a finite number from 0 to 1 (got None)"
     ),
-    "rounds.1.client_accuracy": ({"x": 0.5}, "'client_accuracy' must be by client, 0 to "),
-    "config.lr": (-1.0, "--lr must be > 0 (got -1.0)"),
-    "config.rounds": ("10", "--rounds must be of type int (got '10')"),
-    "config.dataset": ("../x", "must be the name of a data set (got '../x')"),
-    "config.optimizer": ("evil", "--optimizer must be"),
-    "config.unheard": ({}, "'config.unheard' must be a text"),
-    "seed": (True, "'seed' must be a whole number from 0 (got True)"),
-    "status": ("done", "'status' must be running or"),
-    "engine.way": ("sideways", "'engine.way' must be stacked or"),
-    "class_names.0": ("\\ud800", "'class_names.0' must be a text"),
-    "cost.floats_up": (10**30, "'cost.floats_up' must be a whole number"),
+    "rounds.1.client_accuracy": Wrong({"x": 0.5}, "'client_accuracy' must be by client, 0 to "),
+    "config.lr": Wrong(-1.0, "--lr must be > 0 (got -1.0)"),
+    "config.rounds": Wrong("10", "--rounds must be of type int (got '10')"),
+    "config.dataset": Wrong("../x", "must be the name of a data set (got '../x')"),
+    "config.optimizer": Wrong("evil", "--optimizer must be"),
+    "config.unheard": Wrong({}, "'config.unheard' must be a text"),
+    "seed": Wrong(True, "'seed' must be a whole number from 0 (got True)"),
+    "status": Wrong("done", "'status' must be running or"),
+    "engine.way": Wrong("sideways", "'engine.way' must be stacked or"),
+    "class_names.0": Wrong("\ud800", "'class_names.0' must be a text"),
+    "cost.floats_up": Wrong(10**30, "'cost.floats_up' must be a whole number"),
 }
 
 
@@ -64,16 +73,13 @@ def whole(tmp_path_factory):
 
 @pytest.mark.parametrize("path", WRONG)
 def test_a_part_of_another_type_or_out_of_range_is_refused_in_a_line_by_all_that_read(path, whole, tmp_path):
-    (value, words), changed = WRONG[path], copy.deepcopy(whole)
-    value = "\ud800" if value == "\\ud800" else value
-    *above, last = [int(key) if key.isdigit() else key for key in path.split(".")]
-    part = changed
-    for key in above:
-        part = part[key]
-    part[last] = value
-    text = json.dumps({**changed, "digest": identity.digest_of(changed)})
+    wrong = WRONG[path]
+    record = copy.deepcopy(whole)
+    *parents, key = [int(key) if key.isdigit() else key for key in path.split(".")]
+    torture.part_at(record, parents)[key] = wrong.value
+    text = json.dumps({**record, "digest": identity.digest_of(record)})
     (tmp_path / RECORD).write_text(text)
-    refused(lambda: read_record(tmp_path), RECORD, words)
+    refused(lambda: read_record(tmp_path), RECORD, wrong.message)
 
 
 def test_the_records_of_the_project_are_read():
@@ -138,20 +144,23 @@ def test_a_papers_table_says_whose_code_was_changed(tmp_path, monkeypatch):
 
 
 def test_a_built_in_method_is_known_by_its_numerics_and_a_users_file_by_its_hash(tmp_path):
-    for change, refusal in (({"method_hash": "0" * 16}, ""), ({"numerics": {"core": 1, "method": 0}}, "got numerics")):
-        folder = tmp_path / str(len(refusal))
-        with pytest.raises(Stop):
-            fedcli.run("fedavg", out=folder, progress=StopAfter(2), **TINY)
-        write_record(folder, {**read_record(folder), **change})
-        if refusal:
-            refused(lambda folder=folder: resume(folder), refusal, "--changed-method")
-            after = resume(folder, changed_method=True).record
-            now = identity.numerics(after, find_method("fedavg"))
-            assert after["changed"] == [{"round": 2, "what": "the arithmetic of fedcli", "numerics": now}]
-        else:
-            after = resume(folder).record
-            assert (after["status"], after["changed"]) == ("finished", [])
-            assert after["method_hash"].endswith(find_method("fedavg").file_hash)
+    fedavg = find_method("fedavg")
+    with pytest.raises(Stop):
+        fedcli.run("fedavg", out=tmp_path / "reworded", progress=StopAfter(2), **TINY)
+    of_other_numerics = shutil.copytree(tmp_path / "reworded", tmp_path / "of other numerics")
+    record = read_record(tmp_path / "reworded")
+
+    write_record(tmp_path / "reworded", {**record, "method_hash": "0" * 16})
+    after = resume(tmp_path / "reworded").record
+    assert after["status"] == "finished"
+    assert after["changed"] == []
+    assert after["method_hash"].endswith(fedavg.file_hash)
+
+    write_record(of_other_numerics, {**record, "numerics": {"core": 1, "method": 0}})
+    refused(lambda: resume(of_other_numerics), "got numerics", "--changed-method")
+    after = resume(of_other_numerics, changed_method=True).record
+    now = identity.numerics(after, fedavg)
+    assert after["changed"] == [{"round": 2, "what": "the arithmetic of fedcli", "numerics": now}]
 
 
 def of_other_numerics(folder, numerics):
@@ -203,7 +212,8 @@ def test_a_run_without_a_round_is_of_the_code_that_computes_its_first(tmp_path, 
         fedcli.run("./mine.py", out="run", progress=Killed(), **TINY)
     Path("mine.py").write_text(METHOD + "# edited\n")
     record = resume("run", method="mine.py", changed_method=True).record
-    assert (record["method_hash"], record["changed"]) == (file_hash("mine.py"), [])
+    assert record["method_hash"] == file_hash("mine.py")
+    assert record["changed"] == []
     assert identity.what_happened(record) == []
 
 
@@ -211,15 +221,13 @@ def test_a_run_without_a_round_is_of_the_code_that_computes_its_first(tmp_path, 
 
 
 def test_a_label_of_several_methods_stands_before_their_names(tmp_path):
-    for method in ("fedavg", "fedprox"):
-        one = record(method)
-        (tmp_path / method).mkdir()
-        (tmp_path / method / RECORD).write_text(json.dumps(one))
-    (tmp_path / "alone").mkdir()
-    (tmp_path / "alone" / RECORD).write_text(json.dumps(record("moon")))
-    records = frame.find_records([tmp_path / "fedavg", tmp_path / "fedprox", tmp_path / "alone"], ["Ours", "Ours", "M"])
+    methods = ("fedavg", "fedprox", "moon")
+    folders = [tmp_path / method for method in methods]
+    for folder, method in zip(folders, methods, strict=True):
+        write(folder, record(method))
+    records = frame.find_records(folders, ["Ours", "Ours", "M"])
     groups = tables.group(records)
     assert [group.label for group in groups] == ["Ours: fedavg", "Ours: fedprox", "M"]
     assert len({*names.setting_colours([groups]).values()}) == 3
     result = invoke("table", tmp_path, "--label", "Ours", "--format", "latex")
-    assert all(f"Ours: {method}" in result.output for method in ("fedavg", "fedprox", "moon"))
+    assert all(f"Ours: {method}" in result.output for method in methods)
