@@ -16,21 +16,20 @@ TINY = {"dataset": "digits", "train_examples": 240, "rounds": 2, "local_epochs":
 def runs(tmp_path_factory):
     """Runs of each kind of headline: a global model, personal ones, own test images, prototypes."""
     folder = tmp_path_factory.mktemp("runs")
-    kinds = {
-        "global": ("fedavg", {"protocol": "fedfm:digits"}),
-        "best round": ("fedavg", {"protocol": "fedfm:digits", "lr": 0.2, "rounds": 3}),
-        "own test images": ("fedavg", {"protocol": "own:personal"}),
-        "personal": ("ditto", {"protocol": "own:personal"}),
-        "personal, common images": ("ditto", {"protocol": "fedfm:digits"}),
-        "prototypes": ("fedproto", {"protocol": "fedfm:digits"}),
-    }
-    return {
-        kind: fedcli.run(method, out=folder / kind.replace(" ", "-"), per_class=True, **{**TINY, **options})
-        for kind, (method, options) in kinds.items()
-    }
+    made = {}
+    for kind, options in KINDS.items():
+        made[kind] = fedcli.run(**{**TINY, **options}, out=folder / kind.replace(" ", "-"), per_class=True)
+    return made
 
 
-KINDS = ("global", "best round", "own test images", "personal", "personal, common images", "prototypes")
+KINDS = {
+    "global": {"method": "fedavg", "protocol": "fedfm:digits"},
+    "best round": {"method": "fedavg", "protocol": "fedfm:digits", "lr": 0.2, "rounds": 3},
+    "own test images": {"method": "fedavg", "protocol": "own:personal"},
+    "personal": {"method": "ditto", "protocol": "own:personal"},
+    "personal, common images": {"method": "ditto", "protocol": "fedfm:digits"},
+    "prototypes": {"method": "fedproto", "protocol": "fedfm:digits"},
+}
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -48,8 +47,8 @@ def test_the_confusion_matrix_counts_true_classes_by_predicted_ones(runs):
     images, labels = run.data("test")
     predicted = run.predict(images)
     expected = np.zeros((10, 10), dtype=int)
-    for true, taken in zip(labels.tolist(), predicted.tolist(), strict=True):
-        expected[true, taken] += 1
+    for label, prediction in zip(labels.tolist(), predicted.tolist(), strict=True):
+        expected[label, prediction] += 1
     assert run.confusion().tolist() == expected.tolist()
     assert torch.equal(predicted, run.model()(images).argmax(1))
 
@@ -63,18 +62,21 @@ def test_predictions_are_those_of_the_nearest_prototype_where_the_headline_is(ru
 
 def test_a_clients_own_counts_add_up_to_all(runs):
     run = runs["personal"]
-    parts = [run.confusion(client=client) for client in range(4)]
-    assert sum(parts).tolist() == run.confusion().tolist()
-    images, labels = run.data("test", client=2)
-    assert len(labels) == parts[2].sum()
-    assert (run.predict(images, client=2) == labels).sum() == parts[2].trace()
+    counts_of_clients = [run.confusion(client=client) for client in range(4)]
+    assert sum(counts_of_clients).tolist() == run.confusion().tolist()
+    for client, counts in enumerate(counts_of_clients):
+        images, labels = run.data("test", client=client)
+        assert len(labels) == counts.sum()
+        assert (run.predict(images, client=client) == labels).sum() == counts.trace()
 
 
 def test_data_are_as_models_take_them_and_each_clients_are_its_own(runs):
     run = runs["global"]
     images, labels = run.data("train")
-    assert (images.dtype, images.shape[1:]) == (torch.float32, tuple(run.record["model"]["input"]))
+    assert images.dtype == torch.float32
+    assert images.shape[1:] == tuple(run.record["model"]["input"])
     assert 0 <= images.min() < images.max() == 1
+
     sizes = [len(run.data("train", client=client).labels) for client in range(4)]
     held_out = [len(run.data("validation", client=client).labels) for client in range(4)]
     assert np.add(sizes, held_out).tolist() == run.record["partition"]["sizes"]
@@ -117,7 +119,7 @@ def test_a_folder_of_runs_is_loaded_as_several_and_one_run_as_one(runs):
     assert [run.path for run in several] == sorted(run.path for run in runs.values())
     assert fedcli.load(runs["global"].path).record["seed"] == 0
     assert several.frame()["selected"].tolist() == [100 * run.record["summary"]["selected"] for run in several]
-    assert len(several[:2]) == 2
+    assert len(several[:2]) == 2  # a part of them is also one of runs
     refused(lambda: fedcli.load(folder / "nothing"), "there is no run")
 
 
@@ -127,7 +129,8 @@ def test_a_folder_of_runs_is_loaded_as_several_and_one_run_as_one(runs):
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_record_has_the_counts_of_the_confusion_matrix(kind, runs):
     run = runs[kind]
-    counts = run.record["rounds"][run.record["summary"]["selected_round"]]["per_class"]
+    selected = run.record["rounds"][run.record["summary"]["selected_round"]]
+    counts = selected["per_class"]
     confusion = run.confusion()
     assert counts["right"] == confusion.diagonal().tolist()
     assert counts["predicted"] == confusion.sum(0).tolist()
@@ -136,16 +139,19 @@ def test_a_record_has_the_counts_of_the_confusion_matrix(kind, runs):
 
 def test_tables_and_curves_have_the_scores_of_classes_of_runs_that_recorded_them(runs, tmp_path):
     run = runs["global"]
-    number = run.record["summary"]["selected_round"]
+    selected_round = run.record["summary"]["selected_round"]
     history = run.history
-    three = run.per_class()["accuracy"]["3"]
-    assert history["class_accuracy/3"][number] == pytest.approx(three)
+    accuracy_of_three = run.per_class()["accuracy"]["3"]
+    assert history["class_accuracy/3"][selected_round] == pytest.approx(accuracy_of_three)
+
     without = fedcli.run("fedprox", out=tmp_path / "without", protocol="fedfm:digits", **TINY)
     assert "macro_f1" not in without.history
-    shown = invoke("table", run.path, without.path, "--metric", "macro-f1,class:3").output
-    assert f"| {history['macro_f1'][number]:.2f} (1) | {three:.2f} (1) |" in shown
-    assert "macro-f1 is not in the records of fedprox (seed 0): it needs runs with --per-class." in shown
-    line = run.plot(y="macro-f1").axes[0].lines[0]
+    table = invoke("table", run.path, without.path, "--metric", "macro-f1,class:3").output
+    assert f"| {history['macro_f1'][selected_round]:.2f} (1) | {accuracy_of_three:.2f} (1) |" in table
+    assert "macro-f1 is not in the records of fedprox (seed 0): it needs runs with --per-class." in table
+
+    (axes,) = run.plot(y="macro-f1").axes
+    line, *_ = axes.lines
     assert line.get_ydata().tolist() == history["macro_f1"].tolist()
     refused(lambda: without.plot(y="balanced-accuracy"), "has measured its balanced accuracy", "run with per_class")
     refused(lambda: run.plot(y="macro-f2"), "unknown curve 'macro-f2'; did you mean 'macro-f1'")

@@ -22,71 +22,105 @@ def rows_of(name):
 
 
 def test_every_number_that_was_noted_stands_on_the_page():
-    numbers = set(re.findall(r"[\d.,]*\d", re.sub(r"(?<=\d),(?=\d{3})", "", PAGE)))
+    without_thousands_commas = re.sub(r"(?<=\d),(?=\d{3})", "", PAGE)
+    numbers = set(re.findall(r"[\d.,]*\d", without_thousands_commas))
     earlier = [row for row in rows_of("noted.csv") if row["what"].endswith(" before")]  # of which the page says less
     assert earlier
-    assert [row for row in rows_of("noted.csv") if row not in earlier and row["value"].rstrip("%") not in numbers] == []
+    of_now = [row for row in rows_of("noted.csv") if row not in earlier]
+    assert [row for row in of_now if row["value"].rstrip("%") not in numbers] == []
 
 
 @pytest.mark.parametrize("name", ["w1", "w2"])
-def test_rounds_on_a_cpu(name):
-    own = [row for row in rows_of("cpu*torch*.csv") if row["workload"] == name]
-    assert len(own) == 3
-    assert f"{median(float(row['ratio']) for row in own):.2f} (`{name}`)" in README
-    columns = ("seconds_per_round", "plain_seconds_per_round", "ratio")
-    shown = (", ".join(f"{float(row[column]):.2f}" for row in own) for column in columns)
-    assert f"| {name} | {' | '.join(shown)} |" in PAGE
+def test_rounds_on_a_cpu_are_on_the_page_and_their_median_ratio_in_the_readme(name):
+    rows = [row for row in rows_of("cpu*torch*.csv") if row["workload"] == name]
+    assert len(rows) == 3
+    ratio = median(float(row["ratio"]) for row in rows)
+    assert f"{ratio:.2f} (`{name}`)" in README
+
+    def cell(column):
+        return ", ".join(f"{float(row[column]):.2f}" for row in rows)
+
+    line = f"| {name} | {cell('seconds_per_round')} | {cell('plain_seconds_per_round')} | {cell('ratio')} |"
+    assert line in PAGE
 
 
 @pytest.mark.parametrize("row", rows_of("nvidia-h200-*.csv"), ids=lambda row: row["workload"])
-def test_rounds_on_a_gpu(row):
-    assert f"{float(row['ratio']):.1f} (`{row['workload']}`" in README
-    seconds = (f"{float(row[column]):.3f}" for column in ("seconds_per_round", "plain_seconds_per_round"))
-    shown = (row["engine"], *seconds, f"{float(row['ratio']):.1f}", f"{float(row['floor_share']):.0%}")
-    assert f"| {row['workload']} | {' | '.join(shown)} | {float(row['evaluation_seconds']):.3f} |" in PAGE
+def test_rounds_on_a_gpu_are_on_the_page_and_their_ratio_in_the_readme(row):
+    ratio = f"{float(row['ratio']):.1f}"
+    assert f"{ratio} (`{row['workload']}`" in README
+    cells = [
+        row["workload"],
+        row["engine"],
+        f"{float(row['seconds_per_round']):.3f}",
+        f"{float(row['plain_seconds_per_round']):.3f}",
+        ratio,
+        f"{float(row['floor_share']):.0%}",
+        f"{float(row['evaluation_seconds']):.3f}",
+    ]
+    assert f"| {' | '.join(cells)} |" in PAGE
 
 
 def test_the_same_bits_each_time_take_longer():
     rows = [row for row in rows_of("noted.csv") if row["section"] == "An NVIDIA H200"]
-    fastest, same = (
-        fmean(float(row["value"]) for row in rows if (row["what"], row["measured"]) == (what, "seconds a round"))
-        for what in ("the fastest", "all deterministic")
-    )
-    assert f"with which `w1` takes {same / fastest:.1f} times as long." in README
+
+    def seconds_of_round(what):
+        return fmean(
+            float(row["value"]) for row in rows if row["what"] == what and row["measured"] == "seconds a round"
+        )
+
+    ratio = seconds_of_round("all deterministic") / seconds_of_round("the fastest")
+    assert f"with which `w1` takes {ratio:.1f} times as long." in README
+
+
+def spread(values):
+    """The median of values and their range, as a cell of a page."""
+    return f"{values.median():.2f} ({values.min():.2f}-{values.max():.2f})"
 
 
 def test_what_is_said_of_others_is_what_was_measured():
     peers = load_script(SPEED / "peers" / "peers.py")
-    rows, page = peers.pd.read_csv(peers.CSV), (SPEED / "peers" / "README.md").read_text(encoding="utf-8")
+    page = (SPEED / "peers" / "README.md").read_text(encoding="utf-8")
+    rows = peers.pd.read_csv(peers.CSV)
     medians = peers.medians(rows)
     ratios = medians.div(medians["fedcli"], axis=0)
+
+    # The page has the seconds of each side, and how many times fedcli's they are.
     for (workload, side), seconds in rows[rows.what == "seconds"].groupby(["workload", "side"]).value:
-        columns = seconds, ratios.loc["seconds", workload][side]
-        shown = (f" | {each.median():.2f} ({each.min():.2f}-{each.max():.2f})" for each in columns)
-        assert re.search(
-            f"{workload} [|] {side.partition('-')[0]}[^|]*{re.escape(''.join(shown))}", page, re.IGNORECASE
-        )
-    of = [(what, side) for what in ("seconds", "tested") for side in ("pfllib", "flower")]
-    numbers = [f"{ratios.loc[what, 'w1'][side].median():.1f}" for what, side in of]
-    said = "PFLlib takes {} times as long as fedcli for `w1` and Flower {} times, at equal accuracy, and with the "
-    assert (said + "evaluation after a round {} and {} times").format(*numbers) in " ".join(README.split())
-    large, small = (f"{ratios.loc['seconds', workload]['fluke'].median():.1f}" for workload in ("large", "small"))
+        name, _, _ = side.partition("-")
+        cells = re.escape(f" | {spread(seconds)} | {spread(ratios.loc['seconds', workload][side])}")
+        assert re.search(f"{workload} [|] {name}[^|]*{cells}", page, re.IGNORECASE)
+
+    # The README has the medians of the ratios.
+    def ratio(what, workload, side):
+        return f"{ratios.loc[what, workload][side].median():.1f}"
+
+    sentence = (
+        f"PFLlib takes {ratio('seconds', 'w1', 'pfllib')} times as long as fedcli for `w1` and Flower "
+        f"{ratio('seconds', 'w1', 'flower')} times, at equal accuracy, and with the evaluation after a round "
+        f"{ratio('tested', 'w1', 'pfllib')} and {ratio('tested', 'w1', 'flower')} times"
+    )
+    assert sentence in " ".join(README.split())
+    large = ratio("seconds", "large", "fluke")
+    small = ratio("seconds", "small", "fluke")
     assert f"fluke takes {large} times as long with 1.66 million parameters and {small} times with 21,840." in README
-    ends = medians.loc["end"]
+
+    # All come to the same accuracy.
     for workload in ("large", "small"):
-        accuracies = ends.loc[workload].mean()
+        accuracies = medians.loc["end"].loc[workload].mean()
         for side in ("fedcli", "fluke"):
             assert re.search(f"{workload} [|] {side} [|].*[|] {100 * accuracies[side]:.2f} [|]", page)
         assert abs(accuracies["fedcli"] - accuracies["fluke"]) < 0.005
-    for method in ("fedavg", "fedprox", "fedproto"):  # and that it comes to the same
+    for method in ("fedavg", "fedprox", "fedproto"):
         values = rows[rows.workload == method].groupby(["what", "side"]).value
-        ours, theirs = (values.get_group(("accuracy", side)) for side in ("fedcli", "pfllib"))
-        assert abs(ours.mean() - theirs.mean()) < min(ours.std(), theirs.std())
+        of_fedcli = values.get_group(("accuracy", "fedcli"))
+        of_pfllib = values.get_group(("accuracy", "pfllib"))
+        assert abs(of_fedcli.mean() - of_pfllib.mean()) < min(of_fedcli.std(), of_pfllib.std())
         assert values.get_group(("difference", "pfllib")).iloc[1] < 3e-5  # of the median model
 
 
 def test_the_rounds_of_a_side_are_measured_on_the_clients_that_all_sides_read(tmp_path, monkeypatch):
-    peers, sides = (load_script(SPEED / "peers" / f"{name}.py") for name in ("peers", "sides"))
+    peers = load_script(SPEED / "peers" / "peers.py")
+    sides = load_script(SPEED / "peers" / "sides.py")
     small = {"dataset": "digits", "backbone": "cnn-small", "num_clients": 4, "cohort_size": 2, "train_examples": 400}
     monkeypatch.setitem(peers.WORKLOADS, "w2", {**peers.WORKLOADS["w2"], **small})
     monkeypatch.setattr(peers, "CSV", tmp_path / "peers.csv")

@@ -4,6 +4,7 @@ import json
 import math
 import shutil
 from pathlib import Path
+from typing import NamedTuple
 
 import pandas as pd
 import pytest
@@ -26,10 +27,17 @@ METHOD = replace(FEDAVG, name="mine", title="Mine: FedAvg by another name", redu
 GRID = {"proximal_weight": (0.01,), "lr": (0.005, 0.1, 1e30)}
 
 
-def ranked(method, **given):
-    """The trials of a grid, run one after the other, and their folder."""
-    plan = tune.plan_trials(method, **given)
-    return tune.rank(plan, jobs.execute(plan, jobs.Watch(), records_only=True)), plan.folder
+class Ranked(NamedTuple):
+    """The trials of a grid, the best first, and their folder."""
+
+    trials: pd.DataFrame
+    folder: Path
+
+
+def run_and_rank(method, **options):
+    plan = tune.plan_trials(method, **options)
+    errors = jobs.execute(plan, jobs.Watch(), records_only=True)
+    return Ranked(tune.rank(plan, errors), plan.folder)
 
 
 @pytest.mark.parametrize(
@@ -49,7 +57,7 @@ def test_a_run_is_judged_by_its_protocols_rule_on_validation_examples(selection,
 
 
 @pytest.mark.parametrize(
-    ("given", "message"),
+    ("options", "message"),
     [
         ({}, "'fedavg' has no grid of its own"),
         ({"grid": ["lrr=1"]}, "unknown option of 'fedavg' '--lrr'; did you mean '--lr'"),
@@ -61,98 +69,118 @@ def test_a_run_is_judged_by_its_protocols_rule_on_validation_examples(selection,
         ({"grid": ["lr=0.1"], "seed": 3, "seeds": [1000]}, "--seed 3 was given with --seeds"),
     ],
 )
-def test_what_cannot_be_tuned_is_refused(given, message):
-    refused(lambda: tune.plan_trials("fedavg", **TINY, **given), message)
+def test_what_cannot_be_tuned_is_refused(options, message):
+    refused(lambda: tune.plan_trials("fedavg", **TINY, **options), message)
 
 
 @pytest.fixture(scope="module")
 def tuned(tmp_path_factory):
     """A grid of three trials, one of which diverges."""
-    return ranked("fedprox", out=tmp_path_factory.mktemp("tuned") / "grid", **GRID, **TINY)
+    return run_and_rank("fedprox", out=tmp_path_factory.mktemp("tuned") / "grid", **GRID, **TINY)
 
 
 def test_the_best_trial_by_validation_is_written_down_and_used(tuned, tmp_path):
     trials, folder = tuned
-    best, second, lost = trials["accuracy"]
+    best, second, diverged = trials["accuracy"]
+    best_options, second_options, diverged_options = trials["options"]
     assert best >= second
-    assert (trials["options"].iloc[-1]["lr"], math.isnan(lost)) == (1e30, True)
+    assert math.isnan(diverged)
+    assert diverged_options["lr"] == 1e30
+
     facts = json.loads((folder / "tuned.json").read_text())
-    assert (facts["seed"], facts["options"]) == ("1000", trials["options"].iloc[0])
-    assert [each["options"] for each in facts["trials"]] == trials["options"].tolist()
-    assert [each["validation_accuracy"] for each in facts["trials"]] == [best, second, None]
+    assert facts["seed"] == "1000"
+    assert facts["options"] == best_options
+    assert [trial["options"] for trial in facts["trials"]] == [best_options, second_options, diverged_options]
+    assert [trial["validation_accuracy"] for trial in facts["trials"]] == [best, second, None]
+
+    # A run takes them, but for what is given.
     record = fedcli.run("fedprox", tuned=folder, lr=0.02, out=tmp_path / "run", **TINY).record
-    chosen = {name: (record["config"][name], record["origin"][name]) for name in ("proximal_weight", "lr")}
-    source = "tuned by validation accuracy, seed 1000"
-    assert chosen == {"proximal_weight": (0.01, source), "lr": (0.02, "command line")}  # what is given goes before
-    for place, message in ((folder, "has options of 'fedprox'"), (tmp_path, "cannot be read")):
-        refused(lambda: fedcli.run("moon", tuned=place, out=tmp_path / "other", **TINY), message)  # noqa: B023
-    for options in ("--seeds=0,1", "--batch-size=8,16"):
-        result = invoke("run", "fedprox", "--tuned", folder, options, "--out", tmp_path / options, *flags_of(TINY))
+    assert record["config"]["proximal_weight"] == 0.01
+    assert record["origin"]["proximal_weight"] == "tuned by validation accuracy, seed 1000"
+    assert record["config"]["lr"] == 0.02
+    assert record["origin"]["lr"] == "command line"
+
+    # So do several runs of the method.
+    for several in ("--seeds=0,1", "--batch-size=8,16"):
+        out = tmp_path / several
+        result = invoke("run", "fedprox", "--tuned", folder, several, "--out", out, *flags_of(TINY))
         assert result.exit_code == 0, result.output
-        weights = [read_record(file)["config"]["proximal_weight"] for file in (tmp_path / options).rglob("record.json")]
+        weights = [read_record(file)["config"]["proximal_weight"] for file in out.rglob("record.json")]
         assert weights == [0.01, 0.01]
-    result = invoke("run", "fedprox,fedavg", "--tuned", folder, "--out", tmp_path / "both", *flags_of(TINY))
-    assert (result.exit_code, "has options of 'fedprox' (got 'fedavg')" in result.stderr) == (2, True)
+
+    # No other method does.
+    other = tmp_path / "other"
+    refused(lambda: fedcli.run("moon", tuned=folder, out=other, **TINY), "has options of 'fedprox'")
+    refused(lambda: fedcli.run("moon", tuned=tmp_path, out=other, **TINY), "cannot be read")
+    result = invoke("run", "fedprox,fedavg", "--tuned", folder, "--out", other, *flags_of(TINY))
+    assert result.exit_code == 2
+    assert "has options of 'fedprox' (got 'fedavg')" in result.stderr
 
 
 def test_trials_keep_their_records_alone_and_are_not_run_again(tuned, tmp_path):
-    _, folder = tuned
-    again = shutil.copytree(folder, tmp_path / "grid")
-    assert {file.suffix for file in again.rglob("*") if file.is_file()} <= {".json", ".png", ".lock"}
-    for file in again.rglob("record.json"):
+    folder = shutil.copytree(tuned.folder, tmp_path / "grid")
+    assert {file.suffix for file in folder.rglob("*") if file.is_file()} <= {".json", ".png", ".lock"}
+    files = sorted(folder.rglob("record.json"))
+    for file in files:
         record = read_record(file)
         for entry in record["rounds"]:  # by a hundredth better where the rate is 0.1, and worse on test images
             entry["validation_accuracy"] = 0.6 + min(record["config"]["lr"], 0.4) / 10
             entry["test_accuracy"] = 1.0 - entry["validation_accuracy"]
         write_record(file.parent, record)
-    before = [file.stat().st_mtime_ns for file in sorted(again.rglob("record.json"))]
-    trials, _ = ranked("fedprox", out=again, **GRID, **TINY)
+    times = [file.stat().st_mtime_ns for file in files]
+
+    trials, _ = run_and_rank("fedprox", out=folder, **GRID, **TINY)
+
     assert [options["lr"] for options in trials["options"]] == [0.1, 0.005, 1e30]
-    assert [file.stat().st_mtime_ns for file in sorted(again.rglob("record.json"))] == before
-    refused(
-        lambda: tune.plan_trials("fedprox", out=again, **{**GRID, **TINY, "rounds": 3}),
-        "holds a run with another --rounds",
-    )
+    assert sorted(folder.rglob("record.json")) == files
+    assert [file.stat().st_mtime_ns for file in files] == times
+    longer = {**GRID, **TINY, "rounds": 3}
+    refused(lambda: tune.plan_trials("fedprox", out=folder, **longer), "holds a run with another --rounds")
 
 
 def test_the_command_tells_validation_accuracies_with_their_spread_and_keeps_trials_from_runs(folder):
     result = invoke("tune", "fedavg", "--grid", "lr=0.05", "--seeds", "1000,1001", *flags_of(TINY))
     assert result.exit_code == 0, result.output
-    (home,) = Path("tuning").iterdir()
-    records = [read_record(file) for file in sorted(home.rglob("record.json"))]
-    first, second = (100 * tune.validation_accuracy(record) for record in records)
-    for number, accuracy in enumerate((first, second)):
-        assert f"[{number + 1}/2] lr 0.05, seed {1000 + number}: validation {accuracy:.2f} % in" in result.stderr
-    assert f"0.05  {(first + second) / 2:.2f} ± {abs(first - second) / 2**0.5:.2f}" in result.stdout
-    assert home.name == "fedavg-fedfm-digits-digits"
+    (tuning,) = Path("tuning").iterdir()
+    assert tuning.name == "fedavg-fedfm-digits-digits"
     assert not Path("runs").exists()
+
+    records = [read_record(file) for file in sorted(tuning.rglob("record.json"))]
+    first, second = [100 * tune.validation_accuracy(record) for record in records]
+    assert f"[1/2] lr 0.05, seed 1000: validation {first:.2f} % in" in result.stderr
+    assert f"[2/2] lr 0.05, seed 1001: validation {second:.2f} % in" in result.stderr
+    mean = (first + second) / 2
+    deviation = abs(first - second) / 2**0.5
+    assert f"0.05  {mean:.2f} ± {deviation:.2f}" in result.stdout
 
 
 def test_a_fifth_is_held_out_where_the_protocol_holds_out_nothing(tmp_path):
-    few = {**TINY, "protocol": "fedfa:digits", "num_clients": 4, "cohort_size": 4, "lr": (0.05,)}
-    for given, share in (({}, 0.2), ({"validation": 0.4}, 0.4)):
-        (run,) = tune.plan_trials("fedavg", out=tmp_path / "grid", **few, **given).runs
-        assert run.setup.run.validation == share
-    refused(
-        lambda: ranked("fedavg", validation=0.01, out=tmp_path / "none", **few), "no client has validation examples"
-    )
+    options = {**TINY, "protocol": "fedfa:digits", "num_clients": 4, "cohort_size": 4, "lr": (0.05,)}
+
+    def held_out(**validation):
+        (run,) = tune.plan_trials("fedavg", out=tmp_path / "grid", **options, **validation).runs
+        return run.setup.run.validation
+
+    assert held_out() == 0.2
+    assert held_out(validation=0.4) == 0.4
+    too_few = {**options, "validation": 0.01, "out": tmp_path / "none"}
+    refused(lambda: run_and_rank("fedavg", **too_few), "no client has validation examples")
 
 
 def test_trials_that_have_all_diverged_choose_nothing(tmp_path):
-    refused(
-        lambda: ranked("fedavg", lr=(1e30,), out=tmp_path / "grid", **TINY), "all 1 trials of 'fedavg' have diverged"
-    )
+    options = {**TINY, "lr": (1e30,), "out": tmp_path / "grid"}
+    refused(lambda: run_and_rank("fedavg", **options), "all 1 trials of 'fedavg' have diverged")
 
 
 def test_only_the_seeds_of_a_papers_own_runs_are_refused(tmp_path, monkeypatch):
     assert tune.reported_seeds("fedfa:fmnist-c2", "fmnist") == {2021, 2022, 2023}
     assert tune.reported_seeds("fedfa:fmnist-c2", "digits") == set()
-    given = {"grid": ["lr=0.1"], "out": tmp_path / "grid", **TINY}
-    assert len(tune.plan_trials("fedavg", seeds=[0, 1], **given).runs) == 2  # no table has runs on the digits
+    options = {"grid": ["lr=0.1"], "out": tmp_path / "grid", **TINY}
+    assert len(tune.plan_trials("fedavg", seeds=[0, 1], **options).runs) == 2  # no table has runs on the digits
+
     monkeypatch.setattr(tune, "reported_seeds", lambda protocol, dataset: {0, 1})
-    refused(
-        lambda: tune.plan_trials("fedavg", seeds=[1000, 1], **given), "--seed 1 is one that the paper's tables report"
-    )
+    words = "--seed 1 is one that the paper's tables report"
+    refused(lambda: tune.plan_trials("fedavg", seeds=[1000, 1], **options), words)
 
 
 # Several methods
@@ -160,31 +188,37 @@ def test_only_the_seeds_of_a_papers_own_runs_are_refused(tmp_path, monkeypatch):
 BOTH = "fedavg,fedprox"
 
 
-def tried(plan):
+def combinations(plan):
     """The values that each method tries."""
-    points = {}
+    values_of = {}
     for run in plan.runs:
-        points.setdefault(run.setup.method.name, []).append(run.values)
-    return points
+        values_of.setdefault(run.setup.method.name, []).append(run.values)
+    return values_of
 
 
 def test_each_method_tries_its_own_options_and_those_of_all_with_the_same_number_of_trials(tmp_path):
     grid = ["lr=0.01,0.1", "fedprox:proximal-weight=0.01,0.1,1"]
-    plan = tune.plan_trials(BOTH, grid=grid, out=tmp_path / "two", **TINY)
-    points = tried(plan)
-    assert points["fedavg"] == [{"lr": 0.01}, {"lr": 0.1}]
-    assert len(points["fedprox"]) == 2  # drawn from six, the same each time
-    assert all(values.keys() == {"lr", "proximal_weight"} for values in points["fedprox"])
-    assert points == tried(tune.plan_trials(BOTH, grid=grid, out=tmp_path / "two", **TINY))
-    all_of_them = tried(tune.plan_trials(BOTH, grid=grid, trials=9, out=tmp_path / "two", **TINY))
-    assert [len(all_of_them[name]) for name in ("fedavg", "fedprox")] == [2, 6]
-    assert plan.runs[0].label == "fedavg, lr 0.01"
-    assert {run.folder.relative_to(tmp_path / "two").parts[0] for run in plan.runs} == {"fedavg", "fedprox"}
+    options = {"grid": grid, "out": tmp_path / "two", **TINY}
+    plan = tune.plan_trials(BOTH, **options)
+
+    values_of = combinations(plan)
+    assert values_of["fedavg"] == [{"lr": 0.01}, {"lr": 0.1}]
+    assert len(values_of["fedprox"]) == 2  # drawn from six, the same each time
+    assert all(values.keys() == {"lr", "proximal_weight"} for values in values_of["fedprox"])
+    assert combinations(tune.plan_trials(BOTH, **options)) == values_of
+    first, *_ = plan.runs
+    assert first.label == "fedavg, lr 0.01"
+    for run in plan.runs:
+        assert run.folder.is_relative_to(tmp_path / "two" / run.setup.method.name)
+
+    all_of_them = combinations(tune.plan_trials(BOTH, trials=9, **options))
+    assert len(all_of_them["fedavg"]) == 2
+    assert len(all_of_them["fedprox"]) == 6
 
 
 def test_an_option_without_a_method_is_tried_by_those_that_have_it(tmp_path):
     plan = tune.plan_trials(BOTH, grid=["lr=0.1", "proximal-weight=0.1,1"], trials=2, out=tmp_path / "two", **TINY)
-    assert tried(plan) == {
+    assert combinations(plan) == {
         "fedavg": [{"lr": 0.1}],
         "fedprox": [{"lr": 0.1, "proximal_weight": 0.1}, {"lr": 0.1, "proximal_weight": 1.0}],
     }
@@ -194,7 +228,9 @@ def test_a_tuned_comparison_is_two_commands(folder):
     Path("mine.py").write_text(MINE)
     names = "fedavg,fedprox,./mine.py"
     grid = ["--grid", "lr=0.01,0.1", "--grid", "fedprox:proximal-weight=0.01,0.1"]
+
     result = invoke("tune", names, *grid, "--seeds", "1000-1001", "--out", "tuned", *flags_of(TINY))
+
     assert result.exit_code == 0, result.output
     assert "fedprox: 2 of its 4 combinations, drawn at random" in result.stderr
     assert "; --trials=4 tries all." in result.stderr
@@ -203,7 +239,9 @@ def test_a_tuned_comparison_is_two_commands(folder):
     assert "is at the edge of its grid (0.01, 0.1); try values beyond" in result.stderr
     chosen = {name: json.loads(Path(f"tuned/{name}/tuned.json").read_text()) for name in ("fedavg", "fedprox", "mine")}
     assert chosen["fedprox"]["options"].keys() == {"lr", "proximal_weight"}
+
     result = invoke("run", names, "--tuned", "tuned", "--seeds", "0-1", "--out", "all", *flags_of(TINY))
+
     assert result.exit_code == 0, result.output
     for name, facts in chosen.items():
         for seed in (0, 1):
@@ -216,7 +254,9 @@ def test_one_methods_option_is_set_in_a_command_of_several(folder):
     result = invoke("run", BOTH, *options, *flags_of(TINY))
     assert result.exit_code == 0, result.output
     config = read_record(Path("two/fedprox"))["config"]
-    assert (config["proximal_weight"], config["lr"]) == (0.7, 0.02)
+    assert config["proximal_weight"] == 0.7
+    assert config["lr"] == 0.02
+
     result = invoke("run", BOTH, "--proximal-weight", "0.3", "--out", "three", *flags_of(TINY))
     assert result.exit_code == 0, result.output
     assert read_record(Path("three/fedprox"))["config"]["proximal_weight"] == 0.3
@@ -241,14 +281,14 @@ def test_an_option_that_is_set_wrongly_is_refused(words, message, folder):
 
 
 def test_a_best_value_at_the_edge_is_told_unless_nothing_lies_beyond():
-    def warned(best, *others, name="lr"):
+    def warnings(best, *others, name="lr"):
         trials = pd.DataFrame({"method": ["fedprox"], "options": [{name: best}]})
         grids = {"fedprox": tune.Grid({name: (best, *others)}, 1 + len(others))}
         return tune.edges([find_method("fedprox")], grids, trials)
 
-    assert warned(0.1, 0.01, 1.0) == []
+    assert warnings(0.1, 0.01, 1.0) == []
     # Also where the other value is in no combination that was drawn.
-    assert warned(0.1, 0.01) == ["fedprox: the best --lr, 0.1, is at the edge of its grid (0.01, 0.1)"]
-    assert warned(0.1) == []  # one value is no grid
-    assert warned(0.0, 0.5, name="proximal_weight") == []  # off
-    assert warned("adam", "sgd", name="optimizer") == []
+    assert warnings(0.1, 0.01) == ["fedprox: the best --lr, 0.1, is at the edge of its grid (0.01, 0.1)"]
+    assert warnings(0.1) == []  # one value is no grid
+    assert warnings(0.0, 0.5, name="proximal_weight") == []  # off
+    assert warnings("adam", "sgd", name="optimizer") == []
