@@ -33,11 +33,17 @@ def finished(tmp_path_factory):
     return fedcli.run("fedavg", out=tmp_path_factory.mktemp("runs") / "run", **{**TINY, "rounds": 2}).path
 
 
-def said(*command):
+def refusal(*command):
     """The line that a command is refused with."""
     result = invoke(*command)
-    assert (result.exit_code, result.stderr.count("\n")) == (2, 1), result.output
+    assert result.exit_code == 2, result.output
+    assert result.stderr.count("\n") == 1, result.output
     return result.stderr
+
+
+def contents_of(folder):
+    """The content of each file of a run."""
+    return {name: Path(folder, name).read_bytes() for name in names(Path(folder)) if Path(folder, name).is_file()}
 
 
 @pytest.mark.parametrize(
@@ -56,7 +62,7 @@ def test_a_pipe_a_device_and_a_path_that_leads_to_itself_are_refused_in_a_line(c
     for loop in ("loop", "loop.png"):
         Path(loop).symlink_to(loop)
     Path("nul.toml").write_text('backbone = "a\\u0000.py:x"\n')
-    assert said(*command.split()).startswith("error: ")
+    assert refusal(*command.split()).startswith("error: ")
 
 
 def test_what_is_read_must_be_a_file(place):
@@ -69,18 +75,16 @@ def test_a_folder_in_the_cache_is_no_data_set(place):
     (place / "cache" / "mine.npz").mkdir(parents=True)
     assert "mine" not in datasets.names()
     assert invoke("data", "list").exit_code == 0
-    assert "mine" in said("data", "show", "mine")
+    assert "mine" in refusal("data", "show", "mine")
 
 
-@pytest.mark.parametrize("closed", ["stdout", "stderr"])
-def test_a_program_without_a_stream_ends_well(closed, place):
-    command = [sys.executable, "-m", "fedcli", "list" if closed == "stdout" else "show", "fedavg"][
-        : 4 + (closed != "stdout")
-    ]
-    number = {"stdout": 1, "stderr": 2}[closed]
-    program = f"import os, sys; os.close({number}); os.execv(sys.executable, {command})"
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120, check=False)
-    assert (done.returncode, "Traceback" in done.stdout + done.stderr) == (0, False), done.stderr
+@pytest.mark.parametrize(("number", "command"), [(1, ["list"]), (2, ["show", "fedavg"])], ids=["stdout", "stderr"])
+def test_a_program_without_a_stream_ends_well(number, command, place):
+    words = [sys.executable, "-m", "fedcli", *command]
+    program = f"import os, sys; os.close({number}); os.execv(sys.executable, {words})"
+    process = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120, check=False)
+    assert process.returncode == 0, process.stderr
+    assert "Traceback" not in process.stdout + process.stderr
 
 
 ODD = """
@@ -94,16 +98,15 @@ METHOD = replace(fedavg.METHOD, name="odd", run_round=run_round, default_protoco
 
 def test_whatever_a_method_raises_is_a_line_and_the_record_says_failed(place):
     Path("odd.py").write_text(ODD)
-    result = invoke("run", "./odd.py", *OPTIONS, "--out", "run")
-    assert (result.exit_code, result.stderr.count("\n")) == (2, 1)
-    assert "odd.py' fails in line 5 (got Odd: words)" in result.stderr
+    assert "odd.py' fails in line 5 (got Odd: words)" in refusal("run", "./odd.py", *OPTIONS, "--out", "run")
     assert read_record(Path("run"))["status"] == "failed"
 
 
 def test_quiet_prints_the_error_of_a_run_of_several(place):
     Path("odd.py").write_text(ODD.replace("BaseException", "Exception"))
     result = invoke("run", "./odd.py,fedavg", *OPTIONS, "--out", "runs", "--quiet")
-    assert (result.exit_code, result.stdout) == (1, "")
+    assert result.exit_code == 1
+    assert result.stdout == ""
     assert result.stderr.startswith("error: odd, seed 0: the file ")
     assert result.stderr.count("\n") == 1
 
@@ -126,10 +129,9 @@ def test_an_output_never_replaces_a_file_of_a_run(command, finished, place):
     shutil.copytree(finished, "run")
     shutil.copy("run/record.json", "copy.json")
     Path("link").symlink_to("run/record.json")
-    before = {name: Path("run", name).read_bytes() for name in names(Path("run")) if Path("run", name).is_file()}
-    assert "is a file of the run" in said(*command.split())
-    after = {name: Path("run", name).read_bytes() for name in names(Path("run")) if Path("run", name).is_file()}
-    assert after == before
+    before = contents_of("run")
+    assert "is a file of the run" in refusal(*command.split())
+    assert contents_of("run") == before
     read_record(Path("copy.json"))
 
 
@@ -137,10 +139,9 @@ def test_the_files_of_a_run_are_those_that_a_run_has(finished, place):
     folder = shutil.copytree(finished, "run")
     assert invoke("run", "--from", "run", "--out", "again", "--rounds", "1").exit_code == 0
     assert invoke("quality", "again").exit_code == 0
-    made = {path.name for path in Path("again").iterdir() if path.is_file()} | {
-        path.name for path in Path(folder).iterdir()
-    }
-    assert made <= {*lock.FILES_OF_A_RUN}
+    files = {path.name for path in Path(folder).iterdir()}
+    files |= {path.name for path in Path("again").iterdir() if path.is_file()}
+    assert files <= {*lock.FILES_OF_A_RUN}
     assert invoke("table", "again", "--out", "again/table.md").exit_code == 0
     assert invoke("export", "again", "--format", "safetensors").exit_code == 0
 
@@ -148,7 +149,8 @@ def test_the_files_of_a_run_are_those_that_a_run_has(finished, place):
 def test_a_papers_table_of_which_nothing_can_run_is_no_success(place):
     result = invoke("table", "fedfm:III", "--only", "FedAvg", "--runs", "none", "--seeds", "0")
     assert result.exit_code == 2
-    assert "that is missing can start (got the data set" in result.stderr.splitlines()[-1]
+    *_, last_line = result.stderr.splitlines()
+    assert "that is missing can start (got the data set" in last_line
     dry = invoke("table", "fedfm:III", "--only", "FedAvg", "--runs", "none", "--seeds", "0", "--dry-run")
     assert dry.exit_code == 0
 
@@ -174,10 +176,10 @@ Readings
 
 
 def test_a_card_is_broken_between_words_and_a_formula_at_its_gaps():
-    shown = fit(CARD, 40)
-    assert max(map(len, shown.splitlines())) <= 40
-    assert shown.split() == CARD.split()
-    formula = ["Delta = w_g - sum_k p_k w_k,", "v <- beta v + Delta,", "w_g <- w_g - eta v"]
-    assert "\n".join(f"    {part}" for part in formula) in shown
-    assert "\nReadings\n    1.  An item whose text is wider" in shown
+    text = fit(CARD, 40)
+    assert max(map(len, text.splitlines())) <= 40
+    assert text.split() == CARD.split()
+    formula = "    Delta = w_g - sum_k p_k w_k,\n    v <- beta v + Delta,\n    w_g <- w_g - eta v"
+    assert formula in text
+    assert "\nReadings\n    1.  An item whose text is wider" in text
     assert fit(CARD, 200) == CARD

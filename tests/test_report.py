@@ -7,6 +7,7 @@ import subprocess
 import sys
 from html import unescape
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
@@ -31,52 +32,62 @@ TAIL = """<script>addEventListener("load", () => setTimeout(() => {
   try { out.textContent = JSON.stringify([%s, errors]) } catch (error) { out.textContent = String(error) }
   document.body.append(out)
 }, 1500))</script>"""
-LOST = record("b", done=2, status="failed") | {"error": "NonFiniteLoss: the term"}
+DIVERGED = record("b", done=2, status="failed") | {"error": "NonFiniteLoss: the term"}
 
 
-def seen(page, folder, look, width=1000):
+def look_at(page, folder, expression, width=1000):
     """What an expression gives in the page once it is drawn, and the errors up to then."""
-    file = folder / "page.html"
     before, end, after = page.replace("<head>", f"<head>{HEAD}", 1).rpartition("</body>")  # scripts may hold others
-    file.write_text(f"{before}{TAIL % look}{end}{after}")
-    command = [CHROMIUM, "--headless=new", "--no-sandbox", "--disable-gpu", f"--user-data-dir={folder / 'chrome'}"]
-    command += [f"--window-size={width},900", "--virtual-time-budget=6000", "--dump-dom", f"file://{file}"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
-    (text,) = re.findall(r'<pre id="seen">(.*?)</pre>', done.stdout, re.S)
-    return unescape(text)
+    file = folder / "page.html"
+    file.write_text(f"{before}{TAIL % expression}{end}{after}")
+    command = [
+        CHROMIUM, "--headless=new", "--no-sandbox", "--disable-gpu", f"--user-data-dir={folder / 'chrome'}",
+        f"--window-size={width},900", "--virtual-time-budget=6000", "--dump-dom", f"file://{file}",
+    ]  # fmt: skip
+    process = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
+    (text,) = re.findall(r'<pre id="seen">(.*?)</pre>', process.stdout, re.S)
+    return json.loads(unescape(text))
 
 
-def runs(count=6, **more):
+def runs(count=6, **options):
     """Runs of three methods and several rates; the accuracies all differ."""
-    made = []
+    records = []
     for number in range(count):
+        method = "abc"[number % 3]
         rate = 0.1 + (number // 3) % 2
-        made.append(record("abc"[number % 3], number // 6, 0.3 + 0.6 * number / count, lr=rate, **more))
-    return made
+        records.append(record(method, seed=number // 6, selected=0.3 + 0.6 * number / count, lr=rate, **options))
+    return records
 
 
-def drawn(monkeypatch, records, **more):
-    """What stands on the page of some records: its tables, its texts and its charts by their titles."""
-    found = []
-    monkeypatch.setattr(page, "file_html", lambda layout, *given: found.append(layout) or "")
-    page.report(records, **more)
-    children = found[0].children
-    charts = {one.title.text.partition(":")[0]: one for one in children if hasattr(one, "title")}
-    tables = [one for one in children if isinstance(one, models.DataTable)]
-    return tables, "\n".join(one.text for one in children if isinstance(one, models.Div)), charts
+class Page(NamedTuple):
+    """What stands on the page of some records."""
+
+    tables: list
+    text: str
+    charts: dict  # by their titles
 
 
-def lines(chart):
-    """The points of each line with a name, by name."""
-    sources = {one.name: one.data_source.data for one in chart.hover.renderers}
-    return {name: (list(data["x"]), list(data["y"])) for name, data in sources.items()}
+def page_of(monkeypatch, records):
+    layouts = []
+
+    def keep_layout(layout, *rest):
+        layouts.append(layout)
+        return ""
+
+    monkeypatch.setattr(page, "file_html", keep_layout)
+    page.report(records)
+    (layout,) = layouts
+    tables = [part for part in layout.children if isinstance(part, models.DataTable)]
+    texts = [part.text for part in layout.children if isinstance(part, models.Div)]
+    charts = {part.title.text.partition(":")[0]: part for part in layout.children if hasattr(part, "title")}
+    return Page(tables, "\n".join(texts), charts)
 
 
 @browser
 def test_200_runs_fit_a_small_screen_fetch_nothing_and_can_be_sorted(tmp_path):
     many = [*runs(100), *runs(99, dataset="letters"), record("d", selected=0.09, dataset="letters")]
-    for number, own in enumerate(many):
-        own["summary"]["params_sha256"] = str(number)
+    for number, run in enumerate(many):
+        run["summary"]["params_sha256"] = str(number)
     text = page.report(many, "Many")
     assert len(text) < 4_000_000
     look = """(() => {
@@ -90,19 +101,23 @@ def test_200_runs_fit_a_small_screen_fetch_nothing_and_can_be_sorted(tmp_path):
       const fetched = performance.getEntriesByType("resource").length
       return [document.documentElement.scrollWidth <= innerWidth, first, fetched]
     })()"""
-    assert json.loads(seen(text, tmp_path, look, width=500)) == [[True, ["c", "d"], 0], []]
+    (fits, first_methods, num_fetched), errors = look_at(text, tmp_path, look, width=500)
+    assert fits
+    assert first_methods == ["c", "d"]
+    assert num_fetched == 0
+    assert errors == []
 
 
 @browser
 def test_names_from_records_are_shown_and_not_run(tmp_path):
     harm = '<img src=x onerror="alert(1)"></script>'
-    bad = []
-    for number, _ in enumerate(text_places(record())):  # one record for each of its texts
-        one = record("a", number)
-        container, key = text_places(one)[number]
+    records = [record(harm) | {"label": harm}, record("b", dataset=harm)]
+    for number in range(len(text_places(record()))):  # one record for each of its texts
+        with_harm = record("a", number)
+        container, key = text_places(with_harm)[number]
         container[key] = harm
-        bad.append(one)
-    text = page.report([*bad, record(harm) | {"label": harm}, record("b", dataset=harm)], harm)
+        records.append(with_harm)
+    text = page.report(records, harm)
     look = """(() => {
       const roots = [document]
       const images = []
@@ -113,46 +128,66 @@ def test_names_from_records_are_shown_and_not_run(tmp_path):
       }
       return images.length
     })()"""
-    assert json.loads(seen(text, tmp_path, look)) == [0, []]
+    num_images, errors = look_at(text, tmp_path, look)
+    assert num_images == 0
+    assert errors == []
 
 
 def test_the_papers_numbers_and_crosses_are_on_the_page(monkeypatch):
     study = Path(__file__).parent.parent / "results" / "records" / "fedfa-fmnist-c2"
-    (table,), _, _ = drawn(monkeypatch, find_records([study / "fedavg", study / "fedfa"]))
+    (table,) = page_of(monkeypatch, find_records([study / "fedavg", study / "fedfa"])).tables
     place = [column.title for column in table.columns].index("Paper, %")
     assert table.source.data[f"text_{place}"] == ["74.60", "84.08"]
-    (table,), _, charts = drawn(monkeypatch, [record("a"), LOST])
+
+    (table,), _, charts = page_of(monkeypatch, [record("a"), DIVERGED])
     assert "Paper, %" not in [column.title for column in table.columns]
-    assert lines(charts["Test accuracy over rounds"])["b, diverged after this round"] == ([2], [pytest.approx(50)])
+    curves = charts["Test accuracy over rounds"].hover.renderers
+    (cross,) = [curve.data_source.data for curve in curves if curve.name == "b, diverged after this round"]
+    assert list(cross["x"]) == [2]
+    assert list(cross["y"]) == [pytest.approx(50)]
 
 
 def test_failed_runs_are_folded(monkeypatch):
-    (table,), text, _ = drawn(monkeypatch, [record("a"), LOST])
+    (table,), text, _ = page_of(monkeypatch, [record("a"), DIVERGED])
     assert table.source.data["text_0"] == ["a"]
     assert re.search(r"<details><summary>Failed: 1</summary><pre>b, .*diverged", text)
 
 
 def test_a_setting_has_one_colour_in_table_and_curves(monkeypatch):
     waiting = record("a", done=0, status="interrupted")
-    (table,), _, charts = drawn(monkeypatch, [waiting, record("b"), record("c")])
-    assert len(set(table.source.data["colour"])) == 3
+    (table,), _, charts = page_of(monkeypatch, [waiting, record("b"), record("c")])
+    colours = table.source.data["colour"]
+    assert len(set(colours)) == 3
+
     (legend,) = charts["Test accuracy over rounds"].select(models.Legend)
-    looks = {item.label.value[0]: item.renderers[0].glyph.line_color for item in legend.items}
     assert legend.click_policy == "hide"
-    assert [looks["b"], looks["c"]] == table.source.data["colour"][1:]
+    colour_of = {}
+    for item in legend.items:
+        name, *_ = item.label.value
+        line, *_ = item.renderers
+        colour_of[name] = line.glyph.line_color
+    _, colour_of_b, colour_of_c = colours
+    assert colour_of["b"] == colour_of_b
+    assert colour_of["c"] == colour_of_c
 
 
 def test_the_command_writes_the_runs_that_are_chosen_and_warns_of_missing_ones(tmp_path, monkeypatch):
-    for number, own in enumerate(runs()):
-        write(tmp_path / str(number), own)
+    for number, run in enumerate(runs()):
+        write(tmp_path / str(number), run)
     out = tmp_path / "page.html"
     command = ["report", str(tmp_path), "--out", str(out), "--method", "a", "--title", "Mine"]
+
     result = invoke(*command, "nowhere", "--label", "one", "--label", "other")
     assert result.exit_code == 0, result.output
     assert result.stderr == "warning: there is no run in 'nowhere'; it is left out.\n"
-    words = ("Mine", "Runs: 2.", "fedcli run a --seeds 0,1")
-    assert all(text in out.read_text() for text in words)
+    text = out.read_text()
+    assert "Mine" in text
+    assert "Runs: 2." in text
+    assert "fedcli run a --seeds 0,1" in text
+
     result = invoke("report", "nowhere", "--out", out)
-    assert (result.exit_code, "there is no run at 'nowhere'" in result.stderr) == (2, True)
+    assert result.exit_code == 2
+    assert "there is no run at 'nowhere'" in result.stderr
+
     monkeypatch.setitem(sys.modules, "bokeh", None)
     assert "pip install 'fedcli[report]'" in invoke(*command).stderr

@@ -21,26 +21,28 @@ LINES = 10  # by hand at the head of a study's page
 SETTINGS = r"`[^`]*`|\]\([^)]*\)|^#.*|(Dirichlet|Table|Figs?\.|Eq\.)\s[\d.]+"
 
 
-def shown():
+def figures_of_pages():
     """The figures that pages of studies show: their study and kind by path."""
-    texts = (file.read_text(encoding="utf-8") for file in RESULTS.glob("*.md"))
-    return {path: drawn for text in texts for path, drawn in pages.figures(text).items()}
+    of_pages = {}
+    for file in RESULTS.glob("*.md"):
+        of_pages |= pages.figures(file.read_text(encoding="utf-8"))
+    return of_pages
 
 
 def test_every_figure_of_a_page_is_one_that_make_tables_draws_and_no_other_stands_there():
     pictures = {file.relative_to(RESULTS) for file in RESULTS.glob("figures/*.*")}
-    assert pictures == set(shown())
+    assert pictures == set(figures_of_pages())
     written = [file for file in RESULTS.rglob("*.md") if "records" not in file.parts]
     for file in (*written, ROOT / "README.md"):
         for target in re.findall(r"!\[[^]]*\]\(([^)]+)\)", file.read_text(encoding="utf-8")):
             path = (file.parent / target).resolve().relative_to(RESULTS)
-            assert path in shown(), f"{file.name} shows {target}, which 'make tables' does not draw"
+            assert path in figures_of_pages(), f"{file.name} shows {target}, which 'make tables' does not draw"
     recipe = re.search(r"^tables:.*\n((?:\t.*\n)+)", (ROOT / "Makefile").read_text(), re.M)[1]
     for command in ("results/pages.py", "results/board/board.py --page"):
         assert command in recipe
 
 
-@pytest.mark.parametrize(("study", "kind"), sorted(shown().values()))
+@pytest.mark.parametrize(("study", "kind"), sorted(figures_of_pages().values()))
 def test_the_data_of_every_figure_are_committed(study, kind, monkeypatch, tmp_path):
     bare = tmp_path / study  # what is kept of a run in the repository, and nothing else
     shutil.copytree(RESULTS / "records" / study, bare, ignore=shutil.ignore_patterns("checkpoint*", "*.png", "*.pdf"))
@@ -63,16 +65,18 @@ def test_what_is_written_by_hand_is_short_and_has_no_measured_number():
 
 @pytest.mark.parametrize("paper", pages.papers().values(), ids=pages.papers())
 def test_every_number_that_a_paper_prints_is_planned_or_has_a_reason(paper):
-    places = {
-        (table.reported[1], cell.row, cell.column) for table in paper.TABLES for cell in (*table.cells, *table.gains)
-    }
-    reasons = paper.NOT_PLANNED
-    for table, content in paper_tables.reported()[paper.TABLES[0].reported[0]].items():
+    planned = set()
+    for table in paper.TABLES:
+        name, title = table.reported
+        planned |= {(title, cell.row, cell.column) for cell in (*table.cells, *table.gains)}
+    for title, content in paper_tables.reported()[name].items():
         for entry in content["rows"]:
-            row, column = entry["method"], entry["column"]
-            printed = any(isinstance(value, int | float) for value in entry.values())
-            reason = reasons.keys() & {table, f"{table}: {row}", f"{table}: {column}"}
-            assert not printed or (table, row, column) in places or reason, (table, row, column)
+            if not any(isinstance(value, int | float) for value in entry.values()):
+                continue  # which prints no number
+            row = entry["method"]
+            column = entry["column"]
+            has_reason = paper.NOT_PLANNED.keys() & {title, f"{title}: {row}", f"{title}: {column}"}
+            assert has_reason or (title, row, column) in planned, (title, row, column)
 
 
 def test_only_the_runs_that_a_page_names_are_of_an_earlier_version_of_their_methods_file():
@@ -80,7 +84,8 @@ def test_only_the_runs_that_a_page_names_are_of_an_earlier_version_of_their_meth
     for run in frame.read_runs([RESULTS / "records"]).to_dict("records"):
         is_registered = run["method"] in methods()  # a study's own file is known by its hash
         if is_registered and run["record"]["numerics"]["method"] != find_method(run["method"]).numerics:
-            old.add((run["folder"].relative_to(RESULTS / "records").parts[0], run["method"]))
+            study, *_ = run["folder"].relative_to(RESULTS / "records").parts
+            old.add((study, run["method"]))
     assert old == {("fmnist-nine-methods", "scaffold")}
     assert "SCAFFOLD's runs are of an earlier version of its file" in (RESULTS / "fmnist-nine-methods.md").read_text()
 
@@ -88,17 +93,20 @@ def test_only_the_runs_that_a_page_names_are_of_an_earlier_version_of_their_meth
 def test_the_committed_pages_are_those_that_the_command_writes_wherever_it_is_called_from(monkeypatch, tmp_path):
     monkeypatch.setenv("FEDCLI_DATA", str(tmp_path))  # no data set is there
     monkeypatch.chdir(tmp_path)
-    made = pages.pages(RESULTS)
-    for name, text in made.items():
+
+    texts = pages.pages(RESULTS)
+
+    for name, text in texts.items():
         assert (RESULTS / name).read_text(encoding="utf-8") == text, f"run 'make tables': {name}"
-    written = {path.name for path in made if path.parent.name == "papers" and path.suffix == ".md"}
-    assert {path.name for path in (RESULTS / "papers").glob("*.md")} == written
-    assert [study.name for study in STUDIES if "\n## Findings\n\n- " not in made[Path(f"{study.name}.md")]] == []
-    assert "| Claims of | Reproduced |" in made[Path("..") / "README.md"]
+    of_papers = {path.name for path in texts if path.parent.name == "papers" and path.suffix == ".md"}
+    assert {path.name for path in (RESULTS / "papers").glob("*.md")} == of_papers
+    for study in STUDIES:
+        assert "\n## Findings\n\n- " in texts[Path(f"{study.name}.md")], study.name
+    assert "| Claims of | Reproduced |" in texts[Path("..") / "README.md"]
 
 
 def test_the_first_page_names_the_tables_that_have_been_run_in_full():
     in_full = "Run in full, every cell here that has a printed number: fedfa:5, fedfa:6, fedfa:7.\n"
     assert in_full in (RESULTS / "README.md").read_text(encoding="utf-8")
-    told = " ".join((ROOT / "README.md").read_text(encoding="utf-8").split())
-    assert "Only FedFA's Tables 5, 6 and 7 have been run in full, except one row of Table 7, which starts" in told
+    readme = " ".join((ROOT / "README.md").read_text(encoding="utf-8").split())
+    assert "Only FedFA's Tables 5, 6 and 7 have been run in full, except one row of Table 7, which starts" in readme

@@ -42,19 +42,24 @@ def work(tmp_path, monkeypatch):
     return tmp_path
 
 
-def begun(method="./mine.py", rounds=1, **options):
-    """A run that was stopped."""
+def run_and_stop(method="./mine.py", rounds=1, **options):
+    """Begins a run, which stops after so many rounds."""
     with pytest.raises(Stop):
         fedcli.run(method, out="run", protocol="fedfm:digits", progress=StopAfter(rounds), **{**TINY, **options})
 
 
-def malicious(folder="run", **changes):
+def name_evil_file(folder="run", **changes):
     """Lets a run's record name, where `changes` says, a file that does something when imported."""
-    Path("evil.py").write_text(Path("mine.py").read_text().replace("'imported'", "'evil-ran'"))
-    path, record = str(Path("evil.py").resolve()), read_record(Path(folder))
-    record["config"] |= {name: value for name, value in changes.items() if name in record["config"]}
-    changes = {name: value for name, value in changes.items() if name in record}
-    write_record(Path(folder), {**record, "user_files": {path: "0" * 16}, "status": "finished", **changes})
+    evil = Path("evil.py").resolve()
+    evil.write_text(Path("mine.py").read_text().replace("'imported'", "'evil-ran'"))
+    record = read_record(Path(folder))
+    record |= {"user_files": {str(evil): "0" * 16}, "status": "finished"}
+    for name, value in changes.items():
+        if name in record["config"]:
+            record["config"][name] = value
+        if name in record:
+            record[name] = value
+    write_record(Path(folder), record)
 
 
 COMMANDS = ("resume", "quality", "quality --clients", "verify", "export", "plot --kind correlation")
@@ -63,21 +68,24 @@ COMMANDS = ("resume", "quality", "quality --clients", "verify", "export", "plot 
 @pytest.mark.parametrize("command", COMMANDS)
 @pytest.mark.parametrize("named", [(), ("--method", "evil.py")], ids=["unnamed", "another file than the recorded one"])
 def test_no_command_imports_a_file_that_only_a_record_names(command, named, work):
-    begun()
+    run_and_stop()
     status = "interrupted" if command == "resume" else "finished"
     public = {"public_dataset": "digits"} if "correlation" in command else {}
-    malicious(method_source=f"{work}/evil.py", status=status, **public)
+    name_evil_file(method_source=f"{work}/evil.py", status=status, **public)
+
     result = invoke(*command.split(), "run", *named)
+
     assert result.exit_code == 2
     assert result.stderr.count("\n") == 1
-    assert ("has changed since the run began" if named else f"--method {work}/evil.py.") in result.stderr
+    words = "has changed since the run began" if named else f"--method {work}/evil.py."
+    assert words in result.stderr
     assert not Path("evil-ran").exists()
 
 
 def test_no_network_is_imported_that_stands_beside_the_options(work):
-    begun(rounds=2)
+    run_and_stop(rounds=2)
     model = {**read_record(Path("run"))["model"], "backbone": f"{work}/evil.py:tiny"}
-    malicious(model=model, status="interrupted", user_files={f"{work}/mine.py": file_hash("mine.py")})
+    name_evil_file(model=model, status="interrupted", user_files={f"{work}/mine.py": file_hash("mine.py")})
     assert resume.resume("run", method="mine.py").record["status"] == "finished"
     assert not Path("evil-ran").exists()
 
@@ -89,14 +97,14 @@ def moved(method="mine.py"):
 
 
 def test_in_python_the_files_to_name_are_a_keyword_argument(work):
-    begun(backbone="./nets.py:tiny", rounds=2)
+    run_and_stop(backbone="./nets.py:tiny", rounds=2)
     run = fedcli.load("run")
     for call in (run.model, run.data, run.confusion):
         refused(call, "mine.py", f"add method={[f'{work}/mine.py', f'{work}/nets.py']}.")
 
 
 def test_named_files_go_on_from_a_new_place_and_changed_ones_only_where_allowed(work):
-    begun(backbone="./nets.py:tiny", rounds=2)
+    run_and_stop(backbone="./nets.py:tiny", rounds=2)
     refused(lambda: resume.resume("run"), "mine.py", f"add --method {work}/mine.py --method {work}/nets.py.")
     refused(lambda: resume.resume("run", method="./mine.py"), "nets.py")
     files = moved("renamed.py")
@@ -106,17 +114,22 @@ def test_named_files_go_on_from_a_new_place_and_changed_ones_only_where_allowed(
     refused(
         lambda: resume.resume("run", method=files), f"since the run began (hash {after}, was {before}", "--changed-"
     )
+
     again = resume.resume("run", method=files, changed_method=True).record
-    assert (again["status"], again["resumed"]) == ("finished", [2])
-    method, net = f"{work}/new/renamed.py", f"{work}/new/nets.py"
-    assert (again["method_source"], again["config"]["backbone"]) == (method, f"{net}:tiny")
+
+    method = f"{work}/new/renamed.py"
+    net = f"{work}/new/nets.py"
+    assert again["status"] == "finished"
+    assert again["resumed"] == [2]
+    assert again["method_source"] == method
+    assert again["config"]["backbone"] == f"{net}:tiny"
     assert again["user_files"] == {method: file_hash(method), net: f"{before}, then {after}"}
 
 
 def test_a_file_is_known_where_its_folder_has_become_a_link(work):
     Path("old").mkdir()
     shutil.move("nets.py", "old/nets.py")
-    begun("fedavg", backbone="old/nets.py:tiny", rounds=2)
+    run_and_stop("fedavg", backbone="old/nets.py:tiny", rounds=2)
     Path("old").rename("elsewhere")
     Path("old").symlink_to("elsewhere")
     assert resume.resume("run", method="old/nets.py").record["resumed"] == [2]
@@ -128,7 +141,7 @@ def test_a_file_that_another_imports_counts_as_a_part_of_it(work):
     Path("nets.py").write_text("from shapes import WIDTH\n" + NETS)
     Path("shapes.py").write_text("import sizes\nWIDTH = sizes.WIDTH\n")
     Path("sizes.py").write_text("WIDTH = 3\n")
-    begun("fedavg", backbone="nets.py:tiny", rounds=2)
+    run_and_stop("fedavg", backbone="nets.py:tiny", rounds=2)
     Path("beside.py").write_text("")  # which nothing imports
     recorded = read_record(Path("run"))["user_files"][f"{work}/nets.py"]
     assert recorded == file_hash("nets.py")
@@ -149,7 +162,7 @@ def test_the_hash_of_an_older_version_is_of_the_file_alone(work):
 
 
 def test_continue_is_consent_and_knows_a_moved_file(work):
-    begun(backbone="./nets.py:tiny", rounds=2)
+    run_and_stop(backbone="./nets.py:tiny", rounds=2)
     method, net = moved()
 
     def go_on(backbone):
@@ -167,35 +180,42 @@ def test_a_run_without_a_finished_round_starts_anew_once_its_file_is_fixed(again
     refused(lambda: fedcli.run("./mine.py", **options), "mine.py' fails in line", "ZeroDivisionError")
     Path("mine.py").write_text(text)
     record = fedcli.run("./mine.py", **options, **again).record
-    assert (record["status"], record["resumed"], record["method_hash"]) == ("finished", [], file_hash("mine.py"))
+    assert record["status"] == "finished"
+    assert record["resumed"] == []
+    assert record["method_hash"] == file_hash("mine.py")
     refused(lambda: fedcli.run("./mine.py", **options), "never overwritten; go on with continue_=True")
 
 
-def table_of(method, given):
-    return Table("fedfm:III", "", ("FedFM", "Table III"), (Cell("A", "x", method, given),), seeds=(0,))
+def table_of(method, settings):
+    """A table of one cell."""
+    return Table("fedfm:III", "", ("FedFM", "Table III"), (Cell("A", "x", method, settings),), seeds=(0,))
 
 
 def test_a_table_takes_the_plans_method_and_not_the_records(work):
-    given = {**TINY, "protocol": "fedfm:digits", "rounds": 2}
-    table = table_of("./mine.py", given)
-    folder = plans.plan_table(table, Path("runs")).runs[0].folder
+    settings = {**TINY, "protocol": "fedfm:digits", "rounds": 2}
+    table = table_of("./mine.py", settings)
+    (run,) = plans.plan_table(table, Path("runs")).runs
+    folder = run.folder
     with pytest.raises(Stop):
-        fedcli.run("./mine.py", out=folder, progress=StopAfter(1), **given)
+        fedcli.run("./mine.py", out=folder, progress=StopAfter(1), **settings)
+
     assert jobs.execute(plans.plan_table(table, Path("runs")), jobs.Watch()) == {}
     record = read_record(folder)
-    assert (record["resumed"], record["status"]) == ([1], "finished")
-    malicious(folder, method_source=f"{work}/evil.py", status="interrupted")
+    assert record["resumed"] == [1]
+    assert record["status"] == "finished"
+
+    name_evil_file(folder, method_source=f"{work}/evil.py", status="interrupted")
     assert list(jobs.execute(plans.plan_table(table, Path("runs")), jobs.Watch())) == [folder]
     assert not Path("evil-ran").exists()
 
 
 @pytest.mark.parametrize("name", ["method", "method_source", "protocol", "dataset", "backbone", "post"])
 def test_reports_and_tables_import_no_file_that_a_record_names(name, work):
-    begun("fedavg")
+    run_and_stop("fedavg")
     record = read_record(Path("run"))
     record["origin"] |= {"backbone": "given", "post": "given"}
     write_record(Path("run"), {**record, "load": [], "command": "fedcli run fedavg"})
-    malicious(**{name: f"{work}/evil.py:some"})
+    name_evil_file(**{name: f"{work}/evil.py:some"})
     for command in ("report run --out report.html", "table run"):
         assert invoke(*command.split()).exit_code == 0
     assert "fedcli run fedavg" in Path("report.html").read_text()
@@ -207,7 +227,7 @@ def spellings(folder):
     return [text.format(folder / "evil.py", folder.name) for text in torture.SPELLINGS]
 
 
-def doors():
+def openers():
     """Everything that opens a text which may name a file."""
     return (
         registry.find_method, registry.find_protocol, registry.find_post, registry.find_table, registry.claims,
@@ -216,20 +236,31 @@ def doors():
     )  # fmt: skip
 
 
-def test_what_the_reader_of_paths_does_not_see_is_opened_nowhere(work, monkeypatch):
+@pytest.fixture
+def opened_files(monkeypatch):
+    """The files that would have been imported, none of which is."""
     opened = []
-    monkeypatch.setattr(userfiles, "import_file", lambda path, kind: opened.append(path) or ModuleType("m"))
-    monkeypatch.setattr(registry, "import_file", userfiles.import_file)
-    seen = 0
+
+    def open_file(path, kind):
+        opened.append(path)
+        return ModuleType("m")
+
+    monkeypatch.setattr(userfiles, "import_file", open_file)
+    monkeypatch.setattr(registry, "import_file", open_file)
+    return opened
+
+
+def test_what_the_reader_of_paths_does_not_see_is_opened_nowhere(work, opened_files):
+    num_opened = 0
     for text in spellings(work):
-        for door in doors():
-            opened.clear()
+        for opener in openers():
+            opened_files.clear()
             with suppress(UserError):
-                door(text)
-            seen += len(opened)
+                opener(text)
+            num_opened += len(opened_files)
             with suppress(UserError):  # a zero byte
-                assert {*opened} <= {*userfiles.own_paths([text])}, (text, door)
-    assert seen > 50
+                assert {*opened_files} <= {*userfiles.own_paths([text])}, (text, opener)
+    assert num_opened > 50
 
 
 def test_a_path_that_no_option_can_name_is_refused(work):
@@ -251,39 +282,41 @@ def test_tuned_options_open_no_file_that_is_not_typed(work):
         Path("tuned.json").write_text(json.dumps(facts))
         refused(lambda: fedcli.run("fedavg", out="run", tuned="tuned.json", **TINY), f"add backbone={spelling!r}.")
         result = invoke("run", "fedavg", "--tuned", "tuned.json", "--out", "run")
-        assert (result.exit_code, "add --backbone" in result.stderr) == (2, True)
+        assert result.exit_code == 2
+        assert "add --backbone" in result.stderr
     assert not Path("evil-ran").exists()
-    record = fedcli.run("fedavg", out="run", tuned="tuned.json", backbone="cnn-small", **TINY).record
-    assert (record["config"]["lr"], record["config"]["backbone"]) == (0.2, "cnn-small")
+
+    config = fedcli.run("fedavg", out="run", tuned="tuned.json", backbone="cnn-small", **TINY).record["config"]
+    assert config["lr"] == 0.2
+    assert config["backbone"] == "cnn-small"
 
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory):
-    """A finished run, and its record as it stands in the file."""
+    """The folder of a finished run."""
     folder = tmp_path_factory.mktemp("runs") / "run"
     fedcli.run("fedavg", out=folder, **{**TINY, "rounds": 2})
     return folder
 
 
 @pytest.mark.parametrize("command", torture.COMMANDS_THAT_READ)
-def test_no_command_imports_what_any_part_of_a_record_names(command, finished, work, monkeypatch):
+def test_no_command_imports_what_any_part_of_a_record_names(command, finished, work, opened_files):
     """Parts from which something could be taken with each command, and all others with one of the commands in turn."""
-    opened = []
-    for module in (userfiles, registry):
-        monkeypatch.setattr(module, "import_file", lambda path, kind: opened.append(path) or ModuleType("m"))
-    place = torture.COMMANDS_THAT_READ.index(command)
+    turn = torture.COMMANDS_THAT_READ.index(command)
     others = sorted({*torture.places(read_record(finished))} - {*torture.NAMING}, key=str)
-    texts = spellings(work)
-    paths = [*torture.NAMING, *others[place :: len(torture.COMMANDS_THAT_READ)]]
+    paths = [*torture.NAMING, *others[turn :: len(torture.COMMANDS_THAT_READ)]]
     if command.startswith("claims"):  # each reads all records of the project, too
         paths = paths[:3]
-    for number, path in enumerate(paths):
+    texts = spellings(work)
+    for number, path in enumerate(paths, start=turn):
+        text = texts[number % len(texts)]
         shutil.rmtree("r", ignore_errors=True)
         shutil.copytree(finished, "r")
-        text = texts[(number + place) % len(texts)]
-        torture.put_into(Path("r"), path, text, is_stopped=bool((number + place) % 2))
+        torture.put_into(Path("r"), path, text, is_stopped=number % 2 == 1)
         Path("tuned.json").write_text(json.dumps({"method": "fedavg", "seed": "0", "options": {"backbone": text}}))
+
         result = invoke(*command.split())
-        assert not opened, (path, text)
+
+        assert not opened_files, (path, text)
         assert result.exit_code in (0, 1, 2), (path, text, result.output)
         assert isinstance(result.exception, SystemExit | None), (path, text, result.exception)
