@@ -73,27 +73,31 @@ def test_labels_of_the_known_set_are_those_with_its_number_of_classes(tmp_path, 
     splits = splits_of(library, arrays, "img", "fine_label", coarse_label=(library.ClassLabel(num_classes=20), coarse))
     splits.save_to_disk(tmp_path / "saved")
     assert examples(imported("cifar100", f"hf:{tmp_path}/saved"), "train", "y") == examples(arrays, "train", "y")
-    words = "which feature holds the labels (got fine_label, coarse_label)", "call it label, with rename_column."
-    refused(lambda: datasets.import_path("mine", f"hf:{tmp_path}/saved"), *words)
+    refused(
+        lambda: datasets.import_path("mine", f"hf:{tmp_path}/saved"),
+        "which feature holds the labels (got fine_label, coarse_label)",
+        "call it label, with rename_column.",
+    )
 
 
 def test_texts_are_class_names_and_domains_and_writers_are_kept(tmp_path, library):
     arrays = images((4, 4), 2, per_class=(6, 4))
     text = library.Value("string")
     count = {part: len(arrays[f"y_{part}"]) for part in PARTS}
-    others = {
-        "domain": (text, {part: ["photo", "art"] * (count[part] // 2) for part in PARTS}),
-        "writer": (text, {part: [f"f{i % 3}" for i in range(count[part])] for part in PARTS}),
-    }
-    splits = splits_of(library, arrays, **others)
+    domains = {part: ["photo", "art"] * (count[part] // 2) for part in PARTS}
+    writers = {part: [f"f{number}" for number in np.arange(count[part]) % 3] for part in PARTS}
+    splits = splits_of(library, arrays, domain=(text, domains), writer=(text, writers))
     splits = splits.map(lambda row: {"target": f"class {row['label']}"}, remove_columns="label")
     splits.save_to_disk(tmp_path / "saved")
-    found = imported("mine", f"hf:{tmp_path}/saved")
-    assert (found.class_names, found.domain_names) == (("class 0", "class 1"), ("art", "photo"))
-    arrays |= {f"domain_{part}": np.tile([1, 0], count[part] // 2) for part in PARTS}
-    arrays |= {f"writer_{part}": np.arange(count[part]) % 3 for part in PARTS}
+
+    dataset = imported("mine", f"hf:{tmp_path}/saved")
+
+    assert dataset.class_names == ("class 0", "class 1")
+    assert dataset.domain_names == ("art", "photo")
     for part in PARTS:
-        assert examples(found, part, "y", "domain", "writer") == examples(arrays, part, "y", "domain", "writer")
+        arrays[f"domain_{part}"] = np.tile([1, 0], count[part] // 2)
+        arrays[f"writer_{part}"] = np.arange(count[part]) % 3
+        assert examples(dataset, part, "y", "domain", "writer") == examples(arrays, part, "y", "domain", "writer")
 
 
 def test_parquet_files_of_other_programs_are_read(tmp_path, library):
@@ -101,17 +105,21 @@ def test_parquet_files_of_other_programs_are_read(tmp_path, library):
     for part in PARTS:
         files = [{"bytes": encoded(image), "path": None} for image in arrays[f"x_{part}"]]
         pd.DataFrame({"image": files, "label": arrays[f"y_{part}"]}).to_parquet(tmp_path / f"{part}.parquet")
-    found = imported("mine", f"hf:{tmp_path}")
-    assert examples(found, "test", "y") == examples(arrays, "test", "y")
+    dataset = imported("mine", f"hf:{tmp_path}")
+    assert examples(dataset, "test", "y") == examples(arrays, "test", "y")
 
 
 def test_validation_stands_in_for_a_missing_test_split_alone(tmp_path, library):
     splits = splits_of(library, images((4, 4), 2))
-    without = library.DatasetDict(train=splits["train"], validation=splits["test"])
-    without.save_to_disk(tmp_path / "a")
-    assert datasets.import_path("mine", f"hf:{tmp_path}/a")[1] == ["tested on the split validation"]
-    library.DatasetDict(**without, test=splits["test"], extra=splits["test"]).save_to_disk(tmp_path / "b")
-    assert datasets.import_path("mine", f"hf:{tmp_path}/b")[1] == ["left out: extra, val"]
+    without_test = library.DatasetDict(train=splits["train"], validation=splits["test"])
+    without_test.save_to_disk(tmp_path / "a")
+    _, notes = datasets.import_path("mine", f"hf:{tmp_path}/a")
+    assert notes == ["tested on the split validation"]
+
+    with_test = library.DatasetDict(**without_test, test=splits["test"], extra=splits["test"])
+    with_test.save_to_disk(tmp_path / "b")
+    _, notes = datasets.import_path("mine", f"hf:{tmp_path}/b")
+    assert notes == ["left out: extra, val"]
 
 
 def test_images_of_mixed_sizes_need_a_size(tmp_path, library):
@@ -196,9 +204,10 @@ def test_an_image_that_is_only_a_path_is_never_opened(tmp_path, library):
 
 def test_the_command_imports_a_set_and_a_run_takes_its_path(folder, library):
     splits_of(library, images((8, 8), 3, per_class=(8, 4))).save_to_disk("saved")
-    told = invoke("data", "import", "mine", "hf:saved")
-    assert (told.exit_code, told.stderr) == (0, "")
-    assert told.stdout.startswith("mine: 24 training and 12 test images, 3 classes: ")
+    result = invoke("data", "import", "mine", "hf:saved")
+    assert result.exit_code == 0
+    assert result.stderr == ""
+    assert result.stdout.startswith("mine: 24 training and 12 test images, 3 classes: ")
     assert datasets.find_name("hf:saved") == datasets.find_name("saved")
 
 
@@ -206,7 +215,8 @@ def test_the_library_and_a_folder_of_its_files_are_asked_for(tmp_path, monkeypat
     monkeypatch.setitem(sys.modules, "datasets", None)
     (tmp_path / "train").mkdir()
     (tmp_path / "train" / "state.json").write_text("{}")
-    for path in (f"hf:{tmp_path}", tmp_path):
-        refused(lambda path=path: datasets.import_path("mine", path), "pip install 'fedcli[hf]'")
-    for path in ("hf:mnist", f"hf:{tmp_path}/train/state.json"):
-        refused(lambda path=path: datasets.import_path("mine", path), "no folder", "save_to_disk", "hf:FOLDER")
+    for set_of_library in (f"hf:{tmp_path}", tmp_path):
+        refused(lambda path=set_of_library: datasets.import_path("mine", path), "pip install 'fedcli[hf]'")
+    for no_folder in ("hf:mnist", f"hf:{tmp_path}/train/state.json"):
+        words = ("no folder", "save_to_disk", "hf:FOLDER")
+        refused(lambda path=no_folder: datasets.import_path("mine", path), *words)
