@@ -5,8 +5,11 @@ Law 7 over the registry is in test_runs.py, law 8 in test_workers.py.
 
 import dataclasses
 import sys
+from collections.abc import Callable
 from functools import cache
+from itertools import chain
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -28,47 +31,59 @@ def averages(method):
 
 
 METHODS = [*map(quick, methods().values()), STATEFUL]
-VARIANTS = [variant for method in METHODS for variant in laws.variants_of(method)]
+VARIANTS = list(chain.from_iterable(map(laws.variants_of, METHODS)))
 EVERY = [*METHODS, *VARIANTS]
 REDUCING = [method for method in EVERY if method.reduces_to is not None]
 KEEPING = [method for method in EVERY if laws.keeps_state(method)]
 SEVERAL = [method for method in EVERY if method.mixed_networks and not averages(method)]
 WITH_ADAM = [method for method in METHODS if laws.allows(method, "adam")]
 DECLARING = [method for method in EVERY if method.costs]
+WITH_PUBLIC_DATA = [method for method in DECLARING if method.uses_public_data]
+WITHOUT_PUBLIC_DATA = [method for method in DECLARING if not method.uses_public_data]
 FEW_STEPS = {"batch_size": 8, "local_epochs": 1}
 ABSENT = laws.toy_parts((13, 7, 10, 2))  # the last client lacks a class
 SMALL = laws.toy_parts((5, 3, 6, 2))  # with batches of 4 the last ones have 1, 3, 2 and 2; the last lacks a class
 
 
-CASES = [  # a law, the methods that it is held against, and the options of the runs
-    (laws.law_1_off_is_the_simpler_method, REDUCING, {"backbone": laws.NORMED, "batch_size": 8}),
-    (laws.law_2_on_is_not, REDUCING, {}),
-    (laws.law_3_state_survives, KEEPING, {"backbone": laws.NORMED, **FEW_STEPS}),
-    (laws.law_4_chunking_is_invisible, METHODS, {"chunks": (1, 2, "branches:4"), "parts": SMALL}),
-    (laws.law_4_chunking_is_invisible, VARIANTS, {"chunks": (2,), "parts": SMALL}),
-    (laws.law_4_chunking_is_invisible, WITH_ADAM, {"chunks": (4,), "optimizer": "adam", "lr": 0.003, **FEW_STEPS}),
-    (laws.law_4_chunking_is_invisible, [quick(find_method("fedavg"))],
-     {"chunks": (2, "branches:4"), "optimizer": "adamw", "lr": 0.003, "weight_decay": 0.1, **FEW_STEPS}),
-    (laws.law_4_chunking_is_invisible, SEVERAL, {"chunks": (2,), "backbone": MIXED, **FEW_STEPS}),
-    (laws.law_5_order_is_invisible, EVERY, {"parts": ABSENT, **FEW_STEPS}),
-    (laws.law_5_order_is_invisible, SEVERAL, {"backbone": MIXED, **FEW_STEPS}),
-    (laws.law_6_edge_data, METHODS, {"chunk": 1, **FEW_STEPS}),
-    (laws.law_6_edge_data, EVERY, {"chunk": 4, **FEW_STEPS}),
-    (laws.law_7_resume_is_invisible, [STATEFUL, *VARIANTS], FEW_STEPS),
-    (laws.law_9_costs_are_what_is_sent, [each for each in DECLARING if not each.uses_public_data], FEW_STEPS),
-    (laws.law_9_costs_are_what_is_sent, [each for each in DECLARING if each.uses_public_data],
-     {"public_batch_size": 11, **FEW_STEPS}),  # the last batch has one
-]  # fmt: skip
+class Case(NamedTuple):
+    """A law, the methods that it is held against, and the options of the runs."""
+
+    law: Callable
+    methods: list
+    options: dict[str, Any]
 
 
-@pytest.mark.parametrize(
-    ("law", "method", "options"),
-    [
-        pytest.param(law, method, options, id=f"{law.__name__}-{method.name}")
-        for law, methods_of_case, options in CASES
-        for method in methods_of_case
-    ],
-)
+ADAM = {"optimizer": "adam", "lr": 0.003, **FEW_STEPS}
+ADAMW = {"optimizer": "adamw", "lr": 0.003, "weight_decay": 0.1, **FEW_STEPS}
+CASES = [
+    Case(laws.law_1_off_is_the_simpler_method, REDUCING, {"backbone": laws.NORMED, "batch_size": 8}),
+    Case(laws.law_2_on_is_not, REDUCING, {}),
+    Case(laws.law_3_state_survives, KEEPING, {"backbone": laws.NORMED, **FEW_STEPS}),
+    Case(laws.law_4_chunking_is_invisible, METHODS, {"chunks": (1, 2, "branches:4"), "parts": SMALL}),
+    Case(laws.law_4_chunking_is_invisible, VARIANTS, {"chunks": (2,), "parts": SMALL}),
+    Case(laws.law_4_chunking_is_invisible, WITH_ADAM, {"chunks": (4,), **ADAM}),
+    Case(laws.law_4_chunking_is_invisible, [quick(find_method("fedavg"))], {"chunks": (2, "branches:4"), **ADAMW}),
+    Case(laws.law_4_chunking_is_invisible, SEVERAL, {"chunks": (2,), "backbone": MIXED, **FEW_STEPS}),
+    Case(laws.law_5_order_is_invisible, EVERY, {"parts": ABSENT, **FEW_STEPS}),
+    Case(laws.law_5_order_is_invisible, SEVERAL, {"backbone": MIXED, **FEW_STEPS}),
+    Case(laws.law_6_edge_data, METHODS, {"chunk": 1, **FEW_STEPS}),
+    Case(laws.law_6_edge_data, EVERY, {"chunk": 4, **FEW_STEPS}),
+    Case(laws.law_7_resume_is_invisible, [STATEFUL, *VARIANTS], FEW_STEPS),
+    Case(laws.law_9_costs_are_what_is_sent, WITHOUT_PUBLIC_DATA, FEW_STEPS),
+    Case(laws.law_9_costs_are_what_is_sent, WITH_PUBLIC_DATA, {"public_batch_size": 11, **FEW_STEPS}),  # the last has 1
+]
+
+
+def cases_of_methods():
+    """Each law with each of its methods, as a test."""
+    tests = []
+    for law, methods_of_law, options in CASES:
+        for method in methods_of_law:
+            tests.append(pytest.param(law, method, options, id=f"{law.__name__}-{method.name}"))
+    return tests
+
+
+@pytest.mark.parametrize(("law", "method", "options"), cases_of_methods())
 def test_a_law_holds(law, method, options):
     law(method, **options)
 
@@ -88,8 +103,8 @@ def test_law_6_holds_for_a_network_none_of_whose_clients_takes_a_step(method, si
 def test_a_client_alone_in_its_cohort_has_nobody_to_learn_from(name, options):
     alone = laws.simulate(*laws.federation(name, options, cohort_size=1), 2)
     local = laws.simulate(*laws.federation("local", cohort_size=1), 2)
-    for client, own in alone.clients.items():
-        laws.assert_agree(own.params, local.clients[client].params, f"client {client}")
+    for client, state in alone.clients.items():
+        laws.assert_agree(state.params, local.clients[client].params, f"client {client}")
 
 
 OF_TWO_CLASSES = [np.array(part) for part in ([0, 3, 6], [1, 4, 7], [9, 10], [2, 5, 8, 11])]  # of labels 0, 1, 2, 0, …
@@ -109,12 +124,16 @@ THREE_ROUNDS = ([0, 1], [2, 3], [0, 1])  # only the second has class 2
 )
 def test_a_class_absent_from_a_cohort_keeps_its_vector_or_has_none(method, vectors, has_vector, keeps):
     setup, fed = laws.federation(method, data=laws.toy_dataset(num_train=12), parts=OF_TWO_CLASSES, cohort_size=2)
-    states = [laws.simulate(setup, fed, rounds, THREE_ROUNDS) for rounds in (1, 2, 3)]
-    has = [getattr(state, has_vector).tolist() for state in states]
-    assert has == [[True, True, False], [True] * 3, [True, True, keeps]]
-    _, before, after = (getattr(state, vectors) for state in states)
-    assert not keeps or torch.equal(after[2], before[2])
-    assert not torch.equal(after[0], before[0])
+    first, second, third = [laws.simulate(setup, fed, rounds, THREE_ROUNDS) for rounds in (1, 2, 3)]
+
+    assert getattr(first, has_vector).tolist() == [True, True, False]
+    assert getattr(second, has_vector).tolist() == [True, True, True]
+    assert getattr(third, has_vector).tolist() == [True, True, keeps]
+
+    present_before, _, absent_before = getattr(second, vectors)
+    present_after, _, absent_after = getattr(third, vectors)
+    assert not torch.equal(present_after, present_before)
+    assert not keeps or torch.equal(absent_after, absent_before)
 
 
 class Watched(Federation):
@@ -163,39 +182,57 @@ def another_value(field, now):
     """A value of an option that is not what it is `now`."""
     if field.metadata["choices"]:
         return next(choice for choice in field.metadata["choices"] if choice != now)
-    return CHANGED.get(field.name, not now if isinstance(now, bool) else 2 * (now or 0))
+    if field.name in CHANGED:
+        return CHANGED[field.name]
+    if isinstance(now, bool):
+        return not now
+    return 2 * (now or 0)
 
 
 @cache
 def trained(name, options):
     """The models under these options, which are pairs in the order of their names."""
-    run = {**FEW_STEPS, "local_epochs": 2 if name in BETWEEN_EPOCHS else 1}
-    setup, fed = laws.federation(name, dict(options), parts=ABSENT, backbone=laws.NORMED, **run)
+    epochs = {"local_epochs": 2} if name in BETWEEN_EPOCHS else {}
+    run = {**FEW_STEPS, **epochs, "parts": ABSENT, "backbone": laws.NORMED}
+    setup, fed = laws.federation(name, dict(options), **run)
     rounds = 3 if "prototype_momentum" in dict(options) else 2  # which acts on the second round's prototypes
     return laws.model_of(setup, laws.simulate(setup, fed, rounds))
 
 
-@pytest.mark.parametrize(
-    ("name", "option"),
-    [(method.name, field.name) for method in methods().values() for field in dataclasses.fields(method.config)],
-)
+def options_of_methods():
+    """Each method's name with each of its options."""
+    pairs = []
+    for method in methods().values():
+        pairs += [(method.name, field.name) for field in dataclasses.fields(method.config)]
+    return pairs
+
+
+@pytest.mark.parametrize(("name", "option"), options_of_methods())
 def test_every_option_matters_but_beside_the_choices_it_is_declared_for(name, option):
-    config = find_method(name).config
-    field = config.__dataclass_fields__[option]
-    options = {**({"start_round": 0} if "start_round" in config.__dataclass_fields__ else {}), **ACTING.get(name, {})}
-    now = options.get(option, field.default)
+    fields = find_method(name).config.__dataclass_fields__
+    field = fields[option]
+    acting = {"start_round": 0} if "start_round" in fields else {}
+    acting |= ACTING.get(name, {})
+    value = acting.get(option, field.default)
 
     def distance(**choice):
-        before = {**options, **choice, option: now}
-        after = {**before, option: another_value(field, now)}
-        return laws.distance(*(trained(name, tuple(sorted(values.items()))) for values in (before, after)))
+        """How far another value of the option moves the models."""
+        before = {**acting, **choice, option: value}
+        after = {**before, option: another_value(field, value)}
+        return laws.distance(trained(name, sorted_pairs(before)), trained(name, sorted_pairs(after)))
 
     if not field.metadata["only_with"]:
         assert distance() > 1e-9
         return
-    ((switch, telling),) = field.metadata["only_with"].items()
-    found = {choice: distance(**{switch: choice}) for choice in config.__dataclass_fields__[switch].metadata["choices"]}
-    for choice, value in found.items():
-        assert is_idle(field.metadata, {switch: choice}) == (choice not in telling)
-        assert choice in telling or value == 0
-    assert any(value > 1e-9 for value in found.values())
+
+    ((switch, choices_with_effect),) = field.metadata["only_with"].items()
+    distances = {choice: distance(**{switch: choice}) for choice in fields[switch].metadata["choices"]}
+    for choice in distances:
+        has_effect = choice in choices_with_effect
+        assert is_idle(field.metadata, {switch: choice}) == (not has_effect)
+        assert has_effect or distances[choice] == 0
+    assert any(value > 1e-9 for value in distances.values())
+
+
+def sorted_pairs(options):
+    return tuple(sorted(options.items()))
