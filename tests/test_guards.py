@@ -82,7 +82,7 @@ DEFECTS = {  # the law, the method and its planted round, options, and what the 
     "an absent class divides": (
         laws.law_6_edge_data, FEDAVG, toys.divides_by_absent, {"chunk": 1}, "finite, a class nobody has: 1.00"),
     "rounds are counted outside": (
-        laws.law_7_resume_is_invisible, FEDAVG, toys.Hidden(), {}, "resumed after round 1"),
+        laws.law_7_resume_is_invisible, FEDAVG, toys.CountsOutsideOfState(), {}, "resumed after round 1"),
     "clients send more": (
         laws.law_9_costs_are_what_is_sent, FEDAVG, uploads_more, {}, "send, counted less declared: 4"),
     "clients are sent more": (

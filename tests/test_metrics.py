@@ -6,20 +6,29 @@ from fedcli.errors import UserError
 from fedcli.results import metrics
 
 
-def entry(number, test, validation=None, **more):
-    return {"round": number, "test_accuracy": test, "validation_accuracy": validation, "domains": None, **more}
+def entry(number, test, validation=None, **parts):
+    """A round of a record."""
+    return {"round": number, "test_accuracy": test, "validation_accuracy": validation, "domains": None, **parts}
 
 
-def record(*rounds, selection="last", selected_round=None, selected=None, **more):
-    tested = [row for row in rounds if row["test_accuracy"] is not None]
-    summary = {"selection": selection, "selected": selected, "selected_round": selected_round}
-    summary["last"] = tested[-1]["test_accuracy"] if tested else None
+def record(*rounds, selection="last", selected_round=None, selected=None, **parts):
+    tested = [row["test_accuracy"] for row in rounds if row["test_accuracy"] is not None]
+    summary = {
+        "selection": selection,
+        "selected": selected,
+        "selected_round": selected_round,
+        "last": tested[-1] if tested else None,
+    }
     config = {"rounds": len(rounds), "cohort_size": 4}
-    return {"rounds": list(rounds), "summary": summary, "config": config, "cost": None, **more}
+    return {"rounds": list(rounds), "summary": summary, "config": config, "cost": None, **parts}
 
 
-def value(name, of):
-    return metrics.find_metric(name).value(of)
+def value(name, record):
+    return metrics.find_metric(name).value(record)
+
+
+def values(names, record):
+    return {name: value(name, record) for name in names}
 
 
 RUN = record(
@@ -47,66 +56,96 @@ RUN = record(
 )
 def test_accuracies_are_percent_and_rounds_count_from_one(name, answers):
     for parameter, answer in answers.items():
-        assert value(name.format(parameter), RUN) == (answer if answer is None else pytest.approx(answer)), parameter
+        metric = name.format(parameter)
+        if answer is None:
+            assert value(metric, RUN) is None, metric
+        else:
+            assert value(metric, RUN) == pytest.approx(answer), metric
 
 
 def test_the_last_tenth_and_fractions_are_of_the_planned_rounds_not_of_those_that_are_done():
     assert value("last-tenth", RUN) == pytest.approx(60)
+
     rounds = [entry(number, 0.01 * number if number != 18 else None) for number in range(29)]
     assert value("last-tenth", record(*rounds)) == pytest.approx(27.5)
     assert value("last-tenth", record(*rounds[:20])) == pytest.approx(19)  # of two, the second alone was tested
     assert value("last-tenth", {**record(*rounds), "config": {"rounds": 400}}) is None  # not there yet
-    short = {**RUN, "config": {"rounds": 10, "cohort_size": 4}}
-    assert [value(name, short) for name in ("at:1/5", "at:1")] == [pytest.approx(57), None]
+
+    half_done = {**RUN, "config": {"rounds": 10, "cohort_size": 4}}
+    assert value("at:1/5", half_done) == pytest.approx(57)
+    assert value("at:1", half_done) is None
 
 
 def test_drift_and_terms_are_those_of_the_last_round_that_has_them():
-    terms = [{"cross_entropy": 2.0}, {"cross_entropy": 0.5}]
-    drifts = [{"a": 1.0, "b": None}, {"a": 2.0, "b": None}]
-    run = record(*(entry(n, 0.5, terms=terms[n], drift=drifts[n]) for n in (0, 1)), entry(2, None, terms=terms[1]))
-    names = "drift:a", "drift:b", "term:cross_entropy", "term:proximal"
-    assert [value(name, run) for name in names] == [2, None, 0.5, None]
-    assert [value(name, record()) for name in ("drift:a", "term:cross_entropy")] == [None, None]
+    run = record(
+        entry(0, 0.5, terms={"cross_entropy": 2.0}, drift={"a": 1.0, "b": None}),
+        entry(1, 0.5, terms={"cross_entropy": 0.5}, drift={"a": 2.0, "b": None}),
+        entry(2, None, terms={"cross_entropy": 0.5}),
+    )
+    answers = {"drift:a": 2, "drift:b": None, "term:cross_entropy": 0.5, "term:proximal": None}
+    assert values(answers, run) == answers
+    of_no_round = {"drift:a": None, "term:cross_entropy": None}
+    assert values(of_no_round, record()) == of_no_round
 
 
 def test_accuracies_by_domain_and_client_are_of_the_selected_rounds_and_else_the_mean_over_domains():
-    rounds = [
-        entry(
-            number, 0.5, domains={"a": a, "b": b}, intra={"a": 1.0, "b": 0.5}, inter={"a": a / 2, "b": b / 2},
+
+    def tested(number, a, b):
+        return entry(
+            number,
+            0.5,
+            domains={"a": a, "b": b},
+            intra={"a": 1.0, "b": 0.5},
+            inter={"a": a / 2, "b": b / 2},
             clients={"mean": a, "std": 0.25, "worst": b},
         )
-        for number, (a, b) in enumerate([(0.0, 0.0), (0.2, 0.4), (0.4, 0.6), (0.6, 0.2)])
-    ]  # fmt: skip
-    answers = {"domain:a": 60, "domain": 40, "domain:c": None, "inter:a": 30, "inter": 20, "intra:b": 50, "intra": 75}
-    answers |= {"clients:mean": 60, "clients:std": 25, "clients:worst": 20}
-    assert {name: value(name, record(*rounds, selected_round=3)) for name in answers} == pytest.approx(answers)
-    three = record(*rounds, selection="mean-last-3", selected_round=3)
-    assert [value(name, three) for name in ("domain:a", "domain", "inter:b")] == pytest.approx([40, 40, 20])
+
+    rounds = [tested(0, 0.0, 0.0), tested(1, 0.2, 0.4), tested(2, 0.4, 0.6), tested(3, 0.6, 0.2)]
+    answers = {
+        "domain:a": 60, "domain": 40, "domain:c": None, "inter:a": 30, "inter": 20, "intra:b": 50, "intra": 75,
+        "clients:mean": 60, "clients:std": 25, "clients:worst": 20,
+    }  # fmt: skip
+    assert values(answers, record(*rounds, selected_round=3)) == pytest.approx(answers)
+
+    of_last_three = record(*rounds, selection="mean-last-3", selected_round=3)
+    answers = {"domain:a": 40, "domain": 40, "inter:b": 20}
+    assert values(answers, of_last_three) == pytest.approx(answers)
 
 
 def test_scores_of_classes_are_of_the_selected_rounds_and_leave_out_absent_classes_as_scikit_learn_does():
-    counts = [
-        {"right": [3, 0, 0, 1], "predicted": [4, 1, 0, 1], "actual": [3, 2, 0, 1]},
-        {"right": [3, 1, 0, 0], "predicted": [3, 1, 0, 2], "actual": [3, 2, 0, 1]},
+    even_counts = {"right": [3, 0, 0, 1], "predicted": [4, 1, 0, 1], "actual": [3, 2, 0, 1]}
+    odd_counts = {"right": [3, 1, 0, 0], "predicted": [3, 1, 0, 2], "actual": [3, 2, 0, 1]}
+    rounds = [
+        entry(0, 0.5, per_class=even_counts),
+        entry(1, 0.5, per_class=odd_counts),
+        entry(2, 0.5, per_class=even_counts),
+        entry(3, 0.5, per_class=odd_counts),
     ]
-    rounds = [entry(number, 0.5, per_class=counts[number % 2]) for number in range(4)]
     names = {"class_names": ["a", "b", "c", "d"]}
     run = record(*rounds, selected_round=2, **names)
     f1 = 100 * (6 / 7 + 0 + 1) / 3
     answers = {"macro-f1": f1, "balanced-accuracy": 100 * 2 / 3, "class:b": 0, "class:c": None, "class:e": None}
-    assert {name: value(name, run) for name in answers} == pytest.approx(answers)
-    three = record(*rounds, selection="mean-last-3", selected_round=3, **names)
-    assert value("class:b", three) == pytest.approx(100 / 3)  # 50, 0 and 50 %
-    older = record(*rounds, entry(4, 0.5), selection="mean-last-3", selected_round=4, **names)
-    assert [value(name, older) for name in ("macro-f1", "balanced-accuracy", "class:a")] == [None] * 3
+    assert values(answers, run) == pytest.approx(answers)
+
+    of_last_three = record(*rounds, selection="mean-last-3", selected_round=3, **names)
+    assert value("class:b", of_last_three) == pytest.approx(100 / 3)  # 50, 0 and 50 %
+
+    uncounted = record(*rounds, entry(4, 0.5), selection="mean-last-3", selected_round=4, **names)
+    answers = {"macro-f1": None, "balanced-accuracy": None, "class:a": None}
+    assert values(answers, uncounted) == answers
 
 
 def test_costs_are_of_a_client_in_the_mean_round_and_of_all_in_all_rounds():
-    rounds = [entry(number, 0.5, floats_up=floats) for number, floats in enumerate((10, 10, 100))]
+    rounds = [entry(0, 0.5, floats_up=10), entry(1, 0.5, floats_up=10), entry(2, 0.5, floats_up=100)]
     run = record(*rounds, cost={"floats_up": 100, "floats_down": 90, "memory_floats": 300})  # older ones have the last
-    answers = {"floats-up": 40, "floats-down": 90, "memory-floats": 300}
-    answers |= {"total-floats": 4 * 120, "total-memory-floats": 4 * 3 * 300}
-    assert {name: value(name, run) for name in answers} == answers
+    answers = {
+        "floats-up": 40,
+        "floats-down": 90,
+        "memory-floats": 300,
+        "total-floats": 4 * 120,
+        "total-memory-floats": 4 * 3 * 300,
+    }
+    assert values(answers, run) == answers
 
 
 @pytest.mark.parametrize(

@@ -41,9 +41,12 @@ def test_a_stopped_run_goes_on_also_from_the_checkpoint_before(damaged, tmp_path
         with pytest.raises(UserError, match="is missing or damaged"):
             resume.resume(folder, method=NET, changed_method=True)
         (folder / CHECKPOINT).unlink()
+
     run = resume.resume(folder, method=NET, changed_method=True)
+
+    rounds_done = 2 if damaged is None else 1
+    assert run.record["resumed"] == [rounds_done]
     whole = fedcli.run("scaffold", out=tmp_path / "whole", backbone=f"{NET}:tiny", **SETTINGS)
-    assert run.record["resumed"] == [2 if damaged is None else 1]
     assert list(run.state.clients) == list(whole.state.clients)
     for client in run.state.clients:  # on another machine rounding may differ
         torch.testing.assert_close(run.state.clients[client], whole.state.clients[client], rtol=1e-3, atol=1e-5)
@@ -54,12 +57,16 @@ def test_a_stopped_run_goes_on_also_from_the_checkpoint_before(damaged, tmp_path
 @pytest.mark.parametrize(("name", "client", "file"), [("finished", None, "model"), ("personal", 1, "model-client-1")])
 def test_a_finished_run_is_loaded_and_exported(name, client, file, tmp_path):
     folder = shutil.copytree(OLD / name, tmp_path / "run")
-    expected = load_file((folder / file).with_suffix(".safetensors"))
-    exported, _ = export(fedcli.load(folder, method=NET), "safetensors", client, out=tmp_path / "new.safetensors")
+    run = fedcli.load(folder, method=NET)
+
+    exported, _ = export(run, "safetensors", client, out=tmp_path / "new.safetensors")
+
     tensors = load_file(exported)
+    expected = load_file((folder / file).with_suffix(".safetensors"))
     assert tensors.keys() == expected.keys()
     assert all(torch.equal(tensors[name], expected[name]) for name in expected)
-    assert fedcli.load(folder, method=NET).model(client, round="last")(torch.rand(2, 1, 8, 8)).shape == (2, 10)
+    model = run.model(client, round="last")
+    assert model(torch.rand(2, 1, 8, 8)).shape == (2, 10)
 
 
 def test_older_numerics_hinder_nobody_to_open_a_run_and_only_resume_asks(tmp_path):
@@ -68,6 +75,7 @@ def test_older_numerics_hinder_nobody_to_open_a_run_and_only_resume_asks(tmp_pat
     write_record(folder, {**read_record(folder), "numerics": numerics})
     quality = add_quality(folder)
     assert read_record(folder)["quality"] == quality
+
     stopped = shutil.copytree(OLD / "stopped", tmp_path / "stopped")
     known = {"method_hash": find_method("scaffold").file_hash, "numerics": numerics}
     write_record(stopped, {**read_record(stopped), **known})

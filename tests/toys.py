@@ -53,13 +53,15 @@ STATEFUL = find_method(str(Path(__file__).parent.parent / "docs/examples/my_meth
 
 def narrow(channels, image_size, num_classes):
     """An architecture whose features are as wide as those of `narrower`."""
-    hidden = nn.Linear(channels * image_size**2, 32), nn.ReLU(), nn.Linear(32, 16)
-    return nn.Sequential(nn.Flatten(), *hidden, nn.Linear(16, num_classes))
+    num_pixels = channels * image_size**2
+    return nn.Sequential(
+        nn.Flatten(), nn.Linear(num_pixels, 32), nn.ReLU(), nn.Linear(32, 16), nn.Linear(16, num_classes)
+    )
 
 
 def narrower(channels, image_size, num_classes):
-    width = channels * image_size**2
-    return nn.Sequential(nn.Flatten(), nn.Linear(width, 16), nn.ReLU(), nn.Linear(16, num_classes))
+    num_pixels = channels * image_size**2
+    return nn.Sequential(nn.Flatten(), nn.Linear(num_pixels, 16), nn.ReLU(), nn.Linear(16, num_classes))
 
 
 QUICK = {"fedgen": {"generator_steps": 2}, "fedtgp": {"server_epochs": 2}, "feddf": {"distillation_epochs": 1}}
@@ -67,10 +69,10 @@ QUICK = {"fedgen": {"generator_steps": 2}, "fedtgp": {"server_epochs": 2}, "fedd
 
 def quick(method):
     """The method with less work for its server, and terms that act from the first round."""
-    own = dict(QUICK.get(method.name, {}))
+    options = dict(QUICK.get(method.name, {}))
     if "start_round" in method.config.__dataclass_fields__:
-        own["start_round"] = 0
-    return replace(with_defaults(method, method.name, own), variants=method.variants)
+        options["start_round"] = 0
+    return replace(with_defaults(method, method.name, options), variants=method.variants)
 
 
 MIXED = f"{__file__}:narrow,{__file__}:narrower"
@@ -123,14 +125,16 @@ def never_reads(state, cohort, fed, config):
 def touches_others(state, cohort, fed, config):
     """Defect: clients that sit out are changed."""
     after, terms = STATEFUL.run_round(state, cohort, fed, config)
-    kept = {client: each._replace(means=each.means + 1) for client, each in after.clients.items()}
-    return after._replace(clients=kept), terms
+    changed = {client: kept._replace(means=kept.means + 1) for client, kept in after.clients.items()}
+    return after._replace(clients=changed), terms
 
 
 def fedavg_round(state, cohort, fed, local_loss):
     """A round of FedAvg with another local objective."""
-    clients, terms = fed.train(fed.broadcast(state.params, state.buffers, cohort), cohort, local_loss)
-    return fedavg.ServerState(*weighted_mean(fed.upload_model(clients), cohort.weights)), terms
+    clients = fed.broadcast(state.params, state.buffers, cohort)
+    clients, terms = fed.train(clients, cohort, local_loss)
+    params, buffers = weighted_mean(fed.upload_model(clients), cohort.weights)
+    return fedavg.ServerState(params, buffers), terms
 
 
 def skips_buffers(state, cohort, fed, config):
@@ -174,7 +178,7 @@ def divides_by_absent(state, cohort, fed, config):
     return after._replace(params={name: value + nothing for name, value in after.params.items()}), terms
 
 
-class Hidden:
+class CountsOutsideOfState:
     """Defect: the rounds are counted outside of the state, and the count matters."""
 
     def __init__(self):
@@ -200,8 +204,10 @@ def use_tiny_network(monkeypatch):
     def build(name, channels, image_size, num_classes, seed):
         with torch.random.fork_rng(devices=[]):
             torch.default_generator.manual_seed(seed)
-            head = nn.Linear(4 * 36, 6), nn.ReLU(), KeyedDropout(0.3)
-            body = nn.Sequential(nn.Conv2d(1, 4, 3), MaskedBatchNorm2d(4), KeyedDropout(0.3), nn.Flatten(), *head)
+            # of one layer after the other, whose weights are drawn in this order
+            last_layers = (nn.Linear(4 * 36, 6), nn.ReLU(), KeyedDropout(0.3))
+            first_layers = (nn.Conv2d(1, 4, 3), MaskedBatchNorm2d(4), KeyedDropout(0.3), nn.Flatten())
+            body = nn.Sequential(*first_layers, *last_layers)
             return backbones.Backbone(body, 6, num_classes, colour=False)
 
     monkeypatch.setattr(backbones, "build", build)
