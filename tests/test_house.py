@@ -32,21 +32,21 @@ def level(module: str) -> int:
     """How high a module stands; the package itself, which every file of a method imports, and the papers are lowest."""
     if module in ("fedcli", "fedcli.__init__", "fedcli.papers"):
         return 0
-    part = module.split(".")[1]
+    _, part, *_ = module.split(".")
     return LEVELS.index(LEVEL_OF.get(part, part))
 
 
 def imports(file: Path) -> set[str]:
     """The modules of this project that a file imports, also inside functions."""
-    found = set()
+    modules = set()
     for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):
-            found |= {alias.name for alias in node.names}
+            modules |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"{file}: relative import"
             names = {f"{node.module}.{alias.name}" for alias in node.names}
-            found |= {name if name in MODULES else node.module for name in names}
-    return {name for name in found if name.split(".")[0] == "fedcli"}
+            modules |= {name if name in MODULES else node.module for name in names}
+    return {name for name in modules if name == "fedcli" or name.startswith("fedcli.")}
 
 
 def climbing(file: Path, module: str) -> list[str]:
@@ -77,11 +77,12 @@ def circles(graph: dict[str, set[str]]) -> list[str]:
 
 
 def test_no_module_imports_itself_by_way_of_others():
-    graph = {name.removesuffix(".__init__"): set() for name in FILES if name != "fedcli.__init__"}
-    for name, file in FILES.items():
-        if name != "fedcli.__init__":  # the package is a list of names, each imported when it is asked for
-            others = {other.removesuffix(".__init__") for other in imports(file)}
-            graph[name.removesuffix(".__init__")] |= others & graph.keys() - {name.removesuffix(".__init__")}
+    # The package is a list of names, each imported when it is asked for.
+    file_of = {name.removesuffix(".__init__"): file for name, file in FILES.items() if name != "fedcli.__init__"}
+    graph = {}
+    for name, file in file_of.items():
+        others = {other.removesuffix(".__init__") for other in imports(file)}
+        graph[name] = (others & file_of.keys()) - {name}
     assert circles(graph) == []
     assert circles({"a": {"b"}, "b": {"c"}, "c": {"b"}, "d": {"a"}}) == ["b", "c"]
 
@@ -122,22 +123,32 @@ def test_a_paper_imports_what_is_for_methods_and_the_methods_that_it_adds_to():
 
 def test_every_folder_is_installed():
     listed = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["packages"]
-    there = {name.removesuffix(".__init__") for name in FILES if name.endswith(".__init__")}
-    papers = {"fedcli." + ".".join(file.parent.relative_to(ROOT).parts) for file in ROOT.glob("papers/**/__init__.py")}
-    assert set(listed) == there | papers
+    packages = {name.removesuffix(".__init__") for name in FILES if name.endswith(".__init__")}
+    for file in ROOT.glob("papers/**/__init__.py"):
+        folders = file.parent.relative_to(ROOT).parts
+        packages.add(".".join(("fedcli", *folders)))
+    assert set(listed) == packages
 
 
 def test_every_package_that_is_imported_is_declared():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    extras = [name for extra in ("ray", "report", "wandb") for name in project["optional-dependencies"][extra]]
-    declared = {re.match(r"[\w-]+", text)[0] for text in (*project["dependencies"], *extras)}
+    requirements = list(project["dependencies"])
+    for extra in ("ray", "report", "wandb"):
+        requirements += project["optional-dependencies"][extra]
+    declared = {re.match(r"[\w-]+", requirement)[0] for requirement in requirements}
+
     imported = set()
     for file in (*FILES.values(), *ROOT.glob("papers/**/*.py")):
         for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
-            if isinstance(node, ast.Import | ast.ImportFrom):
-                names = [node.module] if isinstance(node, ast.ImportFrom) else [alias.name for alias in node.names]
-                imported |= {name.split(".")[0] for name in names}
-    packages = {{"PIL": "pillow", "sklearn": "scikit-learn"}.get(name, name) for name in imported}
+            if isinstance(node, ast.ImportFrom):
+                imported.add(node.module)
+            elif isinstance(node, ast.Import):
+                imported |= {alias.name for alias in node.names}
+    names_in_registry = {"PIL": "pillow", "sklearn": "scikit-learn"}
+    packages = set()
+    for module in imported:
+        name, _, _ = module.partition(".")
+        packages.add(names_in_registry.get(name, name))
     assert packages - sys.stdlib_module_names - {"fedcli"} <= declared
     assert {"pandas", "bokeh", "pillow"} < packages
 
@@ -166,6 +177,6 @@ def test_only_papers_name_methods():
     ],
 )
 def test_what_only_one_directory_does(pattern, allowed):
-    found = {name for name, file in FILES.items() if re.search(pattern, file.read_text(encoding="utf-8"), re.M)}
-    assert found
-    assert found <= allowed
+    modules = {name for name, file in FILES.items() if re.search(pattern, file.read_text(encoding="utf-8"), re.M)}
+    assert modules
+    assert modules <= allowed
