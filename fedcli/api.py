@@ -113,7 +113,8 @@ class Run(models.Run):
 
     def __repr__(self) -> str:
         record = self.record
-        accuracy = f"{record['summary']['selected'] or math.nan:.2%} ({record['summary']['selection']})"
+        summary = record["summary"]
+        accuracy = f"{summary['selected'] or math.nan:.2%} ({summary['selection']})"
         return f"Run({record['method']} on {record['dataset']}, seed {record['seed']}: {accuracy}, in {self.path})"
 
     def _repr_html_(self) -> str:
@@ -220,8 +221,9 @@ def run(  # noqa: PLR0913  # those of `fedcli.run`, which have their defaults th
         experiment = {"out": out, "seeds": seeds, "tuned": tuned, "continue_": continue_}
         if len(names) > 1 or is_grid or jobs > 1:
             return _run_grid(names, options, jobs, log, set, **experiment)
-        options |= set.get(names[0], {})
-        ended = begin.run_method(names[0], progress=Loggers(progress, log), **experiment, **options)
+        (name,) = names
+        options |= set.get(name, {})
+        ended = begin.run_method(name, progress=Loggers(progress, log), **experiment, **options)
     if isinstance(ended, list):
         return Runs(Run(**vars(run)) for run in ended)
     return Run(**vars(ended))

@@ -852,7 +852,7 @@ def test_a_way_that_fails_is_not_taken_and_all_that_fail_are_an_error(monkeypatc
 def test_whatever_the_device_says_of_its_memory_halves_the_chunk(error, monkeypatch):
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
     fed, cohort, start, loss = first_round(clients_per_chunk="4")
-    together = engine.Engine._together
+    together = engine.Engine._train_together
 
     raised = error
 
@@ -861,7 +861,7 @@ def test_whatever_the_device_says_of_its_memory_halves_the_chunk(error, monkeypa
             raise raised
         return together(self, step, clients, context, axes, plan, chunk, rate)
 
-    monkeypatch.setattr(engine.Engine, "_together", limited)
+    monkeypatch.setattr(engine.Engine, "_train_together", limited)
     fed.train(start, cohort, loss)
     assert fed.engine.notes == ["out of memory with 4 clients together; 2 from here on"]
 

@@ -377,26 +377,26 @@ def _network_from_user(function: FromFile, channels: int, image_size: int, num_c
             could not keep.
     """
     with kept_draws():
-        again = _make(function, channels, image_size, num_classes)
-    made = _make(function, channels, image_size, num_classes)
-    module = made.module
-    if isinstance(made.logits, Tensor) and not torch.equal(again.logits.nan_to_num(), made.logits.nan_to_num()):
+        tried_again = _try_module(function, channels, image_size, num_classes)
+    tried = _try_module(function, channels, image_size, num_classes)
+    module = tried.module
+    if isinstance(tried.logits, Tensor) and not torch.equal(tried_again.logits.nan_to_num(), tried.logits.nan_to_num()):
         raise function.refuse(
             "is another network each time it is made, so that a loaded model would not be the trained one",
             "draw by torch, numpy.random or random as they are seeded, or read what was drawn from a file",
         )
-    shape = tuple(made.logits.shape) if isinstance(made.logits, Tensor) else type(made.logits).__name__
-    if shape != (len(made.x), num_classes):
+    shape = tuple(tried.logits.shape) if isinstance(tried.logits, Tensor) else type(tried.logits).__name__
+    if shape != (len(tried.x), num_classes):
         raise function.refuse(
             f"gives no logits of {num_classes} classes (got {shape} of 4 images)", "return logits [B, C]"
         )
-    head = _find_head(made, function)
+    head = _find_head(tried, function)
     _refuse_shared_memory(module, function)
 
     def layer_with_mask_or_key(layer: nn.Module) -> nn.Module:
         if type(layer) is nn.BatchNorm2d:
             become(layer, MaskedBatchNorm2d, num_batches_tracked=None, mask=None)
-        if type(layer) is nn.Dropout and layer.p < 1 and _is_called_once(layer, made) and not _has_hooks(layer):
+        if type(layer) is nn.Dropout and layer.p < 1 and _is_called_once(layer, tried) and not _has_hooks(layer):
             return KeyedDropout(layer.p)
         return layer
 
@@ -408,22 +408,22 @@ def _network_from_user(function: FromFile, channels: int, image_size: int, num_c
     network.head = head
     network._guard = partial(blame, function.path, passes=(torch.OutOfMemoryError,))
     with torch.no_grad():
-        _refuse_unfit(network, whole, head_name, function, made.x)
+        _refuse_unfit(network, whole, head_name, function, tried.x)
     return network.train()
 
 
-def _is_called_once(layer: nn.Module, made: "Made") -> bool:
+def _is_called_once(layer: nn.Module, tried: "TriedModule") -> bool:
     """Says whether a layer took all images at once, first the three and then the four."""
-    calls = [call for call in (*made.calls_of_few, *made.calls) if call.layer is layer]
+    calls = [call for call in (*tried.calls_of_few, *tried.calls) if call.layer is layer]
     sizes = [len(call.output) for call in calls if call.output.dim()]
     return sizes == [3, 4]
 
 
-def _find_head(made: "Made", function: FromFile) -> nn.Linear:
+def _find_head(tried: "TriedModule", function: FromFile) -> nn.Linear:
     """Returns the last linear layer that was called; refuses another kind of layer there, and a frozen one."""
-    head = next((call.layer for call in reversed(made.calls) if isinstance(call.layer, nn.Linear)), None)
+    head = next((call.layer for call in reversed(tried.calls) if isinstance(call.layer, nn.Linear)), None)
     if type(head) is not nn.Linear or head.bias is None or not (head.weight.requires_grad and head.bias.requires_grad):
-        *_, last = [call.layer for call in made.calls if not call.layer._modules]  # of the innermost
+        *_, last = [call.layer for call in tried.calls if not call.layer._modules]  # of the innermost
         raise function.refuse(
             f"does not end in an nn.Linear with bias that is trained, of features [B, D] (got {type(last).__name__})",
             "let it be the last layer, and freeze other layers only",
@@ -438,7 +438,7 @@ class LayerCall(NamedTuple):
     output: Tensor  # a copy of what the layer gave, or of a tensor in it
 
 
-class Made(NamedTuple):
+class TriedModule(NamedTuple):
     """A user's module, and what its layers and itself give of four images before it is trained."""
 
     module: nn.Module
@@ -448,7 +448,7 @@ class Made(NamedTuple):
     logits: Any
 
 
-def _make(function: FromFile, channels: int, image_size: int, num_classes: int) -> Made:
+def _try_module(function: FromFile, channels: int, image_size: int, num_classes: int) -> TriedModule:
     """Makes a user's module, without wrappers of `torch.compile`, and lets it take some images in evaluation mode."""
     module = function(channels, image_size, num_classes)
     if not isinstance(module, nn.Module):
@@ -462,7 +462,7 @@ def _make(function: FromFile, channels: int, image_size: int, num_classes: int) 
     with torch.no_grad(), blame(function.path), KeyedDraws():
         few = _watch(module.eval(), x[:3])  # lazy layers get their shapes
         all_images = _watch(module, x)
-    return Made(module, x, few.calls, all_images.calls, all_images.output)
+    return TriedModule(module, x, few.calls, all_images.calls, all_images.output)
 
 
 def _refuse_batch_statistics(module: nn.Module, function: FromFile) -> None:

@@ -5,6 +5,7 @@ Clients train one after the other (looped; on the CPU one in each thread), or se
 """
 
 import gc
+import math
 import re
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -28,11 +29,11 @@ from fedcli.core.stacked import (
     Call,
     Stack,
     for_many,
-    packed,
     packing,
     up_to_power_of_two,
     updates_of_stack,
     with_optimizer,
+    with_packed_client,
     with_packed_first,
     without_buffers,
 )
@@ -153,11 +154,12 @@ class Engine:
 
         def train_chunk(chunk: slice) -> TrainedChunk:
             size = chunk.stop - chunk.start
-            own = select(clients, chunk)
+            own_clients = select(clients, chunk)
             own_context = select_axes(context, axes, chunk)
-            train = self._alone if size == 1 and self.graphs is None else self._together
-            after, sums = train(step, own, own_context, axes, plan, chunk, rate)
-            return TrainedChunk(after, sums, rate.new_zeros(size))
+            is_alone = size == 1 and self.graphs is None
+            train = self._train_alone if is_alone else self._train_together
+            trained, sums = train(step, own_clients, own_context, axes, plan, chunk, rate)
+            return TrainedChunk(trained, sums, rate.new_zeros(size))
 
         chunks: list[TrainedChunk] = self._in_chunks(train_chunk, plan.num_clients)
         sums = complete([chunk.sums for chunk in chunks], [chunk.zeros for chunk in chunks])
@@ -175,9 +177,9 @@ class Engine:
         def of_chunk(chunk: range) -> ChunkResults:
             return ChunkResults(self._halve_where_too_large(work, chunk), self.clients_per_chunk)
 
-        done = self.side_by_side(of_chunk, self._chunks(range(num_clients)))
-        self.clients_per_chunk = min(chunk.clients_per_chunk for chunk in done)
-        return [result for chunk in done for result in chunk.results]
+        chunks: list[ChunkResults] = self.side_by_side(of_chunk, self._chunks(range(num_clients)))
+        self.clients_per_chunk = min(chunk.clients_per_chunk for chunk in chunks)
+        return [result for chunk in chunks for result in chunk.results]
 
     def _chunks(self, clients: range) -> list[range]:
         size = self.clients_per_chunk
@@ -193,7 +195,7 @@ class Engine:
                 if size == 1 or not is_out_of_memory(error):
                     raise
             # Outside the handler, where the error still holds the tensors of the step.
-            self.clients_per_chunk = -(-size // 2)
+            self.clients_per_chunk = math.ceil(size / 2)
             self.forget_graphs()
             gc.collect()
             torch.cuda.empty_cache()
@@ -212,12 +214,13 @@ class Engine:
         """
         if self.processes.count > 1:
             return self.processes.map(work, items, self._keep_silent)
-        alone = self.images.device.type != "cpu" or min(torch.get_num_threads(), len(items)) < 2
-        return self.workers.share(partial(map if alone else self._in_threads, work), items)
+        has_threads = self.images.device.type == "cpu" and torch.get_num_threads() > 1 and len(items) > 1
+        work_on_some = partial(self._in_threads, work) if has_threads else partial(map, work)
+        return self.workers.share(work_on_some, items)
 
-    def one_by_one(self, run: Callable[[Any], Any], items: Sequence[Any]) -> list[Any]:
-        """Calls `run`, which divides its own work, for each item; several at a time only where processes share them."""
-        return self.processes.map(run, items, self._keep_silent)
+    def one_by_one(self, work: Callable[[Any], Any], items: Sequence[Any]) -> list[Any]:
+        """Calls `work`, which is divided itself, for each item; several at a time only where processes share them."""
+        return self.processes.map(work, items, self._keep_silent)
 
     def _keep_silent(self) -> None:
         self.on_samples = lambda count: None  # a fork has no display
@@ -233,7 +236,7 @@ class Engine:
             self.stopping.clear()
             torch.set_num_threads(threads)  # the threads' setting was everyone's
 
-    def _alone(
+    def _train_alone(
         self, step: Step, clients: Client, context: Tree, axes: Tree, plan: BatchPlan, chunk: slice, rate: Tensor
     ) -> tuple[Client, Terms]:
         """Trains the only client of a chunk."""
@@ -256,21 +259,27 @@ class Engine:
         bytes_of_batch = plan.width * self.images[0].numel() * self.transform.dtype.itemsize
         at_a_time = max(PREPARED_BYTES // bytes_of_batch, 1)
         for start in range(0, len(real), at_a_time):
-            now, is_real = select((rows, real), slice(start, start + at_a_time))
-            x, y = self.gather(*select((now.index, now.draws), is_real))
-            sizes = now.size.tolist()
-            images = self.copy(x).split(sizes)
-            labels = y.split(sizes)
-            rows_of_batches = zip(images, labels, now.epoch_end, now.num_batches, now.keys, strict=True)
-            for batch_x, batch_y, epoch_end, num_batches, key in rows_of_batches:
-                yield Batch(batch_x, batch_y, None, epoch_end, num_batches, rate, key)
+            some_rows, is_real = select((rows, real), slice(start, start + at_a_time))
+            index, draws = select((some_rows.index, some_rows.draws), is_real)
+            images, labels = self.gather(index, draws)
+            sizes = some_rows.size.tolist()
+            batches = zip(
+                self.copy(images).split(sizes),
+                labels.split(sizes),
+                some_rows.epoch_end,
+                some_rows.num_batches,
+                some_rows.keys,
+                strict=True,
+            )
+            for x, y, epoch_end, num_batches, key in batches:
+                yield Batch(x, y, None, epoch_end, num_batches, rate, key)
 
     def _rows(self, plan: BatchPlan, clients: int | slice) -> Tree:
         """Returns the rows of a client, or of some, up to their last step: a `BatchPlan` of tensors on the device."""
         steps = plan.steps[clients].max()
         return tree_map(lambda column: torch.as_tensor(column[:steps, clients], device=self.images.device), plan)
 
-    def _together(
+    def _train_together(
         self, step: Step, clients: Client, context: Tree, axes: Tree, plan: BatchPlan, chunk: slice, rate: Tensor
     ) -> tuple[Client, Terms]:
         """Trains the chunk's clients together, batch by batch."""
@@ -356,8 +365,8 @@ class Engine:
     def _make_call_of_step(self, step: Step, clients: Client, axes: tuple) -> Call:
         """Makes a call of a local step of such clients, which gives all that it returns but the clients."""
         like = packing(clients)
-        eager = packed(keyed(step.update), like, without_buffers)
-        captured = packed(keyed(step.in_place or step.update), like, without_buffers)
+        eager = with_packed_client(keyed(step.update), like, without_buffers)
+        captured = with_packed_client(keyed(step.in_place or step.update), like, without_buffers)
         return Call(
             self._for_many(eager, axes), self._for_many(captured, axes), like, self.graphs, self._without_graphs
         )

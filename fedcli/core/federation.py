@@ -229,13 +229,14 @@ class Federation:
         images = torch.linspace(-1, 1, math.prod(shape), dtype=self.dtype, device=self.device).reshape(shape)
         for name, network in zip(self.backbones, self.networks, strict=True):
             fault = fault_together(network, images) if is_from_file(name) else ""
-            if fault:
-                if self.device.type == "cpu":
-                    self.engine.clients_per_chunk = 1
-                self.engine.way = BRANCHES
-                self.takes_vmap = False
-                self.engine.notes.append(f"clients train one by one: vmap does not take the network {name} ({fault})")
-                return
+            if not fault:
+                continue
+            if self.device.type == "cpu":
+                self.engine.clients_per_chunk = 1
+            self.engine.way = BRANCHES
+            self.takes_vmap = False
+            self.engine.notes.append(f"clients train one by one: vmap does not take the network {name} ({fault})")
+            return
 
     @property
     def network(self) -> Network:

@@ -50,27 +50,27 @@ class Processes:
     _fork_seconds: float = field(default=FORK_SECONDS, init=False)
     _ended: list["_Fork"] = field(default_factory=list, init=False)  # whose results are here
 
-    def map(self, run: Callable[[Any], Any], items: Sequence[Any], begin: Callable[[], None]) -> list[Any]:
-        """Calls `run` for each item; returns results in order, whose tensors may have been sent.
+    def map(self, work: Callable[[Any], Any], items: Sequence[Any], begin: Callable[[], None]) -> list[Any]:
+        """Calls `work` for each item; returns results in order, whose tensors may have been sent.
 
         Args:
-            run: Known by its name from call to call: how long it took the last time decides how many processes share
+            work: Known by its name from call to call: how long it took the last time decides how many processes share
                 the items. The first items, and those of a short call, are done one after the other.
-            items: What `run` is called for; none depends on another.
+            items: What `work` is called for; none depends on another.
             begin: Called in each fork before its items.
         """
         spent: list[float] = []
 
         def timed(item: Any) -> Any:
             start = time.perf_counter()
-            result = run(item)
+            result = work(item)
             spent.append(time.perf_counter() - start)
             return result
 
         done: list[Any] = []
         while len(done) < len(items):
             rest = items[len(done) :]
-            seconds = fmean(spent) if spent else self._seconds.get(run.__qualname__, 0.0)
+            seconds = fmean(spent) if spent else self._seconds.get(work.__qualname__, 0.0)
             count = self._fastest(len(rest), seconds)
             if count == 1:
                 next_item, *_ = rest
@@ -78,7 +78,7 @@ class Processes:
             else:
                 done += self.share(timed, rest, count, begin)
         if spent:
-            self._seconds[run.__qualname__] = fmean(spent)
+            self._seconds[work.__qualname__] = fmean(spent)
         return done
 
     def _fastest(self, items: int, seconds: float) -> int:
@@ -91,9 +91,9 @@ class Processes:
         return min(range(1, min(self.count, items) + 1), key=needed)
 
     def share(
-        self, run: Callable[[Any], Any], items: Sequence[Any], count: int, begin: Callable[[], None]
+        self, work: Callable[[Any], Any], items: Sequence[Any], count: int, begin: Callable[[], None]
     ) -> list[Any]:
-        """Calls `run` for each item in so many processes, for the rest as `map`."""
+        """Calls `work` for each item in so many processes, for the rest as `map`."""
         self.reap()
         results: dict[int, Any] = {}
         forks: list[_Fork] = []
@@ -102,11 +102,11 @@ class Processes:
         self.count = 1  # what an item divides is not divided again
         self.active = count
         try:
-            self._start(forks, count - 1, partial(_Fork, run, items, queue, begin))
+            self._start(forks, count - 1, partial(_Fork, work, items, queue, begin))
             if len(forks) < count - 1:
                 count_afterwards = len(forks) + 1
             for place in _taken(queue, len(items)):
-                results[place] = run(items[place])
+                results[place] = work(items[place])
             for fork in forks:
                 received, fault = fork.receive()
                 results |= received
@@ -115,7 +115,7 @@ class Processes:
                     self.note(f"a process that shared the work {fault}; one process does it all from here on")
             for place, item in enumerate(items):
                 if place not in results:
-                    results[place] = run(item)
+                    results[place] = work(item)
         except BaseException:
             for fork in forks:
                 fork.kill()
@@ -152,7 +152,7 @@ class Processes:
 class _Fork:
     """A fork at work; made in this process, it never returns in the other one."""
 
-    def __init__(self, run: Callable[[Any], Any], items: Sequence[Any], queue: int, begin: Callable[[], None]):
+    def __init__(self, work: Callable[[Any], Any], items: Sequence[Any], queue: int, begin: Callable[[], None]):
         parent = os.getpid()
         libc = _libc()
         self._status: int | None = None  # of its end
@@ -166,7 +166,7 @@ class _Fork:
                 try:
                     libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
                     if os.getppid() == parent:
-                        _work(run, items, queue, begin, write_end)
+                        _do_and_send(work, items, queue, begin, write_end)
                 finally:
                     os._exit(0)
         finally:
@@ -200,7 +200,9 @@ class _Fork:
         return self._status
 
 
-def _work(run: Callable[[Any], Any], items: Sequence[Any], queue: int, begin: Callable[[], None], pipe: int) -> None:
+def _do_and_send(
+    work: Callable[[Any], Any], items: Sequence[Any], queue: int, begin: Callable[[], None], pipe: int
+) -> None:
     """Does items in a fork, and sends their results."""
     for number in SIGNALS:
         signal.signal(number, signal.SIG_IGN)
@@ -213,7 +215,7 @@ def _work(run: Callable[[Any], Any], items: Sequence[Any], queue: int, begin: Ca
     fault = ""
     try:
         for place in _taken(queue, len(items)):
-            results[place] = run(items[place])
+            results[place] = work(items[place])
     except BaseException as error:
         fault = f"has failed ({type(error).__name__}: {error})"
         for _ in _taken(queue, len(items)):  # that all end soon

@@ -54,8 +54,8 @@ def for_many(
         first, *_ = arguments
         count = num_stacked(first)
         if way == BRANCHES or count == 1:
-            works = [partial(function, *select_axes(arguments, axes, k)) for k in range(count)]
-            return stack([work() for work in works] if graphs is None else graphs.fork(works))
+            branches = [partial(function, *select_axes(arguments, axes, k)) for k in range(count)]
+            return stack([branch() for branch in branches] if graphs is None else graphs.fork(branches))
         layers = JointLayers() if joint_layers else nullcontext()
         with set_to(under_vmap, True), layers:
             return mapped(*arguments)
@@ -71,7 +71,7 @@ def with_optimizer(step: Step, clients: Client) -> Client:
     return clients._replace(optimizer=init_optimizer(clients.params))
 
 
-def packed(update: Update, like: Tree, results: Callable[[Aux], Tree]) -> Callable[..., tuple[Tree, Tree]]:
+def with_packed_client(update: Update, like: Tree, results: Callable[[Aux], Tree]) -> Callable[..., tuple[Tree, Tree]]:
     """Makes a local step of one client take and return it packed, as `like` says, and beside it some results.
 
     So the parameters are one tensor for the optimizer, and for all that is done with stacked clients. In the place of a
@@ -92,7 +92,7 @@ def without_buffers(aux: Aux) -> Aux:
 
 
 def with_packed_first(function: Callable[..., Tree], like: Tree) -> Callable[..., tuple[Tree, Tree]]:
-    """Makes a function of one client take its first argument packed, and return that it stays, as `packed` does."""
+    """Makes a function of one client take its first argument packed, and return that it stays, likewise."""
 
     def function_of_packed(first: Tree, *others: Tree) -> tuple[Tree, Tree]:
         unchanged = tree_map(lambda leaf: (), first)
@@ -102,7 +102,7 @@ def with_packed_first(function: Callable[..., Tree], like: Tree) -> Callable[...
 
 
 class StackUpdates(NamedTuple):
-    """A local step of several clients, see `packed`, by what the batch is like.
+    """A local step of several clients, see `with_packed_client`, by what the batch is like.
 
     There are two, since masks cost a network with batch normalisation four times as many operations.
     """
@@ -115,7 +115,7 @@ def updates_of_stack(
     update: Update, like: Tree, batch_axes: Tree, context_axes: Tree, together: Callable[..., Callable[..., Tree]]
 ) -> StackUpdates:
     """Makes a local step of one client those of several; `together(function, axes)` does so with a function."""
-    of_client = packed(keyed(update), like, attrgetter("terms"))
+    of_client = with_packed_client(keyed(update), like, attrgetter("terms"))
     full = together(of_client, (0, batch_axes, context_axes))
     padded = together(of_client, (0, batch_axes._replace(mask=0), context_axes))
     return StackUpdates(full, padded)
@@ -253,7 +253,7 @@ class Call:
 
     Attributes:
         eager: Takes the first argument, packed, and the others, operation by operation. Returns what becomes of the
-            first, see `packed`, and results.
+            first, see `with_packed_client`, and results.
         captured: The same as a graph holds it: it may write over the first argument.
         like: The first argument of a client, which says how it is packed.
         graphs: Of the call.

@@ -20,7 +20,7 @@ from fedcli.registry import find_method, find_protocol, protocols
 from fedcli.results.comparison import find_methods, options_of
 from fedcli.results.frame import read_runs, shipped
 from fedcli.results.metrics import Metric, find_metric
-from fedcli.runs.begin import begun, check_seeds, new_folder, resolve_runs
+from fedcli.runs.begin import check_seeds, find_begun, new_folder, resolve_runs
 from fedcli.runs.identity import SIZES, Settings, departures, draft, is_smaller, key, outdated, settings, settings_text
 from fedcli.runs.prepare import refuse_data
 from fedcli.runs.record import ENDED, Record, state_of
@@ -362,7 +362,7 @@ def plan_grid(
     folder = Path(out or new_folder(first.setup))
     for run in runs:
         run.folder = folder / run.folder
-        run.record = begun(run.setup, run.folder, bool(continue_))
+        run.record = find_begun(run.setup, run.folder, bool(continue_))
         if run.record is None:
             refuse_data(run.setup)
     return Plan(folder, tuple(runs))

@@ -2,6 +2,7 @@
 
 import dataclasses
 import gc
+import math
 import platform
 import resource
 from collections.abc import Iterator
@@ -28,7 +29,7 @@ def autotune(fed: Federation) -> str | None:
     """
     if fed.config.clients_per_chunk != "auto" or fed.device.type != "cuda":
         return None
-    size = -(-fed.config.cohort_size // fed.engine.workers.count)  # a larger chunk would leave a worker idle
+    size = math.ceil(fed.config.cohort_size / fed.engine.workers.count)  # a larger chunk would leave a worker idle
     ways = WAYS if fed.takes_vmap else (BRANCHES,)
     tried: dict[str, Trial] = {}
     failed: dict[str, RuntimeError] = {}

@@ -45,7 +45,7 @@ def run_method(
         raise UserError("--continue needs a folder (got no --out); name it with --out.")
     planned = resolve_runs(method, out=out, seeds=seeds, **given)
     source = userfiles.absolute(method) if userfiles.is_from_file(method) else find_method(method).name
-    records = current().first(lambda: [begun(run.setup, run.folder, bool(continue_)) for run in planned])
+    records = current().first(lambda: [find_begun(run.setup, run.folder, bool(continue_)) for run in planned])
     runs: list[Run] = []
     for (setup, folder), record in zip(planned, records, strict=True):
         if record is None:
@@ -120,7 +120,7 @@ def begin(setup: Setup, folder: Path, source: str, progress: Listener | None = N
         state = _initial_state(setup, fed, record)
         lock = locked(folder) if current().number == 0 else nullcontext()
         with lock:
-            current().first(lambda: begun(setup, folder, False))  # another process may have begun in it meanwhile
+            current().first(lambda: find_begun(setup, folder, False))  # another process may have begun in it meanwhile
             state = run_rounds(setup, fed, record, state, folder, progress or Listener(), until)
     return Run(record, state, folder, tuple(userfiles.user_files(record)))
 
@@ -142,7 +142,7 @@ def _initial_state(setup: Setup, fed: Federation, record: dict[str, Any]) -> Any
         return method.init(fed, setup.options)
 
 
-def begun(setup: Setup, folder: Path, going_on: bool) -> dict[str, Any] | None:
+def find_begun(setup: Setup, folder: Path, going_on: bool) -> dict[str, Any] | None:
     """The record from which a run goes on, if it may; None where it begins.
 
     Raises:

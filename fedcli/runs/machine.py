@@ -7,7 +7,7 @@ import subprocess
 import sys
 from collections import ChainMap
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -27,19 +27,11 @@ ENVIRONMENT_KEYS = ("hardware", "machine", "versions")  # on which the bits of a
 
 def environment(device: torch.device) -> dict[str, Any]:
     """Hardware, system, library versions and the commit of the code."""
-    cpuinfo = Path("/proc/cpuinfo")
-    commit = ""
     on_cuda = device.type == "cuda"
+    cpuinfo = Path("/proc/cpuinfo")
     text = cpuinfo.read_text() if cpuinfo.is_file() else ""
-    model = re.search(r"^model name\s*: (.+)$", text, re.MULTILINE)
-    processor = (model[1] if model else platform.processor() or platform.machine()).strip()
+    processor = _processor(text)
     flushes = torch.set_flush_denormal(sys.float_info.min / 2 == 0)  # leaves it as it is, and says whether it can be
-    folder = checkout()
-    if folder is not None:
-        # Without locks, since another git may be at work there.
-        command = ["git", "--no-optional-locks", "describe", "--always", "--exclude=*", "--abbrev=40", "--dirty=+"]
-        with suppress(OSError):  # git is not there
-            commit = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False).stdout.strip()
     return {
         "hardware": {
             "device": device.type,
@@ -61,8 +53,29 @@ def environment(device: torch.device) -> dict[str, Any]:
             **{library: version(library) for library in ("torchvision", "numpy", "scikit-learn", "fedcli")},
             "cuda": torch.version.cuda if on_cuda else None,
         },
-        "commit": commit or None,  # of the checkout, with "+" if it was changed since; None outside of one
+        "commit": _commit(),
     }
+
+
+def _processor(cpuinfo: str) -> str:
+    """The processor's name, from what Linux says of it, where it does."""
+    model = re.search(r"^model name\s*: (?P<name>.+)$", cpuinfo, re.MULTILINE)
+    name = model["name"] if model else platform.processor() or platform.machine()
+    return name.strip()
+
+
+def _commit() -> str | None:
+    """The commit of the checkout, with "+" if it was changed since; None outside of one, and without git."""
+    folder = checkout()
+    if folder is None:
+        return None
+    # Without locks, since another git may be at work there.
+    command = ["git", "--no-optional-locks", "describe", "--always", "--exclude=*", "--abbrev=40", "--dirty=+"]
+    try:
+        described = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+    except OSError:
+        return None
+    return described.stdout.strip() or None
 
 
 def note_move(record: dict[str, Any], device: torch.device) -> list[str]:
