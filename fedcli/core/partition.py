@@ -260,7 +260,7 @@ def writers(labels: np.ndarray, num_clients: int, writer: np.ndarray, seed: int,
     By shares, K writers are drawn and only counted: every class's examples, whoever wrote them, are cut among the
     clients in proportion to these writers' numbers of that class, alike where none of them has it.
     """
-    names, writer = np.unique(writer, return_inverse=True)
+    names, number_of_writer = np.unique(writer, return_inverse=True)  # of each example, `[N]`
     if num_clients > len(names):
         raise UserError(
             f"partition 'writers' cannot give each of {num_clients} clients a writer (got {len(names)} writers); use 1 "
@@ -269,16 +269,18 @@ def writers(labels: np.ndarray, num_clients: int, writer: np.ndarray, seed: int,
     rng = generator(seed, "partition")
     if by_shares:
         counts = np.zeros((len(names), labels.max() + 1), np.int64)
-        np.add.at(counts, (writer, labels), 1)
+        np.add.at(counts, (number_of_writer, labels), 1)
         drawn = counts[rng.permutation(len(names))[:num_clients]]  # [K, C]
         cumulative = np.where(drawn.any(0), drawn, 1).cumsum(0)
         bounds = cumulative * np.bincount(labels) // cumulative[-1]
         return _deal(np.diff(bounds, axis=0, prepend=0), labels, rng)
     client_of = np.empty(len(names), np.int64)
     client_of[rng.permutation(len(names))] = np.sort(np.arange(len(names)) % num_clients)
-    order = rng.permutation(len(writer))
-    order = order[np.argsort(client_of[writer[order]], kind="stable")].astype(np.int64)  # by client, random inside
-    return np.split(order, np.bincount(client_of[writer]).cumsum()[:-1])
+    client_of_example = client_of[number_of_writer]
+    order = rng.permutation(len(labels))
+    order = order[np.argsort(client_of_example[order], kind="stable")].astype(np.int64)  # by client, random inside
+    ends = np.bincount(client_of_example).cumsum()
+    return np.split(order, ends[:-1])
 
 
 class Option(NamedTuple):

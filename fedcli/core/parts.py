@@ -36,13 +36,13 @@ def divide(parts: Sequence[np.ndarray], run: Any) -> Division:
         UserError: No client has enough to train on.
     """
     test_sizes = named_test_sizes(parts)
-    if run.local_test and test_sizes is None:
-        draws = [generator(run.partition_seed or 0, client, "test part") for client in range(len(parts))]
-        parts = [part[draw.permutation(len(part))] for part, draw in zip(parts, draws, strict=True)]
+    ordered = list(parts)
     if test_sizes is None:
         test_sizes = [int(len(part) * run.local_test) for part in parts]
+        if run.local_test:
+            ordered = _shuffled(parts, run.partition_seed or 0)
     division = Division([], [], [], [])
-    for part, test_size in zip(parts, test_sizes, strict=True):
+    for part, test_size in zip(ordered, test_sizes, strict=True):
         examples = part[test_size:]
         num_training = len(examples) - int(len(examples) * run.validation)
         division.examples.append(examples)
@@ -58,3 +58,12 @@ def divide(parts: Sequence[np.ndarray], run: Any) -> Division:
             f"(the largest has {largest} examples); use {largest} or less, or --no-drop-last."
         )
     return division
+
+
+def _shuffled(parts: Sequence[np.ndarray], seed: int) -> list[np.ndarray]:
+    """Returns each client's examples in random order, so that its first ones are a fair test part."""
+    shuffled = []
+    for client, part in enumerate(parts):
+        order = generator(seed, client, "test part").permutation(len(part))
+        shuffled.append(part[order])
+    return shuffled

@@ -73,37 +73,38 @@ def resolve_runs(
         UserError: One cannot start, as far as shows without its data and folder.
     """
     chosen = find_method(method)
-    sources = dict(sources or {})
-    options = {name: value for name, value in options.items() if value is not None}
-    if options.get("checkpoint_every") == "auto":  # as if it were not given
-        del options["checkpoint_every"]
+    given = {name: value for name, value in options.items() if value is not None}
+    if given.get("checkpoint_every") == "auto":  # as if it were not given
+        del given["checkpoint_every"]
+    values = dict(given)
+    origin = dict(sources or {})
     if tuned is not None:
-        best, source = read_tuned(tuned, chosen, options.keys())
-        sources |= dict.fromkeys(best.keys() - options.keys(), source)
-        options = {**best, **options}
-    if seeds is not None and "seed" in options:
-        raise UserError(f"--seed {options['seed']} was given with --seeds; leave one of the two out.")
+        best, source = read_tuned(tuned, chosen, given.keys())
+        values = {**best, **given}
+        origin |= dict.fromkeys(best.keys() - given.keys(), source)
+    if seeds is not None and "seed" in values:
+        raise UserError(f"--seed {values['seed']} was given with --seeds; leave one of the two out.")
     if out is None and launched():
         raise UserError("the workers of a launcher need one folder for all (got no --out); name it with --out.")
-    seeds = None if seeds is None else check_seeds(seeds)
-    setup = resolve(chosen, options, sources=sources)
+    checked_seeds = None if seeds is None else check_seeds(seeds)
+    setup = resolve(chosen, values, sources=origin)
     refuse_without_effect(setup)
     folder = Path(out or new_folder(setup))
-    if seeds is None:
+    if checked_seeds is None:
         return [ResolvedRun(setup, folder)]
-    return [ResolvedRun(setup.with_seed(seed), folder / f"seed-{seed}") for seed in seeds]
+    return [ResolvedRun(setup.with_seed(seed), folder / f"seed-{seed}") for seed in checked_seeds]
 
 
 def check_seeds(seeds: Iterable[Any]) -> list[int]:
     """The seeds of several runs as a list; refuses what is not distinct whole numbers from 0."""
-    seeds = list(seeds)
-    are_seeds = all(type(seed) is int and seed >= 0 for seed in seeds)
-    if not seeds or not are_seeds or len(set(seeds)) < len(seeds):
+    listed = list(seeds)
+    are_seeds = all(type(seed) is int and seed >= 0 for seed in listed)
+    if not listed or not are_seeds or len(set(listed)) < len(listed):
         raise UserError(
-            f"--seeds must be distinct whole numbers from 0 (got '{','.join(map(str, seeds))}'); write --seeds 0,1,2 "
+            f"--seeds must be distinct whole numbers from 0 (got '{','.join(map(str, listed))}'); write --seeds 0,1,2 "
             "or 0-2."
         )
-    return seeds
+    return listed
 
 
 @flushed_denormals()

@@ -127,9 +127,9 @@ def recorded_setup(record: dict[str, Any], method: Method, **instead: Any) -> Se
     """The set-up of a run from its record, with its last chunk size; `instead` overrides options."""
     engine = record["engine"]
     chunking = Chunking(engine["way"], engine["clients_per_chunk"])
-    instead = {"clients_per_chunk": spell_chunking(chunking), **instead}
-    setup = resolve(method, {**recorded_options(record["config"], method), **instead})
-    origin = {**record["origin"], **dict.fromkeys(instead, "command line")}
+    overriding = {"clients_per_chunk": spell_chunking(chunking), **instead}
+    setup = resolve(method, {**recorded_options(record["config"], method), **overriding})
+    origin = {**record["origin"], **dict.fromkeys(overriding, "command line")}
     return replace(setup, origin=origin, selection=record["summary"]["selection"])
 
 
