@@ -340,7 +340,8 @@ def collaborate(
             keep_optimizer=config.public_optimizer == "phase",
         )  # fmt: skip
     if config.average_parameters:  # Reading 13
-        models = [averaged_models(models[0], cohort, fed)]
+        (of_all,) = models  # in one group, since their networks are equal
+        models = [averaged_models(of_all, cohort, fed)]
     return [model._replace(optimizer={}) for model in models], terms
 
 
@@ -482,11 +483,16 @@ def costs(state: ServerState, cohort: Cohort, fed: Federation, config: Collabora
     """Logits and similarities of the public images both ways, batch by batch; and the model where it is averaged."""
     shared = 0
     for size in fed.public_batch_sizes:
-        if size > 1:  # Reading 6
-            shared += size * fed.num_classes * bool(config.correlation_weight)
-            shared += size * (size - 1) * bool(config.similarity_weight)
-    model = config.average_parameters * fed.sizes.parameters
-    total = len(cohort.client_ids) * (config.public_epochs * shared + model)
+        if size == 1:  # Reading 6
+            continue
+        if config.correlation_weight:
+            shared += size * fed.num_classes
+        if config.similarity_weight:
+            shared += size * (size - 1)
+    of_client = config.public_epochs * shared
+    if config.average_parameters:
+        of_client += fed.sizes.parameters
+    total = len(cohort.client_ids) * of_client
     return total, total
 
 
@@ -698,32 +704,69 @@ PROTOCOLS = (
         summary="Built-in digits under four renderings, a client each, no network needed: seconds a run",
         source="not from the paper",
         settings={
-            **_TRAINING, "rounds": 10, "local_epochs": 2, "batch_size": 64, "public_dataset": "photos",
-            "public_examples": 500, "public_batch_size": 100,
+            **_TRAINING,
+            "rounds": 10,
+            "local_epochs": 2,
+            "batch_size": 64,
+            "public_dataset": "photos",
+            "public_examples": 500,
+            "public_batch_size": 100,
         },
         datasets={
             "digit-domains": DataSetting(
-                "cnn-small,cnn-mcmahan,cnn-2x32,cnn-small", (0.5,) * 3, (0.5,) * 3, "chosen here: pixels in [-1, 1]"
+                backbone="cnn-small,cnn-mcmahan,cnn-2x32,cnn-small",
+                mean=(0.5,) * 3,
+                std=(0.5,) * 3,
+                source="chosen here: pixels in [-1, 1]",
             )
         },
         selection="mean-last-3",
         evaluation="domains",
         public={
             **_public("resized-crop"),
-            "photos": PublicSetting((0.5,) * 3, (0.5,) * 3, "chosen here: as the private images", "resized-crop"),
+            "photos": PublicSetting(
+                mean=(0.5,) * 3,
+                std=(0.5,) * 3,
+                source="chosen here: as the private images",
+                augmentation="resized-crop",
+            ),
         },
         method_options={**_COMPARED, "fccl": {"pretrain_epochs": 5}, "fedmd": {}},
     ),
-)  # fmt: skip
+)
 
 
-_DOMAINS = {  # by the paper's letters, and what the scenario is called in its tables
-    "Digits": ("digits-4", {"M": "mnist", "U": "usps", "SV": "svhn", "SY": "synth-digits"}),
-    "Office Caltech": ("office-caltech", {"AM": "amazon", "CA": "caltech", "D": "dslr", "W": "webcam"}),
-    "Office31": ("office31", {"AM": "amazon", "D": "dslr", "W": "webcam"}),
-    "Office-Home": ("office-home", {"A": "Art", "C": "Clipart", "P": "Product", "R": "Real World"}),
+class _Scenario(NamedTuple):
+    """Domains, of which each client has one."""
+
+    name: str  # of its protocols
+    dataset: str
+    domains: dict[str, str]  # by the paper's letters
+
+
+_SCENARIOS = {  # by their names in the paper's tables
+    "Digits": _Scenario(
+        name="digits-4",
+        dataset="digits-4",
+        domains={"M": "mnist", "U": "usps", "SV": "svhn", "SY": "synth-digits"},
+    ),
+    "Office Caltech": _Scenario(
+        name="office-caltech",
+        dataset="office-caltech-private",
+        domains={"AM": "amazon", "CA": "caltech", "D": "dslr", "W": "webcam"},
+    ),
+    "Office31": _Scenario(
+        name="office31",
+        dataset="office31-private",
+        domains={"AM": "amazon", "D": "dslr", "W": "webcam"},
+    ),
+    "Office-Home": _Scenario(
+        name="office-home",
+        dataset="office-home-private",
+        domains={"A": "Art", "C": "Clipart", "P": "Product", "R": "Real World"},
+    ),
 }
-_ALL = tuple(_DOMAINS)
+_ALL = tuple(_SCENARIOS)
 _TWO = ("Digits", "Office31")
 _BOTH = ("inter", "intra")
 _INTER = ("inter",)
@@ -744,9 +787,9 @@ Rows = dict[str, tuple[str, dict]]
 
 def _on(scenario: str, strong: bool = False, **settings: object) -> dict[str, object]:
     """Settings of a scenario."""
-    name, _ = _DOMAINS[scenario]
-    dataset = name if scenario == "Digits" else f"{name}-private"
-    return {"protocol": f"fccl:{name}" + "-strong" * strong, "dataset": dataset, **settings}
+    name = _SCENARIOS[scenario].name
+    form = "-strong" if strong else ""
+    return {"protocol": f"fccl:{name}{form}", "dataset": _SCENARIOS[scenario].dataset, **settings}
 
 
 def _cells(
@@ -757,8 +800,7 @@ def _cells(
     for kind in kinds:
         for scenario in scenarios:
             on = _on(scenario, strong, **settings)
-            _, domains = _DOMAINS[scenario]
-            for letter, domain in domains.items():
+            for letter, domain in _SCENARIOS[scenario].domains.items():
                 cells += grid(rows, {f"{scenario} {kind} {letter}": on}, f"{kind}:{domain}")
             cells += grid(rows, {f"{scenario} {kind} AVG": on}, kind)
     return tuple(cells)
@@ -771,10 +813,18 @@ def _table(
     planned = sum(cells, ())
     over = {(cell.row, cell.column) for cell in planned if base and cell.row != base and cell.column.endswith(" AVG")}
     gains = tuple(
-        Gain(row, column.removesuffix("AVG") + "delta_vs_BASE", (row,), (base,), of=column) for row, column in over
+        Gain(row=row, column=column.removesuffix("AVG") + "delta_vs_BASE", more=(row,), less=(base,), of=column)
+        for row, column in over
     )
     source = "FCCL+", reported or f"Table {number}"
-    return Table(f"fccl:{number}", title, source, planned, notes=notes, gains=tuple(sorted(gains, key=str)))
+    return Table(
+        name=f"fccl:{number}",
+        title=title,
+        reported=source,
+        cells=planned,
+        notes=notes,
+        gains=tuple(sorted(gains, key=str)),
+    )
 
 
 _SMALLER = {"batch_size": 64}  # of FedAvg, FedProx and MOON in the authors' code, on Digits and Office31
@@ -1014,30 +1064,105 @@ _INTRA_DIGITS = ("Digits intra AVG",)
 *_SOME_PLAIN, _NO_PLAIN = _PLAIN
 _OTHERS = tuple(row for row in _COMPARISON if row not in ("BASE", "FCCL+"))
 _LENGTH = (_EQUAL, "longer training")  # BASE's is a sixteenth of the methods'
-_FIRST_NETWORKS = next(iter(_architectures())).partition(" | ")[2]
+_, _, _FIRST_NETWORKS = next(iter(_architectures())).partition(" | ")
 CLAIMS = (
-    Claim("fccl:base", "On other domains of digits FCCL+ is ahead of local training, BASE's and of equal length",
-          "fccl:8", "FCCL+", ("BASE", _EQUAL), _INTER_DIGITS, instead=_FREE_DIGITS, control=_LENGTH),
-    Claim("fccl:fccl-base", "On other domains of digits FCCL is ahead of local training, BASE's and of equal length",
-          "fccl:8", "FCCL", ("BASE", _EQUAL), _INTER_DIGITS, instead=_FREE_DIGITS, control=_LENGTH),
-    Claim("fccl:best-other", "On other domains of digits FCCL+ is ahead of all five other methods",
-          "fccl:8", "FCCL+", _OTHERS, _INTER_DIGITS, instead=_FREE_DIGITS),
-    Claim("fccl:own-domain", "On a client's own domain FCCL+ is ahead of all five other methods",
-          "fccl:9", "FCCL+", _OTHERS, _INTRA_DIGITS, instead=_FREE_DIGITS),
-    Claim("fccl:parts", "Cross-correlation and instance similarity together are ahead of either on other domains",
-          "fccl:10", "FCCM+FISL", ("FCCM", "FISL"), _INTER_DIGITS, instead=_FREE_DIGITS),
-    Claim("fccl:non-target", "At 20 local epochs FCCL+ is better elsewhere with its non-target distillation (at 10 the "
-          "paper has +2.26)", "fccl:19", "local epochs 20, with FNTD", "local epochs 20, without FNTD", _INTER_DIGITS,
-          instead=_FREE_DIGITS),
-    Claim("fccl:plain", "Non-target distillation is ahead of plain distillation in the first local epochs",
-          "fccl:17", _NO_PLAIN, tuple(_SOME_PLAIN), _INTER_DIGITS, instead=_FREE_DIGITS),
-    Claim("fccl:public-images", "With Tiny-ImageNet as public images, too, FCCL+ is ahead of the other methods",
-          "fccl:12", "FCCL+", tuple(row for row in _OTHERS if row != "FedDF"), _INTER_DIGITS),
-    Claim("fccl:equal-networks", "With equal networks FCCL+ is ahead of the other methods that exchange scores (behind "
-          "FedProx in the paper)", "fccl:15", "FCCL+", ("FedMD", "FedDF", "FCCL"), _INTER_DIGITS),
-    Claim("fccl:office", "On other domains of Office Caltech and Office31 FCCL+ is on average ahead of all five other "
-          "methods", "fccl:8", "FCCL+", _OTHERS, ("Office Caltech inter AVG", "Office31 inter AVG")),
-    Claim("fccl:networks", "With other networks, too, FCCL+ is ahead of FCCL and FedMD on other domains",
-          "fccl:18", f"FCCL+ | {_FIRST_NETWORKS}", tuple(f"{row} | {_FIRST_NETWORKS}" for row in ("FCCL", "FedMD")),
-          _INTER_DIGITS),
-)  # fmt: skip
+    Claim(
+        name="fccl:base",
+        text="On other domains of digits FCCL+ is ahead of local training, BASE's and of equal length",
+        table="fccl:8",
+        row="FCCL+",
+        than=("BASE", _EQUAL),
+        columns=_INTER_DIGITS,
+        instead=_FREE_DIGITS,
+        control=_LENGTH,
+    ),
+    Claim(
+        name="fccl:fccl-base",
+        text="On other domains of digits FCCL is ahead of local training, BASE's and of equal length",
+        table="fccl:8",
+        row="FCCL",
+        than=("BASE", _EQUAL),
+        columns=_INTER_DIGITS,
+        instead=_FREE_DIGITS,
+        control=_LENGTH,
+    ),
+    Claim(
+        name="fccl:best-other",
+        text="On other domains of digits FCCL+ is ahead of all five other methods",
+        table="fccl:8",
+        row="FCCL+",
+        than=_OTHERS,
+        columns=_INTER_DIGITS,
+        instead=_FREE_DIGITS,
+    ),
+    Claim(
+        name="fccl:own-domain",
+        text="On a client's own domain FCCL+ is ahead of all five other methods",
+        table="fccl:9",
+        row="FCCL+",
+        than=_OTHERS,
+        columns=_INTRA_DIGITS,
+        instead=_FREE_DIGITS,
+    ),
+    Claim(
+        name="fccl:parts",
+        text="Cross-correlation and instance similarity together are ahead of either on other domains",
+        table="fccl:10",
+        row="FCCM+FISL",
+        than=("FCCM", "FISL"),
+        columns=_INTER_DIGITS,
+        instead=_FREE_DIGITS,
+    ),
+    Claim(
+        name="fccl:non-target",
+        text="At 20 local epochs FCCL+ is better elsewhere with its non-target distillation (at 10 the "
+        "paper has +2.26)",
+        table="fccl:19",
+        row="local epochs 20, with FNTD",
+        than="local epochs 20, without FNTD",
+        columns=_INTER_DIGITS,
+        instead=_FREE_DIGITS,
+    ),
+    Claim(
+        name="fccl:plain",
+        text="Non-target distillation is ahead of plain distillation in the first local epochs",
+        table="fccl:17",
+        row=_NO_PLAIN,
+        than=tuple(_SOME_PLAIN),
+        columns=_INTER_DIGITS,
+        instead=_FREE_DIGITS,
+    ),
+    Claim(
+        name="fccl:public-images",
+        text="With Tiny-ImageNet as public images, too, FCCL+ is ahead of the other methods",
+        table="fccl:12",
+        row="FCCL+",
+        than=tuple(row for row in _OTHERS if row != "FedDF"),
+        columns=_INTER_DIGITS,
+    ),
+    Claim(
+        name="fccl:equal-networks",
+        text="With equal networks FCCL+ is ahead of the other methods that exchange scores (behind "
+        "FedProx in the paper)",
+        table="fccl:15",
+        row="FCCL+",
+        than=("FedMD", "FedDF", "FCCL"),
+        columns=_INTER_DIGITS,
+    ),
+    Claim(
+        name="fccl:office",
+        text="On other domains of Office Caltech and Office31 FCCL+ is on average ahead of all five other methods",
+        table="fccl:8",
+        row="FCCL+",
+        than=_OTHERS,
+        columns=("Office Caltech inter AVG", "Office31 inter AVG"),
+    ),
+    Claim(
+        name="fccl:networks",
+        text="With other networks, too, FCCL+ is ahead of FCCL and FedMD on other domains",
+        table="fccl:18",
+        row=f"FCCL+ | {_FIRST_NETWORKS}",
+        than=tuple(f"{row} | {_FIRST_NETWORKS}" for row in ("FCCL", "FedMD")),
+        columns=_INTER_DIGITS,
+    ),
+)

@@ -420,14 +420,24 @@ PROTOCOLS = (
         summary="Built-in digits, no network needed: seconds a run",
         source="not from the paper",
         settings={
-            "num_clients": 10, "cohort_size": 6, "partition": "dirichlet:0.1", "rounds": 20, "local_epochs": 4,
-            "batch_size": 16, "optimizer": "sgd", "lr": 0.05,
+            "num_clients": 10,
+            "cohort_size": 6,
+            "partition": "dirichlet:0.1",
+            "rounds": 20,
+            "local_epochs": 4,
+            "batch_size": 16,
+            "optimizer": "sgd",
+            "lr": 0.05,
         },
-        datasets={"digits": DataSetting("cnn-small", (0.5,), (0.5,), source="chosen here: pixels in [-1, 1]")},
+        datasets={
+            "digits": DataSetting(
+                backbone="cnn-small", mean=(0.5,), std=(0.5,), source="chosen here: pixels in [-1, 1]"
+            )
+        },
         selection="last",
         method_options=_BASELINES,
     ),
-)  # fmt: skip
+)
 
 
 def _column(dataset: str, alpha: float, population: int, cohort: int) -> dict[str, str]:
@@ -437,7 +447,14 @@ def _column(dataset: str, alpha: float, population: int, cohort: int) -> dict[st
 def _table(name: str, title: str, cells: tuple[Cell, ...], *notes: str, gains: tuple[Gain, ...] = ()) -> Table:
     """A table of the paper, or a figure, of which no number is printed."""
     printed = "in-text" if name.startswith("Fig") else f"Table {name.partition('-')[0]}"
-    return Table(f"fedcme:{name}", title, ("FedCME", printed), cells, notes=(*_NOTES, *notes), gains=gains)
+    return Table(
+        name=f"fedcme:{name}",
+        title=title,
+        reported=("FedCME", printed),
+        cells=cells,
+        notes=(*_NOTES, *notes),
+        gains=gains,
+    )
 
 
 _OTHERS = {
@@ -471,7 +488,10 @@ _TABLE_3 = _table(
     "III",
     "Test accuracy on the way",
     sum((grid(_ROWS, {name: column}, metric) for name, (column, metric) in _POINTS.items()), ()),
-    gains=tuple(Gain(f"{_BEST} minus best other", name, (_BEST,), tuple(_OTHERS), best=True) for name in _POINTS),
+    gains=tuple(
+        Gain(row=f"{_BEST} minus best other", column=name, more=(_BEST,), less=tuple(_OTHERS), best=True)
+        for name in _POINTS
+    ),
 )
 
 # Table IV, "FedCME with only classifier exchanging (OE) and FedCME with only L2Loss (OL)". 9 rows, 2 columns,
@@ -523,24 +543,86 @@ _SEVEN = tuple(
 )  # in the other one FedProx is ahead of it in the paper
 _HARD = tuple(column for column in _COLUMNS_2 if column.startswith("CIFAR10 alpha=0.1"))
 CLAIMS = (
-    Claim("fedcme:fmnist", "On Fashion-MNIST (alpha 0.5, 10 of 50 clients a round), FedCME is ahead of all six others",
-          "fedcme:II", _BEST, tuple(_OTHERS), ("FMNIST alpha=0.5 K=50,M=10",)),
-    Claim("fedcme:fmnist-seven", "In seven of eight settings of Fashion-MNIST FedCME is on average ahead of all six "
-          "others", "fedcme:II", _BEST, tuple(_OTHERS), _SEVEN),
-    Claim("fedcme:cifar10", "On CIFAR-10 (alpha 0.1, four cohorts), FedCME is on average ahead of all six others",
-          "fedcme:II", _BEST, tuple(_OTHERS), _HARD),
-    Claim("fedcme:more-skew", "FedCME's lead on FedAvg is larger under more skew (CIFAR-10, 30 of 80 clients a round)",
-          "fedcme:II", _BEST, "FedAvg", ("CIFAR10 alpha=0.1 K=80,M=30",), less=("CIFAR10 alpha=0.5 K=80,M=30",)),
-    Claim("fedcme:sooner", "Over eight points on the way on CIFAR-10 (alpha 0.1), FedCME is ahead of all six others",
-          "fedcme:III", _BEST, tuple(_OTHERS), tuple(_POINTS)),
-    Claim("fedcme:exchange", "Of FedCME's parts the exchange of classifiers does more than the alignment of features",
-          "fedcme:IV", "FedCME-OE(0.01)", "FedCME-OL(0.01)", tuple(_SKEWED)),
-    Claim("fedcme:alignment", "FedCME's alignment of features adds to the exchange of classifiers",
-          "fedcme:IV", _BEST, "FedCME-OE(0.01)", tuple(_SKEWED)),
-    Claim("fedcme:alignment-early", "The alignment of features adds more at half of the rounds than at their end",
-          "fedcme:Fig3", _BEST, "FedCME-OE(0.01)", tuple(_AT_HALF), less=tuple(_AT_THE_END)),
-    Claim("fedcme:pairs", "Clients that are matched in pairs are ahead of clients that are matched many to one",
-          "fedcme:Fig4", "FedCME", "FedCME-MTO", tuple(_SKEWED)),
-    Claim("fedcme:classifier", "Exchanging the classifier is ahead of exchanging the model or the extractor",
-          "fedcme:Fig5", "FedCME", ("FedCME-WM", "FedCME-FE"), tuple(_SKEWED)),
-)  # fmt: skip
+    Claim(
+        name="fedcme:fmnist",
+        text="On Fashion-MNIST (alpha 0.5, 10 of 50 clients a round), FedCME is ahead of all six others",
+        table="fedcme:II",
+        row=_BEST,
+        than=tuple(_OTHERS),
+        columns=("FMNIST alpha=0.5 K=50,M=10",),
+    ),
+    Claim(
+        name="fedcme:fmnist-seven",
+        text="In seven of eight settings of Fashion-MNIST FedCME is on average ahead of all six others",
+        table="fedcme:II",
+        row=_BEST,
+        than=tuple(_OTHERS),
+        columns=_SEVEN,
+    ),
+    Claim(
+        name="fedcme:cifar10",
+        text="On CIFAR-10 (alpha 0.1, four cohorts), FedCME is on average ahead of all six others",
+        table="fedcme:II",
+        row=_BEST,
+        than=tuple(_OTHERS),
+        columns=_HARD,
+    ),
+    Claim(
+        name="fedcme:more-skew",
+        text="FedCME's lead on FedAvg is larger under more skew (CIFAR-10, 30 of 80 clients a round)",
+        table="fedcme:II",
+        row=_BEST,
+        than="FedAvg",
+        columns=("CIFAR10 alpha=0.1 K=80,M=30",),
+        less=("CIFAR10 alpha=0.5 K=80,M=30",),
+    ),
+    Claim(
+        name="fedcme:sooner",
+        text="Over eight points on the way on CIFAR-10 (alpha 0.1), FedCME is ahead of all six others",
+        table="fedcme:III",
+        row=_BEST,
+        than=tuple(_OTHERS),
+        columns=tuple(_POINTS),
+    ),
+    Claim(
+        name="fedcme:exchange",
+        text="Of FedCME's parts the exchange of classifiers does more than the alignment of features",
+        table="fedcme:IV",
+        row="FedCME-OE(0.01)",
+        than="FedCME-OL(0.01)",
+        columns=tuple(_SKEWED),
+    ),
+    Claim(
+        name="fedcme:alignment",
+        text="FedCME's alignment of features adds to the exchange of classifiers",
+        table="fedcme:IV",
+        row=_BEST,
+        than="FedCME-OE(0.01)",
+        columns=tuple(_SKEWED),
+    ),
+    Claim(
+        name="fedcme:alignment-early",
+        text="The alignment of features adds more at half of the rounds than at their end",
+        table="fedcme:Fig3",
+        row=_BEST,
+        than="FedCME-OE(0.01)",
+        columns=tuple(_AT_HALF),
+        less=tuple(_AT_THE_END),
+    ),
+    Claim(
+        name="fedcme:pairs",
+        text="Clients that are matched in pairs are ahead of clients that are matched many to one",
+        table="fedcme:Fig4",
+        row="FedCME",
+        than="FedCME-MTO",
+        columns=tuple(_SKEWED),
+    ),
+    Claim(
+        name="fedcme:classifier",
+        text="Exchanging the classifier is ahead of exchanging the model or the extractor",
+        table="fedcme:Fig5",
+        row="FedCME",
+        than=("FedCME-WM", "FedCME-FE"),
+        columns=tuple(_SKEWED),
+    ),
+)

@@ -388,12 +388,12 @@ _DRAWS = (
     "Dirichlet shares are drawn by the run's seed, as in the authors' notebooks, so the deviation is over divisions, "
     "too; on Mixed Digits by 3. Older runs had one division for all seeds (--partition-seed 1)."
 )
-_FMNIST = DataSetting("cnn-2x32", mean=(0.1307,), std=(0.3081,), source=_CODE)  # Reading 12
-_MIXED_DIGITS = DataSetting("cnn-3conv", mean=(0.5,) * 3, std=(0.5,) * 3, source=_CODE)  # Reading 12
+_FMNIST = DataSetting(backbone="cnn-2x32", mean=(0.1307,), std=(0.3081,), source=_CODE)  # Reading 12
+_MIXED_DIGITS = DataSetting(backbone="cnn-3conv", mean=(0.5,) * 3, std=(0.5,) * 3, source=_CODE)  # Reading 12
 _DATA = {  # with what is to be said of each
     "fmnist": (_FMNIST, ("#C = 2: 300 images a shard, where F.3 says 250; both shards may be of one class.",)),
     "cifar10": (
-        DataSetting("cnn-2x64", mean=(0.491, 0.482, 0.447), std=(0.247, 0.243, 0.262), source=_CODE),
+        DataSetting(backbone="cnn-2x64", mean=(0.491, 0.482, 0.447), std=(0.247, 0.243, 0.262), source=_CODE),
         ("#C = 2: 250 images a shard; both shards may be of one class.",),
     ),
     "cifar100": (
@@ -407,7 +407,9 @@ _DATA = {  # with what is to be said of each
         ("#C = 20: 25 images a shard. The authors' script is not public.",),
     ),
     "femnist-digits": (
-        DataSetting("cnn-2x32", mean=(0.0,), std=(1.0,), source="Table 4; not normalised in the authors' code"),
+        DataSetting(
+            backbone="cnn-2x32", mean=(0.0,), std=(1.0,), source="Table 4; not normalised in the authors' code"
+        ),
         (
             "EMNIST stands for the ten digits of FEMNIST, nine tenths of each writer's to train.",
             "The authors' script, the only one that is known (deleted since), takes the class shares of 100 writers "
@@ -492,7 +494,9 @@ def _protocol(name: str, data: str, partition: str, column: str) -> Protocol:
 
 def _built_in(data: str, channels: int, rounds: int, lr: float, partition: str) -> Protocol:
     """A setting for images that need no network."""
-    setting = DataSetting("cnn-small", (0.5,) * channels, (0.5,) * channels, "chosen here: pixels in [-1, 1]")
+    setting = DataSetting(
+        backbone="cnn-small", mean=(0.5,) * channels, std=(0.5,) * channels, source="chosen here: pixels in [-1, 1]"
+    )
     small = {"num_clients": 20, "rounds": rounds, "local_epochs": 2, "batch_size": 16, "lr": lr}
     return Protocol(
         name=f"fedfa:{data}",
@@ -569,7 +573,9 @@ def _table(number: str, title: str, cells: tuple[Cell, ...], *notes: str, seeds:
     """A table of the paper; a figure, of which no number is printed; or the text of F.2."""
     printed = "in-text" if number.startswith("Fig") else f"Table {number.partition('-')[0]}"
     printed = "in-text F.2" if number == "F.2" else printed
-    return Table(f"fedfa:{number}", title, ("FedFA", printed), cells, seeds, notes)
+    return Table(
+        name=f"fedfa:{number}", title=title, reported=("FedFA", printed), cells=cells, seeds=seeds, notes=notes
+    )
 
 
 # Table 1, "label & feature distribution skews". 6 methods on 5 columns and 2 without skew, 3 seeds: 96 runs.
@@ -812,42 +818,157 @@ _MIXED_ALPHA = tuple(f"Mixed Digits alpha={alpha} + feature skew" for alpha in (
 _ONE_DRAW = {"partition_seed": 1}
 _TUNED = "fedfa-fmnist-c2-tuned"
 CLAIMS = (
-    Claim("fedfa:label-skew", "With two classes a client on Fashion-MNIST and one learning rate for all, FedFA is "
-          "ahead of all five others", "fedfa:2", "FedFA", _OTHERS, _C2, see=_TUNED),
-    Claim("fedfa:best-other", "With Dirichlet shares of 0.1 on Fashion-MNIST, FedFA is ahead of all five others",
-          "fedfa:2", "FedFA", _OTHERS, ("FMNIST alpha=0.1",), instead=_ONE_DRAW, see=_TUNED),
-    Claim("fedfa:less-skew", "With Dirichlet shares of 0.5 on Fashion-MNIST, FedFA is ahead of all five others",
-          "fedfa:2", "FedFA", _OTHERS, ("FMNIST alpha=0.5",), instead=_ONE_DRAW, see=_TUNED),
-    Claim("fedfa:as-without-skew", "With Dirichlet shares of 0.5 on Fashion-MNIST, FedFA is ahead of FedAvg on evenly "
-          "divided images", "fedfa:2", "FedFA", "FedAvg w/o skew", ("FMNIST alpha=0.5",), instead=_ONE_DRAW, see=_TUNED,
-          than_columns=("FMNIST (no skew)",)),
-    Claim("fedfa:smaller-decline", "By two classes a client on Fashion-MNIST FedFA loses less than FedAvg",
-          "fedfa:2", "FedFA", "FedAvg", _C2, less=("FMNIST (no skew)",), see=_TUNED,
-          elsewhere={"FedFA": "FedFA w/o skew", "FedAvg": "FedAvg w/o skew"}),
-    Claim("fedfa:cifar10", "Under three kinds of label skew on CIFAR-10, FedFA is on average ahead of all five others",
-          "fedfa:2", "FedFA", _OTHERS, _CIFAR_10),
-    Claim("fedfa:cifar100", "Under three kinds of label skew on CIFAR-100, FedFA is on average ahead of all five "
-          "others", "fedfa:2", "FedFA", _OTHERS, _CIFAR_100),
-    Claim("fedfa:no-skew", "On evenly divided Fashion-MNIST, too, FedFA is ahead of FedAvg",
-          "fedfa:2", "FedFA w/o skew", "FedAvg w/o skew", ("FMNIST (no skew)",), see=_TUNED),
-    Claim("fedfa:fewer-rounds", "FedFA needs fewer rounds than the five others to 80 % of FedAvg's accuracy, "
-          "Fashion-MNIST #C=2", "fedfa:8", "FedFA", _OTHERS, _C2, "lower"),
-    Claim("fedfa:calibration", "FedFA is better with the calibration of the classifier than without it",
-          "fedfa:3", "FedFA", "FedFA w/o classifier calibration", ("FMNIST #C=2 (label skew)",)),
-    Claim("fedfa:updating", "FedFA is better with anchors that follow the features than with fixed ones",
-          "fedfa:3", "FedFA", "FedFA w/o anchor updating", ("FMNIST #C=2 (label skew)",)),
-    Claim("fedfa:features", "The clients' features stay closer together with FedFA than with the five others",
-          "fedfa:Fig4", "FedFA", _OTHERS, ("FMNIST #C=2, feature distance",), "lower",
-          construction="FedFA draws features to unit vectors, and their distance is measured without their norms"),
-    Claim("fedfa:classifiers", "The clients' classifiers are updated more alike with FedFA than with the five others",
-          "fedfa:Fig4", "FedFA", _OTHERS, ("FMNIST #C=2, classifier similarity",),
-          construction="FedFA's clients calibrate their classifiers on the same anchors"),
-    Claim("fedfa:feature-skew", "On five sets of digits with 20 clients each, FedFA is ahead of all five others",
-          "fedfa:1", "FedFA", _OTHERS, ("Mixed Digits (feature skew)",)),
-    Claim("fedfa:both-skews", "With two classes a client on these digits, too, FedFA is ahead of all five others",
-          "fedfa:1", "FedFA", _OTHERS, ("Mixed Digits #C=2 + feature skew",)),
-    Claim("fedfa:both-skews-alpha", "With Dirichlet shares of 0.1 and 0.5 on these digits, FedFA is on average ahead "
-          "of all five others", "fedfa:1", "FedFA", _OTHERS, _MIXED_ALPHA),
-    Claim("fedfa:writers", "On EMNIST's digits by writers, FedFA is ahead of all five others",
-          "fedfa:1", "FedFA", _OTHERS, ("EMNIST (feature skew)",)),
-)  # fmt: skip
+    Claim(
+        name="fedfa:label-skew",
+        text="With two classes a client on Fashion-MNIST and one learning rate for all, FedFA is "
+        "ahead of all five others",
+        table="fedfa:2",
+        row="FedFA",
+        than=_OTHERS,
+        columns=_C2,
+        see=_TUNED,
+    ),
+    Claim(
+        name="fedfa:best-other",
+        text="With Dirichlet shares of 0.1 on Fashion-MNIST, FedFA is ahead of all five others",
+        table="fedfa:2",
+        row="FedFA",
+        than=_OTHERS,
+        columns=("FMNIST alpha=0.1",),
+        instead=_ONE_DRAW,
+        see=_TUNED,
+    ),
+    Claim(
+        name="fedfa:less-skew",
+        text="With Dirichlet shares of 0.5 on Fashion-MNIST, FedFA is ahead of all five others",
+        table="fedfa:2",
+        row="FedFA",
+        than=_OTHERS,
+        columns=("FMNIST alpha=0.5",),
+        instead=_ONE_DRAW,
+        see=_TUNED,
+    ),
+    Claim(
+        name="fedfa:as-without-skew",
+        text="With Dirichlet shares of 0.5 on Fashion-MNIST, FedFA is ahead of FedAvg on evenly divided images",
+        table="fedfa:2",
+        row="FedFA",
+        than="FedAvg w/o skew",
+        columns=("FMNIST alpha=0.5",),
+        instead=_ONE_DRAW,
+        see=_TUNED,
+        than_columns=("FMNIST (no skew)",),
+    ),
+    Claim(
+        name="fedfa:smaller-decline",
+        text="By two classes a client on Fashion-MNIST FedFA loses less than FedAvg",
+        table="fedfa:2",
+        row="FedFA",
+        than="FedAvg",
+        columns=_C2,
+        less=("FMNIST (no skew)",),
+        see=_TUNED,
+        elsewhere={"FedFA": "FedFA w/o skew", "FedAvg": "FedAvg w/o skew"},
+    ),
+    Claim(
+        name="fedfa:cifar10",
+        text="Under three kinds of label skew on CIFAR-10, FedFA is on average ahead of all five others",
+        table="fedfa:2",
+        row="FedFA",
+        than=_OTHERS,
+        columns=_CIFAR_10,
+    ),
+    Claim(
+        name="fedfa:cifar100",
+        text="Under three kinds of label skew on CIFAR-100, FedFA is on average ahead of all five others",
+        table="fedfa:2",
+        row="FedFA",
+        than=_OTHERS,
+        columns=_CIFAR_100,
+    ),
+    Claim(
+        name="fedfa:no-skew",
+        text="On evenly divided Fashion-MNIST, too, FedFA is ahead of FedAvg",
+        table="fedfa:2",
+        row="FedFA w/o skew",
+        than="FedAvg w/o skew",
+        columns=("FMNIST (no skew)",),
+        see=_TUNED,
+    ),
+    Claim(
+        name="fedfa:fewer-rounds",
+        text="FedFA needs fewer rounds than the five others to 80 % of FedAvg's accuracy, Fashion-MNIST #C=2",
+        table="fedfa:8",
+        row="FedFA",
+        than=_OTHERS,
+        columns=_C2,
+        direction="lower",
+    ),
+    Claim(
+        name="fedfa:calibration",
+        text="FedFA is better with the calibration of the classifier than without it",
+        table="fedfa:3",
+        row="FedFA",
+        than="FedFA w/o classifier calibration",
+        columns=("FMNIST #C=2 (label skew)",),
+    ),
+    Claim(
+        name="fedfa:updating",
+        text="FedFA is better with anchors that follow the features than with fixed ones",
+        table="fedfa:3",
+        row="FedFA",
+        than="FedFA w/o anchor updating",
+        columns=("FMNIST #C=2 (label skew)",),
+    ),
+    Claim(
+        name="fedfa:features",
+        text="The clients' features stay closer together with FedFA than with the five others",
+        table="fedfa:Fig4",
+        row="FedFA",
+        than=_OTHERS,
+        columns=("FMNIST #C=2, feature distance",),
+        direction="lower",
+        construction="FedFA draws features to unit vectors, and their distance is measured without their norms",
+    ),
+    Claim(
+        name="fedfa:classifiers",
+        text="The clients' classifiers are updated more alike with FedFA than with the five others",
+        table="fedfa:Fig4",
+        row="FedFA",
+        than=_OTHERS,
+        columns=("FMNIST #C=2, classifier similarity",),
+        construction="FedFA's clients calibrate their classifiers on the same anchors",
+    ),
+    Claim(
+        name="fedfa:feature-skew",
+        text="On five sets of digits with 20 clients each, FedFA is ahead of all five others",
+        table="fedfa:1",
+        row="FedFA",
+        than=_OTHERS,
+        columns=("Mixed Digits (feature skew)",),
+    ),
+    Claim(
+        name="fedfa:both-skews",
+        text="With two classes a client on these digits, too, FedFA is ahead of all five others",
+        table="fedfa:1",
+        row="FedFA",
+        than=_OTHERS,
+        columns=("Mixed Digits #C=2 + feature skew",),
+    ),
+    Claim(
+        name="fedfa:both-skews-alpha",
+        text="With Dirichlet shares of 0.1 and 0.5 on these digits, FedFA is on average ahead of all five others",
+        table="fedfa:1",
+        row="FedFA",
+        than=_OTHERS,
+        columns=_MIXED_ALPHA,
+    ),
+    Claim(
+        name="fedfa:writers",
+        text="On EMNIST's digits by writers, FedFA is ahead of all five others",
+        table="fedfa:1",
+        row="FedFA",
+        than=_OTHERS,
+        columns=("EMNIST (feature skew)",),
+    ),
+)

@@ -412,7 +412,7 @@ def _code_options(contrastive_weight: float) -> dict[str, dict]:
 
 def _setting(backbone: str, channels: int = 3) -> DataSetting:
     source = "authors' code: pixels in [-1, 1], no augmentation"
-    return DataSetting(backbone, mean=(0.5,) * channels, std=(0.5,) * channels, source=source)
+    return DataSetting(backbone=backbone, mean=(0.5,) * channels, std=(0.5,) * channels, source=source)
 
 
 _TEXT = (
@@ -526,7 +526,14 @@ _WEIGHTS = {
 def _table(number: int, title: str, rows: dict, columns: dict, *notes: str, gains: tuple[Gain, ...] = ()) -> Table:
     """A table of the paper; three runs a cell, "we run three trials for all experiments"."""
     reported = ("FedSA", f"Table {number}")
-    return Table(f"fedsa:{number}", title, reported, grid(rows, columns), notes=(*_NOTES, *notes), gains=gains)
+    return Table(
+        name=f"fedsa:{number}",
+        title=title,
+        reported=reported,
+        cells=grid(rows, columns),
+        notes=(*_NOTES, *notes),
+        gains=gains,
+    )
 
 
 TABLES = (
@@ -544,10 +551,10 @@ TABLES = (
     _table(2, "Accuracy with different networks, Cifar100, cross-device", _ROWS, _DIFFERENT),
     # Fig. 3, "on Cifar100 in the cross-silo setting using the HtFE8 setting". Curves, no printed number. 8 runs.
     Table(
-        "fedsa:Fig3",
-        "Accuracy over rounds with different networks, Cifar100, cross-silo",
-        ("FedSA", "in-text"),
-        grid(_ROWS, {"HtFE8, cross-silo": _FIG3}) + grid(_ROWS, {_SOON: _FIG3}, "at:1/5"),
+        name="fedsa:Fig3",
+        title="Accuracy over rounds with different networks, Cifar100, cross-silo",
+        reported=("FedSA", "in-text"),
+        cells=grid(_ROWS, {"HtFE8, cross-silo": _FIG3}) + grid(_ROWS, {_SOON: _FIG3}, "at:1/5"),
         seeds=(0,),
         notes=(
             *_NOTES,
@@ -572,7 +579,7 @@ TABLES = (
         {_PARTS[0]: _HTFE8},
         "Accuracy by the nearest global prototype, as the authors' code has it; CC moves the classifier alone.",
         "FedProto is Table 2's; the text has the lead of EMA+R on it.",
-        gains=(Gain("EMA+R minus FedProto", _PARTS[0], ("EMA+R",), ("FedProto",)),),
+        gains=(Gain(row="EMA+R minus FedProto", column=_PARTS[0], more=("EMA+R",), less=("FedProto",)),),
     ),
     # Table 5, the accuracy "with varying hyperparameters" lambda_2 and lambda_3, the other at 1. 24 runs.
     _table(5, "Weights of MCL and CC, Cifar100, HtFE8", {"FedSA": ("fedsa", {})}, _WEIGHTS),
@@ -588,33 +595,134 @@ NOT_PLANNED = {
 _OTHERS = tuple(name for name in _ROWS if name != "FedSA")
 _ALL_PARTS = "EMA+R+ER+MCL+CC"
 CLAIMS = (
-    Claim("fedsa:cross-device", "With 100 clients on CIFAR-10, ten a round, FedSA is ahead of FedProto, judged by the "
-          "nearest prototype alone", "fedsa:1", "FedSA", "FedProto", ("cross-device Cifar10",)),
-    Claim("fedsa:all-others", "With 100 clients on CIFAR-10, ten a round, FedSA is ahead of all seven others",
-          "fedsa:1", "FedSA", _OTHERS, ("cross-device Cifar10",)),
-    Claim("fedsa:cross-silo", "With 20 clients on CIFAR-10, FedSA is ahead of all seven others",
-          "fedsa:1", "FedSA", _OTHERS, ("cross-silo Cifar10",)),
-    Claim("fedsa:cross-silo-cifar100", "With 20 clients on CIFAR-100, FedSA is ahead of all seven others",
-          "fedsa:1", "FedSA", _OTHERS, ("cross-silo Cifar100",)),
-    Claim("fedsa:tiny-imagenet", "With 20 and with 100 clients on Tiny-ImageNet, FedSA is on average ahead of all "
-          "seven others", "fedsa:1", "FedSA", _OTHERS, ("cross-silo Tiny-ImageNet", "cross-device Tiny-ImageNet")),
-    Claim("fedsa:cifar100", "With 100 clients on CIFAR-100, FedSA is ahead of all seven others",
-          "fedsa:1", "FedSA", _OTHERS, ("cross-device Cifar100",)),
-    Claim("fedsa:networks", "With eight kinds of networks, FedSA is ahead of all seven others",
-          "fedsa:2", "FedSA", _OTHERS, ("HtFE8",)),
-    Claim("fedsa:fewer-networks", "With two, three and five kinds of networks FedSA is on average ahead of all seven "
-          "others", "fedsa:2", "FedSA", _OTHERS, ("HtFE2", "HtFE3", "HtFE5")),
-    Claim("fedsa:epochs", "Over one, five and ten local epochs FedSA is on average ahead of all seven others",
-          "fedsa:3", "FedSA", _OTHERS, tuple(_EPOCHS)),
-    Claim("fedsa:anchors", "Plain random anchors in the place of prototypes are ahead of FedProto",
-          "fedsa:4", "EMA+R", "FedProto", _PARTS),
-    Claim("fedsa:embedding", "The embedding makes random anchors better", "fedsa:4", "EMA+R+ER", "EMA+R", _PARTS),
-    Claim("fedsa:margin", "The contrastive margin makes FedSA better", "fedsa:4", _ALL_PARTS, "EMA+R+ER+CC", _PARTS),
-    Claim("fedsa:margin-alone", "The contrastive margin makes FedSA better without the calibration, too",
-          "fedsa:4", "EMA+R+ER+MCL", "EMA+R+ER", _PARTS),
-    Claim("fedsa:calibration", "The calibration of classifiers makes FedSA better, by the nearest prototype",
-          "fedsa:4", _ALL_PARTS, "EMA+R+ER+MCL", _PARTS),
-    Claim("fedsa:parts", "All parts together are ahead of plain anchors", "fedsa:4", _ALL_PARTS, "EMA+R", _PARTS),
-    Claim("fedsa:convergence", "After a fifth of the rounds with eight kinds of networks and 20 clients, FedSA is "
-          "ahead of FedProto and FedTGP", "fedsa:Fig3", "FedSA", ("FedProto", "FedTGP"), (_SOON,)),
-)  # fmt: skip
+    Claim(
+        name="fedsa:cross-device",
+        text="With 100 clients on CIFAR-10, ten a round, FedSA is ahead of FedProto, judged by the "
+        "nearest prototype alone",
+        table="fedsa:1",
+        row="FedSA",
+        than="FedProto",
+        columns=("cross-device Cifar10",),
+    ),
+    Claim(
+        name="fedsa:all-others",
+        text="With 100 clients on CIFAR-10, ten a round, FedSA is ahead of all seven others",
+        table="fedsa:1",
+        row="FedSA",
+        than=_OTHERS,
+        columns=("cross-device Cifar10",),
+    ),
+    Claim(
+        name="fedsa:cross-silo",
+        text="With 20 clients on CIFAR-10, FedSA is ahead of all seven others",
+        table="fedsa:1",
+        row="FedSA",
+        than=_OTHERS,
+        columns=("cross-silo Cifar10",),
+    ),
+    Claim(
+        name="fedsa:cross-silo-cifar100",
+        text="With 20 clients on CIFAR-100, FedSA is ahead of all seven others",
+        table="fedsa:1",
+        row="FedSA",
+        than=_OTHERS,
+        columns=("cross-silo Cifar100",),
+    ),
+    Claim(
+        name="fedsa:tiny-imagenet",
+        text="With 20 and with 100 clients on Tiny-ImageNet, FedSA is on average ahead of all seven others",
+        table="fedsa:1",
+        row="FedSA",
+        than=_OTHERS,
+        columns=("cross-silo Tiny-ImageNet", "cross-device Tiny-ImageNet"),
+    ),
+    Claim(
+        name="fedsa:cifar100",
+        text="With 100 clients on CIFAR-100, FedSA is ahead of all seven others",
+        table="fedsa:1",
+        row="FedSA",
+        than=_OTHERS,
+        columns=("cross-device Cifar100",),
+    ),
+    Claim(
+        name="fedsa:networks",
+        text="With eight kinds of networks, FedSA is ahead of all seven others",
+        table="fedsa:2",
+        row="FedSA",
+        than=_OTHERS,
+        columns=("HtFE8",),
+    ),
+    Claim(
+        name="fedsa:fewer-networks",
+        text="With two, three and five kinds of networks FedSA is on average ahead of all seven others",
+        table="fedsa:2",
+        row="FedSA",
+        than=_OTHERS,
+        columns=("HtFE2", "HtFE3", "HtFE5"),
+    ),
+    Claim(
+        name="fedsa:epochs",
+        text="Over one, five and ten local epochs FedSA is on average ahead of all seven others",
+        table="fedsa:3",
+        row="FedSA",
+        than=_OTHERS,
+        columns=tuple(_EPOCHS),
+    ),
+    Claim(
+        name="fedsa:anchors",
+        text="Plain random anchors in the place of prototypes are ahead of FedProto",
+        table="fedsa:4",
+        row="EMA+R",
+        than="FedProto",
+        columns=_PARTS,
+    ),
+    Claim(
+        name="fedsa:embedding",
+        text="The embedding makes random anchors better",
+        table="fedsa:4",
+        row="EMA+R+ER",
+        than="EMA+R",
+        columns=_PARTS,
+    ),
+    Claim(
+        name="fedsa:margin",
+        text="The contrastive margin makes FedSA better",
+        table="fedsa:4",
+        row=_ALL_PARTS,
+        than="EMA+R+ER+CC",
+        columns=_PARTS,
+    ),
+    Claim(
+        name="fedsa:margin-alone",
+        text="The contrastive margin makes FedSA better without the calibration, too",
+        table="fedsa:4",
+        row="EMA+R+ER+MCL",
+        than="EMA+R+ER",
+        columns=_PARTS,
+    ),
+    Claim(
+        name="fedsa:calibration",
+        text="The calibration of classifiers makes FedSA better, by the nearest prototype",
+        table="fedsa:4",
+        row=_ALL_PARTS,
+        than="EMA+R+ER+MCL",
+        columns=_PARTS,
+    ),
+    Claim(
+        name="fedsa:parts",
+        text="All parts together are ahead of plain anchors",
+        table="fedsa:4",
+        row=_ALL_PARTS,
+        than="EMA+R",
+        columns=_PARTS,
+    ),
+    Claim(
+        name="fedsa:convergence",
+        text="After a fifth of the rounds with eight kinds of networks and 20 clients, FedSA is "
+        "ahead of FedProto and FedTGP",
+        table="fedsa:Fig3",
+        row="FedSA",
+        than=("FedProto", "FedTGP"),
+        columns=(_SOON,),
+    ),
+)
