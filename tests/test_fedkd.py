@@ -1,6 +1,7 @@
 """FML and FedKD, with two networks a client: rounds against plain loops, and what is truncated and sent by hand."""
 
 import math
+from functools import partial
 
 import numpy as np
 import pytest
@@ -132,8 +133,7 @@ def test_exchange_by_hand_and_what_it_sends():
     changes = with_values([4.0, 0.5], 6, 8, seed=1), with_values([2.0, 2.0], 6, 8, seed=2)
     params = {"matrix": torch.ones(6, 8, dtype=torch.float64), "vector": torch.zeros(3, dtype=torch.float64)}
     trained = {"matrix": 1 + torch.stack(changes), "vector": torch.arange(6.0).reshape(2, 3)}
-    state = fedkd.ServerState(params, {}, torch.arange(4), {})
-    new = fedkd.exchange(trained, state, fed.cohort_of(0, [0, 1]), fed, share=0.95)
+    new = fedkd.exchange(trained, params, fed.cohort_of(0, [0, 1]), fed, share=0.95)
     mean = (restore(truncate(changes[0], 0.95), changes[0]) + changes[1]) / 2  # 16 of 16.25 are enough for the first
     sent = truncate(mean, 0.95)
     torch.testing.assert_close(new["matrix"], 1 + restore(sent, mean))
@@ -157,7 +157,7 @@ def slow_factors(weights, share):
 ])  # fmt: skip
 def test_what_the_codes_form_leaves_of_a_tensor(shape, share):
     weights = np.random.default_rng(0).standard_normal(shape)
-    sent = fedkd.code_factors(torch.from_numpy(weights), share)
+    sent = fedkd.truncate_as_htfllib(torch.from_numpy(weights), share)
     left = restore(sent, torch.from_numpy(weights)).numpy()
     np.testing.assert_allclose(left, slow_factors(weights, share), atol=1e-12)
     nothing = shape in ((4, 3, 1, 1), (3, 64))  # all values would be needed
@@ -225,7 +225,7 @@ def test_a_client_that_is_certain_divides_by_almost_nothing():
     for prefix in (fml.PRIVATE, fml.SHARED):
         params[prefix + "head.bias"] = 1e4 * F.one_hot(batch.y[0], 3).double()
     params = {name: value.requires_grad_() for name, value in params.items()}
-    loss, aux = fedkd.make_local_loss(mentor, mentee, fedkd.Config(form="code"))(params, {}, batch, None)
+    loss, aux = fedkd.make_htfllib_loss(mentor, mentee, fedkd.Config(form="code"))(params, {}, batch, None)
     grads = torch.autograd.grad(loss, list(params.values()), allow_unused=True)
     assert all(torch.isfinite(grad).all() for grad in grads if grad is not None)
     assert aux.outputs.shape == (6, 512)  # the mentor's features
@@ -244,11 +244,12 @@ def test_who_sat_out_is_sent_the_whole_mentee():
 
 
 def test_running_statistics_are_averaged_and_sent_as_they_are(monkeypatch):
-    monkeypatch.setattr(fedkd, "exchange", lambda trained, state, *rest: state.params)  # slow for so many weights
+    monkeypatch.setattr(fedkd, "exchange", lambda trained, before, *rest: before)  # slow for so many weights
     setup, fed = laws.federation("fedkd", backbone=f"{laws.NORMED},cnn-small", local_epochs=1)
     start = setup.method.init(fed, setup.options)
-    _, (_, trained), _ = fedkd.train_clients(start, fed.cohort(0), fed, setup.options)
+    make_loss = partial(fedkd.make_local_loss, config=setup.options)
+    _, mentees, _ = fedkd.train_clients(start, fed.cohort(0), fed, make_loss)
     after, _ = setup.method.run_round(start, fed.cohort(0), fed, setup.options)
     assert fed.sent_down["buffers"] == fed.sent_up["buffers"] == 4 * count_floats(start.buffers)
-    laws.assert_agree(after.buffers, {name: value.mean(0) for name, value in trained.items()}, "the statistics")
+    laws.assert_agree(after.buffers, {name: value.mean(0) for name, value in mentees.buffers.items()}, "the statistics")
     assert laws.distance(after.buffers, start.buffers) > 1e-3

@@ -42,8 +42,10 @@ Run it
     fedcli run fedgen --dataset digits
 """
 
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -56,7 +58,8 @@ from fedcli.core import Aux, Client, LocalLoss, Network, Params, Step, cross_ent
 from fedcli.core.federation import Cohort, Federation, Terms
 from fedcli.papers.baselines.lg_fedavg import HEAD, ClientState, with_mean_head, without_head
 
-NOISE, HIDDEN = 32, 512  # widths of the generator's input, beside the label, and of its hidden layer
+NOISE = 32  # width of the generator's input, beside the label
+HIDDEN = 512  # width of its hidden layer
 
 
 @dataclass(frozen=True)
@@ -159,7 +162,8 @@ def draw_samples(
     """
     shares = class_counts.cpu().double().numpy()
     labels = draw.choice(len(shares), (steps, size), p=shares / shares.sum())
-    noise = (draw.random if uniform else draw.standard_normal)((steps, size, NOISE))  # Reading 5
+    draw_noise = draw.random if uniform else draw.standard_normal  # Reading 5
+    noise = draw_noise((steps, size, NOISE))
     return Samples(torch.from_numpy(noise), torch.from_numpy(labels))
 
 
@@ -184,21 +188,27 @@ def train_generator(generator: Generator, head: Params, samples: Samples, lr: fl
     return Generator(tree_map(Tensor.detach, params), buffers)
 
 
-def make_local_loss(network: Network, config: Config) -> LocalLoss:
-    """The local objective J(theta_k); the context's samples are those of one minibatch."""
-    code = config.form == "code"
+def make_local_loss(network: Network, weight: float, batch_statistics: bool) -> LocalLoss:
+    """The local objective J(theta_k); the context's samples are those of one minibatch.
+
+    Args:
+        network: The client's.
+        weight: That of the cross-entropy on generated features.
+        batch_statistics: Whether the generator normalises by the statistics of its batch, as in HtFLlib; else by its
+            running ones. Readings 3 and 4.
+    """
 
     def local_loss(params, buffers, batch, context):
         features, logits, buffers = network(params, buffers, batch.x, batch.mask)
         task = cross_entropy(logits, batch.y, batch.mask)
         noise, labels = context.samples
-        weights, statistics = context.generator
-        if code:
-            statistics = {}  # those of the batch, Readings 3 and 4
-        made = generate(weights, statistics, noise, labels, num_classes=logits.shape[-1], train=code)
+        generator = context.generator
+        running = {} if batch_statistics else generator.buffers
+        num_classes = logits.shape[-1]
+        made = generate(generator.params, running, noise, labels, num_classes, train=batch_statistics)
         generated = cross_entropy(F.linear(made, params["head.weight"], params["head.bias"]), labels)
         terms = {"cross_entropy": task, "generated": generated}
-        return task + config.generator_weight * generated, Aux(buffers, terms, features)
+        return task + weight * generated, Aux(buffers, terms, features)
 
     return local_loss
 
@@ -208,21 +218,30 @@ def sampling(step: Step) -> Step:
 
     def update(client, batch, context):
         step_index = client.memory[None]
-        now = tree_map(lambda leaf: leaf.index_select(0, step_index)[0], context.samples)
-        client, aux = step.update(client, batch, context._replace(samples=now))
+        samples = tree_map(lambda leaf: leaf.index_select(0, step_index).squeeze(0), context.samples)
+        client, aux = step.update(client, batch, context._replace(samples=samples))
         return client._replace(memory=client.memory + 1), aux
 
     return Step(update, step.init_optimizer)
 
 
-def client_samples(class_counts: Tensor, cohort: Cohort, fed: Federation, code: bool = False) -> Samples:
-    """Every client's draws for the round, `[K, steps, ...]`: enough for the client with the most steps."""
-    size = max(fed.batch_size, 2 if code else 1)  # batch normalisation in training mode needs two
-    steps = fed.local_epochs * -(-max(map(len, fed.training)) // size)
+def client_samples(class_counts: Tensor, cohort: Cohort, fed: Federation, size: int, uniform: bool) -> Samples:
+    """Every client's draws for the round, `[K, steps, ...]`: enough for the client with the most steps.
+
+    Args:
+        class_counts: `[C]`.
+        cohort: The clients.
+        fed: The federation.
+        size: Of a minibatch.
+        uniform: Whether the noise is uniform.
+    """
+    most_examples = max(map(len, fed.training))
+    steps = fed.local_epochs * math.ceil(most_examples / size)
     draws = [fed.generator(cohort.round, client, "generated") for client in cohort.client_ids]
-    samples = [draw_samples(class_counts, steps, size, draw, code) for draw in draws]
-    noise, labels = (torch.stack(parts).to(fed.device) for parts in zip(*samples, strict=True))
-    return Samples(noise.to(fed.dtype), labels)
+    samples = [draw_samples(class_counts, steps, size, draw, uniform) for draw in draws]
+    noise = torch.stack([of_client.noise for of_client in samples])
+    labels = torch.stack([of_client.labels for of_client in samples])
+    return Samples(noise.to(fed.device, fed.dtype), labels.to(fed.device))
 
 
 def sum_counts(counts: Tensor, previous: Tensor) -> Tensor:
@@ -234,7 +253,8 @@ def sum_counts(counts: Tensor, previous: Tensor) -> Tensor:
 def init(fed: Federation, config: Config) -> ServerState:
     """The first head and generator, and p(y): uniform, or the counts of all clients; nobody has trained yet."""
     first = initial_generator(fed.num_classes, fed.feature_dim, fed.generator("generator"))
-    params, _ = fed.initial_model(fed.networks[0])
+    first_network, *_ = fed.networks
+    params, _ = fed.initial_model(first_network)
     class_counts = torch.ones(fed.num_classes, dtype=torch.int64, device=fed.device)
     if config.form == "code":  # Reading 4
         class_counts = fed.class_counts(fed.cohort_of(0, range(fed.num_clients))).sum(0)
@@ -242,9 +262,63 @@ def init(fed: Federation, config: Config) -> ServerState:
     return ServerState({name: params[name] for name in HEAD}, on_device, class_counts, {})
 
 
+def run_round(state: ServerState, cohort: Cohort, fed: Federation, config: Config) -> tuple[ServerState, Terms]:
+    """One round, in the paper's form or in that of HtFLlib."""
+    if config.form == "code":
+        return htfllib_round(state, cohort, fed, config)
+    return paper_round(state, cohort, fed, config)
+
+
+def paper_round(state: ServerState, cohort: Cohort, fed: Federation, config: Config) -> tuple[ServerState, Terms]:
+    """Algorithm 1, one round: the clients train with the generator that the server trained in the last one."""
+    weight = config.generator_weight if cohort.round else 0.0  # Reading 6
+    head = fed.download(state.head, cohort)
+    if weight:
+        send_generator(state, cohort, fed)
+
+    def draw(group: Cohort) -> Samples:
+        return client_samples(state.class_counts, group, fed, fed.batch_size, uniform=False)
+
+    make_loss = partial(make_local_loss, weight=weight, batch_statistics=False)
+    states, heads, terms = train_clients(state, head, cohort, fed, make_loss, draw)
+    head = weighted_mean(fed.upload(heads), cohort.weights)
+    class_counts = sum_counts(fed.upload(fed.class_counts(cohort)), state.class_counts)
+    generator = state.generator
+    if config.generator_weight:
+        size = max(fed.batch_size, 2)  # batch normalisation needs two
+        server_draw = fed.generator(cohort.round, "generator")
+        noise, labels = draw_samples(class_counts, config.generator_steps, size, server_draw)
+        samples = Samples(noise.to(fed.device, fed.dtype), labels.to(fed.device))
+        generator = train_generator(generator, head, samples, config.generator_lr)
+    return ServerState(head, generator, class_counts, states), terms
+
+
+def htfllib_round(state: ServerState, cohort: Cohort, fed: Federation, config: Config) -> tuple[ServerState, Terms]:
+    """One round of HtFLlib, whose server sends a generator that nobody trains. Reading 4."""
+    head = fed.download(state.head, cohort)
+    if config.generator_weight:
+        send_generator(state, cohort, fed)
+
+    def draw(group: Cohort) -> Samples:
+        size = max(fed.batch_size, 2)  # batch normalisation in training mode needs two
+        return client_samples(state.class_counts, group, fed, size, uniform=True)
+
+    make_loss = partial(make_local_loss, weight=config.generator_weight, batch_statistics=True)
+    states, heads, terms = train_clients(state, head, cohort, fed, make_loss, draw)
+    head = weighted_mean(fed.upload(heads), cohort.weights)
+    return ServerState(head, state.generator, state.class_counts, states), terms
+
+
+def send_generator(state: ServerState, cohort: Cohort, fed: Federation) -> None:
+    """The generator and p(y) to all clients, which are counted; the clients read the server's own."""
+    fed.broadcast(*state.generator, cohort)
+    fed.download(state.class_counts, cohort)
+
+
 def train_clients(
-    state: ServerState, head: Params, cohort: Cohort, fed: Federation, config: Config
-) -> tuple[Mapping[int, ClientState], Params, Terms]:
+    state: ServerState, head: Params, cohort: Cohort, fed: Federation,
+    make_loss: Callable[[Network], LocalLoss], draw: Callable[[Cohort], Samples],
+) -> tuple[Mapping[int, ClientState], Params, Terms]:  # fmt: skip
     """All clients' local training; returns what they keep, their heads `[K, ...]` and their terms."""
     states = state.clients
     groups = fed.groups(cohort)
@@ -256,9 +330,8 @@ def train_clients(
         private = fed.recall(states, group, ClientState(without_head(params, head), buffers))
         copies = tree_map(lambda leaf, size=size: leaf.expand(size, *leaf.shape), head)
         clients = Client({**private.params, **copies}, private.buffers, {}, memory=state.class_counts.new_zeros(size))
-        step = sampling(fed.optimizer_step(make_local_loss(group.network, config)))
-        context = Context(state.generator, client_samples(state.class_counts, group, fed, config.form == "code"))
-        clients, group_terms = fed.train(clients, group, step, context, CONTEXT_AXES)
+        step = sampling(fed.optimizer_step(make_loss(group.network)))
+        clients, group_terms = fed.train(clients, group, step, Context(state.generator, draw(group)), CONTEXT_AXES)
         private = ClientState(without_head(clients.params, head), clients.buffers)
         states = fed.remember(states, group, private)
         heads.append({name: clients.params[name] for name in HEAD})
@@ -266,36 +339,15 @@ def train_clients(
     return states, fed.in_order(cohort, groups, heads), fed.in_order(cohort, groups, terms)
 
 
-def run_round(state: ServerState, cohort: Cohort, fed: Federation, config: Config) -> tuple[ServerState, Terms]:
-    """Algorithm 1, one round."""
-    code = config.form == "code"
-    head = fed.download(state.head, cohort)
-    local = config if cohort.round or code else replace(config, generator_weight=0.0)  # Reading 6
-    if local.generator_weight:
-        fed.broadcast(*state.generator, cohort)  # counts it; all clients read the one generator
-        fed.download(state.class_counts, cohort)
-    states, heads, terms = train_clients(state, head, cohort, fed, local)
-    head = weighted_mean(fed.upload(heads), cohort.weights)
-    if code:  # Reading 4
-        return ServerState(head, state.generator, state.class_counts, states), terms
-    class_counts = sum_counts(fed.upload(fed.class_counts(cohort)), state.class_counts)
-    trained = state.generator
-    if config.generator_weight:
-        draw = fed.generator(cohort.round, "generator")
-        size = max(fed.batch_size, 2)  # batch normalisation needs two
-        noise, labels = draw_samples(class_counts, config.generator_steps, size, draw)
-        samples = Samples(noise.to(fed.device, fed.dtype), labels.to(fed.device))
-        trained = train_generator(state.generator, head, samples, config.generator_lr)
-    return ServerState(head, trained, class_counts, states), terms
-
-
 def costs(state: ServerState, cohort: Cohort, fed: Federation, config: Config) -> tuple[int, int]:
     """The head both ways, and the generator down wherever it is used."""
     size = len(cohort.client_ids)
     head = fed.num_classes * (fed.feature_dim + 1)
-    used = config.generator_weight and (cohort.round or config.form == "code")
-    made = sum(value.numel() for value in state.generator.params.values()) if used else 0
-    return size * (head + made), size * head
+    is_used = config.form == "code" or cohort.round > 0  # Reading 6
+    down = head
+    if config.generator_weight and is_used:
+        down += sum(value.numel() for value in state.generator.params.values())
+    return size * down, size * head
 
 
 def generator_floats(num_classes: int, dim: int) -> int:

@@ -55,8 +55,9 @@ Run it
     fedcli run fedkd --dataset digits
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -80,7 +81,7 @@ from fedcli.core import (
 from fedcli.core.federation import Cohort, Federation, Terms
 from fedcli.core.network_pairs import PRIVATE, SHARED, clipped, joined, part
 
-CLIP_NORM = 10.0  # of the code's form
+CLIP_NORM = 10.0  # of HtFLlib's form
 LEAST = 0.01  # the divisor's least value
 
 
@@ -142,7 +143,9 @@ def truncate(matrix: Tensor, share: float) -> Factors:
     """
     u, s, v = torch.linalg.svd(matrix, full_matrices=False)
     energy = s.square().cumsum(0)
-    rank = int((energy < share * energy[-1]).sum()) + int(energy[-1] > 0)
+    total = energy[-1]
+    num_below = int((energy < share * total).sum())
+    rank = num_below + 1 if total > 0 else num_below  # the next value reaches the share
     return Factors(u[:, :rank], s[:rank], v[:rank])
 
 
@@ -161,42 +164,47 @@ def compress(change: Tensor, share: float) -> Factors | Tensor:
 
 def restore(sent: Factors | Tensor, like: Tensor) -> Tensor:
     """The change that was sent, in the shape of `like`."""
-    return ((sent.u * sent.s[..., None, :]) @ sent.v).reshape(like.shape) if isinstance(sent, Factors) else sent
+    if not isinstance(sent, Factors):
+        return sent
+    matrix = (sent.u * sent.s[..., None, :]) @ sent.v
+    return matrix.reshape(like.shape)
+
+
+def hidden_distance(mentor: Tensor, mentee: Tensor, projection: Tensor, mask: Tensor | None = None) -> Tensor:
+    """The mean square of the difference of the mentor's features and of the mentee's, which W projects; a scalar.
+
+    Args:
+        mentor: `[B, D of the mentor]`.
+        mentee: `[B, D of the mentee]`.
+        projection: W, `[D of the mentor, D of the mentee]`.
+        mask: `[B]`, False for padding.
+    """
+    return masked_mean((mentor - mentee @ projection.T).square().mean(-1), mask)
 
 
 def make_local_loss(mentor: Network, mentee: Network, config: Config) -> LocalLoss:
-    """The sum of the two networks' objectives.
+    """The sum of the two networks' objectives in the paper.
 
-    In the paper's form either depends on the parameters of its own network, and on W (Readings 7 and 8); in the code's
-    on all of them (Readings 9 and 11).
+    Either depends on the parameters of its own network, and on W (Readings 7 and 8).
     """
-    code = config.form == "code"
-
-    def gate(params: Params) -> Params:
-        return clipped(params, CLIP_NORM) if code else params
-
-    def constant(value: Tensor) -> Tensor:
-        return value if code else value.detach()
 
     def local_loss(params, buffers, batch, context):
-        mentor_output = mentor(gate(part(params, PRIVATE)), part(buffers, PRIVATE), batch.x, batch.mask)
-        shared = mentee(gate(part(params, SHARED)), part(buffers, SHARED), batch.x, batch.mask)
-        (projection,) = gate({"": params["projection"]}).values()
+        mentor_output = mentor(part(params, PRIVATE), part(buffers, PRIVATE), batch.x, batch.mask)
+        mentee_output = mentee(part(params, SHARED), part(buffers, SHARED), batch.x, batch.mask)
         task = cross_entropy(mentor_output.logits, batch.y, batch.mask)
-        shared_task = cross_entropy(shared.logits, batch.y, batch.mask)
-        hidden = masked_mean((mentor_output.features - shared.features @ projection.T).square().mean(-1), batch.mask)
-        classes = mentor_output.logits.shape[-1] if code else 1
+        mentee_task = cross_entropy(mentee_output.logits, batch.y, batch.mask)
+        hidden = hidden_distance(mentor_output.features, mentee_output.features, params["projection"], batch.mask)
         terms = {
             "cross_entropy": task,
-            "divergence": divergence(mentor_output.logits, constant(shared.logits), batch.mask) / classes,
-            "shared_cross_entropy": shared_task,
-            "shared_divergence": divergence(shared.logits, constant(mentor_output.logits), batch.mask) / classes,
+            "divergence": divergence(mentor_output.logits, mentee_output.logits.detach(), batch.mask),
+            "shared_cross_entropy": mentee_task,
+            "shared_divergence": divergence(mentee_output.logits, mentor_output.logits.detach(), batch.mask),
             "hidden": hidden,
         }
-        learned = terms["divergence"] + terms["shared_divergence"] + (2 if code else 1) * hidden
-        divisor = constant(task + shared_task).clamp(min=torch.finfo(task.dtype).eps if code else LEAST)
-        loss = task + shared_task + config.distillation_weight * learned / divisor
-        return loss, Aux(joined(mentor_output.buffers, shared.buffers), terms, mentor_output.features)
+        learned = terms["divergence"] + terms["shared_divergence"] + hidden
+        divisor = (task + mentee_task).detach().clamp(min=LEAST)
+        loss = task + mentee_task + config.distillation_weight * learned / divisor
+        return loss, Aux(joined(mentor_output.buffers, mentee_output.buffers), terms, mentor_output.features)
 
     return local_loss
 
@@ -209,51 +217,92 @@ def initial_projection(mentor: Network, mentee: Network, fed: Federation) -> Ten
     return torch.from_numpy(drawn).to(fed.device, fed.dtype)
 
 
-def exchange(trained: Params, state: ServerState, cohort: Cohort, fed: Federation, share: float) -> Params:
-    """The mentee after the clients have sent its changes in `trained` `[K, ...]`, and the server the mean of these.
+def exchange(trained: Params, before: Params, cohort: Cohort, fed: Federation, share: float) -> Params:
+    """The mentee after the clients have sent its changes, and the server the mean of these.
 
     Both are truncated to a share T of their energy.
+
+    Args:
+        trained: The clients' mentees, `[K, ...]`.
+        before: The mentee before the round.
+        cohort: The clients.
+        fed: The federation.
+        share: T, in [0, 1].
     """
-    total = tree_map(torch.zeros_like, state.params)
+    total = tree_map(torch.zeros_like, before)
     for k in range(len(cohort.client_ids)):
-        change = {name: value[k] - state.params[name] for name, value in trained.items()}
+        change = {name: value[k] - before[name] for name, value in trained.items()}
         sent = fed.upload({name: compress(value, share) for name, value in change.items()})
         total = {name: value + restore(sent[name], value) for name, value in total.items()}
     mean = {name: value / len(cohort.client_ids) for name, value in total.items()}
     sent = fed.download({name: compress(value, share) for name, value in mean.items()}, cohort)
-    return {name: value + restore(sent[name], value) for name, value in state.params.items()}
+    return {name: value + restore(sent[name], value) for name, value in before.items()}
 
 
 def init(fed: Federation, config: Config) -> ServerState:
     """The first mentee, which everybody can make from the seed; nobody has trained yet."""
-    return ServerState(*fed.initial_model(fed.networks[0]), torch.arange(fed.num_clients), {})
+    mentee, *_ = fed.networks
+    return ServerState(*fed.initial_model(mentee), torch.arange(fed.num_clients), {})
 
 
 def train_clients(
-    state: ServerState, cohort: Cohort, fed: Federation, config: Config
-) -> tuple[Mapping[int, ClientState], tuple[Params, Params], Terms]:
+    state: ServerState, cohort: Cohort, fed: Federation, make_loss: Callable[[Network, Network], LocalLoss]
+) -> tuple[Mapping[int, ClientState], Client, Terms]:
     """All clients' local training; returns what they keep, their mentees `[K, ...]` and their terms."""
     states = state.clients
-    mentee = fed.networks[0]
+    mentee, *_ = fed.networks
     groups = fed.groups(cohort)
     mentees = []
     terms = []
     for group in groups:  # clients with the same mentor
         size = len(group.client_ids)
-        copies = tree_map(lambda leaf, size=size: leaf.expand(size, *leaf.shape), (state.params, state.buffers))
+        shared_params, shared_buffers = tree_map(
+            lambda leaf, size=size: leaf.expand(size, *leaf.shape), (state.params, state.buffers)
+        )
         first = ClientState(*fed.initial_model(group.network), initial_projection(group.network, mentee, fed))
         private = fed.recall(states, group, first)
-        params = {**joined(private.params, copies[0]), "projection": private.projection}
-        both = Client(params, joined(private.buffers, copies[1]), optimizer={})
-        both, group_terms = fed.train(both, group, make_local_loss(group.network, mentee, config))
+        params = {**joined(private.params, shared_params), "projection": private.projection}
+        both = Client(params, joined(private.buffers, shared_buffers), optimizer={})
+        both, group_terms = fed.train(both, group, make_loss(group.network, mentee))
         private = ClientState(part(both.params, PRIVATE), part(both.buffers, PRIVATE), both.params["projection"])
         states = fed.remember(states, group, private)
-        mentees.append((part(both.params, SHARED), part(both.buffers, SHARED)))
+        mentees.append(Client(part(both.params, SHARED), part(both.buffers, SHARED), optimizer={}))
         terms.append(group_terms)
     return states, fed.in_order(cohort, groups, mentees), fed.in_order(cohort, groups, terms)
 
 
-def code_factors(weights: Tensor, share: float) -> Factors | Tensor:
+# The form of HtFLlib, `--form code`
+
+
+def make_htfllib_loss(mentor: Network, mentee: Network, config: Config) -> LocalLoss:
+    """The same terms in HtFLlib's form, in which all depend on all parameters (Readings 9 and 11)."""
+
+    def local_loss(params, buffers, batch, context):
+        mentor_params = clipped(part(params, PRIVATE), CLIP_NORM)
+        mentor_output = mentor(mentor_params, part(buffers, PRIVATE), batch.x, batch.mask)
+        mentee_params = clipped(part(params, SHARED), CLIP_NORM)
+        mentee_output = mentee(mentee_params, part(buffers, SHARED), batch.x, batch.mask)
+        (projection,) = clipped({"projection": params["projection"]}, CLIP_NORM).values()
+        num_classes = mentor_output.logits.shape[-1]
+        task = cross_entropy(mentor_output.logits, batch.y, batch.mask)
+        mentee_task = cross_entropy(mentee_output.logits, batch.y, batch.mask)
+        hidden = hidden_distance(mentor_output.features, mentee_output.features, projection, batch.mask)
+        terms = {
+            "cross_entropy": task,
+            "divergence": divergence(mentor_output.logits, mentee_output.logits, batch.mask) / num_classes,
+            "shared_cross_entropy": mentee_task,
+            "shared_divergence": divergence(mentee_output.logits, mentor_output.logits, batch.mask) / num_classes,
+            "hidden": hidden,
+        }
+        learned = terms["divergence"] + terms["shared_divergence"] + 2 * hidden
+        divisor = (task + mentee_task).clamp(min=torch.finfo(task.dtype).eps)
+        loss = task + mentee_task + config.distillation_weight * learned / divisor
+        return loss, Aux(joined(mentor_output.buffers, mentee_output.buffers), terms, mentor_output.features)
+
+    return local_loss
+
+
+def truncate_as_htfllib(weights: Tensor, share: float) -> Factors | Tensor:
     """What HtFLlib sends of a tensor, by which a share of its singular values' squares is exceeded. Reading 10.
 
     Args:
@@ -274,37 +323,55 @@ def code_factors(weights: Tensor, share: float) -> Factors | Tensor:
     return Factors(u[..., :rank], s[..., :rank], v[..., :rank, :])
 
 
-def exchange_mentees(trained: Params, cohort: Cohort, fed: Federation, share: float) -> Params:
+def exchange_as_htfllib(trained: Params, cohort: Cohort, fed: Federation, share: float) -> Params:
     """The mean of the clients' truncated mentees `[K, ...]`, which is sent truncated as well. Reading 10."""
     total = {name: torch.zeros_like(value[0]) for name, value in trained.items()}
     for k in range(len(cohort.client_ids)):
-        sent = fed.upload({name: code_factors(value[k], share) for name, value in trained.items()})
+        sent = fed.upload({name: truncate_as_htfllib(value[k], share) for name, value in trained.items()})
         total = {name: value + restore(sent[name], value) for name, value in total.items()}
     mean = {name: value / len(cohort.client_ids) for name, value in total.items()}
-    sent = fed.download({name: code_factors(value, share) for name, value in mean.items()}, cohort)
+    sent = fed.download({name: truncate_as_htfllib(value, share) for name, value in mean.items()}, cohort)
     return {name: restore(sent[name], value) for name, value in mean.items()}
 
 
+# The round
+
+
 def run_round(state: ServerState, cohort: Cohort, fed: Federation, config: Config) -> tuple[ServerState, Terms]:
-    """One round."""
-    code = config.form == "code"
-    if not code:  # the running statistics, and the mentee to those that lack it (Reading 2)
-        behind = np.setdiff1d(cohort.client_ids, state.in_step.cpu())
-        fed.broadcast({}, state.buffers, cohort)
-        fed.broadcast(state.params, {}, cohort._replace(client_ids=behind))
-    states, (trained, buffers), terms = train_clients(state, cohort, fed, config)
-    number = cohort.round - 1 if code else cohort.round  # Readings 10 and 5
-    share = energy_share(config.energy_start, config.energy_end, number, fed.num_rounds)
+    """One round, in the paper's form or in that of HtFLlib."""
+    if config.form == "code":
+        return htfllib_round(state, cohort, fed, config)
+    return paper_round(state, cohort, fed, config)
+
+
+def paper_round(state: ServerState, cohort: Cohort, fed: Federation, config: Config) -> tuple[ServerState, Terms]:
+    """One round of the paper: what the clients and the server send are truncated changes of the mentee."""
+    behind = np.setdiff1d(cohort.client_ids, state.in_step.cpu())
+    fed.broadcast({}, state.buffers, cohort)  # the running statistics
+    fed.broadcast(state.params, {}, cohort._replace(client_ids=behind))  # the mentee to those that lack it, Reading 2
+    states, mentees, terms = train_clients(state, cohort, fed, partial(make_local_loss, config=config))
+    share = energy_share(config.energy_start, config.energy_end, cohort.round, fed.num_rounds)  # Reading 5
     # On the host, since each decomposition would make Python wait for the device.
-    trained, before = to_device((trained, state.params), "cpu")
-    if code:
-        params = exchange_mentees(trained, cohort, fed, share)
-    else:
-        params = exchange(trained, state._replace(params=before), cohort, fed, share)
-    params = to_device(params, fed.device)
-    _, buffers = fed.upload_model(Client({}, buffers, optimizer={}))
-    buffers = weighted_mean(buffers, torch.ones_like(cohort.weights))
+    trained, before = to_device((mentees.params, state.params), "cpu")
+    params = to_device(exchange(trained, before, cohort, fed, share), fed.device)
+    buffers = mean_statistics(mentees, cohort, fed)
     return ServerState(params, buffers, torch.as_tensor(np.sort(cohort.client_ids)), states), terms
+
+
+def htfllib_round(state: ServerState, cohort: Cohort, fed: Federation, config: Config) -> tuple[ServerState, Terms]:
+    """One round of HtFLlib, where the clients and the server send the truncated mentee itself."""
+    states, mentees, terms = train_clients(state, cohort, fed, partial(make_htfllib_loss, config=config))
+    share = energy_share(config.energy_start, config.energy_end, cohort.round - 1, fed.num_rounds)  # Reading 10
+    trained = to_device(mentees.params, "cpu")  # on the host, as in `paper_round`
+    params = to_device(exchange_as_htfllib(trained, cohort, fed, share), fed.device)
+    buffers = mean_statistics(mentees, cohort, fed)
+    return ServerState(params, buffers, torch.as_tensor(np.sort(cohort.client_ids)), states), terms
+
+
+def mean_statistics(mentees: Client, cohort: Cohort, fed: Federation) -> Params:
+    """The mean of the running statistics that the clients send."""
+    _, buffers = fed.upload_model(mentees._replace(params={}))
+    return weighted_mean(buffers, torch.ones_like(cohort.weights))
 
 
 METHOD = Method(

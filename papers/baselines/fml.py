@@ -39,7 +39,6 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
-from torch import Tensor
 
 from fedcli import Method, both_ways, option
 from fedcli.core import (
@@ -57,7 +56,7 @@ from fedcli.core import (
 from fedcli.core.federation import Cohort, Federation, Terms
 from fedcli.core.network_pairs import PRIVATE, SHARED, clipped, joined, part
 
-CLIP_NORM = 10.0  # of the code's form
+CLIP_NORM = 10.0  # of HtFLlib's form
 
 
 @dataclass(frozen=True)
@@ -88,26 +87,45 @@ class ServerState(NamedTuple):
 
 
 def make_local_loss(private: Network, shared: Network, config: Config) -> LocalLoss:
-    """L_private + L_shared; in the paper's form either depends on the parameters of its own network alone."""
+    """L_private + L_shared of the paper; either depends on the parameters of its own network alone."""
     alpha = config.private_task_share
     beta = config.shared_task_share
-    code = config.form == "code"
-
-    def gate(params: Params) -> Params:  # Reading 1
-        return clipped(params, CLIP_NORM) if code else params
-
-    def teacher(logits: Tensor) -> Tensor:
-        return logits if code else logits.detach()
 
     def local_loss(params, buffers, batch, context):
-        output = private(gate(part(params, PRIVATE)), part(buffers, PRIVATE), batch.x, batch.mask)
-        meme = shared(gate(part(params, SHARED)), part(buffers, SHARED), batch.x, batch.mask)
-        share = output.logits.shape[-1] if code else 1  # Reading 1
+        output = private(part(params, PRIVATE), part(buffers, PRIVATE), batch.x, batch.mask)
+        meme = shared(part(params, SHARED), part(buffers, SHARED), batch.x, batch.mask)
         terms = {
             "cross_entropy": cross_entropy(output.logits, batch.y, batch.mask),
-            "divergence": divergence(output.logits, teacher(meme.logits), batch.mask) / share,
+            "divergence": divergence(output.logits, meme.logits.detach(), batch.mask),
             "shared_cross_entropy": cross_entropy(meme.logits, batch.y, batch.mask),
-            "shared_divergence": divergence(meme.logits, teacher(output.logits), batch.mask) / share,
+            "shared_divergence": divergence(meme.logits, output.logits.detach(), batch.mask),
+        }
+        private_loss = alpha * terms["cross_entropy"] + (1 - alpha) * terms["divergence"]
+        shared_loss = beta * terms["shared_cross_entropy"] + (1 - beta) * terms["shared_divergence"]
+        return private_loss + shared_loss, Aux(joined(output.buffers, meme.buffers), terms, output.features)
+
+    return local_loss
+
+
+def make_htfllib_loss(private: Network, shared: Network, config: Config) -> LocalLoss:
+    """The same losses in HtFLlib's form (Reading 1), which is not the paper's.
+
+    The gradients of both go through both networks and are clipped; divergences are divided by the number of classes.
+    """
+    alpha = config.private_task_share
+    beta = config.shared_task_share
+
+    def local_loss(params, buffers, batch, context):
+        private_params = clipped(part(params, PRIVATE), CLIP_NORM)
+        output = private(private_params, part(buffers, PRIVATE), batch.x, batch.mask)
+        shared_params = clipped(part(params, SHARED), CLIP_NORM)
+        meme = shared(shared_params, part(buffers, SHARED), batch.x, batch.mask)
+        num_classes = output.logits.shape[-1]
+        terms = {
+            "cross_entropy": cross_entropy(output.logits, batch.y, batch.mask),
+            "divergence": divergence(output.logits, meme.logits, batch.mask) / num_classes,
+            "shared_cross_entropy": cross_entropy(meme.logits, batch.y, batch.mask),
+            "shared_divergence": divergence(meme.logits, output.logits, batch.mask) / num_classes,
         }
         private_loss = alpha * terms["cross_entropy"] + (1 - alpha) * terms["divergence"]
         shared_loss = beta * terms["shared_cross_entropy"] + (1 - beta) * terms["shared_divergence"]
@@ -118,20 +136,23 @@ def make_local_loss(private: Network, shared: Network, config: Config) -> LocalL
 
 def init(fed: Federation, config: Config) -> ServerState:
     """The first shared network; nobody has trained yet."""
-    return ServerState(*fed.initial_model(fed.networks[0]), {})
+    meme, *_ = fed.networks  # Reading 3
+    return ServerState(*fed.initial_model(meme), {})
 
 
 def run_round(state: ServerState, cohort: Cohort, fed: Federation, config: Config) -> tuple[ServerState, Terms]:
     """One round: the shared network down, training of both, the shared network up."""
+    make_loss = make_htfllib_loss if config.form == "code" else make_local_loss
     states = state.clients
     groups = fed.groups(cohort)
     shared = []
     terms = []
+    meme, *_ = fed.networks  # Reading 3
     for group in groups:  # clients with the same private network
         received = fed.broadcast(state.params, state.buffers, group)
         own = own_models(states, group, fed)
         both = Client(joined(own.params, received.params), joined(own.buffers, received.buffers), optimizer={})
-        both, group_terms = fed.train(both, group, make_local_loss(group.network, fed.networks[0], config))
+        both, group_terms = fed.train(both, group, make_loss(group.network, meme, config))
         states = fed.remember(states, group, ClientState(part(both.params, PRIVATE), part(both.buffers, PRIVATE)))
         trained = Client(part(both.params, SHARED), part(both.buffers, SHARED), optimizer={})
         shared.append(fed.upload_model(trained))
