@@ -76,7 +76,8 @@ def decorrelation(features: Tensor, mask: Tensor | None = None, form: str = "cod
     """
     standardised, count = standardise(features, mask)  # a single sample is its own mean: 0 (Reading 4)
     gram = standardised.T @ standardised  # G, [D, D]
-    width, count = len(gram), count.clamp(min=1)
+    width = len(gram)
+    count = count.clamp(min=1)
     if form == "paper":
         return (gram / count).square().sum() / width**2
     is_diagonal = torch.eye(width, dtype=torch.bool, device=gram.device)

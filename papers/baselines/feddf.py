@@ -104,20 +104,21 @@ def distil(
     alone = [group._replace(client_ids=group.client_ids[:1]) for group in fed.groups(cohort)]
     losses = [make_public_loss(group.network, "distillation", divergence) for group in alone]
     steps = [fed.optimizer_step(loss, optimizer="adam", weight_decay=0.0, key="server") for loss in losses]
-    total = [cohort.weights.new_zeros(()) for _ in alone]
-    length = config.distillation_epochs * len(fed.public_batch_sizes)
-    number = 0  # of the step
+    mean_losses = [cohort.weights.new_zeros(()) for _ in alone]
+    num_steps = config.distillation_epochs * len(fed.public_batch_sizes)
+    steps_done = 0
     for epoch in range(config.distillation_epochs):
         for batch in fed.public_batches(cohort.round, epoch):
-            rate = cosine_annealing(config.distillation_lr, number, length)
+            rate = cosine_annealing(config.distillation_lr, steps_done, num_steps)
             batch = batch._replace(lr=torch.full_like(batch.lr, rate))
-            number += 1
+            steps_done += 1
             target = all_logits(teachers, cohort, fed, batch.x, train=False).mean(0)
             for g, (student, group, step) in enumerate(zip(students, alone, steps, strict=True)):
                 students[g], aux = fed.step(student, group, step, batch, target)
-                total[g] = total[g] + aux.terms["distillation"][0] / length
+                (loss,) = aux.terms["distillation"]
+                mean_losses[g] = mean_losses[g] + loss / num_steps
     distilled = [Student(*select((student.params, student.buffers), 0)) for student in students]
-    return distilled, total
+    return distilled, mean_losses
 
 
 def init(fed: Federation, config: Config) -> ServerState:
@@ -210,15 +211,18 @@ def run_client_round(state: Clients, cohort: Cohort, fed: Federation, config: Cl
     models = [own_models(state.clients, group, fed) for group in fed.groups(cohort)]
     models, terms = distil_into_clients(models, cohort, fed, config)
     if config.average_parameters:
-        models = [averaged_models(models[0], cohort, fed)]
+        (of_all,) = models  # in one group, since their networks are equal
+        models = [averaged_models(of_all, cohort, fed)]
     states, trained = train_own_models(models, state.clients, cohort, fed)
     return Clients(states), {**terms, **trained}
 
 
 def client_costs(state: Clients, cohort: Cohort, fed: Federation, config: ClientConfig) -> tuple[int, int]:
     """Logits of the public images both ways, in every pass; and the model where it is averaged."""
-    logits = config.distillation_epochs * len(fed.public_images) * fed.num_classes
-    total = len(cohort.client_ids) * (logits + config.average_parameters * fed.sizes.parameters)
+    of_client = config.distillation_epochs * len(fed.public_images) * fed.num_classes
+    if config.average_parameters:
+        of_client += fed.sizes.parameters
+    total = len(cohort.client_ids) * of_client
     return total, total
 
 

@@ -112,16 +112,19 @@ def run_round(state: ServerState, cohort: Cohort, fed: Federation, config: Confi
     if config.digest_epochs:
         models, terms = digest(models, cohort, fed, config)
     if config.average_parameters:  # Reading 6
-        models = [averaged_models(models[0], cohort, fed)]
+        (of_all,) = models  # in one group, since their networks are equal
+        models = [averaged_models(of_all, cohort, fed)]
     states, revisited = train_own_models(models, states, cohort, fed)  # Revisit
     return ServerState(states), {**terms, **revisited}
 
 
 def costs(state: ServerState, cohort: Cohort, fed: Federation, config: Config) -> tuple[int, int]:
     """Scores of the public images both ways, once or in every pass; and the model where it is averaged."""
-    passes = config.digest_epochs if config.exchange == "batch" else min(config.digest_epochs, 1)
-    scores = passes * len(fed.public_images) * fed.num_classes
-    total = len(cohort.client_ids) * (scores + config.average_parameters * fed.sizes.parameters)
+    exchanges = config.digest_epochs if config.exchange == "batch" else min(config.digest_epochs, 1)
+    of_client = exchanges * len(fed.public_images) * fed.num_classes
+    if config.average_parameters:
+        of_client += fed.sizes.parameters
+    total = len(cohort.client_ids) * of_client
     return total, total
 
 

@@ -75,17 +75,20 @@ def init(fed: Federation, config: Config) -> ServerState:
     """The initial body; nobody has trained yet."""
     params, buffers = fed.initial_model()
     names = personal_names(fed.network, config)
-    return ServerState(split(params, names)[1], split(buffers, names)[1], {})
+    _, shared_params = split(params, names)
+    _, shared_buffers = split(buffers, names)
+    return ServerState(shared_params, shared_buffers, {})
 
 
 def run_round(state: ServerState, cohort: Cohort, fed: Federation, config: Config) -> tuple[ServerState, Terms]:
     """FedPer-Client and FedPer-Server, one round."""
     params, buffers = fed.initial_model()
     names = personal_names(fed.network, config)
-    first = ClientState(split(params, names)[0], split(buffers, names)[0])
+    initial_params, _ = split(params, names)
+    initial_buffers, _ = split(buffers, names)
 
     received = fed.broadcast(state.params, state.buffers, cohort)  # server: send W_B to each client
-    own = fed.recall(state.clients, cohort, first)
+    own = fed.recall(state.clients, cohort, ClientState(initial_params, initial_buffers))
     clients = Client({**received.params, **own.params}, {**received.buffers, **own.buffers}, optimizer={})
     clients, terms = fed.train(clients, cohort, plain_loss(fed.network))  # client: SGD on (W_B, W_{P_j})
 
