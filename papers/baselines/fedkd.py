@@ -37,7 +37,7 @@ Readings and deviations
         divisor is taken as 0.01 where it is smaller: a client with one class is soon certain.
     8.  The divergence is summed over classes, mean over samples; both codes also divide by the number of classes.
 
-The code's form
+HtFLlib's form
     9.  HtFLlib, on which FedSA's code is built, has another method under this name, `--form code`; FedSA's protocols
         have it. Divergences are divided by the number of classes, gradients go through both networks, the divisor and
         W, the hidden distance counts once for either network, and the gradients of mentor, mentee and W are clipped at
@@ -122,7 +122,7 @@ class ServerState(NamedTuple):
 
 
 class Factors(NamedTuple):
-    """A truncated matrix, U diag(s) V; in the code's form one for each pair of channels, which come first."""
+    """A truncated matrix, U diag(s) V; in HtFLlib's form one for each pair of channels, which come first."""
 
     u: Tensor  # [P, r]
     s: Tensor  # [r]
